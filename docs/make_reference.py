@@ -193,7 +193,7 @@ REASON_EXAMPLES: tuple[reasons.Reason, ...] = (
     r.GroupQuota("physics.atlas", 8, 8),
     r.PoolLimit("concurrency limit licence is used up"),
     r.ExclusiveOnly(2, 604800.0, 1769860800.0, "job schedd.example.org#204.17 in kit-x7q2-31: faulted on a shared GPU"),
-    r.OwnerRisk("topas", 3600.0, 600.0, 0.011),
+    r.OwnerRisk("topas", 3600.0, 60.0, 0.017, 120.0),
     r.AwaitingCheaperType("gridka-cloud/a100", 240.0, 550.0),
     r.ExistingDronesSuffice(12.0, 40),
     r.HeadroomYields("day-shift", 4),

@@ -7,11 +7,12 @@ is held back.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-HORIZONS_S = (900.0, 1800.0, 3600.0, 7200.0, 14400.0, 28800.0, 57600.0)
+HORIZONS_S = (900.0, 1800.0, 3600.0, 7200.0, 14400.0, 28800.0, 57600.0, 115200.0, 230400.0)
 """Horizons over which the growth of an owner is estimated."""
 RELEASE_S = 20.0
 """Time that a drone holds its GPUs after its last job."""
@@ -36,10 +37,20 @@ class OwnerGrowth:
     """Growth of an owner's use: a row of equally likely values, ascending, for each of :data:`HORIZONS_S`."""
 
     gpu_milli: tuple[tuple[int, ...], ...]
+    observed_s: float = math.inf
+    """Time over which the owner was watched."""
 
     def chances(self, head_milli: int) -> tuple[float, ...]:
-        """Return, for each horizon, the probability that the owner grows by more than ``head_milli``."""
-        return tuple(1.0 - bisect_right(row, head_milli) / len(row) if row else 0.0 for row in self.gpu_milli)
+        """Return, for each horizon, the probability that the owner grows by more than ``head_milli``.
+
+        A growth that was never seen may come all the same, the more so over a horizon that was watched few times. So
+        half an observation more counts as such a growth, and half a one as none (Jeffreys' prior).
+        """
+        found = []
+        for horizon_s, row in zip(HORIZONS_S, self.gpu_milli, strict=False):
+            seen = 1.0 - bisect_right(row, head_milli) / len(row) if row else 0.0
+            found.append(seen + (0.5 - seen) * horizon_s / (horizon_s + self.observed_s))
+        return tuple(found)
 
 
 @dataclass(frozen=True, slots=True)

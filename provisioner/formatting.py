@@ -448,8 +448,8 @@ _SENTENCES: Mapping[Category, Mapping[type, str | Callable[[Any], str]]] = {
     },
     Category.WAITING_SITE: {
         r.OwnerRisk: "the owner of {site} comes back too often for jobs of typically {typical_s:seconds}: more than "
-        "{tolerated:percent} of their work would be lost, which is what jobs accept that have waited for "
-        "{waited_s:seconds}",
+        "{tolerated:percent} of their work would be lost, and to wait for a place without an owner costs less (about "
+        "{safe_s:seconds}; they have waited for {waited_s:seconds})",
         r.AwaitingCheaperType: "a drone of {type} holds its GPUs for long before its first job: one is started if "
         "nothing cheaper comes before the jobs have waited for {more_s:seconds} together ({waited_s:seconds} so far)",
         r.ExistingDronesSuffice: "such jobs run for {mean_s:seconds}: to wait for drones that are there costs less "

@@ -315,6 +315,8 @@ class OwnerRisk:
     typical_s: float
     waited_s: float
     tolerated: float
+    safe_s: float = 0.0
+    """Expected wait for a place without an owner."""
     kind: Literal["owner-risk"] = "owner-risk"
 
 

@@ -35,9 +35,8 @@ USE_EVERY_S = 120.0
 USE_KEPT = 14 * 86400 // 120
 USE_FILLED = 15
 """Up to this many samples in a row that are missing (half an hour) get the value of the next one; more are unknown."""
-USE_NEEDED = 120
-"""Samples (four hours) that an estimate needs."""
 RISE_EVERY_S = 4 * 3600.0
+"""Interval at which the growth of an owner is estimated; at first after each quarter of the time observed so far."""
 RISE_QUANTILES = 500
 GAPS_KEPT = 200
 DEPARTED_KEPT_S = 3600.0
@@ -136,14 +135,9 @@ class SiteHistory:
         site = cls(used_at=min(kept.used_at, now), taken=kept.taken * fresh, run_s=kept.run_s * fresh)
         site.use_milli.extend(kept.use_milli)
         site.gaps_s.extend(kept.gaps_s)
-        if site.use_known:
+        if site.use_milli:
             site.rise, site.rise_at = rise_of(site.use_milli), now
         return site
-
-    @property
-    def use_known(self) -> bool:
-        """Return True if there are enough samples of the owner's use for an estimate."""
-        return len(self.use_milli) - self.use_milli.count(UNKNOWN) >= USE_NEEDED
 
     def kept(self) -> SiteSamples:
         return SiteSamples(tuple(self.use_milli), self.used_at, tuple(self.gaps_s), self.taken, self.run_s)
@@ -258,7 +252,7 @@ class EstimateCollector:
             between = held if missed <= USE_FILLED else UNKNOWN
             site.use_milli.extend([between] * (min(missed, USE_KEPT) - 1) + [held])
             site.used_at = now if not site.used_at else site.used_at + missed * USE_EVERY_S
-            if now - site.rise_at >= RISE_EVERY_S and site.use_known:
+            if now - site.rise_at >= min(RISE_EVERY_S, USE_EVERY_S * len(site.use_milli) / 4):
                 site.rise, site.rise_at, self._dirty = rise_of(site.use_milli), now, True
 
     def _note_preemption_chance(self, name: str, snapshot: Snapshot) -> None:
@@ -372,7 +366,7 @@ def rise_of(use_milli: Iterable[int]) -> OwnerGrowth:
         pairs = (zip(tops, use, strict=False) for tops, use in zip(highest, stretches, strict=True))
         rises = sorted(top - now for each in pairs for top, now in each)
         rows.append(tuple(int(rise) for rise in thinned(rises, RISE_QUANTILES)))
-    return OwnerGrowth(tuple(rows))
+    return OwnerGrowth(tuple(rows), USE_EVERY_S * sum(map(len, stretches)))
 
 
 def best_timeout_s(gaps_s: Iterable[float], boot_s: float, waiting_cost: float) -> float:

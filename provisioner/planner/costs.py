@@ -62,17 +62,20 @@ class StartCosts:
         per_s = (kind.gpu_milli or WHOLE_GPU) / WHOLE_GPU * kind.price * site.price
         return StartCost(delays.queue_s, delays.boot_s, per_s, per_s * (delays.boot_s + RELEASE_S))
 
-    def of_job(self, job: JobClass, run_s: float) -> JobCost:
-        """Return the cost of a job of a class; of several GPUs, each counts."""
-        cost, name = self.policy.waiting_cost, job.group.casefold()
+    def waiting_cost(self, job: JobClass) -> float:
+        """Return the cost of a second of waiting of a job of a class, for each of its GPUs."""
+        name = job.group.casefold()
         while name and self._by_group:
             if name in self._by_group:
-                cost = self._by_group[name]
-                break
+                return self._by_group[name]
             name = name.rpartition(".")[0]
+        return self.policy.waiting_cost
+
+    def of_job(self, job: JobClass, run_s: float) -> JobCost:
+        """Return the cost of a job of a class; of several GPUs, each counts."""
         # Many classes shall share one order of types, which depends little on the run time.
         rounded_s = 2.0 ** round(math.log2(max(1.0, run_s)))
-        return JobCost(rounded_s, cost * max(1.0, job.gpu_milli / WHOLE_GPU))
+        return JobCost(rounded_s, self.waiting_cost(job) * max(1.0, job.gpu_milli / WHOLE_GPU))
 
     @cached_property
     def _by_group(self) -> Mapping[str, float]:

@@ -104,12 +104,26 @@ class Allocation:
 
     @cached_property
     def risk(self) -> PreemptionRisk:
-        return PreemptionRisk(self.context, self.safer)
+        return PreemptionRisk(self.context, self.safe_wait_s)
 
-    def safer(self, compatible: CompatibleTypes) -> bool:
-        """Return True if such jobs can get a drone, now or later, at a place without an owner."""
-        safe = (kind.key for kind in compatible.kinds if not self.risk.bears(kind))
-        return any(_is_temporary(self.limits.for_type(key)[1]) for key in safe)
+    def safe_wait_s(self, compatible: CompatibleTypes) -> float:
+        """Return how long jobs are expected to wait for a place without an owner; infinity if they never get one."""
+        found = math.inf
+        for kind in compatible.kinds:
+            if not self.risk.bears(kind):
+                count, why = self.limits.for_type(kind.key)
+                start = self.context.costs.of_types[kind.key]
+                if count > 0:
+                    found = min(found, start.queue_s + start.boot_s)
+                elif _is_temporary(why):
+                    found = min(found, self._line_s)
+        return found
+
+    @cached_property
+    def _line_s(self) -> float:
+        """Time in which all drones would have run all waiting jobs: the wait where all places are taken."""
+        jobs = ((job, RunTimeSums.of(runs_of(self.context, job))) for job in self.context.classes if job.waiting)
+        return math.fsum(job.waiting * runs.mean_s for job, runs in jobs) / max(1, len(self.context.drones))
 
     def allowed(self, candidate: StartCandidate) -> tuple[int, Reason | None]:
         """Return how many drones may be started, and the reason of a rule for no more; limits are reported later."""

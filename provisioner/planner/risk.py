@@ -3,13 +3,11 @@
 A site preempts the newest drones first. A drone survives as long as the owner's growth stays below the free capacity
 plus the drones started after it: its *headroom*. The estimates hold how often the owner grew by more than that within
 the time that a job needs (:class:`provisioner.estimates.OwnerGrowth`). From it follows the work that a job can expect
-to lose. It is compared with the work that the job can expect to complete. A small loss is worth a start now; the longer
-the jobs have waited, the more loss is accepted.
+to lose, per work completed.
 
-The accepted loss is the geometric mean of two rules: a fixed share of the work would make short jobs wait half an hour
-to save six seconds, and a fixed amount would make jobs of a day wait for days to save an hour. So a job that runs four
-times as long accepts half the share, which is twice the amount. In replays of public traces this did better than a
-limit on the chance of any preemption, and than refusing jobs only at the drone. See ``docs/explanation/planning.md``.
+The alternative is to wait for a place without an owner. A second of waiting costs ``waiting_cost``
+(:mod:`provisioner.planner.costs`); a second of lost work costs the GPU, and the job waits for it once more. A start is
+worth its risk as long as the loss costs no more than the wait that it saves. See ``docs/explanation/planning.md``.
 
 *Excluded users*: the pool gives a drone to the next user in line, whose jobs may run all day; most of the work lost to
 owners is lost that way. Such users are named when the drone is ordered, and its START refuses their jobs for its whole
@@ -37,13 +35,6 @@ from provisioner.planner.context import PlanningContext
 from provisioner.planner.matching import CompatibleTypes
 from provisioner.reasons import DrainAtRisk, OwnerRisk
 
-TOLERATED_LOSS = 0.02
-"""Accepted share of lost work for jobs of :data:`REFERENCE_RUN_S` that have not waited."""
-REFERENCE_RUN_S = 3600.0
-RISK_WAIT_S = 3600.0
-"""Jobs that have waited this long accept twice as much, and so on."""
-MAX_TOLERATED_LOSS = 0.3
-
 
 def expected_loss(runs: tuple[float, ...], chances: tuple[float, ...]) -> float:
     """Return the expected work lost per work completed by jobs with equally likely run times ``runs``.
@@ -54,7 +45,7 @@ def expected_loss(runs: tuple[float, ...], chances: tuple[float, ...]) -> float:
     lost_s = done_s = 0.0
     for run_s in runs:
         so_far, began_s = 0.0, 0.0
-        for until_s, chance in zip(HORIZONS_S, chances, strict=True):
+        for until_s, chance in zip(HORIZONS_S, chances, strict=False):
             if run_s <= began_s:
                 break
             part = min(1.0, (run_s - began_s) / (until_s - began_s))
@@ -80,10 +71,12 @@ def expected_loss_at_rate(runs: tuple[float, ...], rate_per_s: float) -> float:
     return lost_s / done_s if done_s else math.inf
 
 
-def accepted_loss(waited_s: float, runs: tuple[float, ...]) -> float:
-    """Return the share of their work that jobs accept to lose after waiting ``waited_s``."""
-    share = TOLERATED_LOSS * math.sqrt(REFERENCE_RUN_S / max(1.0, fmean(runs)))
-    return min(MAX_TOLERATED_LOSS, share * (1.0 + waited_s / RISK_WAIT_S))
+def accepted_loss(waiting_cost: float, wait_s: float, runs: tuple[float, ...]) -> float:
+    """Return the work that jobs accept to lose, per work completed, where they else wait ``wait_s`` for a safe place.
+
+    Of each second that is lost, the GPU costs one GPU-second and the wait of the job ``waiting_cost``.
+    """
+    return waiting_cost / (1.0 + waiting_cost) * wait_s / max(1.0, fmean(runs)) if waiting_cost else 0.0
 
 
 def runs_of(context: PlanningContext, job: JobClass) -> tuple[float, ...]:
@@ -127,8 +120,8 @@ class PreemptionRisk:
     """Risk at the sites with an owner. Mutable, local to one plan; its parts are worked out when first asked for."""
 
     context: PlanningContext
-    safer: Callable[[CompatibleTypes], bool]
-    """Return True if such jobs can get a drone, now or later, at a place without an owner."""
+    safe_wait_s: Callable[[CompatibleTypes], float]
+    """Return how long such jobs are expected to wait for a place without an owner; infinity if there is none."""
     _owned: dict[CompatibleTypes, frozenset[str]] = field(default_factory=dict)
 
     @property
@@ -167,10 +160,13 @@ class PreemptionRisk:
         All, unless there is a safer place to wait for: work that is lost now and then is better than none.
         """
         head, rate = self.head_milli.get(kind.site), self.estimates.taken_per_s.get(kind.site, 0.0)
-        if (head is None and not rate) or not self.safer(compatible):
+        if head is None and not rate:
             return most, None
-        runs, tolerated = self._runs_and_accepted_loss(job)
-        why = OwnerRisk(kind.site, runs[len(runs) // 2], waiting_time(self.context, job), tolerated)
+        runs, tolerated = self._runs_and_accepted_loss(job, compatible)
+        if tolerated == math.inf:
+            return most, None
+        waited_s = waiting_time(self.context, job)
+        why = OwnerRisk(kind.site, runs[len(runs) // 2], waited_s, tolerated, self.safe_wait_s(compatible))
         if head is None:
             return (most, None) if expected_loss_at_rate(runs, rate) <= tolerated else (0, why)
         rise = self.estimates.rises[kind.site]
@@ -202,14 +198,21 @@ class PreemptionRisk:
         idle = (job for job in context.classes if (job.waiting or job.fresh) and USER_NAME.fullmatch(job.owner))
         longest = heapq.nsmallest(MAX_EXCLUSION_CLASSES, idle, key=lambda job: (job.waits_since, job.id))
         return [
-            (job, compatible, *self._runs_and_accepted_loss(job))
+            (job, compatible, *self._runs_and_accepted_loss(job, compatible))
             for job in longest
-            if (compatible := context.compatible[job.id]).kinds and self.safer(compatible)
+            if (compatible := context.compatible[job.id]).kinds
         ]
 
-    def _runs_and_accepted_loss(self, job: JobClass) -> tuple[tuple[float, ...], float]:
-        runs = runs_of(self.context, job)
-        return runs, accepted_loss(waiting_time(self.context, job), runs)
+    def _runs_and_accepted_loss(self, job: JobClass, compatible: CompatibleTypes) -> tuple[tuple[float, ...], float]:
+        """Return equally likely run times of a class, and its accepted loss: infinity if there is no safe place.
+
+        Jobs that have waited for longer than they were expected to will probably wait for as long again.
+        """
+        runs, wait_s = runs_of(self.context, job), self.safe_wait_s(compatible)
+        if wait_s == math.inf:
+            return runs, math.inf
+        wait_s = max(wait_s, waiting_time(self.context, job))
+        return runs, accepted_loss(self.context.costs.waiting_cost(job), wait_s, runs)
 
     def most_exposed(self) -> Mapping[DroneId, DrainAtRisk]:
         """Return the drones that should take no more jobs, by the class that has waited longest for their site."""
@@ -231,7 +234,7 @@ class PreemptionRisk:
         drones, heads_milli = self._queues.get(site, ([], [])) if site in self._owned_sites(compatible) else ([], [])
         if not drones:
             return {}
-        runs, limit = self._runs_and_accepted_loss(job)
+        runs, limit = self._runs_and_accepted_loss(job, compatible)
         rise = self.estimates.rises[site]
 
         def loss(head_milli: int) -> float:
@@ -252,7 +255,8 @@ class PreemptionRisk:
         found = self._owned.get(compatible)
         if found is None:
             sites = {kind.site for kind in compatible.kinds} & self.estimates.rises.keys()
-            found = self._owned[compatible] = frozenset(sites) if sites and self.safer(compatible) else frozenset()
+            safer = sites and self.safe_wait_s(compatible) < math.inf
+            found = self._owned[compatible] = frozenset(sites) if safer else frozenset()
         return found
 
     @cached_property

@@ -12,7 +12,13 @@ from hypothesis import strategies as st
 from provisioner import model, reasons
 from provisioner.estimates import HORIZONS_S, Estimates, OwnerGrowth, StartDelays, mean_run_s, run_keys
 from provisioner.model import DrainMode, Drone, DroneId, DroneState, JobClass, OwnerLoad, Plan, SlotState, Snapshot
-from provisioner.planner.risk import DRAIN_LOSS_FACTOR, MAX_EXCLUSION_CHARS, expected_loss, expected_loss_at_rate
+from provisioner.planner.risk import (
+    DRAIN_LOSS_FACTOR,
+    MAX_EXCLUSION_CHARS,
+    accepted_loss,
+    expected_loss,
+    expected_loss_at_rate,
+)
 from provisioner.reasons import DemandCovered
 from tests.planner import scenes
 from tests.planner.scenes import A100, NOW, SMALL, drone, jobs, plan_of, slot_of, snapshot, why, with_pool, with_site
@@ -20,27 +26,44 @@ from tests.planner.scenes import A100, NOW, SMALL, drone, jobs, plan_of, slot_of
 HOUR_S = 3600.0
 CALM = OwnerGrowth(tuple((0,) * 100 for _ in HORIZONS_S))
 """An owner who never takes more."""
-BUSY = OwnerGrowth(tuple(tuple(range(0, 100 * step, step)) for step in (10, 20, 40, 80, 160, 320, 640)))
+BUSY = OwnerGrowth(tuple(tuple(range(0, 100 * step, step)) for step in (10, 20, 40, 80, 160, 320, 640, 640, 640)))
 """Within a quarter of an hour up to one GPU more, within sixteen hours up to 64."""
 
 
 @given(
     runs=st.lists(st.floats(1.0, 2e5), min_size=1, max_size=20),
-    rows=st.lists(st.lists(st.integers(0, 60000), min_size=1, max_size=30), min_size=7, max_size=7),
+    rows=st.lists(st.lists(st.integers(0, 60000), min_size=1, max_size=30), min_size=9, max_size=9),
     head=st.integers(-5000, 60000),
 )
 def test_work_is_lost_if_and_only_if_places_are_taken(runs: list[float], rows: list[list[int]], head: int) -> None:
     chances = OwnerGrowth(tuple(tuple(sorted(row)) for row in rows)).chances(head)
-    assert [chance > 0 for chance in chances] == [max(row) > head for row in rows]
+    assert [chance > 0 for chance in chances] == [max(row) > head for row in rows], "watched for ever"
     reached = [c for c, since_s in zip(chances, (0.0, *HORIZONS_S), strict=False) if max(runs) > since_s]
     assert (expected_loss(tuple(sorted(runs)), chances) > 0) is any(reached)
 
 
+@pytest.mark.parametrize(("seen", "watched_s", "expected"), [(0.0, 0.0, 0.5), (0.0, HOUR_S, 0.25), (1.0, HOUR_S, 0.75)])
+def test_a_growth_that_was_never_seen_counts_as_half_an_observation(
+    seen: float, watched_s: float, expected: float
+) -> None:
+    growth = OwnerGrowth(tuple((int(9000 * seen),) for _ in HORIZONS_S), watched_s)
+    assert growth.chances(8000)[HORIZONS_S.index(HOUR_S)] == pytest.approx(expected)
+    assert OwnerGrowth(((),) * len(HORIZONS_S), 0.0).chances(8000) == (0.5,) * len(HORIZONS_S)
+
+
+@pytest.mark.parametrize(("cost", "expected"), [(0.0, 0.0), (1.0, 1800.0), (9.0, 3240.0)])
+def test_accepted_loss_costs_as_much_as_the_wait(cost: float, expected: float) -> None:
+    runs = (HOUR_S, 3 * HOUR_S)
+    lost_s = accepted_loss(cost, HOUR_S, runs) * 2 * HOUR_S
+    assert lost_s == pytest.approx(expected)
+    assert lost_s * (1.0 + cost) == pytest.approx(cost * HOUR_S)
+
+
 def test_what_is_lost_by_hand() -> None:
-    assert expected_loss((HOUR_S,), (0.0,) * 7) == 0.0
+    assert expected_loss((HOUR_S,), (0.0,) * 9) == 0.0
     # One of two is taken within the first quarter of an hour, on average in its middle: 450 s of 3,600 s.
-    assert expected_loss((HOUR_S,), (0.5,) * 7) == pytest.approx(0.5 * 450 / (0.5 * HOUR_S))
-    assert expected_loss((HOUR_S,), (1.0,) * 7) == math.inf
+    assert expected_loss((HOUR_S,), (0.5,) * 9) == pytest.approx(0.5 * 450 / (0.5 * HOUR_S))
+    assert expected_loss((HOUR_S,), (1.0,) * 9) == math.inf
 
 
 def test_at_a_rate_short_jobs_lose_little_and_long_ones_much() -> None:
@@ -74,6 +97,8 @@ def at(site: str, plan: Plan) -> int:
     return sum(start.drone.site == site for start in plan.starts)
 
 
+ELSEWHERE = tuple(drone(f"h-{n}", DroneState.BUSY, HPC, started_at=NOW - 900) for n in range(300))
+"""Drones at HoreKa: jobs that wait for one of them wait minutes."""
 TAKEN = 1 / HOUR_S
 """Preemptions per second of a drone's run at a site that does not report its owner."""
 
@@ -95,7 +120,7 @@ def test_all_that_is_free_is_taken_if_the_owner_stays_away_or_there_is_no_safer_
 
 
 def test_what_is_held_back_for_an_owner_is_said() -> None:
-    full = world(Estimates(taken_per_s={"topas": TAKEN}), free=10, elsewhere=0)
+    full = world(Estimates(taken_per_s={"topas": TAKEN}), free=10, elsewhere=0, drones=ELSEWHERE)
     assert plan_of(full).starts == ()
     assert [type(r) for r in why(plan_of(full), "class:small")] == [reasons.OwnerRisk]
 
@@ -296,7 +321,7 @@ def world_excluded(*classes: JobClass, calm: bool = False, free: int = 20, **mor
     """A world in which HoreKa is full. Jobs of "long" run for a day, all others for ten minutes."""
     runs = {size_key("long"): (24 * HOUR_S,), "": (600.0,)}
     estimates = Estimates(rises={"topas": CALM if calm else BUSY}, runs=runs)
-    return world(estimates, free=free, elsewhere=0, classes=classes, **more)
+    return world(estimates, free=free, elsewhere=0, classes=classes, **{"drones": ELSEWHERE, **more})
 
 
 def avoided(made: Snapshot, owner: str) -> set[str]:
@@ -329,6 +354,12 @@ def long_runs(*owners: str) -> set[str]:
     made = world_excluded(of("short"), *others)
     runs = {size_key(owner): (24 * HOUR_S,) for owner in owners}
     return avoided(replace(made, estimates=replace(made.estimates, runs={**made.estimates.runs, **runs})), "short")
+
+
+def test_jobs_wait_for_no_safe_place_whose_line_is_longer_than_the_loss() -> None:
+    """HoreKa is full. With three hundred drones there the jobs of a day wait for one; with one they would for days."""
+    few = avoided(world_excluded(of("short"), of("long"), drones=ELSEWHERE[:1]), "short")
+    assert (few, avoided(world_excluded(of("short"), of("long")), "short")) == ({""}, {"long"})
 
 
 def test_names_that_no_expression_could_hold_are_left_out_and_the_list_is_bounded() -> None:
