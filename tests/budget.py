@@ -12,10 +12,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 BUDGETS = {
-    "provisioner/*.py": (14, 3780),
+    "provisioner/*.py": (14, 3793),
     "adapters/*.py": (1, 1),
     "adapters/htcondor/*.py": (4, 617),
-    "tests": (348, 54575),
+    "tests": (348, 54607),
     "provisioner/adapter_tests": (3, 756),
     "provisioner/cli": (19, 6032),
     "provisioner/config": (7, 2396),
@@ -23,7 +23,7 @@ BUDGETS = {
     "provisioner/drone": (4, 1211),
     "provisioner/migrate": (9, 1587),
     "provisioner/monitoring": (4, 533),
-    "provisioner/planner": (20, 5254),
+    "provisioner/planner": (20, 5275),
     "provisioner/simulator": (15, 4221),
     "provisioner/store": (9, 2151),
     "provisioner/web": (12, 2112),
