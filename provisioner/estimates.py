@@ -7,7 +7,6 @@ is held back.
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -37,8 +36,8 @@ class OwnerGrowth:
     """Growth of an owner's use: a row of equally likely values, ascending, for each of :data:`HORIZONS_S`."""
 
     gpu_milli: tuple[tuple[int, ...], ...]
-    observed_s: float = math.inf
-    """Time over which the owner was watched."""
+    observed_s: float = 0.0
+    """Time over which the owner was watched; 0 in older records, whose values count without doubt."""
 
     def chances(self, head_milli: int) -> tuple[float, ...]:
         """Return, for each horizon, the probability that the owner grows by more than ``head_milli``.
@@ -48,8 +47,9 @@ class OwnerGrowth:
         """
         found = []
         for horizon_s, row in zip(HORIZONS_S, self.gpu_milli, strict=False):
-            seen = 1.0 - bisect_right(row, head_milli) / len(row) if row else 0.0
-            found.append(seen + (0.5 - seen) * horizon_s / (horizon_s + self.observed_s))
+            seen = 1.0 - bisect_right(row, head_milli) / len(row) if row else 0.5
+            doubt = horizon_s / (horizon_s + self.observed_s) if self.observed_s else 0.0
+            found.append(seen + (0.5 - seen) * doubt)
         return tuple(found)
 
 

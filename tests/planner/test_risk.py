@@ -37,12 +37,12 @@ BUSY = OwnerGrowth(tuple(tuple(range(0, 100 * step, step)) for step in (10, 20, 
 )
 def test_work_is_lost_if_and_only_if_places_are_taken(runs: list[float], rows: list[list[int]], head: int) -> None:
     chances = OwnerGrowth(tuple(tuple(sorted(row)) for row in rows)).chances(head)
-    assert [chance > 0 for chance in chances] == [max(row) > head for row in rows], "watched for ever"
+    assert [chance > 0 for chance in chances] == [max(row) > head for row in rows], "no doubt"
     reached = [c for c, since_s in zip(chances, (0.0, *HORIZONS_S), strict=False) if max(runs) > since_s]
     assert (expected_loss(tuple(sorted(runs)), chances) > 0) is any(reached)
 
 
-@pytest.mark.parametrize(("seen", "watched_s", "expected"), [(0.0, 0.0, 0.5), (0.0, HOUR_S, 0.25), (1.0, HOUR_S, 0.75)])
+@pytest.mark.parametrize(("seen", "watched_s", "expected"), [(0.0, 0.0, 0.0), (0.0, HOUR_S, 0.25), (1.0, HOUR_S, 0.75)])
 def test_a_growth_that_was_never_seen_counts_as_half_an_observation(
     seen: float, watched_s: float, expected: float
 ) -> None:
