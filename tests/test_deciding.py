@@ -1,11 +1,22 @@
-"""The measure of waiting while a fitting GPU is free, against cases worked out by hand."""
+"""The benchmark of decisions: its measures against cases worked out by hand, its options in tiny worlds."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
+from benchmarks.deciding.checks import cases_of, verdicts
+from benchmarks.deciding.frontier import dominance, draw
 from benchmarks.deciding.idle_waits import GPUS, START_S, share_while_idle
-from provisioner.simulator.results import Sample
+from benchmarks.deciding.play import LIMITS, Case, Played, Run, play_in
+from benchmarks.deciding.rows import Row, merged, write
+from benchmarks.deciding.run import parser, runs_of
+from benchmarks.deciding.table import sheets
+from benchmarks.deciding.windows import Window, window_of
+from provisioner.simulator.jobs import SimulatedJob
+from provisioner.simulator.results import FinishedJob, GpuTime, ReplayResult, Sample, WaitStatistics
 
 TOPAS, CLOUD = START_S["topas"], START_S["cloud"]
 
@@ -45,3 +56,155 @@ def test_a_gpu_counts_once_it_has_been_free_for_the_start_up_time() -> None:
 def test_the_quicker_site_counts_from_its_own_start_up_time() -> None:
     share = share_while_idle([(0.0, 1000.0)], every_10_s(1000, owner=55.0))
     assert share == pytest.approx((1000 - TOPAS) / 1000, abs=0.02) and TOPAS < CLOUD
+
+
+# ------------------------------------------------------------------------------------------------------------- results
+
+OLD_RESULT = """{
+ "rule": "ours", "trace": "kit", "owner": "vc8Sj", "seed": 1, "days": Infinity, "span_days": 28.0, "jobs": 10,
+ "jobs_done": 10, "good_h": 8000.0, "waste": 0.05, "idle": 0.01, "boot_release": 0.02, "badput": 0.02,
+ "wait_mean_s": 600.0, "wait_p50_s": 60.0, "wait_p95_s": 900.0, "burst_first_s": null, "burst_most_s": null,
+ "requests": 12, "preempted": 1, "decision_mean_s": 0.001, "decision_worst_s": 0.01, "violations": []
+}"""
+OLD = Row.read(OLD_RESULT)
+
+
+def row(rule: str = "ours", trace: str = "kit", seed: int = 1, **fields: object) -> Row:
+    return replace(OLD, rule=rule, trace=trace, seed=seed, **fields)  # type: ignore[arg-type]
+
+
+def test_results_of_earlier_runs_are_read() -> None:
+    assert OLD.variant == "ours" and OLD.usual and OLD.case == Case("kit", "vc8Sj")
+    assert OLD.idle_waits is None and OLD.first_day is None
+
+
+def test_names_of_results_of_earlier_runs_are_kept() -> None:
+    assert str(Run("ours", "kit", "vc8Sj", 3)) == "kit-vc8Sj-ours-3"
+    assert str(Run("karpenter", "openb2023", "vchbv", 1, 2.0)) == "openb2023-2d-vchbv-karpenter-1"
+
+
+def test_runs_with_other_options_have_other_names() -> None:
+    plain = Run("ours", "kit", "vc8Sj", 1)
+    others = [replace(plain, waiting_cost=0.3), replace(plain, limits="shipped")]
+    assert len({str(run) for run in (plain, *others)}) == 3
+
+
+def test_a_row_is_the_same_after_a_write_and_a_read(tmp_path: Path) -> None:
+    run = Run("ours", "kit", "vc8Sj", 1, waiting_cost=0.3)
+    done = ReplayResult("ours", "kit", 1, 1.0, 1, 1, 0, GpuTime(1.0, 1.0), WaitStatistics(1, 2.0, 2.0, 2.0))
+    played = Played(done, idle_waits=0.1, first_day=Window(1, 0.25, 2.0, 2.0))
+    write(tmp_path, run, played)
+    assert merged([tmp_path]) == [Row.of(run, played)]
+    assert merged([tmp_path])[0].first_day == Window(1, 0.25, 2.0, 2.0)
+
+
+# ------------------------------------------------------------------------------------------------------- the first day
+
+
+def test_a_window_has_the_jobs_that_were_submitted_in_it_with_all_that_they_lose() -> None:
+    day_s = 86400.0
+    finished = [FinishedJob(0.0, 10.0, 100.0, 50.0), FinishedJob(day_s - 1, 30.0, 300.0, 50.0)]
+    finished += [FinishedJob(day_s, 1000.0, 100.0, 100.0)]
+    assert window_of(finished, (0.0, 1.0)) == Window(2, 0.25, 20.0, 30.0)
+    assert window_of(finished, (10.0, 20.0)) is None
+
+
+def test_the_first_day_is_judged_by_days_10_to_20() -> None:
+    later = Window(10, 0.10, 100.0, 1000.0)
+    rows = [row(first_day=Window(10, 0.12, 121.0, 1190.0), later_days=later)]
+    met = {each.what: each.met for each in verdicts({"ours": rows}, "ours") if each.check == "4"}
+    assert met == {"first day: work lost, %": True, "first day: mean wait, s": False, "first day: 95 % wait, s": True}
+    without = [each for each in verdicts({"ours": [OLD]}, "ours") if each.check == "4"]
+    assert [each.met for each in without] == [None] * 3, "not judged"
+
+
+# -------------------------------------------------------------------------------------------------------- the frontier
+
+
+def frontier_rows(trace: str = "kit") -> list[Row]:
+    """Return two points of ours, and a Karpenter-like rule that the second one dominates, but not in the 95 % wait."""
+    return [
+        row(trace=trace, waste=0.02, wait_mean_s=900.0, waiting_cost=0.3),
+        row(trace=trace, waste=0.05, wait_mean_s=600.0),
+        row("karpenter", trace, waste=0.06, wait_mean_s=600.0, wait_p95_s=800.0),
+        row("always-on", trace, waste=9.0, wait_mean_s=500.0),
+    ]
+
+
+def test_the_frontier_dominates_a_rule_that_is_nowhere_better_than_one_of_its_points() -> None:
+    karpenter, always_on = dominance(cases_of(frontier_rows()))
+    assert (karpenter.rule, karpenter.cases, len(karpenter.dominated)) == ("karpenter", 1, 1)
+    assert karpenter.prices == (1.0,) and karpenter.met and not karpenter.open
+    assert not karpenter.dominated_p95
+    assert always_on.open == ("kit, owner vc8Sj",) and not always_on.met
+
+
+def test_a_rule_must_be_dominated_on_ten_of_twelve_cases() -> None:
+    fine = [each for n in range(5) for each in frontier_rows(f"t{n}")]
+    bad = [row("karpenter", "bad", waste=0.01), row(trace="bad")]
+    found = {each.rule: each for each in dominance(cases_of([*fine, *bad]))}
+    assert (len(found["karpenter"].dominated), found["karpenter"].cases, found["karpenter"].met) == (5, 6, True)
+    found = {each.rule: each for each in dominance(cases_of([*fine[4:], *bad]))}
+    assert not found["karpenter"].met, "4 of 5"
+
+
+def test_means_over_seeds_are_compared() -> None:
+    rows = [
+        row(waste=0.01),
+        row(seed=2, waste=0.05),
+        row("karpenter", waste=0.03),
+        row("karpenter", seed=2, waste=0.03),
+    ]
+    assert next(dominance(cases_of(rows))).met
+    assert not next(dominance(cases_of([*rows[1:]]))).met
+
+
+def test_the_picture_has_a_panel_for_each_case_with_ours(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    rows = [*frontier_rows(), row("karpenter", "6214e9")]
+    draw(cases_of(rows), tmp_path / "frontier.svg")
+    text = (tmp_path / "frontier.svg").read_text()
+    assert "kit, owner vc8Sj" in text and "6214e9" not in text
+    draw(cases_of(rows), tmp_path / "again.svg")
+    assert (tmp_path / "again.svg").read_text() == text
+
+
+def test_tables_have_each_variant_and_judge_the_usual_price_alone() -> None:
+    lines = [line for sheet in sheets(frontier_rows()) for line in sheet.text()]
+    assert any(line.startswith("ours, waiting cost 0.3") for line in lines)
+    judged = [line for line in lines if "95 % wait, s" in line and "always" in line]
+    assert len(judged) == 1 and judged[0].startswith("kit, owner vc8Sj  ours  ")
+
+
+# ---------------------------------------------------------------------------------------------------------------- runs
+
+
+def asked(*options: str) -> list[str]:
+    arguments = ["--pairs", "kit/vc8Sj", "--seeds", "1", *options]
+    return [str(run) for run in runs_of(parser().parse_args(arguments))]
+
+
+def test_prices_and_limits_are_played_for_our_rule_alone() -> None:
+    found = asked("--rules", "ours", "karpenter", "--waiting-cost", "0.3", "1", "--limits", "quota", "shipped")
+    assert found == [
+        "kit-vc8Sj-ours-waiting-cost-0.3-1",
+        "kit-vc8Sj-ours-1",
+        "kit-vc8Sj-ours-shipped-limits-waiting-cost-0.3-1",
+        "kit-vc8Sj-ours-shipped-limits-1",
+        "kit-vc8Sj-karpenter-1",
+    ]
+
+
+def test_a_higher_price_of_waiting_shortens_the_waits_of_short_jobs() -> None:
+    jobs = tuple(SimulatedJob(at_s, 60.0) for at_s, count in ((0.0, 12), (3600.0, 60)) for _ in range(count))
+    cheap, dear = (play_in(Run("ours", "", "", 1, waiting_cost=cost), jobs, ()).result for cost in (0.1, 3.0))
+    assert cheap.jobs_done == dear.jobs_done == len(jobs) and not cheap.violations + dear.violations
+    assert cheap.waits.mean_s > 1.2 * dear.waits.mean_s
+    assert cheap.gpu_hours.waste < dear.gpu_hours.waste
+
+
+def test_shipped_limits_hold_back_a_burst() -> None:
+    jobs = tuple(SimulatedJob(0.0, 3600.0) for _ in range(60))
+    free, held = (play_in(Run("ours", "", "", 1, limits=limits), jobs, ()).result for limits in LIMITS)
+    assert not free.violations + held.violations
+    assert held.waits.mean_s > free.waits.mean_s

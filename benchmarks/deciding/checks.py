@@ -1,13 +1,16 @@
-"""What the checks 1 to 3 of "deciding well" say to a set of results, and what they cannot say yet.
+"""Checks of a set of results: each compares our rule with a limit or with other rules, case by case.
 
-1. Waste at most 5 % where 10 or more GPUs are in use on average, at most 10 % below that, and at least 5 times below
-   COBalD's better setting, on every trace.
-2. Idle + boot + release at most 1.5 times the clairvoyant schedule's waste; badput at most half of the Karpenter-like
-   rule's in the median over traces, and on none above it.
-3. p95 wait at most 1.1 times, mean wait at most 1.2 times always-on's. Where even the Karpenter-like rule, which asks
-   at once for each job that waits, waits for longer than that, the queue of a site rules, and its wait is the limit.
+1. Waiting while a fitting GPU is free: at most 5 % of all waiting.
+2. Mean and 95 % wait: at most the Karpenter-like rule's, and at most 1.2 and 1.1 times always-on's plus the start-up
+   time of the quickest site.
+3. Waste: at most the Karpenter-like rule's, and at most 5 %; with fewer than ten GPUs in use 10 %, with fewer than
+   three 1.5 times the clairvoyant schedule's. Work lost: at most half of the Karpenter-like rule's in the median.
+4. First day: work lost and waits of the jobs of the first 24 hours at most 1.2 times those of days 10 to 20.
+7. Frontier over the price of waiting: it dominates each other rule on most cases (:mod:`benchmarks.deciding.frontier`).
 
-A figure is the mean over the seeds that were run, beside its standard deviation; a limit is a mean as well.
+Two limits of earlier rounds have no number: a fifth of COBalD's waste, and for idle, boot and release 1.5 times the
+clairvoyant schedule's. A figure is the mean over the seeds that were run, beside its standard deviation; a limit is a
+mean as well. Our rule is judged with the usual price of waiting, for each setting of its limits.
 """
 
 from __future__ import annotations
@@ -17,28 +20,33 @@ from dataclasses import dataclass
 from statistics import fmean, median, stdev
 from typing import Self
 
-from benchmarks.deciding.play import CLAIRVOYANT, OURS, RULES, TITLES
+from benchmarks.deciding.idle_waits import START_S
+from benchmarks.deciding.play import CLAIRVOYANT, OURS, TITLES, Case
 from benchmarks.deciding.rows import Row
+from benchmarks.deciding.windows import Window
 
-MANY_GPUS, WASTE_MANY, WASTE_FEW = 10.0, 0.05, 0.10
+MANY_GPUS, FEW_GPUS, WASTE_MANY, WASTE_FEW = 10.0, 3.0, 0.05, 0.10
+WASTE_TO_CLAIRVOYANT = 1.5
 BELOW_COBALD = 5.0
 OVERHEAD, BADPUT = 1.5, 0.5
+IDLE_WAITS = 0.05
 P95_WAIT, MEAN_WAIT = 1.1, 1.2
+FIRST_DAY_TO_LATER = 1.2
 SEEDS = 10
 COBALD = ("cobald-pools", "cobald-low-waste")
 KARPENTER, ALWAYS_ON = "karpenter", "always-on"
 
-Value = Callable[[Row], float]
-Case = tuple[str, str, float]
-"""Trace, owner, days."""
-Cases = Mapping[Case, Mapping[str, Sequence[Row]]]
+Value = Callable[[Row], float | None]
+Variants = Mapping[str, Sequence[Row]]
+"""Rows of one case by :attr:`Run.variant`."""
+Cases = Mapping[Case, Variants]
 
 
 def cases_of(rows: Sequence[Row]) -> Cases:
-    """By case and rule, in the order of the rules, then of the seeds."""
+    """Return the rows by case and variant, in the order of the tables, then of the seeds."""
     found: dict[Case, dict[str, list[Row]]] = {}
-    for row in sorted(rows, key=lambda r: (r.trace, r.owner, r.days, RULES.index(r.rule), r.seed)):
-        found.setdefault((row.trace, row.owner, row.days), {}).setdefault(row.rule, []).append(row)
+    for row in sorted(rows, key=lambda r: (r.case, r.order, r.seed)):
+        found.setdefault(row.case, {}).setdefault(row.variant, []).append(row)
     return found
 
 
@@ -59,11 +67,17 @@ class Figure:
         return f"{self.mean:,.{digits}f}{spread}"
 
 
+def figure_of(rows: Sequence[Row], value: Value) -> Figure | None:
+    """Return mean and deviation over the rows in which the figure is known; None if it is known in none."""
+    known = [found for row in rows if (found := value(row)) is not None]
+    return Figure.of(known) if known else None
+
+
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """What one check says to one case; without a limit, why it says nothing."""
 
-    check: int
+    check: str
     what: str
     limit_is: str
     limit: float | None = None
@@ -83,78 +97,106 @@ class Verdict:
         close = ", by less than the spread of the seeds" if abs(self.measured.mean - self.limit) < sd else ""
         if self.met:
             return f"met{close}"
-        return f"NOT met{close}: {self.measured.mean / self.limit:.2f} times the limit"
+        times = f": {self.measured.mean / self.limit:.2f} times the limit" if self.limit else ""
+        return f"NOT met{close}{times}"
 
 
-def verdicts(case: Mapping[str, Sequence[Row]]) -> Iterator[Verdict]:
-    """All that the checks have to say to one case."""
-    if OURS not in case:
-        yield Verdict(0, "all", "no run of ours")
-        return
-    yield from _waste(case)
-    yield _to_clairvoyant(case)
-    yield _badput(case)
-    yield _wait(case, "p95 wait, s", P95_WAIT, lambda r: r.wait_p95_s)
-    yield _wait(case, "mean wait, s", MEAN_WAIT, lambda r: r.wait_mean_s)
+def judged(case: Variants) -> list[str]:
+    """Return the variants of our rule that are judged: without a price of their own, and with all rules."""
+    return [variant for variant, rows in case.items() if rows[0].rule == OURS and rows[0].usual]
 
 
-def _figure(case: Mapping[str, Sequence[Row]], rule: str, value: Value) -> Figure:
-    return Figure.of([value(row) for row in case[rule]])
-
-
-def _waste(case: Mapping[str, Sequence[Row]]) -> Iterator[Verdict]:
-    ours = _figure(case, OURS, _waste_of)
-    gpus = _figure(case, OURS, lambda r: r.gpus_in_use).mean
-    most = WASTE_MANY if gpus >= MANY_GPUS else WASTE_FEW
-    yield Verdict(1, "waste, %", f"{gpus:.1f} GPUs are in use", 100 * most, ours)
-    what = "waste, %, to COBalD's better setting"
-    settings = [rule for rule in COBALD if rule in case]
-    if not settings:
-        yield Verdict(1, what, "COBalD was not run", measured=ours)
-        return
-    best = min(settings, key=lambda rule: _figure(case, rule, _waste_of).mean)
-    left_out = [rule for rule in COBALD if rule not in case]
-    but = f"; the other setting was not run ({TITLES[left_out[0]]})" if left_out else ""
-    limit = _figure(case, best, _waste_of).mean / BELOW_COBALD
-    yield Verdict(1, what, f"a fifth of {TITLES[best]}{but}", limit, ours)
-
-
-def _to_clairvoyant(case: Mapping[str, Sequence[Row]]) -> Verdict:
-    ours = _figure(case, OURS, lambda r: 100 * (r.idle + r.boot_release))
+def verdicts(case: Variants, variant: str) -> Iterator[Verdict]:
+    """Yield all that the checks have to say to a variant of our rule in one case."""
+    ours = case[variant]
+    yield _against(ours, "1", "waiting while idle, %", f"{100 * IDLE_WAITS:g} % of all waiting", 5.0, _idle_waits_of)
+    for what, factor, value in (("mean wait, s", MEAN_WAIT, _mean_wait_of), ("95 % wait, s", P95_WAIT, _p95_wait_of)):
+        yield _to_rule(case, ours, "2", what, value, KARPENTER, digits=0)
+        yield _to_rule(case, ours, "2", what, value, ALWAYS_ON, factor, min(START_S.values()), digits=0)
+    yield _to_rule(case, ours, "3", "waste, %", _waste_of, KARPENTER)
+    yield _waste(case, ours)
+    yield _to_rule(case, ours, "3", "work lost, %", _badput_of, KARPENTER)
+    for what, digits, part in (
+        ("first day: work lost, %", 1, lambda window: 100 * window.lost),
+        ("first day: mean wait, s", 0, lambda window: window.wait_mean_s),
+        ("first day: 95 % wait, s", 0, lambda window: window.wait_p95_s),
+    ):
+        yield _first_day(ours, what, part, digits)
+    yield _to_cobald(case, ours)
     what = "idle + boot + release, %"
-    if CLAIRVOYANT not in case:
-        return Verdict(2, what, "the clairvoyant schedule was not made", measured=ours, digits=2)
-    limit = OVERHEAD * _figure(case, CLAIRVOYANT, _waste_of).mean
-    return Verdict(2, what, f"{OVERHEAD:g} times the clairvoyant schedule's", limit, ours, digits=2)
+    yield _to_rule(case, ours, "-", what, lambda r: 100 * (r.idle + r.boot_release), CLAIRVOYANT, OVERHEAD, digits=2)
 
 
-def _badput(case: Mapping[str, Sequence[Row]]) -> Verdict:
-    ours = _figure(case, OURS, _badput_of)
-    if KARPENTER not in case:
-        return Verdict(2, "badput, %", "the Karpenter-like rule was not run", measured=ours)
-    return Verdict(2, "badput, %", "the Karpenter-like rule's", _figure(case, KARPENTER, _badput_of).mean, ours)
+def _against(
+    ours: Sequence[Row], check: str, what: str, limit_is: str, limit: float, value: Value, digits: int = 1
+) -> Verdict:
+    return Verdict(check, what, limit_is, limit, figure_of(ours, value), digits)
 
 
-def _wait(case: Mapping[str, Sequence[Row]], what: str, factor: float, value: Value) -> Verdict:
-    ours = _figure(case, OURS, value)
-    if ALWAYS_ON not in case:
-        return Verdict(3, what, "always on was not run", measured=ours, digits=0)
-    limit, limit_is = factor * _figure(case, ALWAYS_ON, value).mean, f"{factor:g} times always-on's"
-    if KARPENTER in case and (least := _figure(case, KARPENTER, value).mean) > limit:
-        limit, limit_is = least, f"the Karpenter-like rule's: a site's queue rules ({limit_is}: {limit:,.0f})"
-    return Verdict(3, what, limit_is, limit, ours, digits=0)
+def _to_rule(
+    case: Variants,
+    ours: Sequence[Row],
+    check: str,
+    what: str,
+    value: Value,
+    rule: str,
+    times: float = 1.0,
+    more: float = 0.0,
+    digits: int = 1,
+) -> Verdict:
+    """Compare with ``times`` another rule's figure plus ``more``."""
+    measured, theirs = figure_of(ours, value), figure_of(case.get(rule, ()), value)
+    if theirs is None:
+        return Verdict(check, what, f"{TITLES[rule]}: not run", None, measured, digits)
+    limit_is = f"{times:g} times {TITLES[rule]}" if times != 1.0 else TITLES[rule]
+    limit_is += f" + {more:.0f}" if more else ""
+    return Verdict(check, what, limit_is, times * theirs.mean + more, measured, digits)
 
 
-def badput_ratio(cases: Cases) -> Verdict:
-    """Ours to the Karpenter-like rule's, median over cases."""
-    what = "badput, ours to the Karpenter-like rule's, median over cases"
-    both = [rules for rules in cases.values() if OURS in rules and KARPENTER in rules]
-    pairs = [(_figure(rules, OURS, _badput_of).mean, _figure(rules, KARPENTER, _badput_of).mean) for rules in both]
+def _waste(case: Variants, ours: Sequence[Row]) -> Verdict:
+    gpus = fmean(row.gpus_in_use for row in ours)
+    if gpus < FEW_GPUS:
+        return _to_rule(case, ours, "3", "waste, %", _waste_of, CLAIRVOYANT, WASTE_TO_CLAIRVOYANT)
+    most = WASTE_MANY if gpus >= MANY_GPUS else WASTE_FEW
+    return _against(ours, "3", "waste, %", f"{gpus:.1f} GPUs are in use", 100 * most, _waste_of)
+
+
+def _to_cobald(case: Variants, ours: Sequence[Row]) -> Verdict:
+    what = "waste, %, to COBalD's better setting"
+    settings = {rule: found for rule in COBALD if (found := figure_of(case.get(rule, ()), _waste_of))}
+    if not settings:
+        return Verdict("-", what, "COBalD was not run", measured=figure_of(ours, _waste_of))
+    best = min(settings, key=lambda rule: settings[rule].mean)
+    left_out = [rule for rule in COBALD if rule not in settings]
+    but = f"; the other setting was not run ({TITLES[left_out[0]]})" if left_out else ""
+    limit = settings[best].mean / BELOW_COBALD
+    return _against(ours, "-", what, f"a fifth of {TITLES[best]}{but}", limit, _waste_of)
+
+
+def _first_day(ours: Sequence[Row], what: str, part: Callable[[Window], float], digits: int) -> Verdict:
+    """Compare the first day with days 10 to 20, of the rows that have both."""
+    both = [(row.first_day, row.later_days) for row in ours if row.first_day and row.later_days]
+    if not both:
+        return Verdict("4", what, "days 10 to 20 were not played, or had no job", digits=digits)
+    limit = FIRST_DAY_TO_LATER * fmean(part(later) for _, later in both)
+    measured = Figure.of([part(first) for first, _ in both])
+    return Verdict("4", what, f"{FIRST_DAY_TO_LATER:g} times that of days 10 to 20", limit, measured, digits)
+
+
+def badput_ratio(cases: Cases, variant: str) -> Verdict:
+    """Compare work lost with the Karpenter-like rule's, in the median over cases."""
+    what = "work lost, ours to the Karpenter-like rule's, median over cases"
+    pairs = [
+        (ours.mean, theirs.mean)
+        for rules in cases.values()
+        if (ours := figure_of(rules.get(variant, ()), _badput_of))
+        and (theirs := figure_of(rules.get(KARPENTER, ()), _badput_of))
+    ]
     ratios = [ours / theirs for ours, theirs in pairs if theirs]
     if not ratios:
-        return Verdict(2, what, "no case with both of them")
+        return Verdict("3", what, "no case with both of them")
     cases_are = f"{len(ratios)} case{'s' * (len(ratios) > 1)}"
-    return Verdict(2, what, cases_are, BADPUT, Figure(median(ratios), None), digits=2)
+    return Verdict("3", what, cases_are, BADPUT, Figure(median(ratios), None), digits=2)
 
 
 def _waste_of(row: Row) -> float:
@@ -163,3 +205,15 @@ def _waste_of(row: Row) -> float:
 
 def _badput_of(row: Row) -> float:
     return 100 * row.badput
+
+
+def _idle_waits_of(row: Row) -> float | None:
+    return None if row.idle_waits is None else 100 * row.idle_waits
+
+
+def _mean_wait_of(row: Row) -> float:
+    return row.wait_mean_s
+
+
+def _p95_wait_of(row: Row) -> float:
+    return row.wait_p95_s

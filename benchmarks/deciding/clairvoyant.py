@@ -15,8 +15,7 @@ from itertools import pairwise
 
 from benchmarks.deciding.worlds import Place, Steps
 from provisioner.simulator.jobs import SimulatedJob
-from provisioner.simulator.replay import waits
-from provisioner.simulator.results import GpuTime, WaitStatistics
+from provisioner.simulator.results import FinishedJob, GpuTime
 
 NEVER_WAIT = 1e9
 ENDLESS_S = float("inf")
@@ -54,17 +53,17 @@ class Chair:
 
 def schedule(
     jobs: Sequence[SimulatedJob], owner: Steps, places: Sequence[Place], *, wait_weight: float = NEVER_WAIT
-) -> tuple[GpuTime, WaitStatistics]:
-    """What the schedule costs, and how long jobs wait in it. All waste is put down as boot."""
+) -> tuple[GpuTime, list[FinishedJob]]:
+    """Return the cost of the schedule, and its jobs in the order of their submission. All waste is put down as boot."""
     chairs = list(_chairs(owner, places))
-    waits_s, wasted_s = [], 0.0
+    finished, wasted_s = [], 0.0
     for job in sorted(jobs, key=lambda job: job.submit_s):
         cost_s, at_s, chair = _best(chairs, job, wait_weight)
         wasted_s += cost_s
-        waits_s.append(at_s - job.submit_s)
+        finished.append(FinishedJob(job.submit_s, at_s - job.submit_s, job.duration_s, 0.0))
         chair.free_from_s, chair.used = at_s + job.duration_s, True
     good_h = sum(job.duration_s for job in jobs) / 3600
-    return GpuTime(held=good_h + wasted_s / 3600, good=good_h, boot=wasted_s / 3600), waits(waits_s)
+    return GpuTime(held=good_h + wasted_s / 3600, good=good_h, boot=wasted_s / 3600), finished
 
 
 def _best(chairs: Sequence[Chair], job: SimulatedJob, wait_weight: float) -> tuple[float, float, Chair]:

@@ -9,7 +9,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks.deciding.always_on import AlwaysOn
 from benchmarks.deciding.clairvoyant import schedule
@@ -18,13 +18,14 @@ from benchmarks.deciding.glidein import Glidein
 from benchmarks.deciding.idle_waits import SAMPLE_S, share_while_idle
 from benchmarks.deciding.karpenter import Karpenter
 from benchmarks.deciding.rule import Rule
-from benchmarks.deciding.worlds import PLACES, POOL, QUOTAS, RETIRE_S, UNLIMITED, facilities, jobs_of, owner_of
+from benchmarks.deciding.windows import FIRST_DAY, LATER_DAYS, Window, window_of
+from benchmarks.deciding.worlds import PLACES, POOL, QUOTAS, RETIRE_S, UNLIMITED, Steps, facilities, jobs_of, owner_of
 from provisioner.controller.actuation import OWN_TIMEOUT_FACTOR, OWN_TIMEOUT_MORE_S
 from provisioner.model import Plan, Policy, Snapshot
 from provisioner.planner import decide
 from provisioner.planner.safeguards import PlanFunction
 from provisioner.simulator.jobs import SimulatedJob
-from provisioner.simulator.replay import summarize
+from provisioner.simulator.replay import summarize, waits
 from provisioner.simulator.results import ReplayResult
 from provisioner.simulator.world import START_EPOCH, Scenario, simulate
 
@@ -32,6 +33,10 @@ OURS, CLAIRVOYANT = "ours", "clairvoyant"
 BURST_JOBS, BURST_S = 20, 120.0
 QUIET_JOBS, QUIET_S = 5, 600.0
 BURST_SHARE = 0.8
+WAITING_COST = Policy().waiting_cost
+"""As shipped."""
+QUOTA, SHIPPED = LIMITS = ("quota", "shipped")
+"""Limits of a site for our rule: its quota alone, or as shipped, with the quota as ``max_drones``."""
 PATIENCE_S = 30 * 86400.0
 """A run is broken off so long after the last job was submitted."""
 
@@ -56,9 +61,22 @@ TITLES = {
 }
 
 
+class Case(NamedTuple):
+    """The world of some runs: all rules play the same jobs against the same sites."""
+
+    trace: str
+    owner: str
+    days: float = math.inf
+    """Of the trace, from its begin."""
+
+    def __str__(self) -> str:
+        first = [] if math.isinf(self.days) else [f"first {self.days:g} days"]
+        return ", ".join([self.trace, f"owner {self.owner}", *first])
+
+
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What is to be played."""
+    """One rule in one world, with a seed."""
 
     rule: str
     trace: str
@@ -67,9 +85,46 @@ class Run:
     days: float = math.inf
     """Only so much of the trace."""
 
+    # Options of our rule alone.
+
+    limits: str = QUOTA
+    """Of sites: :data:`QUOTA` or :data:`SHIPPED`."""
+    waiting_cost: float = WAITING_COST
+    """The policy's price of waiting."""
+
+    @property
+    def case(self) -> Case:
+        return Case(self.trace, self.owner, self.days)
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """Options of our rule that are not the usual ones, as tables name them."""
+        limits = [f"{self.limits} limits"] if self.limits != QUOTA else []
+        price = [f"waiting cost {self.waiting_cost:g}"] if self.waiting_cost != WAITING_COST else []
+        return (*limits, *price)
+
+    @property
+    def variant(self) -> str:
+        """The rule with its options."""
+        return "-".join([self.rule, *(option.replace(" ", "-") for option in self.options)])
+
+    @property
+    def title(self) -> str:
+        return ", ".join([TITLES[self.rule], *self.options])
+
+    @property
+    def order(self) -> tuple[object, ...]:
+        """Sort key of tables."""
+        return RULES.index(self.rule), self.limits, self.waiting_cost
+
+    @property
+    def usual(self) -> bool:
+        """True if the rule has the usual price of waiting."""
+        return self.waiting_cost == WAITING_COST
+
     def __str__(self) -> str:
         part = "" if math.isinf(self.days) else f"-{self.days:g}d"
-        return f"{self.trace}{part}-{self.owner}-{self.rule}-{self.seed}"
+        return f"{self.trace}{part}-{self.owner}-{self.variant}-{self.seed}"
 
 
 @dataclass(slots=True)
@@ -120,21 +175,30 @@ class Played:
     """The same until 80 % have started."""
     idle_waits: float | None = None
     """Waiting while a GPU that fits was free, per waiting (:mod:`benchmarks.deciding.idle_waits`), of a replay."""
+    first_day: Window | None = None
+    later_days: Window | None = None
+    """Work lost and waits by the time of submission (:mod:`benchmarks.deciding.windows`)."""
 
 
 def play(run: Run) -> Played:
     """Play it, in this process."""
-    jobs, owner = jobs_of(run.trace, run.days), owner_of(run.owner)
+    return play_in(run, jobs_of(run.trace, run.days), owner_of(run.owner))
+
+
+def play_in(run: Run, jobs: tuple[SimulatedJob, ...], owner: Steps) -> Played:
+    """Play the rule of a run with these jobs and this owner."""
     if run.rule == CLAIRVOYANT:
-        hours, waits = schedule(jobs, owner, PLACES)
-        return Played(ReplayResult(run.rule, run.trace, run.seed, 0.0, len(jobs), len(jobs), 0, hours, waits))
-    scenario = _ours(jobs) if run.rule == OURS else _reference(run.rule, jobs)
+        hours, finished = schedule(jobs, owner, PLACES)
+        waited = waits(job.wait_s for job in finished)
+        result = ReplayResult(run.rule, run.trace, run.seed, 0.0, len(jobs), len(jobs), 0, hours, waited)
+        return Played(result, first_day=window_of(finished, FIRST_DAY), later_days=window_of(finished, LATER_DAYS))
     ours = run.rule == OURS
+    scenario = _ours(jobs, waiting_cost=run.waiting_cost) if ours else _reference(run.rule, jobs)
     release_s = Rule.release_s if ours else _class_of(run.rule).release_s
     planner = _Kept(scenario.planner)
     scenario = replace(
         scenario,
-        facilities=facilities(owner, release_s=release_s, ours=ours),
+        facilities=facilities(owner, release_s=release_s, ours=ours, shipped=run.limits == SHIPPED),
         seed=run.seed,
         planner=planner,
         samples_s=SAMPLE_S,
@@ -152,6 +216,8 @@ def play(run: Run) -> Played:
         statistics.median(first for first, _ in bursts) if bursts else None,
         statistics.median(most for _, most in bursts) if bursts else None,
         share_while_idle(outcome.metrics.first_starts, outcome.samples),
+        window_of(outcome.metrics.finished, FIRST_DAY),
+        window_of(outcome.metrics.finished, LATER_DAYS),
     )
 
 
@@ -180,7 +246,7 @@ def _class_of(rule: str) -> type[Rule]:
 
 
 def _ours(jobs: tuple[SimulatedJob, ...], **policy: Any) -> Scenario:
-    """The product as it comes: its own limits are the sites' quotas."""
+    """Return our rule's scenario, without its sites."""
     return Scenario(
         (),
         jobs,

@@ -9,22 +9,17 @@ from pathlib import Path
 from typing import Self
 
 from benchmarks.deciding.play import Played, Run
+from benchmarks.deciding.windows import Window
 from benchmarks.deciding.worlds import ROOT
 
 RESULTS = ROOT / "var" / "deciding"
 """Not under `build`: `make clean` would throw hours away."""
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One run. Waste and its parts are shares of the good GPU-hours."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row(Run):
+    """One run with its figures. Waste and its parts are shares of the good GPU-hours."""
 
-    rule: str
-    trace: str
-    owner: str
-    seed: int
-    days: float
-    """Of the trace; of the whole of it: infinite."""
     span_days: float
     """Until the last job was done."""
     jobs: int
@@ -41,22 +36,23 @@ class Row:
     burst_most_s: float | None
     requests: int
     preempted: int
-    idle_waits: float | None
-    """None of the clairvoyant schedule, and of runs from before it was measured."""
     decision_mean_s: float
     decision_worst_s: float
     violations: tuple[str, ...]
+
+    # Results of earlier runs lack the following, and the options of a run.
+
+    idle_waits: float | None = None
+    """None of the clairvoyant schedule as well."""
+    first_day: Window | None = None
+    later_days: Window | None = None
 
     @classmethod
     def of(cls, run: Run, played: Played) -> Self:
         result = played.result
         hours, waits = result.gpu_hours, result.waits
         return cls(
-            rule=run.rule,
-            trace=run.trace,
-            owner=run.owner,
-            seed=run.seed,
-            days=run.days,
+            **asdict(run),
             span_days=result.days,
             jobs=result.jobs,
             jobs_done=result.jobs_done,
@@ -72,11 +68,20 @@ class Row:
             burst_most_s=played.burst_most_s,
             requests=result.requests,
             preempted=result.preempted,
-            idle_waits=played.idle_waits,
             decision_mean_s=played.decision_mean_s,
             decision_worst_s=played.decision_worst_s,
             violations=result.violations,
+            idle_waits=played.idle_waits,
+            first_day=played.first_day,
+            later_days=played.later_days,
         )
+
+    @classmethod
+    def read(cls, text: str) -> Self:
+        """Return the row of a results file, which may be of an earlier run."""
+        fields = json.loads(text)
+        windows = {name: Window(**fields[name]) for name in ("first_day", "later_days") if fields.get(name)}
+        return cls(**(fields | windows | {"violations": tuple(fields["violations"])}))
 
     @property
     def gpus_in_use(self) -> float:
@@ -99,8 +104,7 @@ def write(place: Path, run: Run, played: Played) -> None:
 
 def _named(place: Path) -> Iterator[tuple[str, Row]]:
     for path in sorted(place.glob("*.json")):
-        fields = json.loads(path.read_text())
-        yield path.name, Row(**({"idle_waits": None} | fields | {"violations": tuple(fields["violations"])}))
+        yield path.name, Row.read(path.read_text())
 
 
 def merged(places: Sequence[Path]) -> list[Row]:

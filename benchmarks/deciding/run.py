@@ -17,11 +17,13 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
-from benchmarks.deciding import table
-from benchmarks.deciding.play import CLAIRVOYANT, RULES, Run, play
+from benchmarks.deciding import frontier, table
+from benchmarks.deciding.checks import cases_of
+from benchmarks.deciding.play import CLAIRVOYANT, LIMITS, OURS, QUOTA, RULES, WAITING_COST, Run, play
 from benchmarks.deciding.rows import RESULTS, file_of, merged, write
 from benchmarks.deciding.worlds import OWNERS, TRACES, NoTraces, trace_dir
 
@@ -32,12 +34,16 @@ THREE_OWNERS = OWNERS[:2] + OWNERS[3:]
 
 
 def runs_of(wanted: argparse.Namespace) -> Iterator[Run]:
-    """By seed first: all rules have as many seeds at any time, give or take one."""
+    """Yield the runs, by seed first: all rules have as many seeds at any time, give or take one."""
     pairs = [tuple(p.split("/")) for p in wanted.pairs] or list(product(wanted.traces, wanted.owners))
     for seed, (trace, owner), rule in product(range(1, wanted.seeds + 1), pairs, wanted.rules):
         days = min(wanted.days, DOCUMENTED_DAYS) if rule == DOCUMENTED else wanted.days
-        if rule != CLAIRVOYANT or seed == 1:
-            yield Run(rule, trace, owner, seed, days)
+        run = Run(rule, trace, owner, seed, days)
+        if rule == OURS:
+            for limits, cost in product(wanted.limits, wanted.waiting_cost):
+                yield replace(run, limits=limits, waiting_cost=cost)
+        elif rule != CLAIRVOYANT or seed == 1:
+            yield run
 
 
 def carried_out(run: Run, place: Path) -> float:
@@ -59,17 +65,31 @@ def run_all(runs: Sequence[Run], place: Path, jobs: int) -> None:
             raise
 
 
-def main() -> int:
+def parser() -> argparse.ArgumentParser:
+    """Return the options of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--traces", nargs="+", choices=TRACES, default=list(TRACES), metavar="NAME")
     parser.add_argument("--owners", nargs="+", choices=OWNERS, default=list(THREE_OWNERS), metavar="NAME")
     parser.add_argument("--pairs", nargs="+", choices=["/".join(p) for p in product(TRACES, OWNERS)], default=[])
     parser.add_argument("--rules", nargs="+", choices=RULES, default=list(USUAL), metavar="NAME")
+    parser.add_argument("--limits", nargs="+", choices=LIMITS, default=[QUOTA], help="of our rule, one run with each")
+    parser.add_argument(
+        "--waiting-cost",
+        nargs="+",
+        type=float,
+        default=[WAITING_COST],
+        metavar="PRICE",
+        help="of our rule, one run with each; the frontier over them is drawn",
+    )
     parser.add_argument("--seeds", type=int, default=10, metavar="N")
     parser.add_argument("--days", type=float, default=math.inf, metavar="D", help="of the trace, from its begin")
     parser.add_argument("--jobs", type=int, default=2, metavar="N", help="runs at a time")
     parser.add_argument("--results", type=Path, default=RESULTS, metavar="DIR")
-    wanted = parser.parse_args()
+    return parser
+
+
+def main() -> int:
+    wanted = parser().parse_args()
     try:
         trace_dir()
     except NoTraces as error:
@@ -77,7 +97,12 @@ def main() -> int:
         return 1
     todo = [run for run in runs_of(wanted) if not file_of(wanted.results, run).exists()]
     run_all(todo, wanted.results, wanted.jobs)
-    table.show(merged([wanted.results]))
+    rows = merged([wanted.results])
+    table.show(rows)
+    if len(wanted.waiting_cost) > 1 and OURS in wanted.rules:
+        picture = wanted.results / "frontier.svg"
+        frontier.draw(cases_of(rows), picture)
+        print(f"\n{picture}: waste against mean wait, over the price of waiting")
     return 0
 
 

@@ -9,15 +9,26 @@ deviation. What was not run is said: at the end stands how many seeds of each ru
 from __future__ import annotations
 
 import argparse
-import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.deciding.checks import SEEDS, Case, Cases, Figure, Verdict, badput_ratio, cases_of, verdicts
-from benchmarks.deciding.play import CLAIRVOYANT, OURS, RULES, TITLES
+from benchmarks.deciding.checks import (
+    SEEDS,
+    Cases,
+    Figure,
+    Variants,
+    Verdict,
+    badput_ratio,
+    cases_of,
+    judged,
+    verdicts,
+)
+from benchmarks.deciding.frontier import dominance
+from benchmarks.deciding.play import CLAIRVOYANT, OURS, RULES, TITLES, Case
 from benchmarks.deciding.rows import RESULTS, Row, merged
+from benchmarks.deciding.windows import Window
 from benchmarks.deciding.worlds import PAIRS
 
 NOTHING = "-"
@@ -69,59 +80,104 @@ class Sheet:
 
 
 def sheets(rows: Sequence[Row]) -> Iterator[Sheet]:
-    """The rules in each case; the verdicts; how much of all was run."""
+    """Yield the rules in each case, the checks, and how much was run."""
     cases = cases_of(rows)
-    for case, rules in cases.items():
-        yield _figures(case, rules)
-    yield _verdicts(cases)
+    for case, variants in cases.items():
+        yield _figures(case, variants)
+    yield from filter(lambda sheet: sheet.rows, (_first_days(cases), _verdicts(cases), _dominance(cases)))
     yield _seeds(cases)
-    broken = [(_name((r.trace, r.owner, r.days)), TITLES[r.rule], str(r.seed), why) for r in rows for why in _wrong(r)]
+    broken = [(str(row.case), row.title, str(row.seed), why) for row in rows for why in _wrong(row)]
     if broken:
         yield Sheet("What must not be", ("case", "policy", "seed", "what"), broken)
 
 
-def _figures(case: Case, rules: Cases[Case]) -> Sheet:
-    some = next(iter(rules.values()))[0]
-    title = f"{_name(case)} ({some.jobs:,} jobs, {some.good_h:,.0f} good GPU-h)"
+def _figures(case: Case, variants: Variants) -> Sheet:
+    some = next(iter(variants.values()))[0]
+    title = f"{case} ({some.jobs:,} jobs, {some.good_h:,.0f} good GPU-h)"
     rows = [
-        (TITLES[rule], str(len(of_rule)), *(_cell(of_rule, column) for column in COLUMNS))
-        for rule, of_rule in rules.items()
+        (of_variant[0].title, str(len(of_variant)), *(_cell(of_variant, column) for column in COLUMNS))
+        for of_variant in variants.values()
     ]
     return Sheet(title, ("policy", "seeds", *(column.title for column in COLUMNS)), rows)
 
 
+def _first_days(cases: Cases) -> Sheet:
+    rows = []
+    for case, variants in cases.items():
+        for of_variant in variants.values():
+            windows = [row.first_day for row in of_variant], [row.later_days for row in of_variant]
+            if any(windows[0]):
+                cells = [_told(of(window) for window in each if window) for of in WINDOW_FIGURES for each in windows]
+                rows.append((str(case), of_variant[0].title, *cells))
+    figures = ("jobs", "work lost %", "wait mean s", "p95")
+    head = [f"{figure}{when}" for figure in figures for when in ("", ", later")]
+    return Sheet("Jobs of the first day, and of days 10 to 20 (later)", ("case", "policy", *head), rows)
+
+
+WINDOW_FIGURES: tuple[Callable[[Window], tuple[float, int]], ...] = (
+    lambda window: (window.jobs, 0),
+    lambda window: (100 * window.lost, 1),
+    lambda window: (window.wait_mean_s, 0),
+    lambda window: (window.wait_p95_s, 0),
+)
+"""Figures of a window, with their digits."""
+
+
+def _told(values: Iterable[tuple[float, int]]) -> str:
+    known = list(values)
+    return Figure.of([value for value, _ in known]).told(known[0][1]) if known else NOTHING
+
+
 def _verdicts(cases: Cases) -> Sheet:
-    rows = [_judged(_name(case), verdict) for case, rules in cases.items() for verdict in verdicts(rules)]
-    rows.append(_judged("all", badput_ratio(cases)))
-    return Sheet("Checks 1 to 3", ("case", "check", "figure", "ours", "at most", "the limit is", "verdict"), rows)
+    rows = []
+    ours: dict[str, str] = {}
+    for case, variants in cases.items():
+        for variant in judged(variants):
+            ours[variant] = variants[variant][0].title
+            rows += [_judged(str(case), ours[variant], verdict) for verdict in verdicts(variants, variant)]
+    rows += [_judged("all", title, badput_ratio(cases, variant)) for variant, title in ours.items()]
+    head = ("case", "policy", "check", "figure", "measured", "at most", "the limit is", "verdict")
+    return Sheet("Checks", head, rows)
 
 
-def _judged(case: str, verdict: Verdict) -> tuple[str, ...]:
-    ours = NOTHING if verdict.measured is None else verdict.measured.told(verdict.digits)
+def _judged(case: str, title: str, verdict: Verdict) -> tuple[str, ...]:
+    measured = NOTHING if verdict.measured is None else verdict.measured.told(verdict.digits)
     limit = NOTHING if verdict.limit is None else f"{verdict.limit:,.{verdict.digits}f}"
-    return case, str(verdict.check or "1-3"), verdict.what, ours, limit, verdict.limit_is, str(verdict)
+    return case, title, verdict.check, verdict.what, measured, limit, verdict.limit_is, str(verdict)
+
+
+def _dominance(cases: Cases) -> Sheet:
+    rows = [
+        (
+            TITLES[each.rule],
+            each.limits,
+            f"{len(each.dominated)} of {each.cases}",
+            f"{len(each.dominated_p95)} of {each.cases}",
+            ", ".join(f"{price:g}" for price in each.prices) or NOTHING,
+            "; ".join(each.open) or NOTHING,
+            "met" if each.met else "NOT met",
+        )
+        for each in dominance(cases)
+    ]
+    head = ("rule", "our limits", "dominated", "also in 95 % wait", "by the prices", "not dominated", "10 of 12")
+    return Sheet("Check 7: cases on which our frontier over the price of waiting dominates a rule", head, rows)
 
 
 def _seeds(cases: Cases) -> Sheet:
-    """The pairs that the tables are to have, and whatever else there is."""
-    wanted: list[Case] = [(trace, owner, math.inf) for trace, owner in PAIRS]
+    """Return the number of seeds of each rule with its usual options: on the usual pairs, and on all other cases."""
+    wanted = [Case(trace, owner) for trace, owner in PAIRS]
     rows = [
-        (_name(case), *(str(len(cases.get(case, {}).get(rule, ()))) for rule in RULES))
+        (str(case), *(str(len(cases.get(case, {}).get(rule, ()))) for rule in RULES))
         for case in (*wanted, *(case for case in cases if case not in wanted))
     ]
     title = f"Seeds that were run, of {SEEDS} (the clairvoyant schedule has no chance in it: 1)"
-    return Sheet(title, ("case", *(rule for rule in RULES)), rows)
+    return Sheet(title, ("case", *RULES), rows)
 
 
 def _wrong(row: Row) -> Iterator[str]:
     yield from row.violations
     if row.rule == OURS and row.jobs_done < row.jobs:
         yield f"{row.jobs - row.jobs_done} jobs were not done"
-
-
-def _name(case: Case) -> str:
-    trace, owner, days = case
-    return f"{trace}, owner {owner}" + ("" if math.isinf(days) else f", first {days:g} days")
 
 
 def _cell(rows: Sequence[Row], column: Column) -> str:

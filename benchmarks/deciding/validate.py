@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.deciding.checks import Figure, cases_of
-from benchmarks.deciding.play import CLAIRVOYANT, TITLES
+from benchmarks.deciding.play import CLAIRVOYANT, TITLES, Case
 from benchmarks.deciding.rows import RESULTS, Row, merged
 
 
@@ -90,11 +90,11 @@ SEEDS = 3
 
 def lines(rows: Sequence[Row]) -> Iterator[str]:
     """In Markdown: here, and there."""
-    for (trace, owner, days), rules in cases_of([row for row in rows if row.seed <= SEEDS]).items():
-        before = PROTOTYPE.get((trace, owner))
-        if before is None or days != float("inf"):
+    for case, rules in cases_of([row for row in rows if row.seed <= SEEDS]).items():
+        before = PROTOTYPE.get((case.trace, case.owner))
+        if before is None or case != Case(case.trace, case.owner):
             continue
-        yield f"\n**{trace}**, owner {owner}: here / the prototype\n"
+        yield f"\n**{case.trace}**, owner {case.owner}: here / the prototype\n"
         yield "| policy | seeds | " + " | ".join(name.replace("_", " ") for name in Figures._fields) + " |"
         yield "|---" * (len(Figures._fields) + 2) + "|"
         for rule, mine in rules.items():

@@ -13,7 +13,7 @@ import csv
 import gzip
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from provisioner.model import DroneType, SitePolicy, TypeKey
@@ -168,31 +168,34 @@ def owner_of(series: str) -> Steps:
     return tuple((at_s + n * OWNER_SPAN_S, gpus) for n in range(OWNER_REPEATS) for at_s, gpus in steps)
 
 
-def facilities(owner: Steps, *, release_s: float = 20.0, ours: bool = True) -> tuple[Facility, ...]:
-    """The three sites. For ours the operator's limits are the sites' quotas, and drones retire after a day by
-    themselves; other rules know the quotas, and see to retiring (:meth:`benchmarks.deciding.rule.Rule`)."""
+def facilities(
+    owner: Steps, *, release_s: float = 20.0, ours: bool = True, shipped: bool = False
+) -> tuple[Facility, ...]:
+    """Return the three sites.
+
+    For our rule the operator's limits are the sites' quotas, with ``shipped`` also all that the product limits by
+    default, and drones retire after a day by themselves. Other rules know the quotas, and see to retiring
+    (:class:`benchmarks.deciding.rule.Rule`).
+    """
     found = []
     for site in dict.fromkeys(place.site for place in PLACES):
         places = [place for place in PLACES if place.site == site]
         most = sum(place.gpus for place in places) if ours else UNLIMITED
-        owned = places[0].owned
+        owned, reports_free = places[0].owned, places[0].reports_free
+        policy = SitePolicy(site, max_drones=most, queue_when_full=not reports_free)
+        if not shipped:
+            policy = replace(
+                policy, max_pending=UNLIMITED, max_starts_per_tick=UNLIMITED, queued_s=7 * DAY_S, booting_s=3600.0
+            )
         found.append(
             Facility(
-                policy=SitePolicy(
-                    site,
-                    max_drones=most,
-                    max_pending=UNLIMITED,
-                    max_starts_per_tick=UNLIMITED,
-                    queue_when_full=not places[0].reports_free,
-                    queued_s=7 * DAY_S,
-                    booting_s=3600.0,
-                ),
+                policy=policy,
                 types=tuple(place.kind for place in places),
                 pools=tuple(GpuPool(p.name, GPUS_PER_NODE, p.gpus // GPUS_PER_NODE) for p in places),
                 serves={place.name: place.name for place in places},
                 behaviour_of={place.name: _behaviour(place, release_s, RETIRE_S if ours else None) for place in places},
                 latency=AT_ONCE,
-                reports_free=places[0].reports_free,
+                reports_free=reports_free,
                 reports_claims=False,
                 retain_finished_s=120.0,
                 owner=OwnerSeries(owner) if owned and owner else None,

@@ -115,6 +115,8 @@ class QueuedJob:
     """Begin of its present wait; -1 while it runs."""
     saved_s: float = 0.0
     """Run time that earlier attempts have saved."""
+    lost_gpu_s: float = 0.0
+    """GPU-seconds of earlier attempts that must be repeated."""
     done_s: float | None = None
 
     @property

@@ -15,6 +15,7 @@ from provisioner.sharing import rates, share_milli, shares_needed
 from provisioner.simulator.drones import OVERLAY, DroneDefect, HardwareFaultKind, ResourceVector, SimulatedDrone
 from provisioner.simulator.jobs import JobRequirements, QueuedJob, QueuedJobClass, SimulatedJobQueue
 from provisioner.simulator.loop import Draw, Fixed, after, at, now, now_s, start_epoch
+from provisioner.simulator.results import FinishedJob
 
 if TYPE_CHECKING:
     from provisioner.simulator.world import World
@@ -510,7 +511,8 @@ class SimulatedOverlay:
         run = slot.running[queued.serial]
         ran_s, saved_s = until_s - run.begun_s, queued.job.saved_s(run.worked(until_s))
         lost_s = None if done else ran_s - run.kept_s(until_s)
-        self._metrics.attempt(kind, slot.milli_of(queued.wants), ran_s, lost_s, busy_s=slot.end(run))
+        gpu_milli = slot.milli_of(queued.wants)
+        self._metrics.attempt(kind, gpu_milli, ran_s, lost_s, busy_s=slot.end(run))
         jobs.running -= 1
         gpu_s = max(model.WHOLE_GPU, queued.wants.gpu_milli) * queued.wants.load.duty * run.worked(until_s)
         ended = model.CompletedJob(
@@ -527,12 +529,14 @@ class SimulatedOverlay:
         self._completions.append((now(), ended))
         if not done:
             queued.saved_s += saved_s
+            queued.lost_gpu_s += (lost_s or 0.0) * gpu_milli / model.WHOLE_GPU
             self._queue.add(queued, now_s())
             return jobs
         self.done += 1
         queued.done_s = now_s()
         wait_s = queued.done_s - queued.job.duration_s - queued.job.submit_s
-        self._metrics.waits_s.append(wait_s)
+        worked_gpu_s = queued.job.duration_s * gpu_milli / model.WHOLE_GPU
+        self._metrics.finished.append(FinishedJob(queued.job.submit_s, wait_s, worked_gpu_s, queued.lost_gpu_s))
         self._metrics.waits_by_class[queued.wants.label].append(wait_s)
         return jobs
 

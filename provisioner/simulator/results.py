@@ -110,6 +110,19 @@ class OwnerWait(NamedTuple):
     """Its room was free again, and the site's next cycle had still to come."""
 
 
+class FinishedJob(NamedTuple):
+    """One finished job: time in seconds from the start of the scenario, GPU time in GPU-seconds."""
+
+    submit_s: float
+    wait_s: float
+    """Completion - submission - run time with a GPU of its own, so that lost work counts as wait, and so does what
+    others on a shared GPU have slowed it down by."""
+    gpu_s: float
+    """GPU time of the work."""
+    lost_gpu_s: float
+    """GPU time of attempts that had to be repeated."""
+
+
 @dataclass(slots=True)
 class Metrics:
     """Counts of a world. Limits are checked at every instant at which a count rises."""
@@ -123,11 +136,9 @@ class Metrics:
     withdrawn: int = 0
     """Drones that ended before that."""
     ends: Counter[tuple[str, EndKind]] = field(default_factory=Counter)
-    waits_s: list[float] = field(default_factory=list)
-    """Per finished job: completion - submission - run time with a GPU of its own, so that lost work counts as wait, and
-    so does what others on a shared GPU have slowed it down by."""
+    finished: list[FinishedJob] = field(default_factory=list)
     waits_by_class: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
-    """The same by size of the jobs (:attr:`JobRequirements.label`)."""
+    """Waits of finished jobs in seconds, by size of the jobs (:attr:`JobRequirements.label`)."""
     first_starts: list[tuple[float, float]] = field(default_factory=list)
     """Submission and first start of each job that has ever begun, in that order."""
     owner_waits: list[OwnerWait] = field(default_factory=list)
@@ -209,6 +220,11 @@ class Metrics:
         """Enter the idle time, when all else is entered."""
         for time in self.by_site.values():
             time.idle = time.held - time.good - time.badput - time.boot - time.release
+
+    @property
+    def waits_s(self) -> list[float]:
+        """Waits of finished jobs in seconds."""
+        return [job.wait_s for job in self.finished]
 
     @property
     def gpu_seconds(self) -> GpuTime:
