@@ -111,8 +111,8 @@ bench: dev  ## the benchmarks: a table, and benchmarks/results.json
 	$(BIN)/python benchmarks/run.py
 
 # Hours, of which it keeps what it has: it may be broken off, and goes on. One run: DECIDING="--pairs 6214e9/vc8Sj --seeds 1".
-bench-deciding: dev  ## our decisions beside other systems' rules, on public traces: tables, var/deciding
-	$(BIN)/python -m benchmarks.deciding.run $(DECIDING)
+bench-deciding: dev  ## our decisions beside other systems' rules and without each of ours, on public traces: tables, var/deciding
+	$(BIN)/python -m benchmarks.deciding.run $(or $(DECIDING),--without all)
 
 # Ten minutes of one processor. One world: HOSTILE="1 --seed 4711".
 bench-hostile: dev  ## decisions on 100,000 random and hostile snapshots, ads and listings: exceptions, refused plans, slowest

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from benchmarks.deciding.ablation import ABLATIONS, switched_off
 from benchmarks.deciding.checks import cases_of, verdicts
+from benchmarks.deciding.earnings import earnings
 from benchmarks.deciding.frontier import dominance, draw
 from benchmarks.deciding.idle_waits import GPUS, START_S, share_while_idle
 from benchmarks.deciding.play import LIMITS, Case, Played, Run, play_in
@@ -15,8 +18,14 @@ from benchmarks.deciding.rows import Row, merged, write
 from benchmarks.deciding.run import parser, runs_of
 from benchmarks.deciding.table import sheets
 from benchmarks.deciding.windows import Window, window_of
+from provisioner.controller.estimation import UnfinishedJobs
+from provisioner.estimates import Estimates, StartDelays
+from provisioner.model import DroneState, OverlayView, RemoteDrone, RemoteState, Snapshot
+from provisioner.planner import decide
 from provisioner.simulator.jobs import SimulatedJob
 from provisioner.simulator.results import FinishedJob, GpuTime, ReplayResult, Sample, WaitStatistics
+from tests.planner import test_risk
+from tests.planner.scenes import A100, NOW, SMALL, drone, jobs, slot_of, snapshot
 
 TOPAS, CLOUD = START_S["topas"], START_S["cloud"]
 
@@ -208,3 +217,65 @@ def test_shipped_limits_hold_back_a_burst() -> None:
     free, held = (play_in(Run("ours", "", "", 1, limits=limits), jobs, ()).result for limits in LIMITS)
     assert not free.violations + held.violations
     assert held.waits.mean_s > free.waits.mean_s
+
+
+# ------------------------------------------------------------------------------------------------------------ ablation
+
+CLOUD_TYPE = replace(A100, site="cloud", price=3.0)
+QUEUED = drone("kit-ab12-1", DroneState.QUEUED, A100, age_s=600)
+EXPECTED_LATE = RemoteDrone(QUEUED.id, RemoteState.PENDING, "17_0", expected_start_at=NOW + 3500)
+SHORT_RUNS = Estimates(runs={test_risk.size_key(SMALL.owner): (30.0,)})
+SCENES: Mapping[str, Snapshot] = {
+    "owner-risk": test_risk.world(test_risk.NEAR, free=10),
+    "excluded-users": test_risk.world_excluded(test_risk.of("short"), test_risk.of("long")),
+    "drain-at-risk": test_risk.staffed(test_risk.NEAR),
+    "hedging": snapshot(
+        classes=[jobs()], types=(A100, CLOUD_TYPE), drones=[QUEUED], remotes=[EXPECTED_LATE], free={"a100": 2}
+    ),
+    "sharing": test_risk.world(SHORT_RUNS, free=100, waiting=40, safe=False),
+    "learned-idle-timeouts": replace(
+        snapshot(drones=[drone("kit-ab12-1", age_s=31)]), estimates=Estimates(idle_s={"topas": 26.0})
+    ),
+    "ranking-by-cost": replace(
+        snapshot(classes=[jobs()], types=(A100, CLOUD_TYPE), free={"a100": 5}),
+        estimates=Estimates(delays={A100.key: StartDelays(7200, 60), CLOUD_TYPE.key: StartDelays(10, 60)}),
+    ),
+}
+
+
+@pytest.mark.parametrize("rule", sorted({*ABLATIONS} - {"unfinished-jobs"}))
+def test_each_rule_that_can_be_switched_off_changes_a_plan(rule: str) -> None:
+    plan = decide(SCENES[rule])
+    with switched_off(rule):
+        assert decide(SCENES[rule]) != plan
+    assert decide(SCENES[rule]) == plan, "it is on again"
+
+
+def test_without_unfinished_jobs_run_times_come_from_completed_ones_alone() -> None:
+    busy = drone("kit-ab12-1", DroneState.BUSY)
+    view = OverlayView(NOW, slots=(slot_of(busy, owner="ann", job_cpus=1, begun_at=NOW - 100),))
+    for rule, known in (("", True), ("unfinished-jobs", False)):
+        with switched_off(rule):
+            found = UnfinishedJobs()
+            found.note(view)
+            assert bool(list(found.so_far(NOW))) is known
+
+
+def test_a_rule_earns_what_is_worse_without_it_seed_by_seed() -> None:
+    rows = [row(seed=n, waste=0.05 + n / 100, wait_mean_s=100.0) for n in (1, 2)]
+    rows += [row(seed=n, waste=0.06 + n / 100, wait_mean_s=150.0, without="hedging") for n in (1, 2, 3)]
+    (earning,) = earnings(cases_of(rows))
+    assert (earning.rule, len(earning.changes[0])) == ("hedging", 2), "the third seed has no partner"
+    assert earning.changes[0] == pytest.approx([1.0, 1.0])
+    assert earning.overall[0] == pytest.approx(1.0) and earning.overall[2] == pytest.approx(50.0), "per cent"
+    lines = [line for sheet in sheets(rows) for line in sheet.text()]
+    assert any("hedging" in line and "1.00 ± 0.00" in line for line in lines)
+
+
+def test_each_rule_is_switched_off_beside_the_whole_planner() -> None:
+    assert asked("--rules", "ours", "--without", "hedging", "sharing") == [
+        "kit-vc8Sj-ours-1",
+        "kit-vc8Sj-ours-without-hedging-1",
+        "kit-vc8Sj-ours-without-sharing-1",
+    ]
+    assert len(asked("--rules", "ours", "--without", "all")) == 1 + len(ABLATIONS)

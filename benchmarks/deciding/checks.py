@@ -64,7 +64,7 @@ class Figure:
 
     def told(self, digits: int) -> str:
         spread = "" if self.sd is None else f" ± {self.sd:,.{digits}f}"
-        return f"{self.mean:,.{digits}f}{spread}"
+        return f"{round(self.mean, digits) + 0.0:,.{digits}f}{spread}"  # no -0.0
 
 
 def figure_of(rows: Sequence[Row], value: Value) -> Figure | None:
@@ -102,7 +102,7 @@ class Verdict:
 
 
 def judged(case: Variants) -> list[str]:
-    """Return the variants of our rule that are judged: without a price of their own, and with all rules."""
+    """Return the variants of our rule that are judged: with all rules, and with the usual price of waiting."""
     return [variant for variant, rows in case.items() if rows[0].rule == OURS and rows[0].usual]
 
 

@@ -65,7 +65,7 @@ def frontiers(case: Variants) -> dict[str, list[Point]]:
     """Return our points by setting of the limits, in the order of their price."""
     found: dict[str, list[Point]] = {}
     for rows in case.values():
-        if rows[0].rule == OURS:
+        if rows[0].rule == OURS and not rows[0].without:
             found.setdefault(rows[0].limits, []).append(Point.of(rows))
     return {limits: sorted(points, key=lambda point: point.waiting_cost) for limits, points in found.items()}
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
 
+from benchmarks.deciding.ablation import switched_off
 from benchmarks.deciding.always_on import AlwaysOn
 from benchmarks.deciding.clairvoyant import schedule
 from benchmarks.deciding.cobald import Cobald
@@ -91,6 +92,8 @@ class Run:
     """Of sites: :data:`QUOTA` or :data:`SHIPPED`."""
     waiting_cost: float = WAITING_COST
     """The policy's price of waiting."""
+    without: str = ""
+    """A rule of :data:`benchmarks.deciding.ablation.ABLATIONS` that is switched off."""
 
     @property
     def case(self) -> Case:
@@ -101,7 +104,8 @@ class Run:
         """Options of our rule that are not the usual ones, as tables name them."""
         limits = [f"{self.limits} limits"] if self.limits != QUOTA else []
         price = [f"waiting cost {self.waiting_cost:g}"] if self.waiting_cost != WAITING_COST else []
-        return (*limits, *price)
+        without = [f"without {self.without}"] if self.without else []
+        return (*limits, *price, *without)
 
     @property
     def variant(self) -> str:
@@ -115,12 +119,12 @@ class Run:
     @property
     def order(self) -> tuple[object, ...]:
         """Sort key of tables."""
-        return RULES.index(self.rule), self.limits, self.waiting_cost
+        return RULES.index(self.rule), self.limits, self.without, self.waiting_cost
 
     @property
     def usual(self) -> bool:
-        """True if the rule has the usual price of waiting."""
-        return self.waiting_cost == WAITING_COST
+        """True if the rule is whole, and has the usual price of waiting."""
+        return self.waiting_cost == WAITING_COST and not self.without
 
     def __str__(self) -> str:
         part = "" if math.isinf(self.days) else f"-{self.days:g}d"
@@ -203,7 +207,8 @@ def play_in(run: Run, jobs: tuple[SimulatedJob, ...], owner: Steps) -> Played:
         planner=planner,
         samples_s=SAMPLE_S,
     )
-    outcome = simulate(scenario)
+    with switched_off(run.without):
+        outcome = simulate(scenario)
     result = summarize(outcome, policy=run.rule, trace=run.trace)
     # A rule may ask for more than an operator would allow: that is its own affair.
     violations = outcome.violations if run.rule == OURS else ()

@@ -22,6 +22,7 @@ from itertools import product
 from pathlib import Path
 
 from benchmarks.deciding import frontier, table
+from benchmarks.deciding.ablation import ABLATIONS
 from benchmarks.deciding.checks import cases_of
 from benchmarks.deciding.play import CLAIRVOYANT, LIMITS, OURS, QUOTA, RULES, WAITING_COST, Run, play
 from benchmarks.deciding.rows import RESULTS, file_of, merged, write
@@ -40,8 +41,11 @@ def runs_of(wanted: argparse.Namespace) -> Iterator[Run]:
         days = min(wanted.days, DOCUMENTED_DAYS) if rule == DOCUMENTED else wanted.days
         run = Run(rule, trace, owner, seed, days)
         if rule == OURS:
-            for limits, cost in product(wanted.limits, wanted.waiting_cost):
-                yield replace(run, limits=limits, waiting_cost=cost)
+            without = [*ABLATIONS] if "all" in wanted.without else wanted.without
+            for limits in wanted.limits:
+                mine = [replace(run, limits=limits, waiting_cost=cost) for cost in wanted.waiting_cost]
+                mine += [replace(run, limits=limits, without=each) for each in (("", *without) if without else ())]
+                yield from dict.fromkeys(mine)
         elif rule != CLAIRVOYANT or seed == 1:
             yield run
 
@@ -80,6 +84,14 @@ def parser() -> argparse.ArgumentParser:
         default=[WAITING_COST],
         metavar="PRICE",
         help="of our rule, one run with each; the frontier over them is drawn",
+    )
+    parser.add_argument(
+        "--without",
+        nargs="+",
+        choices=("all", *ABLATIONS),
+        default=[],
+        metavar="RULE",
+        help=f"of our rule, one run without each of: {', '.join(ABLATIONS)}; all: each of them",
     )
     parser.add_argument("--seeds", type=int, default=10, metavar="N")
     parser.add_argument("--days", type=float, default=math.inf, metavar="D", help="of the trace, from its begin")

@@ -25,6 +25,7 @@ from benchmarks.deciding.checks import (
     judged,
     verdicts,
 )
+from benchmarks.deciding.earnings import FIGURES, CostFigure, earnings
 from benchmarks.deciding.frontier import dominance
 from benchmarks.deciding.play import CLAIRVOYANT, OURS, RULES, TITLES, Case
 from benchmarks.deciding.rows import RESULTS, Row, merged
@@ -85,6 +86,7 @@ def sheets(rows: Sequence[Row]) -> Iterator[Sheet]:
     for case, variants in cases.items():
         yield _figures(case, variants)
     yield from filter(lambda sheet: sheet.rows, (_first_days(cases), _verdicts(cases), _dominance(cases)))
+    yield from filter(lambda sheet: sheet.rows, _earnings(cases))
     yield _seeds(cases)
     broken = [(str(row.case), row.title, str(row.seed), why) for row in rows for why in _wrong(row)]
     if broken:
@@ -161,6 +163,28 @@ def _dominance(cases: Cases) -> Sheet:
     ]
     head = ("rule", "our limits", "dominated", "also in 95 % wait", "by the prices", "not dominated", "10 of 12")
     return Sheet("Check 7: cases on which our frontier over the price of waiting dominates a rule", head, rows)
+
+
+def _earnings(cases: Cases) -> Iterator[Sheet]:
+    """Yield what each rule earns: in each case over the seeds, then over the cases."""
+    every = list(earnings(cases))
+    titles = [figure.title for figure in FIGURES]
+    rows = [
+        (each.case, each.limits, each.rule, str(len(each.changes[0])), *map(_change, each.changes, FIGURES))
+        for each in every
+    ]
+    title = "What each rule earns: the figure without it less the figure with it, waits in seconds"
+    yield Sheet(title, ("case", "limits", "rule", "seeds", *titles), rows)
+    rows = []
+    for limits, rule in dict.fromkeys((each.limits, each.rule) for each in every):
+        overall = [each.overall for each in every if (each.limits, each.rule) == (limits, rule)]
+        known = [[change for change in of_figure if change is not None] for of_figure in zip(*overall, strict=True)]
+        rows.append((limits, rule, str(len(overall)), *map(_change, known, FIGURES)))
+    yield Sheet("The same over the cases, waits in per cent", ("limits", "rule", "cases", *titles), rows)
+
+
+def _change(changes: Sequence[float], figure: CostFigure) -> str:
+    return Figure.of(changes).told(figure.digits) if changes else NOTHING
 
 
 def _seeds(cases: Cases) -> Sheet:
