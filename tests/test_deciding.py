@@ -10,19 +10,21 @@ import pytest
 
 from benchmarks.deciding.ablation import ABLATIONS, switched_off
 from benchmarks.deciding.checks import cases_of, verdicts
-from benchmarks.deciding.earnings import earnings
+from benchmarks.deciding.earnings import earnings, world_changes
 from benchmarks.deciding.frontier import dominance, draw
 from benchmarks.deciding.idle_waits import GPUS, START_S, share_while_idle
 from benchmarks.deciding.play import LIMITS, Case, Played, Run, play_in
 from benchmarks.deciding.rows import Row, merged, write
 from benchmarks.deciding.run import parser, runs_of
 from benchmarks.deciding.table import sheets
+from benchmarks.deciding.users import dealt
 from benchmarks.deciding.windows import Window, window_of
 from provisioner.controller.estimation import UnfinishedJobs
 from provisioner.estimates import Estimates, StartDelays
 from provisioner.model import DroneState, OverlayView, RemoteDrone, RemoteState, Snapshot
 from provisioner.planner import decide
 from provisioner.simulator.jobs import SimulatedJob
+from provisioner.simulator.owner import VictimRule
 from provisioner.simulator.results import FinishedJob, GpuTime, ReplayResult, Sample, WaitStatistics
 from tests.planner import test_risk
 from tests.planner.scenes import A100, NOW, SMALL, drone, jobs, slot_of, snapshot
@@ -94,8 +96,9 @@ def test_names_of_results_of_earlier_runs_are_kept() -> None:
 
 def test_runs_with_other_options_have_other_names() -> None:
     plain = Run("ours", "kit", "vc8Sj", 1)
-    others = [replace(plain, waiting_cost=0.3), replace(plain, limits="shipped")]
-    assert len({str(run) for run in (plain, *others)}) == 3
+    news: list[dict[str, object]] = [{"waiting_cost": 0.3}, {"limits": "shipped"}, {"without": "hedging"}]
+    news += [{"users": 10}, {"victims": "oldest"}, {"seed": 2}, {"days": 7.0}]
+    assert len({str(replace(plain, **new)) for new in ({}, *news)}) == 1 + len(news)  # type: ignore[arg-type]
 
 
 def test_a_row_is_the_same_after_a_write_and_a_read(tmp_path: Path) -> None:
@@ -155,6 +158,12 @@ def test_a_rule_must_be_dominated_on_ten_of_twelve_cases() -> None:
     assert (len(found["karpenter"].dominated), found["karpenter"].cases, found["karpenter"].met) == (5, 6, True)
     found = {each.rule: each for each in dominance(cases_of([*fine[4:], *bad]))}
     assert not found["karpenter"].met, "4 of 5"
+
+
+def test_each_world_is_judged_for_itself() -> None:
+    rows = [*frontier_rows(), row(users=10), row("karpenter", users=10, waste=0.01)]
+    found = {each.setting: each.met for each in dominance(cases_of(rows)) if each.rule == "karpenter"}
+    assert found == {"quota limits": True, "10 users, quota limits": False}
 
 
 def test_means_over_seeds_are_compared() -> None:
@@ -265,7 +274,7 @@ def test_a_rule_earns_what_is_worse_without_it_seed_by_seed() -> None:
     rows = [row(seed=n, waste=0.05 + n / 100, wait_mean_s=100.0) for n in (1, 2)]
     rows += [row(seed=n, waste=0.06 + n / 100, wait_mean_s=150.0, without="hedging") for n in (1, 2, 3)]
     (earning,) = earnings(cases_of(rows))
-    assert (earning.rule, len(earning.changes[0])) == ("hedging", 2), "the third seed has no partner"
+    assert (earning.names[2], len(earning.changes[0])) == ("hedging", 2), "the third seed has no partner"
     assert earning.changes[0] == pytest.approx([1.0, 1.0])
     assert earning.overall[0] == pytest.approx(1.0) and earning.overall[2] == pytest.approx(50.0), "per cent"
     lines = [line for sheet in sheets(rows) for line in sheet.text()]
@@ -279,3 +288,60 @@ def test_each_rule_is_switched_off_beside_the_whole_planner() -> None:
         "kit-vc8Sj-ours-without-sharing-1",
     ]
     assert len(asked("--rules", "ours", "--without", "all")) == 1 + len(ABLATIONS)
+
+
+# ------------------------------------------------------------------------------------------------------ users, victims
+
+
+def test_runs_of_similar_jobs_go_to_one_user_also_where_they_alternate() -> None:
+    lengths = [60.0, 7200.0, 80.0, 6000.0, 100.0, 9000.0]
+    dealt_jobs = dealt([SimulatedJob(600.0 * n, length_s) for n, length_s in enumerate(lengths)], 50, seed=3)
+    short, long = ({job.wants.owner for job in dealt_jobs[n::2]} for n in (0, 1))
+    assert len(short) == len(long) == 1 and short != long
+
+
+def test_a_campaign_ends_with_a_gap_and_with_a_job_of_another_length() -> None:
+    apart = [SimulatedJob(7 * 3600.0 * n, 60.0) for n in range(20)]
+    unlike = [SimulatedJob(60.0 * n, 4.0**n) for n in range(15)]
+    for given in (apart, unlike):
+        assert len({job.wants.owner for job in dealt(given, 50, seed=1)}) > 5
+
+
+def test_users_are_the_same_for_the_same_seed_and_only_users_are_new() -> None:
+    given = [SimulatedJob(60.0 * n, float(1 + n * n)) for n in range(200)]
+    one, again, other = (dealt(given, 10, seed) for seed in (1, 1, 2))
+    assert one == again != other
+    assert [(job.submit_s, job.duration_s) for job in one] == [(job.submit_s, job.duration_s) for job in given]
+    assert dealt(given, 1, seed=1) == tuple(given)
+
+
+def test_each_world_is_played_by_every_rule() -> None:
+    assert asked("--rules", "ours", "karpenter", "--users", "1", "10", "--victims", "youngest", "oldest") == [
+        f"kit{users}-vc8Sj{victims}-{rule}-1"
+        for users in ("", "-10users")
+        for victims in ("", "-oldest")
+        for rule in ("ours", "karpenter")
+    ]
+
+
+@pytest.mark.parametrize("victims", [rule.value for rule in VictimRule])
+def test_the_owner_preempts_the_drones_that_the_run_names(victims: str) -> None:
+    """Drones hold all GPUs of the owner, who takes back as many as began at one time."""
+    jobs = tuple(SimulatedJob(600.0 * n, 7200.0) for n in range(4) for _ in range(14))
+    owner = ((0.0, 0), (3600.0, 14), (6000.0, 0))
+    run = Run("karpenter", "", "", 1, victims=victims)
+    played = play_in(run, jobs, owner)
+    assert played.result.preempted == 14
+    lost_h = played.result.gpu_hours.badput
+    expected = {"oldest": 14.0, "youngest": 14 * 0.45}
+    assert expected.get(victims, lost_h) == pytest.approx(lost_h, rel=0.1)
+
+
+def test_what_users_and_victims_change_is_told_for_each_rule() -> None:
+    rows = [row(rule, wait_mean_s=100.0) for rule in ("ours", "karpenter")]
+    rows += [row("ours", users=10, wait_mean_s=130.0), row("karpenter", victims="oldest", wait_mean_s=70.0)]
+    found = {each.names: each.overall[2] for each in world_changes(cases_of(rows))}
+    assert found == {
+        ("kit, owner vc8Sj, 10 users", "ours"): pytest.approx(30.0),
+        ("kit, owner vc8Sj, oldest victims", "Karpenter-like (availability, 30 s)"): pytest.approx(-30.0),
+    }

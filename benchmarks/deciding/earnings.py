@@ -1,7 +1,7 @@
-"""Earnings of each rule: our planner's figures without it (:mod:`benchmarks.deciding.ablation`) less those with it.
+"""Comparisons seed by seed: what each rule of our planner earns, and what users and the choice of victims change.
 
-Differences are taken seed by seed, so that effects which both have in common cancel. Of all figures here less is
-better: a positive difference is what the rule earns.
+Differences are taken seed by seed, so that effects which both sides have in common cancel. Of all figures here less is
+better. What a rule earns is the figure without it (:mod:`benchmarks.deciding.ablation`) less the figure with it.
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean
+from typing import Self
 
 from benchmarks.deciding.checks import Cases, Value
-from benchmarks.deciding.play import OURS
+from benchmarks.deciding.play import OURS, Case
 from benchmarks.deciding.rows import Row
 
 
@@ -23,7 +24,7 @@ class CostFigure:
     value: Value
     digits: int
     relative: bool = False
-    """Over cases it is compared in per cent of the figure with the rule."""
+    """Over cases it is compared in per cent."""
 
 
 FIGURES = (
@@ -36,47 +37,56 @@ FIGURES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Earning:
-    """What one rule earns in one case."""
+class Comparison:
+    """Figures of some rows less those of others."""
 
-    case: str
-    limits: str
-    rule: str
+    names: tuple[str, ...]
     changes: Sequence[Sequence[float]]
     """For each of :data:`FIGURES`, over the seeds."""
     overall: Sequence[float | None]
     """For each of them the mean change, relative ones in per cent; None if it is unknown."""
 
+    @classmethod
+    def of(cls, names: tuple[str, ...], before: Sequence[Row], after: Sequence[Row]) -> Self:
+        found = [_paired(before, after, figure.value) for figure in FIGURES]
+        return cls(
+            names,
+            [[new - old for old, new in pairs] for pairs in found],
+            [_overall(pairs, figure.relative) for pairs, figure in zip(found, FIGURES, strict=True)],
+        )
 
-def earnings(cases: Cases) -> Iterator[Earning]:
-    """Yield the earnings of each rule that was switched off, case by case."""
+
+def earnings(cases: Cases) -> Iterator[Comparison]:
+    """Yield the earnings of each rule that was switched off: names are case, limits and rule."""
     for case, variants in cases.items():
         ours = [rows for rows in variants.values() if rows[0].rule == OURS]
         whole = {rows[0].limits: rows for rows in ours if rows[0].usual}
         for rows in ours:
             some = rows[0]
             if some.without and some.limits in whole:
-                found = [_paired(whole[some.limits], rows, figure.value) for figure in FIGURES]
-                yield Earning(
-                    str(case),
-                    some.limits,
-                    some.without,
-                    [[without - with_it for with_it, without in pairs] for pairs in found],
-                    [_overall(pairs, figure.relative) for pairs, figure in zip(found, FIGURES, strict=True)],
-                )
+                yield Comparison.of((str(case), some.limits, some.without), whole[some.limits], rows)
 
 
-def _paired(with_it: Sequence[Row], without: Sequence[Row], value: Value) -> list[tuple[float, float]]:
-    """Return the figure with and without a rule, for each seed in which both are known."""
-    known = {row.seed: value(row) for row in with_it}
-    pairs = [(known.get(row.seed), value(row)) for row in without]
-    return [(before, after) for before, after in pairs if before is not None and after is not None]
+def world_changes(cases: Cases) -> Iterator[Comparison]:
+    """Yield what users and victims change, from the usual world: names are case and policy."""
+    for case, variants in cases.items():
+        usual = cases.get(Case(case.trace, case.owner, case.days), {})
+        for variant, rows in variants.items():
+            if usual is not variants and variant in usual:
+                yield Comparison.of((str(case), rows[0].title), usual[variant], rows)
+
+
+def _paired(before: Sequence[Row], after: Sequence[Row], value: Value) -> list[tuple[float, float]]:
+    """Return the figure before and after, for each seed in which both are known."""
+    known = {row.seed: value(row) for row in before}
+    pairs = [(known.get(row.seed), value(row)) for row in after]
+    return [(old, new) for old, new in pairs if old is not None and new is not None]
 
 
 def _overall(pairs: Sequence[tuple[float, float]], relative: bool) -> float | None:
     if not pairs:
         return None
-    with_it, without = (fmean(figures) for figures in zip(*pairs, strict=True))
+    old, new = (fmean(figures) for figures in zip(*pairs, strict=True))
     if not relative:
-        return without - with_it
-    return 100 * (without / with_it - 1) if with_it else None
+        return new - old
+    return 100 * (new / old - 1) if old else None

@@ -79,7 +79,8 @@ def others(case: Variants) -> dict[str, Point]:
 class Dominance:
     """Cases on which our frontier dominates one rule."""
 
-    limits: str
+    setting: str
+    """World and limits of our rule: all cases of one world count together."""
     rule: str
     cases: int
     """With both of them."""
@@ -97,14 +98,16 @@ class Dominance:
 
 
 def dominance(cases: Cases) -> Iterator[Dominance]:
-    """Yield the result for each setting of our limits and each other rule."""
-    settings = dict.fromkeys(limits for case in cases.values() for limits in frontiers(case))
-    for limits in settings:
+    """Yield the result for each world, each setting of our limits and each other rule."""
+    settings = dict.fromkeys((case.world, limits) for case in cases for limits in frontiers(cases[case]))
+    for world, limits in settings:
         for rule in REFERENCE:
             both = {
                 str(case): (points, theirs)
                 for case, variants in cases.items()
-                if (points := frontiers(variants).get(limits)) and (theirs := others(variants).get(rule))
+                if case.world == world
+                and (points := frontiers(variants).get(limits))
+                and (theirs := others(variants).get(rule))
             }
             if not both:
                 continue
@@ -113,7 +116,7 @@ def dominance(cases: Cases) -> Iterator[Dominance]:
                 name for name, (points, theirs) in both.items() if any(p.dominates(theirs, p95=True) for p in points)
             ]
             yield Dominance(
-                limits,
+                ", ".join((*world, f"{limits} limits")),
                 rule,
                 len(both),
                 tuple(name for name, points in better.items() if points),

@@ -19,6 +19,7 @@ from benchmarks.deciding.glidein import Glidein
 from benchmarks.deciding.idle_waits import SAMPLE_S, share_while_idle
 from benchmarks.deciding.karpenter import Karpenter
 from benchmarks.deciding.rule import Rule
+from benchmarks.deciding.users import dealt
 from benchmarks.deciding.windows import FIRST_DAY, LATER_DAYS, Window, window_of
 from benchmarks.deciding.worlds import PLACES, POOL, QUOTAS, RETIRE_S, UNLIMITED, Steps, facilities, jobs_of, owner_of
 from provisioner.controller.actuation import OWN_TIMEOUT_FACTOR, OWN_TIMEOUT_MORE_S
@@ -26,6 +27,7 @@ from provisioner.model import Plan, Policy, Snapshot
 from provisioner.planner import decide
 from provisioner.planner.safeguards import PlanFunction
 from provisioner.simulator.jobs import SimulatedJob
+from provisioner.simulator.owner import VictimRule
 from provisioner.simulator.replay import summarize, waits
 from provisioner.simulator.results import ReplayResult
 from provisioner.simulator.world import START_EPOCH, Scenario, simulate
@@ -69,10 +71,21 @@ class Case(NamedTuple):
     owner: str
     days: float = math.inf
     """Of the trace, from its begin."""
+    users: int = 1
+    """To whom the jobs are dealt (:mod:`benchmarks.deciding.users`)."""
+    victims: str = VictimRule.YOUNGEST.value
+    """Drones that the owner preempts first: a value of :class:`VictimRule`."""
+
+    @property
+    def world(self) -> tuple[str, ...]:
+        """All but trace and owner, as far as it is not as usual."""
+        first = [] if math.isinf(self.days) else [f"first {self.days:g} days"]
+        users = [f"{self.users} users"] if self.users > 1 else []
+        victims = [f"{self.victims} victims"] if self.victims != VictimRule.YOUNGEST else []
+        return (*first, *users, *victims)
 
     def __str__(self) -> str:
-        first = [] if math.isinf(self.days) else [f"first {self.days:g} days"]
-        return ", ".join([self.trace, f"owner {self.owner}", *first])
+        return ", ".join([self.trace, f"owner {self.owner}", *self.world])
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +98,9 @@ class Run:
     seed: int
     days: float = math.inf
     """Only so much of the trace."""
+    users: int = 1
+    victims: str = VictimRule.YOUNGEST.value
+    """As in :class:`Case`."""
 
     # Options of our rule alone.
 
@@ -97,7 +113,7 @@ class Run:
 
     @property
     def case(self) -> Case:
-        return Case(self.trace, self.owner, self.days)
+        return Case(self.trace, self.owner, self.days, self.users, self.victims)
 
     @property
     def options(self) -> tuple[str, ...]:
@@ -128,7 +144,9 @@ class Run:
 
     def __str__(self) -> str:
         part = "" if math.isinf(self.days) else f"-{self.days:g}d"
-        return f"{self.trace}{part}-{self.owner}-{self.variant}-{self.seed}"
+        part += f"-{self.users}users" if self.users > 1 else ""
+        victims = f"-{self.victims}" if self.victims != VictimRule.YOUNGEST else ""
+        return f"{self.trace}{part}-{self.owner}{victims}-{self.variant}-{self.seed}"
 
 
 @dataclass(slots=True)
@@ -186,7 +204,7 @@ class Played:
 
 def play(run: Run) -> Played:
     """Play it, in this process."""
-    return play_in(run, jobs_of(run.trace, run.days), owner_of(run.owner))
+    return play_in(run, dealt(jobs_of(run.trace, run.days), run.users, run.seed), owner_of(run.owner))
 
 
 def play_in(run: Run, jobs: tuple[SimulatedJob, ...], owner: Steps) -> Played:
@@ -202,7 +220,13 @@ def play_in(run: Run, jobs: tuple[SimulatedJob, ...], owner: Steps) -> Played:
     planner = _Kept(scenario.planner)
     scenario = replace(
         scenario,
-        facilities=facilities(owner, release_s=release_s, ours=ours, shipped=run.limits == SHIPPED),
+        facilities=facilities(
+            owner,
+            release_s=release_s,
+            ours=ours,
+            shipped=run.limits == SHIPPED,
+            victims=VictimRule(run.victims),
+        ),
         seed=run.seed,
         planner=planner,
         samples_s=SAMPLE_S,

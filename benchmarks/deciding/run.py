@@ -27,6 +27,7 @@ from benchmarks.deciding.checks import cases_of
 from benchmarks.deciding.play import CLAIRVOYANT, LIMITS, OURS, QUOTA, RULES, WAITING_COST, Run, play
 from benchmarks.deciding.rows import RESULTS, file_of, merged, write
 from benchmarks.deciding.worlds import OWNERS, TRACES, NoTraces, trace_dir
+from provisioner.simulator.owner import VictimRule
 
 DOCUMENTED = "cobald-documented"
 DOCUMENTED_DAYS = 3.0
@@ -37,9 +38,10 @@ THREE_OWNERS = OWNERS[:2] + OWNERS[3:]
 def runs_of(wanted: argparse.Namespace) -> Iterator[Run]:
     """Yield the runs, by seed first: all rules have as many seeds at any time, give or take one."""
     pairs = [tuple(p.split("/")) for p in wanted.pairs] or list(product(wanted.traces, wanted.owners))
-    for seed, (trace, owner), rule in product(range(1, wanted.seeds + 1), pairs, wanted.rules):
+    worlds = list(product(pairs, wanted.users, wanted.victims))
+    for seed, ((trace, owner), users, victims), rule in product(range(1, wanted.seeds + 1), worlds, wanted.rules):
         days = min(wanted.days, DOCUMENTED_DAYS) if rule == DOCUMENTED else wanted.days
-        run = Run(rule, trace, owner, seed, days)
+        run = Run(rule, trace, owner, seed, days, users, victims)
         if rule == OURS:
             without = [*ABLATIONS] if "all" in wanted.without else wanted.without
             for limits in wanted.limits:
@@ -47,7 +49,7 @@ def runs_of(wanted: argparse.Namespace) -> Iterator[Run]:
                 mine += [replace(run, limits=limits, without=each) for each in (("", *without) if without else ())]
                 yield from dict.fromkeys(mine)
         elif rule != CLAIRVOYANT or seed == 1:
-            yield run
+            yield run  # the clairvoyant schedule has no chance in it, and knows no users
 
 
 def carried_out(run: Run, place: Path) -> float:
@@ -76,6 +78,17 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--owners", nargs="+", choices=OWNERS, default=list(THREE_OWNERS), metavar="NAME")
     parser.add_argument("--pairs", nargs="+", choices=["/".join(p) for p in product(TRACES, OWNERS)], default=[])
     parser.add_argument("--rules", nargs="+", choices=RULES, default=list(USUAL), metavar="NAME")
+    parser.add_argument(
+        "--users", nargs="+", type=int, default=[1], metavar="N", help="to whom the jobs are dealt: one world with each"
+    )
+    parser.add_argument(
+        "--victims",
+        nargs="+",
+        choices=[rule.value for rule in VictimRule],
+        default=[VictimRule.YOUNGEST.value],
+        metavar="RULE",
+        help=f"drones that the owner preempts first: {', '.join(VictimRule)}; one world with each",
+    )
     parser.add_argument("--limits", nargs="+", choices=LIMITS, default=[QUOTA], help="of our rule, one run with each")
     parser.add_argument(
         "--waiting-cost",

@@ -25,7 +25,7 @@ from benchmarks.deciding.checks import (
     judged,
     verdicts,
 )
-from benchmarks.deciding.earnings import FIGURES, CostFigure, earnings
+from benchmarks.deciding.earnings import FIGURES, Comparison, CostFigure, earnings, world_changes
 from benchmarks.deciding.frontier import dominance
 from benchmarks.deciding.play import CLAIRVOYANT, OURS, RULES, TITLES, Case
 from benchmarks.deciding.rows import RESULTS, Row, merged
@@ -86,7 +86,7 @@ def sheets(rows: Sequence[Row]) -> Iterator[Sheet]:
     for case, variants in cases.items():
         yield _figures(case, variants)
     yield from filter(lambda sheet: sheet.rows, (_first_days(cases), _verdicts(cases), _dominance(cases)))
-    yield from filter(lambda sheet: sheet.rows, _earnings(cases))
+    yield from filter(lambda sheet: sheet.rows, _comparisons(cases))
     yield _seeds(cases)
     broken = [(str(row.case), row.title, str(row.seed), why) for row in rows for why in _wrong(row)]
     if broken:
@@ -152,7 +152,7 @@ def _dominance(cases: Cases) -> Sheet:
     rows = [
         (
             TITLES[each.rule],
-            each.limits,
+            each.setting,
             f"{len(each.dominated)} of {each.cases}",
             f"{len(each.dominated_p95)} of {each.cases}",
             ", ".join(f"{price:g}" for price in each.prices) or NOTHING,
@@ -161,26 +161,28 @@ def _dominance(cases: Cases) -> Sheet:
         )
         for each in dominance(cases)
     ]
-    head = ("rule", "our limits", "dominated", "also in 95 % wait", "by the prices", "not dominated", "10 of 12")
+    head = ("rule", "world, our limits", "dominated", "also in 95 % wait", "by the prices", "not dominated", "10 of 12")
     return Sheet("Check 7: cases on which our frontier over the price of waiting dominates a rule", head, rows)
 
 
-def _earnings(cases: Cases) -> Iterator[Sheet]:
-    """Yield what each rule earns: in each case over the seeds, then over the cases."""
-    every = list(earnings(cases))
+def _comparisons(cases: Cases) -> Iterator[Sheet]:
+    """Yield what users and victims change, and what each rule earns: in each case over the seeds, then over cases."""
     titles = [figure.title for figure in FIGURES]
-    rows = [
-        (each.case, each.limits, each.rule, str(len(each.changes[0])), *map(_change, each.changes, FIGURES))
-        for each in every
-    ]
+    title = "What several users and other victims change, waits in seconds"
+    yield Sheet(title, ("case", "policy", "seeds", *titles), [_compared(each) for each in world_changes(cases)])
+    every = list(earnings(cases))
     title = "What each rule earns: the figure without it less the figure with it, waits in seconds"
-    yield Sheet(title, ("case", "limits", "rule", "seeds", *titles), rows)
+    yield Sheet(title, ("case", "limits", "rule", "seeds", *titles), [_compared(each) for each in every])
     rows = []
-    for limits, rule in dict.fromkeys((each.limits, each.rule) for each in every):
-        overall = [each.overall for each in every if (each.limits, each.rule) == (limits, rule)]
+    for names in dict.fromkeys(each.names[1:] for each in every):
+        overall = [each.overall for each in every if each.names[1:] == names]
         known = [[change for change in of_figure if change is not None] for of_figure in zip(*overall, strict=True)]
-        rows.append((limits, rule, str(len(overall)), *map(_change, known, FIGURES)))
+        rows.append((*names, str(len(overall)), *map(_change, known, FIGURES)))
     yield Sheet("The same over the cases, waits in per cent", ("limits", "rule", "cases", *titles), rows)
+
+
+def _compared(each: Comparison) -> tuple[str, ...]:
+    return (*each.names, str(len(each.changes[0])), *map(_change, each.changes, FIGURES))
 
 
 def _change(changes: Sequence[float], figure: CostFigure) -> str:

@@ -20,7 +20,7 @@ from provisioner.model import DroneType, SitePolicy, TypeKey
 from provisioner.simulator.drones import SiteBehaviour
 from provisioner.simulator.jobs import SimulatedJob
 from provisioner.simulator.loop import AT_ONCE, Fixed, LogNormal
-from provisioner.simulator.owner import OwnerSeries
+from provisioner.simulator.owner import OwnerSeries, VictimRule
 from provisioner.simulator.pool import PoolBehaviour
 from provisioner.simulator.sites import Facility, GpuPool
 from provisioner.simulator.traces import TraceSelection, read_trace
@@ -169,7 +169,12 @@ def owner_of(series: str) -> Steps:
 
 
 def facilities(
-    owner: Steps, *, release_s: float = 20.0, ours: bool = True, shipped: bool = False
+    owner: Steps,
+    *,
+    release_s: float = 20.0,
+    ours: bool = True,
+    shipped: bool = False,
+    victims: VictimRule = VictimRule.YOUNGEST,
 ) -> tuple[Facility, ...]:
     """Return the three sites.
 
@@ -198,7 +203,7 @@ def facilities(
                 reports_free=reports_free,
                 reports_claims=False,
                 retain_finished_s=120.0,
-                owner=OwnerSeries(owner) if owned and owner else None,
+                owner=OwnerSeries(owner, victim=victims) if owned and owner else None,
             )
         )
     return tuple(found)

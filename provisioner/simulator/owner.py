@@ -21,6 +21,7 @@ class VictimRule(StrEnum):
     """Choice of the drone that the owner's jobs preempt."""
 
     YOUNGEST = "youngest"
+    OLDEST = "oldest"
     RANDOM = "random"
 
     def order(self, seed: int) -> Callable[[SimulatedDrone], tuple[float, str]]:
@@ -28,7 +29,8 @@ class VictimRule(StrEnum):
         if self is VictimRule.RANDOM:
             at_s = now_s()
             return lambda drone: (rng_for(seed, "victim", at_s, drone.id).random(), drone.id)
-        return lambda drone: (-(drone.granted_s or 0.0), drone.id)
+        sign = 1.0 if self is VictimRule.OLDEST else -1.0
+        return lambda drone: (sign * (drone.granted_s or 0.0), drone.id)
 
 
 class OwnerModel(Protocol):

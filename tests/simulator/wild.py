@@ -23,6 +23,7 @@ from tests.simulator.worlds import Shape, burst, drone_type, poisson_mix, unreli
 
 BUSY_S = 900.0
 """Jobs come, and things go wrong, for so long."""
+VICTIMS = VictimRule.YOUNGEST, VictimRule.RANDOM
 NEXT_HOUR = int(START_EPOCH % 86400 // 3600) + 1
 """Headroom is kept until then: it would keep drones for ever."""
 
@@ -75,7 +76,7 @@ def _facility(name: str, rng: Random) -> Facility:
         joining_s=60.0,
     )
     pool = GpuPool("pool", gpus_per_node=rng.randint(2, 4), nodes=2)
-    owner = OwnerSteps(_owner(rng), "pool", victim=rng.choice(list(VictimRule)), notice_s=rng.choice([0.0, 20.0]))
+    owner = OwnerSteps(_owner(rng), "pool", victim=rng.choice(VICTIMS), notice_s=rng.choice([0.0, 20.0]))
     return Facility(
         policy,
         types=tuple(_type(name, f"t{n}", rng) for n in range(rng.randint(1, 3))),
