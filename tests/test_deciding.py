@@ -21,8 +21,10 @@ from benchmarks.deciding.users import dealt
 from benchmarks.deciding.windows import Window, window_of
 from provisioner.controller.estimation import UnfinishedJobs
 from provisioner.estimates import Estimates, StartDelays
-from provisioner.model import DroneState, OverlayView, RemoteDrone, RemoteState, Snapshot
+from provisioner.model import DroneState, OverlayView, Plan, RemoteDrone, RemoteState, Snapshot, Stop
 from provisioner.planner import decide
+from provisioner.reasons import Unneeded
+from provisioner.simulator.hedges import HedgeCount
 from provisioner.simulator.jobs import SimulatedJob
 from provisioner.simulator.owner import VictimRule
 from provisioner.simulator.results import FinishedJob, GpuTime, ReplayResult, Sample, WaitStatistics
@@ -345,3 +347,17 @@ def test_what_users_and_victims_change_is_told_for_each_rule() -> None:
         ("kit, owner vc8Sj, 10 users", "ours"): pytest.approx(30.0),
         ("kit, owner vc8Sj, oldest victims", "Karpenter-like (availability, 30 s)"): pytest.approx(-30.0),
     }
+
+
+def test_hedges_and_those_of_which_one_drone_is_cancelled_are_counted() -> None:
+    made = SCENES["hedging"]
+    made = replace(made, drones={QUEUED.id: replace(QUEUED, for_class="small")})
+    count, plan = HedgeCount(), decide(made)
+    assert [start.drone.site for start in plan.starts] == ["cloud"]
+    count.note(made, plan)
+    count.note(replace(made, drones={}), plan)  # no drone waits at its site: the start is no second one
+    assert (count.started, count.withdrawn) == (1, 0)
+    cancelled = Stop(replace(QUEUED, for_class="small"), QUEUED.state, Unneeded("queued"))
+    for _ in range(2):  # the first drone, and another one that no hedge was started for
+        count.note(made, Plan(7, NOW, stops=(cancelled,)))
+    assert (count.started, count.withdrawn) == (1, 1)

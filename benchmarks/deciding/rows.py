@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
 
-from benchmarks.deciding.play import Played, Run
+from benchmarks.deciding.play import OURS, Played, Run
 from benchmarks.deciding.windows import Window
 from benchmarks.deciding.worlds import ROOT
 
@@ -46,6 +46,9 @@ class Row(Run):
     """None of the clairvoyant schedule as well."""
     first_day: Window | None = None
     later_days: Window | None = None
+    hedges: int | None = None
+    hedges_withdrawn: int | None = None
+    """Second drones for jobs of a delayed one, and the pairs of which one was cancelled; only our rule has them."""
 
     @classmethod
     def of(cls, run: Run, played: Played) -> Self:
@@ -74,6 +77,8 @@ class Row(Run):
             idle_waits=played.idle_waits,
             first_day=played.first_day,
             later_days=played.later_days,
+            hedges=result.hedges if run.rule == OURS else None,
+            hedges_withdrawn=result.hedges_withdrawn if run.rule == OURS else None,
         )
 
     @classmethod

@@ -54,6 +54,8 @@ COLUMNS = (
     Column("burst: first start s", lambda r: r.burst_first_s),
     Column("80 %", lambda r: r.burst_most_s),
     Column("requests", lambda r: r.requests),
+    Column("hedges", lambda r: r.hedges),
+    Column("withdrawn", lambda r: r.hedges_withdrawn),
     Column("decision µs", lambda r: 1e6 * r.decision_mean_s),
 )
 

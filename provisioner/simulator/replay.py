@@ -49,6 +49,8 @@ def summarize(
         requests=sum(metrics.accepted.values()),
         drones_started=metrics.started,
         withdrawn=metrics.withdrawn,
+        hedges=outcome.hedges.started,
+        hedges_withdrawn=outcome.hedges.withdrawn,
         preempted=metrics.attempts_lost,
         violations=outcome.violations,
         energy_kwh=energy_kwh,

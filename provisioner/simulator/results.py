@@ -88,6 +88,10 @@ class ReplayResult:
     drones_started: int = 0
     withdrawn: int = 0
     """Requests that were cancelled before they started."""
+    hedges: int = 0
+    """Second drones that were started for jobs whose first drone was delayed (:class:`HedgeCount`)."""
+    hedges_withdrawn: int = 0
+    """Of these pairs, those of which one drone was cancelled before it started."""
     preempted: int = 0
     """Attempts of jobs that were cut short."""
     violations: tuple[str, ...] = ()
@@ -340,6 +344,8 @@ FIGURES: Mapping[str, tuple[KeyFigure, ...]] = {
         KeyFigure("Requests", "drones", lambda r: r.requests, -1),
         KeyFigure("Started", "drones", lambda r: r.drones_started, detail=True),
         KeyFigure("Withdrawn", "drones", lambda r: r.withdrawn, -1, detail=True),
+        KeyFigure("Hedges", "drones", lambda r: r.hedges, detail=True),
+        KeyFigure("Hedges withdrawn", "drones", lambda r: r.hedges_withdrawn, detail=True),
         KeyFigure("Preempted", "attempts", lambda r: r.preempted, -1),
         KeyFigure("Violations", "", lambda r: len(r.violations), -1),
     ),

@@ -18,8 +18,9 @@ from provisioner.interfaces import Overlay, Site
 from provisioner.model import WHOLE_GPU, Breaker, Drone, DroneId, DroneState, Plan, Policy, Snapshot, StateChange
 from provisioner.planner import decide
 from provisioner.planner.safeguards import PlanFunction, PlanValidator
-from provisioner.planner.validation import validate_plan
+from provisioner.planner.validation import Breach, validate_plan
 from provisioner.simulator.drones import DroneStage, HardwareFault, SimulatedDrone
+from provisioner.simulator.hedges import HedgeCount
 from provisioner.simulator.jobs import SimulatedJob
 from provisioner.simulator.loop import Draw, Network, VirtualClock, now_s, run_virtual
 from provisioner.simulator.pool import PoolBehaviour, SimulatedOverlay
@@ -128,6 +129,7 @@ class SimulationOutcome:
     digest: str
     """Digest of every step of every drone on record with time and reason: same seed, same digest."""
     ticks: int
+    hedges: HedgeCount
     ended_s: float
     jobs: int
     jobs_done: int
@@ -215,6 +217,7 @@ class Simulation:
         self.collapse = ""
         """The error that ended the controller."""
         self.samples: list[Sample] = []
+        self.hedges = HedgeCount()
         self.stalled_s: float | None = None
         """Since when no job had run, if that is why it broke off."""
 
@@ -231,6 +234,7 @@ class Simulation:
             seed=self.scenario.seed,
             digest=self.record.digest.hexdigest(),
             ticks=self.record.ticks,
+            hedges=self.hedges,
             ended_s=now_s(),
             jobs=len(world.overlay.queued_jobs),
             jobs_done=world.overlay.done,
@@ -275,10 +279,16 @@ class Simulation:
                 interval_s=scenario.interval_s,
                 active_interval_s=scenario.active_interval_s,
                 planner=scenario.planner(),
-                judge=scenario.judge,
+                judge=self._judge,
             )
             async with controller:
                 await controller.run(stop)
+
+    def _judge(self, snapshot: Snapshot, plan: Plan) -> tuple[Breach, ...]:
+        breaches = self.scenario.judge(snapshot, plan)
+        if not breaches:
+            self.hedges.note(snapshot, plan)
+        return breaches
 
     async def _sample(self, world: World) -> None:
         while self.scenario.samples_s is not None:
