@@ -91,7 +91,7 @@ class ReplayResult:
     hedges: int = 0
     """Second drones that were started for jobs whose first drone was delayed (:class:`HedgeCount`)."""
     hedges_withdrawn: int = 0
-    """Of these pairs, those of which one drone was cancelled before it started."""
+    """Pairs of a hedge and a delayed drone of which one was cancelled before it started."""
     preempted: int = 0
     """Attempts of jobs that were cut short."""
     violations: tuple[str, ...] = ()
