@@ -251,7 +251,7 @@ def test_it_reports_zero_at_once_and_then_each_slot(gpus: FakeGpus, tmp_path: Pa
     gpus.set(0, 10, 500)
     with starter(execute, "sleep 60; true") as (_, one), starter(execute, "sleep 60; true", slot=2) as (_, two):
         gpus.process(one, 0, 20, 3000)
-        gpus.process(two, 0, 40, 5000, mps=True)
+        gpus.process(two, 0, 40, 5000)
         found = reports(gpus, tmp_path, 3 * 4, DRONE_SHARES="3", DRONE_SHARING="time-sliced")
     for at, report in enumerate(found[:3], 1):
         assert report["SlotMergeConstraint"] == f"TARGET.SlotID == 1 && TARGET.DSlotId == {at}"
@@ -264,6 +264,25 @@ def test_it_reports_zero_at_once_and_then_each_slot(gpus: FakeGpus, tmp_path: Pa
     assert abs(int(first["JobVramSince"]) - time.time()) < 60
     assert 0 < float(first["UptimeGPUsEnergyPeakUsage"]) < float(second["UptimeGPUsEnergyPeakUsage"])
     assert (third["UptimeGPUsSeconds"], third["JobVramUsage"]) == ("0.000000", "0")
+
+
+def test_the_use_of_an_mps_server_is_divided_among_its_clients(gpus: FakeGpus, tmp_path: Path) -> None:
+    """As on an H200 with driver 580: NVML lists the use of the server alone, and the VRAM of each client."""
+    execute, program = tmp_path / "condor/execute", tmp_path / "nvidia-cuda-mps-server"
+    program.symlink_to(shutil.which("sleep") or "/bin/sleep")
+    server = subprocess.Popen([program, "600"])
+    try:
+        gpus.process(server.pid, 0, 60, 66)
+        with starter(execute, "sleep 60; true") as (_, one), starter(execute, "sleep 60; true", slot=2) as (_, two):
+            gpus.process(one, 0, 0, 3000, mps=True)
+            gpus.process(two, 0, 0, 5000, mps=True)
+            first, second, third = reports(gpus, tmp_path, 3 * 2, DRONE_SHARES="3", DRONE_SHARING="mps")[3:]
+    finally:
+        server.kill()
+        server.wait()
+    assert float(first["UptimeGPUsSeconds"]) == float(second["UptimeGPUsSeconds"]) == pytest.approx(0.6, rel=0.2)
+    assert (first["UptimeGPUsMemoryPeakUsage"], second["UptimeGPUsMemoryPeakUsage"]) == ("3000", "5000")
+    assert float(third["UptimeGPUsSeconds"]) == 0
 
 
 def test_a_mig_instance_has_memory_but_no_use(gpus: FakeGpus, tmp_path: Path) -> None:
