@@ -325,7 +325,7 @@ def test_what_is_left_out_of_a_script_does_not_change_it() -> None:
     """The drone's files have to fit into the 64 KiB that Nova takes."""
     source = Path(gpu_monitor.__file__)
     shipped = script("gpu_monitor.py")
-    assert ast.dump(ast.parse(shipped)) == ast.dump(ast.parse(source.read_bytes()))
+    assert _dumped(shipped) == _dumped(source.read_bytes())
     assert len(shipped) < len(source.read_bytes())
     bash = shutil.which("bash")
     if bash is None:
@@ -336,6 +336,15 @@ def test_what_is_left_out_of_a_script_does_not_change_it() -> None:
             assert kept and kept == _printed(bash, file.read_bytes()), file.name
     assert b"\n# limit: 60\n" in script("mps_check.sh")
     assert script("condor_drone.sh").startswith(b"#!/bin/sh\n")
+
+
+def _dumped(text: bytes) -> str:
+    """Return a program's syntax tree with empty docstrings."""
+    tree = ast.parse(text)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            node.value.value = ""
+    return ast.dump(tree)
 
 
 def _printed(bash: str, text: bytes) -> list[bytes]:

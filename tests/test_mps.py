@@ -370,7 +370,7 @@ def test_the_log_of_driver_580_names_no_culprit_and_a_job_that_ended_before_the_
     for text in (
         f"Client {{PID: {client.pid}, Context: 1}} encountered a fatal GPU error.",
         "Server is handling a fatal GPU error.",
-        f"All clients belonging to error trigging process {client.pid} will be torn down",
+        f"Client {{PID: {client.pid}, Context ID: 1}} on device 0 to be torn down",
     ):
         log(serving, text, now)
     assert faults(serving) == [["schedd#1.0#17", "ann", "collateral"], ["schedd#2.0#17", "bob", "collateral"]]
