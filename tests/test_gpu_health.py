@@ -208,6 +208,9 @@ def test_without_pci_addresses_no_xid_is_claimed_to_be_found(node: Node) -> None
 
 def test_fewer_gpus_than_promised_are_a_failed_check(node: Node) -> None:
     assert node.check(DRONE_GPUS="4", CUDA_VISIBLE_DEVICES="0,1,2") == (1, "the site assigned 3 of 4 GPUs: 0,1,2")
+    node.gpus.fail("cuInit", 999)  # without /dev/nvidia-uvm
+    why = "the site assigned 3 of 4 GPUs: all; cuInit: CUDA_ERROR_UNKNOWN (999)"
+    assert node.check(DRONE_GPUS="4") == (1, why)
 
 
 def now_s() -> float:

@@ -251,7 +251,7 @@ def test_it_reports_zero_at_once_and_then_each_slot(gpus: FakeGpus, tmp_path: Pa
     gpus.set(0, 10, 500)
     with starter(execute, "sleep 60; true") as (_, one), starter(execute, "sleep 60; true", slot=2) as (_, two):
         gpus.process(one, 0, 20, 3000)
-        gpus.process(two, 0, 40, 5000, mps=True)
+        gpus.process(two, 0, 40, 5000)
         found = reports(gpus, tmp_path, 3 * 4, DRONE_SHARES="3", DRONE_SHARING="time-sliced")
     for at, report in enumerate(found[:3], 1):
         assert report["SlotMergeConstraint"] == f"TARGET.SlotID == 1 && TARGET.DSlotId == {at}"
@@ -264,6 +264,25 @@ def test_it_reports_zero_at_once_and_then_each_slot(gpus: FakeGpus, tmp_path: Pa
     assert abs(int(first["JobVramSince"]) - time.time()) < 60
     assert 0 < float(first["UptimeGPUsEnergyPeakUsage"]) < float(second["UptimeGPUsEnergyPeakUsage"])
     assert (third["UptimeGPUsSeconds"], third["JobVramUsage"]) == ("0.000000", "0")
+
+
+def test_the_use_of_an_mps_server_is_divided_among_its_clients(gpus: FakeGpus, tmp_path: Path) -> None:
+    """As on an H200 with driver 580: NVML lists the use of the server alone, and the VRAM of each client."""
+    execute, program = tmp_path / "condor/execute", tmp_path / "nvidia-cuda-mps-server"
+    program.symlink_to(shutil.which("sleep") or "/bin/sleep")
+    server = subprocess.Popen([program, "600"])
+    try:
+        gpus.process(server.pid, 0, 60, 66)
+        with starter(execute, "sleep 60; true") as (_, one), starter(execute, "sleep 60; true", slot=2) as (_, two):
+            gpus.process(one, 0, 0, 3000, mps=True)
+            gpus.process(two, 0, 0, 5000, mps=True)
+            first, second, third = reports(gpus, tmp_path, 3 * 2, DRONE_SHARES="3", DRONE_SHARING="mps")[3:]
+    finally:
+        server.kill()
+        server.wait()
+    assert float(first["UptimeGPUsSeconds"]) == float(second["UptimeGPUsSeconds"]) == pytest.approx(0.6, rel=0.2)
+    assert (first["UptimeGPUsMemoryPeakUsage"], second["UptimeGPUsMemoryPeakUsage"]) == ("3000", "5000")
+    assert float(third["UptimeGPUsSeconds"]) == 0
 
 
 def test_a_mig_instance_has_memory_but_no_use(gpus: FakeGpus, tmp_path: Path) -> None:
@@ -306,7 +325,7 @@ def test_what_is_left_out_of_a_script_does_not_change_it() -> None:
     """The drone's files have to fit into the 64 KiB that Nova takes."""
     source = Path(gpu_monitor.__file__)
     shipped = script("gpu_monitor.py")
-    assert ast.dump(ast.parse(shipped)) == ast.dump(ast.parse(source.read_bytes()))
+    assert _dumped(shipped) == _dumped(source.read_bytes())
     assert len(shipped) < len(source.read_bytes())
     bash = shutil.which("bash")
     if bash is None:
@@ -317,6 +336,15 @@ def test_what_is_left_out_of_a_script_does_not_change_it() -> None:
             assert kept and kept == _printed(bash, file.read_bytes()), file.name
     assert b"\n# limit: 60\n" in script("mps_check.sh")
     assert script("condor_drone.sh").startswith(b"#!/bin/sh\n")
+
+
+def _dumped(text: bytes) -> str:
+    """Return a program's syntax tree with empty docstrings."""
+    tree = ast.parse(text)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            node.value.value = ""
+    return ast.dump(tree)
 
 
 def _printed(bash: str, text: bytes) -> list[bytes]:

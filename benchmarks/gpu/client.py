@@ -9,6 +9,7 @@ import argparse
 import ctypes
 import json
 import os
+import random
 import sys
 import time
 
@@ -55,6 +56,8 @@ END:
 an illegal address."""
 THREADS = 256
 MIB = 1 << 20
+HOST_WORK = [(2 * n + 1) / 10 for n in range(10)]
+"""Times of the host work of ten steps in units of their mean; each ten steps have them in another order."""
 BLOCKING_SYNC = 4
 """Flag of a context: the host waits for the GPU without using a processor."""
 
@@ -146,11 +149,16 @@ def describe(gpu: Gpu, how: argparse.Namespace) -> None:
 
 
 def train(gpu: Gpu, how: argparse.Namespace) -> None:
-    """Repeat steps of GPU work and of host work for a while; add up the seconds in which it waited for the GPU."""
+    """Repeat steps of GPU work and of host work for a while; add up the seconds in which it waited for the GPU.
+
+    The time of the host work varies around its mean. Else equal trainings that started together would stay in step, and
+    meet each other on the GPU in each step.
+    """
     data = gpu.allocate(max(4 * THREADS * how.blocks, how.mib * MIB))
     gpu.work(how.blocks, data, how.rounds)
     go()
     steps, gpu_s, why, code = 0, 0.0, "", 0
+    factors: list[float] = []
     began = now = time.perf_counter()
     while now - began < how.seconds:
         try:
@@ -159,7 +167,9 @@ def train(gpu: Gpu, how: argparse.Namespace) -> None:
             why, code = str(error), error.code
             break
         gpu_s += time.perf_counter() - now
-        time.sleep(how.host_ms / 1000)
+        if not factors:
+            factors = random.sample(HOST_WORK, len(HOST_WORK))
+        time.sleep(how.host_ms / 1000 * factors.pop())
         steps, now = steps + 1, time.perf_counter()
     say(steps=steps, seconds=time.perf_counter() - began, gpu_s=gpu_s, code=code, why=why)
 

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +31,18 @@ Env = Mapping[str, str] | None
 
 class Skipped(Exception):
     """A step that cannot run here; the text says why."""
+
+
+def mps_control() -> str:
+    """Return the path of the control program of MPS.
+
+    Raises:
+        Skipped: this host has none.
+    """
+    program = shutil.which("nvidia-cuda-mps-control", path=f"{os.environ.get('PATH', '')}:{MPS_PLACES}")
+    if not program:
+        raise Skipped("nvidia-cuda-mps-control is not on this host")
+    return program
 
 
 class Client:
@@ -113,13 +125,13 @@ class Rig:
             return one.hear()
 
     @contextmanager
-    def training(self, load: Load, trainings: int, seconds: float, env: Env = None) -> Iterator[list[Client]]:
+    def training(self, loads: Sequence[Load], seconds: float, env: Env = None) -> Iterator[list[Client]]:
         """Start trainings at one time.
 
         Raises:
             Skipped: one does not start.
         """
-        with self.clients([load.words(self, seconds)] * trainings, env) as clients:
+        with self.clients([load.words(self, seconds) for load in loads], env) as clients:
             for one in clients:
                 if "ready" not in (answer := one.hear()):
                     raise Skipped(f"a training does not start: {answer['why']}")
@@ -159,9 +171,7 @@ class Rig:
         Raises:
             Skipped: there is no MPS here, or it does not work.
         """
-        program = shutil.which("nvidia-cuda-mps-control", path=f"{os.environ.get('PATH', '')}:{MPS_PLACES}")
-        if not program:
-            raise Skipped("nvidia-cuda-mps-control is not on this host")
+        program = mps_control()
         with tempfile.TemporaryDirectory(prefix="mps-", dir="/tmp", ignore_cleanup_errors=True) as directory:
             # (A path of a socket is short.)
             places = {"CUDA_MPS_PIPE_DIRECTORY": directory, "CUDA_MPS_LOG_DIRECTORY": directory}

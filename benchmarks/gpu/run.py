@@ -27,6 +27,7 @@ STEPS: dict[str, Step] = {
     "limits": steps.limits,
     "kills": steps.kills,
     "table": steps.table,
+    "mixed": steps.mixed,
     "counters": steps.counters,
     "sampling": steps.sampling,
     "probe": steps.probe,

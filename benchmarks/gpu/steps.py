@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -15,8 +15,11 @@ from provisioner import sharing
 from provisioner.model import Sharing
 
 SMALL = Load("small", sharing.KIT_SMALL.duty, sharing.KIT_SMALL.width)
-TOGETHER: Mapping[Load, tuple[int, ...]] = {SMALL: (1, 2, 4, 8, 12), Load("saturating", 1.0, 1.0): (1, 2, 4)}
+NARROW, HALF, SATURATING = Load("narrow", 1.0, 0.1), Load("half", 0.5, 1.0), Load("saturating", 1.0, 1.0)
+TOGETHER: Mapping[Load, tuple[int, ...]] = {SMALL: (1, 2, 4, 8, 12), NARROW: (1, 4, 12), SATURATING: (1, 2, 4)}
 """Numbers of trainings on one GPU, by what each does."""
+MIXES = ((SATURATING, SMALL), (SATURATING, HALF), (SATURATING, HALF, SMALL), (SATURATING, NARROW))
+"""Trainings of different duty on one GPU."""
 KILLS = 3
 """A kill may hit one moment or another, so each is repeated."""
 
@@ -55,18 +58,18 @@ def _killed(rig: Rig, way: str, seconds: float) -> Answer:
     words = ("fault",) if way == "illegal address" else long
     with rig.mps() as mps, rig.clients([words], mps.env) as [victim]:
         victim.hear()
-        with rig.training(SMALL, 1, seconds, mps.env) as [neighbour]:
+        with rig.training([SMALL], seconds, mps.env) as [neighbour]:
             victim.go()
             reply: object = victim.hear()  # launched, or the error
             if way.startswith("terminate_client"):
                 reply = mps.terminate(victim.process.pid)
             began = time.monotonic()
             victim.kill()
+            works = False
+            while not works and time.monotonic() - began < seconds + 60:
+                works = "rounds_per_ms" in rig.ask("describe", env=mps.env)
+            taken_s = round(time.monotonic() - began, 1) if works else None
             end = neighbour.hear(seconds + 60)
-        works = False
-        while not works and time.monotonic() - began < seconds + 60:
-            works = "rounds_per_ms" in rig.ask("describe", env=mps.env)
-        taken_s = round(time.monotonic() - began, 1) if works else None
     return {"reply": reply, "neighbour": end | {"survived": not end["code"]}, "new client works after, s": taken_s}
 
 
@@ -99,7 +102,7 @@ def table(rig: Rig, seconds: float) -> Answer:
 
 
 def _row(rig: Rig, load: Load, mode: Sharing, trainings: int, seconds: float, env: Env = None) -> Row:
-    with rig.training(load, trainings, seconds, env) as clients:
+    with rig.training([load] * trainings, seconds, env) as clients:
         before_j = _or_none(rig.nvml.energy_j)
         ends = [one.hear(seconds + 60) for one in clients]
         used_j = None if before_j is None else rig.nvml.energy_j() - before_j
@@ -115,6 +118,38 @@ def _row(rig: Rig, load: Load, mode: Sharing, trainings: int, seconds: float, en
         joule_per_step=used_j / steps if used_j is not None and steps else None,
         failed="; ".join(sorted({end["why"] for end in ends if end["code"]})),
     )
+
+
+def mixed(rig: Rig, seconds: float) -> Answer:
+    """Measure the rate of each of several different trainings on one GPU, beside the model's."""
+    loads = list(dict.fromkeys(load for mix in MIXES for load in mix))
+    alone = {load: _ends(rig, [load], seconds)[0] for load in loads}
+    found: Answer = {"duty alone": {load.name: round(alone[load][1], 3) for load in loads}, "mixes": []}
+    for mode in (Sharing.TIME_SLICED, Sharing.MPS):
+        try:
+            with rig.mps() if mode is Sharing.MPS else nullcontext() as mps:
+                for mix in MIXES:
+                    together = _ends(rig, mix, seconds, mps.env if mps else None)
+                    model = sharing.rates(mode, [sharing.Load(min(1.0, alone[each][1]), each.width) for each in mix])
+                    rates = [speed / alone[load][0] for load, (speed, _) in zip(mix, together, strict=True)]
+                    names = [load.name for load in mix]
+                    found["mixes"].append({"mode": mode.value, "loads": names, "rates": rates, "model": list(model)})
+        except Skipped as why:
+            found[mode.value] = f"skipped: {why}"
+    return found
+
+
+def _ends(rig: Rig, loads: Sequence[Load], seconds: float, env: Env = None) -> list[tuple[float, float]]:
+    """Return steps per second and duty of each of several trainings.
+
+    Raises:
+        Skipped: one fails.
+    """
+    with rig.training(loads, seconds, env) as clients:
+        ends = [one.hear(seconds + 60) for one in clients]
+    if why := [end["why"] for end in ends if end["code"]]:
+        raise Skipped(f"a training fails: {why[0]}")
+    return [(end["steps"] / end["seconds"], end["gpu_s"] / end["seconds"]) for end in ends]
 
 
 def _or_none(read: Callable[[], Any]) -> Any:
@@ -156,7 +191,7 @@ def sampling(rig: Rig, seconds: float) -> Answer:
     """Measure the cost of reading all counters, for the reader and for a training that is read once per second."""
     found: Answer = {}
     for what, sampled in (("steps/s of a training", False), ("steps/s, sampled at 1 Hz", True)):
-        with rig.training(SMALL, 1, seconds) as [one]:
+        with rig.training([SMALL], seconds) as [one]:
             until = time.monotonic() + seconds
             while sampled and (left := until - time.monotonic()) > 0:
                 _sample(rig)

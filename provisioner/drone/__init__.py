@@ -23,8 +23,8 @@ def script(name: str) -> bytes:
     """Return a drone's script, complete in one file: ``script("condor_drone.sh")``.
 
     A line that ends in ``# @include NAME`` is replaced by that file. Unreplaced it is a command that fails, so a
-    script taken from the source tree as it is checks no GPU and therefore accepts no job. Blank lines and lines of
-    comments are left out: some sites limit the size of what they ship.
+    script taken from the source tree as it is checks no GPU and therefore accepts no job. Blank lines, comments and
+    docstrings are left out: some sites limit the size of what they ship.
     """
     text = resources.files(__package__).joinpath(name).read_bytes()
     text = _without_python_comments(text) if name.endswith(".py") else _without_shell_comments(text)
@@ -46,12 +46,18 @@ def _without_shell_comments(text: bytes) -> bytes:
 
 
 def _without_python_comments(text: bytes) -> bytes:
-    """Return a Python program without blank lines and lines of comments, except in strings."""
+    """Return a Python program without blank lines, lines of comments and docstrings, except in strings."""
     lines = text.splitlines(keepends=True)
+    before = tokenize.NEWLINE
     for token in tokenize.tokenize(io.BytesIO(text).readline):
         alone = token.line.strip().startswith("#") or not token.line.strip()
         if token.type == tokenize.NL and alone:
             lines[token.start[0] - 1] = b""
+        if token.type == tokenize.STRING and before in (tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT):
+            first, last = token.start[0] - 1, token.end[0]
+            lines[first:last] = [b" " * token.start[1] + b'""\n', *[b""] * (last - first - 1)]
+        if token.type not in (tokenize.NL, tokenize.COMMENT, tokenize.ENCODING):
+            before = token.type
     return b"".join(lines)
 
 

@@ -457,7 +457,9 @@ def main() -> int:
     gpus = state["gpus"] = state.get("gpus") or devices()  # which may hang by one GPU, so once
     wanted = number("DRONE_GPUS", 1) * (number("DRONE_SHARES", 1) if ENV.get("DRONE_SHARING") == "mig" else 1)
     if len(gpus) < wanted:
-        print(f"the site assigned {len(gpus)} of {wanted} GPUs: {ENV.get('CUDA_VISIBLE_DEVICES', 'all')}")
+        why = run([sys.executable, os.path.abspath(__file__), "driver"], 20).strip() if VENDOR == "nvidia" else ""
+        visible = ENV.get("CUDA_VISIBLE_DEVICES", "all")
+        print(f"the site assigned {len(gpus)} of {wanted} GPUs: {visible}{'; ' if why else ''}{why}")
         return 1
     expiry_s = {"reset": number("DRONE_GPU_RESET_S", 1800), "fatal": number("DRONE_GPU_FATAL_S", 86400)}
     ignored = words(ENV.get("DRONE_GPU_IGNORE", ""))
@@ -491,7 +493,12 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:]:
+    if sys.argv[1:] == ["driver"]:
+        try:
+            DriverLibrary("libcuda.so.1")("cuInit", 0, needed=True)
+        except OSError as error:
+            print(error)
+    elif sys.argv[1:]:
         probe(**json.loads(sys.argv[1]))
     else:
         sys.exit(main())

@@ -9,7 +9,7 @@ import os
 import re
 import sys
 import time
-from typing import Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 PERIOD_S = 2.0
 SUSTAINED_S = 4.0
@@ -278,6 +278,7 @@ class Nvml(GpuDriver):
         begin = before if now - before / 1e6 < 3 * PERIOD_S else int(since * 1e6)
         busy, seconds = self._busy(uuid, handle, begin, now - since)
         held, use = self._memory(handle) or {}, self._use(handle, begin)
+        use = use and _of_mps_clients(use, self._mps_clients)
         processes = {
             pid: (None if use is None else use.get(pid, 0.0), held.get(pid, 0.0)) for pid in set(held) | set(use or {})
         }
@@ -306,6 +307,7 @@ class Nvml(GpuDriver):
     def _memory(self, handle: ctypes.c_void_p) -> Optional[Dict[int, float]]:
         """Return VRAM in MiB by process, those of an MPS server too; None if the driver does not say."""
         found: Optional[Dict[int, float]] = None
+        self._mps_clients: Set[int] = set()
         for name in ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetMPSComputeRunningProcesses"):
             for version, kind in (("_v3", _ProcessInfo), ("_v2", _ProcessInfo), ("", _OldProcessInfo)):
                 infos, count = (kind * self.MOST)(), ctypes.c_uint(self.MOST)
@@ -313,6 +315,8 @@ class Nvml(GpuDriver):
                 if status == 0:
                     found = {} if found is None else found
                     for each in infos[: count.value]:
+                        if "MPS" in name:
+                            self._mps_clients.add(each.pid)
                         if each.used != 2**64 - 1:  # "not available"
                             found[each.pid] = max(found.get(each.pid, 0.0), each.used / MIB)
                 if status != self.UNKNOWN_FUNCTION:
@@ -340,6 +344,18 @@ class Nvml(GpuDriver):
         before, at = self._energy.get(uuid, (0, 0.0))
         self._energy[uuid] = (total.value, now)
         return max(total.value - before, 0) / 1000.0 if now - at < 3 * PERIOD_S else None  # of a job before
+
+
+def _of_mps_clients(use: Dict[int, float], clients: Set[int]) -> Dict[int, float]:
+    """Give the clients of MPS equal parts of what NVML charges to their server: it has no figures of a client."""
+    servers = [pid for pid in use if pid not in clients and _contents("/proc/%d/comm" % pid).startswith(_MPS_SERVER)]
+    part = sum(use[pid] for pid in servers) / max(len(clients), 1)
+    own = {pid: value for pid, value in use.items() if pid not in servers}
+    return {**own, **{pid: own.get(pid, 0.0) + part for pid in clients}}
+
+
+_MPS_SERVER = b"nvidia-cuda-mps"
+"""Name of the process, which the kernel cuts to 15 characters."""
 
 
 class AmdSysfs(GpuDriver):

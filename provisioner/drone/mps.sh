@@ -48,6 +48,7 @@ judge() {
         ACTIVE) ;;
         FAULT) echo "the MPS server recovers from the fault of a client"; return 2 ;;
         INITIALIZING) echo "the MPS server initializes"; return 3 ;;
+        '') echo "the MPS server does not say its state: are the programs of MPS those of the driver?"; return 1 ;;
         *) echo "the MPS server says '$status'"; return 1 ;;
     esac
     set_to=$(sed -n "s/^\[[^]]* $server\] Device pinned memory limit for device 0 set to \(0x[0-9a-fA-F]*\).*/\1/p" \
@@ -106,8 +107,9 @@ note_faults() {
     { read -r before last state <"$D/mps/$number.seen"; } 2>/dev/null
     size=$(wc -c 2>/dev/null <"$(log server)") || size=0
     [ "$before" -le "$size" ] || before=0
-    new=$(tail -c "+$((before + 1))" "$(log server)" 2>/dev/null | sed 's/^\[[^]]*\] *//' | grep -iE 'fatal|fault' |
-        grep -vi default)
+    new=$(tail -c "+$((before + 1))" "$(log server)" 2>/dev/null | grep -iE 'fatal|fault' | grep -vi default)
+    at=$(echo "$new" | sed -n '1s/^\[\([-0-9]* [0-9:]*\).*/\1/p')
+    new=$(echo "$new" | sed 's/^\[[^]]*\] *//')
     [ "$1" != bad ] || set -- "$state"          # it says nothing about clients
     echo "$size $now $1" >"$D/mps/$number.seen"
     case $1:$state in
@@ -117,7 +119,10 @@ note_faults() {
     esac
     # Where the log is ahead of the server's state, that is still to come.
     echo "$size $now recovers" >"$D/mps/$number.seen"
-    ran=$(jobs_since $((last - 2)))
+    # A job that ended before the fault has nothing to do with it.
+    since=$((last - 2))
+    at=$(date -d "${at:-none}" +%s 2>/dev/null) && [ "$at" -gt "$since" ] && [ "$at" -le "$now" ] && since=$at
+    ran=$(jobs_since "$since")
     [ -n "$ran" ] || return
     # "Client {PID: 4711, Context ID: 1} triggered ...": the client that it names is the cause. A job without neighbours
     # is it anyway.

@@ -338,7 +338,7 @@ int nvmlDeviceGetSamples(nvmlDevice_t d, int type, u64 last_seen, int *value_typ
     return 0;
 }
 
-/* Copy what nvmlProcessInfo_t (v2 and v3) holds of processes with MPS, or of those without. */
+/* Copy what nvmlProcessInfo_t (v2 and v3) holds of the clients of MPS, or of all processes. */
 static int running(nvmlDevice_t d, unsigned *room, void *infos, int mps)
 {
     struct { unsigned pid; u64 bytes; unsigned instance, compute_instance; } *info = infos;
@@ -346,7 +346,7 @@ static int running(nvmlDevice_t d, unsigned *room, void *infos, int mps)
     int all = processes(d->gpu, d->instance, found);
     unsigned count = 0;
     for (int i = 0; i < all; i++) {
-        if (found[i].mps != mps) continue;
+        if (mps && !found[i].mps) continue;
         if (count < *room && info) {
             info[count].pid = found[i].pid, info[count].bytes = found[i].mib * MIB;
             info[count].instance = found[i].instance < 0 ? UINT_MAX : (unsigned)found[i].instance + 1;
@@ -365,14 +365,15 @@ LISTING(nvmlDeviceGetComputeRunningProcesses_v2, 0)
 LISTING(nvmlDeviceGetMPSComputeRunningProcesses_v3, 1)
 LISTING(nvmlDeviceGetMPSComputeRunningProcesses_v2, 1)
 
-/* Utilisation of each process that worked since `last_seen`. */
+/* Utilisation of each process that worked since `last_seen`, without clients of MPS: NVML charges them to their server. */
 int nvmlDeviceGetProcessUtilization(nvmlDevice_t d, void *samples, unsigned *room, u64 last_seen)
 {
     ENTER;
     struct { unsigned pid; u64 time_us; unsigned sm, memory, encoder, decoder; } *sample = samples;
     struct process found[MAX_PROCESSES];
     if (mig_is_on(d)) return NVML_NOT_SUPPORTED;
-    unsigned count = (unsigned)processes(d->gpu, -1, found), given = *room;
+    unsigned count = 0, all = (unsigned)processes(d->gpu, -1, found), given = *room;
+    for (unsigned i = 0; i < all; i++) if (!found[i].mps) found[count++] = found[i];
     u64 now = now_us();
     *room = count;
     if (!count || last_seen >= now) return NVML_NOT_FOUND;

@@ -106,7 +106,7 @@ class FakeGpus:
     def process(self, pid: int, n: int | str, percent: int, mib: int, *, mps: bool = False) -> None:
         """Declare a process on a GPU: a number, ``"N:INSTANCE"`` or a UUID. It counts while the process lives.
 
-        ``mps``: NVML lists it among the clients of MPS only.
+        ``mps``: it is a client of MPS, whose use NVML charges to the server: declare that as well.
         """
         self._write(f"process.{pid}", f"{n} {percent} {mib}{' mps' if mps else ''}")
 
