@@ -66,10 +66,13 @@ class Run:
     seed: int
     days: float = math.inf
     """Only so much of the trace."""
+    history: bool = True
+    """The owner's site remembers the days before."""
 
     def __str__(self) -> str:
         part = "" if math.isinf(self.days) else f"-{self.days:g}d"
-        return f"{self.trace}{part}-{self.owner}-{self.rule}-{self.seed}"
+        past = "" if self.history else "-no-history"
+        return f"{self.trace}{part}-{self.owner}{past}-{self.rule}-{self.seed}"
 
 
 @dataclass(slots=True)
@@ -134,7 +137,7 @@ def play(run: Run) -> Played:
     planner = _Kept(scenario.planner)
     scenario = replace(
         scenario,
-        facilities=facilities(owner, release_s=release_s, ours=ours),
+        facilities=facilities(owner, release_s=release_s, ours=ours, history=run.history),
         seed=run.seed,
         planner=planner,
         samples_s=SAMPLE_S,

@@ -37,7 +37,7 @@ def runs_of(wanted: argparse.Namespace) -> Iterator[Run]:
     for seed, (trace, owner), rule in product(range(1, wanted.seeds + 1), pairs, wanted.rules):
         days = min(wanted.days, DOCUMENTED_DAYS) if rule == DOCUMENTED else wanted.days
         if rule != CLAIRVOYANT or seed == 1:
-            yield Run(rule, trace, owner, seed, days)
+            yield Run(rule, trace, owner, seed, days, not wanted.no_history)
 
 
 def carried_out(run: Run, place: Path) -> float:
@@ -67,6 +67,7 @@ def main() -> int:
     parser.add_argument("--rules", nargs="+", choices=RULES, default=list(USUAL), metavar="NAME")
     parser.add_argument("--seeds", type=int, default=10, metavar="N")
     parser.add_argument("--days", type=float, default=math.inf, metavar="D", help="of the trace, from its begin")
+    parser.add_argument("--no-history", action="store_true", help="nothing is known of the time before the replay")
     parser.add_argument("--jobs", type=int, default=2, metavar="N", help="runs at a time")
     parser.add_argument("--results", type=Path, default=RESULTS, metavar="DIR")
     wanted = parser.parse_args()

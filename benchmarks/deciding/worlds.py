@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from provisioner.history import HISTORY_S
 from provisioner.model import DroneType, SitePolicy, TypeKey
 from provisioner.simulator.drones import SiteBehaviour
 from provisioner.simulator.jobs import SimulatedJob
@@ -168,9 +169,18 @@ def owner_of(series: str) -> Steps:
     return tuple((at_s + n * OWNER_SPAN_S, gpus) for n in range(OWNER_REPEATS) for at_s, gpus in steps)
 
 
-def facilities(owner: Steps, *, release_s: float = 20.0, ours: bool = True) -> tuple[Facility, ...]:
+def before(owner: Steps) -> Steps:
+    """An owner's use in the days before a replay: their 31 days repeat, so it is the end of them."""
+    begin_s = OWNER_SPAN_S - HISTORY_S
+    return tuple((at_s - OWNER_SPAN_S, gpus) for at_s, gpus in owner if begin_s <= at_s < OWNER_SPAN_S)
+
+
+def facilities(
+    owner: Steps, *, release_s: float = 20.0, ours: bool = True, history: bool = True
+) -> tuple[Facility, ...]:
     """The three sites. For ours the operator's limits are the sites' quotas, and drones retire after a day by
-    themselves; other rules know the quotas, and see to retiring (:meth:`benchmarks.deciding.rule.Rule`)."""
+    themselves; other rules know the quotas, and see to retiring (:meth:`benchmarks.deciding.rule.Rule`). ``history``:
+    TOpAS remembers its owner's use of the days before."""
     found = []
     for site in dict.fromkeys(place.site for place in PLACES):
         places = [place for place in PLACES if place.site == site]
@@ -195,7 +205,7 @@ def facilities(owner: Steps, *, release_s: float = 20.0, ours: bool = True) -> t
                 reports_free=places[0].reports_free,
                 reports_claims=False,
                 retain_finished_s=120.0,
-                owner=OwnerSeries(owner) if owned and owner else None,
+                owner=OwnerSeries(owner, before=before(owner) if history else ()) if owned and owner else None,
             )
         )
     return tuple(found)
