@@ -15,7 +15,7 @@ BUDGETS = {
     "provisioner/*.py": (15, 3905),
     "adapters/*.py": (1, 1),
     "adapters/htcondor/*.py": (4, 617),
-    "tests": (349, 54881),
+    "tests": (351, 55052),
     "provisioner/adapter_tests": (3, 756),
     "provisioner/cli": (19, 6057),
     "provisioner/config": (7, 2396),
@@ -33,8 +33,8 @@ BUDGETS = {
     "adapters/openstack": (11, 2759),
     "adapters/shared": (11, 1162),
     "adapters/slurm": (14, 3978),
-    "adapters/htcondor/overlay": (12, 3020),
-    "adapters/htcondor/site": (9, 2532),
+    "adapters/htcondor/overlay": (13, 3091),
+    "adapters/htcondor/site": (10, 2654),
 }
 """Most Python files and most lines by package, comments and blank lines included."""
 
