@@ -93,6 +93,20 @@ class SiteSamples:
 
 
 @dataclass(frozen=True, slots=True)
+class HistorySummary:
+    """Amount of what a site or the pool told of its past (:mod:`provisioner.history`): zeros once it is forgotten."""
+
+    at: float
+    use_s: float = 0.0
+    """Time for which it told the owner's use."""
+    queues: Mapping[str, float] = field(default_factory=dict)
+    """Mean queue times in seconds by drone type; the first drone that the controller measures adds to it."""
+    jobs: int = 0
+    """Number of completed jobs."""
+    left_out: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class EstimateSamples:
     """Samples behind :class:`Estimates`, stored so that a restarted controller keeps them."""
 
@@ -103,6 +117,8 @@ class EstimateSamples:
     sites: Mapping[str, SiteSamples] = field(default_factory=dict)
     seen: frozenset[tuple[str, float]] = frozenset()
     """Recently counted ends of jobs, by id and time: they do not count twice."""
+    histories: Mapping[str, HistorySummary] = field(default_factory=dict)
+    """By site, or "" for the pool. Each is asked once."""
 
 
 def run_keys(owner: str, gpu_milli: int, cpus: int, memory_mib: int) -> tuple[str, str, str]:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, Self, runtime_checkable
 
 from provisioner import model
+from provisioner.history import RunHistoryView, SiteHistoryView
 from provisioner.model import DroneId, DroneType, FaultKind, OrderResult, SitePolicy, SiteView, StartOrder, StopOrder
 
 
@@ -193,6 +194,29 @@ class SupportsConsoleOutput(Protocol):
         It is text for people, without secrets, a page or two at most. Called after each poll; it must not call the
         site.
         """
+        ...
+
+
+@runtime_checkable
+class SupportsSiteHistory(Protocol):
+    """A site that remembers what happened before the controller came. Optional."""
+
+    async def history(self, since: float) -> SiteHistoryView:
+        """Return the owner's use, and the queue times of drones and of jobs much like them, since a time.
+
+        Asked once, with a deadline, when no estimates are on record; nothing is changed. ``since`` is in seconds since
+        the epoch. An answer is made from the newest :data:`provisioner.history.MAX_HISTORY_ROWS` jobs at most. The four
+        errors as in ``poll``.
+        """
+        ...
+
+
+@runtime_checkable
+class SupportsRunHistory(Protocol):
+    """An overlay that remembers completed jobs from before the controller came. Optional."""
+
+    async def history(self, since: float) -> RunHistoryView:
+        """Return the jobs that completed since a time; as :meth:`SupportsSiteHistory.history`."""
         ...
 
 

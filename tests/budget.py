@@ -12,29 +12,29 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 BUDGETS = {
-    "provisioner/*.py": (14, 3793),
+    "provisioner/*.py": (15, 3905),
     "adapters/*.py": (1, 1),
     "adapters/htcondor/*.py": (4, 617),
-    "tests": (348, 55012),
+    "tests": (353, 55683),
     "provisioner/adapter_tests": (3, 756),
-    "provisioner/cli": (19, 6032),
+    "provisioner/cli": (19, 6057),
     "provisioner/config": (7, 2396),
-    "provisioner/controller": (10, 2220),
+    "provisioner/controller": (11, 2468),
     "provisioner/drone": (4, 1240),
     "provisioner/migrate": (9, 1587),
     "provisioner/monitoring": (4, 533),
     "provisioner/planner": (20, 5275),
-    "provisioner/simulator": (16, 4301),
+    "provisioner/simulator": (16, 4315),
     "provisioner/store": (9, 2151),
     "provisioner/web": (12, 2112),
     "adapters/embedded": (4, 1101),
     "adapters/kubernetes": (11, 2098),
     "adapters/local": (5, 899),
-    "adapters/openstack": (11, 2759),
+    "adapters/openstack": (12, 2834),
     "adapters/shared": (11, 1162),
-    "adapters/slurm": (14, 3978),
-    "adapters/htcondor/overlay": (12, 3020),
-    "adapters/htcondor/site": (9, 2532),
+    "adapters/slurm": (15, 4112),
+    "adapters/htcondor/overlay": (13, 3091),
+    "adapters/htcondor/site": (10, 2654),
 }
 """Most Python files and most lines by package, comments and blank lines included."""
 

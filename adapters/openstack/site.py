@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Self
 
 from adapters.openstack import capacity
 from adapters.openstack.creation import ServerCreation
+from adapters.openstack.history import past_servers, site_history
 from adapters.openstack.registry import RegistryView, ServerListing, ServerNames, ServerRegistry, listing, servers_of
 from adapters.openstack.servers import DELETING_TASKS, Server, ServerAction, StopMethod, server_phase
 from adapters.openstack.settings import CloudAccess, OpenStackSiteConfig
@@ -18,6 +19,7 @@ from adapters.shared import optional_packages
 from adapters.shared.printing import printable
 from adapters.shared.starts import housekeeping, outcome_unknown, rejected, side_by_side
 from provisioner import model
+from provisioner.history import SiteHistoryView
 from provisioner.interfaces import AdapterError, AuditFinding, AuthError, OutcomeUnknownError
 from provisioner.model import DroneId, OrderResult
 
@@ -71,6 +73,16 @@ class OpenStackSite:
             self._housekeeping.cancel()
             await asyncio.wait([self._housekeeping])
         await self._stack.aclose()
+
+    async def history(self, since: float) -> SiteHistoryView:
+        """Return the owner's use and the queue times of servers, by Nova's times of both projects' servers."""
+        config, ours = self._config, await past_servers(self._cloud, since)
+        theirs = await past_servers(self._owners_cloud, since) if self._owners_cloud is not None else ()
+        theirs = [each for each in theirs if not self._names.is_ours(each.name)]  # a deleted one has no metadata
+        projects = [cloud.project for cloud in (self._cloud, self._owners_cloud) if cloud is not None]
+        hosts = capacity.host_names(config.hosts, projects)
+        flavors = await self._creation.resolver.flavors()
+        return site_history(ours, flavors, theirs, config.owner, hosts, since, time.time())
 
     async def poll(self) -> model.SiteView:
         """List our drones, our quota and, where hosts are known, free capacity and the owner's waiting servers.

@@ -298,7 +298,7 @@ def owner_demands(
     by_shape: dict[Hashable, list[SlurmJob]] = {}
     for job in jobs:
         waits = job.state == "PENDING" and job.reason.replace("_", " ").strip("() ") in _RESOURCE_REASONS
-        if waits and _is_owners(job, owner):
+        if waits and is_owners(job, owner):
             request = job.cpus, job.memory_mib, frozenset(job.gpus.items()), job.node_count
             shape = (*request, frozenset(job.partition.split(",")), frozenset(job.required_nodes), job.user)
             by_shape.setdefault(shape, []).append(job)
@@ -332,7 +332,8 @@ def _fits(job: SlurmJob, node: SlurmNode) -> bool:
     )
 
 
-def _is_owners(job: SlurmJob, owner: SlurmOwnerConfig) -> bool:
+def is_owners(job: SlurmJob, owner: SlurmOwnerConfig) -> bool:
+    """Return whether a job is the owner's."""
     return (
         not is_drone(job)
         and any(name in owner.partitions for name in job.partition.split(","))
@@ -348,7 +349,7 @@ def owner_load(jobs: Iterable[SlurmJob], nodes: Collection[Node], owner: SlurmOw
     total = OwnerLoad()
     for job in jobs:
         here = len(names.intersection(job.nodes))
-        if here and job.state != "PENDING" and _is_owners(job, owner):
+        if here and job.state != "PENDING" and is_owners(job, owner):
             total = OwnerLoad(
                 total.jobs + 1,
                 total.gpu_milli + here * sum(job.gpus.values()) * WHOLE_GPU,

@@ -171,6 +171,14 @@ class SlurmClient(Protocol):
     async def ended_jobs(self, remote_ids: Collection[str], since: float) -> Sequence[SlurmJob] | None:
         """Return what accounting has of these jobs, or with no ids of all of ours since then; None without it."""
 
+    async def past_jobs(self, partitions: Collection[str], since: float, until: float) -> Sequence[SlurmJob] | None:
+        """Return what accounting has of jobs in these partitions, everybody's, that ran in a span of time.
+
+        ``submitted_at`` is when they could have started, and an entry that cannot be read is left out. None without
+        accounting, and where the transport cannot ask.
+        """
+        return None
+
     async def active_jobs(self, partitions: Collection[str]) -> Sequence[SlurmJob]:
         """Return the pending and running jobs of all users in these partitions, ours included."""
 

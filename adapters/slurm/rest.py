@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import getpass
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -180,6 +181,18 @@ class SlurmRestClient(SlurmClient):
                 return None  # slurmrestd was started without it, as it must be where there is no slurmdbd
             found += await self._read(parse_accounted_job, self._session.checked(response).items("jobs"))
         return found
+
+    async def past_jobs(self, partitions: Collection[str], since: float, until: float) -> Sequence[SlurmJob] | None:
+        span = [("start_time", str(max(0, int(since)))), ("end_time", str(max(1, int(until))))]
+        query = [("partition", ",".join(partitions)), ("skip_steps", "true"), *span]
+        response = await self._session.request("GET", "slurmdb/{}/jobs/", query)
+        if response.status == 404 and not response.body:
+            return None
+        found = []
+        for record in self._session.checked(response).items("jobs"):
+            with contextlib.suppress(ValueError):
+                found.append(parse_past_job(record))
+        return [job for job in found if job.state != "PENDING"]
 
     async def nodes(self, *, reserves: bool = False) -> Sequence[SlurmNode]:
         # All of it, 2.5 kB a node. With `update_time` 24.11 answers "nothing has changed" with status 500 and
@@ -363,6 +376,16 @@ def parse_accounted_job(record: JsonObject) -> SlurmJob:
     number, array, task = map(records.count, ids.values())
     remote_id = f"{array}_{task}" if array and records.is_set(ids["task"]) else str(number)
     return records.read_job({**records.pick(record, _REST_ACCOUNTED_JOB), "remote_id": remote_id})
+
+
+def parse_past_job(record: JsonObject) -> SlurmJob:
+    """Return an accounted job with what it was given, from when it could have started."""
+    more = records.pick(record, {"tres": "tres.allocated", "eligible": "time.eligible"})
+    given = [each for each in more["tres"] or () if isinstance(each, dict) and each.get("type") == "gres"]
+    tres = ",".join(f"gres/{each.get('name')}={records.count(each.get('count'))}" for each in given)
+    raw = {**records.pick(record, _REST_ACCOUNTED_JOB), "tres": tres, "node_count": record.get("allocation_nodes")}
+    job = records.read_job({**raw, "remote_id": parse_accounted_job(record).remote_id})
+    return replace(job, submitted_at=max(job.submitted_at, records.count(more["eligible"])))
 
 
 def parse_node(record: JsonObject) -> SlurmNode:

@@ -14,10 +14,12 @@ from adapters.shared.starts import Starts, outcome_unknown, rejected
 from adapters.slurm import capacity
 from adapters.slurm.blocking import SlurmAudit, render_blocking
 from adapters.slurm.drones import SlurmDroneListing, SlurmDrones, is_alive
+from adapters.slurm.history import site_history
 from adapters.slurm.records import SlurmClient
 from adapters.slurm.settings import SlurmSiteConfig
 from adapters.slurm.submission import SlurmBatch, make_batch, make_batches, max_array_size, validate_order
 from provisioner import model
+from provisioner.history import SiteHistoryView
 from provisioner.interfaces import AdapterError, AuditFinding, OutcomeUnknownError, RejectedError
 from provisioner.model import DroneId, DroneType, FaultKind, OrderOutcome, OrderResult
 
@@ -88,6 +90,14 @@ class SlurmSite:
             downtime_at=downtime_at,
             notices=(*notices, *self._cluster.notices()),
         )
+
+    async def history(self, since: float) -> SiteHistoryView:
+        """Return the owner's use and queue times by accounting; nothing where there is none."""
+        config, now = self._config, time.time()
+        slurm_nodes, partitions = await self._cluster.nodes(), await self._cluster.partitions()
+        types = capacity.resolve_types(self._types, partitions, config)
+        nodes = [each.name for each in capacity.list_nodes(slurm_nodes, partitions, types, config, now=now)]
+        return await site_history(self._cluster, types, nodes, config.owner, since, now)
 
     async def _configuration(self) -> Mapping[str, str]:
         """Return slurm.conf as it was when it could be read first; nothing until then."""

@@ -80,15 +80,25 @@ class SlurmToolsClient(SlurmClient):
 
     async def ended_jobs(self, remote_ids: Collection[str], since: float) -> Sequence[SlurmJob] | None:
         """Return jobs of the account that runs the tools; root sees those of everybody."""
-        separator = _separator()
-        argv = ["-X", "-p", f"--delimiter={separator}", "-o", ",".join(SACCT_COLUMNS)]
         selections = [["-j", ",".join(some)] for some in records.job_id_chunks(remote_ids, _JOBS_PER_CALL)]
+        return await self._accounted(
+            selections or [["-S", f"uts{max(0, int(since))}"]], SACCT_COLUMNS, parse_ended_jobs
+        )
+
+    async def past_jobs(self, partitions: Collection[str], since: float, until: float) -> Sequence[SlurmJob] | None:
+        span = ["-S", f"uts{max(0, int(since))}", "-E", f"uts{max(1, int(until))}"]
+        return await self._accounted([["-a", "-r", ",".join(partitions), *span]], PAST_SACCT_COLUMNS, parse_past_jobs)
+
+    async def _accounted(
+        self, selections: Iterable[Sequence[str]], columns: Columns, parse: Callable[[str, str], list[SlurmJob]]
+    ) -> Sequence[SlurmJob] | None:
         if not self._accounting:
             return None
-        found: list[SlurmJob] = []
+        separator, found = _separator(), list[SlurmJob]()
+        argv = ["-X", "-p", f"--delimiter={separator}", "-o", ",".join(columns)]
         try:
-            for selection in selections or [["-S", f"uts{max(0, int(since))}"]]:
-                found += await self._query("sacct", [*argv, *selection], lambda text: parse_ended_jobs(text, separator))
+            for selection in selections:
+                found += await self._query("sacct", [*argv, *selection], lambda text: parse(text, separator))
         except UnavailableError as error:
             self._accounting = not _NO_ACCOUNTING.search(str(error))
             if self._accounting:
@@ -316,6 +326,14 @@ def parse_jobs(text: str, separator: str, columns: Columns) -> list[SlurmJob]:
     return [records.read_job(row) for row in parse_table(text, separator, columns)]
 
 
+PAST_SACCT_COLUMNS = {
+    **SACCT_COLUMNS,
+    "Eligible": ("Eligible", "eligible_at"),
+    "NNodes": ("NNodes", "node_count"),
+    "AllocTRES": ("AllocTRES", "tres"),
+}
+
+
 _SACCT_ARRAY = re.compile(r"(?P<job>[0-9]{1,10})_\[(?P<tasks>[0-9,:%-]{1,400000})\]")
 
 
@@ -331,6 +349,19 @@ def parse_ended_jobs(text: str, separator: str) -> list[SlurmJob]:
         found += [
             records.read_job({**row, "remote_id": remote_id, "state": state, "reason": reason}) for remote_id in ids
         ]
+    return found
+
+
+def parse_past_jobs(text: str, separator: str) -> list[SlurmJob]:
+    """Return the jobs of ``sacct -o PAST_SACCT_COLUMNS`` that have started. A row that cannot be read is left out."""
+    found = []
+    for row in parse_table(text, separator, PAST_SACCT_COLUMNS):
+        if row["state"].startswith("PENDING"):
+            continue
+        with contextlib.suppress(ValueError):
+            job = records.read_job({**row, "state": row["state"].partition(" ")[0], "reason": ""})
+            eligible = records.read_job({**row, "state": job.state, "submitted_at": row["eligible_at"]}).submitted_at
+            found.append(replace(job, submitted_at=max(job.submitted_at, eligible)))
     return found
 
 

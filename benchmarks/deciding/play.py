@@ -110,6 +110,8 @@ class Run:
     """The policy's price of waiting."""
     without: str = ""
     """A rule of :data:`benchmarks.deciding.ablation.ABLATIONS` that is switched off."""
+    history: bool = True
+    """The owner's site remembers the days before."""
 
     @property
     def case(self) -> Case:
@@ -121,7 +123,8 @@ class Run:
         limits = [f"{self.limits} limits"] if self.limits != QUOTA else []
         price = [f"waiting cost {self.waiting_cost:g}"] if self.waiting_cost != WAITING_COST else []
         without = [f"without {self.without}"] if self.without else []
-        return (*limits, *price, *without)
+        history = [] if self.history else ["no history"]
+        return (*limits, *price, *without, *history)
 
     @property
     def variant(self) -> str:
@@ -135,12 +138,12 @@ class Run:
     @property
     def order(self) -> tuple[object, ...]:
         """Sort key of tables."""
-        return RULES.index(self.rule), self.limits, self.without, self.waiting_cost
+        return RULES.index(self.rule), self.limits, self.without, self.waiting_cost, not self.history
 
     @property
     def usual(self) -> bool:
         """True if the rule is whole, and has the usual price of waiting."""
-        return self.waiting_cost == WAITING_COST and not self.without
+        return self.waiting_cost == WAITING_COST and not self.without and self.history
 
     def __str__(self) -> str:
         part = "" if math.isinf(self.days) else f"-{self.days:g}d"
@@ -226,6 +229,7 @@ def play_in(run: Run, jobs: tuple[SimulatedJob, ...], owner: Steps) -> Played:
             ours=ours,
             shipped=run.limits == SHIPPED,
             victims=VictimRule(run.victims),
+            history=run.history,
         ),
         seed=run.seed,
         planner=planner,

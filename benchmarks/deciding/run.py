@@ -43,6 +43,7 @@ def runs_of(wanted: argparse.Namespace) -> Iterator[Run]:
         days = min(wanted.days, DOCUMENTED_DAYS) if rule == DOCUMENTED else wanted.days
         run = Run(rule, trace, owner, seed, days, users, victims)
         if rule == OURS:
+            run = replace(run, history=not wanted.no_history)
             without = [*ABLATIONS] if "all" in wanted.without else wanted.without
             for limits in wanted.limits:
                 mine = [replace(run, limits=limits, waiting_cost=cost) for cost in wanted.waiting_cost]
@@ -108,6 +109,7 @@ def parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--seeds", type=int, default=10, metavar="N")
     parser.add_argument("--days", type=float, default=math.inf, metavar="D", help="of the trace, from its begin")
+    parser.add_argument("--no-history", action="store_true", help="nothing is known of the time before the replay")
     parser.add_argument("--jobs", type=int, default=2, metavar="N", help="runs at a time")
     parser.add_argument("--results", type=Path, default=RESULTS, metavar="DIR")
     return parser

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from provisioner.history import HISTORY_S
 from provisioner.model import DroneType, SitePolicy, TypeKey
 from provisioner.simulator.drones import SiteBehaviour
 from provisioner.simulator.jobs import SimulatedJob
@@ -168,6 +169,12 @@ def owner_of(series: str) -> Steps:
     return tuple((at_s + n * OWNER_SPAN_S, gpus) for n in range(OWNER_REPEATS) for at_s, gpus in steps)
 
 
+def before(owner: Steps) -> Steps:
+    """An owner's use in the days before a replay: their 31 days repeat, so it is the end of them."""
+    begin_s = OWNER_SPAN_S - HISTORY_S
+    return tuple((at_s - OWNER_SPAN_S, gpus) for at_s, gpus in owner if begin_s <= at_s < OWNER_SPAN_S)
+
+
 def facilities(
     owner: Steps,
     *,
@@ -175,12 +182,13 @@ def facilities(
     ours: bool = True,
     shipped: bool = False,
     victims: VictimRule = VictimRule.YOUNGEST,
+    history: bool = True,
 ) -> tuple[Facility, ...]:
     """Return the three sites.
 
     For our rule the operator's limits are the sites' quotas, with ``shipped`` also all that the product limits by
     default, and drones retire after a day by themselves. Other rules know the quotas, and see to retiring
-    (:class:`benchmarks.deciding.rule.Rule`).
+    (:class:`benchmarks.deciding.rule.Rule`). With ``history`` TOpAS remembers its owner's use of the days before.
     """
     found = []
     for site in dict.fromkeys(place.site for place in PLACES):
@@ -203,7 +211,9 @@ def facilities(
                 reports_free=reports_free,
                 reports_claims=False,
                 retain_finished_s=120.0,
-                owner=OwnerSeries(owner, victim=victims) if owned and owner else None,
+                owner=OwnerSeries(owner, victim=victims, before=before(owner) if history else ())
+                if owned and owner
+                else None,
             )
         )
     return tuple(found)

@@ -13,7 +13,17 @@ from provisioner.cli import options as opt
 from provisioner.cli import output as out
 from provisioner.cli.drones import operator
 from provisioner.controller.estimation import RUNS_NEEDED, RUNS_TOLD, USE_EVERY_S, thinned
-from provisioner.estimates import HORIZONS_S, UNKNOWN, Estimates, EstimateSamples, SiteSamples, mean_run_s, owner_of
+from provisioner.estimates import (
+    HORIZONS_S,
+    UNKNOWN,
+    Estimates,
+    EstimateSamples,
+    SiteSamples,
+    StartDelays,
+    mean_run_s,
+    owner_of,
+)
+from provisioner.planner.costs import PRIOR_DELAYS
 from provisioner.store import EstimateReset
 from provisioner.store.reader import Reader
 
@@ -92,6 +102,7 @@ DELAY_COLUMNS = (
     out.ident("type", "Drone type, as site/name.", lambda d: d[0], least=12),
     out.span_s("queue_s", "From order to place at the site, a mean, seconds.", lambda d: d[1].queue_s, head="QUEUE"),
     out.span_s("boot_s", "From its place to the pool, a mean, seconds.", lambda d: d[1].boot_s, head="BOOT"),
+    out.text("source", "measured, or history: by what the site told, with the usual boot time.", lambda d: d[2]),
 )
 SITE_ESTIMATE_COLUMNS = (
     out.text("site", "Site.", "name", level=0, least=8),
@@ -103,6 +114,14 @@ SITE_ESTIMATE_COLUMNS = (
     out.span_s("gap_median_s", "Their median.", lambda s: _quantile(sorted(s.samples.gaps_s), 0.5), head="GAP"),
     out.span_s("idle_s", "Learned time-out.", lambda s: s.estimates.idle_s.get(s.name), head="IDLE TIME-OUT"),
 )
+PAST_COLUMNS = (
+    out.text("of", "Site, or overlay: the pool.", lambda h: h[0] or "overlay", level=0, least=8),
+    out.time_at("at", "When it told of its past: from before the controller came.", lambda h: h[1].at, unit=out.ago),
+    out.span_s("owner_s", "Over how much time it told its owner's use, seconds.", lambda h: h[1].use_s, head="OWNER"),
+    out.items("types", "Drone types of which it told queue times.", lambda h: sorted(h[1].queues)),
+    out.whole("jobs", "Completed jobs that it told.", lambda h: h[1].jobs, level=0),
+    out.flag("left_out", "Was there more than was read?", lambda h: h[1].left_out, level=0),
+)
 
 
 def estimates_document(known: EstimatesRow, user: str = "") -> out.Document:
@@ -113,14 +132,19 @@ def estimates_document(known: EstimatesRow, user: str = "") -> out.Document:
         scope = f"{formatting.count(len(samples.runs), 'kind')} of jobs known, as of {out.ago(samples.at)} ago"
     sites = [SiteEstimates(name, of, estimates) for name, of in sorted(samples.sites.items())]
     runs = _run_times(samples, user)
+    past = sorted(samples.histories.items())
+    told = {key: StartDelays(queue_s, PRIOR_DELAYS.boot_s) for _, of in past for key, queue_s in of.queues.items()}
+    delays = [(key, of, "history") for key, of in told.items() if key not in samples.delays]
+    delays += [(key, of, "measured") for key, of in samples.delays.items()]
     return out.Document(
         ESTIMATES_SCHEMA,
         ESTIMATES_FACTS,
         known,
         {
             "run_times": out.Listing("", RUN_COLUMNS, runs, lambda r: r.user, title="Run times of jobs"),
-            "delays": out.Listing("", DELAY_COLUMNS, sorted(samples.delays.items()), title="Delays of drones"),
+            "delays": out.Listing("", DELAY_COLUMNS, sorted(delays), title="Delays of drones"),
             "sites": out.Listing("", SITE_ESTIMATE_COLUMNS, sites, title="Sites"),
+            "histories": out.Listing("", PAST_COLUMNS, past, title="From history" if past else ""),
         },
         main="run_times",
         name=user,
@@ -156,7 +180,8 @@ def estimates(
     """Tell what was learned: run times by user, delays by drone type, and of each site its owner and its idle gaps.
 
     As the controller kept it last: it does so about every ten minutes and at its end. What the planner makes of it
-    (an owner's rises, idle time-outs) is as of the newest tick. `estimates forget` makes it forget some of it.
+    (an owner's rises, idle time-outs) is as of the newest tick. What sites and the pool told of the time before the
+    controller came is listed as history. `estimates forget` makes it forget some of it.
 
     \b
     Examples:
@@ -211,7 +236,7 @@ def _require_known(samples: EstimateSamples, users: Sequence[str], sites: Sequen
 
     An empty name, as of a variable that is not set, would mean everybody.
     """
-    of_sites = {*samples.sites, *(key.partition("/")[0] for key in samples.delays)}
+    of_sites = {*samples.sites, *samples.histories, *(key.partition("/")[0] for key in samples.delays)} - {""}
     for option, names, known in (("user", users, set(map(owner_of, samples.runs))), ("site", sites, of_sites)):
         for name in names:
             if not name.strip():

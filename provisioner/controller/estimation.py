@@ -8,7 +8,7 @@ costs nothing but that. Time without polls is left out, not made up.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, groupby
 from math import ceil
@@ -17,8 +17,17 @@ import structlog
 
 from provisioner import estimates as est
 from provisioner.controller.clock import Clock
-from provisioner.estimates import UNKNOWN, Estimates, EstimateSamples, OwnerGrowth, SiteSamples, StartDelays
+from provisioner.estimates import (
+    UNKNOWN,
+    Estimates,
+    EstimateSamples,
+    HistorySummary,
+    OwnerGrowth,
+    SiteSamples,
+    StartDelays,
+)
 from provisioner.model import PENDING, CompletedJob, Drone, DroneId, DroneState, OverlayView, Plan, PolledSite, Snapshot
+from provisioner.planner.costs import PRIOR_DELAYS
 from provisioner.planner.states import MIN_IDLE_GAPS
 from provisioner.reasons import IdleTimeout, OptionalJobsOnly
 from provisioner.store import Store, StoreError
@@ -35,6 +44,8 @@ USE_EVERY_S = 120.0
 USE_KEPT = 14 * 86400 // 120
 USE_FILLED = 15
 """Up to this many samples in a row that are missing (half an hour) get the value of the next one; more are unknown."""
+USE_WANTED_S = 4 * 3600.0
+"""A site whose owner's use is known over less time is asked for its past."""
 RISE_EVERY_S = 4 * 3600.0
 """Interval at which the growth of an owner is estimated; at first after each quarter of the time observed so far."""
 RISE_QUANTILES = 500
@@ -59,6 +70,8 @@ CUT_KEPT = 1000
 LONGER = 2.0
 """A job that has run longer than all completed ones is expected to run this many times as long: seen at any moment of
 its life a job is, in the median, half done (Gott, "Implications of the Copernican principle", Nature 363, 1993)."""
+
+NO_HISTORY = HistorySummary(0.0)
 
 Keys = tuple[str, ...]
 """Keys of the run times of a job (:func:`provisioner.estimates.run_keys`), the widest last."""
@@ -139,6 +152,26 @@ class SiteHistory:
             site.rise, site.rise_at = rise_of(site.use_milli), now
         return site
 
+    @property
+    def use_known_s(self) -> float:
+        """Return the time over which the owner's use is known."""
+        return USE_EVERY_S * (len(self.use_milli) - self.use_milli.count(UNKNOWN))
+
+    def learn_use(self, earlier: Callable[[float], int | None], now: float) -> float:
+        """Put the owner's use of earlier times before the known samples, and return the seconds that this adds.
+
+        ``earlier``: the use at a time, or None before all that is known.
+        """
+        begin = (self.used_at or now) - len(self.use_milli) * USE_EVERY_S - (USE_EVERY_S if not self.used_at else 0.0)
+        added = 0
+        while len(self.use_milli) < USE_KEPT and (held := earlier(begin - added * USE_EVERY_S)) is not None:
+            self.use_milli.appendleft(held)
+            added += 1
+        if added:
+            self.used_at = self.used_at or begin
+            self.rise, self.rise_at = rise_of(self.use_milli), now
+        return added * USE_EVERY_S
+
     def kept(self) -> SiteSamples:
         return SiteSamples(tuple(self.use_milli), self.used_at, tuple(self.gaps_s), self.taken, self.run_s)
 
@@ -155,6 +188,10 @@ class EstimateCollector:
     """By the keys of a job; never changed in place: the recorded samples share these values."""
     delays: dict[str, StartDelays] = field(default_factory=dict)
     sites: dict[str, SiteHistory] = field(default_factory=dict)
+    histories: dict[str, HistorySummary] = field(default_factory=dict)
+    """By site, or "" for the pool: what they told of the time before the controller came."""
+    counted_from: float = 0.0
+    """Time of the first view of the pool with completed jobs in this life of the controller."""
     estimates: Estimates = est.NO_ESTIMATES
     _seen: frozenset[tuple[str, float]] = frozenset()
     """Counted jobs: those reported now, and of those reported before the ones that ended in the last :data:`SEEN_S`."""
@@ -174,6 +211,8 @@ class EstimateCollector:
         view, now, self._waiting_cost = snapshot.overlay.view, snapshot.now, snapshot.policy.waiting_cost
         if view is not None and view.completions and view.completions is not self._counted:
             self._note_runs(view.completions, now)
+        if view is not None and view.completions is not None:
+            self.counted_from = self.counted_from or now
         if view is not None and view.completions is not None and now - self._examined_at >= UNFINISHED_EVERY_S:
             self._unfinished.note(view)
             self._examined_at, self._dirty = now, self._dirty or bool(self._unfinished.running or self._unfinished.cut)
@@ -192,7 +231,7 @@ class EstimateCollector:
     def samples(self, now: float) -> EstimateSamples:
         """Return the samples to record."""
         sites = {name: site.kept() for name, site in self.sites.items()}
-        return EstimateSamples(now, dict(self.runs), dict(self.delays), sites, self._seen)
+        return EstimateSamples(now, dict(self.runs), dict(self.delays), sites, self._seen, dict(self.histories))
 
     def recall(self, kept: EstimateSamples, now: float, waiting_cost: float) -> None:
         """Begin with the samples of an earlier controller: its estimates hold from the first tick on."""
@@ -200,7 +239,49 @@ class EstimateCollector:
         self.runs, self.delays = dict(kept.runs), dict(kept.delays)
         self.sites = {name: SiteHistory.of(site, now, away_s) for name, site in kept.sites.items()}
         self._seen, self._waiting_cost = kept.seen, waiting_cost
+        self.histories = dict(kept.histories)
         self.estimates = self._estimated()
+
+    def wants_history(self, scope: str) -> bool:
+        """Return True if a site, or "" for the pool, was not asked for its past and too little is known without."""
+        if not scope:
+            return scope not in self.histories and len(self.runs.get("", ())) < RUNS_NEEDED
+        return scope not in self.histories and (scope not in self.sites or self.sites[scope].use_known_s < USE_WANTED_S)
+
+    def learn_site(
+        self,
+        name: str,
+        earlier: Callable[[float], int | None],
+        queues: Mapping[str, float],
+        now: float,
+        *,
+        left_out: bool = False,
+    ) -> None:
+        """Add what a site told of its past: the owner's use at a time, and mean queue times by type.
+
+        The latter count for as long as no drone of the type was measured.
+        """
+        added_s = self._site(name).learn_use(earlier, now)
+        self.histories[name] = HistorySummary(now, added_s, dict(queues), left_out=left_out)
+        self.estimates, self._dirty = self._estimated(), True
+
+    def learn_runs(self, jobs: Iterable[CompletedJob], now: float, *, left_out: bool = False) -> None:
+        """Add jobs that completed before the controller began to count, oldest first."""
+        own, number = self.runs, 0
+        earlier: dict[str, deque[float]] = {}
+        for each in jobs:
+            if each.ended_at >= (self.counted_from or now) - SEEN_S:  # it may be counted anyway
+                continue
+            number += 1
+            for key in dict.fromkeys(est.run_keys(each.owner, each.gpu_milli, each.cpus, each.memory_mib)):
+                runs = earlier.pop(key, None) or deque(maxlen=RUNS_KEPT)
+                runs.append(max(SHORTEST_RUN_S, round(each.run_s, 1)))
+                earlier[key] = runs
+        self.runs = {key: tuple(runs) for key, runs in earlier.items() if key not in own}
+        self.runs |= {key: (*earlier.get(key, ()), *runs)[-RUNS_KEPT:] for key, runs in own.items()}
+        self._limit_keys()
+        self.histories[""] = HistorySummary(now, jobs=number, left_out=left_out)
+        self.estimates, self._dirty = self._estimated(), True
 
     def forget(self, what: str) -> None:
         """Forget samples as an operator asks: ``all``, ``user:NAME`` or ``site:NAME``. Counted jobs stay counted.
@@ -211,12 +292,15 @@ class EstimateCollector:
         match kind:
             case "all":
                 self.runs, self.delays, self.sites, self._unfinished = {}, {}, {}, UnfinishedJobs()
+                self.histories = {scope: HistorySummary(past.at) for scope, past in self.histories.items()}
             case "user":
                 self.runs = {key: runs for key, runs in self.runs.items() if key and est.owner_of(key) != name}
                 self._unfinished.forget(name)
             case "site":
                 self.sites.pop(name, None)
                 self.delays = {key: d for key, d in self.delays.items() if key.partition("/")[0] != name}
+                if name in self.histories:  # it is not asked again
+                    self.histories[name] = HistorySummary(self.histories[name].at)
         self.estimates = self._estimated()
 
     def _site(self, name: str) -> SiteHistory:
@@ -231,12 +315,15 @@ class EstimateCollector:
             for key in dict.fromkeys(est.run_keys(each.owner, each.gpu_milli, each.cpus, each.memory_mib)):
                 runs = self.runs.pop(key, ())
                 self.runs[key] = (*runs[1 - RUNS_KEPT :], run_s)  # the newest last
-        while len(self.runs) > KEYS_KEPT:
-            del self.runs[next(key for key in self.runs if key)]
+        self._limit_keys()
         # a schedd that does not answer once tells its jobs again when it is back
         self._seen = told | {(job, ended_at) for job, ended_at in self._seen if ended_at >= now - SEEN_S}
         self._counted = completions
         self._dirty = self._dirty or bool(new)
+
+    def _limit_keys(self) -> None:
+        while len(self.runs) > KEYS_KEPT:
+            del self.runs[next(key for key in self.runs if key)]
 
     def _note_use(self, name: str, reading: PolledSite, snapshot: Snapshot) -> None:
         view, now = reading.view, snapshot.now
@@ -278,7 +365,8 @@ class EstimateCollector:
             # sites tell whole seconds, by clocks of their own: what began before it was ordered began at once
             queue_s = max(0.0, drone.started_at - drone.requested_at)
             boot_s = max(0.0, drone.joined_at - drone.started_at)
-            known = self.delays.get(drone.type, StartDelays(queue_s, boot_s))
+            past = self.histories.get(drone.site, NO_HISTORY)
+            known = self.delays.get(drone.type, StartDelays(past.queues.get(drone.type, queue_s), boot_s))
             self.delays[drone.type] = StartDelays(
                 known.queue_s + MEAN_WEIGHT * (queue_s - known.queue_s),
                 known.boot_s + MEAN_WEIGHT * (boot_s - known.boot_s),
@@ -310,9 +398,11 @@ class EstimateCollector:
         for key, delays in self.delays.items():
             site = key.partition("/")[0]
             boots[site] = min(boots.get(site, delays.boot_s), delays.boot_s)
+        queues = (each for past in self.histories.values() for each in past.queues.items())
+        told = {key: StartDelays(queue_s, PRIOR_DELAYS.boot_s) for key, queue_s in queues}
         return Estimates(
             runs=self._runs(),
-            delays=dict(self.delays),
+            delays=told | self.delays,
             rises={name: site.rise for name, site in self.sites.items() if site.rise is not None},
             taken_per_s={name: s.taken / s.run_s for name, s in self.sites.items() if s.taken and s.run_s},
             idle_s={

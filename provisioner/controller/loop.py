@@ -15,6 +15,7 @@ from provisioner.controller import actuation
 from provisioner.controller.actuation import DeadSlots
 from provisioner.controller.clock import Clock
 from provisioner.controller.estimation import EstimateCollector, EstimateRecorder
+from provisioner.controller.history import HistoryLoader
 from provisioner.controller.low_use import LowUseWatch
 from provisioner.controller.polling import TICK_WAIT_S, Poller, PollTarget
 from provisioner.controller.tick_measures import DECISION_SECONDS, STORE_WRITE_SECONDS, TICK_SECONDS, TickMeasures
@@ -144,6 +145,7 @@ class Controller:
     """The jobs of the newest poll that are on record: an overlay reports each in many polls."""
     measures: TickMeasures = field(init=False)
     _recorder: EstimateRecorder = field(init=False)
+    _history: HistoryLoader = field(init=False)
     _low_use: LowUseWatch = field(init=False)
     _dead_slots: DeadSlots = field(init=False)
     _consoles: Mapping[str, SupportsConsoleOutput] = field(default_factory=dict)
@@ -153,6 +155,7 @@ class Controller:
         self._dead_slots = DeadSlots(self.overlay, self.clock)
         self.measures = TickMeasures(self.store, self.clock)
         self._recorder = EstimateRecorder(self.estimation, self.store, self.clock, self.event)
+        self._history = HistoryLoader(self.estimation, self.clock, self.event)
         self._low_use = LowUseWatch(self.overlay, self.store, self.clock, self.event)
         overlay = PollTarget(OVERLAY_SCOPE, lambda: self.overlay.poll(self.types), 0.0)
         self._poller = Poller(self._group, self.clock, overlay)
@@ -172,6 +175,7 @@ class Controller:
         self._poller.close()
         self._dead_slots.close()
         self._low_use.close()
+        self._history.close()
         try:
             if error is None:
                 await self._recorder.keep()
@@ -206,6 +210,7 @@ class Controller:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Tick until ``stop`` is set: quickly while something is on the move, else slowly."""
+        await self._history.begin(self._group, self.sites, self.overlay, stop)
         while not stop.is_set():
             async with self.between_ticks:
                 with self.measures.timed(TICK_SECONDS):
@@ -540,6 +545,7 @@ class Controller:
             self._prunes = await _read("store.prune_failed", self.store.prune(now), False)
         await self.measures.turn()
         await self._recorder.turn()
+        await self._history.turn(self._group, self.sites, self.overlay)
         await self._low_use.turn(self._group, self.policy.low_use, self.types, self._poller.overlay.view)
 
     async def event(self, name: str, *, warn: bool = False, **fields: str | int | float) -> None:

@@ -16,7 +16,8 @@ import structlog
 from provisioner import model
 from provisioner.controller.clock import Clock
 from provisioner.controller.sanitize import Sanitizer, limited_text
-from provisioner.interfaces import AdapterError, Site, SupportsConsoleOutput, UnavailableError
+from provisioner.history import SiteHistoryView
+from provisioner.interfaces import AdapterError, Site, SupportsConsoleOutput, SupportsSiteHistory, UnavailableError
 from provisioner.model import Fault, FaultKind, OverlayView, PolledOverlay, PolledSite, SiteView
 from provisioner.planner.breakers import OVERLAY_SCOPE
 
@@ -94,6 +95,12 @@ class LazySite:
 
     def last_words(self) -> Mapping[model.DroneId, str]:
         return self.site.last_words() if isinstance(self.site, SupportsConsoleOutput) else {}
+
+    async def history(self, since: float) -> SiteHistoryView:
+        if not isinstance(self.site, SupportsSiteHistory):
+            return SiteHistoryView()
+        await self.open()
+        return await self.site.history(since)
 
     def _must_be_open(self) -> None:
         if self._stack is None:

@@ -1,7 +1,8 @@
 """Shadow mode: adapters reduced to their polls, and plans without orders.
 
 A shadow is the controller with other adapters and another planner. No order can leave it: what it has in the place of a
-site or an overlay holds the adapter's ``poll`` and its connection, and nothing that starts, stops, drains or holds.
+site or an overlay holds the adapter's connection, its ``poll`` and its ``history``, and nothing that starts, stops,
+drains or holds.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn, Self
 
+from provisioner.history import SiteHistoryView
 from provisioner.interfaces import Overlay, RejectedError, Site, SupportsOtherDrones
 from provisioner.model import DroneType, FaultKind, OverlayView, Plan, Refusal, Snapshot
 from provisioner.planner import decide
@@ -28,10 +30,12 @@ async def _refuse(*_: object) -> NoReturn:
 
 @dataclass(frozen=True, slots=True)
 class ObservedAdapter:
-    """A site or an overlay that can only be polled."""
+    """A site or an overlay that can only be polled and asked for its past."""
 
     connection: AbstractAsyncContextManager[object]
     poll: Callable[..., Coroutine[Any, Any, Any]]
+    past: Callable[[float], Coroutine[Any, Any, Any]] | None = None
+    """The adapter's ``history``, if it has one."""
     start = stop = drain = bootstrap = staticmethod(_refuse)
 
     async def __aenter__(self) -> Self:
@@ -41,22 +45,26 @@ class ObservedAdapter:
     async def __aexit__(self, *exc: Any) -> None:
         await self.connection.__aexit__(*exc)
 
+    async def history(self, since: float) -> Any:
+        return await self.past(since) if self.past is not None else SiteHistoryView()
+
 
 def observed_site(site: Site) -> Site:
-    """Return a site reduced to its poll."""
-    return ObservedAdapter(site, site.poll)
+    """Return a site reduced to its poll and its history."""
+    return ObservedAdapter(site, site.poll, getattr(site, "history", None))
 
 
 def observed_overlay(overlay: Overlay) -> Overlay:
-    """Return an overlay reduced to its poll, whose view has the drones of other systems, too."""
+    """Return an overlay reduced to its poll and its history, whose view has the drones of other systems, too."""
+    past = getattr(overlay, "history", None)
     if not isinstance(overlay, SupportsOtherDrones):
-        return ObservedAdapter(overlay, overlay.poll)
+        return ObservedAdapter(overlay, overlay.poll, past)
     poll_pool, poll_others = overlay.poll, overlay.other_drones
 
     async def poll(types: Sequence[DroneType]) -> OverlayView:
         return replace(await poll_pool(types), others=tuple(await poll_others()))
 
-    return ObservedAdapter(overlay, poll)
+    return ObservedAdapter(overlay, poll, past)
 
 
 def decide_without_orders(snapshot: Snapshot) -> Plan:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from provisioner.model import OwnerDemand, OwnerLoad
 from provisioner.simulator.drones import SimulatedDrone
-from provisioner.simulator.loop import at, now, now_s, rng_for
+from provisioner.simulator.loop import at, now, now_s, rng_for, start_epoch
 
 if TYPE_CHECKING:
     from provisioner.simulator.sites import GpuPoolState, SimulatedSite
@@ -64,6 +64,10 @@ class SimulatedOwner:
     def load(self) -> OwnerLoad | None:
         return None
 
+    def past(self) -> tuple[tuple[float, int], ...]:
+        """Return from when on they held how many GPUs, in thousandths, before the simulation began."""
+        return ()
+
     def drone_left(self, drone: SimulatedDrone) -> None:
         """Use the room of a drone that left a node."""
 
@@ -84,6 +88,8 @@ class OwnerSeries:
     victim: VictimRule = VictimRule.YOUNGEST
     notice_s: float = 0.0
     """Between the owner's wish and the drone's end; 0 is without notice."""
+    before: tuple[tuple[float, int], ...] = ()
+    """The same at times before the simulation, below 0: what the site's history tells."""
 
     def at(self, site: SimulatedSite) -> SimulatedOwner:
         return SeriesOwner(self, site)
@@ -103,6 +109,9 @@ class SeriesOwner(SimulatedOwner):
 
     def load(self) -> OwnerLoad | None:
         return OwnerLoad(gpu_milli=self.held_milli)
+
+    def past(self) -> tuple[tuple[float, int], ...]:
+        return tuple((start_epoch() + at_s, gpus * ONE_GPU) for at_s, gpus in self._series.before if at_s < 0)
 
     def _have(self, gpus: int) -> None:
         rng = rng_for(self.site.seed, "owner series", self.site.name, now_s())

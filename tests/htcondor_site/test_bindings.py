@@ -29,7 +29,7 @@ class SlowSide:
     def __init__(self, collector: str, schedd: str) -> None:
         pass
 
-    def ads(self, kind: str, constraint: str, projection: tuple[str, ...]) -> list[Ad]:
+    def ads(self, kind: str, constraint: str, projection: tuple[str, ...], schedd: str = "") -> list[Ad]:
         return [classad2.ClassAd({"Pid": os.getpid()})]
 
     def submit(self, *args: object) -> int:

@@ -39,7 +39,7 @@ class FakeCluster:
     async def __aexit__(self, *exc: object) -> None:
         pass
 
-    async def ads(self, kind: str, constraint: str, projection: Sequence[str]) -> Sequence[Ad]:
+    async def ads(self, kind: str, constraint: str, projection: Sequence[str], schedd: str = "") -> Sequence[Ad]:
         return self.queue if kind == "jobs" else self.nodes if constraint == MACHINE_SLOTS else []
 
     async def owner_queue(self, schedd: str, constraint: str, names: Sequence[str]) -> OwnerJobQueue:

@@ -18,6 +18,7 @@ from typing import Self
 from adapters.htcondor.daemons import failed
 from adapters.htcondor.overlay.drain import COLLECTOR_ADS, Drainer, DrainOrders, read_every_s
 from adapters.htcondor.overlay.history import HistoryPoller
+from adapters.htcondor.overlay.past import PAST_DEADLINE_S, PAST_READER
 from adapters.htcondor.overlay.pool import PolledPool
 from adapters.htcondor.overlay.schedds import asked
 from adapters.htcondor.overlay.settings import HTCondorConfig
@@ -28,6 +29,7 @@ from adapters.shared.printing import printable
 from adapters.shared.starts import rejected
 from provisioner import drone, model
 from provisioner.config.units import SecretUnreadableError
+from provisioner.history import RunHistoryView
 from provisioner.interfaces import AdapterError, AuditFinding, AuthError, HoldResult, UnavailableError
 from provisioner.model import DroneId, OrderResult
 from provisioner.worker_process import WorkerProcess
@@ -100,6 +102,17 @@ class HTCondorOverlay:
         connection, self._connection = self._connection, None
         if connection is not None:
             await connection.close()
+
+    async def history(self, since: float) -> RunHistoryView:
+        """Return the jobs that completed since a time, by the schedds' histories."""
+        directory = self._connected().directory
+        env = directory.env | {"_CONDOR_TOOL_LOG": str(directory.path / "past.log")}
+        reader = WorkerProcess(PAST_READER, self._config, self._controller, env=env)
+        try:
+            past: RunHistoryView = await reader.call("completed", since, deadline_s=PAST_DEADLINE_S)
+        finally:
+            await reader.close()
+        return past
 
     def _connected(self) -> _Connection:
         """Return the connection, with the tokens in the client's directory as they are now."""

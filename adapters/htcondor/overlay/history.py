@@ -40,7 +40,8 @@ HISTORY_PROJECTION = attribute_names(
 )
 """The last four are what requests that were left to the schedd refer to."""
 
-_RUNS_IN_SLOTS = "member(JobUniverse, {7,9,12}) isnt true"
+RUNS_IN_SLOTS = "member(JobUniverse, {7,9,12}) isnt true"
+WITH_GPUS = f"((RequestGPUs ?: 0) > 0 || {OPTIONAL})"
 _AT_REST = 'member(unparse(LeaveJobInQueue), {"", "undefined", "false"})'
 """Such jobs enter the history when they end; others (of ``condor_submit -spool``) as much as ten days later."""
 
@@ -125,14 +126,14 @@ def constraint(operators: str, controller: str, since: float, gpus_only: bool) -
 
     Those that are not done count only where they ran in our drones.
     """
-    gpus = f" && ((RequestGPUs ?: 0) > 0 || {OPTIONAL})" if gpus_only else ""
+    gpus = f" && {WITH_GPUS}" if gpus_only else ""
     done = f"JobStatus == 4 && CompletionDate >= {int(since)}"
     stopped = f"member(JobStatus, {{{REMOVED},{HELD}}}) && member(LastJobStatus, {{2,6,7}})"
     stopped += f" && EnteredCurrentStatus >= {int(since)}"
     left = f"(LastVacateTime ?: 0) >= {int(since)} && member(JobStatus, {{1,2,6,7}})"
     name = classad2.quote(f"@{controller}-")
     ours = f"(regexp({name}, LastRemoteHost) is true || regexp({name}, RemoteHost) is true)"
-    return f"({done} || ({stopped} || {left}) && {ours}) && {_RUNS_IN_SLOTS}{gpus} && ({operators})"
+    return f"({done} || ({stopped} || {left}) && {ours}) && {RUNS_IN_SLOTS}{gpus} && ({operators})"
 
 
 def stop(newest: str, read_at: float) -> str:

@@ -16,6 +16,7 @@ from typing import Any, Literal, Self, TypeAlias
 from adapters.htcondor import classad2, htcondor2
 from adapters.htcondor.classads import REMOVED, Ad
 from adapters.htcondor.daemons import Collectors
+from adapters.htcondor.site.history import PAST_TIMEOUT_S
 from adapters.htcondor.site.owner import OWNER_JOB_PROJECTION, OwnerJobQueue, group_jobs
 from adapters.htcondor.site.settings import HTCondorSiteConfig
 from adapters.htcondor.site.submission import JobFiles, SubmitDescription, of_drones
@@ -68,8 +69,17 @@ class HTCondorClient(ABC):
         self._runner = self._directory = None
 
     @abstractmethod
-    async def ads(self, kind: AdKind, constraint: str, projection: Sequence[str]) -> Sequence[Ad]:
-        """Return what HTCondor lists, which may be nothing; an empty projection is all attributes."""
+    async def ads(self, kind: AdKind, constraint: str, projection: Sequence[str], schedd: str = "") -> Sequence[Ad]:
+        """Return what HTCondor lists, which may be nothing; an empty projection is all attributes.
+
+        ``schedd``: of jobs, whose; "" is ours.
+        """
+
+    @abstractmethod
+    async def history(
+        self, schedd: str, constraint: str, projection: Sequence[str], stop: str, limit: int
+    ) -> Sequence[Ad]:
+        """Return jobs that have left a schedd, the newest first, up to one for which ``stop`` is true."""
 
     @abstractmethod
     async def owner_queue(self, schedd: str, constraint: str, names: Sequence[str]) -> OwnerJobQueue:
@@ -163,8 +173,15 @@ class BindingsClient(HTCondorClient):
         except UnavailableError as error:  # no answer, or it ended: it may have been carried out
             raise OutcomeUnknownError(f"{name}: {error}") from None
 
-    async def ads(self, kind: AdKind, constraint: str, projection: Sequence[str]) -> Sequence[Ad]:
-        return list(await self._call("poll", "ads", kind, constraint, tuple(projection)))
+    async def ads(self, kind: AdKind, constraint: str, projection: Sequence[str], schedd: str = "") -> Sequence[Ad]:
+        purpose = f"owner {schedd}" if schedd else "poll"
+        return list(await self._call(purpose, "ads", kind, constraint, tuple(projection), schedd))
+
+    async def history(
+        self, schedd: str, constraint: str, projection: Sequence[str], stop: str, limit: int
+    ) -> Sequence[Ad]:
+        what = (schedd, constraint, tuple(projection), stop, limit)
+        return list(await self._call("history", "history", *what, deadline_s=PAST_TIMEOUT_S))
 
     async def owner_queue(self, schedd: str, constraint: str, names: Sequence[str]) -> OwnerJobQueue:
         queue: OwnerJobQueue = await self._call(f"owner {schedd}", "owner_queue", schedd, constraint, tuple(names))
@@ -208,6 +225,9 @@ class BindingsWorker:
             return list(self._asked(schedd, lambda it: it.query(constraint, projection=list(projection))))
         types = {"slots": htcondor2.AdType.Startd, "submitters": htcondor2.AdType.Submitter}
         return self._collector.query(types[kind], constraint, projection)
+
+    def history(self, schedd: str, constraint: str, projection: Sequence[str], stop: str, limit: int) -> list[Ad]:
+        return list(self._asked(schedd, lambda it: it.history(constraint, list(projection), limit, stop)))
 
     def owner_queue(self, schedd: str, constraint: str, names: Sequence[str]) -> OwnerJobQueue:
         return group_jobs(self.ads("jobs", constraint, (*OWNER_JOB_PROJECTION, *names), schedd), names)
@@ -325,10 +345,20 @@ class CondorToolsClient(HTCondorClient):
         else:
             argv = [*self._tool(tool), *(["-submitters"] if kind == "submitters" else [])]
         attributes = ["-attributes", ",".join(dict.fromkeys((*always, *projection)))] if projection else []
-        done = await self._run([*argv, "-long", *attributes, "-constraint", constraint])
+        return await self._listed(tool, [*argv, "-long", *attributes, "-constraint", constraint], always[0])
+
+    async def history(
+        self, schedd: str, constraint: str, projection: Sequence[str], stop: str, limit: int
+    ) -> Sequence[Ad]:
+        argv = [*self._addressed("condor_history", schedd or await self._schedd()), "-limit", str(limit)]
+        argv += ["-since", stop, "-long", "-attributes", ",".join(projection), "-constraint", constraint]
+        return await self._listed("condor_history", argv, "ClusterId", PAST_TIMEOUT_S)
+
+    async def _listed(self, tool: str, argv: Sequence[str], key: str, deadline_s: float = 0.0) -> Sequence[Ad]:
+        done = await self._run(argv, deadline_s)
         if done.code:
             raise await self._why(done)
-        ads = await asyncio.to_thread(_parsed, done.out, always[0])
+        ads = await asyncio.to_thread(_parsed, done.out, key)
         if ads is None or (done.out.strip() and not ads):
             raise UnavailableError(f"`{tool}` gives an answer that is no list of ads, or not all of it")
         return ads

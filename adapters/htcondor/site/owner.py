@@ -83,11 +83,13 @@ class OwnerJobQueue:
 
 def job_constraint(settings: HTCondorOwnerConfig) -> str:
     """Return the constraint for jobs of the owner that wait or run on machines. Drones are left out."""
-    return (
-        f"({settings.jobs}) && (JobStatus == {IDLE} || JobStatus == {RUNNING})"
-        + "".join(f" && JobUniverse =!= {universe}" for universe in ELSEWHERE)
-        + " && ProvisionerController =?= undefined && IsBackfill =!= true"
-    )
+    return f"{owner_jobs(settings)} && (JobStatus == {IDLE} || JobStatus == {RUNNING})"
+
+
+def owner_jobs(settings: HTCondorOwnerConfig) -> str:
+    """Return the constraint for jobs of the owner in any state, on machines."""
+    elsewhere = "".join(f" && JobUniverse =!= {universe}" for universe in ELSEWHERE)
+    return f"({settings.jobs}){elsewhere} && ProvisionerController =?= undefined && IsBackfill =!= true"
 
 
 def group_jobs(job_ads: Iterable[Ad], names: Collection[str] = (), now: float | None = None) -> OwnerJobQueue:

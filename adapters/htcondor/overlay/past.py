@@ -1,0 +1,57 @@
+"""Completed jobs of the last days, by the schedds' histories: asked once, when the controller knows nothing yet."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from operator import add
+
+from adapters.htcondor.daemons import Collectors
+from adapters.htcondor.overlay.history import HISTORY_PROJECTION, RUNS_IN_SLOTS, WITH_GPUS, ended_run
+from adapters.htcondor.overlay.schedds import queues_of
+from adapters.htcondor.overlay.settings import HTCondorConfig
+from adapters.shared.printing import printable
+from provisioner.history import MAX_HISTORY_ROWS, RunHistoryView
+from provisioner.interfaces import AuthError, UnavailableError
+from provisioner.model import CompletedJob
+
+PAST_DEADLINE_S = 50.0
+PAST_READER = "adapters.htcondor.overlay.past:PastReader"
+
+
+class PastReader:
+    """Reader of the histories, in a worker process of its own: they are large files, and polls go on meanwhile."""
+
+    def __init__(self, config: HTCondorConfig, controller: str) -> None:
+        self._config, self._controller = config, controller
+        self._collector = Collectors(config.collector)
+
+    def completed(self, since: float) -> RunHistoryView:
+        """Return the GPU jobs that completed after a time, of all schedds that answer. UnavailableError if none does.
+
+        What one schedd does not tell is reported as left out.
+        """
+        self._collector.read_clock()
+        config, found, left_out, failures = self._config, list[CompletedJob](), False, list[str]()
+        queues = queues_of(self._collector.schedds(), config.schedds)
+        most = MAX_HISTORY_ROWS // max(1, len(queues))
+        projection = sorted({*HISTORY_PROJECTION, config.owner_attribute})
+        for queue in queues:
+            ahead_s = self._collector.skew_s + queue.ahead_s
+            ended = f"JobStatus == 4 && CompletionDate >= {int(since + ahead_s)}"
+            wanted = f"{ended} && {RUNS_IN_SLOTS} && {WITH_GPUS} && ({config.constraint})"
+            stop = f"EnteredCurrentStatus < {int(since + ahead_s)}"
+            try:
+                with self._collector.errors.translated(f"schedd {printable(queue.name, 80)}"):
+                    ads = list(queue.schedd.history(wanted, projection, most, stop))
+            except (UnavailableError, AuthError) as error:
+                failures.append(str(error))
+                continue
+            left_out = left_out or len(ads) >= most
+            for ad in ads:
+                run = ended_run(ad, queue.name, self._controller, config.owner_attribute, partial(add, -ahead_s))
+                if run is not None and since <= run.ended_at <= time.time():
+                    found.append(run)
+        if len(failures) == len(queues):
+            raise UnavailableError("; ".join(failures[:3]) or "the collector lists no schedd")
+        return RunHistoryView(tuple(found), left_out or bool(failures))

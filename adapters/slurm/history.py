@@ -1,0 +1,61 @@
+"""Past of a Slurm site by its accounting: the owner's use, and queue times of drones and of jobs much like them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+
+from adapters.slurm.capacity import SlurmDroneType, is_owners
+from adapters.slurm.records import SlurmClient, SlurmJob
+from adapters.slurm.settings import SlurmOwnerConfig
+from provisioner.history import MAX_HISTORY_ROWS, PastStart, SiteHistoryView, use_steps
+from provisioner.model import WHOLE_GPU
+
+SLICE_S = 86400.0
+"""Accounting is read day by day, the newest first: it has no limit for the number of jobs in an answer."""
+READING_S = 40.0
+"""No further day is asked for after so long."""
+
+
+async def site_history(
+    cluster: SlurmClient,
+    types: Sequence[SlurmDroneType],
+    nodes: Collection[str],
+    owner: SlurmOwnerConfig | None,
+    since: float,
+    now: float,
+    clock: Callable[[], float] = time.monotonic,
+) -> SiteHistoryView:
+    """Return the past of a site. The use is unknown where no job of the owner's is shown: it may be hidden."""
+    wanted = {each.name for kind in types for each in kind.partitions} | set(owner.partitions if owner else ())
+    began_at, begin, known_at, jobs = clock(), now, now, dict[str, SlurmJob]()
+    while begin > since and len(jobs) < MAX_HISTORY_ROWS and clock() - began_at < READING_S:
+        until, begin = begin, max(since, begin - SLICE_S)
+        found = await cluster.past_jobs(sorted(wanted), begin, until)
+        if found is None:
+            return SiteHistoryView()
+        jobs = {job.remote_id: job for job in found} | jobs
+        known_at = begin if found else known_at
+    ran = [job for job in jobs.values() if 0 < job.started_at <= now]
+    owners = [job for job in ran if owner is not None and is_owners(job, owner)]
+    steps = use_steps(gpu_holds(owners, nodes, now), known_at, now) if owners else ()
+    starts = [start for kind in types for start in past_starts(kind, ran)]
+    return SiteHistoryView(steps, tuple(starts), left_out=begin > since)
+
+
+def gpu_holds(jobs: Iterable[SlurmJob], nodes: Collection[str], now: float) -> Iterator[tuple[float, float, int]]:
+    """Yield start, end and GPUs, in thousandths, of jobs on these nodes."""
+    names = frozenset(nodes)
+    for job in jobs:
+        gpus = sum(job.gpus.values()) * len(names.intersection(job.nodes))
+        yield job.started_at, now if job.state == "RUNNING" else job.ends_at or job.started_at, gpus * WHOLE_GPU
+
+
+def past_starts(kind: SlurmDroneType, jobs: Iterable[SlurmJob]) -> Iterator[PastStart]:
+    """Yield the starts of jobs that requested what a drone of a type does: one node of its partition, and its GPUs."""
+    partitions, allowed = {each.name for each in kind.partitions}, kind.options.gpu_type
+    for job in jobs:
+        fits = job.partition in partitions and job.node_count == 1 and 0 < job.submitted_at <= job.started_at
+        kinds = frozenset(job.gpus) - {"", allowed} if allowed else frozenset()
+        if fits and not kinds and sum(job.gpus.values()) == kind.gpus:
+            yield PastStart(kind.type.name, job.started_at, job.started_at - job.submitted_at)

@@ -1,0 +1,143 @@
+"""The past of sites and pool, asked for once, when nothing was measured yet; see :mod:`provisioner.history`.
+
+Adapters read it from files and databases that are slow at times and hold what users wrote. So each is asked by a task
+of its own with a deadline, a failure is an event and nothing more, and values that make no sense are left out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from math import inf
+from statistics import fmean
+
+from provisioner import formatting
+from provisioner.controller.clock import Clock
+from provisioner.controller.estimation import EstimateCollector
+from provisioner.controller.polling import fault_of, within
+from provisioner.controller.sanitize import MAX_NUMBER
+from provisioner.history import HISTORY_S, MAX_HISTORY_ROWS, PastStart, RunHistoryView, SiteHistoryView
+from provisioner.interfaces import Overlay, Site, SupportsRunHistory, SupportsSiteHistory
+from provisioner.model import CompletedJob, Fault
+
+HISTORY_DEADLINE_S = 60.0
+FIRST_TICK_WAIT_S = 15.0
+"""Longest time that the first tick waits: its decisions are the ones that are made without experience."""
+ASK_AGAIN_S = 3600.0
+MAX_TRIES = 3
+STARTS_KEPT = 200
+"""Starts of each drone type that count, the newest."""
+
+
+@dataclass(slots=True)
+class HistoryLoader:
+    """Call :meth:`begin` before the first tick and :meth:`turn` between ticks."""
+
+    estimation: EstimateCollector
+    clock: Clock
+    event: Callable[..., Awaitable[None]]
+    """:meth:`Controller.event <provisioner.controller.loop.Controller.event>`: logs and records."""
+    _tasks: dict[str, asyncio.Task[SiteHistoryView | RunHistoryView | Fault]] = field(default_factory=dict)
+    """Questions under way by site, or "" for the pool."""
+    _tries: Counter[str] = field(default_factory=Counter)
+    _next_at: dict[str, float] = field(default_factory=dict)
+
+    async def begin(
+        self, group: asyncio.TaskGroup, sites: Mapping[str, Site], overlay: Overlay, stop: asyncio.Event
+    ) -> None:
+        """Ask, and wait for a while for the answers, or until ``stop`` is set."""
+        await self.turn(group, sites, overlay)
+        if self._tasks:
+            answers = asyncio.ensure_future(asyncio.wait(self._tasks.values()))
+            stopped = asyncio.ensure_future(stop.wait())
+            await asyncio.wait({answers, stopped}, timeout=FIRST_TICK_WAIT_S, return_when=asyncio.FIRST_COMPLETED)
+            answers.cancel()
+            stopped.cancel()
+            await self.turn(group, sites, overlay)
+
+    async def turn(self, group: asyncio.TaskGroup, sites: Mapping[str, Site], overlay: Overlay) -> None:
+        """Take in the answers that have come, and ask those who were not asked yet."""
+        for scope in [scope for scope, task in self._tasks.items() if task.done()]:
+            await self._take_in(scope, self._tasks.pop(scope).result())
+        now = self.clock.now()
+        for scope, adapter in {"": overlay, **sites}.items():
+            if now < self._next_at.get(scope, 0.0) or scope in self._tasks or not self.estimation.wants_history(scope):
+                continue
+            self._tries[scope] += 1
+            self._next_at[scope] = now + ASK_AGAIN_S if self._tries[scope] < MAX_TRIES else inf
+            if isinstance(adapter, SupportsSiteHistory):  # or SupportsRunHistory, which has the same method
+                self._tasks[scope] = group.create_task(self._ask(adapter, now), name=f"history:{scope or 'overlay'}")
+
+    def close(self) -> None:
+        """Break off what is under way."""
+        for task in self._tasks.values():
+            task.cancel()
+
+    async def _ask(
+        self, adapter: SupportsSiteHistory | SupportsRunHistory, now: float
+    ) -> SiteHistoryView | RunHistoryView | Fault:
+        try:
+            return await within(HISTORY_DEADLINE_S, adapter.history(now - HISTORY_S))
+        except Exception as error:  # as of any call of an adapter
+            return fault_of(error, now)
+
+    async def _take_in(self, scope: str, answer: SiteHistoryView | RunHistoryView | Fault) -> None:
+        """Add an answer to the estimates, and report it."""
+        name, now = scope or "overlay", self.clock.now()
+        if isinstance(answer, Fault):
+            again = "" if self._next_at[scope] == inf else f"; it is asked again in {formatting.age(ASK_AGAIN_S)}"
+            await self.event("history.read_failed", warn=True, of=name, why=formatting.excerpt(answer.message) + again)
+            return
+        self._next_at[scope] = inf
+        if answer in (SiteHistoryView(), RunHistoryView()):
+            return  # it remembers nothing
+        try:
+            if isinstance(answer, RunHistoryView):
+                self.estimation.learn_runs(sane_runs(answer.runs, now), now, left_out=answer.left_out)
+            else:
+                queues = mean_queues(scope, answer.starts, now)
+                self.estimation.learn_site(scope, held_at(answer, now), queues, now, left_out=answer.left_out)
+        except Exception as error:  # values of types that an adapter should not return
+            await self.event(
+                "history.read_failed", warn=True, of=name, why=formatting.excerpt(fault_of(error, now).message)
+            )
+            return
+        past = self.estimation.histories[scope]
+        known = {"owner_s": round(past.use_s), "types": len(past.queues), "jobs": past.jobs, "left_out": past.left_out}
+        await self.event("history.read", of=name, **known)
+
+
+def held_at(past: SiteHistoryView, now: float) -> Callable[[float], int | None]:
+    """Return a function of time for the owner's use; None before all that is known."""
+    sane = [step for step in past.owner_steps if 0 < step[0] <= now and 0 <= step[1] < MAX_NUMBER]
+    steps = sorted(sane[-2 * MAX_HISTORY_ROWS - 1 :])
+    times = [at for at, _ in steps]
+
+    def held(at: float) -> int | None:
+        n = bisect_right(times, at)
+        return int(steps[n - 1][1]) if n else None
+
+    return held
+
+
+def mean_queues(site: str, starts: Iterable[PastStart], now: float) -> Mapping[str, float]:
+    """Return the mean queue times by type key, of the newest :data:`STARTS_KEPT` starts of each type."""
+    found: defaultdict[str, list[float]] = defaultdict(list)
+    sane = (each for each in starts if 0 < each.started_at <= now and 0 <= each.queue_s <= HISTORY_S)
+    for each in sorted(sane, key=lambda each: -each.started_at)[:MAX_HISTORY_ROWS]:
+        if len(found[each.type]) < STARTS_KEPT:
+            found[each.type].append(each.queue_s)
+    return {f"{site}/{kind}": fmean(queues) for kind, queues in found.items()}
+
+
+def sane_runs(jobs: Iterable[CompletedJob], now: float) -> list[CompletedJob]:
+    """Return the completed jobs with possible times, oldest first."""
+    sane = [
+        each
+        for each in jobs
+        if not each.unfinished and 0 < each.run_s <= HISTORY_S and now - HISTORY_S <= each.ended_at <= now
+    ]
+    return sorted(sane, key=lambda each: each.ended_at)[-MAX_HISTORY_ROWS:]

@@ -1,0 +1,72 @@
+"""Past of sites and pools as they remember it themselves, read once when nothing has been measured yet.
+
+Adapters return these values; :mod:`provisioner.controller.history` asks for them and adds them to the estimates.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import isfinite
+
+from provisioner.model import CompletedJob
+
+HISTORY_S = 14 * 86400.0
+"""Time before now that is asked for."""
+MAX_HISTORY_ROWS = 20_000
+"""Most jobs or servers that one answer is made from: the newest."""
+
+
+@dataclass(frozen=True, slots=True)
+class PastStart:
+    """A drone, or a job much like one, that started."""
+
+    type: str
+    """Name of the drone type."""
+    started_at: float
+    queue_s: float
+    """From its submission to its start."""
+
+
+@dataclass(frozen=True, slots=True)
+class SiteHistoryView:
+    """Past of a site, by its own records. Times are seconds since the epoch."""
+
+    owner_steps: tuple[tuple[float, int], ...] = ()
+    """Times, ascending, from which on the owner held so many GPUs, in thousandths. Unknown before the first."""
+    starts: tuple[PastStart, ...] = ()
+    left_out: bool = False
+    """There was more than :data:`MAX_HISTORY_ROWS`: only the newest is here."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunHistoryView:
+    """Completed jobs of a pool, by the records of its queues."""
+
+    runs: tuple[CompletedJob, ...] = ()
+    left_out: bool = False
+    """As of :class:`SiteHistoryView`, or a queue did not answer."""
+
+
+def use_steps(holds: Iterable[tuple[float, float, int]], since: float, until: float) -> tuple[tuple[float, int], ...]:
+    """Return the sum of what jobs held from ``since`` to ``until``, as steps. ``holds``: start, end and amount of each.
+
+    Jobs that end before they start, and amounts below 1, are left out.
+    """
+    changes: defaultdict[float, int] = defaultdict(int, {since: 0})
+    for start, end, amount in holds:
+        begin, stop = max(start, since), min(end, until)
+        if isfinite(start) and isfinite(end) and start > 0 and begin < stop and amount > 0:
+            changes[begin] += amount
+            changes[stop] -= amount
+    held, steps = 0, []
+    for at in sorted(at for at in changes if at < until):
+        held += changes[at]
+        steps.append((at, held))
+    return tuple(steps)
+
+
+def known_since(ends: Sequence[float], since: float) -> float:
+    """Return from when on all jobs are known, by the ends of those that a history returned: it forgets the oldest."""
+    return max(since, min(ends))

@@ -1,0 +1,222 @@
+"""The past of sites and pool, as they tell it, is known at the first decision, and never counts twice."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field, replace
+from math import inf, nan
+
+import pytest
+
+from provisioner import model
+from provisioner.controller import estimation
+from provisioner.controller.estimation import SEEN_S, USE_EVERY_S, USE_KEPT, EstimateCollector
+from provisioner.controller.history import (
+    ASK_AGAIN_S,
+    FIRST_TICK_WAIT_S,
+    HISTORY_DEADLINE_S,
+    MAX_TRIES,
+    HistoryLoader,
+    held_at,
+    mean_queues,
+    sane_runs,
+)
+from provisioner.controller.loop import Controller
+from provisioner.estimates import HistorySummary, StartDelays
+from provisioner.history import HISTORY_S, PastStart, RunHistoryView, SiteHistoryView, known_since, use_steps
+from provisioner.interfaces import UnavailableError
+from provisioner.planner import decide
+from provisioner.planner.costs import PRIOR_DELAYS
+from provisioner.simulator.loop import VirtualClock
+from tests.controller.test_estimate_recorder import BusyPool
+from tests.controller.world import EPOCH, GPU, Place, in_virtual_time, run_for, serving, wall
+from tests.store.story import TemporaryStore
+
+DAY_S = 86400.0
+NO_PAST, NO_RUNS = SiteHistoryView(), RunHistoryView()
+
+
+def run(n: int, ended_at: float, run_s: float = 500.0) -> model.CompletedJob:
+    return model.CompletedJob(f"old{n}.0", ended_at, ended_at - run_s, run_s, 1000, 1, 1024, owner="anna")
+
+
+@dataclass
+class OldPlace(Place):
+    """A site that remembers, and whose owner holds four GPUs now."""
+
+    past: SiteHistoryView | Exception = NO_PAST
+    asked: list[float] = field(default_factory=list)
+    takes_s: float = 0.0
+
+    async def history(self, since: float) -> SiteHistoryView:
+        self.asked.append(since)
+        await asyncio.sleep(self.takes_s)
+        if isinstance(self.past, Exception):
+            raise self.past
+        return self.past
+
+    async def poll(self) -> model.SiteView:
+        return replace(await super().poll(), owner_runs=model.OwnerLoad(gpu_milli=4000))
+
+
+@dataclass
+class OldPool(BusyPool):
+    past: RunHistoryView = NO_RUNS
+
+    async def history(self, since: float) -> RunHistoryView:
+        return self.past
+
+
+def daily(gpus: int, days: int = 10) -> SiteHistoryView:
+    """An owner who holds so many GPUs each day for twelve hours, up to now."""
+    steps = [(EPOCH - n * DAY_S / 2, gpus * 1000 * (n % 2)) for n in range(2 * days, 0, -1)]
+    return SiteHistoryView(tuple(steps), (PastStart("gpu", EPOCH - 50, 600.0), PastStart("gpu", EPOCH - 90, 800.0)))
+
+
+def events(controller: Controller) -> list[tuple[str, dict[str, object]]]:
+    store = controller.store
+    assert isinstance(store, TemporaryStore)
+    return [(e.name, dict(e.fields)) for e in store.reader().events() if e.name.startswith("history.")]
+
+
+@in_virtual_time
+async def test_the_first_decision_knows_the_past() -> None:
+    snapshots: list[model.Snapshot] = []
+    place, pool = (
+        OldPlace(past=daily(8)),
+        OldPool(past=RunHistoryView(tuple(run(n, EPOCH - 5000 - n) for n in range(30)))),
+    )
+    async with serving(place, pool=pool) as controller:
+
+        def planner(snapshot: model.Snapshot) -> model.Plan:
+            snapshots.append(snapshot)
+            return decide(snapshot)
+
+        controller.planner = planner
+        await run_for(controller, 300.0)
+        first = snapshots[0].estimates
+        assert first.rises["here"].chances(7999)[-1] > 0.3 and first.rises["here"].chances(8000)[-1] == 0.0
+        assert first.delays == {GPU.key: StartDelays(700.0, PRIOR_DELAYS.boot_s)}
+        assert first.runs["anna"][0] == 500.0
+        use = controller.estimation.sites["here"].use_milli
+        assert list(use)[-3:] == [4000] * 3 and list(use)[-4] == 8000, "what it sees itself continues the past"
+        assert place.asked == [EPOCH - HISTORY_S], "once"
+        assert events(controller) == [
+            ("history.read", {"of": "overlay", "owner_s": 0, "types": 0, "jobs": 30, "left_out": 0}),
+            ("history.read", {"of": "here", "owner_s": 10 * DAY_S, "types": 1, "jobs": 0, "left_out": 0}),
+        ]
+
+
+@in_virtual_time
+async def test_a_restart_does_not_ask_again_and_an_operator_can_have_it_forgotten() -> None:
+    place, store = OldPlace(past=daily(8)), TemporaryStore("kit", 1e9, 10)
+    async with serving(place, store=store) as controller:
+        await run_for(controller, 60.0)
+    store.reader().ask_estimate_reset("site:here", reason="another owner", by="mg", at=wall())
+    async with serving(place, store=store) as controller:
+        assert controller.estimation.estimates.delays == {} and controller.estimation.estimates.rises == {}
+        await run_for(controller, 60.0)
+        assert place.asked == [EPOCH - HISTORY_S], "or it would be learned anew"
+        assert controller.estimation.histories == {"here": HistorySummary(EPOCH)}
+
+
+@in_virtual_time
+async def test_a_silent_site_delays_the_first_decision_for_a_moment_and_costs_a_line() -> None:
+    async with serving(OldPlace(takes_s=1e6), pool=BusyPool()) as controller:
+        await run_for(controller, FIRST_TICK_WAIT_S - 1)
+        assert controller.store.tick == 0
+        await run_for(controller, HISTORY_DEADLINE_S + 30)
+        assert controller.store.tick > 0
+        ((name, fields),) = events(controller)
+        assert name == "history.read_failed" and "no answer within its deadline" in str(fields["why"])
+
+
+@in_virtual_time
+async def test_a_site_that_fails_is_asked_again_and_then_given_up() -> None:
+    place, told = OldPlace(past=UnavailableError("condor_history: denied")), list[str]()
+
+    async def event(name: str, *, warn: bool = False, **fields: object) -> None:
+        told.append(f"{name}: {fields['why']}")
+
+    loader = HistoryLoader(EstimateCollector(), VirtualClock(), event)
+    async with asyncio.TaskGroup() as group:
+        for _ in range(6 * 6):
+            await loader.turn(group, {"here": place}, BusyPool())  # type: ignore[dict-item, arg-type]
+            await asyncio.sleep(ASK_AGAIN_S / 6)
+    assert len(place.asked) == len(told) == MAX_TRIES
+    assert told[-2:] == [
+        "history.read_failed: condor_history: denied; it is asked again in 1h",
+        "history.read_failed: condor_history: denied",
+    ]
+
+
+@in_virtual_time
+async def test_a_late_answer_comes_before_what_was_seen_meanwhile() -> None:
+    place = OldPlace(past=daily(8), takes_s=55.0)
+    jobs = [run(n, EPOCH - SEEN_S - 100 + 10 * n) for n in range(30)]
+    pool = OldPool(past=RunHistoryView(tuple(jobs)))
+    async with serving(place, pool=pool) as controller:
+        await run_for(controller, 600.0)
+        use = list(controller.estimation.sites["here"].use_milli)
+        assert use[-5:] == [4000] * 5 and use[-6] == 8000 and len(use) == 10 * DAY_S / USE_EVERY_S + 5
+        runs = controller.estimation.runs["anna"]
+        assert runs[:12] == (500.0,) * 12 and set(runs[12:]) == {60.0}, "those that the pool may report are left to it"
+
+
+@in_virtual_time
+async def test_what_a_drone_took_replaces_the_assumed_boot_and_moves_the_queue() -> None:
+    learning = EstimateCollector()
+    learning.learn_site("here", lambda at: None, {GPU.key: 1000.0}, EPOCH)
+    was = model.Drone(model.DroneId("kit-1"), GPU.key, model.DroneState.BOOTING, EPOCH, EPOCH - 130, 1000)
+    was = replace(was, started_at=EPOCH - 30)
+    joined = model.StateChange(replace(was, joined_at=EPOCH, state=model.DroneState.IDLE), was.state, None)  # type: ignore[arg-type]
+    learning._note_move(was, joined.drone, EPOCH, watched=True)
+    weight = estimation.MEAN_WEIGHT
+    assert learning.delays[GPU.key] == StartDelays(1000.0 + weight * (100.0 - 1000.0), 30.0)
+
+
+def test_values_that_make_no_sense_are_left_out() -> None:
+    steps = ((nan, 1), (-5.0, 1000), (EPOCH - 900, -3), (EPOCH - 600, 2000), (EPOCH + 9, 7), (EPOCH - 300, 1 << 60))
+    held = held_at(SiteHistoryView(steps), EPOCH)
+    assert held(EPOCH - 601) is None and held(EPOCH) == 2000
+    starts = [PastStart("gpu", EPOCH - n, q) for n, q in ((1, 10.0), (2, nan), (3, -1.0), (4, inf), (-9, 5.0))]
+    assert mean_queues("here", starts, EPOCH) == {"here/gpu": 10.0}
+    odd = [run(0, EPOCH - 9, -5.0), run(1, nan), run(2, EPOCH + 9), run(3, EPOCH - 9, nan), run(4, EPOCH - 9, 1e9)]
+    assert [each.job_id for each in sane_runs([*odd, run(5, EPOCH - 9)], EPOCH)] == ["old5.0"]
+
+
+@in_virtual_time
+async def test_an_answer_of_the_wrong_type_ends_nothing() -> None:
+    place = OldPlace(past=SiteHistoryView((("yesterday", None),)))  # type: ignore[arg-type]
+    async with serving(place) as controller:
+        await run_for(controller, 60.0)
+        assert [name for name, _ in events(controller)] == ["history.read_failed"] and controller.store.tick > 0
+
+
+@in_virtual_time
+async def test_it_ends_while_a_site_is_being_asked() -> None:
+    async with serving(OldPlace(takes_s=1e6)) as controller:
+        await run_for(controller, 3.0)
+    assert wall() < EPOCH + 10
+
+
+@pytest.mark.parametrize("kept", [0, 5, USE_KEPT - 2])
+def test_no_more_than_a_fortnight_is_kept_and_own_samples_stay(kept: int) -> None:
+    learning = EstimateCollector()
+    site = learning._site("here")
+    site.use_milli.extend([1000] * kept)
+    site.used_at = EPOCH if kept else 0.0
+    learning.learn_site("here", lambda at: 7000, {}, EPOCH + 60)
+    assert len(site.use_milli) == USE_KEPT and list(site.use_milli).count(1000) == kept
+    assert site.use_milli[0] == 7000 and site.used_at == (EPOCH if kept else EPOCH + 60 - USE_EVERY_S)
+
+
+def test_the_use_of_jobs_is_summed_up_as_steps() -> None:
+    holds = [(50.0, 300.0, 1000), (150.0, 400.0, 2000), (300.0, 300.0, 1000), (200.0, 100.0, 5), (nan, 300.0, 1000)]
+    assert use_steps(holds, 100.0, 350.0) == ((100.0, 1000), (150.0, 3000), (300.0, 2000))
+    assert use_steps([], 100.0, 200.0) == ((100.0, 0),)
+    assert known_since([500.0, 300.0], 100.0) == 300.0 and known_since([50.0], 100.0) == 100.0
+
+
+def test_a_pool_that_knows_jobs_is_not_asked() -> None:
+    assert EstimateCollector().wants_history("") and not EstimateCollector({"": (60.0,) * 10}).wants_history("")
