@@ -272,7 +272,8 @@ class TypeRanking:
     """Types of which a drone would start now, by what their site reports."""
     any_late: bool
     costs: StartCosts
-    known: dict[tuple[CompatibleTypes, JobCost], Sequence[TypeKey]] = field(default_factory=dict)
+    alike: bool
+    """All types have the same wait."""
 
     @classmethod
     def of(cls, context: PlanningContext, limits: StartLimits) -> TypeRanking:
@@ -287,22 +288,13 @@ class TypeRanking:
         # Where a drone waits all the same, the free capacity is reserved for another drone.
         sure = frozenset(key for key, count in free.items() if count and count > 0 and key not in waits)
         full = {key for key, count in free.items() if count is not None and count <= 0}
-        return cls(
-            {key: (_FULL_SITE_H if key in full else 0) + waits.get(key, 0) for key in free},
-            sure,
-            bool(waits),
-            context.costs,
-        )
+        wait_h = {key: (_FULL_SITE_H if key in full else 0) + waits.get(key, 0) for key in free}
+        return cls(wait_h, sure, bool(waits), context.costs, len(set(wait_h.values())) == 1)
 
     def for_jobs(self, compatible: CompatibleTypes, cost: JobCost) -> Sequence[TypeKey]:
         """Return the compatible types for jobs of one cost in the order in which they are tried."""
-        found = self.known.get((compatible, cost))
-        if found is None:
-            types, jobs = self.costs.types, compatible.jobs
-            total = {key: self.costs.start(types[key], jobs[key], cost) for key in compatible.cheapest}
-            found = sorted(compatible.cheapest, key=lambda key: (self.wait_h[key], total[key]))
-            self.known[compatible, cost] = found
-        return found
+        ranked = self.costs.ranked(compatible, cost)
+        return ranked if self.alike else sorted(ranked, key=self.wait_h.__getitem__)
 
     def candidates(self, compatible: CompatibleTypes, cost: JobCost, still_open: Set[TypeKey]) -> Sequence[TypeKey]:
         """Return the types that are still open, in order, and those at which delayed drones are counted as supply."""

@@ -321,7 +321,7 @@ class PlanningContext:
         for class_id, banned in class_backoffs.banned.items():
             if fits := compatible.get(class_id):
                 compatible[class_id] = fits.only(kind for kind in fits.kinds if kind.key not in banned)
-        costs = StartCosts(snapshot.policy, snapshot.estimates, known.by_key)
+        costs = StartCosts.of(snapshot.policy, snapshot.estimates, known.by_key)
         exclusive = ExclusiveUsers.of(snapshot.policy, breakers, classes, compatible)
         compatible |= exclusive.compatible
         return cls(

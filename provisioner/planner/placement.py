@@ -29,7 +29,7 @@ from provisioner.planner.demand import HEADROOM_PREFIX, GroupShares, is_headroom
 from provisioner.planner.lifecycle import undrained_record
 from provisioner.planner.matching import CompatibleTypes, count_jobs, nearest, resources_for_needy, resources_of_type
 from provisioner.planner.owner import OwnerReservations
-from provisioner.planner.risk import PreemptionRisk, is_excluded, runs_of
+from provisioner.planner.risk import PreemptionRisk, is_excluded
 from provisioner.reasons import Reason
 
 AGES_S = tuple(1.2**n for n in range(90))
@@ -353,8 +353,7 @@ class Placement:
         Return how many jobs are then covered, and the coverage by delayed drones.
         """
         allocation = self.allocation
-        runs = RunTimeSums.of(runs_of(self.context, job))
-        cost = self.context.costs.of_job(job, runs.mean_s)
+        runs, cost = self.context.costs.of_class(job)
         any_late, late, startable = bool(allocation.supply.late), NO_COVERAGE, allocation.limits.startable
         none_open = not any_late and compatible.jobs.keys().isdisjoint(startable)
         wanted, served = job.waiting, None
