@@ -120,7 +120,7 @@ class World:
         self.tick += 1
 
     def _polled(self, drone: Drone) -> tuple[Slot | None, RemoteDrone]:
-        """What pool and site tell of a drone; the values of the last poll where they are equal."""
+        """Return what pool and site report of a drone: the values of the last poll where they are equal."""
         there = drone.started_at and self.now - drone.started_at > BOOT_S
         now = (self._slot(drone) if there else None), self._remote(drone)
         before = self.seen.get(drone.id, (None, None))
@@ -142,16 +142,11 @@ class World:
         return replace(
             slot_of(drone, kind),
             state=SlotState.BUSY if busy else SlotState.IDLE,
-            heard_at=self.now - 5 - (self.now - 5 + hash_of(drone.id)) % UPDATE_INTERVAL_S,
+            heard_at=self.now - 5 - (self.now - 5 + 7 * int(drone.id.rpartition("-")[2])) % UPDATE_INTERVAL_S,
             free_gpu_milli=0 if busy else kind.gpu_milli,
             work_gpu_milli=drone.work_gpu_milli,
             work_at=drone.work_at,
         )
-
-
-def hash_of(text: str) -> int:
-    """The same in every process."""
-    return sum(map(ord, text)) * 31
 
 
 def _settled(drone: Drone, number: int) -> Drone:

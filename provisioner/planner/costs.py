@@ -121,7 +121,7 @@ class StartCosts:
 MAX_CLASSES_KNOWN = 50_000
 """Requests or orders of types remembered; beyond that, all are forgotten."""
 _latest: deque[StartCosts] = deque(maxlen=2)
-"""Of the running configuration, and of one that somebody tries out beside it."""
+"""The costs of the running configuration, and of one that somebody tries out beside it."""
 
 
 @dataclass(frozen=True)
