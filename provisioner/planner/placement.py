@@ -131,7 +131,7 @@ class Allocation:
     @cached_property
     def _line_s(self) -> float:
         """Time in which all drones would have run all waiting jobs: the wait where all places are taken."""
-        jobs = ((job, RunTimeSums.of(runs_of(self.context, job))) for job in self.context.classes if job.waiting)
+        jobs = ((job, self.context.costs.of_class(job)[0]) for job in self.context.classes if job.waiting)
         return math.fsum(job.waiting * runs.mean_s for job, runs in jobs) / max(1, len(self.context.drones))
 
     def allowed(self, candidate: StartCandidate) -> tuple[int, Reason | None]:
