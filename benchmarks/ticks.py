@@ -1,7 +1,9 @@
 """A large world that goes on: tick after tick nearly every drone is busy and as it was, a few come and a few end.
 
 More jobs wait than there is room for. What is asked for boots, joins and works; one drone in five hundred ends in each
-tick, as if jobs took two hours. Every look makes all its values anew, as looks at real sites and pools do.
+tick, as if jobs took two hours. Every poll makes its values anew; the service keeps those that tell the same as before
+(:mod:`provisioner.controller.sanitize`), and so does the world, unless ``anew`` is set. Drones are heard of every five
+minutes, as by HTCondor's ``UPDATE_INTERVAL``; the numbers of waiting jobs change in every tick.
 """
 
 from __future__ import annotations
@@ -37,6 +39,7 @@ TICK_S = 15.0
 ENDS_EVERY = 500
 """One drone in so many ends in a tick."""
 BOOT_S = 60.0
+UPDATE_INTERVAL_S = 300.0
 
 
 @dataclass(slots=True)
@@ -53,6 +56,10 @@ class World:
     serial: int = 0
     ends: set[DroneId] = field(default_factory=set)
     by_key: dict[TypeKey, DroneType] = field(default_factory=dict)
+    policy: Policy = field(default_factory=Policy)
+    anew: bool = False
+    """The service keeps no values from poll to poll."""
+    seen: dict[DroneId, tuple[Slot | None, RemoteDrone]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, jobs: int, classes: int, types: int, alive: int) -> World:
@@ -60,30 +67,31 @@ class World:
         begun = {i: _settled(d, n) for n, (i, d) in enumerate(drones(alive, kinds).items())}
         places = Counter(d.type for d in begun.values())
         known = {k.key: k for k in kinds}
-        return cls(kinds, job_classes(classes, jobs, kinds), begun, places, serial=alive, by_key=known)
+        names = {kind.site for kind in kinds}
+        sites = {s: SitePolicy(s, max_drones=2 * alive, max_pending=500, max_starts_per_tick=200) for s in names}
+        policy = Policy(max_drones=2 * alive, sites=sites)
+        return cls(kinds, job_classes(classes, jobs, kinds), begun, places, serial=alive, by_key=known, policy=policy)
 
     def snapshot(self) -> Snapshot:
         """What the service would hand to the planner now."""
         seen: dict[str, dict[DroneId, RemoteDrone]] = {kind.site: {} for kind in self.types}
         taken: Counter[TypeKey] = Counter()
+        now = {drone.id: self._polled(drone) for drone in self.drones.values()}
+        self.seen = {} if self.anew else now
         for drone in self.drones.values():
             taken[drone.type] += 1
-            seen[drone.site][drone.id] = self._remote(drone)
+            seen[drone.site][drone.id] = now[drone.id][1]
         free: dict[str, dict[str, int]] = {site: {} for site in seen}
         for kind in self.types:
             free[kind.site][kind.name] = max(0, self.places[kind.key] - taken[kind.key])
-        slots = tuple(self._slot(d) for d in self.drones.values() if d.started_at and self.now - d.started_at > BOOT_S)
+        slots = tuple(slot for slot, _ in now.values() if slot is not None)
         classes = tuple(replace(c, waiting=c.waiting + (self.tick + n) % 3) for n, c in enumerate(self.classes))
-        most = len(self.drones) * 2
         return Snapshot(
             now=self.now,
             tick=self.tick,
             id_prefix="bench-abcd",
             next_serial=self.serial,
-            policy=Policy(
-                max_drones=most,
-                sites={s: SitePolicy(s, max_drones=most, max_pending=500, max_starts_per_tick=200) for s in seen},
-            ),
+            policy=self.policy,
             types=self.types,
             overlay=PolledOverlay(OverlayView(self.now - 3, classes, slots, negotiated_at=self.now - 20)),
             sites={s: PolledSite(s, SiteView(s, self.now - 3, seen[s], free[s])) for s in seen},
@@ -111,6 +119,13 @@ class World:
         self.now += TICK_S
         self.tick += 1
 
+    def _polled(self, drone: Drone) -> tuple[Slot | None, RemoteDrone]:
+        """Return what pool and site report of a drone: the values of the last poll where they are equal."""
+        there = drone.started_at and self.now - drone.started_at > BOOT_S
+        now = (self._slot(drone) if there else None), self._remote(drone)
+        before = self.seen.get(drone.id, (None, None))
+        return tuple(old if old == new else new for old, new in zip(before, now, strict=True))  # type: ignore[return-value]
+
     def _remote(self, drone: Drone) -> RemoteDrone:
         name = self.by_key[drone.type].name
         if drone.id in self.ends:
@@ -127,16 +142,11 @@ class World:
         return replace(
             slot_of(drone, kind),
             state=SlotState.BUSY if busy else SlotState.IDLE,
-            heard_at=self.now - 5 - hash_of(drone.id) % 60,
+            heard_at=self.now - 5 - (self.now - 5 + 7 * int(drone.id.rpartition("-")[2])) % UPDATE_INTERVAL_S,
             free_gpu_milli=0 if busy else kind.gpu_milli,
             work_gpu_milli=drone.work_gpu_milli,
             work_at=drone.work_at,
         )
-
-
-def hash_of(text: str) -> int:
-    """The same in every process."""
-    return sum(map(ord, text)) * 31
 
 
 def _settled(drone: Drone, number: int) -> Drone:

@@ -20,7 +20,7 @@ from provisioner.controller.loop import Controller
 from provisioner.controller.polling import LazySite, fault_of, within
 from provisioner.controller.shadow import SHADOW_SUFFIX, decide_without_orders, observed_overlay, observed_site
 from provisioner.interfaces import Overlay, UnavailableError
-from provisioner.planner import decide
+from provisioner.planner import planner_with_memory
 from provisioner.store.writer import SqlStore
 
 log = structlog.get_logger()
@@ -112,7 +112,7 @@ async def _opened(stack: AsyncExitStack, settings: Settings, *, shadow: bool) ->
         clock=SteadyClock(not_before=store.committed.recorded_at, drift_s=store.committed.recorded_drift_s),
         interval_s=settings.interval_s,
         active_interval_s=settings.active_interval_s,
-        planner=decide_without_orders if shadow else decide,
+        planner=decide_without_orders if shadow else planner_with_memory(),
     )
     return await stack.enter_async_context(controller), adapters
 

@@ -516,6 +516,7 @@ class DroneState(StrEnum):
 
 
 ENDS = frozenset(map(DroneState, ("done", "cancelled", "preempted", "failed", "lost", "join-timeout", "unused")))
+_AT_SITE = (DroneState.SUBMITTED, DroneState.QUEUED)
 WAITING = (DroneState.REQUESTED, DroneState.SUBMITTED, DroneState.QUEUED)
 """At its site, as far as is known, and without a place there."""
 PENDING = (*WAITING, DroneState.BOOTING)
@@ -598,7 +599,7 @@ class Drone:
 
     @property
     def waits_at_site(self) -> bool:
-        return self.state in (DroneState.SUBMITTED, DroneState.QUEUED)
+        return self.state in _AT_SITE
 
     @property
     def awaits_room(self) -> bool:

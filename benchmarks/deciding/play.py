@@ -24,7 +24,7 @@ from benchmarks.deciding.windows import FIRST_DAY, LATER_DAYS, Window, window_of
 from benchmarks.deciding.worlds import PLACES, POOL, QUOTAS, RETIRE_S, UNLIMITED, Steps, facilities, jobs_of, owner_of
 from provisioner.controller.actuation import OWN_TIMEOUT_FACTOR, OWN_TIMEOUT_MORE_S
 from provisioner.model import Plan, Policy, Snapshot
-from provisioner.planner import decide
+from provisioner.planner import planner_with_memory
 from provisioner.planner.safeguards import PlanFunction
 from provisioner.simulator.jobs import SimulatedJob
 from provisioner.simulator.owner import VictimRule
@@ -286,7 +286,7 @@ def _ours(jobs: tuple[SimulatedJob, ...], **policy: Any) -> Scenario:
         policy=Policy(**policy),
         pool=POOL,
         limit_s=jobs[-1].submit_s + PATIENCE_S,
-        planner=lambda: decide,
+        planner=planner_with_memory,
     )
 
 

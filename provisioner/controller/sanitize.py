@@ -225,6 +225,8 @@ class Sanitizer:
         self._known: dict[tuple[str, float], CompletedJob] = {}
         """By job and reported end; empty unless the clock was off when one of them was reported."""
         self._sound: Mapping[int, object] = {}
+        self._drones: Mapping[model.DroneId, object] = {}
+        """Sound slots, or entries of the listing, of the view before."""
 
     def sanitized(self, view: View, began: float, ahead_s: float) -> View:
         """Return ``view`` with valid values only and its times on the controller's clock.
@@ -233,9 +235,10 @@ class Sanitizer:
         since. ``ahead_s`` is the lead of the host's clock, by which adapters read time, over the controller's.
         """
         repair, taken_at = _Repair(ahead_s, self._sound), _number(view.taken_at)
-        sound = repair.value(view)
+        sound = repair.value(self._as_before(view))
         self._sound = repair.sound
         assert sound is not None
+        self._drones = {each.drone_id: each for each in _drones_in(sound) if id(each) in self._sound}
         if isinstance(sound, OverlayView):
             completions = self._as_first_given(view, sound.completions, repair.ahead_s)
             sound = replace(sound, classes=repair.unique_classes(sound.classes), completions=completions)
@@ -245,6 +248,19 @@ class Sanitizer:
             notices=repair.notices(view.notices, of_users=False),
             remarks=repair.notices(view.remarks, of_users=True),
         )
+
+    def _as_before(self, view: View) -> View:
+        """Return ``view`` with the same slots and entries as before where they are equal.
+
+        Comparing them takes less than checking them, and the planner does not compare the same ones again.
+        """
+        if isinstance(view, OverlayView):
+            return replace(view, slots=tuple(self._kept(slot.drone_id, slot) for slot in view.slots))
+        return replace(view, drones={drone_id: self._kept(drone_id, each) for drone_id, each in view.drones.items()})
+
+    def _kept(self, drone_id: model.DroneId, new: T) -> T:
+        old = self._drones.get(drone_id)
+        return old if old is not new and old == new else new
 
     def _as_first_given(
         self, view: OverlayView, given: tuple[CompletedJob, ...] | None, ahead_s: float
@@ -261,6 +277,10 @@ class Sanitizer:
             self._known = known if off else {}
         self._reported, self._given = view.completions, given
         return given
+
+
+def _drones_in(view: SiteView | OverlayView) -> Collection[model.Slot] | Collection[RemoteDrone]:
+    return view.slots if isinstance(view, OverlayView) else view.drones.values()
 
 
 def sanitize_result(receipt: OrderResult) -> OrderResult:

@@ -84,14 +84,15 @@ class StartLimits:
     def of(cls, context: PlanningContext, reservations: OwnerReservations) -> StartLimits:
         """Count everything once."""
         limits = cls(context, reservations, startable=set(context.types))
-        for key, count in context.validity.steady.items():
-            limits._count(key, count, context.types[key].gpu_milli)
         sizes = Counter((drone.type, drone.gpu_milli) for drone in context.changing.values())
+        for key, count in context.validity.steady.by_type.items():
+            sizes[key, context.types[key].gpu_milli] += count
         for (key, gpu_milli), count in sizes.items():
             limits._count(key, count, gpu_milli)
         for site, count in context.orphan_counts.items():
-            largest = max((t.gpu_milli for t in context.snapshot.types if t.site == site), default=0)
-            limits._count(site, count, largest)
+            if count:
+                largest = max((t.gpu_milli for t in context.snapshot.types if t.site == site), default=0)
+                limits._count(site, count, largest)
         views = {site: polled.view for site, polled in context.snapshot.sites.items() if polled.view is not None}
         for site, view in views.items():
             if view.free is not None and not view.nodes:
@@ -225,7 +226,7 @@ class StartLimits:
             if gpus:
                 return reasons.ReserveKept(kind.key, gpus)
         view = self.context.validity.site_view(self.context.snapshot, kind.site)
-        short = stranded_gpus(kind, view.nodes) if view is not None else None
+        short = stranded_gpus(kind, view.nodes) if view is not None and view.nodes else None
         lack = (view.unfit.get(kind.name) or view.lacks.get(kind.name, "")) if view is not None else ""
         return short or self.reservations.claimed.get(kind.site) or reasons.SiteFull(kind.key, lack)
 
@@ -272,7 +273,8 @@ class TypeRanking:
     """Types of which a drone would start now, by what their site reports."""
     any_late: bool
     costs: StartCosts
-    known: dict[tuple[CompatibleTypes, JobCost], Sequence[TypeKey]] = field(default_factory=dict)
+    alike: bool
+    """All types have the same wait."""
 
     @classmethod
     def of(cls, context: PlanningContext, limits: StartLimits) -> TypeRanking:
@@ -287,22 +289,18 @@ class TypeRanking:
         # Where a drone waits all the same, the free capacity is reserved for another drone.
         sure = frozenset(key for key, count in free.items() if count and count > 0 and key not in waits)
         full = {key for key, count in free.items() if count is not None and count <= 0}
-        return cls(
-            {key: (_FULL_SITE_H if key in full else 0) + waits.get(key, 0) for key in free},
-            sure,
-            bool(waits),
-            context.costs,
-        )
+        wait_h = {key: (_FULL_SITE_H if key in full else 0) + waits.get(key, 0) for key in free}
+        return cls(wait_h, sure, bool(waits), context.costs, len(set(wait_h.values())) == 1)
 
     def for_jobs(self, compatible: CompatibleTypes, cost: JobCost) -> Sequence[TypeKey]:
         """Return the compatible types for jobs of one cost in the order in which they are tried."""
-        found = self.known.get((compatible, cost))
-        if found is None:
-            types, jobs = self.costs.types, compatible.jobs
-            total = {key: self.costs.start(types[key], jobs[key], cost) for key in compatible.cheapest}
-            found = sorted(compatible.cheapest, key=lambda key: (self.wait_h[key], total[key]))
-            self.known[compatible, cost] = found
-        return found
+        ranked = self.costs.ranked(compatible, cost)
+        return ranked if self.alike else sorted(ranked, key=self.wait_h.__getitem__)
+
+    def first(self, compatible: CompatibleTypes, cost: JobCost) -> TypeKey:
+        """Return the compatible type that is tried first."""
+        ranked = self.costs.ranked(compatible, cost)
+        return ranked[0] if self.alike else min(ranked, key=self.wait_h.__getitem__)
 
     def candidates(self, compatible: CompatibleTypes, cost: JobCost, still_open: Set[TypeKey]) -> Sequence[TypeKey]:
         """Return the types that are still open, in order, and those at which delayed drones are counted as supply."""
@@ -458,6 +456,8 @@ class Supply:
         """Book up to ``jobs`` jobs into drones that are delayed (``late``) or not, of all types or of ``key``."""
         booked, drones = 0, 0
         stocked = compatible.jobs.keys() & (self.late if late else self.slots.keys())
+        if not stocked:
+            return NO_COVERAGE
         for kind in (key,) if key else sorted(stocked, key=self.order.__getitem__):
             rest: list[DroneSlots] = []
             for have in self.slots.get(kind, ()):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import filterfalse
+from operator import attrgetter
 
 from provisioner import model, reasons
 from provisioner.model import Breaker, Drone, DroneId, DroneState, DroneType, Policy, SiteView, Slot, Snapshot, TypeKey
@@ -35,8 +37,8 @@ class ViewValidity:
     """Slots with a recent sign of life; none if the overlay's view is doubted."""
     changing: Mapping[DroneId, Drone]
     """Drones on record that are not steady, in the order of the record."""
-    steady: Mapping[TypeKey, int]
-    """Number of steady drones by type. Their types are configured and have the size that they had at the order."""
+    steady: SteadyDrones
+    """All other drones on record."""
 
     def site_view(self, snapshot: Snapshot, site: str) -> SiteView | None:
         """Return the view of a site if it is fresh, even if many drones vanished from it."""
@@ -47,8 +49,11 @@ class ViewValidity:
         return polled.view if polled else None
 
 
-def check_views(snapshot: Snapshot) -> ViewValidity:
-    """Check each view for age and faults, and each listing for vanished drones."""
+def check_views(snapshot: Snapshot, memory: SteadyDrones | None = None) -> ViewValidity:
+    """Check each view for age and faults, and each listing for vanished drones.
+
+    ``memory``: the steady drones of an earlier snapshot, which become those of this one.
+    """
     now, policy, view = snapshot.now, snapshot.policy, snapshot.overlay.view
     overlay = _stale("overlay", view, snapshot.overlay.fault, now, policy.overlay_max_age_s)
     slots: dict[DroneId, Slot] = {}
@@ -67,8 +72,9 @@ def check_views(snapshot: Snapshot) -> ViewValidity:
             else:
                 views[name] = polled.view
         sites[name] = doubt
-    changing, steady = split_steady(snapshot, slots, views)
-    vanished = _vanished(policy, views, changing, steady)
+    steady = memory if memory is not None else SteadyDrones()
+    changing = steady.split(snapshot, slots, views)
+    vanished = _vanished(policy, views, changing, steady.by_type)
     return ViewValidity(overlay, {**sites, **vanished}, frozenset(vanished), slots, changing, steady)
 
 
@@ -111,60 +117,140 @@ HEARTBEAT_RECORD_INTERVAL_S = 300.0
 """Interval at which the last sign of life of an otherwise unchanged drone is recorded."""
 _STEADY_SLACK_S = 1.0
 """A drone is no longer steady this long before its walltime ends."""
+MAX_JOBS_COUNTED = 1000
+"""Jobs of one slot that count at most: its ad may report any number."""
+RunShape = tuple[str, int, int, int]
+"""User and request (GPUs in thousandths, CPUs, memory in MiB) of the jobs of a slot; empty and 0 if unknown."""
+_jobs_of = attrgetter("jobs", "begun_at", "owner", "job_gpu_milli", "job_cpus", "job_memory_mib")
 
 
-def split_steady(
-    snapshot: Snapshot, slots: Mapping[DroneId, Slot], views: Mapping[str, SiteView]
-) -> tuple[Mapping[DroneId, Drone], Mapping[TypeKey, int]]:
-    """Return the drones with news, and the number of steady drones by type: rules would be slow with all of these."""
-    # By type at a site with a valid view: the listing, the GPUs of a drone, and the oldest start of a steady drone.
-    types: dict[TypeKey, tuple[Mapping[DroneId, model.RemoteDrone], int, float]] = {}
-    for kind in snapshot.types:
-        view, grace_s = views.get(kind.site), snapshot.policy.of_site(kind.site).grace_s
-        if view is not None:
-            life_s = kind.walltime_s + grace_s - _STEADY_SLACK_S if kind.walltime_s else snapshot.now
-            types[kind.key] = view.drones, kind.gpu_milli, max(0.0, snapshot.now - life_s)
-    busy, slot_busy, running = DroneState.BUSY, model.SlotState.BUSY, model.RemoteState.RUNNING
-    changing: dict[DroneId, Drone] = {}
-    steady: Counter[TypeKey] = Counter()
-    for drone_id, drone in snapshot.drones.items():
-        # One expression without a call: this is all that a large site costs in most ticks.
-        if (
-            drone.state is busy
-            and (slot := slots.get(drone_id)) is not None
-            and (of_type := types.get(drone.type)) is not None
-            and (remote := of_type[0].get(drone_id)) is not None
-            and slot.state is slot_busy
-            and (slot.free_gpu_milli if drone.gpu_milli else slot.free_cpus) <= 0
-            and slot.jobs == drone.jobs
-            and slot.jobs_started == drone.jobs_started
-            and slot.work_at == drone.work_at
-            and slot.work_gpu_milli == drone.work_gpu_milli
-            and slot.retires_at == drone.retires_at
-            and slot.name == drone.slot
-            and slot.heard_at - drone.heard_at < HEARTBEAT_RECORD_INTERVAL_S
-            and remote.state is running
-            and remote.end is None
-            and not remote.notice_at
-            and remote.reason == drone.site_reason
-            and remote.remote_id == drone.remote_id
-            and remote.node == drone.node
-            and remote.slot == drone.site_slot
-            and drone.started_at > of_type[2]
-            and drone.submitted_at
-            and drone.joined_at
-            and drone.busy_at
-            and not drone.idle_at
-            and not drone.missing_at
-            and not drone.unslotted_at
-            and not drone.notice_at
-            and drone.leaving is None
-            and drone.gpu_milli == of_type[1]
-        ):
-            steady[drone.type] += 1
-        else:
-            changing[drone_id] = drone
-    return changing, steady
+@dataclass(slots=True)
+class SteadyDrones:
+    """Drones that work on without news: rules would be slow with all of these.
+
+    They are also the planner's memory. A drone whose record, slot and entry in the listing are the same objects as in
+    the last plan is not compared again. So a plan is the same with and without the memory. Mutable, for one thread.
+    """
+
+    known: dict[DroneId, tuple[Drone, Slot, model.RemoteDrone, float, TypeKey]] = field(default_factory=dict)
+    """Record, slot, entry in the listing, the time at which the drone stops to be steady, and its type."""
+    by_type: Counter[TypeKey] = field(default_factory=Counter)
+    """Number of drones. Their types are configured and have the size that they had at the order."""
+    begun: dict[RunShape, list[float]] = field(default_factory=dict)
+    """Start times of their jobs, ascending; infinity if unknown."""
+    heard: dict[DroneId, Drone] = field(default_factory=dict)
+    """New records of drones of which nothing but the last sign of life is new."""
+    basis: tuple[object, ...] | None = None
+    """Types and policy of the last plan; None if it failed."""
+
+    def split(
+        self, snapshot: Snapshot, slots: Mapping[DroneId, Slot], views: Mapping[str, SiteView]
+    ) -> Mapping[DroneId, Drone]:
+        """Find the drones that are steady in a snapshot, and return all others in the order of the record."""
+        basis = snapshot.types, snapshot.policy
+        if self.basis != basis:
+            self.known, self.by_type, self.begun = {}, Counter(), {}
+        self.heard, self.basis = {}, None
+        # By type at a site with a valid view: the GPUs of a drone, and how long it may live.
+        types: dict[TypeKey, tuple[int, float]] = {}
+        listings: dict[TypeKey, Mapping[DroneId, model.RemoteDrone]] = {}
+        for kind in snapshot.types:
+            view, grace_s = views.get(kind.site), snapshot.policy.of_site(kind.site).grace_s
+            if view is not None:
+                listings[kind.key] = view.drones
+                life_s = kind.walltime_s + grace_s - _STEADY_SLACK_S if kind.walltime_s else NO_END
+                types[kind.key] = kind.gpu_milli, life_s
+        busy, slot_busy, running = DroneState.BUSY, model.SlotState.BUSY, model.RemoteState.RUNNING
+        now, known, unlisted = snapshot.now, self.known, dict[DroneId, model.RemoteDrone]()
+        changing: dict[DroneId, Drone] = {}
+        added: dict[RunShape, list[float]] = {}
+        for drone_id, drone in snapshot.drones.items():
+            slot, last = slots.get(drone_id), known.get(drone_id)
+            if (
+                last is not None
+                and last[0] is drone
+                and last[1] is slot
+                and now < last[3]
+                and last[2] is listings.get(last[4], unlisted).get(drone_id)
+            ):
+                continue
+            remote = listings.get(drone.type, unlisted).get(drone_id)
+            # One expression without a call: this is all that a large site costs in most ticks.
+            if (
+                slot is not None
+                and remote is not None
+                and drone.state is busy
+                and slot.state is slot_busy
+                and (slot.free_gpu_milli if drone.gpu_milli else slot.free_cpus) <= 0
+                and slot.jobs == drone.jobs
+                and slot.jobs_started == drone.jobs_started
+                and slot.work_at == drone.work_at
+                and slot.work_gpu_milli == drone.work_gpu_milli
+                and slot.retires_at == drone.retires_at
+                and slot.name == drone.slot
+                and remote.state is running
+                and remote.end is None
+                and not remote.notice_at
+                and remote.reason == drone.site_reason
+                and remote.remote_id == drone.remote_id
+                and remote.node == drone.node
+                and remote.slot == drone.site_slot
+                and drone.started_at
+                and drone.submitted_at
+                and drone.joined_at
+                and drone.busy_at
+                and not drone.idle_at
+                and not drone.missing_at
+                and not drone.unslotted_at
+                and not drone.notice_at
+                and drone.leaving is None
+                and drone.gpu_milli == types[drone.type][0]
+                and now < (until := drone.started_at + types[drone.type][1])
+                and (
+                    (recent := slot.heard_at - drone.heard_at < HEARTBEAT_RECORD_INTERVAL_S)
+                    or not (slot.optional_jobs or drone.drain_refusal)
+                )
+            ):
+                if not recent:
+                    self.heard[drone_id] = drone = replace(drone, heard_at=slot.heard_at)
+                if last is None or drone.type != last[4] or _jobs_of(slot) != _jobs_of(last[1]):
+                    self._forget(drone_id)
+                    self.by_type[drone.type] += 1
+                    if times := begun_of(slot):
+                        added.setdefault(run_shape(slot), []).extend(times)
+                known[drone_id] = drone, slot, remote, until, drone.type
+            else:
+                self._forget(drone_id)
+                changing[drone_id] = drone
+        if len(known) + len(changing) > len(snapshot.drones):
+            for drone_id in known.keys() - snapshot.drones.keys():
+                self._forget(drone_id)
+        for shape, more in added.items():
+            self.begun[shape] = sorted(self.begun.get(shape, []) + more)
+        self.basis = basis
+        return changing
+
+    def _forget(self, drone_id: DroneId) -> None:
+        """Take a drone that may be known out of the counts."""
+        last = self.known.pop(drone_id, None)
+        if last is not None:
+            _, slot, _, _, key = last
+            self.by_type[key] -= 1
+            if times := begun_of(slot):
+                begun = self.begun[run_shape(slot)]
+                first = bisect_left(begun, times[0])
+                del begun[first : first + len(times)]
+                if not begun:
+                    del self.begun[run_shape(slot)]
+
+
+def run_shape(slot: Slot) -> RunShape:
+    return slot.owner, slot.job_gpu_milli, slot.job_cpus, slot.job_memory_mib
+
+
+def begun_of(slot: Slot) -> tuple[float, ...]:
+    """Return a start time for each job of a slot: that of the first one, infinity if unknown."""
+    return (slot.begun_at or NO_END,) * min(slot.jobs, MAX_JOBS_COUNTED)
 
 
 def delayed_drones(
@@ -301,7 +387,7 @@ class PlanningContext:
         """Derive the context from a snapshot."""
         after = {m.drone.id: m.drone for m in moves}
         changing = {i: d for i, was in validity.changing.items() if not (d := after.get(i, was)).state.ended}
-        live = {**snapshot.drones, **changing}
+        live = {**snapshot.drones, **validity.steady.heard, **changing}
         for drone_id in validity.changing.keys() - changing.keys():
             del live[drone_id]
         view = snapshot.overlay.view if validity.overlay is None else None
@@ -321,7 +407,7 @@ class PlanningContext:
         for class_id, banned in class_backoffs.banned.items():
             if fits := compatible.get(class_id):
                 compatible[class_id] = fits.only(kind for kind in fits.kinds if kind.key not in banned)
-        costs = StartCosts(snapshot.policy, snapshot.estimates, known.by_key)
+        costs = StartCosts.of(snapshot.policy, snapshot.estimates, known.by_key)
         exclusive = ExclusiveUsers.of(snapshot.policy, breakers, classes, compatible)
         compatible |= exclusive.compatible
         return cls(

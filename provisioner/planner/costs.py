@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from itertools import accumulate
 from typing import NamedTuple
 
 from provisioner.estimates import RELEASE_S, Estimates, StartDelays
 from provisioner.model import WHOLE_GPU, DroneType, JobClass, Policy, TypeKey
+from provisioner.planner.matching import CompatibleTypes
 
 PRIOR_DELAYS = StartDelays(queue_s=45.0, boot_s=90.0)
 """Start delays of a drone type of which no drone has started yet."""
@@ -50,6 +52,18 @@ class StartCosts:
     policy: Policy
     estimates: Estimates
     types: Mapping[TypeKey, DroneType]
+    _of_classes: dict[tuple[object, ...], tuple[RunTimeSums, JobCost]] = field(default_factory=dict, compare=False)
+    _ranked: dict[tuple[CompatibleTypes, JobCost], tuple[TypeKey, ...]] = field(default_factory=dict, compare=False)
+
+    @classmethod
+    def of(cls, policy: Policy, estimates: Estimates, types: Mapping[TypeKey, DroneType]) -> StartCosts:
+        """Return the costs, with what earlier plans derived from them if nothing that they depend on has changed."""
+        new = cls(policy, estimates, types)
+        known = next((each for each in tuple(_latest) if each == new), None)  # others may plan in further threads
+        if known is None or len(known._of_classes) > MAX_CLASSES_KNOWN or len(known._ranked) > MAX_CLASSES_KNOWN:
+            _latest.appendleft(new)
+            return new
+        return known
 
     @cached_property
     def of_types(self) -> Mapping[TypeKey, StartCost]:
@@ -77,14 +91,37 @@ class StartCosts:
         rounded_s = 2.0 ** round(math.log2(max(1.0, run_s)))
         return JobCost(rounded_s, self.waiting_cost(job) * max(1.0, job.gpu_milli / WHOLE_GPU))
 
+    def of_class(self, job: JobClass) -> tuple[RunTimeSums, JobCost]:
+        """Return the run times and the cost of the jobs of a class."""
+        key = job.owner, job.gpu_milli, job.cpus, job.memory_mib, job.walltime_s, job.group
+        found = self._of_classes.get(key)
+        if found is None:
+            runs = RunTimeSums.of(self.estimates.runs_of(*key[:5]))
+            found = self._of_classes[key] = runs, self.of_job(job, runs.mean_s)
+        return found
+
     @cached_property
     def _by_group(self) -> Mapping[str, float]:
         return {name.casefold(): cost for name, cost in self.policy.waiting_cost_by_group.items()}
+
+    def ranked(self, compatible: CompatibleTypes, cost: JobCost) -> tuple[TypeKey, ...]:
+        """Return the compatible types by the cost of a start for one job, then by price."""
+        found = self._ranked.get((compatible, cost))
+        if found is None:
+            total = {key: self.start(self.types[key], jobs, cost) for key, jobs in compatible.jobs.items()}
+            found = self._ranked[compatible, cost] = tuple(sorted(compatible.cheapest, key=total.__getitem__))
+        return found
 
     def start(self, kind: DroneType, jobs: int, cost: JobCost) -> float:
         """Return the cost of one job in a new drone that takes ``jobs`` such jobs at once."""
         mine = self.of_types[kind.key]
         return (mine.overhead + mine.per_s * cost.run_s) / jobs + cost.per_s * (mine.queue_s + mine.boot_s)
+
+
+MAX_CLASSES_KNOWN = 50_000
+"""Requests or orders of types remembered; beyond that, all are forgotten."""
+_latest: deque[StartCosts] = deque(maxlen=2)
+"""The costs of the running configuration, and of one that somebody tries out beside it."""
 
 
 @dataclass(frozen=True)

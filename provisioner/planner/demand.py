@@ -49,7 +49,7 @@ class GroupShares:
     def entitled(self, job: JobClass) -> tuple[int, GroupQuota | None]:
         """Return how many waiting jobs the negotiator would match at most, and the quota that limits them."""
         found: tuple[int, GroupQuota | None] = (job.waiting, None)
-        for group, quota, used in self._limits(job):
+        for group, quota, used in self._limits(job) if self.groups else ():
             count = _jobs_in_quota(job, quota - used, job.waiting)
             if count < found[0]:
                 found = count, GroupQuota(group.name, used / WHOLE_GPU, quota / WHOLE_GPU)
@@ -60,7 +60,7 @@ class GroupShares:
         return any(_jobs_in_quota(job, quota - used, 1) < 1 for _, quota, used in self._limits(job))
 
     def book(self, job: JobClass, jobs: int) -> None:
-        for name in self._chain(job.group):
+        for name in self._chain(job.group) if self.groups else ():
             self.granted[name] = self.granted.get(name, 0) + jobs * _quota_milli(job)
 
     def in_turn(self, context: PlanningContext) -> list[JobClass]:
@@ -99,7 +99,7 @@ class GroupShares:
 
     def _line(self, job: JobClass, coming: Counter[str]) -> tuple[int, float]:
         """Return the order of the job's group by HTCondor's GROUP_SORT_EXPR: by used part of a quota, by priority."""
-        names = self._chain(job.group)
+        names = self._chain(job.group) if self.groups else ()
         if not names:
             return 2, 0.0
         group = self.groups[names[0]]

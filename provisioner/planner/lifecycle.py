@@ -59,6 +59,16 @@ def observe_all(snapshot: model.Snapshot, validity: ViewValidity) -> list[StateC
     return [move for move in moves if move is not None]
 
 
+def signs_of_life(snapshot: model.Snapshot, validity: ViewValidity) -> list[StateChange]:
+    """Return the state changes of steady drones whose last sign of life is recorded again."""
+    heard = ((drone, validity.slots[drone_id]) for drone_id, drone in validity.steady.heard.items())
+    return [StateChange(drone, drone.state, _seen_in_pool(drone, slot, snapshot.now)) for drone, slot in heard]
+
+
+def _seen_in_pool(drone: Drone, slot: model.Slot, now: float) -> reasons.SeenInPool:
+    return reasons.SeenInPool(slot.state.value, slot.jobs, now - drone.requested_at)
+
+
 def observe(
     drone: Drone,
     view: model.SiteView | None,
@@ -239,7 +249,7 @@ def _in_pool(
         return drone, reason
     seen = _with(seen, heard_at=heard_at)
     if state is not drone.state or reason is None:
-        reason = reasons.SeenInPool(slot.state.value, slot.jobs, now - drone.requested_at)
+        reason = _seen_in_pool(drone, slot, now)
     return seen, reason
 
 

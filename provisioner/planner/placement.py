@@ -13,23 +13,32 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain
 from typing import NamedTuple
 
 from provisioner import model, reasons
 from provisioner.model import Drain, DrainMode, Drone, DroneId, DroneState, DroneType, JobClass, Refusal, Start, TypeKey
 from provisioner.planner.breakers import OVERLAY_SCOPE
 from provisioner.planner.capacity import NO_COVERAGE, Coverage, DroneSlots, SlotShape, StartLimits, Supply, TypeRanking
-from provisioner.planner.context import PlanningContext, drone_end_at, life_too_short, shortened_life_s
+from provisioner.planner.context import (
+    PlanningContext,
+    RunShape,
+    begun_of,
+    drone_end_at,
+    life_too_short,
+    run_shape,
+    shortened_life_s,
+)
 from provisioner.planner.costs import JobCost, RunTimeSums
 from provisioner.planner.demand import HEADROOM_PREFIX, GroupShares, is_headroom, sites_without_headroom
 from provisioner.planner.lifecycle import undrained_record
 from provisioner.planner.matching import CompatibleTypes, count_jobs, nearest, resources_for_needy, resources_of_type
 from provisioner.planner.owner import OwnerReservations
-from provisioner.planner.risk import PreemptionRisk, is_excluded, runs_of
+from provisioner.planner.risk import PreemptionRisk, is_excluded
 from provisioner.reasons import Reason
 
 AGES_S = tuple(1.2**n for n in range(90))
@@ -122,7 +131,7 @@ class Allocation:
     @cached_property
     def _line_s(self) -> float:
         """Time in which all drones would have run all waiting jobs: the wait where all places are taken."""
-        jobs = ((job, RunTimeSums.of(runs_of(self.context, job))) for job in self.context.classes if job.waiting)
+        jobs = ((job, self.context.costs.of_class(job)[0]) for job in self.context.classes if job.waiting)
         return math.fsum(job.waiting * runs.mean_s for job, runs in jobs) / max(1, len(self.context.drones))
 
     def allowed(self, candidate: StartCandidate) -> tuple[int, Reason | None]:
@@ -215,6 +224,7 @@ class Placement:
     """Sites that keep no headroom now: real jobs lack room there, or the owner waits."""
     _served: dict[tuple[object, ...], tuple[int, float]] = field(default_factory=dict)
     """Results of :meth:`_running`: many classes are alike."""
+    _ages_by_shape: dict[RunShape, list[tuple[float, int]]] = field(default_factory=dict)
     at_risk: Mapping[DroneId, reasons.DrainAtRisk] = field(default_factory=dict)
     """Drones that should take no more jobs because the owner is likely to take their place."""
 
@@ -240,7 +250,8 @@ class Placement:
         """Cover jobs with existing drones, then with undrained ones, then with new ones."""
         taken = self.allocation.supply.take_own(job, job.waiting)
         with_idle_gpus = self.context.idle_gpus.get(job.id, compatible)
-        taken = taken.plus(self.allocation.supply.take(job, with_idle_gpus, job.waiting - taken.jobs))
+        if taken.jobs < job.waiting:
+            taken = taken.plus(self.allocation.supply.take(job, with_idle_gpus, job.waiting - taken.jobs))
         covered = taken.jobs
         if covered < job.waiting and self._draining:
             covered += self._undrain(job, compatible, job.waiting - covered)
@@ -296,7 +307,7 @@ class Placement:
         """
         if not cost.per_s or not compatible.jobs:
             return lacking, None
-        kind = self.context.types[self.allocation.ranking.for_jobs(compatible, cost)[0]]
+        kind = self.context.types[self.allocation.ranking.first(compatible, cost)]
         start = self.context.costs.of_types[kind.key]
         overhead = start.overhead / compatible.jobs[kind.key]
         if not overhead:
@@ -319,32 +330,45 @@ class Placement:
         if key not in self._served:
             amounts = ((job.gpu_milli, job.cpus, job.memory_mib), (0, 0, 0))
             shapes = {(owner, *each) for owner in (job.owner, "") for each in amounts} if job.running else ()
-            ages = [age for each in shapes for age in self._running_by_shape.get(each, {}).items()]
+            ages = [age for each in shapes for age in self._ages(each)]
             number = sum(count for _, count in ages)
             served = math.fsum(count * runs.served(ran_s, within_s) for ran_s, count in ages)
             self._served[key] = number, served / max(1, number)
         count, each = self._served[key]
         return min(job.running, count), each
 
+    def _ages(self, shape: RunShape) -> Sequence[tuple[float, int]]:
+        """Return how long running jobs of one shape run, in steps of :data:`AGES_S`, and how many of them."""
+        found = self._ages_by_shape.get(shape)
+        if found is None:
+            found = self._ages_by_shape[shape] = []
+            begun, now = sorted(chain(*self._begun.get(shape, ()))), self.context.now
+            last = len(begun)
+            while last:
+                ran_s = AGES_S[bisect_left(AGES_S, now - begun[last - 1], 0, len(AGES_S) - 1)]
+                first = min(bisect_left(begun, now - ran_s, 0, last), last - 1)
+                found.append((ran_s, last - first))
+                last = first
+        return found
+
     @cached_property
-    def _running_by_shape(self) -> Mapping[tuple[str, int, int, int], Counter[float]]:
-        """Running jobs by user and request (empty and 0 if unknown) and by how long they run, as far as slots tell it.
+    def _begun(self) -> Mapping[RunShape, Sequence[Sequence[float]]]:
+        """Starts of running jobs by user and request, as far as slots tell it.
 
         The queue also counts jobs on dead drones until the lease ends, and jobs on drones that take no more.
         """
-        view, now = self.context.snapshot.overlay.view, self.context.now
+        view, found = self.context.snapshot.overlay.view, defaultdict[RunShape, list[Sequence[float]]](list)
         # An overlay may name classes by accounting group and slots by user: then the name tells nothing.
         owners = {job.owner for job in view.classes} if view is not None else frozenset()
-        found: defaultdict[tuple[str, int, int, int], Counter[float]] = defaultdict(Counter)
-        for slot in self.context.slots.values():
-            drone = self.context.drones.get(slot.drone_id)
-            if drone is None or drone.is_leaving or drone.notice_at or drone.state is DroneState.DRAINING:
+        for shape, begun in self.context.validity.steady.begun.items():
+            found[shape if shape[0] in owners else ("", *shape[1:])].append(begun)
+        for drone in self.context.changing.values():
+            slot = self.context.slots.get(drone.id)
+            if slot is None or not slot.jobs or slot.state is model.SlotState.DRAINING:
                 continue
-            if slot.jobs and slot.state is not model.SlotState.DRAINING:
-                owner = slot.owner if slot.owner in owners else ""
-                shape = (owner, slot.job_gpu_milli, slot.job_cpus, slot.job_memory_mib)
-                ran_s = now - slot.begun_at if slot.begun_at else 0.0
-                found[shape][AGES_S[bisect_left(AGES_S, ran_s, 0, len(AGES_S) - 1)]] += slot.jobs
+            if not drone.is_leaving and not drone.notice_at and drone.state is not DroneState.DRAINING:
+                shape = run_shape(slot)
+                found[shape if shape[0] in owners else ("", *shape[1:])].append(begun_of(slot))
         return found
 
     def _start(self, job: JobClass, compatible: CompatibleTypes, covered: int) -> tuple[int, Coverage]:
@@ -353,8 +377,7 @@ class Placement:
         Return how many jobs are then covered, and the coverage by delayed drones.
         """
         allocation = self.allocation
-        runs = RunTimeSums.of(runs_of(self.context, job))
-        cost = self.context.costs.of_job(job, runs.mean_s)
+        runs, cost = self.context.costs.of_class(job)
         any_late, late, startable = bool(allocation.supply.late), NO_COVERAGE, allocation.limits.startable
         none_open = not any_late and compatible.jobs.keys().isdisjoint(startable)
         wanted, served = job.waiting, None
@@ -396,10 +419,13 @@ class Placement:
         """Return the best type whose drones live long enough, and its limit; else the best of all and the downtime."""
         if not compatible.jobs:
             return TypeKey(""), None
+        if not job.walltime_s:
+            key = self.allocation.ranking.first(compatible, cost)
+            return key, self.allocation.limits.for_type(key)[1]
         keys = self.allocation.ranking.for_jobs(compatible, cost)
         brief: list[Reason] = []
         for key in keys:
-            soon = life_too_short(self.context, self.context.types[key], job.walltime_s) if job.walltime_s else None
+            soon = life_too_short(self.context, self.context.types[key], job.walltime_s)
             if soon is None:
                 return key, self.allocation.limits.for_type(key)[1]
             brief.append(soon)

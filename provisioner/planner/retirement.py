@@ -47,7 +47,9 @@ def retire(
             rule(retirement)
         retirement.find_unneeded()
         for drone in filter(retirement.may_ask, context.changing.values()):
-            any(retires(retirement, drone) for retires in DRONE_RULES)
+            for retires in DRONE_RULES:
+                if retires(retirement, drone):
+                    break
         retirement.orphans += _orphans(context)
     return retirement
 

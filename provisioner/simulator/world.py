@@ -16,7 +16,7 @@ import structlog
 from provisioner.controller.loop import Controller
 from provisioner.interfaces import Overlay, Site
 from provisioner.model import WHOLE_GPU, Breaker, Drone, DroneId, DroneState, Plan, Policy, Snapshot, StateChange
-from provisioner.planner import decide
+from provisioner.planner import planner_with_memory
 from provisioner.planner.safeguards import PlanFunction, PlanValidator
 from provisioner.planner.validation import Breach, validate_plan
 from provisioner.simulator.drones import DroneStage, HardwareFault, SimulatedDrone
@@ -52,7 +52,7 @@ class Scenario:
     limit_s: float = 7 * 86400.0
     stall_s: float = math.inf
     """It breaks off, too, when no job has run for so long after the last one came and the last fault was over."""
-    planner: Callable[[], PlanFunction] = lambda: decide
+    planner: Callable[[], PlanFunction] = planner_with_memory
     """Makes what decides, anew for each life of the controller."""
     judge: PlanValidator = validate_plan
     samples_s: float | None = None

@@ -136,6 +136,26 @@ def test_values_of_the_listing_before_are_not_gone_through_again(monkeypatch: py
     assert looked == [view, view.slots[-1]]
 
 
+def test_what_tells_the_same_as_before_is_the_same_object() -> None:
+    """The planner does not compare it again, whether the adapter makes it anew or not."""
+    border, remote = Sanitizer(), model.RemoteDrone(SLOT.drone_id, model.RemoteState.RUNNING, "7")
+    border.sanitized(model.OverlayView(NOW, slots=(SLOT,)), NOW, 0.0)
+    again, news = replace(SLOT), replace(SLOT, jobs_started=SLOT.jobs_started + 1)
+    assert border.sanitized(model.OverlayView(NOW, slots=(again,)), NOW, 0.0).slots[0] is SLOT
+    assert border.sanitized(model.OverlayView(NOW, slots=(news,)), NOW, 0.0).slots == (news,)
+    assert border.sanitized(model.OverlayView(NOW, slots=(again,)), NOW, 0.0).slots[0] is again
+    border = Sanitizer()
+    border.sanitized(model.SiteView("topas", NOW, {SLOT.drone_id: remote}), NOW, 0.0)
+    view = border.sanitized(model.SiteView("topas", NOW, {SLOT.drone_id: replace(remote)}), NOW, 0.0)
+    assert view.drones[SLOT.drone_id] is remote
+    late = border.sanitized(model.SiteView("topas", NOW, {SLOT.drone_id: replace(remote, started_at=NOW)}), NOW, 50.0)
+    assert late.drones[SLOT.drone_id].started_at == NOW - 50.0, "while the clock is off, times are shifted in each view"
+    again_late = border.sanitized(
+        model.SiteView("topas", NOW, {SLOT.drone_id: replace(remote, started_at=NOW)}), NOW, 40.0
+    )
+    assert again_late.drones[SLOT.drone_id].started_at == NOW - 40.0
+
+
 def test_a_group_and_a_completion_that_cannot_be_are_mended_and_told() -> None:
     group = model.Group("physics", quota_milli=-4, used_milli=5, priority=nan)
     ended = model.CompletedJob("7.0", nan, NOW - 60, 30.0, 1000, 1, 1024, drone_id=model.DroneId("\udcff"))
