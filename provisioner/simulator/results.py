@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from provisioner.model import DroneId, DroneType, EndKind, Policy
 from provisioner.simulator.drones import SimulatedNode
+from provisioner.simulator.jobs import SimulatedJob
 from provisioner.simulator.loop import now_s
 
 
@@ -128,6 +129,8 @@ class Metrics:
     so does what others on a shared GPU have slowed it down by."""
     waits_by_class: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     """The same by size of the jobs (:attr:`JobRequirements.label`)."""
+    finished: list[tuple[SimulatedJob, float]] = field(default_factory=list)
+    """Each finished job with its wait in seconds."""
     first_starts: list[tuple[float, float]] = field(default_factory=list)
     """Submission and first start of each job that has ever begun, in that order."""
     owner_waits: list[OwnerWait] = field(default_factory=list)
