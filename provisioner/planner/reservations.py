@@ -2,9 +2,9 @@
 
 Each GPU that falls free goes to the next job that fits it. While jobs of one GPU wait, no node has several free GPUs at
 once, and a job that needs them waits forever. A reservation makes them free together, as EASY backfilling does (Lifka,
-"The ANL/IBM SP scheduling system", 1995). Its cost is the *hole*: the GPU-seconds for which those that are free wait for
-the last one, and for the new drone. A job gets a reservation once its wait has cost more. Only the time counts in which
-smaller jobs have overtaken it: in a long queue all jobs wait.
+"The ANL/IBM SP scheduling system", 1995). Its cost is the *hole*: the GPU-seconds for which those that are free wait
+for the last one, and for the new drone. A job gets a reservation once its wait has cost more. Only the time counts in
+which smaller jobs have overtaken it: in a long queue all jobs wait.
 
 The controller cannot choose nodes. It drains the drones on one node, and starts no drone at the site that might take
 the node's GPUs, unless its jobs are expected to end before the last GPU is free. Nothing is stored: drones that drain
