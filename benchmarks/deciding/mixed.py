@@ -1,6 +1,6 @@
 """A mixed world: a quarter of the GPU-hours of a trace in jobs of 2, 4 and 8 GPUs, at sites that report their nodes.
 
-    python -m benchmarks.deciding.mixed [--trace 6214e9] [--owner vc8Sj] [--days 7] [--seeds 1] [--without]
+    python -m benchmarks.deciding.mixed [--trace 6214e9] [--owner vc8Sj] [--days 7] [--seeds 1 2] [--with | --without]
 
 It compares the waits of jobs of several GPUs with those of one-GPU jobs of the same length, with and without
 reservations (:mod:`provisioner.planner.reservations`). The waits of a job end with its completion: lost work counts.
@@ -125,11 +125,11 @@ def main() -> int:
     parser.add_argument("--trace", default="6214e9")
     parser.add_argument("--owner", default="vc8Sj")
     parser.add_argument("--days", type=float, default=7.0)
-    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1])
     parser.add_argument("--without", action="store_true", help="only without reservations")
     parser.add_argument("--with", dest="only_with", action="store_true", help="only with reservations")
     wanted = parser.parse_args()
-    for seed in range(1, wanted.seeds + 1):
+    for seed in wanted.seeds:
         if not wanted.only_with:
             with without_reservations():
                 found = play(wanted.trace, wanted.owner, wanted.days, seed)

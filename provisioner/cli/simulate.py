@@ -174,14 +174,17 @@ def _figure_rows(runs: Runs, brief: bool) -> Iterator[FigureRow]:
                     yield FigureRow(heading, figure, policy, over, versus)
 
 
+_WAIT_MEANS = ("jobs", "mean_s", "p50_s", "p95_s")
+
+
 def _wait_rows(runs: Runs) -> Iterator[WaitRow]:
     for label in sorted({label for results in runs.values() for r in results for label in r.waits_by_class}):
         for policy, results in runs.items():
             waits = [r.waits_by_class[label] for r in results if label in r.waits_by_class]
             if waits:
-                jobs, *means_s = (fmean(getattr(w, key) for w in waits) for key in ("jobs", "mean_s", "p50_s", "p95_s"))
+                jobs, mean_s, p50_s, p95_s = (fmean(getattr(w, key) for w in waits) for key in _WAIT_MEANS)
                 why = _main_reasons(r.waits_why.get(label, {}) for r in results)
-                yield WaitRow(label, policy, jobs, *means_s, why=why)
+                yield WaitRow(label, policy, jobs, mean_s, p50_s, p95_s, why)
 
 
 def _main_reasons(waits_why: Iterable[Mapping[str, float]]) -> str:

@@ -109,7 +109,7 @@ class Allocation:
 
     @cached_property
     def reserved(self) -> JobReservations:
-        return JobReservations(self.context, self.reservations, self.limits, self.risk)
+        return JobReservations(self.context, self.reservations)
 
     def safe_wait_s(self, compatible: CompatibleTypes) -> float:
         """Return how long jobs are expected to wait for a place without an owner; infinity if they never get one."""
@@ -400,7 +400,9 @@ class Placement:
             why = held_back or limit
             if job.gpu_optional:
                 why = reasons.AwaitingIdleGpu(key, why.kind if key and why is not None else "")
-            reserved = allocation.reserved.reserve(job, compatible, cost) if job.gpu_milli > model.WHOLE_GPU else None
+            reserved: Reason | None = None
+            if job.gpu_milli > model.WHOLE_GPU and not job.gpu_optional:
+                reserved = allocation.reserved.reserve(job, compatible, cost, allocation.limits, allocation.risk)
             if why is not None:
                 self.refuse(job, lack, reserved or why)
             if isinstance(why, _NO_ROOM_AT_SITE) and not is_headroom(job.id):

@@ -20,19 +20,19 @@ from typing import NamedTuple
 
 from provisioner import model
 from provisioner.estimates import RELEASE_S
-from provisioner.model import WHOLE_GPU, Drone, DroneId, DroneState, DroneType, JobClass, TypeKey
+from provisioner.model import WHOLE_GPU, BreakerState, Drone, DroneId, DroneState, DroneType, JobClass, TypeKey
 from provisioner.planner.capacity import StartLimits
 from provisioner.planner.context import NO_END, PlanningContext
 from provisioner.planner.costs import JobCost, RunTimeSums
-from provisioner.planner.matching import CompatibleTypes, Resources, count_fits
+from provisioner.planner.matching import UNKNOWN_DISK_MIB, CompatibleTypes, Resources, count_fits
 from provisioner.planner.owner import OwnerReservations, drone_resources
 from provisioner.planner.risk import PreemptionRisk, is_excluded, runs_of, waiting_time
 from provisioner.reasons import GpusStranded, LimitReached, NodeReserved, SiteFull, SiteQuota
 
-MAX_RESERVABLE_NODES = 100
-"""Number of nodes that are compared for one reservation: those with most GPUs free, or about to be."""
-
-
+MAX_RESERVABLE_NODES = 50
+"""Number of nodes that are compared for one type: those with most GPUs free, or about to be."""
+MAX_RESERVING_CLASSES = 10
+"""Number of classes for which nodes are compared in one plan, those that are hardest to place first."""
 HYSTERESIS = 2.0
 """A node whose drones already leave is preferred, unless another one costs a third or less."""
 
@@ -53,8 +53,8 @@ class Hole(NamedTuple):
     ready_s: float
     """Seconds until the last one is free."""
     node: str
-    holders: tuple[NodeHolder, ...]
-    restarts: bool = True
+    holders: Sequence[NodeHolder]
+    starts: bool = True
     """A drone is started in the room."""
 
     @property
@@ -81,7 +81,7 @@ def hole_of(need: Resources, free: Resources, node: str, holders: Sequence[NodeH
     ready_s = chosen[-1].free_in_s if chosen else 0.0
     unused_milli = max(0, need.gpu_milli - sum(each.space.gpu_milli for each in chosen))
     waits = unused_milli * ready_s + sum(each.space.gpu_milli * (ready_s - each.free_in_s) for each in chosen)
-    return Hole(waits / WHOLE_GPU, ready_s, node, tuple(chosen))
+    return Hole(waits / WHOLE_GPU, ready_s, node, chosen)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class NodeReservation:
     drones: frozenset[DroneId]
     """Drones that leave for it. No other job takes them back into service."""
     drains: tuple[Drone, ...]
-    """Those that take no further job from now on."""
+    """Drones that take no further job from now on."""
     limited: bool
     """A limit or quota binds, and not only the room on the node."""
 
@@ -105,23 +105,26 @@ class JobReservations:
 
     context: PlanningContext
     owners: OwnerReservations
-    limits: StartLimits
-    risk: PreemptionRisk
     by_site: dict[str, NodeReservation] = field(default_factory=dict)
+    _considered: int = 0
 
-    def reserve(self, job: JobClass, compatible: CompatibleTypes, cost: JobCost) -> NodeReserved | None:
+    def reserve(
+        self, job: JobClass, compatible: CompatibleTypes, cost: JobCost, limits: StartLimits, risk: PreemptionRisk
+    ) -> NodeReserved | None:
         """Reserve room for one job of a class that lacks room, if its wait has cost more than the hole does."""
-        waited = self._overtaken_s(job, compatible) * cost.per_s
+        kinds = [kind for kind in compatible.kinds if kind.gpu_milli and kind.site not in self.by_site]
+        waited = self._overtaken_s(job, compatible) * cost.per_s if kinds else 0.0
         best: tuple[float, DroneType, Hole] | None = None
-        for kind in compatible.kinds if waited > 0 else ():
+        if waited <= 0.0 or self._considered >= MAX_RESERVING_CLASSES:
+            return None
+        self._considered += 1
+        for kind in kinds:
             start = self.context.costs.of_types[kind.key]
-            for hole in self._holes(job, kind) if kind.site not in self.by_site else ():
-                price, start_s = start.per_s * WHOLE_GPU / kind.gpu_milli, 0.0
-                if hole.restarts:  # the room is empty until the new drone takes the job
-                    start_s = start.queue_s + start.boot_s + RELEASE_S
-                spent = price * (hole.cost + kind.gpu_milli / WHOLE_GPU * start_s)
-                total = spent + (hole.ready_s + start_s) * cost.per_s
-                total /= 1.0 + HYSTERESIS * hole.leaving
+            for hole in self._holes(job, kind, limits, risk):
+                # The room is empty until the new drone takes the job.
+                start_s = start.queue_s + start.boot_s + RELEASE_S if hole.starts else 0.0
+                spent = start.per_s * (hole.cost * WHOLE_GPU / kind.gpu_milli + start_s)
+                total = (spent + (hole.ready_s + start_s) * cost.per_s) / (1.0 + HYSTERESIS * hole.leaving)
                 if spent <= waited and (best is None or total < best[0]):
                     best = total, kind, hole
         if best is None:
@@ -135,7 +138,7 @@ class JobReservations:
             hole.ready_s,
             frozenset(each.drone.id for each in hole.holders),
             tuple(each.drone for each in hole.holders if self._leaves_now(job, each, hole.ready_s)),
-            self._limited(kind),
+            isinstance(limits.for_type(kind.key)[1], LimitReached | SiteQuota),
         )
         return reason
 
@@ -150,10 +153,9 @@ class JobReservations:
             return most, None
         places = 0
         if not found.limited and kind.site in self.owners.free:
-            each = drone_resources(kind)
             nodes = self.owners.free[kind.site].nodes.values()
             others = (node for node in nodes if kind.name in node.types and node.name != found.reason.node)
-            places = sum(count_fits(each, node.free, node.kept) for node in others)
+            places = sum(count_fits(drone_resources(kind), node.free, node.kept) for node in others)
         return min(most, places), found.reason if places < most else None
 
     def _overtaken_s(self, job: JobClass, compatible: CompatibleTypes) -> float:
@@ -161,64 +163,68 @@ class JobReservations:
 
         Without a smaller job that waits, it is the whole wait of the class.
         """
-        found = self.context.compatible
         older = (
             other.waits_since
-            for other in self.context.classes
-            if other.waiting and other.owner == job.owner and other.gpu_milli < job.gpu_milli
-            if not compatible.jobs.keys().isdisjoint(found[other.id].jobs)
+            for other in self._waiting_of.get(job.owner, ())
+            if other.gpu_milli < job.gpu_milli
+            and not compatible.jobs.keys().isdisjoint(self.context.compatible[other.id].jobs)
         )
         return waiting_time(self.context, job) - max(0.0, self.context.now - min(older, default=self.context.now))
 
-    def _limited(self, kind: DroneType) -> bool:
-        return isinstance(self.limits.for_type(kind.key)[1], LimitReached | SiteQuota)
+    @cached_property
+    def _waiting_of(self) -> Mapping[str, Sequence[JobClass]]:
+        found: dict[str, list[JobClass]] = {}
+        for job in self.context.classes:
+            if job.waiting:
+                found.setdefault(job.owner, []).append(job)
+        return found
 
-    def _holes(self, job: JobClass, kind: DroneType) -> Iterator[Hole]:
+    def _holes(self, job: JobClass, kind: DroneType, limits: StartLimits, risk: PreemptionRisk) -> Iterator[Hole]:
         """Yield ways to get room for a drone of a type, or in one that is there."""
-        context = self.context
+        context, why = self.context, limits.for_type(kind.key)[1]
         view = context.validity.site_view(context.snapshot, kind.site)
-        why = self.limits.for_type(kind.key)[1]
-        if view is None or not isinstance(why, SiteFull | GpusStranded | LimitReached | SiteQuota):
+        banned = (context.breakers.get(scope) for scope in (kind.site, kind.key))
+        lacks_room = isinstance(why, SiteFull | GpusStranded | LimitReached | SiteQuota)
+        if view is None or not lacks_room or any(each and each.state is BreakerState.BANNED for each in banned):
             return
         holders = self._holders[kind.site]
-        for holder in (each for some in holders.values() for each in some if each.drone.type == kind.key):
-            yield from self._in_drone(job, holder)
-        if isinstance(why, LimitReached) and (why.scope == kind.key or not why.allowed):
-            return
-        self.risk.book(kind, -1)  # as if its room were free
-        safe = self.risk.allowed(job, context.compatible[job.id], kind, 1)[0]
-        self.risk.book(kind, 1)
-        need, most_milli = drone_resources(kind), kind.gpu_milli
-        if self._limited(kind):  # what is free beyond the limit does not help
-            left = why.allowed - why.used if isinstance(why, LimitReached) and why.limit == "max_gpus" else 0.0
-            most_milli = max(0, round(left * WHOLE_GPU))
+        for some in holders.values():
+            yield from (hole for each in some if each.drone.type == kind.key for hole in self._in_drone(job, each))
+        most_milli = kind.gpu_milli
+        if isinstance(why, LimitReached | SiteQuota):  # what is free beyond the limit does not help
+            of_gpus = isinstance(why, LimitReached) and why.limit == "max_gpus"
+            most_milli = round((why.allowed - why.used) * WHOLE_GPU) if isinstance(why, LimitReached) and of_gpus else 0
+            if isinstance(why, LimitReached) and (why.scope == kind.key or not why.allowed):
+                return
+        risk.book(kind, -1)  # as if its room were free
+        safe = risk.allowed(job, context.compatible[job.id], kind, 1)[0]
+        risk.book(kind, 1)
+
+        def free_milli(node: model.Node) -> int:
+            leaving = (each.space.gpu_milli for each in holders.get(node.name, ()) if each.drone.is_leaving)
+            return node.free_gpu_milli + sum(leaving)
+
         nodes = [node for node in view.nodes if safe and kind.name in node.types and node.gpu_milli >= kind.gpu_milli]
-        nodes.sort(key=lambda node: (-node.free_gpu_milli - self._leaving_milli.get(node.name, 0), node.name))
-        for node in nodes[:MAX_RESERVABLE_NODES]:
-            free = Resources(min(most_milli, node.free_gpu_milli), node.free_cpus, node.free_memory_mib, 1 << 50)
+        for node in sorted(nodes, key=lambda node: (-free_milli(node), node.name))[:MAX_RESERVABLE_NODES]:
+            gpu_milli = max(0, min(most_milli, node.free_gpu_milli))
+            free = Resources(gpu_milli, node.free_cpus, node.free_memory_mib, UNKNOWN_DISK_MIB)
             others = [each for each in holders.get(node.name, ()) if not self._serves(job, each.drone)]
-            hole = hole_of(need, free, node.name, others)
-            if hole is not None:
+            if (hole := hole_of(drone_resources(kind), free, node.name, others)) is not None:
                 yield hole
 
     def _in_drone(self, job: JobClass, holder: NodeHolder) -> Iterator[Hole]:
         """Yield the room that a drone of several GPUs has once enough of its jobs have ended."""
         drone, slot = holder.drone, self.context.slots.get(holder.drone.id)
-        if slot is None or slot.jobs < 1 or drone.notice_at or is_excluded(job.owner, drone.avoids):
+        returns = drone.leaving in (None, DroneState.DONE, DroneState.UNUSED)
+        if slot is None or slot.jobs < 2 or not returns or slot.free_gpu_milli >= min(job.gpu_milli, drone.gpu_milli):
             return
-        used_milli = drone.gpu_milli - slot.free_gpu_milli
-        lacking = job.gpu_milli - slot.free_gpu_milli
-        if lacking <= 0 or not used_milli or drone.state not in (DroneState.BUSY, DroneState.DRAINING):
-            return
-        each_milli = used_milli / slot.jobs
-        ends = -int(-lacking // each_milli)
-        if ends >= slot.jobs:  # a drained drone leaves once it is empty
-            return
-        times = _ends_s(self._rest_s(slot), slot.jobs)[:ends]
-        waits = slot.free_gpu_milli * times[-1] + sum(each_milli * (times[-1] - end_s) for end_s in times)
-        yield Hole(
-            waits / WHOLE_GPU, times[-1], drone.node or drone.id, (holder._replace(free_in_s=NO_END),), restarts=False
-        )
+        each_milli = (drone.gpu_milli - slot.free_gpu_milli) / slot.jobs
+        ends = -int((slot.free_gpu_milli - job.gpu_milli) // each_milli)
+        if ends < slot.jobs and not is_excluded(job.owner, drone.avoids):  # a drained drone leaves once it is empty
+            times = _ends_s(self._rest_s(slot), slot.jobs)[:ends]
+            waits = slot.free_gpu_milli * times[-1] + sum(each_milli * (times[-1] - end_s) for end_s in times)
+            holders = [holder._replace(free_in_s=NO_END)]
+            yield Hole(waits / WHOLE_GPU, times[-1], drone.node or drone.id, holders, starts=False)
 
     def _serves(self, job: JobClass, drone: Drone) -> bool:
         """Return True if a drone takes such jobs as it is: it has none, or one that is as large."""
@@ -227,31 +233,18 @@ class JobReservations:
         return suits and (slot is None or not slot.jobs or slot.job_gpu_milli >= job.gpu_milli)
 
     @cached_property
-    def _leaving_milli(self) -> Mapping[str, int]:
-        found: dict[str, int] = {}
-        for nodes in self._holders.values():
-            for name, some in nodes.items():
-                found[name] = sum(each.space.gpu_milli for each in some if each.drone.is_leaving)
-        return found
-
-    @cached_property
     def _holders(self) -> Mapping[str, Mapping[str, list[NodeHolder]]]:
-        """Drones that hold room, by site and node."""
+        """Drones that serve or drain, by site and node. What the owner takes is no room."""
         spaces = {key: drone_resources(kind) for key, kind in self.context.types.items()}
         found: dict[str, dict[str, list[NodeHolder]]] = {site: {} for site in self.context.snapshot.policy.sites}
         for drone in self.context.drones.values():
-            if drone.started_at and drone.site in found:
-                space = spaces.get(drone.type) or Resources(drone.gpu_milli)
-                holder = NodeHolder(self._free_in_s(drone), drone, space)
+            slot = self.context.slots.get(drone.id)
+            serves = slot is not None or (drone.is_leaving and drone.started_at)
+            if serves and not drone.notice_at and drone.site in found:
+                free_in_s = RELEASE_S + (_ends_s(self._rest_s(slot), slot.jobs)[-1] if slot and slot.jobs else 0.0)
+                holder = NodeHolder(free_in_s, drone, spaces.get(drone.type) or Resources(drone.gpu_milli))
                 found[drone.site].setdefault(drone.node, []).append(holder)
         return found
-
-    def _free_in_s(self, drone: Drone) -> float:
-        slot = self.context.slots.get(drone.id)
-        if slot is None or not slot.jobs:
-            on_its_way = drone.state in model.ON_THE_WAY
-            return RELEASE_S + (self._next_run_s(drone.type, NO_END) if on_its_way else 0.0)
-        return RELEASE_S + _ends_s(self._rest_s(slot), slot.jobs)[-1]
 
     def _rest_s(self, slot: model.Slot) -> float:
         """Return the expected rest of the run time of a slot's job, by the runs of such jobs."""
@@ -261,38 +254,21 @@ class JobReservations:
 
     def _leaves_now(self, job: JobClass, holder: NodeHolder, ready_s: float) -> bool:
         """Return True if a drone should take no further job: that would end later than the last GPU is free."""
-        drone = holder.drone
-        if (
-            drone.is_leaving
-            or drone.state not in (DroneState.IDLE, DroneState.BUSY)
-            or drone.id not in self.context.slots
-        ):
-            return False
-        return holder.free_in_s + self._next_run_s(drone.type, job.gpu_milli) > ready_s
+        serves = holder.drone.state in (DroneState.IDLE, DroneState.BUSY) and not holder.drone.is_leaving
+        return serves and holder.free_in_s + self._next_run_s(holder.drone.type, job.gpu_milli) > ready_s
 
-    def _next_run_s(self, key: TypeKey, below_milli: float) -> float:
+    def _next_run_s(self, key: TypeKey, below_milli: int) -> float:
         """Return the mean run time of the longest waiting jobs of fewer GPUs that fit a type; infinite if none wait."""
-        context = self.context
-        some = (
-            job for job in context.classes if job.gpu_milli < below_milli and key in context.compatible[job.id].jobs
-        )
-        return max((RunTimeSums.of(runs_of(context, job)).mean_s for job in some), default=NO_END)
+        smaller = (job for job in self.context.classes if job.gpu_milli < below_milli)
+        some = (job for job in smaller if key in self.context.compatible[job.id].jobs)
+        return max((RunTimeSums.of(runs_of(self.context, job)).mean_s for job in some), default=NO_END)
 
 
 def shares_hardware(kind: DroneType, other: DroneType) -> bool:
-    """Return True if drones of two types can take the same GPUs of a site."""
-    return kind.site == other.site and (kind.vendor, kind.gpu_model, kind.vram_mib, kind.capability) == (
-        other.vendor,
-        other.gpu_model,
-        other.vram_mib,
-        other.capability,
-    )
+    """Return True if drones of two types of a site can take the same GPUs."""
+    return (kind.gpu_model, kind.vram_mib, kind.capability) == (other.gpu_model, other.vram_mib, other.capability)
 
 
 def _ends_s(rest_s: float, jobs: int) -> list[float]:
     """Return the expected times at which jobs end, each after ``rest_s`` in the mean (exponential rests)."""
-    times, at_s = [], 0.0
-    for left in range(jobs, 0, -1):
-        at_s += rest_s / left
-        times.append(at_s)
-    return times
+    return [sum(rest_s / left for left in range(jobs - ended, jobs + 1)) for ended in range(jobs)]

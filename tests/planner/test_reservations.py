@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -123,7 +124,7 @@ def test_a_large_drone_full_of_small_jobs_drains_until_the_job_fits_and_then_tak
     slot = slot_of(full, four, jobs=4, begun_at=NOW - 1800, owner="alice")
     nodes = [node("n1", 4, kinds=("a100x4",), free_gpus=0)]
 
-    def at(drone: model.Drone, **more: object) -> model.Plan:
+    def at(drone: model.Drone, **more: Any) -> model.Plan:
         made = snapshot(
             classes=(LARGE, SMALL_JOBS), drones=[drone], slots=[replace(slot, **more)], types=(four,), nodes=nodes
         )
