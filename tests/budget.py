@@ -12,19 +12,19 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 BUDGETS = {
-    "provisioner/*.py": (14, 3793),
+    "provisioner/*.py": (14, 3815),
     "adapters/*.py": (1, 1),
     "adapters/htcondor/*.py": (4, 617),
-    "tests": (348, 54607),
+    "tests": (350, 54843),
     "provisioner/adapter_tests": (3, 756),
-    "provisioner/cli": (19, 6032),
+    "provisioner/cli": (19, 6051),
     "provisioner/config": (7, 2396),
     "provisioner/controller": (10, 2220),
     "provisioner/drone": (4, 1211),
     "provisioner/migrate": (9, 1587),
     "provisioner/monitoring": (4, 533),
-    "provisioner/planner": (20, 5275),
-    "provisioner/simulator": (15, 4221),
+    "provisioner/planner": (21, 5586),
+    "provisioner/simulator": (15, 4263),
     "provisioner/store": (9, 2151),
     "provisioner/web": (12, 2112),
     "adapters/embedded": (4, 1101),
@@ -33,7 +33,7 @@ BUDGETS = {
     "adapters/openstack": (11, 2759),
     "adapters/shared": (11, 1162),
     "adapters/slurm": (14, 3978),
-    "adapters/htcondor/overlay": (12, 3020),
+    "adapters/htcondor/overlay": (12, 3021),
     "adapters/htcondor/site": (9, 2532),
 }
 """Most Python files and most lines by package, comments and blank lines included."""
