@@ -205,6 +205,7 @@ REASON_EXAMPLES: tuple[reasons.Reason, ...] = (
     r.StartBlocked("horeka/a100", "quota", "QOSMaxJobsPerUserLimit"),
     r.Downtime("horeka", 1769860800.0, 900.0, 1800.0),
     r.OwnerWaits("topas", 3, 8),
+    r.NodeReserved("topas", "topas-a100-2", "12", 4, 1769860800.0),
     r.ReserveKept("topas/cpu", 4),
     r.SiteDisabled("gridka-cloud", "alice", "cooling is repaired"),
     r.DemandCovered(8, 3),

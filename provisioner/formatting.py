@@ -463,6 +463,8 @@ _SENTENCES: Mapping[Category, Mapping[type, str | Callable[[Any], str]]] = {
             f"the owner's jobs come first: {count(x.jobs, 'job')} of theirs get room at {_q(x.site)}"
             + (f" for {number(x.gpus)} GPUs" if x.gpus else "")
         ),
+        r.NodeReserved: "node {node} at {site} is reserved for a job of class {class_id} that requests {gpus} GPUs, "
+        "from about {at:time} on",
         r.ReserveKept: "nodes have room for {type}, but `blocking` reserves it for their {free_gpus} free GPUs",
         r.DemandCovered: "{jobs:job} will be taken by free slots and {drones:drone} on the way",
         r.AwaitingIdleGpu: lambda x: (

@@ -956,6 +956,8 @@ class Start:
     reason: Reason
     vram_mib: int = 0
     """VRAM per GPU that the jobs need for which it is started."""
+    kept_gpus: int = 0
+    """GPUs that one of these jobs requests, if several: at first it takes no smaller ones."""
     walltime_s: float = 0.0
     """Longest life, if a downtime makes it shorter than that of its type. 0: as its type."""
     uses_reserve: bool = False
@@ -1055,6 +1057,8 @@ class StartOrder:
     """None when the overlay is asked; set when the site is."""
     kept_vram_mib: int = 0
     """For its first ``kept_s`` in the pool it accepts only jobs that need at least this much VRAM per GPU."""
+    kept_gpus: int = 0
+    """For the same time it accepts only jobs that request at least so many GPUs."""
     kept_s: float = 0.0
     uses_reserve: bool = False
     """It may use the reserve of GPUs; the site's own blocking must let it."""

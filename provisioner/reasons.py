@@ -431,6 +431,20 @@ class OwnerWaits:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeReserved:
+    """A job of several GPUs gets room on a node: drones there take no more jobs, and no other one may take the room."""
+
+    site: str
+    node: str
+    class_id: str
+    gpus: float
+    """Request of the job."""
+    at: float
+    """Time at which the room is expected to be free."""
+    kind: Literal["node-reserved"] = "node-reserved"
+
+
+@dataclass(frozen=True, slots=True)
 class ReserveKept:
     type: str
     free_gpus: float
@@ -537,10 +551,12 @@ _Limited = (
     BadRequest | PlannerFailed | InvalidAction | NothingFits | LimitReached | GroupQuota | PoolLimit | ExclusiveOnly
 )
 _Waiting = OwnerRisk | AwaitingCheaperType | ExistingDronesSuffice | HeadroomYields | BackingOff | StartsUnmatched
-_AtSite = SiteFull | GpusStranded | SiteQuota | StartBlocked | Downtime | OwnerWaits | ReserveKept | SiteDisabled
+_AtSite = SiteFull | GpusStranded | SiteQuota | StartBlocked | Downtime | SiteDisabled
+_Reserved = OwnerWaits | NodeReserved | ReserveKept
 _Doubted = DemandCovered | AwaitingIdleGpu | AwaitingNegotiation | StaleView | AllVanished | TooManyUnhealthy | Probing
 _Unknown = UnknownDrone | NotDraining | ShadowOnly
-Reason = _Ordered | _Observed | _Timed | _Asked | _Wanted | _Limited | _Waiting | _AtSite | _Doubted | _Unknown
+_Held = _Limited | _Waiting | _AtSite | _Reserved | _Doubted | _Unknown
+Reason = _Ordered | _Observed | _Timed | _Asked | _Wanted | _Held
 
 
 class StartOutcome(StrEnum):

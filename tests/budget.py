@@ -12,19 +12,19 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 BUDGETS = {
-    "provisioner/*.py": (15, 3906),
+    "provisioner/*.py": (15, 3928),
     "adapters/*.py": (1, 1),
     "adapters/htcondor/*.py": (4, 617),
-    "tests": (354, 55805),
+    "tests": (356, 56041),
     "provisioner/adapter_tests": (3, 756),
-    "provisioner/cli": (19, 6057),
+    "provisioner/cli": (19, 6076),
     "provisioner/config": (7, 2396),
-    "provisioner/controller": (11, 2488),
+    "provisioner/controller": (11, 2489),
     "provisioner/drone": (4, 1240),
     "provisioner/migrate": (9, 1587),
     "provisioner/monitoring": (4, 533),
-    "provisioner/planner": (20, 5447),
-    "provisioner/simulator": (16, 4315),
+    "provisioner/planner": (21, 5758),
+    "provisioner/simulator": (16, 4357),
     "provisioner/store": (9, 2151),
     "provisioner/web": (12, 2112),
     "adapters/embedded": (4, 1101),
@@ -33,7 +33,7 @@ BUDGETS = {
     "adapters/openstack": (12, 2834),
     "adapters/shared": (11, 1162),
     "adapters/slurm": (15, 4112),
-    "adapters/htcondor/overlay": (13, 3091),
+    "adapters/htcondor/overlay": (13, 3092),
     "adapters/htcondor/site": (10, 2654),
 }
 """Most Python files and most lines by package, comments and blank lines included."""

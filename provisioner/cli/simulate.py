@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -56,6 +56,8 @@ class WaitRow(NamedTuple):
     mean_s: float
     p50_s: float
     p95_s: float
+    why: str
+    """Main reasons for the waits."""
 
 
 class ViolationRow(NamedTuple):
@@ -121,6 +123,7 @@ WAIT_COLUMNS = (
     _wait("mean_s", "Mean wait.", head="MEAN s"),
     _wait("p50_s", "Median wait.", head="MEDIAN s"),
     _wait("p95_s", "95th percentile.", head="P95 s"),
+    out.words("why", "Main reasons of the planner, with their part of the waiting time.", least=20),
 )
 VIOLATION_COLUMNS = (
     out.text("policy", "Under which policy.", level=0),
@@ -171,13 +174,29 @@ def _figure_rows(runs: Runs, brief: bool) -> Iterator[FigureRow]:
                     yield FigureRow(heading, figure, policy, over, versus)
 
 
+_WAIT_MEANS = ("jobs", "mean_s", "p50_s", "p95_s")
+
+
 def _wait_rows(runs: Runs) -> Iterator[WaitRow]:
     for label in sorted({label for results in runs.values() for r in results for label in r.waits_by_class}):
         for policy, results in runs.items():
             waits = [r.waits_by_class[label] for r in results if label in r.waits_by_class]
             if waits:
-                means = (fmean(getattr(w, key) for w in waits) for key in ("jobs", "mean_s", "p50_s", "p95_s"))
-                yield WaitRow(label, policy, *means)
+                jobs, mean_s, p50_s, p95_s = (fmean(getattr(w, key) for w in waits) for key in _WAIT_MEANS)
+                why = _main_reasons(r.waits_why.get(label, {}) for r in results)
+                yield WaitRow(label, policy, jobs, mean_s, p50_s, p95_s, why)
+
+
+def _main_reasons(waits_why: Iterable[Mapping[str, float]]) -> str:
+    """Return the reasons for most of the waiting, with their parts of it: ``node-reserved 60 %, site-full 35 %``."""
+    total: dict[str, float] = {}
+    for each in waits_why:
+        for kind, part_s in each.items():
+            total[kind] = total.get(kind, 0.0) + part_s
+    parts = sorted(
+        ((100 * part_s / sum(total.values()), kind) for kind, part_s in total.items() if part_s), reverse=True
+    )
+    return ", ".join(f"{kind} {percent:.0f} %" for percent, kind in parts[:3])
 
 
 def _replays(

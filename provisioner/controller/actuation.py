@@ -75,6 +75,7 @@ def _start_order(start: model.Start, kind: model.DroneType, policy: model.Policy
         idle_timeout_s,
         limits.grace_s,
         kept_vram_mib=start.vram_mib,
+        kept_gpus=start.kept_gpus,
         kept_s=KEEP_FOR_JOBS_S,
         uses_reserve=start.uses_reserve,
         avoids=start.drone.avoids,

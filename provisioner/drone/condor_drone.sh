@@ -54,6 +54,7 @@ number DRONE_GRACE_S 30
 number DRONE_WALLTIME_S 0          # 0: without end
 number DRONE_RETIRE_S "$((DRONE_GRACE_S + (DRONE_WALLTIME_S < 36000 ? DRONE_WALLTIME_S / 10 : 3600)))"
 number DRONE_KEPT_VRAM_MIB 0       # for its first DRONE_KEPT_S it takes only jobs that need so much
+number DRONE_KEPT_GPUS 0           # for the same time it takes only jobs that request so many GPUs
 number DRONE_KEPT_S 0
 word DRONE_AVOIDS 'A-Za-z0-9._@,-' ,   # users whose jobs it does not take
 number DRONE_KEPT_CPUS 0           # of its own, what each of its free GPUs keeps for the job that will take it
@@ -701,6 +702,9 @@ STARTD_ATTRS = \$(STARTD_ATTRS) DroneEndsAt DroneRetiresAt"
         two="{[GlobalMemoryMb = GPUs_GlobalMemoryMb; $like_ours], [GlobalMemoryMb = $((DRONE_KEPT_VRAM_MIB - 1)); $like_ours]}"
         kept="(time() > $(($(date +%s) + DRONE_KEPT_S)) || (TARGET.GPUsMinMemory ?: 0) >= $DRONE_KEPT_VRAM_MIB ||"
         kept="$kept countMatches(TARGET.RequireGPUs, $two) == 1)"
+    fi
+    if [ "$DRONE_KEPT_GPUS" -gt 1 ] && [ "$DRONE_KEPT_S" -gt 0 ]; then
+        kept="$kept && (time() > $(($(date +%s) + DRONE_KEPT_S)) || (TARGET.RequestGPUs ?: 0) >= $DRONE_KEPT_GPUS)"
     fi
     orders=
     if [ "$DRONE_ORDERS_FROM" != , ]; then

@@ -139,6 +139,13 @@ class RunTimeSums:
     def mean_s(self) -> float:
         return self.sums[-1] / len(self.runs)
 
+    def rest_s(self, ran_s: float) -> float:
+        """Return the mean rest of a run that has lasted for ``ran_s``; longer than all known ones, it is half done."""
+        first = bisect_right(self.runs, ran_s)
+        return (
+            (self.sums[-1] - self.sums[first]) / (len(self.runs) - first) - ran_s if first < len(self.runs) else ran_s
+        )
+
     def served(self, ran_s: float, within_s: float) -> float:
         """Return how many further jobs a drone is expected to take within a time, whose job has run for ``ran_s``."""
         first, last = bisect_right(self.runs, ran_s), bisect_right(self.runs, ran_s + within_s)

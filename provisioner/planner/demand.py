@@ -140,7 +140,7 @@ def _quota_milli(job: JobClass) -> int:
 HEADROOM_PREFIX = "headroom:"
 """Prefix of the ids of virtual classes; no overlay's class has it."""
 _DAY_S, _HOUR_S = 86400.0, 3600.0
-_YIELDS_TO = (reasons.LimitReached, reasons.SiteFull, reasons.SiteQuota, reasons.GpusStranded)
+_YIELDS_TO = (reasons.LimitReached, reasons.SiteFull, reasons.SiteQuota, reasons.GpusStranded, reasons.NodeReserved)
 
 
 def headroom_classes(policy: Policy, types: Collection[DroneType], now: float) -> tuple[JobClass, ...]:

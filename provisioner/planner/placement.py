@@ -38,6 +38,7 @@ from provisioner.planner.demand import HEADROOM_PREFIX, GroupShares, is_headroom
 from provisioner.planner.lifecycle import undrained_record
 from provisioner.planner.matching import CompatibleTypes, count_jobs, nearest, resources_for_needy, resources_of_type
 from provisioner.planner.owner import OwnerReservations
+from provisioner.planner.reservations import JobReservations
 from provisioner.planner.risk import PreemptionRisk, is_excluded
 from provisioner.reasons import Reason
 
@@ -115,6 +116,10 @@ class Allocation:
     def risk(self) -> PreemptionRisk:
         return PreemptionRisk(self.context, self.safe_wait_s)
 
+    @cached_property
+    def reserved(self) -> JobReservations:
+        return JobReservations(self.context, self.reservations)
+
     def safe_wait_s(self, compatible: CompatibleTypes) -> float:
         """Return how long jobs are expected to wait for a place without an owner; infinity if they never get one."""
         found = math.inf
@@ -148,9 +153,10 @@ class Allocation:
         """Start ``count`` drones of a type for a class of which ``covered`` jobs are covered."""
         reason: Reason = reasons.JobsWaiting(job.id, job.waiting, covered, count)
         vram_mib, snapshot = job.vram_mib, self.context.snapshot
+        kept_gpus = job.gpu_milli // model.WHOLE_GPU if job.gpu_milli > model.WHOLE_GPU else 0
         if is_headroom(job.id):  # any job may take a warm drone
             reason = reasons.HeadroomShort(job.id.removeprefix(HEADROOM_PREFIX), job.waiting, covered, count)
-            vram_mib = 0
+            vram_mib = kept_gpus = 0
         life_s, on_reserve = shortened_life_s(self.context, kind), self.limits.on_reserve(kind)
         self.risk.book(kind, count)
         avoids = self.risk.excluded_users(job, kind)
@@ -165,7 +171,7 @@ class Allocation:
                 for_class=job.id,
                 avoids=avoids,
             )
-            self.starts.append(Start(drone, reason, vram_mib, life_s, on_reserve))
+            self.starts.append(Start(drone, reason, vram_mib, kept_gpus, life_s, on_reserve))
         self.limits.start(kind.key, count)
         shape = SlotShape(resources_of_type(kind), drone_end_at(self.context, kind), on_the_way=True, avoids=avoids)
         self.supply.add(DroneSlots(kind, shape, count))
@@ -204,8 +210,13 @@ def owner_risk(allocation: Allocation, start: StartCandidate, count: int) -> tup
     return allocation.risk.allowed(start.job, start.compatible, start.kind, count)
 
 
+def room_for_larger_jobs(allocation: Allocation, start: StartCandidate, count: int) -> tuple[int, Reason | None]:
+    """Start no drone that would take the room that is reserved for a job of several GPUs."""
+    return allocation.reserved.places_beside(start.job, start.kind, count)
+
+
 StartRule = Callable[[Allocation, StartCandidate, int], tuple[int, Reason | None]]
-START_RULES: tuple[StartRule, ...] = (long_enough_life, within_limits, one_probe, owner_risk)
+START_RULES: tuple[StartRule, ...] = (long_enough_life, within_limits, one_probe, owner_risk, room_for_larger_jobs)
 """Rules that reduce the number of starts, in order. The last rule with a reason gives the reason."""
 
 
@@ -288,6 +299,9 @@ class Placement:
             fits = drone.type in compatible.jobs and not is_excluded(job.owner, drone.avoids)
             kind = context.types[drone.type] if fits else None
             room = count_jobs(job, resources_for_needy(context.slots[drone.id], kind), kind) if kind else 0
+            held = self.allocation.reserved.by_site.get(drone.site)
+            if held is not None and drone.id in held.drones and held.reason.class_id != job.id:
+                continue
             if room and drone.id not in exposed[drone.site]:
                 del self._draining[drone.id]
                 back, reason = undrained_record(drone, context.now), reasons.DemandReturned(job.id, job.waiting)
@@ -409,8 +423,11 @@ class Placement:
             why = held_back or limit
             if job.gpu_optional:
                 why = reasons.AwaitingIdleGpu(key, why.kind if key and why is not None else "")
+            reserved: Reason | None = None
+            if job.gpu_milli > model.WHOLE_GPU and not job.gpu_optional:
+                reserved = allocation.reserved.reserve(job, compatible, cost, allocation.limits, allocation.risk)
             if why is not None:
-                self.refuse(job, lack, why)
+                self.refuse(job, lack, reserved or why)
             if isinstance(why, _NO_ROOM_AT_SITE) and not is_headroom(job.id):
                 self.lacking_room[key] = self.lacking_room.get(key, 0) - (-lack // compatible.jobs[key])
         return covered, late

@@ -239,7 +239,19 @@ def drain_at_risk(retirement: Retirement) -> None:
             retirement.drain(drone, reason, _final_state(drone))
 
 
-PLAN_RULES: tuple[Callable[[Retirement], None], ...] = (stop_for_owners, drain_black_holes, drain_at_risk)
+def drain_for_larger_jobs(retirement: Retirement) -> None:
+    """Drain drones whose room a job of several GPUs gets."""
+    for reserved in retirement.placed.allocation.reserved.by_site.values():
+        for drone in filter(retirement.may_ask, reserved.drains):
+            retirement.drain(drone, reserved.reason, _final_state(drone))
+
+
+PLAN_RULES: tuple[Callable[[Retirement], None], ...] = (
+    stop_for_owners,
+    drain_black_holes,
+    drain_at_risk,
+    drain_for_larger_jobs,
+)
 """Rules that choose among all drones, in order. They come after operators' requests."""
 
 

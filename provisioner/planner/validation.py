@@ -25,6 +25,7 @@ _MAY_DRAIN_BUSY = _MAY_STOP_BUSY | {
     "type-removed",
     "demand-returned",
     "drain-at-risk",
+    "node-reserved",
     "black-hole",
     "optional-jobs-only",
 }

@@ -65,6 +65,7 @@ class SimulatedSlot:
         self.joined_s = self.changed_s = self.idle_since_s = now_s()
         self.lost_s: float | None = None
         self.serving = False
+        self.kept_until_s = 0.0
         self.draining = False
         self.jobs_started = 0
         self.free = ResourceVector.of(drone.type)
@@ -442,10 +443,15 @@ class SimulatedOverlay:
                 return True
         return False
 
-    def _offer_optional(self, slot: SimulatedSlot) -> None:
-        """Without cycles: look for jobs with an optional GPU now and then, for as long as the slot is open."""
+    def _offer_to_all(self, slot: SimulatedSlot) -> None:
+        """Without cycles: look for jobs once a slot is no longer kept for those that its drone was started for."""
         if slot.lost_s is None and self._slots.get(slot.drone.id) is slot:
             self._opened(slot)
+
+    def _offer_optional(self, slot: SimulatedSlot) -> None:
+        """Without cycles: look for jobs with an optional GPU now and then, for as long as the slot is open."""
+        self._offer_to_all(slot)
+        if slot.lost_s is None and self._slots.get(slot.drone.id) is slot:
             after(self._behaviour.optional_after_s, self._offer_optional, slot)
 
     def _with_room(self, jobs: QueuedJobClass) -> SimulatedSlot | None:
@@ -470,6 +476,8 @@ class SimulatedOverlay:
         if not slot.open or jobs.wants.owner in slot.avoids or not (evicts or slot.fits(jobs)):
             return False
         unchanged = reuses or now_s() - slot.changed_s >= self._behaviour.optional_after_s
+        if slot.kept_until_s > now_s() and jobs.wants.gpu_milli < slot.drone.order.kept_gpus * model.WHOLE_GPU:
+            return False
         if jobs.wants.gpu_optional and slot.drone.type.gpu_milli and not unchanged:
             return False
         if slot.drone.script.defect is DroneDefect.MATCHES_NOTHING:
@@ -536,7 +544,8 @@ class SimulatedOverlay:
         queued.done_s = now_s()
         wait_s = queued.done_s - queued.job.duration_s - queued.job.submit_s
         worked_gpu_s = queued.job.duration_s * gpu_milli / model.WHOLE_GPU
-        self._metrics.finished.append(FinishedJob(queued.job.submit_s, wait_s, worked_gpu_s, queued.lost_gpu_s))
+        gpus = queued.wants.gpu_milli / model.WHOLE_GPU
+        self._metrics.finished.append(FinishedJob(queued.job.submit_s, wait_s, worked_gpu_s, queued.lost_gpu_s, gpus))
         self._metrics.waits_by_class[queued.wants.label].append(wait_s)
         return jobs
 
@@ -571,6 +580,9 @@ class SimulatedOverlay:
         slot = self._slot_of(drone)
         if slot is not None:
             slot.serving = True
+            if drone.order.kept_gpus:
+                slot.kept_until_s = now_s() + drone.order.kept_s
+                after(drone.order.kept_s, self._offer_to_all, slot)
             self._idle(slot)
             self._opened(slot)
             if self._at_once and self._any_optional:

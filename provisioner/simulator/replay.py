@@ -46,6 +46,7 @@ def summarize(
         gpu_hours=metrics.gpu_seconds.hours,
         waits=waits(metrics.waits_s),
         waits_by_class={label: waits(metrics.waits_by_class[label]) for label in sorted(metrics.waits_by_class)},
+        waits_why=outcome.waits_why,
         requests=sum(metrics.accepted.values()),
         drones_started=metrics.started,
         withdrawn=metrics.withdrawn,

@@ -83,6 +83,8 @@ class ReplayResult:
     gpu_hours: GpuTime
     waits: WaitStatistics
     waits_by_class: Mapping[str, WaitStatistics] = field(default_factory=dict)
+    waits_why: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """Job-seconds of waiting by size of the jobs and kind of the reason that the planner gave."""
     requests: int = 0
     """Drones that sites accepted."""
     drones_started: int = 0
@@ -125,6 +127,8 @@ class FinishedJob(NamedTuple):
     """GPU time of the work."""
     lost_gpu_s: float
     """GPU time of attempts that had to be repeated."""
+    gpus: float = 1.0
+    """Requested GPUs."""
 
 
 @dataclass(slots=True)

@@ -180,11 +180,15 @@ class SimulatedSite:
         kinds: dict[str, list[DroneType]] = {name: [] for name in self.pools}
         for kind in self.facility.types:
             kinds[self.facility.pool_of(kind)].append(kind)
+        # An owner's series takes room, but no certain node: it is shown on the fullest ones, as drones are placed.
+        elsewhere = {name: pool.wanted_milli for name, pool in self.pools.items()}
         nodes = []
-        for m in self.machines:
+        for m in sorted(self.machines, key=lambda m: m.free.gpu_milli) if any(elsewhere.values()) else self.machines:
             if m.up:
                 types = tuple(kind.name for kind in kinds[m.pool] if ResourceVector.of(kind).within(m.total))
-                nodes.append(model.Node(m.name, types, *m.total, *m.free))
+                taken = min(m.free.gpu_milli, elsewhere[m.pool])
+                elsewhere[m.pool] -= taken
+                nodes.append(model.Node(m.name, types, *m.total, *m.free.less(ResourceVector(taken))))
         return tuple(nodes)
 
     def pool_of(self, kind: DroneType) -> GpuPoolState:

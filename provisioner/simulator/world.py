@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import logging
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -21,7 +21,7 @@ from provisioner.planner.safeguards import PlanFunction, PlanValidator
 from provisioner.planner.validation import Breach, validate_plan
 from provisioner.simulator.drones import DroneStage, HardwareFault, SimulatedDrone
 from provisioner.simulator.hedges import HedgeCount
-from provisioner.simulator.jobs import SimulatedJob
+from provisioner.simulator.jobs import JobRequirements, SimulatedJob
 from provisioner.simulator.loop import Draw, Network, VirtualClock, now_s, run_virtual
 from provisioner.simulator.pool import PoolBehaviour, SimulatedOverlay
 from provisioner.simulator.results import Metrics, Sample
@@ -140,6 +140,8 @@ class SimulationOutcome:
     """Ids ever asked for."""
     samples: tuple[Sample, ...]
     metrics: Metrics
+    waits_why: Mapping[str, Mapping[str, float]]
+    """Job-seconds of waiting by size of the jobs and kind of the reason that the planner gave."""
     violations: tuple[str, ...]
     """Every promise that was broken, a line each; the first to read after a failure."""
 
@@ -160,6 +162,22 @@ class RunRecord:
         self.live: Mapping[DroneId, Drone] = {}
         """On record and not ended, by the newest commit."""
         self.digest = hashlib.sha256()
+        self.waits_why: defaultdict[str, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
+        """By size of the jobs and kind of the reason: job-seconds of waiting."""
+        self._refused: list[tuple[str, str, int]] = []
+        self._refused_at = 0.0
+        self._labels: dict[str, str] = {}
+
+    def waited(self, plan: Plan, snapshot: Snapshot) -> None:
+        """Book the time since the previous plan on the reasons that it gave for waiting jobs."""
+        for label, kind, count in self._refused:
+            self.waits_why[label][kind] += count * (plan.at - self._refused_at)
+        for job in snapshot.overlay.view.classes if snapshot.overlay.view is not None else ():
+            if job.id not in self._labels:
+                self._labels[job.id] = JobRequirements.of(job).label
+        named = ((self._labels.get(each.subject.removeprefix("class:")), each) for each in plan.refusals)
+        self._refused = [(label, each.reason.kind, each.count) for label, each in named if label is not None]
+        self._refused_at = plan.at
 
     def committed(self, plan: Plan, live: Mapping[DroneId, Drone]) -> None:
         self.ticks += 1
@@ -198,6 +216,7 @@ class RecordedStore(Store):
     async def record(self, plan: Plan, snapshot: Snapshot) -> None:
         await super().record(plan, snapshot)
         self._run.committed(plan, self.drones)
+        self._run.waited(plan, snapshot)
 
     async def record_results(
         self, tick: int, moves: Sequence[StateChange], breakers: Sequence[Breaker], *, set_to: float | None = None
@@ -243,6 +262,7 @@ class Simulation:
             drones=len(self.record.births),
             samples=tuple(self.samples),
             metrics=world.metrics,
+            waits_why={label: dict(kinds) for label, kinds in sorted(self.record.waits_why.items())},
             violations=tuple(self._violations(world)),
         )
 

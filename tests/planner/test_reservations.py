@@ -1,0 +1,154 @@
+"""Room for jobs of several GPUs: which drones leave a node, when, and which starts are held back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from provisioner import model, reasons
+from provisioner.estimates import Estimates, StartDelays
+from provisioner.planner.matching import Resources
+from provisioner.planner.reservations import NodeHolder, hole_of
+from tests.planner.scenes import A100, NOW, drone, jobs, node, plan_of, slot_of, snapshot, started, why, with_pool
+
+S = model.DroneState
+PAIR = replace(A100, name="a100x2", gpu_milli=2000, cpus=16, memory_mib=40960)
+KINDS = ("a100", "a100x2")
+QUICK = StartDelays(queue_s=10.0, boot_s=50.0)
+RUNS = Estimates(runs={"": (3600.0,)}, delays={A100.key: QUICK, PAIR.key: QUICK})
+"""All jobs run for an hour."""
+LARGE = jobs(id="large", gpu_milli=2000, cpus=2, memory_mib=2048, owner="bob", oldest_at=NOW - 7200)
+SMALL_JOBS = jobs(id="small", waiting=20, owner="alice", cpus=1, memory_mib=1024)
+
+
+def busy(name: str, at: str, left_s: float, kind: model.DroneType = A100, **more: object) -> model.Drone:
+    """A drone on a node whose job is expected to end in ``left_s``."""
+    return drone(name, S.BUSY, kind, age_s=3600.0 - left_s, node=at, **more)
+
+
+def scene(
+    drones: list[model.Drone],
+    *classes: model.JobClass,
+    free_gpus: Mapping[str, int] | None = None,
+    policy: model.Policy | None = None,
+    limits: Mapping[str, object] | None = None,
+) -> model.Snapshot:
+    """A site of two nodes of two GPUs each, none of them free unless ``free_gpus`` tells it."""
+    busy_ones = [d for d in drones if d.state is S.BUSY]
+    slots = [slot_of(d, begun_at=d.since, owner="alice", job_gpu_milli=1000) for d in busy_ones]
+    nodes = [node(name, 2, kinds=KINDS, free_gpus=count) for name, count in (free_gpus or {"n1": 0, "n2": 0}).items()]
+    made = snapshot(
+        classes=classes, drones=drones, types=(A100, PAIR), slots=slots, nodes=nodes, policy=policy, limits=limits
+    )
+    return replace(made, estimates=RUNS)
+
+
+FULL = [busy("d-1", "n1", 1800), busy("d-2", "n1", 2400), busy("d-3", "n2", 60), busy("d-4", "n2", 3500)]
+
+
+def drained(plan: model.Plan) -> list[str]:
+    return [str(order.drone.id) for order in plan.drains if isinstance(order.reason, reasons.NodeReserved)]
+
+
+def test_the_node_with_the_smallest_hole_is_drained_and_both_classes_have_the_reason() -> None:
+    plan = plan_of(scene(FULL, LARGE, SMALL_JOBS))
+    assert drained(plan) == ["d-1", "d-2"], "10 min pass between their ends, and nearly an hour on the other node"
+    expected = reasons.NodeReserved("topas", "n1", "large", 2.0, NOW + 2420.0)
+    assert why(plan, "class:large") == [expected]
+    assert plan.drains[0].drone.leaving is S.DONE and plan.drains[0].mode is model.DrainMode.PEACEFUL
+
+
+@pytest.mark.parametrize(
+    ("large", "reserved"),
+    [
+        # Of two GPUs, at the price of two: one waits for 600 s, and both for 80 s, until the new drone runs the job.
+        (replace(LARGE, oldest_at=NOW - 750), False),
+        (replace(LARGE, oldest_at=NOW - 770), True),
+        (replace(LARGE, waiting=0), False),
+        (replace(LARGE, gpu_milli=1000), False),
+    ],
+)
+def test_a_reservation_begins_when_the_wait_has_cost_more_than_the_hole(large: model.JobClass, reserved: bool) -> None:
+    assert bool(drained(plan_of(scene(FULL, large, SMALL_JOBS)))) is reserved
+
+
+def test_waiting_that_costs_nothing_reserves_nothing() -> None:
+    free_wait = model.Policy(waiting_cost=0.0)
+    assert drained(plan_of(scene(FULL, LARGE, SMALL_JOBS, policy=free_wait))) == []
+
+
+def test_jobs_of_the_same_user_that_have_waited_for_longer_come_first() -> None:
+    older = replace(SMALL_JOBS, owner="bob", oldest_at=NOW - 9000)
+    assert drained(plan_of(scene(FULL, LARGE, older))) == []
+    overtaken = replace(SMALL_JOBS, owner="bob", oldest_at=NOW - 3600)
+    assert drained(plan_of(scene(FULL, LARGE, overtaken))) == ["d-1", "d-2"]
+
+
+def test_a_drone_takes_more_jobs_for_as_long_as_they_end_before_the_room_is_needed() -> None:
+    short = replace(SMALL_JOBS, owner="carol")
+    world = scene([busy("d-1", "n1", 60), busy("d-2", "n1", 3000), *FULL[2:]], LARGE, short, free_gpus={"n1": 0})
+    world = replace(world, estimates=replace(RUNS, runs={"": (3600.0,), "carol": (600.0,)}))
+    assert drained(plan_of(world)) == ["d-2"], "another job of 10 min ends before d-2 does"
+
+
+def test_the_freed_gpus_of_the_node_are_kept_and_others_are_used() -> None:
+    left = [replace(busy("d-1", "n1", 1800), state=S.DRAINING, leaving=S.DONE, asked_at=NOW - 60)]
+    world = scene([*left, *FULL[2:]], LARGE, SMALL_JOBS, free_gpus={"n1": 1, "n2": 0})
+    plan = plan_of(world)
+    assert started(plan) == []
+    assert isinstance(why(plan, "class:small")[0], reasons.NodeReserved)
+    world = scene([*left, FULL[3]], LARGE, SMALL_JOBS, free_gpus={"n1": 1, "n2": 1})
+    assert started(plan_of(world)) == [A100.key]
+
+
+def test_once_the_room_is_free_the_job_gets_its_drone_which_takes_no_smaller_jobs_at_first() -> None:
+    plan = plan_of(scene(FULL[2:], LARGE, SMALL_JOBS, free_gpus={"n1": 2, "n2": 0}))
+    assert started(plan) == [PAIR.key] and plan.starts[0].kept_gpus == 2
+    assert drained(plan) == []
+
+
+def test_a_drone_that_takes_such_jobs_anyway_does_not_leave_for_them() -> None:
+    pair = busy("d-1", "n1", 1800, PAIR)
+    world = scene([pair, *FULL[2:]], LARGE, SMALL_JOBS)
+    assert world.overlay.view is not None
+    slots = (replace(s, job_gpu_milli=2000) if s.drone_id == pair.id else s for s in world.overlay.view.slots)
+    assert "d-1" not in drained(plan_of(with_pool(world, slots=tuple(slots))))
+
+
+def test_a_large_drone_full_of_small_jobs_drains_until_the_job_fits_and_then_takes_it() -> None:
+    four = replace(A100, name="a100x4", gpu_milli=4000, cpus=32, memory_mib=81920)
+    full = drone("d-1", S.BUSY, four, 1800, node="n1", jobs=4, joined_at=NOW - 9000)
+    slot = slot_of(full, four, jobs=4, begun_at=NOW - 1800, owner="alice")
+    nodes = [node("n1", 4, kinds=("a100x4",), free_gpus=0)]
+
+    def at(drone: model.Drone, **more: Any) -> model.Plan:
+        made = snapshot(
+            classes=(LARGE, SMALL_JOBS), drones=[drone], slots=[replace(slot, **more)], types=(four,), nodes=nodes
+        )
+        return plan_of(replace(made, estimates=RUNS))
+
+    assert drained(at(full)) == ["d-1"]
+    leaving = replace(full, state=S.DRAINING, leaving=S.DONE, asked_at=NOW - 60)
+    room = {"free_cpus": 16, "free_memory_mib": 40960, "state": model.SlotState.DRAINING}
+    assert not at(replace(leaving, jobs=3), jobs=3, free_gpu_milli=1000, **room).drains, "small jobs do not get it back"
+    back = at(replace(leaving, jobs=2), jobs=2, free_gpu_milli=2000, **room)
+    assert [(order.mode, order.reason) for order in back.drains] == [
+        (model.DrainMode.RESUME, reasons.DemandReturned("large", 1))
+    ]
+
+
+def test_a_limit_that_small_drones_use_up_counts_as_room() -> None:
+    plan = plan_of(scene(FULL, LARGE, SMALL_JOBS, free_gpus={"n1": 0, "n2": 2}, limits={"max_gpu_milli": 4000}))
+    assert len(drained(plan)) == 2
+
+
+def test_a_hole_is_the_time_for_which_gpus_wait_for_the_last_one() -> None:
+    one = Resources(1000, 1, 1)
+    holders = [NodeHolder(left_s, drone(f"d-{left_s:g}"), one) for left_s in (300.0, 100.0, 600.0)]
+    hole = hole_of(Resources(3000, 3, 3), one, "n1", holders)
+    assert hole is not None and hole.ready_s == 300.0 and hole.cost == 300.0 + 200.0
+    assert [each.drone.id for each in hole.holders] == ["d-100", "d-300"]
+    assert hole_of(Resources(5000, 5, 5), one, "n1", holders) is None
