@@ -112,10 +112,12 @@ class JobReservations:
         self, job: JobClass, compatible: CompatibleTypes, cost: JobCost, limits: StartLimits, risk: PreemptionRisk
     ) -> NodeReserved | None:
         """Reserve room for one job of a class that lacks room, if its wait has cost more than the hole does."""
+        if self._considered >= MAX_RESERVING_CLASSES:
+            return None
         kinds = [kind for kind in compatible.kinds if kind.gpu_milli and kind.site not in self.by_site]
         waited = self._overtaken_s(job, compatible) * cost.per_s if kinds else 0.0
         best: tuple[float, DroneType, Hole] | None = None
-        if waited <= 0.0 or self._considered >= MAX_RESERVING_CLASSES:
+        if waited <= 0.0:
             return None
         self._considered += 1
         for kind in kinds:
@@ -163,18 +165,22 @@ class JobReservations:
 
         Without a smaller job that waits, it is the whole wait of the class.
         """
+        waited_s = waiting_time(self.context, job)
+        if not waited_s:
+            return 0.0
         older = (
             other.waits_since
             for other in self._waiting_of.get(job.owner, ())
             if other.gpu_milli < job.gpu_milli
             and not compatible.jobs.keys().isdisjoint(self.context.compatible[other.id].jobs)
         )
-        return waiting_time(self.context, job) - max(0.0, self.context.now - min(older, default=self.context.now))
+        return waited_s - max(0.0, self.context.now - next(older, self.context.now))
 
     @cached_property
     def _waiting_of(self) -> Mapping[str, Sequence[JobClass]]:
+        """Classes with waiting jobs by user, those that have waited longest first."""
         found: dict[str, list[JobClass]] = {}
-        for job in self.context.classes:
+        for job in sorted(self.context.classes, key=lambda job: job.waits_since):
             if job.waiting:
                 found.setdefault(job.owner, []).append(job)
         return found
@@ -234,16 +240,24 @@ class JobReservations:
 
     @cached_property
     def _holders(self) -> Mapping[str, Mapping[str, list[NodeHolder]]]:
-        """Drones that serve or drain, by site and node. What the owner takes is no room."""
-        spaces = {key: drone_resources(kind) for key, kind in self.context.types.items()}
-        found: dict[str, dict[str, list[NodeHolder]]] = {site: {} for site in self.context.snapshot.policy.sites}
-        for drone in self.context.drones.values():
-            slot = self.context.slots.get(drone.id)
+        """Drones that serve or drain, by site and node. What the owner takes is no room.
+
+        Where a site reports no nodes, only drones with several jobs can make room.
+        """
+        context = self.context
+        spaces = {key: drone_resources(kind) for key, kind in context.types.items()}
+        found: dict[str, dict[str, list[NodeHolder]]] = {site: {} for site in context.snapshot.policy.sites}
+        views = ((site, context.validity.site_view(context.snapshot, site)) for site in found)
+        with_nodes = {site for site, view in views if view is not None and view.nodes}
+        for drone in context.drones.values():
+            slot, site = context.slots.get(drone.id), drone.site
+            if site not in with_nodes and (slot is None or slot.jobs < 2):
+                continue
             serves = slot is not None or (drone.is_leaving and drone.started_at)
-            if serves and not drone.notice_at and drone.site in found:
+            if serves and not drone.notice_at and site in found:
                 free_in_s = RELEASE_S + (_ends_s(self._rest_s(slot), slot.jobs)[-1] if slot and slot.jobs else 0.0)
                 holder = NodeHolder(free_in_s, drone, spaces.get(drone.type) or Resources(drone.gpu_milli))
-                found[drone.site].setdefault(drone.node, []).append(holder)
+                found[site].setdefault(drone.node, []).append(holder)
         return found
 
     def _rest_s(self, slot: model.Slot) -> float:
