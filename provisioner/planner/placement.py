@@ -120,15 +120,18 @@ class Allocation:
     def reserved(self) -> JobReservations:
         return JobReservations(self.context, self.reservations)
 
-    def safe_wait_s(self, compatible: CompatibleTypes) -> float:
-        """Return how long jobs are expected to wait for a place without an owner; infinity if they never get one."""
+    def safe_wait_s(self, compatible: CompatibleTypes, waited_s: float) -> float:
+        """Return how long jobs are expected to wait for a place without an owner; infinity if they never get one.
+
+        Jobs that have waited for longer than a start takes, at a place with room, will probably wait for as long again.
+        """
         found = math.inf
         for kind in compatible.kinds:
             if not self.risk.bears(kind):
                 count, why = self.limits.for_type(kind.key)
                 start = self.context.costs.of_types[kind.key]
                 if count > 0:
-                    found = min(found, start.queue_s + start.boot_s)
+                    found = min(found, max(start.queue_s + start.boot_s, waited_s))
                 elif _is_temporary(why):
                     found = min(found, self._line_s)
         return found

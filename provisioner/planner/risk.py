@@ -120,8 +120,11 @@ class PreemptionRisk:
     """Risk at the sites with an owner. Mutable, local to one plan; its parts are worked out when first asked for."""
 
     context: PlanningContext
-    safe_wait_s: Callable[[CompatibleTypes], float]
-    """Return how long such jobs are expected to wait for a place without an owner; infinity if there is none."""
+    safe_wait_s: Callable[[CompatibleTypes, float], float]
+    """Return how long jobs that have waited for some seconds are expected to wait for a place without an owner.
+
+    Infinity if there is none.
+    """
     _owned: dict[CompatibleTypes, frozenset[str]] = field(default_factory=dict)
 
     @property
@@ -166,7 +169,7 @@ class PreemptionRisk:
         if tolerated == math.inf:
             return most, None
         waited_s = waiting_time(self.context, job)
-        why = OwnerRisk(kind.site, runs[len(runs) // 2], waited_s, tolerated, self.safe_wait_s(compatible))
+        why = OwnerRisk(kind.site, runs[len(runs) // 2], waited_s, tolerated, self.safe_wait_s(compatible, waited_s))
         if head is None:
             return (most, None) if expected_loss_at_rate(runs, rate) <= tolerated else (0, why)
         rise = self.estimates.rises[kind.site]
@@ -204,14 +207,10 @@ class PreemptionRisk:
         ]
 
     def _runs_and_accepted_loss(self, job: JobClass, compatible: CompatibleTypes) -> tuple[tuple[float, ...], float]:
-        """Return equally likely run times of a class, and its accepted loss: infinity if there is no safe place.
-
-        Jobs that have waited for longer than they were expected to will probably wait for as long again.
-        """
-        runs, wait_s = runs_of(self.context, job), self.safe_wait_s(compatible)
+        """Return equally likely run times of a class, and its accepted loss: infinity if there is no safe place."""
+        runs, wait_s = runs_of(self.context, job), self.safe_wait_s(compatible, waiting_time(self.context, job))
         if wait_s == math.inf:
             return runs, math.inf
-        wait_s = max(wait_s, waiting_time(self.context, job))
         return runs, accepted_loss(self.context.costs.waiting_cost(job), wait_s, runs)
 
     def most_exposed(self) -> Mapping[DroneId, DrainAtRisk]:
@@ -255,7 +254,7 @@ class PreemptionRisk:
         found = self._owned.get(compatible)
         if found is None:
             sites = {kind.site for kind in compatible.kinds} & self.estimates.rises.keys()
-            safer = sites and self.safe_wait_s(compatible) < math.inf
+            safer = sites and self.safe_wait_s(compatible, 0.0) < math.inf
             found = self._owned[compatible] = frozenset(sites) if safer else frozenset()
         return found
 

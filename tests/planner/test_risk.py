@@ -317,11 +317,13 @@ def of(owner: str, *, waiting: int = 3, waited_s: float = 60.0) -> JobClass:
     return replace(jobs(waiting=waiting, oldest_at=NOW - waited_s), id=owner or "nobody", owner=owner)
 
 
-def world_excluded(*classes: JobClass, calm: bool = False, free: int = 20, **more: object) -> Snapshot:
+def world_excluded(
+    *classes: JobClass, calm: bool = False, free: int = 20, elsewhere: int = 0, **more: object
+) -> Snapshot:
     """A world in which HoreKa is full. Jobs of "long" run for a day, all others for ten minutes."""
     runs = {size_key("long"): (24 * HOUR_S,), "": (600.0,)}
     estimates = Estimates(rises={"topas": CALM if calm else BUSY}, runs=runs)
-    return world(estimates, free=free, elsewhere=0, classes=classes, **{"drones": ELSEWHERE, **more})
+    return world(estimates, free=free, elsewhere=elsewhere, classes=classes, **{"drones": ELSEWHERE, **more})
 
 
 def avoided(made: Snapshot, owner: str) -> set[str]:
@@ -336,10 +338,11 @@ def avoided(made: Snapshot, owner: str) -> set[str]:
         (of("long"), {"calm": True}, ""),
         (of("long", waiting=0), {}, ""),
         (of("other"), {}, ""),
-        # Without a safer place to wait for, or after days of waiting, nobody is kept out.
+        # Without a safer place to wait for, nobody is kept out, nor after days beside a place that seems to be free.
         (of("long"), {"safe": False}, ""),
         (of("long"), {"free": 62}, "long"),
-        (of("long", waited_s=30 * 24 * HOUR_S), {"free": 62}, ""),
+        (of("long", waited_s=30 * 24 * HOUR_S), {"free": 62}, "long"),
+        (of("long", waited_s=30 * 24 * HOUR_S), {"free": 62, "elsewhere": 100}, ""),
     ],
 )
 def test_a_drone_for_short_jobs_takes_none_of_a_user_who_would_lose_too_much_there(
