@@ -119,7 +119,7 @@ note_faults() {
     esac
     # Where the log is ahead of the server's state, that is still to come.
     echo "$size $now recovers" >"$D/mps/$number.seen"
-    # A job that ended before the fault has nothing to do with it.
+    # A job that ended before the fault is no victim of it.
     since=$((last - 2))
     at=$(date -d "${at:-none}" +%s 2>/dev/null) && [ "$at" -gt "$since" ] && [ "$at" -le "$now" ] && since=$at
     ran=$(jobs_since "$since")

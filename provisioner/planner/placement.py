@@ -135,7 +135,7 @@ class Allocation:
 
     @cached_property
     def _line_s(self) -> float:
-        """Time in which all drones would have run all waiting jobs: the wait where all places are taken."""
+        """Time that all drones need to run all waiting jobs: the expected wait where no place is free."""
         jobs = ((job, self.context.costs.of_class(job)[0]) for job in self.context.classes if job.waiting)
         return math.fsum(job.waiting * runs.mean_s for job, runs in jobs) / max(1, len(self.context.drones))
 
@@ -352,7 +352,7 @@ class Placement:
         return min(job.running, count), each
 
     def _ages(self, shape: RunShape) -> Sequence[tuple[float, int]]:
-        """Return how long running jobs of one shape run, in steps of :data:`AGES_S`, and how many of them."""
+        """Return the run times so far of running jobs of one shape, in steps of :data:`AGES_S`, and their numbers."""
         found = self._ages_by_shape.get(shape)
         if found is None:
             found = self._ages_by_shape[shape] = []
@@ -367,7 +367,7 @@ class Placement:
 
     @cached_property
     def _begun(self) -> Mapping[RunShape, Sequence[Sequence[float]]]:
-        """Starts of running jobs by user and request, as far as slots tell it.
+        """Start times of running jobs by user and request, as far as slots report them.
 
         The queue also counts jobs on dead drones until the lease ends, and jobs on drones that take no more.
         """
