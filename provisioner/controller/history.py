@@ -88,7 +88,7 @@ class HistoryLoader:
         """Add an answer to the estimates, and report it."""
         name, now = scope or "overlay", self.clock.now()
         if isinstance(answer, Fault):
-            again = "" if self._next_at[scope] == inf else f"; it is asked again in {formatting.age(ASK_AGAIN_S)}"
+            again = "" if self._next_at[scope] == inf else f"; the next attempt is in {formatting.age(ASK_AGAIN_S)}"
             await self.event("history.read_failed", warn=True, of=name, why=formatting.excerpt(answer.message) + again)
             return
         self._next_at[scope] = inf

@@ -48,7 +48,7 @@ judge() {
         ACTIVE) ;;
         FAULT) echo "the MPS server recovers from the fault of a client"; return 2 ;;
         INITIALIZING) echo "the MPS server initializes"; return 3 ;;
-        '') echo "the MPS server does not say its state: are the programs of MPS those of the driver?"; return 1 ;;
+        '') echo "the MPS server reports no state: its programs need the version of the driver"; return 1 ;;
         *) echo "the MPS server says '$status'"; return 1 ;;
     esac
     set_to=$(sed -n "s/^\[[^]]* $server\] Device pinned memory limit for device 0 set to \(0x[0-9a-fA-F]*\).*/\1/p" \

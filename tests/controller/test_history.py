@@ -146,7 +146,7 @@ async def test_a_site_that_fails_is_asked_again_and_then_given_up() -> None:
             await asyncio.sleep(ASK_AGAIN_S / 6)
     assert len(place.asked) == len(told) == MAX_TRIES
     assert told[-2:] == [
-        "history.read_failed: condor_history: denied; it is asked again in 1h",
+        "history.read_failed: condor_history: denied; the next attempt is in 1h",
         "history.read_failed: condor_history: denied",
     ]
 
