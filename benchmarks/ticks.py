@@ -1,8 +1,8 @@
 """A large world that goes on: tick after tick nearly every drone is busy and as it was, a few come and a few end.
 
 More jobs wait than there is room for. What is asked for boots, joins and works; one drone in five hundred ends in each
-tick, as if jobs took two hours. Every poll makes its values anew; the service keeps those that tell the same as before
-(:mod:`provisioner.controller.sanitize`), and so does the world, unless ``anew`` is set. Drones are heard of every five
+tick, as if jobs took two hours. Every poll creates its values anew; the service keeps equal values of the previous poll
+(:mod:`provisioner.controller.sanitize`), and so does the world, unless ``anew`` is set. Drones report every five
 minutes, as by HTCondor's ``UPDATE_INTERVAL``; the numbers of waiting jobs change in every tick.
 """
 

@@ -1,8 +1,8 @@
 """Plans with and without the planner's memory, in random worlds that go on: they must be equal.
 
-``python -m benchmarks.with_memory 10000`` plays so many worlds of ten ticks. Values keep their identity from tick to
-tick unless something in them changes, or by chance although nothing does; views are doubted, types and policies change,
-plans are not carried out, and the planner fails.
+``python -m benchmarks.with_memory 10000`` plays so many worlds of ten ticks. Objects stay the same from tick to tick
+unless something in them changes, or by chance. Views become invalid, types and policies change, some plans are not
+carried out, and the planner fails.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _OF_RECORDS: dict[str, Sequence[Any]] = {
 
 
 def compare(seed: int) -> int:
-    """Play one world; return how many drones the memory has recognised. Raises AssertionError where plans differ."""
+    """Play one world; return the number of drones recognised by the memory. Raises AssertionError if plans differ."""
     rng, memory, recognised = Random(seed), SteadyDrones(), 0
     alive = rng.randint(1, 40)
     world = World.of(jobs=rng.randint(0, 200), classes=rng.randint(1, 8), types=rng.randint(1, 6), alive=alive)
@@ -77,7 +77,7 @@ def compare(seed: int) -> int:
 
 
 def _working(rng: Random, snapshot: Snapshot, begun: dict[str, tuple[Slot, Slot]]) -> Snapshot:
-    """Let slots tell whose jobs run and since when; the same of the same slot."""
+    """Give slots an owner and a start time of their jobs, the same for the same slot."""
     view = snapshot.overlay.view
     assert view is not None
     for slot in view.slots:
@@ -88,7 +88,7 @@ def _working(rng: Random, snapshot: Snapshot, begun: dict[str, tuple[Slot, Slot]
 
 
 def _disturbed(rng: Random, snapshot: Snapshot) -> Snapshot:
-    """Change little or much of a snapshot; all that is left keeps its identity."""
+    """Change little or much of a snapshot; the objects of the rest stay the same."""
     view, share = snapshot.overlay.view, rng.choice((0.0, 0.0, 0.05, 0.3))
     assert view is not None
     slots = [_changed(rng, slot, _OF_SLOTS) if rng.random() < share else slot for slot in view.slots]
@@ -149,7 +149,7 @@ def _difference(one: Plan, other: Plan) -> str:
 
 
 def worlds(first: int, count: int) -> Iterator[int]:
-    """Play worlds; yield for each how many drones its memory has recognised."""
+    """Play worlds; yield the number of drones recognised by the memory of each."""
     return map(compare, range(first, first + count))
 
 

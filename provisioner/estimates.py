@@ -37,13 +37,13 @@ class OwnerGrowth:
 
     gpu_milli: tuple[tuple[int, ...], ...]
     observed_s: float = 0.0
-    """Time over which the owner was watched; 0 in older records, whose values count without doubt."""
+    """Time over which the owner was observed; 0 in older records, whose values count as certain."""
 
     def chances(self, head_milli: int) -> tuple[float, ...]:
         """Return, for each horizon, the probability that the owner grows by more than ``head_milli``.
 
-        A growth that was never seen may come all the same, the more so over a horizon that was watched few times. So
-        half an observation more counts as such a growth, and half a one as none (Jeffreys' prior).
+        A growth that was never seen can still happen, above all over a horizon that was observed few times. So one
+        observation is added: half of it counts as such a growth, and half as none (Jeffreys' prior).
         """
         found = []
         for horizon_s, row in zip(HORIZONS_S, self.gpu_milli, strict=False):
@@ -94,11 +94,11 @@ class SiteSamples:
 
 @dataclass(frozen=True, slots=True)
 class HistorySummary:
-    """Amount of what a site or the pool told of its past (:mod:`provisioner.history`): zeros once it is forgotten."""
+    """Summary of the history of a site or the pool (:mod:`provisioner.history`): zeros once it was forgotten."""
 
     at: float
     use_s: float = 0.0
-    """Time for which it told the owner's use."""
+    """Time over which it has the owner's use."""
     queues: Mapping[str, float] = field(default_factory=dict)
     """Mean queue times in seconds by drone type; the first drone that the controller measures adds to it."""
     jobs: int = 0
@@ -118,7 +118,7 @@ class EstimateSamples:
     seen: frozenset[tuple[str, float]] = frozenset()
     """Recently counted ends of jobs, by id and time: they do not count twice."""
     histories: Mapping[str, HistorySummary] = field(default_factory=dict)
-    """By site, or "" for the pool. Each is asked once."""
+    """Histories by site, or "" for the pool. Each is read once."""
 
 
 def run_keys(owner: str, gpu_milli: int, cpus: int, memory_mib: int) -> tuple[str, str, str]:

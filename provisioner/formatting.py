@@ -447,9 +447,9 @@ _SENTENCES: Mapping[Category, Mapping[type, str | Callable[[Any], str]]] = {
         ),
     },
     Category.WAITING_SITE: {
-        r.OwnerRisk: "the owner of {site} comes back too often for jobs of typically {typical_s:seconds}: more than "
-        "{tolerated:percent} of their work would be lost, and to wait for a place without an owner costs less (about "
-        "{safe_s:seconds}; they have waited for {waited_s:seconds})",
+        r.OwnerRisk: "jobs of typically {typical_s:seconds} would lose more than {tolerated:percent} of their work to "
+        "the owner of {site}: waiting for a place without an owner costs less (expected wait {safe_s:seconds}, waited "
+        "so far {waited_s:seconds})",
         r.AwaitingCheaperType: "a drone of {type} holds its GPUs for long before its first job: one is started if "
         "nothing cheaper comes before the jobs have waited for {more_s:seconds} together ({waited_s:seconds} so far)",
         r.ExistingDronesSuffice: "such jobs run for {mean_s:seconds}: to wait for drones that are there costs less "
@@ -463,8 +463,8 @@ _SENTENCES: Mapping[Category, Mapping[type, str | Callable[[Any], str]]] = {
             f"the owner's jobs come first: {count(x.jobs, 'job')} of theirs get room at {_q(x.site)}"
             + (f" for {number(x.gpus)} GPUs" if x.gpus else "")
         ),
-        r.NodeReserved: "node {node} at {site} is reserved for a job of class {class_id} that requests {gpus} GPUs, "
-        "from about {at:time} on",
+        r.NodeReserved: "node {node} at {site} is reserved for a job of class {class_id} with {gpus} GPUs: its room is "
+        "expected to be free at {at:time}",
         r.ReserveKept: "nodes have room for {type}, but `blocking` reserves it for their {free_gpus} free GPUs",
         r.DemandCovered: "{jobs:job} will be taken by free slots and {drones:drone} on the way",
         r.AwaitingIdleGpu: lambda x: (

@@ -1,4 +1,4 @@
-"""Past of sites and pools as they remember it themselves, read once when nothing has been measured yet.
+"""Past of sites and pools by their own records, read once while too little has been measured.
 
 Adapters return these values; :mod:`provisioner.controller.history` asks for them and adds them to the estimates.
 """
@@ -13,9 +13,9 @@ from math import isfinite
 from provisioner.model import CompletedJob
 
 HISTORY_S = 14 * 86400.0
-"""Time before now that is asked for."""
+"""Length of the past that is read."""
 MAX_HISTORY_ROWS = 20_000
-"""Most jobs or servers that one answer is made from: the newest."""
+"""Most jobs or servers in one answer: the newest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class PastStart:
     """Name of the drone type."""
     started_at: float
     queue_s: float
-    """From its submission to its start."""
+    """Time from its submission to its start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class SiteHistoryView:
     """Past of a site, by its own records. Times are seconds since the epoch."""
 
     owner_steps: tuple[tuple[float, int], ...] = ()
-    """Times, ascending, from which on the owner held so many GPUs, in thousandths. Unknown before the first."""
+    """Times, ascending, and GPUs in thousandths that the owner held from then on. Unknown before the first."""
     starts: tuple[PastStart, ...] = ()
     left_out: bool = False
     """There was more than :data:`MAX_HISTORY_ROWS`: only the newest is here."""
@@ -46,7 +46,7 @@ class RunHistoryView:
 
     runs: tuple[CompletedJob, ...] = ()
     left_out: bool = False
-    """As of :class:`SiteHistoryView`, or a queue did not answer."""
+    """There was more, as in :class:`SiteHistoryView`, or a queue did not answer."""
 
 
 def use_steps(holds: Iterable[tuple[float, float, int]], since: float, until: float) -> tuple[tuple[float, int], ...]:
@@ -68,5 +68,5 @@ def use_steps(holds: Iterable[tuple[float, float, int]], since: float, until: fl
 
 
 def known_since(ends: Sequence[float], since: float) -> float:
-    """Return from when on all jobs are known, by the ends of those that a history returned: it forgets the oldest."""
+    """Return the time since which a history has all jobs: the end of its oldest one, as older ones are forgotten."""
     return max(since, min(ends))

@@ -199,24 +199,24 @@ class SupportsConsoleOutput(Protocol):
 
 @runtime_checkable
 class SupportsSiteHistory(Protocol):
-    """A site that remembers what happened before the controller came. Optional."""
+    """A site that has records of the time before the controller. Optional."""
 
     async def history(self, since: float) -> SiteHistoryView:
         """Return the owner's use, and the queue times of drones and of jobs much like them, since a time.
 
-        Asked once, with a deadline, when no estimates are on record; nothing is changed. ``since`` is in seconds since
-        the epoch. An answer is made from the newest :data:`provisioner.history.MAX_HISTORY_ROWS` jobs at most. The four
-        errors as in ``poll``.
+        It is called once, with a deadline, while too little is known of the site, and changes nothing. ``since`` is in
+        seconds since the epoch. The answer has the newest :data:`provisioner.history.MAX_HISTORY_ROWS` jobs at most.
+        It raises the four errors as ``poll`` does.
         """
         ...
 
 
 @runtime_checkable
 class SupportsRunHistory(Protocol):
-    """An overlay that remembers completed jobs from before the controller came. Optional."""
+    """An overlay that has records of jobs that completed before the controller. Optional."""
 
     async def history(self, since: float) -> RunHistoryView:
-        """Return the jobs that completed since a time; as :meth:`SupportsSiteHistory.history`."""
+        """Return the jobs that completed since a time, under the rules of :meth:`SupportsSiteHistory.history`."""
         ...
 
 

@@ -957,7 +957,7 @@ class Start:
     vram_mib: int = 0
     """VRAM per GPU that the jobs need for which it is started."""
     kept_gpus: int = 0
-    """GPUs that one of these jobs requests, if several: at first it takes no smaller ones."""
+    """GPUs that one of these jobs requests, 0 if not several: at first the drone takes no smaller jobs."""
     walltime_s: float = 0.0
     """Longest life, if a downtime makes it shorter than that of its type. 0: as its type."""
     uses_reserve: bool = False

@@ -432,7 +432,7 @@ class OwnerWaits:
 
 @dataclass(frozen=True, slots=True)
 class NodeReserved:
-    """A job of several GPUs gets room on a node: drones there take no more jobs, and no other one may take the room."""
+    """A node is reserved for a job of several GPUs: its drones take no more jobs, and no other drone takes the room."""
 
     site: str
     node: str

@@ -1,4 +1,4 @@
-"""Past of an OpenStack site: Nova's times of servers, deleted ones as well for as long as it keeps their rows."""
+"""Past of an OpenStack site by Nova's times of servers, and of deleted ones while Nova keeps their rows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 async def past_servers(cloud: OpenStackCloud, since: float) -> Sequence[Server]:
-    """Return the servers of a project that are there, and those that changed after a time, deleted ones included."""
+    """Return the servers of a project: those that exist, and those that changed or were deleted after a time."""
     found = {server.id: server for server in await cloud.servers(since=since)}
     return [*found.values(), *(server for server in await cloud.servers() if server.id not in found)]
 
@@ -58,6 +58,6 @@ def _flavor_of(server: Server) -> str:
 
 
 def _holds(servers: Iterable[Server], now: float) -> Iterator[tuple[float, float, int]]:
-    """Yield start, end and GPUs, in thousandths, of servers. One that is off holds its GPUs."""
+    """Yield start, end and GPUs, in thousandths, of servers. A server that is shut off holds its GPUs."""
     for server in servers:
         yield server.launched_at, server.terminated_at if _is_over(server) else now, size_of(server).gpu_milli

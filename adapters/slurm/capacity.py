@@ -333,7 +333,7 @@ def _fits(job: SlurmJob, node: SlurmNode) -> bool:
 
 
 def is_owners(job: SlurmJob, owner: SlurmOwnerConfig) -> bool:
-    """Return whether a job is the owner's."""
+    """Return True if a job belongs to the owner."""
     return (
         not is_drone(job)
         and any(name in owner.partitions for name in job.partition.split(","))

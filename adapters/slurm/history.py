@@ -1,4 +1,4 @@
-"""Past of a Slurm site by its accounting: the owner's use, and queue times of drones and of jobs much like them."""
+"""Past of a Slurm site by its accounting: the owner's use, and queue times of drones and similar jobs."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from provisioner.history import MAX_HISTORY_ROWS, PastStart, SiteHistoryView, us
 from provisioner.model import WHOLE_GPU
 
 SLICE_S = 86400.0
-"""Accounting is read day by day, the newest first: it has no limit for the number of jobs in an answer."""
+"""Span of one query: accounting cannot limit the number of jobs in an answer. The newest day is first."""
 READING_S = 40.0
-"""No further day is asked for after so long."""
+"""Time after which no further day is read."""
 
 
 async def site_history(
@@ -26,7 +26,7 @@ async def site_history(
     now: float,
     clock: Callable[[], float] = time.monotonic,
 ) -> SiteHistoryView:
-    """Return the past of a site. The use is unknown where no job of the owner's is shown: it may be hidden."""
+    """Return the past of a site. The use is unknown if no job of the owner is shown, since jobs may be hidden."""
     wanted = {each.name for kind in types for each in kind.partitions} | set(owner.partitions if owner else ())
     began_at, begin, known_at, jobs = clock(), now, now, dict[str, SlurmJob]()
     while begin > since and len(jobs) < MAX_HISTORY_ROWS and clock() - began_at < READING_S:

@@ -172,10 +172,10 @@ class SlurmClient(Protocol):
         """Return what accounting has of these jobs, or with no ids of all of ours since then; None without it."""
 
     async def past_jobs(self, partitions: Collection[str], since: float, until: float) -> Sequence[SlurmJob] | None:
-        """Return what accounting has of jobs in these partitions, everybody's, that ran in a span of time.
+        """Return the jobs of all users in these partitions that ran in a span of time, by accounting.
 
-        ``submitted_at`` is when they could have started, and an entry that cannot be read is left out. None without
-        accounting, and where the transport cannot ask.
+        ``submitted_at`` is the time from which they could start. Unreadable entries are left out. None without
+        accounting, or if the transport cannot query it.
         """
         return None
 

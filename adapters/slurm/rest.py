@@ -379,7 +379,7 @@ def parse_accounted_job(record: JsonObject) -> SlurmJob:
 
 
 def parse_past_job(record: JsonObject) -> SlurmJob:
-    """Return an accounted job with what it was given, from when it could have started."""
+    """Return an accounted job with its allocated resources; ``submitted_at`` is when it could start."""
     more = records.pick(record, {"tres": "tres.allocated", "eligible": "time.eligible"})
     given = [each for each in more["tres"] or () if isinstance(each, dict) and each.get("type") == "gres"]
     tres = ",".join(f"gres/{each.get('name')}={records.count(each.get('count'))}" for each in given)

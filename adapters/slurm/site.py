@@ -92,7 +92,7 @@ class SlurmSite:
         )
 
     async def history(self, since: float) -> SiteHistoryView:
-        """Return the owner's use and queue times by accounting; nothing where there is none."""
+        """Return the owner's use and queue times by accounting; an empty view without accounting."""
         config, now = self._config, time.time()
         slurm_nodes, partitions = await self._cluster.nodes(), await self._cluster.partitions()
         types = capacity.resolve_types(self._types, partitions, config)

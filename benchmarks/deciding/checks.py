@@ -102,12 +102,12 @@ class Verdict:
 
 
 def judged(case: Variants) -> list[str]:
-    """Return the variants of our rule that are judged: with all rules, and with the usual price of waiting."""
+    """Return the variants of our rule that are judged: none with a rule switched off or an unusual price."""
     return [variant for variant, rows in case.items() if rows[0].rule == OURS and rows[0].usual]
 
 
 def verdicts(case: Variants, variant: str) -> Iterator[Verdict]:
-    """Yield all that the checks have to say to a variant of our rule in one case."""
+    """Yield the verdicts on a variant of our rule in one case."""
     ours = case[variant]
     yield _against(ours, "1", "waiting while idle, %", f"{100 * IDLE_WAITS:g} % of all waiting", 5.0, _idle_waits_of)
     for what, factor, value in (("mean wait, s", MEAN_WAIT, _mean_wait_of), ("95 % wait, s", P95_WAIT, _p95_wait_of)):

@@ -1,7 +1,7 @@
 """Comparisons seed by seed: what each rule of our planner earns, and what users and the choice of victims change.
 
-Differences are taken seed by seed, so that effects which both sides have in common cancel. Of all figures here less is
-better. What a rule earns is the figure without it (:mod:`benchmarks.deciding.ablation`) less the figure with it.
+Differences are taken seed by seed, so that effects that both sides share cancel. For all figures here, less is better.
+The earning of a rule is the figure without it (:mod:`benchmarks.deciding.ablation`) less the figure with it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class CostFigure:
     value: Value
     digits: int
     relative: bool = False
-    """Over cases it is compared in per cent."""
+    """True if it is compared in per cent over cases."""
 
 
 FIGURES = (
@@ -42,9 +42,9 @@ class Comparison:
 
     names: tuple[str, ...]
     changes: Sequence[Sequence[float]]
-    """For each of :data:`FIGURES`, over the seeds."""
+    """Changes by seed, for each of :data:`FIGURES`."""
     overall: Sequence[float | None]
-    """For each of them the mean change, relative ones in per cent; None if it is unknown."""
+    """Mean change of each figure, in per cent if it is relative; None if it is unknown."""
 
     @classmethod
     def of(cls, names: tuple[str, ...], before: Sequence[Row], after: Sequence[Row]) -> Self:
@@ -68,7 +68,7 @@ def earnings(cases: Cases) -> Iterator[Comparison]:
 
 
 def world_changes(cases: Cases) -> Iterator[Comparison]:
-    """Yield what users and victims change, from the usual world: names are case and policy."""
+    """Yield the changes by users and victims from the usual world: names are case and policy."""
     for case, variants in cases.items():
         usual = cases.get(Case(case.trace, case.owner, case.days), {})
         for variant, rows in variants.items():

@@ -34,7 +34,7 @@ class Point:
 
     waiting_cost: float
     waste: float
-    """In per cent."""
+    """Waste in per cent."""
     wait_mean_s: float
     wait_p95_s: float
 
@@ -83,10 +83,10 @@ class Dominance:
     """World and limits of our rule: all cases of one world count together."""
     rule: str
     cases: int
-    """With both of them."""
+    """Number of cases with both of them."""
     dominated: tuple[str, ...]
     dominated_p95: tuple[str, ...]
-    """Where some point also has no higher 95 % wait."""
+    """Cases on which some point also has no higher 95 % wait."""
     prices: tuple[float, ...]
     """Prices that dominate on any case."""
     open: tuple[str, ...]
@@ -174,8 +174,8 @@ def draw(cases: Cases, path: Path) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("places", nargs="*", type=Path, default=[RESULTS], metavar="DIR", help="with results")
-    parser.add_argument("--plot", type=Path, default=RESULTS / "frontier.svg", metavar="FILE", help="the picture")
+    parser.add_argument("places", nargs="*", type=Path, default=[RESULTS], metavar="DIR", help="folders with results")
+    parser.add_argument("--plot", type=Path, default=RESULTS / "frontier.svg", metavar="FILE", help="SVG file to write")
     wanted = parser.parse_args()
     cases = cases_of(merged(wanted.places))
     if not any(map(frontiers, cases.values())):

@@ -37,7 +37,7 @@ BURST_JOBS, BURST_S = 20, 120.0
 QUIET_JOBS, QUIET_S = 5, 600.0
 BURST_SHARE = 0.8
 WAITING_COST = Policy().waiting_cost
-"""As shipped."""
+"""Price of waiting in the shipped policy."""
 QUOTA, SHIPPED = LIMITS = ("quota", "shipped")
 """Limits of a site for our rule: its quota alone, or as shipped, with the quota as ``max_drones``."""
 PATIENCE_S = 30 * 86400.0
@@ -70,15 +70,15 @@ class Case(NamedTuple):
     trace: str
     owner: str
     days: float = math.inf
-    """Of the trace, from its begin."""
+    """Length of the part of the trace that is played, from its start."""
     users: int = 1
-    """To whom the jobs are dealt (:mod:`benchmarks.deciding.users`)."""
+    """Number of users to whom the jobs are dealt (:mod:`benchmarks.deciding.users`)."""
     victims: str = VictimRule.YOUNGEST.value
     """Drones that the owner preempts first: a value of :class:`VictimRule`."""
 
     @property
     def world(self) -> tuple[str, ...]:
-        """All but trace and owner, as far as it is not as usual."""
+        """Options of the world that are not the usual ones, without trace and owner."""
         first = [] if math.isinf(self.days) else [f"first {self.days:g} days"]
         users = [f"{self.users} users"] if self.users > 1 else []
         victims = [f"{self.victims} victims"] if self.victims != VictimRule.YOUNGEST else []
@@ -100,18 +100,18 @@ class Run:
     """Only so much of the trace."""
     users: int = 1
     victims: str = VictimRule.YOUNGEST.value
-    """As in :class:`Case`."""
+    """The same as in :class:`Case`."""
 
     # Options of our rule alone.
 
     limits: str = QUOTA
-    """Of sites: :data:`QUOTA` or :data:`SHIPPED`."""
+    """Limits of the sites: :data:`QUOTA` or :data:`SHIPPED`."""
     waiting_cost: float = WAITING_COST
     """The policy's price of waiting."""
     without: str = ""
     """A rule of :data:`benchmarks.deciding.ablation.ABLATIONS` that is switched off."""
     history: bool = True
-    """The owner's site remembers the days before."""
+    """The owner's site has a history of the days before the replay."""
 
     @property
     def case(self) -> Case:
@@ -142,7 +142,7 @@ class Run:
 
     @property
     def usual(self) -> bool:
-        """True if the rule is whole, and has the usual price of waiting."""
+        """True if no rule is switched off, and price and history are the usual ones."""
         return self.waiting_cost == WAITING_COST and not self.without and self.history
 
     def __str__(self) -> str:

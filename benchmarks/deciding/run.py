@@ -80,7 +80,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--pairs", nargs="+", choices=["/".join(p) for p in product(TRACES, OWNERS)], default=[])
     parser.add_argument("--rules", nargs="+", choices=RULES, default=list(USUAL), metavar="NAME")
     parser.add_argument(
-        "--users", nargs="+", type=int, default=[1], metavar="N", help="to whom the jobs are dealt: one world with each"
+        "--users", nargs="+", type=int, default=[1], metavar="N", help="numbers of users in the trace: one world each"
     )
     parser.add_argument(
         "--victims",
@@ -88,16 +88,16 @@ def parser() -> argparse.ArgumentParser:
         choices=[rule.value for rule in VictimRule],
         default=[VictimRule.YOUNGEST.value],
         metavar="RULE",
-        help=f"drones that the owner preempts first: {', '.join(VictimRule)}; one world with each",
+        help=f"drones that the owner preempts first: {', '.join(VictimRule)}; one world each",
     )
-    parser.add_argument("--limits", nargs="+", choices=LIMITS, default=[QUOTA], help="of our rule, one run with each")
+    parser.add_argument("--limits", nargs="+", choices=LIMITS, default=[QUOTA], help="limits of our rule: one run each")
     parser.add_argument(
         "--waiting-cost",
         nargs="+",
         type=float,
         default=[WAITING_COST],
         metavar="PRICE",
-        help="of our rule, one run with each; the frontier over them is drawn",
+        help="prices of waiting in our rule: one run each; with several, the frontier is drawn",
     )
     parser.add_argument(
         "--without",
@@ -105,11 +105,11 @@ def parser() -> argparse.ArgumentParser:
         choices=("all", *ABLATIONS),
         default=[],
         metavar="RULE",
-        help=f"of our rule, one run without each of: {', '.join(ABLATIONS)}; all: each of them",
+        help=f"rules of ours that are switched off, one run each: {', '.join(ABLATIONS)}; all: each of them",
     )
     parser.add_argument("--seeds", type=int, default=10, metavar="N")
-    parser.add_argument("--days", type=float, default=math.inf, metavar="D", help="of the trace, from its begin")
-    parser.add_argument("--no-history", action="store_true", help="nothing is known of the time before the replay")
+    parser.add_argument("--days", type=float, default=math.inf, metavar="D", help="days of the trace, from its start")
+    parser.add_argument("--no-history", action="store_true", help="the owner's site has no history before the replay")
     parser.add_argument("--jobs", type=int, default=2, metavar="N", help="runs at a time")
     parser.add_argument("--results", type=Path, default=RESULTS, metavar="DIR")
     return parser

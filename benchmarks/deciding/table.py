@@ -168,7 +168,7 @@ def _dominance(cases: Cases) -> Sheet:
 
 
 def _comparisons(cases: Cases) -> Iterator[Sheet]:
-    """Yield what users and victims change, and what each rule earns: in each case over the seeds, then over cases."""
+    """Yield the changes by users and victims, and the earnings of each rule: by case, then over all cases."""
     titles = [figure.title for figure in FIGURES]
     title = "What several users and other victims change, waits in seconds"
     yield Sheet(title, ("case", "policy", "seeds", *titles), [_compared(each) for each in world_changes(cases)])

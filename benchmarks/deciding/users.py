@@ -6,8 +6,8 @@ A job that finds none begins a campaign of a user who is drawn: the n-th user wi
 users have most of the jobs. A user may have several campaigns at once. Jobs of different lengths that alternate in the
 trace therefore go to different users.
 
-The rule looks at run times, so users tell more of them than real ones may: run times of one user (the trace as it is)
-and of these users bound what a planner can learn from users.
+The rule uses run times, so these users differ more in them than real users may. The trace as it is (one user) and these
+users are the two bounds of what a planner can learn from users.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from provisioner.simulator.jobs import SimulatedJob
 SIMILAR = 2.0
 """Largest ratio of the run times of two similar jobs that follow each other in a campaign."""
 CAMPAIGN_GAP_S = 6 * 3600.0
-"""A campaign is over so long after its newest job."""
+"""Time after its newest job at which a campaign is over."""
 
 
 def dealt(jobs: Sequence[SimulatedJob], users: int, seed: int) -> tuple[SimulatedJob, ...]:

@@ -1,4 +1,4 @@
-"""The first day beside later ones: work lost and waits of the jobs that were submitted in a part of the trace.
+"""The first day compared with later ones: work lost and waits of the jobs submitted in a part of the trace.
 
 A job belongs to the window in which it was submitted, with all that it loses until it is done. A count by the time of
 the loss would say little of a first day: a job of a day that was begun in it ends, or is preempted, on the second.
@@ -16,7 +16,7 @@ from provisioner.simulator.results import FinishedJob
 FIRST_DAY = (0.0, 1.0)
 """The first 24 hours of the trace, in days."""
 LATER_DAYS = (10.0, 20.0)
-"""When all estimates have been learned."""
+"""Days on which all estimates have been learned."""
 
 
 @dataclass(frozen=True, slots=True)

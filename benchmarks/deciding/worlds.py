@@ -170,7 +170,7 @@ def owner_of(series: str) -> Steps:
 
 
 def before(owner: Steps) -> Steps:
-    """An owner's use in the days before a replay: their 31 days repeat, so it is the end of them."""
+    """Return an owner's use in the days before a replay: the last ones of their 31 days, which repeat."""
     begin_s = OWNER_SPAN_S - HISTORY_S
     return tuple((at_s - OWNER_SPAN_S, gpus) for at_s, gpus in owner if begin_s <= at_s < OWNER_SPAN_S)
 
@@ -188,7 +188,7 @@ def facilities(
 
     For our rule the operator's limits are the sites' quotas, with ``shipped`` also all that the product limits by
     default, and drones retire after a day by themselves. Other rules know the quotas, and see to retiring
-    (:class:`benchmarks.deciding.rule.Rule`). With ``history`` TOpAS remembers its owner's use of the days before.
+    (:class:`benchmarks.deciding.rule.Rule`). With ``history`` TOpAS has records of its owner's use before.
     """
     found = []
     for site in dict.fromkeys(place.site for place in PLACES):

@@ -57,7 +57,7 @@ an illegal address."""
 THREADS = 256
 MIB = 1 << 20
 HOST_WORK = [(2 * n + 1) / 10 for n in range(10)]
-"""Times of the host work of ten steps in units of their mean; each ten steps have them in another order."""
+"""Times of the host work of ten steps, in units of their mean; their order is shuffled every ten steps."""
 BLOCKING_SYNC = 4
 """Flag of a context: the host waits for the GPU without using a processor."""
 
@@ -151,8 +151,8 @@ def describe(gpu: Gpu, how: argparse.Namespace) -> None:
 def train(gpu: Gpu, how: argparse.Namespace) -> None:
     """Repeat steps of GPU work and of host work for a while; add up the seconds in which it waited for the GPU.
 
-    The time of the host work varies around its mean. Else equal trainings that started together would stay in step, and
-    meet each other on the GPU in each step.
+    The time of the host work varies around its mean. Otherwise equal trainings that started together would stay in step
+    and meet on the GPU in each step.
     """
     data = gpu.allocate(max(4 * THREADS * how.blocks, how.mib * MIB))
     gpu.work(how.blocks, data, how.rounds)

@@ -1,4 +1,4 @@
-"""A whole drone on a real GPU, time-sliced and under MPS: HTCondor, four shares, jobs that stay in them or do not."""
+"""A whole drone on a real GPU, time-sliced and under MPS: HTCondor, four shares, jobs within and over a share."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RECORDED = (
     *("GPUsAverageUsage", "GPUsMemoryUsage", "GPUsEnergyUsage", "AssignedGPUs"),
     *("ExitCode", "HoldReason", "HoldReasonSubCode"),
 )
-"""Attributes of a job that tell of its use of the GPU and of its end; a version without a monitor or guard of ours
+"""Attributes of a job with its use of the GPU and its end; a version without a monitor or guard of ours
 lacks some."""
 OF_SLOT = ("TotalSlotGPUs", "GPUs_DeviceName", "VramEnforced", "GpuGuard", "DroneGpuCheck", "DroneGpusOfflineWhy")
 WITHIN_S = 60

@@ -102,7 +102,7 @@ DELAY_COLUMNS = (
     out.ident("type", "Drone type, as site/name.", lambda d: d[0], least=12),
     out.span_s("queue_s", "From order to place at the site, a mean, seconds.", lambda d: d[1].queue_s, head="QUEUE"),
     out.span_s("boot_s", "From its place to the pool, a mean, seconds.", lambda d: d[1].boot_s, head="BOOT"),
-    out.text("source", "measured, or history: by what the site told, with the usual boot time.", lambda d: d[2]),
+    out.text("source", "measured; history: by the site's own records, with the default boot time.", lambda d: d[2]),
 )
 SITE_ESTIMATE_COLUMNS = (
     out.text("site", "Site.", "name", level=0, least=8),
@@ -115,12 +115,12 @@ SITE_ESTIMATE_COLUMNS = (
     out.span_s("idle_s", "Learned time-out.", lambda s: s.estimates.idle_s.get(s.name), head="IDLE TIME-OUT"),
 )
 PAST_COLUMNS = (
-    out.text("of", "Site, or overlay: the pool.", lambda h: h[0] or "overlay", level=0, least=8),
-    out.time_at("at", "When it told of its past: from before the controller came.", lambda h: h[1].at, unit=out.ago),
-    out.span_s("owner_s", "Over how much time it told its owner's use, seconds.", lambda h: h[1].use_s, head="OWNER"),
-    out.items("types", "Drone types of which it told queue times.", lambda h: sorted(h[1].queues)),
-    out.whole("jobs", "Completed jobs that it told.", lambda h: h[1].jobs, level=0),
-    out.flag("left_out", "Was there more than was read?", lambda h: h[1].left_out, level=0),
+    out.text("of", "Site; overlay: the pool.", lambda h: h[0] or "overlay", level=0, least=8),
+    out.time_at("at", "When the controller read the history.", lambda h: h[1].at, unit=out.ago),
+    out.span_s("owner_s", "Time of the owner's use that it adds, seconds.", lambda h: h[1].use_s, head="OWNER"),
+    out.items("types", "Drone types whose queue times it has.", lambda h: sorted(h[1].queues)),
+    out.whole("jobs", "Completed jobs in it that count.", lambda h: h[1].jobs, level=0),
+    out.flag("left_out", "Did it have more than was read?", lambda h: h[1].left_out, level=0),
 )
 
 
@@ -180,8 +180,8 @@ def estimates(
     """Tell what was learned: run times by user, delays by drone type, and of each site its owner and its idle gaps.
 
     As the controller kept it last: it does so about every ten minutes and at its end. What the planner makes of it
-    (an owner's rises, idle time-outs) is as of the newest tick. What sites and the pool told of the time before the
-    controller came is listed as history. `estimates forget` makes it forget some of it.
+    (an owner's rises, idle time-outs) is as of the newest tick. "From history" lists what the controller read at its
+    first start from the records of sites and pool. `estimates forget` makes it forget some of it.
 
     \b
     Examples:

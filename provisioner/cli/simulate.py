@@ -123,7 +123,7 @@ WAIT_COLUMNS = (
     _wait("mean_s", "Mean wait.", head="MEAN s"),
     _wait("p50_s", "Median wait.", head="MEDIAN s"),
     _wait("p95_s", "95th percentile.", head="P95 s"),
-    out.words("why", "Main reasons of the planner, with their part of the waiting time.", least=20),
+    out.words("why", "Main reasons of the planner, with their shares of the waiting time.", least=20),
 )
 VIOLATION_COLUMNS = (
     out.text("policy", "Under which policy.", level=0),
@@ -188,7 +188,7 @@ def _wait_rows(runs: Runs) -> Iterator[WaitRow]:
 
 
 def _main_reasons(waits_why: Iterable[Mapping[str, float]]) -> str:
-    """Return the reasons for most of the waiting, with their parts of it: ``node-reserved 60 %, site-full 35 %``."""
+    """Return the reasons for most of the waiting, with their shares: ``node-reserved 60 %, site-full 35 %``."""
     total: dict[str, float] = {}
     for each in waits_why:
         for kind, part_s in each.items():

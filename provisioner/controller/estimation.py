@@ -158,9 +158,9 @@ class SiteHistory:
         return USE_EVERY_S * (len(self.use_milli) - self.use_milli.count(UNKNOWN))
 
     def learn_use(self, earlier: Callable[[float], int | None], now: float) -> float:
-        """Put the owner's use of earlier times before the known samples, and return the seconds that this adds.
+        """Add the owner's use of earlier times before the known samples, and return the seconds that this adds.
 
-        ``earlier``: the use at a time, or None before all that is known.
+        ``earlier`` returns the use at a time, or None before the first known one.
         """
         begin = (self.used_at or now) - len(self.use_milli) * USE_EVERY_S - (USE_EVERY_S if not self.used_at else 0.0)
         added = 0
@@ -189,9 +189,9 @@ class EstimateCollector:
     delays: dict[str, StartDelays] = field(default_factory=dict)
     sites: dict[str, SiteHistory] = field(default_factory=dict)
     histories: dict[str, HistorySummary] = field(default_factory=dict)
-    """By site, or "" for the pool: what they told of the time before the controller came."""
+    """Summaries of the histories that were read, by site, or "" for the pool."""
     counted_from: float = 0.0
-    """Time of the first view of the pool with completed jobs in this life of the controller."""
+    """Time of the first view of the pool with completed jobs since this controller started."""
     estimates: Estimates = est.NO_ESTIMATES
     _seen: frozenset[tuple[str, float]] = frozenset()
     """Counted jobs: those reported now, and of those reported before the ones that ended in the last :data:`SEEN_S`."""
@@ -243,7 +243,7 @@ class EstimateCollector:
         self.estimates = self._estimated()
 
     def wants_history(self, scope: str) -> bool:
-        """Return True if a site, or "" for the pool, was not asked for its past and too little is known without."""
+        """Return True if too little is known of a site, or "" for the pool, and its history was not read yet."""
         if not scope:
             return scope not in self.histories and len(self.runs.get("", ())) < RUNS_NEEDED
         return scope not in self.histories and (scope not in self.sites or self.sites[scope].use_known_s < USE_WANTED_S)
@@ -257,9 +257,9 @@ class EstimateCollector:
         *,
         left_out: bool = False,
     ) -> None:
-        """Add what a site told of its past: the owner's use at a time, and mean queue times by type.
+        """Add the history of a site: the owner's use as a function of time, and mean queue times by type.
 
-        The latter count for as long as no drone of the type was measured.
+        A queue time counts as long as no drone of the type was measured.
         """
         added_s = self._site(name).learn_use(earlier, now)
         self.histories[name] = HistorySummary(now, added_s, dict(queues), left_out=left_out)

@@ -1,7 +1,7 @@
-"""The past of sites and pool, asked for once, when nothing was measured yet; see :mod:`provisioner.history`.
+"""Reading of the past of sites and pool, once, while too little has been measured; see :mod:`provisioner.history`.
 
-Adapters read it from files and databases that are slow at times and hold what users wrote. So each is asked by a task
-of its own with a deadline, a failure is an event and nothing more, and values that make no sense are left out.
+Adapters read it from files and databases that can be slow and contain values that users wrote. So each call is a task
+of its own with a deadline, a failure is only recorded as an event, and impossible values are left out.
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ from provisioner.model import CompletedJob, Fault
 
 HISTORY_DEADLINE_S = 60.0
 FIRST_TICK_WAIT_S = 15.0
-"""Longest time that the first tick waits: its decisions are the ones that are made without experience."""
+"""Longest time that the first tick waits for answers: without them it decides without any estimate."""
 ASK_AGAIN_S = 3600.0
 MAX_TRIES = 3
 STARTS_KEPT = 200
-"""Starts of each drone type that count, the newest."""
+"""Number of starts of each drone type that count: the newest."""
 
 
 @dataclass(slots=True)
 class HistoryLoader:
-    """Call :meth:`begin` before the first tick and :meth:`turn` between ticks."""
+    """Reader of all histories: call :meth:`begin` before the first tick and :meth:`turn` between ticks."""
 
     estimation: EstimateCollector
     clock: Clock
     event: Callable[..., Awaitable[None]]
     """:meth:`Controller.event <provisioner.controller.loop.Controller.event>`: logs and records."""
     _tasks: dict[str, asyncio.Task[SiteHistoryView | RunHistoryView | Fault]] = field(default_factory=dict)
-    """Questions under way by site, or "" for the pool."""
+    """Calls in progress by site, or "" for the pool."""
     _tries: Counter[str] = field(default_factory=Counter)
     _next_at: dict[str, float] = field(default_factory=dict)
 
     async def begin(
         self, group: asyncio.TaskGroup, sites: Mapping[str, Site], overlay: Overlay, stop: asyncio.Event
     ) -> None:
-        """Ask, and wait for a while for the answers, or until ``stop`` is set."""
+        """Start the calls, and wait for answers up to :data:`FIRST_TICK_WAIT_S`, or until ``stop`` is set."""
         await self.turn(group, sites, overlay)
         if self._tasks:
             answers = asyncio.ensure_future(asyncio.wait(self._tasks.values()))
@@ -59,7 +59,7 @@ class HistoryLoader:
             await self.turn(group, sites, overlay)
 
     async def turn(self, group: asyncio.TaskGroup, sites: Mapping[str, Site], overlay: Overlay) -> None:
-        """Take in the answers that have come, and ask those who were not asked yet."""
+        """Add the answers that have arrived to the estimates, and start the calls that are due."""
         for scope in [scope for scope, task in self._tasks.items() if task.done()]:
             await self._take_in(scope, self._tasks.pop(scope).result())
         now = self.clock.now()
@@ -72,7 +72,7 @@ class HistoryLoader:
                 self._tasks[scope] = group.create_task(self._ask(adapter, now), name=f"history:{scope or 'overlay'}")
 
     def close(self) -> None:
-        """Break off what is under way."""
+        """Cancel the calls in progress."""
         for task in self._tasks.values():
             task.cancel()
 
@@ -88,12 +88,12 @@ class HistoryLoader:
         """Add an answer to the estimates, and report it."""
         name, now = scope or "overlay", self.clock.now()
         if isinstance(answer, Fault):
-            again = "" if self._next_at[scope] == inf else f"; it is asked again in {formatting.age(ASK_AGAIN_S)}"
+            again = "" if self._next_at[scope] == inf else f"; the next attempt is in {formatting.age(ASK_AGAIN_S)}"
             await self.event("history.read_failed", warn=True, of=name, why=formatting.excerpt(answer.message) + again)
             return
         self._next_at[scope] = inf
         if answer in (SiteHistoryView(), RunHistoryView()):
-            return  # it remembers nothing
+            return  # it has no records
         try:
             if isinstance(answer, RunHistoryView):
                 self.estimation.learn_runs(sane_runs(answer.runs, now), now, left_out=answer.left_out)
@@ -111,7 +111,7 @@ class HistoryLoader:
 
 
 def held_at(past: SiteHistoryView, now: float) -> Callable[[float], int | None]:
-    """Return a function of time for the owner's use; None before all that is known."""
+    """Return the owner's use as a function of time, which returns None before the first known step."""
     sane = [step for step in past.owner_steps if 0 < step[0] <= now and 0 <= step[1] < MAX_NUMBER]
     steps = sorted(sane[-2 * MAX_HISTORY_ROWS - 1 :])
     times = [at for at, _ in steps]

@@ -226,7 +226,7 @@ class Sanitizer:
         """By job and reported end; empty unless the clock was off when one of them was reported."""
         self._sound: Mapping[int, object] = {}
         self._drones: Mapping[model.DroneId, object] = {}
-        """Sound slots, or entries of the listing, of the view before."""
+        """Sound slots, or listing entries, of the previous view."""
 
     def sanitized(self, view: View, began: float, ahead_s: float) -> View:
         """Return ``view`` with valid values only and its times on the controller's clock.
@@ -250,9 +250,9 @@ class Sanitizer:
         )
 
     def _as_before(self, view: View) -> View:
-        """Return ``view`` with the same slots and entries as before where they are equal.
+        """Return ``view`` with the objects of the previous view for slots and entries that are equal.
 
-        Comparing them takes less than checking them, and the planner does not compare the same ones again.
+        Comparing is quicker than checking, and the planner does not compare the same objects again.
         """
         if isinstance(view, OverlayView):
             return replace(view, slots=tuple(self._kept(slot.drone_id, slot) for slot in view.slots))

@@ -46,7 +46,7 @@ def _without_shell_comments(text: bytes) -> bytes:
 
 
 def _without_python_comments(text: bytes) -> bytes:
-    """Return a Python program without blank lines, lines of comments and docstrings, except in strings."""
+    """Return a Python program without blank lines, lines of comments and docstrings; other strings stay."""
     lines = text.splitlines(keepends=True)
     before = tokenize.NEWLINE
     for token in tokenize.tokenize(io.BytesIO(text).readline):

@@ -347,7 +347,7 @@ class Nvml(GpuDriver):
 
 
 def _of_mps_clients(use: Dict[int, float], clients: Set[int]) -> Dict[int, float]:
-    """Give the clients of MPS equal parts of what NVML charges to their server: it has no figures of a client."""
+    """Divide the use that NVML charges to the MPS server equally among its clients, which have no own figures."""
     servers = [pid for pid in use if pid not in clients and _contents("/proc/%d/comm" % pid).startswith(_MPS_SERVER)]
     part = sum(use[pid] for pid in servers) / max(len(clients), 1)
     own = {pid: value for pid, value in use.items() if pid not in servers}
@@ -355,7 +355,7 @@ def _of_mps_clients(use: Dict[int, float], clients: Set[int]) -> Dict[int, float
 
 
 _MPS_SERVER = b"nvidia-cuda-mps"
-"""Name of the process, which the kernel cuts to 15 characters."""
+"""Name of the server's process: the kernel cuts it to 15 characters."""
 
 
 class AmdSysfs(GpuDriver):

@@ -48,7 +48,7 @@ judge() {
         ACTIVE) ;;
         FAULT) echo "the MPS server recovers from the fault of a client"; return 2 ;;
         INITIALIZING) echo "the MPS server initializes"; return 3 ;;
-        '') echo "the MPS server does not say its state: are the programs of MPS those of the driver?"; return 1 ;;
+        '') echo "the MPS server reports no state: its programs need the version of the driver"; return 1 ;;
         *) echo "the MPS server says '$status'"; return 1 ;;
     esac
     set_to=$(sed -n "s/^\[[^]]* $server\] Device pinned memory limit for device 0 set to \(0x[0-9a-fA-F]*\).*/\1/p" \
@@ -119,7 +119,7 @@ note_faults() {
     esac
     # Where the log is ahead of the server's state, that is still to come.
     echo "$size $now recovers" >"$D/mps/$number.seen"
-    # A job that ended before the fault has nothing to do with it.
+    # A job that ended before the fault is no victim of it.
     since=$((last - 2))
     at=$(date -d "${at:-none}" +%s 2>/dev/null) && [ "$at" -gt "$since" ] && [ "$at" -le "$now" ] && since=$at
     ran=$(jobs_since "$since")

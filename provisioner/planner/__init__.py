@@ -25,7 +25,7 @@ __all__ = ["decide", "planner_with_memory"]
 def decide(snapshot: Snapshot, memory: SteadyDrones | None = None) -> Plan:
     """Return the changes that a snapshot calls for, with their reasons. The same snapshot gives the same plan.
 
-    With the ``memory`` of the last plan it does so sooner: it recognises drones of which nothing has changed.
+    ``memory``: the drones of the last plan. Those that did not change are recognised, which only saves time.
     """
     validity = check_views(snapshot, memory)
     observed = observe_all(snapshot, validity)

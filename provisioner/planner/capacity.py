@@ -49,6 +49,11 @@ def stranded_gpus(kind: DroneType, nodes: Iterable[Node]) -> reasons.GpusStrande
     return reasons.GpusStranded(kind.key, len(found), gpus, dimension, wanted[dimension], most)
 
 
+def passes_soon(why: Reason | None) -> bool:
+    """Return True if a limit spreads starts over time, and holds none back for long."""
+    return isinstance(why, reasons.LimitReached) and why.limit in ("max_starts_per_tick", "max_pending")
+
+
 @dataclass(slots=True)
 class StartLimits:
     """Remaining starts within every limit, breaker, quota and free capacity. Mutable, local to one plan.

@@ -126,20 +126,20 @@ _jobs_of = attrgetter("jobs", "begun_at", "owner", "job_gpu_milli", "job_cpus", 
 
 @dataclass(slots=True)
 class SteadyDrones:
-    """Drones that work on without news: rules would be slow with all of these.
+    """Busy drones without news, which the rules skip to be quick.
 
     They are also the planner's memory. A drone whose record, slot and entry in the listing are the same objects as in
     the last plan is not compared again. So a plan is the same with and without the memory. Mutable, for one thread.
     """
 
     known: dict[DroneId, tuple[Drone, Slot, model.RemoteDrone, float, TypeKey]] = field(default_factory=dict)
-    """Record, slot, entry in the listing, the time at which the drone stops to be steady, and its type."""
+    """Record, slot, entry in the listing, the time until which the drone can be steady, and its type."""
     by_type: Counter[TypeKey] = field(default_factory=Counter)
     """Number of drones. Their types are configured and have the size that they had at the order."""
     begun: dict[RunShape, list[float]] = field(default_factory=dict)
     """Start times of their jobs, ascending; infinity if unknown."""
     heard: dict[DroneId, Drone] = field(default_factory=dict)
-    """New records of drones of which nothing but the last sign of life is new."""
+    """New records of drones that have nothing new but a sign of life."""
     basis: tuple[object, ...] | None = None
     """Types and policy of the last plan; None if it failed."""
 

@@ -57,7 +57,7 @@ class StartCosts:
 
     @classmethod
     def of(cls, policy: Policy, estimates: Estimates, types: Mapping[TypeKey, DroneType]) -> StartCosts:
-        """Return the costs, with what earlier plans derived from them if nothing that they depend on has changed."""
+        """Return the costs. If their inputs did not change, they keep the results that earlier plans derived."""
         new = cls(policy, estimates, types)
         known = next((each for each in tuple(_latest) if each == new), None)  # others may plan in further threads
         if known is None or len(known._of_classes) > MAX_CLASSES_KNOWN or len(known._ranked) > MAX_CLASSES_KNOWN:
@@ -119,9 +119,9 @@ class StartCosts:
 
 
 MAX_CLASSES_KNOWN = 50_000
-"""Requests or orders of types remembered; beyond that, all are forgotten."""
+"""Most requests, or orders of types, that are kept; beyond that, all are dropped."""
 _latest: deque[StartCosts] = deque(maxlen=2)
-"""The costs of the running configuration, and of one that somebody tries out beside it."""
+"""Costs of the running configuration, and of one that is tried out beside it."""
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ class RunTimeSums:
         return self.sums[-1] / len(self.runs)
 
     def rest_s(self, ran_s: float) -> float:
-        """Return the mean rest of a run that has lasted for ``ran_s``; longer than all known ones, it is half done."""
+        """Return the mean remaining time of a run after ``ran_s``; one longer than all known runs is half done."""
         first = bisect_right(self.runs, ran_s)
         return (
             (self.sums[-1] - self.sums[first]) / (len(self.runs) - first) - ran_s if first < len(self.runs) else ran_s

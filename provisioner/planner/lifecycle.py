@@ -60,7 +60,7 @@ def observe_all(snapshot: model.Snapshot, validity: ViewValidity) -> list[StateC
 
 
 def signs_of_life(snapshot: model.Snapshot, validity: ViewValidity) -> list[StateChange]:
-    """Return the state changes of steady drones whose last sign of life is recorded again."""
+    """Return the state changes that record the last sign of life of steady drones."""
     heard = ((drone, validity.slots[drone_id]) for drone_id, drone in validity.steady.heard.items())
     return [StateChange(drone, drone.state, _seen_in_pool(drone, slot, snapshot.now)) for drone, slot in heard]
 

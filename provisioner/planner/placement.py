@@ -23,7 +23,16 @@ from typing import NamedTuple
 from provisioner import model, reasons
 from provisioner.model import Drain, DrainMode, Drone, DroneId, DroneState, DroneType, JobClass, Refusal, Start, TypeKey
 from provisioner.planner.breakers import OVERLAY_SCOPE
-from provisioner.planner.capacity import NO_COVERAGE, Coverage, DroneSlots, SlotShape, StartLimits, Supply, TypeRanking
+from provisioner.planner.capacity import (
+    NO_COVERAGE,
+    Coverage,
+    DroneSlots,
+    SlotShape,
+    StartLimits,
+    Supply,
+    TypeRanking,
+    passes_soon,
+)
 from provisioner.planner.context import (
     PlanningContext,
     RunShape,
@@ -130,7 +139,7 @@ class Allocation:
             if not self.risk.bears(kind):
                 count, why = self.limits.for_type(kind.key)
                 start = self.context.costs.of_types[kind.key]
-                if count > 0:
+                if count > 0 or (passes_soon(why) and _is_temporary(why)):
                     found = min(found, max(start.queue_s + start.boot_s, waited_s))
                 elif _is_temporary(why):
                     found = min(found, self._line_s)
@@ -138,7 +147,7 @@ class Allocation:
 
     @cached_property
     def _line_s(self) -> float:
-        """Time in which all drones would have run all waiting jobs: the wait where all places are taken."""
+        """Time that all drones need to run all waiting jobs: the expected wait where no place is free."""
         jobs = ((job, self.context.costs.of_class(job)[0]) for job in self.context.classes if job.waiting)
         return math.fsum(job.waiting * runs.mean_s for job, runs in jobs) / max(1, len(self.context.drones))
 
@@ -355,7 +364,7 @@ class Placement:
         return min(job.running, count), each
 
     def _ages(self, shape: RunShape) -> Sequence[tuple[float, int]]:
-        """Return how long running jobs of one shape run, in steps of :data:`AGES_S`, and how many of them."""
+        """Return the run times so far of running jobs of one shape, in steps of :data:`AGES_S`, and their numbers."""
         found = self._ages_by_shape.get(shape)
         if found is None:
             found = self._ages_by_shape[shape] = []
@@ -370,7 +379,7 @@ class Placement:
 
     @cached_property
     def _begun(self) -> Mapping[RunShape, Sequence[Sequence[float]]]:
-        """Starts of running jobs by user and request, as far as slots tell it.
+        """Start times of running jobs by user and request, as far as slots report them.
 
         The queue also counts jobs on dead drones until the lease ends, and jobs on drones that take no more.
         """

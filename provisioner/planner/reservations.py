@@ -1,10 +1,10 @@
 """Reservations for jobs of several GPUs: small drones leave one node, and short jobs fill in until it is free.
 
-Each GPU that falls free goes to the next job that fits it. While jobs of one GPU wait, no node has several free GPUs at
-once, and a job that needs them waits forever. A reservation makes them free together, as EASY backfilling does (Lifka,
-"The ANL/IBM SP scheduling system", 1995). Its cost is the *hole*: the GPU-seconds for which those that are free wait
-for the last one, and for the new drone. A job gets a reservation once its wait has cost more. Only the time counts in
-which smaller jobs have overtaken it: in a long queue all jobs wait.
+Each GPU that becomes free goes to the next job that fits. While jobs of one GPU wait, no node has several free GPUs at
+once, and a job that needs them waits forever. A reservation frees them together, as EASY backfilling does (Lifka, "The
+ANL/IBM SP scheduling system", 1995). Its cost is the *hole*: the GPU-seconds for which free GPUs wait for the last one,
+and for the new drone. A job gets a reservation once its wait has cost more. Only the time counts in which smaller jobs
+started before it: in a long queue all jobs wait.
 
 The controller cannot choose nodes. It drains the drones on one node, and starts no drone at the site that might take
 the node's GPUs, unless its jobs are expected to end before the last GPU is free. Nothing is stored: drones that drain
@@ -30,7 +30,7 @@ from provisioner.planner.risk import PreemptionRisk, is_excluded, runs_of, waiti
 from provisioner.reasons import GpusStranded, LimitReached, NodeReserved, SiteFull, SiteQuota
 
 MAX_RESERVABLE_NODES = 50
-"""Number of nodes that are compared for one type: those with most GPUs free, or about to be."""
+"""Number of nodes that are compared for one type: those with the most GPUs that are or will be free."""
 MAX_RESERVING_CLASSES = 10
 """Number of classes for which nodes are compared in one plan, those that are hardest to place first."""
 HYSTERESIS = 2.0
@@ -38,7 +38,7 @@ HYSTERESIS = 2.0
 
 
 class NodeHolder(NamedTuple):
-    """A drone on a node, and when it is expected to leave if it takes no further job."""
+    """A drone on a node, with the time until it is expected to leave if it takes no further job."""
 
     free_in_s: float
     drone: Drone
@@ -46,7 +46,7 @@ class NodeHolder(NamedTuple):
 
 
 class Hole(NamedTuple):
-    """A way to get room for one job: drones that leave a node, or one drone that some of its jobs leave."""
+    """A way to get room for one job: drones leave a node, or some jobs of one drone end."""
 
     cost: float
     """GPU-seconds for which GPUs wait for the last one."""
@@ -59,7 +59,7 @@ class Hole(NamedTuple):
 
     @property
     def leaving(self) -> float:
-        """Part of the drones that already take no more jobs."""
+        """Share of the drones that already take no more jobs."""
         return sum(each.drone.is_leaving for each in self.holders) / max(1, len(self.holders))
 
 
@@ -161,9 +161,9 @@ class JobReservations:
         return min(most, places), found.reason if places < most else None
 
     def _overtaken_s(self, job: JobClass, compatible: CompatibleTypes) -> float:
-        """Return for how long smaller jobs have started that the same user submitted after the oldest of a class.
+        """Return the time in which smaller jobs that the same user submitted later started before a class.
 
-        Without a smaller job that waits, it is the whole wait of the class.
+        If no smaller job waits, it is the whole wait of the class.
         """
         waited_s = waiting_time(self.context, job)
         if not waited_s:
@@ -186,7 +186,7 @@ class JobReservations:
         return found
 
     def _holes(self, job: JobClass, kind: DroneType, limits: StartLimits, risk: PreemptionRisk) -> Iterator[Hole]:
-        """Yield ways to get room for a drone of a type, or in one that is there."""
+        """Yield ways to get room for a new drone of a type, or in an existing one."""
         context, why = self.context, limits.for_type(kind.key)[1]
         view = context.validity.site_view(context.snapshot, kind.site)
         banned = (context.breakers.get(scope) for scope in (kind.site, kind.key))
@@ -219,7 +219,7 @@ class JobReservations:
                 yield hole
 
     def _in_drone(self, job: JobClass, holder: NodeHolder) -> Iterator[Hole]:
-        """Yield the room that a drone of several GPUs has once enough of its jobs have ended."""
+        """Yield the way to get room in a drone of several GPUs: enough of its jobs end."""
         drone, slot = holder.drone, self.context.slots.get(holder.drone.id)
         returns = drone.leaving in (None, DroneState.DONE, DroneState.UNUSED)
         if slot is None or slot.jobs < 2 or not returns or slot.free_gpu_milli >= min(job.gpu_milli, drone.gpu_milli):
@@ -233,14 +233,14 @@ class JobReservations:
             yield Hole(waits / WHOLE_GPU, times[-1], drone.node or drone.id, holders, starts=False)
 
     def _serves(self, job: JobClass, drone: Drone) -> bool:
-        """Return True if a drone takes such jobs as it is: it has none, or one that is as large."""
+        """Return True if a drone can take such jobs without a reservation: it has no job, or one as large."""
         slot = self.context.slots.get(drone.id)
         suits = drone.type in self.context.compatible[job.id].jobs and not drone.is_leaving
         return suits and (slot is None or not slot.jobs or slot.job_gpu_milli >= job.gpu_milli)
 
     @cached_property
     def _holders(self) -> Mapping[str, Mapping[str, list[NodeHolder]]]:
-        """Drones that serve or drain, by site and node. What the owner takes is no room.
+        """Drones that serve or drain, by site and node. A drone that the owner takes back makes no room.
 
         Where a site reports no nodes, only drones with several jobs can make room.
         """
@@ -261,13 +261,13 @@ class JobReservations:
         return found
 
     def _rest_s(self, slot: model.Slot) -> float:
-        """Return the expected rest of the run time of a slot's job, by the runs of such jobs."""
+        """Return the expected remaining run time of a slot's job, by the runs of such jobs."""
         request = slot.owner, slot.job_gpu_milli, slot.job_cpus, slot.job_memory_mib
         runs = RunTimeSums.of(self.context.snapshot.estimates.runs_of(*request, walltime_s=0.0))
         return runs.rest_s(max(0.0, self.context.now - slot.begun_at) if slot.begun_at else 0.0)
 
     def _leaves_now(self, job: JobClass, holder: NodeHolder, ready_s: float) -> bool:
-        """Return True if a drone should take no further job: that would end later than the last GPU is free."""
+        """Return True if a drone should take no further job, as that would end after the last GPU is free."""
         serves = holder.drone.state in (DroneState.IDLE, DroneState.BUSY) and not holder.drone.is_leaving
         return serves and holder.free_in_s + self._next_run_s(holder.drone.type, job.gpu_milli) > ready_s
 

@@ -240,7 +240,7 @@ def drain_at_risk(retirement: Retirement) -> None:
 
 
 def drain_for_larger_jobs(retirement: Retirement) -> None:
-    """Drain drones whose room a job of several GPUs gets."""
+    """Drain drones whose room is reserved for a job of several GPUs."""
     for reserved in retirement.placed.allocation.reserved.by_site.values():
         for drone in filter(retirement.may_ask, reserved.drains):
             retirement.drain(drone, reserved.reason, _final_state(drone))

@@ -72,9 +72,9 @@ def expected_loss_at_rate(runs: tuple[float, ...], rate_per_s: float) -> float:
 
 
 def accepted_loss(waiting_cost: float, wait_s: float, runs: tuple[float, ...]) -> float:
-    """Return the work that jobs accept to lose, per work completed, where they else wait ``wait_s`` for a safe place.
+    """Return the work that jobs accept to lose, per work completed, instead of waiting ``wait_s`` for a safe place.
 
-    Of each second that is lost, the GPU costs one GPU-second and the wait of the job ``waiting_cost``.
+    A second of lost work costs one GPU-second, and ``waiting_cost`` because the job waits for it again.
     """
     return waiting_cost / (1.0 + waiting_cost) * wait_s / max(1.0, fmean(runs)) if waiting_cost else 0.0
 

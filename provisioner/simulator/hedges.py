@@ -20,7 +20,7 @@ class HedgeCount:
     withdrawn: int = 0
     """Drones of such a class that were cancelled because no job needed them, at most one for each hedge."""
     _open: Counter[str] = field(default_factory=Counter)
-    """By class id: hedges without a drone that was cancelled."""
+    """Hedges of which no drone was cancelled yet, by class id."""
 
     def note(self, snapshot: Snapshot, plan: Plan) -> None:
         """Count the hedges of a plan; drones that wait at their sites are judged as before the plan."""

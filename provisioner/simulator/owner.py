@@ -65,7 +65,7 @@ class SimulatedOwner:
         return None
 
     def past(self) -> tuple[tuple[float, int], ...]:
-        """Return from when on they held how many GPUs, in thousandths, before the simulation began."""
+        """Return times before the simulation, and GPUs in thousandths that the owner held from then on."""
         return ()
 
     def drone_left(self, drone: SimulatedDrone) -> None:
@@ -89,7 +89,7 @@ class OwnerSeries:
     notice_s: float = 0.0
     """Between the owner's wish and the drone's end; 0 is without notice."""
     before: tuple[tuple[float, int], ...] = ()
-    """The same at times before the simulation, below 0: what the site's history tells."""
+    """The same at times before the simulation, below 0: the history that the site reports."""
 
     def at(self, site: SimulatedSite) -> SimulatedOwner:
         return SeriesOwner(self, site)

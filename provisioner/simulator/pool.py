@@ -444,7 +444,7 @@ class SimulatedOverlay:
         return False
 
     def _offer_to_all(self, slot: SimulatedSlot) -> None:
-        """Without cycles: look for jobs once a slot is no longer kept for those that its drone was started for."""
+        """Without cycles: match jobs once a slot is no longer kept for those that its drone was started for."""
         if slot.lost_s is None and self._slots.get(slot.drone.id) is slot:
             self._opened(slot)
 

@@ -84,7 +84,7 @@ class ReplayResult:
     waits: WaitStatistics
     waits_by_class: Mapping[str, WaitStatistics] = field(default_factory=dict)
     waits_why: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    """Job-seconds of waiting by size of the jobs and kind of the reason that the planner gave."""
+    """Job-seconds of waiting, by size of the jobs and kind of the planner's reason."""
     requests: int = 0
     """Drones that sites accepted."""
     drones_started: int = 0

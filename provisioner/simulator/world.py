@@ -169,7 +169,7 @@ class RunRecord:
         self._labels: dict[str, str] = {}
 
     def waited(self, plan: Plan, snapshot: Snapshot) -> None:
-        """Book the time since the previous plan on the reasons that it gave for waiting jobs."""
+        """Add the time since the previous plan to the reasons that it gave for waiting jobs."""
         for label, kind, count in self._refused:
             self.waits_why[label][kind] += count * (plan.at - self._refused_at)
         for job in snapshot.overlay.view.classes if snapshot.overlay.view is not None else ():

@@ -1,4 +1,4 @@
-"""The past of sites and pool, as they tell it, is known at the first decision, and never counts twice."""
+"""The history of sites and pool is known at the first decision, and never counts twice."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def run(n: int, ended_at: float, run_s: float = 500.0) -> model.CompletedJob:
 
 @dataclass
 class OldPlace(Place):
-    """A site that remembers, and whose owner holds four GPUs now."""
+    """A site with a history, and with an owner who holds four GPUs now."""
 
     past: SiteHistoryView | Exception = NO_PAST
     asked: list[float] = field(default_factory=list)
@@ -68,7 +68,7 @@ class OldPool(BusyPool):
 
 
 def daily(gpus: int, days: int = 10) -> SiteHistoryView:
-    """An owner who holds so many GPUs each day for twelve hours, up to now."""
+    """Steps of an owner who holds some GPUs for twelve hours of each day, up to now."""
     steps = [(EPOCH - n * DAY_S / 2, gpus * 1000 * (n % 2)) for n in range(2 * days, 0, -1)]
     return SiteHistoryView(tuple(steps), (PastStart("gpu", EPOCH - 50, 600.0), PastStart("gpu", EPOCH - 90, 800.0)))
 
@@ -146,7 +146,7 @@ async def test_a_site_that_fails_is_asked_again_and_then_given_up() -> None:
             await asyncio.sleep(ASK_AGAIN_S / 6)
     assert len(place.asked) == len(told) == MAX_TRIES
     assert told[-2:] == [
-        "history.read_failed: condor_history: denied; it is asked again in 1h",
+        "history.read_failed: condor_history: denied; the next attempt is in 1h",
         "history.read_failed: condor_history: denied",
     ]
 

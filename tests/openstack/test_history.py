@@ -1,4 +1,4 @@
-"""What Nova's times of servers tell of the site's past."""
+"""The past of a site by Nova's times of servers."""
 
 from __future__ import annotations
 

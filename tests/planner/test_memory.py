@@ -24,7 +24,7 @@ from tests.simulator.wild import wild
 
 @dataclass
 class Compared:
-    """A planner with memory, and what a planner without one says. The service goes on whatever a planner raises."""
+    """A planner with memory that compares each plan with one without. It records a difference if either raises."""
 
     with_it: Callable[[Snapshot], Plan] = field(default_factory=planner_with_memory)
     equal: list[bool] = field(default_factory=list)

@@ -36,7 +36,7 @@ def scene(
     policy: model.Policy | None = None,
     limits: Mapping[str, object] | None = None,
 ) -> model.Snapshot:
-    """A site of two nodes of two GPUs each, none of them free unless ``free_gpus`` tells it."""
+    """A site of nodes of two GPUs each; ``free_gpus`` has the free ones by node (two full nodes if None)."""
     busy_ones = [d for d in drones if d.state is S.BUSY]
     slots = [slot_of(d, begun_at=d.since, owner="alice", job_gpu_milli=1000) for d in busy_ones]
     nodes = [node(name, 2, kinds=KINDS, free_gpus=count) for name, count in (free_gpus or {"n1": 0, "n2": 0}).items()]

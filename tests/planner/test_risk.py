@@ -342,7 +342,7 @@ def avoided(made: Snapshot, owner: str) -> set[str]:
         (of("long"), {"safe": False}, ""),
         (of("long"), {"free": 62}, "long"),
         (of("long", waited_s=30 * 24 * HOUR_S), {"free": 62}, "long"),
-        (of("long", waited_s=30 * 24 * HOUR_S), {"free": 62, "elsewhere": 100}, ""),
+        (of("long", waited_s=30 * 24 * HOUR_S), {"free": 62, "elsewhere": 100, "drones": ()}, ""),
     ],
 )
 def test_a_drone_for_short_jobs_takes_none_of_a_user_who_would_lose_too_much_there(
@@ -363,6 +363,14 @@ def test_jobs_wait_for_no_safe_place_whose_line_is_longer_than_the_loss() -> Non
     """HoreKa is full. With three hundred drones there the jobs of a day wait for one; with one they would for days."""
     few = avoided(world_excluded(of("short"), of("long"), drones=ELSEWHERE[:1]), "short")
     assert (few, avoided(world_excluded(of("short"), of("long")), "short")) == ({""}, {"long"})
+
+
+def test_a_limit_that_passes_with_the_next_tick_makes_no_line() -> None:
+    """HoreKa has room for all, but one start for each tick: the others wait for it and do not risk the day's work."""
+    limits = LIMITS | {"max_starts_per_tick": 1}
+    made = world_excluded(of("long", waiting=30), free=20, elsewhere=100, drones=(), limits=limits)
+    days = replace(made.estimates, runs={size_key("long"): (24 * HOUR_S,)})
+    assert at("topas", plan_of(replace(made, estimates=days))) == 0
 
 
 def test_names_that_no_expression_could_hold_are_left_out_and_the_list_is_bounded() -> None:

@@ -1,4 +1,4 @@
-"""Completed jobs of the last days, by the schedds' histories: asked once, when the controller knows nothing yet."""
+"""Completed jobs of the last days by the schedds' histories, read once while the controller knows too little."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PAST_READER = "adapters.htcondor.overlay.past:PastReader"
 
 
 class PastReader:
-    """Reader of the histories, in a worker process of its own: they are large files, and polls go on meanwhile."""
+    """Reader of the histories, in a worker process of its own: they are large files, and polls must not wait."""
 
     def __init__(self, config: HTCondorConfig, controller: str) -> None:
         self._config, self._controller = config, controller
@@ -29,7 +29,7 @@ class PastReader:
     def completed(self, since: float) -> RunHistoryView:
         """Return the GPU jobs that completed after a time, of all schedds that answer. UnavailableError if none does.
 
-        What one schedd does not tell is reported as left out.
+        ``left_out`` is set if a schedd does not answer.
         """
         self._collector.read_clock()
         config, found, left_out, failures = self._config, list[CompletedJob](), False, list[str]()

@@ -72,14 +72,14 @@ class HTCondorClient(ABC):
     async def ads(self, kind: AdKind, constraint: str, projection: Sequence[str], schedd: str = "") -> Sequence[Ad]:
         """Return what HTCondor lists, which may be nothing; an empty projection is all attributes.
 
-        ``schedd``: of jobs, whose; "" is ours.
+        ``schedd``: the one whose jobs are listed; "" is ours.
         """
 
     @abstractmethod
     async def history(
         self, schedd: str, constraint: str, projection: Sequence[str], stop: str, limit: int
     ) -> Sequence[Ad]:
-        """Return jobs that have left a schedd, the newest first, up to one for which ``stop`` is true."""
+        """Return jobs that have left a schedd, newest first, until ``stop`` is true for one."""
 
     @abstractmethod
     async def owner_queue(self, schedd: str, constraint: str, names: Sequence[str]) -> OwnerJobQueue:

@@ -1,6 +1,6 @@
 """Past of an HTCondor site: the owner's use by the histories of their schedds, and queue times of earlier drones.
 
-Of each job a history has the last run only, so what was evicted and ran again is not in the owner's use.
+A history has only the last run of each job, so evicted runs are missing in the owner's use.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ async def site_history(
 
 
 def ended_at(ad: Ad) -> float:
-    """Return when a job of a history left its slot; 0 if it was in none."""
+    """Return the time at which a job of a history left its slot; 0 if it was in none."""
     if whole(ad, "JobStatus") == classads.COMPLETED:
         return moment(ad, "CompletionDate")
     return moment(ad, "EnteredCurrentStatus") if whole(ad, "LastJobStatus") in IN_SLOT else 0.0
@@ -76,7 +76,7 @@ def gpu_holds(ads: Iterable[Ad], machines: Iterable[PoolMachine], now: float) ->
 
 
 def past_starts(ads: Iterable[Ad]) -> Iterable[PastStart]:
-    """Yield the starts of drones. One that was removed while it waited has none."""
+    """Yield the starts of drones, except of those that were removed while they waited."""
     for ad in ads:
         kind, started_at, queued_at = text(ad, "DroneType", 80), moment(ad, "JobStartDate"), moment(ad, "QDate")
         if kind and queued_at and started_at >= queued_at:

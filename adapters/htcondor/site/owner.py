@@ -87,7 +87,7 @@ def job_constraint(settings: HTCondorOwnerConfig) -> str:
 
 
 def owner_jobs(settings: HTCondorOwnerConfig) -> str:
-    """Return the constraint for jobs of the owner in any state, on machines."""
+    """Return the constraint for jobs of the owner that use machines, in any state."""
     elsewhere = "".join(f" && JobUniverse =!= {universe}" for universe in ELSEWHERE)
     return f"({settings.jobs}){elsewhere} && ProvisionerController =?= undefined && IsBackfill =!= true"
 
