@@ -38,7 +38,9 @@ async def site_history(
         known_at = begin if found else known_at
     ran = [job for job in jobs.values() if 0 < job.started_at <= now]
     owners = [job for job in ran if owner is not None and is_owners(job, owner)]
-    steps = use_steps(gpu_holds(owners, nodes, now), known_at, now) if owners else ()
+    # jobs without a GPU are all that is known where GPUs are not among AccountingStorageTRES
+    known = any(job.gpus for job in owners)
+    steps = use_steps(gpu_holds(owners, nodes, now), known_at, now) if known else ()
     starts = [start for kind in types for start in past_starts(kind, ran)]
     return SiteHistoryView(steps, tuple(starts), left_out=begin > since)
 

@@ -68,6 +68,10 @@ async def test_the_owners_jobs_of_some_days_add_up_and_each_counts_once() -> Non
     assert (await Accounts(*others[:1]).told()).owner_steps == (), "they may be hidden: that is no use of 0"
 
 
+async def test_where_no_gpus_are_accounted_the_use_is_unknown() -> None:
+    assert (await Accounts(replace(JOB, gpus={})).told()).owner_steps == ()
+
+
 async def test_a_slow_or_full_account_is_read_as_far_as_it_goes(monkeypatch: pytest.MonkeyPatch) -> None:
     old = replace(JOB, remote_id="2", started_at=NOW - 3 * SLICE_S, ends_at=NOW - 10)
     told = await Accounts(JOB, old, takes_s=READING_S).told()
