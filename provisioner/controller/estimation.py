@@ -190,6 +190,8 @@ class EstimateCollector:
     sites: dict[str, SiteHistory] = field(default_factory=dict)
     histories: dict[str, HistorySummary] = field(default_factory=dict)
     """Summaries of the histories that were read, by site, or "" for the pool."""
+    forgotten_at: float = 0.0
+    """Time at which everything was forgotten: older questions about histories must not bring it back."""
     counted_from: float = 0.0
     """Time of the first view of the pool with completed jobs since this controller started."""
     estimates: Estimates = est.NO_ESTIMATES
@@ -283,24 +285,26 @@ class EstimateCollector:
         self.histories[""] = HistorySummary(now, jobs=number, left_out=left_out)
         self.estimates, self._dirty = self._estimated(), True
 
-    def forget(self, what: str) -> None:
+    def forget(self, what: str, now: float) -> None:
         """Forget samples as an operator asks: ``all``, ``user:NAME`` or ``site:NAME``. Counted jobs stay counted.
 
-        Run times of all users together go with any user's, as they cannot be told apart; ten jobs fill them again.
+        Run times of all users together go with any user's, as they cannot be told apart; ten jobs fill them again. The
+        histories that could bring the samples back count as read, those that were never read as well.
         """
         kind, _, name = what.partition(":")
         match kind:
             case "all":
+                read = {"", *self.histories, *self.sites, *(key.partition("/")[0] for key in self.delays)}
                 self.runs, self.delays, self.sites, self._unfinished = {}, {}, {}, UnfinishedJobs()
-                self.histories = {scope: HistorySummary(past.at) for scope, past in self.histories.items()}
+                self.histories, self.forgotten_at = dict.fromkeys(read, HistorySummary(now)), now
             case "user":
                 self.runs = {key: runs for key, runs in self.runs.items() if key and est.owner_of(key) != name}
                 self._unfinished.forget(name)
+                self.histories[""] = HistorySummary(now)
             case "site":
                 self.sites.pop(name, None)
                 self.delays = {key: d for key, d in self.delays.items() if key.partition("/")[0] != name}
-                if name in self.histories:  # it is not asked again
-                    self.histories[name] = HistorySummary(self.histories[name].at)
+                self.histories[name] = HistorySummary(now)
         self.estimates = self._estimated()
 
     def _site(self, name: str) -> SiteHistory:
@@ -577,7 +581,7 @@ class EstimateRecorder:
             log.error("estimates.forget_failed", message=str(error))
             return
         for each in asked:
-            self.estimation.forget(each.what)
+            self.estimation.forget(each.what, self._asked_at)
         if asked and await self.keep([each.id for each in asked]):
             for each in asked:
                 await self.event("estimates.forgotten", what=each.what, by=each.by, reason=each.reason)

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from math import inf
 from statistics import fmean
+from typing import NamedTuple
 
 from provisioner import formatting
 from provisioner.controller.clock import Clock
@@ -32,6 +33,14 @@ STARTS_KEPT = 200
 """Number of starts of each drone type that count: the newest."""
 
 
+class HistoryCall(NamedTuple):
+    """A call in progress."""
+
+    asked_at: float
+    adapter: object
+    task: asyncio.Task[SiteHistoryView | RunHistoryView | Fault]
+
+
 @dataclass(slots=True)
 class HistoryLoader:
     """Reader of all histories: call :meth:`begin` before the first tick and :meth:`turn` between ticks."""
@@ -40,7 +49,7 @@ class HistoryLoader:
     clock: Clock
     event: Callable[..., Awaitable[None]]
     """:meth:`Controller.event <provisioner.controller.loop.Controller.event>`: logs and records."""
-    _tasks: dict[str, asyncio.Task[SiteHistoryView | RunHistoryView | Fault]] = field(default_factory=dict)
+    _calls: dict[str, HistoryCall] = field(default_factory=dict)
     """Calls in progress by site, or "" for the pool."""
     _tries: Counter[str] = field(default_factory=Counter)
     _next_at: dict[str, float] = field(default_factory=dict)
@@ -50,31 +59,39 @@ class HistoryLoader:
     ) -> None:
         """Start the calls, and wait for answers up to :data:`FIRST_TICK_WAIT_S`, or until ``stop`` is set."""
         await self.turn(group, sites, overlay)
-        if self._tasks:
-            answers = asyncio.ensure_future(asyncio.wait(self._tasks.values()))
+        if self._calls:
+            answers = asyncio.ensure_future(asyncio.wait([call.task for call in self._calls.values()]))
             stopped = asyncio.ensure_future(stop.wait())
-            await asyncio.wait({answers, stopped}, timeout=FIRST_TICK_WAIT_S, return_when=asyncio.FIRST_COMPLETED)
-            answers.cancel()
-            stopped.cancel()
+            try:
+                await asyncio.wait({answers, stopped}, timeout=FIRST_TICK_WAIT_S, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                answers.cancel()
+                stopped.cancel()
             await self.turn(group, sites, overlay)
 
     async def turn(self, group: asyncio.TaskGroup, sites: Mapping[str, Site], overlay: Overlay) -> None:
         """Add the answers that have arrived to the estimates, and start the calls that are due."""
-        for scope in [scope for scope, task in self._tasks.items() if task.done()]:
-            await self._take_in(scope, self._tasks.pop(scope).result())
+        adapters: dict[str, object] = {"": overlay, **sites}
+        for scope, call in list(self._calls.items()):
+            if adapters.get(scope) is not call.adapter:  # the site was removed, or has another configuration
+                self._calls.pop(scope).task.cancel()
+                self._next_at.pop(scope, None)
+            elif call.task.done():
+                await self._take_in(scope, self._calls.pop(scope))
         now = self.clock.now()
-        for scope, adapter in {"": overlay, **sites}.items():
-            if now < self._next_at.get(scope, 0.0) or scope in self._tasks or not self.estimation.wants_history(scope):
+        for scope, adapter in adapters.items():
+            if now < self._next_at.get(scope, 0.0) or scope in self._calls or not self.estimation.wants_history(scope):
                 continue
             self._tries[scope] += 1
             self._next_at[scope] = now + ASK_AGAIN_S if self._tries[scope] < MAX_TRIES else inf
             if isinstance(adapter, SupportsSiteHistory):  # or SupportsRunHistory, which has the same method
-                self._tasks[scope] = group.create_task(self._ask(adapter, now), name=f"history:{scope or 'overlay'}")
+                task = group.create_task(self._ask(adapter, now), name=f"history:{scope or 'overlay'}")
+                self._calls[scope] = HistoryCall(now, adapter, task)
 
     def close(self) -> None:
         """Cancel the calls in progress."""
-        for task in self._tasks.values():
-            task.cancel()
+        for call in self._calls.values():
+            call.task.cancel()
 
     async def _ask(
         self, adapter: SupportsSiteHistory | SupportsRunHistory, now: float
@@ -84,9 +101,12 @@ class HistoryLoader:
         except Exception as error:  # as of any call of an adapter
             return fault_of(error, now)
 
-    async def _take_in(self, scope: str, answer: SiteHistoryView | RunHistoryView | Fault) -> None:
-        """Add an answer to the estimates, and report it."""
-        name, now = scope or "overlay", self.clock.now()
+    async def _take_in(self, scope: str, call: HistoryCall) -> None:
+        """Add an answer to the estimates, and report it. It is dropped if an operator had them forgotten meanwhile."""
+        name, now, answer = scope or "overlay", self.clock.now(), call.task.result()
+        if scope in self.estimation.histories or call.asked_at <= self.estimation.forgotten_at:
+            self._next_at[scope] = inf
+            return
         if isinstance(answer, Fault):
             again = "" if self._next_at[scope] == inf else f"; the next attempt is in {formatting.age(ASK_AGAIN_S)}"
             await self.event("history.read_failed", warn=True, of=name, why=formatting.excerpt(answer.message) + again)

@@ -118,7 +118,72 @@ async def test_a_restart_does_not_ask_again_and_an_operator_can_have_it_forgotte
         assert controller.estimation.estimates.delays == {} and controller.estimation.estimates.rises == {}
         await run_for(controller, 60.0)
         assert place.asked == [EPOCH - HISTORY_S], "or it would be learned anew"
-        assert controller.estimation.histories == {"here": HistorySummary(EPOCH)}
+        at = controller.estimation.histories["here"].at
+        assert at > EPOCH and controller.estimation.histories == {"here": HistorySummary(at)}
+
+
+@pytest.mark.parametrize("what", ["all", "site:here", "user:anna"])
+@in_virtual_time
+async def test_what_is_forgotten_does_not_come_back_from_a_history_that_was_never_read(what: str) -> None:
+    """As after an upgrade: estimates are on record, the histories were not read."""
+    place, pool, store = OldPlace(), OldPool(), TemporaryStore("kit", 1e9, 10)
+    async with serving(place, pool=pool, store=store) as controller:
+        await run_for(controller, 900.0)
+        assert "" in controller.estimation.runs
+    store.reader().ask_estimate_reset(what, reason="test", by="mg", at=wall())
+    place, pool = OldPlace(past=daily(8)), OldPool(past=RunHistoryView(tuple(run(n, EPOCH - 9e4) for n in range(30))))
+    pool.every_s = 1e9
+    async with serving(place, pool=pool, store=store) as controller:
+        await run_for(controller, 60.0)
+        known = controller.estimation
+        assert bool(place.asked) is (what == "user:anna") and bool(known.estimates.delays) is (what == "user:anna")
+        assert ("anna" in known.runs) is (what == "site:here") and 500.0 not in known.runs.get("anna", ())
+
+
+@pytest.mark.parametrize("what", ["all", "site:here"])
+@in_virtual_time
+async def test_an_answer_that_was_asked_for_before_is_not_taken(what: str) -> None:
+    place, store = OldPlace(past=daily(8), takes_s=55.0), TemporaryStore("kit", 1e9, 10)
+    async with serving(place, store=store) as controller:
+        asyncio.get_running_loop().call_later(
+            20.0, lambda: store.reader().ask_estimate_reset(what, reason="test", by="mg", at=wall())
+        )
+        controller._recorder._asked_at = wall() - 30
+        await run_for(controller, 300.0)
+        assert len(place.asked) == 1 and not controller.estimation.estimates.delays
+        assert len(controller.estimation.sites["here"].use_milli) < 10 and not events(controller)
+
+
+@in_virtual_time
+async def test_the_question_to_a_site_that_is_removed_or_rebuilt_is_dropped() -> None:
+    async def event(name: str, **_: object) -> None:
+        raise AssertionError(name)
+
+    first, second = OldPlace(past=daily(8), takes_s=50.0), OldPlace(takes_s=50.0)
+    learning = EstimateCollector()
+    loader = HistoryLoader(learning, VirtualClock(), event)
+    async with asyncio.TaskGroup() as group:
+        for place in (first, second):
+            await loader.turn(group, {"here": place}, BusyPool())  # type: ignore[dict-item, arg-type]
+            await asyncio.sleep(1.0)
+        assert len(first.asked) == len(second.asked) == 1
+        await loader.turn(group, {}, BusyPool())  # type: ignore[arg-type]
+        await asyncio.sleep(100.0)
+        await loader.turn(group, {}, BusyPool())  # type: ignore[arg-type]
+    assert wall() < EPOCH + 110 and not learning.histories
+
+
+@in_virtual_time
+async def test_a_cancelled_beginning_leaves_no_task() -> None:
+    controller_tasks = asyncio.all_tasks()
+    async with serving(OldPlace(takes_s=1e6)) as controller:
+        beginning = asyncio.ensure_future(run_for(controller, 1e6))
+        await asyncio.sleep(1.0)
+        beginning.cancel()
+        await asyncio.wait([beginning])
+        await asyncio.sleep(0)
+        left = {task.get_coro().__qualname__ for task in asyncio.all_tasks() - controller_tasks}  # type: ignore[union-attr]
+        assert not left & {"wait", "Event.wait"}
 
 
 @in_virtual_time
