@@ -61,16 +61,18 @@ def site_history(
         for kind, flavor in flavors.items()
         if _flavor_of(server) == flavor.name and 0 < server.created_at <= server.launched_at <= now
     ]
+    left_out = left_out or len(mine) > MAX_HISTORY_ROWS
     first = sorted(owners(theirs, owner), key=lambda server: -server.created_at) if owner else []
+    left_out, first = left_out or len(first) > MAX_HISTORY_ROWS, first[:MAX_HISTORY_ROWS]
     here = {server.flavor.name for server in first if server.flavor and server.host_id in hosts}
     held = [each for each in first if each.host_id in hosts or (_is_over(each) and _flavor_of(each) in here)]
-    ends = [server.terminated_at for server in held if _is_over(server) and since <= server.terminated_at <= now]
-    left_out = left_out or max(len(mine), len(first)) > MAX_HISTORY_ROWS
-    known_at = known_since(ends, since) if ends else now
+    ended = [server for server in held if _is_over(server) and since <= server.terminated_at <= now]
+    if not ended:
+        return SiteHistoryView((), tuple(starts), left_out)
+    known_at = known_since([server.terminated_at for server in ended], since)
     if left_out:  # older ones may have been deleted since
-        known_at = max(known_at, min((each.created_at for each in held[:MAX_HISTORY_ROWS] if _is_over(each)), default=now))
-    steps = use_steps(_holds(held[:MAX_HISTORY_ROWS], now), known_at, now) if ends else ()
-    return SiteHistoryView(steps, tuple(starts), left_out)
+        known_at = max(known_at, min(server.created_at for server in ended))
+    return SiteHistoryView(use_steps(_holds(held, now), known_at, now), tuple(starts), left_out)
 
 
 def _is_over(server: Server) -> bool:

@@ -183,7 +183,9 @@ class OpenStackSession:
         """Return all pages of a list. Raises as :meth:`each_page`."""
         return [each async for page in self.each_page(service, path, key, query) for each in page]
 
-    async def each_page(self, service: str, path: str, key: str, query: Query = ()) -> AsyncGenerator[list[Record], None]:
+    async def each_page(
+        self, service: str, path: str, key: str, query: Query = ()
+    ) -> AsyncGenerator[list[Record], None]:
         """Yield the pages of a list, each within the deadline, in the page size of the service.
 
         With a ``limit`` Nova would silently leave out the servers of a cell that is down. Of the link to the next

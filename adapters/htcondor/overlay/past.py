@@ -26,9 +26,7 @@ PAST_READER = "adapters.htcondor.overlay.past:PastReader"
 class PastReader:
     """Reader of the histories, in a worker process of its own: they are large files, and polls must not wait."""
 
-    def __init__(
-        self, config: HTCondorConfig, controller: str, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, config: HTCondorConfig, controller: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._config, self._controller, self._clock = config, controller, clock
         self._collector = Collectors(config.collector)
 
