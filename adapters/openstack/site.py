@@ -76,7 +76,8 @@ class OpenStackSite:
 
     async def history(self, since: float) -> SiteHistoryView:
         """Return the owner's use and the queue times of servers, by Nova's times of both projects' servers."""
-        config, theirs, cut = self._config, list[Server](), False
+        config, cut = self._config, False
+        theirs: Sequence[Server] = ()
         ours, left_out = await past_servers(self._cloud, since)
         if self._owners_cloud is not None:
             theirs, cut = await past_servers(self._owners_cloud, since)

@@ -167,9 +167,9 @@ class SiteHistory:
             self.use_milli.extend([UNKNOWN] * min(missed, USE_KEPT))
             self.used_at += missed * USE_EVERY_S
         unknown, first_at = self.use_milli.count(UNKNOWN), self.used_at - (len(self.use_milli) - 1) * USE_EVERY_S
-        for n, held in enumerate(list(self.use_milli)):
-            if held == UNKNOWN and (told := earlier(first_at + n * USE_EVERY_S)) is not None:
-                self.use_milli[n] = told
+        for n, own in enumerate(list(self.use_milli)):
+            if own == UNKNOWN and (held := earlier(first_at + n * USE_EVERY_S)) is not None:
+                self.use_milli[n] = held
         begin = (self.used_at or now) - len(self.use_milli) * USE_EVERY_S - (USE_EVERY_S if not self.used_at else 0.0)
         added, filled = 0, unknown - self.use_milli.count(UNKNOWN)
         while len(self.use_milli) < USE_KEPT and (held := earlier(begin - added * USE_EVERY_S)) is not None:

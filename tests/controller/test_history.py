@@ -347,7 +347,7 @@ async def test_a_history_leaves_the_connection_to_the_polls_after_a_moment() -> 
         async def __aexit__(self, *exc: object) -> None: ...
 
     place = Hanging()
-    site = LazySite(place)  # type: ignore[arg-type]
+    site = LazySite(place)
     asked = asyncio.ensure_future(site.history(0.0))
     await asyncio.sleep(1.0)
     place.hangs = False
