@@ -14,13 +14,13 @@ ROOT = Path(__file__).parents[1]
 BUDGETS = {
     "provisioner/*.py": (15, 3928),
     "adapters/*.py": (1, 1),
-    "adapters/htcondor/*.py": (4, 617),
-    "tests": (356, 56052),
+    "adapters/htcondor/*.py": (4, 633),
+    "tests": (357, 56463),
     "provisioner/adapter_tests": (3, 756),
     "provisioner/cli": (19, 6076),
     "provisioner/config": (7, 2396),
-    "provisioner/controller": (11, 2489),
-    "provisioner/drone": (4, 1240),
+    "provisioner/controller": (11, 2552),
+    "provisioner/drone": (4, 1242),
     "provisioner/migrate": (9, 1587),
     "provisioner/monitoring": (4, 533),
     "provisioner/planner": (21, 5788),
@@ -30,11 +30,11 @@ BUDGETS = {
     "adapters/embedded": (4, 1101),
     "adapters/kubernetes": (11, 2098),
     "adapters/local": (5, 899),
-    "adapters/openstack": (12, 2834),
+    "adapters/openstack": (12, 2869),
     "adapters/shared": (11, 1162),
-    "adapters/slurm": (15, 4112),
-    "adapters/htcondor/overlay": (13, 3092),
-    "adapters/htcondor/site": (10, 2654),
+    "adapters/slurm": (15, 4143),
+    "adapters/htcondor/overlay": (13, 3100),
+    "adapters/htcondor/site": (10, 2661),
 }
 """Most Python files and most lines by package, comments and blank lines included."""
 

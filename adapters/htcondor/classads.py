@@ -71,6 +71,22 @@ def job_id(ad: Ad) -> str:
     return f"{whole(ad, 'ClusterId')}.{whole(ad, 'ProcId')}"
 
 
+_AT_REST = ("", "undefined", "false")
+"""Values of LeaveJobInQueue of jobs that enter the history when they end; others (of ``condor_submit -spool``) may do
+as much as ten days later."""
+
+
+def at_rest(ad: Ad) -> bool:
+    """Return True if the job entered its schedd's history when it ended."""
+    return source(ad, "LeaveJobInQueue").lower() in _AT_REST
+
+
+def history_end(since: float) -> str:
+    """Return the expression that ends the reading of a history, newest first, once all older entries ended before."""
+    values = ", ".join(f'"{each}"' for each in _AT_REST)
+    return f"(EnteredCurrentStatus < {int(since)} && member(unparse(LeaveJobInQueue), {{{values}}}))"
+
+
 def clock_ahead_s(ad: Ad, now: float) -> float:
     """Return how far the clock of a job's schedd is ahead of ours, by the time in its answer; 0.0 if they agree."""
     theirs = moment(ad, "ServerTime")

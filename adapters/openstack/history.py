@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from adapters.openstack.capacity import owners, size_of
-from adapters.openstack.servers import GONE, Flavor, Server
+from adapters.openstack.servers import GONE, Flavor, Server, moment, parse_server
 from adapters.openstack.settings import OpenStackOwnerConfig
 from provisioner.history import MAX_HISTORY_ROWS, PastStart, SiteHistoryView, known_since, use_steps
 
@@ -14,10 +16,26 @@ if TYPE_CHECKING:
     from adapters.openstack.nova import OpenStackCloud
 
 
-async def past_servers(cloud: OpenStackCloud, since: float) -> Sequence[Server]:
-    """Return the servers of a project: those that exist, and those that changed or were deleted after a time."""
-    found = {server.id: server for server in await cloud.servers(since=since)}
-    return [*found.values(), *(server for server in await cloud.servers() if server.id not in found)]
+READING_S = 20.0
+"""Time after which no further page of a project's servers is read."""
+
+
+async def past_servers(
+    cloud: OpenStackCloud, since: float, clock: Callable[[], float] = time.monotonic
+) -> tuple[Sequence[Server], bool]:
+    """Return the servers of a project, and whether some are left out.
+
+    They are those that exist and, the newest first, those that changed or were deleted after a time.
+    """
+    found, began_at, left_out = {server.id: server for server in await cloud.servers()}, clock(), False
+    pages = cloud.each_page("compute", "/servers/detail", "servers", [("changes-since", moment(since))])
+    async with aclosing(pages):
+        async for page in pages:
+            found |= {server.id: server for server in map(parse_server, page)}
+            left_out = len(found) > MAX_HISTORY_ROWS or clock() - began_at > READING_S
+            if left_out:
+                break
+    return list(found.values()), left_out
 
 
 def site_history(
@@ -28,25 +46,33 @@ def site_history(
     hosts: Collection[str],
     since: float,
     now: float,
+    *,
+    left_out: bool = False,
 ) -> SiteHistoryView:
-    """Return the past of a site.
+    """Return the past of a site. ``left_out``: the oldest servers are missing.
 
     ``flavors``: by drone type. ``hosts``: ids of the hosts of this site. Nova names no host of a deleted server: those
     of the owner count if their flavour has been seen here. The use is known since the oldest deletion.
     """
     mine = sorted(ours, key=lambda server: -server.created_at)
-    names = {flavor.name: kind for kind, flavor in flavors.items()}
     starts = [
-        PastStart(names[server.flavor.name], server.launched_at, server.launched_at - server.created_at)
+        PastStart(kind, server.launched_at, server.launched_at - server.created_at)
         for server in mine[:MAX_HISTORY_ROWS]
-        if server.flavor and server.flavor.name in names and 0 < server.created_at <= server.launched_at <= now
+        for kind, flavor in flavors.items()
+        if _flavor_of(server) == flavor.name and 0 < server.created_at <= server.launched_at <= now
     ]
+    left_out = left_out or len(mine) > MAX_HISTORY_ROWS
     first = sorted(owners(theirs, owner), key=lambda server: -server.created_at) if owner else []
+    left_out, first = left_out or len(first) > MAX_HISTORY_ROWS, first[:MAX_HISTORY_ROWS]
     here = {server.flavor.name for server in first if server.flavor and server.host_id in hosts}
     held = [each for each in first if each.host_id in hosts or (_is_over(each) and _flavor_of(each) in here)]
-    ends = [server.terminated_at for server in held if _is_over(server) and since <= server.terminated_at <= now]
-    steps = use_steps(_holds(held[:MAX_HISTORY_ROWS], now), known_since(ends, since), now) if ends else ()
-    return SiteHistoryView(steps, tuple(starts), max(len(mine), len(first)) > MAX_HISTORY_ROWS)
+    ended = [server for server in held if _is_over(server) and since <= server.terminated_at <= now]
+    if not ended:
+        return SiteHistoryView((), tuple(starts), left_out)
+    known_at = known_since([server.terminated_at for server in ended], since)
+    if left_out:  # older ones may have been deleted since
+        known_at = max(known_at, min(server.created_at for server in ended))
+    return SiteHistoryView(use_steps(_holds(held, now), known_at, now), tuple(starts), left_out)
 
 
 def _is_over(server: Server) -> bool:

@@ -8,7 +8,7 @@ import json
 import re
 import ssl
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Self
@@ -180,21 +180,26 @@ class OpenStackSession:
         return reply.body
 
     async def pages(self, service: str, path: str, key: str, query: Query = ()) -> list[Record]:
-        """Return all pages of a list, each within the deadline, in the page size of the service.
+        """Return all pages of a list. Raises as :meth:`each_page`."""
+        return [each async for page in self.each_page(service, path, key, query) for each in page]
+
+    async def each_page(
+        self, service: str, path: str, key: str, query: Query = ()
+    ) -> AsyncGenerator[list[Record], None]:
+        """Yield the pages of a list, each within the deadline, in the page size of the service.
 
         With a ``limit`` Nova would silently leave out the servers of a cell that is down. Of the link to the next
         page only its marker is used: its address is often one from behind a proxy, and the token goes only to
         addresses of the catalogue. Raises UnavailableError if a page is missing.
         """
-        found: list[Record] = []
         markers: set[str] = set()
         marker: Query = ()
         for _ in range(_MAX_PAGES):
             page = await self.read(service, path, [*query, *marker])
-            found += listed(service, page, key)
+            yield listed(service, page, key)
             following = _next_marker(page or {}, key)
             if following is None:
-                return found
+                return
             if not following or following in markers:
                 raise UnavailableError(f"{service}: the pages of `{key}` lead nowhere")
             markers.add(following)

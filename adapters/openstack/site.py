@@ -76,13 +76,17 @@ class OpenStackSite:
 
     async def history(self, since: float) -> SiteHistoryView:
         """Return the owner's use and the queue times of servers, by Nova's times of both projects' servers."""
-        config, ours = self._config, await past_servers(self._cloud, since)
-        theirs = await past_servers(self._owners_cloud, since) if self._owners_cloud is not None else ()
+        config, cut = self._config, False
+        theirs: Sequence[Server] = ()
+        ours, left_out = await past_servers(self._cloud, since)
+        if self._owners_cloud is not None:
+            theirs, cut = await past_servers(self._owners_cloud, since)
         theirs = [each for each in theirs if not self._names.is_ours(each.name)]  # a deleted one has no metadata
         projects = [cloud.project for cloud in (self._cloud, self._owners_cloud) if cloud is not None]
         hosts = capacity.host_names(config.hosts, projects)
         flavors = await self._creation.resolver.flavors()
-        return site_history(ours, flavors, theirs, config.owner, hosts, since, time.time())
+        now, left_out = time.time(), left_out or cut
+        return site_history(ours, flavors, theirs, config.owner, hosts, since, now, left_out=left_out)
 
     async def poll(self) -> model.SiteView:
         """List our drones, our quota and, where hosts are known, free capacity and the owner's waiting servers.

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
-from adapters.slurm.capacity import SlurmDroneType, is_owners
+from adapters.slurm.capacity import SlurmDroneType, are_jobs_hidden, is_owners
 from adapters.slurm.records import SlurmClient, SlurmJob
 from adapters.slurm.settings import SlurmOwnerConfig
 from provisioner.history import MAX_HISTORY_ROWS, PastStart, SiteHistoryView, use_steps
+from provisioner.interfaces import UnavailableError
 from provisioner.model import WHOLE_GPU
 
-SLICE_S = 86400.0
-"""Span of one query: accounting cannot limit the number of jobs in an answer. The newest day is first."""
-READING_S = 40.0
-"""Time after which no further day is read."""
+FIRST_SLICE_S = 3600.0
+"""Span of the first query, the newest hour. Accounting cannot limit the number of jobs in an answer, so the span is
+doubled only while answers are small."""
+SMALL_ANSWER = 2000
+READING_S, LAST_ANSWER_S = 40.0, 50.0
+"""Time after which no further span is read, and after which no answer is awaited."""
+_MAY_HIDE = {"PrivateData": "jobs"}
+"""slurmdbd has a PrivateData of its own, which we cannot read: jobs of nobody but us are not taken for all."""
 
 
 async def site_history(
@@ -24,21 +30,36 @@ async def site_history(
     owner: SlurmOwnerConfig | None,
     since: float,
     now: float,
+    user: str = "",
     clock: Callable[[], float] = time.monotonic,
 ) -> SiteHistoryView:
-    """Return the past of a site. The use is unknown if no job of the owner is shown, since jobs may be hidden."""
+    """Return the past of a site. The use is unknown if no job of the owner is shown, since jobs may be hidden.
+
+    ``user``: ours, if known. UnavailableError or TimeoutError if the first query fails; a later one ends the reading.
+    """
     wanted = {each.name for kind in types for each in kind.partitions} | set(owner.partitions if owner else ())
     began_at, begin, known_at, jobs = clock(), now, now, dict[str, SlurmJob]()
+    span_s = FIRST_SLICE_S
     while begin > since and len(jobs) < MAX_HISTORY_ROWS and clock() - began_at < READING_S:
-        until, begin = begin, max(since, begin - SLICE_S)
-        found = await cluster.past_jobs(sorted(wanted), begin, until)
+        until = begin
+        try:
+            async with asyncio.timeout(LAST_ANSWER_S - (clock() - began_at)):
+                found = await cluster.past_jobs(sorted(wanted), max(since, until - span_s), until)
+        except (UnavailableError, TimeoutError):
+            if until == now:
+                raise
+            break
         if found is None:
             return SiteHistoryView()
+        begin = max(since, until - span_s)
+        span_s = 2 * span_s if len(found) <= SMALL_ANSWER else span_s
         jobs = {job.remote_id: job for job in found} | jobs
         known_at = begin if found else known_at
     ran = [job for job in jobs.values() if 0 < job.started_at <= now]
     owners = [job for job in ran if owner is not None and is_owners(job, owner)]
-    steps = use_steps(gpu_holds(owners, nodes, now), known_at, now) if owners else ()
+    # jobs without a GPU are all that is known where GPUs are not among AccountingStorageTRES
+    known = any(job.gpus for job in owners) and not are_jobs_hidden(ran, _MAY_HIDE, user)
+    steps = use_steps(gpu_holds(owners, nodes, now), known_at, now) if known else ()
     starts = [start for kind in types for start in past_starts(kind, ran)]
     return SiteHistoryView(steps, tuple(starts), left_out=begin > since)
 

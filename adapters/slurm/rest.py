@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import getpass
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, Self, TypeVar
@@ -188,11 +188,7 @@ class SlurmRestClient(SlurmClient):
         response = await self._session.request("GET", "slurmdb/{}/jobs/", query)
         if response.status == 404 and not response.body:
             return None
-        found = []
-        for record in self._session.checked(response).items("jobs"):
-            with contextlib.suppress(ValueError):
-                found.append(parse_past_job(record))
-        return [job for job in found if job.state != "PENDING"]
+        return await asyncio.to_thread(parse_past_jobs, self._session.checked(response).items("jobs"))
 
     async def nodes(self, *, reserves: bool = False) -> Sequence[SlurmNode]:
         # All of it, 2.5 kB a node. With `update_time` 24.11 answers "nothing has changed" with status 500 and
@@ -371,11 +367,14 @@ def parse_job(record: JsonObject, listed: Collection[tuple[str, str]] = ()) -> S
     return [replace(job, remote_id=remote_id) for remote_id in ids]
 
 
-def parse_accounted_job(record: JsonObject) -> SlurmJob:
+def _accounted_id(record: JsonObject) -> str:
     ids = records.pick(record, {"job": "job_id", "array": "array.job_id", "task": "array.task_id"})
     number, array, task = map(records.count, ids.values())
-    remote_id = f"{array}_{task}" if array and records.is_set(ids["task"]) else str(number)
-    return records.read_job({**records.pick(record, _REST_ACCOUNTED_JOB), "remote_id": remote_id})
+    return f"{array}_{task}" if array and records.is_set(ids["task"]) else str(number)
+
+
+def parse_accounted_job(record: JsonObject) -> SlurmJob:
+    return records.read_job({**records.pick(record, _REST_ACCOUNTED_JOB), "remote_id": _accounted_id(record)})
 
 
 def parse_past_job(record: JsonObject) -> SlurmJob:
@@ -384,8 +383,18 @@ def parse_past_job(record: JsonObject) -> SlurmJob:
     given = [each for each in more["tres"] or () if isinstance(each, dict) and each.get("type") == "gres"]
     tres = ",".join(f"gres/{each.get('name')}={records.count(each.get('count'))}" for each in given)
     raw = {**records.pick(record, _REST_ACCOUNTED_JOB), "tres": tres, "node_count": record.get("allocation_nodes")}
-    job = records.read_job({**raw, "remote_id": parse_accounted_job(record).remote_id})
+    job = records.read_job({**raw, "remote_id": _accounted_id(record)})
     return replace(job, submitted_at=max(job.submitted_at, records.count(more["eligible"])))
+
+
+def parse_past_jobs(listed: Iterable[JsonObject]) -> list[SlurmJob]:
+    """Return the accounted jobs that have started. A record that cannot be read is left out."""
+    found = []
+    for record in listed:
+        with contextlib.suppress(ValueError):
+            job = parse_past_job(record)
+            found += [job] if job.state != "PENDING" else []
+    return found
 
 
 def parse_node(record: JsonObject) -> SlurmNode:

@@ -97,7 +97,8 @@ class SlurmSite:
         slurm_nodes, partitions = await self._cluster.nodes(), await self._cluster.partitions()
         types = capacity.resolve_types(self._types, partitions, config)
         nodes = [each.name for each in capacity.list_nodes(slurm_nodes, partitions, types, config, now=now)]
-        return await site_history(self._cluster, types, nodes, config.owner, since, now)
+        user = next((job.user for job in await self._cluster.own_jobs() if job.user), "")  # no poll came before
+        return await site_history(self._cluster, types, nodes, config.owner, since, now, user)
 
     async def _configuration(self) -> Mapping[str, str]:
         """Return slurm.conf as it was when it could be read first; nothing until then."""

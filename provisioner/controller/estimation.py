@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, groupby
+from itertools import accumulate, groupby, islice
 from math import ceil
 
 import structlog
@@ -158,19 +158,27 @@ class SiteHistory:
         return USE_EVERY_S * (len(self.use_milli) - self.use_milli.count(UNKNOWN))
 
     def learn_use(self, earlier: Callable[[float], int | None], now: float) -> float:
-        """Add the owner's use of earlier times before the known samples, and return the seconds that this adds.
+        """Add the owner's use at times without a sample of our own, and return the seconds that this adds.
 
         ``earlier`` returns the use at a time, or None before the first known one.
         """
+        missed = int((now - self.used_at) // USE_EVERY_S) if self.used_at else 0
+        if missed > USE_FILLED:
+            self.use_milli.extend([UNKNOWN] * min(missed, USE_KEPT))
+            self.used_at += missed * USE_EVERY_S
+        unknown, first_at = self.use_milli.count(UNKNOWN), self.used_at - (len(self.use_milli) - 1) * USE_EVERY_S
+        for n, own in enumerate(list(self.use_milli)):
+            if own == UNKNOWN and (held := earlier(first_at + n * USE_EVERY_S)) is not None:
+                self.use_milli[n] = held
         begin = (self.used_at or now) - len(self.use_milli) * USE_EVERY_S - (USE_EVERY_S if not self.used_at else 0.0)
-        added = 0
+        added, filled = 0, unknown - self.use_milli.count(UNKNOWN)
         while len(self.use_milli) < USE_KEPT and (held := earlier(begin - added * USE_EVERY_S)) is not None:
             self.use_milli.appendleft(held)
             added += 1
-        if added:
+        if added or filled:
             self.used_at = self.used_at or begin
             self.rise, self.rise_at = rise_of(self.use_milli), now
-        return added * USE_EVERY_S
+        return (added + filled) * USE_EVERY_S
 
     def kept(self) -> SiteSamples:
         return SiteSamples(tuple(self.use_milli), self.used_at, tuple(self.gaps_s), self.taken, self.run_s)
@@ -190,9 +198,15 @@ class EstimateCollector:
     sites: dict[str, SiteHistory] = field(default_factory=dict)
     histories: dict[str, HistorySummary] = field(default_factory=dict)
     """Summaries of the histories that were read, by site, or "" for the pool."""
+    forgotten_at: float = 0.0
+    """Time at which everything was forgotten: older questions about histories must not bring it back."""
     counted_from: float = 0.0
     """Time of the first view of the pool with completed jobs since this controller started."""
     estimates: Estimates = est.NO_ESTIMATES
+    _well_known: set[str] = field(default_factory=set)
+    """Sites whose own samples suffice: to count them takes long."""
+    _recalled: dict[str, int] = field(default_factory=dict)
+    """Number of the run times that an earlier controller recorded, by key."""
     _seen: frozenset[tuple[str, float]] = frozenset()
     """Counted jobs: those reported now, and of those reported before the ones that ended in the last :data:`SEEN_S`."""
     _counted: tuple[CompletedJob, ...] | None = None
@@ -240,13 +254,18 @@ class EstimateCollector:
         self.sites = {name: SiteHistory.of(site, now, away_s) for name, site in kept.sites.items()}
         self._seen, self._waiting_cost = kept.seen, waiting_cost
         self.histories = dict(kept.histories)
+        self._recalled = {key: len(runs) for key, runs in self.runs.items()}
         self.estimates = self._estimated()
 
     def wants_history(self, scope: str) -> bool:
         """Return True if too little is known of a site, or "" for the pool, and its history was not read yet."""
+        if scope in self.histories or scope in self._well_known:
+            return False
         if not scope:
-            return scope not in self.histories and len(self.runs.get("", ())) < RUNS_NEEDED
-        return scope not in self.histories and (scope not in self.sites or self.sites[scope].use_known_s < USE_WANTED_S)
+            return len(self.runs.get("", ())) < RUNS_NEEDED
+        if scope in self.sites and self.sites[scope].use_known_s >= USE_WANTED_S:
+            self._well_known.add(scope)
+        return scope not in self._well_known
 
     def learn_site(
         self,
@@ -267,7 +286,7 @@ class EstimateCollector:
 
     def learn_runs(self, jobs: Iterable[CompletedJob], now: float, *, left_out: bool = False) -> None:
         """Add jobs that completed before the controller began to count, oldest first."""
-        own, number = self.runs, 0
+        number = 0
         earlier: dict[str, deque[float]] = {}
         for each in jobs:
             if each.ended_at >= (self.counted_from or now) - SEEN_S:  # it may be counted anyway
@@ -277,30 +296,35 @@ class EstimateCollector:
                 runs = earlier.pop(key, None) or deque(maxlen=RUNS_KEPT)
                 runs.append(max(SHORTEST_RUN_S, round(each.run_s, 1)))
                 earlier[key] = runs
+        # the history has the jobs that an earlier controller counted
+        own = {key: runs[self._recalled.get(key, 0) if key in earlier else 0 :] for key, runs in self.runs.items()}
         self.runs = {key: tuple(runs) for key, runs in earlier.items() if key not in own}
         self.runs |= {key: (*earlier.get(key, ()), *runs)[-RUNS_KEPT:] for key, runs in own.items()}
         self._limit_keys()
         self.histories[""] = HistorySummary(now, jobs=number, left_out=left_out)
         self.estimates, self._dirty = self._estimated(), True
 
-    def forget(self, what: str) -> None:
+    def forget(self, what: str, now: float) -> None:
         """Forget samples as an operator asks: ``all``, ``user:NAME`` or ``site:NAME``. Counted jobs stay counted.
 
-        Run times of all users together go with any user's, as they cannot be told apart; ten jobs fill them again.
+        Run times of all users together go with any user's, as they cannot be told apart; ten jobs fill them again. The
+        histories that could bring the samples back count as read, those that were never read as well.
         """
         kind, _, name = what.partition(":")
         match kind:
             case "all":
+                read = {"", *self.histories, *self.sites, *(key.partition("/")[0] for key in self.delays)}
                 self.runs, self.delays, self.sites, self._unfinished = {}, {}, {}, UnfinishedJobs()
-                self.histories = {scope: HistorySummary(past.at) for scope, past in self.histories.items()}
+                self.histories, self.forgotten_at = dict.fromkeys(read, HistorySummary(now)), now
+                self._recalled = {}
             case "user":
                 self.runs = {key: runs for key, runs in self.runs.items() if key and est.owner_of(key) != name}
                 self._unfinished.forget(name)
+                self.histories[""] = HistorySummary(now)
             case "site":
                 self.sites.pop(name, None)
                 self.delays = {key: d for key, d in self.delays.items() if key.partition("/")[0] != name}
-                if name in self.histories:  # it is not asked again
-                    self.histories[name] = HistorySummary(self.histories[name].at)
+                self.histories[name] = HistorySummary(now)
         self.estimates = self._estimated()
 
     def _site(self, name: str) -> SiteHistory:
@@ -322,8 +346,8 @@ class EstimateCollector:
         self._dirty = self._dirty or bool(new)
 
     def _limit_keys(self) -> None:
-        while len(self.runs) > KEYS_KEPT:
-            del self.runs[next(key for key in self.runs if key)]
+        for key in list(islice(filter(None, self.runs), max(0, len(self.runs) - KEYS_KEPT))):
+            del self.runs[key]
 
     def _note_use(self, name: str, reading: PolledSite, snapshot: Snapshot) -> None:
         view, now = reading.view, snapshot.now
@@ -577,7 +601,7 @@ class EstimateRecorder:
             log.error("estimates.forget_failed", message=str(error))
             return
         for each in asked:
-            self.estimation.forget(each.what)
+            self.estimation.forget(each.what, self._asked_at)
         if asked and await self.keep([each.id for each in asked]):
             for each in asked:
                 await self.event("estimates.forgotten", what=each.what, by=each.by, reason=each.reason)

@@ -210,7 +210,7 @@ class Controller:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Tick until ``stop`` is set: quickly while something is on the move, else slowly."""
-        await self._history.begin(self._group, self.sites, self.overlay, stop)
+        await self._history.begin(self._group, self.sites, self.overlay, self.types, stop)
         while not stop.is_set():
             async with self.between_ticks:
                 with self.measures.timed(TICK_SECONDS):
@@ -545,7 +545,7 @@ class Controller:
             self._prunes = await _read("store.prune_failed", self.store.prune(now), False)
         await self.measures.turn()
         await self._recorder.turn()
-        await self._history.turn(self._group, self.sites, self.overlay)
+        await self._history.turn(self._group, self.sites, self.overlay, self.types)
         await self._low_use.turn(self._group, self.policy.low_use, self.types, self._poller.overlay.view)
 
     async def event(self, name: str, *, warn: bool = False, **fields: str | int | float) -> None:

@@ -26,6 +26,8 @@ log = structlog.get_logger()
 TICK_WAIT_S = 5.0
 """Longest time that a tick waits for polls; the answer of one that takes longer serves a later tick."""
 RETRY_AFTER_S = 0.2
+OPEN_WAIT_S = 15.0
+"""Longest time that the reading of a history waits for the connection, for polls wait for it meanwhile."""
 
 T = TypeVar("T")
 View = TypeVar("View", SiteView, OverlayView)
@@ -99,7 +101,11 @@ class LazySite:
     async def history(self, since: float) -> SiteHistoryView:
         if not isinstance(self.site, SupportsSiteHistory):
             return SiteHistoryView()
-        await self.open()
+        try:
+            async with asyncio.timeout(OPEN_WAIT_S):
+                await self.open()
+        except TimeoutError:
+            self._must_be_open()
         return await self.site.history(since)
 
     def _must_be_open(self) -> None:

@@ -10,6 +10,7 @@ import re
 import tokenize
 from collections.abc import Mapping
 from importlib import resources
+from itertools import pairwise
 
 from provisioner.model import NVIDIA, WHOLE_GPU, StartOrder
 
@@ -49,11 +50,12 @@ def _without_python_comments(text: bytes) -> bytes:
     """Return a Python program without blank lines, lines of comments and docstrings; other strings stay."""
     lines = text.splitlines(keepends=True)
     before = tokenize.NEWLINE
-    for token in tokenize.tokenize(io.BytesIO(text).readline):
+    for token, after in pairwise(tokenize.tokenize(io.BytesIO(text).readline)):
         alone = token.line.strip().startswith("#") or not token.line.strip()
         if token.type == tokenize.NL and alone:
             lines[token.start[0] - 1] = b""
-        if token.type == tokenize.STRING and before in (tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT):
+        begins = before in (tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
+        if token.type == tokenize.STRING and begins and after.type == tokenize.NEWLINE:
             first, last = token.start[0] - 1, token.end[0]
             lines[first:last] = [b" " * token.start[1] + b'""\n', *[b""] * (last - first - 1)]
         if token.type not in (tokenize.NL, tokenize.COMMENT, tokenize.ENCODING):

@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 from provisioner import model, reasons
 from provisioner.controller import estimation
 from provisioner.controller.estimation import LONGER, RUNS_NEEDED, USE_EVERY_S, EstimateCollector, expected, rise_of
-from provisioner.estimates import HORIZONS_S, UNKNOWN, Estimates, EstimateSamples, SiteSamples, StartDelays
+from provisioner.estimates import (
+    HORIZONS_S,
+    UNKNOWN,
+    Estimates,
+    EstimateSamples,
+    HistorySummary,
+    SiteSamples,
+    StartDelays,
+)
 from provisioner.planner.risk import expected_loss
 from tests.planner.scenes import A100, NOW, drone, snapshot, with_pool, with_site
 
@@ -179,7 +187,7 @@ def test_what_is_forgotten_is_what_was_named() -> None:
     def left(what: str) -> EstimateSamples:
         learning = EstimateCollector()
         learning.recall(EstimateSamples(NOW, runs, delays, sites), NOW, 0.3)
-        learning.forget(what)
+        learning.forget(what, NOW)
         assert set(learning.estimates.runs) == set(learning.runs), "the next tick plans without it"
         return learning.samples(NOW)
 
@@ -188,7 +196,9 @@ def test_what_is_forgotten_is_what_was_named() -> None:
     assert set(left("user:etp/a").runs) == {"etp", "etp/1/2/3", "/1/2/3"}
     topas = left("site:topas")
     assert (set(topas.runs), set(topas.sites), set(topas.delays)) == (set(runs), {"horeka"}, {"horeka/h100"})
-    assert left("all") == EstimateSamples(NOW)
+    read = HistorySummary(NOW)
+    assert left("all") == EstimateSamples(NOW, histories=dict.fromkeys(("", "topas", "horeka"), read))
+    assert (topas.histories, left("user:etp").histories) == ({"topas": read}, {"": read}), "or it would come back"
 
 
 # --------------------------- What is learned from jobs that are not done: those that run, and those that were cut short

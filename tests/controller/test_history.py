@@ -22,7 +22,8 @@ from provisioner.controller.history import (
     sane_runs,
 )
 from provisioner.controller.loop import Controller
-from provisioner.estimates import HistorySummary, StartDelays
+from provisioner.controller.polling import OPEN_WAIT_S, LazySite
+from provisioner.estimates import UNKNOWN, HistorySummary, StartDelays
 from provisioner.history import HISTORY_S, PastStart, RunHistoryView, SiteHistoryView, known_since, use_steps
 from provisioner.interfaces import UnavailableError
 from provisioner.planner import decide
@@ -30,6 +31,7 @@ from provisioner.planner.costs import PRIOR_DELAYS
 from provisioner.simulator.loop import VirtualClock
 from tests.controller.test_estimate_recorder import BusyPool
 from tests.controller.world import EPOCH, GPU, Place, in_virtual_time, run_for, serving, wall
+from tests.planner.scenes import snapshot
 from tests.store.story import TemporaryStore
 
 DAY_S = 86400.0
@@ -118,7 +120,72 @@ async def test_a_restart_does_not_ask_again_and_an_operator_can_have_it_forgotte
         assert controller.estimation.estimates.delays == {} and controller.estimation.estimates.rises == {}
         await run_for(controller, 60.0)
         assert place.asked == [EPOCH - HISTORY_S], "or it would be learned anew"
-        assert controller.estimation.histories == {"here": HistorySummary(EPOCH)}
+        at = controller.estimation.histories["here"].at
+        assert at > EPOCH and controller.estimation.histories == {"here": HistorySummary(at)}
+
+
+@pytest.mark.parametrize("what", ["all", "site:here", "user:anna"])
+@in_virtual_time
+async def test_what_is_forgotten_does_not_come_back_from_a_history_that_was_never_read(what: str) -> None:
+    """As after an upgrade: estimates are on record, the histories were not read."""
+    place, pool, store = OldPlace(), OldPool(), TemporaryStore("kit", 1e9, 10)
+    async with serving(place, pool=pool, store=store) as controller:
+        await run_for(controller, 900.0)
+        assert "" in controller.estimation.runs
+    store.reader().ask_estimate_reset(what, reason="test", by="mg", at=wall())
+    place, pool = OldPlace(past=daily(8)), OldPool(past=RunHistoryView(tuple(run(n, EPOCH - 9e4) for n in range(30))))
+    pool.every_s = 1e9
+    async with serving(place, pool=pool, store=store) as controller:
+        await run_for(controller, 60.0)
+        known = controller.estimation
+        assert bool(place.asked) is (what == "user:anna") and bool(known.estimates.delays) is (what == "user:anna")
+        assert ("anna" in known.runs) is (what == "site:here") and 500.0 not in known.runs.get("anna", ())
+
+
+@pytest.mark.parametrize("what", ["all", "site:here"])
+@in_virtual_time
+async def test_an_answer_that_was_asked_for_before_is_not_taken(what: str) -> None:
+    place, store = OldPlace(past=daily(8), takes_s=55.0), TemporaryStore("kit", 1e9, 10)
+    async with serving(place, store=store) as controller:
+        asyncio.get_running_loop().call_later(
+            20.0, lambda: store.reader().ask_estimate_reset(what, reason="test", by="mg", at=wall())
+        )
+        controller._recorder._asked_at = wall() - 30
+        await run_for(controller, 300.0)
+        assert len(place.asked) == 1 and not controller.estimation.estimates.delays
+        assert len(controller.estimation.sites["here"].use_milli) < 10 and not events(controller)
+
+
+@in_virtual_time
+async def test_the_question_to_a_site_that_is_removed_or_rebuilt_is_dropped() -> None:
+    async def event(name: str, **_: object) -> None:
+        raise AssertionError(name)
+
+    first, second = OldPlace(past=daily(8), takes_s=50.0), OldPlace(takes_s=50.0)
+    learning = EstimateCollector()
+    loader = HistoryLoader(learning, VirtualClock(), event)
+    async with asyncio.TaskGroup() as group:
+        for place in (first, second):
+            await loader.turn(group, {"here": place}, BusyPool(), ())  # type: ignore[dict-item, arg-type]
+            await asyncio.sleep(1.0)
+        assert len(first.asked) == len(second.asked) == 1
+        await loader.turn(group, {}, BusyPool(), ())  # type: ignore[arg-type]
+        await asyncio.sleep(100.0)
+        await loader.turn(group, {}, BusyPool(), ())  # type: ignore[arg-type]
+    assert wall() < EPOCH + 110 and not learning.histories
+
+
+@in_virtual_time
+async def test_a_cancelled_beginning_leaves_no_task() -> None:
+    controller_tasks = asyncio.all_tasks()
+    async with serving(OldPlace(takes_s=1e6)) as controller:
+        beginning = asyncio.ensure_future(run_for(controller, 1e6))
+        await asyncio.sleep(1.0)
+        beginning.cancel()
+        await asyncio.wait([beginning])
+        await asyncio.sleep(0)
+        left = {task.get_coro().__qualname__ for task in asyncio.all_tasks() - controller_tasks}  # type: ignore[union-attr]
+        assert not left & {"wait", "Event.wait"}
 
 
 @in_virtual_time
@@ -142,7 +209,7 @@ async def test_a_site_that_fails_is_asked_again_and_then_given_up() -> None:
     loader = HistoryLoader(EstimateCollector(), VirtualClock(), event)
     async with asyncio.TaskGroup() as group:
         for _ in range(6 * 6):
-            await loader.turn(group, {"here": place}, BusyPool())  # type: ignore[dict-item, arg-type]
+            await loader.turn(group, {"here": place}, BusyPool(), ())  # type: ignore[dict-item, arg-type]
             await asyncio.sleep(ASK_AGAIN_S / 6)
     assert len(place.asked) == len(told) == MAX_TRIES
     assert told[-2:] == [
@@ -181,9 +248,10 @@ def test_values_that_make_no_sense_are_left_out() -> None:
     held = held_at(SiteHistoryView(steps), EPOCH)
     assert held(EPOCH - 601) is None and held(EPOCH) == 2000
     starts = [PastStart("gpu", EPOCH - n, q) for n, q in ((1, 10.0), (2, nan), (3, -1.0), (4, inf), (-9, 5.0))]
-    assert mean_queues("here", starts, EPOCH) == {"here/gpu": 10.0}
+    assert mean_queues("here", starts, {"gpu"}, EPOCH) == {"here/gpu": 10.0}
+    long = run(6, EPOCH - 9, 20 * DAY_S)
     odd = [run(0, EPOCH - 9, -5.0), run(1, nan), run(2, EPOCH + 9), run(3, EPOCH - 9, nan), run(4, EPOCH - 9, 1e9)]
-    assert [each.job_id for each in sane_runs([*odd, run(5, EPOCH - 9)], EPOCH)] == ["old5.0"]
+    assert [each.job_id for each in sane_runs([*odd, run(5, EPOCH - 9), long], EPOCH)] == ["old5.0", "old6.0"]
 
 
 @in_virtual_time
@@ -210,6 +278,96 @@ def test_no_more_than_a_fortnight_is_kept_and_own_samples_stay(kept: int) -> Non
     learning.learn_site("here", lambda at: 7000, {}, EPOCH + 60)
     assert len(site.use_milli) == USE_KEPT and list(site.use_milli).count(1000) == kept
     assert site.use_milli[0] == 7000 and site.used_at == (EPOCH if kept else EPOCH + 60 - USE_EVERY_S)
+
+
+@pytest.mark.parametrize("polls_first", [False, True])
+@pytest.mark.parametrize("days", [2, 15])
+def test_the_history_fills_the_time_in_which_the_controller_was_away(days: int, polls_first: bool) -> None:
+    now = EPOCH + days * DAY_S
+    site = estimation.SiteHistory(used_at=EPOCH)
+    site.use_milli.extend([1000] * 5)
+    if polls_first:  # the first poll after the pause came before the answer
+        learning = EstimateCollector(sites={"here": site})
+        view = model.SiteView("here", now, {}, owner_runs=model.OwnerLoad(gpu_milli=9000))
+        learning._note_use("here", model.PolledSite("here", view), replace(snapshot(), now=now))
+    missed = min(days * DAY_S / USE_EVERY_S - polls_first, USE_KEPT - polls_first)
+    added_s = site.learn_use(lambda at: 7000 if at > EPOCH else None, now)
+    assert added_s == missed * USE_EVERY_S and site.used_at == now
+    assert list(site.use_milli) == ([1000] * 5 + [7000] * int(missed) + [9000] * polls_first)[-USE_KEPT:]
+
+
+def test_what_the_history_does_not_tell_stays_unknown() -> None:
+    site = estimation.SiteHistory(used_at=EPOCH)
+    site.use_milli.extend([1000, 1000])
+    site.learn_use(lambda at: 7000 if at > EPOCH + DAY_S / 2 else None, EPOCH + DAY_S)
+    assert list(site.use_milli) == [1000] * 2 + [UNKNOWN] * 360 + [7000] * 360
+    site = estimation.SiteHistory(used_at=EPOCH)
+    site.use_milli.extend([1000, 1000])
+    assert site.learn_use(lambda at: None, EPOCH + 10 * USE_EVERY_S) == 0.0
+    assert list(site.use_milli) == [1000, 1000], "a short pause gets the value of the next poll"
+
+
+def test_jobs_that_an_earlier_controller_counted_do_not_count_again() -> None:
+    before = EstimateCollector()
+    jobs = [run(n, EPOCH - 9000 + n, 60.0 + n) for n in range(5)]
+    before._note_runs(tuple(jobs), EPOCH - 8000)
+    later = EstimateCollector()
+    later.recall(replace(before.samples(EPOCH), runs={**before.runs, "gone": (7.0,)}), EPOCH, 1.0)
+    later.counted_from = EPOCH
+    later._note_runs((run(9, EPOCH + 30, 30.0),), EPOCH + 60)
+    later.learn_runs(jobs, EPOCH + 60)
+    assert later.runs["anna"] == (60.0, 61.0, 62.0, 63.0, 64.0, 30.0) and later.runs["gone"] == (7.0,)
+
+
+@in_virtual_time
+async def test_a_call_that_took_long_and_failed_is_not_repeated() -> None:
+    place, told = OldPlace(past=UnavailableError("no answer within 50 s"), takes_s=50.0), list[str]()
+
+    async def event(name: str, *, warn: bool = False, **fields: object) -> None:
+        told.append(f"{name}: {fields['why']}")
+
+    loader = HistoryLoader(EstimateCollector(), VirtualClock(), event)
+    async with asyncio.TaskGroup() as group:
+        for _ in range(6 * 6):
+            await loader.turn(group, {"here": place}, BusyPool(), ())  # type: ignore[dict-item, arg-type]
+            await asyncio.sleep(ASK_AGAIN_S / 6)
+    assert len(place.asked) == 1 and told == ["history.read_failed: no answer within 50 s"]
+
+
+@in_virtual_time
+async def test_a_history_leaves_the_connection_to_the_polls_after_a_moment() -> None:
+    @dataclass
+    class Hanging(OldPlace):
+        hangs: bool = True
+
+        async def __aenter__(self) -> Hanging:
+            await asyncio.sleep(1e6 if self.hangs else 0)
+            return self
+
+        async def __aexit__(self, *exc: object) -> None: ...
+
+    place = Hanging()
+    site = LazySite(place)
+    asked = asyncio.ensure_future(site.history(0.0))
+    await asyncio.sleep(1.0)
+    place.hangs = False
+    await site.poll()
+    assert wall() <= EPOCH + OPEN_WAIT_S + 1
+    with pytest.raises(UnavailableError):
+        await asked
+
+
+def test_a_name_that_is_no_type_of_the_site_tells_no_queue_time() -> None:
+    starts = [PastStart("gpu", EPOCH - 5, 10.0), PastStart("forged", EPOCH - 5, 10.0)]
+    assert mean_queues("here", starts, {"gpu"}, EPOCH) == {"here/gpu": 10.0}
+
+
+def test_a_site_that_is_known_well_is_not_counted_at_each_tick() -> None:
+    learning = EstimateCollector()
+    learning._site("here").use_milli.extend([1000] * 120)
+    assert not learning.wants_history("here") and learning.wants_history("there")
+    learning.sites["here"].use_milli.clear()
+    assert not learning.wants_history("here")
 
 
 def test_the_use_of_jobs_is_summed_up_as_steps() -> None:

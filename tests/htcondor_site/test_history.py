@@ -8,7 +8,7 @@ from typing import cast
 import classad2
 import pytest
 
-from adapters.htcondor.classads import Ad
+from adapters.htcondor.classads import Ad, holds
 from adapters.htcondor.site import history
 from adapters.htcondor.site.client import HTCondorClient
 from adapters.htcondor.site.history import site_history
@@ -39,8 +39,10 @@ class Histories:
 
     def __init__(self, past: dict[str, list[Ad]], queues: dict[str, list[Ad]] | None = None) -> None:
         self.past, self.queues = past, queues or {}
+        self.stops: list[str] = []
 
-    async def history(self, schedd: str, constraint: str, *_: object) -> Sequence[Ad]:
+    async def history(self, schedd: str, constraint: str, names: object, stop: str, limit: int) -> Sequence[Ad]:
+        self.stops.append(stop)
         if schedd and schedd not in self.past:
             raise UnavailableError(f"{schedd} is down")
         return self.past.get(schedd, [])
@@ -65,6 +67,37 @@ async def test_jobs_of_all_schedds_that_ran_here_add_up() -> None:
     told = await Histories({"one": one, "two": [*two, ran(NOW - 99999, NOW - 80000)]}).told()
     steps = [(at - NOW, gpu_milli // 1000) for at, gpu_milli in told.owner_steps]
     assert steps == [(-80000, 0), (-900, 2), (-700, 3), (-600, 1), (-500, 0), (-400, 2), (-300, 0)]
+
+
+async def test_jobs_that_held_no_gpu_here_tell_no_use_of_0() -> None:
+    elsewhere = ran(NOW - 900, NOW - 600, LastRemoteHost="slot1@elsewhere.test")
+    assert (await Histories({"one": [elsewhere], "two": []}).told()).owner_steps == ()
+    late = ran(NOW - 900, NOW - 600, LeaveJobInQueue=True)
+    assert (await Histories({"one": [late], "two": []}).told()).owner_steps == (), "it came at an unknown time"
+
+
+async def test_jobs_that_stay_in_their_queue_count_and_come_late_into_the_history() -> None:
+    spooled = {"LeaveJobInQueue": classad2.ExprTree("JobStatus == 4 && time() - CompletionDate < 864000")}
+    past = [ran(NOW - 700, NOW - 600), ran(NOW - 50000, NOW - 40000, **spooled), ran(NOW - 900, NOW - 800)]
+    told = await Histories({"one": past, "two": []}, {"one": [ran(NOW - 500, NOW - 400, **spooled)]}).told()
+    steps = [(at - NOW, gpu_milli // 1000) for at, gpu_milli in told.owner_steps]
+    assert steps == [(-800, 0), (-700, 2), (-600, 0), (-500, 2), (-400, 0)]
+
+
+async def test_a_late_entry_does_not_end_the_reading() -> None:
+    asked = Histories({"one": [], "two": []})
+    await asked.told()
+    assert len(asked.stops) == 3 and len(set(asked.stops)) == 1
+    old = {"EnteredCurrentStatus": SINCE - 9}
+    spooled = {"LeaveJobInQueue": classad2.ExprTree("JobStatus == 4")}
+    for ends, more in ((True, old), (False, old | spooled), (True, old | {"LeaveJobInQueue": False}), (False, {})):
+        assert holds(asked.stops[0], ran(0, 0, **{"EnteredCurrentStatus": NOW, **more}), classad2.ClassAd()) is ends
+
+
+async def test_a_job_holds_no_more_gpus_than_its_machine_has() -> None:
+    forged = ran(NOW - 900, NOW - 600, RequestGPUs=10**12)
+    told = await Histories({"one": [forged, ran(NOW - 5000, NOW - 4000)], "two": []}).told()
+    assert max(gpu_milli for _, gpu_milli in told.owner_steps) == machines_of([pslot(NODE)], 0)[0].all.gpus * 1000
 
 
 async def test_a_schedd_that_is_silent_leaves_the_use_unknown() -> None:

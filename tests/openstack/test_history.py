@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import UTC, datetime
+from itertools import count
 from typing import Any
 
-from adapters.openstack.history import site_history
+from adapters.openstack.history import READING_S, past_servers, site_history
+from adapters.openstack.nova import OpenStackCloud
 from adapters.openstack.servers import Flavor, Server
 from adapters.openstack.settings import OpenStackOwnerConfig
 from adapters.openstack.site import OpenStackSite as Site
@@ -48,6 +50,31 @@ def test_times_that_make_no_sense_add_nothing() -> None:
     early = replace(RUNS, id="8", launched_at=RUNS.created_at - 5)
     told = site_history((RUNS, never, early, replace(RUNS, flavor=None)), {"a100": GPU}, (), None, (), SINCE, NOW)
     assert told.starts == (PastStart("a100", NOW - 800, 100.0),) and told.owner_steps == ()
+
+
+def test_each_type_of_a_flavor_has_its_starts() -> None:
+    told = site_history((RUNS,), {"a100": GPU, "mps": GPU}, (), None, (), SINCE, NOW)
+    assert [start.type for start in told.starts] == ["a100", "mps"]
+
+
+def test_of_a_list_that_was_cut_the_use_is_known_since_its_oldest_server() -> None:
+    theirs = (RUNS, gone(2, 4000, 1000), gone(3, 3000, 2500))
+    told = site_history((), {}, theirs, OWNER, {"h"}, SINCE, NOW, left_out=True)
+    assert told.left_out and told.owner_steps[0][0] == NOW - 2500
+    told = site_history((), {}, (RUNS, gone(2, 1500, 1000)), OWNER, {"h"}, SINCE, NOW, left_out=True)
+    assert told.owner_steps[0][0] == NOW - 1000
+
+
+async def test_pages_are_read_as_long_as_there_is_time(fake: FakeCloud, nova: OpenStackCloud) -> None:
+    fake.page = 2
+    for n in range(6):
+        fake.add(f"etp-{n}")
+    for step_s, pages in ((0.0, 3), (READING_S, 2)):
+        fake.asked.clear()
+        times = count(0.0, step_s)
+        found, left_out = await past_servers(nova, 1.0, lambda times=times: next(times))  # type: ignore[misc]
+        assert len(found) == 6 and left_out is (step_s > 0)
+        assert len([each for each in fake.asked if "changes-since" in each]) == pages
 
 
 async def test_deleted_servers_are_asked_for_and_nothing_is_changed(fake: FakeCloud) -> None:

@@ -10,16 +10,19 @@ import pytest
 
 from adapters.slurm import history
 from adapters.slurm.capacity import resolve_types
-from adapters.slurm.history import READING_S, SLICE_S, past_starts, site_history
+from adapters.slurm.history import FIRST_SLICE_S, READING_S, SMALL_ANSWER, past_starts, site_history
 from adapters.slurm.records import SlurmClient, SlurmJob
 from adapters.slurm.rest import parse_past_job
+from adapters.slurm.rest import parse_past_jobs as parse_past_records
 from adapters.slurm.settings import SlurmOwnerConfig
 from adapters.slurm.tools import PAST_SACCT_COLUMNS, parse_past_jobs
 from provisioner.history import PastStart, SiteHistoryView
+from provisioner.interfaces import UnavailableError
 from tests.slurm.test_capacity import A100, NOW, PARTITIONS, config
 
 TYPES = resolve_types([A100], PARTITIONS, config())
 OWNER = SlurmOwnerConfig(partitions=["accelerated"], accounts=["etp"])
+SLICE_S = 86400.0
 SINCE = NOW - 4 * SLICE_S
 JOB = SlurmJob(
     "1",
@@ -41,15 +44,18 @@ class Accounts:
     def __init__(self, *jobs: SlurmJob, takes_s: float = 0.0) -> None:
         self.jobs, self.takes_s, self.now_s = jobs, takes_s, 0.0
         self.asked: list[tuple[float, float]] = []
+        self.fails_at = 0
 
     async def past_jobs(self, partitions: Collection[str], since: float, until: float) -> Sequence[SlurmJob] | None:
-        self.asked.append(((since - NOW) / SLICE_S, (until - NOW) / SLICE_S))
+        self.asked.append(((since - NOW) / FIRST_SLICE_S, (until - NOW) / FIRST_SLICE_S))
         self.now_s += self.takes_s
+        if len(self.asked) == self.fails_at:
+            raise UnavailableError("answer too long")
         return [job for job in self.jobs if job.started_at < until and (job.ends_at or NOW) >= since]
 
-    async def told(self, owner: SlurmOwnerConfig | None = OWNER) -> SiteHistoryView:
-        cluster = cast(SlurmClient, self)
-        return await site_history(cluster, TYPES, ["hkn0801", "hkn0802"], owner, SINCE, NOW, lambda: self.now_s)
+    async def told(self, owner: SlurmOwnerConfig | None = OWNER, user: str = "") -> SiteHistoryView:
+        cluster, nodes = cast(SlurmClient, self), ["hkn0801", "hkn0802"]
+        return await site_history(cluster, TYPES, nodes, owner, SINCE, NOW, user, lambda: self.now_s)
 
 
 async def test_the_owners_jobs_of_some_days_add_up_and_each_counts_once() -> None:
@@ -60,20 +66,46 @@ async def test_the_owners_jobs_of_some_days_add_up_and_each_counts_once() -> Non
     others = [replace(JOB, remote_id="4", account="cms"), replace(JOB, remote_id="5", nodes=("hkn0999",))]
     accounts = Accounts(JOB, long, runs, *others)
     told = await accounts.told()
-    assert accounts.asked == [(-1, 0), (-2, -1), (-3, -2), (-4, -3)]
+    assert accounts.asked == [(-1, 0), (-3, -1), (-7, -3), (-15, -7), (-31, -15), (-63, -31), (-96, -63)]
     steps = [(at - NOW, gpu_milli // 1000) for at, gpu_milli in told.owner_steps]
-    assert steps == [(-3 * SLICE_S, 0), (early - NOW, 4), (-900, 5), (-800, 1), (-600, 0), (-100, 2)]
+    assert steps == [(-63 * FIRST_SLICE_S, 0), (early - NOW, 4), (-900, 5), (-800, 1), (-600, 0), (-100, 2)]
     assert not told.left_out
     assert (await accounts.told(None)).owner_steps == ()
     assert (await Accounts(*others[:1]).told()).owner_steps == (), "they may be hidden: that is no use of 0"
 
 
+async def test_where_no_gpus_are_accounted_the_use_is_unknown() -> None:
+    assert (await Accounts(replace(JOB, gpus={})).told()).owner_steps == ()
+
+
 async def test_a_slow_or_full_account_is_read_as_far_as_it_goes(monkeypatch: pytest.MonkeyPatch) -> None:
     old = replace(JOB, remote_id="2", started_at=NOW - 3 * SLICE_S, ends_at=NOW - 10)
     told = await Accounts(JOB, old, takes_s=READING_S).told()
-    assert told.left_out and told.owner_steps[0] == (NOW - SLICE_S, 1000)
+    assert told.left_out and told.owner_steps[0] == (NOW - FIRST_SLICE_S, 1000)
     monkeypatch.setattr(history, "MAX_HISTORY_ROWS", 2)
     assert (await Accounts(JOB, old).told()).left_out
+
+
+async def test_large_answers_stay_small_and_one_that_fails_costs_no_other() -> None:
+    old = replace(JOB, remote_id="x", started_at=NOW - 3 * SLICE_S, ends_at=NOW - 10)
+    busy = Accounts(*(replace(old, remote_id=f"{n}") for n in range(SMALL_ANSWER + 1)))
+    assert len((await busy.told()).owner_steps) > 1
+    assert {until - since for since, until in busy.asked if until > -72} == {1.0}
+    for fails_at in (1, 4):
+        accounts = Accounts(JOB, old)
+        accounts.fails_at = fails_at
+        if fails_at == 1:
+            with pytest.raises(UnavailableError, match="too long"):
+                await accounts.told()
+            continue
+        told = await accounts.told()
+        assert told.left_out and told.owner_steps[0] == (NOW - 7 * FIRST_SLICE_S, 1000)
+
+
+async def test_jobs_of_nobody_but_us_are_not_the_whole_use() -> None:
+    ours = replace(JOB, user="kit")
+    assert (await Accounts(ours).told(user="kit")).owner_steps == ()
+    assert (await Accounts(ours, replace(JOB, remote_id="9", user="anna", account="cms")).told(user="kit")).owner_steps
 
 
 async def test_without_accounting_nothing_is_known() -> None:
@@ -135,3 +167,5 @@ def test_slurmrestd_tells_the_same() -> None:
     assert (job.submitted_at, job.started_at, dict(job.gpus), job.node_count) == (1600.0, 2000.0, {"a100": 2}, 2)
     with pytest.raises(ValueError, match="without a state"):
         parse_past_job({"job_id": 7})
+    waits = {**record, "state": {"current": ["PENDING"]}}
+    assert parse_past_records([{"job_id": 7}, waits, record]) == [job]

@@ -42,8 +42,6 @@ HISTORY_PROJECTION = attribute_names(
 
 RUNS_IN_SLOTS = "member(JobUniverse, {7,9,12}) isnt true"
 WITH_GPUS = f"((RequestGPUs ?: 0) > 0 || {OPTIONAL})"
-_AT_REST = 'member(unparse(LeaveJobInQueue), {"", "undefined", "false"})'
-"""Such jobs enter the history when they end; others (of ``condor_submit -spool``) as much as ten days later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +136,7 @@ def constraint(operators: str, controller: str, since: float, gpus_only: bool) -
 
 def stop(newest: str, read_at: float) -> str:
     """Return the expression that ends the reading of a history's entries, newest first, once it is true."""
-    long_ago = f"(EnteredCurrentStatus < {int(read_at - _LATE_S)} && {_AT_REST})"
+    long_ago = classads.history_end(read_at - _LATE_S)
     cluster, _, proc = newest.partition(".")
     return f"(ClusterId == {cluster} && ProcId == {proc}) || {long_ago}" if newest else long_ago
 

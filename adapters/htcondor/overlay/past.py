@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from functools import partial
 from operator import add
 
+from adapters.htcondor.classads import history_end
 from adapters.htcondor.daemons import Collectors
 from adapters.htcondor.overlay.history import HISTORY_PROJECTION, RUNS_IN_SLOTS, WITH_GPUS, ended_run
 from adapters.htcondor.overlay.schedds import queues_of
@@ -16,39 +18,47 @@ from provisioner.interfaces import AuthError, UnavailableError
 from provisioner.model import CompletedJob
 
 PAST_DEADLINE_S = 50.0
+ASKING_S = 28.0
+"""Time after which no further schedd is asked: the bindings wait 20 s for one that is silent."""
 PAST_READER = "adapters.htcondor.overlay.past:PastReader"
 
 
 class PastReader:
     """Reader of the histories, in a worker process of its own: they are large files, and polls must not wait."""
 
-    def __init__(self, config: HTCondorConfig, controller: str) -> None:
-        self._config, self._controller = config, controller
+    def __init__(self, config: HTCondorConfig, controller: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._config, self._controller, self._clock = config, controller, clock
         self._collector = Collectors(config.collector)
 
     def completed(self, since: float) -> RunHistoryView:
         """Return the GPU jobs that completed after a time, of all schedds that answer. UnavailableError if none does.
 
-        ``left_out`` is set if a schedd does not answer.
+        ``left_out`` is set if a schedd does not answer, or none of the time is left for it.
         """
         self._collector.read_clock()
         config, found, left_out, failures = self._config, list[CompletedJob](), False, list[str]()
         queues = queues_of(self._collector.schedds(), config.schedds)
         most = MAX_HISTORY_ROWS // max(1, len(queues))
         projection = sorted({*HISTORY_PROJECTION, config.owner_attribute})
+        began_at = self._clock()
         for queue in queues:
+            if self._clock() - began_at > ASKING_S:
+                failures.append("no time was left")
+                continue
             ahead_s = self._collector.skew_s + queue.ahead_s
             ended = f"JobStatus == 4 && CompletionDate >= {int(since + ahead_s)}"
             wanted = f"{ended} && {RUNS_IN_SLOTS} && {WITH_GPUS} && ({config.constraint})"
-            stop = f"EnteredCurrentStatus < {int(since + ahead_s)}"
+            end = history_end(since + ahead_s)
             try:
                 with self._collector.errors.translated(f"schedd {printable(queue.name, 80)}"):
-                    ads = list(queue.schedd.history(wanted, projection, most, stop))
+                    queue.ask()
+                    left = list(queue.schedd.history(wanted, projection, most, end))
+                    stay = list(queue.schedd.query(wanted, projection=projection, limit=most))  # LeaveJobInQueue
             except (UnavailableError, AuthError) as error:
                 failures.append(str(error))
                 continue
-            left_out = left_out or len(ads) >= most
-            for ad in ads:
+            left_out = left_out or max(len(left), len(stay)) >= most
+            for ad in (*left, *stay):
                 run = ended_run(ad, queue.name, self._controller, config.owner_attribute, partial(add, -ahead_s))
                 if run is not None and since <= run.ended_at <= time.time():
                     found.append(run)

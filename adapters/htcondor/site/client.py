@@ -181,7 +181,11 @@ class BindingsClient(HTCondorClient):
         self, schedd: str, constraint: str, projection: Sequence[str], stop: str, limit: int
     ) -> Sequence[Ad]:
         what = (schedd, constraint, tuple(projection), stop, limit)
-        return list(await self._call("history", "history", *what, deadline_s=PAST_TIMEOUT_S))
+        try:
+            return list(await self._call("history", "history", *what, deadline_s=PAST_TIMEOUT_S))
+        finally:  # it is asked once in the life of a controller
+            if worker := self._workers.pop("history", None):
+                await worker.close()
 
     async def owner_queue(self, schedd: str, constraint: str, names: Sequence[str]) -> OwnerJobQueue:
         queue: OwnerJobQueue = await self._call(f"owner {schedd}", "owner_queue", schedd, constraint, tuple(names))

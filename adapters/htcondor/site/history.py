@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 PAST_JOB_PROJECTION = attribute_names(
     """
     ClusterId ProcId JobStatus LastJobStatus QDate JobStartDate JobCurrentStartDate CompletionDate EnteredCurrentStatus
-    RemoteHost LastRemoteHost RequestGPUs GPUsProvisioned DroneType
+    RemoteHost LastRemoteHost RequestGPUs GPUsProvisioned DroneType LeaveJobInQueue
     """
 )
 PAST_TIMEOUT_S = 50.0
@@ -38,21 +38,23 @@ async def site_history(
     now: float,
 ) -> SiteHistoryView:
     """Return the past of a site whose nodes are ``machines``. The use is unknown unless each schedd answers."""
-    ended, stop = f"EnteredCurrentStatus >= {int(since)}", f"EnteredCurrentStatus < {int(since)}"
+    ended, stop = f"EnteredCurrentStatus >= {int(since)}", classads.history_end(since)
     drones = await client.history("", f"{our_jobs} && {ended}", PAST_JOB_PROJECTION, stop, MAX_HISTORY_ROWS)
     left_out, known_at = len(drones) >= MAX_HISTORY_ROWS, since
-    theirs, held = list[Ad](), list[tuple[float, float, int]]()
+    remembers, held = False, list[tuple[float, float, int]]()
     for schedd in owner.schedds if owner else ():
         wanted = f"{owner_jobs(owner)} && {_HOLDS_GPUS}" if owner else ""
         past = await client.history(schedd, f"{wanted} && {ended}", PAST_JOB_PROJECTION, stop, MAX_HISTORY_ROWS)
         left_out = left_out or len(past) >= MAX_HISTORY_ROWS
-        ends = [end for end in map(ended_at, past) if since <= end <= now]
+        # a job that entered the history late says nothing about how far back the history goes
+        ends = [end for end in map(ended_at, filter(classads.at_rest, past)) if since <= end <= now]
         known_at = max(known_at, known_since(ends, since)) if ends else known_at
-        theirs += past
-        running = f"{wanted} && JobStatus == {classads.RUNNING}"
-        held += gpu_holds(await client.ads("jobs", running, PAST_JOB_PROJECTION, schedd), machines, now)
-    held += gpu_holds(theirs, machines, now)
-    steps = use_steps(held, known_at, now) if theirs else ()
+        remembers = remembers or bool(ends)
+        stay = f"{wanted} && (JobStatus == {classads.RUNNING} || JobStatus == {classads.COMPLETED})"
+        there = await client.ads("jobs", stay, PAST_JOB_PROJECTION, schedd)
+        held += gpu_holds([*past, *there], machines, now)
+    # without a job on these machines it is not certain that the histories are about them
+    steps = use_steps(held, known_at, now) if remembers and held else ()
     return SiteHistoryView(steps, tuple(past_starts(drones)), left_out)
 
 
@@ -65,12 +67,13 @@ def ended_at(ad: Ad) -> float:
 
 def gpu_holds(ads: Iterable[Ad], machines: Iterable[PoolMachine], now: float) -> list[tuple[float, float, int]]:
     """Return start, end and GPUs, in thousandths, of the last run of each job that ran on these machines."""
-    names, found = {machine.name.lower() for machine in machines}, []
+    sizes, found = {machine.name.lower(): machine.all.gpus for machine in machines}, []
     for ad in ads:
         over = whole(ad, "JobStatus") in (classads.COMPLETED, REMOVED)
         slot = text(ad, "RemoteHost", 600) or text(ad, "LastRemoteHost", 600)
-        gpus = whole(ad, "GPUsProvisioned") or whole(ad, "RequestGPUs")
-        if slot.rpartition("@")[2].lower() in names:
+        size = sizes.get(slot.rpartition("@")[2].lower())
+        if size is not None:
+            gpus = min(size, whole(ad, "GPUsProvisioned") or whole(ad, "RequestGPUs"))
             found.append((moment(ad, "JobCurrentStartDate"), ended_at(ad) if over else now, gpus * WHOLE_GPU))
     return found
 
