@@ -432,7 +432,7 @@ class OwnerWaits:
 
 @dataclass(frozen=True, slots=True)
 class NodeReserved:
-    """A node is reserved for a job of several GPUs: its drones take no more jobs, and no other drone takes the room."""
+    """A job of several GPUs needs a node: its drones take no more jobs, and others get room on other nodes only."""
 
     site: str
     node: str

@@ -338,9 +338,12 @@ def shortened_life_s(context: PlanningContext, kind: DroneType) -> float:
     return float(int(left_s)) if left_s < (kind.walltime_s or NO_END) else 0.0
 
 
-def life_too_short(context: PlanningContext, kind: DroneType, wanted_s: float = 0.0) -> reasons.Downtime | None:
-    """Return the downtime that forbids a start for jobs of ``wanted_s``, or None."""
-    left_s = drone_end_at(context, kind) - context.now
+def life_too_short(
+    context: PlanningContext, kind: DroneType, wanted_s: float = 0.0, start_in_s: float = 0.0
+) -> reasons.Downtime | None:
+    """Return the downtime that forbids a start in ``start_in_s`` for jobs of ``wanted_s``, or None."""
+    until_s = downtime_at(context, kind.site) - DOWNTIME_MARGIN_S - context.now
+    left_s = min(kind.walltime_s or NO_END, until_s - start_in_s)
     least_s = max(wanted_s, min(MIN_LIFE_S, kind.walltime_s or MIN_LIFE_S))
     if left_s >= least_s or (kind.walltime_s and wanted_s > kind.walltime_s):
         return None

@@ -38,6 +38,8 @@ class NodeResources:
     """Resources that drones which leave will free within the grace period, less what is promised of them."""
     candidates: NodeCandidates = field(default_factory=NodeCandidates)
     """Drones that may be asked to leave."""
+    reserved: bool = False
+    """A job of several GPUs is to get room here: other drones are promised room elsewhere first."""
 
     @property
     def soon(self) -> Resources:
@@ -88,9 +90,9 @@ class FreeResources:
         return sum(free.gpu_milli for free in hosts) / WHOLE_GPU
 
     def book(self, kind: DroneType, count: int) -> int:
-        """Promise room to ``count`` drones, on the fullest nodes first; return how many find none."""
+        """Promise room to ``count`` drones, the fullest nodes first, reserved ones last; return how many find none."""
         each = drone_resources(kind)
-        for node_room in sorted(self._hosts(kind), key=lambda s: (s.free.gpu_milli, s.free.cpus, s.name)):
+        for node_room in sorted(self._hosts(kind), key=lambda s: (s.reserved, s.free.gpu_milli, s.free.cpus, s.name)):
             here = min(count, count_fits(each, node_room.free, node_room.kept))
             if here > 0:
                 # The reserve of a GPU stays until it is really taken: a CPU drone might come first.

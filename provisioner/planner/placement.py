@@ -165,7 +165,9 @@ class Allocation:
         """Start ``count`` drones of a type for a class of which ``covered`` jobs are covered."""
         reason: Reason = reasons.JobsWaiting(job.id, job.waiting, covered, count)
         vram_mib, snapshot = job.vram_mib, self.context.snapshot
-        kept_gpus = job.gpu_milli // model.WHOLE_GPU if job.gpu_milli > model.WHOLE_GPU else 0
+        # Jobs of other classes are counted on for the rest of a drone with room for several of the class.
+        whole = job.gpu_milli > model.WHOLE_GPU and self.context.compatible[job.id].jobs[kind.key] == 1
+        kept_gpus = job.gpu_milli // model.WHOLE_GPU if whole else 0
         if is_headroom(job.id):  # any job may take a warm drone
             reason = reasons.HeadroomShort(job.id.removeprefix(HEADROOM_PREFIX), job.waiting, covered, count)
             vram_mib = kept_gpus = 0
@@ -438,8 +440,8 @@ class Placement:
             reserved: Reason | None = None
             if job.gpu_milli > model.WHOLE_GPU and not job.gpu_optional:
                 reserved = allocation.reserved.reserve(job, compatible, cost, allocation.limits, allocation.risk)
-            if why is not None:
-                self.refuse(job, lack, reserved or why)
+            if (reason := reserved or why) is not None:
+                self.refuse(job, lack, reason)
             if isinstance(why, _NO_ROOM_AT_SITE) and not is_headroom(job.id):
                 self.lacking_room[key] = self.lacking_room.get(key, 0) - (-lack // compatible.jobs[key])
         return covered, late

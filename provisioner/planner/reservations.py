@@ -6,9 +6,9 @@ ANL/IBM SP scheduling system", 1995). Its cost is the *hole*: the GPU-seconds fo
 and for the new drone. A job gets a reservation once its wait has cost more. Only the time counts in which smaller jobs
 started before it: in a long queue all jobs wait.
 
-The controller cannot choose nodes. It drains the drones on one node, and starts no drone at the site that might take
-the node's GPUs, unless its jobs are expected to end before the last GPU is free. Nothing is stored: drones that drain
-make their node the one with the smallest hole at the next tick. A site has one reservation at a time.
+The controller cannot choose nodes. It drains the drones on one node, and starts no more drones at the site than other
+nodes have room for, except for jobs that are expected to end before the last GPU is free. Nothing is stored: drones
+that drain make their node the one with the smallest hole at the next tick. A site has one reservation at a time.
 """
 
 from __future__ import annotations
@@ -16,17 +16,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import accumulate
 from typing import NamedTuple
 
 from provisioner import model
 from provisioner.estimates import RELEASE_S
 from provisioner.model import WHOLE_GPU, BreakerState, Drone, DroneId, DroneState, DroneType, JobClass, TypeKey
-from provisioner.planner.capacity import StartLimits
-from provisioner.planner.context import NO_END, PlanningContext
+from provisioner.planner.capacity import StartLimits, passes_soon
+from provisioner.planner.context import MAX_JOBS_COUNTED, NO_END, PlanningContext, downtime_at, life_too_short
 from provisioner.planner.costs import JobCost, RunTimeSums
-from provisioner.planner.matching import UNKNOWN_DISK_MIB, CompatibleTypes, Resources, count_fits
-from provisioner.planner.owner import OwnerReservations, drone_resources
-from provisioner.planner.risk import PreemptionRisk, is_excluded, runs_of, waiting_time
+from provisioner.planner.matching import NO_RESOURCES, CompatibleTypes, Resources, count_fits
+from provisioner.planner.owner import NodeResources, OwnerReservations, drone_resources
+from provisioner.planner.risk import PreemptionRisk, is_excluded, waiting_time
 from provisioner.reasons import GpusStranded, LimitReached, NodeReserved, SiteFull, SiteQuota
 
 MAX_RESERVABLE_NODES = 50
@@ -63,19 +64,21 @@ class Hole(NamedTuple):
         return sum(each.drone.is_leaving for each in self.holders) / max(1, len(self.holders))
 
 
-def hole_of(need: Resources, free: Resources, node: str, holders: Sequence[NodeHolder]) -> Hole | None:
-    """Return the earliest room for ``need`` on a node; None if it is too small."""
+def hole_of(
+    need: Resources, free: Resources, node: str, holders: Sequence[NodeHolder], kept: Resources = NO_RESOURCES
+) -> Hole | None:
+    """Return the earliest room for ``need`` on a node, each of whose free GPUs keeps ``kept``; None if too small."""
     chosen: list[NodeHolder] = []
     room = free
     for holder in sorted(holders, key=lambda each: (each.free_in_s, each.drone.id)):
-        if count_fits(need, room):
+        if count_fits(need, room, kept):
             break
         chosen.append(holder)
         room = room.plus(holder.space)
-    if not count_fits(need, room):
+    if not count_fits(need, room, kept):
         return None
     for holder in chosen[:-1]:  # of several sizes, some may be more than it takes
-        if count_fits(need, room.plus(holder.space, -1)):
+        if count_fits(need, room.plus(holder.space, -1), kept):
             chosen.remove(holder)
             room = room.plus(holder.space, -1)
     ready_s = chosen[-1].free_in_s if chosen else 0.0
@@ -91,6 +94,8 @@ class NodeReservation:
     kind: DroneType
     reason: NodeReserved
     ready_s: float
+    starts: bool
+    """A drone is started in the room. Otherwise an existing drone has it, and no start can take it."""
     drones: frozenset[DroneId]
     """Drones that leave for it. No other job takes them back into service."""
     drains: tuple[Drone, ...]
@@ -122,12 +127,14 @@ class JobReservations:
         self._considered += 1
         for kind in kinds:
             start = self.context.costs.of_types[kind.key]
+            # An idle GPU keeps other jobs waiting even if it has no price.
+            per_s = max(start.per_s, kind.gpu_milli / WHOLE_GPU)
             for hole in self._holes(job, kind, limits, risk):
                 # The room is empty until the new drone takes the job.
                 start_s = start.queue_s + start.boot_s + RELEASE_S if hole.starts else 0.0
-                spent = start.per_s * (hole.cost * WHOLE_GPU / kind.gpu_milli + start_s)
+                spent = per_s * (hole.cost * WHOLE_GPU / kind.gpu_milli + start_s)
                 total = (spent + (hole.ready_s + start_s) * cost.per_s) / (1.0 + HYSTERESIS * hole.leaving)
-                if spent <= waited and (best is None or total < best[0]):
+                if spent <= waited and (best is None or total < best[0]) and self._may_use(job, kind, hole, risk):
                     best = total, kind, hole
         if best is None:
             return None
@@ -138,25 +145,30 @@ class JobReservations:
             kind,
             reason,
             hole.ready_s,
+            hole.starts,
             frozenset(each.drone.id for each in hole.holders),
             tuple(each.drone for each in hole.holders if self._leaves_now(job, each, hole.ready_s)),
             isinstance(limits.for_type(kind.key)[1], LimitReached | SiteQuota),
         )
+        if hole.starts:
+            self.owners.free[kind.site].nodes[hole.node].reserved = True
         return reason
 
     def places_beside(self, job: JobClass, kind: DroneType, most: int) -> tuple[int, NodeReserved | None]:
         """Return how many of ``most`` drones of a type may start for a class beside the reservation of the site."""
         found = self.by_site.get(kind.site)
-        if found is None or found.reason.class_id == job.id or not shares_hardware(kind, found.kind):
+        if found is None or found.reason.class_id == job.id:
+            return most, None
+        if not found.starts or not shares_hardware(kind, found.kind):
             return most, None
         start = self.context.costs.of_types[kind.key]
-        run_s = RunTimeSums.of(runs_of(self.context, job)).mean_s
+        run_s = self.context.costs.of_class(job)[0].mean_s
         if start.queue_s + start.boot_s + run_s + RELEASE_S <= found.ready_s:
             return most, None
         places = 0
         if not found.limited and kind.site in self.owners.free:
             nodes = self.owners.free[kind.site].nodes.values()
-            others = (node for node in nodes if kind.name in node.types and node.name != found.reason.node)
+            others = (node for node in nodes if kind.name in node.types and not node.reserved)
             places = sum(count_fits(drone_resources(kind), node.free, node.kept) for node in others)
         return min(most, places), found.reason if places < most else None
 
@@ -171,7 +183,8 @@ class JobReservations:
         older = (
             other.waits_since
             for other in self._waiting_of.get(job.owner, ())
-            if other.gpu_milli < job.gpu_milli
+            if other.waits_since
+            and other.gpu_milli < job.gpu_milli
             and not compatible.jobs.keys().isdisjoint(self.context.compatible[other.id].jobs)
         )
         return waited_s - max(0.0, self.context.now - next(older, self.context.now))
@@ -187,47 +200,65 @@ class JobReservations:
 
     def _holes(self, job: JobClass, kind: DroneType, limits: StartLimits, risk: PreemptionRisk) -> Iterator[Hole]:
         """Yield ways to get room for a new drone of a type, or in an existing one."""
-        context, why = self.context, limits.for_type(kind.key)[1]
-        view = context.validity.site_view(context.snapshot, kind.site)
+        context, (count, why) = self.context, limits.for_type(kind.key)
         banned = (context.breakers.get(scope) for scope in (kind.site, kind.key))
-        lacks_room = isinstance(why, SiteFull | GpusStranded | LimitReached | SiteQuota)
-        if view is None or not lacks_room or any(each and each.state is BreakerState.BANNED for each in banned):
+        lacks_room = isinstance(why, SiteFull | GpusStranded | LimitReached | SiteQuota) and not passes_soon(why)
+        if not (count or lacks_room) or any(each and each.state is BreakerState.BANNED for each in banned):
+            return
+        if context.class_backoffs.probing.get(job.id, {}).get(kind.key):  # the pool is to match the probe first
+            return
+        if context.validity.site_view(context.snapshot, kind.site) is None:
             return
         holders = self._holders[kind.site]
         for some in holders.values():
             yield from (hole for each in some if each.drone.type == kind.key for hole in self._in_drone(job, each))
-        most_milli = kind.gpu_milli
-        if isinstance(why, LimitReached | SiteQuota):  # what is free beyond the limit does not help
-            of_gpus = isinstance(why, LimitReached) and why.limit == "max_gpus"
-            most_milli = round((why.allowed - why.used) * WHOLE_GPU) if isinstance(why, LimitReached) and of_gpus else 0
-            if isinstance(why, LimitReached) and (why.scope == kind.key or not why.allowed):
+        room = self.owners.free.get(kind.site)
+        if count or room is None:  # a rule holds the class back where there is room
+            return
+        most_milli = 0 if isinstance(why, LimitReached | SiteQuota) else kind.gpu_milli
+        if isinstance(why, LimitReached):  # what is free beyond the limit does not help
+            if why.scope in (kind.key, "all sites") or not why.allowed:
                 return
-        risk.book(kind, -1)  # as if its room were free
-        safe = risk.allowed(job, context.compatible[job.id], kind, 1)[0]
-        risk.book(kind, 1)
+            if why.limit == "max_gpus":
+                most_milli = round((why.allowed - why.used) * WHOLE_GPU)
 
-        def free_milli(node: model.Node) -> int:
+        def free_milli(node: NodeResources) -> int:
             leaving = (each.space.gpu_milli for each in holders.get(node.name, ()) if each.drone.is_leaving)
-            return node.free_gpu_milli + sum(leaving)
+            return node.free.gpu_milli + sum(leaving)
 
-        nodes = [node for node in view.nodes if safe and kind.name in node.types and node.gpu_milli >= kind.gpu_milli]
+        hosts = (node for node in room.nodes.values() if kind.name in node.types)
+        nodes = [node for node in hosts if node.whole.gpu_milli >= kind.gpu_milli]
         for node in sorted(nodes, key=lambda node: (-free_milli(node), node.name))[:MAX_RESERVABLE_NODES]:
-            gpu_milli = max(0, min(most_milli, node.free_gpu_milli))
-            free = Resources(gpu_milli, node.free_cpus, node.free_memory_mib, UNKNOWN_DISK_MIB)
+            free = node.free._replace(gpu_milli=max(0, min(most_milli, node.free.gpu_milli)))
             others = [each for each in holders.get(node.name, ()) if not self._serves(job, each.drone)]
-            if (hole := hole_of(drone_resources(kind), free, node.name, others)) is not None:
+            if (hole := hole_of(drone_resources(kind), free, node.name, others, node.kept)) is not None:
                 yield hole
+
+    def _may_use(self, job: JobClass, kind: DroneType, hole: Hole, risk: PreemptionRisk) -> bool:
+        """Return True if the rules for starts, or for taking a drone back into service, will let the job use a hole."""
+        compatible = self.context.compatible[job.id]
+        if not hole.starts:
+            return not risk.exposed(job, compatible, kind.site).keys() & {each.drone.id for each in hole.holders}
+        if life_too_short(self.context, kind, job.walltime_s, hole.ready_s) is not None:
+            return False
+        returned_milli = sum(each.space.gpu_milli for each in hole.holders)
+        return risk.allowed(job, compatible, kind, 1, returned_milli)[0] > 0
 
     def _in_drone(self, job: JobClass, holder: NodeHolder) -> Iterator[Hole]:
         """Yield the way to get room in a drone of several GPUs: enough of its jobs end."""
         drone, slot = holder.drone, self.context.slots.get(holder.drone.id)
         returns = drone.leaving in (None, DroneState.DONE, DroneState.UNUSED)
-        if slot is None or slot.jobs < 2 or not returns or slot.free_gpu_milli >= min(job.gpu_milli, drone.gpu_milli):
+        if slot is None or not 2 <= slot.jobs <= MAX_JOBS_COUNTED or not returns:
+            return
+        if slot.free_gpu_milli >= min(job.gpu_milli, drone.gpu_milli):
             return
         each_milli = (drone.gpu_milli - slot.free_gpu_milli) / slot.jobs
         ends = -int((slot.free_gpu_milli - job.gpu_milli) // each_milli)
         if ends < slot.jobs and not is_excluded(job.owner, drone.avoids):  # a drained drone leaves once it is empty
             times = _ends_s(self._rest_s(slot), slot.jobs)[:ends]
+            ends_at = min(slot.retires_at or NO_END, downtime_at(self.context, drone.site))
+            if self.context.now + times[-1] + job.walltime_s > ends_at:
+                return
             waits = slot.free_gpu_milli * times[-1] + sum(each_milli * (times[-1] - end_s) for end_s in times)
             holders = [holder._replace(free_in_s=NO_END)]
             yield Hole(waits / WHOLE_GPU, times[-1], drone.node or drone.id, holders, starts=False)
@@ -272,10 +303,10 @@ class JobReservations:
         return serves and holder.free_in_s + self._next_run_s(holder.drone.type, job.gpu_milli) > ready_s
 
     def _next_run_s(self, key: TypeKey, below_milli: int) -> float:
-        """Return the mean run time of the longest waiting jobs of fewer GPUs that fit a type; infinite if none wait."""
+        """Return the largest mean run time of waiting classes of fewer GPUs that fit a type; infinity if none wait."""
         smaller = (job for job in self.context.classes if job.gpu_milli < below_milli)
         some = (job for job in smaller if key in self.context.compatible[job.id].jobs)
-        return max((RunTimeSums.of(runs_of(self.context, job)).mean_s for job in some), default=NO_END)
+        return max((self.context.costs.of_class(job)[0].mean_s for job in some), default=NO_END)
 
 
 def shares_hardware(kind: DroneType, other: DroneType) -> bool:
@@ -285,4 +316,4 @@ def shares_hardware(kind: DroneType, other: DroneType) -> bool:
 
 def _ends_s(rest_s: float, jobs: int) -> list[float]:
     """Return the expected times at which jobs end, each after ``rest_s`` in the mean (exponential rests)."""
-    return [sum(rest_s / left for left in range(jobs - ended, jobs + 1)) for ended in range(jobs)]
+    return list(accumulate(rest_s / left for left in range(min(jobs, MAX_JOBS_COUNTED), 0, -1)))

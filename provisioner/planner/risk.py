@@ -156,11 +156,12 @@ class PreemptionRisk:
             self.head_milli[kind.site] -= count * kind.gpu_milli
 
     def allowed(
-        self, job: JobClass, compatible: CompatibleTypes, kind: DroneType, most: int
+        self, job: JobClass, compatible: CompatibleTypes, kind: DroneType, most: int, returned_milli: int = 0
     ) -> tuple[int, OwnerRisk | None]:
         """Return how many of ``most`` drones may be started for jobs of a class, and why no more.
 
         All, unless there is a safer place to wait for: work that is lost now and then is better than none.
+        ``returned_milli`` is the number of milli-GPUs that drones give back before.
         """
         head, rate = self.head_milli.get(kind.site), self.estimates.taken_per_s.get(kind.site, 0.0)
         if head is None and not rate:
@@ -172,7 +173,7 @@ class PreemptionRisk:
         why = OwnerRisk(kind.site, runs[len(runs) // 2], waited_s, tolerated, self.safe_wait_s(compatible, waited_s))
         if head is None:
             return (most, None) if expected_loss_at_rate(runs, rate) <= tolerated else (0, why)
-        rise = self.estimates.rises[kind.site]
+        rise, head = self.estimates.rises[kind.site], head + returned_milli
         # The more there are, the likelier is the last one taken.
         good = bisect_left(
             range(1, most + 1),

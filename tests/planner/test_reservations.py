@@ -9,10 +9,24 @@ from typing import Any
 import pytest
 
 from provisioner import model, reasons
-from provisioner.estimates import Estimates, StartDelays
+from provisioner.estimates import HORIZONS_S, Estimates, OwnerGrowth, StartDelays
+from provisioner.planner.context import MAX_JOBS_COUNTED
 from provisioner.planner.matching import Resources
 from provisioner.planner.reservations import NodeHolder, hole_of
-from tests.planner.scenes import A100, NOW, drone, jobs, node, plan_of, slot_of, snapshot, started, why, with_pool
+from tests.planner.scenes import (
+    A100,
+    NOW,
+    drone,
+    jobs,
+    node,
+    plan_of,
+    slot_of,
+    snapshot,
+    started,
+    why,
+    with_pool,
+    with_site,
+)
 
 S = model.DroneState
 PAIR = replace(A100, name="a100x2", gpu_milli=2000, cpus=16, memory_mib=40960)
@@ -35,13 +49,22 @@ def scene(
     free_gpus: Mapping[str, int] | None = None,
     policy: model.Policy | None = None,
     limits: Mapping[str, object] | None = None,
+    types: tuple[model.DroneType, ...] = (A100, PAIR),
+    breakers: tuple[model.Breaker, ...] = (),
 ) -> model.Snapshot:
     """A site of nodes of two GPUs each; ``free_gpus`` has the free ones by node (two full nodes if None)."""
     busy_ones = [d for d in drones if d.state is S.BUSY]
     slots = [slot_of(d, begun_at=d.since, owner="alice", job_gpu_milli=1000) for d in busy_ones]
     nodes = [node(name, 2, kinds=KINDS, free_gpus=count) for name, count in (free_gpus or {"n1": 0, "n2": 0}).items()]
     made = snapshot(
-        classes=classes, drones=drones, types=(A100, PAIR), slots=slots, nodes=nodes, policy=policy, limits=limits
+        classes=classes,
+        drones=drones,
+        types=types,
+        slots=slots,
+        nodes=nodes,
+        policy=policy,
+        limits=limits,
+        breakers=breakers,
     )
     return replace(made, estimates=RUNS)
 
@@ -118,15 +141,22 @@ def test_a_drone_that_takes_such_jobs_anyway_does_not_leave_for_them() -> None:
     assert "d-1" not in drained(plan_of(with_pool(world, slots=tuple(slots))))
 
 
+FOUR = replace(A100, name="a100x4", gpu_milli=4000, cpus=32, memory_mib=81920)
+
+
+def full_quad() -> model.Drone:
+    """A drone of four GPUs with jobs of one GPU, of which one ends after 450 s, and the next one 600 s later."""
+    return drone("d-1", S.BUSY, FOUR, 1800, node="n1", jobs=4, joined_at=NOW - 9000)
+
+
 def test_a_large_drone_full_of_small_jobs_drains_until_the_job_fits_and_then_takes_it() -> None:
-    four = replace(A100, name="a100x4", gpu_milli=4000, cpus=32, memory_mib=81920)
-    full = drone("d-1", S.BUSY, four, 1800, node="n1", jobs=4, joined_at=NOW - 9000)
-    slot = slot_of(full, four, jobs=4, begun_at=NOW - 1800, owner="alice")
+    full = full_quad()
+    slot = slot_of(full, FOUR, jobs=4, begun_at=NOW - 1800, owner="alice")
     nodes = [node("n1", 4, kinds=("a100x4",), free_gpus=0)]
 
     def at(drone: model.Drone, **more: Any) -> model.Plan:
         made = snapshot(
-            classes=(LARGE, SMALL_JOBS), drones=[drone], slots=[replace(slot, **more)], types=(four,), nodes=nodes
+            classes=(LARGE, SMALL_JOBS), drones=[drone], slots=[replace(slot, **more)], types=(FOUR,), nodes=nodes
         )
         return plan_of(replace(made, estimates=RUNS))
 
@@ -145,6 +175,116 @@ def test_a_limit_that_small_drones_use_up_counts_as_room() -> None:
     assert len(drained(plan)) == 2
 
 
+@pytest.mark.parametrize(
+    ("slot", "downtime_s", "walltime_s", "leaves"),
+    [
+        ({"retires_at": NOW + 1100}, 0, 0, True),
+        ({"retires_at": NOW + 1000}, 0, 0, False),
+        ({"retires_at": NOW + 1100}, 0, 100, False),
+        ({}, 1000, 0, False),
+        ({"jobs": MAX_JOBS_COUNTED + 1}, 0, 0, False),
+    ],
+)
+def test_a_large_drone_drains_only_for_a_job_that_it_can_take_before_it_ends(
+    slot: dict[str, Any], downtime_s: float, walltime_s: float, leaves: bool
+) -> None:
+    seen = replace(slot_of(full_quad(), FOUR, jobs=4, begun_at=NOW - 1800, owner="alice"), **slot)
+    nodes = [node("n1", 4, kinds=(), free_gpus=0)]
+    large = replace(LARGE, walltime_s=walltime_s)
+    made = snapshot(classes=(large, SMALL_JOBS), drones=[full_quad()], slots=[seen], types=(FOUR,), nodes=nodes)
+    if downtime_s:
+        made = with_site(made, downtime_at=NOW + downtime_s)
+    assert bool(drained(plan_of(replace(made, estimates=RUNS)))) is leaves
+
+
+def test_a_job_that_waits_for_an_existing_drone_holds_back_no_start() -> None:
+    slot = slot_of(full_quad(), FOUR, jobs=4, begun_at=NOW - 1800, owner="alice")
+    nodes = [node("n1", 6, kinds=("a100", "a100x4"), free_gpus=2)]
+    world = snapshot(classes=(LARGE, SMALL_JOBS), drones=[full_quad()], slots=[slot], types=(A100, FOUR), nodes=nodes)
+    plan = plan_of(replace(world, estimates=RUNS))
+    assert drained(plan) == ["d-1"] and started(plan) == [A100.key] * 2
+
+
+def test_a_new_drone_with_room_for_several_large_jobs_takes_small_ones_at_once() -> None:
+    plan = plan_of(snapshot(classes=(LARGE, SMALL_JOBS), types=(FOUR,), nodes=[node("n1", 4, kinds=("a100x4",))]))
+    assert [start.kept_gpus for start in plan.starts if start.drone.for_class == "large"] == [0]
+
+
+PENDING = drone("d-9", S.QUEUED, A100)
+PROBE = drone("d-8", S.QUEUED, PAIR, for_class="large")
+PROBING = model.Breaker(model.class_scope(PAIR.key, "large"), model.BreakerState.PROBING, since=NOW - 900)
+
+
+@pytest.mark.parametrize(
+    ("drones", "free_gpus", "given"),
+    [
+        pytest.param([*FULL, PENDING], {"n1": 0, "n2": 0}, {"limits": {"max_pending": 1}}, id="max_pending"),
+        pytest.param([*FULL[2:], PENDING], {"n1": 2, "n2": 0}, {"limits": {"max_pending": 1}}, id="max_pending, room"),
+        pytest.param([*FULL, PROBE], {"n1": 0, "n2": 0, "n3": 2}, {"breakers": (PROBING,)}, id="one probe"),
+        pytest.param(
+            [*FULL, PROBE], {"n1": 0, "n2": 0, "n3": 2, "n4": 2}, {"breakers": (PROBING,)}, id="one probe, room"
+        ),
+        pytest.param([FULL[0], PENDING], {"n1": 1}, {}, id="promised to another drone"),
+        pytest.param(FULL, None, {"policy": model.Policy(max_gpu_milli=4000)}, id="limit of all sites"),
+    ],
+)
+def test_no_drone_leaves_where_that_makes_no_room(
+    drones: list[model.Drone], free_gpus: dict[str, int] | None, given: dict[str, Any]
+) -> None:
+    plan = plan_of(scene(drones, replace(LARGE, waiting=2), SMALL_JOBS, free_gpus=free_gpus, **given))
+    assert drained(plan) == []
+    assert not any(isinstance(each.reason, reasons.NodeReserved) for each in plan.refusals)
+
+
+@pytest.mark.parametrize(
+    ("downtime_s", "walltime_s", "reserved"),
+    [  # n1 is free in 2420 s; a drone ends 300 s before a downtime, and lives for half an hour at least.
+        (7200, 3600, True),
+        (7200, 5000, False),
+        (5000, 0, True),
+        (4000, 0, False),
+    ],
+)
+def test_a_node_is_reserved_only_if_the_job_can_end_before_the_next_downtime(
+    downtime_s: float, walltime_s: float, reserved: bool
+) -> None:
+    pair = replace(PAIR, walltime_s=6000)
+    world = scene(FULL, replace(LARGE, walltime_s=walltime_s), SMALL_JOBS, types=(A100, pair))
+    assert bool(drained(plan_of(with_site(world, downtime_at=NOW + downtime_s)))) is reserved
+
+
+SAFE = replace(PAIR, site="horeka", max_drones=1)
+SAFE_ONE = drone("d-7", S.BUSY, SAFE)
+
+
+@pytest.mark.parametrize(("safe_head_milli", "reserved"), [(0, True), (1000, False)])
+def test_free_gpus_of_an_owner_count_once_for_the_risk_of_a_reserved_node(safe_head_milli: int, reserved: bool) -> None:
+    """One GPU is free and d-2 gives one back, so none is left before the owner takes the new drone's."""
+    world = scene([FULL[1], SAFE_ONE], LARGE, SMALL_JOBS, free_gpus={"n1": 1}, types=(A100, PAIR, SAFE))
+    growth = OwnerGrowth(tuple((safe_head_milli,) * 100 for _ in HORIZONS_S))
+    world = replace(world, estimates=replace(RUNS, rises={"topas": growth}))
+    assert bool(drained(plan_of(world))) is reserved
+
+
+def test_the_room_on_other_nodes_is_given_to_one_class_only() -> None:
+    left = [replace(busy("d-1", "n1", 1800), state=S.DRAINING, leaving=S.DONE, asked_at=NOW - 60)]
+    other = replace(SMALL_JOBS, id="other", owner="carol")
+    plan = plan_of(scene([*left, FULL[3]], LARGE, SMALL_JOBS, other, free_gpus={"n1": 1, "n2": 1}))
+    assert started(plan) == [A100.key]
+
+
+def test_gpus_without_a_price_are_reserved_no_sooner_than_others() -> None:
+    free = (replace(A100, price=0.0), replace(PAIR, price=0.0))
+    for waited_s, reserved in ((300, False), (770, True)):
+        world = scene(FULL, replace(LARGE, oldest_at=NOW - waited_s), SMALL_JOBS, types=free)
+        assert bool(drained(plan_of(world))) is reserved
+
+
+def test_a_smaller_class_whose_wait_is_unknown_does_not_come_first() -> None:
+    unknown = replace(SMALL_JOBS, owner="bob", oldest_at=0.0)
+    assert drained(plan_of(scene(FULL, LARGE, unknown))) == ["d-1", "d-2"]
+
+
 def test_a_hole_is_the_time_for_which_gpus_wait_for_the_last_one() -> None:
     one = Resources(1000, 1, 1)
     holders = [NodeHolder(left_s, drone(f"d-{left_s:g}"), one) for left_s in (300.0, 100.0, 600.0)]
@@ -152,3 +292,6 @@ def test_a_hole_is_the_time_for_which_gpus_wait_for_the_last_one() -> None:
     assert hole is not None and hole.ready_s == 300.0 and hole.cost == 300.0 + 200.0
     assert [each.drone.id for each in hole.holders] == ["d-100", "d-300"]
     assert hole_of(Resources(5000, 5, 5), one, "n1", holders) is None
+    two, keeps = Resources(2000, 4, 4), Resources(0, 2, 0)
+    assert hole_of(Resources(1000, 3, 1), two, "n1", []) is not None
+    assert hole_of(Resources(1000, 3, 1), two, "n1", [], keeps) is None, "the other GPU keeps two CPUs"
