@@ -25,7 +25,7 @@ from provisioner.interfaces import Overlay, Site, SupportsRunHistory, SupportsSi
 from provisioner.model import CompletedJob, DroneType, Fault
 
 HISTORY_DEADLINE_S = 60.0
-FIRST_TICK_WAIT_S = 15.0
+FIRST_TICK_WAIT_S = 5.0
 """Longest time that the first tick waits for answers: without them it decides without any estimate."""
 ASK_AGAIN_S = 3600.0
 MAX_TRIES = 3
