@@ -551,11 +551,11 @@ _Limited = (
     BadRequest | PlannerFailed | InvalidAction | NothingFits | LimitReached | GroupQuota | PoolLimit | ExclusiveOnly
 )
 _Waiting = OwnerRisk | AwaitingCheaperType | ExistingDronesSuffice | HeadroomYields | BackingOff | StartsUnmatched
-_AtSite = SiteFull | GpusStranded | SiteQuota | StartBlocked | Downtime | SiteDisabled
-_Reserved = OwnerWaits | NodeReserved | ReserveKept
+_AtSite = SiteFull | GpusStranded | SiteQuota | StartBlocked | Downtime
+_Withheld = OwnerWaits | NodeReserved | ReserveKept | SiteDisabled
 _Doubted = DemandCovered | AwaitingIdleGpu | AwaitingNegotiation | StaleView | AllVanished | TooManyUnhealthy | Probing
 _Unknown = UnknownDrone | NotDraining | ShadowOnly
-_Held = _Limited | _Waiting | _AtSite | _Reserved | _Doubted | _Unknown
+_Held = _Limited | _Waiting | _AtSite | _Withheld | _Doubted | _Unknown
 Reason = _Ordered | _Observed | _Timed | _Asked | _Wanted | _Held
 
 
