@@ -380,7 +380,7 @@ def test_a_server_that_does_not_say_its_state_is_not_accepted(serving: Drone) ->
     """As with programs of branch 550 beside a driver of branch 580."""
     (serving.pipes / "status").write_text("")
     code, why = serving.check()
-    assert (code, "are the programs of MPS those of the driver?" in why) == (1, True)
+    assert (code, "its programs need the version of the driver" in why) == (1, True)
 
 
 def test_the_latest_ten_faults_are_published(serving: Drone) -> None:
