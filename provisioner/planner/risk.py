@@ -71,12 +71,16 @@ def expected_loss_at_rate(runs: tuple[float, ...], rate_per_s: float) -> float:
     return lost_s / done_s if done_s else math.inf
 
 
+LOSS_FACTOR = 2.0
+"""Work lost in replays per estimated loss: owners come back when much is free, and a preempted job waits anew."""
+
+
 def accepted_loss(waiting_cost: float, wait_s: float, runs: tuple[float, ...]) -> float:
     """Return the work that jobs accept to lose, per work completed, instead of waiting ``wait_s`` for a safe place.
 
     A second of lost work costs one GPU-second, and ``waiting_cost`` because the job waits for it again.
     """
-    return waiting_cost / (1.0 + waiting_cost) * wait_s / max(1.0, fmean(runs)) if waiting_cost else 0.0
+    return waiting_cost / (1.0 + waiting_cost) * wait_s / (LOSS_FACTOR * max(1.0, fmean(runs)))
 
 
 def runs_of(context: PlanningContext, job: JobClass) -> tuple[float, ...]:
