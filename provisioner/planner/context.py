@@ -1,4 +1,4 @@
-"""The planning context: one snapshot and what is derived from it before any rule runs."""
+"""The planning context: one snapshot, what is derived from it before any rule runs, and the memory of steady drones."""
 
 from __future__ import annotations
 

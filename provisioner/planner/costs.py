@@ -1,7 +1,7 @@
 """Costs of a decision in GPU-seconds: waiting has a price, as have starting, running and giving back.
 
-``policy.waiting_cost`` is the price of one second of one job's waiting. From it follow the order in which drone types
-are tried, the number of drones for short jobs, and the drones that are ordered beside one that waits in a queue.
+``policy.waiting_cost`` is the price of one second of one job's waiting. From it follow the order of drone types, the
+drones for short jobs and beside delayed ones, the accepted loss in front of an owner, and reservations of large jobs.
 """
 
 from __future__ import annotations

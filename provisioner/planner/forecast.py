@@ -6,12 +6,12 @@ Where start delays of a drone type or run times of jobs are unknown, so is the w
 from __future__ import annotations
 
 from heapq import heapify, heapreplace
-from statistics import fmean
 
 from provisioner import reasons
 from provisioner.estimates import mean_run_s
 from provisioner.model import ON_THE_WAY, Drone, JobClass, Slot, TypeKey
 from provisioner.planner.context import PlanningContext
+from provisioner.planner.costs import RunTimeSums
 from provisioner.planner.demand import GroupShares
 from provisioner.planner.matching import CompatibleTypes, unmet_requirement
 from provisioner.planner.placement import Placement
@@ -97,5 +97,4 @@ def _end_s(context: PlanningContext, slot: Slot, compatible: CompatibleTypes) ->
     if slot.jobs != 1 or not slot.begun_at or not estimates.runs:
         return None
     ran_s = max(0.0, context.now - slot.begun_at)
-    longer = [run_s - ran_s for run_s in estimates.runs_of(*request, walltime_s=0.0) if run_s > ran_s]
-    return fmean(longer) if longer else ran_s
+    return RunTimeSums.of(estimates.runs_of(*request, walltime_s=0.0)).rest_s(ran_s)

@@ -7,7 +7,8 @@ to lose, per work completed.
 
 The alternative is to wait for a place without an owner. A second of waiting costs ``waiting_cost``
 (:mod:`provisioner.planner.costs`); a second of lost work costs the GPU, and the job waits for it once more. A start is
-worth its risk as long as the loss costs no more than the wait that it saves. See ``docs/explanation/planning.md``.
+worth its risk as long as the loss costs no more than the wait that it saves. An estimated loss counts
+:data:`LOSS_FACTOR` times. See ``docs/explanation/planning.md``.
 
 *Excluded users*: the pool gives a drone to the next user in line, whose jobs may run all day; most of the work lost to
 owners is lost that way. Such users are named when the drone is ordered, and its START refuses their jobs for its whole

@@ -199,9 +199,9 @@ async def test_a_silent_site_delays_the_first_decision_for_a_moment_and_costs_a_
         assert name == "history.read_failed" and "no answer within its deadline" in str(fields["why"])
 
 
-@in_virtual_time
-async def test_a_site_that_fails_is_asked_again_and_then_given_up() -> None:
-    place, told = OldPlace(past=UnavailableError("condor_history: denied")), list[str]()
+async def reported_in_six_hours(place: OldPlace) -> list[str]:
+    """Ask a site for its past again and again, and return what is reported."""
+    told: list[str] = []
 
     async def event(name: str, *, warn: bool = False, **fields: object) -> None:
         told.append(f"{name}: {fields['why']}")
@@ -211,6 +211,13 @@ async def test_a_site_that_fails_is_asked_again_and_then_given_up() -> None:
         for _ in range(6 * 6):
             await loader.turn(group, {"here": place}, BusyPool(), ())  # type: ignore[dict-item, arg-type]
             await asyncio.sleep(ASK_AGAIN_S / 6)
+    return told
+
+
+@in_virtual_time
+async def test_a_site_that_fails_is_asked_again_and_then_given_up() -> None:
+    place = OldPlace(past=UnavailableError("condor_history: denied"))
+    told = await reported_in_six_hours(place)
     assert len(place.asked) == len(told) == MAX_TRIES
     assert told[-2:] == [
         "history.read_failed: condor_history: denied; the next attempt is in 1h",
@@ -322,16 +329,8 @@ def test_jobs_that_an_earlier_controller_counted_do_not_count_again() -> None:
 
 @in_virtual_time
 async def test_a_call_that_took_long_and_failed_is_not_repeated() -> None:
-    place, told = OldPlace(past=UnavailableError("no answer within 50 s"), takes_s=50.0), list[str]()
-
-    async def event(name: str, *, warn: bool = False, **fields: object) -> None:
-        told.append(f"{name}: {fields['why']}")
-
-    loader = HistoryLoader(EstimateCollector(), VirtualClock(), event)
-    async with asyncio.TaskGroup() as group:
-        for _ in range(6 * 6):
-            await loader.turn(group, {"here": place}, BusyPool(), ())  # type: ignore[dict-item, arg-type]
-            await asyncio.sleep(ASK_AGAIN_S / 6)
+    place = OldPlace(past=UnavailableError("no answer within 50 s"), takes_s=50.0)
+    told = await reported_in_six_hours(place)
     assert len(place.asked) == 1 and told == ["history.read_failed: no answer within 50 s"]
 
 

@@ -72,7 +72,7 @@ class HTCondorClient(ABC):
     async def ads(self, kind: AdKind, constraint: str, projection: Sequence[str], schedd: str = "") -> Sequence[Ad]:
         """Return what HTCondor lists, which may be nothing; an empty projection is all attributes.
 
-        ``schedd``: the one whose jobs are listed; "" is ours.
+        ``schedd`` names the schedd that has the jobs; "" is ours.
         """
 
     @abstractmethod
