@@ -28,7 +28,7 @@ from provisioner.simulator.hedges import HedgeCount
 from provisioner.simulator.jobs import SimulatedJob
 from provisioner.simulator.owner import VictimRule
 from provisioner.simulator.results import FinishedJob, GpuTime, ReplayResult, Sample, WaitStatistics
-from tests.planner import test_risk
+from tests.planner import test_reservations, test_risk
 from tests.planner.scenes import A100, NOW, SMALL, drone, jobs, slot_of, snapshot
 
 TOPAS, CLOUD = START_S["topas"], START_S["cloud"]
@@ -250,6 +250,9 @@ SCENES: Mapping[str, Snapshot] = {
     "ranking-by-cost": replace(
         snapshot(classes=[jobs()], types=(A100, CLOUD_TYPE), free={"a100": 5}),
         estimates=Estimates(delays={A100.key: StartDelays(7200, 60), CLOUD_TYPE.key: StartDelays(10, 60)}),
+    ),
+    "reservations": test_reservations.scene(
+        test_reservations.FULL, test_reservations.LARGE, test_reservations.SMALL_JOBS
     ),
 }
 

@@ -16,6 +16,7 @@ from provisioner.controller.estimation import UnfinishedJobs
 from provisioner.planner import context, placement, retirement, risk
 from provisioner.planner.capacity import TypeRanking
 from provisioner.planner.placement import Placement
+from provisioner.planner.reservations import JobReservations
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +78,9 @@ ABLATIONS: Mapping[str, Ablation] = {
         TypeRanking,
         "for_jobs",
         lambda for_jobs: lambda self, compatible, cost: sorted(compatible.cheapest, key=self.wait_h.__getitem__),
+    ),
+    "reservations": Ablation(
+        "jobs of several GPUs get no node reserved", JobReservations, "reserve", lambda reserve: lambda *_: None
     ),
     "unfinished-jobs": Ablation(
         "run times from completed jobs alone", UnfinishedJobs, "note", lambda note: lambda self, view: None

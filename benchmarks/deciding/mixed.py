@@ -12,14 +12,12 @@ import argparse
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from random import Random
-from unittest.mock import patch
 
+from benchmarks.deciding.ablation import switched_off
 from benchmarks.deciding.worlds import PLACES, POOL, UNLIMITED, facilities, jobs_of, owner_of
 from provisioner.model import WHOLE_GPU, Policy
-from provisioner.planner.reservations import JobReservations
 from provisioner.simulator.jobs import SimulatedJob
 from provisioner.simulator.replay import waits
 from provisioner.simulator.sites import Facility
@@ -82,13 +80,6 @@ def mixed_facilities(owner: str) -> tuple[Facility, ...]:
     return tuple(found)
 
 
-@contextmanager
-def without_reservations() -> Iterator[None]:
-    """Plan without reservations."""
-    with patch.object(JobReservations, "reserve", lambda *_: None):
-        yield
-
-
 def play(trace: str, owner: str, days: float, seed: int) -> SimulationOutcome:
     """Play the mixed world with the product's planner."""
     jobs = tuple(mixed_jobs(jobs_of(trace, days), seed))
@@ -131,7 +122,7 @@ def main() -> int:
     wanted = parser.parse_args()
     for seed in wanted.seeds:
         if not wanted.only_with:
-            with without_reservations():
+            with switched_off("reservations"):
                 found = play(wanted.trace, wanted.owner, wanted.days, seed)
             print(f"seed {seed}, without reservations:", *report(found), sep="\n  ", flush=True)
         if not wanted.without:
