@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.deciding.ablation import ABLATIONS, switched_off
-from benchmarks.deciding.checks import cases_of, verdicts
+from benchmarks.deciding.checks import Check, cases_of, verdicts
 from benchmarks.deciding.earnings import earnings, world_changes
 from benchmarks.deciding.frontier import dominance, draw
 from benchmarks.deciding.idle_waits import GPUS, START_S, share_while_idle
@@ -126,9 +126,9 @@ def test_a_window_has_the_jobs_that_were_submitted_in_it_with_all_that_they_lose
 def test_the_first_day_is_judged_by_days_10_to_20() -> None:
     later = Window(10, 0.10, 100.0, 1000.0)
     rows = [row(first_day=Window(10, 0.12, 121.0, 1190.0), later_days=later)]
-    met = {each.what: each.met for each in verdicts({"ours": rows}, "ours") if each.check == "4"}
-    assert met == {"first day: work lost, %": True, "first day: mean wait, s": False, "first day: 95 % wait, s": True}
-    without = [each for each in verdicts({"ours": [OLD]}, "ours") if each.check == "4"]
+    met = {each.what: each.met for each in verdicts({"ours": rows}, "ours") if each.check is Check.FIRST_DAY}
+    assert met == {"work lost, %": True, "mean wait, s": False, "95 % wait, s": True}
+    without = [each for each in verdicts({"ours": [OLD]}, "ours") if each.check is Check.FIRST_DAY]
     assert [each.met for each in without] == [None] * 3, "not judged"
 
 

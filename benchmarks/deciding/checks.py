@@ -1,22 +1,27 @@
 """Checks of a set of results: each compares our rule with a limit or with other rules, case by case.
 
-1. Waiting while a fitting GPU is free: at most 5 % of all waiting.
-2. Mean and 95 % wait: at most the Karpenter-like rule's, and at most 1.2 and 1.1 times always-on's plus the start-up
-   time of the quickest site.
-3. Waste: at most the Karpenter-like rule's, and at most 5 %; with fewer than ten GPUs in use 10 %, with fewer than
-   three 1.5 times the clairvoyant schedule's. Work lost: at most half of the Karpenter-like rule's in the median.
-4. First day: work lost and waits of the jobs of the first 24 hours at most 1.2 times those of days 10 to 20.
-7. Frontier over the price of waiting: it dominates each other rule on most cases (:mod:`benchmarks.deciding.frontier`).
+- waiting while idle: at most 5 % of all waiting passes while a GPU that fits is free.
+- waits: mean and 95 % wait at most the Karpenter-like rule's, and at most 1.2 and 1.1 times always-on's plus the
+  start-up time of the quickest site.
+- waste: at most the Karpenter-like rule's, and at most 5 %; with fewer than ten GPUs in use 10 %, with fewer than three
+  1.5 times the clairvoyant schedule's.
+- work lost: at most the Karpenter-like rule's in each case, and half of it in the median over cases.
+- first day: work lost and waits of the jobs of the first 24 hours at most 1.2 times those of days 10 to 20.
+- waste to COBalD: at most a fifth of the waste of COBalD's better setting.
+- overhead: idle, boot and release at most 1.5 times the clairvoyant schedule's.
 
-Two limits of earlier rounds have no number: a fifth of COBalD's waste, and for idle, boot and release 1.5 times the
-clairvoyant schedule's. A figure is the mean over the seeds that were run, beside its standard deviation; a limit is a
-mean as well. Our rule is judged with the usual price of waiting, for each setting of its limits.
+:mod:`benchmarks.deciding.frontier` has one more: over the price of waiting our rule dominates each other rule on most
+cases.
+
+A figure is the mean over the seeds that were run, beside its standard deviation; a limit is a mean as well. Our rule is
+judged with the usual price of waiting, for each setting of its limits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from statistics import fmean, median, stdev
 from typing import Self
 
@@ -73,11 +78,23 @@ def figure_of(rows: Sequence[Row], value: Value) -> Figure | None:
     return Figure.of(known) if known else None
 
 
+class Check(StrEnum):
+    """Names of the checks, as in the tables."""
+
+    IDLE_WAITS = "waiting while idle"
+    WAITS = "waits"
+    WASTE = "waste"
+    WORK_LOST = "work lost"
+    FIRST_DAY = "first day"
+    TO_COBALD = "waste to COBalD"
+    OVERHEAD = "overhead"
+
+
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """What one check says to one case; without a limit, why it says nothing."""
 
-    check: str
+    check: Check
     what: str
     limit_is: str
     limit: float | None = None
@@ -109,26 +126,30 @@ def judged(case: Variants) -> list[str]:
 def verdicts(case: Variants, variant: str) -> Iterator[Verdict]:
     """Yield the verdicts on a variant of our rule in one case."""
     ours = case[variant]
-    yield _against(ours, "1", "waiting while idle, %", f"{100 * IDLE_WAITS:g} % of all waiting", 5.0, _idle_waits_of)
+    yield _against(
+        ours, Check.IDLE_WAITS, "waiting while idle, %", f"{100 * IDLE_WAITS:g} % of all waiting", 5.0, _idle_waits_of
+    )
     for what, factor, value in (("mean wait, s", MEAN_WAIT, _mean_wait_of), ("95 % wait, s", P95_WAIT, _p95_wait_of)):
-        yield _to_rule(case, ours, "2", what, value, KARPENTER, digits=0)
-        yield _to_rule(case, ours, "2", what, value, ALWAYS_ON, factor, min(START_S.values()), digits=0)
-    yield _to_rule(case, ours, "3", "waste, %", _waste_of, KARPENTER)
+        yield _to_rule(case, ours, Check.WAITS, what, value, KARPENTER, digits=0)
+        yield _to_rule(case, ours, Check.WAITS, what, value, ALWAYS_ON, factor, min(START_S.values()), digits=0)
+    yield _to_rule(case, ours, Check.WASTE, "waste, %", _waste_of, KARPENTER)
     yield _waste(case, ours)
-    yield _to_rule(case, ours, "3", "work lost, %", _badput_of, KARPENTER)
+    yield _to_rule(case, ours, Check.WORK_LOST, "work lost, %", _badput_of, KARPENTER)
     for what, digits, part in (
-        ("first day: work lost, %", 1, lambda window: 100 * window.lost),
-        ("first day: mean wait, s", 0, lambda window: window.wait_mean_s),
-        ("first day: 95 % wait, s", 0, lambda window: window.wait_p95_s),
+        ("work lost, %", 1, lambda window: 100 * window.lost),
+        ("mean wait, s", 0, lambda window: window.wait_mean_s),
+        ("95 % wait, s", 0, lambda window: window.wait_p95_s),
     ):
         yield _first_day(ours, what, part, digits)
     yield _to_cobald(case, ours)
     what = "idle + boot + release, %"
-    yield _to_rule(case, ours, "-", what, lambda r: 100 * (r.idle + r.boot_release), CLAIRVOYANT, OVERHEAD, digits=2)
+    yield _to_rule(
+        case, ours, Check.OVERHEAD, what, lambda r: 100 * (r.idle + r.boot_release), CLAIRVOYANT, OVERHEAD, digits=2
+    )
 
 
 def _against(
-    ours: Sequence[Row], check: str, what: str, limit_is: str, limit: float, value: Value, digits: int = 1
+    ours: Sequence[Row], check: Check, what: str, limit_is: str, limit: float, value: Value, digits: int = 1
 ) -> Verdict:
     return Verdict(check, what, limit_is, limit, figure_of(ours, value), digits)
 
@@ -136,7 +157,7 @@ def _against(
 def _to_rule(
     case: Variants,
     ours: Sequence[Row],
-    check: str,
+    check: Check,
     what: str,
     value: Value,
     rule: str,
@@ -156,36 +177,38 @@ def _to_rule(
 def _waste(case: Variants, ours: Sequence[Row]) -> Verdict:
     gpus = fmean(row.gpus_in_use for row in ours)
     if gpus < FEW_GPUS:
-        return _to_rule(case, ours, "3", "waste, %", _waste_of, CLAIRVOYANT, WASTE_TO_CLAIRVOYANT)
+        return _to_rule(case, ours, Check.WASTE, "waste, %", _waste_of, CLAIRVOYANT, WASTE_TO_CLAIRVOYANT)
     most = WASTE_MANY if gpus >= MANY_GPUS else WASTE_FEW
-    return _against(ours, "3", "waste, %", f"{gpus:.1f} GPUs are in use", 100 * most, _waste_of)
+    return _against(ours, Check.WASTE, "waste, %", f"{gpus:.1f} GPUs are in use", 100 * most, _waste_of)
 
 
 def _to_cobald(case: Variants, ours: Sequence[Row]) -> Verdict:
-    what = "waste, %, to COBalD's better setting"
+    what = "waste, %"
     settings = {rule: found for rule in COBALD if (found := figure_of(case.get(rule, ()), _waste_of))}
     if not settings:
-        return Verdict("-", what, "COBalD was not run", measured=figure_of(ours, _waste_of))
+        return Verdict(Check.TO_COBALD, what, "COBalD was not run", measured=figure_of(ours, _waste_of))
     best = min(settings, key=lambda rule: settings[rule].mean)
     left_out = [rule for rule in COBALD if rule not in settings]
     but = f"; the other setting was not run ({TITLES[left_out[0]]})" if left_out else ""
     limit = settings[best].mean / BELOW_COBALD
-    return _against(ours, "-", what, f"a fifth of {TITLES[best]}{but}", limit, _waste_of)
+    return _against(ours, Check.TO_COBALD, what, f"a fifth of {TITLES[best]}{but}", limit, _waste_of)
 
 
 def _first_day(ours: Sequence[Row], what: str, part: Callable[[Window], float], digits: int) -> Verdict:
     """Compare the first day with days 10 to 20, of the rows that have both."""
     both = [(row.first_day, row.later_days) for row in ours if row.first_day and row.later_days]
     if not both:
-        return Verdict("4", what, "days 10 to 20 were not played, or had no job", digits=digits)
+        return Verdict(Check.FIRST_DAY, what, "days 10 to 20 were not played, or had no job", digits=digits)
     limit = FIRST_DAY_TO_LATER * fmean(part(later) for _, later in both)
     measured = Figure.of([part(first) for first, _ in both])
-    return Verdict("4", what, f"{FIRST_DAY_TO_LATER:g} times that of days 10 to 20", limit, measured, digits)
+    return Verdict(
+        Check.FIRST_DAY, what, f"{FIRST_DAY_TO_LATER:g} times that of days 10 to 20", limit, measured, digits
+    )
 
 
 def badput_ratio(cases: Cases, variant: str) -> Verdict:
     """Compare work lost with the Karpenter-like rule's, in the median over cases."""
-    what = "work lost, ours to the Karpenter-like rule's, median over cases"
+    what = "ours to the Karpenter-like rule's, median"
     pairs = [
         (ours.mean, theirs.mean)
         for rules in cases.values()
@@ -194,9 +217,9 @@ def badput_ratio(cases: Cases, variant: str) -> Verdict:
     ]
     ratios = [ours / theirs for ours, theirs in pairs if theirs]
     if not ratios:
-        return Verdict("3", what, "no case with both of them")
+        return Verdict(Check.WORK_LOST, what, "no case with both of them")
     cases_are = f"{len(ratios)} case{'s' * (len(ratios) > 1)}"
-    return Verdict("3", what, cases_are, BADPUT, Figure(median(ratios), None), digits=2)
+    return Verdict(Check.WORK_LOST, what, cases_are, BADPUT, Figure(median(ratios), None), digits=2)
 
 
 def _waste_of(row: Row) -> float:

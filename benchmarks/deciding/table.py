@@ -164,7 +164,7 @@ def _dominance(cases: Cases) -> Sheet:
         for each in dominance(cases)
     ]
     head = ("rule", "world, our limits", "dominated", "also in 95 % wait", "by the prices", "not dominated", "10 of 12")
-    return Sheet("Check 7: cases on which our frontier over the price of waiting dominates a rule", head, rows)
+    return Sheet("Frontier: cases on which ours over the price of waiting dominates a rule", head, rows)
 
 
 def _comparisons(cases: Cases) -> Iterator[Sheet]:
