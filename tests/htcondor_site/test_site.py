@@ -116,14 +116,34 @@ async def test_files_that_are_just_being_sent_are_waited_for(cluster: FakeCluste
         for _ in range(2):
             drones = (await it.poll()).drones
             waits, given_up = drones[DroneId(f"{CONTROLLER}-ab12-1")], drones[DroneId(f"{CONTROLLER}-ab12-2")]
-            assert waits.state is RemoteState.PENDING
-            assert given_up.end is not None and given_up.end.kind is EndKind.STOPPED
+            assert waits.state is given_up.state is RemoteState.PENDING
+            assert "being sent" in waits.reason and "being removed" in given_up.reason
 
         async def kept() -> bool:
             return "tidy" in cluster.done
 
         await eventually("house was kept", kept, 60)
     assert cluster.done == ["remove 7.2", "tidy"]
+
+
+async def test_a_job_whose_files_never_came_counts_until_it_is_removed(cluster: FakeCluster) -> None:
+    """A failing or late removal let the controller start another drone beside it, above the limit of the site."""
+    given_up = DroneId(f"{CONTROLLER}-ab12-1")
+    cluster.queue, cluster.collects_for_ever = [completed(2)], True
+    async with site() as it:
+        for _ in range(2):
+            await it.poll()
+            await asyncio.sleep(0)
+        cluster.queue = [spooling(1, since_s=65), completed(2)]
+        for _ in range(2):
+            drone = (await it.poll()).drones[given_up]
+            await asyncio.sleep(0)
+            assert (drone.state, drone.end) == (RemoteState.PENDING, None)
+        assert cluster.done == ["collect 7.2"], "it waits for its turn"
+        removed = job(1, JobStatus=3, LastJobStatus=5, LastHoldReasonCode=16, RemoveReason="provisioner: no files")
+        cluster.queue = [removed, completed(2)]
+        end = (await it.poll()).drones[given_up].end
+        assert end is not None and end.kind is EndKind.STOPPED
 
 
 async def test_where_no_node_was_ever_seen_nothing_is_free_but_behind_a_computing_element(cluster: FakeCluster) -> None:

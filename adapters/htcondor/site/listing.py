@@ -38,7 +38,7 @@ class DroneJobsView:
     drones: Mapping[DroneId, RemoteDrone]
     inputs: frozenset[str] = frozenset()  # digests of the files that jobs which have not ended take along
     notices: tuple[str, ...] = ()
-    abandoned: tuple[str, ...] = ()  # ids of jobs that wait for files which are not being sent any more
+    abandoned: tuple[str, ...] = ()  # ids of jobs to remove: their files are not being sent any more
     users: frozenset[str] = frozenset()  # owners of the jobs, as slots show them
 
 
@@ -59,7 +59,7 @@ def list_drones(
 
     ``noticed``: since when slots (by name) are being taken back, by our clock. ``now``: when the ads were read.
     ``carved``: by machine, the names of the slots in use there, read before the ads. ``files_limit_s``: a job that
-    waits for its files for longer never gets them.
+    waits for its files for longer is to be removed.
     """
     now = time.time() if now is None else now
     drones: dict[DroneId, RemoteDrone] = {}
@@ -73,10 +73,9 @@ def list_drones(
         drone = _remote_drone(ad, drone_id, noticed, now, carved)
         users.add(text(ad, "User", 600))
         if is_spooling(ad) and whole(ad, "ServerTime") - whole(ad, "EnteredCurrentStatus") > files_limit_s:
+            # It counts until it is removed: a sender that lives on, on a login node, may still complete it.
             abandoned.append(drone.remote_id)
-            ended_at = our_moment(ad, "EnteredCurrentStatus", now) + files_limit_s
-            end = RemoteEnd(EndKind.STOPPED, ended_at, None, "its files never reached the schedd")
-            drone = replace(drone, state=RemoteState.ENDED, reason="", end=end)
+            drone = replace(drone, reason="its files never reached the schedd: it is being removed")
         if drone.end is None:
             inputs.add(text(ad, "DroneInputs"))
         other = drones.get(drone_id)
