@@ -33,6 +33,11 @@ def committed(site: SitePool) -> bool:
     return "\n106 " in queue_log(site).partition(" DroneId ")[2]
 
 
+def files_begin(site: SitePool) -> bool:
+    """Return True once the schedd has answered that it has the jobs, and waits for their files."""
+    return " StageInStart " in queue_log(site)
+
+
 def files_come(site: SitePool) -> bool:
     """The files of the jobs are on the way, or have just come: the reply may or may not have gone out."""
     return any((site.dir / "spool").glob("*/*/*/begin.sh"))
@@ -89,7 +94,9 @@ def most_at_once(log: str) -> int:
     return most
 
 
-@pytest.mark.parametrize("when", [committed, pytest.param(files_come, marks=pytest.mark.matrix)])
+@pytest.mark.parametrize(
+    "when", [files_begin, *(pytest.param(w, marks=pytest.mark.matrix) for w in (committed, files_come))]
+)
 def test_no_orphan_no_duplicate_and_the_cap_holds(newest_condor: Condor, when: Callable[[SitePool], bool]) -> None:
     with topas_lab(newest_condor) as lab, meanwhile(seen := Sightings(lab.controller, lambda: alive(lab))):
         lab.controller.sites = (TopasSite(lab.site, lab.etp, most=CAP),)
