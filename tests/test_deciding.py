@@ -11,6 +11,7 @@ import pytest
 from benchmarks.deciding.ablation import ABLATIONS, switched_off
 from benchmarks.deciding.checks import Check, cases_of, verdicts
 from benchmarks.deciding.earnings import earnings, world_changes
+from benchmarks.deciding.foresight import PLACES, losses
 from benchmarks.deciding.frontier import dominance, draw
 from benchmarks.deciding.idle_waits import GPUS, START_S, share_while_idle
 from benchmarks.deciding.play import LIMITS, Case, Played, Run, play_in
@@ -19,7 +20,7 @@ from benchmarks.deciding.run import parser, runs_of
 from benchmarks.deciding.table import sheets
 from benchmarks.deciding.users import dealt
 from benchmarks.deciding.windows import Window, window_of
-from provisioner.controller.estimation import UnfinishedJobs
+from provisioner.controller.estimation import USE_EVERY_S, UnfinishedJobs
 from provisioner.estimates import Estimates, StartDelays
 from provisioner.model import DroneState, OverlayView, Plan, RemoteDrone, RemoteState, Snapshot, Stop
 from provisioner.planner import decide
@@ -364,3 +365,17 @@ def test_hedges_and_those_of_which_one_drone_is_cancelled_are_counted() -> None:
     for _ in range(2):  # the first drone, and another one that no hedge was started for
         count.note(made, Plan(7, NOW, stops=(cancelled,)))
     assert (count.started, count.withdrawn) == (1, 1)
+
+
+def test_losses_in_front_of_an_owner_are_those_of_jobs_whose_place_it_takes() -> None:
+    """The owner uses 16 of 56 GPUs, and 24 more in every other two hours: the last 16 places are never taken."""
+    hour = int(3600.0 / USE_EVERY_S)
+    use = [16_000 + 24_000 * (n // hour % 4 >= 2) for n in range(4 * 24 * hour)]
+    found = losses(use)
+    hours = {run_s: [each for each in found if each[0] == run_s] for run_s in (900.0, 4 * 3600.0)}
+    lost = {run_s: sum(1 for _, _, lost_s, _ in each if lost_s) for run_s, each in hours.items()}
+    assert 0 < lost[900.0] < lost[4 * 3600.0] < len(hours[4 * 3600.0])
+    assert all(lost_s < run_s and bool(lost_s) is not bool(done_s) for run_s, _, lost_s, done_s in found)
+    taken = [each for each in hours[4 * 3600.0] if each[2]]
+    assert len(taken) % sum(1 for place in PLACES if place > 16) == 0, "of each moment the same places"
+    assert min(estimate for _, estimate, _, _ in taken) > 0.1

@@ -7,8 +7,7 @@ to lose, per work completed.
 
 The alternative is to wait for a place without an owner. A second of waiting costs ``waiting_cost``
 (:mod:`provisioner.planner.costs`); a second of lost work costs the GPU, and the job waits for it once more. A start is
-worth its risk as long as the loss costs no more than the wait that it saves. An estimated loss counts
-:data:`LOSS_FACTOR` times. See ``docs/explanation/planning.md``.
+worth its risk as long as the loss costs no more than the wait that it saves. See ``docs/explanation/planning.md``.
 
 *Excluded users*: the pool gives a drone to the next user in line, whose jobs may run all day; most of the work lost to
 owners is lost that way. Such users are named when the drone is ordered, and its START refuses their jobs for its whole
@@ -36,6 +35,10 @@ from provisioner.planner.context import PlanningContext
 from provisioner.planner.matching import CompatibleTypes
 from provisioner.reasons import DrainAtRisk, OwnerRisk
 
+FORESIGHT_S, FORESIGHT_RUN_S = 8 * 3600.0, 86400.0
+"""An owner's past says the less, the longer a job runs. The work lost was (1 + run time / ``FORESIGHT_S``) times the
+estimate, measured on four owners for run times up to ``FORESIGHT_RUN_S``; see ``docs/explanation/measurements.md``."""
+
 
 def expected_loss(runs: tuple[float, ...], chances: tuple[float, ...]) -> float:
     """Return the expected work lost per work completed by jobs with equally likely run times ``runs``.
@@ -45,7 +48,7 @@ def expected_loss(runs: tuple[float, ...], chances: tuple[float, ...]) -> float:
     """
     lost_s = done_s = 0.0
     for run_s in runs:
-        so_far, began_s = 0.0, 0.0
+        so_far, began_s, lost_before_s = 0.0, 0.0, lost_s
         for until_s, chance in zip(HORIZONS_S, chances, strict=False):
             if run_s <= began_s:
                 break
@@ -58,6 +61,7 @@ def expected_loss(runs: tuple[float, ...], chances: tuple[float, ...]) -> float:
             whole = 1.0 - (1.0 - so_far) ** (run_s / began_s)
             lost_s += (whole - so_far) * run_s / 2
             so_far = whole
+        lost_s += (lost_s - lost_before_s) * min(run_s, FORESIGHT_RUN_S) / FORESIGHT_S
         done_s += run_s * (1.0 - so_far)
     return lost_s / done_s if done_s else math.inf if lost_s else 0.0
 
@@ -72,16 +76,12 @@ def expected_loss_at_rate(runs: tuple[float, ...], rate_per_s: float) -> float:
     return lost_s / done_s if done_s else math.inf
 
 
-LOSS_FACTOR = 2.0
-"""Work lost in replays per estimated loss: owners come back when much is free, and a preempted job waits anew."""
-
-
 def accepted_loss(waiting_cost: float, wait_s: float, runs: tuple[float, ...]) -> float:
     """Return the work that jobs accept to lose, per work completed, instead of waiting ``wait_s`` for a safe place.
 
     A second of lost work costs one GPU-second, and ``waiting_cost`` because the job waits for it again.
     """
-    return waiting_cost / (1.0 + waiting_cost) * wait_s / (LOSS_FACTOR * max(1.0, fmean(runs)))
+    return waiting_cost / (1.0 + waiting_cost) * wait_s / max(1.0, fmean(runs))
 
 
 def runs_of(context: PlanningContext, job: JobClass) -> tuple[float, ...]:

@@ -14,7 +14,6 @@ from provisioner.estimates import HORIZONS_S, Estimates, OwnerGrowth, StartDelay
 from provisioner.model import DrainMode, Drone, DroneId, DroneState, JobClass, OwnerLoad, Plan, SlotState, Snapshot
 from provisioner.planner.risk import (
     DRAIN_LOSS_FACTOR,
-    LOSS_FACTOR,
     MAX_EXCLUSION_CHARS,
     accepted_loss,
     expected_loss,
@@ -52,19 +51,26 @@ def test_a_growth_that_was_never_seen_counts_as_half_an_observation(
     assert OwnerGrowth(((),) * len(HORIZONS_S), 0.0).chances(8000) == (0.5,) * len(HORIZONS_S)
 
 
-@pytest.mark.parametrize(("cost", "expected"), [(0.0, 0.0), (1.0, 900.0), (9.0, 1620.0)])
+@pytest.mark.parametrize(("cost", "expected"), [(0.0, 0.0), (1.0, 1800.0), (9.0, 3240.0)])
 def test_accepted_loss_costs_as_much_as_the_wait(cost: float, expected: float) -> None:
     runs = (HOUR_S, 3 * HOUR_S)
     lost_s = accepted_loss(cost, HOUR_S, runs) * 2 * HOUR_S
     assert lost_s == pytest.approx(expected)
-    assert LOSS_FACTOR * lost_s * (1.0 + cost) == pytest.approx(cost * HOUR_S)
+    assert lost_s * (1.0 + cost) == pytest.approx(cost * HOUR_S)
 
 
 def test_what_is_lost_by_hand() -> None:
     assert expected_loss((HOUR_S,), (0.0,) * 9) == 0.0
     # One of two is taken within the first quarter of an hour, on average in its middle: 450 s of 3,600 s.
-    assert expected_loss((HOUR_S,), (0.5,) * 9) == pytest.approx(0.5 * 450 / (0.5 * HOUR_S))
+    assert expected_loss((HOUR_S,), (0.5,) * 9) == pytest.approx(1.125 * 0.5 * 450 / (0.5 * HOUR_S))
     assert expected_loss((HOUR_S,), (1.0,) * 9) == math.inf
+
+
+@pytest.mark.parametrize(("days", "factor"), [(1, 4.0), (2, 4.0)])
+def test_the_loss_of_long_jobs_counts_up_to_four_times(days: int, factor: float) -> None:
+    """One of ten is taken at once: of those it costs half of the first quarter of an hour."""
+    lost_s = factor * 0.1 * 450
+    assert expected_loss((days * 24 * HOUR_S,), (0.1,) * 9) == pytest.approx(lost_s / (0.9 * days * 24 * HOUR_S))
 
 
 def test_at_a_rate_short_jobs_lose_little_and_long_ones_much() -> None:
@@ -361,8 +367,8 @@ def long_runs(*owners: str) -> set[str]:
 
 
 def test_jobs_wait_for_no_safe_place_whose_line_is_longer_than_the_loss() -> None:
-    """HoreKa is full. With three hundred drones there the jobs of a day wait for one; with one they would for days."""
-    few = avoided(world_excluded(of("short"), of("long", waiting=7), drones=ELSEWHERE[:1]), "short")
+    """HoreKa is full. With three hundred drones there the jobs of a day wait for one; with one they would for weeks."""
+    few = avoided(world_excluded(of("short"), of("long", waiting=18), drones=ELSEWHERE[:1]), "short")
     assert (few, avoided(world_excluded(of("short"), of("long")), "short")) == ({""}, {"long"})
 
 
