@@ -210,10 +210,10 @@ class StartLimits:
             ("max_gpus", kind.site, self.gpu_milli, site.max_gpu_milli, kind.gpu_milli),
             ("max_gpus", "", self.gpu_milli, policy.max_gpu_milli, kind.gpu_milli),
         ):
-            if most is not None and each and max(0, (most - counts[scope]) // each) < least[0]:
+            if most is not None and each and (left := max(0, (most - counts[scope]) // each)) < least[0]:
                 unit = WHOLE_GPU if limit == "max_gpus" else 1
                 why = reasons.LimitReached(limit, scope or "all sites", counts[scope] / unit, most / unit)
-                least = max(0, (most - counts[scope]) // each), why
+                least = left, why
         free = None if site.queue_when_full else self.free_for(key)
         if free is not None and free < least[0]:
             least = free, self._why_full(kind)
@@ -280,6 +280,7 @@ class TypeRanking:
     costs: StartCosts
     alike: bool
     """All types have the same wait."""
+    _first: dict[tuple[CompatibleTypes, JobCost], TypeKey] = field(default_factory=dict)
 
     @classmethod
     def of(cls, context: PlanningContext, limits: StartLimits) -> TypeRanking:
@@ -304,8 +305,11 @@ class TypeRanking:
 
     def first(self, compatible: CompatibleTypes, cost: JobCost) -> TypeKey:
         """Return the compatible type that is tried first."""
-        ranked = self.costs.ranked(compatible, cost)
-        return ranked[0] if self.alike else min(ranked, key=self.wait_h.__getitem__)
+        found = self._first.get((compatible, cost))
+        if found is None:
+            found = min(self.costs.ranked(compatible, cost), key=self.wait_h.__getitem__)
+            self._first[compatible, cost] = found
+        return found
 
     def candidates(self, compatible: CompatibleTypes, cost: JobCost, still_open: Set[TypeKey]) -> Sequence[TypeKey]:
         """Return the types that are still open, in order, and those at which delayed drones are counted as supply."""
@@ -460,10 +464,10 @@ class Supply:
     ) -> Coverage:
         """Book up to ``jobs`` jobs into drones that are delayed (``late``) or not, of all types or of ``key``."""
         booked, drones = 0, 0
-        stocked = compatible.jobs.keys() & (self.late if late else self.slots.keys())
-        if not stocked:
+        stocked = self.late if late else self.slots.keys()
+        if compatible.jobs.keys().isdisjoint(stocked):
             return NO_COVERAGE
-        for kind in (key,) if key else sorted(stocked, key=self.order.__getitem__):
+        for kind in (key,) if key else sorted(compatible.jobs.keys() & stocked, key=self.order.__getitem__):
             rest: list[DroneSlots] = []
             for have in self.slots.get(kind, ()):
                 wanted = jobs - booked

@@ -407,13 +407,13 @@ class Placement:
         allocation = self.allocation
         runs, cost = self.context.costs.of_class(job)
         any_late, late, startable = bool(allocation.supply.late), NO_COVERAGE, allocation.limits.startable
-        none_open = not any_late and compatible.jobs.keys().isdisjoint(startable)
-        wanted, served = job.waiting, None
-        if not none_open:
-            enough, served = self._worthwhile(job, compatible, runs, cost, job.waiting - covered)
-            wanted = covered + enough
+        if not any_late and compatible.jobs.keys().isdisjoint(startable):  # as for most classes once all is full
+            self._report_lack(job, compatible, cost, job.waiting - covered, None)
+            return covered, late
+        enough, served = self._worthwhile(job, compatible, runs, cost, job.waiting - covered)
+        wanted = covered + enough
         held_back: Reason | None = None
-        for key in () if none_open else allocation.ranking.candidates(compatible, cost, startable):
+        for key in allocation.ranking.candidates(compatible, cost, startable):
             if any_late and key not in allocation.ranking.sure:
                 # From here on a drone might wait as well: those that wait already will do.
                 late = allocation.supply.take(job, compatible, job.waiting - covered, late=True)
@@ -431,20 +431,26 @@ class Placement:
             wanted, held_back = job.waiting, held_back or served
         elif served is not None and job.waiting > max(covered, wanted):
             self.refuse(job, job.waiting - max(covered, wanted), served)
-        lack = wanted - covered
-        if lack > 0:
-            key, limit = self._best_type(job, compatible, cost)
-            why = held_back or limit
-            if job.gpu_optional:
-                why = reasons.AwaitingIdleGpu(key, why.kind if key and why is not None else "")
-            reserved: Reason | None = None
-            if job.gpu_milli > model.WHOLE_GPU and not job.gpu_optional:
-                reserved = allocation.reserved.reserve(job, compatible, cost, allocation.limits, allocation.risk)
-            if (reason := reserved or why) is not None:
-                self.refuse(job, lack, reason)
-            if isinstance(why, _NO_ROOM_AT_SITE) and not is_headroom(job.id):
-                self.lacking_room[key] = self.lacking_room.get(key, 0) - (-lack // compatible.jobs[key])
+        if wanted > covered:
+            self._report_lack(job, compatible, cost, wanted - covered, held_back)
         return covered, late
+
+    def _report_lack(
+        self, job: JobClass, compatible: CompatibleTypes, cost: JobCost, lack: int, held_back: Reason | None
+    ) -> None:
+        """Refuse ``lack`` jobs for which no drone may be started, or reserve room for one of several GPUs."""
+        allocation = self.allocation
+        key, limit = self._best_type(job, compatible, cost)
+        why = held_back or limit
+        if job.gpu_optional:
+            why = reasons.AwaitingIdleGpu(key, why.kind if key and why is not None else "")
+        reserved: Reason | None = None
+        if job.gpu_milli > model.WHOLE_GPU and not job.gpu_optional:
+            reserved = allocation.reserved.reserve(job, compatible, cost, allocation.limits, allocation.risk)
+        if (reason := reserved or why) is not None:
+            self.refuse(job, lack, reason)
+        if isinstance(why, _NO_ROOM_AT_SITE) and not is_headroom(job.id):
+            self.lacking_room[key] = self.lacking_room.get(key, 0) - (-lack // compatible.jobs[key])
 
     def _best_type(self, job: JobClass, compatible: CompatibleTypes, cost: JobCost) -> tuple[TypeKey, Reason | None]:
         """Return the best type whose drones live long enough, and its limit; else the best of all and the downtime."""
