@@ -348,7 +348,8 @@ class DroneSlots:
         too_long = job.walltime_s and now + job.walltime_s > shape.ends_at
         if job.gpu_optional and self.kind.gpu_milli and shape.on_the_way:
             return 0
-        return 0 if too_long or is_excluded(job.owner, shape.avoids) else count_jobs(job, shape.room, self.kind)
+        excluded = shape.avoids and is_excluded(job.owner, shape.avoids)
+        return 0 if too_long or excluded else count_jobs(job, shape.room, self.kind)
 
     def fill(self, job: JobClass, jobs: int, each: int) -> list[DroneSlots]:
         """Put ``jobs`` jobs into these drones, ``each`` to a drone, and return the slots that are left."""
@@ -392,6 +393,8 @@ class Supply:
     """Types with slots in delayed drones."""
     own: dict[str, Coverage] = field(default_factory=dict)
     """By class id: jobs that are booked into drones that were started for them."""
+    _lacking: set[tuple[CompatibleTypes, str, bool]] = field(default_factory=set)
+    """Requests and users for whom nothing was left, in delayed drones or others, since the slots last changed."""
 
     @classmethod
     def of(cls, context: PlanningContext) -> Supply:
@@ -434,6 +437,7 @@ class Supply:
         """Forget what was booked into GPU drones since the copy was made."""
         others = {key: have for key, have in self.slots.items() if not have[0].kind.gpu_milli}
         self.slots = {**others, **gpu_slots}
+        self._lacking.clear()
 
     def add_preemptible(self, context: PlanningContext) -> None:
         """Add, for headroom, the part of drones that runs nothing but jobs that give way."""
@@ -456,6 +460,7 @@ class Supply:
 
     def add(self, more: DroneSlots) -> None:
         self.slots.setdefault(more.kind.key, []).append(more)
+        self._lacking.clear()
         if more.shape.late:
             self.late.add(more.kind.key)
 
@@ -463,9 +468,9 @@ class Supply:
         self, job: JobClass, compatible: CompatibleTypes, jobs: int, key: TypeKey | None = None, *, late: bool = False
     ) -> Coverage:
         """Book up to ``jobs`` jobs into drones that are delayed (``late``) or not, of all types or of ``key``."""
-        booked, drones = 0, 0
+        booked, drones, request = 0, 0, (compatible, job.owner, late)
         stocked = self.late if late else self.slots.keys()
-        if compatible.jobs.keys().isdisjoint(stocked):
+        if request in self._lacking or compatible.jobs.keys().isdisjoint(stocked):
             return NO_COVERAGE
         for kind in (key,) if key else sorted(compatible.jobs.keys() & stocked, key=self.order.__getitem__):
             rest: list[DroneSlots] = []
@@ -486,7 +491,12 @@ class Supply:
                 self.late.discard(kind)
             if booked >= jobs:
                 break
-        return Coverage(booked, drones) if booked else NO_COVERAGE
+        if booked:
+            self._lacking.clear()
+            return Coverage(booked, drones)
+        if jobs > 0 and key is None:
+            self._lacking.add(request)
+        return NO_COVERAGE
 
     def untouched(self, kind: DroneType) -> int:
         """Return the number of drones of a type on their way that no job is booked into."""

@@ -117,12 +117,12 @@ class JobReservations:
         self, job: JobClass, compatible: CompatibleTypes, cost: JobCost, limits: StartLimits, risk: PreemptionRisk
     ) -> NodeReserved | None:
         """Reserve room for one job of a class that lacks room, if its wait has cost more than the hole does."""
-        if self._considered >= MAX_RESERVING_CLASSES:
+        waited = self._overtaken_s(job, compatible) * cost.per_s if self._considered < MAX_RESERVING_CLASSES else 0.0
+        if waited <= 0.0:
             return None
         kinds = [kind for kind in compatible.kinds if kind.gpu_milli and kind.site not in self.by_site]
-        waited = self._overtaken_s(job, compatible) * cost.per_s if kinds else 0.0
         best: tuple[float, DroneType, Hole] | None = None
-        if waited <= 0.0:
+        if not kinds:
             return None
         self._considered += 1
         for kind in kinds:
