@@ -375,7 +375,7 @@ class Coverage(NamedTuple):
     """Drones for them that are not in the pool yet."""
 
     def plus(self, more: Coverage) -> Coverage:
-        return Coverage(self.jobs + more.jobs, self.drones + more.drones)
+        return Coverage(self.jobs + more.jobs, self.drones + more.drones) if more.jobs else self
 
 
 NO_COVERAGE = Coverage()

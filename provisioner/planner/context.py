@@ -157,11 +157,11 @@ class SteadyDrones:
         types: dict[TypeKey, tuple[int, float]] = {}
         listings: dict[TypeKey, Mapping[DroneId, model.RemoteDrone]] = {}
         for kind in snapshot.types:
-            view, grace_s = views.get(kind.site), snapshot.policy.of_site(kind.site).grace_s
-            if view is not None:
-                listings[kind.key] = view.drones
+            if (view := views.get(kind.site)) is not None:
+                key, grace_s = kind.key, snapshot.policy.of_site(kind.site).grace_s
+                listings[key] = view.drones
                 life_s = kind.walltime_s + grace_s - _STEADY_SLACK_S if kind.walltime_s else NO_END
-                types[kind.key] = kind.gpu_milli, life_s
+                types[key] = kind.gpu_milli, life_s
         busy, slot_busy, running = DroneState.BUSY, model.SlotState.BUSY, model.RemoteState.RUNNING
         now, known, unlisted = snapshot.now, self.known, dict[DroneId, model.RemoteDrone]()
         changing: dict[DroneId, Drone] = {}

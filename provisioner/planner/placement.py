@@ -282,7 +282,7 @@ class Placement:
             covered += self._undrain(job, compatible, job.waiting - covered)
         if covered < job.waiting:
             covered, late = self._start(job, compatible, covered)
-            taken = taken.plus(late) if late.jobs else taken
+            taken = taken.plus(late)
         self.shares.book(job, min(covered, job.waiting))
         if taken.jobs:
             self.refuse(job, taken.jobs, reasons.DemandCovered(taken.jobs, taken.drones))
@@ -357,8 +357,8 @@ class Placement:
         key = job.owner if job.running else None, job.gpu_milli, job.cpus, job.memory_mib, runs.mean_s, within_s
         if key not in self._served:
             amounts = ((job.gpu_milli, job.cpus, job.memory_mib), (0, 0, 0))
-            shapes = {(owner, *each) for owner in (job.owner, "") for each in amounts} if job.running else ()
-            ages = [age for each in shapes for age in self._ages(each)]
+            shapes = {(owner, *each) for owner in (job.owner, "") for each in amounts} if job.running else set()
+            ages = [age for each in shapes & self._begun.keys() for age in self._ages(each)]
             number = sum(count for _, count in ages)
             served = math.fsum(count * runs.served(ran_s, within_s) for ran_s, count in ages)
             self._served[key] = number, served / max(1, number)
@@ -370,7 +370,7 @@ class Placement:
         found = self._ages_by_shape.get(shape)
         if found is None:
             found = self._ages_by_shape[shape] = []
-            begun, now = sorted(chain(*self._begun.get(shape, ()))), self.context.now
+            begun, now = sorted(chain(*self._begun[shape])), self.context.now
             last = len(begun)
             while last:
                 ran_s = AGES_S[bisect_left(AGES_S, now - begun[last - 1], 0, len(AGES_S) - 1)]
