@@ -54,6 +54,8 @@ from provisioner.reasons import Reason
 AGES_S = tuple(1.2**n for n in range(90))
 """Steps in which run times so far are counted: a large pool has no more of them than a small one."""
 _NO_ROOM_AT_SITE = (reasons.SiteFull, reasons.GpusStranded)
+_PASSING = (*_NO_ROOM_AT_SITE, reasons.SiteQuota, reasons.OwnerWaits)
+"""Reasons against a start that pass without anybody's action."""
 
 
 def place(context: PlanningContext, reservations: OwnerReservations, supply: Supply) -> Placement:
@@ -488,5 +490,4 @@ def _is_temporary(why: Reason | None) -> bool:
     """Return True if the reason against a start passes without anybody's action."""
     if isinstance(why, reasons.LimitReached):
         return why.allowed > 0
-    passing = reasons.SiteFull | reasons.SiteQuota | reasons.GpusStranded | reasons.OwnerWaits | None
-    return isinstance(why, passing)
+    return why is None or isinstance(why, _PASSING)

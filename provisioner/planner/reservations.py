@@ -200,6 +200,9 @@ class JobReservations:
 
     def _holes(self, job: JobClass, kind: DroneType, limits: StartLimits, risk: PreemptionRisk) -> Iterator[Hole]:
         """Yield ways to get room for a new drone of a type, or in an existing one."""
+        shared, room = self._with_several_jobs.get(kind.key, ()), self.owners.free.get(kind.site)
+        if not shared and room is None:
+            return
         context, (count, why) = self.context, limits.for_type(kind.key)
         banned = (context.breakers.get(scope) for scope in (kind.site, kind.key))
         lacks_room = isinstance(why, SiteFull | GpusStranded | LimitReached | SiteQuota) and not passes_soon(why)
@@ -209,9 +212,8 @@ class JobReservations:
             return
         if context.validity.site_view(context.snapshot, kind.site) is None:
             return
-        for drone in self._with_several_jobs.get(kind.key, ()):
+        for drone in shared:
             yield from self._in_drone(job, kind, drone)
-        room = self.owners.free.get(kind.site)
         if count or room is None:  # a rule holds the class back where there is room
             return
         holders = self._holders[kind.site]
