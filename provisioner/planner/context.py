@@ -139,7 +139,7 @@ class SteadyDrones:
     begun: dict[RunShape, list[float]] = field(default_factory=dict)
     """Start times of their jobs, ascending; infinity if unknown."""
     several: set[DroneId] = field(default_factory=set)
-    """Those with several jobs."""
+    """Drones with several jobs."""
     heard: dict[DroneId, Drone] = field(default_factory=dict)
     """New records of drones that have nothing new but a sign of life."""
     basis: tuple[object, ...] | None = None
