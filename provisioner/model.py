@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
-from typing import NewType
+from operator import attrgetter
+from typing import Any, NewType
 
 from provisioner.estimates import NO_ESTIMATES, Estimates
 from provisioner.reasons import Reason
@@ -605,6 +606,17 @@ class Drone:
     def awaits_room(self) -> bool:
         """Return True if it waits at its site without a node: the free capacity does not count it yet."""
         return self.state in WAITING and not self.node
+
+    def with_values(self, **changes: Any) -> Drone:
+        """Return a copy with other values; ``dataclasses.replace`` takes nearly twice as long."""
+        values = list(_values_of(self))
+        for name, value in changes.items():
+            values[_PLACES[name]] = value
+        return Drone(*values)
+
+
+_PLACES = {each.name: place for place, each in enumerate(fields(Drone))}
+_values_of = attrgetter(*_PLACES)
 
 
 class FaultKind(StrEnum):

@@ -210,10 +210,10 @@ class StartLimits:
             ("max_gpus", kind.site, self.gpu_milli, site.max_gpu_milli, kind.gpu_milli),
             ("max_gpus", "", self.gpu_milli, policy.max_gpu_milli, kind.gpu_milli),
         ):
-            if most is not None and each and max(0, (most - counts[scope]) // each) < least[0]:
+            if most is not None and each and (left := max(0, (most - counts[scope]) // each)) < least[0]:
                 unit = WHOLE_GPU if limit == "max_gpus" else 1
                 why = reasons.LimitReached(limit, scope or "all sites", counts[scope] / unit, most / unit)
-                least = max(0, (most - counts[scope]) // each), why
+                least = left, why
         free = None if site.queue_when_full else self.free_for(key)
         if free is not None and free < least[0]:
             least = free, self._why_full(kind)
@@ -280,6 +280,7 @@ class TypeRanking:
     costs: StartCosts
     alike: bool
     """All types have the same wait."""
+    _first: dict[tuple[CompatibleTypes, JobCost], TypeKey] = field(default_factory=dict)
 
     @classmethod
     def of(cls, context: PlanningContext, limits: StartLimits) -> TypeRanking:
@@ -304,8 +305,11 @@ class TypeRanking:
 
     def first(self, compatible: CompatibleTypes, cost: JobCost) -> TypeKey:
         """Return the compatible type that is tried first."""
-        ranked = self.costs.ranked(compatible, cost)
-        return ranked[0] if self.alike else min(ranked, key=self.wait_h.__getitem__)
+        found = self._first.get((compatible, cost))
+        if found is None:
+            found = min(self.costs.ranked(compatible, cost), key=self.wait_h.__getitem__)
+            self._first[compatible, cost] = found
+        return found
 
     def candidates(self, compatible: CompatibleTypes, cost: JobCost, still_open: Set[TypeKey]) -> Sequence[TypeKey]:
         """Return the types that are still open, in order, and those at which delayed drones are counted as supply."""
@@ -344,7 +348,8 @@ class DroneSlots:
         too_long = job.walltime_s and now + job.walltime_s > shape.ends_at
         if job.gpu_optional and self.kind.gpu_milli and shape.on_the_way:
             return 0
-        return 0 if too_long or is_excluded(job.owner, shape.avoids) else count_jobs(job, shape.room, self.kind)
+        excluded = shape.avoids and is_excluded(job.owner, shape.avoids)
+        return 0 if too_long or excluded else count_jobs(job, shape.room, self.kind)
 
     def fill(self, job: JobClass, jobs: int, each: int) -> list[DroneSlots]:
         """Put ``jobs`` jobs into these drones, ``each`` to a drone, and return the slots that are left."""
@@ -370,7 +375,7 @@ class Coverage(NamedTuple):
     """Drones for them that are not in the pool yet."""
 
     def plus(self, more: Coverage) -> Coverage:
-        return Coverage(self.jobs + more.jobs, self.drones + more.drones)
+        return Coverage(self.jobs + more.jobs, self.drones + more.drones) if more.jobs else self
 
 
 NO_COVERAGE = Coverage()
@@ -388,6 +393,8 @@ class Supply:
     """Types with slots in delayed drones."""
     own: dict[str, Coverage] = field(default_factory=dict)
     """By class id: jobs that are booked into drones that were started for them."""
+    _lacking: set[tuple[CompatibleTypes, str, bool]] = field(default_factory=set)
+    """Requests and users for whom nothing was left, in delayed drones or others, since the slots last changed."""
 
     @classmethod
     def of(cls, context: PlanningContext) -> Supply:
@@ -430,6 +437,7 @@ class Supply:
         """Forget what was booked into GPU drones since the copy was made."""
         others = {key: have for key, have in self.slots.items() if not have[0].kind.gpu_milli}
         self.slots = {**others, **gpu_slots}
+        self._lacking.clear()
 
     def add_preemptible(self, context: PlanningContext) -> None:
         """Add, for headroom, the part of drones that runs nothing but jobs that give way."""
@@ -452,6 +460,7 @@ class Supply:
 
     def add(self, more: DroneSlots) -> None:
         self.slots.setdefault(more.kind.key, []).append(more)
+        self._lacking.clear()
         if more.shape.late:
             self.late.add(more.kind.key)
 
@@ -459,11 +468,11 @@ class Supply:
         self, job: JobClass, compatible: CompatibleTypes, jobs: int, key: TypeKey | None = None, *, late: bool = False
     ) -> Coverage:
         """Book up to ``jobs`` jobs into drones that are delayed (``late``) or not, of all types or of ``key``."""
-        booked, drones = 0, 0
-        stocked = compatible.jobs.keys() & (self.late if late else self.slots.keys())
-        if not stocked:
+        booked, drones, request = 0, 0, (compatible, job.owner, late)
+        stocked = self.late if late else self.slots.keys()
+        if request in self._lacking or compatible.jobs.keys().isdisjoint(stocked):
             return NO_COVERAGE
-        for kind in (key,) if key else sorted(stocked, key=self.order.__getitem__):
+        for kind in (key,) if key else sorted(compatible.jobs.keys() & stocked, key=self.order.__getitem__):
             rest: list[DroneSlots] = []
             for have in self.slots.get(kind, ()):
                 wanted = jobs - booked
@@ -482,7 +491,12 @@ class Supply:
                 self.late.discard(kind)
             if booked >= jobs:
                 break
-        return Coverage(booked, drones) if booked else NO_COVERAGE
+        if booked:
+            self._lacking.clear()
+            return Coverage(booked, drones)
+        if jobs > 0 and key is None:
+            self._lacking.add(request)
+        return NO_COVERAGE
 
     def untouched(self, kind: DroneType) -> int:
         """Return the number of drones of a type on their way that no job is booked into."""

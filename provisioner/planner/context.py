@@ -138,6 +138,8 @@ class SteadyDrones:
     """Number of drones. Their types are configured and have the size that they had at the order."""
     begun: dict[RunShape, list[float]] = field(default_factory=dict)
     """Start times of their jobs, ascending; infinity if unknown."""
+    several: set[DroneId] = field(default_factory=set)
+    """Drones with several jobs."""
     heard: dict[DroneId, Drone] = field(default_factory=dict)
     """New records of drones that have nothing new but a sign of life."""
     basis: tuple[object, ...] | None = None
@@ -149,17 +151,17 @@ class SteadyDrones:
         """Find the drones that are steady in a snapshot, and return all others in the order of the record."""
         basis = snapshot.types, snapshot.policy
         if self.basis != basis:
-            self.known, self.by_type, self.begun = {}, Counter(), {}
+            self.known, self.by_type, self.begun, self.several = {}, Counter(), {}, set()
         self.heard, self.basis = {}, None
         # By type at a site with a valid view: the GPUs of a drone, and how long it may live.
         types: dict[TypeKey, tuple[int, float]] = {}
         listings: dict[TypeKey, Mapping[DroneId, model.RemoteDrone]] = {}
         for kind in snapshot.types:
-            view, grace_s = views.get(kind.site), snapshot.policy.of_site(kind.site).grace_s
-            if view is not None:
-                listings[kind.key] = view.drones
+            if (view := views.get(kind.site)) is not None:
+                key, grace_s = kind.key, snapshot.policy.of_site(kind.site).grace_s
+                listings[key] = view.drones
                 life_s = kind.walltime_s + grace_s - _STEADY_SLACK_S if kind.walltime_s else NO_END
-                types[kind.key] = kind.gpu_milli, life_s
+                types[key] = kind.gpu_milli, life_s
         busy, slot_busy, running = DroneState.BUSY, model.SlotState.BUSY, model.RemoteState.RUNNING
         now, known, unlisted = snapshot.now, self.known, dict[DroneId, model.RemoteDrone]()
         changing: dict[DroneId, Drone] = {}
@@ -212,12 +214,14 @@ class SteadyDrones:
                 )
             ):
                 if not recent:
-                    self.heard[drone_id] = drone = replace(drone, heard_at=slot.heard_at)
+                    self.heard[drone_id] = drone = drone.with_values(heard_at=slot.heard_at)
                 if last is None or drone.type != last[4] or _jobs_of(slot) != _jobs_of(last[1]):
                     self._forget(drone_id)
                     self.by_type[drone.type] += 1
                     if times := begun_of(slot):
                         added.setdefault(run_shape(slot), []).extend(times)
+                    if slot.jobs > 1:
+                        self.several.add(drone_id)
                 known[drone_id] = drone, slot, remote, until, drone.type
             else:
                 self._forget(drone_id)
@@ -236,6 +240,7 @@ class SteadyDrones:
         if last is not None:
             _, slot, _, _, key = last
             self.by_type[key] -= 1
+            self.several.discard(drone_id)
             if times := begun_of(slot):
                 begun = self.begun[run_shape(slot)]
                 first = bisect_left(begun, times[0])

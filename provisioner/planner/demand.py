@@ -57,7 +57,8 @@ class GroupShares:
 
     def used_up(self, job: JobClass) -> bool:
         """Return True if the negotiator would match none of the class."""
-        return any(_jobs_in_quota(job, quota - used, 1) < 1 for _, quota, used in self._limits(job))
+        limits = self._limits(job) if self.groups else ()
+        return any(_jobs_in_quota(job, quota - used, 1) < 1 for _, quota, used in limits)
 
     def book(self, job: JobClass, jobs: int) -> None:
         for name in self._chain(job.group) if self.groups else ():

@@ -290,7 +290,7 @@ class CompatibilityCache:
         found: dict[str, CompatibleTypes] = {}
         now: dict[_Shape, CompatibleTypes] = {}
         for job in classes:
-            shape = (*_requested_fields(job), frozenset(job.refuses) if job.refuses else None)
+            shape = (*_requested_fields(job), tuple(job.refuses))
             if shape not in now:
                 now[shape] = self.known.get(shape) or self._judged(job)
             found[job.id] = now[shape]

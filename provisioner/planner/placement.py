@@ -54,6 +54,8 @@ from provisioner.reasons import Reason
 AGES_S = tuple(1.2**n for n in range(90))
 """Steps in which run times so far are counted: a large pool has no more of them than a small one."""
 _NO_ROOM_AT_SITE = (reasons.SiteFull, reasons.GpusStranded)
+_PASSING = (*_NO_ROOM_AT_SITE, reasons.SiteQuota, reasons.OwnerWaits)
+"""Reasons against a start that pass without anybody's action."""
 
 
 def place(context: PlanningContext, reservations: OwnerReservations, supply: Supply) -> Placement:
@@ -282,7 +284,7 @@ class Placement:
             covered += self._undrain(job, compatible, job.waiting - covered)
         if covered < job.waiting:
             covered, late = self._start(job, compatible, covered)
-            taken = taken.plus(late) if late.jobs else taken
+            taken = taken.plus(late)
         self.shares.book(job, min(covered, job.waiting))
         if taken.jobs:
             self.refuse(job, taken.jobs, reasons.DemandCovered(taken.jobs, taken.drones))
@@ -357,8 +359,8 @@ class Placement:
         key = job.owner if job.running else None, job.gpu_milli, job.cpus, job.memory_mib, runs.mean_s, within_s
         if key not in self._served:
             amounts = ((job.gpu_milli, job.cpus, job.memory_mib), (0, 0, 0))
-            shapes = {(owner, *each) for owner in (job.owner, "") for each in amounts} if job.running else ()
-            ages = [age for each in shapes for age in self._ages(each)]
+            shapes = {(owner, *each) for owner in (job.owner, "") for each in amounts} if job.running else set()
+            ages = [age for each in shapes & self._begun.keys() for age in self._ages(each)]
             number = sum(count for _, count in ages)
             served = math.fsum(count * runs.served(ran_s, within_s) for ran_s, count in ages)
             self._served[key] = number, served / max(1, number)
@@ -370,7 +372,7 @@ class Placement:
         found = self._ages_by_shape.get(shape)
         if found is None:
             found = self._ages_by_shape[shape] = []
-            begun, now = sorted(chain(*self._begun.get(shape, ()))), self.context.now
+            begun, now = sorted(chain(*self._begun[shape])), self.context.now
             last = len(begun)
             while last:
                 ran_s = AGES_S[bisect_left(AGES_S, now - begun[last - 1], 0, len(AGES_S) - 1)]
@@ -407,13 +409,13 @@ class Placement:
         allocation = self.allocation
         runs, cost = self.context.costs.of_class(job)
         any_late, late, startable = bool(allocation.supply.late), NO_COVERAGE, allocation.limits.startable
-        none_open = not any_late and compatible.jobs.keys().isdisjoint(startable)
-        wanted, served = job.waiting, None
-        if not none_open:
-            enough, served = self._worthwhile(job, compatible, runs, cost, job.waiting - covered)
-            wanted = covered + enough
+        if not any_late and compatible.jobs.keys().isdisjoint(startable):  # as for most classes once all is full
+            self._report_lack(job, compatible, cost, job.waiting - covered, None)
+            return covered, late
+        enough, served = self._worthwhile(job, compatible, runs, cost, job.waiting - covered)
+        wanted = covered + enough
         held_back: Reason | None = None
-        for key in () if none_open else allocation.ranking.candidates(compatible, cost, startable):
+        for key in allocation.ranking.candidates(compatible, cost, startable):
             if any_late and key not in allocation.ranking.sure:
                 # From here on a drone might wait as well: those that wait already will do.
                 late = allocation.supply.take(job, compatible, job.waiting - covered, late=True)
@@ -431,20 +433,26 @@ class Placement:
             wanted, held_back = job.waiting, held_back or served
         elif served is not None and job.waiting > max(covered, wanted):
             self.refuse(job, job.waiting - max(covered, wanted), served)
-        lack = wanted - covered
-        if lack > 0:
-            key, limit = self._best_type(job, compatible, cost)
-            why = held_back or limit
-            if job.gpu_optional:
-                why = reasons.AwaitingIdleGpu(key, why.kind if key and why is not None else "")
-            reserved: Reason | None = None
-            if job.gpu_milli > model.WHOLE_GPU and not job.gpu_optional:
-                reserved = allocation.reserved.reserve(job, compatible, cost, allocation.limits, allocation.risk)
-            if (reason := reserved or why) is not None:
-                self.refuse(job, lack, reason)
-            if isinstance(why, _NO_ROOM_AT_SITE) and not is_headroom(job.id):
-                self.lacking_room[key] = self.lacking_room.get(key, 0) - (-lack // compatible.jobs[key])
+        if wanted > covered:
+            self._report_lack(job, compatible, cost, wanted - covered, held_back)
         return covered, late
+
+    def _report_lack(
+        self, job: JobClass, compatible: CompatibleTypes, cost: JobCost, lack: int, held_back: Reason | None
+    ) -> None:
+        """Refuse ``lack`` jobs for which no drone may be started, or reserve room for one of several GPUs."""
+        allocation = self.allocation
+        key, limit = self._best_type(job, compatible, cost)
+        why = held_back or limit
+        if job.gpu_optional:
+            why = reasons.AwaitingIdleGpu(key, why.kind if key and why is not None else "")
+        reserved: Reason | None = None
+        if job.gpu_milli > model.WHOLE_GPU and not job.gpu_optional:
+            reserved = allocation.reserved.reserve(job, compatible, cost, allocation.limits, allocation.risk)
+        if (reason := reserved or why) is not None:
+            self.refuse(job, lack, reason)
+        if isinstance(why, _NO_ROOM_AT_SITE) and not is_headroom(job.id):
+            self.lacking_room[key] = self.lacking_room.get(key, 0) - (-lack // compatible.jobs[key])
 
     def _best_type(self, job: JobClass, compatible: CompatibleTypes, cost: JobCost) -> tuple[TypeKey, Reason | None]:
         """Return the best type whose drones live long enough, and its limit; else the best of all and the downtime."""
@@ -482,5 +490,4 @@ def _is_temporary(why: Reason | None) -> bool:
     """Return True if the reason against a start passes without anybody's action."""
     if isinstance(why, reasons.LimitReached):
         return why.allowed > 0
-    passing = reasons.SiteFull | reasons.SiteQuota | reasons.GpusStranded | reasons.OwnerWaits | None
-    return isinstance(why, passing)
+    return why is None or isinstance(why, _PASSING)

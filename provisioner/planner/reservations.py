@@ -117,12 +117,12 @@ class JobReservations:
         self, job: JobClass, compatible: CompatibleTypes, cost: JobCost, limits: StartLimits, risk: PreemptionRisk
     ) -> NodeReserved | None:
         """Reserve room for one job of a class that lacks room, if its wait has cost more than the hole does."""
-        if self._considered >= MAX_RESERVING_CLASSES:
+        waited = self._overtaken_s(job, compatible) * cost.per_s if self._considered < MAX_RESERVING_CLASSES else 0.0
+        if waited <= 0.0:
             return None
         kinds = [kind for kind in compatible.kinds if kind.gpu_milli and kind.site not in self.by_site]
-        waited = self._overtaken_s(job, compatible) * cost.per_s if kinds else 0.0
         best: tuple[float, DroneType, Hole] | None = None
-        if waited <= 0.0:
+        if not kinds:
             return None
         self._considered += 1
         for kind in kinds:
@@ -200,6 +200,9 @@ class JobReservations:
 
     def _holes(self, job: JobClass, kind: DroneType, limits: StartLimits, risk: PreemptionRisk) -> Iterator[Hole]:
         """Yield ways to get room for a new drone of a type, or in an existing one."""
+        shared, room = self._with_several_jobs.get(kind.key, ()), self.owners.free.get(kind.site)
+        if not shared and room is None:
+            return
         context, (count, why) = self.context, limits.for_type(kind.key)
         banned = (context.breakers.get(scope) for scope in (kind.site, kind.key))
         lacks_room = isinstance(why, SiteFull | GpusStranded | LimitReached | SiteQuota) and not passes_soon(why)
@@ -209,12 +212,11 @@ class JobReservations:
             return
         if context.validity.site_view(context.snapshot, kind.site) is None:
             return
-        holders = self._holders[kind.site]
-        for some in holders.values():
-            yield from (hole for each in some if each.drone.type == kind.key for hole in self._in_drone(job, each))
-        room = self.owners.free.get(kind.site)
+        for drone in shared:
+            yield from self._in_drone(job, kind, drone)
         if count or room is None:  # a rule holds the class back where there is room
             return
+        holders = self._holders[kind.site]
         most_milli = 0 if isinstance(why, LimitReached | SiteQuota) else kind.gpu_milli
         if isinstance(why, LimitReached):  # what is free beyond the limit does not help
             if why.scope in (kind.key, "all sites") or not why.allowed:
@@ -244,9 +246,9 @@ class JobReservations:
         returned_milli = sum(each.space.gpu_milli for each in hole.holders)
         return risk.allowed(job, compatible, kind, 1, returned_milli)[0] > 0
 
-    def _in_drone(self, job: JobClass, holder: NodeHolder) -> Iterator[Hole]:
+    def _in_drone(self, job: JobClass, kind: DroneType, drone: Drone) -> Iterator[Hole]:
         """Yield the way to get room in a drone of several GPUs: enough of its jobs end."""
-        drone, slot = holder.drone, self.context.slots.get(holder.drone.id)
+        slot = self.context.slots.get(drone.id)
         returns = drone.leaving in (None, DroneState.DONE, DroneState.UNUSED)
         if slot is None or not 2 <= slot.jobs <= MAX_JOBS_COUNTED or not returns:
             return
@@ -260,8 +262,8 @@ class JobReservations:
             if self.context.now + times[-1] + job.walltime_s > ends_at:
                 return
             waits = slot.free_gpu_milli * times[-1] + sum(each_milli * (times[-1] - end_s) for end_s in times)
-            holders = [holder._replace(free_in_s=NO_END)]
-            yield Hole(waits / WHOLE_GPU, times[-1], drone.node or drone.id, holders, starts=False)
+            holder = NodeHolder(NO_END, drone, drone_resources(kind))
+            yield Hole(waits / WHOLE_GPU, times[-1], drone.node or drone.id, [holder], starts=False)
 
     def _serves(self, job: JobClass, drone: Drone) -> bool:
         """Return True if a drone can take such jobs without a reservation: it has no job, or one as large."""
@@ -270,22 +272,28 @@ class JobReservations:
         return suits and (slot is None or not slot.jobs or slot.job_gpu_milli >= job.gpu_milli)
 
     @cached_property
-    def _holders(self) -> Mapping[str, Mapping[str, list[NodeHolder]]]:
-        """Drones that serve or drain, by site and node. A drone that the owner takes back makes no room.
+    def _with_several_jobs(self) -> Mapping[TypeKey, Sequence[Drone]]:
+        """Drones with several jobs by type, in the order of their ids."""
+        found: dict[TypeKey, list[Drone]] = {}
+        for drone_id in sorted(self.context.validity.steady.several.union(self.context.changing)):
+            drone, slot = self.context.drones[drone_id], self.context.slots.get(drone_id)
+            if slot is not None and slot.jobs > 1 and not drone.notice_at:
+                found.setdefault(drone.type, []).append(drone)
+        return found
 
-        Where a site reports no nodes, only drones with several jobs can make room.
+    @cached_property
+    def _holders(self) -> Mapping[str, Mapping[str, list[NodeHolder]]]:
+        """Drones that serve or drain, by site that reports its nodes, and by node.
+
+        A drone that the owner takes back makes no room.
         """
         context = self.context
         spaces = {key: drone_resources(kind) for key, kind in context.types.items()}
-        found: dict[str, dict[str, list[NodeHolder]]] = {site: {} for site in context.snapshot.policy.sites}
-        views = ((site, context.validity.site_view(context.snapshot, site)) for site in found)
-        with_nodes = {site for site, view in views if view is not None and view.nodes}
+        found: dict[str, dict[str, list[NodeHolder]]] = {site: {} for site in self.owners.free}
         for drone in context.drones.values():
             slot, site = context.slots.get(drone.id), drone.site
-            if site not in with_nodes and (slot is None or slot.jobs < 2):
-                continue
             serves = slot is not None or (drone.is_leaving and drone.started_at)
-            if serves and not drone.notice_at and site in found:
+            if site in found and serves and not drone.notice_at:
                 free_in_s = RELEASE_S + (_ends_s(self._rest_s(slot), slot.jobs)[-1] if slot and slot.jobs else 0.0)
                 holder = NodeHolder(free_in_s, drone, spaces.get(drone.type) or Resources(drone.gpu_milli))
                 found[site].setdefault(drone.node, []).append(holder)

@@ -72,6 +72,23 @@ def test_what_the_memory_holds_of_drones_that_have_gone_is_forgotten() -> None:
     assert not memory.known and not memory.begun and not memory.by_type.total()
 
 
+def test_steady_drones_with_several_jobs_are_known_until_they_have_one() -> None:
+    world, memory = World.of(jobs=100, classes=5, types=3, alive=20), SteadyDrones()
+    seen = world.snapshot()
+    assert seen.overlay.view is not None
+
+    def with_jobs(jobs: int) -> Snapshot:
+        records = {i: replace(drone, jobs=jobs) for i, drone in seen.drones.items()}
+        return with_pool(
+            replace(seen, drones=records), slots=tuple(replace(slot, jobs=jobs) for slot in seen.overlay.view.slots)
+        )
+
+    decide(with_jobs(2), memory)
+    assert memory.several and memory.several == memory.known.keys()
+    decide(with_jobs(1), memory)
+    assert memory.known and not memory.several
+
+
 def test_a_sign_of_life_alone_makes_a_new_record_and_no_news() -> None:
     world = World.of(jobs=100, classes=5, types=3, alive=20)
     for _ in range(3):

@@ -9,9 +9,10 @@ import pytest
 from benchmarks.ticks import World
 from provisioner.model import DroneState, Snapshot
 from provisioner.planner import decide, lifecycle, matching
+from provisioner.planner.capacity import DroneSlots, SlotShape, Supply
 from provisioner.planner.context import check_views
 from provisioner.planner.lifecycle import observe
-from provisioner.planner.matching import _caches, unmet_requirement
+from provisioner.planner.matching import CompatibleTypes, _caches, resources_of_type, unmet_requirement
 from tests.planner.scenes import A100, QUAD, SMALL, V100, snapshot, with_pool, with_site
 
 
@@ -37,6 +38,21 @@ def test_shapes_of_jobs_that_have_gone_are_forgotten() -> None:
         decide(snapshot(classes=classes, types=(A100, V100, QUAD)))
         [known] = _caches
         assert len(known.known) == 8, "those of the newest plan are kept"
+
+
+def test_a_request_for_which_nothing_was_left_is_tried_again_once_the_room_has_changed() -> None:
+    kind = replace(A100, gpu_milli=2_000, cpus=8, kept_cpus=4)
+    greedy, modest = replace(SMALL, cpus=6, memory_mib=1024), replace(SMALL, cpus=1, memory_mib=1024)
+    fits, others = (CompatibleTypes((kind,), {kind.key: 1}, (kind.key,)) for _ in range(2))
+    supply = Supply(now=0.0, order={kind.key: 0})
+    room = DroneSlots(kind, SlotShape(resources_of_type(kind), ends_at=1e9, on_the_way=False), count=1)
+    supply.add(room)
+    assert not supply.take(greedy, fits, 1).jobs, "the other GPU keeps four CPUs"
+    assert supply.take(modest, others, 1).jobs
+    assert supply.take(greedy, fits, 2).jobs == 1, "no other GPU is left"
+    assert not supply.take(greedy, fits, 1).jobs
+    supply.add(replace(room, shape=room.shape._replace(room=room.shape.room._replace(gpu_milli=1_000)), count=1))
+    assert supply.take(greedy, fits, 1).jobs == 1
 
 
 def _steady() -> Snapshot:
