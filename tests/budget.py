@@ -14,8 +14,8 @@ ROOT = Path(__file__).parents[1]
 BUDGETS = {
     "provisioner/*.py": (15, 3940),
     "adapters/*.py": (1, 1),
-    "adapters/htcondor/*.py": (4, 633),
-    "tests": (357, 56738),
+    "adapters/htcondor/*.py": (4, 653),
+    "tests": (357, 56862),
     "provisioner/adapter_tests": (3, 756),
     "provisioner/cli": (19, 6076),
     "provisioner/config": (7, 2396),
@@ -33,8 +33,8 @@ BUDGETS = {
     "adapters/openstack": (12, 2869),
     "adapters/shared": (11, 1162),
     "adapters/slurm": (15, 4143),
-    "adapters/htcondor/overlay": (13, 3100),
-    "adapters/htcondor/site": (10, 2661),
+    "adapters/htcondor/overlay": (13, 3104),
+    "adapters/htcondor/site": (10, 2667),
 }
 """Most Python files and most lines by package, comments and blank lines included."""
 

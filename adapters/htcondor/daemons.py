@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from adapters.htcondor import classad2, htcondor2
 from adapters.htcondor.classads import SAME_CLOCK_S, Ad, number, text
@@ -20,6 +20,26 @@ from provisioner.model import DroneId, Fault, OrderOutcome, OrderResult
 def failed(drone_id: DroneId, error: AdapterError) -> OrderResult:
     answer = OrderOutcome.UNKNOWN if isinstance(error, OutcomeUnknownError) else OrderOutcome.REJECTED
     return OrderResult(drone_id, answer, fault=Fault(error.kind, str(error), time.time()))
+
+
+T = TypeVar("T")
+SESSION_REJECTED = "Server rejected our session id"
+"""The bindings' words, in an error or only in the log, where a schedd has restarted (servers 23.9 and 25.14)."""
+_NOTHING_SENT = re.compile(f"(Failed to (connect to|fetch ads from) schedd, errmsg=)?(SECMAN:2004:)?{SESSION_REJECTED}")
+
+
+def with_new_session(ask: Callable[[], T]) -> T:
+    """Return the answer of a schedd; ask once more if it has restarted and does not know our security session.
+
+    The bindings wait for the schedd's word on the session before they send anything of a command, so nothing is done
+    twice, and they forget a session that is rejected. The log is no evidence: all workers of a site write to one.
+    """
+    try:
+        return ask()
+    except htcondor2.HTCondorException as error:
+        if not _NOTHING_SENT.match(str(error)):
+            raise
+    return ask()
 
 
 class Collectors:

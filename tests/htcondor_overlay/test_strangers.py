@@ -260,6 +260,24 @@ def test_work_of_a_silent_schedd_is_told_while_its_drone_is_busy() -> None:
     assert answer.work_now(slots, 1000.0) == PoolWork((run,), evictions[:1])
 
 
+def test_a_schedd_that_has_restarted_is_asked_again() -> None:
+    rejected = "Failed to fetch ads from schedd, errmsg=SECMAN:2004:Server rejected our session id"
+    errors = [rejected]
+
+    class Restarted:
+        def query(self, *args: object, **more: object) -> list[Ad]:
+            if errors:
+                raise htcondor2.HTCondorException(errors.pop())
+            return []
+
+    queue = schedds.ScheddQueue("ours", Restarted(), 0.0)
+    queue.ask()
+    errors += [rejected, rejected]
+    with pytest.raises(htcondor2.HTCondorException):
+        queue.ask()
+    assert not errors
+
+
 def test_each_is_asked_in_a_process_of_its_own() -> None:
     def fails() -> None:
         raise OSError

@@ -116,3 +116,26 @@ def test_no_orphan_no_duplicate_and_the_cap_holds(newest_condor: Condor, when: C
         assert most_at_once(queue_log(lab.site)) == CAP
         site = lab.controller.site_row()
         assert site["breaker"] == "active", site
+
+
+def test_a_restarted_schedd_takes_its_first_orders(newest_condor: Condor) -> None:
+    with topas_lab(newest_condor) as lab:
+        lab.controller.sites = (TopasSite(lab.site, lab.etp, most=CAP),)
+        lab.controller.start()
+        lab.overlay.submit(gpu_job(0, until_there=(over := lab.overlay.file("over"))))
+        until(lambda: lab.controller.states()["busy"] == 1, 240, what="a job runs in the first drone", every_s=0.5)
+        schedd = lab.site.daemon("schedd")
+        os.kill(schedd, signal.SIGKILL)
+        assert until(lambda: lab.site.daemon("schedd") != schedd and lab.site.jobs(), 60, what="another schedd")
+        lab.controller.ticks(4)
+
+        rejections = "attempt to open invalid session"
+        before = lab.site.log("SchedLog", 10**6).count(rejections)
+        jobs = lab.overlay.submit(gpu_job(5, n=CAP - 1))
+        until(lambda: not lab.overlay.jobs(jobs), 240, what="all later jobs done", every_s=0.5)
+        assert lab.site.log("SchedLog", 10**6).count(rejections) > before, "the submit found the schedd restarted"
+        over.touch()
+        until(lambda: not lab.overlay.jobs(), 120, what="the first job done", every_s=0.5)
+        until(lambda: not lab.controller.live(), 120, what="all drones gone", every_s=0.5)
+        assert not lab.controller.states()["failed"], lab.controller.drones()
+        assert "session id" not in lab.controller.log()

@@ -8,13 +8,14 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
 from adapters.htcondor import classad2, classads, htcondor2
 from adapters.htcondor.classads import IDLE, Ad, moment, number, source, text
-from adapters.htcondor.daemons import Collectors
+from adapters.htcondor.daemons import Collectors, with_new_session
 from adapters.htcondor.overlay import job_classes, matching, schedds, work
 from adapters.htcondor.overlay.job_classes import JobGroup, QueueWait
 from adapters.htcondor.overlay.schedds import ScheddAnswer, ScheddQueue, ScheddRegistry
@@ -137,7 +138,8 @@ class PoolPoller:
         """Return ads of jobs, or of groups of them. An empty list is an answer."""
         opts = htcondor2.QueryOpt.GroupBy if grouped else htcondor2.QueryOpt.Default
         with self._asked(queue):
-            return list(queue.schedd.query(constraint, projection=list(projection), limit=limit, opts=opts))
+            wanted = partial(queue.schedd.query, constraint, projection=list(projection), limit=limit, opts=opts)
+            return list(with_new_session(wanted))
 
     def _forgers(self) -> tuple[str, ...]:
         """Return a notice of drones whose tokens have sent slots of other drones, looked up now and then."""

@@ -20,6 +20,7 @@ from typing import Any
 
 from adapters.htcondor import htcondor2
 from adapters.htcondor.classads import SAME_CLOCK_S, Ad, Refusal, moment, number
+from adapters.htcondor.daemons import with_new_session
 from adapters.htcondor.overlay.job_classes import JobGroup
 from adapters.htcondor.overlay.work import EVICTION_REPORTED_S, PoolWork
 from adapters.shared.printing import printable
@@ -43,7 +44,8 @@ class ScheddQueue:
     slack: int | None = None  # number of further jobs it may run (MAX_JOBS_RUNNING); None where it does not say
 
     def ask(self) -> None:
-        self.schedd.query("ClusterId == 0 && ProcId == 0", projection=["ClusterId"], limit=1)
+        nothing = "ClusterId == 0 && ProcId == 0"
+        with_new_session(lambda: self.schedd.query(nothing, projection=["ClusterId"], limit=1))
 
 
 @dataclass(frozen=True, slots=True)

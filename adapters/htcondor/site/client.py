@@ -15,7 +15,7 @@ from typing import Any, Literal, Self, TypeAlias
 
 from adapters.htcondor import classad2, htcondor2
 from adapters.htcondor.classads import REMOVED, Ad
-from adapters.htcondor.daemons import Collectors
+from adapters.htcondor.daemons import SESSION_REJECTED, Collectors, with_new_session
 from adapters.htcondor.site.history import PAST_TIMEOUT_S
 from adapters.htcondor.site.owner import OWNER_JOB_PROJECTION, OwnerJobQueue, group_jobs
 from adapters.htcondor.site.settings import HTCondorSiteConfig
@@ -236,17 +236,20 @@ class BindingsWorker:
     def owner_queue(self, schedd: str, constraint: str, names: Sequence[str]) -> OwnerJobQueue:
         return group_jobs(self.ads("jobs", constraint, (*OWNER_JOB_PROJECTION, *names), schedd), names)
 
-    def _asked(self, name: str, question: Any) -> Any:
-        """Ask a schedd. A restarted one has another address: it is looked up again when it does not answer."""
+    def _asked(self, name: str, question: Any, *, again: bool = True) -> Any:
+        """Ask a schedd something that may be repeated.
+
+        A restarted one may have another address, and rejects our session: it is looked up and asked once more.
+        """
         known = name in self._schedds
         try:
             with self._errors.translated(f"schedd {name or self._name or 'of the site'}"):
                 return question(self._schedd(name))
-        except UnavailableError:
+        except UnavailableError as error:
             self._schedds.pop(name, None)
-            if not known:
+            if not again or not (known or SESSION_REJECTED in str(error)):
                 raise
-        return self._asked(name, question)
+        return self._asked(name, question, again=False)
 
     def _schedd(self, name: str) -> Any:
         if name in self._schedds:
@@ -264,10 +267,14 @@ class BindingsWorker:
     def submit(self, description: str, drone_ids: Sequence[str], spool: bool) -> int:
         """Submit all drones or none, and return the cluster id. RejectedError if the schedd seems to have refused."""
         schedd = self._schedd("")
-        items = ({"drone_id": drone_id} for drone_id in drone_ids)
+
+        def order() -> Any:
+            items = ({"drone_id": drone_id} for drone_id in drone_ids)
+            return schedd.submit(htcondor2.Submit(description), spool=spool, itemdata=items)
+
         try:
             with self._errors.translated("submit"):
-                result = schedd.submit(htcondor2.Submit(description), spool=spool, itemdata=items)
+                result = with_new_session(order)
         except (ValueError, TypeError) as error:
             raise RejectedError(f"submit: {printable(str(error), 300)}", FaultKind.CONFIG) from None
         except UnavailableError as error:
