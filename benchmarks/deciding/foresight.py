@@ -15,13 +15,13 @@ from bisect import bisect_right
 from collections import defaultdict
 from itertools import pairwise
 
-from benchmarks.deciding.worlds import DAY_S, OWNED_GPUS, OWNER_SPAN_S, OWNERS, owner_of
+from benchmarks.deciding.worlds import DAY_S, OWNED_GPUS, OWNER_SPAN_S, OWNERS, NoTraces, owner_of, trace_dir
 from provisioner.controller.estimation import USE_EVERY_S, USE_KEPT, rise_of
 from provisioner.planner.risk import expected_loss
 
 RUNS_S = (900.0, 3600.0, 4 * 3600.0, 12 * 3600.0, DAY_S)
 PLACES = (1, 4, 8, 16, 24, 32)
-"""Drones that are started at a moment: of so many, each takes one of the free GPUs."""
+"""A moment's drones, by the number of drones that start before them and themselves."""
 EVERY = 173
 """Steps between two moments: no divisor of a day."""
 BOUNDS = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
@@ -54,12 +54,23 @@ def losses(use: list[int]) -> list[tuple[float, float, float, float]]:
     return found
 
 
+def _owner(name: str) -> str:
+    if name not in OWNERS:
+        raise argparse.ArgumentTypeError(f"unknown owner `{name}`: choose from {', '.join(OWNERS)}")
+    return name
+
+
 def main() -> int:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("owners", nargs="*", default=OWNERS, metavar="OWNER", help=f"of {', '.join(OWNERS)}")
+    parser.add_argument("owners", nargs="*", type=_owner, metavar="OWNER", help=f"of {', '.join(OWNERS)}")
+    owners = parser.parse_args().owners or OWNERS
+    try:
+        trace_dir()
+    except NoTraces as error:
+        parser.error(str(error))
     sums: dict[tuple[float, int], list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
-    for owner in parser.parse_args().owners:
+    for owner in owners:
         for run_s, estimate, lost_s, done_s in losses(use_of(owner, 2 * OWNER_SPAN_S / DAY_S)):
             cell = sums[run_s, bisect_right(BOUNDS, estimate) - 1]
             for n, more in enumerate((lost_s, done_s, 1.0)):

@@ -394,7 +394,7 @@ class Supply:
     own: dict[str, Coverage] = field(default_factory=dict)
     """By class id: jobs that are booked into drones that were started for them."""
     _lacking: set[tuple[CompatibleTypes, str, bool]] = field(default_factory=set)
-    """Requests and users for whom nothing was left, in delayed drones or others, since the slots last changed."""
+    """Request, user, and True for delayed drones: nothing was left for them since the slots last changed."""
 
     @classmethod
     def of(cls, context: PlanningContext) -> Supply:

@@ -273,7 +273,7 @@ class CompatibleTypes:
 
 
 _Shape = tuple[object, ...]
-"""Requests of the jobs of a class, and the types that they refuse, or None."""
+"""Requests of the jobs of a class, and the types that they refuse."""
 
 
 @dataclass(slots=True)

@@ -273,7 +273,7 @@ class JobReservations:
 
     @cached_property
     def _with_several_jobs(self) -> Mapping[TypeKey, Sequence[Drone]]:
-        """Drones with several jobs by type, in the order of their ids."""
+        """Drones with several jobs by type, in the order of their ids as text."""
         found: dict[TypeKey, list[Drone]] = {}
         for drone_id in sorted(self.context.validity.steady.several.union(self.context.changing)):
             drone, slot = self.context.drones[drone_id], self.context.slots.get(drone_id)

@@ -35,9 +35,11 @@ from provisioner.planner.context import PlanningContext
 from provisioner.planner.matching import CompatibleTypes
 from provisioner.reasons import DrainAtRisk, OwnerRisk
 
-FORESIGHT_S, FORESIGHT_RUN_S = 8 * 3600.0, 86400.0
-"""An owner's past says the less, the longer a job runs. The work lost was (1 + run time / ``FORESIGHT_S``) times the
-estimate, measured on four owners for run times up to ``FORESIGHT_RUN_S``; see ``docs/explanation/measurements.md``."""
+LOSS_DOUBLES_AFTER_S = 8 * 3600.0
+"""Run time of jobs that lose twice the estimate: the past of an owner says less about a later time. Measured on four
+owners (``docs/explanation/measurements.md``)."""
+LOSS_GROWS_UNTIL_S = 86400.0
+"""Longest run time that was measured: longer jobs count as four times the estimate as well."""
 
 
 def expected_loss(runs: tuple[float, ...], chances: tuple[float, ...]) -> float:
@@ -61,13 +63,13 @@ def expected_loss(runs: tuple[float, ...], chances: tuple[float, ...]) -> float:
             whole = 1.0 - (1.0 - so_far) ** (run_s / began_s)
             lost_s += (whole - so_far) * run_s / 2
             so_far = whole
-        lost_s += (lost_s - lost_before_s) * min(run_s, FORESIGHT_RUN_S) / FORESIGHT_S
+        lost_s += (lost_s - lost_before_s) * min(run_s, LOSS_GROWS_UNTIL_S) / LOSS_DOUBLES_AFTER_S
         done_s += run_s * (1.0 - so_far)
     return lost_s / done_s if done_s else math.inf if lost_s else 0.0
 
 
 def expected_loss_at_rate(runs: tuple[float, ...], rate_per_s: float) -> float:
-    """Return the same for a constant rate of preemption."""
+    """Return the same for a constant rate of preemption, which was measured on our own drones and counts as it is."""
     lost_s = done_s = 0.0
     for run_s in runs:
         kept = math.exp(-rate_per_s * run_s)

@@ -10,7 +10,7 @@ import pytest
 
 from provisioner import model, reasons
 from provisioner.estimates import HORIZONS_S, Estimates, OwnerGrowth, StartDelays
-from provisioner.planner.context import MAX_JOBS_COUNTED
+from provisioner.planner.context import MAX_JOBS_COUNTED, check_views
 from provisioner.planner.matching import Resources
 from provisioner.planner.reservations import NodeHolder, hole_of
 from tests.planner.scenes import (
@@ -168,6 +168,17 @@ def test_a_large_drone_full_of_small_jobs_drains_until_the_job_fits_and_then_tak
     assert [(order.mode, order.reason) for order in back.drains] == [
         (model.DrainMode.RESUME, reasons.DemandReturned("large", 1))
     ]
+
+
+def test_a_large_drone_without_news_drains_as_well() -> None:
+    """The planner knows it from the plan before and does not look at it again."""
+    full = full_quad()
+    slot = slot_of(full, FOUR, jobs=4, begun_at=NOW - 1800, owner="alice")
+    made = snapshot(drones=[full], slots=[slot], types=(FOUR,), nodes=[node("n1", 4, kinds=("a100x4",), free_gpus=0)])
+    [move] = plan_of(made).moves
+    made = with_pool(replace(made, estimates=RUNS, drones={full.id: move.drone}), classes=(LARGE, SMALL_JOBS))
+    assert not check_views(made).changing
+    assert drained(plan_of(made)) == ["d-1"]
 
 
 def test_a_limit_that_small_drones_use_up_counts_as_room() -> None:

@@ -73,6 +73,11 @@ def test_the_loss_of_long_jobs_counts_up_to_four_times(days: int, factor: float)
     assert expected_loss((days * 24 * HOUR_S,), (0.1,) * 9) == pytest.approx(lost_s / (0.9 * days * 24 * HOUR_S))
 
 
+def test_a_measured_rate_counts_as_it_is() -> None:
+    """Of jobs of a day, a hundredth is lost in their middle."""
+    assert expected_loss_at_rate((24 * HOUR_S,), 0.01 / (24 * HOUR_S)) == pytest.approx(0.005, rel=0.02)
+
+
 def test_at_a_rate_short_jobs_lose_little_and_long_ones_much() -> None:
     once_an_hour = 1 / HOUR_S
     assert expected_loss_at_rate((60.0,), once_an_hour) == pytest.approx(0.0083, rel=0.05)

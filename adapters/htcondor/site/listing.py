@@ -75,7 +75,7 @@ def list_drones(
         if is_spooling(ad) and whole(ad, "ServerTime") - whole(ad, "EnteredCurrentStatus") > files_limit_s:
             # It counts until it is removed: a sender that lives on, on a login node, may still complete it.
             abandoned.append(drone.remote_id)
-            drone = replace(drone, reason="its files never reached the schedd: it is being removed")
+            drone = replace(drone, reason="its files never reached the schedd: the adapter removes it")
         if drone.end is None:
             inputs.add(text(ad, "DroneInputs"))
         other = drones.get(drone_id)
