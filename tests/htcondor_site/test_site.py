@@ -117,7 +117,7 @@ async def test_files_that_are_just_being_sent_are_waited_for(cluster: FakeCluste
             drones = (await it.poll()).drones
             waits, given_up = drones[DroneId(f"{CONTROLLER}-ab12-1")], drones[DroneId(f"{CONTROLLER}-ab12-2")]
             assert waits.state is given_up.state is RemoteState.PENDING
-            assert "being sent" in waits.reason and "being removed" in given_up.reason
+            assert "being sent" in waits.reason and "adapter removes it" in given_up.reason
 
         async def kept() -> bool:
             return "tidy" in cluster.done
