@@ -15,7 +15,7 @@ BUDGETS = {
     "provisioner/*.py": (15, 3940),
     "adapters/*.py": (1, 1),
     "adapters/htcondor/*.py": (4, 653),
-    "tests": (357, 56877),
+    "tests": (357, 56897),
     "provisioner/adapter_tests": (3, 756),
     "provisioner/cli": (19, 6076),
     "provisioner/config": (7, 2396),
@@ -34,7 +34,7 @@ BUDGETS = {
     "adapters/shared": (11, 1162),
     "adapters/slurm": (15, 4143),
     "adapters/htcondor/overlay": (13, 3104),
-    "adapters/htcondor/site": (10, 2667),
+    "adapters/htcondor/site": (10, 2673),
 }
 """Most Python files and most lines by package, comments and blank lines included."""
 

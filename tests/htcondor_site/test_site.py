@@ -17,7 +17,7 @@ from adapters.htcondor.site.nodes import MACHINE_SLOTS
 from adapters.htcondor.site.owner import OwnerJobQueue
 from adapters.htcondor.site.submission import SubmitDescription
 from provisioner.adapter_tests import eventually
-from provisioner.interfaces import UnavailableError
+from provisioner.interfaces import AuthError, UnavailableError
 from provisioner.model import DroneId, DroneType, EndKind, RemoteState
 from tests.htcondor_site.orders import A100, CONTROLLER, config
 from tests.htcondor_site.slot_ads import pslot
@@ -30,6 +30,7 @@ class FakeCluster:
         self.nodes: list[Ad] = [pslot()]
         self.queue: list[Ad] = []
         self.done: list[str] = []
+        self.removal_fails = False
         """What was changed, and fetched."""
         self.collects_for_ever = False
 
@@ -62,6 +63,8 @@ class FakeCluster:
         self.done.append("tidy")
 
     async def remove(self, job_ids: Sequence[str], why: str, *, force: bool = False) -> None:
+        if job_ids and self.removal_fails:
+            raise AuthError("remove: not authorized")
         self.done += [f"remove {each}" for each in job_ids]
 
 
@@ -144,6 +147,23 @@ async def test_a_job_whose_files_never_came_counts_until_it_is_removed(cluster: 
         cluster.queue = [removed, completed(2)]
         end = (await it.poll()).drones[given_up].end
         assert end is not None and end.kind is EndKind.STOPPED
+
+
+async def test_a_removal_that_fails_is_a_notice_until_it_succeeds(cluster: FakeCluster) -> None:
+    cluster.queue, cluster.removal_fails = [spooling(1, since_s=65)], True
+
+    async def noticed() -> bool:
+        return any("not removed: remove: not authorized" in notice for notice in (await it.poll()).notices)
+
+    async def silent() -> bool:
+        return not await noticed()
+
+    async with site() as it:
+        assert not await noticed(), "none was tried yet"
+        await eventually("a notice", noticed, 60)
+        cluster.removal_fails = False
+        await eventually("no notice", silent, 60)
+    assert "remove 7.1" in cluster.done
 
 
 async def test_where_no_node_was_ever_seen_nothing_is_free_but_behind_a_computing_element(cluster: FakeCluster) -> None:

@@ -55,6 +55,7 @@ class HTCondorSite:
         """False if drones run on nodes behind a computing element, not on those of this pool."""
         self._polled = False
         self._housekeeping: asyncio.Task[None] | None = None
+        self._not_removed = ""  # why the newest removal of jobs without their files failed
 
     async def __aenter__(self) -> Self:
         await self._client.__aenter__()
@@ -89,6 +90,8 @@ class HTCondorSite:
         task, errors = self._housekeeping, list[str]()
         if task is not None and task.done() and not task.cancelled() and (error := task.exception()):
             errors.append(printable(f"housekeeping: {type(error).__name__}: {error}", 300))
+        if found.abandoned and self._not_removed:
+            errors.append(f"jobs whose files never reached the schedd were not removed: {self._not_removed}")
         # housekeeping between polls, one task at a time; the first poll (`provisioner check`) starts none
         if self._polled and (task is None or task.done()):
             self._housekeeping = asyncio.create_task(self._clean_up(found), name=f"housekeeping of site {self._name}")
@@ -122,8 +125,11 @@ class HTCondorSite:
         return await site_history(self._client, self._config.owner, self._ours, machines, since, time.time())
 
     async def _clean_up(self, found: listing.DroneJobsView) -> None:
-        with contextlib.suppress(AdapterError):  # then after the next poll
+        try:
             await self._client.remove(found.abandoned, _ABANDONED_REASON)
+            self._not_removed = ""
+        except AdapterError as error:  # then after the next poll
+            self._not_removed = printable(str(error), 300)
         with contextlib.suppress(AdapterError, OSError):
             await self._collect(found)
             await self._client.clean_up(found.inputs, found.drones.keys())
