@@ -74,7 +74,7 @@ def test_the_loss_of_long_jobs_counts_up_to_four_times(days: int, factor: float)
 
 
 def test_a_measured_rate_counts_as_it_is() -> None:
-    """Of jobs of a day, a hundredth is lost in their middle."""
+    """A hundredth of the jobs of a day is lost, half done on average."""
     assert expected_loss_at_rate((24 * HOUR_S,), 0.01 / (24 * HOUR_S)) == pytest.approx(0.005, rel=0.02)
 
 
