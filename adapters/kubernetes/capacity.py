@@ -72,9 +72,7 @@ class ClusterPod:
 
 def cluster_node(found: Record) -> ClusterNode:
     meta, spec, status = (mapping(found.get(key)) for key in ("metadata", "spec", "status"))
-    ready = any(
-        text(each, "type") == "Ready" and text(each, "status") == "True" for each in mappings(status.get("conditions"))
-    )
+    conditions = {text(each, "type"): text(each, "status") for each in mappings(status.get("conditions"))}
     taints = [each for each in mappings(spec.get("taints")) if text(each, "effect") in _CLOSING_EFFECTS]
     # A condition, as of a cordoned or unreachable node, passes; other taints keep drones away for good.
     passing = [each for each in taints if text(each, "key").startswith(_CONDITION_TAINTS)]
@@ -83,7 +81,7 @@ def cluster_node(found: Record) -> ClusterNode:
         labels=mapping(meta.get("labels")),
         allocatable={name: quantity(amount) for name, amount in mapping(status.get("allocatable")).items()},
         taints=tuple(each for each in taints if each not in passing),
-        open=ready and not passing and spec.get("unschedulable") is not True,
+        open=conditions.get("Ready") == "True" and not passing and spec.get("unschedulable") is not True,
     )
 
 

@@ -50,11 +50,7 @@ class PodNames(NamedTuple):
 
 def requests(kind: DroneType, config: KubernetesSiteConfig) -> dict[str, str]:
     """Return the resources that a pod of a drone type requests; its limits are the same."""
-    found = {
-        "cpu": str(kind.cpus),
-        "memory": f"{kind.memory_mib}Mi",
-        "ephemeral-storage": f"{kind.disk_mib}Mi",
-    }
+    found = {"cpu": str(kind.cpus), "memory": f"{kind.memory_mib}Mi", "ephemeral-storage": f"{kind.disk_mib}Mi"}
     if resource := config.resource(kind):
         found[resource] = str(kind.gpu_milli // WHOLE_GPU)
     return found | {name: str(amount) for name, amount in config.options(kind.name).resources.items()}
@@ -89,9 +85,7 @@ def pod_body(order: StartOrder, config: KubernetesSiteConfig, names: PodNames) -
         "nodeSelector": dict(options.node_selector),
         "securityContext": {
             "runAsNonRoot": True,
-            "runAsUser": config.run_as,
-            "runAsGroup": config.run_as,
-            "fsGroup": config.run_as,
+            **dict.fromkeys(("runAsUser", "runAsGroup", "fsGroup"), config.run_as),
             "seccompProfile": {"type": "RuntimeDefault"},
         },
         "volumes": [

@@ -161,24 +161,21 @@ class KubernetesSiteConfig(PodOptions):
         """Yield what does not agree with the site's drone types: path in the site file, and message."""
         names = [kind.name for kind in types]
         for kind in types:
-            options = self.options(kind.name)
+            options, place = self.options(kind.name), ("options", "types", kind.name)
             if kind.gpu_milli % WHOLE_GPU:
                 message = "`gpus`: a pod gets whole units of its resource: write `gpus: 1` and the share's `vram`"
                 yield ("types", kind.name, "gpus"), message
             if not options.image:
                 yield ("options",), f"drone type `{kind.name}` has no image: write `image: NAME`"
             if options.claim_template and options.resource:
-                where = ("options", "types", kind.name, "claim_template")
-                yield where, "`resource` and `claim_template` exclude each other: remove one"
+                yield (*place, "claim_template"), "`resource` and `claim_template` exclude each other: remove one"
             if not options.enforced and (options.resource == "none" or options.resource.endswith(".shared")):
                 message = f"GPUs of `{options.resource}` are shared: write `enforced: none`, or `mps` if it limits VRAM"
-                yield ("options", "types", kind.name, "resource"), message
+                yield (*place, "resource"), message
             for name in sorted({"cpu", "memory", "ephemeral-storage", self.resource(kind)} & options.resources.keys()):
-                message = f"`{name}` is set by the drone type: remove it"
-                yield ("options", "types", kind.name, "resources", name), message
+                yield (*place, "resources", name), f"`{name}` is set by the drone type: remove it"
             if options.products and "nodeSelectorTerms" in str(options.pod.get("affinity")):  # any one of them counts
-                where = ("options", "types", kind.name, "products")
-                yield where, "`products` and `nodeSelectorTerms` exclude each other: remove one"
+                yield (*place, "products"), "`products` and `nodeSelectorTerms` exclude each other: remove one"
         for name in self.types:
             if name not in names:
                 yield ("options", "types", name), f"there is no drone type `{name[:63]}`: {choices(name, names)}"

@@ -293,20 +293,18 @@ class KubernetesSite:
             await self._try(body)  # a Job is accepted whatever its pod is
             body = job_body(body)
         secret_body(order, self._config, self._names, "")  # raises before anything is created
-        found: Record | None = None
-        refusal: AdapterError | None
+        found: Record = {}
+        refusal: AdapterError | None = OutcomeUnknownError("the reply to the create has no object")
         try:
             reply = await self._api.order("POST", self._kind, body, accepted=("AlreadyExists",))
+            found = reply.body
             if reply.status == 409:  # an earlier order got through
                 message = f"there is another object of the name {order.drone_id}, or it is just being deleted"
-                refusal = RejectedError(message, FaultKind.CAPACITY)
-            else:
-                found, refusal = reply.body, OutcomeUnknownError("the reply to the create has no object")
+                found, refusal = {}, RejectedError(message, FaultKind.CAPACITY)
         except OutcomeUnknownError as error:
             refusal = error
         try:
-            if found is None:
-                found = await self._api.read(path, optional=True) or {}
+            found = found or await self._api.read(path, optional=True) or {}
             uid = text(mapping(found.get("metadata")), "uid")
             if self._names.drone_id(found) == order.drone_id:
                 refusal = await self._give_secret(order, uid)
