@@ -150,10 +150,7 @@ def test_a_node_with_two_gpu_resources_is_listed_for_each() -> None:
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        (
-            {"types": {"a100": {"resource": "nvidia.com/gpus"}}},
-            "no node has the resource `nvidia.com/gpus`, only ",
-        ),
+        ({"types": {"a100": {"resource": "nvidia.com/gpus"}}}, "no node has the resource `nvidia.com/gpus`, only "),
         ({"types": {"a100": {"resources": {SLICE: 8}}}}, f"it requests 8 of `{SLICE}`, and no node has more than 7"),
         ({"types": {"a100": {"products": ["A100"]}}}, "no node meets its `products`, `node_selector`, affinity"),
         ({}, None),
@@ -194,6 +191,10 @@ def test_a_quota_says_how_many_more() -> None:
     assert both.quota([quota({"pods": "5"}, {"pods": "7"})]) == {"a100": 0, "mig": 0}
 
 
+def selected(scope: str, **rule: Any) -> dict[str, Any]:
+    return {"scopeSelector": {"matchExpressions": [{"scopeName": scope, **rule}]}}
+
+
 @pytest.mark.parametrize(
     ("spec", "counts"),
     [
@@ -202,33 +203,12 @@ def test_a_quota_says_how_many_more() -> None:
         ({"scopes": ["BestEffort"]}, False),
         ({"scopes": ["NotBestEffort"]}, True),
         ({"scopes": ["CrossNamespacePodAffinity"]}, False),
-        ({"scopeSelector": {"matchExpressions": [{"scopeName": "NotTerminating", "operator": "Exists"}]}}, False),
-        (
-            {
-                "scopeSelector": {
-                    "matchExpressions": [{"scopeName": "PriorityClass", "operator": "In", "values": ["low"]}]
-                }
-            },
-            True,
-        ),
-        (
-            {
-                "scopeSelector": {
-                    "matchExpressions": [{"scopeName": "PriorityClass", "operator": "In", "values": ["x"]}]
-                }
-            },
-            False,
-        ),
-        (
-            {
-                "scopeSelector": {
-                    "matchExpressions": [{"scopeName": "PriorityClass", "operator": "NotIn", "values": ["low"]}]
-                }
-            },
-            False,
-        ),
-        ({"scopeSelector": {"matchExpressions": [{"scopeName": "PriorityClass", "operator": "Exists"}]}}, True),
-        ({"scopeSelector": {"matchExpressions": [{"scopeName": "PriorityClass", "operator": "DoesNotExist"}]}}, False),
+        (selected("NotTerminating", operator="Exists"), False),
+        (selected("PriorityClass", operator="In", values=["low"]), True),
+        (selected("PriorityClass", operator="In", values=["x"]), False),
+        (selected("PriorityClass", operator="NotIn", values=["low"]), False),
+        (selected("PriorityClass", operator="Exists"), True),
+        (selected("PriorityClass", operator="DoesNotExist"), False),
     ],
 )
 def test_a_quota_counts_in_its_scope(spec: dict[str, Any], counts: bool) -> None:

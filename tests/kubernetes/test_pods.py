@@ -76,12 +76,8 @@ def test_a_misspelt_field_is_refused_by_these_models() -> None:
 def test_requests_are_limits_and_count_the_gpus() -> None:
     container = pod_body(order(), config(), NAMES)["spec"]["containers"][0]
     assert container["resources"]["requests"] == container["resources"]["limits"]
-    assert container["resources"]["limits"] == {
-        "cpu": "16",
-        "memory": "40960Mi",
-        "ephemeral-storage": "10240Mi",
-        "nvidia.com/gpu": "2",
-    }
+    limits = {"cpu": "16", "memory": "40960Mi", "ephemeral-storage": "10240Mi", "nvidia.com/gpu": "2"}
+    assert container["resources"]["limits"] == limits
 
 
 @pytest.mark.parametrize(

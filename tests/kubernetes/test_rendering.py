@@ -58,11 +58,8 @@ def test_access(kind: str) -> None:
     (wide,) = (each for each in found if each["kind"] == "ClusterRole")
     assert {each["resources"][0] for each in wide["rules"]} == set(CLUSTER_RIGHTS)
     (quota,) = (each for each in found if each["kind"] == "ResourceQuota")
-    assert quota["spec"]["hard"] == {
-        "pods": "40",
-        "requests.nvidia.com/gpu": "16",
-        "requests.nvidia.com/mig-1g.10gb": "16",
-    }
+    hard = {"pods": "40", "requests.nvidia.com/gpu": "16", "requests.nvidia.com/mig-1g.10gb": "16"}
+    assert quota["spec"]["hard"] == hard
 
 
 def test_the_quota_counts_drones_only() -> None:
@@ -99,11 +96,8 @@ def test_placeholders_keep_the_reserve_below_the_priority_of_drones() -> None:
     priority, one, rest = objects(render_blocking(config, TYPES, SitePolicy("cern", blocking=reserves)))
     assert priority["value"] < -10
     spec = one["spec"]["template"]["spec"]
-    assert spec["containers"][0]["resources"]["requests"] == {
-        "cpu": "8",
-        "memory": "20480Mi",
-        "ephemeral-storage": "1024Mi",
-    }
+    requests = {"cpu": "8", "memory": "20480Mi", "ephemeral-storage": "1024Mi"}
+    assert spec["containers"][0]["resources"]["requests"] == requests
     (term,) = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
     assert term["matchExpressions"] == [{"key": "kubernetes.io/hostname", "operator": "In", "values": ["gpu01"]}]
     assert spec["tolerations"] == OPTIONS["pod"]["tolerations"]  # type: ignore[index]
