@@ -62,10 +62,10 @@ class Site(Protocol):
     async def __aexit__(self, *exc: object) -> None: ...
 
     async def poll(self) -> SiteView:
-        """Return one listing of everything that carries this controller's tag.
+        """Return one listing of everything that carries this controller's tag. One that may be partial is an error.
 
-        It includes ended drones for as long as the site remembers them, and free capacity where the site reports it.
-        A listing that may be partial is an error.
+        It includes every drone whose start was answered with ``OrderOutcome.OK`` before the call, ended drones for as
+        long as the site remembers them, and free capacity where the site reports it.
         """
         ...
 

@@ -47,9 +47,11 @@ class ResourceCache(Generic[T]):
         self.items: dict[str, T] = {}
         self.heard_at = 0.0
         """Wall clock of the last sign that the copy is complete; 0 before the first list."""
-        self.error: AdapterError | None = None
-        """The error since the last success."""
+        self.error: AdapterError | None = UnavailableError("the API server has not answered the first list yet")
+        """The error since the last success; None after it."""
         self._version = ""
+        self._newer: dict[str, tuple[int, T]] = {}
+        """Objects of :meth:`add` that the watch has not reached, with their versions."""
         self._tried = asyncio.Event()
         """The first list has come or failed."""
         self._task: asyncio.Task[None] | None = None
@@ -72,9 +74,20 @@ class ResourceCache(Generic[T]):
                 await self._tried.wait()
         if self.error is not None:
             raise type(self.error)(str(self.error), self.error.kind)
-        if not self.heard_at:
-            raise UnavailableError(f"no answer within {deadline_s:g} s")
-        return self.items
+        return self._latest()
+
+    def add(self, found: Record) -> None:
+        """Include an object that a call has returned, until the watch reaches its version."""
+        version = _number(text(mapping(found.get("metadata")), "resourceVersion"))
+        self._newer[_key(found)] = version, self._parse(found)
+        self._reach(self._version)
+
+    def _latest(self) -> dict[str, T]:
+        return {**self.items, **{key: each for key, (_, each) in self._newer.items()}}
+
+    def _reach(self, version: str) -> None:
+        self._version = version
+        self._newer = {key: each for key, each in self._newer.items() if each[0] > _number(version)}
 
     async def _follow(self) -> None:
         pause_s = _ERROR_PAUSE_S[0]
@@ -82,7 +95,7 @@ class ResourceCache(Generic[T]):
             wait_s = random.uniform(0.0, _WATCH_PAUSE_S)
             try:
                 if not self._version:
-                    self._version = await self._list()
+                    await self._list()
                 await self._watch()
             except ExpiredError:
                 self._version = ""
@@ -97,15 +110,15 @@ class ResourceCache(Generic[T]):
                 pause_s = min(2 * pause_s, _ERROR_PAUSE_S[1])
             await asyncio.sleep(wait_s)
 
-    async def _list(self) -> str:
+    async def _list(self) -> None:
         found, version = await self._api.pages(self._path, self._query)
         items = {_key(each): self._parse(each) for each in found}
-        before, self.items = self.items, items
-        for key, each in before.items():
-            if key not in items and self._gone is not None:
-                self._gone(each)
+        before, self.items = self._latest(), items
+        self._reach(version)
+        for key in before.keys() - self._latest().keys():
+            if self._gone is not None:
+                self._gone(before[key])
         self._heard()
-        return version
 
     async def _watch(self) -> None:
         """Apply the events of one watch."""
@@ -115,7 +128,7 @@ class ResourceCache(Generic[T]):
                 newer = text(mapping(found.get("metadata")), "resourceVersion") or self._version
                 self._version = ""  # a list follows if the event cannot be applied
                 self._apply(kind, found)
-                self._version = newer
+                self._reach(newer)
             self._heard()
         self._heard()
 
@@ -131,6 +144,11 @@ class ResourceCache(Generic[T]):
     def _heard(self) -> None:
         self.heard_at, self.error = time.time(), None
         self._tried.set()
+
+
+def _number(version: str) -> int:
+    """Return a resource version as an integer: within one collection, a greater one is newer ("API Concepts")."""
+    return int(version) if version.isdecimal() else 0
 
 
 def _key(found: Record) -> str:

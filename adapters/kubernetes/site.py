@@ -313,6 +313,7 @@ class KubernetesSite:
         if refusal is not None:
             raise refusal
         self._starts.there([order.drone_id])
+        (self._jobs if self._kind == "jobs" else self._pods).add(found)
         return uid
 
     async def _give_secret(self, order: model.StartOrder, uid: str) -> AdapterError | None:

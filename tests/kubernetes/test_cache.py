@@ -13,8 +13,8 @@ from aiohttp import web
 
 from adapters.kubernetes import cache
 from provisioner.interfaces import AdapterError, UnavailableError
-from provisioner.model import FaultKind
-from tests.kubernetes.fake_kubernetes import A100, PODS, QUOTAS, FakeCluster, order, polled, refusal
+from provisioner.model import FaultKind, RemoteState
+from tests.kubernetes.fake_kubernetes import A100, JOBS, PODS, QUOTAS, FakeCluster, order, polled, refusal
 
 ONE = order().drone_id
 ALL_PODS, NODES = "/api/v1/pods", "/api/v1/nodes"
@@ -106,6 +106,35 @@ async def test_the_first_poll_waits_for_the_first_list(cluster: FakeCluster) -> 
     cluster.answers["GET", PODS] = slow
     async with cluster.site() as site:
         assert (await site.poll()).taken_at > 0
+
+
+@pytest.mark.parametrize("kind", ["pod", "job"])
+async def test_a_new_drone_is_listed_although_its_watch_lags(cluster: FakeCluster, kind: str) -> None:
+    path = PODS if kind == "pod" else f"{JOBS}jobs"
+    old = {"items": [], "metadata": {"resourceVersion": "1"}}
+    cluster.answers = {("WATCH", ""): lambda _: refusal(410), ("GET", ""): lambda _: web.json_response(old)}
+    async with cluster.site(kind=kind) as site:
+        assert not (await site.poll()).drones
+        (started,) = await site.start([order()])
+        assert (await site.poll()).drones[ONE].remote_id == started.remote_id
+        lists = len(cluster.made("GET", path))
+        await polled(site, lambda _: len(cluster.made("GET", path)) > lists + 2)
+        assert (await site.poll()).drones[ONE].end is None, "an old list is no proof that it is gone"
+        cluster.drop(f"{path}/{ONE}")
+        cluster.answers.clear()
+        view = await polled(site, lambda view: all(each.end is not None for each in view.drones.values()))
+        assert list(view.drones) == ([ONE] if kind == "pod" else []), "only pods are remembered"
+
+
+async def test_an_old_reply_does_not_replace_a_newer_pod(cluster: FakeCluster) -> None:
+    async with cluster.site() as site:
+        await site.start([order()])
+        old = cluster.objects[f"{PODS}/{ONE}"]
+        cluster.change(f"{PODS}/{ONE}", status={"phase": "Running"})
+        await polled(site, lambda view: view.drones[ONE].state is RemoteState.RUNNING)
+        cluster.answers["GET", f"{PODS}/{ONE}"] = lambda _: web.json_response(old)
+        await site.start([order()])
+        assert (await site.poll()).drones[ONE].state is RemoteState.RUNNING
 
 
 async def test_polls_do_not_shorten_the_pauses_of_an_outage(
