@@ -14,7 +14,7 @@ SLURM_SUITES  := trixie
 SLURM_MATRIX  := trixie bookworm sid
 # Tests run side by side; the live pools wait on daemons more than they compute.
 WORKERS       := 5
-PYTEST        := $(BIN)/python -m pytest --rerun-show-tracebacks -n $(WORKERS) --dist loadgroup
+PYTEST        := $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:

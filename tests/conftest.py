@@ -102,11 +102,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.flaky(reruns=2, reruns_delay=5))
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Why a test was tried again: what fails now and then is otherwise never seen to the bottom of."""
-    for report in terminalreporter.stats.get("rerun", ()):
-        terminalreporter.write_sep("-", f"tried again: {report.nodeid}")
-        terminalreporter.write_line("\n".join(report.longreprtext.splitlines()[-40:]))
+def pytest_configure(config: pytest.Config) -> None:
+    """Let pytest-rerunfailures, where it is used, end each run with the tests that it repeated and their tracebacks."""
+    config.option.rerun_show_tracebacks = True
 
 
 @dataclass(frozen=True)
