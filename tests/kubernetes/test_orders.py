@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from aiohttp import web
 
@@ -31,8 +29,7 @@ async def test_a_drone_gets_a_pod_and_a_secret_that_belongs_to_it(cluster: FakeC
         assert (result.answer, result.remote_id) == (OK, cluster.objects[POD]["metadata"]["uid"])
         (owner,) = cluster.objects[SECRET]["metadata"]["ownerReferences"]
         assert (owner["kind"], owner["uid"]) == ("Pod", result.remote_id)
-        view = await polled(site, lambda view: ONE in view.drones)
-        assert view.drones[ONE].remote_id == result.remote_id
+        assert (await site.poll()).drones[ONE].remote_id == result.remote_id
 
 
 async def test_a_second_create_completes_the_first(cluster: FakeCluster) -> None:
@@ -122,17 +119,11 @@ async def test_a_create_without_an_answer_cannot_be_stopped_yet(cluster: FakeClu
         (again,) = await site.start([order()])
         assert again.answer is UNKNOWN, "the first create may still succeed"
         cluster.answers.clear()
-        cluster.put(PODS, await made_by_itself(cluster))
+        cluster.put(PODS, {**cluster.made("POST", PODS)[-1], "status": {"phase": "Pending"}})
         await polled(site, lambda view: ONE in view.drones)
         cluster.drop(POD)
         (stopped,) = await site.stop([StopOrder(ONE, "")])
         assert stopped.answer is OK
-
-
-async def made_by_itself(cluster: FakeCluster) -> dict[str, Any]:
-    """Return the pod that the last create would have made."""
-    body = cluster.made("POST", PODS)[-1]
-    return {**body, "status": {"phase": "Pending"}}
 
 
 async def test_a_stop_of_what_never_was_is_done(cluster: FakeCluster) -> None:
@@ -145,7 +136,6 @@ async def test_a_stop_of_what_never_was_is_done(cluster: FakeCluster) -> None:
 async def test_a_second_stop_that_fails_does_not_undo_the_first(cluster: FakeCluster) -> None:
     async with cluster.site() as site:
         await site.start([order()])
-        await polled(site, lambda view: ONE in view.drones)
         cluster.answers["DELETE", POD] = lambda _: web.json_response({})  # it takes its grace
         assert [each.answer for each in await site.stop([StopOrder(ONE, "")])] == [OK]
         cluster.answers["DELETE", POD] = forbidden
