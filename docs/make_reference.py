@@ -1,10 +1,8 @@
-"""Write the reference pages and JSON Schemas that are made from the code: ``python -m docs.make_reference``.
-
-``python -m docs.make_reference DIRECTORY`` writes them elsewhere.
-"""
+"""Write the reference pages and JSON Schemas that are made from the code: ``python -m docs.make_reference``."""
 
 from __future__ import annotations
 
+import argparse
 import inspect
 import json
 import re
@@ -485,11 +483,28 @@ PAGES: dict[str, Callable[[], str]] = {
 }
 
 
-def write(directory: Path = REFERENCE) -> None:
-    """Write all files into a directory."""
+def stale_files(directory: Path = REFERENCE) -> list[Path]:
+    """Return the files that do not exist or differ from what the code makes."""
+    made = {directory / name: page() for name, page in PAGES.items()}
+    return [path for path, text in made.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write the files, or name the stale ones. Return the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m docs.make_reference", description="Make the generated reference.")
+    parser.add_argument("directory", nargs="?", type=Path, default=REFERENCE, help="default: docs/reference")
+    parser.add_argument("--check", action="store_true", help="write nothing; name stale files and exit with 1 if any")
+    given = parser.parse_args(arguments)
+    if not given.directory.is_dir():
+        parser.error(f"no such directory: {given.directory}")
+    if given.check:
+        stale = stale_files(given.directory)
+        print("".join(f"{path}: stale. Run this without --check\n" for path in stale), end="")
+        return 1 if stale else 0
     for name, page in PAGES.items():
-        (directory / name).write_text(page(), encoding="utf-8")
+        (given.directory / name).write_text(page(), encoding="utf-8")
+    return 0
 
 
 if __name__ == "__main__":
-    write(*map(Path, sys.argv[1:2]))
+    sys.exit(main())

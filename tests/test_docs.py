@@ -277,10 +277,17 @@ def test_the_example_of_a_simulation_runs() -> None:
 # --------------------------------------------------------------------------------------------------------- reference
 
 
-@pytest.mark.parametrize("name", make_reference.PAGES)
-def test_a_page_is_as_the_code_makes_it(name: str) -> None:
-    page = ROOT / "docs" / "reference" / name
-    assert page.read_text(encoding="utf-8") == make_reference.PAGES[name](), "renew it: python -m docs.make_reference"
+def test_the_reference_is_as_the_code_makes_it() -> None:
+    assert not make_reference.stale_files(), "renew them: python -m docs.make_reference"
+
+
+def test_a_check_of_the_reference_names_stale_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert make_reference.main([str(tmp_path)]) == 0
+    assert make_reference.main([str(tmp_path), "--check"]) == 0
+    (tmp_path / "cli.md").unlink()
+    (tmp_path / "reasons.md").write_text("old")
+    assert make_reference.main([str(tmp_path), "--check"]) == 1
+    assert re.findall(r"([\w.]+): stale", capsys.readouterr().out) == ["cli.md", "reasons.md"]
 
 
 LOGGING_METHODS = frozenset({"debug", "info", "warning", "error", "exception", "critical"})
