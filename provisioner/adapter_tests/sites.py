@@ -103,7 +103,7 @@ class SiteContract:
             assert drone_id not in (await site.poll()).drones
             [result] = await site.start([_order(world, drone_id)])
             assert (result.drone_id, result.answer, result.fault) == (drone_id, OrderOutcome.OK, None)
-
+            assert drone_id in (await site.poll()).drones, "a poll after a start lists the drone"
             running = await _listed(world, site, drone_id, RemoteState.RUNNING)
             assert running.type == world.kind.name
             assert running.remote_id == result.remote_id != ""

@@ -109,6 +109,7 @@ class PodSite:
 
     def __init__(self, api: PodApi, controller: str, *, keep_s: float = 3600.0, mistake: str = "") -> None:
         self._api, self._controller, self._keep_s, self._mistake = api, controller, keep_s, mistake
+        self._views: list[model.SiteView] = []
 
     async def __aenter__(self) -> Self:
         return self
@@ -134,7 +135,8 @@ class PodSite:
             old = each.end is not None and view.taken_at - each.end.at > self._keep_s
             if old and self._mistake != "leaves pods":
                 await self._api.delete(drone_id, kill=True)
-        return view
+        self._views.append(view)
+        return self._views[-2:][0] if self._mistake == "lists late" else view
 
     async def start(self, orders: Sequence[model.StartOrder]) -> Sequence[model.OrderResult]:
         return [await self._result(o.drone_id, self._api.create(self._controller, o), self._started) for o in orders]

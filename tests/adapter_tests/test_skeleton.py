@@ -78,6 +78,7 @@ class TestSkeleton(SiteContract):
 
 _NOT_STOPPED = "test_a_stop_that_the_site_does_not_carry_out_is_not_done"
 MUTANTS: Sequence[tuple[str, str, Mapping[str, int]]] = [
+    ("lists late", "test_a_drone_is_started_listed_stopped_and_gone", {}),
     ("loses drones", "test_a_start_whose_reply_is_lost_is_unsure_and_never_refused", {}),
     ("reads one page", "test_all_pages_of_a_listing_are_read", {}),
     ("takes half a listing", "test_half_a_listing_is_never_taken_for_the_whole", {}),
