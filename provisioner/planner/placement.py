@@ -53,6 +53,7 @@ from provisioner.reasons import Reason
 
 AGES_S = tuple(1.2**n for n in range(90))
 """Steps in which run times so far are counted: a large pool has no more of them than a small one."""
+FEW_DRONES_PER_JOB = 0.5  # at least two such jobs share a drone: they also wait for running jobs to end
 _NO_ROOM_AT_SITE = (reasons.SiteFull, reasons.GpusStranded)
 _PASSING = (*_NO_ROOM_AT_SITE, reasons.SiteQuota, reasons.OwnerWaits)
 """Reasons against a start that pass without anybody's action."""
@@ -330,25 +331,24 @@ class Placement:
     ) -> tuple[int, reasons.ExistingDronesSuffice | None]:
         """Return for how many of the ``lacking`` jobs a start is worthwhile, and the reason for the others.
 
-        A job that waits for another one to end, and not for a new drone, saves the cost of its start. The waiting must
-        not cost more than that. Of many short jobs, several share a drone: with one drone for n jobs of m seconds each,
-        the jobs wait n * m / 2 on average. Starting and waiting together cost least with the square root of
-        waiting_cost * m / (2 * start cost) drones for each job, as in the economic order quantity.
+        Of many short jobs, several share a drone: with one drone for n jobs of m seconds each, the jobs wait n * m / 2
+        on average. Starting and waiting together cost least with the square root of waiting_cost * m / (2 * start cost)
+        drones for each job, as in the economic order quantity. Drones of running jobs that end soon serve further ones.
+        This counts only for jobs of seconds: else the jobs that arrive meanwhile need the drones that become free.
         """
         if not cost.per_s or not compatible.jobs:
             return lacking, None
-        kind = self.context.types[self.allocation.ranking.first(compatible, cost)]
-        start = self.context.costs.of_types[kind.key]
-        overhead = start.overhead / compatible.jobs[kind.key]
-        if not overhead:
+        start = self.context.costs.of_types[key := self.allocation.ranking.first(compatible, cost)]
+        overhead = start.overhead / compatible.jobs[key]
+        drones_per_job = math.sqrt(cost.per_s * runs.mean_s / (2 * overhead)) if overhead else math.inf
+        if drones_per_job >= 1:
             return lacking, None
         within_s = overhead / cost.per_s + start.boot_s
-        running, each = self._running(job, runs, within_s)
+        running, each = self._running(job, runs, within_s) if drones_per_job < FEW_DRONES_PER_JOB else (0, 0.0)
         served = running * each + (job.waiting - lacking) * overhead / cost.per_s / runs.mean_s
         # Jobs that have waited for longer than that leads to: others have taken what they waited for.
         late = self.context.now - job.oldest_at > start.queue_s + start.boot_s + 2 * overhead / cost.per_s
-        rest = max(lacking - int(served), late)
-        found = min(lacking, math.ceil(rest * min(1.0, math.sqrt(cost.per_s * runs.mean_s / (2 * overhead)))))
+        found = min(lacking, math.ceil(max(lacking - int(served), late) * drones_per_job))
         return found, reasons.ExistingDronesSuffice(runs.mean_s, running) if found < lacking else None
 
     def _running(self, job: JobClass, runs: RunTimeSums, within_s: float) -> tuple[int, float]:

@@ -455,10 +455,10 @@ class SimulatedOverlay:
             after(self._behaviour.optional_after_s, self._offer_optional, slot)
 
     def _with_room(self, jobs: QueuedJobClass) -> SimulatedSlot | None:
-        for drone_id, slot in list(self._roomy.items()):
-            if slot.full or not slot.open:
-                del self._roomy[drone_id]
-        fitting = (slot for slot in self._roomy.values() if self._match(jobs, slot))
+        self._roomy = {drone_id: slot for drone_id, slot in self._roomy.items() if slot.open and not slot.full}
+        # Among equals HTCondor has a fixed order (NEGOTIATOR_POST_JOB_RANK): drones that come last in it become idle.
+        roomy = (slot for drone_id, slot in self._slots.items() if drone_id in self._roomy)
+        fitting = (slot for slot in roomy if self._match(jobs, slot))
         return min(fitting, key=_by_vram, default=None) if self._behaviour.best_fit else next(fitting, None)
 
     def _opened(self, slot: SimulatedSlot) -> None:

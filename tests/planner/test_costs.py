@@ -62,14 +62,14 @@ def test_a_drone_serves_the_next_job_once_its_own_has_ended(ran_s: float, within
     assert RunTimeSums.of((100.0, 1000.0)).served(ran_s, within_s) == pytest.approx(jobs)
 
 
-@pytest.mark.parametrize(("ran_s", "starts"), [(50.0, 0), (86000.0, 1)])
-def test_a_job_waits_for_one_that_ends_soon_and_not_for_one_of_a_day(ran_s: float, starts: int) -> None:
-    """Eight run; of such jobs nine in ten take a minute, one a day."""
+@pytest.mark.parametrize(("longest_s", "ran_s", "starts"), [(400.0, 5.0, 0), (400.0, 20.0, 1), (2000.0, 5.0, 1)])
+def test_only_jobs_of_seconds_wait_for_one_that_ends_soon(longest_s: float, ran_s: float, starts: int) -> None:
+    """Eight run; of such jobs nine in ten take ten seconds. Where the tenth takes 2000 s, the mean is 209 s."""
     busy = [drone(f"kit-ab12-{n}", model.DroneState.BUSY) for n in range(8)]
     slots = [replace(slot_of(each, jobs=1), begun_at=NOW - ran_s, free_gpu_milli=0) for each in busy]
     job = jobs(waiting=1, running=8, oldest_at=NOW - 5.0)
     made = snapshot(classes=[job], types=(V100,), drones=busy, slots=slots)
-    made = replace(made, estimates=Estimates(runs={SIZE: (60.0,) * 9 + (86400.0,)}))
+    made = replace(made, estimates=Estimates(runs={SIZE: (10.0,) * 9 + (longest_s,)}))
     assert len(plan_of(made).starts) == starts
 
 
