@@ -340,15 +340,15 @@ class Placement:
             return lacking, None
         start = self.context.costs.of_types[key := self.allocation.ranking.first(compatible, cost)]
         overhead = start.overhead / compatible.jobs[key]
-        drones_per_job = math.sqrt(cost.per_s * runs.mean_s / (2 * overhead)) if overhead else math.inf
-        if drones_per_job >= 1:
+        per_job = math.sqrt(cost.per_s * runs.mean_s / (2 * overhead)) if overhead else math.inf
+        if per_job >= 1:
             return lacking, None
         within_s = overhead / cost.per_s + start.boot_s
-        running, each = self._running(job, runs, within_s) if drones_per_job < FEW_DRONES_PER_JOB else (0, 0.0)
+        running, each = self._running(job, runs, within_s) if per_job < FEW_DRONES_PER_JOB else (job.running, 0.0)
         served = running * each + (job.waiting - lacking) * overhead / cost.per_s / runs.mean_s
         # Jobs that have waited for longer than that leads to: others have taken what they waited for.
         late = self.context.now - job.oldest_at > start.queue_s + start.boot_s + 2 * overhead / cost.per_s
-        found = min(lacking, math.ceil(max(lacking - int(served), late) * drones_per_job))
+        found = min(lacking, math.ceil(max(lacking - int(served), late) * per_job))
         return found, reasons.ExistingDronesSuffice(runs.mean_s, running) if found < lacking else None
 
     def _running(self, job: JobClass, runs: RunTimeSums, within_s: float) -> tuple[int, float]:
