@@ -62,7 +62,7 @@ ABLATIONS: Mapping[str, Ablation] = {
         "no drone counts as delayed: its jobs get no second one", context, "delayed_drones", lambda found: _none_delayed
     ),
     "sharing": Ablation(
-        "each job that has no drone is worth a start: none waits for a running job to end",
+        "each job that has no drone is worth a start, however short it is",
         Placement,
         "_worthwhile",
         lambda worthwhile: lambda self, job, compatible, runs, cost, lacking: (lacking, None),
