@@ -28,7 +28,7 @@ BUDGETS = {
     "provisioner/store": (9, 2151),
     "provisioner/web": (12, 2112),
     "adapters/embedded": (4, 1101),
-    "adapters/kubernetes": (11, 2098),
+    "adapters/kubernetes": (11, 2104),
     "adapters/local": (5, 899),
     "adapters/openstack": (12, 2869),
     "adapters/shared": (11, 1162),

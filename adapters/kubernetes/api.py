@@ -163,11 +163,17 @@ class KubernetesApi:
         asked = [*query, ("watch", "1"), ("allowWatchBookmarks", "true"), ("timeoutSeconds", str(limit_s))]
         asked.append(("resourceVersion", version))
         access = await self._current()
-        how: dict[str, Any] = {"params": asked, "headers": access.headers, "ssl": access.trust, "trace_request_ctx": []}
         try:
             async with (
                 asyncio.timeout(limit_s + self._config.deadline),
-                self._http.get(_url(access, path), allow_redirects=False, **how) as response,
+                self._http.get(
+                    _url(access, path),
+                    params=asked,
+                    headers=access.headers,
+                    ssl=access.trust,
+                    allow_redirects=False,
+                    trace_request_ctx=[],
+                ) as response,
             ):
                 if response.status != 200:
                     raw = await response.content.read(_MAX_EVENT_BYTES)
