@@ -25,7 +25,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import accumulate
 from statistics import fmean
 
@@ -42,6 +42,7 @@ LOSS_GROWS_UNTIL_S = 86400.0
 """Longest run time that was measured: longer jobs count as four times the estimate as well."""
 
 
+@lru_cache(maxsize=10_000)
 def expected_loss(runs: tuple[float, ...], chances: tuple[float, ...]) -> float:
     """Return the expected work lost per work completed by jobs with equally likely run times ``runs``.
 
