@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import ceil, inf
+from math import ceil, floor, inf
 from typing import NamedTuple
 
 from provisioner.model import WHOLE_GPU, CompletedJob, DroneType
@@ -83,8 +83,11 @@ def with_sum(uses: Mapping[str, GpuUse]) -> dict[str, GpuUse]:
 def compare(
     views: Views, observations: Sequence[Observation], completed: Sequence[CompletedJob], boot_s: float, cycle_s: float
 ) -> Comparison:
-    """Replay the GPU jobs that were submitted and completed while the shadow observed; there is an observation."""
-    since, until, spans = observations[0].at, observations[-1].last_at, [*_spans(observations)]
+    """Replay the GPU jobs that were submitted and completed while the shadow observed; there is an observation.
+
+    A queue cuts the time of a submission to whole seconds, so the comparison begins with a whole second.
+    """
+    since, until, spans = floor(observations[0].at), observations[-1].last_at, [*_spans(observations)]
     done = [each for each in completed if each.gpu_milli and since <= each.submitted_at and each.ended_at <= until]
     jobs = (SimulatedJob(c.submitted_at - since, max(LEAST_RUN_S, c.run_s), JobRequirements.of(c)) for c in done)
     scenario = Scenario(

@@ -141,6 +141,16 @@ def test_the_figures_are_those_of_the_world(played: tuple[Reader, SimulationOutc
     assert found.their_waits.mean_s == pytest.approx(sum(waits) / len(waits), abs=1.0)
 
 
+def test_a_submission_in_the_second_of_the_first_observation_counts(played: tuple[Reader, SimulationOutcome]) -> None:
+    reader, outcome = played
+    completed = reader.completions(0.0, 1e12)
+    first = int(min(each.submitted_at for each in completed))
+    cut = [replace(each, submitted_at=float(int(each.submitted_at))) for each in completed]
+    views, seen = reader.views(), reader.observations(first + 0.9)
+    assert views is not None and seen[0].at == first + 0.9
+    assert compare(views, seen, cut, BOOT_S, CYCLE_S).their_waits.jobs == outcome.jobs
+
+
 def test_the_prediction_is_what_our_policy_does_in_that_world(played: tuple[Reader, SimulationOutcome]) -> None:
     reader, _ = played
     views, real = reader.views(), simulate(a_scenario(THRIFTY)).metrics
