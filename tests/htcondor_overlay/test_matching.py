@@ -275,6 +275,15 @@ def test_the_start_expression_of_drone_config_is_judged_before_drones_start_in_v
     assert judged(f"{PHYSICS}\nSTART = $(START) && True") == refused, "the lines build on each other"
 
 
+def test_large_drones_can_refuse_small_jobs() -> None:
+    lines = 'START = $(START) && (MY.DroneType =!= "four" || TARGET.RequestGPUs > 1)'
+    large = matching.template(replace(FOUR, name="four"), None, lines)
+    small_job, large_job = as_job(job()), as_job(job(RequestGPUs="2"))
+    found = matching.unmet_requirement(small_job, large)
+    assert found is not None and found.dimension == "start"
+    assert matching.unmet_requirement(large_job, large) is None and judged(lines) is None
+
+
 @pytest.mark.parametrize(
     "lines",
     ["START = $(OTHER) && False", "START = MY.Licence == 1", "Licence = 0\nSTART = Licence == 1", "START = &&", "A"],
