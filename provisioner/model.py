@@ -584,6 +584,8 @@ class Drone:
     lost_jobs: int = 0
     avoids: str = ""
     """Users whose jobs it refuses, separated by commas: an owner is likely to preempt them."""
+    min_gpus: int = 0
+    """It refuses jobs that request fewer GPUs: one of them would keep all its other GPUs from larger jobs. 0: none."""
     drain_mode: DrainMode = DrainMode.PEACEFUL
     """Mode of the last drain order; a repeated order uses the same."""
     drain_refusal: str = ""
@@ -1076,6 +1078,8 @@ class StartOrder:
     """It may use the reserve of GPUs; the site's own blocking must let it."""
     avoids: str = ""
     """Users whose jobs it must refuse, separated by commas; each of letters, digits and ``._@-``."""
+    min_gpus: int = 0
+    """It must refuse jobs that request fewer GPUs; 0: none."""
     comes_within_s: float = 0.0
     """Longest time from the order until it accepts jobs: a token for it has to outlast this and its walltime."""
 

@@ -282,6 +282,7 @@ _FITS = """
     AND (vram_mib <= :vram_mib AND capability <= :capability AND gpu_model IN ('', :gpu_model)
          OR gpu_optional AND NOT :has_gpus)
     AND walltime_s <= :life_s                         -- time that a job may still run there
+    AND gpu_milli >= 1000 * :min_gpus
     AND (:avoids = '' OR instr(',' || :avoids || ',', ',' || owner || ',') = 0)
 """
 """Jobs that fit an offer: what a drone still has for one more job."""

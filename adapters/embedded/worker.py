@@ -59,6 +59,8 @@ class WorkerSettings:
     embedded_max_lost: int
     embedded_avoids: str
     """Users whose jobs it does not take, with commas between."""
+    embedded_min_gpus: int
+    """It takes no jobs of fewer GPUs."""
 
     @classmethod
     def read(cls, env: Mapping[str, str]) -> Self:
@@ -370,6 +372,7 @@ class Worker:
             "gpu_model": settings.embedded_gpu_model,
             "life_s": self._retires_at - time.monotonic(),
             "avoids": settings.embedded_avoids,
+            "min_gpus": settings.embedded_min_gpus,
         }
 
     def _report(self) -> None:

@@ -104,6 +104,7 @@ DRONE_COLUMNS = (
     USE_COLUMN,
     out.text("for_class", "Job class that it was started for.", head="CLASS", level=1, least=6, fact="for class"),
     out.text("avoids", "Users whose jobs it does not take.", fact="takes no jobs of"),
+    out.whole("min_gpus", "GPUs that a job requests at least for the drone to take it; 0: any.", fact="fewest gpus"),
     out.ident("remote_id", "The site's id.", head="REMOTE", fact="id at the site"),
     out.ident("node", "Node, as the site names it; empty: unknown.", spare=1, show=_node_without_domain, fact="node"),
     out.ident("site_slot", "The site's name of its place.", head="SITE SLOT", spare=3, fact="slot at the site"),

@@ -79,6 +79,7 @@ def _start_order(start: model.Start, kind: model.DroneType, policy: model.Policy
         kept_s=KEEP_FOR_JOBS_S,
         uses_reserve=start.uses_reserve,
         avoids=start.drone.avoids,
+        min_gpus=start.drone.min_gpus,
         comes_within_s=limits.order_confirm_s + limits.queued_s + limits.booting_s + limits.joining_s,
     )
 

@@ -56,6 +56,7 @@ number DRONE_RETIRE_S "$((DRONE_GRACE_S + (DRONE_WALLTIME_S < 36000 ? DRONE_WALL
 number DRONE_KEPT_VRAM_MIB 0       # for its first DRONE_KEPT_S it takes only jobs that need so much
 number DRONE_KEPT_GPUS 0           # for the same time it takes only jobs that request so many GPUs
 number DRONE_KEPT_S 0
+number DRONE_MIN_GPUS 0            # it never takes jobs that request fewer GPUs
 word DRONE_AVOIDS 'A-Za-z0-9._@,-' ,   # users whose jobs it does not take
 number DRONE_KEPT_CPUS 0           # of its own, what each of its free GPUs keeps for the job that will take it
 number DRONE_KEPT_MEMORY_MIB 0
@@ -714,6 +715,7 @@ STARTD_ATTRS = \$(STARTD_ATTRS) DroneOrder DroneDraining"
     fi
     welcome=True users=$(echo "$DRONE_AVOIDS" | sed 's/^,*//; s/,*$//; s/,,*/", "/g')
     [ -z "$users" ] || welcome="(member(TARGET.Owner, {\"$users\"}) =!= True)"
+    [ "$DRONE_MIN_GPUS" -le 1 ] || welcome="$welcome && (TARGET.RequestGPUs ?: 0) >= $DRONE_MIN_GPUS"
     vram_policy=
     if [ "$DRONE_GPUS" -gt 0 ]; then
         gpus="USE FEATURE : GPUs

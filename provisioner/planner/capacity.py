@@ -16,12 +16,12 @@ from provisioner.planner.matching import (
     Resources,
     count_jobs,
     free_resources,
+    is_refused,
     lent_resources,
     request_of,
     resources_of_type,
 )
 from provisioner.planner.owner import OwnerReservations
-from provisioner.planner.risk import is_excluded
 from provisioner.reasons import Reason
 
 
@@ -291,6 +291,9 @@ class TypeRanking:
             if remote is not None:
                 hours = 1 + max(0, int((remote.expected_start_at - context.now) // 3600))
                 waits[drone.type] = max(waits.get(drone.type, 0), hours)
+        for key, smaller in context.costs.smaller.items() if waits else ():  # larger drones wait for the same GPUs
+            if hours := max((waits.get(other, 0) for other in smaller), default=0):
+                waits[key] = max(hours, waits.get(key, 0))
         free = {key: limits.free_for(key) for key in context.types}
         # Where a drone waits all the same, the free capacity is reserved for another drone.
         sure = frozenset(key for key, count in free.items() if count and count > 0 and key not in waits)
@@ -332,6 +335,7 @@ class SlotShape(NamedTuple):
     late: bool = False
     """They wait at their site and will not start soon (:func:`context.delayed_drones`)."""
     avoids: str = ""
+    min_gpus: int = 0
 
 
 @dataclass(slots=True)
@@ -348,8 +352,9 @@ class DroneSlots:
         too_long = job.walltime_s and now + job.walltime_s > shape.ends_at
         if job.gpu_optional and self.kind.gpu_milli and shape.on_the_way:
             return 0
-        excluded = shape.avoids and is_excluded(job.owner, shape.avoids)
-        return 0 if too_long or excluded else count_jobs(job, shape.room, self.kind)
+        if too_long or is_refused(job, shape.avoids, shape.min_gpus):
+            return 0
+        return count_jobs(job, shape.room, self.kind)
 
     def fill(self, job: JobClass, jobs: int, each: int) -> list[DroneSlots]:
         """Put ``jobs`` jobs into these drones, ``each`` to a drone, and return the slots that are left."""
@@ -446,7 +451,7 @@ class Supply:
             if slot and drone.idle_at and not slot.work_at:  # a claim whose job is not known yet
                 slot = replace(slot, optional_jobs=slot.jobs)
             if drone.state is DroneState.BUSY and slot and kind and slot.only_optional and not drone.notice_at:
-                shape = SlotShape(lent_resources(slot, kind), slot.retires_at or NO_END, on_the_way=False)
+                shape = SlotShape(lent_resources(slot, kind), slot.retires_at or NO_END, False, min_gpus=drone.min_gpus)
                 self.add(DroneSlots(kind, shape, 1))
 
     def take_own(self, job: JobClass, jobs: int) -> Coverage:
@@ -518,9 +523,9 @@ def _slot_shape(
         # An idle drone that the pool forgot for a while (a collector's restart) still is supply.
         ends_at = drone.started_at + kind.longest_job_s if drone.started_at and kind.walltime_s else NO_END
         ends_at = min(ends_at, downtimes[kind.site] - DOWNTIME_MARGIN_S)
-        return SlotShape(empties[drone.type], ends_at, on_the_way=True, late=late, avoids=drone.avoids)
+        return SlotShape(empties[drone.type], ends_at, True, late, drone.avoids, drone.min_gpus)
     slot = context.slots.get(drone.id)
     if slot is None or (slot.free_gpu_milli if kind.gpu_milli else slot.free_cpus) <= 0:
         return None
     ends_at = min(slot.retires_at or NO_END, downtimes[kind.site])
-    return SlotShape(free_resources(slot), ends_at, on_the_way=False, late=late, avoids=drone.avoids)
+    return SlotShape(free_resources(slot), ends_at, False, late, drone.avoids, drone.min_gpus)

@@ -9,15 +9,16 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from itertools import accumulate
+from operator import attrgetter
 from typing import NamedTuple
 
 from provisioner.estimates import RELEASE_S, Estimates, StartDelays
 from provisioner.model import WHOLE_GPU, DroneType, JobClass, Policy, TypeKey
-from provisioner.planner.matching import CompatibleTypes
+from provisioner.planner.matching import CompatibleTypes, shares_hardware
 
 PRIOR_DELAYS = StartDelays(queue_s=45.0, boot_s=90.0)
 """Start delays of a drone type of which no drone has started yet."""
@@ -69,8 +70,26 @@ class StartCosts:
     def of_types(self) -> Mapping[TypeKey, StartCost]:
         return {key: self._of_type(kind) for key, kind in self.types.items()}
 
+    @cached_property
+    def smaller(self) -> Mapping[TypeKey, Sequence[TypeKey]]:
+        """By type: those of the same site with fewer GPUs of the same model, the largest last."""
+        of_sites: dict[str, list[DroneType]] = {}
+        for kind in sorted(self.types.values(), key=attrgetter("gpu_milli")):
+            of_sites.setdefault(kind.site, []).append(kind)
+        return {
+            kind.key: [
+                other.key
+                for other in of_sites[kind.site]
+                if 0 < other.gpu_milli < kind.gpu_milli and shares_hardware(other, kind)
+            ]
+            for kind in self.types.values()
+        }
+
     def _of_type(self, kind: DroneType) -> StartCost:
-        delays, site = self.estimates.delays.get(kind.key), self.policy.of_site(kind.site)
+        known, site = self.estimates.delays, self.policy.of_site(kind.site)
+        delays = known.get(kind.key)
+        for key in self.smaller[kind.key] if delays is None else ():
+            delays = known.get(key, delays)  # a larger drone rarely starts sooner
         if delays is None:
             delays = replace(PRIOR_DELAYS, queue_s=PRIOR_QUEUE_S) if site.queue_when_full else PRIOR_DELAYS
         per_s = (kind.gpu_milli or WHOLE_GPU) / WHOLE_GPU * kind.price * site.price
@@ -113,9 +132,13 @@ class StartCosts:
         return found
 
     def start(self, kind: DroneType, jobs: int, cost: JobCost) -> float:
-        """Return the cost of one job in a new drone that takes ``jobs`` such jobs at once."""
-        mine = self.of_types[kind.key]
-        return (mine.overhead + mine.per_s * cost.run_s) / jobs + cost.per_s * (mine.queue_s + mine.boot_s)
+        """Return the cost of one job in a new drone that takes ``jobs`` such jobs at once.
+
+        A drone holds all its GPUs until the last of its jobs ends: the mean of the longest of n exponential runs.
+        """
+        mine, gpus = self.of_types[kind.key], min(jobs, max(1, kind.gpu_milli // WHOLE_GPU))
+        longest_s = cost.run_s * math.fsum(1.0 / n for n in range(1, gpus + 1))
+        return (mine.overhead + mine.per_s * longest_s) / jobs + cost.per_s * (mine.queue_s + mine.boot_s)
 
 
 MAX_CLASSES_KNOWN = 50_000

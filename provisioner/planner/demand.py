@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from provisioner import model, reasons
 from provisioner.model import ON_THE_WAY, WHOLE_GPU, DroneId, DroneState, DroneType, Group, Headroom, JobClass, Policy
-from provisioner.planner.matching import count_jobs, request_of, resources_for_needy
+from provisioner.planner.matching import count_jobs, is_refused, request_of, resources_for_needy
 from provisioner.reasons import GroupQuota
 
 if TYPE_CHECKING:
@@ -215,6 +215,8 @@ def kept_for_headroom(context: PlanningContext, sites_without_headroom: Collecti
             if lack <= 0:
                 break
             if drone.type not in keys or (drone.site in sites_without_headroom and drone.type not in wanted):
+                continue
+            if is_refused(job, drone.avoids, drone.min_gpus):
                 continue
             count = min(lack, count_jobs(job, rooms[drone.id], context.types[drone.type]))
             if count > 0:

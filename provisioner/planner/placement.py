@@ -45,10 +45,17 @@ from provisioner.planner.context import (
 from provisioner.planner.costs import JobCost, RunTimeSums
 from provisioner.planner.demand import HEADROOM_PREFIX, GroupShares, is_headroom, sites_without_headroom
 from provisioner.planner.lifecycle import undrained_record
-from provisioner.planner.matching import CompatibleTypes, count_jobs, nearest, resources_for_needy, resources_of_type
+from provisioner.planner.matching import (
+    CompatibleTypes,
+    count_jobs,
+    is_refused,
+    nearest,
+    resources_for_needy,
+    resources_of_type,
+)
 from provisioner.planner.owner import OwnerReservations
 from provisioner.planner.reservations import JobReservations
-from provisioner.planner.risk import PreemptionRisk, is_excluded
+from provisioner.planner.risk import PreemptionRisk
 from provisioner.reasons import Reason
 
 AGES_S = tuple(1.2**n for n in range(90))
@@ -176,7 +183,10 @@ class Allocation:
             vram_mib = kept_gpus = 0
         life_s, on_reserve = shortened_life_s(self.context, kind), self.limits.on_reserve(kind)
         self.risk.book(kind, count)
+        self.limits.start(kind.key, count)
         avoids = self.risk.excluded_users(job, kind)
+        # One small job would keep all other GPUs of the drone from large jobs, for as long as it runs.
+        min_gpus = kept_gpus if kept_gpus and self._has_room_for_smaller(kind) else 0
         for _ in range(count):
             drone = Drone(
                 id=DroneId(f"{snapshot.id_prefix}-{snapshot.next_serial + len(self.starts)}"),
@@ -187,11 +197,17 @@ class Allocation:
                 gpu_milli=kind.gpu_milli,
                 for_class=job.id,
                 avoids=avoids,
+                min_gpus=min_gpus,
             )
             self.starts.append(Start(drone, reason, vram_mib, kept_gpus, life_s, on_reserve))
-        self.limits.start(kind.key, count)
-        shape = SlotShape(resources_of_type(kind), drone_end_at(self.context, kind), on_the_way=True, avoids=avoids)
+        ends_at = drone_end_at(self.context, kind)
+        shape = SlotShape(resources_of_type(kind), ends_at, True, avoids=avoids, min_gpus=min_gpus)
         self.supply.add(DroneSlots(kind, shape, count))
+
+    def _has_room_for_smaller(self, kind: DroneType) -> bool:
+        """Return True if a drone of fewer GPUs of the same model can start soon at the site of a type."""
+        found = map(self.limits.for_type, self.context.costs.smaller[kind.key])
+        return any(count > 0 or passes_soon(why) for count, why in found)
 
 
 class StartCandidate(NamedTuple):
@@ -313,7 +329,7 @@ class Placement:
                 break
             if drone.site not in exposed:
                 exposed[drone.site] = self.allocation.risk.exposed(job, compatible, drone.site)
-            fits = drone.type in compatible.jobs and not is_excluded(job.owner, drone.avoids)
+            fits = drone.type in compatible.jobs and not is_refused(job, drone.avoids, drone.min_gpus)
             kind = context.types[drone.type] if fits else None
             room = count_jobs(job, resources_for_needy(context.slots[drone.id], kind), kind) if kind else 0
             held = self.allocation.reserved.by_site.get(drone.site)

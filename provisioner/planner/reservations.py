@@ -25,9 +25,16 @@ from provisioner.model import WHOLE_GPU, BreakerState, Drone, DroneId, DroneStat
 from provisioner.planner.capacity import StartLimits, passes_soon
 from provisioner.planner.context import MAX_JOBS_COUNTED, NO_END, PlanningContext, downtime_at, life_too_short
 from provisioner.planner.costs import JobCost, RunTimeSums
-from provisioner.planner.matching import NO_RESOURCES, CompatibleTypes, Resources, count_fits
+from provisioner.planner.matching import (
+    NO_RESOURCES,
+    CompatibleTypes,
+    Resources,
+    count_fits,
+    is_refused,
+    shares_hardware,
+)
 from provisioner.planner.owner import NodeResources, OwnerReservations, drone_resources
-from provisioner.planner.risk import PreemptionRisk, is_excluded, waiting_time
+from provisioner.planner.risk import PreemptionRisk, waiting_time
 from provisioner.reasons import GpusStranded, LimitReached, NodeReserved, SiteFull, SiteQuota
 
 MAX_RESERVABLE_NODES = 50
@@ -256,7 +263,8 @@ class JobReservations:
             return
         each_milli = (drone.gpu_milli - slot.free_gpu_milli) / slot.jobs
         ends = -int((slot.free_gpu_milli - job.gpu_milli) // each_milli)
-        if ends < slot.jobs and not is_excluded(job.owner, drone.avoids):  # a drained drone leaves once it is empty
+        refused = is_refused(job, drone.avoids, drone.min_gpus)
+        if ends < slot.jobs and not refused:  # a drained drone leaves once it is empty
             times = _ends_s(self._rest_s(slot), slot.jobs)[:ends]
             ends_at = min(slot.retires_at or NO_END, downtime_at(self.context, drone.site))
             if self.context.now + times[-1] + job.walltime_s > ends_at:
@@ -268,7 +276,8 @@ class JobReservations:
     def _serves(self, job: JobClass, drone: Drone) -> bool:
         """Return True if a drone can take such jobs without a reservation: it has no job, or one as large."""
         slot = self.context.slots.get(drone.id)
-        suits = drone.type in self.context.compatible[job.id].jobs and not drone.is_leaving
+        fits = drone.type in self.context.compatible[job.id].jobs
+        suits = fits and not drone.is_leaving and not is_refused(job, drone.avoids, drone.min_gpus)
         return suits and (slot is None or not slot.jobs or slot.job_gpu_milli >= job.gpu_milli)
 
     @cached_property
@@ -315,11 +324,6 @@ class JobReservations:
         smaller = (job for job in self.context.classes if job.gpu_milli < below_milli)
         some = (job for job in smaller if key in self.context.compatible[job.id].jobs)
         return max((self.context.costs.of_class(job)[0].mean_s for job in some), default=NO_END)
-
-
-def shares_hardware(kind: DroneType, other: DroneType) -> bool:
-    """Return True if drones of two types of a site can take the same GPUs."""
-    return (kind.gpu_model, kind.vram_mib, kind.capability) == (other.gpu_model, other.vram_mib, other.capability)
 
 
 def _ends_s(rest_s: float, jobs: int) -> list[float]:

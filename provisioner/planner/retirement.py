@@ -14,7 +14,7 @@ from provisioner.planner.capacity import Supply
 from provisioner.planner.context import PlanningContext
 from provisioner.planner.demand import GroupShares, is_headroom, kept_for_headroom
 from provisioner.planner.lifecycle import ended_record, undrained_record
-from provisioner.planner.matching import count_jobs, resources_for_needy
+from provisioner.planner.matching import count_jobs, is_refused, resources_for_needy
 from provisioner.planner.owner import PreemptionOrder
 from provisioner.planner.placement import Placement
 from provisioner.planner.states import STATE_RULES, OnTimeout, idle_limit
@@ -129,7 +129,9 @@ class Retirement:
         return any(
             count_jobs(job, room, kind)
             for job in self._matchable_classes
-            if drone.type in context.compatible[job.id].jobs and not context.class_backoffs.doubted(job.id, drone.type)
+            if drone.type in context.compatible[job.id].jobs
+            and not is_refused(job, drone.avoids, drone.min_gpus)
+            and not context.class_backoffs.doubted(job.id, drone.type)
         )
 
     def matched_soon(self, drone: Drone, idle_s: float) -> bool:

@@ -32,7 +32,7 @@ from statistics import fmean
 from provisioner.estimates import HORIZONS_S, Estimates
 from provisioner.model import USER_NAME, Drone, DroneId, DroneType, JobClass
 from provisioner.planner.context import PlanningContext
-from provisioner.planner.matching import CompatibleTypes
+from provisioner.planner.matching import CompatibleTypes, is_refused
 from provisioner.reasons import DrainAtRisk, OwnerRisk
 
 LOSS_DOUBLES_AFTER_S = 8 * 3600.0
@@ -116,11 +116,6 @@ MAX_EXCLUSION_CHARS = 2000
 """Length of the list: it travels in an environment variable and is part of an expression."""
 DRAIN_LOSS_FACTOR = 2.0
 """A drone takes no more jobs where they would lose this many times the loss that allows a start: a hysteresis."""
-
-
-def is_excluded(owner: str, avoids: str) -> bool:
-    """Return True if a user is on a drone's list of excluded users."""
-    return bool(avoids) and owner in avoids.split(",")
 
 
 @dataclass
@@ -255,7 +250,7 @@ class PreemptionRisk:
             if drone.joined_at
             and not drone.notice_at
             and drone.type in compatible.jobs
-            and not is_excluded(job.owner, drone.avoids)
+            and not is_refused(job, drone.avoids, drone.min_gpus)
         }
 
     def _owned_sites(self, compatible: CompatibleTypes) -> frozenset[str]:

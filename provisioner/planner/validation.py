@@ -286,6 +286,8 @@ def _start_reasons(snapshot: Snapshot, plan: Plan) -> Iterator[Breach]:
                 yield Breach(f"{start.drone.id} is shared, and the user of class {job.id} may share no GPU", (start,))
         if job is not None and job.owner and job.owner in start.drone.avoids.split(","):
             yield Breach(f"{start.drone.id} is started for class {job.id} and avoids its user", (start,))
+        if job is not None and job.gpu_milli < start.drone.min_gpus * 1000:
+            yield Breach(f"{start.drone.id} is started for class {job.id} and refuses jobs of so few GPUs", (start,))
         polled = snapshot.sites.get(start.drone.site)
         down_at = polled.view.downtime_at if polled is not None and polled.view is not None else 0.0
         lives_s = start.walltime_s or (kind.walltime_s if kind is not None else 0.0)

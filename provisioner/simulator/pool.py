@@ -475,6 +475,8 @@ class SimulatedOverlay:
     def _match(self, jobs: QueuedJobClass, slot: SimulatedSlot, *, reuses: bool = False, evicts: bool = False) -> bool:
         if not slot.open or jobs.wants.owner in slot.avoids or not (evicts or slot.fits(jobs)):
             return False
+        if jobs.wants.gpu_milli < slot.drone.order.min_gpus * model.WHOLE_GPU:
+            return False
         unchanged = reuses or now_s() - slot.changed_s >= self._behaviour.optional_after_s
         if slot.kept_until_s > now_s() and jobs.wants.gpu_milli < slot.drone.order.kept_gpus * model.WHOLE_GPU:
             return False

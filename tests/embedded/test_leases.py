@@ -30,7 +30,7 @@ OFFER: queue.Offer = {
         "memory_mib": 16384,
         "disk_mib": 100,
     },
-    **{"vram_mib": 40960, "capability": 80, "gpu_model": "A100", "life_s": 1e12, "avoids": ""},
+    **{"vram_mib": 40960, "capability": 80, "gpu_model": "A100", "life_s": 1e12, "avoids": "", "min_gpus": 0},
 }
 
 
@@ -170,8 +170,9 @@ async def test_a_removed_job_is_killed_where_it_runs(path: Path, tmp_path: Path,
     [
         ([{"owner": owner} for owner in ("ann", "an", "ben", "")], {"avoids": "ann,ben"}, [2, 4]),
         ([{"gpus": gpus} for gpus in ("0.6", "0.5", 1, 3, 0)], {"share_milli": 500}, [2, 3]),
+        ([{"gpus": gpus} for gpus in (1, 2, "0.5")], {"min_gpus": 2}, [2]),
     ],
-    ids=["avoided users", "GPUs"],
+    ids=["avoided users", "GPUs", "fewest GPUs"],
 )
 def test_a_drone_takes_only_what_it_offers(
     path: Path, requests: list[dict[str, str]], offer: queue.Offer, taken: list[int]

@@ -26,6 +26,7 @@ GPU = {
     "gpu_model": "A100",
     "life_s": 1e9,
     "avoids": "",
+    "min_gpus": 0,
 }
 CPU = {**GPU, "has_gpus": False, "whole_gpus": 0, "share_milli": 0, "vram_mib": 0, "capability": 0, "gpu_model": ""}
 

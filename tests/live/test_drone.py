@@ -114,6 +114,20 @@ def test_it_takes_no_jobs_of_users_whom_it_avoids(pool: Pool, drone_on: StartDro
     assert drone.ended_jobs() == 1, "not in the one that avoids it"
 
 
+def test_a_drone_for_large_jobs_takes_no_small_ones(pool: Pool, drone_on: StartDrone) -> None:
+    small, large = pool.submit(gpu_job(0.5)), pool.submit(gpu_job(0.5, gpus=2))
+    two = {"DRONE_GPUS": "2", "DRONE_GPU_MILLI": "2000", "CUDA_VISIBLE_DEVICES": "0,1"}
+    drone = drone_on(pool, "min-gpus-1", env={**two, "DRONE_MIN_GPUS": "2"})
+    until(lambda: not pool.jobs(large), what="the job of two GPUs is done")
+    until(lambda: drone.ended_jobs() == 1, what="the drone has noted it")
+    assert pool.statuses(small) == [1], "older, but kept out"
+
+    after = drone_on(pool, "min-gpus-2")
+    until(lambda: not pool.jobs(small), what="it runs in a drone of one GPU")
+    until(lambda: after.ended_jobs() == 1, what="that drone has noted it")
+    assert drone.ended_jobs() == 1, "not in the one that refuses it"
+
+
 def test_a_drone_keeps_a_share_of_its_rest_for_each_gpu_that_is_free(pool: Pool, drone_on: StartDrone) -> None:
     four = {"DRONE_GPUS": "4", "DRONE_GPU_MILLI": "4000", "CUDA_VISIBLE_DEVICES": "0,1,2,3", "DRONE_CPUS": "8"}
     kept = {"DRONE_KEPT_CPUS": "2", "DRONE_KEPT_MEMORY_MIB": "256", "DRONE_KEPT_DISK_MIB": "100"}

@@ -47,6 +47,26 @@ def test_a_free_cloud_comes_before_a_long_queue_if_waiting_is_dear(waiting_cost:
     assert started(plan_of(replace(made, policy=policy, estimates=Estimates(delays=DELAYS)))) == [first.key]
 
 
+PAIR = replace(A100, name="b100x2", gpu_milli=2000, cpus=16, memory_mib=40960)
+
+
+def test_a_drone_of_several_gpus_costs_until_its_last_job_ends() -> None:
+    types = {kind.key: kind for kind in (A100, PAIR)}
+    found = StartCosts(model.Policy(), Estimates(delays={A100.key: StartDelays(10.0, 100.0)}), types)
+    cost = found.of_job(SMALL, 1024.0)
+    assert found.of_types[PAIR.key].boot_s == 100.0, "no drone of this type has started: as the smaller one"
+    assert found.start(A100, 1, cost) == 2 * (120 + 1024) + 110
+    assert found.start(PAIR, 2, cost) == 2 * 2 * (120 + 1024 * 1.5) / 2 + 110
+
+
+@pytest.mark.parametrize("boot_s", [100.0, 60.0])
+def test_one_gpu_jobs_get_drones_of_one_gpu(boot_s: float) -> None:
+    """A larger type that starts a little sooner would hold a second GPU for nothing."""
+    delays = {A100.key: StartDelays(10.0, 100.0), PAIR.key: StartDelays(10.0, boot_s)}
+    made = snapshot(classes=[jobs(waiting=1)], types=(PAIR, A100), free={"a100": 2, "b100x2": 1})
+    assert started(plan_of(replace(made, estimates=Estimates(delays=delays)))) == [A100.key]
+
+
 @pytest.mark.parametrize(
     ("ran_s", "within_s", "jobs"),
     [

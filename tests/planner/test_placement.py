@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,22 @@ from provisioner.estimates import Estimates, run_keys
 from provisioner.planner import matching
 from provisioner.planner.safeguards import safe_plan
 from tests.planner import scenes
-from tests.planner.scenes import A100, NOW, QUAD, SMALL, V100, drone, jobs, plan_for, plan_of, slot_of, story, tell
+from tests.planner.scenes import (
+    A100,
+    NOW,
+    QUAD,
+    SMALL,
+    V100,
+    drone,
+    jobs,
+    plan_for,
+    plan_of,
+    slot_of,
+    snapshot,
+    started,
+    story,
+    tell,
+)
 
 S = model.DroneState
 DATA = Path(__file__).parent / "data"
@@ -246,3 +262,40 @@ def test_the_nearest_type_is_reported_only_if_no_type_fits() -> None:
     assert compatible(A100, vram_mib=50_000, invalid="not a number").nearest is None
     refuses = {A100.key: model.UnmetRequirement("requirements", "x", "y")}
     assert compatible(A100, vram_mib=50_000, refuses=refuses).nearest is None
+
+
+LARGE = replace(SMALL, id="large", gpu_milli=2000, cpus=8)
+PAIR = replace(A100, name="a100x2", gpu_milli=2000, cpus=16, memory_mib=40960)
+
+
+@pytest.mark.parametrize(
+    ("job", "free", "min_gpus"),
+    [
+        (LARGE, {"a100": 4, "a100x2": 2}, 2),
+        (LARGE, {"a100": 0, "a100x2": 2}, 0),  # small jobs find no other room
+        (replace(SMALL, cpus=16), {"a100": 4, "a100x2": 2}, 0),  # it has two GPUs only for the CPUs
+    ],
+)
+def test_a_large_drone_takes_small_jobs_only_if_there_is_no_room_for_small_drones(
+    job: model.JobClass, free: Mapping[str, int], min_gpus: int
+) -> None:
+    plan = plan_of(snapshot(classes=[job], types=(A100, PAIR), free=free))
+    assert [(start.drone.type, start.drone.min_gpus) for start in plan.starts] == [(PAIR.key, min_gpus)]
+
+
+@pytest.mark.parametrize(("min_gpus", "starts"), [(0, []), (2, [A100.key])])
+@pytest.mark.parametrize("state", [S.BOOTING, S.IDLE])
+def test_a_drone_for_large_jobs_is_no_supply_for_small_ones(
+    state: model.DroneState, min_gpus: int, starts: list[str]
+) -> None:
+    large = drone("d-1", state, PAIR, min_gpus=min_gpus)
+    made = snapshot(classes=[SMALL], drones=[large], types=(A100, PAIR), free={"a100": 4})
+    assert started(plan_of(made)) == starts
+
+
+@pytest.mark.parametrize(("min_gpus", "leaves"), [(0, False), (2, True)])
+def test_an_idle_drone_for_large_jobs_is_not_kept_for_small_ones(min_gpus: int, leaves: bool) -> None:
+    policy = model.Policy(idle_timeout_s=600.0, max_drones=1)
+    large = drone("d-1", S.IDLE, PAIR, age_s=700.0, min_gpus=min_gpus)
+    made = snapshot(classes=[SMALL], drones=[large], types=(A100, PAIR), policy=policy)
+    assert bool(plan_of(made).drains) is leaves

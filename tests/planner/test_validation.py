@@ -128,6 +128,7 @@ def listed(state: model.RemoteState) -> model.RemoteDrone:
             start(avoids="eve,bob"),
             ["kit-ab12-42 is started for class small and avoids its user"],
         ),
+        (waits(), start(min_gpus=2), ["kit-ab12-42 is started for class small and refuses jobs of so few GPUs"]),
         # ---- jobs
         (snapshot(drones=[BUSY]), stop(BUSY, OPERATOR), []),
         (snapshot(drones=[BUSY]), drain(BUSY, reasons.TypeRemoved("topas/a100")), []),

@@ -23,6 +23,7 @@ import pytest
 import provisioner.store.file as store_file
 import provisioner.store.reader as store_reader
 import provisioner.store.series as store_series
+import provisioner.store.tables as store_tables
 from provisioner.model import DroneState, Plan, RequestKind
 from provisioner.store import StoreUnusableError
 from provisioner.store.reader import Reader
@@ -83,6 +84,7 @@ def test_scripts_that_stores_have_seen_stay_as_they_were() -> None:
         "0001_first.sql": "ef1d523ea056",
         "0002_measured_use.sql": "ae8f5f2f595d",
         "0003_counters_and_series.sql": "621dc44370e4",
+        "0004_fewest_gpus.sql": "47f621ea168b",
     }
 
 
@@ -90,6 +92,8 @@ async def test_a_store_of_the_first_schema_opens_records_and_reads(file: Path, m
     with monkeypatch.context() as old:
         old.setattr(store_file, "MIGRATIONS", store_file.MIGRATIONS[:1])
         old.setattr(store_series, "add_counts", lambda *_: None)  # the program of that time had no counters
+        columns = tuple(name for name in store_tables.DRONES.columns if name != "min_gpus")
+        old.setitem(store_tables.DRONES.__dict__, "columns", columns)
         async with store_at(file) as store:
             await record(store, starts(1, drone(1)))
     before = {name: getattr(DONE, name) for name in sorted(_columns(file, "completed_jobs"))}
@@ -123,7 +127,7 @@ def next_migration(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 async def test_a_controller_migrates_an_older_store_and_a_reader_does_not(filled: Path, next_migration: Path) -> None:
     before = _bytes(filled)
-    with pytest.raises(StoreUnusableError, match="older schema 3: `provisioner run` brings it up to 4"):
+    with pytest.raises(StoreUnusableError, match="older schema 4: `provisioner run` brings it up to 5"):
         await _read(filled)()
     assert _bytes(filled) == before
     async with store_at(filled) as store:

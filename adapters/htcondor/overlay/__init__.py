@@ -233,6 +233,7 @@ class HTCondorOverlay:
             "DRONE_KEPT_GPUS": str(order.kept_gpus),
             "DRONE_KEPT_S": str(round(order.kept_s)),
             "DRONE_AVOIDS": order.avoids,
+            "DRONE_MIN_GPUS": str(order.min_gpus),
         }
         if identity := config.drone_identities:
             env["DRONE_IDENTITY"] = identity.replace("{drone}", order.drone_id)
