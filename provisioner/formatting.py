@@ -255,6 +255,7 @@ IDLE_LIMIT_WORDS = {
     "time-out": "the configured time-out",
     "slow-start": "as long as the drone took to come, at most three times the configured time-out",
     "fixed": "the configured time-out, which is fixed",
+    "refused-jobs": "it takes only large jobs, and smaller ones lack its room",
 }
 """Source of the limit of an idle drone."""
 EXIT_WORDS = {

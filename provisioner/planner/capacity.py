@@ -503,10 +503,11 @@ class Supply:
             self._lacking.add(request)
         return NO_COVERAGE
 
-    def untouched(self, kind: DroneType) -> int:
-        """Return the number of drones of a type on their way that no job is booked into."""
-        empty, stocked = resources_of_type(kind), self.slots.get(kind.key, ())
-        return sum(each.count for each in stocked if each.shape.on_the_way and each.shape.room == empty)
+    def untouched(self, kind: DroneType, avoids: str, min_gpus: int) -> int:
+        """Return the number of drones of a type on their way that refuse such jobs and into which none is booked."""
+        wanted = resources_of_type(kind), True, avoids, min_gpus
+        stocked = ((each.shape, each.count) for each in self.slots.get(kind.key, ()))
+        return sum(n for each, n in stocked if (each.room, each.on_the_way, each.avoids, each.min_gpus) == wanted)
 
 
 def _slot_shape(

@@ -7,7 +7,7 @@ drones for short jobs and beside delayed ones, the accepted loss in front of an 
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from provisioner.estimates import RELEASE_S, Estimates, StartDelays
 from provisioner.model import WHOLE_GPU, DroneType, JobClass, Policy, TypeKey
-from provisioner.planner.matching import CompatibleTypes, shares_hardware
+from provisioner.planner.matching import CompatibleTypes
 
 PRIOR_DELAYS = StartDelays(queue_s=45.0, boot_s=90.0)
 """Start delays of a drone type of which no drone has started yet."""
@@ -71,25 +71,34 @@ class StartCosts:
         return {key: self._of_type(kind) for key, kind in self.types.items()}
 
     @cached_property
-    def smaller(self) -> Mapping[TypeKey, Sequence[TypeKey]]:
-        """By type: those of the same site with fewer GPUs of the same model, the largest last."""
-        of_sites: dict[str, list[DroneType]] = {}
+    def _alike(self) -> Mapping[TypeKey, Sequence[DroneType]]:
+        """By GPU type: all types of the same site, GPU model and sharing, itself included, by number of GPUs."""
+        groups: dict[object, list[DroneType]] = {}
+        found = {}
         for kind in sorted(self.types.values(), key=attrgetter("gpu_milli")):
-            of_sites.setdefault(kind.site, []).append(kind)
+            hardware = kind.gpu_model, kind.vram_mib, kind.capability
+            found[kind.key] = groups.setdefault((kind.site, hardware, kind.sharing, not kind.gpu_milli), [])
+            found[kind.key].append(kind)
+        return found
+
+    @cached_property
+    def smaller(self) -> Mapping[TypeKey, Sequence[TypeKey]]:
+        """By type: those of the same site, GPU model and sharing with fewer GPUs."""
         return {
-            kind.key: [
-                other.key
-                for other in of_sites[kind.site]
-                if 0 < other.gpu_milli < kind.gpu_milli and shares_hardware(other, kind)
-            ]
-            for kind in self.types.values()
+            key: [other.key for other in alike if other.gpu_milli < self.types[key].gpu_milli]
+            for key, alike in self._alike.items()
         }
 
+    def _delays_of_alike(self, kind: DroneType) -> StartDelays | None:
+        """Return the delays of the next smaller type that are known, else of the next larger one."""
+        known = self.estimates.delays
+        alike = [other for other in self._alike[kind.key] if kind.gpu_milli and other.key in known]
+        at = bisect_left(alike, kind.gpu_milli, key=attrgetter("gpu_milli"))
+        return known[alike[max(0, at - 1)].key] if alike else None
+
     def _of_type(self, kind: DroneType) -> StartCost:
-        known, site = self.estimates.delays, self.policy.of_site(kind.site)
-        delays = known.get(kind.key)
-        for key in self.smaller[kind.key] if delays is None else ():
-            delays = known.get(key, delays)  # a larger drone rarely starts sooner
+        site = self.policy.of_site(kind.site)
+        delays = self.estimates.delays.get(kind.key) or self._delays_of_alike(kind)
         if delays is None:
             delays = replace(PRIOR_DELAYS, queue_s=PRIOR_QUEUE_S) if site.queue_when_full else PRIOR_DELAYS
         per_s = (kind.gpu_milli or WHOLE_GPU) / WHOLE_GPU * kind.price * site.price
@@ -124,11 +133,12 @@ class StartCosts:
         return {name.casefold(): cost for name, cost in self.policy.waiting_cost_by_group.items()}
 
     def ranked(self, compatible: CompatibleTypes, cost: JobCost) -> tuple[TypeKey, ...]:
-        """Return the compatible types by the cost of a start for one job, then by price."""
+        """Return the compatible types by the cost of a start for one job, then by GPUs and price."""
         found = self._ranked.get((compatible, cost))
         if found is None:
             total = {key: self.start(self.types[key], jobs, cost) for key, jobs in compatible.jobs.items()}
-            found = self._ranked[compatible, cost] = tuple(sorted(compatible.cheapest, key=total.__getitem__))
+            by_cost = sorted(compatible.cheapest, key=lambda key: (total[key], self.types[key].gpu_milli))
+            found = self._ranked[compatible, cost] = tuple(by_cost)
         return found
 
     def start(self, kind: DroneType, jobs: int, cost: JobCost) -> float:

@@ -208,13 +208,20 @@ def kept_for_headroom(context: PlanningContext, sites_without_headroom: Collecti
     drones = [drone for _, drone in sorted(places, key=itemgetter(0))]
     rooms = {drone.id: resources_for_needy(context.slots[drone.id], context.types[drone.type]) for drone in drones}
     warm: set[DroneId] = set()
-    wanted = {key for job in context.classes for key in context.compatible[job.id].jobs} if drones else set()
+    # By type: the classes that a drone without headroom to serve is kept for.
+    wanted: dict[model.TypeKey, list[JobClass]] = {}
+    for job in context.classes if drones else ():
+        for key in context.compatible[job.id].jobs:
+            wanted.setdefault(key, []).append(job)
     for job in context.headroom:
         lack, keys = job.waiting, context.compatible[job.id].jobs
         for drone in drones:
             if lack <= 0:
                 break
-            if drone.type not in keys or (drone.site in sites_without_headroom and drone.type not in wanted):
+            takers = (
+                other for other in wanted.get(drone.type, ()) if not is_refused(other, drone.avoids, drone.min_gpus)
+            )
+            if drone.type not in keys or (drone.site in sites_without_headroom and not any(takers)):
                 continue
             if is_refused(job, drone.avoids, drone.min_gpus):
                 continue

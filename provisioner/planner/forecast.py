@@ -13,7 +13,7 @@ from provisioner.model import ON_THE_WAY, Drone, JobClass, Slot, TypeKey
 from provisioner.planner.context import PlanningContext
 from provisioner.planner.costs import RunTimeSums
 from provisioner.planner.demand import GroupShares
-from provisioner.planner.matching import CompatibleTypes, unmet_requirement
+from provisioner.planner.matching import CompatibleTypes, is_refused, unmet_requirement
 from provisioner.planner.placement import Placement
 from provisioner.planner.risk import runs_of
 from provisioner.reasons import Reason, StartForecast, StartOutcome
@@ -36,7 +36,7 @@ def forecast_start(context: PlanningContext, placed: Placement, job: JobClass) -
     if compatible is None or isinstance(why, reasons.GroupQuota):
         return StartForecast(StartOutcome.WAITS), why
     if isinstance(why, reasons.DemandCovered):
-        return StartForecast(StartOutcome.STARTS, _arrival_s(context, compatible)), None
+        return StartForecast(StartOutcome.STARTS, _arrival_s(context, job, compatible)), None
     return StartForecast(StartOutcome.WAITS, _release_s(context, placed, job, compatible)), why
 
 
@@ -45,11 +45,16 @@ def _start_delay_s(context: PlanningContext, key: TypeKey) -> float | None:
     return delays.queue_s + delays.boot_s if delays is not None else None
 
 
-def _arrival_s(context: PlanningContext, compatible: CompatibleTypes) -> float | None:
+def _arrival_s(context: PlanningContext, job: JobClass, compatible: CompatibleTypes) -> float | None:
     """Return when the last compatible drone on its way takes jobs; None if that is unknown of one."""
-    coming = [d for d in context.changing.values() if d.state in ON_THE_WAY and d.type in compatible.jobs]
-    arrivals = [_remaining_s(context, drone) for drone in coming if not drone.is_leaving]
+    coming = [d for d in context.changing.values() if d.state in ON_THE_WAY and _may_take(d, job, compatible)]
+    arrivals = [_remaining_s(context, drone) for drone in coming]
     return max((each for each in arrivals if each is not None), default=None) if None not in arrivals else None
+
+
+def _may_take(drone: Drone, job: JobClass, compatible: CompatibleTypes) -> bool:
+    refused = is_refused(job, drone.avoids, drone.min_gpus)
+    return drone.type in compatible.jobs and not drone.is_leaving and not refused
 
 
 def _remaining_s(context: PlanningContext, drone: Drone) -> float | None:
@@ -65,7 +70,7 @@ def _release_s(context: PlanningContext, placed: Placement, job: JobClass, compa
 
     List scheduling: the next job in line gets the place that is free first. None if a run time is unknown.
     """
-    free_s = [end_s for slot in context.slots.values() if (end_s := _end_s(context, slot, compatible)) is not None]
+    free_s = [end_s for slot in context.slots.values() if (end_s := _end_s(context, slot, job, compatible)) is not None]
     if not free_s:
         return None
     heapify(free_s)
@@ -88,10 +93,10 @@ def _run_s(context: PlanningContext, job: JobClass) -> float | None:
     return mean_run_s(runs_of(context, job)) if job.walltime_s or context.snapshot.estimates.runs else None
 
 
-def _end_s(context: PlanningContext, slot: Slot, compatible: CompatibleTypes) -> float | None:
+def _end_s(context: PlanningContext, slot: Slot, job: JobClass, compatible: CompatibleTypes) -> float | None:
     """Return when the only job of a drone ends, by the runs of such jobs. One that outran them all is half done."""
     drone, estimates = context.drones.get(slot.drone_id), context.snapshot.estimates
-    if drone is None or drone.type not in compatible.jobs or drone.is_leaving:
+    if drone is None or not _may_take(drone, job, compatible):
         return None
     request = slot.owner, slot.job_gpu_milli, slot.job_cpus, slot.job_memory_mib
     if slot.jobs != 1 or not slot.begun_at or not estimates.runs:

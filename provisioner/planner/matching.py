@@ -216,11 +216,6 @@ def count_jobs(job: JobClass, space: Resources, kind: DroneType) -> int:
     return limit_by_reserve(most, need, space, kept)
 
 
-def shares_hardware(kind: DroneType, other: DroneType) -> bool:
-    """Return True if drones of two types of a site can take the same GPUs."""
-    return (kind.gpu_model, kind.vram_mib, kind.capability) == (other.gpu_model, other.vram_mib, other.capability)
-
-
 def is_refused(job: JobClass, avoids: str, min_gpus: int) -> bool:
     """Return True if a drone refuses the jobs of a class: it avoids their user, or they request too few GPUs."""
     return job.gpu_milli < min_gpus * WHOLE_GPU or (bool(avoids) and job.owner in avoids.split(","))

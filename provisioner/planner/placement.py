@@ -186,7 +186,8 @@ class Allocation:
         self.limits.start(kind.key, count)
         avoids = self.risk.excluded_users(job, kind)
         # One small job would keep all other GPUs of the drone from large jobs, for as long as it runs.
-        min_gpus = kept_gpus if kept_gpus and self._has_room_for_smaller(kind) else 0
+        all_gpus = kept_gpus if kept_gpus * model.WHOLE_GPU == kind.gpu_milli else 0
+        min_gpus = all_gpus if all_gpus and self._has_room_for_smaller(kind) else 0
         for _ in range(count):
             drone = Drone(
                 id=DroneId(f"{snapshot.id_prefix}-{snapshot.next_serial + len(self.starts)}"),
@@ -206,8 +207,9 @@ class Allocation:
 
     def _has_room_for_smaller(self, kind: DroneType) -> bool:
         """Return True if a drone of fewer GPUs of the same model can start soon at the site of a type."""
-        found = map(self.limits.for_type, self.context.costs.smaller[kind.key])
-        return any(count > 0 or passes_soon(why) for count, why in found)
+        limits = self.limits
+        free = (key for key in self.context.costs.smaller[kind.key] if limits.free_for(key) != 0)
+        return any(count > 0 or passes_soon(why) for count, why in map(limits.for_type, free))
 
 
 class StartCandidate(NamedTuple):

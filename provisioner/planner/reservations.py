@@ -25,14 +25,7 @@ from provisioner.model import WHOLE_GPU, BreakerState, Drone, DroneId, DroneStat
 from provisioner.planner.capacity import StartLimits, passes_soon
 from provisioner.planner.context import MAX_JOBS_COUNTED, NO_END, PlanningContext, downtime_at, life_too_short
 from provisioner.planner.costs import JobCost, RunTimeSums
-from provisioner.planner.matching import (
-    NO_RESOURCES,
-    CompatibleTypes,
-    Resources,
-    count_fits,
-    is_refused,
-    shares_hardware,
-)
+from provisioner.planner.matching import NO_RESOURCES, CompatibleTypes, Resources, count_fits, is_refused
 from provisioner.planner.owner import NodeResources, OwnerReservations, drone_resources
 from provisioner.planner.risk import PreemptionRisk, waiting_time
 from provisioner.reasons import GpusStranded, LimitReached, NodeReserved, SiteFull, SiteQuota
@@ -324,6 +317,11 @@ class JobReservations:
         smaller = (job for job in self.context.classes if job.gpu_milli < below_milli)
         some = (job for job in smaller if key in self.context.compatible[job.id].jobs)
         return max((self.context.costs.of_class(job)[0].mean_s for job in some), default=NO_END)
+
+
+def shares_hardware(kind: DroneType, other: DroneType) -> bool:
+    """Return True if drones of two types of a site can take the same GPUs."""
+    return (kind.gpu_model, kind.vram_mib, kind.capability) == (other.gpu_model, other.vram_mib, other.capability)
 
 
 def _ends_s(rest_s: float, jobs: int) -> list[float]:

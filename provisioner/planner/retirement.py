@@ -30,6 +30,11 @@ is shorter. In replays five minutes served bursts better, but started too many u
 MATCHABLE_IDLE_FACTOR = 3
 """An idle drone that waiting jobs fit is kept for this many idle timeouts: the negotiator should match it soon."""
 
+REFUSED_ROOM_S = 90.0
+"""An idle drone of several GPUs leaves after this time if smaller jobs, which it refuses, lack its room. Larger ones
+that are already waiting have it by then."""
+_LACKS_ROOM = (reasons.LimitReached, reasons.SiteFull, reasons.GpusStranded, reasons.SiteQuota)
+
 
 def retire(
     context: PlanningContext,
@@ -139,6 +144,20 @@ class Retirement:
         limit_s = MATCHABLE_IDLE_FACTOR * self.context.snapshot.policy.idle_timeout_at(drone.site)
         return idle_s <= limit_s and self.matchable(drone)
 
+    def room_lacks_for_refused(self, drone: Drone) -> bool:
+        """Return True if jobs that a drone refuses lack room where drones of its type, or smaller ones, would serve."""
+        context = self.context
+        keys = {drone.type, *context.costs.smaller.get(drone.type, ())}
+        return any(
+            is_refused(job, drone.avoids, drone.min_gpus) and not keys.isdisjoint(context.compatible[job.id].jobs)
+            for job in self._lacking_room
+        )
+
+    @cached_property
+    def _lacking_room(self) -> list[model.JobClass]:
+        lacking = {each.subject for each in self.placed.refusals if isinstance(each.reason, _LACKS_ROOM)}
+        return [job for job in self.context.classes if f"class:{job.id}" in lacking]
+
     @cached_property
     def _matchable_classes(self) -> list[model.JobClass]:
         shares = GroupShares.of(self.context)
@@ -154,19 +173,19 @@ class Retirement:
             d for d in context.changing.values() if d.waits_at_site and not d.is_leaving and d.type in context.types
         )
         waiting = [d for d in drones if not d.jobs and not d.started_at and d.id not in self.asked]
-        left = self._uncovered_types({drone.type for drone in waiting}) if waiting else {}
+        left = self._uncovered_types(set(map(_kind_of, waiting))) if waiting else {}
         # Delayed drones come first, then the newest.
         for drone in sorted(waiting, key=lambda d: (d.id not in context.late, -d.requested_at, d.id)):
-            left[drone.type] -= 1
-            needed, limit_s = left[drone.type] < 0, context.snapshot.policy.idle_timeout_at(drone.site)
+            left[_kind_of(drone)] -= 1
+            needed, limit_s = left[_kind_of(drone)] < 0, context.snapshot.policy.idle_timeout_at(drone.site)
             if needed is bool(drone.idle_at):
                 after = replace(drone, idle_at=0.0 if needed else context.now)
                 self.moves.append(StateChange(after, drone.state, reasons.Unneeded(drone.state.value)))
             elif not needed and context.now - drone.idle_at >= min(CANCEL_AFTER_S, limit_s):
                 self.unneeded.add(drone.id)
 
-    def _uncovered_types(self, keys: Collection[model.TypeKey]) -> dict[model.TypeKey, int]:
-        """Return how many drones of these types on their way no job, not even a fresh one, and no headroom needs."""
+    def _uncovered_types(self, kinds: Collection[DroneKind]) -> dict[DroneKind, int]:
+        """Return how many drones of these kinds on their way no job, not even a fresh one, and no headroom needs."""
         context, supply = self.context, Supply.of(self.context)
         real = sorted(context.classes, key=lambda c: (len(context.compatible[c.id].kinds), c.id))
         for job in (*real, *context.headroom):
@@ -179,7 +198,15 @@ class Retirement:
             for key in compatible.jobs.keys() & supply.late if wanted > 0 else ():
                 # Of delayed drones, as many of each type: which of them starts first is unknown.
                 supply.take(job, compatible, wanted, key, late=True)
-        return {key: supply.untouched(context.types[key]) for key in keys}
+        return {kind: supply.untouched(context.types[kind[0]], *kind[1:]) for kind in kinds}
+
+
+DroneKind = tuple[model.TypeKey, str, int]
+"""Type of a drone, and the jobs that it refuses: ``avoids`` and ``min_gpus``."""
+
+
+def _kind_of(drone: Drone) -> DroneKind:
+    return drone.type, drone.avoids, drone.min_gpus
 
 
 def _carry_out(retirement: Retirement, request: model.OperatorRequest) -> bool:
@@ -313,6 +340,8 @@ def idle(retirement: Retirement, drone: Drone) -> bool:
         return True  # a slot that is idle and lists jobs is not trusted
     policy = context.snapshot.policy
     limit_s, by = idle_limit(drone, policy, context.snapshot.estimates)
+    if drone.min_gpus and limit_s > REFUSED_ROOM_S and retirement.room_lacks_for_refused(drone):
+        limit_s, by = REFUSED_ROOM_S, "refused-jobs"
     idle_s = context.now - (drone.idle_at or drone.since)
     if idle_s > limit_s and not retirement.matched_soon(drone, idle_s):
         retirement.drain(drone, reasons.IdleTimeout(idle_s, limit_s, by), _final_state(drone))

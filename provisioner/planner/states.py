@@ -67,7 +67,8 @@ class IdleLimit(NamedTuple):
 
     limit_s: float
     by: str
-    """``gaps`` or ``start-cost`` (estimates), ``time-out`` or ``slow-start`` (bounds), ``fixed`` (setting)."""
+    """``gaps`` or ``start-cost`` (estimates), ``time-out`` or ``slow-start`` (bounds), ``fixed`` (setting),
+    ``refused-jobs`` (smaller jobs lack the room)."""
 
 
 def idle_limit(drone: Drone, policy: model.Policy, estimates: Estimates = NO_ESTIMATES) -> IdleLimit:

@@ -59,12 +59,27 @@ def test_a_drone_of_several_gpus_costs_until_its_last_job_ends() -> None:
     assert found.start(PAIR, 2, cost) == 2 * 2 * (120 + 1024 * 1.5) / 2 + 110
 
 
-@pytest.mark.parametrize("boot_s", [100.0, 60.0])
-def test_one_gpu_jobs_get_drones_of_one_gpu(boot_s: float) -> None:
-    """A larger type that starts a little sooner would hold a second GPU for nothing."""
-    delays = {A100.key: StartDelays(10.0, 100.0), PAIR.key: StartDelays(10.0, boot_s)}
-    made = snapshot(classes=[jobs(waiting=1)], types=(PAIR, A100), free={"a100": 2, "b100x2": 1})
+@pytest.mark.parametrize(
+    ("price", "delays"),
+    [
+        (2.0, {A100.key: StartDelays(10.0, 100.0), PAIR.key: StartDelays(10.0, 100.0)}),
+        (2.0, {A100.key: StartDelays(10.0, 100.0), PAIR.key: StartDelays(10.0, 60.0)}),  # it starts a little sooner
+        (2.0, {PAIR.key: StartDelays(10.0, 60.0)}),  # nothing is known of the smaller one
+        (0.0, {}),
+    ],
+)
+def test_one_gpu_jobs_get_drones_of_one_gpu(price: float, delays: dict[model.TypeKey, StartDelays]) -> None:
+    types = tuple(replace(kind, price=price) for kind in (replace(PAIR, name="a-pair"), A100))
+    delays = {types[0].key if key == PAIR.key else key: each for key, each in delays.items()}
+    made = snapshot(classes=[jobs(waiting=1)], types=types, free={"a100": 2, "a-pair": 1})
     assert started(plan_of(replace(made, estimates=Estimates(delays=delays)))) == [A100.key]
+
+
+def test_a_shared_type_says_nothing_of_the_delays_of_whole_gpus() -> None:
+    shared = replace(A100, name="shared", shares=4, sharing=model.Sharing.MPS)
+    types = {kind.key: kind for kind in (shared, PAIR)}
+    found = StartCosts(model.Policy(), Estimates(delays={shared.key: StartDelays(10.0, 100.0)}), types)
+    assert found.of_types[PAIR.key].boot_s == 90.0 and not found.smaller[PAIR.key]
 
 
 @pytest.mark.parametrize(

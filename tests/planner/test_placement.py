@@ -269,18 +269,26 @@ PAIR = replace(A100, name="a100x2", gpu_milli=2000, cpus=16, memory_mib=40960)
 
 
 @pytest.mark.parametrize(
-    ("job", "free", "min_gpus"),
+    ("job", "free_small", "limits", "pair", "min_gpus"),
     [
-        (LARGE, {"a100": 4, "a100x2": 2}, 2),
-        (LARGE, {"a100": 0, "a100x2": 2}, 0),  # small jobs find no other room
-        (replace(SMALL, cpus=16), {"a100": 4, "a100x2": 2}, 0),  # it has two GPUs only for the CPUs
+        (LARGE, 4, {}, PAIR, 2),
+        (LARGE, 4, {"max_starts_per_tick": 1}, PAIR, 2),  # the next tick has room again
+        # Small jobs find no other room, whatever limit binds first.
+        (LARGE, 0, {}, PAIR, 0),
+        (LARGE, 0, {"max_starts_per_tick": 1}, PAIR, 0),
+        (LARGE, 0, {"queue_when_full": True}, PAIR, 0),
+        (LARGE, 4, {"max_gpu_milli": 2000}, PAIR, 0),
+        # It has more GPUs than the job, or has them only for the CPUs: others may use the rest.
+        (LARGE, 4, {}, replace(PAIR, gpu_milli=3000), 0),
+        (replace(SMALL, cpus=16), 4, {}, PAIR, 0),
     ],
 )
 def test_a_large_drone_takes_small_jobs_only_if_there_is_no_room_for_small_drones(
-    job: model.JobClass, free: Mapping[str, int], min_gpus: int
+    job: model.JobClass, free_small: int, limits: Mapping[str, object], pair: model.DroneType, min_gpus: int
 ) -> None:
-    plan = plan_of(snapshot(classes=[job], types=(A100, PAIR), free=free))
-    assert [(start.drone.type, start.drone.min_gpus) for start in plan.starts] == [(PAIR.key, min_gpus)]
+    free = {"a100": free_small, "a100x2": 2}
+    plan = plan_of(snapshot(classes=[job], types=(A100, pair), free=free, limits=limits))
+    assert [(start.drone.type, start.drone.min_gpus) for start in plan.starts] == [(pair.key, min_gpus)]
 
 
 @pytest.mark.parametrize(("min_gpus", "starts"), [(0, []), (2, [A100.key])])
@@ -293,9 +301,24 @@ def test_a_drone_for_large_jobs_is_no_supply_for_small_ones(
     assert started(plan_of(made)) == starts
 
 
-@pytest.mark.parametrize(("min_gpus", "leaves"), [(0, False), (2, True)])
-def test_an_idle_drone_for_large_jobs_is_not_kept_for_small_ones(min_gpus: int, leaves: bool) -> None:
-    policy = model.Policy(idle_timeout_s=600.0, max_drones=1)
-    large = drone("d-1", S.IDLE, PAIR, age_s=700.0, min_gpus=min_gpus)
+@pytest.mark.parametrize(
+    ("idle_s", "min_gpus", "max_drones", "leaves"),
+    [(100.0, 2, 1, True), (80.0, 2, 1, False), (100.0, 2, 2, False), (700.0, 2, 2, True), (700.0, 0, 1, False)],
+)
+@pytest.mark.parametrize("headroom", [(), (model.Headroom("desk", gpu_milli=2000),)], ids=["", "headroom"])
+def test_an_idle_drone_leaves_soon_if_jobs_that_it_refuses_lack_its_room(
+    idle_s: float, min_gpus: int, max_drones: int, leaves: bool, headroom: tuple[model.Headroom, ...]
+) -> None:
+    policy = model.Policy(idle_timeout_s=600.0, max_drones=max_drones, headroom=headroom)
+    large = drone("d-1", S.IDLE, PAIR, age_s=idle_s, min_gpus=min_gpus)
     made = snapshot(classes=[SMALL], drones=[large], types=(A100, PAIR), policy=policy)
-    assert bool(plan_of(made).drains) is leaves
+    kept = headroom and max_drones > 1
+    assert bool(plan_of(made).drains) is (leaves and not kept)
+
+
+def test_of_two_drones_in_a_queue_the_one_that_refuses_the_jobs_is_unneeded() -> None:
+    wide = replace(SMALL, cpus=16)
+    closed = drone("d-1", S.QUEUED, PAIR, age_s=300.0, min_gpus=2, for_class="gone")
+    free = drone("d-2", S.QUEUED, PAIR, age_s=200.0, for_class=wide.id)
+    plan = plan_of(snapshot(classes=[wide], drones=[closed, free], types=(A100, PAIR)))
+    assert [move.drone.id for move in plan.moves if isinstance(move.reason, reasons.Unneeded)] == ["d-1"]
