@@ -7,7 +7,7 @@ drones for short jobs and beside delayed ones, the accepted loss in front of an 
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -89,18 +89,23 @@ class StartCosts:
             for key, alike in self._alike.items()
         }
 
-    def _delays_of_alike(self, kind: DroneType) -> StartDelays | None:
-        """Return the delays of the next smaller type that are known, else of the next larger one."""
-        known = self.estimates.delays
-        alike = [other for other in self._alike[kind.key] if kind.gpu_milli and other.key in known]
-        at = bisect_left(alike, kind.gpu_milli, key=attrgetter("gpu_milli"))
-        return known[alike[max(0, at - 1)].key] if alike else None
+    def _assumed_delays(self, kind: DroneType) -> StartDelays:
+        """Return the delays of a type of which no drone has started yet.
+
+        A larger drone does not start sooner: similar types of which some have started bound what is assumed.
+        """
+        delays, known = PRIOR_DELAYS, self.estimates.delays
+        if self.policy.of_site(kind.site).queue_when_full:
+            delays = replace(PRIOR_DELAYS, queue_s=PRIOR_QUEUE_S)
+        for other in self._alike[kind.key] if kind.gpu_milli else ():
+            if (seen := known.get(other.key)) is not None and other.gpu_milli != kind.gpu_milli:
+                bound = max if other.gpu_milli < kind.gpu_milli else min
+                delays = StartDelays(bound(delays.queue_s, seen.queue_s), bound(delays.boot_s, seen.boot_s))
+        return delays
 
     def _of_type(self, kind: DroneType) -> StartCost:
         site = self.policy.of_site(kind.site)
-        delays = self.estimates.delays.get(kind.key) or self._delays_of_alike(kind)
-        if delays is None:
-            delays = replace(PRIOR_DELAYS, queue_s=PRIOR_QUEUE_S) if site.queue_when_full else PRIOR_DELAYS
+        delays = self.estimates.delays.get(kind.key) or self._assumed_delays(kind)
         per_s = (kind.gpu_milli or WHOLE_GPU) / WHOLE_GPU * kind.price * site.price
         return StartCost(delays.queue_s, delays.boot_s, per_s, per_s * (delays.boot_s + RELEASE_S))
 
