@@ -10,7 +10,7 @@ from provisioner import model, reasons
 from provisioner.model import Drain, DrainMode, Drone, DroneState, Refusal, RemoteState, RequestKind, StateChange, Stop
 from provisioner.planner.black_holes import NO_BLACK_HOLES, BlackHoles
 from provisioner.planner.breakers import OVERLAY_SCOPE
-from provisioner.planner.capacity import Supply
+from provisioner.planner.capacity import Supply, passes_soon
 from provisioner.planner.context import PlanningContext
 from provisioner.planner.demand import GroupShares, is_headroom, kept_for_headroom
 from provisioner.planner.lifecycle import ended_record, undrained_record
@@ -155,7 +155,8 @@ class Retirement:
 
     @cached_property
     def _lacking_room(self) -> list[model.JobClass]:
-        lacking = {each.subject for each in self.placed.refusals if isinstance(each.reason, _LACKS_ROOM)}
+        told = ((each.subject, each.reason) for each in self.placed.refusals)
+        lacking = {who for who, why in told if isinstance(why, _LACKS_ROOM) and not passes_soon(why)}
         return [job for job in self.context.classes if f"class:{job.id}" in lacking]
 
     @cached_property
