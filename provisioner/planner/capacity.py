@@ -352,9 +352,7 @@ class DroneSlots:
         too_long = job.walltime_s and now + job.walltime_s > shape.ends_at
         if job.gpu_optional and self.kind.gpu_milli and shape.on_the_way:
             return 0
-        if too_long or is_refused(job, shape.avoids, shape.min_gpus):
-            return 0
-        return count_jobs(job, shape.room, self.kind)
+        return 0 if too_long or is_refused(job, shape) else count_jobs(job, shape.room, self.kind)
 
     def fill(self, job: JobClass, jobs: int, each: int) -> list[DroneSlots]:
         """Put ``jobs`` jobs into these drones, ``each`` to a drone, and return the slots that are left."""

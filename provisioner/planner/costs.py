@@ -72,7 +72,7 @@ class StartCosts:
 
     @cached_property
     def _alike(self) -> Mapping[TypeKey, Sequence[DroneType]]:
-        """By GPU type: all types of the same site, GPU model and sharing, itself included, by number of GPUs."""
+        """By type: all types of the same site, GPU model and sharing, itself included, by number of GPUs."""
         groups: dict[object, list[DroneType]] = {}
         found = {}
         for kind in sorted(self.types.values(), key=attrgetter("gpu_milli")):

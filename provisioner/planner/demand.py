@@ -218,12 +218,10 @@ def kept_for_headroom(context: PlanningContext, sites_without_headroom: Collecti
         for drone in drones:
             if lack <= 0:
                 break
-            takers = (
-                other for other in wanted.get(drone.type, ()) if not is_refused(other, drone.avoids, drone.min_gpus)
-            )
+            takers = (other for other in wanted.get(drone.type, ()) if not is_refused(other, drone))
             if drone.type not in keys or (drone.site in sites_without_headroom and not any(takers)):
                 continue
-            if is_refused(job, drone.avoids, drone.min_gpus):
+            if is_refused(job, drone):
                 continue
             count = min(lack, count_jobs(job, rooms[drone.id], context.types[drone.type]))
             if count > 0:

@@ -53,8 +53,7 @@ def _arrival_s(context: PlanningContext, job: JobClass, compatible: CompatibleTy
 
 
 def _may_take(drone: Drone, job: JobClass, compatible: CompatibleTypes) -> bool:
-    refused = is_refused(job, drone.avoids, drone.min_gpus)
-    return drone.type in compatible.jobs and not drone.is_leaving and not refused
+    return drone.type in compatible.jobs and not drone.is_leaving and not is_refused(job, drone)
 
 
 def _remaining_s(context: PlanningContext, drone: Drone) -> float | None:

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from provisioner.model import NVIDIA, WHOLE_GPU, DroneType, JobClass, Policy, Sharing, Slot, TypeKey, UnmetRequirement
 from provisioner.sharing import pool_milli, share_milli, shares_needed
@@ -216,9 +216,19 @@ def count_jobs(job: JobClass, space: Resources, kind: DroneType) -> int:
     return limit_by_reserve(most, need, space, kept)
 
 
-def is_refused(job: JobClass, avoids: str, min_gpus: int) -> bool:
+class Selective(Protocol):
+    """A drone, or slots of drones, by the jobs that it refuses."""
+
+    @property
+    def avoids(self) -> str: ...
+    @property
+    def min_gpus(self) -> int: ...
+
+
+def is_refused(job: JobClass, drone: Selective) -> bool:
     """Return True if a drone refuses the jobs of a class: it avoids their user, or they request too few GPUs."""
-    return job.gpu_milli < min_gpus * WHOLE_GPU or (bool(avoids) and job.owner in avoids.split(","))
+    too_small = job.gpu_milli < drone.min_gpus * WHOLE_GPU
+    return too_small or (bool(drone.avoids) and job.owner in drone.avoids.split(","))
 
 
 def count_jobs_in_type(job: JobClass, kind: DroneType) -> int:

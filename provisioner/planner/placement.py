@@ -331,7 +331,7 @@ class Placement:
                 break
             if drone.site not in exposed:
                 exposed[drone.site] = self.allocation.risk.exposed(job, compatible, drone.site)
-            fits = drone.type in compatible.jobs and not is_refused(job, drone.avoids, drone.min_gpus)
+            fits = drone.type in compatible.jobs and not is_refused(job, drone)
             kind = context.types[drone.type] if fits else None
             room = count_jobs(job, resources_for_needy(context.slots[drone.id], kind), kind) if kind else 0
             held = self.allocation.reserved.by_site.get(drone.site)

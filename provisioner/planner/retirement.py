@@ -29,7 +29,6 @@ CANCEL_AFTER_S = 120.0
 is shorter. In replays five minutes served bursts better, but started too many unused drones where jobs come singly."""
 MATCHABLE_IDLE_FACTOR = 3
 """An idle drone that waiting jobs fit is kept for this many idle timeouts: the negotiator should match it soon."""
-
 REFUSED_ROOM_S = 90.0
 """An idle drone of several GPUs leaves after this time if smaller jobs, which it refuses, lack its room. Larger ones
 that are already waiting have it by then."""
@@ -135,7 +134,7 @@ class Retirement:
             count_jobs(job, room, kind)
             for job in self._matchable_classes
             if drone.type in context.compatible[job.id].jobs
-            and not is_refused(job, drone.avoids, drone.min_gpus)
+            and not is_refused(job, drone)
             and not context.class_backoffs.doubted(job.id, drone.type)
         )
 
@@ -149,7 +148,7 @@ class Retirement:
         context = self.context
         keys = {drone.type, *context.costs.smaller.get(drone.type, ())}
         return any(
-            is_refused(job, drone.avoids, drone.min_gpus) and not keys.isdisjoint(context.compatible[job.id].jobs)
+            is_refused(job, drone) and not keys.isdisjoint(context.compatible[job.id].jobs)
             for job in self._lacking_room
         )
 

@@ -247,10 +247,7 @@ class PreemptionRisk:
         return {
             drone.id: DrainAtRisk(site, loss(head), limit)
             for drone, head in zip(drones[:safe], heads_milli, strict=False)
-            if drone.joined_at
-            and not drone.notice_at
-            and drone.type in compatible.jobs
-            and not is_refused(job, drone.avoids, drone.min_gpus)
+            if drone.joined_at and not drone.notice_at and drone.type in compatible.jobs and not is_refused(job, drone)
         }
 
     def _owned_sites(self, compatible: CompatibleTypes) -> frozenset[str]:
