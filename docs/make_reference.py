@@ -206,7 +206,7 @@ REASON_EXAMPLES: tuple[reasons.Reason, ...] = (
     r.NodeReserved("topas", "topas-a100-2", "12", 4, 1769860800.0),
     r.ReserveKept("topas/cpu", 4),
     r.SiteDisabled("gridka-cloud", "alice", "cooling is repaired"),
-    r.DemandCovered(8, 3),
+    r.DemandCovered(8, 3, 1, "owner-risk"),
     r.AwaitingIdleGpu("topas/cpu", "reserve-kept"),
     r.AwaitingNegotiation(25),
     r.StaleView("site:horeka", 187.0, 120.0, "no answer within 20 s"),

@@ -467,7 +467,11 @@ _SENTENCES: Mapping[Category, Mapping[type, str | Callable[[Any], str]]] = {
         r.NodeReserved: "node {node} at {site} is reserved for a job of class {class_id} with {gpus} GPUs: its room is "
         "expected to be free at {at:time}",
         r.ReserveKept: "nodes have room for {type}, but `blocking` reserves it for their {free_gpus} free GPUs",
-        r.DemandCovered: "{jobs:job} will be taken by free slots and {drones:drone} on the way",
+        r.DemandCovered: lambda x: (
+            f"{count(x.jobs, 'job')} will be taken by free slots and {count(x.drones, 'drone')} on the way"
+            + (f" ({number(x.delayed)} delayed" if x.delayed else "")
+            + (f"; no other is started: {_q(x.held_back)})" if x.held_back else ")" if x.delayed else "")
+        ),
         r.AwaitingIdleGpu: lambda x: (
             "a GPU is optional for these jobs: they wait for an idle GPU"
             + (f" or a CPU slot (drone type {_q(x.cpu_type)}" if x.cpu_type else "")

@@ -465,6 +465,10 @@ class SiteDisabled:
 class DemandCovered:
     jobs: int
     drones: int
+    delayed: int = 0
+    """Number of these drones that are delayed: their jobs take room elsewhere, if there is some."""
+    held_back: str = ""
+    """Kind of the reason why no drone is started elsewhere in place of a delayed one; empty if there is none."""
     kind: Literal["demand-covered"] = "demand-covered"
 
 

@@ -12,10 +12,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 BUDGETS = {
-    "provisioner/*.py": (15, 3945),
+    "provisioner/*.py": (15, 3953),
     "adapters/*.py": (1, 1),
     "adapters/htcondor/*.py": (4, 653),
-    "tests": (357, 57052),
+    "tests": (357, 57079),
     "provisioner/adapter_tests": (3, 756),
     "provisioner/cli": (19, 6077),
     "provisioner/config": (7, 2396),
@@ -23,7 +23,7 @@ BUDGETS = {
     "provisioner/drone": (4, 1242),
     "provisioner/migrate": (9, 1587),
     "provisioner/monitoring": (4, 533),
-    "provisioner/planner": (21, 5978),
+    "provisioner/planner": (21, 5984),
     "provisioner/simulator": (16, 4361),
     "provisioner/store": (9, 2151),
     "provisioner/web": (12, 2112),

@@ -278,9 +278,7 @@ class TypeRanking:
     """Types of which a drone would start now, by what their site reports."""
     any_late: bool
     costs: StartCosts
-    alike: bool
-    """All types have the same wait."""
-    _first: dict[tuple[CompatibleTypes, JobCost], TypeKey] = field(default_factory=dict)
+    _ordered: dict[tuple[CompatibleTypes, JobCost], Sequence[TypeKey]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, context: PlanningContext, limits: StartLimits) -> TypeRanking:
@@ -299,19 +297,14 @@ class TypeRanking:
         sure = frozenset(key for key, count in free.items() if count and count > 0 and key not in waits)
         full = {key for key, count in free.items() if count is not None and count <= 0}
         wait_h = {key: (_FULL_SITE_H if key in full else 0) + waits.get(key, 0) for key in free}
-        return cls(wait_h, sure, bool(waits), context.costs, len(set(wait_h.values())) == 1)
+        return cls(wait_h, sure, bool(waits), context.costs)
 
     def for_jobs(self, compatible: CompatibleTypes, cost: JobCost) -> Sequence[TypeKey]:
         """Return the compatible types for jobs of one cost in the order in which they are tried."""
-        ranked = self.costs.ranked(compatible, cost)
-        return ranked if self.alike else sorted(ranked, key=self.wait_h.__getitem__)
-
-    def first(self, compatible: CompatibleTypes, cost: JobCost) -> TypeKey:
-        """Return the compatible type that is tried first."""
-        found = self._first.get((compatible, cost))
+        found = self._ordered.get((compatible, cost))
         if found is None:
-            found = min(self.costs.ranked(compatible, cost), key=self.wait_h.__getitem__)
-            self._first[compatible, cost] = found
+            found = sorted(self.costs.ranked(compatible, cost), key=self.wait_h.__getitem__)
+            self._ordered[compatible, cost] = found
         return found
 
     def candidates(self, compatible: CompatibleTypes, cost: JobCost, still_open: Set[TypeKey]) -> Sequence[TypeKey]:

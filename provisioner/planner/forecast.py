@@ -36,7 +36,7 @@ def forecast_start(context: PlanningContext, placed: Placement, job: JobClass) -
     if compatible is None or isinstance(why, reasons.GroupQuota):
         return StartForecast(StartOutcome.WAITS), why
     if isinstance(why, reasons.DemandCovered):
-        return StartForecast(StartOutcome.STARTS, _arrival_s(context, job, compatible)), None
+        return StartForecast(StartOutcome.STARTS, _arrival_s(context, job, compatible, why)), None
     return StartForecast(StartOutcome.WAITS, _release_s(context, placed, job, compatible)), why
 
 
@@ -45,9 +45,13 @@ def _start_delay_s(context: PlanningContext, key: TypeKey) -> float | None:
     return delays.queue_s + delays.boot_s if delays is not None else None
 
 
-def _arrival_s(context: PlanningContext, job: JobClass, compatible: CompatibleTypes) -> float | None:
+def _arrival_s(
+    context: PlanningContext, job: JobClass, compatible: CompatibleTypes, why: reasons.DemandCovered
+) -> float | None:
     """Return when the last compatible drone on its way takes jobs; None if that is unknown of one."""
     coming = [d for d in context.changing.values() if d.state in ON_THE_WAY and _may_take(d, job, compatible)]
+    if not why.delayed:  # others come before the delayed ones
+        coming = [drone for drone in coming if drone.id not in context.late]
     arrivals = [_remaining_s(context, drone) for drone in coming]
     return max((each for each in arrivals if each is not None), default=None) if None not in arrivals else None
 
@@ -57,11 +61,18 @@ def _may_take(drone: Drone, job: JobClass, compatible: CompatibleTypes) -> bool:
 
 
 def _remaining_s(context: PlanningContext, drone: Drone) -> float | None:
-    """Return when a drone on its way takes jobs: by what its site expects, else by the usual delays."""
-    remote, delays = context.remote(drone), context.snapshot.estimates.delays.get(drone.type)
+    """Return when a drone on its way takes jobs: by what its site expects, else by the usual delays.
+
+    None if no drone of its type has started yet, or if it is delayed and its site tells nothing.
+    """
+    remote, delays, now = context.remote(drone), context.snapshot.estimates.delays.get(drone.type), context.now
     if remote is not None and drone.waits_at_site and remote.expected_start_at:
-        return max(0.0, remote.expected_start_at - context.now) + (delays.boot_s if delays else 0.0)
-    return max(0.0, delays.queue_s + delays.boot_s - (context.now - drone.requested_at)) if delays else None
+        return max(0.0, remote.expected_start_at - now) + (delays.boot_s if delays else 0.0)
+    if delays is None or drone.id in context.late:
+        return None
+    if drone.started_at:
+        return max(0.0, delays.boot_s - (now - drone.started_at))
+    return max(0.0, delays.queue_s - (now - drone.requested_at)) + delays.boot_s
 
 
 def _release_s(context: PlanningContext, placed: Placement, job: JobClass, compatible: CompatibleTypes) -> float | None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
@@ -298,15 +298,15 @@ class Placement:
         with_idle_gpus = self.context.idle_gpus.get(job.id, compatible)
         if taken.jobs < job.waiting:
             taken = taken.plus(self.allocation.supply.take(job, with_idle_gpus, job.waiting - taken.jobs))
-        covered = taken.jobs
+        covered, late, elsewhere = taken.jobs, NO_COVERAGE, ""
         if covered < job.waiting and self._draining:
             covered += self._undrain(job, compatible, job.waiting - covered)
         if covered < job.waiting:
-            covered, late = self._start(job, compatible, covered)
+            covered, late, elsewhere = self._start(job, compatible, covered)
             taken = taken.plus(late)
         self.shares.book(job, min(covered, job.waiting))
         if taken.jobs:
-            self.refuse(job, taken.jobs, reasons.DemandCovered(taken.jobs, taken.drones))
+            self.refuse(job, taken.jobs, reasons.DemandCovered(taken.jobs, taken.drones, late.drones, elsewhere))
 
     @cached_property
     def _draining(self) -> dict[DroneId, Drone]:
@@ -356,7 +356,8 @@ class Placement:
         """
         if not cost.per_s or not compatible.jobs:
             return lacking, None
-        start = self.context.costs.of_types[key := self.allocation.ranking.first(compatible, cost)]
+        key = self.allocation.ranking.for_jobs(compatible, cost)[0]
+        start = self.context.costs.of_types[key]
         overhead = start.overhead / compatible.jobs[key]
         per_job = math.sqrt(cost.per_s * runs.mean_s / (2 * overhead)) if overhead else math.inf
         if per_job >= 1:
@@ -419,20 +420,21 @@ class Placement:
                 found[shape if shape[0] in owners else ("", *shape[1:])].append(begun_of(slot))
         return found
 
-    def _start(self, job: JobClass, compatible: CompatibleTypes, covered: int) -> tuple[int, Coverage]:
+    def _start(self, job: JobClass, compatible: CompatibleTypes, covered: int) -> tuple[int, Coverage, str]:
         """Start drones for the jobs that are not ``covered``, as far as that is worthwhile.
 
-        Return how many jobs are then covered, and the coverage by delayed drones.
+        Return how many jobs are then covered, the coverage by delayed drones, and the kind of the reason why no other
+        is started in place of these.
         """
         allocation = self.allocation
         runs, cost = self.context.costs.of_class(job)
         any_late, late, startable = bool(allocation.supply.late), NO_COVERAGE, allocation.limits.startable
         if not any_late and compatible.jobs.keys().isdisjoint(startable):  # as for most classes once all is full
             self._report_lack(job, compatible, cost, job.waiting - covered, None)
-            return covered, late
+            return covered, late, ""
         enough, served = self._worthwhile(job, compatible, runs, cost, job.waiting - covered)
         wanted = covered + enough
-        held_back: Reason | None = None
+        held_back, started = None, len(allocation.starts)
         for key in allocation.ranking.candidates(compatible, cost, startable):
             if any_late and key not in allocation.ranking.sure:
                 # From here on a drone might wait as well: those that wait already will do.
@@ -453,14 +455,19 @@ class Placement:
             self.refuse(job, job.waiting - max(covered, wanted), served)
         if wanted > covered:
             self._report_lack(job, compatible, cost, wanted - covered, held_back)
-        return covered, late
+        if not late.jobs or len(allocation.starts) > started:
+            return covered, late, ""
+        delayed = {self.context.drones[drone_id].type for drone_id in self.context.late}
+        others = [key for key in allocation.ranking.for_jobs(compatible, cost) if key not in delayed]
+        elsewhere = held_back or self._best_type(job, others)[1]
+        return covered, late, elsewhere.kind if elsewhere is not None else ""
 
     def _report_lack(
         self, job: JobClass, compatible: CompatibleTypes, cost: JobCost, lack: int, held_back: Reason | None
     ) -> None:
         """Refuse ``lack`` jobs for which no drone may be started, or reserve room for one of several GPUs."""
         allocation = self.allocation
-        key, limit = self._best_type(job, compatible, cost)
+        key, limit = self._best_type(job, allocation.ranking.for_jobs(compatible, cost))
         why = held_back or limit
         if job.gpu_optional:
             why = reasons.AwaitingIdleGpu(key, why.kind if key and why is not None else "")
@@ -472,21 +479,16 @@ class Placement:
         if isinstance(why, _NO_ROOM_AT_SITE) and not is_headroom(job.id):
             self.lacking_room[key] = self.lacking_room.get(key, 0) - (-lack // compatible.jobs[key])
 
-    def _best_type(self, job: JobClass, compatible: CompatibleTypes, cost: JobCost) -> tuple[TypeKey, Reason | None]:
-        """Return the best type whose drones live long enough, and its limit; else the best of all and the downtime."""
-        if not compatible.jobs:
-            return TypeKey(""), None
-        if not job.walltime_s:
-            key = self.allocation.ranking.first(compatible, cost)
-            return key, self.allocation.limits.for_type(key)[1]
-        keys = self.allocation.ranking.for_jobs(compatible, cost)
-        brief: list[Reason] = []
+    def _best_type(self, job: JobClass, keys: Iterable[TypeKey]) -> tuple[TypeKey, Reason | None]:
+        """Return the first type whose drones live long enough, and the limit if none may start; else the downtime."""
+        brief: list[tuple[TypeKey, Reason]] = []
         for key in keys:
-            soon = life_too_short(self.context, self.context.types[key], job.walltime_s)
+            soon = life_too_short(self.context, self.context.types[key], job.walltime_s) if job.walltime_s else None
             if soon is None:
-                return key, self.allocation.limits.for_type(key)[1]
-            brief.append(soon)
-        return keys[0], brief[0]
+                count, limit = self.allocation.limits.for_type(key)
+                return key, None if count else limit
+            brief.append((key, soon))
+        return brief[0] if brief else (TypeKey(""), None)
 
     def _never(self, job: JobClass, compatible: CompatibleTypes) -> Reason:
         if job.invalid:

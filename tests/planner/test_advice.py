@@ -146,10 +146,13 @@ def test_a_free_slot_with_less_memory_is_a_place() -> None:
     )
 
 
-def test_a_drone_on_its_way_is_expected_when_its_site_says_so() -> None:
-    coming = drone("kit-ab12-1", DroneState.QUEUED, for_class="small", age_s=100.0)
-    snap = snapshot(classes=[SMALL], drones=[coming], limits={"max_drones": 1})
-    assert advise(replace(snap, estimates=RUNS), SMALL).now == StartForecast(StartOutcome.STARTS, 920.0)
+@pytest.mark.parametrize(("ages_s", "wait_s"), [((50,), 170.0), ((150,), 120.0), ((9000,), None), ((9000, 50), 170.0)])
+def test_a_drone_is_expected_by_the_usual_delays_unless_it_is_delayed(ages_s: tuple[int], wait_s: float | None) -> None:
+    usual = Estimates({}, dict.fromkeys((A100.key, BIG.key), StartDelays(100.0, 120.0)))
+    coming = [drone(f"kit-ab12-{n}", DroneState.QUEUED, age_s=float(age_s)) for n, age_s in enumerate(ages_s)]
+    free = {"a100": len(ages_s) - 1, "big": 1}
+    snap = snapshot(classes=[SMALL], types=[A100, BIG], drones=coming, free=free, limits={"max_drones": 2})
+    assert advise(replace(snap, estimates=usual), SMALL).now == StartForecast(StartOutcome.STARTS, wait_s)
     assert advise(snap, SMALL).now == STARTS
 
 

@@ -98,6 +98,30 @@ def test_a_drone_that_comes_late_is_supply_only_where_no_other_would_come_sooner
     tell(kinds, None, {"waiting": 1, "drones": [late], "remotes": [waits(late, *held)], **given})
 
 
+@pytest.mark.parametrize(
+    ("most", "free", "waiting", "held_back"),
+    [
+        (0, {"a100": 0, "v100": 2}, 1, "limit-reached"),
+        (None, {"a100": 3, "v100": 0}, 1, "site-full"),
+        (None, None, 1, ""),  # room there is not known
+        (None, {"a100": 0, "v100": 1}, 2, ""),  # one other is started
+    ],
+)
+def test_the_reason_says_why_no_other_drone_is_started_beside_a_delayed_one(
+    most: int | None, free: dict[str, int] | None, waiting: int, held_back: str
+) -> None:
+    late, other = [queued(f"kit-ab12-{n}") for n in range(waiting)], replace(CLOUD, max_drones=most)
+    given = {"drones": late, "remotes": [waits(each, *LATE) for each in late], "types": (A100, other), "free": free}
+    assert why(plan_for(waiting=waiting, **given), "class:small") == [reasons.DemandCovered(1, 1, 1, held_back)]
+
+
+def test_a_job_that_cannot_end_before_a_downtime_waits_for_its_delayed_drone() -> None:
+    late, long = queued(), jobs(waiting=1, walltime_s=10800.0)
+    given = {"classes": [long], "types": (A100, CLOUD), "drones": [late], "remotes": [waits(late, *LATE)]}
+    snap = down_in(snapshot(**given, free={"a100": 0, "v100": 1}), 7200, "cloud")
+    assert why(plan_of(snap), "class:small") == [reasons.DemandCovered(1, 1, 1, "downtime")]
+
+
 def test_of_two_that_wait_the_late_one_goes_when_one_is_enough() -> None:
     late, soon = queued(idle_at=NOW - 300), queued("kit-ab12-2", CLOUD)
     plan = plan_for(waiting=1, types=(A100, CLOUD), drones=[late, soon], remotes=[waits(late, *LATE), waits(soon)])
