@@ -92,7 +92,9 @@ def _remote_drone(job: SlurmJob, drone_id: DroneId, now: float, not_ours_from: f
     elif "COMPLETING" in job.flags and job.state != "COMPLETING":
         reason = f"{reason} ({job.state.lower()})"
     waits = state is RemoteState.PENDING
-    node = job.nodes[0] if job.nodes and not waits else ""
+    # A job whose node is still prepared has its place: nobody counts it as free.
+    placed = not waits or (job.state == "RUNNING" and not job.restarts)
+    node = job.nodes[0] if job.nodes and placed else ""
     return RemoteDrone(
         drone_id=drone_id,
         state=state,

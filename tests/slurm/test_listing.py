@@ -62,6 +62,12 @@ def test_a_completing_job_still_runs(job: SlurmJob) -> None:
     assert "is ending" in drone.reason
 
 
+@pytest.mark.parametrize(("restarts", "node"), [(0, "hkn0801"), (1, "")])
+def test_a_job_whose_node_powers_up_waits_and_has_its_place(restarts: int, node: str) -> None:
+    drone = one(replace(RUNNING, flags=frozenset({"POWER_UP_NODE"}), restarts=restarts))
+    assert (drone.state, drone.started_at, drone.node) == (RemoteState.PENDING, 0.0, node)
+
+
 def test_a_preempted_job_is_under_notice() -> None:
     assert one(replace(RUNNING, preempted_at=NOW - 3)).notice_at == NOW - 3
     assert one(replace(ENDED, state="PREEMPTED", flags=frozenset({"COMPLETING"}), preempted_at=NOW - 9)).notice_at
