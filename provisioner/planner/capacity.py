@@ -369,13 +369,9 @@ class Coverage(NamedTuple):
     jobs: int = 0
     drones: int = 0
     """Drones for them that are not in the pool yet."""
-    coming: int = 0
-    """Jobs in such drones."""
 
     def plus(self, more: Coverage) -> Coverage:
-        if not more.jobs:
-            return self
-        return Coverage(self.jobs + more.jobs, self.drones + more.drones, self.coming + more.coming)
+        return Coverage(self.jobs + more.jobs, self.drones + more.drones) if more.jobs else self
 
 
 NO_COVERAGE = Coverage()
@@ -420,7 +416,7 @@ class Supply:
                 here = min(wanted[for_class], each * count)
                 if here:  # jobs of the class that the drones were started for
                     wanted[for_class] -= here
-                    taken = Coverage(here, -(-here // each), here) if shape.on_the_way else Coverage(here)
+                    taken = Coverage(here, -(-here // each) if shape.on_the_way else 0)
                     supply.own[for_class] = supply.own.get(for_class, NO_COVERAGE).plus(taken)
                     parts = stock.fill(job, here, each)
             for part in parts:
@@ -454,8 +450,8 @@ class Supply:
         own = self.own.pop(job.id, NO_COVERAGE)
         if own.jobs <= jobs:
             return own
-        taken = Coverage(jobs, own.drones * jobs // own.jobs, own.coming * jobs // own.jobs)
-        self.own[job.id] = Coverage(own.jobs - taken.jobs, own.drones - taken.drones, own.coming - taken.coming)
+        taken = Coverage(jobs, own.drones * jobs // own.jobs)
+        self.own[job.id] = Coverage(own.jobs - taken.jobs, own.drones - taken.drones)
         return taken
 
     def add(self, more: DroneSlots) -> None:
@@ -468,7 +464,7 @@ class Supply:
         self, job: JobClass, compatible: CompatibleTypes, jobs: int, key: TypeKey | None = None, *, late: bool = False
     ) -> Coverage:
         """Book up to ``jobs`` jobs into drones that are delayed (``late``) or not, of all types or of ``key``."""
-        booked, drones, coming, request = 0, 0, 0, (compatible, job.owner, late)
+        booked, drones, request = 0, 0, (compatible, job.owner, late)
         stocked = self.late if late else self.slots.keys()
         if request in self._lacking or compatible.jobs.keys().isdisjoint(stocked):
             return NO_COVERAGE
@@ -480,9 +476,7 @@ class Supply:
                 if each:
                     here = min(wanted, each * have.count)
                     booked += here
-                    if have.shape.on_the_way:
-                        drones += -(-here // each)
-                        coming += here
+                    drones += -(-here // each) if have.shape.on_the_way else 0
                     rest += have.fill(job, here, each)
                 else:
                     rest.append(have)
@@ -495,7 +489,7 @@ class Supply:
                 break
         if booked:
             self._lacking.clear()
-            return Coverage(booked, drones, coming)
+            return Coverage(booked, drones)
         if jobs > 0 and key is None:
             self._lacking.add(request)
         return NO_COVERAGE

@@ -193,12 +193,10 @@ class Retirement:
             if is_headroom(job.id):
                 without = self.placed.without_headroom
                 compatible = compatible.only(kind for kind in compatible.kinds if kind.site not in without)
-            taken = supply.take_own(job, wanted)
-            taken = taken.plus(supply.take(job, compatible, wanted - taken.jobs))
-            # A delayed drone is needed until the one that was started in its place comes. Of several delayed drones,
-            # as many of each type: which of them starts first is unknown.
-            wanted -= taken.jobs - taken.coming
+            wanted -= supply.take_own(job, wanted).jobs
+            wanted -= supply.take(job, compatible, wanted).jobs
             for key in compatible.jobs.keys() & supply.late if wanted > 0 else ():
+                # Of delayed drones, as many of each type: which of them starts first is unknown.
                 supply.take(job, compatible, wanted, key, late=True)
         return {kind: supply.untouched(context.types[kind[0]], *kind[1:]) for kind in kinds}
 
