@@ -232,6 +232,13 @@ class LabController:
     def states(self) -> Counter[str]:
         return Counter(d.state.value for d in self.record.drones(ended=None))
 
+    def settles(self, states: dict[str, int], within_s: float = 60.0) -> None:
+        """Wait until the drones on record, past ones included, are in these states."""
+        try:
+            until(lambda: self.states() == states, within_s, what="the drones' states", every_s=0.5)
+        except AssertionError as error:
+            raise AssertionError(f"{error}; wanted {states}, there are {dict(self.states())}") from None
+
     def live(self) -> list[dict[str, Any]]:
         return self.drones(ended=False)
 

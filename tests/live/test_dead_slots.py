@@ -30,9 +30,9 @@ def test_jobs_are_matched_to_a_fresh_drone_and_not_to_the_slot_of_a_dead_one(lab
     controller.start()
     first, second = pool.file("first"), pool.file("second")
     pool.submit(gpu_job(n=2, until_there=first))
-    until(lambda: controller.states() == {"busy": 2}, 120, what="two drones with a job each", every_s=0.5)
+    controller.settles({"busy": 2}, 120)
     first.touch()
-    until(lambda: controller.states() == {"idle": 2}, 60, what="both drones idle", every_s=0.5)
+    controller.settles({"idle": 2})
     dead, alive = (drone["id"] for drone in controller.live())
     masters = "condor_status", "-master", "-af", "DroneId"
     assert {dead, alive} <= set(pool.run(*masters).split())

@@ -128,7 +128,7 @@ def test_a_killed_controller_finds_its_drones_again(lab: tuple[Pool, LabControll
     flag = pool.file("enough")
     job = pool.submit(gpu_job(n=2, until_there=flag))
     until(lambda: pool.statuses(job) == [2, 2], 120, what="two jobs run")
-    until(lambda: controller.states() == {"busy": 2}, 60, what="and the controller knows")
+    controller.settles({"busy": 2})
     drones = {d["id"]: d["remote_id"] for d in controller.drones()}
     masters = {pid for pid, command in controller.processes().items() if "condor_master" in command}
     assert len(masters) >= 2

@@ -58,7 +58,7 @@ def test_a_silent_then_dead_daemon_changes_nothing_but_the_age_of_the_view(
     flag = pool.file("enough")
     job = pool.submit(gpu_job(n=2, until_there=flag))
     until(lambda: pool.statuses(job) == [2, 2], 120, what="two jobs running")
-    until(lambda: controller.states() == {"busy": 2}, 60, what="and the controller knows")
+    controller.settles({"busy": 2})
     before = {d["id"] for d in controller.live()}
 
     def nothing_changes(for_s: float) -> None:

@@ -33,7 +33,7 @@ def test_two_servers_of_the_owner_cost_two_drones(newest_condor: Condor, opensta
         failed = [openstack.boot(f"etp-{number}", VGPU, project=OWNER) for number in (1, 2)]
         for number in failed:
             assert "No valid host" in openstack.reaches(number, "ERROR", "ACTIVE")["fault"]["message"]
-        until(lambda: lab.controller.states() == {"busy": 6, "preempted": 2}, 90, what="two have left", every_s=0.5)
+        lab.controller.settles({"busy": 6, "preempted": 2}, 90)
         until(lambda: len(lab.servers()) == 6, 60, what="and their servers are deleted", every_s=0.5)
         left = {d["id"] for d in lab.controller.drones(ended=True)}
         assert left == least, "those with least to lose"

@@ -44,7 +44,7 @@ def test_two_thousand_drones_are_asked_for_and_withdrawn(
         calls()
         tick, jobs = controller.tick, lab.submit(DRONES, large=True)
         until(lambda: sum(lab.alive().values()) >= DRONES, 60, what="all are at the site", every_s=0.5)
-        until(lambda: controller.states() == {"queued": DRONES}, 60, what="all are seen there", every_s=0.5)
+        controller.settles({"queued": DRONES})
         submits = [call for call in tools.calls() if call.tool == "sbatch"]
         assert sum(call.tasks for call in submits) == DRONES, "asked for once each"
         assert len(submits) <= 3, "in arrays as large as the cluster takes"

@@ -52,7 +52,7 @@ def test_with_blocking_every_free_gpu_gets_its_drone(newest_condor: Condor) -> N
         enough = lab.overlay.file("enough")
         jobs = lab.overlay.submit(gpu_job(n=12, until_there=enough))
         until(lambda: sorted(lab.overlay.statuses(jobs)) == [1] * 4 + [2] * 8, 150, what="eight jobs run, four wait")
-        until(lambda: lab.controller.states() == {"busy": 8}, 60, what="and the controller knows", every_s=0.5)
+        lab.controller.settles({"busy": 8})
         lab.controller.ticks(5)
         assert lab.controller.states() == {"busy": 8}, "the four that wait bring no further drone"
         assert lab.drones_at() == {"node1": 8}

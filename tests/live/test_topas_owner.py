@@ -84,7 +84,7 @@ def test_three_flocked_jobs_cost_three_drones(newest_condor: Condor, ask: bool) 
         until(lambda: not lab.overlay.jobs(short), 60, what="three jobs done", every_s=0.3)
         late = lab.overlay.submit(gpu_job(n=3, until_there=long_done))
         until(lambda: carriers(lab.overlay, late) == least, 60, what="others in their place", every_s=0.3)
-        until(lambda: lab.controller.states() == {"busy": 8}, 60, what="and the controller knows", every_s=0.5)
+        lab.controller.settles({"busy": 8})
         lab.controller.ticks(2)
 
         owners = lab.etp.submit(owner_job(n=3), STUDENT)
@@ -127,7 +127,7 @@ def test_a_large_job_gets_its_hole_on_one_node(newest_condor: Condor) -> None:
         lab.controller.start()
         jobs = lab.overlay.submit(gpu_job(n=16, until_there=lab.overlay.file("enough")))
         until(lambda: lab.overlay.statuses(jobs) == [2] * 16, 240, what="sixteen jobs run", every_s=0.5)
-        until(lambda: lab.controller.states() == {"busy": 16}, 60, what="and the controller knows", every_s=0.5)
+        lab.controller.settles({"busy": 16})
         assert lab.drones_at() == {"node1": 8, "node2": 8}
         nodes = {d["id"]: d["node"] for d in lab.controller.live()}
 

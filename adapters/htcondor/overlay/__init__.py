@@ -174,7 +174,7 @@ class HTCondorOverlay:
         refused = await connection.orders.rehearse(DroneId(f"{self._controller}-check"))
         if refused is None:
             return missing  # order ads reach every drone, whatever the tool can do
-        message = "drones that cannot reach this host would not drain: the collector does not take our order ads"
+        message = "drones that cannot reach this host would not drain: the collector takes order ads late or not at all"
         allow = "Add the token's identity to `COLLECTOR.ALLOW_DAEMON`; a limited token needs `-authz DAEMON`"
         unreachable = AuditFinding("", "drain", f"{message} ({refused.message}). {allow}")
         return [*(await probe(self._config, connection.directory.env) or [unreachable]), *missing]

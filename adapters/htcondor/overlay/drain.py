@@ -82,7 +82,7 @@ class Drainer:
             if drone_id in readers and (result is None or result.fault) and drone_id not in by_tool_alone:
                 by_ad.add(drone_id)
         if by_ad:
-            faults = await self._orders.place([i for i in names if i in by_ad], mode)
+            faults = await self._orders.place([i for i in names if i in by_ad], mode, ORDER_TIMEOUT_S)
             results |= {i: _together(i, results.get(i), fault, i in by_tool_alone) for i, fault in faults.items()}
         unknown = OutcomeUnknownError("not asked")
         return [results.get(drone_id) or failed(drone_id, unknown) for drone_id in names]
@@ -154,7 +154,7 @@ def _says(said: str, signs: Sequence[str]) -> bool:
 ORDER_READ_INTERVAL_S = 10.0
 """Interval at which a drone asks the collector for its order. A query takes the collector some 20 ms."""
 ORDER_READS_PER_S = 10.0  # in a large pool drones ask less often, so that all of them together ask about this often
-ORDER_TIMEOUT_S = 10.0
+ORDER_TIMEOUT_S, REHEARSAL_TIMEOUT_S = 10.0, 30.0  # no drone waits for the answer to a rehearsal
 
 
 def read_every_s(drones: int) -> float:
@@ -187,24 +187,24 @@ class DrainOrders:
             return {}
         return found
 
-    async def place(self, drone_ids: Sequence[DroneId], mode: DrainMode) -> Mapping[DroneId, Fault | None]:
+    async def place(self, ids: Sequence[DroneId], mode: DrainMode, within_s: float) -> dict[DroneId, Fault | None]:
         """Advertise an order for each drone; return why the collector does not list it, or None if it does."""
-        orders = {drone_id: self._order(drone_id, mode) for drone_id in drone_ids}
+        orders = {drone_id: self._order(drone_id, mode) for drone_id in ids}
         plain = {drone_id: (serial, mode.value) for drone_id, (serial, _) in orders.items()}
         missing = Fault(FaultKind.DOWN, "order ad: the collector does not list it", time.time())
         placed: Sequence[DroneId] = ()
         try:
-            placed = await self._call("place", plain, list(self.identities()))
+            placed = await self._call("place", plain, list(self.identities()), within_s=within_s)
         except AdapterError as error:
             missing = Fault(error.kind, f"order ad: {error}", time.time())
         self._standing |= {drone_id: orders[drone_id] for drone_id in placed}
-        return {drone_id: None if drone_id in placed else missing for drone_id in drone_ids}
+        return {drone_id: None if drone_id in placed else missing for drone_id in ids}
 
     async def rehearse(self, name: DroneId) -> Fault | None:
         """Return why an order would not reach a drone; None if it would. ``name``: an id that no drone has."""
         if not self.identities():
             return Fault(FaultKind.CONFIG, f"none of our tokens is of `trust_domain` {self._issuer}", time.time())
-        refused = (await self.place([name], DrainMode.PEACEFUL))[name]
+        refused = (await self.place([name], DrainMode.PEACEFUL, REHEARSAL_TIMEOUT_S))[name]
         await self.forget(self._standing.keys() - {name})
         return refused
 
@@ -217,8 +217,8 @@ class DrainOrders:
             with contextlib.suppress(AdapterError):
                 await self._call("withdraw", gone)
 
-    async def _call(self, name: str, *args: object) -> Any:
-        return await self._child.call(name, *args, deadline_s=ORDER_TIMEOUT_S)
+    async def _call(self, name: str, *args: object, within_s: float = ORDER_TIMEOUT_S) -> Any:
+        return await self._child.call(name, *args, deadline_s=within_s)
 
     async def close(self) -> None:
         """End the child. Orders that stand are left to the drones."""
