@@ -72,6 +72,8 @@ def test_a_running_job_tells_its_node_and_slot() -> None:
     assert (running.started_at, running.notice_at, running.end) == (NOW - 100, 0.0, None)
     assert drone(**{**RUNS, "RemoteHost": "slot1_1@topas@a1.example.org"}).node == "a1.example.org"
     assert drone(**{**RUNS, "JobStatus": 6}).state is RemoteState.RUNNING
+    matched = drone(JobStatus=2, JobCurrentStartDate=NOW - 1)
+    assert (matched.state, matched.started_at) == (RemoteState.PENDING, 0.0), "seen in 25.14: it has no slot yet"
     assert drone({slot: NOW - 3, "slot1_3@a1.example.org": NOW - 9}, **RUNS).notice_at == NOW - 3, "it is taken back"
 
 

@@ -143,6 +143,9 @@ def _state(ad: Ad, now: float, carved: Mapping[str, frozenset[str]]) -> tuple[Re
         case classads.IDLE:
             rejected = text(ad, "LastRejMatchReason", _MAX_REASON).strip()
             return RemoteState.PENDING, f"not matched: {rejected}" if rejected else "waits for the negotiator", None
+        case classads.RUNNING if not text(ad, "RemoteHost") and not has_started(ad):
+            # Without its slot's name nobody can tell that the slot's ad is old and still shows the place as free.
+            return RemoteState.PENDING, "matched; its shadow starts", None
         case classads.RUNNING:
             return RemoteState.RUNNING, "", None
         case classads.TRANSFERRING_OUTPUT:
