@@ -219,9 +219,9 @@ def kept_for_headroom(context: PlanningContext, sites_without_headroom: Collecti
             if lack <= 0:
                 break
             takers = (other for other in wanted.get(drone.type, ()) if not is_refused(other, drone))
-            if drone.type not in keys or (drone.site in sites_without_headroom and not any(takers)):
+            if drone.type not in keys or is_refused(job, drone):
                 continue
-            if is_refused(job, drone):
+            if drone.site in sites_without_headroom and not any(takers):
                 continue
             count = min(lack, count_jobs(job, rooms[drone.id], context.types[drone.type]))
             if count > 0:

@@ -8,6 +8,8 @@ import pytest
 
 from provisioner import model, reasons
 from provisioner.controller.actuation import batches
+from provisioner.estimates import Estimates, StartDelays
+from provisioner.planner.advice import advise
 from provisioner.planner.breakers import update_by_order_results
 from tests.planner import scenes
 from tests.planner.scenes import NOW, drone, jobs, node, plan_for, plan_of, slot_of, snapshot, started, tell, why
@@ -41,6 +43,14 @@ def test_a_limit_that_one_drone_met_is_not_met_by_more() -> None:
     plan = plan_for(waiting=5, types=(A100,), drones=[held], remotes=[remote])
     assert plan.starts == () and plan.stops == (), "it keeps its place in the queue"
     assert reasons.StartBlocked("horeka/a100", "quota", "QOSMaxJobsPerUserLimit") in why(plan, "class:small")
+
+
+@pytest.mark.parametrize("in_s", [30.0, 5000.0])
+def test_a_job_is_told_to_start_when_its_site_expects_the_drone(in_s: float) -> None:
+    coming = queued()
+    snap = snapshot(classes=[jobs()], types=(A100,), drones=[coming], remotes=[waits(coming, start_in_s=in_s)], free={})
+    snap = replace(snap, estimates=Estimates({}, {A100.key: StartDelays(100.0, 120.0)}))
+    assert advise(snap, jobs()).now == reasons.StartForecast(reasons.StartOutcome.STARTS, in_s + 120.0)
 
 
 @pytest.mark.parametrize(
