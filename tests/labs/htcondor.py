@@ -49,13 +49,13 @@ OWN = secrets.token_hex(2)
 """Ends the ids of this test process: drones are found by id, and others may run the same tests on this host."""
 
 
-_attempt = 1
+_attempt, _test = 1, 0
 
 
 def attempt(number: int) -> None:
-    """A test that failed is tried again, in a pool where things of the first time may still be about."""
-    global _attempt
-    _attempt = number
+    """Begin a test, or try it again, in a pool where things of the time before may still be about."""
+    global _attempt, _test
+    _attempt, _test = number, _test + 1
 
 
 def own(name: str) -> str:
@@ -578,8 +578,8 @@ class Pool:
         self.advertise(ad, identity="condor", command="INVALIDATE_STARTD_ADS")
 
     def file(self, name: str) -> Path:
-        """Where jobs and a test leave word for each other; what an earlier try of the test left is elsewhere."""
-        return self.dir / "jobs" / own(name)
+        """Where jobs and a test leave word for each other; what an earlier test left is elsewhere."""
+        return self.dir / "jobs" / f"{own(name)}.{_test}"
 
     def program(self, name: str, text: str) -> Path:
         """A shell program for jobs to run."""
