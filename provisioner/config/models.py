@@ -151,8 +151,8 @@ class PolicySection(ConfigSection):
     between jobs (`provisioner estimates` and `provisioner explain drone` show it). With `idle_fixed` it applies
     exactly."""
     idle_fixed: bool = Field(_POLICY_DEFAULTS.idle_fixed, examples=[True])
-    """Keep an idle drone for exactly `idle_timeout`, regardless of estimates and of how long it took to start. Longer
-    only while jobs wait that it could run."""
+    """Keep an idle drone for `idle_timeout`, regardless of estimates and of how long it took to start. Longer only
+    while jobs wait that it could run; shorter only if it takes large jobs alone and smaller ones lack its room."""
     max_drones: int = Field(_POLICY_DEFAULTS.max_drones, ge=0, le=1_000_000, examples=[1000])
     """Most drones at one time at all sites together; 0 starts nothing."""
     max_gpus: Gpus | None = Field(None, examples=[500])
