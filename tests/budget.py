@@ -15,7 +15,7 @@ BUDGETS = {
     "provisioner/*.py": (15, 3953),
     "adapters/*.py": (1, 1),
     "adapters/htcondor/*.py": (4, 653),
-    "tests": (357, 57105),
+    "tests": (357, 57155),
     "provisioner/adapter_tests": (3, 756),
     "provisioner/cli": (19, 6077),
     "provisioner/config": (7, 2396),
@@ -34,7 +34,7 @@ BUDGETS = {
     "adapters/shared": (11, 1162),
     "adapters/slurm": (15, 4145),
     "adapters/htcondor/overlay": (13, 3105),
-    "adapters/htcondor/site": (10, 2676),
+    "adapters/htcondor/site": (10, 2684),
 }
 """Most Python files and most lines by package, comments and blank lines included."""
 

@@ -118,8 +118,8 @@ class StartLimits:
                 limits.probes[scope] += drone.requested_at >= probing.get(scope, NO_END)
             if drone.awaits_room:
                 limits._promise(drone.type, 1)
-            # The quota that a site tells cannot know yet of an order whose outcome is unknown.
-            if drone.state is DroneState.REQUESTED:
+            # The quota that a site tells may not know yet of an order that its listing does not show.
+            if remote is None:
                 _take_share(limits.quota.get(drone.site, {}), drone.type, 1)
         return limits
 

@@ -154,9 +154,8 @@ def next_backoff(
     return replace(known, standing=standing)
 
 
-_HOLDS = (model.RemoteState.RUNNING, model.RemoteState.STOPPED)
-"""States of drones that hold a place on a node."""
-_NOT_IN_POOL = (DroneState.BOOTING, DroneState.JOINED)
+_HOLDS = (model.RemoteState.RUNNING, model.RemoteState.STOPPED, model.RemoteState.PENDING)
+"""States of drones that hold a place on the node that their site names; it names none for one in a queue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,14 +228,13 @@ class OwnerReservations:
         # Room only shrinks here: if one drone of a type finds none, the next thousand need not try.
         lacking_room: set[TypeKey] = set()
         for drone in drones:
-            if drone.state not in model.WAITING:
+            if not drone.awaits_room:
                 continue
             if drone.type in self.held and drone.state is not DroneState.REQUESTED and not drone.is_leaving:
                 why = reasons.PreemptedForOwner(waits.jobs, 0.0, gpus=waits.gpus)
                 self.preemptions.append(PreemptionOrder(drone, why, DroneState.CANCELLED))
             elif (
-                drone.awaits_room
-                and drone.type in context.types
+                drone.type in context.types
                 and drone.type not in lacking_room
                 and self.free[site].book(context.types[drone.type], 1)
             ):
@@ -248,7 +246,9 @@ class OwnerReservations:
             gpus = claim.gpu_milli / WHOLE_GPU
             unit = "GPU-seconds" if victim.space.gpu_milli else "CPU-seconds"
             why = reasons.PreemptedForOwner(claim.count, waited_s, hole.node_room.name, gpus, victim.lost_gpu_s, unit)
-            self.preemptions.append(PreemptionOrder(context.drones[victim.drone_id], why, DroneState.PREEMPTED))
+            drone = context.drones[victim.drone_id]
+            end = DroneState.CANCELLED if drone.state in model.WAITING else DroneState.PREEMPTED
+            self.preemptions.append(PreemptionOrder(drone, why, end))
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,7 +285,7 @@ def _add_drones(
         if vacates and now - asked_at <= policy.grace_s + policy.stopping_s:
             node_room.coming = node_room.coming.plus(space)
         elif drone.state is not DroneState.STOPPING and ran_enough:
-            stage = 0 if drone.state in _NOT_IN_POOL else 2 if drone.jobs else 1
+            stage = 0 if drone.state in model.ON_THE_WAY else 2 if drone.jobs else 1
             rank = stage, -drone.started_at
             candidate = VictimCandidate(drone.id, space, lost_work_gpu_s(drone, now), rank)
             candidates.setdefault(node_room.name, []).append(candidate)

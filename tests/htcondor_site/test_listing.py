@@ -62,6 +62,8 @@ def test_an_idle_job_waits_and_says_why() -> None:
     assert (waiting.state, waiting.remote_id, waiting.type) == (RemoteState.PENDING, "7.1", "a100")
     assert waiting.reason == "waits for the negotiator"
     assert drone(JobStatus=1, LastRejMatchReason="no match found ").reason == "not matched: no match found"
+    again = drone(JobStatus=1, LastRemoteHost="slot1_2@a1.example.org")
+    assert (again.state, again.node, again.slot) == (RemoteState.PENDING, "", ""), "it could not be started there"
     unknown = drone(**{**RUNS, "JobStatus": 7})
     assert (unknown.state, unknown.end) == (RemoteState.UNKNOWN, None), "what we do not know is alive"
 

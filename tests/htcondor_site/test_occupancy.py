@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import classad2
 
 from adapters.htcondor.classads import Ad
@@ -70,6 +72,13 @@ def test_the_slot_of_an_ended_drone_is_free_if_it_is_our_users_and_not_for_long(
         assert free_gpus(site, drone(1, RemoteState.ENDED, NOW - ended_s_ago)) == free, (user, ended_s_ago)
 
 
+def test_the_last_drone_of_several_in_one_slot_tells_when_it_became_free() -> None:
+    first, last = (drone(1, RemoteState.ENDED, NOW - ended_s_ago) for ended_s_ago in (400, 5))
+    first = replace(first, drone_id=DroneId("kit-0"))
+    site = children((1, "Claimed", "Busy", "grid@site"), entered_s_ago=100)
+    assert free_gpus(site, first, last) == free_gpus(site, last, first) == 8
+
+
 def test_a_node_that_does_not_name_its_slots_is_taken_at_its_word() -> None:
     site = machines_of([pslot(free=(5, 100, 500_000), more="NumDynamicSlots = 3")], NOW - 900)
     assert site[0].carved is None and carved(site) == {}
@@ -110,7 +119,24 @@ def test_of_a_queue_that_is_silent_those_jobs_are_left_out_that_have_begun_since
     assert waiting(now, job(1), job(2), job(3)) == [1, 2, 3], "a queue that answers knows it itself"
 
 
+def test_the_slot_of_a_job_that_has_just_begun_is_for_no_other_job() -> None:
+    """Its ad is older than the queue's answer."""
+    site = children((1, "Claimed", "Idle", "student@etp"), (2, "Claimed", "Idle", "student@etp"))
+    began = classad2.ClassAd({**job(1), "JobStatus": 2, "RemoteHost": f"slot1_1@{NODE}"})
+    assert waiting(site, began, job(2), job(3)) == [3]
+
+
+def test_a_matched_job_whose_slot_is_not_named_yet_waits() -> None:
+    """HTCondor 25.14 calls it running before its shadow starts; its place may still look free."""
+    matched = classad2.ClassAd({**job(1), "JobStatus": 2})
+    assert waiting(children(), matched, job(2)) == [1, 2]
+    assert waiting(children((1, "Claimed", "Idle", "student@etp")), matched, job(2)) == [2], "by its ad it has one"
+    parallel = classad2.ClassAd({**job(1), "JobStatus": 2, "JobUniverse": 11})
+    assert waiting(children(), parallel) == [], "it runs on several machines"
+
+
 def waiting(site: tuple[PoolMachine, ...], *jobs: Ad, before: frozenset[tuple[str, float]] | None = None) -> list[int]:
     """Numbers of the jobs that still claim room."""
-    left = without_matched(group_jobs(jobs, now=NOW).groups, site, before)
+    queue = group_jobs(jobs, now=NOW)
+    left = without_matched(queue.groups, site, {slot for slot, _ in queue.running}, before)
     return sorted(int(at) - NOW + 100 for group in left for at in group.submitted)

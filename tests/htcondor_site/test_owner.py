@@ -27,7 +27,12 @@ def test_alike_jobs_of_a_user_are_one_claim_since_the_oldest_of_them_by_our_cloc
     who, clock = "student@etp.test", f"ServerTime = {NOW + 30}"
     waiting = [job(n, at=NOW - n, user=who) for n in range(1, 13)]
     waiting += [job(20, user="b@etp.test", at=NOW, more=clock)]
-    waiting += [job(30, status=2), job(31, status=5), job(32, universe=7), job(33, universe=12)]
+    waiting += [
+        job(30, status=2, more=f'RemoteHost = "slot1_1@{A}"'),
+        job(31, status=5),
+        job(32, universe=7),
+        job(33, universe=12),
+    ]
     assert claims(waiting, SITE).claims == (
         OwnerDemand(1, 1000, 4, 8192, since=NOW - 30, disk_mib=1, nodes=(), who="b@etp.test"),
         OwnerDemand(12, 1000, 4, 8192, since=NOW - 12, disk_mib=1, nodes=(), who=who),

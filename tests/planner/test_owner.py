@@ -65,6 +65,8 @@ BY_WORK = [on("kit-ab12-1", "n1", worked_s=2), on("kit-ab12-2", "n1", S.IDLE), o
 YOUNG = on("kit-ab12-1", "n1", worked_s=20, busy_at=NOW - 20)
 SAVES = on("kit-ab12-1", "n1", worked_s=20, busy_at=NOW - 4000)
 OLDER = on("kit-ab12-2", "n1", worked_s=400, busy_at=NOW - 400)
+BOOTS, GONE = on("kit-ab12-2", "n2", S.QUEUED), on("kit-ab12-2", "n2", S.QUEUED, notice_at=NOW - 2)
+SINGLES = {"nodes": [node(name, 1, free_gpus=0, free_cpus=8, free_gib=20) for name in ("n1", "n2")]}
 SIX = claim(1, gpus=6, cpus=48, memory_gib=200)
 
 
@@ -83,6 +85,9 @@ SIX = claim(1, gpus=6, cpus=48, memory_gib=200)
         ([STUCK, on("kit-ab12-2", "n1")], [claim(1)], [1, 2], {"nodes": [full_node(2)]}),
         # Drones without work go first.
         (BY_WORK, [claim(2)], [2, 3], {"nodes": [full_node(3)]}),
+        # So do drones that have a node and wait there for their machine or image; the site may take these itself.
+        ([on("kit-ab12-1", "n1"), BOOTS], [claim(1)], [2], SINGLES),
+        ([on("kit-ab12-1", "n1"), GONE], [claim(1)], [], SINGLES),
         # The operator may leave it to the site, or grant a minimum run time: from the first job, not the checkpoint.
         ([YOUNG, OLDER], [claim(1)], [1], {"nodes": [full_node(2)]}),
         ([YOUNG, OLDER], [claim(1)], [2], {"nodes": [full_node(2)], "limits": {"min_runtime_s": 60.0}}),
@@ -101,6 +106,11 @@ def test_the_reason_and_the_record_of_a_drone_that_leaves_for_the_owner() -> Non
     stop = told(two_full_nodes(), nodes=[FULL_1, FULL_2], claims=[claim(3)]).stops[0]
     assert stop.reason == reasons.PreemptedForOwner(3, 30.0, "n1", 1.0, 5.0)
     assert (stop.drone.state, stop.drone.leaving, stop.drone.notice_at) == (S.STOPPING, S.PREEMPTED, NOW)
+
+
+def test_a_drone_that_has_its_node_and_has_not_begun_is_cancelled_for_the_owner() -> None:
+    [stop] = told([BOOTS], **SINGLES, claims=[claim(1)]).stops
+    assert (stop.drone.leaving, type(stop.reason)) == (S.CANCELLED, reasons.PreemptedForOwner)
 
 
 def test_what_is_free_is_the_owners_and_nobody_leaves() -> None:

@@ -45,6 +45,13 @@ def test_a_limit_that_one_drone_met_is_not_met_by_more() -> None:
     assert reasons.StartBlocked("horeka/a100", "quota", "QOSMaxJobsPerUserLimit") in why(plan, "class:small")
 
 
+@pytest.mark.parametrize("state", [S.REQUESTED, S.SUBMITTED])
+def test_the_quota_of_a_view_does_not_know_of_drones_that_the_view_does_not_list(state: model.DroneState) -> None:
+    """A slow listing may have begun before the site took the orders."""
+    ordered = [drone(f"kit-ab12-{n}", state, CLOUD, age_s=5.0) for n in range(3)]
+    assert len(plan_for(waiting=9, types=(CLOUD,), drones=ordered, remotes=[], quota={"v100": 4}).starts) == 1
+
+
 @pytest.mark.parametrize("in_s", [30.0, 5000.0])
 def test_a_job_is_told_to_start_when_its_site_expects_the_drone(in_s: float) -> None:
     coming = queued()

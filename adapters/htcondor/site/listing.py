@@ -119,7 +119,8 @@ def _remote_drone(
 ) -> RemoteDrone:
     slot = text(ad, "RemoteHost")
     state, reason, end = _state(ad, now, carved)
-    host = slot or text(ad, "LastRemoteHost")
+    # One that could not be started where it was matched last waits anew, and has no place.
+    host = slot if state is RemoteState.PENDING else slot or text(ad, "LastRemoteHost")
     ran = state is RemoteState.RUNNING or has_started(ad)
     return RemoteDrone(
         drone_id=drone_id,

@@ -308,7 +308,8 @@ def corrections(
     now = time.time() if now is None else now
     ours = [drone for drone in drones if drone.state is RemoteState.RUNNING and drone.slot and drone.type in shapes]
     running = {drone.slot: shapes[drone.type] for drone in ours} | dict(owners)
-    ended_at = {drone.slot: drone.end.at for drone in drones if drone.end is not None and drone.slot not in running}
+    ends = ((drone.end.at, drone.slot) for drone in drones if drone.end is not None and drone.slot not in running)
+    ended_at = {slot: at for at, slot in sorted(ends)}  # of several drones in one slot, the last
     by_machine: dict[str, list[tuple[str, SlotResources]]] = {}
     for name, amount in running.items():
         by_machine.setdefault(name.rpartition("@")[2], []).append((name, amount))

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from adapters.htcondor.site.client import HTCondorClient
 
 ELSEWHERE = (7, 9, 12)  # universes of jobs that do not run on a machine of the pool: scheduler, grid, local
+PARALLEL = 11  # universe of jobs on several machines, which have no RemoteHost
 OWNER_JOB_PROJECTION = (
     *attribute_names(
         """
@@ -96,7 +97,8 @@ def group_jobs(job_ads: Iterable[Ad], names: Collection[str] = (), now: float | 
     """Return the jobs of a queue in groups.
 
     ``names``: attributes beside ``OWNER_JOB_PROJECTION`` that were asked for since an expression looks at them.
-    ``now``: when the ads were read. Jobs that are neither idle nor running, or run without a machine, are left out.
+    ``now``: when the ads were read. Jobs that are neither idle nor running, or run without a machine, are left out. A
+    matched job counts as running before its schedd names the slot: until then it is one that waits.
     """
     now = time.time() if now is None else now
     apart = sorted({*_JUDGED, *map(str.lower, names)}.difference(_OF_ONE_JOB))
@@ -104,7 +106,8 @@ def group_jobs(job_ads: Iterable[Ad], names: Collection[str] = (), now: float | 
     running: list[tuple[str, SlotResources]] = []
     ads = [ad for ad in job_ads if whole(ad, "JobUniverse") not in ELSEWHERE]
     for ad in ads:
-        if whole(ad, "JobStatus") == IDLE:
+        matched = not text(ad, "RemoteHost") and whole(ad, "JobUniverse") != PARALLEL
+        if whole(ad, "JobStatus") == IDLE or (whole(ad, "JobStatus") == RUNNING and matched):
             user = text(ad, "User", 80)
             who = text(ad, "AcctGroup", 80) or user or text(ad, "Owner", 80)
             key = (who, user, repr(_size(ad)), *(source(ad, name) for name in apart))
@@ -269,7 +272,8 @@ class OwnerQueueState:
         return now - self.heard_at <= REMEMBERED_S
 
     def claims(self, machines: Sequence[PoolMachine]) -> HTCondorOwnerView:
-        waiting = without_matched(self.queue.groups, machines, self.slots if self.failures else None)
+        in_use = {slot for slot, _ in self.queue.running}
+        waiting = without_matched(self.queue.groups, machines, in_use, self.slots if self.failures else None)
         return claims(waiting, machines, self.queue.left_out)
 
     def notice(self, schedd: str, now: float) -> str:
@@ -350,18 +354,20 @@ def dynamic_slots(machines: Iterable[PoolMachine]) -> frozenset[tuple[str, float
 def without_matched(
     groups: Sequence[OwnerJobGroup],
     machines: Iterable[PoolMachine],
+    in_use: Collection[str] = (),
     before: Collection[tuple[str, float]] | None = None,
 ) -> list[OwnerJobGroup]:
     """Return the owner's waiting jobs without those that have a slot already.
 
-    Such a slot is claimed by their user and large enough, and nothing runs in it yet. Where their queue was read when
-    there were only the slots ``before``, it is one that is new.
+    Such a slot is claimed by their user and large enough, and nothing runs in it yet: neither by its ad nor by the
+    queue (``in_use``: names). Where the queue was read when there were only the slots ``before``, it is a new one.
     """
     ready = [
         slot
         for machine in machines
         for slot in machine.carved or ()
-        if slot.waits_for_its_job or (before is not None and (slot.name, slot.entered_at) not in before)
+        if (before is not None and (slot.name, slot.entered_at) not in before)
+        or (slot.waits_for_its_job and slot.name not in in_use)
     ]
     waiting = [list(group.submitted) for group in groups]
     users = {slot.user for slot in ready}
