@@ -131,9 +131,14 @@ class KubernetesSite:
         return view
 
     async def _listed(self, cache: ResourceCache[T], unknown: str, notices: list[str]) -> tuple[T, ...] | None:
-        """Return a copy; None, and a notice, if it is not kept current."""
+        """Return a copy; None, and a notice, without the right to it.
+
+        Raises UnavailableError if it does not come: unknown capacity would limit no start, and keep no owner's room.
+        """
         try:
             return tuple((await cache.current(self._config.deadline)).values())
+        except UnavailableError as error:
+            raise UnavailableError(f"{unknown}: {error}") from None
         except AdapterError as error:
             notices.append(printable(f"{unknown}: {error}", 300))
             return None

@@ -204,6 +204,29 @@ async def test_without_rights_free_capacity_is_not_known(cluster: FakeCluster) -
         assert notice.startswith("free capacity is not known: pods of all namespaces cannot be listed: pods is forbid")
 
 
+@pytest.mark.parametrize("at_first", [False, True])
+async def test_while_the_pods_of_all_namespaces_are_late_there_is_no_view(cluster: FakeCluster, at_first: bool) -> None:
+    """Without them starts were not limited, and no room was kept for the owner."""
+
+    async def silent(_: web.Request) -> web.Response:
+        await asyncio.sleep(60)
+        raise AssertionError
+
+    down = lambda _: refusal(503, "ServiceUnavailable", "apiserver is shutting down")  # noqa: E731
+    cluster.put(NODES, node())
+    if at_first:
+        cluster.answers["GET", ALL_PODS] = silent
+    async with cluster.site(deadline="1s") as site:
+        if not at_first:
+            assert [each.free_gpu_milli for each in (await site.poll()).nodes] == [4000]
+            cluster.answers = {("GET", ALL_PODS): down, ("WATCH", ALL_PODS): down}
+            cluster.cut_watches()
+            await asyncio.sleep(0.5)
+        with pytest.raises(UnavailableError, match="pods of all namespaces cannot be listed"):
+            await site.poll()
+        cluster.answers = {}
+
+
 async def test_owners_pods_are_those_above_the_priority_that_ours_were_given(cluster: FakeCluster) -> None:
     """No class is read: one that cannot be read would hide pods of the priority 0 from drones of -10."""
     cluster.put(NODES, node())
