@@ -23,7 +23,7 @@ BUDGETS = {
     "provisioner/drone": (4, 1242),
     "provisioner/migrate": (9, 1587),
     "provisioner/monitoring": (4, 533),
-    "provisioner/planner": (21, 5984),
+    "provisioner/planner": (21, 5986),
     "provisioner/simulator": (16, 4361),
     "provisioner/store": (9, 2151),
     "provisioner/web": (12, 2112),

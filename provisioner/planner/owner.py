@@ -160,11 +160,15 @@ _HOLDS = (model.RemoteState.RUNNING, model.RemoteState.STOPPED, model.RemoteStat
 
 @dataclass(frozen=True, slots=True)
 class PreemptionOrder:
-    """A drone that is to leave for somebody else, the reason, and its final state."""
+    """A drone that is to leave for somebody else, and the reason."""
 
     drone: Drone
     reason: Reason
-    end: DroneState
+
+    @property
+    def end(self) -> DroneState:
+        """Return its final state."""
+        return DroneState.CANCELLED if self.drone.state in model.WAITING else DroneState.PREEMPTED
 
 
 @dataclass(slots=True)
@@ -232,7 +236,7 @@ class OwnerReservations:
                 continue
             if drone.type in self.held and drone.state is not DroneState.REQUESTED and not drone.is_leaving:
                 why = reasons.PreemptedForOwner(waits.jobs, 0.0, gpus=waits.gpus)
-                self.preemptions.append(PreemptionOrder(drone, why, DroneState.CANCELLED))
+                self.preemptions.append(PreemptionOrder(drone, why))
             elif (
                 drone.type in context.types
                 and drone.type not in lacking_room
@@ -246,9 +250,7 @@ class OwnerReservations:
             gpus = claim.gpu_milli / WHOLE_GPU
             unit = "GPU-seconds" if victim.space.gpu_milli else "CPU-seconds"
             why = reasons.PreemptedForOwner(claim.count, waited_s, hole.node_room.name, gpus, victim.lost_gpu_s, unit)
-            drone = context.drones[victim.drone_id]
-            end = DroneState.CANCELLED if drone.state in model.WAITING else DroneState.PREEMPTED
-            self.preemptions.append(PreemptionOrder(drone, why, end))
+            self.preemptions.append(PreemptionOrder(context.drones[victim.drone_id], why))
 
 
 @dataclass(frozen=True, slots=True)
@@ -363,7 +365,7 @@ def reclaim_reserve(
                 if not found:
                     break
                 why = reasons.ReserveReclaimed(node_room.name)
-                preemptions += [PreemptionOrder(context.drones[c.drone_id], why, DroneState.PREEMPTED) for c in found]
+                preemptions += [PreemptionOrder(context.drones[c.drone_id], why) for c in found]
                 node_room.evict(found)
                 node_room.promise(need)
                 lack -= 1
