@@ -119,9 +119,9 @@ class KubernetesSite:
             site=self._name,
             taken_at=self._pods.heard_at,
             drones=drones,
-            quota=self._cluster.quota(quotas or ()),
+            quota=self._cluster.quota((quotas or {}).values()),
         )
-        view = replace(await self._with_capacity(view, notices), notices=tuple(notices))
+        view = replace(await self._with_capacity(view, pods, notices), notices=tuple(notices))
         now = time.monotonic()
         self._asked = {d: at for d, at in self._asked.items() if d in drones or at > now - _ASKED_KEPT_S}
         # A caller that polls but once (``provisioner check``) changes nothing.
@@ -130,31 +130,36 @@ class KubernetesSite:
         self._polled_before = True
         return view
 
-    async def _listed(self, cache: ResourceCache[T], unknown: str, notices: list[str]) -> tuple[T, ...] | None:
+    async def _listed(self, cache: ResourceCache[T], unknown: str, notices: list[str]) -> Mapping[str, T] | None:
         """Return a copy; None, and a notice, without the right to it.
 
         Raises UnavailableError if it does not come: unknown capacity would limit no start, and keep no owner's room.
         """
         try:
-            return tuple((await cache.current(self._config.deadline)).values())
+            return await cache.current(self._config.deadline)
         except UnavailableError as error:
             raise UnavailableError(f"{unknown}: {error}") from None
         except AdapterError as error:
             notices.append(printable(f"{unknown}: {error}", 300))
             return None
 
-    async def _with_capacity(self, view: model.SiteView, notices: list[str]) -> model.SiteView:
+    async def _with_capacity(
+        self, view: model.SiteView, own: Mapping[str, DronePod | None], notices: list[str]
+    ) -> model.SiteView:
         """Return a view with nodes, if they are known, and with what the owner waits for and uses."""
         if self._cluster.unknown:
             notices.append(self._cluster.unknown)
             return view
         unknown = "free capacity is not known: {} cannot be listed"
-        nodes = await self._listed(self._nodes, unknown.format("nodes"), notices)
-        if nodes is None:
+        all_nodes = await self._listed(self._nodes, unknown.format("nodes"), notices)
+        if all_nodes is None:
             return view
-        pods = await self._listed(self._all_pods, unknown.format("pods of all namespaces"), notices)
-        if pods is None:
+        all_pods = await self._listed(self._all_pods, unknown.format("pods of all namespaces"), notices)
+        if all_pods is None:
             return view
+        # Our pods as the view has them: a copy that is a moment older would show their GPUs as free once more.
+        ours = {key: pod.in_cluster for key, pod in own.items() if pod is not None and pod.in_cluster is not None}
+        nodes, pods = tuple(all_nodes.values()), tuple({**all_pods, **ours}.values())
         listed, priority = self._cluster.nodes(nodes, pods), self._priority
         unfit = self._cluster.unfit(nodes, listed)
         view = replace(view, nodes=listed, free=None if listed else {}, unfit=unfit)

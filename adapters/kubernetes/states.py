@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 from urllib.parse import unquote
 
+from adapters.kubernetes.capacity import ClusterPod, cluster_pod
 from adapters.kubernetes.pods import CONTAINER, TYPE, PodNames
 from adapters.kubernetes.records import Record, mapping, mappings, moment, number, text
 from adapters.shared.printing import printable
@@ -79,6 +80,8 @@ class DronePod:
     """Reason of the cluster to end it, if it gives one."""
     exit_code: int | None = None
     priority: int = 0
+    in_cluster: ClusterPod | None = None
+    """The same pod as one of all namespaces."""
 
     def remote(self, end: RemoteEnd | None = None, *, asked: bool = False) -> RemoteDrone:
         """Return its state for the controller. ``asked``: this controller has stopped it."""
@@ -126,6 +129,7 @@ def drone_pod(found: Record, names: PodNames) -> DronePod | None:
         disruption=disruption,
         exit_code=code if isinstance(code, int) else None,
         priority=int(number(spec, "priority")),
+        in_cluster=cluster_pod(found, is_ours=True),
     )
 
 

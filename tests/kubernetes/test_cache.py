@@ -227,6 +227,22 @@ async def test_while_the_pods_of_all_namespaces_are_late_there_is_no_view(cluste
         cluster.answers = {}
 
 
+async def test_a_drone_holds_its_gpu_before_the_watch_of_all_pods_has_it(cluster: FakeCluster) -> None:
+    async def late(_: web.Request) -> web.Response:
+        await asyncio.sleep(60)
+        raise AssertionError
+
+    cluster.put(NODES, node())
+    cluster.answers["WATCH", ALL_PODS] = late
+    async with cluster.site() as site:
+        await site.start([order()])
+        assert [each.free_gpu_milli for each in (await site.poll()).nodes] == [4000]
+        spec = cluster.objects[f"{PODS}/{ONE}"]["spec"]
+        cluster.change(f"{PODS}/{ONE}", spec={**spec, "nodeName": "gpu01"})
+        view = await polled(site, lambda view: view.drones[ONE].node == "gpu01")
+        assert [each.free_gpu_milli for each in view.nodes] == [3000]
+
+
 async def test_owners_pods_are_those_above_the_priority_that_ours_were_given(cluster: FakeCluster) -> None:
     """No class is read: one that cannot be read would hide pods of the priority 0 from drones of -10."""
     cluster.put(NODES, node())
