@@ -33,7 +33,7 @@ BUDGETS = {
     "adapters/openstack": (12, 2869),
     "adapters/shared": (11, 1162),
     "adapters/slurm": (15, 4145),
-    "adapters/htcondor/overlay": (13, 3105),
+    "adapters/htcondor/overlay": (13, 3107),
     "adapters/htcondor/site": (10, 2684),
 }
 """Most Python files and most lines by package, comments and blank lines included."""

@@ -82,7 +82,7 @@ class Drainer:
             if drone_id in readers and (result is None or result.fault) and drone_id not in by_tool_alone:
                 by_ad.add(drone_id)
         if by_ad:
-            faults = await self._orders.place([i for i in names if i in by_ad], mode, ORDER_TIMEOUT_S)
+            faults = await self._orders.place([i for i in names if i in by_ad], mode)
             results |= {i: _together(i, results.get(i), fault, i in by_tool_alone) for i, fault in faults.items()}
         unknown = OutcomeUnknownError("not asked")
         return [results.get(drone_id) or failed(drone_id, unknown) for drone_id in names]
@@ -187,7 +187,9 @@ class DrainOrders:
             return {}
         return found
 
-    async def place(self, ids: Sequence[DroneId], mode: DrainMode, within_s: float) -> dict[DroneId, Fault | None]:
+    async def place(
+        self, ids: Sequence[DroneId], mode: DrainMode, within_s: float = ORDER_TIMEOUT_S
+    ) -> dict[DroneId, Fault | None]:
         """Advertise an order for each drone; return why the collector does not list it, or None if it does."""
         orders = {drone_id: self._order(drone_id, mode) for drone_id in ids}
         plain = {drone_id: (serial, mode.value) for drone_id, (serial, _) in orders.items()}
