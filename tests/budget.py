@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1]
 BUDGETS = {
     "provisioner/*.py": (15, 3953),
     "adapters/*.py": (1, 1),
-    "adapters/htcondor/*.py": (4, 653),
+    "adapters/htcondor/*.py": (4, 654),
     "tests": (357, 57194),
     "provisioner/adapter_tests": (3, 756),
     "provisioner/cli": (19, 6077),

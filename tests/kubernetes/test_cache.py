@@ -204,14 +204,14 @@ async def test_without_rights_free_capacity_is_not_known(cluster: FakeCluster) -
         assert notice.startswith("free capacity is not known: pods of all namespaces cannot be listed: pods is forbid")
 
 
+async def silent(_: web.Request) -> web.Response:
+    await asyncio.sleep(60)
+    raise AssertionError
+
+
 @pytest.mark.parametrize("at_first", [False, True])
 async def test_while_the_pods_of_all_namespaces_are_late_there_is_no_view(cluster: FakeCluster, at_first: bool) -> None:
     """Without them starts were not limited, and no room was kept for the owner."""
-
-    async def silent(_: web.Request) -> web.Response:
-        await asyncio.sleep(60)
-        raise AssertionError
-
     down = lambda _: refusal(503, "ServiceUnavailable", "apiserver is shutting down")  # noqa: E731
     cluster.put(NODES, node())
     if at_first:
@@ -228,12 +228,8 @@ async def test_while_the_pods_of_all_namespaces_are_late_there_is_no_view(cluste
 
 
 async def test_a_drone_holds_its_gpu_before_the_watch_of_all_pods_has_it(cluster: FakeCluster) -> None:
-    async def late(_: web.Request) -> web.Response:
-        await asyncio.sleep(60)
-        raise AssertionError
-
     cluster.put(NODES, node())
-    cluster.answers["WATCH", ALL_PODS] = late
+    cluster.answers["WATCH", ALL_PODS] = silent
     async with cluster.site() as site:
         await site.start([order()])
         assert [each.free_gpu_milli for each in (await site.poll()).nodes] == [4000]

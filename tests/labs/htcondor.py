@@ -53,7 +53,7 @@ _attempt, _test = 1, 0
 
 
 def attempt(number: int) -> None:
-    """Begin a test, or try it again, in a pool where things of the time before may still be about."""
+    """Begin a test, or a further try of it, in a pool that may still have objects of earlier ones."""
     global _attempt, _test
     _attempt, _test = number, _test + 1
 
@@ -578,7 +578,7 @@ class Pool:
         self.advertise(ad, identity="condor", command="INVALIDATE_STARTD_ADS")
 
     def file(self, name: str) -> Path:
-        """Where jobs and a test leave word for each other; what an earlier test left is elsewhere."""
+        """Return the path by which jobs and a test exchange messages. Each test has paths of its own."""
         return self.dir / "jobs" / f"{own(name)}.{_test}"
 
     def program(self, name: str, text: str) -> Path:

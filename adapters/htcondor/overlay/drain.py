@@ -188,10 +188,10 @@ class DrainOrders:
         return found
 
     async def place(
-        self, ids: Sequence[DroneId], mode: DrainMode, within_s: float = ORDER_TIMEOUT_S
-    ) -> dict[DroneId, Fault | None]:
+        self, drone_ids: Sequence[DroneId], mode: DrainMode, within_s: float = ORDER_TIMEOUT_S
+    ) -> Mapping[DroneId, Fault | None]:
         """Advertise an order for each drone; return why the collector does not list it, or None if it does."""
-        orders = {drone_id: self._order(drone_id, mode) for drone_id in ids}
+        orders = {drone_id: self._order(drone_id, mode) for drone_id in drone_ids}
         plain = {drone_id: (serial, mode.value) for drone_id, (serial, _) in orders.items()}
         missing = Fault(FaultKind.DOWN, "order ad: the collector does not list it", time.time())
         placed: Sequence[DroneId] = ()
@@ -200,7 +200,7 @@ class DrainOrders:
         except AdapterError as error:
             missing = Fault(error.kind, f"order ad: {error}", time.time())
         self._standing |= {drone_id: orders[drone_id] for drone_id in placed}
-        return {drone_id: None if drone_id in placed else missing for drone_id in ids}
+        return {drone_id: None if drone_id in placed else missing for drone_id in drone_ids}
 
     async def rehearse(self, name: DroneId) -> Fault | None:
         """Return why an order would not reach a drone; None if it would. ``name``: an id that no drone has."""

@@ -38,7 +38,6 @@ GROUPED = attribute_names(
 """Attributes that the schedd groups by; it adds by itself those that their expressions refer to."""
 
 
-PARALLEL = 11  # universe of jobs that a dedicated scheduler starts on several machines at once
 _PARALLEL_JOB = "the parallel universe is not supported: drones have no dedicated scheduler; write universe = vanilla"
 
 JOBS = "member(JobStatus, {1,2,5,6,7}) && member(JobUniverse, {7,9,12}) isnt true"
@@ -179,7 +178,7 @@ def job_class(class_id: str, groups: list[JobGroup], fresh: int, waits: QueueWai
         oldest_at=waits.oldest_at if idle else 0.0,
         owner=groups[0].owner,
         priority=max((g.priority for g in idle or groups), default=0),
-        invalid=_PARALLEL_JOB if number(ad, "JobUniverse") == PARALLEL else invalid,
+        invalid=_PARALLEL_JOB if number(ad, "JobUniverse") == classads.PARALLEL else invalid,
         job_ids=_ids(idle),
         running_ids=_ids(running),
         held_ids=_ids(held),

@@ -20,7 +20,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from adapters.htcondor import classads
-from adapters.htcondor.classads import IDLE, RUNNING, Ad, attribute_names, source, text, whole
+from adapters.htcondor.classads import IDLE, PARALLEL, RUNNING, Ad, attribute_names, source, text, whole
 from adapters.htcondor.site.nodes import MachineSlot, PoolMachine, SlotResources, refused, start_of
 from adapters.htcondor.site.settings import HTCondorOwnerConfig
 from adapters.shared.printing import printable
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from adapters.htcondor.site.client import HTCondorClient
 
 ELSEWHERE = (7, 9, 12)  # universes of jobs that do not run on a machine of the pool: scheduler, grid, local
-PARALLEL = 11  # universe of jobs on several machines, which have no RemoteHost
 OWNER_JOB_PROJECTION = (
     *attribute_names(
         """
@@ -106,13 +105,13 @@ def group_jobs(job_ads: Iterable[Ad], names: Collection[str] = (), now: float | 
     running: list[tuple[str, SlotResources]] = []
     ads = [ad for ad in job_ads if whole(ad, "JobUniverse") not in ELSEWHERE]
     for ad in ads:
-        matched = not text(ad, "RemoteHost") and whole(ad, "JobUniverse") != PARALLEL
-        if whole(ad, "JobStatus") == IDLE or (whole(ad, "JobStatus") == RUNNING and matched):
+        status, placed = whole(ad, "JobStatus"), text(ad, "RemoteHost") or whole(ad, "JobUniverse") == PARALLEL
+        if status == IDLE or (status == RUNNING and not placed):
             user = text(ad, "User", 80)
             who = text(ad, "AcctGroup", 80) or user or text(ad, "Owner", 80)
             key = (who, user, repr(_size(ad)), *(source(ad, name) for name in apart))
             found.setdefault(key, []).append((classads.our_moment(ad, "QDate", now), ad))
-        elif whole(ad, "JobStatus") == RUNNING:
+        elif status == RUNNING:
             given = zip(("GPUsProvisioned", "CpusProvisioned", "MemoryProvisioned"), _size(ad), strict=False)
             held = (whole(ad, name) if classads.value(ad, name) is not None else asked for name, asked in given)
             running.append((text(ad, "RemoteHost", 600), SlotResources(*held)))
