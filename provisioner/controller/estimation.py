@@ -26,7 +26,18 @@ from provisioner.estimates import (
     SiteSamples,
     StartDelays,
 )
-from provisioner.model import PENDING, CompletedJob, Drone, DroneId, DroneState, OverlayView, Plan, PolledSite, Snapshot
+from provisioner.model import (
+    PENDING,
+    CompletedJob,
+    Drone,
+    DroneId,
+    DroneState,
+    OverlayView,
+    Plan,
+    PolledSite,
+    Snapshot,
+    TypeKey,
+)
 from provisioner.planner.costs import PRIOR_DELAYS
 from provisioner.planner.states import MIN_IDLE_GAPS
 from provisioner.reasons import IdleTimeout, OptionalJobsOnly
@@ -257,6 +268,12 @@ class EstimateCollector:
         self._recalled = {key: len(runs) for key, runs in self.runs.items()}
         self.estimates = self._estimated()
 
+    def learn_delays(self, starts: Iterable[tuple[TypeKey, float, float]]) -> None:
+        """Add the type, queue time and boot time of drones that came since the samples were recorded, oldest first."""
+        for kind, queue_s, boot_s in starts:
+            self._note_delays(kind, queue_s, boot_s)
+        self.estimates = self._estimated()
+
     def wants_history(self, scope: str) -> bool:
         """Return True if too little is known of a site, or "" for the pool, and its history was not read yet."""
         if scope in self.histories or scope in self._well_known:
@@ -386,19 +403,21 @@ class EstimateCollector:
         if not watched:
             return
         if was.state in PENDING and drone.joined_at and drone.started_at:
-            # sites tell whole seconds, by clocks of their own: what began before it was ordered began at once
-            queue_s = max(0.0, drone.started_at - drone.requested_at)
-            boot_s = max(0.0, drone.joined_at - drone.started_at)
-            past = self.histories.get(drone.site, NO_HISTORY)
-            known = self.delays.get(drone.type, StartDelays(past.queues.get(drone.type, queue_s), boot_s))
-            self.delays[drone.type] = StartDelays(
-                known.queue_s + MEAN_WEIGHT * (queue_s - known.queue_s),
-                known.boot_s + MEAN_WEIGHT * (boot_s - known.boot_s),
-            )
-            self._dirty = True
+            self._note_delays(drone.type, drone.started_at - drone.requested_at, drone.joined_at - drone.started_at)
         served = was.idle_at and not drone.idle_at  # not so by a job with an optional GPU
         if was.state in (DroneState.IDLE, DroneState.BUSY) and drone.state is DroneState.BUSY and served:
             self._gap(drone.site, now - was.idle_at)
+
+    def _note_delays(self, kind: TypeKey, queue_s: float, boot_s: float) -> None:
+        # sites tell whole seconds, by clocks of their own: what began before it was ordered began at once
+        queue_s, boot_s = max(0.0, queue_s), max(0.0, boot_s)
+        past = self.histories.get(kind.partition("/")[0], NO_HISTORY)
+        known = self.delays.get(kind, StartDelays(past.queues.get(kind, queue_s), boot_s))
+        self.delays[kind] = StartDelays(
+            known.queue_s + MEAN_WEIGHT * (queue_s - known.queue_s),
+            known.boot_s + MEAN_WEIGHT * (boot_s - known.boot_s),
+        )
+        self._dirty = True
 
     def _note_gaps(self, snapshot: Snapshot, plan: Plan) -> None:
         for drain in plan.drains:
@@ -541,6 +560,8 @@ def expected(done: Sequence[float], unfinished: Sequence[float], count: int) -> 
 
 KEEP_EVERY_S = 600.0
 """A crash loses what was learned since: at most so much."""
+DELAYS_SINCE_S = 7 * 86400.0
+"""Age of the oldest drones from which start delays are learned where no samples are on record."""
 ASK_EVERY_S = 60.0
 """Interval at which requests to forget are read."""
 
@@ -559,20 +580,27 @@ class EstimateRecorder:
     event: Callable[..., Awaitable[None]]
     """:meth:`Controller.event <provisioner.controller.loop.Controller.event>`: logs and records."""
     _kept_at: float = 0.0
+    """0 until the first tick: what that shows may be late, and the next start must not learn from it."""
     _asked_at: float = 0.0
 
     async def begin(self, waiting_cost: float) -> None:
-        """Restore the estimates of an earlier controller."""
-        now = self._kept_at = self.clock.now()
+        """Restore the estimates of an earlier controller, and learn the delays that it could not write any more."""
+        now = self.clock.now()
+        since = now - DELAYS_SINCE_S
         try:
             known = await self.store.estimate_samples()
         except StoreError as error:
             await self.event("estimates.reset", warn=True, message=str(error)[:2000])
         else:
             if known is not None:
+                since = known.at
                 self.estimation.recall(known, now, waiting_cost)
                 away_s = round(max(0.0, now - known.at))
                 log.info("estimates.restored", run_times=len(known.runs), sites=len(known.sites), away_s=away_s)
+        try:
+            self.estimation.learn_delays(await self.store.start_delays(since))
+        except StoreError as error:
+            log.error("estimates.read_failed", message=str(error))
         await self._forget()
 
     async def turn(self) -> None:

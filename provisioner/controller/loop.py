@@ -17,7 +17,7 @@ from provisioner.controller.clock import Clock
 from provisioner.controller.estimation import EstimateCollector, EstimateRecorder
 from provisioner.controller.history import HistoryLoader
 from provisioner.controller.low_use import LowUseWatch
-from provisioner.controller.polling import TICK_WAIT_S, Poller, PollTarget
+from provisioner.controller.polling import FIRST_POLL_WAIT_S, TICK_WAIT_S, Poller, PollTarget
 from provisioner.controller.tick_measures import DECISION_SECONDS, STORE_WRITE_SECONDS, TICK_SECONDS, TickMeasures
 from provisioner.interfaces import Overlay, Site, SupportsConsoleOutput
 from provisioner.model import Breaker, BreakerState, DroneId, DroneState, OverlayView, Plan, Snapshot, StateChange
@@ -210,6 +210,7 @@ class Controller:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Tick until ``stop`` is set: quickly while something is on the move, else slowly."""
+        self._poller.first_wait_s = FIRST_POLL_WAIT_S
         await self._history.begin(self._group, self.sites, self.overlay, self.types, stop)
         while not stop.is_set():
             async with self.between_ticks:
@@ -431,6 +432,7 @@ class Controller:
             await self.event("breaker.reset", scopes=names, by=request.by, reason=request.reason)
 
     async def _act(self, plan: Plan) -> None:
+        begun: list[asyncio.Task[actuation.BatchResults]] = []
         for batch in actuation.batches(plan, {t.key: t for t in self.types}, self.policy) if plan.acts else ():
             site = self.sites.get(batch.site)
             limits = self.policy.sites.get(batch.site)
@@ -438,9 +440,10 @@ class Controller:
             if batch.site and site is None:
                 continue  # a site that was removed with drones on record: nobody can be asked
             work = actuation.carry_out(batch, site, self.overlay, self.clock, deadline_s)
-            self._orders[self._group.create_task(work, name=f"act:{batch.site or 'overlay'}")] = batch.site
-        if self._orders:
-            await asyncio.wait(self._orders, timeout=TICK_WAIT_S)
+            begun.append(self._group.create_task(work, name=f"act:{batch.site or 'overlay'}"))
+            self._orders[begun[-1]] = batch.site
+        if begun:  # earlier ones may hang: they are not waited for again
+            await asyncio.wait(begun, timeout=TICK_WAIT_S)
 
     async def _remove_dead_slots(self, snapshot: Snapshot, plan: Plan) -> None:
         """Have the pool forget drones that died without leaving it: jobs would be matched to their slots."""
@@ -530,7 +533,8 @@ class Controller:
         moving = any(d.state in CHANGING and d.since > since for d in self.store.drones.values())
         view = self._poller.overlay.view
         waiting = view is not None and any(job.fresh for job in view.classes)
-        return self.active_interval_s if report.plan.acts or moving or waiting else self.interval_s
+        active = report.plan.acts or moving or waiting or self._poller.unanswered
+        return self.active_interval_s if active else self.interval_s
 
     async def _housekeeping(self) -> None:
         now = self.clock.now()

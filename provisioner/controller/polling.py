@@ -25,6 +25,8 @@ log = structlog.get_logger()
 
 TICK_WAIT_S = 5.0
 """Longest time that a tick waits for polls; the answer of one that takes longer serves a later tick."""
+FIRST_POLL_WAIT_S = 2.0
+"""Longest time that the first tick waits for polls: owners may wait for it. The next one follows soon."""
 RETRY_AFTER_S = 0.2
 OPEN_WAIT_S = 15.0
 """Longest time that the reading of a history waits for the connection, for polls wait for it meanwhile."""
@@ -131,11 +133,15 @@ class PollTarget(Generic[View]):
     fault: Fault | None = None
     in_flight: asyncio.Task[None] | None = None
     sanitizer: Sanitizer = field(default_factory=Sanitizer)
+    took_s: float = 0.0
+    """Duration of the newest poll that ended, by the event loop."""
     _first: UnavailableError | None = None
     """Error of the first attempt of the poll under way."""
 
     async def once(self, clock: Clock) -> None:
         """Poll within one deadline, and note the view or the fault. Never raises."""
+        loop = asyncio.get_running_loop()
+        started = loop.time()
         began, before, of_overlay = clock.now(), self.fault, self.name == OVERLAY_SCOPE
         try:
             view = self.sanitizer.sanitized(await within(self.deadline_s, self._poll_twice()), began, clock.drift_s())
@@ -151,6 +157,7 @@ class PollTarget(Generic[View]):
             if before is not None:
                 away_s = round(clock.now() - before.at, 1)
                 log.info("overlay.recovered" if of_overlay else "site.recovered", view=self.name, away_s=away_s)
+        self.took_s = loop.time() - started
 
     async def _poll_twice(self) -> View:
         """Poll; once more if the service does not answer."""
@@ -176,19 +183,34 @@ class Poller:
     clock: Clock
     overlay: PollTarget[OverlayView]
     sites: dict[str, PollTarget[SiteView]] = field(default_factory=dict)
+    first_wait_s: float = TICK_WAIT_S
+    """Longest wait for the first polls of all."""
+
+    @property
+    def unanswered(self) -> bool:
+        """Return True while a first poll is under way."""
+        sites = any(target.view is None and target.fault is None for target in self.sites.values())
+        return sites or (self.overlay.view is None and self.overlay.fault is None)
 
     async def poll(self, breakers: Mapping[str, model.Breaker]) -> None:
-        """Begin every poll that is due, and wait for them. A banned site that did not answer is left out."""
+        """Begin every poll that is due, and wait for those begun now. A banned site that did not answer is left out.
+
+        A target whose last poll took longer than a tick waits is not waited for, until it answers in time again: it
+        would slow every tick.
+        """
         now, banned = self.clock.now(), model.BreakerState.BANNED
         rests = {scope for scope, breaker in breakers.items() if breaker.state is banned and now < breaker.until}
         due: list[PollTarget[OverlayView] | PollTarget[SiteView]] = [self.overlay]
         due += [target for name, target in self.sites.items() if name not in rests or target.fault is None]
-        tasks: list[asyncio.Task[None]] = []
+        first = self.overlay.in_flight is None
+        begun: list[asyncio.Task[None]] = []
         for target in due:
             if target.in_flight is None or target.in_flight.done():
                 target.in_flight = self.group.create_task(target.once(self.clock), name=f"poll:{target.name}")
-            tasks.append(target.in_flight)
-        await asyncio.wait(tasks, timeout=TICK_WAIT_S)
+                if target.took_s < TICK_WAIT_S:
+                    begun.append(target.in_flight)
+        if begun:
+            await asyncio.wait(begun, timeout=self.first_wait_s if first else TICK_WAIT_S)
 
     def close(self) -> None:
         """Break off what is in flight."""

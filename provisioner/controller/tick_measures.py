@@ -12,7 +12,7 @@ import structlog
 from provisioner.controller.clock import Clock
 from provisioner.model import Plan, Snapshot
 from provisioner.store import Store, StoreError
-from provisioner.store.measures import MetricCounts, MetricKey, MetricValues, counts_of_time, gauges
+from provisioner.store.measures import MetricCounts, MetricKey, MetricValues, gauges
 
 log = structlog.get_logger()
 
@@ -20,8 +20,6 @@ TICK_SECONDS = MetricKey("provisioner_tick_seconds")
 DECISION_SECONDS = MetricKey("provisioner_decision_seconds")
 STORE_WRITE_SECONDS = MetricKey("provisioner_store_write_seconds")
 SAMPLE_EVERY_S = 60.0
-GAP_S = 600.0
-"""A longer time between two ticks counts as no GPU time: the controller was stopped, and nobody observed the drones."""
 
 
 @dataclass(slots=True)
@@ -31,8 +29,6 @@ class TickMeasures:
     store: Store
     clock: Clock
     _durations: MetricCounts = field(default_factory=MetricCounts)
-    _noted_at: float | None = None
-    """Time of the newest snapshot by the event loop, which no change of the host's clock moves."""
     _sampled_at: float | None = None
     _gauges: MetricValues | None = None
     """Values of the sample that is due."""
@@ -48,12 +44,8 @@ class TickMeasures:
             self._durations.add_duration(duration, loop.time() - began)
 
     def note(self, snapshot: Snapshot, plan: Plan) -> None:
-        """Count what passed since the snapshot before, for the transaction of ``plan``."""
+        """Count durations and take the sample that is due, for the transaction of ``plan``."""
         now = asyncio.get_running_loop().time()
-        elapsed_s = now - self._noted_at if self._noted_at is not None else 0.0
-        self._noted_at = now
-        if elapsed_s <= GAP_S:
-            self.store.count(counts_of_time(snapshot, elapsed_s))
         self.store.count(self._durations)
         self._durations.clear()
         if self._sampled_at is None or now - self._sampled_at >= SAMPLE_EVERY_S:

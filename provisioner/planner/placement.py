@@ -96,6 +96,7 @@ def place(context: PlanningContext, reservations: OwnerReservations, supply: Sup
     doubts = context.validity.sites.items()
     placement.refusals += [Refusal(f"site:{site}", 0, why) for site, why in doubts if why is not None]
     placement.at_risk = placement.allocation.risk.most_exposed()
+    placement.allocation.lift_exclusions()
     return placement
 
 
@@ -204,6 +205,20 @@ class Allocation:
         ends_at = drone_end_at(self.context, kind)
         shape = SlotShape(resources_of_type(kind), ends_at, True, avoids=avoids, min_gpus=min_gpus)
         self.supply.add(DroneSlots(kind, shape, count))
+
+    def lift_exclusions(self) -> None:
+        """Let the drones of this plan take the jobs of users who have no safer place left after all its starts."""
+        jobs = {job.id: job for job in (*self.context.classes, *self.context.headroom)}
+        excluded: dict[tuple[str, TypeKey], list[str]] = {}
+        for n, start in enumerate(self.starts):
+            drone = start.drone
+            if drone.avoids:
+                key = drone.for_class, drone.type
+                if key not in excluded:
+                    users = self.risk.excluded_users(jobs[drone.for_class], self.context.types[drone.type])
+                    excluded[key] = users.split(",")
+                avoids = ",".join(user for user in drone.avoids.split(",") if user in excluded[key])
+                self.starts[n] = replace(start, drone=replace(drone, avoids=avoids))
 
     def _has_room_for_smaller(self, kind: DroneType) -> bool:
         """Return True if a drone of fewer GPUs of the same model can start soon at the site of a type."""

@@ -129,6 +129,11 @@ class PreemptionRisk:
     Infinity if there is none.
     """
     _owned: dict[CompatibleTypes, frozenset[str]] = field(default_factory=dict)
+    _accepted: list[tuple[JobClass, CompatibleTypes, tuple[float, ...], float]] | None = None
+    """Classes that may wait for a safer place, with the run times and the accepted loss of their jobs.
+
+    None after each start, which may have taken the room that the others would wait for.
+    """
 
     @property
     def estimates(self) -> Estimates:
@@ -155,6 +160,7 @@ class PreemptionRisk:
 
     def book(self, kind: DroneType, count: int) -> None:
         """Take the headroom of ``count`` started drones."""
+        self._accepted = None
         if kind.site in self.head_milli:
             self.head_milli[kind.site] -= count * kind.gpu_milli
 
@@ -190,7 +196,7 @@ class PreemptionRisk:
         head, barred = self.head_milli.get(kind.site), self.context.exclusive.users if kind.shares_faults else ()
         chances = self.estimates.rises[kind.site].chances(head) if head is not None else ()
         found: set[str] = set()
-        for other, compatible, runs, accepted in self._waiting if head is not None else ():
+        for other, compatible, runs, accepted in self._waiting() if head is not None else ():
             new = other.owner != job.owner and other.owner not in found and kind.key in compatible.jobs
             if new and expected_loss(runs, chances) > accepted:
                 found.add(other.owner)
@@ -199,16 +205,17 @@ class PreemptionRisk:
         return ",".join(user for user, length in zip(users, lengths, strict=True) if length <= MAX_EXCLUSION_CHARS)
 
     @cached_property
+    def _longest_waiting(self) -> list[JobClass]:
+        idle = (j for j in self.context.classes if (j.waiting or j.fresh) and USER_NAME.fullmatch(j.owner))
+        return heapq.nsmallest(MAX_EXCLUSION_CLASSES, idle, key=lambda job: (job.waits_since, job.id))
+
     def _waiting(self) -> list[tuple[JobClass, CompatibleTypes, tuple[float, ...], float]]:
-        """Classes that may wait for a safer place, with the run times and the accepted loss of their jobs."""
-        context = self.context
-        idle = (job for job in context.classes if (job.waiting or job.fresh) and USER_NAME.fullmatch(job.owner))
-        longest = heapq.nsmallest(MAX_EXCLUSION_CLASSES, idle, key=lambda job: (job.waits_since, job.id))
-        return [
-            (job, compatible, *self._runs_and_accepted_loss(job, compatible))
-            for job in longest
-            if (compatible := context.compatible[job.id]).kinds
-        ]
+        if self._accepted is None:
+            of_each = ((job, self.context.compatible[job.id]) for job in self._longest_waiting)
+            self._accepted = [
+                (job, fits, *self._runs_and_accepted_loss(job, fits)) for job, fits in of_each if fits.kinds
+            ]
+        return self._accepted
 
     def _runs_and_accepted_loss(self, job: JobClass, compatible: CompatibleTypes) -> tuple[tuple[float, ...], float]:
         """Return equally likely run times of a class, and its accepted loss: infinity if there is no safe place."""

@@ -304,6 +304,10 @@ class Store:
     async def record_completed(self, completions: Sequence[model.CompletedJob]) -> None:
         """Commit ended runs of jobs. One that is on record already (by job id and end) stays as it is."""
 
+    async def start_delays(self, since: float) -> Sequence[tuple[model.TypeKey, float, float]]:
+        """Return type, queue time and boot time of the drones that came into the pool after ``since``, newest last."""
+        return ()
+
     async def runs(self, since: float) -> tuple[Sequence[GpuDrone], Sequence[model.CompletedJob]]:
         """Return the GPU drones that ran, and the runs of jobs that ended in drones, at ``since`` or later."""
         return (), ()

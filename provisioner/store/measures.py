@@ -7,7 +7,7 @@ or a user.
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
@@ -25,7 +25,7 @@ GPU_USES = {
     DroneState.BUSY: "busy",
     **dict.fromkeys(LEAVING_STATES, "draining"),
 }
-"""Use of a GPU by the state of its drone. In other states a drone holds none."""
+"""Use of a GPU by the state of its drone. In other states it counts as boot, from its start on record."""
 NO_REASON = "none"
 """Category of waiting jobs that the newest plan does not mention."""
 WAITING_CATEGORIES = (*(c.value for c in Category if c not in (Category.LEAVE, Category.STEP)), NO_REASON)
@@ -124,20 +124,29 @@ def counts_of_run(run: model.CompletedJob, drone: GpuDrone, kind: model.DroneTyp
     return counts
 
 
-def counts_of_time(snapshot: model.Snapshot, elapsed_s: float) -> MetricCounts:
-    """Return the GPU time of the drones of ``snapshot``, and the waits of owners, in the ``elapsed_s`` before it."""
-    counts, milli, notices = MetricCounts(), Counter[tuple[TypeKey, str]](), dict[str, float]()
+def counts_of_time(snapshot: model.Snapshot, after: Mapping[model.DroneId, Drone], since: float) -> MetricCounts:
+    """Return the GPU time of drones, and the waits of owners, between the plan before, of ``since``, and ``snapshot``.
+
+    ``after``: new records of drones. What they show of a time before ``since``, as a site reports a start late, was not
+    counted yet. So the sums over a drone's life are the time from its start to its end on record, as in ``usage``.
+    """
+    counts, gpu_s, notices = MetricCounts(), defaultdict[tuple[TypeKey, str], float](float), dict[str, float]()
     pool = snapshot.overlay.view
     free = {slot.drone_id: slot.free_gpu_milli for slot in pool.slots if slot.free_gpu_milli} if pool else {}
     for drone in snapshot.drones.values():
-        if drone.gpu_milli and (use := GPU_USES.get(drone.state)):
+        known = after.get(drone.id, drone)
+        began = known.started_at or known.joined_at
+        if drone.gpu_milli and began:
+            counted = drone.started_at or drone.joined_at
+            held_s = max(0.0, (known.ended_at or snapshot.now) - (max(began, since) if counted else began))
             idle = min(free.get(drone.id, 0), drone.gpu_milli) if drone.state is DroneState.BUSY else 0
-            milli[drone.type, use] += drone.gpu_milli - idle
-            milli[drone.type, GPU_USES[DroneState.IDLE]] += idle
+            gpu_s[drone.type, GPU_USES.get(drone.state, "boot")] += (drone.gpu_milli - idle) / WHOLE_GPU * held_s
+            gpu_s[drone.type, GPU_USES[DroneState.IDLE]] += idle / WHOLE_GPU * held_s
         if drone.notice_at:
             notices[drone.site] = min(drone.notice_at, notices.get(drone.site, drone.notice_at))
-    for (kind, use), amount in milli.items():
-        counts.add(MetricKey.of_type("provisioner_gpu_seconds_total", kind, use=use), amount / WHOLE_GPU * elapsed_s)
+    for (kind, use), amount in gpu_s.items():
+        counts.add(MetricKey.of_type("provisioner_gpu_seconds_total", kind, use=use), amount)
+    elapsed_s = max(0.0, snapshot.now - since) if since else 0.0
     for site, notice_at in notices.items():
         view, policy = snapshot.sites[site].view if site in snapshot.sites else None, snapshot.policy.of_site(site)
         if view is not None and view.claims:

@@ -144,6 +144,20 @@ def read_runs(sql: sqlite3.Connection, since: float) -> tuple[list[GpuDrone], li
     return [*map(GpuDrone._make, sql.execute(drones, (since,)))], [*runs]
 
 
+MAX_DELAYS = 1000
+"""Newest starts of drones of which the delays are read."""
+
+
+def start_delays(sql: sqlite3.Connection, since: float) -> list[tuple[model.TypeKey, float, float]]:
+    """Return type, queue time and boot time of the drones that joined after ``since``, the newest last."""
+    joined = "FROM drones WHERE joined_at > ? AND started_at > 0"
+    newest = f"type, started_at - requested_at, joined_at - started_at, joined_at {joined}"
+    # two ranges of one index
+    rows = f"SELECT {newest} AND live = 1 UNION ALL SELECT {newest} AND live = 0 AND ended_at > ?"
+    limited = f"SELECT * FROM ({rows}) ORDER BY joined_at DESC LIMIT {MAX_DELAYS}"
+    return [tuple(row[:3]) for row in sql.execute(limited, (since, since, since))][::-1]
+
+
 def drone_row(drone: model.Drone) -> dict[str, object]:
     """Return the row of ``drone``, with the columns by which drones are found."""
     return DRONES.row(drone, site=drone.site, serial=serial_of(drone.id), live=not drone.state.ended)

@@ -16,7 +16,17 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from provisioner import store
 from provisioner.estimates import EstimateSamples
-from provisioner.model import Breaker, CompletedJob, DroneId, DroneState, OperatorRequest, Plan, Snapshot, StateChange
+from provisioner.model import (
+    Breaker,
+    CompletedJob,
+    DroneId,
+    DroneState,
+    OperatorRequest,
+    Plan,
+    Snapshot,
+    StateChange,
+    TypeKey,
+)
 from provisioner.serialization import to_json
 from provisioner.store import lock, measures, observations, series, tables
 from provisioner.store.file import open_store, unrecordable, unusable
@@ -111,7 +121,8 @@ class SqlStore(store.Store):
         recorded_plan, view_parts = store.without_refreshes(plan), tables.split_views(snapshot)
         with self._transaction() as sql:
             self._write_change(sql, change)
-            series.add_counts(sql, measures.counts_of_plan(plan), self._counts)
+            passed = measures.counts_of_time(snapshot, change.drones, self.committed.recorded_at)
+            series.add_counts(sql, measures.counts_of_plan(plan), passed, self._counts)
             self._write_plan(sql, recorded_plan)
             self._write_views(sql, view_parts)
             if self._shadow:
@@ -217,6 +228,11 @@ class SqlStore(store.Store):
             drones = tables.drones_of_runs(sql, new)
             known = [(run, drones[run.drone_id]) for run in new if run.drone_id in drones]
             series.add_counts(sql, *(measures.counts_of_run(run, of, kinds.get(of.type)) for run, of in known))
+
+    @_on_worker
+    def start_delays(self, since: float) -> list[tuple[TypeKey, float, float]]:
+        with self._transaction() as sql:
+            return tables.start_delays(sql, since)
 
     @_on_worker
     def runs(self, since: float) -> tuple[list[GpuDrone], list[CompletedJob]]:

@@ -14,11 +14,23 @@ import structlog
 from structlog.testing import capture_logs
 
 from provisioner import model
-from provisioner.controller.loop import SHUTDOWN_WAIT_S
+from provisioner.controller.loop import SHUTDOWN_WAIT_S, Controller
+from provisioner.controller.polling import TICK_WAIT_S
 from provisioner.interfaces import AuthError
 from provisioner.logs import LogFormat, LogLevel, log_to_stderr
 from provisioner.planner import decide
-from tests.controller.world import EPOCH, FullDisk, Place, Pool, ahead_s, in_virtual_time, never, run_for, serving
+from tests.controller.world import (
+    EPOCH,
+    FullDisk,
+    Place,
+    Pool,
+    ahead_s,
+    in_virtual_time,
+    never,
+    nothing,
+    run_for,
+    serving,
+)
 from tests.store.story import TemporaryStore
 
 S = model.DroneState
@@ -107,6 +119,49 @@ async def test_when_asked_to_stop_it_waits_for_orders_under_way_but_not_for_ever
         asked = loop.time()
     assert SHUTDOWN_WAIT_S <= loop.time() - asked < SHUTDOWN_WAIT_S + 1
     assert {d.site: d.state for d in store.drones.values()} == {"slow": S.SUBMITTED, "deaf": S.REQUESTED}
+
+
+async def ticks(controller: Controller, number: int) -> list[float]:
+    """Tick so often, two seconds apart, and return how long each tick took, in virtual seconds."""
+    loop, took = asyncio.get_running_loop(), []
+    for _ in range(number):
+        began = loop.time()
+        await controller.tick()
+        took.append(round(loop.time() - began, 1))
+        await asyncio.sleep(2.0)
+    return took
+
+
+@in_virtual_time
+async def test_a_site_that_hangs_delays_one_tick_and_not_each() -> None:
+    """Neither its poll, nor those after it until one is quick again, nor its orders hold up the other sites."""
+    hangs, well = Place("hangs"), Place("well")
+    async with serving(hangs, well, poll_deadline_s=20.0) as controller:
+        assert await ticks(controller, 2) == [0.0, 0.0]
+        hangs.look_wire = lambda: asyncio.sleep(100)
+        assert await ticks(controller, 20) == [TICK_WAIT_S] + [0.0] * 19, "two polls and their deadlines"
+        hangs.look_wire = nothing
+        assert await ticks(controller, 20) == [0.0] * 20
+        hangs.look_wire = lambda: asyncio.sleep(100)
+        assert await ticks(controller, 3) == [TICK_WAIT_S, 0.0, 0.0], "it had answered in time again"
+
+
+@in_virtual_time
+async def test_an_order_without_an_answer_delays_one_tick_and_not_each() -> None:
+    deaf = Place("deaf", start_wire=never)
+    async with serving(deaf, max_drones=1, order_deadline_s=100.0) as controller:
+        assert await ticks(controller, 3) == [TICK_WAIT_S, 0.0, 0.0]
+
+
+@in_virtual_time
+async def test_the_first_tick_waits_shortly_for_a_slow_site_and_the_next_one_follows_soon() -> None:
+    slow, store = Place("slow", look_wire=lambda: asyncio.sleep(4.0)), TemporaryStore("kit", 1e9, 10)
+    async with serving(slow, store=store) as controller:
+        await run_for(controller, 2.5)
+        assert store.tick == 1, "an owner elsewhere does not wait for it"
+    async with serving(slow, store=store) as controller:
+        await run_for(controller, 8.0)
+        assert [each.split()[0] for each in slow.told] == ["start"]
 
 
 @in_virtual_time

@@ -6,17 +6,19 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+import pytest
 from structlog.testing import capture_logs
 
 from provisioner import serialization
-from provisioner.controller.estimation import ASK_EVERY_S
+from provisioner.controller.estimation import ASK_EVERY_S, EstimateCollector, EstimateRecorder
 from provisioner.controller.loop import Controller
-from provisioner.estimates import EstimateSamples
-from provisioner.model import CompletedJob, DroneType, JobClass, OverlayView, Snapshot
+from provisioner.estimates import EstimateSamples, StartDelays
+from provisioner.model import CompletedJob, DroneState, DroneType, JobClass, OverlayView, Plan, Snapshot, TypeKey
 from provisioner.planner import decide
+from provisioner.simulator.loop import VirtualClock
 from provisioner.store import EstimatesUnreadableError, StoreUnusableError
 from tests.controller.world import EPOCH, JOB, Place, Pool, in_virtual_time, run_for, serving, wall
-from tests.store.story import TemporaryStore
+from tests.store.story import TemporaryStore, drone, now_is, record, starts
 
 
 @dataclass
@@ -124,3 +126,36 @@ async def test_what_an_operator_wants_forgotten_is_forgotten_within_a_minute_and
         assert runs_of(controller) == 0 and controller.estimation.estimates.runs == {}
         kept = reader.estimate_samples()
         assert kept is not None and kept.runs == {} and reader.estimate_resets() == ()
+
+
+async def came(store: TemporaryStore, serial: int, at: float, boot_s: float) -> None:
+    """A drone was ordered, started five seconds later, and came into the pool."""
+    known = {"started_at": at + 5.0, "joined_at": at + 5.0 + boot_s}
+    ordered = drone(serial, at=at)
+    await record(store, starts(store.tick + 1, ordered, at=at))
+    move = now_is(ordered, DroneState.IDLE, at=at + 5.0 + boot_s, **known)
+    await record(store, Plan(store.tick + 1, at + 5.0 + boot_s, moves=(move,)))
+
+
+@in_virtual_time
+async def test_a_killed_controller_forgets_no_start_delay() -> None:
+    """The samples that it wrote last count as they are; later drones are learned from their records."""
+    store, kind = TemporaryStore(), TypeKey("topas/a100")
+    await came(store, 1, EPOCH - 500.0, 20.0)
+    first = EstimateCollector()
+    await EstimateRecorder(first, store, VirtualClock(), nobody).begin(0.0)
+    assert first.estimates.delays == {kind: StartDelays(5.0, 20.0)}, "without samples the drones on record count"
+    await store.record_estimates(replace(first.samples(EPOCH - 400.0)))
+    await came(store, 2, EPOCH - 300.0, 70.0)
+    second = EstimateCollector()
+    await EstimateRecorder(second, store, VirtualClock(), nobody).begin(0.0)
+    assert second.estimates.delays == {kind: StartDelays(5.0, pytest.approx(25.0))}, "the first one counts once"
+    recorder = EstimateRecorder(second, store, VirtualClock(), nobody)
+    await recorder.turn()
+    kept = store.reader().estimate_samples()
+    assert kept is not None and kept.at == EPOCH, "written after the first tick: what that shows may be late"
+
+
+async def nobody(name: str, **fields: object) -> None:
+    """No event is expected."""
+    raise AssertionError(name)

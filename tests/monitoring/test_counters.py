@@ -12,15 +12,15 @@ from structlog.testing import capture_logs
 
 from provisioner import model as m
 from provisioner.controller.clock import SteadyClock
-from provisioner.controller.tick_measures import GAP_S, TICK_SECONDS, TickMeasures
+from provisioner.controller.tick_measures import TICK_SECONDS, TickMeasures
 from provisioner.model import DroneState
 from provisioner.reasons import PreemptedForOwner
-from provisioner.simulator.loop import VirtualClock, run_virtual
 from provisioner.store import StoreError
-from provisioner.store.measures import MetricCounts, MetricKey, counts_of_time
+from provisioner.store.measures import GPU_USES, MetricCounts, MetricKey, counts_of_time
 from provisioner.store.reader import Reader
 from provisioner.store.writer import SqlStore
-from tests.store.story import DONE, TemporaryStore, drone, now_is, record, seen, starts, store_at
+from provisioner.usage import usage_report
+from tests.store.story import DONE, WHY, TemporaryStore, drone, now_is, record, seen, starts, store_at
 
 OF_TYPE = "topas,a100"
 GOOD = replace(DONE, drone_id=drone(1).id, gpu_milli=1000, ended_at=400.0, run_s=100.0, submitted_at=250.0)
@@ -48,7 +48,8 @@ async def life(store: SqlStore) -> None:
     busy = replace(
         drone(1), state=DroneState.BUSY, started_at=130.0, joined_at=160.0, busy_at=161.0, jobs=1, since=160.0
     )
-    await record(store, m.Plan(2, 200.0, moves=(now_is(drone(1), DroneState.BUSY, at=160.0, joined_at=160.0),)))
+    joined = now_is(drone(1), DroneState.BUSY, at=160.0, started_at=130.0, joined_at=160.0)
+    await record(store, m.Plan(2, 200.0, moves=(joined,)))
     leaving = replace(busy, state=DroneState.STOPPING, since=300.0, notice_at=300.0, leaving=DroneState.PREEMPTED)
     await record(store, m.Plan(3, 300.0, stops=(m.Stop(leaving, DroneState.BUSY, PreemptedForOwner(3, 9.0)),)))
     end = {"ended_at": 312.0, "lost_jobs": 1, "lost_gpu_s": 150.0}
@@ -58,6 +59,10 @@ async def life(store: SqlStore) -> None:
 LIFE = {
     f"drone_start_seconds_count {OF_TYPE}": 1,
     f"drone_start_seconds_sum {OF_TYPE}": 60.0,
+    f"gpu_seconds_total {OF_TYPE},boot": 70.0,
+    f"gpu_seconds_total {OF_TYPE},busy": 100.0,
+    f"gpu_seconds_total {OF_TYPE},draining": 12.0,
+    "owner_wait_seconds_total topas,within": 15.0,
     f"drones_ended_total {OF_TYPE},preempted": 1,
     f"drones_leaving_total {OF_TYPE},preempted-for-owner": 1,
     f"drones_requested_total {OF_TYPE},jobs-waiting": 1,
@@ -148,23 +153,21 @@ def played(*steps: tuple[float, DroneState]) -> dict[str, float]:
     """Counters after ticks that come so much later each, with one drone that has been in this state meanwhile."""
 
     async def play() -> dict[str, float]:
-        store = TemporaryStore()
-        measures = TickMeasures(store, VirtualClock())
+        store, at = TemporaryStore(), 1000.0
         for number, (later_s, state) in enumerate(steps, 1):
-            await asyncio.sleep(later_s)
-            plan = m.Plan(number, VirtualClock().now())
-            one = drone(1, state, notice_at=plan.at - 5.0 if state is DroneState.STOPPING else 0.0)
-            measures.note(seen(store, plan, drones={one.id: one}), plan)
-            await store.record(plan, seen(store, plan))
-            await measures.turn()
+            at += later_s
+            plan = m.Plan(number, at)
+            notice_at = at - 5.0 if state is DroneState.STOPPING else 0.0
+            one = drone(1, state, notice_at=notice_at, started_at=1000.0 if state in GPU_USES else 0.0)
+            await store.record(plan, seen(store, plan, drones={one.id: one}))
         return counted(store.reader())
 
-    return run_virtual(play(), start_epoch=1000.0)
+    return asyncio.run(play())
 
 
 def test_gpu_time_is_integrated_from_tick_to_tick_by_use() -> None:
     S = DroneState
-    steps = ((9.0, S.BOOTING), (10.0, S.BOOTING), (5.0, S.JOINED), (20.0, S.IDLE), (40.0, S.BUSY), (3.0, S.STOPPING))
+    steps = ((9.0, S.SUBMITTED), (10.0, S.BOOTING), (5.0, S.JOINED), (20.0, S.IDLE), (40.0, S.BUSY), (3.0, S.STOPPING))
     found = played(*steps, (50.0, S.SUBMITTED))
     assert found == {
         "gpu_seconds_total topas,a100,boot": 15.0,
@@ -176,34 +179,50 @@ def test_gpu_time_is_integrated_from_tick_to_tick_by_use() -> None:
 
 
 def test_gpus_that_no_job_has_are_idle_in_a_busy_drone() -> None:
-    store, busy = TemporaryStore(), drone(1, DroneState.BUSY, gpu_milli=4000)
+    store, busy = TemporaryStore(), drone(1, DroneState.BUSY, gpu_milli=4000, started_at=10.0)
     snapshot = seen(store, m.Plan(1, 100.0), drones={busy.id: busy})
     assert snapshot.overlay.view is not None
     slot = replace(snapshot.overlay.view.slots[0], free_gpu_milli=3000)
     pool = m.PolledOverlay(replace(snapshot.overlay.view, slots=(slot,)))
-    found = counts_of_time(replace(snapshot, overlay=pool), 10.0)
+    found = counts_of_time(replace(snapshot, overlay=pool), {}, 90.0)
     assert {dict(key.labels)["use"]: n for key, n in found.items()} == {"busy": 10.0, "idle": 30.0}
 
 
-def test_a_long_gap_between_two_ticks_is_no_gpu_time() -> None:
-    assert played((1.0, DroneState.BUSY), (GAP_S + 1.0, DroneState.BUSY), (7.0, DroneState.BUSY)) == {
-        "gpu_seconds_total topas,a100,busy": 7.0
-    }
+@pytest.mark.parametrize("away_s", [0.0, 5000.0])
+async def test_counters_and_usage_agree_for_each_drone_whatever_was_seen_late(file: Path, away_s: float) -> None:
+    """A site reports a start late, and one that is over; the controller is killed, and another one continues."""
+    ran, over, died = drone(1), drone(2), drone(3)
+    runs_now = {"at": 160.0, "started_at": 130.0}
+    async with store_at(file) as store:
+        await record(store, starts(1, ran, over, died))
+        one = now_is(ran, DroneState.BOOTING, **runs_now)
+        three = now_is(died, DroneState.BUSY, joined_at=150.0, busy_at=155.0, **runs_now)
+        await record(store, m.Plan(2, 160.0, moves=(one, three)))
+        await record(store, m.Plan(3, 170.0))
+    async with store_at(file) as store:
+        at = 180.0 + away_s
+        two = now_is(over, DroneState.FAILED, at=at, started_at=140.0, ended_at=at)
+        gone = now_is(three.drone, DroneState.LOST, at=at, ended_at=at - 3.0)
+        await record(store, m.Plan(4, at, moves=(two, gone)))
+        busy = now_is(one.drone, DroneState.BUSY, at=at + 10.0, joined_at=175.0, busy_at=at + 5.0)
+        await record(store, m.Plan(5, at + 10.0, moves=(busy,)))
+        await record(store, m.Plan(6, at + 20.0))
+        drones, runs = await store.runs(0.0)
+    report = usage_report(drones, runs, [], 0.0, at + 20.0)
+    gpu_s = sum(n for name, n in counted(Reader(file)).items() if name.startswith("gpu_seconds_total"))
+    assert gpu_s == pytest.approx(report.total_s) == pytest.approx((at + 20.0 - 130.0) + (at - 140.0) + (at - 133.0))
 
 
-def test_a_clock_that_is_set_is_no_gpu_time() -> None:
-    async def play() -> dict[str, float]:
-        store = TemporaryStore()
-        measures = TickMeasures(store, VirtualClock())
-        for number, at in enumerate((100.0, 90_000.0, 50.0), 1):
-            await asyncio.sleep(4.0)
-            plan = m.Plan(number, at)
-            one = drone(1, DroneState.BUSY)
-            measures.note(seen(store, plan, drones={one.id: one}), plan)
-            await store.record(plan, seen(store, plan))
-        return counted(store.reader())
-
-    assert run_virtual(play(), start_epoch=1000.0) == {"gpu_seconds_total topas,a100,busy": 8.0}
+async def test_a_clock_that_is_set_is_no_gpu_time() -> None:
+    """The times on record are set with it."""
+    store, by_s = TemporaryStore(), 90_000.0
+    await record(store, starts(1, drone(1)))
+    await record(store, m.Plan(2, 104.0, moves=(now_is(drone(1), DroneState.BUSY, at=104.0, started_at=104.0),)))
+    await record(store, m.Plan(3, 108.0))
+    moved = replace(store.drones[drone(1).id], started_at=104.0 + by_s)
+    await store.record_results(3, [m.StateChange(moved, moved.state, WHY)], (), set_to=110.0 + by_s)
+    await record(store, m.Plan(4, 114.0 + by_s))
+    assert counted(store.reader())["gpu_seconds_total topas,a100,busy"] == 8.0
 
 
 async def test_a_sample_that_cannot_be_written_ends_nothing(file: Path) -> None:

@@ -402,3 +402,25 @@ def test_a_drone_is_no_supply_for_those_whom_it_avoids() -> None:
     assert len(plan.starts) == 3, "they need drones of their own"
     plan = plan_of(world_excluded(of("short"), drones=exclusions))
     assert not plan.starts, "and others do not"
+
+
+def with_nowhere_else(waited_s: float = 60.0, **more: object) -> Snapshot:
+    """HoreKa has five places, all of which this plan fills; jobs of "short" fit TOpAS alone, those of "fill" HoreKa."""
+    no = model.UnmetRequirement("cpus", "8", "4")
+    first = replace(of("short", waited_s=300.0), refuses={HPC.key: no})
+    filling = replace(of("fill", waiting=5, waited_s=200.0), refuses={TOPAS.key: no})
+    last = replace(first, id="last", oldest_at=NOW - 100.0)
+    return world_excluded(
+        first, filling, last, of("long", waiting=30, waited_s=waited_s), **{"elsewhere": 5, "drones": (), **more}
+    )
+
+
+def test_users_without_a_safer_place_after_all_starts_of_the_plan_are_not_excluded() -> None:
+    """Drones that started before the plan filled the safer place, and those that started after it, take their jobs."""
+    plan = plan_of(with_nowhere_else())
+    assert at("horeka", plan) == 5
+    found = {(s.drone.for_class, s.drone.avoids) for s in plan.starts if s.drone.site == "topas"}
+    assert found == {("short", ""), ("last", ""), ("long", "")}
+    roomy = plan_of(with_nowhere_else(elsewhere=50))
+    told = {s.drone.avoids for s in roomy.starts if s.drone.for_class in ("short", "last")}
+    assert told == {"long"}, "with room left there they wait for it"
