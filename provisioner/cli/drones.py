@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise, zip_longest
 from math import isfinite
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 from urllib.parse import quote
 
 import typer
@@ -21,7 +21,7 @@ from provisioner.cli import output as out
 from provisioner.cli.options import Format
 from provisioner.cli.usage import USE_COLUMN, RecordedUse, with_use
 from provisioner.model import WHOLE_GPU, DrainMode, Drone, DroneId, DroneState, RequestKind, SitePolicy
-from provisioner.store import Transition, Views, serial_of
+from provisioner.store import Transition, Views
 from provisioner.store.reader import Reader
 
 DRONES_SCHEMA = "provisioner.drones/1"
@@ -266,12 +266,15 @@ class DroneFilter(opt.OptionGroup):
         values: tuple[Sequence[str] | None, ...] = (self.site, self.state, self.type_, self.node)
         return {name: [*v] for name, v in zip(("site", "state", "type", "node"), values, strict=True) if v}
 
-    def find(self, reader: Reader, *, ended: bool | None) -> list[Drone]:
-        """Return the drones. Raises :class:`VerbError` for an unknown site."""
+    @property
+    def chosen(self) -> dict[str, Any]:
+        """The filters that are given, as :meth:`Reader.drones` takes them."""
+        return {f"{name}s": values for name, values in self.given.items()}
+
+    def find(self, reader: Reader, **page: Any) -> list[Drone]:
+        """Return the drones; ``page`` as for :meth:`Reader.drones`. Raises :class:`VerbError` for an unknown site."""
         opt.require_known_sites(reader, self.site or ())
-        return reader.drones(
-            ended=ended, sites=self.site or (), states=self.state or (), types=self.type_ or (), nodes=self.node or ()
-        )
+        return reader.drones(**page, **self.chosen)
 
 
 @drones_app.callback(invoke_without_command=True)
@@ -300,33 +303,38 @@ def drones(
     shown = ended or kinds == {True}
     both = all_ or (ended and kinds == {False}) or kinds == {False, True}
     which, use = None if both else shown, query.output is not Format.TABLE or bool(query.columns)
-    listing = drone_listing(reader, drone_filter, which, use=use)
-    if after is not None:
-        listing = replace(listing, rows=_asked_for_after(reader, opt.find_drone(reader, after), listing.rows))
-    return out.picked(listing, query)
+    behind = None if after is None else reader.drone(opt.find_drone(reader, after))
+    first = None if query.sort or query.limit is None else query.limit + 1  # one more: does it go on?
+    return out.picked(drone_listing(reader, drone_filter, which, first=first, after=behind, use=use), query)
 
 
-def _asked_for_after(reader: Reader, drone_id: DroneId, drones: Sequence[Drone]) -> list[Drone]:
-    """Return the drones that come after one in the order of the list."""
+def drone_listing(
+    reader: Reader,
+    drone_filter: DroneFilter,
+    ended: bool | None,
+    *,
+    first: int | None = None,
+    after: Drone | None = None,
+    use: bool = False,
+) -> out.Listing:
+    """Return the answer of ``drones``: only ended ones, only live ones, or with None both.
 
-    def place(drone: Drone) -> tuple[float, int, str]:
-        return drone.requested_at, serial_of(drone.id) or 0, drone.id
-
-    first = reader.drone(drone_id)
-    return [drone for drone in drones if first is None or place(drone) > place(first)]
-
-
-def drone_listing(reader: Reader, drone_filter: DroneFilter, ended: bool | None, *, use: bool = False) -> out.Listing:
-    """Return the answer of ``drones``: only ended ones, only live ones, or with None both. ``use`` takes a while."""
-    found = drone_filter.find(reader, ended=ended)
+    ``first`` and ``after`` as for :meth:`Reader.drones`. ``use`` takes a while.
+    """
+    found = drone_filter.find(reader, ended=ended, first=first, after=after)
+    total = (
+        len(found) if first is None or len(found) < first else reader.count_drones(ended=ended, **drone_filter.chosen)
+    )
     kind = {False: "live drone", True: "ended drone", None: "drone"}[ended]
     of = f" of controller {controller_of(found[0].id)}" if found else ""
     only = [f"{name} {', '.join(values)}" for name, values in drone_filter.given.items()]
     more = {False: "--ended for past ones", True: "--all for live ones too", None: ""}[ended]
     runs = "" if reader.holder() else "no controller runs: as last recorded"
-    scope = "; ".join(filter(None, (formatting.count(len(found), kind) + of, *only, more, runs)))
-    columns = with_use(DRONE_COLUMNS, RecordedUse(reader, reader.views()).by("drone"), lambda d: d.id) if use else ()
-    return out.Listing(DRONES_SCHEMA, columns or DRONE_COLUMNS, found, lambda d: d.id, scope, cursor=lambda d: d.id)
+    scope = "; ".join(filter(None, (formatting.count(total, kind) + of, *only, more, runs)))
+    columns: Sequence[out.Column] = DRONE_COLUMNS
+    if use:
+        columns = with_use(columns, RecordedUse(reader, reader.views(), of=found).by("drone"), lambda d: d.id)
+    return out.Listing(DRONES_SCHEMA, columns, found, lambda d: d.id, scope, cursor=lambda d: d.id, total=total)
 
 
 def as_of(reader: Reader, views: Views | None) -> str:
@@ -360,7 +368,8 @@ def drone_document(reader: Reader, drone_id: DroneId) -> out.Document:
     if drone is None:
         raise opt.VerbError(f"drone {drone_id} is no longer on record")
     views = reader.views()
-    columns = with_use(DRONE_COLUMNS, RecordedUse(reader, views, drone.requested_at).by("drone"), lambda d: d.id)
+    use = RecordedUse(reader, views, drone.requested_at, [drone])
+    columns = with_use(DRONE_COLUMNS, use.by("drone"), lambda d: d.id)
     history, words = reader.history(drone.id), reader.last_output(drone.id).splitlines()
     spent = [max(0.0, after.at - step.at) for step, after in pairwise(history)]
     steps = [LifeStep(step, spent_s) for step, spent_s in zip_longest(history, spent)]

@@ -220,7 +220,7 @@ def known_job(reader: Reader, views: Views, classes: Sequence[JobClass], title: 
         if holds_job(each.held_ids, job):
             said = "is held: nothing is started for it. `condor_q -hold` tells why, `condor_release` lets it wait again"
             return KnownJob(title, "held", said, class_id=each.id)
-    for done in reversed(reader.completions(out.now() - COMPLETED_JOBS_S, out.now() + COMPLETED_JOBS_S)):
+    for done in reversed(reader.completions(out.now() - COMPLETED_JOBS_S, out.now() + COMPLETED_JOBS_S, job[1])):
         if holds_job(done.job_id, job):
             where = f" in drone {done.drone_id}" if done.drone_id else ""
             ran = formatting.seconds(round(done.run_s))
@@ -310,7 +310,8 @@ def class_document(reader: Reader, views: Views, job: JobClass, title: str) -> o
     advice = request_advice(reader, plan, job)
     (row,) = class_rows(views, plan, live, [job])
     reasons = row.reasons or ([BadRequest(job.invalid)] if job.invalid else [])
-    fits = [TypeFit(t, unmet_requirement(job, t), sum(d.type == t.key for d in live)) for t in views.types]
+    of_type = Counter(drone.type for drone in live)
+    fits = [TypeFit(t, unmet_requirement(job, t), of_type[t.key]) for t in views.types]
     fits.sort(key=lambda f: (f.misfit is not None, f.kind.price, f.kind.key))
     when = f"tick {plan.tick}, {out.ago(plan.at)} ago" if plan else "no plan is on record yet"
     return out.Document(

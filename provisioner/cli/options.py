@@ -295,13 +295,22 @@ def open_record(where: Where) -> Reader:
     return Reader(path)
 
 
+SUGGESTED_FROM = 200
+"""Newest drones among whose ids the nearest to an unknown one is sought."""
+
+
 def find_drone(reader: Reader, any_id: str) -> DroneId:
     """Return the drone of an id, a remote id or a slot name. Raises :class:`VerbError` that names the candidates."""
     found = reader.find(any_id) if any_id.strip() else []
     if len(found) > 1:
         raise VerbError(f"{sanitize(any_id, 80)} means {len(found)} drones: {named(found)}")
     if not found:
-        ids = [i for d in reader.drones(ended=None) for i in (d.id, d.remote_id, d.slot, d.site_slot) if i]
+        ids = [
+            i
+            for d in reader.drones(ended=None, limit=SUGGESTED_FROM)
+            for i in (d.id, d.remote_id, d.slot, d.site_slot)
+            if i
+        ]
         raise unknown("drone", any_id, ids, " on record")
     return found[0]
 

@@ -194,6 +194,8 @@ class Listing:
     """Returns what ``--after`` takes for the rows behind a row; None: the list does not go on."""
     more: str = ""
     """Cursor of the rows that a limit left out; empty: none."""
+    total: int | None = None
+    """Number of all rows where ``rows`` are only the first; None: these are all."""
 
     def plain(self, columns: Sequence[Column] = ()) -> list[dict[str, Cell]]:
         """Return the rows as JSON values, by default of all columns."""
@@ -248,9 +250,9 @@ def picked(listing: Listing, pick: Pick) -> Listing:
         known = [v for v in valued if v[0] is not None]
         known.sort(key=lambda v: _sort_key(v[0]), reverse=key.startswith("-"))
         rows = [row for _, row in known] + [row for value, row in valued if value is None]
-    scope, more = listing.scope, ""
-    if pick.limit is not None and len(rows) > pick.limit:
-        scope = f"{scope}; {pick.limit} of {len(rows)} shown" if scope else scope
+    scope, more, total = listing.scope, "", len(rows) if listing.total is None else listing.total
+    if pick.limit is not None and total > pick.limit:
+        scope = f"{scope}; {pick.limit} of {total} shown" if scope else scope
         rows = rows[: pick.limit]
         more = listing.cursor(rows[-1]) if listing.cursor and rows and not pick.sort else ""
     return replace(listing, rows=rows, scope=scope, more=more)

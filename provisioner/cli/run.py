@@ -83,7 +83,7 @@ def reload(
         remote.post(where, "/reload", reason="provisioner reload")
         return
     reader = opt.open_record(where)
-    before = max((e.id for e in reader.events(limit=NO_LIMIT)), default=0)
+    before = reader.position().event
     pid = _signal_controller(reader)
     deadline = time.monotonic() + timeout
     while not (found := [e for e in reader.events(after=before, limit=NO_LIMIT) if e.name in RELOAD_EVENTS]):

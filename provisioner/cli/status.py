@@ -113,22 +113,17 @@ def events(
     """
     from provisioner.config.units import parse_duration
 
-    start = 0.0 if since == "all" else time.time() - opt.parsed(parse_duration, "--since", since)
+    start = 0.0 if since == "all" else out.now() - opt.parsed(parse_duration, "--since", since)
     begin = opt.parsed(StreamPosition.parsed, "--after", after) if after else StreamPosition()
     if follow:
         _follow(reader, query, start, begin)
-    pages = query.limit is not None and after and not query.sort
-    page = min(query.limit or 0, NO_LIMIT) + 1 if pages else None  # one more: does it go on?
-    found = happenings(reader, start, begin, page)
-    found = found if after else by_time(found)
+    page = None if query.limit is None or query.sort else min(query.limit, NO_LIMIT) + 1  # one more: does it go on?
+    found = happenings(reader, start, begin, page, by_time=not after)
+    total = len(found) if page is None or len(found) < page else reader.count_happenings(start, *begin)
     back = "everything on record" if since == "all" else f"of the last {since}; --since for more"
-    scope = f"{formatting.count(len(found), 'entry', 'entries')}, {back}"
-    listing = out.Listing(EVENTS_SCHEMA, EVENT_COLUMNS, found, lambda h: h.name, scope)
+    scope = f"{formatting.count(total, 'entry', 'entries')}, {back}"
+    listing = out.Listing(EVENTS_SCHEMA, EVENT_COLUMNS, found, lambda h: h.name, scope, total=total)
     return out.picked(replace(listing, cursor=(lambda h: str(h.position)) if after else None), query)
-
-
-def by_time(found: Sequence[Happening]) -> list[Happening]:
-    return sorted(found, key=lambda happening: happening.at)
 
 
 def _follow(reader: Reader, query: opt.ListQuery, start: float, position: StreamPosition) -> NoReturn:
@@ -136,8 +131,8 @@ def _follow(reader: Reader, query: opt.ListQuery, start: float, position: Stream
     require_followable(query)
     while True:
         found = happenings(reader, start, position)
-        position, found = found[-1].position if found else position, by_time(found)
-        for row in out.Listing("", EVENT_COLUMNS, found).plain():
+        position = found[-1].position if found else position
+        for row in out.Listing("", EVENT_COLUMNS, sorted(found, key=lambda happening: happening.at)).plain():
             print(followed_line(row, query))
         sys.stdout.flush()
         time.sleep(query.interval)
@@ -160,14 +155,18 @@ def require_followable(show: opt.Show) -> None:
         raise opt.VerbError(wrong, code=opt.Exit.USAGE)
 
 
-def happenings(reader: Reader, start: float, after: StreamPosition, limit: int | None = None) -> list[Happening]:
+def happenings(
+    reader: Reader, start: float, after: StreamPosition, limit: int | None = None, *, by_time: bool = False
+) -> list[Happening]:
     """Return the steps and events since ``start`` and after a position; the first ``limit`` of them.
 
-    They are by time, as far as those of each kind keep the order in which they were recorded.
+    They are by time; unless strictly ``by_time``, those of each kind keep the order in which they were recorded.
     """
     most = NO_LIMIT if limit is None else limit
-    steps = [(number, _of_step(t)) for number, t in reader.transitions(since=start, after=after.step, limit=most)]
-    events = [(event.id, _of_event(event)) for event in reader.events(since=start, after=after.event, limit=most)]
+    found_steps = reader.transitions(since=start, after=after.step, limit=most, by_time=by_time)
+    found_events = reader.events(since=start, after=after.event, limit=most, by_time=by_time)
+    steps = [(number, _of_step(step)) for number, step in found_steps]
+    events = [(event.id, _of_event(event)) for event in found_events]
     found, position = list[Happening](), after
     for number, happening in islice(merge(steps, events, key=lambda numbered: numbered[1].at), most):
         position = position._replace(**{happening.kind: number})
@@ -208,7 +207,7 @@ def status(
 def _run_check(where: opt.Where) -> int:
     """Print the line of ``--check`` and return its exit code. A record that cannot be read is UNKNOWN."""
     try:
-        facts = facts_of(opt.open_record(where))
+        facts = facts_of(opt.open_record(where), bulk=False)
     except Exception as error:
         failure = opt.verb_error(error)
         if failure is None:
@@ -266,9 +265,9 @@ def status_document(reader: Reader) -> out.Document:
     )
 
 
-def facts_of(reader: Reader) -> troubles.TroubleContext:
-    """Return the facts that the rules of troubles need, and the screen."""
-    views = reader.views()
+def facts_of(reader: Reader, *, bulk: bool = True) -> troubles.TroubleContext:
+    """Return the facts that the rules of troubles need, and the screen; without ``bulk`` those of the rules alone."""
+    views = reader.views(bulk=bulk)
     classes = views.overlay.view.classes if views and views.overlay.view else ()
     return troubles.TroubleContext(
         out.now(),
@@ -277,7 +276,7 @@ def facts_of(reader: Reader) -> troubles.TroubleContext:
         newest_plan(reader),
         list(reader.breakers().values()),
         sorted((c for c in classes if c.waiting or c.fresh), key=lambda c: -(c.waiting + c.fresh)),
-        reader.events(limit=NO_LIMIT),
+        reader.recent_events(out.now() - troubles.RECENT_TROUBLE_S, troubles.LASTING_EVENTS, MAX_EVENTS_SHOWN),
         reader.drones(ended=True, states=[DroneState.FAILED, DroneState.JOIN_TIMEOUT], limit=50),
         reader.drones(),
         shutil.disk_usage(reader.path.parent).free,

@@ -6,12 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from enum import StrEnum
 from functools import partial
+from math import inf
 from typing import Annotated, Any
 
 from provisioner import formatting
 from provisioner.cli import options as opt
 from provisioner.cli import output as out
-from provisioner.model import LowUseAction
+from provisioner.model import Drone, LowUseAction
 from provisioner.store import Views
 from provisioner.store.reader import Reader
 from provisioner.usage import MeasuredUse, UsageReport, low_use, quantile, usage_report
@@ -23,11 +24,17 @@ Grouping = StrEnum("Grouping", "CLASS USER SITE TYPE DRONE")
 
 
 class RecordedUse:
-    """The use on record since some time, by default in the last day. The record is read once."""
+    """The use on record since some time, by default in the last day, of all drones or of some."""
 
-    def __init__(self, reader: Reader, views: Views | None, since: float | None = None) -> None:
-        self._since = out.now() - DAY_S if since is None else since
-        self._drones, self._runs = reader.runs(self._since) or ((), ())
+    def __init__(
+        self, reader: Reader, views: Views | None, since: float | None = None, of: Sequence[Drone] | None = None
+    ) -> None:
+        self._since, until, ids = out.now() - DAY_S if since is None else since, inf, None
+        if of is not None:
+            ids = [drone.id for drone in of]
+            # clocks of queues differ from ours, and an end may be reported late
+            until = max((drone.ended_at + DAY_S if drone.ended_at else inf for drone in of), default=0.0)
+        self._drones, self._runs = reader.runs(self._since, until, ids) or ((), ())
         self._types, pool = (views.types, views.overlay.view) if views else ((), None)
         self._slots = pool.slots if pool else ()
 

@@ -10,9 +10,11 @@ import os
 import re
 import sqlite3
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from statistics import fmean, median
 from typing import NamedTuple
@@ -73,29 +75,36 @@ class Reader:
         types: Sequence[str] = (),
         nodes: Sequence[str] = (),
         limit: int | None = None,
+        first: int | None = None,
+        after: Drone | None = None,
     ) -> list[Drone]:
-        """Return drones by request time, newest last; ``limit`` keeps the newest.
+        """Return drones by request time, newest last; ``limit`` keeps the newest, ``first`` the oldest.
 
         ``ended``: False only live ones, True only ended ones, None both. ``types`` by key (``site/type``) or by name
-        alone; ``nodes`` by whole name or by the part before the first dot.
+        alone; ``nodes`` by whole name or by the part before the first dot. ``after``: only those behind this one.
         """
-        where, values = "WHERE 1", list[object]()
-        if ended is not None:
-            where, values = "WHERE live = ?", [not ended]
-        for columns, wanted in (
-            (("site",), sites),
-            (("state",), states),
-            (("type", "substr(type, instr(type, '/') + 1)"), types),
-            (("node", "substr(node, 1, instr(node || '.', '.') - 1)"), nodes),
-        ):
-            if wanted:
-                marks = ", ".join("?" * len(wanted))
-                where += f" AND ({' OR '.join(f'{column} IN ({marks})' for column in columns)})"
-                values += [*wanted] * len(columns)
-        newest_first = " ORDER BY requested_at DESC, serial DESC, id DESC LIMIT ?"
+        where, values = _drones_where(sites, states, types, nodes)
+        if after is not None:
+            where += " AND requested_at >= ? AND (requested_at, serial, id) > (?, ?, ?)"
+            values += [after.requested_at, after.requested_at, store.serial_of(after.id) or 0, after.id]
+        order = "requested_at, serial, id" if limit is None else "requested_at DESC, serial DESC, id DESC"
+        most = first if limit is None else limit
+        rest, found = f"WHERE live = ?{where} ORDER BY {order} LIMIT ?", list[Drone]()
         with self._open() as sql:
-            found = tables.DRONES.select(sql, where + newest_first, (*values, -1 if limit is None else limit))
-            return [*found][::-1]
+            for live in (True, False) if ended is None else (not ended,):  # one range of the index each
+                found += tables.DRONES.select(sql, rest, (live, *values, -1 if most is None else most))
+        found.sort(key=lambda drone: (drone.requested_at, store.serial_of(drone.id) or 0, drone.id))
+        if limit is not None:
+            return found[max(0, len(found) - limit) :]
+        return found[:first]
+
+    def count_drones(self, *, ended: bool | None = False, **chosen: Sequence[str]) -> int:
+        """Return the number of drones that :meth:`drones` would return without a limit."""
+        where, values = _drones_where(**chosen)
+        lives = (True, False) if ended is None else (not ended,)
+        query = f"SELECT count(*) FROM drones WHERE live = ?{where}"
+        with self._open() as sql:
+            return sum(int(sql.execute(query, (live, *values)).fetchone()[0]) for live in lives)
 
     def drone(self, drone_id: DroneId) -> Drone | None:
         """Return one drone, if it is on record."""
@@ -147,10 +156,10 @@ class Reader:
         return zlib.decompress(row[0]).decode("utf-8", "replace") if row else ""
 
     def transitions(
-        self, *, since: float = 0.0, after: int = 0, limit: int = 1000
+        self, *, since: float = 0.0, after: int = 0, limit: int = 1000, by_time: bool = False
     ) -> list[tuple[int, store.Transition]]:
-        """Return transitions of all drones with their sequence numbers, for following."""
-        rest, values = "WHERE seq > ? AND at >= ? ORDER BY seq LIMIT ?", (after, since, limit)
+        """Return transitions of all drones with their sequence numbers, in that order or ``by_time``."""
+        rest, values = _rows_after("seq", by_time), (after, since, limit)
         with self._open() as sql:
             numbers = [number for (number,) in sql.execute(f"SELECT seq FROM transitions {rest}", values)]
             return [*zip(numbers, tables.TRANSITIONS.select(sql, rest, values), strict=True)]
@@ -158,19 +167,29 @@ class Reader:
     def hazards(self, since: float, now: float) -> list[store.Hazard]:
         """Return preemption statistics from ``since`` to ``now`` by scope, of drones that are still on record."""
         # Two ranges of one index: the live ones, and those that ended since.
-        columns = ", ".join(DroneLifetime._fields)
-        query = (
-            f"SELECT {columns} FROM drones WHERE live = 1"
-            f" UNION ALL SELECT {columns} FROM drones WHERE live = 0 AND ended_at >= ?"
-        )
+        lost, chosen = "(state = 'preempted' OR notice_at OR lost_gpu_s OR lost_jobs)", "FROM drones WHERE live = ?1"
+        each = f"SELECT {', '.join(DroneLifetime._fields)} {chosen} AND ended_at >= ?2 AND {lost}"
+        ran_s = f"max(0, min(coalesce(nullif(ended_at, 0), ?3), ?3) - max({tables.BEGAN}, ?2))"
+        others = f"SELECT type, count(*), sum({ran_s}) {chosen} AND ended_at >= ?4 AND NOT {lost}"
+        others += f" AND {tables.BEGAN} > 0 GROUP BY type"
+        found, sums = list[DroneLifetime](), list[tuple[str, int, float]]()
         with self._open() as sql:
-            return hazards_of(map(DroneLifetime._make, sql.execute(query, (since,))), since, now)
+            for live in (True, False):
+                ended_at = 0.0 if live else since
+                found += map(DroneLifetime._make, sql.execute(each, (live, ended_at)))
+                sums += sql.execute(others, (live, since, now, ended_at))
+        return hazards_of(found, since, now, sums)
 
-    def completions(self, since: float, until: float) -> list[CompletedJob]:
-        """Return jobs that completed from ``since`` on and before ``until``, in the order of their ends."""
-        rest = "WHERE ended_at >= ? AND ended_at < ? AND NOT unfinished ORDER BY ended_at, job_id"
+    def completions(self, since: float, until: float, cluster: int | None = None) -> list[CompletedJob]:
+        """Return jobs that completed from ``since`` on and before ``until``, in the order of their ends.
+
+        ``cluster``: only those with this number in front of the process in their ids.
+        """
+        rest, values = "WHERE ended_at >= ? AND ended_at < ? AND NOT unfinished", [since, until]
+        if cluster is not None:
+            rest += f" AND instr('#' || job_id || '.', '#{cluster}.')"
         with self._open() as sql:
-            return [*tables.COMPLETED_JOBS.select(sql, rest, (since, until))]
+            return [*tables.COMPLETED_JOBS.select(sql, f"{rest} ORDER BY ended_at, job_id", values)]
 
     def peak_vram_mib(self, job: JobClass) -> int:
         """Return the largest use of memory per GPU that was measured in jobs of the class; 0: none was."""
@@ -180,10 +199,12 @@ class Reader:
             row = sql.execute(f"SELECT max(peak_vram_mib) FROM completed_jobs WHERE {alike}", values).fetchone()
         return row[0] or 0
 
-    def runs(self, since: float) -> tuple[list[GpuDrone], list[CompletedJob]]:
-        """Return the GPU drones that ran, and the runs of jobs that ended in drones, at ``since`` or later."""
+    def runs(
+        self, since: float, until: float = inf, of: Iterable[DroneId] | None = None
+    ) -> tuple[list[GpuDrone], list[CompletedJob]]:
+        """Return GPU drones and the runs in them, as :func:`tables.read_runs <provisioner.store.tables.read_runs>`."""
         with self._open() as sql:
-            return tables.read_runs(sql, since)
+            return tables.read_runs(sql, since, until, of)
 
     def estimate_samples(self) -> EstimateSamples | None:
         """Return the recorded samples of the estimates. Raises :class:`EstimatesUnreadableError`."""
@@ -202,10 +223,30 @@ class Reader:
             rows = sql.execute(query, {"since": since, "limit": limit}).fetchall()
             return [replace(tables.unpack(Plan, body), tick=tick, at=at) for tick, at, body in reversed(rows)]
 
-    def events(self, *, since: float = 0.0, after: int = 0, limit: int = 1000) -> list[store.Event]:
-        """Return recorded events with a number above ``after``, oldest first."""
+    def events(
+        self, *, since: float = 0.0, after: int = 0, limit: int = 1000, by_time: bool = False
+    ) -> list[store.Event]:
+        """Return recorded events with a number above ``after``, by that number or ``by_time``."""
         with self._open() as sql:
-            return [*tables.EVENTS.select(sql, "WHERE id > ? AND at >= ? ORDER BY id LIMIT ?", (after, since, limit))]
+            return [*tables.EVENTS.select(sql, _rows_after("id", by_time), (after, since, limit))]
+
+    def recent_events(self, since: float, names: Iterable[str], last: int) -> list[store.Event]:
+        """Return the events since a time, the newest of each of ``names``, and the ``last`` ones, oldest first."""
+        rest = (
+            "WHERE at >= ? OR id IN (SELECT max(id) FROM events WHERE name IN (SELECT value FROM json_each(?))"
+            " GROUP BY name) OR id IN (SELECT id FROM events ORDER BY id DESC LIMIT ?) ORDER BY id"
+        )
+        with self._open() as sql:
+            return [*tables.EVENTS.select(sql, rest, (since, json.dumps([*names]), last))]
+
+    def count_happenings(self, since: float, step: int = 0, event: int = 0) -> int:
+        """Return the number of transitions and events since a time, with numbers above ``step`` and ``event``."""
+        query = (
+            "SELECT (SELECT count(*) FROM transitions WHERE at >= ?1 AND seq > ?2)"
+            " + (SELECT count(*) FROM events WHERE at >= ?1 AND id > ?3)"
+        )
+        with self._open() as sql:
+            return int(sql.execute(query, (since, step, event)).fetchone()[0])
 
     def position(self) -> RecordPosition:
         """Return how far the record has come. Nothing on record changes without it; cheap."""
@@ -340,6 +381,12 @@ class Reader:
             raise unusable(self.path, error) from error
 
 
+def _rows_after(key: str, by_time: bool) -> str:
+    """Return the rest of a query for rows with a ``key`` above a number, since a time, up to a limit."""
+    order = f"at, {key}" if by_time else key
+    return f"WHERE {key} > ? AND at >= ? ORDER BY {order} LIMIT ?"
+
+
 class RecordPosition(NamedTuple):
     """Newest numbers of what is on record."""
 
@@ -368,17 +415,46 @@ class DroneLifetime(NamedTuple):
         return self.started_at or self.joined_at
 
 
-def hazards_of(drones: Iterable[DroneLifetime], since: float, now: float) -> list[store.Hazard]:
+def _drones_where(
+    sites: Sequence[str] = (), states: Sequence[str] = (), types: Sequence[str] = (), nodes: Sequence[str] = ()
+) -> tuple[str, list[object]]:
+    """Return further conditions on drones, as ``AND ...``, with their values."""
+    where, values = "", list[object]()
+    for columns, wanted in (
+        (("site",), sites),
+        (("state",), states),
+        (("type", "substr(type, instr(type, '/') + 1)"), types),
+        (("node", "substr(node, 1, instr(node || '.', '.') - 1)"), nodes),
+    ):
+        if wanted:
+            marks = ", ".join("?" * len(wanted))
+            where += f" AND ({' OR '.join(f'{column} IN ({marks})' for column in columns)})"
+            values += [*wanted] * len(columns)
+    return where, values
+
+
+def hazards_of(
+    drones: Iterable[DroneLifetime], since: float, now: float, others: Iterable[tuple[str, int, float]] = ()
+) -> list[store.Hazard]:
     """Return one :class:`Hazard` per site and one per drone type, sites before their types.
 
-    ``drones`` are live or ended at ``since`` or later. A drone whose start is unknown counts only if it was preempted.
+    ``drones`` are live or ended at ``since`` or later, as are the ``others``: number and run time by type of those that
+    lost nothing. A drone whose start is unknown counts only if it was preempted.
     """
     by_scope: dict[str, list[DroneLifetime]] = {}
     for drone in drones:
         if drone.began or drone.state == DroneState.PREEMPTED:
             for scope in (drone.type.partition("/")[0], drone.type):
                 by_scope.setdefault(scope, []).append(drone)
-    return [_hazard(scope, by_scope[scope], since, now) for scope in sorted(by_scope)]
+    counts, runs_s = Counter[str](), Counter[str]()
+    for kind, number, run_s in others:
+        for scope in (kind.partition("/")[0], kind):
+            counts[scope] += number
+            runs_s[scope] += run_s  # type: ignore[assignment]
+    found = [_hazard(scope, by_scope.get(scope, ()), since, now) for scope in sorted({*by_scope, *counts})]
+    return [
+        replace(each, drones=each.drones + counts[each.scope], run_s=each.run_s + runs_s[each.scope]) for each in found
+    ]
 
 
 def _hazard(scope: str, drones: Sequence[DroneLifetime], since: float, now: float) -> store.Hazard:

@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache, cached_property
+from math import inf
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -112,8 +113,8 @@ REQUESTS = Table(
 )
 
 
-_BEGAN = "coalesce(nullif(started_at, 0), joined_at)"  # as DroneLifetime.began
-_GPU_DRONES = f"SELECT id, type, gpu_milli, {_BEGAN}, ended_at FROM drones"
+BEGAN = "coalesce(nullif(started_at, 0), joined_at)"  # as DroneLifetime.began
+_GPU_DRONES = f"SELECT id, type, gpu_milli, {BEGAN}, ended_at FROM drones"
 
 
 def drones_of_runs(sql: sqlite3.Connection, runs: Iterable[model.CompletedJob]) -> dict[DroneId | None, GpuDrone]:
@@ -135,13 +136,24 @@ def add_run(sql: sqlite3.Connection, run: model.CompletedJob) -> bool:
     return insert(sql, "completed_jobs", COMPLETED_JOBS.row(run), keep=True) > 0
 
 
-def read_runs(sql: sqlite3.Connection, since: float) -> tuple[list[GpuDrone], list[model.CompletedJob]]:
-    """Return the GPU drones that ran, and the runs of jobs that ended in drones, at ``since`` or later."""
-    drones = f"{_GPU_DRONES} WHERE gpu_milli > 0 AND {_BEGAN} > 0"
-    # two ranges of one index
-    drones = f"{drones} AND live = 1 UNION ALL {drones} AND live = 0 AND ended_at >= ?"
-    runs = COMPLETED_JOBS.select(sql, "WHERE ended_at >= ? AND drone_id IS NOT NULL", (since,))
-    return [*map(GpuDrone._make, sql.execute(drones, (since,)))], [*runs]
+def read_runs(
+    sql: sqlite3.Connection, since: float, until: float = inf, of: Iterable[DroneId] | None = None
+) -> tuple[list[GpuDrone], list[model.CompletedJob]]:
+    """Return the GPU drones that ran at ``since`` or later, and the runs in drones that ended from then to ``until``.
+
+    ``of``: only these drones, and the runs in them.
+    """
+    drones = f"{_GPU_DRONES} WHERE gpu_milli > 0 AND {BEGAN} > 0"
+    runs, values = "WHERE ended_at >= ? AND ended_at <= ? AND drone_id IS NOT NULL", [since, until]
+    if of is None:  # two ranges of one index
+        drones = f"{drones} AND live = 1 UNION ALL {drones} AND live = 0 AND ended_at >= ?"
+        return (
+            [*map(GpuDrone._make, sql.execute(drones, (since,)))],
+            [*COMPLETED_JOBS.select(sql, runs, values)],
+        )
+    chosen, ids = "IN (SELECT value FROM json_each(?))", json.dumps([*of])
+    found = sql.execute(f"{drones} AND id {chosen}", (ids,))
+    return [*map(GpuDrone._make, found)], [*COMPLETED_JOBS.select(sql, f"{runs} AND drone_id {chosen}", (*values, ids))]
 
 
 MAX_DELAYS = 1000

@@ -100,9 +100,11 @@ def _resource(verb: str) -> Resource:
     return Resource("", verb)
 
 
-def _answer(verb: str, reader: Reader, query: Query, subject: str | None = None) -> Any:
+def _answer(verb: str, reader: Reader, query: Query, subject: str | None = None, limit: str | None = None) -> Any:
     """Return what a verb answers to the parameters of a page, of which commas separate several values."""
     given = {key: value.split(",") for key, value in query.items() if key not in tables.TABLE_PARAMETERS}
+    if limit is not None:
+        given["limit"] = [str(opt.parsed(tables.row_limit, "limit", limit))]
     words, _ = _resource(verb).arguments(subject, given)
     return _resource(verb).ask(reader, words)[0]
 
@@ -435,11 +437,13 @@ def _plan(reader: Reader, query: Query) -> WebPage:
 def _drones(reader: Reader, query: Query) -> WebPage:
     shown, links = _choices(query, "show", {"live": "live", "ended": "ended", "all": "all"}, "live")
     filters = {key: value for key, value in query.items() if key not in ("show", *tables.TABLE_PARAMETERS)}
-    listing = _answer("drones", reader, filters if shown == "live" else {**filters, shown: "true"})
+    asked = filters if shown == "live" else {**filters, shown: "true"}
+    page = {"limit": "500", **query}
+    listing = _answer("drones", reader, asked, limit=None if "sort" in query else page["limit"])
     columns = [replace(c, level=2) if c.key in DRONE_NOT_SHOWN else c for c in listing.columns]
     only = [f"{key}: {', '.join(value.split(','))}" for key, value in filters.items()]
-    title = "; ".join([formatting.count(len(listing.rows), "drone"), *map(formatting.sanitize, only)])
-    table = page_table(replace(listing, title=title, columns=columns), {"limit": "500", **query})
+    title = "; ".join([formatting.count(listing.total or 0, "drone"), *map(formatting.sanitize, only)])
+    table = page_table(replace(listing, title=title, columns=columns), page)
     return WebPage("Drones", choices=[links], tables=[table])
 
 

@@ -60,7 +60,7 @@ def page_table(listing: out.Listing, query: Mapping[str, str] | None = None) -> 
     """
     columns = [c for c in listing.columns if c.level <= 0]
     if query is not None:
-        limit = opt.parsed(_limit, "limit", query["limit"]) if query.get("limit") else None
+        limit = opt.parsed(row_limit, "limit", query["limit"]) if query.get("limit") else None
         listing = out.picked(listing, Pick(query.get("sort"), limit))
         columns = out.chosen_columns(listing.columns, query["columns"]) if query.get("columns") else columns
     cells = [(column, _cells(column, listing.rows)) for column in columns]
@@ -70,7 +70,7 @@ def page_table(listing: out.Listing, query: Mapping[str, str] | None = None) -> 
     return PageTable(title, [_head(column, query) for column, _ in shown], rows)
 
 
-def _limit(text: str) -> int:
+def row_limit(text: str) -> int:
     if not re.fullmatch("[0-9]{1,9}", text):
         raise ValueError("write a number, as in limit=20")
     return int(text)

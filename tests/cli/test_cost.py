@@ -1,0 +1,120 @@
+"""The cost of a question follows its answer, not the record: rows that leave SQLite, on a record of three days."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from provisioner.store.reader import Reader
+from provisioner.web.pages import render
+from tests.cli.conftest import NOW, Cli
+from tests.store.days import DRONES, add_days
+
+FEW = 400
+"""Rows of a question about one thing or one page: those of the story and of an hour are among them."""
+
+
+@pytest.fixture
+def days(record: Path) -> Path:
+    add_days(record, NOW)
+    return record
+
+
+@pytest.fixture
+def rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A list of one number: the rows that all connections have read so far."""
+    count, connect = [0], sqlite3.connect
+
+    def counted(_: sqlite3.Cursor, row: tuple[object, ...]) -> tuple[object, ...]:
+        count[0] += 1
+        return row
+
+    def connected(*args: object, **more: object) -> sqlite3.Connection:
+        made: sqlite3.Connection = connect(*args, **more)  # type: ignore[call-overload]
+        made.row_factory = counted
+        return made
+
+    monkeypatch.setattr(sqlite3, "connect", connected)
+    return count
+
+
+LAST, MIDDLE = f"kit-ab12-{999 + DRONES}", f"kit-ab12-{1000 + DRONES // 2}"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        f"drones show {MIDDLE}",
+        f"drones show {LAST} -o json",
+        "drones show nonsense",
+        "explain drone 1700",
+        "drones",
+        "drones -o json",
+        "drones --ended --limit 20",
+        "drones --ended --limit 20 -o json",
+        "drones --all --limit 20",
+        f"drones --ended --limit 20 --after {MIDDLE}",
+        "drones --ended --limit 20 --site topas --state done",
+        "events --since 30d --limit 20",
+        "events --since all --limit 20 -o json",
+        "events --since all --limit 20 --after 9.1",
+        "explain job 700.1",
+        "explain job 699999.0",
+        "explain class 7",
+        "plan",
+        "sites show topas",
+        "status --check",
+        "estimates",
+    ],
+)
+def test_a_question_reads_what_it_answers(cli: Cli, days: Path, rows: list[int], words: str) -> None:
+    ran = cli(*words.split(), "--store", days)
+    assert ran.out or ran.err
+    assert 0 < rows[0] <= FEW
+
+
+@pytest.mark.parametrize(
+    ("path", "query"),
+    [
+        ("/drones", {"show": "ended", "limit": "20"}),
+        ("/drones", {}),
+        (f"/drone/{MIDDLE}", {}),
+        ("/job/700.1", {}),
+        ("/class/7", {}),
+        ("/sites/topas", {}),
+        ("/plan", {}),
+        ("/why", {"q": LAST}),
+        ("/waste", {}),
+    ],
+)
+def test_a_page_reads_what_it_shows(days: Path, rows: list[int], path: str, query: dict[str, str]) -> None:
+    assert "<h1" in render(path, Reader(days), query)
+    assert 0 < rows[0] <= FEW * 2, "its parts ask for the same views"
+
+
+def test_the_first_rows_are_those_of_the_whole_list(cli: Cli, days: Path) -> None:
+    for words in ("drones --ended", "drones --all", "events --since all"):
+        columns = ("--columns", "id" if "drones" in words else "at,name,drone,text", "-o", "jsonl", "--store", days)
+        every = cli(*words.split(), *columns).out.splitlines()
+        page = cli(*words.split(), "--limit", "7", "--store", days)
+        assert f"7 of {len(every)} shown" in page.err
+        assert cli(*words.split(), "--limit", "7", *columns).out.splitlines() == every[:7]
+    behind = cli("drones", "--ended", "--after", MIDDLE, "--limit", "3", "--store", days, "-o", "name").out.split()
+    middle = int(MIDDLE.rpartition("-")[2])
+    assert behind == [f"kit-ab12-{middle + n}" for n in (1, 2, 3)]
+
+
+def test_a_drone_on_a_large_record_has_its_own_use(cli: Cli, days: Path) -> None:
+    shown = cli("drones", "show", MIDDLE, "--store", days, "-o", "json")
+    assert '"use":0.4' in shown.out.replace(" ", "")
+
+
+def test_a_lasting_event_of_days_ago_is_still_a_trouble(cli: Cli, days: Path) -> None:
+    with sqlite3.connect(days) as sql:
+        sql.execute("UPDATE events SET name = 'config.rejected' WHERE id = (SELECT min(id) + 5 FROM events)")
+    assert "the changed configuration was refused" in cli("status", "--store", days).out
+    with sqlite3.connect(days) as sql:
+        sql.execute("UPDATE events SET name = 'config.reloaded' WHERE id = (SELECT min(id) + 50 FROM events)")
+    assert "the changed configuration was refused" not in cli("status", "--store", days).out
