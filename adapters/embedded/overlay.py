@@ -50,6 +50,13 @@ class EmbeddedOverlayConfig(ConfigSection):
     keep: Duration = Field(30 * 86400.0)
     """Time for which finished jobs stay in the queue file."""
 
+    def runs_jobs_of_others(self) -> bool:
+        """Return True if another account may write the queue file, and so submit."""
+        try:
+            return bool(self.path.stat().st_mode & 0o022)
+        except OSError:
+            return False
+
 
 class EmbeddedOverlay:
     """A queue in a SQLite file. Each call opens it in a thread and waits at most seconds for a busy one.

@@ -51,12 +51,26 @@ class LocalSiteConfig(ConfigSection):
     """Disk for drones. Default: the size of `root`'s file system."""
     retain_finished: Duration = Field(3600.0)
     """Time for which the directory of an ended drone is kept for the operator."""
+    account: str = Field("", pattern=r"^([a-z_][a-z0-9_-]*)?$", examples=["gpu-drones"])
+    """Account that drones run under, which `sudo` must let the controller become without a password. Empty: the
+    controller's own; drones of a controller that is root become `DRONE_USER`."""
+    same_account: bool = Field(False)
+    """Let jobs of other people run under the controller's own account. They can read every secret of the controller."""
     nice: int = Field(0, ge=0, le=19)
     """Niceness of drones; 0 is that of the controller."""
     env: Annotated[dict[str, str], AfterValidator(partial(check_environment, reserved=_SITE_VARIABLES))] = Field(
         default_factory=dict
     )
     """Environment variables added for each drone."""
+
+    def same_account_as_controller(self) -> str:
+        """Return why jobs of other people could read the controller's secrets; empty if they cannot or may."""
+        if self.account or self.same_account or os.geteuid() == 0:
+            return ""
+        return (
+            "drones would run under the controller's own account, so every job could read its tokens. "
+            "Set `account` to an account for drones, or `same_account: true` if all jobs are yours"
+        )
 
     def unfit(self, types: Sequence[DroneType]) -> Iterator[tuple[tuple[str, str], str]]:
         """Yield types that this host can never hold. GPUs that `nvidia-smi` would have to list are left out."""

@@ -31,6 +31,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Self
 
+from adapters.local.account import DroneAccount, DroneAccountError
 from adapters.local.resources import HostAllocation
 from adapters.shared.printing import last_line
 from provisioner.model import Bootstrap, DroneId, EndKind, RemoteDrone, RemoteEnd, RemoteState
@@ -62,6 +63,12 @@ class DroneRecord:
     starter: str
     """The process that made the directory, as :class:`Process` writes itself."""
     allocation: HostAllocation
+    account: str = ""
+    """The account that it runs under; empty: the controller's own, or the one that a drone of root takes."""
+
+    @property
+    def drone_account(self) -> DroneAccount | None:
+        return DroneAccount(self.account) if self.account else None
 
 
 def is_drone_id(name: str) -> bool:
@@ -102,7 +109,8 @@ class LocalDrone:
             return None
         if word == "exited":
             kind = EndKind.STOPPED if self.asked_to_stop else EndKind.EXITED
-            return RemoteEnd(kind, at, int(rest), last_line(self.own / "outcome") or last_line(self.log))
+            outcome = self._site / "outcome" if self.record.account else self.own / "outcome"
+            return RemoteEnd(kind, at, int(rest), last_line(outcome) or last_line(self.log))
         return RemoteEnd(EndKind.STOPPED if word == "killed" else EndKind.FAULT, at, None, rest)
 
     def listed(self) -> RemoteDrone:
@@ -165,6 +173,11 @@ class LocalDrone:
 
         A session with a tagged process in it belongs to the drone: its launcher starts one, and its jobs may.
         """
+        if account := self.record.drone_account:
+            try:
+                account.kill(self.id)
+            except DroneAccountError:
+                return False
         for _ in range(_KILL_ROUNDS):
             pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
             tagged = [pid for pid in pids if _has_tag(pid, self.id)]
@@ -182,9 +195,16 @@ class LocalDrone:
 
     def remove(self) -> None:
         """Remove the directory from every listing at once, then from the disk. What resists keeps a ``.old-`` name."""
+        account = self.record.drone_account
         aside = self.path.with_name(_REMOVED + self.id)
         os.rename(self.path, aside)
-        shutil.rmtree(aside, ignore_errors=True)
+        _remove_tree(aside, account)
+
+    def discard(self) -> None:
+        """Remove the directory of a drone that never ran, even one without a readable record."""
+        with contextlib.suppress(OSError, ValueError):
+            self.remove()
+        shutil.rmtree(self.path, ignore_errors=True)
 
     def _make_once(self, name: str, text: str) -> bool:
         """Create a file with all of its content, unless it exists: a hard link is atomic."""
@@ -216,6 +236,13 @@ class LocalDrone:
                 file.write(b"[the beginning was cut off]\n" + end)
 
 
+def _remove_tree(path: Path, account: DroneAccount | None) -> None:
+    """Remove a drone's directory; what is not ours to remove goes first."""
+    if account is not None and (path / "drone").is_dir():
+        account.empty(path / "drone")
+    shutil.rmtree(path, ignore_errors=True)
+
+
 def directories(root: Path) -> Iterator[Path]:
     """Yield the directories in ``root`` that may be drones: plainly named, real, of this user."""
     uid = os.geteuid()
@@ -227,28 +254,37 @@ def directories(root: Path) -> Iterator[Path]:
                         yield Path(entry.path)
 
 
-def claim(target: Path, record: DroneRecord, starter: Process, bootstrap: Bootstrap) -> bool:
+def claim(target: Path, record: DroneRecord, starter: Process, bootstrap: Bootstrap, environment: str = "") -> bool:
     """Make a drone's directory, with its script and files, at once; return False if the id is taken.
+
+    A drone of another account gets its ``environment`` as a script, since sudo passes none on.
 
     Raises OSError, or ValueError for a file name that is not a plain one.
     """
     for name in bootstrap.files:
         if not _PLAIN_FILE_NAME.fullmatch(name):
             raise ValueError(f"admission file {name[:100]!r}: not a plain file name")
+    account = record.drone_account
     fresh = Path(tempfile.mkdtemp(prefix=f"{_UNFINISHED}{starter.pid}-{starter.start}-", dir=target.parent))
     try:
-        if os.geteuid() == 0:
+        files = {".site/order.json": to_json(record).encode()}
+        if account is not None:
+            fresh.chmod(0o733)  # for a moment, under a name that nobody can list or guess
+            own = {**bootstrap.files, "script": bootstrap.script, "environment": environment.encode()}
+            account.unpack(fresh / "drone", own)
+        else:
+            (fresh / "drone").mkdir(mode=0o700)
+            files |= {f"drone/{name}": content for name, content in bootstrap.files.items()}
+            files[".site/script"] = bootstrap.script
+        if account is not None or os.geteuid() == 0:
             fresh.chmod(0o711)  # an ordinary account, which a drone of root may become, must get through
         (fresh / ".site").mkdir(mode=0o700)
-        (fresh / "drone").mkdir(mode=0o700)
-        files = {f"drone/{name}": content for name, content in bootstrap.files.items()}
-        record_bytes = to_json(record).encode()
-        for name, content in {**files, ".site/script": bootstrap.script, ".site/order.json": record_bytes}.items():
+        for name, content in files.items():
             (fresh / name).touch(mode=0o600)
             (fresh / name).write_bytes(content)
         os.rename(fresh, target)
     except BaseException as error:
-        shutil.rmtree(fresh, ignore_errors=True)
+        _remove_tree(fresh, account)
         if isinstance(error, OSError) and target.is_dir():
             return False
         raise

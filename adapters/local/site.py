@@ -10,17 +10,18 @@ import contextlib
 import errno
 import fcntl
 import os
-import shutil
+import shlex
 import signal
 import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Self, TypeVar
 
+from adapters.local.account import DroneAccount
 from adapters.local.config import LocalSiteConfig
 from adapters.local.drones import TAG, DroneRecord, LocalDrone, Process, claim, clean_up, directories, is_drone_id
 from adapters.local.resources import FreeHostResources, LocalHost, disk_mib, survey
@@ -30,13 +31,14 @@ from provisioner import model
 from provisioner.interfaces import AuditFinding, UnavailableError
 from provisioner.model import DroneId, FaultKind, OrderOutcome, OrderResult, RemoteState
 
-_INHERITED = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH")
+_INHERITED = ("PATH", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH")
 """Variables that a drone inherits. The controller's environment may hold secrets, so there are no others."""
+_OF_ACCOUNT = ("HOME", "USER", "LOGNAME")
+"""These as well, if it runs under the controller's account."""
 _LAUNCHER = Path(__file__).with_name("launcher.sh")
 _LOCK_WAIT_S = 10.0
 _LAUNCH_WAIT_S = 5.0
 """For a launcher to report; of a drone whose launcher has not by then the outcome is unknown."""
-_ROOT_MODE = 0o711 if os.geteuid() == 0 else 0o700
 _CLEANUP_BUDGET_S = 1.0
 T = TypeVar("T")
 
@@ -52,11 +54,13 @@ class LocalSite:
         self._root = config.root.absolute()
         self._turn = threading.Lock()
         self._host: LocalHost | None = None
+        self._account = DroneAccount(config.account) if config.account else None
 
     async def __aenter__(self) -> Self:
         """Make the root if possible; if not, the first poll tells why."""
+        mode = 0o711 if self._account or os.geteuid() == 0 else 0o700
         with contextlib.suppress(OSError):
-            await asyncio.to_thread(self._root.mkdir, mode=_ROOT_MODE, parents=True, exist_ok=True)
+            await asyncio.to_thread(self._root.mkdir, mode=mode, parents=True, exist_ok=True)
         return self
 
     async def __aexit__(self, *exc: object) -> None:
@@ -67,13 +71,14 @@ class LocalSite:
         return await asyncio.to_thread(self._one_at_a_time, self._view)
 
     async def audit(self, policy: model.SitePolicy) -> Sequence[AuditFinding]:
-        """Report a directory that cannot be written: no drone could be started."""
+        """Report what would let no drone start: a directory that cannot be written, an account that cannot be used."""
         try:
             (await asyncio.to_thread(tempfile.TemporaryFile, dir=self._root)).close()
         except OSError as error:
             message = f"{self._root} cannot be written: {error.strerror}. Make it writable for this user"
             return [AuditFinding("", "directory", message)]
-        return []
+        problem = await asyncio.to_thread(self._account.check, self._root) if self._account else ""
+        return [AuditFinding("", "account", problem)] if problem else []
 
     async def start(self, orders: Sequence[model.StartOrder]) -> Sequence[OrderResult]:
         """Start drones. If it is cancelled the thread goes on; the next poll lists what it began."""
@@ -189,8 +194,11 @@ class LocalSite:
                 if isinstance(found, str):
                     return rejected(order.drone_id, FaultKind.CAPACITY, f"no room now: {found}")
                 me = Process.own()
-                record = DroneRecord(self._controller, self._name, order.type.name, order.grace_s, str(me), found)
-                if claim(drone.path, record, me, order.bootstrap):
+                record = DroneRecord(
+                    self._controller, self._name, order.type.name, order.grace_s, str(me), found, self._config.account
+                )
+                environment = _drone_environment(order, order.bootstrap, drone, record, self._config, host)
+                if claim(drone.path, record, me, order.bootstrap, _exports(environment)):
                     room.take(found)
             if not self._owns(drone.record):
                 return rejected(drone.id, FaultKind.CONFIG, f"the id belongs to controller {drone.record.controller}")
@@ -209,7 +217,8 @@ class LocalSite:
 
     def _launch(self, drone: LocalDrone, order: model.StartOrder, bootstrap: model.Bootstrap, host: LocalHost) -> None:
         """Run a launcher; of several launchers of a drone one wins."""
-        argv = ["setsid", "--fork", "/bin/sh", str(_LAUNCHER), str(drone.path), f"{drone.record.grace_s:g}"]
+        record = drone.record
+        argv = ["setsid", "--fork", "/bin/sh", str(_LAUNCHER), str(drone.path), f"{record.grace_s:g}", record.account]
         if self._config.nice:
             argv = ["nice", "-n", str(self._config.nice), *argv]
         with open(drone.log, "ab", opener=lambda path, flags: os.open(path, flags, 0o600)) as log:
@@ -217,7 +226,7 @@ class LocalSite:
             subprocess.run(
                 argv,
                 cwd=drone.path,
-                env=_drone_environment(order, bootstrap, drone, self._config, host),
+                env=_drone_environment(order, bootstrap, drone, record, self._config, host),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -234,7 +243,7 @@ class LocalSite:
             what = f"{error.filename or drone.path}: {error.strerror or error}"
         if drone.path.is_dir() and not drone.abandon():
             return outcome_unknown(drone.id, what)
-        shutil.rmtree(drone.path, ignore_errors=True)
+        drone.discard()
         return rejected(drone.id, kind, what)
 
     def _stop_all(self, orders: Sequence[model.StopOrder]) -> Sequence[OrderResult]:
@@ -271,11 +280,22 @@ def _done(drone: LocalDrone) -> OrderResult:
     return OrderResult(drone.id, OrderOutcome.OK, drone.remote_id)
 
 
+def _exports(environment: Mapping[str, str]) -> str:
+    """Return a script that sets these variables."""
+    return "".join(f"export {name}={shlex.quote(value)}\n" for name, value in environment.items())
+
+
 def _drone_environment(
-    order: model.StartOrder, bootstrap: model.Bootstrap, drone: LocalDrone, config: LocalSiteConfig, host: LocalHost
+    order: model.StartOrder,
+    bootstrap: model.Bootstrap,
+    drone: LocalDrone,
+    record: DroneRecord,
+    config: LocalSiteConfig,
+    host: LocalHost,
 ) -> dict[str, str]:
-    inherited = {name: value for name in _INHERITED if (value := os.environ.get(name)) is not None}
-    indexes = sorted(drone.record.allocation.gpus)
+    names = _INHERITED if record.account else (*_INHERITED, *_OF_ACCOUNT)
+    inherited = {name: os.environ[name] for name in names if name in os.environ}
+    indexes = sorted(record.allocation.gpus)
     contract = {
         **drone_contract.environment(order),
         TAG: order.drone_id,

@@ -154,6 +154,7 @@ class _ConfigReader:
         if overlay is not None:
             _check_store_path(document, model.store.path, overlay)
             _check_low_use(document, model)
+            _check_accounts(overlay, sites)
         read_models = [site.model for site in sites if site.model]
         if len(read_models) == len(sites):
             _check_headroom(document, model, read_models)
@@ -357,6 +358,16 @@ def _check_distinct_places(sites: Sequence[_ReadSite]) -> None:
             message = f"`{key}` is also that of {first[place]}: give each site a place of its own"
             site.document.complain_at(("options", key), message)
         first.setdefault(place, site.document.file)
+
+
+def _check_accounts(overlay: BaseModel, sites: Sequence[_ReadSite]) -> None:
+    """Refuse drones that run jobs of other people under the controller's account, unless the site says so by name."""
+    if not getattr(overlay, "runs_jobs_of_others", lambda: True)():
+        return
+    for site in sites:
+        problem = getattr(site.options, "same_account_as_controller", str)()
+        if problem:
+            site.document.complain_at_key(("options",), problem)
 
 
 def _check_store_path(document: YamlDocument, store: Path, overlay: BaseModel) -> None:

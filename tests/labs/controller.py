@@ -78,7 +78,7 @@ class LabSite:
             "limits": limits(self.most),
             "timeouts": controller.timeouts(order_deadline="15s", order_confirm="20s", missing="5s", grace="10s"),
             "types": {self.kind: gpu_type(*self.gpu, cpus=2, memory="512 MiB", disk="2 GiB") | self.type},
-            "options": {"root": f"drones-{self.name}", "retain_finished": "1h", **room},
+            "options": {"root": f"drones-{self.name}", "retain_finished": "1h", "same_account": True, **room},
         }
 
 
