@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import io
 import time
@@ -26,6 +27,7 @@ from provisioner.config.units import parse_duration
 from provisioner.model import DrainMode, DroneId, RequestKind
 from provisioner.store.reader import Reader
 from provisioner.store.series import Series
+from provisioner.web.connections import REQUEST_TIMEOUT_S
 from provisioner.web.record import Answered, SharedRecord
 
 log = structlog.get_logger()
@@ -265,7 +267,10 @@ async def request_change(change: Change, record: SharedRecord, request: web.Requ
     if request.content_type != "application/json":
         raise web.HTTPUnsupportedMediaType(text="send a body of application/json")
     try:
-        body = change.body.model_validate_json(await request.read())
+        async with asyncio.timeout(REQUEST_TIMEOUT_S):
+            body = change.body.model_validate_json(await request.read())
+    except TimeoutError:
+        raise web.HTTPRequestTimeout(text=f"the body did not come within {REQUEST_TIMEOUT_S:g} s") from None
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(map(str, first["loc"])) or "body"

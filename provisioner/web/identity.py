@@ -6,8 +6,6 @@ import asyncio
 import grp
 import os
 import pwd
-import socket
-import struct
 import time
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -20,6 +18,7 @@ from aiohttp import web
 from provisioner.cli.options import VerbError
 from provisioner.config.models import Role, WebProxySection, WebSection, WebSubjectSection, is_loopback, parse_dn
 from provisioner.formatting import sanitize
+from provisioner.web.connections import credentials_of
 from provisioner.web.tokens import TokenVerifier
 
 NAME_LENGTH = 200
@@ -58,7 +57,7 @@ class Authenticator:
         self._subjects = section.tls.subjects if section.tls else ()
         self._operators = {uid_of(name) for name in section.operators.users} | {0, os.geteuid()}
         self._operator_groups = {gid_of(name) for name in section.operators.groups}
-        self._proxy_uids = {uid_of(name) for name in self._proxy.users} if self._proxy else set()
+        self.proxy_uids = {uid_of(name) for name in self._proxy.users} if self._proxy else set()
 
     async def caller(self, request: web.Request) -> Caller:
         """Return the caller. Raises :class:`aiohttp.web.HTTPException` for one who is refused."""
@@ -67,7 +66,7 @@ class Authenticator:
             raise web.HTTPBadRequest(text="the connection is closed")
         place, tls = transport.get_extra_info("sockname"), transport.get_extra_info("ssl_object")
         by_proxy = self.is_proxied(request)
-        if by_proxy and peer_of(transport)[0] not in self._proxy_uids:
+        if by_proxy and peer_of(transport)[0] not in self.proxy_uids:
             raise web.HTTPForbidden(text="this socket is for the reverse proxy alone")
         if (token := bearer_of(request)) is not None:
             return Caller(*await self._tokens.verify(token))
@@ -107,10 +106,8 @@ def named_host(request: web.Request) -> str:
 
 
 def peer_of(transport: Any) -> tuple[int, int]:
-    """Return user and group of the process at the other end of a unix socket (``SO_PEERCRED``, unix(7))."""
-    credentials = transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-    _, uid, gid = struct.unpack("3i", credentials)
-    return uid, gid
+    """Return user and group of the process at the other end of a unix socket."""
+    return credentials_of(transport.get_extra_info("socket"))
 
 
 @lru_cache(maxsize=256)

@@ -9,6 +9,7 @@ import signal
 import socket
 import ssl
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -66,10 +67,18 @@ async def _serve(service: WebService, path: Path) -> None:
     """Serve until SIGTERM or SIGINT."""
     from aiohttp import web
 
+    from provisioner.web import connections
+
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    runner = web.AppRunner(service.app, access_log=None, handler_cancellation=True, shutdown_timeout=CLIENTS_WAIT_S)
+    runner = web.AppRunner(
+        service.app,
+        access_log=None,
+        handler_cancellation=True,
+        shutdown_timeout=CLIENTS_WAIT_S,
+        keepalive_timeout=connections.REQUEST_TIMEOUT_S,
+    )
     await runner.setup()
     try:
         places = await listen(runner, service.section, path)
@@ -82,21 +91,22 @@ async def _serve(service: WebService, path: Path) -> None:
 
 async def listen(runner: web.AppRunner, section: WebSection, path: Path) -> list[str]:
     """Open all listeners and return where they are. Raises :class:`VerbError` for one that cannot be opened."""
-    from aiohttp import web
-
     from provisioner.config.models import parse_address
+    from provisioner.web.connections import BoundedSite, tcp_sockets, unix_sockets
+    from provisioner.web.server import CONNECTIONS
 
-    sites: list[tuple[web.BaseSite, str]] = [(_unix(runner, path), f"unix:{path}")]
+    unix_paths = [path, *([section.proxy.socket] if section.proxy else [])]
+    addresses: list[tuple[str, str, ssl.SSLContext | None]] = []
     if section.listen:
-        host, port = parse_address(section.listen)
-        sites.append((web.TCPSite(runner, host, port), f"http://{section.listen}"))
+        addresses.append(("http", section.listen, None))
     if section.tls:
-        host, port = parse_address(section.tls.listen)
-        context = tls_context(section.tls)
-        sites.append((web.TCPSite(runner, host, port, ssl_context=context), f"https://{section.tls.listen}"))
-    if section.proxy:
-        sites.append((_unix(runner, section.proxy.socket), f"unix:{section.proxy.socket}"))
-    for site, place in sites:
+        addresses.append(("https", section.tls.listen, tls_context(section.tls)))
+    site_of = partial(BoundedSite, runner, runner.app[CONNECTIONS])
+    sites = {f"unix:{place}": site_of(partial(unix_sockets, _unused(place))) for place in unix_paths} | {
+        f"{scheme}://{address}": site_of(partial(tcp_sockets, *parse_address(address)), context)
+        for scheme, address, context in addresses
+    }
+    for place, site in sites.items():
         try:
             await site.start()
         except OSError as error:
@@ -104,20 +114,15 @@ async def listen(runner: web.AppRunner, section: WebSection, path: Path) -> list
     os.chmod(path, 0o660)
     if section.proxy:
         os.chmod(section.proxy.socket, 0o666)  # each connection is checked: the kernel tells whose it is
-    return [place for _, place in sites]
+    return [*sites]
 
 
-def _unix(runner: web.AppRunner, path: Path) -> web.UnixSite:
-    """Return a listener at ``path``. It replaces a socket there, as a process leaves one that is killed.
-
-    Raises :class:`VerbError` if somebody listens at it.
-    """
-    from aiohttp import web
-
+def _unused(path: Path) -> Path:
+    """Return a path at which nobody listens. Raises :class:`VerbError` if somebody does."""
     with socket.socket(socket.AF_UNIX) as probe, suppress(OSError):
         probe.connect(str(path))
         raise VerbError(f"cannot listen at unix:{path}: another service does")
-    return web.UnixSite(runner, str(path))
+    return path
 
 
 def tls_context(section: WebTlsSection) -> ssl.SSLContext:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import suppress
 from contextvars import ContextVar
 from functools import partial
 from http import HTTPStatus
@@ -25,6 +24,7 @@ from provisioner.monitoring.metrics import content_type, exposition, health
 from provisioner.store import StoreError
 from provisioner.store.reader import Reader
 from provisioner.web import api, openapi, pages
+from provisioner.web.connections import Connections
 from provisioner.web.identity import Authenticator, Caller, bearer_of
 from provisioner.web.record import Answered, SharedRecord, TooManyReadsError
 from provisioner.web.stream import EventStream
@@ -44,6 +44,7 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
 }
 STATUS_OF_EXIT = {Exit.USAGE: HTTPStatus.BAD_REQUEST, Exit.UNMET: HTTPStatus.CONFLICT}
+CONNECTIONS = web.AppKey("connections", Connections)
 PUBLIC_PAGE = "job"
 """Tells users why their job waits; it needs no identity."""
 
@@ -56,6 +57,7 @@ class WebService:
         self.stream, self.tokens = EventStream(self.record), TokenVerifier(section.tokens)
         self.callers = Authenticator(section, self.tokens)
         self.app = web.Application(middlewares=[self._problems], client_max_size=api.LARGEST_BODY)
+        self.connections = self.app[CONNECTIONS] = Connections(self.callers.proxy_uids)
         self.app.on_response_prepare.append(_secure)
         self.app.on_shutdown.append(self.stream.cut_off)
         self.app.cleanup_ctx.append(self._running)
@@ -63,11 +65,11 @@ class WebService:
 
     async def _running(self, app: web.Application) -> AsyncIterator[None]:
         async with self.tokens:
-            stream = asyncio.create_task(self.stream.run())
+            tasks = [asyncio.create_task(each.run()) for each in (self.stream, self.connections)]
             yield
-            stream.cancel()
-            with suppress(asyncio.CancelledError):
-                await stream
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
             self.record.close()
 
     def _add_routes(self) -> None:
@@ -160,6 +162,7 @@ class WebService:
 
     @web.middleware
     async def _problems(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        self.connections.used(request.transport)
         try:
             return await handler(request)
         except web.HTTPException as refusal:

@@ -25,8 +25,10 @@ KEYS_RETRY_S = 60.0
 KEYS_LOST_S = 86400.0
 """Keys of an issuer that does not answer are used for this long."""
 FETCH_TIMEOUT_S = 10.0
-_NOT_AS_EXPECTED = (ValueError, TypeError, AttributeError)
-"""Errors in documents of another form."""
+KNOWN_WAIT_S = 1.0
+"""For newer keys, a token with a known key waits this long."""
+_NOT_AS_EXPECTED = (ValueError, TypeError, AttributeError, ArithmeticError, RecursionError)
+"""Errors in documents of another form: among them numbers without end, and lists in lists."""
 ALGORITHMS = ("RS256", "ES256")
 """Algorithms of signatures in the WLCG profile."""
 MAX_AGE_S = 6 * 3600.0
@@ -49,17 +51,26 @@ class IssuerKeys:
         self._issuer, self._session = issuer, session
         self._keys: dict[str, jwt.PyJWK] = {}
         self._tried_at = self._fetched_at = float("-inf")
-        self._lock = asyncio.Lock()
+        self._fetching: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._fetching.set_result(None)
 
     async def key(self, key_id: str | None) -> jwt.PyJWK:
-        """Return a key; that of a token without an id is the only one. Raises :class:`aiohttp.web.HTTPException`."""
-        async with self._lock:
-            now = time.monotonic()
-            wanted = self._find(key_id) is None or now - self._fetched_at > KEYS_KEPT_S
-            if wanted and now - self._tried_at > KEYS_RETRY_S:
-                self._tried_at = now
-                await self._fetch()
-            lost = time.monotonic() - self._fetched_at > KEYS_LOST_S
+        """Return a key; that of a token without an id is the only one. Raises :class:`aiohttp.web.HTTPException`.
+
+        A key that is known waits for no answer of the issuer: anybody can have one asked for.
+        """
+        now = time.monotonic()
+        known = self._find(key_id) is not None and now - self._fetched_at <= KEYS_LOST_S
+        if known and now - self._fetched_at <= KEYS_KEPT_S:
+            return self._known(key_id)
+        if self._fetching.done() and now - self._tried_at > KEYS_RETRY_S:
+            self._tried_at = now
+            self._fetching = asyncio.ensure_future(self._fetch())
+        await asyncio.wait([self._fetching], timeout=KNOWN_WAIT_S if known else None)
+        return self._known(key_id)
+
+    def _known(self, key_id: str | None) -> jwt.PyJWK:
+        lost = time.monotonic() - self._fetched_at > KEYS_LOST_S
         key = self._find(key_id)
         if lost:
             raise web.HTTPServiceUnavailable(text=f"the keys of {self._issuer} cannot be fetched; try again later")
@@ -71,6 +82,10 @@ class IssuerKeys:
         if key_id is None and len(self._keys) == 1:
             return next(iter(self._keys.values()))
         return self._keys.get(key_id or "")
+
+    def cancel(self) -> None:
+        """Wait for the issuer no longer."""
+        self._fetching.cancel()
 
     async def _fetch(self) -> None:
         """Fetch the keys; if that fails the known ones stay."""
@@ -108,6 +123,8 @@ class TokenVerifier:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
+        for keys in self._keys.values():
+            keys.cancel()
         await self._session.close()
 
     async def verify(self, token: str) -> tuple[str, Role | None, float]:
@@ -115,7 +132,7 @@ class TokenVerifier:
         try:
             header = jwt.get_unverified_header(token)
             issuer = jwt.decode(token, options={"verify_signature": False}).get("iss")
-        except (jwt.PyJWTError, ValueError):  # ValueError: bytes that are no text
+        except (jwt.PyJWTError, *_NOT_AS_EXPECTED):  # ValueError: bytes that are no text
             raise _refused("it is no JSON Web Token") from None
         section = self._sections.get(issuer) if isinstance(issuer, str) else None
         if section is None:
@@ -133,10 +150,10 @@ class TokenVerifier:
                 leeway=LEEWAY_S,
                 options={"require": ["exp", "iat", "iss", "aud", "sub"]},
             )
-        except (jwt.PyJWTError, TypeError) as error:  # TypeError: a key of another algorithm
+            name = f"{sanitize(str(claims['sub']), 120)} of {section.issuer}"
+            return name, _role(claims), float(claims["exp"]) + LEEWAY_S
+        except (jwt.PyJWTError, *_NOT_AS_EXPECTED) as error:  # TypeError: a key of another algorithm
             raise _refused(str(error)) from None
-        name = f"{sanitize(str(claims['sub']), 120)} of {section.issuer}"
-        return name, _role(claims), float(claims["exp"]) + LEEWAY_S
 
 
 def _role(claims: dict[str, Any]) -> Role | None:

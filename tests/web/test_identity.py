@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import datetime
 import grp
 import json
@@ -26,7 +27,7 @@ from provisioner.cli.options import VerbError
 from provisioner.config import ConfigError, load_web
 from provisioner.store.reader import Reader
 from provisioner.web import identity, tokens
-from tests.web.conftest import API, ME, Serve, free_port
+from tests.web.conftest import API, ME, Serve, free_port, until
 
 RSA, OTHER_RSA, EC = (
     rsa.generate_private_key(65537, 2048),
@@ -105,12 +106,16 @@ class Issuer:
         self.url = f"http://127.0.0.1:{free_port()}/iam"
         self.keys: dict[str, Any] = {"r1": RSA, "e1": EC}
         self.fetches, self.up, self.claimed = 0, True, self.url
+        self.jwks_uri = f"{self.url}/jwk"
+        self.answers = asyncio.Event()
+        self.answers.set()
 
     async def discovery(self, request: web.Request) -> web.Response:
         self.fetches += 1
+        await self.answers.wait()
         if not self.up:
             raise web.HTTPInternalServerError
-        return web.json_response({"issuer": self.claimed, "jwks_uri": f"{self.url}/jwk"})
+        return web.json_response({"issuer": self.claimed, "jwks_uri": self.jwks_uri})
 
     async def jwks(self, request: web.Request) -> web.Response:
         found = []
@@ -209,6 +214,11 @@ BAD: dict[str, Callable[[Issuer], str]] = {
     "a version not known": lambda issuer: issuer.token(**{"wlcg.ver": "7.0"}),
     "the key of another": lambda issuer: issuer.token(key=OTHER_RSA),
     "a key not known": lambda issuer: issuer.token(kid="invented", key=OTHER_RSA),
+    "an end beyond all numbers": lambda issuer: issuer.token(exp=10**400),
+    "an end without end": lambda issuer: issuer.token(exp=float("inf")),
+    "an end that is no number": lambda issuer: issuer.token(exp=float("nan")),
+    "a begin before all numbers": lambda issuer: issuer.token(iat=-(10**400)),
+    "lists in lists": lambda issuer: nested(issuer),  # noqa: PLW0108
     "no key id": lambda issuer: issuer.token(kid=None),
     "algorithm none": lambda issuer: jwt.encode({"iss": issuer.url, "sub": "a", "aud": AUDIENCE}, None, "none"),
     "algorithm not in the list": lambda issuer: issuer.token(alg="RS512"),
@@ -218,7 +228,6 @@ BAD: dict[str, Callable[[Issuer], str]] = {
 
 def hmac_with_public_key(issuer: Issuer) -> str:
     """The oldest trick: the public key, known to all, as the secret of a symmetric algorithm."""
-    import base64
     import hashlib
     import hmac
 
@@ -227,6 +236,13 @@ def hmac_with_public_key(issuer: Issuer) -> str:
     header = base64.urlsafe_b64encode(b'{"alg":"HS256","kid":"r1","typ":"JWT"}').rstrip(b"=").decode()
     signature = hmac.new(pem, f"{header}.{claims}".encode(), hashlib.sha256).digest()
     return f"{header}.{claims}.{base64.urlsafe_b64encode(signature).rstrip(b'=').decode()}"
+
+
+def nested(issuer: Issuer) -> str:
+    """A token, signed by nobody, whose claims exceed the depth that Python parses."""
+    head, _, signature = issuer.token().split(".")
+    claims = base64.urlsafe_b64encode(b"[" * 3000).rstrip(b"=").decode()
+    return f"{head}.{claims}.{signature}"
 
 
 async def test_bytes_that_are_no_text_are_refused(serve: Serve) -> None:
@@ -268,6 +284,43 @@ async def test_keys_are_fetched_once_and_again_when_one_is_new(
     monkeypatch.setattr(tokens, "KEYS_RETRY_S", 0.0)
     assert (await served.ask(f"{API}/status", headers=bearing(issuer.token(kid="r2")))).status == 200
     assert (await served.ask(f"{API}/status", headers=bearing(issuer.token(kid="r1", key=RSA)))).status == 401
+
+
+async def test_a_known_key_waits_for_no_other(serve: Serve, issuer: Issuer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokens with key ids that somebody made up have the keys fetched from an issuer that does not answer."""
+    served = await serve(**issuer.section())
+    assert (await served.ask(f"{API}/status", headers=bearing(issuer.token()))).status == 200
+    monkeypatch.setattr(tokens, "KEYS_RETRY_S", 0.0)
+    issuer.answers.clear()
+    forged = asyncio.create_task(
+        served.ask(f"{API}/status", headers=bearing(issuer.token(kid="invented", key=OTHER_RSA)))
+    )
+    await until(lambda: issuer.fetches == 2)
+    assert (await served.ask(f"{API}/status", headers=bearing(issuer.token()))).status == 200
+    monkeypatch.setattr(tokens, "KEYS_KEPT_S", 0.0)
+    assert (await served.ask(f"{API}/status", headers=bearing(issuer.token()))).status == 200, "an old one neither"
+    assert not forged.done()
+    issuer.answers.set()
+    assert (await forged).status == 401
+
+
+async def test_keys_that_an_issuer_withdrew_end(serve: Serve, issuer: Issuer, monkeypatch: pytest.MonkeyPatch) -> None:
+    served = await serve(**issuer.section())
+    token = issuer.token()
+    assert (await served.ask(f"{API}/status", headers=bearing(token))).status == 200
+    issuer.keys = {"r2": OTHER_RSA}
+    assert (await served.ask(f"{API}/status", headers=bearing(token))).status == 200, "known for an hour"
+    monkeypatch.setattr(tokens, "KEYS_KEPT_S", 0.0)
+    monkeypatch.setattr(tokens, "KEYS_RETRY_S", 0.0)
+    assert (await served.ask(f"{API}/status", headers=bearing(token))).status == 401
+
+
+async def test_keys_that_come_without_tls_are_not_believed(serve: Serve, issuer: Issuer) -> None:
+    issuer.jwks_uri = issuer.jwks_uri.replace(
+        "127.0.0.1", "0.0.0.0"
+    )  # reaches this host, by a name that is no loopback
+    served = await serve(**issuer.section())
+    assert (await served.ask(f"{API}/status", headers=bearing(issuer.token()))).status == 503
 
 
 async def test_an_issuer_that_does_not_answer(serve: Serve, issuer: Issuer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -373,6 +426,8 @@ async def test_a_certificate_gives_the_role_of_its_subject(serve: Serve, record:
     assert await tried(longer) == (403, 403)
     split = ours.issue("split", (NameOID.DOMAIN_COMPONENT, "org/O=KIT"), (NameOID.COMMON_NAME, "Ann x"))
     assert await tried(split) == (403, 403), "a slash in a value is no part of its own"
+    types = ((NameOID.ORGANIZATION_NAME, "org"), (NameOID.ORGANIZATION_NAME, "KIT"), (NameOID.COMMON_NAME, "Ann x"))
+    assert await tried(ours.issue("types", *types)) == (403, 403), "the same values of other types"
     assert await tried(None) == (401, 401)
     public = await served.ask(f"{base}/-/healthy", ssl=ssl.create_default_context(cafile=str(ours.file)))
     assert public.status == 200
