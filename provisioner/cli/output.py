@@ -424,9 +424,14 @@ def _write_csv(columns: Sequence[Column], rows: Sequence[Any], show: Show, out: 
     writer.writerows(zip(*(map(_csv_cell, c.cells(rows)) for c in columns), strict=True))
 
 
+FORMULA_STARTS = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
+"""Spreadsheets compute cells that begin so, and users name their jobs: an apostrophe makes them text."""
+
+
 def _csv_cell(value: Cell) -> str | int | float:
     if isinstance(value, str):
-        return sanitize(value)
+        text = sanitize(value)
+        return f"'{text}" if text.lstrip().startswith(FORMULA_STARTS) else text
     if value is None:
         return ""
     return value if isinstance(value, int | float) and not isinstance(value, bool) else dumps(value)

@@ -303,8 +303,11 @@ class WebTlsSection(ConfigSection):
     """Certificate of this host, with its chain."""
     key: ConfigPath = Field(examples=["/etc/grid-security/hostkey.pem"])
     """Its private key."""
-    client_ca: ConfigPath | None = Field(None, examples=["/etc/grid-security/certificates"])
-    """File, or directory with hashed names, of the authorities of client certificates. Default: none is asked for."""
+    client_ca: ConfigPath | None = Field(None, examples=["/etc/grid-security/our-ca.pem"])
+    """File, or directory with hashed names, of the authorities of client certificates. Default: none is asked for.
+
+    Each of them may issue every subject: `signing_policy` files are not read. Name a file with those that issue yours.
+    """
     subjects: tuple[WebSubjectSection, ...] = Field((), examples=[[{"dn": "/DC=org/CN=Ann", "role": "operate"}]])
     """Roles by subject; the first that matches applies. A subject that none matches has no role."""
 
@@ -312,7 +315,7 @@ class WebTlsSection(ConfigSection):
 class WebProxySection(ConfigSection):
     """A unix socket for a reverse proxy that logs people in (OpenID Connect). Its headers are believed only there.
 
-    In each request the proxy must set or remove `X-Remote-User`, and `X-Remote-Groups` with commas between the groups.
+    In each request the proxy must set or remove `X-Remote-User`, and `X-Remote-Groups` with all groups of the user.
     """
 
     socket: ConfigPath = Field(examples=["/run/provisioner-web/proxy.sock"])
@@ -323,6 +326,15 @@ class WebProxySection(ConfigSection):
     """Scheme and host as browsers see them; a change from a page of any other origin is refused."""
     groups: dict[str, Role] = Field(default_factory=dict, examples=[{"gpu-users": "read", "gpu-operators": "operate"}])
     """Role of each group; a user has the highest of theirs. `*` stands for everybody who is logged in."""
+    group_separator: str = Field(",", min_length=1, max_length=8, examples=["|"])
+    """Text between the groups. A group with it in its name counts as several: choose what no name has."""
+
+    @model_validator(mode="after")
+    def _whole_groups(self) -> Self:
+        split = sorted(group for group in self.groups if self.group_separator in group)
+        if split:
+            raise ValueError(f"groups: `{split[0]}` has the `group_separator` in it. Choose another separator")
+        return self
 
 
 class WebTokenSection(ConfigSection):

@@ -162,7 +162,7 @@ def unusable(path: Path, error: BaseException) -> StoreUnusableError:
         case sqlite3.SQLITE_CONSTRAINT:
             return unrecordable(path, error)
         case sqlite3.SQLITE_IOERR:
-            repair = f"check the disk of {path.parent}; nothing was recorded"
+            repair = f"check the disk of {path.parent} and the room on it; nothing was recorded"
         case _:
             repair = f"if this persists, {_start_anew(path)}"
     return StoreUnusableError(f"store {path}: {error}: {repair}")

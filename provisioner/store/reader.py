@@ -30,6 +30,8 @@ from provisioner.store.observations import Observation
 from provisioner.usage import GpuDrone
 
 _DYNAMIC_SLOT = re.compile(r"^(?P<parent>slot\d+)(?:_\d+)+@(?P<host>.+)$")
+_NO_LOG = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL, sqlite3.SQLITE_CANTOPEN)
+"""Errors where the log or its index cannot be created: a full disk, a directory that this user may not write."""
 FIND_LIMIT = 100
 """Largest number of drones that one ambiguous id is answered with."""
 
@@ -356,13 +358,24 @@ class Reader:
             mode = "ro&immutable=1" if at_rest else "ro"
         return f"{self.path.absolute().as_uri()}?mode={mode}"
 
+    def _connected(self, write: bool) -> sqlite3.Connection:
+        """Return a connection in a transaction. One that reads needs no room on the disk for the log and its index."""
+        uri = self._uri()
+        try:
+            return _begun(uri, write)
+        except sqlite3.Error as error:
+            if write or error.sqlite_errorcode & 0xFF not in _NO_LOG:
+                raise
+        log = self.path.with_name(self.path.name + "-wal")
+        if log.exists() and log.stat().st_size:  # of a controller that was killed
+            return _begun(uri, write, "PRAGMA locking_mode = EXCLUSIVE")  # the index is in memory then
+        return _begun(f"{self.path.absolute().as_uri()}?mode=ro&immutable=1", write)
+
     @contextmanager
     def _open(self, *, write: bool = False) -> Iterator[sqlite3.Connection]:
         """Yield a connection in one transaction, so that several queries see one state."""
         try:
-            with closing(sqlite3.connect(self._uri(), uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None)) as sql:
-                sql.execute("PRAGMA synchronous = FULL" if write else "PRAGMA query_only = ON")
-                sql.execute("BEGIN IMMEDIATE" if write else "BEGIN")
+            with closing(self._connected(write)) as sql:
                 version = schema_version(sql, self.path)
                 if version < len(MIGRATIONS):
                     raise store.StoreUnusableError(
@@ -379,6 +392,19 @@ class Reader:
             if not self.path.exists():
                 raise store.StoreError(f"there is no store {self.path}: `provisioner run` creates it") from error
             raise unusable(self.path, error) from error
+
+
+def _begun(uri: str, write: bool, *settings: str) -> sqlite3.Connection:
+    """Return a connection in a transaction that has read, so that its log is open. Raises ``sqlite3.Error``."""
+    sql = sqlite3.connect(uri, uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None)
+    begin = ("PRAGMA synchronous = FULL", "BEGIN IMMEDIATE") if write else ("PRAGMA query_only = ON", "BEGIN")
+    try:
+        for statement in (*settings, *begin, "PRAGMA user_version"):
+            sql.execute(statement).fetchall()
+    except sqlite3.Error:
+        sql.close()
+        raise
+    return sql
 
 
 def _rows_after(key: str, by_time: bool) -> str:

@@ -146,7 +146,7 @@ def proxied(section: WebProxySection, request: web.Request) -> Caller:
     name, listed = sanitize(header("X-Remote-User"), NAME_LENGTH), header("X-Remote-Groups")
     if not name:
         return Caller()
-    groups = {group.strip() for group in listed.split(",")} | {"*"}
+    groups = {group.strip() for group in listed.split(section.group_separator)} | {"*"}
     return Caller(name, Role.highest(section.groups.get(group) for group in groups))
 
 

@@ -465,6 +465,15 @@ async def test_the_header_of_the_proxy_gives_the_role_of_a_group(serve: Serve, r
     assert (await served.ask("/-/healthy", unix=socket)).status == 200
 
 
+async def test_a_separator_in_the_name_of_a_group_makes_no_second_group(serve: Serve, tmp_path: Path) -> None:
+    socket = tmp_path / "proxy.sock"
+    served = await serve(proxy={"socket": socket, **PROXY, "group_separator": "|"})
+    for groups, status in (("gpu-users|x,gpu-operators", 403), ("gpu-users | gpu-operators", 202)):
+        headers = {"X-Remote-User": "ann", "X-Remote-Groups": groups, "Origin": ORIGIN}
+        assert (await served.ask(f"{API}/status", unix=socket, headers=headers)).status == 200
+        assert (await served.change("/drones/1/kill", unix=socket, headers=headers)).status == status
+
+
 async def test_a_page_elsewhere_cannot_use_the_log_in(serve: Serve, record: Path, tmp_path: Path) -> None:
     socket = tmp_path / "proxy.sock"
     served = await serve(proxy={"socket": socket, **PROXY})
@@ -521,6 +530,7 @@ web:
         ("tokens: [{issuer: 'http://iam.example/', audience: [x]}]", "over TLS"),
         ("tls: {certificate: a, key: b, subjects: [{dn: 'CN=Ann,O=KIT'}]}", "expected a DN"),
         ("proxy: {socket: p.sock, origin: 'https://x.example/path'}", "without a path"),
+        ("proxy: {socket: p.sock, origin: 'https://x.example', groups: {'a,b': read}}", "has the `group_separator`"),
     ],
 )
 def test_a_setting_that_is_not_safe_is_refused(tmp_path: Path, section: str, said: str) -> None:

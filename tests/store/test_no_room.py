@@ -1,0 +1,85 @@
+"""The record can be read where nothing can be written: on a full disk, in a directory that is not ours."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import resource
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from provisioner.store import StoreUnusableError
+from provisioner.store.reader import Reader
+from tests.cli.conftest import _filled as _filled
+from tests.cli.conftest import record as record
+
+
+def _asked(ask: Callable[[Reader], Any], path: Path, answers: Any) -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))  # no file can grow, as on a full disk
+    try:
+        answers.put(ask(Reader(path)))
+    except StoreUnusableError as error:
+        answers.put(error)
+
+
+def without_room(ask: Callable[[Reader], Any], path: Path) -> Any:
+    """Return what a process gets that can write no byte."""
+    context = multiprocessing.get_context("fork")
+    answers = context.SimpleQueue()
+    child = context.Process(target=_asked, args=(ask, path, answers))
+    child.start()
+    child.join(60)
+    return answers.get() if not answers.empty() else None
+
+
+def _killed(path: Path) -> None:
+    sql = sqlite3.connect(path, isolation_level=None)
+    sql.execute("PRAGMA wal_autocheckpoint = 0")
+    sql.execute("UPDATE meta SET value = '4711' WHERE key = 'tick'")
+    os._exit(9)  # the log stays
+
+
+def drones(reader: Reader) -> int:
+    return len(reader.drones(ended=None))
+
+
+def newest(reader: Reader) -> int:
+    return reader.position().tick
+
+
+def asked(reader: Reader) -> int:
+    from provisioner.model import RequestKind
+
+    return reader.ask(RequestKind.RELOAD, [], reason="x", by="ann", at=1.0)
+
+
+def test_the_record_is_read_on_a_full_disk(record: Path) -> None:
+    known = drones(Reader(record))
+    assert known and not record.with_name(record.name + "-wal").exists()
+    assert without_room(drones, record) == known
+    refused = without_room(asked, record)
+    assert isinstance(refused, StoreUnusableError) and "the room on it" in str(refused)
+
+
+def test_the_log_of_a_controller_that_was_killed_is_read_on_a_full_disk(record: Path) -> None:
+    child = multiprocessing.get_context("fork").Process(target=_killed, args=(record,))
+    child.start()
+    child.join(60)
+    assert record.with_name(record.name + "-wal").stat().st_size
+    record.with_name(record.name + "-shm").unlink()
+    assert without_room(newest, record) == 4711
+    assert newest(Reader(record)) == 4711
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
+def test_a_directory_that_cannot_be_written_is_read(record: Path) -> None:
+    known = drones(Reader(record))
+    record.parent.chmod(0o555)
+    try:
+        assert drones(Reader(record)) == known
+    finally:
+        record.parent.chmod(0o755)
