@@ -40,6 +40,8 @@ CONTENT_TYPES = {
 }
 TEXT_TYPE = "text/plain"
 """Content type of all other forms."""
+VITAL_PATHS = (f"{API}/status",)
+"""Resources that monitoring asks for: without a parameter their answers wait for no others."""
 MIN_WIDTH, MAX_WIDTH = 20, 1000
 
 
@@ -123,10 +125,11 @@ async def answer_shared(
     record: SharedRecord, request: web.Request, key: str, make: Callable[[], Answered]
 ) -> web.Response:
     """Answer with what ``make`` returns, once for all requests with the same key; 304 if the caller has it."""
-    version, headers = await record.version(), {"Cache-Control": "no-cache"}
+    vital = request.rel_url.path_qs in VITAL_PATHS
+    version, headers = await record.version(vital=vital), {"Cache-Control": "no-cache"}
     if any(tag.value in (version, "*") for tag in request.if_none_match or ()):
         return web.Response(status=304, headers={"ETag": f'W/"{version}"', **headers})
-    answered = await record.answer(key, version, make)
+    answered = await record.answer(key, version, make, vital=vital)
     headers["ETag"] = f'W/"{answered.version}"'
     if answered.scope:
         headers["Provisioner-Scope"] = quote(answered.scope, safe=" ,;:/()")
@@ -143,8 +146,9 @@ def response_of(answered: Answered, request: web.Request, headers: Mapping[str, 
         headers["Content-Encoding"] = "gzip"
     elif answered.zipped:
         body = gzip.decompress(body)
-    charset = "utf-8" if answered.content_type.startswith("text/") else None
-    return web.Response(body=body, headers=headers, content_type=answered.content_type, charset=charset)
+    is_text = answered.content_type.startswith("text/") and "charset=" not in answered.content_type
+    headers["Content-Type"] = f"{answered.content_type}; charset=utf-8" if is_text else answered.content_type
+    return web.Response(body=body, headers=headers)
 
 
 class ProblemDetails(ApiModel):
@@ -173,7 +177,7 @@ async def answer_series(record: SharedRecord, request: web.Request) -> web.Respo
     step_s = max(1.0, opt.parsed(parse_duration, "step", query.get("step", "5min")))
     if since_s / step_s > MOST_POINTS:
         raise VerbError(f"more than {MOST_POINTS} points: write a longer `step`", code=Exit.USAGE)
-    found = await record.glance(record.reader.series, metric, now - since_s, now, step_s)
+    found = await record.run(record.reader.series, metric, now - since_s, now, step_s)
     if not found:
         raise VerbError(f"no series of metric `{formatting.sanitize(metric, 80)}` on record")
     body = SeriesAnswer(metric=metric, series=found).model_dump_json().encode()

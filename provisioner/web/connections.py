@@ -171,11 +171,18 @@ class Connections:
         self._by_file.pop(connection.fileno(), None)
         self._table(connection).remove(connection)
 
+    def _of(self, transport: asyncio.BaseTransport | None) -> Connection | None:
+        found = transport.get_extra_info("socket") if transport else None
+        return self._by_file.get(found.fileno()) if found else None
+
+    def peer(self, transport: asyncio.BaseTransport | None) -> Hashable:
+        """Return the peer that a transport counts for."""
+        connection = self._of(transport)
+        return connection.peer if connection else None
+
     def used(self, transport: asyncio.BaseTransport | None) -> None:
         """Note that a request came through a transport."""
-        found = transport.get_extra_info("socket") if transport else None
-        connection = self._by_file.get(found.fileno()) if found else None
-        if connection is not None:
+        if connection := self._of(transport):
             self._table(connection).used(connection)
 
     async def run(self) -> None:

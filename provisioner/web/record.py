@@ -6,20 +6,27 @@ import asyncio
 import gzip
 import time
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
-from contextvars import copy_context
+from contextvars import ContextVar, copy_context
 from functools import partial
 from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple, TypeVar, cast
+from weakref import WeakValueDictionary
 
+from provisioner.cli.options import VerbError
 from provisioner.model import Drone, Snapshot
 from provisioner.store import Views
 from provisioner.store.reader import Reader, RecordPosition
 
 READ_THREADS = 2
 GLANCE_THREADS = 2
+VITAL_THREADS = 2
+"""Threads for health, metrics and the status alone: nothing that callers choose waits there."""
+RUNNING_OF_CALLER = 1
+"""Reads of one caller that run at once, so that a thread is left for the others."""
+MOST_WAITING_OF_CALLER = 50
 MOST_WAITING_READS = 200
 MOST_WAITING_GLANCES = 4000
 """More reads at once are refused: each would only wait for those before it. All clients of the stream may come at once,
@@ -60,6 +67,8 @@ class Answered(NamedTuple):
 
 
 T = TypeVar("T")
+CALLER_KEY: ContextVar[Hashable] = ContextVar("caller_key", default=None)
+"""Caller that a read is for: their name, or where they come from."""
 
 
 class SharedReader(Reader):
@@ -97,13 +106,16 @@ class SharedRecord:
         self.reader = reader
         self._pool = ThreadPoolExecutor(READ_THREADS, "record")
         self._glances = ThreadPoolExecutor(GLANCE_THREADS, "glance")
-        self._waiting: Counter[ThreadPoolExecutor] = Counter()
+        self._vital = ThreadPoolExecutor(VITAL_THREADS, "vital")
+        self._waiting: Counter[object] = Counter()
+        """Reads that wait or run, by threads, and those for long reads by caller."""
+        self._turns: WeakValueDictionary[object, asyncio.Semaphore] = WeakValueDictionary()
         self._answers: OrderedDict[str, tuple[str, float, asyncio.Future[Answered]]] = OrderedDict()
         self._holder: tuple[float, int] = (0.0, 0)
         self._position: tuple[RecordPosition | None, float] = (None, 0.0)
 
     def close(self) -> None:
-        for pool in (self._pool, self._glances):
+        for pool in (self._pool, self._glances, self._vital):
             pool.shutdown(wait=False, cancel_futures=True)
 
     @property
@@ -111,8 +123,16 @@ class SharedRecord:
         return self._waiting[self._pool] >= READ_THREADS
 
     async def run(self, function: Callable[..., T], *args: Any) -> T:
-        """Call a function in a thread. Raises :class:`TooManyReadsError` if too many calls wait."""
-        return await self._run(self._pool, MOST_WAITING_READS, function, *args)
+        """Call a function in a thread. Raises :class:`TooManyReadsError` if too many calls, or of a caller, wait."""
+        caller = CALLER_KEY.get()
+        if self._waiting[caller] >= MOST_WAITING_OF_CALLER:
+            raise TooManyReadsError
+        self._waiting[caller] += 1
+        try:
+            return await self._run(self._pool, MOST_WAITING_READS, function, *args)
+        finally:
+            self._waiting[caller] -= 1
+            self._waiting += Counter()  # without those that are 0
 
     async def glance(self, function: Callable[..., T], *args: Any) -> T:
         """Call a function that takes milliseconds, which does not wait for longer ones; else as :meth:`run`."""
@@ -123,14 +143,18 @@ class SharedRecord:
             raise TooManyReadsError
         self._waiting[pool] += 1
         try:
-            call = partial(copy_context().run, function, *args)
-            return await asyncio.get_running_loop().run_in_executor(pool, call)
+            async with self._turns.setdefault((pool, CALLER_KEY.get()), asyncio.Semaphore(RUNNING_OF_CALLER)):
+                return await self._call(pool, function, *args)
         finally:
             self._waiting[pool] -= 1
 
-    async def version(self) -> str:
+    async def _call(self, pool: ThreadPoolExecutor, function: Callable[..., T], *args: Any) -> T:
+        call = partial(copy_context().run, function, *args)
+        return await asyncio.get_running_loop().run_in_executor(pool, call)
+
+    async def version(self, *, vital: bool = False) -> str:
         """Return a text that differs when an answer may differ in more than its ages."""
-        return await self.glance(self._version)
+        return await (self._call(self._vital, self._version) if vital else self.glance(self._version))
 
     def _version(self) -> str:
         now = time.monotonic()
@@ -142,21 +166,27 @@ class SharedRecord:
             self._holder = now, holder.pid if holder else 0
         return "-".join(map(str, (*position, self._holder[1], int(max(0.0, now - since) // STALE_STEP_S))))
 
-    async def answer(self, key: str, version: str, make: Callable[[], Answered]) -> Answered:
-        """Return the answer of ``make``, or one for the same key that is not old, of this version unless busy."""
+    async def answer(self, key: str, version: str, make: Callable[[], Answered], *, vital: bool = False) -> Answered:
+        """Return the answer of ``make``, or one for the same key that is not old, of this version unless busy.
+
+        ``vital``: it is one of few that all may ask for, and it does not wait for others.
+        """
         known_version, made_at, future = self._answers.get(key, ("", 0.0, None))
         age_s = time.monotonic() - made_at
         made = future is not None and future.done()
         as_new = known_version == version and (not made or age_s <= ANSWER_KEPT_S)
-        will_do = self._busy and (not made or age_s <= BUSY_KEPT_S)
+        will_do = not made if vital else self._busy and (not made or age_s <= BUSY_KEPT_S)
         if future is None or not (as_new or will_do):
-            known_version, future = version, asyncio.ensure_future(self.run(lambda: make().compressed()))
+            call = partial(self._call, self._vital) if vital else self.run
+            known_version, future = version, asyncio.ensure_future(call(lambda: make().compressed()))
             self._answers[key] = version, time.monotonic(), future
-            self._answers.move_to_end(key)
-            while len(self._answers) > MOST_ANSWERS_KEPT:
-                self._answers.popitem(last=False)
+        self._answers.move_to_end(key)
+        while len(self._answers) > MOST_ANSWERS_KEPT:
+            self._answers.popitem(last=False)
         try:
             return (await asyncio.shield(future))._replace(version=known_version)
+        except VerbError:  # as good an answer as any: nothing has that id
+            raise
         except BaseException:
             if future.done() and self._answers.get(key, (None, None, None))[2] is future:
                 del self._answers[key]

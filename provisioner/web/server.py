@@ -26,7 +26,7 @@ from provisioner.store.reader import Reader
 from provisioner.web import api, openapi, pages
 from provisioner.web.connections import Connections
 from provisioner.web.identity import Authenticator, Caller, bearer_of
-from provisioner.web.record import Answered, SharedRecord, TooManyReadsError
+from provisioner.web.record import CALLER_KEY, Answered, SharedRecord, TooManyReadsError
 from provisioner.web.stream import EventStream
 from provisioner.web.tokens import TokenVerifier
 
@@ -45,6 +45,7 @@ HEADERS = {
 }
 STATUS_OF_EXIT = {Exit.USAGE: HTTPStatus.BAD_REQUEST, Exit.UNMET: HTTPStatus.CONFLICT}
 CONNECTIONS = web.AppKey("connections", Connections)
+READY = "ready\n"
 PUBLIC_PAGE = "job"
 """Tells users why their job waits; it needs no identity."""
 
@@ -103,6 +104,7 @@ class WebService:
         async def handle(request: web.Request) -> web.StreamResponse:
             caller = await self.callers.caller(request)
             CALLER.set(caller)
+            CALLER_KEY.set(caller.name or self.connections.peer(request.transport))
             if role is not None and caller.role not in (role, Role.OPERATE):
                 if caller.name:
                     raise web.HTTPForbidden(text=f"{caller.name} may not {role.value} here")
@@ -129,14 +131,29 @@ class WebService:
             raise web.HTTPForbidden(text=f"a change from a page of origin {origin} is refused")
 
     async def _ready(self, request: web.Request) -> web.Response:
-        found = await self.record.glance(health, self.record.reader)
-        text = "ready\n" if found.ready else "".join(f"{reason}\n" for reason in found.reasons)
-        return web.Response(text=text, status=HTTPStatus.OK if found.ready else HTTPStatus.SERVICE_UNAVAILABLE)
+        def examined() -> Answered:
+            found = health(self.record.reader)
+            return Answered(
+                (READY if found.ready else "".join(f"{each}\n" for each in found.reasons)).encode(), "text/plain"
+            )
+
+        found = await self._vital("ready", examined)
+        status = HTTPStatus.OK if found.body == READY.encode() else HTTPStatus.SERVICE_UNAVAILABLE
+        return web.Response(text=found.body.decode(), status=status)
 
     async def _metrics(self, request: web.Request) -> web.Response:
         accept = request.headers.get("Accept", "")
-        body = await self.record.run(exposition, self.record.reader, accept)
-        return web.Response(body=body, headers={"Content-Type": content_type(accept)})
+        kind = content_type(accept)
+        found = await self._vital(f"metrics {kind}", lambda: Answered(exposition(self.record.reader, accept), kind))
+        return api.response_of(found, request, {})
+
+    async def _vital(self, key: str, make: Callable[[], Answered]) -> Answered:
+        """Return an answer for monitoring, which is made once for all, and also without a record."""
+        try:
+            version = await self.record.version(vital=True)
+        except StoreError:
+            version = ""
+        return await self.record.answer(key, version, make, vital=True)
 
     async def _page(self, request: web.Request) -> web.Response:
         # everybody may ask for the public page: another query must not cost another reading
