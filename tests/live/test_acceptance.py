@@ -104,12 +104,11 @@ class AcceptanceScenario:
         ads = self.lab.overlay.jobs()
         return [f"{ad['ClusterId']}.{ad['ProcId']}" for ad in ads if int(ad["ClusterId"]) not in self.impossible]
 
-    def runs(self, *shapes: str) -> bool:
-        """Say whether a job of each shape runs."""
-        running = {
-            self.shapes.get(int(ad["ClusterId"])) for ad in self.lab.overlay.jobs() if ad["JobStatus"] == RUNNING
-        }
-        return running >= set(shapes)
+    def started(self, *shapes: str) -> bool:
+        """Return True if a job of each newest cluster of these shapes has started."""
+        newest = {shape: cluster for cluster, shape in self.shapes.items()}
+        waits = self.waits_s()
+        return all(waits[newest[shape]] for shape in shapes)
 
     # --------------------------------------------------------------------------------------------- the samples
 
@@ -274,7 +273,7 @@ def outage(scenario: AcceptanceScenario) -> None:
     lab = scenario.lab
     lab.slurm.stop_daemon("slurmctld")
     scenario.second_wave()
-    until(lambda: scenario.runs("one"), 120, what="jobs run beside a dead site")
+    until(lambda: scenario.started("one"), 120, what="jobs run beside a dead site")
     owners = lab.etp.submit(flocked(2, 20), STUDENT)
     until(lambda: len(owner_waits_s(lab.etp, owners)) == 2, 120, what="the owner's jobs run during the outage")
     lab.slurm.restart("slurmctld")
@@ -291,7 +290,7 @@ def drain_and_reload(scenario: AcceptanceScenario) -> None:
     assert refused.returncode == 3 and "max_drones" in refused.stderr + refused.stdout
     lab.edit("horeka", max_drones=11)
     controller.prints("reload")
-    until(lambda: scenario.runs("one"), 120, what="jobs run at the remaining sites")
+    until(lambda: scenario.started("one"), 120, what="jobs run at the remaining sites")
     controller.prints("sites", "enable", "gridka", "-r", "acceptance")
 
 
@@ -317,7 +316,7 @@ def test_three_sites_serve_three_users_and_an_owner(
             with scenario.watched():
                 began = time.time()
                 scenario.first_wave()
-                until(lambda: scenario.runs("one", "fifth", "two"), 180, what="jobs run", every_s=0.5)
+                until(lambda: scenario.started("one", "fifth", "two"), 180, what="jobs run", every_s=0.5)
                 beside = lab.etp.submit(flocked(1, 60), STUDENT)
                 local = lab.site.submit(owner_job(60, gpus=1, cpus=6), OWNER)
                 lab.cloud.boot("etp-1", "gpu.h100.vgpu", project=CLOUD_OWNER)
