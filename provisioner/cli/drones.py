@@ -507,7 +507,7 @@ def record_request(
     mode: DrainMode = DrainMode.PEACEFUL,
 ) -> None:
     """Record a request for the next tick, and tell the person if nobody carries it out now."""
-    serial = reader.ask(kind, ids, reason=reason, by=operator(), at=time.time(), mode=mode)
+    serial = reader.ask(kind, ids, reason=reason, by=operator(), at=reader.now(), mode=mode)
     out.note(f"request {serial} recorded: {what}")
     if reader.holder() is None:
         out.note("no controller runs: it will be carried out when one does")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Annotated, NamedTuple
 
@@ -225,7 +224,7 @@ def forget(
             raise opt.VerbError(NOTHING_KEPT)
         _require_known(samples, users, sites)
     for each in ["all"] if all_ else what:
-        reader.ask_estimate_reset(each, reason=reason, by=operator(), at=time.time())
+        reader.ask_estimate_reset(each, reason=reason, by=operator(), at=reader.now())
         out.note(f"recorded: to forget {each}")
     if reader.holder() is None:
         out.note("no controller runs: it will be done when one does")

@@ -33,14 +33,14 @@ _answered_at: ContextVar[float] = ContextVar("answered_at", default=0.0)
 
 
 def now() -> float:
-    """Return the time that all ages of one answer refer to."""
+    """Return the time that all ages of one answer refer to, on the controller's clock."""
     return _answered_at.get() or time.time()
 
 
 @contextmanager
-def one_moment() -> Iterator[None]:
-    """Have all ages of one answer refer to the same time."""
-    began = _answered_at.set(time.time())
+def one_moment(clock: Callable[[], float]) -> Iterator[None]:
+    """Have all ages of one answer refer to the same time. ``clock``: that of the record, as ``Reader.now``."""
+    began = _answered_at.set(clock())
     try:
         yield
     finally:
@@ -295,7 +295,7 @@ def note(*lines: str) -> None:
         print(sanitize(line), file=sys.stderr)
 
 
-def present(show: Show, make: Callable[[], Answer | Rendered]) -> None:
+def present(show: Show, make: Callable[[], Answer | Rendered], clock: Callable[[], float] | None = None) -> None:
     """Show what ``make`` answers; with ``--watch`` again and again until interrupted.
 
     With ``--watch`` a record that cannot be read for a while (a full disk, a new version) is only reported.
@@ -303,13 +303,13 @@ def present(show: Show, make: Callable[[], Answer | Rendered]) -> None:
     from provisioner.store import StoreError
 
     while True:
-        with one_moment():
-            try:
+        try:
+            with one_moment(clock or time.time):
                 _present_once(make(), show)
-            except StoreError as error:
-                if not show.watch:
-                    raise
-                note(f"{iso(now())}  {error}")
+        except StoreError as error:
+            if not show.watch:
+                raise
+            note(f"{iso(now())}  {error}")
         if not show.watch:
             return
         time.sleep(show.interval)
@@ -343,7 +343,7 @@ def answered(
         present(query, lambda: remote.answer(ctx, query))
         return None
     reader = opt.open_record(query)
-    present(query, lambda: build(reader))
+    present(query, lambda: build(reader), reader.now)
     return None
 
 

@@ -130,4 +130,4 @@ def report(
     boot_s = opt.parsed(parse_duration, "--boot", boot)
     cycle_s = opt.parsed(parse_duration, "--negotiation", negotiation)
     reader = opt.open_record(query)
-    out.present(query, lambda: shadow_document(reader, out.now() - age_s, boot_s, cycle_s))
+    out.present(query, lambda: shadow_document(reader, out.now() - age_s, boot_s, cycle_s), reader.now)

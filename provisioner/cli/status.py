@@ -207,13 +207,18 @@ def status(
 def _run_check(where: opt.Where) -> int:
     """Print the line of ``--check`` and return its exit code. A record that cannot be read is UNKNOWN."""
     try:
-        facts = facts_of(opt.open_record(where), bulk=False)
+        reader = opt.open_record(where)
+        with out.one_moment(reader.now):
+            return _print_check(facts_of(reader, bulk=False))
     except Exception as error:
         failure = opt.verb_error(error)
         if failure is None:
             raise
         print(formatting.sanitize(f"PROVISIONER UNKNOWN - {'; '.join(failure.lines)}").replace("|", "/"))
         return CHECK_UNKNOWN
+
+
+def _print_check(facts: troubles.TroubleContext) -> int:
     drones, idle = len(facts.live), sum(c.waiting + c.fresh for c in facts.waiting)
     last_tick = out.ago(facts.views.at) if facts.views else "-"
     counts = f"{formatting.count(drones, 'drone')}, {formatting.count(idle, 'idle job')}"
@@ -267,16 +272,18 @@ def status_document(reader: Reader) -> out.Document:
 
 def facts_of(reader: Reader, *, bulk: bool = True) -> troubles.TroubleContext:
     """Return the facts that the rules of troubles need, and the screen; without ``bulk`` those of the rules alone."""
-    views = reader.views(bulk=bulk)
+    views, now, holder = reader.views(bulk=bulk), out.now(), reader.holder()
+    if holder is not None:  # since then by this host's clock, which may have been set before or after that
+        holder = replace(holder, since=min(holder.since, holder.since - (time.time() - now)))
     classes = views.overlay.view.classes if views and views.overlay.view else ()
     return troubles.TroubleContext(
-        out.now(),
-        reader.holder(),
+        now,
+        holder,
         views,
         newest_plan(reader),
         list(reader.breakers().values()),
         sorted((c for c in classes if c.waiting or c.fresh), key=lambda c: -(c.waiting + c.fresh)),
-        reader.recent_events(out.now() - troubles.RECENT_TROUBLE_S, troubles.LASTING_EVENTS, MAX_EVENTS_SHOWN),
+        reader.recent_events(now - troubles.RECENT_TROUBLE_S, troubles.LASTING_EVENTS, MAX_EVENTS_SHOWN),
         reader.drones(ended=True, states=[DroneState.FAILED, DroneState.JOIN_TIMEOUT], limit=50),
         reader.drones(),
         shutil.disk_usage(reader.path.parent).free,

@@ -121,8 +121,8 @@ def _controller(facts: TroubleContext) -> Iterator[OperatorTrouble]:
         yield _critical("controller-down", "controller", message)
     elif silent_s := _silent_s(facts):
         message = (
-            f"no tick recorded for {formatting.age(silent_s)} although the controller runs: the store cannot "
-            "be written (disk full?) or the controller hangs. Look at its log"
+            f"no tick recorded for {formatting.age(silent_s)} although the controller runs: the clock of this host "
+            "was set, the store cannot be written (disk full?) or the controller hangs. Look at its log"
         )
         yield _critical("no-tick", "controller", message)
     if facts.free_bytes is not None and facts.free_bytes < MIN_FREE_BYTES:

@@ -56,7 +56,7 @@ class SteadyClock:
     controller did not run for so long, or that the host's clock is wrong, as before NTP has set it. It is doubted then:
     time goes on from the record, so that no limit passes and nothing is pruned, until somebody sets the clock, NTP
     keeps it (``synchronised``), or ``BELIEVED_AFTER_S`` have passed. A clock that was far off and has kept its distance
-    is believed.
+    is believed. A wall clock that steps so far while the controller runs is doubted in the same way.
     """
 
     SLEW = 0.1
@@ -72,7 +72,7 @@ class SteadyClock:
         synchronised: Callable[[], bool] = kernel_synchronised,
     ) -> None:
         self._wall, self._monotonic, self._synchronised = wall, monotonic, synchronised
-        self._mark = self._started = monotonic()
+        self._mark = self._started = monotonic()  # the begin of a doubt
         self._at = wall()
         self._doubted = self._known = self._asked = False
         if not not_before:
@@ -91,6 +91,9 @@ class SteadyClock:
         elapsed = mark - self._mark
         self._at, self._mark = self._at + elapsed, mark
         drift = self._wall() - self._at
+        if not self._doubted and abs(drift) > self.APART_S:
+            self._doubted = True
+            self._started = mark
         if not self._doubted:
             self._at += max(-self.SLEW * elapsed, min(self.SLEW * elapsed, drift))
         return self._at

@@ -31,7 +31,6 @@ def _grown(metric: str, window: str, by: str, where: str = "") -> str:
 
 
 _DOWN = 'up{job=~"provisioner.*"} == 0'
-_TICK_AGE = "time() - provisioner_last_tick_timestamp_seconds"
 _RUNS = "on (job, instance) provisioner_controller_up == 1"
 _STARTABLE = _by_target('provisioner_jobs_waiting{category=~"start|back-off"}')
 _STARTED = _by_target("increase(provisioner_drones_requested_total[30m])")
@@ -51,7 +50,7 @@ ALERTS: Sequence[AlertRule] = (
     ),
     AlertRule(
         "TickMissing",
-        f"{_TICK_AGE} > 300 + provisioner_tick_limit_seconds and {_RUNS}",
+        f"provisioner_tick_age_seconds > 300 + provisioner_tick_limit_seconds and {_RUNS}",
         "A controller runs and has recorded no tick for {{ $value | humanizeDuration }}.",
         "Its disk may be full, or it hangs. It acts on nothing that it cannot record.",
         severity="critical",

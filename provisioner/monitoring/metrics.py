@@ -6,7 +6,6 @@ The reference page, the exposition for Prometheus and the checks of dashboards a
 from __future__ import annotations
 
 import shutil
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -106,6 +105,7 @@ CONTROLLER_METRICS = (
     _gauge("record_up", "1 if the record can be read."),
     _gauge("controller_up", "1 if a controller holds the record."),
     _gauge("last_tick_timestamp_seconds", "Time of the newest recorded tick."),
+    _gauge("tick_age_seconds", "Age of the newest recorded tick, whatever clocks were set."),
     _gauge("tick_limit_seconds", "Age from which the newest tick is too old (`overlay_max_age`)."),
     _counter("ticks_total", "Recorded ticks."),
     _summary("tick_seconds", "Time of one tick, with its waits for sites."),
@@ -148,6 +148,7 @@ def read_values(reader: Reader, views: Views | None, now: float) -> MetricValues
     plan = next(iter(reader.plans(limit=1)), None)
     values |= gauges(views, reader.drones(), plan, now)
     values[of("provisioner_last_tick_timestamp_seconds")] = views.at
+    values[of("provisioner_tick_age_seconds")] = max(0.0, now - views.at)
     values[of("provisioner_tick_limit_seconds")] = views.policy.overlay_max_age_s
     for scope, (age_s, limit_s) in view_ages(views, now).items():
         values[of("provisioner_view_fresh", scope=scope)] = float(age_s is not None and age_s <= limit_s)
@@ -206,7 +207,7 @@ class RecordCollector(Collector):
 
     def collect(self) -> Iterator[MetricFamily]:
         try:
-            found = [*families(self.reader, time.time())]
+            found = [*families(self.reader, self.reader.now())]
         except (StoreError, OSError):
             found = [GaugeMetricFamily(RECORD_UP, "1 if the record can be read.", 0.0)]
         yield from found
@@ -233,7 +234,7 @@ class Health(NamedTuple):
 def health(reader: Reader) -> Health:
     """Return the answer to ``/-/ready``."""
     try:
-        return readiness(reader.views(bulk=False), reader.holder(), time.time())
+        return readiness(reader.views(bulk=False), reader.holder(), reader.now())
     except (StoreError, OSError) as error:
         return Health(False, (str(error),))
 

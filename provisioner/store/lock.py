@@ -112,6 +112,14 @@ def holder_of(store: Path) -> Holder | None:
         os.close(fd)
 
 
+def boot_id() -> str:
+    """Return the mark of this boot of the host; empty if this is no Linux."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
 def process_of(pid: int) -> str:
     """Return boot, PID namespace and start time of a living process; empty if there is none, or no Linux.
 
@@ -119,8 +127,7 @@ def process_of(pid: int) -> str:
     """
     try:
         status = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return "" if status[0] in "ZX" else f"{boot} {os.readlink('/proc/self/ns/pid')} {status[19]}"
+        return "" if status[0] in "ZX" else f"{boot_id()} {os.readlink('/proc/self/ns/pid')} {status[19]}"
     except (OSError, IndexError):
         return ""
 

@@ -56,6 +56,11 @@ class Reader:
         holder = read_claim(row[0])[1] if row else None
         return holder if holder is not None and is_alive(holder) is not False else None
 
+    def now(self) -> float:
+        """Return the time on the controller's clock; see :func:`provisioner.store.tables.controller_now`."""
+        with self._open() as sql:
+            return tables.controller_now(sql)
+
     def is_shadow(self) -> bool:
         """Return True for the record of a shadow, which starts nothing."""
         with self._open() as sql:

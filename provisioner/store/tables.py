@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -19,9 +20,15 @@ from provisioner import model, reasons
 from provisioner.estimates import Estimates, EstimateSamples
 from provisioner.model import DrainMode, DroneId, DroneState, PolledSite, Snapshot
 from provisioner.store import EstimateReset, EstimatesUnreadableError, Event, Transition, Views, patience_of, serial_of
+from provisioner.store.lock import boot_id
 from provisioner.usage import GpuDrone
 
 T = TypeVar("T")
+
+CLOCK_STEP_S = 30.0
+"""Wall and monotonic clock that are further apart show that the wall clock was set."""
+MOMENT_MAX_S = 600.0
+"""Longest time from the begin of a tick to its record."""
 
 
 @cache
@@ -192,6 +199,30 @@ def read_meta(sql: sqlite3.Connection) -> dict[str, str]:
 
 def write_meta(sql: sqlite3.Connection, **values: str) -> None:
     insert(sql, "meta", *({"key": key, "value": value} for key, value in values.items()), keys=("key",))
+
+
+def moment_of(at: float, drift_s: float) -> str:
+    """Return the monotonic time of a moment just past on the controller's clock, as the boot and seconds.
+
+    Empty if the wall clock was set since then, or the controller's clock is not that of this host.
+    """
+    ago_s = time.time() - drift_s - at
+    return f"{boot_id()} {time.monotonic() - ago_s!r}" if abs(ago_s) <= MOMENT_MAX_S else ""
+
+
+def controller_now(sql: sqlite3.Connection) -> float:
+    """Return the time on the controller's clock, to which all times on record belong.
+
+    It is the wall clock, less its lead at the newest tick. Where the monotonic clock contradicts that, the wall clock
+    was set since then, and the time is that of the tick plus what has passed by the monotonic clock.
+    """
+    meta, host = read_meta(sql), time.time()
+    at, (boot, _, begin) = float(meta.get("at", 0.0)), meta.get("moment", "").partition(" ")
+    if not at:
+        return host
+    by_wall = host - float(meta.get("drift_s", 0.0))
+    went_on = at + time.monotonic() - float(begin) if boot and boot == boot_id() else by_wall
+    return went_on if abs(went_on - by_wall) > CLOCK_STEP_S else by_wall
 
 
 def read_breakers(sql: sqlite3.Connection) -> dict[str, model.Breaker]:

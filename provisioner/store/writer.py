@@ -133,7 +133,8 @@ class SqlStore(store.Store):
                 insert(sql, "snapshots", {"tick": plan.tick, "body": tables.pack(snapshot)}, keys=("tick",))
                 newest = "SELECT tick FROM snapshots ORDER BY tick DESC LIMIT ?"
                 sql.execute(f"DELETE FROM snapshots WHERE tick NOT IN ({newest})", (self._snapshots_kept,))
-            self._write_state(sql, state, gpu_wanted_at=repr(snapshot.gpu_wanted_at))
+            moment = tables.moment_of(plan.at, snapshot.drift_s)
+            self._write_state(sql, state, gpu_wanted_at=repr(snapshot.gpu_wanted_at), moment=moment)
         self._state, self._view_parts, self._newest_plan = state, view_parts, recorded_plan
         self._counts.clear()
 
@@ -155,7 +156,8 @@ class SqlStore(store.Store):
         state = self.committed.after(change, set_to)
         with self._transaction() as sql:
             self._write_change(sql, change)
-            self._write_state(sql, state)
+            moved = {} if set_to is None else {"moment": tables.moment_of(set_to, 0.0)}
+            self._write_state(sql, state, **moved)
         self._state = state
 
     def _write_state(self, sql: sqlite3.Connection, state: store.CommittedState, **more: str) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gzip
 import io
-import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any, NamedTuple
@@ -92,7 +91,7 @@ class Resource:
 
     def answer(self, reader: Reader, words: Sequence[str], page: out.Page) -> Answered:
         """Return what the verb answers, in the form that is asked for. Raises as :meth:`ask`."""
-        with out.one_moment():
+        with out.one_moment(reader.now):
             answer, show = self.ask(reader, words)
             written = io.StringIO()
             wide = show.output is Format.WIDE
@@ -171,7 +170,7 @@ class SeriesAnswer(ApiModel):
 
 async def answer_series(record: SharedRecord, request: web.Request) -> web.Response:
     """Answer with the time series of a metric: ``metric``, ``since`` (an age) and ``step`` (a duration)."""
-    query, now = request.query, time.time()
+    query, now = request.query, await record.glance(record.reader.now)
     metric = query.get("metric", "")
     since_s = opt.parsed(parse_duration, "since", query.get("since", "1d"))
     step_s = max(1.0, opt.parsed(parse_duration, "step", query.get("step", "5min")))
@@ -287,7 +286,7 @@ async def request_change(change: Change, record: SharedRecord, request: web.Requ
 def _ask(reader: Reader, change: Change, subject: str, body: ChangeBody, by: str) -> RecordedRequest:
     ids, said = change.ask(change.kind, reader, subject, body)
     mode = body.mode if isinstance(body, DrainBody) else DrainMode.PEACEFUL
-    number = reader.ask(change.kind, ids, reason=body.reason, by=by, at=time.time(), mode=mode)
+    number = reader.ask(change.kind, ids, reason=body.reason, by=by, at=reader.now(), mode=mode)
     return RecordedRequest(request=number, said=said, controller_runs=reader.holder() is not None)
 
 

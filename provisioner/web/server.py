@@ -161,7 +161,7 @@ class WebService:
         query = {} if is_public else dict(request.query)
 
         def rendered() -> Answered:
-            with out.one_moment():
+            with out.one_moment(self.record.reader.now):
                 return Answered(pages.render(request.path, self.record.reader, query).encode(), "text/html")
 
         try:

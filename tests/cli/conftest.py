@@ -6,11 +6,12 @@ import asyncio
 import io
 import json
 import os
+import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import closing, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -116,7 +117,14 @@ def process(*words: str | Path, **more: Any) -> subprocess.CompletedProcess[str]
 def _filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("record") / "provisioner.db"
     asyncio.run(_story(path))
+    forget_moment(path)
     return path
+
+
+def forget_moment(path: Path) -> None:
+    """Forget the monotonic time of the newest tick: tests replace the wall clock, and that goes on."""
+    with closing(sqlite3.connect(path)) as sql, sql:
+        sql.execute("DELETE FROM meta WHERE key = 'moment'")
 
 
 @pytest.fixture

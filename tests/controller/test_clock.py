@@ -76,6 +76,36 @@ def test_when_a_clock_far_from_the_record_is_believed(
     assert not due_s or (clock.now(), clock.due_s()) == (hands.wall, 0.0)
 
 
+@pytest.mark.parametrize("step_s", [90_000.0, -90_000.0, 2e9])
+def test_a_large_step_while_it_runs_is_doubted_as_at_a_start(step_s: float) -> None:
+    """It was made up for at a tenth of the speed: for ten days all that was compared with the host's time was wrong."""
+    hands = Hands()
+    clock = clock_of(hands)
+    began = clock.now()
+    hands.wall += step_s
+    hands.pass_time(10)
+    assert clock.now() == began + 10 and clock.doubted()
+    hands.wall -= step_s
+    hands.pass_time(10)
+    assert not clock.doubted() and clock.now() == began + 20
+
+
+@pytest.mark.parametrize(("ntp", "passes_s"), [(True, 10), (False, 3601)])
+def test_a_step_ahead_while_it_runs_is_believed_as_at_a_start(ntp: bool, passes_s: float) -> None:
+    hands = Hands()
+    clock = clock_of(hands, ntp=ntp)
+    hands.pass_time(7200)
+    clock.now()
+    hands.wall += 90_000
+    hands.pass_time(1)
+    clock.now()
+    assert clock.due_s() == (90_000 if ntp else 0.0), "the hour counts from the step"
+    hands.pass_time(passes_s)
+    assert clock.due_s() == 90_000
+    clock.settle()
+    assert clock.now() == hands.wall and not clock.doubted()
+
+
 # ---------------------------- Starts with a wrong clock or after a long pause: nothing is deleted and no drone is ended
 
 
@@ -223,3 +253,15 @@ async def test_a_clock_that_was_an_hour_slow_before_a_restart_ends_no_drone() ->
     async with life(store, here, ntp=True) as controller:
         await run_for(controller, 60)
     events_unharmed(store, here)
+
+
+@pytest.mark.parametrize("ntp", [True, False])
+@in_virtual_time
+async def test_a_step_of_a_day_while_it_runs_moves_the_times_and_ends_no_drone(ntp: bool) -> None:
+    here, store = Listing(), record()
+    async with life(store, here, ntp=ntp) as controller:
+        await run_for(controller, 30)
+        ahead_s.set(25 * 3600.0)
+        await run_for(controller, 30)
+        assert events_unharmed(store, here) == (["clock.set"] if ntp else ["clock.doubted"])
+        assert (abs(controller.clock.drift_s()) < 1) is ntp

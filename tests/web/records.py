@@ -16,6 +16,7 @@ from provisioner import reasons as r
 from provisioner.planner.safeguards import safe_plan
 from provisioner.store.reader import Reader
 from provisioner.store.writer import SqlStore
+from tests.cli.conftest import forget_moment
 
 CONTROLLER, BIRTH = "etp", "k7f2"
 GIB = 1024
@@ -340,4 +341,5 @@ def write(path: Path, *, strange: str = "", now: float | None = None) -> SeriesR
     pool = BusyPool(now or float(int(time.time())), strange)
     with ThreadPoolExecutor(1) as thread:  # Playwright has an event loop in that of the test
         thread.submit(asyncio.run, pool.write(path)).result()
+    forget_moment(path)
     return SeriesReader(path)
