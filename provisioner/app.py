@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,10 @@ import structlog
 
 from provisioner import loader
 from provisioner.config import ConfigChange, ConfigError, Settings, SiteConfig, changes, load
+from provisioner.config.credentials import credentials_of
 from provisioner.controller.clock import SteadyClock
 from provisioner.controller.loop import Controller
-from provisioner.controller.polling import LazySite, fault_of, within
+from provisioner.controller.polling import CredentialSource, LazySite, fault_of, within
 from provisioner.controller.shadow import SHADOW_SUFFIX, decide_without_orders, observed_overlay, observed_site
 from provisioner.interfaces import Overlay, UnavailableError
 from provisioner.planner import planner_with_memory
@@ -112,6 +114,7 @@ async def _opened(stack: AsyncExitStack, settings: Settings, *, shadow: bool) ->
         clock=SteadyClock(not_before=store.committed.recorded_at, drift_s=store.committed.recorded_drift_s),
         interval_s=settings.interval_s,
         active_interval_s=settings.active_interval_s,
+        credentials=_credential_sources(settings),
         planner=decide_without_orders if shadow else planner_with_memory(),
     )
     return await stack.enter_async_context(controller), adapters
@@ -154,7 +157,14 @@ async def _reloaded(
     opened = await adapters.opened(new, change.rebuilt)
     async with controller.between_ticks:
         adapters.become(new, opened)
-        return change, controller.apply(new.policy, new.types, adapters.sites, new.interval_s, new.active_interval_s)
+        intervals, credentials = (new.interval_s, new.active_interval_s), _credential_sources(new)
+        return change, controller.apply(new.policy, new.types, adapters.sites, *intervals, credentials)
+
+
+def _credential_sources(settings: Settings) -> Mapping[str, CredentialSource]:
+    options = {"overlay": settings.overlay.options, "web": settings.web}
+    options |= {f"site:{site.name}": site.options for site in settings.sites}
+    return {user: partial(credentials_of, each) for user, each in options.items()}
 
 
 class ConfigNotAppliedError(Exception):

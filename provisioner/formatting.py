@@ -22,7 +22,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from provisioner import reasons as r
-from provisioner.model import BreakerState, DrainMode, DroneState
+from provisioner.model import BreakerState, Credential, DrainMode, DroneState
 from provisioner.reasons import Reason, RequestAdvice, StartForecast, StartOutcome
 
 SHORT_TEXT = 200
@@ -306,6 +306,20 @@ def _nothing_fits(reason: r.NothingFits) -> str:
     return f"no drone type fits: {_q(reason.dimension)} must be {_q(wanted)}; {nearest}{remedy}"
 
 
+def credential_trouble(credential: Credential, now: float) -> str:
+    """Return why a credential cannot be used, or when it ends if that is soon; empty: it can be used."""
+    name, who = f"`{credential.name}`: ", sanitize(credential.identity or credential.source, 200)
+    if credential.problem:
+        return name + sanitize(credential.problem, SHORT_TEXT)
+    left_s = credential.not_after - now
+    if not credential.not_after or left_s > credential.warning_s:
+        return ""
+    ends = f"expires at {iso(credential.not_after)}, in {age(left_s)}"
+    if left_s <= 0:
+        ends = f"expired at {iso(credential.not_after)}"
+    return f"{name}the credential of {who} {ends}. Renew {credential.source}"
+
+
 def _stale(reason: r.StaleView) -> str:
     how = f"could not be renewed, the newest is {seconds(_whole(reason.age_s))} old"
     if reason.age_s < 0:
@@ -441,6 +455,11 @@ _SENTENCES: Mapping[Category, Mapping[type, str | Callable[[Any], str]]] = {
         r.StartsUnmatched: "the pool gave none of these jobs to drones of {type} that were started for them "
         "({failures} in a row): the next one is tried at {until:time}; other jobs are not affected{message:tail}",
         r.ExclusiveOnly: _exclusive_only,
+        r.CredentialUnusable: lambda x: (
+            f"nothing is started with a credential of {_q(x.used_by)} that cannot be used: {_q(x.name)}"
+            + (f" of {_q(x.identity)}" if x.identity else "")
+            + (f" expired at {iso(x.expired_at)}" if x.expired_at else _tail(x.problem))
+        ),
         r.Probing: "{scope} is tried with one drone before more are started",
         r.TooManyUnhealthy: lambda x: (
             f"{x.unhealthy} of {count(x.drones, 'drone')} look unhealthy, more than {number(100 * x.fraction)} %: "

@@ -198,6 +198,19 @@ class SupportsConsoleOutput(Protocol):
 
 
 @runtime_checkable
+class SupportsCredentials(Protocol):
+    """A site or an overlay with credentials that its options do not show: some are known only after a login. Optional.
+
+    Those of the options are found without it: each :class:`~provisioner.config.units.Secret`, and what their own
+    method ``credentials()`` returns (:mod:`provisioner.config.credentials`).
+    """
+
+    def credentials(self) -> Sequence[model.Credential]:
+        """Return what is known of them now, without a secret. It is called at each poll and must not call the site."""
+        ...
+
+
+@runtime_checkable
 class SupportsSiteHistory(Protocol):
     """A site that has records of the time before the controller. Optional."""
 

@@ -748,6 +748,38 @@ class PolledOverlay:
     fault: Fault | None = None
 
 
+CREDENTIAL_WARNING_S = 7 * 86400.0
+"""A credential that expires within this time is worth a warning."""
+
+
+@dataclass(frozen=True, slots=True)
+class Credential:
+    """A token, key or certificate that the overlay, a site or the web service uses. It never holds the secret."""
+
+    name: str
+    """Option that names it, with dots between the levels: ``drone_token``, ``rest.token``."""
+    source: str
+    """``file /etc/provisioner/drone.token``, or ``environment variable NAME``."""
+    identity: str = ""
+    scopes: tuple[str, ...] = ()
+    """Rights that it is limited to; empty: not limited, or unknown."""
+    not_after: float = 0.0
+    """End of its validity on the host's wall clock; 0: none, or unknown."""
+    problem: str = ""
+    """Reason why it cannot be used, whatever the time."""
+    doubtful: bool = False
+    """`check` only warns of the problem: for another account, or another configuration of the pool, it may be none."""
+    warning_s: float = CREDENTIAL_WARNING_S
+    """Time before its end from which it is warned of."""
+    fingerprint: str = ""
+    """Beginning of the SHA-256 of its content: another one is a renewed credential."""
+    used_by: str = ""
+    """``overlay``, ``site:<name>`` or ``web``."""
+
+    def is_dead(self, now: float) -> bool:
+        return bool(self.problem) or 0 < self.not_after <= now
+
+
 class ReserveWhen(StrEnum):
     """Conditions under which a reserve is kept."""
 
@@ -934,6 +966,9 @@ class Snapshot:
     estimates: Estimates = NO_ESTIMATES
     drift_s: float = 0.0
     """Lead of the host's wall clock over ``now``, in seconds."""
+    credentials: tuple[Credential, ...] = ()
+    renewed: frozenset[str] = frozenset()
+    """Users of credentials (``used_by``) that have another one, or one that can be used again, since the last tick."""
 
     @property
     def disabled(self) -> Mapping[str, OperatorRequest]:

@@ -356,6 +356,18 @@ class BackingOff:
 
 
 @dataclass(frozen=True, slots=True)
+class CredentialUnusable:
+    """A token, key or certificate that drones or their orders need is expired, damaged or gone."""
+
+    used_by: str
+    name: str
+    identity: str = ""
+    expired_at: float = 0.0
+    problem: str = ""
+    kind: Literal["credential-unusable"] = "credential-unusable"
+
+
+@dataclass(frozen=True, slots=True)
 class StartsUnmatched:
     type: str
     until: float
@@ -556,7 +568,7 @@ _Limited = (
 )
 _Waiting = OwnerRisk | AwaitingCheaperType | ExistingDronesSuffice | HeadroomYields | BackingOff | StartsUnmatched
 _AtSite = SiteFull | GpusStranded | SiteQuota | StartBlocked | Downtime
-_Withheld = OwnerWaits | NodeReserved | ReserveKept | SiteDisabled
+_Withheld = CredentialUnusable | OwnerWaits | NodeReserved | ReserveKept | SiteDisabled
 _Doubted = DemandCovered | AwaitingIdleGpu | AwaitingNegotiation | StaleView | AllVanished | TooManyUnhealthy | Probing
 _Unknown = UnknownDrone | NotDraining | ShadowOnly
 _Held = _Limited | _Waiting | _AtSite | _Withheld | _Doubted | _Unknown

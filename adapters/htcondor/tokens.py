@@ -20,24 +20,24 @@ import secrets
 import shutil
 import stat
 import tempfile
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from adapters.shared.printing import printable
+from provisioner.config.credentials import jwt_claims, secret_credential
 from provisioner.config.units import Secret, SecretUnreadableError
+from provisioner.formatting import credential_trouble
 from provisioner.interfaces import AuthError, UnavailableError
-from provisioner.model import FaultKind
+from provisioner.model import CREDENTIAL_WARNING_S, Credential, FaultKind
 
 if TYPE_CHECKING:
     from adapters.htcondor.overlay.settings import HTCondorConfig
     from adapters.htcondor.site.settings import HTCondorSiteConfig
 
 _SCOPE = "condor:/"
-EXPIRY_WARNING_S = 7 * 86400.0  # a token that expires within this time is worth a warning
-_MAX_TOKEN = 20_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,17 +55,14 @@ class InvalidTokenError(ValueError):
 
 def read_token(text: str) -> IdToken:
     """Return the content of a token. InvalidTokenError for any other text."""
-    parts = text.strip().split(".")
-    if len(parts) != 3 or len(text) > _MAX_TOKEN:
-        raise InvalidTokenError("not three parts joined by dots")
     try:
-        claims = json.loads(base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4)))
+        claims = jwt_claims(text)
         issuer, subject = claims["iss"], claims["sub"]
-        scope, expires = claims.get("scope"), claims.get("exp", 0)
     except KeyError as error:
         raise InvalidTokenError(f"no claim {error}") from None
-    except (ValueError, TypeError, AttributeError):
-        raise InvalidTokenError("its content is not JSON") from None
+    except ValueError as error:
+        raise InvalidTokenError(str(error)) from None
+    scope, expires = claims.get("scope"), claims.get("exp", 0)
     if not isinstance(issuer, str) or not isinstance(subject, str):
         raise InvalidTokenError("issuer and subject are no texts")
     if isinstance(expires, bool) or not isinstance(expires, int | float) or not 0 <= expires < 1e11:
@@ -74,22 +71,42 @@ def read_token(text: str) -> IdToken:
     return IdToken(printable(issuer, 200), printable(subject, 200), scopes, float(expires))
 
 
-def token_failures(name: str, secret: Secret, now: float) -> Iterator[str]:
-    """Yield why the token in ``secret`` certainly cannot be used now. Unreadable tokens are reported elsewhere."""
+def idtoken_credential(name: str, secret: Secret, issuer: str = "", needs: Collection[str] = ()) -> Credential:
+    """Return an IDTOKEN as a credential. A pool refuses one of another issuer, and a drone ``needs`` these scopes."""
+    found = secret_credential(name, secret, is_jwt=True)
+    if found.problem and found.doubtful:
+        return found
     try:
         token = read_token(secret.read())
-    except SecretUnreadableError:
-        return
-    except InvalidTokenError as error:
-        yield f"`{name}`: no IDTOKEN: {error}. Write the output of `condor_token_create` into {secret}"
-        return
-    if token.expires_at and token.expires_at <= now:
-        yield f"`{name}`: the token of {token.subject} expired at {_iso(token.expires_at)}. Make a new one"
+    except (SecretUnreadableError, InvalidTokenError) as error:
+        return replace(found, problem=f"no IDTOKEN: {error}. Write the output of `condor_token_create` into {secret}")
+    foreign = bool(issuer) and token.issuer != issuer
+    problem, lacks = found.problem, set(needs) - (token.scopes if token.scopes is not None else set(needs))
+    if foreign:
+        problem = f"the token's issuer is {token.issuer}, not `trust_domain` {issuer}: the pool does not know it"
+    elif lacks:
+        problem = (
+            f"the token of {token.subject} is not good for {', '.join(sorted(lacks))}. Make one with these `-authz`"
+        )
+    scopes = tuple(sorted(token.scopes or ()))
+    return replace(found, scopes=scopes, problem=problem, doubtful=foreign, warning_s=CREDENTIAL_WARNING_S)
 
 
-def token_warnings(
-    name: str, secret: Secret, now: float, issuer: str, needs: Collection[str], most: Collection[str] = ()
-) -> Iterator[str]:
+def directory_credentials(name: str, directory: Path) -> Iterator[Credential]:
+    """Yield the tokens of a directory. All are offered: of several a dead one is left out if another is good."""
+    try:
+        files = [file for file in sorted(directory.iterdir()) if file.is_file() and not file.name.startswith(".")]
+    except OSError as error:
+        yield Credential(name, str(directory), problem=f"{directory}: {error.strerror}", doubtful=True)
+        return
+    found = [idtoken_credential(name, Secret(file=file)) for file in files]
+    if not found:
+        yield Credential(name, str(directory), problem=f"no token in {directory}", doubtful=True)
+    good = [each for each in found if not each.is_dead(time.time())]
+    yield from good or found
+
+
+def token_warnings(name: str, secret: Secret, needs: Collection[str], most: Collection[str] = ()) -> Iterator[str]:
     """Yield what is odd in a token. It ``needs`` each of these scopes (or one of ``A or B``), ``most`` no other."""
     try:
         mode = stat.S_IMODE(secret.file.stat().st_mode) if secret.file is not None else 0
@@ -98,8 +115,6 @@ def token_warnings(
         token = read_token(secret.read())
     except (OSError, SecretUnreadableError, InvalidTokenError):
         return
-    if issuer and token.issuer != issuer:
-        yield f"`{name}`: the token's issuer is {token.issuer}, not `trust_domain` {issuer}: the pool may not know it"
     subject = f"`{name}`: the token of {token.subject}"
     lacks = (each for each in needs if token.scopes is not None and token.scopes.isdisjoint(each.split(" or ")))
     if missing := list(lacks):
@@ -108,18 +123,14 @@ def token_warnings(
         yield f"{subject} has no limits, and jobs may read it. Make one with `-authz {' -authz '.join(most)}` alone"
     elif most and token.scopes is not None and (more := sorted(token.scopes - set(most))):
         yield f"{subject} is also good for {', '.join(more)}, which no drone needs"
-    if token.expires_at and now < token.expires_at < now + EXPIRY_WARNING_S:
-        yield f"{subject} expires soon, at {_iso(token.expires_at)}"
 
 
 def explain_token(secret: Secret, issuer: str, now: float) -> str:
     """Return why the pool may refuse to authenticate us, as far as the token itself tells."""
-    found = [*token_failures("token", secret, now), *token_warnings("token", secret, now, issuer, ())]
-    return "; ".join(found) or "our token looks right: is its key the pool's own, and its identity allowed?"
-
-
-def _iso(at: float) -> str:
-    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    found = [credential_trouble(idtoken_credential("token", secret, issuer), now), *token_warnings("token", secret, ())]
+    return (
+        "; ".join(filter(None, found)) or "our token looks right: is its key the pool's own, and its identity allowed?"
+    )
 
 
 DRONE_NEEDS = ("READ", "ADVERTISE_STARTD", "ADVERTISE_MASTER")

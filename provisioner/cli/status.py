@@ -270,6 +270,11 @@ def status_document(reader: Reader) -> out.Document:
     )
 
 
+def trouble_kinds(reader: Reader) -> list[tuple[str, str]]:
+    """Return severity and kind of each trouble on record."""
+    return [(each.severity.value, each.kind) for each in troubles.troubles(facts_of(reader, bulk=False))]
+
+
 def facts_of(reader: Reader, *, bulk: bool = True) -> troubles.TroubleContext:
     """Return the facts that the rules of troubles need, and the screen; without ``bulk`` those of the rules alone."""
     views, now, holder = reader.views(bulk=bulk), out.now(), reader.holder()

@@ -209,6 +209,15 @@ def _views(facts: TroubleContext) -> Iterator[OperatorTrouble]:
             yield _warning("unfit", f"type:{name}/{kind}", message)
 
 
+def _credentials(facts: TroubleContext) -> Iterator[OperatorTrouble]:
+    """Yield the credentials that cannot be used, and those that end soon."""
+    for each in facts.views.credentials if facts.views else ():
+        dead, text_ = each.is_dead(facts.now), formatting.credential_trouble(each, facts.now)
+        if text_:
+            kind, trouble = ("credential-unusable", _critical) if dead else ("credential-expires", _warning)
+            yield trouble(kind, each.used_by, text_)
+
+
 def _negotiator_silent(facts: TroubleContext) -> Iterator[OperatorTrouble]:
     view = facts.views.overlay.view if facts.views and facts.views.overlay.fault is None else None
     jobs = [c for c in facts.waiting if not c.invalid]
@@ -313,6 +322,7 @@ def _low_use(facts: TroubleContext) -> Iterator[OperatorTrouble]:
 
 TROUBLE_RULES: Sequence[TroubleRule] = (
     _controller,
+    _credentials,
     _negotiator_silent,
     _breakers_not_active,
     _events,

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from provisioner.config.models import StoreSection, placing_options
+from provisioner.config.models import StoreSection, WebSection, placing_options
 from provisioner.formatting import count
 from provisioner.model import DroneType, Policy, SitePolicy
 
@@ -44,6 +44,7 @@ class Settings:
     """Longest pause between two ticks."""
     active_interval_s: float
     """Pause between two ticks while orders are in progress."""
+    web: WebSection = field(default_factory=WebSection)
     carbon_g_per_kwh: float | None = None
     """CO2 of the electricity; None if unknown."""
     warnings: tuple[Problem, ...] = ()

@@ -6,6 +6,7 @@ import glob
 import json
 import os
 import re
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -15,11 +16,12 @@ from pydantic import BaseModel, ValidationError
 
 from provisioner import mig
 from provisioner.config import ConfigError, OverlayConfig, Problem, Settings, SiteConfig
+from provisioner.config.credentials import credentials_of
 from provisioner.config.messages import choices, missing_mapping, report_errors
 from provisioner.config.models import ControllerFile, HeadroomSection, SiteFile, WebSection, placing_options
 from provisioner.config.strict_yaml import Steps, YamlDocument, read
-from provisioner.config.units import Secret, SecretUnreadableError, format_duration
-from provisioner.formatting import gpus
+from provisioner.config.units import format_duration
+from provisioner.formatting import credential_trouble, gpus
 from provisioner.interfaces import OverlayFactory, SiteFactory
 from provisioner.loader import AdapterBrokenError, AdapterUnknownError, overlay_adapter, site_adapter
 from provisioner.model import (
@@ -146,6 +148,8 @@ class _ConfigReader:
             return None
         model = self.validated(document, ControllerFile, (), document.tree, path)
         overlay = self.options(document, ("overlay",), overlay_adapter, path)
+        if model is not None:
+            _check_credentials(document, ("web",), model.web)
         sites = [self.site(found, read(found)) for found in _site_files(path, document)]
         _check_distinct_names([site.document for site in sites])
         _check_distinct_places(sites)
@@ -176,6 +180,7 @@ class _ConfigReader:
             policy=Policy(**_by_field(Policy, model.policy) | more),
             interval_s=model.policy.interval,
             active_interval_s=model.policy.active_interval,
+            web=model.web,
             carbon_g_per_kwh=model.policy.carbon,
             warnings=tuple(self.warnings()),
         )
@@ -231,8 +236,7 @@ class _ConfigReader:
         given, below = section.get("options", {}), (*at, "options")
         options = self.validated(document, config, below, given, path) if isinstance(given, dict) else None
         if options is not None:
-            for steps, message in _unreadable_secrets(below, options):  # the controller may run as another user
-                document.warn(steps, message)
+            _check_credentials(document, below, options)
             _ask(options, "doubts", document.warn, below)
             _ask(options, "failures", document.fail, below)
             for steps, text in _placeholders(below, given):
@@ -275,6 +279,18 @@ def _ask(
             report((*at, *steps), message)
     except Exception as error:  # an adapter's own code may raise anything
         report(at or ("options",), _adapter_failed(error))
+
+
+def _check_credentials(document: YamlDocument, below: Steps, options: BaseModel) -> None:
+    """Fail for each credential that is dead, and warn of each that ends soon or that this account cannot read."""
+    now = time.time()
+    try:
+        for each in credentials_of(options):
+            dead = each.is_dead(now) and not each.doubtful  # the controller may run as another user
+            if text := credential_trouble(each, now):
+                (document.fail if dead else document.warn)((*below, *each.name.split(".")), text)
+    except Exception as error:  # an adapter's own code may raise anything
+        document.fail(below, _adapter_failed(error))
 
 
 def _by_field(target: type, *sections: BaseModel) -> dict[str, Any]:
@@ -455,17 +471,6 @@ def _check_type_gpus(document: YamlDocument, site: SiteFile, max_gpus: int | Non
             problem = f"a drone has more than `{limit}` ({gpus(max_gpus)}) and can never start"
             remedy = f"raise the limit to `{gpus(shape.gpus)}`"
             document.complain_at(("types", name, "gpus"), f"`gpus`: {problem}: {remedy}")
-
-
-def _unreadable_secrets(at: Steps, options: BaseModel) -> Iterator[tuple[Steps, str]]:
-    for name, value in options:
-        if isinstance(value, Secret):
-            try:
-                value.read()
-            except SecretUnreadableError as error:
-                yield (*at, name), f"`{name}`: {error}"
-        elif isinstance(value, BaseModel):
-            yield from _unreadable_secrets((*at, name), value)
 
 
 _PLACEHOLDER = re.compile(r"(?<![A-Za-z0-9-])example\.(?:org|com|net)(?![A-Za-z0-9-]|\.[A-Za-z0-9])", re.IGNORECASE)

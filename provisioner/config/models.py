@@ -7,7 +7,7 @@ The reference and the JSON Schemas are generated from these classes.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from enum import StrEnum
 from ipaddress import ip_address
 from typing import Annotated, Any, Literal, Self, TypeVar
@@ -17,6 +17,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInf
 from pydantic_core import PydanticCustomError
 
 from provisioner import mig
+from provisioner.config.credentials import authorities_credential, certificate_credential
 from provisioner.config.units import (
     Capability,
     ConfigPath,
@@ -28,7 +29,17 @@ from provisioner.config.units import (
     Size,
     format_duration,
 )
-from provisioner.model import NVIDIA, WHOLE_GPU, LowUseAction, Policy, Reserve, ReserveWhen, Sharing, SitePolicy
+from provisioner.model import (
+    NVIDIA,
+    WHOLE_GPU,
+    Credential,
+    LowUseAction,
+    Policy,
+    Reserve,
+    ReserveWhen,
+    Sharing,
+    SitePolicy,
+)
 from provisioner.sharing import MOST_SHARES, MOST_SLICES
 
 _POLICY_DEFAULTS = Policy()
@@ -310,6 +321,12 @@ class WebTlsSection(ConfigSection):
     """
     subjects: tuple[WebSubjectSection, ...] = Field((), examples=[[{"dn": "/DC=org/CN=Ann", "role": "operate"}]])
     """Roles by subject; the first that matches applies. A subject that none matches has no role."""
+
+    def credentials(self) -> Iterator[Credential]:
+        """Yield the certificate, and the authorities of clients if they are a file."""
+        yield certificate_credential("certificate", self.certificate)
+        if self.client_ca is not None and not self.client_ca.is_dir():
+            yield authorities_credential("client_ca", self.client_ca)
 
 
 class WebProxySection(ConfigSection):

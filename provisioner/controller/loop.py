@@ -17,9 +17,9 @@ from provisioner.controller.clock import Clock
 from provisioner.controller.estimation import EstimateCollector, EstimateRecorder
 from provisioner.controller.history import HistoryLoader
 from provisioner.controller.low_use import LowUseWatch
-from provisioner.controller.polling import FIRST_POLL_WAIT_S, TICK_WAIT_S, Poller, PollTarget
+from provisioner.controller.polling import FIRST_POLL_WAIT_S, TICK_WAIT_S, CredentialSource, Poller, PollTarget
 from provisioner.controller.tick_measures import DECISION_SECONDS, STORE_WRITE_SECONDS, TICK_SECONDS, TickMeasures
-from provisioner.interfaces import Overlay, Site, SupportsConsoleOutput
+from provisioner.interfaces import Overlay, Site, SupportsConsoleOutput, SupportsCredentials
 from provisioner.model import Breaker, BreakerState, DroneId, DroneState, OverlayView, Plan, Snapshot, StateChange
 from provisioner.planner import decide
 from provisioner.planner.breakers import OVERLAY_SCOPE, shift_breaker, update_by_order_results
@@ -118,6 +118,8 @@ class Controller:
     judge: PlanValidator = validate_plan
     between_ticks: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held during a tick of :meth:`run`, and by each change of the configuration."""
+    credentials: Mapping[str, CredentialSource] = field(default_factory=dict)
+    """Functions that return the credentials of the options, by their user: ``overlay``, ``site:<name>``, ``web``."""
     on_reload: Callable[[], None] = lambda: None
     """Called when an operator has requested to read the configuration again."""
     _group: asyncio.TaskGroup = field(default_factory=asyncio.TaskGroup)
@@ -127,6 +129,8 @@ class Controller:
     _failures: PlannerFailures = field(default_factory=PlannerFailures)
     _faults: tuple[str, ...] = ()
     """Breaches at the newest tick, so that each is reported once and not at every tick."""
+    _credential_troubles: Mapping[tuple[str, str], bool] = field(default_factory=dict)
+    """Credentials, by user and name, that are reported: True for one that cannot be used."""
     _suspects: tuple[str, ...] = ()
     """Job classes on which the planner failed at the newest tick."""
     _doubted: bool = False
@@ -194,6 +198,7 @@ class Controller:
         await self._set_clock()
         await self._take_up_requests()
         snapshot = await self._poll()
+        await self._report_credentials(snapshot)
         with self.measures.timed(DECISION_SECONDS):
             found = safe_plan(snapshot, self.planner, self.judge, self._suspects)
         self._suspects = found.classes
@@ -284,7 +289,22 @@ class Controller:
             patience=dict(self.store.committed.patience),
             estimates=self.estimation.estimates,
             drift_s=self.clock.drift_s(),
+            credentials=self._poller.credentials.known,
+            renewed=self._poller.credentials.renewed,
         )
+
+    async def _report_credentials(self, snapshot: Snapshot) -> None:
+        """Report each credential that begins or ceases to be a trouble, once."""
+        now, before = snapshot.now + snapshot.drift_s, self._credential_troubles
+        found = {(each.used_by, each.name): formatting.credential_trouble(each, now) for each in snapshot.credentials}
+        dead = {(each.used_by, each.name) for each in snapshot.credentials if each.is_dead(now)}
+        self._credential_troubles = {key: key in dead for key, why in found.items() if why}
+        for key, why in found.items():
+            if why and before.get(key) is not (key in dead):
+                told = {"used_by": key[0], "credential": key[1], "why": why}
+                await self.event("credential.unusable" if key in dead else "credential.expires", warn=True, **told)
+            elif key in before and not why:
+                await self.event("credential.renewed", used_by=key[0], credential=key[1])
 
     async def _record(self, plan: Plan, snapshot: Snapshot) -> bool:
         """Record and log a plan. Return False if the store cannot take it: then nothing may be acted on."""
@@ -501,6 +521,7 @@ class Controller:
         sites: Mapping[str, Site],
         interval_s: float,
         active_interval_s: float,
+        credentials: Mapping[str, CredentialSource],
     ) -> Collection[asyncio.Task[actuation.BatchResults]]:
         """Take over a changed configuration between two ticks.
 
@@ -508,6 +529,7 @@ class Controller:
         """
         self.policy, self.types, self.sites = policy, types, sites
         self.interval_s, self.active_interval_s = interval_s, active_interval_s
+        self.credentials = credentials
         self._set_poll_targets()
         return list(self._orders)
 
@@ -524,6 +546,12 @@ class Controller:
             self._poller.sites[name] = target
         for gone in before.values():
             gone.close()
+        adapters = {"overlay": self.overlay, **{f"site:{name}": site for name, site in self.sites.items()}}
+        sources = {user: [source] for user, source in self.credentials.items()}
+        for user, adapter in adapters.items():
+            if user in sources and isinstance(adapter, SupportsCredentials):
+                sources[user].append(adapter.credentials)
+        self._poller.credentials.sources = sources
         self._poller.overlay.deadline_s = min(30.0, self.policy.overlay_max_age_s / 2)
 
     def _pause(self, report: TickReport) -> float:

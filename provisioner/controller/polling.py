@@ -6,9 +6,9 @@ Each call has its own deadline and none can hold up another; errors are data.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
 import structlog
@@ -17,7 +17,14 @@ from provisioner import model
 from provisioner.controller.clock import Clock
 from provisioner.controller.sanitize import Sanitizer, limited_text
 from provisioner.history import SiteHistoryView
-from provisioner.interfaces import AdapterError, Site, SupportsConsoleOutput, SupportsSiteHistory, UnavailableError
+from provisioner.interfaces import (
+    AdapterError,
+    Site,
+    SupportsConsoleOutput,
+    SupportsCredentials,
+    SupportsSiteHistory,
+    UnavailableError,
+)
 from provisioner.model import Fault, FaultKind, OverlayView, PolledOverlay, PolledSite, SiteView
 from provisioner.planner.breakers import OVERLAY_SCOPE
 
@@ -100,6 +107,9 @@ class LazySite:
     def last_words(self) -> Mapping[model.DroneId, str]:
         return self.site.last_words() if isinstance(self.site, SupportsConsoleOutput) else {}
 
+    def credentials(self) -> Sequence[model.Credential]:
+        return self.site.credentials() if isinstance(self.site, SupportsCredentials) else ()
+
     async def history(self, since: float) -> SiteHistoryView:
         if not isinstance(self.site, SupportsSiteHistory):
             return SiteHistoryView()
@@ -175,6 +185,55 @@ class PollTarget(Generic[View]):
             self.in_flight.cancel()
 
 
+CredentialSource = Callable[[], Iterable[model.Credential]]
+
+
+@dataclass(slots=True)
+class CredentialReader:
+    """The credentials of overlay, sites and web service, read anew at each tick in a thread: files may be far away."""
+
+    sources: Mapping[str, Sequence[CredentialSource]] = field(default_factory=dict)
+    """Functions that return them, by their user: ``overlay``, ``site:<name>``, ``web``."""
+    known: tuple[model.Credential, ...] = ()
+    renewed: frozenset[str] = frozenset()
+    """Users that have another one, or one that can be used again, since the last tick."""
+    _reading: asyncio.Task[None] | None = None
+
+    async def refresh(self, group: asyncio.TaskGroup, now: float) -> None:
+        """Read all, but wait no longer than a tick may for polls. ``now``: by the host's wall clock."""
+        self.renewed = frozenset()
+        if not self.sources:
+            return
+        if self._reading is None or self._reading.done():
+            self._reading = group.create_task(self._read(now), name="credentials")
+        await asyncio.wait([self._reading], timeout=TICK_WAIT_S)
+
+    async def _read(self, now: float) -> None:
+        before = {(each.used_by, each.name): each for each in self.known}
+        self.known = await asyncio.to_thread(lambda: tuple(self._all()))
+        changed = set()
+        for each in self.known:
+            old = before.get((each.used_by, each.name))
+            if old is None or each.is_dead(now):
+                continue
+            if old.is_dead(now) or old.fingerprint != each.fingerprint:
+                changed.add(each.used_by)
+        self.renewed = frozenset(changed)
+
+    def _all(self) -> Iterator[model.Credential]:
+        for used_by, sources in self.sources.items():
+            for source in sources:
+                try:
+                    yield from (replace(each, used_by=used_by) for each in source())
+                except Exception as error:  # an adapter's own code may raise anything
+                    why = limited_text(f"{type(error).__name__}: {error}")
+                    yield model.Credential("credentials", used_by, problem=why, used_by=used_by)
+
+    def close(self) -> None:
+        if self._reading is not None:
+            self._reading.cancel()
+
+
 @dataclass(slots=True)
 class Poller:
     """All poll targets. Tasks live in the given group, so none outlives the service."""
@@ -185,6 +244,7 @@ class Poller:
     sites: dict[str, PollTarget[SiteView]] = field(default_factory=dict)
     first_wait_s: float = TICK_WAIT_S
     """Longest wait for the first polls of all."""
+    credentials: CredentialReader = field(default_factory=CredentialReader)
 
     @property
     def unanswered(self) -> bool:
@@ -195,11 +255,14 @@ class Poller:
     async def poll(self, breakers: Mapping[str, model.Breaker]) -> None:
         """Begin every poll that is due, and wait for those begun now. A banned site that did not answer is left out.
 
+        One with a renewed credential is polled in spite of its ban.
         A target whose last poll took longer than a tick waits is not waited for, until it answers in time again: it
         would slow every tick.
         """
+        await self.credentials.refresh(self.group, self.clock.now() + self.clock.drift_s())
         now, banned = self.clock.now(), model.BreakerState.BANNED
         rests = {scope for scope, breaker in breakers.items() if breaker.state is banned and now < breaker.until}
+        rests -= {user.removeprefix("site:") for user in self.credentials.renewed}
         due: list[PollTarget[OverlayView] | PollTarget[SiteView]] = [self.overlay]
         due += [target for name, target in self.sites.items() if name not in rests or target.fault is None]
         first = self.overlay.in_flight is None
@@ -214,6 +277,7 @@ class Poller:
 
     def close(self) -> None:
         """Break off what is in flight."""
+        self.credentials.close()
         self.overlay.close()
         for target in self.sites.values():
             target.close()

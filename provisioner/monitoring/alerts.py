@@ -30,7 +30,20 @@ def _grown(metric: str, window: str, by: str, where: str = "") -> str:
     return f"sum by ({by}) (increase(provisioner_{metric}{{{where}}}[{window}]))"
 
 
+def _trouble(kinds: str) -> str:
+    """Return the number of troubles of `provisioner status` whose kind matches, by severity; notes do not count."""
+    return f'sum by (job, instance, severity, kind) (provisioner_troubles{{severity!="note", {kinds}}}) > 0'
+
+
+BY_OTHER_RULES = (
+    *("controller-down", "no-tick", "disk-full", "view-failed", "view-old", "banned"),
+    *("no-negotiation", "config.rejected", "drain.rejected", "plan.rejected", "black-hole-node"),
+    *("credential-unusable", "credential-expires", "store.write_failed"),
+)
+"""Kinds of troubles that an alert of their own is about; `Trouble` is about all others."""
+
 _DOWN = 'up{job=~"provisioner.*"} == 0'
+_LEFT_S = "provisioner_credential_expires_timestamp_seconds - time()"
 _RUNS = "on (job, instance) provisioner_controller_up == 1"
 _STARTABLE = _by_target('provisioner_jobs_waiting{category=~"start|back-off"}')
 _STARTED = _by_target("increase(provisioner_drones_requested_total[30m])")
@@ -118,6 +131,60 @@ ALERTS: Sequence[AlertRule] = (
         f"{_BLACK_HOLES} > 0",
         "Jobs fail in new drones at {{ $labels.site }}.",
         "Job after job failed within seconds in a drone there. It is drained, and its node is avoided if it persists.",
+    ),
+    AlertRule(
+        "NoNegotiation",
+        _trouble('kind="no-negotiation"'),
+        "The pool runs no negotiation cycle, and jobs wait.",
+        "No job starts in any slot, and no drone is started for jobs that no cycle has considered.",
+        severity="critical",
+        lasts="1m",
+    ),
+    AlertRule(
+        "CredentialExpires",
+        f"{_LEFT_S} < provisioner_credential_warning_seconds or provisioner_credential_usable == 0",
+        "{{ $labels.name }} of {{ $labels.scope }} ends soon, or cannot be used.",
+        "`provisioner status` names its file and the time. Nothing is started with one that cannot be used.",
+        lasts="0m",
+    ),
+    AlertRule(
+        "CredentialUnusable",
+        "provisioner_credential_usable == 0",
+        "{{ $labels.name }} of {{ $labels.scope }} is expired, damaged or gone.",
+        "Nothing is started with it, at its site or, where it is one of the pool or of drones, at all.",
+        severity="critical",
+        lasts="0m",
+    ),
+    AlertRule(
+        "ReloadRefused",
+        _trouble('kind="config.rejected"'),
+        "The changed configuration was refused.",
+        "The controller runs on with the old one. After a restart it would not start.",
+    ),
+    AlertRule(
+        "DrainRefused",
+        _trouble('kind="drain.rejected"'),
+        "The pool refuses to drain {{ $value }} drones.",
+        "They go on taking jobs, and do not give way to an owner by themselves.",
+    ),
+    AlertRule(
+        "PlanRefused",
+        _trouble('kind="plan.rejected"'),
+        "Parts of a plan were refused as inconsistent.",
+        "The classes and actions concerned are left out; all others are carried out.",
+    ),
+    AlertRule(
+        "NodeBad",
+        _trouble('kind="black-hole-node"'),
+        "{{ $value }} nodes are avoided or watched: jobs fail on them.",
+        "A GPU, a file system or a driver there may be broken.",
+    ),
+    AlertRule(
+        "Trouble",
+        _trouble(f'kind!~"{"|".join(BY_OTHER_RULES)}"'),
+        "`provisioner status` shows a trouble of kind {{ $labels.kind }}.",
+        "No alert of its own is about this kind.",
+        lasts="15m",
     ),
     AlertRule(
         "GpuUnused",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -113,6 +113,10 @@ CONTROLLER_METRICS = (
     _summary("store_write_seconds", "Time in which a tick recorded its plan."),
     _gauge("store_bytes", "Size of the record with its log."),
     _gauge("store_free_bytes", "Free space on the disk of the record."),
+    _gauge("troubles", "Troubles of `provisioner status`.", "severity kind"),
+    _gauge("credential_usable", "1 if a token, key or certificate can be used, 0 if not.", "scope name"),
+    _gauge("credential_expires_timestamp_seconds", "End of a credential that expires.", "scope name"),
+    _gauge("credential_warning_seconds", "Time before its end from which it is a trouble.", "scope name"),
     _counter("orphan_stops_total", "Orders to stop an orphan; one may be ordered again.", "site"),
 )
 METRICS: Sequence[MetricSpec] = (*OVERVIEW_METRICS, *SITE_METRICS, *WASTE_METRICS, *CONTROLLER_METRICS)
@@ -147,6 +151,12 @@ def read_values(reader: Reader, views: Views | None, now: float) -> MetricValues
         return values
     plan = next(iter(reader.plans(limit=1)), None)
     values |= gauges(views, reader.drones(), plan, now)
+    for each in views.credentials:
+        where = {"scope": each.used_by, "name": each.name}
+        values[of("provisioner_credential_usable", **where)] = float(not each.is_dead(now))
+        if each.not_after:
+            values[of("provisioner_credential_expires_timestamp_seconds", **where)] = each.not_after
+            values[of("provisioner_credential_warning_seconds", **where)] = each.warning_s
     values[of("provisioner_last_tick_timestamp_seconds")] = views.at
     values[of("provisioner_tick_age_seconds")] = max(0.0, now - views.at)
     values[of("provisioner_tick_limit_seconds")] = views.policy.overlay_max_age_s
@@ -169,12 +179,19 @@ def read_values(reader: Reader, views: Views | None, now: float) -> MetricValues
     return values
 
 
-def families(reader: Reader, now: float) -> Iterator[MetricFamily]:
+TroubleKinds = Callable[[Reader], Iterable[tuple[str, str]]]
+"""Returns severity and kind of each trouble on record. The rules are in :mod:`provisioner.cli.troubles`."""
+
+
+def families(reader: Reader, now: float, troubles: TroubleKinds | None = None) -> Iterator[MetricFamily]:
     """Yield all metrics with their values. Counters with labels that the metric no longer has are left out."""
     views, found = reader.views(bulk=False), dict[tuple[str, tuple[str, ...]], dict[tuple[str, ...], float]]()
     for key, value in read_values(reader, views, now).items():
         labels = dict(key.labels)
         found.setdefault((key.metric, tuple(labels)), {})[tuple(labels.values())] = value
+    if troubles is not None:
+        counts = Counter(troubles(reader))
+        found["provisioner_troubles", ("severity", "kind")] = {key: float(count) for key, count in counts.items()}
     for spec in METRICS:
         values = [found.get((part, spec.labels), {}) for part in spec.parts]
         family = MetricFamily(spec.name.removesuffix("_total"), spec.help, spec.kind)
@@ -204,18 +221,19 @@ class RecordCollector(Collector):
     """Collector of prometheus_client over a record; it reads at each scrape."""
 
     reader: Reader
+    troubles: TroubleKinds | None = None
 
     def collect(self) -> Iterator[MetricFamily]:
         try:
-            found = [*families(self.reader, self.reader.now())]
+            found = [*families(self.reader, self.reader.now(), self.troubles)]
         except (StoreError, OSError):
             found = [GaugeMetricFamily(RECORD_UP, "1 if the record can be read.", 0.0)]
         yield from found
 
 
-def exposition(reader: Reader, accept: str = "") -> bytes:
+def exposition(reader: Reader, accept: str = "", troubles: TroubleKinds | None = None) -> bytes:
     """Return all metrics in the format that the ``Accept`` header of a scrape asks for: text or OpenMetrics."""
-    return choose_encoder(accept)[0](RecordCollector(reader))
+    return choose_encoder(accept)[0](RecordCollector(reader, troubles))
 
 
 def content_type(accept: str = "") -> str:

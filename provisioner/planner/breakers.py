@@ -74,6 +74,12 @@ def update_breakers(snapshot: Snapshot, moves: Sequence[StateChange], others: It
     for scope, breaker in known.items():
         if breaker.state is BreakerState.BANNED and now >= breaker.until and not breaker.user:
             known[scope] = replace(breaker, state=BreakerState.PROBING, since=now)
+    for scope, breaker in known.items():  # refused for the credential that was there before
+        site = scope.partition("/")[0]
+        kind = breaker.fault.kind if breaker.fault is not None else None
+        by_pool = kind is FaultKind.DRONE and OVERLAY_SCOPE in snapshot.renewed
+        if by_pool or (kind is FaultKind.DENIED and f"site:{site}" in snapshot.renewed):
+            known[scope] = after_success(breaker, now)
     polls: list[tuple[str, bool, Fault | None]] = [
         (OVERLAY_SCOPE, snapshot.overlay.view is not None, snapshot.overlay.fault),
         *((name, polled.view is not None, polled.fault) for name, polled in snapshot.sites.items()),

@@ -9,7 +9,14 @@ from typing import NamedTuple
 
 from provisioner import model, reasons
 from provisioner.model import ON_THE_WAY, WHOLE_GPU, BreakerState, Drone, DroneState, DroneType, JobClass, Node, TypeKey
-from provisioner.planner.context import DOWNTIME_MARGIN_S, NO_END, PlanningContext, downtime_at, life_too_short
+from provisioner.planner.context import (
+    DOWNTIME_MARGIN_S,
+    NO_END,
+    PlanningContext,
+    dead_credential,
+    downtime_at,
+    life_too_short,
+)
 from provisioner.planner.costs import JobCost, StartCosts
 from provisioner.planner.matching import (
     CompatibleTypes,
@@ -196,7 +203,10 @@ class StartLimits:
             return 0, reasons.SiteDisabled(kind.site)
         if (disabled := self.context.snapshot.disabled.get(kind.site)) is not None:
             return 0, reasons.SiteDisabled(kind.site, disabled.by, disabled.reason)
-        doubt = self.context.validity.sites.get(kind.site) or self.reservations.held.get(key)
+        doubt = dead_credential(self.context.snapshot, f"site:{kind.site}") or self.context.validity.sites.get(
+            kind.site
+        )
+        doubt = doubt or self.reservations.held.get(key)
         doubt = doubt or self.blocked.get(key) or life_too_short(self.context, kind)
         if doubt is not None:
             return 0, doubt

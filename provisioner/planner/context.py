@@ -337,6 +337,16 @@ def drone_end_at(context: PlanningContext, kind: DroneType) -> float:
     return min(own, downtime_at(context, kind.site) - DOWNTIME_MARGIN_S)
 
 
+def dead_credential(snapshot: Snapshot, used_by: str) -> reasons.CredentialUnusable | None:
+    """Return the first credential of the overlay or of a site that cannot be used, or None."""
+    now = snapshot.now + snapshot.drift_s
+    for each in snapshot.credentials:
+        if each.used_by == used_by and each.is_dead(now):
+            expired_at = 0.0 if each.problem else each.not_after
+            return reasons.CredentialUnusable(used_by, each.name, each.identity, expired_at, each.problem)
+    return None
+
+
 def shortened_life_s(context: PlanningContext, kind: DroneType) -> float:
     """Return how long a drone may live, in whole seconds, if a downtime shortens its life, else 0."""
     left_s = drone_end_at(context, kind) - context.now

@@ -37,6 +37,7 @@ from provisioner.planner.context import (
     PlanningContext,
     RunShape,
     begun_of,
+    dead_credential,
     drone_end_at,
     life_too_short,
     run_shape,
@@ -106,6 +107,8 @@ def _no_starts_reason(context: PlanningContext) -> Refusal | None:
         return Refusal("all", len(context.drones), context.too_unhealthy)
     if context.validity.overlay is not None:
         return Refusal("all", 0, context.validity.overlay)
+    if (dead := dead_credential(context.snapshot, "overlay")) is not None:
+        return Refusal("all", 0, dead)
     outage = context.breakers.get(OVERLAY_SCOPE)
     if outage is not None and context.now < outage.until:
         fault = outage.fault or model.Fault(model.FaultKind.DOWN, "it was out of sight and settles first", outage.since)

@@ -80,6 +80,7 @@ class Views:
     overlay: model.PolledOverlay
     sites: Mapping[str, model.PolledSite]
     estimates: Estimates = NO_ESTIMATES
+    credentials: tuple[model.Credential, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

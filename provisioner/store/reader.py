@@ -313,6 +313,7 @@ class Reader:
                 requests=tables.waiting_requests(sql),
                 gpu_wanted_at=float(meta.get("gpu_wanted_at", views.at)),
                 estimates=views.estimates,
+                credentials=views.credentials,
             )
 
     def kept_snapshots(self) -> list[int]:

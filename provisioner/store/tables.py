@@ -278,6 +278,7 @@ _VIEW_PARTS: dict[str, Any] = {
     "policy": model.Policy,
     "types": tuple[model.DroneType, ...],
     "estimates": Estimates,
+    "credentials": tuple[model.Credential, ...],
     "taken_at": dict[str, float],
     "overlay": model.PolledOverlay,
     "slots": tuple[model.Slot, ...],
@@ -308,7 +309,7 @@ def split_views(snapshot: Snapshot) -> dict[str, Any]:
             taken_at[name], parts[f"drones/{name}"] = polled.view.taken_at, polled.view.drones
             rest = replace(polled, view=replace(polled.view, taken_at=0.0, drones={}))
         parts[f"site/{name}"] = rest
-    return parts | {"overlay": overlay, "taken_at": taken_at}
+    return parts | {"overlay": overlay, "taken_at": taken_at, "credentials": snapshot.credentials}
 
 
 def pack_view_part(name: str, value: object) -> bytes:
@@ -338,4 +339,5 @@ def read_views(sql: sqlite3.Connection, *, bulk: bool = True) -> Views | None:
                 view = replace(polled.view, taken_at=taken_at[name], drones=parts.get(f"drones/{name}", {}))
                 sites[name] = replace(polled, view=view)
     tick, at = int(meta["tick"]), float(meta["at"])
-    return Views(tick, at, parts["policy"], parts["types"], overlay, sites, parts["estimates"])
+    rest = parts["estimates"], parts.get("credentials", ())
+    return Views(tick, at, parts["policy"], parts["types"], overlay, sites, *rest)

@@ -19,6 +19,7 @@ from provisioner.cli import output as out
 from provisioner.cli.options import Exit, VerbError
 from provisioner.cli.remote import API
 from provisioner.cli.schema import output_schemas
+from provisioner.cli.status import trouble_kinds
 from provisioner.config.models import Role, WebSection
 from provisioner.monitoring.metrics import content_type, exposition, health
 from provisioner.store import StoreError
@@ -144,7 +145,11 @@ class WebService:
     async def _metrics(self, request: web.Request) -> web.Response:
         accept = request.headers.get("Accept", "")
         kind = content_type(accept)
-        found = await self._vital(f"metrics {kind}", lambda: Answered(exposition(self.record.reader, accept), kind))
+
+        def make() -> Answered:
+            return Answered(exposition(self.record.reader, accept, trouble_kinds), kind)
+
+        found = await self._vital(f"metrics {kind}", make)
         return api.response_of(found, request, {})
 
     async def _vital(self, key: str, make: Callable[[], Answered]) -> Answered:

@@ -63,6 +63,8 @@ def test_a_token_that_cannot_work_fails_the_check_but_not_the_start(tmp_path: Pa
     for controller, drone, words in (
         (token(**CONTROLLER, exp=1_700_000_000), token(**DRONE), "provisioner@pool.test expired at 2023-11-14T22:13"),
         (token(**CONTROLLER), "a.b!.c", "`drone_token`: no IDTOKEN: its content is not JSON"),
+        (token(**CONTROLLER), token(scope="condor:/READ"), "not good for ADVERTISE_MASTER, ADVERTISE_STARTD"),
+        (token(**CONTROLLER), token(**DRONE, nbf=9_000_000_000), "not valid before 2255-03-14"),
     ):
         path = written(tmp_path, controller, drone)
         (problem,) = check(path)
@@ -77,7 +79,7 @@ def test_a_token_that_cannot_work_fails_the_check_but_not_the_start(tmp_path: Pa
         (token(sub="p@pool.test", scope="condor:/READ"), token(**DRONE), "not good for DAEMON or ADMINISTRATOR"),
         (token(**CONTROLLER), token(), "drone@pool.test has no limits, and jobs may read it"),
         (token(**CONTROLLER), token(scope=DRONE["scope"] + " condor:/WRITE"), "is also good for WRITE"),
-        ("", token(**DRONE), "expires soon"),
+        ("", token(**DRONE), "`token`: the credential of provisioner@pool.test expires at"),
     ],
     ids=["issuer", "rights", "no-limits", "too-many-rights", "expires-soon"],  # the same in each process of a run
 )

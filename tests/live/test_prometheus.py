@@ -56,6 +56,7 @@ BUSY = {
     'provisioner_measured_gpu_seconds_used_total{site="kit",type="a100"}': 300,
 }
 """Growth of its counters in a minute."""
+TESTED_H = 9
 SICK: dict[str, dict[str, float | str | None]] = {
     "ControllerDown": {"provisioner_controller_up": 0},
     "TickMissing": {"provisioner_tick_age_seconds": 9999},
@@ -71,10 +72,20 @@ SICK: dict[str, dict[str, float | str | None]] = {
     "OwnerWaited": {'provisioner_owner_wait_seconds_total{site="kit",grace="over"}': 9},
     "OrphansFound": {'provisioner_orphan_stops_total{site="kit"}': 0.5},
     "FirstJobFailing": {'provisioner_drones_leaving_total{site="kit",type="a100",reason="black-hole"}': 0.1},
+    "NoNegotiation": {'provisioner_troubles{severity="critical",kind="no-negotiation"}': 1},
+    "CredentialExpires": {
+        'provisioner_credential_expires_timestamp_seconds{scope="overlay",name="token"}': TESTED_H * 3600 + 86400,
+        'provisioner_credential_warning_seconds{scope="overlay",name="token"}': 7 * 86400,
+    },
+    "CredentialUnusable": {'provisioner_credential_usable{scope="overlay",name="token"}': 0},
+    "ReloadRefused": {'provisioner_troubles{severity="warning",kind="config.rejected"}': 1},
+    "DrainRefused": {'provisioner_troubles{severity="warning",kind="drain.rejected"}': 2},
+    "PlanRefused": {'provisioner_troubles{severity="warning",kind="plan.rejected"}': 1},
+    "NodeBad": {'provisioner_troubles{severity="warning",kind="black-hole-node"}': 1},
+    "Trouble": {'provisioner_troubles{severity="warning",kind="notice"}': 1},
     "GpuUnused": {'provisioner_measured_gpu_seconds_used_total{site="kit",type="a100"}': 20},
 }
 """By alert: the values with which it, and no other, fires."""
-TESTED_H = 9
 
 
 def series(**sick: float | str | None) -> list[dict[str, str]]:
@@ -129,7 +140,8 @@ def test_no_alert_fires_while_all_is_well(programs: PrometheusPrograms, tmp_path
 def test_each_alert_fires_for_its_trouble_and_no_other_does(
     programs: PrometheusPrograms, tmp_path: Path, name: str
 ) -> None:
-    fired(programs, tmp_path, SICK[name], [name])
+    also = ["CredentialExpires"] if name == "CredentialUnusable" else []
+    fired(programs, tmp_path, SICK[name], [name, *also])
 
 
 def test_an_unreadable_record_and_a_missing_scrape_are_a_controller_that_is_down(

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
 from adapters.htcondor.classads import Expression
-from adapters.htcondor.tokens import DRONE_NEEDS, token_failures, token_warnings
+from adapters.htcondor.tokens import DRONE_NEEDS, directory_credentials, idtoken_credential, token_warnings
+from provisioner.config.credentials import secret_file_credential
 from provisioner.config.models import ConfigSection
 from provisioner.config.units import Addresses, ConfigPath, PositiveDuration, Secret
+from provisioner.model import Credential
 
 CONTROLLER_NEEDS = ("READ", "DAEMON or ADMINISTRATOR")
 """To drain, one of the two is enough."""
@@ -82,23 +83,23 @@ class HTCondorConfig(ConfigSection):
         own = self.drone_token_mode == "signing-key" and "{drone}" in self.drone_user
         return f"{self.drone_user}@{self.trust_domain}" if own else ""
 
-    def failures(self) -> Iterator[tuple[tuple[str, ...], str]]:
-        now = time.time()
-        for name, secret, _, _ in self._tokens():
-            yield from (((name,), message) for message in token_failures(name, secret, now))
+    def credentials(self) -> Iterator[Credential]:
+        """Yield our tokens and those of the drones, or the key that signs them."""
+        if self.token is not None:
+            yield idtoken_credential("token", self.token, self.trust_domain)
+        elif self.token_directory is not None:
+            yield from directory_credentials("token_directory", self.token_directory)
+        if self.drone_token is not None and self.drone_token_mode == "static":
+            yield idtoken_credential("drone_token", self.drone_token, self.trust_domain, DRONE_NEEDS)
+        if self.drone_signing_key is not None and self.drone_token_mode == "signing-key":
+            yield secret_file_credential("drone_signing_key", self.drone_signing_key)
 
     def doubts(self) -> Iterator[tuple[tuple[str, ...], str]]:
-        now = time.time()
-        for name, secret, needs, most in self._tokens():
-            found = token_warnings(name, secret, now, self.trust_domain, needs, most)
-            yield from (((name,), message) for message in found)
-
-    def _tokens(self) -> Iterator[tuple[str, Secret, tuple[str, ...], tuple[str, ...]]]:
-        """Yield each token with the authorisations that it needs, and those that it should have at most."""
         if self.token is not None:
-            yield "token", self.token, CONTROLLER_NEEDS, ()
+            yield from ((("token",), message) for message in token_warnings("token", self.token, CONTROLLER_NEEDS))
         if self.drone_token is not None:
-            yield "drone_token", self.drone_token, DRONE_NEEDS, DRONE_NEEDS
+            found = token_warnings("drone_token", self.drone_token, (), DRONE_NEEDS)
+            yield from ((("drone_token",), message) for message in found)
 
     @model_validator(mode="after")
     def _some_token(self) -> Self:

@@ -9,12 +9,13 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from adapters.htcondor.classads import Expression, attribute_names, is_expression
+from adapters.htcondor.tokens import directory_credentials, idtoken_credential
 from adapters.shared.commands.settings import SshSettings
 from adapters.shared.parcel import check_environment
 from provisioner.config.messages import choices
 from provisioner.config.models import ConfigSection, mistake_at
 from provisioner.config.units import Addresses, ConfigPath, Duration, PositiveDuration, Secret, Size
-from provisioner.model import WHOLE_GPU, DroneType
+from provisioner.model import WHOLE_GPU, Credential, DroneType
 
 _SUBMIT_COMMAND = re.compile(r"(?:\+|[Mm][Yy]\.)?[A-Za-z_][A-Za-z0-9_.]{0,127}")
 _UNFILLED = re.compile(r"<[^<>]+ [^<>]+>")
@@ -216,6 +217,13 @@ class HTCondorSiteConfig(ConfigSection):
         if self.transport == "tools" and self.tools.ssh and (self.token or self.token_directory):
             raise ValueError("`token` and `token_directory` stay here: over ssh the account there has its own tokens")
         return self
+
+    def credentials(self) -> Iterator[Credential]:
+        """Yield our tokens."""
+        if self.token is not None:
+            yield idtoken_credential("token", self.token)
+        elif self.token_directory is not None:
+            yield from directory_credentials("token_directory", self.token_directory)
 
     def misfits(self, types: Sequence[DroneType]) -> Iterator[tuple[tuple[str, ...], str]]:
         """Yield errors in combination with the site's drone types: path in the site file, and message."""

@@ -1,0 +1,48 @@
+"""Tokens, keys and certificates: what is wrong with one is in status, metrics, log and plan within one tick."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from provisioner import app
+from tests.cli.conftest import Cli
+from tests.htcondor_overlay.test_idtoken import CONTROLLER, DRONE, token, written
+
+
+def troubles_after_a_tick(path: Path, cli: Cli) -> list[tuple[str, str, str]]:
+    """Return severity, subject and text of each trouble that names a credential, after one tick of the controller."""
+    assert asyncio.run(app.run(path, once=True)) == 0
+    found = json.loads(cli("status", "-o", "json", "--store", str(path.parent / "provisioner.db")).out)["troubles"]
+    return [(each["severity"], each["subject"], each["text"]) for each in found if each["text"].startswith("`")]
+
+
+SOON = int(time.time()) + 3 * 86400
+
+
+@pytest.mark.parametrize(
+    ("drone", "severity", "words"),
+    [
+        (token(**DRONE, exp=1_700_000_000), "critical", "drone@pool.test expired at 2023-11-14T22:13:20Z"),
+        (token(**DRONE, exp=SOON), "warning", "drone@pool.test expires at "),
+        (token(**DRONE | {"iss": "other.test"}), "critical", "issuer is other.test, not `trust_domain` pool.test"),
+        ("garbage", "critical", "no IDTOKEN: "),
+        (None, "critical", "cannot be read: No such file or directory"),
+        (token(**DRONE), "", ""),
+    ],
+    ids=["expired", "soon", "foreign", "garbage", "removed", "good"],
+)
+def test_a_drone_token_is_a_trouble_of_the_running_controller(
+    tmp_path: Path, cli: Cli, drone: str | None, severity: str, words: str
+) -> None:
+    path = written(tmp_path, token(**CONTROLLER), drone or "")
+    if drone is None:
+        (tmp_path / "drone.token").unlink()
+    found = troubles_after_a_tick(path, cli)
+    assert [(each[0], each[1]) for each in found] == ([(severity, "overlay")] if severity else [])
+    assert all(text.startswith("`drone_token`: ") and words in text for _, _, text in found)
+    assert all("signature" not in text for _, _, text in found)
