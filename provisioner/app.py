@@ -27,6 +27,7 @@ from provisioner.store.writer import SqlStore
 
 log = structlog.get_logger()
 
+IGNORED_SIGNALS = ("SIGUSR1", "SIGUSR2", "SIGALRM", "SIGVTALRM", "SIGPROF", "SIGIO", "SIGPWR")
 CONNECT_S = 20.0
 CLOSE_S = 20.0
 """Longest time to connect a site, and to leave it."""
@@ -73,7 +74,8 @@ async def run(path: Path, *, once: bool = False, root: Path | None = None, shado
 def _signals() -> tuple[asyncio.Event, asyncio.Event]:
     """Return two events: a request to stop, and a request to read the configuration again.
 
-    A second request to stop cancels this task; the third ends the process as it would end any.
+    A second request to stop cancels this task; the third ends the process as it would end any. Signals that other
+    programs send by habit, as tools that rotate logs do, are only logged: by default they would end the process.
     """
     stop, hangup = asyncio.Event(), asyncio.Event()
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
@@ -85,8 +87,14 @@ def _signals() -> tuple[asyncio.Event, asyncio.Event]:
             task.cancel()
         stop.set()
 
-    for number in (signal.SIGTERM, signal.SIGINT):
+    def not_wanted(name: str) -> None:
+        log.warning("signal.ignored", signal=name)
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
         loop.add_signal_handler(number, asked_to_stop, number)
+    for name in IGNORED_SIGNALS:
+        if ignored := getattr(signal, name, None):  # some systems lack some
+            loop.add_signal_handler(ignored, not_wanted, name)
     loop.add_signal_handler(signal.SIGHUP, hangup.set)
     return stop, hangup
 

@@ -498,7 +498,7 @@ _SENTENCES: Mapping[Category, Mapping[type, str | Callable[[Any], str]]] = {
             + "; no GPU drone is started for them"
         ),
         r.StaleView: _stale,
-        r.AllVanished: "all {drones:drone} vanished from the listing of {site} at once: not believed yet",
+        r.AllVanished: "{drones:drone} vanished from the listing of {site} at once: not believed yet",
     },
     Category.WAITING_NEGOTIATION: {r.AwaitingNegotiation: "{fresh:job} so new that no negotiation cycle has seen them"},
 }

@@ -353,6 +353,8 @@ class OverlayView:
     evictions: tuple[Eviction, ...] | None = None
     """Evictions of the last quarter of an hour or so, in many polls. None if the overlay does not report them."""
     completions: tuple[CompletedJob, ...] | None = None
+    completions_at: float = 0.0
+    """Time up to which completed jobs are known; 0: as of the view."""
     groups: tuple[Group, ...] = ()
     mishaps: tuple[JobFailure, ...] = ()
     """Failed jobs of the last quarter of an hour or so; the overlay guarantees that each was in the drone."""

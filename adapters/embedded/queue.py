@@ -136,19 +136,32 @@ def create(path: Path) -> None:
 
 
 def connect(path: Path, busy_s: float = 5.0) -> sqlite3.Connection:
-    """Open an existing queue. Raises ``sqlite3.Error`` if there is none, or one of another version."""
+    """Open an existing queue. Raises ``sqlite3.Error`` if there is none, or one of another version or account."""
     connection = _connect(path, "rw", busy_s)
     try:
         version = connection.execute("PRAGMA user_version").fetchone()[0]
         if version != QUEUE_VERSION:
             raise sqlite3.DatabaseError(f"{path}: queue version {version}, this program knows {QUEUE_VERSION}")
+        _share(path)
     except BaseException:
         connection.close()
         raise
     return connection
 
 
+def _share(path: Path) -> None:
+    """Give the files that SQLite makes beside the queue its group: all accounts that use the queue need to open them.
+
+    SQLite gives them its mode, and the first group of the account that opens the queue first.
+    """
+    for suffix in ("-wal", "-shm"):
+        with contextlib.suppress(OSError):  # they are of another account, which does it, or gone
+            os.chown(f"{path}{suffix}", -1, path.stat().st_gid)
+
+
 def _connect(path: Path, mode: str, busy_s: float = 5.0) -> sqlite3.Connection:
+    if path.exists() and not os.access(path, os.W_OK):  # it would leave files of its own beside it
+        raise sqlite3.OperationalError(f"{path}: this account may not write it. Its owner has to permit that")
     uri = f"file:{quote(os.fspath(path.absolute()))}?mode={mode}"
     connection = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=busy_s)
     connection.row_factory = sqlite3.Row

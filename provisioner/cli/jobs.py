@@ -404,9 +404,12 @@ def explained_job(reader: Reader, text: str) -> out.Document:
         return class_document(reader, views, found[0], f"job {shown}{_faults(reader, job)}")
     if (known := known_job(reader, views, classes, text.strip())) is not None:
         return job_document(known._replace(said=known.said + _faults(reader, job)))
+    view = views.overlay.view
+    known_at = view.completions_at or view.taken_at if view is not None else 0.0
     lines = [
         f"job {shown} is unknown: at the newest look it was neither idle, running nor held, and it was not done in "
-        "the last 7 days. It may be too new, removed, or in a queue that is not looked at"
+        f"the last 7 days, as far as done jobs are known: up to {formatting.iso(known_at)}, {out.ago(known_at)} ago. "
+        "It may be too new, removed, or in a queue that is not looked at"
     ]
     if all(kind.gpu_milli for kind in views.types):
         lines.append("jobs that ask for no GPU are not looked at: no drone type without GPUs is configured")
@@ -431,6 +434,15 @@ def explained_class(reader: Reader, class_id: str) -> out.Document:
     for job in classes:
         if job.id == class_id:
             return class_document(reader, views, job, f"class {formatting.sanitize(job.id, 80)}")
+    if past := reader.drones_for(class_id):
+        count, last = past
+        end = f"ended {out.ago(last.ended_at)} ago as" if last.ended_at else "is"
+        raise opt.VerbError(
+            f"class {formatting.sanitize(class_id, 80)} has no jobs any more: at the newest look none waits, runs or "
+            f"is held. {formatting.count(count, 'drone')} on record for it; the newest, {last.id}, {end} "
+            f"{last.state.value}",
+            f"`provisioner drones show {last.id}` tells its life, `provisioner explain job ID` of a job that is done",
+        )
     raise opt.unknown("job class", class_id, [c.id for c in classes], " in the newest look")
 
 

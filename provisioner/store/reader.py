@@ -113,6 +113,15 @@ class Reader:
         with self._open() as sql:
             return sum(int(sql.execute(query, (live, *values)).fetchone()[0]) for live in lives)
 
+    def drones_for(self, class_id: str) -> tuple[int, Drone] | None:
+        """Return the number of drones that were started for a job class, and the newest; None if there are none."""
+        with self._open() as sql:
+            count, newest = sql.execute(
+                "SELECT count(*), max(serial) FROM drones WHERE for_class = ?", (class_id,)
+            ).fetchone()
+            found = tables.DRONES.select(sql, "WHERE serial = ? AND for_class = ?", (newest, class_id))
+            return (count, next(found)) if count else None
+
     def drone(self, drone_id: DroneId) -> Drone | None:
         """Return one drone, if it is on record."""
         with self._open() as sql:

@@ -291,6 +291,9 @@ class SqlStore(store.Store):
             *([("observations", "seq", "last_at < ?", (before,))] if self._shadow else ()),
         ]
         more = [all(self._prune_batch(*kind) for _ in range(BATCHES_PER_PRUNING)) for kind in kinds]
+        if parts := self._view_parts:
+            with self._transaction() as sql:
+                series.forget(sql, parts["policy"].sites, [kind.key for kind in parts["types"]])
         return any(more)
 
     def _prune_batch(self, table: str, key: str, old: str, values: Sequence[float]) -> bool:

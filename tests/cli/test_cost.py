@@ -118,3 +118,17 @@ def test_a_lasting_event_of_days_ago_is_still_a_trouble(cli: Cli, days: Path) ->
     with sqlite3.connect(days) as sql:
         sql.execute("UPDATE events SET name = 'config.reloaded' WHERE id = (SELECT min(id) + 50 FROM events)")
     assert "the changed configuration was refused" not in cli("status", "--store", days).out
+
+
+def test_a_job_that_was_just_done_is_not_denied(cli: Cli, days: Path) -> None:
+    """The history is read once a minute: the answer says up to when done jobs are known."""
+    ran = cli("explain", "job", "699999.0", "--store", days)
+    assert ran.code and "as far as done jobs are known: up to " in ran.err
+
+
+def test_a_class_without_jobs_is_told_by_its_drones(cli: Cli, days: Path) -> None:
+    with sqlite3.connect(days) as sql:
+        sql.execute("UPDATE drones SET for_class = 'gone' WHERE id = ?", (MIDDLE,))
+    ran = cli("explain", "class", "gone", "--store", days)
+    assert ran.code and f"1 drone on record for it; the newest, {MIDDLE}, ended" in ran.err
+    assert "no job class `never`" in cli("explain", "class", "never", "--store", days).err

@@ -281,3 +281,17 @@ def test_a_single_tick_waits_for_what_it_asked_for_and_needs_no_log(host: Host) 
     assert done.returncode == 0
     assert host.log("here") == ["opened 7", "asked 7", "started 7", "closed 7"]
     assert [d.state for d in host.record.drones()] == [DroneState.SUBMITTED]
+
+
+def test_signals_that_tools_send_by_habit_end_nothing_and_the_quit_signal_ends_it_in_order(host: Host) -> None:
+    host.site("fast")
+    process = host.run("--log-format", "json")
+    host.until(lambda: host.record.path.exists() and host.tick() > 1)
+    for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF, signal.SIGIO):
+        process.send_signal(number)
+        host.until(lambda name=number.name: any(name.encode() in line for line in host.stderr()))  # type: ignore[misc]
+    before = host.tick()
+    host.until(lambda: host.tick() > before)
+    process.send_signal(signal.SIGQUIT)
+    assert process.wait(30) == 0
+    assert any(b"controller.stopping" in line for line in host.stderr())

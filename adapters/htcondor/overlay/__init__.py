@@ -150,6 +150,7 @@ class HTCondorOverlay:
         self._view = replace(
             view,
             completions=history.completions,
+            completions_at=history.at,
             notices=(*view.notices, *history.notices),
             mishaps=self._witnesses.believed((*view.mishaps, *history.failures, *confirmed), time.time()),
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from adapters.htcondor import classad2, classads
 from adapters.htcondor.classads import HELD, IN_SLOT, REMOVED, Ad, attribute_names, job_id, moment, number, text, whole
@@ -20,6 +20,7 @@ from adapters.htcondor.overlay.settings import HTCondorConfig
 from adapters.htcondor.overlay.work import EVICTION_REPORTED_S, cause_of_end, drone_named
 from adapters.htcondor.tokens import ClientDirectory
 from adapters.shared.printing import printable
+from provisioner import formatting
 from provisioner.interfaces import AdapterError, AuthError, UnavailableError
 from provisioner.model import WHOLE_GPU, CompletedJob, JobFailure
 from provisioner.worker_process import WorkerProcess
@@ -51,6 +52,8 @@ class HistoryView:
     completions: tuple[CompletedJob, ...] | None
     notices: tuple[str, ...] = ()
     failures: tuple[JobFailure, ...] = ()
+    at: float = 0.0
+    """When they were asked for; 0: never with success."""
 
 
 @dataclass(slots=True)
@@ -195,7 +198,8 @@ def _ended_run(ad: Ad, status: int) -> tuple[float, float]:
 
 
 HISTORY_INTERVAL_S = 60.0
-HISTORY_RETRY_S = 300.0  # a history that took too long is not asked for at once again
+HISTORY_RETRY_S = 300.0  # longest pause after a failure
+HISTORY_RETRY_FACTOR = 30.0  # a failure that took time is not repeated at once: the schedds would be busy with it
 HISTORY_TIMEOUT_S = 10.0
 
 
@@ -213,11 +217,14 @@ class HistoryPoller:
     async def newest(self, gpus_only: bool, silent: Collection[str]) -> HistoryView:
         """Return the last answer, renewed if it is a minute old; a failure is a notice, not an error."""
         if time.monotonic() >= self._again_at:
-            pause_s = HISTORY_INTERVAL_S
+            pause_s, began, asked_at = HISTORY_INTERVAL_S, time.monotonic(), time.time()
             try:
-                self._view = await self._child.call("completed", gpus_only, silent, deadline_s=self._deadline_s)
+                view = await self._child.call("completed", gpus_only, silent, deadline_s=self._deadline_s)
+                self._view = replace(view, at=asked_at)
             except AdapterError as error:
-                self._view, pause_s = HistoryView(None, (f"completed jobs are unknown: {error}",)), HISTORY_RETRY_S
+                pause_s = min(HISTORY_RETRY_S, HISTORY_RETRY_FACTOR * (time.monotonic() - began))
+                again = f"; asked again at {formatting.iso(time.time() + pause_s)}"
+                self._view = HistoryView(None, (f"completed jobs are unknown: {error}{again}",), at=self._view.at)
             self._again_at = time.monotonic() + pause_s
         return self._view
 

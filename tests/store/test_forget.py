@@ -1,0 +1,32 @@
+"""Counters and series of what is no longer configured go with the last drone of it on record."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from provisioner.store.measures import MetricKey
+from provisioner.store.reader import Reader
+from tests.store.story import A100, drone, record, starts, store_at
+from tests.store.test_prune import rows
+
+KNOWN = MetricKey.of_type("provisioner_drones_ended_total", A100.key, outcome="done")
+GONE = MetricKey.of_type("provisioner_drones_ended_total", "topas/k80", outcome="done")
+GONE_SITE = MetricKey.of("provisioner_faults_total", scope="closed", kind="denied")
+POOL = MetricKey.of("provisioner_faults_total", scope="overlay", kind="denied")
+
+
+async def test_what_is_not_configured_is_forgotten_and_the_rest_kept(file: Path) -> None:
+    async with store_at(file, threaded=False) as store:
+        store.count(dict.fromkeys((KNOWN, GONE, GONE_SITE, POOL), 1.0))
+        await record(store, starts(1, drone(1)))
+        await store.record_sample(100.0, {GONE: 1.0, KNOWN: 1.0})
+        await store.record_sample(1e9 - 100, {KNOWN: 1.0})
+        for _ in range(20):
+            if not await store.prune(1e9):
+                break
+        counters = Reader(file).counters()
+        assert KNOWN in counters and POOL in counters
+        assert GONE not in counters and GONE_SITE not in counters
+        with rows(file) as sql:
+            labels = [text for (text,) in sql.execute("SELECT labels FROM series")]
+        assert not any("k80" in text for text in labels) and any("a100" in text for text in labels)
