@@ -36,7 +36,8 @@ def reader(monkeypatch: pytest.MonkeyPatch) -> Reader:
 
 @pytest.fixture
 async def history(reader: Reader, tmp_path: Path) -> HistoryPoller:
-    config = HTCondorConfig(collector="pool.test:9618", trust_domain="pool.test", token_directory=tmp_path)
+    options = {"collector": "pool.test:9618", "trust_domain": "pool.test", "token_directory": str(tmp_path)}
+    config = HTCondorConfig.model_validate({**options, "drone_token": {"file": str(tmp_path / "drone")}})
     made = HistoryPoller(config, "kit", ClientDirectory("pool", config))
     await made.close()
     made._child = reader  # type: ignore[assignment]
