@@ -73,6 +73,8 @@ def _checked(group: str, point: EntryPoint) -> Any:
         why = f"{type(error).__name__}: {' '.join(str(error).split())}"
         if isinstance(error, ModuleNotFoundError):
             extra = _EXTRAS.get(error.name or "")
+            if error.name == "aiohttp" and _is_own(point):
+                extra = point.name  # several extras install it, each for the adapter of its name
             repair = f": pip install 'gpu-drone-provisioner[{extra}]'" if extra else ""
             why = f"Python module `{error.name}` is missing{repair}"
         raise AdapterBrokenError(f"{what} cannot be imported: {why}") from error

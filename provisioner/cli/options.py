@@ -51,6 +51,11 @@ class VerbError(Exception):
         self.code = code
 
 
+_WEB = ("aiohttp", "jinja2", "jwt", "prometheus_client", "pygal")
+EXTRAS = {**dict.fromkeys(_WEB, "web"), "matplotlib": "report", "htcondor2": "htcondor", "classad2": "htcondor"}
+"""Extras that install the packages which verbs need."""
+
+
 def verb_error(error: BaseException) -> VerbError | None:
     """Return the error to show; None for one that is a bug."""
     from provisioner.config import ConfigError
@@ -64,6 +69,9 @@ def verb_error(error: BaseException) -> VerbError | None:
             return VerbError(*map(str, error.problems), advice, code=Exit.UNMET)
         case StoreError():
             return VerbError(str(error))
+        case ModuleNotFoundError() if (package := (error.name or "").partition(".")[0]) in EXTRAS:
+            extra = f"pip install 'gpu-drone-provisioner[{EXTRAS[package]}]'"
+            return VerbError(f"this needs the Python package {package}: {extra}")
         case OSError() if error.filename is not None:
             return VerbError(f"{error.filename}: {error.strerror or error}")
         case OSError():

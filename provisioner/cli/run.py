@@ -110,6 +110,12 @@ def _signal_controller(reader: Reader) -> int:
     if holder.process and holder.process != process_of(holder.pid):
         unseen = f"the controller, process {holder.pid}, is no process that is seen from here"
         raise VerbError(f"{unseen}: run it in the container of the controller, or send SIGHUP to it there")
-    with opt.reported(OSError, prefix=f"the controller, process {holder.pid}: "):  # just gone, or of another user
+    process = f"the controller, process {holder.pid}"
+    try:
         os.kill(holder.pid, signal.SIGHUP)
+    except PermissionError:
+        here = f"{process}, is of another user: run it as that user or root"
+        raise VerbError(here, "operators ask the web service: provisioner reload --url unix:PATH_OF_WEB_SOCK") from None
+    except ProcessLookupError:
+        raise VerbError(f"{process}, has just ended") from None
     return holder.pid

@@ -260,7 +260,7 @@ def status_document(reader: Reader) -> out.Document:
         (*STATUS_FACTS, use_fact(site_use)),
         facts,
         {
-            "troubles": part(f"Troubles: {len(found)}" if found else "Troubles", troubles.TROUBLE_COLUMNS, found),
+            "troubles": part(troubles.title(found), troubles.TROUBLE_COLUMNS, found),
             "views": part("Views", troubles.VIEW_COLUMNS, troubles.view_rows(views, out.now())),
             "sites": part("Sites", site_columns, site_rows(reader, views, live), *_SITE_COLUMNS),
             "demand": part(f"Waiting: {idle} in {classes}{more}", class_columns, shown_classes, *_DEMAND_KEYS),

@@ -292,8 +292,9 @@ def _drones(facts: TroubleContext) -> Iterator[OperatorTrouble]:
             text_ = f"drain refused, it goes on taking jobs: {formatting.excerpt(drone.drain_refusal)}"
             yield _warning("drain.rejected", f"drone:{drone.id}", text_)
     failed: dict[str, list[Drone]] = {}
+    told = {breaker.scope for breaker in facts.breakers if breaker.state is not BreakerState.ACTIVE}
     for drone in facts.ended:
-        if facts.now - drone.ended_at <= RECENT_TROUBLE_S:
+        if facts.now - drone.ended_at <= RECENT_TROUBLE_S and drone.type not in told:
             failed.setdefault(str(drone.type), []).append(drone)
     for kind, drones in sorted(failed.items()):
         if len(drones) >= MIN_FAILED_DRONES:
@@ -331,6 +332,13 @@ TROUBLE_RULES: Sequence[TroubleRule] = (
     _low_use,
     _views,
 )
+
+
+def title(found: Sequence[OperatorTrouble]) -> str:
+    """Return the title of a list of troubles; notes alone need nobody."""
+    if not found:
+        return "Troubles"
+    return f"{'Notes' if all(t.severity is Severity.NOTE for t in found) else 'Troubles'}: {len(found)}"
 
 
 def check_line(found: Sequence[OperatorTrouble], now_facts: str) -> tuple[int, str]:

@@ -299,7 +299,14 @@ FINDERS = ("drone", "job", "class")
 
 # ----------------------------------------------------------------------------------------------- sites and their owners
 
-OWNER_SHOWN = ("site", "claims", "claims_gpu_milli", "owner_jobs", "owner_gpu_milli")
+OWNER_SHOWN = {
+    "site": "site",
+    "claims": "waiting jobs",
+    "claims_gpu_milli": "milli-GPUs wanted",
+    "owner_jobs": "running jobs",
+    "owner_gpu_milli": "milli-GPUs held",
+}
+"""Columns with their headings."""
 GIVING_WAY_SHOWN = ("id", "type", "state", "node", "notice_at", "grace_used_s", "at_risk_gpu_s")
 
 
@@ -314,7 +321,8 @@ def _site(reader: Reader, name: str, query: Query) -> WebPage:
 
 def _owner(reader: Reader, query: Query) -> WebPage:
     listing = _answer("sites", reader, query)
-    owners = replace(listing, columns=_shown(listing.columns, *OWNER_SHOWN), title="Owners")
+    shown = [replace(c, head=OWNER_SHOWN.get(c.key, "")) for c in _shown(listing.columns, *OWNER_SHOWN)]
+    owners = replace(listing, columns=shown, title="Owners")
     hazards = reader.hazards(out.now() - sites.WEEK_S, out.now())
     claims = [(row.name, claim) for row in listing.rows for claim in (row.view.claims if row.view else ())]
     site_column = out.text("site", "Site.", lambda pair: pair[0], level=0)

@@ -50,13 +50,9 @@ def serve(
       provisioner serve --log-format json
     """
     from provisioner.config import load_web
+    from provisioner.web.record import SharedReader
+    from provisioner.web.server import WebService
 
-    try:
-        from provisioner.web.record import SharedReader
-        from provisioner.web.server import WebService
-    except ModuleNotFoundError as error:
-        advice = "install it with: pip install 'gpu-drone-provisioner[web]'"
-        raise VerbError(f"the web service needs the package {error.name}", advice) from None
     store, section = load_web(opt.config_path(opt.Where(config=path or config)))
     log_to_stderr(log_level, log_format)
     logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)  # it tells of each client that speaks no HTTP

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from provisioner import model as m
-from provisioner.cli.troubles import Severity, TroubleContext, check_line, troubles
+from provisioner.cli import troubles as trouble_lists
+from provisioner.cli.troubles import OperatorTrouble, Severity, TroubleContext, check_line, troubles
 from provisioner.reasons import BadRequest, Reason
 from provisioner.store import Event, Holder, Views
 from provisioner.store.reader import Reader
@@ -203,3 +204,16 @@ async def test_the_faults_of_a_user_are_told_with_the_job_and_forgotten_on_reque
     assert "neighbour" not in on("explain", "job", "204.3").err
     reset = on("sites", "reset", "user:ann", "--reason", "fixed")
     assert reset.code == 0 and "recorded: forget the faults of user:ann" in reset.err
+
+
+def test_a_type_that_fails_has_one_line() -> None:
+    facts = CALM._replace(**THREE_ENDED, **breaker("here/a100", BANNED, failures=3))
+    assert [t.subject for t in troubles(facts)] == ["type:here/a100"]
+    assert [t.kind for t in troubles(CALM._replace(**THREE_ENDED))] == ["drones-failed"]
+
+
+def test_notes_alone_are_no_troubles() -> None:
+    note = OperatorTrouble(Severity.NOTE, "hopeless", "classes", "x")
+    bad = OperatorTrouble(Severity.WARNING, "unfit", "type:a/b", "x")
+    titles = [trouble_lists.title(found) for found in ([], [note], [note, bad])]
+    assert titles == ["Troubles", "Notes: 1", "Troubles: 2"]

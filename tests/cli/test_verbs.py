@@ -352,6 +352,17 @@ def test_reload_waits_for_the_answer_of_the_controller(
     assert ("site.yaml:4:1: another" in ran.err) is (code is not Exit.TIMED_OUT)
 
 
+def test_reload_by_another_user_says_who_may(cli: Cli, record: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(pid: int, number: int) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    with held(record, "other"), monkeypatch.context() as patched:
+        patched.setattr("os.kill", refused)
+        ran = cli("reload", "--store", record, "--timeout", "1")
+    assert ran.code == Exit.FAILED and "of another user: run it as that user or root" in ran.err
+    assert "--url unix:" in ran.err and "Errno" not in ran.err
+
+
 def test_reload_signals_no_process_that_only_has_the_number_of_the_controller(cli: Cli, record: Path) -> None:
     """A controller in a container with the host's name has a number there, which another process has here."""
     lock = record.with_name(record.name + ".lock")

@@ -113,6 +113,9 @@ class FakeCluster:
             items = [each for where, each in self.objects.items() if self._is_in(where, path)]
             return web.json_response({"items": items, "metadata": {"resourceVersion": str(self._version)}})
         if method == "DELETE" and path in self.objects:
+            wanted = (body or {}).get("preconditions", {}).get("uid")
+            if wanted and wanted != self.objects[path]["metadata"]["uid"]:
+                return refusal(409, "Conflict", "the UID in the precondition does not match")
             self.drop(path)
             return web.json_response({"kind": "Status", "status": "Success"})
         if method == "POST":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from aiohttp import web
 
@@ -131,6 +133,18 @@ async def test_a_stop_of_what_never_was_is_done(cluster: FakeCluster) -> None:
         assert [each.answer for each in await site.stop([StopOrder(ONE, "")])] == [OK]
         cluster.answers["GET", POD] = lambda _: web.Response(status=404, text="404 page not found")
         assert [each.answer for each in await site.stop([StopOrder(ONE, "")])] == [REJECTED], "not of the API server"
+
+
+async def test_a_stop_spares_a_pod_of_the_same_name_that_came_in_between(cluster: FakeCluster) -> None:
+    """An administrator deletes the pod and somebody creates another: the one that was read is no more."""
+    async with cluster.site() as site:
+        await site.start([order()])
+        read = json.loads(json.dumps(cluster.objects[POD]))
+        cluster.drop(POD)
+        cluster.put(PODS, {**read, "metadata": {**read["metadata"], "uid": "of-another"}})
+        cluster.answers["GET", POD] = lambda _: web.json_response(read)
+        assert [each.answer for each in await site.stop([StopOrder(ONE, "")])] == [OK], "ours is gone"
+        assert cluster.objects[POD]["metadata"]["uid"] == "of-another"
 
 
 async def test_a_second_stop_that_fails_does_not_undo_the_first(cluster: FakeCluster) -> None:

@@ -78,6 +78,26 @@ async def test_every_kind_of_row_is_pruned_until_none_is_old(file: Path) -> None
         assert await store.prune(1e6) is False
 
 
+async def test_each_interval_of_a_series_has_its_retention(file: Path) -> None:
+    """Those of a minute are kept for 2 days, of ten minutes for 30, of an hour as the policy says."""
+    day, now = 86400.0, 1000 * 86400.0
+    kept = {60: 2.0, 600: 30.0, 3600: 100.0}
+    async with SqlStore(file, "kit", day, 10, False, series_s=100.0 * day) as store:
+        with rows(file) as sql:
+            sql.execute("INSERT INTO series (id, metric, labels) VALUES (4711, 'm', '{}')")
+            sql.executemany(
+                "INSERT INTO samples (step_s, series, at, value) VALUES (?, 4711, ?, 1.0)",
+                [(step, now - days * day + near) for step, days in kept.items() for near in (-7200, 7200)],
+            )
+        await _pruned(store, now)
+        with rows(file) as sql:
+            found = sql.execute("SELECT step_s, at FROM samples WHERE series = 4711").fetchall()
+    assert sorted(found) == [(step, now - days * day + 7200) for step, days in kept.items()]
+    async with SqlStore(file, "kit", day, 10, False, series_s=day) as store:  # a shorter one counts for all
+        await _pruned(store, now)
+    assert not _count(file, "samples")
+
+
 async def test_events_are_bounded_in_number_however_young(file: Path) -> None:
     async with store_at(file, threaded=False) as store:
         with rows(file) as sql:
