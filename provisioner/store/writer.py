@@ -30,6 +30,7 @@ from provisioner.model import (
 from provisioner.serialization import to_json
 from provisioner.store import lock, measures, observations, series, tables
 from provisioner.store.file import open_store, unrecordable, unusable
+from provisioner.store.reader import Reader
 from provisioner.store.tables import insert, write_meta
 from provisioner.usage import GpuDrone
 
@@ -236,10 +237,11 @@ class SqlStore(store.Store):
         with self._transaction() as sql:
             return tables.start_delays(sql, since)
 
-    @_on_worker
-    def runs(self, since: float) -> tuple[list[GpuDrone], list[CompletedJob]]:
-        with self._transaction() as sql:
-            return tables.read_runs(sql, since)
+    async def runs(self, since: float) -> tuple[list[GpuDrone], list[CompletedJob]]:
+        """Return as the base class does, without keeping the worker and writers waiting: it may take seconds."""
+        if self._worker is None:
+            return Reader(self.path).runs(since)
+        return await asyncio.to_thread(Reader(self.path).runs, since)
 
     @_on_worker
     def estimate_samples(self) -> EstimateSamples | None:
