@@ -195,6 +195,7 @@ REASON_EXAMPLES: tuple[reasons.Reason, ...] = (
     r.AwaitingCheaperType("gridka-cloud/a100", 240.0, 550.0),
     r.ExistingDronesSuffice(12.0, 40),
     r.HeadroomYields("day-shift", 4),
+    r.NegotiatorSilent(960.0),
     r.CredentialUnusable("overlay", "drone_token", "drone@pool.example.org", 1769860800.0),
     r.BackingOff("horeka", 1769860800.0, "denied", "token has expired"),
     r.StartsUnmatched("horeka/a100", 1769860800.0, 2, "kit-x7q2-31 idled until it left, and no job of the class came"),

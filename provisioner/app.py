@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import time
 from collections import Counter
 from collections.abc import Collection, Mapping
 from contextlib import AsyncExitStack
@@ -21,6 +22,7 @@ from provisioner.controller.clock import SteadyClock
 from provisioner.controller.loop import Controller
 from provisioner.controller.polling import CredentialSource, LazySite, fault_of, within
 from provisioner.controller.shadow import SHADOW_SUFFIX, decide_without_orders, observed_overlay, observed_site
+from provisioner.formatting import credential_trouble
 from provisioner.interfaces import Overlay, UnavailableError
 from provisioner.planner import planner_with_memory
 from provisioner.store.writer import SqlStore
@@ -144,7 +146,9 @@ async def _reloads(
                 log.exception("config.reload_failed", file=str(path))
             await controller.event("config.rejected", warn=True, file=str(path), problems=problems[:4000])
             continue
-        await controller.event("config.reloaded", changes="; ".join(change.notes) or "nothing changed")
+        told = {"changes": "; ".join(change.notes) or "nothing changed"}
+        found = await asyncio.to_thread(_credential_troubles, adapters.settings)
+        await controller.event("config.reloaded", **told, **({"credentials": "\n".join(found)} if found else {}))  # type: ignore[arg-type]
         if adapters.leaving and under_way:
             await asyncio.wait(under_way)
         await adapters.close_leaving()
@@ -167,6 +171,12 @@ async def _reloaded(
         adapters.become(new, opened)
         intervals, credentials = (new.interval_s, new.active_interval_s), _credential_sources(new)
         return change, controller.apply(new.policy, new.types, adapters.sites, *intervals, credentials)
+
+
+def _credential_troubles(settings: Settings) -> list[str]:
+    now = time.time()
+    found = (each for source in _credential_sources(settings).values() for each in source())
+    return [text for each in found if (text := credential_trouble(each, now))]
 
 
 def _credential_sources(settings: Settings) -> Mapping[str, CredentialSource]:

@@ -23,7 +23,7 @@ from urllib.parse import unquote
 
 from provisioner import reasons as r
 from provisioner.model import BreakerState, Credential, DrainMode, DroneState
-from provisioner.reasons import Reason, RequestAdvice, StartForecast, StartOutcome
+from provisioner.reasons import EXIT_WORDS, Reason, RequestAdvice, StartForecast, StartOutcome
 
 SHORT_TEXT = 200
 """Longest piece of foreign text inside a line; JSON keeps the whole."""
@@ -258,15 +258,6 @@ IDLE_LIMIT_WORDS = {
     "refused-jobs": "it takes only large jobs, and smaller ones lack its room",
 }
 """Source of the limit of an idle drone."""
-EXIT_WORDS = {
-    64: "wrong call or missing input",
-    71: "GPU check failed",
-    72: "GPU check hung",
-    73: "could not join the pool",
-    74: "HTCondor programs missing or not starting",
-    75: "the pool was lost",
-}
-"""Meanings of the drone's own exit codes (the contract of the drone script)."""
 
 
 def _over(value_s: float, limit_s: float) -> str:
@@ -455,6 +446,8 @@ _SENTENCES: Mapping[Category, Mapping[type, str | Callable[[Any], str]]] = {
         r.StartsUnmatched: "the pool gave none of these jobs to drones of {type} that were started for them "
         "({failures} in a row): the next one is tried at {until:time}; other jobs are not affected{message:tail}",
         r.ExclusiveOnly: _exclusive_only,
+        r.NegotiatorSilent: "the pool has run no negotiation cycle for {silent_s:seconds}: no job starts anywhere "
+        "until its administrator has repaired the negotiator",
         r.CredentialUnusable: lambda x: (
             f"nothing is started with a credential of {_q(x.used_by)} that cannot be used: {_q(x.name)}"
             + (f" of {_q(x.identity)}" if x.identity else "")

@@ -94,6 +94,17 @@ class EndedAtSite:
     kind: Literal["ended-at-site"] = "ended-at-site"
 
 
+EXIT_WORDS = {
+    64: "wrong call or missing input",
+    71: "GPU check failed",
+    72: "GPU check hung",
+    73: "could not join the pool",
+    74: "HTCondor programs missing or not starting",
+    75: "the pool was lost",
+}
+"""Meanings of the drone's own exit codes (the contract of the drone script)."""
+
+
 @dataclass(frozen=True, slots=True)
 class IdleTimeout:
     idle_s: float
@@ -356,6 +367,14 @@ class BackingOff:
 
 
 @dataclass(frozen=True, slots=True)
+class NegotiatorSilent:
+    """No job of the pool starts anywhere, whatever it requests."""
+
+    silent_s: float
+    kind: Literal["negotiator-silent"] = "negotiator-silent"
+
+
+@dataclass(frozen=True, slots=True)
 class CredentialUnusable:
     """A token, key or certificate that drones or their orders need is expired, damaged or gone."""
 
@@ -568,7 +587,7 @@ _Limited = (
 )
 _Waiting = OwnerRisk | AwaitingCheaperType | ExistingDronesSuffice | HeadroomYields | BackingOff | StartsUnmatched
 _AtSite = SiteFull | GpusStranded | SiteQuota | StartBlocked | Downtime
-_Withheld = CredentialUnusable | OwnerWaits | NodeReserved | ReserveKept | SiteDisabled
+_Withheld = CredentialUnusable | NegotiatorSilent | OwnerWaits | NodeReserved | ReserveKept | SiteDisabled
 _Doubted = DemandCovered | AwaitingIdleGpu | AwaitingNegotiation | StaleView | AllVanished | TooManyUnhealthy | Probing
 _Unknown = UnknownDrone | NotDraining | ShadowOnly
 _Held = _Limited | _Waiting | _AtSite | _Withheld | _Doubted | _Unknown

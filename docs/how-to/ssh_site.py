@@ -245,5 +245,6 @@ def _remote_drone(line: str) -> RemoteDrone:
     if state == "ended":
         known = code != "-" or end_kind == "stopped"  # else the host went down, or the launcher was killed
         exit_code = None if code == "-" else int(code)
-        end = RemoteEnd(EndKind(end_kind) if known else EndKind.FAULT, float(ended_at), exit_code)
+        message = "" if known else "the host went down, or its launcher was killed"  # the reason, for people
+        end = RemoteEnd(EndKind(end_kind) if known else EndKind.FAULT, float(ended_at), exit_code, message)
     return RemoteDrone(DroneId(drone_id), RemoteState(state), drone_id, type_name, float(started_at), end=end)

@@ -179,6 +179,7 @@ _ACTION_WORDS = {
 
 def state_limit(drone: Drone, views: Views | None) -> StateLimit:
     """Return how long a drone may stay in its state, and what happens then."""
+    from provisioner.planner.retirement import MATCHABLE_IDLE_FACTOR
     from provisioner.planner.states import STATE_RULES, idle_limit
 
     rule = STATE_RULES.get(drone.state)
@@ -191,6 +192,9 @@ def state_limit(drone: Drone, views: Views | None) -> StateLimit:
         case "idle_timeout_s":
             limit_s, source = idle_limit(drone, views.policy, views.estimates)
             by = formatting.IDLE_LIMIT_WORDS.get(source, "")
+            if views.at - (drone.idle_at or drone.since) > limit_s:  # the planner has kept it all the same
+                limit_s = max(limit_s, MATCHABLE_IDLE_FACTOR * views.policy.idle_timeout_at(drone.site))
+                by = "it is kept for waiting jobs or for headroom"
         case _:
             limit_s = float(getattr(views.policy.sites.get(drone.site, SitePolicy(drone.site)), rule.limit))
     then = f"{_ACTION_WORDS[rule.then.value]}; it would end as {(drone.leaving or rule.ends_as).value}"

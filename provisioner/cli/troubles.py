@@ -17,13 +17,13 @@ from provisioner.cli import output as out
 from provisioner.cli.options import named
 from provisioner.formatting import Category
 from provisioner.model import Breaker, BreakerState, Drone, Fault, FaultKind, JobClass, Plan, PolledOverlay, PolledSite
+from provisioner.planner.breakers import OVERLAY_SCOPE
+from provisioner.planner.context import negotiator_silent_s
 from provisioner.reasons import AllVanished, Reason, TooManyUnhealthy
 from provisioner.store import Event, Holder, Views
 from provisioner.store.measures import reasons_by_class
 from provisioner.usage import MeasuredUse, describe_use
 
-NEGOTIATION_TIMEOUT_S = 300.0
-"""HTCondor negotiates once a minute by default. Jobs that waited for five without a cycle wait for a person."""
 RECENT_TROUBLE_S = 3600.0
 """Time for which the failure of a drone, and an event that nothing ends, counts as a trouble."""
 MIN_FAILED_DRONES = 3
@@ -220,13 +220,9 @@ def _credentials(facts: TroubleContext) -> Iterator[OperatorTrouble]:
 
 def _negotiator_silent(facts: TroubleContext) -> Iterator[OperatorTrouble]:
     view = facts.views.overlay.view if facts.views and facts.views.overlay.fault is None else None
-    jobs = [c for c in facts.waiting if not c.invalid]
-    if view is None or not jobs:
-        return
-    fresh_since = min((c.waits_since for c in jobs if c.fresh and c.waits_since), default=view.taken_at)
-    silent_s = view.taken_at - (view.negotiated_at or fresh_since)
-    if silent_s > NEGOTIATION_TIMEOUT_S:
-        count = sum(c.waiting + c.fresh for c in jobs)
+    silent_s = negotiator_silent_s(view, facts.waiting) if view is not None else 0.0
+    if silent_s:
+        count = sum(c.waiting + c.fresh for c in facts.waiting if not c.invalid)
         wait = f"{formatting.count(count, 'job')} {'waits' if count == 1 else 'wait'}"
         advice = "Is the negotiator alive? See `condor_status -negotiator` and its NegotiatorLog"
         message = f"no negotiation cycle for {formatting.age(silent_s)} although {wait}. {advice}"
@@ -235,7 +231,10 @@ def _negotiator_silent(facts: TroubleContext) -> Iterator[OperatorTrouble]:
 
 def _breakers_not_active(facts: TroubleContext) -> Iterator[OperatorTrouble]:
     for breaker in facts.breakers:
-        if breaker.state is BreakerState.ACTIVE or breaker.scope == "overlay":  # told as a view
+        if breaker.scope == OVERLAY_SCOPE and breaker.state is BreakerState.ACTIVE and breaker.until > facts.now:
+            text_ = f"it was out of sight and settles first: nothing is started until {formatting.iso(breaker.until)}"
+            yield _note("settling", "overlay", text_)
+        if breaker.state is BreakerState.ACTIVE or breaker.scope == OVERLAY_SCOPE:  # told as a view
             continue
         fault, banned, of_type = breaker.fault, breaker.state is BreakerState.BANNED, "/" in breaker.scope
         message = f": {formatting.excerpt(fault.message)}" if fault else ""

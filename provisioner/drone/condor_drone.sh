@@ -62,6 +62,7 @@ number DRONE_KEPT_CPUS 0           # of its own, what each of its free GPUs keep
 number DRONE_KEPT_MEMORY_MIB 0
 number DRONE_KEPT_DISK_MIB 0
 number DRONE_JOIN_S 300
+number DRONE_REFUSED_S 8           # it gives up after this time if the pool refuses it
 number DRONE_POOL_LOST_S 1200
 word DRONE_ORDERS_FROM 'A-Za-z0-9._+@,-' ,   # identities whose order ads in the collector it obeys
 [ -z "${DRONE_IDENTITY:-}" ] || word DRONE_IDENTITY 'A-Za-z0-9._:@-' ''   # of its token, where no other drone has it
@@ -1039,10 +1040,19 @@ reread_config() {
 # Why the pool does not list us: its refusal as our daemons' logs have it (without the time of the line), and what
 # condor_status said, which may read the pool's lists all the same.
 why_not_listed() {
-    refusal=$(grep -hE 'DENIED|AUTHENTICATE:|Failed to authenticate|PERMISSION' "$LOGS/StartLog" "$LOGS/MasterLog" \
-        2>/dev/null | tail -n 1 | sed 's/^[0-9/]* [0-9:.]* *//')
+    refusal=$(refusal_of_pool)
     refusal="$refusal${refusal:+${pool_says:+; }}$pool_says"
     echo "${refusal:-its logs tell of no refusal, and the pool lists no slot of it}"
+}
+# The pool's refusal, from its first word of it on: what is before that is long, and messages are cut. Empty without one.
+refusal_of_pool() {
+    refusal=$(grep -ohE '(DENIED|AUTHENTICATE:|Failed to authenticate|PERMISSION).*' "$LOGS/StartLog" "$LOGS/MasterLog" \
+        2>/dev/null | tail -n 1 | cut -c 1-160)
+    ends_at=$(echo "$token" | cut -d . -f 2 | tr '_-' '/+' | base64 -d 2>/dev/null |
+        sed -n 's/.*"exp": *\([0-9]\{1,11\}\).*/\1/p')
+    [ -z "$refusal" ] || [ "${ends_at:-0}" -eq 0 ] || [ "$ends_at" -gt "$(date +%s)" ] ||
+        refusal="its token expired at $(date -u -d "@$ends_at" +%Y-%m-%dT%H:%M:%SZ 2>/dev/null || echo "$ends_at"); $refusal"
+    echo "$refusal"
 }
 
 # Why the startd went, if it went by itself: the last words in the logs.
@@ -1112,6 +1122,11 @@ look() {
     running=$(jobs_running)
     if [ -z "$joined" ]; then
         [ -n "$asking" ] || [ $((now - asked_at)) -lt $((2 * pause_s)) ] || ask_pool
+        # A refusal does not pass by waiting, and the place is for others.
+        if [ $((now - launched)) -ge "$DRONE_REFUSED_S" ] && said=$(refusal_of_pool) && [ -n "$said" ]; then
+            leave QUIT $NOT_JOINED not-joined "refused by the pool $DRONE_COLLECTOR: $said"
+            return
+        fi
         [ $((now - launched)) -lt "$DRONE_JOIN_S" ] ||
             leave QUIT $NOT_JOINED not-joined "not in the pool $DRONE_COLLECTOR within $DRONE_JOIN_S s: $(why_not_listed)"
     else

@@ -17,13 +17,13 @@ from typing import NamedTuple
 from provisioner.model import WHOLE_GPU, Breaker, JobClass, Snapshot, StateChange, TypeKey, class_scope
 from provisioner.planner.breakers import update_breakers
 from provisioner.planner.capacity import DroneSlots, SlotShape, Supply
-from provisioner.planner.context import PlanningContext, ViewValidity, check_views, drone_end_at
+from provisioner.planner.context import PlanningContext, ViewValidity, check_views, drone_end_at, negotiator_silent_s
 from provisioner.planner.forecast import forecast_start
 from provisioner.planner.lifecycle import observe_all
 from provisioner.planner.matching import format_gpus, resources_of_type, unmet_requirement
 from provisioner.planner.owner import OwnerReservations
 from provisioner.planner.placement import place
-from provisioner.reasons import PoolLimit, Reason, RequestAdvice, StartForecast, StartOutcome
+from provisioner.reasons import NegotiatorSilent, PoolLimit, Reason, RequestAdvice, StartForecast, StartOutcome
 from provisioner.sharing import share_milli
 
 SOON_S = 300.0
@@ -44,6 +44,10 @@ def advise(snapshot: Snapshot, job: JobClass, peak_vram_mib: int = 0) -> Request
     """
     what_if = WhatIf.of(snapshot, job)
     now, why = what_if.forecast(RequestChange(what_if.one))
+    view = snapshot.overlay.view
+    silent_s = negotiator_silent_s(view, view.classes) if view is not None else 0.0
+    if silent_s and now.outcome is not StartOutcome.NEVER:
+        return RequestAdvice(StartForecast(StartOutcome.WAITS), NegotiatorSilent(silent_s))
     if job.limited:
         now, why = StartForecast(StartOutcome.WAITS), PoolLimit(job.limit)
     soon = now.outcome is StartOutcome.STARTS and (now.wait_s is None or now.wait_s <= SOON_S)

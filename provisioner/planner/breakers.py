@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from provisioner import model
 from provisioner.model import Breaker, BreakerState, Drone, DroneState, Fault, FaultKind, Snapshot, StateChange, TypeKey
 from provisioner.planner.blame import judge_users
-from provisioner.reasons import EndedAtSite, StartsUnmatched
+from provisioner.reasons import EXIT_WORDS, EndedAtSite, StartsUnmatched
 
 OVERLAY_SCOPE = "overlay"
 """Breaker scope of the overlay. Failed polls never ban it."""
@@ -174,7 +174,10 @@ def _early_exits(snapshot: Snapshot, moves: Sequence[StateChange]) -> Mapping[st
             DroneState.UNUSED: not drone.joined_at,
         }.get(drone.state, False)
         if bad:
-            text = f"{drone.id} ended {drone.state.value}" + (f": {drone.site_reason}" if drone.site_reason else "")
+            why, code = drone.site_reason, getattr(move.reason, "exit_code", None)
+            if code and not why:
+                why = f"exit code {code}" + (f": {EXIT_WORDS[code]}" if code in EXIT_WORDS else "")
+            text = f"{drone.id} ended {drone.state.value}" + (f": {why}" if why else "")
             found[str(drone.type)] = Fault(FaultKind.DRONE, text, snapshot.now)
         failed = drone.state is DroneState.FAILED
         reported = move.reason.fault if failed and isinstance(move.reason, EndedAtSite) else ""

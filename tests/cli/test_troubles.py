@@ -217,3 +217,11 @@ def test_notes_alone_are_no_troubles() -> None:
     bad = OperatorTrouble(Severity.WARNING, "unfit", "type:a/b", "x")
     titles = [trouble_lists.title(found) for found in ([], [note], [note, bad])]
     assert titles == ["Troubles", "Notes: 1", "Troubles: 2"]
+
+
+def test_what_settles_after_an_outage_is_said_and_does_not_alarm() -> None:
+    """Nothing was started for a minute, and only `demand` said why."""
+    settles = m.Breaker("overlay", m.BreakerState.ACTIVE, until=NOW + 30)
+    (found,) = troubles(CALM._replace(breakers=(settles,)))
+    assert (found.kind, found.subject, found.severity) == ("settling", "overlay", Severity.NOTE)
+    assert troubles(CALM._replace(breakers=(replace(settles, until=NOW - 1),))) == []

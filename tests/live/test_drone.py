@@ -7,6 +7,7 @@ import shutil
 import signal
 import time
 from collections.abc import Callable
+from urllib.parse import unquote
 
 import pytest
 
@@ -368,3 +369,20 @@ def test_root_goes_on_as_an_ordinary_account(pool: Pool) -> None:
     finally:
         drone.stop()
     assert not drone.leftovers()
+
+
+@pytest.mark.parametrize(
+    ("authz", "lifetime_s", "words"),
+    [(htcondor.IDENTITIES["drone"], 1, "its token expired at 20"), (["READ"], None, "DENIED")],
+    ids=["expired", "denied"],
+)
+def test_a_drone_that_the_pool_refuses_says_so_long_before_the_join_limit(
+    pool: Pool, drone_on: StartDrone, authz: list[str], lifetime_s: int | None, words: str
+) -> None:
+    """It held its GPU for five minutes, and its last words were cut before HTCondor's own reason."""
+    token, issued_at = pool.token("drone", authz, lifetime_s), time.time()
+    until(lambda: lifetime_s is None or time.time() > issued_at + 2, what="the token has expired")
+    drone = drone_on(pool, f"refused-{lifetime_s or 0}", token=token)
+    assert drone.wait(60) == 73, drone.story()
+    why = unquote(drone.outcome["why"])
+    assert why.startswith("refused by the pool ") and words in why[:200]

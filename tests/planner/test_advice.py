@@ -279,3 +279,13 @@ def test_a_change_that_was_made_is_not_advised_again() -> None:
     after = snapshot(classes=[changed])
     assert advise(after, changed) == RequestAdvice(STARTS)
     assert started(decide(after)) == [A100.key]
+
+
+def test_nothing_is_promised_while_the_pool_does_not_negotiate() -> None:
+    """`status` was critical, and the advice said that the job starts in about a minute."""
+    seen = snapshot(classes=[jobs()])
+    view = seen.overlay.view
+    assert view is not None and advise(seen, view.classes[0]).now.outcome is StartOutcome.STARTS
+    silent = replace(seen.overlay, view=replace(view, negotiated_at=view.taken_at - 900))
+    found = advise(replace(seen, overlay=silent), view.classes[0])
+    assert found.now == WAITS and found.why == reasons.NegotiatorSilent(900)

@@ -362,3 +362,12 @@ def test_a_job_that_fills_the_memory_of_its_drone_does_not_slow_the_type(state: 
     assert [m.drone.state for m in plan.moves] == [model.DroneState.FAILED]
     assert plan.breakers == ()
     assert started_for(plan) == {"plain": 2}
+
+
+def test_the_trouble_of_a_failing_type_has_the_meaning_of_the_exit_code() -> None:
+    """The record had it, and the line said only that the drone ended failed."""
+    before = drone(1, model.DroneState.BOOTING, started_at=NOW - 9)
+    end = model.RemoteEnd(model.EndKind.EXITED, NOW - 1, 71)
+    remote = model.RemoteDrone(before.id, model.RemoteState.ENDED, end=end)
+    (breaker,) = (b for b in plan_of(snapshot(drones=[before], remotes=[remote])).breakers if b.scope == before.type)
+    assert breaker.fault is not None and "exit code 71: GPU check failed" in breaker.fault.message

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from provisioner import model, reasons
+from provisioner.planner import decide
 from provisioner.planner.capacity import stranded_gpus
 from provisioner.planner.context import check_views
 from provisioner.planner.matching import NO_RESOURCES, Resources, count_fits
@@ -250,3 +251,14 @@ def test_small_drones_leave_whole_nodes_whole() -> None:
     coming = [drone(f"d-{n}", model.DroneState.SUBMITTED) for n in range(4)]
     plan = scenes.plan_for(classes=[LARGE], types=(A100, SIX), drones=coming, nodes=[used, empty])
     assert started(plan) == [SIX.key]
+
+
+@pytest.mark.parametrize(("used_by", "starts"), [("overlay", 0), ("site:topas", 0), ("site:other", 1), ("web", 1)])
+def test_nothing_is_started_with_a_credential_that_is_dead(used_by: str, starts: int) -> None:
+    dead = model.Credential("token", "file x", "drone@pool", not_after=NOW - 1, used_by=used_by)
+    seen = replace(snapshot(classes=[jobs(waiting=1)]), credentials=(dead,))
+    plan = decide(seen)
+    told = [each.reason for each in plan.refusals if isinstance(each.reason, reasons.CredentialUnusable)]
+    assert len(plan.starts) == starts and bool(told) is not bool(starts)
+    again = decide(replace(seen, credentials=(replace(dead, not_after=NOW + 999),)))
+    assert len(again.starts) == 1
