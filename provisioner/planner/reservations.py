@@ -13,6 +13,7 @@ that drain make their node the one with the smallest hole at the next tick. A si
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -112,19 +113,20 @@ class JobReservations:
     owners: OwnerReservations
     by_site: dict[str, NodeReservation] = field(default_factory=dict)
     _considered: int = 0
+    _next_runs_s: dict[tuple[TypeKey, int], float] = field(default_factory=dict)
 
     def reserve(
         self, job: JobClass, compatible: CompatibleTypes, cost: JobCost, limits: StartLimits, risk: PreemptionRisk
     ) -> NodeReserved | None:
         """Reserve room for one job of a class that lacks room, if its wait has cost more than the hole does."""
-        waited = self._overtaken_s(job, compatible) * cost.per_s if self._considered < MAX_RESERVING_CLASSES else 0.0
+        kinds = [kind for kind in compatible.kinds if kind.gpu_milli and kind.site not in self.by_site]
+        if not kinds or self._considered >= MAX_RESERVING_CLASSES:
+            return None
+        waited = self._overtaken_s(job, compatible) * cost.per_s
         if waited <= 0.0:
             return None
-        kinds = [kind for kind in compatible.kinds if kind.gpu_milli and kind.site not in self.by_site]
-        best: tuple[float, DroneType, Hole] | None = None
-        if not kinds:
-            return None
         self._considered += 1
+        best: tuple[float, DroneType, Hole] | None = None
         for kind in kinds:
             start = self.context.costs.of_types[kind.key]
             # An idle GPU keeps other jobs waiting even if it has no price.
@@ -177,26 +179,30 @@ class JobReservations:
 
         If no smaller job waits, it is the whole wait of the class.
         """
-        waited_s = waiting_time(self.context, job)
-        if not waited_s:
-            return 0.0
-        older = (
-            other.waits_since
-            for other in self._waiting_of.get(job.owner, ())
-            if other.waits_since
-            and other.gpu_milli < job.gpu_milli
-            and not compatible.jobs.keys().isdisjoint(self.context.compatible[other.id].jobs)
-        )
-        return waited_s - max(0.0, self.context.now - next(older, self.context.now))
+        waited_s, since = waiting_time(self.context, job), self.context.now
+        for key in compatible.jobs if waited_s else ():
+            sizes, oldest = self._waiting_since.get((job.owner, key), ((), ()))
+            smaller = bisect_left(sizes, job.gpu_milli)
+            if smaller:
+                since = min(since, oldest[smaller - 1])
+        return waited_s - max(0.0, self.context.now - since)
 
     @cached_property
-    def _waiting_of(self) -> Mapping[str, Sequence[JobClass]]:
-        """Classes with waiting jobs by user, those that have waited longest first."""
-        found: dict[str, list[JobClass]] = {}
-        for job in sorted(self.context.classes, key=lambda job: job.waits_since):
-            if job.waiting:
-                found.setdefault(job.owner, []).append(job)
-        return found
+    def _waiting_since(self) -> Mapping[tuple[str, TypeKey], tuple[Sequence[int], Sequence[float]]]:
+        """Sizes of waiting jobs by user and type, ascending, and since when a job of at most this size waits.
+
+        A user may submit tens of thousands of classes, so each is looked at once.
+        """
+        found: dict[tuple[str, TypeKey], dict[int, float]] = {}
+        for job in self.context.classes:
+            for key in self.context.compatible[job.id].jobs if job.waiting and job.waits_since else ():
+                sizes = found.setdefault((job.owner, key), {})
+                sizes[job.gpu_milli] = min(job.waits_since, sizes.get(job.gpu_milli, job.waits_since))
+        ordered = {key: sorted(sizes.items()) for key, sizes in found.items()}
+        return {
+            key: ([size for size, _ in each], list(accumulate((since for _, since in each), min)))
+            for key, each in ordered.items()
+        }
 
     def _holes(self, job: JobClass, kind: DroneType, limits: StartLimits, risk: PreemptionRisk) -> Iterator[Hole]:
         """Yield ways to get room for a new drone of a type, or in an existing one."""
@@ -313,9 +319,13 @@ class JobReservations:
 
     def _next_run_s(self, key: TypeKey, below_milli: int) -> float:
         """Return the largest mean run time of waiting classes of fewer GPUs that fit a type; infinity if none wait."""
-        smaller = (job for job in self.context.classes if job.gpu_milli < below_milli)
-        some = (job for job in smaller if key in self.context.compatible[job.id].jobs)
-        return max((self.context.costs.of_class(job)[0].mean_s for job in some), default=NO_END)
+        found = self._next_runs_s.get((key, below_milli))
+        if found is None:
+            smaller = (job for job in self.context.classes if job.gpu_milli < below_milli)
+            some = (job for job in smaller if key in self.context.compatible[job.id].jobs)
+            found = max((self.context.costs.of_class(job)[0].mean_s for job in some), default=NO_END)
+            self._next_runs_s[key, below_milli] = found
+        return found
 
 
 def shares_hardware(kind: DroneType, other: DroneType) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 
 from provisioner import model, reasons
 from provisioner.estimates import HORIZONS_S, Estimates, OwnerGrowth, StartDelays
+from provisioner.planner import decide
 from provisioner.planner.context import MAX_JOBS_COUNTED, check_views
 from provisioner.planner.matching import Resources
 from provisioner.planner.reservations import NodeHolder, hole_of
@@ -306,3 +308,34 @@ def test_a_hole_is_the_time_for_which_gpus_wait_for_the_last_one() -> None:
     two, keeps = Resources(2000, 4, 4), Resources(0, 2, 0)
     assert hole_of(Resources(1000, 3, 1), two, "n1", []) is not None
     assert hole_of(Resources(1000, 3, 1), two, "n1", [], keeps) is None, "the other GPU keeps two CPUs"
+
+
+def calls_for(classes: int) -> int:
+    """Return how many function calls a decision on so many classes of one user takes, all of four GPUs and alike."""
+    quad = replace(A100, name="a100x4", gpu_milli=4000, cpus=32, memory_mib=81920)
+    drones = [drone(f"kit-mem0-{n}", S.BUSY, node=f"n{n // 4}", age_s=500.0) for n in range(40)]
+    slots = [slot_of(each, begun_at=each.since, owner="bob", job_gpu_milli=1000) for each in drones]
+    nodes = [node(f"n{n}", 4, kinds=("a100", "a100x4"), free_gpus=0) for n in range(10)]
+    queue = [
+        jobs(id=f"c{n}", waiting=1, gpu_milli=4000, owner="mallory", memory_mib=1024 + n, oldest_at=NOW - 7200)
+        for n in range(classes)
+    ]
+    world = snapshot(classes=queue, drones=drones, types=(A100, quad), slots=slots, nodes=nodes)
+    delays = {kind.key: StartDelays(10, 50) for kind in (A100, quad)}
+    world = replace(world, estimates=Estimates(runs={"": (3600.0,)}, delays=delays))
+    counted = 0
+
+    def count(frame: object, event: str, argument: object) -> None:
+        nonlocal counted
+        counted += event == "call"
+
+    sys.setprofile(count)
+    try:
+        decide(world)
+    finally:
+        sys.setprofile(None)
+    return counted
+
+
+def test_the_work_of_a_decision_is_linear_in_the_requests_of_one_user() -> None:
+    assert calls_for(4000) < 300 * 4000
