@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import Annotated, Any, Literal
 
@@ -12,11 +13,12 @@ from pydantic import AfterValidator, Field
 from adapters.kubernetes.credentials import access_by, read_kubeconfig
 from adapters.kubernetes.records import mapping, mappings, text
 from adapters.shared.parcel import check_environment
+from provisioner.config.credentials import pem_credential, token_credential
 from provisioner.config.messages import choices
 from provisioner.config.models import ConfigSection, mistake_at
 from provisioner.config.units import ConfigPath, Duration, PositiveDuration
 from provisioner.interfaces import AdapterError
-from provisioner.model import WHOLE_GPU, DroneType
+from provisioner.model import WHOLE_GPU, Credential, DroneType
 
 _RESERVED = re.compile(
     r"PROVISIONER_.*|DRONE_(?!USER$).*|_CONDOR_.*|CONDOR_(?!PREFIX$).*|CUDA_VISIBLE_DEVICES", re.IGNORECASE
@@ -179,6 +181,24 @@ class KubernetesSiteConfig(PodOptions):
         for name in self.types:
             if name not in names:
                 yield ("options", "types", name), f"there is no drone type `{name[:63]}`: {choices(name, names)}"
+
+    def credentials(self) -> Iterator[Credential]:
+        """Yield token, certificate and authorities of the kubeconfig; a plugin renews its own."""
+        known = Credential("kubeconfig", str(self.kubeconfig or "the default kubeconfig"))
+        try:
+            found = read_kubeconfig(self)
+            access_by(found)
+            texts = {key: found.pem(key).encode() for key in ("client-certificate", "certificate-authority")}
+            token = found.file("tokenFile") or found.get("token", str)
+        except AdapterError as error:
+            yield replace(known, problem=str(error), doubtful=True)
+            return
+        if token:
+            yield token_credential(replace(known, name="kubeconfig.token", source=found.where), token, is_jwt=False)
+        for key, content in texts.items():
+            if content:
+                each = replace(known, name=f"kubeconfig.{key}", source=found.where)
+                yield pem_credential(each, content, last=key == "certificate-authority")
 
     def doubts(self) -> Iterator[tuple[tuple[str, ...], str]]:
         """Yield what would not work on this host: path below the options, and message."""

@@ -10,7 +10,7 @@ import ssl
 import time
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, Self
 from urllib.parse import parse_qs, urlsplit
 
@@ -23,7 +23,7 @@ from adapters.openstack.settings import CloudAccess
 from adapters.shared import http
 from adapters.shared.printing import printable
 from provisioner.interfaces import AdapterError, AuthError, OutcomeUnknownError, UnavailableError
-from provisioner.model import FaultKind
+from provisioner.model import Credential, FaultKind
 
 Query = Sequence[tuple[str, str]]
 Version = tuple[int, int]
@@ -132,6 +132,8 @@ class OpenStackSession:
         self.project = ""
         self.user = ""
         """Ids of where and who we are; empty before the first login."""
+        self.credential: Credential | None = None
+        """The account that logged in last, with the end of its application credential or password."""
         self._settings, self._deadline_s, self._parallel = access, deadline_s, parallel
         self._http: aiohttp.ClientSession | None = None
         self._current: Login | None = None
@@ -310,9 +312,23 @@ class OpenStackSession:
             good_until = time.monotonic() + _life_s(described) - _RENEWED_BEFORE_S
             login = Login(token, access, trust, _catalogue(described.get("catalog"), access.interface), good_until)
             where = "compute"
-            return replace(login, version=await self._microversion(login))
+            login = replace(login, version=await self._microversion(login))
+            ends = await self._credential_end(login, described)
+            self.credential = Credential("cloud", access.source, access.user, not_after=ends)
+            return login
         except _HTTP_ERRORS as error:
             raise UnavailableError(f"{where}: {http.words_of(error)}") from None
+
+    async def _credential_end(self, login: Login, described: Record) -> float:
+        """Return when the application credential or the password ends; 0: never, or Keystone does not tell us."""
+        access = login.access
+        given = mapping(mapping(access.identity.get("identity")).get("application_credential"))
+        if not given:
+            return _ends_at(mapping(described.get("user")).get("password_expires_at"))
+        name = text(mapping(described.get("application_credential")), "id") or text(given, "id")
+        url = f"{access.auth_url}/users/{self.user}/application_credentials/{name}"
+        reply = await self._exchange(login.trust, "GET", url, headers={"X-Auth-Token": login.token}, sent=[])
+        return _ends_at(mapping(reply.body.get("application_credential")).get("expires_at"))
 
     async def _microversion(self, login: Login) -> Version:
         """Return the newest microversion that Nova and this adapter support."""
@@ -343,6 +359,15 @@ def _login_refusal(keystone: str, access: Access, reply: OpenStackReply) -> Adap
     if reply.status < 300:
         return UnavailableError(f"{keystone}: it gives an answer that is no token")
     return UnavailableError(f"{keystone}: {words}", FaultKind.THROTTLED if reply.status == 429 else None)
+
+
+def _ends_at(when: object) -> float:
+    """Return a time of Keystone, which is in UTC and may lack a zone; 0 for anything else."""
+    try:
+        found = datetime.fromisoformat(str(when))
+    except ValueError:
+        return 0.0
+    return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
 
 
 def _life_s(token: Record) -> float:

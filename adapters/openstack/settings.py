@@ -10,10 +10,11 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from adapters.shared.parcel import check_environment
+from provisioner.config.credentials import authorities_credential
 from provisioner.config.messages import choices
 from provisioner.config.models import ConfigSection, mistake_at
 from provisioner.config.units import ConfigPath, Duration, PositiveDuration, Secret, Size
-from provisioner.model import WHOLE_GPU, DroneType
+from provisioner.model import WHOLE_GPU, Credential, DroneType
 
 _RESERVED = re.compile(
     r"PROVISIONER_.*|DRONE_(?!USER$).*|_CONDOR_.*|CONDOR_(?!PREFIX$).*|CUDA_VISIBLE_DEVICES", re.IGNORECASE
@@ -61,6 +62,15 @@ class CloudAccess(ConfigSection):
     """Interface of the catalogue's endpoints. Default: as in clouds.yaml, else public."""
     ca: ConfigPath | None = Field(None)
     """File with the trusted authorities, for https."""
+
+    def credentials(self) -> Iterator[Credential]:
+        """Yield the entry, if it cannot be read, and the authorities. The end of the entry is known after a login."""
+        from adapters.openstack import clouds
+
+        for path, problem in clouds.access_problems(self):
+            yield Credential(path[0], self.cloud, problem=problem, doubtful=True)
+        if self.ca is not None:
+            yield authorities_credential("ca", self.ca)
 
     @model_validator(mode="after")
     def _one_way(self) -> Self:

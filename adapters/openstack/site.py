@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
 from adapters.openstack import capacity
@@ -87,6 +88,12 @@ class OpenStackSite:
         flavors = await self._creation.resolver.flavors()
         now, left_out = time.time(), left_out or cut
         return site_history(ours, flavors, theirs, config.owner, hosts, since, now, left_out=left_out)
+
+    def credentials(self) -> Sequence[model.Credential]:
+        """Return who logged in, with the end that Keystone tells."""
+        clouds = {"cloud": getattr(self, "_cloud", None), "owner.cloud": self._owners_cloud}
+        found = {name: cloud.credential for name, cloud in clouds.items() if cloud is not None}
+        return [replace(each, name=name) for name, each in found.items() if each is not None]
 
     async def poll(self) -> model.SiteView:
         """List our drones, our quota and, where hosts are known, free capacity and the owner's waiting servers.

@@ -12,10 +12,11 @@ from pydantic import AfterValidator, Field, model_validator
 from adapters.shared.commands.settings import SshSettings
 from adapters.shared.parcel import check_environment
 from adapters.slurm.options import convert_options
+from provisioner.config.credentials import authorities_credential, secret_credential
 from provisioner.config.messages import choices
 from provisioner.config.models import ConfigSection, mistake_at
 from provisioner.config.units import ConfigPath, Duration, PositiveDuration, Secret, Size
-from provisioner.model import WHOLE_GPU, DroneType
+from provisioner.model import WHOLE_GPU, Credential, DroneType
 
 _SLURM_NAME = r"[A-Za-z0-9_.@+:-]{1,127}"
 _SLURM_NAMES = rf"^{_SLURM_NAME}(,{_SLURM_NAME})*$"
@@ -122,6 +123,13 @@ class SlurmRestConfig(ConfigSection):
     """Login node on which the unix socket of `url` is reached, forwarded over ssh."""
     ca: ConfigPath | None = Field(None)
     """File with the trusted certificate authorities, for https."""
+
+    def credentials(self) -> Iterator[Credential]:
+        """Yield the token and the authorities."""
+        if self.token is not None:
+            yield secret_credential("token", self.token, is_jwt=True)
+        if self.ca is not None:
+            yield authorities_credential("ca", self.ca)
 
     @model_validator(mode="after")
     def _reachable(self) -> Self:

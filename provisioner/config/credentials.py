@@ -62,7 +62,7 @@ def secret_credential(name: str, secret: Secret, *, is_jwt: bool = False) -> Cre
 def token_credential(found: Credential, text: str, *, is_jwt: bool = True) -> Credential:
     """Return ``found`` with what the claims of a token say."""
     try:
-        claims = jwt_claims(text)
+        claims = jwt_claims(text.removeprefix("SLURM_JWT="))  # as `scontrol token` prints it
     except ValueError as error:
         return replace(found, problem=f"no JSON Web Token: {error}") if is_jwt else found
     try:
@@ -235,7 +235,7 @@ def _early(begins: float) -> str:
 def _warning_s(begins: float, ends: float) -> float:
     """Return how long before its end a credential is warned of."""
     life_s = ends - begins
-    return life_s / 4 if begins and 0 < life_s <= SHORT_LIFE_S else CREDENTIAL_WARNING_S
+    return life_s / 10 if begins and 0 < life_s <= SHORT_LIFE_S else CREDENTIAL_WARNING_S
 
 
 def _plain(text: object) -> str:

@@ -236,8 +236,8 @@ class _ConfigReader:
         given, below = section.get("options", {}), (*at, "options")
         options = self.validated(document, config, below, given, path) if isinstance(given, dict) else None
         if options is not None:
-            _check_credentials(document, below, options)
             _ask(options, "doubts", document.warn, below)
+            _check_credentials(document, below, options)
             _ask(options, "failures", document.fail, below)
             for steps, text in _placeholders(below, given):
                 document.warn(steps, f"`{text}` is a placeholder: write the real name")
@@ -287,6 +287,8 @@ def _check_credentials(document: YamlDocument, below: Steps, options: BaseModel)
     try:
         for each in credentials_of(options):
             dead = each.is_dead(now) and not each.doubtful  # the controller may run as another user
+            if each.doubtful and any(each.problem in known.message for known in document.warnings):
+                continue
             if text := credential_trouble(each, now):
                 (document.fail if dead else document.warn)((*below, *each.name.split(".")), text)
     except Exception as error:  # an adapter's own code may raise anything

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
@@ -12,6 +13,7 @@ from adapters.htcondor.classads import Expression, attribute_names, is_expressio
 from adapters.htcondor.tokens import directory_credentials, idtoken_credential
 from adapters.shared.commands.settings import SshSettings
 from adapters.shared.parcel import check_environment
+from provisioner.config.credentials import certificate_credential, secret_credential
 from provisioner.config.messages import choices
 from provisioner.config.models import ConfigSection, mistake_at
 from provisioner.config.units import Addresses, ConfigPath, Duration, PositiveDuration, Secret, Size
@@ -224,6 +226,13 @@ class HTCondorSiteConfig(ConfigSection):
             yield idtoken_credential("token", self.token)
         elif self.token_directory is not None:
             yield from directory_credentials("token_directory", self.token_directory)
+        if self.transport == "tools" and self.tools.ssh:
+            return  # the files of submit commands are on the login node
+        for command, value in self.submit.items():
+            if command.lower() == "x509userproxy" and value.startswith("/"):
+                yield certificate_credential(f"submit.{command}", Path(value))
+            elif command.lower() == "scitokens_file" and value.startswith("/"):
+                yield secret_credential(f"submit.{command}", Secret(file=Path(value)), is_jwt=True)
 
     def misfits(self, types: Sequence[DroneType]) -> Iterator[tuple[tuple[str, ...], str]]:
         """Yield errors in combination with the site's drone types: path in the site file, and message."""

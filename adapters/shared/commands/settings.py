@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from provisioner.config.credentials import secret_file_credential, ssh_credential
 from provisioner.config.models import ConfigSection
 from provisioner.config.units import ConfigPath, PositiveDuration, Secret
+from provisioner.model import Credential
 
 _SSH_HOST = r"[A-Za-z0-9][A-Za-z0-9._-]*|\[[0-9A-Fa-f:.]+\]"
 _SSH_USER = r"[A-Za-z0-9_][A-Za-z0-9._-]*"
@@ -56,6 +59,14 @@ class SshSettings(ConfigSection):
     """Pause after a first failure to connect; each further failure doubles it."""
     retry_at_most: PositiveDuration = Field(300.0)
     """Longest pause between two tries to connect."""
+
+    def credentials(self) -> Iterator[Credential]:
+        """Yield the key, and the certificate beside it."""
+        if self.key is not None:
+            yield secret_file_credential("key", self.key)
+            certificate = self.key.with_name(f"{self.key.name}-cert.pub")
+            if certificate.exists():
+                yield ssh_credential(certificate.name, certificate)
 
     @model_validator(mode="after")
     def _some_credential(self) -> Self:
