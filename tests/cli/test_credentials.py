@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -46,3 +49,21 @@ def test_a_drone_token_is_a_trouble_of_the_running_controller(
     assert [(each[0], each[1]) for each in found] == ([(severity, "overlay")] if severity else [])
     assert all(text.startswith("`drone_token`: ") and words in text for _, _, text in found)
     assert all("signature" not in text for _, _, text in found)
+
+
+def test_a_reload_tells_of_a_dead_token(tmp_path: Path) -> None:
+    """It took over the configuration without a word of the token."""
+    path = written(tmp_path, token(**CONTROLLER), token(**DRONE, exp=1_700_000_000))
+    program = (sys.executable, "-m", "provisioner.cli")
+    store = str(tmp_path / "provisioner.db")
+    with (tmp_path / "log").open("wb") as log:
+        controller = subprocess.Popen([*program, "run", str(path)], stderr=log, env={**os.environ, "TZ": "UTC"})
+    try:
+        while controller.poll() is None and b"controller.started" not in (tmp_path / "log").read_bytes():
+            time.sleep(0.05)
+        done = subprocess.run([*program, "reload", "--store", store], capture_output=True, text=True, timeout=60)
+    finally:
+        controller.terminate()
+        controller.wait(60)
+    assert done.returncode == 0, done.stderr
+    assert "took over" in done.stderr and "drone@pool.test expired at 2023-11-14T22:13:20Z" in done.stderr

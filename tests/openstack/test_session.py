@@ -339,3 +339,10 @@ async def test_a_certificate_is_believed_by_its_authority(certificate: Path, tmp
         )
         async with connect(fake, cloud="kit", clouds_file=str(tmp_path / "clouds.yaml")) as nova:
             assert await nova.servers() == []
+
+
+async def test_keystone_tells_when_the_application_credential_ends(fake: FakeCloud, nova: Nova) -> None:
+    fake.fail("/application_credentials/", lambda _: {"application_credential": {"expires_at": "2026-12-01T00:00:00"}})
+    await nova.servers()
+    assert nova.credential is not None and nova.credential.not_after == datetime(2026, 12, 1, tzinfo=UTC).timestamp()
+    assert "application credential" in nova.credential.identity
