@@ -218,6 +218,8 @@ REASON_EXAMPLES: tuple[reasons.Reason, ...] = (
     r.UnknownDrone("kit-x7q2-999"),
     r.NotDraining("kit-x7q2-17", "stopping"),
     r.ShadowOnly("topas/a100", 2),
+    r.OrphansKept("topas", "kit-x7q2", 6, 1769860800.0),
+    r.LiveTwin("kit-x7q2", "kit-x7q2-42"),
 )
 
 

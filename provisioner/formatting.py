@@ -431,6 +431,11 @@ _SENTENCES: Mapping[Category, Mapping[type, str | Callable[[Any], str]]] = {
             f"site {_q(x.site)} is disabled " + (f"by {_q(x.by)}{_tail(x.text)}" if x.by else "in the configuration")
         ),
         r.UnknownDrone: "no live drone {drone_id} is on record",
+        r.OrphansKept: "{drones:drone} named {record}-* at {site} are not on record: neither used nor stopped. If the "
+        "record was lost, adopt them with `provisioner sites adopt-orphans {site}`; else `stop-orphans`. Those without "
+        "a job are stopped at {until:time}",
+        r.LiveTwin: "another controller of this name is alive (record {record}, {evidence}): nothing is started or "
+        "stopped. End one of the two, or give it another name (`controller:`)",
         r.NotDraining: "{drone_id} is {state}: only a draining drone can be taken back into service",
     },
     Category.NOTHING_FITS: {r.NothingFits: _nothing_fits},

@@ -185,6 +185,18 @@ class SupportsRenderAccess(Protocol):
 
 
 @runtime_checkable
+class SupportsClaim(Protocol):
+    """A site at which controllers of one name can see each other. Optional."""
+
+    async def claim(self, birth: str) -> Sequence[str]:
+        """Claim the site for this process and its record, and return the others that hold a claim under our name.
+
+        A claim ends with its process. Called before each tick.
+        """
+        ...
+
+
+@runtime_checkable
 class SupportsConsoleOutput(Protocol):
     """A site that can report the last output of a drone (a virtual machine's console). Optional."""
 

@@ -903,6 +903,7 @@ class Policy:
     waiting_cost_by_group: Mapping[str, float] = field(default_factory=dict)
     """The same for the jobs of accounting groups, by name; it holds for the groups within as well."""
     idle_fixed: bool = False
+    orphan_grace_s: float = 900.0
     fault_limit: int = 2
     fault_window_s: float = 7 * 86400.0
     low_use: LowUsePolicy = LowUsePolicy()
@@ -929,6 +930,10 @@ class RequestKind(StrEnum):
     ENABLE = "enable"
     RELOAD = "reload"
     """Read the configuration again."""
+    ADOPT_ORPHANS = "adopt-orphans"
+    """Put the orphans of the sites that ``drone_ids`` names on record."""
+    STOP_ORPHANS = "stop-orphans"
+    """Stop them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -971,6 +976,10 @@ class Snapshot:
     credentials: tuple[Credential, ...] = ()
     renewed: frozenset[str] = frozenset()
     """Users of credentials (``used_by``) that have another one, or one that can be used again, since the last tick."""
+    orphans: Mapping[DroneId, float] = field(default_factory=dict)
+    """Listed drones without any record, each with the time since which ``orphan_grace_s`` counts."""
+    twins: Mapping[str, str] = field(default_factory=dict)
+    """Other living controllers of this name, by their records, each with its newest drone or its process."""
 
     @property
     def disabled(self) -> Mapping[str, OperatorRequest]:

@@ -239,6 +239,29 @@ class Orphan:
 
 
 @dataclass(frozen=True, slots=True)
+class OrphansKept:
+    """A lost or restored record, or a second controller of this name: an operator decides."""
+
+    site: str
+    record: str
+    """``<controller>-<birth>``: the beginning of their ids."""
+    drones: int
+    until: float
+    """Time after which those without a job are stopped."""
+    kind: Literal["orphans-kept"] = "orphans-kept"
+
+
+@dataclass(frozen=True, slots=True)
+class LiveTwin:
+    """Nothing is started or stopped beside another living controller of this name."""
+
+    record: str
+    evidence: str
+    """Its newest drone, or its process."""
+    kind: Literal["live-twin"] = "live-twin"
+
+
+@dataclass(frozen=True, slots=True)
 class DemandReturned:
     class_id: str
     waiting: int
@@ -589,7 +612,7 @@ _Waiting = OwnerRisk | AwaitingCheaperType | ExistingDronesSuffice | HeadroomYie
 _AtSite = SiteFull | GpusStranded | SiteQuota | StartBlocked | Downtime
 _Withheld = CredentialUnusable | NegotiatorSilent | OwnerWaits | NodeReserved | ReserveKept | SiteDisabled
 _Doubted = DemandCovered | AwaitingIdleGpu | AwaitingNegotiation | StaleView | AllVanished | TooManyUnhealthy | Probing
-_Unknown = UnknownDrone | NotDraining | ShadowOnly
+_Unknown = UnknownDrone | NotDraining | ShadowOnly | OrphansKept | LiveTwin
 _Held = _Limited | _Waiting | _AtSite | _Withheld | _Doubted | _Unknown
 Reason = _Ordered | _Observed | _Timed | _Asked | _Wanted | _Held
 

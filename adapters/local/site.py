@@ -10,6 +10,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -41,6 +42,8 @@ _LAUNCH_WAIT_S = 5.0
 """For a launcher to report; of a drone whose launcher has not by then the outcome is unknown."""
 _CLEANUP_BUDGET_S = 1.0
 T = TypeVar("T")
+_CLAIMS: dict[Path, int] = {}
+"""Descriptors of the claims of this process, which are held until it ends: adapters are replaced at a reload."""
 
 
 class LocalSite:
@@ -69,6 +72,29 @@ class LocalSite:
     async def poll(self) -> model.SiteView:
         """List the drones of this controller; ended ones for ``retain_finished``. Raises :class:`UnavailableError`."""
         return await asyncio.to_thread(self._one_at_a_time, self._view)
+
+    async def claim(self, birth: str) -> Sequence[str]:
+        """Hold a locked file in the root, as long as this process lives, and return other holders of our name."""
+        return await asyncio.to_thread(self._claim, birth)
+
+    def _claim(self, birth: str) -> Sequence[str]:
+        mine, others = self._root / f".claim-{self._controller}-{birth}-{os.getpid()}", list[str]()
+        if mine not in _CLAIMS or not mine.exists():
+            fd = os.open(mine, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            with contextlib.suppress(BlockingIOError):  # of a process with our number in another container
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _CLAIMS[mine] = fd
+        named = re.compile(rf"\.claim-{re.escape(self._controller)}-([a-z0-9]+)-(\d+)")
+        for path in self._root.iterdir():
+            found = named.fullmatch(path.name)
+            if found is not None and path not in _CLAIMS:
+                with contextlib.suppress(OSError), open(path, "r+b") as file:
+                    try:
+                        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                        path.unlink()
+                    except BlockingIOError:
+                        others.append(f"{found[1]} with pid {found[2]}")
+        return others
 
     async def audit(self, policy: model.SitePolicy) -> Sequence[AuditFinding]:
         """Report what would let no drone start: a directory that cannot be written, an account that cannot be used."""

@@ -427,6 +427,8 @@ def troubled_scopes(reader: Reader, name: str, type_: str | None) -> tuple[str, 
 SITE_REQUESTS = {
     model.RequestKind.DISABLE: "start no drone at {site}; those there stay",
     model.RequestKind.ENABLE: "start drones at {site} again",
+    model.RequestKind.ADOPT_ORPHANS: "put the orphans at {site} on record",
+    model.RequestKind.STOP_ORPHANS: "stop the orphans at {site}, with their jobs",
 }
 
 
@@ -461,6 +463,32 @@ def enable_site(where: opt.Where, name: SiteName, reason: opt.EventReason = "") 
       provisioner sites disable topas --reason "network" && provisioner sites enable topas
     """
     _ask_site(where, model.RequestKind.ENABLE, name, reason)
+
+
+@sites_app.command("adopt-orphans")
+@opt.shared
+def adopt_orphans(where: opt.Where, name: SiteName, reason: opt.EventReason = "") -> None:
+    """Put drones of this controller's name that are not on record on it: they are used, drained and counted as others.
+
+    For a record that was lost, or restored from an older backup. It is carried out at the controller's next tick.
+
+    \b
+    Examples:
+      provisioner sites adopt-orphans topas --reason "the record was lost"
+    """
+    _ask_site(where, model.RequestKind.ADOPT_ORPHANS, name, reason)
+
+
+@sites_app.command("stop-orphans")
+@opt.shared
+def stop_orphans(where: opt.Where, name: SiteName, reason: opt.EventReason = "") -> None:
+    """Stop the drones of this controller's name at a site that are not on record. Their jobs end and run again.
+
+    \b
+    Examples:
+      provisioner sites stop-orphans topas --reason "left by a test installation"
+    """
+    _ask_site(where, model.RequestKind.STOP_ORPHANS, name, reason)
 
 
 def _ask_site(where: opt.Where, kind: model.RequestKind, name: str, reason: str) -> None:

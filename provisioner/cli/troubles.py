@@ -19,7 +19,7 @@ from provisioner.formatting import Category
 from provisioner.model import Breaker, BreakerState, Drone, Fault, FaultKind, JobClass, Plan, PolledOverlay, PolledSite
 from provisioner.planner.breakers import OVERLAY_SCOPE
 from provisioner.planner.context import negotiator_silent_s
-from provisioner.reasons import AllVanished, Reason, TooManyUnhealthy
+from provisioner.reasons import AllVanished, LiveTwin, OrphansKept, Reason, TooManyUnhealthy
 from provisioner.store import Event, Holder, Views
 from provisioner.store.measures import reasons_by_class
 from provisioner.usage import MeasuredUse, describe_use
@@ -51,6 +51,7 @@ _EVENT_WORDS = {
     "slots.not_removed": "the pool keeps the slots of drones that died and may match jobs to them",
     "store.outdated": "the record is older than what runs, as after a restored backup",
 }
+STOPPED_ELSEWHERE = "drone.stopped_elsewhere"
 _EXPECTED_FAULTS = frozenset({FaultKind.CAPACITY, FaultKind.QUOTA})
 """Faults of a drone type that need nobody: the site has no room."""
 
@@ -272,6 +273,13 @@ def _events(facts: TroubleContext) -> Iterator[OperatorTrouble]:
             lasting[event.name] = event
         elif failed or event.name in _EVENT_WORDS:
             recent[event.name, str(event.fields.get("drone", ""))] = event
+    stopped = [e for e in facts.events if e.name == STOPPED_ELSEWHERE and facts.now - e.at <= RECENT_TROUBLE_S]
+    if len(stopped) >= MIN_FAILED_DRONES:
+        last = formatting.ago(stopped[-1].at, facts.now)
+        message = (
+            f"somebody else stops our drones: {len(stopped)} within an hour, the last {last} ago. Look for a second"
+        )
+        yield _warning("stopped-elsewhere", "controller", f"{message} controller of this name, or ask the site")
     for event in (*lasting.values(), *recent.values()):
         holds = facts.now - event.at <= RECENT_TROUBLE_S
         if event.name in EVENT_ENDS:  # the start of a controller counts only where clocks agree
@@ -308,6 +316,8 @@ def _refusals(facts: TroubleContext) -> Iterator[OperatorTrouble]:
     refused: list[Reason] = [r.reason for r in facts.plan.refusals] if facts.plan else []
     for reason in dict.fromkeys(r for r in refused if isinstance(r, TooManyUnhealthy | AllVanished)):
         yield _warning(reason.kind, "controller", formatting.describe(reason))
+    for doubt in dict.fromkeys(r for r in refused if isinstance(r, LiveTwin | OrphansKept)):
+        yield _critical(doubt.kind, "controller", formatting.describe(doubt))
     reasons, hopeless = reasons_by_class(facts.plan), (Category.CONFIGURATION, Category.NOTHING_FITS)
     never = [c.id for c in facts.waiting if any(formatting.category(r) in hopeless for r in reasons.get(c.id, ()))]
     if never:

@@ -176,6 +176,9 @@ class PolicySection(ConfigSection):
     """If more than this share of all drones is unhealthy at once, nothing is started or stopped."""
     min_unhealthy: int = Field(_POLICY_DEFAULTS.min_unhealthy, ge=1, examples=[5])
     """Fewer unhealthy drones than this never pause the controller."""
+    orphan_grace: PositiveDuration = Field(_POLICY_DEFAULTS.orphan_grace_s, examples=["15min"])
+    """Drones with this controller's name that are not on record are left alone for so long, for an operator to decide
+    (`provisioner sites adopt-orphans` or `stop-orphans`). Then those without a job are stopped."""
     waiting_cost: float = Field(_POLICY_DEFAULTS.waiting_cost, ge=0, le=1e6, examples=[0.3])
     """GPU-seconds that one second of one job's waiting is worth. The larger, the more drones are started for short jobs
     and beside drones that wait in a queue, and the longer idle drones are kept; 0: a drone for each job that waits."""

@@ -17,9 +17,17 @@ from provisioner.controller.clock import Clock
 from provisioner.controller.estimation import EstimateCollector, EstimateRecorder
 from provisioner.controller.history import HistoryLoader
 from provisioner.controller.low_use import LowUseWatch
-from provisioner.controller.polling import FIRST_POLL_WAIT_S, TICK_WAIT_S, CredentialSource, Poller, PollTarget
+from provisioner.controller.orphans import OrphanWatch, record_of
+from provisioner.controller.polling import (
+    FIRST_POLL_WAIT_S,
+    TICK_WAIT_S,
+    CredentialSource,
+    Poller,
+    PollTarget,
+    within,
+)
 from provisioner.controller.tick_measures import DECISION_SECONDS, STORE_WRITE_SECONDS, TICK_SECONDS, TickMeasures
-from provisioner.interfaces import Overlay, Site, SupportsConsoleOutput, SupportsCredentials
+from provisioner.interfaces import Overlay, Site, SupportsClaim, SupportsConsoleOutput, SupportsCredentials
 from provisioner.model import Breaker, BreakerState, DroneId, DroneState, OverlayView, Plan, Snapshot, StateChange
 from provisioner.planner import decide
 from provisioner.planner.breakers import OVERLAY_SCOPE, shift_breaker, update_by_order_results
@@ -43,6 +51,7 @@ MOVED_ADVICE = (
     "For so long the controller did not run, or the clock was wrong: it does not count against the limits of drones. "
     "If the host's clock is wrong now, set it."
 )
+CLAIM_DEADLINE_S = 1.0
 CLOCK_STEP_S = 30.0
 """A wall clock that is off by more is worth an event."""
 PRUNE_EVERY_S = 3600.0
@@ -138,6 +147,9 @@ class Controller:
     """The record was found to be older than what runs, and that was reported."""
     _first_serial: int = 0
     """The first free serial number by the record at the start; 0 before the first tick."""
+    _orphans: OrphanWatch = field(default_factory=OrphanWatch)
+    _twins: frozenset[str] = frozenset()
+    """Records of other living controllers of this name, which were reported."""
     _pruned_at: float = 0.0
     _prunes: bool = False
     """True while the record holds more to forget than one tick should wait for."""
@@ -268,12 +280,19 @@ class Controller:
         await self._record_console_output()
         readings = self._poller.site_readings()
         next_serial = await self._next_serial(readings.values())
+        rivals = await self._rivals()
         for site in self._orders.values():  # its last orders are still under way: what it shows now is half the truth
             if site in readings:
                 readings[site] = replace(readings[site], busy=True)
-        overlay = self._polled_overlay()
+        overlay, now = self._polled_overlay(), self.clock.now()
+        ended = await self._ended(readings.values(), overlay.view)
+        found = set(self._orphans.since)
+        self._orphans.note(readings.values(), self.store.drones.keys(), ended, now)
+        await self._report_orphans(found)
+        twins = rivals | self._orphans.twins(self.policy.orphan_grace_s, now)
+        await self._report_twins(twins)
         return Snapshot(
-            now=self.clock.now(),
+            now=now,
             tick=self.store.tick + 1,
             id_prefix=f"{self.name}-{self.store.birth}",
             next_serial=next_serial,
@@ -284,13 +303,15 @@ class Controller:
             drones=dict(self.store.drones),
             breakers=dict(self.store.breakers),
             requests=self._requests,
-            ended=await self._ended(readings.values(), overlay.view),
+            ended=ended,
             gpu_wanted_at=self._gpu_wanted(),
             patience=dict(self.store.committed.patience),
             estimates=self.estimation.estimates,
             drift_s=self.clock.drift_s(),
             credentials=self._poller.credentials.known,
             renewed=self._poller.credentials.renewed,
+            orphans=dict(self._orphans.since),
+            twins=twins,
         )
 
     async def _report_credentials(self, snapshot: Snapshot) -> None:
@@ -306,6 +327,48 @@ class Controller:
             elif key in before and not why:
                 await self.event("credential.renewed", used_by=key[0], credential=key[1])
 
+    async def _rivals(self) -> dict[str, str]:
+        """Return the other processes that hold a claim at a site under our name, by their records."""
+        found: dict[str, str] = {}
+        for name, site in self.sites.items():
+            if isinstance(site, SupportsClaim):
+                try:
+                    others = await within(CLAIM_DEADLINE_S, site.claim(self.store.birth))
+                except Exception as error:  # of an optional help: it decides nothing
+                    log.warning("claim.failed", site=name, message=f"{type(error).__name__}: {error}")
+                else:
+                    found |= {f"{self.name}-{each.partition(' ')[0]}": f"{each}, site {name}" for each in others}
+        return found
+
+    async def _report_orphans(self, known: Collection[DroneId]) -> None:
+        """Record the orphans that are new, in one event for each record that they belong to."""
+        new: dict[str, list[DroneId]] = {}
+        for drone_id in self._orphans.since.keys() - known:
+            new.setdefault(record_of(drone_id), []).append(drone_id)
+        for record, ids in new.items():
+            named = ", ".join(sorted(ids))[:2000]
+            await self.event("orphan.found", warn=True, record=record, drones=len(ids), ids=named)
+
+    async def _report_twins(self, twins: Mapping[str, str]) -> None:
+        for record in twins.keys() - self._twins:
+            await self.event("controller.twin_found", warn=True, record=record, evidence=twins[record])
+        if self._twins and not twins:
+            await self.event("controller.twin_gone", records=", ".join(sorted(self._twins)))
+        self._twins = frozenset(twins)
+
+    async def _report_unasked(self, plan: Plan, snapshot: Snapshot) -> None:
+        """Record the orphans that a plan stops or adopts, and the drones that somebody else stopped."""
+        for orphan in plan.orphans:
+            why = formatting.describe(orphan.reason)
+            await self.event("orphan.stop_ordered", drone=orphan.drone_id, site=orphan.site, why=why)
+        for move in plan.moves:
+            before = snapshot.drones.get(move.drone.id)
+            if before is None:
+                await self.event("orphan.adopted", drone=move.drone.id, why=formatting.describe(move.reason))
+            elif _stopped_elsewhere(before, move.reason):
+                why = formatting.describe(move.reason)
+                await self.event("drone.stopped_elsewhere", warn=True, drone=before.id, site=before.site, why=why)
+
     async def _record(self, plan: Plan, snapshot: Snapshot) -> bool:
         """Record and log a plan. Return False if the store cannot take it: then nothing may be acted on."""
         before = dict(self.store.breakers)
@@ -314,6 +377,7 @@ class Controller:
             if not await _stored("store.write_failed", self.store.record(plan, snapshot)):
                 return False
         _log_plan(plan)
+        await self._report_unasked(plan, snapshot)
         _log_breakers(before, plan.breakers)
         for drain in plan.drains:
             if isinstance(drain.reason, reasons.BlackHoleDrone):
@@ -399,7 +463,7 @@ class Controller:
             return known
         if not self._outdated:
             self._outdated = True
-            advice = "The record is older than what runs, as after a restored backup. Unknown drones are stopped."
+            advice = "The record is older than what runs, as after a restored backup. Unknown drones are orphans."
             await self.event("store.outdated", warn=True, newest_serial=newest, next_serial=known, advice=advice)
         return newest + 1 + SERIAL_MARGIN
 
@@ -586,6 +650,12 @@ class Controller:
         await _stored("store.write_failed", self.store.event(self.clock.now(), name, fields))
 
 
+def _stopped_elsewhere(drone: model.Drone, reason: Reason) -> bool:
+    """Return True if a drone was stopped at its site and neither this controller nor the site's owner asked for it."""
+    stopped = isinstance(reason, reasons.EndedAtSite) and reason.end == model.EndKind.STOPPED
+    return stopped and not drone.asked_at and not drone.notice_at
+
+
 async def _read(failed: str, call: Awaitable[T], otherwise: T) -> T:
     """Return the answer of the store; ``otherwise``, after the log event ``failed``, if it failed."""
     try:
@@ -613,8 +683,6 @@ def _log_plan(plan: Plan) -> None:
         log.info("drone.drain_ordered", drone=drain.drone.id, mode=drain.mode.value, **_why(drain.reason))
     for stop in plan.stops:
         log.info("drone.stop_ordered", drone=stop.drone.id, kill=stop.kill, **_why(stop.reason))
-    for orphan in plan.orphans:
-        log.info("orphan.stop_ordered", drone=orphan.drone_id, site=orphan.site, **_why(orphan.reason))
     _log_moves(plan.moves)
     if plan.acts or plan.moves:
         log.info("tick.acted", tick=plan.tick, starts=len(plan.starts), drains=len(plan.drains), stops=len(plan.stops))

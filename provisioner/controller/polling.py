@@ -20,6 +20,7 @@ from provisioner.history import SiteHistoryView
 from provisioner.interfaces import (
     AdapterError,
     Site,
+    SupportsClaim,
     SupportsConsoleOutput,
     SupportsCredentials,
     SupportsSiteHistory,
@@ -103,6 +104,9 @@ class LazySite:
     async def stop(self, orders: Sequence[model.StopOrder]) -> Sequence[model.OrderResult]:
         self._must_be_open()
         return await self.site.stop(orders)
+
+    async def claim(self, birth: str) -> Sequence[str]:
+        return await self.site.claim(birth) if isinstance(self.site, SupportsClaim) else ()
 
     def last_words(self) -> Mapping[model.DroneId, str]:
         return self.site.last_words() if isinstance(self.site, SupportsConsoleOutput) else {}

@@ -103,6 +103,8 @@ def place(context: PlanningContext, reservations: OwnerReservations, supply: Sup
 
 def _no_starts_reason(context: PlanningContext) -> Refusal | None:
     """Return the reason why nothing at all is started, if any."""
+    for record, evidence in context.snapshot.twins.items():
+        return Refusal("all", len(context.drones), reasons.LiveTwin(record, evidence))
     if context.too_unhealthy is not None:
         return Refusal("all", len(context.drones), context.too_unhealthy)
     if context.validity.overlay is not None:

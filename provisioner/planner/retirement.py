@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from provisioner import model, reasons
-from provisioner.model import Drain, DrainMode, Drone, DroneState, Refusal, RemoteState, RequestKind, StateChange, Stop
+from provisioner.model import (
+    Drain,
+    DrainMode,
+    Drone,
+    DroneState,
+    Refusal,
+    RemoteState,
+    RequestKind,
+    StateChange,
+    Stop,
+    TypeKey,
+)
 from provisioner.planner.black_holes import NO_BLACK_HOLES, BlackHoles
 from provisioner.planner.breakers import OVERLAY_SCOPE
 from provisioner.planner.capacity import Supply, passes_soon
@@ -46,7 +57,8 @@ def retire(
     for request in context.snapshot.requests:
         if _carry_out(retirement, request):
             retirement.requests_done.append(request.id)
-    if context.too_unhealthy is None:  # else only operators' requests may end the trouble
+    paused = context.too_unhealthy is not None or bool(context.snapshot.twins)
+    if not paused:  # else only operators' requests may end the trouble
         for rule in PLAN_RULES:
             rule(retirement)
         retirement.find_unneeded()
@@ -54,7 +66,7 @@ def retire(
             for retires in DRONE_RULES:
                 if retires(retirement, drone):
                     break
-        retirement.orphans += _orphans(context)
+    _stop_orphans(retirement, paused)
     return retirement
 
 
@@ -213,6 +225,9 @@ def _carry_out(retirement: Retirement, request: model.OperatorRequest) -> bool:
     """Return True if the request is dealt with: a drain waits for the overlay, which alone can carry it out."""
     if request.kind is RequestKind.DISABLE:
         return request not in retirement.context.snapshot.disabled.values()
+    if request.kind in (RequestKind.ADOPT_ORPHANS, RequestKind.STOP_ORPHANS):
+        settled = [_settle_orphans(retirement, request, site) for site in request.drone_ids]
+        return all(settled)
     if request.kind not in (RequestKind.DRAIN, RequestKind.KILL):  # it is in the snapshot already
         return True
     drones, now = retirement.context.drones, retirement.context.now
@@ -455,17 +470,66 @@ def _limit(retirement: Retirement, drone: Drone) -> tuple[float, float]:
             return setting, drone.since
 
 
-def _orphans(context: PlanningContext) -> tuple[model.StopOrphan, ...]:
-    """Return what carries our tag without a live record: a start with a late answer, or a lost store."""
-    found = []
-    for site, count in context.orphan_counts.items():
-        view = context.validity.site_view(context.snapshot, site)
-        if view is None or context.validity.sites.get(site) is not None:
+def _stray(context: PlanningContext, site: str) -> Mapping[model.DroneId, model.RemoteDrone]:
+    """Return what carries our name at a site without a live record; nothing if the view of the site is doubted."""
+    view = context.validity.site_view(context.snapshot, site)
+    if view is None or context.validity.sites.get(site) is not None or not context.orphan_counts.get(site):
+        return {}
+    gone = RemoteState.STOPPED, RemoteState.ENDED
+    return {i: remote for i, remote in view.drones.items() if remote.state not in gone and i not in context.drones}
+
+
+def _stop_orphans(retirement: Retirement, paused: bool) -> None:
+    """Stop the orphans that ended on record, as after a late answer, and others without a job after a grace."""
+    context, snapshot = retirement.context, retirement.context.snapshot
+    decided = {(orphan.drone_id, orphan.site) for orphan in retirement.orphans}
+    decided |= {(move.drone.id, move.drone.site) for move in retirement.moves}
+    for site in snapshot.policy.sites:
+        kept: dict[str, list[float]] = {}
+        for drone_id, remote in _stray(context, site).items():
+            known = snapshot.ended.get(drone_id)
+            until = snapshot.orphans.get(drone_id, context.now) + snapshot.policy.orphan_grace_s
+            if (drone_id, site) in decided:
+                continue
+            if not paused and (known is not None or (context.now >= until and _has_no_job(context, remote))):
+                reason = reasons.Orphan(known.value if known is not None else "")
+                retirement.orphans.append(model.StopOrphan(site, drone_id, remote.remote_id, reason))
+            elif known is None:
+                kept.setdefault(drone_id.rpartition("-")[0], []).append(until)
+        for record, times in kept.items():
+            why = reasons.OrphansKept(site, record, len(times), max(times))
+            retirement.refusals.append(Refusal(f"site:{site}", len(times), why))
+
+
+def _has_no_job(context: PlanningContext, remote: model.RemoteDrone) -> bool:
+    """Return True if an orphan certainly runs no job. One that is not in this pool may be in that of its controller."""
+    slot = context.slots.get(remote.drone_id)
+    return remote.state is RemoteState.PENDING if slot is None else not slot.jobs
+
+
+def _settle_orphans(retirement: Retirement, request: model.OperatorRequest, site: str) -> bool:
+    """Adopt or stop the orphans of a site as an operator asks. Return False while its view is doubted."""
+    context, now = retirement.context, retirement.context.now
+    if site in context.validity.sites and context.validity.sites[site] is not None:
+        return False
+    reason = reasons.OperatorRequested(request.by, request.reason)
+    for drone_id, remote in _stray(context, site).items():
+        kind = context.types.get(TypeKey(f"{site}/{remote.type}"))
+        if drone_id in context.snapshot.ended:
             continue
-        for drone_id, remote in view.drones.items() if count else ():
-            if remote.state not in (RemoteState.STOPPED, RemoteState.ENDED) and drone_id not in context.drones:
-                known = context.snapshot.ended.get(drone_id)
-                found.append(
-                    model.StopOrphan(site, drone_id, remote.remote_id, reasons.Orphan(known.value if known else ""))
-                )
-    return tuple(found)
+        if request.kind is RequestKind.STOP_ORPHANS:
+            retirement.orphans.append(model.StopOrphan(site, drone_id, remote.remote_id, reason))
+        elif kind is None:
+            retirement.refusals.append(Refusal(f"drone:{drone_id}", 1, reasons.TypeRemoved(f"{site}/{remote.type}")))
+        else:
+            runs = remote.state is RemoteState.RUNNING
+            at = remote.started_at or now
+            adopted = Drone(
+                drone_id, kind.key, DroneState.BOOTING if runs else DroneState.QUEUED, now, at, kind.gpu_milli
+            )
+            started_at = at if runs else 0.0
+            after = replace(
+                adopted, remote_id=remote.remote_id, submitted_at=at, started_at=started_at, node=remote.node
+            )
+            retirement.moves.append(StateChange(after, None, reason))
+    return True

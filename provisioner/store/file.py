@@ -187,5 +187,5 @@ def _start_anew(path: Path) -> str:
     return (
         f"restore a backup of it, or start anew: stop the controller and move {path} with {path.name}-wal and "
         f"{path.name}-shm away. A new store knows no drones: those that still run are found at their sites by this "
-        "controller's tag and stopped as orphans"
+        "controller's name and left running as orphans, until you adopt or stop them"
     )

@@ -257,6 +257,8 @@ CHANGE_RESOURCES = (
     Change("/drones/{id}/kill", RequestKind.KILL, "End a drone without waiting for its jobs.", _leave),
     Change("/sites/{id}/disable", RequestKind.DISABLE, "Start no drone at a site.", _site),
     Change("/sites/{id}/enable", RequestKind.ENABLE, "Start drones at a site again.", _site),
+    Change("/sites/{id}/adopt-orphans", RequestKind.ADOPT_ORPHANS, "Put the orphans of a site on record.", _site),
+    Change("/sites/{id}/stop-orphans", RequestKind.STOP_ORPHANS, "Stop the orphans of a site.", _site),
     Change("/sites/{id}/reset", RequestKind.RESET, "Use a banned site or drone type again, now.", _reset, ResetBody),
     Change("/reload", RequestKind.RELOAD, "Have the controller read its configuration again.", _reload),
 )

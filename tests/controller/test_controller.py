@@ -103,7 +103,7 @@ async def test_what_is_no_view_at_all_is_a_fault_of_that_adapter(monkeypatch: py
         assert well.told == ["start kit-mem0-1"]
     monkeypatch.setattr(pool, "poll", nonsense)
     async with serving(well, pool=pool) as controller:
-        assert [r.reason.kind for r in (await controller.tick()).plan.refusals] == ["stale-view"]
+        assert [r.reason.kind for r in (await controller.tick()).plan.refusals] == ["stale-view", "orphans-kept"]
 
 
 @in_virtual_time

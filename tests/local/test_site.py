@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import resource
+import sys
+from asyncio.subprocess import PIPE
 from collections.abc import Callable
 from pathlib import Path
 
@@ -263,3 +265,24 @@ async def test_a_log_that_is_too_long_keeps_its_end_and_goes_on(
         assert log.read_bytes().endswith(b"xthe end\nmore\n"), "no hole where the beginning was"
         assert b"\0" not in log.read_bytes()
         await site.stop([StopOrder(order(1).drone_id, "", kill=True)])
+
+
+async def test_controllers_of_one_name_see_each_other_for_as_long_as_they_live(
+    make_site: MakeSite, root: Path, controller: str
+) -> None:
+    """A process of its own holds a claim; what a dead one left is removed, and other names do not count."""
+    code = "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.flock(f, 2); print('held', flush=True); input()"
+    async with make_site() as site:
+        assert await site.claim("ab12") == []
+        for name, seen in ((f"{controller}-zz99-17", ["zz99 with pid 17"]), (f"{controller}-x-zz99-17", [])):
+            other = await asyncio.create_subprocess_exec(
+                sys.executable, "-c", code, str(root / f".claim-{name}"), stdin=PIPE, stdout=PIPE
+            )
+            assert other.stdout is not None and await other.stdout.readline() == b"held\n"
+            assert await site.claim("ab12") == seen
+            await other.communicate(b"\n")
+        assert await site.claim("ab12") == []
+        assert not (root / f".claim-{controller}-zz99-17").exists()
+        assert (await site.poll()).notices == ()
+    async with make_site() as again:
+        assert await again.claim("ab12") == [], "another adapter of this process, as after a reload"

@@ -13,7 +13,21 @@ from provisioner.planner.retirement import CANCEL_AFTER_S
 from provisioner.planner.states import MIN_IDLE_GAPS, idle_limit
 from provisioner.reasons import IdleTimeout
 from tests.planner import scenes
-from tests.planner.scenes import A100, DOWN, NOW, V100, drone, jobs, plan_for, plan_of, slot_of, snapshot, why
+from tests.planner.scenes import (
+    A100,
+    DOWN,
+    NOW,
+    V100,
+    drone,
+    jobs,
+    plan_for,
+    plan_of,
+    remote_of,
+    slot_of,
+    snapshot,
+    why,
+    with_site,
+)
 
 S = model.DroneState
 
@@ -213,12 +227,76 @@ def test_the_record_of_a_drone_whose_site_is_no_longer_configured_ends_by_a_kill
     assert move.reason == reasons.OperatorRequested("anna", "broken fan")
 
 
-def test_what_carries_our_tag_without_a_record_is_stopped() -> None:
-    stray = model.RemoteDrone(model.DroneId("kit-old1-3"), model.RemoteState.RUNNING, "r3")
-    (orphan,) = plan_for(remotes=[stray]).orphans
-    assert (orphan.drone_id, orphan.remote_id, orphan.reason) == ("kit-old1-3", "r3", reasons.Orphan())
-    lost = replace(snapshot(remotes=[stray]), ended={stray.drone_id: S.LOST})
-    assert plan_of(lost).orphans[0].reason == reasons.Orphan("lost")
+STRAY = model.RemoteDrone(model.DroneId("kit-old1-3"), model.RemoteState.RUNNING, "r3", "a100", started_at=NOW - 900)
+GRACE_S = model.Policy().orphan_grace_s
+
+
+def orphaned(remote: model.RemoteDrone = STRAY, *, jobs: int | None = 1, age_s: float = 0.0, **more: object) -> object:
+    """A drone without a record, whose slot in our pool has so many jobs; None: it is not in our pool."""
+    slot = slot_of(drone(remote.drone_id, S.BUSY), jobs=jobs or 0)
+    made = snapshot(remotes=[remote], slots=[slot] if jobs is not None else [], **more)
+    return replace(made, orphans={remote.drone_id: NOW - age_s})
+
+
+def test_a_drone_that_ended_on_record_is_stopped_where_it_is_still_listed() -> None:
+    lost = replace(orphaned(), ended={STRAY.drone_id: S.LOST})
+    (orphan,) = plan_of(lost).orphans
+    assert (orphan.drone_id, orphan.remote_id, orphan.reason) == ("kit-old1-3", "r3", reasons.Orphan("lost"))
+
+
+@pytest.mark.parametrize("age_s", [0.0, GRACE_S - 1.0, GRACE_S, 100 * GRACE_S])
+@pytest.mark.parametrize("jobs", [1, 0, None])
+@pytest.mark.parametrize("birth", ["old1", "ab12"])
+def test_a_lost_record_costs_no_job(age_s: float, jobs: int | None, birth: str) -> None:
+    """An orphan that certainly runs nothing is stopped after the grace; any other waits for an operator's word."""
+    stray = replace(STRAY, drone_id=model.DroneId(f"kit-{birth}-3"))
+    plan = plan_of(orphaned(stray, jobs=jobs, age_s=age_s))
+    if age_s < GRACE_S or jobs != 0:
+        kept = reasons.OrphansKept("topas", f"kit-{birth}", 1, NOW - age_s + GRACE_S)
+        assert plan.orphans == () and kept in why(plan, "site:topas")
+    else:
+        assert [orphan.reason for orphan in plan.orphans] == [reasons.Orphan()]
+
+
+def test_an_orphan_that_waits_at_its_site_is_stopped_after_the_grace() -> None:
+    waits = replace(STRAY, state=model.RemoteState.PENDING)
+    assert plan_of(orphaned(waits, jobs=None, age_s=GRACE_S - 1)).orphans == ()
+    assert len(plan_of(orphaned(waits, jobs=None, age_s=GRACE_S + 1)).orphans) == 1
+
+
+def settled(kind: model.RequestKind, stray: model.RemoteDrone = STRAY, **more: object) -> model.Plan:
+    """An operator's word about the orphans at TOpAS."""
+    request = model.OperatorRequest(1, NOW, kind, (model.DroneId("topas"),), "the record was lost", "anna")
+    return plan_of(orphaned(stray, requests=[request], **more))
+
+
+def test_orphans_are_adopted_or_stopped_by_an_operators_word() -> None:
+    asked = reasons.OperatorRequested("anna", "the record was lost")
+    plan = settled(model.RequestKind.STOP_ORPHANS)
+    assert [(each.drone_id, each.reason) for each in plan.orphans] == [("kit-old1-3", asked)]
+    plan = settled(model.RequestKind.ADOPT_ORPHANS)
+    (move,) = plan.moves
+    assert (move.was, move.drone.state, move.reason, plan.orphans) == (None, S.BOOTING, asked, ())
+    assert (move.drone.type, move.drone.gpu_milli, move.drone.remote_id) == (A100.key, 1000, "r3")
+    assert plan.requests_done == (1,) and why(plan, "site:topas") == []
+    (waiting,) = settled(model.RequestKind.ADOPT_ORPHANS, replace(STRAY, state=model.RemoteState.PENDING)).moves
+    assert (waiting.drone.state, waiting.drone.started_at) == (S.QUEUED, 0.0)
+    unknown = settled(model.RequestKind.ADOPT_ORPHANS, replace(STRAY, type="h100"))
+    assert unknown.moves == () and why(unknown, "drone:kit-old1-3") == [reasons.TypeRemoved("topas/h100")]
+    blind = settled(model.RequestKind.ADOPT_ORPHANS, site_age_s=1e6)
+    assert blind.moves == () and blind.requests_done == (), "it waits for a view of the site"
+
+
+def test_beside_a_living_twin_nothing_is_started_or_stopped() -> None:
+    """Not even an orphan after its grace, nor a drone of our own that has been idle for long."""
+    own = drone("kit-ab12-1", age_s=1e5)
+    made = orphaned(jobs=0, age_s=1e6, classes=[jobs(waiting=9)], drones=[own], free={"a100": 9})
+    listed = {**made.sites["topas"].view.drones, own.id: remote_of(own)}
+    made = with_site(made, drones=listed)
+    beside = plan_of(replace(made, twins={"kit-old1": "kit-old1-7"}))
+    assert (beside.starts, beside.drains, beside.stops, beside.orphans) == ((), (), (), ())
+    assert why(beside, "all") == [reasons.LiveTwin("kit-old1", "kit-old1-7")]
+    assert plan_of(made).orphans and plan_of(made).starts
 
 
 def test_too_much_trouble_at_once_is_probably_ours() -> None:

@@ -183,7 +183,7 @@ async def test_a_damaged_file_is_named_with_its_repair(filled: Path, harm: Calla
     before = _bytes(filled)
     with pytest.raises(StoreUnusableError) as refused:
         await _open(filled)()
-    for word in (str(filled), "damaged", "backup", "start anew", "-wal", "tag", "orphans"):
+    for word in (str(filled), "damaged", "backup", "start anew", "-wal", "name", "orphans"):
         assert word in str(refused.value)
     with pytest.raises(StoreUnusableError, match=re.escape(str(filled))):
         await _read(filled)()
