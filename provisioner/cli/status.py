@@ -262,6 +262,7 @@ def status_document(reader: Reader) -> out.Document:
         {
             "troubles": part(troubles.title(found), troubles.TROUBLE_COLUMNS, found),
             "views": part("Views", troubles.VIEW_COLUMNS, troubles.view_rows(views, out.now())),
+            "credentials": part("Credentials", troubles.CREDENTIAL_COLUMNS, views.credentials if views else ()),
             "sites": part("Sites", site_columns, site_rows(reader, views, live), *_SITE_COLUMNS),
             "demand": part(f"Waiting: {idle} in {classes}{more}", class_columns, shown_classes, *_DEMAND_KEYS),
             "events": part("Last events of the controller", EVENT_COLUMNS, recent, "at", "name", "text"),

@@ -178,6 +178,15 @@ def view_rows(views: Views | None, now: float) -> list[ViewRow]:
     return [row("overlay", views.overlay, views.policy.overlay_max_age_s), *sorted(sites)]
 
 
+CREDENTIAL_COLUMNS = (
+    out.ident("used_by", "overlay, site:NAME or web.", least=12),
+    out.text("name", "Option that names it.", level=0),
+    out.words("identity", "User or subject; empty: unknown.", least=12),
+    out.items("scopes", "Rights that it is limited to; empty: not limited, or unknown.", least=12),
+    out.time_at("not_after", "Its end, or null without one.", head="EXPIRES"),
+    out.words("problem", "Why it cannot be used; empty: it can.", least=12),
+    out.words("source", "File or variable that it is read from.", least=20),
+)
 VIEW_TINTS = {"failed": "red", "never": "red", "old": "yellow", "fresh": ""}
 _VERDICT = "fresh; old: past its limit; failed: the newest look failed; never: none succeeded."
 VIEW_COLUMNS = (

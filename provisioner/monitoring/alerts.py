@@ -38,7 +38,7 @@ def _trouble(kinds: str) -> str:
 BY_OTHER_RULES = (
     *("controller-down", "no-tick", "disk-full", "view-failed", "view-old", "banned"),
     *("no-negotiation", "config.rejected", "drain.rejected", "plan.rejected", "black-hole-node"),
-    *("credential-unusable", "credential-expires", "store.write_failed"),
+    *("credential-unusable", "credential-expires"),
 )
 """Kinds of troubles that an alert of their own is about; `Trouble` is about all others."""
 

@@ -67,3 +67,13 @@ def test_a_reload_tells_of_a_dead_token(tmp_path: Path) -> None:
         controller.wait(60)
     assert done.returncode == 0, done.stderr
     assert "took over" in done.stderr and "drone@pool.test expired at 2023-11-14T22:13:20Z" in done.stderr
+
+
+def test_status_lists_every_credential_with_its_source(tmp_path: Path, cli: Cli) -> None:
+    path = written(tmp_path, token(**CONTROLLER, exp=SOON), token(**DRONE))
+    assert asyncio.run(app.run(path, once=True)) == 0
+    found = json.loads(cli("status", "-o", "json", "--store", str(tmp_path / "provisioner.db")).out)["credentials"]
+    ours, drones = found
+    assert (ours["used_by"], ours["name"], ours["identity"]) == ("overlay", "token", "provisioner@pool.test")
+    assert ours["not_after"] == SOON and ours["source"] == f"file {tmp_path}/controller.token"
+    assert drones["scopes"] == ["ADVERTISE_MASTER", "ADVERTISE_STARTD", "READ"] and drones["not_after"] is None
