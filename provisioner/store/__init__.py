@@ -58,6 +58,10 @@ class Event:
     fields: Mapping[str, str | int | float] = field(default_factory=dict)
 
 
+MAX_DELAYS = 1000
+"""Newest starts of drones of which the delays are read."""
+
+
 @dataclass(frozen=True, slots=True)
 class Holder:
     """The process that holds the store."""
@@ -228,6 +232,8 @@ class Store:
         self._state: CommittedState | None = CommittedState(birth)
         """Replaced after a commit; stays as it was when a write fails."""
         self._ended: dict[DroneId, DroneState] = {}
+        self._joined: dict[DroneId, tuple[float, model.TypeKey, float, float]] = {}
+        """By drone: time at which it joined, its type, queue time and boot time."""
         self._samples: EstimateSamples | None = None
 
     @property
@@ -291,6 +297,9 @@ class Store:
 
     def _note_ends(self, change: RecordChange) -> None:
         for drone in change.drones.values():
+            if drone.joined_at and drone.started_at:
+                delays = drone.started_at - drone.requested_at, drone.joined_at - drone.started_at
+                self._joined[drone.id] = drone.joined_at, drone.type, *delays
             if drone.state.ended:
                 self._ended[drone.id] = drone.state
             else:
@@ -307,7 +316,8 @@ class Store:
 
     async def start_delays(self, since: float) -> Sequence[tuple[model.TypeKey, float, float]]:
         """Return type, queue time and boot time of the drones that came into the pool after ``since``, newest last."""
-        return ()
+        after = sorted((known[0], drone_id) for drone_id, known in self._joined.items() if known[0] > since)
+        return [self._joined[drone_id][1:] for _, drone_id in after[-MAX_DELAYS:]]
 
     async def runs(self, since: float) -> tuple[Sequence[GpuDrone], Sequence[model.CompletedJob]]:
         """Return the GPU drones that ran, and the runs of jobs that ended in drones, at ``since`` or later."""

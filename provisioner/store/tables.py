@@ -19,7 +19,16 @@ from typing import Any, Generic, TypeVar
 from provisioner import model, reasons
 from provisioner.estimates import Estimates, EstimateSamples
 from provisioner.model import DrainMode, DroneId, DroneState, PolledSite, Snapshot
-from provisioner.store import EstimateReset, EstimatesUnreadableError, Event, Transition, Views, patience_of, serial_of
+from provisioner.store import (
+    MAX_DELAYS,
+    EstimateReset,
+    EstimatesUnreadableError,
+    Event,
+    Transition,
+    Views,
+    patience_of,
+    serial_of,
+)
 from provisioner.store.lock import boot_id
 from provisioner.usage import GpuDrone
 
@@ -163,17 +172,13 @@ def read_runs(
     return [*map(GpuDrone._make, found)], [*COMPLETED_JOBS.select(sql, f"{runs} AND drone_id {chosen}", (*values, ids))]
 
 
-MAX_DELAYS = 1000
-"""Newest starts of drones of which the delays are read."""
-
-
 def start_delays(sql: sqlite3.Connection, since: float) -> list[tuple[model.TypeKey, float, float]]:
     """Return type, queue time and boot time of the drones that joined after ``since``, the newest last."""
     joined = "FROM drones WHERE joined_at > ? AND started_at > 0"
-    newest = f"type, started_at - requested_at, joined_at - started_at, joined_at {joined}"
+    newest = f"type, started_at - requested_at, joined_at - started_at, joined_at, id {joined}"
     # two ranges of one index
     rows = f"SELECT {newest} AND live = 1 UNION ALL SELECT {newest} AND live = 0 AND ended_at > ?"
-    limited = f"SELECT * FROM ({rows}) ORDER BY joined_at DESC LIMIT {MAX_DELAYS}"
+    limited = f"SELECT * FROM ({rows}) ORDER BY joined_at DESC, id DESC LIMIT {MAX_DELAYS}"
     return [tuple(row[:3]) for row in sql.execute(limited, (since, since, since))][::-1]
 
 
