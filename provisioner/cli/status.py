@@ -19,7 +19,6 @@ from provisioner import formatting
 from provisioner.cli import options as opt
 from provisioner.cli import output as out
 from provisioner.cli import troubles
-from provisioner.cli.drones import controller_of
 from provisioner.cli.jobs import CLASS_COLUMNS, class_rows, newest_plan
 from provisioner.cli.options import Format
 from provisioner.cli.plan import plan_summary
@@ -295,15 +294,12 @@ def facts_of(reader: Reader, *, bulk: bool = True) -> troubles.TroubleContext:
         shutil.disk_usage(reader.path.parent).free,
         underused(reader, views),
         reader.is_shadow(),
+        controller=reader.controller(),
     )
 
 
-def _controller(facts: troubles.TroubleContext) -> str:
-    return controller_of(facts.live[0].id) if facts.live else ""
-
-
 def _holder_words(facts: troubles.TroubleContext) -> str:
-    name = f"{_controller(facts)}: " if facts.live else ""
+    name = f"{facts.controller}: " if facts.live else ""
     if (holder := facts.holder) is None:
         return f"{name}not running; what follows is as last recorded"
     shadow = "; a shadow, it starts nothing" if facts.shadow else ""
@@ -318,7 +314,7 @@ def _tick_words(facts: troubles.TroubleContext) -> str:
 
 
 STATUS_FACTS = (
-    out.text("controller", "Name; empty while no drone lives.", _controller),
+    out.text("controller", "Name.", "controller"),
     out.flag("running", "Does one run?", lambda facts: facts.holder is not None, head="controller", show=_holder_words),
     out.flag("shadow", "Is it a shadow, which starts nothing?"),
     out.whole("pid", "Its process; null: none runs.", "holder.pid", null=True),

@@ -89,6 +89,8 @@ class TroubleContext(NamedTuple):
     underused: Sequence[MeasuredUse] = ()
     """Job classes that ``policy.low_use`` is about."""
     shadow: bool = False
+    controller: str = ""
+    """Name of the controller whose record this is."""
 
 
 TroubleRule = Callable[[TroubleContext], Iterator[OperatorTrouble]]

@@ -61,6 +61,11 @@ class Reader:
         with self._open() as sql:
             return tables.controller_now(sql)
 
+    def controller(self) -> str:
+        """Return the name of the controller whose record this is."""
+        with self._open() as sql:
+            return tables.read_meta(sql).get("controller", "")
+
     def is_shadow(self) -> bool:
         """Return True for the record of a shadow, which starts nothing."""
         with self._open() as sql:

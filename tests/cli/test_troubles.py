@@ -225,3 +225,9 @@ def test_what_settles_after_an_outage_is_said_and_does_not_alarm() -> None:
     (found,) = troubles(CALM._replace(breakers=(settles,)))
     assert (found.kind, found.subject, found.severity) == ("settling", "overlay", Severity.NOTE)
     assert troubles(CALM._replace(breakers=(replace(settles, until=NOW - 1),))) == []
+
+
+async def test_status_names_its_controller_while_no_drone_lives(cli: Cli, tmp_path: Path) -> None:
+    async with SqlStore(tmp_path / "record.db", CONTROLLER, 1e9, 0):
+        told = cli("status", "--store", tmp_path / "record.db", "-o", "json").json
+    assert (told["running"], told["live_drones"], told["controller"]) == (True, 0, CONTROLLER)
