@@ -11,7 +11,7 @@ from typing import Any
 
 from prometheus_client.metrics_core import Metric
 
-from provisioner.model import Policy
+from provisioner.model import Credential, Plan, Policy, Snapshot
 from provisioner.monitoring.metrics import families
 from provisioner.simulator.drones import SiteBehaviour
 from provisioner.simulator.jobs import JobRequirements
@@ -36,9 +36,14 @@ class ScrapedStore(TemporaryStore):
         super().__init__("sim", snapshots=0)
         self.scrapes: list[tuple[float, list[Metric]]] = []
 
+    async def record(self, plan: Plan, snapshot: Snapshot) -> None:
+        """Record a plan of a controller with a token."""
+        token = Credential("token", "file token", not_after=END + 30 * 86400.0, used_by="overlay")
+        await super().record(plan, replace(snapshot, credentials=(token,)))
+
     async def record_sample(self, at: float, gauges: Any) -> None:
         await super().record_sample(at, gauges)
-        self.scrapes.append((at, [*families(self.reader(), at)]))
+        self.scrapes.append((at, [*families(self.reader(), at, lambda _: [("note", "hopeless")])]))
 
 
 def scripted_day(hours: int = HOURS) -> ScrapedStore:
