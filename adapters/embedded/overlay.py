@@ -21,6 +21,7 @@ from adapters.embedded.queue import EmbeddedJob, JobState
 from provisioner import model
 from provisioner.config.models import ConfigSection
 from provisioner.config.units import ConfigPath, Duration, PositiveDuration
+from provisioner.gpu_models import canonical
 from provisioner.interfaces import UnavailableError
 from provisioner.model import DrainMode, DroneId, DroneType, OrderResult
 
@@ -175,7 +176,7 @@ def _classes(connection: sqlite3.Connection, types: Sequence[DroneType]) -> Iter
             refuses={
                 kind.key: model.UnmetRequirement("gpu_model", wanted, kind.gpu_model or "unknown")
                 for kind in types
-                if wanted not in ("", kind.gpu_model) and (kind.gpu_milli or not optional)
+                if canonical(wanted) not in ("", canonical(kind.gpu_model)) and (kind.gpu_milli or not optional)
             },
             gpu_optional=optional,
             job_ids=_ranges(map(int, filter(None, ids.split(",")))),

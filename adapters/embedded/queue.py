@@ -21,6 +21,8 @@ from enum import StrEnum
 from pathlib import Path
 from urllib.parse import quote
 
+from provisioner.gpu_models import canonical
+
 QUEUE_VERSION = 2
 LONGEST_LEASE_S = 600.0
 """A lease that ends later than this from now is from before a reboot."""
@@ -165,6 +167,7 @@ def _connect(path: Path, mode: str, busy_s: float = 5.0) -> sqlite3.Connection:
     uri = f"file:{quote(os.fspath(path.absolute()))}?mode={mode}"
     connection = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=busy_s)
     connection.row_factory = sqlite3.Row
+    connection.create_function("canonical", 1, canonical, deterministic=True)
     connection.execute("PRAGMA synchronous = NORMAL")  # survives any crash of ours; a power cut may cost a commit
     return connection
 
@@ -292,7 +295,7 @@ _FITS = """
     AND ((gpu_milli = 0 OR gpu_optional) AND NOT :has_gpus  -- what is beside its GPUs is for jobs that want some
          OR gpu_milli BETWEEN 1 AND 999 AND gpu_milli <= :share_milli  -- the largest rest on one device
          OR gpu_milli >= 1000 AND gpu_milli / 1000 <= :whole_gpus)     -- untouched devices
-    AND (vram_mib <= :vram_mib AND capability <= :capability AND gpu_model IN ('', :gpu_model)
+    AND (vram_mib <= :vram_mib AND capability <= :capability AND canonical(gpu_model) IN ('', canonical(:gpu_model))
          OR gpu_optional AND NOT :has_gpus)
     AND walltime_s <= :life_s                         -- time that a job may still run there
     AND gpu_milli >= 1000 * :min_gpus

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Iterable, Mapping
@@ -10,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from adapters.local.config import LocalSiteConfig
+from provisioner.gpu_models import canonical
 from provisioner.interfaces import UnavailableError
 from provisioner.model import WHOLE_GPU, DroneType, FaultKind
 
@@ -79,25 +81,53 @@ def _probe() -> tuple[tuple[LocalGpu, ...], tuple[str, ...]]:
             capture_output=True,
             text=True,
             timeout=PROBE_TIMEOUT_S,
-            check=True,
         )
-        return tuple(_parse(line) for line in answer.stdout.splitlines() if line.strip()), ()
     except subprocess.TimeoutExpired as error:
         raise UnavailableError(f"nvidia-smi did not answer within {PROBE_TIMEOUT_S:g} s", FaultKind.NODE) from error
-    except subprocess.CalledProcessError as error:
-        output = " ".join(f"{error.stdout} {error.stderr}".split())[:200]
-        if "no devices were found" in output.lower():
-            return (), ("nvidia-smi finds no devices: this host has no GPUs for drones",)
-        raise UnavailableError(f"nvidia-smi failed with status {error.returncode}: {output}", FaultKind.NODE) from error
-    except (OSError, ValueError) as error:
+    except OSError as error:
         raise UnavailableError(f"nvidia-smi: {error}", FaultKind.NODE) from error
+    return _listed(answer)
 
 
-def _parse(line: str) -> LocalGpu:
-    """Parse a line like ``0, NVIDIA A100-SXM4-40GB, 40960, 8.0``."""
-    index, model, vram, capability = (part.strip() for part in line.split(","))
-    model = model.removeprefix("NVIDIA ").replace(" ", "-")
-    return LocalGpu(int(index), model, int(vram), round(float(capability) * 10))
+def _listed(answer: subprocess.CompletedProcess[str]) -> tuple[tuple[LocalGpu, ...], tuple[str, ...]]:
+    """Return the GPUs of an answer, and a notice for each line that describes none: one bad GPU spoils no other.
+
+    Whether a lost GPU changes the exit status depends on the driver. Raises :class:`UnavailableError` if no GPU is
+    readable.
+    """
+    gpus: list[LocalGpu] = []
+    notices: list[str] = []
+    for line in filter(None, map(str.strip, answer.stdout.splitlines())):
+        gpu = _parse(line)
+        if gpu is None:
+            notices.append(f"nvidia-smi: {line[:200]}. This GPU is not used")
+            continue
+        gpus.append(gpu)
+        if not gpu.vram_mib:
+            notices.append(f"nvidia-smi knows no memory size of GPU {gpu.index}: VRAM is not compared")
+    output = " ".join(f"{answer.stdout} {answer.stderr}".split())[:200]
+    if not gpus and "no devices were found" in output.lower():
+        return (), ("nvidia-smi finds no devices: this host has no GPUs for drones",)
+    if not gpus and (answer.returncode or notices):
+        raise UnavailableError(f"nvidia-smi failed with status {answer.returncode}: {output}", FaultKind.NODE)
+    return tuple(gpus), tuple(notices)
+
+
+def _parse(line: str) -> LocalGpu | None:
+    """Parse a line like ``0, NVIDIA A100-SXM4-40GB, 40960, 8.0``; None if it describes no GPU.
+
+    Numbers that the driver does not know are words in brackets, and count as unknown: ``[N/A]``. A GPU whose answer is
+    an error (``[Unknown Error]``, ``[GPU is lost]``) is no usable one.
+    """
+    index, *rest = (part.strip() for part in line.split(","))
+    if not index.isdecimal() or len(rest) != 3 or "error" in line.lower() or "lost" in line.lower():
+        return None
+    model, vram, capability = rest
+    return LocalGpu(int(index), model, int(_number(vram)), round(_number(capability) * 10))
+
+
+def _number(text: str) -> float:
+    return float(text) if re.fullmatch(r"\d+(\.\d+)?", text) else 0.0
 
 
 _COUNT_LIMIT = 10_000
@@ -185,7 +215,7 @@ class FreeHostResources:
 def _suits(gpu: LocalGpu, kind: DroneType) -> bool:
     """Return True if a device meets the type's requirements. Unknown values, on either side, are not compared."""
     return (
-        (not kind.gpu_model or not gpu.model or gpu.model == kind.gpu_model)
+        (not kind.gpu_model or not gpu.model or canonical(gpu.model) == canonical(kind.gpu_model))
         and (not gpu.vram_mib or gpu.vram_mib >= kind.vram_mib)
         and (not gpu.capability or gpu.capability >= kind.capability)
     )

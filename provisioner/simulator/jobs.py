@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
+from provisioner.gpu_models import canonical
 from provisioner.model import WHOLE_GPU, CompletedJob, DroneType, JobClass, Sharing, UnmetRequirement
 from provisioner.sharing import Load, load_of, share_milli, shares_needed
 from provisioner.simulator.drones import ResourceVector
@@ -82,7 +83,7 @@ class JobRequirements:
         ):
             if wanted > offered:
                 return UnmetRequirement(dimension, str(wanted), str(offered))
-        if self.gpu_model and self.gpu_model != kind.gpu_model:
+        if self.gpu_model and canonical(self.gpu_model) != canonical(kind.gpu_model):
             return UnmetRequirement("gpu_model", self.gpu_model, kind.gpu_model)
         if self.walltime_s and kind.walltime_s and self.walltime_s > kind.walltime_s:
             return UnmetRequirement("walltime", f"{self.walltime_s:.0f}", f"{kind.walltime_s:.0f}")

@@ -74,3 +74,46 @@ def test_of_jobs_that_were_submitted_one_after_the_other_the_first_is_judged() -
     groups = [group(job(Requirements=RELAXED, QDate=str(at)), "s1", "AcctGroup") for at in (300, 100, 200)]
     assert len({each.key for each in groups if each}) == 1
     assert number(representative([each for each in groups if each]), "QDate") == 100
+
+
+DEVICE = "NVIDIA H100 80GB HBM3"
+
+
+@pytest.mark.parametrize(
+    "written", ["H100 80GB HBM3", "H100-80GB-HBM3", DEVICE, "nvidia_h100_80gb_hbm3", "nvidia h100-80gb-hbm3"]
+)
+@pytest.mark.parametrize(
+    ("wish", "fits"),
+    [
+        (f'DeviceName == "{DEVICE}"', True),
+        (f'DeviceName == "{DEVICE.removeprefix("NVIDIA ")}"', False),
+        ('regexp("H100 80GB", DeviceName)', True),
+        ('regexp("^NVIDIA H100", DeviceName)', True),
+        ('DeviceName =?= "H100-80GB-HBM3"', False),
+        ('stringListIMember(DeviceName, "NVIDIA H100 80GB HBM3,NVIDIA H200")', True),
+    ],
+)
+def test_before_the_first_drone_joins_a_model_is_judged_as_discovery_names_it(
+    written: str, wish: str, fits: bool
+) -> None:
+    kind = replace(A100, gpu_model=written, vram_mib=81559, capability=90)
+    assert (matching.unmet_requirement(job(RequireGPUs=wish), matching.template(kind)) is None) is fits
+    learnt = matching.ReceivedSlot({"GPUs_DeviceName": f'"{DEVICE}"'})
+    assert not [line for line in matching.differences(kind, learnt) if "H100" in line]
+
+
+@pytest.mark.parametrize(
+    ("written", "vendor", "device"),
+    [
+        ("Tesla V100S-PCIE-32GB", "nvidia", "Tesla V100S-PCIE-32GB"),
+        ("Tesla-T4", "nvidia", "Tesla T4"),
+        ("A100-SXM4-40GB MIG 2g.10gb", "nvidia", "NVIDIA A100-SXM4-40GB MIG 2g.10gb"),
+        ("GB10", "nvidia", "NVIDIA GB10"),
+        ("AMD Instinct MI300A", "amd", "AMD Instinct MI300A"),
+        ("Intel(R) Data Center GPU Max 1550", "intel", "Intel(R) Data Center GPU Max 1550"),
+    ],
+)
+def test_the_name_of_a_device_follows_its_vendor_and_brand(written: str, vendor: str, device: str) -> None:
+    kind = replace(A100, gpu_model=written, vendor=vendor, capability=0, driver=0)
+    slot = matching.template(kind)
+    assert slot.eval("GPUs_DeviceName") == device

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
+from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from adapters.local import resources
 from adapters.local.resources import FreeHostResources, HostAllocation, LocalGpu, LocalHost
-from tests.local.drones import SMALL
+from provisioner.interfaces import UnavailableError
+from tests.local.drones import SMALL, config
 
 HOST = LocalHost(cpus=16, memory_mib=1000, disk_mib=1000, gpus=tuple(LocalGpu(n, "A100", 40960, 80) for n in range(4)))
 
@@ -57,3 +62,50 @@ def test_shares_go_where_a_share_already_is() -> None:
         assert isinstance(found, HostAllocation)
         room.take(found)
     assert room.free_milli == {0: 0, 1: 1000, 2: 1000, 3: 1000}
+
+
+LOST = """\
+0, NVIDIA A100-SXM4-40GB, 40960, 8.0
+1, NVIDIA A100-SXM4-40GB, 40960, 8.0
+Unable to determine the device handle for GPU 0000:1A:00.0: GPU is lost.  Reboot the system to recover this GPU
+3, NVIDIA A100-SXM4-40GB, [Unknown Error], 8.0
+"""
+
+
+def host_with(answer: str, status: int, directory: Path, monkeypatch: pytest.MonkeyPatch) -> resources.LocalHost:
+    """Return the host that an ``nvidia-smi`` with this answer describes."""
+    (directory / "answer").write_text(answer)
+    program = directory / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\ncat {directory}/answer\nexit {status}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{directory}:{os.environ['PATH']}")
+    return resources.survey(config(directory, gpus="auto"))
+
+
+@pytest.mark.parametrize("status", [0, 15])
+def test_a_lost_gpu_takes_no_other_away(status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    host = host_with(LOST, status, tmp_path, monkeypatch)
+    assert [gpu.index for gpu in host.gpus] == [0, 1]
+    assert len(host.notices) == 2 and "GPU is lost" in host.notices[0] and "Unknown Error" in host.notices[1]
+
+
+def test_a_gpu_with_the_memory_of_the_host_is_offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    host = host_with("0, NVIDIA GB10, [N/A], 12.1\n", 0, tmp_path, monkeypatch)
+    [gpu] = host.gpus
+    assert (gpu.vram_mib, gpu.capability) == (0, 121)
+    kind = replace(SMALL, gpu_model="GB10", vram_mib=40000, capability=121)
+    assert FreeHostResources.of(host).count(kind) == 1
+
+
+@pytest.mark.parametrize("written", ["H100 80GB HBM3", "H100-80GB-HBM3", "NVIDIA H100 80GB HBM3"])
+def test_each_spelling_of_a_model_finds_its_gpu(written: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    host = host_with("0, NVIDIA H100 80GB HBM3, 81559, 9.0\n", 0, tmp_path, monkeypatch)
+    assert FreeHostResources.of(host).count(replace(SMALL, gpu_model=written)) == 1
+
+
+@pytest.mark.parametrize(("answer", "status"), [("Failed to initialize NVML\n", 9), ("garbage\n", 0)])
+def test_an_answer_without_any_gpu_is_a_fault(
+    answer: str, status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(UnavailableError, match="nvidia-smi failed"):
+        host_with(answer, status, tmp_path, monkeypatch)

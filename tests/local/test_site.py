@@ -216,7 +216,7 @@ NVIDIA_SMI = "#!/bin/sh\necho '0, NVIDIA A100-SXM4-40GB, 40960, 8.0'\necho '1, N
     [
         ("#!/bin/sh\nexec sleep 1000\n", "nvidia-smi did not answer within 0.3 s"),
         ("#!/bin/sh\necho Failed to initialize NVML; exit 9\n", "nvidia-smi failed with status 9: Failed to init"),
-        ("#!/bin/sh\necho 'zero, what, is, this'\n", "nvidia-smi: invalid literal"),
+        ("#!/bin/sh\necho 'zero, what, is, this'\n", "nvidia-smi failed with status 0: zero, what, is, this"),
     ],
 )
 async def test_a_broken_driver_is_a_fault_of_the_node_not_a_host_without_gpus(

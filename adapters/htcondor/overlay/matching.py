@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from adapters.htcondor import classad2, classads
 from adapters.htcondor.classads import Ad, evaluated_number, expression, holds, number, source, value
 from adapters.shared.printing import printable
+from provisioner.gpu_models import canonical, driver_name
 from provisioner.model import NVIDIA, WHOLE_GPU, DroneType, Sharing, UnmetRequirement
 from provisioner.sharing import share_milli
 
@@ -173,7 +174,7 @@ def _gpu_template(kind: DroneType) -> dict[str, str]:
         "ECCEnabled": "true",
         "GlobalMemoryMb": str(kind.vram_mib // kind.shares) if kind.vram_mib else "",
         "Capability": f"{kind.capability / 10:.1f}" if kind.capability else "",
-        "DeviceName": classad2.quote(kind.gpu_model) if kind.gpu_model else "",
+        "DeviceName": classad2.quote(driver_name(kind.gpu_model, kind.vendor)) if kind.gpu_model else "",
         "MaxSupportedVersion": str(kind.driver) if kind.driver else "",
         "DriverVersion": version if kind.driver else "",
     }
@@ -388,6 +389,6 @@ def differences(kind: DroneType, got: ReceivedSlot) -> tuple[str, ...]:
         if wanted and there is not None and there < wanted * slack:
             lines.append(f"drone type {kind.key}: ordered {name} {wanted:.15g}{unit}, received {there:.15g}{unit}")
     wanted_model, model = value(ordered, "GPUs_DeviceName"), value(arrived, "GPUs_DeviceName")
-    if isinstance(wanted_model, str) and isinstance(model, str) and wanted_model != model:
+    if isinstance(wanted_model, str) and isinstance(model, str) and canonical(wanted_model) != canonical(model):
         lines.append(f"drone type {kind.key}: ordered GPU {printable(wanted_model)}, received {printable(model)}")
     return tuple(lines)

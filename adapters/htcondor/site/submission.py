@@ -14,6 +14,7 @@ from adapters.htcondor.site.settings import HTCondorSiteConfig
 from adapters.shared import parcel
 from adapters.shared.commands.runner import Runner
 from provisioner import drone
+from provisioner.gpu_models import canonical
 from provisioner.interfaces import RejectedError, UnavailableError
 from provisioner.model import NVIDIA, WHOLE_GPU, Bootstrap, DroneId, DroneType, FaultKind, StartOrder
 
@@ -203,7 +204,7 @@ def device_pattern(model: str) -> str:
 
     The driver may put words around it ("NVIDIA", "Tesla"): V100 is V100-SXM2-32GB too, and not V100S-PCIE-32GB.
     """
-    quoted = "".join(c if c.isalnum() or c in " -_/" else f"[{c}]" for c in model)
+    quoted = "".join("[ _-]+" if c == "-" else c if c.isalnum() or c == "/" else f"[{c}]" for c in canonical(model))
     return f"(^|[^A-Za-z0-9]){quoted}([^A-Za-z0-9]|$)"
 
 
