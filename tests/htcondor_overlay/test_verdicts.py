@@ -90,7 +90,7 @@ DEVICE = "NVIDIA H100 80GB HBM3"
         ('regexp("H100 80GB", DeviceName)', True),
         ('regexp("^NVIDIA H100", DeviceName)', True),
         ('DeviceName =?= "H100-80GB-HBM3"', False),
-        ('stringListIMember(DeviceName, "NVIDIA H100 80GB HBM3,NVIDIA H200")', True),
+        ('stringListIMember(DeviceName, "NVIDIA H100 80GB HBM3,NVIDIA H200", ",")', True),
     ],
 )
 def test_before_the_first_drone_joins_a_model_is_judged_as_discovery_names_it(
