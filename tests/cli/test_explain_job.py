@@ -22,8 +22,9 @@ DONE = CompletedJob("schedd@a#199.0", NOW - 900, NOW - 2000, 45.0, 1000, 1, 1, d
 class Record:
     """The part of a record that is asked."""
 
-    def completions(self, since: float, until: float) -> list[CompletedJob]:
-        return [DONE, replace(DONE, job_id="schedd@b#198.0", drone_id=None)]
+    def completions(self, since: float, until: float, cluster: int | None = None) -> list[CompletedJob]:
+        found = [DONE, replace(DONE, job_id="schedd@b#198.0", drone_id=None)]
+        return [each for each in found if f"#{cluster}." in f"#{each.job_number}"]
 
 
 @pytest.mark.parametrize(
