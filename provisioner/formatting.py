@@ -432,7 +432,7 @@ _SENTENCES: Mapping[Category, Mapping[type, str | Callable[[Any], str]]] = {
         ),
         r.UnknownDrone: "no live drone {drone_id} is on record",
         r.OrphansKept: "{drones:drone} named {record}-* at {site} are not on record: neither used nor stopped. If the "
-        "record was lost, adopt them with `provisioner sites adopt-orphans {site}`; else `stop-orphans`. Those without "
+        "record was lost, adopt them with `provisioner sites adopt-orphans SITE`; else `stop-orphans`. Those without "
         "a job are stopped at {until:time}",
         r.LiveTwin: "another controller of this name is alive (record {record}, {evidence}): nothing is started or "
         "stopped. End one of the two, or give it another name (`controller:`)",

@@ -145,7 +145,7 @@ class LyingPool(Liar):
         slots = tuple(replace(random_slot(rng, i), heard_at=now - 1) for i in ids if rng.random() < 0.8)
         slots = tuple(spoiled(rng, slot) if rng.random() < 0.2 else slot for slot in slots)
         done, failed = trouble.completions(rng, ids, 5), trouble.mishaps(rng, ids, 10)
-        return OverlayView(now, classes, slots, now - 5, (), one(rng, None, ()), done, (), failed)
+        return OverlayView(now, classes, slots, now - 5, (), one(rng, None, ()), done, mishaps=failed)
 
     async def drain(self, drone_ids: Sequence[DroneId], mode: DrainMode, reason: str) -> Sequence[OrderResult]:
         await self.trouble()

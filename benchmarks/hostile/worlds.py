@@ -154,7 +154,7 @@ def random_pool(
     taken_at = one(rng, NOW, NOW - 1, NOW - 500, odd_time(rng), float("nan") if hostile else NOW)
     taken_at = NOW - 1 if calm else taken_at
     negotiated_at = one(rng, NOW - 5, NOW - 5, 0.0, odd_time(rng))
-    return OverlayView(taken_at, classes, slots, negotiated_at, (), left, done, groups, failed)
+    return OverlayView(taken_at, classes, slots, negotiated_at, (), left, done, groups=groups, mishaps=failed)
 
 
 def random_policy(rng: Random, sites: Sequence[str], *, calm: bool) -> Policy:

@@ -30,7 +30,8 @@ def test_the_guide_ends_with_jobs_done(lab: tuple[Pool, LabController]) -> None:
     pool, controller = lab
     controller.directory.mkdir(parents=True)
     prefix = pool.condor.prefix
-    # What the reader changes: names of the pool, places of HTCondor, the shape of this host (its GPU is declared).
+    # What the reader changes: names of the pool, places of HTCondor, the shape of this host (its GPU is declared). The
+    # account of the drones is tried in tests/local/test_account.py: here the drones of root become nobody.
     changes = {
         "provisioner.yaml": {
             "controller: here": f"controller: {controller.name}",
@@ -44,6 +45,8 @@ def test_the_guide_ends_with_jobs_done(lab: tuple[Pool, LabController]) -> None:
             "cpus: 8": "cpus: 1",
             "memory: 20 GiB": "memory: 512 MiB",
             "disk: 50 GiB": "disk: 1 GiB",
+            "root: /var/lib/gpu-drones": "root: drones",
+            "account: gpu-drones ": "same_account: true ",
             "options:\n": "options:\n  gpus: [{model: A100-SXM4-40GB, vram: 40 GiB, capability: 8.0, simulate: 4}]\n",
         },
     }
