@@ -123,6 +123,10 @@ def _parse(line: str) -> LocalGpu | None:
     if not index.isdecimal() or len(rest) != 3 or "error" in line.lower() or "lost" in line.lower():
         return None
     model, vram, capability = rest
+    if model == "[N/A]":
+        model = ""
+    if model.startswith("["):  # a state in place of the name: [GPU requires reset]
+        return None
     return LocalGpu(int(index), model, int(_number(vram)), round(_number(capability) * 10))
 
 

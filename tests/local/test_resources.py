@@ -109,3 +109,10 @@ def test_an_answer_without_any_gpu_is_a_fault(
 ) -> None:
     with pytest.raises(UnavailableError, match="nvidia-smi failed"):
         host_with(answer, status, tmp_path, monkeypatch)
+
+
+def test_a_state_in_place_of_a_name_is_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = "[GPU requires reset]"
+    answer = f"0, NVIDIA A100-SXM4-40GB, 40960, 8.0\n1, {state}, {state}, {state}\n2, [N/A], [N/A], [N/A]\n"
+    host = host_with(answer, 0, tmp_path, monkeypatch)
+    assert [(gpu.index, gpu.model) for gpu in host.gpus] == [(0, "NVIDIA A100-SXM4-40GB"), (2, "")]
