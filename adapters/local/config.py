@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -63,8 +64,17 @@ class LocalSiteConfig(ConfigSection):
     )
     """Environment variables added for each drone."""
 
+    def _uid(self) -> int:
+        """Return the number of ``account``; -1 if this host does not know it."""
+        try:
+            return pwd.getpwnam(self.account).pw_uid
+        except KeyError:
+            return -1
+
     def same_account_as_controller(self) -> str:
         """Return why jobs of other people could read the controller's secrets; empty if they cannot or may."""
+        if self.account and self._uid() in (0, os.geteuid()):
+            return f"`account`: {self.account} is root or the controller's own account. Name another account for drones"
         if self.account or self.same_account or os.geteuid() == 0:
             return ""
         return (

@@ -78,6 +78,10 @@ def test_drones_under_the_controllers_account_are_refused(tmp_path: Path, monkey
     assert "every job could read its tokens" in problems(tmp_path, HTCONDOR)
     assert "every job" not in problems(tmp_path, HTCONDOR, "same_account: true")
     assert "every job" not in problems(tmp_path, HTCONDOR, "account: gpu-drones")
+    monkeypatch.setattr(os, "geteuid", lambda: 65534)
+    for own in ("root", "nobody"):
+        assert "controller's own account" in problems(tmp_path, HTCONDOR, f"account: {own}")
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert "every job" not in problems(tmp_path, EMBEDDED), "the jobs are the operator's own"
     (tmp_path / "queue.db").touch(mode=0o660)
     (tmp_path / "queue.db").chmod(0o660)
