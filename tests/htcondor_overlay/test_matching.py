@@ -83,7 +83,13 @@ REFUSED = [
     (job(GPUsMinMemory="35000", RequireGPUs="GlobalMemoryMb >= GPUsMinMemory"), PAIR, "vram", "35000 MiB", "16384 MiB"),
     (job(RequireGPUs="GlobalMemoryMb >= 35000"), UNTOLD, "vram", "35000 MiB", "unknown"),
     (job(**NEWER), PAIR, "driver", "CUDA 12.4", "CUDA 11.8"),
-    (job(RequireGPUs='regexp("H100", DeviceName)'), A100, "gpu-model", 'regexp("H100",DeviceName)', "A100-SXM4-40GB"),
+    (
+        job(RequireGPUs='regexp("H100", DeviceName)'),
+        A100,
+        "gpu-model",
+        'regexp("H100",DeviceName)',
+        "NVIDIA A100-SXM4-40GB",
+    ),
     (job(RequestCpus="9"), A100, "cpus", "9", "8"),
     (job(RequestMemory="20481"), A100, "memory", "20481 MiB", "20480 MiB"),
     (job(RequestDisk="52428801"), A100, "disk", "52428801 KiB", "52428800 KiB"),
@@ -225,7 +231,7 @@ def test_what_arrived_takes_the_place_of_what_was_ordered() -> None:
     assert matching.differences(A100, got) == (
         "drone type topas/a100: ordered Cpus 8, received 4",
         "drone type topas/a100: ordered Memory 20480 MiB, received 9000 MiB",
-        "drone type topas/a100: ordered GPU A100-SXM4-40GB, received NVIDIA A100 80GB",
+        "drone type topas/a100: ordered GPU NVIDIA A100-SXM4-40GB, received NVIDIA A100 80GB",
     )
 
 
