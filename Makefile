@@ -21,7 +21,7 @@ PYTEST        := $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
 P ?= planner
 .PHONY: help venv dev demo test test-matrix test-quick t watch lint format types contracts condor slurm openstack pyslurm bench \
         bench-deciding bench-gpu bench-hostile bench-worlds mutants docs check-docs build clean kubernetes mps prometheus tardis \
-        chromium apache
+        chromium apache sudo
 
 help:  ## this list
 	@echo "GPU drone provisioner: starts pilot jobs for GPU jobs that wait in an HTCondor pool"; echo
@@ -36,7 +36,7 @@ demo: venv  ## 40 GPU jobs on this host: drones start, run them and leave (no ro
 
 # Side by side: the programs are mostly waited for.
 test: dev  ## everything: linters, types, contracts, all tests with real daemons
-	@$(MAKE) --no-print-directory --output-sync=target -j 3 openstack condor mps prometheus tardis chromium apache slurm lint types contracts
+	@$(MAKE) --no-print-directory --output-sync=target -j 3 openstack condor mps prometheus tardis chromium apache sudo slurm lint types contracts
 	$(PYTEST) -m "not matrix" tests
 
 # Nothing that `make test` has run: its version of Slurm is the first here, and tests/live/conftest.py marks the others.
@@ -86,6 +86,11 @@ tardis:
 
 apache:
 	@tests/labs/get-apache.sh --optional bookworm
+
+# For tests with two accounts on this host, which need root.
+sudo:
+	@[ "$$(id -u)" != 0 ] || command -v sudo >/dev/null || \
+	{ apt-get -q update && DEBIAN_FRONTEND=noninteractive apt-get -q install -y sudo; } >/dev/null
 
 # For the tests of the web pages, which are skipped without it.
 chromium: dev

@@ -18,7 +18,7 @@ BUDGETS = {
     "tests": (378, 60026),
     "provisioner/adapter_tests": (3, 756),
     "provisioner/cli": (19, 6214),
-    "provisioner/config": (8, 2689),
+    "provisioner/config": (8, 2690),
     "provisioner/controller": (12, 2835),
     "provisioner/drone": (4, 1242),
     "provisioner/migrate": (9, 1587),

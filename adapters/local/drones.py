@@ -195,10 +195,11 @@ class LocalDrone:
 
     def remove(self) -> None:
         """Remove the directory from every listing at once, then from the disk. What resists keeps a ``.old-`` name."""
-        account = self.record.drone_account
+        if account := self.record.drone_account:
+            account.empty(self.own)  # while it is still listed: a failure is tried again
         aside = self.path.with_name(_REMOVED + self.id)
         os.rename(self.path, aside)
-        _remove_tree(aside, account)
+        shutil.rmtree(aside, ignore_errors=True)
 
     def discard(self) -> None:
         """Remove the directory of a drone that never ran, even one without a readable record."""
@@ -234,13 +235,6 @@ class LocalDrone:
                 end = file.read(kept)
                 file.truncate(0)
                 file.write(b"[the beginning was cut off]\n" + end)
-
-
-def _remove_tree(path: Path, account: DroneAccount | None) -> None:
-    """Remove a drone's directory; what is not ours to remove goes first."""
-    if account is not None and (path / "drone").is_dir():
-        account.empty(path / "drone")
-    shutil.rmtree(path, ignore_errors=True)
 
 
 def directories(root: Path) -> Iterator[Path]:
@@ -284,7 +278,10 @@ def claim(target: Path, record: DroneRecord, starter: Process, bootstrap: Bootst
             (fresh / name).write_bytes(content)
         os.rename(fresh, target)
     except BaseException as error:
-        _remove_tree(fresh, account)
+        if account is not None and (fresh / "drone").is_dir():
+            with contextlib.suppress(OSError):  # the error at hand is the one to report
+                account.empty(fresh / "drone")
+        shutil.rmtree(fresh, ignore_errors=True)
         if isinstance(error, OSError) and target.is_dir():
             return False
         raise

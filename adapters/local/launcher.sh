@@ -53,8 +53,12 @@ run_script() {
         'cd "$1" && echo $$ >pid && . ./environment && rm -f environment && exec sh ./script' sh "$directory/drone"
 }
 
+# Those of the account first, which may read this file only as a text that it is given.
 kill_all() {
-    [ -z "$account" ] || { cat "$here/tagged.sh"; echo 'kill_strays "$1"'; } | as_account sh -s "$PROVISIONER_DRONE_ID" || return
+    if [ -n "$account" ]; then
+        # shellcheck disable=SC2016
+        { cat "$here/tagged.sh"; echo 'kill_strays "$1"'; } | as_account sh -s "$PROVISIONER_DRONE_ID" || return
+    fi
     kill_strays "$PROVISIONER_DRONE_ID"
 }
 

@@ -583,7 +583,8 @@ class TypeSection(ConfigSection):
     gpus: Gpus = Field(examples=[1])
     """GPUs of one drone: a whole number, or a share of one in steps of 0.001; `0` is a CPU drone."""
     gpu_model: str = Field("", pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._()/+-]{0,127}$", examples=["A100-SXM4-40GB"])
-    """Model of the GPUs as the driver names it; `NVIDIA` in front, case, and dashes for spaces make no difference."""
+    """Model of the GPUs as the driver names it. `NVIDIA` in front and case make no difference, nor do dashes for spaces
+    in common models."""
     vram: Size = Field(0, examples=["40 GiB"])
     """Memory of each GPU."""
     capability: Capability = Field(0, examples=[8.0])

@@ -1,4 +1,4 @@
-"""The limit of an idle drone that people are told is the one that applies."""
+"""The limit of an idle drone that the command line shows is the one that applies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each kind of credential is read for its identity and its end, and no secret is told."""
+"""Identity and expiry of each kind of credential, without its secret."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_what_a_kubeconfig_holds(tmp_path: Path) -> None:
 
 
 def test_tokens_and_proxies_of_an_htcondor_site(tmp_path: Path) -> None:
-    """Of a directory's tokens one that is good is enough: all are offered."""
+    """One good token in a directory is enough: HTCondor offers all of them."""
     tokens, proxy = tmp_path / "tokens", tmp_path / "proxy"
     tokens.mkdir()
     proxy.write_bytes(certificate("1234", -1, -0.1))

@@ -1,4 +1,4 @@
-"""A lost or copied record, and a second controller of the same name: nothing is harmed, and everybody is told."""
+"""A lost or copied record, and a second controller of the same name: no job is lost, and both controllers report it."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ async def test_every_kind_of_row_is_pruned_until_none_is_old(file: Path) -> None
 
 
 async def test_each_interval_of_a_series_has_its_retention(file: Path) -> None:
-    """Those of a minute are kept for 2 days, of ten minutes for 30, of an hour as the policy says."""
+    """Keep minutes for 2 days, ten minutes for 30 days, and hours as the policy says."""
     day, now = 86400.0, 1000 * 86400.0
     kept = {60: 2.0, 600: 30.0, 3600: 100.0}
     async with SqlStore(file, "kit", day, 10, False, series_s=100.0 * day) as store:
