@@ -99,7 +99,7 @@ def test_a_key_of_ssh_and_its_certificate(tmp_path: Path, kind: str) -> None:
         "id-cert.pub",
         "drones of kit",
     )
-    assert signed.not_after == pytest.approx(NOW + 3 * DAY_S, abs=120)
+    assert signed.not_after == pytest.approx(time.time() + 3 * DAY_S, abs=120)
     subprocess.run([*sign, f"{key}.pub"], check=True, capture_output=True)
     assert [each.not_after for each in credentials_of(settings)] == [0.0, 0.0], "one without an end"
     (tmp_path / "id-cert.pub").write_text("ssh-ed25519-cert-v01@openssh.com AAAA")
@@ -142,7 +142,7 @@ def test_tokens_and_proxies_of_an_htcondor_site(tmp_path: Path) -> None:
     (tokens / "old").write_text(jwt(iss="a", sub="old@a", exp=NOW - 1))
     old, ended = credentials_of(config)
     assert old.is_dead(NOW) and (ended.name, ended.is_dead(NOW)) == ("submit.x509userproxy", True)
-    (tokens / "new").write_text(jwt(iss="a", sub="new@a", exp=NOW + 99))
+    (tokens / "new").write_text(jwt(iss="a", sub="new@a", exp=time.time() + DAY_S))
     new, _ = credentials_of(config)
     assert (new.identity, new.is_dead(NOW)) == ("new@a", False)
 

@@ -154,14 +154,17 @@ def test_the_credential_is_no_good_any_more(openstack: OpenStackLab, how: str) -
         assert len(lab.controller.live()) == 1, "nothing is given up, nothing asked for"
         assert "is refused" in lab.controller.prints("status")
         lab.judge()
-        # A good one is in the file now. The record is lost, too, so nobody is left alone, and the server is a stray.
+        # A good one is in the file now. The record is lost, too, so the server is an orphan until an operator decides.
         lab.controller.stop()
         lab.unsubmit()
         lab.site.credential = openstack.credential()
         for file in lab.controller.directory.glob("provisioner.db*"):
             file.unlink()
         lab.controller.start()
-        until(lambda: not lab.servers(), 60, what="the stray is gone", every_s=0.3)
+        lab.controller.ticks(3)
+        assert len(lab.servers()) == 1 and "not on record" in str(lab.controller.json("status"))
+        lab.controller.prints("sites", "stop-orphans", SITE, "-r", "its jobs are gone")
+        until(lambda: not lab.servers(), 60, what="the orphan is gone", every_s=0.3)
         until(lambda: not lab.leavings(), 30, what="and what it had", every_s=0.3)
 
 
