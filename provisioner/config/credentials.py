@@ -8,14 +8,12 @@ their form. Options that know more of theirs have a method ``credentials()``, wh
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 import json
-import re
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +27,6 @@ SHORT_LIFE_S = 36 * 3600.0
 """A credential that lives no longer is renewed by a program, not by people."""
 MAX_TOKEN_CHARS = 20_000
 _MAX_CREDENTIAL_BYTES = 4 << 20
-_PEM = re.compile(rb"-----BEGIN (CERTIFICATE|TRUSTED CERTIFICATE)-----(.+?)-----END \1-----", re.DOTALL)
-_COMMON_NAME = b"\x06\x03\x55\x04\x03"
-"""The object identifier of `commonName`, as DER."""
-_SSH_KEY_FIELDS = {"ssh-rsa": 2, "ssh-dss": 4, "ssh-ed25519": 1, "sk-ssh-ed25519": 2, "ecdsa": 2, "sk-ecdsa": 3}
-"""Fields of a key before the rest of an OpenSSH certificate (PROTOCOL.certkeys), by the beginning of its type."""
 
 
 def credentials_of(options: BaseModel) -> Iterator[Credential]:
@@ -71,15 +64,9 @@ def token_credential(found: Credential, text: str, *, is_jwt: bool = True) -> Cr
         return replace(found, problem=str(error))
     scope = claims.get("scope") or claims.get("scp") or ()
     scopes = scope.split() if isinstance(scope, str) else scope if isinstance(scope, list) else ()
-    return replace(
-        found,
-        identity=_plain(claims.get("sub") or claims.get("sun")),
-        scopes=tuple(sorted(_plain(each) for each in scopes)),
-        not_after=ends,
-        problem=_early(begins),
-        warning_s=_warning_s(begins or issued, ends),
-        fingerprint=fingerprint(text.encode()),
-    )
+    begins = begins or min(issued, time.time())
+    found = replace(found, scopes=tuple(sorted(_plain(each) for each in scopes)))
+    return _dated(found, text.encode(), claims.get("sub") or claims.get("sun"), begins, ends)
 
 
 def jwt_claims(text: str) -> Mapping[str, Any]:
@@ -120,11 +107,6 @@ def secret_file_credential(name: str, path: Path) -> Credential:
     return _from_file(name, path, judged)
 
 
-def fingerprint(content: bytes) -> str:
-    """Return the beginning of the SHA-256 of a token or certificate, by which a renewed one is recognised."""
-    return hashlib.sha256(content).hexdigest()[:16]
-
-
 def _from_file(name: str, path: Path, read: Callable[[Credential, bytes], Credential]) -> Credential:
     found = Credential(name, f"file {path}")
     try:
@@ -137,85 +119,46 @@ def _from_file(name: str, path: Path, read: Callable[[Credential, bytes], Creden
 
 def pem_credential(found: Credential, content: bytes, *, last: bool = False) -> Credential:
     """Return ``found`` with what the certificates of a PEM text say; ``last``: one that is good is enough."""
+    from cryptography import x509  # not at the start of every command
+
     try:
-        ders = [binascii.a2b_base64(body) for _, body in _PEM.findall(content)]
-        chain = [_certificate(der) for der in ders]
-    except (ValueError, IndexError):
-        return replace(found, problem="its certificate is damaged")
-    if not chain:
-        return replace(found, problem="no certificate in PEM form")
-    begins, ends, _ = (max if last else min)(chain, key=lambda each: each[1])
-    return replace(
-        found,
-        identity=chain[0][2],
-        not_after=ends,
-        problem=_early(begins),
-        warning_s=_warning_s(begins, ends),
-        fingerprint=fingerprint(content),
-    )
-
-
-def _certificate(der: bytes) -> tuple[float, float, str]:
-    """Return begin, end and subject (its last common name) of a certificate (RFC 5280). ValueError, IndexError."""
-    fields = _der_items(_der_items(_der_items(der)[0][1])[0][1])
-    version = fields[0][0] == 0xA0
-    validity, subject = fields[3 + version][1], fields[4 + version][1]
-    begins, ends = (_der_time(*each) for each in _der_items(validity))
-    names = subject.split(_COMMON_NAME)[1:]
-    return begins, ends, _plain(names[-1][2 : 2 + names[-1][1]].decode(errors="replace")) if names else ""
-
-
-def _der_items(data: bytes) -> list[tuple[int, bytes]]:
-    """Return tag and content of each item in DER."""
-    items, at = [], 0
-    while at < len(data):
-        tag, size, start = data[at], data[at + 1], at + 2
-        if size & 0x80:
-            start += size & 0x7F
-            size = int.from_bytes(data[at + 2 : start], "big")
-        if start + size > len(data):
-            raise ValueError("truncated")
-        items.append((tag, data[start : start + size]))
-        at = start + size
-    return items
-
-
-def _der_time(tag: int, content: bytes) -> float:
-    text = content.decode("ascii")
-    if tag == 0x17:  # UTCTime: two digits of the year
-        text = ("19" if text >= "50" else "20") + text
-    return datetime.strptime(text, "%Y%m%d%H%M%SZ").replace(tzinfo=UTC).timestamp()
+        with warnings.catch_warnings(action="ignore"):  # of certificates that OpenSSL accepts
+            chain = x509.load_pem_x509_certificates(content)
+        names = chain[0].subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)
+    except ValueError:
+        return replace(found, problem="no certificate in PEM form, or a damaged one")
+    decides = (max if last else min)(chain, key=lambda each: each.not_valid_after_utc)
+    begins, ends = decides.not_valid_before_utc.timestamp(), decides.not_valid_after_utc.timestamp()
+    return _dated(found, content, names[-1].value if names else "", begins, ends)
 
 
 def _ssh_certificate(found: Credential, content: bytes) -> Credential:
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.serialization import SSHCertificate, load_ssh_public_identity
+
     try:
-        kind, data = content.split()[0].decode(), binascii.a2b_base64(content.split()[1])
-        fields = _SSH_KEY_FIELDS[kind.partition("-cert-")[0].partition("-sha2")[0]]
-        at = 0
-
-        def take() -> bytes:
-            nonlocal at
-            size = int.from_bytes(data[at : at + 4], "big")
-            at += 4 + size
-            return data[at - size : at]
-
-        for _ in range(2 + fields):  # type, nonce, key
-            take()
-        at += 12  # serial and kind
-        identity, _ = take(), take()
-        begins, ends = (int.from_bytes(data[at + n : at + n + 8], "big") for n in (0, 8))
-        if at + 16 > len(data):
-            raise ValueError("truncated")
-    except (ValueError, LookupError):
+        signed = load_ssh_public_identity(content)
+    except UnsupportedAlgorithm:  # of a hardware key: its end is unknown
+        return found
+    except ValueError:
+        signed = None
+    if not isinstance(signed, SSHCertificate):
         return replace(found, problem="no OpenSSH certificate")
-    not_after = 0.0 if ends >= 1 << 62 else float(ends)
+    ends = 0 if signed.valid_before >= 1 << 62 else signed.valid_before
+    return _dated(found, content, signed.key_id.decode(errors="replace"), signed.valid_after, ends)
+
+
+def _dated(found: Credential, content: bytes, identity: object, begins: float, ends: float) -> Credential:
+    """Return ``found`` with its time of validity; an end of 0 is none. One of a short life is warned of late."""
+    life_s = ends - begins
+    is_short = begins and 0 < life_s <= SHORT_LIFE_S
     return replace(
         found,
-        identity=_plain(identity.decode(errors="replace")),
-        not_after=not_after,
-        problem=_early(begins),
-        warning_s=_warning_s(begins, not_after),
-        fingerprint=fingerprint(data),
+        identity=_plain(identity),
+        not_after=float(ends),
+        problem=f"not valid before {iso(begins)}" if begins > time.time() else "",
+        warning_s=life_s / 10 if is_short else CREDENTIAL_WARNING_S,
+        fingerprint=hashlib.sha256(content).hexdigest()[:16],
     )
 
 
@@ -226,16 +169,6 @@ def _time(claim: object) -> float:
     if isinstance(claim, bool) or not isinstance(claim, int | float) or not 0 <= claim < 1e11:
         raise ValueError("its expiry is no time")
     return float(claim)
-
-
-def _early(begins: float) -> str:
-    return f"not valid before {iso(begins)}" if begins > time.time() else ""
-
-
-def _warning_s(begins: float, ends: float) -> float:
-    """Return how long before its end a credential is warned of."""
-    life_s = ends - begins
-    return life_s / 10 if begins and 0 < life_s <= SHORT_LIFE_S else CREDENTIAL_WARNING_S
 
 
 def _plain(text: object) -> str:

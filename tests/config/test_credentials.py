@@ -60,13 +60,13 @@ def test_the_certificate_of_the_web_service(tmp_path: Path) -> None:
     assert 0 < of_web(file).warning_s < 0.1 * DAY_S, "a program renews what lives for hours"
     file.write_bytes(certificate("drones.example.org", 2, 60))
     assert of_web(file).problem.startswith("not valid before ")
-    for content, problem in (
-        (b"garbage", "no certificate in PEM form"),
-        (file.read_bytes().replace(b"\n", b"A", 1)[:90], "no certificate in PEM form"),
-        (b"-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----\n", "its certificate is damaged"),
+    for content in (
+        b"garbage",
+        file.read_bytes().replace(b"\n", b"A", 1)[:90],
+        b"-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----\n",
     ):
         file.write_bytes(content)
-        assert of_web(file).problem == problem
+        assert of_web(file).problem == "no certificate in PEM form, or a damaged one"
     file.unlink()
     assert of_web(file).problem.endswith("cannot be read: No such file or directory")
 
