@@ -181,8 +181,9 @@ class Allocation:
         """Start ``count`` drones of a type for a class of which ``covered`` jobs are covered."""
         reason: Reason = reasons.JobsWaiting(job.id, job.waiting, covered, count)
         vram_mib, snapshot = job.vram_mib, self.context.snapshot
-        # Jobs of other classes are counted on for the rest of a drone with room for several of the class.
-        whole = job.gpu_milli > model.WHOLE_GPU and self.context.compatible[job.id].jobs[kind.key] == 1
+        # Jobs of other classes are counted on for the rest of drones that the class does not fill.
+        fills = job.waiting - covered >= count * self.context.compatible[job.id].jobs[kind.key]
+        whole = job.gpu_milli > model.WHOLE_GPU and fills
         kept_gpus = job.gpu_milli // model.WHOLE_GPU if whole else 0
         if is_headroom(job.id):  # any job may take a warm drone
             reason = reasons.HeadroomShort(job.id.removeprefix(HEADROOM_PREFIX), job.waiting, covered, count)
