@@ -42,7 +42,7 @@ MATCHABLE_IDLE_FACTOR = 3
 """An idle drone that waiting jobs fit is kept for this many idle timeouts: the negotiator should match it soon."""
 REFUSED_ROOM_S = 90.0
 """An idle drone of several GPUs leaves after this time if smaller jobs, which it refuses, lack its room. Larger ones
-that are already waiting have it by then."""
+that are already waiting have it by then. One that avoids users leaves at once, unless jobs wait that it takes."""
 _LACKS_ROOM = (reasons.LimitReached, reasons.SiteFull, reasons.GpusStranded, reasons.SiteQuota)
 
 
@@ -155,14 +155,24 @@ class Retirement:
         limit_s = MATCHABLE_IDLE_FACTOR * self.context.snapshot.policy.idle_timeout_at(drone.site)
         return idle_s <= limit_s and self.matchable(drone)
 
-    def room_lacks_for_refused(self, drone: Drone) -> bool:
-        """Return True if jobs that a drone refuses lack room where drones of its type, or smaller ones, would serve."""
-        context = self.context
+    def makes_room(self, drone: Drone) -> bool:
+        """Return True if the end of a drone gives room to jobs that it refuses: one drone at a time for each class."""
+        context, risk = self.context, self.placed.allocation.risk
         keys = {drone.type, *context.costs.smaller.get(drone.type, ())}
-        return any(
-            is_refused(job, drone) and not keys.isdisjoint(context.compatible[job.id].jobs)
-            for job in self._lacking_room
-        )
+        for job in self._lacking_room:
+            compatible = context.compatible[job.id]
+            if not is_refused(job, drone) or any(is_refused(job, left) for left in self._left):
+                continue
+            kinds = (context.types[key] for key in compatible.jobs if key in keys)
+            if any(risk.allowed(job, compatible, kind, 1, drone.gpu_milli)[0] for kind in kinds):
+                self._left.append(drone)
+                return True
+        return False
+
+    @cached_property
+    def _left(self) -> list[Drone]:
+        """Drones that leave without a job."""
+        return [drone for drone in self.context.changing.values() if drone.is_leaving and not drone.jobs]
 
     @cached_property
     def _lacking_room(self) -> list[model.JobClass]:
@@ -355,9 +365,11 @@ def idle(retirement: Retirement, drone: Drone) -> bool:
         return True  # a slot that is idle and lists jobs is not trusted
     policy = context.snapshot.policy
     limit_s, by = idle_limit(drone, policy, context.snapshot.estimates)
-    if drone.min_gpus and limit_s > REFUSED_ROOM_S and retirement.room_lacks_for_refused(drone):
-        limit_s, by = REFUSED_ROOM_S, "refused-jobs"
     idle_s = context.now - (drone.idle_at or drone.since)
+    refused_s = REFUSED_ROOM_S if drone.min_gpus else 0.0
+    refuses = (drone.avoids or drone.min_gpus) and refused_s < idle_s <= limit_s
+    if refuses and not retirement.matchable(drone) and retirement.makes_room(drone):
+        limit_s, by = refused_s, "refused-jobs"
     if idle_s > limit_s and not retirement.matched_soon(drone, idle_s):
         retirement.drain(drone, reasons.IdleTimeout(idle_s, limit_s, by), _final_state(drone))
     return True
