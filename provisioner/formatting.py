@@ -255,9 +255,18 @@ IDLE_LIMIT_WORDS = {
     "time-out": "the configured time-out",
     "slow-start": "as long as the drone took to come, at most three times the configured time-out",
     "fixed": "the configured time-out, which is fixed",
-    "refused-jobs": "it takes only large jobs, and smaller ones lack its room",
+    "refused-jobs": "waiting jobs that it refuses lack its room, and none waits that it takes",
 }
 """Source of the limit of an idle drone."""
+
+
+REFUSAL_RULE_WORDS = {
+    "avoids": "it takes none of their user, who would lose more to the owner of the site there than a wait costs",
+    "min_gpus": "it takes only jobs of several GPUs, as it was started for one",
+    "kept": "it is new, and kept at first for the jobs that it was started for",
+    "ends": "it ends before their walltime would",
+}
+"""Causes for which an idle drone refuses jobs."""
 
 
 def _over(value_s: float, limit_s: float) -> str:
@@ -444,6 +453,10 @@ _SENTENCES: Mapping[Category, Mapping[type, str | Callable[[Any], str]]] = {
         r.GroupQuota: "group {group} has used up its quota ({used_gpus}/{quota_gpus} GPUs) and takes no surplus: the "
         "negotiator would match no more of its jobs",
         r.PoolLimit: "the pool would match no more of these jobs, whatever slots came{message:tail}",
+        r.IdleDroneRefuses: lambda x: (
+            f"{count(x.drones, 'idle drone')} of fitting types ({_q(x.drone)} of {_q(x.type)}) refuse these jobs: "
+            f"{REFUSAL_RULE_WORDS.get(x.rule, _q(x.rule))}; until {iso(x.until)}, or longer if other jobs come for it"
+        ),
         r.SiteQuota: "the site's quota leaves no place for {type} or any other type that fits",
     },
     Category.BACK_OFF: {

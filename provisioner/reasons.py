@@ -355,6 +355,20 @@ class OwnerRisk:
 
 
 @dataclass(frozen=True, slots=True)
+class IdleDroneRefuses:
+    """Given beside the reason that counts the jobs."""
+
+    drone: str
+    """One of them."""
+    type: str
+    rule: str
+    """``avoids`` (their user), ``min_gpus`` (smaller jobs), ``kept`` (for larger jobs, at first) or ``ends``."""
+    drones: int
+    until: float
+    kind: Literal["idle-drone-refuses"] = "idle-drone-refuses"
+
+
+@dataclass(frozen=True, slots=True)
 class AwaitingCheaperType:
     """Read from older records: it is not given any more."""
 
@@ -609,7 +623,7 @@ _Limited = (
     BadRequest | PlannerFailed | InvalidAction | NothingFits | LimitReached | GroupQuota | PoolLimit | ExclusiveOnly
 )
 _Waiting = OwnerRisk | AwaitingCheaperType | ExistingDronesSuffice | HeadroomYields | BackingOff | StartsUnmatched
-_AtSite = SiteFull | GpusStranded | SiteQuota | StartBlocked | Downtime
+_AtSite = IdleDroneRefuses | SiteFull | GpusStranded | SiteQuota | StartBlocked | Downtime
 _Withheld = CredentialUnusable | NegotiatorSilent | OwnerWaits | NodeReserved | ReserveKept | SiteDisabled
 _Doubted = DemandCovered | AwaitingIdleGpu | AwaitingNegotiation | StaleView | AllVanished | TooManyUnhealthy | Probing
 _Unknown = UnknownDrone | NotDraining | ShadowOnly | OrphansKept | LiveTwin

@@ -19,7 +19,7 @@ from provisioner.formatting import Category
 from provisioner.model import Breaker, BreakerState, Drone, Fault, FaultKind, JobClass, Plan, PolledOverlay, PolledSite
 from provisioner.planner.breakers import OVERLAY_SCOPE
 from provisioner.planner.context import negotiator_silent_s
-from provisioner.reasons import AllVanished, LiveTwin, OrphansKept, Reason, TooManyUnhealthy
+from provisioner.reasons import AllVanished, IdleDroneRefuses, LiveTwin, OrphansKept, Reason, TooManyUnhealthy
 from provisioner.store import Event, Holder, Views
 from provisioner.store.measures import reasons_by_class
 from provisioner.usage import MeasuredUse, describe_use
@@ -329,6 +329,8 @@ def _refusals(facts: TroubleContext) -> Iterator[OperatorTrouble]:
         yield _warning(reason.kind, "controller", formatting.describe(reason))
     for doubt in dict.fromkeys(r for r in refused if isinstance(r, LiveTwin | OrphansKept)):
         yield _critical(doubt.kind, "controller", formatting.describe(doubt))
+    for beside in list(dict.fromkeys(r for r in refused if isinstance(r, IdleDroneRefuses)))[:MAX_NOTICES]:
+        yield _note(beside.kind, f"drone:{beside.drone}", f"jobs wait beside it: {formatting.describe(beside)}")
     reasons, hopeless = reasons_by_class(facts.plan), (Category.CONFIGURATION, Category.NOTHING_FITS)
     never = [c.id for c in facts.waiting if any(formatting.category(r) in hopeless for r in reasons.get(c.id, ()))]
     if never:

@@ -19,6 +19,7 @@ from provisioner.controller.polling import fault_of, within
 from provisioner.controller.sanitize import sanitize_result
 from provisioner.interfaces import AuthError, Overlay, RejectedError, Site, SupportsForget, UnavailableError
 from provisioner.model import DroneId, Fault, FaultKind, OrderOutcome, OrderResult, StartOrder, StopOrder
+from provisioner.planner.refusals import KEEP_FOR_JOBS_S
 from provisioner.reasons import EndedAtSite, Preempted
 
 log = structlog.get_logger()
@@ -29,8 +30,6 @@ OWN_TIMEOUT_FACTOR, OWN_TIMEOUT_MORE_S = 4.0, 60.0
 """Factor and constant of the idle timeout of the drone itself: well after the controller would have drained it."""
 OWN_TIMEOUT_WARM_S = 6 * 3600.0
 """Its smallest value where there is headroom: any idle drone may be one that is kept warm."""
-KEEP_FOR_JOBS_S = 90.0
-"""HTCondor's default negotiation cycle (60 s) and some: by then the jobs it was started for have claimed it."""
 
 
 @dataclass(frozen=True, slots=True)

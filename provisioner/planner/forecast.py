@@ -27,6 +27,7 @@ def forecast_start(context: PlanningContext, placed: Placement, job: JobClass) -
         if start.drone.for_class == job.id:
             return StartForecast(StartOutcome.STARTS, _start_delay_s(context, start.drone.type)), None
     given = [each.reason for each in placed.refusals if each.subject in ("all", f"class:{job.id}")]
+    given = [each for each in given if not isinstance(each, reasons.IdleDroneRefuses)]  # others may take the job
     why = given[-1] if given else None
     if why is None or (isinstance(why, reasons.DemandCovered) and not why.drones):
         return StartForecast(StartOutcome.STARTS, 0.0), None

@@ -55,6 +55,7 @@ from provisioner.planner.matching import (
     resources_of_type,
 )
 from provisioner.planner.owner import OwnerReservations
+from provisioner.planner.refusals import IdleDrones
 from provisioner.planner.reservations import JobReservations
 from provisioner.planner.risk import PreemptionRisk
 from provisioner.reasons import Reason
@@ -319,6 +320,10 @@ class Placement:
         with_idle_gpus = self.context.idle_gpus.get(job.id, compatible)
         if taken.jobs < job.waiting:
             taken = taken.plus(self.allocation.supply.take(job, with_idle_gpus, job.waiting - taken.jobs))
+        lacks = taken.jobs < job.waiting or taken.drones > 0
+        for why in self._idle.refusing(job, with_idle_gpus):
+            if lacks or why.rule == "kept":  # for a short time: such a drone counts as supply
+                self.refuse(job, 0, why)
         covered, late, elsewhere = taken.jobs, NO_COVERAGE, ""
         if covered < job.waiting and self._draining:
             covered += self._undrain(job, compatible, job.waiting - covered)
@@ -328,6 +333,10 @@ class Placement:
         self.shares.book(job, min(covered, job.waiting))
         if taken.jobs:
             self.refuse(job, taken.jobs, reasons.DemandCovered(taken.jobs, taken.drones, late.drones, elsewhere))
+
+    @cached_property
+    def _idle(self) -> IdleDrones:
+        return IdleDrones(self.context)
 
     @cached_property
     def _draining(self) -> dict[DroneId, Drone]:

@@ -12,7 +12,7 @@ import pytest
 from provisioner import model as m
 from provisioner.cli import troubles as trouble_lists
 from provisioner.cli.troubles import OperatorTrouble, Severity, TroubleContext, check_line, troubles
-from provisioner.reasons import BadRequest, Reason
+from provisioner.reasons import BadRequest, IdleDroneRefuses, Reason
 from provisioner.store import Event, Holder, Views
 from provisioner.store.reader import Reader
 from provisioner.store.writer import SqlStore
@@ -82,6 +82,7 @@ UNPLACED = m.Fault(m.FaultKind.CONFIG, "2 node(s) didn't match Pod's node affini
 MISFIT = m.Fault(m.FaultKind.JOBS, "no job of the class was given to kit-3", NOW - 9)
 THREE_ENDED = {"ended": tuple(map(ended, range(1, 4)))}
 REFUSED = replace(ended(1), state=m.DroneState.BUSY, drain_refusal="not on PATH")
+UNWELCOME = IdleDroneRefuses("kit-1", "here/a100", "avoids", 2, NOW + 60)
 CASES: list[tuple[dict[str, Any], str, str]] = [
     ({"holder": None}, "critical controller", "no controller runs"),
     ({"views": views(at=NOW - 145)}, "critical controller", "no tick recorded for 2m25s"),
@@ -105,6 +106,11 @@ CASES: list[tuple[dict[str, Any], str, str]] = [
     (THREE_ENDED, "warning type:here/a100", "3 drones failed within an hour, the last: no-condor: condor_master is"),
     (overlay(notices=("schedd b denies",)), "warning overlay", "schedd b denies"),
     (refused("class:7", 3, BadRequest("2000 of a GPU")), "note class:7", "classes that can never start: 7"),
+    (
+        refused("class:7", 0, UNWELCOME),
+        "note drone:kit-1",
+        "jobs wait beside it: 2 idle drones of fitting",
+    ),
 ]
 
 

@@ -1,0 +1,181 @@
+"""Idle drones that refuse waiting jobs: the reason names them, and exclusions of users end once their cause has."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from provisioner import formatting, reasons
+from provisioner.cli.jobs import class_rows, why_waiting
+from provisioner.estimates import Estimates
+from provisioner.model import DroneState, Plan, Snapshot
+from provisioner.planner.advice import advise
+from provisioner.store import Views
+from tests.planner.scenes import A100, NOW, SMALL, drone, jobs, plan_of, slot_of, snapshot, with_site
+from tests.planner.test_risk import BUSY, CALM, HOUR_S, HPC, TOPAS, of, size_key, world
+
+QUAD = replace(A100, name="a100x4", gpu_milli=4000, cpus=64, memory_mib=262144)
+FULL = {"max_drones": 1}
+
+
+def reasons_given(plan: Plan) -> list[Any]:
+    """Reasons that speak of idle drones, as data; each does so in words as well."""
+    found = [each.reason for each in plan.refusals if each.reason.kind == "idle-drone-refuses"]
+    assert all("idle drone" in formatting.describe(each) for each in found)
+    return found
+
+
+def told(plan: Plan) -> list[tuple[str, str]]:
+    return [(each.rule, each.drone) for each in reasons_given(plan)]
+
+
+@pytest.mark.parametrize(
+    ("idle", "job", "rule"),
+    [
+        ({"avoids": "bob"}, {"owner": "bob"}, "avoids"),
+        ({"avoids": "eve,bob"}, {"owner": "bob"}, "avoids"),
+        ({"kind": QUAD, "min_gpus": 4}, {}, "min_gpus"),
+        ({"kind": QUAD, "min_gpus": 4}, {"gpu_milli": 2000}, "min_gpus"),
+        # For its first 90 s a drone takes no smaller jobs than those that it was started for, even if these have gone.
+        ({"for_class": "gone", "age_s": 30.0}, {}, "kept"),
+        ({"for_class": "vram", "age_s": 30.0}, {}, "kept"),
+        ({"kind": QUAD, "for_class": "pair", "age_s": 30.0}, {}, "kept"),
+        ({"retires_at": NOW + 60.0}, {"walltime_s": 3600.0}, "ends"),
+    ],
+)
+@pytest.mark.parametrize("limits", [FULL, {}], ids=["full", "starts"])
+def test_an_idle_drone_that_refuses_waiting_jobs_is_named_with_its_rule(
+    idle: dict[str, Any], job: dict[str, Any], rule: str, limits: dict[str, Any]
+) -> None:
+    """Both where a limit is named for the jobs and where drones start for them."""
+    retires_at = idle.get("retires_at", 0.0)
+    there = drone("d-1", **{key: value for key, value in idle.items() if key != "retires_at"})
+    kind = idle.get("kind", A100)
+    larger = [jobs(id="vram", vram_mib=40_000), jobs(id="pair", gpu_milli=2000)]
+    waits = [each for each in larger if each.id == there.for_class]
+    made = snapshot(
+        classes=[jobs(**job), *waits],
+        drones=[there],
+        slots=[slot_of(there, kind, retires_at=retires_at)],
+        types=(A100, QUAD),
+        limits=limits,
+    )
+    plan = plan_of(made)
+    assert told(plan) == [(rule, "d-1")]
+    (reason,) = reasons_given(plan)
+    assert reason.type == kind.key and reason.drones == 1 and reason.until > NOW, "with its end"
+    assert [each.count for each in plan.refusals if each.reason is reason] == [0], "another reason counts the jobs"
+
+
+@pytest.mark.parametrize(
+    ("idle", "job"),
+    [
+        ({"avoids": "eve"}, {"owner": "bob"}),
+        ({"avoids": "bob", "state": DroneState.BUSY}, {"owner": "bob"}),
+        ({"avoids": "bob"}, {"owner": "bob", "vram_mib": 90_000}),  # its type does not fit
+        ({"avoids": "bob"}, {"owner": "bob", "waiting": 0, "fresh": 1}),
+        ({"for_class": "gone", "age_s": 100.0}, {"cpus": 4}),
+        ({"for_class": "gone", "age_s": 30.0, "jobs_started": 1}, {"cpus": 4}),
+        ({"for_class": "headroom:desk", "age_s": 30.0}, {"cpus": 4}),
+    ],
+)
+def test_a_drone_that_takes_the_jobs_or_is_not_idle_or_does_not_fit_is_not_named(
+    idle: dict[str, Any], job: dict[str, Any]
+) -> None:
+    made = snapshot(classes=[jobs(**job)], drones=[drone("d-1", **idle)], limits=FULL)
+    assert told(plan_of(made)) == []
+
+
+def test_jobs_that_another_idle_drone_takes_wait_for_nothing_else() -> None:
+    free, closed = drone("d-1"), drone("d-2", avoids="bob")
+    made = snapshot(classes=[jobs(owner="bob")], drones=[free, closed])
+    assert told(plan_of(made)) == []
+    made = snapshot(classes=[jobs(owner="bob", waiting=2)], drones=[free, closed])
+    assert told(plan_of(made)) == [("avoids", "d-2")]
+
+
+def test_drones_that_refuse_for_one_cause_are_one_reason() -> None:
+    drones = [drone(f"d-{n}", avoids="bob" if n % 2 else "amy,bob") for n in range(6)]
+    made = snapshot(classes=[jobs(owner="bob")], drones=drones, limits={"max_drones": 6})
+    plan = plan_of(made)
+    (reason,) = reasons_given(plan)
+    assert reason.drones == 6 and "6 idle drones" in formatting.describe(reason)
+    (row,) = class_rows(Views(7, NOW, made.policy, made.types, made.overlay, made.sites), plan, drones)
+    assert [each.kind for each in row.reasons] == ["idle-drone-refuses", "limit-reached"]
+    assert "6 idle drones" in why_waiting(row), "as `demand` shows it: not the limit is why they wait"
+
+
+def test_the_advice_is_not_misled_by_a_drone_that_refuses() -> None:
+    """A drone starts for the job: nothing holds it back."""
+    made = snapshot(classes=[jobs(owner="bob")], drones=[drone("d-1", avoids="bob")])
+    assert advise(made, jobs(owner="bob")).why is None
+
+
+# ------------------------------------------------------------------------------------------- Exclusions that end
+
+
+def refused(*, risk: bool = False, idle: int = 1, waiting: int = 1, **more: Any) -> Snapshot:
+    """All of TOpAS is held by idle drones that avoid "long"; HoreKa, where its jobs would be safe, is full."""
+    rises = {"topas": BUSY if risk else CALM}
+    runs = {size_key("long"): (24 * HOUR_S,), "": (600.0,)}
+    drones = tuple(
+        drone(f"d-{n}", kind=TOPAS, age_s=more.get("age_s", 20.0), avoids="long", busy_at=NOW - 30) for n in range(idle)
+    )
+    at_work = tuple(drone(f"h-{n}", DroneState.BUSY, HPC, started_at=NOW - 900) for n in range(300))
+    classes = [of("long", waiting=waiting), *more.get("others", ())]
+    return world(Estimates(rises=rises, runs=runs), free=0, elsewhere=0, drones=(*drones, *at_work), classes=classes)
+
+
+def drained(plan: Plan) -> list[str]:
+    told = [each.reason for each in plan.drains]
+    assert all(isinstance(each, reasons.IdleTimeout) and each.by == "refused-jobs" for each in told)
+    return [each.drone.id for each in plan.drains]
+
+
+def test_an_idle_drone_leaves_for_a_user_whom_it_avoids_once_a_start_is_worth_its_risk() -> None:
+    plan = plan_of(refused())
+    assert drained(plan) == ["d-0"]
+    assert drained(plan_of(refused(risk=True))) == [], "the owner would still take its place"
+
+
+def test_it_stays_while_jobs_wait_that_it_takes() -> None:
+    assert drained(plan_of(refused(others=(of("short", waiting=1),)))) == []
+
+
+def test_it_stays_where_the_user_has_room_elsewhere() -> None:
+    made = refused()
+    roomy = replace(made.policy.sites["horeka"], queue_when_full=True, max_drones=1000)
+    made = replace(made, policy=replace(made.policy, sites={**made.policy.sites, "horeka": roomy}))
+    plan = plan_of(made)
+    assert [start.drone.type for start in plan.starts] == [HPC.key] and drained(plan) == []
+
+
+def test_one_leaves_at_a_time_for_each_class() -> None:
+    """Six idle drones avoid the user of one job: no more leave than that job takes, tick after tick."""
+    made = refused(idle=6)
+    gone = drained(plan_of(made))
+    assert len(gone) == 1
+    after = next(each.drone for each in plan_of(made).drains)
+    later = replace(made, drones={**made.drones, after.id: after})
+    assert drained(plan_of(later)) == [], "its room is on its way"
+
+
+def test_the_start_in_its_place_does_not_avoid_the_user() -> None:
+    made = refused()
+    left = {key: each for key, each in made.drones.items() if key != "d-0"}
+    made = with_site(replace(made, drones=left), free={"a100": 1}, free_gpu_milli=1000, drones={})
+    (start,) = plan_of(made).starts
+    assert (start.drone.type, start.drone.avoids) == (TOPAS.key, "")
+
+
+# ------------------------------------------------------------------------------------- Drones kept for several jobs
+
+
+@pytest.mark.parametrize(("waiting", "kept"), [(2, 2), (4, 2), (1, 0), (3, 0)])
+def test_drones_that_jobs_of_several_gpus_fill_are_kept_for_them(waiting: int, kept: int) -> None:
+    """Two jobs of two GPUs have one drone of four; a small job that came before them would divide it."""
+    pairs = replace(SMALL, id="pairs", gpu_milli=2000, cpus=8, waiting=waiting)
+    plan = plan_of(snapshot(classes=[pairs], types=(QUAD,)))
+    assert {start.kept_gpus for start in plan.starts} == {kept}
