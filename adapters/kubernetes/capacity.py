@@ -7,6 +7,7 @@ namespaces have to be seen; without that right, free capacity is not known.
 from __future__ import annotations
 
 import math
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +22,14 @@ from provisioner.model import WHOLE_GPU, DroneId, DroneType, Node, OwnerDemand, 
 _MAX_CLAIMS = 500
 _MACHINE = ("cpu", "memory", "ephemeral-storage")
 _CLOSING_EFFECTS = ("NoSchedule", "NoExecute")
-_CONDITION_TAINTS = "node.kubernetes.io/"
+PASSING = re.compile(
+    r"not.?ready|unready|readiness|uninit|initiali[sz]ing|(provision|install|configur|prepar|register|join|load|sync|"
+    r"start|warm|wait|migrat|recover)ing|pending|unregistered|start-?up|warm-?up|boot|un(reach|avail)able|pressure|"
+    r"unschedulable|out-of-service|disrupt|delete|terminat|interruption|spot-itn|rebalanc|shut-?down|drain|cordon|"
+    r"evict|quarantin|maintenance|upgrad|update|outdated|repair|remediat|unhealthy|degraded|problem|ignore-taint",
+    re.IGNORECASE,
+)
+"""Words in key or value of a taint that a controller sets for a while. Other taints keep drones away for good."""
 Amounts = Mapping[str, float]
 """Amounts by resource, in base units."""
 
@@ -74,8 +82,7 @@ def cluster_node(found: Record) -> ClusterNode:
     meta, spec, status = (mapping(found.get(key)) for key in ("metadata", "spec", "status"))
     conditions = {text(each, "type"): text(each, "status") for each in mappings(status.get("conditions"))}
     taints = [each for each in mappings(spec.get("taints")) if text(each, "effect") in _CLOSING_EFFECTS]
-    # A condition, as of a cordoned or unreachable node, passes; other taints keep drones away for good.
-    passing = [each for each in taints if text(each, "key").startswith(_CONDITION_TAINTS)]
+    passing = [each for each in taints if PASSING.search(f"{text(each, 'key')}: {text(each, 'value')}")]
     return ClusterNode(
         name=text(meta, "name"),
         labels=mapping(meta.get("labels")),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import gzip
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib import resources
 from typing import Any, NamedTuple
 
@@ -56,8 +56,10 @@ def requests(kind: DroneType, config: KubernetesSiteConfig) -> dict[str, str]:
     return found | {name: str(amount) for name, amount in config.options(kind.name).resources.items()}
 
 
-def pod_body(order: StartOrder, config: KubernetesSiteConfig, names: PodNames) -> dict[str, Any]:
-    """Return the pod of an order (PodSpec v1).
+def pod_body(
+    order: StartOrder, config: KubernetesSiteConfig, names: PodNames, avoided: Iterable[str] = ()
+) -> dict[str, Any]:
+    """Return the pod of an order (PodSpec v1), which the scheduler places on an ``avoided`` node last.
 
     Requests equal limits, so the pod is of the class `Guaranteed`: nobody else gets its CPUs and memory.
     """
@@ -76,7 +78,15 @@ def pod_body(order: StartOrder, config: KubernetesSiteConfig, names: PodNames) -
             {"name": "drone-work", "mountPath": _WORK},
         ],
     }
+    others = [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in avoided]
+    preferred = [{"weight": 100, "preference": {"matchFields": [each]}} for each in others]
+    affinity: dict[str, Any] = {"preferredDuringSchedulingIgnoredDuringExecution": preferred}
+    if options.products:
+        wanted = {"key": "nvidia.com/gpu.product", "operator": "In", "values": list(options.products)}
+        terms = {"nodeSelectorTerms": [{"matchExpressions": [wanted]}]}
+        affinity["requiredDuringSchedulingIgnoredDuringExecution"] = terms
     spec: dict[str, Any] = {
+        "affinity": {"nodeAffinity": affinity},
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": round(order.grace_s) + _SPARE_S,
         "automountServiceAccountToken": False,
@@ -93,12 +103,10 @@ def pod_body(order: StartOrder, config: KubernetesSiteConfig, names: PodNames) -
             {"name": "drone-work", "emptyDir": {"sizeLimit": f"{kind.disk_mib}Mi"}},
         ],
     }
+    if resource := config.resource(kind):  # as the admission plugin ExtendedResourceToleration of many clusters does
+        spec["tolerations"] = [{"key": resource, "operator": "Exists", "effect": "NoSchedule"}]
     if kind.walltime_s:
         spec["activeDeadlineSeconds"] = int(kind.walltime_s) + round(order.grace_s)
-    if options.products:
-        wanted = {"key": "nvidia.com/gpu.product", "operator": "In", "values": list(options.products)}
-        terms = {"nodeSelectorTerms": [{"matchExpressions": [wanted]}]}
-        spec["affinity"] = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
     if options.claim_template:
         spec["resourceClaims"] = [{"name": "gpu", "resourceClaimTemplateName": options.claim_template}]
         container["resources"]["claims"] = [{"name": "gpu"}]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Self, TypeVar
@@ -31,6 +32,8 @@ _CREATE_SUCCEEDS_S = 90.0
 _ASKED_KEPT_S = 86400.0
 _UNSTARTED_S = 120.0
 """Age at which a pod that waits on its node is examined: it may have no secret."""
+_BAD_GPU = (71, 72)
+"""Exit codes of a drone whose GPU check failed or hung."""
 
 
 class KubernetesSite:
@@ -159,7 +162,10 @@ class KubernetesSite:
             return view
         # Our pods as the view has them: a copy that is a moment older would show their GPUs as free once more.
         ours = {key: pod.in_cluster for key, pod in own.items() if pod is not None and pod.in_cluster is not None}
-        nodes, pods = tuple(all_nodes.values()), tuple({**all_pods, **ours}.values())
+        bad = self._bad_nodes()
+        notices += [f"node {name} is avoided: drones failed on it within `retain_finished`" for name in bad]
+        nodes = tuple(replace(each, open=each.open and each.name not in bad) for each in all_nodes.values())
+        pods = tuple({**all_pods, **ours}.values())
         listed, priority = self._cluster.nodes(nodes, pods), self._priority
         unfit = self._cluster.unfit(nodes, listed)
         view = replace(view, nodes=listed, free=None if listed else {}, unfit=unfit)
@@ -167,6 +173,12 @@ class KubernetesSite:
             return view
         claims = self._cluster.claims(pods, nodes, listed, priority)
         return replace(view, claims=claims, owner_runs=self._cluster.owner_load(pods, listed, priority))
+
+    def _bad_nodes(self) -> Sequence[str]:
+        """Return the nodes whose fault ended two drones or more, of those that are still reported."""
+        ends = [(pod.drone.node, end) for pod, end, _ in self._ends.values()]
+        failed = Counter(node for node, end in ends if end.fault is FaultKind.NODE or end.exit_code in _BAD_GPU)
+        return [node for node, times in failed.items() if node and times > 1]
 
     def _checked(self, drone: model.RemoteDrone) -> model.RemoteDrone:
         """Return a drone; one whose secret does not exist will never start."""
@@ -298,7 +310,8 @@ class KubernetesSite:
 
         Raises OutcomeUnknownError if a pod may be left, and UnfitError or another AdapterError if none is.
         """
-        path, body = f"{self._kind}/{order.drone_id}", pod_body(order, self._config, self._names)
+        path = f"{self._kind}/{order.drone_id}"
+        body = pod_body(order, self._config, self._names, self._bad_nodes())
         if self._config.kind == "job":
             await self._try(body)  # a Job is accepted whatever its pod is
             body = job_body(body)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 from urllib.parse import unquote
 
-from adapters.kubernetes.capacity import ClusterPod, cluster_pod
+from adapters.kubernetes.capacity import PASSING, ClusterPod, cluster_pod
 from adapters.kubernetes.pods import CONTAINER, TYPE, PodNames
 from adapters.kubernetes.records import Record, mapping, mappings, moment, number, text
 from adapters.shared.printing import printable
@@ -34,6 +34,11 @@ _WAITING: Mapping[str, FaultKind] = {
     "RegistryUnavailable": FaultKind.DOWN,
 }
 """Reasons of a container that does not run yet, if others of its type would meet the same obstacle."""
+_REGISTRY = re.compile(
+    r"too ?many ?requests|timeout|deadline exceeded|connection re|no such host|temporary|: EOF|status: 5\d\d",
+    re.IGNORECASE,
+)
+"""Words about a registry that is overloaded or cannot be reached: the kubelet tries again."""
 
 
 class EndMapping(NamedTuple):
@@ -169,14 +174,15 @@ def _state(
         message = text(scheduled, "message")
         return RemoteState.PENDING, message or text(scheduled, "reason"), obstacle(message)
     why, message = text(waiting, "reason"), text(waiting, "message")
-    return RemoteState.PENDING, f"{why}: {message}" if message else why, _WAITING.get(why)
+    passes = why == "ImagePullBackOff" and _REGISTRY.search(message)
+    fault = FaultKind.DOWN if passes else _WAITING.get(why)
+    return RemoteState.PENDING, f"{why}: {message}" if message else why, fault
 
 
-_LACKING = re.compile(
-    r"Insufficient |Too many pods|unschedulable|not ready|unreachable|not-ready|pressure|"
-    r"had (untolerated )?taint \{node\.kubernetes\.io|cannot allocate all claims|preemption|no nodes available",
-    re.IGNORECASE,
+_LASTING = re.compile(
+    r"node affinity|node selector|requested node name|taint \{|missing required label|Card(Type|Uuid)Mismatch|not found"
 )
+"""Obstacles that stay until a person changes something. Whatever else a scheduler or its plugins say may pass."""
 
 
 def obstacle(message: str) -> FaultKind:
@@ -186,10 +192,9 @@ def obstacle(message: str) -> FaultKind:
     didn't match Pod's node affinity/selector.``
     """
     _, _, found = message.partition("nodes are available: ")
-    counted = found.split(" preemption: ")[0]
-    if not counted or _LACKING.search(counted):
-        return FaultKind.CAPACITY
-    return FaultKind.CONFIG
+    counted = re.split(r", (?=\d+ )", found.split(" preemption: ")[0])
+    lasts = all(_LASTING.search(each) and not PASSING.search(each) for each in counted)
+    return FaultKind.CONFIG if lasts else FaultKind.CAPACITY
 
 
 def _disruption(conditions: Mapping[str, Record]) -> EndMapping | None:

@@ -93,6 +93,37 @@ def test_a_closed_node_has_nothing_free(closed: dict[str, Any]) -> None:
     assert (found.gpu_milli, found.free_gpu_milli, found.free_cpus) == (4000, 0, 0)
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("karpenter.sh/disrupted", ""),
+        ("node.cloudprovider.kubernetes.io/uninitialized", "true"),
+        ("ToBeDeletedByClusterAutoscaler", "1718000000"),
+        ("startup-taint.cluster-autoscaler.kubernetes.io/gpu", ""),
+        ("example.com/provisioning", ""),
+        ("example.com/state", "draining"),
+    ],
+)
+def test_a_node_with_a_passing_taint_stays_listed_without_room(key: str, value: str) -> None:
+    tainted = node(taints=[{"key": key, "value": value, "effect": "NoSchedule"}])
+    (found,) = placement().nodes([tainted], [])
+    assert (found.gpu_milli, found.free_gpu_milli) == (4000, 0)
+    assert placement().unfit([tainted], [found]) == {}
+
+
+def test_a_taint_that_stays_excludes_a_node_whatever_its_prefix() -> None:
+    tainted = node(taints=[{"key": "node.kubernetes.io/gpu-model", "value": "l4", "effect": "NoSchedule"}])
+    assert placement().nodes([tainted], []) == ()
+
+
+def test_drones_tolerate_the_taint_of_their_own_resource() -> None:
+    tainted = node(taints=[{"key": GPU, "value": "present", "effect": "NoSchedule"}])
+    (found,) = placement().nodes([tainted], [])
+    assert found.free_gpu_milli == 4000
+    other = node(taints=[{"key": "amd.com/gpu", "value": "present", "effect": "NoSchedule"}])
+    assert placement().nodes([other], []) == ()
+
+
 def test_taints_selectors_and_products_exclude_nodes() -> None:
     tainted = node(taints=[{"key": "gpu", "value": "only", "effect": "NoSchedule"}])
     assert placement().nodes([tainted], []) == ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 from aiohttp import web
@@ -216,3 +217,33 @@ async def test_a_drone_that_leaves_by_itself_keeps_its_own_end(cluster: FakeClus
         assert (end.kind, end.exit_code, end.message) == (EndKind.EXITED, 3, "idle: nothing to do")
         cluster.drop(POD)
         assert (await polled(site, lambda view: ONE in view.drones)).drones[ONE].end == end
+
+
+def fail_on(cluster: FakeCluster, name: str, node: str) -> None:
+    """Let a drone's pod end as one whose device plugin has a broken GPU."""
+    spec = {**cluster.objects[f"{PODS}/{name}"]["spec"], "nodeName": node}
+    status = {"phase": "Failed", "reason": "UnexpectedAdmissionError", "message": "Allocate failed"}
+    cluster.change(f"{PODS}/{name}", spec=spec, status=status)
+
+
+async def test_a_node_that_fails_drones_is_avoided_and_shows_no_room(cluster: FakeCluster) -> None:
+    allocatable = {"cpu": "64", "memory": "256Gi", "ephemeral-storage": "1Ti", "nvidia.com/gpu": "4"}
+    ready = {"allocatable": allocatable, "conditions": [{"type": "Ready", "status": "True"}]}
+    for name in ("gpu01", "gpu02"):
+        cluster.put("/api/v1/nodes", {"metadata": {"name": name}, "status": ready})
+    async with cluster.site() as site:
+        for name, node in (("kit-a-1", "gpu01"), ("kit-a-2", "gpu01"), ("kit-a-3", "gpu02")):
+            await site.start([order(name)])
+            fail_on(cluster, name, node)
+        view = await polled(site, lambda view: all(each.end for each in view.drones.values()))
+        assert {each.name: each.free_gpu_milli for each in view.nodes} == {"gpu01": 0, "gpu02": 4000}
+        assert any("node gpu01 is avoided" in each for each in view.notices)
+        await site.start([order("kit-a-4")])
+        (preferred,) = _preferences(cluster, "kit-a-4")
+        assert preferred["matchFields"] == [{"key": "metadata.name", "operator": "NotIn", "values": ["gpu01"]}]
+        assert not _preferences(cluster, "kit-a-1")
+
+
+def _preferences(cluster: FakeCluster, name: str) -> list[Any]:
+    rules = cluster.objects[f"{PODS}/{name}"]["spec"]["affinity"]["nodeAffinity"]
+    return [each["preference"] for each in rules["preferredDuringSchedulingIgnoredDuringExecution"]]

@@ -79,6 +79,57 @@ def test_what_the_scheduler_says(message: str, kind: FaultKind) -> None:
     assert found.reason.startswith(message[:40])
 
 
+@pytest.mark.parametrize(
+    "obstacles",
+    [
+        "1 node(s) had untolerated taint {karpenter.sh/disrupted: }, 5 node(s) didn't match Pod's node"
+        " affinity/selector",
+        "2 node(s) had untolerated taint {node.cloudprovider.kubernetes.io/uninitialized: true}",
+        "1 node(s) had untolerated taint {ToBeDeletedByClusterAutoscaler: 1718000000}, 1 node(s) had untolerated taint"
+        " {node-role.kubernetes.io/control-plane: }",
+        "1 node(s) had untolerated taint {startup-taint.cluster-autoscaler.kubernetes.io/gpu: }",
+        "3 node(s) had taint {node.cilium.io/agent-not-ready: }, that the pod didn't tolerate",
+        "1 node(s) had untolerated taint {example.com/provisioning: }",
+        "2 node(s) had untolerated taint(s)",  # releases that do not say which
+        'waiting for ephemeral volume controller to create the persistentvolumeclaim "drone-work"',
+        "20 node(s) exceed max volume count",
+        "5 CardInsufficientMemory(5)",
+        "2 node(s) didn't match pod anti-affinity rules",
+        "1 a plugin that nobody knows says no",
+    ],
+)
+def test_obstacles_that_pass_keep_a_pod_waiting(obstacles: str) -> None:
+    assert obstacle(f"0/6 nodes are available: {obstacles}. preemption: 0/6 nodes are available.") is FaultKind.CAPACITY
+
+
+@pytest.mark.parametrize(
+    "obstacles",
+    [
+        "3 node(s) didn't match Pod's node affinity/selector",
+        "1 node(s) had untolerated taint {dedicated: training}, 2 node(s) had untolerated taint"
+        " {cloud.google.com/gke-preemptible: true}",
+        'persistentvolumeclaim "software" not found',
+        "2 CardTypeMismatch(8)",
+    ],
+)
+def test_obstacles_that_stay_end_a_pod(obstacles: str) -> None:
+    assert obstacle(f"0/3 nodes are available: {obstacles}.") is FaultKind.CONFIG
+
+
+@pytest.mark.parametrize(
+    ("said", "blocked"),
+    [
+        ("429 Too Many Requests - toomanyrequests: You have reached your pull rate limit", FaultKind.DOWN),
+        ("dial tcp 10.0.0.1:443: i/o timeout", FaultKind.DOWN),
+        ("unexpected status: 503 Service Unavailable", FaultKind.DOWN),
+        ("manifest unknown", FaultKind.CONFIG),
+    ],
+)
+def test_a_registry_that_cannot_be_reached_is_waited_for(said: str, blocked: FaultKind) -> None:
+    waiting = {"reason": "ImagePullBackOff", "message": f'Back-off pulling image "x": ErrImagePull: {said}'}
+    assert pod({"phase": "Pending", **container(waiting=waiting)}).remote().blocked is blocked
+
+
 def test_a_gate_of_kueue_waits_for_quota() -> None:
     gated = {"schedulingGates": [{"name": "kueue.x-k8s.io/admission"}], "nodeName": ""}
     conditions = [{"type": "PodScheduled", "status": "False", "reason": "SchedulingGated"}]
