@@ -66,7 +66,7 @@ number DRONE_REFUSED_S 8           # it gives up after this time if the pool ref
 number DRONE_POOL_LOST_S 1200
 word DRONE_ORDERS_FROM 'A-Za-z0-9._+@,-' ,   # identities whose order ads in the collector it obeys
 [ -z "${DRONE_IDENTITY:-}" ] || word DRONE_IDENTITY 'A-Za-z0-9._:@-' ''   # of its token, where no other drone has it
-number DRONE_ORDER_S 10            # between two looks for an order
+number DRONE_ORDER_S 2             # between two looks for an order; with jobs at least 10
 number DRONE_FRESH_S 300           # the pool has heard of it within so long, or it needs its token again
 number DRONE_CHECK_S 600           # between two rounds of checks
 number DRONE_CLOCK_LIMIT_S 300     # by which its clock may differ from the collector's
@@ -1020,10 +1020,12 @@ take_order() {
     done <"$D/order"
 }
 look_for_order() {
+    every_s=$DRONE_ORDER_S
+    [ "$running" -eq 0 ] || [ "$every_s" -ge 10 ] || every_s=10      # only one that is idle can leave at once
     if [ -e "$D/order" ]; then
         take_order
         rm -f "$D/order"
-    elif [ ! -e "$D/order.new" ] && [ $((now - order_asked_at)) -ge "$DRONE_ORDER_S" ]; then
+    elif [ ! -e "$D/order.new" ] && [ $((now - order_asked_at)) -ge "$every_s" ]; then
         ask_order
     fi
 }
@@ -1032,9 +1034,31 @@ tell_startd() {
     { printf '%s\n' "$@"; echo "DroneOrder = $serial"; } >"$D/90-order" && mv "$D/90-order" "$D/etc/config.d" || return
     reread_config || true     # without a startd the next one reads it
 }
+no_starter() {
+    startd=$(child_of "$master" condor_startd)
+    [ -z "$startd" ] || [ -z "$(child_of "$startd" condor_starter)" ]
+}
 reread_config() {
     startd=$(child_of "$master" condor_startd)
     [ -n "$startd" ] && kill -HUP "$startd" 2>/dev/null
+}
+
+# A startd without a claim looks only at each UPDATE_INTERVAL whether it may go: drained (HTCondor 23 looks at once), or
+# idle for long. That interval is short for a moment then. One that stays after all, for its administrator to resume it,
+# gets its own back.
+let_idle_go() {
+    [ "$running" -eq 0 ] && [ -e "$D/etc/config.d/10-ready" ] || idle_since=$now
+    may_go=$(grep -s 'draining is complete' "$LOGS/StartLog" | tail -n 1)
+    [ $((now - idle_since)) -le $((DRONE_IDLE_S + 2)) ] || may_go="$may_go idle since $idle_since"
+    if [ -n "$may_go" ] && [ "$may_go" != "$may_go_as" ]; then
+        echo 'UPDATE_INTERVAL = 1' >"$D/etc/config.d/91-leaving" || return
+        may_go_as=$may_go may_go_at=$now
+    elif [ -e "$D/etc/config.d/91-leaving" ] && [ $((now - may_go_at)) -ge 15 ]; then
+        rm -f "$D/etc/config.d/91-leaving"
+    else
+        return
+    fi
+    reread_config || true
 }
 
 # Why the pool does not list us: its refusal as our daemons' logs have it (without the time of the line), and what
@@ -1109,6 +1133,8 @@ look() {
 
     hear_pool
     [ -z "$leaving" ] || return
+    running=$(jobs_running)
+    let_idle_go
     [ ! -e "$D/etc/config.d/10-ready" ] || apply_gpu_verdicts
     if [ -n "$joined" ] && [ "$DRONE_ORDERS_FROM" != , ]; then
         look_for_order
@@ -1119,7 +1145,6 @@ look() {
     [ -z "$placed_at" ] || [ $((now - placed_at)) -ge 5 ] || pause_s=0
     # Where the pool reads our query and refuses our ads, that may go on for long.
     [ -z "$placed_at" ] || [ $((now - placed_at)) -lt 30 ] || pause_s=5
-    running=$(jobs_running)
     if [ -z "$joined" ]; then
         [ -n "$asking" ] || [ $((now - asked_at)) -lt $((2 * pause_s)) ] || ask_pool
         # A refusal does not pass by waiting, and the place is for others.
@@ -1135,8 +1160,8 @@ look() {
         [ "$running" -gt 0 ] || [ $((now - heard)) -lt "$DRONE_POOL_LOST_S" ] ||
             leave QUIT $POOL_LOST pool-lost "no word from $DRONE_COLLECTOR for $((now - heard)) s: $pool_says"
     fi
-    # By then the startd has read that it takes no more jobs, and one that it had just taken has a directory.
-    if [ -n "$drains_since" ] && [ "$running" -eq 0 ] && [ $((now - drains_since)) -ge 3 ]; then
+    # By then the startd has read that it takes no more jobs, and one that it had just taken has a starter.
+    if [ -n "$drains_since" ] && [ "$running" -eq 0 ] && [ $((now - drains_since)) -ge 2 ] && no_starter; then
         leave TERM $OK drained "ordered by $ordered_by"
         return
     fi
@@ -1170,7 +1195,7 @@ say "checked; starts HTCondor from $prefix"
 start_condor
 
 launched=$now joined='' heard=$now asking='' asked_at=0 pool_says='' gone_at=0 pause_s=1
-order='' ordered_by='' order_asked_at=$now drains_since=''
+may_go_as='' idle_since=$now order='' ordered_by='' order_asked_at=$now drains_since=''
 ask_every_s=$((DRONE_POOL_LOST_S / 4 < 120 ? DRONE_POOL_LOST_S / 4 + 1 : 120))
 while alive "$master"; do
     if [ -n "$leaving" ]; then

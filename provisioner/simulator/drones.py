@@ -140,7 +140,7 @@ class SiteBehaviour:
     check: Draw = field(default_factory=lambda: Fixed(5.0))
     """From joining the pool to accepting jobs."""
     release: Draw = field(default_factory=lambda: Fixed(2.0))
-    """From the drone's exit until its GPUs are free again."""
+    """From the moment that an empty drone may leave until its GPUs are free again: its exit, then the site's part."""
     lifetime: Draw | None = None
     """If set: every drone breaks down this long after its grant."""
     retire_s: float | None = None

@@ -88,7 +88,7 @@ class BehaviourSection(ConfigSection):
     queue: Spread | None = Field(default=None, examples=["45s"])
     boot: Spread | None = Field(default=None, examples=["75s"])
     check: Spread | None = Field(default=None, examples=["5s"])
-    release: Spread | None = Field(default=None, examples=["20s"])
+    release: Spread | None = Field(default=None, examples=["5s"])
     lifetime: Spread | None = Field(default=None, examples=["30d"])
     retire: PositiveDuration | None = Field(default=None, examples=["24h"])
     failures: FailureSection | None = Field(default=None, examples=[{"dies_young": 0.01}])
@@ -168,7 +168,7 @@ class WorldFile(ConfigSection):
     )
 
 
-DEFAULT_BEHAVIOUR = SiteBehaviour(boot=Fixed(75.0), check=Fixed(0.0), release=Fixed(20.0))
+DEFAULT_BEHAVIOUR = SiteBehaviour(boot=Fixed(75.0), check=Fixed(0.0), release=Fixed(5.0))
 MAX_DERIVED_GPUS = 10_000
 """No more are derived from limits, which may be far beyond what there is."""
 
@@ -236,7 +236,7 @@ class _Building:
         pools, serves = self._pools(spec, site) if site.nodes else self._derived_pools(spec)
         if not spec.policy.enabled:
             self.notes.append(f"{spec.name}: not enabled, gets no drones")
-        defaults = {"queue": "no queue", "boot": "boot 75 s", "release": "release 20 s"}
+        defaults = {"queue": "no queue", "boot": "boot 75 s", "release": "release 5 s"}
         if assumed := [words for key, words in defaults.items() if getattr(site, key) is None]:
             self.notes.append(f"{spec.name}: {', '.join(assumed)}")
         known = tuple(kind.name for kind in spec.types)

@@ -71,7 +71,7 @@ def test_a_small_replay_from_end_to_end(here: Path, cli: Cli) -> None:
     answer = ran.json
     jsonschema.validate(answer, output_schemas()["provisioner.simulation/1"])
     assert (answer["trace"], answer["jobs"], answer["seeds"]) == ("t", 40, [7])
-    assert "cloud: no queue, release 20 s" in answer["notes"]
+    assert "cloud: no queue, release 5 s" in answer["notes"]
     told = figures(answer)
     assert told["Jobs done", "provisioner.yaml"]["mean"] == 40
     assert told["Violations", "provisioner.yaml"]["mean"] == 0

@@ -73,7 +73,7 @@ async def test_a_drone_is_told_whose_orders_to_obey(tmp_path: Path) -> None:
         assert "DRONE_ORDERS_FROM" not in (await overlay.bootstrap(ORDER)).env, "the token names nobody"
         (tmp_path / "token").write_text(token_of(sub="boss@pool.example.org", iss="pool.example.org"))
         env = (await overlay.bootstrap(ORDER)).env
-    assert (env["DRONE_ORDERS_FROM"], env["DRONE_ORDER_S"]) == ("boss@pool.example.org", "10")
+    assert (env["DRONE_ORDERS_FROM"], env["DRONE_ORDER_S"]) == ("boss@pool.example.org", "2")
 
 
 def test_only_an_identity_of_the_pool_itself_is_obeyed(tmp_path: Path) -> None:
@@ -93,10 +93,10 @@ async def test_drones_on_their_way_ask_less_often_too(tmp_path: Path) -> None:
         order = replace(ORDER, drone_id=DroneId(f"kit-{serial}"))
         return (await overlay.bootstrap(order)).env["DRONE_ORDER_S"]
 
-    assert [read_every_s(drones) for drones in (0, 20, 100, 1000)] == [10.0, 10.0, 10.0, 100.0]
+    assert [read_every_s(drones) for drones in (0, 20, 100, 1000)] == [2.0, 2.0, 10.0, 100.0]
     async with HTCondorOverlay(options(tmp_path), "kit") as overlay:
         (tmp_path / "token").write_text(token_of(sub="boss@pool.example.org", iss="pool.example.org"))
-        assert {await asks_every(serial) for serial in range(200)} == {"10"}, "those of one tick are alike"
+        assert {await asks_every(serial) for serial in range(200)} == {"2"}, "those of one tick are alike"
         overlay._count_readers({DroneId(f"kit-{serial}") for serial in range(100)})
         assert await asks_every(200) == "20"
         overlay._count_readers({DroneId(f"kit-{serial}") for serial in range(201)})

@@ -34,6 +34,7 @@ EVERY_VERSION = (
     "test_idle_jobs_become_drones_run_and_the_drones_go_again",
     "test_a_drone_joins_runs_gpu_jobs_and_leaves_when_idle",
     "test_a_job_saves_its_work_in_nearly_all_of_the_grace_and_goes_on_elsewhere",
+    "test_a_drained_drone_leaves_as_soon_as_it_has_no_claim",
     "test_what_is_killed_leaves_nothing_behind",
     "test_the_life_of_a_drone_in_the_pool",
     "test_peaceful_lets_the_job_end_and_resume_takes_it_back",

@@ -12,7 +12,7 @@ from urllib.parse import unquote
 import pytest
 
 from tests.labs import htcondor
-from tests.labs.htcondor import Diary, DroneProcess, Pool, StartDrone, gpu_job, until
+from tests.labs.htcondor import LOOPBACK, Diary, DroneProcess, Pool, StartDrone, gpu_job, until
 
 SHELLS = [shell for shell in (("dash",), ("bash", "--posix"), ("busybox", "sh")) if shutil.which(shell[0])]
 
@@ -229,6 +229,42 @@ def test_the_pools_administrator_can_let_it_go(pool: Pool, drone_on: StartDrone)
     ends(drone, 0, "drained")
     assert drone.outcome["jobs_ended"] == "1"
     assert pool.history(cluster)[0]["JobStatus"] == 4, "the job ended by itself"
+
+
+QUIET = {"extra.conf": LOOPBACK.encode()}
+"""The intervals of a drone in production, where a startd without a claim looks every two minutes whether it may go."""
+
+
+@pytest.mark.parametrize("jobs", [0, 1])
+def test_a_drained_drone_leaves_as_soon_as_it_has_no_claim(pool: Pool, drone_on: StartDrone, jobs: int) -> None:
+    drone = drone_on(pool, f"drained-{jobs}", files=QUIET)
+    name = drone.slot(pool)["Name"]
+    until(lambda: drone.slot(pool)["DroneReady"], what="it takes jobs")
+    clusters = [busy(pool, gpu_job(3)) for _ in range(jobs)]
+    pool.run("condor_drain", "-graceful", "-exit-on-completion", name)
+    until(lambda: not pool.jobs(), what="it has no claim")
+    assert drone.wait(40) == 0, "long before the two minutes are over"
+    ends(drone, 0, "drained")
+    assert [pool.history(each)[0]["JobStatus"] for each in clusters] == [4] * jobs, "the job ended by itself"
+
+
+def test_a_drone_that_nobody_drains_leaves_when_its_idle_time_is_over(pool: Pool, drone_on: StartDrone) -> None:
+    drone = drone_on(pool, "idle-1", files=QUIET, env={"DRONE_IDLE_S": "5"})
+    until(lambda: drone.slot(pool)["DroneReady"], what="it takes jobs")
+    assert drone.wait(50) == 0, "long before the two minutes are over"
+    ends(drone, 0, "idle")
+
+
+def test_a_drone_that_is_drained_to_stay_takes_jobs_again(pool: Pool, drone_on: StartDrone) -> None:
+    drone = drone_on(pool, "stays-1", files=QUIET)
+    name = drone.slot(pool)["Name"]
+    until(lambda: drone.slot(pool)["DroneReady"], what="it takes jobs")
+    pool.run("condor_drain", "-graceful", name)
+    hurried = drone.dir / "condor/etc/config.d/91-leaving"
+    until(hurried.exists, what="it looks whether it may leave")
+    until(lambda: not hurried.exists(), what="it has its own interval again")
+    pool.run("condor_drain", "-cancel", name)
+    busy(pool, gpu_job(1))
 
 
 def test_it_is_gone_by_the_end_of_its_walltime(pool: Pool, drone_on: StartDrone) -> None:

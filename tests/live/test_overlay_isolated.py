@@ -115,7 +115,7 @@ async def drones_of(
         for serial in range(1, number + 1):
             order = StartOrder(DroneId(htcondor.own(f"kit-{serial}")), kind, 600.0, 10.0)
             bootstrap = await overlay.bootstrap(order)
-            env = {**bootstrap.env, "DRONE_ORDER_S": "5", "DRONE_IDLE_S": "600"}
+            env = {**bootstrap.env, "DRONE_IDLE_S": "600"}
             files = {**bootstrap.files, "extra.conf": config}
             shell = (*pool.networks.inside(pool.networks.drone_namespace), "/bin/sh")
             how = {"env": env, "files": files, "shell": shell, "as_root": True}

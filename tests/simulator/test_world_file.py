@@ -40,7 +40,7 @@ def test_without_a_file_the_world_follows_from_the_limits_and_says_so(settings: 
     assert [(p.name, p.nodes) for p in cloud.pools] == [("t4", 4)]
     assert farm.behaviour.boot == Fixed(75.0)
     assert "farm: 8 GPUs for v100, 12 GPUs for a100-a100x4, as its limits allow; nobody else uses it" in plan.notes
-    assert "cloud: no queue, boot 75 s, release 20 s" in plan.notes
+    assert "cloud: no queue, boot 75 s, release 5 s" in plan.notes
 
 
 def test_what_a_file_tells_is_taken(settings: Settings) -> None:

@@ -151,8 +151,8 @@ def _says(said: str, signs: Sequence[str]) -> bool:
     return any(sign in said.lower() for sign in signs)
 
 
-ORDER_READ_INTERVAL_S = 10.0
-"""Interval at which a drone asks the collector for its order. A query takes the collector some 20 ms."""
+ORDER_READ_INTERVAL_S = 2.0
+"""Interval at which an idle drone asks the collector for its order. A query takes the collector some 20 ms."""
 ORDER_READS_PER_S = 10.0  # in a large pool drones ask less often, so that all of them together ask about this often
 ORDER_TIMEOUT_S, REHEARSAL_TIMEOUT_S = 10.0, 30.0  # no drone waits for the answer to a rehearsal
 
