@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
+
+from provisioner.values import frozen
 
 HORIZONS_S = (900.0, 1800.0, 3600.0, 7200.0, 14400.0, 28800.0, 57600.0, 115200.0, 230400.0)
 """Horizons over which the growth of an owner is estimated."""
@@ -21,7 +23,7 @@ TAIL_FACTOR = 4.0
 """A mean run time counts up to this many medians plus a minute: one job of two weeks is no forecast."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class StartDelays:
     """Mean start delays of a drone type, in seconds."""
 
@@ -31,7 +33,7 @@ class StartDelays:
     """From its place to the pool; it holds its GPUs."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class OwnerGrowth:
     """Growth of an owner's use: a row of equally likely values, ascending, for each of :data:`HORIZONS_S`."""
 
@@ -53,7 +55,7 @@ class OwnerGrowth:
         return tuple(found)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Estimates:
     runs: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     """Equally likely run times in seconds, ascending, by the keys of :func:`run_keys`."""
@@ -79,7 +81,7 @@ UNKNOWN = -1
 """Marks a missing sample in the series of an owner's use."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SiteSamples:
     use_milli: tuple[int, ...] = ()
     """Use of the owner at equal steps, or :data:`UNKNOWN`; the newest last."""
@@ -92,7 +94,7 @@ class SiteSamples:
     """Run time of drones meanwhile, weighted likewise."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class HistorySummary:
     """Summary of the history of a site or the pool (:mod:`provisioner.history`): zeros once it was forgotten."""
 
@@ -106,7 +108,7 @@ class HistorySummary:
     left_out: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class EstimateSamples:
     """Samples behind :class:`Estimates`, stored so that a restarted controller keeps them."""
 

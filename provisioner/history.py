@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from math import isfinite
 
 from provisioner.model import CompletedJob
+from provisioner.values import frozen
 
 HISTORY_S = 14 * 86400.0
 """Length of the past that is read."""
@@ -18,7 +18,7 @@ MAX_HISTORY_ROWS = 20_000
 """Most jobs or servers in one answer: the newest."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PastStart:
     """A drone, or a job much like one, that started."""
 
@@ -29,7 +29,7 @@ class PastStart:
     """Time from its submission to its start."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SiteHistoryView:
     """Past of a site, by its own records. Times are seconds since the epoch."""
 
@@ -40,7 +40,7 @@ class SiteHistoryView:
     """There was more than :data:`MAX_HISTORY_ROWS`: only the newest is here."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RunHistoryView:
     """Completed jobs of a pool, by the records of its queues."""
 

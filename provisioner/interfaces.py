@@ -13,12 +13,12 @@ offer beyond these methods is a protocol of its own, ``Supports...``.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol, Self, runtime_checkable
 
 from provisioner import model
 from provisioner.history import RunHistoryView, SiteHistoryView
 from provisioner.model import DroneId, DroneType, FaultKind, OrderResult, SitePolicy, SiteView, StartOrder, StopOrder
+from provisioner.values import frozen
 
 
 class AdapterError(Exception):
@@ -81,7 +81,7 @@ class Site(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class AuditFinding:
     """A gap between a site's running configuration and the operator's policy."""
 
@@ -138,7 +138,7 @@ class SupportsOtherDrones(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class HoldResult:
     """Holds of the idle jobs of a class in all queues of an overlay."""
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import field, fields, replace
 from enum import StrEnum
 from operator import attrgetter
-from typing import Any, NewType
+from typing import Any, NewType, final
 
 from provisioner.estimates import NO_ESTIMATES, Estimates
 from provisioner.reasons import Reason
+from provisioner.values import frozen
 
 DroneId = NewType("DroneId", str)
 """Id of a drone, chosen before its order: ``<controller>-<store birth>-<serial>``, ``[a-z0-9-]``, a DNS label."""
@@ -38,7 +39,7 @@ class Sharing(StrEnum):
 NVIDIA = "nvidia"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class DroneType:
     """Shape of a drone that a site can start: of the whole drone, but for ``vram_mib``, which is per GPU.
 
@@ -100,7 +101,7 @@ class DroneType:
         return max(1.0, self.walltime_s - self.margin_s) if self.walltime_s else 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class UnmetRequirement:
     """First requirement of a job class that a drone type does not meet: request and available amount."""
 
@@ -116,7 +117,7 @@ class UnmetRequirement:
         return re.match(r"(CUDA )?[0-9]+(\.[0-9]+)?( |$)", self.requested) is not None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class JobClass:
     """Waiting and running jobs with identical requirements (an HTCondor autocluster).
 
@@ -187,7 +188,7 @@ class SlotState(StrEnum):
     DRAINING = "draining"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Slot:
     """One drone as the overlay sees it, with its free resources."""
 
@@ -236,7 +237,7 @@ class Slot:
         return 0 < self.jobs <= self.optional_jobs
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class CompletedJob:
     """A run of a job that ended, as reported by its queue: the job completed, or with ``unfinished`` it did not."""
 
@@ -271,7 +272,7 @@ class CompletedJob:
         return self.job_id.rpartition("#")[2]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Group:
     """An accounting group of the overlay; its amounts include those of its sub-groups (``physics.atlas``)."""
 
@@ -284,7 +285,7 @@ class Group:
     """The negotiator's effective priority: groups with lower values are served first; 0: unknown."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Eviction:
     """A job that left a drone before it completed, as reported by its queue."""
 
@@ -309,7 +310,7 @@ class Blame(StrEnum):
     """Collateral of a job that has completed since."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class JobFailure:
     """A job that failed in a drone within seconds, was held, or was ended by a fault on a shared GPU."""
 
@@ -326,7 +327,7 @@ class JobFailure:
         return self.job_id.rpartition("#")[2]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class OtherDrones:
     """GPU drones of other systems in the pool, of one site and GPU model."""
 
@@ -341,7 +342,8 @@ class OtherDrones:
     """Drones that have joined since the first poll; it begins anew with the process that polls."""
 
 
-@dataclass(frozen=True, slots=True)
+@final
+@frozen
 class OverlayView:
     taken_at: float
     classes: tuple[JobClass, ...] = ()
@@ -386,7 +388,7 @@ class EndKind(StrEnum):
     """The site could not run it: node fault, boot failure, held."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RemoteEnd:
     kind: EndKind
     at: float
@@ -396,7 +398,7 @@ class RemoteEnd:
     """If the site reports it (a hold reason): its drone type backs off accordingly."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RemoteDrone:
     drone_id: DroneId
     state: RemoteState
@@ -423,7 +425,7 @@ class RemoteDrone:
         return self.state is RemoteState.PENDING and (self.final or self.blocked not in _PASSES)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class OwnerDemand:
     """Waiting owner jobs of one shape that need resources that our drones may hold. Sizes are of one job."""
 
@@ -438,7 +440,7 @@ class OwnerDemand:
     who: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class OwnerLoad:
     jobs: int = 0
     gpu_milli: int = 0
@@ -446,7 +448,7 @@ class OwnerLoad:
     memory_mib: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Node:
     """A node that can run drones: its total and free resources, without blocking."""
 
@@ -463,7 +465,8 @@ class Node:
     free_disk_mib: int
 
 
-@dataclass(frozen=True, slots=True)
+@final
+@frozen
 class SiteView:
     """One listing of a site: our drones, free capacity, and the owner's claims."""
 
@@ -538,7 +541,7 @@ class DrainMode(StrEnum):
     RESUME = "resume"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Drone:
     """One pilot on record. Never built from a listing: the record comes first (intent before act)."""
 
@@ -647,7 +650,7 @@ class FaultKind(StrEnum):
 _PASSES = (None, FaultKind.QUOTA, FaultKind.CAPACITY, FaultKind.THROTTLED, FaultKind.DOWN)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Fault:
     kind: FaultKind
     message: str
@@ -665,7 +668,7 @@ class BreakerState(StrEnum):
     PROBING = "probing"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Breaker:
     """Circuit breaker of a scope: ``<site>``, ``<site>/<type>``, ``<site>/<type>#<class id>`` or ``<site>@<node>``.
 
@@ -722,7 +725,7 @@ def is_within_scope(scope: str, outer: str) -> bool:
     return scope == outer or scope.startswith((f"{outer}/", f"{outer}#", f"{outer}@"))
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class OwnerClaimBackoff:
     """State kept from tick to tick for a site whose owner's jobs wait."""
 
@@ -734,7 +737,7 @@ class OwnerClaimBackoff:
     """Number of jobs that are offered room at once; 0: all."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PolledSite:
     """The newest good view of a site, and the fault of the newest poll, if any."""
 
@@ -744,7 +747,7 @@ class PolledSite:
     busy: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PolledOverlay:
     view: OverlayView | None = None
     fault: Fault | None = None
@@ -754,7 +757,7 @@ CREDENTIAL_WARNING_S = 7 * 86400.0
 """A credential that expires within this time is worth a warning."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Credential:
     """A token, key or certificate that the overlay, a site or the web service uses. It never holds the secret."""
 
@@ -790,7 +793,7 @@ class ReserveWhen(StrEnum):
     """Released while no GPU job waits in the overlay; reclaimed from our own CPU drones when one does."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Reserve:
     """Blocking: resources that each free GPU of certain nodes keeps for its next drone."""
 
@@ -802,7 +805,7 @@ class Reserve:
     release_after_s: float = 600.0
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class MigLayout:
     """MIG instances that the administrator has made of each GPU of certain nodes."""
 
@@ -812,7 +815,7 @@ class MigLayout:
     nodes: tuple[str, ...] = ("*",)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SitePolicy:
     """Policy of one site; ``config/models.py`` explains its settings, which have the same names there.
 
@@ -848,7 +851,7 @@ class SitePolicy:
     """Both override those of the policy."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Headroom:
     """Warm drones: room for a number of jobs of one shape that have not arrived yet."""
 
@@ -875,7 +878,7 @@ class LowUseAction(StrEnum):
     """The overlay holds their idle jobs."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LowUsePolicy:
     """Policy for job classes that use little of their GPUs; ``config/models.py`` explains its settings."""
 
@@ -885,7 +888,7 @@ class LowUsePolicy:
     window_s: float = 7 * 86400.0
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Policy:
     """Policy for all sites together; ``config/models.py`` explains its settings."""
 
@@ -936,7 +939,7 @@ class RequestKind(StrEnum):
     """Stop them."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class OperatorRequest:
     """Request of an operator on the command line; recorded first, carried out at the next tick."""
 
@@ -949,7 +952,7 @@ class OperatorRequest:
     mode: DrainMode = DrainMode.PEACEFUL
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Snapshot:
     """Everything that a plan may depend on, at one time. The same snapshot gives the same plan."""
 
@@ -999,7 +1002,7 @@ def disabled_sites(requests: Iterable[OperatorRequest]) -> dict[str, OperatorReq
     return found
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class StateChange:
     """Change of a drone's record: the new record, the previous state (None for a new drone), and the reason."""
 
@@ -1008,7 +1011,7 @@ class StateChange:
     reason: Reason
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Start:
     """Start of one drone. ``drone`` is the intent that is recorded before the site is called."""
 
@@ -1024,7 +1027,7 @@ class Start:
     """A CPU drone that may use the reserve of GPUs because no GPU job waits."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Drain:
     """Order to the overlay to drain a drone. ``drone`` is its record afterwards."""
 
@@ -1034,7 +1037,7 @@ class Drain:
     reason: Reason
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Stop:
     """Order to the site to stop a drone with notice and grace period. ``drone`` is its record afterwards."""
 
@@ -1045,7 +1048,7 @@ class Stop:
     """Without notice: it was asked often enough, or an operator wants it."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class StopOrphan:
     """Order to stop something at a site that carries our tag without a live record."""
 
@@ -1055,7 +1058,7 @@ class StopOrphan:
     reason: Reason
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Refusal:
     """Something not done: ``class:<id>``, ``drone:<id>``, ``site:<name>`` or ``all`` is its subject."""
 
@@ -1064,7 +1067,7 @@ class Refusal:
     reason: Reason
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Plan:
     tick: int
     at: float
@@ -1091,7 +1094,7 @@ class Plan:
         return bool(self.starts or self.drains or self.stops or self.orphans)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Bootstrap:
     """Files that a drone needs to join the overlay: a start script, secret files, environment.
 
@@ -1104,7 +1107,7 @@ class Bootstrap:
     files: Mapping[str, bytes] = field(default_factory=dict, repr=False)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class StartOrder:
     """Order to start one drone of ``type`` as ``drone_id``; a second one with the same id is the same drone."""
 
@@ -1130,7 +1133,7 @@ class StartOrder:
     """Longest time from the order until it accepts jobs: a token for it has to outlast this and its walltime."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class StopOrder:
     """Order to stop one drone; already gone is success. ``kill``: without notice."""
 
@@ -1147,7 +1150,7 @@ class OrderOutcome(StrEnum):
     """It may have been carried out: only a later listing resolves it."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class OrderResult:
     drone_id: DroneId
     answer: OrderOutcome

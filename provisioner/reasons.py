@@ -7,18 +7,19 @@ constant ``kind``, its stable name in records and JSON. The categories of refusa
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
 
+from provisioner.values import frozen
 
-@dataclass(frozen=True, slots=True)
+
+@frozen
 class Accepted:
     remote_id: str
     kind: Literal["accepted"] = "accepted"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class OrderRefused:
     """The site certainly did not carry the order out."""
 
@@ -27,7 +28,7 @@ class OrderRefused:
     kind: Literal["order-refused"] = "order-refused"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class DrainRefused:
     """The overlay certainly did not carry out an order to drain or to undrain."""
 
@@ -36,27 +37,27 @@ class DrainRefused:
     kind: Literal["drain-refused"] = "drain-refused"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class DrainRepeated:
     after_s: float
     message: str = ""
     kind: Literal["drain-repeated"] = "drain-repeated"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class OutcomeUnknown:
     message: str
     kind: Literal["outcome-unknown"] = "outcome-unknown"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SeenAtSite:
     site_state: str
     site_reason: str = ""
     kind: Literal["seen-at-site"] = "seen-at-site"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SeenInPool:
     slot_state: str
     jobs: int
@@ -64,26 +65,26 @@ class SeenInPool:
     kind: Literal["seen-in-pool"] = "seen-in-pool"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class NotInListing:
     kind: Literal["not-in-listing"] = "not-in-listing"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class NeverArrived:
     waited_s: float
     limit_s: float
     kind: Literal["never-arrived"] = "never-arrived"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Disappeared:
     missing_s: float
     limit_s: float
     kind: Literal["disappeared"] = "disappeared"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class EndedAtSite:
     end: str
     exit_code: int | None
@@ -105,7 +106,7 @@ EXIT_WORDS = {
 """Meanings of the drone's own exit codes (the contract of the drone script)."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class IdleTimeout:
     idle_s: float
     limit_s: float
@@ -114,7 +115,7 @@ class IdleTimeout:
     kind: Literal["idle-timeout"] = "idle-timeout"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class OptionalJobsOnly:
     """``idle_s`` is the time since the drone last ran a job that needs its GPU, or since it joined."""
 
@@ -123,7 +124,7 @@ class OptionalJobsOnly:
     kind: Literal["optional-jobs-only"] = "optional-jobs-only"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class DrainAtRisk:
     site: str
     lost: float
@@ -132,7 +133,7 @@ class DrainAtRisk:
     kind: Literal["drain-at-risk"] = "drain-at-risk"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class BlackHoleDrone:
     """It takes no more jobs: jobs fail in it within seconds that succeed elsewhere or belong to several users."""
 
@@ -145,7 +146,7 @@ class BlackHoleDrone:
     kind: Literal["black-hole"] = "black-hole"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class BlackHoleNode:
     """It has no job yet, and several drones on its node made jobs fail. The node is avoided for a while."""
 
@@ -156,13 +157,13 @@ class BlackHoleNode:
     kind: Literal["black-hole-node"] = "black-hole-node"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Unneeded:
     state: str
     kind: Literal["unneeded"] = "unneeded"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class StateTimeout:
     state: str
     for_s: float
@@ -170,21 +171,21 @@ class StateTimeout:
     kind: Literal["state-timeout"] = "state-timeout"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LeftPool:
     for_s: float
     limit_s: float
     kind: Literal["left-pool"] = "left-pool"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class OperatorRequested:
     by: str
     text: str
     kind: Literal["operator-requested"] = "operator-requested"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PreemptedForOwner:
     """The owner of the hardware waits for its place: with others on its node it frees room for one of their jobs."""
 
@@ -199,7 +200,7 @@ class PreemptedForOwner:
     kind: Literal["preempted-for-owner"] = "preempted-for-owner"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Preempted:
     """Its site has taken its place back, or the owner has by way of the provisioner."""
 
@@ -214,31 +215,31 @@ class Preempted:
     kind: Literal["preempted"] = "preempted"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PreemptionNotice:
     message: str
     kind: Literal["notice"] = "notice"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ReserveReclaimed:
     node: str
     kind: Literal["reserve-reclaimed"] = "reserve-reclaimed"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TypeRemoved:
     type: str
     kind: Literal["type-removed"] = "type-removed"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Orphan:
     recorded_end: str = ""
     kind: Literal["orphan"] = "orphan"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class OrphansKept:
     """A lost or restored record, or a second controller of this name: an operator decides."""
 
@@ -251,7 +252,7 @@ class OrphansKept:
     kind: Literal["orphans-kept"] = "orphans-kept"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LiveTwin:
     """Nothing is started or stopped beside another living controller of this name."""
 
@@ -261,14 +262,14 @@ class LiveTwin:
     kind: Literal["live-twin"] = "live-twin"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class DemandReturned:
     class_id: str
     waiting: int
     kind: Literal["demand-returned"] = "demand-returned"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class JobsWaiting:
     class_id: str
     waiting: int
@@ -277,7 +278,7 @@ class JobsWaiting:
     kind: Literal["jobs-waiting"] = "jobs-waiting"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class HeadroomShort:
     name: str
     wanted: int
@@ -286,13 +287,13 @@ class HeadroomShort:
     kind: Literal["headroom-short"] = "headroom-short"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class BadRequest:
     message: str
     kind: Literal["bad-request"] = "bad-request"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PlannerFailed:
     """The planner fails on these jobs by an error of its own. They are left out; all others are planned."""
 
@@ -300,7 +301,7 @@ class PlannerFailed:
     kind: Literal["planner-failed"] = "planner-failed"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class InvalidAction:
     """The independent validation of plans has left out this action: it would have broken a promise."""
 
@@ -308,7 +309,7 @@ class InvalidAction:
     kind: Literal["invalid-action"] = "invalid-action"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class NothingFits:
     nearest: str
     dimension: str
@@ -319,7 +320,7 @@ class NothingFits:
     kind: Literal["nothing-fits"] = "nothing-fits"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LimitReached:
     limit: str
     scope: str
@@ -328,7 +329,7 @@ class LimitReached:
     kind: Literal["limit-reached"] = "limit-reached"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class GroupQuota:
     group: str
     """The group with the quota: the jobs' own, or one that contains it."""
@@ -337,13 +338,13 @@ class GroupQuota:
     kind: Literal["group-quota"] = "group-quota"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PoolLimit:
     message: str
     kind: Literal["pool-limit"] = "pool-limit"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class OwnerRisk:
     site: str
     typical_s: float
@@ -354,7 +355,7 @@ class OwnerRisk:
     kind: Literal["owner-risk"] = "owner-risk"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class IdleDroneRefuses:
     """Given beside the reason that counts the jobs."""
 
@@ -368,7 +369,7 @@ class IdleDroneRefuses:
     kind: Literal["idle-drone-refuses"] = "idle-drone-refuses"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class AwaitingCheaperType:
     """Read from older records: it is not given any more."""
 
@@ -378,21 +379,21 @@ class AwaitingCheaperType:
     kind: Literal["awaiting-cheaper-type"] = "awaiting-cheaper-type"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ExistingDronesSuffice:
     mean_s: float
     running: int
     kind: Literal["existing-drones-suffice"] = "existing-drones-suffice"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class HeadroomYields:
     name: str
     wanted: int
     kind: Literal["headroom-yields"] = "headroom-yields"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class BackingOff:
     """A circuit breaker is open."""
 
@@ -403,7 +404,7 @@ class BackingOff:
     kind: Literal["backing-off"] = "backing-off"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class NegotiatorSilent:
     """No job of the pool starts anywhere, whatever it requests."""
 
@@ -411,7 +412,7 @@ class NegotiatorSilent:
     kind: Literal["negotiator-silent"] = "negotiator-silent"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class CredentialUnusable:
     """A token, key or certificate that drones or their orders need is expired, damaged or gone."""
 
@@ -423,7 +424,7 @@ class CredentialUnusable:
     kind: Literal["credential-unusable"] = "credential-unusable"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class StartsUnmatched:
     type: str
     until: float
@@ -432,7 +433,7 @@ class StartsUnmatched:
     kind: Literal["starts-unmatched"] = "starts-unmatched"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ExclusiveOnly:
     faults: int
     """Faults of the user's jobs on shared GPUs; 0: neighbours ended one of their jobs repeatedly."""
@@ -442,7 +443,7 @@ class ExclusiveOnly:
     kind: Literal["exclusive-only"] = "exclusive-only"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SiteFull:
     type: str
     lack: str = ""
@@ -450,7 +451,7 @@ class SiteFull:
     kind: Literal["site-full"] = "site-full"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class GpusStranded:
     """GPUs are free, but others hold what a drone needs beside them on those nodes (blocking prevents that)."""
 
@@ -465,13 +466,13 @@ class GpusStranded:
     kind: Literal["gpus-stranded"] = "gpus-stranded"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SiteQuota:
     type: str
     kind: Literal["site-quota"] = "site-quota"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class StartBlocked:
     """A drone of the type waits at its site for an obstacle that another one would meet as well."""
 
@@ -481,7 +482,7 @@ class StartBlocked:
     kind: Literal["start-blocked"] = "start-blocked"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Downtime:
     site: str
     at: float
@@ -490,7 +491,7 @@ class Downtime:
     kind: Literal["downtime"] = "downtime"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class OwnerWaits:
     site: str
     jobs: int
@@ -498,7 +499,7 @@ class OwnerWaits:
     kind: Literal["owner-waits"] = "owner-waits"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class NodeReserved:
     """A job of several GPUs needs a node: its drones take no more jobs, and others get room on other nodes only."""
 
@@ -512,14 +513,14 @@ class NodeReserved:
     kind: Literal["node-reserved"] = "node-reserved"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ReserveKept:
     type: str
     free_gpus: float
     kind: Literal["reserve-kept"] = "reserve-kept"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SiteDisabled:
     """Disabled in the configuration, or by the operator ``by``."""
 
@@ -529,7 +530,7 @@ class SiteDisabled:
     kind: Literal["site-disabled"] = "site-disabled"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class DemandCovered:
     jobs: int
     drones: int
@@ -540,13 +541,13 @@ class DemandCovered:
     kind: Literal["demand-covered"] = "demand-covered"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class AwaitingNegotiation:
     fresh: int
     kind: Literal["awaiting-negotiation"] = "awaiting-negotiation"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class AwaitingIdleGpu:
     """Jobs for which a GPU is optional wait for a drone that is there, or for one without a GPU."""
 
@@ -557,7 +558,7 @@ class AwaitingIdleGpu:
     kind: Literal["awaiting-idle-gpu"] = "awaiting-idle-gpu"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class StaleView:
     view: str
     age_s: float
@@ -567,7 +568,7 @@ class StaleView:
     kind: Literal["stale-view"] = "stale-view"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class AllVanished:
     """Many drones of a site vanished from its listing at once: this is believed only after some time."""
 
@@ -576,7 +577,7 @@ class AllVanished:
     kind: Literal["all-vanished"] = "all-vanished"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TooManyUnhealthy:
     unhealthy: int
     drones: int
@@ -584,7 +585,7 @@ class TooManyUnhealthy:
     kind: Literal["too-many-unhealthy"] = "too-many-unhealthy"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ShadowOnly:
     """A start that a controller would make, beside the drones of the other system, were it no shadow."""
 
@@ -593,19 +594,19 @@ class ShadowOnly:
     kind: Literal["shadow-only"] = "shadow-only"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Probing:
     scope: str
     kind: Literal["probing"] = "probing"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class UnknownDrone:
     drone_id: str
     kind: Literal["unknown-drone"] = "unknown-drone"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class NotDraining:
     drone_id: str
     state: str
@@ -641,14 +642,14 @@ class StartOutcome(StrEnum):
     """Nothing that is configured can run it."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class StartForecast:
     outcome: StartOutcome
     wait_s: float | None = None
     """Expected time until the job starts; None: unknown."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RequestAdvice:
     """The one change of a waiting job's request that would start it soonest; without ``dimension`` there is none."""
 

@@ -15,6 +15,7 @@ from typing import NamedTuple, TypeVar
 
 from provisioner.model import WHOLE_GPU, CompletedJob, DroneId, DroneType, JobClass, LowUsePolicy, Slot, TypeKey
 from provisioner.sharing import pool_milli, share_milli, shares_needed
+from provisioner.values import frozen
 
 N = TypeVar("N", int, float)
 
@@ -106,7 +107,7 @@ class MeasuredUse:
             self.energy_j = (self.energy_j or 0) + run.energy_j
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class UsageReport:
     """Use in a period, the largest saving first, and the sums over all drones: ``total_s`` is that of the others."""
 

@@ -15,13 +15,14 @@ import re
 import sqlite3
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import fields, replace
 from decimal import Decimal, InvalidOperation
 from enum import StrEnum
 from pathlib import Path
 from urllib.parse import quote
 
 from provisioner.gpu_models import canonical
+from provisioner.values import frozen
 
 QUEUE_VERSION = 2
 LONGEST_LEASE_S = 600.0
@@ -86,7 +87,7 @@ class InvalidJobError(ValueError):
     """A request that no drone could ever meet; the message says what to write instead."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class EmbeddedJob:
     """One job. Times are seconds since the epoch, 0 if not yet."""
 
@@ -118,7 +119,7 @@ class EmbeddedJob:
     @classmethod
     def of(cls, row: sqlite3.Row) -> EmbeddedJob:
         parsed = {"argv": tuple(json.loads(row["argv"])), "env": json.loads(row["env"])}
-        return cls(**{name: row[name] for name in cls.__slots__} | {**parsed, "state": JobState(row["state"])})
+        return cls(**{each.name: row[each.name] for each in fields(cls)} | {**parsed, "state": JobState(row["state"])})
 
 
 def create(path: Path) -> None:

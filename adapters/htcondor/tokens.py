@@ -22,7 +22,7 @@ import stat
 import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,6 +32,7 @@ from provisioner.config.units import Secret, SecretUnreadableError
 from provisioner.formatting import credential_trouble
 from provisioner.interfaces import AuthError, UnavailableError
 from provisioner.model import CREDENTIAL_WARNING_S, Credential, FaultKind
+from provisioner.values import frozen
 
 if TYPE_CHECKING:
     from adapters.htcondor.overlay.settings import HTCondorConfig
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 _SCOPE = "condor:/"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class IdToken:
     issuer: str
     subject: str
@@ -139,7 +140,7 @@ _SCRAMBLE = bytes.fromhex("deadbeef")
 _EARLIER_S = 60.0  # the collector's clock may be behind ours by this much: it refuses a token of the future
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TokenSigner:
     """A signing key of the pool."""
 

@@ -10,7 +10,6 @@ import json
 import re
 import time
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Self
 
 import aiohttp
@@ -22,6 +21,7 @@ from adapters.shared import http
 from adapters.shared.printing import printable
 from provisioner.interfaces import AdapterError, AuthError, OutcomeUnknownError, RejectedError, UnavailableError
 from provisioner.model import FaultKind
+from provisioner.values import frozen
 
 Query = Sequence[tuple[str, str]]
 
@@ -45,7 +45,7 @@ class BusyError(UnavailableError):
         self.retry_after_s = retry_after_s
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ApiReply:
     status: int
     body: Record

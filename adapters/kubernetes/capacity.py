@@ -10,7 +10,6 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from adapters.kubernetes.pods import PodNames, pod_body
@@ -18,6 +17,7 @@ from adapters.kubernetes.records import Record, mapping, mappings, moment, numbe
 from adapters.kubernetes.settings import KubernetesSiteConfig
 from adapters.shared.printing import printable
 from provisioner.model import WHOLE_GPU, DroneId, DroneType, Node, OwnerDemand, OwnerLoad, StartOrder
+from provisioner.values import frozen
 
 _MAX_CLAIMS = 500
 _MACHINE = ("cpu", "memory", "ephemeral-storage")
@@ -34,7 +34,7 @@ Amounts = Mapping[str, float]
 """Amounts by resource, in base units."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ClusterNode:
     name: str
     labels: Mapping[str, str]
@@ -63,7 +63,7 @@ class PodShape(NamedTuple):
         )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ClusterPod:
     """A pod of any namespace."""
 

@@ -14,7 +14,7 @@ import ssl
 import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -26,6 +26,7 @@ from adapters.shared.printing import printable
 from provisioner.config.messages import choices
 from provisioner.interfaces import AdapterError, AuthError
 from provisioner.model import FaultKind
+from provisioner.values import frozen
 
 if TYPE_CHECKING:
     from adapters.kubernetes.settings import KubernetesSiteConfig
@@ -53,7 +54,7 @@ class KubeconfigError(AuthError):
     kind = FaultKind.CONFIG
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ServerAccess:
     """Address and credentials of an API server, good until ``until`` by the monotonic clock."""
 
@@ -64,7 +65,7 @@ class ServerAccess:
     until: float
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Kubeconfig:
     """The keys of a context, its cluster, its user and the user's plugin together: no name occurs twice.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 from urllib.parse import unquote
 
@@ -17,6 +17,7 @@ from adapters.kubernetes.pods import CONTAINER, TYPE, PodNames
 from adapters.kubernetes.records import Record, mapping, mappings, moment, number, text
 from adapters.shared.printing import printable
 from provisioner.model import EndKind, FaultKind, RemoteDrone, RemoteEnd, RemoteState
+from provisioner.values import frozen
 
 _LONGEST = 300
 _OWN_LIMIT = re.compile("exceeds the |exceeded its ")
@@ -72,7 +73,7 @@ _POD_REASONS: Mapping[str, EndMapping] = {
 """Reasons of a pod that failed. ``OutOf`` stands for ``OutOfcpu``, ``OutOfnvidia.com/gpu`` and the like."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class DronePod:
     """A drone's pod, or its Job as long as that has no pod."""
 

@@ -10,8 +10,9 @@ import pwd
 import subprocess
 import tarfile
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
+
+from provisioner.values import frozen
 
 _SUDO_LIMIT_S = 10.0
 _TAGGED = Path(__file__).parents[1] / "shared" / "tagged.sh"
@@ -22,7 +23,7 @@ class DroneAccountError(OSError):
     """A command could not be run as the drones' account; the message has the reason and the repair."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class DroneAccount:
     """The account that drones run under."""
 

@@ -26,7 +26,6 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Self
@@ -36,6 +35,7 @@ from adapters.local.resources import HostAllocation
 from adapters.shared.printing import last_line
 from provisioner.model import Bootstrap, DroneId, EndKind, RemoteDrone, RemoteEnd, RemoteState
 from provisioner.serialization import from_json, to_json
+from provisioner.values import frozen
 
 TAG = "PROVISIONER_DRONE_ID"
 _KILL_ROUNDS = 50
@@ -52,7 +52,7 @@ _REMOVED = ".old-"
 _STARTER = re.compile(r"\.new-(\d+)-(\d+)-")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class DroneRecord:
     """``order.json``."""
 
@@ -307,7 +307,7 @@ def boot_id() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Process:
     """One process of this boot, or of another; ``start`` is field 22 of ``/proc/<pid>/stat``, in clock ticks."""
 

@@ -14,11 +14,12 @@ from adapters.local.config import LocalSiteConfig
 from provisioner.gpu_models import canonical
 from provisioner.interfaces import UnavailableError
 from provisioner.model import WHOLE_GPU, DroneType, FaultKind
+from provisioner.values import frozen
 
 PROBE_TIMEOUT_S = 20.0
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LocalGpu:
     """One device. ``index`` is ``nvidia-smi``'s (order of PCI bus), ``capability`` is times ten."""
 
@@ -29,7 +30,7 @@ class LocalGpu:
     simulate: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LocalHost:
     cpus: int
     memory_mib: int
@@ -138,7 +139,7 @@ _COUNT_LIMIT = 10_000
 """Limit of the count for types that request no resource."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class HostAllocation:
     """Resources that one drone holds. ``gpus``: milli-GPU by device index."""
 

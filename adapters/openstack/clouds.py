@@ -12,7 +12,7 @@ import os
 import re
 import ssl
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,7 @@ from provisioner.config.messages import choices
 from provisioner.config.units import SecretUnreadableError
 from provisioner.interfaces import AuthError
 from provisioner.model import FaultKind
+from provisioner.values import frozen
 
 if TYPE_CHECKING:
     from adapters.openstack.settings import CloudAccess
@@ -51,7 +52,7 @@ class NoAccessError(AuthError):
     kind = FaultKind.CONFIG
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Access:
     """Values needed to log in and to find the services."""
 

@@ -8,7 +8,6 @@ import gzip
 import shlex
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from importlib import resources
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -24,6 +23,7 @@ from provisioner.config.messages import choices
 from provisioner.config.units import format_size
 from provisioner.interfaces import AdapterError, OutcomeUnknownError, RejectedError
 from provisioner.model import WHOLE_GPU, DroneType, FaultKind, OrderOutcome, OrderResult, StartOrder
+from provisioner.values import frozen
 
 if TYPE_CHECKING:
     from adapters.openstack.nova import OpenStackCloud
@@ -34,7 +34,7 @@ _RESOLVED_FOR_S = 600.0
 """Lifetime of resolved names. A cloud changes rarely, and a rejected create clears them."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ResolvedNames:
     """Ids of the names in the settings of one drone type."""
 

@@ -17,13 +17,14 @@ import hashlib
 import re
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from adapters.openstack.servers import GONE, MAX_REASON, Server, server_phase
 from adapters.shared.printing import printable
 from provisioner.interfaces import UnavailableError
 from provisioner.model import DroneId, RemoteDrone, RemoteEnd, RemoteState
+from provisioner.values import frozen
 
 if TYPE_CHECKING:
     from adapters.openstack.nova import OpenStackCloud
@@ -75,7 +76,7 @@ class ServerNames(NamedTuple):
         return DroneId(drone_id) if here and self.is_ours(drone_id) else None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RegistryView:
     """Result of one poll."""
 
@@ -177,7 +178,7 @@ MAX_SERVER_NOTICES = 10
 _RANKS = {RemoteState.RUNNING: 0, RemoteState.UNKNOWN: 1, RemoteState.PENDING: 2}
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ServerListing:
     """Our drones as the cloud reports them, and the servers to clean up."""
 

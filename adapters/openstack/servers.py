@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from datetime import UTC, datetime
 from enum import Enum, auto
 from typing import Any, NamedTuple
@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 from adapters.shared.printing import printable
 from provisioner.interfaces import AdapterError, AuthError, OutcomeUnknownError, RejectedError, UnavailableError
 from provisioner.model import FaultKind, RemoteState
+from provisioner.values import frozen
 
 Record = Mapping[str, Any]
 
@@ -88,7 +89,7 @@ class ServerFault(NamedTuple):
     message: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Flavor:
     """A flavour that the project may use, or the copy of one within a server (microversion 2.47), without its id."""
 
@@ -115,7 +116,7 @@ def parse_flavor(record: Record) -> Flavor:
     )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Server:
     """One server in a listing with details."""
 
@@ -232,7 +233,7 @@ class StopMethod(Enum):
     """There is no guest to notify, or Nova would not notify it now."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ServerPhase:
     state: RemoteState
     why: str = ""

@@ -9,7 +9,7 @@ import re
 import ssl
 import time
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from datetime import UTC, datetime
 from typing import Any, Self
 from urllib.parse import parse_qs, urlsplit
@@ -24,6 +24,7 @@ from adapters.shared import http
 from adapters.shared.printing import printable
 from provisioner.interfaces import AdapterError, AuthError, OutcomeUnknownError, UnavailableError
 from provisioner.model import Credential, FaultKind
+from provisioner.values import frozen
 
 Query = Sequence[tuple[str, str]]
 Version = tuple[int, int]
@@ -60,7 +61,7 @@ class ServiceMissingError(UnavailableError):
     kind = FaultKind.CONFIG
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class OpenStackReply:
     """Reply of a service."""
 
@@ -98,7 +99,7 @@ def _last_outcome(state: tenacity.RetryCallState) -> Any:
     return state.outcome and state.outcome.result()
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Login:
     """A login, and the catalogue."""
 

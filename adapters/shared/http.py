@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
 
 from adapters.shared.printing import printable
+from provisioner.values import frozen
 
 
 class ResponseTooLongError(ValueError):
     """The answer is longer than anything that was asked for."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Reply:
     status: int
     raw: bytes

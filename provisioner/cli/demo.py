@@ -14,7 +14,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -31,6 +31,7 @@ from provisioner.model import Drone, DroneState
 from provisioner.reasons import JobsWaiting, Reason
 from provisioner.store import StoreError, Transition
 from provisioner.store.reader import Reader
+from provisioner.values import frozen
 
 DEMO_LIMIT_S = 150.0
 """The demo gives up after this long. It takes about 20 s on a quiet host."""
@@ -80,7 +81,7 @@ class ShapeView(NamedTuple):
         return Text(formatting.describe(self.why) if self.why else "", style=style, overflow="fold")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class DemoView:
     at_s: float
     shapes: Sequence[ShapeView]

@@ -23,6 +23,7 @@ from provisioner.cli.usage import USE_COLUMN, RecordedUse, with_use
 from provisioner.model import WHOLE_GPU, DrainMode, Drone, DroneId, DroneState, RequestKind, SitePolicy
 from provisioner.store import Transition, Views
 from provisioner.store.reader import Reader
+from provisioner.values import frozen
 
 DRONES_SCHEMA = "provisioner.drones/1"
 
@@ -253,7 +254,7 @@ drones_app = typer.Typer(add_completion=False, rich_markup_mode=None)
 _NODE_HELP = "Only on this node, by its name with or without the domain; repeatable."
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class DroneFilter(opt.OptionGroup):
     """Options: the drones that pass every filter given."""
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial, wraps
 from itertools import accumulate, zip_longest
 from math import isfinite
@@ -25,6 +25,7 @@ from provisioner import formatting
 from provisioner.cli import options as opt
 from provisioner.cli.options import Exit, Format, Pick, Show, VerbError, unknown
 from provisioner.formatting import iso, sanitize
+from provisioner.values import frozen
 
 if TYPE_CHECKING:
     from provisioner.store.reader import Reader
@@ -56,7 +57,7 @@ Cell = str | int | float | bool | None | Sequence[Any] | Mapping[str, Any]
 """A JSON value."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Column:
     """Column of a list, or fact of a document. ``show`` (of the row) or ``unit`` (of the value) is for people."""
 
@@ -179,7 +180,7 @@ def reason_data(reason: Any) -> Any:
     return None if reason is None else to_plain(reason, Reason)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Listing:
     """Rows of one kind, alone or as part of a document. ``scope`` says in one line what is and is not in it."""
 
@@ -205,7 +206,7 @@ class Listing:
         return [dict(zip(keys, row, strict=True)) for row in cells]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Document:
     """Facts about one thing and lists that belong to it."""
 
@@ -225,7 +226,7 @@ class Document:
         return {"schema": self.schema, **facts, **{key: part.plain() for key, part in self.parts.items()}, **self.raw}
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Rendered:
     """Answer whose form the web service has made."""
 
@@ -274,7 +275,7 @@ def chosen_columns(columns: Sequence[Column], names: str) -> list[Column]:
     return found
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Page:
     """Size and colours of what people read."""
 

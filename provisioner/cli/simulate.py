@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from math import inf, isfinite
 from pathlib import Path
@@ -33,6 +33,7 @@ from provisioner.simulator.replay import REPLAY_LIMIT_S, Replay, run_all
 from provisioner.simulator.results import FIGURES, KeyFigure, PairedDifference, Runs, SeedStatistics
 from provisioner.simulator.traces import Trace, TraceError, TraceSelection
 from provisioner.simulator.world_file import describe_world, world_of
+from provisioner.values import frozen
 
 SIMULATION_SCHEMA = "provisioner.simulation/1"
 
@@ -306,7 +307,7 @@ WHAT_IF_HELP = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class JobOptions(opt.OptionGroup):
     """Options: how a trace is read, and which of its jobs are replayed."""
 

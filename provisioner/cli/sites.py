@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
 from typing import Annotated, NamedTuple
@@ -21,6 +20,7 @@ from provisioner.cli.usage import USE_COLUMN, RecordedUse, with_use
 from provisioner.model import BreakerState
 from provisioner.store import Hazard, Views
 from provisioner.store.reader import Reader
+from provisioner.values import frozen
 
 MAX_BREAKERS_NAMED = 4
 """Breakers that are named in the note of a site."""
@@ -33,7 +33,7 @@ WEEK_S = 7 * 86400.0
 BREAKERS = dict.fromkeys(BreakerState, "yellow") | {BreakerState.ACTIVE: "", BreakerState.BANNED: "red"}
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SiteRow:
     """Site with all that is on record of it."""
 

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from pathlib import Path
 from typing import Any
 
 from provisioner.config.models import StoreSection, WebSection, placing_options
 from provisioner.formatting import count
 from provisioner.model import DroneType, Policy, SitePolicy
+from provisioner.values import frozen
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class OverlayConfig:
     adapter: str
     options: Any
     """An instance of the adapter's own ``Config``."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SiteConfig:
     name: str
     adapter: str
@@ -30,7 +31,7 @@ class SiteConfig:
     path: Path
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Settings:
     """A complete, valid configuration."""
 
@@ -56,7 +57,7 @@ class Settings:
         return tuple(t for s in self.sites for t in s.types)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Problem:
     """One mistake in a configuration file; lines and columns count from 1."""
 
@@ -79,7 +80,7 @@ class ConfigError(Exception):
         self.problems = problems
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ConfigChange:
     """The difference between two configurations. Nothing is applied if anything is refused."""
 

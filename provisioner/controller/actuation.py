@@ -21,6 +21,7 @@ from provisioner.interfaces import AuthError, Overlay, RejectedError, Site, Supp
 from provisioner.model import DroneId, Fault, FaultKind, OrderOutcome, OrderResult, StartOrder, StopOrder
 from provisioner.planner.refusals import KEEP_FOR_JOBS_S
 from provisioner.reasons import EndedAtSite, Preempted
+from provisioner.values import frozen
 
 log = structlog.get_logger()
 
@@ -32,7 +33,7 @@ OWN_TIMEOUT_WARM_S = 6 * 3600.0
 """Its smallest value where there is headroom: any idle drone may be one that is kept warm."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class OrderBatch:
     """All orders for one site, or for the overlay (``site`` empty), in one tick."""
 
@@ -42,7 +43,7 @@ class OrderBatch:
     drains: tuple[model.Drain, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class BatchResults:
     site: str
     starts: tuple[OrderResult, ...] = ()
@@ -158,7 +159,7 @@ POOL_CLOCK_TOLERANCE_S = 2.0
 """Times of a pool are whole seconds, and its clock is known as exactly."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Dead:
     """A drone that ended, by the controller's clock."""
 

@@ -37,6 +37,7 @@ from provisioner.planner.safeguards import PlanFunction, PlanValidator, SafePlan
 from provisioner.planner.validation import validate_plan
 from provisioner.reasons import Reason
 from provisioner.store import Store, StoreError, serial_of
+from provisioner.values import frozen
 
 log = structlog.get_logger()
 
@@ -72,7 +73,7 @@ CHANGING = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TickReport:
     plan: Plan
     faults: tuple[str, ...] = ()

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from operator import attrgetter, eq, is_
 from typing import Any, TypeVar
 
 from provisioner import model
 from provisioner.model import CompletedJob, JobClass, OrderResult, OverlayView, RemoteDrone, SiteView
+from provisioner.values import frozen
 
 MAX_NUMBER = 1 << 53
 """The largest whole number that every part of the way, down to JSON and SQL, holds exactly."""
@@ -54,7 +55,7 @@ T = TypeVar("T")
 View = TypeVar("View", SiteView, OverlayView)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Shape:
     """The names of one kind of value's fields, by how they are repaired."""
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NoReturn, Self
 
 from provisioner.history import SiteHistoryView
@@ -18,6 +18,7 @@ from provisioner.interfaces import Overlay, RejectedError, Site, SupportsOtherDr
 from provisioner.model import DroneType, FaultKind, OverlayView, Plan, Refusal, Snapshot
 from provisioner.planner import decide
 from provisioner.reasons import ShadowOnly
+from provisioner.values import frozen
 
 SHADOW_SUFFIX = "-shadow"
 """Ends the name of a shadow: some adapters clean up at their polls, by the name of the controller."""
@@ -28,7 +29,7 @@ async def _refuse(*_: object) -> NoReturn:
     raise RejectedError("this controller is a shadow: it gives no orders", FaultKind.CONFIG)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ObservedAdapter:
     """A site or an overlay that can only be polled and asked for its past."""
 

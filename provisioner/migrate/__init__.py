@@ -6,7 +6,6 @@ It opens no file itself.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from pathlib import PurePath
 
 from provisioner.config.strict_yaml import Position, YamlDocument
@@ -20,6 +19,7 @@ from provisioner.migrate.slurm import SlurmSiteImport
 from provisioner.migrate.source import CHANGED, DROPPED, NEEDED, ImportReport, KeyReader, read, walk
 from provisioner.migrate.source import ImportFinding as ImportFinding
 from provisioner.migrate.source import ImportOutcome as ImportOutcome
+from provisioner.values import frozen
 
 _KINDS = {
     "HTCondor": HTCondorSiteImport,
@@ -31,7 +31,7 @@ _KINDS = {
 _TAGS = EXECUTORS | {"PeriodicValue", "RandomGauss"}
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ImportSource:
     """A configuration file of TARDIS or COBalD."""
 
@@ -40,7 +40,7 @@ class ImportSource:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ImportResult:
     files: Mapping[str, str]
     """Text by path, relative to the directory of the controller file."""

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from string import Template
 
 from provisioner.migrate.controller import address
 from provisioner.migrate.sites import MachineType, ReadFile, SiteImport, put_executor
 from provisioner.migrate.source import CHANGED, CONVERTED, DROPPED, NEEDED, ImportReport, KeyReader
 from provisioner.migrate.yaml_writer import QuotedText, YamlBlock, placeholder
+from provisioner.values import frozen
 
 _COMMAND = re.compile(r"\s*((?:\+|[Mm][Yy]\.)?[A-Za-z_][A-Za-z0-9_.]*)\s*=(?!=)\s*(.*)", re.DOTALL)
 _QUEUE = re.compile(r"\s*queue\b.*", re.IGNORECASE | re.DOTALL)
 _MANY_LINES = re.compile(r"\s*[\w.+]+\s*@=\s*(\w+)\s*")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SubmitCommand:
     """One command of a submit file, continuation lines joined."""
 

@@ -13,6 +13,7 @@ import yaml
 from provisioner.config.strict_yaml import CORE_TAG, Position, Steps, TreeBuilder, YamlDocument, built
 from provisioner.formatting import sanitize
 from provisioner.migrate.yaml_writer import Scalar, YamlBlock, placeholder
+from provisioner.values import frozen
 
 T = TypeVar("T", bound=Scalar)
 Value = None | bool | int | float | str | list["YamlValue"] | dict[str, "YamlValue"]
@@ -20,7 +21,7 @@ Value = None | bool | int | float | str | list["YamlValue"] | dict[str, "YamlVal
 _RESOLVER = yaml.SafeLoader("")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class YamlValue:
     value: Value
     line: int
@@ -165,7 +166,7 @@ class ImportOutcome(StrEnum):
 CONVERTED, CHANGED, DROPPED, NEEDED = ImportOutcome
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ImportFinding:
     verdict: ImportOutcome
     file: str

@@ -8,7 +8,6 @@ from __future__ import annotations
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
@@ -22,12 +21,13 @@ from provisioner.model import Breaker, BreakerState, DroneState, FaultKind
 from provisioner.store import Holder, StoreError, Views
 from provisioner.store.measures import GPU_USES, WAITING_CATEGORIES, MetricKey, MetricValues, gauges
 from provisioner.store.reader import Reader
+from provisioner.values import frozen
 
 OVERLAY = "overlay"
 RECORD_UP = "provisioner_record_up"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class MetricSpec:
     """One metric."""
 
@@ -216,7 +216,7 @@ def _labels_at_start(spec: MetricSpec, views: Views | None) -> Iterator[tuple[st
         yield from ((*labels, each) for each in spec.choices) if spec.choices else [labels]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RecordCollector(Collector):
     """Collector of prometheus_client over a record; it reads at each scrape."""
 

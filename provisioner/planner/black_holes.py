@@ -16,13 +16,14 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from provisioner import model
 from provisioner.model import Blame, Breaker, BreakerState, Drone, DroneId, DroneState, Fault, FaultKind, node_scope
 from provisioner.planner.breakers import after_failure, after_success
 from provisioner.planner.context import PlanningContext
 from provisioner.reasons import BlackHoleDrone, BlackHoleNode
+from provisioner.values import frozen
 
 MIN_FAILED_JOBS = 3
 """Fewer failed jobs are no sign."""
@@ -44,7 +45,7 @@ _JobKey = tuple[str, str]
 """Owner and number of a job: only some reports of one job name its schedd."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class BlackHoles:
     """Drones that leave because they or their nodes are black holes, and the changed breakers of nodes."""
 

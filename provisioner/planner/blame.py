@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from provisioner import model
 from provisioner.model import Blame, Breaker, BreakerState, Fault, FaultKind, JobClass, JobFailure, Policy
 from provisioner.planner.matching import CompatibleTypes
 from provisioner.reasons import ExclusiveOnly
+from provisioner.values import frozen
 
 COLLATERAL_LIMIT = 2
 """A job that neighbours ended this often runs alone next."""
@@ -85,7 +86,7 @@ def _newest(faults: Iterable[JobFailure]) -> list[JobFailure]:
     return kept[::-1]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ExclusiveUsers:
     """Users whose jobs get no GPUs that they would share, and their classes that could."""
 

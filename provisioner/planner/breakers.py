@@ -9,19 +9,20 @@ one more drone is tried, and each failure doubles the pause. The scope of that b
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from provisioner import model
 from provisioner.model import Breaker, BreakerState, Drone, DroneState, Fault, FaultKind, Snapshot, StateChange, TypeKey
 from provisioner.planner.blame import judge_users
 from provisioner.reasons import EXIT_WORDS, EndedAtSite, StartsUnmatched
+from provisioner.values import frozen
 
 OVERLAY_SCOPE = "overlay"
 """Breaker scope of the overlay. Failed polls never ban it."""
 OVERLAY_SETTLE_MAX_S = 60.0
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class BackoffPolicy:
     """Back-off of one kind of fault: ban after ``after`` failures in a row, at first for ``base_s``."""
 
@@ -268,7 +269,7 @@ def _class_breakers(breakers: Mapping[str, Breaker]) -> list[tuple[TypeKey, str,
     return [(TypeKey(b.scope.partition("#")[0]), b.class_id, b) for b in breakers.values() if b.class_id]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ClassBackoffs:
     """Job classes that back off on drone types, by class id."""
 

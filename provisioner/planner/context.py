@@ -17,6 +17,7 @@ from provisioner.planner.costs import JobCost, StartCosts
 from provisioner.planner.demand import headroom_classes
 from provisioner.planner.matching import CompatibleTypes, compatibility_cache
 from provisioner.reasons import Reason
+from provisioner.values import frozen
 
 NO_END = float("inf")
 VANISHED_MIN_DRONES = 3
@@ -26,7 +27,7 @@ VANISHED_WAIT_FACTOR = 10
 times longer before it believes it: an empty listing is far more often a broken listing."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ViewValidity:
     """Validity of the views. Nothing is started or stopped where a view is doubted."""
 
@@ -379,7 +380,7 @@ def life_too_short(
     return reasons.Downtime(kind.site, downtime_at(context, kind.site), max(0.0, left_s), least_s)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PlanningContext:
     """A snapshot after its state changes, with what all rules need."""
 

@@ -20,6 +20,7 @@ from provisioner.planner.context import PlanningContext
 from provisioner.planner.matching import NO_RESOURCES, UNKNOWN_DISK_MIB, Resources, count_fits
 from provisioner.planner.victims import NodeCandidates, SearchBudget, VictimCandidate, cheapest_set
 from provisioner.reasons import Reason
+from provisioner.values import frozen
 
 
 @dataclass(slots=True)
@@ -158,7 +159,7 @@ _HOLDS = (model.RemoteState.RUNNING, model.RemoteState.STOPPED, model.RemoteStat
 """States of drones that hold a place on the node that their site names; it names none for one in a queue."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PreemptionOrder:
     """A drone that is to leave for somebody else, and the reason."""
 
@@ -253,7 +254,7 @@ class OwnerReservations:
             self.preemptions.append(PreemptionOrder(context.drones[victim.drone_id], why))
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class JobRoom:
     """Room on one node for jobs of a claim."""
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from provisioner.model import Drain, Plan, PolledOverlay, Refusal, Snapshot, Start, StateChange, Stop, StopOrphan
 from provisioner.planner import decide
 from provisioner.planner.validation import Action, Breach, validate_plan
 from provisioner.reasons import InvalidAction, OperatorRequested, PlannerFailed
+from provisioner.values import frozen
 
 PlanFunction = Callable[[Snapshot], Plan]
 """Makes a plan: :func:`provisioner.planner.decide`, or another rule in a benchmark."""
@@ -26,7 +27,7 @@ MAX_VALIDATION_ROUNDS = 20
 """Rounds of validation; a plan that then still breaks a promise is reduced to the operators' requests."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SafePlan:
     """A plan to carry out, and what was wrong before."""
 

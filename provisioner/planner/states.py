@@ -8,13 +8,13 @@ costs at most twice the optimum, whatever comes (the rent-or-buy problem: Karlin
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
 from provisioner import model
 from provisioner.estimates import NO_ESTIMATES, Estimates
 from provisioner.model import Drone, DroneState
+from provisioner.values import frozen
 
 S = DroneState
 
@@ -37,7 +37,7 @@ class OnTimeout(StrEnum):
     """Ask the site again, at last without notice."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class StateRule:
     """Rule of one live state: its time limit, the action on timeout, and the final state of a drone that leaves."""
 

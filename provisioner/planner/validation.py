@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from operator import attrgetter
 
 from provisioner import model
 from provisioner.model import BreakerState, Drain, DrainMode, DroneState, Plan, RemoteState, Snapshot, Start, Stop
+from provisioner.values import frozen
 
 # The only grounds on which a drone that has a job may be asked to end (by ``kind`` of the reason).
 _MAY_STOP_BUSY = frozenset(
@@ -33,7 +33,7 @@ _MAY_DRAIN_BUSY = _MAY_STOP_BUSY | {
 Action = Start | Drain | Stop | model.StopOrphan
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Breach:
     """A promise that a plan breaks, and the actions without which it would keep it; none if none is to blame."""
 

@@ -18,13 +18,14 @@ from typing import NamedTuple
 
 from provisioner.model import WHOLE_GPU, DroneId
 from provisioner.planner.matching import NO_RESOURCES, Resources, count_fits
+from provisioner.values import frozen
 
 MAX_SEARCH_STEPS = 1000
 """Bound on the steps of one search on one node."""
 MAX_PLAN_STEPS = 3000
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class VictimCandidate:
     """A drone that may be asked to leave its node."""
 
@@ -165,7 +166,7 @@ def _spared(groups: Sequence[_Group], lacks: Sequence[int]) -> list[int]:
     return counts
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Rule:
     """A linear condition: ``weights`` times the room must be ``least`` or more."""
 

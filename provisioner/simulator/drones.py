@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 
 from provisioner.model import DroneId, DroneType, EndKind, RemoteDrone, RemoteEnd, RemoteState, StartOrder
 from provisioner.simulator.loop import AT_ONCE, Draw, Fixed, after, now, now_s, rng_for, start_epoch
+from provisioner.values import frozen
 
 if TYPE_CHECKING:
     from provisioner.simulator.jobs import JobRequirements
@@ -104,7 +105,7 @@ class HardwareFaultKind(StrEnum):
     """The pool makes no matches for ``for_s``."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class HardwareFault:
     """Fault of hardware or pool at ``at_s``."""
 
@@ -131,7 +132,7 @@ class DroneDefect(StrEnum):
     """A black hole: each job on it breaks off after seconds."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SiteBehaviour:
     """Behaviour of a site towards drones. The five chances are exclusive and add up to 1 at most."""
 
@@ -152,7 +153,7 @@ class SiteBehaviour:
     eats_jobs: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class DroneScript:
     """Durations and defect of one drone."""
 

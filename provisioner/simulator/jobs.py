@@ -13,12 +13,13 @@ from provisioner.model import WHOLE_GPU, CompletedJob, DroneType, JobClass, Shar
 from provisioner.sharing import Load, load_of, share_milli, shares_needed
 from provisioner.simulator.drones import ResourceVector
 from provisioner.simulator.loop import start_epoch
+from provisioner.values import frozen
 
 UNRECORDED_FIELDS = frozenset({"gpu_model", "priority", "duty_milli", "width_milli", "gpu_optional"})
 """Requirements that are not on record of a completed job."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class JobRequirements:
     """Requirements of the jobs of one class; units as in :class:`provisioner.model.JobClass`."""
 
@@ -90,7 +91,7 @@ class JobRequirements:
         return None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SimulatedJob:
     """One job: it arrives ``submit_s`` after the start of the scenario and computes for ``duration_s``."""
 

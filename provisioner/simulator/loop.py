@@ -11,12 +11,12 @@ import math
 from collections import deque
 from collections.abc import Callable, Coroutine
 from contextvars import Context
-from dataclasses import dataclass
 from heapq import heappop, heappush
 from random import Random
 from typing import Any, NoReturn, TypeVar, TypeVarTuple
 
 from provisioner.interfaces import AdapterError
+from provisioner.values import frozen
 
 T = TypeVar("T")
 V = TypeVar("V")
@@ -173,7 +173,7 @@ def rng_for(seed: int, *key: object) -> Random:
     return Random("/".join(map(str, (seed, *key))))
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Fixed:
     """Always ``value_s``."""
 
@@ -186,7 +186,7 @@ class Fixed:
         return self.value_s
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Uniform:
     """Anything from ``low_s`` to ``high_s``."""
 
@@ -200,7 +200,7 @@ class Uniform:
         return rng.uniform(self.low_s, self.high_s)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LogNormal:
     """Half of the draws below ``median_s``; ``sigma`` is that of the logarithm, ``most_s`` cuts the tail."""
 

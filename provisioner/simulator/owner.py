@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
 
 from provisioner.model import OwnerDemand, OwnerLoad
 from provisioner.simulator.drones import SimulatedDrone
 from provisioner.simulator.loop import at, now, now_s, rng_for, start_epoch
+from provisioner.values import frozen
 
 if TYPE_CHECKING:
     from provisioner.simulator.sites import GpuPoolState, SimulatedSite
@@ -78,7 +78,7 @@ class SimulatedOwner:
         """Count who still waits."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class OwnerSeries:
     """``steps``: from when on the owner has how many GPUs, of several pools together."""
 

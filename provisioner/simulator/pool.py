@@ -16,6 +16,7 @@ from provisioner.simulator.drones import OVERLAY, DroneDefect, HardwareFaultKind
 from provisioner.simulator.jobs import JobRequirements, QueuedJob, QueuedJobClass, SimulatedJobQueue
 from provisioner.simulator.loop import Draw, Fixed, after, at, now, now_s, start_epoch
 from provisioner.simulator.results import FinishedJob
+from provisioner.values import frozen
 
 if TYPE_CHECKING:
     from provisioner.simulator.world import World
@@ -255,7 +256,7 @@ class SharedSlot(SimulatedSlot):
 ROUNDING_S = 1e-3
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PoolBehaviour:
     negotiation_s: float = 20.0
     """Between two negotiation cycles. 0: there are none; jobs are matched as they come, and as slots open."""

@@ -8,7 +8,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from math import inf
 
@@ -18,6 +18,7 @@ from provisioner.simulator.jobs import SimulatedJob
 from provisioner.simulator.results import ReplayResult, WaitStatistics
 from provisioner.simulator.world import START_EPOCH, Scenario, SimulationOutcome, simulate
 from provisioner.simulator.world_file import WorldPlan
+from provisioner.values import frozen
 
 DAY_S = 86400.0
 REPLAY_LIMIT_S = 14 * DAY_S
@@ -69,7 +70,7 @@ def waits(waits_s: Iterable[float]) -> WaitStatistics:
     return WaitStatistics(len(ordered), statistics.fmean(ordered), p50_s, p95_s)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Replay:
     """Jobs, world and policy of one replay. It travels to other processes: all in it can be pickled."""
 

@@ -8,7 +8,6 @@ import textwrap
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
 from io import BytesIO
@@ -23,6 +22,7 @@ from provisioner import __version__, serialization
 from provisioner.formatting import count, duration, iso, sanitize
 from provisioner.simulator import results as figures
 from provisioner.simulator.results import KeyFigure, ReplayResult, Runs, SeedStatistics
+from provisioner.values import frozen
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -35,7 +35,7 @@ SCHEMA_DIALECT = "https://json-schema.org/draft/2020-12/schema"
 SCHEMA_FILE = "simulate.schema.json"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Report:
     """Replays by policy, one for each seed."""
 

@@ -12,9 +12,10 @@ from typing import NamedTuple
 from provisioner.model import DroneId, DroneType, EndKind, Policy
 from provisioner.simulator.drones import SimulatedNode
 from provisioner.simulator.loop import now_s
+from provisioner.values import frozen
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class WaitStatistics:
     """Waits of jobs in seconds: completion - submission - run time, so that lost work counts as wait."""
 
@@ -52,7 +53,7 @@ class GpuTime:
         return GpuTime(*(part / 3600.0 for part in astuple(self)))
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Sample:
     """The state of things at one time, for plots. GPUs are whole ones, ``at_s`` counts from the start."""
 
@@ -69,7 +70,7 @@ class Sample:
     """Drones by site that have a place and take no job yet."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ReplayResult:
     """One replay."""
 
@@ -265,7 +266,7 @@ def change(value: float) -> str:
     return f"+{amount(value)}" if value > 0 else amount(value)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class KeyFigure:
     name: str
     unit: str
@@ -277,7 +278,7 @@ class KeyFigure:
     """Left out of brief tables."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SeedStatistics:
     """Mean and deviation of one figure over seeds."""
 
@@ -287,7 +288,7 @@ class SeedStatistics:
     """Sample standard deviation; 0 for a single seed."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PairedDifference:
     """Difference of one figure between two policies, seed by seed, so that common effects cancel."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import ceil, floor, inf
 from typing import NamedTuple
 
@@ -25,6 +25,7 @@ from provisioner.simulator.world import Scenario, simulate
 from provisioner.simulator.world_file import DEFAULT_BEHAVIOUR
 from provisioner.store import Views
 from provisioner.store.observations import Observation
+from provisioner.values import frozen
 
 CAPACITY_STEP_S = 900.0
 """The most GPUs that were to be had in such a time count: one that a drone boots on is neither free nor in the pool."""
@@ -135,7 +136,7 @@ def _use(spans: Sequence[_Span]) -> dict[str, GpuUse]:
     return {site: GpuUse(drones[site], held_s[site], busy_s[site]) for site in held_s}
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class OwnersByPool:
     """Everybody else at a site: a series for each GPU pool."""
 

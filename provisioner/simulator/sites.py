@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Self
 
 from provisioner import model
@@ -14,6 +14,7 @@ from provisioner.simulator import drones
 from provisioner.simulator.drones import DroneStage, HardwareFault, HardwareFaultKind, ResourceVector, SiteBehaviour
 from provisioner.simulator.loop import Draw, Fixed, after, at, now, now_s, start_epoch
 from provisioner.simulator.owner import OwnerModel, SimulatedOwner, VictimRule
+from provisioner.values import frozen
 
 if TYPE_CHECKING:
     from provisioner.simulator.world import World
@@ -22,7 +23,7 @@ UNCOUNTED = 1 << 40
 """Stands for CPUs, RAM or disk of a node where a scenario does not count them."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class GpuPool:
     """``nodes`` nodes of ``gpus_per_node`` GPUs."""
 
@@ -44,7 +45,7 @@ class GpuPool:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Facility:
     """A site to be simulated."""
 

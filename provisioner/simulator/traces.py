@@ -13,7 +13,7 @@ import os
 import zlib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from random import Random
@@ -24,6 +24,7 @@ from provisioner.config.messages import choices
 from provisioner.formatting import count
 from provisioner.model import WHOLE_GPU, CompletedJob, JobClass, OverlayView
 from provisioner.simulator.jobs import JobRequirements, SimulatedJob
+from provisioner.values import frozen
 
 VRAM_SHARES = {8: 55, 16: 20, 24: 10, 32: 8, 40: 5, 80: 2}
 """GiB of GPU memory, and how many of 100 jobs want so much: made up, for no trace tells it."""
@@ -84,7 +85,7 @@ def declared_columns(text: str) -> dict[str, TraceColumn]:
     return found
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TraceSelection:
     """Selection of a trace's jobs, and changes to them."""
 
@@ -103,7 +104,7 @@ class TraceSelection:
     """Fields (names as in :data:`COMMON_COLUMNS`) that the trace is taken not to tell."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Trace:
     name: str
     jobs: tuple[SimulatedJob, ...]
@@ -281,7 +282,7 @@ DAY_S = 86400.0
 LOAD_COLUMNS = ("vc", "t_s", "total_gpus", "busy_gpus", "pending_gpus")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class OwnerLoadSeries:
     """GPUs that an owner wants: steps ``(at_s, GPUs)``, the first at 0, and the number that exist."""
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import ceil
 
 from provisioner.config.messages import choices
@@ -24,6 +24,7 @@ from provisioner.simulator.drones import HardwareFault, HardwareFaultKind
 from provisioner.simulator.loop import Fixed
 from provisioner.simulator.sites import Facility, GpuPool
 from provisioner.simulator.world_file import WorldPlan
+from provisioner.values import frozen
 
 SIGNS = {"gpus": "=", "max_gpus": "=", "max_drones": "=", "price": "=", "queue": "*", "boot": "*"}
 """Keys that are set to a number with ``=``, and durations that are multiplied with ``*``."""
@@ -38,7 +39,7 @@ class QuestionError(Exception):
     """A question that is not understood, or that cannot be asked here; the text says what to write instead."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Question:
     site: str
     key: str

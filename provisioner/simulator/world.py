@@ -9,7 +9,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 import structlog
 
@@ -27,6 +27,7 @@ from provisioner.simulator.pool import PoolBehaviour, SimulatedOverlay
 from provisioner.simulator.results import Metrics, Sample
 from provisioner.simulator.sites import Facility, SimulatedSite
 from provisioner.store import Store
+from provisioner.values import frozen
 
 START_EPOCH = 1_750_000_000.0
 """Simulations begin on 15 June 2025."""
@@ -34,7 +35,7 @@ END_CHECK_INTERVAL_S = 5.0
 """Interval of the checks for the end after the last job came, in virtual seconds."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Scenario:
     """A world, what goes wrong in it, and how the controller is set up. Times count from its start."""
 
@@ -123,7 +124,7 @@ class World:
         self.metrics.close()
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SimulationOutcome:
     seed: int
     digest: str

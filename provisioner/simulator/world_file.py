@@ -9,7 +9,7 @@ import json
 import math
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -29,6 +29,7 @@ from provisioner.simulator.owner import OwnerSeries, VictimRule
 from provisioner.simulator.pool import PoolBehaviour
 from provisioner.simulator.sites import Facility, GpuPool
 from provisioner.simulator.traces import TraceError, located, read_loads
+from provisioner.values import frozen
 
 _POOL = PoolBehaviour()
 
@@ -173,7 +174,7 @@ MAX_DERIVED_GPUS = 10_000
 """No more are derived from limits, which may be far beyond what there is."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class WorldPlan:
     """A world to be simulated, but for the jobs."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
@@ -24,6 +24,7 @@ from provisioner.config.units import parse_duration
 from provisioner.model import DroneState
 from provisioner.reasons import Reason
 from provisioner.store.reader import Reader
+from provisioner.values import frozen
 from provisioner.web import charts, tables
 from provisioner.web.api import Resource
 from provisioner.web.charts import PageChart
@@ -41,7 +42,7 @@ class Choice(NamedTuple):
     chosen: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class WebPage:
     """Page of the service, in the order in which it is shown."""
 

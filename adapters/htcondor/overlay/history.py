@@ -23,6 +23,7 @@ from adapters.shared.printing import printable
 from provisioner import formatting
 from provisioner.interfaces import AdapterError, AuthError, UnavailableError
 from provisioner.model import WHOLE_GPU, CompletedJob, JobFailure
+from provisioner.values import frozen
 from provisioner.worker_process import WorkerProcess
 
 HISTORY_LIMIT = 5000  # jobs asked for in one question to one schedd
@@ -45,7 +46,7 @@ RUNS_IN_SLOTS = "member(JobUniverse, {7,9,12}) isnt true"
 WITH_GPUS = f"((RequestGPUs ?: 0) > 0 || {OPTIONAL})"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class HistoryView:
     """Ended runs in all schedds (None if no schedd answered), and completed jobs that failed within seconds."""
 

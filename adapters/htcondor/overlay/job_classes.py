@@ -19,7 +19,7 @@ import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import NamedTuple
 
 from adapters.htcondor import classad2, classads
@@ -27,6 +27,7 @@ from adapters.htcondor.classads import HELD, IDLE, IN_SLOT, Ad, attribute_names,
 from adapters.htcondor.overlay.matching import bound, clauses
 from adapters.shared.printing import printable
 from provisioner.model import WHOLE_GPU, Group, JobClass
+from provisioner.values import frozen
 
 GROUPED = attribute_names(
     """
@@ -64,7 +65,7 @@ _USAGE = frozenset(
 _OWNERS = frozenset({"owner", "acctgroup", "accountinggroup"})
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class JobGroup:
     """One group as one schedd made it."""
 

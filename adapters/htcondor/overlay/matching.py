@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from adapters.htcondor import classad2, classads
 from adapters.htcondor.classads import Ad, evaluated_number, expression, holds, number, source, value
@@ -17,6 +17,7 @@ from adapters.shared.printing import printable
 from provisioner.gpu_models import canonical, driver_name
 from provisioner.model import NVIDIA, WHOLE_GPU, DroneType, Sharing, UnmetRequirement
 from provisioner.sharing import share_milli
+from provisioner.values import frozen
 
 DIMENSION_ORDER = classads.attribute_names(
     """
@@ -58,7 +59,7 @@ _OWN_START = re.compile(r"\$\(START\)", re.IGNORECASE)
 _MY = re.compile(r"\bMY\.(\w+)", re.IGNORECASE)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ReceivedSlot:
     """The ad that a slot of a drone type really advertised, as expressions; allocation left out."""
 

@@ -13,7 +13,7 @@ import pickle
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from adapters.htcondor.overlay.work import EVICTION_REPORTED_S, PoolWork
 from adapters.shared.printing import printable
 from provisioner.interfaces import AdapterError, UnavailableError
 from provisioner.model import Slot
+from provisioner.values import frozen
 
 SCHEDD_ANSWER_TIMEOUT_S = 3.0  # longest wait for the answer of a schedd to a trivial question
 SILENT_RETRY_S, HUNG_RETRY_S = 30.0, 300.0
@@ -34,7 +35,7 @@ second."""
 _MAX_SILENCE_NOTICES = 10
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ScheddQueue:
     """One schedd: where it is, and how far its clock is ahead of the collector's."""
 
@@ -48,7 +49,7 @@ class ScheddQueue:
         with_new_session(lambda: self.schedd.query(nothing, projection=["ClusterId"], limit=1))
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ScheddAnswer:
     taken_at: float
     groups: tuple[JobGroup, ...]
@@ -67,7 +68,7 @@ class ScheddAnswer:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ScheddSilence:
     since: float
     tried_at: float

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from adapters.htcondor import classads
 from adapters.htcondor.classads import Ad, moment, source, text, value, whole
 from adapters.shared.printing import printable
 from provisioner.model import WHOLE_GPU, Blame, DroneId, JobFailure, Slot, SlotState, TypeKey
 from provisioner.sharing import MOST_SHARES, share_milli
+from provisioner.values import frozen
 
 OUR_SLOTS = 'DroneId isnt undefined && SlotType isnt "Dynamic"'
 """A drone's partitionable slot tells all: what is free, how many slots were carved from it and what they do."""
@@ -57,7 +58,7 @@ _MAX_SLOT_NOTICES = 20
 _MAX_SLOTS_PER_DRONE = 1000  # limit per drone: no node has more GPUs, and sums stay sensible
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class DroneSlot:
     """The slot of a drone, and what else its ads tell: one ad, or all of one startd together."""
 
@@ -71,7 +72,7 @@ class DroneSlot:
     faults: tuple[JobFailure, ...] = ()  # faults on its shared GPUs, by the drone's word
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SlotsView:
     """Slots of our drones, with notices about other ads, and remarks that need no operator."""
 

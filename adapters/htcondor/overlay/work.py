@@ -16,6 +16,7 @@ from adapters.htcondor.classads import HELD, IDLE, IN_SLOT, Ad, job_id, moment, 
 from adapters.htcondor.overlay.job_classes import JobRequest, gpu_optional, request
 from adapters.htcondor.overlay.slots import DRONE_ID
 from provisioner.model import WHOLE_GPU, Blame, CompletedJob, DroneId, Eviction, JobFailure, Slot
+from provisioner.values import frozen
 
 EVICTION_REPORTED_S = 900.0  # an eviction is reported for this long
 
@@ -50,7 +51,7 @@ def constraint(controller: str, since: float) -> str:
     )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class JobRun:
     drone_id: DroneId
     gpu_milli: int
@@ -65,7 +66,7 @@ class JobRun:
 JobInDrone = tuple[DroneId, str, str]  # a drone, owner and id (``<cluster>.<process>``) of a job that ran in it
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PoolWork:
     runs: tuple[JobRun, ...] = ()
     evictions: tuple[Eviction, ...] = ()

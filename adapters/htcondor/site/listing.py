@@ -7,12 +7,13 @@ import json
 import math
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from adapters.htcondor import classads
 from adapters.htcondor.classads import Ad, job_id, moment, our_moment, text, value, whole
 from adapters.shared.printing import printable
 from provisioner.model import DroneId, EndKind, FaultKind, RemoteDrone, RemoteEnd, RemoteState
+from provisioner.values import frozen
 
 OUR_REASON = "provisioner: "  # prefix of the reason of each removal that we ask for
 DRONE_JOB_PROJECTION = classads.attribute_names(
@@ -31,7 +32,7 @@ _NODE_FAULTS = frozenset({1006, 1007, 1008, 1012})
 """VacateReasonCode: claim not activated, starter error, no contact for a lease, startd exception."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class DroneJobsView:
     """All of our jobs that the schedd lists."""
 

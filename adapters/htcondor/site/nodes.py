@@ -15,13 +15,14 @@ import operator
 import re
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import NamedTuple
 
 from adapters.htcondor import classad2, classads
 from adapters.htcondor.classads import Ad, moment, source, text, value, whole
 from adapters.htcondor.site.submission import VRAM_TOLERANCE, device_pattern
 from provisioner.model import NVIDIA, WHOLE_GPU, DroneType, Node, RemoteDrone, RemoteState
+from provisioner.values import frozen
 
 MACHINE_SLOTS = 'SlotType =!= "Dynamic"'
 """Slots that stay. The ad of a partitionable slot has what is left in it, and what was in it at first."""
@@ -53,7 +54,7 @@ class SlotResources(NamedTuple):
         return all(map(operator.ge, self, other))
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class DynamicSlot:
     """A dynamic slot as in the ad of its partitionable slot."""
 
@@ -64,7 +65,7 @@ class DynamicSlot:
     waits_for_its_job: bool  # claimed, and nothing runs in it yet
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class MachineSlot:
     """One partitionable or static slot. ``ad`` is its ad with everything given back: the slot if nobody used it."""
 
@@ -80,7 +81,7 @@ class MachineSlot:
         return tuple(device for device in named if isinstance(device, classad2.ClassAd))
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PoolMachine:
     """One machine of the site: one node to the planner, but a job has to fit into one of its slots."""
 

@@ -26,6 +26,7 @@ from adapters.htcondor.site.settings import HTCondorOwnerConfig
 from adapters.shared.printing import printable
 from provisioner.interfaces import AdapterError
 from provisioner.model import WHOLE_GPU, OwnerDemand, OwnerLoad
+from provisioner.values import frozen
 
 if TYPE_CHECKING:
     from adapters.htcondor.site.client import HTCondorClient
@@ -58,7 +59,7 @@ _REFERENCE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 _SCOPES = ("target", "my", "other", "self", "parent", "")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class OwnerJobGroup:
     """Waiting jobs of one user that no expression distinguishes."""
 
@@ -73,7 +74,7 @@ class OwnerJobGroup:
     """Concurrency limits of the jobs, where the negotiator has lately refused one for them: no room helps."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class OwnerJobQueue:
     groups: tuple[OwnerJobGroup, ...] = ()  # the oldest first
     running: tuple[tuple[str, SlotResources], ...] = ()  # the slot of each running job, and what it holds there
@@ -160,7 +161,7 @@ _MAX_CLAIMS = 500
 """Largest number of different claims. It is more than the site's nodes can be freed for in one tick."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class HTCondorOwnerView:
     claims: tuple[OwnerDemand, ...] = ()
     runs: OwnerLoad | None = None

@@ -6,7 +6,7 @@ import hashlib
 import re
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from adapters.htcondor import classad2
 from adapters.htcondor.site.listing import SPOOLING
@@ -17,6 +17,7 @@ from provisioner import drone
 from provisioner.gpu_models import canonical
 from provisioner.interfaces import RejectedError, UnavailableError
 from provisioner.model import NVIDIA, WHOLE_GPU, Bootstrap, DroneId, DroneType, FaultKind, StartOrder
+from provisioner.values import frozen
 
 BEGIN = "begin.sh"
 SCRIPT = "drone.sh"
@@ -48,7 +49,7 @@ _VARIABLE_WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _DRONE_ID = re.compile(r"[a-z0-9-]{1,63}")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SubmitDescription:
     """One cluster of jobs: ``condor_submit`` of ``description`` with ``queue drone_id from <drone_ids>``."""
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Protocol, Self
 
 from adapters.shared.printing import printable
 from provisioner.interfaces import UnavailableError
 from provisioner.model import FaultKind
+from provisioner.values import frozen
 
 MAX_OUTPUT_BYTES = 64 * 1024**2
 """Bytes of output, both streams together. A command with more is ended."""
@@ -20,7 +21,7 @@ class NoReplyError(UnavailableError):
     """The command was sent, and its outcome is unknown: silence for a read, ``OutcomeUnknownError`` for a write."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Finished:
     """A command that ran to its own end."""
 
