@@ -28,10 +28,10 @@ _POOL_ACCESS = (
         " (docs/how-to/first-real-pool.md)",
     ),
     (
-        "drone_token",
-        "{file: drone.token}",
-        "your pilots brought their own credential; make a token with READ, ADVERTISE_STARTD and ADVERTISE_MASTER and"
-        " name its file",
+        "drone_signing_key",
+        "file with a signing key of the pool",
+        "your pilots brought their own credential; the controller signs a token for each drone"
+        " (docs/reference/overlay-htcondor.md#tokens-of-drones)",
     ),
 )
 """Options that TARDIS has no key for: name, what to fill in, and what that is."""

@@ -185,7 +185,8 @@ def with_pool(options: str) -> str:
 
 def test_what_is_valid_but_hardly_meant_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NO_SUCH_TOKEN", raising=False)
-    hasty = SITE.replace("stopping: 2min", "stopping: 40s")
+    site = SITE.replace("cpus: 8}", "cpus: 8, same_account: true}")
+    hasty = site.replace("stopping: 2min", "stopping: 40s")
     pool = (
         "\n    collector: cm.example.org:9618\n    trust_domain: example.org\n    token: {file: token}\n"
         "    drone_token: {env: NO_SUCH_TOKEN}"
@@ -194,6 +195,8 @@ def test_what_is_valid_but_hardly_meant_is_a_warning(tmp_path: Path, monkeypatch
     assert check(file) == []
     told = [str(warning).removeprefix(f"{tmp_path}/") for warning in load(file).warnings]
     assert told == [
+        "provisioner.yaml:9:18: warning: `drone_token`: all drones share one token, and a job that gets it can pose as "
+        "any drone until it expires. Set `drone_signing_key`, so that each drone gets a token of its own",
         f"provisioner.yaml:8:12: warning: `token`: secret file {tmp_path}/token cannot be read: {GONE}",
         "provisioner.yaml:9:18: warning: `drone_token`: secret environment variable NO_SUCH_TOKEN is empty or not set",
         "provisioner.yaml:6:16: warning: `cm.example.org:9618` is a placeholder: write the real name",
@@ -201,9 +204,9 @@ def test_what_is_valid_but_hardly_meant_is_a_warning(tmp_path: Path, monkeypatch
         "sites/big.yaml:8:85: warning: `stopping` (40s) is not longer than `grace` (40s): drones are stopped again "
         "before it is over",
     ]
-    assert [str(each).removeprefix(f"{tmp_path}/") for each in warnings(tmp_path / "sites/big.yaml")] == told[4:5]
+    assert [str(each).removeprefix(f"{tmp_path}/") for each in warnings(tmp_path / "sites/big.yaml")] == told[5:6]
     real = pool.replace("cm.example.org", "cm.myexample.org").replace(": example.org", ": example.org.cern.ch")
-    named = load(written(tmp_path, controller=with_pool(real), big=SITE))
+    named = load(written(tmp_path, controller=with_pool(real), big=site))
     assert not [each for each in named.warnings if "placeholder" in str(each)]
 
 

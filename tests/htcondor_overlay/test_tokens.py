@@ -30,7 +30,7 @@ ONE = DroneId("kit-a1b2-1")
 def config(tmp_path: Path, **more: Any) -> HTCondorConfig:
     """Options of a controller that signs the drones' tokens; both its files exist."""
     (tmp_path / "POOL").write_bytes(bytes(range(1, 65)))
-    signs = {"drone_token_mode": "signing-key", "drone_signing_key": str(tmp_path / "POOL"), "drone_token": None}
+    signs = {"drone_signing_key": str(tmp_path / "POOL"), "drone_token": None}
     return options(tmp_path, **signs | more)
 
 
@@ -76,6 +76,20 @@ def test_an_empty_signing_key_signs_nothing(tmp_path: Path) -> None:
     (tmp_path / "POOL").touch()
     with pytest.raises(SecretUnreadableError, match="is empty"):
         TokenSigner(tmp_path / "POOL", "POOL", "pool.example.org").token("drone", 0.0, 60.0)
+
+
+def test_each_drone_has_a_token_of_its_own_unless_told_otherwise(tmp_path: Path) -> None:
+    """The shared token file is the exception, and `check` warns of it."""
+    assert config(tmp_path).drone_token_mode == "signing-key"
+    assert not any("share one token" in text for _, text in config(tmp_path).doubts())
+    assert HTCondorConfig.model_fields["drone_token_mode"].default == "signing-key"
+    (tmp_path / "POOL").chmod(0o640)
+    assert any("POOL can be read by others (mode 0640)" in text for _, text in config(tmp_path).doubts())
+    shared = options(tmp_path)
+    assert shared.drone_token_mode == "static"
+    assert ["share one token" in text for _, text in shared.doubts()].count(True) == 1
+    with pytest.raises(ValidationError, match="`drone_signing_key` is wanted"):
+        options(tmp_path, drone_token=None)
 
 
 async def test_the_mode_says_which_secret_is_wanted_and_whether_drones_share_an_identity(tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import re
+import secrets
 from pathlib import Path
 
 import pytest
@@ -23,6 +25,12 @@ def scopes(identity: str) -> list[str]:
     """The `-authz` of the guide's command for a token."""
     (line,) = [line for line in GUIDE.splitlines() if line.startswith(f"condor_token_create -identity {identity}@")]
     return re.findall(r"-authz (\w+)", line)
+
+
+def allowed(domain: str) -> list[str]:
+    """The guide's lines for the pool's configuration."""
+    lines = [line for line in GUIDE.splitlines() if re.match(r"(COLLECTOR\.)?ALLOW_", line)]
+    return [line.replace("pool.example.org", domain) for line in lines]
 
 
 @pytest.mark.matrix
@@ -55,8 +63,16 @@ def test_the_guide_ends_with_jobs_done(lab: tuple[Pool, LabController]) -> None:
             assert old in text, f"{name} of the guide has no {old!r}"
             text = text.replace(old, new)
         (controller.directory / name).write_text(text)
-    for name, identity, guided in (("controller", "admin", "provisioner"), ("drone", "drone", "drone")):
-        controller.secret(f"{name}.token", pool.token(identity, scopes(guided)) + "\n")
+    controller.secret("controller.token", pool.token("provisioner", scopes("provisioner")) + "\n")
+    key = base64.encodebytes(secrets.token_bytes(36)).decode()  # as `openssl rand -base64 48`
+    controller.secret("drones.key", key)
+    shared = pool.key.with_name("drones")
+    shared.touch(mode=0o600)
+    shared.write_text(key)
+    pool.account.give(shared)
+    with pool.config.open("a") as config:
+        config.writelines(f"{line}\n" for line in allowed(pool.domain))
+    pool._tool(["condor_reconfig"], pool.config)
 
     checked = controller.call("check")
     assert checked.returncode == 0 and "warning" not in checked.stderr, checked.stdout + checked.stderr

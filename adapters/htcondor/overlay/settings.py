@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -16,6 +16,12 @@ from provisioner.model import Credential
 
 CONTROLLER_NEEDS = ("READ", "DAEMON or ADMINISTRATOR")
 """To drain, one of the two is enough."""
+
+
+_SHARED_TOKEN = (
+    "`drone_token`: all drones share one token, and a job that gets it can pose as any drone until it expires. "
+    "Set `drone_signing_key`, so that each drone gets a token of its own"
+)
 
 
 class HTCondorConfig(ConfigSection):
@@ -33,11 +39,12 @@ class HTCondorConfig(ConfigSection):
     ADMINISTRATOR to drain by `condor_drain`."""
     token_directory: ConfigPath | None = Field(None)
     """Directory with tokens, instead of `token` or beside it; all are offered to the pool."""
-    drone_token_mode: Literal["static", "signing-key"] = Field("static")
-    """Origin of the drones' tokens: `static`, all drones get `drone_token`; `signing-key`, each gets a token of its
-    own, signed with `drone_signing_key` when the drone is ordered."""
+    drone_token_mode: Literal["static", "signing-key"] = Field("signing-key")
+    """Origin of the drones' tokens: `signing-key`, each drone gets a token of its own, signed with `drone_signing_key`
+    when the drone is ordered; `static`, all drones share `drone_token` (also if that is the only one given)."""
     drone_token: Secret | None = Field(None)
-    """Token given to every drone: READ, ADVERTISE_STARTD and ADVERTISE_MASTER, nothing more."""
+    """Token that all drones share, for pools whose signing key the controller may not have: READ, ADVERTISE_STARTD and
+    ADVERTISE_MASTER, nothing more."""
     drone_signing_key: ConfigPath | None = Field(None)
     """Copy of a signing key of the pool (a file of SEC_PASSWORD_DIRECTORY) for `signing-key`. A holder of a key can be
     any identity of the pool: keep the file as you would keep the collector's."""
@@ -100,13 +107,27 @@ class HTCondorConfig(ConfigSection):
         if self.drone_token is not None:
             found = token_warnings("drone_token", self.drone_token, (), DRONE_NEEDS)
             yield from ((("drone_token",), message) for message in found)
+        if self.drone_token is not None and self.drone_token_mode == "static":
+            yield ("drone_token",), _SHARED_TOKEN
+        if self.drone_signing_key is not None:
+            found = token_warnings("drone_signing_key", Secret(file=self.drone_signing_key), ())
+            yield from ((("drone_signing_key",), message) for message in found)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _mode(cls, given: Any) -> Any:
+        if isinstance(given, dict) and given.get("drone_token") and not given.get("drone_signing_key"):
+            return {"drone_token_mode": "static", **given}
+        return given
 
     @model_validator(mode="after")
     def _some_token(self) -> Self:
         if self.token is None and self.token_directory is None:
             raise ValueError("`token` or `token_directory` is wanted: write `token: {file: path}`")
         if self.drone_token_mode == "static" and self.drone_token is None:
-            raise ValueError("`drone_token` is wanted: write `drone_token: {file: path}`")
+            raise ValueError(
+                "`drone_token` is wanted with `drone_token_mode: static`: write `drone_token: {file: path}`"
+            )
         if self.drone_token_mode == "signing-key" and self.drone_signing_key is None:
-            raise ValueError("`drone_signing_key` is wanted with `drone_token_mode: signing-key`: write the key's path")
+            raise ValueError("`drone_signing_key` is wanted, a file with a signing key of the pool: write its path")
         return self
