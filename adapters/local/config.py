@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pwd
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -56,7 +55,7 @@ class LocalSiteConfig(ConfigSection):
     """Account that drones run under, which `sudo` must let the controller become without a password. Empty: the
     controller's own; drones of a controller that is root become `DRONE_USER`."""
     same_account: bool = Field(False)
-    """Let jobs of other people run under the controller's own account. They can read every secret of the controller."""
+    """Let jobs of other people run under an account that can read the controller's secrets, such as its own."""
     nice: int = Field(0, ge=0, le=19)
     """Niceness of drones; 0 is that of the controller."""
     env: Annotated[dict[str, str], AfterValidator(partial(check_environment, reserved=_SITE_VARIABLES))] = Field(
@@ -64,23 +63,9 @@ class LocalSiteConfig(ConfigSection):
     )
     """Environment variables added for each drone."""
 
-    def _uid(self) -> int:
-        """Return the number of ``account``; -1 if this host does not know it."""
-        try:
-            return pwd.getpwnam(self.account).pw_uid
-        except KeyError:
-            return -1
-
-    def same_account_as_controller(self) -> str:
-        """Return why jobs of other people could read the controller's secrets; empty if they cannot or may."""
-        if self.account and self._uid() in (0, os.geteuid()):
-            return f"`account`: {self.account} is root or the controller's own account. Name another account for drones"
-        if self.account or self.same_account or os.geteuid() == 0:
-            return ""
-        return (
-            "drones would run under the controller's own account, so every job could read its tokens. "
-            "Set `account` to an account for drones, or `same_account: true` if all jobs are yours"
-        )
+    def drone_account(self) -> tuple[str, str]:
+        """Return the option that names the account of drones, and that account."""
+        return "account", self.account
 
     def unfit(self, types: Sequence[DroneType]) -> Iterator[tuple[tuple[str, str], str]]:
         """Yield types that this host can never hold. GPUs that `nvidia-smi` would have to list are left out."""

@@ -228,6 +228,9 @@ class SlurmSiteConfig(SlurmJobOptions):
         examples=[[{"nodes": "hkn[0801-0967]", "cores_per_socket": 38, "memory": "512000 MiB", "gpus": 4}]],
     )
     """The nodes with GPUs, for `provisioner render blocking`."""
+    same_account: bool = Field(False)
+    """Let jobs of other people run under an account that can read the controller's secrets, such as its own. Slurm runs
+    drones as the account that submits them; it can read nothing where the nodes share no files with this host."""
     retain_finished: Duration = Field(600.0, ge=60.0)
     """Time for which ended drones are reported, as long as Slurm knows them."""
     deadline: PositiveDuration = Field(15.0)
@@ -243,6 +246,13 @@ class SlurmSiteConfig(SlurmJobOptions):
             if name in self.model_fields_set and name != self.transport:
                 raise ValueError(f"`{name}` is for another transport: write `transport: {name}`, or remove it")
         return self
+
+    def drone_account(self) -> tuple[str, str]:
+        """Return the option that names the account of drones, and that account."""
+        if self.rest is not None and self.rest.user:
+            return "rest.user", self.rest.user
+        ssh = self.rest.ssh if self.rest is not None else self.tools.ssh
+        return f"{self.transport}.ssh.user", ssh.user if ssh is not None else ""
 
     def options_for(self, type_name: str) -> SlurmTypeOptions:
         """Return the options for drones of a type: those of the type, else those of the site; `gres` is set."""

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ValidationError
 
 from provisioner import mig
 from provisioner.config import ConfigError, OverlayConfig, Problem, Settings, SiteConfig
+from provisioner.config.accounts import account_problem, secret_files
 from provisioner.config.credentials import credentials_of
 from provisioner.config.messages import choices, missing_mapping, report_errors
 from provisioner.config.models import ControllerFile, HeadroomSection, SiteFile, WebSection, placing_options
@@ -158,7 +159,8 @@ class _ConfigReader:
         if overlay is not None:
             _check_store_path(document, model.store.path, overlay)
             _check_low_use(document, model)
-            _check_accounts(overlay, sites)
+            if self.connects:
+                _check_accounts(model, overlay, sites)
         read_models = [site.model for site in sites if site.model]
         if len(read_models) == len(sites):
             _check_headroom(document, model, read_models)
@@ -378,14 +380,26 @@ def _check_distinct_places(sites: Sequence[_ReadSite]) -> None:
         first.setdefault(place, site.document.file)
 
 
-def _check_accounts(overlay: BaseModel, sites: Sequence[_ReadSite]) -> None:
-    """Refuse drones that run jobs of other people under the controller's account, unless the site says so by name."""
+def _check_accounts(controller: ControllerFile, overlay: BaseModel, sites: Sequence[_ReadSite]) -> None:
+    """Refuse drones whose account can read a secret of the controller, unless the site says so by name.
+
+    The options of a site name the account by ``drone_account()``: the key that sets it, and the name that it has on
+    this host; empty is the controller's own. Drones on this host have that one unless the options say otherwise.
+    """
     if not getattr(overlay, "runs_jobs_of_others", lambda: True)():
         return
+    known = [overlay, controller.web, *(site.options for site in sites if site.options is not None)]
+    secrets = [path for options in known for path in secret_files(options)]
     for site in sites:
-        problem = getattr(site.options, "same_account_as_controller", str)()
+        if site.model is None or site.options is None or getattr(site.options, "same_account", False):
+            continue
+        key, account = getattr(site.options, "drone_account", lambda: ("adapter", None))()
+        if account is None and getattr(site_adapter(site.model.adapter), "on_this_host", False):
+            account = ""
+        problem = account_problem(account, controller.store.path, secrets) if account is not None else ""
         if problem:
-            site.document.complain_at_key(("options",), problem)
+            remedy = f"Set `{key}` to another account, or `same_account: true` if all jobs are yours"
+            site.document.complain_at_key(("options",), f"{problem}: every job could read its tokens. {remedy}")
 
 
 def _check_store_path(document: YamlDocument, store: Path, overlay: BaseModel) -> None:

@@ -115,7 +115,7 @@ class HorekaSite:
             "timeouts": controller.timeouts(missing="3s", grace="4s", **deadlines),
             # The lab's H100 nodes have the smaller one of the two GPUs.
             "types": {"a100": gpu_type(*A100, **size), "h100": gpu_type(*V100, **size)},
-            "options": {**options, **self.options},
+            "options": {"same_account": True, **options, **self.options},
             **self.more,
         }
 

@@ -1,4 +1,4 @@
-"""Drones of the local site under an account of their own, and the refusal of drones under the controller's."""
+"""Drones of the local site under an account of their own."""
 
 from __future__ import annotations
 
@@ -10,25 +10,9 @@ from pathlib import Path
 import pytest
 
 from adapters.local.account import DroneAccount
-from provisioner import config as configuration
 from tests.labs.accounts import CONTROLLER_ID, DRONES, DRONES_ID, run_as_controller
 from tests.local.drones import all_tagged
 from tests.local.drones import config as site_config
-
-SITE = """\
-site: here
-adapter: local
-types: {small: {gpus: 1, vram: 40 GiB, cpus: 1, memory: 1 GiB, disk: 1 MiB}}
-options:
-  root: drones
-  gpus: [{count: 1, vram: 40 GiB}]
-"""
-EMBEDDED = "overlay: {adapter: embedded, options: {path: queue.db}}\n"
-HTCONDOR = """\
-overlay:
-  adapter: htcondor
-  options: {collector: "pool.test:9618", trust_domain: pool.test, token: {file: t}, drone_token: {file: d}}
-"""
 
 
 def processes_of(uid: int) -> list[str]:
@@ -62,30 +46,6 @@ def test_a_drone_of_another_account_sees_no_secret_and_leaves_nothing(tmp_path: 
 
 def test_an_account_that_cannot_be_used_is_told_with_the_repair(tmp_path: Path) -> None:
     assert "useradd --system no-such-account" in DroneAccount("no-such-account").check(tmp_path)
-
-
-def problems(tmp_path: Path, overlay: str, *options: str) -> str:
-    """Return what `check` finds for an ordinary account of the controller."""
-    for name in ("t", "d"):
-        (tmp_path / name).touch(mode=0o600)
-    (tmp_path / "here.yaml").write_text(SITE + "".join(f"  {line}\n" for line in options))
-    (tmp_path / "provisioner.yaml").write_text(f"controller: kit\nstore: {{path: r.db}}\n{overlay}sites: [here.yaml]\n")
-    return "\n".join(map(str, configuration.check(tmp_path / "provisioner.yaml")))
-
-
-def test_drones_under_the_controllers_account_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    assert "every job could read its tokens" in problems(tmp_path, HTCONDOR)
-    assert "every job" not in problems(tmp_path, HTCONDOR, "same_account: true")
-    assert "every job" not in problems(tmp_path, HTCONDOR, "account: gpu-drones")
-    monkeypatch.setattr(os, "geteuid", lambda: 65534)
-    for own in ("root", "nobody"):
-        assert "controller's own account" in problems(tmp_path, HTCONDOR, f"account: {own}")
-    monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    assert "every job" not in problems(tmp_path, EMBEDDED), "the jobs are the operator's own"
-    (tmp_path / "queue.db").touch(mode=0o660)
-    (tmp_path / "queue.db").chmod(0o660)
-    assert "every job" in problems(tmp_path, EMBEDDED), "others may submit"
 
 
 def test_only_the_drone_account_may_be_named(tmp_path: Path) -> None:

@@ -203,6 +203,10 @@ class HTCondorSiteConfig(ConfigSection):
     lease: Duration = Field(60.0, ge=20.0)
     """Time for which a drone survives a loss of contact between its schedd and its node, and for which a job that is
     removed while the site vacates it stays in the queue."""
+    same_account: bool = Field(False)
+    """Let jobs of other people run under an account that can read the controller's secrets, such as its own. Without a
+    token HTCondor runs drones as the account that submits them; it can read nothing where the nodes share no files with
+    this host."""
     retain_finished: Duration = Field(600.0, ge=60.0)
     """Time for which an ended drone stays in the site's queue, so that its end is listed."""
     deadline: PositiveDuration = Field(15.0)
@@ -233,6 +237,12 @@ class HTCondorSiteConfig(ConfigSection):
                 yield certificate_credential(f"submit.{command}", Path(value))
             elif command.lower() == "scitokens_file" and value.startswith("/"):
                 yield secret_credential(f"submit.{command}", Secret(file=Path(value)), is_jwt=True)
+
+    def drone_account(self) -> tuple[str, str | None]:
+        """Return the option that names the account of drones, and that account; None if the site chooses it."""
+        if self.tools.ssh is not None:
+            return "tools.ssh.user", self.tools.ssh.user
+        return "tools.ssh.user", None if self.token or self.token_directory else ""
 
     def misfits(self, types: Sequence[DroneType]) -> Iterator[tuple[tuple[str, ...], str]]:
         """Yield errors in combination with the site's drone types: path in the site file, and message."""
