@@ -15,10 +15,10 @@ BUDGETS = {
     "provisioner/*.py": (17, 4221),
     "adapters/*.py": (1, 1),
     "adapters/htcondor/*.py": (4, 666),
-    "tests": (379, 60900),
+    "tests": (381, 60900),
     "provisioner/adapter_tests": (3, 756),
     "provisioner/cli": (19, 6220),
-    "provisioner/config": (8, 2690),
+    "provisioner/config": (9, 2702),
     "provisioner/controller": (12, 2838),
     "provisioner/drone": (4, 1242),
     "provisioner/migrate": (9, 1588),
@@ -32,9 +32,9 @@ BUDGETS = {
     "adapters/local": (6, 1116),
     "adapters/openstack": (12, 2915),
     "adapters/shared": (11, 1175),
-    "adapters/slurm": (15, 4153),
-    "adapters/htcondor/overlay": (13, 3122),
-    "adapters/htcondor/site": (10, 2705),
+    "adapters/slurm": (15, 4163),
+    "adapters/htcondor/overlay": (13, 3143),
+    "adapters/htcondor/site": (10, 2715),
 }
 """Most Python files and most lines by package, comments and blank lines included."""
 

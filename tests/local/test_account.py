@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -28,15 +29,17 @@ def processes_of(uid: int) -> list[str]:
     return found
 
 
-def test_a_drone_of_another_account_sees_no_secret_and_leaves_nothing(tmp_path: Path) -> None:
-    root = tmp_path / "drones"
-    root.mkdir(mode=0o711)
-    for path in (root, tmp_path):
-        os.chown(path, CONTROLLER_ID, CONTROLLER_ID)
-    for above in (tmp_path, *tmp_path.parents[:3]):
-        above.chmod(above.stat().st_mode | 0o011)
-    command = [sys.executable, "-m", "tests.local.account_story", str(root), DRONES]
-    done = run_as_controller(tmp_path, command, CONTROLLER_TOKEN="SECRET-OF-CONTROLLER")
+def test_a_drone_of_another_account_sees_no_secret_and_leaves_nothing() -> None:
+    # Other runs of pytest on this host close the directories above `tmp_path`.
+    with tempfile.TemporaryDirectory(prefix="accounts-") as name:
+        place = Path(name)
+        root = place / "drones"
+        root.mkdir(mode=0o711)
+        for path in (root, place):
+            path.chmod(0o711)
+            os.chown(path, CONTROLLER_ID, CONTROLLER_ID)
+        command = [sys.executable, "-m", "tests.local.account_story", str(root), DRONES]
+        done = run_as_controller(place, command, CONTROLLER_TOKEN="SECRET-OF-CONTROLLER")
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"{DRONES}\nacc" in done.stdout and "TOKEN" in done.stdout, done.stdout
     assert "0 secrets seen" in done.stdout, done.stdout
