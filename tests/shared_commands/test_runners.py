@@ -56,6 +56,16 @@ async def test_the_status_of_a_broken_ssh_and_an_end_by_signal_are_no_answer(run
         await runner.run(["sh", "-c", f"echo half an answer; {script}"], deadline_s=30)
 
 
+@pytest.mark.parametrize("prefix", [(), ("-u", "SQUEUE_USERS"), ("-u", "A", "-u", "B", "SLURM_TIME_FORMAT=%s", "X=")])
+async def test_errors_name_the_program_that_env_runs(runner: Runner, prefix: tuple[str, ...]) -> None:
+    with pytest.raises(NoReplyError, match="`sleep` gave no answer within"):
+        await runner.run(["env", *prefix, "sleep", "60"], deadline_s=1)
+    with pytest.raises(NoReplyError, match=r"`sh` (ended with 255|was ended by a signal)"):
+        await runner.run(["env", *prefix, "sh", "-c", "exit 255"], deadline_s=30)
+    with pytest.raises(UnavailableError, match="`condor_nothing` cannot be run there"):
+        await runner.run(["env", *prefix, "condor_nothing", "a=b"], deadline_s=30)
+
+
 async def test_a_program_that_is_not_there_was_certainly_not_run(runner: Runner) -> None:
     with pytest.raises(UnavailableError, match="`condor_nothing` cannot be run") as caught:
         await runner.run(["condor_nothing", "-x"], deadline_s=30)

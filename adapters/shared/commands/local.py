@@ -10,7 +10,16 @@ from collections.abc import Mapping, Sequence
 from typing import Self, cast
 
 from adapters.shared import optional_packages
-from adapters.shared.commands.runner import MAX_OUTPUT_BYTES, Finished, Runner, checked, judged, no_time, too_much
+from adapters.shared.commands.runner import (
+    MAX_OUTPUT_BYTES,
+    Finished,
+    Runner,
+    checked,
+    judged,
+    no_time,
+    program,
+    too_much,
+)
 from adapters.shared.commands.settings import SshSettings
 from provisioner.interfaces import UnavailableError
 from provisioner.model import FaultKind
@@ -47,7 +56,7 @@ class LocalRunner:
         pass
 
     async def run(self, argv: Sequence[str], *, stdin: bytes = b"", deadline_s: float) -> Finished:
-        name = checked(argv)[0]
+        name = program(checked(argv))
         try:
             transport, answer = await asyncio.get_running_loop().subprocess_exec(
                 _Answer, *argv, env=self._env, start_new_session=True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import field
 from typing import Protocol, Self
@@ -15,6 +16,8 @@ MAX_OUTPUT_BYTES = 64 * 1024**2
 """Bytes of output, both streams together. A command with more is ended."""
 _NOT_FOUND, _LAST_OWN = (126, 127), 128
 """Above 128 a shell reports a signal, and ssh (255) itself: no exit status of a command that came to its end."""
+
+_AFTER_ENV = re.compile(r"env (?:-u \S+ |\S+=\S* )*(\S+)")
 
 
 class NoReplyError(UnavailableError):
@@ -56,6 +59,12 @@ def checked(argv: Sequence[str]) -> Sequence[str]:
     if any("\0" in word for word in argv):
         raise ValueError("an argument holds a NUL character")
     return argv
+
+
+def program(argv: Sequence[str]) -> str:
+    """Return the program that a person knows: after ``env`` with its variables, where the command begins so."""
+    found = _AFTER_ENV.match(" ".join(argv))
+    return found[1] if found else argv[0]
 
 
 def judged(where: str, name: str, code: int, out: bytes, err: bytes) -> Finished:

@@ -11,7 +11,16 @@ from typing import Self, TypeVar, cast
 
 import asyncssh
 
-from adapters.shared.commands.runner import MAX_OUTPUT_BYTES, Finished, NoReplyError, checked, judged, no_time, too_much
+from adapters.shared.commands.runner import (
+    MAX_OUTPUT_BYTES,
+    Finished,
+    NoReplyError,
+    checked,
+    judged,
+    no_time,
+    program,
+    too_much,
+)
 from adapters.shared.commands.settings import SshSettings
 from adapters.shared.commands.ssh_login import Codes, login
 from adapters.shared.printing import printable
@@ -163,7 +172,7 @@ class SshRunner:
             await connection.close()
 
     async def run(self, argv: Sequence[str], *, stdin: bytes = b"", deadline_s: float) -> Finished:
-        name, line = checked(argv)[0], shlex.join(argv)
+        name, line = program(checked(argv)), shlex.join(argv)
         if self._settings.forced_command == "stdin":
             if "\n" in line:
                 raise ValueError("an argument holds a line break, and the command has to go as one line")
