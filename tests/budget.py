@@ -31,8 +31,8 @@ BUDGETS = {
     "adapters/kubernetes": (11, 2185),
     "adapters/local": (6, 1116),
     "adapters/openstack": (12, 2915),
-    "adapters/shared": (11, 1175),
-    "adapters/slurm": (15, 4163),
+    "adapters/shared": (11, 1205),
+    "adapters/slurm": (15, 4200),
     "adapters/htcondor/overlay": (13, 3143),
     "adapters/htcondor/site": (10, 2715),
 }

@@ -379,7 +379,7 @@ def _user(number: int) -> str:
 
 def convert_node(record: Any) -> SlurmNode:
     gpus = records.parse_gpus(_gres_text(record.configured_gres))
-    used = records.parse_gpus(_gres_text(record.allocated_gres, total=True))
+    used = records.parse_gpus(_gres_text(record.allocated_gres, total=True), records.EVERY_SHARE)
     return records.read_node({**_attributes(record, _PYSLURM_NODE), "gpus": gpus, "used_gpus": _typed(used, gpus)})
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
@@ -32,6 +33,8 @@ RequestedHosts = tuple[str, ...]
 Flags = frozenset[str]
 Gpus = Mapping[str, int]
 """By type; "" is any type."""
+UsedGpus = Mapping[str, int]
+"""The same, with the GPUs of which shares (``shard``, ``mps``) are in use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +94,7 @@ class SlurmNode:
     used_memory_mib: Mib = 0
     gpus: Gpus = field(default_factory=dict)
     """By type as in ``Gres``; "" where the site names none."""
-    used_gpus: Gpus = field(default_factory=dict)
+    used_gpus: UsedGpus = field(default_factory=dict)
     threads_per_core: int = 0
     """0: not reported."""
     restricted_cores_per_gpu: int = 0
@@ -408,11 +411,12 @@ def _request_per_node(raw: Mapping[str, Any]) -> dict[str, Any]:
     cpus = -(-count(amounts.get("cpu") or raw.get("cpus")) // nodes)
     memory_mib = -(-_memory_mib(amounts.get("mem")) // nodes)
     memory_mib = memory_mib or _memory_mib(raw.get("memory_per_cpu")) * cpus or _memory_mib(raw.get("memory_per_node"))
-    gpus = parse_gpus(_text(raw.get("tres_per_node")))
+    # Shares of one job are on one GPU, which no job of whole GPUs can have meanwhile.
+    gpus = parse_gpus(_text(raw.get("tres_per_node")), 1)
     if not gpus:
         tasks = max(1, count(raw.get("tasks")))
-        of_tasks = {kind: n * tasks for kind, n in parse_gpus(_text(raw.get("tres_per_task"))).items()}
-        in_all = parse_gpus(total) or parse_gpus(_text(raw.get("tres_per_job"))) or of_tasks
+        of_tasks = {kind: n * tasks for kind, n in parse_gpus(_text(raw.get("tres_per_task")), 1).items()}
+        in_all = parse_gpus(total, 1) or parse_gpus(_text(raw.get("tres_per_job")), 1) or of_tasks
         gpus = {kind: -(-n // nodes) for kind, n in in_all.items()}
     return {"node_count": nodes, "cpus": cpus, "memory_mib": memory_mib, "gpus": gpus}
 
@@ -444,7 +448,15 @@ _SLURM_DURATION = re.compile(
 )
 _SLURM_NUMBER = re.compile(r"(?P<count>[0-9]{1,15}(?:\.[0-9]{1,6})?)(?P<unit>[KMGTP]?)i?B?")
 _SLURM_UNITS = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4, "P": 1024**5}
-_GPU_TERM = re.compile(r"(?:gres[/:])?gpu(?::(?P<type>[A-Za-z0-9_.-]+))??(?::no_consume)?(?P<count>[:=][0-9]{1,9})?")
+_GRES_SEPARATOR = re.compile(r",(?![^(]*\))")
+"""Commas inside brackets separate indexes, as in ``gpu:(null):2(IDX:0,2)``."""
+_GPU_TERM = re.compile(
+    r"(?:gres[/:])?(?P<name>gpu|shard|mps)(?::(?P<type>\(null\)|[^:=,()]+))??(?::no_consume)?"
+    r"(?:(?P<sign>[:=])(?P<count>[0-9]{1,9})[KMGTP]?)?(?:\((?P<places>[^()]*)\))?"
+)
+_GPU_IN_SHARES = re.compile(r"([0-9]+)/[0-9]+")
+"""Shares of one GPU that are in use: the places of ``shard:a100:4(1/4,3/4)``."""
+EVERY_SHARE = 1 << 20
 
 
 def is_set(value: object) -> bool:
@@ -513,20 +525,25 @@ def _requested_hosts(value: object) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=256)  # thousands of jobs have the same few requests
-def parse_gpus(text: str) -> Mapping[str, int]:
+def parse_gpus(text: str, shares: int = 0) -> Mapping[str, int]:
     """Return GPUs by type ("" is any) from GRES or TRES text.
 
-    ``gpu:a100:4(S:0-1)``, ``gres/gpu:2``, or ``cpu=8,gres/gpu=2,gres/gpu:a100=2``. A total with ``=`` includes the GPUs
-    with a type: only the rest of it is of any type.
+    ``gpu:a100:4(S:0-1)``, ``gpu:(null):4(IDX:0-3)``, ``gres/gpu:2``, or ``cpu=8,gres/gpu=2,gres/gpu:a100=2``. A total
+    with ``=`` includes the GPUs with a type: only the rest of it is of any type. ``shares`` is the largest number of
+    GPUs that a number of shares stands for where their places are not printed.
     """
-    found: dict[str, int] = {}
-    for term in re.sub(r"\([^)]*\)", "", text).split(","):
-        if each := _GPU_TERM.fullmatch(term):
-            kind, number = each["type"] or "", int(each["count"][1:]) if each["count"] else 1
-            found[kind] = found.get(kind, 0) + number
-    if "gpu=" in text and "" in found:
-        found[""] -= sum(number for kind, number in found.items() if kind)
-    return {kind: number for kind, number in found.items() if number > 0}
+    found, total = Counter[str](), 0
+    for each in filter(None, map(_GPU_TERM.fullmatch, _GRES_SEPARATOR.split(text))):
+        number = int(each["count"] or 1)
+        if each["name"] != "gpu":
+            in_use = _GPU_IN_SHARES.findall(each["places"] or "")
+            number = sum(int(share) > 0 for share in in_use) if in_use else min(number, shares)
+        if each["type"] is None and each["sign"] == "=":
+            total += number
+        else:
+            found[_text(each["type"])] += number
+    found[""] += max(0, total - found.total())
+    return dict(+found)
 
 
 _VALUE_READERS: Mapping[str, Callable[[Any], Any]] = {
@@ -542,5 +559,6 @@ _VALUE_READERS: Mapping[str, Callable[[Any], Any]] = {
     "RequestedHosts": _requested_hosts,
     "Flags": lambda value: frozenset(word.upper() for word in _words(value)),
     "Gpus": lambda value: value if isinstance(value, Mapping) else parse_gpus(_text(value)),
+    "UsedGpus": lambda value: value if isinstance(value, Mapping) else parse_gpus(_text(value), EVERY_SHARE),
 }
 """Readers of values by the type of the field."""

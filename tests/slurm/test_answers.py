@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from adapters.slurm import rest
-from adapters.slurm.native import convert_accounted_job, convert_job, used_gpus_by_node
+from adapters.slurm.native import convert_accounted_job, convert_job, convert_node, used_gpus_by_node
 from adapters.slurm.records import SlurmJob
 from tests.slurm.restd import recorded
 
@@ -124,6 +124,34 @@ def test_gpus_that_are_requested_in_all_are_divided_by_the_nodes() -> None:
     job = of_pyslurm(gres_per_node={}, requested_tres=SimpleNamespace(gres=gres), num_nodes=2)
     assert only(job).gpus == {"a100": 2}
     assert only(of_pyslurm(gres_per_node={"gres/gpu": 1})).gpus == {"": 1}
+
+
+@pytest.mark.parametrize(
+    ("configured", "allocated", "used"),
+    [
+        ({"gpu:a100": 4}, {"gpu": 3}, {"a100": 3}),
+        ({"gpu:(null)": 4}, {"gpu:(null)": {"count": 4, "indexes": "0-3"}}, {"": 4}),
+        ({"gpu:a100": 4, "shard:a100": 16}, {"gpu": 1, "gpu:a100": 1, "shard": 2}, {"a100": 3}),
+    ],
+)
+def test_used_gpus_of_a_node_of_pyslurm(
+    configured: dict[str, Any], allocated: dict[str, Any], used: dict[str, int]
+) -> None:
+    record = SimpleNamespace(**{**PYSLURM["node"], "configured_gres": configured, "allocated_gres": allocated})
+    node = convert_node(record)
+    assert (sum(node.gpus.values()), node.used_gpus) == (4, used)
+
+
+@pytest.mark.parametrize(
+    ("gres", "gres_used", "used"),
+    [
+        ("gpu:4(S:0-1)", "gpu:(null):4(IDX:0-3)", {"": 4}),
+        ("gpu:a100:4,shard:a100:16", "gpu:a100:0(IDX:N/A),shard:a100:4(1/4,3/4,0/4,0/4)", {"a100": 2}),
+    ],
+)
+def test_used_gpus_of_a_node_of_slurmrestd(gres: str, gres_used: str, used: dict[str, int]) -> None:
+    node = rest.parse_node({**recorded("nodes-24.11")["nodes"][0], "gres": gres, "gres_used": gres_used})
+    assert (sum(node.gpus.values()), node.used_gpus) == (4, used)
 
 
 def test_gpus_of_running_jobs_are_counted_by_node() -> None:

@@ -11,6 +11,7 @@ import pytest
 from adapters.slurm.capacity import NodeMismatch, list_nodes, next_downtime, resolve_types
 from adapters.slurm.records import Partition, Reservation, SlurmNode
 from adapters.slurm.settings import SlurmSiteConfig
+from adapters.slurm.tools import SINFO_NODE_COLUMNS, parse_nodes
 from provisioner.model import DroneType, Node
 
 NOW = 1_800_000_000.0
@@ -131,6 +132,30 @@ def test_any_gpu_is_any_type_of_gpu_and_a_gpu_without_type_is_one() -> None:
     mixed = replace(NODE, gpus={"a100": 2, "h100": 2}, used_gpus={"h100": 1})
     assert free(one(mixed, either))[0] == 3000
     assert one(replace(NODE, gpus={"": 4}), either).types == ("either",)
+
+
+@pytest.mark.parametrize(
+    ("gres", "used", "free_gpus"),
+    [
+        *(
+            ("gpu:4(S:0-1)", f"gpu:(null):{used}", 4 - int(used[0]))
+            for used in ("4(IDX:0-3)", "3(IDX:0-2)", "0(IDX:N/A)")
+        ),
+        ("gpu:a100:4(S:0-1)", "gpu:(null):3(IDX:0,2-3)", 1),
+        ("gpu:a100:4,shard:a100:16", "gpu:a100:1(IDX:3),shard:a100:5(1/4,4/4,0/4,0/4)", 1),
+        ("gpu:4,mps:400", "gpu:(null):0(IDX:N/A),mps:(null):100(0/100,0/100,100/100,0/100)", 3),
+    ],
+)
+def test_gpus_in_use_are_not_free_however_the_tools_name_them(gres: str, used: str, free_gpus: int) -> None:
+    row = ("hkn0801", "mixed", "accelerated*", "(null)", "8/144/0/152", "512000", "20480", gres, used, "2")
+    [node] = parse_nodes(_table(row), "@")
+    any_type = replace(A100, name="any")
+    assert free(one(node, any_type))[0] == 1000 * free_gpus
+
+
+def _table(row: Sequence[str]) -> str:
+    headings = [heading for heading, _ in SINFO_NODE_COLUMNS.values()]
+    return "".join("".join(f"{cell}@" for cell in cells) + "\n" for cells in (headings, row))
 
 
 def test_a_node_with_gpus_of_two_types_shows_those_of_which_most_is_free() -> None:

@@ -64,6 +64,11 @@ def test_values_are_read_in_any_notation(field: str, values: dict[str, float]) -
     [
         ("gpu:a100:4(S:0-1),gpu:h100:2", {"a100": 4, "h100": 2}),
         ("gpu:4(IDX:0-3)", {"": 4}),
+        ("gpu:(null):4(IDX:0-1,3,5)", {"": 4}),
+        ("gpu:(null):1(IDX:0),gpu:a100:2(IDX:1,3),gpu:1080:1", {"": 1, "a100": 2, "1080": 1}),
+        ("gres:gpu:a100:2", {"a100": 2}),
+        ("gpu:nvidia_a100_1g.10gb+me:7(S:0)", {"nvidia_a100_1g.10gb+me": 7}),
+        ("gres/gpu=4,gres/gpu:(null)=4", {"": 4}),
         ("gres/gpu:a100:3,gres/", {"a100": 3}),
         ("cpu=8,mem=20G,gres/gpu=3,gres/gpu:a100=2", {"": 1, "a100": 2}),
         ("shard:8,craynetwork:1", {}),
@@ -72,6 +77,31 @@ def test_values_are_read_in_any_notation(field: str, values: dict[str, float]) -
 )
 def test_gpus_by_type(text: str, gpus: dict[str, int]) -> None:
     assert records.parse_gpus(text) == gpus
+
+
+@pytest.mark.parametrize(
+    ("text", "used"),
+    [
+        ("gpu:(null):0(IDX:N/A)", {}),
+        ("gpu:a100:1(IDX:0),shard:a100:4(0/4,1/4,3/4,0/4)", {"a100": 3}),  # two GPUs have jobs with shares
+        ("gpu:(null):0(IDX:N/A),shard:(null):8(4/4,4/4)", {"": 2}),
+        ("gpu:a100:0(IDX:N/A),mps:a100:50(50/100,0/100)", {"a100": 1}),
+        ("gpu:0,shard:a100:0(0/4,0/4)", {}),
+        ("gpu:2,shard:3", {"": 5}),  # nobody says where: each may be on a GPU of its own
+        ("gres/gpu=1,gres/gpu:a100=1,gres/shard=2", {"a100": 1, "": 2}),
+    ],
+)
+def test_gpus_of_which_shares_are_in_use_are_in_use(text: str, used: dict[str, int]) -> None:
+    node = records.read_node({"name": "n", "state": "MIXED", "gpus": "gpu:4,shard:16(S:0)", "used_gpus": text})
+    assert (node.gpus, node.used_gpus) == ({"": 4}, used)
+
+
+@pytest.mark.parametrize(
+    "request_", [{"tres": "cpu=1,gres/shard=3,gres/shard:a100=3"}, {"tres_per_node": "gres/shard:a100:3"}]
+)
+def test_a_job_of_shares_holds_one_gpu(request_: dict[str, str]) -> None:
+    job = records.read_job({"remote_id": "1", "name": "n", "state": "RUNNING", **request_})
+    assert job.gpus == {"a100": 1}
 
 
 @pytest.mark.parametrize(
