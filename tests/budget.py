@@ -24,7 +24,7 @@ BUDGETS = {
     "provisioner/migrate": (9, 1588),
     "provisioner/monitoring": (4, 618),
     "provisioner/planner": (22, 6238),
-    "provisioner/simulator": (16, 4373),
+    "provisioner/simulator": (16, 4374),
     "provisioner/store": (9, 2407),
     "provisioner/web": (13, 2475),
     "adapters/embedded": (4, 1131),

@@ -697,16 +697,21 @@ STARTD_ATTRS = \$(STARTD_ATTRS) DroneEndsAt DroneRetiresAt"
         needs='(TARGET.AllowedJobDuration ?: (TARGET.AllowedExecuteDuration ?: ((TARGET.MaxWallTimeMins * 60) ?: 0)))'
         fits="(time() < MY.DroneRetiresAt && time() + $needs <= MY.DroneEndsAt - $DRONE_GRACE_S)"
     fi
+    # Kept for its first jobs: until the time is over, or they have run.
+    free="(time() > $(($(date +%s) + DRONE_KEPT_S)) || (MY.JobStarts ?: 0) > 0 && (MY.NumDynamicSlots ?: 0) == 0)"
     kept=True
+    two=
     if [ "$DRONE_KEPT_VRAM_MIB" -gt 0 ] && [ "$DRONE_KEPT_S" -gt 0 ]; then
         # gpus_minimum_memory, or a require_gpus that takes a GPU like ours and not one with less memory.
         like_ours='Capability = GPUs_Capability; DeviceName = GPUs_DeviceName; MaxSupportedVersion = GPUs_MaxSupportedVersion'
-        two="{[GlobalMemoryMb = GPUs_GlobalMemoryMb; $like_ours], [GlobalMemoryMb = $((DRONE_KEPT_VRAM_MIB - 1)); $like_ours]}"
-        kept="(time() > $(($(date +%s) + DRONE_KEPT_S)) || (TARGET.GPUsMinMemory ?: 0) >= $DRONE_KEPT_VRAM_MIB ||"
-        kept="$kept countMatches(TARGET.RequireGPUs, $two) == 1)"
+        # An attribute: inside the expression its parts would not see those of the slot on HTCondor 23.
+        two="DroneKeptFor = {[GlobalMemoryMb = GPUs_GlobalMemoryMb; $like_ours], [GlobalMemoryMb = $((DRONE_KEPT_VRAM_MIB - 1)); $like_ours]}
+STARTD_ATTRS = \$(STARTD_ATTRS) DroneKeptFor"
+        kept="($free || (TARGET.GPUsMinMemory ?: 0) >= $DRONE_KEPT_VRAM_MIB ||"
+        kept="$kept countMatches(TARGET.RequireGPUs, DroneKeptFor) == 1)"
     fi
     if [ "$DRONE_KEPT_GPUS" -gt 1 ] && [ "$DRONE_KEPT_S" -gt 0 ]; then
-        kept="$kept && (time() > $(($(date +%s) + DRONE_KEPT_S)) || (TARGET.RequestGPUs ?: 0) >= $DRONE_KEPT_GPUS)"
+        kept="$kept && ($free || (TARGET.RequestGPUs ?: 0) >= $DRONE_KEPT_GPUS)"
     fi
     orders=
     if [ "$DRONE_ORDERS_FROM" != , ]; then
@@ -822,6 +827,7 @@ STARTD_ATTRS = \$(STARTD_ATTRS) DroneId SiteName DroneType DroneGpuMilli DroneSh
 MASTER_ATTRS = \$(MASTER_ATTRS) DroneId
 $ends
 $orders
+$two
 STARTER_JOB_ENVIRONMENT = "PROVISIONER_DRONE_ID=$DRONE_ID"
 $wrapper
 

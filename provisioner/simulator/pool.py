@@ -479,7 +479,8 @@ class SimulatedOverlay:
         if jobs.wants.gpu_milli < slot.drone.order.min_gpus * model.WHOLE_GPU:
             return False
         unchanged = reuses or now_s() - slot.changed_s >= self._behaviour.optional_after_s
-        if slot.kept_until_s > now_s() and jobs.wants.gpu_milli < slot.drone.order.kept_gpus * model.WHOLE_GPU:
+        kept = slot.kept_until_s > now_s() and (slot.running or not slot.jobs_started)
+        if kept and jobs.wants.gpu_milli < slot.drone.order.kept_gpus * model.WHOLE_GPU:
             return False
         if jobs.wants.gpu_optional and slot.drone.type.gpu_milli and not unchanged:
             return False
