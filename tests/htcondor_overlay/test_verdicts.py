@@ -9,7 +9,13 @@ import pytest
 
 from adapters.htcondor.classads import Ad, number
 from adapters.htcondor.overlay import matching, pool
-from adapters.htcondor.overlay.job_classes import NO_WAITS, JobGroup, group, job_class, representative
+from adapters.htcondor.overlay.job_classes import (
+    NO_WAITS,
+    JobGroup,
+    group,
+    job_class,
+    representative,
+)
 from adapters.htcondor.overlay.pool import Verdicts
 from provisioner.model import DroneType, JobClass, UnmetRequirement
 from tests.htcondor_overlay.jobs import job
@@ -117,3 +123,70 @@ def test_the_name_of_a_device_follows_its_vendor_and_brand(written: str, vendor:
     kind = replace(A100, gpu_model=written, vendor=vendor, capability=0, driver=0)
     slot = matching.template(kind)
     assert slot.eval("GPUs_DeviceName") == device
+
+
+WMCORE = {
+    "RequestCpus": "WMCore_ResizeJob ? RequestResizedCpus : OriginalCpus",
+    "RequestResizedCpus": "(Cpus > MaxCores) ? MaxCores : ((Cpus < MinCores) ? MinCores : Cpus)",
+    **{"WMCore_ResizeJob": "true", "OriginalCpus": "4", "MinCores": "1", "MaxCores": "16"},
+}
+LARGE = replace(A100, name="large", gpu_milli=4000, cpus=64, memory_mib=200_000)
+SMALL = replace(A100, name="small", cpus=4, memory_mib=8000)
+CPU = replace(A100, name="cpu", gpu_milli=0, cpus=2, memory_mib=900, vram_mib=0, capability=0, driver=0)
+
+
+def asked(types: list[DroneType], **attributes: str) -> JobClass:
+    """Return the class of a job as a poll makes it."""
+    one, verdicts = group(job(**attributes), "s1", "AcctGroup"), Verdicts("")
+    assert one is not None
+    verdicts.keep({one.key: [one]}, types)
+    jobs = job_class(one.key, [one], 0, NO_WAITS, verdicts.slots())
+    return verdicts.judged(jobs, [one], types, time.monotonic() + 60)
+
+
+@pytest.mark.parametrize(
+    ("attributes", "cpus", "gpu_milli", "memory_mib"),
+    [
+        (WMCORE, 4, 1000, 128),
+        ({"RequestCpus": "TARGET.Cpus", "RequestGPUs": "TARGET.TotalGPUs"}, 4, 1000, 128),
+        ({"RequestCpus": "TARGET.Cpus / 2"}, 2, 1000, 128),
+        ({"RequestMemory": "TARGET.Memory / TARGET.GPUs"}, 1, 1000, 8000),
+        ({"RequestCpus": "TARGET.TotalSlotCpus", "RequestGPUs": "0"}, 2, 0, 128),
+        ({"RequestCpus": "true"}, 1, 1000, 128),
+    ],
+)
+def test_a_request_that_looks_at_the_slot_is_what_the_types_give(
+    attributes: dict[str, str], cpus: int, gpu_milli: int, memory_mib: int
+) -> None:
+    found = asked([LARGE, CPU, SMALL], **attributes)
+    assert (found.cpus, found.gpu_milli, found.memory_mib, found.invalid) == (cpus, gpu_milli, memory_mib, "")
+    fitting = [kind for kind in (LARGE, SMALL, CPU) if bool(kind.gpu_milli) == bool(gpu_milli)]
+    assert not found.refuses.keys() & {kind.key for kind in fitting}
+
+
+def test_a_type_that_cannot_give_what_a_slot_is_asked_for_is_refused_with_the_numbers() -> None:
+    found = asked([SMALL], RequestCpus="2 * TARGET.Cpus")
+    assert (found.cpus, found.invalid) == (8, "")
+    one = job(RequestCpus="2 * TARGET.Cpus", Requirements="TARGET.Cpus >= RequestCpus")
+    assert matching.unmet_requirement(one, matching.template(SMALL)) == UnmetRequirement("cpus", "8", "4")
+
+
+@pytest.mark.parametrize(
+    ("name", "written", "said"),
+    [
+        ("RequestMemory", '"2GB"', 'request_memory = "2GB" is not a number for this job'),
+        ("RequestMemory", "TARGET.NoSuch", "request_memory = TARGET.NoSuch is not a number for this job"),
+        ("RequestDisk", "9223372036854775807", "request_disk = 9223372036854775807 is not a number for this job"),
+        ("RequestCpus", "undefined", "request_cpus = undefined is not a number for this job"),
+        ("RequestGPUs", "-1", "request_gpus = -1 is negative"),
+    ],
+)
+def test_a_request_that_no_slot_meets_says_so(name: str, written: str, said: str) -> None:
+    assert said in asked([SMALL], **{name: written}).invalid
+
+
+@pytest.mark.parametrize("name", ["RequestMemory", "RequestCpus", "RequestDisk"])
+def test_a_negative_request_counts_as_nothing_as_in_htcondor(name: str) -> None:
+    found = asked([SMALL], **{name: "-400"})
+    assert (found.invalid, found.refuses) == ("", {})
+    assert min(found.cpus, found.memory_mib, found.disk_mib) == 0

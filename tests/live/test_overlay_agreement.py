@@ -52,6 +52,28 @@ JOBS: Mapping[str, tuple[str, frozenset[str]]] = {
     "own attribute": ('+Wish = "topas"\nrequirements = MY.Wish == TARGET.SiteName', frozenset()),
 }
 
+ODD_JOBS: Mapping[str, tuple[str, frozenset[str]]] = {
+    "all cpus": ("request_cpus = TARGET.Cpus", frozenset({"a100", "v100s"})),
+    "all gpus": ("request_gpus = TARGET.TotalGPUs", frozenset({"a100", "v100s"})),
+    "twice the cpus": ("request_cpus = 2 * TARGET.Cpus", frozenset()),
+    "resizable": (
+        "+MostCpus = 2\n+Resized = Cpus > MostCpus ? MostCpus : Cpus\n+RequestCpus = MY.Resized",
+        frozenset({"a100", "v100s"}),
+    ),
+    "of another attribute": ("+RequestMemory = TARGET.Missing * 2", frozenset()),
+    "negative memory": ("+RequestMemory = -400", frozenset({"a100", "v100s"})),
+    "negative cpus": ("+RequestCpus = -1", frozenset({"a100", "v100s"})),
+    "negative disk": ("+RequestDisk = -1", frozenset({"a100", "v100s"})),
+    "negative gpus": ("+RequestGPUs = -1", frozenset()),
+    "no cpus": ("+RequestCpus = 0", frozenset({"a100", "v100s"})),
+    "no memory": ("+RequestMemory = 0", frozenset({"a100", "v100s"})),
+    "beyond 64 bit": ("+RequestDisk = 99999999999999999999", frozenset({"a100", "v100s"})),
+    "a string": ('+RequestMemory = "128"', frozenset()),
+    "undefined": ("+RequestMemory = undefined", frozenset()),
+    "true": ("+RequestCpus = true", frozenset({"a100", "v100s"})),
+}
+"""Requests that look at the slot, and numbers that no slot has. HTCondor reads a number beyond 64 bit as 0."""
+
 CPU_JOBS: Mapping[str, tuple[str, frozenset[str]]] = {
     "plain": ("", frozenset({"a100"})),
     "no gpu": ("request_gpus = 0", frozenset({"cpu"})),
@@ -93,7 +115,11 @@ def environment(kind: DroneType) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize(("kinds", "jobs"), [([A100, V100S], JOBS), ([A100, CPU], CPU_JOBS)], ids=["gpus", "cpus"])
+@pytest.mark.parametrize(
+    ("kinds", "jobs"),
+    [([A100, V100S], JOBS), ([A100, CPU], CPU_JOBS), ([A100, V100S], ODD_JOBS)],
+    ids=["gpus", "cpus", "odd"],
+)
 async def test_the_verdict_is_the_negotiators(
     pool: Pool, drone_on: StartDrone, kinds: list[DroneType], jobs: Mapping[str, tuple[str, frozenset[str]]]
 ) -> None:

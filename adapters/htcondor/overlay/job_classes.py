@@ -18,7 +18,7 @@ import hashlib
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import field
 from typing import NamedTuple
 
@@ -156,16 +156,19 @@ class QueueWait(NamedTuple):
 
 WAIT_PROJECTION = ("QDate", "EnteredCurrentStatus", "ServerTime")
 NO_WAITS = QueueWait()
+Slots = Sequence[Sequence[Ad]]
+"""Slots of drone types without a GPU, and of those with one."""
+NO_SLOTS: Slots = ((), ())
 
 
-def job_class(class_id: str, groups: list[JobGroup], fresh: int, waits: QueueWait) -> JobClass:
-    """Return a class without the verdicts on its requirements."""
+def job_class(class_id: str, groups: list[JobGroup], fresh: int, waits: QueueWait, slots: Slots = NO_SLOTS) -> JobClass:
+    """Return a class without the verdicts on its requirements. ``slots``: as for :func:`request`."""
     ad = representative(groups)
     idle, held = [g for g in groups if g.status == IDLE], [g for g in groups if g.status == HELD]
     running = [g for g in groups if g.status in IN_SLOT]
     waiting = sum(g.count for g in idle)
     fresh = min(fresh, waiting)
-    asks, driver, invalid = request(ad)
+    asks, driver, invalid = request(ad, slots)
     shares = (number(ad, name) for name in ("GpuDuty", "GpuWidth"))  # from 0 to 1, in thousandths
     duty_milli, width_milli = (round(each * 1000) if each is not None and 0 <= each <= 1 else 0 for each in shares)
     return JobClass(
@@ -208,11 +211,23 @@ class JobRequest(NamedTuple):
     walltime_s: float = 0.0  # 0 if it does not say
 
 
-def request(ad: Ad) -> tuple[JobRequest, int, str]:
-    """Return what a job asks for, the least CUDA version, and what is wrong with it if no slot can ever meet it."""
-    gpu_milli, invalid = _gpus_asked(ad)
-    cpus = whole(ad, "RequestCpus") if source(ad, "RequestCpus") else 1
-    memory_mib, disk_mib = whole(ad, "RequestMemory"), math.ceil(whole(ad, "RequestDisk") / 1024)
+_REQUESTS = (
+    ("RequestCpus", "request_cpus", "1"),
+    ("RequestMemory", "request_memory", "2GB"),
+    ("RequestDisk", "request_disk", "1GB"),
+)
+"""Attributes of requests with their submit commands and good values."""
+
+
+def request(ad: Ad, slots: Slots = NO_SLOTS) -> tuple[JobRequest, int, str]:
+    """Return what a job asks for, the least CUDA version, and what is wrong with it if no slot can ever meet it.
+
+    A request that looks at the slot is the least of those in ``slots``. HTCondor runs jobs with a negative request of
+    CPUs, memory or disk, as if it was 0.
+    """
+    gpu_milli, invalid = _gpus_asked(ad, slots[1])
+    asked = [_asked(ad, name, slots[gpu_milli > 0]) for name, _, _ in _REQUESTS]
+    cpus, memory_mib, disk_kib = (max(0, math.ceil(each or 0)) for each in asked)
     least = {"globalmemorymb": 0.0, "capability": 0.0, "maxsupportedversion": 0.0}
     for name in ("RequireGPUs", "Requirements"):
         for clause in clauses(source(ad, name)):
@@ -224,8 +239,18 @@ def request(ad: Ad) -> tuple[JobRequest, int, str]:
     walltime_s = whole(ad, "AllowedJobDuration") or whole(ad, "AllowedExecuteDuration")
     walltime_s = walltime_s or whole(ad, "MaxWallTimeMins") * 60
     per_gpu = math.ceil(vram), math.ceil(round(capability * 10, 6))
-    asks = JobRequest(gpu_milli, cpus, memory_mib, disk_mib, *per_gpu, float(walltime_s))
-    return asks, math.ceil(driver), invalid or _undefined(ad)
+    asks = JobRequest(gpu_milli, cpus, memory_mib, math.ceil(disk_kib / 1024), *per_gpu, float(walltime_s))
+    return asks, math.ceil(driver), invalid or _undefined(ad, asked)
+
+
+def _asked(ad: Ad, name: str, slots: Sequence[Ad]) -> float | None:
+    """Return the number that a job asks for, by itself or of a slot; None without a sensible one."""
+    if not source(ad, name):
+        return float(name == "RequestCpus")
+    own = number(ad, name)
+    # as arithmetic reads it: true is 1
+    values = [classads.evaluated_number(f"{name} + 0", ad, slot) for slot in slots] if own is None else [own]
+    return min((each for each in values if each is not None and each <= classads.LARGEST_NUMBER), default=None)
 
 
 def gpu_optional(ad: Ad) -> bool:
@@ -234,18 +259,18 @@ def gpu_optional(ad: Ad) -> bool:
     return asks and text(ad, "RequiresGPU", 20).lower() == "optional"
 
 
-def _gpus_asked(ad: Ad) -> tuple[int, str]:
+def _gpus_asked(ad: Ad, slots: Sequence[Ad]) -> tuple[int, str]:
     """Return the GPUs in thousandths, and what is wrong with the request if no slot can ever meet it.
 
     HTCondor assigns whole GPUs, and a drone may offer shares of one as such. A job asks for a share by its GpuMilli.
     """
     if source(ad, "RequestGPUs") in ("", "undefined"):
         return 0, ""
-    asked, written = number(ad, "RequestGPUs"), printable(source(ad, "RequestGPUs"), 60)
+    asked, written = _asked(ad, "RequestGPUs", slots), printable(source(ad, "RequestGPUs"), 60)
     if gpu_optional(ad) and not asked:
         # In a slot with a GPU; where that depends on more of the GPU, the verdict on each type does as well.
         asked = classads.evaluated_number("RequestGPUs", ad, classad2.ClassAd({"GPUs": 1})) or 1
-    if asked is None or asked > classads.LARGEST_NUMBER:
+    if asked is None:
         return 0, f"request_gpus = {written} is not a number for this job: write request_gpus = 1"
     if asked < 0:
         return 0, f"request_gpus = {written} is negative: write request_gpus = 1"
@@ -273,14 +298,10 @@ def _gpus_asked(ad: Ad) -> tuple[int, str]:
     return int(share), ""
 
 
-def _undefined(ad: Ad) -> str:
+def _undefined(ad: Ad, asked: Sequence[float | None]) -> str:
     """Return what is wrong with a request that evaluates to nothing: every slot refuses it."""
-    for name, submitted, instead in (
-        ("RequestCpus", "request_cpus", "1"),
-        ("RequestMemory", "request_memory", "2GB"),
-        ("RequestDisk", "request_disk", "1GB"),
-    ):
-        if source(ad, name) and number(ad, name) is None:
+    for (name, submitted, instead), amount in zip(_REQUESTS, asked, strict=True):
+        if amount is None:
             written = printable(source(ad, name), 60)
             return f"{submitted} = {written} is not a number for this job: write {submitted} = {instead}"
     return ""

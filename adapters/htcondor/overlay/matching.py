@@ -198,7 +198,7 @@ def unmet_requirement(job: Ad, slot: Ad) -> UnmetRequirement | None:
 
 def unmet_beside_amounts(job: Ad, slot: Ad) -> UnmetRequirement | None:
     """Return the first requirement that would be unmet if the job asked for no more than the slot has."""
-    asked = {name: number(job, name) for name in _AMOUNTS_ASKED}
+    asked = {name: evaluated_number(name, job, slot) for name in _AMOUNTS_ASKED}
     there = {name: number(slot, offered) or 0 for name, offered in _AMOUNTS_ASKED.items()}
     less = {name: int(there[name]) for name, amount in asked.items() if amount is not None and amount > there[name]}
     found = _unmet(classad2.ClassAd({**{name: job.lookup(name) for name in job}, **less}), slot)
@@ -239,7 +239,7 @@ def _numbers(job: Ad, slot: Ad) -> Iterator[UnmetRequirement]:
         ("disk", "RequestDisk", "Disk", " KiB"),
         ("vram", "RequestGPUMem", "GPUMem", " MiB in a pool"),
     ):
-        asked, there = number(job, wanted), number(slot, offered) or 0
+        asked, there = evaluated_number(wanted, job, slot), number(slot, offered) or 0
         if asked is None and not source(job, wanted):
             continue
         if asked is None or asked > there:

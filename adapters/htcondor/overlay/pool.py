@@ -28,6 +28,7 @@ from provisioner.model import DroneId, DroneType, JobClass, JobFailure, OverlayV
 
 _MAX_LOOKUPS_PER_POLL = 100  # jobs whose waits are looked up in one poll: a query each, of a millisecond or two
 _JUDGING_S = 5.0  # time of one poll for new verdicts: some ten thousand
+_READ_IN = 4  # types whose slots are asked for the value of a request: one user may submit thousands
 _REJUDGED_S = 60.0  # a verdict that depends on the time is made anew after this long
 _JUDGING_FITTING_S = 4.0  # part of it that only types get whose numbers fit
 _NOT_YET = UnmetRequirement("unjudged", "judged in one of the next polls", "too many new classes and types at once")
@@ -99,10 +100,11 @@ class PoolPoller:
         limited = limits_of(by_class, answers)
         self._verdicts.keep(by_class, types)
         until = time.monotonic() + _JUDGING_S
+        slots_of_types = self._verdicts.slots()
         classes = []
         for class_id, groups in sorted(by_class.items()):
             jobs = job_classes.job_class(
-                class_id, groups, fresh.get(class_id, 0), waits.get(class_id, job_classes.NO_WAITS)
+                class_id, groups, fresh.get(class_id, 0), waits.get(class_id, job_classes.NO_WAITS), slots_of_types
             )
             jobs = self._verdicts.judged(jobs, groups, types, until)
             classes.append(behind(jobs, *limited[class_id]) if class_id in limited else jobs)
@@ -353,6 +355,13 @@ class Verdicts:
             for kind in types
             if (each := self._types.get(kind.key)) is not None and each.received is not None
             for line in matching.differences(kind, each.received)
+        ]
+
+    def slots(self) -> job_classes.Slots:
+        """Return slots of the smallest types, without a GPU and with one."""
+        by_size = sorted(self._types.values(), key=lambda each: (each.kind.gpu_milli, each.kind.cpus))
+        return [
+            [each.template for each in by_size if bool(each.kind.gpu_milli) is gpu][:_READ_IN] for gpu in (False, True)
         ]
 
     def judged(self, jobs: JobClass, groups: list[JobGroup], types: Sequence[DroneType], until: float) -> JobClass:
