@@ -33,7 +33,7 @@ BUDGETS = {
     "adapters/openstack": (12, 2915),
     "adapters/shared": (11, 1205),
     "adapters/slurm": (15, 4200),
-    "adapters/htcondor/overlay": (13, 3143),
+    "adapters/htcondor/overlay": (13, 3175),
     "adapters/htcondor/site": (10, 2715),
 }
 """Most Python files and most lines by package, comments and blank lines included."""

@@ -211,7 +211,7 @@ class JobRequest(NamedTuple):
     walltime_s: float = 0.0  # 0 if it does not say
 
 
-_REQUESTS = (
+_RESOURCE_REQUESTS = (
     ("RequestCpus", "request_cpus", "1"),
     ("RequestMemory", "request_memory", "2GB"),
     ("RequestDisk", "request_disk", "1GB"),
@@ -226,7 +226,7 @@ def request(ad: Ad, slots: Slots = NO_SLOTS) -> tuple[JobRequest, int, str]:
     CPUs, memory or disk, as if it was 0.
     """
     gpu_milli, invalid = _gpus_asked(ad, slots[1])
-    asked = [_asked(ad, name, slots[gpu_milli > 0]) for name, _, _ in _REQUESTS]
+    asked = [_asked(ad, name, slots[gpu_milli > 0]) for name, _, _ in _RESOURCE_REQUESTS]
     cpus, memory_mib, disk_kib = (max(0, math.ceil(each or 0)) for each in asked)
     least = {"globalmemorymb": 0.0, "capability": 0.0, "maxsupportedversion": 0.0}
     for name in ("RequireGPUs", "Requirements"):
@@ -300,7 +300,7 @@ def _gpus_asked(ad: Ad, slots: Sequence[Ad]) -> tuple[int, str]:
 
 def _undefined(ad: Ad, asked: Sequence[float | None]) -> str:
     """Return what is wrong with a request that evaluates to nothing: every slot refuses it."""
-    for (name, submitted, instead), amount in zip(_REQUESTS, asked, strict=True):
+    for (name, submitted, instead), amount in zip(_RESOURCE_REQUESTS, asked, strict=True):
         if amount is None:
             written = printable(source(ad, name), 60)
             return f"{submitted} = {written} is not a number for this job: write {submitted} = {instead}"
