@@ -13,7 +13,19 @@ from provisioner.estimates import Estimates
 from provisioner.model import DroneState, Plan, Snapshot
 from provisioner.planner.advice import advise
 from provisioner.store import Views
-from tests.planner.scenes import A100, NOW, SMALL, drone, jobs, plan_of, slot_of, snapshot, with_site
+from tests.planner.scenes import (
+    A100,
+    NOW,
+    SMALL,
+    drone,
+    jobs,
+    plan_of,
+    remote_of,
+    slot_of,
+    snapshot,
+    with_pool,
+    with_site,
+)
 from tests.planner.test_risk import BUSY, CALM, HOUR_S, HPC, TOPAS, of, size_key, world
 
 QUAD = replace(A100, name="a100x4", gpu_milli=4000, cpus=64, memory_mib=262144)
@@ -162,12 +174,27 @@ def test_one_leaves_at_a_time_for_each_class() -> None:
     assert drained(plan_of(later)) == [], "its room is on its way"
 
 
-def test_the_start_in_its_place_does_not_avoid_the_user() -> None:
-    made = refused()
-    left = {key: each for key, each in made.drones.items() if key != "d-0"}
-    made = with_site(replace(made, drones=left), free={"a100": 1}, free_gpu_milli=1000, drones={})
-    (start,) = plan_of(made).starts
-    assert (start.drone.type, start.drone.avoids) == (TOPAS.key, "")
+def test_a_drone_leaves_once_and_the_one_in_its_place_stays() -> None:
+    """Tick by tick: what leaves is gone, and what starts is idle, until the jobs are matched, which never happens."""
+    made, drains, starts = refused(), 0, []
+    for _ in range(8):
+        plan = plan_of(made)
+        here = [each for each in made.drones.values() if each.site == "topas"]
+        gone = {each.drone.id for each in plan.drains}
+        new = [replace(drone(each.drone.id, kind=TOPAS, age_s=9.0), avoids=each.drone.avoids) for each in plan.starts]
+        drains += len(gone)
+        starts += [(each.drone.type, each.drone.avoids) for each in plan.starts]
+        left = [*(each for each in here if each.id not in gone), *new]
+        others = {key: each for key, each in made.drones.items() if each.site != "topas"}
+        free = 1 - len(left)
+        made = replace(made, drones={**others, **{each.id: each for each in left}}, next_serial=made.next_serial + 1)
+        made = with_site(
+            made, free={"a100": free}, free_gpu_milli=1000 * free, drones={each.id: remote_of(each) for each in left}
+        )
+        assert made.overlay.view is not None
+        busy = [each for each in made.overlay.view.slots if each.drone_id in others]
+        made = with_pool(made, slots=(*busy, *map(slot_of, left)))
+    assert (drains, starts) == (1, [(TOPAS.key, "")])
 
 
 # ------------------------------------------------------------------------------------- Drones kept for several jobs
