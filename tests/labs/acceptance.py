@@ -110,7 +110,7 @@ class AcceptanceHoreka:
         options = file["options"]
         options.pop("tools")
         tools = ways(self.slurm, controller.directory)["tools"]
-        options |= {"account": "lab", "deadline": "15s", "submit_deadline": "20s", **tools}
+        options |= {"account": "lab", "same_account": True, "deadline": "15s", "submit_deadline": "20s", **tools}
         options["hardware"][0]["nodes"] = "hkn[0801-0802]"
         options["hardware"][1]["nodes"] = "hkn0901"
         return file
