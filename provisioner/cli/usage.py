@@ -57,12 +57,9 @@ def underused(reader: Reader, views: Views | None) -> list[MeasuredUse]:
 
 
 def _hours(gpu_s: float) -> str:
-    return formatting.number(round(gpu_s / 3600, 1))
-
-
-def _amount(gpu_s: float) -> str:
-    """Return GPU-hours without a unit, or GPU-minutes with one below an hour."""
-    return f"{max(1, round(gpu_s / 60))}min" if 0 < gpu_s < 3600 else _hours(gpu_s)
+    """Return GPU-hours, with one more digit below one; 0 only for nothing."""
+    hours = gpu_s / 3600
+    return formatting.number(round(hours, 1) if hours >= 1 else max(round(hours, 2), 0.01 * (hours > 0)))
 
 
 def _vram_words(use: MeasuredUse) -> str:
@@ -71,7 +68,7 @@ def _vram_words(use: MeasuredUse) -> str:
     return f"{formatting.size(peak_mib) if peak_mib else ''}{'?' if use.without_vram else ''}"
 
 
-_gpu_s = partial(out.number, convert=out.rounded, unit=_amount)
+_gpu_s = partial(out.number, convert=out.rounded, unit=_hours)
 _part = partial(out.number, null=True, convert=out.rounded, unit="{:.0%}".format)
 _UNKNOWN = "null: none was measured"
 _USE = f"Part of their GPUs used by jobs that ended in the last day (`drones show`: in its life); {_UNKNOWN}."
@@ -149,7 +146,7 @@ def usage(
     A class is all jobs of a user with one size. A type fits if 95 of 100 runs used no more than a job gets there, and
     none more VRAM. Tables show the ten classes that would save most; --limit shows more. The figures above the table
     are of all jobs and add up to the GPU-hours of the drones.
-    Below one hour they are minutes. A ? after VRAM: some measured runs have no peak, and may have needed all memory.
+    A ? after VRAM: some measured runs have no peak, and may have needed all memory.
 
     \b
     Examples:

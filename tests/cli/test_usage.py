@@ -67,7 +67,9 @@ def test_the_table_names_the_class_and_the_parts(measured: TemporaryStore, cli: 
     assert cli("usage", "--since", "soon", "--store", measured.path).code == 2
 
 
-async def test_small_amounts_are_minutes_and_a_missing_peak_is_marked(measured: TemporaryStore, cli: Cli) -> None:
+async def test_small_amounts_are_hours_as_the_heads_say_and_a_missing_peak_is_marked(
+    measured: TemporaryStore, cli: Cli
+) -> None:
     runs = [replace(RUN, job_id=f"s#{n}.0", owner="ben", run_s=600.0, used_milli=900) for n in (2, 3)]
     await measured.record_completed([replace(runs[0], peak_vram_mib=2048), runs[1]])
     await measured.record_completed([replace(runs[1], job_id="s#4.0", owner="cat")])
@@ -75,7 +77,11 @@ async def test_small_amounts_are_minutes_and_a_missing_peak_is_marked(measured: 
     assert {"GPU-H", "GPU-H SAVED"} <= set(re.split(r"  +", next(x for x in out.splitlines() if "JOBS" in x).strip()))
     rows = {line.split("/")[0]: line for line in out.splitlines() if "/1gpu/" in line}
     assert "2 GiB " in rows["ann"] and "2 GiB? " in rows["ben"] and " ? " in rows["cat"]
-    assert re.search(r"gpu-h used +\d+min", out) and "10min" in rows["cat"]
+    assert (
+        re.search(r"gpu-h used +0\.49\n", out)
+        and " 0.17 " in rows["cat"]
+        and "min" not in rows["cat"].partition(" ")[2]
+    )
     items = cli("usage", "-o", "json", "--store", measured.path).json["items"]
     assert {item["name"][:3]: item["without_vram"] for item in items} == {"ann": 0, "ben": 1, "cat": 1}
 
