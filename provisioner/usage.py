@@ -7,13 +7,15 @@ still runs, or idle: the four add up.
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from math import ceil
+from itertools import accumulate
 from typing import NamedTuple, TypeVar
 
-from provisioner.model import WHOLE_GPU, CompletedJob, DroneId, DroneType, JobClass, LowUsePolicy, Slot, TypeKey
+from provisioner.model import WHOLE_GPU, DroneId, DroneType, JobClass, LowUsePolicy, TypeKey
 from provisioner.sharing import pool_milli, share_milli, shares_needed
 from provisioner.values import frozen
 
@@ -33,16 +35,57 @@ class GpuDrone(NamedTuple):
     """0 if it lives."""
 
 
-class HeldGpus(NamedTuple):
-    """GPUs that a run held, for as long as it counts."""
+class UseSum(NamedTuple):
+    """Sums over ended runs of one kind in drones of one type; its fields are columns of the store's queries.
 
-    run: CompletedJob
-    drone: GpuDrone
-    milli: int
-    gpu_s: float
+    The runs are alike in what they asked for, and their use and their peak of VRAM are in the same steps.
+    """
+
+    drone_id: DroneId | None
+    """None: of several drones."""
+    type: TypeKey
+    drone_milli: int
+    owner: str
+    gpu_milli: int
+    cpus: int
+    memory_mib: int
+    vram_mib: int
+    splits: bool
+    disk_mib: int
+    capability: int
+    walltime_s: float
+    ended_at: float
+    """End of the newest."""
+    jobs: int
+    ran_s: float
+    """Time within the lives of their drones and the period; less, where a drone had less than its runs held."""
+    used_s: float
+    """GPU-seconds; 0 if not measured."""
+    used_milli: int | None
+    """Highest; None: not measured, as in the next two."""
+    peak_vram_mib: int | None
+    energy_j: int | None
+
+    def held_milli(self, kinds: Mapping[TypeKey, DroneType]) -> int:
+        """Return the GPUs that each run held, in thousandths."""
+        kind = kinds.get(self.type)
+        return min(held_milli(self.gpu_milli, self.vram_mib, self.splits, kind), self.drone_milli)
 
 
-def class_name(job: CompletedJob | JobClass) -> str:
+class RecordedRuns(NamedTuple):
+    """Runs that ended in a period, and the GPU-seconds of all drones in it by type."""
+
+    sums: Sequence[UseSum] = ()
+    had_s: Mapping[TypeKey, float] = {}
+    running_s: float = 0.0
+    """Held by jobs that still run."""
+
+
+HeldGpus = tuple[UseSum, int]
+"""Some runs with the GPUs that each of them held, in thousandths."""
+
+
+def class_name(job: UseSum | JobClass) -> str:
     """Return the name of all jobs of a user with one size, which outlives the queue's own ids of classes."""
     return _class_name(job.owner, job.gpu_milli, job.cpus, job.memory_mib)
 
@@ -52,12 +95,12 @@ def _class_name(owner: str, gpu_milli: int, cpus: int, memory_mib: int) -> str:
     return f"{owner}/{gpu_milli / WHOLE_GPU:g}gpu/{cpus}cpu/{memory_mib}mib"
 
 
-GROUPINGS: Mapping[str, Callable[[HeldGpus], str]] = {
-    "class": lambda held: class_name(held.run),
-    "user": lambda held: held.run.owner,
-    "site": lambda held: held.drone.type.partition("/")[0],
-    "type": lambda held: held.drone.type,
-    "drone": lambda held: held.drone.id,
+GROUPINGS: Mapping[str, Callable[[UseSum], str]] = {
+    "class": class_name,
+    "user": lambda runs: runs.owner,
+    "site": lambda runs: runs.type.partition("/")[0],
+    "type": lambda runs: runs.type,
+    "drone": lambda runs: runs.drone_id or "",
 }
 
 
@@ -78,8 +121,10 @@ class MeasuredUse:
     """The part of ``held_s`` that the same runs would not have held on the types that fit."""
     fits: dict[TypeKey, None] = field(default_factory=dict)
     """The smallest type for each of its classes."""
-    uses: list[float] = field(default_factory=list)
-    vram_mib: list[int] = field(default_factory=list)
+    uses: Counter[float] = field(default_factory=Counter)
+    """Number of measured runs by their use, in steps of 1 % of a GPU."""
+    vram_mib: Counter[int] = field(default_factory=Counter)
+    """Number of runs by their peak, in steps of 256 MiB."""
     asked_vram_mib: int = 0
     """Most VRAM per GPU that a run asked for; 0: none did."""
     without_vram: int = 0
@@ -90,21 +135,20 @@ class MeasuredUse:
         """The used part of what measured runs held; None if none was measured."""
         return self.used_s / self.measured_s if self.measured_s else None
 
-    def add(self, held: HeldGpus, scale: float) -> None:
-        run, held_s = held.run, held.gpu_s * scale
-        self.jobs += 1
+    def add(self, runs: UseSum, milli: int, held_s: float) -> None:
+        self.jobs += runs.jobs
         self.held_s += held_s
-        self.asked_vram_mib = max(self.asked_vram_mib, run.vram_mib)
-        if run.used_milli is not None:
-            self.measured += 1
+        self.asked_vram_mib = max(self.asked_vram_mib, runs.vram_mib)
+        if runs.used_milli is not None:
+            self.measured += runs.jobs
             self.measured_s += held_s
-            self.used_s += held_s * run.used_milli / held.milli
-            self.uses.append(run.used_milli / held.milli)
-            self.without_vram += run.peak_vram_mib is None
-        if run.peak_vram_mib is not None:
-            self.vram_mib.append(run.peak_vram_mib)
-        if run.energy_j is not None:
-            self.energy_j = (self.energy_j or 0) + run.energy_j
+            self.used_s += runs.used_s
+            self.uses[runs.used_milli / milli] += runs.jobs
+            self.without_vram += runs.jobs * (runs.peak_vram_mib is None)
+        if runs.peak_vram_mib is not None:
+            self.vram_mib[runs.peak_vram_mib] += runs.jobs
+        if runs.energy_j is not None:
+            self.energy_j = (self.energy_j or 0) + runs.energy_j
 
 
 @frozen
@@ -132,56 +176,35 @@ class UsageReport:
 
 
 def usage_report(
-    drones: Iterable[GpuDrone],
-    runs: Iterable[CompletedJob],
-    types: Iterable[DroneType],
-    since: float,
-    until: float,
-    by: str = "class",
-    slots: Iterable[Slot] = (),
+    runs: RecordedRuns, types: Iterable[DroneType], since: float, until: float, by: str = "class"
 ) -> UsageReport:
-    """Return the use from ``since`` to ``until``. ``slots``: the drones' slots at ``until``, with running jobs.
+    """Return the use from ``since`` to ``until``.
 
-    Queues and sites have clocks of their own, and ads of jobs are untrusted: a run counts only within the life of its
-    drone, and where the runs of a drone hold more than it has, all of them count less.
+    The types may have changed since then: where runs hold more by those of today than their drones had, they count
+    less.
     """
-    kinds, busy = {kind.key: kind for kind in types}, {slot.drone_id: slot for slot in slots}
-    lives, held = {drone.id: drone for drone in drones}, dict[DroneId, list[HeldGpus]]()
-    for run in runs:
-        drone = lives.get(run.drone_id) if run.drone_id is not None else None
-        if drone is not None and run.gpu_milli > 0:
-            end = min(run.ended_at, drone.ended_at or until, until)
-            ran_s = end - max(run.ended_at - run.run_s, drone.began_at, since)
-            held_there = held_milli(run.gpu_milli, run.vram_mib, run.splits, kinds.get(drone.type))
-            milli = min(held_there, drone.gpu_milli)
-            if ran_s > 0:
-                held.setdefault(drone.id, []).append(HeldGpus(run, drone, milli, milli / WHOLE_GPU * ran_s))
-    smallest = smallest_types((each for found in held.values() for each in found), kinds)
+    kinds = {kind.key: kind for kind in types}
+    held, held_s = [(each, each.held_milli(kinds)) for each in runs.sums], Counter[TypeKey]()
+    for each, milli in held:
+        held_s[each.type] += milli / WHOLE_GPU * each.ran_s  # type: ignore[assignment]
+    smallest = smallest_types(held, kinds)
     rows: dict[str, MeasuredUse] = {}
-    total_s = measured_s = unmeasured_s = running_s = idle_s = 0.0
-    for drone in lives.values():
-        has_s = drone.gpu_milli / WHOLE_GPU * (min(drone.ended_at or until, until) - max(drone.began_at, since))
-        if has_s <= 0:
-            continue
-        found, left_s = held.get(drone.id, []), has_s
-        scale = min(1.0, has_s / (sum(each.gpu_s for each in found) or has_s))
-        for each in found:
-            name, held_s = GROUPINGS[by](each), each.gpu_s * scale
-            row = rows.get(name) or rows.setdefault(name, MeasuredUse(name))
-            row.add(each, scale)
-            if (fit := smallest.get(class_name(each.run))) is not None:
-                row.fits[fit[0]] = None
-                row.saved_s += held_s * max(0.0, 1.0 - fit[1] / each.milli)
-            measured_s += 0.0 if each.run.used_milli is None else held_s
-            unmeasured_s += held_s if each.run.used_milli is None else 0.0
-            left_s -= held_s
-        left_s, now_s, slot = max(0.0, left_s), 0.0, busy.get(drone.id)
-        if slot is not None and slot.begun_at and not drone.ended_at:
-            ran_s = until - max(slot.begun_at, drone.began_at, since)
-            now_s = min(left_s, slot.work_gpu_milli / WHOLE_GPU * max(0.0, ran_s))
-        total_s, running_s, idle_s = total_s + has_s, running_s + now_s, idle_s + left_s - now_s
+    measured_s = unmeasured_s = 0.0
+    for each, milli in held:
+        scale = min(1.0, runs.had_s.get(each.type, 0.0) / (held_s[each.type] or 1.0))
+        here_s, name = milli / WHOLE_GPU * each.ran_s * scale, GROUPINGS[by](each)
+        row = rows.get(name) or rows.setdefault(name, MeasuredUse(name))
+        row.add(each._replace(used_s=each.used_s * scale), milli, here_s)
+        if (fit := smallest.get(class_name(each))) is not None:
+            row.fits[fit[0]] = None
+            row.saved_s += here_s * max(0.0, 1.0 - fit[1] / milli)
+        measured_s += 0.0 if each.used_milli is None else here_s
+        unmeasured_s += here_s if each.used_milli is None else 0.0
+    total_s = sum(runs.had_s.values())
+    left_s = max(0.0, total_s - measured_s - unmeasured_s)
+    running_s = min(left_s, runs.running_s)
     order = sorted(rows.values(), key=lambda row: (-row.saved_s, row.used_s - row.measured_s, row.name))
-    return UsageReport(since, until, order, total_s, measured_s, unmeasured_s, running_s, idle_s)
+    return UsageReport(since, until, order, total_s, measured_s, unmeasured_s, running_s, left_s - running_s)
 
 
 def low_use(report: UsageReport, policy: LowUsePolicy) -> list[MeasuredUse]:
@@ -217,9 +240,9 @@ def smallest_types(held: Iterable[HeldGpus], kinds: Mapping[TypeKey, DroneType])
     architecture than those that the class ran on never fit.
     """
     samples: dict[str, list[HeldGpus]] = {}
-    for each in held:
-        if each.run.used_milli is not None:
-            samples.setdefault(class_name(each.run), []).append(each)
+    for runs, milli in held:
+        if runs.used_milli is not None:
+            samples.setdefault(class_name(runs), []).append((runs, milli))
     fits = {name: _smallest_type(found, kinds) for name, found in samples.items()}
     return {name: fit for name, fit in fits.items() if fit is not None}
 
@@ -227,13 +250,15 @@ def smallest_types(held: Iterable[HeldGpus], kinds: Mapping[TypeKey, DroneType])
 def _smallest_type(held: Sequence[HeldGpus], kinds: Mapping[TypeKey, DroneType]) -> tuple[TypeKey, int] | None:
     from provisioner.planner.matching import unmet_requirement
 
-    most_milli = max(each.milli for each in held)
-    need = max(1, quantile([each.run.used_milli or 0 for each in held], 0.95) or 0)
+    most_milli, uses = max(milli for _, milli in held), Counter[int]()
+    for each, _ in held:
+        uses[each.used_milli or 0] += each.jobs
+    need = max(1, quantile(uses, 0.95) or 0)
     need = min(most_milli, need if need <= WHOLE_GPU else _gpus(need) * WHOLE_GPU)
-    vram_mib = max(_vram_mib(each.run, kinds.get(each.drone.type)) for each in held)
+    vram_mib = max(_vram_mib(each, kinds.get(each.type)) for each, _ in held)
     vram_mib = -(-vram_mib * _gpus(most_milli) // _gpus(need))  # fewer GPUs hold the same data
-    run = max((each.run for each in held), key=lambda run: run.ended_at)
-    places = {(kind.vendor, kind.arch) for each in held if (kind := kinds.get(each.drone.type)) is not None}
+    run = max((each for each, _ in held), key=lambda run: run.ended_at)
+    places = {(kind.vendor, kind.arch) for each, _ in held if (kind := kinds.get(each.type)) is not None}
     asks = need, run.cpus, run.memory_mib, run.disk_mib, vram_mib, run.capability
     job, found = JobClass("", *asks, splits=False, walltime_s=run.walltime_s), []
     for kind in kinds.values():
@@ -244,7 +269,7 @@ def _smallest_type(held: Sequence[HeldGpus], kinds: Mapping[TypeKey, DroneType])
         most = max(1, kind.shares - 1) if run.splits else 1
         milli = held_milli(need, vram_mib, job.splits, kind)
         if kind.vram_pool:
-            there = [each.milli for each in held if each.drone.type == kind.key]
+            there = [milli for each, milli in held if each.type == kind.key]
             milli = max(there, default=milli)
             enough = bool(there) or need <= milli < WHOLE_GPU
         else:
@@ -258,7 +283,7 @@ def _gpus(milli: int) -> int:
     return -(-milli // WHOLE_GPU)
 
 
-def _vram_mib(run: CompletedJob, kind: DroneType | None) -> int:
+def _vram_mib(run: UseSum, kind: DroneType | None) -> int:
     if run.peak_vram_mib is not None or kind is None:
         return _UNKNOWN_VRAM_MIB if run.peak_vram_mib is None else run.peak_vram_mib
     if kind.vram_pool:
@@ -266,6 +291,8 @@ def _vram_mib(run: CompletedJob, kind: DroneType | None) -> int:
     return kind.vram_mib // kind.shares * (shares_needed(run.gpu_milli, kind.shares) if kind.shares > 1 else 1)
 
 
-def quantile(values: Sequence[N], share: float) -> N | None:
-    """Return the least value that ``share`` of the values do not exceed; None if there are none."""
-    return sorted(values)[max(0, ceil(share * len(values) - 1e-9) - 1)] if values else None
+def quantile(counts: Mapping[N, int], share: float) -> N | None:
+    """Return the least of the counted values that ``share`` of them do not exceed; None if there are none."""
+    values = [value for value in sorted(counts) if counts[value]]
+    below = list(accumulate(counts[value] for value in values))
+    return values[bisect_left(below, share * below[-1] - 1e-9)] if values else None

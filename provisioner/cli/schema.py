@@ -15,7 +15,7 @@ from provisioner.cli.output import Column, Document, Listing, note
 from provisioner.simulator.shadow import Comparison
 from provisioner.simulator.traces import Trace
 from provisioner.store import Views
-from provisioner.usage import UsageReport
+from provisioner.usage import RecordedRuns, UsageReport
 
 if TYPE_CHECKING:
     from provisioner.store.reader import Reader
@@ -38,7 +38,14 @@ class SampleReader:
 
     path = Path()
     _DRONE = model.Drone(model.DroneId("a-b-1"), model.TypeKey("s/t"), model.DroneState.IDLE, 1.0, 1.0, 1000)
-    _ANSWERS: Mapping[str, object] = {"holder": None, "views": None, "breakers": {}, "drone": _DRONE, "last_output": ""}
+    _ANSWERS: Mapping[str, object] = {
+        "holder": None,
+        "views": None,
+        "breakers": {},
+        "drone": _DRONE,
+        "last_output": "",
+        "use": RecordedRuns(),
+    }
 
     def __getattr__(self, name: str) -> Callable[..., object]:
         return lambda *args, **named: self._ANSWERS.get(name, [])

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from enum import StrEnum
 from functools import partial
-from math import inf
 from typing import Annotated, Any
 
 from provisioner import formatting
@@ -27,19 +26,21 @@ class RecordedUse:
     """The use on record since some time, by default in the last day, of all drones or of some."""
 
     def __init__(
-        self, reader: Reader, views: Views | None, since: float | None = None, of: Sequence[Drone] | None = None
+        self,
+        reader: Reader,
+        views: Views | None,
+        since: float | None = None,
+        of: Sequence[Drone] | None = None,
+        *,
+        by_drone: bool = False,
     ) -> None:
-        self._since, until, ids = out.now() - DAY_S if since is None else since, inf, None
-        if of is not None:
-            ids = [drone.id for drone in of]
-            # clocks of queues differ from ours, and an end may be reported late
-            until = max((drone.ended_at + DAY_S if drone.ended_at else inf for drone in of), default=0.0)
-        self._drones, self._runs = reader.runs(self._since, until, ids) or ((), ())
+        self._since, self._until = out.now() - DAY_S if since is None else since, out.now()
         self._types, pool = (views.types, views.overlay.view) if views else ((), None)
-        self._slots = pool.slots if pool else ()
+        ids = None if of is None else [drone.id for drone in of]
+        self._runs = reader.use(self._since, self._until, pool.slots if pool else (), ids, by_drone=by_drone)
 
     def by(self, grouping: str) -> UsageReport:
-        return usage_report(self._drones, self._runs, self._types, self._since, out.now(), grouping, self._slots)
+        return usage_report(self._runs, self._types, self._since, self._until, grouping)
 
 
 def with_use(columns: Sequence[out.Column], report: UsageReport, name: Callable[[Any], str]) -> list[out.Column]:
@@ -57,7 +58,7 @@ def underused(reader: Reader, views: Views | None) -> list[MeasuredUse]:
 
 
 def _hours(gpu_s: float) -> str:
-    """Return GPU-hours, with one more digit below one; 0 only for nothing."""
+    """Return GPU-hours, with one more digit below one; 0 for none alone."""
     hours = gpu_s / 3600
     return formatting.number(round(hours, 1) if hours >= 1 else max(round(hours, 2), 0.01 * (hours > 0)))
 
@@ -158,7 +159,7 @@ def usage(
 
     age_s = opt.parsed(parse_duration, "--since", since)
     limit = query.limit if query.limit is not None else WORST if query.output.for_people else None
-    report = RecordedUse(reader, reader.views(), out.now() - age_s).by(by)
+    report = RecordedUse(reader, reader.views(), out.now() - age_s, by_drone=by is Grouping.DRONE).by(by)
     found = formatting.count(len(report.rows), by.value, "classes" if by is Grouping.CLASS else "")
     cut = f"; {limit} shown" if limit is not None and limit < len(report.rows) else ""
     why = "" if report.measured_s else "; no run was measured: see docs/how-to/gpu-use.md"

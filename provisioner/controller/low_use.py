@@ -13,9 +13,9 @@ from provisioner.controller.clock import Clock
 from provisioner.controller.polling import fault_of, within
 from provisioner.formatting import excerpt
 from provisioner.interfaces import HoldResult, SupportsHold
-from provisioner.model import CompletedJob, DroneType, JobClass, LowUseAction, LowUsePolicy, OverlayView
+from provisioner.model import DroneType, JobClass, LowUseAction, LowUsePolicy, OverlayView
 from provisioner.store import Store
-from provisioner.usage import GpuDrone, MeasuredUse, class_name, describe_use, low_use, usage_report
+from provisioner.usage import MeasuredUse, class_name, describe_use, low_use, usage_report
 
 log = structlog.get_logger()
 
@@ -59,8 +59,8 @@ class LowUseWatch:
             return
         self._next_at, since = now + WATCH_EVERY_S, now - policy.window_s
         try:
-            drones, runs = await self.store.runs(since)
-            low = await asyncio.to_thread(_low_classes, drones, runs, tuple(types), since, now, policy)
+            runs = await self.store.use(since, now)
+            low = low_use(await asyncio.to_thread(usage_report, runs, tuple(types), since, now), policy)
         except Exception as error:  # whatever is on record: this must not end the controller
             log.error("gpus.read_failed", message=excerpt(fault_of(error, now).message))
             return
@@ -116,14 +116,3 @@ class LowUseWatch:
                 result = HoldResult(faults=(fault_of(error, self.clock.now()).message,))
             done.append(each._replace(result=result))
         return done
-
-
-def _low_classes(
-    drones: Sequence[GpuDrone],
-    runs: Sequence[CompletedJob],
-    types: Sequence[DroneType],
-    since: float,
-    until: float,
-    policy: LowUsePolicy,
-) -> list[MeasuredUse]:
-    return low_use(usage_report(drones, runs, types, since, until), policy)

@@ -14,7 +14,7 @@ from provisioner import model
 from provisioner.estimates import NO_ESTIMATES, Estimates, EstimateSamples
 from provisioner.model import Breaker, Drone, DroneId, DroneState, Plan, Snapshot, StateChange
 from provisioner.reasons import Reason
-from provisioner.usage import GpuDrone
+from provisioner.usage import RecordedRuns
 
 if TYPE_CHECKING:
     from provisioner.store.measures import MetricValues
@@ -319,9 +319,9 @@ class Store:
         after = sorted((known[0], drone_id) for drone_id, known in self._joined.items() if known[0] > since)
         return [self._joined[drone_id][1:] for _, drone_id in after[-MAX_DELAYS:]]
 
-    async def runs(self, since: float) -> tuple[Sequence[GpuDrone], Sequence[model.CompletedJob]]:
-        """Return the GPU drones that ran, and the runs of jobs that ended in drones, at ``since`` or later."""
-        return (), ()
+    async def use(self, since: float, until: float) -> RecordedRuns:
+        """Return what runs that ended in a period held and used of GPUs."""
+        return RecordedRuns()
 
     async def estimate_samples(self) -> EstimateSamples | None:
         """Return the samples that :meth:`record_estimates` committed last. Raises :class:`EstimatesUnreadableError`."""

@@ -14,10 +14,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
-from math import inf
 from pathlib import Path
 from statistics import fmean, median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from provisioner import model, store
 from provisioner.estimates import EstimateSamples
@@ -27,7 +26,7 @@ from provisioner.store.file import BUSY_TIMEOUT_S, MIGRATIONS, SHADOW, schema_ve
 from provisioner.store.lock import HOLDER, holder_of, is_alive, read_claim
 from provisioner.store.measures import MetricKey
 from provisioner.store.observations import Observation
-from provisioner.usage import GpuDrone
+from provisioner.usage import RecordedRuns
 
 _DYNAMIC_SLOT = re.compile(r"^(?P<parent>slot\d+)(?:_\d+)+@(?P<host>.+)$")
 _NO_LOG = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL, sqlite3.SQLITE_CANTOPEN)
@@ -220,12 +219,10 @@ class Reader:
             row = sql.execute(f"SELECT max(peak_vram_mib) FROM completed_jobs WHERE {alike}", values).fetchone()
         return row[0] or 0
 
-    def runs(
-        self, since: float, until: float = inf, of: Iterable[DroneId] | None = None
-    ) -> tuple[list[GpuDrone], list[CompletedJob]]:
-        """Return GPU drones and the runs in them, as :func:`tables.read_runs <provisioner.store.tables.read_runs>`."""
+    def use(self, since: float, until: float, *given: Any, **more: Any) -> RecordedRuns:
+        """Return as :func:`tables.read_use <provisioner.store.tables.read_use>`."""
         with self._open() as sql:
-            return tables.read_runs(sql, since, until, of)
+            return tables.read_use(sql, since, until, *given, **more)
 
     def estimate_samples(self) -> EstimateSamples | None:
         """Return the recorded samples of the estimates. Raises :class:`EstimatesUnreadableError`."""

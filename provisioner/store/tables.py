@@ -9,6 +9,7 @@ import json
 import sqlite3
 import time
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache, cached_property
@@ -30,10 +31,11 @@ from provisioner.store import (
     serial_of,
 )
 from provisioner.store.lock import boot_id
-from provisioner.usage import GpuDrone
+from provisioner.usage import GpuDrone, RecordedRuns, UseSum
 
 T = TypeVar("T")
 
+DAY_S = 86400.0
 CLOCK_STEP_S = 30.0
 """Wall and monotonic clock that are further apart show that the wall clock was set."""
 MOMENT_MAX_S = 600.0
@@ -152,24 +154,72 @@ def add_run(sql: sqlite3.Connection, run: model.CompletedJob) -> bool:
     return insert(sql, "completed_jobs", COMPLETED_JOBS.row(run), keep=True) > 0
 
 
-def read_runs(
-    sql: sqlite3.Connection, since: float, until: float = inf, of: Iterable[DroneId] | None = None
-) -> tuple[list[GpuDrone], list[model.CompletedJob]]:
-    """Return the GPU drones that ran at ``since`` or later, and the runs in drones that ended from then to ``until``.
+_SINGLE = """
+    SELECT drone_id, kind, use_step, vram_step, ended_at, jobs, scale * counted_s AS ran_s,
+        scale * counted_s * used_milli AS used, used_milli, peak_vram_mib, CASE WHEN jobs THEN energy_j END AS energy_j
+    FROM (
+        SELECT *, ended_at < :edge AS jobs,
+            CASE WHEN ended_at < :edge THEN min(until_at, :until) - max(begun_at, :since)
+                ELSE begun_at - :since END AS counted_s
+        FROM counted_runs WHERE until_at > :since AND (ended_at < :edge OR begun_at < :since)
+    ) WHERE """
+_OF_DAYS = """
+    UNION ALL SELECT NULL, kind, use_step, vram_step, ended_at, jobs, ran_s, used, used_milli, peak_vram_mib, energy_j
+    FROM use_days WHERE day >= :day"""
+_SUMS = """
+    SELECT {drone}, type, drone_milli, owner, gpu_milli, cpus, memory_mib, vram_mib, splits, disk_mib, capability,
+        walltime_s, ended_at, jobs, ran_s, used / 1e3, used_milli, peak_vram_mib, energy_j
+    FROM (
+        SELECT {drone}, kind, max(ended_at) AS ended_at, sum(jobs) AS jobs, sum(ran_s) AS ran_s, total(used) AS used,
+            max(used_milli) AS used_milli, max(peak_vram_mib) AS peak_vram_mib, sum(energy_j) AS energy_j
+        FROM ({runs}) GROUP BY {drone}, kind, use_step, vram_step
+    ) JOIN run_kinds USING (kind)"""
+_HAD = f"min(coalesce(nullif(ended_at, 0), :until), :until) - max({BEGAN}, :since)"
+_LIVES = f"SELECT type, sum(gpu_milli / 1e3 * max(0, {_HAD})) FROM drones WHERE gpu_milli > 0 AND {BEGAN} > 0 AND "
+_RUNNING = f"""
+    SELECT total(min(gpu_milli * ({_HAD}), work_milli * max(0, :until - max(begun_at, {BEGAN}, :since))) / 1e3)
+    FROM (
+        SELECT json_extract(value, '$[0]') AS id, json_extract(value, '$[1]') AS begun_at,
+            json_extract(value, '$[2]') AS work_milli
+        FROM json_each(:slots)
+    ) JOIN drones USING (id) WHERE live AND gpu_milli > 0 AND {BEGAN} > 0"""
 
-    ``of``: only these drones, and the runs in them.
+
+def read_use(
+    sql: sqlite3.Connection,
+    since: float,
+    until: float,
+    slots: Iterable[model.Slot] = (),
+    of: Iterable[DroneId] | None = None,
+    *,
+    by_drone: bool = False,
+) -> RecordedRuns:
+    """Return what runs that ended from ``since`` to ``until`` held and used, and what GPU drones had.
+
+    Of whole days there are sums, which do not tell drones apart: single runs are read of the time before the first
+    midnight, ``of`` some drones, and ``by_drone``. Runs that ended in whole days and began before ``since`` are read as
+    well, to count less. ``slots``: those of the drones at ``until``, with running jobs.
     """
-    drones = f"{_GPU_DRONES} WHERE gpu_milli > 0 AND {BEGAN} > 0"
-    runs, values = "WHERE ended_at >= ? AND ended_at <= ? AND drone_id IS NOT NULL", [since, until]
-    if of is None:  # two ranges of one index
-        drones = f"{drones} AND live = 1 UNION ALL {drones} AND live = 0 AND ended_at >= ?"
-        return (
-            [*map(GpuDrone._make, sql.execute(drones, (since,)))],
-            [*COMPLETED_JOBS.select(sql, runs, values)],
-        )
-    chosen, ids = "IN (SELECT value FROM json_each(?))", json.dumps([*of])
-    found = sql.execute(f"{drones} AND id {chosen}", (ids,))
-    return [*map(GpuDrone._make, found)], [*COMPLETED_JOBS.select(sql, f"{runs} AND drone_id {chosen}", (*values, ids))]
+    (oldest,) = sql.execute("SELECT coalesce(min(ended_at), 0) FROM completed_jobs").fetchone()
+    day = int(max(since, oldest) // DAY_S) + 1
+    (longest_s,) = sql.execute("SELECT coalesce(max(longest_s), 0) FROM use_days WHERE day >= ?", (day,)).fetchone()
+    work = [(slot.drone_id, slot.begun_at, slot.work_gpu_milli) for slot in slots if slot.begun_at]
+    values = {"since": since, "until": until, "day": day, "edge": day * DAY_S, "slots": json.dumps(work)}
+    values |= {"last": max(day * DAY_S, since + longest_s), "of": json.dumps([*(of or ())])}
+    lives = ["live = 1", "live = 0 AND ended_at >= :since"]  # two ranges of one index
+    single = "ended_at >= :since AND ended_at < :last"
+    if of is not None:
+        chosen = "IN (SELECT value FROM json_each(:of))"
+        lives, single, by_drone = [f"id {chosen}"], f"ended_at >= :since AND drone_id {chosen}", True
+    if by_drone:
+        values |= {"edge": inf, "last": inf}
+    runs = f"{_SINGLE}{single}{'' if by_drone else _OF_DAYS}"
+    sums = _SUMS.format(drone="drone_id" if by_drone else "NULL", runs=runs)
+    had_s = Counter[model.TypeKey]()
+    for each in lives:
+        had_s.update(dict(sql.execute(f"{_LIVES}{each} GROUP BY type", values)))
+    (running_s,) = sql.execute(_RUNNING, values).fetchone()
+    return RecordedRuns([UseSum._make(row) for row in sql.execute(sums, values)], had_s, running_s)
 
 
 def start_delays(sql: sqlite3.Connection, since: float) -> list[tuple[model.TypeKey, float, float]]:

@@ -32,7 +32,7 @@ from provisioner.store import lock, measures, observations, series, tables
 from provisioner.store.file import open_store, unrecordable, unusable
 from provisioner.store.reader import Reader
 from provisioner.store.tables import insert, write_meta
-from provisioner.usage import GpuDrone
+from provisioner.usage import RecordedRuns
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -237,11 +237,11 @@ class SqlStore(store.Store):
         with self._transaction() as sql:
             return tables.start_delays(sql, since)
 
-    async def runs(self, since: float) -> tuple[list[GpuDrone], list[CompletedJob]]:
-        """Return as the base class does, without keeping the worker and writers waiting: it may take seconds."""
+    async def use(self, since: float, until: float) -> RecordedRuns:
+        """Return as the base class does, without keeping the worker and writers waiting."""
         if self._worker is None:
-            return Reader(self.path).runs(since)
-        return await asyncio.to_thread(Reader(self.path).runs, since)
+            return Reader(self.path).use(since, until)
+        return await asyncio.to_thread(Reader(self.path).use, since, until)
 
     @_on_worker
     def estimate_samples(self) -> EstimateSamples | None:
@@ -285,6 +285,7 @@ class SqlStore(store.Store):
             ("transitions", "seq", "at < ? AND was IS NOT NULL", (before,)),
             ("plans", "seq", "last_at < ?", (before,)),
             ("completed_jobs", "ended_at, job_id", "ended_at < ?", (before,)),
+            ("use_days", "day", "day < ?", (before // tables.DAY_S,)),
             # of strays: no drone on record goes with them
             ("console_outputs", "drone_id", "at < ?", (before,)),
             ("requests", "id", "done_tick IS NOT NULL AND at < ?", (before,)),

@@ -2,24 +2,38 @@
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from provisioner.model import Drone, DroneState, OverlayView, PolledOverlay, TypeKey
 from provisioner.store.reader import Reader
 from provisioner.web.pages import render
-from tests.cli.conftest import NOW, Cli
+from tests.cli.conftest import NOW, PLAIN, Cli
 from tests.store.days import DRONES, add_days
+from tests.store.story import A100, TemporaryStore, drone, seen, starts
 
 FEW = 400
 """Rows of a question about one thing or one page: those of the story and of an hour are among them."""
 
 
+@pytest.fixture(scope="module")
+def _days(_filled: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("days") / "record.db"
+    with closing(sqlite3.connect(_filled)) as story, closing(sqlite3.connect(made)) as copy:
+        story.backup(copy)
+    add_days(made, NOW)
+    return made
+
+
 @pytest.fixture
-def days(record: Path) -> Path:
-    add_days(record, NOW)
-    return record
+def days(_days: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copy(_days, tmp_path / "days.db"))
 
 
 @pytest.fixture
@@ -65,8 +79,16 @@ LAST, MIDDLE = f"kit-ab12-{999 + DRONES}", f"kit-ab12-{1000 + DRONES // 2}"
         "explain class 7",
         "plan",
         "sites show topas",
+        "status",
         "status --check",
+        "demand",
+        "sites",
         "estimates",
+        "usage",
+        "usage --since 7d --by user -o json",
+        "usage --since 36h --by site",
+        "usage --since 1h --by type",
+        "drones -o wide",
     ],
 )
 def test_a_question_reads_what_it_answers(cli: Cli, days: Path, rows: list[int], words: str) -> None:
@@ -87,6 +109,12 @@ def test_a_question_reads_what_it_answers(cli: Cli, days: Path, rows: list[int],
         ("/plan", {}),
         ("/why", {"q": LAST}),
         ("/waste", {}),
+        ("/", {}),
+        ("/sites", {}),
+        ("/owner", {}),
+        ("/use", {}),
+        ("/use", {"since": "30d", "by": "user"}),
+        ("/use", {"since": "1d", "by": "type"}),
     ],
 )
 def test_a_page_reads_what_it_shows(days: Path, rows: list[int], path: str, query: dict[str, str]) -> None:
@@ -132,3 +160,24 @@ def test_a_class_without_jobs_is_told_by_its_drones(cli: Cli, days: Path) -> Non
     ran = cli("explain", "class", "gone", "--store", days)
     assert ran.code and f"1 drone on record for it; the newest, {MIDDLE}, ended" in ran.err
     assert "no job class `never`" in cli("explain", "class", "never", "--store", days).err
+
+
+async def test_the_work_of_explaining_a_class_is_the_sum_of_drones_and_types(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of 500 types went through all live drones."""
+    kinds, drones = [replace(A100, name=f"a{n}") for n in range(40)], range(1, 201)
+    store = TemporaryStore()
+    live = [drone(n, DroneState.BUSY, at=NOW, type=TypeKey(f"topas/a{n % 40}")) for n in drones]
+    plan, view = starts(1, *live, at=NOW), PolledOverlay(OverlayView(NOW, (PLAIN,)))
+    await store.record(plan, seen(store, plan, overlay=view, types=tuple(kinds)))
+    looks, of = [0], Drone.type  # type: ignore[misc]
+
+    def looked(self: Drone) -> Any:
+        looks[0] += 1
+        return of.__get__(self)  # type: ignore[attr-defined]
+
+    monkeypatch.setattr(Drone, "type", property(looked, of.__set__))  # type: ignore[attr-defined]
+    found = cli("explain", "class", PLAIN.id, "-o", "json", "--store", store.path).json
+    assert {row["drones"] for row in found["types"]} == {5}
+    assert 0 < looks[0] <= 20 * (len(kinds) + len(live))

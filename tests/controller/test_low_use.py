@@ -202,8 +202,10 @@ async def test_a_report_is_made_beside_the_event_loop(monkeypatch: pytest.Monkey
 async def test_every_figure_of_a_run_is_as_it_was_recorded() -> None:
     done = replace(ended(1, 250), energy_j=77, unfinished=True, disk_mib=5, vram_mib=6, capability=70, walltime_s=8.0)
     pool = await watched(done, replace(done, job_id="elsewhere", drone_id=None))
-    drones, runs = await pool.store.runs(0.0)
-    assert [*drones] == [(DRONE.id, DRONE.type, 1000, 100.0, 0.0)] and [*runs] == [done]
-    assert pool.store.reader().runs(0.0) == (drones, runs)
+    found = await pool.store.use(0.0, 2 * HOUR)
+    alike = (DRONE.type, 1000, "ann", 1000, 2, 4096, 6, False, 5, 70, 8.0)
+    assert found.sums == [(None, *alike, done.ended_at, 1, 60.0, 15.0, 250, 2048, 77)]
+    assert (found.had_s, found.running_s) == ({DRONE.type: 2 * HOUR - 100}, 0.0)
+    assert pool.store.reader().use(0.0, 2 * HOUR) == found
     assert pool.store.reader().completions(0.0, 1e9) == [], "it has not completed"
-    assert (await pool.store.runs(done.ended_at + 1))[1] == []
+    assert (await pool.store.use(done.ended_at + 1, 2 * HOUR)).sums == []

@@ -207,8 +207,8 @@ async def test_counters_and_usage_agree_for_each_drone_whatever_was_seen_late(fi
         busy = now_is(one.drone, DroneState.BUSY, at=at + 10.0, joined_at=175.0, busy_at=at + 5.0)
         await record(store, m.Plan(5, at + 10.0, moves=(busy,)))
         await record(store, m.Plan(6, at + 20.0))
-        drones, runs = await store.runs(0.0)
-    report = usage_report(drones, runs, [], 0.0, at + 20.0)
+        runs = await store.use(0.0, at + 20.0)
+    report = usage_report(runs, [], 0.0, at + 20.0)
     gpu_s = sum(n for name, n in counted(Reader(file)).items() if name.startswith("gpu_seconds_total"))
     assert gpu_s == pytest.approx(report.total_s) == pytest.approx((at + 20.0 - 130.0) + (at - 140.0) + (at - 133.0))
 

@@ -108,7 +108,7 @@ def test_a_month_names_the_worst_classes_and_adds_up() -> None:
     assert found["total_gpu_s"] == pytest.approx(world.held, rel=0.05) and not math.isnan(world.held)
 
     for by in ("user", "site", "type", "drone"):
-        same = usage_report(*store.reader().runs(0.0), types, 0.0, time.time(), by)
+        same = usage_report(store.reader().use(0.0, time.time(), by_drone=by == "drone"), types, 0.0, time.time(), by)
         assert sum(row.held_s for row in same.rows) == pytest.approx(found["measured_gpu_s"], abs=0.1)
         assert same.saved_s == pytest.approx(found["saved_gpu_s"], abs=0.1)
     table = process("usage", "--since", "3650d", "--store", store.path)

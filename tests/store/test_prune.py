@@ -149,9 +149,9 @@ async def test_what_could_not_be_read_is_not_written_and_leaves_what_was_there(f
 async def test_the_runs_of_a_week_are_read_beside_a_writer(file: Path, threaded: bool) -> None:
     """They were read in a write transaction: a tick, and an operator's request, waited for it."""
     async with store_at(file, threaded=threaded) as store:
-        await record(store, starts(1, drone(1)))
+        await record(store, starts(1, drone(2, DroneState.BUSY, started_at=50.0)))
         await store.record_completed([DONE])
         with closing(sqlite3.connect(file, isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")
-            assert (await store.runs(0.0))[1] == [DONE]
+            assert [each.jobs for each in (await store.use(0.0, 100.0)).sums] == [1]
             other.execute("ROLLBACK")
