@@ -88,6 +88,7 @@ def main() -> None:
     parser.add_argument("--plot", type=Path, help="measure the growth too, and draw it here")
     asked = parser.parse_args()
     figures = case(10_000, 100, 20, 1_000, count=200, wanted_ms=1)
+    figures += case(20_000, 20_000, 20, 1_000, count=6, wanted_ms=1000)  # as many requests as one user may think of
     figures += case(1_000_000, 10_000, 500, 100_000, count=6, wanted_ms=500)
     figures.append(Figure("  peak memory of the process, world included", peak_mib(), "MiB"))
     if asked.plot:

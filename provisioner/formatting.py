@@ -494,8 +494,13 @@ _SENTENCES: Mapping[Category, Mapping[type, str | Callable[[Any], str]]] = {
             f"the owner's jobs come first: {count(x.jobs, 'job')} of theirs get room at {_q(x.site)}"
             + (f" for {number(x.gpus)} GPUs" if x.gpus else "")
         ),
-        r.NodeReserved: "node {node} at {site} is reserved for a job of class {class_id} with {gpus} GPUs: its room is "
-        "expected to be free at {at:time}",
+        r.NodeReserved: lambda x: (
+            f"node {_q(x.node)} at {_q(x.site)} is reserved for a job of class {_q(x.class_id)} with"
+            f" {number(x.gpus)} GPUs: its room is expected to be free at {iso(x.at)}"
+            + (f", {age(x.overran_s)} later than promised, as a running job overran" if x.overran_s else "")
+        ),
+        r.UserTurn: "when drones are started, the user of these jobs comes as number {place} of {users} with waiting "
+        "jobs: they hold {gpus} GPUs, which count {factor} times by their effective priority",
         r.ReserveKept: "nodes have room for {type}, but `blocking` reserves it for their {free_gpus} free GPUs",
         r.DemandCovered: lambda x: (
             f"{count(x.jobs, 'job')} will be taken by free slots and {count(x.drones, 'drone')} on the way"

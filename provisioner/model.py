@@ -14,7 +14,7 @@ from operator import attrgetter
 from typing import Any, NewType, final
 
 from provisioner.estimates import NO_ESTIMATES, Estimates
-from provisioner.reasons import Reason
+from provisioner.reasons import NodeReserved, Reason
 from provisioner.values import frozen
 
 DroneId = NewType("DroneId", str)
@@ -165,6 +165,8 @@ class JobClass:
     limited: int = 0
     """Part of ``waiting`` that the overlay would match with no slot at all."""
     limit: str = ""
+    ends_within_s: float = 0.0
+    """The overlay ends a run after this time; 0: never."""
     gpu_optional: bool = False
     """A free GPU is used, on a CPU drone the jobs run without one, and no GPU drone is started for them."""
 
@@ -358,6 +360,8 @@ class OverlayView:
     completions_at: float = 0.0
     """Time up to which completed jobs are known; 0: as of the view."""
     groups: tuple[Group, ...] = ()
+    priorities: Mapping[str, float] = field(default_factory=dict)
+    """Effective priorities of users, as the negotiator reports them: a lower value is a larger share."""
     mishaps: tuple[JobFailure, ...] = ()
     """Failed jobs of the last quarter of an hour or so; the overlay guarantees that each was in the drone."""
     remarks: tuple[str, ...] = ()
@@ -905,6 +909,8 @@ class Policy:
     """GPU-seconds that one second of a job's waiting is worth (:mod:`provisioner.planner.costs`)."""
     waiting_cost_by_group: Mapping[str, float] = field(default_factory=dict)
     """The same for the jobs of accounting groups, by name; it holds for the groups within as well."""
+    longest_hole_s: float = 86400.0
+    """Longest time for which free GPUs may wait for the last one that a job of several GPUs needs."""
     idle_fixed: bool = False
     orphan_grace_s: float = 900.0
     fault_limit: int = 2
@@ -973,6 +979,8 @@ class Snapshot:
     gpu_wanted_at: float = 0.0
     """Time at which a GPU job was last seen waiting, or the start of the controller if that was later."""
     patience: Mapping[str, OwnerClaimBackoff] = field(default_factory=dict)
+    reserved: Mapping[str, NodeReserved] = field(default_factory=dict)
+    """Reservations for jobs of several GPUs by site, as the plan before made them."""
     estimates: Estimates = NO_ESTIMATES
     drift_s: float = 0.0
     """Lead of the host's wall clock over ``now``, in seconds."""

@@ -510,7 +510,23 @@ class NodeReserved:
     """Request of the job."""
     at: float
     """Time at which the room is expected to be free."""
+    overran_s: float = 0.0
+    """The promised time has moved by so much, as a running job overran."""
     kind: Literal["node-reserved"] = "node-reserved"
+
+
+@frozen
+class UserTurn:
+    """Turn of the user of some jobs when drones are started. ``explain`` tells it; no plan has it."""
+
+    place: int
+    users: int
+    """Number of users with waiting jobs."""
+    gpus: float
+    """GPUs of the user's running jobs, and of drones that were started for them and have no job yet."""
+    factor: float
+    """Effective priority of the user in the pool, as a multiple of the smallest one: the greater, the later."""
+    kind: Literal["user-turn"] = "user-turn"
 
 
 @frozen
@@ -625,7 +641,7 @@ _Limited = (
 )
 _Waiting = OwnerRisk | AwaitingCheaperType | ExistingDronesSuffice | HeadroomYields | BackingOff | StartsUnmatched
 _AtSite = IdleDroneRefuses | SiteFull | GpusStranded | SiteQuota | StartBlocked | Downtime
-_Withheld = CredentialUnusable | NegotiatorSilent | OwnerWaits | NodeReserved | ReserveKept | SiteDisabled
+_Withheld = CredentialUnusable | NegotiatorSilent | OwnerWaits | NodeReserved | ReserveKept | SiteDisabled | UserTurn
 _Doubted = DemandCovered | AwaitingIdleGpu | AwaitingNegotiation | StaleView | AllVanished | TooManyUnhealthy | Probing
 _Unknown = UnknownDrone | NotDraining | ShadowOnly | OrphansKept | LiveTwin
 _Held = _Limited | _Waiting | _AtSite | _Withheld | _Doubted | _Unknown

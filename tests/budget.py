@@ -12,20 +12,20 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 BUDGETS = {
-    "provisioner/*.py": (17, 4250),
+    "provisioner/*.py": (17, 4289),
     "adapters/*.py": (1, 1),
     "adapters/htcondor/*.py": (4, 666),
-    "tests": (381, 61000),
+    "tests": (381, 61310),
     "provisioner/adapter_tests": (3, 756),
-    "provisioner/cli": (19, 6230),
-    "provisioner/config": (9, 2702),
-    "provisioner/controller": (12, 2838),
+    "provisioner/cli": (19, 6282),
+    "provisioner/config": (9, 2744),
+    "provisioner/controller": (12, 2913),
     "provisioner/drone": (4, 1242),
     "provisioner/migrate": (9, 1588),
     "provisioner/monitoring": (4, 618),
-    "provisioner/planner": (22, 6238),
+    "provisioner/planner": (22, 6429),
     "provisioner/simulator": (16, 4374),
-    "provisioner/store": (9, 2460),
+    "provisioner/store": (9, 2489),
     "provisioner/web": (13, 2475),
     "adapters/embedded": (4, 1131),
     "adapters/kubernetes": (11, 2185),
@@ -33,7 +33,7 @@ BUDGETS = {
     "adapters/openstack": (12, 2915),
     "adapters/shared": (11, 1205),
     "adapters/slurm": (15, 4200),
-    "adapters/htcondor/overlay": (13, 3175),
+    "adapters/htcondor/overlay": (13, 3203),
     "adapters/htcondor/site": (10, 2715),
 }
 """Most Python files and most lines by package, comments and blank lines included."""

@@ -304,12 +304,18 @@ def request_advice(reader: Reader, plan: Plan | None, job: JobClass) -> list[Req
 
 def class_document(reader: Reader, views: Views, job: JobClass, title: str) -> out.Document:
     """Return the document of ``explain class`` and ``explain job``."""
+    from provisioner.planner.demand import UserShares
     from provisioner.planner.matching import unmet_requirement
 
     plan, live = newest_plan(reader), reader.drones()
     advice = request_advice(reader, plan, job)
     (row,) = class_rows(views, plan, live, [job])
     reasons = row.reasons or ([BadRequest(job.invalid)] if job.invalid else [])
+    view = views.overlay.view
+    if view is not None and job.waiting:
+        slots = {slot.drone_id: slot for slot in view.slots}
+        turn = UserShares.of(view.classes, view.priorities, live, slots).turn_of(job.owner)
+        reasons = [*reasons, turn] if turn else reasons
     of_type = Counter(drone.type for drone in live)
     fits = [TypeFit(t, unmet_requirement(job, t), of_type[t.key]) for t in views.types]
     fits.sort(key=lambda f: (f.misfit is not None, f.kind.price, f.kind.key))

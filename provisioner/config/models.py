@@ -184,11 +184,13 @@ class PolicySection(ConfigSection):
     and beside drones that wait in a queue, and the longer idle drones are kept; 0: a drone for each job that waits."""
     waiting_cost_by_group: dict[str, Annotated[float, Field(ge=0, le=1e6)]] = Field({}, examples=[{"cms.urgent": 5}])
     """The same for the jobs of accounting groups, and of the groups within these."""
+    longest_hole: PositiveDuration = Field(_POLICY_DEFAULTS.longest_hole_s, examples=["12h"])
+    """A node is reserved for a job of several GPUs only if its free GPUs wait for the last one no longer than this."""
     carbon: float | None = Field(None, ge=0, le=10_000, examples=[380])
     """Grams of CO2 per kWh of electricity, for the CO2 of jobs on types with `power`."""
     fault_limit: int = Field(_POLICY_DEFAULTS.fault_limit, ge=1, le=20, examples=[2])
     """A user of whom so many jobs faulted on GPUs shared by MPS or time-slicing, or were held for more VRAM than their
-    share, gets exclusive GPUs only."""
+    share, in at least two drones, gets exclusive GPUs only."""
     fault_window: PositiveDuration = Field(_POLICY_DEFAULTS.fault_window_s, examples=["7d"])
     """Only faults of this last period count for `fault_limit`."""
 

@@ -307,6 +307,7 @@ class Controller:
             ended=ended,
             gpu_wanted_at=self._gpu_wanted(),
             patience=dict(self.store.committed.patience),
+            reserved=dict(self.store.committed.reserved),
             estimates=self.estimation.estimates,
             drift_s=self.clock.drift_s(),
             credentials=self._poller.credentials.known,
@@ -408,10 +409,28 @@ class Controller:
         reading = self._poller.overlay_reading()
         if reading.view is not None and len(reading.view.slots) > UNKNOWN_SLOTS:
             reading = replace(reading, view=self._without_forged_slots(reading.view))
-        if reading.view is None or not self._doubted:
+        if reading.view is None:
             return reading
+        view = self._with_seen_waits(reading.view)
+        if not self._doubted:
+            return replace(reading, view=view)
         notice = f"The host's clock is {formatting.age(abs(self.clock.drift_s()))} off the record. {CLOCK_ADVICE}"
-        return replace(reading, view=replace(reading.view, notices=(*reading.view.notices, notice)))
+        return replace(reading, view=replace(view, notices=(*view.notices, notice)))
+
+    def _with_seen_waits(self, view: OverlayView) -> OverlayView:
+        """Return a view whose jobs have waited no longer than the record has seen them wait.
+
+        Users can write the times of their jobs themselves.
+        """
+        known, now = self.store.committed.waiting_since, self.clock.now()
+        classes = []
+        for job in view.classes:
+            since = known.get(job.id, now)
+            if 0 < job.oldest_at < since or 0 < job.idle_at < since:
+                idle_at = max(job.idle_at, since) if job.idle_at else 0.0
+                job = replace(job, oldest_at=max(job.oldest_at, since), idle_at=idle_at)
+            classes.append(job)
+        return replace(view, classes=tuple(classes))
 
     def _without_forged_slots(self, view: OverlayView) -> OverlayView:
         """Return a view with a limited number of slots of drones that neither the record nor a site knows.

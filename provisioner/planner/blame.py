@@ -23,6 +23,8 @@ ALONE_S = 86400.0
 """It does so for at most this time, in case it never completes."""
 SAME_FAILURE_S = 120.0
 """Reports of one job in one drone that are closer than this are one failure: clocks of nodes differ."""
+DRONES_FOR_BAN = 2
+"""A ban needs faults in so many drones: what one drone reports may be forged by a job in it."""
 MAX_FAILURES_KEPT = 50
 """Failures in the record of a user, of each blame."""
 _ByClass = Mapping[str, CompatibleTypes]
@@ -63,11 +65,13 @@ def _judged(
     faults = _newest(faults)
     if not faults:
         return Breaker(before.scope, since=before.since if before.since > oldest else 0.0)
-    blamed = [each for each in faults if each.blame is Blame.JOB]
+    # A job that runs again and faults again is still one job: it counts by its first fault.
+    by_job = {each.job_id: each for each in faults[::-1] if each.blame is Blame.JOB}
+    blamed = sorted(by_job.values(), key=lambda each: each.at)
     times = Counter(each.job_id for each in faults if each.blame is Blame.COLLATERAL)
     alone = [each for each in faults if times[each.job_id] >= COLLATERAL_LIMIT]
     until, shown = 0.0, (blamed or faults)[-1]
-    if 0 < limit <= len(blamed):
+    if 0 < limit <= len(blamed) and len({each.drone_id for each in blamed}) >= DRONES_FOR_BAN:
         until = blamed[-limit].at + window_s
     elif alone and alone[-1].at + ALONE_S > snapshot.now:
         until, shown = alone[-1].at + ALONE_S, alone[-1]

@@ -3,8 +3,10 @@
 The rules between accounting groups are those of HTCondor's negotiator: a group with a quota gets up to its quota, the
 group that uses the smallest part of its own first. What is left goes to the groups that may take surplus. So no drone
 is started that would be matched to nobody, and the queue of a large group does not take the room that a small one is
-due. Names nest by dots. A job of ``physics.atlas`` counts against the quotas of ``physics.atlas`` and ``physics``; a
-job of an unlisted group counts against the listed groups that contain it. Names are case-insensitive, as in HTCondor.
+due. Between users of a group, the one that holds least comes first: GPUs of running jobs and of drones on the way,
+times the effective priority that the negotiator reports. JobPrio orders the jobs of one user. Names nest by dots. A
+job of ``physics.atlas`` counts against the quotas of ``physics.atlas`` and ``physics``; a job of an unlisted group
+counts against the listed groups that contain it. Names are case-insensitive, as in HTCondor.
 
 Headroom are warm drones for jobs that have not arrived yet. It is served as classes of virtual jobs, after all real
 ones and within the same limits. A warm drone is like any other: the first real job that fits takes it, and another one
@@ -14,21 +16,25 @@ the owner waits.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from provisioner import model, reasons
 from provisioner.model import ON_THE_WAY, WHOLE_GPU, DroneId, DroneState, DroneType, Group, Headroom, JobClass, Policy
 from provisioner.planner.matching import count_jobs, is_refused, request_of, resources_for_needy
 from provisioner.reasons import GroupQuota
+from provisioner.values import frozen
 
 if TYPE_CHECKING:
     from provisioner.planner.context import PlanningContext
 
 _LAST_PRIORITY = float("inf")
+CPUS_PER_GPU = 8
+"""CPUs of the standard drone of one GPU."""
 
 
 @dataclass(slots=True)
@@ -65,26 +71,31 @@ class GroupShares:
             self.granted[name] = self.granted.get(name, 0) + jobs * _quota_milli(job)
 
     def in_turn(self, context: PlanningContext) -> list[JobClass]:
-        """Return the classes in the order in which they are served.
+        """Return the classes in the order in which drones are started for them.
 
-        The hardest to place come first. Equally hard ones come in this order: within the group's quota before surplus
-        (a class may be split in two), then by the order of groups, then by priority and age.
+        A class for which a node is reserved comes first. Then come all jobs within the quotas of their groups, and
+        surplus last (a class may be split in two). Within these the order is that of groups, of users, of how hard the
+        jobs are to place, of the priorities that users give to their own jobs, and of age.
         """
-        compatible, coming = context.compatible, Counter[str]()  # milli-GPUs by the group that they were ordered for
-        jobs = {job.id: job for job in context.classes} if self.groups else {}
-        for drone in context.changing.values() if jobs else ():
-            job = jobs.get(drone.for_class) if drone.state in ON_THE_WAY else None
-            coming.update(dict.fromkeys(self._chain(job.group) if job else (), drone.gpu_milli))
-        first = sorted(
-            context.classes,
-            key=lambda c: (compatible[c.id].hardness, self._line(c, coming), -c.priority, c.oldest_at, c.id),
-        )
+        view = context.snapshot.overlay.view
+        priorities = view.priorities if view is not None else {}
+        shares = UserShares.of(context.classes, priorities, context.changing.values(), context.slots)
+        reserved = {each.class_id for each in context.snapshot.reserved.values()}
+        coming = Counter[str]()  # milli-GPUs by the group that they were ordered for
+        for job, milli in shares.coming if self.groups else ():
+            coming.update(dict.fromkeys(self._chain(job.group), milli))
+
+        def order(job: JobClass) -> tuple[Any, ...]:
+            hardness = context.compatible[job.id].hardness
+            own = -job.priority, job.oldest_at, job.id
+            return job.id not in reserved, self._line(job, coming), *shares.order(job.owner, hardness), *own
+
+        first = sorted(context.classes, key=order)
         if not any(group.quota_milli is not None and group.surplus for group in self.groups.values()):
             return first
-        parts = [part for job in first for part in self._parts(job, divides=bool(compatible[job.id].kinds))]
+        parts = [part for job in first for part in self._parts(job, divides=bool(context.compatible[job.id].kinds))]
         self.granted.clear()
-        # the sort is stable: whose turn it is stays as it is
-        return [job for job, _ in sorted(parts, key=lambda p: (compatible[p[0].id].hardness, p[1]))]
+        return [job for job, _ in sorted(parts, key=itemgetter(1))]  # the sort is stable: the turns stay as they are
 
     def _parts(self, job: JobClass, *, divides: bool) -> Iterator[tuple[JobClass, bool]]:
         """Yield the class and whether it is surplus, split in two if only a part is within the quotas."""
@@ -136,6 +147,70 @@ def _jobs_in_quota(job: JobClass, milli: int, most: int) -> int:
 def _quota_milli(job: JobClass) -> int:
     """Return the GPUs that a drone for the job takes of a quota: none of an optional one, which starts no GPU drone."""
     return 0 if job.gpu_optional else job.gpu_milli
+
+
+@frozen
+class UserShares:
+    """Amount that each user holds, for turns between them.
+
+    The negotiator gives each user a share of the pool that is inverse to their effective priority (HTCondor manual,
+    "User Priorities and Negotiation"). So the user comes first who holds least of it.
+    """
+
+    held_milli: Mapping[str, int]
+    """Milli-GPUs of running jobs and of drones that were started for jobs of a user and have none yet, by user."""
+    factors: Mapping[str, float]
+    """Effective priorities by user, as multiples of the smallest one."""
+    oldest_at: Mapping[str, float]
+    """Submission time of the oldest job that waits, by user."""
+    coming: list[tuple[JobClass, int]]
+    """Classes and milli-GPUs of the drones on the way."""
+
+    @classmethod
+    def of(
+        cls,
+        classes: Iterable[JobClass],
+        priorities: Mapping[str, float],
+        drones: Iterable[model.Drone],
+        slots: Mapping[DroneId, model.Slot],
+    ) -> UserShares:
+        """Add up what the users hold: of ``drones``, those without jobs count."""
+        jobs, held, oldest = {job.id: job for job in classes}, Counter[str](), dict[str, float]()
+        for job in jobs.values():
+            held[job.owner] += job.running * _weight_milli(job)
+            if job.waiting:
+                oldest[job.owner] = min(job.oldest_at or math.inf, oldest.get(job.owner, math.inf))
+        coming = []
+        for drone in drones:
+            ordered_for, slot = jobs.get(drone.for_class), slots.get(drone.id)
+            if ordered_for is not None and not drone.is_leaving and (slot is None or not slot.jobs):
+                held[ordered_for.owner] += drone.gpu_milli or _weight_milli(ordered_for)
+                if drone.state in ON_THE_WAY:
+                    coming.append((ordered_for, drone.gpu_milli))
+        known = {owner: priorities[owner] for owner in held if owner in priorities}
+        least = min(known.values(), default=1.0)
+        return cls(held, {owner: priority / least for owner, priority in known.items()}, oldest, coming)
+
+    def turn_of(self, owner: str) -> reasons.UserTurn | None:
+        """Return the turn of a user with waiting jobs; None if nobody else has some."""
+        users = sorted(self.oldest_at, key=self.order)
+        if owner not in self.oldest_at or len(users) < 2:
+            return None
+        factor = self.factors.get(owner, 1.0)
+        return reasons.UserTurn(users.index(owner) + 1, len(users), self.held_milli[owner] / WHOLE_GPU, factor)
+
+    def order(self, owner: str, hardness: tuple[int, ...] = ()) -> tuple[Any, ...]:
+        """Return the sort key of a user's jobs of some hardness.
+
+        Between users whose shares differ by less than a factor of two, the jobs that are hardest to place come first.
+        """
+        share = (1.0 + self.held_milli[owner] / WHOLE_GPU) * self.factors.get(owner, 1.0)
+        return math.frexp(share)[1], hardness, share, self.oldest_at.get(owner, math.inf), owner
+
+
+def _weight_milli(job: JobClass) -> int:
+    """Return the milli-GPUs that a running job counts for; CPU jobs by the CPUs of a drone of one GPU."""
+    return job.gpu_milli or job.cpus * WHOLE_GPU // CPUS_PER_GPU
 
 
 HEADROOM_PREFIX = "headroom:"

@@ -69,16 +69,22 @@ _PASSING = (*_NO_ROOM_AT_SITE, reasons.SiteQuota, reasons.OwnerWaits)
 
 
 def place(context: PlanningContext, reservations: OwnerReservations, supply: Supply) -> Placement:
-    """Serve the classes, hardest to place first, and headroom last."""
+    """Serve the classes, and headroom last.
+
+    Existing drones take the jobs that are hardest to place first, as the fewest drones are missing then. Drones are
+    started for the others in turns between users.
+    """
     placement = Placement(context, Allocation(context, reservations, supply), GroupShares.of(context))
     blind = _no_starts_reason(context)
     if blind is not None:
         placement.refusals.append(blind)
         return placement
     turn = placement.shares.in_turn(context)
-    for job in turn:
-        if not job.gpu_optional:
-            placement.serve(job, context.compatible[job.id])
+    needy = [job for job in turn if not job.gpu_optional]
+    hardest = sorted(enumerate(needy), key=lambda each: context.compatible[each[1].id].hardness)
+    covered = {n: placement.cover(job, context.compatible[job.id]) for n, job in hardest}
+    for n, job in enumerate(needy):
+        placement.start(job, context.compatible[job.id], covered[n])
     if optional := [job for job in turn if job.gpu_optional]:
         lendable = supply.gpu_slots()
         for job in optional:
@@ -144,7 +150,7 @@ class Allocation:
 
     @cached_property
     def reserved(self) -> JobReservations:
-        return JobReservations(self.context, self.reservations)
+        return JobReservations(self.context, self.reservations, self.starts)
 
     def safe_wait_s(self, compatible: CompatibleTypes, waited_s: float) -> float:
         """Return how long jobs are expected to wait for a place without an owner; infinity if they never get one.
@@ -297,40 +303,52 @@ class Placement:
     """Drones that should take no more jobs because the owner is likely to take their place."""
 
     def serve(self, job: JobClass, compatible: CompatibleTypes) -> None:
-        """Give the jobs of a class what their group is entitled to."""
+        """Cover the jobs of a class, and start drones for the others."""
+        self.start(job, compatible, self.cover(job, compatible))
+
+    def cover(self, job: JobClass, compatible: CompatibleTypes) -> Coverage:
+        """Book the jobs that their group is entitled to into existing drones."""
+        with_idle_gpus = self.context.idle_gpus.get(job.id, compatible)
+        entitled, _ = self.shares.entitled(job)
+        if not entitled or not with_idle_gpus.kinds:
+            return NO_COVERAGE
+        taken = self.allocation.supply.take_own(job, entitled)
+        if taken.jobs < entitled:
+            taken = taken.plus(self.allocation.supply.take(job, with_idle_gpus, entitled - taken.jobs))
+        self.shares.book(job, min(taken.jobs, entitled))
+        return taken
+
+    def start(self, job: JobClass, compatible: CompatibleTypes, taken: Coverage) -> None:
+        """Take back or start drones for the jobs that are not ``taken``, up to what their group is entitled to."""
+        with_idle_gpus = self.context.idle_gpus.get(job.id, compatible)
         if job.fresh:
             self.refuse(job, job.fresh, reasons.AwaitingNegotiation(job.fresh))
         if job.limited:
             self.refuse(job, job.limited, reasons.PoolLimit(job.limit))
-        if not self.context.idle_gpus.get(job.id, compatible).kinds:
+        if not with_idle_gpus.kinds:
             self.refuse(job, job.waiting + job.fresh, self._never(job, compatible))
             return
         if job.waiting and (alone := self.context.exclusive.why.get(job.id)) is not None:
             self.refuse(job, job.waiting, alone)
-        entitled, over = self.shares.entitled(job)
+        rest = job.waiting - taken.jobs
+        entitled, over = self.shares.entitled(replace(job, waiting=rest)) if rest > 0 else (rest, None)
         if over is not None:
-            self.refuse(job, job.waiting - entitled, over)
-            job = replace(job, waiting=entitled)
-        if job.waiting:
-            self._cover(job, compatible)
-
-    def _cover(self, job: JobClass, compatible: CompatibleTypes) -> None:
-        """Cover jobs with existing drones, then with undrained ones, then with new ones."""
-        taken = self.allocation.supply.take_own(job, job.waiting)
-        with_idle_gpus = self.context.idle_gpus.get(job.id, compatible)
-        if taken.jobs < job.waiting:
-            taken = taken.plus(self.allocation.supply.take(job, with_idle_gpus, job.waiting - taken.jobs))
+            self.refuse(job, rest - entitled, over)
+            job = replace(job, waiting=taken.jobs + entitled)
+        booked, late, elsewhere = min(taken.jobs, job.waiting), NO_COVERAGE, ""
+        if entitled > 0:  # drones that this plan starts for others may have room for more
+            taken = taken.plus(self.allocation.supply.take(job, with_idle_gpus, entitled))
+        covered = taken.jobs
         lacks = taken.jobs < job.waiting or taken.drones > 0
         for why in self._idle.refusing(job, with_idle_gpus):
             if lacks or why.rule == "kept":  # for a short time: such a drone counts as supply
                 self.refuse(job, 0, why)
-        covered, late, elsewhere = taken.jobs, NO_COVERAGE, ""
         if covered < job.waiting and self._draining:
             covered += self._undrain(job, compatible, job.waiting - covered)
         if covered < job.waiting:
             covered, late, elsewhere = self._start(job, compatible, covered)
             taken = taken.plus(late)
-        self.shares.book(job, min(covered, job.waiting))
+        self.shares.book(job, min(covered, job.waiting) - booked)
         if taken.jobs:
             self.refuse(job, taken.jobs, reasons.DemandCovered(taken.jobs, taken.drones, late.drones, elsewhere))
 

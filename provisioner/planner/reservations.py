@@ -7,13 +7,16 @@ and for the new drone. A job gets a reservation once its wait has cost more. Onl
 started before it: in a long queue all jobs wait.
 
 The controller cannot choose nodes. It drains the drones on one node, and starts no more drones at the site than other
-nodes have room for, except for jobs that are expected to end before the last GPU is free. Nothing is stored: drones
-that drain make their node the one with the smallest hole at the next tick. A site has one reservation at a time.
+nodes have room for. Jobs fill in only where none of those that wait could delay the reserved one: each ends in time by
+its own time limit, or would if it ran for much longer than any such job so far. A site has one reservation at a time.
+It stays with its job and node, as the plan before recorded it. The promised time moves only once it has passed: a job
+that runs there overran.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -22,7 +25,7 @@ from typing import NamedTuple
 
 from provisioner import model
 from provisioner.estimates import RELEASE_S
-from provisioner.model import WHOLE_GPU, BreakerState, Drone, DroneId, DroneState, DroneType, JobClass, TypeKey
+from provisioner.model import WHOLE_GPU, BreakerState, Drone, DroneId, DroneState, DroneType, JobClass, Start, TypeKey
 from provisioner.planner.capacity import StartLimits, passes_soon
 from provisioner.planner.context import MAX_JOBS_COUNTED, NO_END, PlanningContext, downtime_at, life_too_short
 from provisioner.planner.costs import JobCost, RunTimeSums
@@ -33,10 +36,14 @@ from provisioner.reasons import GpusStranded, LimitReached, NodeReserved, SiteFu
 
 MAX_RESERVABLE_NODES = 50
 """Number of nodes that are compared for one type: those with the most GPUs that are or will be free."""
-MAX_RESERVING_CLASSES = 10
+MAX_RESERVING_CLASSES = 20
 """Number of classes for which nodes are compared in one plan, those that are hardest to place first."""
-HYSTERESIS = 2.0
-"""A node whose drones already leave is preferred, unless another one costs a third or less."""
+MAX_RESERVING_CLASSES_OF_USER = 2
+"""Number of these that one user may have."""
+FEWEST_RUNS = 50
+"""Known runs that bound the run times of further ones."""
+RUN_MARGIN = 2.0
+"""Bound of a run time, as a multiple of the longest known one: the longest runs are the last to become known."""
 
 
 class NodeHolder(NamedTuple):
@@ -58,11 +65,6 @@ class Hole(NamedTuple):
     holders: Sequence[NodeHolder]
     starts: bool = True
     """A drone is started in the room."""
-
-    @property
-    def leaving(self) -> float:
-        """Share of the drones that already take no more jobs."""
-        return sum(each.drone.is_leaving for each in self.holders) / max(1, len(self.holders))
 
 
 def hole_of(
@@ -111,22 +113,27 @@ class JobReservations:
 
     context: PlanningContext
     owners: OwnerReservations
+    starts: Sequence[Start] = ()
+    """Starts of the plan so far."""
     by_site: dict[str, NodeReservation] = field(default_factory=dict)
-    _considered: int = 0
+    _considered: Counter[str] = field(default_factory=Counter)
+    """Number of classes by user."""
     _next_runs_s: dict[tuple[TypeKey, int], float] = field(default_factory=dict)
 
     def reserve(
         self, job: JobClass, compatible: CompatibleTypes, cost: JobCost, limits: StartLimits, risk: PreemptionRisk
     ) -> NodeReserved | None:
         """Reserve room for one job of a class that lacks room, if its wait has cost more than the hole does."""
-        kinds = [kind for kind in compatible.kinds if kind.gpu_milli and kind.site not in self.by_site]
-        if not kinds or self._considered >= MAX_RESERVING_CLASSES:
+        kinds = [kind for kind in compatible.kinds if kind.gpu_milli and self._may_reserve(job, kind.site)]
+        considered = self._considered
+        if not kinds or considered.total() >= MAX_RESERVING_CLASSES:
             return None
         waited = self._overtaken_s(job, compatible) * cost.per_s
-        if waited <= 0.0:
+        if waited <= 0.0 or considered[job.owner] >= MAX_RESERVING_CLASSES_OF_USER:
             return None
-        self._considered += 1
+        considered[job.owner] += 1
         best: tuple[float, DroneType, Hole] | None = None
+        longest_s = self.context.snapshot.policy.longest_hole_s
         for kind in kinds:
             start = self.context.costs.of_types[kind.key]
             # An idle GPU keeps other jobs waiting even if it has no price.
@@ -135,14 +142,22 @@ class JobReservations:
                 # The room is empty until the new drone takes the job.
                 start_s = start.queue_s + start.boot_s + RELEASE_S if hole.starts else 0.0
                 spent = per_s * (hole.cost * WHOLE_GPU / kind.gpu_milli + start_s)
-                total = (spent + (hole.ready_s + start_s) * cost.per_s) / (1.0 + HYSTERESIS * hole.leaving)
-                if spent <= waited and (best is None or total < best[0]) and self._may_use(job, kind, hole, risk):
+                total = spent + (hole.ready_s + start_s) * cost.per_s
+                if promised := self._promised(job, kind.site, hole.node):
+                    spent, total = 0.0, -1.0
+                too_long = hole.ready_s + (promised.overran_s if promised else 0.0) > longest_s
+                better = spent <= waited and not too_long and (best is None or total < best[0])
+                if better and self._may_use(job, kind, hole, risk):
                     best = total, kind, hole
         if best is None:
             return None
         _, kind, hole = best
-        at = self.context.now + hole.ready_s
-        reason = NodeReserved(kind.site, hole.node, job.id, job.gpu_milli / WHOLE_GPU, at)
+        at, overran_s = self.context.now + hole.ready_s, 0.0
+        if promised := self._promised(job, kind.site, hole.node):
+            overdue = promised.at <= self.context.now
+            overran_s = promised.overran_s + (at - promised.at if overdue else 0.0)
+            at = at if overdue else promised.at
+        reason = NodeReserved(kind.site, hole.node, job.id, job.gpu_milli / WHOLE_GPU, at, overran_s)
         self.by_site[kind.site] = NodeReservation(
             kind,
             reason,
@@ -164,7 +179,7 @@ class JobReservations:
         if not found.starts or not shares_hardware(kind, found.kind):
             return most, None
         start = self.context.costs.of_types[kind.key]
-        run_s = self.context.costs.of_class(job)[0].mean_s
+        run_s = self._next_run_s(kind.key, round(found.reason.gpus * WHOLE_GPU))
         if start.queue_s + start.boot_s + run_s + RELEASE_S <= found.ready_s:
             return most, None
         places = 0
@@ -173,6 +188,23 @@ class JobReservations:
             others = (node for node in nodes if kind.name in node.types and not node.reserved)
             places = sum(count_fits(drone_resources(kind), node.free, node.kept) for node in others)
         return min(most, places), found.reason if places < most else None
+
+    def _may_reserve(self, job: JobClass, site: str) -> bool:
+        """Return True if a site has no reservation yet, and none of the plan before for others that still wait."""
+        before = self.context.snapshot.reserved.get(site)
+        theirs = before is not None and before.class_id != job.id and before.class_id in self._waiting
+        return site not in self.by_site and not theirs
+
+    def _promised(self, job: JobClass, site: str, node: str) -> NodeReserved | None:
+        """Return the reservation of a node for a class by the plan before, unless a drone starts for the class now."""
+        before = self.context.snapshot.reserved.get(site)
+        if before is None or (before.class_id, before.node) != (job.id, node):
+            return None
+        return None if any(start.drone.for_class == job.id for start in self.starts) else before
+
+    @cached_property
+    def _waiting(self) -> frozenset[str]:
+        return frozenset(job.id for job in self.context.classes if job.waiting)
 
     def _overtaken_s(self, job: JobClass, compatible: CompatibleTypes) -> float:
         """Return the time in which smaller jobs that the same user submitted later started before a class.
@@ -318,14 +350,24 @@ class JobReservations:
         return serves and holder.free_in_s + self._next_run_s(holder.drone.type, job.gpu_milli) > ready_s
 
     def _next_run_s(self, key: TypeKey, below_milli: int) -> float:
-        """Return the largest mean run time of waiting classes of fewer GPUs that fit a type; infinity if none wait."""
+        """Return a bound of the run times of waiting classes of fewer GPUs that fit a type; infinity if there is none.
+
+        The pool, and not the controller, chooses the next job of a drone.
+        """
         found = self._next_runs_s.get((key, below_milli))
         if found is None:
             smaller = (job for job in self.context.classes if job.gpu_milli < below_milli)
             some = (job for job in smaller if key in self.context.compatible[job.id].jobs)
-            found = max((self.context.costs.of_class(job)[0].mean_s for job in some), default=NO_END)
+            found = max((self._longest_run_s(job) for job in some), default=NO_END)
             self._next_runs_s[key, below_milli] = found
         return found
+
+    def _longest_run_s(self, job: JobClass) -> float:
+        """Return a bound of the run times of a class: its enforced limit, or one by known runs; else infinity."""
+        request = job.owner, job.gpu_milli, job.cpus, job.memory_mib
+        runs = self.context.snapshot.estimates.runs_of(*request, walltime_s=0.0)
+        by_runs = runs[-1] * RUN_MARGIN if len(runs) >= FEWEST_RUNS else NO_END
+        return min(by_runs, job.ends_within_s or NO_END)
 
 
 def shares_hardware(kind: DroneType, other: DroneType) -> bool:

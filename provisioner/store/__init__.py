@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Self
 
-from provisioner import model
+from provisioner import model, reasons
 from provisioner.estimates import NO_ESTIMATES, Estimates, EstimateSamples
 from provisioner.model import Breaker, Drone, DroneId, DroneState, Plan, Snapshot, StateChange
 from provisioner.reasons import Reason
@@ -166,6 +166,10 @@ class CommittedState:
     breakers: Mapping[str, Breaker] = field(default_factory=dict)
     patience: Mapping[str, model.OwnerClaimBackoff] = field(default_factory=dict)
     """Back-off of owners' claims by site, as the newest plan recorded it."""
+    reserved: Mapping[str, reasons.NodeReserved] = field(default_factory=dict)
+    """Reservations by site, likewise."""
+    waiting_since: Mapping[str, float] = field(default_factory=dict)
+    """By job class with idle jobs: time since which the record has seen some. Their own times may be made up."""
     recorded_at: float = 0.0
     """Time of the newest recorded tick, on the controller's clock; 0 in a new store."""
     recorded_drift_s: float = 0.0
@@ -180,6 +184,8 @@ class CommittedState:
             next_serial=max(after.next_serial, snapshot.next_serial),
             recorded_drift_s=snapshot.drift_s,
             patience=patience_of(plan),
+            reserved=reserved_of(plan),
+            waiting_since=waiting_since(snapshot.overlay),
         )
 
     def after(self, change: RecordChange, set_to: float | None = None) -> CommittedState:
@@ -203,6 +209,18 @@ class CommittedState:
 def patience_of(plan: Plan) -> Mapping[str, model.OwnerClaimBackoff]:
     """Return the back-off of owners' claims that ``plan`` leaves for the next tick, by site."""
     return {each.site: each for each in plan.patience}
+
+
+def reserved_of(plan: Plan) -> Mapping[str, reasons.NodeReserved]:
+    """Return the reservations that ``plan`` leaves for the next tick, by site."""
+    found = (each.reason for each in plan.refusals)
+    return {each.site: each for each in found if isinstance(each, reasons.NodeReserved)}
+
+
+def waiting_since(overlay: model.PolledOverlay | None) -> Mapping[str, float]:
+    """Return since when each class with idle jobs waits, as the newest view on record says."""
+    view = overlay.view if overlay is not None else None
+    return {job.id: job.oldest_at for job in view.classes if job.oldest_at} if view is not None else {}
 
 
 def serial_of(drone_id: str) -> int | None:

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from provisioner import model, store
 from provisioner.estimates import EstimateSamples
 from provisioner.model import CompletedJob, DrainMode, Drone, DroneId, DroneState, JobClass, Plan, Snapshot
-from provisioner.store import series, tables
+from provisioner.store import patience_of, reserved_of, series, tables
 from provisioner.store.file import BUSY_TIMEOUT_S, MIGRATIONS, SHADOW, schema_version, unusable
 from provisioner.store.lock import HOLDER, holder_of, is_alive, read_claim
 from provisioner.store.measures import MetricKey
@@ -309,6 +309,7 @@ class Reader:
             views, meta = tables.read_views(sql), tables.read_meta(sql)
             if views is None:
                 return None
+            newest = tables.read_newest_plan(sql)
             return Snapshot(
                 now=views.at,
                 tick=views.tick + 1,
@@ -320,7 +321,8 @@ class Reader:
                 sites=views.sites,
                 drones=tables.live_drones(sql),
                 breakers=tables.read_breakers(sql),
-                patience=tables.read_patience(sql),
+                patience=patience_of(newest),
+                reserved=reserved_of(newest),
                 requests=tables.waiting_requests(sql),
                 gpu_wanted_at=float(meta.get("gpu_wanted_at", views.at)),
                 estimates=views.estimates,

@@ -27,7 +27,6 @@ from provisioner.store import (
     Event,
     Transition,
     Views,
-    patience_of,
     serial_of,
 )
 from provisioner.store.lock import boot_id
@@ -286,13 +285,13 @@ def read_breakers(sql: sqlite3.Connection) -> dict[str, model.Breaker]:
     return {scope: unpack(model.Breaker, body) for scope, body in rows}
 
 
-def read_patience(sql: sqlite3.Connection) -> Mapping[str, model.OwnerClaimBackoff]:
-    """Return the back-off of owners' claims from the newest plan, by site; nothing if that plan cannot be decoded."""
+def read_newest_plan(sql: sqlite3.Connection) -> model.Plan:
+    """Return the newest plan; an empty one if there is none, or it cannot be decoded."""
     row = sql.execute("SELECT body FROM plans ORDER BY seq DESC LIMIT 1").fetchone()
     try:
-        return patience_of(unpack(model.Plan, row[0])) if row else {}
+        return unpack(model.Plan, row[0]) if row else model.Plan(0, 0.0)
     except (ValueError, zlib.error):
-        return {}
+        return model.Plan(0, 0.0)
 
 
 def read_estimates(sql: sqlite3.Connection, path: Path) -> EstimateSamples | None:

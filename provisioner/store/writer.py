@@ -323,13 +323,16 @@ class SqlStore(store.Store):
             if claimed == lock.file_id(path) and other.pid != os.getpid() and lock.is_alive(other):
                 raise lock.held(path, other)  # somebody removed its lock file
             write_meta(sql, **{lock.HOLDER: self._claim})
+            newest, views = tables.read_newest_plan(sql), tables.read_views(sql)
             self._state = store.CommittedState(
                 birth=meta["birth"],
                 tick=int(meta["tick"]),
                 next_serial=int(meta["next_serial"]),
                 drones=tables.live_drones(sql),
                 breakers=tables.read_breakers(sql),
-                patience=tables.read_patience(sql),
+                patience=store.patience_of(newest),
+                reserved=store.reserved_of(newest),
+                waiting_since=store.waiting_since(views.overlay if views is not None else None),
                 recorded_at=float(meta["at"]),
                 recorded_drift_s=float(meta.get("drift_s", 0.0)),
             )

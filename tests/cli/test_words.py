@@ -31,8 +31,8 @@ def test_a_reason_is_told_in_one_line_with_all_it_knows(reason: reasons.Reason) 
     assert isinstance(formatting.category(reason), formatting.Category)
     for field in fields(reason):
         value = getattr(reason, field.name)
-        if field.name == "kind" or isinstance(value, bool | float):
-            continue  # these are worded: conditions; ages, percentages, times
+        if field.name in ("kind", "rule") or isinstance(value, bool | float):
+            continue  # these are worded: rules and conditions; ages, percentages, times
         told = formatting.amounts(str(value), "")[0]
         assert told in line, f"{field.name} of {reason.kind} is not told"
 

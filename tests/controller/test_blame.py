@@ -10,7 +10,7 @@ from provisioner.model import Blame, BreakerState, DroneId
 from tests.controller.world import EPOCH, JOB, Place, Pool, in_virtual_time, run_for, serving, wall
 from tests.store.story import TemporaryStore
 
-D_1 = DroneId("kit-a-1")
+D_1, D_2 = DroneId("kit-a-1"), DroneId("kit-a-2")
 WINDOW_S = 7 * 86400.0
 
 
@@ -35,7 +35,11 @@ def events(store: TemporaryStore) -> list[tuple[str, object]]:
 @in_virtual_time
 async def test_faults_are_recorded_once_survive_a_restart_and_expire() -> None:
     store, pool = TemporaryStore("kit", 1e9, 10), Faulty(classes=())
-    pool.told = [failure("1.0", wall()), failure("2.0", wall() + 1), failure("3.0", wall(), Blame.COLLATERAL)]
+    pool.told = [
+        failure("1.0", wall()),
+        failure("2.0", wall() + 1, drone_id=D_2),
+        failure("3.0", wall(), Blame.COLLATERAL),
+    ]
     async with serving(Place(), store=store, pool=pool) as controller:
         await run_for(controller, 60)
         assert store.breakers["user:ann"].state is BreakerState.BANNED
@@ -58,7 +62,7 @@ async def test_faults_are_recorded_once_survive_a_restart_and_expire() -> None:
 @in_virtual_time
 async def test_an_operator_forgets_the_faults_of_a_user() -> None:
     store, pool = TemporaryStore("kit", 1e9, 10), Faulty(classes=())
-    pool.told = [failure("1.0", wall() - 5), failure("2.0", wall() - 4)]
+    pool.told = [failure("1.0", wall() - 5), failure("2.0", wall() - 4, drone_id=D_2)]
     async with serving(Place(), store=store, pool=pool) as controller:
         await run_for(controller, 30)
         assert store.breakers["user:ann"].state is BreakerState.BANNED

@@ -21,6 +21,7 @@ from provisioner.logs import LogFormat, LogLevel, log_to_stderr
 from provisioner.planner import decide
 from tests.controller.world import (
     EPOCH,
+    JOB,
     FullDisk,
     Place,
     Pool,
@@ -404,3 +405,26 @@ async def test_console_output_is_recorded_even_if_another_site_fails_to_give_its
             await run_for(controller, 30)
     assert store.reader().last_output(known) == "no GPU found"
     assert {log["site"] for log in logs if log["event"] == "console_output.read_failed"} == {"a-silent"}
+
+
+@in_virtual_time
+async def test_a_job_has_waited_for_no_longer_than_the_record_has_seen_it_wait() -> None:
+    made_up = replace(JOB, id="made-up", oldest_at=1000.0, idle_at=1000.0)
+    honest = replace(JOB, id="honest", oldest_at=EPOCH + 300.0, idle_at=EPOCH + 400.0)
+    store, pool = TemporaryStore("kit", 1e9, 10), Pool(classes=(made_up,))
+
+    def waits() -> dict[str, tuple[float, float]]:
+        snapshot = store.reader().snapshot()
+        assert snapshot is not None and snapshot.overlay.view is not None
+        return {job.id: (job.oldest_at, job.idle_at) for job in snapshot.overlay.view.classes}
+
+    async with serving(Place(), store=store, pool=pool) as controller:
+        await run_for(controller, 60)
+        first_seen = waits()["made-up"][0]
+        assert EPOCH <= first_seen <= EPOCH + 60 and waits()["made-up"][1] == first_seen
+        pool.classes = (made_up, honest)
+        await run_for(controller, 540)
+        assert waits() == {"made-up": (first_seen, first_seen), "honest": (EPOCH + 300.0, EPOCH + 400.0)}
+    async with serving(Place(), store=store, pool=pool) as controller:
+        await run_for(controller, 60)
+        assert waits()["made-up"] == (first_seen, first_seen), "a restart forgets nothing"

@@ -227,6 +227,7 @@ def test_a_drone_speaks_only_of_jobs_that_ran_in_it() -> None:
     done = CompletedJob("schedd.example.org#7.3", *at, owner="ann", drone_id=A_1)
     assert confirmed_faults([ANNS_FAULT], set(), [done]) == [ANNS_FAULT], "it ran and ended between two polls"
     assert confirmed_faults([ANNS_FAULT], set(), [replace(done, drone_id=None)]) == []
+    assert confirmed_faults([ANNS_FAULT], set(), [done], {done.job_id}) == [], "it ended with exit code 0"
 
 
 def test_jobs_that_run_or_ran_in_drones_are_known_by_their_schedd() -> None:

@@ -72,7 +72,7 @@ def test_one_fault_is_recorded_and_costs_nothing() -> None:
 
 
 def test_after_two_faults_a_user_gets_exclusive_gpus_and_new_shared_drones_refuse_them() -> None:
-    plan = plan_of(story(failure("1.0", NOW - 3000), failure("2.0")))
+    plan = plan_of(story(failure("1.0", NOW - 3000, name="d-0"), failure("2.0")))
     assert starts(plan) == {"anns": {"whole"}, "bobs": {"mps"}}
     assert {s.drone.for_class: s.drone.avoids for s in plan.starts} == {"anns": "", "bobs": "ann"}
     (why,) = (each for each in of_class(plan, "anns") if isinstance(each, ExclusiveOnly))
@@ -85,19 +85,34 @@ def test_after_two_faults_a_user_gets_exclusive_gpus_and_new_shared_drones_refus
 
 def test_a_shared_drone_that_is_there_is_no_supply_for_the_user() -> None:
     there = drone("d-1", S.IDLE, MPS, age_s=10)
-    plan = plan_of(story(failure("1.0", NOW - 3000), failure("2.0"), drones=[there], slots=[slot_of(there, MPS)]))
+    plan = plan_of(
+        story(failure("1.0", NOW - 3000, name="d-0"), failure("2.0"), drones=[there], slots=[slot_of(there, MPS)])
+    )
     assert starts(plan) == {"anns": {"whole"}}, "bob's jobs have room in it"
 
 
 def test_a_user_who_fits_no_exclusive_type_waits_and_reads_why() -> None:
-    plan = plan_of(story(failure("1.0", NOW - 3000), failure("2.0"), types=(MPS,)))
+    plan = plan_of(story(failure("1.0", NOW - 3000, name="d-0"), failure("2.0"), types=(MPS,)))
     assert starts(plan) == {"bobs": {"mps"}}
     assert [type(each) for each in of_class(plan, "anns")] == [ExclusiveOnly]
 
 
 def test_instances_of_mig_isolate_faults_and_stay_open() -> None:
-    plan = plan_of(story(failure("1.0", NOW - 3000), failure("2.0"), types=(MIG, MPS)))
+    plan = plan_of(story(failure("1.0", NOW - 3000, name="d-0"), failure("2.0"), types=(MIG, MPS)))
     assert starts(plan) == {"anns": {"mig"}}, "and bob's jobs have room in it"
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [
+        pytest.param([failure("1.0", NOW - 3000), failure("2.0")], id="two jobs of one drone"),
+        pytest.param([failure("1.0", NOW - 3000), failure("1.0", name="d-2")], id="one job in two drones"),
+        pytest.param([failure("1.0", NOW - 130 * n) for n in range(9)], id="one job again and again"),
+    ],
+)
+def test_one_drone_or_one_job_is_not_enough_for_a_ban(faults: list[model.JobFailure]) -> None:
+    plan = plan_of(story(*faults))
+    assert record(plan).state is BreakerState.DEGRADED and of_class(plan, "anns") == []
 
 
 def test_faults_older_than_the_window_do_not_count() -> None:
@@ -108,7 +123,7 @@ def test_faults_older_than_the_window_do_not_count() -> None:
 
 def test_the_limit_is_configurable() -> None:
     policy = model.Policy(fault_limit=3)
-    two = [failure("1.0", NOW - 3000), failure("2.0", NOW - 2000)]
+    two = [failure("1.0", NOW - 3000, name="d-0"), failure("2.0", NOW - 2000)]
     assert record(plan_of(story(*two, policy=policy))).state is BreakerState.DEGRADED
     banned = record(plan_of(story(*two, failure("3.0"), policy=policy)))
     assert (banned.state, banned.until) == (BreakerState.BANNED, NOW - 3000 + WEEK)
@@ -119,11 +134,11 @@ def test_a_fault_that_is_reported_again_counts_once_though_clocks_are_compared_a
     again = story(failure("1.0"), failure("1.0", NOW), breakers=[record(first)])
     assert not [each for each in decide(again).breakers if each.user], "nothing has changed"
     later = story(failure("1.0", NOW + 300), breakers=[record(first)])
-    assert record(decide(later)).failures == 2, "it ran again and faulted again"
+    assert record(decide(later)).failures == 1, "it ran again and faulted again: one job is one fault"
 
 
 def test_the_record_expires_and_is_forgotten() -> None:
-    banned = record(decide(story(failure("1.0", NOW - 3000), failure("2.0"))))
+    banned = record(decide(story(failure("1.0", NOW - 3000, name="d-0"), failure("2.0"))))
     then = fresh(story(breakers=[banned]), banned.until + 1)
     one = record(decide(then))
     assert (one.state, one.failures) == (BreakerState.DEGRADED, 1)
@@ -133,7 +148,7 @@ def test_the_record_expires_and_is_forgotten() -> None:
 
 
 def test_after_a_reset_reports_of_the_same_faults_do_not_count_again() -> None:
-    faults = [failure("1.0", NOW - 3000), failure("2.0")]
+    faults = [failure("1.0", NOW - 3000, name="d-0"), failure("2.0")]
     reset = model.Breaker("user:ann", since=NOW)
     assert not reset.forgotten
     assert not [each for each in decide(story(*faults, breakers=[reset])).breakers if each.user]
@@ -181,7 +196,7 @@ def test_two_jobs_that_were_collateral_once_each_do_not_run_alone() -> None:
 def test_the_record_of_a_user_is_bounded_and_names_that_no_drone_can_refuse_have_none() -> None:
     many = [collateral(f"{n}.0", NOW - 10_000 + n) for n in range(3 * MAX_FAILURES_KEPT)]
     assert record(decide(story(*many))).faults == tuple(many[-MAX_FAILURES_KEPT:])
-    own = [failure("1.1", NOW - 20_000), failure("2.1", NOW - 15_000)]
+    own = [failure("1.1", NOW - 20_000, name="d-0"), failure("2.1", NOW - 15_000)]
     both = record(decide(story(*own, *many)))
     assert both.faults == (*own, *many[-MAX_FAILURES_KEPT:]) and both.state is BreakerState.BANNED
     assert not decide(story(*own, *many, breakers=[both])).breakers, "older ones that are reported again change nothing"
@@ -194,7 +209,7 @@ def test_a_change_of_the_clock_moves_the_failures() -> None:
 
 
 def test_a_shared_drone_for_a_banned_user_is_a_breach() -> None:
-    banned = story(failure("1.0", NOW - 3000), failure("2.0"))
+    banned = story(failure("1.0", NOW - 3000, name="d-0"), failure("2.0"))
     honest, plan = decide(story()), decide(banned)
     forged = replace(plan, starts=honest.starts)
     assert any("may share no GPU" in str(each) for each in validate_plan(banned, forged))

@@ -1,16 +1,32 @@
-"""Accounting groups: nothing is started that the negotiator would match to nobody, and small groups get their turn."""
+"""Accounting groups and users: nothing starts that the negotiator would match to nobody, and all get their turn."""
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
 
-from provisioner import reasons
+from provisioner import model, reasons
 from provisioner.model import DroneState, DroneType, Group, Headroom, JobClass, OwnerDemand, Policy, Snapshot
-from provisioner.planner.demand import headroom_active
+from provisioner.planner import decide
+from provisioner.planner.demand import UserShares, headroom_active
 from tests.planner import scenes
-from tests.planner.scenes import A100, NOW, QUAD, V100, drone, jobs, node, plan_for, plan_of, snapshot, started, why
+from tests.planner.scenes import (
+    A100,
+    NOW,
+    QUAD,
+    V100,
+    drone,
+    jobs,
+    node,
+    plan_for,
+    plan_of,
+    snapshot,
+    started,
+    why,
+    with_pool,
+)
 
 ATLAS = Group("physics.atlas", quota_milli=4000, used_milli=1000, surplus=False)
 
@@ -90,8 +106,8 @@ SIX = {"policy": Policy(max_drones=6)}
             [Group("heavy", priority=900.0), Group("light", priority=500.0)],
             {},
         ),
-        # The hardest to place still comes first.
-        ("rich poor", None, [of("rich", 1, vram_mib=35000), of("poor", 1)], [RICH, POOR], {"types": (A100, V100)}),
+        # The turn of the groups comes before how hard jobs are to place.
+        ("poor rich", None, [of("rich", 1, vram_mib=35000), of("poor", 1)], [RICH, POOR], {"types": (A100, V100)}),
     ],
 )
 def test_groups_get_their_share_in_their_turn(
@@ -189,3 +205,69 @@ def test_the_owners_jobs_come_before_headroom() -> None:
     plan = plan_of(snap)
     assert plan.starts == ()
     assert [type(s.reason) for s in plan.stops] == [reasons.PreemptedForOwner, reasons.PreemptedForOwner]
+
+
+# ------------------------------------------------ Turns between users: what they hold counts, and no wish of their own
+
+
+B = replace(A100, name="b", gpu_model="B", vram_mib=40960)
+C = replace(A100, name="c", gpu_model="C", vram_mib=40960)
+UNFIT = model.UnmetRequirement("requirements", "x", "y")
+TEN_DRONES = {"policy": Policy(max_drones=10), "limits": {"max_drones": 10, "max_pending": 50}}
+
+
+def drones_by_class(*classes: JobClass, minutes: int = 200, priorities: dict[str, float] | None = None) -> Counter[str]:
+    """Count the drones that are started for each class if the oldest of at most ten ends every minute."""
+    running, given = list[str](), Counter[str]()
+    for minute in range(minutes):
+        here = [replace(job, running=running.count(job.id)) for job in classes]
+        live = [drone(f"kit-{minute}-{n}", DroneState.BUSY) for n, _ in enumerate(running)]
+        world = snapshot(classes=here, drones=live, types=(B, C), free={"b": 500, "c": 500}, **TEN_DRONES)
+        plan = decide(with_pool(world, priorities=priorities or {}))
+        given.update(start.drone.for_class for start in plan.starts)
+        running = [*running, *(start.drone.for_class for start in plan.starts)][1:]
+    return given
+
+
+MALLORY = jobs(id="mallory", owner="mallory", waiting=500, priority=99, oldest_at=NOW - 300, refuses={C.key: UNFIT})
+ALICE = jobs(id="alice", owner="alice", waiting=500, oldest_at=NOW - 86400, refuses={B.key: UNFIT})
+
+
+@pytest.mark.parametrize(
+    ("mallory", "alice"),
+    [
+        pytest.param(MALLORY, ALICE, id="a high JobPrio"),
+        pytest.param(ALICE, MALLORY, id="a long wait"),
+        pytest.param(MALLORY, replace(ALICE, refuses={}), id="jobs that are harder to place"),
+        pytest.param(replace(MALLORY, gpu_milli=1000, vram_mib=30000), ALICE, id="much VRAM"),
+    ],
+)
+def test_no_wish_of_a_user_keeps_others_from_their_turn(mallory: JobClass, alice: JobClass) -> None:
+    given = drones_by_class(mallory, alice)
+    assert given.total() > 200 and min(given[mallory.id], given[alice.id]) > given.total() / 4, given
+
+
+def test_shares_of_users_are_inverse_to_their_effective_priorities() -> None:
+    given = drones_by_class(MALLORY, ALICE, priorities={"mallory": 3000.0, "alice": 1000.0})
+    assert 2.0 < given["alice"] / given["mallory"] < 4.5, given
+
+
+def test_a_user_with_many_classes_gets_no_more_than_one_with_a_single_class() -> None:
+    many = [replace(MALLORY, id=f"m-{n}", waiting=1, memory_mib=1000 + n) for n in range(100)]
+    given = drones_by_class(*many, ALICE)
+    assert given["alice"] > given.total() / 3, given
+
+
+def test_the_priority_of_jobs_orders_those_of_one_user() -> None:
+    low = replace(MALLORY, id="low", owner="alice", priority=-1)
+    plan = plan_of(snapshot(classes=[low, replace(MALLORY, id="high", owner="alice")], types=(B, C), **SIX))
+    assert {start.drone.for_class for start in plan.starts} == {"high"}
+
+
+def test_the_turn_of_a_user_is_told_with_what_they_hold() -> None:
+    coming = drone("kit-1", DroneState.QUEUED, for_class="mallory")
+    shares = UserShares.of([replace(MALLORY, running=2), ALICE], {"mallory": 1500.0, "alice": 500.0}, [coming], {})
+    assert shares.turn_of("alice") == reasons.UserTurn(1, 2, 0.0, 1.0)
+    assert shares.turn_of("mallory") == reasons.UserTurn(2, 2, 3.0, 3.0)
+    assert shares.turn_of("nobody") is None
+    assert UserShares.of([ALICE], {}, [], {}).turn_of("alice") is None, "nobody else waits"

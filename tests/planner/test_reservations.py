@@ -9,12 +9,18 @@ from typing import Any
 
 import pytest
 
-from provisioner import model, reasons
+from provisioner import formatting, model, reasons
 from provisioner.estimates import HORIZONS_S, Estimates, OwnerGrowth, StartDelays
 from provisioner.planner import decide
 from provisioner.planner.context import MAX_JOBS_COUNTED, check_views
 from provisioner.planner.matching import Resources
-from provisioner.planner.reservations import NodeHolder, hole_of
+from provisioner.planner.reservations import (
+    FEWEST_RUNS,
+    MAX_RESERVING_CLASSES,
+    MAX_RESERVING_CLASSES_OF_USER,
+    NodeHolder,
+    hole_of,
+)
 from tests.planner.scenes import (
     A100,
     NOW,
@@ -113,10 +119,81 @@ def test_jobs_of_the_same_user_that_have_waited_for_longer_come_first() -> None:
 
 
 def test_a_drone_takes_more_jobs_for_as_long_as_they_end_before_the_room_is_needed() -> None:
+    drones = [busy("d-1", "n1", 60), busy("d-2", "n1", 3000), *FULL[2:]]
+    limited = replace(SMALL_JOBS, ends_within_s=600.0)
+    world = scene(drones, LARGE, limited, free_gpus={"n1": 0})
+    assert drained(plan_of(world)) == ["d-2"], "another job ends before d-2 does: the pool ends it after 10 min"
     short = replace(SMALL_JOBS, owner="carol")
-    world = scene([busy("d-1", "n1", 60), busy("d-2", "n1", 3000), *FULL[2:]], LARGE, short, free_gpus={"n1": 0})
-    world = replace(world, estimates=replace(RUNS, runs={"": (3600.0,), "carol": (600.0,)}))
-    assert drained(plan_of(world)) == ["d-2"], "another job of 10 min ends before d-2 does"
+    for known, leave in ((1, ["d-1", "d-2"]), (FEWEST_RUNS, ["d-2"])):
+        world = scene(drones, LARGE, short, free_gpus={"n1": 0})
+        world = replace(world, estimates=replace(RUNS, runs={"": (3600.0,), "carol": (600.0,) * known}))
+        assert drained(plan_of(world)) == leave, "one run of 10 min tells nothing of the next one, many do"
+
+
+def reserved_before(world: model.Snapshot, at: float, class_id: str = "large") -> model.Snapshot:
+    """The same after a plan that reserved node n1."""
+    return replace(world, reserved={"topas": reasons.NodeReserved("topas", "n1", class_id, 2.0, at)})
+
+
+SOONER = [*FULL[:2], busy("d-3", "n2", 60), busy("d-4", "n2", 120)]
+"""Both drones on n2 end before those on n1."""
+
+
+def test_a_reservation_keeps_its_node_and_its_promised_time() -> None:
+    world = scene(SOONER, LARGE, SMALL_JOBS)
+    assert drained(plan_of(world)) == ["d-3", "d-4"]
+    kept = plan_of(reserved_before(world, NOW + 900))
+    assert drained(kept) == ["d-1", "d-2"]
+    assert why(kept, "class:large") == [reasons.NodeReserved("topas", "n1", "large", 2.0, NOW + 900)]
+
+
+def test_a_promised_time_moves_once_it_has_passed_and_the_reason_says_by_how_much() -> None:
+    plan = plan_of(reserved_before(scene(SOONER, LARGE, SMALL_JOBS), NOW - 60))
+    assert why(plan, "class:large") == [reasons.NodeReserved("topas", "n1", "large", 2.0, NOW + 2420, 2480.0)]
+    assert "41m20s later than promised" in formatting.describe(why(plan, "class:large")[0])
+
+
+def test_no_other_class_takes_a_reservation_while_the_job_waits() -> None:
+    other = replace(LARGE, id="other", owner="carol", oldest_at=NOW - 9000)
+    world = scene(SOONER, LARGE, other, SMALL_JOBS)
+    assert why(plan_of(world), "class:other")[0].kind == "node-reserved"
+    kept = plan_of(reserved_before(world, NOW + 900))
+    assert why(kept, "class:large")[0].kind == "node-reserved" != why(kept, "class:other")[0].kind
+    gone = plan_of(reserved_before(scene(SOONER, other, SMALL_JOBS), NOW + 900))
+    assert why(gone, "class:other")[0].kind == "node-reserved"
+
+
+def test_a_class_with_a_reservation_comes_before_the_turns_of_others() -> None:
+    mine = replace(LARGE, running=20)
+    small = replace(SMALL_JOBS, waiting=1)
+    free = {"n1": 1, "n2": 0}
+    world = reserved_before(scene([FULL[0], *FULL[2:]], mine, small, free_gpus=free), NOW + 900)
+    assert started(plan_of(world)) == [], "the free GPU of the node is kept, though bob holds much"
+
+
+@pytest.mark.parametrize(("hours", "drains"), [(0.5, []), (1.0, ["d-1", "d-2"])])
+def test_no_gpu_waits_for_longer_than_the_longest_hole(hours: float, drains: list[str]) -> None:
+    policy = model.Policy(longest_hole_s=hours * 3600)
+    assert drained(plan_of(scene(FULL, LARGE, SMALL_JOBS, policy=policy))) == drains
+
+
+@pytest.mark.parametrize(
+    ("others", "owner", "reserved"),
+    [
+        (MAX_RESERVING_CLASSES - 1, "user-{}", True),
+        (MAX_RESERVING_CLASSES, "user-{}", False),
+        (MAX_RESERVING_CLASSES, "user", True),
+        (MAX_RESERVING_CLASSES_OF_USER - 1, "bob", True),
+        (MAX_RESERVING_CLASSES_OF_USER, "bob", False),
+    ],
+)
+def test_holes_are_compared_for_few_classes_in_all_and_of_one_user(others: int, owner: str, reserved: bool) -> None:
+    short = [
+        replace(LARGE, id=f"l-{n}", owner=owner.format(n), oldest_at=NOW - 10, memory_mib=4096 + n, priority=1)
+        for n in range(others)
+    ]
+    late = replace(LARGE, running=9)
+    assert bool(drained(plan_of(scene(FULL, *short, late, SMALL_JOBS)))) is reserved
 
 
 def test_the_freed_gpus_of_the_node_are_kept_and_others_are_used() -> None:
@@ -310,14 +387,14 @@ def test_a_hole_is_the_time_for_which_gpus_wait_for_the_last_one() -> None:
     assert hole_of(Resources(1000, 3, 1), two, "n1", [], keeps) is None, "the other GPU keeps two CPUs"
 
 
-def calls_for(classes: int) -> int:
-    """Return how many function calls a decision on so many classes of one user takes, all of four GPUs and alike."""
+def calls_for(classes: int, gpu_milli: int) -> int:
+    """Return how many function calls a decision on so many classes of one user takes, which differ in memory."""
     quad = replace(A100, name="a100x4", gpu_milli=4000, cpus=32, memory_mib=81920)
     drones = [drone(f"kit-mem0-{n}", S.BUSY, node=f"n{n // 4}", age_s=500.0) for n in range(40)]
     slots = [slot_of(each, begun_at=each.since, owner="bob", job_gpu_milli=1000) for each in drones]
     nodes = [node(f"n{n}", 4, kinds=("a100", "a100x4"), free_gpus=0) for n in range(10)]
     queue = [
-        jobs(id=f"c{n}", waiting=1, gpu_milli=4000, owner="mallory", memory_mib=1024 + n, oldest_at=NOW - 7200)
+        jobs(id=f"c{n}", waiting=1, gpu_milli=gpu_milli, owner="mallory", memory_mib=1024 + n, oldest_at=NOW - 7200)
         for n in range(classes)
     ]
     world = snapshot(classes=queue, drones=drones, types=(A100, quad), slots=slots, nodes=nodes)
@@ -337,5 +414,6 @@ def calls_for(classes: int) -> int:
     return counted
 
 
-def test_the_work_of_a_decision_is_linear_in_the_requests_of_one_user() -> None:
-    assert calls_for(4000) < 300 * 4000
+@pytest.mark.parametrize("gpus", [1, 4])
+def test_the_work_of_a_decision_is_linear_in_the_requests_of_one_user(gpus: int) -> None:
+    assert calls_for(4000, gpus * 1000) < 300 * 4000

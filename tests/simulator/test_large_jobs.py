@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from provisioner.model import DroneType, Plan, SitePolicy, Snapshot
+from provisioner.model import DroneType, Plan, Policy, SitePolicy, Snapshot
 from provisioner.planner import decide
 from provisioner.planner.reservations import JobReservations
 from provisioner.reasons import NodeReserved
@@ -31,10 +31,22 @@ class WatchedReservations:
     """The planner itself, and the classes and drones for which it gave a reservation as the reason."""
 
     said: set[str] = field(default_factory=set)
+    drains: int = 0
+    """Drones that were drained for one."""
+    moved_early: list[str] = field(default_factory=list)
+    """Reservations of one node for one class whose promised time moved before it had passed."""
+    _promises: dict[tuple[str, str], float] = field(default_factory=dict)
 
     def __call__(self, snapshot: Snapshot) -> Plan:
         plan = decide(snapshot)
+        reserved = [each.reason for each in plan.refusals if isinstance(each.reason, NodeReserved)]
         self.said |= {each.subject for each in plan.refusals if isinstance(each.reason, NodeReserved)}
+        self.drains += sum(isinstance(each.reason, NodeReserved) for each in plan.drains)
+        for each in reserved:
+            before = self._promises.get((each.class_id, each.node), each.at)
+            if each.at != before > snapshot.now:
+                self.moved_early.append(f"{each} at {snapshot.now}, promised for {before}")
+            self._promises[each.class_id, each.node] = each.at
         return plan
 
 
@@ -80,3 +92,46 @@ def test_jobs_of_two_gpus_start_in_bounded_time(types: tuple[DroneType, ...], qu
     assert max(waits_h(outcome, "2")) < 2.5, "three drones of two GPUs would need an hour and a half for them"
     assert watched.said >= {"class:c2"}
     assert max(waits_h(outcome, "1")) < 4.0, "one-GPU jobs go on"
+
+
+LONG_S = 8.188689
+"""Logarithm of an hour in seconds."""
+
+
+def busy_world(sigma: float, planner: WatchedReservations) -> Scenario:
+    """Six nodes of four GPUs, one-GPU jobs of an hour in the mean for 15 h, and one job of four GPUs after 2 h."""
+    rng, mu = Random(f"tails/{sigma}"), LONG_S - sigma**2 / 2
+    small = JobRequirements(cpus=2, memory_mib=4096, owner="alice")
+    large = JobRequirements(gpu_milli=4000, cpus=8, memory_mib=8192, owner="bob")
+    arrivals = [0.0] * 150 + [15 * HOUR_S * rng.random() for _ in range(390)]
+    runs = [max(10.0, min(24 * HOUR_S, rng.lognormvariate(mu, sigma))) for _ in arrivals]
+    jobs = [SimulatedJob(at_s, run_s, small) for at_s, run_s in zip(arrivals, runs, strict=True)]
+    site = Facility(
+        policy=SitePolicy("kit", max_drones=100, max_pending=100, max_starts_per_tick=100, grace_s=10.0),
+        types=(
+            drone_type("kit", "g1", cpus=8, memory_mib=20480),
+            drone_type("kit", "g4", gpu_milli=4000, cpus=32, memory_mib=81920),
+        ),
+        pools=(GpuPool("pool", 4, 6, cpus_per_node=64, memory_mib_per_node=512 << 10),),
+        behaviour=SiteBehaviour(boot=Fixed(60.0), check=Fixed(5.0), release=Fixed(2.0)),
+        reports_nodes=True,
+    )
+    jobs = sorted([*jobs, SimulatedJob(2 * HOUR_S, HOUR_S, large)], key=lambda job: job.submit_s)
+    return Scenario((site,), tuple(jobs), policy=Policy(max_drones=100), planner=lambda: planner)
+
+
+@pytest.mark.parametrize("sigma", [0.3, 0.8, 1.2])
+def test_a_reservation_ends_though_run_times_have_tails(sigma: float) -> None:
+    watched = WatchedReservations()
+    outcome = simulate(busy_world(sigma, watched))
+    assert outcome.violations == () and outcome.jobs_done == outcome.jobs
+    came_s, under_way_s = 2 * HOUR_S, 0.0
+    for job in outcome.metrics.finished:
+        begun_s = job.submit_s + job.wait_s
+        if begun_s <= came_s < begun_s + job.gpu_s:
+            under_way_s = max(under_way_s, job.gpu_s)
+    (wait_s,) = outcome.metrics.waits_by_class["4 GPU"]
+    assert 0 < wait_s < 1.5 * under_way_s, "the longest run that was under way when it came"
+    assert outcome.drones <= 40, "no drone starts in the reserved room"
+    assert watched.drains <= 8, "the node has four drones"
+    assert not watched.moved_early, "the promised time moves only once it has passed"

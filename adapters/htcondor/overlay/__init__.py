@@ -144,7 +144,7 @@ class HTCondorOverlay:
         view, users, self._silent, faults, ran = answer
         self._witnesses.note(users, time.time())
         history, there = pending.result(), {slot.drone_id for slot in view.slots}
-        confirmed = confirmed_faults(faults, ran, history.completions)
+        confirmed = confirmed_faults(faults, ran, history.completions, history.succeeded)
         await connection.drainer.forget(there)
         self._count_readers(there)
         self._view = replace(

@@ -55,13 +55,15 @@ class HistoryView:
     failures: tuple[JobFailure, ...] = ()
     at: float = 0.0
     """When they were asked for; 0: never with success."""
+    succeeded: frozenset[str] = frozenset()
+    """Ids of the jobs that completed with exit code 0."""
 
 
 @dataclass(slots=True)
 class _ScheddHistory:
     read_at: float = 0.0  # when its history was read last, by its own clock
     newest: str = ""  # the newest entry at that time
-    jobs: dict[tuple[str, float], tuple[CompletedJob, JobFailure | None]] = field(default_factory=dict)
+    jobs: dict[tuple[str, float], tuple[CompletedJob, JobFailure | None, bool]] = field(default_factory=dict)
     """By job and end, by its own clock."""
 
 
@@ -95,8 +97,10 @@ class HistoryReader:
         if not answered:
             return HistoryView(None, tuple(notices))
         found = [each for known in self._known.values() for each in known.jobs.values()]
-        jobs = sorted((job for job, _ in found), key=lambda each: (each.ended_at, each.job_id))
-        return HistoryView(tuple(jobs), tuple(notices), tuple(failure for _, failure in found if failure is not None))
+        jobs = sorted((job for job, *_ in found), key=lambda each: (each.ended_at, each.job_id))
+        failures = tuple(failure for _, failure, _ in found if failure is not None)
+        succeeded = frozenset(job.job_id for job, _, success in found if success)
+        return HistoryView(tuple(jobs), tuple(notices), failures, succeeded=succeeded)
 
     def _read(self, queue: ScheddQueue, known: _ScheddHistory, now: float, gpus_only: bool) -> bool:
         """Add the runs that ended since the last question. Return True if there were more than the limit."""
@@ -119,7 +123,8 @@ class HistoryReader:
             cause = "" if done.unfinished else cause_of_end(ad, done.run_s)
             if done.drone_id is not None and cause:
                 failure = JobFailure(done.drone_id, done.job_id, done.ended_at, done.owner, cause)
-            known.jobs.setdefault((done.job_id, round(done.ended_at + ahead_s)), (done, failure))
+            success = not done.unfinished and number(ad, "ExitCode") == 0
+            known.jobs.setdefault((done.job_id, round(done.ended_at + ahead_s)), (done, failure, success))
         return max(len(left), len(stays)) >= HISTORY_LIMIT
 
 

@@ -192,6 +192,7 @@ def job_class(class_id: str, groups: list[JobGroup], fresh: int, waits: QueueWai
         splits=False,
         idle_at=waits.idle_at if idle else 0.0,
         gpu_optional=gpu_optional(ad),
+        ends_within_s=float(whole(ad, "AllowedJobDuration") or whole(ad, "AllowedExecuteDuration")),
     )
 
 
@@ -318,7 +319,7 @@ def group_attributes(owner_attribute: str, constraint: str) -> list[str]:
 
 
 ACCOUNTING_PROJECTION = attribute_names(
-    "LastHeardFrom Name IsAccountingGroup ConfigQuota SurplusPolicy WeightedResourcesUsed Priority"
+    "LastHeardFrom Name IsAccountingGroup ConfigQuota SurplusPolicy WeightedResourcesUsed Priority AccountingGroup"
 )
 _ROOT_GROUP = "<none>"  # HTCondor's name for the root of all groups
 
@@ -351,6 +352,18 @@ def accounting_groups(ads: Iterable[Ad], classes: Iterable[JobClass], weight: st
         )
         for name, ad in sorted(known.items())
     )
+
+
+def user_priorities(ads: Iterable[Ad], classes: Iterable[JobClass]) -> dict[str, float]:
+    """Return the effective priorities of the users with jobs; of one in several groups, that of the largest share."""
+    owners, found = {job.owner for job in classes}, dict[str, float]()
+    for ad in ads:
+        # Name is <user>@<domain>, or <group>.<user>@<domain>
+        name, priority = text(ad, "Name", 160).partition("@")[0], _amount(ad, "Priority")
+        owner = name if name in owners else name.removeprefix(f"{text(ad, 'AccountingGroup', 80)}.")
+        if not _is_group(ad) and owner in owners and priority:
+            found[owner] = min(priority, found.get(owner, priority))
+    return found
 
 
 def quota_warnings(ads: Iterable[Ad], weight: str) -> list[str]:

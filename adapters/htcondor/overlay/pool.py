@@ -117,13 +117,15 @@ class PoolPoller:
             remarks=seen.remarks,
             evictions=at_work.evictions,
             groups=job_classes.accounting_groups(accounting, classes, config.slot_weight),
+            priorities=job_classes.user_priorities(accounting, classes),
             mishaps=at_work.failures,
             unheard=self._schedds.unheard(config.schedds),
         )
         users = {each.slot.drone_id: each.users for each in seen.drones}
         faults = tuple(fault for each in seen.drones for fault in each.faults)
         self._ran |= dict.fromkeys(at_work.ran, taken_at)
-        self._ran = {job: at for job, at in self._ran.items() if at >= oldest}
+        running = {(run.drone_id, run.owner, run.job_id) for run in at_work.runs}
+        self._ran = {job: at for job, at in self._ran.items() if at >= oldest and job not in running}
         faulty = {fault.drone_id for fault in faults}
         ran = frozenset(job for job in self._ran if job[0] in faulty)
         return PolledPool(view, users, tuple(printable(name, 80) for name in self._schedds.silent), faults, ran)

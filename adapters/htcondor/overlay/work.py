@@ -250,10 +250,17 @@ def cause_of_end(ad: Ad, run_s: float) -> str:
 
 
 def confirmed_faults(
-    faults: Sequence[JobFailure], ran: Set[JobInDrone], completions: Sequence[CompletedJob] | None
+    faults: Sequence[JobFailure],
+    ran: Set[JobInDrone],
+    completions: Sequence[CompletedJob] | None,
+    succeeded: Set[str] = frozenset(),
 ) -> list[JobFailure]:
-    """Return the faults of jobs that ran in the drone that reports them, by their schedds: any job there can report."""
-    done = ((job.drone_id, job.owner, job.job_number) for job in completions or () if faults)
+    """Return the faults of jobs whose runs in the reporting drone ended, by their schedds: any job there can report.
+
+    A job that still runs there, or that ``succeeded`` (job ids), had no fault.
+    """
+    failed = (job for job in completions or () if faults and job.job_id not in succeeded)
+    done = ((job.drone_id, job.owner, job.job_number) for job in failed)
     known = {*ran, *done}
     return [each for each in faults if (each.drone_id, each.owner, each.job_number) in known]
 
