@@ -30,8 +30,9 @@ def check(tmp_path: Path, name: str, **env: str) -> tuple[int, str]:
 
 def function_of_the_drone(name: str) -> str:
     whole = script("condor_drone.sh").decode()
-    start = whole.index(f"\n{name}() {{")
-    return whole[start : whole.index("\n}\n", start) + 3]
+    close = "}" if f"\n{name}() {{" in whole else ")"
+    start = whole.index(f"\n{name}() ")
+    return whole[start : whole.index(f"\n{close}\n", start) + 3]
 
 
 def fake(tmp_path: Path, tool: str, text: str) -> str:
@@ -378,3 +379,25 @@ def test_the_control_daemons_of_all_gpus_quit_at_one_time(tmp_path: Path) -> Non
     text = function_of_the_drone("quit_mps") + QUITS
     done = subprocess.run(["sh", "-uc", text], cwd=tmp_path, timeout=60, check=False, capture_output=True, text=True)
     assert done.stdout == "0.quit 1.quit 2.quit\n", done.stderr
+
+
+def as_drone(directory: Path, path: str) -> str:
+    """Return what a tool of HTCondor's finds as the token of a drone whose own directory is ``directory``."""
+    asks = f'D={directory} clean=env token=SECRET\nas_drone sh -c "readlink /proc/self/fd/0; cat /proc/self/fd/0"\n'
+    asked = ["sh", "-uc", function_of_the_drone("as_drone") + asks]
+    return subprocess.run(asked, env={"PATH": path}, capture_output=True, text=True, timeout=60, check=True).stdout
+
+
+def test_the_token_for_a_tool_never_has_a_name(tmp_path: Path) -> None:
+    """A job that opened the file in the moment in which it had a name read the token in 49 of 60 looks for an order."""
+    told = as_drone(tmp_path / "missing", os.environ["PATH"])
+    assert told.startswith("/memfd:token") and told.endswith("SECRET\n")
+
+
+def test_without_python_the_token_for_a_tool_loses_its_name_before_it_is_written(tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "tmp").mkdir()
+    for name in ("sh", "env", "mktemp", "rm", "timeout", "cat", "readlink"):
+        (tmp_path / "bin" / name).symlink_to(shutil.which(name) or "")
+    told = as_drone(tmp_path, str(tmp_path / "bin"))
+    assert told.endswith("(deleted)\nSECRET\n") and not [*(tmp_path / "tmp").iterdir()]

@@ -922,8 +922,24 @@ renew_sessions() {
     kill -HUP "$master" 2>/dev/null
 }
 
-# as_drone COMMAND...: run a tool of HTCondor's with our token, which comes by a file that has no name any more.
+# as_drone COMMAND...: run a tool of HTCondor's with our token, which comes by a file without a name: a job could open one
+# that has a name, if only for a moment, and wait for the token. A shell alone cannot make a file that never had one.
 as_drone() (
+    if python=$(command -v python3) && "$python" -I -S -c 'import os; os.memfd_create' 2>/dev/null; then
+        in_memory='import os, sys
+file = os.memfd_create("token", 0)
+os.fchmod(file, 0o600)
+os.write(file, sys.stdin.buffer.read())
+os.lseek(file, 0, 0)
+os.dup2(file, 0)
+os.close(file)
+os.execvp(sys.argv[1], sys.argv[1:])'
+        # shellcheck disable=SC2086
+        printf '%s\n' "$token" | $clean \
+            _CONDOR_SEC_TOKEN_DIRECTORY=/proc/self/fd _CONDOR_SEC_TOKEN_SYSTEM_DIRECTORY=/proc/self/fd \
+            "$python" -I -S -c "$in_memory" timeout -k 2 20 "$@"
+        return
+    fi
     name=$(mktemp "$D/tmp/unnamed.XXXXXX") || return
     exec 9<>"$name"
     rm -f "$name"
