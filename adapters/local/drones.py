@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pwd
 import re
 import shutil
 import signal
@@ -199,13 +200,13 @@ class LocalDrone:
             account.empty(self.own)  # while it is still listed: a failure is tried again
         aside = self.path.with_name(_REMOVED + self.id)
         os.rename(self.path, aside)
-        shutil.rmtree(aside, ignore_errors=True)
+        _erase(aside)
 
     def discard(self) -> None:
         """Remove the directory of a drone that never ran, even one without a readable record."""
         with contextlib.suppress(OSError, ValueError):
             self.remove()
-        shutil.rmtree(self.path, ignore_errors=True)
+        _erase(self.path)
 
     def _make_once(self, name: str, text: str) -> bool:
         """Create a file with all of its content, unless it exists: a hard link is atomic."""
@@ -278,10 +279,7 @@ def claim(target: Path, record: DroneRecord, starter: Process, bootstrap: Bootst
             (fresh / name).write_bytes(content)
         os.rename(fresh, target)
     except BaseException as error:
-        if account is not None and (fresh / "drone").is_dir():
-            with contextlib.suppress(OSError):  # the error at hand is the one to report
-                account.empty(fresh / "drone")
-        shutil.rmtree(fresh, ignore_errors=True)
+        _erase(fresh)
         if isinstance(error, OSError) and target.is_dir():
             return False
         raise
@@ -296,7 +294,18 @@ def clean_up(root: Path) -> None:
         starter = _STARTER.match(name)
         dead = starter is not None and not Process(int(starter[1]), int(starter[2]), boot_id()).alive
         if dead or name.startswith(_REMOVED):
-            shutil.rmtree(root / name, ignore_errors=True)
+            _erase(root / name)
+
+
+def _erase(path: Path) -> None:
+    """Remove a drone's directory as far as possible, and what belongs to an account of drones through that account."""
+    own = path / "drone"
+    with contextlib.suppress(OSError, KeyError):
+        uid = own.lstat().st_uid
+        if uid != os.geteuid() != 0:
+            DroneAccount(pwd.getpwuid(uid).pw_name).empty(own)
+            own.rmdir()  # ours to remove, and not to look into
+    shutil.rmtree(path, ignore_errors=True)
 
 
 # ---------------------------------------------------------------------------------------------------------- processes

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from adapters.local import LocalSite
+from adapters.local.account import DroneAccount
 from adapters.local.drones import directories
 from provisioner.adapter_tests import eventually
 from provisioner.model import Bootstrap, DroneId, EndKind, RemoteDrone, RemoteState, StartOrder, StopOrder
@@ -68,6 +69,13 @@ async def story(root: Path, account: str) -> None:
             return not list(directories(root))
 
         await eventually("their directories are gone", removed, 30)
+        left = root / ".new-1999999999-1-killed"
+        left.mkdir(mode=0o733)
+        left.chmod(0o733)  # as a controller that was killed while it made the directory of a drone
+        DroneAccount(account).unpack(left / "drone", {"token": b"TOKEN"})
+        assert (left / "drone").stat().st_uid != os.geteuid()
+        await site.poll()
+        assert [each.name for each in root.iterdir()] == [".lock"], [*root.rglob("*")]
 
 
 if __name__ == "__main__":
