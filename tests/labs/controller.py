@@ -103,7 +103,13 @@ class LabController:
     policy: Settings = field(default_factory=dict)
     """Settings of the policy that differ."""
     run_options: Sequence[str] = ()
+    around: Sequence[str] = ()
+    """Words before its command, and before the operator's."""
     process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def command(self) -> Sequence[str]:
+        return (*self.around, sys.executable, "-m", "provisioner.cli")
 
     @property
     def config(self) -> Path:
@@ -166,7 +172,7 @@ class LabController:
 
     def begin(self) -> None:
         """Only start the process."""
-        command = (sys.executable, "-m", "provisioner.cli", "run", "--config", self.config, *self.run_options)
+        command = (*self.command, "run", "--config", self.config, *self.run_options)
         self.process = launch(command, self.directory / "controller.log", env=os.environ, cwd=self.directory)
 
     @property
@@ -195,7 +201,7 @@ class LabController:
     def call(self, *words: str) -> subprocess.CompletedProcess[str]:
         """One call of the operator's command."""
         return subprocess.run(
-            [sys.executable, "-m", "provisioner.cli", *words],
+            [*self.command, *words],
             cwd=self.directory,
             text=True,
             capture_output=True,
