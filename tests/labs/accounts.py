@@ -52,7 +52,9 @@ def run_as_controller(work: Path, command: Sequence[str], **environment: str) ->
 
 
 _HOLD = """
-cp -a /etc "$1/etc" && mkdir "$1/lib" "$1/home" && mount --bind "$1/etc" /etc && mount --bind "$1/lib" /var/lib || exit 99
+cp -a /etc "$1/etc" && mkdir "$1/lib" "$1/home" "$1/sysusers.d" || exit 99
+mount --bind "$1/etc" /etc && mount --bind "$1/lib" /var/lib || exit 99
+[ ! -d /usr/lib/sysusers.d ] || mount --bind "$1/sysusers.d" /usr/lib/sysusers.d || exit 99
 case $2 in /root/*)  # no other account may pass root's home, where this Python is
     here="$1/root/${2#/root/}"
     mkdir -p "$here" && mount --bind "$2" "$here" && mount --rbind "$1/root" /root || exit 99 ;;
