@@ -24,7 +24,7 @@ BUDGETS = {
     "provisioner/migrate": (9, 1588),
     "provisioner/monitoring": (4, 618),
     "provisioner/planner": (22, 6429),
-    "provisioner/simulator": (16, 4374),
+    "provisioner/simulator": (16, 4385),
     "provisioner/store": (9, 2489),
     "provisioner/web": (13, 2475),
     "adapters/embedded": (4, 1131),

@@ -275,7 +275,7 @@ class ClientDirectory:
             if self._token_directory is not None:
                 for file in sorted(self._token_directory.iterdir()):
                     if file.is_file() and not file.name.startswith("."):
-                        tokens[f"d-{file.name}"] = file.read_text()
+                        tokens[f"d-{file.name}"] = file.read_text("utf-8-sig")
         except SecretUnreadableError as error:
             raise AuthError(f"token of {self._whose}: {error}", FaultKind.DENIED) from None
         except (OSError, UnicodeDecodeError) as error:

@@ -43,7 +43,7 @@ def _read_file(path: Path, kind: type[T], key: str, schema: str) -> T:
     from provisioner.serialization import from_json
 
     with opt.reported(ValueError, prefix=f"{path}: not JSON: "):
-        tree: Any = json.loads(sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8"))
+        tree: Any = json.loads(sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8-sig"))
     envelope = tree if isinstance(tree, dict) else {}
     if envelope.get("schema") not in (None, schema):
         raise opt.VerbError(f"{path}: schema {str(envelope['schema'])[:80]!r}, but this version reads {schema}")

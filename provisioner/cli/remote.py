@@ -199,16 +199,16 @@ def bearer_token(where: opt.Where) -> str:
             raise VerbError(
                 f"--token-file: it would go to {parts.hostname} in the clear; write https://", code=Exit.USAGE
             )
-        return where.token_file.read_text().strip()
+        return where.token_file.read_text("utf-8-sig").strip()
     if not (where.url or "").startswith("https:"):
         return ""
     if token := os.environ.get("BEARER_TOKEN", "").strip():
         return token
     if named := os.environ.get("BEARER_TOKEN_FILE"):
-        return Path(named).read_text().strip()
+        return Path(named).read_text("utf-8-sig").strip()
     name = f"bt_u{os.geteuid()}"
     for directory in filter(None, (os.environ.get("XDG_RUNTIME_DIR"), "/tmp")):
         path = Path(directory) / name
         if path.is_file() and path.stat().st_uid == os.geteuid():
-            return path.read_text().strip()
+            return path.read_text("utf-8-sig").strip()
     return ""

@@ -340,7 +340,7 @@ class Secret(BaseModel):
             SecretUnreadableError: no such file or variable, not readable, not text, or empty.
         """
         try:
-            secret = self.file.read_text(encoding="utf-8") if self.file else os.environ.get(self.env or "", "")
+            secret = self.file.read_text(encoding="utf-8-sig") if self.file else os.environ.get(self.env or "", "")
         except OSError as error:
             raise SecretUnreadableError(f"secret {self} cannot be read: {error.strerror}") from None
         except UnicodeDecodeError:

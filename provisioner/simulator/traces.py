@@ -10,11 +10,13 @@ import csv
 import gzip
 import math
 import os
+import re
 import zlib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 from random import Random
 from statistics import median
@@ -131,7 +133,10 @@ def read_trace(
     cut = cut or TraceSelection()
     found: list[SimulatedJob | None] = []
     bad: list[str] = []
-    rows = csv.DictReader(text_lines(path))
+    dated: set[bool] = set()
+    lines = text_lines(path)
+    first = next(lines, "")
+    rows = csv.DictReader(chain([first], lines), delimiter=max(",;|\t", key=first.count))
     try:
         places = _columns(path, rows, columns)
         for name in cut.ignore:
@@ -139,10 +144,13 @@ def read_trace(
         for row in rows:
             try:
                 found.append(_job(row, places))
+                dated.add(_is_date(row[places["submit"].name]))
             except _BadLineError as error:
                 bad.append(f"{path}:{rows.line_num}: {error}")
     except csv.Error as error:
         raise TraceError(f"{path}:{rows.line_num}: not CSV: {error}") from None
+    if len(dated) > 1:
+        raise TraceError(f"{path}: `{places['submit'].name}` has dates and seconds: write one form in all lines")
     if bad and not skip_bad:
         more = [f"and {len(bad) - MAX_BAD_LINES} more"] if len(bad) > MAX_BAD_LINES else []
         advice = f"{len(bad)} bad lines: repair them, or leave them out: --skip-bad"
@@ -195,7 +203,7 @@ def text_lines(path: Path) -> Iterator[str]:
     """Yield the lines of a text file that may be gzipped. Raises TraceError if it cannot be read to its end."""
     number = 0
     try:
-        with gzip.open(path, "rt", newline="") if path.suffix == ".gz" else path.open(newline="") as lines:
+        with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8-sig", newline="") as lines:
             for line in lines:
                 number += 1
                 yield line
@@ -207,7 +215,14 @@ def text_lines(path: Path) -> Iterator[str]:
         raise TraceError(f"{path}: {error.strerror or error}") from None
 
 
+_CLOCK = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+(?:\.\d+)?)")
+"""A span as `sacct` and LSF print it: ``3-08:24:04``, ``0:00:16``, ``16:40``."""
+
+
 def _number(text: str, column: str) -> float:
+    if clock := _CLOCK.fullmatch(text):
+        days, hours, minutes, seconds = (float(each or 0) for each in clock.groups())
+        return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
     try:
         number = float(text)
     except ValueError:
@@ -226,6 +241,8 @@ def _columns(
         raise TraceError(f"{path}:1: the file is empty: a header line with the names of the columns is wanted")
     found: dict[str, TraceColumn] = {}
     for name, column in (declared or COMMON_COLUMNS).items():
+        if header.count(column.name) > 1:
+            raise TraceError(f"{path}:1: several columns are called `{column.name}`: rename all but one")
         if column.name in header:
             found[name] = column
         elif declared or name in NEEDED:
@@ -250,7 +267,7 @@ def _job(row: Mapping[str, str | None], columns: Mapping[str, TraceColumn]) -> S
         return _number(value, columns[name].name) * columns[name].factor if value else default
 
     submit_s, duration_s = _moment(text("submit"), columns["submit"]), number("duration", 0.0)
-    gpus, share_milli = number("gpus", 1.0), number("gpu_milli", 0.0)
+    gpus, share_milli = number("gpus", float("gpus" not in columns)), number("gpu_milli", 0.0)
     gpu_milli = round(gpus * (share_milli or 1000.0)) if gpus >= 1 else round(share_milli or gpus * 1000)
     if duration_s <= 0 or gpu_milli <= 0:
         return None
@@ -265,10 +282,14 @@ def _job(row: Mapping[str, str | None], columns: Mapping[str, TraceColumn]) -> S
     return SimulatedJob(submit_s, duration_s, wants)
 
 
+def _is_date(text: str | None) -> bool:
+    return (text or "").strip()[4:5] == "-"
+
+
 def _moment(text: str, column: TraceColumn) -> float:
     if not text:
         raise _BadLineError(f"`{column.name}` is empty: when was the job submitted?")
-    if text[4:5] != "-":
+    if not _is_date(text):
         return _number(text, column.name) * column.factor
     try:
         at = datetime.fromisoformat(text)

@@ -71,6 +71,37 @@ def test_any_csv_whose_columns_are_declared(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+@pytest.mark.parametrize("separator", [",", ";", "\t", "|"])
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_file_as_a_spreadsheet_saves_it(tmp_path: Path, separator: str, end: str, packed: bool) -> None:
+    rows = ("submit_s,duration_s,gpus", "0,600,2", "")
+    data = b"\xef\xbb\xbf" + end.join(rows).replace(",", separator).encode()
+    path = tmp_path / ("t.csv.gz" if packed else "t.csv")
+    path.write_bytes(gzip.compress(data) if packed else data)
+    assert [each[:3] for each in told(read_trace(path).jobs)] == [(0.0, 600.0, 2000)]
+
+
+def test_an_owners_series_as_a_spreadsheet_saves_it(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_bytes(b"\xef\xbb\xbf" + SERIES.replace("\n", "\r\n").encode())
+    assert read_loads(path)["b"].gpus == 4
+
+
+@pytest.mark.parametrize(
+    ("written", "seconds"), [("0:00:16", 16.0), ("3-08:24:04", 289444.0), ("16:40", 1000.0), ("00:00:01.5", 1.5)]
+)
+def test_run_times_as_accounting_tools_print_them(tmp_path: Path, written: str, seconds: float) -> None:
+    path = file(tmp_path, f"Submit|Elapsed|NGPUS\n2026-01-02T03:04:05|{written}|1\n")
+    (job,) = read_trace(path, columns=declared_columns("submit=Submit,duration=Elapsed,gpus=NGPUS")).jobs
+    assert job.duration_s == seconds
+
+
+def test_a_job_with_an_empty_number_of_gpus_wants_none(tmp_path: Path) -> None:
+    trace = read_trace(file(tmp_path, "submit_s,duration_s,gpus\n0,60,\n5,60,2\n"))
+    assert (len(trace.jobs), trace.left_out) == (1, 1)
+
+
 @pytest.mark.parametrize(
     ("selection", "jobs"),
     [
@@ -104,6 +135,9 @@ def test_a_mix_of_vram_is_the_same_each_time_and_has_the_shares_it_says(tmp_path
         ("t.csv", b"submit_s,duration_s\n1,inf\n", "t.csv:2: `duration_s`: `inf` is not a number from 0 up"),
         ("t.csv", b"submit_s,duration_s\n1,0\n", "t.csv: no job with a run time and a GPU in it"),
         ("t.csv", b"submit_s,duration_s\n1,2\n\xff,2\n", "not UTF-8"),
+        ("t.csv", "submit_s,duration_s\n1,2\n".encode("utf-16"), "not UTF-8: save the file as UTF-8"),
+        ("t.csv", b"submit_s,duration_s,submit_s\n1,2,3\n", "t.csv:1: several columns are called `submit_s`"),
+        ("t.csv", b"submit_s,duration_s\n2026-01-02 03:04:05,2\n60,2\n", "`submit_s` has dates and seconds"),
         ("t.csv.gz", b"submit_s,duration_s\n", "t.csv.gz:1: not a whole gzip file"),
         ("t.csv.gz", gzip.compress(b"submit_s,duration_s\n" + b"1,2\n" * 5000, mtime=0)[:50], "not a whole gzip file"),
         ("", None, "directory"),
