@@ -142,7 +142,7 @@ class HTCondorSiteImport(SiteImport):
     def __init__(self, entry: KeyReader, section: KeyReader, name: str, kind: str, read_file: ReadFile) -> None:
         super().__init__(entry, section, name, kind, read_file)
         self.places: dict[str, str] = {}
-        """``collector`` and ``schedd`` from ``SubmitOptions``."""
+        """``collector`` and ``schedd`` from ``SubmitOptions`` of the first type."""
 
     def machine(self, machine: MachineType, given: KeyReader) -> None:
         setting, submit_options = given.take("jdl"), given.below("SubmitOptions")
@@ -169,13 +169,14 @@ class HTCondorSiteImport(SiteImport):
         self._submit_options(machine, submit_options)
 
     def _submit_options(self, machine: MachineType, given: KeyReader) -> None:
+        places: dict[str, tuple[str, str]] = {}
         for theirs, setting in given.left():
             text = setting.text or ""
             match theirs:
                 case "pool" if found := address(text):
-                    self._place("collector", found, given, theirs)
+                    places["collector"] = found, theirs
                 case "name" | "remote" if re.fullmatch(r"[A-Za-z0-9@._-]{1,255}", text):
-                    self._place("schedd", text, given, theirs)
+                    places["schedd"] = text, theirs
                 case "spool":
                     given.converted(theirs, f"{self.ours}.spool", "the default here")
                 case "append" | "a" if "=" in text:
@@ -184,14 +185,16 @@ class HTCondorSiteImport(SiteImport):
                 case _:
                     given.dropped(theirs, f"`condor_submit -{theirs}` has no counterpart")
 
-    def _place(self, name: str, value: str, given: KeyReader, theirs: str) -> None:
-        """Set an option that a site has once: the first value counts."""
-        first = self.places.setdefault(name, value)
-        if first == value:
-            given.converted(theirs, f"{self.ours}.{name}")
-        else:
-            text = f"a site has one, {first}: make this type a site of its own"
-            given.needed(theirs, f"{self.ours}.{name}", text)
+        if machine is self.machines[0]:
+            self.places = {name: value for name, (value, _) in places.items()}
+        for name in self.places.keys() | places.keys():
+            value, theirs = places.get(name, ("", ""))
+            first, place = self.places.get(name, ""), f"{self.ours}.{name}"
+            if value == first:
+                given.converted(theirs, place)
+            else:
+                text = f"a site has one, that of its first type ({first or 'none'}): make this type a site of its own"
+                given.needed(theirs, place, text)
 
     def _command(self, machine: MachineType, notes: ImportReport, command: SubmitCommand) -> None:
         line, name, bare = command.line, command.name, command.bare

@@ -29,15 +29,15 @@ class KubernetesSiteImport(SiteImport):
         else:
             place = self.put(machine, placeholder("container image with HTCondor"), "image")
             given.needed("image", place, "write the image")
-        namespace = given.take("namespace")
-        if namespace is not None and namespace.text:
-            place = f"{self.ours}.namespace"
-            if self._namespace in ("", namespace.text):
-                self._namespace = namespace.text
-                given.converted("namespace", place)
-            else:
-                text = f"a site has one namespace, which is `{self._namespace}` now: make another site of this type"
-                given.needed("namespace", place, text)
+        setting, place = given.take("namespace"), f"{self.ours}.namespace"
+        namespace = (setting.text if setting is not None else None) or "default"
+        if machine is self.machines[0]:
+            self._namespace = namespace
+        if namespace != self._namespace:
+            text = f"a site has one namespace, which is `{self._namespace}` now: make another site of this type"
+            given.needed("namespace", place, text)
+        elif setting is not None:
+            given.converted("namespace", place)
         given.drop({"args": "the drone's own script runs in the container"})
         given.drop(dict.fromkeys(_SCALING, "the planner decides on the number of drones"))
         given.drop_rest("TARDIS's Kubernetes adapter has no such option")

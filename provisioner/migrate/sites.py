@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from provisioner.config.units import NAME_PATTERN, format_duration, format_size
+from provisioner.config.units import NAME_PATTERN, format_size
 from provisioner.formatting import count
 from provisioner.migrate.controller import put_header
 from provisioner.migrate.source import CHANGED, CONVERTED, NEEDED, KeyReader, YamlValue
@@ -77,7 +77,7 @@ class MachineType:
     gpu_model: str = ""
     """The name in the site's scheduler, not that of the driver."""
     vram_mib: int = 0
-    walltime_s: float | None = None
+    walltime: str = ""
     numbers: dict[str, str] = field(default_factory=dict)
     """Values that TARDIS substitutes in a submit template."""
 
@@ -225,8 +225,8 @@ class SiteImport:
                 block.put(key, placeholder(f"{key} of one drone, as 20 GiB"))
                 sizes.needed(theirs, f"{at}.{key}", f"write it, as `{key}: 20 GiB`")
         sizes.drop_rest("TARDIS knows Cores, Memory and Disk; write further attributes of the slot under `ad`")
-        if machine.walltime_s is not None:
-            block.put("walltime", format_duration(machine.walltime_s))
+        if machine.walltime:
+            block.put("walltime", machine.walltime)
         return block
 
     def _put_gpus(self, machine: MachineType, block: YamlBlock, key: str, at: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from provisioner.config.units import format_duration
 from provisioner.migrate.sites import MachineType, SiteImport, put_executor
 from provisioner.migrate.source import KeyReader, YamlValue
 from provisioner.migrate.yaml_writer import QuotedText, YamlBlock, placeholder
@@ -38,10 +39,12 @@ class SlurmSiteImport(SiteImport):
 
     def machine(self, machine: MachineType, given: KeyReader) -> None:
         setting, at = given.take("Walltime"), f"{self.file}: types.{machine.ours}.walltime"
-        machine.walltime_s = slurm_walltime_s(setting.text) if setting is not None and setting.text else None
-        if setting is not None and machine.walltime_s is not None:
+        walltime_s = slurm_walltime_s(setting.text) if setting is not None and setting.text else None
+        if setting is not None and walltime_s is not None:
+            machine.walltime = format_duration(walltime_s)
             given.converted("Walltime", at, f"`--time={setting.text}`; a drone takes no job near its end")
         else:
+            machine.walltime = placeholder("longest run of a drone, as 24h")
             given.needed("Walltime", at, "write how long a drone may run, as `24h`")
         partition = given.take("Partition")
         if partition is not None and partition.text:

@@ -192,6 +192,9 @@ class ImportReport:
         self.found.append(ImportFinding(verdict, self.file, line, key, ours, text))
 
 
+_OF_SITE = ("MachineTypes", "MachineTypeConfiguration", "MachineMetaData")
+
+
 class KeyReader:
     """A mapping whose keys are taken one by one, so that none is overlooked; ``path`` is its name in findings.
 
@@ -274,4 +277,7 @@ class KeyReader:
 
     def drop_rest(self, text: str) -> None:
         for key, _ in self.left():
+            if key in _OF_SITE:
+                self.needed(key, "", "at the wrong level: it belongs into the section that has the name of its site")
+                continue
             self.dropped(key, text)

@@ -61,6 +61,34 @@ def test_a_type_that_goes_to_another_schedd_needs_you() -> None:
     assert about(made, key) == [(ImportOutcome.NEEDED, 22, "site_configs/topas.yaml: options.schedd")]
 
 
+@pytest.mark.parametrize(("theirs", "ours"), [("pool", "collector"), ("name", "schedd"), ("remote", "schedd")])
+@pytest.mark.parametrize("special", ["one_gpu", "whole"])
+def test_an_option_of_one_type_is_not_that_of_the_site(theirs: str, ours: str, special: str) -> None:
+    """TARDIS's documentation has a type at the site's own pool beside one at a remote pool."""
+    before, _, after = HTCONDOR.partition("      SubmitOptions:\n")
+    text = before + "    whole:\n      jdl: whole.jdl\n" + after[after.index("  MachineMetaData:") :]
+    option = f"      SubmitOptions: {{{theirs}: far.example.org}}\n"
+    made = converted(text.replace(f"    {special}:\n", f"    {special}:\n{option}", 1))
+    value = site(made, "topas")["options"].get(ours, "")
+    assert ("far.example.org" in value) is (special == "one_gpu"), "the first type decides"
+    (told,) = [f for f in made.findings if "make this type a site of its own" in f.text]
+    assert told.verdict is ImportOutcome.NEEDED
+    assert ".MachineTypeConfiguration.whole." in told.key
+
+
+@pytest.mark.parametrize("before", ["BatchSystem", "    one_day:\n      Walltime"])
+def test_sizes_at_the_wrong_level_are_told_where_they_belong(before: str) -> None:
+    indented = " " * (len(before) - len(before.lstrip()))
+    made = converted(SLURM.replace(before, f"{indented}MachineMetaData: {{one_day: {{Cores: 1}}}}\n{before}"))
+    told = [f for f in made.findings if "at the wrong level" in f.text]
+    assert [(f.key.rpartition(".")[2], f.verdict) for f in told] == [("MachineMetaData", ImportOutcome.NEEDED)]
+
+
+def test_a_missing_walltime_leaves_a_place_to_fill_in() -> None:
+    made = converted("\n".join(line for line in SLURM.splitlines() if "Walltime" not in line))
+    assert site(made, "hpc")["types"]["one-day"]["walltime"] == "<longest run of a drone, as 24h>"
+
+
 SSH = "host: login.example.org, username: ops, client_keys: /k, port: 2222"
 
 

@@ -135,3 +135,15 @@ def test_a_cloud_that_is_not_known_here_is_a_warning_for_us_and_for_the_owner(wr
     ours, theirs = map(str, load(file).warnings)
     assert re.search(r"gridka\.yaml:7:\d+: warning: .*there is no cloud `gridkA`.*did you mean `gridka`", ours)
     assert re.search(r"gridka\.yaml:8:\d+: warning: .*nowhere\.yaml: it cannot be read", theirs)
+
+
+@pytest.mark.parametrize(
+    ("named", "warned"), [("types: [h100]", True), ("types: [h100, v100s]", False), ("types: []", False)]
+)
+def test_a_drone_type_that_no_host_has_is_a_warning(write: Any, named: str, warned: bool) -> None:
+    file = write("types: [h100]", named)
+    site = file.with_name("gridka.yaml")
+    second = "  v100s: {gpus: 1, cpus: 16, memory: 120 GiB, disk: 100 GiB}\noptions:\n"
+    flavors = "    h100: {flavor: gpu.h100.1}\n    v100s: {flavor: gpu.v100.1}\n"
+    site.write_text(site.read_text().replace("options:\n", second).replace("    h100: {flavor: gpu.h100.1}\n", flavors))
+    assert any("`v100s` is never started: no host has it" in str(each) for each in load(file).warnings) is warned
