@@ -454,7 +454,7 @@ _SENTENCES: Mapping[Category, Mapping[type, str | Callable[[Any], str]]] = {
         "negotiator would match no more of its jobs",
         r.PoolLimit: "the pool would match no more of these jobs, whatever slots came{message:tail}",
         r.IdleDroneRefuses: lambda x: (
-            f"{count(x.drones, 'idle drone')} of fitting types ({_q(x.drone)} of {_q(x.type)}) refuse these jobs: "
+            f"refused by {count(x.drones, 'idle drone')} of fitting types ({_q(x.drone)} of {_q(x.type)}): "
             f"{REFUSAL_RULE_WORDS.get(x.rule, _q(x.rule))}; until {iso(x.until)}, or longer if other jobs come for it"
         ),
         r.SiteQuota: "the site's quota leaves no place for {type} or any other type that fits",

@@ -109,7 +109,7 @@ CASES: list[tuple[dict[str, Any], str, str]] = [
     (
         refused("class:7", 0, UNWELCOME),
         "note drone:kit-1",
-        "jobs wait beside it: 2 idle drones of fitting",
+        "jobs wait beside it: refused by 2 idle drones",
     ),
 ]
 
