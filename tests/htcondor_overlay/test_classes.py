@@ -73,6 +73,7 @@ def test_what_the_gpu_must_be_is_read_as_numbers_where_it_is_one() -> None:
         )
     )
     assert (found.capability, found.vram_mib, found.driver, found.walltime_s) == (86, 35000, 12040, 1800.0)
+    assert found.ends_within_s == 1800.0, "the pool ends it"
     (loose,) = classes(job(RequireGPUs="Capability >= 8.0 || GlobalMemoryMb >= 35000"))
     assert (loose.capability, loose.vram_mib) == (0, 0), "either is enough: no number holds for all"
 

@@ -8,7 +8,7 @@ import classad2
 import pytest
 
 from adapters.htcondor.classads import Ad
-from adapters.htcondor.overlay.job_classes import accounting_groups, quota_warnings
+from adapters.htcondor.overlay.job_classes import accounting_groups, quota_warnings, user_priorities
 from provisioner.model import Group, JobClass
 
 
@@ -57,6 +57,20 @@ def test_cpus_of_a_quota_become_gpus_by_what_the_groups_jobs_ask_for() -> None:
     assert of("physics.atlas", ATLAS, weight="gpus").quota_milli == 4000
     (slotless,) = accounting_groups([ad(EffectiveQuota=0.0, SubtreeQuota=0.0)], [ATLAS], "cpus")
     assert slotless.quota_milli == 2000, "without slots the negotiator works out no quotas, and they hold all the same"
+
+
+def test_the_priorities_of_users_are_found_by_the_names_of_their_jobs() -> None:
+    def user(name: str, priority: object, group: str = "<none>") -> classad2.ClassAd:
+        return classad2.ClassAd(
+            {"Name": name, "AccountingGroup": group, "IsAccountingGroup": False, "Priority": priority}
+        )
+
+    ads = [*ADS, user("alice@own.test", 700.0), user("eve@own.test", "text"), user("gone@own.test", 600.0)]
+    ads += [user("guests.alice@own.test", 900.0, "guests")]
+    classes = [replace(ATLAS, owner=owner) for owner in ("bob", "alice", "eve")]
+    assert user_priorities(ads, classes) == {"bob": 500.06, "alice": 700.0}, "of several groups the larger share"
+    named = [replace(ATLAS, owner="physics.atlas.bob")]
+    assert user_priorities(ads, named) == {"physics.atlas.bob": 500.06}, "an overlay may name users with their group"
 
 
 def test_jobs_of_several_shapes_count_on_average_and_those_without_a_gpu_do_not() -> None:
