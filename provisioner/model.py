@@ -467,6 +467,8 @@ class Node:
     free_cpus: int
     free_memory_mib: int
     free_disk_mib: int
+    exclusive: tuple[str, ...] = field(default=(), kw_only=True)
+    """Names of the types of which each drone gets the node as a whole, and needs it empty."""
 
 
 @final

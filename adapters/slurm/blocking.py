@@ -231,12 +231,14 @@ class SlurmAudit:
                 yield name, "partition", f"no such partition (there are: {there}); correct `options.partition`"
             elif not named[name].up:
                 yield name, "partition", "the partition is down: drones wait in it until its admin sets it up again"
+            elif (least := named[name].min_nodes) > 1:
+                yield name, "partition", f"drones request one node and MinNodes is {least}: use another partition"
 
     def _type_gaps(self, kind: SlurmDroneType) -> Iterator[tuple[str, str, str]]:
         if not kind.partitions:
             return  # _partition_gaps reports it
         label = f"drone type {kind.type.name}"
-        up = [each for each in kind.partitions if each.up]
+        up = [each for each in kind.partitions if each.up and each.min_nodes < 2]
         if up and not any(map(kind.admitted_by, up)):
             most_s = max(each.max_s for each in up)
             lives = f"{label} lives {kind.type.walltime_s:.0f} s and MaxTime is {most_s:.0f} s"
@@ -249,6 +251,13 @@ class SlurmAudit:
             nearest = f"Nearest is {node_name}: {why.dimension} requested {why.requested}, available {why.available}"
             where = kind.options.partition or "default"
             yield where, "types", f"{label}: no node could host one. {printable(nearest, 300)}"
+        for node in self.nodes:
+            part = kind.gpus < sum(node.gpus.values()) or (kind.type.cpus < node.cpus and not node.gpus)
+            if part and kind.mismatch(node) is None and kind.exclusivity(node) == "NODE":
+                gets = f"a drone of type {kind.type.name} gets the node as a whole and leaves GPUs or CPUs unused"
+                repair = "write the size of the node into the type, or use a partition that shares its nodes"
+                yield node.name, "exclusive", f"{gets}: {repair}"
+                return
 
     def _blocking_gaps(self) -> Iterator[tuple[str, str, str]]:
         for node in self.nodes:

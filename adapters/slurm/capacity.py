@@ -65,9 +65,22 @@ class SlurmDroneType:
     def gpu_types(self, node: SlurmNode) -> frozenset[str]:
         return frozenset(name for name in node.gpus if self.options.gpu_type in ("", name))
 
+    def exclusivity(self, node: SlurmNode) -> str:
+        """Return "NODE" if a drone may get all of a node, "USER" if it shares the node with our jobs only, or ""."""
+        words = {str(self.options.submit.get("exclusive")).upper()}
+        for each in self.partitions_of(node):
+            words |= {each.oversubscribe, each.exclusive, "USER" if each.exclusive_user else ""}
+        if words & {"EXCLUSIVE", "NODE", "TOPO", "TRUE"}:
+            return "NODE"
+        return "USER" if words & {"USER", "MCS"} else ""
+
     def admitted_by(self, partition: Partition) -> bool:
-        """Return whether a partition is up and admits jobs of the type's walltime."""
-        return partition.up and (not partition.max_s or self.type.walltime_s <= partition.max_s)
+        """Return whether a partition is up and admits jobs of one node and the type's walltime."""
+        return (
+            partition.up
+            and partition.min_nodes < 2
+            and (not partition.max_s or self.type.walltime_s <= partition.max_s)
+        )
 
     def mismatch(self, node: SlurmNode) -> NodeMismatch | None:
         """Return the first dimension in which the node, empty, could not host a drone; None if it could.
@@ -156,8 +169,9 @@ def list_nodes(
     *,
     now: float,
     downtime_at: float = 0.0,
+    ours: Collection[str] = (),
 ) -> tuple[Node, ...]:
-    """Return the nodes that could host a drone of some type.
+    """Return the nodes that could host a drone of some type. ``ours``: nodes with jobs of our account.
 
     ``downtime_at``: when the whole site goes down; drones end before it, so its reservations block none until then.
     """
@@ -169,12 +183,13 @@ def list_nodes(
         if not possible:
             continue
         reserved = [each for each, names in active if node.name in names]
+        usable_as = {"", "USER"} if node.name in ours else {""}
         startable = [
             each
             for each in possible
             if any(map(each.admitted_by, each.partitions_of(node)))
             and not each.is_kept_off(reserved, now, downtime_at)
-            and not ("exclusive" in each.options.submit and node.used_cpus)
+            and (not node.used_cpus or each.exclusivity(node) in usable_as)
         ]
         if not is_usable(node, owners) or ("RESERVED" in node.flags and not reserved):
             startable = []
@@ -216,17 +231,22 @@ def _node(node: SlurmNode, types: Sequence[SlurmDroneType], owned: Sequence[Part
     limits = [each.max_memory_per_cpu_mib for each in (*through, *owned)]
     per_cpu = max(limits, default=0) if all(limits) else 0
     free_memory = max(0, node.memory_mib - node.used_memory_mib)
+    whole = [each.type.name for each in hosted if each.exclusivity(node) == "NODE"]
+    gpus = sum(node.gpus[name] for name in shown)
+    # Of a whole node, a drone uses no more GPUs than it requests.
+    most_gpus = max(each.gpus if each.gpus and each.type.name in whole else gpus for each in hosted)
     return Node(
         name=node.name,
         types=tuple(each.type.name for each in hosted),
-        gpu_milli=sum(node.gpus[name] for name in shown) * WHOLE_GPU,
+        gpu_milli=gpus * WHOLE_GPU,
         cpus=max_cpus,
         memory_mib=min(node.memory_mib, max_cpus * per_cpu) if per_cpu else node.memory_mib,
         disk_mib=0,
-        free_gpu_milli=_free_gpus(node, shown) * WHOLE_GPU if is_open else 0,
+        free_gpu_milli=min(_free_gpus(node, shown), most_gpus) * WHOLE_GPU if is_open else 0,
         free_cpus=free_cpus if is_open else 0,
         free_memory_mib=(min(free_memory, free_cpus * per_cpu) if per_cpu else free_memory) if is_open else 0,
         free_disk_mib=0,
+        exclusive=tuple(whole),
     )
 
 

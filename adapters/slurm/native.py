@@ -319,7 +319,7 @@ _PYSLURM_NODE = {
     "used_memory_mib": "allocated_memory",
 }
 _PYSLURM_PARTITION = {
-    **same("name", "nodes", "preempt_mode", "max_cpus_per_node"),
+    **same("name", "nodes", "preempt_mode", "max_cpus_per_node", "oversubscribe", "min_nodes"),
     "up": "state",
     "max_s": "max_time",
     "tier": "priority_tier",
@@ -327,6 +327,7 @@ _PYSLURM_PARTITION = {
     "max_memory_per_cpu_mib": "max_memory_per_cpu",
     "max_memory_per_node_mib": "max_memory_per_node",
     "default": "is_default",
+    "exclusive_user": "is_user_exclusive",
 }
 _PYSLURM_RESERVATION = {**same("name", "nodes"), "starts_at": "start_time", "ends_at": "end_time"}
 _PYSLURM_SETTINGS = {
@@ -339,6 +340,7 @@ _PYSLURM_SETTINGS = {
     "AccountingStorageType": "accounting_storage_type",
     "AccountingStorageTRES": "accounting_storage_tres",
     "PrivateData": "private_data",
+    "SelectType": "select_type",
 }
 """Our names, which are scontrol's for settings, and pyslurm's attributes."""
 

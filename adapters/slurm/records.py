@@ -118,6 +118,13 @@ class Partition:
     max_cpus_per_node: int = 0
     default: bool = False
     """True if jobs that name no partition run in it."""
+    oversubscribe: str = ""
+    """``NO``, ``EXCLUSIVE`` (before 26.05), ``FORCE:4``, ..."""
+    exclusive: str = ""
+    """Since 26.05: ``NO``, ``USER``, ``NODE``, ``TOPO``."""
+    exclusive_user: bool = False
+    """Before 26.05, where reported: jobs share a node only with those of the same user."""
+    min_nodes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -323,6 +323,9 @@ _REST_PARTITION = {
     "max_memory_per_cpu_mib": "maximums.partition_memory_per_cpu",
     "max_memory_per_node_mib": "maximums.partition_memory_per_node",
     "max_cpus_per_node": "maximums.cpus_per_node",
+    "min_nodes": "minimums.nodes",
+    "oversubscribe": "maximums.oversubscribe.jobs",
+    "exclusive": "partition.exclusive",
 }
 _REST_RESERVATION = {"name": "name", "starts_at": "start_time", "ends_at": "end_time", "nodes": "node_list"}
 
@@ -410,7 +413,10 @@ def parse_reservation(record: JsonObject) -> Reservation:
 def parse_partition(record: JsonObject) -> Partition:
     flags = record.get("flags")  # reported by 26.05 only
     default = isinstance(flags, list) and "DEFAULT" in flags
-    return records.read(Partition, {**records.pick(record, _REST_PARTITION), "default": default})
+    raw = {**records.pick(record, _REST_PARTITION), "default": default}
+    if raw["exclusive"] is None and raw["oversubscribe"] == 0:  # 26.05 has 0 for every partition, and a word beside it
+        raw["exclusive"] = "NODE"
+    return records.read(Partition, raw)
 
 
 def parse_configuration(body: JsonObject) -> Mapping[str, str]:

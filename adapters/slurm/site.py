@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Self
 
 from adapters.shared import optional_packages
@@ -15,7 +16,7 @@ from adapters.slurm import capacity
 from adapters.slurm.blocking import SlurmAudit, render_blocking
 from adapters.slurm.drones import SlurmDroneListing, SlurmDrones, is_alive
 from adapters.slurm.history import site_history
-from adapters.slurm.records import SlurmClient
+from adapters.slurm.records import Partition, SlurmClient
 from adapters.slurm.settings import SlurmSiteConfig
 from adapters.slurm.submission import SlurmBatch, make_batch, make_batches, max_array_size, validate_order
 from provisioner import model
@@ -61,14 +62,16 @@ class SlurmSite:
         starts meanwhile is missed as a demand.
         """
         config, taken_at = self._config, time.time()
-        listing = self._drones.listing(await self._cluster.own_jobs(), taken_at)
+        jobs = await self._cluster.own_jobs()
+        listing = self._drones.listing(jobs, taken_at)
         forgotten, accounting_notices = await self._drones.forgotten(self._cluster, listing.drones, taken_at)
         slurm_nodes = await self._cluster.nodes()
-        partitions, reservations = await self._cluster.partitions(), await self._cluster.reservations()
-        types = capacity.resolve_types(self._types, partitions, config)
+        partitions, types = await self._partitions()
+        reservations = await self._cluster.reservations()
         downtime_at = capacity.next_downtime(reservations, slurm_nodes, types, taken_at)
         cluster = slurm_nodes, partitions, types, config, reservations
-        nodes = capacity.list_nodes(*cluster, now=taken_at, downtime_at=downtime_at)
+        ours = {name for job in jobs if is_alive(job) for name in job.nodes}
+        nodes = capacity.list_nodes(*cluster, now=taken_at, downtime_at=downtime_at, ours=ours)
         notices = [*listing.notices, *accounting_notices]
         demands: tuple[model.OwnerDemand, ...] = ()
         load = None
@@ -94,8 +97,8 @@ class SlurmSite:
     async def history(self, since: float) -> SiteHistoryView:
         """Return the owner's use and queue times by accounting; an empty view without accounting."""
         config, now = self._config, time.time()
-        slurm_nodes, partitions = await self._cluster.nodes(), await self._cluster.partitions()
-        types = capacity.resolve_types(self._types, partitions, config)
+        slurm_nodes = await self._cluster.nodes()
+        partitions, types = await self._partitions()
         nodes = [each.name for each in capacity.list_nodes(slurm_nodes, partitions, types, config, now=now)]
         user = next((job.user for job in await self._cluster.own_jobs() if job.user), "")  # no poll came before
         return await site_history(self._cluster, types, nodes, config.owner, since, now, user)
@@ -106,6 +109,13 @@ class SlurmSite:
             with contextlib.suppress(AdapterError):
                 self._slurm_conf = await self._cluster.configuration()
         return self._slurm_conf
+
+    async def _partitions(self) -> tuple[Sequence[Partition], Sequence[capacity.SlurmDroneType]]:
+        """Return the partitions, and our types in them. With select/linear every job gets whole nodes."""
+        partitions = await self._cluster.partitions()
+        if "linear" in (await self._configuration()).get("SelectType", ""):
+            partitions = [replace(each, exclusive="NODE") for each in partitions]
+        return partitions, capacity.resolve_types(self._types, partitions, self._config)
 
     def _clean_up(self, listing: SlurmDroneListing) -> None:
         """Cancel duplicates between polls, one cleanup at a time. A single poll (``provisioner check``) starts none."""
@@ -120,9 +130,8 @@ class SlurmSite:
 
     async def audit(self, policy: model.SitePolicy) -> Sequence[AuditFinding]:
         """Return where the cluster's configuration does not do what ``policy`` says."""
-        nodes, partitions = await self._cluster.nodes(reserves=True), await self._cluster.partitions()
-        configuration = await self._cluster.configuration()
-        types = capacity.resolve_types(self._types, partitions, self._config)
+        nodes, configuration = await self._cluster.nodes(reserves=True), await self._cluster.configuration()
+        partitions, types = await self._partitions()
         findings = SlurmAudit(nodes, partitions, configuration, policy, types, self._config).gaps()
         if self._config.owner is not None:
             active = await self._cluster.active_jobs(self._config.owner.partitions)

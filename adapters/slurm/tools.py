@@ -403,9 +403,13 @@ _PARTITION_KEYS = {
     "max_memory_per_node_mib": "MaxMemPerNode",
     "max_cpus_per_node": "MaxCPUsPerNode",
     "default": "Default",
+    "oversubscribe": "OverSubscribe",
+    "exclusive": "Exclusive",
+    "exclusive_user": "ExclusiveUser",
+    "min_nodes": "MinNodes",
 }
 _RESERVATION_KEYS = {"name": "ReservationName", "starts_at": "StartTime", "ends_at": "EndTime", "nodes": "Nodes"}
-_OPTIONAL_KEYS = ("MaxMemPerCPU", "MaxMemPerNode")
+_OPTIONAL_KEYS = ("MaxMemPerCPU", "MaxMemPerNode", "Exclusive", "ExclusiveUser")
 _PAIR = re.compile(r"(\w+)=(\S*)")
 _SETTING = re.compile(r"(\w+) +=(?: (.*))?")
 _RESTRICTED_CORES = re.compile(r"^NodeName=(\S+) .*? RestrictedCoresPerGPU=([0-9]{1,9})\([0-9]", re.MULTILINE)

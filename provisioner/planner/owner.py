@@ -35,6 +35,10 @@ class NodeResources:
     """Reserve per free GPU for now: nothing if a reserve is released."""
     claimable: Resources
     """Reserve per free GPU that the site enforces for everyone."""
+    exclusive: tuple[str, ...]
+    """Names of the types of which each drone gets the node as a whole."""
+    idle: Resources
+    """Resources that were free before this plan."""
     coming: Resources = NO_RESOURCES
     """Resources that drones which leave will free within the grace period, less what is promised of them."""
     candidates: NodeCandidates = field(default_factory=NodeCandidates)
@@ -51,6 +55,11 @@ class NodeResources:
         """Return ``each``, or the reserve of its GPUs here if that is more."""
         cpus, memory, disk = (keep * each.gpu_milli // WHOLE_GPU for keep in self.kept[1:])
         return Resources(each.gpu_milli, max(each.cpus, cpus), max(each.memory_mib, memory), max(each.disk_mib, disk))
+
+    def places(self, kind: DroneType) -> int:
+        """Return how many drones of a type could start here right now."""
+        most = count_fits(drone_resources(kind), self.free, self.kept)
+        return min(most, self.free == self.idle) if kind.name in self.exclusive else most
 
     def promise(self, each: Resources, count: int = 1) -> None:
         """Promise resources: of what is free first, then of what is coming."""
@@ -82,8 +91,7 @@ class FreeResources:
 
     def count(self, kind: DroneType) -> int:
         """Return how many drones of a type could start right now."""
-        each = drone_resources(kind)
-        return sum(count_fits(each, node_room.free, node_room.kept) for node_room in self._hosts(kind))
+        return sum(node_room.places(kind) for node_room in self._hosts(kind))
 
     def unblocked_gpus(self, kind: DroneType) -> float:
         """Return the free GPUs of the nodes that would have room for a drone of the type if nothing were reserved."""
@@ -94,10 +102,11 @@ class FreeResources:
         """Promise room to ``count`` drones, the fullest nodes first, reserved ones last; return how many find none."""
         each = drone_resources(kind)
         for node_room in sorted(self._hosts(kind), key=lambda s: (s.reserved, s.free.gpu_milli, s.free.cpus, s.name)):
-            here = min(count, count_fits(each, node_room.free, node_room.kept))
+            here = min(count, node_room.places(kind))
             if here > 0:
                 # The reserve of a GPU stays until it is really taken: a CPU drone might come first.
-                node_room.free = node_room.free.plus(node_room.with_share(each), -here)
+                left = node_room.free.plus(node_room.with_share(each), -here)
+                node_room.free = NO_RESOURCES if kind.name in node_room.exclusive else left
                 count -= here
             if count <= 0:
                 break
@@ -118,13 +127,16 @@ def _node_resources(node: Node, rule: Reserve | None, gpu_quiet_s: float) -> Nod
     enforced = Resources(0, rule.cpus, rule.memory_mib, rule.disk_mib if has_disk else 0) if rule else NO_RESOURCES
     released = rule is not None and rule.when is model.ReserveWhen.GPU_DEMAND and gpu_quiet_s >= rule.release_after_s
     disk_mib, free_disk_mib = (node.disk_mib, node.free_disk_mib) if has_disk else (UNKNOWN_DISK_MIB, UNKNOWN_DISK_MIB)
+    free = Resources(node.free_gpu_milli, node.free_cpus, node.free_memory_mib, free_disk_mib)
     return NodeResources(
         node.name,
         frozenset(node.types),
         Resources(node.gpu_milli, node.cpus, node.memory_mib, disk_mib),
-        Resources(node.free_gpu_milli, node.free_cpus, node.free_memory_mib, free_disk_mib),
+        free,
         NO_RESOURCES if released else enforced,
         enforced,
+        node.exclusive,
+        free,
     )
 
 
@@ -281,6 +293,8 @@ def _add_drones(
         if node_room is None:
             continue
         space = spaces.get(drone.type) or Resources(drone.gpu_milli)
+        if drone.type.rpartition("/")[2] in node_room.exclusive:
+            space = node_room.whole
         asked_at = drone.asked_at or drone.notice_at or drone.since
         ran_enough = not drone.jobs or not drone.busy_at or now - drone.busy_at >= policy.min_runtime_s
         drained = drone.state is DroneState.DRAINING and not drone.jobs  # a drain with jobs may take a day

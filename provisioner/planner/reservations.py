@@ -186,7 +186,7 @@ class JobReservations:
         if not found.limited and kind.site in self.owners.free:
             nodes = self.owners.free[kind.site].nodes.values()
             others = (node for node in nodes if kind.name in node.types and not node.reserved)
-            places = sum(count_fits(drone_resources(kind), node.free, node.kept) for node in others)
+            places = sum(node.places(kind) for node in others)
         return min(most, places), found.reason if places < most else None
 
     def _may_reserve(self, job: JobClass, site: str) -> bool:

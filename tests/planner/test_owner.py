@@ -54,6 +54,19 @@ def two_full_nodes() -> list[model.Drone]:
     return first + second
 
 
+def test_a_node_that_is_given_as_a_whole_gets_one_drone() -> None:
+    nodes = tuple(replace(node(name, 4), exclusive=("a100",)) for name in ("n1", "n2"))
+    assert len(started(plan_for(classes=[jobs(waiting=8)], nodes=nodes))) == 2
+    waits = drone("kit-ab12-1", S.QUEUED)
+    assert len(started(plan_for(classes=[jobs(waiting=8)], nodes=nodes, drones=[waits]))) == 1
+
+
+def test_a_drone_that_got_a_whole_node_frees_all_of_it_for_the_owner() -> None:
+    held = replace(node("n1", 4, free_gpus=0, free_cpus=0, free_gib=0), exclusive=("a100",))
+    plan = told([on("kit-ab12-0", "n1")], nodes=(held,), claims=(claim(gpus=4, cpus=32),))
+    assert preemptions(plan) == ["kit-ab12-0"]
+
+
 def full_node(gpus: int) -> model.Node:
     return node("n1", gpus, free_gpus=0, free_cpus=8, free_gib=20)
 

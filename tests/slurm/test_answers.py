@@ -12,8 +12,15 @@ from typing import Any
 
 import pytest
 
-from adapters.slurm import rest
-from adapters.slurm.native import convert_accounted_job, convert_job, convert_node, used_gpus_by_node
+from adapters.slurm import records, rest
+from adapters.slurm.native import (
+    _PYSLURM_PARTITION,
+    _attributes,
+    convert_accounted_job,
+    convert_job,
+    convert_node,
+    used_gpus_by_node,
+)
 from adapters.slurm.records import SlurmJob
 from tests.slurm.restd import recorded
 
@@ -57,9 +64,28 @@ def test_nodes_partitions_and_reservations_of_slurmrestd(release: str, default: 
     assert (partition.name, partition.up, partition.max_s) == ("accelerated", True, 172800.0)
     assert (partition.nodes, partition.default) == (("hkn0801", "hkn0802"), default)
 
+    assert partition.exclusive in ("", "NO")
     [maintenance] = [rest.parse_reservation(each) for each in recorded(f"reservations-{release}")["reservations"]]
     assert (maintenance.name, maintenance.nodes) == ("m1", ("hkn0901",))
     assert maintenance.ends_at - maintenance.starts_at == 3600
+
+
+def test_partitions_of_slurmrestd_that_do_not_share_nodes() -> None:
+    """As 24.11 and 26.05 report them: 26.05 has 0 jobs per node in every partition."""
+    old, new = (recorded(f"partitions-{release}")["partitions"][0] for release in ("24.11", "26.05"))
+    none = {"oversubscribe": {"jobs": 0, "flags": []}}
+    whole = rest.parse_partition({**old, "maximums": {**old["maximums"], **none}, "minimums": {"nodes": 2}})
+    assert (whole.exclusive, whole.min_nodes) == ("NODE", 2)
+    for word in ("NO", "NODE", "USER"):
+        state = {**new["partition"], "exclusive": word}
+        assert rest.parse_partition({**new, "partition": state}).exclusive == word
+
+
+def test_a_partition_of_pyslurm_that_does_not_share_nodes() -> None:
+    values = {"name": "whole", "state": "UP", "nodes": "hkn0801", "oversubscribe": "EXCLUSIVE", "min_nodes": 2}
+    record = SimpleNamespace(**{**dict.fromkeys(_PYSLURM_PARTITION.values()), **values, "is_user_exclusive": True})
+    found = records.read(records.Partition, _attributes(record, _PYSLURM_PARTITION))
+    assert (found.oversubscribe, found.exclusive_user, found.min_nodes, found.up) == ("EXCLUSIVE", True, 2, True)
 
 
 def test_the_configuration_reads_as_scontrol_prints_it() -> None:

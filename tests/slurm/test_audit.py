@@ -12,7 +12,20 @@ from adapters.slurm.blocking import SlurmAudit
 from adapters.slurm.capacity import resolve_types
 from adapters.slurm.records import Partition, SlurmNode
 from provisioner.model import DroneType, Reserve, SitePolicy
-from tests.slurm.test_capacity import A100, ACCELERATED, CPU, FULL, H100, H100_NODE, HOUR_S, NODE, PARTITIONS, config
+from tests.slurm.test_capacity import (
+    A100,
+    ACCELERATED,
+    CPU,
+    FULL,
+    H100,
+    H100_NODE,
+    HOUR_S,
+    NODE,
+    PARTITIONS,
+    WHOLE,
+    config,
+    printed,
+)
 
 POLICY = SitePolicy(site="horeka", grace_s=30)
 CONF = {
@@ -83,6 +96,9 @@ def test_a_site_that_does_as_its_file_says_has_no_gap(cluster: Mapping[str, Any]
     assert audit(**cluster) == {}
 
 
+FOR_SEVERAL = printed("24.11", "MinNodes=0", "MinNodes=2")
+WASTES = "a drone of type a100 gets the node as a whole and leaves GPUs or CPUs unused: write the size of the node"
+ONE_NODE = "drones request one node and MinNodes is 2: use another partition"
 MISSPELT = "no such partition (there are: accelerated, accelerated-h100)"
 LARGE = (replace(A100, memory_mib=600_000),)
 NO_MEMORY = "no node could host one. Nearest is hkn0801: memory requested 600000 MiB, available 512000 MiB"
@@ -103,6 +119,9 @@ Gap = tuple[str, str, str]
     ("cluster", "gaps"),
     [
         ({"partition": "acelerated"}, [("acelerated", "partition", MISSPELT)]),
+        ({"partitions": (WHOLE,), "types": (A100, FULL)}, [("hkn0801", "exclusive", WASTES)]),
+        ({"types": (A100,), "submit": {"exclusive": True}}, [("hkn0801", "exclusive", WASTES)]),
+        ({"partitions": (FOR_SEVERAL,), "types": (A100,)}, [("accelerated", "partition", ONE_NODE)]),
         ({"types": LARGE}, [("accelerated", "types", NO_MEMORY)]),
         ({"types": WEEK}, [("accelerated", "walltime", TOO_LONG)]),
         (blocked(), [("hkn0801", "cpus", NO_CPUS), ("hkn0801", "memory", NO_MIB)]),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,8 +12,9 @@ import pytest
 from adapters.slurm.capacity import NodeMismatch, list_nodes, next_downtime, resolve_types
 from adapters.slurm.records import Partition, Reservation, SlurmNode
 from adapters.slurm.settings import SlurmSiteConfig
-from adapters.slurm.tools import SINFO_NODE_COLUMNS, parse_nodes
+from adapters.slurm.tools import SINFO_NODE_COLUMNS, parse_nodes, parse_partitions
 from provisioner.model import DroneType, Node
+from provisioner.planner.owner import FreeResources
 
 NOW = 1_800_000_000.0
 HOUR_S = 3600.0
@@ -53,11 +55,13 @@ def listed(
     partitions: Sequence[Partition] = PARTITIONS,
     reservations: Sequence[Reservation] = (),
     downtime_at: float = 0.0,
+    ours: Sequence[str] = (),
     **more: Any,
 ) -> tuple[Node, ...]:
     settings = config(**more)
     resolved = resolve_types(kinds, partitions, settings)
-    return list_nodes(cluster, partitions, resolved, settings, reservations, now=NOW, downtime_at=downtime_at)
+    times: Any = {"now": NOW, "downtime_at": downtime_at, **({"ours": ours} if ours else {})}
+    return list_nodes(cluster, partitions, resolved, settings, reservations, **times)
 
 
 def free(node: Node) -> tuple[int, int, int]:
@@ -209,6 +213,86 @@ def test_a_drone_that_wants_its_node_alone_finds_none_that_is_in_use() -> None:
     alone = {"submit": {"exclusive": True}}
     assert free(one(NODE, FULL, **alone))[0] == 4000
     assert free(one(replace(NODE, used_cpus=2), FULL, **alone)) == (0, 0, 0)
+
+
+def printed(version: str, before: str = "", after: str = "") -> Partition:
+    """Return the partition `accelerated` of a real cluster, with one setting changed, as scontrol prints it."""
+    text = (Path(__file__).parent / f"recorded/{version}/partitions.txt").read_text().splitlines()[0]
+    assert f" {before}" in text
+    [found] = parse_partitions(text.replace(f" {before}", f" {after}", 1) + "\n")
+    return found
+
+
+WHOLE = printed("24.11", "OverSubscribe=NO", "OverSubscribe=EXCLUSIVE")
+FOR_ONE_USER = printed("22.05", "ExclusiveUser=NO", "ExclusiveUser=YES")
+
+
+def places(node: Node, *kinds: DroneType) -> tuple[int, ...]:
+    """Return how many drones of each type the planner would start there, each type alone."""
+    return tuple(FreeResources.of([node], (), 0.0).count(kind) for kind in kinds)
+
+
+@pytest.mark.parametrize(
+    ("partition", "more"),
+    [
+        (WHOLE, {}),
+        (printed("22.05", "OverSubscribe=NO", "OverSubscribe=EXCLUSIVE"), {}),
+        (printed("26.05", "Exclusive=NO", "Exclusive=NODE"), {}),
+        (printed("26.05", "Exclusive=NO", "Exclusive=TOPO"), {}),
+        (ACCELERATED, {"submit": {"exclusive": True}}),
+        (FOR_ONE_USER, {"submit": {"exclusive": True}}),
+    ],
+)
+def test_an_empty_node_that_is_given_as_a_whole_has_one_place_for_each_size(
+    partition: Partition, more: Mapping[str, Any]
+) -> None:
+    both = one(NODE, A100, FULL, partition=partition, **more)
+    assert places(both, A100, FULL) == (1, 1)
+    small = one(NODE, A100, partition=partition, **more)
+    assert (places(small, A100), small.gpu_milli, small.free_gpu_milli) == ((1,), 4000, 1000)
+    room = FreeResources.of([both], (), 0.0)
+    assert (room.book(A100, 3), room.count(A100), room.count(FULL), room.count(CPU)) == (2, 0, 0, 0)
+    used = replace(NODE, state="MIXED", used_cpus=2)
+    for ours in ((), (NODE.name,)):
+        [busy] = listed([used], (A100, FULL), (partition,), ours=ours, **more)
+        assert (places(busy, A100, FULL), free(busy)) == ((0, 0), (0, 0, 0))
+
+
+def test_a_node_in_a_partition_that_shares_and_in_one_that_does_not() -> None:
+    shared = Partition("shared", nodes=(NODE.name,))
+    types = {"a100": {"gres": "gpu:a100"}, "cpu": {"partition": "shared"}}
+    node = one(replace(NODE, partitions=("accelerated", "shared")), A100, CPU, partition=WHOLE, types=types)
+    assert node.types == ("a100",)  # its partition is not among those of this listing
+    [node] = listed([replace(NODE, partitions=("accelerated", "shared"))], (A100, CPU), (WHOLE, shared), types=types)
+    assert (node.types, places(node, A100, CPU)) == (("a100", "cpu"), (1, 19))
+    room = FreeResources.of([node], (), 0.0)
+    assert (room.book(CPU, 1), room.count(A100), room.count(CPU)) == (0, 0, 18)
+
+
+@pytest.mark.parametrize(
+    ("partition", "more"),
+    [
+        (FOR_ONE_USER, {}),
+        (printed("26.05", "Exclusive=NO", "Exclusive=USER"), {}),
+        (ACCELERATED, {"submit": {"exclusive": "user"}}),
+    ],
+)
+def test_a_node_for_one_user_is_free_if_it_is_empty_or_ours(partition: Partition, more: Mapping[str, Any]) -> None:
+    used = replace(NODE, state="MIXED", used_cpus=8, used_gpus={"a100": 1})
+    assert places(one(NODE, A100, partition=partition, **more), A100) == (4,)
+    assert places(one(used, A100, partition=partition, **more), A100) == (0,)
+    assert places(one(used, A100, partition=partition, ours=(NODE.name,), **more), A100) == (3,)
+
+
+def test_a_partition_for_jobs_of_several_nodes_takes_no_drone() -> None:
+    assert free(one(partition=printed("24.11", "MinNodes=0", "MinNodes=2")))[0] == 0
+    assert free(one(partition=printed("24.11", "MinNodes=0", "MinNodes=1")))[0] == 4000
+
+
+@pytest.mark.parametrize("sharing", ["NO", "YES:4", "FORCE:2"])
+def test_partitions_that_share_nodes_have_a_place_for_each_gpu(sharing: str) -> None:
+    shared = printed("24.11", "OverSubscribe=NO", f"OverSubscribe={sharing}")
+    assert places(one(NODE, A100, FULL, partition=shared), A100, FULL) == (4, 1)
 
 
 CLUSTER = (NODE, replace(NODE, name="hkn0802"), H100_NODE, replace(NODE, name="hkn0001", partitions=("cpuonly",)))

@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Self
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -19,6 +20,7 @@ from adapters.slurm.settings import SlurmSiteConfig
 from adapters.slurm.site import SlurmSite
 from provisioner import model
 from provisioner.interfaces import AdapterError, OutcomeUnknownError, RejectedError, UnavailableError
+from provisioner.planner.owner import FreeResources
 
 A100 = model.DroneType("hk", "a100", gpu_milli=1000, cpus=8, memory_mib=2048, disk_mib=10, walltime_s=3600.0)
 NODE = SlurmNode("hkn0801", "IDLE", partitions=("accelerated",), cpus=152, memory_mib=512_000, gpus={"a100": 4})
@@ -132,6 +134,30 @@ async def end_of(site: SlurmSite, drone_id: model.DroneId = FIRST) -> model.Remo
     end = (await site.poll()).drones[drone_id].end
     assert end is not None
     return end
+
+
+async def test_with_select_linear_every_job_gets_a_whole_node(cluster: Remembered) -> None:
+    for select, places in (("select/cons_tres", 4), ("select/linear", 1)):
+        cluster.configured = {"SLURM_VERSION": "24.11.5", "SelectType": select}
+        async with slurm_site() as site:
+            [node] = (await site.poll()).nodes
+            assert FreeResources.of([node], (), 0.0).count(A100) == places
+            gaps = await site.audit(model.SitePolicy(site="hk"))
+            assert any(gap.dimension == "exclusive" for gap in gaps) == (places == 1)
+
+
+async def test_a_node_for_one_user_stays_free_for_drones_beside_ours(
+    cluster: Remembered, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used = replace(NODE, state="MIXED", used_cpus=8, used_gpus={"a100": 1})
+    for_one_user = Partition("accelerated", nodes=(NODE.name,), exclusive_user=True)
+    monkeypatch.setattr(cluster, "nodes", AsyncMock(return_value=[used]))
+    monkeypatch.setattr(cluster, "partitions", AsyncMock(return_value=[for_one_user]))
+    async with slurm_site() as site:
+        assert [each.free_gpu_milli for each in (await site.poll()).nodes] == [0]
+        await site.start([order(1)])
+        cluster.runs("101")
+        assert [each.free_gpu_milli for each in (await site.poll()).nodes] == [3000]
 
 
 def order(serial: int, kind: model.DroneType = A100) -> model.StartOrder:

@@ -118,11 +118,32 @@ def test_partitions_reservations_and_configuration(version: str) -> None:
     partitions = {each.name: each for each in slurm_tools.parse_partitions(recorded(version, "partitions"))}
     assert list(partitions) == ["accelerated", "accelerated-h100", "dev"]
     assert (partitions["accelerated"].default, partitions["dev"].default) == (True, False)
+    assert {(each.oversubscribe, each.exclusive_user, each.min_nodes) for each in partitions.values()} == {
+        ("NO", False, 0)
+    }
     (maintenance,) = slurm_tools.parse_reservations(recorded(version, "reservations"))
     assert (maintenance.name, maintenance.nodes) == ("maint", ("hkn0901",))
     configuration = slurm_tools.parse_configuration(recorded(version, "config"))
     assert configuration["SLURM_VERSION"].startswith(version)
     assert (configuration["KillWait"], configuration["MaxArraySize"]) == ("5 sec", "100001")
+
+
+@pytest.mark.parametrize(
+    ("version", "changes", "meant"),
+    [
+        ("24.11", {"OverSubscribe=NO": "OverSubscribe=EXCLUSIVE"}, ("EXCLUSIVE", "", False, 0)),
+        ("22.05", {"ExclusiveUser=NO": "ExclusiveUser=YES", "MinNodes=0": "MinNodes=2"}, ("NO", "", True, 2)),
+        ("26.05", {"Exclusive=NO": "Exclusive=NODE"}, ("NO", "NODE", False, 0)),
+        ("26.05", {"OverSubscribe=NO": "OverSubscribe=FORCE:4"}, ("FORCE:4", "NO", False, 0)),
+    ],
+)
+def test_partitions_that_do_not_share_nodes(version: str, changes: dict[str, str], meant: tuple[object, ...]) -> None:
+    text = recorded(version, "partitions").splitlines()[0] + "\n"
+    for before, after in changes.items():
+        assert before in text
+        text = text.replace(before, after)
+    [found] = slurm_tools.parse_partitions(text)
+    assert (found.oversubscribe, found.exclusive, found.exclusive_user, found.min_nodes) == meant
 
 
 READERS: dict[str, Callable[[str], object]] = {
