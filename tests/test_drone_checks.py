@@ -401,3 +401,22 @@ def test_without_python_the_token_for_a_tool_loses_its_name_before_it_is_written
         (tmp_path / "bin" / name).symlink_to(shutil.which(name) or "")
     told = as_drone(tmp_path, str(tmp_path / "bin"))
     assert told.endswith("(deleted)\nSECRET\n") and not [*(tmp_path / "tmp").iterdir()]
+
+
+SMI = """case $1 in
+-L) echo 'Unable to determine the device handle for GPU0000:41:00.0: Unknown Error'
+    echo 'GPU 0: NVIDIA A100 (UUID: GPU-aaaa)'; echo 'GPU 1: NVIDIA A100 (UUID: GPU-cccc)' ;;
+-q) printf '%s\\n' 'GPU 00000000:01:00.0' '    GPU UUID              : GPU-aaaa' '    Minor Number          : 0'
+    printf '%s\\n' 'GPU 00000000:41:00.0' '    GPU UUID              : Unknown Error' '    Minor Number          : 1'
+    printf '%s\\n' 'GPU 00000000:81:00.0' '    GPU UUID              : GPU-cccc' '    Minor Number          : 2' ;;
+esac
+"""
+
+
+@pytest.mark.parametrize(("visible", "table"), [("1", "GPU-cccc /dev/nvidia2"), ("0", "GPU-aaaa /dev/nvidia0")])
+def test_the_table_of_gpus_joins_by_uuid_after_one_was_lost(tmp_path: Path, visible: str, table: str) -> None:
+    text = "D=$PWD clean='' DRONE_GPUS=1\nask_driver() { shift; \"$@\" >said; }\n"
+    text += "".join(map(function_of_the_drone, ("gpu_table", "gpu_files", "assigned"))) + "gpu_table\n"
+    env = {"PATH": fake(tmp_path, "nvidia-smi", SMI), "CUDA_VISIBLE_DEVICES": visible}
+    done = subprocess.run(["sh", "-c", text], env=env, cwd=tmp_path, text=True, capture_output=True, timeout=60)
+    assert done.stdout.strip() == table, done.stderr

@@ -532,17 +532,19 @@ gpu_table() {
             MIG) echo "$gpu.$(echo ${device%%:*}) ${uuid%%)*}" ;;
         esac
     done <"$D/said")
-    index=-1 device='' instance='' instances=''
+    index='' device='' instance='' instances=''
     # shellcheck disable=SC2086
     ask_driver 60 $clean nvidia-smi -q
     while read -r line; do
         value=${line##* }
         case $line in
-            'GPU '????????:*) index=$((index + 1)) address=$(echo "${line#GPU ????}" | tr A-F a-f) instances='' ;;
+            'GPU '????????:*) index='' address=$(echo "${line#GPU ????}" | tr A-F a-f) instances='' ;;
+            # After a GPU was lost, -q has more GPUs than -L, or fewer: the UUID tells which one this is.
+            'GPU UUID '*) index=$(echo "$uuids" | sed -n "s/ $value\$//p") ;;
             'Index '*) device=$value ;;
             'GPU Instance ID '*) instance=$value ;;
             'Compute Instance ID '*) instances="$instances $device:gi$instance:ci$value" ;;
-            'Minor Number '*) gpu_files "$value" ;;
+            'Minor Number '*) [ -z "$index" ] || gpu_files "$value" ;;
         esac
     done <"$D/said"
 }

@@ -136,3 +136,9 @@ def test_a_secret_that_cannot_be_had_is_told_by_its_place(tmp_path: Path, monkey
     ]:
         with pytest.raises(units.SecretUnreadableError, match=words):
             secret.read()
+
+
+def test_a_secret_saved_with_a_byte_order_mark_is_the_secret(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_bytes(b"\xef\xbb\xbfs3cret\r\n")
+    assert units.Secret(file=file).read() == "s3cret"
