@@ -176,8 +176,11 @@ class KubernetesSite:
 
     def _bad_nodes(self) -> Sequence[str]:
         """Return the nodes whose fault ended two drones or more, of those that are still reported."""
-        ends = [(pod.drone.node, end) for pod, end, _ in self._ends.values()]
-        failed = Counter(node for node, end in ends if end.fault is FaultKind.NODE or end.exit_code in _BAD_GPU)
+        failed = Counter(
+            pod.drone.node
+            for pod, end, _ in self._ends.values()
+            if end.fault is FaultKind.NODE or end.exit_code in _BAD_GPU
+        )
         return [node for node, times in failed.items() if node and times > 1]
 
     def _checked(self, drone: model.RemoteDrone) -> model.RemoteDrone:

@@ -235,8 +235,8 @@ class OpenStackSiteConfig(CloudAccess, ServerOptions):
         from adapters.openstack import clouds
 
         yield from clouds.access_problems(self)
-        if self.hosts and all(host.types for host in self.hosts):
-            for name in self.types.keys() - {name for host in self.hosts for name in host.types}:
-                yield ("hosts",), f"drone type `{name}` is never started: no host has it. Name it in `types` of a host"
+        hosted = {name for host in self.hosts for name in host.types or self.types}
+        for name in self.types.keys() - hosted if hosted else ():
+            yield ("hosts",), f"drone type `{name}` is never started: no host has it. Name it in `types` of a host"
         if self.owner is not None:
             yield from ((("owner", *path), message) for path, message in clouds.access_problems(self.owner))

@@ -31,6 +31,7 @@ from provisioner.values import frozen
 VRAM_SHARES = {8: 55, 16: 20, 24: 10, 32: 8, 40: 5, 80: 2}
 """GiB of GPU memory, and how many of 100 jobs want so much: made up, for no trace tells it."""
 MAX_BAD_LINES = 10
+_LONGEST_SPAN_S = 1e9
 NOBODY = "nobody"
 """Owner of jobs of which a trace names none."""
 
@@ -133,7 +134,6 @@ def read_trace(
     cut = cut or TraceSelection()
     found: list[SimulatedJob | None] = []
     bad: list[str] = []
-    dated: set[bool] = set()
     lines = text_lines(path)
     first = next(lines, "")
     rows = csv.DictReader(chain([first], lines), delimiter=max(",;|\t", key=first.count))
@@ -144,13 +144,10 @@ def read_trace(
         for row in rows:
             try:
                 found.append(_job(row, places))
-                dated.add(_is_date(row[places["submit"].name]))
             except _BadLineError as error:
                 bad.append(f"{path}:{rows.line_num}: {error}")
     except csv.Error as error:
         raise TraceError(f"{path}:{rows.line_num}: not CSV: {error}") from None
-    if len(dated) > 1:
-        raise TraceError(f"{path}: `{places['submit'].name}` has dates and seconds: write one form in all lines")
     if bad and not skip_bad:
         more = [f"and {len(bad) - MAX_BAD_LINES} more"] if len(bad) > MAX_BAD_LINES else []
         advice = f"{len(bad)} bad lines: repair them, or leave them out: --skip-bad"
@@ -158,6 +155,8 @@ def read_trace(
     jobs = sorted((job for job in found if job is not None), key=lambda job: job.submit_s)
     # The common form counts from its first job already; what has other times is brought to the same.
     origin_s = jobs[0].submit_s if jobs and columns else 0.0
+    if jobs and jobs[-1].submit_s - jobs[0].submit_s > _LONGEST_SPAN_S:
+        raise TraceError(f"{path}: `{places['submit'].name}` has dates and seconds: write one form in all lines")
     try:
         return Trace(path.name.split(".")[0], cut_jobs(jobs, cut, origin_s), found.count(None), tuple(bad))
     except TraceError as error:
@@ -282,14 +281,10 @@ def _job(row: Mapping[str, str | None], columns: Mapping[str, TraceColumn]) -> S
     return SimulatedJob(submit_s, duration_s, wants)
 
 
-def _is_date(text: str | None) -> bool:
-    return (text or "").strip()[4:5] == "-"
-
-
 def _moment(text: str, column: TraceColumn) -> float:
     if not text:
         raise _BadLineError(f"`{column.name}` is empty: when was the job submitted?")
-    if not _is_date(text):
+    if text[4:5] != "-":
         return _number(text, column.name) * column.factor
     try:
         at = datetime.fromisoformat(text)
