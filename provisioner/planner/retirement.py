@@ -156,7 +156,10 @@ class Retirement:
         return idle_s <= limit_s and self.matchable(drone)
 
     def makes_room(self, drone: Drone) -> bool:
-        """Return True if the end of a drone gives room to jobs that it refuses: one drone at a time for each class."""
+        """Return True if the end of a drone gives room to jobs that it refuses, and none waits that it takes.
+
+        One drone leaves at a time for the jobs of a user.
+        """
         context, risk = self.context, self.placed.allocation.risk
         keys = {drone.type, *context.costs.smaller.get(drone.type, ())}
         for job in self._lacking_room:
@@ -165,8 +168,10 @@ class Retirement:
                 continue
             kinds = (context.types[key] for key in compatible.jobs if key in keys)
             if any(risk.allowed(job, compatible, kind, 1, drone.gpu_milli)[0] for kind in kinds):
-                self._left.append(drone)
-                return True
+                leaves = not self.matchable(drone)
+                if leaves:
+                    self._left.append(drone)
+                return leaves
         return False
 
     @cached_property
@@ -176,9 +181,12 @@ class Retirement:
 
     @cached_property
     def _lacking_room(self) -> list[model.JobClass]:
+        """Classes that lack room, one for each user, number of GPUs and set of drone types."""
         told = ((each.subject, each.reason) for each in self.placed.refusals)
         lacking = {who for who, why in told if isinstance(why, _LACKS_ROOM) and not passes_soon(why)}
-        return [job for job in self.context.classes if f"class:{job.id}" in lacking]
+        jobs = (job for job in self.context.classes if f"class:{job.id}" in lacking)
+        alike = {(job.owner, job.gpu_milli, *self.context.compatible[job.id].jobs): job for job in jobs}
+        return list(alike.values())
 
     @cached_property
     def _matchable_classes(self) -> list[model.JobClass]:
@@ -368,7 +376,7 @@ def idle(retirement: Retirement, drone: Drone) -> bool:
     idle_s = context.now - (drone.idle_at or drone.since)
     refused_s = REFUSED_ROOM_S if drone.min_gpus else 0.0
     refuses = (drone.avoids or drone.min_gpus) and refused_s < idle_s <= limit_s
-    if refuses and not retirement.matchable(drone) and retirement.makes_room(drone):
+    if refuses and retirement.makes_room(drone):
         limit_s, by = refused_s, "refused-jobs"
     if idle_s > limit_s and not retirement.matched_soon(drone, idle_s):
         retirement.drain(drone, reasons.IdleTimeout(idle_s, limit_s, by), _final_state(drone))

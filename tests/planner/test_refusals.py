@@ -10,7 +10,8 @@ import pytest
 from provisioner import formatting, reasons
 from provisioner.cli.jobs import class_rows, why_waiting
 from provisioner.estimates import Estimates
-from provisioner.model import DroneState, Plan, Snapshot
+from provisioner.model import DroneId, DroneState, Plan, Snapshot
+from provisioner.planner import decide, retirement
 from provisioner.planner.advice import advise
 from provisioner.store import Views
 from tests.planner.scenes import (
@@ -154,6 +155,27 @@ def test_an_idle_drone_leaves_for_a_user_whom_it_avoids_once_a_start_is_worth_it
 
 def test_it_stays_while_jobs_wait_that_it_takes() -> None:
     assert drained(plan_of(refused(others=(of("short", waiting=1),)))) == []
+
+
+def test_another_one_leaves_if_jobs_wait_that_the_first_takes() -> None:
+    made = refused(idle=2, others=(replace(of("short"), owner="ann"),))
+    first = replace(made.drones[DroneId("d-1")], avoids="ann,long")
+    assert drained(plan_of(replace(made, drones={**made.drones, first.id: first}))) == ["d-1"]
+
+
+def test_a_decision_looks_at_each_user_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user with two thousand different requests beside forty drones that refuse them."""
+    many = [replace(SMALL, id=f"c{n}", owner="bob", memory_mib=1000 + n) for n in range(2000)]
+    made = snapshot(classes=many, drones=[drone(f"d-{n}", avoids="bob") for n in range(40)], limits={"max_drones": 40})
+    asked, refuses = [], retirement.is_refused
+
+    def counted(*given: Any) -> bool:
+        asked.append(given)
+        return refuses(*given)
+
+    monkeypatch.setattr(retirement, "is_refused", counted)
+    assert len(drained(decide(made))) == 1
+    assert len(asked) < 3 * 2000
 
 
 def test_it_stays_where_the_user_has_room_elsewhere() -> None:
