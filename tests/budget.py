@@ -20,7 +20,7 @@ BUDGETS = {
     "provisioner/cli": (19, 6282),
     "provisioner/config": (9, 2744),
     "provisioner/controller": (12, 2913),
-    "provisioner/drone": (4, 1242),
+    "provisioner/drone": (4, 1310),
     "provisioner/migrate": (9, 1602),
     "provisioner/monitoring": (4, 618),
     "provisioner/planner": (22, 6429),

@@ -6,11 +6,13 @@ import ast
 import ctypes
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from provisioner.drone import _without_python_comments, gpu_monitor, script
-from provisioner.drone.gpu_monitor import DeviceReading, GpuProcess, SlotJob, SlotUsage, divide, jobs_in, slot_of
+from provisioner.drone.gpu_monitor import (
+    DeviceReading,
+    DeviceSample,
+    GpuDriver,
+    GpuMonitor,
+    GpuProcess,
+    SlotJob,
+    SlotUsage,
+    divide,
+    jobs_in,
+)
 from tests.labs.gpu import FakeGpus
 
 A, B, C = (1, 1), (1, 2), (1, 3)
@@ -101,11 +113,13 @@ def test_vram_counts_once_it_has_been_held_for_a_while() -> None:
 
 
 @contextmanager
-def starter(execute: Path, program: str, folder: str = "scratch", slot: int = 1) -> Iterator[tuple[int, int]]:
+def starter(
+    execute: Path, program: str, folder: str = "scratch", slot: int = 1, argv: tuple[str, ...] = ()
+) -> Iterator[tuple[int, int]]:
     """A process in the place of a starter, and a child of it that runs ``program``: both process ids."""
     command = 'read -r go; env -i X=1 sh -c "$0" & echo $!; wait'
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    process = subprocess.Popen(["sh", "-c", command, program], start_new_session=True, **pipes)
+    process = subprocess.Popen(["sh", "-c", command, program, *argv], start_new_session=True, **pipes)
     try:
         directory = execute / f"dir_{process.pid}" / folder
         directory.mkdir(parents=True)
@@ -120,35 +134,101 @@ def starter(execute: Path, program: str, folder: str = "scratch", slot: int = 1)
         process.wait()
 
 
+@dataclass
+class OneGpu(GpuDriver):
+    """A driver whose GPU has the processes in ``vram``: MiB by process id."""
+
+    vram: dict[int, float]
+
+    def read(self, device: str, since: float, now: float) -> DeviceSample | None:
+        processes = {pid: (0.1, mib) for pid, mib in self.vram.items()}
+        return DeviceSample(now - since, 0.9, 500.0, sum(self.vram.values()), 40536.0, processes)
+
+
+def charged(monitor: GpuMonitor) -> dict[tuple[int, int], float | None]:
+    """Return the VRAM that each slot is charged with now."""
+    found = monitor.usage(100.0, 102.0)
+    return {slot: used[1].vram_mib for slot, used in found.items() if used is not None}
+
+
+def left_behind(program: str, **env: str) -> int:
+    """Return the process id of a program that has left its parents."""
+    command = 'sh -c "$0" >/dev/null & echo $!'
+    done = subprocess.run(["setsid", "sh", "-c", command, program], env=env, stdout=subprocess.PIPE, check=True)
+    pid = int(done.stdout)
+    while b"sleep" not in Path(f"/proc/{pid}/cmdline").read_bytes():
+        time.sleep(0.01)
+    return pid
+
+
 @pytest.mark.parametrize("folder", ["scratch", "."])
 def test_a_job_that_clears_its_environment_is_found_by_its_starter(tmp_path: Path, folder: str) -> None:
     """HTCondor 25 has the machine ad in ``scratch``, 23 beside it."""
     with starter(tmp_path, "sleep 60; true", folder) as (pid, child):
         jobs = jobs_in(str(tmp_path), {})
         assert [(job.slot, job.devices) for job in jobs.values()] == [(A, ["GPU-a0a1a2a3"])]
-        assert slot_of(child, jobs, str(tmp_path)) == A
-        assert slot_of(os.getpid(), jobs, str(tmp_path)) is None
+        assert charged(GpuMonitor(OneGpu({child: 7.0, os.getpid(): 1.0}), str(tmp_path), False)) == {A: 7.0}
         assert jobs_in(str(tmp_path), jobs)[pid] is jobs[pid], "it keeps what it has used"
     assert jobs_in(str(tmp_path), jobs) == {}
 
 
-def test_a_process_that_left_its_parents_is_found_by_its_environment(tmp_path: Path) -> None:
-    jobs = {1 << 22: SlotJob(B, [])}
-    for place, slot in (
-        (f"{tmp_path}/dir_{1 << 22}/scratch", B),
-        (f"{tmp_path}/dir_7", None),
-        (f"/x/dir_{1 << 22}", None),
-    ):
-        process = subprocess.Popen(
-            ["sleep", "60"], env={"_CONDOR_SCRATCH_DIR": place, "Y": "1", "PATH": os.environ["PATH"]}
-        )
+def test_a_process_is_not_charged_to_the_neighbour_that_its_environment_names(tmp_path: Path) -> None:
+    with starter(tmp_path, "sleep 60; true") as (_, one), starter(tmp_path, "sleep 60; true", slot=2) as (other, two):
+        orphan = left_behind("exec sleep 60", _CONDOR_SCRATCH_DIR=f"{tmp_path}/dir_{other}/scratch")
         try:
-            while not Path(f"/proc/{process.pid}/environ").read_bytes():
-                time.sleep(0.01)  # its execve(2) is not over yet
-            assert slot_of(process.pid, jobs, str(tmp_path)) == slot
+            monitor = GpuMonitor(OneGpu({one: 10.0, two: 20.0, orphan: 38_000.0}), str(tmp_path), False)
+            assert charged(monitor) == {A: 10.0, B: 20.0}
         finally:
-            process.kill()
-            process.wait()
+            os.kill(orphan, signal.SIGKILL)
+
+
+def test_a_process_that_leaves_its_parents_stays_with_its_job_and_ends_with_it(tmp_path: Path) -> None:
+    told, go = tmp_path / "told", tmp_path / "go"
+    leave = f'(while [ ! -e {go} ]; do sleep 0.01; done) & echo "$!" >{told}.new; mv {told}.new {told}'
+    program = f"setsid sh -c '{leave}; while [ ! -e {go}.first ]; do sleep 0.01; done' & sleep 60; true"
+    with starter(tmp_path, "sleep 60; true", slot=2):
+        with starter(tmp_path, program):
+            while not told.exists():
+                time.sleep(0.01)
+            orphan = int(told.read_text())
+            monitor = GpuMonitor(OneGpu({orphan: 3000.0}), str(tmp_path), False)
+            assert charged(monitor) == {A: 3000.0, B: 0.0}
+            before = Path(f"/proc/{orphan}/stat").read_text().split()[3]
+            Path(f"{go}.first").touch()
+            while Path(f"/proc/{orphan}/stat").read_text().split()[3] == before:
+                time.sleep(0.01)
+            assert charged(monitor) == {A: 3000.0, B: 0.0}, "it has left its parents"
+        with starter(tmp_path, "sleep 60; true"):
+            assert charged(monitor) == {A: 0.0, B: 0.0}, "the next job of the slot has nothing to do with it"
+        go.touch()
+
+
+def test_a_job_cannot_take_the_slot_of_its_neighbour(tmp_path: Path) -> None:
+    """Both can be written by the job: its own machine ad, and a directory that names a process of it as a starter."""
+    line = ("-f", "-local-name", "slot_type_1", "-a")
+    with (
+        starter(tmp_path, "sleep 60; true", slot=2, argv=(*line, "slot1_1", "node7")) as (_, one),
+        starter(tmp_path, "sleep 60; true", slot=2, argv=(*line, "slot1_2", "node7")) as (_, two),
+    ):
+        for pid in (one, left_behind("exec sleep 60")):
+            (tmp_path / f"dir_{pid}/scratch").mkdir(parents=True)
+            (tmp_path / f"dir_{pid}/scratch/.machine.ad").write_text(
+                'AssignedGPUs = "GPU-a0a1a2a3"\nDSlotId = 2\nSlotID = 1\n'
+            )
+        try:
+            monitor = GpuMonitor(OneGpu({one: 10.0, two: 20.0, pid: 38_000.0}), str(tmp_path), False)
+            assert charged(monitor) == {A: 10.0, B: 20.0}
+        finally:
+            os.kill(pid, signal.SIGKILL)
+
+
+def test_a_starter_whose_command_line_names_no_slot_gets_none_that_another_has(tmp_path: Path) -> None:
+    named = ("-a", "slot1_2", "node7")
+    with (
+        starter(tmp_path, "sleep 60; true", slot=2) as (_, one),
+        starter(tmp_path, "sleep 60; true", argv=named, slot=2) as (_, two),
+    ):
+        assert charged(GpuMonitor(OneGpu({one: 10.0, two: 20.0}), str(tmp_path), False)) == {B: 20.0}
 
 
 def test_a_machine_ad_that_the_job_replaced_does_not_stop_the_monitor(tmp_path: Path) -> None:
@@ -188,6 +268,11 @@ def test_amd_devices_are_read_from_sysfs(tmp_path: Path) -> None:
     found = amd.read(f"GPU-{digits[:8]}-{digits[8:12]}", 10.0, 12.0)
     assert found is not None and found.busy == 0.4
     assert amd.read("GPU-99999999", 10.0, 12.0) is None
+    second = tmp_path / "class/drm/card1/device"
+    (second / "gpu_busy_percent").write_text("\n")  # as the driver says while it cannot tell
+    assert amd.read("GPU-12345678", 10.0, 12.0) == DeviceSample(2.0, None, None, 3072, 65536, {})
+    (second / "mem_info_vram_used").unlink()
+    assert amd.read("GPU-12345678", 10.0, 12.0) is None
     with pytest.raises(OSError, match="no GPU in"):
         gpu_monitor.AmdSysfs(str(tmp_path / "none"))
 
@@ -244,6 +329,48 @@ def reports(gpus: FakeGpus, home: Path, count: int, **more: str) -> list[dict[st
     finally:
         process.kill()
         process.wait()
+
+
+def sample(gpus: FakeGpus, home: Path) -> str:
+    """Return what NVML's reader says of the first GPU."""
+    (home / "gpu_monitor.py").write_bytes(script("gpu_monitor.py"))
+    look = f"import time, gpu_monitor; print(gpu_monitor.Nvml().read({gpus.uuid(0)!r}, time.time() - 2, time.time()))"
+    how = {"env": environment(gpus, home, PYTHONPATH=str(home)), "capture_output": True, "text": True, "timeout": 60}
+    done = subprocess.run([sys.executable, "-c", look], **how)
+    assert done.returncode == 0, done.stderr
+    return str(done.stdout)
+
+
+@pytest.mark.parametrize("code", [3, 4, 13, 999])
+def test_a_gpu_without_memory_figures_is_read_all_the_same(gpus: FakeGpus, tmp_path: Path, code: int) -> None:
+    """As with unified memory, where the GPU's memory is the host's: NVML_ERROR_NOT_SUPPORTED, or another error."""
+    gpus.set(0, 10, 500)
+    gpus.process(os.getpid(), 0, 20, 3000)
+    gpus.fail("nvmlDeviceGetMemoryInfo", code)
+    found = sample(gpus, tmp_path)
+    assert "used_mib=None, total_mib=None" in found and f"{os.getpid()}: (" in found and "3000.0)" in found
+    assert "busy=None" not in found
+    for name in ("TotalEnergyConsumption", "Samples", "ProcessUtilization"):
+        gpus.fail(f"nvmlDeviceGet{name}", code)
+    assert "3000.0)" in sample(gpus, tmp_path), "the VRAM of processes is still known"
+    for name in ("", "MPS"):
+        for version in ("", "_v2", "_v3"):
+            gpus.fail(f"nvmlDeviceGet{name}ComputeRunningProcesses{version}", code)
+    assert sample(gpus, tmp_path) == "None\n"
+
+
+@pytest.mark.parametrize("code", [1, 2, 15, 16])
+def test_a_gpu_that_has_gone_is_not_read(gpus: FakeGpus, tmp_path: Path, code: int) -> None:
+    gpus.fail("nvmlDeviceGetMemoryInfo", code)
+    assert sample(gpus, tmp_path) == "None\n"
+
+
+def test_unknown_memory_is_neither_zero_nor_less_than_what_processes_have() -> None:
+    reading = DeviceReading(2.0, 0.6, 100.0, None, None, [GpuProcess(A, 0.2, 3000), GpuProcess(B, 0.2, 4000)])
+    assert [used.vram_mib for used in divide(reading, [A, B], False).values()] == [3000, 4000]
+    (used,) = divide(reading._replace(processes=[]), [A], True).values()
+    assert used.vram_mib is None and used.gpu_seconds == 1.2
+    assert not any("MemoryPeak" in line for line in gpu_monitor.lines(A, used, 1.0))
 
 
 def test_it_reports_zero_at_once_and_then_each_slot(gpus: FakeGpus, tmp_path: Path) -> None:

@@ -19,6 +19,8 @@ MOST_SLOTS = 256
 
 Slot = Tuple[int, int]
 """SlotID and DSlotId."""
+Process = Tuple[int, int]
+"""Process id, and start time in the kernel's units."""
 
 
 class GpuProcess(NamedTuple):
@@ -32,14 +34,14 @@ class GpuProcess(NamedTuple):
 
 
 class DeviceReading(NamedTuple):
-    """One device over one interval."""
+    """One device over one interval. Its memory is unknown (None) where it is the host's."""
 
     seconds: float
     busy: Optional[float]
     """Part of the interval in which the device computed; None if the driver does not say."""
     joules: Optional[float]
-    used_mib: float
-    total_mib: float
+    used_mib: Optional[float]
+    total_mib: Optional[float]
     processes: Sequence[GpuProcess]
 
 
@@ -47,7 +49,7 @@ class SlotUsage(NamedTuple):
     """Resources that one slot used on one device in one interval."""
 
     gpu_seconds: Optional[float]
-    vram_mib: float
+    vram_mib: Optional[float]
     joules: Optional[float]
 
 
@@ -61,9 +63,8 @@ def divide(reading: DeviceReading, slots: Sequence[Slot], exclusive: bool) -> Di
     whole = exclusive and len(slots) == 1
     own = {slot: [each for each in reading.processes if whole or each.slot == slot] for slot in slots}
     vram = {slot: sum(each.vram_mib for each in own[slot]) for slot in slots}
-    if whole and not reading.processes:
-        vram[slots[0]] = reading.used_mib
-    fit = min(1.0, reading.total_mib / max(sum(vram.values()), 1.0))  # memory that processes share counts for each
+    together = max(sum(vram.values()), 1.0)
+    fit = min(1.0, (reading.total_mib or together) / together)  # memory that processes share counts for each
     busy = None if reading.busy is None else min(max(reading.busy, 0.0), 1.0)
     parts = {slots[0]: busy or 0.0} if whole else _parts(busy or 0.0, reading.processes, own)
     divided = {}
@@ -72,7 +73,8 @@ def divide(reading: DeviceReading, slots: Sequence[Slot], exclusive: bool) -> Di
         if joules is not None and not whole:
             joules *= parts[slot] / busy if busy else 1.0 / len(slots)
         gpu_seconds = None if busy is None else parts[slot] * reading.seconds
-        divided[slot] = SlotUsage(gpu_seconds, vram[slot] * fit, joules)
+        held = reading.used_mib if whole and not reading.processes else vram[slot] * fit
+        divided[slot] = SlotUsage(gpu_seconds, held, joules)
     return divided
 
 
@@ -108,22 +110,32 @@ class SlotJob:
 # ----------------------------------------------------------------------------------------------------- the drone's jobs
 
 
+_STARTER_SLOT = re.compile("\0(?:-a2?|--slot-name)\0slot([0-9]{1,9})_([0-9]{1,9})\0")
+
+
 def jobs_in(execute: str, known: Mapping[int, SlotJob]) -> Dict[int, SlotJob]:
-    """Return jobs by the process id of their starter, from the starters' directories and the machine ads in them."""
-    found = {}
+    """Return jobs by the process id of their starter, from the starters' directories and the machine ads in them.
+
+    A job can make such a directory and replace its ad. So a starter is a child of this process's parent, and its slot
+    is that of its command line. One that names none there gets no slot that another has.
+    """
+    found: Dict[int, SlotJob] = {}
+    unnamed: Dict[int, SlotJob] = {}
     for directory in glob.glob(os.path.join(execute, "dir_*")):
         pid = directory.rpartition("_")[2]
-        if not pid.isdigit() or not os.path.exists("/proc/" + pid):
+        if not pid.isdigit() or _parent_and_start(pid)[0] not in (os.getpid(), os.getppid()):
             continue
         if int(pid) in known:
             found[int(pid)] = known[int(pid)]
             continue
         ad = _machine_ad(directory + "/scratch/.machine.ad") or _machine_ad(directory + "/.machine.ad")  # 25, 23
-        slot, dynamic = ad.get("slotid", "1"), ad.get("dslotid", "")
+        named = _STARTER_SLOT.search(_contents("/proc/%s/cmdline" % pid).decode(errors="replace"))
+        slot, dynamic = named.groups() if named else (ad.get("slotid", "1"), ad.get("dslotid", ""))
         if slot.isdecimal() and dynamic.isdecimal() and "assignedgpus" in ad:
             devices = re.split(r"[,\s]+", ad["assignedgpus"].strip())
-            found[int(pid)] = SlotJob((int(slot), int(dynamic)), devices)
-    return found
+            (found if named else unnamed)[int(pid)] = SlotJob((int(slot), int(dynamic)), devices)
+    taken = {job.slot for job in found.values()}
+    return {**{pid: job for pid, job in unnamed.items() if job.slot not in taken}, **found}
 
 
 def _machine_ad(path: str) -> Dict[str, str]:
@@ -138,27 +150,29 @@ def _machine_ad(path: str) -> Dict[str, str]:
     return {name.lower(): value for name, value in lines}
 
 
-def slot_of(pid: int, jobs: Mapping[int, SlotJob], execute: str) -> Optional[Slot]:
-    """Return the slot of a process: by its ancestors, else by the environment of a process that left its parents."""
-    chain = []
-    while pid > 1 and pid not in chain:
-        if pid in jobs:
-            return jobs[pid].slot
-        chain.append(pid)
-        pid = _parent(pid)
-    for each in chain:
-        own = _contents("/proc/%d/environ" % each)
-        found = re.search(rb"(?:^|\0)_CONDOR_SCRATCH_DIR=([^\0]*)/dir_(\d{1,9})[/\0]", own)
-        if found and os.path.realpath(os.fsdecode(found.group(1))) == os.path.realpath(execute):
-            job = jobs.get(int(found.group(2)))
-            if job is not None:
-                return job.slot
-    return None
+def owners(jobs: Mapping[int, SlotJob], before: Mapping[Process, SlotJob]) -> Dict[Process, SlotJob]:
+    """Return the job of each process that is below a starter, or was (``before``) and has left its parents since.
+
+    The environment of a process is no evidence: it may name the job of a neighbour.
+    """
+    running = {pid: _parent_and_start(pid) for pid in os.listdir("/proc") if jobs and pid.isdigit()}
+    current, found = set(jobs.values()), {}
+    for pid, (_, started) in running.items():
+        job, at, passed = None, pid, set()
+        while job is None and at in running and at not in passed:
+            passed.add(at)
+            parent, began = running[at]
+            job = jobs.get(int(at), before.get((int(at), began)))
+            at = str(parent)
+        if job in current:
+            found[int(pid), started] = job
+    return found
 
 
-def _parent(pid: int) -> int:
-    words = _contents("/proc/%d/stat" % pid).rpartition(b")")[2].split()
-    return int(words[1]) if len(words) > 1 else 0
+def _parent_and_start(pid: str) -> Tuple[int, int]:
+    """Return the parent of a process, and its start in the kernel's units; zeros if it has ended."""
+    words = _contents("/proc/%s/stat" % pid).rpartition(b")")[2].split()
+    return (int(words[1]), int(words[19])) if len(words) > 19 else (0, 0)
 
 
 def _contents(path: str) -> bytes:
@@ -178,8 +192,8 @@ class DeviceSample(NamedTuple):
     seconds: float
     busy: Optional[float]
     joules: Optional[float]
-    used_mib: float
-    total_mib: float
+    used_mib: Optional[float]
+    total_mib: Optional[float]
     processes: Mapping[int, Tuple[Optional[float], float]]
 
 
@@ -230,6 +244,8 @@ class Nvml(GpuDriver):
 
     MOST = 1024
     NOT_FOUND, UNKNOWN_FUNCTION = 6, 13
+    GONE = (1, 2, 15, 16)
+    """Not initialized, no such device, lost, requires a reset."""
 
     def __init__(self) -> None:
         self._lib = ctypes.CDLL("libnvidia-ml.so.1")
@@ -271,18 +287,25 @@ class Nvml(GpuDriver):
         """Return a device, by its UUID or the beginning of it."""
         uuid = next((each for each in self._handles if each.startswith(device)), None)
         memory = _Memory()
-        if uuid is None or self._call("nvmlDeviceGetMemoryInfo", self._handles[uuid], ctypes.byref(memory)):
+        if uuid is None:
             return None
         handle = self._handles[uuid]
+        status = self._call("nvmlDeviceGetMemoryInfo", handle, ctypes.byref(memory))
+        if status in self.GONE:
+            return None
         before = self._sampled.get(uuid, 0)
         begin = before if now - before / 1e6 < 3 * PERIOD_S else int(since * 1e6)
         busy, seconds = self._busy(uuid, handle, begin, now - since)
-        held, use = self._memory(handle) or {}, self._use(handle, begin)
+        listed, use = self._memory(handle), self._use(handle, begin)
+        held = listed or {}
         use = use and _of_mps_clients(use, self._mps_clients)
         processes = {
             pid: (None if use is None else use.get(pid, 0.0), held.get(pid, 0.0)) for pid in set(held) | set(use or {})
         }
-        joules, used, total = self._joules(uuid, handle, now), memory.used / MIB, memory.total / MIB
+        joules = self._joules(uuid, handle, now)
+        if status and (busy, joules, listed) == (None, None, None):
+            return None
+        used, total = (None, None) if status else (memory.used / MIB, memory.total / MIB)
         return DeviceSample(seconds, busy, joules, used, total, processes)
 
     def _busy(self, uuid: str, handle: ctypes.c_void_p, begin: int, interval_s: float) -> Tuple[Optional[float], float]:
@@ -376,19 +399,16 @@ class AmdSysfs(GpuDriver):
                 found = [card]
         if not found:
             return None
-        busy, used, total = (_number(found[0] + "/" + name) for name in self._FILES)
-        return (
-            None
-            if busy is None
-            else DeviceSample(now - since, busy / 100.0, None, (used or 0) / MIB, (total or 0) / MIB, {})
+        busy, used, total = (
+            _number(found[0] + name, unit)
+            for name, unit in (("/gpu_busy_percent", 100), ("/mem_info_vram_used", MIB), ("/mem_info_vram_total", MIB))
         )
+        return None if busy is used is None else DeviceSample(now - since, busy, None, used, total, {})
 
-    _FILES = ("gpu_busy_percent", "mem_info_vram_used", "mem_info_vram_total")
 
-
-def _number(path: str) -> Optional[int]:
+def _number(path: str, unit: int) -> Optional[float]:
     text = _contents(path).strip()
-    return int(text) if text.isdigit() else None
+    return int(text) / unit if text.isdigit() else None
 
 
 def driver() -> GpuDriver:
@@ -408,10 +428,13 @@ class GpuMonitor:
     def __init__(self, devices: GpuDriver, execute: str, exclusive: bool) -> None:
         self._devices, self._execute, self._exclusive = devices, execute, exclusive
         self._jobs: Dict[int, SlotJob] = {}
+        self._owners: Dict[Process, SlotJob] = {}
 
     def usage(self, since: float, now: float) -> Dict[Slot, Optional[Tuple[SlotJob, SlotUsage]]]:
         """Return jobs and their use in an interval by slot; None where a device of the job cannot be read."""
         self._jobs = jobs_in(self._execute, self._jobs)
+        self._owners = owners(self._jobs, self._owners)
+        slot_of = {pid: job.slot for (pid, _), job in self._owners.items()}
         on: Dict[str, List[Slot]] = {}
         for job in self._jobs.values():
             for device in job.devices:
@@ -421,23 +444,19 @@ class GpuMonitor:
             found = self._devices.read(device, since, now)
             shares: Dict[Slot, SlotUsage] = {}
             if found is not None:
-                processes = [
-                    GpuProcess(slot_of(pid, self._jobs, self._execute), use, mib)
-                    for pid, (use, mib) in found.processes.items()
-                ]
+                processes = [GpuProcess(slot_of.get(pid), *held) for pid, held in found.processes.items()]
                 shares = divide(DeviceReading(*found[:5], processes), sorted(set(slots)), self._exclusive)
             for slot in slots:
                 used[slot].append(shares.get(slot))
         jobs = {job.slot: job for job in self._jobs.values()}
-        return {slot: None if None in each else (jobs[slot], _sum(filter(None, each))) for slot, each in used.items()}
+        return {
+            slot: None if None in each else (jobs[slot], _together(filter(None, each))) for slot, each in used.items()
+        }
 
 
-def _sum(used: Iterable[SlotUsage]) -> SlotUsage:
-    each = list(used)
-    seconds = [one.gpu_seconds for one in each if one.gpu_seconds is not None]
-    joules = [one.joules for one in each if one.joules is not None]
-    vram = sum(one.vram_mib for one in each)
-    return SlotUsage(sum(seconds) if len(seconds) == len(each) else None, vram, sum(joules) if joules else None)
+def _together(used: Iterable[SlotUsage]) -> SlotUsage:
+    """Return the use of several devices; a sum of which a part is unknown is unknown."""
+    return SlotUsage(*(None if None in each else sum(each) for each in zip(*used)))  # noqa: B905 - not in Python 3.7
 
 
 def lines(
@@ -447,7 +466,8 @@ def lines(
     yield "SlotMergeConstraint = TARGET.SlotID == %d && TARGET.DSlotId == %d" % slot
     if usage.gpu_seconds is not None:
         yield "UptimeGPUsSeconds = %.6f" % usage.gpu_seconds
-    yield "UptimeGPUsMemoryPeakUsage = %d" % round(usage.vram_mib)
+    if usage.vram_mib is not None:
+        yield "UptimeGPUsMemoryPeakUsage = %d" % round(usage.vram_mib)
     if joules is not None:
         yield "UptimeGPUsEnergyPeakUsage = %.1f" % joules
     yield "JobVramUsage = %d" % round(held_mib)
@@ -468,7 +488,7 @@ def report(
         if used is not None:
             job, usage = used
             job.joules += usage.joules or 0.0
-            held, since = job.sustained(now, usage.vram_mib)
+            held, since = job.sustained(now, usage.vram_mib or 0.0)
             text += lines(slot, usage, None if usage.joules is None and not job.joules else job.joules, held, since)
     print("\n".join(text), flush=True)
 
