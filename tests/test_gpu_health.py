@@ -8,6 +8,7 @@ import subprocess
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import ClassVar
 
@@ -242,7 +243,14 @@ def kmsg(xid: int, bus: int = 2, ago_s: float = 5) -> str:
         (lambda: f"2020-01-01T00:00:00Z gpu01 kernel: [{now_s() * 2:.6f}] NVRM: Xid (PCI:0000:02:00): 95", ""),
         (lambda: f"{iso_time()}Z gpu01 kernel: [    1.000000] NVRM: Xid (PCI:0000:02:00): 95", "Xid 95 (fatal)"),
         (lambda: f"[{now_s() * 2:.6f}] gpu01 kernel: NVRM: Xid (PCI:0000:02:00): 48", ""),
-        (lambda: "Jan  1 00:00:00 gpu01 kernel: NVRM: Xid (PCI:0000:02:00): 95", "Xid 95 (fatal)"),
+        (lambda: "gpu01 kernel: NVRM: Xid (PCI:0000:02:00): 95", "Xid 95 (fatal)"),
+        (lambda: "3,901,1,-;NVRM: Xid (0000:02:00): 95, Channel 1", ""),
+        (lambda: kmsg(0).replace("(PCI:0000:02:00): 0", "(0000:02:00): 48"), "Xid 48 (fatal)"),
+        (lambda: kmsg(0).replace(":00): 0", ":00 GPU-I:05): 48"), "Xid 48 (fatal)"),
+        (lambda: kmsg(149) + " NETIR_LINK_EVT Nonfatal XC0 i0 Link 08", ""),
+        (lambda: kmsg(149) + " NETIR_LINK_EVT Fatal XC0 i0 Link 08", "Xid 149 (reset)"),
+        (lambda: kmsg(154) + " GPU recovery action changed from 0x2 (Node Reboot Required) to 0x0 (None)", ""),
+        (lambda: kmsg(154) + " GPU recovery action changed from 0x0 (None) to 0x1 (Reset)", "Xid 154 (reset)"),
     ],
 )  # fmt: skip
 def test_an_xid_in_the_kernel_log_counts_by_its_class_and_age(node: Node, line: object, verdict: str) -> None:
@@ -253,6 +261,70 @@ def test_an_xid_in_the_kernel_log_counts_by_its_class_and_age(node: Node, line: 
     assert node.config["DroneGpusOfflineWhy"] == expected
 
 
+DATES = {
+    "syslog": "%b %e %T gpu01 kernel: ",
+    "syslog with a priority": "<2>%b %e %T gpu01 kernel: ",
+    "syslog with a year": "%b %e %Y %T gpu01 kernel: ",
+    "syslog with the kernel's time": "%b %e %T gpu01 kernel: [ 4145.174218] ",
+    "journal, precise": "%b %d %T.123456 gpu01 kernel: ",
+    "journal, full": "%a %F %T gpu01 kernel: ",
+    "journal, seconds": "%s.123456 gpu01 kernel: ",
+    "ISO without a zone": "%F %T gpu01 kernel: ",
+    "ISO with T without a zone": "%FT%T,123 gpu01 kernel: [ 4145.174218] ",
+    "ISO with a zone": "%FT%T.123%:z gpu01 kernel: ",
+    "ISO with a zone without a colon": "%FT%T%z gpu01 kernel: ",
+    "RFC 5424": "<2>1 %FT%T.123456%:z gpu01 kernel - - - ",
+    "dmesg -T": "[%a %b %e %T %Y] ",
+}
+
+
+@pytest.mark.parametrize("zone", ["UTC", "America/New_York", "Asia/Kolkata"])
+@pytest.mark.parametrize("form", DATES.values(), ids=DATES)
+def test_a_message_is_as_old_as_its_date_says(form: str, zone: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", zone)
+    monkeypatch.setenv("LC_ALL", "C")
+    time.tzset()
+    try:
+        for age_s in (18 * 86400, 40):
+            now = int(time.time())
+            command = ["date", "-d", f"@{now - age_s}", f"+{form}"]
+            dated = subprocess.run(command, capture_output=True, text=True, check=True).stdout.rstrip("\n")
+            line = f"{dated}NVRM: Xid (PCI:0000:02:00): 79, GPU has fallen off the bus."
+            assert gpu_health.message_age_s(line, {}, now) == pytest.approx(age_s, abs=1), line
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
+def test_an_old_message_of_syslog_is_no_news_to_a_drone_that_starts(node: Node) -> None:
+    """One Xid 79 of last month must not close the GPU for a day after each start."""
+    for ago_s, verdict in ((18 * 86400, '""'), (40, f'"{IDS[1]}: Xid 79 (fatal)"')):
+        dated = time.strftime("%b %d %H:%M:%S", time.localtime(time.time() - ago_s))
+        node.log(f"{dated} gpu01 kernel: [    1.000000] NVRM: Xid (PCI:0000:02:00): 79, GPU has fallen off the bus.")
+        (node.dir / "condor/gpu_health.json").unlink(missing_ok=True)
+        node.check()
+        assert node.config["DroneGpusOfflineWhy"] == verdict
+
+
+@pytest.mark.parametrize(
+    ("date", "now", "age_s"),
+    [
+        ("Dec 31 23:59:50", "2027-01-01 00:00:10", 20),
+        ("Jan  1 00:00:05", "2026-12-31 23:59:59", 0),
+        ("Feb 29 12:00:00", "2026-02-28 12:00:00", 730 * 86400),
+        ("Feb 30 12:00:00", "2026-03-01 12:00:00", 7),
+        ("2026-13-01 12:00:00", "2026-03-01 12:00:00", 7),
+        ("2031-01-01 12:00:00", "2026-03-01 12:00:00", 7),
+        ("Mar  2 11:00:00", "2026-03-01 12:00:00", 0),
+        ("Mar  3 12:00:00", "2026-03-01 12:00:00", 363 * 86400),
+    ],
+)
+def test_the_year_of_a_date_is_the_latest_that_has_come(date: str, now: str, age_s: float) -> None:
+    """A date that cannot be, or has not come, says nothing: such a message counts from when it was first seen."""
+    line, at = f"{date} gpu01 kernel: NVRM: Xid (PCI:0000:02:00): 79", datetime.fromisoformat(now).timestamp()
+    assert gpu_health.message_age_s(line, {line: at - 7}, at) == age_s
+
+
 def test_the_site_sets_the_classes_of_xids(node: Node) -> None:
     node.log(kmsg(31, bus=1), kmsg(79, bus=2), kmsg(62, bus=3))
     node.check(DRONE_XID_RESET="31", DRONE_XID_FATAL="")
@@ -260,7 +332,7 @@ def test_the_site_sets_the_classes_of_xids(node: Node) -> None:
 
 
 def test_a_message_without_a_date_counts_from_when_it_was_first_seen(node: Node) -> None:
-    node.log("Jan  1 00:00:00 gpu01 kernel: NVRM: Xid (PCI:0000:02:00): 62")
+    node.log("gpu01 kernel: NVRM: Xid (PCI:0000:02:00): 62")
     assert node.check(DRONE_GPU_RESET_S="2")[1].startswith("2 of 3")
     time.sleep(2.1)
     assert node.check(DRONE_GPU_RESET_S="2")[1].startswith("3 of 3")

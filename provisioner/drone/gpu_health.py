@@ -101,7 +101,10 @@ def assigned() -> set[str]:
 
 # ----------------------------------------------------------------------------------------------------------------- Xid
 
-_XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+)")
+_XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]+)[^)]*\): (\d+)(?!.*(?:\bNonfatal\b|\(None\)$))")
+"""Old drivers leave ``PCI:`` out, new ones add the MIG instance. Links have a severity, Xid 154 has an action."""
+_ISO_TIME = re.compile(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)(?:[.,]\d+)? ?(Z|[+-]\d\d:?\d\d)?")
+_SYSLOG_TIME = re.compile(r"([A-Z][a-z]{2} +\d{1,2})(?: \d{4})? (\d\d:\d\d:\d\d)")
 
 
 def xid_class(xid: str) -> str:
@@ -132,12 +135,33 @@ def kernel_log() -> list[str] | None:
     return b"".join(blocks).decode(errors="replace").splitlines()
 
 
+def logged_at(head: str, now: float) -> float | None:
+    """Return the date before a message: ISO, syslog's without a year, ``dmesg -T``'s or seconds; local if without zone.
+
+    None if there is none, or if it is more than a day in the future: that of a wrong clock.
+    """
+    iso, old = _ISO_TIME.search(head), _SYSLOG_TIME.search(head)
+    texts = []
+    if iso:
+        form = "%Y-%m-%d %H:%M:%S %z" if iso.group(3) else "%Y-%m-%d %H:%M:%S None"
+        texts = [" ".join(map(str, iso.groups()))]
+    elif old:
+        form, next_year = "%Y %b %d %H:%M:%S", datetime.fromtimestamp(now).year + 1
+        texts = [f"{next_year - back} {old.group(1)} {old.group(2)}" for back in range(10)]  # the latest that has come
+    for text in texts:
+        with contextlib.suppress(ValueError, OverflowError):
+            at = datetime.strptime(text, form).timestamp()
+            if at < now + 86400:
+                return at
+    unix = re.match(r"\d{9,10}\.\d+ ", head)
+    return float(unix.group()) if unix else None
+
+
 def message_age_s(line: str, seen: dict[str, float], now: float) -> float:
     """Return the age of a message by its own time, else since it was first seen here (``seen``: time by message)."""
-    stamp = re.match(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:[.,]\d+)?(Z|[+-]\d\d:?\d\d)", line)
-    if stamp:
-        at_text = stamp.group(1) + stamp.group(2).replace("Z", "+0000").replace(":", "")
-        return max(0.0, now - datetime.strptime(at_text, "%Y-%m-%dT%H:%M:%S%z").timestamp())
+    dated = logged_at(line.partition("NVRM")[0], now)
+    if dated is not None:
+        return max(0.0, now - dated)
     monotonic = re.match(r"\d+,\d+,(\d+),", line) or re.search(r"\[ *(\d+\.\d+)\].*NVRM", line)
     if monotonic:
         at = float(monotonic.group(1)) / (1 if "." in monotonic.group(1) else 1e6)
