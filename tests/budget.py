@@ -33,7 +33,7 @@ BUDGETS = {
     "adapters/openstack": (12, 2920),
     "adapters/shared": (11, 1205),
     "adapters/slurm": (15, 4250),
-    "adapters/htcondor/overlay": (13, 3203),
+    "adapters/htcondor/overlay": (13, 3215),
     "adapters/htcondor/site": (10, 2715),
 }
 """Most Python files and most lines by package, comments and blank lines included."""

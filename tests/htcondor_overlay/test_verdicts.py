@@ -14,6 +14,7 @@ from adapters.htcondor.overlay.job_classes import (
     JobGroup,
     group,
     job_class,
+    negative_requests,
     representative,
 )
 from adapters.htcondor.overlay.pool import Verdicts
@@ -190,3 +191,7 @@ def test_a_negative_request_counts_as_nothing_as_in_htcondor(name: str) -> None:
     found = asked([SMALL], **{name: "-400"})
     assert (found.invalid, found.refuses) == ("", {})
     assert min(found.cpus, found.memory_mib, found.disk_mib) == 0
+    one = group(job(**{name: "-400"}), "s1", "AcctGroup")
+    assert one is not None
+    (line,) = negative_requests([[one]])
+    assert line.startswith("jobs 1.0: request_") and line.endswith(" = -400 counts as 0")

@@ -18,7 +18,7 @@ import hashlib
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import field
 from typing import NamedTuple
 
@@ -306,6 +306,15 @@ def _undefined(ad: Ad, asked: Sequence[float | None]) -> str:
             written = printable(source(ad, name), 60)
             return f"{submitted} = {written} is not a number for this job: write {submitted} = {instead}"
     return ""
+
+
+def negative_requests(classes: Iterable[list[JobGroup]]) -> Iterator[str]:
+    """Yield a line for each negative request. HTCondor runs such jobs, so it is no reason to refuse them."""
+    for groups in classes:
+        ad = representative(groups)
+        for name, submitted, _ in _RESOURCE_REQUESTS:
+            if (number(ad, name) or 0) < 0:
+                yield f"jobs {_ids(groups)}: {submitted} = {printable(source(ad, name), 60)} counts as 0"
 
 
 def as_job(ad: Ad) -> Ad:

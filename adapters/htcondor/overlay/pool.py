@@ -28,6 +28,7 @@ from provisioner.model import DroneId, DroneType, JobClass, JobFailure, OverlayV
 
 _MAX_LOOKUPS_PER_POLL = 100  # jobs whose waits are looked up in one poll: a query each, of a millisecond or two
 _JUDGING_S = 5.0  # time of one poll for new verdicts: some ten thousand
+_MOST_REMARKS = 5  # of one kind
 _READ_IN = 4  # types whose slots are asked for the value of a request: one user may submit thousands
 _REJUDGED_S = 60.0  # a verdict that depends on the time is made anew after this long
 _JUDGING_FITTING_S = 4.0  # part of it that only types get whose numbers fit
@@ -114,7 +115,7 @@ class PoolPoller:
             slots=at_work.on(slots),
             negotiated_at=self._collector.to_our_clock(ended_at) if ended_at else 0.0,
             notices=(*self._schedds.notices(config.schedds, taken_at), *notices, *restarted),
-            remarks=seen.remarks,
+            remarks=(*seen.remarks, *islice(job_classes.negative_requests(by_class.values()), _MOST_REMARKS)),
             evictions=at_work.evictions,
             groups=job_classes.accounting_groups(accounting, classes, config.slot_weight),
             priorities=job_classes.user_priorities(accounting, classes),
