@@ -12,7 +12,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 BUDGETS = {
-    "provisioner/*.py": (17, 4289),
+    "provisioner/*.py": (18, 4350),
     "adapters/*.py": (1, 1),
     "adapters/htcondor/*.py": (4, 666),
     "tests": (386, 62500),

@@ -578,7 +578,8 @@ def submit(
     Examples:
       provisioner submit --count 20 --gpus 0.5 --memory "4 GiB" -- python train.py --epochs 3
     """
-    from provisioner.config.units import parse_duration, parse_size
+    from provisioner.config.units import parse_size
+    from provisioner.durations import parse_duration
 
     queue = open_queue(where)
     variables = [variable.partition("=") for variable in env or ()]

@@ -124,7 +124,7 @@ def report(
       provisioner shadow report --since 3d
       provisioner shadow report --boot 8min -o json | jq .saved_gpu_s
     """
-    from provisioner.config.units import parse_duration
+    from provisioner.durations import parse_duration
 
     age_s = opt.parsed(parse_duration, "--since", since)
     boot_s = opt.parsed(parse_duration, "--boot", boot)

@@ -24,7 +24,7 @@ from provisioner.cli import output as out
 from provisioner.cli.options import Exit, VerbError
 from provisioner.cli.output import note
 from provisioner.config import ConfigError, load
-from provisioner.config.units import parse_duration
+from provisioner.durations import parse_duration
 from provisioner.planner.matching import nearness
 from provisioner.simulator import report as report_page
 from provisioner.simulator import results as figures

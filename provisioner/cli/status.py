@@ -110,7 +110,7 @@ def events(
       provisioner events --since 4h
       provisioner events --follow -o jsonl | jq 'select(.name == "failed")'
     """
-    from provisioner.config.units import parse_duration
+    from provisioner.durations import parse_duration
 
     start = 0.0 if since == "all" else out.now() - opt.parsed(parse_duration, "--since", since)
     begin = opt.parsed(StreamPosition.parsed, "--after", after) if after else StreamPosition()

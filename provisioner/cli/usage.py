@@ -155,7 +155,7 @@ def usage(
       provisioner usage --sort mean
       provisioner usage -o json | jq '.items[] | select(.mean != null and .mean < 0.15) | {name, fits, saved_gpu_s}'
     """
-    from provisioner.config.units import parse_duration
+    from provisioner.durations import parse_duration
 
     age_s = opt.parsed(parse_duration, "--since", since)
     limit = query.limit if query.limit is not None else WORST if query.output.for_people else None

@@ -21,7 +21,7 @@ from provisioner.config.credentials import credentials_of
 from provisioner.config.messages import choices, missing_mapping, report_errors
 from provisioner.config.models import ControllerFile, HeadroomSection, SiteFile, WebSection, placing_options
 from provisioner.config.strict_yaml import Steps, YamlDocument, read
-from provisioner.config.units import format_duration
+from provisioner.durations import format_duration
 from provisioner.formatting import credential_trouble, gpus
 from provisioner.interfaces import OverlayFactory, SiteFactory
 from provisioner.loader import AdapterBrokenError, AdapterUnknownError, overlay_adapter, site_adapter

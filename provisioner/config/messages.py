@@ -15,7 +15,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from provisioner.config.strict_yaml import Steps, YamlDocument, is_plain_text
-from provisioner.config.units import shortened
+from provisioner.durations import shortened
 
 _REPEATABLE = {"missing", "extra_forbidden", "mistake_at"}
 """Error types of which one place may have several; of all others only the first is reported."""

@@ -27,8 +27,8 @@ from provisioner.config.units import (
     Name,
     PositiveDuration,
     Size,
-    format_duration,
 )
+from provisioner.durations import format_duration
 from provisioner.model import (
     NVIDIA,
     WHOLE_GPU,

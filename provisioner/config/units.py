@@ -31,6 +31,7 @@ from pydantic.config import JsonDict
 from pydantic_core import CoreSchema, core_schema
 
 from provisioner import formatting
+from provisioner.durations import NUMBER, format_duration, parse_duration, shortened
 from provisioner.model import WHOLE_GPU
 
 
@@ -58,17 +59,9 @@ def _text_schema(pattern: str, *examples: str) -> dict[str, Any]:
     return {"type": "string", "pattern": pattern, **({"examples": list(examples)} if examples else {})}
 
 
-def shortened(text: str) -> str:
-    """Return untrusted text, shortened for one line of a message."""
-    line = " ".join(text.split())
-    return line if len(line) <= 40 else line[:37] + "..."
-
-
-_NUMBER = r"\d+(?:\.\d+)?"
-
 _DECIMAL_SIZES = {"B": 1, "kB": 1000, "MB": 1000**2, "GB": 1000**3, "TB": 1000**4}
 _SIZE_BYTES = _DECIMAL_SIZES | {"KiB": 1024, "MiB": 1024**2, "GiB": 1024**3, "TiB": 1024**4}
-_SIZE = re.compile(rf"({_NUMBER})\s*([A-Za-z]+)")
+_SIZE = re.compile(rf"({NUMBER})\s*([A-Za-z]+)")
 _SIZE_LIMIT_MIB = 1024**3
 
 
@@ -108,49 +101,14 @@ def format_size(size_mib: int) -> str:
     return f"{size_mib} MiB"
 
 
-_SIZE_PATTERN = rf"^{_NUMBER}\s*({'|'.join(_SIZE_BYTES)})$"
+_SIZE_PATTERN = rf"^{NUMBER}\s*({'|'.join(_SIZE_BYTES)})$"
 Size = Annotated[int, Unit("size", parse_size, format_size, _text_schema(_SIZE_PATTERN, "20 GiB"))]
 """An amount of memory or disk: an int in MiB, rounded up."""
 
-_MILLISECONDS = {"w": 604_800_000, "d": 86_400_000, "h": 3_600_000, "min": 60_000, "m": 60_000, "s": 1000, "ms": 1}
-_PART = re.compile(rf"\s*({_NUMBER})\s*([A-Za-zµ]+)\s*")
-_MAX_DURATION_MS = 3660 * 86_400_000
 _DURATION_PATTERN = (
-    rf"^\s*(?=\d)({_NUMBER}\s*w\s*)?({_NUMBER}\s*d\s*)?({_NUMBER}\s*h\s*)?({_NUMBER}\s*(min|m)\s*)?"
-    rf"({_NUMBER}\s*s\s*)?({_NUMBER}\s*ms)?\s*$"
+    rf"^\s*(?=\d)({NUMBER}\s*w\s*)?({NUMBER}\s*d\s*)?({NUMBER}\s*h\s*)?({NUMBER}\s*(min|m)\s*)?"
+    rf"({NUMBER}\s*s\s*)?({NUMBER}\s*ms)?\s*$"
 )
-
-
-def parse_duration(value: object) -> float:
-    """Return ``2h30m``, ``10min``, ``90 s`` or ``1d`` in seconds. The ValueError names the remedy."""
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        raise ValueError(f"a duration needs a unit: write `{max(value, 0):g}s` or `{max(value, 0):g}min`")
-    if not isinstance(value, str):
-        raise ValueError("expected a duration: write `30s`, `10min` or `2h30m`")
-    parts = _PART.findall(value)
-    if not parts or _PART.sub("", value):
-        raise ValueError(f"`{shortened(value)}` is not a duration: write `30s`, `10min` or `2h30m`")
-    for number, unit in parts:
-        if unit not in _MILLISECONDS:
-            meant = next((known for known in _MILLISECONDS if unit.lower().startswith(known)), "min")
-            raise ValueError(f"`{unit}` is not a unit of time: write `{number}{meant}`; known are w, d, h, min, s, ms")
-    sizes = [_MILLISECONDS[unit] for _, unit in parts]
-    if sizes != sorted(set(sizes), reverse=True):
-        raise ValueError(f"`{shortened(value)}`: write each unit once, the largest first, as in `2h30m`")
-    total = sum((Decimal(number) * _MILLISECONDS[unit] for number, unit in parts), Decimal(0))
-    if total > _MAX_DURATION_MS:
-        raise ValueError(f"`{shortened(value)}` is more than ten years: is the unit right?")
-    return float(total / 1000)
-
-
-def format_duration(seconds: float) -> str:
-    """Return a text that :func:`parse_duration` reads back as ``seconds`` (to the millisecond)."""
-    milliseconds = round(seconds * 1000)
-    text = ""
-    for unit in ("d", "h", "min", "s", "ms"):
-        count, milliseconds = divmod(milliseconds, _MILLISECONDS[unit])
-        text += f"{count}{unit}" if count else ""
-    return text or "0s"
 
 
 _DURATION = Unit("duration", parse_duration, format_duration, _text_schema(_DURATION_PATTERN, "2h30m"))

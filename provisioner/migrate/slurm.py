@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from provisioner.config.units import format_duration
+from provisioner.durations import format_duration
 from provisioner.migrate.sites import MachineType, SiteImport, put_executor
 from provisioner.migrate.source import KeyReader, YamlValue
 from provisioner.migrate.yaml_writer import QuotedText, YamlBlock, placeholder

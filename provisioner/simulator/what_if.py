@@ -17,7 +17,7 @@ from dataclasses import replace
 from math import ceil
 
 from provisioner.config.messages import choices
-from provisioner.config.units import parse_duration
+from provisioner.durations import parse_duration
 from provisioner.formatting import count
 from provisioner.model import WHOLE_GPU, Fault, FaultKind, PolledSite, SitePolicy, Snapshot
 from provisioner.simulator.drones import HardwareFault, HardwareFaultKind

@@ -22,7 +22,7 @@ from provisioner.cli.__main__ import app as command_line
 from provisioner.cli.options import Exit, Format, VerbError
 from provisioner.cli.remote import API, LOCAL_OPTIONS, RESOURCES
 from provisioner.cli.sites import site_request, troubled_scopes
-from provisioner.config.units import parse_duration
+from provisioner.durations import parse_duration
 from provisioner.model import DrainMode, DroneId, RequestKind
 from provisioner.store.reader import Reader
 from provisioner.store.series import Series

@@ -20,7 +20,7 @@ from provisioner.cli import drones, jobs, plan, sites, usage
 from provisioner.cli import options as opt
 from provisioner.cli import output as out
 from provisioner.cli.options import Exit, VerbError
-from provisioner.config.units import parse_duration
+from provisioner.durations import parse_duration
 from provisioner.model import DroneState
 from provisioner.reasons import Reason
 from provisioner.store.reader import Reader
