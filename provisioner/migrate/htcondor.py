@@ -187,7 +187,7 @@ class HTCondorSiteImport(SiteImport):
 
         if machine is self.machines[0]:
             self.places = {name: value for name, (value, _) in places.items()}
-        for name in self.places.keys() | places.keys():
+        for name in sorted(self.places.keys() | places.keys()):
             value, theirs = places.get(name, ("", ""))
             first, place = self.places.get(name, ""), f"{self.ours}.{name}"
             if value == first:
