@@ -74,6 +74,11 @@ class Setup:
     slurmd_timeout_s: int = 30
     max_submit_jobs: int | None = None
     """Of the account's user ``drone``; more are refused."""
+    gres_types: str = "gpu"
+    gres: str = "gpu:{gpu}:4"
+    """Gres of a node with GPUs of the type ``gpu``."""
+    gres_conf: str = "NodeName={name} Name=gpu Type={gpu} File=/dev/lab/gpu[0-3]\n"
+    """Its lines of gres.conf."""
     extra: str = ""
     """Further lines of slurm.conf."""
     binds: Sequence[Path] = ()
@@ -118,7 +123,7 @@ ReturnToService=2
 SlurmdParameters=config_overrides
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core_Memory
-GresTypes=gpu
+GresTypes={gres_types}
 DefMemPerCPU=1024
 PriorityType=priority/multifactor
 SchedulerType=sched/backfill
@@ -159,7 +164,7 @@ StorageLoc=slurm_acct_db
 
 NODE = (
     "NodeName={name} NodeAddr=127.0.0.1 NodeHostname=login Port={port}"
-    " Sockets=2 CoresPerSocket=38 ThreadsPerCore=2 RealMemory=512000 Gres=gpu:{gpu}:4\n"
+    " Sockets=2 CoresPerSocket=38 ThreadsPerCore=2 RealMemory=512000 Gres={gres}\n"
 )
 
 PARTITION = "PartitionName={name} Nodes={nodes} MaxTime={longest} DefaultTime=10 State=UP {more}\n"
@@ -260,13 +265,14 @@ class SlurmLab:
             f"    {name}) echo export DRONE_GPU_SIMULATE={SIMULATED[gpu]},4 ;;\n" for name, gpu in setup.nodes.items()
         )
         conf += f"TaskProlog={self._file('etc/task_prolog', TASK_PROLOG.format(cases=cases), mode=0o755)}\n"
-        conf += "".join(NODE.format(name=name, port=free_port(), gpu=gpu) for name, gpu in setup.nodes.items())
+        conf += "".join(
+            NODE.format(name=name, port=free_port(), gres=setup.gres.format(gpu=gpu))
+            for name, gpu in setup.nodes.items()
+        )
         self._file("etc/slurm.conf", conf + self._partitions() + setup.extra)
         self._file(
             "etc/gres.conf",
-            "".join(
-                f"NodeName={name} Name=gpu Type={gpu} File=/dev/lab/gpu[0-3]\n" for name, gpu in setup.nodes.items()
-            ),
+            "".join(setup.gres_conf.format(name=name, gpu=gpu) for name, gpu in setup.nodes.items()),
         )
         self._file("etc/cgroup.conf", "CgroupPlugin=disabled\n" if self.slurm.version > (22, 5) else "")
         self._file("etc/jwt.key", secrets.token_bytes(32), owner="slurm")
