@@ -400,6 +400,8 @@ class RemoteEnd:
     message: str = ""
     fault: FaultKind | None = None
     """If the site reports it (a hold reason): its drone type backs off accordingly."""
+    contained: bool = False
+    """The site leaves out the device or node that failed: the drone type has no part in it."""
 
 
 @frozen

@@ -29,7 +29,7 @@ BUDGETS = {
     "provisioner/web": (13, 2475),
     "adapters/embedded": (4, 1131),
     "adapters/kubernetes": (11, 2185),
-    "adapters/local": (6, 1116),
+    "adapters/local": (6, 1150),
     "adapters/openstack": (12, 2920),
     "adapters/shared": (11, 1205),
     "adapters/slurm": (15, 4250),

@@ -26,7 +26,7 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Self
@@ -48,6 +48,11 @@ _KEPT_LOG_BYTES = 8 << 20
 """Bytes that are kept of the end of a log that was too long."""
 _CLAIM_LIMIT_S = 60.0
 """A claimed directory that no launcher has taken by then never will be."""
+_BAD_GPU_EXITS = (71, 72)
+_OF_GPUS = re.compile(r"check%20gpu_|GPU check failed")
+"""Words of the HTCondor drone and of that of the embedded overlay for a failed check of their GPUs."""
+_VERDICTS = ("DRONE_GPU_RESET_S", 1800), ("DRONE_GPU_FATAL_S", 86400)
+"""Life of a verdict of the class reset, and of the class fatal: its setting, and the default of that."""
 _UNFINISHED = ".new-"
 _REMOVED = ".old-"
 _STARTER = re.compile(r"\.new-(\d+)-(\d+)-")
@@ -111,8 +116,23 @@ class LocalDrone:
         if word == "exited":
             kind = EndKind.STOPPED if self.asked_to_stop else EndKind.EXITED
             outcome = self._site / "outcome" if self.record.account else self.own / "outcome"
-            return RemoteEnd(kind, at, int(rest), last_line(outcome) or last_line(self.log))
+            message = last_line(outcome) or last_line(self.log)
+            by_gpu = int(rest) in _BAD_GPU_EXITS and _OF_GPUS.search(message) is not None
+            return RemoteEnd(kind, at, int(rest), message, contained=by_gpu)
         return RemoteEnd(EndKind.STOPPED if word == "killed" else EndKind.FAULT, at, None, rest)
+
+    def bad_gpus(self, env: Mapping[str, str]) -> Collection[int]:
+        """Return the devices that its check found bad: those that it names, else all of its own.
+
+        Empty once the verdict has expired, by the settings in ``env``, or the host has been booted.
+        """
+        end, own = self.end, self.record.allocation.gpus.keys()
+        if end is None or not end.contained or Process.parse(self.record.starter).boot != boot_id():
+            return ()
+        name, default = _VERDICTS["(fatal)" in end.message]
+        if time.time() >= end.at + float(env.get(name, default)):
+            return ()
+        return own & set(map(int, re.findall(r"GPU%20(\d+)\b", end.message))) or own
 
     def listed(self) -> RemoteDrone:
         """Return its state; one without a launcher is brought to its end first."""

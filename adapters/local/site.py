@@ -17,7 +17,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Self, TypeVar
@@ -41,6 +41,7 @@ _LOCK_WAIT_S = 10.0
 _LAUNCH_WAIT_S = 5.0
 """For a launcher to report; of a drone whose launcher has not by then the outcome is unknown."""
 _CLEANUP_BUDGET_S = 1.0
+_TRY_AGAIN = "It is tried again when the verdict expires, or once you remove that drone's directory"
 T = TypeVar("T")
 _CLAIMS: dict[Path, int] = {}
 """Descriptors of the claims of this process, which are held until it ends: adapters are replaced at a reload."""
@@ -140,9 +141,12 @@ class LocalSite:
         host = self._surveyed()
         notices = list(host.notices)
         drones: dict[DroneId, model.RemoteDrone] = {}
-        whole, room = FreeHostResources.of(host), FreeHostResources.of(host)
+        listed = list(self._list(notices))
+        bad = self._bad_gpus(listed)
+        notices += [f"GPU {gpu} is left out: its check failed in {bad[gpu].id}. {_TRY_AGAIN}" for gpu in bad]
+        whole, room = FreeHostResources.of(host), FreeHostResources.of(_without(host, bad))
         old: list[LocalDrone] = []
-        for drone in self._list(notices):
+        for drone in listed:
             if not self._owns(drone.record):  # left as it is
                 if drone.end is None:
                     room.take(drone.record.allocation)
@@ -152,7 +156,7 @@ class LocalSite:
                 drone.shorten_log()
                 if remote.state is not RemoteState.PENDING:  # what waits has its room promised by the planner
                     room.take(drone.record.allocation)
-            elif time.time() - remote.end.at > self._config.retain_finished:
+            elif time.time() - remote.end.at > self._config.retain_finished and drone not in bad.values():
                 old.append(drone)
         unfit = {t.name: found for t in self._types if isinstance(found := whole.find(t), str)}
         lacks = {t.name: found for t in self._types if isinstance(found := room.find(t), str) and t.name not in unfit}
@@ -162,6 +166,10 @@ class LocalSite:
         )
         self._clean_up(old)
         return view
+
+    def _bad_gpus(self, drones: Iterable[LocalDrone]) -> Mapping[int, LocalDrone]:
+        """Return the devices whose check has failed, each with a drone that says so."""
+        return {gpu: drone for drone in drones for gpu in drone.bad_gpus(self._config.env)}
 
     def _owns(self, record: DroneRecord) -> bool:
         return record.controller == self._controller and record.site == self._name
@@ -186,8 +194,9 @@ class LocalSite:
     def _start_all(self, orders: Sequence[model.StartOrder]) -> Sequence[OrderResult]:
         host = self._surveyed()
         with self._allocation_lock():
-            held = [drone.record.allocation for drone in self._list([]) if drone.end is None]
-            room = FreeHostResources.of(host, held)
+            drones = list(self._list([]))
+            held = [drone.record.allocation for drone in drones if drone.end is None]
+            room = FreeHostResources.of(_without(host, self._bad_gpus(drones)), held)
             return [self._start(order, host, room) for order in orders]
 
     @contextlib.contextmanager
@@ -300,6 +309,10 @@ class LocalSite:
             return OrderResult(drone.id, OrderOutcome.OK)  # removed meanwhile
         except (OSError, ValueError) as error:
             return outcome_unknown(drone.id, str(error))
+
+
+def _without(host: LocalHost, bad: Container[int]) -> LocalHost:
+    return replace(host, gpus=tuple(gpu for gpu in host.gpus if gpu.index not in bad))
 
 
 def _done(drone: LocalDrone) -> OrderResult:

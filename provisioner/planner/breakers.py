@@ -165,9 +165,11 @@ def _early_exits(snapshot: Snapshot, moves: Sequence[StateChange]) -> Mapping[st
         drone = move.drone
         if not drone.state.ended:
             continue
+        remote = _remote(snapshot, drone)
+        contained = remote is not None and remote.end is not None and remote.end.contained
         worked = drone.busy_at > 0 or drone.lost_jobs > 0  # a job may come and end the drone between two polls
         bad = {
-            DroneState.FAILED: bool(drone.started_at) and not worked,
+            DroneState.FAILED: bool(drone.started_at) and not worked and not contained,
             DroneState.JOIN_TIMEOUT: True,
             # Taken by the site and never seen again, or gone before it did anything.
             DroneState.LOST: not worked,
@@ -188,14 +190,19 @@ def _early_exits(snapshot: Snapshot, moves: Sequence[StateChange]) -> Mapping[st
     return found
 
 
+def _remote(snapshot: Snapshot, drone: Drone) -> model.RemoteDrone | None:
+    """Return a drone as its site lists it."""
+    polled = snapshot.sites.get(drone.site)
+    return polled.view.drones.get(drone.id) if polled is not None and polled.view is not None else None
+
+
 def _never_starting(snapshot: Snapshot, others: Iterable[Drone]) -> Mapping[str, Fault]:
     """Return one fault for drones that their site will never start. They are stopped in the same tick."""
     found: dict[str, Fault] = {}
     for drone in others:
         if not drone.waits_at_site or drone.started_at or drone.is_leaving:
             continue
-        polled = snapshot.sites.get(drone.site)
-        remote = polled.view.drones.get(drone.id) if polled is not None and polled.view is not None else None
+        remote = _remote(snapshot, drone)
         if remote is not None and remote.hopeless and remote.blocked:
             kind, text = remote.blocked, f"{drone.id} waits: {remote.reason}"
             found[_scope(kind, drone)] = Fault(kind, text, snapshot.now, of_order=True, accepted=True)

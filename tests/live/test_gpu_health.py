@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
+from provisioner.model import BreakerState
+from tests.labs.controller import LabController, Settings
 from tests.labs.gpu import FakeGpus
 from tests.labs.htcondor import DroneProcess, Pool, StartDrone, gpu_job, until
 
@@ -81,3 +86,55 @@ def test_a_gpu_that_is_bad_at_the_start_is_not_offered_and_a_drone_without_a_goo
     finish(flag)
     assert (drone.wait(120), drone.outcome["reason"]) == (71, "check-failed"), drone.story()
     assert "0 of 2 GPUs are healthy" in drone.outcome["why"].replace("%20", " ")
+
+
+def test_a_local_site_goes_on_with_its_other_gpu(
+    lab: tuple[Pool, LabController], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each drone got the GPU that had failed the drone before it, until the type was banned."""
+    pool, controller = lab
+    gpus = FakeGpus.build(pool.root / "local-gpus", 2)
+    gpus.property(0, ecc_uncorrected=1)
+    monkeypatch.setenv("PATH", f"{gpus.directory}:{os.environ['PATH']}")  # the site's own nvidia-smi
+    controller.sites = [FakeGpuSite(gpus)]
+    controller.start()
+    assert controller.site_row()["free"] == {"a100": 2}
+
+    jobs = [pool.submit(gpu_job(1)) for _ in range(3)]
+    until(lambda: not pool.jobs(), 180, what="the good GPU has done all jobs")
+    assert all(pool.history(job)[0]["NumJobStarts"] == 1 for job in jobs)
+    until(lambda: not controller.live(), 60, what="no drone is left")
+    controller.ticks(2)
+    row = controller.site_row()
+    assert (row["free"], controller.states()["failed"]) == ({"a100": 1}, 1), controller.story()
+    troubled = [each.scope for each in controller.record.breakers().values() if each.state is not BreakerState.ACTIVE]
+    assert troubled == []
+    told = controller.prints("sites", "show", "here") + controller.prints("check", "--live")
+    assert told.count("GPU 0 is left out") >= 2, told
+
+    gpus.property(0, ecc_uncorrected=0)
+    [ill] = [each["id"] for each in controller.drones() if each["state"] == "failed"]
+    end = controller.directory / "drones" / ill / ".site/end"
+    os.utime(end, (end.stat().st_mtime - 86_400,) * 2)  # the life of its verdict is over
+    until(lambda: controller.site_row()["free"] == {"a100": 2}, 60, what="the GPU is free again", every_s=0.5)
+    together = pool.submit(gpu_job(3600, n=2))
+    until(lambda: pool.statuses(together) == [2, 2], 120, what="both GPUs work")
+    pool.remove(together)
+
+
+@dataclass
+class FakeGpuSite:
+    """The site ``local`` on fake GPUs that its own ``nvidia-smi`` lists."""
+
+    gpus: FakeGpus
+    name: str = "here"
+
+    def settings(self, controller: LabController) -> Settings:
+        env = {name: value for name, value in self.gpus.env.items() if name not in ("PATH", "DRONE_PID_NAMESPACE")}
+        room = {"cpus": 8, "memory": "8 GiB", "disk": "20 GiB", "same_account": True}
+        return {
+            "adapter": "local",
+            "timeouts": controller.timeouts(grace="10s"),
+            "types": {"a100": {"gpus": 1, "vram": "40000 MiB", "cpus": 2, "memory": "512 MiB", "disk": "2 GiB"}},
+            "options": {"root": "drones", **room, "env": {**env, "DRONE_GPU_IGNORE": "xid"}},
+        }

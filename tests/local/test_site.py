@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import re
 import resource
 import sys
 from asyncio.subprocess import PIPE
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -286,3 +289,76 @@ async def test_controllers_of_one_name_see_each_other_for_as_long_as_they_live(
         assert (await site.poll()).notices == ()
     async with make_site() as again:
         assert await again.claim("ab12") == [], "another adapter of this process, as after a reload"
+
+
+def checked(sentence: str, code: int = 71) -> Bootstrap:
+    """Return the script of a drone that a check ends."""
+    outcome = "drone=d exit=71 reason=check-failed jobs_started=0 why=" + sentence.replace(" ", "%20")
+    return Bootstrap(f"#!/bin/sh\necho '{outcome}' >outcome\nexit {code}\n".encode())
+
+
+async def free_small(site: LocalSite) -> int:
+    return ((await site.poll()).free or {})["small"]
+
+
+def given(root: Path, one: StartOrder) -> list[str]:
+    """Return the indices of the GPUs that a drone got."""
+    return sorted(json.loads((root / one.drone_id / ".site/order.json").read_text())["allocation"]["gpus"])
+
+
+BAD = "check gpu_check failed: 0 of 1 GPUs are healthy; GPU-a0a1a2a3: 1 uncorrectable memory errors (fatal)"
+
+
+async def test_a_gpu_whose_check_failed_is_left_out_until_its_verdict_expires(
+    make_site: MakeSite, order: Order, root: Path
+) -> None:
+    ill, well, again = order(1, checked(BAD)), order(2), order(3)
+    end = root / ill.drone_id / ".site/end"
+    async with make_site(gpus=[{"count": 2, "vram": "40 GiB"}], retain_finished="1s") as site:
+        await site.start([ill])
+        await ended(site, ill)
+        view = await site.poll()
+        assert (view.free or {})["small"] == 1 and not view.unfit
+        assert any("GPU 0 is left out" in notice and ill.drone_id in notice for notice in view.notices)
+        await site.start([well])
+        assert (given(root, ill), given(root, well)) == (["0"], ["1"])
+        for age_s, free in ((3600, 0), (90_000, 1)):  # kept beyond `retain_finished` as long as it counts
+            os.utime(end, (end.stat().st_mtime - age_s,) * 2)
+            assert await free_small(site) == free
+        await site.start([again])
+        assert given(root, again) == ["0"]
+        await site.stop([StopOrder(each.drone_id, "", kill=True) for each in (well, again)])
+
+
+@pytest.mark.parametrize(
+    ("sentence", "code", "free"),
+    [
+        ("check gpu_check hung: no answer within 150 s", 72, 2),
+        ("check gpu_check failed: GPU 1 has 4 uncorrectable memory errors", 71, 3),
+        ("check gpu_discovery failed: HTCondor finds 1 of 2 GPUs", 71, 2),
+        ("check scratch_check failed: no space left", 71, 4),
+        ("GPU check failed: 0 of 2", 75, 4),
+    ],
+)
+async def test_a_failed_check_leaves_out_the_gpus_that_it_speaks_of(
+    make_site: MakeSite, order: Order, sentence: str, code: int, free: int
+) -> None:
+    pair = replace(SMALL, name="pair", gpu_milli=2000)
+    async with make_site((SMALL, pair)) as site:
+        one = order(1, checked(sentence, code), pair)
+        await site.start([one])
+        await ended(site, one)
+        assert await free_small(site) == free
+
+
+async def test_a_bad_gpu_of_an_earlier_boot_is_tried_again(make_site: MakeSite, order: Order, root: Path) -> None:
+    one = order(1, checked(BAD))
+    record = root / one.drone_id / ".site/order.json"
+    async with make_site() as site:
+        await site.start([one])
+        await ended(site, one)
+        assert await free_small(site) == 3
+        record.write_text(
+            re.sub(r"(\d+ \d+ )[0-9a-f-]{36}", r"\g<1>00000000-0000-0000-0000-000000000000", record.read_text())
+        )
+        assert await free_small(site) == 4

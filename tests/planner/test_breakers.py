@@ -184,6 +184,7 @@ STOPS = drone("kit-ab12-1", model.DroneState.STOPPING, leaving=model.DroneState.
     ("there", "end", "blamed"),
     [
         (BOOTS, model.RemoteEnd(model.EndKind.EXITED, NOW, 1), "drone"),
+        (BOOTS, model.RemoteEnd(model.EndKind.EXITED, NOW, 71, contained=True), ""),
         (BOOTS, model.RemoteEnd(model.EndKind.EXITED, NOW, 0), "drone"),
         (WORKS, model.RemoteEnd(model.EndKind.EXITED, NOW, 1), ""),
         (QUEUES, model.RemoteEnd(model.EndKind.FAULT, NOW), ""),
