@@ -24,17 +24,6 @@ N = TypeVar("N", int, float)
 _UNKNOWN_VRAM_MIB = 1 << 50
 
 
-class GpuDrone(NamedTuple):
-    """A GPU drone on record; its fields are columns of the store."""
-
-    id: DroneId
-    type: TypeKey
-    gpu_milli: int
-    began_at: float
-    ended_at: float
-    """0 if it lives."""
-
-
 class UseSum(NamedTuple):
     """Sums over ended runs of one kind in drones of one type; its fields are columns of the store's queries.
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given
@@ -23,12 +23,12 @@ from provisioner.model import (
     Sharing,
     Slot,
     SlotState,
+    TypeKey,
 )
 from provisioner.store import tables
 from provisioner.store.file import MIGRATIONS, migrate
 from provisioner.usage import (
     GROUPINGS,
-    GpuDrone,
     UsageReport,
     UseSum,
     class_name,
@@ -46,6 +46,15 @@ EIGHT = DroneType("kit", "eight", 8000, 64, 327680, 409600, 40960, capability=80
 SLICED = DroneType("kit", "sliced", 1000, 16, 81920, 51200, 40960, "", 80, sharing=Sharing.TIME_SLICED, shares=2)
 MPS = DroneType("far", "mps", 1000, 32, 163840, 51200, 40960, "", 80, sharing=Sharing.MPS, shares=8)
 TYPES = (WHOLE, EIGHT, SLICED, MPS)
+
+
+class GpuDrone(NamedTuple):
+    id: DroneId
+    type: TypeKey
+    gpu_milli: int
+    began_at: float
+    ended_at: float
+    """0 if it lives."""
 
 
 def drone(number: int = 1, kind: DroneType = WHOLE, began_at: float = 0.0, ended_at: float = 0.0) -> GpuDrone:

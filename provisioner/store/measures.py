@@ -15,7 +15,7 @@ from provisioner import formatting, model, reasons
 from provisioner.formatting import Category
 from provisioner.model import WHOLE_GPU, Drone, DroneState, Plan, TypeKey
 from provisioner.store import RecordChange, Views
-from provisioner.usage import GpuDrone, held_milli
+from provisioner.usage import held_milli
 
 LEAVING_STATES = (DroneState.DRAINING, DroneState.STOPPING)
 GPU_USES = {
@@ -108,7 +108,7 @@ def counts_of_plan(plan: Plan) -> MetricCounts:
     return counts
 
 
-def counts_of_run(run: model.CompletedJob, drone: GpuDrone, kind: model.DroneType | None) -> MetricCounts:
+def counts_of_run(run: model.CompletedJob, drone: Drone, kind: model.DroneType | None) -> MetricCounts:
     """Return the counts of a run that ended in ``drone``. ``kind`` is the type of the drone, None if unknown."""
     counts, of_type = MetricCounts(), MetricKey.of_type
     outcome = "unfinished" if run.unfinished else "completed"

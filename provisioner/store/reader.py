@@ -10,7 +10,6 @@ import os
 import re
 import sqlite3
 import zlib
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -186,19 +185,20 @@ class Reader:
 
     def hazards(self, since: float, now: float) -> list[store.Hazard]:
         """Return preemption statistics from ``since`` to ``now`` by scope, of drones that are still on record."""
-        # Two ranges of one index: the live ones, and those that ended since.
-        lost, chosen = "(state = 'preempted' OR notice_at OR lost_gpu_s OR lost_jobs)", "FROM drones WHERE live = ?1"
-        each = f"SELECT {', '.join(DroneLifetime._fields)} {chosen} AND ended_at >= ?2 AND {lost}"
+        lost = "(state = 'preempted' OR notice_at OR lost_gpu_s OR lost_jobs)"
         ran_s = f"max(0, min(coalesce(nullif(ended_at, 0), ?3), ?3) - max({tables.BEGAN}, ?2))"
-        others = f"SELECT type, count(*), sum({ran_s}) {chosen} AND ended_at >= ?4 AND NOT {lost}"
-        others += f" AND {tables.BEGAN} > 0 GROUP BY type"
-        found, sums = list[DroneLifetime](), list[tuple[str, int, float]]()
+        chosen = "FROM drones WHERE live = ?1 AND ended_at >= ?4 AND"
+        query = (
+            f"SELECT type, state, {tables.BEGAN}, ended_at, notice_at, gpu_milli, lost_gpu_s, lost_jobs, 1,"
+            f" ({tables.BEGAN} > 0) * {ran_s} {chosen} {lost} AND ({tables.BEGAN} > 0 OR state = 'preempted')"
+            f" UNION ALL SELECT type, '', 0, 0, 0, 0, 0, 0, count(*), sum({ran_s}) {chosen} NOT {lost}"
+            f" AND {tables.BEGAN} > 0 GROUP BY type"
+        )
+        found = list[DroneLifetime]()
         with self._open() as sql:
-            for live in (True, False):
-                ended_at = 0.0 if live else since
-                found += map(DroneLifetime._make, sql.execute(each, (live, ended_at)))
-                sums += sql.execute(others, (live, since, now, ended_at))
-        return hazards_of(found, since, now, sums)
+            for live in (True, False):  # one range of the index each
+                found += map(DroneLifetime._make, sql.execute(query, (live, since, now, 0.0 if live else since)))
+        return hazards_of(found)
 
     def completions(self, since: float, until: float, cluster: int | None = None) -> list[CompletedJob]:
         """Return jobs that completed from ``since`` on and before ``until``, in the order of their ends.
@@ -443,21 +443,18 @@ class RecordPosition(NamedTuple):
 
 
 class DroneLifetime(NamedTuple):
-    """The columns of a drone that count here."""
+    """Life of a drone that lost something, or of all other drones of a type together."""
 
     type: str
     state: str
-    started_at: float
-    joined_at: float
+    began: float
     ended_at: float
     notice_at: float
     gpu_milli: int
     lost_gpu_s: float
     lost_jobs: int
-
-    @property
-    def began(self) -> float:
-        return self.started_at or self.joined_at
+    drones: int
+    run_s: float
 
 
 def _drones_where(
@@ -478,39 +475,24 @@ def _drones_where(
     return where, values
 
 
-def hazards_of(
-    drones: Iterable[DroneLifetime], since: float, now: float, others: Iterable[tuple[str, int, float]] = ()
-) -> list[store.Hazard]:
-    """Return one :class:`Hazard` per site and one per drone type, sites before their types.
-
-    ``drones`` are live or ended at ``since`` or later, as are the ``others``: number and run time by type of those that
-    lost nothing. A drone whose start is unknown counts only if it was preempted.
-    """
+def hazards_of(drones: Iterable[DroneLifetime]) -> list[store.Hazard]:
+    """Return one :class:`Hazard` per site and one per drone type, sites before their types."""
     by_scope: dict[str, list[DroneLifetime]] = {}
     for drone in drones:
-        if drone.began or drone.state == DroneState.PREEMPTED:
-            for scope in (drone.type.partition("/")[0], drone.type):
-                by_scope.setdefault(scope, []).append(drone)
-    counts, runs_s = Counter[str](), Counter[str]()
-    for kind, number, run_s in others:
-        for scope in (kind.partition("/")[0], kind):
-            counts[scope] += number
-            runs_s[scope] += run_s  # type: ignore[assignment]
-    found = [_hazard(scope, by_scope.get(scope, ()), since, now) for scope in sorted({*by_scope, *counts})]
-    return [
-        replace(each, drones=each.drones + counts[each.scope], run_s=each.run_s + runs_s[each.scope]) for each in found
-    ]
+        for scope in (drone.type.partition("/")[0], drone.type):
+            by_scope.setdefault(scope, []).append(drone)
+    return [_hazard(scope, by_scope[scope]) for scope in sorted(by_scope)]
 
 
-def _hazard(scope: str, drones: Sequence[DroneLifetime], since: float, now: float) -> store.Hazard:
+def _hazard(scope: str, drones: Sequence[DroneLifetime]) -> store.Hazard:
     ended = [drone for drone in drones if drone.ended_at]
     preempted = [drone for drone in ended if drone.state == DroneState.PREEMPTED]
     lives_s = [max(0.0, drone.ended_at - drone.began) for drone in preempted if drone.began]
     graces_s = [max(0.0, drone.ended_at - drone.notice_at) for drone in ended if drone.notice_at]
     return store.Hazard(
         scope=scope,
-        drones=len(drones),
-        run_s=sum(max(0.0, min(d.ended_at or now, now) - max(d.began, since)) for d in drones if d.began),
+        drones=sum(drone.drones for drone in drones),
+        run_s=sum(drone.run_s for drone in drones),
         preempted=len(preempted),
         life_mean_s=fmean(lives_s) if lives_s else None,
         life_median_s=median(lives_s) if lives_s else None,

@@ -30,7 +30,7 @@ from provisioner.store import (
     serial_of,
 )
 from provisioner.store.lock import boot_id
-from provisioner.usage import GpuDrone, RecordedRuns, UseSum
+from provisioner.usage import RecordedRuns, UseSum
 
 T = TypeVar("T")
 
@@ -130,15 +130,7 @@ REQUESTS = Table(
 )
 
 
-BEGAN = "coalesce(nullif(started_at, 0), joined_at)"  # as DroneLifetime.began
-_GPU_DRONES = f"SELECT id, type, gpu_milli, {BEGAN}, ended_at FROM drones"
-
-
-def drones_of_runs(sql: sqlite3.Connection, runs: Iterable[model.CompletedJob]) -> dict[DroneId | None, GpuDrone]:
-    """Return the drones on record in which ``runs`` were."""
-    ids = {run.drone_id for run in runs} - {None}
-    rows = (sql.execute(f"{_GPU_DRONES} WHERE id = ?", (each,)).fetchone() for each in ids)
-    return {row[0]: GpuDrone._make(row) for row in rows if row}
+BEGAN = "coalesce(nullif(started_at, 0), joined_at)"
 
 
 def add_run(sql: sqlite3.Connection, run: model.CompletedJob) -> bool:

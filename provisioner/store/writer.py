@@ -228,7 +228,9 @@ class SqlStore(store.Store):
         kinds = {kind.key: kind for kind in (self._view_parts or {}).get("types", ())}
         with self._transaction() as sql:
             new = [run for run in completions if tables.add_run(sql, run)]
-            drones = tables.drones_of_runs(sql, new)
+            ids = json.dumps([run.drone_id for run in new])
+            found = tables.DRONES.select(sql, "WHERE id IN (SELECT value FROM json_each(?))", (ids,))
+            drones = {str(drone.id): drone for drone in found}
             known = [(run, drones[run.drone_id]) for run in new if run.drone_id in drones]
             series.add_counts(sql, *(measures.counts_of_run(run, of, kinds.get(of.type)) for run, of in known))
 
@@ -285,7 +287,7 @@ class SqlStore(store.Store):
             ("transitions", "seq", "at < ? AND was IS NOT NULL", (before,)),
             ("plans", "seq", "last_at < ?", (before,)),
             ("completed_jobs", "ended_at, job_id", "ended_at < ?", (before,)),
-            ("use_days", "day", "day < ?", (before // tables.DAY_S,)),
+            ("use_days", "day, kind, use_step, vram_step", "day < ?", (before // tables.DAY_S,)),
             # of strays: no drone on record goes with them
             ("console_outputs", "drone_id", "at < ?", (before,)),
             ("requests", "id", "done_tick IS NOT NULL AND at < ?", (before,)),

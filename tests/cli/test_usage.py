@@ -18,6 +18,7 @@ from provisioner.model import (
     Policy,
     PolledOverlay,
 )
+from provisioner.web.pages import render
 from tests.cli.conftest import Cli
 from tests.store.story import A100, TemporaryStore, drone, seen, starts
 
@@ -82,6 +83,8 @@ async def test_small_amounts_are_hours_as_the_heads_say_and_a_missing_peak_is_ma
         and " 0.17 " in rows["cat"]
         and "min" not in rows["cat"].partition(" ")[2]
     )
+    page = re.sub(r"<[^>]*>|\s+", " ", render("/use", measured.reader(), {}))
+    assert re.search(r"(?i)gpu-h used +0\.49 ", page) and not re.search(r"\d ?min\b", page)
     items = cli("usage", "-o", "json", "--store", measured.path).json["items"]
     assert {item["name"][:3]: item["without_vram"] for item in items} == {"ann": 0, "ben": 1, "cat": 1}
 

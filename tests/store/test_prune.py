@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.model import DroneState
+from provisioner.model import DroneId, DroneState
 from provisioner.store import EstimatesUnreadableError, StoreUnusableError
 from provisioner.store.reader import Reader
 from provisioner.store.tables import pack_estimates
@@ -155,3 +155,17 @@ async def test_the_runs_of_a_week_are_read_beside_a_writer(file: Path, threaded:
             other.execute("BEGIN IMMEDIATE")
             assert [each.jobs for each in (await store.use(0.0, 100.0)).sums] == [1]
             other.execute("ROLLBACK")
+
+
+async def test_sums_of_use_go_with_their_runs_and_drones(file: Path) -> None:
+    day_s, of = 86400.0, [DroneId(f"kit-ab12-{serial}") for serial in (1, 2)]
+    async with store_at(file, threaded=False) as store:
+        drones = [drone(n, DroneState.DONE, started_at=50.0, ended_at=n * 10 * day_s) for n in (1, 2)]
+        await record(store, starts(1, *drones))
+        old = [replace(DONE, job_id=f"{n}.0", ended_at=day_s + n, drone_id=of[0], cpus=n) for n in range(700)]
+        young = [replace(DONE, job_id=f"young-{n}.0", ended_at=19 * day_s, drone_id=of[1]) for n in range(3)]
+        await store.record_completed([*old, *young])
+        assert [_count(file, table) for table in ("use_days", "run_kinds", "run_drones")] == [701, 700, 2]
+        await _pruned(store, 19.5 * day_s)
+        assert [_count(file, table) for table in ("use_days", "run_kinds", "run_drones")] == [1, 1, 1]
+        assert [(each.jobs, each.ended_at) for each in (await store.use(0.0, 20 * day_s)).sums] == [(3, 19 * day_s)]
