@@ -318,3 +318,10 @@ def test_the_list_of_log_events_is_complete() -> None:
     documented = re.findall(r"^\| `([^`]+)` \|", page, re.MULTILINE)
     assert sorted(documented) == sorted(logged)
     assert all(re.fullmatch(r"[a-z_]+\.[a-z_]+", name) for name in logged)
+
+
+def test_each_test_that_the_page_about_security_names_exists() -> None:
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", (ROOT / "SECURITY.md").read_text())
+    assert len(named) > 20
+    missing = [f"{file}::{test}" for file, test in named if f"def {test}(" not in (ROOT / file).read_text()]
+    assert not missing

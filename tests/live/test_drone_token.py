@@ -90,3 +90,39 @@ def test_a_drone_joins_with_a_signed_token_and_a_slot_ad_forged_with_anothers_se
     assert abs(int((drone.dir / "condor/clock").read_text())) < 1000
     drone.stop()
     assert drone.outcome["reason"] == "stopped", drone.story()
+
+
+def test_a_stolen_token_reads_and_advertises_and_no_more(new_pool: Callable[[str], Pool], drone_on: StartDrone) -> None:
+    """A job can take the token of its drone out of a process of that drone."""
+    pool = new_pool(OWN_TOKENS)
+    drone_id = own("token-6")
+    thief = f"drone-{drone_id}"
+    token = TokenSigner(pool.key, "POOL", pool.domain).token(thief, time.time(), 3600.0)
+    pool.client(thief, token=token)
+    drone = drone_on(pool, "token-6", token=token, env={"DRONE_IDENTITY": f"{thief}@{pool.domain}"})
+    until(lambda: _listed(pool, drone), 60, what="the drone takes jobs")
+    job = pool.submit(htcondor.gpu_job(120, gpus=2))
+    slot = drone.slot(pool)
+    assert "slot1" in pool.run("condor_status", "-af", "Name", identity=thief)
+    pool.advertise('MyType = "Machine"\nName = "x@y"\nMyAddress = "<127.0.0.1:9>"\n', identity=thief)
+
+    schedd = 'MyType = "Scheduler"\nName = "s"\nMyAddress = "<127.0.0.1:9>"\n'
+    order = (
+        f'MyType = "Generic"\nName = "order"\nDroneOrderFor = "{drone_id}"\nDroneOrder = 9\nDroneOrderMode = "fast"\n'
+    )
+    forbidden: list[Callable[[], object]] = [
+        lambda: pool.submit(htcondor.gpu_job(1), identity=thief),
+        lambda: pool.run("condor_rm", str(job), identity=thief),
+        lambda: pool.run("condor_hold", str(job), identity=thief),
+        lambda: pool.run("condor_qedit", str(job), "JobPrio", "1", identity=thief),
+        lambda: pool.run("condor_drain", str(slot["Machine"]), identity=thief),
+        lambda: pool.run("condor_off", "-collector", identity=thief),
+        lambda: pool.advertise(schedd, identity=thief, command="UPDATE_SCHEDD_AD"),
+        lambda: pool.advertise(order, identity=thief, command="UPDATE_AD_GENERIC"),
+    ]
+    for attempt in forbidden:
+        with pytest.raises(htcondor.LabError):
+            attempt()
+    assert [ad["JobStatus"] for ad in pool.jobs(job)] == [1] and _listed(pool, drone)
+    pool.remove(job)
+    drone.stop()

@@ -116,3 +116,20 @@ def test_check_tells_root_what_it_tells_the_service(host: HostOfAccounts, user: 
     words_before = words(host, "provisioner") if user == "provisioner" else host.words()
     checked = subprocess.run([*words_before, *command], capture_output=True, text=True, timeout=60)
     assert checked.returncode == 3 and "gpu-drones, which can read /var/lib/provisioner/" in checked.stdout
+
+
+def test_jobs_of_one_account_can_read_each_other(host: HostOfAccounts) -> None:
+    """The limit that the page about security tells: it is the account that separates."""
+    other = "cd /var/lib/gpu-drones && umask 077 && echo private >drone-of-bob && exec sleep 60"
+    become = ["setpriv", "--reuid=gpu-drones", "--regid=gpu-drones", "--init-groups"]
+    host.run("chmod 777 /var/lib/gpu-drones")
+    with subprocess.Popen([*host.words(), "env", "MARK=of bob", *become, "sh", "-c", other]) as job:
+        try:
+            until((host.place / "lib/gpu-drones/drone-of-bob").exists, 30, what="a job has written a file")
+            look = f"cat /var/lib/gpu-drones/drone-of-bob; tr '\\0' '\\n' </proc/{job.pid}/environ"
+            done = subprocess.run(
+                [*host.words(), *become, "sh", "-c", look], capture_output=True, text=True, timeout=30
+            )
+            assert "private" in done.stdout and "MARK=of bob" in done.stdout, done.stderr
+        finally:
+            job.terminate()
