@@ -152,6 +152,68 @@ def test_the_devices_of_the_site_are_there_and_well_or_it_says_why(
     assert check(tmp_path, "gpu_check.sh", **env) == (0 if verdict.endswith("answer") else 1, verdict)
 
 
+DIVIDED = """GPU 0: NVIDIA H200 NVL (UUID: GPU-00000000-0000-0000-0000-000000000000)
+  MIG 1g.18gb     Device  0: (UUID: MIG-0a)
+  MIG 1g.18gb     Device  1: (UUID: MIG-0b)
+GPU 1: NVIDIA H200 NVL (UUID: GPU-00000001-0000-0000-0000-000000000000)
+  MIG 1g.18gb     Device  0: (UUID: MIG-1a)
+  MIG 1g.18gb     Device  1: (UUID: MIG-1b)
+  MIG 1g.18gb     Device  2: (UUID: MIG-1c)
+"""
+QUERIED = "0, GPU-00000000-0000-0000-0000-000000000000, {}\n1, GPU-00000001-0000-0000-0000-000000000000, {}\n"
+
+
+@pytest.mark.parametrize(
+    ("devices", "errors", "env", "verdict"),
+    [
+        ("0,1,2,3", (0, 0), {"DRONE_GPUS": "4"}, "4 GPUs answer"),
+        ("4", (0, 0), {"DRONE_GPUS": "1"}, "1 GPUs answer"),
+        ("5", (0, 0), {"DRONE_GPUS": "1"}, "there is no MIG instance 5, only 5"),
+        ("0,1", (0, 7), {"DRONE_GPUS": "2"}, "2 GPUs answer"),
+        ("0,2", (0, 7), {"DRONE_GPUS": "2"}, "GPU 2 has 7 uncorrectable memory errors"),
+        ("0,1", (0, 0), {"DRONE_GPUS": "3"}, "the site assigned 2 of 3 GPUs: 0,1"),
+        ("0", (0, 0), {"DRONE_GPUS": "1", **HALVES}, "2 GPUs answer"),
+        ("1,2,3,4", (0, 0), {"DRONE_GPUS": "2", **HALVES}, "4 GPUs answer"),
+    ],
+)
+def test_a_number_is_that_of_a_mig_instance_where_the_site_gives_instances(
+    tmp_path: Path, devices: str, errors: tuple[int, int], env: dict[str, str], verdict: str
+) -> None:
+    """As Slurm numbers them in ``CUDA_VISIBLE_DEVICES``."""
+    says = f"case $1 in -L) cat <<'Y'\n{DIVIDED}Y\n;; *) cat <<'X'\n{QUERIED.format(*errors)}X\n;; esac\n"
+    found = check(
+        tmp_path, "gpu_check.sh", PATH=fake(tmp_path, "nvidia-smi", says), CUDA_VISIBLE_DEVICES=devices, **env
+    )
+    assert found == (0 if verdict.endswith("answer") else 1, verdict)
+
+
+LOST = "Unable to determine the device handle for GPU 0000:1A:00.0: GPU is lost.  Reboot the system to recover this GPU"
+
+
+@pytest.mark.parametrize("status", [0, 15])
+@pytest.mark.parametrize(
+    ("devices", "env", "verdict"),
+    [
+        ("1", {}, "1 GPUs answer"),
+        ("7", {}, "there is no MIG instance 7, only 3"),
+        (None, {"DRONE_GPUS": "3"}, "the site assigned 2 of 3 GPUs: 1,2"),
+        ("2", HALVES, "2 GPUs answer"),
+    ],
+)
+def test_a_lost_gpu_says_nothing_about_the_others(
+    tmp_path: Path, status: int, devices: str | None, env: dict[str, str], verdict: str
+) -> None:
+    """The long listing counts without it."""
+    listed = LISTED.replace("GPU 0:", "GPU 1:", 1).replace(
+        "GPU 1: NVIDIA A100-SXM4-40GB (UUID: GPU-9d1b6b3c-0000-0000-0000-000000000001)", LOST
+    )
+    queried = f"{LOST}\n1, {NVIDIA}10, 0\n2, {NVIDIA}00, 0"
+    says = f"case $1 in -L) cat <<'Y'\n{listed}Y\n;; *) cat <<'X'\n{queried}\nX\n;; esac\nexit {status}\n"
+    how = {"PATH": fake(tmp_path, "nvidia-smi", says), **env}
+    how |= {"CUDA_VISIBLE_DEVICES": devices} if devices else {}
+    assert check(tmp_path, "gpu_check.sh", **how) == (0 if verdict.endswith("answer") else 1, verdict)
+
+
 def test_a_driver_that_fails_is_quoted_and_one_that_is_missing_is_a_failure_unless_the_site_simulates(
     tmp_path: Path,
 ) -> None:

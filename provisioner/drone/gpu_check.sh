@@ -17,28 +17,53 @@ case $mine in
     '' | -1 | NoDevFiles | none | void) echo "the site assigned no GPU: CUDA_VISIBLE_DEVICES is '$mine'"; exit 1 ;;
 esac
 
-# A line per GPU: index, UUID, uncorrectable errors since the driver was loaded (a number, or a word in brackets).
-if ! gpus=$(nvidia-smi --query-gpu=index,uuid,ecc.errors.uncorrected.volatile.total --format=csv,noheader 2>&1); then
-    echo "nvidia-smi failed: $(echo "$gpus" | tail -n 1)"
-    exit 1
-fi
-gpus=$(echo "$gpus" | tr -d ' ')
-[ "$mine" != all ] || mine=$(echo "$gpus" | cut -d, -f1 | paste -s -d, -)
+# A line per GPU: index, UUID, uncorrectable errors since the driver was loaded (a number, or a word in brackets). One that
+# was lost has a line of another form, and may change the exit status: it says nothing about the others.
+said=$(nvidia-smi --query-gpu=index,uuid,ecc.errors.uncorrected.volatile.total --format=csv,noheader 2>&1)
+gpus=$(echo "$said" | tr -d ' ' | grep '^[0-9][0-9]*,GPU-')
+if [ -z "$gpus" ]; then echo "nvidia-smi failed: $(echo "$said" | tail -n 1)"; exit 1; fi
 
 wanted=${DRONE_GPUS:-1}
 [ "${DRONE_SHARING:-exclusive}" != mig ] || wanted=$((wanted * ${DRONE_SHARES:-1}))
-# slices_of INDEX: how many MIG has made of this GPU.
-slices_of() { nvidia-smi -L 2>/dev/null | sed -n "/^GPU $1:/,/^GPU /p" | grep -c '^ *MIG '; }
+
+# The UUID of its GPU for each MIG instance, in order. The long listing may number GPUs otherwise once one was lost.
+listed=$(nvidia-smi -L 2>/dev/null)
+instances=$(echo "$listed" | while read -r kind rest; do
+    case $kind in
+        GPU) uuid=${rest##*UUID: } ;;
+        MIG) echo "${uuid%%)*}" ;;
+    esac
+done)
+# Slurm numbers MIG instances where it gives instances: all GPUs are divided, and the drone wants no whole ones, or there is
+# no GPU of such a number.
+numbered=GPU
+if [ "$mine" = all ]; then
+    mine=$(echo "$gpus" | cut -d, -f1 | paste -s -d, -)
+elif [ "$(echo "$instances" | sort -u | grep -c .)" -eq "$(echo "$listed" | grep -c '^GPU ')" ]; then
+    [ "${DRONE_SHARING:-exclusive}" = mig ] || numbered=instance
+    for device in $(echo "$mine" | tr ',' ' '); do
+        case $device in *[!0-9]*) ;; *) echo "$gpus" | grep -q "^$device," || numbered=instance ;; esac
+    done
+fi
 
 count=0
 for device in $(echo "$mine" | tr ',' ' '); do
     case $device in
         MIG-*)
             # A slice of a GPU: only the long listing has it, and its errors are those of the GPU.
-            if ! nvidia-smi -L 2>/dev/null | grep -qF "$device"; then echo "there is no $device"; exit 1; fi
+            if ! echo "$listed" | grep -qF "$device"; then echo "there is no $device"; exit 1; fi
             line='' ;;
         *[!0-9]*) line=$(echo "$gpus" | grep -F ",$device" | head -n 1) ;;
-        *) line=$(echo "$gpus" | grep "^$device," | head -n 1) ;;
+        *)
+            line=$(echo "$gpus" | grep "^$device," | head -n 1)
+            if [ $numbered = instance ]; then
+                uuid=$(echo "$instances" | sed -n "$((device + 1))p")
+                if [ -z "$uuid" ]; then
+                    echo "there is no MIG instance $device, only $(echo "$instances" | grep -c .)"
+                    exit 1
+                fi
+                line=$(echo "$gpus" | grep -F ",$uuid," | head -n 1)
+            fi ;;
     esac
     case $device:$line in
         MIG-*:) ;;
@@ -50,9 +75,9 @@ for device in $(echo "$mine" | tr ',' ' '); do
         *) echo "GPU $device has $errors uncorrectable memory errors"; exit 1 ;;
     esac
     devices=1
-    case ${DRONE_SHARING:-exclusive}:$device in
-        mig:MIG-*) ;;
-        mig:*) devices=$(slices_of "${line%%,*}") ;;
+    case $numbered:${DRONE_SHARING:-exclusive}:$device in
+        instance:* | GPU:mig:MIG-*) ;;
+        GPU:mig:*) uuid=${line#*,} devices=$(echo "$instances" | grep -cxF "${uuid%%,*}") ;;
     esac
     count=$((count + devices))
 done
