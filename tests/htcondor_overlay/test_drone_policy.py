@@ -74,8 +74,9 @@ def test_a_job_is_held_for_the_vram_that_it_held_itself(slot: dict[str, int], he
 
 @pytest.mark.parametrize(("gpus", "left_s", "takes"), [(1, 90, False), (2, 90, True), (None, 90, False), (1, -1, True)])
 def test_at_first_a_drone_takes_only_jobs_of_as_many_gpus(gpus: int | None, left_s: int, takes: bool) -> None:
+    (free,) = re.findall(r'^ +free="(.*)"$', SCRIPT, re.MULTILINE)
+    free = free.replace("$(($(date +%s) + DRONE_KEPT_S))", f"{int(time.time()) + left_s}")
     (text,) = re.findall(r'kept="\$kept && (.*TARGET\.RequestGPUs.*)"$', SCRIPT, re.MULTILINE)
-    text = text.replace("$(($(date +%s) + DRONE_KEPT_S))", f"{int(time.time()) + left_s}")
-    start = classad2.ExprTree(text.replace("$DRONE_KEPT_GPUS", "2"))
+    start = classad2.ExprTree(text.replace("$free", free).replace("$DRONE_KEPT_GPUS", "2"))
     job = classad2.ClassAd({} if gpus is None else {"RequestGPUs": gpus})
     assert str(start.simplify(classad2.ClassAd(), job)).lower() == str(takes).lower()
