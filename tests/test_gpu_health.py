@@ -420,7 +420,7 @@ def test_nothing_is_allocated_on_a_gpu_with_a_job_and_little_where_one_may_come(
 def test_without_python_the_shell_asks_nvidia_smi(node: Node) -> None:
     bin_directory = node.dir / "bin"
     bin_directory.mkdir()
-    for tool in ("sh", "cat", "tr", "cut", "paste", "grep", "head", "tail", "sed"):
+    for tool in ("sh", "cat", "tr", "cut", "paste", "grep", "head", "tail", "sed", "sort"):
         (bin_directory / tool).symlink_to(shutil.which(tool) or tool)
     path = {"PATH": f"{node.gpus.directory}:{bin_directory}"}
     assert node.check(CUDA_VISIBLE_DEVICES="0,1,2", **path) == (0, "3 GPUs answer")

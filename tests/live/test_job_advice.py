@@ -136,7 +136,9 @@ def apply(pool: Pool, case: Case, cluster: int, advice: Mapping[str, Any]) -> in
 def blame(controller: LabController) -> None:
     """Put the faults of a user's jobs on shared GPUs on record, before the controller begins."""
     now = time.time()
-    faults = [JobFailure(DroneId("lab-old-1"), f"{n}.0", now - n, "admin", "CUDA error 700", Blame.JOB) for n in (2, 1)]
+    faults = [
+        JobFailure(DroneId(f"lab-old-{n}"), f"{n}.0", now - n, "admin", "CUDA error 700", Blame.JOB) for n in (2, 1)
+    ]
     fault = Fault(FaultKind.JOBS, "job 1.0 in lab-old-1: CUDA error 700", now)
     breaker = Breaker("user:admin", BreakerState.BANNED, 0.0, 2, now + 86400, fault, faults=tuple(faults))
 
@@ -191,7 +193,8 @@ def explained(controller: LabController, cluster: int, case: Case) -> dict[str, 
             document = plain(explained_job(controller.record, f"{cluster}.0"))
         except VerbError:  # it is too new
             return None
-        if [each["reason"]["kind"] for each in document["said"]] != [case.why]:
+        kinds = [each["reason"]["kind"] for each in document["said"]]
+        if [kind for kind in kinds if kind not in ("user-turn", "idle-drone-refuses")] != [case.why]:
             return None
         words = " ".join(controller.prints("explain", "job", f"{cluster}.0").split())
         agree = all(each["text"] in words for each in (*document["said"], *document["advice"]))
