@@ -95,7 +95,8 @@ class GroupShares:
             return first
         parts = [part for job in first for part in self._parts(job, divides=bool(context.compatible[job.id].kinds))]
         self.granted.clear()
-        return [job for job, _ in sorted(parts, key=itemgetter(1))]  # the sort is stable: the turns stay as they are
+        # the sort is stable: the turns stay as they are
+        return [job for job, _ in sorted(parts, key=lambda part: part[1] and part[0].id not in reserved)]
 
     def _parts(self, job: JobClass, *, divides: bool) -> Iterator[tuple[JobClass, bool]]:
         """Yield the class and whether it is surplus, split in two if only a part is within the quotas."""

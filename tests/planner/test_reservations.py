@@ -169,6 +169,9 @@ def test_a_class_with_a_reservation_comes_before_the_turns_of_others() -> None:
     free = {"n1": 1, "n2": 0}
     world = reserved_before(scene([FULL[0], *FULL[2:]], mine, small, free_gpus=free), NOW + 900)
     assert started(plan_of(world)) == [], "the free GPU of the node is kept, though bob holds much"
+    rich, poor = model.Group("rich", quota_milli=1000, used_milli=9000), model.Group("poor", quota_milli=9000)
+    classes = (replace(mine, group="rich"), replace(small, group="poor"))
+    assert started(plan_of(with_pool(world, classes=classes, groups=(rich, poor)))) == [], "nor for its surplus"
 
 
 @pytest.mark.parametrize(("hours", "drains"), [(0.5, []), (1.0, ["d-1", "d-2"])])
