@@ -322,7 +322,7 @@ def _erase(path: Path) -> None:
     own = path / "drone"
     with contextlib.suppress(OSError, KeyError):
         uid = own.lstat().st_uid
-        if uid != os.geteuid() != 0:
+        if os.geteuid() not in (0, uid):
             DroneAccount(pwd.getpwuid(uid).pw_name).empty(own)
             own.rmdir()  # ours to remove, and not to look into
     shutil.rmtree(path, ignore_errors=True)

@@ -335,6 +335,8 @@ class Placement:
         if over is not None:
             self.refuse(job, rest - entitled, over)
             job = replace(job, waiting=taken.jobs + entitled)
+        if not job.waiting:
+            return
         booked, late, elsewhere = min(taken.jobs, job.waiting), NO_COVERAGE, ""
         if entitled > 0:  # drones that this plan starts for others may have room for more
             taken = taken.plus(self.allocation.supply.take(job, with_idle_gpus, entitled))

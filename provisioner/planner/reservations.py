@@ -37,7 +37,7 @@ from provisioner.reasons import GpusStranded, LimitReached, NodeReserved, SiteFu
 MAX_RESERVABLE_NODES = 50
 """Number of nodes that are compared for one type: those with the most GPUs that are or will be free."""
 MAX_RESERVING_CLASSES = 20
-"""Number of classes for which nodes are compared in one plan, those that are hardest to place first."""
+"""Number of classes for which nodes are compared in one plan, those whose turn comes first."""
 MAX_RESERVING_CLASSES_OF_USER = 2
 """Number of these that one user may have."""
 FEWEST_RUNS = 50
@@ -132,7 +132,7 @@ class JobReservations:
         if waited <= 0.0 or considered[job.owner] >= MAX_RESERVING_CLASSES_OF_USER:
             return None
         considered[job.owner] += 1
-        best: tuple[float, DroneType, Hole] | None = None
+        best: tuple[float, DroneType, Hole, NodeReserved | None] | None = None
         longest_s = self.context.snapshot.policy.longest_hole_s
         for kind in kinds:
             start = self.context.costs.of_types[kind.key]
@@ -143,20 +143,21 @@ class JobReservations:
                 start_s = start.queue_s + start.boot_s + RELEASE_S if hole.starts else 0.0
                 spent = per_s * (hole.cost * WHOLE_GPU / kind.gpu_milli + start_s)
                 total = spent + (hole.ready_s + start_s) * cost.per_s
-                if promised := self._promised(job, kind.site, hole.node):
+                promised = self._promised(job, kind.site, hole.node)
+                if promised:  # it is kept, whatever it costs by now
                     spent, total = 0.0, -1.0
                 too_long = hole.ready_s + (promised.overran_s if promised else 0.0) > longest_s
                 better = spent <= waited and not too_long and (best is None or total < best[0])
                 if better and self._may_use(job, kind, hole, risk):
-                    best = total, kind, hole
+                    best = total, kind, hole, promised
         if best is None:
             return None
-        _, kind, hole = best
+        _, kind, hole, promised = best
         at, overran_s = self.context.now + hole.ready_s, 0.0
-        if promised := self._promised(job, kind.site, hole.node):
-            overdue = promised.at <= self.context.now
-            overran_s = promised.overran_s + (at - promised.at if overdue else 0.0)
-            at = at if overdue else promised.at
+        if promised and promised.at > self.context.now:
+            at, overran_s = promised.at, promised.overran_s
+        elif promised:
+            overran_s = promised.overran_s + at - promised.at
         reason = NodeReserved(kind.site, hole.node, job.id, job.gpu_milli / WHOLE_GPU, at, overran_s)
         self.by_site[kind.site] = NodeReservation(
             kind,
