@@ -77,9 +77,8 @@ class GroupShares:
         surplus last (a class may be split in two). Within these the order is that of groups, of users, of how hard the
         jobs are to place, of the priorities that users give to their own jobs, and of age.
         """
-        view = context.snapshot.overlay.view
-        priorities = view.priorities if view is not None else {}
-        shares = UserShares.of(context.classes, priorities, context.changing.values(), context.slots)
+        view = context.snapshot.overlay.view or model.OverlayView(0.0)
+        shares = UserShares.of(view.classes, view.priorities, context.changing.values(), context.slots)
         reserved = {each.class_id for each in context.snapshot.reserved.values()}
         coming = Counter[str]()  # milli-GPUs by the group that they were ordered for
         for job, milli in shares.coming if self.groups else ():

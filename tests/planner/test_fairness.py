@@ -252,6 +252,13 @@ def test_shares_of_users_are_inverse_to_their_effective_priorities() -> None:
     assert 2.0 < given["alice"] / given["mallory"] < 4.5, given
 
 
+def test_running_jobs_count_though_no_other_job_of_their_class_waits() -> None:
+    held = [replace(MALLORY, id=f"m-{n}", waiting=0, running=1, memory_mib=1000 + n) for n in range(9)]
+    waits = [MALLORY, replace(ALICE, oldest_at=NOW - 100)]
+    plan = plan_of(snapshot(classes=[*held, *waits], types=(B, C), policy=Policy(max_drones=2)))
+    assert {start.drone.for_class for start in plan.starts} == {"alice"}
+
+
 def test_a_user_with_many_classes_gets_no_more_than_one_with_a_single_class() -> None:
     many = [replace(MALLORY, id=f"m-{n}", waiting=1, memory_mib=1000 + n) for n in range(100)]
     given = drones_by_class(*many, ALICE)

@@ -89,7 +89,7 @@ def test_an_idle_drone_that_refuses_waiting_jobs_is_named_with_its_rule(
         ({"avoids": "bob", "state": DroneState.BUSY}, {"owner": "bob"}),
         ({"avoids": "bob"}, {"owner": "bob", "vram_mib": 90_000}),  # its type does not fit
         ({"avoids": "bob"}, {"owner": "bob", "waiting": 0, "fresh": 1}),
-        ({"for_class": "gone", "age_s": 30.0}, {"waiting": 0, "running": 3}),
+        ({"for_class": "gone", "age_s": 30.0}, {"waiting": 0, "fresh": 1}),
         ({"for_class": "gone", "age_s": 100.0}, {"cpus": 4}),
         ({"for_class": "gone", "age_s": 30.0, "jobs_started": 1}, {"cpus": 4}),
         ({"for_class": "headroom:desk", "age_s": 30.0}, {"cpus": 4}),
