@@ -16,7 +16,7 @@ import pytest
 from provisioner.cli.jobs import explained_class, explained_job
 from provisioner.cli.options import VerbError
 from provisioner.cli.output import Document
-from provisioner.model import Blame, Breaker, BreakerState, DroneId, Fault, FaultKind, JobFailure
+from provisioner.model import Blame, Breaker, BreakerState, Drone, DroneId, DroneState, Fault, FaultKind, JobFailure
 from provisioner.store.writer import SqlStore
 from tests.labs.controller import A100, BIG, LabController, LabSite, Settings
 from tests.labs.htcondor import Pool, gpu_job, until
@@ -38,22 +38,21 @@ class OddSite(LabSite):
     """A site with further settings."""
 
     more: Mapping[str, Any] = frozenset()  # type: ignore[assignment]
-    real_gpus: int = 0
-    """So many GPUs that are not simulated: none is found."""
     gpus: int = 64
+    env: Mapping[str, str] = frozenset()  # type: ignore[assignment]
+    """Without a path its drones find no HTCondor."""
 
     def settings(self, controller: LabController) -> Settings:
         settings = {**super().settings(controller), **dict(self.more)}
-        gpus = {**settings["options"]["gpus"][0], "count": self.real_gpus or self.gpus}
-        if self.real_gpus:
-            del gpus["simulate"]
-        return {**settings, "options": {**settings["options"], "gpus": [gpus]}}
+        gpus = {**settings["options"]["gpus"][0], "count": self.gpus}
+        env = {**settings["options"].get("env", {}), **dict(self.env)}
+        return {**settings, "options": {**settings["options"], "gpus": [gpus], "env": env}}
 
 
 SITES = (
     replace(BIG, most=8, type={"walltime": "1h"}),
     OddSite("closed", "a100", A100, 4, more={"enabled": False}),
-    OddSite("ghost", "a100", A100, 4, real_gpus=4),
+    OddSite("lost", "a100", A100, 4, env={"PATH": "/nowhere"}),
     OddSite("capped", "a100", A100, 4, most=1),
     OddSite("full", "a100", A100, 4, gpus=1),
     OddSite("slices", "a100", A100, 4, type={"sharing": "time-sliced", "shares": 4}),
@@ -92,7 +91,7 @@ CASES = {
     "half a gpu": Case("bad-request", asks={"gpus": 0.5}, remedy="request_gpus = 1"),
     "no number": Case("bad-request", more="request_memory = NoSuch * 2", remedy="request_memory = 128MB"),
     "disabled": Case("site-disabled", ("no-requirements", ""), more=at("closed")),
-    "back-off": Case("backing-off", ("no-requirements", ""), more=at("ghost")),
+    "back-off": Case("backing-off", ("no-requirements", ""), more=at("lost")),
     "limit": Case("limit-reached", ("no-requirements", ""), more=at("capped")),
     "room": Case("site-full", ("no-requirements", ""), more=at("full")),
     "user": Case("exclusive-only", ("no-requirements", ""), more=f"+GpuMilli = 250\n{at('slices')}", identity="admin"),
@@ -165,6 +164,8 @@ def test_twenty_idle_jobs_are_explained_alike_and_start_as_advised(lab: tuple[Po
     until(lambda: all(pool.statuses(each) == [2] for each in occupants), 120, what="the occupants run")
     clusters = {name: submit(pool, case, case.more) for name, case in CASES.items()}
     assert len(clusters) == 20
+    explained(controller, clusters["licence"], CASES["licence"])
+    until(lambda: not idle_drones(controller), 120, what="a drone for the job without a licence has left")
     told = {name: explained(controller, clusters[name], case) for name, case in CASES.items()}
     for name, case in CASES.items():
         (advice,) = told[name]["advice"]
@@ -183,6 +184,11 @@ def test_twenty_idle_jobs_are_explained_alike_and_start_as_advised(lab: tuple[Po
     end.touch()
     end.chmod(0o644)
     until(lambda: not pool.jobs(), 120, what="all are done", every_s=1)
+
+
+def idle_drones(controller: LabController) -> list[Drone]:
+    """Return the drones without a job: a job that one of them takes would start sooner than in a new one."""
+    return [drone for drone in controller.record.drones() if drone.state is not DroneState.BUSY]
 
 
 def explained(controller: LabController, cluster: int, case: Case) -> dict[str, Any]:
