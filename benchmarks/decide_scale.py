@@ -1,6 +1,7 @@
 """What one decision costs in processor time, tick by tick in a world that goes on, and how that grows.
 
-``python -m benchmarks.decide_scale --plot FILE.svg`` also measures the growth with classes and types and draws it.
+``python -m benchmarks.decide_scale --plot FILE.svg`` also measures the growth with classes and
+types and draws it.
 """
 
 from __future__ import annotations
@@ -47,7 +48,9 @@ def _timed(call: Callable[[Snapshot], Plan | tuple[str, ...]], snapshot: Snapsho
     return result, time.process_time() - begin
 
 
-def case(jobs: int, classes: int, types: int, drones: int, count: int, wanted_ms: float) -> list[Figure]:
+def case(
+    jobs: int, classes: int, types: int, drones: int, count: int, wanted_ms: float
+) -> list[Figure]:
     """One line for each figure of one size."""
     deciding, checking = ticks(World.of(jobs, classes, types, drones), count)
     what = f"decide, {jobs:,} jobs in {classes:,} classes, {types} types, {drones:,} drones: mean of {count} ticks"
@@ -60,7 +63,10 @@ def case(jobs: int, classes: int, types: int, drones: int, count: int, wanted_ms
 
 def growth() -> dict[int, list[float]]:
     """By number of types, the best milliseconds for each number of classes."""
-    return {types: [min(ticks(World.of(100 * n, n, types, DRONES), 6)[0]) * 1000 for n in CLASSES] for types in TYPES}
+    return {
+        types: [min(ticks(World.of(100 * n, n, types, DRONES), 6)[0]) * 1000 for n in CLASSES]
+        for types in TYPES
+    }
 
 
 def draw(found: dict[int, list[float]], path: Path) -> None:
@@ -88,7 +94,8 @@ def main() -> None:
     parser.add_argument("--plot", type=Path, help="measure the growth too, and draw it here")
     asked = parser.parse_args()
     figures = case(10_000, 100, 20, 1_000, count=200, wanted_ms=1)
-    figures += case(20_000, 20_000, 20, 1_000, count=6, wanted_ms=1000)  # as many requests as one user may think of
+    # as many requests as one user may think of
+    figures += case(20_000, 20_000, 20, 1_000, count=6, wanted_ms=1000)
     figures += case(1_000_000, 10_000, 500, 100_000, count=6, wanted_ms=500)
     figures.append(Figure("  peak memory of the process, world included", peak_mib(), "MiB"))
     if asked.plot:

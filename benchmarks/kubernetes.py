@@ -1,7 +1,8 @@
 """Pods of drones at a real API server, 1,000 and 5,000: the first list, polls, and changes that a watch reports.
 
-The adapter as shipped, before the lab's control plane (tests/labs/kubernetes.py); only the adapter's own thread is
-measured. Without a control plane that `make kubernetes` has built there are no figures.
+The adapter as shipped, before the lab's control plane (tests/labs/kubernetes.py); only the
+adapter's own thread is measured. Without a control plane that `make kubernetes` has built there are
+no figures.
 
     kubernetes.py
 """
@@ -44,8 +45,12 @@ async def polls(lab: KubernetesLab) -> Poll:
         seen = len((await site.poll()).drones)
         first_s = time.thread_time() - begin
         ours = f"{lab.ours}/pods?"
-        pages = len([path for _, path in lab.front.calls if path.startswith(ours) and "limit=" in path])
-        await asyncio.to_thread(until, lambda: any("watch=1" in p for _, p in lab.front.calls), what="a watch")
+        pages = len(
+            [path for _, path in lab.front.calls if path.startswith(ours) and "limit=" in path]
+        )
+        await asyncio.to_thread(
+            until, lambda: any("watch=1" in p for _, p in lab.front.calls), what="a watch"
+        )
         await asyncio.sleep(2)
         lab.front.calls.clear()
         seconds = []
@@ -87,7 +92,11 @@ def main() -> int:
         Figure("  processor time of one change that a watch reports", few.change_s, "s"),
         Figure(f"  the first list of {MANY:,} pods: processor time", many.first_s, "s"),
         Figure("  its pages", many.pages, "", "10"),
-        Figure(f"  processor time of a poll with {MANY:,}, to that with {FEW:,}", many.later_s / few.later_s, "times"),
+        Figure(
+            f"  processor time of a poll with {MANY:,}, to that with {FEW:,}",
+            many.later_s / few.later_s,
+            "times",
+        ),
     )
     return 0
 

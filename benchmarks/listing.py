@@ -25,7 +25,9 @@ async def fill(path: Path) -> None:
     alive = drones(DRONES, drone_types(200))
     moves = tuple(StateChange(drone, None, SeenInPool("busy", 1, 60.0)) for drone in alive.values())
     async with SqlStore(path, "bench", keep_s=30 * 86400.0, snapshots=1) as store:
-        await store.record(Plan(1, NOW, moves=moves), snapshot(jobs=1000, classes=10, types=200, drones_alive=0))
+        await store.record(
+            Plan(1, NOW, moves=moves), snapshot(jobs=1000, classes=10, types=200, drones_alive=0)
+        )
 
 
 def run(path: Path, *words: str) -> str:
@@ -46,7 +48,12 @@ def main() -> None:
         some = json.loads(answer)["items"][DRONES // 2]["id"]
         _, shown = timed(lambda: run(path, "drones", "show", some), TIMES)
     tell(
-        Figure(f"provisioner drones -o json, {DRONES:,} drones: median", statistics.median(as_json), "s", "< 0.5"),
+        Figure(
+            f"provisioner drones -o json, {DRONES:,} drones: median",
+            statistics.median(as_json),
+            "s",
+            "< 0.5",
+        ),
         Figure("  slowest", max(as_json), "s"),
         Figure("  processor time", work_s, "s"),
         Figure("  as a table: median", statistics.median(as_table), "s", "< 0.5"),

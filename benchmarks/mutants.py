@@ -1,10 +1,12 @@
 """Mutation testing: one small mistake at a time is put into a copy of the code, and the tests should notice it.
 
-    python -m benchmarks.mutants [--part PART]... [--sample N] [--seed S] [--survivors] [--report] [--workers N]
+    python -m benchmarks.mutants [--part PART]... [--sample N] [--seed S] [--survivors] [--report]
+    [--workers N]
 
-The mistakes are those of cosmic-ray's operators. Only the tests that run the changed statement are tried, the nearest
-first and the slow ones last, until one fails. Results are kept under ``var/mutants`` by the contents of the module,
-so that a run which is broken off goes on, and a changed module is tried anew. Runs at the lowest priority.
+The mistakes are those of cosmic-ray's operators. Only the tests that run the changed statement are
+tried, the nearest first and the slow ones last, until one fails. Results are kept under
+``var/mutants`` by the contents of the module, so that a run which is broken off goes on, and a
+changed module is tried anew. Runs at the lowest priority.
 """
 
 from __future__ import annotations
@@ -34,7 +36,15 @@ from rich.table import Table
 
 ROOT = Path(__file__).resolve().parent.parent
 KEPT = ROOT / "var" / "mutants"
-COPIED = ("provisioner", "adapters", "tests", "benchmarks", "site_configs", "docs", "pyproject.toml")
+COPIED = (
+    "provisioner",
+    "adapters",
+    "tests",
+    "benchmarks",
+    "site_configs",
+    "docs",
+    "pyproject.toml",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +56,12 @@ class Part:
     tests: tuple[str, ...]
 
 
-LIFECYCLE = ("planner/lifecycle.py", "planner/states.py", "planner/breakers.py", "planner/context.py")
+LIFECYCLE = (
+    "planner/lifecycle.py",
+    "planner/states.py",
+    "planner/breakers.py",
+    "planner/context.py",
+)
 LIMITS = ("planner/capacity.py", "planner/demand.py", "planner/matching.py")
 VALIDATION = (
     "planner/validation.py",
@@ -55,14 +70,24 @@ VALIDATION = (
     "config/units.py",
 )
 PARTS = {
-    "planner": Part(("planner/*.py", *(f"!{each}" for each in (*LIFECYCLE, *LIMITS, *VALIDATION))), ("tests/planner",)),
+    "planner": Part(
+        ("planner/*.py", *(f"!{each}" for each in (*LIFECYCLE, *LIMITS, *VALIDATION))),
+        ("tests/planner",),
+    ),
     "lifecycle": Part(LIFECYCLE, ("tests/planner",)),
     "limits": Part(LIMITS, ("tests/planner",)),
     "validation": Part(VALIDATION, ("tests/planner", "tests/config")),
     "controller": Part(("controller/*.py",), ("tests/controller",)),
     "store": Part(("store/*.py",), ("tests/store",)),
 }
-SLOW = {"test_scale.py", "test_fuzz.py", "test_same_record.py", "test_kill.py", "test_crash.py", "test_process.py"}
+SLOW = {
+    "test_scale.py",
+    "test_fuzz.py",
+    "test_same_record.py",
+    "test_kill.py",
+    "test_crash.py",
+    "test_process.py",
+}
 """Files of tests that measure, search at random or start many processes: too slow to be run for each mutant."""
 LONG_S = 0.5
 """A test that takes longer runs after the others."""
@@ -98,8 +123,8 @@ class Result:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Try mutants of each part, then report all that is known of the modules as they are. Return 1 if tests fail
-    without any mistake."""
+    """Try mutants of each part, then report all that is known of the modules as they are. Return 1
+    if tests fail without any mistake."""
     options = _options(argv)
     if not options.report:
         for name in options.part or PARTS:
@@ -110,23 +135,36 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--part", action="append", choices=list(PARTS), help="only this; may be given again")
-    parser.add_argument("--sample", type=int, metavar="N", help="places in the code, drawn at random (default: all)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--part", action="append", choices=list(PARTS), help="only this; may be given again"
+    )
+    parser.add_argument(
+        "--sample", type=int, metavar="N", help="places in the code, drawn at random (default: all)"
+    )
     parser.add_argument("--seed", type=int, default=1, help="of the sample")
-    parser.add_argument("--survivors", action="store_true", help="those that survived again, after tests were added")
-    parser.add_argument("--workers", type=int, default=1, metavar="N", help="mutants at a time (default: 1)")
+    parser.add_argument(
+        "--survivors", action="store_true", help="those that survived again, after tests were added"
+    )
+    parser.add_argument(
+        "--workers", type=int, default=1, metavar="N", help="mutants at a time (default: 1)"
+    )
     parser.add_argument("--report", action="store_true", help="only report what is known")
     return parser.parse_args(argv)
 
 
-# ------------------------------------------------------------------------------------------------------------- mutants
+# -------------------------------------------------------------------------------------------------------------
+# mutants
 
 
 def modules_of(part: Part) -> list[Path]:
     """Return the files of a part, sorted."""
     code = ROOT / "provisioner"
-    without = {path for each in part.modules if each.startswith("!") for path in code.glob(each[1:])}
+    without = {
+        path for each in part.modules if each.startswith("!") for path in code.glob(each[1:])
+    }
     found = {path for each in part.modules if not each.startswith("!") for path in code.glob(each)}
     return sorted(path for path in found - without if path.name != "__init__.py")
 
@@ -145,7 +183,9 @@ def mutants_of(module: Path) -> Iterator[Mutant]:
         operator = operator_class()
         places = (start for node in nodes for start, _ in operator.mutation_positions(node))
         for occurrence, (line, _) in enumerate(places):
-            yield Mutant(str(module.relative_to(ROOT / "provisioner")), source, name, occurrence, line)
+            yield Mutant(
+                str(module.relative_to(ROOT / "provisioner")), source, name, occurrence, line
+            )
 
 
 def drawn(part: Part, sample: int | None, seed: int) -> Iterator[tuple[Mutant, str]]:
@@ -202,7 +242,8 @@ def _source_id(module: Path) -> str:
     return hashlib.sha256(module.read_bytes()).hexdigest()[:16]
 
 
-# --------------------------------------------------------------------------------------------------------------- tests
+# ---------------------------------------------------------------------------------------------------------------
+# tests
 
 
 class Copy:
@@ -214,7 +255,9 @@ class Copy:
         self.place.mkdir(parents=True)
         for name in COPIED:
             if (ROOT / name).is_dir():
-                shutil.copytree(ROOT / name, self.place / name, ignore=shutil.ignore_patterns("__pycache__"))
+                shutil.copytree(
+                    ROOT / name, self.place / name, ignore=shutil.ignore_patterns("__pycache__")
+                )
             else:
                 shutil.copy(ROOT / name, self.place / name)
 
@@ -230,17 +273,33 @@ class Copy:
             file.write_text(before)
 
     def touched(self, tests: Sequence[str]) -> Touched | None:
-        """Run tests of the unchanged code, which leaves compiled modules for later runs. Return None if one fails."""
+        """Run tests of the unchanged code, which leaves compiled modules for later runs.
+
+        Return None if one fails.
+        """
         to = self.place / "touched.json"
-        if self.run([], ["-p", "benchmarks.touched", "--touched", str(to), *tests], 3600.0) != "survived":
+        if (
+            self.run([], ["-p", "benchmarks.touched", "--touched", str(to), *tests], 3600.0)
+            != "survived"
+        ):
             return None
         return Touched(**json.loads(to.read_text()))
 
     def run(self, interpreter: Sequence[str], arguments: Sequence[str], limit_s: float) -> str:
         """Run tests of the copy, with the same examples each time."""
         quiet = ["-q", "--no-header", "-p", "no:cacheprovider", "-p", "no:rerunfailures"]
-        command = [sys.executable, *interpreter, "-m", "pytest", *quiet, "-m", "not slow and not live", *arguments]
-        env = {**os.environ, "PYTHONPATH": str(self.place), "CI": "true"}  # before the checkout that is installed
+        command = [
+            sys.executable,
+            *interpreter,
+            "-m",
+            "pytest",
+            *quiet,
+            "-m",
+            "not slow and not live",
+            *arguments,
+        ]
+        # before the checkout that is installed
+        env = {**os.environ, "PYTHONPATH": str(self.place), "CI": "true"}
         with subprocess.Popen(
             ["nice", "-n", "19", *command],
             cwd=self.place,
@@ -259,7 +318,8 @@ class Copy:
                 return "timeout"
         if running.returncode in (-signal.SIGXCPU, -signal.SIGKILL):
             return "timeout"
-        if running.returncode not in (0, 1, 2, 4):  # 4: a module of tests, or a conftest.py, cannot be imported
+        # 4: a module of tests, or a conftest.py, cannot be imported
+        if running.returncode not in (0, 1, 2, 4):
             raise RuntimeError(f"pytest ended with {running.returncode}: {said[-2000:]}")
         return "killed" if running.returncode else "survived"
 
@@ -282,15 +342,23 @@ class Touched:
 
 
 def _statement(text: str, line: int) -> range:
-    """Return the lines of the innermost statement around a line, without the statements within it: none if no test
-    ever runs it, since it is outside of any function."""
+    """Return the lines of the innermost statement around a line, without the statements within it:
+    none if no test ever runs it, since it is outside of any function."""
     inside, lines = False, range(0)
     for node in ast.walk(ast.parse(text)):  # outer ones before inner ones
         if not isinstance(node, ast.stmt) or not node.lineno <= line <= (node.end_lineno or 0):
             continue
-        within = [each.lineno for each in ast.walk(node) if isinstance(each, ast.stmt) and each is not node]
-        lines = range(node.lineno, max(node.lineno, min(within) - 1 if within else node.end_lineno or 0) + 1)
-        inside |= isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and line >= node.body[0].lineno
+        within = [
+            each.lineno
+            for each in ast.walk(node)
+            if isinstance(each, ast.stmt) and each is not node
+        ]
+        lines = range(
+            node.lineno, max(node.lineno, min(within) - 1 if within else node.end_lineno or 0) + 1
+        )
+        inside |= (
+            isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and line >= node.body[0].lineno
+        )
     return lines if inside else range(0)
 
 
@@ -301,8 +369,8 @@ def _files(place: Path, tests: Sequence[str]) -> list[str]:
 
 
 def _nearest_first(place: Path, seconds: dict[str, float], module: str) -> list[str]:
-    """Return tests by the seconds that they take: those first whose file names the module most often, and the long
-    ones last. A mutant dies sooner."""
+    """Return tests by the seconds that they take: those first whose file names the module most
+    often, and the long ones last. A mutant dies sooner."""
     word = Path(module).stem
 
     def distance(file: str) -> tuple[bool, int]:
@@ -315,7 +383,10 @@ def _nearest_first(place: Path, seconds: dict[str, float], module: str) -> list[
 
 
 def _try(name: str, sample: int | None, seed: int, survivors: bool, workers: int) -> bool:
-    """Try the mutants of a part that are not known yet. Return False if the tests fail without a mistake."""
+    """Try the mutants of a part that are not known yet.
+
+    Return False if the tests fail without a mistake.
+    """
     part, console, copies = PARTS[name], Console(), [Copy(number) for number in range(workers)]
     for copy in copies:
         touched = copy.touched(_files(copy.place, part.tests))
@@ -323,12 +394,23 @@ def _try(name: str, sample: int | None, seed: int, survivors: bool, workers: int
             console.print(f"{name}: the tests fail without any mistake. Repair them first")
             return False
     module = str(modules_of(part)[0].relative_to(ROOT / "provisioner"))
-    if copies[0].outcome(module, "raise RuntimeError\n", _files(copies[0].place, part.tests), 600.0) != "killed":
+    if (
+        copies[0].outcome(
+            module, "raise RuntimeError\n", _files(copies[0].place, part.tests), 600.0
+        )
+        != "killed"
+    ):
         console.print(f"{name}: the tests do not run the copy in {copies[0].place}")
         return False
     known = {each.mutant: each for each in _known(name)}
-    again = [each for each, result in known.items() if result.outcome == "survived"] if survivors else []
-    todo = ((each, _mutated(each) or "") for each in again) if survivors else drawn(part, sample, seed)
+    again = (
+        [each for each, result in known.items() if result.outcome == "survived"]
+        if survivors
+        else []
+    )
+    todo = (
+        ((each, _mutated(each) or "") for each in again) if survivors else drawn(part, sample, seed)
+    )
     one_at_a_time = threading.Lock()
 
     def work(copy: Copy) -> None:
@@ -340,14 +422,20 @@ def _try(name: str, sample: int | None, seed: int, survivors: bool, workers: int
             if mutant in known and not survivors:
                 continue
             sound = (ROOT / "provisioner" / mutant.module).read_text()
-            seconds = {test: touched.seconds[test] for test in touched.tests(mutant.module, sound, mutant.line)}
+            seconds = {
+                test: touched.seconds[test]
+                for test in touched.tests(mutant.module, sound, mutant.line)
+            }
             tests = _nearest_first(copy.place, seconds, mutant.module)
             limit_s = 30.0 + 4 * sum(seconds.values())
             outcome = copy.outcome(mutant.module, text, tests, limit_s) if tests else "survived"
             before, after = _changed(mutant.module, text)
             with one_at_a_time, (KEPT / f"{name}.jsonl").open("a") as file:
                 file.write(json.dumps(asdict(Result(mutant, outcome, before, after))) + "\n")
-            console.print(f"{name} {outcome:8} {mutant.module}:{mutant.line}: {before} -> {after}", markup=False)
+            console.print(
+                f"{name} {outcome:8} {mutant.module}:{mutant.line}: {before} -> {after}",
+                markup=False,
+            )
 
     with ThreadPoolExecutor(workers) as pool:
         for done in [pool.submit(work, copy) for copy in copies]:
@@ -364,7 +452,8 @@ def _changed(module: str, text: str) -> tuple[str, str]:
     return next(((was.strip(), now.strip()) for was, now in pairs if was != now), ("", ""))
 
 
-# -------------------------------------------------------------------------------------------------------------- report
+# --------------------------------------------------------------------------------------------------------------
+# report
 
 
 def _known(name: str) -> list[Result]:
@@ -373,7 +462,9 @@ def _known(name: str) -> list[Result]:
         lines = (KEPT / f"{name}.jsonl").read_text().splitlines()
     except FileNotFoundError:
         return []
-    sources = {str(m.relative_to(ROOT / "provisioner")): _source_id(m) for m in modules_of(PARTS[name])}
+    sources = {
+        str(m.relative_to(ROOT / "provisioner")): _source_id(m) for m in modules_of(PARTS[name])
+    }
     found: dict[Mutant, Result] = {}
     for line in lines:
         row = json.loads(line)
@@ -385,7 +476,15 @@ def _known(name: str) -> list[Result]:
 
 def _report(names: Sequence[str]) -> None:
     """Print the scores by module and the survivors, and write them to ``var/mutants/report.json``."""
-    table = Table("part", "module", "mutants", "killed", "survived", "score", title="Mutants that the tests noticed")
+    table = Table(
+        "part",
+        "module",
+        "mutants",
+        "killed",
+        "survived",
+        "score",
+        title="Mutants that the tests noticed",
+    )
     rows: list[dict[str, object]] = []
     survivors: list[Result] = []
     for name in names:
@@ -398,14 +497,25 @@ def _report(names: Sequence[str]) -> None:
             if not results:
                 continue
             score = 1.0 - survived / len(results)
-            rows.append({"part": name, "module": module, "mutants": len(results), "survived": survived, "score": score})
+            rows.append(
+                {
+                    "part": name,
+                    "module": module,
+                    "mutants": len(results),
+                    "survived": survived,
+                    "score": score,
+                }
+            )
             counts = (str(len(results)), str(len(results) - survived), str(survived))
             table.add_row(name, module, *counts, f"{score:.0%}", end_section=module == "all")
         survivors += [result for result in everything if result.outcome == "survived"]
     console = Console()
     console.print(table)
     for each in sorted(survivors, key=lambda each: (each.mutant.module, each.mutant.line)):
-        console.print(f"survived {each.mutant.module}:{each.mutant.line}: {each.before} -> {each.after}", markup=False)
+        console.print(
+            f"survived {each.mutant.module}:{each.mutant.line}: {each.before} -> {each.after}",
+            markup=False,
+        )
     KEPT.mkdir(parents=True, exist_ok=True)
     report = {"scores": rows, "survivors": [asdict(each) for each in survivors]}
     (KEPT / "report.json").write_text(json.dumps(report, indent=1) + "\n")

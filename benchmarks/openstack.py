@@ -1,7 +1,8 @@
 """One look at an OpenStack site with 50 and with 500 drones' servers: calls, processor time, and how they grow.
 
-The adapter as shipped, before a cloud in a thread that speaks as Nova does (tests/openstack/fake_openstack.py); only
-the adapter's own thread is measured. Servers have come up a minute apart.
+The adapter as shipped, before a cloud in a thread that speaks as Nova does
+(tests/openstack/fake_openstack.py); only the adapter's own thread is measured. Servers have come up
+a minute apart.
 
     openstack.py
 """
@@ -54,7 +55,11 @@ def add_server(cloud: FakeCloud, number: int, at: datetime) -> None:
     """One as Nova 34 tells it, with all fields that it has for a project's user."""
     drone_id, names = DroneId(f"{US}-a1b2-{number}"), ServerNames(US, HERE)
     told = at.strftime("%Y-%m-%dT%H:%M:%SZ")
-    address = {"version": 4, "addr": f"10.0.{number // 250}.{number % 250}", "OS-EXT-IPS:type": "fixed"}
+    address = {
+        "version": 4,
+        "addr": f"10.0.{number // 250}.{number % 250}",
+        "OS-EXT-IPS:type": "fixed",
+    }
     cloud.add(
         drone_id,
         metadata=dict(names.metadata(drone_id, GPU.name)),
@@ -63,7 +68,10 @@ def add_server(cloud: FakeCloud, number: int, at: datetime) -> None:
         updated=told,
         hostId=f"{number % 25:056x}",
         user_id="3440e6de2d8a4ac0adb94520d4deec0e",
-        image={"id": "c0ffee00-0000-4000-8000-000000000000", "links": [{"rel": "bookmark", "href": f"{cloud.url}/i"}]},
+        image={
+            "id": "c0ffee00-0000-4000-8000-000000000000",
+            "links": [{"rel": "bookmark", "href": f"{cloud.url}/i"}],
+        },
         flavor={
             "original_name": "gpu.h100",
             "vcpus": 16,
@@ -75,7 +83,10 @@ def add_server(cloud: FakeCloud, number: int, at: datetime) -> None:
         },
         addresses={"drones": [{**address, "OS-EXT-IPS-MAC:mac_addr": "fa:16:3e:00:00:00"}]},
         key_name=None,
-        links=[{"rel": "self", "href": f"{cloud.url}/s"}, {"rel": "bookmark", "href": f"{cloud.url}/s"}],
+        links=[
+            {"rel": "self", "href": f"{cloud.url}/s"},
+            {"rel": "bookmark", "href": f"{cloud.url}/s"},
+        ],
         security_groups=[{"name": "gpu-drones"}],
         **{
             "OS-EXT-STS:vm_state": "active",
@@ -155,7 +166,9 @@ def main() -> None:
     os.environ["CLOUD_SECRET"] = "s3cret"
     few, many = measured(FEW), measured(MANY)
     tell(
-        Figure(f"one look at an OpenStack site with {MANY} servers: processor time", many.cpu_s, "s"),
+        Figure(
+            f"one look at an OpenStack site with {MANY} servers: processor time", many.cpu_s, "s"
+        ),
         Figure("  calls", many.calls, "", "3"),
         Figure(f"  calls, to those with {FEW} servers", many.calls / few.calls, "times", "1"),
         Figure(f"  processor time, to that with {FEW} servers", many.cpu_s / few.cpu_s, "times"),

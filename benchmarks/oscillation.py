@@ -1,6 +1,6 @@
-"""What is started, withdrawn and let go for nothing, by job, over random worlds in which much goes wrong at once; and
-whether any of them has broken a promise (``tests/simulator/wild.py`` makes them, ``tests/simulator/witness.py``
-watches).
+"""What is started, withdrawn and let go for nothing, by job, over random worlds in which much goes
+wrong at once; and whether any of them has broken a promise (``tests/simulator/wild.py`` makes them,
+``tests/simulator/witness.py`` watches).
 
     python -m benchmarks.oscillation [--seeds N] [--first SEED] [--jobs N] [--markdown]
 """
@@ -62,20 +62,32 @@ def play(seed: int) -> Row:
 
 FIGURES: dict[str, Callable[[Row], float]] = {
     "drones asked for, per job": lambda row: row.asked / row.jobs,
-    "of them met a fault of the world, per job": lambda row: sum(row.courses[c] for c in WORLDS_DOING) / row.jobs,
-    "withdrawn before they had a place, per job": lambda row: row.courses[Course.CANCELLED] / row.jobs,
+    "of them met a fault of the world, per job": lambda row: (
+        sum(row.courses[c] for c in WORLDS_DOING) / row.jobs
+    ),
+    "withdrawn before they had a place, per job": lambda row: (
+        row.courses[Course.CANCELLED] / row.jobs
+    ),
     "had a place, never a job, and left, per job": lambda row: row.courses[Course.VAIN] / row.jobs,
     "attempts, per job": lambda row: row.attempts / row.jobs,
     "starts that met no fault, per attempt (bound: 1)": lambda row: row.ours / row.most,
 }
 
 
-def spread(rows: Sequence[Row], figure: Callable[[Row], float]) -> tuple[float, float, float, float, int]:
+def spread(
+    rows: Sequence[Row], figure: Callable[[Row], float]
+) -> tuple[float, float, float, float, int]:
     """Mean, median, 95th percentile, the most, and in which world that was."""
     ordered = sorted((figure(row), row.seed) for row in rows)
     values = [value for value, _ in ordered]
     worst, seed = ordered[-1][0], min(seed for value, seed in ordered if value == ordered[-1][0])
-    return sum(values) / len(values), values[len(values) // 2], values[int(0.95 * (len(values) - 1))], worst, seed
+    return (
+        sum(values) / len(values),
+        values[len(values) // 2],
+        values[int(0.95 * (len(values) - 1))],
+        worst,
+        seed,
+    )
 
 
 def tables(rows: Sequence[Row]) -> list[tuple[list[str], list[list[str]]]]:
@@ -88,15 +100,25 @@ def tables(rows: Sequence[Row]) -> list[tuple[list[str], list[list[str]]]]:
     courses = reduce(Counter.__add__, (row.courses for row in rows), Counter[Course]())
     causes = reduce(Counter.__add__, (row.causes for row in rows), Counter[str]())
     return [
-        ([f"{len(worked)} worlds in which jobs ran", "mean", "median", "95 %", "most", "seed"], per_job),
+        (
+            [f"{len(worked)} worlds in which jobs ran", "mean", "median", "95 %", "most", "seed"],
+            per_job,
+        ),
         (["what became of the drones asked for", ""], [[c.value, str(courses[c])] for c in Course]),
-        (["who ended a drone under a job", "jobs cut short"], [[who, str(n)] for who, n in causes.most_common()]),
+        (
+            ["who ended a drone under a job", "jobs cut short"],
+            [[who, str(n)] for who, n in causes.most_common()],
+        ),
     ]
 
 
 def show(rows: Sequence[Row], *, markdown: bool) -> None:
-    jobs, attempts, lost = (sum(getattr(row, part) for row in rows) for part in ("jobs", "attempts", "lost"))
-    print(f"{len(rows)} worlds: {jobs} jobs done in {attempts} attempts, of which {lost} were cut short\n")
+    jobs, attempts, lost = (
+        sum(getattr(row, part) for row in rows) for part in ("jobs", "attempts", "lost")
+    )
+    print(
+        f"{len(rows)} worlds: {jobs} jobs done in {attempts} attempts, of which {lost} were cut short\n"
+    )
     console = Console(width=None if sys.stdout.isatty() else 140)
     for head, lines in tables(rows):
         if markdown:
@@ -112,7 +134,9 @@ def show(rows: Sequence[Row], *, markdown: bool) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seeds", type=int, default=1000, metavar="N")
     parser.add_argument("--first", type=int, default=0, metavar="SEED")
     parser.add_argument("--jobs", type=int, default=2, metavar="N", help="worlds at a time")
@@ -125,7 +149,10 @@ def main() -> int:
     if any(row.jobs for row in rows):
         show(rows, markdown=wanted.markdown)
     broken = [(row.seed, line) for row in rows for line in row.violations]
-    print(f"{len({seed for seed, _ in broken})} worlds in which a promise was broken", end=":\n" if broken else "\n")
+    print(
+        f"{len({seed for seed, _ in broken})} worlds in which a promise was broken",
+        end=":\n" if broken else "\n",
+    )
     for seed, line in broken:
         print(f"  seed {seed}: {line}")
     return 1 if broken else 0

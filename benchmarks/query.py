@@ -1,7 +1,7 @@
 """One look at a real HTCondor pool with 50,000 idle GPU jobs, through the real adapter: seconds and memory.
 
-Real daemons (tests/labs/get-condor.sh fetches them), one schedd, no slot. The adapter's child process does the work;
-its memory is read from the kernel.
+Real daemons (tests/labs/get-condor.sh fetches them), one schedd, no slot. The adapter's child
+process does the work; its memory is read from the kernel.
 """
 
 from __future__ import annotations
@@ -33,13 +33,17 @@ def fill(pool: Pool, jobs: int) -> float:
     """Submit ``jobs`` in :data:`CLASSES` kinds; the seconds that it took."""
     begin = time.perf_counter()
     for number in range(CLASSES):
-        more = f"gpus_minimum_memory = {1000 * (number % 40)}\naccounting_group = group{number % 10}\n"
+        more = (
+            f"gpus_minimum_memory = {1000 * (number % 40)}\naccounting_group = group{number % 10}\n"
+        )
         pool.submit(gpu_job(60, memory_mib=128 + number, more=more, n=jobs // CLASSES))
     return time.perf_counter() - begin
 
 
 def memory_mib(pid: int, line: str) -> float:
-    found = re.search(rf"^{line}:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    found = re.search(
+        rf"^{line}:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE
+    )
     return int(found[1]) / 1024 if found else 0.0
 
 

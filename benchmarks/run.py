@@ -1,8 +1,10 @@
 """``make bench``: every measurement in a fresh process, one after the other; a table, and ``benchmarks/results.json``.
 
-Nothing is judged: the figures depend on the machine. Ratios to COBalD/TARDIS are of one run on one machine.
+Nothing is judged: the figures depend on the machine. Ratios to COBalD/TARDIS are of one run on one
+machine.
 
-    run.py [--only NAME ...]     NAME: decide, steady, victims, rival, query, listing, openstack, slurm,
+    run.py [--only NAME ...]     NAME: decide, steady, victims, rival, query, listing, openstack,
+    slurm,
                                  kubernetes, web
 """
 
@@ -52,11 +54,16 @@ def measure(name: str) -> list[Figure] | str:
         text=True,
         timeout=LIMIT_S,
         check=False,
-        env=os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"},
+        env=os.environ
+        | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"},
     )
     print(f"{time.monotonic() - begin:.0f} s", file=sys.stderr)
     if done.returncode:
-        return done.stderr.strip().splitlines()[-1] if done.stderr.strip() else f"status {done.returncode}"
+        return (
+            done.stderr.strip().splitlines()[-1]
+            if done.stderr.strip()
+            else f"status {done.returncode}"
+        )
     return [Figure(**figure) for figure in json.loads(done.stdout.splitlines()[-1])]
 
 
@@ -70,7 +77,12 @@ def ratios(found: dict[str, list[Figure] | str]) -> list[Figure]:
         return next(f.value for f in figures if part in f.what)
 
     return [
-        Figure(f"COBalD/TARDIS to ours: {part}", value(theirs, part) / value(ours, part), "times", "> 5")
+        Figure(
+            f"COBalD/TARDIS to ours: {part}",
+            value(theirs, part) / value(ours, part),
+            "times",
+            "> 5",
+        )
         for part in ("seconds per minute", "from request to usable", "to bring them all up")
     ]
 
@@ -93,14 +105,22 @@ def number(value: float) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", nargs="+", choices=MODULES, default=list(MODULES), metavar="NAME")
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results.json", metavar="FILE")
+    parser.add_argument(
+        "--out", type=Path, default=ROOT / "benchmarks" / "results.json", metavar="FILE"
+    )
     wanted = parser.parse_args()
     found: dict[str, list[Figure] | str] = {name: measure(name) for name in wanted.only}
     if ratio := ratios(found):
         found["ratio"] = ratio
-    machine = {"python": platform.python_version(), "cpus": os.cpu_count(), "system": platform.system()}
+    machine = {
+        "python": platform.python_version(),
+        "cpus": os.cpu_count(),
+        "system": platform.system(),
+    }
     record = {
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": machine,
@@ -111,12 +131,21 @@ def main() -> int:
     }
     wanted.out.write_text(json.dumps(record, indent=1) + "\n")
     Console(width=None if sys.stdout.isatty() else 140).print(table(found))
-    failed = [name for name, figures in found.items() if isinstance(figures, str) and not figures.startswith("not m")]
+    failed = [
+        name
+        for name, figures in found.items()
+        if isinstance(figures, str) and not figures.startswith("not m")
+    ]
     return 1 if failed else 0
 
 
 def vars_of(figure: Figure) -> dict[str, str | float]:
-    return {"what": figure.what, "value": round(figure.value, 6), "unit": figure.unit, "wanted": figure.wanted}
+    return {
+        "what": figure.what,
+        "value": round(figure.value, 6),
+        "unit": figure.unit,
+        "wanted": figure.wanted,
+    }
 
 
 if __name__ == "__main__":

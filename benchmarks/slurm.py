@@ -1,13 +1,15 @@
 """5,000 drones at a real Slurm site, by its tools: asked for, looked at tick by tick, withdrawn; calls, bytes, seconds.
 
-The controller with the SQLite store and the adapter as shipped, before a Slurm 24.11 of our own, which
-tests/labs/get-slurm.sh fetches, with as many A100 nodes as HoreKa, of which four are more than a name; their GPUs are
-the owner's, so all drones wait. The pool is a number of waiting jobs. Beside it, what the same queue costs who reads
-``squeue --json``, and what it costs to call ``sbatch`` for each drone, as COBalD/TARDIS does. Processor time is that of
-the controller and of Slurm's tools, the lab's way into the cluster and the counting of calls included; slurmctld's own
-is not.
+The controller with the SQLite store and the adapter as shipped, before a Slurm 24.11 of our own,
+which tests/labs/get-slurm.sh fetches, with as many A100 nodes as HoreKa, of which four are more
+than a name; their GPUs are the owner's, so all drones wait. The pool is a number of waiting jobs.
+Beside it, what the same queue costs who reads ``squeue --json``, and what it costs to call
+``sbatch`` for each drone, as COBalD/TARDIS does. Processor time is that of the controller and of
+Slurm's tools, the lab's way into the cluster and the counting of calls included; slurmctld's own is
+not.
 
-Needs root for the cluster's namespaces. Exit status 3, with a line that says why, where there is none.
+Needs root for the cluster's namespaces. Exit status 3, with a line that says why, where there is
+none.
 
     slurm.py [DRONES]     5000 unless told
 """
@@ -91,14 +93,20 @@ class Jobs:
 
     async def poll(self, types: Sequence[DroneType]) -> OverlayView:
         now = time.time()
-        found = (JobClass("1", 1000, 1, 1024, waiting=self.waiting, oldest_at=now - 60, job_ids="1.0"),)
+        found = (
+            JobClass("1", 1000, 1, 1024, waiting=self.waiting, oldest_at=now - 60, job_ids="1.0"),
+        )
         return OverlayView(now, found if self.waiting else (), negotiated_at=now)
 
-    async def drain(self, drone_ids: Sequence[DroneId], mode: DrainMode, reason: str) -> Sequence[OrderResult]:
+    async def drain(
+        self, drone_ids: Sequence[DroneId], mode: DrainMode, reason: str
+    ) -> Sequence[OrderResult]:
         return []
 
     async def bootstrap(self, order: StartOrder) -> Bootstrap:
-        return Bootstrap(b"#!/bin/sh\nexec sleep 1000\n", {"POOL": "pool.example.org"}, {"token": b"secret"})
+        return Bootstrap(
+            b"#!/bin/sh\nexec sleep 1000\n", {"POOL": "pool.example.org"}, {"token": b"secret"}
+        )
 
 
 @dataclass
@@ -168,7 +176,9 @@ async def play(lab: SlurmLab, drones: int, place: Path) -> list[Figure]:
     async with (
         SlurmSite("horeka", config, [GPU], "bench") as site,
         SqlStore(place, "bench", keep_s=30 * 86400.0, snapshots=50) as store,
-        Controller("bench", policy, [GPU], pool, {"horeka": site}, store, SteadyClock()) as controller,
+        Controller(
+            "bench", policy, [GPU], pool, {"horeka": site}, store, SteadyClock()
+        ) as controller,
     ):
         bench = Bench(lab, tools, pool, store, controller)
         with bench.part() as asked:
@@ -192,7 +202,11 @@ async def play(lab: SlurmLab, drones: int, place: Path) -> list[Figure]:
     listed = [call.answer for call in steady.calls if call.tool == "squeue"]
     assert len(listed) <= TICKS, "more than one listing in a tick"
     return [
-        Figure(f"{drones:,} drones asked for at a Slurm site: until all are seen in its queue", asked.wall_s, "s"),
+        Figure(
+            f"{drones:,} drones asked for at a Slurm site: until all are seen in its queue",
+            asked.wall_s,
+            "s",
+        ),
         Figure("  processor time", asked.cpu_s, "s"),
         Figure("  calls of sbatch", asked.count("sbatch"), ""),
         Figure(
@@ -200,7 +214,12 @@ async def play(lab: SlurmLab, drones: int, place: Path) -> list[Figure]:
             each_cpu_s * drones / asked.cpu_s,
             "times",
         ),
-        Figure(f"one tick with {drones:,} own jobs there: processor time of all", steady.cpu_s / TICKS, "s", "< 2"),
+        Figure(
+            f"one tick with {drones:,} own jobs there: processor time of all",
+            steady.cpu_s / TICKS,
+            "s",
+            "< 2",
+        ),
         Figure("  of which the site's look", looks.cpu_s / TICKS, "s"),
         Figure("  calls of squeue", steady.count("squeue") / TICKS, "", "<= 1"),
         Figure("  calls of other tools", (len(steady.calls) - len(listed)) / TICKS, ""),
@@ -210,7 +229,9 @@ async def play(lab: SlurmLab, drones: int, place: Path) -> list[Figure]:
         Figure("  the same queue by `squeue --json`", json_bytes / 2**20, "MiB"),
         Figure("    processor time to ask and to parse", json_cpu_s, "s"),
         Figure("    bytes, to ours", json_bytes / statistics.mean(listed), "times"),
-        Figure("    processor time, to that of our look", json_cpu_s / (looks.cpu_s / TICKS), "times"),
+        Figure(
+            "    processor time, to that of our look", json_cpu_s / (looks.cpu_s / TICKS), "times"
+        ),
         Figure(f"{drones:,} withdrawn: until none is at the site", withdrawn.wall_s, "s"),
         Figure("  processor time", withdrawn.cpu_s, "s"),
         Figure("  calls of scancel", withdrawn.count("scancel"), ""),
@@ -218,8 +239,8 @@ async def play(lab: SlurmLab, drones: int, place: Path) -> list[Figure]:
 
 
 def take_apart(lab: SlurmLab) -> None:
-    """Have slurmctld keep a record for each task of the arrays, as it does once they run: until then it is one for all,
-    which is no measure for anything."""
+    """Have slurmctld keep a record for each task of the arrays, as it does once they run: until
+    then it is one for all, which is no measure for anything."""
     for line in lab.run("squeue", "-h", "--me", "-o", "%F %K").splitlines():
         job, _, tasks = line.partition(" ")
         first, _, last = tasks.partition("-")
@@ -227,12 +248,18 @@ def take_apart(lab: SlurmLab) -> None:
 
 
 def as_json(lab: SlurmLab) -> tuple[float, int]:
-    """Processor seconds to have the queue as JSON and to parse it, and its bytes. The mean of three."""
+    """Processor seconds to have the queue as JSON and to parse it, and its bytes.
+
+    The mean of three.
+    """
     seconds, text = [], b""
     for _ in range(3):
         begin = cpu_s()
         text = subprocess.run(
-            [str(lab.tools / "squeue"), "--me", "--json"], capture_output=True, timeout=300, check=True
+            [str(lab.tools / "squeue"), "--me", "--json"],
+            capture_output=True,
+            timeout=300,
+            check=True,
         ).stdout
         json.loads(text)
         seconds.append(cpu_s() - begin)
@@ -242,7 +269,15 @@ def as_json(lab: SlurmLab) -> tuple[float, int]:
 def one_by_one(lab: SlurmLab) -> float:
     """Processor seconds of one ``sbatch`` for one drone."""
     script = b"#!/bin/sh\nexec sleep 1000\n"
-    sbatch = [str(lab.tools / "sbatch"), "--parsable", "-p", "accelerated", "--gres=gpu:a100:1", "-o", "/dev/null"]
+    sbatch = [
+        str(lab.tools / "sbatch"),
+        "--parsable",
+        "-p",
+        "accelerated",
+        "--gres=gpu:a100:1",
+        "-o",
+        "/dev/null",
+    ]
     begin = cpu_s()
     for _ in range(ONE_BY_ONE):
         subprocess.run(sbatch, input=script, capture_output=True, timeout=60, check=True)
@@ -262,7 +297,13 @@ def main() -> None:
         tempfile.TemporaryDirectory() as place,
     ):
         for _ in range(4):
-            job = lab.sbatch("#!/bin/sh\nexec sleep 36000\n", "-p", "accelerated", "--gres=gpu:a100:4", user="owner")
+            job = lab.sbatch(
+                "#!/bin/sh\nexec sleep 36000\n",
+                "-p",
+                "accelerated",
+                "--gres=gpu:a100:4",
+                user="owner",
+            )
             lab.reaches(job, "RUNNING")
         figures = asyncio.run(play(lab, drones, Path(place) / "record.db"))
     tell(*figures)

@@ -1,8 +1,9 @@
 """The whole service with 10,000 drones: what a tick costs at steady state, and how soon a drone is usable.
 
-The controller, the SQLite store and the settings as shipped, on the virtual loop, at one simulated site without any
-delay. An hour passes virtually; what is counted is real processor time, that of the simulated site and pool included.
-In virtual time computing takes none, so the processor time of bringing all drones up is added to their waits.
+The controller, the SQLite store and the settings as shipped, on the virtual loop, at one simulated
+site without any delay. An hour passes virtually; what is counted is real processor time, that of
+the simulated site and pool included. In virtual time computing takes none, so the processor time of
+bringing all drones up is added to their waits.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ AT_ONCE = Fixed(0.0)
 def facility(drones: int) -> Facility:
     """A site that starts anything at once."""
     return Facility(
-        policy=SitePolicy("fake", max_drones=drones, max_pending=drones, max_starts_per_tick=drones),
+        policy=SitePolicy(
+            "fake", max_drones=drones, max_pending=drones, max_starts_per_tick=drones
+        ),
         types=(drone_type("fake", "gpu"),),
         pools=(GpuPool("gpus", drones),),
         behaviour=SiteBehaviour(boot=AT_ONCE, check=AT_ONCE, release=AT_ONCE),
@@ -53,7 +56,9 @@ async def all_busy(store: SqlStore, drones: int) -> None:
 async def play(drones: int, path: Path) -> list[Figure]:
     place = facility(drones)
     jobs = (SimulatedJob(0.0, 10 * HOUR_S),) * drones
-    scenario = Scenario((place,), jobs, 1, Policy(max_drones=drones), pool=PoolBehaviour(latency=AT_ONCE))
+    scenario = Scenario(
+        (place,), jobs, 1, Policy(max_drones=drones), pool=PoolBehaviour(latency=AT_ONCE)
+    )
     world, policy = World(scenario), scenario.full_policy
     world.begin()
     stop = asyncio.Event()
@@ -71,7 +76,10 @@ async def play(drones: int, path: Path) -> list[Figure]:
             begin_cpu = cpu_s()
             life = asyncio.create_task(controller.run(stop), name="controller")
             await all_busy(store, drones)
-            ramp_cpu, ready_s = cpu_s() - begin_cpu, [d.joined_at - d.requested_at for d in store.drones.values()]
+            ramp_cpu, ready_s = (
+                cpu_s() - begin_cpu,
+                [d.joined_at - d.requested_at for d in store.drones.values()],
+            )
             await asyncio.sleep(60.0)
             tick, before = store.tick, cpu_s()
             await asyncio.sleep(HOUR_S)
@@ -82,11 +90,17 @@ async def play(drones: int, path: Path) -> list[Figure]:
             await life
     world.close()
     return [
-        Figure(f"{drones:,} drones at steady state: processor seconds per minute", hour_cpu / 60, "s/min"),
+        Figure(
+            f"{drones:,} drones at steady state: processor seconds per minute",
+            hour_cpu / 60,
+            "s/min",
+        ),
         Figure("  ticks in the virtual hour", ticks, ""),
         Figure("  processor time of one tick", hour_cpu / ticks * 1000, "ms"),
         Figure("  peak memory, simulated world included", peak_mib(), "MiB"),
-        Figure(f"from request to usable, {drones:,} at once: the last", max(ready_s) + ramp_cpu, "s"),
+        Figure(
+            f"from request to usable, {drones:,} at once: the last", max(ready_s) + ramp_cpu, "s"
+        ),
         Figure("  of which waiting for the next tick: median", statistics.median(ready_s), "s"),
         Figure("  processor time to bring them all up", ramp_cpu, "s"),
     ]

@@ -1,9 +1,10 @@
 """A large world that goes on: tick after tick nearly every drone is busy and as it was, a few come and a few end.
 
-More jobs wait than there is room for. What is asked for boots, joins and works; one drone in five hundred ends in each
-tick, as if jobs took two hours. Every poll creates its values anew; the service keeps equal values of the previous poll
-(:mod:`provisioner.controller.sanitize`), and so does the world, unless ``anew`` is set. Drones report every five
-minutes, as by HTCondor's ``UPDATE_INTERVAL``; the numbers of waiting jobs change in every tick.
+More jobs wait than there is room for. What is asked for boots, joins and works; one drone in five
+hundred ends in each tick, as if jobs took two hours. Every poll creates its values anew; the
+service keeps equal values of the previous poll (:mod:`provisioner.controller.sanitize`), and so
+does the world, unless ``anew`` is set. Drones report every five minutes, as by HTCondor's
+``UPDATE_INTERVAL``; the numbers of waiting jobs change in every tick.
 """
 
 from __future__ import annotations
@@ -68,9 +69,20 @@ class World:
         places = Counter(d.type for d in begun.values())
         known = {k.key: k for k in kinds}
         names = {kind.site for kind in kinds}
-        sites = {s: SitePolicy(s, max_drones=2 * alive, max_pending=500, max_starts_per_tick=200) for s in names}
+        sites = {
+            s: SitePolicy(s, max_drones=2 * alive, max_pending=500, max_starts_per_tick=200)
+            for s in names
+        }
         policy = Policy(max_drones=2 * alive, sites=sites)
-        return cls(kinds, job_classes(classes, jobs, kinds), begun, places, serial=alive, by_key=known, policy=policy)
+        return cls(
+            kinds,
+            job_classes(classes, jobs, kinds),
+            begun,
+            places,
+            serial=alive,
+            by_key=known,
+            policy=policy,
+        )
 
     def snapshot(self) -> Snapshot:
         """What the service would hand to the planner now."""
@@ -85,7 +97,9 @@ class World:
         for kind in self.types:
             free[kind.site][kind.name] = max(0, self.places[kind.key] - taken[kind.key])
         slots = tuple(slot for slot, _ in now.values() if slot is not None)
-        classes = tuple(replace(c, waiting=c.waiting + (self.tick + n) % 3) for n, c in enumerate(self.classes))
+        classes = tuple(
+            replace(c, waiting=c.waiting + (self.tick + n) % 3) for n, c in enumerate(self.classes)
+        )
         return Snapshot(
             now=self.now,
             tick=self.tick,
@@ -93,7 +107,9 @@ class World:
             next_serial=self.serial,
             policy=self.policy,
             types=self.types,
-            overlay=PolledOverlay(OverlayView(self.now - 3, classes, slots, negotiated_at=self.now - 20)),
+            overlay=PolledOverlay(
+                OverlayView(self.now - 3, classes, slots, negotiated_at=self.now - 20)
+            ),
             sites={s: PolledSite(s, SiteView(s, self.now - 3, seen[s], free[s])) for s in seen},
             drones=dict(self.drones),
             gpu_wanted_at=self.now,
@@ -108,12 +124,19 @@ class World:
                 self.drones[move.drone.id] = move.drone
         for start in plan.starts:
             self.drones[start.drone.id] = replace(
-                start.drone, state=DroneState.SUBMITTED, submitted_at=self.now, remote_id=start.drone.id
+                start.drone,
+                state=DroneState.SUBMITTED,
+                submitted_at=self.now,
+                remote_id=start.drone.id,
             )
         for leave in plan.leaves:
             self.drones[leave.drone.id] = leave.drone
         self.serial += len(plan.starts)
-        gone = [d.id for d in self.drones.values() if d.state in (DroneState.STOPPING, DroneState.DRAINING)]
+        gone = [
+            d.id
+            for d in self.drones.values()
+            if d.state in (DroneState.STOPPING, DroneState.DRAINING)
+        ]
         busy = [d.id for d in self.drones.values() if d.state is DroneState.BUSY]
         self.ends = {*gone, *busy[self.tick % ENDS_EVERY :: ENDS_EVERY]}
         self.now += TICK_S
@@ -130,19 +153,27 @@ class World:
         name = self.by_key[drone.type].name
         if drone.id in self.ends:
             over = RemoteEnd(EndKind.EXITED, self.now - 5, 0)
-            return RemoteDrone(drone.id, RemoteState.ENDED, drone.remote_id, name, drone.started_at, end=over)
-        return RemoteDrone(drone.id, RemoteState.RUNNING, drone.remote_id, name, drone.started_at or self.now - 5)
+            return RemoteDrone(
+                drone.id, RemoteState.ENDED, drone.remote_id, name, drone.started_at, end=over
+            )
+        return RemoteDrone(
+            drone.id, RemoteState.RUNNING, drone.remote_id, name, drone.started_at or self.now - 5
+        )
 
     def _slot(self, drone: Drone) -> Slot:
         kind = self.by_key[drone.type]
         if not drone.joined_at:  # its first jobs come at once
-            drone = replace(drone, state=DroneState.BUSY, jobs=1, jobs_started=1, slot=f"slot1@{drone.id}")
+            drone = replace(
+                drone, state=DroneState.BUSY, jobs=1, jobs_started=1, slot=f"slot1@{drone.id}"
+            )
             return replace(slot_of(drone, kind), heard_at=self.now - 5)
         busy = drone.state is not DroneState.IDLE
         return replace(
             slot_of(drone, kind),
             state=SlotState.BUSY if busy else SlotState.IDLE,
-            heard_at=self.now - 5 - (self.now - 5 + 7 * int(drone.id.rpartition("-")[2])) % UPDATE_INTERVAL_S,
+            heard_at=self.now
+            - 5
+            - (self.now - 5 + 7 * int(drone.id.rpartition("-")[2])) % UPDATE_INTERVAL_S,
             free_gpu_milli=0 if busy else kind.gpu_milli,
             work_gpu_milli=drone.work_gpu_milli,
             work_at=drone.work_at,
@@ -152,7 +183,11 @@ class World:
 def _settled(drone: Drone, number: int) -> Drone:
     """One in a hundred is idle, one in forty boots, all others work and are younger than they may become."""
     age_s = 600.0 + number % 70_000
-    began = {"since": NOW - 30, "requested_at": NOW - age_s - 120, "submitted_at": NOW - age_s - 119}
+    began = {
+        "since": NOW - 30,
+        "requested_at": NOW - age_s - 120,
+        "submitted_at": NOW - age_s - 119,
+    }
     if drone.state is DroneState.BOOTING:
         return drone
     busy = number % 100 != 18

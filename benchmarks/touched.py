@@ -20,11 +20,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Begin to trace, before any module of the product is imported."""
-    config.pluginmanager.register(Touched(config.rootpath / "provisioner", config.getoption("--touched")))
+    config.pluginmanager.register(
+        Touched(config.rootpath / "provisioner", config.getoption("--touched"))
+    )
 
 
 class Touched:
-    """Lines by the test that runs them. Those that a fixture runs belong to all tests of the file."""
+    """Lines by the test that runs them.
+
+    Those that a fixture runs belong to all tests of the file.
+    """
 
     def __init__(self, code: Path, to: Path) -> None:
         self.code, self.to = code, to
@@ -51,6 +56,7 @@ class Touched:
         self.coverage.stop()
         data = self.coverage.get_data()
         lines = {
-            str(Path(file).relative_to(self.code)): data.contexts_by_lineno(file) for file in data.measured_files()
+            str(Path(file).relative_to(self.code)): data.contexts_by_lineno(file)
+            for file in data.measured_files()
         }
         self.to.write_text(json.dumps({"seconds": self.seconds, "lines": lines}))

@@ -1,8 +1,10 @@
 """Who makes room for the owner: our planner, or the site alone, youngest drone first or any. The same worlds for all.
 
-    victims.py [SEEDS]     12 unless told; each seed is an hour of an owner's load on 4 to 7 nodes of 8 GPUs
+    victims.py [SEEDS]     12 unless told; each seed is an hour of an owner's load on 4 to 7 nodes
+    of 8 GPUs
 
-The load is of the trace in ``PROVISIONER_TRACES`` or ``../shared/traces``; where there is none, made from the seed.
+The load is of the trace in ``PROVISIONER_TRACES`` or ``../shared/traces``; where there is none,
+made from the seed.
 """
 
 from __future__ import annotations
@@ -28,7 +30,11 @@ NAMES = {
 
 def sent_away(metrics: Metrics) -> int:
     """Drones that left before they had no more to do: for the owner, or (few) that still waited at the site."""
-    return sum(count for (_, end), count in metrics.ends.items() if end in (EndKind.PREEMPTED, EndKind.STOPPED))
+    return sum(
+        count
+        for (_, end), count in metrics.ends.items()
+        if end in (EndKind.PREEMPTED, EndKind.STOPPED)
+    )
 
 
 def figures(tallies: dict[Chooser, list[Metrics]]) -> list[Figure]:
@@ -39,22 +45,37 @@ def figures(tallies: dict[Chooser, list[Metrics]]) -> list[Figure]:
         blocked, late = [wait.blocked_s for wait in waits], [wait.late_s for wait in waits]
         some = [wait_s for wait_s in blocked if wait_s]
         found += [
-            Figure(f"{name}: work lost", sum(t.gpu_seconds.badput for t in mine) / 3600, "GPU-hours"),
+            Figure(
+                f"{name}: work lost", sum(t.gpu_seconds.badput for t in mine) / 3600, "GPU-hours"
+            ),
             Figure("  jobs cut short", sum(t.attempts_lost for t in mine), ""),
             Figure("  drones sent away", sum(sent_away(t) for t in mine), ""),
-            Figure("  drones held an owner's job's room for, mean of all", statistics.mean(blocked), "s"),
+            Figure(
+                "  drones held an owner's job's room for, mean of all",
+                statistics.mean(blocked),
+                "s",
+            ),
             Figure("  mean of those blocked at all", statistics.mean(some) if some else 0.0, "s"),
-            Figure("  after that until the site's next cycle, mean of all", statistics.mean(late), "s"),
+            Figure(
+                "  after that until the site's next cycle, mean of all", statistics.mean(late), "s"
+            ),
         ]
     for rival in (Chooser.YOUNGEST, Chooser.RANDOM):
         both = zip(tallies[Chooser.PLANNER], tallies[rival], strict=True)
         pairs = [
-            (mine.gpu_seconds.badput, theirs.gpu_seconds.badput) for mine, theirs in both if theirs.gpu_seconds.badput
+            (mine.gpu_seconds.badput, theirs.gpu_seconds.badput)
+            for mine, theirs in both
+            if theirs.gpu_seconds.badput
         ]
         median = statistics.median(mine / theirs for mine, theirs in pairs)
         wanted = "< 0.8 of 200" if rival is Chooser.YOUNGEST else ""
         found += [
-            Figure(f"work lost, ours to {rival.value}: median of {len(pairs)} seeds", median, "times", wanted),
+            Figure(
+                f"work lost, ours to {rival.value}: median of {len(pairs)} seeds",
+                median,
+                "times",
+                wanted,
+            ),
             Figure("  in all", sum(a for a, _ in pairs) / sum(b for _, b in pairs), "times"),
         ]
     return found

@@ -1,8 +1,9 @@
 """The web service under load beside a controller with 10,000 drones: ticks with and without clients, answers, memory.
 
-Three processes: a controller in a simulated world in real time, `provisioner serve` as shipped, and the clients (this
-one). Ticks begin every two seconds, as they do while drones change their state. 200 clients listen to the events, one
-more never reads, and others send 50 requests a second, whether or not those before are answered.
+Three processes: a controller in a simulated world in real time, `provisioner serve` as shipped, and
+the clients (this one). Ticks begin every two seconds, as they do while drones change their state.
+200 clients listen to the events, one more never reads, and others send 50 requests a second,
+whether or not those before are answered.
 """
 
 from __future__ import annotations
@@ -70,14 +71,21 @@ class Load:
         self.answers.append((began - self.began, time.monotonic() - began))
 
     async def run(self) -> float:
-        """Send requests for a while, with the listeners connected. Return the seconds until all were answered."""
+        """Send requests for a while, with the listeners connected.
+
+        Return the seconds until all were answered.
+        """
         timeout, connector = aiohttp.ClientTimeout(total=60.0), aiohttp.TCPConnector(limit=0)
-        async with aiohttp.ClientSession(connector=connector, timeout=timeout, auto_decompress=False) as session:
+        async with aiohttp.ClientSession(
+            connector=connector, timeout=timeout, auto_decompress=False
+        ) as session:
             listeners = [asyncio.create_task(self.listen(session)) for _ in range(CLIENTS)]
             self.began, asked = time.monotonic(), list[asyncio.Task[None]]()
             for number in range(int(LOADED_S * RATE)):
                 await asyncio.sleep(self.began + number / RATE - time.monotonic())
-                asked.append(asyncio.create_task(self.ask(session, self.paths[number % len(self.paths)])))
+                asked.append(
+                    asyncio.create_task(self.ask(session, self.paths[number % len(self.paths)]))
+                )
             await asyncio.gather(*asked)
             took_s = time.monotonic() - self.began
             self.statuses["listeners lost"] = sum(task.done() for task in listeners)
@@ -89,7 +97,9 @@ class Load:
 def deaf_client(port: int) -> socket.socket:
     """Ask for all events on record, and read nothing."""
     deaf = socket.create_connection(("127.0.0.1", port))
-    deaf.sendall(f"GET {API}/events/stream HTTP/1.1\r\nHost: localhost\r\nLast-Event-ID: 0.0\r\n\r\n".encode())
+    deaf.sendall(
+        f"GET {API}/events/stream HTTP/1.1\r\nHost: localhost\r\nLast-Event-ID: 0.0\r\n\r\n".encode()
+    )
     return deaf
 
 
@@ -113,11 +123,32 @@ def paths_of(reader: Reader) -> list[str]:
     views = reader.views()
     assert views and views.overlay.view
     of_class = [each.id for each in views.overlay.view.classes if each.waiting]
-    api = ["status", "drones?limit=100", f"drones/{drone[0]}", f"drones/{drone[1]}", "drones?site=site1", "drones"]
-    api += ["sites", "sites/site1", "demand", f"classes/{of_class[0]}", f"classes/{of_class[-1]}", "plan"]
+    api = [
+        "status",
+        "drones?limit=100",
+        f"drones/{drone[0]}",
+        f"drones/{drone[1]}",
+        "drones?site=site1",
+        "drones",
+    ]
+    api += [
+        "sites",
+        "sites/site1",
+        "demand",
+        f"classes/{of_class[0]}",
+        f"classes/{of_class[-1]}",
+        "plan",
+    ]
     api += ["events?since=10s&limit=200", "usage", "estimates", "openapi.json", "schemas"]
     pages = ["", "sites", "drones", "owner", "use", "waste", "plan", "why", "sites/site2"]
-    pages += [f"drone/{drone[2]}", f"drone/{drone[3]}", f"why?q={drone[4]}", "static/style.css", "metrics", "-/ready"]
+    pages += [
+        f"drone/{drone[2]}",
+        f"drone/{drone[3]}",
+        f"why?q={drone[4]}",
+        "static/style.css",
+        "metrics",
+        "-/ready",
+    ]
     found = [f"{API}/{path}" for path in api] + [f"/{path}" for path in pages]
     random.Random(1).shuffle(found)
     return found
@@ -162,7 +193,12 @@ class Period:
         ticks = [(wall, cpu) for at, wall, cpu in measured["ticks"] if within(at)]
         lags = [lag for at, lag in measured["lags"] if within(at)]
         walls, cpus = zip(*ticks, strict=True)
-        return cls(statistics.median(walls), statistics.median(cpus), statistics.median(lags), part(lags, 0.99))
+        return cls(
+            statistics.median(walls),
+            statistics.median(cpus),
+            statistics.median(lags),
+            part(lags, 0.99),
+        )
 
 
 def part(values: Sequence[float], share: float) -> float:
@@ -176,16 +212,23 @@ async def measure(place: Path) -> list[Figure]:
     with process(sys.executable, "-m", "benchmarks.web_controller", str(record)) as controller:
         await until(lambda: settled(record), 60.0)
         serve = [sys.executable, "-m", "provisioner.cli", "serve", str(config)]
-        with process("nice", "-n", "5", *serve, stderr=subprocess.DEVNULL) as service:  # as its unit has it
+        # as its unit has it
+        with process("nice", "-n", "5", *serve, stderr=subprocess.DEVNULL) as service:
             await until(lambda: answers(port), 30.0)
             quiet_from, start_mib = time.monotonic(), memory_mib(service.pid, "VmRSS")
             await asyncio.sleep(QUIET_S)
             load = Load(f"http://127.0.0.1:{port}", paths_of(Reader(record)))
-            before, cpu_before_s, loaded_from = sockets_of(service.pid), processor_s(service.pid), time.monotonic()
+            before, cpu_before_s, loaded_from = (
+                sockets_of(service.pid),
+                processor_s(service.pid),
+                time.monotonic(),
+            )
             with deaf_client(port):
                 await until(lambda: sockets_of(service.pid) - before, 10.0)
                 held = sockets_of(service.pid) - before
-                cut_off = asyncio.create_task(until(lambda: not sockets_of(service.pid) & held, CUT_OFF_LIMIT_S))
+                cut_off = asyncio.create_task(
+                    until(lambda: not sockets_of(service.pid) & held, CUT_OFF_LIMIT_S)
+                )
                 took_s = await load.run()
                 service_cpu_s = processor_s(service.pid) - cpu_before_s
                 loaded_to = time.monotonic()
@@ -201,9 +244,16 @@ async def measure(place: Path) -> list[Figure]:
     seconds = [took for at, took in load.answers if at >= COLD_S]
     bad = sum(number for status, number in load.statuses.items() if status != "200")
     return [
-        Figure(f"a tick with {DRONES:,} drones beside the web service, no clients", quiet.tick_s * 1000, "ms"),
         Figure(
-            f"  with {CLIENTS} listeners and {RATE} requests/s, to that", loaded.tick_s / quiet.tick_s, "times", "1"
+            f"a tick with {DRONES:,} drones beside the web service, no clients",
+            quiet.tick_s * 1000,
+            "ms",
+        ),
+        Figure(
+            f"  with {CLIENTS} listeners and {RATE} requests/s, to that",
+            loaded.tick_s / quiet.tick_s,
+            "times",
+            "1",
         ),
         Figure("  its processor time, to that", loaded.tick_cpu_s / quiet.tick_cpu_s, "times", "1"),
         Figure("  lag of the event loop, no clients: median", quiet.lag_median_s * 1000, "ms"),
@@ -213,8 +263,14 @@ async def measure(place: Path) -> list[Figure]:
         Figure("requests/s answered", len(load.answers) / took_s, "1/s", str(RATE)),
         Figure("  answers: median", statistics.median(seconds) * 1000, "ms"),
         Figure("  95 % within", part(seconds, 0.95) * 1000, "ms", "< 1000"),
-        Figure(f"  95 % within, of the first {COLD_S:.0f} s, with nothing read", part(first, 0.95) * 1000, "ms"),
-        Figure("  processor seconds of the service per second", service_cpu_s / took_s, "s/s", "< 1"),
+        Figure(
+            f"  95 % within, of the first {COLD_S:.0f} s, with nothing read",
+            part(first, 0.95) * 1000,
+            "ms",
+        ),
+        Figure(
+            "  processor seconds of the service per second", service_cpu_s / took_s, "s/s", "< 1"
+        ),
         Figure("  refused, failed, or listeners lost", bad, "", "0"),
         Figure("  events that a listener was sent", load.events / CLIENTS, ""),
         Figure("  memory of the service at its start", start_mib, "MiB"),

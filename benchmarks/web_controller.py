@@ -72,10 +72,15 @@ def world() -> World:
         for name in (f"site{number}" for number in range(SITES))
     )
     draw = random.Random(1)
-    wants = [JobRequirements(owner=f"user{n % 9}", memory_mib=4096 + 64 * n, cpus=1 + n % 8) for n in range(CLASSES)]
+    wants = [
+        JobRequirements(owner=f"user{n % 9}", memory_mib=4096 + 64 * n, cpus=1 + n % 8)
+        for n in range(CLASSES)
+    ]
     jobs = [SimulatedJob(0.0, draw.uniform(1.0, 3600.0), wants[n % CLASSES]) for n in range(DRONES)]
     # they need large drones, for which small ones leave when their job is done
-    jobs += [SimulatedJob(10.0, 3600.0, replace(wants[n % CLASSES], cpus=12)) for n in range(WAITING)]
+    jobs += [
+        SimulatedJob(10.0, 3600.0, replace(wants[n % CLASSES], cpus=12)) for n in range(WAITING)
+    ]
     pool = PoolBehaviour(negotiation_s=5.0, latency=AT_ONCE)
     return World(Scenario(places, tuple(jobs), 1, Policy(max_drones=DRONES), pool=pool))
 

@@ -1,8 +1,8 @@
 """Plans with and without the planner's memory, in random worlds that go on: they must be equal.
 
-``python -m benchmarks.with_memory 10000`` plays so many worlds of ten ticks. Objects stay the same from tick to tick
-unless something in them changes, or by chance. Views become invalid, types and policies change, some plans are not
-carried out, and the planner fails.
+``python -m benchmarks.with_memory 10000`` plays so many worlds of ten ticks. Objects stay the same
+from tick to tick unless something in them changes, or by chance. Views become invalid, types and
+policies change, some plans are not carried out, and the planner fails.
 """
 
 from __future__ import annotations
@@ -14,7 +14,16 @@ from random import Random
 from typing import Any, TypeVar
 
 from benchmarks.ticks import World
-from provisioner.model import Fault, FaultKind, OverlayView, Plan, RemoteState, Slot, SlotState, Snapshot
+from provisioner.model import (
+    Fault,
+    FaultKind,
+    OverlayView,
+    Plan,
+    RemoteState,
+    Slot,
+    SlotState,
+    Snapshot,
+)
 from provisioner.planner import decide
 from provisioner.planner.context import SteadyDrones, check_views
 
@@ -53,10 +62,15 @@ _OF_RECORDS: dict[str, Sequence[Any]] = {
 
 
 def compare(seed: int) -> int:
-    """Play one world; return the number of drones recognised by the memory. Raises AssertionError if plans differ."""
+    """Play one world; return the number of drones recognised by the memory.
+
+    Raises AssertionError if plans differ.
+    """
     rng, memory, recognised = Random(seed), SteadyDrones(), 0
     alive = rng.randint(1, 40)
-    world = World.of(jobs=rng.randint(0, 200), classes=rng.randint(1, 8), types=rng.randint(1, 6), alive=alive)
+    world = World.of(
+        jobs=rng.randint(0, 200), classes=rng.randint(1, 8), types=rng.randint(1, 6), alive=alive
+    )
     walltime_s = rng.choice((86_400.0, 86_400.0, 700.0, 800.0))  # some drones are about to end
     world.types = tuple(replace(kind, walltime_s=walltime_s) for kind in world.types)
     world.policy = replace(world.policy, max_drones=alive + rng.choice((-1, 1, alive)))
@@ -82,8 +96,14 @@ def _working(rng: Random, snapshot: Snapshot, begun: dict[str, tuple[Slot, Slot]
     assert view is not None
     for slot in view.slots:
         if slot.drone_id not in begun or begun[slot.drone_id][0] is not slot:
-            runs = {"owner": rng.choice(("group1", "group3", "x")), "begun_at": slot.work_at + rng.randint(0, 9)}
-            begun[slot.drone_id] = slot, replace(slot, job_gpu_milli=1000, job_cpus=rng.randint(1, 2), **runs)
+            runs = {
+                "owner": rng.choice(("group1", "group3", "x")),
+                "begun_at": slot.work_at + rng.randint(0, 9),
+            }
+            begun[slot.drone_id] = (
+                slot,
+                replace(slot, job_gpu_milli=1000, job_cpus=rng.randint(1, 2), **runs),
+            )
     return _with_view(snapshot, slots=tuple(begun[slot.drone_id][1] for slot in view.slots))
 
 
@@ -91,30 +111,52 @@ def _disturbed(rng: Random, snapshot: Snapshot) -> Snapshot:
     """Change little or much of a snapshot; the objects of the rest stay the same."""
     view, share = snapshot.overlay.view, rng.choice((0.0, 0.0, 0.05, 0.3))
     assert view is not None
-    slots = [_changed(rng, slot, _OF_SLOTS) if rng.random() < share else slot for slot in view.slots]
+    slots = [
+        _changed(rng, slot, _OF_SLOTS) if rng.random() < share else slot for slot in view.slots
+    ]
     slots = [slot for slot in slots if rng.random() > share / 10]
     if slots and rng.random() < share:
         slots.append(_changed(rng, rng.choice(slots), _OF_SLOTS))  # a second slot of one drone
     snapshot = _with_view(snapshot, slots=tuple(slots))
     if rng.random() < 0.05:
-        broken = {"view": None} if rng.random() < 0.5 else {"fault": Fault(FaultKind.DOWN, "away", snapshot.now)}
+        broken = (
+            {"view": None}
+            if rng.random() < 0.5
+            else {"fault": Fault(FaultKind.DOWN, "away", snapshot.now)}
+        )
         snapshot = replace(snapshot, overlay=replace(snapshot.overlay, **broken))
     sites = dict(snapshot.sites)
     for name, polled in snapshot.sites.items():
         assert polled.view is not None
         listed = polled.view.drones.items()
-        drones = {i: _changed(rng, d, _OF_LISTINGS) if rng.random() < share else d for i, d in listed}
+        drones = {
+            i: _changed(rng, d, _OF_LISTINGS) if rng.random() < share else d for i, d in listed
+        }
         drones = {i: d for i, d in drones.items() if rng.random() > share / 10}
         taken_at = snapshot.now - rng.choice((3.0,) * 20 + (1e6,))
         sites[name] = replace(
-            polled, view=replace(polled.view, drones=drones, taken_at=taken_at), busy=rng.random() < 0.05
+            polled,
+            view=replace(polled.view, drones=drones, taken_at=taken_at),
+            busy=rng.random() < 0.05,
         )
-    records = {i: _changed(rng, d, _OF_RECORDS) if rng.random() < share / 4 else d for i, d in snapshot.drones.items()}
-    snapshot = replace(snapshot, sites=sites, drones={i: d for i, d in records.items() if rng.random() > share / 10})
+    records = {
+        i: _changed(rng, d, _OF_RECORDS) if rng.random() < share / 4 else d
+        for i, d in snapshot.drones.items()
+    }
+    snapshot = replace(
+        snapshot,
+        sites=sites,
+        drones={i: d for i, d in records.items() if rng.random() > share / 10},
+    )
     if rng.random() < 0.05:
-        snapshot = replace(snapshot, policy=replace(snapshot.policy, slot_max_age_s=rng.choice((60.0, 900.0))))
+        snapshot = replace(
+            snapshot, policy=replace(snapshot.policy, slot_max_age_s=rng.choice((60.0, 900.0)))
+        )
     if rng.random() < 0.05:
-        types = [replace(kind, walltime_s=rng.choice((0.0, 7_200.0, 86_400.0))) for kind in snapshot.types]
+        types = [
+            replace(kind, walltime_s=rng.choice((0.0, 7_200.0, 86_400.0)))
+            for kind in snapshot.types
+        ]
         snapshot = replace(snapshot, types=tuple(types[rng.random() < 0.5 :]))
     return snapshot
 
@@ -138,14 +180,21 @@ def _fail(snapshot: Snapshot, memory: SteadyDrones) -> None:
     middle = len(view.slots) // 2
     odd = replace(view.slots[middle], heard_at=snapshot.now, free_gpu_milli=None, free_cpus=None)  # type: ignore[arg-type]
     try:
-        check_views(_with_view(snapshot, slots=(*view.slots[:middle], odd, *view.slots[middle + 1 :])), memory)
+        check_views(
+            _with_view(snapshot, slots=(*view.slots[:middle], odd, *view.slots[middle + 1 :])),
+            memory,
+        )
     except TypeError:
         pass
 
 
 def _difference(one: Plan, other: Plan) -> str:
-    parts = (name for name in one.__dataclass_fields__ if getattr(one, name) != getattr(other, name))
-    return "; ".join(f"{name}: {getattr(one, name)} != {getattr(other, name)}" for name in parts)[:2000]
+    parts = (
+        name for name in one.__dataclass_fields__ if getattr(one, name) != getattr(other, name)
+    )
+    return "; ".join(f"{name}: {getattr(one, name)} != {getattr(other, name)}" for name in parts)[
+        :2000
+    ]
 
 
 def worlds(first: int, count: int) -> Iterator[int]:
@@ -157,7 +206,9 @@ def main() -> None:
     """Play the worlds, and print what was compared."""
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 10_000
     recognised = sum(worlds(0, count))
-    print(f"{count} worlds, {count * TICKS} plans equal; {recognised} times a drone was recognised as unchanged")
+    print(
+        f"{count} worlds, {count * TICKS} plans equal; {recognised} times a drone was recognised as unchanged"
+    )
 
 
 if __name__ == "__main__":

@@ -24,7 +24,13 @@ from provisioner.model import (
 
 NOW = 1_795_000_000.0
 SITES = 10
-GPUS = (("T4", 15_360, 75), ("L4", 23_034, 89), ("A100", 40_960, 80), ("H100", 81_920, 90), ("H200", 143_771, 90))
+GPUS = (
+    ("T4", 15_360, 75),
+    ("L4", 23_034, 89),
+    ("A100", 40_960, 80),
+    ("H100", 81_920, 90),
+    ("H200", 143_771, 90),
+)
 
 
 def drone_types(count: int) -> tuple[DroneType, ...]:
@@ -141,9 +147,15 @@ def snapshot(jobs: int, classes: int, types: int, drones_alive: int) -> Snapshot
     seen: dict[str, dict[DroneId, RemoteDrone]] = {name: {} for name in names}
     for drone in alive.values():
         seen[drone.site][drone.id] = RemoteDrone(
-            drone.id, RemoteState.RUNNING, drone.remote_id, by_key[drone.type].name, drone.started_at
+            drone.id,
+            RemoteState.RUNNING,
+            drone.remote_id,
+            by_key[drone.type].name,
+            drone.started_at,
         )
-    slots = tuple(slot_of(d, by_key[d.type]) for d in alive.values() if d.state is not DroneState.BOOTING)
+    slots = tuple(
+        slot_of(d, by_key[d.type]) for d in alive.values() if d.state is not DroneState.BOOTING
+    )
     view = OverlayView(NOW - 3, job_classes(classes, jobs, kinds), slots, negotiated_at=NOW - 20)
     limits = SitePolicy("", max_drones=5_000, max_pending=500, max_starts_per_tick=200)
     return Snapshot(
@@ -166,7 +178,10 @@ def snapshot(jobs: int, classes: int, types: int, drones_alive: int) -> Snapshot
         types=kinds,
         overlay=PolledOverlay(view),
         sites={
-            name: PolledSite(name, SiteView(name, NOW - 3, seen[name], {k.name: 20 for k in kinds if k.site == name}))
+            name: PolledSite(
+                name,
+                SiteView(name, NOW - 3, seen[name], {k.name: 20 for k in kinds if k.site == name}),
+            )
             for name in names
         },
         drones=alive,

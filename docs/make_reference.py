@@ -36,10 +36,15 @@ from provisioner.simulator import report
 REFERENCE = Path(__file__).parent / "reference"
 PAGE_NOTICE = "<!-- Made by `python -m docs.make_reference`; do not edit. -->"
 
-# --------------------------------------------------------------------------------------------------------- command line
+# ---------------------------------------------------------------------------------------------------------
+# command line
 
 SHARED_OPTIONS = {f.name: group.__name__ for group in (Where, Show, Pick) for f in fields(group)}
-OPTION_GROUP_WORDS = {"Where": "where the record is", "Show": "form of the output", "Pick": "rows of a list"}
+OPTION_GROUP_WORDS = {
+    "Where": "where the record is",
+    "Show": "form of the output",
+    "Pick": "rows of a list",
+}
 
 
 def cli_page() -> str:
@@ -84,7 +89,11 @@ def _shared_options(root: LazyVerbs, context: Any) -> list[str]:
     shown = []
     for group, title in OPTION_GROUP_WORDS.items():
         shown += [f"**{title[0].upper()}{title[1:]}**", "", "| option | means |", "|---|---|"]
-        shown += [_parameter_row(p, context) for p in command.params if SHARED_OPTIONS.get(p.name) == group]
+        shown += [
+            _parameter_row(p, context)
+            for p in command.params
+            if SHARED_OPTIONS.get(p.name) == group
+        ]
         shown.append("")
     return shown[:-1]
 
@@ -92,8 +101,16 @@ def _shared_options(root: LazyVerbs, context: Any) -> list[str]:
 def _verb(path: str, command: Any, context: Any, level: str) -> list[str]:
     """Return the section of a verb and of those below it."""
     arguments = [p for p in command.params if p.param_type_name == "argument"]
-    own = [p for p in command.params if p.param_type_name == "option" and p.name not in (*SHARED_OPTIONS, "help")]
-    groups = [w for g, w in OPTION_GROUP_WORDS.items() if any(SHARED_OPTIONS.get(p.name) == g for p in command.params)]
+    own = [
+        p
+        for p in command.params
+        if p.param_type_name == "option" and p.name not in (*SHARED_OPTIONS, "help")
+    ]
+    groups = [
+        w
+        for g, w in OPTION_GROUP_WORDS.items()
+        if any(SHARED_OPTIONS.get(p.name) == g for p in command.params)
+    ]
     lines = [f"{level} `{path}`", "", *_prose(command.help or ""), ""]
     if arguments:
         lines += ["| argument | means |", "|---|---|"]
@@ -126,13 +143,18 @@ def _prose(help_text: str) -> list[str]:
     lines: list[str] = []
     for paragraph in inspect.cleandoc(help_text).split("\n\n"):
         if paragraph.startswith("\b\nExamples:"):
-            lines += ["```console", *(f"$ {line.strip()}" for line in paragraph.splitlines()[2:]), "```"]
+            lines += [
+                "```console",
+                *(f"$ {line.strip()}" for line in paragraph.splitlines()[2:]),
+                "```",
+            ]
         else:
             lines += [" ".join(paragraph.split()), ""]
     return lines
 
 
-# -------------------------------------------------------------------------------------------------------------- reasons
+# --------------------------------------------------------------------------------------------------------------
+# reasons
 
 CATEGORY_WORDS = {
     formatting.Category.CONFIGURATION: (
@@ -143,10 +165,19 @@ CATEGORY_WORDS = {
         "Nothing fits",
         "No drone type is good enough; the nearest, and where it fails first.",
     ),
-    formatting.Category.LIMIT: ("Limit", "A limit that the operator set is reached, or idle drones refuse the jobs."),
+    formatting.Category.LIMIT: (
+        "Limit",
+        "A limit that the operator set is reached, or idle drones refuse the jobs.",
+    ),
     formatting.Category.BACK_OFF: ("Back-off", "Something failed, and is left alone until a time."),
-    formatting.Category.WAITING_SITE: ("Waiting for the site", "It comes by itself, or a site has to answer first."),
-    formatting.Category.WAITING_NEGOTIATION: ("Waiting for negotiation", "The pool has not looked at the jobs yet."),
+    formatting.Category.WAITING_SITE: (
+        "Waiting for the site",
+        "It comes by itself, or a site has to answer first.",
+    ),
+    formatting.Category.WAITING_NEGOTIATION: (
+        "Waiting for negotiation",
+        "The pool has not looked at the jobs yet.",
+    ),
     formatting.Category.START: ("Why a drone is started", ""),
     formatting.Category.LEAVE: ("Why a drone leaves", ""),
     formatting.Category.STEP: ("What became known of a drone", ""),
@@ -190,13 +221,23 @@ REASON_EXAMPLES: tuple[reasons.Reason, ...] = (
     r.LimitReached("max_drones", "horeka/h100", 40, 40),
     r.GroupQuota("physics.atlas", 8, 8),
     r.PoolLimit("concurrency limit licence is used up"),
-    r.ExclusiveOnly(2, 604800.0, 1769860800.0, "job schedd.example.org#204.17 in kit-x7q2-31: faulted on a shared GPU"),
+    r.ExclusiveOnly(
+        2,
+        604800.0,
+        1769860800.0,
+        "job schedd.example.org#204.17 in kit-x7q2-31: faulted on a shared GPU",
+    ),
     r.OwnerRisk("topas", 3600.0, 60.0, 0.017, 120.0),
     r.AwaitingCheaperType("gridka-cloud/a100", 240.0, 550.0),
     r.ExistingDronesSuffice(12.0, 40),
     r.HeadroomYields("day-shift", 4),
     r.BackingOff("horeka", 1769860800.0, "denied", "token has expired"),
-    r.StartsUnmatched("horeka/a100", 1769860800.0, 2, "kit-x7q2-31 idled until it left, and no job of the class came"),
+    r.StartsUnmatched(
+        "horeka/a100",
+        1769860800.0,
+        2,
+        "kit-x7q2-31 idled until it left, and no job of the class came",
+    ),
     r.IdleDroneRefuses("kit-x7q2-17", "topas/a100", "avoids", 2, 1769860800.0),
     r.SiteFull("topas/v100", "cpus 8 > 2 of this host"),
     r.GpusStranded("cluster/h100", 63, 504, "cpus", 8, 2),
@@ -244,13 +285,21 @@ def reasons_page() -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-_TYPE_WORDS = {"bool": "boolean", "str": "text", "int": "integer", "float": "number", "int | None": "integer or null"}
+_TYPE_WORDS = {
+    "bool": "boolean",
+    "str": "text",
+    "int": "integer",
+    "float": "number",
+    "int | None": "integer or null",
+}
 
 
 def _reason_lines(example: reasons.Reason) -> list[str]:
     meaning = inspect.getdoc(type(example)) or ""
     has_meaning = meaning and not meaning.startswith(f"{type(example).__name__}(")
-    named = ", ".join(f"`{f.name}` ({_TYPE_WORDS[str(f.type)]})" for f in fields(example) if f.name != "kind")
+    named = ", ".join(
+        f"`{f.name}` ({_TYPE_WORDS[str(f.type)]})" for f in fields(example) if f.name != "kind"
+    )
     return [
         f"### `{example.kind}`",
         "",
@@ -261,7 +310,8 @@ def _reason_lines(example: reasons.Reason) -> list[str]:
     ]
 
 
-# -------------------------------------------------------------------------------------------------------- configuration
+# --------------------------------------------------------------------------------------------------------
+# configuration
 
 INTRODUCTION = """\
 <!-- Made by `python -m docs.make_reference`; do not edit. -->
@@ -310,7 +360,10 @@ def _sections(model: type[BaseModel], path: str) -> Iterator[str]:
     if doc:
         yield f"{' '.join(doc.split())}\n"
     rows = [_row(key, field) for key, field in fields_of(model).items()]
-    yield "\n".join(["| Key | Value | Default | Meaning | Example |", "|---|---|---|---|---|", *rows]) + "\n"
+    yield (
+        "\n".join(["| Key | Value | Default | Meaning | Example |", "|---|---|---|---|---|", *rows])
+        + "\n"
+    )
     for key, field in fields_of(model).items():
         for below, suffix in _models_below(field.annotation):
             yield from _sections(below, f"{path}.{key}{suffix}".lstrip("."))
@@ -370,7 +423,9 @@ def in_words(annotation: Any, metadata: Sequence[Any] = ()) -> str:
     unit = unit_of(annotation, metadata)
     if unit is not None:
         return unit.name
-    return " or ".join(dict.fromkeys(_member_in_words(member) for member in union_members(annotation)))
+    return " or ".join(
+        dict.fromkeys(_member_in_words(member) for member in union_members(annotation))
+    )
 
 
 def _member_in_words(member: Any) -> str:
@@ -425,7 +480,8 @@ def _default(field: FieldInfo) -> str:
     return f"`{unit.format(value)}`" if value or unit.name in ("duration", "GPUs") else ""
 
 
-# -------------------------------------------------------------------------------------------------------------- metrics
+# --------------------------------------------------------------------------------------------------------------
+# metrics
 
 METRICS_INTRODUCTION = """\
 # Metrics
@@ -451,12 +507,20 @@ METRIC_LABELS = {
     "grace": "`within` the grace period and the stop timeout of the site, or `over` both",
     "version": "version of the program that reads the record",
 }
-"""The labels of all metrics. None has more values than the configuration has sites and types, or the code has words."""
+"""The labels of all metrics.
+
+None has more values than the configuration has sites and types, or the code has words.
+"""
 
 
 def metrics_page() -> str:
     """Return ``docs/reference/metrics.md``."""
-    lines = [PAGE_NOTICE, "", METRICS_INTRODUCTION, "| metric | kind | labels | meaning | shown in | alerts |"]
+    lines = [
+        PAGE_NOTICE,
+        "",
+        METRICS_INTRODUCTION,
+        "| metric | kind | labels | meaning | shown in | alerts |",
+    ]
     lines.append("|---|---|---|---|---|---|")
     for spec in METRICS:
         parts = re.compile(rf"\b(?:{'|'.join(spec.parts)})\b")
@@ -477,7 +541,8 @@ def metrics_page() -> str:
     return "\n".join(lines) + "\n"
 
 
-# ---------------------------------------------------------------------------------------------------------------- files
+# ----------------------------------------------------------------------------------------------------------------
+# files
 
 PAGES: dict[str, Callable[[], str]] = {
     "cli.md": cli_page,
@@ -494,14 +559,26 @@ PAGES: dict[str, Callable[[], str]] = {
 def stale_files(directory: Path = REFERENCE) -> list[Path]:
     """Return the files that do not exist or differ from what the code makes."""
     made = {directory / name: page() for name, page in PAGES.items()}
-    return [path for path, text in made.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
+    return [
+        path
+        for path, text in made.items()
+        if not path.exists() or path.read_text(encoding="utf-8") != text
+    ]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write the files, or name the stale ones. Return the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m docs.make_reference", description="Make the generated reference.")
-    parser.add_argument("directory", nargs="?", type=Path, default=REFERENCE, help="default: docs/reference")
-    parser.add_argument("--check", action="store_true", help="write nothing; name stale files and exit with 1 if any")
+    parser = argparse.ArgumentParser(
+        prog="python -m docs.make_reference", description="Make the generated reference."
+    )
+    parser.add_argument(
+        "directory", nargs="?", type=Path, default=REFERENCE, help="default: docs/reference"
+    )
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="write nothing; name stale files and exit with 1 if any",
+    )
     given = parser.parse_args(arguments)
     if not given.directory.is_dir():
         parser.error(f"no such directory: {given.directory}")

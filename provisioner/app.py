@@ -21,7 +21,12 @@ from provisioner.config.credentials import credentials_of
 from provisioner.controller.clock import SteadyClock
 from provisioner.controller.loop import Controller
 from provisioner.controller.polling import CredentialSource, LazySite, fault_of, within
-from provisioner.controller.shadow import SHADOW_SUFFIX, decide_without_orders, observed_overlay, observed_site
+from provisioner.controller.shadow import (
+    SHADOW_SUFFIX,
+    decide_without_orders,
+    observed_overlay,
+    observed_site,
+)
 from provisioner.formatting import credential_trouble
 from provisioner.interfaces import Overlay, UnavailableError
 from provisioner.planner import planner_with_memory
@@ -35,17 +40,21 @@ CLOSE_S = 20.0
 """Longest time to connect a site, and to leave it."""
 
 
-async def run(path: Path, *, once: bool = False, root: Path | None = None, shadow: bool = False) -> int:
+async def run(
+    path: Path, *, once: bool = False, root: Path | None = None, shadow: bool = False
+) -> int:
     """Run the controller until SIGTERM or SIGINT; with ``once`` for a single tick. Return the exit code.
 
-    At a second SIGTERM it does not wait for orders under way: 1. SIGHUP reads the configuration again. Drones outlive
-    the controller: the next one takes them over.
+    At a second SIGTERM it does not wait for orders under way: 1. SIGHUP reads the configuration
+    again. Drones outlive the controller: the next one takes them over.
 
-    A ``shadow`` polls, decides and records, and gives no order: see :mod:`provisioner.controller.shadow`.
+    A ``shadow`` polls, decides and records, and gives no order: see
+    :mod:`provisioner.controller.shadow`.
 
-    ``root`` is the directory from which relative paths in the files start, where that is not the files' own directory.
-    Raises ConfigError, StoreError (StoreHeldError: another controller runs), AdapterError (of the overlay, or of an
-    adapter while it is built), AdapterBrokenError and AdapterUnknownError.
+    ``root`` is the directory from which relative paths in the files start, where that is not the
+    files' own directory. Raises ConfigError, StoreError (StoreHeldError: another controller runs),
+    AdapterError (of the overlay, or of an adapter while it is built), AdapterBrokenError and
+    AdapterUnknownError.
     """
     settings = load(path, root=root)
     stop, hangup = _signals()
@@ -54,7 +63,12 @@ async def run(path: Path, *, once: bool = False, root: Path | None = None, shado
             controller, adapters = await _opened(stack, settings, shadow=shadow)
             controller.on_reload = hangup.set
             drones = controller.store.drones
-            log.info("controller.started", controller=controller.name, sites=sorted(adapters.sites), drones=len(drones))
+            log.info(
+                "controller.started",
+                controller=controller.name,
+                sites=sorted(adapters.sites),
+                drones=len(drones),
+            )
             if once:
                 report = await controller.tick()
                 return 0 if report.recorded and not report.faults else 1
@@ -68,7 +82,8 @@ async def run(path: Path, *, once: bool = False, root: Path | None = None, shado
         if not stop.is_set():
             raise
         log.warning(
-            "controller.aborted", drones="go on; what was asked for and not answered is settled by the next controller"
+            "controller.aborted",
+            drones="go on; what was asked for and not answered is settled by the next controller",
         )
         return 1
 
@@ -76,8 +91,9 @@ async def run(path: Path, *, once: bool = False, root: Path | None = None, shado
 def _signals() -> tuple[asyncio.Event, asyncio.Event]:
     """Return two events: a request to stop, and a request to read the configuration again.
 
-    A second request to stop cancels this task; the third ends the process as it would end any. Signals that other
-    programs send by habit, as tools that rotate logs do, are only logged: by default they would end the process.
+    A second request to stop cancels this task; the third ends the process as it would end any.
+    Signals that other programs send by habit, as tools that rotate logs do, are only logged: by
+    default they would end the process.
     """
     stop, hangup = asyncio.Event(), asyncio.Event()
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
@@ -101,19 +117,30 @@ def _signals() -> tuple[asyncio.Event, asyncio.Event]:
     return stop, hangup
 
 
-async def _opened(stack: AsyncExitStack, settings: Settings, *, shadow: bool) -> tuple[Controller, Adapters]:
+async def _opened(
+    stack: AsyncExitStack, settings: Settings, *, shadow: bool
+) -> tuple[Controller, Adapters]:
     limits, name = settings.store, settings.controller + SHADOW_SUFFIX * shadow
     store = SqlStore(
-        limits.path, name, keep_s=limits.keep, snapshots=limits.snapshots, series_s=limits.series, shadow=shadow
+        limits.path,
+        name,
+        keep_s=limits.keep,
+        snapshots=limits.snapshots,
+        series_s=limits.series,
+        shadow=shadow,
     )
     await stack.enter_async_context(store)
     adapters = await stack.enter_async_context(Adapters(settings, shadow))
-    overlay: Overlay = loader.overlay_adapter(settings.overlay.adapter)(settings.overlay.options, name)
+    overlay: Overlay = loader.overlay_adapter(settings.overlay.adapter)(
+        settings.overlay.options, name
+    )
     overlay = observed_overlay(overlay) if shadow else overlay
     try:
         await within(CONNECT_S, stack.enter_async_context(overlay))
     except TimeoutError:
-        raise UnavailableError(f"overlay {settings.overlay.adapter}: not connected after {CONNECT_S:g} s") from None
+        raise UnavailableError(
+            f"overlay {settings.overlay.adapter}: not connected after {CONNECT_S:g} s"
+        ) from None
     controller = Controller(
         name=name,
         policy=settings.policy,
@@ -121,7 +148,9 @@ async def _opened(stack: AsyncExitStack, settings: Settings, *, shadow: bool) ->
         overlay=overlay,
         sites=adapters.sites,
         store=store,
-        clock=SteadyClock(not_before=store.committed.recorded_at, drift_s=store.committed.recorded_drift_s),
+        clock=SteadyClock(
+            not_before=store.committed.recorded_at, drift_s=store.committed.recorded_drift_s
+        ),
         interval_s=settings.interval_s,
         active_interval_s=settings.active_interval_s,
         credentials=_credential_sources(settings),
@@ -139,16 +168,21 @@ async def _reloads(
         hangup.clear()
         try:
             change, under_way = await _reloaded(path, root, controller, adapters)
-        except Exception as error:  # whatever a file or an adapter causes, the controller must not end for it
+        except Exception as error:
+            # whatever a file or an adapter causes, the controller must not end for it
             known = isinstance(error, ConfigError | ConfigNotAppliedError)
             problems = str(error) if known else f"{type(error).__name__}: {error}"
             if not known:
                 log.exception("config.reload_failed", file=str(path))
-            await controller.event("config.rejected", warn=True, file=str(path), problems=problems[:4000])
+            await controller.event(
+                "config.rejected", warn=True, file=str(path), problems=problems[:4000]
+            )
             continue
         told = {"changes": "; ".join(change.notes) or "nothing changed"}
         found = await asyncio.to_thread(_credential_troubles, adapters.settings)
-        await controller.event("config.reloaded", **told, **({"credentials": "\n".join(found)} if found else {}))  # type: ignore[arg-type]
+        if found:
+            told["credentials"] = "\n".join(found)
+        await controller.event("config.reloaded", **told)  # type: ignore[arg-type]
         if adapters.leaving and under_way:
             await asyncio.wait(under_way)
         await adapters.close_leaving()
@@ -159,9 +193,11 @@ async def _reloaded(
 ) -> tuple[ConfigChange, Collection[asyncio.Task[Any]]]:
     """Read and take over the configuration. Return the change, and the orders that replaced adapters still carry out.
 
-    Raises ConfigError, ConfigNotAppliedError, or whatever else fails; then the old configuration stays in force.
+    Raises ConfigError, ConfigNotAppliedError, or whatever else fails; then the old configuration
+    stays in force.
     """
-    new = await asyncio.to_thread(load, path, root=root)  # adapters may look at this host, ask an interpreter
+    # adapters may look at this host, ask an interpreter
+    new = await asyncio.to_thread(load, path, root=root)
     live = Counter(d.site for d in controller.store.drones.values())
     change = changes(adapters.settings, new, live)
     if change.refused:
@@ -170,7 +206,9 @@ async def _reloaded(
     async with controller.between_ticks:
         adapters.become(new, opened)
         intervals, credentials = (new.interval_s, new.active_interval_s), _credential_sources(new)
-        return change, controller.apply(new.policy, new.types, adapters.sites, *intervals, credentials)
+        return change, controller.apply(
+            new.policy, new.types, adapters.sites, *intervals, credentials
+        )
 
 
 def _credential_troubles(settings: Settings) -> list[str]:
@@ -232,14 +270,18 @@ class Adapters:
             if not isinstance(error, Exception):
                 raise
             await self.close_leaving()
-            raise ConfigNotAppliedError(f"site {spec.name}: {fault_of(error, 0.0).message}") from error
+            raise ConfigNotAppliedError(
+                f"site {spec.name}: {fault_of(error, 0.0).message}"
+            ) from error
         return sites
 
     def become(self, new: Settings, opened: Mapping[str, LazySite]) -> None:
         """Take over the sites that :meth:`opened` returned for ``new``."""
         before = self.sites
         self.sites = {s.name: opened.get(s.name) or before[s.name] for s in new.sites}
-        self.leaving += [(name, site) for name, site in before.items() if self.sites.get(name) is not site]
+        self.leaving += [
+            (name, site) for name, site in before.items() if self.sites.get(name) is not site
+        ]
         self.settings = new
 
     async def close_leaving(self) -> None:

@@ -1,8 +1,8 @@
 """Estimates that the planner uses: run times of jobs, start delays, growth of owners, and idle times.
 
-They are values only; :mod:`provisioner.controller.estimation` collects them. :class:`Estimates` is part of the
-snapshot, so that a plan made from it can be repeated. Nothing depends on an estimate: where nothing is known, nothing
-is held back.
+They are values only; :mod:`provisioner.controller.estimation` collects them. :class:`Estimates` is
+part of the snapshot, so that a plan made from it can be repeated. Nothing depends on an estimate:
+where nothing is known, nothing is held back.
 """
 
 from __future__ import annotations
@@ -44,8 +44,9 @@ class OwnerGrowth:
     def chances(self, head_milli: int) -> tuple[float, ...]:
         """Return, for each horizon, the probability that the owner grows by more than ``head_milli``.
 
-        A growth that was never seen can still happen, above all over a horizon that was observed few times. So one
-        observation is added: half of it counts as such a growth, and half as none (Jeffreys' prior).
+        A growth that was never seen can still happen, above all over a horizon that was observed
+        few times. So one observation is added: half of it counts as such a growth, and half as none
+        (Jeffreys' prior).
         """
         found = []
         for horizon_s, row in zip(HORIZONS_S, self.gpu_milli, strict=False):
@@ -67,7 +68,9 @@ class Estimates:
     gaps: Mapping[str, int] = field(default_factory=dict)
     """By site: number of known gaps between two jobs of a drone."""
 
-    def runs_of(self, owner: str, gpu_milli: int, cpus: int, memory_mib: int, walltime_s: float) -> tuple[float, ...]:
+    def runs_of(
+        self, owner: str, gpu_milli: int, cpus: int, memory_mib: int, walltime_s: float
+    ) -> tuple[float, ...]:
         """Return equally likely run times of jobs, never longer than declared."""
         mine, _, _ = keys = run_keys(owner, gpu_milli, cpus, memory_mib)
         if walltime_s and mine not in self.runs:

@@ -1,8 +1,8 @@
 """Words at the edge: one English line per reason with its numbers, words for states, times, ages and sizes.
 
-A line depends on the reason alone. Times are ISO-8601 in UTC (but see :func:`local_times`), ages short (``3d4h``).
-Text that comes from a site or the pool is untrusted and passes :func:`sanitize`: no control sequence reaches
-a terminal.
+A line depends on the reason alone. Times are ISO-8601 in UTC (but see :func:`local_times`), ages
+short (``3d4h``). Text that comes from a site or the pool is untrusted and passes :func:`sanitize`:
+no control sequence reaches a terminal.
 """
 
 from __future__ import annotations
@@ -98,7 +98,11 @@ def ago(at: float, now: float) -> str:
 
 def number(value: float) -> str:
     """Return ``40``, ``0.5``: no trailing zeros, no exponent for what people count."""
-    return f"{value:.3f}".rstrip("0").rstrip(".") if value == value and abs(value) < 1e15 else str(value)
+    return (
+        f"{value:.3f}".rstrip("0").rstrip(".")
+        if value == value and abs(value) < 1e15
+        else str(value)
+    )
 
 
 def seconds(value: float) -> str:
@@ -157,7 +161,8 @@ _EXIT_REPORT = re.compile(r"drone=\S*(?: [a-z_]+=\S*)+")
 def excerpt(text: str) -> str:
     """Return a message of a site or pool for people: sanitised, cut, the exit report of a drone decoded.
 
-    ``drone=kit-1 exit=0 reason=idle ... why=no%20claim``, alone or within a sentence, becomes ``idle: no claim``.
+    ``drone=kit-1 exit=0 reason=idle ... why=no%20claim``, alone or within a sentence, becomes
+    ``idle: no claim``.
     """
     if "drone=" in text:
         text = _EXIT_REPORT.sub(_decoded, text)
@@ -185,21 +190,28 @@ def amounts(wanted: str, offered: str) -> tuple[str, str]:
 
 def _in_gib(text: str) -> str:
     mib, _, unit = text.partition(" ")
-    return size(int(mib)) if unit == "MiB" and mib.isascii() and mib.isdecimal() and len(mib) < 16 else text
+    return (
+        size(int(mib))
+        if unit == "MiB" and mib.isascii() and mib.isdecimal() and len(mib) < 16
+        else text
+    )
 
 
 def _q(text: str) -> str:
     return sanitize(text, SHORT_TEXT).strip() or "?"
 
 
-_NUMBERED = re.compile(r"(?P<before>[^.\[\],]*?)(?P<number>[0-9]{1,15})(?P<after>[^0-9.\[\],]*(?:\.[^\[\],]*)?)")
+_NUMBERED = re.compile(
+    r"(?P<before>[^.\[\],]*?)(?P<number>[0-9]{1,15})(?P<after>[^0-9.\[\],]*(?:\.[^\[\],]*)?)"
+)
 """The last number in the part before the first dot; names with a bracket or a comma in them are left alone."""
 
 
 def fold_hostlist(names: Iterable[str]) -> str:
     """Return node names as Slurm and pdsh write them: ``topas-a100-[1-3,7].example.org``.
 
-    Names that differ only in the last number of their first part stand together, if the numbers have as many digits.
+    Names that differ only in the last number of their first part stand together, if the numbers
+    have as many digits.
     """
     alone: set[str] = set()
     series: dict[tuple[str, str, int], set[int]] = {}
@@ -211,9 +223,18 @@ def fold_hostlist(names: Iterable[str]) -> str:
             alone.add(name)
     parts = sorted(alone)
     for (before, after, width), numbers in sorted(series.items()):
-        runs = [[n for _, n in run] for _, run in groupby(enumerate(sorted(numbers)), lambda pair: pair[1] - pair[0])]
-        spans = [f"{run[0]:0{width}}" + (f"-{run[-1]:0{width}}" if len(run) > 1 else "") for run in runs]
-        parts.append(f"{before}[{','.join(spans)}]{after}" if len(numbers) > 1 else f"{before}{spans[0]}{after}")
+        runs = [
+            [n for _, n in run]
+            for _, run in groupby(enumerate(sorted(numbers)), lambda pair: pair[1] - pair[0])
+        ]
+        spans = [
+            f"{run[0]:0{width}}" + (f"-{run[-1]:0{width}}" if len(run) > 1 else "") for run in runs
+        ]
+        parts.append(
+            f"{before}[{','.join(spans)}]{after}"
+            if len(numbers) > 1
+            else f"{before}{spans[0]}{after}"
+        )
     return ",".join(parts)
 
 
@@ -300,7 +321,9 @@ def _exclusive_only(reason: r.ExclusiveOnly) -> str:
 def _nothing_fits(reason: r.NothingFits) -> str:
     wanted, offered = amounts(reason.requested, reason.available)
     nearest = (
-        f"nearest is {_q(reason.nearest)} with {_q(offered)}" if reason.nearest else "there is no drone type at all"
+        f"nearest is {_q(reason.nearest)} with {_q(offered)}"
+        if reason.nearest
+        else "there is no drone type at all"
     )
     remedy = "; a CPU drone type (`gpus: 0`) of their size would do" if reason.gpu_optional else ""
     return f"no drone type fits: {_q(reason.dimension)} must be {_q(wanted)}; {nearest}{remedy}"
@@ -332,7 +355,9 @@ def _stale(reason: r.StaleView) -> str:
 def _owner_claim(reason: r.PreemptedForOwner) -> str:
     where = f" on {_q(reason.node)}" if reason.node else ""
     size = f", {number(reason.gpus)} GPUs each," if reason.gpus else ","
-    cost = f"; {number(reason.lost_gpu_s)} {_q(reason.unit)} of work go" if reason.lost_gpu_s else ""
+    cost = (
+        f"; {number(reason.lost_gpu_s)} {_q(reason.unit)} of work go" if reason.lost_gpu_s else ""
+    )
     waits = f"{count(reason.waiting, 'job')} of theirs{size} waiting {seconds(reason.waited_s)}"
     return f"the owner of the hardware needs it{where}: {waits}{cost}"
 
@@ -347,9 +372,15 @@ def _stranded(reason: r.GpusStranded) -> str:
 
 
 def _taken_back(reason: r.Preempted) -> str:
-    grace = f" {seconds(reason.notice_s)} after the notice (of {seconds(reason.grace_s)})" if reason.notice_s else ""
+    grace = (
+        f" {seconds(reason.notice_s)} after the notice (of {seconds(reason.grace_s)})"
+        if reason.notice_s
+        else ""
+    )
     jobs = count(reason.lost_jobs, "job")
-    lost = f"{jobs}, {number(reason.lost_gpu_s)} {_q(reason.unit)}" if reason.lost_jobs else "no work"
+    lost = (
+        f"{jobs}, {number(reason.lost_gpu_s)} {_q(reason.unit)}" if reason.lost_jobs else "no work"
+    )
     return f"taken back for the owner{grace}, {lost} lost{_tail(reason.message)}"
 
 
@@ -390,7 +421,9 @@ _SENTENCES: Mapping[Category, Mapping[type, str | Callable[[Any], str]]] = {
         r.NeverArrived: lambda x: (
             f"the order never arrived: not in the site's listings for {_over(x.waited_s, x.limit_s)}"
         ),
-        r.Disappeared: lambda x: f"gone from the site: missing from its listings for {_over(x.missing_s, x.limit_s)}",
+        r.Disappeared: lambda x: (
+            f"gone from the site: missing from its listings for {_over(x.missing_s, x.limit_s)}"
+        ),
         r.EndedAtSite: _ended,
         r.DemandReturned: "back into service: {waiting:job} of class {class_id} wait that it can run",
         r.Preempted: _taken_back,
@@ -421,14 +454,20 @@ _SENTENCES: Mapping[Category, Mapping[type, str | Callable[[Any], str]]] = {
         r.BlackHoleNode: "its node {node} is avoided until {until:time}: {failures:drone} on it ate jobs{message:tail}",
         r.Unneeded: "no waiting job needs it any more, and it was only {state}",
         r.StateTimeout: lambda x: f"{_q(x.state)} for {_over(x.for_s, x.limit_s)}",
-        r.LeftPool: lambda x: f"out of the pool for {_over(x.for_s, x.limit_s)} while the site still runs it",
+        r.LeftPool: lambda x: (
+            f"out of the pool for {_over(x.for_s, x.limit_s)} while the site still runs it"
+        ),
         r.OperatorRequested: "{by} asked{text:tail}",
         r.PreemptedForOwner: _owner_claim,
         r.ReserveReclaimed: "it stands on what {node} keeps for a free GPU, and a GPU job waits",
         r.TypeRemoved: "drone type {type} is no longer in the configuration",
         r.Orphan: lambda x: (
             "carries our tag at the site, but "
-            + (f"on record it ended as {_q(x.recorded_end)}" if x.recorded_end else "there is no record of it")
+            + (
+                f"on record it ended as {_q(x.recorded_end)}"
+                if x.recorded_end
+                else "there is no record of it"
+            )
         ),
     },
     Category.CONFIGURATION: {
@@ -437,7 +476,8 @@ _SENTENCES: Mapping[Category, Mapping[type, str | Callable[[Any], str]]] = {
         "`provisioner snapshot`",
         r.InvalidAction: "left out of the plan as invalid{promise:tail}. Report it with `provisioner snapshot`",
         r.SiteDisabled: lambda x: (
-            f"site {_q(x.site)} is disabled " + (f"by {_q(x.by)}{_tail(x.text)}" if x.by else "in the configuration")
+            f"site {_q(x.site)} is disabled "
+            + (f"by {_q(x.by)}{_tail(x.text)}" if x.by else "in the configuration")
         ),
         r.UnknownDrone: "no live drone {drone_id} is on record",
         r.OrphansKept: "{drones:drone} named {record}-* at {site} are not on record: neither used nor stopped. If the "
@@ -497,7 +537,11 @@ _SENTENCES: Mapping[Category, Mapping[type, str | Callable[[Any], str]]] = {
         r.NodeReserved: lambda x: (
             f"node {_q(x.node)} at {_q(x.site)} is reserved for a job of class {_q(x.class_id)} with"
             f" {number(x.gpus)} GPUs: its room is expected to be free at {iso(x.at)}"
-            + (f", {age(x.overran_s)} later than promised, as a running job overran" if x.overran_s else "")
+            + (
+                f", {age(x.overran_s)} later than promised, as a running job overran"
+                if x.overran_s
+                else ""
+            )
         ),
         r.UserTurn: "when drones are started, the user of these jobs comes as number {place} of {users} with waiting "
         "jobs: they hold {gpus} GPUs, which count {factor} times by their effective priority",
@@ -505,7 +549,13 @@ _SENTENCES: Mapping[Category, Mapping[type, str | Callable[[Any], str]]] = {
         r.DemandCovered: lambda x: (
             f"{count(x.jobs, 'job')} will be taken by free slots and {count(x.drones, 'drone')} on the way"
             + (f" ({number(x.delayed)} delayed" if x.delayed else "")
-            + (f"; no other is started: {_q(x.held_back)})" if x.held_back else ")" if x.delayed else "")
+            + (
+                f"; no other is started: {_q(x.held_back)})"
+                if x.held_back
+                else ")"
+                if x.delayed
+                else ""
+            )
         ),
         r.AwaitingIdleGpu: lambda x: (
             "a GPU is optional for these jobs: they wait for an idle GPU"
@@ -516,7 +566,9 @@ _SENTENCES: Mapping[Category, Mapping[type, str | Callable[[Any], str]]] = {
         r.StaleView: _stale,
         r.AllVanished: "{drones:drone} vanished from the listing of {site} at once: not believed yet",
     },
-    Category.WAITING_NEGOTIATION: {r.AwaitingNegotiation: "{fresh:job} so new that no negotiation cycle has seen them"},
+    Category.WAITING_NEGOTIATION: {
+        r.AwaitingNegotiation: "{fresh:job} so new that no negotiation cycle has seen them"
+    },
 }
 """Sentence of each reason, by category: a text with its fields, or a function of the reason."""
 _CATEGORIES = {kind: category for category, sentences in _SENTENCES.items() for kind in sentences}
@@ -533,7 +585,9 @@ def describe(reason: Reason) -> str:
     sentence = _SENTENCES[category(reason)][type(reason)]
     if callable(sentence):
         return sentence(reason)
-    return _SENTENCE_FORMATTER.vformat(sentence, (), {f.name: getattr(reason, f.name) for f in fields(reason)})
+    return _SENTENCE_FORMATTER.vformat(
+        sentence, (), {f.name: getattr(reason, f.name) for f in fields(reason)}
+    )
 
 
 _ADVISED_CHANGES = {
@@ -560,7 +614,11 @@ _START_OUTCOMES = {
 
 def about(wait_s: float) -> str:
     """Return a waiting time as people say it: ``17 minutes``, ``9 hours``, ``3 days``."""
-    for unit_s, least_s, unit in ((86400.0, 172800.0, "day"), (3600.0, 7200.0, "hour"), (60.0, 0.0, "minute")):
+    for unit_s, least_s, unit in (
+        (86400.0, 172800.0, "day"),
+        (3600.0, 7200.0, "hour"),
+        (60.0, 0.0, "minute"),
+    ):
         if wait_s >= least_s:
             return count(max(1, round(wait_s / unit_s)), unit)
     return "-"
@@ -569,7 +627,11 @@ def about(wait_s: float) -> str:
 def _when(forecast: StartForecast) -> str:
     if forecast.wait_s is None:
         return _START_OUTCOMES[forecast.outcome]
-    return f"it starts in about {about(forecast.wait_s)}" if forecast.wait_s >= 1 else "it starts at once"
+    return (
+        f"it starts in about {about(forecast.wait_s)}"
+        if forecast.wait_s >= 1
+        else "it starts at once"
+    )
 
 
 def advise(advice: RequestAdvice) -> str:

@@ -1,6 +1,7 @@
 """Names of GPU models: one form to compare them, and the name that a driver has for them.
 
-People, drivers and sites write ``H100-80GB-HBM3``, ``NVIDIA H100 80GB HBM3`` and ``nvidia_h100_80gb_hbm3`` for one GPU.
+People, drivers and sites write ``H100-80GB-HBM3``, ``NVIDIA H100 80GB HBM3`` and
+``nvidia_h100_80gb_hbm3`` for one GPU.
 """
 
 from __future__ import annotations

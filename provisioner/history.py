@@ -1,6 +1,7 @@
 """Past of sites and pools by their own records, read once while too little has been measured.
 
-Adapters return these values; :mod:`provisioner.controller.history` asks for them and adds them to the estimates.
+Adapters return these values; :mod:`provisioner.controller.history` asks for them and adds them to
+the estimates.
 """
 
 from __future__ import annotations
@@ -34,7 +35,10 @@ class SiteHistoryView:
     """Past of a site, by its own records. Times are seconds since the epoch."""
 
     owner_steps: tuple[tuple[float, int], ...] = ()
-    """Times, ascending, and GPUs in thousandths that the owner held from then on. Unknown before the first."""
+    """Times, ascending, and GPUs in thousandths that the owner held from then on.
+
+    Unknown before the first.
+    """
     starts: tuple[PastStart, ...] = ()
     left_out: bool = False
     """There was more than :data:`MAX_HISTORY_ROWS`: only the newest is here."""
@@ -49,7 +53,9 @@ class RunHistoryView:
     """There was more, as in :class:`SiteHistoryView`, or a queue did not answer."""
 
 
-def use_steps(holds: Iterable[tuple[float, float, int]], since: float, until: float) -> tuple[tuple[float, int], ...]:
+def use_steps(
+    holds: Iterable[tuple[float, float, int]], since: float, until: float
+) -> tuple[tuple[float, int], ...]:
     """Return the sum of what jobs held from ``since`` to ``until``, as steps. ``holds``: start, end and amount of each.
 
     Jobs that end before they start, and amounts below 1, are left out.

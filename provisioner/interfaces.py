@@ -1,13 +1,14 @@
 """The interfaces of sites and overlays, and the four errors that their adapters may raise.
 
-An adapter is a plain class with these methods; nothing is inherited. It is found by its entry point (groups
-``provisioner.sites`` and ``provisioner.overlays``) and built as ``cls(name, config, types, controller)`` (site) or
-``cls(config, controller)`` (overlay). ``config`` is an instance of the class attribute ``Config``, a pydantic model
-with ``extra="forbid"``.
+An adapter is a plain class with these methods; nothing is inherited. It is found by its entry point
+(groups ``provisioner.sites`` and ``provisioner.overlays``) and built as ``cls(name, config, types,
+controller)`` (site) or ``cls(config, controller)`` (overlay). ``config`` is an instance of the
+class attribute ``Config``, a pydantic model with ``extra="forbid"``.
 
-``async with`` connects and disconnects. A site that cannot be connected is tried again at each poll, and it may be left
-in another task than it was entered in. Calls overlap: a poll with an order, a stop with a start. What an adapter may
-offer beyond these methods is a protocol of its own, ``Supports...``.
+``async with`` connects and disconnects. A site that cannot be connected is tried again at each
+poll, and it may be left in another task than it was entered in. Calls overlap: a poll with an
+order, a stop with a start. What an adapter may offer beyond these methods is a protocol of its own,
+``Supports...``.
 """
 
 from __future__ import annotations
@@ -17,7 +18,16 @@ from typing import Any, Protocol, Self, runtime_checkable
 
 from provisioner import model
 from provisioner.history import RunHistoryView, SiteHistoryView
-from provisioner.model import DroneId, DroneType, FaultKind, OrderResult, SitePolicy, SiteView, StartOrder, StopOrder
+from provisioner.model import (
+    DroneId,
+    DroneType,
+    FaultKind,
+    OrderResult,
+    SitePolicy,
+    SiteView,
+    StartOrder,
+    StopOrder,
+)
 from provisioner.values import frozen
 
 
@@ -64,19 +74,24 @@ class Site(Protocol):
     async def poll(self) -> SiteView:
         """Return one listing of everything that carries this controller's tag. One that may be partial is an error.
 
-        It includes every drone whose start was answered with ``OrderOutcome.OK`` before the call, ended drones for as
-        long as the site remembers them, and free capacity where the site reports it.
+        It includes every drone whose start was answered with ``OrderOutcome.OK`` before the call,
+        ended drones for as long as the site remembers them, and free capacity where the site
+        reports it.
         """
         ...
 
     async def start(self, orders: Sequence[StartOrder]) -> Sequence[OrderResult]:
-        """Start drones, one result per order. Idempotent under the drone id. Raising concerns the whole batch."""
+        """Start drones, one result per order.
+
+        Idempotent under the drone id. Raising concerns the whole batch.
+        """
         ...
 
     async def stop(self, orders: Sequence[StopOrder]) -> Sequence[OrderResult]:
         """Stop drones with notice and grace (at once with ``kill``).
 
-        Return when that is requested, not when they are gone. A drone that is already gone is ``OrderOutcome.OK``.
+        Return when that is requested, not when they are gone. A drone that is already gone is
+        ``OrderOutcome.OK``.
         """
         ...
 
@@ -94,7 +109,10 @@ class AuditFinding:
 
 @runtime_checkable
 class SupportsAudit(Protocol):
-    """A site that can report where it does not enforce the policy (``provisioner check --live``). Optional."""
+    """A site that can report where it does not enforce the policy (``provisioner check --live``).
+
+    Optional.
+    """
 
     async def audit(self, policy: SitePolicy) -> Sequence[AuditFinding]:
         """Return every gap that can be seen from here; nothing is changed. The four errors as in ``poll``."""
@@ -108,7 +126,8 @@ class SupportsProbe(Protocol):
     async def probe(self, *, here: bool) -> Sequence[AuditFinding]:
         """Return every gap that can be found without changing anything. The four errors as in ``poll``.
 
-        ``here``: drones will also run on this host, as the class of a site's adapter says by ``on_this_host``.
+        ``here``: drones will also run on this host, as the class of a site's adapter says by
+        ``on_this_host``.
         """
         ...
 
@@ -117,14 +136,16 @@ class SupportsProbe(Protocol):
 class SupportsForget(Protocol):
     """An overlay that can remove the slots of drones that died without leaving it. Optional.
 
-    Without it jobs may be matched to the slot of a dead drone until the pool forgets that by itself.
+    Without it jobs may be matched to the slot of a dead drone until the pool forgets that by
+    itself.
     """
 
     async def forget(self, ended_at: Mapping[DroneId, float]) -> Sequence[OrderResult]:
         """Remove the slots of drones that their sites reported as ended, one result each.
 
-        ``ended_at``: time of that report on the host's wall clock, by drone. A slot that the pool has heard from since
-        then belongs to a drone that lives, and stays. The four errors as in ``poll``.
+        ``ended_at``: time of that report on the host's wall clock, by drone. A slot that the pool
+        has heard from since then belongs to a drone that lives, and stays. The four errors as in
+        ``poll``.
         """
         ...
 
@@ -154,8 +175,8 @@ class SupportsHold(Protocol):
     async def hold(self, jobs: model.JobClass, reason: str) -> HoldResult:
         """Hold the idle jobs of a class. One queue that fails does not keep the others from it.
 
-        Raises one of the four errors if no queue could be asked.
-        A job that was released after a hold with the same reason, up to its first colon, stays as it is.
+        Raises one of the four errors if no queue could be asked. A job that was released after a
+        hold with the same reason, up to its first colon, stays as it is.
         """
         ...
 
@@ -203,8 +224,8 @@ class SupportsConsoleOutput(Protocol):
     def last_words(self) -> Mapping[DroneId, str]:
         """Return the output found since the last call, by drone.
 
-        It is text for people, without secrets, a page or two at most. Called after each poll; it must not call the
-        site.
+        It is text for people, without secrets, a page or two at most. Called after each poll; it
+        must not call the site.
         """
         ...
 
@@ -213,12 +234,15 @@ class SupportsConsoleOutput(Protocol):
 class SupportsCredentials(Protocol):
     """A site or an overlay with credentials that its options do not show: some are known only after a login. Optional.
 
-    Those of the options are found without it: each :class:`~provisioner.config.units.Secret`, and what their own
-    method ``credentials()`` returns (:mod:`provisioner.config.credentials`).
+    Those of the options are found without it: each :class:`~provisioner.config.units.Secret`, and
+    what their own method ``credentials()`` returns (:mod:`provisioner.config.credentials`).
     """
 
     def credentials(self) -> Sequence[model.Credential]:
-        """Return what is known of them now, without a secret. It is called at each poll and must not call the site."""
+        """Return what is known of them now, without a secret.
+
+        It is called at each poll and must not call the site.
+        """
         ...
 
 
@@ -229,9 +253,10 @@ class SupportsSiteHistory(Protocol):
     async def history(self, since: float) -> SiteHistoryView:
         """Return the owner's use, and the queue times of drones and of jobs much like them, since a time.
 
-        It is called once, with a deadline, while too little is known of the site, and changes nothing. ``since`` is in
-        seconds since the epoch. The answer has the newest :data:`provisioner.history.MAX_HISTORY_ROWS` jobs at most.
-        It raises the four errors as ``poll`` does.
+        It is called once, with a deadline, while too little is known of the site, and changes
+        nothing. ``since`` is in seconds since the epoch. The answer has the newest
+        :data:`provisioner.history.MAX_HISTORY_ROWS` jobs at most. It raises the four errors as
+        ``poll`` does.
         """
         ...
 
@@ -256,7 +281,9 @@ class Overlay(Protocol):
         """Return job classes (with the ``types`` that their own requirements refuse) and slots, taken at one time."""
         ...
 
-    async def drain(self, drone_ids: Sequence[DroneId], mode: model.DrainMode, reason: str) -> Sequence[OrderResult]:
+    async def drain(
+        self, drone_ids: Sequence[DroneId], mode: model.DrainMode, reason: str
+    ) -> Sequence[OrderResult]:
         """Ask drones to leave the pool (or, with ``DrainMode.RESUME``, to stay), one result each."""
         ...
 
@@ -270,7 +297,9 @@ class SiteFactory(Protocol):
 
     Config: type[Any]
 
-    def __call__(self, name: str, config: Any, types: Sequence[DroneType], controller: str) -> Site: ...
+    def __call__(
+        self, name: str, config: Any, types: Sequence[DroneType], controller: str
+    ) -> Site: ...
 
 
 class OverlayFactory(Protocol):

@@ -19,7 +19,10 @@ _KIND = {SITES: "site", OVERLAYS: "overlay"}
 
 
 class AdapterUnknownError(LookupError):
-    """No installed package offers an adapter of this name. ``known``: the names that are offered."""
+    """No installed package offers an adapter of this name.
+
+    ``known``: the names that are offered.
+    """
 
     def __init__(self, group: str, name: str, known: tuple[str, ...]) -> None:
         super().__init__(f"no {_KIND[group]} adapter `{name}` is installed")
@@ -42,7 +45,10 @@ def site_adapter(name: str) -> SiteFactory:
 
 
 def overlay_adapter(name: str) -> OverlayFactory:
-    """Return the class of overlay adapter ``name``. Raises AdapterUnknownError, AdapterBrokenError."""
+    """Return the class of overlay adapter ``name``.
+
+    Raises AdapterUnknownError, AdapterBrokenError.
+    """
     return cast(OverlayFactory, adapter(OVERLAYS, name))
 
 
@@ -82,14 +88,21 @@ def _checked(group: str, point: EntryPoint) -> Any:
     if not (isinstance(config, type) and issubclass(config, BaseModel)):
         raise AdapterBrokenError(f"{what} has no `Config`, a pydantic model of its options")
     if config.model_config.get("extra") != "forbid":
-        raise AdapterBrokenError(f'{what}: its `Config` lets unknown options pass; it needs extra="forbid"')
+        raise AdapterBrokenError(
+            f'{what}: its `Config` lets unknown options pass; it needs extra="forbid"'
+        )
     lacking = [method for method in _WANTED[group] if not callable(getattr(adapter, method, None))]
     if lacking:
         raise AdapterBrokenError(f"{what} lacks the methods {', '.join(lacking)}")
     return adapter
 
 
-_EXTRAS = {"classad2": "htcondor", "htcondor2": "htcondor", "asyncssh": "ssh", "pyslurm": "slurm-native"}
+_EXTRAS = {
+    "classad2": "htcondor",
+    "htcondor2": "htcondor",
+    "asyncssh": "ssh",
+    "pyslurm": "slurm-native",
+}
 """Extras of this distribution that install a module."""
 
 
@@ -103,7 +116,9 @@ def _refuse_shadow(point: EntryPoint) -> None:
         return
     ours = Path(__file__).resolve().parent.parent / _OWN_PACKAGE
     spec = find_spec(_OWN_PACKAGE)
-    found = [Path(place).resolve() for place in (spec.submodule_search_locations if spec else None) or ()]
+    found = [
+        Path(place).resolve() for place in (spec.submodule_search_locations if spec else None) or ()
+    ]
     if ours not in found:
         other = str(found[0]) if found else "no package"
         raise AdapterBrokenError(

@@ -51,14 +51,20 @@ def log_to_stderr(level: LogLevel = LogLevel.INFO, form: LogFormat | None = None
     time = structlog.processors.TimeStamper(fmt="iso", utc=True)
     match form:
         case LogFormat.JSON:
-            processors += [time, structlog.processors.format_exc_info, structlog.processors.JSONRenderer(default=str)]
+            processors += [
+                time,
+                structlog.processors.format_exc_info,
+                structlog.processors.JSONRenderer(default=str),
+            ]
         case LogFormat.JOURNAL:
             processors.append(_for_journal)
         case LogFormat.CONSOLE:
             processors += [time, _for_people(colors=sys.stderr.isatty())]
     structlog.configure(
         processors=processors,
-        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.value.upper()]),
+        wrapper_class=structlog.make_filtering_bound_logger(
+            logging.getLevelNamesMapping()[level.value.upper()]
+        ),
         logger_factory=structlog.PrintLoggerFactory(cast(TextIO, Stderr())),
         cache_logger_on_first_use=False,
     )
@@ -68,7 +74,8 @@ def log_to_stderr(level: LogLevel = LogLevel.INFO, form: LogFormat | None = None
 def _for_people(*, colors: bool) -> structlog.dev.ConsoleRenderer:
     """Return the renderer of lines ``time level event key=value``, with plain tracebacks.
 
-    The pretty ones hold the values of all local variables, among them users' names, and take seconds to make.
+    The pretty ones hold the values of all local variables, among them users' names, and take
+    seconds to make.
     """
     return structlog.dev.ConsoleRenderer(
         colors=colors, pad_event_to=14, exception_formatter=structlog.dev.plain_traceback

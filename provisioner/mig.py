@@ -1,6 +1,7 @@
 """MIG layouts: the instances that a GPU can be divided into, and the commands that do it.
 
-Profiles, placements and sizes are those of NVIDIA's MIG User Guide, section "Supported MIG Profiles".
+Profiles, placements and sizes are those of NVIDIA's MIG User Guide, section "Supported MIG
+Profiles".
 """
 
 from __future__ import annotations
@@ -27,7 +28,11 @@ _SEVENTHS = {
     "4g": MigProfile(4, 4, (0,)),
     "7g": MigProfile(7, 8, (0,)),
 }
-_QUARTERS = {"1g": MigProfile(1, 1, (0, 1, 2, 3)), "2g": MigProfile(2, 2, (0, 2)), "4g": MigProfile(4, 4, (0,))}
+_QUARTERS = {
+    "1g": MigProfile(1, 1, (0, 1, 2, 3)),
+    "2g": MigProfile(2, 2, (0, 2)),
+    "4g": MigProfile(4, 4, (0,)),
+}
 _SIZES_GB = {
     "A100-40": (5, 10, 10, 20, 20, 40),
     "A100-80": (10, 20, 20, 40, 40, 80),
@@ -41,7 +46,9 @@ _SIZES_GB = {
 PROFILES = {
     model: {
         f"{kind.split()[0]}.{gb}gb": profile
-        for (kind, profile), gb in zip((_QUARTERS if model == "A30-24" else _SEVENTHS).items(), sizes, strict=True)
+        for (kind, profile), gb in zip(
+            (_QUARTERS if model == "A30-24" else _SEVENTHS).items(), sizes, strict=True
+        )
     }
     for model, sizes in _SIZES_GB.items()
 }
@@ -78,7 +85,9 @@ def mistake(model: str, layout: Sequence[str]) -> str:
         return f"{compute} compute slices, and a GPU has {whole.compute}: leave instances out"
     if (memory := sum(profiles[name].memory for name in plain)) > whole.memory:
         return f"{memory} memory slices, and a GPU has {whole.memory}: leave instances out"
-    if not _placed(sorted((profiles[name] for name in plain), key=lambda each: -each.memory), frozenset()):
+    if not _placed(
+        sorted((profiles[name] for name in plain), key=lambda each: -each.memory), frozenset()
+    ):
         return "the instances cannot be placed: a profile begins only at certain memory slices; choose others"
     return ""
 
@@ -106,7 +115,8 @@ def commands(model: str, layout: Sequence[str], nodes: Sequence[str]) -> str:
     """Return the arm of the script's ``case`` with which root divides all GPUs of this model on these nodes."""
     largest = sorted(layout, key=lambda name: -PROFILES[model][name.removesuffix("+me")].memory)
     listed = "nvidia-smi --query-gpu=index,name --format=csv,noheader"
-    arm = "|".join(rf"{pattern}\ *|*\ {pattern}" for pattern in nodes)  # names: the short one and the full one
+    # names: the short one and the full one
+    arm = "|".join(rf"{pattern}\ *|*\ {pattern}" for pattern in nodes)
     return f"""\
 # ---- {model}: {counted(layout)} on each GPU
 {arm})

@@ -1,7 +1,8 @@
 """Data model: job classes, drone types, drones, views, snapshots, actions and plans, as frozen values.
 
-Units are in the names: ``_mib`` (MiB, integer), ``_s`` (seconds; a bare ``_at`` is seconds since the epoch, UTC),
-``gpu_milli`` (thousandths of one GPU, integer). Terms follow ``docs/reference/glossary.md``.
+Units are in the names: ``_mib`` (MiB, integer), ``_s`` (seconds; a bare ``_at`` is seconds since
+the epoch, UTC), ``gpu_milli`` (thousandths of one GPU, integer). Terms follow
+``docs/reference/glossary.md``.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ NVIDIA = "nvidia"
 class DroneType:
     """Shape of a drone that a site can start: of the whole drone, but for ``vram_mib``, which is per GPU.
 
-    A type without a GPU is a CPU drone: it takes jobs without a GPU, and never uses the reserve of free GPUs.
+    A type without a GPU is a CPU drone: it takes jobs without a GPU, and never uses the reserve of
+    free GPUs.
     """
 
     site: str
@@ -88,7 +90,9 @@ class DroneType:
     @property
     def gpu_target(self) -> str:
         """Return the instruction set of the GPUs; empty: unknown."""
-        return self.target or (f"sm_{self.capability}" if self.vendor == NVIDIA and self.capability else "")
+        return self.target or (
+            f"sm_{self.capability}" if self.vendor == NVIDIA and self.capability else ""
+        )
 
     @property
     def shares_faults(self) -> bool:
@@ -121,7 +125,8 @@ class UnmetRequirement:
 class JobClass:
     """Waiting and running jobs with identical requirements (an HTCondor autocluster).
 
-    The request is of one job; ``vram_mib`` is per GPU, ``capability`` and ``driver`` are as in :class:`DroneType`.
+    The request is of one job; ``vram_mib`` is per GPU, ``capability`` and ``driver`` are as in
+    :class:`DroneType`.
     """
 
     id: str
@@ -197,7 +202,10 @@ class Slot:
     drone_id: DroneId
     state: SlotState
     heard_at: float
-    """Last sign of life by this host's clock. It decides whether a slot is alive, not the listing."""
+    """Last sign of life by this host's clock.
+
+    It decides whether a slot is alive, not the listing.
+    """
     free_gpu_milli: int = 0
     free_cpus: int = 0
     free_memory_mib: int = 0
@@ -217,8 +225,8 @@ class Slot:
     work_gpu_milli: int = 0
     """GPUs (of a CPU drone: CPUs, in thousandths) that jobs use now; 0 if none runs or unknown."""
     work_at: float = 0.0
-    """Average start, or last checkpoint, of the work that would be lost if the drone ended now. The loss at time t is
-    ``work_gpu_milli / 1000 * (t - work_at)`` GPU-seconds."""
+    """Average start, or last checkpoint, of the work that would be lost if the drone ended now. The
+    loss at time t is ``work_gpu_milli / 1000 * (t - work_at)`` GPU-seconds."""
     owner: str = ""
     """Owner of the running jobs; empty if none runs, if there are several owners, or if unknown."""
     begun_at: float = 0.0
@@ -355,7 +363,10 @@ class OverlayView:
     notices: tuple[str, ...] = ()
     """Problems that an operator should look at (an ad without DroneId, a schedd that denies reading), a line each."""
     evictions: tuple[Eviction, ...] | None = None
-    """Evictions of the last quarter of an hour or so, in many polls. None if the overlay does not report them."""
+    """Evictions of the last quarter of an hour or so, in many polls.
+
+    None if the overlay does not report them.
+    """
     completions: tuple[CompletedJob, ...] | None = None
     completions_at: float = 0.0
     """Time up to which completed jobs are known; 0: as of the view."""
@@ -433,7 +444,10 @@ class RemoteDrone:
 
 @frozen
 class OwnerDemand:
-    """Waiting owner jobs of one shape that need resources that our drones may hold. Sizes are of one job."""
+    """Waiting owner jobs of one shape that need resources that our drones may hold.
+
+    Sizes are of one job.
+    """
 
     count: int
     gpu_milli: int
@@ -482,11 +496,12 @@ class SiteView:
     taken_at: float
     drones: Mapping[DroneId, RemoteDrone] = field(default_factory=dict)
     free: Mapping[str, int] | None = None
-    """Number of drones of each type (by type name) that could start right now: alternatives, which may share the same
-    hardware. Drones that wait there without a node are not subtracted. None if unknown; unused with ``nodes``."""
+    """Number of drones of each type (by type name) that could start right now: alternatives, which
+    may share the same hardware. Drones that wait there without a node are not subtracted. None if
+    unknown; unused with ``nodes``."""
     nodes: tuple[Node, ...] = ()
-    """All nodes that can run drones, if the site reports them. Queried before ``claims``: a job that starts meanwhile
-    is then missed as a claim rather than counted twice."""
+    """All nodes that can run drones, if the site reports them. Queried before ``claims``: a job
+    that starts meanwhile is then missed as a claim rather than counted twice."""
     claims: tuple[OwnerDemand, ...] = ()
     owner_runs: OwnerLoad | None = None
     downtime_at: float = 0.0
@@ -529,7 +544,9 @@ class DroneState(StrEnum):
         return self in ENDS
 
 
-ENDS = frozenset(map(DroneState, ("done", "cancelled", "preempted", "failed", "lost", "join-timeout", "unused")))
+ENDS = frozenset(
+    map(DroneState, ("done", "cancelled", "preempted", "failed", "lost", "join-timeout", "unused"))
+)
 _AT_SITE = (DroneState.SUBMITTED, DroneState.QUEUED)
 WAITING = (DroneState.REQUESTED, DroneState.SUBMITTED, DroneState.QUEUED)
 """At its site, as far as is known, and without a place there."""
@@ -689,7 +706,10 @@ class Breaker:
     """Start of the state. Of a user: the last reset, or 0; failures before it do not count."""
     failures: int = 0
     until: float = 0.0
-    """End of a ban, when it may be probed. Of the overlay after an outage: when its demand is trusted again."""
+    """End of a ban, when it may be probed.
+
+    Of the overlay after an outage: when its demand is trusted again.
+    """
     fault: Fault | None = None
     blind_until: float = 0.0
     """End of the last outage that was long enough to hide events."""
@@ -767,7 +787,10 @@ CREDENTIAL_WARNING_S = 7 * 86400.0
 
 @frozen
 class Credential:
-    """A token, key or certificate that the overlay, a site or the web service uses. It never holds the secret."""
+    """A token, key or certificate that the overlay, a site or the web service uses.
+
+    It never holds the secret.
+    """
 
     name: str
     """Option that names it, with dots between the levels: ``drone_token``, ``rest.token``."""
@@ -939,7 +962,10 @@ class RequestKind(StrEnum):
     RESET = "reset"
     """Lift bans: ``drone_ids`` holds breaker scopes: ``<site>`` with its types, ``<site>/<type>``, ``user:<name>``."""
     DISABLE = "disable"
-    """Start nothing at the sites that ``drone_ids`` names. It stays open, and so in force, until they are enabled."""
+    """Start nothing at the sites that ``drone_ids`` names.
+
+    It stays open, and so in force, until they are enabled.
+    """
     ENABLE = "enable"
     RELOAD = "reload"
     """Read the configuration again."""
@@ -1051,7 +1077,10 @@ class Drain:
 
 @frozen
 class Stop:
-    """Order to the site to stop a drone with notice and grace period. ``drone`` is its record afterwards."""
+    """Order to the site to stop a drone with notice and grace period.
+
+    ``drone`` is its record afterwards.
+    """
 
     drone: Drone
     was: DroneState
@@ -1110,8 +1139,9 @@ class Plan:
 class Bootstrap:
     """Files that a drone needs to join the overlay: a start script, secret files, environment.
 
-    The script runs on a bare worker node with a POSIX shell. ``files`` are written, mode 0600, into the drone's own
-    directory before the script starts there; values may be secret and are never logged.
+    The script runs on a bare worker node with a POSIX shell. ``files`` are written, mode 0600, into
+    the drone's own directory before the script starts there; values may be secret and are never
+    logged.
     """
 
     script: bytes

@@ -1,8 +1,9 @@
 """Reasons why something is done or not done: typed values with their numbers.
 
-``provisioner.formatting`` has the sentence of each; a docstring here says what that does not. Every class has a
-constant ``kind``, its stable name in records and JSON. The categories of refusals are described in
-``docs/explanation/loop.md``: configuration, nothing-fits, limit, back-off, waiting-site, waiting-negotiation.
+``provisioner.formatting`` has the sentence of each; a docstring here says what that does not. Every
+class has a constant ``kind``, its stable name in records and JSON. The categories of refusals are
+described in ``docs/explanation/loop.md``: configuration, nothing-fits, limit, back-off,
+waiting-site, waiting-negotiation.
 """
 
 from __future__ import annotations
@@ -148,7 +149,10 @@ class BlackHoleDrone:
 
 @frozen
 class BlackHoleNode:
-    """It has no job yet, and several drones on its node made jobs fail. The node is avoided for a while."""
+    """It has no job yet, and several drones on its node made jobs fail.
+
+    The node is avoided for a while.
+    """
 
     node: str
     until: float
@@ -295,7 +299,10 @@ class BadRequest:
 
 @frozen
 class PlannerFailed:
-    """The planner fails on these jobs by an error of its own. They are left out; all others are planned."""
+    """The planner fails on these jobs by an error of its own.
+
+    They are left out; all others are planned.
+    """
 
     error: str
     kind: Literal["planner-failed"] = "planner-failed"
@@ -517,7 +524,10 @@ class NodeReserved:
 
 @frozen
 class UserTurn:
-    """Turn of the user of some jobs when drones are started. ``explain`` tells it; no plan has it."""
+    """Turn of the user of some jobs when drones are started.
+
+    ``explain`` tells it; no plan has it.
+    """
 
     place: int
     users: int
@@ -632,17 +642,62 @@ class NotDraining:
 _Ordered = Accepted | OrderRefused | DrainRefused | DrainRepeated | OutcomeUnknown
 _Observed = SeenAtSite | SeenInPool | NotInListing | NeverArrived | Disappeared | EndedAtSite
 _Timed = (
-    IdleTimeout | OptionalJobsOnly | DrainAtRisk | BlackHoleDrone | BlackHoleNode | Unneeded | StateTimeout | LeftPool
+    IdleTimeout
+    | OptionalJobsOnly
+    | DrainAtRisk
+    | BlackHoleDrone
+    | BlackHoleNode
+    | Unneeded
+    | StateTimeout
+    | LeftPool
 )
-_Asked = OperatorRequested | PreemptedForOwner | Preempted | PreemptionNotice | ReserveReclaimed | TypeRemoved | Orphan
+_Asked = (
+    OperatorRequested
+    | PreemptedForOwner
+    | Preempted
+    | PreemptionNotice
+    | ReserveReclaimed
+    | TypeRemoved
+    | Orphan
+)
 _Wanted = DemandReturned | JobsWaiting | HeadroomShort
 _Limited = (
-    BadRequest | PlannerFailed | InvalidAction | NothingFits | LimitReached | GroupQuota | PoolLimit | ExclusiveOnly
+    BadRequest
+    | PlannerFailed
+    | InvalidAction
+    | NothingFits
+    | LimitReached
+    | GroupQuota
+    | PoolLimit
+    | ExclusiveOnly
 )
-_Waiting = OwnerRisk | AwaitingCheaperType | ExistingDronesSuffice | HeadroomYields | BackingOff | StartsUnmatched
+_Waiting = (
+    OwnerRisk
+    | AwaitingCheaperType
+    | ExistingDronesSuffice
+    | HeadroomYields
+    | BackingOff
+    | StartsUnmatched
+)
 _AtSite = IdleDroneRefuses | SiteFull | GpusStranded | SiteQuota | StartBlocked | Downtime
-_Withheld = CredentialUnusable | NegotiatorSilent | OwnerWaits | NodeReserved | ReserveKept | SiteDisabled | UserTurn
-_Doubted = DemandCovered | AwaitingIdleGpu | AwaitingNegotiation | StaleView | AllVanished | TooManyUnhealthy | Probing
+_Withheld = (
+    CredentialUnusable
+    | NegotiatorSilent
+    | OwnerWaits
+    | NodeReserved
+    | ReserveKept
+    | SiteDisabled
+    | UserTurn
+)
+_Doubted = (
+    DemandCovered
+    | AwaitingIdleGpu
+    | AwaitingNegotiation
+    | StaleView
+    | AllVanished
+    | TooManyUnhealthy
+    | Probing
+)
 _Unknown = UnknownDrone | NotDraining | ShadowOnly | OrphansKept | LiveTwin
 _Held = _Limited | _Waiting | _AtSite | _Withheld | _Doubted | _Unknown
 Reason = _Ordered | _Observed | _Timed | _Asked | _Wanted | _Held

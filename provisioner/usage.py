@@ -1,8 +1,8 @@
 """Measured use of GPUs: sums by job class, user, site or drone type, and the drone types that jobs would fit.
 
-Amounts are GPU-seconds. A job *holds* GPUs (or shares of one) for its whole run, and *uses* a part of that, as measured
-in its slot. All that the drones held in a period is either held by a run on record, measured or not, or by a job that
-still runs, or idle: the four add up.
+Amounts are GPU-seconds. A job *holds* GPUs (or shares of one) for its whole run, and *uses* a part
+of that, as measured in its slot. All that the drones held in a period is either held by a run on
+record, measured or not, or by a job that still runs, or idle: the four add up.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ _UNKNOWN_VRAM_MIB = 1 << 50
 class UseSum(NamedTuple):
     """Sums over ended runs of one kind in drones of one type; its fields are columns of the store's queries.
 
-    The runs are alike in what they asked for, and their use and their peak of VRAM are in the same steps.
+    The runs are alike in what they asked for, and their use and their peak of VRAM are in the same
+    steps.
     """
 
     drone_id: DroneId | None
@@ -169,8 +170,8 @@ def usage_report(
 ) -> UsageReport:
     """Return the use from ``since`` to ``until``.
 
-    The types may have changed since then: where runs hold more by those of today than their drones had, they count
-    less.
+    The types may have changed since then: where runs hold more by those of today than their drones
+    had, they count less.
     """
     kinds = {kind.key: kind for kind in types}
     held, held_s = [(each, each.held_milli(kinds)) for each in runs.sums], Counter[TypeKey]()
@@ -192,13 +193,21 @@ def usage_report(
     total_s = sum(runs.had_s.values())
     left_s = max(0.0, total_s - measured_s - unmeasured_s)
     running_s = min(left_s, runs.running_s)
-    order = sorted(rows.values(), key=lambda row: (-row.saved_s, row.used_s - row.measured_s, row.name))
-    return UsageReport(since, until, order, total_s, measured_s, unmeasured_s, running_s, left_s - running_s)
+    order = sorted(
+        rows.values(), key=lambda row: (-row.saved_s, row.used_s - row.measured_s, row.name)
+    )
+    return UsageReport(
+        since, until, order, total_s, measured_s, unmeasured_s, running_s, left_s - running_s
+    )
 
 
 def low_use(report: UsageReport, policy: LowUsePolicy) -> list[MeasuredUse]:
     """Return the classes of a report by class that the policy is about."""
-    return [row for row in report.rows if row.measured >= policy.jobs and (row.mean or 0.0) < policy.below]
+    return [
+        row
+        for row in report.rows
+        if row.measured >= policy.jobs and (row.mean or 0.0) < policy.below
+    ]
 
 
 def describe_use(use: MeasuredUse) -> str:
@@ -220,13 +229,16 @@ def held_milli(gpu_milli: int, vram_mib: int, splits: bool, kind: DroneType | No
     return gpu_milli if splits else WHOLE_GPU
 
 
-def smallest_types(held: Iterable[HeldGpus], kinds: Mapping[TypeKey, DroneType]) -> Mapping[str, tuple[TypeKey, int]]:
+def smallest_types(
+    held: Iterable[HeldGpus], kinds: Mapping[TypeKey, DroneType]
+) -> Mapping[str, tuple[TypeKey, int]]:
     """Return for each class with measured runs the drone type on which its jobs hold the least, and how many milli-GPU.
 
-    The type has the use that 95 of 100 runs did not exceed, and the largest use of VRAM. A run whose VRAM was not
-    measured may have used all that it had. Jobs on an exclusive type have a GPU of their own, also where the queue
-    would put several on one. Jobs that run on a pool of VRAM hold there what they hold now. Types of another vendor or
-    architecture than those that the class ran on never fit.
+    The type has the use that 95 of 100 runs did not exceed, and the largest use of VRAM. A run
+    whose VRAM was not measured may have used all that it had. Jobs on an exclusive type have a GPU
+    of their own, also where the queue would put several on one. Jobs that run on a pool of VRAM
+    hold there what they hold now. Types of another vendor or architecture than those that the class
+    ran on never fit.
     """
     samples: dict[str, list[HeldGpus]] = {}
     for runs, milli in held:
@@ -236,7 +248,9 @@ def smallest_types(held: Iterable[HeldGpus], kinds: Mapping[TypeKey, DroneType])
     return {name: fit for name, fit in fits.items() if fit is not None}
 
 
-def _smallest_type(held: Sequence[HeldGpus], kinds: Mapping[TypeKey, DroneType]) -> tuple[TypeKey, int] | None:
+def _smallest_type(
+    held: Sequence[HeldGpus], kinds: Mapping[TypeKey, DroneType]
+) -> tuple[TypeKey, int] | None:
     from provisioner.planner.matching import unmet_requirement
 
     most_milli, uses = max(milli for _, milli in held), Counter[int]()
@@ -247,11 +261,17 @@ def _smallest_type(held: Sequence[HeldGpus], kinds: Mapping[TypeKey, DroneType])
     vram_mib = max(_vram_mib(each, kinds.get(each.type)) for each, _ in held)
     vram_mib = -(-vram_mib * _gpus(most_milli) // _gpus(need))  # fewer GPUs hold the same data
     run = max((each for each, _ in held), key=lambda run: run.ended_at)
-    places = {(kind.vendor, kind.arch) for each, _ in held if (kind := kinds.get(each.type)) is not None}
+    places = {
+        (kind.vendor, kind.arch) for each, _ in held if (kind := kinds.get(each.type)) is not None
+    }
     asks = need, run.cpus, run.memory_mib, run.disk_mib, vram_mib, run.capability
     job, found = JobClass("", *asks, splits=False, walltime_s=run.walltime_s), []
     for kind in kinds.values():
-        if not kind.gpu_milli or not places <= {(kind.vendor, kind.arch)} or unmet_requirement(job, kind) is not None:
+        if (
+            not kind.gpu_milli
+            or not places <= {(kind.vendor, kind.arch)}
+            or unmet_requirement(job, kind) is not None
+        ):
             continue
         shares = shares_needed(need, kind.shares) if kind.shares > 1 else 1
         # all shares of a GPU are no share, and HTCondor joins none
@@ -264,7 +284,9 @@ def _smallest_type(held: Sequence[HeldGpus], kinds: Mapping[TypeKey, DroneType])
         else:
             enough = shares <= most
         if enough:
-            found.append((milli, kind.vram_mib // kind.shares, kind.gpu_milli, kind.price, kind.key))
+            found.append(
+                (milli, kind.vram_mib // kind.shares, kind.gpu_milli, kind.price, kind.key)
+            )
     return (min(found)[-1], min(found)[0]) if found else None
 
 
@@ -277,7 +299,11 @@ def _vram_mib(run: UseSum, kind: DroneType | None) -> int:
         return _UNKNOWN_VRAM_MIB if run.peak_vram_mib is None else run.peak_vram_mib
     if kind.vram_pool:
         return max(kind.vram_mib // kind.shares, run.vram_mib)
-    return kind.vram_mib // kind.shares * (shares_needed(run.gpu_milli, kind.shares) if kind.shares > 1 else 1)
+    return (
+        kind.vram_mib
+        // kind.shares
+        * (shares_needed(run.gpu_milli, kind.shares) if kind.shares > 1 else 1)
+    )
 
 
 def quantile(counts: Mapping[N, int], share: float) -> N | None:

@@ -1,15 +1,16 @@
 """One blocking library in a process of its own: calls with deadlines, and a kill when one passes.
 
-A library that keeps the interpreter lock while it waits on the network (the HTCondor bindings do) would stop the event
-loop even from a thread. Here it lives in a child, started with ``python -m provisioner.worker_process`` at the first
-call:
+A library that keeps the interpreter lock while it waits on the network (the HTCondor bindings do)
+would stop the event loop even from a thread. Here it lives in a child, started with ``python -m
+provisioner.worker_process`` at the first call:
 
     pool = WorkerProcess("adapters.condor.pool:open_pool", "pool.example.org:9618")
     view = await pool.call("poll", deadline_s=20.0)
 
-``open_pool("pool...")`` runs in the child and returns the object whose methods are called, one at a time. Arguments and
-results are plain picklable values. The pickles go through two pipes, each with its length in front; the child holds no
-other line to us, and the kernel kills it when this process dies.
+``open_pool("pool...")`` runs in the child and returns the object whose methods are called, one at a
+time. Arguments and results are plain picklable values. The pickles go through two pipes, each with
+its length in front; the child holds no other line to us, and the kernel kills it when this process
+dies.
 """
 
 from __future__ import annotations
@@ -44,13 +45,19 @@ _PR_SET_PDEATHSIG = 1
 
 
 class WorkerProcess:
-    """A child process around one blocking object, started at the first call. Calls run one after the other."""
+    """A child process around one blocking object, started at the first call.
 
-    def __init__(self, target: str, *args: Any, env: Mapping[str, str] | None = None, python: str = "") -> None:
+    Calls run one after the other.
+    """
+
+    def __init__(
+        self, target: str, *args: Any, env: Mapping[str, str] | None = None, python: str = ""
+    ) -> None:
         """Prepare a child that calls ``target`` (``module:callable``) with ``args``.
 
-        ``env``: its whole environment. ``python``: another interpreter (3.11 or newer), for a library that only that
-        one has; it sees the two packages of this module and of ``target``, which must need nothing else.
+        ``env``: its whole environment. ``python``: another interpreter (3.11 or newer), for a
+        library that only that one has; it sees the two packages of this module and of ``target``,
+        which must need nothing else.
         """
         self._target, self._args, self._python = target, args, python
         self._env = dict(os.environ if env is None else env)
@@ -67,9 +74,9 @@ class WorkerProcess:
     async def call(self, name: str, *args: Any, deadline_s: float) -> Any:
         """Return ``object.name(*args)`` of the child. Raises what the call raised if that is an :class:`AdapterError`.
 
-        Raises :class:`UnavailableError` if it raised anything else, crashed, or took longer than ``deadline_s``. The
-        deadline includes the wait for its turn and the start of the child; the child is then killed and started again
-        at the next call.
+        Raises :class:`UnavailableError` if it raised anything else, crashed, or took longer than
+        ``deadline_s``. The deadline includes the wait for its turn and the start of the child; the
+        child is then killed and started again at the next call.
         """
         try:
             async with asyncio.timeout(deadline_s), self._turn:
@@ -94,13 +101,19 @@ class WorkerProcess:
             process.stdin.write(_packed((name, args)))
             await process.stdin.drain()
             (size,) = _LENGTH.unpack(await process.stdout.readexactly(_LENGTH.size))
-            answer: tuple[AdapterError | None, Any] = pickle.loads(await process.stdout.readexactly(size))
+            answer: tuple[AdapterError | None, Any] = pickle.loads(
+                await process.stdout.readexactly(size)
+            )
             answered = True
         except (asyncio.IncompleteReadError, ConnectionError):
             code = await self._end(DYING_S)
-            raise UnavailableError(f"{name}: the child process ended ({_ending(code)}): {self._last_words()}") from None
+            raise UnavailableError(
+                f"{name}: the child process ended ({_ending(code)}): {self._last_words()}"
+            ) from None
         except OSError as error:
-            raise UnavailableError(f"{name}: the child process cannot be started: {error.strerror or error}") from None
+            raise UnavailableError(
+                f"{name}: the child process cannot be started: {error.strerror or error}"
+            ) from None
         finally:
             if not answered:
                 await self._end()
@@ -140,10 +153,13 @@ class WorkerProcess:
         process, self._process = self._process, None
         if process is None:
             return None
-        # The number of one that ended between two calls may be another's by now; with a wait it ended within this one.
+        # The number of one that ended between two calls may be another's by now; with a wait it
+        # ended within this one.
         runs = wait_s > 0 or process.returncode is None
         try:
-            if wait_s:  # to signal one that has just died would collect it before asyncio does, and lose its exit code
+            # to signal one that has just died would collect it before asyncio does, and lose its
+            # exit code
+            if wait_s:
                 async with asyncio.timeout(wait_s):
                     await process.wait()
         except TimeoutError:
@@ -159,13 +175,25 @@ class WorkerProcess:
     def _last_words(self) -> str:
         assert self._log is not None
         size = os.fstat(self._log.fileno()).st_size
-        text = os.pread(self._log.fileno(), LAST_WORDS, max(0, size - LAST_WORDS)).decode(errors="replace")
-        return " / ".join(line.strip() for line in text.splitlines() if line.strip()) or "no last words"
+        text = os.pread(self._log.fileno(), LAST_WORDS, max(0, size - LAST_WORDS)).decode(
+            errors="replace"
+        )
+        return (
+            " / ".join(line.strip() for line in text.splitlines() if line.strip())
+            or "no last words"
+        )
 
 
 def _homes(target: str) -> list[str]:
-    specs = [importlib.util.find_spec(name.partition(".")[0]) for name in (__name__, target.partition(":")[0])]
-    origins = [os.path.abspath(spec.origin) for spec in specs if spec is not None and spec.origin is not None]
+    specs = [
+        importlib.util.find_spec(name.partition(".")[0])
+        for name in (__name__, target.partition(":")[0])
+    ]
+    origins = [
+        os.path.abspath(spec.origin)
+        for spec in specs
+        if spec is not None and spec.origin is not None
+    ]
     return sorted({os.path.dirname(os.path.dirname(origin)) for origin in origins})
 
 
@@ -183,7 +211,8 @@ def _ending(code: int | None) -> str:
     return f"exit code {code}"
 
 
-# ------------------------------------------------------------------------------------------------------ in the child
+# ------------------------------------------------------------------------------------------------------
+# in the child
 
 
 def _take(pipe: IO[bytes]) -> Any:
@@ -197,7 +226,9 @@ def _answer(name: str, call: Callable[[], Any]) -> bytes:
     try:
         return _packed((None, call()))
     except AdapterError as error:
-        known = next(kind for kind in type(error).__mro__ if kind.__module__ == AdapterError.__module__)
+        known = next(
+            kind for kind in type(error).__mro__ if kind.__module__ == AdapterError.__module__
+        )
         return _packed((known(str(error), error.kind), None))
     except Exception as error:
         where = traceback.extract_tb(error.__traceback__)[-1]

@@ -16,22 +16,24 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-# Settings of the person who runs the tests must not reach the product; those of the tests themselves stay.
+# Settings of the person who runs the tests must not reach the product; those of the tests
+# themselves stay.
 for name in [name for name in os.environ if name.startswith(("_CONDOR_", "CONDOR_CONFIG"))]:
     del os.environ[name]
 for name in ("PROVISIONER_CONFIG", "PROVISIONER_STORE", "PROVISIONER_OUTPUT"):
     os.environ.pop(name, None)
 
 
-# A shell that starts the tests in the background ignores SIGINT and SIGQUIT, and nohup ignores SIGHUP. Every process
-# that a test starts would inherit that. A handler ends with exec, an ignored signal does not.
+# A shell that starts the tests in the background ignores SIGINT and SIGQUIT, and nohup ignores
+# SIGHUP. Every process that a test starts would inherit that. A handler ends with exec, an ignored
+# signal does not.
 for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, lambda *_: None)
 
 
-# CI judges the change, not its luck: there each property test draws the same examples every time. And how long one
-# takes says more of who else uses the host.
+# CI judges the change, not its luck: there each property test draws the same examples every time.
+# And how long one takes says more of who else uses the host.
 settings.register_profile("here", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "here")
@@ -40,8 +42,9 @@ settings.load_profile("ci" if os.environ.get("CI") else "here")
 class Place:
     """One of the places that the workers of all runs on this host share: as many as one run has workers.
 
-    Daemons keep time limits that a host with three times the load cannot meet. So runs beside each other take turns. A
-    worker keeps its place for all tests of a module, because their lab stays up.
+    Daemons keep time limits that a host with three times the load cannot meet. So runs beside each
+    other take turns. A worker keeps its place for all tests of a module, because their lab stays
+    up.
     """
 
     def __init__(self, directory: Path, count: int) -> None:
@@ -67,7 +70,8 @@ class Place:
 
     def leave(self) -> None:
         if self.file is not None:
-            # A child that was forked without exec has the file as well: closing it would not give up the lock.
+            # A child that was forked without exec has the file as well: closing it would not give
+            # up the lock.
             fcntl.flock(self.file, fcntl.LOCK_UN)
             os.close(self.file)
             self.file = None
@@ -94,7 +98,8 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run live tests first, since they mostly wait and the others fill the gaps, and try them up to three times.
 
-    A host that others use may stand still for longer than one try takes. The summary lists each repetition.
+    A host that others use may stand still for longer than one try takes. The summary lists each
+    repetition.
     """
     items.sort(key=lambda item: "live" not in item.path.parts)
     for item in items:

@@ -60,7 +60,9 @@ def bench(gpus: FakeGpus, tmp_path: Path) -> Bench:
             str(tmp_path / "out"),
             *words,
         ]
-        return subprocess.run(command, cwd=ROOT, env=dict(gpus.env), capture_output=True, text=True, timeout=600)
+        return subprocess.run(
+            command, cwd=ROOT, env=dict(gpus.env), capture_output=True, text=True, timeout=600
+        )
 
     return start
 
@@ -71,7 +73,9 @@ def measured(directory: Path) -> Mapping[str, Any]:
     return steps
 
 
-def test_without_a_gpu_it_says_so_and_measures_nothing(bench: Bench, gpus: FakeGpus, tmp_path: Path) -> None:
+def test_without_a_gpu_it_says_so_and_measures_nothing(
+    bench: Bench, gpus: FakeGpus, tmp_path: Path
+) -> None:
     for words in (("--gpu", "99"), ()):
         gpus.fail("cuLaunchKernel", 719)
         done = bench(*words)
@@ -90,9 +94,16 @@ def test_the_table_has_a_row_for_each_mode_beside_the_model(bench: Bench, tmp_pa
     small = [("small", "exclusive", 1), *(("small", "time-sliced", n) for n in (2, 4, 8, 12))]
     assert modes[:10] == [*small, *(("small", "mps", n) for n in (1, 2, 4, 8, 12))]
     assert [(row["load"], row["mode"], row["trainings"]) for row in table["comparison"]] == modes
-    assert all(row["steps_per_s"] > 0 and row["joule_per_step"] > 0 and not row["failed"] for row in table["rows"])
+    assert all(
+        row["steps_per_s"] > 0 and row["joule_per_step"] > 0 and not row["failed"]
+        for row in table["rows"]
+    )
     assert 0 < table["rows"][0]["duty"] < 0.6 < table["rows"][10]["duty"]
-    assert table["verdict"] in (tmp_path / "out/results.md").read_text() == done.stdout.rstrip("\n") + "\n"
+    assert (
+        table["verdict"]
+        in (tmp_path / "out/results.md").read_text()
+        == done.stdout.rstrip("\n") + "\n"
+    )
 
 
 def test_a_step_says_why_it_is_skipped_and_a_counter_that_is_missing_is_left_out(
@@ -120,10 +131,15 @@ def test_limits_kills_and_counters_under_mps(bench: Bench, gpus: FakeGpus, tmp_p
     found, said = measured(tmp_path), (gpus.directory / "said").read_text().splitlines()
     limit = found["limits"]["limit, MiB"]
     assert limit == 40536 // 8
-    assert said[0] == f"set_default_device_pinned_mem_limit 0 {limit}M", "a server reads it when it starts"
+    assert said[0] == f"set_default_device_pinned_mem_limit 0 {limit}M", (
+        "a server reads it when it starts"
+    )
     over = found["limits"][f"two processes ask for {limit * 5 // 4} MiB each"]
     assert [each["code"] for each in over] == [2, 2]
-    assert all("ready" in each for each in found["limits"][f"two processes ask for {limit * 7 // 8} MiB each"])
+    assert all(
+        "ready" in each
+        for each in found["limits"][f"two processes ask for {limit * 7 // 8} MiB each"]
+    )
     assert sum(words.startswith("terminate_client 4242 ") for words in said) == 3
     for way, reply in (("SIGKILL alone", {"launched": True}), ("illegal address", {"code": 700})):
         tries = found["kills"][way].values()
@@ -150,7 +166,12 @@ def test_the_probe_checks_a_kernels_result_and_finds_memory_that_is_taken(
 def rows(seen: Callable[[float, int], float]) -> list[Row]:
     """Return a table of small trainings, whose throughput is made from the model's and their number."""
     load, alone = sharing.Load(0.12, 0.1), 50.0
-    modes = [(Sharing.EXCLUSIVE, 1), (Sharing.TIME_SLICED, 4), (Sharing.TIME_SLICED, 12), (Sharing.MPS, 12)]
+    modes = [
+        (Sharing.EXCLUSIVE, 1),
+        (Sharing.TIME_SLICED, 4),
+        (Sharing.TIME_SLICED, 12),
+        (Sharing.MPS, 12),
+    ]
     models = [sum(sharing.rates(mode, [load] * n)) for mode, n in modes]
     return [
         Row("small", mode.value, n, alone * seen(model, n), 0.12 if n == 1 else 0.5, 0.1, 2.0 / n)
@@ -181,7 +202,10 @@ def test_the_queue_of_one_gpu_divides_its_capacity_among_the_kernels_on_it() -> 
     assert queueing.rates([1.0, 0.5], 1.0) == pytest.approx([2 / 3, 2 / 3], rel=0.02)
     assert sum(queueing.rates([0.126] * 12, 0.945)) == pytest.approx(0.945 / 0.126, rel=0.03)
     busy = rows(lambda model, n: model * (0.8 if n == 12 else 1))
-    assert report.implied(busy) == {("time-sliced", 0.1): pytest.approx(0.496), ("mps", 0.1): pytest.approx(0.896)}
+    assert report.implied(busy) == {
+        ("time-sliced", 0.1): pytest.approx(0.496),
+        ("mps", 0.1): pytest.approx(0.896),
+    }
 
 
 def test_mixed_trainings_are_compared_one_by_one(bench: Bench, tmp_path: Path) -> None:
@@ -189,7 +213,9 @@ def test_mixed_trainings_are_compared_one_by_one(bench: Bench, tmp_path: Path) -
     assert done.returncode == 0, done.stderr
     mixed = measured(tmp_path)["mixed"]
     assert mixed["mps"] == "skipped: the control daemon of MPS does not start: no device files"
-    assert all(len(mix["rates"]) == len(mix["model"]) == len(mix["loads"]) for mix in mixed["mixes"])
+    assert all(
+        len(mix["rates"]) == len(mix["model"]) == len(mix["loads"]) for mix in mixed["mixes"]
+    )
     assert set(mixed["duty alone"]) == {"saturating", "small", "half", "narrow"}
     assert "| time-sliced | half | saturating, small | " in done.stdout
 
@@ -198,7 +224,9 @@ def test_the_host_work_of_a_training_has_its_mean_in_each_ten_steps() -> None:
     assert sum(HOST_WORK) == pytest.approx(len(HOST_WORK)) and len(HOST_WORK) == 10
 
 
-def test_a_step_that_fails_is_told_from_one_that_is_skipped(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_step_that_fails_is_told_from_one_that_is_skipped(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     def skips(rig: Rig, seconds: float) -> dict[str, Any]:
         raise Skipped("no MPS")
 

@@ -30,14 +30,20 @@ def test_the_demo_runs_what_fits_and_says_why_the_rest_does_not(played: Played) 
     assert re.search(r"^small +24 +24 +0 ", played.out, re.MULTILINE)
     assert re.search(r"^huge +6 +0 +6 .*no drone type fits", played.out, re.MULTILINE)
     assert "no process is left" in played.out
-    assert re.search(r"requested +10 jobs of class large wait", played.out), "by its name, not by its id"
+    assert re.search(r"requested +10 jobs of class large wait", played.out), (
+        "by its name, not by its id"
+    )
 
 
 def test_its_drones_were_started_for_jobs_and_all_left(played: Played) -> None:
     reader = Reader(played.directory / "provisioner.db")
     drones = reader.drones(ended=None)
     assert 2 <= len(drones) <= 10, "few GPUs, few drones: none was started twice"
-    assert {drone.state for drone in drones} <= {DroneState.DONE, DroneState.CANCELLED, DroneState.UNUSED}
+    assert {drone.state for drone in drones} <= {
+        DroneState.DONE,
+        DroneState.CANCELLED,
+        DroneState.UNUSED,
+    }
     assert sum(drone.jobs_started for drone in drones) == 34
     assert {drone.type for drone in drones} == {"local/a100", "local/v100"}
     for drone in drones:
@@ -58,7 +64,11 @@ def test_interrupted_it_takes_everything_with_it(how: signal.Signals, tmp_path: 
     )
     reader = Reader(place / "provisioner.db")
     try:
-        while not (busy := [d for d in reader.drones() if d.state is DroneState.BUSY] if reader.path.exists() else []):
+        while not (
+            busy := [d for d in reader.drones() if d.state is DroneState.BUSY]
+            if reader.path.exists()
+            else []
+        ):
             assert demo.poll() is None, demo.communicate()
             time.sleep(0.05)
         prefix = busy[0].id.rpartition("-")[0]
@@ -78,10 +88,19 @@ def test_interrupted_it_takes_everything_with_it(how: signal.Signals, tmp_path: 
 
 
 def test_the_screen_fits_a_small_terminal_and_says_why() -> None:
-    drone = Drone(DroneId("demo-1"), TypeKey("local/a100"), DroneState.BUSY, 95.0, requested_at=90.0, gpu_milli=500)
+    drone = Drone(
+        DroneId("demo-1"),
+        TypeKey("local/a100"),
+        DroneState.BUSY,
+        95.0,
+        requested_at=90.0,
+        gpu_milli=500,
+    )
     huge = next(shape for shape in JOB_SHAPES if not shape.fits)
     shapes = tuple(ShapeView(shape, 3, 2, 0, None) for shape in JOB_SHAPES if shape.fits)
-    shapes += (ShapeView(huge, 0, 0, 0, NothingFits("local/a100", "vram", "81920 MiB", "40960 MiB")),)
+    shapes += (
+        ShapeView(huge, 0, 0, 0, NothingFits("local/a100", "vram", "81920 MiB", "40960 MiB")),
+    )
     console = Console(width=80, file=io.StringIO(), record=True, color_system=None)
     console.print(screen(DemoView(12.0, shapes, (drone,), (), now=100.0), []))
     lines = console.export_text().splitlines()

@@ -1,9 +1,10 @@
 """The documents tell the truth: links lead somewhere, commands and options exist, examples run, configurations check.
 
-Three kinds of fenced blocks are tried. ``console``: every ``$ provisioner ...`` line is run, in order, in the directory
-that a demo has left behind, with its configuration and its record; text below a line is what it must print, with
-``...`` for anything. ``yaml`` that begins with a comment naming a file: the files of a document are written out and
-go through `provisioner check`. ``sh``: not run, but each ``provisioner`` command in it must exist.
+Three kinds of fenced blocks are tried. ``console``: every ``$ provisioner ...`` line is run, in
+order, in the directory that a demo has left behind, with its configuration and its record; text
+below a line is what it must print, with ``...`` for anything. ``yaml`` that begins with a comment
+naming a file: the files of a document are written out and go through `provisioner check`. ``sh``:
+not run, but each ``provisioner`` command in it must exist.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
-# ------------------------------------------------------------------------------------------------------------- links
+# -------------------------------------------------------------------------------------------------------------
+# links
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_id)
@@ -82,7 +84,8 @@ def test_every_page_can_be_reached_from_the_index() -> None:
     assert [page_id(page) for page in PAGES if page not in seen] == []
 
 
-# ---------------------------------------------------------------------------------------------------------- commands
+# ----------------------------------------------------------------------------------------------------------
+# commands
 
 
 def shell_lines(page: Path) -> Iterator[str]:
@@ -164,7 +167,8 @@ def test_the_service_unit_and_shipped_configurations_name_commands_that_exist() 
     assert wrong_in(shlex.split(line) for line in lines if "provisioner " in line) == []
 
 
-# ---------------------------------------------------------------------------------------------------------- examples
+# ----------------------------------------------------------------------------------------------------------
+# examples
 
 
 def provisioner(words: list[str], cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -218,7 +222,9 @@ def test_the_examples_run(page: Path, lived: Path) -> None:
         assert done.returncode == exit_code, f"$ {command}\n{done.stdout}{done.stderr}"
         assert "Traceback" not in done.stderr, done.stderr
         if output:
-            assert matches(output, done.stdout), f"$ {command}\nwanted:\n{output}\ngot:\n{done.stdout}"
+            assert matches(output, done.stdout), (
+                f"$ {command}\nwanted:\n{output}\ngot:\n{done.stdout}"
+            )
 
 
 def named_files(page: Path) -> dict[str, str]:
@@ -231,7 +237,9 @@ def named_files(page: Path) -> dict[str, str]:
     return found
 
 
-@pytest.mark.parametrize("page", [p for p in PAGES if "provisioner.yaml" in named_files(p)], ids=page_id)
+@pytest.mark.parametrize(
+    "page", [p for p in PAGES if "provisioner.yaml" in named_files(p)], ids=page_id
+)
 def test_configurations_in_documents_are_valid(page: Path, tmp_path: Path) -> None:
     for name, body in named_files(page).items():
         path = tmp_path / name
@@ -249,15 +257,23 @@ def assert_valid(done: subprocess.CompletedProcess[str]) -> None:
     assert wrong == [] and done.returncode == (3 if done.stdout else 0), done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "site_configs").rglob("provisioner.yaml")), ids=page_id)
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "site_configs").rglob("provisioner.yaml")), ids=page_id
+)
 def test_shipped_configurations_are_valid(path: Path) -> None:
     assert_valid(provisioner(["check", "-c", str(path)], ROOT))
 
 
 def test_paths_in_docs_and_docstrings_exist() -> None:
     texts = {page: page.read_text() for page in PAGES}
-    texts |= {file: file.read_text() for top in ("provisioner", "adapters") for file in (ROOT / top).rglob("*.py")}
-    named = re.compile(r"`((?:provisioner|adapters|tests|benchmarks|docs|planner|controller|simulator)/[\w./-]+\.\w+)`")
+    texts |= {
+        file: file.read_text()
+        for top in ("provisioner", "adapters")
+        for file in (ROOT / top).rglob("*.py")
+    }
+    named = re.compile(
+        r"`((?:provisioner|adapters|tests|benchmarks|docs|planner|controller|simulator)/[\w./-]+\.\w+)`"
+    )
     missing = [
         f"{place.relative_to(ROOT)}: {path}"
         for place, text in texts.items()
@@ -274,14 +290,17 @@ def test_the_example_of_a_simulation_runs() -> None:
     assert "outcome" in known
 
 
-# --------------------------------------------------------------------------------------------------------- reference
+# ---------------------------------------------------------------------------------------------------------
+# reference
 
 
 def test_the_reference_is_as_the_code_makes_it() -> None:
     assert not make_reference.stale_files(), "renew them: python -m docs.make_reference"
 
 
-def test_a_check_of_the_reference_names_stale_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_check_of_the_reference_names_stale_files(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert make_reference.main([str(tmp_path)]) == 0
     assert make_reference.main([str(tmp_path), "--check"]) == 0
     (tmp_path / "cli.md").unlink()
@@ -323,5 +342,7 @@ def test_the_list_of_log_events_is_complete() -> None:
 def test_each_test_that_the_page_about_security_names_exists() -> None:
     named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", (ROOT / "SECURITY.md").read_text())
     assert len(named) > 20
-    missing = [f"{file}::{test}" for file, test in named if f"def {test}(" not in (ROOT / file).read_text()]
+    missing = [
+        f"{file}::{test}" for file, test in named if f"def {test}(" not in (ROOT / file).read_text()
+    ]
     assert not missing

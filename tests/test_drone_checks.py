@@ -56,14 +56,18 @@ def test_a_scratch_directory_that_is_not_there_or_too_small_fails(tmp_path: Path
     code, said = check(tmp_path, "scratch_check.sh", DRONE_DISK_MIB="40960", PATH=path)
     assert (code, said) == (1, f"1 MiB free in {tmp_path}/condor: at least 1024 MiB are needed")
     (tmp_path / "condor/execute/dir_1").mkdir(parents=True)
-    assert check(tmp_path, "scratch_check.sh", DRONE_DISK_MIB="40960", PATH=path)[0] == 0, "jobs may use it"
+    assert check(tmp_path, "scratch_check.sh", DRONE_DISK_MIB="40960", PATH=path)[0] == 0, (
+        "jobs may use it"
+    )
     code, said = check(tmp_path, "scratch_check.sh", DRONE_DIR=str(tmp_path / "none"))
     assert (code, "cannot write" in said) == (1, True)
 
 
 def test_a_scratch_directory_whose_files_cannot_be_executed_fails(tmp_path: Path) -> None:
     """As on a file system that is mounted noexec."""
-    code, said = check(tmp_path, "scratch_check.sh", DRONE_DISK_MIB="1", PATH=fake(tmp_path, "chmod", ""))
+    code, said = check(
+        tmp_path, "scratch_check.sh", DRONE_DISK_MIB="1", PATH=fake(tmp_path, "chmod", "")
+    )
     assert (code, "cannot execute a file" in said) == (1, True), said
 
 
@@ -78,7 +82,9 @@ def test_a_scratch_directory_whose_files_cannot_be_executed_fails(tmp_path: Path
         ("no-such-host.invalid:9618,localhost:9618", 0),
     ],
 )
-def test_a_collector_whose_name_has_no_address_fails(tmp_path: Path, collector: str, code: int) -> None:
+def test_a_collector_whose_name_has_no_address_fails(
+    tmp_path: Path, collector: str, code: int
+) -> None:
     assert check(tmp_path, "names_check.sh", DRONE_COLLECTOR=collector)[0] == code
 
 
@@ -92,12 +98,16 @@ def test_a_collector_whose_name_has_no_address_fails(tmp_path: Path, collector: 
         ("x", 77, "no number"),
     ],
 )
-def test_a_clock_far_from_the_collectors_fails(tmp_path: Path, ahead: str, code: int, words: str) -> None:
+def test_a_clock_far_from_the_collectors_fails(
+    tmp_path: Path, ahead: str, code: int, words: str
+) -> None:
     assert check(tmp_path, "clock_check.sh") == (77, "not in the pool yet")
     (tmp_path / "condor/clock").write_text(f"{ahead}\n")
     found, said = check(tmp_path, "clock_check.sh")
     assert (found, words in said) == (code, True), said
-    assert check(tmp_path, "names_check.sh", DRONE_COLLECTOR="no-such-host.invalid:9618")[0] == 77, "it has joined"
+    assert (
+        check(tmp_path, "names_check.sh", DRONE_COLLECTOR="no-such-host.invalid:9618")[0] == 77
+    ), "it has joined"
 
 
 A100S = """0, GPU-9d1b6b3c-0000-0000-0000-000000000000, 0
@@ -149,7 +159,10 @@ def test_the_devices_of_the_site_are_there_and_well_or_it_says_why(
     env = {"PATH": fake(tmp_path, "nvidia-smi", says), "DRONE_GPUS": str(gpus), **more}
     if devices is not None:
         env["CUDA_VISIBLE_DEVICES"] = devices
-    assert check(tmp_path, "gpu_check.sh", **env) == (0 if verdict.endswith("answer") else 1, verdict)
+    assert check(tmp_path, "gpu_check.sh", **env) == (
+        0 if verdict.endswith("answer") else 1,
+        verdict,
+    )
 
 
 DIVIDED = """GPU 0: NVIDIA H200 NVL (UUID: GPU-00000000-0000-0000-0000-000000000000)
@@ -182,7 +195,11 @@ def test_a_number_is_that_of_a_mig_instance_where_the_site_gives_instances(
     """As Slurm numbers them in ``CUDA_VISIBLE_DEVICES``."""
     says = f"case $1 in -L) cat <<'Y'\n{DIVIDED}Y\n;; *) cat <<'X'\n{QUERIED.format(*errors)}X\n;; esac\n"
     found = check(
-        tmp_path, "gpu_check.sh", PATH=fake(tmp_path, "nvidia-smi", says), CUDA_VISIBLE_DEVICES=devices, **env
+        tmp_path,
+        "gpu_check.sh",
+        PATH=fake(tmp_path, "nvidia-smi", says),
+        CUDA_VISIBLE_DEVICES=devices,
+        **env,
     )
     assert found == (0 if verdict.endswith("answer") else 1, verdict)
 
@@ -211,7 +228,10 @@ def test_a_lost_gpu_says_nothing_about_the_others(
     says = f"case $1 in -L) cat <<'Y'\n{listed}Y\n;; *) cat <<'X'\n{queried}\nX\n;; esac\nexit {status}\n"
     how = {"PATH": fake(tmp_path, "nvidia-smi", says), **env}
     how |= {"CUDA_VISIBLE_DEVICES": devices} if devices else {}
-    assert check(tmp_path, "gpu_check.sh", **how) == (0 if verdict.endswith("answer") else 1, verdict)
+    assert check(tmp_path, "gpu_check.sh", **how) == (
+        0 if verdict.endswith("answer") else 1,
+        verdict,
+    )
 
 
 def test_a_driver_that_fails_is_quoted_and_one_that_is_missing_is_a_failure_unless_the_site_simulates(
@@ -245,7 +265,10 @@ echo "joined=$joined clock=$(cat clock 2>/dev/null)"
 @pytest.mark.parametrize(
     ("listed", "found"),
     [
-        ("Machine 1700000100 1700000098\nDaemonMaster 1700000100 1700000000\n", "joined=100 clock=2"),
+        (
+            "Machine 1700000100 1700000098\nDaemonMaster 1700000100 1700000000\n",
+            "joined=100 clock=2",
+        ),
         ("Machine 1700000100 undefined\n", "joined=100 clock="),
         ("DaemonMaster 1700000100 1700000000\n", "joined= clock="),
         ("WARNING: this is a remark of the tool\nPERMISSION_DENIED (a) b\n", "joined= clock="),
@@ -256,8 +279,8 @@ echo "joined=$joined clock=$(cat clock 2>/dev/null)"
 def test_a_drone_believes_only_numbers_of_the_ads_that_the_pool_lists(
     tmp_path: Path, shell: str, listed: str, found: str
 ) -> None:
-    """A text in the clock of a forged slot ad was run as a command in the drones whose shell is bash, and a remark of
-    the tool ended the drone or counted as its slot."""
+    """A text in the clock of a forged slot ad was run as a command in the drones whose shell is
+    bash, and a remark of the tool ended the drone or counted as its slot."""
     if shutil.which(shell) is None:
         pytest.skip(f"no {shell} on this host")
     (tmp_path / "etc/config.d").mkdir(parents=True)
@@ -296,37 +319,54 @@ def test_htcondor_is_killed_before_its_jobs(tmp_path: Path) -> None:
     assert (tmp_path / "killed").read_text().split() == ["starter", "job"]
 
 
-SENDERS = ("drone-kit-1@pool.example.org", "drone-kit-2@pool.example.org", "drone@pool.example.org", None)
+SENDERS = (
+    "drone-kit-1@pool.example.org",
+    "drone-kit-2@pool.example.org",
+    "drone@pool.example.org",
+    None,
+)
 """Its own token, that of another drone, a name to which the pool maps all of them, and none."""
 
 
 @pytest.mark.parametrize(
-    ("identity", "believed"), [("", SENDERS), (SENDERS[0], (SENDERS[0], *SENDERS[2:]))], ids=["shared", "own"]
+    ("identity", "believed"),
+    [("", SENDERS), (SENDERS[0], (SENDERS[0], *SENDERS[2:]))],
+    ids=["shared", "own"],
 )
 def test_a_drone_with_a_token_of_its_own_believes_no_ad_that_another_drone_has_sent(
     tmp_path: Path, identity: str, believed: tuple[str | None, ...]
 ) -> None:
-    """An ad about it that another drone's token had sent set its clock, or kept it from noticing that its own had gone:
-    a drone whose clock is hours off ends itself. So does one that does not find its own ad."""
+    """An ad about it that another drone's token had sent set its clock, or kept it from noticing
+    that its own had gone: a drone whose clock is hours off ends itself. So does one that does not
+    find its own ad."""
     classad2 = pytest.importorskip("classad2", reason="the bindings evaluate the constraint")
     asks = 'D=$PWD now=100 placed_at="" prefix=/usr\nas_drone() { for word; do echo "$word"; done; }\nask_pool\nwait\n'
     subprocess.run(
         ["sh", "-uc", function_of_the_drone("ask_pool") + asks],
         cwd=tmp_path,
-        env={"PATH": os.environ["PATH"], "DRONE_FRESH_S": "300", "DRONE_ID": "kit-1", "DRONE_IDENTITY": identity},
+        env={
+            "PATH": os.environ["PATH"],
+            "DRONE_FRESH_S": "300",
+            "DRONE_ID": "kit-1",
+            "DRONE_IDENTITY": identity,
+        },
         check=True,
         timeout=60,
     )
-    (constraint,) = [line for line in (tmp_path / "listed.out").read_text().splitlines() if "DroneId" in line]
+    (constraint,) = [
+        line for line in (tmp_path / "listed.out").read_text().splitlines() if "DroneId" in line
+    ]
 
     def lists(**told: object) -> bool:
         ad = classad2.ClassAd({name: value for name, value in told.items() if value is not None})
         return classad2.ExprTree(constraint).eval(ad) is True
 
     now = int(time.time())
-    assert tuple(each for each in SENDERS if lists(DroneId="kit-1", AuthenticatedIdentity=each, LastHeardFrom=now)) == (
-        believed
-    )
+    assert tuple(
+        each
+        for each in SENDERS
+        if lists(DroneId="kit-1", AuthenticatedIdentity=each, LastHeardFrom=now)
+    ) == (believed)
     assert not lists(DroneId="kit-1", AuthenticatedIdentity=SENDERS[0], LastHeardFrom=now - 400)
     assert not lists(DroneId="kit-2", AuthenticatedIdentity=SENDERS[0], LastHeardFrom=now)
 
@@ -343,7 +383,9 @@ def test_verdicts_that_could_not_be_written_are_written_later(tmp_path: Path) ->
     (tmp_path / "gpus.changed").touch()
     text = function_of_the_drone("apply_gpu_verdicts") + VERDICTS
     subprocess.run(["sh", "-uc", text], cwd=tmp_path, timeout=60, check=False, capture_output=True)
-    assert (tmp_path / "etc/config.d/60-gpus").read_text() == "OFFLINE_MACHINE_RESOURCE_GPUs = GPU-1\n"
+    assert (
+        tmp_path / "etc/config.d/60-gpus"
+    ).read_text() == "OFFLINE_MACHINE_RESOURCE_GPUs = GPU-1\n"
     assert (tmp_path / "said").read_text() == "read\n"
 
 
@@ -372,7 +414,8 @@ def test_another_limit_of_vram_is_refused(limit: str, why: str) -> None:
         assert (drone.process.communicate(timeout=60)[0], drone.process.returncode) == (why, 64)
 
 
-# ------------------------------------------------------------------------------------------ a driver that hangs later
+# ------------------------------------------------------------------------------------------ a
+# driver that hangs later
 
 HANGS = "trap '' TERM; touch {home}/hangs; while :; do sleep 0.2; done\n"
 SECOND_TIME = "[ -e {home}/asked ] || {{ touch {home}/asked; {discovery} exit; }}\n"
@@ -388,7 +431,9 @@ EXCLUSIVE, MPS = {"DRONE_SHARING": "exclusive"}, {"DRONE_SHARING": "mps", "DRONE
         ("python3", {**EXCLUSIVE, "DRONE_GPU_SIMULATE": ""}),
     ],
 )
-def test_a_drone_that_is_told_to_leave_does_not_wait_for_a_driver_that_hangs(tool: str, env: dict[str, str]) -> None:
+def test_a_drone_that_is_told_to_leave_does_not_wait_for_a_driver_that_hangs(
+    tool: str, env: dict[str, str]
+) -> None:
     """Each of them was waited for: for up to a minute, or for ever."""
     with lab_directory("hangs") as lab:
         hangs = HANGS.format(home=lab / "d")
@@ -409,7 +454,11 @@ def test_a_drone_that_is_told_to_leave_does_not_wait_for_a_driver_that_hangs(too
         began = time.monotonic()
         drone.process.terminate()
         code, outcome = drone.wait()
-        assert (code, outcome["reason"], outcome["why"]) == (0, "stopped", "told to leave while the driver was asked")
+        assert (code, outcome["reason"], outcome["why"]) == (
+            0,
+            "stopped",
+            "told to leave while the driver was asked",
+        )
         assert time.monotonic() - began < 20
 
 
@@ -423,7 +472,9 @@ ask_driver 1 sleep 600; echo "$? $(cat said)"
 def test_a_driver_that_does_not_answer_is_left_behind(tmp_path: Path) -> None:
     functions = "".join(map(function_of_the_drone, ("alive", "rest", "ask_driver")))
     text = f"uptime_s() {{ read -r up _ </proc/uptime; echo ${{up%.*}}; }}\n{functions}{ASKS}"
-    done = subprocess.run(["sh", "-uc", text], cwd=tmp_path, timeout=60, check=False, capture_output=True, text=True)
+    done = subprocess.run(
+        ["sh", "-uc", text], cwd=tmp_path, timeout=60, check=False, capture_output=True, text=True
+    )
     assert done.stdout == "7 1\n124 the driver does not answer\n", done.stderr
 
 
@@ -439,7 +490,9 @@ def test_the_control_daemons_of_all_gpus_quit_at_one_time(tmp_path: Path) -> Non
     for n in range(3):
         (tmp_path / f"mps/{n}").mkdir(parents=True)
     text = function_of_the_drone("quit_mps") + QUITS
-    done = subprocess.run(["sh", "-uc", text], cwd=tmp_path, timeout=60, check=False, capture_output=True, text=True)
+    done = subprocess.run(
+        ["sh", "-uc", text], cwd=tmp_path, timeout=60, check=False, capture_output=True, text=True
+    )
     assert done.stdout == "0.quit 1.quit 2.quit\n", done.stderr
 
 
@@ -447,7 +500,9 @@ def as_drone(directory: Path, path: str) -> str:
     """Return what a tool of HTCondor's finds as the token of a drone whose own directory is ``directory``."""
     asks = f'D={directory} clean=env token=SECRET\nas_drone sh -c "readlink /proc/self/fd/0; cat /proc/self/fd/0"\n'
     asked = ["sh", "-uc", function_of_the_drone("as_drone") + asks]
-    return subprocess.run(asked, env={"PATH": path}, capture_output=True, text=True, timeout=60, check=True).stdout
+    return subprocess.run(
+        asked, env={"PATH": path}, capture_output=True, text=True, timeout=60, check=True
+    ).stdout
 
 
 def test_the_token_for_a_tool_never_has_a_name(tmp_path: Path) -> None:
@@ -456,7 +511,9 @@ def test_the_token_for_a_tool_never_has_a_name(tmp_path: Path) -> None:
     assert told.startswith("/memfd:token") and told.endswith("SECRET\n")
 
 
-def test_without_python_the_token_for_a_tool_loses_its_name_before_it_is_written(tmp_path: Path) -> None:
+def test_without_python_the_token_for_a_tool_loses_its_name_before_it_is_written(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "bin").mkdir()
     (tmp_path / "tmp").mkdir()
     for name in ("sh", "env", "mktemp", "rm", "timeout", "cat", "readlink"):
@@ -475,10 +532,18 @@ esac
 """
 
 
-@pytest.mark.parametrize(("visible", "table"), [("1", "GPU-cccc /dev/nvidia2"), ("0", "GPU-aaaa /dev/nvidia0")])
-def test_the_table_of_gpus_joins_by_uuid_after_one_was_lost(tmp_path: Path, visible: str, table: str) -> None:
+@pytest.mark.parametrize(
+    ("visible", "table"), [("1", "GPU-cccc /dev/nvidia2"), ("0", "GPU-aaaa /dev/nvidia0")]
+)
+def test_the_table_of_gpus_joins_by_uuid_after_one_was_lost(
+    tmp_path: Path, visible: str, table: str
+) -> None:
     text = "D=$PWD clean='' DRONE_GPUS=1\nask_driver() { shift; \"$@\" >said; }\n"
-    text += "".join(map(function_of_the_drone, ("gpu_table", "gpu_files", "assigned"))) + "gpu_table\n"
+    text += (
+        "".join(map(function_of_the_drone, ("gpu_table", "gpu_files", "assigned"))) + "gpu_table\n"
+    )
     env = {"PATH": fake(tmp_path, "nvidia-smi", SMI), "CUDA_VISIBLE_DEVICES": visible}
-    done = subprocess.run(["sh", "-c", text], env=env, cwd=tmp_path, text=True, capture_output=True, timeout=60)
+    done = subprocess.run(
+        ["sh", "-c", text], env=env, cwd=tmp_path, text=True, capture_output=True, timeout=60
+    )
     assert done.stdout.strip() == table, done.stderr

@@ -18,7 +18,11 @@ def gpus(tmp_path: Path) -> FakeGpus:
 
 def smi(gpus: FakeGpus, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [str(gpus.directory / "nvidia-smi"), *words], env=dict(gpus.env), capture_output=True, text=True, timeout=60
+        [str(gpus.directory / "nvidia-smi"), *words],
+        env=dict(gpus.env),
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
 
 
@@ -36,7 +40,9 @@ def test_a_process_counts_while_it_lives(gpus: FakeGpus) -> None:
         assert query(gpus, "index,utilization.gpu,memory.used") == ["0, 100, 1500", "1, 0, 0"]
         process.kill()
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-        assert query(gpus, "utilization.gpu") == ["20", "0"], "one that nobody has waited for does not count"
+        assert query(gpus, "utilization.gpu") == ["20", "0"], (
+            "one that nobody has waited for does not count"
+        )
     assert query(gpus, "index,utilization.gpu,memory.used") == ["0, 20, 1000", "1, 0, 0"]
 
 
@@ -46,7 +52,9 @@ def test_a_job_declares_its_load_by_the_gpu_that_it_got(gpus: FakeGpus) -> None:
     with subprocess.Popen(
         ["sh", "-c", f"{script}; echo"], env=got, stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as job:
-        while not (gpus.state / f"process.{job.pid}").exists() or query(gpus, "utilization.gpu") == ["0", "0"]:
+        while not (gpus.state / f"process.{job.pid}").exists() or query(
+            gpus, "utilization.gpu"
+        ) == ["0", "0"]:
             assert job.poll() is None
         assert query(gpus, "utilization.gpu,memory.used") == ["0, 0", "40, 6000"]
         gpus.forget(job.pid)
@@ -56,7 +64,9 @@ def test_a_job_declares_its_load_by_the_gpu_that_it_got(gpus: FakeGpus) -> None:
 
 def test_errors_and_calls_that_hang_are_set_and_repaired(gpus: FakeGpus) -> None:
     gpus.property(1, ecc_uncorrected=3, throttle=8, pcie_width=4, remap_pending=1)
-    fields = "ecc.errors.uncorrected.volatile.total,clocks_event_reasons.active,pcie.link.width.current"
+    fields = (
+        "ecc.errors.uncorrected.volatile.total,clocks_event_reasons.active,pcie.link.width.current"
+    )
     assert query(gpus, f"{fields},remapped_rows.pending") == [
         "0, 0x0000000000000000, 16, 0",
         "3, 0x0000000000000008, 4, 1",

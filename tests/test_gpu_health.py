@@ -50,7 +50,10 @@ class Node:
         (self.dir / "kernel.log").write_text("".join(f"{line}\n" for line in lines))
 
     def job_on(self, gpu: str, folder: str = "scratch") -> Path:
-        """Have a job run on a GPU, as far as the drone sees it. HTCondor 23 has the machine ad beside ``scratch``."""
+        """Have a job run on a GPU, as far as the drone sees it.
+
+        HTCondor 23 has the machine ad beside ``scratch``.
+        """
         ad = self.dir / "condor/execute/dir_17" / folder / ".machine.ad"
         ad.parent.mkdir(parents=True)
         ad.write_text(f'Cpus = 1\nAssignedGPUs = "{gpu}"\n')
@@ -63,7 +66,8 @@ def node(tmp_path: Path) -> Node:
     (tmp_path / "condor").mkdir()
     (tmp_path / "condor/gpu_health.py").write_bytes(script("gpu_health.py"))
     ads = "".join(
-        f'{each.replace("-", "_")}=[ id="{each}"; DevicePciBusId="0000:0{n}:00.0"; ]\n' for n, each in enumerate(IDS, 1)
+        f'{each.replace("-", "_")}=[ id="{each}"; DevicePciBusId="0000:0{n}:00.0"; ]\n'
+        for n, each in enumerate(IDS, 1)
     )
     discovery = tmp_path / "condor_gpu_discovery"
     discovery.write_text(
@@ -87,7 +91,10 @@ def node(tmp_path: Path) -> Node:
 
 def test_healthy_gpus_pass_and_their_memory_has_been_written_and_read(node: Node) -> None:
     assert node.check() == (0, "3 of 3 GPUs are healthy (cuda,nvml,xid)")
-    assert (node.config["OFFLINE_MACHINE_RESOURCE_GPUs"], node.config["DroneGpusOffline"]) == ("", "0")
+    assert (node.config["OFFLINE_MACHINE_RESOURCE_GPUs"], node.config["DroneGpusOffline"]) == (
+        "",
+        "0",
+    )
     assert node.config["DroneGpuCheck"] == '"cuda,nvml,xid"'
 
 
@@ -104,7 +111,9 @@ def test_healthy_gpus_pass_and_their_memory_has_been_written_and_read(node: Node
         ({"corrupt": 1}, "a kernel read back 36482 MiB of VRAM with the sum "),
     ],
 )
-def test_one_bad_gpu_is_taken_offline_and_the_others_are_not(node: Node, broken: dict[str, int], verdict: str) -> None:
+def test_one_bad_gpu_is_taken_offline_and_the_others_are_not(
+    node: Node, broken: dict[str, int], verdict: str
+) -> None:
     node.gpus.property(1, **broken)
     code, said = node.check()
     assert (code, said.startswith("2 of 3 GPUs are healthy")) == (0, True), said
@@ -147,7 +156,10 @@ def test_a_gpu_with_a_job_is_not_judged_by_its_free_memory(node: Node, folder: s
 def test_a_share_of_mps_is_probed_alone(node: Node) -> None:
     """The rest of the memory belongs to other jobs, and some of it to the server."""
     node.gpus.property(1, memory_mib=12000)
-    assert node.check(DRONE_SHARING="mps", DRONE_SHARES="4") == (0, "3 of 3 GPUs are healthy (cuda,nvml,xid)")
+    assert node.check(DRONE_SHARING="mps", DRONE_SHARES="4") == (
+        0,
+        "3 of 3 GPUs are healthy (cuda,nvml,xid)",
+    )
 
 
 class StuckProbe:
@@ -176,7 +188,10 @@ def test_a_probe_is_a_client_of_mps_and_one_that_has_gone_is_not_waited_for(
     assert state == {"stuck": {}}
     first, second = StuckProbe.started
     assert first["CUDA_MPS_PIPE_DIRECTORY"] == f"{tmp_path}/mps/0"
-    assert (first["CUDA_VISIBLE_DEVICES"], second["CUDA_VISIBLE_DEVICES"]) == (f"{IDS[0]}-0000", IDS[1])
+    assert (first["CUDA_VISIBLE_DEVICES"], second["CUDA_VISIBLE_DEVICES"]) == (
+        f"{IDS[0]}-0000",
+        IDS[1],
+    )
 
 
 def test_an_mps_server_that_recovers_is_no_fault_of_the_gpu(
@@ -208,7 +223,10 @@ def test_without_pci_addresses_no_xid_is_claimed_to_be_found(node: Node) -> None
 
 
 def test_fewer_gpus_than_promised_are_a_failed_check(node: Node) -> None:
-    assert node.check(DRONE_GPUS="4", CUDA_VISIBLE_DEVICES="0,1,2") == (1, "the site assigned 3 of 4 GPUs: 0,1,2")
+    assert node.check(DRONE_GPUS="4", CUDA_VISIBLE_DEVICES="0,1,2") == (
+        1,
+        "the site assigned 3 of 4 GPUs: 0,1,2",
+    )
     node.gpus.fail("cuInit", 999)  # without /dev/nvidia-uvm
     why = "the site assigned 3 of 4 GPUs: all; cuInit: CUDA_ERROR_UNKNOWN (999)"
     assert node.check(DRONE_GPUS="4") == (1, why)
@@ -253,7 +271,9 @@ def kmsg(xid: int, bus: int = 2, ago_s: float = 5) -> str:
         (lambda: kmsg(154) + " GPU recovery action changed from 0x0 (None) to 0x1 (Reset)", "Xid 154 (reset)"),
     ],
 )  # fmt: skip
-def test_an_xid_in_the_kernel_log_counts_by_its_class_and_age(node: Node, line: object, verdict: str) -> None:
+def test_an_xid_in_the_kernel_log_counts_by_its_class_and_age(
+    node: Node, line: object, verdict: str
+) -> None:
     assert callable(line)
     node.log("3,900,1,-;usb 1-1: new device", line())
     node.check(DRONE_GPU_FATAL_S="45", DRONE_GPU_RESET_S="25")
@@ -280,7 +300,9 @@ DATES = {
 
 @pytest.mark.parametrize("zone", ["UTC", "America/New_York", "Asia/Kolkata"])
 @pytest.mark.parametrize("form", DATES.values(), ids=DATES)
-def test_a_message_is_as_old_as_its_date_says(form: str, zone: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_message_is_as_old_as_its_date_says(
+    form: str, zone: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TZ", zone)
     monkeypatch.setenv("LC_ALL", "C")
     time.tzset()
@@ -288,7 +310,9 @@ def test_a_message_is_as_old_as_its_date_says(form: str, zone: str, monkeypatch:
         for age_s in (18 * 86400, 40):
             now = int(time.time())
             command = ["date", "-d", f"@{now - age_s}", f"+{form}"]
-            dated = subprocess.run(command, capture_output=True, text=True, check=True).stdout.rstrip("\n")
+            dated = subprocess.run(
+                command, capture_output=True, text=True, check=True
+            ).stdout.rstrip("\n")
             line = f"{dated}NVRM: Xid (PCI:0000:02:00): 79, GPU has fallen off the bus."
             assert gpu_health.message_age_s(line, {}, now) == pytest.approx(age_s, abs=1), line
     finally:
@@ -300,7 +324,9 @@ def test_an_old_message_of_syslog_is_no_news_to_a_drone_that_starts(node: Node) 
     """One Xid 79 of last month must not close the GPU for a day after each start."""
     for ago_s, verdict in ((18 * 86400, '""'), (40, f'"{IDS[1]}: Xid 79 (fatal)"')):
         dated = time.strftime("%b %d %H:%M:%S", time.localtime(time.time() - ago_s))
-        node.log(f"{dated} gpu01 kernel: [    1.000000] NVRM: Xid (PCI:0000:02:00): 79, GPU has fallen off the bus.")
+        node.log(
+            f"{dated} gpu01 kernel: [    1.000000] NVRM: Xid (PCI:0000:02:00): 79, GPU has fallen off the bus."
+        )
         (node.dir / "condor/gpu_health.json").unlink(missing_ok=True)
         node.check()
         assert node.config["DroneGpusOfflineWhy"] == verdict
@@ -321,7 +347,10 @@ def test_an_old_message_of_syslog_is_no_news_to_a_drone_that_starts(node: Node) 
 )
 def test_the_year_of_a_date_is_the_latest_that_has_come(date: str, now: str, age_s: float) -> None:
     """A date that cannot be, or has not come, says nothing: such a message counts from when it was first seen."""
-    line, at = f"{date} gpu01 kernel: NVRM: Xid (PCI:0000:02:00): 79", datetime.fromisoformat(now).timestamp()
+    line, at = (
+        f"{date} gpu01 kernel: NVRM: Xid (PCI:0000:02:00): 79",
+        datetime.fromisoformat(now).timestamp(),
+    )
     assert gpu_health.message_age_s(line, {line: at - 7}, at) == age_s
 
 
@@ -343,7 +372,10 @@ def test_a_log_that_cannot_be_read_is_told(node: Node) -> None:
     (node.dir / "bin/journalctl").write_text("#!/bin/sh\nexit 1\n")
     (node.dir / "bin/journalctl").chmod(0o755)
     path = f"{node.dir}/bin:{node.env['PATH']}"
-    assert node.check(DRONE_KERNEL_LOG="/nonexistent", PATH=path)[1] == "3 of 3 GPUs are healthy (cuda,nvml)"
+    assert (
+        node.check(DRONE_KERNEL_LOG="/nonexistent", PATH=path)[1]
+        == "3 of 3 GPUs are healthy (cuda,nvml)"
+    )
 
 
 def test_a_probe_that_hangs_is_a_verdict_on_its_gpu_alone(node: Node) -> None:
@@ -358,8 +390,15 @@ def test_a_probe_that_cannot_be_killed_is_not_repeated(node: Node) -> None:
     with subprocess.Popen(["sleep", "100"]) as stuck:
         began = Path(f"/proc/{stuck.pid}/stat").read_text().rpartition(")")[2].split()[19]
         state = node.dir / "condor/gpu_health.json"
-        state.write_text(state.read_text().replace('"stuck": {}', f'"stuck": {{"{IDS[2]}": [{stuck.pid}, "{began}"]}}'))
-        assert f"{IDS[2]}: an earlier probe still hangs (reset)" in node.check(DRONE_GPU_RESET_S="1")[1]
+        state.write_text(
+            state.read_text().replace(
+                '"stuck": {}', f'"stuck": {{"{IDS[2]}": [{stuck.pid}, "{began}"]}}'
+            )
+        )
+        assert (
+            f"{IDS[2]}: an earlier probe still hangs (reset)"
+            in node.check(DRONE_GPU_RESET_S="1")[1]
+        )
         stuck.kill()
     time.sleep(1.1)
     assert node.check()[1].startswith("3 of 3")
@@ -389,7 +428,9 @@ def test_a_gpu_that_disappears_goes_offline_and_htcondor_is_not_asked_any_more(n
     assert node.check("gpu_discovery.sh") == (77, "a GPU is offline")
 
 
-def test_state_that_a_job_has_overwritten_is_made_anew_without_large_allocations(node: Node) -> None:
+def test_state_that_a_job_has_overwritten_is_made_anew_without_large_allocations(
+    node: Node,
+) -> None:
     (node.dir / "condor/etc").mkdir()
     (node.dir / "condor/etc/condor_config").touch()
     (node.dir / "condor/gpu_health.json").write_text("{")
@@ -399,7 +440,9 @@ def test_state_that_a_job_has_overwritten_is_made_anew_without_large_allocations
 
 def test_nothing_is_allocated_on_a_gpu_with_a_job_and_little_where_one_may_come(node: Node) -> None:
     node.gpus.set(0, 0, 30000)
-    assert "10536 MiB of VRAM are free, 36482 are needed" in node.check(DRONE_GPU_RESET_S="1")[1], "the drone starts"
+    assert "10536 MiB of VRAM are free, 36482 are needed" in node.check(DRONE_GPU_RESET_S="1")[1], (
+        "the drone starts"
+    )
     time.sleep(1.1)
     job = node.job_on(IDS[0])
     assert node.check()[1].startswith("3 of 3"), "it is the job's"
@@ -461,7 +504,11 @@ def amd(node: Node) -> Node:
     ("file", "text", "verdict"),
     [
         ("ras/umc_err_count", "ue: 4\nce: 3", "4 uncorrectable memory errors (fatal)"),
-        ("mem_info_vram_total", str(32 << 30), "it has 32768 MiB of VRAM, 65000 are promised (reset)"),
+        (
+            "mem_info_vram_total",
+            str(32 << 30),
+            "it has 32768 MiB of VRAM, 65000 are promised (reset)",
+        ),
         ("current_link_width", "4", "PCIe width x4 of x16 (reset)"),
     ],
 )
@@ -478,4 +525,7 @@ def test_amd_gpus_are_judged_by_the_files_of_their_driver(
 
 def test_an_amd_gpu_that_the_kernel_does_not_list_is_bad(amd: Node) -> None:
     (amd.dir / "sys/class/drm/card1/device").unlink()
-    assert amd.check()[1] == f"1 of 2 GPUs are healthy (sysfs); {IDS[1]}: the kernel does not list it (reset)"
+    assert (
+        amd.check()[1]
+        == f"1 of 2 GPUs are healthy (sysfs); {IDS[1]}: the kernel does not list it (reset)"
+    )

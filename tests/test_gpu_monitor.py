@@ -38,7 +38,10 @@ A, B, C = (1, 1), (1, 2), (1, 3)
 
 fractions = st.floats(0, 1)
 processes = st.lists(
-    st.builds(GpuProcess, st.sampled_from([A, B, C, None]), st.none() | fractions, st.floats(0, 50_000)), max_size=8
+    st.builds(
+        GpuProcess, st.sampled_from([A, B, C, None]), st.none() | fractions, st.floats(0, 50_000)
+    ),
+    max_size=8,
 )
 readings = st.builds(
     DeviceReading,
@@ -63,7 +66,10 @@ def test_the_sum_over_the_slots_never_exceeds_the_device(
     little = 1e-6
     assert sum(each or 0.0 for each in seconds) <= busy * reading.seconds + little
     assert sum(each.vram_mib for each in used.values()) <= reading.total_mib + little
-    assert sum(each.joules or 0.0 for each in used.values()) <= (reading.joules or 0.0) * (1 + little) + little
+    assert (
+        sum(each.joules or 0.0 for each in used.values())
+        <= (reading.joules or 0.0) * (1 + little) + little
+    )
     assert all(value is None or value >= 0 for each in used.values() for value in each)
 
 
@@ -72,7 +78,11 @@ def reading(*processes: GpuProcess, busy: float | None = 0.6) -> DeviceReading:
 
 
 def test_each_slot_is_charged_for_its_own_processes() -> None:
-    found = divide(reading(GpuProcess(A, 0.2, 3000), GpuProcess(B, 0.3, 4000), GpuProcess(B, 0.1, 1000)), [A, B], False)
+    found = divide(
+        reading(GpuProcess(A, 0.2, 3000), GpuProcess(B, 0.3, 4000), GpuProcess(B, 0.1, 1000)),
+        [A, B],
+        False,
+    )
     assert found[A] == pytest.approx(SlotUsage(0.4, 3000, 100 / 3))
     assert found[B] == pytest.approx(SlotUsage(0.8, 5000, 200 / 3))
     # kernels that overlap under MPS: 120 % of processes on a GPU that was busy for 60 % of the time
@@ -95,7 +105,9 @@ def test_a_driver_without_figures_of_processes_gives_equal_parts_to_those_that_h
 def test_an_exclusive_gpu_is_charged_to_its_only_slot() -> None:
     found = divide(reading(GpuProcess(None, 0.1, 3000), GpuProcess(A, None, 1000)), [A], True)
     assert found == {A: SlotUsage(1.2, 4000, 100.0)}
-    assert divide(reading(), [A], True) == {A: SlotUsage(1.2, 9000, 100.0)}, "no process is seen: the used memory"
+    assert divide(reading(), [A], True) == {A: SlotUsage(1.2, 9000, 100.0)}, (
+        "no process is seen: the used memory"
+    )
 
 
 def test_an_idle_gpu_costs_its_jobs_equal_energy() -> None:
@@ -105,11 +117,15 @@ def test_an_idle_gpu_costs_its_jobs_equal_energy() -> None:
 
 def test_vram_counts_once_it_has_been_held_for_a_while() -> None:
     job = SlotJob(A, ["GPU-1"])
-    held = [job.sustained(100 + 2 * n, mib) for n, mib in enumerate([9000, 12000, 11000, 12000, 500, 12000])]
+    held = [
+        job.sustained(100 + 2 * n, mib)
+        for n, mib in enumerate([9000, 12000, 11000, 12000, 500, 12000])
+    ]
     assert held == [(0, 100), (0, 100), (9000, 100), (11000, 102), (500, 104), (500, 106)]
 
 
-# ----------------------------------------------------------------------------------------------------- the drone's jobs
+# -----------------------------------------------------------------------------------------------------
+# the drone's jobs
 
 
 @contextmanager
@@ -119,7 +135,9 @@ def starter(
     """A process in the place of a starter, and a child of it that runs ``program``: both process ids."""
     command = 'read -r go; env -i X=1 sh -c "$0" & echo $!; wait'
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    process = subprocess.Popen(["sh", "-c", command, program, *argv], start_new_session=True, **pipes)
+    process = subprocess.Popen(
+        ["sh", "-c", command, program, *argv], start_new_session=True, **pipes
+    )
     try:
         directory = execute / f"dir_{process.pid}" / folder
         directory.mkdir(parents=True)
@@ -154,7 +172,9 @@ def charged(monitor: GpuMonitor) -> dict[tuple[int, int], float | None]:
 def left_behind(program: str, **env: str) -> int:
     """Return the process id of a program that has left its parents."""
     command = 'sh -c "$0" >/dev/null & echo $!'
-    done = subprocess.run(["setsid", "sh", "-c", command, program], env=env, stdout=subprocess.PIPE, check=True)
+    done = subprocess.run(
+        ["setsid", "sh", "-c", command, program], env=env, stdout=subprocess.PIPE, check=True
+    )
     pid = int(done.stdout)
     while b"sleep" not in Path(f"/proc/{pid}/cmdline").read_bytes():
         time.sleep(0.01)
@@ -162,30 +182,47 @@ def left_behind(program: str, **env: str) -> int:
 
 
 @pytest.mark.parametrize("folder", ["scratch", "."])
-def test_a_job_that_clears_its_environment_is_found_by_its_starter(tmp_path: Path, folder: str) -> None:
+def test_a_job_that_clears_its_environment_is_found_by_its_starter(
+    tmp_path: Path, folder: str
+) -> None:
     """HTCondor 25 has the machine ad in ``scratch``, 23 beside it."""
     with starter(tmp_path, "sleep 60; true", folder) as (pid, child):
         jobs = jobs_in(str(tmp_path), {})
         assert [(job.slot, job.devices) for job in jobs.values()] == [(A, ["GPU-a0a1a2a3"])]
-        assert charged(GpuMonitor(OneGpu({child: 7.0, os.getpid(): 1.0}), str(tmp_path), False)) == {A: 7.0}
+        assert charged(
+            GpuMonitor(OneGpu({child: 7.0, os.getpid(): 1.0}), str(tmp_path), False)
+        ) == {A: 7.0}
         assert jobs_in(str(tmp_path), jobs)[pid] is jobs[pid], "it keeps what it has used"
     assert jobs_in(str(tmp_path), jobs) == {}
 
 
-def test_a_process_is_not_charged_to_the_neighbour_that_its_environment_names(tmp_path: Path) -> None:
-    with starter(tmp_path, "sleep 60; true") as (_, one), starter(tmp_path, "sleep 60; true", slot=2) as (other, two):
+def test_a_process_is_not_charged_to_the_neighbour_that_its_environment_names(
+    tmp_path: Path,
+) -> None:
+    with (
+        starter(tmp_path, "sleep 60; true") as (_, one),
+        starter(tmp_path, "sleep 60; true", slot=2) as (other, two),
+    ):
         orphan = left_behind("exec sleep 60", _CONDOR_SCRATCH_DIR=f"{tmp_path}/dir_{other}/scratch")
         try:
-            monitor = GpuMonitor(OneGpu({one: 10.0, two: 20.0, orphan: 38_000.0}), str(tmp_path), False)
+            monitor = GpuMonitor(
+                OneGpu({one: 10.0, two: 20.0, orphan: 38_000.0}), str(tmp_path), False
+            )
             assert charged(monitor) == {A: 10.0, B: 20.0}
         finally:
             os.kill(orphan, signal.SIGKILL)
 
 
-def test_a_process_that_leaves_its_parents_stays_with_its_job_and_ends_with_it(tmp_path: Path) -> None:
+def test_a_process_that_leaves_its_parents_stays_with_its_job_and_ends_with_it(
+    tmp_path: Path,
+) -> None:
     told, go = tmp_path / "told", tmp_path / "go"
-    leave = f'(while [ ! -e {go} ]; do sleep 0.01; done) & echo "$!" >{told}.new; mv {told}.new {told}'
-    program = f"setsid sh -c '{leave}; while [ ! -e {go}.first ]; do sleep 0.01; done' & sleep 60; true"
+    leave = (
+        f'(while [ ! -e {go} ]; do sleep 0.01; done) & echo "$!" >{told}.new; mv {told}.new {told}'
+    )
+    program = (
+        f"setsid sh -c '{leave}; while [ ! -e {go}.first ]; do sleep 0.01; done' & sleep 60; true"
+    )
     with starter(tmp_path, "sleep 60; true", slot=2):
         with starter(tmp_path, program):
             while not told.exists():
@@ -199,7 +236,9 @@ def test_a_process_that_leaves_its_parents_stays_with_its_job_and_ends_with_it(t
                 time.sleep(0.01)
             assert charged(monitor) == {A: 3000.0, B: 0.0}, "it has left its parents"
         with starter(tmp_path, "sleep 60; true"):
-            assert charged(monitor) == {A: 0.0, B: 0.0}, "the next job of the slot has nothing to do with it"
+            assert charged(monitor) == {A: 0.0, B: 0.0}, (
+                "the next job of the slot has nothing to do with it"
+            )
         go.touch()
 
 
@@ -216,19 +255,25 @@ def test_a_job_cannot_take_the_slot_of_its_neighbour(tmp_path: Path) -> None:
                 'AssignedGPUs = "GPU-a0a1a2a3"\nDSlotId = 2\nSlotID = 1\n'
             )
         try:
-            monitor = GpuMonitor(OneGpu({one: 10.0, two: 20.0, pid: 38_000.0}), str(tmp_path), False)
+            monitor = GpuMonitor(
+                OneGpu({one: 10.0, two: 20.0, pid: 38_000.0}), str(tmp_path), False
+            )
             assert charged(monitor) == {A: 10.0, B: 20.0}
         finally:
             os.kill(pid, signal.SIGKILL)
 
 
-def test_a_starter_whose_command_line_names_no_slot_gets_none_that_another_has(tmp_path: Path) -> None:
+def test_a_starter_whose_command_line_names_no_slot_gets_none_that_another_has(
+    tmp_path: Path,
+) -> None:
     named = ("-a", "slot1_2", "node7")
     with (
         starter(tmp_path, "sleep 60; true", slot=2) as (_, one),
         starter(tmp_path, "sleep 60; true", argv=named, slot=2) as (_, two),
     ):
-        assert charged(GpuMonitor(OneGpu({one: 10.0, two: 20.0}), str(tmp_path), False)) == {B: 20.0}
+        assert charged(GpuMonitor(OneGpu({one: 10.0, two: 20.0}), str(tmp_path), False)) == {
+            B: 20.0
+        }
 
 
 def test_a_machine_ad_that_the_job_replaced_does_not_stop_the_monitor(tmp_path: Path) -> None:
@@ -246,7 +291,8 @@ def test_a_machine_ad_that_the_job_replaced_does_not_stop_the_monitor(tmp_path: 
         assert jobs_in(str(tmp_path), {}) == {}
 
 
-# -------------------------------------------------------------------------------------------------------------- drivers
+# --------------------------------------------------------------------------------------------------------------
+# drivers
 
 
 def test_amd_devices_are_read_from_sysfs(tmp_path: Path) -> None:
@@ -263,7 +309,9 @@ def test_amd_devices_are_read_from_sysfs(tmp_path: Path) -> None:
             (card / name).write_text(f"{text}\n")
     amd = gpu_monitor.AmdSysfs(str(tmp_path))
     assert not amd.sees_processes
-    assert amd.read("GPU-12345678", 10.0, 12.0) == gpu_monitor.DeviceSample(2.0, 0.41, None, 3072, 65536, {})
+    assert amd.read("GPU-12345678", 10.0, 12.0) == gpu_monitor.DeviceSample(
+        2.0, 0.41, None, 3072, 65536, {}
+    )
     digits = b"6d3ab1c29f001122".hex()
     found = amd.read(f"GPU-{digits[:8]}-{digits[8:12]}", 10.0, 12.0)
     assert found is not None and found.busy == 0.4
@@ -298,13 +346,24 @@ def gpus(tmp_path: Path) -> FakeGpus:
 
 
 def environment(gpus: FakeGpus, home: Path, **more: str) -> dict[str, str]:
-    return {**gpus.env, "DRONE_DIR": str(home), "DRONE_GPUS": "1", "PATH": os.environ["PATH"], **more}
+    return {
+        **gpus.env,
+        "DRONE_DIR": str(home),
+        "DRONE_GPUS": "1",
+        "PATH": os.environ["PATH"],
+        **more,
+    }
 
 
 def run(gpus: FakeGpus, home: Path, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
     program = home / "gpu_monitor.py"
     program.write_bytes(script("gpu_monitor.py"))
-    how = {"env": environment(gpus, home, **more), "capture_output": True, "text": True, "timeout": 60}
+    how = {
+        "env": environment(gpus, home, **more),
+        "capture_output": True,
+        "text": True,
+        "timeout": 60,
+    }
     return subprocess.run([sys.executable, "-I", str(program), *words], **how)
 
 
@@ -312,7 +371,9 @@ def reports(gpus: FakeGpus, home: Path, count: int, **more: str) -> list[dict[st
     """The first reports of the monitor."""
     (home / "gpu_monitor.py").write_bytes(script("gpu_monitor.py"))
     command = [sys.executable, "-I", str(home / "gpu_monitor.py")]
-    process = subprocess.Popen(command, env=environment(gpus, home, **more), stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command, env=environment(gpus, home, **more), stdout=subprocess.PIPE, text=True
+    )
     found: list[dict[str, str]] = [{}]
     try:
         assert process.stdout
@@ -335,20 +396,31 @@ def sample(gpus: FakeGpus, home: Path) -> str:
     """Return what NVML's reader says of the first GPU."""
     (home / "gpu_monitor.py").write_bytes(script("gpu_monitor.py"))
     look = f"import time, gpu_monitor; print(gpu_monitor.Nvml().read({gpus.uuid(0)!r}, time.time() - 2, time.time()))"
-    how = {"env": environment(gpus, home, PYTHONPATH=str(home)), "capture_output": True, "text": True, "timeout": 60}
+    how = {
+        "env": environment(gpus, home, PYTHONPATH=str(home)),
+        "capture_output": True,
+        "text": True,
+        "timeout": 60,
+    }
     done = subprocess.run([sys.executable, "-c", look], **how)
     assert done.returncode == 0, done.stderr
     return str(done.stdout)
 
 
 @pytest.mark.parametrize("code", [3, 4, 13, 999])
-def test_a_gpu_without_memory_figures_is_read_all_the_same(gpus: FakeGpus, tmp_path: Path, code: int) -> None:
+def test_a_gpu_without_memory_figures_is_read_all_the_same(
+    gpus: FakeGpus, tmp_path: Path, code: int
+) -> None:
     """As with unified memory, where the GPU's memory is the host's: NVML_ERROR_NOT_SUPPORTED, or another error."""
     gpus.set(0, 10, 500)
     gpus.process(os.getpid(), 0, 20, 3000)
     gpus.fail("nvmlDeviceGetMemoryInfo", code)
     found = sample(gpus, tmp_path)
-    assert "used_mib=None, total_mib=None" in found and f"{os.getpid()}: (" in found and "3000.0)" in found
+    assert (
+        "used_mib=None, total_mib=None" in found
+        and f"{os.getpid()}: (" in found
+        and "3000.0)" in found
+    )
     assert "busy=None" not in found
     for name in ("TotalEnergyConsumption", "Samples", "ProcessUtilization"):
         gpus.fail(f"nvmlDeviceGet{name}", code)
@@ -366,7 +438,9 @@ def test_a_gpu_that_has_gone_is_not_read(gpus: FakeGpus, tmp_path: Path, code: i
 
 
 def test_unknown_memory_is_neither_zero_nor_less_than_what_processes_have() -> None:
-    reading = DeviceReading(2.0, 0.6, 100.0, None, None, [GpuProcess(A, 0.2, 3000), GpuProcess(B, 0.2, 4000)])
+    reading = DeviceReading(
+        2.0, 0.6, 100.0, None, None, [GpuProcess(A, 0.2, 3000), GpuProcess(B, 0.2, 4000)]
+    )
     assert [used.vram_mib for used in divide(reading, [A, B], False).values()] == [3000, 4000]
     (used,) = divide(reading._replace(processes=[]), [A], True).values()
     assert used.vram_mib is None and used.gpu_seconds == 1.2
@@ -376,7 +450,10 @@ def test_unknown_memory_is_neither_zero_nor_less_than_what_processes_have() -> N
 def test_it_reports_zero_at_once_and_then_each_slot(gpus: FakeGpus, tmp_path: Path) -> None:
     execute = tmp_path / "condor/execute"
     gpus.set(0, 10, 500)
-    with starter(execute, "sleep 60; true") as (_, one), starter(execute, "sleep 60; true", slot=2) as (_, two):
+    with (
+        starter(execute, "sleep 60; true") as (_, one),
+        starter(execute, "sleep 60; true", slot=2) as (_, two),
+    ):
         gpus.process(one, 0, 20, 3000)
         gpus.process(two, 0, 40, 5000)
         found = reports(gpus, tmp_path, 3 * 4, DRONE_SHARES="3", DRONE_SHARING="time-sliced")
@@ -384,31 +461,52 @@ def test_it_reports_zero_at_once_and_then_each_slot(gpus: FakeGpus, tmp_path: Pa
         assert report["SlotMergeConstraint"] == f"TARGET.SlotID == 1 && TARGET.DSlotId == {at}"
         assert (report["UptimeGPUsSeconds"], report["name"]) == ("0.000000", f"GPUsSlot1_{at}")
     first, second, third = found[9:]
-    assert float(second["UptimeGPUsSeconds"]) == pytest.approx(2 * float(first["UptimeGPUsSeconds"]), rel=0.05)
+    assert float(second["UptimeGPUsSeconds"]) == pytest.approx(
+        2 * float(first["UptimeGPUsSeconds"]), rel=0.05
+    )
     assert 0.2 < float(first["UptimeGPUsSeconds"]) < 2.0
-    assert (first["UptimeGPUsMemoryPeakUsage"], second["UptimeGPUsMemoryPeakUsage"]) == ("3000", "5000")
+    assert (first["UptimeGPUsMemoryPeakUsage"], second["UptimeGPUsMemoryPeakUsage"]) == (
+        "3000",
+        "5000",
+    )
     assert (first["JobVramUsage"], second["JobVramUsage"]) == ("3000", "5000"), "after four seconds"
     assert abs(int(first["JobVramSince"]) - time.time()) < 60
-    assert 0 < float(first["UptimeGPUsEnergyPeakUsage"]) < float(second["UptimeGPUsEnergyPeakUsage"])
+    assert (
+        0 < float(first["UptimeGPUsEnergyPeakUsage"]) < float(second["UptimeGPUsEnergyPeakUsage"])
+    )
     assert (third["UptimeGPUsSeconds"], third["JobVramUsage"]) == ("0.000000", "0")
 
 
-def test_the_use_of_an_mps_server_is_divided_among_its_clients(gpus: FakeGpus, tmp_path: Path) -> None:
+def test_the_use_of_an_mps_server_is_divided_among_its_clients(
+    gpus: FakeGpus, tmp_path: Path
+) -> None:
     """As on an H200 with driver 580: NVML lists the use of the server alone, and the VRAM of each client."""
     execute, program = tmp_path / "condor/execute", tmp_path / "nvidia-cuda-mps-server"
     program.symlink_to(shutil.which("sleep") or "/bin/sleep")
     server = subprocess.Popen([program, "600"])
     try:
         gpus.process(server.pid, 0, 60, 66)
-        with starter(execute, "sleep 60; true") as (_, one), starter(execute, "sleep 60; true", slot=2) as (_, two):
+        with (
+            starter(execute, "sleep 60; true") as (_, one),
+            starter(execute, "sleep 60; true", slot=2) as (_, two),
+        ):
             gpus.process(one, 0, 0, 3000, mps=True)
             gpus.process(two, 0, 0, 5000, mps=True)
-            first, second, third = reports(gpus, tmp_path, 3 * 2, DRONE_SHARES="3", DRONE_SHARING="mps")[3:]
+            first, second, third = reports(
+                gpus, tmp_path, 3 * 2, DRONE_SHARES="3", DRONE_SHARING="mps"
+            )[3:]
     finally:
         server.kill()
         server.wait()
-    assert float(first["UptimeGPUsSeconds"]) == float(second["UptimeGPUsSeconds"]) == pytest.approx(0.6, rel=0.2)
-    assert (first["UptimeGPUsMemoryPeakUsage"], second["UptimeGPUsMemoryPeakUsage"]) == ("3000", "5000")
+    assert (
+        float(first["UptimeGPUsSeconds"])
+        == float(second["UptimeGPUsSeconds"])
+        == pytest.approx(0.6, rel=0.2)
+    )
+    assert (first["UptimeGPUsMemoryPeakUsage"], second["UptimeGPUsMemoryPeakUsage"]) == (
+        "3000",
+        "5000",
+    )
     assert float(third["UptimeGPUsSeconds"]) == 0
 
 
@@ -428,7 +526,12 @@ def test_a_lost_gpu_is_not_reported_as_idle(gpus: FakeGpus, tmp_path: Path) -> N
     gpus.fail("nvmlDeviceGetMemoryInfo", 15)
     with starter(tmp_path / "condor/execute", "sleep 60; true"):
         found = reports(gpus, tmp_path, 4, DRONE_SHARES="2", DRONE_SHARING="time-sliced")
-    assert [each["name"] for each in found] == ["GPUsSlot1_1", "GPUsSlot1_2", "GPUsSlot1_2", "GPUsSlot1_2"]
+    assert [each["name"] for each in found] == [
+        "GPUsSlot1_1",
+        "GPUsSlot1_2",
+        "GPUsSlot1_2",
+        "GPUsSlot1_2",
+    ]
 
 
 def test_the_probe_says_what_the_driver_can_see(gpus: FakeGpus, tmp_path: Path) -> None:
@@ -445,7 +548,8 @@ def test_the_probe_says_what_the_driver_can_see(gpus: FakeGpus, tmp_path: Path) 
     assert (done.returncode, done.stdout) == (1, "no GPU in /sys\n")
 
 
-# ------------------------------------------------------------------------------------------------ the script as shipped
+# ------------------------------------------------------------------------------------------------
+# the script as shipped
 
 
 def test_what_is_left_out_of_a_script_does_not_change_it() -> None:
@@ -481,5 +585,7 @@ def _dumped(text: bytes) -> str:
 
 
 def _printed(bash: str, text: bytes) -> list[bytes]:
-    done = subprocess.run([bash, "--pretty-print", "/dev/stdin"], input=text, capture_output=True, check=True)
+    done = subprocess.run(
+        [bash, "--pretty-print", "/dev/stdin"], input=text, capture_output=True, check=True
+    )
     return [line for line in done.stdout.splitlines() if line.strip()]

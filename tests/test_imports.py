@@ -29,7 +29,9 @@ def lint(tree: Path) -> subprocess.CompletedProcess[str]:
 def tree(tmp_path: Path) -> Path:
     """A copy of the packages, to break."""
     for package in ("provisioner", "adapters"):
-        shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(
+            ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__")
+        )
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     return tmp_path
 
@@ -50,7 +52,9 @@ def test_the_contracts_hold_and_are_not_vacuous(tree: Path) -> None:
         path.write_text(path.read_text() + slip)
     broken = lint(tree)
     assert broken.returncode != 0
-    verdicts = [line.split()[-1] for line in broken.stdout.splitlines() if line.endswith(("KEPT", "BROKEN"))]
+    verdicts = [
+        line.split()[-1] for line in broken.stdout.splitlines() if line.endswith(("KEPT", "BROKEN"))
+    ]
     assert verdicts == ["BROKEN"] * 5, broken.stdout
 
 
@@ -64,6 +68,7 @@ def test_the_core_is_free_of_built_in_side_effects() -> None:
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Call)
         and isinstance(node.func, ast.Name)
-        and node.func.id in {"open", "print", "input", "hash", "id", "eval", "exec", "__import__", "globals"}
+        and node.func.id
+        in {"open", "print", "input", "hash", "id", "eval", "exec", "__import__", "globals"}
     ]
     assert calls == []

@@ -25,7 +25,12 @@ SHARED = {"nvidiactl", "nvidia-uvm"}
 
 
 def wrapped(
-    *command: str, ids: str = "", name: str = "job_wrapper.sh", gpus: str = GPUS, mount: str = "/bin/mount", **env: str
+    *command: str,
+    ids: str = "",
+    name: str = "job_wrapper.sh",
+    gpus: str = GPUS,
+    mount: str = "/bin/mount",
+    **env: str,
 ) -> subprocess.CompletedProcess[str]:
     """Run a command in the wrapper, as an ordinary user."""
     me = account()
@@ -94,15 +99,27 @@ def test_the_job_is_what_it_was() -> None:
     says = 'cat; id -u; id -g; grep CapEff /proc/self/status; echo $LD_LIBRARY_PATH; echo "$1" >&2; exit 7'
     done = wrapped("sh", "-c", says, "job", "two  words", LD_LIBRARY_PATH="/nowhere")
     me = account()
-    assert done.stdout.split("\n") == [str(me.uid), str(me.gid), "CapEff:\t0000000000000000", "/nowhere", ""]
+    assert done.stdout.split("\n") == [
+        str(me.uid),
+        str(me.gid),
+        "CapEff:\t0000000000000000",
+        "/nowhere",
+        "",
+    ]
     assert (done.returncode, done.stderr) == (7, "two  words\n")
     assert wrapped("sh", "-c", "kill -SEGV $$").returncode == -signal.SIGSEGV
-    assert wrapped("sh", "-c", "echo $PPID").stdout == f"{os.getpid()}\n", "no process of the wrapper is left"
+    assert wrapped("sh", "-c", "echo $PPID").stdout == f"{os.getpid()}\n", (
+        "no process of the wrapper is left"
+    )
 
 
 def test_a_job_does_not_start_where_a_file_cannot_be_hidden() -> None:
     done = wrapped("echo", "started", mount="/bin/false")
-    assert (done.returncode, done.stdout, done.stderr) == (71, "", "cannot hide /dev/nvidia-uvm: \n")
+    assert (done.returncode, done.stdout, done.stderr) == (
+        71,
+        "",
+        "cannot hide /dev/nvidia-uvm: \n",
+    )
 
 
 SEES_KFD = """if (: </dev/kfd) 2>/dev/null; then echo 'DetectedGPUs="GPU-1"'; else echo DetectedGPUs=0; fi

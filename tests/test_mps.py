@@ -1,7 +1,8 @@
 """A drone's MPS: each setting is read back, by NVIDIA's own control daemon where this host can have it.
 
-Without a GPU a server of the real daemon dies at once. What needs a living server uses the stand-in of
-:mod:`tests.labs.mps`. Nothing here needs HTCondor: stand-ins for two of its programs take a drone as far as MPS.
+Without a GPU a server of the real daemon dies at once. What needs a living server uses the stand-in
+of :mod:`tests.labs.mps`. Nothing here needs HTCondor: stand-ins for two of its programs take a
+drone as far as MPS.
 """
 
 from __future__ import annotations
@@ -42,8 +43,16 @@ class Drone:
     def pipes(self) -> Path:
         return self.dir / "condor/mps/0"
 
-    def run(self, *command: str | Path, stdin: str | None = None, **env: str) -> subprocess.CompletedProcess[str]:
-        how = {"input": stdin, "env": {**self.env, **env}, "cwd": self.dir, "text": True, "timeout": 120}
+    def run(
+        self, *command: str | Path, stdin: str | None = None, **env: str
+    ) -> subprocess.CompletedProcess[str]:
+        how = {
+            "input": stdin,
+            "env": {**self.env, **env},
+            "cwd": self.dir,
+            "text": True,
+            "timeout": 120,
+        }
         return subprocess.run([*map(str, command)], capture_output=True, **how, **account().run)  # type: ignore[call-overload,no-any-return]
 
     def start_daemon(self, *, as_root: bool = False) -> None:
@@ -62,7 +71,9 @@ class Drone:
 
     def tell(self, *lines: str) -> str:
         said = self.run(
-            self.programs / "nvidia-cuda-mps-control", stdin="".join(f"{line}\n" for line in lines), **self.mps
+            self.programs / "nvidia-cuda-mps-control",
+            stdin="".join(f"{line}\n" for line in lines),
+            **self.mps,
         )
         return said.stdout
 
@@ -79,7 +90,9 @@ class Drone:
 
     def ad(self) -> dict[str, str]:
         """Return the attributes that the slot publishes."""
-        lines = [line.partition(" = ") for line in self.mps_sh("watch")[1].splitlines() if line != "-"]
+        lines = [
+            line.partition(" = ") for line in self.mps_sh("watch")[1].splitlines() if line != "-"
+        ]
         return {name: value.strip('"') for name, _, value in lines}
 
     def kill_daemon(self) -> None:
@@ -112,7 +125,10 @@ def lab() -> Iterator[Path]:
     with lab_directory("mps") as directory:
         yield directory
         for file in directory.rglob("nvidia-cuda-mps-control.pid"):
-            for pid in (file.read_text(), *(each.read_text() for each in file.parent.glob("server"))):
+            for pid in (
+                file.read_text(),
+                *(each.read_text() for each in file.parent.glob("server")),
+            ):
                 if pid.strip().isdecimal() and alive(int(pid)):
                     os.kill(int(pid), signal.SIGKILL)
 
@@ -135,7 +151,8 @@ def drone(lab: Path) -> Drone:
 SET = f"set_default_device_pinned_mem_limit 0 {LIMIT_MIB}M"
 
 
-# ------------------------------------------------------------------------------------------- NVIDIA's control daemon
+# -------------------------------------------------------------------------------------------
+# NVIDIA's control daemon
 
 
 @pytest.mark.parametrize(
@@ -149,9 +166,19 @@ SET = f"set_default_device_pinned_mem_limit 0 {LIMIT_MIB}M"
         ([f"set_default_device_pinned_mem_limit {UUID} 5067M"], ""),
         (["set_default_device_pinned_mem_limit 0 8G"], "8G"),
     ],
-    ids=["none", "banana", "unknown-command", "limit-banana", "device-99", "uuid-for-index", "another-limit"],
+    ids=[
+        "none",
+        "banana",
+        "unknown-command",
+        "limit-banana",
+        "device-99",
+        "uuid-for-index",
+        "another-limit",
+    ],
 )
-def test_a_setting_that_the_daemon_did_not_take_is_refused(real: Drone, said: list[str], reads: str) -> None:
+def test_a_setting_that_the_daemon_did_not_take_is_refused(
+    real: Drone, said: list[str], reads: str
+) -> None:
     """The program's exit status is 0 each time."""
     real.start_daemon()
     real.tell(*said)
@@ -162,7 +189,9 @@ def test_a_setting_that_the_daemon_did_not_take_is_refused(real: Drone, said: li
     assert real.check() == (3, f"{GPU}: no MPS server lives"), "the limit stands"
 
 
-def test_a_daemon_that_was_killed_leaves_a_stale_socket_and_one_started_again_has_no_limit(real: Drone) -> None:
+def test_a_daemon_that_was_killed_leaves_a_stale_socket_and_one_started_again_has_no_limit(
+    real: Drone,
+) -> None:
     real.start_daemon()
     real.tell(SET)
     assert real.check()[0] == 3
@@ -207,7 +236,8 @@ def test_a_daemon_of_another_account_is_refused(real: Drone) -> None:
     os.kill(pid, signal.SIGKILL)
 
 
-# ------------------------------------------------------------------------------------------------- the whole drone
+# -------------------------------------------------------------------------------------------------
+# the whole drone
 
 
 SHARED = {"DRONE_SHARING": "mps", "DRONE_SHARES": "2"}
@@ -221,8 +251,13 @@ def whole_drone(lab: Path, programs: Path, name: str = "d") -> tuple[int, dict[s
 def test_without_a_gpu_the_real_server_dies_and_the_drone_says_so(lab: Path) -> None:
     code, outcome = whole_drone(lab, labs_mps.real_control())
     assert (code, outcome["reason"]) == (74, "no-mps")
-    assert re.fullmatch(rf"{GPU}: no MPS server lives: Server \d+ exited with status 1", outcome["why"]), outcome
-    assert "set_default_device_pinned_mem_limit 0 20480M" in (lab / "d/log/mps-0/control.log").read_text()
+    assert re.fullmatch(
+        rf"{GPU}: no MPS server lives: Server \d+ exited with status 1", outcome["why"]
+    ), outcome
+    assert (
+        "set_default_device_pinned_mem_limit 0 20480M"
+        in (lab / "d/log/mps-0/control.log").read_text()
+    )
 
 
 @pytest.mark.parametrize("length", [87, 88, 93])
@@ -250,7 +285,8 @@ def test_a_drone_starts_htcondor_once_a_server_lives_with_its_limit(lab: Path) -
     assert (programs / "said").read_text().splitlines()[-1] == "quit -t 1"
 
 
-# -------------------------------------------------------------------------------- a server that lives, and faults
+# -------------------------------------------------------------------------------- a server that
+# lives, and faults
 
 
 @pytest.fixture
@@ -272,8 +308,13 @@ def test_a_server_without_the_limit_is_refused(drone: Drone) -> None:
 
 def test_a_server_with_another_limit_is_refused(drone: Drone) -> None:
     drone.start_daemon()
-    drone.tell("set_default_device_pinned_mem_limit 0 5066M", f"start_server -uid {account().uid}", SET)
-    assert drone.check() == (1, f"{GPU}: the MPS server has a limit of memory of 5066 MiB instead of 5067 MiB")
+    drone.tell(
+        "set_default_device_pinned_mem_limit 0 5066M", f"start_server -uid {account().uid}", SET
+    )
+    assert drone.check() == (
+        1,
+        f"{GPU}: the MPS server has a limit of memory of 5066 MiB instead of 5067 MiB",
+    )
 
 
 def test_a_server_that_dies_ends_acceptance_until_the_next_one_lives(serving: Drone) -> None:
@@ -293,14 +334,18 @@ def job_on(drone: Drone, n: int, owner: str, ended: int | None = None) -> None:
 
 def log(drone: Drone, text: str, at: datetime = datetime(2026, 4, 28, 18, 21, 41)) -> None:
     with (drone.dir / "log/mps-0/server.log").open("a") as file:
-        file.write(f"[{at:%Y-%m-%d %H:%M:%S}.986 Server {(drone.pipes / 'server').read_text().strip()}] {text}\n")
+        file.write(
+            f"[{at:%Y-%m-%d %H:%M:%S}.986 Server {(drone.pipes / 'server').read_text().strip()}] {text}\n"
+        )
 
 
 def faults(drone: Drone) -> list[list[str]]:
     return [record.split("|")[1:] for record in drone.ad()["DroneFaults"].split()]
 
 
-def test_a_fault_ends_acceptance_until_the_server_takes_clients_again_and_names_who_faulted(serving: Drone) -> None:
+def test_a_fault_ends_acceptance_until_the_server_takes_clients_again_and_names_who_faulted(
+    serving: Drone,
+) -> None:
     for n, owner, ended in ((1, "ann", None), (2, "bob", None), (3, "cat", int(time.time()) - 100)):
         job_on(serving, n, owner, ended)
     scratch = {"_CONDOR_SCRATCH_DIR": str(serving.dir / "condor/execute/dir_2")}
@@ -312,12 +357,18 @@ def test_a_fault_ends_acceptance_until_the_server_takes_clients_again_and_names_
     client.wait()
 
     (serving.pipes / "status").write_text("FAULT\n")
-    log(serving, f"Client {{PID: {client.pid}, Context ID: 0}} triggered a fatal GPU memory fault on device 0")
+    log(
+        serving,
+        f"Client {{PID: {client.pid}, Context ID: 0}} triggered a fatal GPU memory fault on device 0",
+    )
     log(serving, "Status of the server is FAULT")
     ad = serving.ad()
     assert (ad["DroneMpsReady"], "recovers from the fault" in ad["DroneMpsWhy"]) == ("False", True)
     assert serving.check()[0] == 0, "the drone goes on"
-    assert faults(serving) == [["schedd#1.0#17", "ann", "collateral"], ["schedd#2.0#17", "bob", "faulted"]]
+    assert faults(serving) == [
+        ["schedd#1.0#17", "ann", "collateral"],
+        ["schedd#2.0#17", "bob", "faulted"],
+    ]
     assert faults(serving) == faults(serving), "recorded once"
     (serving.pipes / "status").write_text("ACTIVE\n")
     log(serving, "Recreated the server context on device 0 after a fault")
@@ -325,7 +376,9 @@ def test_a_fault_ends_acceptance_until_the_server_takes_clients_again_and_names_
     assert len(faults(serving)) == 2
 
 
-def test_a_fault_that_the_log_has_before_the_server_says_so_is_recorded_once(serving: Drone) -> None:
+def test_a_fault_that_the_log_has_before_the_server_says_so_is_recorded_once(
+    serving: Drone,
+) -> None:
     for n, owner in enumerate(("ann", "bob")):
         job_on(serving, n, owner)
     log(serving, "Client {PID: 1, Context ID: 0} triggered a fatal GPU memory fault on device 0")
@@ -337,7 +390,9 @@ def test_a_fault_that_the_log_has_before_the_server_says_so_is_recorded_once(ser
 
 
 @pytest.mark.parametrize(
-    ("jobs", "how"), [(("ann", "bob"), ["collateral", "collateral"]), (("ann",), ["faulted"])], ids=["two", "one"]
+    ("jobs", "how"),
+    [(("ann", "bob"), ["collateral", "collateral"]), (("ann",), ["faulted"])],
+    ids=["two", "one"],
 )
 def test_of_a_fault_without_a_name_all_jobs_of_the_gpu_are_victims(
     serving: Drone, jobs: tuple[str, ...], how: list[str]
@@ -348,7 +403,9 @@ def test_of_a_fault_without_a_name_all_jobs_of_the_gpu_are_victims(
     (serving.dir / "condor/execute/dir_9").mkdir()
     (serving.pipes / "status").write_text("FAULT\n")
     log(serving, "Server encountered a fatal exception")
-    assert [record[1:] for record in faults(serving)] == [list(each) for each in zip(jobs, how, strict=True)]
+    assert [record[1:] for record in faults(serving)] == [
+        list(each) for each in zip(jobs, how, strict=True)
+    ]
 
 
 def test_the_log_of_driver_580_names_no_culprit_and_a_job_that_ended_before_the_fault_is_no_victim(
@@ -356,7 +413,11 @@ def test_the_log_of_driver_580_names_no_culprit_and_a_job_that_ended_before_the_
 ) -> None:
     """Its first line names any client of the GPU: in 4 of 7 faults on an H200 not the one that faulted."""
     now = datetime.now()  # in local time, as the log
-    for n, owner, ended in ((1, "ann", None), (2, "bob", None), (3, "cat", int(now.timestamp()) - 1)):
+    for n, owner, ended in (
+        (1, "ann", None),
+        (2, "bob", None),
+        (3, "cat", int(now.timestamp()) - 1),
+    ):
         job_on(serving, n, owner, ended)
     scratch = {"_CONDOR_SCRATCH_DIR": str(serving.dir / "condor/execute/dir_2")}
     client = subprocess.Popen(["sleep", "600"], env=scratch, **account().run)
@@ -373,7 +434,10 @@ def test_the_log_of_driver_580_names_no_culprit_and_a_job_that_ended_before_the_
         f"Client {{PID: {client.pid}, Context ID: 1}} on device 0 to be torn down",
     ):
         log(serving, text, now)
-    assert faults(serving) == [["schedd#1.0#17", "ann", "collateral"], ["schedd#2.0#17", "bob", "collateral"]]
+    assert faults(serving) == [
+        ["schedd#1.0#17", "ann", "collateral"],
+        ["schedd#2.0#17", "bob", "collateral"],
+    ]
 
 
 def test_a_server_that_does_not_say_its_state_is_not_accepted(serving: Drone) -> None:
@@ -384,12 +448,15 @@ def test_a_server_that_does_not_say_its_state_is_not_accepted(serving: Drone) ->
 
 
 def test_the_latest_ten_faults_are_published(serving: Drone) -> None:
-    (serving.dir / "condor/mps/faults").write_text("".join(f"17|s#{n}.0#1|ann|faulted\n" for n in range(14)))
+    (serving.dir / "condor/mps/faults").write_text(
+        "".join(f"17|s#{n}.0#1|ann|faulted\n" for n in range(14))
+    )
     log(serving, "Client {PID: 1, Context ID: 0} connected")  # it looks only where there is news
     assert [record[0] for record in faults(serving)] == [f"s#{n}.0#1" for n in range(4, 14)]
 
 
-# ------------------------------------------------------------------------------------------------------ the wrapper
+# ------------------------------------------------------------------------------------------------------
+# the wrapper
 
 Wrapped = Callable[..., subprocess.Popen[str]]
 
@@ -400,9 +467,13 @@ def wrapped(serving: Drone) -> Wrapped:
     d = serving.dir / "condor"
     scratch = d / "execute/dir_7"
     scratch.mkdir()
-    (scratch / ".job.ad").write_text('GlobalJobId = "schedd#7.0#17"\nOwner = "eve"\nJobMaxVacateTime = 5\n')
+    (scratch / ".job.ad").write_text(
+        'GlobalJobId = "schedd#7.0#17"\nOwner = "eve"\nJobMaxVacateTime = 5\n'
+    )
     (scratch / ".machine.ad").write_text(f'AssignedGPUs = "{GPU}"\n')
-    (d / "mps/wrapper").write_text(f"20 {serving.programs}/nvidia-cuda-mps-control /usr/bin/python3\n")
+    (d / "mps/wrapper").write_text(
+        f"20 {serving.programs}/nvidia-cuda-mps-control /usr/bin/python3\n"
+    )
     account().give(scratch)
 
     def start(*command: str, **more: str | None) -> subprocess.Popen[str]:
@@ -414,7 +485,12 @@ def wrapped(serving: Drone) -> Wrapped:
             "_CONDOR_MACHINE_AD": str(scratch / ".machine.ad"),
             **more,
         }
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        pipes = {
+            "stdin": subprocess.PIPE,
+            "stdout": subprocess.PIPE,
+            "stderr": subprocess.PIPE,
+            "text": True,
+        }
         return subprocess.Popen(  # type: ignore[call-overload,no-any-return]
             ["/bin/sh", str(d / "job_wrapper.sh"), *command],
             env={name: value for name, value in env.items() if value is not None},
@@ -434,7 +510,9 @@ def test_a_job_exits_with_its_own_status(wrapped: Wrapped, status: int) -> None:
     assert job.returncode == status
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV, signal.SIGINT, signal.SIGPIPE])
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV, signal.SIGINT, signal.SIGPIPE]
+)
 def test_a_job_ends_by_its_own_signal(wrapped: Wrapped, number: signal.Signals) -> None:
     job = wrapped("/bin/sh", "-c", f"kill -{number.value} $$; sleep 60")
     job.communicate(timeout=60)
@@ -466,7 +544,9 @@ def test_the_limit_of_a_job_holds_whatever_its_path_and_these_are_the_jobs_own(
 ) -> None:
     """Without coreutils on its PATH it was run without a limit."""
     record, program = serving.dir / "condor/libraries", serving.dir / "condor/python3"
-    program.write_text(f'#!/bin/sh\necho "${{LD_LIBRARY_PATH-none}}" >>{record}\nexec /usr/bin/python3 "$@"\n')
+    program.write_text(
+        f'#!/bin/sh\necho "${{LD_LIBRARY_PATH-none}}" >>{record}\nexec /usr/bin/python3 "$@"\n'
+    )
     program.chmod(0o755)
     control = serving.programs / "nvidia-cuda-mps-control"
     (serving.dir / "condor/mps/wrapper").write_text(f"20 {control} {program if python else ''}\n")
@@ -485,7 +565,9 @@ def test_a_command_that_cannot_be_run_ends_with_127(wrapped: Wrapped) -> None:
 
 
 def test_without_python_a_job_runs_all_the_same(wrapped: Wrapped, serving: Drone) -> None:
-    (serving.dir / "condor/mps/wrapper").write_text(f"20 {serving.programs}/nvidia-cuda-mps-control \n")
+    (serving.dir / "condor/mps/wrapper").write_text(
+        f"20 {serving.programs}/nvidia-cuda-mps-control \n"
+    )
     job = wrapped("/bin/sh", "-c", "echo $CUDA_MPS_PIPE_DIRECTORY; exit 143")
     assert job.communicate(timeout=60)[0] == f"{serving.pipes}\n"
     assert job.returncode == 143
@@ -494,7 +576,11 @@ def test_without_python_a_job_runs_all_the_same(wrapped: Wrapped, serving: Drone
 def test_a_job_gets_the_daemon_of_its_gpu_and_its_limit(wrapped: Wrapped, serving: Drone) -> None:
     said = wrapped("/usr/bin/env").communicate(timeout=60)[0].splitlines()
     limit = f"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0={LIMIT_MIB}M"
-    assert {f"CUDA_MPS_PIPE_DIRECTORY={serving.pipes}", limit, f"CUDA_VISIBLE_DEVICES={UUID}"} <= set(said)
+    assert {
+        f"CUDA_MPS_PIPE_DIRECTORY={serving.pipes}",
+        limit,
+        f"CUDA_VISIBLE_DEVICES={UUID}",
+    } <= set(said)
     number, job, owner, ended = (serving.dir / "condor/mps/jobs/dir_7").read_text().split()
     assert (number, job, owner) == ("0", "schedd#7.0#17", "eve")
     assert abs(int(ended) - time.time()) < 600
@@ -505,7 +591,10 @@ def test_a_job_on_a_gpu_without_mps_is_not_run(wrapped: Wrapped, serving: Drone,
     error = serving.dir / "condor/execute/error"
     job = wrapped("/bin/sh", "-c", f"touch {lab}/ran", _CONDOR_WRAPPER_ERROR_FILE=str(error))
     job.communicate(timeout=60)
-    assert (job.returncode, error.read_text()) == (1, "there is no MPS for the GPU 'GPU-b1223334'\n")
+    assert (job.returncode, error.read_text()) == (
+        1,
+        "there is no MPS for the GPU 'GPU-b1223334'\n",
+    )
     assert not (lab / "ran").exists()
     (serving.dir / "condor/execute/dir_7/.machine.ad").write_text("Cpus = 1\n")
     job = wrapped("/bin/sh", "-c", f"touch {lab}/ran", _CONDOR_WRAPPER_ERROR_FILE=str(error))
@@ -520,16 +609,26 @@ CLIENT = 'echo $$ >>"$CUDA_MPS_PIPE_DIRECTORY/clients"; echo ready; '
 
 def client(job: subprocess.Popen[str]) -> int:
     assert job.stdout is not None and job.stdout.readline() == "ready\n"
-    return next(int(pid) for pid in Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split())
+    return next(
+        int(pid) for pid in Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()
+    )
 
 
 def said(drone: Drone) -> list[str]:
-    return [line for line in (drone.programs / "said").read_text().splitlines() if line.startswith("terminate")]
+    return [
+        line
+        for line in (drone.programs / "said").read_text().splitlines()
+        if line.startswith("terminate")
+    ]
 
 
-def test_the_clients_of_a_job_are_ended_before_it_dies_of_the_signal(wrapped: Wrapped, serving: Drone) -> None:
+def test_the_clients_of_a_job_are_ended_before_it_dies_of_the_signal(
+    wrapped: Wrapped, serving: Drone
+) -> None:
     server = (serving.pipes / "server").read_text().strip()
-    stranger = subprocess.Popen(["sleep", "600"], env={"_CONDOR_SCRATCH_DIR": "/other"}, **account().run)
+    stranger = subprocess.Popen(
+        ["sleep", "600"], env={"_CONDOR_SCRATCH_DIR": "/other"}, **account().run
+    )
     job = wrapped("/bin/sh", "-c", f"{CLIENT} while :; do sleep 0.1; done")
     pid = client(job)
     with (serving.pipes / "clients").open("a") as file:
@@ -539,10 +638,14 @@ def test_the_clients_of_a_job_are_ended_before_it_dies_of_the_signal(wrapped: Wr
     stranger.kill()
     stranger.wait()
     assert job.returncode == -signal.SIGTERM
-    assert said(serving) == [f"terminate_client {server} {pid}"], "its own client, and not its neighbour's"
+    assert said(serving) == [f"terminate_client {server} {pid}"], (
+        "its own client, and not its neighbour's"
+    )
 
 
-def test_a_job_that_catches_the_signal_may_save_before_its_clients_are_ended(wrapped: Wrapped, serving: Drone) -> None:
+def test_a_job_that_catches_the_signal_may_save_before_its_clients_are_ended(
+    wrapped: Wrapped, serving: Drone
+) -> None:
     saves = f"trap 'cp {serving.programs}/said \"$_CONDOR_SCRATCH_DIR/then\"; exit 3' TERM; "
     job = wrapped("/bin/sh", "-c", f"{saves}{CLIENT} while :; do sleep 0.1; done")
     client(job)
@@ -552,13 +655,17 @@ def test_a_job_that_catches_the_signal_may_save_before_its_clients_are_ended(wra
     assert "terminate" not in (serving.dir / "condor/execute/dir_7/then").read_text()
 
 
-def test_the_clients_of_a_job_that_does_not_go_are_ended_before_it_is_killed(wrapped: Wrapped, serving: Drone) -> None:
+def test_the_clients_of_a_job_that_does_not_go_are_ended_before_it_is_killed(
+    wrapped: Wrapped, serving: Drone
+) -> None:
     """Its job_max_vacate_time is 5 s, 3 s of which are for ending its clients."""
     job = wrapped("/bin/sh", "-c", f"trap '' TERM; {CLIENT} while :; do sleep 0.1; done")
     pid = client(job)
     job.send_signal(signal.SIGTERM)
     until(lambda: said(serving), what="its client is ended")
-    assert said(serving) == [f"terminate_client {(serving.pipes / 'server').read_text().strip()} {pid}"]
+    assert said(serving) == [
+        f"terminate_client {(serving.pipes / 'server').read_text().strip()} {pid}"
+    ]
     assert job.poll() is None, "it is the starter that kills it"
     os.kill(pid, signal.SIGKILL)
     job.communicate(timeout=60)
@@ -583,12 +690,16 @@ def test_the_drone_ends_all_clients_before_it_kills(serving: Drone) -> None:
     assert serving.mps_sh("end") == (0, "")
     client.kill()
     client.wait()
-    assert said(serving) == [f"terminate_client {(serving.pipes / 'server').read_text().strip()} {client.pid}"]
+    assert said(serving) == [
+        f"terminate_client {(serving.pipes / 'server').read_text().strip()} {client.pid}"
+    ]
 
 
 def test_the_clients_of_all_gpus_are_ended_at_one_time(drone: Drone) -> None:
     """One GPU after the other would take longer than the grace of a large drone."""
-    (drone.dir / "condor/mps/gpus").write_text("".join(f"{n} GPU-{n} GPU-{n} 5067\n" for n in range(3)))
+    (drone.dir / "condor/mps/gpus").write_text(
+        "".join(f"{n} GPU-{n} GPU-{n} 5067\n" for n in range(3))
+    )
     (drone.programs / "nvidia-cuda-mps-control").write_text(
         """#!/bin/sh
         touch "$CUDA_MPS_PIPE_DIRECTORY.asked"

@@ -11,13 +11,19 @@ from benchmarks.mutants import PARTS, ROOT, Copy, Touched, _meaning, drawn, modu
 
 
 def test_each_module_of_planner_controller_and_store_is_in_one_part() -> None:
-    count = Counter(str(module.relative_to(ROOT)) for part in PARTS.values() for module in modules_of(part))
+    count = Counter(
+        str(module.relative_to(ROOT)) for part in PARTS.values() for module in modules_of(part)
+    )
     assert set(count.values()) == {1}
     for directory in ("planner", "controller", "store"):
         for module in (ROOT / "provisioner" / directory).glob("*.py"):
             assert module.name == "__init__.py" or str(module.relative_to(ROOT)) in count
     for part in PARTS.values():
-        assert all((ROOT / "provisioner" / each.lstrip("!")).exists() for each in part.modules if "*" not in each)
+        assert all(
+            (ROOT / "provisioner" / each.lstrip("!")).exists()
+            for each in part.modules
+            if "*" not in each
+        )
 
 
 @pytest.mark.parametrize(
@@ -30,9 +36,12 @@ def test_each_module_of_planner_controller_and_store_is_in_one_part() -> None:
         pytest.param(9, set(), id="never-run"),
     ],
 )
-def test_the_tests_of_a_mistake_are_those_that_run_its_statement(line: int, tests: set[str]) -> None:
+def test_the_tests_of_a_mistake_are_those_that_run_its_statement(
+    line: int, tests: set[str]
+) -> None:
     text = (
-        "import a\nB = 1\n\ndef f():\n    if (a and\n            B):\n        return 1\n    else:\n        return 2\n"
+        "import a\nB = 1\n\ndef f():\n    if (a and\n            B):\n        return 1\n    "
+        "else:\n        return 2\n"
     )
     lines = {"2": [""], "5": ["t.py::one"], "7": ["t.py"]}
     touched = Touched({"t.py::one": 0.1, "t.py::two": 0.1, "u.py::three": 0.1}, {"m.py": lines})
@@ -48,7 +57,9 @@ def test_a_sample_is_drawn_alike_each_time_one_mistake_a_line() -> None:
         assert _meaning(text) != _meaning((ROOT / "provisioner" / mutant.module).read_text())
 
 
-def test_a_mistake_that_no_test_sees_survives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mistake_that_no_test_sees_survives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In a small tree of its own: the tests see a module that doubles, and not what its second function does."""
     monkeypatch.setattr("benchmarks.mutants.KEPT", tmp_path / "kept")
     monkeypatch.setattr("benchmarks.mutants.ROOT", tmp_path)
@@ -64,6 +75,10 @@ def test_a_mistake_that_no_test_sees_survives(tmp_path: Path, monkeypatch: pytes
     copy = Copy()
     tests = ["tests/test_sums.py"]
     texts = (sound, sound.replace("2 * n", "2 + n + 1"), sound.replace("return 1", "return 2"))
-    assert [copy.outcome("sums.py", each, tests, 60.0) for each in texts] == ["survived", "killed", "survived"]
+    assert [copy.outcome("sums.py", each, tests, 60.0) for each in texts] == [
+        "survived",
+        "killed",
+        "survived",
+    ]
     assert copy.outcome("sums.py", "while True: ...\n", tests, 5.0) == "timeout"
     assert (copy.place / "provisioner" / "sums.py").read_text() == sound

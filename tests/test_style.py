@@ -52,7 +52,9 @@ def test_a_constant_has_one_value_in_the_product() -> None:
     values = defaultdict(set)
     for _, tree in trees():
         for node in tree.body:
-            target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
+            target = (
+                node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
+            )
             if isinstance(target, ast.Name) and re.fullmatch(r"_?[A-Z][A-Z0-9_]+", target.id):
                 values[target.id].add(ast.unparse(node.value) if node.value else "")
     several = {name: found for name, found in values.items() if len(found) > 1}
@@ -93,7 +95,11 @@ def prose() -> tuple[tuple[str, str], ...]:
 
 @pytest.mark.parametrize("phrase", PHRASES)
 def test_no_text_has_a_phrase_that_the_style_guide_forbids(phrase: str) -> None:
-    found = [f"{place}: {text[:100]!r}" for place, text in prose() for _ in re.finditer(phrase, text, re.IGNORECASE)]
+    found = [
+        f"{place}: {text[:100]!r}"
+        for place, text in prose()
+        for _ in re.finditer(phrase, text, re.IGNORECASE)
+    ]
     assert not found, "\n".join(found)
 
 

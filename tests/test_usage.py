@@ -43,7 +43,9 @@ from provisioner.usage import (
 HOUR = 3600.0
 WHOLE = DroneType("kit", "whole", 1000, 8, 40960, 51200, 40960, capability=80)
 EIGHT = DroneType("kit", "eight", 8000, 64, 327680, 409600, 40960, capability=80)
-SLICED = DroneType("kit", "sliced", 1000, 16, 81920, 51200, 40960, "", 80, sharing=Sharing.TIME_SLICED, shares=2)
+SLICED = DroneType(
+    "kit", "sliced", 1000, 16, 81920, 51200, 40960, "", 80, sharing=Sharing.TIME_SLICED, shares=2
+)
 MPS = DroneType("far", "mps", 1000, 32, 163840, 51200, 40960, "", 80, sharing=Sharing.MPS, shares=8)
 TYPES = (WHOLE, EIGHT, SLICED, MPS)
 
@@ -57,15 +59,30 @@ class GpuDrone(NamedTuple):
     """0 if it lives."""
 
 
-def drone(number: int = 1, kind: DroneType = WHOLE, began_at: float = 0.0, ended_at: float = 0.0) -> GpuDrone:
+def drone(
+    number: int = 1, kind: DroneType = WHOLE, began_at: float = 0.0, ended_at: float = 0.0
+) -> GpuDrone:
     return GpuDrone(DroneId(f"d-{number}"), kind.key, kind.gpu_milli, began_at, ended_at)
 
 
 def ended(
     at_h: float, hours: float = 1.0, used: int | None = 100, peak: int | None = 2000, **more: Any
 ) -> CompletedJob:
-    run = CompletedJob("1.0", at_h * HOUR, 0.0, hours * HOUR, 1000, 2, 4096, capability=70, owner="ann", splits=False)
-    return replace(run, **{"drone_id": DroneId("d-1"), "used_milli": used, "peak_vram_mib": peak, **more})
+    run = CompletedJob(
+        "1.0",
+        at_h * HOUR,
+        0.0,
+        hours * HOUR,
+        1000,
+        2,
+        4096,
+        capability=70,
+        owner="ann",
+        splits=False,
+    )
+    return replace(
+        run, **{"drone_id": DroneId("d-1"), "used_milli": used, "peak_vram_mib": peak, **more}
+    )
 
 
 ANN = "ann/1gpu/2cpu/4096mib"
@@ -75,7 +92,10 @@ BEGIN = 100.5 * 24 * HOUR
 
 @cache
 def empty_record(schema: int) -> bytes:
-    with sqlite3.connect(":memory:", isolation_level=None) as sql, pytest.MonkeyPatch.context() as older:
+    with (
+        sqlite3.connect(":memory:", isolation_level=None) as sql,
+        pytest.MonkeyPatch.context() as older,
+    ):
         older.setattr("provisioner.store.file.MIGRATIONS", MIGRATIONS[:schema])
         migrate(sql)
         return sql.serialize()
@@ -90,12 +110,22 @@ def record_of(
     for each in drones:
         ended_at = each.ended_at and BEGIN + each.ended_at
         known = Drone(
-            each.id, each.type, DroneState.DONE if ended_at else DroneState.BUSY, BEGIN, BEGIN, each.gpu_milli
+            each.id,
+            each.type,
+            DroneState.DONE if ended_at else DroneState.BUSY,
+            BEGIN,
+            BEGIN,
+            each.gpu_milli,
         )
         known = replace(known, started_at=BEGIN + each.began_at, ended_at=ended_at)
         tables.insert(sql, "drones", tables.drone_row(known))
     for number, run in enumerate(runs):
-        moved = replace(run, job_id=f"{number}.0", ended_at=BEGIN + run.ended_at, submitted_at=BEGIN + run.submitted_at)
+        moved = replace(
+            run,
+            job_id=f"{number}.0",
+            ended_at=BEGIN + run.ended_at,
+            submitted_at=BEGIN + run.submitted_at,
+        )
         tables.insert(sql, "completed_jobs", tables.COMPLETED_JOBS.row(moved))
     return sql
 
@@ -129,9 +159,17 @@ def test_each_figure_of_a_class() -> None:
     assert row.used_s == pytest.approx(0.4 * HOUR) and row.mean == pytest.approx(0.2)
     assert (quantile(row.uses, 0.5), quantile(row.uses, 0.95)) == (0.1, 0.3)
     assert (quantile(row.vram_mib, 0.5), quantile(row.vram_mib, 0.95)) == (1000, 3000)
-    assert list(row.fits) == ["kit/sliced"], "a job of an HTCondor pool takes one share: 0.3 is more than an eighth"
-    assert row.saved_s == pytest.approx(2 * HOUR), "half a GPU in place of one, over all runs of the class"
-    assert (report.total_s, report.measured_s, report.unmeasured_s) == (5 * HOUR, 2 * HOUR, 2 * HOUR)
+    assert list(row.fits) == ["kit/sliced"], (
+        "a job of an HTCondor pool takes one share: 0.3 is more than an eighth"
+    )
+    assert row.saved_s == pytest.approx(2 * HOUR), (
+        "half a GPU in place of one, over all runs of the class"
+    )
+    assert (report.total_s, report.measured_s, report.unmeasured_s) == (
+        5 * HOUR,
+        2 * HOUR,
+        2 * HOUR,
+    )
     assert (report.running_s, report.idle_s) == (0.0, HOUR)
 
 
@@ -139,19 +177,27 @@ def test_each_figure_of_a_class() -> None:
     ("runs", "fits", "share"),
     [
         pytest.param([ended(1)], "far/mps", 0.125, id="an eighth"),
-        pytest.param([ended(1, used=100), ended(2, used=125)], "far/mps", 0.125, id="exactly an eighth"),
+        pytest.param(
+            [ended(1, used=100), ended(2, used=125)], "far/mps", 0.125, id="exactly an eighth"
+        ),
         pytest.param([ended(1, used=100), ended(2, used=126)], "kit/sliced", 0.5, id="a half"),
-        pytest.param([ended(1, used=300, splits=True)], "far/mps", 0.375, id="the queue joins shares"),
+        pytest.param(
+            [ended(1, used=300, splits=True)], "far/mps", 0.375, id="the queue joins shares"
+        ),
         pytest.param([ended(1, peak=5120)], "far/mps", 0.125, id="its VRAM is just in the share"),
         pytest.param([ended(1, peak=5121)], "kit/sliced", 0.5, id="its VRAM is not"),
-        pytest.param([ended(1, peak=None)], "kit/whole", 1.0, id="VRAM was not measured: it may need all"),
+        pytest.param(
+            [ended(1, peak=None)], "kit/whole", 1.0, id="VRAM was not measured: it may need all"
+        ),
         pytest.param([ended(1, used=700)], "kit/whole", 1.0, id="no type is smaller"),
         pytest.param([ended(1, cpus=33)], "kit/eight", 1.0, id="CPUs"),
         pytest.param([ended(1, capability=90)], "", 1.0, id="none fits"),
         pytest.param([ended(1, used=None)], "", 1.0, id="nothing was measured"),
     ],
 )
-def test_the_smallest_type_that_a_class_would_fit(runs: list[CompletedJob], fits: str, share: float) -> None:
+def test_the_smallest_type_that_a_class_would_fit(
+    runs: list[CompletedJob], fits: str, share: float
+) -> None:
     (row,) = report_of([drone()], runs, TYPES, 0.0, 5 * HOUR).rows
     assert "".join(row.fits) == fits
     assert row.saved_s == pytest.approx((1.0 - share) * row.held_s)
@@ -166,19 +212,28 @@ def test_a_job_that_needs_fewer_gpus_still_needs_the_vram_of_all() -> None:
 
 
 def test_the_largest_saving_comes_first_then_what_was_not_used() -> None:
-    jobs = [ended(1, owner="low"), ended(3, 2.0, owner="longer"), ended(4, used=900, owner="high"), ended(5, used=800)]
+    jobs = [
+        ended(1, owner="low"),
+        ended(3, 2.0, owner="longer"),
+        ended(4, used=900, owner="high"),
+        ended(5, used=800),
+    ]
     report = report_of([drone()], jobs, TYPES, 0.0, 5 * HOUR, "user")
     assert [row.name for row in report.rows] == ["longer", "low", "ann", "high"]
 
 
 def test_jobs_that_still_run_count_from_their_start() -> None:
-    slot = Slot(DroneId("d-1"), SlotState.BUSY, 5 * HOUR, jobs=1, work_gpu_milli=1000, begun_at=2 * HOUR)
+    slot = Slot(
+        DroneId("d-1"), SlotState.BUSY, 5 * HOUR, jobs=1, work_gpu_milli=1000, begun_at=2 * HOUR
+    )
     report = report_of([drone()], [ended(1)], TYPES, 0.0, 5 * HOUR, slots=[slot])
     assert (report.measured_s, report.running_s, report.idle_s) == (HOUR, 3 * HOUR, HOUR)
 
 
 def test_only_the_period_counts() -> None:
-    report = report_of([drone(began_at=-HOUR)], [ended(1, 2.0), ended(8, 2.0)], TYPES, 0.0, 7 * HOUR)
+    report = report_of(
+        [drone(began_at=-HOUR)], [ended(1, 2.0), ended(8, 2.0)], TYPES, 0.0, 7 * HOUR
+    )
     assert report.total_s == 7 * HOUR and report.measured_s == 2 * HOUR
 
 
@@ -188,7 +243,10 @@ def test_low_use_needs_enough_measured_runs() -> None:
     assert low_use(report, LowUsePolicy(below=0.1, jobs=2)) == [], "it is not below"
     assert low_use(report, LowUsePolicy(below=0.5, jobs=3)) == []
     words = describe_use(report.rows[0])
-    assert words == "10% of 2.0 GPU-hours used, runs measured: 2, VRAM up to 2.0 GiB in 95 of 100; far/mps would do"
+    assert (
+        words
+        == "10% of 2.0 GPU-hours used, runs measured: 2, VRAM up to 2.0 GiB in 95 of 100; far/mps would do"
+    )
 
 
 POOL = replace(MPS, site="pool", name="vram", vram_pool=True)
@@ -210,7 +268,9 @@ IN_POOL = [drone(1, POOL)]
         (1000, 9000, False, None, 1000),
     ],
 )
-def test_gpus_that_a_job_holds(gpu_milli: int, vram_mib: int, splits: bool, kind: DroneType | None, held: int) -> None:
+def test_gpus_that_a_job_holds(
+    gpu_milli: int, vram_mib: int, splits: bool, kind: DroneType | None, held: int
+) -> None:
     assert held_milli(gpu_milli, vram_mib, splits, kind) == held
 
 
@@ -237,7 +297,9 @@ def test_a_pool_of_vram_fits_by_the_peak(run: dict[str, Any], fits: str, saved: 
     assert (list(row.fits), row.saved_s) == ([fits], pytest.approx(saved * HOUR))
 
 
-@pytest.mark.parametrize("runs", [[ended(1, peak=2000, vram_mib=20000)], [ended(1, peak=None, vram_mib=20000)]])
+@pytest.mark.parametrize(
+    "runs", [[ended(1, peak=2000, vram_mib=20000)], [ended(1, peak=None, vram_mib=20000)]]
+)
 def test_a_class_that_runs_on_a_pool_of_vram_is_not_sent_there(runs: list[CompletedJob]) -> None:
     report = report_of(IN_POOL, runs, (WHOLE, POOL), 0.0, HOUR)
     assert [(list(row.fits), row.saved_s) for row in report.rows] == [(["pool/vram"], 0.0)]
@@ -245,7 +307,10 @@ def test_a_class_that_runs_on_a_pool_of_vram_is_not_sent_there(runs: list[Comple
 
 
 def test_only_types_of_the_same_vendor_and_architecture_fit() -> None:
-    amd, arm = replace(MPS, name="amd", vendor="amd", capability=0), replace(MPS, name="arm", arch="aarch64")
+    amd, arm = (
+        replace(MPS, name="amd", vendor="amd", capability=0),
+        replace(MPS, name="arm", arch="aarch64"),
+    )
     any_gpu = [ended(1, capability=0)]
     for types, fits in (((WHOLE, amd, arm), "kit/whole"), ((WHOLE, amd, arm, MPS), "far/mps")):
         (row,) = report_of([drone()], any_gpu, types, 0.0, HOUR).rows
@@ -290,25 +355,42 @@ _RUNS = st.builds(
 )
 
 
-@given(st.lists(_DRONES, max_size=5), st.lists(_RUNS, max_size=12), st.sampled_from(sorted(GROUPINGS)))
-def test_the_parts_add_up_to_what_the_drones_held(drones: list[GpuDrone], runs: list[CompletedJob], by: str) -> None:
+@given(
+    st.lists(_DRONES, max_size=5), st.lists(_RUNS, max_size=12), st.sampled_from(sorted(GROUPINGS))
+)
+def test_the_parts_add_up_to_what_the_drones_held(
+    drones: list[GpuDrone], runs: list[CompletedJob], by: str
+) -> None:
     """Whatever is on record: more jobs than a drone can hold, jobs outside of its life, none at all."""
     drones = [*{each.id: each for each in drones}.values()]
-    slots = [Slot(each.id, SlotState.BUSY, 0.0, jobs=1, work_gpu_milli=1000, begun_at=HOUR) for each in drones]
+    slots = [
+        Slot(each.id, SlotState.BUSY, 0.0, jobs=1, work_gpu_milli=1000, begun_at=HOUR)
+        for each in drones
+    ]
     report = report_of(drones, runs, TYPES, 0.0, 20 * HOUR, by, slots)
     parts = (report.measured_s, report.unmeasured_s, report.running_s, report.idle_s)
     held = sum(
-        each.gpu_milli / 1000 * max(0.0, min(each.ended_at or 20 * HOUR, 20 * HOUR) - max(0.0, each.began_at))
+        each.gpu_milli
+        / 1000
+        * max(0.0, min(each.ended_at or 20 * HOUR, 20 * HOUR) - max(0.0, each.began_at))
         for each in drones
     )
-    assert report.total_s == pytest.approx(held, abs=1e-3) and sum(parts) == pytest.approx(held, abs=1e-3)
+    assert report.total_s == pytest.approx(held, abs=1e-3) and sum(parts) == pytest.approx(
+        held, abs=1e-3
+    )
     assert min(parts) >= 0.0
-    assert sum(row.held_s for row in report.rows) == pytest.approx(report.measured_s + report.unmeasured_s, abs=1e-3)
+    assert sum(row.held_s for row in report.rows) == pytest.approx(
+        report.measured_s + report.unmeasured_s, abs=1e-3
+    )
     assert 0.0 <= report.saved_s <= report.measured_s + report.unmeasured_s + 1e-3
 
 
 def slow_parts(
-    drones: Sequence[GpuDrone], runs: Sequence[CompletedJob], since: float, until: float, name: Callable[[Any], str]
+    drones: Sequence[GpuDrone],
+    runs: Sequence[CompletedJob],
+    since: float,
+    until: float,
+    name: Callable[[Any], str],
 ) -> dict[str, Any]:
     """Return totals and rows, one run at a time."""
     lives, kinds = {each.id: each for each in drones}, {kind.key: kind for kind in TYPES}
@@ -318,17 +400,39 @@ def slow_parts(
         of = lives.get(run.drone_id or DroneId(""))
         if of is None or run.ended_at < since:
             continue
-        ran_s = min(run.ended_at, of.ended_at or until) - max(run.ended_at - run.run_s, of.began_at, since)
+        ran_s = min(run.ended_at, of.ended_at or until) - max(
+            run.ended_at - run.run_s, of.began_at, since
+        )
         if ran_s > 0 and run.gpu_milli:
-            milli = min(held_milli(run.gpu_milli, run.vram_mib, run.splits, kinds.get(of.type)), of.gpu_milli)
+            milli = min(
+                held_milli(run.gpu_milli, run.vram_mib, run.splits, kinds.get(of.type)),
+                of.gpu_milli,
+            )
             counted.append((run, of, milli, milli / 1000 * ran_s))
             alike = (
                 of.type,
                 of.gpu_milli,
                 *(getattr(run, key) for key in ("owner", "gpu_milli", "cpus", "memory_mib")),
             )
-            asked = (run.vram_mib, run.splits, run.disk_mib, run.capability, run.walltime_s, run.ended_at)
-            one = UseSum(of.id, *alike, *asked, 1, ran_s, 0.0, run.used_milli, run.peak_vram_mib, run.energy_j)
+            asked = (
+                run.vram_mib,
+                run.splits,
+                run.disk_mib,
+                run.capability,
+                run.walltime_s,
+                run.ended_at,
+            )
+            one = UseSum(
+                of.id,
+                *alike,
+                *asked,
+                1,
+                ran_s,
+                0.0,
+                run.used_milli,
+                run.peak_vram_mib,
+                run.energy_j,
+            )
             fits_of.setdefault("", []).append((one, milli))
     fits = smallest_types(fits_of.get("", []), kinds)
     for run, of, milli, held_s in counted:
@@ -346,7 +450,8 @@ def slow_parts(
             row["fits"].add(fit[0])
             row["saved_s"] += held_s * max(0.0, 1.0 - fit[1] / milli)
     total_s = sum(
-        d.gpu_milli / 1000 * max(0.0, min(d.ended_at or until, until) - max(d.began_at, since)) for d in drones
+        d.gpu_milli / 1000 * max(0.0, min(d.ended_at or until, until) - max(d.began_at, since))
+        for d in drones
     )
     return {"total_s": total_s, "rows": rows}
 
@@ -357,7 +462,10 @@ def _months(draw: st.DrawFn) -> tuple[list[GpuDrone], list[CompletedJob]]:
     drones, runs = [], list[CompletedJob]()
     for number in range(draw(st.integers(1, 4))):
         kind, at_h = draw(st.sampled_from([WHOLE, EIGHT])), draw(st.integers(-600, 0))
-        lanes, end_h = draw(st.integers(1, kind.gpu_milli // 1000)), at_h + draw(st.integers(1, 200))
+        lanes, end_h = (
+            draw(st.integers(1, kind.gpu_milli // 1000)),
+            at_h + draw(st.integers(1, 200)),
+        )
         drones.append(drone(number, kind, at_h * HOUR, end_h * HOUR if end_h < 0 else 0.0))
         for _ in range(lanes):
             begin_h = float(at_h)
@@ -365,23 +473,38 @@ def _months(draw: st.DrawFn) -> tuple[list[GpuDrone], list[CompletedJob]]:
                 if begin_h + hours > min(end_h, 0):
                     break
                 begin_h += hours
-                more = {"owner": draw(st.sampled_from(["ann", "ben"])), "cpus": draw(st.integers(1, 2))}
-                more |= {"splits": draw(st.booleans()), "energy_j": draw(st.sampled_from([None, 7]))}
-                more |= {"vram_mib": draw(st.sampled_from([0, 9000])), "drone_id": DroneId(f"d-{number}")}
+                more = {
+                    "owner": draw(st.sampled_from(["ann", "ben"])),
+                    "cpus": draw(st.integers(1, 2)),
+                }
+                more |= {
+                    "splits": draw(st.booleans()),
+                    "energy_j": draw(st.sampled_from([None, 7])),
+                }
+                more |= {
+                    "vram_mib": draw(st.sampled_from([0, 9000])),
+                    "drone_id": DroneId(f"d-{number}"),
+                }
                 used = draw(st.one_of(st.none(), st.integers(0, 100).map(lambda part: 10 * part)))
                 peak = draw(st.one_of(st.none(), st.integers(0, 150).map(lambda step: 256 * step)))
                 runs.append(ended(begin_h, hours, used, peak, **more))
     return drones, runs
 
 
-@pytest.mark.parametrize(("by", "schema"), [*((by, len(MIGRATIONS)) for by in GROUPINGS), ("class", 4), ("type", 4)])
+@pytest.mark.parametrize(
+    ("by", "schema"), [*((by, len(MIGRATIONS)) for by in GROUPINGS), ("class", 4), ("type", 4)]
+)
 @given(_months(), st.floats(1.0, 620.0))
-def test_sums_of_days_are_those_of_single_runs(by: str, schema: int, month: Any, age_h: float) -> None:
+def test_sums_of_days_are_those_of_single_runs(
+    by: str, schema: int, month: Any, age_h: float
+) -> None:
     """Whatever the begin of the period, and also of runs on record before there were sums."""
     drones, runs = month
     sql, since = record_of(drones, runs, schema), -age_h * HOUR
     migrate(sql)
-    report = usage_report(tables.read_use(sql, BEGIN + since, BEGIN, by_drone=by == "drone"), TYPES, since, 0.0, by)
+    report = usage_report(
+        tables.read_use(sql, BEGIN + since, BEGIN, by_drone=by == "drone"), TYPES, since, 0.0, by
+    )
     names: dict[str, Callable[[Any], str]] = {
         "class": lambda pair: class_name(pair[0]),
         "user": lambda pair: pair[0].owner,
@@ -404,7 +527,11 @@ def test_sums_of_days_are_those_of_single_runs(by: str, schema: int, month: Any,
 def test_a_quantile_is_at_most_a_step_too_high() -> None:
     uses = [7, 13, 18, 18, 122, 129, 645]
     (row,) = report_of(
-        [drone(began_at=-50 * HOUR)], [ended(-k, used=used) for k, used in enumerate(uses)], TYPES, -40 * HOUR, 1.0
+        [drone(began_at=-50 * HOUR)],
+        [ended(-k, used=used) for k, used in enumerate(uses)],
+        TYPES,
+        -40 * HOUR,
+        1.0,
     ).rows
     for share in (0.5, 0.75, 0.95):
         exact = quantile(Counter(uses), share) or 0
@@ -418,8 +545,14 @@ def test_runs_that_hold_more_than_their_drone_all_count_less() -> None:
     for schema in (len(MIGRATIONS), 4):
         sql = record_of(drones, runs, schema)
         migrate(sql)
-        report = usage_report(tables.read_use(sql, BEGIN - 60 * HOUR, BEGIN), TYPES, 0.0, 0.0, "user")
+        report = usage_report(
+            tables.read_use(sql, BEGIN - 60 * HOUR, BEGIN), TYPES, 0.0, 0.0, "user"
+        )
         held = {row.name: row.held_s / HOUR for row in report.rows}
         # 40 hours are 30 in the life of the drone
-        assert held == pytest.approx({"user30": 30 * 30 / 80, "user20": 20 * 30 / 80, "user40": 30 * 30 / 80}, rel=1e-3)
-        assert report.total_s == pytest.approx(30 * HOUR) and report.idle_s == pytest.approx(0.0, abs=120.0)
+        assert held == pytest.approx(
+            {"user30": 30 * 30 / 80, "user20": 20 * 30 / 80, "user40": 30 * 30 / 80}, rel=1e-3
+        )
+        assert report.total_s == pytest.approx(30 * HOUR) and report.idle_s == pytest.approx(
+            0.0, abs=120.0
+        )

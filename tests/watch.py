@@ -16,7 +16,9 @@ FOLDERS = {"overlay": "htcondor_overlay", "site": "htcondor_site", "shared": "sh
 def changed_at() -> dict[Path, float]:
     """Return the modification time of each Python file."""
     folders = ("provisioner", "adapters", "tests")
-    return {path: path.stat().st_mtime for folder in folders for path in (ROOT / folder).rglob("*.py")}
+    return {
+        path: path.stat().st_mtime for folder in folders for path in (ROOT / folder).rglob("*.py")
+    }
 
 
 def tests_of(path: Path) -> Path:
@@ -38,7 +40,16 @@ def main() -> None:
         targets = sorted({str(tests_of(path)) for path in now if now[path] != before.get(path)})
         before = now
         if targets:
-            words = [sys.executable, "-m", "pytest", "-q", "-x", "-m", "not live and not slow", *targets]
+            words = [
+                sys.executable,
+                "-m",
+                "pytest",
+                "-q",
+                "-x",
+                "-m",
+                "not live and not slow",
+                *targets,
+            ]
             subprocess.run(words, cwd=ROOT, check=False)
 
 

@@ -81,13 +81,21 @@ class EmbeddedOverlay:
         """Do nothing: no connection is kept."""
 
     async def poll(self, types: Sequence[DroneType]) -> model.OverlayView:
-        """Return classes and slots of one moment. Raises :class:`UnavailableError` if the queue file is missing."""
-        return await asyncio.to_thread(self._with_queue, lambda connection: self._view(connection, types))
+        """Return classes and slots of one moment.
 
-    async def drain(self, drone_ids: Sequence[DroneId], mode: DrainMode, reason: str) -> Sequence[OrderResult]:
+        Raises :class:`UnavailableError` if the queue file is missing.
+        """
+        return await asyncio.to_thread(
+            self._with_queue, lambda connection: self._view(connection, types)
+        )
+
+    async def drain(
+        self, drone_ids: Sequence[DroneId], mode: DrainMode, reason: str
+    ) -> Sequence[OrderResult]:
         """Record the request; a drone that has not joined yet finds it when it does."""
         return await asyncio.to_thread(
-            self._with_queue, lambda connection: [_drain(connection, drone_id, mode) for drone_id in drone_ids]
+            self._with_queue,
+            lambda connection: [_drain(connection, drone_id, mode) for drone_id in drone_ids],
         )
 
     async def bootstrap(self, order: model.StartOrder) -> model.Bootstrap:
@@ -120,17 +128,26 @@ class EmbeddedOverlay:
 
     def _with_queue(self, work: Callable[[sqlite3.Connection], T]) -> T:
         try:
-            with contextlib.closing(queue.connect(self._path)) as connection, queue.writing(connection):
+            with (
+                contextlib.closing(queue.connect(self._path)) as connection,
+                queue.writing(connection),
+            ):
                 return work(connection)
         except sqlite3.Error as error:
             raise UnavailableError(f"the queue {self._path}: {error}") from error
 
-    def _view(self, connection: sqlite3.Connection, types: Sequence[DroneType]) -> model.OverlayView:
+    def _view(
+        self, connection: sqlite3.Connection, types: Sequence[DroneType]
+    ) -> model.OverlayView:
         now, clock = time.time(), queue.lease_clock()
         silent_s = max(_SLOT_LEAST_S, _SLOT_LEASES * self._config.lease)
         queue.expire(connection, self._config.max_lost)
-        connection.execute("DELETE FROM slot WHERE heard NOT BETWEEN ? AND ?", (clock - silent_s, clock + 1))
-        connection.execute("DELETE FROM job WHERE ended_at > 0 AND ended_at < ?", (now - self._config.keep,))
+        connection.execute(
+            "DELETE FROM slot WHERE heard NOT BETWEEN ? AND ?", (clock - silent_s, clock + 1)
+        )
+        connection.execute(
+            "DELETE FROM job WHERE ended_at > 0 AND ended_at < ?", (now - self._config.keep,)
+        )
         connection.execute("DELETE FROM drain WHERE at < ?", (now - 86400.0,))
         return model.OverlayView(
             taken_at=now,
@@ -143,12 +160,19 @@ class EmbeddedOverlay:
 
 def _drain(connection: sqlite3.Connection, drone_id: DroneId, mode: DrainMode) -> OrderResult:
     if mode is DrainMode.RESUME:
-        if connection.execute("SELECT 1 FROM slot WHERE drone_id = ?", (drone_id,)).fetchone() is None:
-            fault = model.Fault(model.FaultKind.DRONE, "it is not in the pool any more", time.time())
+        if (
+            connection.execute("SELECT 1 FROM slot WHERE drone_id = ?", (drone_id,)).fetchone()
+            is None
+        ):
+            fault = model.Fault(
+                model.FaultKind.DRONE, "it is not in the pool any more", time.time()
+            )
             return OrderResult(drone_id, model.OrderOutcome.REJECTED, fault=fault)
         connection.execute("DELETE FROM drain WHERE drone_id = ?", (drone_id,))
     elif mode is not DrainMode.NONE:
-        connection.execute("INSERT OR REPLACE INTO drain VALUES (?, ?, ?)", (drone_id, mode.value, time.time()))
+        connection.execute(
+            "INSERT OR REPLACE INTO drain VALUES (?, ?, ?)", (drone_id, mode.value, time.time())
+        )
     return OrderResult(drone_id, model.OrderOutcome.OK)
 
 
@@ -165,7 +189,9 @@ FROM job WHERE state IN ('idle', 'running', 'held') GROUP BY {", ".join(_REQUEST
 """
 
 
-def _classes(connection: sqlite3.Connection, types: Sequence[DroneType]) -> Iterator[model.JobClass]:
+def _classes(
+    connection: sqlite3.Connection, types: Sequence[DroneType]
+) -> Iterator[model.JobClass]:
     for row in map(dict, connection.execute(_CLASSES)):
         request = tuple(row[name] for name in _REQUEST)
         wanted, ids, optional = row.pop("gpu_model"), row.pop("ids"), bool(row.pop("gpu_optional"))
@@ -176,7 +202,8 @@ def _classes(connection: sqlite3.Connection, types: Sequence[DroneType]) -> Iter
             refuses={
                 kind.key: model.UnmetRequirement("gpu_model", wanted, kind.gpu_model or "unknown")
                 for kind in types
-                if canonical(wanted) not in ("", canonical(kind.gpu_model)) and (kind.gpu_milli or not optional)
+                if canonical(wanted) not in ("", canonical(kind.gpu_model))
+                and (kind.gpu_milli or not optional)
             },
             gpu_optional=optional,
             job_ids=_ranges(map(int, filter(None, ids.split(",")))),
@@ -185,13 +212,16 @@ def _classes(connection: sqlite3.Connection, types: Sequence[DroneType]) -> Iter
 
 def _ranges(ids: Iterable[int]) -> str:
     """Return ids as ``1-5, 9``."""
-    runs = [[id_ for _, id_ in run] for _, run in groupby(enumerate(sorted(ids)), lambda pair: pair[1] - pair[0])]
+    runs = [
+        [id_ for _, id_ in run]
+        for _, run in groupby(enumerate(sorted(ids)), lambda pair: pair[1] - pair[0])
+    ]
     ranges = [f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs]
     return ", ".join(ranges[:_RANGES] + ["..."] * (len(ranges) > _RANGES))
 
 
-# A job without a GPU counts by its CPUs, and so does one with an optional GPU on a drone of these CPU types.
-# There are no checkpoints: all work since its start is at stake.
+# A job without a GPU counts by its CPUs, and so does one with an optional GPU on a drone of these
+# CPU types. There are no checkpoints: all work since its start is at stake.
 _WORK = """
 SELECT drone_id, substr(group_concat(id, ', '), 1, 2000) AS job_ids, sum(milli) AS work_gpu_milli,
     sum(gpu_optional) AS optional_jobs, sum(milli * started_at) / sum(milli) AS work_at, min(started_at) AS begun_at,
@@ -206,12 +236,18 @@ FROM (
 """
 
 
-def _slots(connection: sqlite3.Connection, types: Sequence[DroneType], now: float) -> Iterator[model.Slot]:
+def _slots(
+    connection: sqlite3.Connection, types: Sequence[DroneType], now: float
+) -> Iterator[model.Slot]:
     clock, cpu_types = queue.lease_clock(), [kind.key for kind in types if not kind.gpu_milli]
     at_work = connection.execute(_WORK.format(cpu_types=", ".join("?" * len(cpu_types))), cpu_types)
     work = {row["drone_id"]: dict(row) for row in at_work}
     for row in map(dict, connection.execute("SELECT * FROM slot ORDER BY drone_id")):
-        drone_id, state, heard = row.pop("drone_id"), model.SlotState(row.pop("state")), row.pop("heard")
+        drone_id, state, heard = (
+            row.pop("drone_id"),
+            model.SlotState(row.pop("state")),
+            row.pop("heard"),
+        )
         yield model.Slot(
             name=f"{row.pop('type')}@{row.pop('site')}#{drone_id}",
             heard_at=now - max(0.0, clock - heard),
@@ -222,11 +258,17 @@ def _slots(connection: sqlite3.Connection, types: Sequence[DroneType], now: floa
 
 
 def _completions(connection: sqlite3.Connection, since: float) -> Iterator[model.CompletedJob]:
-    """Yield finished jobs, the newest first. One that failed by itself is done as well: it is not run again."""
+    """Yield finished jobs, the newest first.
+
+    One that failed by itself is done as well: it is not run again.
+    """
     done = "SELECT * FROM job WHERE ended_at > 0 AND ended_at >= ? ORDER BY ended_at DESC LIMIT ?"
     for row in connection.execute(done, (since, _MAX_REPORTED_JOBS)):
         yield model.CompletedJob(
-            **{name: row[name] for name in ("owner", "walltime_s", *_SIZE_FIELDS, "submitted_at", "ended_at")},
+            **{
+                name: row[name]
+                for name in ("owner", "walltime_s", *_SIZE_FIELDS, "submitted_at", "ended_at")
+            },
             job_id=str(row["id"]),
             run_s=max(0.0, row["ended_at"] - row["started_at"]),
             drone_id=DroneId(row["drone_id"]),

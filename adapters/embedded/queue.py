@@ -1,8 +1,9 @@
 """The queue, a SQLite file: its tables and every statement that changes a job. Standard library only, for drones too.
 
-A running job belongs to a drone by a lease and a token. The lease is renewed while the job runs; a process that finds
-it expired puts the job back to idle. The token is new for each attempt, and a change by its holder counts only if the
-row still has it. Leases use the monotonic clock, which all processes of one host share: clock steps do not end them.
+A running job belongs to a drone by a lease and a token. The lease is renewed while the job runs; a
+process that finds it expired puts the job back to idle. The token is new for each attempt, and a
+change by its holder counts only if the row still has it. Leases use the monotonic clock, which all
+processes of one host share: clock steps do not end them.
 """
 
 from __future__ import annotations
@@ -119,7 +120,10 @@ class EmbeddedJob:
     @classmethod
     def of(cls, row: sqlite3.Row) -> EmbeddedJob:
         parsed = {"argv": tuple(json.loads(row["argv"])), "env": json.loads(row["env"])}
-        return cls(**{each.name: row[each.name] for each in fields(cls)} | {**parsed, "state": JobState(row["state"])})
+        return cls(
+            **{each.name: row[each.name] for each in fields(cls)}
+            | {**parsed, "state": JobState(row["state"])}
+        )
 
 
 def create(path: Path) -> None:
@@ -133,18 +137,25 @@ def create(path: Path) -> None:
                 for statement in _TABLES.split(";"):
                     connection.execute(statement)
             elif version == 1:
-                connection.execute("ALTER TABLE job ADD COLUMN gpu_optional INTEGER NOT NULL DEFAULT 0")
+                connection.execute(
+                    "ALTER TABLE job ADD COLUMN gpu_optional INTEGER NOT NULL DEFAULT 0"
+                )
             if version < QUEUE_VERSION:
                 connection.execute(f"PRAGMA user_version = {QUEUE_VERSION}")
 
 
 def connect(path: Path, busy_s: float = 5.0) -> sqlite3.Connection:
-    """Open an existing queue. Raises ``sqlite3.Error`` if there is none, or one of another version or account."""
+    """Open an existing queue.
+
+    Raises ``sqlite3.Error`` if there is none, or one of another version or account.
+    """
     connection = _connect(path, "rw", busy_s)
     try:
         version = connection.execute("PRAGMA user_version").fetchone()[0]
         if version != QUEUE_VERSION:
-            raise sqlite3.DatabaseError(f"{path}: queue version {version}, this program knows {QUEUE_VERSION}")
+            raise sqlite3.DatabaseError(
+                f"{path}: queue version {version}, this program knows {QUEUE_VERSION}"
+            )
         _share(path)
     except BaseException:
         connection.close()
@@ -164,18 +175,24 @@ def _share(path: Path) -> None:
 
 def _connect(path: Path, mode: str, busy_s: float = 5.0) -> sqlite3.Connection:
     if path.exists() and not os.access(path, os.W_OK):  # it would leave files of its own beside it
-        raise sqlite3.OperationalError(f"{path}: this account may not write it. Its owner has to permit that")
+        raise sqlite3.OperationalError(
+            f"{path}: this account may not write it. Its owner has to permit that"
+        )
     uri = f"file:{quote(os.fspath(path.absolute()))}?mode={mode}"
     connection = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=busy_s)
     connection.row_factory = sqlite3.Row
     connection.create_function("canonical", 1, canonical, deterministic=True)
-    connection.execute("PRAGMA synchronous = NORMAL")  # survives any crash of ours; a power cut may cost a commit
+    # survives any crash of ours; a power cut may cost a commit
+    connection.execute("PRAGMA synchronous = NORMAL")
     return connection
 
 
 @contextlib.contextmanager
 def writing(connection: sqlite3.Connection) -> Iterator[None]:
-    """Open a write transaction. It is immediate: a value read in it still holds when it is written."""
+    """Open a write transaction.
+
+    It is immediate: a value read in it still holds when it is written.
+    """
     connection.execute("BEGIN IMMEDIATE")
     try:
         yield
@@ -209,16 +226,22 @@ def submit(
 ) -> list[int]:
     """Add ``count`` equal jobs to the queue and return their ids. The file is created if it is missing.
 
-    ``gpus``: 0, a share below 1 in steps of 0.001, or whole GPUs. ``vram_mib`` is per GPU, ``capability`` is the CUDA
-    compute capability times ten; 0 or an empty text sets no requirement. ``gpu_optional``: the jobs use an idle GPU or
-    run without one on CPU drones; no drone with a GPU is started for them.
+    ``gpus``: 0, a share below 1 in steps of 0.001, or whole GPUs. ``vram_mib`` is per GPU,
+    ``capability`` is the CUDA compute capability times ten; 0 or an empty text sets no requirement.
+    ``gpu_optional``: the jobs use an idle GPU or run without one on CPU drones; no drone with a GPU
+    is started for them.
 
     Raises:
         InvalidJobError: the request can never be met.
         sqlite3.Error: the queue cannot be used.
     """
     owner = owner or getpass.getuser()
-    sizes: dict[str, float] = {"cpus": cpus, "memory_mib": memory_mib, "disk_mib": disk_mib, "vram_mib": vram_mib}
+    sizes: dict[str, float] = {
+        "cpus": cpus,
+        "memory_mib": memory_mib,
+        "disk_mib": disk_mib,
+        "vram_mib": vram_mib,
+    }
     sizes |= {"capability": capability, "walltime_s": walltime_s}
     for name, number in {"count": count, **sizes}.items():
         lowest = 1 if name in ("count", "cpus") else 0
@@ -236,12 +259,24 @@ def submit(
             raise InvalidJobError(f"env: `{name[:40]}` cannot be an environment variable")
     gpu_milli = _gpu_milli(gpus)
     row = {
-        **{"owner": owner, "priority": priority, "gpu_milli": gpu_milli, **sizes, "gpu_model": gpu_model},
+        **{
+            "owner": owner,
+            "priority": priority,
+            "gpu_milli": gpu_milli,
+            **sizes,
+            "gpu_model": gpu_model,
+        },
         "gpu_optional": int(gpu_optional and gpu_milli > 0),
-        **{"argv": json.dumps(list(argv)), "env": json.dumps(dict(env or {})), "submitted_at": time.time()},
+        **{
+            "argv": json.dumps(list(argv)),
+            "env": json.dumps(dict(env or {})),
+            "submitted_at": time.time(),
+        },
     }
     create(path)
-    statement = f"INSERT INTO job ({', '.join(row)}) VALUES ({', '.join(f':{name}' for name in row)})"
+    statement = (
+        f"INSERT INTO job ({', '.join(row)}) VALUES ({', '.join(f':{name}' for name in row)})"
+    )
     with contextlib.closing(connect(path)) as connection, writing(connection):
         return [int(connection.execute(statement, row).lastrowid or 0) for _ in range(count)]
 
@@ -273,19 +308,28 @@ def jobs(
 def counts(path: Path) -> dict[JobState, int]:
     """Return the number of jobs by state. Raises ``sqlite3.Error``."""
     with contextlib.closing(connect(path)) as connection:
-        found = dict(map(tuple, connection.execute("SELECT state, count(*) FROM job GROUP BY state")))
+        found = dict(
+            map(tuple, connection.execute("SELECT state, count(*) FROM job GROUP BY state"))
+        )
     return {state: found.get(state, 0) for state in JobState}
 
 
 def remove(path: Path, ids: Sequence[int]) -> int:
-    """Delete jobs and return how many existed. A running one is killed when its drone next renews the lease."""
+    """Delete jobs and return how many existed.
+
+    A running one is killed when its drone next renews the lease.
+    """
     with contextlib.closing(connect(path)) as connection, writing(connection):
-        return sum(connection.execute("DELETE FROM job WHERE id = ?", (job_id,)).rowcount for job_id in ids)
+        return sum(
+            connection.execute("DELETE FROM job WHERE id = ?", (job_id,)).rowcount for job_id in ids
+        )
 
 
 def release(path: Path, ids: Sequence[int]) -> int:
     """Release held jobs and return how many were held."""
-    statement = "UPDATE job SET state = 'idle', lost = 0, message = '' WHERE id = ? AND state = 'held'"
+    statement = (
+        "UPDATE job SET state = 'idle', lost = 0, message = '' WHERE id = ? AND state = 'held'"
+    )
     with contextlib.closing(connect(path)) as connection, writing(connection):
         return sum(connection.execute(statement, (job_id,)).rowcount for job_id in ids)
 
@@ -306,7 +350,9 @@ _FITS = """
 Offer = Mapping[str, float | str]
 
 
-def take(connection: sqlite3.Connection, offer: Offer, drone_id: str, lease_until: float) -> EmbeddedJob | None:
+def take(
+    connection: sqlite3.Connection, offer: Offer, drone_id: str, lease_until: float
+) -> EmbeddedJob | None:
     """Take the first fitting job by priority, VRAM and age. Jobs with an optional GPU come after all others.
 
     VRAM comes before age: a job that runs anywhere must not take the large GPU that another needs.
@@ -324,7 +370,9 @@ def take(connection: sqlite3.Connection, offer: Offer, drone_id: str, lease_unti
             " started_at = ?, message = '' WHERE id = ?",
             (drone_id, os.urandom(8).hex(), lease_until, time.time(), found["id"]),
         )
-        job = EmbeddedJob.of(connection.execute("SELECT * FROM job WHERE id = ?", (found["id"],)).fetchone())
+        job = EmbeddedJob.of(
+            connection.execute("SELECT * FROM job WHERE id = ?", (found["id"],)).fetchone()
+        )
         return job if offer["has_gpus"] else replace(job, gpu_milli=0)
 
 
@@ -346,7 +394,9 @@ def give_back(connection: sqlite3.Connection, job: EmbeddedJob, message: str) ->
     return _if_claimed(connection, job, idle, message)
 
 
-def _if_claimed(connection: sqlite3.Connection, job: EmbeddedJob, assignments: str, *values: object) -> bool:
+def _if_claimed(
+    connection: sqlite3.Connection, job: EmbeddedJob, assignments: str, *values: object
+) -> bool:
     statement = f"UPDATE job SET {assignments} WHERE id = ? AND token = ? AND state = 'running'"
     return connection.execute(statement, (*values, job.id, job.token)).rowcount == 1
 

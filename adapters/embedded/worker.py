@@ -1,7 +1,7 @@
 """The worker process of an embedded drone: it joins, runs jobs from the queue, and leaves. Standard library only.
 
-Exit status: 0 left in order, 64 called wrongly, 71 GPUs are missing, 73 the queue could not be reached, 75 the queue
-was lost. The last line of ``outcome`` in the drone's directory says why.
+Exit status: 0 left in order, 64 called wrongly, 71 GPUs are missing, 73 the queue could not be
+reached, 75 the queue was lost. The last line of ``outcome`` in the drone's directory says why.
 """
 
 from __future__ import annotations
@@ -65,10 +65,19 @@ class WorkerSettings:
     @classmethod
     def read(cls, env: Mapping[str, str]) -> Self:
         """Read the environment. Raises ValueError for a variable that is missing or invalid."""
-        parsers: dict[Any, Callable[[str], Any]] = {"Path": Path, "str": str, "int": int, "float": float}
+        parsers: dict[Any, Callable[[str], Any]] = {
+            "Path": Path,
+            "str": str,
+            "int": int,
+            "float": float,
+        }
         devices = tuple(filter(None, env.get("CUDA_VISIBLE_DEVICES", "").split(",")))
         try:
-            values = {f.name: parsers[f.type](env[f.name.upper()]) for f in fields(cls) if f.type in parsers}
+            values = {
+                f.name: parsers[f.type](env[f.name.upper()])
+                for f in fields(cls)
+                if f.type in parsers
+            }
         except KeyError as error:
             raise ValueError(f"{error.args[0]} is not set") from None
         return cls(**values, cuda_visible_devices=devices)
@@ -95,7 +104,9 @@ class FreeGpus(dict[str, int]):
         if count := gpu_milli // _WHOLE_GPU:
             taken = dict.fromkeys(self.untouched[:count], _WHOLE_GPU)
         else:
-            fullest = sorted((name for name, free in self.items() if free >= gpu_milli), key=self.__getitem__)
+            fullest = sorted(
+                (name for name, free in self.items() if free >= gpu_milli), key=self.__getitem__
+            )
             taken = {fullest[0]: gpu_milli} if gpu_milli else {}
         for name, milli in taken.items():
             self[name] -= milli
@@ -109,9 +120,9 @@ class FreeGpus(dict[str, int]):
 class LeaseGuard:
     """A small process that kills the jobs when the worker dies, or is stopped for so long that the leases expire.
 
-    Then no job runs twice at once. It reads lines from a pipe: ``+GROUP`` a job's process group begins,
-    ``=SECONDS GROUP ...`` these are all groups, and their leases are valid until then (monotonic clock). Create it
-    before anything is opened that a child must not share.
+    Then no job runs twice at once. It reads lines from a pipe: ``+GROUP`` a job's process group
+    begins, ``=SECONDS GROUP ...`` these are all groups, and their leases are valid until then
+    (monotonic clock). Create it before anything is opened that a child must not share.
     """
 
     def __init__(self) -> None:
@@ -123,7 +134,10 @@ class LeaseGuard:
         os.close(reader)
 
     def prepare(self) -> None:
-        """Register this process and unblock signals. Called in the job's process before it executes anything."""
+        """Register this process and unblock signals.
+
+        Called in the job's process before it executes anything.
+        """
         self._send(f"+{os.getpid()}")
         signal.pthread_sigmask(signal.SIG_SETMASK, set())
 
@@ -137,7 +151,8 @@ class LeaseGuard:
             os.waitpid(self.pid, 0)
 
     def _send(self, line: str) -> None:
-        with contextlib.suppress(BrokenPipeError):  # the guard was killed, and so is the worker soon
+        # the guard was killed, and so is the worker soon
+        with contextlib.suppress(BrokenPipeError):
             os.write(self._writer, f"{line}\n".encode())
 
 
@@ -190,7 +205,11 @@ class JobAttempt:
         if job.walltime_s > 0:
             self.ends_at = time.monotonic() + job.walltime_s
         variables = {
-            **{name: value for name, value in env.items() if not name.startswith(("PYTHONPATH", "EMBEDDED_"))},
+            **{
+                name: value
+                for name, value in env.items()
+                if not name.startswith(("PYTHONPATH", "EMBEDDED_"))
+            },
             **job.env,
             "PROVISIONER_DRONE_ID": env["DRONE_ID"],
             "JOB_ID": str(job.id),
@@ -200,7 +219,10 @@ class JobAttempt:
         }
         try:
             self.directory.mkdir(mode=0o700, exist_ok=True)
-            with open(self.directory / "out", "wb") as out, open(self.directory / "err", "wb") as err:
+            with (
+                open(self.directory / "out", "wb") as out,
+                open(self.directory / "err", "wb") as err,
+            ):
                 self.process = subprocess.Popen(
                     job.argv,
                     cwd=self.directory,
@@ -236,7 +258,9 @@ class JobAttempt:
     @property
     def message(self) -> str:
         names = ("err", "out") if self.exit_code else ("out",)
-        return self.trouble or next(filter(None, (last_line(self.directory / name) for name in names)), "")
+        return self.trouble or next(
+            filter(None, (last_line(self.directory / name) for name in names)), ""
+        )
 
 
 class WorkerExitError(Exception):
@@ -261,9 +285,14 @@ class WorkerRetirement(NamedTuple):
 
 
 class Worker:
-    """One drone in the pool. It has one thread and waits for signals, so no handler interrupts it."""
+    """One drone in the pool.
 
-    def __init__(self, settings: WorkerSettings, guard: LeaseGuard, connection: sqlite3.Connection) -> None:
+    It has one thread and waits for signals, so no handler interrupts it.
+    """
+
+    def __init__(
+        self, settings: WorkerSettings, guard: LeaseGuard, connection: sqlite3.Connection
+    ) -> None:
         self._settings, self._guard, self._queue = settings, guard, connection
         self._inode = os.stat(settings.embedded_queue).st_ino
         self._gpus = FreeGpus.promised(settings.drone_gpu_milli, settings.cuda_visible_devices)
@@ -279,9 +308,13 @@ class Worker:
         """By what causes them: ``walltime``, ``drain``, ``site``."""
         self._retires_at = math.inf
         if settings.drone_walltime_s:
-            self._retires_at = self._idle_from + max(0.0, settings.drone_walltime_s - settings.drone_grace_s)
+            self._retires_at = self._idle_from + max(
+                0.0, settings.drone_walltime_s - settings.drone_grace_s
+            )
             why = f"end of its walltime of {settings.drone_walltime_s:g} s"
-            self._retirements["walltime"] = WorkerRetirement.within(why, self._retires_at, settings.drone_grace_s)
+            self._retirements["walltime"] = WorkerRetirement.within(
+                why, self._retires_at, settings.drone_grace_s
+            )
 
     def run(self) -> NoReturn:
         """Run until :class:`WorkerExitError` is raised."""
@@ -291,7 +324,10 @@ class Worker:
                 self._turn()
             except sqlite3.OperationalError as error:
                 self._assert_queue()
-                if time.monotonic() > self.lease_until + _LOST_LEASES * self._settings.embedded_lease_s:
+                if (
+                    time.monotonic()
+                    > self.lease_until + _LOST_LEASES * self._settings.embedded_lease_s
+                ):
                     raise WorkerExitError(75, f"the queue could not be used: {error}") from error
             self._wait(min(self._settings.embedded_poll_s, self._settings.embedded_lease_s / 4))
 
@@ -323,7 +359,9 @@ class Worker:
             raise WorkerExitError(0, retirement.why)
         idle_s = time.monotonic() - self._idle_from
         if idle_s > self._settings.drone_idle_s:
-            raise WorkerExitError(0, f"no job for {idle_s:.1f} s > {self._settings.drone_idle_s:g} s")
+            raise WorkerExitError(
+                0, f"no job for {idle_s:.1f} s > {self._settings.drone_idle_s:g} s"
+            )
 
     def _assert_queue(self) -> None:
         with contextlib.suppress(OSError):
@@ -335,7 +373,9 @@ class Worker:
         """Wait until a job ends, a signal asks the drone to leave, or the pause is over."""
         caught = signal.sigtimedwait(_EVENTS, pause_s)
         if caught is not None and caught.si_signo in (signal.SIGTERM, signal.SIGINT):
-            asked = WorkerRetirement.within("asked to leave", time.monotonic(), self._settings.drone_grace_s)
+            asked = WorkerRetirement.within(
+                "asked to leave", time.monotonic(), self._settings.drone_grace_s
+            )
             self._retirements.setdefault("site", asked)
             self._heartbeat_at = 0.0
 
@@ -346,11 +386,16 @@ class Worker:
             job = queue.take(self._queue, self._offer(), settings.drone_id, lease_until)
             if job is None:
                 break
-            begun = JobAttempt(job, self._gpus.take(job.gpu_milli), settings.drone_dir / f"job-{job.id}.{job.attempts}")
+            begun = JobAttempt(
+                job,
+                self._gpus.take(job.gpu_milli),
+                settings.drone_dir / f"job-{job.id}.{job.attempts}",
+            )
             self._jobs.append(begun)
             self._jobs_started += 1
             self._changed_at = time.monotonic()
-            if len(self._jobs) == 1:  # with others running, the earlier lease is the one that counts
+            # with others running, the earlier lease is the one that counts
+            if len(self._jobs) == 1:
                 self.lease_until = lease_until
             self._tell_guard()
             begun.begin(os.environ, self._guard)
@@ -392,13 +437,19 @@ class Worker:
         return self.lease_until - (1 - _LEASE_SAFE) * self._settings.embedded_lease_s
 
     def _tell_guard(self) -> None:
-        alive = [one.process.pid for one in self._jobs if one.process is not None and one.exit_code is None]
+        alive = [
+            one.process.pid
+            for one in self._jobs
+            if one.process is not None and one.exit_code is None
+        ]
         self._guard.hold(self._safe_until, alive)
 
     def _retirement(self) -> WorkerRetirement | None:
         """Return the strictest of the retirements that have begun."""
         now = time.monotonic()
-        return min((each for each in self._retirements.values() if now >= each.begin_at), default=None)
+        return min(
+            (each for each in self._retirements.values() if now >= each.begin_at), default=None
+        )
 
     def _end_jobs(self, retirement: WorkerRetirement | None) -> None:
         now = time.monotonic()
@@ -441,7 +492,11 @@ class Worker:
         settings, offer, jobs = self._settings, self._offer(), len(self._jobs)
         since_epoch_s = time.time() - time.monotonic()
         slot = {
-            **{"drone_id": settings.drone_id, "site": settings.drone_site, "type": settings.drone_type},
+            **{
+                "drone_id": settings.drone_id,
+                "site": settings.drone_site,
+                "type": settings.drone_type,
+            },
             "state": "draining" if self._retirement() is not None else "busy" if jobs else "idle",
             "free_gpu_milli": sum(self._gpus.values()),
             **{f"free_{name}": offer[name] for name in ("cpus", "memory_mib", "disk_mib")},
@@ -457,7 +512,8 @@ class Worker:
 def main() -> int:
     """Run a drone with the settings in its environment; return its exit status."""
     signal.pthread_sigmask(signal.SIG_BLOCK, _EVENTS)
-    for number in (signal.SIGTERM, signal.SIGINT):  # a shell starts its background jobs with SIGINT ignored
+    # a shell starts its background jobs with SIGINT ignored
+    for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
     try:
         settings = WorkerSettings.read(os.environ)
@@ -473,11 +529,16 @@ def main() -> int:
 
 
 def _serve(settings: WorkerSettings) -> WorkerExitError:
-    """Join, work and leave. The guard kills jobs that still run; they are idle again when their leases expire."""
+    """Join, work and leave.
+
+    The guard kills jobs that still run; they are idle again when their leases expire.
+    """
     guard = LeaseGuard()
     worker: Worker | None = None
     try:
-        connection = queue.connect(settings.embedded_queue, busy_s=min(5.0, settings.embedded_lease_s / 4))
+        connection = queue.connect(
+            settings.embedded_queue, busy_s=min(5.0, settings.embedded_lease_s / 4)
+        )
         worker = Worker(settings, guard, connection)
         worker.run()
     except WorkerExitError as leave:

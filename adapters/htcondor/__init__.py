@@ -16,14 +16,18 @@ if TYPE_CHECKING:
 else:
 
     class _LazyModule:
-        """A module of the bindings. UnavailableError, with the remedy, where they are not installed."""
+        """A module of the bindings.
+
+        UnavailableError, with the remedy, where they are not installed.
+        """
 
         def __init__(self, name: str) -> None:
             self._name = name
 
         def __getattr__(self, attribute: str) -> Any:
             with optional_packages("htcondor", "HTCondor needs", "htcondor2"):
-                import_module("htcondor2")  # makes ClassAds know its functions: countMatches is an error without it
+                # makes ClassAds know its functions: countMatches is an error without it
+                import_module("htcondor2")
             found = getattr(import_module(self._name), attribute)
             setattr(self, attribute, found)
             return found

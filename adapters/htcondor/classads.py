@@ -14,8 +14,10 @@ from provisioner.interfaces import UnavailableError
 
 LARGEST_NUMBER = 10**12  # beyond this a number from an ad is nonsense
 SAME_CLOCK_S = 2  # clocks closer than this count as one: times in ads are whole seconds
-IDLE, RUNNING, REMOVED, COMPLETED, HELD, TRANSFERRING_OUTPUT, SUSPENDED = 1, 2, 3, 4, 5, 6, 7  # JobStatus
-PARALLEL = 11  # JobUniverse of jobs that a dedicated scheduler starts on several machines; they have no RemoteHost
+# JobStatus
+IDLE, RUNNING, REMOVED, COMPLETED, HELD, TRANSFERRING_OUTPUT, SUSPENDED = 1, 2, 3, 4, 5, 6, 7
+# JobUniverse of jobs that a dedicated scheduler starts on several machines; they have no RemoteHost
+PARALLEL = 11
 IN_SLOT = frozenset({RUNNING, TRANSFERRING_OUTPUT, SUSPENDED})  # JobStatus of a job in a slot
 
 Ad: TypeAlias = "classad2.ClassAd"
@@ -73,8 +75,8 @@ def job_id(ad: Ad) -> str:
 
 
 _AT_REST = ("", "undefined", "false")
-"""Values of LeaveJobInQueue of jobs that enter the history when they end; others (of ``condor_submit -spool``) may do
-as much as ten days later."""
+"""Values of LeaveJobInQueue of jobs that enter the history when they end; others (of
+``condor_submit -spool``) may do as much as ten days later."""
 
 
 def at_rest(ad: Ad) -> bool:
@@ -85,7 +87,9 @@ def at_rest(ad: Ad) -> bool:
 def history_end(since: float) -> str:
     """Return the expression that ends the reading of a history, newest first, once all older entries ended before."""
     values = ", ".join(f'"{each}"' for each in _AT_REST)
-    return f"(EnteredCurrentStatus < {int(since)} && member(unparse(LeaveJobInQueue), {{{values}}}))"
+    return (
+        f"(EnteredCurrentStatus < {int(since)} && member(unparse(LeaveJobInQueue), {{{values}}}))"
+    )
 
 
 def clock_ahead_s(ad: Ad, now: float) -> float:
@@ -127,11 +131,14 @@ def is_expression(source_text: str) -> bool:
 def _checked_expression(source_text: str) -> str:
     if not is_expression(source_text):
         examples = '`Owner != "test"`, or of a slot `TARGET.Memory > 4096`'
-        raise ValueError(f"`{source_text[:60]}` is not a ClassAd expression: write, say, {examples}")
+        raise ValueError(
+            f"`{source_text[:60]}` is not a ClassAd expression: write, say, {examples}"
+        )
     return source_text
 
 
-Expression = Annotated[str, AfterValidator(_checked_expression)]  # an expression as an option of the configuration
+# an expression as an option of the configuration
+Expression = Annotated[str, AfterValidator(_checked_expression)]
 
 
 def evaluated(what: str | classad2.ExprTree | None, my: Ad, target: Ad) -> object:
@@ -163,7 +170,10 @@ def references(source_text: str, ad: Ad | None = None) -> list[str]:
 LIMITS_PROJECTION = ("ConcurrencyLimits", "LastRejMatchReason", "LastRejMatchTime")
 """Attributes of jobs that :func:`refusals` looks at, beside ``JobStatus`` and ``ServerTime``."""
 _REFUSAL_COUNTS_S = 900.0
-"""A refusal counts for so long. The negotiator repeats it in each cycle, for one job of those that are alike."""
+"""A refusal counts for so long.
+
+The negotiator repeats it in each cycle, for one job of those that are alike.
+"""
 
 Refusal: TypeAlias = tuple[float, bool]
 """Time of the newest refusal by the schedd's clock, and True if a limit was its reason."""
@@ -184,4 +194,6 @@ def refusals(job_ads: Iterable[Ad], now: float) -> dict[str, Refusal]:
 def used_up(*known: Mapping[str, Refusal]) -> frozenset[str]:
     """Return the ConcurrencyLimits for which the negotiator refused a job when it looked last, by several schedds."""
     limits = {name for each in known for name in each}
-    return frozenset(name for name in limits if max(each[name] for each in known if name in each)[1])
+    return frozenset(
+        name for name in limits if max(each[name] for each in known if name in each)[1]
+    )

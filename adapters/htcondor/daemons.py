@@ -18,21 +18,26 @@ from provisioner.model import DroneId, Fault, OrderOutcome, OrderResult
 
 
 def failed(drone_id: DroneId, error: AdapterError) -> OrderResult:
-    answer = OrderOutcome.UNKNOWN if isinstance(error, OutcomeUnknownError) else OrderOutcome.REJECTED
+    answer = (
+        OrderOutcome.UNKNOWN if isinstance(error, OutcomeUnknownError) else OrderOutcome.REJECTED
+    )
     return OrderResult(drone_id, answer, fault=Fault(error.kind, str(error), time.time()))
 
 
 T = TypeVar("T")
 SESSION_REJECTED = "Server rejected our session id"
 """The bindings' words, in an error or only in the log, where a schedd has restarted (servers 23.9 and 25.14)."""
-_NOTHING_SENT = re.compile(f"(Failed to (connect to|fetch ads from) schedd, errmsg=)?(SECMAN:2004:)?{SESSION_REJECTED}")
+_NOTHING_SENT = re.compile(
+    f"(Failed to (connect to|fetch ads from) schedd, errmsg=)?(SECMAN:2004:)?{SESSION_REJECTED}"
+)
 
 
 def with_new_session(ask: Callable[[], T]) -> T:
     """Return the answer of a schedd; ask once more if it has restarted and does not know our security session.
 
-    The bindings wait for the schedd's word on the session before they send anything of a command, so nothing is done
-    twice, and they forget a session that is rejected. The log is no evidence: all workers of a site write to one.
+    The bindings wait for the schedd's word on the session before they send anything of a command,
+    so nothing is done twice, and they forget a session that is rejected. The log is no evidence:
+    all workers of a site write to one.
     """
     try:
         return ask()
@@ -45,28 +50,37 @@ def with_new_session(ask: Callable[[], T]) -> T:
 class Collectors:
     """The collectors of a pool, any of which holds all ads (COLLECTOR_HOST with several hosts).
 
-    Queries go to one collector until it fails, then to the next, and updates to all of them. The bindings take a list
-    as well, but ask another collector each time: one that has just started and knows few startds could not be
-    distinguished from one that has known all of them for long. Raises AuthError or UnavailableError if all fail.
+    Queries go to one collector until it fails, then to the next, and updates to all of them. The
+    bindings take a list as well, but ask another collector each time: one that has just started and
+    knows few startds could not be distinguished from one that has known all of them for long.
+    Raises AuthError or UnavailableError if all fail.
     """
 
     def __init__(self, addresses: str) -> None:
         self.addresses, self.errors = addresses, BindingsErrors()
-        self.skew_s = 0  # seconds that their clock is ahead of ours, as of the last :meth:`read_clock`
+        # seconds that their clock is ahead of ours, as of the last :meth:`read_clock`
+        self.skew_s = 0
         self._each = [(address, htcondor2.Collector(address)) for address in addresses.split(",")]
-        # a process that was ended because a host is silent must not begin with that host again and again
+        # a process that was ended because a host is silent must not begin with that host again and
+        # again
         random.shuffle(self._each)
 
     @property
     def address(self) -> str:
         return self._each[0][0]  # the collector that answered last
 
-    def query(self, kind: htcondor2.AdType, constraint: str = "true", projection: Sequence[str] = ()) -> list[Ad]:
+    def query(
+        self, kind: htcondor2.AdType, constraint: str = "true", projection: Sequence[str] = ()
+    ) -> list[Ad]:
         """Return the ads; an empty projection is all attributes."""
         with self.errors.translated(f"collector {self.addresses}"):
             for left in reversed(range(len(self._each))):
                 try:
-                    return list(self._each[0][1].query(kind, constraint=constraint, projection=list(projection)))
+                    return list(
+                        self._each[0][1].query(
+                            kind, constraint=constraint, projection=list(projection)
+                        )
+                    )
                 except (htcondor2.HTCondorException, OSError):
                     self._each.append(self._each.pop(0))
                     if not left:
@@ -80,7 +94,9 @@ class Collectors:
     def read_clock(self) -> None:
         """Find out how far their clock is ahead of ours, by the ads of their schedds; there must be some."""
         self.skew_s = clock_skew(
-            lambda constraint: bool(self.query(htcondor2.AdType.Schedd, constraint, ["Name"])), time.time, self.skew_s
+            lambda constraint: bool(self.query(htcondor2.AdType.Schedd, constraint, ["Name"])),
+            time.time,
+            self.skew_s,
         )
 
     def to_our_clock(self, theirs: float) -> float:
@@ -90,7 +106,9 @@ class Collectors:
         """Advertise to all collectors, over TCP. It fails if none takes the ads."""
         taken = False
         with self.errors.translated(f"collector {self.addresses}"):
-            for left, (_, collector) in zip(reversed(range(len(self._each))), self._each, strict=True):
+            for left, (_, collector) in zip(
+                reversed(range(len(self._each))), self._each, strict=True
+            ):
                 try:
                     collector.advertise(list(ads), command, True)
                     taken = True
@@ -110,7 +128,10 @@ _LOG_DATE = re.compile(r"^[\d/]+ [\d:.]+ ")
 
 
 class BindingsErrors:
-    """Errors of the bindings. Their exceptions do not distinguish credentials from silence, but their log does."""
+    """Errors of the bindings.
+
+    Their exceptions do not distinguish credentials from silence, but their log does.
+    """
 
     def __init__(self) -> None:
         htcondor2.enable_log()
@@ -130,7 +151,9 @@ class BindingsErrors:
     def _since(self, begun: int) -> str:
         """Return the last lines that were written since, without their dates."""
         new = self._log.read_bytes()[begun:] if self._log.exists() else b""
-        lines = [_LOG_DATE.sub("", line).strip() for line in new.decode(errors="replace").splitlines()]
+        lines = [
+            _LOG_DATE.sub("", line).strip() for line in new.decode(errors="replace").splitlines()
+        ]
         return "; ".join(dict.fromkeys(lines[-4:])) or "no reason given"
 
 
@@ -140,14 +163,17 @@ _MAX_SKEW_S = 20 * 366 * 86400
 def clock_skew(ask: Callable[[str], bool], now: Callable[[], float], guess_s: int = 0) -> int:
     """Return the seconds that the other clock is ahead of ours; 0 if they agree, or are more than 20 years apart.
 
-    ``ask`` has the other side say whether a ClassAd expression is true there, because its ads say when they came, not
-    what time it is. It is one question while the guess holds, some thirty after a step.
+    ``ask`` has the other side say whether a ClassAd expression is true there, because its ads say
+    when they came, not what time it is. It is one question while the guess holds, some thirty after
+    a step.
     """
 
     def ahead_by(seconds: int) -> bool:
         return ask(f"time() >= {int(now()) + seconds}")
 
-    if ask(f"time() >= {int(now()) + guess_s - SAME_CLOCK_S} && time() <= {int(now()) + guess_s + SAME_CLOCK_S}"):
+    if ask(
+        f"time() >= {int(now()) + guess_s - SAME_CLOCK_S} && time() <= {int(now()) + guess_s + SAME_CLOCK_S}"
+    ):
         return guess_s
     low, high = -_MAX_SKEW_S, _MAX_SKEW_S
     if not ahead_by(low) or ahead_by(high):

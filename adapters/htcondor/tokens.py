@@ -1,9 +1,9 @@
 """IDTOKENS of HTCondor: their content, signed ones for drones, and the private directory of our own client with its.
 
-A token is a JSON Web Token (HS256), as HTCondor's ``condor_token_create`` makes it. The signature of one that we read
-is for the pool to check. HTCondor derives the key of the signature from the content of the key file
-(``condor_auth_passwd.cpp``): the content is unscrambled, that of the key ``POOL`` is taken twice, and HKDF makes 32
-bytes of it.
+A token is a JSON Web Token (HS256), as HTCondor's ``condor_token_create`` makes it. The signature
+of one that we read is for the pool to check. HTCondor derives the key of the signature from the
+content of the key file (``condor_auth_passwd.cpp``): the content is unscrambled, that of the key
+``POOL`` is taken twice, and HKDF makes 32 bytes of it.
 """
 
 from __future__ import annotations
@@ -68,37 +68,64 @@ def read_token(text: str) -> IdToken:
         raise InvalidTokenError("issuer and subject are no texts")
     if isinstance(expires, bool) or not isinstance(expires, int | float) or not 0 <= expires < 1e11:
         raise InvalidTokenError("its expiry is no time")
-    scopes = frozenset(w.removeprefix(_SCOPE) for w in scope.split()) if isinstance(scope, str) and scope else None
+    scopes = (
+        frozenset(w.removeprefix(_SCOPE) for w in scope.split())
+        if isinstance(scope, str) and scope
+        else None
+    )
     return IdToken(printable(issuer, 200), printable(subject, 200), scopes, float(expires))
 
 
-def idtoken_credential(name: str, secret: Secret, issuer: str = "", needs: Collection[str] = ()) -> Credential:
-    """Return an IDTOKEN as a credential. A pool refuses one of another issuer, and a drone ``needs`` these scopes."""
+def idtoken_credential(
+    name: str, secret: Secret, issuer: str = "", needs: Collection[str] = ()
+) -> Credential:
+    """Return an IDTOKEN as a credential.
+
+    A pool refuses one of another issuer, and a drone ``needs`` these scopes.
+    """
     found = secret_credential(name, secret, is_jwt=True)
     if found.problem and found.doubtful:
         return found
     try:
         token = read_token(secret.read())
     except (SecretUnreadableError, InvalidTokenError) as error:
-        return replace(found, problem=f"no IDTOKEN: {error}. Write the output of `condor_token_create` into {secret}")
+        return replace(
+            found,
+            problem=f"no IDTOKEN: {error}. Write the output of `condor_token_create` into {secret}",
+        )
     foreign = bool(issuer) and token.issuer != issuer
-    problem, lacks = found.problem, set(needs) - (token.scopes if token.scopes is not None else set(needs))
+    problem, lacks = (
+        found.problem,
+        set(needs) - (token.scopes if token.scopes is not None else set(needs)),
+    )
     if foreign:
         problem = f"the token's issuer is {token.issuer}, not `trust_domain` {issuer}: the pool does not know it"
     elif lacks:
         problem = (
-            f"the token of {token.subject} is not good for {', '.join(sorted(lacks))}. Make one with these `-authz`"
+            f"the token of {token.subject} is not good for {', '.join(sorted(lacks))}. Make "
+            "one with these `-authz`"
         )
     scopes = tuple(sorted(token.scopes or ()))
-    return replace(found, scopes=scopes, problem=problem, doubtful=foreign, warning_s=CREDENTIAL_WARNING_S)
+    return replace(
+        found, scopes=scopes, problem=problem, doubtful=foreign, warning_s=CREDENTIAL_WARNING_S
+    )
 
 
 def directory_credentials(name: str, directory: Path) -> Iterator[Credential]:
-    """Yield the tokens of a directory. All are offered: of several a dead one is left out if another is good."""
+    """Yield the tokens of a directory.
+
+    All are offered: of several a dead one is left out if another is good.
+    """
     try:
-        files = [file for file in sorted(directory.iterdir()) if file.is_file() and not file.name.startswith(".")]
+        files = [
+            file
+            for file in sorted(directory.iterdir())
+            if file.is_file() and not file.name.startswith(".")
+        ]
     except OSError as error:
-        yield Credential(name, str(directory), problem=f"{directory}: {error.strerror}", doubtful=True)
+        yield Credential(
+            name, str(directory), problem=f"{directory}: {error.strerror}", doubtful=True
+        )
         return
     found = [idtoken_credential(name, Secret(file=file)) for file in files]
     if not found:
@@ -107,8 +134,13 @@ def directory_credentials(name: str, directory: Path) -> Iterator[Credential]:
     yield from good or found
 
 
-def token_warnings(name: str, secret: Secret, needs: Collection[str], most: Collection[str] = ()) -> Iterator[str]:
-    """Yield what is odd in a token. It ``needs`` each of these scopes (or one of ``A or B``), ``most`` no other."""
+def token_warnings(
+    name: str, secret: Secret, needs: Collection[str], most: Collection[str] = ()
+) -> Iterator[str]:
+    """Yield what is odd in a token.
+
+    It ``needs`` each of these scopes (or one of ``A or B``), ``most`` no other.
+    """
     try:
         mode = stat.S_IMODE(secret.file.stat().st_mode) if secret.file is not None else 0
         if mode & 0o077:
@@ -117,7 +149,11 @@ def token_warnings(name: str, secret: Secret, needs: Collection[str], most: Coll
     except (OSError, SecretUnreadableError, InvalidTokenError):
         return
     subject = f"`{name}`: the token of {token.subject}"
-    lacks = (each for each in needs if token.scopes is not None and token.scopes.isdisjoint(each.split(" or ")))
+    lacks = (
+        each
+        for each in needs
+        if token.scopes is not None and token.scopes.isdisjoint(each.split(" or "))
+    )
     if missing := list(lacks):
         yield f"{subject} is not good for {', '.join(missing)}. Make one with these `-authz`"
     if most and token.scopes is None:
@@ -128,16 +164,21 @@ def token_warnings(name: str, secret: Secret, needs: Collection[str], most: Coll
 
 def explain_token(secret: Secret, issuer: str, now: float) -> str:
     """Return why the pool may refuse to authenticate us, as far as the token itself tells."""
-    found = [credential_trouble(idtoken_credential("token", secret, issuer), now), *token_warnings("token", secret, ())]
+    found = [
+        credential_trouble(idtoken_credential("token", secret, issuer), now),
+        *token_warnings("token", secret, ()),
+    ]
     return (
-        "; ".join(filter(None, found)) or "our token looks right: is its key the pool's own, and its identity allowed?"
+        "; ".join(filter(None, found))
+        or "our token looks right: is its key the pool's own, and its identity allowed?"
     )
 
 
 DRONE_NEEDS = ("READ", "ADVERTISE_STARTD", "ADVERTISE_MASTER")
 """Rights that a drone needs at the collector, and no other."""
 _SCRAMBLE = bytes.fromhex("deadbeef")
-_EARLIER_S = 60.0  # the collector's clock may be behind ours by this much: it refuses a token of the future
+# the collector's clock may be behind ours by this much: it refuses a token of the future
+_EARLIER_S = 60.0
 
 
 @frozen
@@ -149,11 +190,16 @@ class TokenSigner:
     trust_domain: str
 
     def token(self, user: str, now: float, lifetime_s: float) -> str:
-        """Return a drone's token that is good for ``lifetime_s``. SecretUnreadableError if the key cannot be read."""
+        """Return a drone's token that is good for ``lifetime_s``.
+
+        SecretUnreadableError if the key cannot be read.
+        """
         try:
             content = self.file.read_bytes()
         except OSError as error:
-            raise SecretUnreadableError(f"signing key {self.file} cannot be read: {error.strerror}") from None
+            raise SecretUnreadableError(
+                f"signing key {self.file} cannot be read: {error.strerror}"
+            ) from None
         if not content:
             raise SecretUnreadableError(f"signing key {self.file} is empty")
         claims = {
@@ -165,9 +211,14 @@ class TokenSigner:
             "sub": f"{user}@{self.trust_domain}",
         }
         parts = ({"alg": "HS256", "kid": self.key_id}, claims)
-        signed = ".".join(_base64(json.dumps(each, separators=(",", ":"), sort_keys=True).encode()) for each in parts)
+        signed = ".".join(
+            _base64(json.dumps(each, separators=(",", ":"), sort_keys=True).encode())
+            for each in parts
+        )
         password = bytes(byte ^ _SCRAMBLE[at % len(_SCRAMBLE)] for at, byte in enumerate(content))
-        extracted = hmac.digest(b"htcondor", password * (2 if self.key_id == "POOL" else 1), hashlib.sha256)
+        extracted = hmac.digest(
+            b"htcondor", password * (2 if self.key_id == "POOL" else 1), hashlib.sha256
+        )
         key = hmac.digest(extracted, b"master jwt\x01", hashlib.sha256)
         return f"{signed}.{_base64(hmac.digest(key, signed.encode(), hashlib.sha256))}"
 
@@ -213,15 +264,24 @@ class ClientDirectory:
     """A directory of mode 0700 with copies of our tokens: HTCondor ignores a token file of another user."""
 
     def __init__(
-        self, whose: str, config: HTCondorConfig | HTCondorSiteConfig, token: Callable[[], str] | None = None
+        self,
+        whose: str,
+        config: HTCondorConfig | HTCondorSiteConfig,
+        token: Callable[[], str] | None = None,
     ) -> None:
-        """``whose``: the pool, for messages. ``token``: read in place of the tokens of ``config``."""
+        """``whose``: the pool, for messages.
+
+        ``token``: read in place of the tokens of ``config``.
+        """
         self._whose, self._read = whose, token or (config.token.read if config.token else None)
         self._token_directory = None if token else config.token_directory
         self.path = Path(tempfile.mkdtemp(prefix="provisioner-condor-"))
         self._tokens = self.path / "tokens"
         self._text = CLIENT_CONFIG.format(
-            home=self.path, tokens=self._tokens, collector=config.collector, more=config.client_config
+            home=self.path,
+            tokens=self._tokens,
+            collector=config.collector,
+            more=config.client_config,
         )
         if os.geteuid() == 0:  # a tool of root asks for an account `condor` before it writes a log
             self._text += "CONDOR_IDS = 0.0\n"
@@ -229,14 +289,20 @@ class ClientDirectory:
     @property
     def env(self) -> dict[str, str]:
         """The environment of a client: ours, without anything that HTCondor would listen to but this directory."""
-        kept = {k: v for k, v in os.environ.items() if not k.upper().startswith(("CONDOR", "_CONDOR"))}
+        kept = {
+            k: v for k, v in os.environ.items() if not k.upper().startswith(("CONDOR", "_CONDOR"))
+        }
         return kept | {"CONDOR_CONFIG": str(self.path / "condor_config")}
 
     def refresh(self) -> None:
-        """Copy the tokens as they are now. AuthError if none can be read, UnavailableError without a place."""
+        """Copy the tokens as they are now.
+
+        AuthError if none can be read, UnavailableError without a place.
+        """
         wanted = self._wanted()
         try:
-            # Hosts tidy up what is old in their directory for temporary files: it may be somebody else's now.
+            # Hosts tidy up what is old in their directory for temporary files: it may be somebody
+            # else's now.
             self.path.mkdir(mode=0o700, exist_ok=True)
             if self.path.lstat().st_uid != os.geteuid() or self.path.is_symlink():
                 raise PermissionError(errno.EACCES, "it belongs to somebody else")
@@ -254,7 +320,9 @@ class ClientDirectory:
                     fresh.write_text(wanted[name])
                     fresh.replace(self._tokens / name)
         except OSError as error:
-            raise UnavailableError(f"the HTCondor client's own directory {self.path}: {error.strerror}") from None
+            raise UnavailableError(
+                f"the HTCondor client's own directory {self.path}: {error.strerror}"
+            ) from None
 
     def identities(self, issuer: str) -> tuple[str, ...]:
         """Return the identities that our tokens of ``issuer`` name, sorted; none if no token can be read."""
@@ -279,7 +347,9 @@ class ClientDirectory:
         except SecretUnreadableError as error:
             raise AuthError(f"token of {self._whose}: {error}", FaultKind.DENIED) from None
         except (OSError, UnicodeDecodeError) as error:
-            raise AuthError(f"tokens of {self._whose} in {self._token_directory}: {error}") from None
+            raise AuthError(
+                f"tokens of {self._whose} in {self._token_directory}: {error}"
+            ) from None
         if not tokens:
             raise AuthError(f"no token in {self._token_directory}")
         return tokens

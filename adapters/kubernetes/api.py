@@ -1,6 +1,7 @@
 """Calls of the Kubernetes API, and its errors as those of adapters.
 
-Sources: "Kubernetes API Concepts" (pages, watches, 410 Gone), "API conventions" (Status), RFC 9110 (429).
+Sources: "Kubernetes API Concepts" (pages, watches, 410 Gone), "API conventions" (Status), RFC 9110
+(429).
 """
 
 from __future__ import annotations
@@ -19,7 +20,13 @@ from adapters.kubernetes.records import Record, mapping, mappings, text
 from adapters.kubernetes.settings import KubernetesSiteConfig
 from adapters.shared import http
 from adapters.shared.printing import printable
-from provisioner.interfaces import AdapterError, AuthError, OutcomeUnknownError, RejectedError, UnavailableError
+from provisioner.interfaces import (
+    AdapterError,
+    AuthError,
+    OutcomeUnknownError,
+    RejectedError,
+    UnavailableError,
+)
 from provisioner.model import FaultKind
 from provisioner.values import frozen
 
@@ -40,7 +47,9 @@ class ExpiredError(UnavailableError):
 class BusyError(UnavailableError):
     """The API server does not serve a read now, and may have said for how long."""
 
-    def __init__(self, message: str, kind: FaultKind | None = None, retry_after_s: float = 0.0) -> None:
+    def __init__(
+        self, message: str, kind: FaultKind | None = None, retry_after_s: float = 0.0
+    ) -> None:
         super().__init__(message, kind)
         self.retry_after_s = retry_after_s
 
@@ -54,27 +63,38 @@ class ApiReply:
     @property
     def message(self) -> str:
         words = printable(text(self.body, "message") or f"status {self.status}", 400)
-        return f"{words} (try again after {self.retry_after_s:g} s)" if self.retry_after_s else words
+        return (
+            f"{words} (try again after {self.retry_after_s:g} s)" if self.retry_after_s else words
+        )
 
     @property
     def reason(self) -> str:
         return text(self.body, "reason")
 
 
-# Words of an answer with status 403 or 422, or of a refusal within a create, with their meaning; the first counts.
+# Words of an answer with status 403 or 422, or of a refusal within a create, with their meaning;
+# the first counts.
 _REFUSALS = (
-    # "exceeded quota" is the ResourceQuota plugin; "is forbidden: User" is RBAC. Both have the same status and reason.
+    # "exceeded quota" is the ResourceQuota plugin; "is forbidden: User" is RBAC. Both have the same
+    # status and reason.
     (r"exceeded quota|quota exceeded|insufficient quota", FaultKind.QUOTA),
     (r"must specify .* for:|status unknown for quota", FaultKind.CONFIG),
     (r"being terminated|namespaces .* not found", FaultKind.CONFIG),
     (r"denied the request|violates podsecurity|admission webhook", FaultKind.CONFIG),
-    (r"(maximum|minimum) .* (usage|limit)|limit to request ratio|no priorityclass|is forbidden: pod", FaultKind.CONFIG),
+    (
+        r"(maximum|minimum) .* (usage|limit)|limit to request ratio|no priorityclass|is forbidden: pod",
+        FaultKind.CONFIG,
+    ),
 )
 
 
 def _denied(reply: ApiReply) -> AuthError:
     """Return the error for credentials that are not accepted (401), or that lack a right (403)."""
-    remedy = "renew the token of the kubeconfig" if reply.status == 401 else "apply `provisioner render kubernetes`"
+    remedy = (
+        "renew the token of the kubeconfig"
+        if reply.status == 401
+        else "apply `provisioner render kubernetes`"
+    )
     return AuthError(f"{reply.message}: {remedy}")
 
 
@@ -84,7 +104,8 @@ def order_error(reply: ApiReply) -> AdapterError:
     if status in (401, 403):
         words = message.lower()
         kind = next((kind for pattern, kind in _REFUSALS if re.search(pattern, words)), None)
-        # All else that is forbidden lacks a right: `pods is forbidden: User "x" cannot create resource ...`.
+        # All else that is forbidden lacks a right: `pods is forbidden: User "x" cannot create
+        # resource ...`.
         return RejectedError(message, kind) if kind is not None else _denied(reply)
     if status == 500 and "failed calling webhook" in message:  # before anything was stored
         return RejectedError(message, FaultKind.DOWN)
@@ -93,7 +114,9 @@ def order_error(reply: ApiReply) -> AdapterError:
     if status >= 500:
         return OutcomeUnknownError(message)
     other = FaultKind.CONFIG if status in (400, 404, 405, 406, 413, 415, 422) else FaultKind.UNKNOWN
-    return RejectedError(message, {409: FaultKind.CAPACITY, 429: FaultKind.THROTTLED}.get(status, other))
+    return RejectedError(
+        message, {409: FaultKind.CAPACITY, 429: FaultKind.THROTTLED}.get(status, other)
+    )
 
 
 def read_error(reply: ApiReply) -> AdapterError:
@@ -129,7 +152,10 @@ class KubernetesApi:
         return (await self._current()).namespace
 
     async def read(self, path: str, query: Query = (), *, optional: bool = False) -> Record | None:
-        """Return an object; None if it does not exist and is ``optional``. Raises UnavailableError or AuthError."""
+        """Return an object; None if it does not exist and is ``optional``.
+
+        Raises UnavailableError or AuthError.
+        """
         try:
             reply = await self._call("GET", path, query)
         except OutcomeUnknownError as error:  # a read changes nothing
@@ -141,13 +167,17 @@ class KubernetesApi:
         return reply.body
 
     async def pages(self, path: str, query: Query = ()) -> tuple[list[Record], str]:
-        """Return all objects of a collection, in pages, and its resource version. Raises as :meth:`read`."""
+        """Return all objects of a collection, in pages, and its resource version.
+
+        Raises as :meth:`read`.
+        """
         found: list[Record] = []
         more: Query = ()
         for _ in range(_MAX_LIST_PAGES):
             page = await self.read(path, [*query, ("limit", _PAGE), *more])
             items, meta = (page or {}).get("items"), mapping((page or {}).get("metadata"))
-            if not isinstance(items, list) and not (items is None and meta):  # Go writes an empty list as null
+            # Go writes an empty list as null
+            if not isinstance(items, list) and not (items is None and meta):
                 raise UnavailableError("a list has no `items`")
             found += mappings(items)
             if not (token := text(meta, "continue")):
@@ -155,12 +185,19 @@ class KubernetesApi:
             more = [("continue", token)]
         raise UnavailableError(f"there are more than {_MAX_LIST_PAGES} pages")
 
-    async def watch(self, path: str, query: Query, version: str, limit_s: int) -> AsyncIterator[tuple[str, Record]]:
+    async def watch(
+        self, path: str, query: Query, version: str, limit_s: int
+    ) -> AsyncIterator[tuple[str, Record]]:
         """Yield an empty event once the server has accepted, then its events, until it ends the watch.
 
         Raises ExpiredError, other errors as :meth:`read`, and those of a connection.
         """
-        asked = [*query, ("watch", "1"), ("allowWatchBookmarks", "true"), ("timeoutSeconds", str(limit_s))]
+        asked = [
+            *query,
+            ("watch", "1"),
+            ("allowWatchBookmarks", "true"),
+            ("timeoutSeconds", str(limit_s)),
+        ]
         asked.append(("resourceVersion", version))
         access = await self._current()
         try:
@@ -192,7 +229,13 @@ class KubernetesApi:
             raise UnavailableError("the server did not end a watch in time") from None
 
     async def order(
-        self, method: str, path: str, body: Record | None = None, query: Query = (), *, accepted: Collection[str] = ()
+        self,
+        method: str,
+        path: str,
+        body: Record | None = None,
+        query: Query = (),
+        *,
+        accepted: Collection[str] = (),
     ) -> ApiReply:
         """Send an order once; return the reply if it is a success or its reason is one of ``accepted``.
 
@@ -206,7 +249,9 @@ class KubernetesApi:
             return reply
         raise order_error(reply)
 
-    async def _call(self, method: str, path: str, query: Query, body: Record | None = None) -> ApiReply:
+    async def _call(
+        self, method: str, path: str, query: Query, body: Record | None = None
+    ) -> ApiReply:
         """Make one call, and make it again with new credentials if those were refused."""
         sent: list[bool] = []
         how: dict[str, Any] = {"body": body, "sent": sent, "largest": _MAX_PAGE_BYTES}
@@ -215,7 +260,9 @@ class KubernetesApi:
                 for last in (False, True):
                     access = await self._current()
                     how |= {"headers": access.headers, "trust": access.trust}
-                    found = await http.exchange(self._http, method, _url(access, path), query, **how)
+                    found = await http.exchange(
+                        self._http, method, _url(access, path), query, **how
+                    )
                     reply = _reply(found.status, found.raw, found.headers)
                     if reply.status != 401 or last:
                         return reply
@@ -249,7 +296,9 @@ def _url(access: ServerAccess, path: str) -> str:
 
 def _reply(status: int, raw: bytes, headers: Mapping[str, str]) -> ApiReply:
     wait = headers.get("retry-after", "")
-    return ApiReply(status, _parsed(raw), min(float(wait), _MAX_RETRY_AFTER_S) if wait.isdecimal() else 0.0)
+    return ApiReply(
+        status, _parsed(raw), min(float(wait), _MAX_RETRY_AFTER_S) if wait.isdecimal() else 0.0
+    )
 
 
 def _parsed(raw: bytes) -> Record:

@@ -1,7 +1,8 @@
 """A copy of a collection of the API server, kept current by a list and a watch.
 
-A poll reads the copy and calls nothing. How old the copy may be is known from what the server said last: an event, a
-bookmark, or the beginning or end of a watch. A watch is short, so that a connection that died in silence is noticed.
+A poll reads the copy and calls nothing. How old the copy may be is known from what the server said
+last: an event, a bookmark, or the beginning or end of a watch. A watch is short, so that a
+connection that died in silence is noticed.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ _ERROR_PAUSE_S = (0.2, 30.0)
 class ResourceCache(Generic[T]):
     """Parsed objects of one collection by ``namespace/name``.
 
-    ``parse`` is called for each object that is new or changed, ``gone``, if given, with the last state of each one that
-    was deleted.
+    ``parse`` is called for each object that is new or changed, ``gone``, if given, with the last
+    state of each one that was deleted.
     """
 
     def __init__(
@@ -47,7 +48,9 @@ class ResourceCache(Generic[T]):
         self.items: dict[str, T] = {}
         self.heard_at = 0.0
         """Wall clock of the last sign that the copy is complete; 0 before the first list."""
-        self.error: AdapterError | None = UnavailableError("the API server has not answered the first list yet")
+        self.error: AdapterError | None = UnavailableError(
+            "the API server has not answered the first list yet"
+        )
         """The error since the last success; None after it."""
         self._version = ""
         self._newer: dict[str, tuple[int, T]] = {}
@@ -57,7 +60,9 @@ class ResourceCache(Generic[T]):
         self._task: asyncio.Task[None] | None = None
 
     def begin(self, site: str) -> None:
-        self._task = asyncio.create_task(self._follow(), name=f"watch of {self._path} at site {site}")
+        self._task = asyncio.create_task(
+            self._follow(), name=f"watch of {self._path} at site {site}"
+        )
 
     async def end(self) -> None:
         if self._task is not None:
@@ -67,7 +72,8 @@ class ResourceCache(Generic[T]):
     async def current(self, deadline_s: float) -> Mapping[str, T]:
         """Return the copy, once the first list has come or failed. Raises what keeps it from being updated.
 
-        A poll never hurries the task: during an outage the pauses between its tries are those of the back-off.
+        A poll never hurries the task: during an outage the pauses between its tries are those of
+        the back-off.
         """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(deadline_s):
@@ -102,7 +108,11 @@ class ResourceCache(Generic[T]):
             except Exception as error:  # whatever it is, the copy must not stay as it is for ever
                 if self.error is None:
                     pause_s = _ERROR_PAUSE_S[0]
-                self.error = error if isinstance(error, AdapterError) else UnavailableError(http.words_of(error))
+                self.error = (
+                    error
+                    if isinstance(error, AdapterError)
+                    else UnavailableError(http.words_of(error))
+                )
                 self._tried.set()
                 wait_s = random.uniform(pause_s / 2, pause_s)
                 if isinstance(error, BusyError):

@@ -1,7 +1,7 @@
 """Nodes of the cluster as capacity for drones, the namespace's quota, and the waiting pods of a higher priority.
 
-Free is what a node can allocate less the requests of all pods on it, as the scheduler counts. So the pods of all
-namespaces have to be seen; without that right, free capacity is not known.
+Free is what a node can allocate less the requests of all pods on it, as the scheduler counts. So
+the pods of all namespaces have to be seen; without that right, free capacity is not known.
 """
 
 from __future__ import annotations
@@ -16,7 +16,15 @@ from adapters.kubernetes.pods import PodNames, pod_body
 from adapters.kubernetes.records import Record, mapping, mappings, moment, number, quantity, text
 from adapters.kubernetes.settings import KubernetesSiteConfig
 from adapters.shared.printing import printable
-from provisioner.model import WHOLE_GPU, DroneId, DroneType, Node, OwnerDemand, OwnerLoad, StartOrder
+from provisioner.model import (
+    WHOLE_GPU,
+    DroneId,
+    DroneType,
+    Node,
+    OwnerDemand,
+    OwnerLoad,
+    StartOrder,
+)
 from provisioner.values import frozen
 
 _MAX_CLAIMS = 500
@@ -29,7 +37,10 @@ PASSING = re.compile(
     r"evict|quarantin|maintenance|upgrad|update|outdated|repair|remediat|unhealthy|degraded|problem|ignore-taint",
     re.IGNORECASE,
 )
-"""Words in key or value of a taint that a controller sets for a while. Other taints keep drones away for good."""
+"""Words in key or value of a taint that a controller sets for a while.
+
+Other taints keep drones away for good.
+"""
 Amounts = Mapping[str, float]
 """Amounts by resource, in base units."""
 
@@ -59,7 +70,9 @@ class PodShape(NamedTuple):
             all(node.allocatable.get(name, 0.0) >= amount for name, amount in self.requests.items())
             and self.selector.items() <= node.labels.items()
             and (not self.terms or any(_matches(term, node) for term in self.terms))
-            and all(any(_tolerates(each, taint) for each in self.tolerations) for taint in node.taints)
+            and all(
+                any(_tolerates(each, taint) for each in self.tolerations) for taint in node.taints
+            )
         )
 
 
@@ -80,23 +93,37 @@ class ClusterPod:
 
 def cluster_node(found: Record) -> ClusterNode:
     meta, spec, status = (mapping(found.get(key)) for key in ("metadata", "spec", "status"))
-    conditions = {text(each, "type"): text(each, "status") for each in mappings(status.get("conditions"))}
-    taints = [each for each in mappings(spec.get("taints")) if text(each, "effect") in _CLOSING_EFFECTS]
-    passing = [each for each in taints if PASSING.search(f"{text(each, 'key')}: {text(each, 'value')}")]
+    conditions = {
+        text(each, "type"): text(each, "status") for each in mappings(status.get("conditions"))
+    }
+    taints = [
+        each for each in mappings(spec.get("taints")) if text(each, "effect") in _CLOSING_EFFECTS
+    ]
+    passing = [
+        each for each in taints if PASSING.search(f"{text(each, 'key')}: {text(each, 'value')}")
+    ]
     return ClusterNode(
         name=text(meta, "name"),
         labels=mapping(meta.get("labels")),
-        allocatable={name: quantity(amount) for name, amount in mapping(status.get("allocatable")).items()},
+        allocatable={
+            name: quantity(amount) for name, amount in mapping(status.get("allocatable")).items()
+        },
         taints=tuple(each for each in taints if each not in passing),
-        open=conditions.get("Ready") == "True" and not passing and spec.get("unschedulable") is not True,
+        open=conditions.get("Ready") == "True"
+        and not passing
+        and spec.get("unschedulable") is not True,
     )
 
 
 def cluster_pod(found: Record, is_ours: bool) -> ClusterPod:
     meta, spec, status = (mapping(found.get(key)) for key in ("metadata", "spec", "status"))
     phase = text(status, "phase")
-    scheduled = [each for each in mappings(status.get("conditions")) if text(each, "type") == "PodScheduled"]
-    waits = phase == "Pending" and any(text(each, "reason") == "Unschedulable" for each in scheduled)
+    scheduled = [
+        each for each in mappings(status.get("conditions")) if text(each, "type") == "PodScheduled"
+    ]
+    waits = phase == "Pending" and any(
+        text(each, "reason") == "Unschedulable" for each in scheduled
+    )
     return ClusterPod(
         node=text(spec, "nodeName"),
         shape=pod_shape(spec),
@@ -111,15 +138,22 @@ def cluster_pod(found: Record, is_ours: bool) -> ClusterPod:
 
 def pod_shape(spec: Record) -> PodShape:
     affinity = mapping(mapping(spec.get("affinity")).get("nodeAffinity"))
-    terms = mappings(mapping(affinity.get("requiredDuringSchedulingIgnoredDuringExecution")).get("nodeSelectorTerms"))
-    return PodShape(_held(spec), mapping(spec.get("nodeSelector")), mappings(spec.get("tolerations")), terms)
+    terms = mappings(
+        mapping(affinity.get("requiredDuringSchedulingIgnoredDuringExecution")).get(
+            "nodeSelectorTerms"
+        )
+    )
+    return PodShape(
+        _held(spec), mapping(spec.get("nodeSelector")), mappings(spec.get("tolerations")), terms
+    )
 
 
 def _held(spec: Record) -> Amounts:
     """Return what a pod holds of its node: its containers together, or an init container if that is more.
 
-    Sidecars, which are init containers that are always restarted, run beside the containers and beside the init
-    containers after them (KEP-753). Requests of the pod as a whole come before those of its containers (KEP-2837).
+    Sidecars, which are init containers that are always restarted, run beside the containers and
+    beside the init containers after them (KEP-753). Requests of the pod as a whole come before
+    those of its containers (KEP-2837).
     """
     first, main = (mappings(spec.get(key)) for key in ("initContainers", "containers"))
     whole, overhead = _requests(spec), mapping(spec.get("overhead"))
@@ -142,8 +176,12 @@ def _requests(holder: Record) -> Record:
 
 
 def _tolerates(toleration: Record, taint: Record) -> bool:
-    fits = text(toleration, "operator") == "Exists" or text(toleration, "value") == text(taint, "value")
-    return fits and all(text(toleration, key) in ("", text(taint, key)) for key in ("key", "effect"))
+    fits = text(toleration, "operator") == "Exists" or text(toleration, "value") == text(
+        taint, "value"
+    )
+    return fits and all(
+        text(toleration, key) in ("", text(taint, key)) for key in ("key", "effect")
+    )
 
 
 def _matches(term: Record, node: ClusterNode) -> bool:
@@ -173,11 +211,15 @@ class ClusterCapacity:
     def __init__(self, config: KubernetesSiteConfig, types: Sequence[DroneType]) -> None:
         self._config, self._types = config, types
         orders = [StartOrder(DroneId("x"), kind, 0.0, 0.0) for kind in types]
-        specs = {order.type.name: pod_body(order, config, PodNames("", ""))["spec"] for order in orders}
+        specs = {
+            order.type.name: pod_body(order, config, PodNames("", ""))["spec"] for order in orders
+        }
         self._shapes = {name: pod_shape(spec) for name, spec in specs.items()}
         self._resources = {kind.name: config.resource(kind) for kind in types}
         self._used = set(self._resources.values()) - {""}
-        uncounted = [f"`{kind.name}`" for kind in types if kind.gpu_milli and not self._resources[kind.name]]
+        uncounted = [
+            f"`{kind.name}`" for kind in types if kind.gpu_milli and not self._resources[kind.name]
+        ]
         known = "free capacity is not known: GPUs of {} come from a claim or an annotation. Move them to another site"
         self.unknown = known.format(", ".join(uncounted)) if uncounted else ""
         """Reason that free capacity is not known for any type; empty: it is. A view cannot leave out single types."""
@@ -185,8 +227,8 @@ class ClusterCapacity:
     def nodes(self, nodes: Iterable[ClusterNode], pods: Iterable[ClusterPod]) -> tuple[Node, ...]:
         """Return the nodes that can run drones.
 
-        A node with several GPU resources that drones use is listed once for each, as ``node`` and ``node/resource``,
-        with the same CPUs and memory.
+        A node with several GPU resources that drones use is listed once for each, as ``node`` and
+        ``node/resource``, with the same CPUs and memory.
         """
         held: dict[tuple[str, str], float] = defaultdict(float)
         for pod in pods:
@@ -203,7 +245,10 @@ class ClusterCapacity:
                 # CPU drones, whose resource is "", share a node with those of its GPUs.
                 keys = (max(self._resources[each] for each in names), *_MACHINE)
                 whole = [node.allocatable.get(key, 0.0) for key in keys]
-                left = [max(0.0, has - held[node.name, key]) for key, has in zip(keys, whole, strict=True)]
+                left = [
+                    max(0.0, has - held[node.name, key])
+                    for key, has in zip(keys, whole, strict=True)
+                ]
                 free = _rounded(left if node.open else [0.0] * len(keys), math.floor)
                 found.append(Node(name, tuple(names), *_rounded(whole, math.floor), *free))
         return tuple(found)
@@ -211,13 +256,17 @@ class ClusterCapacity:
     def unfit(self, nodes: Sequence[ClusterNode], listed: Iterable[Node]) -> Mapping[str, str]:
         """Return the drone types that no node could run, even if it was empty, with what is missing."""
         hosted = {name for node in listed for name in node.types}
-        return {name: _lack(shape, nodes) for name, shape in self._shapes.items() if name not in hosted}
+        return {
+            name: _lack(shape, nodes) for name, shape in self._shapes.items() if name not in hosted
+        }
 
     def node_name(self, node: str, kind: str) -> str:
         """Return the name under which a node is listed for drones of a type."""
         resource = self._resources.get(kind, "")
         main = next((each for each in self._resources.values() if each), "")
-        return node if not node or resource in ("", main) else f"{node}/{resource.rpartition('/')[2]}"
+        return (
+            node if not node or resource in ("", main) else f"{node}/{resource.rpartition('/')[2]}"
+        )
 
     def quota(self, quotas: Iterable[Record]) -> Mapping[str, int] | None:
         """Return how many more drones of each type the namespace's quotas allow; None without any."""
@@ -228,7 +277,10 @@ class ClusterCapacity:
             for kind in (each for each in self._types if self._in_scope(each, spec)):
                 for name, need in self._quota_needs(kind).items():
                     if name in hard:
-                        left = max(0, math.floor((quantity(hard[name]) - quantity(used.get(name, 0))) / need))
+                        left = max(
+                            0,
+                            math.floor((quantity(hard[name]) - quantity(used.get(name, 0))) / need),
+                        )
                         found[kind.name] = min(found.get(kind.name, left), left)
         return found or None
 
@@ -245,13 +297,25 @@ class ClusterCapacity:
         """Return whether a quota counts pods of a type ("Quota scopes")."""
         selected = mappings(mapping(spec.get("scopeSelector")).get("matchExpressions"))
         scopes = {*(spec.get("scopes") or []), *(text(each, "scopeName") for each in selected)}
-        if scopes & {"BestEffort", "CrossNamespacePodAffinity", "NotTerminating" if kind.walltime_s else "Terminating"}:
+        if scopes & {
+            "BestEffort",
+            "CrossNamespacePodAffinity",
+            "NotTerminating" if kind.walltime_s else "Terminating",
+        }:
             return False
         priority = self._config.options(kind.name).priority_class or None
-        return all(_holds(each, priority) for each in selected if text(each, "scopeName") == "PriorityClass")
+        return all(
+            _holds(each, priority)
+            for each in selected
+            if text(each, "scopeName") == "PriorityClass"
+        )
 
     def claims(
-        self, pods: Iterable[ClusterPod], nodes: Sequence[ClusterNode], listed: Sequence[Node], priority: int
+        self,
+        pods: Iterable[ClusterPod],
+        nodes: Sequence[ClusterNode],
+        listed: Sequence[Node],
+        priority: int,
     ) -> tuple[OwnerDemand, ...]:
         """Return the demand of pods of a higher priority that wait for GPUs of the kinds that drones hold."""
         by_name = {node.name: node for node in nodes}
@@ -263,19 +327,36 @@ class ClusterCapacity:
         for waiting in shapes.values():
             who, shape = waiting[0].namespace, waiting[0].shape
             gpu_milli, cpus, memory_mib, disk_mib = self._sizes(shape)
-            hosts = [each.name for each in listed if shape.fits(by_name[each.name.partition("/")[0]])]
+            hosts = [
+                each.name for each in listed if shape.fits(by_name[each.name.partition("/")[0]])
+            ]
             if hosts and gpu_milli:
                 since = min(each.since for each in waiting)
                 on = () if len(hosts) == len(listed) else tuple(hosts)
                 found.append(
-                    OwnerDemand(len(waiting), gpu_milli, cpus, memory_mib, since, disk_mib, on, printable(who))
+                    OwnerDemand(
+                        len(waiting),
+                        gpu_milli,
+                        cpus,
+                        memory_mib,
+                        since,
+                        disk_mib,
+                        on,
+                        printable(who),
+                    )
                 )
         return tuple(sorted(found, key=lambda demand: demand.since)[:_MAX_CLAIMS])
 
-    def owner_load(self, pods: Iterable[ClusterPod], listed: Sequence[Node], priority: int) -> OwnerLoad:
+    def owner_load(
+        self, pods: Iterable[ClusterPod], listed: Sequence[Node], priority: int
+    ) -> OwnerLoad:
         """Return what running pods of a higher priority use of the nodes that can run drones."""
         names = {node.name.partition("/")[0] for node in listed}
-        theirs = [pod for pod in pods if pod.running and not pod.ours and pod.priority > priority and pod.node in names]
+        theirs = [
+            pod
+            for pod in pods
+            if pod.running and not pod.ours and pod.priority > priority and pod.node in names
+        ]
         sizes = [self._sizes(pod.shape)[:3] for pod in theirs]
         return OwnerLoad(len(sizes), *(sum(column) for column in zip(*sizes, strict=True)))
 
@@ -290,7 +371,12 @@ def _lack(shape: PodShape, nodes: Sequence[ClusterNode]) -> str:
     for name, amount in shape.requests.items():
         most = max((node.allocatable.get(name, 0.0) for node in nodes), default=0.0)
         if not most:
-            offered = {each for node in nodes for each, has in node.allocatable.items() if has and "/" in each}
+            offered = {
+                each
+                for node in nodes
+                for each, has in node.allocatable.items()
+                if has and "/" in each
+            }
             return f"no node has the resource `{name}`, only {', '.join(sorted(offered)) or 'CPUs and memory'}"
         if most < amount:
             return f"it requests {amount:g} of `{name}`, and no node has more than {most:g}"

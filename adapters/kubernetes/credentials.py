@@ -1,7 +1,7 @@
 """Access to an API server: a kubeconfig, or the service account of the pod that the controller runs in.
 
-The file is read as kubectl reads it ("Organizing Cluster Access Using kubeconfig Files"), one file only. What the
-adapter cannot do is refused and not ignored.
+The file is read as kubectl reads it ("Organizing Cluster Access Using kubeconfig Files"), one file
+only. What the adapter cannot do is refused and not ignored.
 """
 
 from __future__ import annotations
@@ -81,7 +81,9 @@ class Kubeconfig:
         """Return a value; an empty one if there is none."""
         found = self.values.get(key)
         if found is not None and not isinstance(found, expected):
-            raise KubeconfigError(f"{self.where}: `{key}` has the wrong type: write {_TYPES[expected]}")
+            raise KubeconfigError(
+                f"{self.where}: `{key}` has the wrong type: write {_TYPES[expected]}"
+            )
         return expected() if found is None else found
 
     def file(self, key: str) -> str:
@@ -90,39 +92,57 @@ class Kubeconfig:
             return ""
         path = self.directory / name
         try:
-            return path.read_text("ascii", "ignore").strip()  # comments of certificates have any encoding
+            # comments of certificates have any encoding
+            return path.read_text("ascii", "ignore").strip()
         except (OSError, ValueError) as error:
             why = f"{printable(str(path))} cannot be read: {getattr(error, 'strerror', error)}"
             raise KubeconfigError(f"{self.where}: `{key}`: {why}") from None
 
     def pem(self, key: str) -> str:
-        """Return a certificate or key, which is in the kubeconfig or in a file. Raises ValueError too."""
-        return base64.b64decode(self.get(f"{key}-data", str)).decode("ascii", "ignore") or self.file(key)
+        """Return a certificate or key, which is in the kubeconfig or in a file.
+
+        Raises ValueError too.
+        """
+        return base64.b64decode(self.get(f"{key}-data", str)).decode(
+            "ascii", "ignore"
+        ) or self.file(key)
 
 
 def read_kubeconfig(settings: KubernetesSiteConfig) -> Kubeconfig:
     """Return the kubeconfig to use; the service account of our own pod is like one. Raises KubeconfigError."""
     named = settings.kubeconfig or os.environ.get("KUBECONFIG")
-    host, port = os.environ.get("KUBERNETES_SERVICE_HOST"), os.environ.get("KUBERNETES_SERVICE_PORT", "443")
+    host, port = (
+        os.environ.get("KUBERNETES_SERVICE_HOST"),
+        os.environ.get("KUBERNETES_SERVICE_PORT", "443"),
+    )
     if host and not named and (SERVICE_ACCOUNT / "token").exists():
         server = f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
-        files = {"tokenFile": "token", "certificate-authority": "ca.crt", "namespaceFile": "namespace"}
+        files = {
+            "tokenFile": "token",
+            "certificate-authority": "ca.crt",
+            "namespaceFile": "namespace",
+        }
         given = {"server": server, "namespace": settings.namespace, **files}
         return Kubeconfig(f"the service account in {SERVICE_ACCOUNT}", SERVICE_ACCOUNT, given)
     path = Path(os.path.expanduser(named or "~/.kube/config"))
     try:
         tree = mapping(yaml.safe_load(path.read_text("utf-8-sig")))
     except OSError as error:
-        message = f"{path}: the kubeconfig cannot be read: {error.strerror}: write `kubeconfig: PATH`"
+        message = (
+            f"{path}: the kubeconfig cannot be read: {error.strerror}: write `kubeconfig: PATH`"
+        )
         raise KubeconfigError(message) from None
-    except (yaml.YAMLError, RecursionError, ValueError) as error:  # its own words quote the file, which holds secrets
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        # its own words quote the file, which holds secrets
         mark = getattr(error, "problem_mark", None)
         line = f":{mark.line + 1}" if mark else ""
         raise KubeconfigError(f"{path}{line}: the kubeconfig is not YAML") from None
     name = settings.context or text(tree, "current-context")
     if not name:
         known = choices("", [text(each, "name") for each in mappings(tree.get("contexts"))])
-        raise KubeconfigError(f"{path}: it has no `current-context`: write `context: NAME`: {known}")
+        raise KubeconfigError(
+            f"{path}: it has no `current-context`: write `context: NAME`: {known}"
+        )
     context = _named(path, tree, "context", name)
     user, cluster = (_named(path, tree, kind, text(context, kind)) for kind in ("user", "cluster"))
     namespace = settings.namespace or context.get("namespace")
@@ -132,18 +152,26 @@ def read_kubeconfig(settings: KubernetesSiteConfig) -> Kubeconfig:
         if values.get(key):
             raise KubeconfigError(f"{found.where}: `{key}`: {remedy}")
     if not found.get("server", str).startswith(("https://", "http://")):
-        raise KubeconfigError(f"{found.where}: `server` of its cluster is no address: write `https://HOST:6443`")
+        raise KubeconfigError(
+            f"{found.where}: `server` of its cluster is no address: write `https://HOST:6443`"
+        )
     if found.get("exec", dict) and found.get("apiVersion", str) not in _PLUGIN_VERSIONS:
-        raise KubeconfigError(f"{found.where}: `apiVersion` of `exec` is not supported: write `{_PLUGIN_VERSIONS[0]}`")
+        raise KubeconfigError(
+            f"{found.where}: `apiVersion` of `exec` is not supported: write `{_PLUGIN_VERSIONS[0]}`"
+        )
     if found.get("interactiveMode", str) == "Always":
-        raise KubeconfigError(f"{found.where}: `interactiveMode`: there is no terminal: write `IfAvailable`")
+        raise KubeconfigError(
+            f"{found.where}: `interactiveMode`: there is no terminal: write `IfAvailable`"
+        )
     return found
 
 
 def _named(path: Path, tree: Record, kind: str, name: str) -> Record:
     entries = {text(each, "name"): each.get(kind) for each in mappings(tree.get(f"{kind}s"))}
     if name not in entries:
-        raise KubeconfigError(f"{path}: there is no {kind} `{printable(name, 80)}`: {choices(name, entries)}")
+        raise KubeconfigError(
+            f"{path}: there is no {kind} `{printable(name, 80)}`: {choices(name, entries)}"
+        )
     return mapping(entries[name])
 
 
@@ -154,24 +182,37 @@ def access_by(found: Kubeconfig) -> ServerAccess:
         trust = ssl.create_default_context(cadata=found.pem("certificate-authority") or None)
         if found.get("insecure-skip-tls-verify", bool):
             trust.check_hostname, trust.verify_mode = False, ssl.CERT_NONE
-        if "ENCRYPTED" in certificate + key:  # the ssl module would ask on the terminal for its password
+        # the ssl module would ask on the terminal for its password
+        if "ENCRYPTED" in certificate + key:
             raise ValueError("an encrypted key is not supported: decrypt it with `openssl pkey`")
         if certificate or key:
-            with tempfile.NamedTemporaryFile("w") as pair:  # the ssl module reads them from files only
+            # the ssl module reads them from files only
+            with tempfile.NamedTemporaryFile("w") as pair:
                 pair.write(f"{certificate}\n{key}\n")
                 pair.flush()
                 trust.load_cert_chain(pair.name)
     except (OSError, ValueError) as error:  # an SSLError is an OSError
         why = printable(str(error))
-        raise KubeconfigError(f"{found.where}: its certificates or its key cannot be used: {why}") from None
+        raise KubeconfigError(
+            f"{found.where}: its certificates or its key cannot be used: {why}"
+        ) from None
     namespace = found.get("namespace", str) or found.file("namespaceFile") or "default"
     token = found.file("tokenFile") or found.get("token", str)
     headers = {"Authorization": f"Bearer {token}"} if token else {}
-    return ServerAccess(found.get("server", str).rstrip("/"), namespace, trust, headers, time.monotonic() + _REREAD_S)
+    return ServerAccess(
+        found.get("server", str).rstrip("/"),
+        namespace,
+        trust,
+        headers,
+        time.monotonic() + _REREAD_S,
+    )
 
 
 async def read_access(settings: KubernetesSiteConfig) -> ServerAccess:
-    """Return what is needed to call the API server. Raises KubeconfigError; AuthError if a plugin fails."""
+    """Return what is needed to call the API server.
+
+    Raises KubeconfigError; AuthError if a plugin fails.
+    """
     found = read_kubeconfig(settings)
     access = access_by(found)
     return await _run_plugin(found) if found.get("exec", dict) and not access.headers else access
@@ -184,8 +225,12 @@ async def _run_plugin(found: Kubeconfig) -> ServerAccess:
         known = {key: found.values.get(key) for key in ("server", "insecure-skip-tls-verify")}
         authorities = base64.b64encode(found.pem("certificate-authority").encode()).decode()
         spec["cluster"] = {**known, "certificate-authority-data": authorities}
-    info = json.dumps({"apiVersion": found.values["apiVersion"], "kind": "ExecCredential", "spec": spec})
-    given = {str(each.get("name")): str(each.get("value")) for each in mappings(found.get("env", list))}
+    info = json.dumps(
+        {"apiVersion": found.values["apiVersion"], "kind": "ExecCredential", "spec": spec}
+    )
+    given = {
+        str(each.get("name")): str(each.get("value")) for each in mappings(found.get("env", list))
+    }
     runner = LocalRunner({**os.environ, **given, "KUBERNETES_EXEC_INFO": info})
     command, args = found.get("command", str), map(str, found.get("args", list))
     if os.sep in command:  # relative to the kubeconfig, as kubectl does
@@ -195,8 +240,14 @@ async def _run_plugin(found: Kubeconfig) -> ServerAccess:
         if done.code:
             raise ValueError(f"exit status {done.code}")
         status = mapping(mapping(json.loads(done.out)).get("status"))
-        names = {"client-certificate-data": "clientCertificateData", "client-key-data": "clientKeyData"}
-        new = {key: base64.b64encode(text(status, name).encode()).decode() for key, name in names.items()}
+        names = {
+            "client-certificate-data": "clientCertificateData",
+            "client-key-data": "clientKeyData",
+        }
+        new = {
+            key: base64.b64encode(text(status, name).encode()).decode()
+            for key, name in names.items()
+        }
         new["token"] = text(status, "token")
         if not any(new.values()):
             raise ValueError("it holds no token and no certificate")
@@ -204,6 +255,7 @@ async def _run_plugin(found: Kubeconfig) -> ServerAccess:
         hint = printable(found.get("installHint", str))
         message = f"{found.where}: `exec`: no ExecCredential of `{printable(command)}`: {error}"
         raise AuthError(f"{message} ({hint})" if hint else message) from None
-    expires = moment(status, "expirationTimestamp") or math.inf  # without, it is good until the API server refuses it
+    # without, it is good until the API server refuses it
+    expires = moment(status, "expirationTimestamp") or math.inf
     until = time.monotonic() + max(_REREAD_S, expires - time.time() - _REREAD_S)
     return replace(access_by(replace(found, values={**found.values, **new})), until=until)

@@ -1,7 +1,8 @@
 """The pod and the secret of a drone, as they are sent to the API server.
 
-The secret holds the drone's files and its token, as a volume in memory that only the pod can mount. It belongs to the
-pod (``ownerReferences``), so the garbage collector of the cluster deletes it with the pod.
+The secret holds the drone's files and its token, as a volume in memory that only the pod can mount.
+It belongs to the pod (``ownerReferences``), so the garbage collector of the cluster deletes it with
+the pod.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from adapters.shared.parcel import OURS, UnfitError, exports, packed
 from provisioner import drone
 from provisioner.model import WHOLE_GPU, DroneId, DroneType, StartOrder
 
-DRONE, CONTROLLER, SITE, TYPE = (OWN_PREFIX + key for key in ("drone", "controller", "site", "type"))
+DRONE, CONTROLLER, SITE, TYPE = (
+    OWN_PREFIX + key for key in ("drone", "controller", "site", "type")
+)
 CONTAINER = "drone"
 _FILES, _WORK = "/drone/files", "/drone/work"
 _ARCHIVE = "files.tar.gz"
@@ -39,7 +42,12 @@ class PodNames(NamedTuple):
         return {CONTROLLER: self.controller, SITE: self.site}
 
     def labels(self, drone_id: str, kind: str) -> Mapping[str, str]:
-        return {"app.kubernetes.io/managed-by": "gpu-drone-provisioner", **self.group, DRONE: drone_id, TYPE: kind}
+        return {
+            "app.kubernetes.io/managed-by": "gpu-drone-provisioner",
+            **self.group,
+            DRONE: drone_id,
+            TYPE: kind,
+        }
 
     def drone_id(self, found: Record) -> DroneId | None:
         """Return the drone that an object belongs to; None if it is not of this controller at this site."""
@@ -50,10 +58,16 @@ class PodNames(NamedTuple):
 
 def requests(kind: DroneType, config: KubernetesSiteConfig) -> dict[str, str]:
     """Return the resources that a pod of a drone type requests; its limits are the same."""
-    found = {"cpu": str(kind.cpus), "memory": f"{kind.memory_mib}Mi", "ephemeral-storage": f"{kind.disk_mib}Mi"}
+    found = {
+        "cpu": str(kind.cpus),
+        "memory": f"{kind.memory_mib}Mi",
+        "ephemeral-storage": f"{kind.disk_mib}Mi",
+    }
     if resource := config.resource(kind):
         found[resource] = str(kind.gpu_milli // WHOLE_GPU)
-    return found | {name: str(amount) for name, amount in config.options(kind.name).resources.items()}
+    return found | {
+        name: str(amount) for name, amount in config.options(kind.name).resources.items()
+    }
 
 
 def pod_body(
@@ -61,7 +75,8 @@ def pod_body(
 ) -> dict[str, Any]:
     """Return the pod of an order (PodSpec v1), which the scheduler places on an ``avoided`` node last.
 
-    Requests equal limits, so the pod is of the class `Guaranteed`: nobody else gets its CPUs and memory.
+    Requests equal limits, so the pod is of the class `Guaranteed`: nobody else gets its CPUs and
+    memory.
     """
     kind, options = order.type, config.options(order.type.name)
     amounts = requests(kind, config)
@@ -82,7 +97,11 @@ def pod_body(
     preferred = [{"weight": 100, "preference": {"matchFields": [each]}} for each in others]
     affinity: dict[str, Any] = {"preferredDuringSchedulingIgnoredDuringExecution": preferred}
     if options.products:
-        wanted = {"key": "nvidia.com/gpu.product", "operator": "In", "values": list(options.products)}
+        wanted = {
+            "key": "nvidia.com/gpu.product",
+            "operator": "In",
+            "values": list(options.products),
+        }
         terms = {"nodeSelectorTerms": [{"matchExpressions": [wanted]}]}
         affinity["requiredDuringSchedulingIgnoredDuringExecution"] = terms
     spec: dict[str, Any] = {
@@ -103,12 +122,15 @@ def pod_body(
             {"name": "drone-work", "emptyDir": {"sizeLimit": f"{kind.disk_mib}Mi"}},
         ],
     }
-    if resource := config.resource(kind):  # as the admission plugin ExtendedResourceToleration of many clusters does
+    # as the admission plugin ExtendedResourceToleration of many clusters does
+    if resource := config.resource(kind):
         spec["tolerations"] = [{"key": resource, "operator": "Exists", "effect": "NoSchedule"}]
     if kind.walltime_s:
         spec["activeDeadlineSeconds"] = int(kind.walltime_s) + round(order.grace_s)
     if options.claim_template:
-        spec["resourceClaims"] = [{"name": "gpu", "resourceClaimTemplateName": options.claim_template}]
+        spec["resourceClaims"] = [
+            {"name": "gpu", "resourceClaimTemplateName": options.claim_template}
+        ]
         container["resources"]["claims"] = [{"name": "gpu"}]
     container, spec = _merged(container, options.container), _merged(spec, options.pod)
     labels = {**options.labels, **names.labels(order.drone_id, kind.name)}
@@ -117,7 +139,11 @@ def pod_body(
     return {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": {"name": order.drone_id, "labels": labels, "annotations": dict(options.annotations)},
+        "metadata": {
+            "name": order.drone_id,
+            "labels": labels,
+            "annotations": dict(options.annotations),
+        },
         "spec": {**spec, "containers": [container]},
     }
 
@@ -125,7 +151,10 @@ def pod_body(
 def job_body(pod: Mapping[str, Any]) -> dict[str, Any]:
     """Return a Job that makes this pod once and never again (JobSpec, batch/v1)."""
     meta = pod["metadata"]
-    template = {"metadata": {"labels": meta["labels"], "annotations": meta["annotations"]}, "spec": pod["spec"]}
+    template = {
+        "metadata": {"labels": meta["labels"], "annotations": meta["annotations"]},
+        "spec": pod["spec"],
+    }
     once = {"backoffLimit": 0, "parallelism": 1, "completions": 1, "podReplacementPolicy": "Failed"}
     return {
         "apiVersion": "batch/v1",
@@ -135,8 +164,13 @@ def job_body(pod: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def secret_body(order: StartOrder, config: KubernetesSiteConfig, names: PodNames, uid: str) -> dict[str, Any]:
-    """Return the secret of an order, which belongs to its pod or Job ``uid``. Raises UnfitError if it is too large."""
+def secret_body(
+    order: StartOrder, config: KubernetesSiteConfig, names: PodNames, uid: str
+) -> dict[str, Any]:
+    """Return the secret of an order, which belongs to its pod or Job ``uid``.
+
+    Raises UnfitError if it is too large.
+    """
     bootstrap, name = order.bootstrap, order.drone_id
     assert bootstrap is not None
     enforced = config.options(order.type.name).enforced
@@ -147,11 +181,15 @@ def secret_body(order: StartOrder, config: KubernetesSiteConfig, names: PodNames
         "PROVISIONER_DRONE_ID": name,
         **({"DRONE_VRAM_ENFORCED": enforced} if enforced else {}),
     }
-    step = "\n".join([*exports(env), f"exec sh {OURS}/script", ""]).encode("utf-8", "surrogateescape")
+    step = "\n".join([*exports(env), f"exec sh {OURS}/script", ""]).encode(
+        "utf-8", "surrogateescape"
+    )
     files = {**bootstrap.files, f"{OURS}/script": bootstrap.script, f"{OURS}/step": step}
     data = gzip.compress(packed(files), mtime=0)
     if len(data) > _MAX_SECRET_BYTES:
-        raise UnfitError(f"its files are {len(data)} bytes and may be {_MAX_SECRET_BYTES}, compressed")
+        raise UnfitError(
+            f"its files are {len(data)} bytes and may be {_MAX_SECRET_BYTES}, compressed"
+        )
     version, kind = ("batch/v1", "Job") if config.kind == "job" else ("v1", "Pod")
     owner = {"apiVersion": version, "kind": kind, "name": name, "uid": uid}
     labels = names.labels(name, order.type.name)

@@ -25,18 +25,27 @@ JOB_RIGHTS = {"jobs": ("get", "list", "watch", "create", "delete")}
 _RBAC = "rbac.authorization.k8s.io"
 
 
-def render_access(config: KubernetesSiteConfig, types: Sequence[DroneType], policy: SitePolicy) -> str:
+def render_access(
+    config: KubernetesSiteConfig, types: Sequence[DroneType], policy: SitePolicy
+) -> str:
     """Return the namespace, rights, quota, priority and network policy of a site's drones, as YAML."""
     namespace = config.namespace or "gpu-drones"
     classes = sorted({config.options(kind.name).priority_class for kind in types})
     resources = {config.resource(kind) for kind in types} - {""}
-    most = policy.max_gpu_milli // WHOLE_GPU if policy.max_gpu_milli is not None else policy.max_drones
-    hard = {"pods": str(policy.max_drones), **{f"requests.{name}": str(most) for name in sorted(resources)}}
+    most = (
+        policy.max_gpu_milli // WHOLE_GPU if policy.max_gpu_milli is not None else policy.max_drones
+    )
+    hard = {
+        "pods": str(policy.max_drones),
+        **{f"requests.{name}": str(most) for name in sorted(resources)},
+    }
     quota: dict[str, Any] = {"hard": hard}
     if classes and all(classes):  # then placeholders in the same namespace do not count
         scope = {"scopeName": "PriorityClass", "operator": "In", "values": classes}
         quota["scopeSelector"] = {"matchExpressions": [scope]}
-    rules = _rules("", NAMESPACE_RIGHTS) + (_rules("batch", JOB_RIGHTS) if config.kind == "job" else [])
+    rules = _rules("", NAMESPACE_RIGHTS) + (
+        _rules("batch", JOB_RIGHTS) if config.kind == "job" else []
+    )
     wide = _rules("", CLUSTER_RIGHTS)
     own = {"name": ROLE, "namespace": namespace}
     subject = {"kind": "ServiceAccount", **own}
@@ -46,7 +55,9 @@ def render_access(config: KubernetesSiteConfig, types: Sequence[DroneType], poli
         "podSelector": {},
         "policyTypes": ["Ingress", "Egress"],
         "ingress": [],
-        "egress": [{"to": [{"ipBlock": {"cidr": every, "except": [but]}} for every, but in blocks]}],
+        "egress": [
+            {"to": [{"ipBlock": {"cidr": every, "except": [but]}} for every, but in blocks]}
+        ],
     }
     purpose = "Pilots that run when nobody else needs the GPUs."
     objects: list[Mapping[str, Any]] = [
@@ -68,10 +79,13 @@ def render_access(config: KubernetesSiteConfig, types: Sequence[DroneType], poli
     return head + _dumped(objects)
 
 
-def render_blocking(config: KubernetesSiteConfig, types: Sequence[DroneType], policy: SitePolicy) -> str:
+def render_blocking(
+    config: KubernetesSiteConfig, types: Sequence[DroneType], policy: SitePolicy
+) -> str:
     """Return Deployments of placeholder pods that keep CPUs and memory for free GPUs, as YAML.
 
-    A placeholder has a lower priority than drones: the scheduler removes one when a drone needs its room.
+    A placeholder has a lower priority than drones: the scheduler removes one when a drone needs its
+    room.
     """
     namespace = config.namespace or "gpu-drones"
     resources = sorted({config.resource(kind) for kind in types} - {""})
@@ -84,10 +98,18 @@ def render_blocking(config: KubernetesSiteConfig, types: Sequence[DroneType], po
         if reserve.disk_mib:
             requests["ephemeral-storage"] = f"{reserve.disk_mib}Mi"
         sizes = {"requests": requests, "limits": requests}
-        container = {"name": "placeholder", "image": "registry.k8s.io/pause:3.10", "resources": sizes}
+        container = {
+            "name": "placeholder",
+            "image": "registry.k8s.io/pause:3.10",
+            "resources": sizes,
+        }
         term: dict[str, Any] = {"key": "nvidia.com/gpu.count", "operator": "Exists"}
         if not any(set(node) & set("*?[") for node in reserve.nodes):
-            term = {"key": "kubernetes.io/hostname", "operator": "In", "values": list(reserve.nodes)}
+            term = {
+                "key": "kubernetes.io/hostname",
+                "operator": "In",
+                "values": list(reserve.nodes),
+            }
         required = {"nodeSelectorTerms": [{"matchExpressions": [term]}]}
         labels = {"app": name}
         pod = {
@@ -95,13 +117,17 @@ def render_blocking(config: KubernetesSiteConfig, types: Sequence[DroneType], po
             "terminationGracePeriodSeconds": 0,
             "automountServiceAccountToken": False,
             "nodeSelector": dict(config.node_selector),
-            "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}},
+            "affinity": {
+                "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}
+            },
             "containers": [container],
             **({"tolerations": config.pod["tolerations"]} if "tolerations" in config.pod else {}),
         }
         template = {"metadata": {"labels": labels}, "spec": pod}
         spec = {"replicas": 1, "selector": {"matchLabels": labels}, "template": template}
-        objects.append(_object("apps/v1", "Deployment", {"name": name, "namespace": namespace}, spec=spec))
+        objects.append(
+            _object("apps/v1", "Deployment", {"name": name, "namespace": namespace}, spec=spec)
+        )
     head = (
         "# One placeholder for each GPU of the nodes: set `replicas` to the number of these GPUs\n"
         f"# ({', '.join(resources)}). Drones replace them, and so do pods of a priority above {PLACEHOLDER_PRIORITY}:\n"
@@ -111,10 +137,15 @@ def render_blocking(config: KubernetesSiteConfig, types: Sequence[DroneType], po
 
 
 def _rules(group: str, rights: Mapping[str, Sequence[str]]) -> list[Mapping[str, Any]]:
-    return [{"apiGroups": [group], "resources": [name], "verbs": list(verbs)} for name, verbs in rights.items()]
+    return [
+        {"apiGroups": [group], "resources": [name], "verbs": list(verbs)}
+        for name, verbs in rights.items()
+    ]
 
 
-def _binding(kind: str, meta: Mapping[str, str], role: str, subject: Mapping[str, str]) -> Mapping[str, Any]:
+def _binding(
+    kind: str, meta: Mapping[str, str], role: str, subject: Mapping[str, str]
+) -> Mapping[str, Any]:
     reference = {"apiGroup": _RBAC, "kind": role, "name": ROLE}
     return _object(f"{_RBAC}/v1", kind, meta, roleRef=reference, subjects=[subject])
 
@@ -129,5 +160,8 @@ def _object(version: str, kind: str, meta: Mapping[str, str], **content: Any) ->
 
 
 def _dumped(objects: Iterable[Mapping[str, Any]]) -> str:
-    plain = json.loads(json.dumps(list(objects)))  # YAML would write what two have in common as an alias
-    return "".join(f"---\n{yaml.safe_dump(each, sort_keys=False, default_flow_style=False)}" for each in plain)
+    # YAML would write what two have in common as an alias
+    plain = json.loads(json.dumps(list(objects)))
+    return "".join(
+        f"---\n{yaml.safe_dump(each, sort_keys=False, default_flow_style=False)}" for each in plain
+    )

@@ -21,11 +21,14 @@ from provisioner.interfaces import AdapterError
 from provisioner.model import WHOLE_GPU, Credential, DroneType
 
 _RESERVED = re.compile(
-    r"PROVISIONER_.*|DRONE_(?!USER$).*|_CONDOR_.*|CONDOR_(?!PREFIX$).*|CUDA_VISIBLE_DEVICES", re.IGNORECASE
+    r"PROVISIONER_.*|DRONE_(?!USER$).*|_CONDOR_.*|CONDOR_(?!PREFIX$).*|CUDA_VISIBLE_DEVICES",
+    re.IGNORECASE,
 )
 _DNS_LABEL = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
 _DNS_NAME = r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$"
-_RESOURCE = re.compile(r"([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
+_RESOURCE = re.compile(
+    r"([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?"
+)
 _COUNT = re.compile(r"[0-9]{1,9}([numkMGTPE]|[KMGTPE]i)?")
 OWN_PREFIX = "gpu-drone-provisioner/"
 """Labels that begin so are ours."""
@@ -33,7 +36,13 @@ GPU_RESOURCES = {"nvidia": "nvidia.com/gpu", "amd": "amd.com/gpu", "intel": "gpu
 """Names of whole GPUs in the vendors' device plugins."""
 
 _OURS = {
-    *("containers", "initContainers", "restartPolicy", "terminationGracePeriodSeconds", "activeDeadlineSeconds"),
+    *(
+        "containers",
+        "initContainers",
+        "restartPolicy",
+        "terminationGracePeriodSeconds",
+        "activeDeadlineSeconds",
+    ),
     *("priorityClassName", "nodeSelector", "automountServiceAccountToken", "hostPID", "hostIPC"),
     *("name", "image", "command", "args", "resources", "terminationMessagePath"),
     *("runAsUser", "runAsNonRoot", "privileged", "allowPrivilegeEscalation"),
@@ -50,7 +59,9 @@ def _names(what: str, found: Mapping[str, Any]) -> Mapping[str, Any]:
         if key.startswith(OWN_PREFIX):
             raise mistake_at(key, f"`{key[:80]}` is set by the provisioner: remove it")
         if what == "resource" and not _COUNT.fullmatch(str(value)):
-            raise mistake_at(key, f"`{key[:80]}`: write a whole number or a quantity such as `8000` or `20Gi`")
+            raise mistake_at(
+                key, f"`{key[:80]}`: write a whole number or a quantity such as `8000` or `20Gi`"
+            )
     return found
 
 
@@ -58,7 +69,9 @@ def _fields(found: dict[str, Any]) -> dict[str, Any]:
     """Validate fields of a pod or a container: none that is ours, and none that could not be merged with ours."""
     for key, value in found.items():
         if key in _LISTS and not (isinstance(value, list) and len(mappings(value)) == len(value)):
-            raise mistake_at(key, f"`{key}` must be a list of mappings: write one, or remove `{key}`")
+            raise mistake_at(
+                key, f"`{key}` must be a list of mappings: write one, or remove `{key}`"
+            )
     variables = [text(each, "name") for each in mappings(found.get("env"))]
     ours = [name for name in variables if _RESERVED.fullmatch(name)]
     for key in [*ours, *sorted(_OURS & {*found, *mapping(found.get("securityContext"))})]:
@@ -75,10 +88,15 @@ _Fields = Annotated[dict[str, Any], AfterValidator(_fields)]
 class PodOptions(ConfigSection):
     """Options of pods: for all of them, or for one drone type instead."""
 
-    image: str = Field("", pattern=r"^$|^[^\s]{1,512}$", examples=["registry.example.org/drone:25.14"])
+    image: str = Field(
+        "", pattern=r"^$|^[^\s]{1,512}$", examples=["registry.example.org/drone:25.14"]
+    )
     """Container image with HTCondor, or with what `CONDOR_PREFIX` in `env` leads to."""
     priority_class: str = Field("", pattern=rf"^$|{_DNS_NAME}", examples=["gpu-drones"])
-    """PriorityClass. Pods of a higher priority are the owner's, and come first. Default: the cluster's."""
+    """PriorityClass. Pods of a higher priority are the owner's, and come first.
+
+    Default: the cluster's.
+    """
     queue: str = Field("", pattern=rf"^$|{_DNS_LABEL}", examples=["drones"])
     """LocalQueue of Kueue that admits the pods. Default: none."""
     node_selector: _Labels = Field(default_factory=dict, examples=[{"pool": "gpu"}])
@@ -87,45 +105,57 @@ class PodOptions(ConfigSection):
     """Further labels of each pod."""
     annotations: _Annotations = Field(default_factory=dict, examples=[{"gpu-fraction": "0.25"}])
     """Annotations of each pod, as for the scheduler of KAI."""
-    pod: _Fields = Field(default_factory=dict, examples=[{"tolerations": [{"key": "gpu", "operator": "Exists"}]}])
+    pod: _Fields = Field(
+        default_factory=dict, examples=[{"tolerations": [{"key": "gpu", "operator": "Exists"}]}]
+    )
     """Further fields of the pod's `spec`: tolerations, `imagePullSecrets`, `schedulerName`, volumes, ..."""
-    container: _Fields = Field(default_factory=dict, examples=[{"volumeMounts": [{"name": "sw", "mountPath": "/sw"}]}])
+    container: _Fields = Field(
+        default_factory=dict, examples=[{"volumeMounts": [{"name": "sw", "mountPath": "/sw"}]}]
+    )
     """Further fields of its container: `volumeMounts`, `imagePullPolicy`, ..."""
 
 
 class KubernetesTypeConfig(PodOptions):
     """Options of one drone type."""
 
-    resource: str = Field("", pattern=rf"^$|^{_RESOURCE.pattern}$", examples=["nvidia.com/mig-1g.10gb"])
-    """Name of the resource of which a drone gets one for each of its GPUs; `none` if a scheduler assigns them by an
-    annotation, as KAI does. Default: the vendor's whole GPU."""
-    products: list[str] = Field(default_factory=list, max_length=32, examples=[["NVIDIA-A100-SXM4-40GB"]])
+    resource: str = Field(
+        "", pattern=rf"^$|^{_RESOURCE.pattern}$", examples=["nvidia.com/mig-1g.10gb"]
+    )
+    """Name of the resource of which a drone gets one for each of its GPUs; `none` if a scheduler
+    assigns them by an annotation, as KAI does. Default: the vendor's whole GPU."""
+    products: list[str] = Field(
+        default_factory=list, max_length=32, examples=[["NVIDIA-A100-SXM4-40GB"]]
+    )
     """Values of the node label `nvidia.com/gpu.product` that fit: any one of them. Default: all."""
     resources: _Resources = Field(default_factory=dict, examples=[{"nvidia.com/gpumem": 8000}])
     """Further resources of the container, as those of HAMi."""
     claim_template: str = Field("", pattern=rf"^$|{_DNS_NAME}", examples=["one-mig-slice"])
     """ResourceClaimTemplate of the namespace (DRA) that the GPUs come from, instead of `resource`."""
     enforced: Literal["", "kernel", "mps", "none"] = Field("", examples=["none"])
-    """Limit of the GPU memory where the site shares its GPUs: `none` for time-slicing and KAI, `mps` for MPS with a
-    memory limit. Default: a whole GPU or a MIG instance, which nobody else uses."""
+    """Limit of the GPU memory where the site shares its GPUs: `none` for time-slicing and KAI,
+    `mps` for MPS with a memory limit. Default: a whole GPU or a MIG instance, which nobody else
+    uses."""
 
 
 class KubernetesSiteConfig(PodOptions):
     """Options of the ``kubernetes`` site."""
 
     kubeconfig: ConfigPath | None = Field(None, examples=["drones.kubeconfig"])
-    """Kubeconfig file. Default: `$KUBECONFIG`, else the service account of the controller's own pod, else
-    ~/.kube/config."""
+    """Kubeconfig file. Default: `$KUBECONFIG`, else the service account of the controller's own
+    pod, else ~/.kube/config."""
     context: str = Field("", max_length=255, examples=["drones@cluster"])
     """Context of the kubeconfig. Default: its current one."""
     namespace: str = Field("", pattern=rf"^$|{_DNS_LABEL}", examples=["gpu-drones"])
     """Namespace of the drones. Default: the context's, or that of the controller's pod."""
     types: dict[str, KubernetesTypeConfig] = Field(default_factory=dict)
     """Resources, and what else is special, of each drone type, by its name."""
-    env: Annotated[dict[str, str], AfterValidator(partial(check_environment, reserved=_RESERVED))] = Field(
-        default_factory=dict, examples=[{"CONDOR_PREFIX": "/opt/condor"}]
-    )
-    """Environment variables for each drone. `CONDOR_PREFIX` here is used instead of the overlay's `condor_prefix`."""
+    env: Annotated[
+        dict[str, str], AfterValidator(partial(check_environment, reserved=_RESERVED))
+    ] = Field(default_factory=dict, examples=[{"CONDOR_PREFIX": "/opt/condor"}])
+    """Environment variables for each drone.
+
+    `CONDOR_PREFIX` here is used instead of the overlay's `condor_prefix`.
+    """
     run_as: int = Field(1000, ge=1, le=2**31 - 1)
     """User and group id of the drones. Drones never run as root."""
     kind: Literal["pod", "job"] = Field("pod")
@@ -140,11 +170,17 @@ class KubernetesSiteConfig(PodOptions):
     @cached_property
     def _by_type(self) -> Mapping[str, KubernetesTypeConfig]:
         """Options by drone type; under the empty name those of all types that have none of their own."""
-        site = KubernetesTypeConfig.model_validate({name: getattr(self, name) for name in PodOptions.model_fields})
+        site = KubernetesTypeConfig.model_validate(
+            {name: getattr(self, name) for name in PodOptions.model_fields}
+        )
         found = {"": site}
         for kind, special in self.types.items():
             own = {name: getattr(special, name) for name in special.model_fields_set}
-            both = {name: {**getattr(site, name), **value} for name, value in own.items() if isinstance(value, dict)}
+            both = {
+                name: {**getattr(site, name), **value}
+                for name, value in own.items()
+                if isinstance(value, dict)
+            }
             found[kind] = site.model_copy(update={**own, **both})
         return found
 
@@ -170,17 +206,32 @@ class KubernetesSiteConfig(PodOptions):
             if not options.image:
                 yield ("options",), f"drone type `{kind.name}` has no image: write `image: NAME`"
             if options.claim_template and options.resource:
-                yield (*place, "claim_template"), "`resource` and `claim_template` exclude each other: remove one"
-            if not options.enforced and (options.resource == "none" or options.resource.endswith(".shared")):
+                yield (
+                    (*place, "claim_template"),
+                    "`resource` and `claim_template` exclude each other: remove one",
+                )
+            if not options.enforced and (
+                options.resource == "none" or options.resource.endswith(".shared")
+            ):
                 message = f"GPUs of `{options.resource}` are shared: write `enforced: none`, or `mps` if it limits VRAM"
                 yield (*place, "resource"), message
-            for name in sorted({"cpu", "memory", "ephemeral-storage", self.resource(kind)} & options.resources.keys()):
+            for name in sorted(
+                {"cpu", "memory", "ephemeral-storage", self.resource(kind)}
+                & options.resources.keys()
+            ):
                 yield (*place, "resources", name), f"`{name}` is set by the drone type: remove it"
-            if options.products and "nodeSelectorTerms" in str(options.pod.get("affinity")):  # any one of them counts
-                yield (*place, "products"), "`products` and `nodeSelectorTerms` exclude each other: remove one"
+            # any one of them counts
+            if options.products and "nodeSelectorTerms" in str(options.pod.get("affinity")):
+                yield (
+                    (*place, "products"),
+                    "`products` and `nodeSelectorTerms` exclude each other: remove one",
+                )
         for name in self.types:
             if name not in names:
-                yield ("options", "types", name), f"there is no drone type `{name[:63]}`: {choices(name, names)}"
+                yield (
+                    ("options", "types", name),
+                    f"there is no drone type `{name[:63]}`: {choices(name, names)}",
+                )
 
     def credentials(self) -> Iterator[Credential]:
         """Yield token, certificate and authorities of the kubeconfig; a plugin renews its own."""
@@ -188,13 +239,18 @@ class KubernetesSiteConfig(PodOptions):
         try:
             found = read_kubeconfig(self)
             access_by(found)
-            texts = {key: found.pem(key).encode() for key in ("client-certificate", "certificate-authority")}
+            texts = {
+                key: found.pem(key).encode()
+                for key in ("client-certificate", "certificate-authority")
+            }
             token = found.file("tokenFile") or found.get("token", str)
         except AdapterError as error:
             yield replace(known, problem=str(error), doubtful=True)
             return
         if token:
-            yield token_credential(replace(known, name="kubeconfig.token", source=found.where), token, is_jwt=False)
+            yield token_credential(
+                replace(known, name="kubeconfig.token", source=found.where), token, is_jwt=False
+            )
         for key, content in texts.items():
             if content:
                 each = replace(known, name=f"kubeconfig.{key}", source=found.where)

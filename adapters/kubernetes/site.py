@@ -12,7 +12,13 @@ from typing import Any, Self, TypeVar
 from adapters.kubernetes import rendering
 from adapters.kubernetes.api import KubernetesApi
 from adapters.kubernetes.cache import ResourceCache
-from adapters.kubernetes.capacity import ClusterCapacity, ClusterNode, ClusterPod, cluster_node, cluster_pod
+from adapters.kubernetes.capacity import (
+    ClusterCapacity,
+    ClusterNode,
+    ClusterPod,
+    cluster_node,
+    cluster_pod,
+)
 from adapters.kubernetes.pods import PodNames, job_body, pod_body, secret_body
 from adapters.kubernetes.records import Record, mapping, text
 from adapters.kubernetes.rendering import CLUSTER_RIGHTS, JOB_RIGHTS, NAMESPACE_RIGHTS
@@ -22,7 +28,13 @@ from adapters.shared.parcel import UnfitError, sendable
 from adapters.shared.printing import printable
 from adapters.shared.starts import Starts, housekeeping, outcome_unknown, rejected, side_by_side
 from provisioner import model
-from provisioner.interfaces import AdapterError, AuditFinding, OutcomeUnknownError, RejectedError, UnavailableError
+from provisioner.interfaces import (
+    AdapterError,
+    AuditFinding,
+    OutcomeUnknownError,
+    RejectedError,
+    UnavailableError,
+)
 from provisioner.model import DroneId, FaultKind, OrderOutcome, OrderResult, RemoteState
 
 T = TypeVar("T")
@@ -37,12 +49,19 @@ _BAD_GPU = (71, 72)
 
 
 class KubernetesSite:
-    """Drones as pods of one namespace. The state is in the API server, so a restarted controller sees the same."""
+    """Drones as pods of one namespace.
+
+    The state is in the API server, so a restarted controller sees the same.
+    """
 
     Config = KubernetesSiteConfig
 
     def __init__(
-        self, name: str, config: KubernetesSiteConfig, types: Sequence[model.DroneType], controller: str
+        self,
+        name: str,
+        config: KubernetesSiteConfig,
+        types: Sequence[model.DroneType],
+        controller: str,
     ) -> None:
         self._name, self._config, self._types = name, config, tuple(types)
         self._names = PodNames(controller, name)
@@ -50,7 +69,9 @@ class KubernetesSite:
         self._api = KubernetesApi(config)
         self._kind = "jobs" if config.kind == "job" else "pods"
         names = self._names
-        ours = [("labelSelector", ",".join(f"{name}={value}" for name, value in names.group.items()))]
+        ours = [
+            ("labelSelector", ",".join(f"{name}={value}" for name, value in names.group.items()))
+        ]
         living = [("fieldSelector", "status.phase!=Succeeded,status.phase!=Failed")]
         self._pods: ResourceCache[DronePod | None] = ResourceCache(
             self._api, "pods", lambda found: drone_pod(found, names), ours, self._note_end
@@ -58,10 +79,17 @@ class KubernetesSite:
         self._jobs: ResourceCache[DronePod | None] = ResourceCache(
             self._api, "jobs", lambda found: waiting_job(found, names), ours
         )
-        self._quotas: ResourceCache[Record] = ResourceCache(self._api, "resourcequotas", lambda found: found)
-        self._nodes: ResourceCache[ClusterNode] = ResourceCache(self._api, "/api/v1/nodes", cluster_node)
+        self._quotas: ResourceCache[Record] = ResourceCache(
+            self._api, "resourcequotas", lambda found: found
+        )
+        self._nodes: ResourceCache[ClusterNode] = ResourceCache(
+            self._api, "/api/v1/nodes", cluster_node
+        )
         self._all_pods: ResourceCache[ClusterPod] = ResourceCache(
-            self._api, "/api/v1/pods", lambda found: cluster_pod(found, names.drone_id(found) is not None), living
+            self._api,
+            "/api/v1/pods",
+            lambda found: cluster_pod(found, names.drone_id(found) is not None),
+            living,
         )
         self._caches: list[ResourceCache[Any]] = [self._pods, self._quotas]
         self._caches += [self._jobs] if self._kind == "jobs" else []
@@ -95,7 +123,8 @@ class KubernetesSite:
             await cache.end()
         await self._api.__aexit__(*exc)
 
-    # ------------------------------------------------------------------------------------------------------------ poll
+    # ------------------------------------------------------------------------------------------------------------
+    # poll
 
     async def poll(self) -> model.SiteView:
         """Return our drones and, where our rights allow, free capacity, quota and the owner's waiting pods.
@@ -105,7 +134,9 @@ class KubernetesSite:
         config = self._config
         pods = await self._pods.current(config.deadline)
         jobs = await self._jobs.current(config.deadline) if config.kind == "job" else {}
-        live = {pod.drone.drone_id: pod for pod in (*jobs.values(), *pods.values()) if pod is not None}
+        live = {
+            pod.drone.drone_id: pod for pod in (*jobs.values(), *pods.values()) if pod is not None
+        }
         shown = []
         for drone_id, pod in live.items():
             if pod.drone.end is not None:
@@ -113,9 +144,14 @@ class KubernetesSite:
             if drone_id not in self._ends:
                 shown.append(self._checked(pod.remote(asked=drone_id in self._asked)))
         shown += [pod.remote(end) for pod, end, _ in self._ends.values()]
-        drones = {each.drone_id: replace(each, node=self._cluster.node_name(each.node, each.type)) for each in shown}
+        drones = {
+            each.drone_id: replace(each, node=self._cluster.node_name(each.node, each.type))
+            for each in shown
+        }
         self._starts.there(live)
-        self._priority = max((pod.priority for pod in pods.values() if pod is not None), default=self._priority)
+        self._priority = max(
+            (pod.priority for pod in pods.values() if pod is not None), default=self._priority
+        )
         notices = [self._trouble] if self._trouble else []
         quotas = await self._listed(self._quotas, "the quota is not known", notices)
         view = model.SiteView(
@@ -126,17 +162,24 @@ class KubernetesSite:
         )
         view = replace(await self._with_capacity(view, pods, notices), notices=tuple(notices))
         now = time.monotonic()
-        self._asked = {d: at for d, at in self._asked.items() if d in drones or at > now - _ASKED_KEPT_S}
+        self._asked = {
+            d: at for d, at in self._asked.items() if d in drones or at > now - _ASKED_KEPT_S
+        }
         # A caller that polls but once (``provisioner check``) changes nothing.
         if self._polled_before and (self._housekeeping is None or self._housekeeping.done()):
-            self._housekeeping = asyncio.create_task(self._clean_up(live), name=f"housekeeping of site {self._name}")
+            self._housekeeping = asyncio.create_task(
+                self._clean_up(live), name=f"housekeeping of site {self._name}"
+            )
         self._polled_before = True
         return view
 
-    async def _listed(self, cache: ResourceCache[T], unknown: str, notices: list[str]) -> Mapping[str, T] | None:
+    async def _listed(
+        self, cache: ResourceCache[T], unknown: str, notices: list[str]
+    ) -> Mapping[str, T] | None:
         """Return a copy; None, and a notice, without the right to it.
 
-        Raises UnavailableError if it does not come: unknown capacity would limit no start, and keep no owner's room.
+        Raises UnavailableError if it does not come: unknown capacity would limit no start, and keep
+        no owner's room.
         """
         try:
             return await cache.current(self._config.deadline)
@@ -157,14 +200,25 @@ class KubernetesSite:
         all_nodes = await self._listed(self._nodes, unknown.format("nodes"), notices)
         if all_nodes is None:
             return view
-        all_pods = await self._listed(self._all_pods, unknown.format("pods of all namespaces"), notices)
+        all_pods = await self._listed(
+            self._all_pods, unknown.format("pods of all namespaces"), notices
+        )
         if all_pods is None:
             return view
-        # Our pods as the view has them: a copy that is a moment older would show their GPUs as free once more.
-        ours = {key: pod.in_cluster for key, pod in own.items() if pod is not None and pod.in_cluster is not None}
+        # Our pods as the view has them: a copy that is a moment older would show their GPUs as free
+        # once more.
+        ours = {
+            key: pod.in_cluster
+            for key, pod in own.items()
+            if pod is not None and pod.in_cluster is not None
+        }
         bad = self._bad_nodes()
-        notices += [f"node {name} is avoided: drones failed on it within `retain_finished`" for name in bad]
-        nodes = tuple(replace(each, open=each.open and each.name not in bad) for each in all_nodes.values())
+        notices += [
+            f"node {name} is avoided: drones failed on it within `retain_finished`" for name in bad
+        ]
+        nodes = tuple(
+            replace(each, open=each.open and each.name not in bad) for each in all_nodes.values()
+        )
         pods = tuple({**all_pods, **ours}.values())
         listed, priority = self._cluster.nodes(nodes, pods), self._priority
         unfit = self._cluster.unfit(nodes, listed)
@@ -172,7 +226,9 @@ class KubernetesSite:
         if priority is None:  # whose pods come first is not known
             return view
         claims = self._cluster.claims(pods, nodes, listed, priority)
-        return replace(view, claims=claims, owner_runs=self._cluster.owner_load(pods, listed, priority))
+        return replace(
+            view, claims=claims, owner_runs=self._cluster.owner_load(pods, listed, priority)
+        )
 
     def _bad_nodes(self) -> Sequence[str]:
         """Return the nodes whose fault ended two drones or more, of those that are still reported."""
@@ -197,7 +253,8 @@ class KubernetesSite:
             self._ends[drone_id] = pod, end, time.monotonic()
             self._examined.pop(pod.drone.remote_id, None)
 
-    # ---------------------------------------------------------------------------------------------------- housekeeping
+    # ----------------------------------------------------------------------------------------------------
+    # housekeeping
 
     async def _clean_up(self, live: Mapping[DroneId, DronePod]) -> None:
         """Run the tasks that a poll leaves, each by itself: a failure does not stop the others."""
@@ -205,7 +262,11 @@ class KubernetesSite:
         over = {d: pod for d, (pod, _, since) in self._ends.items() if now - since > keep_s}
         done = [pod for d, pod in over.items() if d in live]
         if self._config.kind == "job":  # API servers before 1.29 would start another pod for it
-            lost = {d: pod for d, (pod, _, _) in self._ends.items() if d in live and pod.drone.end is None}
+            lost = {
+                d: pod
+                for d, (pod, _, _) in self._ends.items()
+                if d in live and pod.drone.end is None
+            }
             done += [pod for d, pod in lost.items() if d not in over]
         tasks: list[Awaitable[None]] = [self._delete(pod.path, pod.drone.remote_id) for pod in done]
         tasks += [self._examine(pod.drone) for pod in live.values() if self._is_suspect(pod)]
@@ -218,7 +279,11 @@ class KubernetesSite:
 
         Never without any grace: the API server would forget a pod that still runs.
         """
-        options: dict[str, Any] = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"}
+        options: dict[str, Any] = {
+            "apiVersion": "v1",
+            "kind": "DeleteOptions",
+            "propagationPolicy": "Background",
+        }
         if uid:
             options["preconditions"] = {"uid": uid}
         if kill:
@@ -228,7 +293,11 @@ class KubernetesSite:
     def _is_suspect(self, pod: DronePod) -> bool:
         """Return whether a pod waits on its node for so long that its secret may be missing."""
         drone = pod.drone
-        waits = drone.state is RemoteState.PENDING and drone.node and drone.remote_id not in self._examined
+        waits = (
+            drone.state is RemoteState.PENDING
+            and drone.node
+            and drone.remote_id not in self._examined
+        )
         return bool(waits) and self._pods.heard_at - pod.created_at > _UNSTARTED_S
 
     async def _examine(self, drone: model.RemoteDrone) -> None:
@@ -236,40 +305,66 @@ class KubernetesSite:
         secret = await self._api.read(f"secrets/{drone.drone_id}", optional=True)
         self._examined[drone.remote_id] = secret is not None
 
-    # ------------------------------------------------------------------------------------------- for the administrator
+    # -------------------------------------------------------------------------------------------
+    # for the administrator
 
     async def audit(self, policy: model.SitePolicy) -> Sequence[AuditFinding]:
         """Return the rights that our account lacks, and what the API server would refuse of a drone of each type."""
         namespace = await self._api.namespace()
         found: list[AuditFinding] = []
         jobs = JOB_RIGHTS if self._config.kind == "job" else {}
-        wanted = ((namespace, "", NAMESPACE_RIGHTS), ("", "", CLUSTER_RIGHTS), (namespace, "batch", jobs))
+        wanted = (
+            (namespace, "", NAMESPACE_RIGHTS),
+            ("", "", CLUSTER_RIGHTS),
+            (namespace, "batch", jobs),
+        )
         for where, group, rights in wanted:
-            scope = f"in namespace {where}" if where else "in all namespaces, so free capacity is not known"
-            remedy = "apply `provisioner render kubernetes`" + (", or change `namespace`" if where else "")
+            scope = (
+                f"in namespace {where}"
+                if where
+                else "in all namespaces, so free capacity is not known"
+            )
+            remedy = "apply `provisioner render kubernetes`" + (
+                ", or change `namespace`" if where else ""
+            )
             for resource, verbs in rights.items():
-                if lacking := [verb for verb in verbs if not await self._may(where, group, resource, verb)]:
-                    message = f"our account may not {', '.join(lacking)} {resource} {scope}: {remedy}"
+                if lacking := [
+                    verb for verb in verbs if not await self._may(where, group, resource, verb)
+                ]:
+                    message = (
+                        f"our account may not {', '.join(lacking)} {resource} {scope}: {remedy}"
+                    )
                     found.append(AuditFinding("rights", resource, message))
         for kind in self._types:
             order = model.StartOrder(DroneId("check"), kind, 60.0, 30.0)
             try:
-                await self._try(pod_body(order, self._config, self._names), ("fieldValidation", "Strict"))
+                await self._try(
+                    pod_body(order, self._config, self._names), ("fieldValidation", "Strict")
+                )
             except AdapterError as error:
                 found.append(AuditFinding(f"type {kind.name}", "pod", printable(str(error), 400)))
         return found
 
     async def _try(self, body: Record, *query: tuple[str, str]) -> None:
-        """Have the API server check a pod as if it was created. Raises UnavailableError or what refuses it."""
+        """Have the API server check a pod as if it was created.
+
+        Raises UnavailableError or what refuses it.
+        """
         try:
-            await self._api.order("POST", "pods", body, [("dryRun", "All"), *query], accepted=("AlreadyExists",))
+            await self._api.order(
+                "POST", "pods", body, [("dryRun", "All"), *query], accepted=("AlreadyExists",)
+            )
         except OutcomeUnknownError as error:  # nothing was to be done
             raise UnavailableError(str(error)) from None
 
     async def _may(self, namespace: str, group: str, resource: str, verb: str) -> bool:
         wanted = {"namespace": namespace, "group": group, "resource": resource, "verb": verb}
         version = "authorization.k8s.io/v1"
-        review = {"apiVersion": version, "kind": "SelfSubjectAccessReview", "spec": {"resourceAttributes": wanted}}
+        review = {
+            "apiVersion": version,
+            "kind": "SelfSubjectAccessReview",
+            "spec": {"resourceAttributes": wanted},
+        }
         reply = await self._api.order("POST", f"/apis/{version}/selfsubjectaccessreviews", review)
         return mapping(reply.body.get("status")).get("allowed") is True
 
@@ -281,13 +376,16 @@ class KubernetesSite:
         """Return the namespace, rights, quota and priority of the drones."""
         return rendering.render_access(self._config, self._types, policy)
 
-    # ---------------------------------------------------------------------------------------------------------- orders
+    # ----------------------------------------------------------------------------------------------------------
+    # orders
 
     async def start(self, orders: Sequence[model.StartOrder]) -> Sequence[OrderResult]:
         """Create a pod and its secret for each drone that has none yet."""
 
         async def create(given_up: asyncio.Event) -> Sequence[OrderResult]:
-            return await side_by_side([self._create(order, given_up) for order in orders], self._config.parallel)
+            return await side_by_side(
+                [self._create(order, given_up) for order in orders], self._config.parallel
+            )
 
         return await self._starts.run([order.drone_id for order in orders], create)
 
@@ -306,12 +404,17 @@ class KubernetesSite:
         except (UnfitError, AdapterError) as error:
             if self._starts.may_come(drone_id):  # of an earlier order
                 return outcome_unknown(drone_id, str(error))
-            return rejected(drone_id, error.kind if isinstance(error, AdapterError) else FaultKind.CONFIG, str(error))
+            return rejected(
+                drone_id,
+                error.kind if isinstance(error, AdapterError) else FaultKind.CONFIG,
+                str(error),
+            )
 
     async def _created(self, order: model.StartOrder) -> str:
         """Create the pod, or the Job, and then its secret, which a waiting pod is started with. Return the uid.
 
-        Raises OutcomeUnknownError if a pod may be left, and UnfitError or another AdapterError if none is.
+        Raises OutcomeUnknownError if a pod may be left, and UnfitError or another AdapterError if
+        none is.
         """
         path = f"{self._kind}/{order.drone_id}"
         body = pod_body(order, self._config, self._names, self._bad_nodes())
@@ -368,10 +471,16 @@ class KubernetesSite:
             found = await self._api.read(path, optional=True)
             if found is not None and self._names.drone_id(found) != drone_id:
                 found = None
-            # Pods of a Job are deleted by name as well: with the Job alone each would have its full grace. A drone may
-            # also be of the other kind, from before `kind` was changed.
-            pods = [pod for pod in self._pods.items.values() if pod is not None and pod.drone.drone_id == drone_id]
-            running = [(pod.path, f"pods/{pod.drone.slot}") for pod in pods if pod.drone.end is None]
+            # Pods of a Job are deleted by name as well: with the Job alone each would have its full
+            # grace. A drone may also be of the other kind, from before `kind` was changed.
+            pods = [
+                pod
+                for pod in self._pods.items.values()
+                if pod is not None and pod.drone.drone_id == drone_id
+            ]
+            running = [
+                (pod.path, f"pods/{pod.drone.slot}") for pod in pods if pod.drone.end is None
+            ]
             others = dict.fromkeys(other for each in running for other in each if other != path)
             if (found or others) and is_first:  # before the API server is called
                 self._asked[drone_id] = time.monotonic()

@@ -1,7 +1,7 @@
 """States of a drone's pod: phases, conditions and reasons of Kubernetes in terms of the model.
 
-A word that no table knows means alive. Sources: "Pod Lifecycle", "Disruptions" (conditions of a pod), the reasons in
-``pkg/kubelet/events``, ``pkg/kubelet/lifecycle`` and ``pkg/scheduler``.
+A word that no table knows means alive. Sources: "Pod Lifecycle", "Disruptions" (conditions of a
+pod), the reasons in ``pkg/kubelet/events``, ``pkg/kubelet/lifecycle`` and ``pkg/scheduler``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ from provisioner.values import frozen
 
 _LONGEST = 300
 _OWN_LIMIT = re.compile("exceeds the |exceeded its ")
-"""That of the drone, or of its emptyDir. A node that lacks disk itself says ``which exceeds its request``."""
+"""That of the drone, or of its emptyDir.
+
+A node that lacks disk itself says ``which exceeds its request``.
+"""
 _POOL_TOKEN = re.compile(r"eyJ[A-Za-z0-9_=-]{12,}[A-Za-z0-9_.=-]*")
 
 DELETED_BY_OTHERS = "its pod was deleted by somebody else"
@@ -29,9 +32,12 @@ KUEUE_GATE = "kueue.x-k8s.io/"
 
 _IMAGE = ("ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "SignatureValidationFailed")
 _WAITING: Mapping[str, FaultKind] = {
-    # The first try of a pull (ErrImagePull) may fail by chance; the back-off says that it was tried again.
+    # The first try of a pull (ErrImagePull) may fail by chance; the back-off says that it was tried
+    # again.
     **dict.fromkeys((*_IMAGE, "CreateContainerConfigError"), FaultKind.CONFIG),
-    **dict.fromkeys(("ImageInspectError", "CreateContainerError", "RunContainerError"), FaultKind.NODE),
+    **dict.fromkeys(
+        ("ImageInspectError", "CreateContainerError", "RunContainerError"), FaultKind.NODE
+    ),
     "RegistryUnavailable": FaultKind.DOWN,
 }
 """Reasons of a container that does not run yet, if others of its type would meet the same obstacle."""
@@ -49,9 +55,15 @@ class EndMapping(NamedTuple):
 
 
 _DISRUPTIONS: Mapping[str, EndMapping] = {
-    "PreemptionByScheduler": EndMapping(EndKind.PREEMPTED, None, "preempted by a pod of a higher priority"),
-    "EvictionByEvictionAPI": EndMapping(EndKind.PREEMPTED, None, "evicted, as when a node is drained"),
-    "DeletionByTaintManager": EndMapping(EndKind.FAULT, FaultKind.NODE, "its node was lost or tainted"),
+    "PreemptionByScheduler": EndMapping(
+        EndKind.PREEMPTED, None, "preempted by a pod of a higher priority"
+    ),
+    "EvictionByEvictionAPI": EndMapping(
+        EndKind.PREEMPTED, None, "evicted, as when a node is drained"
+    ),
+    "DeletionByTaintManager": EndMapping(
+        EndKind.FAULT, FaultKind.NODE, "its node was lost or tainted"
+    ),
     "DeletionByPodGC": EndMapping(EndKind.FAULT, FaultKind.NODE, "its node is gone"),
     "TerminationByKubelet": EndMapping(EndKind.FAULT, FaultKind.NODE, "ended by its node"),
 }
@@ -64,13 +76,21 @@ _POD_REASONS: Mapping[str, EndMapping] = {
     "DeadlineExceeded": EndMapping(EndKind.STOPPED, None, "reached its time limit"),
     "NodeLost": EndMapping(EndKind.FAULT, FaultKind.NODE, "its node was lost"),
     **dict.fromkeys(
-        ("NodeShutdown", "Shutdown", "Terminated"), EndMapping(EndKind.FAULT, FaultKind.NODE, "its node was shut down")
+        ("NodeShutdown", "Shutdown", "Terminated"),
+        EndMapping(EndKind.FAULT, FaultKind.NODE, "its node was shut down"),
     ),
     # Its node refused it after the scheduler had chosen the node. Another try may go elsewhere.
-    **dict.fromkeys(_NODE_REFUSALS, EndMapping(EndKind.FAULT, FaultKind.NODE, "refused by its node")),
-    "PodOSSelectorNodeLabelDoesNotMatch": EndMapping(EndKind.FAULT, FaultKind.CONFIG, "refused by its node"),
+    **dict.fromkeys(
+        _NODE_REFUSALS, EndMapping(EndKind.FAULT, FaultKind.NODE, "refused by its node")
+    ),
+    "PodOSSelectorNodeLabelDoesNotMatch": EndMapping(
+        EndKind.FAULT, FaultKind.CONFIG, "refused by its node"
+    ),
 }
-"""Reasons of a pod that failed. ``OutOf`` stands for ``OutOfcpu``, ``OutOfnvidia.com/gpu`` and the like."""
+"""Reasons of a pod that failed.
+
+``OutOf`` stands for ``OutOfcpu``, ``OutOfnvidia.com/gpu`` and the like.
+"""
 
 
 @frozen
@@ -78,7 +98,10 @@ class DronePod:
     """A drone's pod, or its Job as long as that has no pod."""
 
     drone: RemoteDrone
-    """As a site that has not stopped it reports it. Its slot is the name, its remote id the uid of ``path``."""
+    """As a site that has not stopped it reports it.
+
+    Its slot is the name, its remote id the uid of ``path``.
+    """
     path: str
     """Object that the others of the drone belong to: the Job if there is one, else the pod."""
     created_at: float = 0.0
@@ -92,7 +115,9 @@ class DronePod:
     def remote(self, end: RemoteEnd | None = None, *, asked: bool = False) -> RemoteDrone:
         """Return its state for the controller. ``asked``: this controller has stopped it."""
         if end := end or self.drone.end:
-            return replace(self.drone, state=RemoteState.ENDED, end=end, notice_at=0.0, blocked=None)
+            return replace(
+                self.drone, state=RemoteState.ENDED, end=end, notice_at=0.0, blocked=None
+            )
         return replace(self.drone, notice_at=0.0) if asked else self.drone
 
 
@@ -105,7 +130,9 @@ def drone_pod(found: Record, names: PodNames) -> DronePod | None:
     conditions = {text(each, "type"): each for each in mappings(status.get("conditions"))}
     containers = {text(each, "name"): each for each in mappings(status.get("containerStatuses"))}
     container = mapping(containers.get(CONTAINER, {}).get("state"))
-    waiting, running, terminated = (mapping(container.get(key)) for key in ("waiting", "running", "terminated"))
+    waiting, running, terminated = (
+        mapping(container.get(key)) for key in ("waiting", "running", "terminated")
+    )
     deleted_at = moment(meta, "deletionTimestamp")
     if deleted_at:
         deleted_at = max(1.0, deleted_at - number(meta, "deletionGracePeriodSeconds"))
@@ -143,7 +170,9 @@ def end_of(pod: DronePod, *, asked: bool, now: float) -> RemoteEnd:
     """Return the end of a drone whose pod has ended, or is gone from the API server."""
     own = pod.drone.end
     if asked:
-        message = f"stopped on our request: {own.message}" if own is not None and own.message else ""
+        message = (
+            f"stopped on our request: {own.message}" if own is not None and own.message else ""
+        )
         return RemoteEnd(EndKind.STOPPED, now, pod.exit_code, message or "stopped on our request")
     if own is not None:
         return own
@@ -159,8 +188,11 @@ def _state(
     if phase in ("Succeeded", "Failed"):
         return RemoteState.ENDED, "", None
     if phase == "Running":
-        # If a kubelet does not answer, the cluster sets the condition Ready of its pods to False, and no other.
-        ready, works = (text(conditions.get(each, {}), "status") for each in ("Ready", "ContainersReady"))
+        # If a kubelet does not answer, the cluster sets the condition Ready of its pods to False,
+        # and no other.
+        ready, works = (
+            text(conditions.get(each, {}), "status") for each in ("Ready", "ContainersReady")
+        )
         silent = (ready, works) == ("False", "True") and not spec.get("readinessGates")
         if silent or text(status, "reason") == "NodeLost":
             return RemoteState.UNKNOWN, "its node does not answer", None
@@ -183,14 +215,17 @@ def _state(
 _LASTING = re.compile(
     r"node affinity|node selector|requested node name|taint \{|missing required label|Card(Type|Uuid)Mismatch|not found"
 )
-"""Obstacles that stay until a person changes something. Whatever else a scheduler or its plugins say may pass."""
+"""Obstacles that stay until a person changes something.
+
+Whatever else a scheduler or its plugins say may pass.
+"""
 
 
 def obstacle(message: str) -> FaultKind:
     """Return why the scheduler found no node: CAPACITY if one may become free, CONFIG if no node is of the kind.
 
-    The message counts nodes by their obstacle: ``0/3 nodes are available: 1 Insufficient nvidia.com/gpu, 2 node(s)
-    didn't match Pod's node affinity/selector.``
+    The message counts nodes by their obstacle: ``0/3 nodes are available: 1 Insufficient
+    nvidia.com/gpu, 2 node(s) didn't match Pod's node affinity/selector.``
     """
     _, _, found = message.partition("nodes are available: ")
     counted = re.split(r", (?=\d+ )", found.split(" preemption: ")[0])
@@ -205,18 +240,29 @@ def _disruption(conditions: Mapping[str, Record]) -> EndMapping | None:
         return None
     reason, message = text(target, "reason"), text(target, "message")
     found = _DISRUPTIONS.get(reason) or EndMapping(EndKind.PREEMPTED, None, f"disrupted ({reason})")
-    return found._replace(words=printable(f"{found.words}: {message}" if message else found.words, _LONGEST))
+    return found._replace(
+        words=printable(f"{found.words}: {message}" if message else found.words, _LONGEST)
+    )
 
 
 def _end(status: Record, disruption: EndMapping | None, terminated: Record) -> RemoteEnd:
-    """Return the end of a pod in a final phase. Its reason is more exact than the condition of a disruption."""
-    reason, message, why = text(status, "reason"), text(status, "message"), text(terminated, "reason")
+    """Return the end of a pod in a final phase.
+
+    Its reason is more exact than the condition of a disruption.
+    """
+    reason, message, why = (
+        text(status, "reason"),
+        text(status, "message"),
+        text(terminated, "reason"),
+    )
     found = _POD_REASONS.get("OutOf" if reason.startswith("OutOf") else reason)
     if reason == "Evicted" and _OWN_LIMIT.search(message):
         found = EndMapping(EndKind.FAULT, FaultKind.DRONE, "used more disk than it requested")
     elif reason == "UnexpectedAdmissionError" and "maximum request size" in message:
         # The device plugin of shared GPUs, with failRequestsGreaterThanOne.
-        found = EndMapping(EndKind.FAULT, FaultKind.CONFIG, "requests several GPUs of a kind that gives one")
+        found = EndMapping(
+            EndKind.FAULT, FaultKind.CONFIG, "requests several GPUs of a kind that gives one"
+        )
     elif found is None and disruption is not None:
         found, message = disruption, ""
     elif found is None and reason:
@@ -240,7 +286,9 @@ def _outcome(message: str) -> str:
         return ""
     told = dict(word.split("=", 1) for word in reversed(lines[-1].split(" ")) if "=" in word)
     if reason := told.get("reason"):
-        return printable(f"{reason}: {unquote(told['why'])}" if told.get("why") else reason, _LONGEST)
+        return printable(
+            f"{reason}: {unquote(told['why'])}" if told.get("why") else reason, _LONGEST
+        )
     return printable(_POOL_TOKEN.sub("(token)", lines[-1].strip()), _LONGEST)
 
 
@@ -250,10 +298,16 @@ def waiting_job(found: Record, names: PodNames) -> DronePod | None:
     meta, spec, status = (mapping(found.get(key)) for key in ("metadata", "spec", "status"))
     if drone_id is None:
         return None
-    ended = [text(each, "type") for each in mappings(status.get("conditions")) if text(each, "status") == "True"]
+    ended = [
+        text(each, "type")
+        for each in mappings(status.get("conditions"))
+        if text(each, "status") == "True"
+    ]
     end = None
     if "Failed" in ended or "Complete" in ended:
-        end = RemoteEnd(EndKind.PREEMPTED, moment(status, "completionTime"), None, DELETED_BY_OTHERS)
+        end = RemoteEnd(
+            EndKind.PREEMPTED, moment(status, "completionTime"), None, DELETED_BY_OTHERS
+        )
     quota, name = spec.get("suspend") is True, text(meta, "name")
     drone = RemoteDrone(
         drone_id,

@@ -1,6 +1,7 @@
 """Drones under an account of their own: what the site does as that account, by ``sudo``.
 
-The controller's account needs one rule: ``provisioner ALL=(gpu-drones) NOPASSWD: ALL``. It then can do nothing as root.
+The controller's account needs one rule: ``provisioner ALL=(gpu-drones) NOPASSWD: ALL``. It then can
+do nothing as root.
 """
 
 from __future__ import annotations
@@ -36,9 +37,13 @@ class DroneAccount:
     def run(self, *words: str, data: bytes = b"") -> None:
         """Run a command as this account. Raises :class:`DroneAccountError`."""
         try:
-            done = subprocess.run(self.command(*words), input=data, capture_output=True, timeout=_SUDO_LIMIT_S)
+            done = subprocess.run(
+                self.command(*words), input=data, capture_output=True, timeout=_SUDO_LIMIT_S
+            )
         except (OSError, subprocess.TimeoutExpired) as error:
-            raise DroneAccountError(f"nothing can be run as {self.name}: {error}. Install sudo") from error
+            raise DroneAccountError(
+                f"nothing can be run as {self.name}: {error}. Install sudo"
+            ) from error
         if done.returncode != 0:
             said = done.stderr.decode(errors="replace").strip() or f"exit status {done.returncode}"
             raise DroneAccountError(f"`{words[0]}` as {self.name} failed: {said}")
@@ -74,5 +79,8 @@ class DroneAccount:
         self.run("find", str(directory), "-mindepth", "1", "-delete")
 
     def kill(self, drone_id: str) -> None:
-        """Kill the processes of a drone that run under this account. Raises :class:`DroneAccountError` if some stay."""
+        """Kill the processes of a drone that run under this account.
+
+        Raises :class:`DroneAccountError` if some stay.
+        """
         self.run("sh", "-s", drone_id, data=_TAGGED.read_bytes() + b'\nkill_strays "$1"\n')

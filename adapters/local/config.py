@@ -31,18 +31,21 @@ class GpuSpec(ConfigSection):
     capability: Capability = Field(0, examples=[8.0])
     """CUDA compute capability."""
     simulate: int | None = Field(None, ge=0, le=9, examples=[4])
-    """Not real: a drone on them pretends to find the model of this number of `condor_gpu_discovery -simulate` (2: V100,
-    4: A100), for tests."""
+    """Not real: a drone on them pretends to find the model of this number of `condor_gpu_discovery
+    -simulate` (2: V100, 4: A100), for tests."""
 
 
 class LocalSiteConfig(ConfigSection):
     """Options of the ``local`` site."""
 
     root: ConfigPath = Field(examples=["var/drones"], json_schema_extra={"places_drones": "shared"})
-    """Directory, on a local disk, in which each drone gets its own, named by its id. Made if missing."""
+    """Directory, on a local disk, in which each drone gets its own, named by its id.
+
+    Made if missing.
+    """
     gpus: Literal["auto"] | tuple[GpuSpec, ...] = Field("auto")
-    """`auto`: what `nvidia-smi` lists, none where there is no `nvidia-smi`. A list declares GPUs, real or not; they are
-    numbered from 0 in its order."""
+    """`auto`: what `nvidia-smi` lists, none where there is no `nvidia-smi`. A list declares GPUs,
+    real or not; they are numbered from 0 in its order."""
     cpus: int = Field(default_factory=lambda: len(os.sched_getaffinity(0)), ge=1)
     """CPUs for drones. Default: those that the controller may use."""
     memory: Size | None = Field(None)
@@ -52,15 +55,16 @@ class LocalSiteConfig(ConfigSection):
     retain_finished: Duration = Field(3600.0)
     """Time for which the directory of an ended drone is kept for the operator."""
     account: str = Field("", pattern=r"^([a-z_][a-z0-9_-]*)?$", examples=["gpu-drones"])
-    """Account that drones run under, which `sudo` must let the controller become without a password. Empty: the
-    controller's own; drones of a controller that is root become `DRONE_USER`."""
+    """Account that drones run under, which `sudo` must let the controller become without a
+    password. Empty: the controller's own; drones of a controller that is root become `DRONE_USER`.
+    """
     same_account: bool = Field(False)
     """Let jobs of other people run under an account that can read the controller's secrets, such as its own."""
     nice: int = Field(0, ge=0, le=19)
     """Niceness of drones; 0 is that of the controller."""
-    env: Annotated[dict[str, str], AfterValidator(partial(check_environment, reserved=_SITE_VARIABLES))] = Field(
-        default_factory=dict
-    )
+    env: Annotated[
+        dict[str, str], AfterValidator(partial(check_environment, reserved=_SITE_VARIABLES))
+    ] = Field(default_factory=dict)
     """Environment variables added for each drone."""
 
     def drone_account(self) -> tuple[str, str]:
@@ -68,7 +72,10 @@ class LocalSiteConfig(ConfigSection):
         return "account", self.account
 
     def unfit(self, types: Sequence[DroneType]) -> Iterator[tuple[tuple[str, str], str]]:
-        """Yield types that this host can never hold. GPUs that `nvidia-smi` would have to list are left out."""
+        """Yield types that this host can never hold.
+
+        GPUs that `nvidia-smi` would have to list are left out.
+        """
         from adapters.local.resources import FreeHostResources, declared_host
 
         root = self.root.absolute()
@@ -78,4 +85,7 @@ class LocalSiteConfig(ConfigSection):
         for kind in types:
             asked = replace(kind, gpu_milli=0) if self.gpus == "auto" else kind
             if isinstance(found := whole.find(asked), str):
-                yield ("types", kind.name), f"`{kind.name}` can never start: {found}. Make it smaller"
+                yield (
+                    ("types", kind.name),
+                    f"`{kind.name}` can never start: {found}. Make it smaller",
+                )

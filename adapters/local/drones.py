@@ -1,19 +1,20 @@
 """Drone directories: the claim on an id, the record that survives the controller, and the state of each drone.
 
-``<root>/<drone id>/`` holds the drone's output in ``log`` and its own directory, ``drone/``: a drone that root starts
-may give that to another account. The adapter's files are in ``.site/``, which no other
-account may enter:
+``<root>/<drone id>/`` holds the drone's output in ``log`` and its own directory, ``drone/``: a
+drone that root starts may give that to another account. The adapter's files are in ``.site/``,
+which no other account may enter:
 
-========== =====================================================================================================
-order.json type, allocation and controller: there from the beginning, as the directory is renamed into place
-script     what the launcher runs
-launcher   ``pid start boot``: the one process that may run the script; ``0 0 boot``: none ever will
-stop       the controller asked it to leave
-end        ``exited CODE``, ``killed`` or ``fault MESSAGE``: no process of it is left
-========== =====================================================================================================
+==========
+=====================================================================================================
+order.json type, allocation and controller: there from the beginning, as the directory is renamed
+into place script     what the launcher runs launcher   ``pid start boot``: the one process that may
+run the script; ``0 0 boot``: none ever will stop       the controller asked it to leave end
+``exited CODE``, ``killed`` or ``fault MESSAGE``: no process of it is left ==========
+=====================================================================================================
 
 A process is known by pid, start time and boot, never by pid alone. Every process of a drone carries
-``PROVISIONER_DRONE_ID=<id>`` in the environment that it was executed with, wherever it went (``proc(5)``, environ).
+``PROVISIONER_DRONE_ID=<id>`` in the environment that it was executed with, wherever it went
+(``proc(5)``, environ).
 """
 
 from __future__ import annotations
@@ -147,10 +148,17 @@ class LocalDrone:
         elif end is None and launcher is not None and not launcher.alive:
             end = self.end  # it may have ended in order between the two questions
             if end is None and not self.kill():
-                state, reason = RemoteState.UNKNOWN, "its launcher is gone, its processes cannot be killed"
+                state, reason = (
+                    RemoteState.UNKNOWN,
+                    "its launcher is gone, its processes cannot be killed",
+                )
             elif end is None:
                 rebooted = launcher.boot != boot_id()
-                end = self.finish("the host was rebooted" if rebooted else "its launcher vanished, probably killed")
+                end = self.finish(
+                    "the host was rebooted"
+                    if rebooted
+                    else "its launcher vanished, probably killed"
+                )
         return RemoteDrone(
             drone_id=self.id,
             state=state if end is None else RemoteState.ENDED,
@@ -192,7 +200,8 @@ class LocalDrone:
     def kill(self) -> bool:
         """Send SIGKILL to its processes and those of its sessions until none is left; return False if some stay.
 
-        A session with a tagged process in it belongs to the drone: its launcher starts one, and its jobs may.
+        A session with a tagged process in it belongs to the drone: its launcher starts one, and its
+        jobs may.
         """
         if account := self.record.drone_account:
             try:
@@ -215,7 +224,10 @@ class LocalDrone:
         return False
 
     def remove(self) -> None:
-        """Remove the directory from every listing at once, then from the disk. What resists keeps a ``.old-`` name."""
+        """Remove the directory from every listing at once, then from the disk.
+
+        What resists keeps a ``.old-`` name.
+        """
         if account := self.record.drone_account:
             account.empty(self.own)  # while it is still listed: a failure is tried again
         aside = self.path.with_name(_REMOVED + self.id)
@@ -269,7 +281,9 @@ def directories(root: Path) -> Iterator[Path]:
                         yield Path(entry.path)
 
 
-def claim(target: Path, record: DroneRecord, starter: Process, bootstrap: Bootstrap, environment: str = "") -> bool:
+def claim(
+    target: Path, record: DroneRecord, starter: Process, bootstrap: Bootstrap, environment: str = ""
+) -> bool:
     """Make a drone's directory, with its script and files, at once; return False if the id is taken.
 
     A drone of another account gets its ``environment`` as a script, since sudo passes none on.
@@ -280,19 +294,26 @@ def claim(target: Path, record: DroneRecord, starter: Process, bootstrap: Bootst
         if not _PLAIN_FILE_NAME.fullmatch(name):
             raise ValueError(f"admission file {name[:100]!r}: not a plain file name")
     account = record.drone_account
-    fresh = Path(tempfile.mkdtemp(prefix=f"{_UNFINISHED}{starter.pid}-{starter.start}-", dir=target.parent))
+    fresh = Path(
+        tempfile.mkdtemp(prefix=f"{_UNFINISHED}{starter.pid}-{starter.start}-", dir=target.parent)
+    )
     try:
         files = {".site/order.json": to_json(record).encode()}
         if account is not None:
             fresh.chmod(0o733)  # for a moment, under a name that nobody can list or guess
-            own = {**bootstrap.files, "script": bootstrap.script, "environment": environment.encode()}
+            own = {
+                **bootstrap.files,
+                "script": bootstrap.script,
+                "environment": environment.encode(),
+            }
             account.unpack(fresh / "drone", own)
         else:
             (fresh / "drone").mkdir(mode=0o700)
             files |= {f"drone/{name}": content for name, content in bootstrap.files.items()}
             files[".site/script"] = bootstrap.script
         if account is not None or os.geteuid() == 0:
-            fresh.chmod(0o711)  # an ordinary account, which a drone of root may become, must get through
+            # an ordinary account, which a drone of root may become, must get through
+            fresh.chmod(0o711)
         (fresh / ".site").mkdir(mode=0o700)
         for name, content in files.items():
             (fresh / name).touch(mode=0o600)
@@ -312,7 +333,9 @@ def clean_up(root: Path) -> None:
         names = [each.name for each in entries if each.is_dir(follow_symlinks=False)]
     for name in names:
         starter = _STARTER.match(name)
-        dead = starter is not None and not Process(int(starter[1]), int(starter[2]), boot_id()).alive
+        dead = (
+            starter is not None and not Process(int(starter[1]), int(starter[2]), boot_id()).alive
+        )
         if dead or name.startswith(_REMOVED):
             _erase(root / name)
 
@@ -328,7 +351,8 @@ def _erase(path: Path) -> None:
     shutil.rmtree(path, ignore_errors=True)
 
 
-# ---------------------------------------------------------------------------------------------------------- processes
+# ----------------------------------------------------------------------------------------------------------
+# processes
 
 
 @cache
@@ -360,7 +384,11 @@ class Process:
     @property
     def alive(self) -> bool:
         """True while it runs; a zombie does not."""
-        return self.pid > 0 and self.boot == boot_id() and _start_and_session(self.pid)[0] == self.start
+        return (
+            self.pid > 0
+            and self.boot == boot_id()
+            and _start_and_session(self.pid)[0] == self.start
+        )
 
     def signal(self, number: signal.Signals) -> bool:
         """Send a signal to exactly this process; False if it is gone."""
@@ -368,7 +396,8 @@ class Process:
 
 
 def _signal_if(pid: int, number: signal.Signals, is_meant: Callable[[int], bool]) -> bool:
-    # With a handle on it open, the pid cannot become another process's between the question and the signal.
+    # With a handle on it open, the pid cannot become another process's between the question and the
+    # signal.
     try:
         handle = os.pidfd_open(pid)
     except OSError:

@@ -40,7 +40,10 @@ class LocalHost:
 
 
 def survey(config: LocalSiteConfig) -> LocalHost:
-    """Return the resources of this host, as the configuration limits them. Raises :class:`UnavailableError`."""
+    """Return the resources of this host, as the configuration limits them.
+
+    Raises :class:`UnavailableError`.
+    """
     host = declared_host(config, config.root)
     if config.gpus != "auto":
         return host
@@ -49,14 +52,22 @@ def survey(config: LocalSiteConfig) -> LocalHost:
 
 
 def declared_host(config: LocalSiteConfig, root: Path) -> LocalHost:
-    """Return this host with the GPUs that the configuration declares. ``root``: a path on the disk for drones."""
-    specs = () if config.gpus == "auto" else [spec for spec in config.gpus for _ in range(spec.count)]
+    """Return this host with the GPUs that the configuration declares.
+
+    ``root``: a path on the disk for drones.
+    """
+    specs = (
+        () if config.gpus == "auto" else [spec for spec in config.gpus for _ in range(spec.count)]
+    )
     memory_mib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 20
     return LocalHost(
         cpus=config.cpus,
         memory_mib=memory_mib if config.memory is None else config.memory,
         disk_mib=disk_mib(root) if config.disk is None else config.disk,
-        gpus=tuple(LocalGpu(index, s.model, s.vram, s.capability, s.simulate) for index, s in enumerate(specs)),
+        gpus=tuple(
+            LocalGpu(index, s.model, s.vram, s.capability, s.simulate)
+            for index, s in enumerate(specs)
+        ),
     )
 
 
@@ -70,7 +81,10 @@ def disk_mib(root: Path) -> int:
 
 
 def _probe() -> tuple[tuple[LocalGpu, ...], tuple[str, ...]]:
-    """Return the GPUs that ``nvidia-smi`` lists, and notices. A driver that fails is a fault of this node."""
+    """Return the GPUs that ``nvidia-smi`` lists, and notices.
+
+    A driver that fails is a fault of this node.
+    """
     program = shutil.which("nvidia-smi")
     if program is None:
         return (), ("no nvidia-smi on this host: it has no GPUs for drones",)
@@ -84,17 +98,21 @@ def _probe() -> tuple[tuple[LocalGpu, ...], tuple[str, ...]]:
             timeout=PROBE_TIMEOUT_S,
         )
     except subprocess.TimeoutExpired as error:
-        raise UnavailableError(f"nvidia-smi did not answer within {PROBE_TIMEOUT_S:g} s", FaultKind.NODE) from error
+        raise UnavailableError(
+            f"nvidia-smi did not answer within {PROBE_TIMEOUT_S:g} s", FaultKind.NODE
+        ) from error
     except OSError as error:
         raise UnavailableError(f"nvidia-smi: {error}", FaultKind.NODE) from error
     return _listed(answer)
 
 
-def _listed(answer: subprocess.CompletedProcess[str]) -> tuple[tuple[LocalGpu, ...], tuple[str, ...]]:
+def _listed(
+    answer: subprocess.CompletedProcess[str],
+) -> tuple[tuple[LocalGpu, ...], tuple[str, ...]]:
     """Return the GPUs of an answer, and a notice for each line that describes none: one bad GPU spoils no other.
 
-    Whether a lost GPU changes the exit status depends on the driver. Raises :class:`UnavailableError` if no GPU is
-    readable.
+    Whether a lost GPU changes the exit status depends on the driver. Raises
+    :class:`UnavailableError` if no GPU is readable.
     """
     gpus: list[LocalGpu] = []
     notices: list[str] = []
@@ -105,20 +123,24 @@ def _listed(answer: subprocess.CompletedProcess[str]) -> tuple[tuple[LocalGpu, .
             continue
         gpus.append(gpu)
         if not gpu.vram_mib:
-            notices.append(f"nvidia-smi knows no memory size of GPU {gpu.index}: VRAM is not compared")
+            notices.append(
+                f"nvidia-smi knows no memory size of GPU {gpu.index}: VRAM is not compared"
+            )
     output = " ".join(f"{answer.stdout} {answer.stderr}".split())[:200]
     if not gpus and "no devices were found" in output.lower():
         return (), ("nvidia-smi finds no devices: this host has no GPUs for drones",)
     if not gpus and (answer.returncode or notices):
-        raise UnavailableError(f"nvidia-smi failed with status {answer.returncode}: {output}", FaultKind.NODE)
+        raise UnavailableError(
+            f"nvidia-smi failed with status {answer.returncode}: {output}", FaultKind.NODE
+        )
     return tuple(gpus), tuple(notices)
 
 
 def _parse(line: str) -> LocalGpu | None:
     """Parse a line like ``0, NVIDIA A100-SXM4-40GB, 40960, 8.0``; None if it describes no GPU.
 
-    Numbers that the driver does not know are words in brackets, and count as unknown: ``[N/A]``. A GPU whose answer is
-    an error (``[Unknown Error]``, ``[GPU is lost]``) is no usable one.
+    Numbers that the driver does not know are words in brackets, and count as unknown: ``[N/A]``. A
+    GPU whose answer is an error (``[Unknown Error]``, ``[GPU is lost]``) is no usable one.
     """
     index, *rest = (part.strip() for part in line.split(","))
     if not index.isdecimal() or len(rest) != 3 or "error" in line.lower() or "lost" in line.lower():
@@ -161,7 +183,13 @@ class FreeHostResources:
 
     @classmethod
     def of(cls, host: LocalHost, held: Iterable[HostAllocation] = ()) -> FreeHostResources:
-        room = cls(host.cpus, host.memory_mib, host.disk_mib, host.gpus, {gpu.index: WHOLE_GPU for gpu in host.gpus})
+        room = cls(
+            host.cpus,
+            host.memory_mib,
+            host.disk_mib,
+            host.gpus,
+            {gpu.index: WHOLE_GPU for gpu in host.gpus},
+        )
         for allocation in held:
             room.take(allocation)
         return room
@@ -202,8 +230,14 @@ class FreeHostResources:
         """Choose whole devices, then the fullest that still holds the rest: fewer if there is no room for all."""
         whole, rest = divmod(kind.gpu_milli, WHOLE_GPU)
         free = {gpu.index: self.free_milli[gpu.index] for gpu in self.gpus if _suits(gpu, kind)}
-        devices = dict.fromkeys([index for index, milli in free.items() if milli == WHOLE_GPU][:whole], WHOLE_GPU)
-        enough = [(milli, index) for index, milli in free.items() if index not in devices and milli >= rest > 0]
+        devices = dict.fromkeys(
+            [index for index, milli in free.items() if milli == WHOLE_GPU][:whole], WHOLE_GPU
+        )
+        enough = [
+            (milli, index)
+            for index, milli in free.items()
+            if index not in devices and milli >= rest > 0
+        ]
         return devices | ({min(enough)[1]: rest} if enough else {})
 
     def _gpu_shortage(self, kind: DroneType) -> str:
@@ -213,12 +247,19 @@ class FreeHostResources:
         suiting = [gpu for gpu in self.gpus if _suits(gpu, kind)]
         free = sum(self.free_milli[gpu.index] for gpu in suiting)
         have = sorted({f"{gpu.model or 'GPU'} {gpu.vram_mib} MiB" for gpu in self.gpus})
-        there = f"{free / WHOLE_GPU:g} of {len(suiting)} free" if suiting else f"none like it ({', '.join(have)})"
+        there = (
+            f"{free / WHOLE_GPU:g} of {len(suiting)} free"
+            if suiting
+            else f"none like it ({', '.join(have)})"
+        )
         return f"GPUs: {' '.join(filter(None, words))} wanted, {there if have else 'this host has none'}"
 
 
 def _suits(gpu: LocalGpu, kind: DroneType) -> bool:
-    """Return True if a device meets the type's requirements. Unknown values, on either side, are not compared."""
+    """Return True if a device meets the type's requirements.
+
+    Unknown values, on either side, are not compared.
+    """
     return (
         (not kind.gpu_model or not gpu.model or canonical(gpu.model) == canonical(kind.gpu_model))
         and (not gpu.vram_mib or gpu.vram_mib >= kind.vram_mib)

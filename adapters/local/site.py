@@ -1,6 +1,7 @@
 """The ``local`` site: drones are process groups on this host that outlive the controller.
 
-Its state is in the drones' directories and in ``/proc``, so another instance, after any crash, sees the same.
+Its state is in the drones' directories and in ``/proc``, so another instance, after any crash, sees
+the same.
 """
 
 from __future__ import annotations
@@ -24,7 +25,16 @@ from typing import Self, TypeVar
 
 from adapters.local.account import DroneAccount
 from adapters.local.config import LocalSiteConfig
-from adapters.local.drones import TAG, DroneRecord, LocalDrone, Process, claim, clean_up, directories, is_drone_id
+from adapters.local.drones import (
+    TAG,
+    DroneRecord,
+    LocalDrone,
+    Process,
+    claim,
+    clean_up,
+    directories,
+    is_drone_id,
+)
 from adapters.local.resources import FreeHostResources, LocalHost, disk_mib, survey
 from adapters.shared.starts import outcome_unknown, rejected
 from provisioner import drone as drone_contract
@@ -33,7 +43,10 @@ from provisioner.interfaces import AuditFinding, UnavailableError
 from provisioner.model import DroneId, FaultKind, OrderOutcome, OrderResult, RemoteState
 
 _INHERITED = ("PATH", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH")
-"""Variables that a drone inherits. The controller's environment may hold secrets, so there are no others."""
+"""Variables that a drone inherits.
+
+The controller's environment may hold secrets, so there are no others.
+"""
 _OF_ACCOUNT = ("HOME", "USER", "LOGNAME")
 """These as well, if it runs under the controller's account."""
 _LAUNCHER = Path(__file__).with_name("launcher.sh")
@@ -53,8 +66,15 @@ class LocalSite:
     Config = LocalSiteConfig
     on_this_host = True
 
-    def __init__(self, name: str, config: LocalSiteConfig, types: Sequence[model.DroneType], controller: str) -> None:
-        self._name, self._config, self._types, self._controller = name, config, tuple(types), controller
+    def __init__(
+        self, name: str, config: LocalSiteConfig, types: Sequence[model.DroneType], controller: str
+    ) -> None:
+        self._name, self._config, self._types, self._controller = (
+            name,
+            config,
+            tuple(types),
+            controller,
+        )
         self._root = config.root.absolute()
         self._turn = threading.Lock()
         self._host: LocalHost | None = None
@@ -82,7 +102,8 @@ class LocalSite:
         mine, others = self._root / f".claim-{self._controller}-{birth}-{os.getpid()}", list[str]()
         if mine not in _CLAIMS or not mine.exists():
             fd = os.open(mine, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            with contextlib.suppress(BlockingIOError):  # of a process with our number in another container
+            # of a process with our number in another container
+            with contextlib.suppress(BlockingIOError):
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 _CLAIMS[mine] = fd
         named = re.compile(rf"\.claim-{re.escape(self._controller)}-([a-z0-9]+)-(\d+)")
@@ -102,7 +123,9 @@ class LocalSite:
         try:
             (await asyncio.to_thread(tempfile.TemporaryFile, dir=self._root)).close()
         except OSError as error:
-            message = f"{self._root} cannot be written: {error.strerror}. Make it writable for this user"
+            message = (
+                f"{self._root} cannot be written: {error.strerror}. Make it writable for this user"
+            )
             return [AuditFinding("", "directory", message)]
         problem = await asyncio.to_thread(self._account.check, self._root) if self._account else ""
         return [AuditFinding("", "account", problem)] if problem else []
@@ -121,7 +144,9 @@ class LocalSite:
         try:
             return work()
         except OSError as error:
-            raise UnavailableError(f"{self._root}: {error.strerror or error}", FaultKind.NODE) from error
+            raise UnavailableError(
+                f"{self._root}: {error.strerror or error}", FaultKind.NODE
+            ) from error
         finally:
             self._turn.release()
 
@@ -133,7 +158,9 @@ class LocalSite:
             except FileNotFoundError:
                 continue  # not a drone, or removed meanwhile
             except ValueError as error:
-                notices.append(f"{drone.path}: not a readable drone directory: {str(error).splitlines()[0]}")
+                notices.append(
+                    f"{drone.path}: not a readable drone directory: {str(error).splitlines()[0]}"
+                )
             else:
                 yield drone
 
@@ -143,7 +170,9 @@ class LocalSite:
         drones: dict[DroneId, model.RemoteDrone] = {}
         listed = list(self._list(notices))
         bad = self._bad_gpus(listed)
-        notices += [f"GPU {gpu} is left out: its check failed in {bad[gpu].id}. {_TRY_AGAIN}" for gpu in bad]
+        notices += [
+            f"GPU {gpu} is left out: its check failed in {bad[gpu].id}. {_TRY_AGAIN}" for gpu in bad
+        ]
         whole, room = FreeHostResources.of(host), FreeHostResources.of(_without(host, bad))
         old: list[LocalDrone] = []
         for drone in listed:
@@ -154,15 +183,29 @@ class LocalSite:
             drones[drone.id] = remote = drone.listed()
             if remote.end is None:
                 drone.shorten_log()
-                if remote.state is not RemoteState.PENDING:  # what waits has its room promised by the planner
+                # what waits has its room promised by the planner
+                if remote.state is not RemoteState.PENDING:
                     room.take(drone.record.allocation)
-            elif time.time() - remote.end.at > self._config.retain_finished and drone not in bad.values():
+            elif (
+                time.time() - remote.end.at > self._config.retain_finished
+                and drone not in bad.values()
+            ):
                 old.append(drone)
         unfit = {t.name: found for t in self._types if isinstance(found := whole.find(t), str)}
-        lacks = {t.name: found for t in self._types if isinstance(found := room.find(t), str) and t.name not in unfit}
+        lacks = {
+            t.name: found
+            for t in self._types
+            if isinstance(found := room.find(t), str) and t.name not in unfit
+        }
         free = {kind.name: room.count(kind) for kind in self._types}
         view = model.SiteView(
-            self._name, time.time(), drones, free=free, notices=tuple(notices), lacks=lacks, unfit=unfit
+            self._name,
+            time.time(),
+            drones,
+            free=free,
+            notices=tuple(notices),
+            lacks=lacks,
+            unfit=unfit,
         )
         self._clean_up(old)
         return view
@@ -210,18 +253,28 @@ class LocalSite:
                     break
                 except BlockingIOError:
                     if time.monotonic() > give_up_at:
-                        raise UnavailableError(f"{self._root}: another controller holds its lock") from None
+                        raise UnavailableError(
+                            f"{self._root}: another controller holds its lock"
+                        ) from None
                     time.sleep(0.01)
             yield
 
-    def _start(self, order: model.StartOrder, host: LocalHost, room: FreeHostResources) -> OrderResult:
+    def _start(
+        self, order: model.StartOrder, host: LocalHost, room: FreeHostResources
+    ) -> OrderResult:
         """Claim the order's directory and launch it."""
         if not is_drone_id(order.drone_id) or not order.drone_id.startswith(f"{self._controller}-"):
             return rejected(order.drone_id, FaultKind.CONFIG, "not a drone id of this controller")
         if order.bootstrap is None:
-            return rejected(order.drone_id, FaultKind.CONFIG, "the order has no bootstrap: nothing to run")
+            return rejected(
+                order.drone_id, FaultKind.CONFIG, "the order has no bootstrap: nothing to run"
+            )
         if isinstance(never := FreeHostResources.of(host).find(order.type), str):
-            return rejected(order.drone_id, FaultKind.CONFIG, f"this host can never hold {order.type.key}: {never}")
+            return rejected(
+                order.drone_id,
+                FaultKind.CONFIG,
+                f"this host can never hold {order.type.key}: {never}",
+            )
         drone = LocalDrone(self._root / order.drone_id)
         try:
             if not drone.path.is_dir():
@@ -230,13 +283,25 @@ class LocalSite:
                     return rejected(order.drone_id, FaultKind.CAPACITY, f"no room now: {found}")
                 me = Process.own()
                 record = DroneRecord(
-                    self._controller, self._name, order.type.name, order.grace_s, str(me), found, self._config.account
+                    self._controller,
+                    self._name,
+                    order.type.name,
+                    order.grace_s,
+                    str(me),
+                    found,
+                    self._config.account,
                 )
-                environment = _drone_environment(order, order.bootstrap, drone, record, self._config, host)
+                environment = _drone_environment(
+                    order, order.bootstrap, drone, record, self._config, host
+                )
                 if claim(drone.path, record, me, order.bootstrap, _exports(environment)):
                     room.take(found)
             if not self._owns(drone.record):
-                return rejected(drone.id, FaultKind.CONFIG, f"the id belongs to controller {drone.record.controller}")
+                return rejected(
+                    drone.id,
+                    FaultKind.CONFIG,
+                    f"the id belongs to controller {drone.record.controller}",
+                )
             if drone.launcher is None:
                 self._launch(drone, order, order.bootstrap, host)
             give_up_at = time.monotonic() + _LAUNCH_WAIT_S
@@ -250,10 +315,24 @@ class LocalSite:
         except (OSError, subprocess.SubprocessError) as error:
             return self._undone(drone, error)
 
-    def _launch(self, drone: LocalDrone, order: model.StartOrder, bootstrap: model.Bootstrap, host: LocalHost) -> None:
+    def _launch(
+        self,
+        drone: LocalDrone,
+        order: model.StartOrder,
+        bootstrap: model.Bootstrap,
+        host: LocalHost,
+    ) -> None:
         """Run a launcher; of several launchers of a drone one wins."""
         record = drone.record
-        argv = ["setsid", "--fork", "/bin/sh", str(_LAUNCHER), str(drone.path), f"{record.grace_s:g}", record.account]
+        argv = [
+            "setsid",
+            "--fork",
+            "/bin/sh",
+            str(_LAUNCHER),
+            str(drone.path),
+            f"{record.grace_s:g}",
+            record.account,
+        ]
         if self._config.nice:
             argv = ["nice", "-n", str(self._config.nice), *argv]
         with open(drone.log, "ab", opener=lambda path, flags: os.open(path, flags, 0o600)) as log:
@@ -274,7 +353,9 @@ class LocalSite:
         """Return a rejection where it is certain that nothing runs, else an unknown outcome."""
         kind, what = FaultKind.NODE, str(error)
         if isinstance(error, OSError):
-            kind = FaultKind.DENIED if error.errno in (errno.EACCES, errno.EPERM) else FaultKind.NODE
+            kind = (
+                FaultKind.DENIED if error.errno in (errno.EACCES, errno.EPERM) else FaultKind.NODE
+            )
             what = f"{error.filename or drone.path}: {error.strerror or error}"
         if drone.path.is_dir() and not drone.abandon():
             return outcome_unknown(drone.id, what)
@@ -292,13 +373,19 @@ class LocalSite:
             return OrderResult(order.drone_id, OrderOutcome.OK)
         try:
             if not self._owns(drone.record):
-                return rejected(drone.id, FaultKind.CONFIG, f"it belongs to {drone.record.controller}")
+                return rejected(
+                    drone.id, FaultKind.CONFIG, f"it belongs to {drone.record.controller}"
+                )
             if drone.end is not None:
                 return _done(drone)
             drone.ask_to_stop()
             if drone.launcher is None and drone.abandon():
                 drone.finish("stopped before it was launched")
-            elif not order.kill and drone.launcher is not None and drone.launcher.signal(signal.SIGTERM):
+            elif (
+                not order.kill
+                and drone.launcher is not None
+                and drone.launcher.signal(signal.SIGTERM)
+            ):
                 pass
             elif drone.end is None:
                 if not drone.kill():
@@ -342,7 +429,9 @@ def _drone_environment(
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # the order in which nvidia-smi numbers devices
         "CUDA_VISIBLE_DEVICES": ",".join(map(str, indexes)),
     }
-    pretended = [gpu.simulate for gpu in host.gpus if gpu.index in indexes and gpu.simulate is not None]
+    pretended = [
+        gpu.simulate for gpu in host.gpus if gpu.index in indexes and gpu.simulate is not None
+    ]
     if pretended:
         # As many as this host has: of those the discovery takes the ones in CUDA_VISIBLE_DEVICES.
         contract["DRONE_GPU_SIMULATE"] = f"{pretended[0]},{len(host.gpus)}"

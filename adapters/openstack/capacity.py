@@ -1,13 +1,14 @@
 """Room in a cloud: hosts with GPUs as nodes, the project's quota, and the claims of the hardware's owner.
 
-Nova tells a project no host's name, only an id made of that and the project's (``nova/utils.py``, generate_hostid):
-who knows the names knows the ids. Servers of further projects on these hosts are not seen; where there are any, the
-operator configures hosts with what is left of them.
+Nova tells a project no host's name, only an id made of that and the project's (``nova/utils.py``,
+generate_hostid): who knows the names knows the ids. Servers of further projects on these hosts are
+not seen; where there are any, the operator configures hosts with what is left of them.
 
-Nova knows no queue: a create that finds no host becomes a server in ERROR, and only its owner tries again. So one that
-found no room claims it for a while (``wait``) after it failed, that its owner may try again and find it; then no more,
-or servers that were forgotten long ago, or made anew under another name, would claim room for ever. A server that was
-made anew under its own name claims nothing.
+Nova knows no queue: a create that finds no host becomes a server in ERROR, and only its owner tries
+again. So one that found no room claims it for a while (``wait``) after it failed, that its owner
+may try again and find it; then no more, or servers that were forgotten long ago, or made anew under
+another name, would claim room for ever. A server that was made anew under its own name claims
+nothing.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ def _total(sizes: Iterable[FlavorSize]) -> FlavorSize:
     return FlavorSize(*map(sum, zip(FlavorSize(), *sizes, strict=True)))
 
 
-# ---------------------------------------------------------------------------------------------------------------- hosts
+# ----------------------------------------------------------------------------------------------------------------
+# hosts
 
 
 def host_id(project: str, name: str) -> str:
@@ -62,12 +64,17 @@ def host_names(hosts: Iterable[HostConfig], projects: Iterable[str]) -> Mapping[
 
 
 def size_of(server: Server) -> FlavorSize:
-    """Return the size of a server's flavour. One that asks for an unknown number of GPUs has one at least."""
+    """Return the size of a server's flavour.
+
+    One that asks for an unknown number of GPUs has one at least.
+    """
     flavor = server.flavor
     if flavor is None:
         return FlavorSize()
     gpus = gpus_of(flavor.extra)
-    return FlavorSize(WHOLE_GPU * (1 if gpus is None else gpus), flavor.vcpus, flavor.memory_mib, flavor.disk_mib)
+    return FlavorSize(
+        WHOLE_GPU * (1 if gpus is None else gpus), flavor.vcpus, flavor.memory_mib, flavor.disk_mib
+    )
 
 
 def nodes(
@@ -79,13 +86,15 @@ def nodes(
 ) -> tuple[tuple[Node, ...], tuple[str, ...]]:
     """Return one node for each host, and notices about them for people.
 
-    ``ours`` are our drones' servers. ``others`` are all other servers seen, of our project and of the owner's; a
-    server may be in both. ``hosts`` are names by ids. A server that is on no host yet holds nothing. One that is off or
-    being deleted holds its place until it is gone.
+    ``ours`` are our drones' servers. ``others`` are all other servers seen, of our project and of
+    the owner's; a server may be in both. ``hosts`` are names by ids. A server that is on no host
+    yet holds nothing. One that is off or being deleted holds its place until it is gone.
     """
     from_volume = {name for name in config.types if config.server(name).boot_volume is not None}
     disks = {kind.name: 0 if kind.name in from_volume else kind.disk_mib for kind in types}
-    type_sizes = {t.name: FlavorSize(t.gpu_milli, t.cpus, t.memory_mib, disks[t.name]) for t in types}
+    type_sizes = {
+        t.name: FlavorSize(t.gpu_milli, t.cpus, t.memory_mib, disks[t.name]) for t in types
+    }
     sizes = {server.id: (server, size_of(server)) for server in others}
     for server in ours:
         name, size = server.metadata.get(TYPE_KEY, ""), size_of(server)
@@ -102,20 +111,29 @@ def nodes(
     for host in config.hosts:
         whole = FlavorSize(host.gpus * WHOLE_GPU, host.cpus, host.memory, host.disk)
         allowed_here = host.types or type_sizes
-        fitting = tuple(name for name, size in type_sizes.items() if name in allowed_here and size.within(whole))
+        fitting = tuple(
+            name for name, size in type_sizes.items() if name in allowed_here and size.within(whole)
+        )
         for name in host.names:
-            free = (max(0, total - used) for total, used in zip(whole, _total(held[name]), strict=True))
+            free = (
+                max(0, total - used) for total, used in zip(whole, _total(held[name]), strict=True)
+            )
             found.append(Node(name, fitting, *whole, *free))
     notices = []
     elsewhere = sum(1 for server in ours if server.host_id and server.host_id not in hosts)
     if elsewhere and found:
         notices.append(f"{elsewhere} of our servers are on hosts that `hosts` does not name")
-    uncounted = sorted({s.flavor.name for s, _ in sizes.values() if s.flavor and gpus_of(s.flavor.extra) is None})
-    notices += [f"flavor {name} does not tell how many GPUs it has: one is counted" for name in uncounted]
+    uncounted = sorted(
+        {s.flavor.name for s, _ in sizes.values() if s.flavor and gpus_of(s.flavor.extra) is None}
+    )
+    notices += [
+        f"flavor {name} does not tell how many GPUs it has: one is counted" for name in uncounted
+    ]
     return tuple(found), tuple(notices[:MAX_HOST_NOTICES])
 
 
-# ----------------------------------------------------------------------------------------------------- GPUs of flavours
+# -----------------------------------------------------------------------------------------------------
+# GPUs of flavours
 
 _RESOURCES = re.compile(r"resources[A-Za-z0-9_-]{0,64}:(?P<name>[A-Z0-9_]{1,255})")
 _MODEL = re.compile(
@@ -135,10 +153,13 @@ _MAX_GPUS = 64
 def gpus_of(extra: Mapping[str, str]) -> int | None:
     """Return whole GPUs, and shares that the flavour calls GPUs; None if their number is unknown.
 
-    It is unknown where a flavour asks for GPUs by a device profile, which only Cyborg can resolve, or by an invalid
-    number. An alias that is plausibly a GPU counts as one unless the flavour names another GPU alias.
+    It is unknown where a flavour asks for GPUs by a device profile, which only Cyborg can resolve,
+    or by an invalid number. An alias that is plausibly a GPU counts as one unless the flavour names
+    another GPU alias.
     """
-    names = {key: found["name"] for key in extra if (found := _RESOURCES.fullmatch(key)) is not None}
+    names = {
+        key: found["name"] for key in extra if (found := _RESOURCES.fullmatch(key)) is not None
+    }
     resources = [_number(extra[key]) for key, name in names.items() if _is_gpu_class(name)]
     aliases = []
     for each in filter(None, extra.get("pci_passthrough:alias", "").split(",")):  # `h100:2,ib:1`
@@ -161,18 +182,23 @@ def _is_gpu_class(name: str) -> bool:
 
 def _number(text: str) -> int | None:
     text = text.strip()
-    return min(int(text), _MAX_GPUS) if text.isascii() and text.isdecimal() and len(text) <= 9 else None
+    return (
+        min(int(text), _MAX_GPUS)
+        if text.isascii() and text.isdecimal() and len(text) <= 9
+        else None
+    )
 
 
-# ---------------------------------------------------------------------------------------------------------------- quota
+# ----------------------------------------------------------------------------------------------------------------
+# quota
 
 
 def allowed(limits: Limits, flavors: Mapping[str, Flavor]) -> Mapping[str, int] | None:
     """Return how many more servers the quota allows by drone type; None without any limit.
 
-    The numbers are alternatives. Nova has no quota for GPUs, so this alone never tells that there is room. Servers in
-    ERROR or shut off count as used until they are deleted. Another create may come in between: Nova then accepts the
-    server and puts it into ERROR (fault 413).
+    The numbers are alternatives. Nova has no quota for GPUs, so this alone never tells that there
+    is room. Servers in ERROR or shut off count as used until they are deleted. Another create may
+    come in between: Nova then accepts the server and puts it into ERROR (fault 413).
     """
     # -1 is unlimited; an operator may have lowered a limit below what is used.
     left = [None if limit < 0 else max(0, limit - used) for limit, used in limits]
@@ -181,28 +207,39 @@ def allowed(limits: Limits, flavors: Mapping[str, Flavor]) -> Mapping[str, int] 
     counts: dict[str, int] = {}
     for name, flavor in flavors.items():
         sizes = (1, flavor.vcpus, flavor.memory_mib)
-        fits = [room // size for room, size in zip(left, sizes, strict=True) if room is not None and size > 0]
+        fits = [
+            room // size
+            for room, size in zip(left, sizes, strict=True)
+            if room is not None and size > 0
+        ]
         if fits:
             counts[name] = min(fits)
     return counts
 
 
-# ------------------------------------------------------------------------------------------------------------ the owner
+# ------------------------------------------------------------------------------------------------------------
+# the owner
 
 
 def owners(servers: Iterable[Server], owner: OpenStackOwnerConfig) -> Sequence[Server]:
     """Return those of a project's servers that come before us: not drones of any controller, and only named ones."""
     pattern = re.compile(owner.names)
-    return [each for each in servers if DRONE_KEY not in each.metadata and pattern.search(each.name)]
+    return [
+        each for each in servers if DRONE_KEY not in each.metadata and pattern.search(each.name)
+    ]
 
 
 def claims(
-    theirs: Sequence[Server], nodes: Sequence[Node], hosts: Mapping[str, str], owner: OpenStackOwnerConfig, now: float
+    theirs: Sequence[Server],
+    nodes: Sequence[Node],
+    hosts: Mapping[str, str],
+    owner: OpenStackOwnerConfig,
+    now: float,
 ) -> tuple[tuple[OwnerDemand, ...], tuple[str, ...]]:
     """Return a claim for each size of waiting servers that some node could hold, and notices about the others.
 
-    Those without a GPU claim nothing unless one like them is on one of our nodes: elsewhere in the cloud there are
-    hosts for them, of which we do not know whether they are full.
+    Those without a GPU claim nothing unless one like them is on one of our nodes: elsewhere in the
+    cloud there are hosts for them, of which we do not know whether they are full.
     """
     with_cpu_servers = any(each.host_id in hosts and not size_of(each).gpu_milli for each in theirs)
     placed: dict[str, float] = defaultdict(float)
@@ -213,7 +250,9 @@ def claims(
     groups: dict[FlavorSize, list[Server]] = defaultdict(list)
     for server in theirs:
         size = size_of(server)
-        if (size.gpu_milli or with_cpu_servers) and _waits(server, placed[server.name], owner.wait, now):
+        if (size.gpu_milli or with_cpu_servers) and _waits(
+            server, placed[server.name], owner.wait, now
+        ):
             groups[size].append(server)
     found: list[OwnerDemand] = []
     impossible: list[str] = []
@@ -224,7 +263,10 @@ def claims(
             if size.within(FlavorSize(node.gpu_milli, node.cpus, node.memory_mib, node.disk_mib))
         )
         names = sorted({server.name for server in waiting})
-        who = printable(", ".join(names[:_MAX_NAMES_OF_SERVERS]) + ", ..." * (len(names) > _MAX_NAMES_OF_SERVERS))
+        who = printable(
+            ", ".join(names[:_MAX_NAMES_OF_SERVERS])
+            + ", ..." * (len(names) > _MAX_NAMES_OF_SERVERS)
+        )
         if could:
             since = min([now, *(server.created_at for server in waiting if server.created_at)])
             on = () if len(could) == len(nodes) else could
@@ -252,12 +294,20 @@ def owner_load(theirs: Iterable[Server], hosts: Mapping[str, str]) -> OwnerLoad:
 def _waits(server: Server, made_anew_at: float, wait_s: float, now: float) -> bool:
     """Return whether a server waits for a host.
 
-    Nova reports the present as the last change of a server that is on no host yet: that one waits since its creation.
+    Nova reports the present as the last change of a server that is on no host yet: that one waits
+    since its creation.
     """
     if server.host_id or server.launched_at or server.task == "deleting":
         return False
     if server.status == "BUILD":
         return now - server.created_at <= wait_s
-    if server.status != "ERROR" or server.fault is None or classify_fault(server.fault) is not FaultKind.CAPACITY:
+    if (
+        server.status != "ERROR"
+        or server.fault is None
+        or classify_fault(server.fault) is not FaultKind.CAPACITY
+    ):
         return False
-    return now - (server.updated_at or server.created_at) <= wait_s and made_anew_at <= server.created_at
+    return (
+        now - (server.updated_at or server.created_at) <= wait_s
+        and made_anew_at <= server.created_at
+    )

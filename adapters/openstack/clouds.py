@@ -1,9 +1,9 @@
 """Access to a cloud: an entry of a clouds.yaml, or the credentials in the site file.
 
-The file is read as openstacksdk reads it ("Configuring OpenStack SDK Applications"): the first one found, a secure.yaml
-beside it laid over it, keys with ``-`` or ``_``. It differs in this: a file that is named and not there, not readable
-or no YAML is an error, not passed over; the variables ``OS_*`` describe no cloud; what the adapter cannot do is refused
-and not ignored.
+The file is read as openstacksdk reads it ("Configuring OpenStack SDK Applications"): the first one
+found, a secure.yaml beside it laid over it, keys with ``-`` or ``_``. It differs in this: a file
+that is named and not there, not readable or no YAML is an error, not passed over; the variables
+``OS_*`` describe no cloud; what the adapter cannot do is refused and not ignored.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ _SUFFIXES = (".yaml", ".yml", ".json")
 _VERSION = re.compile(r"/v(2\.0|3)$")
 _APPLICATION_TYPE, _PASSWORD_TYPES = "v3applicationcredential", ("password", "v3password")
 _SECRET_KEYS = ("password", "application_credential_secret")
-_NO_PROFILES = "vendor profiles are not supported: write the profile's `auth_url` and the rest into the entry"
+_NO_PROFILES = (
+    "vendor profiles are not supported: write the profile's `auth_url` and the rest into the entry"
+)
 _NO_CERTIFICATES = "client certificates are not supported: use an application credential"
 UNSUPPORTED = {
     "profile": _NO_PROFILES,
@@ -62,8 +64,8 @@ class Access:
     """For people: who logs in."""
     secret: str = field(repr=False)
     identity: Record = field(repr=False)
-    """``auth`` of POST /v3/auth/tokens (Identity API v3, "Authenticating with an Application Credential" and "Password
-    authentication")."""
+    """``auth`` of POST /v3/auth/tokens (Identity API v3, "Authenticating with an Application
+    Credential" and "Password authentication")."""
     source: str
     """For people: where it is written."""
     region: str = ""
@@ -77,7 +79,10 @@ def read_access(settings: CloudAccess) -> Access:
     """Read the settings of a cloud with its secrets. Raises NoAccessError."""
     if settings.auth is None:
         return _EntryReader(*_entry(_found(settings.clouds_file), settings.cloud)).access(settings)
-    entry = {"auth_url": settings.auth.url, "application_credential_id": settings.auth.application_credential_id}
+    entry = {
+        "auth_url": settings.auth.url,
+        "application_credential_id": settings.auth.application_credential_id,
+    }
     try:
         entry["application_credential_secret"] = settings.auth.application_credential_secret.read()
     except SecretUnreadableError as error:
@@ -92,7 +97,9 @@ def trusted_certificates(access: Access) -> ssl.SSLContext | bool:
     try:
         return ssl.create_default_context(cafile=str(access.ca))
     except (OSError, ssl.SSLError) as error:
-        raise NoAccessError(f"{access.source}: the authorities of {access.ca} cannot be read: {_why(error)}") from None
+        raise NoAccessError(
+            f"{access.source}: the authorities of {access.ca} cannot be read: {_why(error)}"
+        ) from None
 
 
 def access_problems(settings: CloudAccess) -> Iterator[tuple[tuple[str, ...], str]]:
@@ -114,13 +121,17 @@ def _found(named: Path | None) -> Path:
         return Path(path_of_user).expanduser()
     home = Path("~").expanduser()
     own = Path(os.environ.get("XDG_CONFIG_HOME", "") or home / ".config")
-    places = dict.fromkeys((Path.cwd(), own / "openstack", home / ".config/openstack", Path("/etc/openstack")))
+    places = dict.fromkeys(
+        (Path.cwd(), own / "openstack", home / ".config/openstack", Path("/etc/openstack"))
+    )
     for directory in places:
         for suffix in _SUFFIXES:
             if (path := directory / f"clouds{suffix}").exists():
                 return path
     looked = ", ".join(map(str, places))
-    raise NoAccessError(f"there is no clouds.yaml in {looked}: write one, or say which with `clouds_file: path`")
+    raise NoAccessError(
+        f"there is no clouds.yaml in {looked}: write one, or say which with `clouds_file: path`"
+    )
 
 
 def _entry(file: Path, name: str) -> tuple[str, Mapping[str, Any]]:
@@ -133,13 +144,19 @@ def _entry(file: Path, name: str) -> tuple[str, Mapping[str, Any]]:
     found: dict[str, Any] = {}
     if not isinstance(clouds[name], dict):
         raise NoAccessError(f"{where}: it says nothing: write `auth:` and the rest below it")
-    secure = next((path for suffix in _SUFFIXES if (path := file.with_name(f"secure{suffix}")).exists()), None)
+    secure = next(
+        (path for suffix in _SUFFIXES if (path := file.with_name(f"secure{suffix}")).exists()), None
+    )
     entries = [clouds[name], _clouds(secure).get(name) if secure is not None else None]
-    for entry in entries:  # as openstacksdk has it, what stands beside `auth` comes before what stands in it
+    # as openstacksdk has it, what stands beside `auth` comes before what stands in it
+    for entry in entries:
         found |= mapping(mapping(entry).get("auth"))
     for entry in entries:
         found |= mapping(entry)
-    return where, {str(key).replace("-", "_").replace("tenant_", "project_"): value for key, value in found.items()}
+    return where, {
+        str(key).replace("-", "_").replace("tenant_", "project_"): value
+        for key, value in found.items()
+    }
 
 
 class _CloudsLoader(yaml.SafeLoader):
@@ -157,10 +174,13 @@ def _clouds(file: Path) -> Mapping[str, Any]:
     except OSError as error:
         raise NoAccessError(f"{file}: it cannot be read: {_why(error)}") from None
     except yaml.MarkedYAMLError as error:
-        # Its own words quote the file, and where a quote is forgotten what stands there may be the secret.
+        # Its own words quote the file, and where a quote is forgotten what stands there may be the
+        # secret.
         mark = error.problem_mark or error.context_mark
         line = f":{mark.line + 1}" if mark else ""
-        message = f"{file}{line}: not YAML here: indent alike, and quote texts with special characters"
+        message = (
+            f"{file}{line}: not YAML here: indent alike, and quote texts with special characters"
+        )
         raise NoAccessError(message) from None
     except (yaml.YAMLError, RecursionError, ValueError):
         raise NoAccessError(f"{file}: not YAML") from None
@@ -180,11 +200,19 @@ class _EntryReader:
         for key, instead in UNSUPPORTED.items():
             if self._entry.get(key):
                 raise self._error(f"`{key}`: {instead}")
-        if override := next((key for key in self._entry if key.endswith("_endpoint_override")), None):
-            raise self._error(f"`{override}` is not supported: the catalogue says where services are")
-        auth_url = self._wanted("auth_url", "Keystone's address, `https://keystone.example.org:5000/v3`")
+        if override := next(
+            (key for key in self._entry if key.endswith("_endpoint_override")), None
+        ):
+            raise self._error(
+                f"`{override}` is not supported: the catalogue says where services are"
+            )
+        auth_url = self._wanted(
+            "auth_url", "Keystone's address, `https://keystone.example.org:5000/v3`"
+        )
         if not HTTP_URL.fullmatch(auth_url):
-            raise self._error("`auth_url` is no address: write `https://keystone.example.org:5000/v3`")
+            raise self._error(
+                "`auth_url` is no address: write `https://keystone.example.org:5000/v3`"
+            )
         interface = (self._text("interface") or self._text("endpoint_type")).removesuffix("URL")
         ca = self._text("cacert")
         user, secret, identity = self._user()
@@ -196,7 +224,8 @@ class _EntryReader:
             source=self._where,
             region=settings.region or self._text("region_name"),
             interface=settings.interface or interface or "public",
-            verify=settings.ca is not None or self._text("verify").lower() not in ("false", "no", "off", "0"),
+            verify=settings.ca is not None
+            or self._text("verify").lower() not in ("false", "no", "off", "0"),
             ca=settings.ca or (Path(ca).expanduser() if ca else None),
         )
 
@@ -204,7 +233,11 @@ class _EntryReader:
         """Return who logs in, their secret, and the request that logs them in."""
         kind = (self._text("auth_type") or self._text("auth_plugin")).lower()
         if not kind:
-            kind = _APPLICATION_TYPE if "application_credential_secret" in self._entry else _PASSWORD_TYPES[0]
+            kind = (
+                _APPLICATION_TYPE
+                if "application_credential_secret" in self._entry
+                else _PASSWORD_TYPES[0]
+            )
         if kind == _APPLICATION_TYPE:
             secret = self._wanted("application_credential_secret", "the credential's secret")
             name = self._text("application_credential_name")
@@ -213,11 +246,17 @@ class _EntryReader:
             else:
                 name = self._wanted("application_credential_id", "the credential's id")
                 credential = {"id": name}
-            method = {"methods": ["application_credential"], "application_credential": {**credential, "secret": secret}}
+            method = {
+                "methods": ["application_credential"],
+                "application_credential": {**credential, "secret": secret},
+            }
             return f"application credential {printable(name, 64)}", secret, {"identity": method}
         if kind in _PASSWORD_TYPES:
             secret = self._wanted("password", "the user's password")
-            user, project = self._reference("user", "username"), self._reference("project", "project_name")
+            user, project = (
+                self._reference("user", "username"),
+                self._reference("project", "project_name"),
+            )
             method = {"methods": ["password"], "password": {"user": {**user, "password": secret}}}
             name = printable(user.get("id") or user["name"], 64)
             return f"user {name}", secret, {"identity": method, "scope": {"project": project}}

@@ -47,10 +47,16 @@ class ResolvedNames:
 
 
 class NameResolver:
-    """Names in the settings, looked up when first needed, and again after a while. Raises what the cloud raises."""
+    """Names in the settings, looked up when first needed, and again after a while.
+
+    Raises what the cloud raises.
+    """
 
     def __init__(
-        self, cloud: OpenStackCloud, config: OpenStackSiteConfig, clock: Callable[[], float] = time.monotonic
+        self,
+        cloud: OpenStackCloud,
+        config: OpenStackSiteConfig,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._cloud, self._config, self._clock = cloud, config, clock
         self._lock = asyncio.Lock()
@@ -70,7 +76,10 @@ class NameResolver:
             return {name: flavor for name, flavor in found.items() if flavor is not None}
 
     async def resolved(self, kind: DroneType) -> ResolvedNames:
-        """Return the ids that servers of a drone type are made from. Raises RejectedError (CONFIG)."""
+        """Return the ids that servers of a drone type are made from.
+
+        Raises RejectedError (CONFIG).
+        """
         async with self._lock:
             await self._refresh()
             if kind.name not in self._resolved:
@@ -80,7 +89,11 @@ class NameResolver:
     async def problems(self, kind: DroneType) -> Sequence[tuple[str, str]]:
         """Return problems of a drone type for an audit: setting and remedy."""
         flavor = (await self.flavors()).get(kind.name)
-        found = list(misfits(kind, flavor, self._config.server(kind.name))) if flavor is not None else []
+        found = (
+            list(misfits(kind, flavor, self._config.server(kind.name)))
+            if flavor is not None
+            else []
+        )
         try:
             await self.resolved(kind)
         except RejectedError as error:
@@ -103,12 +116,16 @@ class NameResolver:
         wanted = self._config.server(kind.name)
         flavor = self._flavor(wanted.flavor)
         if flavor is None:
-            raise _missing("flavour", wanted.flavor, [each.name for each in self._flavors if not each.disabled])
+            raise _missing(
+                "flavour", wanted.flavor, [each.name for each in self._flavors if not each.disabled]
+            )
         for what, message in misfits(kind, flavor, wanted):
             if what != "gpus-unknown":
                 raise RejectedError(message, FaultKind.CONFIG)
         image = await self._image(wanted.image, flavor)
-        networks = await self._ids("networks", wanted.networks) if wanted.networks is not None else None
+        networks = (
+            await self._ids("networks", wanted.networks) if wanted.networks is not None else None
+        )
         groups = await self._ids("security_groups", wanted.security_groups)
         if wanted.key_pair and wanted.key_pair not in (pairs := await self._cloud.key_pairs()):
             raise _missing("key pair", wanted.key_pair, pairs)
@@ -118,14 +135,22 @@ class NameResolver:
         images, name = await self._cloud.images(name_or_id), f"image `{_name(name_or_id)}`"
         usable = next((each for each in images if each.status.lower() == "active"), None)
         if usable is None:
-            problem = f"{name} cannot be used now: it is {printable(images[0].status, 40)}" if images else ""
+            problem = (
+                f"{name} cannot be used now: it is {printable(images[0].status, 40)}"
+                if images
+                else ""
+            )
             raise RejectedError(problem or f"there is no {name} for this project", FaultKind.CONFIG)
         if usable.min_memory_mib > flavor.memory_mib:
             message = f"{name} wants {format_size(usable.min_memory_mib)} of memory"
-            raise RejectedError(f"{message}: flavour `{_name(flavor.name)}` has less", FaultKind.CONFIG)
+            raise RejectedError(
+                f"{message}: flavour `{_name(flavor.name)}` has less", FaultKind.CONFIG
+            )
         return usable.id
 
-    async def _ids(self, key: Literal["networks", "security_groups"], wanted: Sequence[str]) -> tuple[str, ...]:
+    async def _ids(
+        self, key: Literal["networks", "security_groups"], wanted: Sequence[str]
+    ) -> tuple[str, ...]:
         """Return ids by ids or names. A name that several have matches none."""
         what = key.replace("_", " ").removesuffix("s")
         known = await self._cloud.names_by_id(key) if wanted else {}
@@ -141,14 +166,22 @@ class NameResolver:
         return tuple(found)
 
 
-def misfits(kind: DroneType, flavor: Flavor, wanted: OpenStackTypeConfig) -> Iterator[tuple[str, str]]:
+def misfits(
+    kind: DroneType, flavor: Flavor, wanted: OpenStackTypeConfig
+) -> Iterator[tuple[str, str]]:
     """Yield where a flavour differs from its drone type: dimension (``gpus-unknown``: not told) and remedy."""
     name = f"flavour `{_name(flavor.name)}`"
     gpus, wants = gpus_of(flavor.extra), kind.gpu_milli // WHOLE_GPU
     if gpus is None:
-        yield "gpus-unknown", f"{name} does not tell how many GPUs it has; drone type `{kind.name}` has {wants}"
+        yield (
+            "gpus-unknown",
+            f"{name} does not tell how many GPUs it has; drone type `{kind.name}` has {wants}",
+        )
     elif gpus != wants:
-        yield "gpus", f"{name} has {gpus} GPUs, drone type `{kind.name}` {wants}: change `gpus` or `flavor`"
+        yield (
+            "gpus",
+            f"{name} has {gpus} GPUs, drone type `{kind.name}` {wants}: change `gpus` or `flavor`",
+        )
     disk_mib, disk = flavor.disk_mib or kind.disk_mib, name  # 0: as large as the image
     if wanted.boot_volume is not None:
         disk_mib, disk = wanted.boot_volume.size, "its boot volume"
@@ -158,21 +191,26 @@ def misfits(kind: DroneType, flavor: Flavor, wanted: OpenStackTypeConfig) -> Ite
         ("disk", disk, disk_mib, kind.disk_mib),
     ):
         if has < needs:
-            there, wanted_here = (str(each) if setting == "cpus" else format_size(each) for each in (has, needs))
+            there, wanted_here = (
+                str(each) if setting == "cpus" else format_size(each) for each in (has, needs)
+            )
             message = f"`{setting}` of {of} is {there}, of drone type `{kind.name}` {wanted_here}"
             yield setting, f"{message}: change `{setting}` or the flavour"
 
 
 def _missing(what: str, name: str, known: Sequence[str]) -> RejectedError:
     options = choices(name, [_name(each) for each in known])
-    return RejectedError(f"there is no {what} `{_name(name)}` for this project: {options}", FaultKind.CONFIG)
+    return RejectedError(
+        f"there is no {what} `{_name(name)}` for this project: {options}", FaultKind.CONFIG
+    )
 
 
 def _name(text: str) -> str:
     return printable(text, 80)
 
 
-# ------------------------------------------------------------------------------------------------------------ user data
+# ------------------------------------------------------------------------------------------------------------
+# user data
 
 MAX_USER_DATA = 65535
 """Nova takes no more, counted in base64 (compute API reference, "user_data")."""
@@ -181,11 +219,13 @@ _SET_BY_GUEST = frozenset({"DRONE_DIR", "HOME", "PROVISIONER_DRONE_ID"})
 
 
 _GUEST: Mapping[str, str] = {"root": "", "PATH": _PATH, "setup_s": "900", "slack_s": "60"}
-"""Variables of the script that tests set: what is before each path of the system; the limit of the administrator's
-setup script; the time beyond its own limit that nothing takes longer than."""
+"""Variables of the script that tests set: what is before each path of the system; the limit of the
+administrator's setup script; the time beyond its own limit that nothing takes longer than."""
 
 
-def user_data(order: StartOrder, config: OpenStackSiteConfig, setup: bytes, guest: Mapping[str, str] = _GUEST) -> bytes:
+def user_data(
+    order: StartOrder, config: OpenStackSiteConfig, setup: bytes, guest: Mapping[str, str] = _GUEST
+) -> bytes:
     """Return the script for one checked order, compressed as cloud-init accepts it, before base64.
 
     Raises UnfitError if it is too large for Nova.
@@ -197,7 +237,9 @@ def user_data(order: StartOrder, config: OpenStackSiteConfig, setup: bytes, gues
     env = {**bootstrap.env, **config.env, **drone.environment(order)}
     lines = exports({name: value for name, value in env.items() if name not in _SET_BY_GUEST})
     step = "\n".join([*lines, f"exec sh {OURS}/script", ""]).encode("utf-8", "surrogateescape")
-    archive = gzip.compress(packed({**files, f"{OURS}/setup": setup, f"{OURS}/step": step}), mtime=0)
+    archive = gzip.compress(
+        packed({**files, f"{OURS}/setup": setup, f"{OURS}/step": step}), mtime=0
+    )
     variables = {
         "drone_id": order.drone_id,
         "scratch": config.scratch.rstrip("/") or "/",
@@ -210,23 +252,33 @@ def user_data(order: StartOrder, config: OpenStackSiteConfig, setup: bytes, gues
     function = f"files() {{\n    base64 -d <<'END_OF_FILES'\n{base64.encodebytes(archive).decode()}END_OF_FILES\n}}\n"
     shared = resources.files("adapters.shared").joinpath("tagged.sh").read_text()
     guest_script = resources.files(__package__).joinpath("guest.sh").read_text()
-    script = gzip.compress(f"#!/bin/sh\n{head}{function}{shared}{guest_script}".encode("ascii"), mtime=0)
+    script = gzip.compress(
+        f"#!/bin/sh\n{head}{function}{shared}{guest_script}".encode("ascii"), mtime=0
+    )
     size = len(base64.b64encode(script))
     if size > MAX_USER_DATA:
         sizes = f"the drone's files {sum(map(len, files.values()))} bytes, the setup script {len(setup)} bytes"
-        raise UnfitError(f"its user data are {size} bytes and may be {MAX_USER_DATA}, compressed: {sizes}")
+        raise UnfitError(
+            f"its user data are {size} bytes and may be {MAX_USER_DATA}, compressed: {sizes}"
+        )
     return script
 
 
 def server_request(
-    order: StartOrder, config: OpenStackSiteConfig, names: ServerNames, ids: ResolvedNames, script: bytes
+    order: StartOrder,
+    config: OpenStackSiteConfig,
+    names: ServerNames,
+    ids: ResolvedNames,
+    script: bytes,
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Return ``server`` and scheduler hints of POST /servers (microversion 2.52, or 2.67 with a volume type)."""
     wanted = config.server(order.type.name)
     body: dict[str, Any] = {
         "name": order.drone_id,
         "flavorRef": ids.flavor,
-        "networks": "auto" if ids.networks is None else [{"uuid": each} for each in ids.networks] or "none",
+        "networks": "auto"
+        if ids.networks is None
+        else [{"uuid": each} for each in ids.networks] or "none",
         "metadata": {**wanted.metadata, **names.metadata(order.drone_id, order.type.name)},
         "tags": names.tags(order.drone_id),
         "user_data": base64.b64encode(script).decode(),
@@ -245,7 +297,8 @@ def server_request(
         if wanted.boot_volume.type:
             volume["volume_type"] = wanted.boot_volume.type
         body["block_device_mapping_v2"] = [volume]
-    # Nova gives them to the ports that it makes; without a network it makes none, and looks for their names in vain.
+    # Nova gives them to the ports that it makes; without a network it makes none, and looks for
+    # their names in vain.
     if ids.security_groups and ids.networks != ():
         body["security_groups"] = [{"name": name} for name in ids.security_groups]
     special = {
@@ -263,22 +316,33 @@ _LATE_CREATE_S = 300.0
 
 
 class ServerCreation:
-    """The starts of one site. One call at a time creates; what it creates is bounded by ``config.parallel``."""
+    """The starts of one site.
 
-    def __init__(self, cloud: OpenStackCloud, config: OpenStackSiteConfig, names: ServerNames) -> None:
+    One call at a time creates; what it creates is bounded by ``config.parallel``.
+    """
+
+    def __init__(
+        self, cloud: OpenStackCloud, config: OpenStackSiteConfig, names: ServerNames
+    ) -> None:
         self._cloud, self._config, self._names = cloud, config, names
         self.resolver = NameResolver(cloud, config)
         self.starts = Starts(names.site, _LATE_CREATE_S)
 
-    async def start(self, orders: Sequence[StartOrder], known: Iterable[Server]) -> Sequence[OrderResult]:
+    async def start(
+        self, orders: Sequence[StartOrder], known: Iterable[Server]
+    ) -> Sequence[OrderResult]:
         """Start drones. ``known`` are our servers as last seen: some may be in a cell that does not answer now."""
         drone_ids = [order.drone_id for order in orders]
-        return await self.starts.run(drone_ids, lambda given_up: self._start(orders, known, given_up))
+        return await self.starts.run(
+            drone_ids, lambda given_up: self._start(orders, known, given_up)
+        )
 
     async def _start(
         self, orders: Sequence[StartOrder], known: Iterable[Server], given_up: asyncio.Event
     ) -> Sequence[OrderResult]:
-        there = await servers_of(self._cloud, self._names, {order.drone_id for order in orders}, known)
+        there = await servers_of(
+            self._cloud, self._names, {order.drone_id for order in orders}, known
+        )
         self.starts.there(there)
         path = self._config.setup
         try:
@@ -291,11 +355,17 @@ class ServerCreation:
             if order.drone_id in there:
                 return OrderResult(order.drone_id, OrderOutcome.OK, there[order.drone_id][0].id)
             if self.starts.may_come(order.drone_id):
-                return outcome_unknown(order.drone_id, "an earlier create of it may still get through")
+                return outcome_unknown(
+                    order.drone_id, "an earlier create of it may still get through"
+                )
             if given_up.is_set():
-                return rejected(order.drone_id, FaultKind.DOWN, "not asked for: there was no time left")
+                return rejected(
+                    order.drone_id, FaultKind.DOWN, "not asked for: there was no time left"
+                )
             try:
-                return OrderResult(order.drone_id, OrderOutcome.OK, await self._create(order, setup))
+                return OrderResult(
+                    order.drone_id, OrderOutcome.OK, await self._create(order, setup)
+                )
             except UnfitError as error:
                 return rejected(order.drone_id, FaultKind.CONFIG, str(error))
             except OutcomeUnknownError as error:

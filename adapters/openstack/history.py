@@ -25,10 +25,17 @@ async def past_servers(
 ) -> tuple[Sequence[Server], bool]:
     """Return the servers of a project, and whether some are left out.
 
-    They are those that exist and, the newest first, those that changed or were deleted after a time.
+    They are those that exist and, the newest first, those that changed or were deleted after a
+    time.
     """
-    found, began_at, left_out = {server.id: server for server in await cloud.servers()}, clock(), False
-    pages = cloud.each_page("compute", "/servers/detail", "servers", [("changes-since", moment(since))])
+    found, began_at, left_out = (
+        {server.id: server for server in await cloud.servers()},
+        clock(),
+        False,
+    )
+    pages = cloud.each_page(
+        "compute", "/servers/detail", "servers", [("changes-since", moment(since))]
+    )
     async with aclosing(pages):
         async for page in pages:
             found |= {server.id: server for server in map(parse_server, page)}
@@ -51,8 +58,9 @@ def site_history(
 ) -> SiteHistoryView:
     """Return the past of a site. ``left_out``: the oldest servers are missing.
 
-    ``flavors``: by drone type. ``hosts``: ids of the hosts of this site. Nova names no host of a deleted server: those
-    of the owner count if their flavour has been seen here. The use is known since the oldest deletion.
+    ``flavors``: by drone type. ``hosts``: ids of the hosts of this site. Nova names no host of a
+    deleted server: those of the owner count if their flavour has been seen here. The use is known
+    since the oldest deletion.
     """
     mine = sorted(ours, key=lambda server: -server.created_at)
     starts = [
@@ -65,7 +73,11 @@ def site_history(
     first = sorted(owners(theirs, owner), key=lambda server: -server.created_at) if owner else []
     left_out, first = left_out or len(first) > MAX_HISTORY_ROWS, first[:MAX_HISTORY_ROWS]
     here = {server.flavor.name for server in first if server.flavor and server.host_id in hosts}
-    held = [each for each in first if each.host_id in hosts or (_is_over(each) and _flavor_of(each) in here)]
+    held = [
+        each
+        for each in first
+        if each.host_id in hosts or (_is_over(each) and _flavor_of(each) in here)
+    ]
     ended = [server for server in held if _is_over(server) and since <= server.terminated_at <= now]
     if not ended:
         return SiteHistoryView((), tuple(starts), left_out)
@@ -84,6 +96,13 @@ def _flavor_of(server: Server) -> str:
 
 
 def _holds(servers: Iterable[Server], now: float) -> Iterator[tuple[float, float, int]]:
-    """Yield start, end and GPUs, in thousandths, of servers. A server that is shut off holds its GPUs."""
+    """Yield start, end and GPUs, in thousandths, of servers.
+
+    A server that is shut off holds its GPUs.
+    """
     for server in servers:
-        yield server.launched_at, server.terminated_at if _is_over(server) else now, size_of(server).gpu_milli
+        yield (
+            server.launched_at,
+            server.terminated_at if _is_over(server) else now,
+            size_of(server).gpu_milli,
+        )

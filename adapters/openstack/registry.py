@@ -1,14 +1,15 @@
 """The servers of one controller at one site: all that are there, and those that were deleted of late.
 
-Nova leaves the servers of a cell that is down silently out of every listing that is filtered, paged by hand or sorted
-(``nova/api/openstack/compute/servers.py``, _is_cell_down_supported); by their tag, drones would seem gone. So the
-listing is of the whole project without any filter, tells such servers as UNKNOWN, and ours are picked out by their
-metadata.
+Nova leaves the servers of a cell that is down silently out of every listing that is filtered, paged
+by hand or sorted (``nova/api/openstack/compute/servers.py``, _is_cell_down_supported); by their
+tag, drones would seem gone. So the listing is of the whole project without any filter, tells such
+servers as UNKNOWN, and ours are picked out by their metadata.
 
-Deleted servers are listed as changes, for as long as Nova keeps their rows, without tags and metadata, by their name
-alone. Changes are listed since the newest change that the cloud itself has reported, less a margin for the clocks of
-its API and its conductors. Our clock only bounds it, so that one server of next year does not end all news: where it is
-wrong, more is listed than is needed, never less.
+Deleted servers are listed as changes, for as long as Nova keeps their rows, without tags and
+metadata, by their name alone. Changes are listed since the newest change that the cloud itself has
+reported, less a margin for the clocks of its API and its conductors. Our clock only bounds it, so
+that one server of next year does not end all news: where it is wrong, more is listed than is
+needed, never less.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ MARGIN_S = 300.0
 """Largest difference of clocks within one cloud: a change listed twice costs less than one that is missed."""
 _MAX_GONE = 5000
 _LABEL = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
-_DRONE_ID_FORMAT = re.compile(rf"(?P<controller>{_LABEL})-[a-z0-9]{{1,32}}-(?:0|[1-9][0-9]{{0,17}})")
+_DRONE_ID_FORMAT = re.compile(
+    rf"(?P<controller>{_LABEL})-[a-z0-9]{{1,32}}-(?:0|[1-9][0-9]{{0,17}})"
+)
 _MAX_ID = 63
 _MAX_TAG = 60
 
@@ -59,13 +62,22 @@ class ServerNames(NamedTuple):
 
     def is_ours(self, drone_id: str) -> bool:
         found = _DRONE_ID_FORMAT.fullmatch(drone_id)
-        return found is not None and found["controller"] == self.controller and len(drone_id) <= _MAX_ID
+        return (
+            found is not None
+            and found["controller"] == self.controller
+            and len(drone_id) <= _MAX_ID
+        )
 
     def tags(self, drone_id: DroneId) -> list[str]:
         return ["gpu-drone", self.group_tag, tag(drone_id)]
 
     def metadata(self, drone_id: DroneId, kind: str) -> Mapping[str, str]:
-        return {DRONE_KEY: drone_id, CONTROLLER_KEY: self.controller, SITE_KEY: self.site, TYPE_KEY: kind}
+        return {
+            DRONE_KEY: drone_id,
+            CONTROLLER_KEY: self.controller,
+            SITE_KEY: self.site,
+            TYPE_KEY: kind,
+        }
 
     def drone_id(self, server: Server) -> DroneId | None:
         """Return the drone that a server is; None if it is no drone of this controller at this site."""
@@ -83,8 +95,8 @@ class RegistryView:
     servers: tuple[Server, ...] = ()
     """Ours that are there; those of a cell that is down with all that was known of them, as UNKNOWN."""
     gone: Mapping[str, Server] = field(default_factory=dict)
-    """Ours that were there or have been deleted of late, by id, as last known. DELETED: the cloud says so; any other
-    status: it is not listed any more, for no known reason."""
+    """Ours that were there or have been deleted of late, by id, as last known. DELETED: the cloud
+    says so; any other status: it is not listed any more, for no known reason."""
     others: tuple[Server, ...] = ()
     """All else in the project."""
 
@@ -109,15 +121,18 @@ class ServerRegistry:
         """The newest change that the cloud has reported, by its clock."""
 
     async def poll(self, cloud: OpenStackCloud) -> RegistryView:
-        """List our servers: two calls and their pages. Merges nothing if it raises what ``cloud`` raises."""
+        """List our servers: two calls and their pages.
+
+        Merges nothing if it raises what ``cloud`` raises.
+        """
         listed = self._completed(await cloud.servers())
         newest = max([self._newest, *(server.updated_at for server in listed)])
         deleted = await self._deleted(cloud, newest)
         self._newest = max([newest, *(server.updated_at for server in deleted.values())])
         before, self._there = self._there, {}
         for server in listed:
-            # A deleted one is listed again only from an old copy of Nova's tables. One that was missing for a while,
-            # or soft-deleted, may come back.
+            # A deleted one is listed again only from an old copy of Nova's tables. One that was
+            # missing for a while, or soft-deleted, may come back.
             was_deleted = server.id in self._gone and self._gone[server.id][0].status == "DELETED"
             if server.id not in deleted and not was_deleted:
                 self._gone.pop(server.id, None)
@@ -126,14 +141,21 @@ class ServerRegistry:
             known = before.get(server.id) or self._gone.get(server.id, (server, 0.0))[0]
             if self._names.drone_id(known) is not None:
                 since = self._gone[server.id][1] if server.id in self._gone else self._clock()
-                self._gone[server.id] = (_ended(known, server) if server.status in GONE else known), since
-        ours = [server for server in self._there.values() if self._names.drone_id(server) is not None]
+                self._gone[server.id] = (
+                    (_ended(known, server) if server.status in GONE else known),
+                    since,
+                )
+        ours = [
+            server for server in self._there.values() if self._names.drone_id(server) is not None
+        ]
         others = [server for server in self._there.values() if self._names.drone_id(server) is None]
         # Older ones are forgotten once they are not listed any more.
         oldest = self._clock() - self._keep_s
         kept = [(i, each) for i, each in self._gone.items() if each[1] > oldest or i in deleted]
         self._gone = dict(kept[-_MAX_GONE:])
-        lately = {server_id: server for server_id, (server, since) in self._gone.items() if since > oldest}
+        lately = {
+            server_id: server for server_id, (server, since) in self._gone.items() if since > oldest
+        }
         return RegistryView(tuple(ours), lately, tuple(others))
 
     def _completed(self, listed: Sequence[Server]) -> Sequence[Server]:
@@ -147,7 +169,10 @@ class ServerRegistry:
             raise UnavailableError(
                 f"a part of the cloud (a cell) does not answer, and {len(strange)} servers in it may be ours"
             )
-        return [replace(known[s.id], status="UNKNOWN", task="", power=0) if s.id in bare else s for s in listed]
+        return [
+            replace(known[s.id], status="UNKNOWN", task="", power=0) if s.id in bare else s
+            for s in listed
+        ]
 
     async def _deleted(self, cloud: OpenStackCloud, newest: float) -> Mapping[str, Server]:
         """Return servers that were deleted of late, those between two lives of this controller included."""
@@ -188,8 +213,9 @@ class ServerListing:
     over: Mapping[DroneId, Server] = field(default_factory=dict)
     """To be deleted, once it is known how they ended."""
     unsettled: Mapping[DroneId, Server] = field(default_factory=dict)
-    """Gone, and how is not known yet. What the cloud says to be deleted is listed as STOPPED until then, for as long as
-    ``RegistryView.gone`` has it; what is merely not listed any more is left out."""
+    """Gone, and how is not known yet. What the cloud says to be deleted is listed as STOPPED until
+    then, for as long as ``RegistryView.gone`` has it; what is merely not listed any more is left
+    out."""
     notices: tuple[str, ...] = ()
 
 
@@ -203,18 +229,23 @@ def listing(
 ) -> ServerListing:
     """Return the drones that servers represent.
 
-    ``asked`` are drones that this controller asked to leave. ``hosts`` are names of hosts by their ids.
+    ``asked`` are drones that this controller asked to leave. ``hosts`` are names of hosts by their
+    ids.
     """
     drones: dict[DroneId, RemoteDrone] = {}
     surplus, notices = [], []
     over: dict[DroneId, Server] = {}
     unsettled: dict[DroneId, Server] = {}
 
-    def add(drone_id: DroneId, server: Server, state: RemoteState, started_at: float, **more: Any) -> None:
+    def add(
+        drone_id: DroneId, server: Server, state: RemoteState, started_at: float, **more: Any
+    ) -> None:
         # The beginning of a host's id groups drones on one host whose name is not known.
         node = hosts.get(server.host_id) or printable(server.host_id[:12], 12)
         slot, kind = f"{server.id}@{node}" if node else "", server.metadata.get(TYPE_KEY, "")
-        drones[drone_id] = RemoteDrone(drone_id, state, server.id, kind, started_at, node=node, slot=slot, **more)
+        drones[drone_id] = RemoteDrone(
+            drone_id, state, server.id, kind, started_at, node=node, slot=slot, **more
+        )
 
     for drone_id, several in _by_drone(view.servers, names).items():
         server, *rest = several
@@ -222,7 +253,9 @@ def listing(
         pending = phase.state is RemoteState.PENDING
         started_at = 0.0 if pending else min(server.launched_at, now)
         # Our own request to leave is no notice.
-        notice_at = min(server.updated_at or now, now) if phase.leaving and drone_id not in asked else 0.0
+        notice_at = (
+            min(server.updated_at or now, now) if phase.leaving and drone_id not in asked else 0.0
+        )
         blocked, reason = phase.fault if pending else None, printable(phase.why, MAX_REASON)
         more = {"reason": reason, "notice_at": notice_at, "blocked": blocked, "final": phase.final}
         add(drone_id, server, phase.state, started_at, **more)
@@ -243,11 +276,16 @@ def listing(
         if server.status in GONE:
             reason = "was deleted, and its cloud has not said yet by whom"
             add(drone_id, server, RemoteState.STOPPED, server.launched_at, reason=reason)
-    return ServerListing(drones, tuple(surplus), over, unsettled, tuple(notices[:MAX_SERVER_NOTICES]))
+    return ServerListing(
+        drones, tuple(surplus), over, unsettled, tuple(notices[:MAX_SERVER_NOTICES])
+    )
 
 
 async def servers_of(
-    cloud: OpenStackCloud, names: ServerNames, drone_ids: Collection[DroneId], known: Iterable[Server]
+    cloud: OpenStackCloud,
+    names: ServerNames,
+    drone_ids: Collection[DroneId],
+    known: Iterable[Server],
 ) -> Mapping[DroneId, Sequence[Server]]:
     """Return the servers of these drones that the cloud lists now, those with most to lose first.
 
@@ -255,8 +293,14 @@ async def servers_of(
     """
     listed = await cloud.servers(tag=names.group_tag)
     silent = [server for server in known if server.status == "UNKNOWN"]
-    servers = {server.id: server for server in (*silent, *listed) if server.status not in GONE}.values()
-    return {drone_id: each for drone_id, each in _by_drone(servers, names).items() if drone_id in drone_ids}
+    servers = {
+        server.id: server for server in (*silent, *listed) if server.status not in GONE
+    }.values()
+    return {
+        drone_id: each
+        for drone_id, each in _by_drone(servers, names).items()
+        if drone_id in drone_ids
+    }
 
 
 def _by_drone(servers: Iterable[Server], names: ServerNames) -> Mapping[DroneId, Sequence[Server]]:

@@ -1,17 +1,19 @@
 """Servers and other objects of a cloud as records, and what Nova's states, faults and rejections mean.
 
-Times are seconds since the epoch, UTC; 0 where the cloud does not tell. Sizes are MiB; disk sizes come in GiB. A field
-that is missing or invalid is left at its default; identities must be there. Names of fields: compute API reference,
-"List Servers Detailed" and the like.
+Times are seconds since the epoch, UTC; 0 where the cloud does not tell. Sizes are MiB; disk sizes
+come in GiB. A field that is missing or invalid is left at its default; identities must be there.
+Names of fields: compute API reference, "List Servers Detailed" and the like.
 
-Sources of the states: "Server concepts" of the compute API guide; ``nova/api/openstack/common.py`` (_STATE_MAP) for how
-they come from vm_state and task_state; ``nova/compute/api.py`` (check_instance_state) for what may be asked of a server
-in which state; ``nova/compute/manager.py`` (_sync_instance_power_state) for what Nova does with a guest that went off.
+Sources of the states: "Server concepts" of the compute API guide; ``nova/api/openstack/common.py``
+(_STATE_MAP) for how they come from vm_state and task_state; ``nova/compute/api.py``
+(check_instance_state) for what may be asked of a server in which state; ``nova/compute/manager.py``
+(_sync_instance_power_state) for what Nova does with a guest that went off.
 
-Sources of the errors: Nova 34 (``nova/exception.py``; ``nova/compute/manager.py``: ``_build_and_run_instance`` and
-``_build_resources``; statuses: ``create`` in ``nova/api/openstack/compute/servers.py``), neutron-lib (``exceptions``:
-OverQuota, IpAddressGenerationFailure) and Cinder (``exception.py``: QuotaError and its children). They have hardly
-changed since Pike. The shape of an error is in the compute API guide under "Faults".
+Sources of the errors: Nova 34 (``nova/exception.py``; ``nova/compute/manager.py``:
+``_build_and_run_instance`` and ``_build_resources``; statuses: ``create`` in
+``nova/api/openstack/compute/servers.py``), neutron-lib (``exceptions``: OverQuota,
+IpAddressGenerationFailure) and Cinder (``exception.py``: QuotaError and its children). They have
+hardly changed since Pike. The shape of an error is in the compute API guide under "Faults".
 """
 
 from __future__ import annotations
@@ -24,7 +26,13 @@ from enum import Enum, auto
 from typing import Any, NamedTuple
 
 from adapters.shared.printing import printable
-from provisioner.interfaces import AdapterError, AuthError, OutcomeUnknownError, RejectedError, UnavailableError
+from provisioner.interfaces import (
+    AdapterError,
+    AuthError,
+    OutcomeUnknownError,
+    RejectedError,
+    UnavailableError,
+)
 from provisioner.model import FaultKind, RemoteState
 from provisioner.values import frozen
 
@@ -61,7 +69,11 @@ def text(record: Record, key: str) -> str:
 
 def _number(record: Record, key: str, default: int = 0) -> int:
     value = record.get(key)
-    return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < _MAX_NUMBER else default
+    return (
+        value
+        if isinstance(value, int) and not isinstance(value, bool) and abs(value) < _MAX_NUMBER
+        else default
+    )
 
 
 def _texts(value: object) -> Mapping[str, str]:
@@ -142,7 +154,10 @@ class Server:
 
 
 def parse_server(record: Record) -> Server:
-    """Parse a server of a detailed listing. One of a cell that is down has little more than id and UNKNOWN."""
+    """Parse a server of a detailed listing.
+
+    One of a cell that is down has little more than id and UNKNOWN.
+    """
     flavor, fault = mapping(record.get("flavor")), record.get("fault")
     attached = mappings(record.get("os-extended-volumes:volumes_attached"))
     return Server(
@@ -158,9 +173,13 @@ def parse_server(record: Record) -> Server:
         host_id=text(record, "hostId"),
         flavor=parse_flavor(flavor) if "original_name" in flavor else None,
         metadata=_texts(record.get("metadata")),
-        fault=ServerFault(_number(fault, "code"), text(fault, "message")) if isinstance(fault, dict) else None,
+        fault=ServerFault(_number(fault, "code"), text(fault, "message"))
+        if isinstance(fault, dict)
+        else None,
         # An attachment that a person made is theirs.
-        volumes=tuple(text(each, "id") for each in attached if each.get("delete_on_termination") is True),
+        volumes=tuple(
+            text(each, "id") for each in attached if each.get("delete_on_termination") is True
+        ),
     )
 
 
@@ -175,7 +194,9 @@ class ServerAction(NamedTuple):
 
 
 def parse_action(record: Record) -> ServerAction:
-    return ServerAction(text(record, "action"), text(record, "user_id"), _instant(record, "start_time"))
+    return ServerAction(
+        text(record, "action"), text(record, "user_id"), _instant(record, "start_time")
+    )
 
 
 class Limits(NamedTuple):
@@ -213,7 +234,8 @@ def parse_image(record: Record) -> Image:
     )
 
 
-# ------------------------------------------------------------------------------------------------------------- states
+# -------------------------------------------------------------------------------------------------------------
+# states
 
 MAX_REASON = 300
 """Characters of a reason."""
@@ -226,7 +248,10 @@ class StopMethod(Enum):
     """Way in which a server is stopped with notice. Without notice, all are deleted."""
 
     SHUT_DOWN = auto()
-    """By os-stop, which notifies its guest. Nova takes that of an active server only on which nothing else is done."""
+    """By os-stop, which notifies its guest.
+
+    Nova takes that of an active server only on which nothing else is done.
+    """
     NONE = auto()
     """It is on its way already, and would only be cut short."""
     DELETE = auto()
@@ -258,8 +283,8 @@ SERVER_STATES: Mapping[str, ServerPhase] = {
     # The guest runs on while these go on.
     "PASSWORD": ServerPhase(_RUNNING, "its password is being set"),
     "MIGRATING": ServerPhase(_RUNNING, "is being moved to another host"),
-    # Somebody does something with it, and what it was made of is still there: they may give it back. Its guest does not
-    # run, or starts anew, and whether a drone is in it the pool says.
+    # Somebody does something with it, and what it was made of is still there: they may give it
+    # back. Its guest does not run, or starts anew, and whether a drone is in it the pool says.
     "PAUSED": ServerPhase(_UNKNOWN, "was paused at its cloud"),
     "REBOOT": ServerPhase(_UNKNOWN, "is being rebooted"),
     "HARD_REBOOT": ServerPhase(_UNKNOWN, "is being rebooted"),
@@ -268,15 +293,18 @@ SERVER_STATES: Mapping[str, ServerPhase] = {
     "RESIZE": ServerPhase(_UNKNOWN, "is being resized or moved, and off meanwhile"),
     "VERIFY_RESIZE": ServerPhase(_UNKNOWN, "was resized or moved, and waits for a yes"),
     "REVERT_RESIZE": ServerPhase(_UNKNOWN, "is moved back to where it was"),
-    # It is off, by itself or by somebody (``termination.py``), and what it held is held still: SHUTOFF and SHELVED
-    # servers keep their place on the host, all of them count against the quota, until they are deleted.
+    # It is off, by itself or by somebody (``termination.py``), and what it held is held still:
+    # SHUTOFF and SHELVED servers keep their place on the host, all of them count against the quota,
+    # until they are deleted.
     "SHUTOFF": ServerPhase(_OFF, "has shut down"),
     "SUSPENDED": ServerPhase(_OFF, "was suspended at its cloud", taken=True),
     "SHELVED": ServerPhase(_OFF, "was shelved at its cloud", taken=True),
     "SHELVED_OFFLOADED": ServerPhase(_OFF, "was shelved at its cloud", taken=True),
-    "ERROR": ServerPhase(_OFF, "is in error", fault=FaultKind.NODE),  # one that ran; see server_phase() for the others
-    # Told by ``changes-since`` alone. A soft-deleted one is off, out of the quota and out of all listings; what it held
-    # on its host comes back when the cloud gets round to it (reclaim_instance_interval), or an administrator does.
+    # one that ran; see server_phase() for the others
+    "ERROR": ServerPhase(_OFF, "is in error", fault=FaultKind.NODE),
+    # Told by ``changes-since`` alone. A soft-deleted one is off, out of the quota and out of all
+    # listings; what it held on its host comes back when the cloud gets round to it
+    # (reclaim_instance_interval), or an administrator does.
     "DELETED": ServerPhase(_ENDED, "was deleted", stop=StopMethod.NONE),
     "SOFT_DELETED": ServerPhase(_ENDED, "was deleted", stop=StopMethod.NONE),
     # "Handling Down Cells" in the guide. The API says the same of a vm_state that it does not know.
@@ -304,8 +332,8 @@ _BY_POWER: Mapping[int, ServerPhase] = {
     PAUSED_GUEST: ServerPhase(_UNKNOWN, "its guest was paused by its hypervisor"),
     SUSPENDED_GUEST: ServerPhase(_UNKNOWN, "its guest was suspended by its hypervisor"),
 }
-"""Power states of an active server without a task: Nova's periodic check of its guests writes this first, then stops
-those that are off, crashed or suspended, and lets paused ones be."""
+"""Power states of an active server without a task: Nova's periodic check of its guests writes this
+first, then stops those that are off, crashed or suspended, and lets paused ones be."""
 
 
 def server_phase(server: Server) -> ServerPhase:
@@ -320,7 +348,9 @@ def server_phase(server: Server) -> ServerPhase:
         case "BUILD" if server.task:
             phase = replace(phase, why=printable(f"{phase.why}: {server.task}", MAX_REASON))
         case "ACTIVE" if server.task:
-            phase = replace(phase, why=printable(f"{server.task} goes on", MAX_REASON), stop=StopMethod.DELETE)
+            phase = replace(
+                phase, why=printable(f"{server.task} goes on", MAX_REASON), stop=StopMethod.DELETE
+            )
         case "ACTIVE":
             phase = _BY_POWER.get(server.power, phase)
     if server.task in _ENDING_TASKS and phase.state is not _ENDED:
@@ -331,8 +361,8 @@ def server_phase(server: Server) -> ServerPhase:
 def _phase_in_error(server: Server) -> ServerPhase:
     """Return the phase of a server in ERROR.
 
-    One that was never launched waits in vain. Another is dead, unless the hypervisor says that its guest runs: a
-    failed live migration leaves jobs at work in such a server.
+    One that was never launched waits in vain. Another is dead, unless the hypervisor says that its
+    guest runs: a failed live migration leaves jobs at work in such a server.
     """
     words = printable(server.fault.message.strip(), MAX_REASON) if server.fault is not None else ""
     words = words or "in error, and its cloud does not say why"
@@ -340,11 +370,14 @@ def _phase_in_error(server: Server) -> ServerPhase:
         kind = classify_fault(server.fault) if server.fault is not None else FaultKind.UNKNOWN
         return ServerPhase(_PENDING, words, fault=kind, final=True)
     if server.power == _RUNNING_GUEST:
-        return ServerPhase(_UNKNOWN, printable(f"in error, and its guest runs: {words}", MAX_REASON))
+        return ServerPhase(
+            _UNKNOWN, printable(f"in error, and its guest runs: {words}", MAX_REASON)
+        )
     return replace(SERVER_STATES["ERROR"], why=words)
 
 
-# ------------------------------------------------------------------------------------------------- the words of errors
+# -------------------------------------------------------------------------------------------------
+# the words of errors
 
 _Patterns = Sequence[tuple[str, FaultKind]]
 
@@ -382,7 +415,8 @@ _SHARED_SERVICE = (
     r"|timed out waiting for a reply|unable to communicate with the placement api|could not fetch image",
     FaultKind.DOWN,
 )
-# The agent on that host did not plug or bind the port within vif_plugging_timeout; on another host it may.
+# The agent on that host did not plug or bind the port within vif_plugging_timeout; on another host
+# it may.
 _HOST_NETWORK = (
     r"failed to allocate the network|binding failed for port|virtual interface creation failed|port update failed",
     FaultKind.NODE,
@@ -392,23 +426,36 @@ _LOCKED = (r"\bis locked\b", FaultKind.DENIED)
 
 _REJECTED: _Patterns = (_REQUEST_LIMITS, _QUOTA, _CAPACITY, _BAD_REQUEST, _LOCKED)
 """Categories of rejected orders; the first row that matches counts."""
-_IN_ERROR: _Patterns = (_REQUEST_LIMITS, _QUOTA, _CAPACITY, _SHARED_SERVICE, _HOST_NETWORK, _BAD_REQUEST)
-"""Categories of servers in ERROR. A host's network comes before the bad request, whose words say `network`, too."""
+_IN_ERROR: _Patterns = (
+    _REQUEST_LIMITS,
+    _QUOTA,
+    _CAPACITY,
+    _SHARED_SERVICE,
+    _HOST_NETWORK,
+    _BAD_REQUEST,
+)
+"""Categories of servers in ERROR.
+
+A host's network comes before the bad request, whose words say `network`, too.
+"""
 
 
 def _matching(patterns: _Patterns, words: str) -> FaultKind | None:
     words = " ".join(words[:1000].split())
-    return next((kind for pattern, kind in patterns if re.search(pattern, words, re.IGNORECASE)), None)
+    return next(
+        (kind for pattern, kind in patterns if re.search(pattern, words, re.IGNORECASE)), None
+    )
 
 
 def classify_fault(fault: ServerFault) -> FaultKind:
     """Return the kind of the fault of a server in ERROR.
 
-    Words that no table knows come from a hypervisor (libvirt, a traceback's last line, "Failure prepping block
-    device"): the fault is its host's. "Exhausted all hosts available for retrying" hides what each host reported; all
-    that remains is that no host was left.
+    Words that no table knows come from a hypervisor (libvirt, a traceback's last line, "Failure
+    prepping block device"): the fault is its host's. "Exhausted all hosts available for retrying"
+    hides what each host reported; all that remains is that no host was left.
     """
-    if fault.code == 413:  # the conductor counts again after the API has: two creates at a time meet there
+    # the conductor counts again after the API has: two creates at a time meet there
+    if fault.code == 413:
         return FaultKind.QUOTA
     return _matching(_IN_ERROR, fault.message) or FaultKind.NODE
 
@@ -416,9 +463,10 @@ def classify_fault(fault: ServerFault) -> FaultKind:
 def order_error(status: int, key: str, message: str, *, words: str) -> AdapterError:
     """Return the error to raise for a rejected order.
 
-    ``key`` is the name of the fault in the body (``badRequest``, ``NeutronError``), ``message`` its words, ``words``
-    those to report. 500, 502 and 504 leave the outcome open: Nova may have recorded the server before something else
-    failed, and a proxy may have passed the order on. 503 comes from a service that did not accept it.
+    ``key`` is the name of the fault in the body (``badRequest``, ``NeutronError``), ``message`` its
+    words, ``words`` those to report. 500, 502 and 504 leave the outcome open: Nova may have
+    recorded the server before something else failed, and a proxy may have passed the order on. 503
+    comes from a service that did not accept it.
     """
     if status in (429, 413) and not re.search(_QUOTA_WORDS, message, re.IGNORECASE):
         # Without the key it is a proxy's word for a request that is too large.
@@ -450,14 +498,17 @@ def read_error(status: int, key: str, words: str) -> AdapterError:
 def fault_in(body: Record) -> tuple[str, str]:
     """Return the key of the fault in a body and its words; empty for an unknown shape.
 
-    Shapes: ``{"badRequest": {"message": ...}}`` (Nova, Cinder), ``{"error": ...}`` (Keystone), ``{"NeutronError":
-    {"type": ..., "message": ...}}``, ``{"errors": [{"detail": ...}]}`` (a wrong microversion).
+    Shapes: ``{"badRequest": {"message": ...}}`` (Nova, Cinder), ``{"error": ...}`` (Keystone),
+    ``{"NeutronError": {"type": ..., "message": ...}}``, ``{"errors": [{"detail": ...}]}`` (a wrong
+    microversion).
     """
     for key, value in body.items():
         if isinstance(value, str) and key in ("error", "NeutronError", "message"):
             return key, value
         if fault := next(iter(mappings(value)), mapping(value)):
-            words = next(filter(None, (text(fault, each) for each in ("message", "detail", "title"))), "")
+            words = next(
+                filter(None, (text(fault, each) for each in ("message", "detail", "title"))), ""
+            )
             kind = text(fault, "type")
             return key, f"{kind}: {words}" if kind else words
     return "", ""

@@ -18,7 +18,15 @@ import aiohttp
 import tenacity
 
 from adapters.openstack.clouds import HTTP_URL, Access, read_access, trusted_certificates
-from adapters.openstack.servers import Record, fault_in, mapping, mappings, order_error, read_error, text
+from adapters.openstack.servers import (
+    Record,
+    fault_in,
+    mapping,
+    mappings,
+    order_error,
+    read_error,
+    text,
+)
 from adapters.openstack.settings import CloudAccess
 from adapters.shared import http
 from adapters.shared.printing import printable
@@ -33,8 +41,9 @@ _HTTP_ERRORS = (aiohttp.ClientError, OSError, ValueError)
 NEWEST_VERSION: Version = (2, 90)
 """The newest microversion of Nova that we ask for."""
 OLDEST_VERSION: Version = (2, 61)
-"""Flavours are listed with their extra specs (Rocky). 2.37 is `networks: none`, 2.47 the flavour within a server, 2.52
-tags when a server is made; 2.69: servers of a cell that is down are listed, too."""
+"""Flavours are listed with their extra specs (Rocky). 2.37 is `networks: none`, 2.47 the flavour
+within a server, 2.52 tags when a server is made; 2.69: servers of a cell that is down are listed,
+too."""
 
 _ATTEMPTS = 3
 _PAUSE_S = 0.2
@@ -84,7 +93,9 @@ class OpenStackReply:
         words = _ECHO.sub(lambda echo: f"{echo[0][:12]}...", self.fault[1].strip())
         parts = [f"HTTP {self.status}"]
         if wait := self.headers.get("retry-after"):
-            parts.append(f"try again after {printable(wait, 40)}" + (" s" if wait.isdecimal() else ""))
+            parts.append(
+                f"try again after {printable(wait, 40)}" + (" s" if wait.isdecimal() else "")
+            )
         if request := self.headers.get("x-openstack-request-id"):
             parts.append(printable(request, 60))
         return f"{printable(words, 300) or 'not a word'} ({', '.join(parts)})"
@@ -114,12 +125,18 @@ class Login:
 
     def url(self, service: str) -> str:
         """Return the versioned address of a service. Raises ServiceMissingError."""
-        used = self.access.region or next((region for kind, region, _ in self.catalogue if kind == "compute"), "")
+        used = self.access.region or next(
+            (region for kind, region, _ in self.catalogue if kind == "compute"), ""
+        )
         for wanted in _VOLUME_TYPES if service == "block-storage" else (service,):
             for kind, region, url in self.catalogue:
                 if (kind, region) == (wanted, used):
-                    return url if _VERSIONED.search(urlsplit(url).path) else url + _API_PATHS[service]
-        regions = ", ".join(sorted({printable(region, 64) for _, region, _ in self.catalogue})) or "none"
+                    return (
+                        url if _VERSIONED.search(urlsplit(url).path) else url + _API_PATHS[service]
+                    )
+        regions = (
+            ", ".join(sorted({printable(region, 64) for _, region, _ in self.catalogue})) or "none"
+        )
         raise ServiceMissingError(
             f"{self.access.source}: no service `{service}` in region `{printable(used, 64)}` with interface"
             f" `{self.access.interface}` in the catalogue: set `region` (there are {regions}) or `interface`"
@@ -153,11 +170,18 @@ class OpenStackSession:
             self._http = None
 
     async def read(
-        self, service: str, path: str, query: Query = (), *, body: Record | None = None, lacking: Collection[int] = ()
+        self,
+        service: str,
+        path: str,
+        query: Query = (),
+        *,
+        body: Record | None = None,
+        lacking: Collection[int] = (),
     ) -> Record | None:
         """Return the answer at ``path``; None if the status is one of ``lacking``. Retries within the deadline.
 
-        Raises UnavailableError without an answer that can be parsed, and AuthError if it is not allowed.
+        Raises UnavailableError without an answer that can be parsed, and AuthError if it is not
+        allowed.
         """
         retried = tenacity.AsyncRetrying(
             stop=tenacity.stop_after_attempt(_ATTEMPTS),
@@ -169,7 +193,9 @@ class OpenStackSession:
         method = "GET" if body is None else "POST"
         try:
             async with asyncio.timeout(self._deadline_s):
-                reply: OpenStackReply = await retried(self._authorized, service, method, path, query, body, [])
+                reply: OpenStackReply = await retried(
+                    self._authorized, service, method, path, query, body, []
+                )
         except TimeoutError:
             raise UnavailableError(f"{service}: no answer within {self._deadline_s:g} s") from None
         except _HTTP_ERRORS as error:
@@ -191,9 +217,10 @@ class OpenStackSession:
     ) -> AsyncGenerator[list[Record], None]:
         """Yield the pages of a list, each within the deadline, in the page size of the service.
 
-        With a ``limit`` Nova would silently leave out the servers of a cell that is down. Of the link to the next
-        page only its marker is used: its address is often one from behind a proxy, and the token goes only to
-        addresses of the catalogue. Raises UnavailableError if a page is missing.
+        With a ``limit`` Nova would silently leave out the servers of a cell that is down. Of the
+        link to the next page only its marker is used: its address is often one from behind a proxy,
+        and the token goes only to addresses of the catalogue. Raises UnavailableError if a page is
+        missing.
         """
         markers: set[str] = set()
         marker: Query = ()
@@ -242,7 +269,13 @@ class OpenStackSession:
         raise (OutcomeUnknownError if sent else UnavailableError)(f"{service}: {why}")
 
     async def _authorized(
-        self, service: str, method: str, path: str, query: Query, body: Record | None, sent: list[bool]
+        self,
+        service: str,
+        method: str,
+        path: str,
+        query: Query,
+        body: Record | None,
+        sent: list[bool],
     ) -> OpenStackReply:
         """Send a request, and send it again with a new token if the token was refused."""
         refused = None
@@ -262,11 +295,15 @@ class OpenStackSession:
             refused = login
         raise AuthError(f"{service}: it refuses a token that Keystone has just given: {reply}")
 
-    async def _exchange(self, trust: ssl.SSLContext | bool, method: str, url: str, **how: Any) -> OpenStackReply:
+    async def _exchange(
+        self, trust: ssl.SSLContext | bool, method: str, url: str, **how: Any
+    ) -> OpenStackReply:
         """Make one call, as :func:`adapters.shared.http.exchange`."""
         if self._http is None:
             raise UnavailableError("the site is not connected")
-        reply = await http.exchange(self._http, method, url, trust=trust, largest=_MAX_REPLY_BYTES, **how)
+        reply = await http.exchange(
+            self._http, method, url, trust=trust, largest=_MAX_REPLY_BYTES, **how
+        )
         if not reply.raw.strip():
             return OpenStackReply(reply.status, {}, reply.status in (202, 204), "", reply.headers)
         with contextlib.suppress(ValueError, RecursionError):
@@ -276,14 +313,18 @@ class OpenStackSession:
         return OpenStackReply(reply.status, {}, False, beginning, reply.headers)
 
     async def _login(self, refused: Login | None = None) -> Login:
-        """Return a valid login other than ``refused``. Raises AuthError, or UnavailableError without an answer."""
+        """Return a valid login other than ``refused``.
+
+        Raises AuthError, or UnavailableError without an answer.
+        """
         before = self._logins
         async with self._login_lock:
             login = self._current
             if login is not None and login is not refused and time.monotonic() < login.good_until:
                 return login
             if self._logins != before and self._login_error is not None:
-                # Who waited while another was refused is so, too: a wrong password many times locks accounts.
+                # Who waited while another was refused is so, too: a wrong password many times locks
+                # accounts.
                 raise type(self._login_error)(str(self._login_error), self._login_error.kind)
             self._current = self._login_error = None
             try:
@@ -301,17 +342,28 @@ class OpenStackSession:
         where = f"keystone at {access.auth_url}"
         try:
             url = f"{access.auth_url}/auth/tokens"
-            reply = await self._exchange(trust, "POST", url, body={"auth": access.identity}, headers={}, sent=[])
+            reply = await self._exchange(
+                trust, "POST", url, body={"auth": access.identity}, headers={}, sent=[]
+            )
             token, described = reply.headers.get("x-subject-token", ""), reply.body.get("token")
             is_token = _KEYSTONE_TOKEN.fullmatch(token) and isinstance(described, dict)
             if reply.status not in (200, 201) or not is_token:
                 raise _login_refusal(where, access, reply)
             described = mapping(described)
             if not (project := text(mapping(described.get("project")), "id")):
-                raise AuthError(f"{access.source}: the token is for no project: set `project_name`", FaultKind.CONFIG)
+                raise AuthError(
+                    f"{access.source}: the token is for no project: set `project_name`",
+                    FaultKind.CONFIG,
+                )
             self.project, self.user = project, text(mapping(described.get("user")), "id")
             good_until = time.monotonic() + _life_s(described) - _RENEWED_BEFORE_S
-            login = Login(token, access, trust, _catalogue(described.get("catalog"), access.interface), good_until)
+            login = Login(
+                token,
+                access,
+                trust,
+                _catalogue(described.get("catalog"), access.interface),
+                good_until,
+            )
             where = "compute"
             login = replace(login, version=await self._microversion(login))
             ends = await self._credential_end(login, described)
@@ -328,23 +380,32 @@ class OpenStackSession:
             return _ends_at(mapping(described.get("user")).get("password_expires_at"))
         name = text(mapping(described.get("application_credential")), "id") or text(given, "id")
         url = f"{access.auth_url}/users/{self.user}/application_credentials/{name}"
-        reply = await self._exchange(login.trust, "GET", url, headers={"X-Auth-Token": login.token}, sent=[])
+        reply = await self._exchange(
+            login.trust, "GET", url, headers={"X-Auth-Token": login.token}, sent=[]
+        )
         return _ends_at(mapping(reply.body.get("application_credential")).get("expires_at"))
 
     async def _microversion(self, login: Login) -> Version:
         """Return the newest microversion that Nova and this adapter support."""
         url = login.url("compute")
-        # The address may go on after the version (`/v2.1/PROJECT`), where there is nothing to be read.
+        # The address may go on after the version (`/v2.1/PROJECT`), where there is nothing to be
+        # read.
         root = url[: found.end()] if (found := _VERSIONED.search(url)) else url
         headers = {"X-Auth-Token": login.token}
-        reply = await self._exchange(login.trust, "GET", f"{root.rstrip('/')}/", headers=headers, sent=[])
+        reply = await self._exchange(
+            login.trust, "GET", f"{root.rstrip('/')}/", headers=headers, sent=[]
+        )
         if reply.status != 200 or not reply.whole:
-            raise read_error(reply.status, reply.fault[0], f"compute: it does not tell its version: {reply}")
+            raise read_error(
+                reply.status, reply.fault[0], f"compute: it does not tell its version: {reply}"
+            )
         newest = _MICROVERSION.fullmatch(str(mapping(reply.body.get("version")).get("version")))
         if newest is None or (version := (int(newest[1]), int(newest[2]))) < OLDEST_VERSION:
             theirs = f"up to {newest[0]}" if newest else "not at all"
             message = f"compute: it speaks microversions {theirs}, and at least 2.61 is wanted (Nova of Rocky, 2018)"
-            raise UnavailableError(f"{message}: another `region`, or another cloud", FaultKind.CONFIG)
+            raise UnavailableError(
+                f"{message}: another `region`, or another cloud", FaultKind.CONFIG
+            )
         return min(version, NEWEST_VERSION)
 
 
@@ -359,7 +420,9 @@ def _login_refusal(keystone: str, access: Access, reply: OpenStackReply) -> Adap
         return UnavailableError(f"{keystone}: {what}: {words}", FaultKind.CONFIG)
     if reply.status < 300:
         return UnavailableError(f"{keystone}: it gives an answer that is no token")
-    return UnavailableError(f"{keystone}: {words}", FaultKind.THROTTLED if reply.status == 429 else None)
+    return UnavailableError(
+        f"{keystone}: {words}", FaultKind.THROTTLED if reply.status == 429 else None
+    )
 
 
 def _ends_at(when: object) -> float:
@@ -373,7 +436,9 @@ def _ends_at(when: object) -> float:
 
 def _life_s(token: Record) -> float:
     try:  # by Keystone's clock alone, which need not agree with ours
-        issued, expires = (datetime.fromisoformat(str(token.get(key))) for key in ("issued_at", "expires_at"))
+        issued, expires = (
+            datetime.fromisoformat(str(token.get(key))) for key in ("issued_at", "expires_at")
+        )
         return max(0.0, (expires - issued).total_seconds())
     except (ValueError, TypeError):  # no times, or one of them without a zone
         return _DEFAULT_LIFE_S
@@ -382,7 +447,11 @@ def _life_s(token: Record) -> float:
 def _catalogue(catalogue: object, interface: str) -> Sequence[tuple[str, str, str]]:
     # Odd entries of a catalogue are left out.
     return [
-        (text(service, "type"), text(each, "region_id") or text(each, "region"), text(each, "url").rstrip("/"))
+        (
+            text(service, "type"),
+            text(each, "region_id") or text(each, "region"),
+            text(each, "url").rstrip("/"),
+        )
         for service in mappings(catalogue)
         for each in mappings(service.get("endpoints"))
         if text(each, "interface") == interface and HTTP_URL.fullmatch(text(each, "url"))
@@ -399,7 +468,9 @@ def listed(service: str, page: Record | None, key: str) -> list[Record]:
 
 def _next_marker(page: Record, key: str) -> str | None:
     """Return the marker of the next page, empty if its link has none; None at the end."""
-    links = [each.get("href") for each in mappings(page.get(f"{key}_links")) if each.get("rel") == "next"]
+    links = [
+        each.get("href") for each in mappings(page.get(f"{key}_links")) if each.get("rel") == "next"
+    ]
     href = next(iter(links), page.get("next"))  # Glance
     if not href:
         return None

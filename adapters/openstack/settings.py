@@ -17,7 +17,8 @@ from provisioner.config.units import ConfigPath, Duration, PositiveDuration, Sec
 from provisioner.model import WHOLE_GPU, Credential, DroneType
 
 _RESERVED = re.compile(
-    r"PROVISIONER_.*|DRONE_(?!USER$).*|_CONDOR_.*|CONDOR_(?!PREFIX$).*|CUDA_VISIBLE_DEVICES", re.IGNORECASE
+    r"PROVISIONER_.*|DRONE_(?!USER$).*|_CONDOR_.*|CONDOR_(?!PREFIX$).*|CUDA_VISIBLE_DEVICES",
+    re.IGNORECASE,
 )
 _OBJECT_NAME = r"^[^\s/,][^/,\n]{0,254}$"
 _OPTIONAL_NAME = rf"^$|{_OBJECT_NAME}"
@@ -29,7 +30,10 @@ _METADATA_PREFIX = "provisioner_"
 def _check_metadata(metadata: dict[str, str]) -> dict[str, str]:
     for key, value in metadata.items():
         if not _METADATA_KEY.fullmatch(key) or len(value) > 255 or not value.isprintable():
-            raise mistake_at(key, f"`{key[:40]}` cannot be metadata of a server: letters, digits, `_.:-`, and one line")
+            raise mistake_at(
+                key,
+                f"`{key[:40]}` cannot be metadata of a server: letters, digits, `_.:-`, and one line",
+            )
         if key.startswith(_METADATA_PREFIX):
             raise mistake_at(key, f"`{key[:40]}` is set by the provisioner: remove it")
     return metadata
@@ -38,7 +42,9 @@ def _check_metadata(metadata: dict[str, str]) -> dict[str, str]:
 class Credentials(ConfigSection):
     """Credentials for Keystone: an application credential (`openstack application credential create`)."""
 
-    url: str = Field(pattern=r"^https?://[^\s?#@]+$", examples=["https://keystone.example.org:5000/v3"])
+    url: str = Field(
+        pattern=r"^https?://[^\s?#@]+$", examples=["https://keystone.example.org:5000/v3"]
+    )
     """Keystone's address, with or without `/v3`."""
     application_credential_id: str = Field(pattern=r"^[A-Za-z0-9_.-]{1,255}$")
     """Id of the application credential."""
@@ -52,8 +58,9 @@ class CloudAccess(ConfigSection):
     cloud: str = Field("", max_length=255, examples=["gridka"])
     """Name of an entry of clouds.yaml."""
     clouds_file: ConfigPath | None = Field(None)
-    """The clouds.yaml. Default: `$OS_CLIENT_CONFIG_FILE`, else clouds.yaml in the controller's working directory,
-    ~/.config/openstack or /etc/openstack. A secure.yaml beside it is read as well; vendors' profiles are not."""
+    """The clouds.yaml. Default: `$OS_CLIENT_CONFIG_FILE`, else clouds.yaml in the controller's
+    working directory, ~/.config/openstack or /etc/openstack. A secure.yaml beside it is read as
+    well; vendors' profiles are not."""
     auth: Credentials | None = Field(None)
     """Instead of an entry of clouds.yaml."""
     region: str = Field("", max_length=255)
@@ -64,7 +71,10 @@ class CloudAccess(ConfigSection):
     """File with the trusted authorities, for https."""
 
     def credentials(self) -> Iterator[Credential]:
-        """Yield the entry, if it cannot be read, and the authorities. The end of the entry is known after a login."""
+        """Yield the entry, if it cannot be read, and the authorities.
+
+        The end of the entry is known after a login.
+        """
         from adapters.openstack import clouds
 
         for path, problem in clouds.access_problems(self):
@@ -75,7 +85,9 @@ class CloudAccess(ConfigSection):
     @model_validator(mode="after")
     def _one_way(self) -> Self:
         if bool(self.cloud) == (self.auth is not None):
-            raise ValueError("one of `cloud` (an entry of clouds.yaml) and `auth` is wanted: write `cloud: NAME`")
+            raise ValueError(
+                "one of `cloud` (an entry of clouds.yaml) and `auth` is wanted: write `cloud: NAME`"
+            )
         if self.clouds_file is not None and not self.cloud:
             raise ValueError("`clouds_file` goes with `cloud`: write `cloud: NAME`, or remove it")
         return self
@@ -99,7 +111,9 @@ class ServerOptions(ConfigSection):
     """Servers boot from a volume made from the image. Default: from the image itself."""
     networks: list[Annotated[str, Field(pattern=_OBJECT_NAME)]] | None = Field(None, max_length=8)
     """Names or ids of networks; `[]` is none. Default: as the cloud sees fit."""
-    security_groups: list[Annotated[str, Field(pattern=_OBJECT_NAME)]] = Field(default_factory=list, max_length=16)
+    security_groups: list[Annotated[str, Field(pattern=_OBJECT_NAME)]] = Field(
+        default_factory=list, max_length=16
+    )
     """Names or ids of security groups. Default: the project's."""
     key_pair: str = Field("", pattern=_OPTIONAL_NAME)
     """Key pair for a person who looks into a server. Default: none."""
@@ -123,7 +137,10 @@ class OpenStackTypeConfig(ServerOptions):
 
 
 class HostConfig(ConfigSection):
-    """Hosts of one kind whose GPUs our servers may have. A cloud tells its users nothing of them: its operator does."""
+    """Hosts of one kind whose GPUs our servers may have.
+
+    A cloud tells its users nothing of them: its operator does.
+    """
 
     names: list[Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,253}$")]] = Field(
         min_length=1, max_length=1000, examples=[["gk-gpu-01", "gk-gpu-02"]]
@@ -163,19 +180,20 @@ class OpenStackSiteConfig(CloudAccess, ServerOptions):
 
     types: dict[str, OpenStackTypeConfig] = Field(min_length=1)
     """Flavour, and what else is special, of each drone type, by its name."""
-    env: Annotated[dict[str, str], AfterValidator(partial(check_environment, reserved=_RESERVED))] = Field(
-        default_factory=dict, examples=[{"CONDOR_PREFIX": "/opt/condor"}]
-    )
-    """Environment variables for each drone. `CONDOR_PREFIX` here is said instead of the overlay's `condor_prefix`:
-    where HTCondor is in the image. `DRONE_USER`: the account that drones run as."""
+    env: Annotated[
+        dict[str, str], AfterValidator(partial(check_environment, reserved=_RESERVED))
+    ] = Field(default_factory=dict, examples=[{"CONDOR_PREFIX": "/opt/condor"}])
+    """Environment variables for each drone. `CONDOR_PREFIX` here is said instead of the overlay's
+    `condor_prefix`: where HTCondor is in the image. `DRONE_USER`: the account that drones run as.
+    """
     setup: ConfigPath | None = Field(None)
-    """Shell script, run by root in each server before its drone: to mount what jobs need. It is sent along, so it must
-    hold no secret; it is ended after a quarter of an hour."""
+    """Shell script, run by root in each server before its drone: to mount what jobs need. It is
+    sent along, so it must hold no secret; it is ended after a quarter of an hour."""
     scratch: str = Field("/var/tmp", pattern=r"^/[A-Za-z0-9_./+-]*$")
     """Directory in the server below which its drone works."""
     hosts: list[HostConfig] = Field(default_factory=list)
-    """The hosts with GPUs, where their operator tells them: only then is it known which servers stand in the owner's
-    way, and where GPUs are free. Default: only quotas are looked at."""
+    """The hosts with GPUs, where their operator tells them: only then is it known which servers
+    stand in the owner's way, and where GPUs are free. Default: only quotas are looked at."""
     owner: OpenStackOwnerConfig | None = Field(None)
     """Owner whose servers have priority here. Without it the site's owner is ignored."""
     retain_finished: Duration = Field(600.0, ge=60.0)
@@ -195,13 +213,17 @@ class OpenStackSiteConfig(CloudAccess, ServerOptions):
     def _each_host_once(self) -> Self:
         names = [name for host in self.hosts for name in host.names]
         if twice := sorted({name for name in names if names.count(name) > 1}):
-            raise mistake_at("hosts", f"`hosts` names {twice[0]} more than once: its GPUs would be counted twice")
+            raise mistake_at(
+                "hosts", f"`hosts` names {twice[0]} more than once: its GPUs would be counted twice"
+            )
         return self
 
     @model_validator(mode="after")
     def _owner_on_hosts(self) -> Self:
         if self.owner is not None and not self.hosts:
-            raise ValueError("`hosts` is wanted with `owner`: without it nothing tells which drones are in the way")
+            raise ValueError(
+                "`hosts` is wanted with `owner`: without it nothing tells which drones are in the way"
+            )
         return self
 
     def server(self, kind: str) -> OpenStackTypeConfig:
@@ -217,15 +239,26 @@ class OpenStackSiteConfig(CloudAccess, ServerOptions):
         names = [kind.name for kind in types]
         for kind in types:
             if kind.gpu_milli % WHOLE_GPU:
-                message = "`gpus`: a server has what its flavour calls GPUs, whole ones: write `gpus: 1`"
+                message = (
+                    "`gpus`: a server has what its flavour calls GPUs, whole ones: write `gpus: 1`"
+                )
                 yield ("types", kind.name, "gpus"), message
             if kind.name not in self.types:
                 message = f"drone type `{kind.name}` has no flavour: write `types: {{{kind.name}: {{flavor: NAME}}}}`"
                 yield ("options", "types"), message
             elif not self.server(kind.name).image:
-                yield ("options", "types", kind.name), f"drone type `{kind.name}` has no image: write `image: NAME`"
-        named: list[tuple[tuple[str | int, ...], str]] = [(("options", "types", name), name) for name in self.types]
-        named += [(("options", "hosts", n, "types"), name) for n, host in enumerate(self.hosts) for name in host.types]
+                yield (
+                    ("options", "types", kind.name),
+                    f"drone type `{kind.name}` has no image: write `image: NAME`",
+                )
+        named: list[tuple[tuple[str | int, ...], str]] = [
+            (("options", "types", name), name) for name in self.types
+        ]
+        named += [
+            (("options", "hosts", n, "types"), name)
+            for n, host in enumerate(self.hosts)
+            for name in host.types
+        ]
         for path, name in named:
             if name not in names:
                 yield path, f"there is no drone type `{name[:63]}`: {choices(name, names)}"
@@ -237,6 +270,11 @@ class OpenStackSiteConfig(CloudAccess, ServerOptions):
         yield from clouds.access_problems(self)
         hosted = {name for host in self.hosts for name in host.types or self.types}
         for name in self.types.keys() - hosted if hosted else ():
-            yield ("hosts",), f"drone type `{name}` is never started: no host has it. Name it in `types` of a host"
+            yield (
+                ("hosts",),
+                f"drone type `{name}` is never started: no host has it. Name it in `types` of a host",
+            )
         if self.owner is not None:
-            yield from ((("owner", *path), message) for path, message in clouds.access_problems(self.owner))
+            yield from (
+                (("owner", *path), message) for path, message in clouds.access_problems(self.owner)
+            )

@@ -12,8 +12,21 @@ from typing import TYPE_CHECKING, Self
 from adapters.openstack import capacity
 from adapters.openstack.creation import ServerCreation
 from adapters.openstack.history import past_servers, site_history
-from adapters.openstack.registry import RegistryView, ServerListing, ServerNames, ServerRegistry, listing, servers_of
-from adapters.openstack.servers import DELETING_TASKS, Server, ServerAction, StopMethod, server_phase
+from adapters.openstack.registry import (
+    RegistryView,
+    ServerListing,
+    ServerNames,
+    ServerRegistry,
+    listing,
+    servers_of,
+)
+from adapters.openstack.servers import (
+    DELETING_TASKS,
+    Server,
+    ServerAction,
+    StopMethod,
+    server_phase,
+)
 from adapters.openstack.settings import CloudAccess, OpenStackSiteConfig
 from adapters.openstack.termination import ResourceCleanup, end_of, exit_report, is_deleted, tail
 from adapters.shared import optional_packages
@@ -31,12 +44,19 @@ _REQUEST_KEPT_S = 86400.0
 
 
 class OpenStackSite:
-    """Drones as servers of our project. The state is in Nova, so a restarted controller sees the same."""
+    """Drones as servers of our project.
+
+    The state is in Nova, so a restarted controller sees the same.
+    """
 
     Config = OpenStackSiteConfig
 
     def __init__(
-        self, name: str, config: OpenStackSiteConfig, types: Sequence[model.DroneType], controller: str
+        self,
+        name: str,
+        config: OpenStackSiteConfig,
+        types: Sequence[model.DroneType],
+        controller: str,
     ) -> None:
         self._name, self._config, self._types = name, config, tuple(types)
         self._names = ServerNames(controller, name)
@@ -82,12 +102,17 @@ class OpenStackSite:
         ours, left_out = await past_servers(self._cloud, since)
         if self._owners_cloud is not None:
             theirs, cut = await past_servers(self._owners_cloud, since)
-        theirs = [each for each in theirs if not self._names.is_ours(each.name)]  # a deleted one has no metadata
-        projects = [cloud.project for cloud in (self._cloud, self._owners_cloud) if cloud is not None]
+        # a deleted one has no metadata
+        theirs = [each for each in theirs if not self._names.is_ours(each.name)]
+        projects = [
+            cloud.project for cloud in (self._cloud, self._owners_cloud) if cloud is not None
+        ]
         hosts = capacity.host_names(config.hosts, projects)
         flavors = await self._creation.resolver.flavors()
         now, left_out = time.time(), left_out or cut
-        return site_history(ours, flavors, theirs, config.owner, hosts, since, now, left_out=left_out)
+        return site_history(
+            ours, flavors, theirs, config.owner, hosts, since, now, left_out=left_out
+        )
 
     def credentials(self) -> Sequence[model.Credential]:
         """Return who logged in, with the end that Keystone tells."""
@@ -98,8 +123,8 @@ class OpenStackSite:
     async def poll(self) -> model.SiteView:
         """List our drones, our quota and, where hosts are known, free capacity and the owner's waiting servers.
 
-        Ended drones are listed for ``retain_finished``. It takes three calls, with an owner four, and their pages; the
-        flavours are one more now and then. Nothing is changed.
+        Ended drones are listed for ``retain_finished``. It takes three calls, with an owner four,
+        and their pages; the flavours are one more now and then. Nothing is changed.
         """
         taken_at = time.time()
         ours = await self._registry.poll(self._cloud)
@@ -107,12 +132,18 @@ class OpenStackSite:
         limits, flavors = await self._cloud.limits(), await self._creation.resolver.flavors()
         owner = self._config.owner
         theirs = await self._owners_cloud.servers() if self._owners_cloud is not None else ()
-        projects = [cloud.project for cloud in (self._cloud, self._owners_cloud) if cloud is not None]
+        projects = [
+            cloud.project for cloud in (self._cloud, self._owners_cloud) if cloud is not None
+        ]
         hosts = capacity.host_names(self._config.hosts, projects)
         found = listing(ours, self._ends, self._asked, hosts, self._names, taken_at)
-        nodes, host_notices = capacity.nodes(self._config, self._types, ours.servers, (*ours.others, *theirs), hosts)
+        nodes, host_notices = capacity.nodes(
+            self._config, self._types, ours.servers, (*ours.others, *theirs), hosts
+        )
         first = capacity.owners(theirs, owner) if owner is not None else ()
-        claims, remarks = capacity.claims(first, nodes, hosts, owner, taken_at) if owner is not None else ((), ())
+        claims, remarks = (
+            capacity.claims(first, nodes, hosts, owner, taken_at) if owner is not None else ((), ())
+        )
         view = model.SiteView(
             site=self._name,
             taken_at=taken_at,
@@ -130,7 +161,9 @@ class OpenStackSite:
         # A caller that polls but once (``provisioner check``) changes nothing.
         if self._polled_before and (self._housekeeping is None or self._housekeeping.done()):
             work = self._clean_up(found, ours)
-            self._housekeeping = asyncio.create_task(work, name=f"housekeeping of site {self._name}")
+            self._housekeeping = asyncio.create_task(
+                work, name=f"housekeeping of site {self._name}"
+            )
         self._polled_before = True
         return view
 
@@ -142,8 +175,14 @@ class OpenStackSite:
     async def _clean_up(self, found: ServerListing, ours: RegistryView) -> None:
         """Run the tasks that a poll leaves, each by itself: a failure does not stop the others."""
         tasks: list[Awaitable[None]] = []
-        tasks += [self._delete(d, server) for d, server in found.over.items() if server.task not in DELETING_TASKS]
-        tasks += [self._settle(d, server) for d, server in found.unsettled.items() if d not in found.over]
+        tasks += [
+            self._delete(d, server)
+            for d, server in found.over.items()
+            if server.task not in DELETING_TASKS
+        ]
+        tasks += [
+            self._settle(d, server) for d, server in found.unsettled.items() if d not in found.over
+        ]
         tasks += [self._cloud.delete(server_id) for server_id in found.surplus]
         if self._cleanup.due(ours.gone):
             tasks.append(self._cleanup.run(self._cloud))
@@ -168,7 +207,9 @@ class OpenStackSite:
     ) -> None:
         report, output = exit_report(console, drone_id), tail(console, self._config.console_lines)
         asked, our_user = drone_id in self._asked, self._cloud.user
-        end = end_of(server, actions, report, output, asked=asked, our_user=our_user, now=time.time())
+        end = end_of(
+            server, actions, report, output, asked=asked, our_user=our_user, now=time.time()
+        )
         self._ends[drone_id] = end
         if output:
             self._consoles[drone_id] = output
@@ -203,13 +244,17 @@ class OpenStackSite:
         drone_ids = {order.drone_id for order in orders}
         await self._creation.starts.settled(drone_ids)
         there = await servers_of(self._cloud, self._names, drone_ids, self._known)
-        # Before the cloud is called. A drone whose end is known is not asked: only its server is cleared.
+        # Before the cloud is called. A drone whose end is known is not asked: only its server is
+        # cleared.
         self._asked |= dict.fromkeys(there.keys() - self._ends.keys(), time.monotonic())
         stops = [self._stop(order, there.get(order.drone_id, ())) for order in orders]
         return await side_by_side(stops, self._config.parallel)
 
     async def _stop(self, order: model.StopOrder, servers: Sequence[Server]) -> OrderResult:
-        """Stop the servers of one drone. An error is its result: the other drones are stopped all the same."""
+        """Stop the servers of one drone.
+
+        An error is its result: the other drones are stopped all the same.
+        """
         try:
             for server in servers:
                 method = server_phase(server).stop

@@ -1,10 +1,10 @@
 """Ends of drones: how each has ended, what its console said, and the ports and volumes that its server left behind.
 
-Nova alone tells only that a server is off or gone. Its record of actions (os-instance-actions, kept after the server
-is deleted) names who did it: us, another user, or nobody, which is Nova itself as it finds that a guest has gone off
-(``stop``, _sync_instance_power_state). The first of these that ended the run counts. What comes later does not: a drone
-that has left by itself is stopped by Nova and then deleted by us; one that an operator stops writes its exit report,
-too.
+Nova alone tells only that a server is off or gone. Its record of actions (os-instance-actions, kept
+after the server is deleted) names who did it: us, another user, or nobody, which is Nova itself as
+it finds that a guest has gone off (``stop``, _sync_instance_power_state). The first of these that
+ended the run counts. What comes later does not: a drone that has left by itself is stopped by Nova
+and then deleted by us; one that an operator stops writes its exit report, too.
 """
 
 from __future__ import annotations
@@ -26,7 +26,17 @@ if TYPE_CHECKING:
 
 _ENDING = frozenset(
     {
-        *("stop", "delete", "suspend", "shelve", "shelveOffload", "reboot", "rebuild", "rescue", "resize"),
+        *(
+            "stop",
+            "delete",
+            "suspend",
+            "shelve",
+            "shelveOffload",
+            "reboot",
+            "rebuild",
+            "rescue",
+            "resize",
+        ),
         *("migrate", "evacuate"),  # a cold migration: the guest is shut down
     }
 )
@@ -45,16 +55,21 @@ def end_of(
 ) -> RemoteEnd:
     """Return the end of a drone.
 
-    ``server`` is as last known. ``actions``: newest first; empty where they are hidden. ``output``: the end of its
-    console. ``asked``: this controller has stopped it.
+    ``server`` is as last known. ``actions``: newest first; empty where they are hidden. ``output``:
+    the end of its console. ``asked``: this controller has stopped it.
     """
     first = _ending_action(actions)
     words = report.words if report is not None else ""
     if report is None and server.fault is not None and not server.launched_at:
-        words = server.fault.message.strip()  # it was stopped for that: why it never ran, in Nova's words
+        # it was stopped for that: why it never ran, in Nova's words
+        words = server.fault.message.strip()
     words = printable(words, MAX_REASON)
-    if (first is None and asked) or (first is not None and bool(our_user) and first.user == our_user):
-        end = RemoteEnd(EndKind.STOPPED, 0.0, None, f"stopped on our request{f': {words}' if words else ''}")
+    if (first is None and asked) or (
+        first is not None and bool(our_user) and first.user == our_user
+    ):
+        end = RemoteEnd(
+            EndKind.STOPPED, 0.0, None, f"stopped on our request{f': {words}' if words else ''}"
+        )
     elif (taken := _taken(server, first)) is not None:
         end = taken
     elif report is not None:
@@ -82,7 +97,9 @@ def _taken(server: Server, first: ServerAction | None) -> RemoteEnd | None:
         phase = server_phase(server)
         return RemoteEnd(EndKind.PREEMPTED, 0.0, None, f"it {phase.why}") if phase.taken else None
     if first.action == "evacuate":
-        return RemoteEnd(EndKind.FAULT, 0.0, None, "its host failed, and it was evacuated", FaultKind.NODE)
+        return RemoteEnd(
+            EndKind.FAULT, 0.0, None, "its host failed, and it was evacuated", FaultKind.NODE
+        )
     if not first.user:
         return None
     action = f"{first.action} by user {printable(first.user, 64)}"
@@ -90,7 +107,8 @@ def _taken(server: Server, first: ServerAction | None) -> RemoteEnd | None:
 
 
 def _end_without_report(server: Server, first: ServerAction | None, output: str) -> RemoteEnd:
-    # A guest that went off without a report did not end in order, if the console is read (``output``).
+    # A guest that went off without a report did not end in order, if the console is read
+    # (``output``).
     phase = server_phase(server)
     fault = FaultKind.UNKNOWN
     if phase.state is RemoteState.STOPPED and phase.fault is not None:
@@ -104,18 +122,22 @@ def _end_without_report(server: Server, first: ServerAction | None, output: str)
     elif output:
         why, fault = "it went off without a last word of its drone", FaultKind.NODE
     else:
-        return RemoteEnd(EndKind.EXITED, 0.0, None, "its guest has shut down, and its console tells nothing")
+        return RemoteEnd(
+            EndKind.EXITED, 0.0, None, "its guest has shut down, and its console tells nothing"
+        )
     return RemoteEnd(EndKind.FAULT, 0.0, None, why, fault)
 
 
 def is_deleted(server: Server, actions: Sequence[ServerAction], asked: bool) -> bool:
     """Return whether a server that is not listed any more is gone."""
     recorded = server.status in GONE or any(each.action == "delete" for each in actions)
-    # One that is deleted before Nova has put it on a host leaves no trace: then only our own request tells.
+    # One that is deleted before Nova has put it on a host leaves no trace: then only our own
+    # request tells.
     return recorded or (asked and not actions and not server.launched_at)
 
 
-# ------------------------------------------------------------------------------------------------------------- consoles
+# -------------------------------------------------------------------------------------------------------------
+# consoles
 
 MAX_TAIL_BYTES = 16 * 1024
 _MAX_LINE = 1000
@@ -143,24 +165,32 @@ def exit_report(console: str, drone_id: DroneId) -> GuestExitReport | None:
     told = dict(word.split("=", 1) for word in reversed(words.split(" ")) if "=" in word)
     if reason := told.get("reason"):
         words = f"{reason}: {unquote(told['why'])}" if told.get("why") else reason
-    return GuestExitReport(int(found[-1][1]), printable(_POOL_TOKEN.sub("(token)", words.strip()), MAX_REASON))
+    return GuestExitReport(
+        int(found[-1][1]), printable(_POOL_TOKEN.sub("(token)", words.strip()), MAX_REASON)
+    )
 
 
 def tail(console: str, lines: int) -> str:
     """Return the last ``lines`` lines for people: plain characters, no tokens, at most 16 KiB."""
     kept = [line[:_MAX_LINE].rstrip() for line in _lines(_POOL_TOKEN.sub("(token)", console))]
-    text = "\n".join([line for line in kept if line][-lines:] if lines > 0 else []).encode(errors="replace")
+    text = "\n".join([line for line in kept if line][-lines:] if lines > 0 else []).encode(
+        errors="replace"
+    )
     cut = text[-MAX_TAIL_BYTES:].decode(errors="ignore")
     return cut if len(text) <= MAX_TAIL_BYTES else cut.partition("\n")[2]
 
 
 def _lines(console: str) -> Iterator[str]:
-    """Yield lines without what steers a terminal. A carriage return begins a line, as a terminal would show it."""
+    """Yield lines without what steers a terminal.
+
+    A carriage return begins a line, as a terminal would show it.
+    """
     for line in re.split(r"\r*\n|\r", _ESCAPE.sub("", console)):
         yield "".join(c if c.isprintable() else " " if c == "\t" else "?" for c in line)
 
 
-# ------------------------------------------------------------------------------------------- what servers leave behind
+# ------------------------------------------------------------------------------------------- what
+# servers leave behind
 
 _DELETABLE = ("available", "error", "error_deleting")
 """Statuses in which Cinder deletes a volume."""
@@ -184,7 +214,10 @@ class ResourceCleanup:
         self._next_at = 0.0
 
     def due(self, gone: Mapping[str, Server]) -> bool:
-        """Return whether a cleanup is due. ``gone``: our servers that a poll did not list any more."""
+        """Return whether a cleanup is due.
+
+        ``gone``: our servers that a poll did not list any more.
+        """
         now = self._clock()
         self._done &= gone.keys()
         for server_id, server in gone.items():
@@ -205,6 +238,12 @@ class ResourceCleanup:
         for volume, status in volumes.items():
             if volume in attached and status in _DELETABLE:
                 await cloud.delete_volume(volume)
-        self._done |= {server_id for server_id, (_, since) in self._pending.items() if since <= now - _LATE_S}
-        self._pending = {server_id: each for server_id, each in self._pending.items() if server_id not in self._done}
+        self._done |= {
+            server_id for server_id, (_, since) in self._pending.items() if since <= now - _LATE_S
+        }
+        self._pending = {
+            server_id: each
+            for server_id, each in self._pending.items()
+            if server_id not in self._done
+        }
         self._next_at = now + self._every_s

@@ -1,4 +1,7 @@
-"""Clients, transports and optional packages of several adapters. Adapters import this, never each other."""
+"""Clients, transports and optional packages of several adapters.
+
+Adapters import this, never each other.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,10 @@ from provisioner.model import FaultKind
 
 @contextlib.contextmanager
 def optional_packages(extra: str, needed_by: str, *packages: str) -> Iterator[None]:
-    """Import what uses optional packages. UnavailableError, with the remedy, if one is not installed."""
+    """Import what uses optional packages.
+
+    UnavailableError, with the remedy, if one is not installed.
+    """
     try:
         yield
     except ImportError as error:

@@ -72,7 +72,11 @@ async def exchange(
             raw += piece
             if len(raw) > largest:
                 raise ResponseTooLongError(f"it says more than {largest // 1024**2} MiB")
-        return Reply(response.status, bytes(raw), {name.lower(): text for name, text in response.headers.items()})
+        return Reply(
+            response.status,
+            bytes(raw),
+            {name.lower(): text for name, text in response.headers.items()},
+        )
 
 
 async def _note_sent(_: aiohttp.ClientSession, context: SimpleNamespace, params: object) -> None:
@@ -81,7 +85,8 @@ async def _note_sent(_: aiohttp.ClientSession, context: SimpleNamespace, params:
 
 def words_of(error: Exception) -> str:
     """Return what is wrong with a call, in words."""
-    if isinstance(error, aiohttp.ClientConnectorError):  # its own words hold the address of a Python object
+    # its own words hold the address of a Python object
+    if isinstance(error, aiohttp.ClientConnectorError):
         cause = getattr(error, "certificate_error", None) or error.os_error
         return printable(f"cannot connect to {error.host}:{error.port}: {cause}")
     return printable(str(error) or type(error).__name__)

@@ -26,7 +26,18 @@ class UnfitError(ValueError):
 
 
 FINDINGS = frozenset(
-    ["driver", "ecc", "remap-pending", "remap-failed", "throttle", "pcie", "vram", "cuda", "hung", "xid"]
+    [
+        "driver",
+        "ecc",
+        "remap-pending",
+        "remap-failed",
+        "throttle",
+        "pcie",
+        "vram",
+        "cuda",
+        "hung",
+        "xid",
+    ]
 )
 """Findings of the drone's GPU checks (``docs/reference/drone.md``)."""
 _SECONDS = "a whole number of seconds from 1"
@@ -35,7 +46,10 @@ POLICY_VARIABLES = {
     "DRONE_XID_APPLICATION": (_XIDS, "13,31,43"),
     "DRONE_XID_FATAL": (_XIDS, "48,79,95"),
     "DRONE_XID_RESET": (f"{_XIDS}, or `other`", "other"),
-    "DRONE_GPU_IGNORE": (f"findings with commas between them, of {', '.join(sorted(FINDINGS))}", "pcie,throttle"),
+    "DRONE_GPU_IGNORE": (
+        f"findings with commas between them, of {', '.join(sorted(FINDINGS))}",
+        "pcie,throttle",
+    ),
     "DRONE_GPU_RESET_S": (_SECONDS, "1800"),
     "DRONE_GPU_FATAL_S": (_SECONDS, "86400"),
     "DRONE_GPU_PROBE_S": (_SECONDS, "45"),
@@ -82,7 +96,10 @@ def sendable(bootstrap: Bootstrap) -> None:
             raise UnfitError(f"a drone cannot take a file along as {name[:60]!r}")
     for name, value in bootstrap.env.items():
         try:
-            fits = "\0" not in value and len(value.encode("utf-8", "surrogateescape")) < _MAX_VALUE_BYTES
+            fits = (
+                "\0" not in value
+                and len(value.encode("utf-8", "surrogateescape")) < _MAX_VALUE_BYTES
+            )
         except UnicodeEncodeError:
             fits = False
         if not fits or not VARIABLE_NAME.fullmatch(name):
@@ -103,19 +120,25 @@ def archive(files: Mapping[str, bytes], executable: Collection[str] = ()) -> byt
 def packed(content: Mapping[str, bytes]) -> bytes:
     """Return the archive of a drone's directory.
 
-    The last file in it (``.site/whole``) tells that it is complete: tar does not always report a truncated archive.
+    The last file in it (``.site/whole``) tells that it is complete: tar does not always report a
+    truncated archive.
     """
     return archive({**dict(sorted(content.items())), f"{OURS}/whole": b""})
 
 
 def exports(env: Mapping[str, str]) -> list[str]:
     """Return lines of a shell script that set these variables, whatever is in them."""
-    return [f"export {name}=" + "'" + value.replace("'", "'\\''") + "'" for name, value in env.items()]
+    return [
+        f"export {name}=" + "'" + value.replace("'", "'\\''") + "'" for name, value in env.items()
+    ]
 
 
-# ----------------------------------------------------------------------------------------------- files on a login node
+# -----------------------------------------------------------------------------------------------
+# files on a login node
 
-_PUT_FILE_NAME = re.compile(r"[A-Za-z0-9_@+=-][A-Za-z0-9._@+=-]*(/[A-Za-z0-9_@+=-][A-Za-z0-9._@+=-]*)*")
+_PUT_FILE_NAME = re.compile(
+    r"[A-Za-z0-9_@+=-][A-Za-z0-9._@+=-]*(/[A-Za-z0-9_@+=-][A-Za-z0-9._@+=-]*)*"
+)
 _PUT_DIRECTORY = re.compile(r"/?[A-Za-z0-9_.][A-Za-z0-9._+@=-]*(/[A-Za-z0-9_.][A-Za-z0-9._+@=-]*)*")
 _MARK = "put."
 """A file of this name and the digest says that all of it is there."""
@@ -143,12 +166,17 @@ mv -T -- "$new" "$dir"
 
 
 async def put(
-    runner: Runner, directory: str, files: Mapping[str, bytes], *, executable: Collection[str] = (), deadline_s: float
+    runner: Runner,
+    directory: str,
+    files: Mapping[str, bytes],
+    *,
+    executable: Collection[str] = (),
+    deadline_s: float,
 ) -> None:
     """Make ``directory`` (absolute, or below the account's home; mode 0700) hold these files and nothing else.
 
-    Files have mode 0600, or 0700 if ``executable``. The directory is there whole or not at all, and a put may be tried
-    again, after UnavailableError too. ValueError for a bad name.
+    Files have mode 0600, or 0700 if ``executable``. The directory is there whole or not at all, and
+    a put may be tried again, after UnavailableError too. ValueError for a bad name.
     """
     for name in files:
         if not _PUT_FILE_NAME.fullmatch(name) or name.startswith(_MARK):
@@ -157,12 +185,16 @@ async def put(
     argv = ["sh", "-c", _PUT, "put", _checked(directory), hashlib.sha256(packed).hexdigest()]
     done = await runner.run(argv, stdin=packed, deadline_s=deadline_s)
     if done.code:
-        raise UnavailableError(f"files for {directory} cannot be put there: {done.said}", FaultKind.CONFIG)
+        raise UnavailableError(
+            f"files for {directory} cannot be put there: {done.said}", FaultKind.CONFIG
+        )
 
 
 async def remove(runner: Runner, directory: str, *, deadline_s: float) -> None:
     """Remove the directory, if it exists. UnavailableError if that fails."""
-    done = await runner.run(["sh", "-c", 'exec rm -rf -- "$1"', "remove", _checked(directory)], deadline_s=deadline_s)
+    done = await runner.run(
+        ["sh", "-c", 'exec rm -rf -- "$1"', "remove", _checked(directory)], deadline_s=deadline_s
+    )
     if done.code:
         raise UnavailableError(f"{directory} cannot be removed: {done.said}")
 

@@ -24,5 +24,7 @@ def last_line(path: Path) -> str:
             lines = file.read(_TAIL_BYTES).decode(errors="replace").splitlines()
     except OSError:
         return ""
-    cleaned = ("".join(c if c.isprintable() else " " for c in line).strip() for line in reversed(lines))
+    cleaned = (
+        "".join(c if c.isprintable() else " " for c in line).strip() for line in reversed(lines)
+    )
     return next(filter(None, cleaned), "")[:_LAST_LINE_LIMIT]

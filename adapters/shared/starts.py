@@ -1,7 +1,8 @@
 """Starts that run to their end although their caller gives up, housekeeping, and results of orders that failed.
 
-A submit that is cut off may have happened. So a caller that gives up only prevents orders that were not sent yet, and
-an order without an answer keeps its drone from being started again until it would have shown.
+A submit that is cut off may have happened. So a caller that gives up only prevents orders that were
+not sent yet, and an order without an answer keeps its drone from being started again until it would
+have shown.
 """
 
 from __future__ import annotations
@@ -47,7 +48,9 @@ async def housekeeping(tasks: Iterable[Awaitable[None]], most: int) -> str:
 
 
 def rejected(drone_id: DroneId, kind: FaultKind, message: str) -> OrderResult:
-    return OrderResult(drone_id, OrderOutcome.REJECTED, "", Fault(kind, printable(message, 300), time.time()))
+    return OrderResult(
+        drone_id, OrderOutcome.REJECTED, "", Fault(kind, printable(message, 300), time.time())
+    )
 
 
 def outcome_unknown(drone_id: DroneId, message: str) -> OrderResult:
@@ -56,7 +59,10 @@ def outcome_unknown(drone_id: DroneId, message: str) -> OrderResult:
 
 
 class Starts:
-    """Starts of one site, one call at a time. A start without an answer may still succeed for ``may_come_s``."""
+    """Starts of one site, one call at a time.
+
+    A start without an answer may still succeed for ``may_come_s``.
+    """
 
     def __init__(self, site: str, may_come_s: float) -> None:
         self._site, self._may_come_s = site, may_come_s
@@ -67,9 +73,14 @@ class Starts:
         """Monotonic time from which on it cannot succeed any more."""
 
     async def run(
-        self, drone_ids: Iterable[DroneId], work: Callable[[asyncio.Event], Awaitable[Sequence[OrderResult]]]
+        self,
+        drone_ids: Iterable[DroneId],
+        work: Callable[[asyncio.Event], Awaitable[Sequence[OrderResult]]],
     ) -> Sequence[OrderResult]:
-        """Run ``work`` in its turn, in a task of its own. It sends no more orders once its event is set."""
+        """Run ``work`` in its turn, in a task of its own.
+
+        It sends no more orders once its event is set.
+        """
         given_up = asyncio.Event()
 
         async def in_turn() -> Sequence[OrderResult]:

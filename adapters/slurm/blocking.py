@@ -1,8 +1,8 @@
 """Blocking and preemption: lines for slurm.conf and gres.conf, and the audit of the running configuration.
 
-Slurm keeps cores for GPUs, and can be made to count memory in cores; it cannot keep the rest of a reserve, and the
-printed text says so. The printed lines were tried with 22.05, 24.11 and 26.05. The audit submits nothing: it reads
-nodes, partitions and slurm.conf as slurmctld reports them.
+Slurm keeps cores for GPUs, and can be made to count memory in cores; it cannot keep the rest of a
+reserve, and the printed text says so. The printed lines were tried with 22.05, 24.11 and 26.05. The
+audit submits nothing: it reads nodes, partitions and slurm.conf as slurmctld reports them.
 """
 
 from __future__ import annotations
@@ -47,11 +47,15 @@ def reserve_limits(
 
 def reserve_of(names: Sequence[str], reserves: Sequence[Reserve]) -> Reserve | None:
     """Return the first reserve for these nodes, if it is the same for all of them."""
-    found = [next((r for r in reserves if any(fnmatchcase(name, p) for p in r.nodes)), None) for name in names]
+    found = [
+        next((r for r in reserves if any(fnmatchcase(name, p) for p in r.nodes)), None)
+        for name in names
+    ]
     return found[0] if found and all(each == found[0] for each in found) else None
 
 
-# -------------------------------------------------------------------------------------------------------------- render
+# --------------------------------------------------------------------------------------------------------------
+# render
 
 
 def render_blocking(policy: SitePolicy, types: Iterable[DroneType], config: SlurmSiteConfig) -> str:
@@ -67,20 +71,30 @@ def render_blocking(policy: SitePolicy, types: Iterable[DroneType], config: Slur
     if policy.blocking:
         lines += ["", *_blocking(policy, config), *_limitations(policy)]
     else:
-        lines += ["", "# ==== Blocking: the site's file has no `blocking`, so nothing is kept for free GPUs.", ""]
+        lines += [
+            "",
+            "# ==== Blocking: the site's file has no `blocking`, so nothing is kept for free GPUs.",
+            "",
+        ]
     lines += _preemption(policy, types, config)
     return "\n".join([*lines, "# ==== end", ""])
 
 
 def _comment(*paragraphs: str, indent: str = "") -> list[str]:
-    lines = [line for text in paragraphs for line in wrap(text, 114 - len(indent), break_on_hyphens=False)]
+    lines = [
+        line
+        for text in paragraphs
+        for line in wrap(text, 114 - len(indent), break_on_hyphens=False)
+    ]
     return [f"# {indent}{line}" for line in lines]
 
 
 def _blocking(policy: SitePolicy, config: SlurmSiteConfig) -> Iterator[str]:
     yield from ("# ==== Blocking", "#")
     yield from _comment("What is kept of every GPU that is free, from jobs that do not use it:")
-    yield from _comment(*(f"{' '.join(each.nodes)}: {_amounts(each)}" for each in policy.blocking), indent="  ")
+    yield from _comment(
+        *(f"{' '.join(each.nodes)}: {_amounts(each)}" for each in policy.blocking), indent="  "
+    )
     yield "#"
     for hardware in config.hardware:
         yield from _hardware_lines(hardware, policy)
@@ -100,12 +114,20 @@ def _blocking(policy: SitePolicy, config: SlurmSiteConfig) -> Iterator[str]:
 
 
 def _amounts(reserve: Reserve) -> str:
-    amounts = {"CPUs": reserve.cpus, "MiB of memory": reserve.memory_mib, "MiB of disk": reserve.disk_mib}
+    amounts = {
+        "CPUs": reserve.cpus,
+        "MiB of memory": reserve.memory_mib,
+        "MiB of disk": reserve.disk_mib,
+    }
     return ", ".join(f"{amount} {unit}" for unit, amount in amounts.items() if amount) or "nothing"
 
 
 def _hardware_lines(hardware: SlurmNodeHardware, policy: SitePolicy) -> Iterator[str]:
-    nodes, gpus, size = hardware.nodes, hardware.gpus, f"{hardware.cpus} CPUs and {hardware.memory} MiB"
+    nodes, gpus, size = (
+        hardware.nodes,
+        hardware.gpus,
+        f"{hardware.cpus} CPUs and {hardware.memory} MiB",
+    )
     reserve = limits = None
     problem = "`blocking` has not one entry for all of them: write a `hardware` for each"
     try:
@@ -113,7 +135,9 @@ def _hardware_lines(hardware: SlurmNodeHardware, policy: SitePolicy) -> Iterator
     except ValueError as error:
         problem = str(error)
     if reserve is not None:
-        limits = reserve_limits(reserve, hardware.cpus, hardware.threads_per_core, hardware.memory, gpus)
+        limits = reserve_limits(
+            reserve, hardware.cpus, hardware.threads_per_core, hardware.memory, gpus
+        )
         problem = f"{gpus} GPUs cannot keep {_amounts(reserve)} each of {size}"
     if reserve is None or limits is None:
         yield from (*_comment(f"!! {nodes}: {problem}: nothing is printed for these nodes."), "#")
@@ -176,13 +200,19 @@ def _limitations(policy: SitePolicy) -> Iterator[str]:
     yield ""
 
 
-def _preemption(policy: SitePolicy, types: Iterable[DroneType], config: SlurmSiteConfig) -> Iterator[str]:
+def _preemption(
+    policy: SitePolicy, types: Iterable[DroneType], config: SlurmSiteConfig
+) -> Iterator[str]:
     yield from ("# ==== Owner's priority", "#")
     if config.owner is None:
-        yield from _comment("The site's file names no owner (`options.owner`): drones are jobs like any others.")
+        yield from _comment(
+            "The site's file names no owner (`options.owner`): drones are jobs like any others."
+        )
         return
     grace_s = round(policy.grace_s)
-    drones = dict.fromkeys(n for kind in types for n in config.options_for(kind.name).partition.split(",") if n)
+    drones = dict.fromkeys(
+        n for kind in types for n in config.options_for(kind.name).partition.split(",") if n
+    )
     shared = [name for name in drones if name in config.owner.partitions]
     if shared:
         yield from _comment(
@@ -192,7 +222,9 @@ def _preemption(policy: SitePolicy, types: Iterable[DroneType], config: SlurmSit
         )
         return
     yield from ("# ---- slurm.conf", "PreemptType=preempt/partition_prio", "PreemptMode=CANCEL")
-    yield from _comment("Without it nothing is lost: the drone itself is a job step, and steps get the signal at once.")
+    yield from _comment(
+        "Without it nothing is lost: the drone itself is a job step, and steps get the signal at once."
+    )
     yield from ("PreemptParameters=send_user_signal", "#")
     owners = ", ".join(config.owner.partitions)
     yield from _comment(
@@ -204,7 +236,8 @@ def _preemption(policy: SitePolicy, types: Iterable[DroneType], config: SlurmSit
     )
 
 
-# --------------------------------------------------------------------------------------------------------------- audit
+# ---------------------------------------------------------------------------------------------------------------
+# audit
 
 
 @dataclass(frozen=True)
@@ -225,14 +258,28 @@ class SlurmAudit:
 
     def _partition_gaps(self) -> Iterator[tuple[str, str, str]]:
         named = {each.name: each for each in self.partitions}
-        for name in dict.fromkeys(name for kind in self.types for name in kind.options.partition.split(",") if name):
+        for name in dict.fromkeys(
+            name for kind in self.types for name in kind.options.partition.split(",") if name
+        ):
             if name not in named:
                 there = _names(sorted(named))
-                yield name, "partition", f"no such partition (there are: {there}); correct `options.partition`"
+                yield (
+                    name,
+                    "partition",
+                    f"no such partition (there are: {there}); correct `options.partition`",
+                )
             elif not named[name].up:
-                yield name, "partition", "the partition is down: drones wait in it until its admin sets it up again"
+                yield (
+                    name,
+                    "partition",
+                    "the partition is down: drones wait in it until its admin sets it up again",
+                )
             elif (least := named[name].min_nodes) > 1:
-                yield name, "partition", f"drones request one node and MinNodes is {least}: use another partition"
+                yield (
+                    name,
+                    "partition",
+                    f"drones request one node and MinNodes is {least}: use another partition",
+                )
 
     def _type_gaps(self, kind: SlurmDroneType) -> Iterator[tuple[str, str, str]]:
         if not kind.partitions:
@@ -245,14 +292,20 @@ class SlurmAudit:
             repair = f"it would wait forever or be rejected; write `walltime: {most_s / 3600:g}h` at most"
             yield ",".join(each.name for each in up), "walltime", f"{lives}: {repair}"
         failed = [(node, kind.mismatch(node)) for node in self.nodes if node.state != "FUTURE"]
-        misses = [(MISMATCH_DIMENSIONS.index(why.dimension), node.name, why) for node, why in failed if why]
+        misses = [
+            (MISMATCH_DIMENSIONS.index(why.dimension), node.name, why)
+            for node, why in failed
+            if why
+        ]
         if misses and len(misses) == len(failed):
             _, node_name, why = max(misses, key=lambda miss: miss[0])
             nearest = f"Nearest is {node_name}: {why.dimension} requested {why.requested}, available {why.available}"
             where = kind.options.partition or "default"
             yield where, "types", f"{label}: no node could host one. {printable(nearest, 300)}"
         for node in self.nodes:
-            part = kind.gpus < sum(node.gpus.values()) or (kind.type.cpus < node.cpus and not node.gpus)
+            part = kind.gpus < sum(node.gpus.values()) or (
+                kind.type.cpus < node.cpus and not node.gpus
+            )
             if part and kind.mismatch(node) is None and kind.exclusivity(node) == "NODE":
                 gets = f"a drone of type {kind.type.name} gets the node as a whole and leaves GPUs or CPUs unused"
                 repair = "write the size of the node into the type, or use a partition that shares its nodes"
@@ -274,7 +327,11 @@ class SlurmAudit:
         for pattern in dict.fromkeys(p for reserve in self.policy.blocking for p in reserve.nodes):
             if not any(fnmatchcase(node.name, pattern) for node in self.nodes):
                 there = _names([node.name for node in self.nodes if node.gpus], 3)
-                yield pattern, "nodes", f"no node has such a name (there are: {there}); correct `blocking.nodes`"
+                yield (
+                    pattern,
+                    "nodes",
+                    f"no node has such a name (there are: {there}); correct `blocking.nodes`",
+                )
 
     def _reserve_gaps(self, node: SlurmNode, reserve: Reserve) -> Iterator[tuple[str, str]]:
         """Compare what jobs without GPU can get through each partition while all GPUs of the node are free."""
@@ -282,9 +339,15 @@ class SlurmAudit:
         cpus, memory_mib = gpus * reserve.cpus, gpus * reserve.memory_mib
         limits = reserve_limits(reserve, node.cpus, threads, node.memory_mib, gpus)
         if limits is None:
-            share, size = f"{reserve.cpus} CPUs and {reserve.memory_mib} MiB", f"{node.cpus} CPUs and"
+            share, size = (
+                f"{reserve.cpus} CPUs and {reserve.memory_mib} MiB",
+                f"{node.cpus} CPUs and",
+            )
             problem = f"{gpus} GPUs cannot keep {share} each of {size} {node.memory_mib} MiB"
-            yield "cpus" if cpus >= node.cpus else "memory", f"{problem}: write less into `blocking` for it"
+            yield (
+                "cpus" if cpus >= node.cpus else "memory",
+                f"{problem}: write less into `blocking` for it",
+            )
             return
         kept_cpus, kept_mib = {}, {}
         for partition in self.partitions:
@@ -298,11 +361,17 @@ class SlurmAudit:
         repair = f"`provisioner render blocking --site {self.policy.site}` prints what can be done"
         if loose := [name for name, kept in kept_cpus.items() if kept < cpus]:
             found = f"{gpus} free GPUs keep {min(kept_cpus.values())} of {node.cpus} CPUs, requested {cpus}"
-            yield "cpus", f"{found}: jobs without GPU may have the rest through {_names(loose)}; {repair}"
+            yield (
+                "cpus",
+                f"{found}: jobs without GPU may have the rest through {_names(loose)}; {repair}",
+            )
         if loose := [name for name, kept in kept_mib.items() if kept < memory_mib]:
             found = f"{gpus} free GPUs keep {min(kept_mib.values())} of {node.memory_mib} MiB, requested {memory_mib}"
             limit = f"MaxMemPerCPU={limits.memory_per_cpu_mib} there would keep it"
-            yield "memory", f"{found}: jobs without GPU may have the rest through {_names(loose)} ({limit}); {repair}"
+            yield (
+                "memory",
+                f"{found}: jobs without GPU may have the rest through {_names(loose)} ({limit}); {repair}",
+            )
         if reserve.disk_mib:
             yield "disk", "Slurm keeps no disk: leave `disk` out of `blocking`, or live with it"
 
@@ -310,23 +379,40 @@ class SlurmAudit:
         grace_s, kill_wait_s = self.policy.grace_s, self._seconds("KillWait")
         promised = f"`timeouts.grace` is {grace_s:.0f} s: drones would promise their jobs time that they do not have"
         if kill_wait_s is not None and kill_wait_s < grace_s:
-            killed = f"a drone that is asked to leave is killed {kill_wait_s} s after SIGTERM (KillWait)"
+            killed = (
+                f"a drone that is asked to leave is killed {kill_wait_s} s after SIGTERM (KillWait)"
+            )
             repair = f"write `grace: {kill_wait_s}s`, or have KillWait raised"
             yield "slurm.conf", "grace", f"{killed}, {promised}; {repair}"
         by_qos = "qos" in self.configuration.get("PreemptType", "")
-        is_reported = bool(self.configuration.get("PreemptType") or self.configuration.get("PreemptMode"))
+        is_reported = bool(
+            self.configuration.get("PreemptType") or self.configuration.get("PreemptMode")
+        )
         for each in {each.name: each for kind in self.types for each in kind.partitions}.values():
             mode = self._preempt_mode(each)
             if mode == "" and self.config.owner is not None and is_reported and not by_qos:
                 problem = "Slurm takes no drone's place in this partition for the owner: their jobs wait until drones"
-                repair = f"`provisioner render blocking --site {self.policy.site}` prints how it would"
+                repair = (
+                    f"`provisioner render blocking --site {self.policy.site}` prints how it would"
+                )
                 yield each.name, "preemption", f"{problem} have been asked to leave; {repair}"
             if mode in ("SUSPEND", "GANG"):
-                problem = f"a preempted drone is suspended (PreemptMode={each.preempt_mode or mode})"
+                problem = (
+                    f"a preempted drone is suspended (PreemptMode={each.preempt_mode or mode})"
+                )
                 why = "its jobs stand still and its pool takes it for dead"
-                yield each.name, "preemption", f"{problem}: {why}; have PreemptMode=CANCEL set for the partition"
+                yield (
+                    each.name,
+                    "preemption",
+                    f"{problem}: {why}; have PreemptMode=CANCEL set for the partition",
+                )
             got_s = each.grace_s + (kill_wait_s or 0)
-            if mode in ("CANCEL", "REQUEUE") and kill_wait_s is not None and got_s < grace_s and not by_qos:
+            if (
+                mode in ("CANCEL", "REQUEUE")
+                and kill_wait_s is not None
+                and got_s < grace_s
+                and not by_qos
+            ):
                 killed = f"a preempted drone is killed {got_s:.0f} s after SIGTERM, or {LIMIT_CHECK_INTERVAL_S} s later"
                 limits = f"GraceTime {each.grace_s:.0f} s, KillWait {kill_wait_s} s"
                 yield each.name, "grace", f"{killed} ({limits}), {promised}"
@@ -334,24 +420,40 @@ class SlurmAudit:
     def _job_age_gaps(self) -> Iterator[tuple[str, str, str]]:
         age_s, max_age_s = self._seconds("MinJobAge"), self.policy.view_max_age_s
         kept_in = self.configuration.get("AccountingStorageType", "unknown")
-        if age_s is not None and age_s < max_age_s and ("none" in kept_in or kept_in in ("", "(null)")):
+        if (
+            age_s is not None
+            and age_s < max_age_s
+            and ("none" in kept_in or kept_in in ("", "(null)"))
+        ):
             forgets = f"slurmctld forgets a job {age_s} s after its end (MinJobAge)"
             why = f"a poll may be {max_age_s:.0f} s old, and without accounting its end may never be known"
-            yield "slurm.conf", "ends", f"{forgets}: {why}; have MinJobAge raised to its default, 300"
+            yield (
+                "slurm.conf",
+                "ends",
+                f"{forgets}: {why}; have MinJobAge raised to its default, 300",
+            )
 
     def _preempt_mode(self, partition: Partition) -> str:
         """Return what preemption by partition (not by QOS) does to its jobs: ``CANCEL``, ...; "" if nothing."""
         by_partition = "partition_prio" in self.configuration.get("PreemptType", "")
         higher = [each for each in self.partitions if each.tier > partition.tier]
         modes_text = (partition.preempt_mode or self.configuration.get("PreemptMode", "")).upper()
-        modes = [mode for mode in re.split(r"[,\s]+", modes_text) if mode not in ("", "OFF", "(NULL)")]
-        if not by_partition or not modes or not any(set(each.nodes) & set(partition.nodes) for each in higher):
+        modes = [
+            mode for mode in re.split(r"[,\s]+", modes_text) if mode not in ("", "OFF", "(NULL)")
+        ]
+        if (
+            not by_partition
+            or not modes
+            or not any(set(each.nodes) & set(partition.nodes) for each in higher)
+        ):
             return ""
         return next((mode for mode in modes if mode != "GANG"), "GANG")
 
     def _seconds(self, setting: str) -> int | None:
         """Return ``30 sec``, as ``scontrol show config`` prints it; None for anything else."""
-        found = re.fullmatch(r"(\d+)(?:\s*sec(?:onds)?)?", self.configuration.get(setting, "").strip())
+        found = re.fullmatch(
+            r"(\d+)(?:\s*sec(?:onds)?)?", self.configuration.get(setting, "").strip()
+        )
         return int(found[1]) if found else None
 
 

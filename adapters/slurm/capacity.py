@@ -1,8 +1,9 @@
 """Nodes of the cluster as capacity for drones, reservations and downtimes, and the owner's jobs on these nodes.
 
-Free is what Slurm has not allocated, on nodes where it would start a job now. Waiting drones hold nothing yet: the
-planner reserves their resources itself. So list our jobs first and the nodes after: a drone that starts in between is
-then counted twice, and one too few is started; the other way round it would be one too many.
+Free is what Slurm has not allocated, on nodes where it would start a job now. Waiting drones hold
+nothing yet: the planner reserves their resources itself. So list our jobs first and the nodes
+after: a drone that starts in between is then counted twice, and one too few is started; the other
+way round it would be one too many.
 """
 
 from __future__ import annotations
@@ -21,11 +22,21 @@ from adapters.slurm.settings import SlurmOwnerConfig, SlurmSiteConfig, SlurmType
 from provisioner.model import WHOLE_GPU, DroneType, Node, OwnerDemand, OwnerLoad
 
 _CLOSED_FLAGS = frozenset(
-    {"BLOCKED", "DOWN", "DRAIN", "FAIL", "INVALID_REG", "MAINT", "MAINTENANCE", "NO_RESPOND", "NOT_RESPONDING"}
+    {
+        "BLOCKED",
+        "DOWN",
+        "DRAIN",
+        "FAIL",
+        "INVALID_REG",
+        "MAINT",
+        "MAINTENANCE",
+        "NO_RESPOND",
+        "NOT_RESPONDING",
+    }
     | {"POWERING_DOWN", "POWER_DOWN", "POWER_DRAIN", "REBOOT_ISSUED", "REBOOT_REQUESTED"}
 )
-"""Flags of nodes on which nothing is started now. A powered-down node is not among them: it boots for its job. One that
-is powering down starts nothing until it is down."""
+"""Flags of nodes on which nothing is started now. A powered-down node is not among them: it boots
+for its job. One that is powering down starts nothing until it is down."""
 _FEATURES = re.compile(r"[A-Za-z0-9_.+-]+([&,|][A-Za-z0-9_.+-]+)*")
 
 
@@ -101,9 +112,16 @@ class SlurmDroneType:
         per_cpu = [each.max_memory_per_cpu_mib for each in partitions]
         charged = min(max(cpus, -(-memory // most) if most else 0) for most in per_cpu)
         if charged > most_cpus:
-            requested = f"{cpus}" if charged == cpus else f"{charged} (for its {memory} MiB, by MaxMemPerCPU)"
+            requested = (
+                f"{cpus}"
+                if charged == cpus
+                else f"{charged} (for its {memory} MiB, by MaxMemPerCPU)"
+            )
             return NodeMismatch("cpus", requested, str(most_cpus))
-        most_memory = max(min(node.memory_mib, each.max_memory_per_node_mib or node.memory_mib) for each in partitions)
+        most_memory = max(
+            min(node.memory_mib, each.max_memory_per_node_mib or node.memory_mib)
+            for each in partitions
+        )
         if memory > most_memory:
             return NodeMismatch("memory", f"{memory} MiB", f"{most_memory} MiB")
         if not _meets_constraint(options.constraint, node.features):
@@ -113,7 +131,9 @@ class SlurmDroneType:
             return NodeMismatch("exclude", "another node", node.name)
         return None
 
-    def is_kept_off(self, reservations: Sequence[Reservation], now: float, downtime_at: float) -> bool:
+    def is_kept_off(
+        self, reservations: Sequence[Reservation], now: float, downtime_at: float
+    ) -> bool:
         """Return whether the reservations of a node, none of which is over, keep a drone that starts now off it."""
         own = [each for each in reservations if each.name in self.reservations]
         if self.reservations and not own:
@@ -157,7 +177,8 @@ def resolve_types(
     return resolved
 
 
-# --------------------------------------------------------------------------------------------------------------- nodes
+# ---------------------------------------------------------------------------------------------------------------
+# nodes
 
 
 def list_nodes(
@@ -173,13 +194,16 @@ def list_nodes(
 ) -> tuple[Node, ...]:
     """Return the nodes that could host a drone of some type. ``ours``: nodes with jobs of our account.
 
-    ``downtime_at``: when the whole site goes down; drones end before it, so its reservations block none until then.
+    ``downtime_at``: when the whole site goes down; drones end before it, so its reservations block
+    none until then.
     """
     active = [(each, frozenset(each.nodes)) for each in reservations if each.ends_at > now]
     owners = config.owner.partitions if config.owner else []
     found = []
     for node in slurm_nodes:
-        possible = [each for each in types if node.state != "FUTURE" and each.mismatch(node) is None]
+        possible = [
+            each for each in types if node.state != "FUTURE" and each.mismatch(node) is None
+        ]
         if not possible:
             continue
         reserved = [each for each, names in active if node.name in names]
@@ -193,7 +217,9 @@ def list_nodes(
         ]
         if not is_usable(node, owners) or ("RESERVED" in node.flags and not reserved):
             startable = []
-        owned = [each for each in partitions if each.name in owners and each.name in node.partitions]
+        owned = [
+            each for each in partitions if each.name in owners and each.name in node.partitions
+        ]
         found.append(_node(node, startable or possible, owned, is_open=bool(startable)))
     return tuple(found)
 
@@ -201,33 +227,41 @@ def list_nodes(
 def is_usable(node: SlurmNode, owners: Collection[str]) -> bool:
     """Return whether Slurm would start a job there now. ``owners``: the owner's partitions.
 
-    A planned node is reserved for a waiting job: its free resources are not for drones. Where that job is the owner's,
-    the planner reserves for it itself, and has to see them.
+    A planned node is reserved for a waiting job: its free resources are not for drones. Where that
+    job is the owner's, the planner reserves for it itself, and has to see them.
     """
     if node.state not in ("IDLE", "MIXED", "ALLOCATED"):
         return False
     closed = node.flags & _CLOSED_FLAGS
     if "POWERING_UP" in node.flags:
         closed -= {"NOT_RESPONDING", "NO_RESPOND"}
-    return not closed and ("PLANNED" not in node.flags or any(name in node.partitions for name in owners))
+    return not closed and (
+        "PLANNED" not in node.flags or any(name in node.partitions for name in owners)
+    )
 
 
-def _node(node: SlurmNode, types: Sequence[SlurmDroneType], owned: Sequence[Partition], *, is_open: bool) -> Node:
+def _node(
+    node: SlurmNode, types: Sequence[SlurmDroneType], owned: Sequence[Partition], *, is_open: bool
+) -> Node:
     """Return a node with one type of GPU. ``owned``: the owner's partitions that it is in.
 
-    Where drone types need different GPUs of a node, that is the type of GPU with most free now: with one number of free
-    GPUs for all, drones would be started that get none.
+    Where drone types need different GPUs of a node, that is the type of GPU with most free now:
+    with one number of free GPUs for all, drones would be started that get none.
     """
-    pools = list(dict.fromkeys(each.gpu_types(node) for each in types if each.gpus)) or [frozenset(node.gpus)]
+    pools = list(dict.fromkeys(each.gpu_types(node) for each in types if each.gpus)) or [
+        frozenset(node.gpus)
+    ]
     narrow = [each for each in pools if not any(other < each for other in pools)]
     shown = max(narrow, key=lambda each: _free_gpus(node, each))
     hosted = [each for each in types if not each.gpus or each.gpu_types(node) >= shown]
     through = [partition for each in hosted for partition in each.partitions_of(node)]
     # The node does not report how much of MaxCPUsPerNode the partition's jobs hold already.
-    max_cpus = max((min(node.cpus, each.max_cpus_per_node or node.cpus) for each in through), default=0)
+    max_cpus = max(
+        (min(node.cpus, each.max_cpus_per_node or node.cpus) for each in through), default=0
+    )
     free_cpus = min(max(0, node.cpus - node.used_cpus), max_cpus)
-    # The largest MaxMemPerCPU of the partitions of drones and of the owner's jobs; 0 if one has none. Memory beyond
-    # that would cost CPUs that are not there.
+    # The largest MaxMemPerCPU of the partitions of drones and of the owner's jobs; 0 if one has
+    # none. Memory beyond that would cost CPUs that are not there.
     limits = [each.max_memory_per_cpu_mib for each in (*through, *owned)]
     per_cpu = max(limits, default=0) if all(limits) else 0
     free_memory = max(0, node.memory_mib - node.used_memory_mib)
@@ -244,7 +278,9 @@ def _node(node: SlurmNode, types: Sequence[SlurmDroneType], owned: Sequence[Part
         disk_mib=0,
         free_gpu_milli=min(_free_gpus(node, shown), most_gpus) * WHOLE_GPU if is_open else 0,
         free_cpus=free_cpus if is_open else 0,
-        free_memory_mib=(min(free_memory, free_cpus * per_cpu) if per_cpu else free_memory) if is_open else 0,
+        free_memory_mib=(min(free_memory, free_cpus * per_cpu) if per_cpu else free_memory)
+        if is_open
+        else 0,
         free_disk_mib=0,
         exclusive=tuple(whole),
     )
@@ -257,12 +293,15 @@ def _free_gpus(node: SlurmNode, shown: frozenset[str]) -> int:
 
 
 def next_downtime(
-    reservations: Iterable[Reservation], nodes: Iterable[SlurmNode], types: Sequence[SlurmDroneType], now: float
+    reservations: Iterable[Reservation],
+    nodes: Iterable[SlurmNode],
+    types: Sequence[SlurmDroneType],
+    now: float,
 ) -> float:
     """Return when the next downtime of the site begins; 0 if none is planned.
 
-    From then on every node on which drones could run is reserved for others, by one reservation or several together.
-    One that has begun does not count: its nodes are not free.
+    From then on every node on which drones could run is reserved for others, by one reservation or
+    several together. One that has begun does not count: its nodes are not free.
     """
     usable = [node for node in nodes if node.state not in ("DOWN", "FUTURE", "ERROR", "UNKNOWN")]
     possible = {node.name for node in usable if any(each.partitions_of(node) for each in types)}
@@ -274,13 +313,19 @@ def next_downtime(
         and possible & set(each.nodes)
     ]
     for start in sorted({each.starts_at for each in planned if each.starts_at > now}):
-        reserved = {name for each in planned if each.starts_at <= start < each.ends_at for name in each.nodes}
+        reserved = {
+            name
+            for each in planned
+            if each.starts_at <= start < each.ends_at
+            for name in each.nodes
+        }
         if possible <= reserved:
             return start
     return 0.0
 
 
-# --------------------------------------------------------------------------------------------------------- owner's jobs
+# ---------------------------------------------------------------------------------------------------------
+# owner's jobs
 
 _MAX_DEMANDS = 500
 """The oldest shapes of waiting jobs: more than a site's nodes can be freed for in one tick."""
@@ -289,8 +334,8 @@ _RESOURCE_REASONS = (
     # on nodes that are planned for another: it waits for resources as well
     "Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions",
 )
-"""Reasons of jobs that wait for their turn or for resources. Drones that leave do not help with the others (limits,
-holds, dependencies, begin times, licences, nodes that are down)."""
+"""Reasons of jobs that wait for their turn or for resources. Drones that leave do not help with the
+others (limits, holds, dependencies, begin times, licences, nodes that are down)."""
 
 HIDDEN_OWNER_JOBS = (
     "`PrivateData=jobs` in slurm.conf hides the jobs of other users from our account, and with them the owner's: drones"
@@ -307,20 +352,34 @@ def are_jobs_hidden(jobs: Iterable[SlurmJob], configuration: Mapping[str, str], 
 
 
 def owner_demands(
-    jobs: Iterable[SlurmJob], slurm_nodes: Sequence[SlurmNode], nodes: Sequence[Node], owner: SlurmOwnerConfig
+    jobs: Iterable[SlurmJob],
+    slurm_nodes: Sequence[SlurmNode],
+    nodes: Sequence[Node],
+    owner: SlurmOwnerConfig,
 ) -> tuple[OwnerDemand, ...]:
     """Return a demand for each shape of the owner's waiting jobs that some of our ``nodes`` could host.
 
-    A job of several nodes counts once per node. (Slurm itself rejects jobs that fit no node at all.)
+    A job of several nodes counts once per node. (Slurm itself rejects jobs that fit no node at
+    all.)
     """
     names = {node.name for node in nodes}
-    usable = [node for node in slurm_nodes if node.name in names and is_usable(node, owner.partitions)]
+    usable = [
+        node for node in slurm_nodes if node.name in names and is_usable(node, owner.partitions)
+    ]
     by_shape: dict[Hashable, list[SlurmJob]] = {}
     for job in jobs:
-        waits = job.state == "PENDING" and job.reason.replace("_", " ").strip("() ") in _RESOURCE_REASONS
+        waits = (
+            job.state == "PENDING"
+            and job.reason.replace("_", " ").strip("() ") in _RESOURCE_REASONS
+        )
         if waits and is_owners(job, owner):
             request = job.cpus, job.memory_mib, frozenset(job.gpus.items()), job.node_count
-            shape = (*request, frozenset(job.partition.split(",")), frozenset(job.required_nodes), job.user)
+            shape = (
+                *request,
+                frozenset(job.partition.split(",")),
+                frozenset(job.required_nodes),
+                job.user,
+            )
             by_shape.setdefault(shape, []).append(job)
     found = []
     for waiting in by_shape.values():
@@ -363,8 +422,13 @@ def is_owners(job: SlurmJob, owner: SlurmOwnerConfig) -> bool:
     )
 
 
-def owner_load(jobs: Iterable[SlurmJob], nodes: Collection[Node], owner: SlurmOwnerConfig) -> OwnerLoad:
-    """Return what the owner's running jobs use of these nodes. A job of several nodes uses the same of each."""
+def owner_load(
+    jobs: Iterable[SlurmJob], nodes: Collection[Node], owner: SlurmOwnerConfig
+) -> OwnerLoad:
+    """Return what the owner's running jobs use of these nodes.
+
+    A job of several nodes uses the same of each.
+    """
     names = {node.name for node in nodes}
     total = OwnerLoad()
     for job in jobs:

@@ -1,8 +1,9 @@
 """Jobs of our account as drones: names, states, ends, and the drones that slurmctld has forgotten.
 
-A job's name says which drones it is: ``kit-a1b2-17.a100.horeka`` is one drone of controller ``kit``, type ``a100`` and
-site ``horeka``. ``kit-a1b2-17+.a100.horeka`` is an array: its task ``123_4`` is ``kit-a1b2-21``. A listing needs
-nothing but the name, so a controller that starts anew knows each of its drones.
+A job's name says which drones it is: ``kit-a1b2-17.a100.horeka`` is one drone of controller
+``kit``, type ``a100`` and site ``horeka``. ``kit-a1b2-17+.a100.horeka`` is an array: its task
+``123_4`` is ``kit-a1b2-21``. A listing needs nothing but the name, so a controller that starts anew
+knows each of its drones.
 """
 
 from __future__ import annotations
@@ -20,8 +21,12 @@ from provisioner.interfaces import AdapterError
 from provisioner.model import DroneId, EndKind, FaultKind, RemoteDrone, RemoteEnd, RemoteState
 
 _LABEL = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
-_SLURM_DRONE_ID = re.compile(rf"(?P<prefix>(?P<controller>{_LABEL})-[a-z0-9]{{1,32}})-(?P<serial>0|[1-9][0-9]{{0,17}})")
-_DRONE_JOB_NAME = re.compile(rf"{_SLURM_DRONE_ID.pattern}(?P<array>\+?)\.(?P<type>{_LABEL})\.(?P<site>{_LABEL})")
+_SLURM_DRONE_ID = re.compile(
+    rf"(?P<prefix>(?P<controller>{_LABEL})-[a-z0-9]{{1,32}})-(?P<serial>0|[1-9][0-9]{{0,17}})"
+)
+_DRONE_JOB_NAME = re.compile(
+    rf"{_SLURM_DRONE_ID.pattern}(?P<array>\+?)\.(?P<type>{_LABEL})\.(?P<site>{_LABEL})"
+)
 _MAX_ID_LENGTH = 63
 
 
@@ -34,7 +39,9 @@ def job_name(drone_ids: Sequence[DroneId], type_name: str, site: str) -> str:
 def is_drone_id(drone_id: DroneId, controller: str) -> bool:
     """Return whether a text is a drone id of this controller."""
     found = _SLURM_DRONE_ID.fullmatch(drone_id)
-    return found is not None and found["controller"] == controller and len(drone_id) <= _MAX_ID_LENGTH
+    return (
+        found is not None and found["controller"] == controller and len(drone_id) <= _MAX_ID_LENGTH
+    )
 
 
 def drone_of(job: SlurmJob, controller: str, site: str) -> DroneId | None:
@@ -71,21 +78,32 @@ def is_rejected_submission(job: SlurmJob) -> bool:
     """Return whether a job is the record of a rejected submission: it failed for its request and never ran."""
     if job.state != "FAILED" or job.nodes:
         return False
-    rejected = classify_reason(job.reason) in (FaultKind.CONFIG, FaultKind.CAPACITY) or not job.reason
+    rejected = (
+        classify_reason(job.reason) in (FaultKind.CONFIG, FaultKind.CAPACITY) or not job.reason
+    )
     return rejected and job.started_at <= (job.submitted_at or job.started_at)
 
 
-def _remote_drone(job: SlurmJob, drone_id: DroneId, now: float, not_ours_from: float) -> RemoteDrone:
-    """Return one job as a drone. If it was cancelled after ``not_ours_from``, somebody else did that."""
+def _remote_drone(
+    job: SlurmJob, drone_id: DroneId, now: float, not_ours_from: float
+) -> RemoteDrone:
+    """Return one job as a drone.
+
+    If it was cancelled after ``not_ours_from``, somebody else did that.
+    """
     mapping = map_state(job.state, job.flags)
     state, reason, blocked = mapping.state, mapping.description, None
     end = _end(job, mapping, now, not_ours_from) if state is RemoteState.ENDED else None
     if end is not None:
         reason = ""
     elif job.restarts > 0:
-        # Its batch script refuses a second life: whatever it does now, it has ended as the drone that it was.
+        # Its batch script refuses a second life: whatever it does now, it has ended as the drone
+        # that it was.
         blocked = classify_reason(job.reason) if state is RemoteState.PENDING else None
-        state, reason = RemoteState.PENDING, f"requeued by its site: {job.reason}".removesuffix(": ")
+        state, reason = (
+            RemoteState.PENDING,
+            f"requeued by its site: {job.reason}".removesuffix(": "),
+        )
     elif state is RemoteState.PENDING:
         blocked = classify_reason(job.reason)
         reason = ": ".join(filter(None, (reason, job.reason)))
@@ -102,7 +120,9 @@ def _remote_drone(job: SlurmJob, drone_id: DroneId, now: float, not_ours_from: f
         type=job.name.split(".")[1],
         started_at=0.0 if waits or (end is not None and not job.nodes) else job.started_at,
         reason=printable(reason, _REASON_LENGTH),
-        expected_start_at=job.started_at if waits and job.started_at > now and not job.restarts else 0.0,
+        expected_start_at=job.started_at
+        if waits and job.started_at > now and not job.restarts
+        else 0.0,
         end=end,
         node=node,
         slot=f"{job.remote_id}@{node}" if node else "",
@@ -116,7 +136,11 @@ def _preempted_at(job: SlurmJob, now: float) -> float:
     if job.preempted_at:
         return min(job.preempted_at, now)
     # where Slurm does not report that, it reports an end before the time limit's
-    if job.state != "RUNNING" or "COMPLETING" in job.flags or not (job.limit_s and job.started_at and job.ends_at):
+    if (
+        job.state != "RUNNING"
+        or "COMPLETING" in job.flags
+        or not (job.limit_s and job.started_at and job.ends_at)
+    ):
         return 0.0
     return now if job.ends_at < job.started_at + job.limit_s - _EARLY_END_SLACK_S else 0.0
 
@@ -125,7 +149,8 @@ def _end(job: SlurmJob, mapping: SlurmStateMapping, now: float, not_ours_from: f
     at = min(job.ends_at, now) if job.ends_at else now
     if job.restarts > 0:
         return RemoteEnd(EndKind.PREEMPTED, at, None, "requeued by its site")
-    if job.state in ("COMPLETED", "FAILED") and job.preempted_at:  # 22.05's words for one that left within its grace
+    # 22.05's words for one that left within its grace
+    if job.state in ("COMPLETED", "FAILED") and job.preempted_at:
         return RemoteEnd(EndKind.PREEMPTED, at, None, "preempted")
     if job.state == "COMPLETED":
         return RemoteEnd(EndKind.EXITED, at, job.exit_code or 0)
@@ -138,7 +163,9 @@ def _end(job: SlurmJob, mapping: SlurmStateMapping, now: float, not_ours_from: f
         reason = reason if reason.startswith("by ") else ""
         if at > not_ours_from:
             kind, message, fault = EndKind.FAULT, "cancelled by somebody else", FaultKind.UNKNOWN
-    return RemoteEnd(kind, at, None, printable(": ".join(filter(None, (message, reason))), _REASON_LENGTH), fault)
+    return RemoteEnd(
+        kind, at, None, printable(": ".join(filter(None, (message, reason))), _REASON_LENGTH), fault
+    )
 
 
 def _failed_end(job: SlurmJob, at: float) -> RemoteEnd:
@@ -170,13 +197,19 @@ class SlurmDroneListing(NamedTuple):
 class SlurmDrones:
     """The drones of one controller at one site, in listings and in accounting.
 
-    Remembers which drones were alive in the last listing, however long ago that was: slurmctld forgets a job after
-    MinJobAge, and a cluster that could not be polled for an hour is asked what became of each.
+    Remembers which drones were alive in the last listing, however long ago that was: slurmctld
+    forgets a job after MinJobAge, and a cluster that could not be polled for an hour is asked what
+    became of each.
     """
 
     def __init__(self, controller: str, site: str, retain_s: float, *, since: float) -> None:
         """``since``: when this controller started."""
-        self._controller, self._site, self._retain_s, self._since = controller, site, retain_s, since
+        self._controller, self._site, self._retain_s, self._since = (
+            controller,
+            site,
+            retain_s,
+            since,
+        )
         self.user = ""
         """Our account, as soon as a listing names it."""
         self.cancelled: dict[DroneId, float] = {}
@@ -201,7 +234,10 @@ class SlurmDrones:
         return found
 
     def listing(self, jobs: Sequence[SlurmJob], now: float) -> SlurmDroneListing:
-        """Return the drones among our ``jobs``, which were listed at ``now``. Ended ones stay for a while."""
+        """Return the drones among our ``jobs``, which were listed at ``now``.
+
+        Ended ones stay for a while.
+        """
         self.user = next((job.user for job in jobs if job.user), self.user)
         self.cancelled = {d: at for d, at in self.cancelled.items() if at > now - _CANCELLED_TTL_S}
         return self._listing(jobs, now, self._retain_s)
@@ -215,13 +251,21 @@ class SlurmDrones:
             found = [_remote_drone(job, drone_id, now, not_ours_from) for job in several]
             # A running drone has more to lose than a waiting one; otherwise the older stays.
             alive = sorted(
-                (drone for drone in found if drone.end is None), key=lambda drone: drone.state is RemoteState.PENDING
+                (drone for drone in found if drone.end is None),
+                key=lambda drone: drone.state is RemoteState.PENDING,
             )
-            ended = [(drone.end.at, drone) for drone in found if drone.end and drone.end.at > now - retain_s]
+            ended = [
+                (drone.end.at, drone)
+                for drone in found
+                if drone.end and drone.end.at > now - retain_s
+            ]
             if alive:
                 drones[drone_id], *surplus = alive
                 duplicates += [drone.remote_id for drone in surplus]
-                notices += [f"{drone_id} exists twice, as {alive[0].remote_id} and {d.remote_id}" for d in surplus]
+                notices += [
+                    f"{drone_id} exists twice, as {alive[0].remote_id} and {d.remote_id}"
+                    for d in surplus
+                ]
             elif ended:
                 drones[drone_id] = max(ended, key=lambda each: each[0])[1]
         return SlurmDroneListing(drones, duplicates, notices)
@@ -231,15 +275,20 @@ class SlurmDrones:
     ) -> tuple[Mapping[DroneId, RemoteDrone], Sequence[str]]:
         """Return drones that are missing in ``listed`` but were alive before or ended recently, and notices.
 
-        If accounting does not answer, missing drones have an unknown state for as long as ends are kept: "forgotten"
-        is not "gone". Where it has no record, they are left out. The first call asks for all that ended recently.
+        If accounting does not answer, missing drones have an unknown state for as long as ends are
+        kept: "forgotten" is not "gone". Where it has no record, they are left out. The first call
+        asks for all that ended recently.
         """
         self._remember(listed, now)
         notices: Sequence[str] = ()
         unknown: dict[DroneId, RemoteDrone] = {}
         if self._has_accounting and (self._missing or not self._asked_all):
             # At first of all of ours, with no ids.
-            remote_ids = [self._alive[drone_id].remote_id for drone_id in self._missing] if self._asked_all else []
+            remote_ids = (
+                [self._alive[drone_id].remote_id for drone_id in self._missing]
+                if self._asked_all
+                else []
+            )
             try:
                 jobs = await cluster.ended_jobs(remote_ids, now - self._retain_s)
             except AdapterError as error:
@@ -247,28 +296,46 @@ class SlurmDrones:
                 reason = "slurmctld has forgotten it, and accounting does not answer"
                 for drone_id in self._missing:
                     drone = self._alive[drone_id]
-                    unknown[drone_id] = replace(drone, state=RemoteState.UNKNOWN, reason=reason, blocked=None)
+                    unknown[drone_id] = replace(
+                        drone, state=RemoteState.UNKNOWN, reason=reason, blocked=None
+                    )
             else:
                 self._asked_all, self._has_accounting = True, jobs is not None
                 # It lists everybody's jobs to root: a name alone makes no drone of ours.
                 own = [job for job in jobs or () if not self.user or job.user in ("", self.user)]
                 found = self._listing(own, now, math.inf).drones
-                self._ended |= {d: (drone, now) for d, drone in found.items() if drone.end and d not in listed}
+                self._ended |= {
+                    d: (drone, now) for d, drone in found.items() if drone.end and d not in listed
+                }
         for drone_id in self._ended:
             self._alive.pop(drone_id, None)
-        return {**{drone_id: drone for drone_id, (drone, _) in self._ended.items()}, **unknown}, notices
+        return {
+            **{drone_id: drone for drone_id, (drone, _) in self._ended.items()},
+            **unknown,
+        }, notices
 
     def _remember(self, listed: Mapping[DroneId, RemoteDrone], now: float) -> None:
         oldest = now - self._retain_s
-        self._ended = {d: found for d, found in self._ended.items() if d not in listed and found[1] > oldest}
-        self._alive = {d: drone for d, drone in {**self._alive, **listed}.items() if drone.end is None}
+        self._ended = {
+            d: found for d, found in self._ended.items() if d not in listed and found[1] > oldest
+        }
+        self._alive = {
+            d: drone for d, drone in {**self._alive, **listed}.items() if drone.end is None
+        }
         missing = {d: self._missing.get(d, now) for d in self._alive if d not in listed}
         for drone_id, since in missing.items():
             drone = self._alive[drone_id]
             if drone.state is RemoteState.PENDING and drone_id in self.cancelled:
                 # of a task that is cancelled before it starts Slurm keeps no trace at all
                 end = RemoteEnd(EndKind.STOPPED, now, None, "cancelled before it started")
-                gone = replace(drone, state=RemoteState.ENDED, end=end, reason="", blocked=None, expected_start_at=0.0)
+                gone = replace(
+                    drone,
+                    state=RemoteState.ENDED,
+                    end=end,
+                    reason="",
+                    blocked=None,
+                    expected_start_at=0.0,
+                )
                 self._ended[drone_id] = gone, now
             if drone_id in self._ended or since <= oldest:
                 del self._alive[drone_id]

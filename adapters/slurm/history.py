@@ -14,8 +14,8 @@ from provisioner.interfaces import UnavailableError
 from provisioner.model import WHOLE_GPU
 
 FIRST_SLICE_S = 3600.0
-"""Span of the first query, the newest hour. Accounting cannot limit the number of jobs in an answer, so the span is
-doubled only while answers are small."""
+"""Span of the first query, the newest hour. Accounting cannot limit the number of jobs in an
+answer, so the span is doubled only while answers are small."""
 SMALL_ANSWER = 2000
 READING_S, LAST_ANSWER_S = 40.0, 50.0
 """Time after which no further span is read, and after which no answer is awaited."""
@@ -35,9 +35,12 @@ async def site_history(
 ) -> SiteHistoryView:
     """Return the past of a site. The use is unknown if no job of the owner is shown, since jobs may be hidden.
 
-    ``user``: ours, if known. UnavailableError or TimeoutError if the first query fails; a later one ends the reading.
+    ``user``: ours, if known. UnavailableError or TimeoutError if the first query fails; a later one
+    ends the reading.
     """
-    wanted = {each.name for kind in types for each in kind.partitions} | set(owner.partitions if owner else ())
+    wanted = {each.name for kind in types for each in kind.partitions} | set(
+        owner.partitions if owner else ()
+    )
     began_at, begin, known_at, jobs = clock(), now, now, dict[str, SlurmJob]()
     span_s = FIRST_SLICE_S
     while begin > since and len(jobs) < MAX_HISTORY_ROWS and clock() - began_at < READING_S:
@@ -64,19 +67,29 @@ async def site_history(
     return SiteHistoryView(steps, tuple(starts), left_out=begin > since)
 
 
-def gpu_holds(jobs: Iterable[SlurmJob], nodes: Collection[str], now: float) -> Iterator[tuple[float, float, int]]:
+def gpu_holds(
+    jobs: Iterable[SlurmJob], nodes: Collection[str], now: float
+) -> Iterator[tuple[float, float, int]]:
     """Yield start, end and GPUs, in thousandths, of jobs on these nodes."""
     names = frozenset(nodes)
     for job in jobs:
         gpus = sum(job.gpus.values()) * len(names.intersection(job.nodes))
-        yield job.started_at, now if job.state == "RUNNING" else job.ends_at or job.started_at, gpus * WHOLE_GPU
+        yield (
+            job.started_at,
+            now if job.state == "RUNNING" else job.ends_at or job.started_at,
+            gpus * WHOLE_GPU,
+        )
 
 
 def past_starts(kind: SlurmDroneType, jobs: Iterable[SlurmJob]) -> Iterator[PastStart]:
     """Yield the starts of jobs that requested what a drone of a type does: one node of its partition, and its GPUs."""
     partitions, allowed = {each.name for each in kind.partitions}, kind.options.gpu_type
     for job in jobs:
-        fits = job.partition in partitions and job.node_count == 1 and 0 < job.submitted_at <= job.started_at
+        fits = (
+            job.partition in partitions
+            and job.node_count == 1
+            and 0 < job.submitted_at <= job.started_at
+        )
         kinds = frozenset(job.gpus) - {"", allowed} if allowed else frozenset()
         if fits and not kinds and sum(job.gpus.values()) == kind.gpus:
             yield PastStart(kind.type.name, job.started_at, job.started_at - job.submitted_at)

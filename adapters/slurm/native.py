@@ -1,8 +1,9 @@
 """Transport by pyslurm, which blocks, holds the interpreter lock and may end its process: it runs in worker processes.
 
-The worker's interpreter may have nothing but pyslurm and, by its path, our own packages: nothing else is imported here.
-pyslurm's objects are read by attribute only: one of their methods crashes. pyslurm has None for 0, also for the number
-of an array's task, and subtracts 128 from exit codes from 128 on.
+The worker's interpreter may have nothing but pyslurm and, by its path, our own packages: nothing
+else is imported here. pyslurm's objects are read by attribute only: one of their methods crashes.
+pyslurm has None for 0, also for the number of an array's task, and subtracts 128 from exit codes
+from 128 on.
 """
 
 from __future__ import annotations
@@ -22,7 +23,15 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from adapters.shared.printing import printable
 from adapters.slurm import records
 from adapters.slurm.options import convert_options
-from adapters.slurm.records import Partition, Reservation, SlurmClient, SlurmJob, SlurmNode, SlurmSubmission, same
+from adapters.slurm.records import (
+    Partition,
+    Reservation,
+    SlurmClient,
+    SlurmJob,
+    SlurmNode,
+    SlurmSubmission,
+    same,
+)
 from adapters.slurm.states import query_error, refusal_error
 from provisioner.interfaces import OutcomeUnknownError, RejectedError, UnavailableError
 from provisioner.model import FaultKind
@@ -35,14 +44,18 @@ T = TypeVar("T")
 
 _WORKER = "adapters.slurm.native:NativeWorker"
 _NO_CONFIGURATION = re.compile(
-    r"could not establish a configuration source|unable to process configuration file|fetch_config", re.IGNORECASE
+    r"could not establish a configuration source|unable to process configuration file|fetch_config",
+    re.IGNORECASE,
 )
 PYSLURM_REQUIRED = (
     "the native transport needs pyslurm: pip install 'gpu-drone-provisioner[slurm-native]' on a host of the cluster"
     " with a C compiler, Slurm's headers and libslurmfull.so, of the release of Slurm that this pyslurm is for"
 )
 _SIGKILL, _STEPS_ONLY = 9, 1 << 2
-_PYSLURM_NOTHING_TO_CANCEL = ("Invalid job id specified", "Job/step already completing or completed")
+_PYSLURM_NOTHING_TO_CANCEL = (
+    "Invalid job id specified",
+    "Job/step already completing or completed",
+)
 _PYSLURM_ACTIVE = frozenset({"PENDING", "RUNNING", "SUSPENDED", "CONFIGURING", "COMPLETING"})
 
 
@@ -69,7 +82,9 @@ class SlurmNativeClient(SlurmClient):
     async def own_jobs(self) -> Sequence[SlurmJob]:
         return await self._query(list, "own_jobs")
 
-    async def ended_jobs(self, remote_ids: Collection[str], since: float) -> Sequence[SlurmJob] | None:
+    async def ended_jobs(
+        self, remote_ids: Collection[str], since: float
+    ) -> Sequence[SlurmJob] | None:
         answer = await self._query(object, "ended_jobs", tuple(remote_ids), since)
         assert answer is None or isinstance(answer, list)
         return answer
@@ -102,17 +117,22 @@ class SlurmNativeClient(SlurmClient):
 
     async def _query(self, kind: type[T], method: str, *args: object, purpose: str = "poll") -> T:
         try:
-            answer = await self._worker(purpose).call(method, *args, deadline_s=self._config.deadline)
+            answer = await self._worker(purpose).call(
+                method, *args, deadline_s=self._config.deadline
+            )
         except UnavailableError as error:
             if not _NO_CONFIGURATION.search(str(error)):
                 raise
             message = "libslurm finds no usable slurm.conf on this host (SLURM_CONF, its default path, or the network)"
-            raise _unusable(f"{message}: the native transport works on hosts of the cluster only. {error}") from None
+            raise _unusable(
+                f"{message}: the native transport works on hosts of the cluster only. {error}"
+            ) from None
         assert isinstance(answer, kind)
         return answer
 
     async def _order(self, deadline_s: float, method: str, *args: object) -> object:
-        await self._query(object, "ready", purpose="orders")  # an order that fails before that has not been sent
+        # an order that fails before that has not been sent
+        await self._query(object, "ready", purpose="orders")
         try:
             return await self._worker("orders").call(method, *args, deadline_s=deadline_s)
         except UnavailableError as error:  # the worker ended or did not answer
@@ -126,7 +146,8 @@ class SlurmNativeClient(SlurmClient):
         return self._workers[purpose]
 
 
-# -------------------------------------------------------------------------------------------------- the worker process
+# --------------------------------------------------------------------------------------------------
+# the worker process
 
 
 class NativeWorker:
@@ -137,20 +158,24 @@ class NativeWorker:
         configured = os.environ.get("SLURM_CONF", "")
         hide_from_jobs()
         self._pyslurm = _import_pyslurm()
-        self._libslurm = ctypes.CDLL(None, use_errno=True)  # the very library that pyslurm has loaded
+        # the very library that pyslurm has loaded
+        self._libslurm = ctypes.CDLL(None, use_errno=True)
         if not hasattr(self._libslurm, "slurm_kill_job2"):
             raise _unusable(f"pyslurm is installed without libslurmfull.so: {PYSLURM_REQUIRED}")
         self._libslurm.slurm_api_version.restype = ctypes.c_long
         check_release(self._pyslurm.__version__, self._libslurm.slurm_api_version() >> 16)
         _check_configuration(self._libslurm, configured)
-        self._pyslurm.slurm_init()  # without a configuration this process ends, with a message to the parent
+        # without a configuration this process ends, with a message to the parent
+        self._pyslurm.slurm_init()
 
     def own_jobs(self) -> list[SlurmJob]:
         uid = os.getuid()
         return self._jobs(lambda record: record.user_id == uid)
 
     def active_jobs(self, partitions: Collection[str]) -> list[SlurmJob]:
-        return self._jobs(lambda record: not set((record.partition or "").split(",")).isdisjoint(partitions), True)
+        return self._jobs(
+            lambda record: not set((record.partition or "").split(",")).isdisjoint(partitions), True
+        )
 
     def ended_jobs(self, remote_ids: Collection[str], since: float) -> list[SlurmJob] | None:
         if not self.configuration().get("AccountingStorageType", "").endswith("slurmdbd"):
@@ -158,9 +183,17 @@ class NativeWorker:
         uid, database = os.getuid(), self._pyslurm.db
         numbers = sorted({int(each.partition("_")[0]) for each in remote_ids})
         query = {"ids": numbers} if numbers else {"users": [uid], "start_time": int(since)}
-        found = self._query(lambda: database.Jobs.load(database.JobFilter(**query)), "the accounting database")
-        jobs = self._read(convert_accounted_job, [each for each in found.values() if each.user_id == uid])
-        return [job for job in jobs if job.state != "PENDING" and (not remote_ids or job.remote_id in remote_ids)]
+        found = self._query(
+            lambda: database.Jobs.load(database.JobFilter(**query)), "the accounting database"
+        )
+        jobs = self._read(
+            convert_accounted_job, [each for each in found.values() if each.user_id == uid]
+        )
+        return [
+            job
+            for job in jobs
+            if job.state != "PENDING" and (not remote_ids or job.remote_id in remote_ids)
+        ]
 
     def nodes(self) -> list[SlurmNode]:
         nodes = self._read(convert_node, self._query(self._pyslurm.Nodes.load).values())
@@ -173,18 +206,26 @@ class NativeWorker:
 
     def partitions(self) -> list[Partition]:
         found = self._query(self._pyslurm.Partitions.load).values()
-        return self._read(lambda each: records.read(Partition, _attributes(each, _PYSLURM_PARTITION)), found)
+        return self._read(
+            lambda each: records.read(Partition, _attributes(each, _PYSLURM_PARTITION)), found
+        )
 
     def reservations(self) -> list[Reservation]:
         found = self._query(self._pyslurm.Reservations.load).values()
-        return self._read(lambda each: records.read(Reservation, _attributes(each, _PYSLURM_RESERVATION)), found)
+        return self._read(
+            lambda each: records.read(Reservation, _attributes(each, _PYSLURM_RESERVATION)), found
+        )
 
     def configuration(self) -> Mapping[str, str]:
         return _settings(self._query(self._pyslurm.slurmctld.Config.load))
 
     def _jobs(self, is_wanted: Callable[[Any], bool], only_active: bool = False) -> list[SlurmJob]:
         found = self._query(self._pyslurm.Jobs.load).values()
-        wanted = [each for each in found if is_wanted(each) and (not only_active or each.state in _PYSLURM_ACTIVE)]
+        wanted = [
+            each
+            for each in found
+            if is_wanted(each) and (not only_active or each.state in _PYSLURM_ACTIVE)
+        ]
         return [job for jobs in self._read(convert_job, wanted) for job in jobs]
 
     def _query(self, question: Callable[[], T], server: str = "slurmctld") -> T:
@@ -211,14 +252,17 @@ class NativeWorker:
             if isinstance(refusal, UnavailableError):
                 return str(refusal)
             raise refusal from None
-        except (ValueError, TypeError, OverflowError, AttributeError) as error:  # before anything was sent
-            raise RejectedError(f"pyslurm: {printable(str(error), 300)}", FaultKind.CONFIG) from None
+        except (ValueError, TypeError, OverflowError, AttributeError) as error:
+            # before anything was sent
+            raise RejectedError(
+                f"pyslurm: {printable(str(error), 300)}", FaultKind.CONFIG
+            ) from None
 
     def cancel(self, remote_ids: Sequence[str], kill: bool) -> None:
         """Cancel jobs by the library's own call, as scancel does. A failed one does not spare the others.
 
-        pyslurm knows jobs by number only, and the number of one task is that of its whole array. With ``kill`` the
-        drone, a step, gets SIGKILL first, if there is one.
+        pyslurm knows jobs by number only, and the number of one task is that of its whole array.
+        With ``kill`` the drone, a step, gets SIGKILL first, if there is one.
         """
         failures = []
         for remote_id in records.fold_job_ids(remote_ids):
@@ -272,13 +316,19 @@ def check_release(pyslurm_version: str, api: int) -> None:
 def _check_configuration(libslurm: ctypes.CDLL, configured: str) -> None:
     """Check that slurm.conf exists: without it libslurm waits a minute, and then ends the process.
 
-    Where one may come over the network the library finds that out itself, which is quick. ``configured``: SLURM_CONF.
+    Where one may come over the network the library finds that out itself, which is quick.
+    ``configured``: SLURM_CONF.
     """
-    default = ctypes.c_char_p.in_dll(libslurm, "default_slurm_config_file").value or b"/etc/slurm/slurm.conf"
+    default = (
+        ctypes.c_char_p.in_dll(libslurm, "default_slurm_config_file").value
+        or b"/etc/slurm/slurm.conf"
+    )
     if configured and not os.path.exists(configured):
         raise _unusable(f"slurm.conf is missing: SLURM_CONF={printable(configured)} does not exist")
     if not configured and os.path.lexists(default) and not os.path.exists(default):
-        raise _unusable(f"slurm.conf is missing: {printable(os.fsdecode(default))} is a dangling link")
+        raise _unusable(
+            f"slurm.conf is missing: {printable(os.fsdecode(default))} is a dangling link"
+        )
 
 
 def job_description(submission: SlurmSubmission) -> Mapping[str, object]:
@@ -293,9 +343,12 @@ def job_description(submission: SlurmSubmission) -> Mapping[str, object]:
         "cpus_per_task": submission.cpus,
         "memory_per_node": submission.memory_mib or None,
         "time_limit": submission.minutes or None,
-        "signal": {"signal": 15, "time": submission.notice_s, "batch_only": True} if submission.notice_s else None,
+        "signal": {"signal": 15, "time": submission.notice_s, "batch_only": True}
+        if submission.notice_s
+        else None,
         "is_requeueable": False,
-        "environment": {"SLURM_EXPORT_ENV": "NIL"},  # as sbatch --export=NIL; if empty, pyslurm passes everything on
+        # as sbatch --export=NIL; if empty, pyslurm passes everything on
+        "environment": {"SLURM_EXPORT_ENV": "NIL"},
         "working_directory": "/",
         "standard_output": submission.output,
     }
@@ -352,7 +405,11 @@ def _attributes(record: Any, names: Mapping[str, str]) -> dict[str, Any]:
 def convert_job(record: Any) -> list[SlurmJob]:
     """Return the jobs of one record of slurmctld: a job, a task, or all waiting tasks of an array."""
     tres = _gres_text(record.requested_tres and record.requested_tres.gres, total=True)
-    own = {"user": _user(record.user_id or 0), "tres_per_node": _gres_text(record.gres_per_node), "tres": tres}
+    own = {
+        "user": _user(record.user_id or 0),
+        "tres_per_node": _gres_text(record.gres_per_node),
+        "tres": tres,
+    }
     return _read_jobs(record, {**_attributes(record, _PYSLURM_LISTED_JOB), **own})
 
 
@@ -364,7 +421,9 @@ def _read_jobs(record: Any, raw: Mapping[str, Any]) -> list[SlurmJob]:
     exit_code = f"{record.exit_code or 0}:{record.exit_code_signal or 0}"
     ids = [str(record.id)]
     if record.array_id and record.array_tasks_waiting:
-        ids = [f"{record.array_id}_{task}" for task in records.parse_tasks(record.array_tasks_waiting)]
+        ids = [
+            f"{record.array_id}_{task}" for task in records.parse_tasks(record.array_tasks_waiting)
+        ]
     elif record.array_id:
         ids = [f"{record.array_id}_{record.array_task_id or 0}"]
     job = records.read_job({**raw, "remote_id": ids[0], "exit_code": exit_code})
@@ -382,7 +441,9 @@ def _user(number: int) -> str:
 def convert_node(record: Any) -> SlurmNode:
     gpus = records.parse_gpus(_gres_text(record.configured_gres))
     used = records.parse_gpus(_gres_text(record.allocated_gres, total=True), records.EVERY_SHARE)
-    return records.read_node({**_attributes(record, _PYSLURM_NODE), "gpus": gpus, "used_gpus": _typed(used, gpus)})
+    return records.read_node(
+        {**_attributes(record, _PYSLURM_NODE), "gpus": gpus, "used_gpus": _typed(used, gpus)}
+    )
 
 
 def used_gpus_by_node(
@@ -398,17 +459,30 @@ def used_gpus_by_node(
 
 def _typed(used: Mapping[str, int], gpus: Mapping[str, int]) -> Mapping[str, int]:
     """Return used GPUs of a node: those without a type are of its only type."""
-    return {kind: sum(used.values()) for kind in gpus} if "" in used and len(gpus) == 1 else dict(used)
+    return (
+        {kind: sum(used.values()) for kind in gpus} if "" in used and len(gpus) == 1 else dict(used)
+    )
 
 
 def _settings(record: Any) -> Mapping[str, str]:
-    found = {name: getattr(record, attribute, None) for name, attribute in _PYSLURM_SETTINGS.items()}
-    lists = {name: ",".join(map(str, value)) for name, value in found.items() if isinstance(value, dict | list | tuple)}
-    return {name: text for name, value in found.items() if (text := str(lists.get(name, value) or ""))}
+    found = {
+        name: getattr(record, attribute, None) for name, attribute in _PYSLURM_SETTINGS.items()
+    }
+    lists = {
+        name: ",".join(map(str, value))
+        for name, value in found.items()
+        if isinstance(value, dict | list | tuple)
+    }
+    return {
+        name: text for name, value in found.items() if (text := str(lists.get(name, value) or ""))
+    }
 
 
 def _gres_text(gres: Mapping[str, Any] | None, *, total: bool = False) -> str:
     """Return ``{"gpu:a100": 4}`` as ``gpu:a100:4``, or as a total, ``gpu:a100=4``."""
-    counts = {name: each["count"] if isinstance(each, dict) else each for name, each in (gres or {}).items()}
+    counts = {
+        name: each["count"] if isinstance(each, dict) else each
+        for name, each in (gres or {}).items()
+    }
     sign = "=" if total else ":"
     return ",".join(f"{name}{sign}{getattr(each, 'count', each)}" for name, each in counts.items())

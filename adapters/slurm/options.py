@@ -47,10 +47,16 @@ _REST: Mapping[str, tuple[str, Converter]] = {
     **_SAME,
     "exclude": ("excluded_nodes", _hosts),
     "exclusive": ("shared", _one_of({True: ["none"], "user": ["user"], "mcs": ["mcs"]})),
-    "gres": ("tres_per_node", lambda value: f"gres/{_text(value)}"),  # 24.11 takes it without `gres/`, 26.05 does not
+    # 24.11 takes it without `gres/`, 26.05 does not
+    "gres": ("tres_per_node", lambda value: f"gres/{_text(value)}"),
     "gres-flags": (
         "flags",
-        _one_of({"disable-binding": ["GRES_BINDING_DISABLED"], "enforce-binding": ["GRES_BINDING_ENFORCED"]}),
+        _one_of(
+            {
+                "disable-binding": ["GRES_BINDING_DISABLED"],
+                "enforce-binding": ["GRES_BINDING_ENFORCED"],
+            }
+        ),
     ),
     "nodelist": ("required_nodes", _hosts),
     "partition": ("partition", _text),
@@ -63,14 +69,17 @@ _PYSLURM: Mapping[str, tuple[str, Converter]] = {
     "exclude": ("excluded_nodes", _text),
     "exclusive": ("resource_sharing", _one_of({True: "no", "user": "user", "mcs": "mcs"})),
     "gres": ("gres_per_node", _text),
-    "gres-flags": ("gres_binding", _one_of({each: each for each in ("disable-binding", "enforce-binding")})),
+    "gres-flags": (
+        "gres_binding",
+        _one_of({each: each for each in ("disable-binding", "enforce-binding")}),
+    ),
     "nodelist": ("required_nodes", _text),
     "partition": ("partitions", _text),
     "priority": ("priority", _integer),
     "reservation": ("reservations", _text),
 }
-"""Without the options that pyslurm accepts and drops (``bb``, ``gpu-freq``, ``hint``, ``mem-bind``, ``propagate``),
-fails at (``switches``), or does not have (``prefer``, ``tres-bind``)."""
+"""Without the options that pyslurm accepts and drops (``bb``, ``gpu-freq``, ``hint``, ``mem-bind``,
+``propagate``), fails at (``switches``), or does not have (``prefer``, ``tres-bind``)."""
 
 _TRANSPORTS = {"rest": ("slurmrestd", _REST), "native": ("pyslurm", _PYSLURM)}
 

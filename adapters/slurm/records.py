@@ -1,10 +1,11 @@
 """Records of a Slurm cluster, the interface of the transports, and the reader of Slurm's notations.
 
-A transport (command-line tools, slurmrestd, pyslurm) says which of its words is which field of a record. The values are
-read here, by the type of the field and in any notation: ``1:00:00``, ``60`` or ``{"set": true, "number": 60}``. Records
-keep Slurm's own words: states in capitals, reasons as ``squeue %r`` prints them (:mod:`adapters.slurm.states` maps
-them). Times are seconds since the epoch, 0 for none; memory is in MiB. Readers raise ValueError for an invalid value:
-it is no complete answer.
+A transport (command-line tools, slurmrestd, pyslurm) says which of its words is which field of a
+record. The values are read here, by the type of the field and in any notation: ``1:00:00``, ``60``
+or ``{"set": true, "number": 60}``. Records keep Slurm's own words: states in capitals, reasons as
+``squeue %r`` prints them (:mod:`adapters.slurm.states` maps them). Times are seconds since the
+epoch, 0 for none; memory is in MiB. Readers raise ValueError for an invalid value: it is no
+complete answer.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from typing import Any, Protocol, Self, TypeVar
 from adapters.shared.printing import printable
 from adapters.slurm.states import UNFINISHED_STATES
 
-# ------------------------------------------------------------------------------------------------------------- records
+# -------------------------------------------------------------------------------------------------------------
+# records
 
 LimitS = float
 """Seconds; reported as a duration or in minutes."""
@@ -84,8 +86,8 @@ class SlurmNode:
     state: str
     """Base state: ``IDLE``, ``MIXED``, ``ALLOCATED``, ``DOWN``, ``FUTURE``, ``ERROR``, ``UNKNOWN``."""
     flags: Flags = frozenset()
-    """``DRAIN``, ``MAINTENANCE``, ``RESERVED``, ``PLANNED``, ``NOT_RESPONDING``, ``POWERED_DOWN``, ``POWERING_UP``, ...
-    in Slurm's long words."""
+    """``DRAIN``, ``MAINTENANCE``, ``RESERVED``, ``PLANNED``, ``NOT_RESPONDING``, ``POWERED_DOWN``,
+    ``POWERING_UP``, ... in Slurm's long words."""
     partitions: Words = ()
     features: Words = ()
     cpus: int = 0
@@ -98,8 +100,8 @@ class SlurmNode:
     threads_per_core: int = 0
     """0: not reported."""
     restricted_cores_per_gpu: int = 0
-    """``RestrictedCoresPerGPU``: cores per GPU that are reserved for GPU jobs. 0 also where it is configured but not in
-    force, and where it is not reported."""
+    """``RestrictedCoresPerGPU``: cores per GPU that are reserved for GPU jobs. 0 also where it is
+    configured but not in force, and where it is not reported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,23 +154,27 @@ class SlurmSubmission:
     """Seconds between the signal to the batch shell and the end (``--signal=B:TERM@N``)."""
     output: str = "/dev/null"
     options: Mapping[str, str | bool] = field(default_factory=dict)
-    """Further options of sbatch by long name without dashes (``partition``, ``gres``, ...); True for those without a
-    value. Each transport expresses them in its own way: see :mod:`adapters.slurm.options`."""
+    """Further options of sbatch by long name without dashes (``partition``, ``gres``, ...); True
+    for those without a value. Each transport expresses them in its own way: see
+    :mod:`adapters.slurm.options`."""
 
 
 BASE_JOB_STATES = frozenset(
     {"PENDING", "RUNNING", "SUSPENDED", "COMPLETED", "CANCELLED", "FAILED"}
     | {"TIMEOUT", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "DEADLINE", "OUT_OF_MEMORY"}
 )
-BASE_NODE_STATES = frozenset({"UNKNOWN", "DOWN", "IDLE", "ALLOCATED", "ERROR", "MIXED", "FUTURE", "INVALID"})
+BASE_NODE_STATES = frozenset(
+    {"UNKNOWN", "DOWN", "IDLE", "ALLOCATED", "ERROR", "MIXED", "FUTURE", "INVALID"}
+)
 """Base states; all other words are flags."""
 
 
 class SlurmClient(Protocol):
     """A Slurm cluster as our account sees it, by one of the transports.
 
-    Calls may overlap; each has its own deadline. Every call raises the four errors of :mod:`provisioner.interfaces` and
-    nothing else. An incomplete answer is an error, never an empty result.
+    Calls may overlap; each has its own deadline. Every call raises the four errors of
+    :mod:`provisioner.interfaces` and nothing else. An incomplete answer is an error, never an empty
+    result.
     """
 
     async def __aenter__(self) -> Self: ...
@@ -178,14 +184,18 @@ class SlurmClient(Protocol):
     async def own_jobs(self) -> Sequence[SlurmJob]:
         """Return every job of our account that slurmctld remembers, ended ones included, arrays task by task."""
 
-    async def ended_jobs(self, remote_ids: Collection[str], since: float) -> Sequence[SlurmJob] | None:
+    async def ended_jobs(
+        self, remote_ids: Collection[str], since: float
+    ) -> Sequence[SlurmJob] | None:
         """Return what accounting has of these jobs, or with no ids of all of ours since then; None without it."""
 
-    async def past_jobs(self, partitions: Collection[str], since: float, until: float) -> Sequence[SlurmJob] | None:
+    async def past_jobs(
+        self, partitions: Collection[str], since: float, until: float
+    ) -> Sequence[SlurmJob] | None:
         """Return the jobs of all users in these partitions that ran in a span of time, by accounting.
 
-        ``submitted_at`` is the time from which they could start. Unreadable entries are left out. None without
-        accounting, or if the transport cannot query it.
+        ``submitted_at`` is the time from which they could start. Unreadable entries are left out.
+        None without accounting, or if the transport cannot query it.
         """
         return None
 
@@ -207,13 +217,17 @@ class SlurmClient(Protocol):
         return ()
 
     async def submit(self, submission: SlurmSubmission) -> int:
-        """Return the job id (of the whole array, if it is one). UnavailableError: Slurm was certainly not asked."""
+        """Return the job id (of the whole array, if it is one).
+
+        UnavailableError: Slurm was certainly not asked.
+        """
 
     async def cancel(self, remote_ids: Sequence[str], *, kill: bool = False) -> None:
         """Cancel these jobs, if they live: SIGTERM, and SIGKILL after KillWait, or at once with ``kill``."""
 
 
-# ------------------------------------------------------------------------------------------------------------- job ids
+# -------------------------------------------------------------------------------------------------------------
+# job ids
 
 _SLURM_JOB_ID = re.compile(r"(?P<job>[1-9][0-9]{0,17})(?:_(?P<task>[0-9]{1,9}))?")
 _LISTED_JOB_ID = re.compile(r"[0-9]{1,18}([_+][0-9]{1,10})?")
@@ -230,7 +244,10 @@ def split_job_id(remote_id: str) -> tuple[int, int] | None:
 
 
 def job_id_chunks(remote_ids: Collection[str], size: int) -> list[list[str]]:
-    """Return the ids in parts that fit into one call to Slurm. ValueError if one of them is not a job or task."""
+    """Return the ids in parts that fit into one call to Slurm.
+
+    ValueError if one of them is not a job or task.
+    """
     for remote_id in remote_ids:
         if not _SLURM_JOB_ID.fullmatch(remote_id):
             raise ValueError(f"`{printable(remote_id, 40)}` is not a job id")
@@ -248,7 +265,11 @@ def fold_job_ids(remote_ids: Sequence[str]) -> Iterator[str]:
         else:
             yield remote_id
     for job, found in tasks.items():
-        yield f"{job}_{found[0]}" if len(found) == 1 else f"{job}_[{format_ranges(sorted(set(found)))}]"
+        yield (
+            f"{job}_{found[0]}"
+            if len(found) == 1
+            else f"{job}_[{format_ranges(sorted(set(found)))}]"
+        )
 
 
 def format_ranges(ascending: Sequence[int]) -> str:
@@ -279,7 +300,8 @@ def parse_tasks(text: str) -> tuple[int, ...]:
     return tuple(found)
 
 
-# ------------------------------------------------------------------------------------------------------ lists of nodes
+# ------------------------------------------------------------------------------------------------------
+# lists of nodes
 
 _MAX_NODES = 100_000
 """Names in one list: several times the nodes of the largest machines, and little memory."""
@@ -291,8 +313,8 @@ _NODE_RANGE = re.compile(r"(\d{1,18})(?:-(\d{1,18}))?")
 def expand_hostlist(text: str, limit: int = _MAX_NODES) -> tuple[str, ...]:
     """Return the names of ``hkn[0801-0803,0901],login1`` in order; none for Slurm's empty value.
 
-    A name may have several brackets, and text after them; numbers keep their leading zeros. ValueError if it is not
-    such a list, or has more than ``limit`` names.
+    A name may have several brackets, and text after them; numbers keep their leading zeros.
+    ValueError if it is not such a list, or has more than ``limit`` names.
     """
     text = text.strip()
     if text in _SLURM_NOTHING:
@@ -304,7 +326,8 @@ def expand_hostlist(text: str, limit: int = _MAX_NODES) -> tuple[str, ...]:
         names = [""]
         for plain, inside in re.findall(r"([^\[\]]+)|\[([^\]]*)\]", term):
             choices = [plain] if plain else _node_numbers(inside, limit)
-            if len(found) + len(names) * len(choices) > limit:  # a short text can stand for a million names
+            # a short text can stand for a million names
+            if len(found) + len(names) * len(choices) > limit:
                 raise ValueError(f"`{printable(term, 60)}` stands for more nodes than there can be")
             names = [f"{name}{choice}" for name in names for choice in choices]
         found += names
@@ -323,7 +346,8 @@ def _node_numbers(text: str, limit: int) -> list[str]:
     return numbers
 
 
-# ----------------------------------------------------------------------------------------------------- reading records
+# -----------------------------------------------------------------------------------------------------
+# reading records
 
 Record = TypeVar("Record")
 
@@ -345,7 +369,10 @@ SLURMCTLD_JOB = {
 
 
 def pick(source: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    """Return the values of a record by our names. ``names``: its keys, ``time.start`` for one inside another."""
+    """Return the values of a record by our names.
+
+    ``names``: its keys, ``time.start`` for one inside another.
+    """
     found: dict[str, Any] = {}
     for ours, path in names.items():
         value: Any = source
@@ -375,11 +402,19 @@ def read_job(raw: Mapping[str, Any]) -> SlurmJob:
     """Return a job. ``raw`` has, beside fields of it, its request in all: see :func:`_request_per_node`."""
     state, flags = _split_state(raw["state"], BASE_JOB_STATES)
     if not state or not _LISTED_JOB_ID.fullmatch(raw["remote_id"]):
-        raise ValueError(f"it contains a job without a state or a valid id: `{printable(str(raw['remote_id']), 40)}`")
+        raise ValueError(
+            f"it contains a job without a state or a valid id: `{printable(str(raw['remote_id']), 40)}`"
+        )
     if state not in BASE_JOB_STATES and state in _STATES_OF_FLAGS:
         state, flags = _STATES_OF_FLAGS[state] or state, flags | {state}
     code, signal = (None, 0) if state in UNFINISHED_STATES else _exit_status(raw.get("exit_code"))
-    own = {"exit_code": code, "signal": signal, "state": state, "flags": flags, **_request_per_node(raw)}
+    own = {
+        "exit_code": code,
+        "signal": signal,
+        "state": state,
+        "flags": flags,
+        **_request_per_node(raw),
+    }
     if state == "RUNNING":
         own["reason"] = ""
     return read(SlurmJob, {**raw, **own})
@@ -392,7 +427,9 @@ def read_node(raw: Mapping[str, Any]) -> SlurmNode:
 
 _STATES_OF_FLAGS = {
     **dict.fromkeys(("CONFIGURING", "RESIZING", "SIGNALING", "STOPPED"), "RUNNING"),
-    **dict.fromkeys(("REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD"), "PENDING"),
+    **dict.fromkeys(
+        ("REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD"), "PENDING"
+    ),
     **dict.fromkeys(("COMPLETING", "STAGE_OUT", "REVOKED"), ""),
 }
 """Flags that squeue and pyslurm report in place of the base state, and the base state, where there is only one."""
@@ -408,21 +445,29 @@ def _split_state(value: object, base_states: frozenset[str]) -> tuple[str, froze
 def _request_per_node(raw: Mapping[str, Any]) -> dict[str, Any]:
     """Return the part of one node in what a job requests.
 
-    ``tres``: its total (``cpu=16,mem=20G,gres/gpu=4``); where it lacks something ``cpus`` (in all), ``memory_per_cpu``
-    or ``memory_per_node``. Only with accounting are GPUs in the total; else ``tres_per_node``, ``tres_per_job``, or
-    ``tres_per_task`` and ``tasks``.
+    ``tres``: its total (``cpu=16,mem=20G,gres/gpu=4``); where it lacks something ``cpus`` (in all),
+    ``memory_per_cpu`` or ``memory_per_node``. Only with accounting are GPUs in the total; else
+    ``tres_per_node``, ``tres_per_job``, or ``tres_per_task`` and ``tasks``.
     """
     nodes_text, total = raw.get("node_count"), _text(raw.get("tres"))
-    nodes = max(1, count(nodes_text.partition("-")[0] if isinstance(nodes_text, str) else nodes_text))
+    nodes = max(
+        1, count(nodes_text.partition("-")[0] if isinstance(nodes_text, str) else nodes_text)
+    )
     amounts = dict(term.partition("=")[::2] for term in total.split(","))
     cpus = -(-count(amounts.get("cpu") or raw.get("cpus")) // nodes)
     memory_mib = -(-_memory_mib(amounts.get("mem")) // nodes)
-    memory_mib = memory_mib or _memory_mib(raw.get("memory_per_cpu")) * cpus or _memory_mib(raw.get("memory_per_node"))
+    memory_mib = (
+        memory_mib
+        or _memory_mib(raw.get("memory_per_cpu")) * cpus
+        or _memory_mib(raw.get("memory_per_node"))
+    )
     # Shares of one job are on one GPU, which no job of whole GPUs can have meanwhile.
     gpus = parse_gpus(_text(raw.get("tres_per_node")), 1)
     if not gpus:
         tasks = max(1, count(raw.get("tasks")))
-        of_tasks = {kind: n * tasks for kind, n in parse_gpus(_text(raw.get("tres_per_task")), 1).items()}
+        of_tasks = {
+            kind: n * tasks for kind, n in parse_gpus(_text(raw.get("tres_per_task")), 1).items()
+        }
         in_all = parse_gpus(total, 1) or parse_gpus(_text(raw.get("tres_per_job")), 1) or of_tasks
         gpus = {kind: -(-n // nodes) for kind, n in in_all.items()}
     return {"node_count": nodes, "cpus": cpus, "memory_mib": memory_mib, "gpus": gpus}
@@ -446,7 +491,8 @@ def _exit_status(value: object) -> tuple[int | None, int]:
     return status >> 8 & 0xFF, status & 0x7F
 
 
-# ------------------------------------------------------------------------------------- numbers, times, sizes and words
+# ------------------------------------------------------------------------------------- numbers,
+# times, sizes and words
 
 _SLURM_NOTHING = ("", "N/A", "Unknown", "None", "none", "(null)", "None assigned")
 _SLURM_NO_LIMIT = ("UNLIMITED", "unlimited", "NOT_SET", "Partition_Limit", "INVALID")
@@ -535,9 +581,10 @@ def _requested_hosts(value: object) -> tuple[str, ...]:
 def parse_gpus(text: str, shares: int = 0) -> Mapping[str, int]:
     """Return GPUs by type ("" is any) from GRES or TRES text.
 
-    ``gpu:a100:4(S:0-1)``, ``gpu:(null):4(IDX:0-3)``, ``gres/gpu:2``, or ``cpu=8,gres/gpu=2,gres/gpu:a100=2``. A total
-    with ``=`` includes the GPUs with a type: only the rest of it is of any type. ``shares`` is the largest number of
-    GPUs that a number of shares stands for where their places are not printed.
+    ``gpu:a100:4(S:0-1)``, ``gpu:(null):4(IDX:0-3)``, ``gres/gpu:2``, or
+    ``cpu=8,gres/gpu=2,gres/gpu:a100=2``. A total with ``=`` includes the GPUs with a type: only the
+    rest of it is of any type. ``shares`` is the largest number of GPUs that a number of shares
+    stands for where their places are not printed.
     """
     found, total = Counter[str](), 0
     for each in filter(None, map(_GPU_TERM.fullmatch, _GRES_SEPARATOR.split(text))):
@@ -566,6 +613,8 @@ _VALUE_READERS: Mapping[str, Callable[[Any], Any]] = {
     "RequestedHosts": _requested_hosts,
     "Flags": lambda value: frozenset(word.upper() for word in _words(value)),
     "Gpus": lambda value: value if isinstance(value, Mapping) else parse_gpus(_text(value)),
-    "UsedGpus": lambda value: value if isinstance(value, Mapping) else parse_gpus(_text(value), EVERY_SHARE),
+    "UsedGpus": lambda value: (
+        value if isinstance(value, Mapping) else parse_gpus(_text(value), EVERY_SHARE)
+    ),
 }
 """Readers of values by the type of the field."""

@@ -1,4 +1,7 @@
-"""Transport by slurmrestd. A missing field counts as empty: versions of the API differ in their fields."""
+"""Transport by slurmrestd.
+
+A missing field counts as empty: versions of the API differ in their fields.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +16,29 @@ from typing import Any, NamedTuple, Self, TypeVar
 from adapters.shared.printing import printable
 from adapters.slurm import records
 from adapters.slurm.options import convert_options
-from adapters.slurm.records import Partition, Reservation, SlurmClient, SlurmJob, SlurmNode, SlurmSubmission
-from adapters.slurm.rest_session import MAX_CONNECTIONS, RestResponse, RestResponseTooLargeError, RestSession
+from adapters.slurm.records import (
+    Partition,
+    Reservation,
+    SlurmClient,
+    SlurmJob,
+    SlurmNode,
+    SlurmSubmission,
+)
+from adapters.slurm.rest_session import (
+    MAX_CONNECTIONS,
+    RestResponse,
+    RestResponseTooLargeError,
+    RestSession,
+)
 from adapters.slurm.settings import SlurmSiteConfig
 from adapters.slurm.states import refusal_error
-from provisioner.interfaces import AdapterError, AuthError, OutcomeUnknownError, RejectedError, UnavailableError
+from provisioner.interfaces import (
+    AdapterError,
+    AuthError,
+    OutcomeUnknownError,
+    RejectedError,
+    UnavailableError,
+)
 from provisioner.model import FaultKind
 
 T = TypeVar("T")
@@ -33,14 +54,15 @@ _NO_SUCH_JOB, _JOB_ENDED, _ACCESS_DENIED = 2017, 2021, 2002
 """Error numbers of Slurm."""
 _REST_ACTIVE_STATES = ("PENDING", "RUNNING", "SUSPENDED")
 MAX_ARRAY_TASKS = 5000
-"""Tasks of an array of ours. One call reports all of an array's jobs; an array that is too long for one answer belongs
-to somebody else."""
+"""Tasks of an array of ours. One call reports all of an array's jobs; an array that is too long for
+one answer belongs to somebody else."""
 
 
 class _KnownJobs(NamedTuple):
     """Details of one of Slurm's job numbers: a job, a started task, or the waiting tasks of an array.
 
-    ``listed``: its ids and states in the listing at that time. Without ``jobs`` it is not shown to us, so not ours.
+    ``listed``: its ids and states in the listing at that time. Without ``jobs`` it is not shown to
+    us, so not ours.
     """
 
     listed: frozenset[tuple[str, str]]
@@ -51,10 +73,11 @@ class _KnownJobs(NamedTuple):
 class SlurmRestClient(SlurmClient):
     """The cluster as the user of the token sees it, or at a unix socket the account of its owner.
 
-    slurmrestd lists jobs with details only for all users: 7.7 kB each, and with 5,000 jobs it took 4.6 s and 0.7 GB of
-    slurmrestd's memory. So a cheap listing (80 bytes a job) reports numbers and states, and details are requested of
-    each number once, of ours that live at each listing (an array in one call), and of others when they have changed.
-    At the start all numbers are new. Until all are known, about 200 a second, there is no listing.
+    slurmrestd lists jobs with details only for all users: 7.7 kB each, and with 5,000 jobs it took
+    4.6 s and 0.7 GB of slurmrestd's memory. So a cheap listing (80 bytes a job) reports numbers and
+    states, and details are requested of each number once, of ours that live at each listing (an
+    array in one call), and of others when they have changed. At the start all numbers are new.
+    Until all are known, about 200 a second, there is no listing.
     """
 
     def __init__(self, config: SlurmSiteConfig, name: str) -> None:
@@ -88,7 +111,9 @@ class SlurmRestClient(SlurmClient):
         for job in self._jobs():
             if job.user != self._user and job.remote_id.partition("_")[0] == self._last_submitted:
                 user = printable(job.user, 60)
-                message = f"our jobs belong to `{user}`, not to `{self._user}`: write `user: {user}`"
+                message = (
+                    f"our jobs belong to `{user}`, not to `{self._user}`: write `user: {user}`"
+                )
                 raise UnavailableError(f"{self._session.where}: {message}", FaultKind.CONFIG)
         return [job for job in self._jobs() if job.user == self._user]
 
@@ -111,16 +136,21 @@ class SlurmRestClient(SlurmClient):
     async def _update(self, is_outdated: Callable[[int, _KnownJobs], bool]) -> None:
         """List the states of all jobs, and request details of new and of outdated ones.
 
-        What was learned is kept when time runs out. UnavailableError then: the listing is not complete.
+        What was learned is kept when time runs out. UnavailableError then: the listing is not
+        complete.
         """
         try:
             async with asyncio.timeout(self._config.deadline), self._lock:
-                self._listing = parse_states((await self._session.read("slurm/{}/jobs/state/")).items("jobs"))
+                self._listing = parse_states(
+                    (await self._session.read("slurm/{}/jobs/state/")).items("jobs")
+                )
                 self._known = {n: known for n, known in self._known.items() if n in self._listing}
                 reported: set[int] = set()
                 # Ascending: the first number of an array reports all of it.
                 await self._request_all(sorted(self._listing.keys() - self._known.keys()), reported)
-                outdated = {n: known.array or n for n, known in self._known.items() if is_outdated(n, known)}
+                outdated = {
+                    n: known.array or n for n, known in self._known.items() if is_outdated(n, known)
+                }
                 await self._request_all([outdated[n] for n in outdated.keys() - reported], reported)
                 await self._request_all([n for n in outdated if n not in reported], reported)
         except TimeoutError:
@@ -131,7 +161,10 @@ class SlurmRestClient(SlurmClient):
             raise UnavailableError(f"{self._session.where}: {why}") from None
 
     async def _request_all(self, numbers: Sequence[int], reported: set[int]) -> None:
-        """Request details, several at a time. After a failure, which is raised, no more are begun."""
+        """Request details, several at a time.
+
+        After a failure, which is raised, no more are begun.
+        """
         left, failures = iter(dict.fromkeys(numbers)), list[AdapterError]()
 
         async def work() -> None:
@@ -155,7 +188,9 @@ class SlurmRestClient(SlurmClient):
         listed = self._listing.get(number, frozenset())
         try:
             # without `flags` it would report every core of a job, three times as much
-            response = await self._session.request("GET", f"slurm/{{}}/job/{number}", [("flags", "ALL")])
+            response = await self._session.request(
+                "GET", f"slurm/{{}}/job/{number}", [("flags", "ALL")]
+            )
         except RestResponseTooLargeError:
             response = None
         if response is None or any(error == _NO_SUCH_JOB for error, _ in response.errors):
@@ -165,34 +200,48 @@ class SlurmRestClient(SlurmClient):
         reported_jobs = self._session.checked(response).items("jobs")
         ids = await self._read(_numbers, reported_jobs)
         if not any(number in pair for pair in ids):
-            raise UnavailableError(f"{self._session.where}: asked for job {number}, it reports another")
+            raise UnavailableError(
+                f"{self._session.where}: asked for job {number}, it reports another"
+            )
         reported.update(each for each, _ in ids)
         jobs = await self._read(partial(parse_job, listed=listed), reported_jobs)
         for (each, array), some in zip(ids, jobs, strict=True):
             self._known[each] = _KnownJobs(self._listing.get(each, frozenset()), array, some)
 
-    async def ended_jobs(self, remote_ids: Collection[str], since: float) -> Sequence[SlurmJob] | None:
-        selections = [[("step", each) for each in some] for some in records.job_id_chunks(remote_ids, _JOBS_PER_QUERY)]
+    async def ended_jobs(
+        self, remote_ids: Collection[str], since: float
+    ) -> Sequence[SlurmJob] | None:
+        selections = [
+            [("step", each) for each in some]
+            for some in records.job_id_chunks(remote_ids, _JOBS_PER_QUERY)
+        ]
         found: list[SlurmJob] = []
         for selection in selections or [[("start_time", str(max(0, int(since))))]]:
             query = [("users", self._user), ("skip_steps", "true"), *selection]
             response = await self._session.request("GET", "slurmdb/{}/jobs/", query)
             if response.status == 404 and not response.body:
-                return None  # slurmrestd was started without it, as it must be where there is no slurmdbd
-            found += await self._read(parse_accounted_job, self._session.checked(response).items("jobs"))
+                # slurmrestd was started without it, as it must be where there is no slurmdbd
+                return None
+            found += await self._read(
+                parse_accounted_job, self._session.checked(response).items("jobs")
+            )
         return found
 
-    async def past_jobs(self, partitions: Collection[str], since: float, until: float) -> Sequence[SlurmJob] | None:
+    async def past_jobs(
+        self, partitions: Collection[str], since: float, until: float
+    ) -> Sequence[SlurmJob] | None:
         span = [("start_time", str(max(0, int(since)))), ("end_time", str(max(1, int(until))))]
         query = [("partition", ",".join(partitions)), ("skip_steps", "true"), *span]
         response = await self._session.request("GET", "slurmdb/{}/jobs/", query)
         if response.status == 404 and not response.body:
             return None
-        return await asyncio.to_thread(parse_past_jobs, self._session.checked(response).items("jobs"))
+        return await asyncio.to_thread(
+            parse_past_jobs, self._session.checked(response).items("jobs")
+        )
 
     async def nodes(self, *, reserves: bool = False) -> Sequence[SlurmNode]:
-        # All of it, 2.5 kB a node. With `update_time` 24.11 answers "nothing has changed" with status 500 and
-        # "Unspecified error", as it does when slurmctld is silent.
+        # All of it, 2.5 kB a node. With `update_time` 24.11 answers "nothing has changed" with
+        # status 500 and "Unspecified error", as it does when slurmctld is silent.
         return await self._list("nodes", parse_node)
 
     async def partitions(self) -> Sequence[Partition]:
@@ -208,7 +257,9 @@ class SlurmRestClient(SlurmClient):
         return {**about, **(parse_configuration(response.body) if response.is_complete else {})}
 
     async def _list(self, name: str, parse: Callable[[JsonObject], T]) -> list[T]:
-        return await self._read(parse, (await self._session.read(f"slurm/{{}}/{name}/")).items(name))
+        return await self._read(
+            parse, (await self._session.read(f"slurm/{{}}/{name}/")).items(name)
+        )
 
     async def _read(self, parse: Callable[[JsonObject], T], found: Sequence[JsonObject]) -> list[T]:
         """Return what ``parse`` makes of the records, in a thread: there may be thousands of them."""
@@ -223,10 +274,14 @@ class SlurmRestClient(SlurmClient):
             message = f"an array of {len(submission.tasks)} tasks: slurmrestd reports {MAX_ARRAY_TASKS} at most"
             raise RejectedError(message, FaultKind.CONFIG)
         body = {"script": submission.script.decode(), "job": job_description(submission)}
-        response = await self._order("POST", "slurm/{}/job/submit", body, self._config.submit_deadline)
+        response = await self._order(
+            "POST", "slurm/{}/job/submit", body, self._config.submit_deadline
+        )
         job_id = response.body.get("job_id")
         if not isinstance(job_id, int) or job_id <= 0:
-            raise OutcomeUnknownError(f"{self._session.where}: it accepts a job without reporting its number")
+            raise OutcomeUnknownError(
+                f"{self._session.where}: it accepts a job without reporting its number"
+            )
         self._last_submitted = str(job_id)
         return job_id
 
@@ -234,8 +289,9 @@ class SlurmRestClient(SlurmClient):
         # Never without ids: an order that names no jobs is for all of them.
         for some in records.job_id_chunks(remote_ids, _JOBS_PER_CANCEL):
             if kill:
-                # SIGKILL to a whole job is a plain scancel, with SIGTERM and KillWait before. The steps alone are
-                # killed at once; the batch script is left to tidy up, and has KillWait for it.
+                # SIGKILL to a whole job is a plain scancel, with SIGTERM and KillWait before. The
+                # steps alone are killed at once; the batch script is left to tidy up, and has
+                # KillWait for it.
                 await self._delete({"jobs": some, "signal": "KILL", "flags": ["FULL_STEPS_ONLY"]})
             await self._delete({"jobs": some})
 
@@ -243,16 +299,28 @@ class SlurmRestClient(SlurmClient):
         response = await self._order("DELETE", "slurm/{}/jobs/", body, self._config.deadline)
         for each in response.items("status"):
             error = each.get("error")
-            if not isinstance(error, dict) or error.get("code") in (None, 0, _NO_SUCH_JOB, _JOB_ENDED):
+            if not isinstance(error, dict) or error.get("code") in (
+                None,
+                0,
+                _NO_SUCH_JOB,
+                _JOB_ENDED,
+            ):
                 continue
             message = f"{each.get('step_id')}: {error.get('message')}"
-            raise AuthError(printable(message)) if error["code"] == _ACCESS_DENIED else refusal_error(message)
+            raise (
+                AuthError(printable(message))
+                if error["code"] == _ACCESS_DENIED
+                else refusal_error(message)
+            )
 
-    async def _order(self, method: str, path: str, body: Mapping[str, Any], deadline_s: float) -> RestResponse:
+    async def _order(
+        self, method: str, path: str, body: Mapping[str, Any], deadline_s: float
+    ) -> RestResponse:
         response = await self._session.request(method, path, body=body, deadline_s=deadline_s)
         if response.is_complete:
             return response
-        if not response.body and response.status >= 500:  # from a proxy: the order may have got through
+        # from a proxy: the order may have got through
+        if not response.body and response.status >= 500:
             raise OutcomeUnknownError(f"{self._session.where}: {response.message}")
         raise refusal_error(response.message)
 
@@ -327,14 +395,20 @@ _REST_PARTITION = {
     "oversubscribe": "maximums.oversubscribe.jobs",
     "exclusive": "partition.exclusive",
 }
-_REST_RESERVATION = {"name": "name", "starts_at": "start_time", "ends_at": "end_time", "nodes": "node_list"}
+_REST_RESERVATION = {
+    "name": "name",
+    "starts_at": "start_time",
+    "ends_at": "end_time",
+    "nodes": "node_list",
+}
 
 
 def parse_states(listed: Sequence[JsonObject]) -> Mapping[int, frozenset[tuple[str, str]]]:
     """Return ids and states by number from ``jobs/state/``.
 
-    A waiting task has the number of its array, a started one a number of its own, which says nothing of the array:
-    ``1_3`` (waiting) becomes ``6_3``. An array all of which was cancelled before it began is ``1_*``.
+    A waiting task has the number of its array, a started one a number of its own, which says
+    nothing of the array: ``1_3`` (waiting) becomes ``6_3``. An array all of which was cancelled
+    before it began is ``1_*``.
     """
     found: dict[int, set[tuple[str, str]]] = {}
     for record in listed:
@@ -363,10 +437,14 @@ def parse_job(record: JsonObject, listed: Collection[tuple[str, str]] = ()) -> S
     elif records.is_set(task):
         ids = [f"{array}_{records.count(task)}"]
     elif text.endswith("..."):
-        ids = sorted(remote_id for remote_id, _ in listed if "_" in remote_id and "*" not in remote_id)
+        ids = sorted(
+            remote_id for remote_id, _ in listed if "_" in remote_id and "*" not in remote_id
+        )
     else:
         ids = [f"{array}_{each}" for each in (records.parse_tasks(text) if text else ())]
-    job = records.read_job({**records.pick(record, _REST_JOB), "remote_id": ids[0] if ids else str(number)})
+    job = records.read_job(
+        {**records.pick(record, _REST_JOB), "remote_id": ids[0] if ids else str(number)}
+    )
     return [replace(job, remote_id=remote_id) for remote_id in ids]
 
 
@@ -377,15 +455,23 @@ def _accounted_id(record: JsonObject) -> str:
 
 
 def parse_accounted_job(record: JsonObject) -> SlurmJob:
-    return records.read_job({**records.pick(record, _REST_ACCOUNTED_JOB), "remote_id": _accounted_id(record)})
+    return records.read_job(
+        {**records.pick(record, _REST_ACCOUNTED_JOB), "remote_id": _accounted_id(record)}
+    )
 
 
 def parse_past_job(record: JsonObject) -> SlurmJob:
     """Return an accounted job with its allocated resources; ``submitted_at`` is when it could start."""
     more = records.pick(record, {"tres": "tres.allocated", "eligible": "time.eligible"})
-    given = [each for each in more["tres"] or () if isinstance(each, dict) and each.get("type") == "gres"]
+    given = [
+        each for each in more["tres"] or () if isinstance(each, dict) and each.get("type") == "gres"
+    ]
     tres = ",".join(f"gres/{each.get('name')}={records.count(each.get('count'))}" for each in given)
-    raw = {**records.pick(record, _REST_ACCOUNTED_JOB), "tres": tres, "node_count": record.get("allocation_nodes")}
+    raw = {
+        **records.pick(record, _REST_ACCOUNTED_JOB),
+        "tres": tres,
+        "node_count": record.get("allocation_nodes"),
+    }
     job = records.read_job({**raw, "remote_id": _accounted_id(record)})
     return replace(job, submitted_at=max(job.submitted_at, records.count(more["eligible"])))
 
@@ -414,14 +500,18 @@ def parse_partition(record: JsonObject) -> Partition:
     flags = record.get("flags")  # reported by 26.05 only
     default = isinstance(flags, list) and "DEFAULT" in flags
     raw = {**records.pick(record, _REST_PARTITION), "default": default}
-    if raw["exclusive"] is None and raw["oversubscribe"] == 0:  # 26.05 has 0 for every partition, and a word beside it
+    # 26.05 has 0 for every partition, and a word beside it
+    if raw["exclusive"] is None and raw["oversubscribe"] == 0:
         raw["exclusive"] = "NODE"
     return records.read(Partition, raw)
 
 
 def parse_configuration(body: JsonObject) -> Mapping[str, str]:
     """Return slurm.conf as ``scontrol show config`` prints it, as far as it is reported, and the server's version."""
-    about = {"SLURM_VERSION": "meta.slurm.release", "AccountingStorageType": "meta.plugin.accounting_storage"}
+    about = {
+        "SLURM_VERSION": "meta.slurm.release",
+        "AccountingStorageType": "meta.plugin.accounting_storage",
+    }
     settings = body.get("slurm_conf")
     found = {**records.pick(body, about), **(settings if isinstance(settings, dict) else {})}
     return {name: text for name, value in found.items() if (text := _setting(value))}

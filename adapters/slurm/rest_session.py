@@ -56,7 +56,10 @@ class RestResponse:
         return self.status == 200 and not self.errors
 
     def items(self, key: str) -> Sequence[Mapping[str, Any]]:
-        """Return the list that the answer is about. UnavailableError if it is missing or incomplete."""
+        """Return the list that the answer is about.
+
+        UnavailableError if it is missing or incomplete.
+        """
         found = self.body.get(key)
         if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
             raise UnavailableError(f"slurmrestd answers without a list of `{key}`")
@@ -68,7 +71,9 @@ class RestSession:
 
     def __init__(self, settings: SlurmRestConfig, deadline_s: float) -> None:
         self._settings, self._deadline_s = settings, deadline_s
-        self.where = f"slurmrestd at {settings.url}" + (f" on {settings.ssh.host}" if settings.ssh else "")
+        self.where = f"slurmrestd at {settings.url}" + (
+            f" on {settings.ssh.host}" if settings.ssh else ""
+        )
         self._stack = contextlib.AsyncExitStack()
         self._session: aiohttp.ClientSession | None = None
         self._version = ""
@@ -89,16 +94,25 @@ class RestSession:
             with optional_packages("ssh", "a socket over ssh needs", "asyncssh"):
                 from adapters.shared.commands.ssh import SshRunner
             runner = await self._stack.enter_async_context(SshRunner(settings.ssh))
-            connector = _SshConnector(runner, settings.url.removeprefix("unix:"), settings.ssh.max_sessions)
+            connector = _SshConnector(
+                runner, settings.url.removeprefix("unix:"), settings.ssh.max_sessions
+            )
         elif settings.url.startswith("unix:"):
-            connector = aiohttp.UnixConnector(settings.url.removeprefix("unix:"), limit=MAX_CONNECTIONS)
+            connector = aiohttp.UnixConnector(
+                settings.url.removeprefix("unix:"), limit=MAX_CONNECTIONS
+            )
         else:
             connector = aiohttp.TCPConnector(ssl=_ssl_context(settings), limit=MAX_CONNECTIONS)
-        connector._factory = cast("partial[ResponseHandler]", partial(_SingleResponse, loop=asyncio.get_running_loop()))
+        connector._factory = cast(
+            "partial[ResponseHandler]", partial(_SingleResponse, loop=asyncio.get_running_loop())
+        )
         return connector
 
     async def read(self, path: str) -> RestResponse:
-        """Return a complete answer without errors. ``{}`` in ``path`` stands for the version of the API."""
+        """Return a complete answer without errors.
+
+        ``{}`` in ``path`` stands for the version of the API.
+        """
         return self.checked(await self.request("GET", path))
 
     def checked(self, response: RestResponse) -> RestResponse:
@@ -118,8 +132,8 @@ class RestSession:
     ) -> RestResponse:
         """Return the answer to one request, a refusal included.
 
-        UnavailableError if nothing was sent or a question (GET) has no answer, OutcomeUnknownError if an order was
-        sent and not answered, AuthError if our token is not accepted.
+        UnavailableError if nothing was sent or a question (GET) has no answer, OutcomeUnknownError
+        if an order was sent and not answered, AuthError if our token is not accepted.
         """
         deadline_s = deadline_s or self._deadline_s
         sent: list[bool] = []
@@ -177,13 +191,19 @@ class RestSession:
             f"{url.rstrip('/')}/{path}",
             query,
             body=body,
-            headers={"X-SLURM-USER-NAME": settings.user, "X-SLURM-USER-TOKEN": token} if token else {},
+            headers={"X-SLURM-USER-NAME": settings.user, "X-SLURM-USER-TOKEN": token}
+            if token
+            else {},
             sent=[] if sent is None else sent,
             largest=MAX_RESPONSE_BYTES,
         )
         response = await asyncio.to_thread(_parse_response, reply.status, reply.raw)
-        if response.status == 401 or any(number == _AUTHENTICATION_ERROR for number, _ in response.errors):
-            what = f"the token of {settings.token}" if settings.token else "a request without a token"
+        if response.status == 401 or any(
+            number == _AUTHENTICATION_ERROR for number, _ in response.errors
+        ):
+            what = (
+                f"the token of {settings.token}" if settings.token else "a request without a token"
+            )
             raise AuthError(f"{self.where}: {what} is rejected: {response.message}")
         if response.status == 403:
             raise AuthError(f"{self.where}: {response.message}")
@@ -193,7 +213,8 @@ class RestSession:
         if self._settings.token is None:
             return ""
         try:
-            token = self._settings.token.read().removeprefix("SLURM_JWT=").strip()  # printed by `scontrol token`
+            # printed by `scontrol token`
+            token = self._settings.token.read().removeprefix("SLURM_JWT=").strip()
         except SecretUnreadableError as error:
             raise AuthError(f"{self.where}: {error}") from None
         if not (token.isascii() and token.isprintable()) or " " in token:
@@ -214,22 +235,31 @@ def _parse_response(status: int, raw: bytes) -> RestResponse:
     errors: list[tuple[int, str]] = []
     for error in body["errors"] if isinstance(body.get("errors"), list) else ():
         each = error if isinstance(error, dict) else {"error": error}
-        number, texts = each.get("error_number"), [str(each.get(key) or "") for key in ("description", "error")]
-        errors.append((number if isinstance(number, int) else 0, ": ".join(filter(None, texts))[:400]))
+        number, texts = (
+            each.get("error_number"),
+            [str(each.get(key) or "") for key in ("description", "error")],
+        )
+        errors.append(
+            (number if isinstance(number, int) else 0, ": ".join(filter(None, texts))[:400])
+        )
     return RestResponse(status, body, errors)
 
 
 class _SingleResponse(ResponseHandler):
     """A protocol that ignores what follows an answer that closes the connection.
 
-    slurmrestd 26.05 announces a second time, as plain text, that it closes after a refusal, and aiohttp would accept
-    neither as an answer.
+    slurmrestd 26.05 announces a second time, as plain text, that it closes after a refusal, and
+    aiohttp would accept neither as an answer.
     """
 
     _left: int | None = None
 
     def data_received(self, data: bytes) -> None:
-        if self._left is None and (head := _CLOSING_HEAD.match(data)) and (length := _CONTENT_LENGTH.search(head[0])):
+        if (
+            self._left is None
+            and (head := _CLOSING_HEAD.match(data))
+            and (length := _CONTENT_LENGTH.search(head[0]))
+        ):
             self._left = head.end() + int(length[1])
         if self._left is not None:
             data = data[: self._left]
@@ -238,7 +268,9 @@ class _SingleResponse(ResponseHandler):
             super().data_received(data)
 
 
-_CLOSING_HEAD = re.compile(rb"HTTP/1\.[01] (?:(?!\r\n\r\n).)*?\r\nconnection: *close\r\n.*?\r\n\r\n", re.I | re.S)
+_CLOSING_HEAD = re.compile(
+    rb"HTTP/1\.[01] (?:(?!\r\n\r\n).)*?\r\nconnection: *close\r\n.*?\r\n\r\n", re.I | re.S
+)
 _CONTENT_LENGTH = re.compile(rb"\r\ncontent-length: *(\d{1,12})\r\n", re.I)
 
 
@@ -249,7 +281,9 @@ class _SshConnector(aiohttp.BaseConnector):
         super().__init__(limit=min(MAX_CONNECTIONS, sessions))
         self._runner, self._path = runner, path
 
-    async def _create_connection(self, req: object, traces: object, timeout: object) -> ResponseHandler:
+    async def _create_connection(
+        self, req: object, traces: object, timeout: object
+    ) -> ResponseHandler:
         return await self._runner.connect_unix(self._path, self._factory)
 
 
@@ -259,5 +293,7 @@ def _ssl_context(settings: SlurmRestConfig) -> ssl.SSLContext | bool:
     try:
         return ssl.create_default_context(cafile=str(settings.ca) if settings.ca else None)
     except (OSError, ssl.SSLError) as error:
-        message = f"the certificate authorities in {settings.ca} cannot be read: {printable(str(error))}"
+        message = (
+            f"the certificate authorities in {settings.ca} cannot be read: {printable(str(error))}"
+        )
         raise UnavailableError(message, FaultKind.CONFIG) from None

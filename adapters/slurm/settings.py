@@ -22,7 +22,8 @@ _SLURM_NAME = r"[A-Za-z0-9_.@+:-]{1,127}"
 _SLURM_NAMES = rf"^{_SLURM_NAME}(,{_SLURM_NAME})*$"
 _SBATCH_OPTION = re.compile(r"[a-z][a-z0-9-]{0,63}")
 _RESERVED_JOB_VARIABLES = re.compile(
-    r"PROVISIONER_.*|DRONE_.*|_CONDOR_.*|CONDOR_(?!PREFIX$).*|SLURM_.*|CUDA_VISIBLE_DEVICES", re.IGNORECASE
+    r"PROVISIONER_.*|DRONE_.*|_CONDOR_.*|CONDOR_(?!PREFIX$).*|SLURM_.*|CUDA_VISIBLE_DEVICES",
+    re.IGNORECASE,
 )
 
 LIMIT_CHECK_INTERVAL_S = 30
@@ -47,29 +48,41 @@ _REFUSED_BY_REPAIR = {
     _OWN_KEY_OF_TYPE: "gres",
     "it is not an option of a job": "cluster clusters help usage version quiet verbose",
 }
-REFUSED_SBATCH_OPTIONS = {name: repair for repair, names in _REFUSED_BY_REPAIR.items() for name in names.split()}
+REFUSED_SBATCH_OPTIONS = {
+    name: repair for repair, names in _REFUSED_BY_REPAIR.items() for name in names.split()
+}
 """Options of sbatch that only the provisioner sets, and what to do instead."""
 
 
 def _check_options(options: dict[str, str | bool]) -> dict[str, str | bool]:
     for name, value in options.items():
         if not _SBATCH_OPTION.fullmatch(name):
-            raise mistake_at(name, f"`{name[:40]}` is not an option of sbatch: write its long name without dashes")
+            raise mistake_at(
+                name,
+                f"`{name[:40]}` is not an option of sbatch: write its long name without dashes",
+            )
         if (instead := REFUSED_SBATCH_OPTIONS.get(name, "")) in (_OWN_KEY, _OWN_KEY_OF_TYPE):
             raise mistake_at(name, f"`{name}` has a key of its own: {instead}")
         if instead:
             raise mistake_at(name, f"`{name}` is set by the provisioner: remove it ({instead})")
         if full := next((each for each in REFUSED_SBATCH_OPTIONS if each.startswith(name)), ""):
-            raise mistake_at(name, f"`{name}` is an abbreviation of `{full}`, which the provisioner sets: remove it")
+            raise mistake_at(
+                name,
+                f"`{name}` is an abbreviation of `{full}`, which the provisioner sets: remove it",
+            )
         if value is False:
             raise mistake_at(name, f"`{name}: false` has no effect: remove it")
         if isinstance(value, str) and (not value.strip() or not value.isprintable()):
-            raise mistake_at(name, f"`{name}` needs a value on one line, in quotes, or `true` if it takes none")
+            raise mistake_at(
+                name, f"`{name}` needs a value on one line, in quotes, or `true` if it takes none"
+            )
     return options
 
 
 Options = Annotated[dict[str, str | bool], AfterValidator(_check_options)]
-Environment = Annotated[dict[str, str], AfterValidator(partial(check_environment, reserved=_RESERVED_JOB_VARIABLES))]
+Environment = Annotated[
+    dict[str, str], AfterValidator(partial(check_environment, reserved=_RESERVED_JOB_VARIABLES))
+]
 
 
 class SlurmJobOptions(ConfigSection):
@@ -86,8 +99,8 @@ class SlurmJobOptions(ConfigSection):
     constraint: str = Field("", pattern=r"^[A-Za-z0-9_.&|()\[\]*:,+-]{0,255}$", examples=["LSDF"])
     """Features that nodes must have."""
     submit: Options = Field(default_factory=dict, examples=[{"exclude": "hkn0815", "nice": "100"}])
-    """Further options of sbatch by their long names without dashes, as text, or `true` for those that take no value.
-    Options that define a drone are refused."""
+    """Further options of sbatch by their long names without dashes, as text, or `true` for those
+    that take no value. Options that define a drone are refused."""
 
     def sbatch_options(self) -> dict[str, str | bool]:
         """Return all of these as options of sbatch by their long names: `submit`, and every other key that is set."""
@@ -111,14 +124,15 @@ class SlurmRestConfig(ConfigSection):
     """Address of slurmrestd and our account there."""
 
     url: str = Field(
-        pattern=r"^(https?://[^\s/?#@]+(/[^\s?#]*)?|unix:/[^\s]+)$", examples=["https://slurm.example.org:6820"]
+        pattern=r"^(https?://[^\s/?#@]+(/[^\s?#]*)?|unix:/[^\s]+)$",
+        examples=["https://slurm.example.org:6820"],
     )
     """Its address: `http://host:port`, `https://...`, or `unix:/path/to/socket`."""
     user: str = Field("", pattern=r"^[A-Za-z0-9_.@-]{0,63}$")
     """Account that the token is for."""
     token: Secret | None = Field(None)
-    """JWT of the account (`scontrol token`). Its file is read for each request. Not needed at a unix socket of the
-    account itself."""
+    """JWT of the account (`scontrol token`). Its file is read for each request. Not needed at a
+    unix socket of the account itself."""
     ssh: SshSettings | None = Field(None)
     """Login node on which the unix socket of `url` is reached, forwarded over ssh."""
     ca: ConfigPath | None = Field(None)
@@ -134,11 +148,15 @@ class SlurmRestConfig(ConfigSection):
     @model_validator(mode="after")
     def _reachable(self) -> Self:
         if self.ssh is not None and not self.url.startswith("unix:"):
-            raise ValueError("`ssh` forwards a unix socket: write `url: unix:/path/on/the/login/node`")
+            raise ValueError(
+                "`ssh` forwards a unix socket: write `url: unix:/path/on/the/login/node`"
+            )
         if self.token is None and not self.url.startswith("unix:"):
             raise ValueError("`token` is required over the network: write `token: {file: path}`")
         if self.token is not None and not self.user:
-            raise ValueError("`user` is required with `token`: write the account that the token is for")
+            raise ValueError(
+                "`user` is required with `token`: write the account that the token is for"
+            )
         return self
 
 
@@ -155,8 +173,8 @@ class SlurmNativeConfig(ConfigSection):
     """Interpreter that has pyslurm."""
 
     python: str = Field("", pattern=r"^(/[A-Za-z0-9_.+/-]*)?$", examples=["/usr/bin/python3"])
-    """Interpreter (3.11 or newer) that has pyslurm, the system's own for example; it needs nothing else that the
-    provisioner needs. Default: the provisioner's."""
+    """Interpreter (3.11 or newer) that has pyslurm, the system's own for example; it needs nothing
+    else that the provisioner needs. Default: the provisioner's."""
 
 
 class SlurmOwnerConfig(ConfigSection):
@@ -212,25 +230,35 @@ class SlurmSiteConfig(SlurmJobOptions):
     types: dict[str, SlurmTypeOptions] = Field(default_factory=dict)
     """Options of single drone types, by name."""
     env: Environment = Field(default_factory=dict, examples=[{"CONDOR_PREFIX": "/home/kit/condor"}])
-    """Environment variables for each drone. `CONDOR_PREFIX` here replaces the overlay's `condor_prefix`: the directory
-    of HTCondor on the nodes of this site."""
+    """Environment variables for each drone. `CONDOR_PREFIX` here replaces the overlay's
+    `condor_prefix`: the directory of HTCondor on the nodes of this site."""
     scratch: str = Field(
-        "", pattern=r"^(\$[A-Za-z_][A-Za-z0-9_]*|/[A-Za-z0-9_./+-]*)?$", examples=["$TMPDIR", "/scratch"]
+        "",
+        pattern=r"^(\$[A-Za-z_][A-Za-z0-9_]*|/[A-Za-z0-9_./+-]*)?$",
+        examples=["$TMPDIR", "/scratch"],
     )
-    """Directory on the nodes below which drones work, or the variable of the job's environment that holds it. Default:
-    `$TMPDIR`, or `/tmp` without it."""
-    output_directory: str = Field("", pattern=r"^(/[A-Za-z0-9_./+-]*)?$", examples=["/home/kit/drones/logs"])
-    """Existing directory on the cluster's file system for the output of drones. Default: discarded."""
+    """Directory on the nodes below which drones work, or the variable of the job's environment that
+    holds it. Default: `$TMPDIR`, or `/tmp` without it."""
+    output_directory: str = Field(
+        "", pattern=r"^(/[A-Za-z0-9_./+-]*)?$", examples=["/home/kit/drones/logs"]
+    )
+    """Existing directory on the cluster's file system for the output of drones.
+
+    Default: discarded.
+    """
     owner: SlurmOwnerConfig | None = Field(None)
     """Jobs that have priority over drones. Default: no owner."""
     hardware: list[SlurmNodeHardware] = Field(
         default_factory=list,
-        examples=[[{"nodes": "hkn[0801-0967]", "cores_per_socket": 38, "memory": "512000 MiB", "gpus": 4}]],
+        examples=[
+            [{"nodes": "hkn[0801-0967]", "cores_per_socket": 38, "memory": "512000 MiB", "gpus": 4}]
+        ],
     )
     """The nodes with GPUs, for `provisioner render blocking`."""
     same_account: bool = Field(False)
-    """Let jobs of other people run under an account that can read the controller's secrets, such as its own. Slurm runs
-    drones as the account that submits them; it can read nothing where the nodes share no files with this host."""
+    """Let jobs of other people run under an account that can read the controller's secrets, such as
+    its own. Slurm runs drones as the account that submits them; it can read nothing where the nodes
+    share no files with this host."""
     retain_finished: Duration = Field(600.0, ge=60.0)
     """Time for which ended drones are reported, as long as Slurm knows them."""
     deadline: PositiveDuration = Field(15.0)
@@ -244,7 +272,9 @@ class SlurmSiteConfig(SlurmJobOptions):
             raise ValueError("`rest` is required with this transport: write `rest: {url: ...}`")
         for name in ("rest", "tools", "native"):
             if name in self.model_fields_set and name != self.transport:
-                raise ValueError(f"`{name}` is for another transport: write `transport: {name}`, or remove it")
+                raise ValueError(
+                    f"`{name}` is for another transport: write `transport: {name}`, or remove it"
+                )
         return self
 
     def drone_account(self) -> tuple[str, str]:
@@ -259,7 +289,9 @@ class SlurmSiteConfig(SlurmJobOptions):
         special = self.types.get(type_name, SlurmTypeOptions())
         keys = SlurmJobOptions.model_fields.keys() - {"submit"}
         options = {key: getattr(special, key) or getattr(self, key) for key in keys}
-        return SlurmTypeOptions(**options, submit={**self.submit, **special.submit}, gres=special.gres or "gpu")
+        return SlurmTypeOptions(
+            **options, submit={**self.submit, **special.submit}, gres=special.gres or "gpu"
+        )
 
     def kept_life_s(self, walltime_s: float, grace_s: float) -> float:
         """Return how much shorter a drone lives than its walltime."""
@@ -269,10 +301,16 @@ class SlurmSiteConfig(SlurmJobOptions):
         """Yield conflicts with the site's drone types: path in the site file, and message."""
         for each in types:
             if each.gpu_milli % WHOLE_GPU:
-                yield ("types", each.name, "gpus"), "`gpus`: Slurm allocates whole GPUs: write `gpus: 1`"
+                yield (
+                    ("types", each.name, "gpus"),
+                    "`gpus`: Slurm allocates whole GPUs: write `gpus: 1`",
+                )
             if each.walltime_s < 60:
                 message = "`walltime` of at least a minute is required at a Slurm site: without it the partition's"
-                yield ("types", each.name, "walltime"), f"{message} DefaultTime, often minutes, would end the drone"
+                yield (
+                    ("types", each.name, "walltime"),
+                    f"{message} DefaultTime, often minutes, would end the drone",
+                )
         names = [each.name for each in types]
         for name in self.types:
             if name not in names:
@@ -280,9 +318,14 @@ class SlurmSiteConfig(SlurmJobOptions):
                 yield ("options", "types", name), message
         if self.transport != "tools":
             unsupported: dict[tuple[str, ...], str] = {}
-            special = [(("options", "types", name, "submit"), each.submit) for name, each in self.types.items()]
+            special = [
+                (("options", "types", name, "submit"), each.submit)
+                for name, each in self.types.items()
+            ]
             for path, own in [(("options", "submit"), self.submit), *special]:
-                for option, why in convert_options({**self.submit, **own}, self.transport)[1].items():
+                for option, why in convert_options({**self.submit, **own}, self.transport)[
+                    1
+                ].items():
                     at = (*(path if option in own else ("options", "submit")), option)
                     unsupported.setdefault(at, f"{why}: remove it, or write `transport: tools`")
             yield from unsupported.items()

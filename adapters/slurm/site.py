@@ -18,7 +18,13 @@ from adapters.slurm.drones import SlurmDroneListing, SlurmDrones, is_alive
 from adapters.slurm.history import site_history
 from adapters.slurm.records import Partition, SlurmClient
 from adapters.slurm.settings import SlurmSiteConfig
-from adapters.slurm.submission import SlurmBatch, make_batch, make_batches, max_array_size, validate_order
+from adapters.slurm.submission import (
+    SlurmBatch,
+    make_batch,
+    make_batches,
+    max_array_size,
+    validate_order,
+)
 from provisioner import model
 from provisioner.history import SiteHistoryView
 from provisioner.interfaces import AdapterError, AuditFinding, OutcomeUnknownError, RejectedError
@@ -29,12 +35,22 @@ _LATE_SUBMIT_S = 180.0
 
 
 class SlurmSite:
-    """Drones as jobs of our account. All state is in slurmctld, so a restarted controller sees the same."""
+    """Drones as jobs of our account.
+
+    All state is in slurmctld, so a restarted controller sees the same.
+    """
 
     Config = SlurmSiteConfig
 
-    def __init__(self, name: str, config: SlurmSiteConfig, types: Sequence[DroneType], controller: str) -> None:
-        self._name, self._config, self._types, self._controller = name, config, tuple(types), controller
+    def __init__(
+        self, name: str, config: SlurmSiteConfig, types: Sequence[DroneType], controller: str
+    ) -> None:
+        self._name, self._config, self._types, self._controller = (
+            name,
+            config,
+            tuple(types),
+            controller,
+        )
         self._cluster: SlurmClient
         self._stack = contextlib.AsyncExitStack()
         self._drones = SlurmDrones(controller, name, config.retain_finished, since=time.time())
@@ -58,13 +74,15 @@ class SlurmSite:
     async def poll(self) -> model.SiteView:
         """Return our drones, the nodes, and the owner's jobs; change nothing.
 
-        In this order: a drone that starts meanwhile is counted twice rather than not at all, and an owner's job that
-        starts meanwhile is missed as a demand.
+        In this order: a drone that starts meanwhile is counted twice rather than not at all, and an
+        owner's job that starts meanwhile is missed as a demand.
         """
         config, taken_at = self._config, time.time()
         jobs = await self._cluster.own_jobs()
         listing = self._drones.listing(jobs, taken_at)
-        forgotten, accounting_notices = await self._drones.forgotten(self._cluster, listing.drones, taken_at)
+        forgotten, accounting_notices = await self._drones.forgotten(
+            self._cluster, listing.drones, taken_at
+        )
         slurm_nodes = await self._cluster.nodes()
         partitions, types = await self._partitions()
         reservations = await self._cluster.reservations()
@@ -99,8 +117,12 @@ class SlurmSite:
         config, now = self._config, time.time()
         slurm_nodes = await self._cluster.nodes()
         partitions, types = await self._partitions()
-        nodes = [each.name for each in capacity.list_nodes(slurm_nodes, partitions, types, config, now=now)]
-        user = next((job.user for job in await self._cluster.own_jobs() if job.user), "")  # no poll came before
+        nodes = [
+            each.name
+            for each in capacity.list_nodes(slurm_nodes, partitions, types, config, now=now)
+        ]
+        # no poll came before
+        user = next((job.user for job in await self._cluster.own_jobs() if job.user), "")
         return await site_history(self._cluster, types, nodes, config.owner, since, now, user)
 
     async def _configuration(self) -> Mapping[str, str]:
@@ -111,26 +133,41 @@ class SlurmSite:
         return self._slurm_conf
 
     async def _partitions(self) -> tuple[Sequence[Partition], Sequence[capacity.SlurmDroneType]]:
-        """Return the partitions, and our types in them. With select/linear every job gets whole nodes."""
+        """Return the partitions, and our types in them.
+
+        With select/linear every job gets whole nodes.
+        """
         partitions = await self._cluster.partitions()
         if "linear" in (await self._configuration()).get("SelectType", ""):
             partitions = [replace(each, exclusive="NODE") for each in partitions]
         return partitions, capacity.resolve_types(self._types, partitions, self._config)
 
     def _clean_up(self, listing: SlurmDroneListing) -> None:
-        """Cancel duplicates between polls, one cleanup at a time. A single poll (``provisioner check``) starts none."""
+        """Cancel duplicates between polls, one cleanup at a time.
+
+        A single poll (``provisioner check``) starts none.
+        """
 
         async def cancel_duplicates() -> None:
             with contextlib.suppress(AdapterError):  # then after the next poll
                 await self._cluster.cancel(listing.duplicates)
 
         self._polls += 1
-        if self._polls > 1 and listing.duplicates and (self._cleanup is None or self._cleanup.done()):
-            self._cleanup = asyncio.create_task(cancel_duplicates(), name=f"cleanup of site {self._name}")
+        if (
+            self._polls > 1
+            and listing.duplicates
+            and (self._cleanup is None or self._cleanup.done())
+        ):
+            self._cleanup = asyncio.create_task(
+                cancel_duplicates(), name=f"cleanup of site {self._name}"
+            )
 
     async def audit(self, policy: model.SitePolicy) -> Sequence[AuditFinding]:
         """Return where the cluster's configuration does not do what ``policy`` says."""
-        nodes, configuration = await self._cluster.nodes(reserves=True), await self._cluster.configuration()
+        nodes, configuration = (
+            await self._cluster.nodes(reserves=True),
+            await self._cluster.configuration(),
+        )
         partitions, types = await self._partitions()
         findings = SlurmAudit(nodes, partitions, configuration, policy, types, self._config).gaps()
         if self._config.owner is not None:
@@ -146,8 +183,9 @@ class SlurmSite:
     async def start(self, orders: Sequence[model.StartOrder]) -> Sequence[OrderResult]:
         """Submit drones, one array for each type. Drones that exist already are done.
 
-        A caller that gives up does not cut the submission in progress: it completes (nothing is submitted after it),
-        and the next start waits for it and then finds its drones in the listing.
+        A caller that gives up does not cut the submission in progress: it completes (nothing is
+        submitted after it), and the next start waits for it and then finds its drones in the
+        listing.
         """
         results: dict[DroneId, OrderResult] = {}
         valid = []
@@ -159,11 +197,15 @@ class SlurmSite:
                 results[order.drone_id] = rejected(order.drone_id, FaultKind.CONFIG, str(error))
         if valid:
             drone_ids = [order.drone_id for order in valid]
-            started = await self._starts.run(drone_ids, lambda given_up: self._start(valid, given_up))
+            started = await self._starts.run(
+                drone_ids, lambda given_up: self._start(valid, given_up)
+            )
             results |= {result.drone_id: result for result in started}
         return [results[order.drone_id] for order in orders]
 
-    async def _start(self, orders: Sequence[model.StartOrder], given_up: asyncio.Event) -> Sequence[OrderResult]:
+    async def _start(
+        self, orders: Sequence[model.StartOrder], given_up: asyncio.Event
+    ) -> Sequence[OrderResult]:
         existing = self._drones.jobs(await self._cluster.own_jobs())
         self._starts.there(existing)
         results: list[OrderResult] = []
@@ -172,7 +214,11 @@ class SlurmSite:
             if jobs := existing.get(order.drone_id):
                 results.append(OrderResult(order.drone_id, OrderOutcome.OK, jobs[0].remote_id))
             elif self._starts.may_come(order.drone_id):
-                results.append(outcome_unknown(order.drone_id, "an earlier submission of it may still get through"))
+                results.append(
+                    outcome_unknown(
+                        order.drone_id, "an earlier submission of it may still get through"
+                    )
+                )
             else:
                 missing.append(order)
         largest = max_array_size(await self._configuration() if len(missing) > 1 else {})
@@ -191,14 +237,19 @@ class SlurmSite:
         except AdapterError as error:
             half, kind = len(batch.orders) // 2, error.kind
             # Not every transport reports MaxArraySize.
-            is_too_large = kind is FaultKind.QUOTA or (kind is FaultKind.CONFIG and "array" in str(error))
+            is_too_large = kind is FaultKind.QUOTA or (
+                kind is FaultKind.CONFIG and "array" in str(error)
+            )
             if not half or not is_too_large or not isinstance(error, RejectedError):
                 return [rejected(drone_id, error.kind, str(error)) for drone_id in batch.drone_ids]
             first = await self._submit(make_batch(batch.orders[:half], self._config))
             if first[-1].answer is OrderOutcome.OK:
                 return first + await self._submit(make_batch(batch.orders[half:], self._config))
             fault = first[-1].fault
-            return first + [OrderResult(each, OrderOutcome.REJECTED, "", fault) for each in batch.drone_ids[half:]]
+            return first + [
+                OrderResult(each, OrderOutcome.REJECTED, "", fault)
+                for each in batch.drone_ids[half:]
+            ]
         ids = zip(batch.drone_ids, batch.remote_ids(job), strict=True)
         return [OrderResult(drone_id, OrderOutcome.OK, remote_id) for drone_id, remote_id in ids]
 
@@ -217,17 +268,25 @@ class SlurmSite:
             if order.kill:
                 forced += [job.remote_id for job in alive]
             else:
-                polite += [job.remote_id for job in alive if "COMPLETING" not in (*job.flags, job.state)]
+                polite += [
+                    job.remote_id for job in alive if "COMPLETING" not in (*job.flags, job.state)
+                ]
         if polite:
             await self._cluster.cancel(polite)
         if forced:
             await self._cluster.cancel(forced, kill=True)
         remote = {drone_id: jobs[0].remote_id for drone_id, jobs in jobs_of.items()}
-        return [OrderResult(order.drone_id, OrderOutcome.OK, remote.get(order.drone_id, "")) for order in orders]
+        return [
+            OrderResult(order.drone_id, OrderOutcome.OK, remote.get(order.drone_id, ""))
+            for order in orders
+        ]
 
 
 def make_client(config: SlurmSiteConfig, name: str) -> SlurmClient:
-    """Return the client of the configured transport. UnavailableError if it needs a Python package that is missing."""
+    """Return the client of the configured transport.
+
+    UnavailableError if it needs a Python package that is missing.
+    """
     if config.transport == "rest":
         with optional_packages("slurm-rest", "slurmrestd needs", "aiohttp"):
             from adapters.slurm.rest import SlurmRestClient

@@ -11,7 +11,13 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from adapters.shared.printing import printable
-from provisioner.interfaces import AdapterError, AuthError, OutcomeUnknownError, RejectedError, UnavailableError
+from provisioner.interfaces import (
+    AdapterError,
+    AuthError,
+    OutcomeUnknownError,
+    RejectedError,
+    UnavailableError,
+)
 from provisioner.model import EndKind, FaultKind, RemoteState
 
 _MESSAGE_LENGTH = 300
@@ -36,19 +42,25 @@ SLURM_STATES: Mapping[str, SlurmStateMapping] = {
     "RUNNING": SlurmStateMapping(_RUNNING),
     "SUSPENDED": SlurmStateMapping(_UNKNOWN, "suspended by its site"),
     "COMPLETED": SlurmStateMapping(_ENDED, "", EndKind.EXITED),
-    "CANCELLED": SlurmStateMapping(_ENDED, "cancelled", EndKind.STOPPED),  # by us; see drones.py for the others
+    # by us; see drones.py for the others
+    "CANCELLED": SlurmStateMapping(_ENDED, "cancelled", EndKind.STOPPED),
     "FAILED": SlurmStateMapping(_ENDED, "", EndKind.EXITED),
     # Drones leave before their limit; one that did not is at its end, and node and type are fine.
     "TIMEOUT": SlurmStateMapping(_ENDED, "reached its time limit", EndKind.STOPPED),
     "NODE_FAIL": SlurmStateMapping(_ENDED, "its node failed", EndKind.FAULT, FaultKind.NODE),
     "PREEMPTED": SlurmStateMapping(_ENDED, "preempted", EndKind.PREEMPTED),
     "BOOT_FAIL": SlurmStateMapping(_ENDED, "its node did not boot", EndKind.FAULT, FaultKind.NODE),
-    "DEADLINE": SlurmStateMapping(_ENDED, "its deadline could not be met", EndKind.FAULT, FaultKind.CONFIG),
+    "DEADLINE": SlurmStateMapping(
+        _ENDED, "its deadline could not be met", EndKind.FAULT, FaultKind.CONFIG
+    ),
     # A job in the drone did that: one is bad luck, two more in a row make the type unhealthy.
-    "OUT_OF_MEMORY": SlurmStateMapping(_ENDED, "exceeded its requested memory", EndKind.FAULT, FaultKind.DRONE),
+    "OUT_OF_MEMORY": SlurmStateMapping(
+        _ENDED, "exceeded its requested memory", EndKind.FAULT, FaultKind.DRONE
+    ),
     # Flags on top of a base state. Where only one word is reported (squeue %T), it is the flag.
     "CONFIGURING": SlurmStateMapping(_PENDING, "its node is being prepared"),
-    "COMPLETING": SlurmStateMapping(_RUNNING, "is ending"),  # its processes may live, its resources are taken
+    # its processes may live, its resources are taken
+    "COMPLETING": SlurmStateMapping(_RUNNING, "is ending"),
     "STAGE_OUT": SlurmStateMapping(_RUNNING, "its files are staged out"),
     "RESIZING": SlurmStateMapping(_RUNNING, "is being resized"),
     "SIGNALING": SlurmStateMapping(_RUNNING, "is being signalled"),
@@ -61,12 +73,17 @@ SLURM_STATES: Mapping[str, SlurmStateMapping] = {
     "SPECIAL_EXIT": SlurmStateMapping(_PENDING, "requeued and held for its exit status"),
     "RESV_DEL_HOLD": SlurmStateMapping(_PENDING, "held: its reservation was deleted"),
     "REVOKED": SlurmStateMapping(
-        _ENDED, "revoked: another cluster of its federation runs it", EndKind.FAULT, FaultKind.CONFIG
+        _ENDED,
+        "revoked: another cluster of its federation runs it",
+        EndKind.FAULT,
+        FaultKind.CONFIG,
     ),
 }
 """States and flags of 22.05 to 26.05, without LAUNCH_FAILED, RECONFIG_FAIL and UPDATE_DB, which are unknown."""
 
-UNFINISHED_STATES = frozenset(word for word, each in SLURM_STATES.items() if each.state is not _ENDED)
+UNFINISHED_STATES = frozenset(
+    word for word, each in SLURM_STATES.items() if each.state is not _ENDED
+)
 """States of jobs without an exit status."""
 
 _DECISIVE_FLAGS = (
@@ -82,12 +99,15 @@ def map_state(state: str, flags: frozenset[str] = frozenset()) -> SlurmStateMapp
         if flag in flags:
             return SLURM_STATES[flag]
     found = SLURM_STATES.get(state)
-    return found or SlurmStateMapping(_UNKNOWN, printable(f"unknown state: {state or 'none'}", _MESSAGE_LENGTH))
+    return found or SlurmStateMapping(
+        _UNKNOWN, printable(f"unknown state: {state or 'none'}", _MESSAGE_LENGTH)
+    )
 
 
 _REASONS = {
-    # Another job of its type would wait for the same; it passes. PartitionNodeLimit, of a job for one node: the nodes
-    # that it could run on are down. JobHeldUser, by our own account: whoever holds it does not want it cancelled.
+    # Another job of its type would wait for the same; it passes. PartitionNodeLimit, of a job for
+    # one node: the nodes that it could run on are down. JobHeldUser, by our own account: whoever
+    # holds it does not want it cancelled.
     FaultKind.CAPACITY: (
         "ReqNodeNotAvail PartitionDown PartitionInactive NodeDown FrontEndDown Reservation Licenses"
         " BurstBufferResources PartitionNodeLimit JobHeldUser"
@@ -105,7 +125,10 @@ _REASONS = {
         " SystemFailure max_requeue_exceeded"
     ),
 }
-"""Reasons why a job waits that block others of its type as well. With the others it just waits for its turn."""
+"""Reasons why a job waits that block others of its type as well.
+
+With the others it just waits for its turn.
+"""
 
 _REASON_PATTERNS = (
     # A limit that a single job exceeds: waiting does not help.
@@ -121,7 +144,9 @@ def _normalize_reason(reason: str) -> str:
     return re.sub(r"[^a-z0-9]", "", head.lower())
 
 
-_FAULT_BY_REASON = {_normalize_reason(name): kind for kind, names in _REASONS.items() for name in names.split()}
+_FAULT_BY_REASON = {
+    _normalize_reason(name): kind for kind, names in _REASONS.items() for name in names.split()
+}
 
 
 @lru_cache(maxsize=256)  # thousands of jobs wait for the same few reasons
@@ -147,7 +172,10 @@ _SLURM_REFUSALS = (
         r"|i/o error writing script|slurm_persist_conn_open|controller is (not|un)\w+|no address",
         FaultKind.DOWN,
     ),
-    (r"temporarily (unable to accept|unavailable)|rate limit|too many requests", FaultKind.THROTTLED),
+    (
+        r"temporarily (unable to accept|unavailable)|rate limit|too many requests",
+        FaultKind.THROTTLED,
+    ),
     (
         r"reservation not usable now|partition not available|partition configuration not available now"
         r"|node not available|nodes are busy|resources? (are )?not available now",
@@ -187,7 +215,11 @@ def classify_refusal(text: str) -> FaultKind:
 def query_error(text: str) -> AdapterError:
     """Return the error for a question that was not answered: nothing is done by one, so the outcome is known."""
     message = printable(" ".join(text.split()), 400)
-    return AuthError(message) if classify_refusal(text) is FaultKind.DENIED else UnavailableError(message)
+    return (
+        AuthError(message)
+        if classify_refusal(text) is FaultKind.DENIED
+        else UnavailableError(message)
+    )
 
 
 def refusal_error(text: str) -> AdapterError:

@@ -49,11 +49,18 @@ def validate_order(order: StartOrder, controller: str) -> None:
     sendable(bootstrap)
     size = sum(len(each) + 1024 for each in (*bootstrap.files.values(), bootstrap.script))
     if size * 1.4 > MAX_SCRIPT_BYTES:
-        raise UnfitError(f"its files, {size} bytes, are too large for a batch script of {MAX_SCRIPT_BYTES} bytes")
+        raise UnfitError(
+            f"its files, {size} bytes, are too large for a batch script of {MAX_SCRIPT_BYTES} bytes"
+        )
 
 
-def make_batches(orders: Sequence[StartOrder], config: SlurmSiteConfig, max_array_size: int) -> Iterator[SlurmBatch]:
-    """Yield validated orders in as few submissions as possible. ``max_array_size``: task numbers are smaller."""
+def make_batches(
+    orders: Sequence[StartOrder], config: SlurmSiteConfig, max_array_size: int
+) -> Iterator[SlurmBatch]:
+    """Yield validated orders in as few submissions as possible.
+
+    ``max_array_size``: task numbers are smaller.
+    """
     groups: list[list[StartOrder]] = []
     for order in orders:
         group = next((each for each in groups if _differ_in_number_only(each[0], order)), None)
@@ -85,8 +92,9 @@ def make_batch(orders: Sequence[StartOrder], config: SlurmSiteConfig) -> SlurmBa
         tasks=tuple(_number(order) - base for order in orders) if len(orders) > 1 else (),
         cpus=drone_type.cpus,
         memory_mib=drone_type.memory_mib,
-        # Not `tmp`: Slurm knows only the size of a node's disk, not its free space, and would reserve nothing.
-        minutes=int(drone_type.walltime_s // 60),  # whole minutes, rounded down: the type may not live longer
+        # Not `tmp`: Slurm knows only the size of a node's disk, not its free space, and would
+        # reserve nothing. whole minutes, rounded down: the type may not live longer
+        minutes=int(drone_type.walltime_s // 60),
         notice_s=min(_MAX_NOTICE_S, round(orders[0].grace_s) + LIMIT_CHECK_INTERVAL_S),
         output=output,
         options=options,
@@ -127,7 +135,9 @@ def render_script(orders: Sequence[StartOrder], config: SlurmSiteConfig) -> byte
         "grace_s": str(round(order.grace_s)),
     }
     lines = [f"{name}={shlex.quote(value)}" for name, value in variables.items()]
-    scratch = shlex.quote(config.scratch.rstrip("/") or "/") if config.scratch else '"${TMPDIR:-/tmp}"'
+    scratch = (
+        shlex.quote(config.scratch.rstrip("/") or "/") if config.scratch else '"${TMPDIR:-/tmp}"'
+    )
     if config.scratch.startswith("$"):
         scratch = f'"${{{config.scratch[1:]}:-${{TMPDIR:-/tmp}}}}"'
     lines.append(f"scratch={scratch}")
@@ -150,7 +160,8 @@ def _step(order: StartOrder, env: Mapping[str, str], config: SlurmSiteConfig) ->
     lines = [
         'cd "$DRONE_DIR" || exit 69',
         'export HOME="$DRONE_DIR"',
-        # Not before: in the end a drone kills all that carries its tag but its parents, and srun is none of those.
+        # Not before: in the end a drone kills all that carries its tag but its parents, and srun is
+        # none of those.
         'export PROVISIONER_DRONE_ID="$DRONE_ID"',
         *exports({name: value for name, value in variables.items() if name not in _SET_BY_JOB}),
         f"exec 9<{OURS}/lock",

@@ -1,10 +1,11 @@
 """Transport by Slurm's command-line tools, run on this host or on a login node.
 
-Observed with the tools of 22.05, 24.11 and 26.05: an answered question ends with status 0 and begins with the names of
-its columns; a failed one ends with another status and a line ``TOOL: error: REASON``. One exception is ``squeue -u
-NOBODY``, which prints ``error: Invalid user`` and ends with 0. Any other such line beside status 0 and a complete
-answer is a remark (a leftover of an older version in slurm.conf) and becomes a notice. Questions contain only words
-that no shell interprets, so that they pass a login node's forced command whether it quotes or not.
+Observed with the tools of 22.05, 24.11 and 26.05: an answered question ends with status 0 and
+begins with the names of its columns; a failed one ends with another status and a line ``TOOL:
+error: REASON``. One exception is ``squeue -u NOBODY``, which prints ``error: Invalid user`` and
+ends with 0. Any other such line beside status 0 and a complete answer is a remark (a leftover of an
+older version in slurm.conf) and becomes a notice. Questions contain only words that no shell
+interprets, so that they pass a login node's forced command whether it quotes or not.
 """
 
 from __future__ import annotations
@@ -24,17 +25,35 @@ from adapters.shared.commands.local import runner_for
 from adapters.shared.commands.runner import Finished, NoReplyError, Runner
 from adapters.shared.printing import printable
 from adapters.slurm import records
-from adapters.slurm.records import Partition, Reservation, SlurmClient, SlurmJob, SlurmNode, SlurmSubmission
+from adapters.slurm.records import (
+    Partition,
+    Reservation,
+    SlurmClient,
+    SlurmJob,
+    SlurmNode,
+    SlurmSubmission,
+)
 from adapters.slurm.settings import SlurmSiteConfig
 from adapters.slurm.states import query_error, refusal_error
 from provisioner.interfaces import OutcomeUnknownError, RejectedError, UnavailableError
 
 T = TypeVar("T")
 
-_UNSET_VARIABLES = ("SQUEUE_", "SINFO_", "SACCT_", "SBATCH_", "SCANCEL_", "SLURM_CLUSTERS", "SLURM_JOB", "SLURM_STEP")
+_UNSET_VARIABLES = (
+    "SQUEUE_",
+    "SINFO_",
+    "SACCT_",
+    "SBATCH_",
+    "SCANCEL_",
+    "SLURM_CLUSTERS",
+    "SLURM_JOB",
+    "SLURM_STEP",
+)
 """Variables of this host that would change what the tools do."""
 _FILTERS = {
-    "squeue": [f"SQUEUE_{word}" for word in ("ACCOUNT", "LICENSES", "NAMES", "PARTITION", "QOS", "USERS")],
+    "squeue": [
+        f"SQUEUE_{word}" for word in ("ACCOUNT", "LICENSES", "NAMES", "PARTITION", "QOS", "USERS")
+    ],
     "sinfo": ["SINFO_PARTITION"],
 }
 """Variables with which a tool leaves out jobs or nodes."""
@@ -48,7 +67,9 @@ _INVALID = re.compile(r": error: .*\binvalid\b", re.IGNORECASE)
 """An error about the arguments: whatever the exit status, the answer is not the one that was requested."""
 _REMARK_TTL_S = 900.0
 _MAX_REMARKS = 5
-_NOTHING_TO_CANCEL = re.compile(r"invalid job id specified|already completing or completed", re.IGNORECASE)
+_NOTHING_TO_CANCEL = re.compile(
+    r"invalid job id specified|already completing or completed", re.IGNORECASE
+)
 _NO_ACCOUNTING = re.compile(r"accounting storage is disabled", re.IGNORECASE)
 
 
@@ -72,25 +93,38 @@ class SlurmToolsClient(SlurmClient):
             self._runner = None
 
     async def own_jobs(self) -> Sequence[SlurmJob]:
-        return await self._table("squeue", ["--me", "-a", "-r", "-t", "all"], OWN_JOB_COLUMNS, parse_jobs)
+        return await self._table(
+            "squeue", ["--me", "-a", "-r", "-t", "all"], OWN_JOB_COLUMNS, parse_jobs
+        )
 
     async def active_jobs(self, partitions: Collection[str]) -> Sequence[SlurmJob]:
         argv = ["-a", "-r", "-t", "PENDING,RUNNING", "-p", ",".join(sorted(partitions))]
         return await self._table("squeue", argv, ACTIVE_JOB_COLUMNS, parse_jobs)
 
-    async def ended_jobs(self, remote_ids: Collection[str], since: float) -> Sequence[SlurmJob] | None:
+    async def ended_jobs(
+        self, remote_ids: Collection[str], since: float
+    ) -> Sequence[SlurmJob] | None:
         """Return jobs of the account that runs the tools; root sees those of everybody."""
-        selections = [["-j", ",".join(some)] for some in records.job_id_chunks(remote_ids, _JOBS_PER_CALL)]
+        selections = [
+            ["-j", ",".join(some)] for some in records.job_id_chunks(remote_ids, _JOBS_PER_CALL)
+        ]
         return await self._accounted(
             selections or [["-S", f"uts{max(0, int(since))}"]], SACCT_COLUMNS, parse_ended_jobs
         )
 
-    async def past_jobs(self, partitions: Collection[str], since: float, until: float) -> Sequence[SlurmJob] | None:
+    async def past_jobs(
+        self, partitions: Collection[str], since: float, until: float
+    ) -> Sequence[SlurmJob] | None:
         span = ["-S", f"uts{max(0, int(since))}", "-E", f"uts{max(1, int(until))}"]
-        return await self._accounted([["-a", "-r", ",".join(partitions), *span]], PAST_SACCT_COLUMNS, parse_past_jobs)
+        return await self._accounted(
+            [["-a", "-r", ",".join(partitions), *span]], PAST_SACCT_COLUMNS, parse_past_jobs
+        )
 
     async def _accounted(
-        self, selections: Iterable[Sequence[str]], columns: Columns, parse: Callable[[str, str], list[SlurmJob]]
+        self,
+        selections: Iterable[Sequence[str]],
+        columns: Columns,
+        parse: Callable[[str, str], list[SlurmJob]],
     ) -> Sequence[SlurmJob] | None:
         if not self._accounting:
             return None
@@ -98,7 +132,9 @@ class SlurmToolsClient(SlurmClient):
         argv = ["-X", "-p", f"--delimiter={separator}", "-o", ",".join(columns)]
         try:
             for selection in selections:
-                found += await self._query("sacct", [*argv, *selection], lambda text: parse(text, separator))
+                found += await self._query(
+                    "sacct", [*argv, *selection], lambda text: parse(text, separator)
+                )
         except UnavailableError as error:
             self._accounting = not _NO_ACCOUNTING.search(str(error))
             if self._accounting:
@@ -111,29 +147,41 @@ class SlurmToolsClient(SlurmClient):
             return nodes
         text = await self._query("scontrol", ["-a", "-o", "show", "node"], str)
         cores = dict(_RESTRICTED_CORES.findall(text))
-        return [replace(node, restricted_cores_per_gpu=int(cores.get(node.name, 0))) for node in nodes]
+        return [
+            replace(node, restricted_cores_per_gpu=int(cores.get(node.name, 0))) for node in nodes
+        ]
 
     async def partitions(self) -> Sequence[Partition]:
         return await self._query("scontrol", ["-a", "-o", "show", "partition"], parse_partitions)
 
     async def reservations(self) -> Sequence[Reservation]:
-        return await self._query("scontrol", ["-a", "-o", "show", "reservation"], parse_reservations)
+        return await self._query(
+            "scontrol", ["-a", "-o", "show", "reservation"], parse_reservations
+        )
 
     async def configuration(self) -> Mapping[str, str]:
         return await self._query("scontrol", ["show", "config"], parse_configuration)
 
     async def _table(
-        self, tool: str, argv: Sequence[str], columns: Columns, parse: Callable[[str, str, Columns], T]
+        self,
+        tool: str,
+        argv: Sequence[str],
+        columns: Columns,
+        parse: Callable[[str, str, Columns], T],
     ) -> T:
         """Ask squeue or sinfo. With ``NAME:0TEXT`` a cell is printed whole and followed by TEXT (22.05 to 26.05)."""
         separator = _separator()
         output = ",".join(f"{name}:0{separator}" for name in columns)
-        return await self._query(tool, [*argv, "-O", output], lambda text: parse(text, separator, columns))
+        return await self._query(
+            tool, [*argv, "-O", output], lambda text: parse(text, separator, columns)
+        )
 
     async def _query(self, tool: str, argv: Sequence[str], parse: Callable[[str], T]) -> T:
         """Return the parsed answer of a tool that runs without the variables that filter it."""
         without = [word for variable in _FILTERS.get(tool, ()) for word in ("-u", variable)]
-        done = await self._run(tool, argv, self._config.deadline, prefix=("env", *without, *_EXACT_TIMES))
+        done = await self._run(
+            tool, argv, self._config.deadline, prefix=("env", *without, *_EXACT_TIMES)
+        )
         errors = _error_lines(done)
         if done.code or _INVALID.search(errors) or (errors and not done.out.strip()):
             raise query_error(errors or f"{tool}: {done.said}")
@@ -142,24 +190,35 @@ class SlurmToolsClient(SlurmClient):
         except ValueError as error:
             if errors:
                 raise query_error(errors) from None
-            raise UnavailableError(printable(f"the answer of `{tool}` is invalid or incomplete: {error}")) from None
+            raise UnavailableError(
+                printable(f"the answer of `{tool}` is invalid or incomplete: {error}")
+            ) from None
         self._remarks |= dict.fromkeys(map(_without_tool, errors.splitlines()), time.monotonic())
         return answer
 
     def notices(self) -> Sequence[str]:
-        self._remarks = {text: at for text, at in self._remarks.items() if time.monotonic() - at < _REMARK_TTL_S}
+        self._remarks = {
+            text: at for text, at in self._remarks.items() if time.monotonic() - at < _REMARK_TTL_S
+        }
         shown = list(self._remarks)[:_MAX_REMARKS]
-        return [f"Slurm's tools print `{printable(each, 200)}` and answer all the same" for each in shown]
+        return [
+            f"Slurm's tools print `{printable(each, 200)}` and answer all the same"
+            for each in shown
+        ]
 
     def _new_errors(self, done: Finished) -> list[str]:
         """Return errors without the remarks that earlier complete answers had."""
-        return [line for line in _error_lines(done).splitlines() if _without_tool(line) not in self._remarks]
+        return [
+            line
+            for line in _error_lines(done).splitlines()
+            if _without_tool(line) not in self._remarks
+        ]
 
     async def submit(self, submission: SlurmSubmission) -> int:
         """Submit by sbatch, which itself retries for minutes where slurmctld is too busy; this call waits less.
 
-        The job gets neither our environment nor a login's (``--export=NIL``): its script has to export PATH and HOME,
-        and to run ``srun --export=ALL``.
+        The job gets neither our environment nor a login's (``--export=NIL``): its script has to
+        export PATH and HOME, and to run ``srun --export=ALL``.
         """
         argv, deadline_s = sbatch_arguments(submission), self._config.submit_deadline
         try:
@@ -168,17 +227,23 @@ class SlurmToolsClient(SlurmClient):
             raise OutcomeUnknownError(f"submit: {error}") from None
         if done.code:
             errors = "\n".join(self._new_errors(done))
-            raise refusal_error(errors) if errors else OutcomeUnknownError(f"submit: sbatch: {done.said}")
+            raise (
+                refusal_error(errors)
+                if errors
+                else OutcomeUnknownError(f"submit: sbatch: {done.said}")
+            )
         submitted = _SBATCH_OUTPUT.findall(done.out)
         if len(submitted) != 1:
-            raise OutcomeUnknownError(f"submit: sbatch prints no job id: {printable(repr(done.out[:100]), 100)}")
+            raise OutcomeUnknownError(
+                f"submit: sbatch prints no job id: {printable(repr(done.out[:100]), 100)}"
+            )
         return int(submitted[0])
 
     async def cancel(self, remote_ids: Sequence[str], *, kill: bool = False) -> None:
         """Cancel by scancel. With ``kill`` the drone, step 0 of its job, gets SIGKILL first: the script may clean up.
 
-        (``scancel --signal=KILL`` of a whole job is as polite as without, and in 22.05, of one waiting task, cancels
-        them all.)
+        (``scancel --signal=KILL`` of a whole job is as polite as without, and in 22.05, of one
+        waiting task, cancels them all.)
         """
         for some in records.job_id_chunks(remote_ids, _JOBS_PER_CALL):
             if kill:
@@ -199,7 +264,13 @@ class SlurmToolsClient(SlurmClient):
             raise OutcomeUnknownError(f"cancel: scancel: {done.said}")
 
     async def _run(
-        self, tool: str, argv: Iterable[str], deadline_s: float, *, prefix: Sequence[str] = (), stdin: bytes = b""
+        self,
+        tool: str,
+        argv: Iterable[str],
+        deadline_s: float,
+        *,
+        prefix: Sequence[str] = (),
+        stdin: bytes = b"",
     ) -> Finished:
         if self._runner is None:
             raise UnavailableError(f"site {self._name} is not connected")
@@ -208,7 +279,10 @@ class SlurmToolsClient(SlurmClient):
 
 
 def sbatch_arguments(submission: SlurmSubmission) -> Iterator[str]:
-    """Yield the arguments of sbatch. What defines a drone replaces further options of the same name."""
+    """Yield the arguments of sbatch.
+
+    What defines a drone replaces further options of the same name.
+    """
     options = {
         **submission.options,
         "job-name": submission.name,
@@ -223,7 +297,11 @@ def sbatch_arguments(submission: SlurmSubmission) -> Iterator[str]:
         "export": "NIL",
         "array": records.format_ranges(submission.tasks),
     }
-    yield from (f"--{name}" if value is True else f"--{name}={value}" for name, value in options.items() if value)
+    yield from (
+        f"--{name}" if value is True else f"--{name}={value}"
+        for name, value in options.items()
+        if value
+    )
     yield from ("--no-requeue", "--parsable")
 
 
@@ -244,7 +322,8 @@ def _without_tool(line: str) -> str:
     return line.partition(": ")[2]
 
 
-# -------------------------------------------------------------------------------------------------------------- tables
+# --------------------------------------------------------------------------------------------------------------
+# tables
 
 Columns = Mapping[str, tuple[str, str]]
 """Columns by the tool's name: the heading that it prints, and our name of the cell."""
@@ -253,7 +332,8 @@ Columns = Mapping[str, tuple[str, str]]
 def parse_table(text: str, separator: str, columns: Columns) -> list[dict[str, str]]:
     """Return the rows, cells by our names, of a table whose every cell, the last one too, ends with ``separator``.
 
-    A cell may hold line breaks. A table without rows still has its header. Lines above it are a login's greeting.
+    A cell may hold line breaks. A table without rows still has its header. Lines above it are a
+    login's greeting.
     """
     end = f"{separator}\n"
     headings, names = zip(*columns.values(), strict=True)
@@ -347,20 +427,26 @@ def parse_ended_jobs(text: str, separator: str) -> list[SlurmJob]:
             ids = [f"{array['job']}_{task}" for task in records.parse_tasks(array["tasks"])]
         reason = row["reason"] if row["reason"] != "None" else by
         found += [
-            records.read_job({**row, "remote_id": remote_id, "state": state, "reason": reason}) for remote_id in ids
+            records.read_job({**row, "remote_id": remote_id, "state": state, "reason": reason})
+            for remote_id in ids
         ]
     return found
 
 
 def parse_past_jobs(text: str, separator: str) -> list[SlurmJob]:
-    """Return the jobs of ``sacct -o PAST_SACCT_COLUMNS`` that have started. A row that cannot be read is left out."""
+    """Return the jobs of ``sacct -o PAST_SACCT_COLUMNS`` that have started.
+
+    A row that cannot be read is left out.
+    """
     found = []
     for row in parse_table(text, separator, PAST_SACCT_COLUMNS):
         if row["state"].startswith("PENDING"):
             continue
         with contextlib.suppress(ValueError):
             job = records.read_job({**row, "state": row["state"].partition(" ")[0], "reason": ""})
-            eligible = records.read_job({**row, "state": job.state, "submitted_at": row["eligible_at"]}).submitted_at
+            eligible = records.read_job(
+                {**row, "state": job.state, "submitted_at": row["eligible_at"]}
+            ).submitted_at
             found.append(replace(job, submitted_at=max(job.submitted_at, eligible)))
     return found
 
@@ -379,17 +465,22 @@ SINFO_NODE_COLUMNS = {
 }
 
 
-def parse_nodes(text: str, separator: str, columns: Columns = SINFO_NODE_COLUMNS) -> list[SlurmNode]:
+def parse_nodes(
+    text: str, separator: str, columns: Columns = SINFO_NODE_COLUMNS
+) -> list[SlurmNode]:
     """Return the nodes of ``sinfo -a -N -O``, which prints a row for each node and partition."""
     rows: dict[str, dict[str, Any]] = {}
     for row in parse_table(text, separator, columns):
         allocated, _, _, total = row["cpus"].split("/")
-        node = rows.setdefault(row["name"], {**row, "cpus": total, "used_cpus": allocated, "partitions": []})
+        node = rows.setdefault(
+            row["name"], {**row, "cpus": total, "used_cpus": allocated, "partitions": []}
+        )
         node["partitions"].append(row["partition"].removesuffix("*"))
     return list(map(records.read_node, rows.values()))
 
 
-# ------------------------------------------------------------------------------------------------------- scontrol show
+# -------------------------------------------------------------------------------------------------------
+# scontrol show
 
 _PARTITION_KEYS = {
     "name": "PartitionName",
@@ -408,11 +499,18 @@ _PARTITION_KEYS = {
     "exclusive_user": "ExclusiveUser",
     "min_nodes": "MinNodes",
 }
-_RESERVATION_KEYS = {"name": "ReservationName", "starts_at": "StartTime", "ends_at": "EndTime", "nodes": "Nodes"}
+_RESERVATION_KEYS = {
+    "name": "ReservationName",
+    "starts_at": "StartTime",
+    "ends_at": "EndTime",
+    "nodes": "Nodes",
+}
 _OPTIONAL_KEYS = ("MaxMemPerCPU", "MaxMemPerNode", "Exclusive", "ExclusiveUser")
 _PAIR = re.compile(r"(\w+)=(\S*)")
 _SETTING = re.compile(r"(\w+) +=(?: (.*))?")
-_RESTRICTED_CORES = re.compile(r"^NodeName=(\S+) .*? RestrictedCoresPerGPU=([0-9]{1,9})\([0-9]", re.MULTILINE)
+_RESTRICTED_CORES = re.compile(
+    r"^NodeName=(\S+) .*? RestrictedCoresPerGPU=([0-9]{1,9})\([0-9]", re.MULTILINE
+)
 """In ``show node -o``. ``4(0-7,38-45)`` names the reserved cores; with ``4((null))`` nothing is reserved."""
 
 
@@ -429,7 +527,11 @@ def parse_reservations(text: str) -> list[Reservation]:
 def _pairs(text: str, keys: Mapping[str, str]) -> list[dict[str, str]]:
     """Return each line's pairs by our names; of a repeated key the first, as free text stands at the end."""
     begin = f"{keys['name']}="
-    lines = list(dropwhile(lambda line: not line.startswith(begin), filter(None, map(str.strip, text.split("\n")))))
+    lines = list(
+        dropwhile(
+            lambda line: not line.startswith(begin), filter(None, map(str.strip, text.split("\n")))
+        )
+    )
     if not lines or not text.endswith("\n") or not all(line.startswith(begin) for line in lines):
         raise ValueError(f"its lines do not begin with {begin}, or its last line is cut")
     found = []
@@ -442,7 +544,9 @@ def _pairs(text: str, keys: Mapping[str, str]) -> list[dict[str, str]]:
 
 
 def parse_configuration(text: str) -> Mapping[str, str]:
-    settings = [setting for line in text.split("\n") if (setting := _SETTING.fullmatch(line.rstrip()))]
+    settings = [
+        setting for line in text.split("\n") if (setting := _SETTING.fullmatch(line.rstrip()))
+    ]
     found = {setting[1]: (setting[2] or "").strip() for setting in reversed(settings)}
     if "SLURM_VERSION" not in found:
         raise ValueError("it contains no version")

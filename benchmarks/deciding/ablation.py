@@ -1,8 +1,9 @@
 """Ablation: our planner with one of its rules switched off, to measure what each rule earns.
 
-A rule is switched off by replacing one name of the product in the process of the run. The product has no settings for
-this, and a user cannot do it. ``benchmarks.deciding.run --without NAME ...`` plays each of them beside the whole
-planner. ``tests/test_deciding.py`` checks that each replaced name still exists and that its loss changes a plan.
+A rule is switched off by replacing one name of the product in the process of the run. The product
+has no settings for this, and a user cannot do it. ``benchmarks.deciding.run --without NAME ...``
+plays each of them beside the whole planner. ``tests/test_deciding.py`` checks that each replaced
+name still exists and that its loss changes a plan.
 """
 
 from __future__ import annotations
@@ -50,7 +51,10 @@ ABLATIONS: Mapping[str, Ablation] = {
         _less(placement.owner_risk),
     ),
     "excluded-users": Ablation(
-        "no drone refuses users for the owner's sake", risk, "MAX_EXCLUSION_CLASSES", lambda number: 0
+        "no drone refuses users for the owner's sake",
+        risk,
+        "MAX_EXCLUSION_CLASSES",
+        lambda number: 0,
     ),
     "drain-at-risk": Ablation(
         "drones take jobs until the owner takes their place",
@@ -59,7 +63,10 @@ ABLATIONS: Mapping[str, Ablation] = {
         _less(retirement.drain_at_risk),
     ),
     "hedging": Ablation(
-        "no drone counts as delayed: its jobs get no second one", context, "delayed_drones", lambda found: _none_delayed
+        "no drone counts as delayed: its jobs get no second one",
+        context,
+        "delayed_drones",
+        lambda found: _none_delayed,
     ),
     "sharing": Ablation(
         "each job that has no drone is worth a start, however short it is",
@@ -77,13 +84,21 @@ ABLATIONS: Mapping[str, Ablation] = {
         "types by price alone, among those that can start now",
         TypeRanking,
         "for_jobs",
-        lambda for_jobs: lambda self, compatible, cost: sorted(compatible.cheapest, key=self.wait_h.__getitem__),
+        lambda for_jobs: (
+            lambda self, compatible, cost: sorted(compatible.cheapest, key=self.wait_h.__getitem__)
+        ),
     ),
     "reservations": Ablation(
-        "jobs of several GPUs get no node reserved", JobReservations, "reserve", lambda reserve: lambda *_: None
+        "jobs of several GPUs get no node reserved",
+        JobReservations,
+        "reserve",
+        lambda reserve: lambda *_: None,
     ),
     "unfinished-jobs": Ablation(
-        "run times from completed jobs alone", UnfinishedJobs, "note", lambda note: lambda self, view: None
+        "run times from completed jobs alone",
+        UnfinishedJobs,
+        "note",
+        lambda note: lambda self, view: None,
     ),
 }
 """By name, as on the command line."""

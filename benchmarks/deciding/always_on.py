@@ -1,7 +1,8 @@
 """Always on: as many drones as the sites give, for ever. What a cluster without a provisioner would do.
 
-No system's rule: it bounds from below how long jobs wait (all GPUs are there before any job is), and from above what
-idle GPUs cost. Its drones get the same owners' preemptions, queues and boots as all others.
+No system's rule: it bounds from below how long jobs wait (all GPUs are there before any job is),
+and from above what idle GPUs cost. Its drones get the same owners' preemptions, queues and boots as
+all others.
 """
 
 from __future__ import annotations

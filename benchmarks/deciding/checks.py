@@ -1,20 +1,22 @@
 """Checks of a set of results: each compares our rule with a limit or with other rules, case by case.
 
 - waiting while idle: at most 5 % of all waiting passes while a GPU that fits is free.
-- waits: mean and 95 % wait at most the Karpenter-like rule's, and at most 1.2 and 1.1 times always-on's plus the
-  start-up time of the quickest site.
-- waste: at most the Karpenter-like rule's, and at most 5 %; with fewer than ten GPUs in use 10 %, with fewer than three
-  1.5 times the clairvoyant schedule's.
-- work lost: at most the Karpenter-like rule's in each case, and half of it in the median over cases.
-- first day: work lost and waits of the jobs of the first 24 hours at most 1.2 times those of days 10 to 20.
+- waits: mean and 95 % wait at most the Karpenter-like rule's, and at most 1.2 and 1.1 times
+  always-on's plus the start-up time of the quickest site.
+- waste: at most the Karpenter-like rule's, and at most 5 %; with fewer than ten GPUs in use 10 %,
+  with fewer than three 1.5 times the clairvoyant schedule's.
+- work lost: at most the Karpenter-like rule's in each case, and half of it in the median over
+  cases.
+- first day: work lost and waits of the jobs of the first 24 hours at most 1.2 times those of days
+  10 to 20.
 - waste to COBalD: at most a fifth of the waste of COBalD's better setting.
 - overhead: idle, boot and release at most 1.5 times the clairvoyant schedule's.
 
-:mod:`benchmarks.deciding.frontier` has one more: over the price of waiting our rule dominates each other rule on most
-cases.
+:mod:`benchmarks.deciding.frontier` has one more: over the price of waiting our rule dominates each
+other rule on most cases.
 
-A figure is the mean over the seeds that were run, beside its standard deviation; a limit is a mean as well. Our rule is
-judged with the usual price of waiting, for each setting of its limits.
+A figure is the mean over the seeds that were run, beside its standard deviation; a limit is a mean
+as well. Our rule is judged with the usual price of waiting, for each setting of its limits.
 """
 
 from __future__ import annotations
@@ -111,7 +113,11 @@ class Verdict:
         if self.limit is None or self.measured is None:
             return "not judged"
         sd = self.measured.sd or 0.0
-        close = ", by less than the spread of the seeds" if abs(self.measured.mean - self.limit) < sd else ""
+        close = (
+            ", by less than the spread of the seeds"
+            if abs(self.measured.mean - self.limit) < sd
+            else ""
+        )
         if self.met:
             return f"met{close}"
         times = f": {self.measured.mean / self.limit:.2f} times the limit" if self.limit else ""
@@ -127,11 +133,21 @@ def verdicts(case: Variants, variant: str) -> Iterator[Verdict]:
     """Yield the verdicts on a variant of our rule in one case."""
     ours = case[variant]
     yield _against(
-        ours, Check.IDLE_WAITS, "waiting while idle, %", f"{100 * IDLE_WAITS:g} % of all waiting", 5.0, _idle_waits_of
+        ours,
+        Check.IDLE_WAITS,
+        "waiting while idle, %",
+        f"{100 * IDLE_WAITS:g} % of all waiting",
+        5.0,
+        _idle_waits_of,
     )
-    for what, factor, value in (("mean wait, s", MEAN_WAIT, _mean_wait_of), ("95 % wait, s", P95_WAIT, _p95_wait_of)):
+    for what, factor, value in (
+        ("mean wait, s", MEAN_WAIT, _mean_wait_of),
+        ("95 % wait, s", P95_WAIT, _p95_wait_of),
+    ):
         yield _to_rule(case, ours, Check.WAITS, what, value, KARPENTER, digits=0)
-        yield _to_rule(case, ours, Check.WAITS, what, value, ALWAYS_ON, factor, min(START_S.values()), digits=0)
+        yield _to_rule(
+            case, ours, Check.WAITS, what, value, ALWAYS_ON, factor, min(START_S.values()), digits=0
+        )
     yield _to_rule(case, ours, Check.WASTE, "waste, %", _waste_of, KARPENTER)
     yield _waste(case, ours)
     yield _to_rule(case, ours, Check.WORK_LOST, "work lost, %", _badput_of, KARPENTER)
@@ -144,12 +160,25 @@ def verdicts(case: Variants, variant: str) -> Iterator[Verdict]:
     yield _to_cobald(case, ours)
     what = "idle + boot + release, %"
     yield _to_rule(
-        case, ours, Check.OVERHEAD, what, lambda r: 100 * (r.idle + r.boot_release), CLAIRVOYANT, OVERHEAD, digits=2
+        case,
+        ours,
+        Check.OVERHEAD,
+        what,
+        lambda r: 100 * (r.idle + r.boot_release),
+        CLAIRVOYANT,
+        OVERHEAD,
+        digits=2,
     )
 
 
 def _against(
-    ours: Sequence[Row], check: Check, what: str, limit_is: str, limit: float, value: Value, digits: int = 1
+    ours: Sequence[Row],
+    check: Check,
+    what: str,
+    limit_is: str,
+    limit: float,
+    value: Value,
+    digits: int = 1,
 ) -> Verdict:
     return Verdict(check, what, limit_is, limit, figure_of(ours, value), digits)
 
@@ -177,32 +206,51 @@ def _to_rule(
 def _waste(case: Variants, ours: Sequence[Row]) -> Verdict:
     gpus = fmean(row.gpus_in_use for row in ours)
     if gpus < FEW_GPUS:
-        return _to_rule(case, ours, Check.WASTE, "waste, %", _waste_of, CLAIRVOYANT, WASTE_TO_CLAIRVOYANT)
+        return _to_rule(
+            case, ours, Check.WASTE, "waste, %", _waste_of, CLAIRVOYANT, WASTE_TO_CLAIRVOYANT
+        )
     most = WASTE_MANY if gpus >= MANY_GPUS else WASTE_FEW
-    return _against(ours, Check.WASTE, "waste, %", f"{gpus:.1f} GPUs are in use", 100 * most, _waste_of)
+    return _against(
+        ours, Check.WASTE, "waste, %", f"{gpus:.1f} GPUs are in use", 100 * most, _waste_of
+    )
 
 
 def _to_cobald(case: Variants, ours: Sequence[Row]) -> Verdict:
     what = "waste, %"
-    settings = {rule: found for rule in COBALD if (found := figure_of(case.get(rule, ()), _waste_of))}
+    settings = {
+        rule: found for rule in COBALD if (found := figure_of(case.get(rule, ()), _waste_of))
+    }
     if not settings:
-        return Verdict(Check.TO_COBALD, what, "COBalD was not run", measured=figure_of(ours, _waste_of))
+        return Verdict(
+            Check.TO_COBALD, what, "COBalD was not run", measured=figure_of(ours, _waste_of)
+        )
     best = min(settings, key=lambda rule: settings[rule].mean)
     left_out = [rule for rule in COBALD if rule not in settings]
     but = f"; the other setting was not run ({TITLES[left_out[0]]})" if left_out else ""
     limit = settings[best].mean / BELOW_COBALD
-    return _against(ours, Check.TO_COBALD, what, f"a fifth of {TITLES[best]}{but}", limit, _waste_of)
+    return _against(
+        ours, Check.TO_COBALD, what, f"a fifth of {TITLES[best]}{but}", limit, _waste_of
+    )
 
 
-def _first_day(ours: Sequence[Row], what: str, part: Callable[[Window], float], digits: int) -> Verdict:
+def _first_day(
+    ours: Sequence[Row], what: str, part: Callable[[Window], float], digits: int
+) -> Verdict:
     """Compare the first day with days 10 to 20, of the rows that have both."""
     both = [(row.first_day, row.later_days) for row in ours if row.first_day and row.later_days]
     if not both:
-        return Verdict(Check.FIRST_DAY, what, "days 10 to 20 were not played, or had no job", digits=digits)
+        return Verdict(
+            Check.FIRST_DAY, what, "days 10 to 20 were not played, or had no job", digits=digits
+        )
     limit = FIRST_DAY_TO_LATER * fmean(part(later) for _, later in both)
     measured = Figure.of([part(first) for first, _ in both])
     return Verdict(
-        Check.FIRST_DAY, what, f"{FIRST_DAY_TO_LATER:g} times that of days 10 to 20", limit, measured, digits
+        Check.FIRST_DAY,
+        what,
+        f"{FIRST_DAY_TO_LATER:g} times that of days 10 to 20",
+        limit,
+        measured,
+        digits,
     )
 
 

@@ -1,9 +1,10 @@
 """The clairvoyant schedule: who knows arrivals, run times and the owners' load needs no simulation.
 
-First come, first served, each job to the place where it can start first and end without the owner taking the place, at
-the least cost of the gap before it: a drone is kept over a gap, or let go and another started just in time. It is a
-feasible greedy schedule and a reference, not a proven bound: a schedule that lets jobs wait can waste less.
-``wait_weight`` sets what a second of waiting may cost in GPU-seconds.
+First come, first served, each job to the place where it can start first and end without the owner
+taking the place, at the least cost of the gap before it: a drone is kept over a gap, or let go and
+another started just in time. It is a feasible greedy schedule and a reference, not a proven bound:
+a schedule that lets jobs wait can waste less. ``wait_weight`` sets what a second of waiting may
+cost in GPU-seconds.
 """
 
 from __future__ import annotations
@@ -52,9 +53,16 @@ class Chair:
 
 
 def schedule(
-    jobs: Sequence[SimulatedJob], owner: Steps, places: Sequence[Place], *, wait_weight: float = NEVER_WAIT
+    jobs: Sequence[SimulatedJob],
+    owner: Steps,
+    places: Sequence[Place],
+    *,
+    wait_weight: float = NEVER_WAIT,
 ) -> tuple[GpuTime, list[FinishedJob]]:
-    """Return the cost of the schedule, and its jobs in the order of their submission. All waste is put down as boot."""
+    """Return the cost of the schedule, and its jobs in the order of their submission.
+
+    All waste is put down as boot.
+    """
     chairs = list(_chairs(owner, places))
     finished, wasted_s = [], 0.0
     for job in sorted(jobs, key=lambda job: job.submit_s):
@@ -66,7 +74,9 @@ def schedule(
     return GpuTime(held=good_h + wasted_s / 3600, good=good_h, boot=wasted_s / 3600), finished
 
 
-def _best(chairs: Sequence[Chair], job: SimulatedJob, wait_weight: float) -> tuple[float, float, Chair]:
+def _best(
+    chairs: Sequence[Chair], job: SimulatedJob, wait_weight: float
+) -> tuple[float, float, Chair]:
     best: tuple[float, float, float, Chair] | None = None
     for chair in chairs:
         at_s = chair.earliest(job)

@@ -1,28 +1,31 @@
 """COBalD's LinearController with TARDIS' pools: demand follows utilisation, a step at a time.
 
-Sources: MatterMiners/cobald @ 1b6ca11 (``controller/linear.py``, ``composite/weighted.py``, ``composite/factory.py``,
-``decorator/standardiser.py``) and MatterMiners/tardis @ 1e0a746 (``plugins``, ``resources/drone.py``,
-``resources/dronestates.py``, documentation of its configuration).
+Sources: MatterMiners/cobald @ 1b6ca11 (``controller/linear.py``, ``composite/weighted.py``,
+``composite/factory.py``, ``decorator/standardiser.py``) and MatterMiners/tardis @ 1e0a746
+(``plugins``, ``resources/drone.py``, ``resources/dronestates.py``, documentation of its
+configuration).
 
-- Each second: utilisation below ``low``: demand falls by ``rate``; else allocation above ``high``: it rises by that.
-  Demand counts CPU cores, of which a drone has 8, and is never below 1 (TARDIS' Limiter); there is **no maximum** but
-  the sites' own (Standardiser).
-- A drone counts as supply once it is Available: three further heartbeats of 60 s after it was in the pool. What is
-  known of its load is up to a minute old. Here only its GPU counts (a CPU or memory ratio would call a GPU drone with
-  a 1-CPU job idle, and shrink it while busy).
-- A pool without an active drone reports utilisation and allocation of 1. The factory acts every 30 s: with more supply
-  than demand it lets go whom costs least supply times utilisation, booting ones too, the busy drain; else it asks for
-  what lacks.
-- As documented, one controller drives a composite weighted by utilisation over sites, each of them one over its machine
-  types. Or one controller for each machine type: then no empty pool holds up the utilisation of all.
+- Each second: utilisation below ``low``: demand falls by ``rate``; else allocation above ``high``:
+  it rises by that. Demand counts CPU cores, of which a drone has 8, and is never below 1 (TARDIS'
+  Limiter); there is **no maximum** but the sites' own (Standardiser).
+- A drone counts as supply once it is Available: three further heartbeats of 60 s after it was in
+  the pool. What is known of its load is up to a minute old. Here only its GPU counts (a CPU or
+  memory ratio would call a GPU drone with a 1-CPU job idle, and shrink it while busy).
+- A pool without an active drone reports utilisation and allocation of 1. The factory acts every 30
+  s: with more supply than demand it lets go whom costs least supply times utilisation, booting ones
+  too, the busy drain; else it asks for what lacks.
+- As documented, one controller drives a composite weighted by utilisation over sites, each of them
+  one over its machine types. Or one controller for each machine type: then no empty pool holds up
+  the utilisation of all.
 - From the last job until the GPU is free three more heartbeats pass: 180 s.
 
-Where this re-implementation stands for it: what the controller does each second is summed up over the 30 s between two
-acts of the factory; heartbeats are counted from the tick at which a drone was first seen in the pool. A drone that does
-its last job because it is old goes on to count as supply, as one that TARDIS did not drain itself. (Replacing it at
-once instead lets 6 % less idle over four weeks of b436b2+, and 15 % less over its first.) Registry, failures and
-plugins are left out. The two settings are those of the project's notes: .9/.9 with rate 1, which TARDIS documents, and
-.5/.9 with rate .1, which wastes less (on all traces but KIT's bursts).
+Where this re-implementation stands for it: what the controller does each second is summed up over
+the 30 s between two acts of the factory; heartbeats are counted from the tick at which a drone was
+first seen in the pool. A drone that does its last job because it is old goes on to count as supply,
+as one that TARDIS did not drain itself. (Replacing it at once instead lets 6 % less idle over four
+weeks of b436b2+, and 15 % less over its first.) Registry, failures and plugins are left out. The
+two settings are those of the project's notes: .9/.9 with rate 1, which TARDIS documents, and .5/.9
+with rate .1, which wastes less (on all traces but KIT's bursts).
 """
 
 from __future__ import annotations
@@ -77,7 +80,9 @@ class Cobald(Rule):
     high: float = 0.9
     rate: float = 1.0
     per_pool: bool = True
-    _demand: dict[Hashable, float] = field(default_factory=lambda: defaultdict(lambda: LEAST_DEMAND))
+    _demand: dict[Hashable, float] = field(
+        default_factory=lambda: defaultdict(lambda: LEAST_DEMAND)
+    )
     _pulses: dict[DroneId, Pulse] = field(default_factory=dict)
 
     interval_s: ClassVar[float] = 30.0
@@ -87,7 +92,10 @@ class Cobald(Rule):
         self._feel(sight)
         loads = {key: self._load(herd) for key, herd in sight.herds.items()}
         if self.per_pool:
-            demands = {key: self._regulated(key, load, CORES * sight.herds[key].quota) for key, load in loads.items()}
+            demands = {
+                key: self._regulated(key, load, CORES * sight.herds[key].quota)
+                for key, load in loads.items()
+            }
         else:
             demands = self._shared_out(sight, loads)
         for key, herd in sight.herds.items():
@@ -156,13 +164,18 @@ class Cobald(Rule):
 
 
 def _composite(children: Sequence[Load]) -> Load:
-    """As WeightedComposite with the utilisation for weight. All weights 0: idle if there is supply, else full."""
+    """As WeightedComposite with the utilisation for weight.
+
+    All weights 0: idle if there is supply, else full.
+    """
     supply = sum(child.supply for child in children)
     total = sum(child.utilisation for child in children)
     if not total:
         return Load(0.0, 0.0, supply) if supply else Load(1.0, 1.0, supply)
     utilisation = sum(child.utilisation**2 for child in children) / total
-    return Load(utilisation, sum(child.utilisation * child.allocation for child in children) / total, supply)
+    return Load(
+        utilisation, sum(child.utilisation * child.allocation for child in children) / total, supply
+    )
 
 
 def _shares(demand: float, children: Sequence[Load]) -> list[float]:

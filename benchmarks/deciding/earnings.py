@@ -1,7 +1,8 @@
 """Comparisons seed by seed: what each rule of our planner earns, and what users and the choice of victims change.
 
-Differences are taken seed by seed, so that effects that both sides share cancel. For all figures here, less is better.
-The earning of a rule is the figure without it (:mod:`benchmarks.deciding.ablation`) less the figure with it.
+Differences are taken seed by seed, so that effects that both sides share cancel. For all figures
+here, less is better. The earning of a rule is the figure without it
+(:mod:`benchmarks.deciding.ablation`) less the figure with it.
 """
 
 from __future__ import annotations
@@ -32,7 +33,11 @@ FIGURES = (
     CostFigure("work lost, points", lambda r: 100 * r.badput, 2),
     CostFigure("mean wait", lambda r: r.wait_mean_s, 1, relative=True),
     CostFigure("95 % wait", lambda r: r.wait_p95_s, 1, relative=True),
-    CostFigure("waiting while idle, points", lambda r: None if r.idle_waits is None else 100 * r.idle_waits, 2),
+    CostFigure(
+        "waiting while idle, points",
+        lambda r: None if r.idle_waits is None else 100 * r.idle_waits,
+        2,
+    ),
 )
 
 
@@ -52,7 +57,10 @@ class Comparison:
         return cls(
             names,
             [[new - old for old, new in pairs] for pairs in found],
-            [_overall(pairs, figure.relative) for pairs, figure in zip(found, FIGURES, strict=True)],
+            [
+                _overall(pairs, figure.relative)
+                for pairs, figure in zip(found, FIGURES, strict=True)
+            ],
         )
 
 
@@ -64,7 +72,9 @@ def earnings(cases: Cases) -> Iterator[Comparison]:
         for rows in ours:
             some = rows[0]
             if some.without and some.limits in whole:
-                yield Comparison.of((str(case), some.limits, some.without), whole[some.limits], rows)
+                yield Comparison.of(
+                    (str(case), some.limits, some.without), whole[some.limits], rows
+                )
 
 
 def world_changes(cases: Cases) -> Iterator[Comparison]:

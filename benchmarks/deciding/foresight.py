@@ -2,10 +2,10 @@
 
     python -m benchmarks.deciding.foresight [OWNER ...]
 
-At moments of a month a job starts on one of the free GPUs of an owner's cluster. The estimate comes from the fortnight
-before, as the planner makes it; the loss from what the owner did next. The table shows, for jobs whose estimate lies
-between two values, the work that was lost per work completed, with the number of jobs. An estimate is good where the
-loss lies between the two values.
+At moments of a month a job starts on one of the free GPUs of an owner's cluster. The estimate comes
+from the fortnight before, as the planner makes it; the loss from what the owner did next. The table
+shows, for jobs whose estimate lies between two values, the work that was lost per work completed,
+with the number of jobs. An estimate is good where the loss lies between the two values.
 """
 
 from __future__ import annotations
@@ -15,7 +15,15 @@ from bisect import bisect_right
 from collections import defaultdict
 from itertools import pairwise
 
-from benchmarks.deciding.worlds import DAY_S, OWNED_GPUS, OWNER_SPAN_S, OWNERS, NoTraces, owner_of, trace_dir
+from benchmarks.deciding.worlds import (
+    DAY_S,
+    OWNED_GPUS,
+    OWNER_SPAN_S,
+    OWNERS,
+    NoTraces,
+    owner_of,
+    trace_dir,
+)
 from provisioner.controller.estimation import USE_EVERY_S, USE_KEPT, rise_of
 from provisioner.planner.risk import expected_loss
 
@@ -46,7 +54,10 @@ def losses(use: list[int]) -> list[tuple[float, float, float, float]]:
             head = 1000 * (OWNED_GPUS - place) - use[now]
             if head < 0:
                 break
-            taken_s = next((USE_EVERY_S * n for n, used in enumerate(future) if used - use[now] > head), DAY_S + 1)
+            taken_s = next(
+                (USE_EVERY_S * n for n, used in enumerate(future) if used - use[now] > head),
+                DAY_S + 1,
+            )
             for run_s in RUNS_S:
                 lost = taken_s < run_s
                 estimate = expected_loss((run_s,), growth.chances(head))
@@ -62,8 +73,12 @@ def _owner(name: str) -> str:
 
 def main() -> int:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("owners", nargs="*", type=_owner, metavar="OWNER", help=f"of {', '.join(OWNERS)}")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "owners", nargs="*", type=_owner, metavar="OWNER", help=f"of {', '.join(OWNERS)}"
+    )
     owners = parser.parse_args().owners or OWNERS
     try:
         trace_dir()

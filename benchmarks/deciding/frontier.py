@@ -2,9 +2,10 @@
 
     python -m benchmarks.deciding.frontier [--plot FILE.svg] [DIR ...]
 
-Runs with several prices are made by ``benchmarks.deciding.run --waiting-cost 0.1 0.3 1 3 10``. A point of the frontier
-*dominates* another rule on a case if neither its waste nor its mean wait is higher, both as means over the seeds that
-were run. The picture has a panel for each case: our points are joined in the order of their price.
+Runs with several prices are made by ``benchmarks.deciding.run --waiting-cost 0.1 0.3 1 3 10``. A
+point of the frontier *dominates* another rule on a case if neither its waste nor its mean wait is
+higher, both as means over the seeds that were run. The picture has a panel for each case: our
+points are joined in the order of their price.
 """
 
 from __future__ import annotations
@@ -67,7 +68,10 @@ def frontiers(case: Variants) -> dict[str, list[Point]]:
     for rows in case.values():
         if rows[0].rule == OURS and not rows[0].without:
             found.setdefault(rows[0].limits, []).append(Point.of(rows))
-    return {limits: sorted(points, key=lambda point: point.waiting_cost) for limits, points in found.items()}
+    return {
+        limits: sorted(points, key=lambda point: point.waiting_cost)
+        for limits, points in found.items()
+    }
 
 
 def others(case: Variants) -> dict[str, Point]:
@@ -99,7 +103,9 @@ class Dominance:
 
 def dominance(cases: Cases) -> Iterator[Dominance]:
     """Yield the result for each world, each setting of our limits and each other rule."""
-    settings = dict.fromkeys((case.world, limits) for case in cases for limits in frontiers(cases[case]))
+    settings = dict.fromkeys(
+        (case.world, limits) for case in cases for limits in frontiers(cases[case])
+    )
     for world, limits in settings:
         for rule in REFERENCE:
             both = {
@@ -111,9 +117,14 @@ def dominance(cases: Cases) -> Iterator[Dominance]:
             }
             if not both:
                 continue
-            better = {name: [p for p in points if p.dominates(theirs)] for name, (points, theirs) in both.items()}
+            better = {
+                name: [p for p in points if p.dominates(theirs)]
+                for name, (points, theirs) in both.items()
+            }
             p95 = [
-                name for name, (points, theirs) in both.items() if any(p.dominates(theirs, p95=True) for p in points)
+                name
+                for name, (points, theirs) in both.items()
+                if any(p.dominates(theirs, p95=True) for p in points)
             ]
             yield Dominance(
                 ", ".join((*world, f"{limits} limits")),
@@ -121,7 +132,9 @@ def dominance(cases: Cases) -> Iterator[Dominance]:
                 len(both),
                 tuple(name for name, points in better.items() if points),
                 tuple(p95),
-                tuple(sorted({point.waiting_cost for points in better.values() for point in points})),
+                tuple(
+                    sorted({point.waiting_cost for points in better.values() for point in points})
+                ),
                 tuple(name for name, points in better.items() if not points),
             )
 
@@ -137,20 +150,33 @@ def draw(cases: Cases, path: Path) -> None:
 
     panels = {case: variants for case, variants in cases.items() if frontiers(variants)}
     rows, columns = math.ceil(len(panels) / COLUMNS), min(COLUMNS, len(panels))
-    figure, grid = pyplot.subplots(rows, columns, figsize=(4.2 * columns, 3.4 * rows), squeeze=False)
+    figure, grid = pyplot.subplots(
+        rows, columns, figsize=(4.2 * columns, 3.4 * rows), squeeze=False
+    )
     shown = {}
     for axes, (case, variants) in zip(grid.flat, panels.items(), strict=False):
         for style, (limits, points) in zip(("-", "--"), frontiers(variants).items(), strict=False):
             label = f"ours, {limits} limits, by price of waiting"
             (line,) = axes.plot(
-                [p.wait_mean_s for p in points], [p.waste for p in points], style, marker="o", color="C0", ms=4
+                [p.wait_mean_s for p in points],
+                [p.waste for p in points],
+                style,
+                marker="o",
+                color="C0",
+                ms=4,
             )
             shown.setdefault(label, line)
             for point in points:
                 at = point.wait_mean_s, point.waste
-                axes.annotate(f"{point.waiting_cost:g}", at, (4, 4), textcoords="offset points", fontsize=7)
-        theirs = others(variants) | {rule: Point.of(variants[rule]) for rule in (CLAIRVOYANT,) if rule in variants}
-        for number, (rule, marker) in enumerate(zip((*REFERENCE, CLAIRVOYANT), MARKERS, strict=True), 1):
+                axes.annotate(
+                    f"{point.waiting_cost:g}", at, (4, 4), textcoords="offset points", fontsize=7
+                )
+        theirs = others(variants) | {
+            rule: Point.of(variants[rule]) for rule in (CLAIRVOYANT,) if rule in variants
+        }
+        for number, (rule, marker) in enumerate(
+            zip((*REFERENCE, CLAIRVOYANT), MARKERS, strict=True), 1
+        ):
             if point := theirs.get(rule):
                 (line,) = axes.plot([point.wait_mean_s], [point.waste], marker, color=f"C{number}")
                 shown.setdefault(TITLES[rule], line)
@@ -166,20 +192,44 @@ def draw(cases: Cases, path: Path) -> None:
     for axes in list(grid.flat)[len(panels) :]:
         axes.set_visible(False)
     figure.tight_layout()
-    figure.legend(shown.values(), shown.keys(), loc="upper center", bbox_to_anchor=(0.5, 0.0), ncols=2, fontsize=8)
+    figure.legend(
+        shown.values(),
+        shown.keys(),
+        loc="upper center",
+        bbox_to_anchor=(0.5, 0.0),
+        ncols=2,
+        fontsize=8,
+    )
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, metadata={"Date": None}, bbox_inches="tight")
     pyplot.close(figure)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("places", nargs="*", type=Path, default=[RESULTS], metavar="DIR", help="folders with results")
-    parser.add_argument("--plot", type=Path, default=RESULTS / "frontier.svg", metavar="FILE", help="SVG file to write")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "places",
+        nargs="*",
+        type=Path,
+        default=[RESULTS],
+        metavar="DIR",
+        help="folders with results",
+    )
+    parser.add_argument(
+        "--plot",
+        type=Path,
+        default=RESULTS / "frontier.svg",
+        metavar="FILE",
+        help="SVG file to write",
+    )
     wanted = parser.parse_args()
     cases = cases_of(merged(wanted.places))
     if not any(map(frontiers, cases.values())):
-        print("no run of our rule: `python -m benchmarks.deciding.run` makes results", file=sys.stderr)
+        print(
+            "no run of our rule: `python -m benchmarks.deciding.run` makes results", file=sys.stderr
+        )
         return 1
     draw(cases, wanted.plot)
     print(wanted.plot)

@@ -1,18 +1,21 @@
 """The glideinWMS frontend's rule: a third of the idle jobs asked for a cycle, and glideins that end when idle too long.
 
-Source: glideinWMS/glideinwms @ efdc530, ``frontend/glideinFrontendElement.py`` (``compute_glidein_min_idle``,
-``compute_glidein_max_running``) and the defaults of ``creation/lib/cvWParamDict.py``. Each loop (60 s here), for each
-entry: idle jobs are split evenly over the entries that match them; *effective idle* is that less the entry's idle
-slots; asked for are a third of it (``ramp_up_attenuation`` 3) and a reserve of a third of the jobs idle for more than
-600 s, 5 at most (``reserve_idle``); 100 at most, half of it from 5 idle slots on (the curb), none from 100 idle slots
-on; together at most 1.15 times what is idle and running (``relative_to_queue``), and one. The factory keeps so many
-glideins in the site's queue. A glidein ends itself after 1200 s without a job (``GLIDEIN_Max_Idle``). Where no job has
-matched an entry for 5 loops, glideins in its queue are removed.
+Source: glideinWMS/glideinwms @ efdc530, ``frontend/glideinFrontendElement.py``
+(``compute_glidein_min_idle``, ``compute_glidein_max_running``) and the defaults of
+``creation/lib/cvWParamDict.py``. Each loop (60 s here), for each entry: idle jobs are split evenly
+over the entries that match them; *effective idle* is that less the entry's idle slots; asked for
+are a third of it (``ramp_up_attenuation`` 3) and a reserve of a third of the jobs idle for more
+than 600 s, 5 at most (``reserve_idle``); 100 at most, half of it from 5 idle slots on (the curb),
+none from 100 idle slots on; together at most 1.15 times what is idle and running
+(``relative_to_queue``), and one. The factory keeps so many glideins in the site's queue. A glidein
+ends itself after 1200 s without a job (``GLIDEIN_Max_Idle``). Where no job has matched an entry for
+5 loops, glideins in its queue are removed.
 
-Where this re-implementation stands for it: no limits of the whole frontend, no held glideins, no downtimes, one group,
-and a factory that carries out a request within the same loop (really, its own loop of about a minute comes on top).
-How many jobs are idle for more than 600 s is not seen as such: it is taken to be the least number that waited at any
-time of the last 600 s, if the oldest has waited for so long; it concerns the reserve alone.
+Where this re-implementation stands for it: no limits of the whole frontend, no held glideins, no
+downtimes, one group, and a factory that carries out a request within the same loop (really, its own
+loop of about a minute comes on top). How many jobs are idle for more than 600 s is not seen as
+such: it is taken to be the least number that waited at any time of the last 600 s, if the oldest
+has waited for so long; it concerns the reserve alone.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """Waiting while idle: the part of all waiting in which a GPU that fits was free, at a site that says so.
 
-A job counts at a moment if it has waited for longer than a site takes to start a drone, and if a GPU of that site was
-free for all of that time: a drone that had been ordered in time would run it now. As many jobs count as there were such
-GPUs, less those whose drone is starting there, since a start may take longer than the mean. Sites behind a queue of
-their own do not count, since a quota that is left is no free GPU. Waits are those until the first start: a job that an
-owner has preempted waits for another reason.
+A job counts at a moment if it has waited for longer than a site takes to start a drone, and if a
+GPU of that site was free for all of that time: a drone that had been ordered in time would run it
+now. As many jobs count as there were such GPUs, less those whose drone is starting there, since a
+start may take longer than the mean. Sites behind a queue of their own do not count, since a quota
+that is left is no free GPU. Waits are those until the first start: a job that an owner has
+preempted waits for another reason.
 """
 
 from __future__ import annotations
@@ -29,16 +30,23 @@ def share_while_idle(starts: Sequence[tuple[float, float]], samples: Sequence[Sa
     idle_s = 0.0
     for n, (sample, following) in enumerate(pairwise(samples)):
         counted = 0
-        starting = sum(sample.booting[site] + min(sample.queued[site], _free(site, sample)) for site in sites)
-        for site in sites:  # from the slowest: its jobs have waited long enough for the others as well
+        starting = sum(
+            sample.booting[site] + min(sample.queued[site], _free(site, sample)) for site in sites
+        )
+        # from the slowest: its jobs have waited long enough for the others as well
+        for site in sites:
             counted += max(0, min(free[site][n], older[site](sample.at_s) - counted))
         idle_s += max(0, counted - starting) * (following.at_s - sample.at_s)
     return idle_s / waited_s if waited_s else 0.0
 
 
-def _waiting_for_longer(than_s: float, starts: Sequence[tuple[float, float]]) -> Callable[[float], int]:
+def _waiting_for_longer(
+    than_s: float, starts: Sequence[tuple[float, float]]
+) -> Callable[[float], int]:
     """Return a function that counts the jobs which have waited for longer than ``than_s`` at a time."""
-    late = [(submit_s + than_s, start_s) for submit_s, start_s in starts if start_s - submit_s > than_s]
+    late = [
+        (submit_s + than_s, start_s) for submit_s, start_s in starts if start_s - submit_s > than_s
+    ]
     from_s, to_s = sorted(since_s for since_s, _ in late), sorted(start_s for _, start_s in late)
     return lambda at_s: bisect_right(from_s, at_s) - bisect_right(to_s, at_s)
 

@@ -1,14 +1,16 @@
 """Karpenter-like: a drone for each job that nothing is coming for, where the site has room, and 30 s of idling.
 
-Karpenter (kubernetes-sigs/karpenter, with aws/karpenter-provider-aws @ 0846b0a) collects pending pods for at most 10 s
-(``--batch-max-duration``), starts nodes for those that no node on its way will take, passes over an offering that has
-just shown no capacity (``pkg/cache/unavailableofferings.go``), and removes empty nodes after ``consolidateAfter``.
+Karpenter (kubernetes-sigs/karpenter, with aws/karpenter-provider-aws @ 0846b0a) collects pending
+pods for at most 10 s (``--batch-max-duration``), starts nodes for those that no node on its way
+will take, passes over an offering that has just shown no capacity
+(``pkg/cache/unavailableofferings.go``), and removes empty nodes after ``consolidateAfter``.
 
-Where this re-implementation stands for it: one pod is one node here, so its bin packing and its consolidation of busy
-nodes have nothing to do; an offering's lack of capacity is seen at once, in the site's own count of free GPUs, where
-Karpenter learns it by a failed call and remembers it for 3 minutes. It is thus better than the real thing.
-``consolidateAfter`` is 30 s, a common setting; nodes that are booting and no longer needed are kept, requests that
-still wait in a site's queue are taken back.
+Where this re-implementation stands for it: one pod is one node here, so its bin packing and its
+consolidation of busy nodes have nothing to do; an offering's lack of capacity is seen at once, in
+the site's own count of free GPUs, where Karpenter learns it by a failed call and remembers it for 3
+minutes. It is thus better than the real thing. ``consolidateAfter`` is 30 s, a common setting;
+nodes that are booting and no longer needed are kept, requests that still wait in a site's queue are
+taken back.
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
 """A mixed world: a quarter of the GPU-hours of a trace in jobs of 2, 4 and 8 GPUs, at sites that report their nodes.
 
-    python -m benchmarks.deciding.mixed [--trace 6214e9] [--owner vc8Sj] [--days 7] [--seeds 1 2] [--with | --without]
+    python -m benchmarks.deciding.mixed [--trace 6214e9] [--owner vc8Sj] [--days 7] [--seeds 1 2]
+    [--with | --without]
 
-It compares the waits of jobs of several GPUs with those of one-GPU jobs of the same length, with and without
-reservations (:mod:`provisioner.planner.reservations`). The waits of a job end with its completion: lost work counts.
+It compares the waits of jobs of several GPUs with those of one-GPU jobs of the same length, with
+and without reservations (:mod:`provisioner.planner.reservations`). The waits of a job end with its
+completion: lost work counts.
 """
 
 from __future__ import annotations
@@ -59,11 +61,18 @@ def mixed_facilities(owner: str) -> tuple[Facility, ...]:
         for kind in site.types:
             for gpus in sizes:
                 name = kind.name if gpus == 1 else f"{kind.name}x{gpus}"
-                amounts = {f: getattr(kind, f) * gpus for f in ("gpu_milli", "cpus", "memory_mib", "disk_mib")}
-                types.append(replace(kind, name=name, max_drones=(kind.max_drones or 0) // gpus, **amounts))
+                amounts = {
+                    f: getattr(kind, f) * gpus
+                    for f in ("gpu_milli", "cpus", "memory_mib", "disk_mib")
+                }
+                types.append(
+                    replace(kind, name=name, max_drones=(kind.max_drones or 0) // gpus, **amounts)
+                )
                 serves[name] = site.serves[kind.name]
                 behaviour_of[name] = site.behaviour_of[kind.name]
-        pools = tuple(replace(pool, gpus_per_node=most, nodes=pool.gpus // most) for pool in site.pools)
+        pools = tuple(
+            replace(pool, gpus_per_node=most, nodes=pool.gpus // most) for pool in site.pools
+        )
         gpus = sum(place.gpus for place in PLACES if place.site == site.name)
         policy = replace(site.policy, max_drones=UNLIMITED, max_gpu_milli=gpus * WHOLE_GPU)
         found.append(
@@ -84,13 +93,18 @@ def play(trace: str, owner: str, days: float, seed: int) -> SimulationOutcome:
     """Play the mixed world with the product's planner."""
     jobs = tuple(mixed_jobs(jobs_of(trace, days), seed))
     limit_s = jobs[-1].submit_s + 30 * 86400.0
-    return simulate(Scenario(mixed_facilities(owner), jobs, seed, Policy(), pool=POOL, limit_s=limit_s))
+    return simulate(
+        Scenario(mixed_facilities(owner), jobs, seed, Policy(), pool=POOL, limit_s=limit_s)
+    )
 
 
 def report(outcome: SimulationOutcome) -> Iterator[str]:
     """Yield lines of figures: waste, and waits by number of GPUs and by length."""
     hours = outcome.metrics.gpu_seconds.hours
-    parts = ", ".join(f"{name} {100 * getattr(hours, name) / hours.good:.1f}" for name in ("idle", "boot", "badput"))
+    parts = ", ".join(
+        f"{name} {100 * getattr(hours, name) / hours.good:.1f}"
+        for name in ("idle", "boot", "badput")
+    )
     yield f"waste {100 * hours.waste:.1f} % ({parts}), {outcome.jobs_done} of {outcome.jobs} jobs done"
     yield from outcome.violations[:3]
     by: dict[tuple[str, int], list[float]] = defaultdict(list)
@@ -101,7 +115,11 @@ def report(outcome: SimulationOutcome) -> Iterator[str]:
             by[size, length].append(wait_s)
             by[size, -1].append(wait_s)
     for length in range(-1, len(LENGTHS_S) - 1):
-        words = "all" if length < 0 else f"{LENGTHS_S[length] / 60:.0f}-{LENGTHS_S[length + 1] / 60:.0f} min"
+        words = (
+            "all"
+            if length < 0
+            else f"{LENGTHS_S[length] / 60:.0f}-{LENGTHS_S[length + 1] / 60:.0f} min"
+        )
         one = waits(by["1", length])
         yield f"{words:>14}  1 GPU: {one.jobs:5} jobs, mean {one.mean_s:7.0f}, 95 % {one.p95_s:7.0f} s"
         for size in ("2-8", *map(str, SIZES)):
@@ -112,13 +130,17 @@ def report(outcome: SimulationOutcome) -> Iterator[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--trace", default="6214e9")
     parser.add_argument("--owner", default="vc8Sj")
     parser.add_argument("--days", type=float, default=7.0)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1])
     parser.add_argument("--without", action="store_true", help="only without reservations")
-    parser.add_argument("--with", dest="only_with", action="store_true", help="only with reservations")
+    parser.add_argument(
+        "--with", dest="only_with", action="store_true", help="only with reservations"
+    )
     wanted = parser.parse_args()
     for seed in wanted.seeds:
         if not wanted.only_with:

@@ -21,7 +21,17 @@ from benchmarks.deciding.karpenter import Karpenter
 from benchmarks.deciding.rule import Rule
 from benchmarks.deciding.users import dealt
 from benchmarks.deciding.windows import FIRST_DAY, LATER_DAYS, Window, window_of
-from benchmarks.deciding.worlds import PLACES, POOL, QUOTAS, RETIRE_S, UNLIMITED, Steps, facilities, jobs_of, owner_of
+from benchmarks.deciding.worlds import (
+    PLACES,
+    POOL,
+    QUOTAS,
+    RETIRE_S,
+    UNLIMITED,
+    Steps,
+    facilities,
+    jobs_of,
+    owner_of,
+)
 from provisioner.controller.actuation import OWN_TIMEOUT_FACTOR, OWN_TIMEOUT_MORE_S
 from provisioner.model import Plan, Policy, Snapshot
 from provisioner.planner import planner_with_memory
@@ -138,7 +148,13 @@ class Run:
     @property
     def order(self) -> tuple[object, ...]:
         """Sort key of tables."""
-        return RULES.index(self.rule), self.limits, self.without, self.waiting_cost, not self.history
+        return (
+            RULES.index(self.rule),
+            self.limits,
+            self.without,
+            self.waiting_cost,
+            not self.history,
+        )
 
     @property
     def usual(self) -> bool:
@@ -207,7 +223,9 @@ class Played:
 
 def play(run: Run) -> Played:
     """Play it, in this process."""
-    return play_in(run, dealt(jobs_of(run.trace, run.days), run.users, run.seed), owner_of(run.owner))
+    return play_in(
+        run, dealt(jobs_of(run.trace, run.days), run.users, run.seed), owner_of(run.owner)
+    )
 
 
 def play_in(run: Run, jobs: tuple[SimulatedJob, ...], owner: Steps) -> Played:
@@ -215,8 +233,14 @@ def play_in(run: Run, jobs: tuple[SimulatedJob, ...], owner: Steps) -> Played:
     if run.rule == CLAIRVOYANT:
         hours, finished = schedule(jobs, owner, PLACES)
         waited = waits(job.wait_s for job in finished)
-        result = ReplayResult(run.rule, run.trace, run.seed, 0.0, len(jobs), len(jobs), 0, hours, waited)
-        return Played(result, first_day=window_of(finished, FIRST_DAY), later_days=window_of(finished, LATER_DAYS))
+        result = ReplayResult(
+            run.rule, run.trace, run.seed, 0.0, len(jobs), len(jobs), 0, hours, waited
+        )
+        return Played(
+            result,
+            first_day=window_of(finished, FIRST_DAY),
+            later_days=window_of(finished, LATER_DAYS),
+        )
     ours = run.rule == OURS
     scenario = _ours(jobs, waiting_cost=run.waiting_cost) if ours else _reference(run.rule, jobs)
     release_s = Rule.release_s if ours else _class_of(run.rule).release_s
@@ -254,7 +278,9 @@ def play_in(run: Run, jobs: tuple[SimulatedJob, ...], owner: Steps) -> Played:
     )
 
 
-def burst_waits(starts: Sequence[tuple[float, float]], arrivals: Sequence[float]) -> Iterable[tuple[float, float]]:
+def burst_waits(
+    starts: Sequence[tuple[float, float]], arrivals: Sequence[float]
+) -> Iterable[tuple[float, float]]:
     """Return for each burst in ``arrivals`` the seconds until its first and until most of its jobs started."""
     arrived, begun = sorted(arrivals), sorted(starts)
     submitted = [submit_s for submit_s, _ in begun]

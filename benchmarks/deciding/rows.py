@@ -85,7 +85,9 @@ class Row(Run):
     def read(cls, text: str) -> Self:
         """Return the row of a results file, which may be of an earlier run."""
         fields = json.loads(text)
-        windows = {name: Window(**fields[name]) for name in ("first_day", "later_days") if fields.get(name)}
+        windows = {
+            name: Window(**fields[name]) for name in ("first_day", "later_days") if fields.get(name)
+        }
         return cls(**(fields | windows | {"violations": tuple(fields["violations"])}))
 
     @property

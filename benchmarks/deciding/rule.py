@@ -1,8 +1,8 @@
 """What all reference rules share: they see what the service sees, and say which drones come and which go.
 
-A rule runs in the place of our planner in the real service. What became of a drone is bookkeeping and the same for all
-(``planner/lifecycle.py``); what a rule adds is its decisions. A rule with memory is an object that is made anew for
-each run.
+A rule runs in the place of our planner in the real service. What became of a drone is bookkeeping
+and the same for all (``planner/lifecycle.py``); what a rule adds is its decisions. A rule with
+memory is an object that is made anew for each run.
 """
 
 from __future__ import annotations
@@ -60,7 +60,10 @@ class Herd:
         return len(self.wanted) + len(self.leaving)
 
     def enter(self, drone: Drone, *, retires: bool = False) -> None:
-        """``retires``: it is old and does its last job. Nobody wants it gone, so it counts as any that is busy."""
+        """``retires``: it is old and does its last job.
+
+        Nobody wants it gone, so it counts as any that is busy.
+        """
         if retires:
             self.wanted.append(drone)
             self.busy.append(drone)
@@ -135,7 +138,8 @@ class Sight:
         slot = self.slots.get(drone.id)
         return self.now - slot.idle_since if slot is not None and slot.idle_since else 0.0
 
-    # ------------------------------------------------------------------------------------------------ what is asked
+    # ------------------------------------------------------------------------------------------------
+    # what is asked
 
     def start(self, herd: Herd, count: int) -> None:
         """Ask for drones. They count as waiting from now on."""
@@ -193,8 +197,9 @@ class Rule(ABC):
 
     quotas: Mapping[TypeKey, int]
     last_job_at: float = 0.0
-    """When the last job of the trace is submitted: once that is done, all drones go, and the replay can end. No rule
-    of those here ends by itself, and what would be counted after the last job says nothing of any."""
+    """When the last job of the trace is submitted: once that is done, all drones go, and the replay
+    can end. No rule of those here ends by itself, and what would be counted after the last job says
+    nothing of any."""
     retires_after_s: float = 0.0
     """A drone older than this takes no new job; 0: it may live for ever."""
     _retiring: set[DroneId] = field(default_factory=set, init=False)
@@ -223,9 +228,10 @@ class Rule(ABC):
         """Ask for drones, and let some go."""
 
     def _retire(self, sight: Sight) -> None:
-        """Those that have a job may end it; one that is idle gets one more, and goes then. (If the world sent idle ones
-        home, each day COBalD's last drone in an idle pool would go, and the whole pool be filled again.) Retiring is
-        the world's doing, not the rule's: to the rule such a drone is busy until its job has ended."""
+        """Those that have a job may end it; one that is idle gets one more, and goes then. (If the
+        world sent idle ones home, each day COBalD's last drone in an idle pool would go, and the
+        whole pool be filled again.) Retiring is the world's doing, not the rule's: to the rule such
+        a drone is busy until its job has ended."""
         if not self.retires_after_s:
             return
         for drone in [d for herd in sight.herds.values() for d in herd.busy]:

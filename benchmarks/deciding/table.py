@@ -2,8 +2,9 @@
 
     python -m benchmarks.deciding.table [--markdown] [DIR ...]
 
-Of a run that is in several directories the one in the last counts. Figures are means over seeds, ± their standard
-deviation. What was not run is said: at the end stands how many seeds of each rule there are.
+Of a run that is in several directories the one in the last counts. Figures are means over seeds, ±
+their standard deviation. What was not run is said: at the end stands how many seeds of each rule
+there are.
 """
 
 from __future__ import annotations
@@ -50,7 +51,9 @@ COLUMNS = (
     Column("wait mean s", lambda r: r.wait_mean_s),
     Column("p50", lambda r: r.wait_p50_s),
     Column("p95", lambda r: r.wait_p95_s),
-    Column("waiting while idle %", lambda r: None if r.idle_waits is None else 100 * r.idle_waits, 1),
+    Column(
+        "waiting while idle %", lambda r: None if r.idle_waits is None else 100 * r.idle_waits, 1
+    ),
     Column("burst: first start s", lambda r: r.burst_first_s),
     Column("80 %", lambda r: r.burst_most_s),
     Column("requests", lambda r: r.requests),
@@ -79,7 +82,9 @@ class Sheet:
         yield f"\n{self.title}\n"
         widths = [max(map(len, cells)) for cells in zip(self.head, *self.rows, strict=True)]
         for row in (self.head, *self.rows):
-            yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+            yield "  ".join(
+                cell.ljust(width) for cell, width in zip(row, widths, strict=True)
+            ).rstrip()
 
 
 def sheets(rows: Sequence[Row]) -> Iterator[Sheet]:
@@ -87,7 +92,9 @@ def sheets(rows: Sequence[Row]) -> Iterator[Sheet]:
     cases = cases_of(rows)
     for case, variants in cases.items():
         yield _figures(case, variants)
-    yield from filter(lambda sheet: sheet.rows, (_first_days(cases), _verdicts(cases), _dominance(cases)))
+    yield from filter(
+        lambda sheet: sheet.rows, (_first_days(cases), _verdicts(cases), _dominance(cases))
+    )
     yield from filter(lambda sheet: sheet.rows, _comparisons(cases))
     yield _seeds(cases)
     broken = [(str(row.case), row.title, str(row.seed), why) for row in rows for why in _wrong(row)]
@@ -99,7 +106,11 @@ def _figures(case: Case, variants: Variants) -> Sheet:
     some = next(iter(variants.values()))[0]
     title = f"{case} ({some.jobs:,} jobs, {some.good_h:,.0f} good GPU-h)"
     rows = [
-        (of_variant[0].title, str(len(of_variant)), *(_cell(of_variant, column) for column in COLUMNS))
+        (
+            of_variant[0].title,
+            str(len(of_variant)),
+            *(_cell(of_variant, column) for column in COLUMNS),
+        )
         for of_variant in variants.values()
     ]
     return Sheet(title, ("policy", "seeds", *(column.title for column in COLUMNS)), rows)
@@ -111,11 +122,17 @@ def _first_days(cases: Cases) -> Sheet:
         for of_variant in variants.values():
             windows = [row.first_day for row in of_variant], [row.later_days for row in of_variant]
             if any(windows[0]):
-                cells = [_told(of(window) for window in each if window) for of in WINDOW_FIGURES for each in windows]
+                cells = [
+                    _told(of(window) for window in each if window)
+                    for of in WINDOW_FIGURES
+                    for each in windows
+                ]
                 rows.append((str(case), of_variant[0].title, *cells))
     figures = ("jobs", "work lost %", "wait mean s", "p95")
     head = [f"{figure}{when}" for figure in figures for when in ("", ", later")]
-    return Sheet("Jobs of the first day, and of days 10 to 20 (later)", ("case", "policy", *head), rows)
+    return Sheet(
+        "Jobs of the first day, and of days 10 to 20 (later)", ("case", "policy", *head), rows
+    )
 
 
 WINDOW_FIGURES: tuple[Callable[[Window], tuple[float, int]], ...] = (
@@ -138,7 +155,10 @@ def _verdicts(cases: Cases) -> Sheet:
     for case, variants in cases.items():
         for variant in judged(variants):
             ours[variant] = variants[variant][0].title
-            rows += [_judged(str(case), ours[variant], verdict) for verdict in verdicts(variants, variant)]
+            rows += [
+                _judged(str(case), ours[variant], verdict)
+                for verdict in verdicts(variants, variant)
+            ]
     rows += [_judged("all", title, badput_ratio(cases, variant)) for variant, title in ours.items()]
     head = ("case", "policy", "check", "figure", "measured", "at most", "the limit is", "verdict")
     return Sheet("Checks", head, rows)
@@ -163,24 +183,45 @@ def _dominance(cases: Cases) -> Sheet:
         )
         for each in dominance(cases)
     ]
-    head = ("rule", "world, our limits", "dominated", "also in 95 % wait", "by the prices", "not dominated", "10 of 12")
-    return Sheet("Frontier: cases on which ours over the price of waiting dominates a rule", head, rows)
+    head = (
+        "rule",
+        "world, our limits",
+        "dominated",
+        "also in 95 % wait",
+        "by the prices",
+        "not dominated",
+        "10 of 12",
+    )
+    return Sheet(
+        "Frontier: cases on which ours over the price of waiting dominates a rule", head, rows
+    )
 
 
 def _comparisons(cases: Cases) -> Iterator[Sheet]:
     """Yield the changes by users and victims, and the earnings of each rule: by case, then over all cases."""
     titles = [figure.title for figure in FIGURES]
     title = "What several users and other victims change, waits in seconds"
-    yield Sheet(title, ("case", "policy", "seeds", *titles), [_compared(each) for each in world_changes(cases)])
+    yield Sheet(
+        title,
+        ("case", "policy", "seeds", *titles),
+        [_compared(each) for each in world_changes(cases)],
+    )
     every = list(earnings(cases))
     title = "What each rule earns: the figure without it less the figure with it, waits in seconds"
-    yield Sheet(title, ("case", "limits", "rule", "seeds", *titles), [_compared(each) for each in every])
+    yield Sheet(
+        title, ("case", "limits", "rule", "seeds", *titles), [_compared(each) for each in every]
+    )
     rows = []
     for names in dict.fromkeys(each.names[1:] for each in every):
         overall = [each.overall for each in every if each.names[1:] == names]
-        known = [[change for change in of_figure if change is not None] for of_figure in zip(*overall, strict=True)]
+        known = [
+            [change for change in of_figure if change is not None]
+            for of_figure in zip(*overall, strict=True)
+        ]
         rows.append((*names, str(len(overall)), *map(_change, known, FIGURES)))
-    yield Sheet("The same over the cases, waits in per cent", ("limits", "rule", "cases", *titles), rows)
+    yield Sheet(
+        "The same over the cases, waits in per cent", ("limits", "rule", "cases", *titles), rows
+    )
 
 
 def _compared(each: Comparison) -> tuple[str, ...]:
@@ -223,13 +264,20 @@ def show(rows: Sequence[Row], *, markdown: bool = False) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("places", nargs="*", type=Path, default=[RESULTS], metavar="DIR", help="with results")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "places", nargs="*", type=Path, default=[RESULTS], metavar="DIR", help="with results"
+    )
     parser.add_argument("--markdown", action="store_true", help="as Markdown tables")
     wanted = parser.parse_args()
     lacking = [place for place in wanted.places if not place.is_dir()]
     if lacking:
-        print(f"{lacking[0]}: no such directory: `python -m benchmarks.deciding.run` makes results", file=sys.stderr)
+        print(
+            f"{lacking[0]}: no such directory: `python -m benchmarks.deciding.run` makes results",
+            file=sys.stderr,
+        )
         return 1
     show(merged(wanted.places), markdown=wanted.markdown)
     return 0

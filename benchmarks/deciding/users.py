@@ -1,13 +1,14 @@
 """Users for traces that have none: jobs are dealt to users by a seeded rule, runs of similar jobs to one user.
 
-A *campaign* is a run of similar jobs of one user. In the order of submission, a job joins the campaign whose newest job
-took between half and twice as long and was submitted in the last six hours; among several, the one with the newest job.
-A job that finds none begins a campaign of a user who is drawn: the n-th user with a weight of 1/n (Zipf), so that a few
-users have most of the jobs. A user may have several campaigns at once. Jobs of different lengths that alternate in the
-trace therefore go to different users.
+A *campaign* is a run of similar jobs of one user. In the order of submission, a job joins the
+campaign whose newest job took between half and twice as long and was submitted in the last six
+hours; among several, the one with the newest job. A job that finds none begins a campaign of a user
+who is drawn: the n-th user with a weight of 1/n (Zipf), so that a few users have most of the jobs.
+A user may have several campaigns at once. Jobs of different lengths that alternate in the trace
+therefore go to different users.
 
-The rule uses run times, so these users differ more in them than real users may. The trace as it is (one user) and these
-users are the two bounds of what a planner can learn from users.
+The rule uses run times, so these users differ more in them than real users may. The trace as it is
+(one user) and these users are the two bounds of what a planner can learn from users.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ def dealt(jobs: Sequence[SimulatedJob], users: int, seed: int) -> tuple[Simulate
     """Newest job and user of each, the newest last."""
     found = []
     for job in sorted(jobs, key=lambda job: job.submit_s):
-        campaigns = [each for each in campaigns if job.submit_s - each[0].submit_s <= CAMPAIGN_GAP_S]
+        campaigns = [
+            each for each in campaigns if job.submit_s - each[0].submit_s <= CAMPAIGN_GAP_S
+        ]
         mine = next((each for each in reversed(campaigns) if _similar(each[0], job)), None)
         if mine is not None:
             campaigns.remove(mine)

@@ -1,7 +1,8 @@
 """The first day compared with later ones: work lost and waits of the jobs submitted in a part of the trace.
 
-A job belongs to the window in which it was submitted, with all that it loses until it is done. A count by the time of
-the loss would say little of a first day: a job of a day that was begun in it ends, or is preempted, on the second.
+A job belongs to the window in which it was submitted, with all that it loses until it is done. A
+count by the time of the loss would say little of a first day: a job of a day that was begun in it
+ends, or is preempted, on the second.
 """
 
 from __future__ import annotations

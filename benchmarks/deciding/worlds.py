@@ -1,10 +1,12 @@
 """The reference world: three sites of 124 GPUs, cuts of public traces, a burst, and owners' loads from another trace.
 
-TOpAS is an institute's cluster (32 + 24 GPUs) whose owner comes first, without notice, and takes free GPUs, then those
-of the youngest drones. A cloud has 12 GPUs that take four minutes to boot. HoreKa has a quota of 48 + 8 GPUs behind a
-Slurm queue, whose waits are **invented**. One drone has one GPU and runs one job at a time.
+TOpAS is an institute's cluster (32 + 24 GPUs) whose owner comes first, without notice, and takes
+free GPUs, then those of the youngest drones. A cloud has 12 GPUs that take four minutes to boot.
+HoreKa has a quota of 48 + 8 GPUs behind a Slurm queue, whose waits are **invented**. One drone has
+one GPU and runs one job at a time.
 
-The traces are no part of the project: ``PROVISIONER_TRACES`` names their directory, else it is ``../shared/traces``.
+The traces are no part of the project: ``PROVISIONER_TRACES`` names their directory, else it is
+``../shared/traces``.
 """
 
 from __future__ import annotations
@@ -89,9 +91,11 @@ PLACES = (
 QUOTAS: Mapping[TypeKey, int] = {place.kind.key: place.gpus for place in PLACES}
 OWNED_GPUS = sum(place.gpus for place in PLACES if place.owned)
 
-POOL = PoolBehaviour(negotiation_s=0.0, slot_lifetime_s=60.0, lease_s=0.0, latency=AT_ONCE, best_fit=True)
-"""Jobs are matched at once, each to the free drone with the least VRAM; a job whose drone was killed waits again at
-once."""
+POOL = PoolBehaviour(
+    negotiation_s=0.0, slot_lifetime_s=60.0, lease_s=0.0, latency=AT_ONCE, best_fit=True
+)
+"""Jobs are matched at once, each to the free drone with the least VRAM; a job whose drone was
+killed waits again at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +129,11 @@ class Bursts:
     times: int
 
     def jobs(self) -> Sequence[SimulatedJob]:
-        return [SimulatedJob(n * self.every_s, self.run_s) for n in range(self.times) for _ in range(self.count)]
+        return [
+            SimulatedJob(n * self.every_s, self.run_s)
+            for n in range(self.times)
+            for _ in range(self.count)
+        ]
 
 
 TRACES: Mapping[str, Part | Bursts] = {
@@ -149,7 +157,9 @@ def trace_dir() -> Path:
     """Where the traces are."""
     found = trace_file(ROOT)
     if found is None:
-        raise NoTraces("no traces: set PROVISIONER_TRACES to the directory that has owner_load_public.csv.gz")
+        raise NoTraces(
+            "no traces: set PROVISIONER_TRACES to the directory that has owner_load_public.csv.gz"
+        )
     return found.parent
 
 
@@ -166,13 +176,17 @@ def owner_of(series: str) -> Steps:
             if row["vc"] == series:
                 share = int(row["busy_gpus"]) / int(row["total_gpus"])
                 steps.append((float(row["t_s"]), min(OWNED_GPUS, round(share * OWNED_GPUS))))
-    return tuple((at_s + n * OWNER_SPAN_S, gpus) for n in range(OWNER_REPEATS) for at_s, gpus in steps)
+    return tuple(
+        (at_s + n * OWNER_SPAN_S, gpus) for n in range(OWNER_REPEATS) for at_s, gpus in steps
+    )
 
 
 def before(owner: Steps) -> Steps:
     """Return an owner's use in the days before a replay: the last ones of their 31 days, which repeat."""
     begin_s = OWNER_SPAN_S - HISTORY_S
-    return tuple((at_s - OWNER_SPAN_S, gpus) for at_s, gpus in owner if begin_s <= at_s < OWNER_SPAN_S)
+    return tuple(
+        (at_s - OWNER_SPAN_S, gpus) for at_s, gpus in owner if begin_s <= at_s < OWNER_SPAN_S
+    )
 
 
 def facilities(
@@ -186,9 +200,10 @@ def facilities(
 ) -> tuple[Facility, ...]:
     """Return the three sites.
 
-    For our rule the operator's limits are the sites' quotas, with ``shipped`` also all that the product limits by
-    default, and drones retire after a day by themselves. Other rules know the quotas, and see to retiring
-    (:class:`benchmarks.deciding.rule.Rule`). With ``history`` TOpAS has records of its owner's use before.
+    For our rule the operator's limits are the sites' quotas, with ``shipped`` also all that the
+    product limits by default, and drones retire after a day by themselves. Other rules know the
+    quotas, and see to retiring (:class:`benchmarks.deciding.rule.Rule`). With ``history`` TOpAS has
+    records of its owner's use before.
     """
     found = []
     for site in dict.fromkeys(place.site for place in PLACES):
@@ -198,15 +213,24 @@ def facilities(
         policy = SitePolicy(site, max_drones=most, queue_when_full=not reports_free)
         if not shipped:
             policy = replace(
-                policy, max_pending=UNLIMITED, max_starts_per_tick=UNLIMITED, queued_s=7 * DAY_S, booting_s=3600.0
+                policy,
+                max_pending=UNLIMITED,
+                max_starts_per_tick=UNLIMITED,
+                queued_s=7 * DAY_S,
+                booting_s=3600.0,
             )
         found.append(
             Facility(
                 policy=policy,
                 types=tuple(place.kind for place in places),
-                pools=tuple(GpuPool(p.name, GPUS_PER_NODE, p.gpus // GPUS_PER_NODE) for p in places),
+                pools=tuple(
+                    GpuPool(p.name, GPUS_PER_NODE, p.gpus // GPUS_PER_NODE) for p in places
+                ),
                 serves={place.name: place.name for place in places},
-                behaviour_of={place.name: _behaviour(place, release_s, RETIRE_S if ours else None) for place in places},
+                behaviour_of={
+                    place.name: _behaviour(place, release_s, RETIRE_S if ours else None)
+                    for place in places
+                },
                 latency=AT_ONCE,
                 reports_free=reports_free,
                 reports_claims=False,
@@ -220,4 +244,10 @@ def facilities(
 
 
 def _behaviour(place: Place, release_s: float, retire_s: float | None) -> SiteBehaviour:
-    return SiteBehaviour(queue=place.queue, boot=place.boot, check=AT_ONCE, release=Fixed(release_s), retire_s=retire_s)
+    return SiteBehaviour(
+        queue=place.queue,
+        boot=place.boot,
+        check=AT_ONCE,
+        release=Fixed(release_s),
+        retire_s=retire_s,
+    )

@@ -1,6 +1,7 @@
 """A process that uses a GPU, for the benchmark: by ``libcuda.so.1`` alone, no toolkit. Needs nothing but Python.
 
-It prints JSON lines. Most commands say that they are ready, and go on after a line of input or at its end.
+It prints JSON lines. Most commands say that they are ready, and go on after a line of input or at
+its end.
 """
 
 from __future__ import annotations
@@ -52,8 +53,8 @@ END:
     ret;
 }
 """
-"""``train`` applies a linear congruential generator to each of ``count`` numbers, ``rounds`` times. ``fault`` stores to
-an illegal address."""
+"""``train`` applies a linear congruential generator to each of ``count`` numbers, ``rounds`` times.
+``fault`` stores to an illegal address."""
 THREADS = 256
 MIB = 1 << 20
 HOST_WORK = [(2 * n + 1) / 10 for n in range(10)]
@@ -82,12 +83,18 @@ class Gpu:
 
     def __init__(self) -> None:
         self.cuda = ctypes.CDLL("libcuda.so.1")
-        self.device, self.context, self.module = ctypes.c_int(), ctypes.c_void_p(), ctypes.c_void_p()
+        self.device, self.context, self.module = (
+            ctypes.c_int(),
+            ctypes.c_void_p(),
+            ctypes.c_void_p(),
+        )
         self.call("cuInit", 0)
         self.call("cuDeviceGet", ctypes.byref(self.device), 0)
         self.call("cuCtxCreate_v2", ctypes.byref(self.context), BLOCKING_SYNC, self.device)
         # The driver compiles it.
-        self.call("cuModuleLoadDataEx", ctypes.byref(self.module), ctypes.c_char_p(PTX), 0, None, None)
+        self.call(
+            "cuModuleLoadDataEx", ctypes.byref(self.module), ctypes.c_char_p(PTX), 0, None, None
+        )
 
     def call(self, name: str, *arguments: object) -> None:
         """Call a function of the driver.
@@ -122,7 +129,9 @@ class Gpu:
 
     def work(self, blocks: int, data: ctypes.c_uint64, rounds: int) -> None:
         """Run ``train`` to its end."""
-        self.launch("train", blocks, data, ctypes.c_uint32(rounds), ctypes.c_uint32(blocks * THREADS))
+        self.launch(
+            "train", blocks, data, ctypes.c_uint32(rounds), ctypes.c_uint32(blocks * THREADS)
+        )
         self.call("cuCtxSynchronize")
 
 
@@ -151,8 +160,8 @@ def describe(gpu: Gpu, how: argparse.Namespace) -> None:
 def train(gpu: Gpu, how: argparse.Namespace) -> None:
     """Repeat steps of GPU work and of host work for a while; add up the seconds in which it waited for the GPU.
 
-    The time of the host work varies around its mean. Otherwise equal trainings that started together would stay in step
-    and meet on the GPU in each step.
+    The time of the host work varies around its mean. Otherwise equal trainings that started
+    together would stay in step and meet on the GPU in each step.
     """
     data = gpu.allocate(max(4 * THREADS * how.blocks, how.mib * MIB))
     gpu.work(how.blocks, data, how.rounds)
@@ -178,7 +187,13 @@ def spin(gpu: Gpu, how: argparse.Namespace) -> None:
     """Run one long kernel."""
     data = gpu.allocate(4 * THREADS * how.blocks)
     go()
-    gpu.launch("train", how.blocks, data, ctypes.c_uint32(how.rounds), ctypes.c_uint32(how.blocks * THREADS))
+    gpu.launch(
+        "train",
+        how.blocks,
+        data,
+        ctypes.c_uint32(how.rounds),
+        ctypes.c_uint32(how.blocks * THREADS),
+    )
     say(launched=True)
     gpu.call("cuCtxSynchronize")
 
@@ -211,11 +226,15 @@ def probe(gpu: Gpu, _: argparse.Namespace) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="A process that uses a GPU, for the benchmark of shared GPUs.")
+    parser = argparse.ArgumentParser(
+        description="A process that uses a GPU, for the benchmark of shared GPUs."
+    )
     commands = {each.__name__: each for each in (describe, train, spin, fault, allocate, probe)}
     parser.add_argument("command", choices=commands)
     parser.add_argument("--rounds", type=int, default=1, help="rounds of a kernel")
-    parser.add_argument("--blocks", type=int, default=1, help=f"blocks of {THREADS} threads of a kernel")
+    parser.add_argument(
+        "--blocks", type=int, default=1, help=f"blocks of {THREADS} threads of a kernel"
+    )
     parser.add_argument("--host-ms", type=float, default=0, help="train: host work per step")
     parser.add_argument("--seconds", type=float, default=10, help="train: time to run")
     parser.add_argument("--mib", type=int, default=0, help="train, allocate: memory to hold")

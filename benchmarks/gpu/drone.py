@@ -22,9 +22,16 @@ RECORDED = (
     *("GPUsAverageUsage", "GPUsMemoryUsage", "GPUsEnergyUsage", "AssignedGPUs"),
     *("ExitCode", "HoldReason", "HoldReasonSubCode"),
 )
-"""Attributes of a job with its use of the GPU and its end; a version without a monitor or guard of ours
-lacks some."""
-OF_SLOT = ("TotalSlotGPUs", "GPUs_DeviceName", "VramEnforced", "GpuGuard", "DroneGpuCheck", "DroneGpusOfflineWhy")
+"""Attributes of a job with its use of the GPU and its end; a version without a monitor or guard of
+ours lacks some."""
+OF_SLOT = (
+    "TotalSlotGPUs",
+    "GPUs_DeviceName",
+    "VramEnforced",
+    "GpuGuard",
+    "DroneGpuCheck",
+    "DroneGpusOfflineWhy",
+)
 WITHIN_S = 60
 
 
@@ -37,14 +44,18 @@ def drone(rig: Rig, seconds: float) -> Answer:
     try:
         condor = htcondor.Condor.fetched("forky")
     except (LabError, subprocess.SubprocessError) as error:
-        raise Skipped(f"no HTCondor (`make condor` fetches it): {str(error).splitlines()[-1]}") from None
+        raise Skipped(
+            f"no HTCondor (`make condor` fetches it): {str(error).splitlines()[-1]}"
+        ) from None
     found: Answer = {}
     with htcondor.running_pool(condor, "bench") as pool:
         for mode in (Sharing.TIME_SLICED, Sharing.MPS):
             try:
                 found[mode.value] = _Bench(pool, rig, mode, seconds).run()
             except (AssertionError, LabError, Skipped) as why:
-                found[mode.value] = {"failed" if isinstance(why, AssertionError | LabError) else "skipped": str(why)}
+                found[mode.value] = {
+                    "failed" if isinstance(why, AssertionError | LabError) else "skipped": str(why)
+                }
     return found
 
 
@@ -59,7 +70,11 @@ class _Bench:
 
     def run(self) -> Answer:
         """Run a training on each share, then a job that holds half as much memory again as its share, then a fault."""
-        outside = {name: value for name, value in os.environ.items() if not name.startswith(("CUDA_MPS_", "_CONDOR_"))}
+        outside = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("CUDA_MPS_", "_CONDOR_"))
+        }
         path = outside.get("PATH", os.defpath)
         if self.mode is Sharing.MPS:
             path = f"{path}:{os.path.dirname(mps_control())}"
@@ -79,8 +94,12 @@ class _Bench:
         try:
             one.slot(self.pool)
             found: Answer = {"joined after, s": round(time.monotonic() - began, 1)}
-            found["trainings"] = self._ends(self._jobs(SHARES, *SMALL.words(self.rig, self.seconds, 256)))
-            over = self._jobs(1, *SMALL.words(self.rig, self.seconds + 20, total_mib * 3 // 2 // SHARES))
+            found["trainings"] = self._ends(
+                self._jobs(SHARES, *SMALL.words(self.rig, self.seconds, 256))
+            )
+            over = self._jobs(
+                1, *SMALL.words(self.rig, self.seconds + 20, total_mib * 3 // 2 // SHARES)
+            )
             found["a job over its share"] = self._ends(over)["0"]
             self.pool.remove(over)
             if self.mode is Sharing.MPS:
@@ -99,11 +118,20 @@ class _Bench:
         until(lambda: self.pool.statuses(neighbour) == [2], WITHIN_S, what="the neighbour runs")
         time.sleep(3)
         faulty = self._jobs(1, "fault")
-        found = {"a job that faults": self._ends(faulty)["0"], "its neighbour": self._ends(neighbour)["0"]}
+        found = {
+            "a job that faults": self._ends(faulty)["0"],
+            "its neighbour": self._ends(neighbour)["0"],
+        }
         with suppress(AssertionError):
-            until(lambda: one.slot(self.pool).get("DroneFaults"), WITHIN_S / 4, what="the drone has noticed the fault")
+            until(
+                lambda: one.slot(self.pool).get("DroneFaults"),
+                WITHIN_S / 4,
+                what="the drone has noticed the fault",
+            )
         slot = one.slot(self.pool)
-        return found | {name: slot.get(name) for name in ("DroneFaults", "DroneMpsReady", "DroneMpsWhy")}
+        return found | {
+            name: slot.get(name) for name in ("DroneFaults", "DroneMpsReady", "DroneMpsWhy")
+        }
 
     def _jobs(self, n: int, *words: object) -> int:
         """Submit clients of the GPU; return their cluster."""
@@ -116,16 +144,25 @@ class _Bench:
         libraries = os.environ.get("LD_LIBRARY_PATH", "")
         command = " ".join(map(str, (python, client, *words)))
         name = f"job-{self.mode.value}-{time.monotonic_ns()}"
-        program = pool.program(name, f"export LD_LIBRARY_PATH='{libraries}'\nexec {command} </dev/null")
-        return pool.submit(gpu_job(program=program, n=n, memory_mib=1000, more=f"+GpuMilli = {1000 // SHARES}"))
+        program = pool.program(
+            name, f"export LD_LIBRARY_PATH='{libraries}'\nexec {command} </dev/null"
+        )
+        return pool.submit(
+            gpu_job(program=program, n=n, memory_mib=1000, more=f"+GpuMilli = {1000 // SHARES}")
+        )
 
     def _ends(self, cluster: int) -> Answer:
         """Wait until all jobs have ended or are held; return what HTCondor recorded of each, and its last line."""
         pool = self.pool
         until(
-            lambda: set(pool.statuses(cluster)) <= {5}, self.seconds + WITHIN_S, what="the jobs have ended or are held"
+            lambda: set(pool.statuses(cluster)) <= {5},
+            self.seconds + WITHIN_S,
+            what="the jobs have ended or are held",
         )
-        return {str(ad["ProcId"]): self._recorded(ad) for ad in pool.jobs(cluster) or pool.history(cluster)}
+        return {
+            str(ad["ProcId"]): self._recorded(ad)
+            for ad in pool.jobs(cluster) or pool.history(cluster)
+        }
 
     def _recorded(self, ad: htcondor.Ad) -> Answer:
         out = self.pool.dir / "jobs" / f"out.{ad['ClusterId']}.{ad['ProcId']}"

@@ -85,6 +85,12 @@ class Nvml:
     def utilization(self) -> dict[int, int]:
         """Return the latest SM utilisation in percent of each process that worked lately."""
         found, count = (_Utilization * MOST_SAMPLES)(), ctypes.c_uint(MOST_SAMPLES)
-        self.call("nvmlDeviceGetProcessUtilization", self.device, found, ctypes.byref(count), ctypes.c_ulonglong(0))
+        self.call(
+            "nvmlDeviceGetProcessUtilization",
+            self.device,
+            found,
+            ctypes.byref(count),
+            ctypes.c_ulonglong(0),
+        )
         latest = sorted(found[: count.value], key=lambda each: int(each.time_us))
         return {each.pid: each.sm for each in latest}

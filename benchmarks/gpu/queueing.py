@@ -1,7 +1,8 @@
 """Trainings on one GPU as a closed queueing network, beside the model of ``provisioner/sharing.py``.
 
-The GPU is a server that divides its capacity equally among the kernels that run on it (processor sharing); the host
-work of each training is a delay. Time is in units of one step of a training alone.
+The GPU is a server that divides its capacity equally among the kernels that run on it (processor
+sharing); the host work of each training is a delay. Time is in units of one step of a training
+alone.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ STEPS = 2000
 def rates(duties: Sequence[float], capacity: float) -> list[float]:
     """Return the rate of each training, in units of the same training alone on the GPU.
 
-    ``duties``: share of a run alone in which the GPU works. ``capacity``: work that the GPU does per unit of time while
-    two or more kernels run on it.
+    ``duties``: share of a run alone in which the GPU works. ``capacity``: work that the GPU does
+    per unit of time while two or more kernels run on it.
     """
     dice = random.Random(1)
     idle_until = {n: dice.random() * (1 - duty) for n, duty in enumerate(duties)}

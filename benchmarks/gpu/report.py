@@ -50,8 +50,14 @@ def compare(rows: Sequence[Row]) -> list[Compared]:
             energy = joule / unit if joule is not None and unit else None
             throughput = row.steps_per_s / alone.steps_per_s
             capacity = capacities.get((row.mode, row.width), 1.0)
-            queue = sum(queueing.rates([load.duty] * row.trainings, capacity)) if row.trainings > 1 else 1.0
-            compared.append(Compared(row.load, row.mode, row.trainings, throughput, model, energy, queue))
+            queue = (
+                sum(queueing.rates([load.duty] * row.trainings, capacity))
+                if row.trainings > 1
+                else 1.0
+            )
+            compared.append(
+                Compared(row.load, row.mode, row.trainings, throughput, model, energy, queue)
+            )
     return compared
 
 
@@ -77,13 +83,19 @@ def capacity(rows: Sequence[Row]) -> Answer:
         unit, constant = alone.get(row.load), constants.get(Sharing(row.mode), 0.0)
         if constant and unit and row.trainings * unit.duty > max(1.0, constant):
             implied = row.steps_per_s / unit.steps_per_s * unit.duty
-            found[f"{row.load} {row.mode} x{row.trainings}"] = f"{implied:.2f}, model {constant:.2f}"
+            found[f"{row.load} {row.mode} x{row.trainings}"] = (
+                f"{implied:.2f}, model {constant:.2f}"
+            )
     return found
 
 
 def verdict(compared: Sequence[Compared]) -> str:
     """Say in one line which rows are off."""
-    off = [f"{each.load} {each.mode} x{each.trainings} ({each.ratio:.2f})" for each in compared if each.off]
+    off = [
+        f"{each.load} {each.mode} x{each.trainings} ({each.ratio:.2f})"
+        for each in compared
+        if each.off
+    ]
     if not off:
         return f"All {len(compared)} rows are within {OFF:.0%} of the model."
     which = ", ".join(off)
@@ -92,15 +104,29 @@ def verdict(compared: Sequence[Compared]) -> str:
 
 def markdown(results: Answer) -> str:
     """Return the results as a page."""
-    parts = ["# GPU benchmark", "", *(f"- {name}: {value}" for name, value in results["machine"].items())]
+    parts = [
+        "# GPU benchmark",
+        "",
+        *(f"- {name}: {value}" for name, value in results["machine"].items()),
+    ]
     for step, found in results["steps"].items():
         parts += ["", f"## {step}", ""]
         if "comparison" in found:
-            parts += [*_table([Compared(**row) for row in found["comparison"]]), found["verdict"], ""]
+            parts += [
+                *_table([Compared(**row) for row in found["comparison"]]),
+                found["verdict"],
+                "",
+            ]
         if found.get("mixes"):
             rows = [Row(**row) for row in results["steps"].get("table", {}).get("rows", [])]
-            parts += _mixes(found, {mode: got for (mode, width), got in implied(rows).items() if width == 1})
-        rest = {key: value for key, value in found.items() if key not in ("rows", "comparison", "verdict", "mixes")}
+            parts += _mixes(
+                found, {mode: got for (mode, width), got in implied(rows).items() if width == 1}
+            )
+        rest = {
+            key: value
+            for key, value in found.items()
+            if key not in ("rows", "comparison", "verdict", "mixes")
+        }
         parts += ["```json", json.dumps(rest, indent=1), "```"]
     return "\n".join(parts) + "\n"
 
@@ -118,7 +144,16 @@ def _mixes(found: Answer, capacities: Mapping[str, float]) -> list[str]:
 
 
 def _table(compared: Sequence[Compared]) -> list[str]:
-    heads = ("load", "mode", "trainings", "throughput", "model", "measured / model", "queue", "energy per step")
+    heads = (
+        "load",
+        "mode",
+        "trainings",
+        "throughput",
+        "model",
+        "measured / model",
+        "queue",
+        "energy per step",
+    )
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for row in compared:
         ratio = f"**{row.ratio:.2f}**" if row.off else f"{row.ratio:.2f}"
@@ -127,4 +162,9 @@ def _table(compared: Sequence[Compared]) -> list[str]:
         words = (row.load, row.mode, str(row.trainings), *figures)
         lines.append(f"| {' | '.join(words)} |")
     units = "Throughput and energy in units of one training alone on the GPU."
-    return [*lines, "", f"{units} `queue`: the GPU as a server that divides its capacity (`queueing.py`).", ""]
+    return [
+        *lines,
+        "",
+        f"{units} `queue`: the GPU as a server that divides its capacity (`queueing.py`).",
+        "",
+    ]

@@ -39,7 +39,9 @@ def mps_control() -> str:
     Raises:
         Skipped: this host has none.
     """
-    program = shutil.which("nvidia-cuda-mps-control", path=f"{os.environ.get('PATH', '')}:{MPS_PLACES}")
+    program = shutil.which(
+        "nvidia-cuda-mps-control", path=f"{os.environ.get('PATH', '')}:{MPS_PLACES}"
+    )
     if not program:
         raise Skipped("nvidia-cuda-mps-control is not on this host")
     return program
@@ -68,7 +70,9 @@ class Client:
         except queue.Empty:
             return {"code": -1, "why": f"no answer within {within_s:g} s"}
         return (
-            dict(json.loads(line)) if line else {"code": -1, "why": f"ended with status {self.process.wait(LIMIT_S)}"}
+            dict(json.loads(line))
+            if line
+            else {"code": -1, "why": f"ended with status {self.process.wait(LIMIT_S)}"}
         )
 
     def go(self) -> None:
@@ -96,7 +100,14 @@ class Load:
         """Return the arguments of ``client.py``."""
         rounds = rig.rounds(self.width, self.gpu_ms)
         size = ("--blocks", rig.blocks(self.width), "--rounds", rounds, "--mib", mib)
-        return ("train", *size, "--host-ms", self.gpu_ms * (1 / self.duty - 1), "--seconds", seconds)
+        return (
+            "train",
+            *size,
+            "--host-ms",
+            self.gpu_ms * (1 / self.duty - 1),
+            "--seconds",
+            seconds,
+        )
 
 
 class Rig:
@@ -105,9 +116,14 @@ class Rig:
     def __init__(self, index: int) -> None:
         self.nvml = Nvml(index)
         self._described: dict[int, Answer] = {}
-        outside = {name: value for name, value in os.environ.items() if not name.startswith("CUDA_MPS_")}
+        outside = {
+            name: value for name, value in os.environ.items() if not name.startswith("CUDA_MPS_")
+        }
         # A directory without a daemon: one of the site would take our clients otherwise.
-        self.env = outside | {"CUDA_VISIBLE_DEVICES": self.nvml.uuid, "CUDA_MPS_PIPE_DIRECTORY": "/nonexistent"}
+        self.env = outside | {
+            "CUDA_VISIBLE_DEVICES": self.nvml.uuid,
+            "CUDA_MPS_PIPE_DIRECTORY": "/nonexistent",
+        }
 
     @contextmanager
     def clients(self, each: list[tuple[object, ...]], env: Env = None) -> Iterator[list[Client]]:
@@ -125,7 +141,9 @@ class Rig:
             return one.hear()
 
     @contextmanager
-    def training(self, loads: Sequence[Load], seconds: float, env: Env = None) -> Iterator[list[Client]]:
+    def training(
+        self, loads: Sequence[Load], seconds: float, env: Env = None
+    ) -> Iterator[list[Client]]:
         """Start trainings at one time.
 
         Raises:
@@ -166,13 +184,16 @@ class Rig:
     def mps(self, limit_mib: int = 0) -> Iterator[Mps]:
         """Run a control daemon of our own, and a server that has had a client.
 
-        ``limit_mib``: default limit of memory, which a server reads, and writes to its log, only when it starts.
+        ``limit_mib``: default limit of memory, which a server reads, and writes to its log, only
+        when it starts.
 
         Raises:
             Skipped: there is no MPS here, or it does not work.
         """
         program = mps_control()
-        with tempfile.TemporaryDirectory(prefix="mps-", dir="/tmp", ignore_cleanup_errors=True) as directory:
+        with tempfile.TemporaryDirectory(
+            prefix="mps-", dir="/tmp", ignore_cleanup_errors=True
+        ) as directory:
             # (A path of a socket is short.)
             places = {"CUDA_MPS_PIPE_DIRECTORY": directory, "CUDA_MPS_LOG_DIRECTORY": directory}
             daemon = Mps(program, Path(directory), self.env | places)
@@ -184,7 +205,9 @@ class Rig:
             try:
                 found = self.ask("describe", env=daemon.env)
                 if "rounds_per_ms" not in found or not daemon.servers():
-                    raise Skipped(f"MPS does not work: {found.get('why') or 'no server'}; {daemon.log()}")
+                    raise Skipped(
+                        f"MPS does not work: {found.get('why') or 'no server'}; {daemon.log()}"
+                    )
                 yield daemon
             finally:
                 daemon.tell("quit -t 5")
@@ -217,10 +240,20 @@ class Mps:
 
     def terminate(self, pid: int) -> str:
         """End the contexts of a client in order."""
-        return "; ".join(self.tell(f"terminate_client {server} {pid}") or "done" for server in self.servers())
+        return "; ".join(
+            self.tell(f"terminate_client {server} {pid}") or "done" for server in self.servers()
+        )
 
     def log(self, word: str = "") -> str:
         """Return the last line of the daemon's logs that has a word."""
         files = [self.directory / name for name in ("control.log", "server.log")]
-        lines = [line for file in files if file.exists() for line in file.read_text(errors="replace").splitlines()]
-        return next((line for line in reversed(lines) if word.lower() in line.lower()), "no such line in its logs")
+        lines = [
+            line
+            for file in files
+            if file.exists()
+            for line in file.read_text(errors="replace").splitlines()
+        ]
+        return next(
+            (line for line in reversed(lines) if word.lower() in line.lower()),
+            "no such line in its logs",
+        )

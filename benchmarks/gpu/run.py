@@ -2,8 +2,8 @@
 
     python -m benchmarks.gpu.run [--only STEP ...] [--gpu N] [--seconds S] [--out DIR]
 
-Exit status: 0 if each step was measured or had a reason not to be, which it prints; also where there is no GPU, and
-nothing is measured or written. 1 if a step failed.
+Exit status: 0 if each step was measured or had a reason not to be, which it prints; also where
+there is no GPU, and nothing is measured or written. 1 if a step failed.
 """
 
 from __future__ import annotations
@@ -73,11 +73,24 @@ def add_comparison(table: Answer) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Measure shared GPUs on a real one, beside the model.")
-    parser.add_argument("--only", nargs="+", choices=STEPS, default=list(STEPS), metavar="STEP", help=", ".join(STEPS))
-    parser.add_argument("--gpu", type=int, default=0, help="index of the GPU, as nvidia-smi counts (0)")
+    parser = argparse.ArgumentParser(
+        description="Measure shared GPUs on a real one, beside the model."
+    )
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        choices=STEPS,
+        default=list(STEPS),
+        metavar="STEP",
+        help=", ".join(STEPS),
+    )
+    parser.add_argument(
+        "--gpu", type=int, default=0, help="index of the GPU, as nvidia-smi counts (0)"
+    )
     parser.add_argument("--seconds", type=float, default=10, help="time of each measurement (10)")
-    parser.add_argument("--out", type=Path, default=Path("var/gpu"), help="directory of the results (var/gpu)")
+    parser.add_argument(
+        "--out", type=Path, default=Path("var/gpu"), help="directory of the results (var/gpu)"
+    )
     how = parser.parse_args()
     try:
         rig = Rig(how.gpu)

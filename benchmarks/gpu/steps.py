@@ -15,8 +15,16 @@ from provisioner import sharing
 from provisioner.model import Sharing
 
 SMALL = Load("small", sharing.KIT_SMALL.duty, sharing.KIT_SMALL.width)
-NARROW, HALF, SATURATING = Load("narrow", 1.0, 0.1), Load("half", 0.5, 1.0), Load("saturating", 1.0, 1.0)
-TOGETHER: Mapping[Load, tuple[int, ...]] = {SMALL: (1, 2, 4, 8, 12), NARROW: (1, 4, 12), SATURATING: (1, 2, 4)}
+NARROW, HALF, SATURATING = (
+    Load("narrow", 1.0, 0.1),
+    Load("half", 0.5, 1.0),
+    Load("saturating", 1.0, 1.0),
+)
+TOGETHER: Mapping[Load, tuple[int, ...]] = {
+    SMALL: (1, 2, 4, 8, 12),
+    NARROW: (1, 4, 12),
+    SATURATING: (1, 2, 4),
+}
 """Numbers of trainings on one GPU, by what each does."""
 MIXES = ((SATURATING, SMALL), (SATURATING, HALF), (SATURATING, HALF, SMALL), (SATURATING, NARROW))
 """Trainings of different duty on one GPU."""
@@ -42,8 +50,11 @@ def kills(rig: Rig, seconds: float) -> Answer:
     """End a client in the middle of a kernel in three ways, and report on its neighbour."""
     ways = ("terminate_client, then SIGKILL", "SIGKILL alone", "illegal address")
     with rig.mps():
-        pass  # without MPS the step is skipped; a try after which it does not start again is a result
-    return {way: {f"try {n}": _kill(rig, way, seconds) for n in range(1, KILLS + 1)} for way in ways}
+        # without MPS the step is skipped; a try after which it does not start again is a result
+        pass
+    return {
+        way: {f"try {n}": _kill(rig, way, seconds) for n in range(1, KILLS + 1)} for way in ways
+    }
 
 
 def _kill(rig: Rig, way: str, seconds: float) -> Answer:
@@ -70,7 +81,11 @@ def _killed(rig: Rig, way: str, seconds: float) -> Answer:
                 works = "rounds_per_ms" in rig.ask("describe", env=mps.env)
             taken_s = round(time.monotonic() - began, 1) if works else None
             end = neighbour.hear(seconds + 60)
-    return {"reply": reply, "neighbour": end | {"survived": not end["code"]}, "new client works after, s": taken_s}
+    return {
+        "reply": reply,
+        "neighbour": end | {"survived": not end["code"]},
+        "new client works after, s": taken_s,
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +107,10 @@ def table(rig: Rig, seconds: float) -> Answer:
     """Measure throughput and energy of 1 to 12 trainings: alone, time-sliced, under MPS."""
     rows, found = [], Answer()
     for load, numbers in TOGETHER.items():
-        rows += [_row(rig, load, Sharing.TIME_SLICED if n > 1 else Sharing.EXCLUSIVE, n, seconds) for n in numbers]
+        rows += [
+            _row(rig, load, Sharing.TIME_SLICED if n > 1 else Sharing.EXCLUSIVE, n, seconds)
+            for n in numbers
+        ]
         try:
             with rig.mps() as mps:
                 rows += [_row(rig, load, Sharing.MPS, n, seconds, mps.env) for n in numbers]
@@ -101,7 +119,9 @@ def table(rig: Rig, seconds: float) -> Answer:
     return {"rows": [asdict(row) for row in rows]} | found
 
 
-def _row(rig: Rig, load: Load, mode: Sharing, trainings: int, seconds: float, env: Env = None) -> Row:
+def _row(
+    rig: Rig, load: Load, mode: Sharing, trainings: int, seconds: float, env: Env = None
+) -> Row:
     with rig.training([load] * trainings, seconds, env) as clients:
         before_j = _or_none(rig.nvml.energy_j)
         ends = [one.hear(seconds + 60) for one in clients]
@@ -124,22 +144,34 @@ def mixed(rig: Rig, seconds: float) -> Answer:
     """Measure the rate of each of several different trainings on one GPU, beside the model's."""
     loads = list(dict.fromkeys(load for mix in MIXES for load in mix))
     alone = {load: _ends(rig, [load], seconds)[0] for load in loads}
-    found: Answer = {"duty alone": {load.name: round(alone[load][1], 3) for load in loads}, "mixes": []}
+    found: Answer = {
+        "duty alone": {load.name: round(alone[load][1], 3) for load in loads},
+        "mixes": [],
+    }
     for mode in (Sharing.TIME_SLICED, Sharing.MPS):
         try:
             with rig.mps() if mode is Sharing.MPS else nullcontext() as mps:
                 for mix in MIXES:
                     together = _ends(rig, mix, seconds, mps.env if mps else None)
-                    model = sharing.rates(mode, [sharing.Load(min(1.0, alone[each][1]), each.width) for each in mix])
-                    rates = [speed / alone[load][0] for load, (speed, _) in zip(mix, together, strict=True)]
+                    model = sharing.rates(
+                        mode, [sharing.Load(min(1.0, alone[each][1]), each.width) for each in mix]
+                    )
+                    rates = [
+                        speed / alone[load][0]
+                        for load, (speed, _) in zip(mix, together, strict=True)
+                    ]
                     names = [load.name for load in mix]
-                    found["mixes"].append({"mode": mode.value, "loads": names, "rates": rates, "model": list(model)})
+                    found["mixes"].append(
+                        {"mode": mode.value, "loads": names, "rates": rates, "model": list(model)}
+                    )
         except Skipped as why:
             found[mode.value] = f"skipped: {why}"
     return found
 
 
-def _ends(rig: Rig, loads: Sequence[Load], seconds: float, env: Env = None) -> list[tuple[float, float]]:
+def _ends(
+    rig: Rig, loads: Sequence[Load], seconds: float, env: Env = None
+) -> list[tuple[float, float]]:
     """Return steps per second and duty of each of several trainings.
 
     Raises:
@@ -175,15 +207,22 @@ def counters(rig: Rig, seconds: float) -> Answer:
 def _counters(rig: Rig, seconds: float, env: Env) -> Answer:
     sizes = (512, 1024)
     with rig.clients([SMALL.words(rig, seconds, mib) for mib in sizes], env) as clients:
-        names = {one.process.pid: f"training with {mib} MiB" for one, mib in zip(clients, sizes, strict=True)}
+        names = {
+            one.process.pid: f"training with {mib} MiB"
+            for one, mib in zip(clients, sizes, strict=True)
+        }
         for one in clients:
             one.hear()
             one.go()
         time.sleep(seconds / 2)
-        read = {f"{name} processes, MiB": _or_none(partial(rig.nvml.processes, name)) for name in LISTINGS}
+        read = {
+            f"{name} processes, MiB": _or_none(partial(rig.nvml.processes, name))
+            for name in LISTINGS
+        }
         read["SM, percent"] = _or_none(rig.nvml.utilization)
     return {
-        what: by and {names.get(pid, f"process {pid}"): value for pid, value in by.items()} for what, by in read.items()
+        what: by and {names.get(pid, f"process {pid}"): value for pid, value in by.items()}
+        for what, by in read.items()
     }
 
 

@@ -90,7 +90,11 @@ def classes(rng: Random) -> tuple[JobClass, ...]:
         lines += [f"{name}={rng.choice(_NUMBERS)}" for name in _REQUESTS if rng.random() < 0.5]
         made = group(classad2.ClassAd(f"[{';'.join(lines)}]"), "schedd", "AccountingGroup")
         if made is not None:
-            found.append(job_class(made.key, [made], rng.randint(0, 2), QueueWait(1769999000.0, 1769999000.0)))
+            found.append(
+                job_class(
+                    made.key, [made], rng.randint(0, 2), QueueWait(1769999000.0, 1769999000.0)
+                )
+            )
     return tuple(found)
 
 

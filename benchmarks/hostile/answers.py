@@ -1,7 +1,7 @@
 """Ticks of a real controller whose site and pool lie: answers refused, partial, told twice, late, foreign, or none.
 
-Unlike the other worlds these grow: what one tick believed is on record at the next. The host's clock is set in between,
-the controller is restarted, and operators ask for things.
+Unlike the other worlds these grow: what one tick believed is on record at the next. The host's
+clock is set in between, the controller is restarted, and operators ask for things.
 """
 
 from __future__ import annotations
@@ -87,13 +87,25 @@ class Liar:
     def receipts(self, ids: Sequence[DroneId]) -> list[OrderResult]:
         """Return answers to orders for these drones: most of them, some twice and not the same, some for others."""
         answers = []
-        for drone_id in [*ids, *self.rng.choices(ids, k=self.rng.randint(0, 2)), DroneId("other-1")]:
-            kind, at = self.rng.choice(list(FaultKind)), self.rng.choice((NOW, -1.0, float("nan"), 1e300))
+        for drone_id in [
+            *ids,
+            *self.rng.choices(ids, k=self.rng.randint(0, 2)),
+            DroneId("other-1"),
+        ]:
+            kind, at = (
+                self.rng.choice(list(FaultKind)),
+                self.rng.choice((NOW, -1.0, float("nan"), 1e300)),
+            )
             fault = Fault(kind, self.rng.choice(("no", "\ud800", "x" * 9000)), at)
             answer = OrderResult(
-                drone_id, self.rng.choice(list(OrderOutcome)), self.rng.choice(("", "r", "\ud800")), fault
+                drone_id,
+                self.rng.choice(list(OrderOutcome)),
+                self.rng.choice(("", "r", "\ud800")),
+                fault,
             )
-            answers.append(OrderResult(drone_id, OrderOutcome.OK, "r") if self.rng.random() < 0.6 else answer)
+            answers.append(
+                OrderResult(drone_id, OrderOutcome.OK, "r") if self.rng.random() < 0.6 else answer
+            )
         self.rng.shuffle(answers)
         return answers if self.rng.random() < 0.7 else answers[: len(answers) // 2]
 
@@ -114,7 +126,9 @@ class LyingSite(Liar):
             stray = DroneId(f"kit-mem0-{self.rng.choice((1, 3, 50, 5_000_000, 'x', -1))}")
             listed[stray] = random_remote(self.rng, self.rng.choice((stray, DroneId("kit-mem0-2"))))
         names = tuple(kind.name for kind in self.types if kind.site == "a")
-        nodes = tuple(random_node(self.rng, name, names) for name in one(self.rng, (), ("n1", "n2")))
+        nodes = tuple(
+            random_node(self.rng, name, names) for name in one(self.rng, (), ("n1", "n2"))
+        )
         return SiteView("a", NOW + asyncio.get_running_loop().time(), listed, None, nodes)
 
     async def start(self, orders: Sequence[StartOrder]) -> Sequence[OrderResult]:
@@ -142,12 +156,18 @@ class LyingPool(Liar):
         classes = tuple(random_class(rng, f"c{n}", types) for n in range(3))
         classes += tuple(modest(job, types) for job in classes)
         ids = list(self.running)
-        slots = tuple(replace(random_slot(rng, i), heard_at=now - 1) for i in ids if rng.random() < 0.8)
+        slots = tuple(
+            replace(random_slot(rng, i), heard_at=now - 1) for i in ids if rng.random() < 0.8
+        )
         slots = tuple(spoiled(rng, slot) if rng.random() < 0.2 else slot for slot in slots)
         done, failed = trouble.completions(rng, ids, 5), trouble.mishaps(rng, ids, 10)
-        return OverlayView(now, classes, slots, now - 5, (), one(rng, None, ()), done, mishaps=failed)
+        return OverlayView(
+            now, classes, slots, now - 5, (), one(rng, None, ()), done, mishaps=failed
+        )
 
-    async def drain(self, drone_ids: Sequence[DroneId], mode: DrainMode, reason: str) -> Sequence[OrderResult]:
+    async def drain(
+        self, drone_ids: Sequence[DroneId], mode: DrainMode, reason: str
+    ) -> Sequence[OrderResult]:
         await self.trouble()
         return self.receipts(drone_ids)
 
@@ -182,13 +202,17 @@ async def _lives(rng: Random, planner: PlanFunction) -> None:
                 store.committed.recorded_drift_s,
                 lambda: rng.random() < 0.5,
             )
-            async with Controller("kit", policy, types, pool, {"a": site}, store, clock, planner=planner) as controller:
+            async with Controller(
+                "kit", policy, types, pool, {"a": site}, store, clock, planner=planner
+            ) as controller:
                 for _ in range(TICKS):
                     await controller.tick()
                     known = [*store.drones, DroneId("nobody-1")]
                     if rng.random() < 0.3:
                         kind = rng.choice(list(RequestKind))
-                        ids = [DroneId("a")] if kind is RequestKind.RESET else rng.choices(known, k=2)
+                        ids = (
+                            [DroneId("a")] if kind is RequestKind.RESET else rng.choices(known, k=2)
+                        )
                         mode = rng.choice(list(DrainMode))
                         store.reader().ask(kind, ids, reason="why", by="me", at=wall(), mode=mode)
                     if rng.random() < 0.2:

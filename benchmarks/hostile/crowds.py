@@ -87,7 +87,10 @@ def crowd(seed: int, drones: int = 1000, shapes: int = 20) -> Snapshot:
     load = Load.of(rng)
     types = _types(rng, shapes)
     node_count = one(rng, 1, 2, 5, 10, 50)
-    made = [_drone(rng, load, n, types[n % shapes], f"n{n // shapes % node_count}") for n in range(drones)]
+    made = [
+        _drone(rng, load, n, types[n % shapes], f"n{n // shapes % node_count}")
+        for n in range(drones)
+    ]
     classes = tuple(random_class(rng, f"c{n}", types) for n in range(CLASSES))
     ids = [drone.id for drone in made]
     blocking = _blocking(rng) if load.blocking else ()
@@ -114,7 +117,10 @@ def crowd(seed: int, drones: int = 1000, shapes: int = 20) -> Snapshot:
     sites = {SITE: PolledSite(SITE, Sanitizer().sanitized(site, NOW, 0.0))}
     if load.owned:
         safe = SiteView("safe", NOW - 1, {}, {"s": 5})
-        types = (*types, DroneType("safe", "s", 1000, 16, 32_768, 0, vram_mib=40_960, capability=80, price=2.0))
+        types = (
+            *types,
+            DroneType("safe", "s", 1000, 16, 32_768, 0, vram_mib=40_960, capability=80, price=2.0),
+        )
         sites["safe"] = PolledSite("safe", Sanitizer().sanitized(safe, NOW, 0.0))
     return Snapshot(
         now=NOW,
@@ -164,7 +170,9 @@ def _drone(rng: Random, load: Load, number: int, kind: DroneType, node: str) -> 
         state = DroneState.IDLE
     there = state not in (DroneState.REQUESTED, DroneState.SUBMITTED, DroneState.QUEUED)
     joined = there and state is not DroneState.BOOTING
-    busy = joined and (state is DroneState.BUSY or (state is DroneState.DRAINING and rng.random() < 0.5))
+    busy = joined and (
+        state is DroneState.BUSY or (state is DroneState.DRAINING and rng.random() < 0.5)
+    )
     work_at = rng.uniform(began, NOW) if busy else 0.0
     return Drone(
         DroneId(f"{PREFIX}-{number}"),
@@ -192,7 +200,9 @@ def _drone(rng: Random, load: Load, number: int, kind: DroneType, node: str) -> 
 
 
 def _slot(rng: Random, load: Load, drone: Drone) -> Slot:
-    state = {DroneState.BUSY: SlotState.BUSY, DroneState.DRAINING: SlotState.DRAINING}.get(drone.state, SlotState.IDLE)
+    state = {DroneState.BUSY: SlotState.BUSY, DroneState.DRAINING: SlotState.DRAINING}.get(
+        drone.state, SlotState.IDLE
+    )
     new = load.news and rng.random() < 0.8
     return Slot(
         drone.id,
@@ -211,12 +221,18 @@ def _slot(rng: Random, load: Load, drone: Drone) -> Slot:
     )
 
 
-def _site_view(rng: Random, load: Load, made: Sequence[Drone], types: Sequence[DroneType], node_count: int) -> SiteView:
+def _site_view(
+    rng: Random, load: Load, made: Sequence[Drone], types: Sequence[DroneType], node_count: int
+) -> SiteView:
     remotes = {}
     for drone in made:
         if drone.state is not DroneState.REQUESTED:
             state = RemoteState.RUNNING if drone.started_at else RemoteState.PENDING
-            blocked = one(rng, None, None, FaultKind.CONFIG) if load.mixed and not drone.started_at else None
+            blocked = (
+                one(rng, None, None, FaultKind.CONFIG)
+                if load.mixed and not drone.started_at
+                else None
+            )
             remotes[drone.id] = RemoteDrone(
                 drone.id,
                 state,
@@ -228,7 +244,9 @@ def _site_view(rng: Random, load: Load, made: Sequence[Drone], types: Sequence[D
             )
     for number in range(5000, 6000) if load.strays else ():
         stray = DroneId(f"{PREFIX}-{number}")
-        remotes[stray] = RemoteDrone(stray, RemoteState.RUNNING, "r", started_at=NOW - 100, node="n0")
+        remotes[stray] = RemoteDrone(
+            stray, RemoteState.RUNNING, "r", started_at=NOW - 100, node="n0"
+        )
     names = tuple(kind.name for kind in types)
     nodes = tuple(
         Node(
@@ -260,7 +278,11 @@ def _site_view(rng: Random, load: Load, made: Sequence[Drone], types: Sequence[D
 
 
 def _blocking(rng: Random) -> tuple[Reserve, ...]:
-    return one(rng, (Reserve(cpus=4, memory_mib=10_240),), (Reserve(("n0",), 8, 20_480, 1024), Reserve(cpus=1)))
+    return one(
+        rng,
+        (Reserve(cpus=4, memory_mib=10_240),),
+        (Reserve(("n0",), 8, 20_480, 1024), Reserve(cpus=1)),
+    )
 
 
 def _headroom(rng: Random) -> tuple[Headroom, ...]:
@@ -269,7 +291,10 @@ def _headroom(rng: Random) -> tuple[Headroom, ...]:
 
 def _groups(rng: Random) -> tuple[Group, ...]:
     names = ("g", "g.h", "k", *(f"other{n}" for n in range(50)))
-    return tuple(Group(name, one(rng, None, 0, 5000, 100_000), 1000, rng.random() < 0.5, 1.0) for name in names)
+    return tuple(
+        Group(name, one(rng, None, 0, 5000, 100_000), 1000, rng.random() < 0.5, 1.0)
+        for name in names
+    )
 
 
 def _breakers(
@@ -282,10 +307,16 @@ def _breakers(
 
 
 def _requests(rng: Random, ids: Sequence[DroneId]) -> tuple[OperatorRequest, ...]:
-    parts = [tuple(ids)] if rng.random() < 0.5 else [tuple(ids[n : n + 100]) for n in range(0, len(ids), 100)]
+    parts = (
+        [tuple(ids)]
+        if rng.random() < 0.5
+        else [tuple(ids[n : n + 100]) for n in range(0, len(ids), 100)]
+    )
     kinds = (RequestKind.DRAIN, RequestKind.KILL)
     return tuple(
-        OperatorRequest(n, NOW - 5, rng.choice(kinds), part, "why", "me", rng.choice(list(DrainMode)))
+        OperatorRequest(
+            n, NOW - 5, rng.choice(kinds), part, "why", "me", rng.choice(list(DrainMode))
+        )
         for n, part in enumerate(parts)
     )
 
@@ -293,6 +324,8 @@ def _requests(rng: Random, ids: Sequence[DroneId]) -> tuple[OperatorRequest, ...
 def _learned(rng: Random, load: Load, types: Sequence[DroneType]) -> Estimates:
     runs = {f"u{n}": tuple(sorted(rng.uniform(10, 1e5) for _ in range(50))) for n in range(3)}
     delays = {kind.key: StartDelays(rng.uniform(1, 2000), rng.uniform(10, 600)) for kind in types}
-    rise = OwnerGrowth(tuple(tuple(sorted(1000 * rng.randint(0, 64) for _ in range(100))) for _ in HORIZONS_S))
+    rise = OwnerGrowth(
+        tuple(tuple(sorted(1000 * rng.randint(0, 64) for _ in range(100))) for _ in HORIZONS_S)
+    )
     estimates = Estimates(runs, delays, {SITE: rise} if load.owned else {}, {}, {SITE: 30.0})
     return estimates if rng.random() < 0.8 else replace(estimates, runs={}, delays={})

@@ -1,8 +1,9 @@
 """Decide on random and hostile snapshots, ads and listings, and count what goes wrong.
 
-``python -m benchmarks.hostile.run 100000 --seed 0`` prints the exceptions, the plans that the judge would refuse whole,
-the promises that single actions would have broken, and the slowest decisions. It exits with 1 where the goal is missed:
-no exception, no plan refused whole, no decision above 100 ms of processor time at 1,000 drones and 20 shapes on a node.
+``python -m benchmarks.hostile.run 100000 --seed 0`` prints the exceptions, the plans that the judge
+would refuse whole, the promises that single actions would have broken, and the slowest decisions.
+It exits with 1 where the goal is missed: no exception, no plan refused whole, no decision above 100
+ms of processor time at 1,000 drones and 20 shapes on a node.
 """
 
 from __future__ import annotations
@@ -63,7 +64,9 @@ class Found:
         """Count an exception by its kind and place."""
         at = extract_tb(error.__traceback__)[-1]
         name = at.filename.rpartition("/")[2]
-        self.add(self.exceptions, f"{type(error).__name__} {str(error)[:60]} ({name}:{at.lineno})", seed)
+        self.add(
+            self.exceptions, f"{type(error).__name__} {str(error)[:60]} ({name}:{at.lineno})", seed
+        )
 
     def add(self, counts: Counter[str], kind: str, seed: int) -> None:
         counts[kind] += 1
@@ -125,10 +128,14 @@ def judge(found: Found, snapshot: Snapshot, plan: Plan, seed: int) -> None:
     """Count what the judge has against a plan."""
     found.acted += plan.acts
     kept = drop_invalid(snapshot, plan, validate_plan)
-    kinds = {re.sub(r"kit-ab12-\S+", "ID", re.sub(r"\b\d+(\.\d+)?\b", "N", each)) for each in kept.faults}
+    kinds = {
+        re.sub(r"kit-ab12-\S+", "ID", re.sub(r"\b\d+(\.\d+)?\b", "N", each)) for each in kept.faults
+    }
     for kind in kinds:
         found.add(found.breaches, kind, seed)
-    if kept.faults and (not kept.plan.acts or not all(each.actions for each in validate_plan(snapshot, plan))):
+    if kept.faults and (
+        not kept.plan.acts or not all(each.actions for each in validate_plan(snapshot, plan))
+    ):
         found.add(found.refused_whole, "; ".join(sorted(kinds)), seed)
 
 
@@ -153,7 +160,9 @@ def main() -> int:
         slowest = sorted(found.large_ms, key=found.large_ms.__getitem__)[: -SLOWEST - 1 : -1]
         told = ", ".join(f"{found.large_ms[seed]:.1f} ms (seed {seed})" for seed in slowest)
         median_ms = statistics.median(found.large_ms.values())
-        print(f"  {len(found.large_ms)} worlds of 1,000 drones and 20 shapes on a node: median {median_ms:.1f} ms,")
+        print(
+            f"  {len(found.large_ms)} worlds of 1,000 drones and 20 shapes on a node: median {median_ms:.1f} ms,"
+        )
         print(f"  slowest {told}")
     print(f"load of this host: {os.getloadavg()[1]:.1f} on {os.cpu_count()} processors")
     return 0 if found.met else 1

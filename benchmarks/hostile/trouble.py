@@ -38,12 +38,16 @@ def one(rng: Random, *values: T) -> T:
 
 def past(rng: Random) -> float:
     """Return a time before now, or 0."""
-    return one(rng, 0.0, NOW - rng.uniform(0, 100), NOW - rng.uniform(0, 10_000), NOW - rng.uniform(0, 2e5))
+    return one(
+        rng, 0.0, NOW - rng.uniform(0, 100), NOW - rng.uniform(0, 10_000), NOW - rng.uniform(0, 2e5)
+    )
 
 
 def odd_time(rng: Random) -> float:
     """Return a time as a record has it after the clock was set, or as a forged ad tells it."""
-    return one(rng, past(rng), past(rng), NOW + rng.uniform(0, 1000), NOW + 1e7, -1.0, 1e-9, float(1 << 53))
+    return one(
+        rng, past(rng), past(rng), NOW + rng.uniform(0, 1000), NOW + 1e7, -1.0, 1e-9, float(1 << 53)
+    )
 
 
 def mishaps(rng: Random, drones: Sequence[DroneId], most: int) -> tuple[JobFailure, ...]:
@@ -52,7 +56,9 @@ def mishaps(rng: Random, drones: Sequence[DroneId], most: int) -> tuple[JobFailu
     eaters = rng.sample(list(drones), min(len(drones), one(rng, 1, 3, 10, 200)))
     found = [
         JobFailure(
-            rng.choice(eaters) if rng.random() < 0.9 else rng.choice([*drones, DroneId("other-1"), DroneId("")]),
+            rng.choice(eaters)
+            if rng.random() < 0.9
+            else rng.choice([*drones, DroneId("other-1"), DroneId("")]),
             f"{rng.randint(0, max(1, count))}.{rng.randint(0, 1)}",
             odd_time(rng),
             rng.choice(_OWNERS),
@@ -86,7 +92,9 @@ def evictions(rng: Random, drones: Sequence[DroneId], most: int) -> tuple[Evicti
     """Return up to ``most`` jobs that had to leave before they were done."""
     count = rng.randint(0, most) if drones else 0
     return tuple(
-        Eviction(rng.choice(drones), f"{n}.0", odd_time(rng), one(rng, 0, 1000), one(rng, 0.0, 5.0, 1e6))
+        Eviction(
+            rng.choice(drones), f"{n}.0", odd_time(rng), one(rng, 0, 1000), one(rng, 0.0, 5.0, 1e6)
+        )
         for n in range(count)
     )
 
@@ -96,14 +104,22 @@ def breaker(rng: Random, scope: str) -> Breaker:
     state = rng.choice(list(BreakerState))
     if scope == "overlay":
         state = one(rng, BreakerState.DEGRADED, BreakerState.ACTIVE)
-    fault = Fault(rng.choice(list(FaultKind)), "x", odd_time(rng), rng.random() < 0.5, rng.random() < 0.5)
+    fault = Fault(
+        rng.choice(list(FaultKind)), "x", odd_time(rng), rng.random() < 0.5, rng.random() < 0.5
+    )
     until = one(rng, 0.0, NOW - 10, NOW, NOW + 50, NOW + 1e6, 1e12)
     known = fault if rng.random() < 0.8 else None
-    return Breaker(scope, state, odd_time(rng), one(rng, 0, 1, 2, 5, 31, 1 << 40), until, known, odd_time(rng))
+    return Breaker(
+        scope, state, odd_time(rng), one(rng, 0, 1, 2, 5, 31, 1 << 40), until, known, odd_time(rng)
+    )
 
 
 def breakers(
-    rng: Random, sites: Sequence[str], types: Sequence[DroneType], classes: Sequence[JobClass], share: float
+    rng: Random,
+    sites: Sequence[str],
+    types: Sequence[DroneType],
+    classes: Sequence[JobClass],
+    share: float,
 ) -> dict[str, Breaker]:
     """Return breakers of a ``share`` of all that can have one: sites, types, classes on types, nodes."""
     scopes = ["overlay", *sites, "gone", "gone/type#c0", "a@", "a@odd node"]
@@ -113,14 +129,25 @@ def breakers(
     return {scope: breaker(rng, scope) for scope in scopes if rng.random() < share}
 
 
-def requests(rng: Random, sites: Sequence[str], drones: Sequence[DroneId], most: int) -> tuple[OperatorRequest, ...]:
+def requests(
+    rng: Random, sites: Sequence[str], drones: Sequence[DroneId], most: int
+) -> tuple[OperatorRequest, ...]:
     """Return up to ``most`` requests of every kind and mode, for drones known, unknown and named twice."""
-    known = [*drones, *(DroneId(f"{PREFIX}-{n}") for n in range(12, 16)), DroneId("nobody-1"), DroneId("")]
+    known = [
+        *drones,
+        *(DroneId(f"{PREFIX}-{n}") for n in range(12, 16)),
+        DroneId("nobody-1"),
+        DroneId(""),
+    ]
     scopes = [DroneId(each) for each in (*sites, "a/x", "overlay", "")]
     found = []
     for number in range(rng.randint(0, most)):
         kind = rng.choice(list(RequestKind))
         named = scopes if kind is RequestKind.RESET else known
         ids = tuple(rng.choice(named) for _ in range(rng.randint(0, 4)))
-        found.append(OperatorRequest(number, odd_time(rng), kind, ids, "why", "me", rng.choice(list(DrainMode))))
+        found.append(
+            OperatorRequest(
+                number, odd_time(rng), kind, ids, "why", "me", rng.choice(list(DrainMode))
+            )
+        )
     return tuple(found)

@@ -1,7 +1,8 @@
 """Snapshots from a seed: parts that contradict each other, and values that no honest adapter gives.
 
-The record is as a store could hold it. Views are as confused or hostile adapters could give them; they cross the border
-of the service as all views do. Every third world has classes and slots from ClassAds (:mod:`benchmarks.hostile.ads`).
+The record is as a store could hold it. Views are as confused or hostile adapters could give them;
+they cross the border of the service as all views do. Every third world has classes and slots from
+ClassAds (:mod:`benchmarks.hostile.ads`).
 """
 
 from __future__ import annotations
@@ -56,8 +57,31 @@ T = TypeVar("T")
 
 SITES = ("a", "b")
 LIVE = tuple(state for state in DroneState if not state.ended)
-ODD_NUMBERS = (-1, 0, 1, 1 << 31, 1 << 53, (1 << 53) + 1, 1 << 70, float("nan"), float("inf"), -float("inf"), 0.5)
-ODD_TEXTS = ("", "a,b", "\x1b[31m", "\u202egnp", "\ud800", "../../etc", "all", "x" * 5000, "drone:kit-ab12-1", "\n")
+ODD_NUMBERS = (
+    -1,
+    0,
+    1,
+    1 << 31,
+    1 << 53,
+    (1 << 53) + 1,
+    1 << 70,
+    float("nan"),
+    float("inf"),
+    -float("inf"),
+    0.5,
+)
+ODD_TEXTS = (
+    "",
+    "a,b",
+    "\x1b[31m",
+    "\u202egnp",
+    "\ud800",
+    "../../etc",
+    "all",
+    "x" * 5000,
+    "drone:kit-ab12-1",
+    "\n",
+)
 
 
 def world(seed: int) -> Snapshot:
@@ -65,12 +89,19 @@ def world(seed: int) -> Snapshot:
     rng = Random(seed)
     types = random_types(rng)
     hostile = rng.random() < 0.4
-    calm = rng.random() < 0.7  # all views can be believed, and limits leave room: else hardly anything is done
+    # all views can be believed, and limits leave room: else hardly anything is done
+    calm = rng.random() < 0.7
     classes = tuple(random_class(rng, f"c{n}", types) for n in range(rng.randint(0, 6)))
-    drones = {drone.id: drone for drone in (random_drone(rng, n, types) for n in range(rng.randint(0, 12)))}
+    drones = {
+        drone.id: drone
+        for drone in (random_drone(rng, n, types) for n in range(rng.randint(0, 12)))
+    }
     slots = tuple(random_slot(rng, drone_id) for drone_id in drones if rng.random() < 0.7)
     if seed % 3 == 0:
-        classes, slots = (*classes, *ads.classes(rng)), (*slots[::2], *ads.slots(rng, list(drones)[1::2], PREFIX))
+        classes, slots = (
+            (*classes, *ads.classes(rng)),
+            (*slots[::2], *ads.slots(rng, list(drones)[1::2], PREFIX)),
+        )
     if rng.random() < 0.1:  # told twice, and not the same
         slots = (*slots, *(random_slot(rng, slot.drone_id) for slot in slots[:3]))
         classes = (*classes, *(random_class(rng, job.id, types) for job in classes[:2]))
@@ -79,11 +110,16 @@ def world(seed: int) -> Snapshot:
     listed = random_listings(rng, drones)
     seen = random_pool(rng, classes, slots, list(drones), hostile=hostile, calm=calm)
     overlay = PolledOverlay(
-        Sanitizer().sanitized(seen, NOW, one(rng, 0.0, 0.0, 0.0, 3600.0, -500.0, 1e7)) if rng.random() < 0.97 else None,
+        Sanitizer().sanitized(seen, NOW, one(rng, 0.0, 0.0, 0.0, 3600.0, -500.0, 1e7))
+        if rng.random() < 0.97
+        else None,
         Fault(FaultKind.DOWN, "d", NOW - 1) if not calm and rng.random() < 0.1 else None,
     )
-    configured = SITES if rng.random() < 0.97 else SITES[:1]  # its drones are on record all the same
-    ended = [drone_id for listing in listed.values() for drone_id in listing if drone_id not in drones]
+    # its drones are on record all the same
+    configured = SITES if rng.random() < 0.97 else SITES[:1]
+    ended = [
+        drone_id for listing in listed.values() for drone_id in listing if drone_id not in drones
+    ]
     return Snapshot(
         now=NOW,
         tick=7,
@@ -92,9 +128,14 @@ def world(seed: int) -> Snapshot:
         policy=random_policy(rng, configured, calm=calm),
         types=tuple(kind for kind in types if kind.site in configured),
         overlay=overlay,
-        sites={site: random_reading(rng, site, types, listed[site], hostile=hostile, calm=calm) for site in configured},
+        sites={
+            site: random_reading(rng, site, types, listed[site], hostile=hostile, calm=calm)
+            for site in configured
+        },
         drones=drones,
-        breakers=trouble.breakers(rng, SITES, types, classes, one(rng, 0.0, 0.02, 0.1) if calm else 0.5),
+        breakers=trouble.breakers(
+            rng, SITES, types, classes, one(rng, 0.0, 0.02, 0.1) if calm else 0.5
+        ),
         requests=trouble.requests(rng, SITES, list(drones), 3) if rng.random() < 0.3 else (),
         ended={drone_id: rng.choice(list(ENDS)) for drone_id in ended if rng.random() < 0.5},
         gpu_wanted_at=one(rng, NOW, NOW - 5000, 0.0, NOW + 100),
@@ -106,7 +147,8 @@ def world(seed: int) -> Snapshot:
     )
 
 
-# ------------------------------------------------------------------------------------------------------------ parts
+# ------------------------------------------------------------------------------------------------------------
+# parts
 
 
 def _time(rng: Random) -> float:
@@ -139,7 +181,13 @@ def random_pool(
 ) -> OverlayView:
     """Return a view of the overlay with these classes and slots, and with jobs that failed or ended in ``drones``."""
     groups = tuple(
-        Group(name, one(rng, None, 0, 2000, 100_000), one(rng, 0, 1000, 5000), rng.random() < 0.5, rng.uniform(0, 5))
+        Group(
+            name,
+            one(rng, None, 0, 2000, 100_000),
+            one(rng, 0, 1000, 5000),
+            rng.random() < 0.5,
+            rng.uniform(0, 5),
+        )
         for name in ("g", "g.h", "k", "G", "", ".", "g..h")
         if rng.random() < 0.2
     )
@@ -147,14 +195,22 @@ def random_pool(
     done = one(rng, None, (), trouble.completions(rng, drones, 20))
     left = one(rng, None, (), trouble.evictions(rng, drones, 5))
     if hostile:
-        classes, slots = tuple(spoiled(rng, job) for job in classes), tuple(spoiled(rng, slot) for slot in slots)
-        failed, groups = tuple(spoiled(rng, each) for each in failed), tuple(spoiled(rng, each) for each in groups)
+        classes, slots = (
+            tuple(spoiled(rng, job) for job in classes),
+            tuple(spoiled(rng, slot) for slot in slots),
+        )
+        failed, groups = (
+            tuple(spoiled(rng, each) for each in failed),
+            tuple(spoiled(rng, each) for each in groups),
+        )
         done = done and tuple(spoiled(rng, each) for each in done)
         left = left and tuple(spoiled(rng, each) for each in left)
     taken_at = one(rng, NOW, NOW - 1, NOW - 500, odd_time(rng), float("nan") if hostile else NOW)
     taken_at = NOW - 1 if calm else taken_at
     negotiated_at = one(rng, NOW - 5, NOW - 5, 0.0, odd_time(rng))
-    return OverlayView(taken_at, classes, slots, negotiated_at, (), left, done, groups=groups, mishaps=failed)
+    return OverlayView(
+        taken_at, classes, slots, negotiated_at, (), left, done, groups=groups, mishaps=failed
+    )
 
 
 def random_policy(rng: Random, sites: Sequence[str], *, calm: bool) -> Policy:
@@ -194,7 +250,12 @@ def random_policy(rng: Random, sites: Sequence[str], *, calm: bool) -> Policy:
     roomy = {name: replace(each, **room) for name, each in found.sites.items()}  # type: ignore[arg-type]
     most = one(rng, None, 9000)
     return replace(
-        found, max_drones=1000, overlay_max_age_s=120.0, max_unhealthy_fraction=1.0, sites=roomy, max_gpu_milli=most
+        found,
+        max_drones=1000,
+        overlay_max_age_s=120.0,
+        max_unhealthy_fraction=1.0,
+        sites=roomy,
+        max_gpu_milli=most,
     )
 
 
@@ -215,7 +276,9 @@ def random_types(rng: Random) -> tuple[DroneType, ...]:
                     vram_mib=one(rng, 0, 16_384, 40_960) if milli else 0,
                     capability=one(rng, 0, 70, 80) if milli else 0,
                     walltime_s=one(rng, 0.0, 600.0, 7200.0, 86_400.0),
-                    sharing=Sharing.EXCLUSIVE if shares == 1 else one(rng, Sharing.MPS, Sharing.MIG),
+                    sharing=Sharing.EXCLUSIVE
+                    if shares == 1
+                    else one(rng, Sharing.MPS, Sharing.MIG),
                     shares=shares,
                     price=one(rng, 0.0, 1.0, 2.0),
                     max_drones=one(rng, None, None, 0, 3),
@@ -289,7 +352,11 @@ def modest(job: JobClass, types: Sequence[DroneType]) -> JobClass:
 def random_drone(rng: Random, number: int, types: Sequence[DroneType]) -> Drone:
     """Return a drone as a store could hold it: what it reached is in the order of a life."""
     keys = [kind.key for kind in types]
-    key = one(rng, *keys, TypeKey("a/gone"), TypeKey("z/lost")) if rng.random() < 0.2 else rng.choice(keys)
+    key = (
+        one(rng, *keys, TypeKey("a/gone"), TypeKey("z/lost"))
+        if rng.random() < 0.2
+        else rng.choice(keys)
+    )
     kind = next((kind for kind in types if kind.key == key), None)
     made = Drone(
         DroneId(f"{PREFIX}-{number}"),
@@ -309,7 +376,15 @@ def random_drone(rng: Random, number: int, types: Sequence[DroneType]) -> Drone:
         jobs_started=one(rng, 0, 1, 5),
         missing_at=one(rng, 0.0, 0.0, past(rng)),
         unslotted_at=one(rng, 0.0, 0.0, past(rng)),
-        leaving=one(rng, None, None, DroneState.DONE, DroneState.CANCELLED, DroneState.PREEMPTED, DroneState.LOST),
+        leaving=one(
+            rng,
+            None,
+            None,
+            DroneState.DONE,
+            DroneState.CANCELLED,
+            DroneState.PREEMPTED,
+            DroneState.LOST,
+        ),
         asked_at=past(rng),
         asked=rng.randint(0, 4),
         retires_at=_time(rng),
@@ -325,7 +400,12 @@ def random_drone(rng: Random, number: int, types: Sequence[DroneType]) -> Drone:
     )
     if made.state in (DroneState.JOINED, DroneState.IDLE, DroneState.BUSY):
         at = made.joined_at or NOW - 50
-        made = replace(made, joined_at=at, started_at=made.started_at or at, submitted_at=made.submitted_at or at)
+        made = replace(
+            made,
+            joined_at=at,
+            started_at=made.started_at or at,
+            submitted_at=made.submitted_at or at,
+        )
     if not made.joined_at:
         return replace(made, jobs=0, jobs_started=0, busy_at=0.0)
     return made
@@ -358,7 +438,9 @@ def random_slot(rng: Random, drone_id: DroneId) -> Slot:
     )
 
 
-def random_listings(rng: Random, drones: dict[DroneId, Drone]) -> dict[str, dict[DroneId, RemoteDrone]]:
+def random_listings(
+    rng: Random, drones: dict[DroneId, Drone]
+) -> dict[str, dict[DroneId, RemoteDrone]]:
     """Return what each site lists: most of its own, some of the other's, and strays, perhaps the same in both."""
     listed: dict[str, dict[DroneId, RemoteDrone]] = {site: {} for site in SITES}
     for drone in drones.values():
@@ -367,7 +449,9 @@ def random_listings(rng: Random, drones: dict[DroneId, Drone]) -> dict[str, dict
             listed[site][drone.id] = random_remote(rng, drone.id)
     for site in SITES:
         for _ in range(one(rng, 0, 0, 1, 2, 30)):
-            stray = DroneId(f"{PREFIX}-{one(rng, 13, 30, 31, 45, '0x', 9 * '9', rng.randint(20, 99))}")
+            stray = DroneId(
+                f"{PREFIX}-{one(rng, 13, 30, 31, 45, '0x', 9 * '9', rng.randint(20, 99))}"
+            )
             listed[site][stray] = random_remote(rng, stray)
     return listed
 
@@ -400,11 +484,21 @@ def random_remote(rng: Random, drone_id: DroneId) -> RemoteDrone:
 
 
 def random_reading(
-    rng: Random, site: str, types: Sequence[DroneType], listed: dict[DroneId, RemoteDrone], *, hostile: bool, calm: bool
+    rng: Random,
+    site: str,
+    types: Sequence[DroneType],
+    listed: dict[DroneId, RemoteDrone],
+    *,
+    hostile: bool,
+    calm: bool,
 ) -> PolledSite:
     """Return the newest view of a site: whole, without some of its parts, of long ago, or none."""
     names = tuple(kind.name for kind in types if kind.site == site)
-    nodes = tuple(random_node(rng, name, names) for name in NODES if rng.random() < 0.8) if rng.random() < 0.5 else ()
+    nodes = (
+        tuple(random_node(rng, name, names) for name in NODES if rng.random() < 0.8)
+        if rng.random() < 0.5
+        else ()
+    )
     claims = tuple(
         OwnerDemand(
             one(rng, 0, 1, 3, 20),
@@ -419,7 +513,10 @@ def random_reading(
         for _ in range(one(rng, 0, 1, 2, 6))
     )
     if hostile:
-        nodes, claims = tuple(spoiled(rng, n) for n in nodes), tuple(spoiled(rng, c) for c in claims)
+        nodes, claims = (
+            tuple(spoiled(rng, n) for n in nodes),
+            tuple(spoiled(rng, c) for c in claims),
+        )
         listed = {drone_id: spoiled(rng, remote) for drone_id, remote in listed.items()}
     view = SiteView(
         one(rng, site, site, "other"),
@@ -437,7 +534,9 @@ def random_reading(
         {name: "cpus 8 > 2" for name in names if rng.random() < 0.1},
     )
     if calm:
-        view = replace(view, taken_at=NOW - 1, downtime_at=one(rng, 0.0, 0.0, 0.0, view.downtime_at))
+        view = replace(
+            view, taken_at=NOW - 1, downtime_at=one(rng, 0.0, 0.0, 0.0, view.downtime_at)
+        )
         return PolledSite(site, Sanitizer().sanitized(view, NOW, 0.0))
     fault = Fault(rng.choice(list(FaultKind)), "f", NOW - 2) if rng.random() < 0.1 else None
     ahead_s = one(rng, 0.0, 0.0, 0.0, 3600.0, -500.0)
@@ -455,7 +554,11 @@ def _counts(rng: Random, names: tuple[str, ...], *, hostile: bool) -> dict[str, 
 
 
 def random_node(rng: Random, name: str, types: tuple[str, ...]) -> Node:
-    gpus, cpus, memory = one(rng, 0, 4000, 8000), one(rng, 0, 64, 128), one(rng, 0, 262_144, 1 << 20)
+    gpus, cpus, memory = (
+        one(rng, 0, 4000, 8000),
+        one(rng, 0, 64, 128),
+        one(rng, 0, 262_144, 1 << 20),
+    )
     disk = one(rng, 0, 102_400)
     return Node(
         name,
@@ -504,7 +607,11 @@ def random_learned(rng: Random, types: Sequence[DroneType]) -> Estimates:
     if rng.random() < 0.5:
         return NO_ESTIMATES
     delays = {
-        kind.key: StartDelays(one(rng, 1.0, 2000.0), one(rng, 10.0, 600.0)) for kind in types if rng.random() < 0.5
+        kind.key: StartDelays(one(rng, 1.0, 2000.0), one(rng, 10.0, 600.0))
+        for kind in types
+        if rng.random() < 0.5
     }
     rise = OwnerGrowth(tuple((0, 1000, 8000) for _ in HORIZONS_S))
-    return Estimates({"u1": (10.0, 60.0, 7000.0), "": (30.0,)}, delays, {"a": rise}, {"b": 1e-4}, {"a": 30.0})
+    return Estimates(
+        {"u1": (10.0, 60.0, 7000.0), "": (30.0,)}, delays, {"a": rise}, {"b": 1e-4}, {"a": 30.0}
+    )

@@ -1,8 +1,9 @@
 """A minimal site adapter: drones are processes on another host, started with the ``ssh`` program.
 
-Each drone has a directory ``ROOT/CONTROLLER/DRONE_ID`` on that host. A launcher runs the drone once, holds a lock while
-it runs, and writes down how it ended. The host's GPUs are given to one drone at a time. Needs OpenSSH here, and a
-POSIX shell, GNU tar, grep and coreutils, and util-linux (``flock``, ``setsid``) there.
+Each drone has a directory ``ROOT/CONTROLLER/DRONE_ID`` on that host. A launcher runs the drone
+once, holds a lock while it runs, and writes down how it ended. The host's GPUs are given to one
+drone at a time. Needs OpenSSH here, and a POSIX shell, GNU tar, grep and coreutils, and util-linux
+(``flock``, ``setsid``) there.
 """
 
 from __future__ import annotations
@@ -21,7 +22,13 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from provisioner import drone
 from provisioner.config.units import ConfigPath, Duration, PositiveDuration
-from provisioner.interfaces import AdapterError, AuthError, OutcomeUnknownError, RejectedError, UnavailableError
+from provisioner.interfaces import (
+    AdapterError,
+    AuthError,
+    OutcomeUnknownError,
+    RejectedError,
+    UnavailableError,
+)
 from provisioner.model import (
     DroneId,
     DroneType,
@@ -111,18 +118,31 @@ class SshSiteConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    host: str = Field(pattern=r"^[A-Za-z0-9._:@][A-Za-z0-9._:@-]*$", description="Host, as `ssh` accepts it.")
-    ssh_config: ConfigPath | None = Field(default=None, description="Configuration file of `ssh`: user, port, key.")
-    root: str = Field(default="drones", pattern=r"^[A-Za-z0-9._/-]+$", description="Directory of the drones there.")
+    host: str = Field(
+        pattern=r"^[A-Za-z0-9._:@][A-Za-z0-9._:@-]*$", description="Host, as `ssh` accepts it."
+    )
+    ssh_config: ConfigPath | None = Field(
+        default=None, description="Configuration file of `ssh`: user, port, key."
+    )
+    root: str = Field(
+        default="drones",
+        pattern=r"^[A-Za-z0-9._/-]+$",
+        description="Directory of the drones there.",
+    )
     gpus: int = Field(ge=0, le=64, description="Number of GPUs of the host.", examples=[4])
     deadline: PositiveDuration = Field(default=20.0, description="Longest wait for one command.")
-    retain_finished: Duration = Field(default=3600.0, description="How long finished drones are listed.")
+    retain_finished: Duration = Field(
+        default=3600.0, description="How long finished drones are listed."
+    )
 
     def misfits(self, types: Sequence[DroneType]) -> Iterator[tuple[tuple[str | int, ...], str]]:
         """Yield drone types that this host cannot run."""
         for each in types:
             if each.gpu_milli % 1000 or each.gpu_milli > self.gpus * 1000:
-                yield ("types", each.name, "gpus"), f"write a whole number of GPUs, at most {self.gpus}"
+                yield (
+                    ("types", each.name, "gpus"),
+                    f"write a whole number of GPUs, at most {self.gpus}",
+                )
 
 
 class SshSite:
@@ -130,7 +150,9 @@ class SshSite:
 
     Config = SshSiteConfig
 
-    def __init__(self, name: str, config: SshSiteConfig, types: Sequence[DroneType], controller: str) -> None:
+    def __init__(
+        self, name: str, config: SshSiteConfig, types: Sequence[DroneType], controller: str
+    ) -> None:
         self._name, self._config, self._controller = name, config, controller
         self._polls = 0
         self._cleanup: asyncio.Task[None] | None = None
@@ -150,13 +172,18 @@ class SshSite:
         drones = {each.drone_id: each for each in map(_remote_drone, lines)}
         view = SiteView(self._name, time.time(), drones)
         self._polls += 1
-        if self._polls > 1 and (self._cleanup is None or self._cleanup.done()):  # `check --live` polls once
+        # `check --live` polls once
+        if self._polls > 1 and (self._cleanup is None or self._cleanup.done()):
             self._cleanup = asyncio.create_task(self._forget_old(view))
         return view
 
     async def _forget_old(self, view: SiteView) -> None:
         oldest = view.taken_at - self._config.retain_finished
-        old = [drone_id for drone_id, each in view.drones.items() if each.end is not None and each.end.at <= oldest]
+        old = [
+            drone_id
+            for drone_id, each in view.drones.items()
+            if each.end is not None and each.end.at <= oldest
+        ]
         with suppress(AdapterError):  # the next poll tries again
             await self._run("forget", *old, writes=True)
 
@@ -167,7 +194,13 @@ class SshSite:
     async def _start(self, order: StartOrder) -> None:
         gpus = order.type.gpu_milli // 1000
         lines = await self._run(
-            "start", order.drone_id, order.type.name, gpus, self._config.gpus, payload=_payload(order), writes=True
+            "start",
+            order.drone_id,
+            order.type.name,
+            gpus,
+            self._config.gpus,
+            payload=_payload(order),
+            writes=True,
         )
         if lines == ["full"]:
             kind = FaultKind.CONFIG if gpus > self._config.gpus else FaultKind.CAPACITY
@@ -180,17 +213,36 @@ class SshSite:
     async def _stop(self, order: StopOrder) -> None:
         await self._run("stop", order.drone_id, int(order.kill), writes=True)
 
-    async def _result(self, call: Callable[[Any], Awaitable[None]], order: StartOrder | StopOrder) -> OrderResult:
+    async def _result(
+        self, call: Callable[[Any], Awaitable[None]], order: StartOrder | StopOrder
+    ) -> OrderResult:
         try:
             await call(order)
         except AdapterError as error:
-            outcome = OrderOutcome.UNKNOWN if isinstance(error, OutcomeUnknownError) else OrderOutcome.REJECTED
-            return OrderResult(order.drone_id, outcome, "", Fault(error.kind, str(error), time.time()))
+            outcome = (
+                OrderOutcome.UNKNOWN
+                if isinstance(error, OutcomeUnknownError)
+                else OrderOutcome.REJECTED
+            )
+            return OrderResult(
+                order.drone_id, outcome, "", Fault(error.kind, str(error), time.time())
+            )
         return OrderResult(order.drone_id, OrderOutcome.OK, order.drone_id)
 
-    async def _run(self, verb: str, *arguments: object, payload: bytes = b"", writes: bool) -> list[str]:
+    async def _run(
+        self, verb: str, *arguments: object, payload: bytes = b"", writes: bool
+    ) -> list[str]:
         """Run one verb of ``REMOTE`` and return its lines. Raises one of the four errors."""
-        words = ["sh", "-c", REMOTE, "sh", self._config.root, self._controller, verb, *map(str, arguments)]
+        words = [
+            "sh",
+            "-c",
+            REMOTE,
+            "sh",
+            self._config.root,
+            self._controller,
+            verb,
+            *map(str, arguments),
+        ]
         file = ["-F", str(self._config.ssh_config)] if self._config.ssh_config else []
         options = ["ssh", "-T", "-o", "BatchMode=yes", *file, "--"]
         lost = OutcomeUnknownError if writes else UnavailableError
@@ -207,12 +259,18 @@ class SshSite:
                 if ssh.returncode is None:
                     ssh.kill()
                     await ssh.wait()
-        lines, message = output.decode(errors="replace").splitlines(), errors.decode(errors="replace").strip()[-300:]
+        lines, message = (
+            output.decode(errors="replace").splitlines(),
+            errors.decode(errors="replace").strip()[-300:],
+        )
         if ssh.returncode == 0 and lines[-1:] == ["end"]:
             return lines[:-1]
         if any(words in message for words in ("Permission denied", "Host key verification failed")):
             raise AuthError(message)
-        if any(words in message for words in ("Connection refused", "Could not resolve", "No route to host")):
+        if any(
+            words in message
+            for words in ("Connection refused", "Could not resolve", "No route to host")
+        ):
             raise UnavailableError(message)
         raise lost(message or f"ssh ended with {ssh.returncode} before the answer was complete")
 
@@ -220,12 +278,18 @@ class SshSite:
 def _payload(order: StartOrder) -> bytes:
     """Return the tar archive of a drone's directory."""
     assert order.bootstrap is not None
-    env = {**order.bootstrap.env, **drone.environment(order), "PROVISIONER_DRONE_ID": order.drone_id}
+    env = {
+        **order.bootstrap.env,
+        **drone.environment(order),
+        "PROVISIONER_DRONE_ID": order.drone_id,
+    }
     files = {
         "launcher": LAUNCHER.encode(),
         "script": order.bootstrap.script,
         "grace": f"{order.grace_s:g}\n".encode(),
-        "env": "".join(f"export {name}={shlex.quote(value)}\n" for name, value in env.items()).encode(),
+        "env": "".join(
+            f"export {name}={shlex.quote(value)}\n" for name, value in env.items()
+        ).encode(),
         "work/": b"",
         **{f"work/{name}": data for name, data in order.bootstrap.files.items()},
     }
@@ -233,7 +297,9 @@ def _payload(order: StartOrder) -> bytes:
     with tarfile.open(fileobj=archive, mode="w") as tar:
         for name, data in files.items():
             entry = tarfile.TarInfo(name.rstrip("/"))
-            entry.type, entry.mode = (tarfile.DIRTYPE, 0o700) if name.endswith("/") else (tarfile.REGTYPE, 0o600)
+            entry.type, entry.mode = (
+                (tarfile.DIRTYPE, 0o700) if name.endswith("/") else (tarfile.REGTYPE, 0o600)
+            )
             entry.size, entry.mtime = len(data), int(time.time())
             tar.addfile(entry, io.BytesIO(data))
     return archive.getvalue()
@@ -243,8 +309,14 @@ def _remote_drone(line: str) -> RemoteDrone:
     drone_id, type_name, state, started_at, end_kind, ended_at, code = line.split(" ")
     end = None
     if state == "ended":
-        known = code != "-" or end_kind == "stopped"  # else the host went down, or the launcher was killed
+        # else the host went down, or the launcher was killed
+        known = code != "-" or end_kind == "stopped"
         exit_code = None if code == "-" else int(code)
-        message = "" if known else "the host went down, or its launcher was killed"  # the reason, for people
-        end = RemoteEnd(EndKind(end_kind) if known else EndKind.FAULT, float(ended_at), exit_code, message)
-    return RemoteDrone(DroneId(drone_id), RemoteState(state), drone_id, type_name, float(started_at), end=end)
+        # the reason, for people
+        message = "" if known else "the host went down, or its launcher was killed"
+        end = RemoteEnd(
+            EndKind(end_kind) if known else EndKind.FAULT, float(ended_at), exit_code, message
+        )
+    return RemoteDrone(
+        DroneId(drone_id), RemoteState(state), drone_id, type_name, float(started_at), end=end
+    )

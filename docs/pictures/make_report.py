@@ -37,7 +37,11 @@ def day(*, count: int, seed: int, shapes: Sequence[Shape]) -> tuple[SimulatedJob
     weights = [shape.weight for shape in shapes]
     jobs = []
     for n in range(count):
-        at_s = rng.uniform(0, 86400.0) if n % 2 else min(86400.0, rng.choice(peaks_s) + rng.uniform(0, 120.0))
+        at_s = (
+            rng.uniform(0, 86400.0)
+            if n % 2
+            else min(86400.0, rng.choice(peaks_s) + rng.uniform(0, 120.0))
+        )
         shape = rng.choices(shapes, weights)[0]
         jobs.append(SimulatedJob(at_s, shape.duration.draw(rng), shape.wants))
     return tuple(sorted(jobs, key=lambda job: job.submit_s))
@@ -50,7 +54,9 @@ WORLD = WorldPlan((small(gpus=4), cloud()), PoolBehaviour(negotiation_s=60.0))
 
 
 def main() -> None:
-    runs = {f"idle for {name}": [run(replay(name, seed), seed) for seed in SEEDS] for name in TIMEOUTS_S}
+    runs = {
+        f"idle for {name}": [run(replay(name, seed), seed) for seed in SEEDS] for name in TIMEOUTS_S
+    }
     (Path(__file__).parent / "report.svg").write_bytes(svg(hours_by_policy, runs))
 
 

@@ -38,7 +38,9 @@ def main() -> None:
 def photograph(reader: records.SeriesReader) -> None:
     with serving(reader) as service, running_chromium() as browser:
         for name, (path, scheme, width, height) in PICTURES.items():
-            page = browser.new_page(viewport={"width": width, "height": height}, color_scheme=scheme)
+            page = browser.new_page(
+                viewport={"width": width, "height": height}, color_scheme=scheme
+            )
             page.goto(service.address + path)
             page.screenshot(path=HERE / f"{name}.png")
             page.close()

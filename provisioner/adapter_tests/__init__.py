@@ -18,7 +18,13 @@ from typing import TypeVar
 
 import pytest
 
-from provisioner.interfaces import AdapterError, AuthError, OutcomeUnknownError, RejectedError, UnavailableError
+from provisioner.interfaces import (
+    AdapterError,
+    AuthError,
+    OutcomeUnknownError,
+    RejectedError,
+    UnavailableError,
+)
 
 T = TypeVar("T")
 
@@ -45,8 +51,13 @@ async def outcome(call: Awaitable[T]) -> T | AdapterError:
         return error
 
 
-async def eventually(what: str, ask: Callable[[], Awaitable[T | None]], deadline_s: float, every_s: float = 0.05) -> T:
-    """Return the first answer of ``ask`` that is neither None nor False. Raises AssertionError at the deadline."""
+async def eventually(
+    what: str, ask: Callable[[], Awaitable[T | None]], deadline_s: float, every_s: float = 0.05
+) -> T:
+    """Return the first answer of ``ask`` that is neither None nor False.
+
+    Raises AssertionError at the deadline.
+    """
     try:
         async with asyncio.timeout(deadline_s):
             while True:
@@ -65,4 +76,11 @@ for _suite in ("sites", "overlays"):
 from provisioner.adapter_tests.overlays import OverlayContract, OverlayWorld  # noqa: E402
 from provisioner.adapter_tests.sites import SiteContract, SiteWorld  # noqa: E402
 
-__all__ = ["NotSupportedError", "OverlayContract", "OverlayWorld", "SiteContract", "SiteWorld", "eventually"]
+__all__ = [
+    "NotSupportedError",
+    "OverlayContract",
+    "OverlayWorld",
+    "SiteContract",
+    "SiteWorld",
+    "eventually",
+]

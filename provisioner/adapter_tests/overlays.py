@@ -12,7 +12,16 @@ import pytest
 
 from provisioner.adapter_tests import eventually, outcome
 from provisioner.interfaces import AdapterError, Overlay
-from provisioner.model import DrainMode, DroneId, DroneType, JobClass, OrderOutcome, Slot, SlotState, StartOrder
+from provisioner.model import (
+    DrainMode,
+    DroneId,
+    DroneType,
+    JobClass,
+    OrderOutcome,
+    Slot,
+    SlotState,
+    StartOrder,
+)
 
 
 class OverlayWorld(Protocol):
@@ -88,7 +97,9 @@ class OverlayContract:
             assert abs(slot.heard_at - time.time()) < world.longest_wait_s
 
             await eventually("the jobs are done", lambda: _enough(world, 3), world.longest_wait_s)
-            await eventually("it leaves by itself", lambda: world.ended(drone_id), world.longest_wait_s)
+            await eventually(
+                "it leaves by itself", lambda: world.ended(drone_id), world.longest_wait_s
+            )
             await _unslotted(world, overlay, drone_id)
 
     async def test_a_slot_tells_what_is_left_in_it(self, world: OverlayWorld) -> None:
@@ -99,7 +110,10 @@ class OverlayContract:
             assert idle.idle_since > 0
 
             busy = await _busy(world, overlay, drone_id, seconds=3)
-            assert (busy.free_gpu_milli, busy.free_cpus) == (world.kind.gpu_milli - 1000, world.kind.cpus - 1)
+            assert (busy.free_gpu_milli, busy.free_cpus) == (
+                world.kind.gpu_milli - 1000,
+                world.kind.cpus - 1,
+            )
             assert (busy.jobs, busy.idle_since) == (1, 0.0)
 
             again = await _slot(world, overlay, drone_id, SlotState.IDLE)
@@ -108,7 +122,9 @@ class OverlayContract:
             await world.end(drone_id)
             await _unslotted(world, overlay, drone_id)
 
-    async def test_a_peaceful_drain_lets_jobs_end_and_takes_no_more(self, world: OverlayWorld) -> None:
+    async def test_a_peaceful_drain_lets_jobs_end_and_takes_no_more(
+        self, world: OverlayWorld
+    ) -> None:
         async with _drone(world) as (overlay, drone_id):
             await _busy(world, overlay, drone_id, gpu_milli=world.kind.gpu_milli, seconds=2)
             await world.submit(1, gpu_milli=1000)
@@ -138,15 +154,22 @@ class OverlayContract:
             await eventually("both jobs are done", lambda: _enough(world, 2), world.longest_wait_s)
             await world.end(drone_id)
 
-    async def test_a_drone_that_is_asked_to_leave_by_its_site_loses_no_job(self, world: OverlayWorld) -> None:
+    async def test_a_drone_that_is_asked_to_leave_by_its_site_loses_no_job(
+        self, world: OverlayWorld
+    ) -> None:
         async with _drone(world) as (overlay, drone_id):
             await _busy(world, overlay, drone_id, seconds=600)
             await world.end(drone_id)
             await _waiting(world, overlay, 1)
             await _unslotted(world, overlay, drone_id)
 
-    async def test_draining_gives_one_result_each_whatever_the_name(self, world: OverlayWorld) -> None:
-        names = [DroneId(name) for name in ("kit-abcd-77", "x'; DROP TABLE job; --", "a b\n$(touch x)", "\u202e")]
+    async def test_draining_gives_one_result_each_whatever_the_name(
+        self, world: OverlayWorld
+    ) -> None:
+        names = [
+            DroneId(name)
+            for name in ("kit-abcd-77", "x'; DROP TABLE job; --", "a b\n$(touch x)", "\u202e")
+        ]
         async with world.overlay() as overlay:
             for mode in DrainMode:
                 results = await overlay.drain(names, mode, "tested '\" $(x)")
@@ -160,10 +183,13 @@ class OverlayContract:
         async with world.overlay() as overlay:
             await _waiting(world, overlay, 2)
             async with world.broken():
-                assert isinstance(await outcome(overlay.poll([world.kind])), AdapterError)  # an empty pool is a lie
+                # an empty pool is a lie
+                assert isinstance(await outcome(overlay.poll([world.kind])), AdapterError)
             await _waiting(world, overlay, 2)
 
-    async def test_a_drain_that_does_not_reach_the_pool_is_not_done(self, world: OverlayWorld) -> None:
+    async def test_a_drain_that_does_not_reach_the_pool_is_not_done(
+        self, world: OverlayWorld
+    ) -> None:
         async with _drone(world) as (overlay, drone_id):
             await _busy(world, overlay, drone_id, seconds=600)
             async with world.broken():
@@ -177,7 +203,9 @@ class OverlayContract:
 
 
 @asynccontextmanager
-async def _drone(world: OverlayWorld, *, idle_timeout_s: float = 600.0) -> AsyncIterator[tuple[Overlay, DroneId]]:
+async def _drone(
+    world: OverlayWorld, *, idle_timeout_s: float = 600.0
+) -> AsyncIterator[tuple[Overlay, DroneId]]:
     """Run a drone of the overlay."""
     order = StartOrder(DroneId("kit-abcd-1"), world.kind, idle_timeout_s, 5.0)
     async with world.overlay() as overlay:
@@ -186,7 +214,12 @@ async def _drone(world: OverlayWorld, *, idle_timeout_s: float = 600.0) -> Async
 
 
 async def _busy(
-    world: OverlayWorld, overlay: Overlay, drone_id: DroneId, *, seconds: float, gpu_milli: int = 1000
+    world: OverlayWorld,
+    overlay: Overlay,
+    drone_id: DroneId,
+    *,
+    seconds: float,
+    gpu_milli: int = 1000,
 ) -> Slot:
     """Submit a job, and return the drone's slot once it runs there."""
     await world.submit(1, gpu_milli=gpu_milli, seconds=seconds)
@@ -207,11 +240,22 @@ async def _waiting(world: OverlayWorld, overlay: Overlay, jobs: int) -> Sequence
     return await eventually(f"{jobs} jobs wait", ask, world.longest_wait_s)
 
 
-async def _slot(world: OverlayWorld, overlay: Overlay, drone_id: DroneId, *states: SlotState) -> Slot:
+async def _slot(
+    world: OverlayWorld, overlay: Overlay, drone_id: DroneId, *states: SlotState
+) -> Slot:
     async def ask() -> Slot | None:
-        return next((s for s in await _slots(world, overlay) if s.drone_id == drone_id and s.state in states), None)
+        return next(
+            (
+                s
+                for s in await _slots(world, overlay)
+                if s.drone_id == drone_id and s.state in states
+            ),
+            None,
+        )
 
-    return await eventually(f"{drone_id} is {' or '.join(states)} in the pool", ask, world.longest_wait_s)
+    return await eventually(
+        f"{drone_id} is {' or '.join(states)} in the pool", ask, world.longest_wait_s
+    )
 
 
 async def _unslotted(world: OverlayWorld, overlay: Overlay, drone_id: DroneId) -> None:

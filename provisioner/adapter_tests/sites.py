@@ -68,7 +68,8 @@ class SiteWorld(Protocol):
     def broken(self) -> AbstractAsyncContextManager[None]:
         """Make the site unreachable, while inside."""
 
-    # Hooks: a lab that cannot do one of these raises NotSupportedError with the reason, and its tests are skipped.
+    # Hooks: a lab that cannot do one of these raises NotSupportedError with the reason, and its
+    # tests are skipped.
 
     def lost_replies(self) -> AbstractAsyncContextManager[None]:
         """Carry out each start and lose the reply to it, while inside."""
@@ -102,7 +103,11 @@ class SiteContract:
         async with world.site() as site:
             assert drone_id not in (await site.poll()).drones
             [result] = await site.start([_order(world, drone_id)])
-            assert (result.drone_id, result.answer, result.fault) == (drone_id, OrderOutcome.OK, None)
+            assert (result.drone_id, result.answer, result.fault) == (
+                drone_id,
+                OrderOutcome.OK,
+                None,
+            )
             assert drone_id in (await site.poll()).drones, "a poll after a start lists the drone"
             running = await _listed(world, site, drone_id, RemoteState.RUNNING)
             assert running.type == world.kind.name
@@ -132,11 +137,19 @@ class SiteContract:
 
     async def test_one_bad_order_does_not_hurt_the_others(self, world: SiteWorld) -> None:
         good, bad, good_too = (_new_id(world) for _ in range(3))
-        orders = [_order(world, good), _order(world, bad, world.impossible), _order(world, good_too)]
+        orders = [
+            _order(world, good),
+            _order(world, bad, world.impossible),
+            _order(world, good_too),
+        ]
         async with world.site() as site:
             results = await site.start(orders)
             assert [r.drone_id for r in results] == [good, bad, good_too]
-            assert [r.answer for r in results] == [OrderOutcome.OK, OrderOutcome.REJECTED, OrderOutcome.OK]
+            assert [r.answer for r in results] == [
+                OrderOutcome.OK,
+                OrderOutcome.REJECTED,
+                OrderOutcome.OK,
+            ]
             _assert_has_fault(results[1])
             await _listed(world, site, good_too, RemoteState.RUNNING)
             view = await site.poll()
@@ -154,9 +167,14 @@ class SiteContract:
             await _end(world, site, [gone])
             for kill in (False, True):
                 results = await site.stop([StopOrder(gone, "", kill), StopOrder(never, "", kill)])
-                assert [(r.drone_id, r.answer) for r in results] == [(gone, OrderOutcome.OK), (never, OrderOutcome.OK)]
+                assert [(r.drone_id, r.answer) for r in results] == [
+                    (gone, OrderOutcome.OK),
+                    (never, OrderOutcome.OK),
+                ]
 
-    async def test_a_drone_that_ends_by_itself_is_listed_with_its_exit_code(self, world: SiteWorld) -> None:
+    async def test_a_drone_that_ends_by_itself_is_listed_with_its_exit_code(
+        self, world: SiteWorld
+    ) -> None:
         failing, leaving = _new_id(world), _new_id(world)
         async with world.site() as site:
             for drone_id, code in ((failing, 3), (leaving, 0)):
@@ -178,7 +196,9 @@ class SiteContract:
             await _end(world, site, [drone_id])
 
     @pytest.mark.parametrize("kill", [False, True], ids=["after its grace", "at once"])
-    async def test_a_drone_that_will_not_leave_is_ended_with_all_it_started(self, world: SiteWorld, kill: bool) -> None:
+    async def test_a_drone_that_will_not_leave_is_ended_with_all_it_started(
+        self, world: SiteWorld, kill: bool
+    ) -> None:
         drone_id = _new_id(world)
         async with world.site() as site:
             await site.start([_order(world, drone_id, bootstrap=world.stubborn())])
@@ -187,7 +207,9 @@ class SiteContract:
             assert result.answer is OrderOutcome.OK
             await _gone(world, site, drone_id)
 
-    async def test_another_controllers_drones_are_neither_listed_nor_touched(self, world: SiteWorld) -> None:
+    async def test_another_controllers_drones_are_neither_listed_nor_touched(
+        self, world: SiteWorld
+    ) -> None:
         other = f"{world.controller}-two"  # its ids begin as ours do
         mine, foreign = _new_id(world), DroneId(f"{other}-abcd-1")
         async with world.site() as site, world.site(other) as theirs:
@@ -218,14 +240,17 @@ class SiteContract:
             assert after is not None and after[name] == before[name]
 
     @pytest.mark.parametrize("after_s", [0.0, 0.001, 0.004, 0.01, 0.03])
-    async def test_a_start_cut_short_leaves_what_a_listing_can_settle(self, world: SiteWorld, after_s: float) -> None:
+    async def test_a_start_cut_short_leaves_what_a_listing_can_settle(
+        self, world: SiteWorld, after_s: float
+    ) -> None:
         orders = [_order(world, _new_id(world)) for _ in range(3)]
         async with world.site() as site:
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(after_s):
                     await site.start(orders)
                     raise TimeoutError  # it was faster: equivalent
-            # The controller has no results. It repeats the orders for drones that are not listed, and gets each once.
+            # The controller has no results. It repeats the orders for drones that are not listed,
+            # and gets each once.
             results = await site.start(orders)
             _assert_all_done(results)
             for order in orders:
@@ -233,7 +258,9 @@ class SiteContract:
                 await _runs_once(world, order.drone_id)
             await _end(world, site, [order.drone_id for order in orders])
 
-    async def test_what_runs_after_a_cut_start_is_listed_by_a_new_controller(self, world: SiteWorld) -> None:
+    async def test_what_runs_after_a_cut_start_is_listed_by_a_new_controller(
+        self, world: SiteWorld
+    ) -> None:
         orders = [_order(world, _new_id(world)) for _ in range(3)]
         async with world.site() as site:
             task = asyncio.ensure_future(site.start(orders))
@@ -251,34 +278,47 @@ class SiteContract:
         ids = [_new_id(world) for _ in range(3)]
         async with world.site() as site:
             async with asyncio.TaskGroup() as group:
-                starts = [group.create_task(site.start([_order(world, drone_id)])) for drone_id in ids]
+                starts = [
+                    group.create_task(site.start([_order(world, drone_id)])) for drone_id in ids
+                ]
                 polls = [group.create_task(site.poll()) for _ in range(3)]
             _assert_all_done([start.result()[0] for start in starts])
             assert all(poll.result().site == world.kind.site for poll in polls)
             assert set(ids) <= (await site.poll()).drones.keys()
             await _end(world, site, ids)
 
-    async def test_trouble_comes_as_one_of_the_four_errors_or_as_results(self, world: SiteWorld) -> None:
+    async def test_trouble_comes_as_one_of_the_four_errors_or_as_results(
+        self, world: SiteWorld
+    ) -> None:
         drone_id = _new_id(world)
         async with world.site() as site:
             async with world.broken():
-                assert isinstance(await outcome(site.poll()), AdapterError)  # an empty listing would be a lie
+                # an empty listing would be a lie
+                assert isinstance(await outcome(site.poll()), AdapterError)
                 await _assert_not_done(site.start([_order(world, drone_id)]))
-                await _assert_not_done(site.stop([StopOrder(drone_id, "")]))  # nor is it known to be gone
+                # nor is it known to be gone
+                await _assert_not_done(site.stop([StopOrder(drone_id, "")]))
             await eventually("the site is back", lambda: _answers(site), world.longest_wait_s)
-            await site.stop([StopOrder(drone_id, "", kill=True)])  # not `OK` while a start without a reply may come
+            # not `OK` while a start without a reply may come
+            await site.stop([StopOrder(drone_id, "", kill=True)])
             await _gone(world, site, drone_id)
 
-    async def test_a_start_whose_reply_is_lost_is_unsure_and_never_refused(self, world: SiteWorld) -> None:
+    async def test_a_start_whose_reply_is_lost_is_unsure_and_never_refused(
+        self, world: SiteWorld
+    ) -> None:
         await skip_unless_supported(world.lost_replies)
         order = _order(world, _new_id(world))
         async with world.site() as site:
             async with world.lost_replies():
                 results = await outcome(site.start([order]))
                 if isinstance(results, AdapterError):
-                    assert isinstance(results, OutcomeUnknownError), f"{results!r} claims that nothing was done"
+                    assert isinstance(results, OutcomeUnknownError), (
+                        f"{results!r} claims that nothing was done"
+                    )
                 else:
-                    assert results[0].answer is not OrderOutcome.REJECTED, "REJECTED claims that nothing was done"
+                    assert results[0].answer is not OrderOutcome.REJECTED, (
+                        "REJECTED claims that nothing was done"
+                    )
                     if results[0].answer is OrderOutcome.UNKNOWN:
                         _assert_has_fault(results[0])
             running = await _listed(world, site, order.drone_id, RemoteState.RUNNING)
@@ -296,10 +336,13 @@ class SiteContract:
             async def whole() -> bool:
                 view = await outcome(site.poll())
                 assert isinstance(view, AdapterError) or set(ids) <= view.drones.keys()
-                return not isinstance(view, AdapterError)  # a change between two pages may be an error, but not always
+                # a change between two pages may be an error, but not always
+                return not isinstance(view, AdapterError)
 
             async def asked() -> bool:
-                return len(await _done(site.stop([StopOrder(d, "", kill=True) for d in ids]))) == len(ids)
+                return len(
+                    await _done(site.stop([StopOrder(d, "", kill=True) for d in ids]))
+                ) == len(ids)
 
             async with world.pages():
                 await eventually("all pages are read", whole, world.longest_wait_s)
@@ -315,7 +358,9 @@ class SiteContract:
             async with world.cut_listings():
                 view = await outcome(site.poll())
                 assert isinstance(view, AdapterError) or set(ids) <= set(view.drones)
-                stopped = await _done(site.stop([StopOrder(drone_id, "", kill=True) for drone_id in ids]))
+                stopped = await _done(
+                    site.stop([StopOrder(drone_id, "", kill=True) for drone_id in ids])
+                )
             for drone_id in stopped:  # `not in the listing` is no proof that it is gone
                 await _gone(world, site, drone_id)
             await eventually("the site is back", lambda: _answers(site), world.longest_wait_s)
@@ -342,14 +387,18 @@ class SiteContract:
             await _end(world, site, [order.drone_id])
 
     @pytest.mark.parametrize("status", [403, 500, 503])
-    async def test_a_stop_that_the_site_does_not_carry_out_is_not_done(self, world: SiteWorld, status: int) -> None:
+    async def test_a_stop_that_the_site_does_not_carry_out_is_not_done(
+        self, world: SiteWorld, status: int
+    ) -> None:
         await skip_unless_supported(lambda: world.refused_stops(status))
         drone_id = _new_id(world)
         async with world.site() as site:
             [running] = await _start(world, site, [drone_id])
             async with world.refused_stops(status):
                 for kill in (False, True):
-                    await _assert_not_done(site.stop([StopOrder(drone_id, running.remote_id, kill)]))
+                    await _assert_not_done(
+                        site.stop([StopOrder(drone_id, running.remote_id, kill)])
+                    )
                 assert await world.alive(drone_id) == 1
             await _end(world, site, [drone_id])
 
@@ -370,7 +419,9 @@ class SiteContract:
                 await site.poll()  # an adapter deletes after a poll
                 return not await world.objects(stopped) and not await world.objects(leaving)
 
-            await eventually("the adapter has deleted what it made", ask, world.longest_wait_s + world.grace_s)
+            await eventually(
+                "the adapter has deleted what it made", ask, world.longest_wait_s + world.grace_s
+            )
 
     async def test_nothing_asked_for_is_nothing_done(self, world: SiteWorld) -> None:
         async with world.site() as site:
@@ -390,9 +441,14 @@ def _new_id(world: SiteWorld) -> DroneId:
 
 
 def _order(
-    world: SiteWorld, drone_id: DroneId, kind: DroneType | None = None, bootstrap: Bootstrap | None = None
+    world: SiteWorld,
+    drone_id: DroneId,
+    kind: DroneType | None = None,
+    bootstrap: Bootstrap | None = None,
 ) -> StartOrder:
-    return StartOrder(drone_id, kind or world.kind, 600.0, world.grace_s, bootstrap or world.living())
+    return StartOrder(
+        drone_id, kind or world.kind, 600.0, world.grace_s, bootstrap or world.living()
+    )
 
 
 def _assert_all_done(results: Sequence[OrderResult]) -> None:
@@ -430,7 +486,9 @@ async def _start(world: SiteWorld, site: Site, drone_ids: Sequence[DroneId]) -> 
     return [await _listed(world, site, drone_id, RemoteState.RUNNING) for drone_id in drone_ids]
 
 
-async def _listed(world: SiteWorld, site: Site, drone_id: DroneId, state: RemoteState) -> RemoteDrone:
+async def _listed(
+    world: SiteWorld, site: Site, drone_id: DroneId, state: RemoteState
+) -> RemoteDrone:
     async def ask() -> RemoteDrone | None:
         drone = (await site.poll()).drones.get(drone_id)
         return drone if drone is not None and drone.state is state else None
@@ -451,7 +509,11 @@ async def _gone(world: SiteWorld, site: Site, drone_id: DroneId) -> None:
     async def ask() -> bool:
         drone = (await site.poll()).drones.get(drone_id)
         listed = drone is not None and drone.state in _ALIVE
-        return not listed and not await world.alive(drone_id) and not await world.anything_left(drone_id)
+        return (
+            not listed
+            and not await world.alive(drone_id)
+            and not await world.anything_left(drone_id)
+        )
 
     await eventually(f"nothing is left of {drone_id}", ask, world.longest_wait_s + world.grace_s)
 

@@ -55,10 +55,13 @@ class LazyVerbs(TyperGroup):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in VERBS:
-            self.commands = {verb: self.get_command(ctx, verb) for verb in VERBS}  # for "did you mean"
+            # for "did you mean"
+            self.commands = {verb: self.get_command(ctx, verb) for verb in VERBS}
             return None
         module, _, name = VERBS[cmd_name].partition(":")
-        verb = getattr(import_module(module if "." in module else f"provisioner.cli.{module}"), name)
+        verb = getattr(
+            import_module(module if "." in module else f"provisioner.cli.{module}"), name
+        )
         if not isinstance(verb, typer.Typer):
             function, verb = verb, typer.Typer(add_completion=False, rich_markup_mode=None)
             verb.command()(function)
@@ -92,9 +95,10 @@ def provisioner(
 ) -> None:
     """Start pilot jobs (drones) at sites for GPU jobs that wait in an HTCondor pool.
 
-    All verbs but run, check --live, simulate, submit, jobs and demo read the record alone: they work while the
-    controller is down. Results go to stdout, everything else to stderr. Times are ISO-8601 in UTC, with --local in the
-    local zone; in JSON, YAML and CSV they are seconds since the epoch in keys that end in _at, and null means never.
+    All verbs but run, check --live, simulate, submit, jobs and demo read the record alone: they
+    work while the controller is down. Results go to stdout, everything else to stderr. Times are
+    ISO-8601 in UTC, with --local in the local zone; in JSON, YAML and CSV they are seconds since
+    the epoch in keys that end in _at, and null means never.
 
     \b
     Examples:
@@ -116,15 +120,17 @@ def run_process(argv: Sequence[str] | None = None) -> int:
     if hasattr(signal, "SIGPIPE"):
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     nowhere = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - as long as the process
-    sys.stdout, sys.stderr = sys.stdout or nowhere, sys.stderr or nowhere  # closed by who started us (`>&-`)
+    # closed by who started us (`>&-`)
+    sys.stdout, sys.stderr = sys.stdout or nowhere, sys.stderr or nowhere
     code = run_verb(argv)
     try:
         sys.stderr.flush()
     except OSError:  # a log on a full disk: what could not be written must not become the exit code
         os.dup2(nowhere.fileno(), sys.stderr.fileno())
     if code == Exit.INTERRUPTED:
-        # A KeyboardInterrupt that came up inside an `exec` of a text (a dataclass being made) is remembered by CPython
-        # 3.11, handled or not: as `python -m` it would end by SIGINT instead of with our code.
+        # A KeyboardInterrupt that came up inside an `exec` of a text (a dataclass being made) is
+        # remembered by CPython 3.11, handled or not: as `python -m` it would end by SIGINT instead
+        # of with our code.
         with suppress(OSError):
             sys.stdout.flush()
         os._exit(code)
@@ -135,7 +141,9 @@ def run_verb(argv: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code. Only a bug shows a traceback."""
     command = typer.main.get_command(app)
     try:
-        code = command.main(list(argv) if argv is not None else None, prog_name="provisioner", standalone_mode=False)
+        code = command.main(
+            list(argv) if argv is not None else None, prog_name="provisioner", standalone_mode=False
+        )
         sys.stdout.flush()
         return int(code or 0)
     except KeyboardInterrupt:
@@ -144,13 +152,16 @@ def run_verb(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     except Exception as error:
-        if hasattr(error, "show") and hasattr(error, "exit_code"):  # usage errors have no fixed class in Typer
+        # usage errors have no fixed class in Typer
+        if hasattr(error, "show") and hasattr(error, "exit_code"):
             error.show()
             return Exit.USAGE
         known = VerbError("given up") if isinstance(error, typer.Abort) else verb_error(error)
         if known is None:
             raise
-        first, *rest = [sanitize(part) for line in known.lines for part in line.splitlines()] or ["failed"]
+        first, *rest = [sanitize(part) for line in known.lines for part in line.splitlines()] or [
+            "failed"
+        ]
         print(f"provisioner: {first}", *(f"  {line}" for line in rest), sep="\n", file=sys.stderr)
         return known.code
 

@@ -66,9 +66,14 @@ def against_record(settings: config.Settings, path: Path) -> Iterator[config.Pro
     types = {kind.key for kind in settings.types}
 
     def counted(names: Iterable[str]) -> list[tuple[str, str]]:
-        return [(name, formatting.count(number, "live drone")) for name, number in sorted(Counter(names).items())]
+        return [
+            (name, formatting.count(number, "live drone"))
+            for name, number in sorted(Counter(names).items())
+        ]
 
-    for name, count in counted(name for d in live if (name := controller_of(d.id)) != settings.controller):
+    for name, count in counted(
+        name for d in live if (name := controller_of(d.id)) != settings.controller
+    ):
         message = (
             f"`{settings.controller}`: {count} on record would be left without a controller: the name is in their ids. "
             f"Keep `{name}`, or drain them first"
@@ -97,19 +102,21 @@ _LIVE_HELP = "Also look at each site and the overlay once, and compare them with
 
 @opt.shared
 def check(
-    query: opt.Query, path: opt.ConfigArgument = None, live: Annotated[bool, opt.switch(_LIVE_HELP, "--live")] = False
+    query: opt.Query,
+    path: opt.ConfigArgument = None,
+    live: Annotated[bool, opt.switch(_LIVE_HELP, "--live")] = False,
 ) -> None:
     """Check the configuration and its site files.
 
-    Each mistake is a line file:line:col with the repair, all of them at once; exit 3 if there are any. Drones on record
-    count: a change that leaves them without a controller is a mistake, one that drains them a warning. With --live also
-    if a look fails, or where a site does not do what the policy says (blocking, the owner's priority, grace, MIG
-    layouts).
+    Each mistake is a line file:line:col with the repair, all of them at once; exit 3 if there are
+    any. Drones on record count: a change that leaves them without a controller is a mistake, one
+    that drains them a warning. With --live also if a look fails, or where a site does not do what
+    the policy says (blocking, the owner's priority, grace, MIG layouts).
 
     \b
     Examples:
-      provisioner check /etc/provisioner/provisioner.yaml --live
-      provisioner check --live -o json | jq '.items[] | select(.dimension != null) | {view, nodes, text}'
+      provisioner check /etc/provisioner/provisioner.yaml --live provisioner check --live -o json |
+      jq '.items[] | select(.dimension != null) | {view, nodes, text}'
     """
     target = path or opt.config_path(query)
     if not target.exists():
@@ -128,7 +135,9 @@ def check(
     elif problems or not live:
         out.present(query, lambda: out.Listing(PROBLEMS_SCHEMA, PROBLEM_COLUMNS, problems))
     if problems:
-        raise opt.VerbError(f"{target}: {formatting.count(len(problems), 'problem')}", code=opt.Exit.UNMET)
+        raise opt.VerbError(
+            f"{target}: {formatting.count(len(problems), 'problem')}", code=opt.Exit.UNMET
+        )
     out.note(*map(str, found_odd), f"{target}: no problem")
     if live:
         _check_live(settings or config.load(target), query)
@@ -147,10 +156,32 @@ class Probe(NamedTuple):
 
 PROBE_COLUMNS = (
     out.text("view", "overlay, site:<name>, or store.", level=0),
-    out.flag("ok", "Did it succeed? A gap is never ok.", level=0, tint={True: "green", False: "red"}),
-    out.items("nodes", "Nodes of a gap.", level=0, least=12, wrap=True, spare=1, unit=formatting.fold_hostlist),
-    out.text("dimension", "Of a gap: cpus, grace, ...", lambda p: p.dimension or None, null=True, head="GAP", spare=1),
-    out.words("text", "What was seen or went wrong; of a gap, what is so, and the repair.", head="SEEN", least=30),
+    out.flag(
+        "ok", "Did it succeed? A gap is never ok.", level=0, tint={True: "green", False: "red"}
+    ),
+    out.items(
+        "nodes",
+        "Nodes of a gap.",
+        level=0,
+        least=12,
+        wrap=True,
+        spare=1,
+        unit=formatting.fold_hostlist,
+    ),
+    out.text(
+        "dimension",
+        "Of a gap: cpus, grace, ...",
+        lambda p: p.dimension or None,
+        null=True,
+        head="GAP",
+        spare=1,
+    ),
+    out.words(
+        "text",
+        "What was seen or went wrong; of a gap, what is so, and the repair.",
+        head="SEEN",
+        least=30,
+    ),
 )
 
 
@@ -160,9 +191,15 @@ def _check_live(settings: config.Settings, show: opt.Show) -> None:
     out.present(replace(show, watch=False), lambda: listing)
     failed = [x.view for x in looks if not x.ok and not x.dimension]
     gaps = [x.view for x in looks if x.dimension]
-    wrong = [f"{len(failed)} of {len(looks) - len(gaps)} looks failed: {', '.join(failed)}"] if failed else []
+    wrong = (
+        [f"{len(failed)} of {len(looks) - len(gaps)} looks failed: {', '.join(failed)}"]
+        if failed
+        else []
+    )
     if gaps:
-        wrong.append(f"{formatting.count(len(gaps), 'gap')} between policy and site: {', '.join(dict.fromkeys(gaps))}")
+        wrong.append(
+            f"{formatting.count(len(gaps), 'gap')} between policy and site: {', '.join(dict.fromkeys(gaps))}"
+        )
     if wrong:
         raise opt.VerbError(*wrong, code=opt.Exit.UNMET)
 
@@ -210,7 +247,10 @@ async def _probe(
             nodes: dict[tuple[str, str], set[str]] = {}  # a row for what is the same on many nodes
             for gap in gaps:
                 nodes.setdefault((gap.dimension or "other", gap.message), set()).add(gap.node)
-            looks += [Probe(name, False, said, lack, sorted(where - {""})) for (lack, said), where in nodes.items()]
+            looks += [
+                Probe(name, False, said, lack, sorted(where - {""}))
+                for (lack, said), where in nodes.items()
+            ]
     except Exception as error:  # whatever an adapter raises is the answer to what was asked
         why = " ".join(str(error).split())
         if isinstance(error, TimeoutError):
@@ -223,7 +263,9 @@ async def _probe(
 
 async def _probe_overlay(settings: config.Settings) -> list[Probe]:
     def make() -> Any:
-        return loader.overlay_adapter(settings.overlay.adapter)(settings.overlay.options, settings.controller)
+        return loader.overlay_adapter(settings.overlay.adapter)(
+            settings.overlay.options, settings.controller
+        )
 
     async def look(overlay: Any) -> list[Probe]:
         view: OverlayView = await overlay.poll(settings.types)
@@ -232,10 +274,17 @@ async def _probe_overlay(settings: config.Settings) -> list[Probe]:
             formatting.count(sum(c.waiting + c.fresh for c in view.classes), "idle job"),
             formatting.count(len(view.slots), "slot"),
         )
-        return [Probe("overlay", True, "; ".join([", ".join(counts), *(*view.notices, *view.remarks)[:3]]))]
+        return [
+            Probe(
+                "overlay", True, "; ".join([", ".join(counts), *(*view.notices, *view.remarks)[:3]])
+            )
+        ]
 
     async def audit(overlay: Any) -> Sequence[AuditFinding]:
-        here = any(getattr(loader.site_adapter(spec.adapter), "on_this_host", False) for spec in settings.sites)
+        here = any(
+            getattr(loader.site_adapter(spec.adapter), "on_this_host", False)
+            for spec in settings.sites
+        )
         return await overlay.probe(here=here) if isinstance(overlay, SupportsProbe) else ()
 
     return await _probe("overlay", settings.policy.overlay_max_age_s / 2, make, look, audit)
@@ -246,7 +295,10 @@ async def _probe_site(settings: config.Settings, spec: config.SiteConfig) -> lis
 
     async def look(site: Any) -> list[Probe]:
         view: SiteView = await site.poll()
-        unfit = ((kind, f"can never start there: {lack}. Change the type") for kind, lack in view.unfit.items())
+        unfit = (
+            (kind, f"can never start there: {lack}. Change the type")
+            for kind, lack in view.unfit.items()
+        )
         return [
             Probe(name, True, _site_words(view)),
             *(Probe(name, False, f"{spec.name}/{kind} {why}", "fit") for kind, why in unfit),
@@ -266,7 +318,10 @@ def _adapter(spec: config.SiteConfig, controller: str) -> Any:
 def _site_words(view: SiteView) -> str:
     parts = [formatting.count(len(view.drones), "drone")]
     if view.nodes:
-        free, total = sum(n.free_gpu_milli for n in view.nodes), sum(n.gpu_milli for n in view.nodes)
+        free, total = (
+            sum(n.free_gpu_milli for n in view.nodes),
+            sum(n.gpu_milli for n in view.nodes),
+        )
         nodes = formatting.count(len(view.nodes), "node")
         parts.append(f"{nodes} with {formatting.gpus(free)} of {gpu_count(total)} free")
     if view.free is not None:
@@ -286,22 +341,26 @@ def render() -> None:
 
 @render_app.command("blocking")
 def blocking(
-    site: Annotated[str, opt.option("NAME", "The site whose configuration is wanted.")], path: opt.ConfigPath = None
+    site: Annotated[str, opt.option("NAME", "The site whose configuration is wanted.")],
+    path: opt.ConfigPath = None,
 ) -> None:
     """Print what makes a site keep CPUs, memory and disk for its free GPUs, and put its owner first.
 
-    In the site's own language (for an HTCondor cluster, the configuration of its execution nodes). Nothing is asked of
-    the site, and nothing is changed there. The configuration may be the site's file alone; a site that the controller's
-    file does not list is read from NAME.yaml beside it.
+    In the site's own language (for an HTCondor cluster, the configuration of its execution nodes).
+    Nothing is asked of the site, and nothing is changed there. The configuration may be the site's
+    file alone; a site that the controller's file does not list is read from NAME.yaml beside it.
 
     \b
     Examples:
-      provisioner render blocking --site topas | ssh root@topas-a100-1 'cat > /etc/condor/config.d/60-provisioner.conf'
+      provisioner render blocking --site topas | ssh root@topas-a100-1 'cat >
+      /etc/condor/config.d/60-provisioner.conf'
     """
     text = _rendered_blocking(*_named_site(opt.config_path(opt.Where(path)), site))
     sys.stdout.write(text if text.endswith("\n") else f"{text}\n")
     sys.stdout.flush()
-    out.note(f"site {site}: once it is in place, `provisioner check --live` tells where it does not hold")
+    out.note(
+        f"site {site}: once it is in place, `provisioner check --live` tells where it does not hold"
+    )
 
 
 @render_app.command("kubernetes")
@@ -311,7 +370,8 @@ def kubernetes(
 ) -> None:
     """Print the namespace, rights, quota and priority of the drones of a Kubernetes site.
 
-    Nothing is asked of the site, and nothing is changed there. The administrator of the cluster applies it.
+    Nothing is asked of the site, and nothing is changed there. The administrator of the cluster
+    applies it.
 
     \b
     Examples:
@@ -319,21 +379,28 @@ def kubernetes(
     """
     controller, spec = _named_site(opt.config_path(opt.Where(path)), site)
     with opt.reported(
-        AdapterError, loader.AdapterBrokenError, loader.AdapterUnknownError, prefix=f"site {spec.name}: "
+        AdapterError,
+        loader.AdapterBrokenError,
+        loader.AdapterUnknownError,
+        prefix=f"site {spec.name}: ",
     ):
         made = _adapter(spec, controller)
         if not isinstance(made, SupportsRenderAccess):
-            raise opt.VerbError(f"site {spec.name} is no Kubernetes site: its adapter is {spec.adapter}")
+            raise opt.VerbError(
+                f"site {spec.name} is no Kubernetes site: its adapter is {spec.adapter}"
+            )
         sys.stdout.write(made.render_access(spec.policy))
 
 
 @render_app.command("mig")
 def mig_layout(
-    site: Annotated[str, opt.option("NAME", "The site whose MIG layouts are wanted.")], path: opt.ConfigPath = None
+    site: Annotated[str, opt.option("NAME", "The site whose MIG layouts are wanted.")],
+    path: opt.ConfigPath = None,
 ) -> None:
     """Print the script with which root divides the GPUs of a site into the MIG instances of its file.
 
-    Nothing is asked of the site, and nothing is changed there. Nothing may run on the GPUs while the script runs.
+    Nothing is asked of the site, and nothing is changed there. Nothing may run on the GPUs while
+    the script runs.
 
     \b
     Examples:
@@ -348,7 +415,9 @@ def mig_layout(
             code=opt.Exit.UNMET,
         )
     layouts = [(each.gpu_model, each.layout, each.nodes) for each in spec.policy.mig]
-    with opt.reported(loader.AdapterBrokenError, loader.AdapterUnknownError, prefix=f"site {spec.name}: "):
+    with opt.reported(
+        loader.AdapterBrokenError, loader.AdapterUnknownError, prefix=f"site {spec.name}: "
+    ):
         audits = getattr(loader.site_adapter(spec.adapter), "audits_mig", False)
     sys.stdout.write(mig.script(site, layouts))
     sys.stdout.flush()
@@ -359,10 +428,13 @@ def mig_layout(
 
 
 @render_app.command("grafana")
-def grafana(to: Annotated[Path, opt.option("DIRECTORY", "Where the files are written.")] = Path(".")) -> None:
+def grafana(
+    to: Annotated[Path, opt.option("DIRECTORY", "Where the files are written.")] = Path("."),
+) -> None:
     """Write the Grafana dashboards, a JSON file each; files of these names are replaced.
 
-    Grafana imports each, or finds them as provisioned files. They ask for their Prometheus data source.
+    Grafana imports each, or finds them as provisioned files. They ask for their Prometheus data
+    source.
 
     \b
     Examples:
@@ -378,7 +450,11 @@ def grafana(to: Annotated[Path, opt.option("DIRECTORY", "Where the files are wri
 
 
 @render_app.command("alerts")
-def alerts(runbooks: Annotated[str | None, opt.option("URL", "Page of the runbooks, for runbook_url.")] = None) -> None:
+def alerts(
+    runbooks: Annotated[
+        str | None, opt.option("URL", "Page of the runbooks, for runbook_url.")
+    ] = None,
+) -> None:
     """Print the alert rules for Prometheus.
 
     \b
@@ -416,7 +492,10 @@ def _rendered_blocking(controller: str, spec: config.SiteConfig) -> str:
             code=opt.Exit.UNMET,
         )
     with opt.reported(
-        AdapterError, loader.AdapterBrokenError, loader.AdapterUnknownError, prefix=f"site {spec.name}: "
+        AdapterError,
+        loader.AdapterBrokenError,
+        loader.AdapterUnknownError,
+        prefix=f"site {spec.name}: ",
     ):
         made = _adapter(spec, controller)
         if isinstance(made, SupportsRenderBlocking):
@@ -446,12 +525,27 @@ def _finding_words(finding: ImportFinding) -> str:
 
 _OUTCOMES = tuple(outcome.value for outcome in ImportOutcome)
 FINDING_COLUMNS = (
-    out.ident("file", "File of the old configuration.", head="WHERE", least=16, show=_finding_place),
+    out.ident(
+        "file", "File of the old configuration.", head="WHERE", least=16, show=_finding_place
+    ),
     out.whole("line", "Line, from 1."),
-    out.text("verdict", "What became of it.", "verdict.value", head="BECAME", choices=_OUTCOMES, tint=OUTCOME_TINTS),
+    out.text(
+        "verdict",
+        "What became of it.",
+        "verdict.value",
+        head="BECAME",
+        choices=_OUTCOMES,
+        tint=OUTCOME_TINTS,
+    ),
     out.ident("key", "Its key there, dotted.", least=20),
     out.text("ours", "File and key here; empty for none.", level=1),
-    out.words("text", "What became of it, and what to do.", head="HOW, AND WHAT TO DO", least=30, show=_finding_words),
+    out.words(
+        "text",
+        "What became of it, and what to do.",
+        head="HOW, AND WHAT TO DO",
+        least=30,
+        show=_finding_words,
+    ),
 )
 
 
@@ -459,28 +553,36 @@ FINDING_COLUMNS = (
 def import_tardis(
     show: opt.Show,
     pick: opt.Pick,
-    tardis: Annotated[Path, opt.argument("TARDIS_YML", "TARDIS' configuration, or COBalD's with `tardis`.")],
-    cobald: Annotated[Path | None, opt.option("COBALD_YML", "COBalD's file, with the pipeline.")] = None,
+    tardis: Annotated[
+        Path, opt.argument("TARDIS_YML", "TARDIS' configuration, or COBalD's with `tardis`.")
+    ],
+    cobald: Annotated[
+        Path | None, opt.option("COBALD_YML", "COBalD's file, with the pipeline.")
+    ] = None,
     to: Annotated[Path, opt.option("DIRECTORY", "Where the files are written.")] = Path("."),
     force: Annotated[bool, opt.switch("Write over files that are there.", "--force")] = False,
 ) -> None:
     """Turn a COBalD/TARDIS configuration into ours.
 
-    Writes provisioner.yaml and a file per site, and reports what became of each key of the old files: converted;
-    changed (it means something else here); no counterpart; needs you. Values to fill in are <...> in our files,
-    and provisioner check names each. Nothing is run, and no secret is copied. Exit 3 if something needs you, or if the
-    old files cannot be understood; then nothing is written.
+    Writes provisioner.yaml and a file per site, and reports what became of each key of the old
+    files: converted; changed (it means something else here); no counterpart; needs you. Values to
+    fill in are <...> in our files, and provisioner check names each. Nothing is run, and no secret
+    is copied. Exit 3 if something needs you, or if the old files cannot be understood; then nothing
+    is written.
 
     \b
     Examples:
-      provisioner import tardis.yml --cobald cobald.yml --to new
-      provisioner import tardis.yml --to new -o json | jq -r '.items[] | select(.verdict == "needs you") | .ours'
+      provisioner import tardis.yml --cobald cobald.yml --to new provisioner import tardis.yml --to
+      new -o json | jq -r '.items[] | select(.verdict == "needs you") | .ours'
     """
 
     def read_file(name: str) -> str | None:
         """Return a file that TARDIS names: beside its configuration, or here, where TARDIS is started."""
         try:
-            texts = (yaml.text_of(place, yaml.YamlDocument(str(place))) for place in (tardis.parent / name, Path(name)))
+            texts = (
+                yaml.text_of(place, yaml.YamlDocument(str(place)))
+                for place in (tardis.parent / name, Path(name))
+            )
             return next((text for text in texts if text is not None), None)
         except ValueError:  # a name that cannot be one of a file
             return None
@@ -488,7 +590,9 @@ def import_tardis(
     documents = [yaml.YamlDocument(str(path)) for path in (tardis, cobald) if path is not None]
     contents = [yaml.text_of(Path(document.file), document) for document in documents]
     sources = [
-        ImportSource(document, text) for document, text in zip(documents, contents, strict=True) if text is not None
+        ImportSource(document, text)
+        for document, text in zip(documents, contents, strict=True)
+        if text is not None
     ]
     made = (
         convert(*sources, installed=loader.adapter_names(loader.SITES), read_file=read_file)
@@ -496,7 +600,11 @@ def import_tardis(
         else None
     )
     if made is None:
-        problems = [formatting.sanitize(str(problem)) for document in documents for problem in document.problems]
+        problems = [
+            formatting.sanitize(str(problem))
+            for document in documents
+            for problem in document.problems
+        ]
         summary = f"{formatting.count(len(problems), 'problem')}: nothing is written"
         raise opt.VerbError(*problems, summary, code=opt.Exit.UNMET)
     _write_files(to, made.files, force)
@@ -504,9 +612,13 @@ def import_tardis(
     listing = out.Listing(IMPORT_SCHEMA, FINDING_COLUMNS, rows, lambda finding: finding.key)
     out.present(replace(show, watch=False), lambda: out.picked(listing, pick))
     out.note(f"written to {to}: {', '.join(made.files)}")
-    counts = ", ".join(f"{made.count(outcome)} {outcome.value}" for outcome in ImportOutcome if made.count(outcome))
+    counts = ", ".join(
+        f"{made.count(outcome)} {outcome.value}" for outcome in ImportOutcome if made.count(outcome)
+    )
     if made.count(ImportOutcome.NEEDED):
-        raise opt.VerbError(f"{counts}; fill in each <...>, then: provisioner check", code=opt.Exit.UNMET)
+        raise opt.VerbError(
+            f"{counts}; fill in each <...>, then: provisioner check", code=opt.Exit.UNMET
+        )
     out.note(counts)
 
 

@@ -113,7 +113,9 @@ def watch(directory: Path, reader: Reader) -> Generator[DemoView, None, None]:
     jobs: dict[JobShape, Sequence[int]] = {}
     for shape in JOB_SHAPES:
         argv = ["sleep", f"{shape.run_s:g}"]
-        jobs[shape] = answer_of(queue.submit(argv, count=shape.jobs, vram_mib=shape.vram_mib, memory_mib=64))
+        jobs[shape] = answer_of(
+            queue.submit(argv, count=shape.jobs, vram_mib=shape.vram_mib, memory_mib=64)
+        )
     try:
         while True:
             drones, steps, why = list[Drone](), list[tuple[int, Transition]](), dict[int, Reason]()
@@ -130,12 +132,20 @@ def watch(directory: Path, reader: Reader) -> Generator[DemoView, None, None]:
                 counts = Counter(states.get(number) for number in ids)
                 reason = why.get(shape.vram_mib) if counts["idle"] else None
                 shapes.append(
-                    ShapeView(shape, counts["done"], counts["running"], counts["failed"] + counts["held"], reason)
+                    ShapeView(
+                        shape,
+                        counts["done"],
+                        counts["running"],
+                        counts["failed"] + counts["held"],
+                        reason,
+                    )
                 )
             now = time.time()
             yield DemoView(now - began, shapes, drones, [step for _, step in steps], now, classes)
     finally:
-        answer_of(queue.remove([job for shape, ids in jobs.items() if not shape.fits for job in ids]))
+        answer_of(
+            queue.remove([job for shape, ids in jobs.items() if not shape.fits for job in ids])
+        )
 
 
 def run_demo(
@@ -149,7 +159,10 @@ def run_demo(
     reader = Reader(directory / "provisioner.db")
     faults: list[str] = []
     try:
-        with running_controller(directory, log) as process, closing(watch(directory, reader)) as views:
+        with (
+            running_controller(directory, log) as process,
+            closing(watch(directory, reader)) as views,
+        ):
             for view in views:
                 show(view)
                 if view.over:
@@ -159,24 +172,42 @@ def run_demo(
                 ended = process.poll() is not None
                 if ended or view.at_s > DEMO_LIMIT_S:
                     last_lines = log.read_text(errors="replace").splitlines()[-12:]
-                    what = f"ended, status {process.returncode}" if ended else f"is not done after {DEMO_LIMIT_S:g} s"
+                    what = (
+                        f"ended, status {process.returncode}"
+                        if ended
+                        else f"is not done after {DEMO_LIMIT_S:g} s"
+                    )
                     raise opt.VerbError(f"the controller {what}; end of its log:", *last_lines)
                 asked_to_end.wait(DEMO_POLL_S)
         if process.returncode:
             faults.append(f"the controller ended with status {process.returncode}: {log}")
     finally:
         killed = kill_drone_processes(reader)
-    faults += [f"{each.failed} {each.shape.name} jobs failed" for each in view.shapes if each.failed]
+    faults += [
+        f"{each.failed} {each.shape.name} jobs failed" for each in view.shapes if each.failed
+    ]
     faults += [f"process {pid} of drone {drone} still ran" for pid, drone in killed.items()]
     return view, faults
 
 
 @contextmanager
 def running_controller(directory: Path, log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    command = [sys.executable, "-m", "provisioner.cli", "run", "-c", str(directory / "provisioner.yaml")]
+    command = [
+        sys.executable,
+        "-m",
+        "provisioner.cli",
+        "run",
+        "-c",
+        str(directory / "provisioner.yaml"),
+    ]
     with log.open("wb") as output:
         process = subprocess.Popen(
-            command, cwd=directory, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+            command,
+            cwd=directory,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
         )
     try:
         yield process
@@ -221,7 +252,14 @@ def _drone_of(pid: int) -> str:
         environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:
         return ""
-    return next((e[len(DRONE_TAG) :].decode(errors="replace") for e in environment if e.startswith(DRONE_TAG)), "")
+    return next(
+        (
+            e[len(DRONE_TAG) :].decode(errors="replace")
+            for e in environment
+            if e.startswith(DRONE_TAG)
+        ),
+        "",
+    )
 
 
 @contextmanager
@@ -234,7 +272,8 @@ def demo_directory(directory: Path | None) -> Iterator[Path]:
     place = directory.resolve() if directory else Path(tempfile.mkdtemp(prefix="provisioner-demo-"))
     configuration = importlib.resources.files("provisioner.cli") / "demo_config"  # in a wheel
     if not configuration.is_dir():
-        configuration = importlib.resources.files("provisioner") / ".." / "site_configs" / "demo"  # in a checkout
+        # in a checkout
+        configuration = importlib.resources.files("provisioner") / ".." / "site_configs" / "demo"
     try:
         for source in configuration.iterdir():
             if source.name.endswith(".yaml"):
@@ -250,7 +289,9 @@ class DemoDisplay:
 
     def __init__(self) -> None:
         self.console = Console(highlight=False)
-        self.live = Live(console=self.console, auto_refresh=False) if self.console.is_terminal else None
+        self.live = (
+            Live(console=self.console, auto_refresh=False) if self.console.is_terminal else None
+        )
         if self.live is None:
             self.console.width = PLAIN_WIDTH
         self._news: deque[Text] = deque(maxlen=MAX_STEPS_SHOWN)
@@ -266,7 +307,10 @@ class DemoDisplay:
                 self.console.print(step_line(step, view), soft_wrap=True)
         if view.at_s >= self._next_at_s:
             self._next_at_s = view.at_s + JOB_LINE_INTERVAL_S
-            jobs = "; ".join(f"{n.shape.name}: {n.done} done, {n.running} run, {n.waiting} wait" for n in view.shapes)
+            jobs = "; ".join(
+                f"{n.shape.name}: {n.done} done, {n.running} run, {n.waiting} wait"
+                for n in view.shapes
+            )
             self.console.print(f"{view.at_s:5.1f} s  jobs  {jobs}", soft_wrap=True)
 
 
@@ -286,7 +330,10 @@ def step_line(step: Transition, view: DemoView) -> Text:
 
 
 def screen(view: DemoView, news: Iterable[Text]) -> RenderableType:
-    counts = ", ".join(f"{n} {state}" for state, n in Counter(d.state for d in view.live).items()) or "none"
+    counts = (
+        ", ".join(f"{n} {state}" for state, n in Counter(d.state for d in view.live).items())
+        or "none"
+    )
     title = ("GPU drone provisioner", "bold")
     heading = Text.assemble(title, f"   {view.at_s:4.1f} s   ", ("drones: ", "dim"), counts, "\n")
     jobs = _table("jobs", "each requests", "", "done>", "running>", "waiting>", "why they wait")
@@ -294,14 +341,24 @@ def screen(view: DemoView, news: Iterable[Text]) -> RenderableType:
     for each in view.shapes:
         done = BAR_WIDTH * each.done // each.shape.jobs
         running = -(-BAR_WIDTH * (each.done + each.running) // each.shape.jobs) - done
-        bar = (("█" * done, "green"), ("▓" * running, "yellow"), ("░" * (BAR_WIDTH - done - running), "dim"))
+        bar = (
+            ("█" * done, "green"),
+            ("▓" * running, "yellow"),
+            ("░" * (BAR_WIDTH - done - running), "dim"),
+        )
         numbers = map(str, (each.done, each.running, each.waiting))
         wants = f"1 GPU, {formatting.size(each.shape.vram_mib)}"
         jobs.add_row(each.shape.name, wants, Text.assemble(*bar), *numbers, each.why_text)
     drones = _table("drone", "type", "state", "for>", "jobs so far>")
     for drone in view.live:
         state = Text(drone.state, style=STATE_TINTS.get(drone.state, "cyan"))
-        drones.add_row(drone.id, drone.type, state, formatting.ago(drone.since, view.now), str(drone.jobs_started))
+        drones.add_row(
+            drone.id,
+            drone.type,
+            state,
+            formatting.ago(drone.since, view.now),
+            str(drone.jobs_started),
+        )
     return Group(heading, jobs, Text(), drones, Text(), *news)
 
 
@@ -309,7 +366,11 @@ def _table(*columns: str) -> Table:
     """Return an empty table. A column whose name ends with ``>`` is aligned to the right."""
     table = Table(box=None, pad_edge=False)
     for name in columns:
-        table.add_column(name.removesuffix(">"), justify="right" if name.endswith(">") else "left", header_style="dim")
+        table.add_column(
+            name.removesuffix(">"),
+            justify="right" if name.endswith(">") else "left",
+            header_style="dim",
+        )
     return table
 
 
@@ -323,19 +384,24 @@ def summary(view: DemoView, faults: Sequence[str]) -> RenderableType:
         of_type = [drone for drone in view.drones if drone.type == kind]
         ends = ", ".join(f"{n} {state}" for state, n in Counter(d.state for d in of_type).items())
         drones.add_row(kind, str(len(of_type)), str(sum(d.jobs_started for d in of_type)), ends)
-    verdict = Text(f"All drones have left, no process is left, after {view.at_s:.1f} s.", style="bold green")
+    verdict = Text(
+        f"All drones have left, no process is left, after {view.at_s:.1f} s.", style="bold green"
+    )
     if faults:
         verdict = Text("Something went wrong, see below.", style="bold red")
     return Group(Text(), jobs, Text(), drones, Text(), verdict)
 
 
 def demo(
-    directory: Annotated[Path | None, opt.option("PATH", "Empty directory to run in and to keep.", "--dir")] = None,
+    directory: Annotated[
+        Path | None, opt.option("PATH", "Empty directory to run in and to keep.", "--dir")
+    ] = None,
 ) -> None:
     """Watch 40 GPU jobs become drones on this host: no root, no GPU and no HTCondor needed.
 
-    The controller itself runs, with a queue in a file as its pool and this host as its site, with GPUs that it only
-    pretends to have. Jobs of three shapes wait; one shape fits no drone type. Drones start, run the jobs and leave.
+    The controller itself runs, with a queue in a file as its pool and this host as its site, with
+    GPUs that it only pretends to have. Jobs of three shapes wait; one shape fits no drone type.
+    Drones start, run the jobs and leave.
 
     \b
     Examples:
@@ -358,9 +424,9 @@ def demo(
 def _stop_request() -> threading.Event:
     """Return an event that a closed terminal, SIGTERM or Ctrl-C sets, whatever the shell has made of SIGINT.
 
-    The demo checks it between two views. An exception raised here could come up inside anything, and where that is an
-    ``exec`` of a text (a dataclass being made), CPython 3.11 ends by the signal though the exception was handled. A
-    second signal ends the demo at once.
+    The demo checks it between two views. An exception raised here could come up inside anything,
+    and where that is an ``exec`` of a text (a dataclass being made), CPython 3.11 ends by the
+    signal though the exception was handled. A second signal ends the demo at once.
     """
     stop = threading.Event()
 

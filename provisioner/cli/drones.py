@@ -20,7 +20,15 @@ from provisioner.cli import options as opt
 from provisioner.cli import output as out
 from provisioner.cli.options import Format
 from provisioner.cli.usage import USE_COLUMN, RecordedUse, with_use
-from provisioner.model import WHOLE_GPU, DrainMode, Drone, DroneId, DroneState, RequestKind, SitePolicy
+from provisioner.model import (
+    WHOLE_GPU,
+    DrainMode,
+    Drone,
+    DroneId,
+    DroneState,
+    RequestKind,
+    SitePolicy,
+)
 from provisioner.store import Transition, Views
 from provisioner.store.reader import Reader
 from provisioner.values import frozen
@@ -32,7 +40,9 @@ STATE_TINTS = {
     DroneState.BUSY: "green",
     **dict.fromkeys((DroneState.DRAINING, DroneState.STOPPING), "yellow"),
     **dict.fromkeys((DroneState.FAILED, DroneState.LOST, DroneState.JOIN_TIMEOUT), "red"),
-    **dict.fromkeys((DroneState.REQUESTED, DroneState.SUBMITTED, DroneState.QUEUED, DroneState.BOOTING), "blue"),
+    **dict.fromkeys(
+        (DroneState.REQUESTED, DroneState.SUBMITTED, DroneState.QUEUED, DroneState.BOOTING), "blue"
+    ),
 }
 
 
@@ -41,7 +51,9 @@ def drone_note(drone: Drone) -> str:
     parts = []
     if not drone.state.ended:
         if drone.drain_refusal:
-            parts.append(f"drain refused, takes jobs still: {formatting.excerpt(drone.drain_refusal)}")
+            parts.append(
+                f"drain refused, takes jobs still: {formatting.excerpt(drone.drain_refusal)}"
+            )
         if drone.missing_at:
             parts.append(f"missing at the site for {out.ago(drone.missing_at)}")
         if drone.unslotted_at:
@@ -61,7 +73,8 @@ def drone_note(drone: Drone) -> str:
 
 def _node_without_domain(drone: Drone) -> str:
     first = drone.node.partition("/")[0].partition(".")[0]
-    return drone.node if first.isdecimal() else first + "".join(drone.node.partition("/")[1:])  # `gpu1/gpu.shared`
+    # `gpu1/gpu.shared`
+    return drone.node if first.isdecimal() else first + "".join(drone.node.partition("/")[1:])
 
 
 def _work(drone: Drone, gpu_s: float) -> str:
@@ -98,20 +111,55 @@ DRONE_COLUMNS = (
     out.ident("type", "Drone type, as site/name.", least=10, fact="type"),
     out.text("state", "State.", level=0, tint=STATE_TINTS, choices=DRONE_STATES, fact="state"),
     out.age_s("state_s", "Time in this state, seconds.", "since", head="FOR"),
-    out.span_s("age_s", "Time since it was asked for, until its end if it has ended, seconds.", _age_s, head="AGE"),
+    out.span_s(
+        "age_s",
+        "Time since it was asked for, until its end if it has ended, seconds.",
+        _age_s,
+        head="AGE",
+    ),
     out.whole("jobs", "Jobs that run in it now.", head="RUN", fact="jobs now"),
-    out.whole("jobs_started", "Jobs started in it so far.", head="STARTED", spare=1, fact="jobs so far"),
+    out.whole(
+        "jobs_started", "Jobs started in it so far.", head="STARTED", spare=1, fact="jobs so far"
+    ),
     out.gpus("gpu_milli", "Thousandths of a GPU.", level=1, head="GPUS", fact="gpus"),
     USE_COLUMN,
-    out.text("for_class", "Job class that it was started for.", head="CLASS", level=1, least=6, fact="for class"),
+    out.text(
+        "for_class",
+        "Job class that it was started for.",
+        head="CLASS",
+        level=1,
+        least=6,
+        fact="for class",
+    ),
     out.text("avoids", "Users whose jobs it does not take.", fact="takes no jobs of"),
-    out.whole("min_gpus", "GPUs that a job requests at least for the drone to take it; 0: any.", fact="fewest gpus"),
+    out.whole(
+        "min_gpus",
+        "GPUs that a job requests at least for the drone to take it; 0: any.",
+        fact="fewest gpus",
+    ),
     out.ident("remote_id", "The site's id.", head="REMOTE", fact="id at the site"),
-    out.ident("node", "Node, as the site names it; empty: unknown.", spare=1, show=_node_without_domain, fact="node"),
-    out.ident("site_slot", "The site's name of its place.", head="SITE SLOT", spare=3, fact="slot at the site"),
+    out.ident(
+        "node",
+        "Node, as the site names it; empty: unknown.",
+        spare=1,
+        show=_node_without_domain,
+        fact="node",
+    ),
+    out.ident(
+        "site_slot",
+        "The site's name of its place.",
+        head="SITE SLOT",
+        spare=3,
+        fact="slot at the site",
+    ),
     out.ident("slot", "The pool's name of its slot.", spare=2, fact="slot in the pool"),
     out.words("note", "What is worth knowing beside the state.", drone_note, least=18),
-    out.text("leaving", "The end that it will have; null: not asked to leave.", null=True, fact="will end as"),
+    out.text(
+        "leaving",
+        "The end that it will have; null: not asked to leave.",
+        null=True,
+        fact="will end as",
+    ),
     out.time_at("requested_at", "When it was recorded and asked for.", fact="asked for"),
     out.time_at("submitted_at", "When the site took the order.", fact="taken by the site"),
     out.time_at("started_at", "When it began to run.", fact="started"),
@@ -121,15 +169,36 @@ DRONE_COLUMNS = (
     out.time_at("heard_at", "Last sign of life in the pool.", fact="last heard of"),
     out.time_at("missing_at", "Since when the site's listings lack it.", fact="missing since"),
     out.time_at("unslotted_at", "Since when the pool lacks its slot.", fact="out of pool since"),
-    out.time_at("asked_at", "When it was last asked to drain or stop.", fact="asked to drain or stop"),
+    out.time_at(
+        "asked_at", "When it was last asked to drain or stop.", fact="asked to drain or stop"
+    ),
     out.time_at("retires_at", "When it takes no new job any more.", fact="retires"),
     out.time_at("ended_at", "When it ended.", fact="ended"),
-    out.time_at("notice_at", "When it was first told or asked to leave for the owner.", fact="asked to leave"),
-    out.span_s("grace_used_s", "From that to its end, or until now.", _grace_used_s, fact="grace used"),
-    out.number("at_risk_gpu_s", _RISK, _at_risk_gpu_s, show=lambda d: _work(d, _at_risk_gpu_s(d)), fact="work at risk"),
-    out.number("lost_gpu_s", f"Work of jobs that its end has cost: {_WORK_UNIT}", show=_lost_work, fact="work lost"),
+    out.time_at(
+        "notice_at",
+        "When it was first told or asked to leave for the owner.",
+        fact="asked to leave",
+    ),
+    out.span_s(
+        "grace_used_s", "From that to its end, or until now.", _grace_used_s, fact="grace used"
+    ),
+    out.number(
+        "at_risk_gpu_s",
+        _RISK,
+        _at_risk_gpu_s,
+        show=lambda d: _work(d, _at_risk_gpu_s(d)),
+        fact="work at risk",
+    ),
+    out.number(
+        "lost_gpu_s",
+        f"Work of jobs that its end has cost: {_WORK_UNIT}",
+        show=_lost_work,
+        fact="work lost",
+    ),
     out.whole("lost_jobs", "Jobs that lost it."),
-    out.text("drain_refusal", "Why the overlay refused to drain or resume it.", fact="drain refused"),
+    out.text(
+        "drain_refusal", "Why the overlay refused to drain or resume it.", fact="drain refused"
+    ),
     out.text("site_reason", "The site's own word.", unit=formatting.excerpt, fact="the site says"),
 )
 
@@ -143,9 +212,20 @@ HISTORY_COLUMNS = (
     out.time_at("at", "When.", "transition.at", level=0),
     out.text("was", "State before; null: none.", "transition.was", null=True),
     out.text("state", "State from then on.", "transition.state", level=0, choices=DRONE_STATES),
-    out.span_s("for_s", "How long it lasted, seconds; null: it still does, or is an end.", "spent_s", head="FOR"),
+    out.span_s(
+        "for_s",
+        "How long it lasted, seconds; null: it still does, or is an end.",
+        "spent_s",
+        head="FOR",
+    ),
     out.whole("tick", "Number of the tick.", "transition.tick", level=1),
-    out.words("text", "Why, in words.", lambda s: formatting.describe(s.transition.reason), head="WHY", least=20),
+    out.words(
+        "text",
+        "Why, in words.",
+        lambda s: formatting.describe(s.transition.reason),
+        head="WHY",
+        least=20,
+    ),
     out.data("reason", "Why, as data.", "transition.reason", convert=out.reason_data),
 )
 LAST_OUTPUT_LINE = out.words(
@@ -193,12 +273,19 @@ def state_limit(drone: Drone, views: Views | None) -> StateLimit:
         case "idle_timeout_s":
             limit_s, source = idle_limit(drone, views.policy, views.estimates)
             by = formatting.IDLE_LIMIT_WORDS.get(source, "")
-            if views.at - (drone.idle_at or drone.since) > limit_s:  # the planner has kept it all the same
-                limit_s = max(limit_s, MATCHABLE_IDLE_FACTOR * views.policy.idle_timeout_at(drone.site))
+            # the planner has kept it all the same
+            if views.at - (drone.idle_at or drone.since) > limit_s:
+                limit_s = max(
+                    limit_s, MATCHABLE_IDLE_FACTOR * views.policy.idle_timeout_at(drone.site)
+                )
                 by = "it is kept for waiting jobs or for headroom"
         case _:
-            limit_s = float(getattr(views.policy.sites.get(drone.site, SitePolicy(drone.site)), rule.limit))
-    then = f"{_ACTION_WORDS[rule.then.value]}; it would end as {(drone.leaving or rule.ends_as).value}"
+            limit_s = float(
+                getattr(views.policy.sites.get(drone.site, SitePolicy(drone.site)), rule.limit)
+            )
+    then = (
+        f"{_ACTION_WORDS[rule.then.value]}; it would end as {(drone.leaving or rule.ends_as).value}"
+    )
     return StateLimit(rule.limit, limit_s, by, then if limit_s else "")
 
 
@@ -225,14 +312,25 @@ _SHOWN_IN_FULL: dict[str, Callable[[Drone], str]] = {
 def _gpus_offline(drone: Drone, views: Views | None) -> int:
     """Return how many GPUs of a drone its checks have taken offline, by the newest view of the pool."""
     slots = views.overlay.view.slots if views is not None and views.overlay.view is not None else ()
-    return next((slot.gpus_offline for slot in slots if slot.drone_id == drone.id and not drone.state.ended), 0)
+    return next(
+        (
+            slot.gpus_offline
+            for slot in slots
+            if slot.drone_id == drone.id and not drone.state.ended
+        ),
+        0,
+    )
 
 
-def _drone_facts(limit: StateLimit, gpus_offline: int, columns: Sequence[out.Column]) -> tuple[out.Column, ...]:
+def _drone_facts(
+    limit: StateLimit, gpus_offline: int, columns: Sequence[out.Column]
+) -> tuple[out.Column, ...]:
     facts = [replace(c, show=_SHOWN_IN_FULL.get(c.key, c.show)) for c in out.as_facts(columns)]
     facts = [replace(c, unit=_when) if c.key.endswith("_at") else c for c in facts]
     by_doc = "Where the limit of an idle drone comes from, in words; empty: the setting."
-    may_last = out.number("limit_s", "Its value, seconds; null: no limit.", lambda _: limit.limit_s, null=True)
+    may_last = out.number(
+        "limit_s", "Its value, seconds; null: no limit.", lambda _: limit.limit_s, null=True
+    )
     return (
         *facts,
         out.whole(
@@ -242,7 +340,9 @@ def _drone_facts(limit: StateLimit, gpus_offline: int, columns: Sequence[out.Col
             level=0 if gpus_offline else 2,
             head="GPUs offline",
         ),
-        out.text("limit", "Setting that limits the state; empty: it has ended.", lambda _: limit.setting),
+        out.text(
+            "limit", "Setting that limits the state; empty: it has ended.", lambda _: limit.setting
+        ),
         replace(may_last, level=0, head="may last", show=lambda _: limit.words),
         out.text("limit_by", by_doc, lambda _: limit.by),
         out.text("then", "What happens after that.", lambda _: limit.then, head="and then"),
@@ -260,16 +360,23 @@ class DroneFilter(opt.OptionGroup):
 
     site: Annotated[list[str] | None, opt.option("NAME", "Only of this site; repeatable.")] = None
     state: Annotated[
-        list[DroneState] | None, opt.option("STATE", "In this state; repeatable.", case_sensitive=False)
+        list[DroneState] | None,
+        opt.option("STATE", "In this state; repeatable.", case_sensitive=False),
     ] = None
-    type_: Annotated[list[str] | None, opt.option("SITE/NAME", "Only of this type; repeatable.", "--type")] = None
+    type_: Annotated[
+        list[str] | None, opt.option("SITE/NAME", "Only of this type; repeatable.", "--type")
+    ] = None
     node: Annotated[list[str] | None, opt.option("NAME", _NODE_HELP)] = None
 
     @property
     def given(self) -> dict[str, list[str]]:
         """The filters that are given, by name."""
         values: tuple[Sequence[str] | None, ...] = (self.site, self.state, self.type_, self.node)
-        return {name: [*v] for name, v in zip(("site", "state", "type", "node"), values, strict=True) if v}
+        return {
+            name: [*v]
+            for name, v in zip(("site", "state", "type", "node"), values, strict=True)
+            if v
+        }
 
     @property
     def chosen(self) -> dict[str, Any]:
@@ -277,7 +384,10 @@ class DroneFilter(opt.OptionGroup):
         return {f"{name}s": values for name, values in self.given.items()}
 
     def find(self, reader: Reader, **page: Any) -> list[Drone]:
-        """Return the drones; ``page`` as for :meth:`Reader.drones`. Raises :class:`VerbError` for an unknown site."""
+        """Return the drones; ``page`` as for :meth:`Reader.drones`.
+
+        Raises :class:`VerbError` for an unknown site.
+        """
         opt.require_known_sites(reader, self.site or ())
         return reader.drones(**page, **self.chosen)
 
@@ -295,9 +405,10 @@ def drones(
 ) -> out.Listing:
     """List drones; show, drain or kill some.
 
-    Without options those that live, oldest first. Any id of a drone, where a verb takes one, is its id, its last
-    number, the site's id, or the name of its slot in the pool or of its place at the site. Where a drone runs is in the
-    table as far as that has room, and always in -o wide and -o json.
+    Without options those that live, oldest first. Any id of a drone, where a verb takes one, is its
+    id, its last number, the site's id, or the name of its slot in the pool or of its place at the
+    site. Where a drone runs is in the table as far as that has room, and always in -o wide and -o
+    json.
 
     \b
     Examples:
@@ -309,8 +420,11 @@ def drones(
     both = all_ or (ended and kinds == {False}) or kinds == {False, True}
     which, use = None if both else shown, query.output is not Format.TABLE or bool(query.columns)
     behind = None if after is None else reader.drone(opt.find_drone(reader, after))
-    first = None if query.sort or query.limit is None else query.limit + 1  # one more: does it go on?
-    return out.picked(drone_listing(reader, drone_filter, which, first=first, after=behind, use=use), query)
+    # one more: does it go on?
+    first = None if query.sort or query.limit is None else query.limit + 1
+    return out.picked(
+        drone_listing(reader, drone_filter, which, first=first, after=behind, use=use), query
+    )
 
 
 def drone_listing(
@@ -328,7 +442,9 @@ def drone_listing(
     """
     found = drone_filter.find(reader, ended=ended, first=first, after=after)
     total = (
-        len(found) if first is None or len(found) < first else reader.count_drones(ended=ended, **drone_filter.chosen)
+        len(found)
+        if first is None or len(found) < first
+        else reader.count_drones(ended=ended, **drone_filter.chosen)
     )
     kind = {False: "live drone", True: "ended drone", None: "drone"}[ended]
     of = f" of controller {controller_of(found[0].id)}" if found else ""
@@ -338,8 +454,12 @@ def drone_listing(
     scope = "; ".join(filter(None, (formatting.count(total, kind) + of, *only, more, runs)))
     columns: Sequence[out.Column] = DRONE_COLUMNS
     if use:
-        columns = with_use(columns, RecordedUse(reader, reader.views(), of=found).by("drone"), lambda d: d.id)
-    return out.Listing(DRONES_SCHEMA, columns, found, lambda d: d.id, scope, cursor=lambda d: d.id, total=total)
+        columns = with_use(
+            columns, RecordedUse(reader, reader.views(), of=found).by("drone"), lambda d: d.id
+        )
+    return out.Listing(
+        DRONES_SCHEMA, columns, found, lambda d: d.id, scope, cursor=lambda d: d.id, total=total
+    )
 
 
 def as_of(reader: Reader, views: Views | None) -> str:
@@ -368,7 +488,10 @@ def show_drone(reader: Reader, *, query: opt.Query, any_id: opt.DroneArgument) -
 
 
 def drone_document(reader: Reader, drone_id: DroneId) -> out.Document:
-    """Return the document of ``drones show``. Raises :class:`VerbError` for a drone that has been deleted."""
+    """Return the document of ``drones show``.
+
+    Raises :class:`VerbError` for a drone that has been deleted.
+    """
     drone = reader.drone(drone_id)
     if drone is None:
         raise opt.VerbError(f"drone {drone_id} is no longer on record")
@@ -384,7 +507,9 @@ def drone_document(reader: Reader, drone_id: DroneId) -> out.Document:
         drone,
         {
             "history": out.Listing("", HISTORY_COLUMNS, steps, title="Life"),
-            "last_words": out.Listing("", (LAST_OUTPUT_LINE,), words, title="What it said last" if words else ""),
+            "last_words": out.Listing(
+                "", (LAST_OUTPUT_LINE,), words, title="What it said last" if words else ""
+            ),
         },
         name=drone.id,
         scope=f"{formatting.count(len(history), 'step')} on record",
@@ -394,7 +519,9 @@ def drone_document(reader: Reader, drone_id: DroneId) -> out.Document:
 WAIT_POLL_S = 0.5
 CONFIRM_FROM = 2
 
-_MODE_HELP = "; ".join(f"{mode.value}: {words}" for mode, words in formatting.DRAIN_MODE_WORDS.items()) + "."
+_MODE_HELP = (
+    "; ".join(f"{mode.value}: {words}" for mode, words in formatting.DRAIN_MODE_WORDS.items()) + "."
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -402,11 +529,15 @@ class LeaveOptions(DroneFilter):
     """Options of the verbs that make drones leave."""
 
     ids: Annotated[list[str] | None, opt.argument("ID", "Any ids of drones.")] = None
-    reason: Annotated[str, opt.option("TEXT", "Why; it is recorded with every step.", "--reason", "-r")]
+    reason: Annotated[
+        str, opt.option("TEXT", "Why; it is recorded with every step.", "--reason", "-r")
+    ]
     yes: Annotated[bool, opt.switch("Do not ask for confirmation.", "--yes", "-y")] = False
     dry_run: Annotated[bool, opt.switch("Only say which drones are meant.", "--dry-run")] = False
     wait: Annotated[bool, opt.switch("Return when all of them have ended.", "--wait")] = False
-    timeout: Annotated[float, opt.option("SECONDS", "With --wait: give up after this; exit 124.", min=0)] = 600.0
+    timeout: Annotated[
+        float, opt.option("SECONDS", "With --wait: give up after this; exit 124.", min=0)
+    ] = 600.0
 
 
 @drones_app.command("drain")
@@ -420,8 +551,8 @@ def drain(
 
     \b
     Examples:
-      provisioner drones drain --node topas-a100-1 --reason "kernel update" --yes --wait --timeout 3600
-      provisioner drones drain 17 18 19 --mode fast --reason "hung jobs" --wait --timeout 120
+      provisioner drones drain --node topas-a100-1 --reason "kernel update" --yes --wait --timeout
+      3600 provisioner drones drain 17 18 19 --mode fast --reason "hung jobs" --wait --timeout 120
     """
     verb = f"drain ({mode.value}: {formatting.DRAIN_MODE_WORDS[mode]})"
     _request_leave(where, RequestKind.DRAIN, mode, verb, options)
@@ -439,10 +570,14 @@ def kill(options: LeaveOptions, where: opt.Where) -> None:
     _request_leave(where, RequestKind.KILL, DrainMode.PEACEFUL, "kill", options)
 
 
-def _request_leave(where: opt.Where, kind: RequestKind, mode: DrainMode, verb: str, options: LeaveOptions) -> None:
+def _request_leave(
+    where: opt.Where, kind: RequestKind, mode: DrainMode, verb: str, options: LeaveOptions
+) -> None:
     """Record the request. Raises ``typer.Exit`` with :attr:`Exit.PARTIAL` if only some ids are known."""
     if not options.reason.strip():
-        raise opt.VerbError("--reason must not be empty: it is recorded with every step", code=opt.Exit.USAGE)
+        raise opt.VerbError(
+            "--reason must not be empty: it is recorded with every step", code=opt.Exit.USAGE
+        )
     if bool(options.ids) == bool(options.given):
         which = "which drones? Name them, or select with --site, --state, --type, --node, not both"
         raise opt.VerbError(which, code=opt.Exit.USAGE)
@@ -451,11 +586,15 @@ def _request_leave(where: opt.Where, kind: RequestKind, mode: DrainMode, verb: s
         reader = opt.open_record(where)
         chosen, gone, complaints = _selected(reader, options)
     elif options.wait:
-        raise opt.VerbError("--wait needs the record itself: leave it out, or leave out --url", code=opt.Exit.USAGE)
+        raise opt.VerbError(
+            "--wait needs the record itself: leave it out, or leave out --url", code=opt.Exit.USAGE
+        )
     else:
         from provisioner.cli import remote
 
-        chosen = [DroneId(name) for name in options.ids or remote.names(where, "/drones", options.given)]
+        chosen = [
+            DroneId(name) for name in options.ids or remote.names(where, "/drones", options.given)
+        ]
         gone, complaints = [], []
     if gone:
         out.note(f"already ended, nothing to do: {opt.named(gone)}")
@@ -473,7 +612,9 @@ def _request_leave(where: opt.Where, kind: RequestKind, mode: DrainMode, verb: s
         if not options.yes and len(chosen) >= CONFIRM_FROM:
             question = f"{what}: {opt.named(chosen)}?"
             if not sys.stdin.isatty():
-                raise opt.VerbError(question, "not a terminal to ask at: say --yes to do it", code=opt.Exit.USAGE)
+                raise opt.VerbError(
+                    question, "not a terminal to ask at: say --yes to do it", code=opt.Exit.USAGE
+                )
             typer.confirm(formatting.sanitize(question), err=True, abort=True)
         if reader is None:
             complaints = _ask_service(where, kind, mode, chosen, options.reason)
@@ -485,7 +626,9 @@ def _request_leave(where: opt.Where, kind: RequestKind, mode: DrainMode, verb: s
         raise typer.Exit(opt.Exit.PARTIAL)
 
 
-def _ask_service(where: opt.Where, kind: RequestKind, mode: DrainMode, chosen: Sequence[str], reason: str) -> list[str]:
+def _ask_service(
+    where: opt.Where, kind: RequestKind, mode: DrainMode, chosen: Sequence[str], reason: str
+) -> list[str]:
     """Request it at the web service, one drone after the other, and return the complaints if some are refused."""
     from provisioner.cli import remote
 
@@ -518,7 +661,9 @@ def record_request(
         out.note("no controller runs: it will be carried out when one does")
 
 
-def _selected(reader: Reader, options: LeaveOptions) -> tuple[list[DroneId], list[DroneId], list[str]]:
+def _selected(
+    reader: Reader, options: LeaveOptions
+) -> tuple[list[DroneId], list[DroneId], list[str]]:
     """Return the live drones that are meant, the ended ones among those named, and complaints about unknown ids."""
     if not options.ids:
         return [d.id for d in options.find(reader, ended=False)], [], []
@@ -551,7 +696,9 @@ def _wait_for_ends(reader: Reader, left: list[DroneId], timeout_s: float) -> Non
         for drone_id in list(left):
             drone = reader.drone(drone_id)
             if drone is None or drone.state.ended:
-                out.note(f"{drone_id} {'is no longer on record' if drone is None else drone.state.value}")
+                out.note(
+                    f"{drone_id} {'is no longer on record' if drone is None else drone.state.value}"
+                )
                 left.remove(drone_id)
         if not left:
             return

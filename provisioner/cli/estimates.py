@@ -84,39 +84,109 @@ def _rise(key: str, horizon_s: float, head: str) -> out.Column:
 
 ESTIMATES_FACTS = (
     out.time_at("kept_at", "When it was kept last.", "samples.at", head="kept", unit=out.ago),
-    out.items("to_forget", "What is to be forgotten.", lambda x: [each.what for each in x.forgets], head="to forget"),
+    out.items(
+        "to_forget",
+        "What is to be forgotten.",
+        lambda x: [each.what for each in x.forgets],
+        head="to forget",
+    ),
 )
 RUN_COLUMNS = (
-    out.ident("user", "Whose jobs; empty: everybody's.", least=12, unit=lambda user: user or "(all)"),
+    out.ident(
+        "user", "Whose jobs; empty: everybody's.", least=12, unit=lambda user: user or "(all)"
+    ),
     out.gpus("gpu_milli", "Thousandths of GPUs of such a job; null: any.", null=True, head="GPUS"),
     out.whole("cpus", "CPUs of such a job; null: any.", null=True, level=0),
     out.mib("memory_mib", "Memory of such a job, MiB; null: any.", null=True, head="MEMORY"),
-    out.whole("jobs", "How many of the newest are known, 200 at most.", lambda r: len(r.runs_s), level=0),
-    out.span_s("median_s", "Median of their run times, seconds.", lambda r: _quantile(r.runs_s, 0.5), head="MEDIAN"),
-    out.span_s("mean_s", "Robust mean, seconds.", lambda r: mean_run_s(thinned(r.runs_s, RUNS_TOLD)), head="MEAN"),
-    out.span_s("p90_s", "Nine of ten ran no longer, seconds.", lambda r: _quantile(r.runs_s, 0.9), head="P90"),
-    out.flag("used", f"Are they enough ({RUNS_NEEDED}) to be used?", lambda r: len(r.runs_s) >= RUNS_NEEDED, level=0),
+    out.whole(
+        "jobs", "How many of the newest are known, 200 at most.", lambda r: len(r.runs_s), level=0
+    ),
+    out.span_s(
+        "median_s",
+        "Median of their run times, seconds.",
+        lambda r: _quantile(r.runs_s, 0.5),
+        head="MEDIAN",
+    ),
+    out.span_s(
+        "mean_s",
+        "Robust mean, seconds.",
+        lambda r: mean_run_s(thinned(r.runs_s, RUNS_TOLD)),
+        head="MEAN",
+    ),
+    out.span_s(
+        "p90_s",
+        "Nine of ten ran no longer, seconds.",
+        lambda r: _quantile(r.runs_s, 0.9),
+        head="P90",
+    ),
+    out.flag(
+        "used",
+        f"Are they enough ({RUNS_NEEDED}) to be used?",
+        lambda r: len(r.runs_s) >= RUNS_NEEDED,
+        level=0,
+    ),
 )
 DELAY_COLUMNS = (
     out.ident("type", "Drone type, as site/name.", lambda d: d[0], least=12),
-    out.span_s("queue_s", "From order to place at the site, a mean, seconds.", lambda d: d[1].queue_s, head="QUEUE"),
-    out.span_s("boot_s", "From its place to the pool, a mean, seconds.", lambda d: d[1].boot_s, head="BOOT"),
-    out.text("source", "measured; history: by the site's own records, with the default boot time.", lambda d: d[2]),
+    out.span_s(
+        "queue_s",
+        "From order to place at the site, a mean, seconds.",
+        lambda d: d[1].queue_s,
+        head="QUEUE",
+    ),
+    out.span_s(
+        "boot_s", "From its place to the pool, a mean, seconds.", lambda d: d[1].boot_s, head="BOOT"
+    ),
+    out.text(
+        "source",
+        "measured; history: by the site's own records, with the default boot time.",
+        lambda d: d[2],
+    ),
 )
 SITE_ESTIMATE_COLUMNS = (
     out.text("site", "Site.", "name", level=0, least=8),
-    out.span_s("use_s", "Over how much time its owner's use is known, 14 days at most, seconds.", head="OWNER KNOWN"),
+    out.span_s(
+        "use_s",
+        "Over how much time its owner's use is known, 14 days at most, seconds.",
+        head="OWNER KNOWN",
+    ),
     _rise("rise_1h_gpu_milli", 3600.0, "MORE IN 1H"),
     _rise("rise_8h_gpu_milli", 28800.0, "MORE IN 8H"),
-    out.number("taken_per_1000_h", "Taken back in 1000 hours.", null=True, unit=formatting.number, head="TAKEN/1000H"),
-    out.whole("gaps", "Gaps between jobs that are known, 200 at most.", lambda s: len(s.samples.gaps_s), level=0),
-    out.span_s("gap_median_s", "Their median.", lambda s: _quantile(sorted(s.samples.gaps_s), 0.5), head="GAP"),
-    out.span_s("idle_s", "Learned time-out.", lambda s: s.estimates.idle_s.get(s.name), head="IDLE TIME-OUT"),
+    out.number(
+        "taken_per_1000_h",
+        "Taken back in 1000 hours.",
+        null=True,
+        unit=formatting.number,
+        head="TAKEN/1000H",
+    ),
+    out.whole(
+        "gaps",
+        "Gaps between jobs that are known, 200 at most.",
+        lambda s: len(s.samples.gaps_s),
+        level=0,
+    ),
+    out.span_s(
+        "gap_median_s",
+        "Their median.",
+        lambda s: _quantile(sorted(s.samples.gaps_s), 0.5),
+        head="GAP",
+    ),
+    out.span_s(
+        "idle_s",
+        "Learned time-out.",
+        lambda s: s.estimates.idle_s.get(s.name),
+        head="IDLE TIME-OUT",
+    ),
 )
 PAST_COLUMNS = (
     out.text("of", "Site; overlay: the pool.", lambda h: h[0] or "overlay", level=0, least=8),
     out.time_at("at", "When the controller read the history.", lambda h: h[1].at, unit=out.ago),
-    out.span_s("owner_s", "Time of the owner's use that it adds, seconds.", lambda h: h[1].use_s, head="OWNER"),
+    out.span_s(
+        "owner_s",
+        "Time of the owner's use that it adds, seconds.",
+        lambda h: h[1].use_s,
+        head="OWNER",
+    ),
     out.items("types", "Drone types whose queue times it has.", lambda h: sorted(h[1].queues)),
     out.whole("jobs", "Completed jobs in it that count.", lambda h: h[1].jobs, level=0),
     out.flag("left_out", "Did it have more than was read?", lambda h: h[1].left_out, level=0),
@@ -132,7 +202,11 @@ def estimates_document(known: EstimatesRow, user: str = "") -> out.Document:
     sites = [SiteEstimates(name, of, estimates) for name, of in sorted(samples.sites.items())]
     runs = _run_times(samples, user)
     past = sorted(samples.histories.items())
-    told = {key: StartDelays(queue_s, PRIOR_DELAYS.boot_s) for _, of in past for key, queue_s in of.queues.items()}
+    told = {
+        key: StartDelays(queue_s, PRIOR_DELAYS.boot_s)
+        for _, of in past
+        for key, queue_s in of.queues.items()
+    }
     delays = [(key, of, "history") for key, of in told.items() if key not in samples.delays]
     delays += [(key, of, "measured") for key, of in samples.delays.items()]
     return out.Document(
@@ -140,7 +214,9 @@ def estimates_document(known: EstimatesRow, user: str = "") -> out.Document:
         ESTIMATES_FACTS,
         known,
         {
-            "run_times": out.Listing("", RUN_COLUMNS, runs, lambda r: r.user, title="Run times of jobs"),
+            "run_times": out.Listing(
+                "", RUN_COLUMNS, runs, lambda r: r.user, title="Run times of jobs"
+            ),
             "delays": out.Listing("", DELAY_COLUMNS, sorted(delays), title="Delays of drones"),
             "sites": out.Listing("", SITE_ESTIMATE_COLUMNS, sites, title="Sites"),
             "histories": out.Listing("", PAST_COLUMNS, past, title="From history" if past else ""),
@@ -158,11 +234,16 @@ def _run_times(samples: EstimateSamples, user: str) -> list[RunTimes]:
         owner = owner_of(key)
         if (owner == user) if user else (key == owner):
             size: list[int | None] = (
-                [None, None, None] if key == owner else [*map(int, key[len(owner) + 1 :].split("/"))]
+                [None, None, None]
+                if key == owner
+                else [*map(int, key[len(owner) + 1 :].split("/"))]
             )
             gpu_milli, cpus, memory_mib = size
             rows.append(RunTimes(owner, gpu_milli, cpus, memory_mib, tuple(sorted(runs_s))))
-    return sorted(rows, key=lambda r: (-len(r.runs_s), r.user, r.gpu_milli or 0, r.cpus or 0, r.memory_mib or 0))
+    return sorted(
+        rows,
+        key=lambda r: (-len(r.runs_s), r.user, r.gpu_milli or 0, r.cpus or 0, r.memory_mib or 0),
+    )
 
 
 estimates_app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -178,9 +259,10 @@ def estimates(
 ) -> out.Document:
     """Tell what was learned: run times by user, delays by drone type, and of each site its owner and its idle gaps.
 
-    As the controller kept it last: it does so about every ten minutes and at its end. What the planner makes of it
-    (an owner's rises, idle time-outs) is as of the newest tick. "From history" lists what the controller read at its
-    first start from the records of sites and pool. `estimates forget` makes it forget some of it.
+    As the controller kept it last: it does so about every ten minutes and at its end. What the
+    planner makes of it (an owner's rises, idle time-outs) is as of the newest tick. "From history"
+    lists what the controller read at its first start from the records of sites and pool. `estimates
+    forget` makes it forget some of it.
 
     \b
     Examples:
@@ -198,25 +280,35 @@ def estimates(
 def forget(
     where: opt.Where,
     reason: opt.EventReason,
-    user: Annotated[list[str] | None, opt.option("NAME", "Run times of this user and of all; repeatable.")] = None,
-    site: Annotated[list[str] | None, opt.option("NAME", "This site's owner, gaps and delays; repeatable.")] = None,
+    user: Annotated[
+        list[str] | None, opt.option("NAME", "Run times of this user and of all; repeatable.")
+    ] = None,
+    site: Annotated[
+        list[str] | None, opt.option("NAME", "This site's owner, gaps and delays; repeatable.")
+    ] = None,
     all_: Annotated[bool, opt.switch("All of it.", "--all")] = False,
 ) -> None:
     """Remove estimates that do not apply any more: an owner who has changed, a user's new code.
 
-    The controller does it within a minute, or when it starts. Drones and jobs on record stay. Run times of all users
-    together contain those of each user, so they are removed too. They are known again after ten jobs.
+    The controller does it within a minute, or when it starts. Drones and jobs on record stay. Run
+    times of all users together contain those of each user, so they are removed too. They are known
+    again after ten jobs.
 
     \b
     Examples:
-      provisioner estimates forget --user anna --user bert --reason "new framework, jobs run ten times faster"
+      provisioner estimates forget --user anna --user bert --reason "new framework, jobs run ten
+      times faster"
     """
     users, sites = list(dict.fromkeys(user or ())), list(dict.fromkeys(site or ()))
     what = [f"user:{name}" for name in users] + [f"site:{name}" for name in sites]
     if not reason.strip():
-        raise opt.VerbError("--reason must not be empty: it is recorded as an event", code=opt.Exit.USAGE)
+        raise opt.VerbError(
+            "--reason must not be empty: it is recorded as an event", code=opt.Exit.USAGE
+        )
     if all_ is bool(what):
-        raise opt.VerbError("forget what? --all, or some with --user and --site", code=opt.Exit.USAGE)
+        raise opt.VerbError(
+            "forget what? --all, or some with --user and --site", code=opt.Exit.USAGE
+        )
     reader = opt.open_record(where)
     if not all_:
         samples = reader.estimate_samples()
@@ -235,8 +327,15 @@ def _require_known(samples: EstimateSamples, users: Sequence[str], sites: Sequen
 
     An empty name, as of a variable that is not set, would mean everybody.
     """
-    of_sites = {*samples.sites, *samples.histories, *(key.partition("/")[0] for key in samples.delays)} - {""}
-    for option, names, known in (("user", users, set(map(owner_of, samples.runs))), ("site", sites, of_sites)):
+    of_sites = {
+        *samples.sites,
+        *samples.histories,
+        *(key.partition("/")[0] for key in samples.delays),
+    } - {""}
+    for option, names, known in (
+        ("user", users, set(map(owner_of, samples.runs))),
+        ("site", sites, of_sites),
+    ):
         for name in names:
             if not name.strip():
                 raise opt.VerbError(f"--{option} must not be empty: name one", code=opt.Exit.USAGE)

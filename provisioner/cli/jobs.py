@@ -47,7 +47,10 @@ class ClassRow(NamedTuple):
 
 
 def class_rows(
-    views: Views | None, plan: Plan | None, live: Sequence[Drone], only: Sequence[JobClass] | None = None
+    views: Views | None,
+    plan: Plan | None,
+    live: Sequence[Drone],
+    only: Sequence[JobClass] | None = None,
 ) -> list[ClassRow]:
     """Return a row per class of the newest overlay view, or for ``only`` some of them, matched with the drone types."""
     from provisioner.planner.matching import unmet_requirement
@@ -55,7 +58,10 @@ def class_rows(
     if views is None or views.overlay.view is None:
         return []
     of_class = reasons_by_class(plan)
-    started, by_price = Counter(d.for_class for d in live), sorted(views.types, key=lambda t: (t.price, t.key))
+    started, by_price = (
+        Counter(d.for_class for d in live),
+        sorted(views.types, key=lambda t: (t.price, t.key)),
+    )
     rows = []
     for job in views.overlay.view.classes if only is None else only:
         reasons = (*of_class.get("", ()), *of_class.get(job.id, ()))
@@ -97,18 +103,37 @@ def _reasons_data(row: ClassRow) -> list[Any]:
 CLASS_COLUMNS = (
     out.ident("id", "Id of the class.", "job.id", head="CLASS", fact="class"),
     out.text("owner", "User or accounting group.", "job.owner", level=0, least=8, fact="owner"),
-    out.whole("waiting", "Idle jobs that negotiation has left idle.", "job.waiting", level=0, fact="waiting"),
-    out.whole("fresh", "Idle jobs not yet negotiated.", "job.fresh", level=1, fact="not yet negotiated"),
+    out.whole(
+        "waiting",
+        "Idle jobs that negotiation has left idle.",
+        "job.waiting",
+        level=0,
+        fact="waiting",
+    ),
+    out.whole(
+        "fresh", "Idle jobs not yet negotiated.", "job.fresh", level=1, fact="not yet negotiated"
+    ),
     out.whole("running", "Running jobs.", "job.running", level=0, fact="running"),
     out.whole("held", "Held jobs.", "job.held", level=1, fact="held"),
-    out.whole("drones", "Live drones that were started for it.", level=0, fact="drones started for it"),
+    out.whole(
+        "drones", "Live drones that were started for it.", level=0, fact="drones started for it"
+    ),
     USE_COLUMN,
-    out.age_s("oldest_s", "Age of the oldest idle job, seconds; null: none.", "job.oldest_at", head="OLDEST"),
+    out.age_s(
+        "oldest_s",
+        "Age of the oldest idle job, seconds; null: none.",
+        "job.oldest_at",
+        head="OLDEST",
+    ),
     out.words("needs", "What one job asks for, in words.", _needs, least=12, fact="needs"),
     out.words("why", "Why it waits, in words.", why_waiting, least=28),
-    out.ident("nearest", "Cheapest drone type that fits, or nearly does; may be empty.", level=1, least=10),
+    out.ident(
+        "nearest", "Cheapest drone type that fits, or nearly does; may be empty.", level=1, least=10
+    ),
     out.items("fits", "Drone types that fit, cheapest first."),
-    out.items("reasons", "What the newest plan says of it, as data, weightiest first.", _reasons_data),
+    out.items(
+        "reasons", "What the newest plan says of it, as data, weightiest first.", _reasons_data
+    ),
     out.whole("gpu_milli", "Thousandths of a GPU per job.", "job.gpu_milli"),
     out.whole("cpus", "CPUs per job.", "job.cpus"),
     out.mib("memory_mib", "Memory per job, MiB.", "job.memory_mib"),
@@ -117,9 +142,13 @@ CLASS_COLUMNS = (
     out.whole("capability", "Least CUDA compute capability times 10; 0: any.", "job.capability"),
     out.whole("driver", "Least CUDA version times 1000 (12040 is 12.4); 0: any.", "job.driver"),
     out.text("arch", "CPU architecture; empty: any.", "job.arch"),
-    out.span_s("walltime_s", "Its own limit, seconds; null: none.", lambda row: row.job.walltime_s or None),
+    out.span_s(
+        "walltime_s", "Its own limit, seconds; null: none.", lambda row: row.job.walltime_s or None
+    ),
     out.whole("priority", "Priority.", "job.priority"),
-    out.text("job_ids", "Ids of the idle jobs as ranges.", "job.job_ids", level=1, least=12, fact="jobs"),
+    out.text(
+        "job_ids", "Ids of the idle jobs as ranges.", "job.job_ids", level=1, least=12, fact="jobs"
+    ),
 )
 
 
@@ -132,8 +161,9 @@ def demand(
 ) -> out.Listing:
     """List what waits, and why.
 
-    A class is all jobs with identical requirements. The reason is the weightiest that the newest plan has; -o json has
-    all of them as data, and `provisioner explain class ID` tells them in words.
+    A class is all jobs with identical requirements. The reason is the weightiest that the newest
+    plan has; -o json has all of them as data, and `provisioner explain class ID` tells them in
+    words.
 
     \b
     Examples:
@@ -144,10 +174,16 @@ def demand(
     if waiting:
         rows = [row for row in rows if row.job.waiting or row.job.fresh]
     idle = formatting.count(sum(row.job.waiting + row.job.fresh for row in rows), "idle job")
-    classes = formatting.count(len(rows), "class", "classes") + (" with waiting jobs" if waiting else "")
+    classes = formatting.count(len(rows), "class", "classes") + (
+        " with waiting jobs" if waiting else ""
+    )
     scope = f"{classes}, {idle}, {as_of(reader, views)}"
-    columns = with_use(CLASS_COLUMNS, RecordedUse(reader, views).by("class"), lambda row: class_name(row.job))
-    return out.picked(out.Listing(DEMAND_SCHEMA, columns, rows, lambda row: row.job.id, scope), query)
+    columns = with_use(
+        CLASS_COLUMNS, RecordedUse(reader, views).by("class"), lambda row: class_name(row.job)
+    )
+    return out.picked(
+        out.Listing(DEMAND_SCHEMA, columns, rows, lambda row: row.job.id, scope), query
+    )
 
 
 def newest_plan(reader: Reader) -> Plan | None:
@@ -178,7 +214,10 @@ def holds_job(ranges: str, job: JobId) -> bool:
         queue, low_cluster, low_proc, _, high_cluster, high_proc = found.groups()
         if high_cluster is None:
             high_cluster, high_proc = low_cluster, low_proc
-        low, high = (int(low_cluster), int(low_proc or -1)), (int(high_cluster), int(high_proc or -1))
+        low, high = (
+            (int(low_cluster), int(low_proc or -1)),
+            (int(high_cluster), int(high_proc or -1)),
+        )
         if asked_queue and queue and asked_queue != queue:
             continue
         if proc < 0 and low_proc is not None:
@@ -203,7 +242,9 @@ class KnownJob(NamedTuple):
     run_s: float | None = None
 
 
-def known_job(reader: Reader, views: Views, classes: Sequence[JobClass], title: str) -> KnownJob | None:
+def known_job(
+    reader: Reader, views: Views, classes: Sequence[JobClass], title: str
+) -> KnownJob | None:
     """Return a job that runs, is held, or is done; None if the record does not know it."""
     job = parse_job_id(title)
     view = views.overlay.view
@@ -216,16 +257,22 @@ def known_job(reader: Reader, views: Views, classes: Sequence[JobClass], title: 
             return KnownJob(title, "running", said, drone=slot.drone_id)
     for each in classes:
         if holds_job(each.running_ids, job):
-            return KnownJob(title, "running", "runs, but in no drone of this controller", class_id=each.id)
+            return KnownJob(
+                title, "running", "runs, but in no drone of this controller", class_id=each.id
+            )
         if holds_job(each.held_ids, job):
             said = "is held: nothing is started for it. `condor_q -hold` tells why, `condor_release` lets it wait again"
             return KnownJob(title, "held", said, class_id=each.id)
-    for done in reversed(reader.completions(out.now() - COMPLETED_JOBS_S, out.now() + COMPLETED_JOBS_S, job[1])):
+    for done in reversed(
+        reader.completions(out.now() - COMPLETED_JOBS_S, out.now() + COMPLETED_JOBS_S, job[1])
+    ):
         if holds_job(done.job_id, job):
             where = f" in drone {done.drone_id}" if done.drone_id else ""
             ran = formatting.seconds(round(done.run_s))
             said = f"is done since {formatting.iso(done.ended_at)}: it ran for {ran}{where}"
-            return KnownJob(title, "done", said, done.drone_id or "", ended_at=done.ended_at, run_s=done.run_s)
+            return KnownJob(
+                title, "done", said, done.drone_id or "", ended_at=done.ended_at, run_s=done.run_s
+            )
     return None
 
 
@@ -243,12 +290,19 @@ JOB_FACTS = (
 def job_document(known: KnownJob) -> out.Document:
     """Return the document of ``explain job`` for a job that does not wait."""
     return out.Document(
-        "provisioner.job/1", JOB_FACTS, known, name=known.job, scope=f"job {formatting.sanitize(known.job, 80)}"
+        "provisioner.job/1",
+        JOB_FACTS,
+        known,
+        name=known.job,
+        scope=f"job {formatting.sanitize(known.job, 80)}",
     )
 
 
 class TypeFit(NamedTuple):
-    """Fit of a class to a drone type. ``misfit`` is the first dimension that fails; None: it fits."""
+    """Fit of a class to a drone type.
+
+    ``misfit`` is the first dimension that fails; None: it fits.
+    """
 
     kind: DroneType
     misfit: UnmetRequirement | None
@@ -256,38 +310,96 @@ class TypeFit(NamedTuple):
 
 
 def _amount(place: int) -> Callable[[TypeFit], str]:
-    return lambda f: formatting.amounts(f.misfit.requested, f.misfit.available)[place] if f.misfit else ""
+    return lambda f: (
+        formatting.amounts(f.misfit.requested, f.misfit.available)[place] if f.misfit else ""
+    )
 
 
 FIT_COLUMNS = (
     out.ident("type", "Drone type, as site/name.", "kind.key", least=12),
-    out.flag("fits", "Could an empty drone of it run one job?", lambda f: f.misfit is None, level=0),
-    out.text("dimension", "First dimension that fails; empty: none.", "misfit.dimension", head="FAILS", least=8),
-    out.text("wanted", "What the jobs want there.", "misfit.requested", level=0, least=10, show=_amount(0)),
-    out.text("offered", "What the type has there.", "misfit.available", level=0, least=10, show=_amount(1)),
+    out.flag(
+        "fits", "Could an empty drone of it run one job?", lambda f: f.misfit is None, level=0
+    ),
+    out.text(
+        "dimension",
+        "First dimension that fails; empty: none.",
+        "misfit.dimension",
+        head="FAILS",
+        least=8,
+    ),
+    out.text(
+        "wanted",
+        "What the jobs want there.",
+        "misfit.requested",
+        level=0,
+        least=10,
+        show=_amount(0),
+    ),
+    out.text(
+        "offered",
+        "What the type has there.",
+        "misfit.available",
+        level=0,
+        least=10,
+        show=_amount(1),
+    ),
     out.whole("drones", "Live drones of the type.", "live", level=0),
     out.number("price", "Relative price of a GPU-hour.", "kind.price", level=1),
 )
 REASON_COLUMNS = (
-    out.text("category", "Category of the reason.", formatting.category, level=0, choices=tuple(formatting.Category)),
+    out.text(
+        "category",
+        "Category of the reason.",
+        formatting.category,
+        level=0,
+        choices=tuple(formatting.Category),
+    ),
     out.words("text", "In words.", formatting.describe, head="WHY", least=30),
     out.data("reason", "As data.", out.reason_data),
 )
 START_OUTCOMES = tuple(StartOutcome)
 ADVICE_COLUMNS = (
-    out.words("text", "The change and what it wins, or why none helps.", formatting.advise, head="ADVICE", least=30),
-    out.text("dimension", "What to change; empty: nothing. no-*: drop the requirement `requested`."),
+    out.words(
+        "text",
+        "The change and what it wins, or why none helps.",
+        formatting.advise,
+        head="ADVICE",
+        least=30,
+    ),
+    out.text(
+        "dimension", "What to change; empty: nothing. no-*: drop the requirement `requested`."
+    ),
     out.text("requested", "What the jobs ask for now."),
     out.text("advised", "What to ask for instead, never more."),
     out.text(
-        "outcome", "Without a change: starts, waits for a place, or never.", "now.outcome", choices=START_OUTCOMES
+        "outcome",
+        "Without a change: starts, waits for a place, or never.",
+        "now.outcome",
+        choices=START_OUTCOMES,
     ),
-    out.span_s("wait_s", "Expected time until the start without a change, seconds; null: unknown.", "now.wait_s"),
+    out.span_s(
+        "wait_s",
+        "Expected time until the start without a change, seconds; null: unknown.",
+        "now.wait_s",
+    ),
     out.text(
-        "then_outcome", "The same with the change; empty: no change.", "then.outcome", choices=("", *START_OUTCOMES)
+        "then_outcome",
+        "The same with the change; empty: no change.",
+        "then.outcome",
+        choices=("", *START_OUTCOMES),
     ),
-    out.span_s("then_wait_s", "Expected time with the change, seconds; null: unknown, or no change.", "then.wait_s"),
-    out.data("reason", "What holds the jobs back now; null: nothing.", "why", null=True, convert=out.reason_data),
+    out.span_s(
+        "then_wait_s",
+        "Expected time with the change, seconds; null: unknown, or no change.",
+        "then.wait_s",
+    ),
+    out.data(
+        "reason",
+        "What holds the jobs back now; null: nothing.",
+        "why",
+        null=True,
+        convert=out.reason_data,
+    ),
 )
 
 
@@ -295,7 +407,9 @@ def request_advice(reader: Reader, plan: Plan | None, job: JobClass) -> list[Req
     """Return the advice for a waiting class, by the snapshot of the next tick; empty if there is none."""
     from provisioner.planner.advice import advise
 
-    failed = any(isinstance(refusal.reason, PlannerFailed) for refusal in (plan.refusals if plan else ()))
+    failed = any(
+        isinstance(refusal.reason, PlannerFailed) for refusal in (plan.refusals if plan else ())
+    )
     if failed or not (job.waiting or job.fresh):
         return []
     snapshot = reader.snapshot()
@@ -325,8 +439,12 @@ def class_document(reader: Reader, views: Views, job: JobClass, title: str) -> o
         out.as_facts([column for column in CLASS_COLUMNS if column is not USE_COLUMN]),
         row,
         {
-            "said": out.Listing("", REASON_COLUMNS, reasons, title=f"What the newest plan says ({when})"),
-            "advice": out.Listing("", ADVICE_COLUMNS, advice, title="What would start it soonest" if advice else ""),
+            "said": out.Listing(
+                "", REASON_COLUMNS, reasons, title=f"What the newest plan says ({when})"
+            ),
+            "advice": out.Listing(
+                "", ADVICE_COLUMNS, advice, title="What would start it soonest" if advice else ""
+            ),
             "types": out.Listing("", FIT_COLUMNS, fits, title="Drone types"),
         },
         name=job.id,
@@ -341,7 +459,8 @@ explain_app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_i
 def explain() -> None:
     """Explain a job, a drone or a job class.
 
-    Why a job waits, why a drone is in its state and what comes next, how a job class fits each drone type.
+    Why a job waits, why a drone is in its state and what comes next, how a job class fits each
+    drone type.
     """
 
 
@@ -352,8 +471,9 @@ def explain_job(
 ) -> out.Document:
     """Explain why a job waits, or where it is.
 
-    Of one that waits its class, what the newest plan says of that, the one change of its request that would start it
-    soonest, and how each drone type fits. Of one that runs or is done the drone; one that is held says so.
+    Of one that waits its class, what the newest plan says of that, the one change of its request
+    that would start it soonest, and how each drone type fits. Of one that runs or is done the
+    drone; one that is held says so.
 
     \b
     Examples:
@@ -366,12 +486,15 @@ def explain_job(
 @explain_app.command("class")
 @out.answering
 def explain_class(
-    reader: Reader, *, query: opt.Query, class_id: Annotated[str, opt.argument("ID", "As in `demand`.")]
+    reader: Reader,
+    *,
+    query: opt.Query,
+    class_id: Annotated[str, opt.argument("ID", "As in `demand`.")],
 ) -> out.Document:
     """Explain why the jobs of a class wait.
 
-    Every reason of the newest plan in words, the one change of the request that would start one of the jobs soonest,
-    and for each drone type the first dimension that does not fit.
+    Every reason of the newest plan in words, the one change of the request that would start one of
+    the jobs soonest, and for each drone type the first dimension that does not fit.
 
     \b
     Examples:
@@ -395,7 +518,10 @@ def explain_drone(reader: Reader, *, query: opt.Query, any_id: opt.DroneArgument
 
 
 def explained_job(reader: Reader, text: str) -> out.Document:
-    """Return the document of ``explain job``. Raises :class:`VerbError` for a job that is not known."""
+    """Return the document of ``explain job``.
+
+    Raises :class:`VerbError` for a job that is not known.
+    """
     views, classes = _views_and_classes(reader)
     job, shown = parse_job_id(text), formatting.sanitize(text, 80)
     if job is None:
@@ -418,21 +544,30 @@ def explained_job(reader: Reader, text: str) -> out.Document:
         "It may be too new, removed, or in a queue that is not looked at"
     ]
     if all(kind.gpu_milli for kind in views.types):
-        lines.append("jobs that ask for no GPU are not looked at: no drone type without GPUs is configured")
+        lines.append(
+            "jobs that ask for no GPU are not looked at: no drone type without GPUs is configured"
+        )
     if cut := [c.id for c in classes if "..." in c.job_ids or "\u2026" in c.job_ids]:
-        lines.append(f"the lists of ids are shortened for classes {opt.named(cut)}: it may be in one of them")
+        lines.append(
+            f"the lists of ids are shortened for classes {opt.named(cut)}: it may be in one of them"
+        )
     raise opt.VerbError(*lines)
 
 
 def _faults(reader: Reader, job: JobId) -> str:
     """Return the failures of a job on shared GPUs in words; empty if there are none on record."""
-    found = [each for b in reader.breakers().values() for each in b.faults if holds_job(each.job_id, job)]
+    found = [
+        each for b in reader.breakers().values() for each in b.faults if holds_job(each.job_id, job)
+    ]
     told = (f"{each.cause} in {each.drone_id} at {formatting.iso(each.at)}" for each in found[-3:])
     return f" ({'; '.join(formatting.sanitize(each, 300) for each in told)})" if found else ""
 
 
 def explained_class(reader: Reader, class_id: str) -> out.Document:
-    """Return the document of ``explain class``. Raises :class:`VerbError` for a class that is not known."""
+    """Return the document of ``explain class``.
+
+    Raises :class:`VerbError` for a class that is not known.
+    """
     from provisioner.planner.demand import headroom_classes
 
     views, classes = _views_and_classes(reader)
@@ -466,14 +601,21 @@ QUEUE_STATES = {"idle": "", "running": "green", "done": "", "failed": "red", "he
 
 
 def open_queue(where: opt.Where) -> Any:
-    """Return the configured overlay, which keeps its own queue. Raises :class:`VerbError` for one that does not."""
+    """Return the configured overlay, which keeps its own queue.
+
+    Raises :class:`VerbError` for one that does not.
+    """
     from provisioner.config import load
     from provisioner.loader import AdapterBrokenError, AdapterUnknownError, overlay_adapter
 
     settings = load(opt.config_path(where))
     with opt.reported(AdapterUnknownError, AdapterBrokenError):
-        overlay = overlay_adapter(settings.overlay.adapter)(settings.overlay.options, settings.controller)
-    if not (callable(getattr(overlay, "submit", None)) and callable(getattr(overlay, "jobs", None))):
+        overlay = overlay_adapter(settings.overlay.adapter)(
+            settings.overlay.options, settings.controller
+        )
+    if not (
+        callable(getattr(overlay, "submit", None)) and callable(getattr(overlay, "jobs", None))
+    ):
         raise opt.VerbError(
             f"overlay {settings.overlay.adapter} keeps its jobs itself: submit and list them with its own commands",
             "this verb is for the embedded overlay",
@@ -540,9 +682,16 @@ def jobs(
         found = list(answer_of(queue.jobs(ids=ids or (), limit=1_000_000)))
         if not (all_ or ids):
             found = [job for job in found if job.state in ("idle", "running", "held")]
-        states = ", ".join(f"{n} {state}" for state, n in Counter(job.state for job in found).most_common()) or "none"
+        states = (
+            ", ".join(
+                f"{n} {state}" for state, n in Counter(job.state for job in found).most_common()
+            )
+            or "none"
+        )
         scope = f"{formatting.count(len(found), 'job')}: {states}{'' if all_ or ids else '; --all for ended ones'}"
-        return out.picked(out.Listing(JOBS_SCHEMA, QUEUE_COLUMNS, found, lambda job: str(job.id), scope), query)
+        return out.picked(
+            out.Listing(JOBS_SCHEMA, QUEUE_COLUMNS, found, lambda job: str(job.id), scope), query
+        )
 
     out.present(query, listing)
 
@@ -554,7 +703,9 @@ submit_app = typer.Typer(add_completion=False, rich_markup_mode=None)
 @opt.shared
 def submit(
     where: opt.Where,
-    command: Annotated[list[str], typer.Argument(metavar="COMMAND", help="What to run, without a shell.")],
+    command: Annotated[
+        list[str], typer.Argument(metavar="COMMAND", help="What to run, without a shell.")
+    ],
     count: Annotated[int, opt.option("N", "How many equal jobs.", "--count", "-n", min=1)] = 1,
     gpus: Annotated[str, opt.option("N", "1, 2, or a share such as 0.5; 0 for none.")] = "1",
     cpus: Annotated[int, opt.option("N", "CPUs.", min=1)] = 1,
@@ -584,7 +735,9 @@ def submit(
     queue = open_queue(where)
     variables = [variable.partition("=") for variable in env or ()]
     if wrong := [name for name, equals, _ in variables if not equals]:
-        raise opt.VerbError(f"--env {formatting.sanitize(wrong[0], 60)}: write NAME=VALUE", code=opt.Exit.USAGE)
+        raise opt.VerbError(
+            f"--env {formatting.sanitize(wrong[0], 60)}: write NAME=VALUE", code=opt.Exit.USAGE
+        )
     request = {
         "gpus": gpus,
         "cpus": cpus,
@@ -598,7 +751,8 @@ def submit(
         "priority": priority,
         "gpu_optional": gpu_optional,
     }
-    with opt.reported(ValueError, code=opt.Exit.USAGE):  # a request can never be met: it says what to write instead
+    # a request can never be met: it says what to write instead
+    with opt.reported(ValueError, code=opt.Exit.USAGE):
         ids = answer_of(queue.submit(command, count=count, **request))
     print("\n".join(map(str, ids)))
     out.note(f"{formatting.count(len(ids), 'job')} submitted; `provisioner jobs` lists them")

@@ -43,7 +43,10 @@ EXIT_HELP = (
 
 
 class VerbError(Exception):
-    """Error of a verb that cannot do what was asked. Its lines go to stderr, without a traceback."""
+    """Error of a verb that cannot do what was asked.
+
+    Its lines go to stderr, without a traceback.
+    """
 
     def __init__(self, *lines: str, code: Exit = Exit.FAILED) -> None:
         super().__init__("\n".join(lines))
@@ -52,7 +55,12 @@ class VerbError(Exception):
 
 
 _WEB = ("aiohttp", "jinja2", "jwt", "prometheus_client", "pygal")
-EXTRAS = {**dict.fromkeys(_WEB, "web"), "matplotlib": "report", "htcondor2": "htcondor", "classad2": "htcondor"}
+EXTRAS = {
+    **dict.fromkeys(_WEB, "web"),
+    "matplotlib": "report",
+    "htcondor2": "htcondor",
+    "classad2": "htcondor",
+}
 """Extras that install the packages which verbs need."""
 
 
@@ -80,7 +88,9 @@ def verb_error(error: BaseException) -> VerbError | None:
             return None
 
 
-def unknown(what: str, name: str, known: Sequence[str], where: str = "", code: Exit = Exit.FAILED) -> VerbError:
+def unknown(
+    what: str, name: str, known: Sequence[str], where: str = "", code: Exit = Exit.FAILED
+) -> VerbError:
     """Return the error for a name that is not among the known ones."""
     near = get_close_matches(name[:200], known, n=1)
     instead = f"did you mean `{near[0]}`?" if near else f"known: {named(known) or 'none'}"
@@ -139,7 +149,9 @@ _STORE_HELP = "The record itself, without reading a configuration [env: PROVISIO
 _URL_HELP = "Web service to ask instead, https://HOST:PORT or unix:PATH [env: PROVISIONER_URL]."
 _TOKEN_HELP = "With --url: bearer token to send; over https by default that of BEARER_TOKEN or BEARER_TOKEN_FILE."
 ConfigPath = Annotated[Path | None, _env_option("PATH", _CONFIG_HELP, "--config", "-c")]
-ConfigArgument = Annotated[Path | None, argument("PATH", "Configuration file; default as --config.")]
+ConfigArgument = Annotated[
+    Path | None, argument("PATH", "Configuration file; default as --config.")
+]
 EventReason = Annotated[str, option("TEXT", "Why; it is recorded as an event.", "--reason", "-r")]
 
 
@@ -169,23 +181,37 @@ class Where(OptionGroup):
 class Show(OptionGroup):
     """Options: the form of the answer."""
 
-    output: Annotated[Format, _env_option(None, "Form of the output [env: PROVISIONER_OUTPUT].", "--output", "-o")] = (
-        Format.TABLE
+    output: Annotated[
+        Format, _env_option(None, "Form of the output [env: PROVISIONER_OUTPUT].", "--output", "-o")
+    ] = Format.TABLE
+    columns: Annotated[
+        str | None, option("A,B", "Only these, in this order; names as in JSON.")
+    ] = None
+    no_header: Annotated[bool, switch("No header line and no line of scope.", "--no-header")] = (
+        False
     )
-    columns: Annotated[str | None, option("A,B", "Only these, in this order; names as in JSON.")] = None
-    no_header: Annotated[bool, switch("No header line and no line of scope.", "--no-header")] = False
     no_color: Annotated[bool, switch("No colour, as with NO_COLOR set.", "--no-color")] = False
-    watch: Annotated[bool, switch("Show again and again; JSON as one object per line.", "--watch", "-w")] = False
-    interval: Annotated[float, option("SECONDS", "Pause with --watch.", "--interval", "-i", min=0.1, max=86400)] = 2.0
-    local: Annotated[bool, switch("Times in the local zone (TZ), not in UTC; tables only.", "--local")] = False
+    watch: Annotated[
+        bool, switch("Show again and again; JSON as one object per line.", "--watch", "-w")
+    ] = False
+    interval: Annotated[
+        float, option("SECONDS", "Pause with --watch.", "--interval", "-i", min=0.1, max=86400)
+    ] = 2.0
+    local: Annotated[
+        bool, switch("Times in the local zone (TZ), not in UTC; tables only.", "--local")
+    ] = False
 
 
 @dataclass(frozen=True)
 class Pick(OptionGroup):
     """Options: the rows of a list, and their order."""
 
-    sort: Annotated[str | None, option("A,-B", "Order by these heads or keys; a leading - turns one round.")] = None
-    limit: Annotated[int | None, option("N", "No more rows than this.", "--limit", "-n", min=0)] = None
+    sort: Annotated[
+        str | None, option("A,-B", "Order by these heads or keys; a leading - turns one round.")
+    ] = None
+    limit: Annotated[int | None, option("N", "No more rows than this.", "--limit", "-n", min=0)] = (
+        None
+    )
 
 
 @dataclass(frozen=True)
@@ -214,7 +240,10 @@ def shared(verb: Callable[..., T]) -> Callable[..., T]:
 
     @wraps(verb)
     def call(**given: Any) -> T:
-        made = {name: kind(**{f: given.pop(f) for f in kind.__dataclass_fields__}) for name, kind in groups.items()}
+        made = {
+            name: kind(**{f: given.pop(f) for f in kind.__dataclass_fields__})
+            for name, kind in groups.items()
+        }
         show = next((group for group in made.values() if isinstance(group, Show)), None)
         with local_times(show is not None and show.local and show.output.for_people):
             return verb(**given, **made)
@@ -226,13 +255,22 @@ def shared(verb: Callable[..., T]) -> Callable[..., T]:
 
 
 def verb_follows(ctx: typer.Context) -> bool:
-    """Return True if another verb follows. Raises :class:`VerbError` for options before it: they would be ignored."""
+    """Return True if another verb follows.
+
+    Raises :class:`VerbError` for options before it: they would be ignored.
+    """
     if ctx.invoked_subcommand is None:
         return False
-    given = [name for name in ctx.params if getattr(ctx.get_parameter_source(name), "name", "") == "COMMANDLINE"]
+    given = [
+        name
+        for name in ctx.params
+        if getattr(ctx.get_parameter_source(name), "name", "") == "COMMANDLINE"
+    ]
     if given:
         option = "--" + given[0].rstrip("_").replace("_", "-")
-        raise VerbError(f"put {option} after `{ctx.info_name} {ctx.invoked_subcommand}`", code=Exit.USAGE)
+        raise VerbError(
+            f"put {option} after `{ctx.info_name} {ctx.invoked_subcommand}`", code=Exit.USAGE
+        )
     return True
 
 
@@ -242,17 +280,25 @@ def reported(*kinds: type[Exception], prefix: str = "", code: Exit = Exit.FAILED
     try:
         yield
     except kinds as error:
-        raise VerbError(*(f"{prefix}{line}" for line in str(error).splitlines()), code=code) from error
+        raise VerbError(
+            *(f"{prefix}{line}" for line in str(error).splitlines()), code=code
+        ) from error
 
 
 def parsed(parse: Callable[[str], T], option: str, text: str) -> T:
-    """Return the value of an option. Raises :class:`VerbError` that names the option and the remedy."""
+    """Return the value of an option.
+
+    Raises :class:`VerbError` that names the option and the remedy.
+    """
     with reported(ValueError, prefix=f"{option}: ", code=Exit.USAGE):
         return parse(text)
 
 
 CONFIG_PATHS = tuple(
-    map(Path, ("provisioner.yaml", "site_configs/provisioner.yaml", "/etc/provisioner/provisioner.yaml"))
+    map(
+        Path,
+        ("provisioner.yaml", "site_configs/provisioner.yaml", "/etc/provisioner/provisioner.yaml"),
+    )
 )
 
 
@@ -265,7 +311,10 @@ def config_path(where: Where) -> Path:
     if found := next((path for path in CONFIG_PATHS if path.is_file()), None):
         return found
     places = ", ".join(map(str, CONFIG_PATHS))
-    raise VerbError(f"no configuration found: looked for {places}", "name it with --config PATH or PROVISIONER_CONFIG")
+    raise VerbError(
+        f"no configuration found: looked for {places}",
+        "name it with --config PATH or PROVISIONER_CONFIG",
+    )
 
 
 def store_path(where: Where) -> Path:
@@ -275,7 +324,9 @@ def store_path(where: Where) -> Path:
     try:
         config = config_path(where)
     except VerbError as none:
-        raise VerbError(*none.lines, "or name the record with --store PATH or PROVISIONER_STORE") from None
+        raise VerbError(
+            *none.lines, "or name the record with --store PATH or PROVISIONER_STORE"
+        ) from None
     from provisioner.config import strict_yaml
 
     document = strict_yaml.read(config)  # what is wrong elsewhere in it is for `run` and `check`
@@ -289,9 +340,14 @@ def store_path(where: Where) -> Path:
 
 
 def open_record(where: Where) -> Reader:
-    """Open the record for reading. Raises :class:`VerbError` if there is none, ``StoreError`` if it is unusable."""
+    """Open the record for reading.
+
+    Raises :class:`VerbError` if there is none, ``StoreError`` if it is unusable.
+    """
     if where.url is not None:
-        raise VerbError("this needs the record itself, on its host: leave out --url, and PROVISIONER_URL unset")
+        raise VerbError(
+            "this needs the record itself, on its host: leave out --url, and PROVISIONER_URL unset"
+        )
     path = store_path(where)
     if not path.exists():
         advice = "`provisioner run` makes it; --store PATH or PROVISIONER_STORE names another"
@@ -308,7 +364,10 @@ SUGGESTED_FROM = 200
 
 
 def find_drone(reader: Reader, any_id: str) -> DroneId:
-    """Return the drone of an id, a remote id or a slot name. Raises :class:`VerbError` that names the candidates."""
+    """Return the drone of an id, a remote id or a slot name.
+
+    Raises :class:`VerbError` that names the candidates.
+    """
     found = reader.find(any_id) if any_id.strip() else []
     if len(found) > 1:
         raise VerbError(f"{sanitize(any_id, 80)} means {len(found)} drones: {named(found)}")

@@ -40,7 +40,10 @@ def now() -> float:
 
 @contextmanager
 def one_moment(clock: Callable[[], float]) -> Iterator[None]:
-    """Have all ages of one answer refer to the same time. ``clock``: that of the record, as ``Reader.now``."""
+    """Have all ages of one answer refer to the same time.
+
+    ``clock``: that of the record, as ``Reader.now``.
+    """
     began = _answered_at.set(clock())
     try:
         yield
@@ -59,14 +62,18 @@ Cell = str | int | float | bool | None | Sequence[Any] | Mapping[str, Any]
 
 @frozen
 class Column:
-    """Column of a list, or fact of a document. ``show`` (of the row) or ``unit`` (of the value) is for people."""
+    """Column of a list, or fact of a document.
+
+    ``show`` (of the row) or ``unit`` (of the value) is for people.
+    """
 
     key: str
     """Stable name in JSON, with the unit (``_s``, ``_at``, ``_mib``, ``gpu_milli``)."""
     doc: str
     of: Any = ""
-    """The value of a row for machines: a function, or a dotted path of attributes, by default the key. Where a part of
-    the path is None it is null, or empty in a column of texts that are never null."""
+    """The value of a row for machines: a function, or a dotted path of attributes, by default the
+    key. Where a part of the path is None it is null, or empty in a column of texts that are never
+    null."""
     kind: str = "string"
     """JSON type: string, integer, number, boolean, array, object."""
     null: bool = False
@@ -166,7 +173,9 @@ age_s = partial(span_s, unit=ago, convert=lambda at: rounded(max(0.0, now() - at
 """Time since a moment, in seconds; null where that is 0 (never)."""
 
 
-def time_at(key: str, doc: str, of: Any = "", unit: Callable[[Any], str] = iso, **more: Any) -> Column:
+def time_at(
+    key: str, doc: str, of: Any = "", unit: Callable[[Any], str] = iso, **more: Any
+) -> Column:
     """Return a column of times: seconds since the epoch, null for 0 (never); people get ISO-8601."""
     doc = f"{doc} Seconds since the epoch (UTC); null: never."
     return number(key, doc, of, null=True, unit=unit, convert=lambda at: finite(at or None), **more)
@@ -182,7 +191,10 @@ def reason_data(reason: Any) -> Any:
 
 @frozen
 class Listing:
-    """Rows of one kind, alone or as part of a document. ``scope`` says in one line what is and is not in it."""
+    """Rows of one kind, alone or as part of a document.
+
+    ``scope`` says in one line what is and is not in it.
+    """
 
     schema: str
     columns: Sequence[Column]
@@ -223,7 +235,12 @@ class Document:
     def plain(self) -> dict[str, Any]:
         """Return the document as JSON values."""
         (facts,) = Listing("", self.facts, [self.of]).plain()
-        return {"schema": self.schema, **facts, **{key: part.plain() for key, part in self.parts.items()}, **self.raw}
+        return {
+            "schema": self.schema,
+            **facts,
+            **{key: part.plain() for key, part in self.parts.items()},
+            **self.raw,
+        }
 
 
 @frozen
@@ -239,13 +256,17 @@ Answer = Listing | Document
 
 def as_facts(columns: Sequence[Column]) -> tuple[Column, ...]:
     """Return the columns of a list as the facts of a document: those with a title of a fact are for people."""
-    return tuple(replace(c, level=0 if c.fact else 2, spare=0, head=c.fact or c.head) for c in columns)
+    return tuple(
+        replace(c, level=0 if c.fact else 2, spare=0, head=c.fact or c.head) for c in columns
+    )
 
 
 def picked(listing: Listing, pick: Pick) -> Listing:
     """Return ``listing`` sorted and cut as asked. Rows without a value come last in both orders."""
     rows = list(listing.rows)
-    for key in reversed([k for k in (pick.sort or "").split(",") if k.strip().removeprefix("-").strip()]):
+    for key in reversed(
+        [k for k in (pick.sort or "").split(",") if k.strip().removeprefix("-").strip()]
+    ):
         (column,) = chosen_columns(listing.columns, key.removeprefix("-"))
         valued = list(zip(column.cells(rows), rows, strict=True))
         known = [v for v in valued if v[0] is not None]
@@ -264,7 +285,10 @@ def _sort_key(value: Cell) -> tuple[float, str]:
 
 
 def chosen_columns(columns: Sequence[Column], names: str) -> list[Column]:
-    """Return the columns that are named, by JSON key or head. Raises :class:`VerbError` with the nearest key."""
+    """Return the columns that are named, by JSON key or head.
+
+    Raises :class:`VerbError` with the nearest key.
+    """
     known = {c.title.lower().replace(" ", "-"): c for c in reversed(columns) if c.level < 2}
     known |= {c.key: c for c in columns}
     found = []
@@ -280,7 +304,10 @@ class Page:
     """Size and colours of what people read."""
 
     width: int | None
-    """None: as wide as the widest row. So is a table in a pipe: `grep` and `awk` must get whole rows."""
+    """None: as wide as the widest row.
+
+    So is a table in a pipe: `grep` and `awk` must get whole rows.
+    """
     color: bool
 
     @classmethod
@@ -296,10 +323,13 @@ def note(*lines: str) -> None:
         print(sanitize(line), file=sys.stderr)
 
 
-def present(show: Show, make: Callable[[], Answer | Rendered], clock: Callable[[], float] | None = None) -> None:
+def present(
+    show: Show, make: Callable[[], Answer | Rendered], clock: Callable[[], float] | None = None
+) -> None:
     """Show what ``make`` answers; with ``--watch`` again and again until interrupted.
 
-    With ``--watch`` a record that cannot be read for a while (a full disk, a new version) is only reported.
+    With ``--watch`` a record that cannot be read for a while (a full disk, a new version) is only
+    reported.
     """
     from provisioner.store import StoreError
 
@@ -319,11 +349,17 @@ def present(show: Show, make: Callable[[], Answer | Rendered], clock: Callable[[
 def answering(build: Callable[..., Answer]) -> Callable[..., Any]:
     """Return the verb that shows the answer of ``build(reader, *, query, ...)``."""
     parameters = list(inspect.signature(build, eval_str=True).parameters.values())
-    context = inspect.Parameter("ctx", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
+    context = inspect.Parameter(
+        "ctx", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context
+    )
 
     @wraps(build)
     def verb(ctx: typer.Context, **given: Any) -> tuple[Answer, Show] | None:
-        return None if opt.verb_follows(ctx) else answered(ctx, given["query"], partial(build, **given))
+        return (
+            None
+            if opt.verb_follows(ctx)
+            else answered(ctx, given["query"], partial(build, **given))
+        )
 
     verb.__signature__ = inspect.Signature([context, *parameters[1:]])  # type: ignore[attr-defined]
     return opt.shared(verb)
@@ -334,7 +370,8 @@ def answered(
 ) -> tuple[Answer, Show] | None:
     """Show the answer that ``build`` makes from the record, or that the service at ``--url`` gives.
 
-    In the web service, whose context has a reader as its ``obj``, return the answer and the options of its form.
+    In the web service, whose context has a reader as its ``obj``, return the answer and the options
+    of its form.
     """
     if ctx.obj is not None:
         return build(ctx.obj), query
@@ -349,7 +386,10 @@ def answered(
 
 
 def _present_once(answer: Answer | Rendered, show: Show) -> None:
-    written, scope = io.StringIO(), answer.scope if show.output.for_people and not show.no_header else ""
+    written, scope = (
+        io.StringIO(),
+        answer.scope if show.output.for_people and not show.no_header else "",
+    )
     if show.watch and scope:
         scope = f"{iso(now())}  {scope}"
     if isinstance(answer, Rendered):
@@ -370,20 +410,27 @@ def _one_screen(text: str, scope: str) -> str:
     lines = text.splitlines(keepends=True)
     if len(lines) <= room:
         return text
-    return "".join(lines[: room - 1]) + f"... {len(lines) - room + 1} more lines: enlarge the terminal\n"
+    return (
+        "".join(lines[: room - 1])
+        + f"... {len(lines) - room + 1} more lines: enlarge the terminal\n"
+    )
 
 
 def write(answer: Answer, show: Show, page: Page, out: TextIO) -> None:
     """Write ``answer`` in the form of ``show`` to ``out``."""
     if isinstance(answer, Document):
-        if not answer.main or not (show.columns or show.output in (Format.CSV, Format.NAME, Format.JSONL)):
+        if not answer.main or not (
+            show.columns or show.output in (Format.CSV, Format.NAME, Format.JSONL)
+        ):
             _write_document(answer, show, page, out)
             return
         answer = answer.parts[answer.main]
     columns = chosen_columns(answer.columns, show.columns) if show.columns else answer.columns
     match show.output:
         case Format.TABLE | Format.WIDE:
-            shown = [replace(c, spare=0) for c in columns] if show.columns else _shown(columns, show)
+            shown = (
+                [replace(c, spare=0) for c in columns] if show.columns else _shown(columns, show)
+            )
             lines = table_lines(shown, answer.rows, page, header=not show.no_header)
             out.writelines(f"{line}\n" for line in lines)
         case Format.NAME:
@@ -443,7 +490,12 @@ def _write_tree(tree: dict[str, Any], show: Show, out: TextIO) -> None:
         import yaml
 
         out.write("---\n" if show.watch else "")
-        yaml.dump(json.loads(dumps(tree)), out, Dumper=getattr(yaml, "CSafeDumper", yaml.SafeDumper), sort_keys=False)
+        yaml.dump(
+            json.loads(dumps(tree)),
+            out,
+            Dumper=getattr(yaml, "CSafeDumper", yaml.SafeDumper),
+            sort_keys=False,
+        )
     elif show.watch or show.output is Format.JSONL:
         out.write(f"{dumps(tree)}\n")
     else:
@@ -456,7 +508,9 @@ def dumps(tree: object, **form: Any) -> str:
     try:
         return json.dumps(tree, allow_nan=False, **form)
     except ValueError:
-        return json.dumps(json.loads(json.dumps(tree), parse_constant=lambda constant: None), **form)
+        return json.dumps(
+            json.loads(json.dumps(tree), parse_constant=lambda constant: None), **form
+        )
 
 
 def _shown(columns: Sequence[Column], show: Show) -> list[Column]:
@@ -479,12 +533,15 @@ def _document_lines(document: Document, show: Show, page: Page) -> list[str]:
         lines += [""] if lines else []
         lines.append(_painted(heading, "bold" if page.color else ""))
         if part.rows:
-            lines += table_lines(_shown(part.columns, show), part.rows, page, header=not show.no_header)
+            lines += table_lines(
+                _shown(part.columns, show), part.rows, page, header=not show.no_header
+            )
     return lines
 
 
-# -------------------------------------------------------------------------------------------------------------- tables
-# Not by rich: ids are shortened in the middle, whole columns give way, and 10,000 rows must take tenths of a second.
+# --------------------------------------------------------------------------------------------------------------
+# tables Not by rich: ids are shortened in the middle, whole columns give way, and 10,000 rows must
+# take tenths of a second.
 
 COLUMN_GAP = 2
 ELLIPSIS = "..."
@@ -508,16 +565,29 @@ class _TableColumn:
         column, width = self.column, self.width
         is_amount = column.kind in ("integer", "number") and not column.key.endswith("at")  # a time
         pad = str.rjust if is_amount else str.ljust
-        if self.tints is None and all(map(str.isascii, self.texts)) and max(map(len, self.texts), default=0) <= width:
+        if (
+            self.tints is None
+            and all(map(str.isascii, self.texts))
+            and max(map(len, self.texts), default=0) <= width
+        ):
             return [pad(text, width) for text in self.texts]
         found = []
         for text, tint in zip(self.texts, self.tints or [""] * len(self.texts), strict=True):
-            lines = wrapped(text, width) if column.wrap else [shorten(text, width, tail=column.tail)]
-            found.append("\n".join(_painted(pad(line, width + len(line) - text_width(line)), tint) for line in lines))
+            lines = (
+                wrapped(text, width) if column.wrap else [shorten(text, width, tail=column.tail)]
+            )
+            found.append(
+                "\n".join(
+                    _painted(pad(line, width + len(line) - text_width(line)), tint)
+                    for line in lines
+                )
+            )
         return found
 
 
-def table_lines(columns: Sequence[Column], rows: Sequence[Any], page: Page, *, header: bool = True) -> list[str]:
+def table_lines(
+    columns: Sequence[Column], rows: Sequence[Any], page: Page, *, header: bool = True
+) -> list[str]:
     """Return a table as lines; cells are shortened until it fits the page."""
     table = [_TableColumn(column, rows, header=header, color=page.color) for column in columns]
     if page.width is not None:
@@ -529,7 +599,9 @@ def table_lines(columns: Sequence[Column], rows: Sequence[Any], page: Page, *, h
             lines.append(line.rstrip())
             continue
         for parts in zip_longest(*(cell.split("\n") for cell in row)):
-            line = gap.join(blank if part is None else part for part, blank in zip(parts, blanks, strict=True))
+            line = gap.join(
+                blank if part is None else part for part, blank in zip(parts, blanks, strict=True)
+            )
             lines.append(line.rstrip())
     if header and page.color:
         lines[0] = _painted(lines[0], "bold")
@@ -539,11 +611,13 @@ def table_lines(columns: Sequence[Column], rows: Sequence[Any], page: Page, *, h
 def _columns_with_room(table: Sequence[_TableColumn], width: int) -> list[_TableColumn]:
     """Return the columns to show.
 
-    A column that may be spared is left out if it is empty or has no room: a sentence, if it could not even be wrapped;
-    anything else, if another column would have to be cut.
+    A column that may be spared is left out if it is empty or has no room: a sentence, if it could
+    not even be wrapped; anything else, if another column would have to be cut.
     """
     kept = [each for each in table if not (each.column.spare and each.empty)]
-    for spare in sorted((each for each in kept if each.column.spare), key=lambda each: -each.column.spare):
+    for spare in sorted(
+        (each for each in kept if each.column.spare), key=lambda each: -each.column.spare
+    ):
         needs = COLUMN_GAP * (len(kept) - 1)
         for each in kept:
             gives_way = each.column.wrap or (spare.column.wrap and each.column.least)

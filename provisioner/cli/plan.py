@@ -43,10 +43,14 @@ def _read_file(path: Path, kind: type[T], key: str, schema: str) -> T:
     from provisioner.serialization import from_json
 
     with opt.reported(ValueError, prefix=f"{path}: not JSON: "):
-        tree: Any = json.loads(sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8-sig"))
+        tree: Any = json.loads(
+            sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8-sig")
+        )
     envelope = tree if isinstance(tree, dict) else {}
     if envelope.get("schema") not in (None, schema):
-        raise opt.VerbError(f"{path}: schema {str(envelope['schema'])[:80]!r}, but this version reads {schema}")
+        raise opt.VerbError(
+            f"{path}: schema {str(envelope['schema'])[:80]!r}, but this version reads {schema}"
+        )
     try:
         return from_json(kind, json.dumps(envelope.get(key, tree)))
     except ValidationError as error:
@@ -84,15 +88,26 @@ def plan_rows(plan: Plan) -> list[PlanRow]:
         starts[start.drone.type, formatting.describe(start.reason)].append(start)
     return [
         *(
-            PlanRow("start", kind, len(alike), alike[0].reason, why, tuple(s.drone.id for s in alike))
+            PlanRow(
+                "start", kind, len(alike), alike[0].reason, why, tuple(s.drone.id for s in alike)
+            )
             for (kind, why), alike in starts.items()
         ),
-        *(row("drain", d.drone.type, d.reason, d.drone.id, f"{d.mode.value}: ") for d in plan.drains),
-        *(row("stop", s.drone.type, s.reason, s.drone.id, "without notice: " * s.kill) for s in plan.stops),
+        *(
+            row("drain", d.drone.type, d.reason, d.drone.id, f"{d.mode.value}: ")
+            for d in plan.drains
+        ),
+        *(
+            row("stop", s.drone.type, s.reason, s.drone.id, "without notice: " * s.kill)
+            for s in plan.stops
+        ),
         *(row("stop-orphan", o.site, o.reason, o.drone_id) for o in plan.orphans),
         *(row("move", m.drone.type, m.reason, m.drone.id, step(m)) for m in plan.moves),
         *(PlanRow("breaker", b.scope, 1, None, breaker_words(b)) for b in plan.breakers),
-        *(PlanRow("refuse", r.subject, r.count, r.reason, formatting.describe(r.reason)) for r in plan.refusals),
+        *(
+            PlanRow("refuse", r.subject, r.count, r.reason, formatting.describe(r.reason))
+            for r in plan.refusals
+        ),
     ]
 
 
@@ -110,7 +125,13 @@ def _drone_range(row: PlanRow) -> str:
     return f"{row.drones[0]} .. {row.drones[-1].rpartition('-')[2]}"
 
 
-PLAN_TINTS = {"start": "green", "drain": "yellow", "stop": "red", "stop-orphan": "red", "refuse": "dim"}
+PLAN_TINTS = {
+    "start": "green",
+    "drain": "yellow",
+    "stop": "red",
+    "stop-orphan": "red",
+    "refuse": "dim",
+}
 PLAN_COLUMNS = (
     out.text("action", "What is done.", level=0, choices=PLAN_ACTIONS, tint=PLAN_TINTS),
     out.ident("subject", "Drone type, site, scope, or what a refusal is about.", least=14),
@@ -127,11 +148,16 @@ PLAN_FACTS = (
 
 
 def plan_document(plan: Plan, origin: str) -> out.Document:
-    """Return a plan with its lines for people and as a whole for ``replay --expect``. ``origin``: its source."""
+    """Return a plan with its lines for people and as a whole for ``replay --expect``.
+
+    ``origin``: its source.
+    """
     from provisioner.serialization import to_plain
 
     schema, title = "provisioner.plan-items/1", f"Plan for tick {plan.tick}"
-    rows = out.Listing(schema, PLAN_COLUMNS, plan_rows(plan), lambda r: f"{r.action}:{r.subject}", title=title)
+    rows = out.Listing(
+        schema, PLAN_COLUMNS, plan_rows(plan), lambda r: f"{r.action}:{r.subject}", title=title
+    )
     return out.Document(
         PLAN_SCHEMA,
         PLAN_FACTS,
@@ -147,12 +173,20 @@ def plan_document(plan: Plan, origin: str) -> out.Document:
 def plan_summary(plan: Plan) -> str:
     """Return ``3 starts, 1 drain, 0 stops, 2 refusals``."""
     stops = len(plan.stops) + len(plan.orphans)
-    counts = {"start": len(plan.starts), "drain": len(plan.drains), "stop": stops, "refusal": len(plan.refusals)}
+    counts = {
+        "start": len(plan.starts),
+        "drain": len(plan.drains),
+        "stop": stops,
+        "refusal": len(plan.refusals),
+    }
     return ", ".join(formatting.count(n, noun) for noun, n in counts.items())
 
 
 class PlanDifference(NamedTuple):
-    """Line in which two plans differ. ``why`` is of the other plan, or of the first if only that has it."""
+    """Line in which two plans differ.
+
+    ``why`` is of the other plan, or of the first if only that has it.
+    """
 
     action: str
     subject: str
@@ -163,7 +197,9 @@ class PlanDifference(NamedTuple):
 
     @property
     def change(self) -> str:
-        return "why" if self.before == self.after else "more" if self.after > self.before else "less"
+        return (
+            "why" if self.before == self.after else "more" if self.after > self.before else "less"
+        )
 
 
 def plan_differences(before: Plan, after: Plan) -> list[PlanDifference]:
@@ -183,7 +219,9 @@ def _plan_lines(plan: Plan) -> dict[tuple[str, str, str], tuple[int, str]]:
     """
     rows: defaultdict[tuple[str, str, str], list[PlanRow]] = defaultdict(list)
     for row in plan_rows(plan):
-        rows[row.action, row.subject, "" if row.action == "start" else "".join(row.drones)].append(row)
+        rows[row.action, row.subject, "" if row.action == "start" else "".join(row.drones)].append(
+            row
+        )
     return {
         key: (sum(row.number for row in found), "; ".join(dict.fromkeys(row.text for row in found)))
         for key, found in rows.items()
@@ -192,24 +230,39 @@ def _plan_lines(plan: Plan) -> dict[tuple[str, str, str], tuple[int, str]]:
 
 CHANGES = {"more": "green", "less": "yellow", "why": ""}
 DIFFERENCE_COLUMNS = (
-    out.text("change", "More or less of it, or another reason.", level=0, choices=tuple(CHANGES), tint=CHANGES),
+    out.text(
+        "change",
+        "More or less of it, or another reason.",
+        level=0,
+        choices=tuple(CHANGES),
+        tint=CHANGES,
+    ),
     out.text("action", "What is done.", level=0, choices=PLAN_ACTIONS),
     out.ident("subject", "Drone type, site, scope, or what a refusal is about.", least=14),
     out.ident("drone", "Id of the drone, of what concerns one on record.", least=14),
     out.whole("before", "Drones, or jobs that a refusal is about, in the plan as it is.", level=0),
     out.whole("after", "The same in the other plan.", level=0),
-    out.words("why", "The other plan's reason; of what it does no more, the first one's.", least=24),
+    out.words(
+        "why", "The other plan's reason; of what it does no more, the first one's.", least=24
+    ),
 )
-DIFFERENCE_FACTS = (out.flag("same", "Are the plans the same?", lambda differences: not differences),)
+DIFFERENCE_FACTS = (
+    out.flag("same", "Are the plans the same?", lambda differences: not differences),
+)
 
 
 def plan_diff_document(before: Plan, after: Plan, origin: str) -> out.Document:
-    """Return both plans for machines, and for people where they differ. ``origin``: what was asked."""
+    """Return both plans for machines, and for people where they differ.
+
+    ``origin``: what was asked.
+    """
     from provisioner.serialization import to_plain
 
     found, title = plan_differences(before, after), f"Plan for tick {before.tick}, otherwise"
     schema, count = "provisioner.plan-diff-items/1", formatting.count(len(found), "difference")
-    rows = out.Listing(schema, DIFFERENCE_COLUMNS, found, lambda d: f"{d.action}:{d.subject}", title=title)
+    rows = out.Listing(
+        schema, DIFFERENCE_COLUMNS, found, lambda d: f"{d.action}:{d.subject}", title=title
+    )
     return out.Document(
         "provisioner.plan-diff/1",
         DIFFERENCE_FACTS,
@@ -225,8 +278,9 @@ def plan_diff_document(before: Plan, after: Plan, origin: str) -> out.Document:
 def plan(reader: Reader, *, query: opt.Query) -> out.Document:
     """Say what the next tick would do, and why.
 
-    A dry run on the newest recorded views: nothing is asked or changed. The same pure function decides as in the
-    controller. `replay` decides on a saved snapshot, or on that of a recorded tick.
+    A dry run on the newest recorded views: nothing is asked or changed. The same pure function
+    decides as in the controller. `replay` decides on a saved snapshot, or on that of a recorded
+    tick.
 
     \b
     Examples:
@@ -236,7 +290,9 @@ def plan(reader: Reader, *, query: opt.Query) -> out.Document:
     from provisioner.planner.safeguards import safe_plan
 
     seen = kept_snapshot(reader, None)
-    return plan_document(safe_plan(seen).plan, f"dry run on the record at {formatting.iso(seen.now)}")
+    return plan_document(
+        safe_plan(seen).plan, f"dry run on the record at {formatting.iso(seen.now)}"
+    )
 
 
 SNAPSHOTS_SCHEMA = "provisioner.snapshots/1"
@@ -245,15 +301,20 @@ SNAPSHOTS_SCHEMA = "provisioner.snapshots/1"
 @opt.shared
 def snapshot(
     query: opt.Query,
-    tick: Annotated[int | None, opt.tick_option("Of this recorded tick; else as the next one begins.")] = None,
+    tick: Annotated[
+        int | None, opt.tick_option("Of this recorded tick; else as the next one begins.")
+    ] = None,
     to: Annotated[Path | None, opt.option("FILE", "Write here instead of stdout.")] = None,
-    list_: Annotated[bool, opt.switch("Only list the ticks with snapshots, and what each did.", "--list")] = False,
+    list_: Annotated[
+        bool, opt.switch("Only list the ticks with snapshots, and what each did.", "--list")
+    ] = False,
 ) -> None:
     """Write a snapshot as JSON.
 
-    Job classes, slots, site views, drones and policy at one time: all that a decision depends on. Snapshots are
-    kept of the newest ticks that did something (store.snapshots in the configuration). They name owners of jobs,
-    hosts and drones, but hold no secret. A snapshot is always JSON: -o and the options that go with it are for --list.
+    Job classes, slots, site views, drones and policy at one time: all that a decision depends on.
+    Snapshots are kept of the newest ticks that did something (store.snapshots in the
+    configuration). They name owners of jobs, hosts and drones, but hold no secret. A snapshot is
+    always JSON: -o and the options that go with it are for --list.
 
     \b
     Examples:
@@ -279,7 +340,13 @@ SNAPSHOT_COLUMNS = (
     out.whole("starts", "Drones started.", lambda p: len(p.starts)),
     out.whole("drains", "Drones asked to leave.", lambda p: len(p.drains)),
     out.whole("stops", "Drones stopped.", lambda p: len(p.stops) + len(p.orphans)),
-    out.text("did", "What was done, in words.", lambda p: plan_summary(p) if p.acts else SAME, level=0, least=20),
+    out.text(
+        "did",
+        "What was done, in words.",
+        lambda p: plan_summary(p) if p.acts else SAME,
+        level=0,
+        least=20,
+    ),
 )
 
 
@@ -287,7 +354,8 @@ def _kept_ticks(reader: Reader) -> out.Listing:
     kept = reader.kept_snapshots()
     plans = {plan.tick: plan for plan in reader.plans(limit=len(kept), acting=True)} if kept else {}
     rows = []
-    for tick in kept:  # of a tick whose plan was made again later, the record has the last plan only
+    # of a tick whose plan was made again later, the record has the last plan only
+    for tick in kept:
         saved = None if tick in plans else reader.snapshot(tick)
         rows.append(plans.get(tick) or Plan(tick, saved.now if saved else 0.0))
     scope = f"{formatting.count(len(kept), 'snapshot')} kept"
@@ -295,7 +363,10 @@ def _kept_ticks(reader: Reader) -> out.Listing:
 
 
 def kept_snapshot(reader: Reader, tick: int | None) -> Snapshot:
-    """Return the snapshot of a tick, or that with which the next one begins. Raises :class:`VerbError`."""
+    """Return the snapshot of a tick, or that with which the next one begins.
+
+    Raises :class:`VerbError`.
+    """
     found = reader.snapshot(tick)
     if found is not None:
         return found
@@ -310,22 +381,31 @@ def kept_snapshot(reader: Reader, tick: int | None) -> Snapshot:
 
 
 MAX_LINES_SHOWN = 40
-_WHAT_IF_HELP = "Decide as if this were so ('horeka down', 'topas gpus=20'), and show what differs; repeatable."
+_WHAT_IF_HELP = (
+    "Decide as if this were so ('horeka down', 'topas gpus=20'), and show what differs; repeatable."
+)
 
 
 @opt.shared
 def replay(
     query: opt.Query,
     file: Annotated[Path | None, opt.argument("FILE", "A snapshot; - is stdin.")] = None,
-    expect: Annotated[Path | None, opt.option("PLANFILE", "Compare with this plan; exit 3 if it differs.")] = None,
-    tick: Annotated[int | None, opt.tick_option("This recorded tick; compare with its recorded plan.")] = None,
-    policy: Annotated[Path | None, opt.option("CONFIG", "Decide by this file, and show what differs.")] = None,
+    expect: Annotated[
+        Path | None, opt.option("PLANFILE", "Compare with this plan; exit 3 if it differs.")
+    ] = None,
+    tick: Annotated[
+        int | None, opt.tick_option("This recorded tick; compare with its recorded plan.")
+    ] = None,
+    policy: Annotated[
+        Path | None, opt.option("CONFIG", "Decide by this file, and show what differs.")
+    ] = None,
     what_if: Annotated[list[str] | None, opt.option("QUESTION", _WHAT_IF_HELP)] = None,
 ) -> None:
     """Decide again on a saved snapshot.
 
-    Same snapshot, same plan: with --expect or --tick, exit 3 where the plan differs from the expected or recorded one.
-    With --policy or --what-if the plan is compared with the one that would be made then: nothing is asked or changed.
+    Same snapshot, same plan: with --expect or --tick, exit 3 where the plan differs from the
+    expected or recorded one. With --policy or --what-if the plan is compared with the one that
+    would be made then: nothing is asked or changed.
 
     \b
     Examples:
@@ -337,18 +417,27 @@ def replay(
     from provisioner.store import without_refreshes
 
     if (policy or what_if) and expect is not None:
-        raise opt.VerbError("--expect is for the plan as it is: leave out --policy and --what-if", code=opt.Exit.USAGE)
+        raise opt.VerbError(
+            "--expect is for the plan as it is: leave out --policy and --what-if",
+            code=opt.Exit.USAGE,
+        )
     if (file is None) == (tick is None):
-        raise opt.VerbError("name a snapshot FILE, or a recorded tick with --tick N", code=opt.Exit.USAGE)
+        raise opt.VerbError(
+            "name a snapshot FILE, or a recorded tick with --tick N", code=opt.Exit.USAGE
+        )
     reader = opt.open_record(query) if file is None else None
-    snapshot = kept_snapshot(reader, tick) if reader is not None else read_snapshot(file or Path("-"))
+    snapshot = (
+        kept_snapshot(reader, tick) if reader is not None else read_snapshot(file or Path("-"))
+    )
     expected = _read_file(expect, Plan, "plan", PLAN_SCHEMA) if expect else None
     origin = str(file or f"tick {tick}")
     if policy or what_if:
         _compare_plans(query, snapshot, origin, policy, what_if or [])
         return
     again = safe_plan(snapshot).plan
-    out.present(query, lambda: plan_document(again, f"replay of {origin} at {formatting.iso(snapshot.now)}"))
+    out.present(
+        query, lambda: plan_document(again, f"replay of {origin} at {formatting.iso(snapshot.now)}")
+    )
     if expected is not None:
         _require_same(expected, again)
     elif reader is not None:  # the record keeps a plan without refreshes
@@ -359,7 +448,9 @@ def replay(
         _require_same(recorded, without_refreshes(again))
 
 
-def _compare_plans(show: opt.Show, snapshot: Snapshot, origin: str, policy: Path | None, what_if: list[str]) -> None:
+def _compare_plans(
+    show: opt.Show, snapshot: Snapshot, origin: str, policy: Path | None, what_if: list[str]
+) -> None:
     """Show the plan for ``snapshot`` beside the one under another policy or in another world."""
     from provisioner.config import load
     from provisioner.planner.safeguards import safe_plan
@@ -369,7 +460,9 @@ def _compare_plans(show: opt.Show, snapshot: Snapshot, origin: str, policy: Path
     if policy is not None:
         settings, known = load(policy, connects=False), {kind.key for kind in snapshot.types}
         unseen = [name for name in settings.policy.sites if name not in snapshot.sites]
-        notes += [f"{name}: no look at it is in the snapshot, so nothing starts there" for name in unseen]
+        notes += [
+            f"{name}: no look at it is in the snapshot, so nothing starts there" for name in unseen
+        ]
         unjudged = "the jobs' own requirements were never judged against it, only their numbers"
         notes += [f"{kind.key}: {unjudged}" for kind in settings.types if kind.key not in known]
         changed = replace(snapshot, policy=settings.policy, types=settings.types)
@@ -385,7 +478,10 @@ def _compare_plans(show: opt.Show, snapshot: Snapshot, origin: str, policy: Path
 def _require_same(expected: Plan, again: Plan) -> None:
     from provisioner.serialization import to_plain
 
-    old, new = (json.dumps(to_plain(plan), indent=1, sort_keys=True).splitlines() for plan in (expected, again))
+    old, new = (
+        json.dumps(to_plain(plan), indent=1, sort_keys=True).splitlines()
+        for plan in (expected, again)
+    )
     if old == new:
         out.note("the plan is the same")
         return

@@ -37,7 +37,16 @@ RESOURCES: Mapping[str, str] = {
 }
 """Paths below :data:`API` with the verbs that they answer as."""
 LOCAL_OPTIONS = frozenset(
-    {*opt.Where.__dataclass_fields__, "no_color", "watch", "interval", "local", "follow", "check", "help"}
+    {
+        *opt.Where.__dataclass_fields__,
+        "no_color",
+        "watch",
+        "interval",
+        "local",
+        "follow",
+        "check",
+        "help",
+    }
 )
 """Options that the client itself acts on, by parameter."""
 SAME_AS = {"explain drone": "drones show"}
@@ -57,7 +66,9 @@ def answer(ctx: typer.Context, query: opt.Query | opt.ListQuery) -> out.Rendered
     if ctx.params.get("follow"):
         _follow(query)
     if query.local:
-        raise VerbError("--local is for a record on this host: the service writes times in UTC", code=Exit.USAGE)
+        raise VerbError(
+            "--local is for a record on this host: the service writes times in UTC", code=Exit.USAGE
+        )
     asked: list[tuple[str, str]] = [("output", query.output.value)]
     for parameter in ctx.command.params:
         source = getattr(ctx.get_parameter_source(parameter.name or ""), "name", "")
@@ -68,7 +79,9 @@ def answer(ctx: typer.Context, query: opt.Query | opt.ListQuery) -> out.Rendered
             asked += _asked(parameter.opts[0].removeprefix("--"), value)
     page = out.Page.of(query)
     if query.output.for_people:
-        asked += [("color", "true")] * page.color + ([("width", str(page.width))] if page.width else [])
+        asked += [("color", "true")] * page.color + (
+            [("width", str(page.width))] if page.width else []
+        )
     body, headers = _call(query, "GET", f"{path}?{urlencode(asked)}")
     text = body.decode()
     if query.watch and query.output is Format.JSON:
@@ -78,7 +91,10 @@ def answer(ctx: typer.Context, query: opt.Query | opt.ListQuery) -> out.Rendered
 
 def _asked(name: str, value: Any) -> Iterator[tuple[str, str]]:
     for each in value if isinstance(value, list | tuple) else [value]:
-        yield name, str(each).lower() if isinstance(each, bool) else str(getattr(each, "value", each))
+        yield (
+            name,
+            str(each).lower() if isinstance(each, bool) else str(getattr(each, "value", each)),
+        )
 
 
 def post(where: opt.Where, path: str, **body: str | None) -> None:
@@ -117,8 +133,12 @@ def _follow(query: opt.Query | opt.ListQuery) -> NoReturn:
         time.sleep(RETRY_S)
 
 
-def _call(where: opt.Where, method: str, path: str, body: bytes | None = None) -> tuple[bytes, HTTPMessage]:
-    cut_short = opt.reported(OSError, http.client.HTTPException, prefix=f"no whole answer from {where.url}: ")
+def _call(
+    where: opt.Where, method: str, path: str, body: bytes | None = None
+) -> tuple[bytes, HTTPMessage]:
+    cut_short = opt.reported(
+        OSError, http.client.HTTPException, prefix=f"no whole answer from {where.url}: "
+    )
     with _opened(where, method, path, body) as response, cut_short:
         return response.read(), response.headers
 
@@ -126,7 +146,10 @@ def _call(where: opt.Where, method: str, path: str, body: bytes | None = None) -
 def _opened(
     where: opt.Where, method: str, path: str, body: bytes | None = None, last_id: str = ""
 ) -> http.client.HTTPResponse:
-    """Send a request and return the response. Raises :class:`VerbError`, for a problem with its exit code."""
+    """Send a request and return the response.
+
+    Raises :class:`VerbError`, for a problem with its exit code.
+    """
     url = where.url or ""
     connection, prefix = _connection(url)
     headers = {"Content-Type": "application/json"} if body is not None else {}
@@ -147,10 +170,15 @@ def _opened(
     kind = ServiceUnavailableError if response.status >= 500 else VerbError
     try:
         problem = json.loads(told)
-        lines, code = str(problem["detail"]).splitlines(), Exit(problem.get("exit_code", Exit.FAILED))
+        lines, code = (
+            str(problem["detail"]).splitlines(),
+            Exit(problem.get("exit_code", Exit.FAILED)),
+        )
     except (ValueError, KeyError, TypeError):
         wrong = f"{url} answers {response.status} {response.reason}, and is no provisioner"
-        log_in = ["a proxy that asks for a log-in is for browsers: use the address for tokens and certificates"]
+        log_in = [
+            "a proxy that asks for a log-in is for browsers: use the address for tokens and certificates"
+        ]
         raise kind(wrong, *log_in * (response.status < 400)) from None
     raise kind(*lines, code=code)
 
@@ -177,7 +205,9 @@ def _connection(url: str) -> tuple[http.client.HTTPConnection, str]:
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise VerbError(f"--url {url}: write https://HOST:PORT or unix:PATH", code=Exit.USAGE)
     if parts.scheme == "http":
-        return http.client.HTTPConnection(parts.hostname, port, timeout=TIMEOUT_S), parts.path.rstrip("/")
+        return http.client.HTTPConnection(
+            parts.hostname, port, timeout=TIMEOUT_S
+        ), parts.path.rstrip("/")
     context = ssl.create_default_context()
     if certificate := os.environ.get("X509_USER_CERT"):
         with opt.reported(OSError, prefix="X509_USER_CERT, X509_USER_KEY: "):
@@ -189,7 +219,8 @@ def _connection(url: str) -> tuple[http.client.HTTPConnection, str]:
 def bearer_token(where: opt.Where) -> str:
     """Return the token to send; empty: none.
 
-    That of ``--token-file``; else, over https alone, the one that the WLCG Bearer Token Discovery finds.
+    That of ``--token-file``; else, over https alone, the one that the WLCG Bearer Token Discovery
+    finds.
     """
     if where.token_file is not None:
         from provisioner.config.models import is_loopback
@@ -197,7 +228,8 @@ def bearer_token(where: opt.Where) -> str:
         parts = urlsplit(where.url or "")
         if parts.scheme == "http" and not is_loopback(parts.hostname or ""):
             raise VerbError(
-                f"--token-file: it would go to {parts.hostname} in the clear; write https://", code=Exit.USAGE
+                f"--token-file: it would go to {parts.hostname} in the clear; write https://",
+                code=Exit.USAGE,
             )
         return where.token_file.read_text("utf-8-sig").strip()
     if not (where.url or "").startswith("https:"):

@@ -26,17 +26,26 @@ def run(
     path: opt.ConfigArgument = None,
     config: opt.ConfigPath = None,
     once: Annotated[bool, opt.switch("A single tick, then stop.", "--once")] = False,
-    shadow: Annotated[bool, opt.switch("Observe and decide; start, drain and stop nothing.", "--shadow")] = False,
-    root: Annotated[Path | None, opt.option("DIR", "Relative paths start here, not where the files are.")] = None,
-    log_format: Annotated[LogFormat | None, opt.switch("Form of the log lines.", "--log-format")] = None,
-    log_level: Annotated[LogLevel, opt.switch("Log nothing below this.", "--log-level")] = LogLevel.INFO,
+    shadow: Annotated[
+        bool, opt.switch("Observe and decide; start, drain and stop nothing.", "--shadow")
+    ] = False,
+    root: Annotated[
+        Path | None, opt.option("DIR", "Relative paths start here, not where the files are.")
+    ] = None,
+    log_format: Annotated[
+        LogFormat | None, opt.switch("Form of the log lines.", "--log-format")
+    ] = None,
+    log_level: Annotated[
+        LogLevel, opt.switch("Log nothing below this.", "--log-level")
+    ] = LogLevel.INFO,
 ) -> None:
     """Run the controller.
 
-    It ends by SIGTERM or Ctrl-C; drones outlive it, and the next one takes them over. One controller at a time
-    holds a record; a second refuses and says who does. SIGHUP, or `provisioner reload`, takes over a changed
-    configuration. Log lines go to stderr: under systemd with the priorities of the journal, as JSON on request.
-    With --shadow it runs beside another system, polls pool and sites, and gives no order; its record is one of its own.
+    It ends by SIGTERM or Ctrl-C; drones outlive it, and the next one takes them over. One
+    controller at a time holds a record; a second refuses and says who does. SIGHUP, or `provisioner
+    reload`, takes over a changed configuration. Log lines go to stderr: under systemd with the
+    priorities of the journal, as JSON on request. With --shadow it runs beside another system,
+    polls pool and sites, and gives no order; its record is one of its own.
 
     \b
     Examples:
@@ -66,12 +75,14 @@ RELOAD_EVENTS = ("config.reloaded", RELOAD_REFUSED_EVENT)
 
 @opt.shared
 def reload(
-    where: opt.Where, timeout: Annotated[float, opt.option("SECONDS", "Give up after this; exit 124.", min=0)] = 60.0
+    where: opt.Where,
+    timeout: Annotated[float, opt.option("SECONDS", "Give up after this; exit 124.", min=0)] = 60.0,
 ) -> None:
     """Make the controller read its configuration anew.
 
-    A valid change is applied without dropping a drone; an invalid one is refused and the old stays: exit 3. Run it
-    on the host of the controller, as its user or root. With --url it is only requested: `events` tells how it ended.
+    A valid change is applied without dropping a drone; an invalid one is refused and the old stays:
+    exit 3. Run it on the host of the controller, as its user or root. With --url it is only
+    requested: `events` tells how it ended.
 
     \b
     Examples:
@@ -86,11 +97,16 @@ def reload(
     before = reader.position().event
     pid = _signal_controller(reader)
     deadline = time.monotonic() + timeout
-    while not (found := [e for e in reader.events(after=before, limit=NO_LIMIT) if e.name in RELOAD_EVENTS]):
+    while not (
+        found := [e for e in reader.events(after=before, limit=NO_LIMIT) if e.name in RELOAD_EVENTS]
+    ):
         if reader.holder() is None:
             raise VerbError(f"the controller, process {pid}, has ended")
         if time.monotonic() >= deadline:
-            raise VerbError(f"no answer from process {pid} after {formatting.age(timeout)}", code=opt.Exit.TIMED_OUT)
+            raise VerbError(
+                f"no answer from process {pid} after {formatting.age(timeout)}",
+                code=opt.Exit.TIMED_OUT,
+            )
         time.sleep(RELOAD_POLL_S)
     event = found[0]
     lines = "\n".join(map(str, event.fields.values())).splitlines()
@@ -103,19 +119,25 @@ def reload(
 def _signal_controller(reader: Reader) -> int:
     holder = reader.holder()
     if holder is None:
-        raise VerbError("no controller runs; `provisioner run` reads the configuration when it starts")
+        raise VerbError(
+            "no controller runs; `provisioner run` reads the configuration when it starts"
+        )
     if holder.host not in (socket.gethostname(), socket.getfqdn()):
         where = f"the controller runs on {holder.host}, this is {socket.gethostname()}"
         raise VerbError(f"{where}: run it there, or `kill -HUP {holder.pid}` there")
     if holder.process and holder.process != process_of(holder.pid):
         unseen = f"the controller, process {holder.pid}, is no process that is seen from here"
-        raise VerbError(f"{unseen}: run it in the container of the controller, or send SIGHUP to it there")
+        raise VerbError(
+            f"{unseen}: run it in the container of the controller, or send SIGHUP to it there"
+        )
     process = f"the controller, process {holder.pid}"
     try:
         os.kill(holder.pid, signal.SIGHUP)
     except PermissionError:
         here = f"{process}, is of another user: run it as that user or root"
-        raise VerbError(here, "operators ask the web service: provisioner reload --url unix:PATH_OF_WEB_SOCK") from None
+        raise VerbError(
+            here, "operators ask the web service: provisioner reload --url unix:PATH_OF_WEB_SOCK"
+        ) from None
     except ProcessLookupError:
         raise VerbError(f"{process}, has just ended") from None
     return holder.pid

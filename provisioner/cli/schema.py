@@ -10,7 +10,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from provisioner import model
-from provisioner.cli import check, drones, estimates, jobs, options, plan, shadow, simulate, sites, status, usage
+from provisioner.cli import (
+    check,
+    drones,
+    estimates,
+    jobs,
+    options,
+    plan,
+    shadow,
+    simulate,
+    sites,
+    status,
+    usage,
+)
 from provisioner.cli.output import Column, Document, Listing, note
 from provisioner.simulator.shadow import Comparison
 from provisioner.simulator.traces import Trace
@@ -37,7 +49,9 @@ class SampleReader:
     """Reader of a record with one drone and nothing else."""
 
     path = Path()
-    _DRONE = model.Drone(model.DroneId("a-b-1"), model.TypeKey("s/t"), model.DroneState.IDLE, 1.0, 1.0, 1000)
+    _DRONE = model.Drone(
+        model.DroneId("a-b-1"), model.TypeKey("s/t"), model.DroneState.IDLE, 1.0, 1.0, 1000
+    )
     _ANSWERS: Mapping[str, object] = {
         "holder": None,
         "views": None,
@@ -79,12 +93,21 @@ def output_schemas() -> dict[str, dict[str, Any]]:
 
 def json_schema(answer: Listing | Document) -> dict[str, Any]:
     """Return the JSON Schema of what ``-o json`` writes for ``answer``, whatever its rows."""
-    common = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": answer.schema, "type": "object"}
+    common = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": answer.schema,
+        "type": "object",
+    }
     version = {"schema": {"const": answer.schema}}
     if isinstance(answer, Listing):
-        return common | _object(version | {"items": {"type": "array", "items": _row_schema(answer.columns)}})
+        return common | _object(
+            version | {"items": {"type": "array", "items": _row_schema(answer.columns)}}
+        )
     facts = _row_schema(answer.facts)["properties"]
-    parts = {key: {"type": "array", "items": _row_schema(part.columns)} for key, part in answer.parts.items()}
+    parts = {
+        key: {"type": "array", "items": _row_schema(part.columns)}
+        for key, part in answer.parts.items()
+    }
     raw = {key: {"type": "object"} for key in answer.raw}
     return common | _object(version | facts | parts | raw)
 
@@ -103,12 +126,15 @@ def _object(properties: dict[str, Any]) -> dict[str, Any]:
 
 
 def schema(
-    name: Annotated[str | None, options.argument("NAME", "controller, site, or as provisioner.drones/1.")] = None,
+    name: Annotated[
+        str | None, options.argument("NAME", "controller, site, or as provisioner.drones/1.")
+    ] = None,
 ) -> None:
     """Print a JSON Schema; without a name, list those there are.
 
-    controller and site describe the configuration files, for editors and CI. The others describe what -o json writes:
-    keys may be added under the same number, and are never renamed or removed without a new one.
+    controller and site describe the configuration files, for editors and CI. The others describe
+    what -o json writes: keys may be added under the same number, and are never renamed or removed
+    without a new one.
 
     \b
     Examples:

@@ -46,43 +46,90 @@ def _assumptions(found: Comparison) -> str:
 _gpu_s = partial(out.number, convert=out.rounded, unit=_hours)
 USE_COLUMNS = (
     out.ident("site", "Site; empty: all of them."),
-    out.text("system", "The other system as observed, or ours as predicted.", level=0, choices=SYSTEMS),
-    _gpu_s("gpu_s", "GPU-seconds of drones: of others in the pool, of ours with boot.", "use.held_s", head="GPU-H"),
-    _gpu_s("busy_gpu_s", "Of those, claimed by jobs; of ours, by runs that end well.", "use.busy_s", head="USED"),
-    _gpu_s("idle_gpu_s", "The rest; of ours, boot, release and lost work too.", "use.idle_s", head="IDLE"),
-    out.whole("drones", "Drones of others that joined; of ours, that start.", "use.drones", level=0),
+    out.text(
+        "system", "The other system as observed, or ours as predicted.", level=0, choices=SYSTEMS
+    ),
     _gpu_s(
-        "saved_gpu_s", "Replayed part of others' idle, less our idle; null: others.", "saved_s", null=True, head="SAVED"
+        "gpu_s",
+        "GPU-seconds of drones: of others in the pool, of ours with boot.",
+        "use.held_s",
+        head="GPU-H",
+    ),
+    _gpu_s(
+        "busy_gpu_s",
+        "Of those, claimed by jobs; of ours, by runs that end well.",
+        "use.busy_s",
+        head="USED",
+    ),
+    _gpu_s(
+        "idle_gpu_s",
+        "The rest; of ours, boot, release and lost work too.",
+        "use.idle_s",
+        head="IDLE",
+    ),
+    out.whole(
+        "drones", "Drones of others that joined; of ours, that start.", "use.drones", level=0
+    ),
+    _gpu_s(
+        "saved_gpu_s",
+        "Replayed part of others' idle, less our idle; null: others.",
+        "saved_s",
+        null=True,
+        head="SAVED",
     ),
     out.whole("jobs", "Jobs done; null: of one site.", "waits.jobs", level=0, null=True),
-    out.span_s("wait_mean_s", "Mean wait: end, less submission and run time.", "waits.mean_s", head="MEAN WAIT"),
+    out.span_s(
+        "wait_mean_s",
+        "Mean wait: end, less submission and run time.",
+        "waits.mean_s",
+        head="MEAN WAIT",
+    ),
     out.span_s("wait_p95_s", "95 of 100 waited no longer.", "waits.p95_s", head="P95 WAIT"),
 )
 SHADOW_FACTS = (
     out.time_at("since_at", "Begin of what was observed.", "since", head="from"),
     out.time_at("until_at", "Its end.", "until", head="until"),
     out.span_s("observed_s", "Of that, observed.", head="observed"),
-    out.whole("jobs", "GPU jobs submitted and completed meanwhile.", "their_waits.jobs", head="jobs"),
-    out.number("replayed", "Part of others' used GPU time that is of them.", convert=out.rounded, head="replayed"),
+    out.whole(
+        "jobs", "GPU jobs submitted and completed meanwhile.", "their_waits.jobs", head="jobs"
+    ),
+    out.number(
+        "replayed",
+        "Part of others' used GPU time that is of them.",
+        convert=out.rounded,
+        head="replayed",
+    ),
     _gpu_s(
         "saved_gpu_s",
         "That part of the idle GPU-seconds of others, less ours.",
         lambda found: found.saved_s(found.theirs[""], found.ours[""]),
         head="GPU-h saved",
     ),
-    out.words("assumptions", "What the prediction takes for granted.", _assumptions, head="assumed"),
+    out.words(
+        "assumptions", "What the prediction takes for granted.", _assumptions, head="assumed"
+    ),
 )
 
 
 def shadow_document(reader: Reader, since: float, boot_s: float, cycle_s: float) -> out.Document:
-    """Return the comparison from ``since`` on. It replays the jobs: half a minute for a day of a thousand."""
+    """Return the comparison from ``since`` on.
+
+    It replays the jobs: half a minute for a day of a thousand.
+    """
     if not reader.is_shadow():
-        raise VerbError(f"store {reader.path} is not the record of a shadow", "`provisioner run --shadow` makes one")
+        raise VerbError(
+            f"store {reader.path} is not the record of a shadow",
+            "`provisioner run --shadow` makes one",
+        )
     views, observations = reader.views(), reader.observations(since)
     if views is None or not observations:
-        raise VerbError(f"store {reader.path} has no observation of that time", "is the shadow running?")
+        raise VerbError(
+            f"store {reader.path} has no observation of that time", "is the shadow running?"
+        )
     if all(each.others is None for each in observations):
-        raise VerbError("the overlay does not list drones of other systems", "there is nothing to compare with")
+        raise VerbError(
+            "the overlay does not list drones of other systems", "there is nothing to compare with"
+        )
     completed = reader.completions(observations[0].at, out.now())
     return comparison_document(compare(views, observations, completed, boot_s, cycle_s))
 
@@ -111,13 +158,16 @@ def shadow() -> None:
 def report(
     query: opt.Query,
     since: Annotated[str, opt.option("AGE", "Go back this far: 12h, 3d, 4w.")] = "7d",
-    boot: Annotated[str, opt.option("TIME", "From a place at a site to the pool, for our drones.")] = "3min",
+    boot: Annotated[
+        str, opt.option("TIME", "From a place at a site to the pool, for our drones.")
+    ] = "3min",
     negotiation: Annotated[str, opt.option("TIME", "Interval of the pool's negotiation.")] = "60s",
 ) -> None:
     """Report GPU-hours, waits and drones of the other system beside those of a controller, by site.
 
-    Theirs are observed. Ours are predicted: the jobs that were submitted and completed meanwhile are replayed with
-    the real planner, on the GPUs that were free or that the other system held. The report says what it assumes.
+    Theirs are observed. Ours are predicted: the jobs that were submitted and completed meanwhile
+    are replayed with the real planner, on the GPUs that were free or that the other system held.
+    The report says what it assumes.
 
     \b
     Examples:
@@ -130,4 +180,6 @@ def report(
     boot_s = opt.parsed(parse_duration, "--boot", boot)
     cycle_s = opt.parsed(parse_duration, "--negotiation", negotiation)
     reader = opt.open_record(query)
-    out.present(query, lambda: shadow_document(reader, out.now() - age_s, boot_s, cycle_s), reader.now)
+    out.present(
+        query, lambda: shadow_document(reader, out.now() - age_s, boot_s, cycle_s), reader.now
+    )

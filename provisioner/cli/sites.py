@@ -30,7 +30,10 @@ SITES_SCHEMA = "provisioner.sites/1"
 WEEK_S = 7 * 86400.0
 """Period over which the hazard of a site is measured."""
 
-BREAKERS = dict.fromkeys(BreakerState, "yellow") | {BreakerState.ACTIVE: "", BreakerState.BANNED: "red"}
+BREAKERS = dict.fromkeys(BreakerState, "yellow") | {
+    BreakerState.ACTIVE: "",
+    BreakerState.BANNED: "red",
+}
 
 
 @frozen
@@ -65,7 +68,11 @@ class SiteRow:
     @property
     def free_gpu_milli(self) -> int | None:
         """Free GPUs of all nodes; None if the site does not list nodes."""
-        return sum(n.free_gpu_milli for n in self.view.nodes) if self.view and self.view.nodes else None
+        return (
+            sum(n.free_gpu_milli for n in self.view.nodes)
+            if self.view and self.view.nodes
+            else None
+        )
 
     @property
     def node_gpu_milli(self) -> int | None:
@@ -84,7 +91,9 @@ def site_rows(reader: Reader, views: Views | None, live: Sequence[model.Drone]) 
     readings = views.sites if views else {}
     measured = {hazard.scope: hazard for hazard in reader.hazards(out.now() - WEEK_S, out.now())}
     breakers, disabled = reader.breakers(), model.disabled_sites(reader.requests())
-    troubled = [(scope, b) for scope, b in sorted(breakers.items()) if b.state is not BreakerState.ACTIVE]
+    troubled = [
+        (scope, b) for scope, b in sorted(breakers.items()) if b.state is not BreakerState.ACTIVE
+    ]
     return [
         SiteRow(
             name,
@@ -114,17 +123,25 @@ def _state_words(row: SiteRow) -> str:
 
 
 def _preempted_words(row: SiteRow) -> str:
-    return f"{row.hazard.preempted} of {formatting.count(row.hazard.drones, 'drone')}" if row.hazard else ""
+    return (
+        f"{row.hazard.preempted} of {formatting.count(row.hazard.drones, 'drone')}"
+        if row.hazard
+        else ""
+    )
 
 
 def owner_words(view: model.SiteView | None) -> str:
     """Return ``3 jobs wait for 8 GPUs, 2 jobs run on 4 GPUs`` of the owner; empty: none, or not known."""
     if view is None:
         return ""
-    waiting, wanted = sum(c.count for c in view.claims), sum(c.count * c.gpu_milli for c in view.claims)
+    waiting, wanted = (
+        sum(c.count for c in view.claims),
+        sum(c.count * c.gpu_milli for c in view.claims),
+    )
     running, held = (view.owner_runs.jobs, view.owner_runs.gpu_milli) if view.owner_runs else (0, 0)
     return ", ".join(
-        (f"1 job {do}s" if jobs == 1 else f"{jobs} jobs {do}") + (f" {how} {gpu_count(milli)}" if milli else "")
+        (f"1 job {do}s" if jobs == 1 else f"{jobs} jobs {do}")
+        + (f" {how} {gpu_count(milli)}" if milli else "")
         for jobs, do, how, milli in ((waiting, "wait", "for", wanted), (running, "run", "on", held))
         if jobs
     )
@@ -155,7 +172,9 @@ def site_note(row: SiteRow) -> str:
     """Return what is unusual at a site, trouble first."""
     parts = []
     if row.reading and row.reading.fault:
-        parts.append(f"look failed ({row.reading.fault.kind.value}): {formatting.excerpt(row.reading.fault.message)}")
+        parts.append(
+            f"look failed ({row.reading.fault.kind.value}): {formatting.excerpt(row.reading.fault.message)}"
+        )
     if row.policy is None:
         parts.append("not in the configuration")
     elif not row.policy.enabled:
@@ -190,11 +209,33 @@ HAZARD_COLUMNS = (
     out.whole("ran", "Drones that ran in that time.", "drones", level=0),
     out.span_s("run_s", "How long they ran then, all together, seconds.", head="FOR"),
     out.whole("preempted", "Of those, taken back by the site or for the owner.", head="TAKEN BACK"),
-    out.number("per_1000_h", "In 1000 hours.", null=True, convert=out.rounded, unit=_rate, head="PER 1000 H"),
-    out.span_s("life_mean_s", "Mean life of those, seconds; null: there were none.", level=1, head="MEAN LIFE"),
-    out.span_s("life_median_s", "Median life of those, seconds; null: there were none.", head="MEDIAN LIFE"),
-    out.span_s("grace_mean_s", "Mean time from notice to end, seconds; null: there was no notice.", head="GRACE USED"),
-    _lost("lost_gpu_s", "Work of jobs that GPU drones' ends have cost, GPU-seconds.", head="GPU-H LOST"),
+    out.number(
+        "per_1000_h",
+        "In 1000 hours.",
+        null=True,
+        convert=out.rounded,
+        unit=_rate,
+        head="PER 1000 H",
+    ),
+    out.span_s(
+        "life_mean_s",
+        "Mean life of those, seconds; null: there were none.",
+        level=1,
+        head="MEAN LIFE",
+    ),
+    out.span_s(
+        "life_median_s", "Median life of those, seconds; null: there were none.", head="MEDIAN LIFE"
+    ),
+    out.span_s(
+        "grace_mean_s",
+        "Mean time from notice to end, seconds; null: there was no notice.",
+        head="GRACE USED",
+    ),
+    _lost(
+        "lost_gpu_s",
+        "Work of jobs that GPU drones' ends have cost, GPU-seconds.",
+        head="GPU-H LOST",
+    ),
     _lost("lost_cpu_s", "The same of CPU drones, CPU-seconds.", head="CPU-H LOST", level=1),
     out.whole("lost_jobs", "Jobs that lost it.", level=1, head="JOBS"),
 )
@@ -205,26 +246,89 @@ _UNTOLD = "null: the site does not tell"
 SITE_COLUMNS = (
     out.ident("site", "Site.", "name", least=12, fact="site"),
     out.flag("enabled", "May drones be started there?", _is_enabled, level=1, fact="enabled"),
-    out.text("breaker", "Its state.", "breaker.state", fact="breaker", level=0, tint=BREAKERS, choices=tuple(BREAKERS)),
+    out.text(
+        "breaker",
+        "Its state.",
+        "breaker.state",
+        fact="breaker",
+        level=0,
+        tint=BREAKERS,
+        choices=tuple(BREAKERS),
+    ),
     out.time_at("until_at", "While banned: when it may be tried again.", "breaker.until"),
     out.whole("failures", "Failures in a row.", "breaker.failures", level=1),
-    out.whole("drones", "Live drones: asked for and not confirmed gone.", "live", level=0, fact="drones"),
-    out.whole("max_drones", "Limit on drones.", "policy.max_drones", null=True, head="MAX", fact="limit of drones"),
+    out.whole(
+        "drones", "Live drones: asked for and not confirmed gone.", "live", level=0, fact="drones"
+    ),
+    out.whole(
+        "max_drones",
+        "Limit on drones.",
+        "policy.max_drones",
+        null=True,
+        head="MAX",
+        fact="limit of drones",
+    ),
     out.gpus("gpu_milli", f"{_MILLI} in live drones.", head="GPUS", fact="gpus"),
-    out.whole("max_gpu_milli", f"Limit on {_MILLI.lower()}; null: none.", "policy.max_gpu_milli", null=True),
+    out.whole(
+        "max_gpu_milli",
+        f"Limit on {_MILLI.lower()}; null: none.",
+        "policy.max_gpu_milli",
+        null=True,
+    ),
     USE_COLUMN,
-    out.data("states", "Live drones by state.", show=_state_words, fact="states", least=12, wrap=True),
-    out.data("free", "Free places.", "view.free", null=True, level=0, least=8, show=_free_words, fact="free"),
-    out.words("owner", "The owner's jobs.", lambda s: owner_words(s.view), least=12, spare=1, fact="the owner"),
+    out.data(
+        "states", "Live drones by state.", show=_state_words, fact="states", least=12, wrap=True
+    ),
+    out.data(
+        "free",
+        "Free places.",
+        "view.free",
+        null=True,
+        level=0,
+        least=8,
+        show=_free_words,
+        fact="free",
+    ),
+    out.words(
+        "owner",
+        "The owner's jobs.",
+        lambda s: owner_words(s.view),
+        least=12,
+        spare=1,
+        fact="the owner",
+    ),
     out.whole("claims", "Jobs of the owner that wait there.", _claimed(lambda c: 1)),
     out.whole("claims_gpu_milli", f"{_MILLI} that these want.", _claimed(lambda c: c.gpu_milli)),
-    out.whole("owner_jobs", f"Jobs of the owner that run; {_UNTOLD}.", "view.owner_runs.jobs", null=True),
-    out.whole("owner_gpu_milli", f"{_MILLI} that these hold; {_UNTOLD}.", "view.owner_runs.gpu_milli", null=True),
+    out.whole(
+        "owner_jobs", f"Jobs of the owner that run; {_UNTOLD}.", "view.owner_runs.jobs", null=True
+    ),
+    out.whole(
+        "owner_gpu_milli",
+        f"{_MILLI} that these hold; {_UNTOLD}.",
+        "view.owner_runs.gpu_milli",
+        null=True,
+    ),
     out.whole("free_gpu_milli", f"{_MILLI} that nobody holds; {_UNTOLD} node by node.", null=True),
     out.whole("node_gpu_milli", f"{_MILLI} of all its nodes; {_UNTOLD} node by node.", null=True),
-    out.words("taken_back", "Preemptions.", _preempted_words, head="TAKEN BACK", least=14, spare=2, fact="taken back"),
-    out.age_s("view_age_s", "Age of the newest good view; null: none.", "taken_at", head="VIEW", fact="age of view"),
-    out.text("fault", "Kind of fault of the newest look; empty: it succeeded.", "reading.fault.kind"),
+    out.words(
+        "taken_back",
+        "Preemptions.",
+        _preempted_words,
+        head="TAKEN BACK",
+        least=14,
+        spare=2,
+        fact="taken back",
+    ),
+    out.age_s(
+        "view_age_s",
+        "Age of the newest good view; null: none.",
+        "taken_at",
+        head="VIEW",
+        fact="age of view",
+    ),
+    out.text(
+        "fault", "Kind of fault of the newest look; empty: it succeeded.", "reading.fault.kind"
+    ),
     out.words("note", "What is wrong, if anything.", site_note, least=16, fact="note"),
 )
 
@@ -247,7 +351,9 @@ class NodeRow(NamedTuple):
         return ", ".join(parts)
 
 
-def _amount(key: str, what: str, head: str, unit: Callable[[int], str], level: int = 0) -> tuple[out.Column, ...]:
+def _amount(
+    key: str, what: str, head: str, unit: Callable[[int], str], level: int = 0
+) -> tuple[out.Column, ...]:
     """Return the columns of all that a node has of something, and of what is free of that."""
     left, total = attrgetter(f"node.free_{key}"), attrgetter(f"node.{key}")
 
@@ -256,7 +362,9 @@ def _amount(key: str, what: str, head: str, unit: Callable[[int], str], level: i
 
     return (
         out.whole(key, f"{what} of the node.", total),
-        out.whole(f"free_{key}", f"{what}: what nobody holds.", left, level=level, head=head, show=show),
+        out.whole(
+            f"free_{key}", f"{what}: what nobody holds.", left, level=level, head=head, show=show
+        ),
     )
 
 
@@ -270,8 +378,12 @@ SITE_NODE_COLUMNS = (
     out.whole("kept_cpus", "CPUs kept for its free GPUs."),
     out.whole("kept_memory_mib", "Memory kept for its free GPUs, MiB."),
     out.whole("kept_disk_mib", "Disk kept for its free GPUs, MiB."),
-    out.items("drones", "Ids of our live drones there.", level=0, unit=lambda drones: str(len(drones))),
-    out.items("types", "Drone types that it could host if it were empty.", "node.types", level=1, least=8),
+    out.items(
+        "drones", "Ids of our live drones there.", level=0, unit=lambda drones: str(len(drones))
+    ),
+    out.items(
+        "types", "Drone types that it could host if it were empty.", "node.types", level=1, least=8
+    ),
 )
 
 
@@ -286,8 +398,20 @@ CLAIM_COLUMNS = (
     out.whole("cpus", "CPUs of each.", level=0),
     out.mib("memory_mib", "Memory of each, MiB.", head="MEMORY"),
     out.mib("disk_mib", "Disk of each, MiB.", level=1, head="DISK"),
-    out.age_s("waits_s", "Since the first of them was submitted, seconds; null: unknown.", "since", head="WAITS"),
-    out.items("nodes", "Nodes that could host one if empty; empty: any.", level=0, least=12, wrap=True, unit=_hostlist),
+    out.age_s(
+        "waits_s",
+        "Since the first of them was submitted, seconds; null: unknown.",
+        "since",
+        head="WAITS",
+    ),
+    out.items(
+        "nodes",
+        "Nodes that could host one if empty; empty: any.",
+        level=0,
+        least=12,
+        wrap=True,
+        unit=_hostlist,
+    ),
 )
 
 
@@ -299,7 +423,11 @@ def site_document(
     taken = f"Taken back in the last {formatting.age(WEEK_S)}"
     unknown = "" if row.view else ": not known, the site was never seen"
     node_list = out.Listing(
-        "provisioner.nodes/1", SITE_NODE_COLUMNS, nodes, lambda n: n.node.name, title=f"Nodes (free of all){unknown}"
+        "provisioner.nodes/1",
+        SITE_NODE_COLUMNS,
+        nodes,
+        lambda n: n.node.name,
+        title=f"Nodes (free of all){unknown}",
     )
     return out.Document(
         "provisioner.site/1",
@@ -307,7 +435,9 @@ def site_document(
         row,
         {
             "nodes": node_list,
-            "claims": out.Listing("", CLAIM_COLUMNS, claims, title=f"The owner's jobs that wait{unknown}"),
+            "claims": out.Listing(
+                "", CLAIM_COLUMNS, claims, title=f"The owner's jobs that wait{unknown}"
+            ),
             "hazards": out.Listing("", HAZARD_COLUMNS, hazards, title=taken),
         },
         main="nodes",
@@ -325,8 +455,12 @@ def node_rows(row: SiteRow, live: Sequence[model.Drone], quiet_s: float) -> list
     rows = []
     for node in sorted(nodes, key=lambda n: n.name):
         per_gpu = free.nodes[node.name].kept[1:]
-        cpus, memory_mib, disk_mib = (-(-most * node.free_gpu_milli // model.WHOLE_GPU) for most in per_gpu)
-        rows.append(NodeRow(node, cpus, memory_mib, disk_mib, [d.id for d in live if d.node == node.name]))
+        cpus, memory_mib, disk_mib = (
+            -(-most * node.free_gpu_milli // model.WHOLE_GPU) for most in per_gpu
+        )
+        rows.append(
+            NodeRow(node, cpus, memory_mib, disk_mib, [d.id for d in live if d.node == node.name])
+        )
     return rows
 
 
@@ -339,12 +473,14 @@ sites_app = typer.Typer(add_completion=False, rich_markup_mode=None)
 def sites(reader: Reader, *, query: opt.ListQuery) -> out.Listing:
     """List the sites, show one, or use one again that is banned.
 
-    Breaker, live drones and limits, free places, the owner's jobs, how often places were taken back in the last 7 days,
-    age of the view, and what is wrong. `sites show NAME` tells of one node by node.
+    Breaker, live drones and limits, free places, the owner's jobs, how often places were taken back
+    in the last 7 days, age of the view, and what is wrong. `sites show NAME` tells of one node by
+    node.
 
     \b
     Examples:
-      provisioner sites -o json | jq '.items[] | select(.claims > 0) | {site, claims, claims_gpu_milli}'
+      provisioner sites -o json | jq '.items[] | select(.claims > 0) | {site, claims,
+      claims_gpu_milli}'
     """
     views = reader.views()
     rows = site_rows(reader, views, reader.drones())
@@ -358,7 +494,8 @@ def sites(reader: Reader, *, query: opt.ListQuery) -> out.Listing:
 def show_site(reader: Reader, *, query: opt.Query, name: SiteName) -> out.Document:
     """Tell all of one site: its nodes, the owner's jobs that wait, and how often it takes places back.
 
-    Of each node what is free, what of that is kept for its free GPUs (blocking), and how many drones of ours are there.
+    Of each node what is free, what of that is kept for its free GPUs (blocking), and how many
+    drones of ours are there.
 
     \b
     Examples:
@@ -372,7 +509,11 @@ def show_site(reader: Reader, *, query: opt.Query, name: SiteName) -> out.Docume
         raise opt.unknown("site", name, [row.name for row in rows], " on record")
     snapshot = reader.snapshot()
     quiet_s = snapshot.now - snapshot.gpu_wanted_at if snapshot else 0.0
-    hazards = [h for h in reader.hazards(out.now() - WEEK_S, out.now()) if h.scope.partition("/")[0] == name]
+    hazards = [
+        h
+        for h in reader.hazards(out.now() - WEEK_S, out.now())
+        if h.scope.partition("/")[0] == name
+    ]
     ours = [drone for drone in live if drone.site == name]
     return site_document(found, ours, hazards, quiet_s, f"{name} {as_of(reader, views)}")
 
@@ -382,14 +523,17 @@ def show_site(reader: Reader, *, query: opt.Query, name: SiteName) -> out.Docume
 def reset_site(
     where: opt.Where,
     name: Annotated[str, opt.argument("SITE", "Name of the site, or user:NAME.")],
-    type_: Annotated[str | None, opt.option("NAME", "Only this drone type of it.", "--type")] = None,
+    type_: Annotated[
+        str | None, opt.option("NAME", "Only this drone type of it.", "--type")
+    ] = None,
     reason: opt.EventReason = "",
 ) -> None:
     """Use a banned site or drone type again, now: after a repair. With `user:NAME`, forget the faults of a user.
 
-    It is recorded now and carried out at the controller's next tick. What still fails is banned again, for the shortest
-    time first. A user is named as in `provisioner status` (`shared-gpu-faults`): the controller forgets the faults of
-    their jobs on shared GPUs, and their jobs get shared GPUs again.
+    It is recorded now and carried out at the controller's next tick. What still fails is banned
+    again, for the shortest time first. A user is named as in `provisioner status`
+    (`shared-gpu-faults`): the controller forgets the faults of their jobs on shared GPUs, and their
+    jobs get shared GPUs again.
 
     \b
     Examples:
@@ -433,7 +577,10 @@ SITE_REQUESTS = {
 
 
 def site_request(reader: Reader, kind: model.RequestKind, site: str) -> str:
-    """Return the request to disable or enable a site in words. Raises :class:`VerbError` if there is nothing to ask."""
+    """Return the request to disable or enable a site in words.
+
+    Raises :class:`VerbError` if there is nothing to ask.
+    """
     opt.require_known_sites(reader, [site])
     known = model.disabled_sites(reader.requests()).get(site)
     if kind is model.RequestKind.ENABLE and known is None:
@@ -470,7 +617,8 @@ def enable_site(where: opt.Where, name: SiteName, reason: opt.EventReason = "") 
 def adopt_orphans(where: opt.Where, name: SiteName, reason: opt.EventReason = "") -> None:
     """Put drones of this controller's name that are not on record on it: they are used, drained and counted as others.
 
-    For a record that was lost, or restored from an older backup. It is carried out at the controller's next tick.
+    For a record that was lost, or restored from an older backup. It is carried out at the
+    controller's next tick.
 
     \b
     Examples:
@@ -493,10 +641,14 @@ def stop_orphans(where: opt.Where, name: SiteName, reason: opt.EventReason = "")
 
 def _ask_site(where: opt.Where, kind: model.RequestKind, name: str, reason: str) -> None:
     if kind is model.RequestKind.DISABLE and not reason.strip():
-        raise opt.VerbError("--reason must not be empty: it is shown with the site", code=opt.Exit.USAGE)
+        raise opt.VerbError(
+            "--reason must not be empty: it is shown with the site", code=opt.Exit.USAGE
+        )
     if where.url is not None:
         from provisioner.cli import remote
 
         return remote.post(where, f"/sites/{quote(name, safe='')}/{kind.value}", reason=reason)
     reader = opt.open_record(where)
-    return record_request(reader, kind, [model.DroneId(name)], reason, site_request(reader, kind, name))
+    return record_request(
+        reader, kind, [model.DroneId(name)], reason, site_request(reader, kind, name)
+    )

@@ -1,8 +1,9 @@
 """Everything on record that a person should look at, one line each: a list of small rules over the facts of `status`.
 
-A rule takes a :class:`TroubleContext` and yields :class:`OperatorTrouble` rows. To have another trouble shown, add a
-rule to :data:`TROUBLE_RULES`, or record an event: a name in :data:`EVENT_ENDS` holds until the event that ends it, and
-any other name that ends in ``.rejected`` or ``.failed`` or ``_failed``, or has words here, is shown for an hour.
+A rule takes a :class:`TroubleContext` and yields :class:`OperatorTrouble` rows. To have another
+trouble shown, add a rule to :data:`TROUBLE_RULES`, or record an event: a name in :data:`EVENT_ENDS`
+holds until the event that ends it, and any other name that ends in ``.rejected`` or ``.failed`` or
+``_failed``, or has words here, is shown for an hour.
 """
 
 from __future__ import annotations
@@ -16,10 +17,27 @@ from provisioner import formatting
 from provisioner.cli import output as out
 from provisioner.cli.options import named
 from provisioner.formatting import Category
-from provisioner.model import Breaker, BreakerState, Drone, Fault, FaultKind, JobClass, Plan, PolledOverlay, PolledSite
+from provisioner.model import (
+    Breaker,
+    BreakerState,
+    Drone,
+    Fault,
+    FaultKind,
+    JobClass,
+    Plan,
+    PolledOverlay,
+    PolledSite,
+)
 from provisioner.planner.breakers import OVERLAY_SCOPE
 from provisioner.planner.context import negotiator_silent_s
-from provisioner.reasons import AllVanished, IdleDroneRefuses, LiveTwin, OrphansKept, Reason, TooManyUnhealthy
+from provisioner.reasons import (
+    AllVanished,
+    IdleDroneRefuses,
+    LiveTwin,
+    OrphansKept,
+    Reason,
+    TooManyUnhealthy,
+)
 from provisioner.store import Event, Holder, Views
 from provisioner.store.measures import reasons_by_class
 from provisioner.usage import MeasuredUse, describe_use
@@ -38,7 +56,10 @@ EVENT_ENDS = {
     "clock.stepped": "clock.caught_up",
     "clock.doubted": "clock.trusted",
 }
-"""Events that begin a trouble, each with the one that ends it. The start of another controller ends them all."""
+"""Events that begin a trouble, each with the one that ends it.
+
+The start of another controller ends them all.
+"""
 LASTING_EVENTS = (*EVENT_ENDS, *EVENT_ENDS.values())
 DRONE_EVENTS = frozenset({"drain.rejected", "drain.failed"})
 """Events whose trouble the drone's own record shows, for as long as it lasts."""
@@ -105,9 +126,17 @@ def troubles(facts: TroubleContext) -> list[OperatorTrouble]:
 
 _SEVERITY = "critical: nothing is done; warning: something is not; note: no fault of ours."
 TROUBLE_COLUMNS = (
-    out.text("severity", _SEVERITY, level=0, choices=tuple(Severity), tint={"critical": "red", "warning": "yellow"}),
+    out.text(
+        "severity",
+        _SEVERITY,
+        level=0,
+        choices=tuple(Severity),
+        tint={"critical": "red", "warning": "yellow"},
+    ),
     out.text("kind", "Stable name of the kind of trouble."),
-    out.ident("subject", "overlay, controller, site:NAME, type:SITE/NAME, class:ID or drone:ID.", least=12),
+    out.ident(
+        "subject", "overlay, controller, site:NAME, type:SITE/NAME, class:ID or drone:ID.", least=12
+    ),
     out.words("text", "What is wrong, and what to do.", head="TROUBLE", least=30),
 )
 
@@ -119,7 +148,11 @@ _note = partial(OperatorTrouble, Severity.NOTE)
 def _controller(facts: TroubleContext) -> Iterator[OperatorTrouble]:
     """Yield that no controller runs, or that it does not get on."""
     if facts.holder is None:
-        last = f", the last tick was {formatting.ago(facts.views.at, facts.now)} ago" if facts.views else ""
+        last = (
+            f", the last tick was {formatting.ago(facts.views.at, facts.now)} ago"
+            if facts.views
+            else ""
+        )
         message = f"no controller runs{last}. Start it: nothing is started or drained meanwhile"
         yield _critical("controller-down", "controller", message)
     elif silent_s := _silent_s(facts):
@@ -138,7 +171,9 @@ def _silent_s(facts: TroubleContext) -> float:
     """Return for how long the running controller has not recorded a tick; 0 while that is no trouble."""
     if facts.holder is None:
         return 0.0
-    limit_s, last = (facts.views.policy.overlay_max_age_s, facts.views.at) if facts.views else (120.0, 0.0)
+    limit_s, last = (
+        (facts.views.policy.overlay_max_age_s, facts.views.at) if facts.views else (120.0, 0.0)
+    )
     silent_s = facts.now - max(facts.holder.since, last)
     return silent_s if silent_s > limit_s else 0.0
 
@@ -174,9 +209,14 @@ def view_rows(views: Views | None, now: float) -> list[ViewRow]:
         view, fault = (polled.view, polled.fault) if polled else (None, None)
         if view is None:
             return ViewRow(name, None, limit_s, fault)
-        return ViewRow(name, max(0.0, now - view.taken_at), limit_s, fault, view.notices, view.remarks)
+        return ViewRow(
+            name, max(0.0, now - view.taken_at), limit_s, fault, view.notices, view.remarks
+        )
 
-    sites = [row(f"site:{name}", views.sites.get(name), p.view_max_age_s) for name, p in views.policy.sites.items()]
+    sites = [
+        row(f"site:{name}", views.sites.get(name), p.view_max_age_s)
+        for name, p in views.policy.sites.items()
+    ]
     return [row("overlay", views.overlay, views.policy.overlay_max_age_s), *sorted(sites)]
 
 
@@ -196,8 +236,15 @@ VIEW_COLUMNS = (
     out.text("verdict", _VERDICT, head="STATE", choices=tuple(VIEW_TINTS), tint=VIEW_TINTS),
     out.span_s("age_s", "Age of the newest good view, seconds; null: there is none.", head="AGE"),
     out.span_s("limit_s", "Older than this it is not acted on, seconds.", head="LIMIT"),
-    out.text("fault", "Kind of fault of the newest look; null: it succeeded.", "fault.kind", null=True),
-    out.words("message", "What went wrong; of a view that is good, what is odd in it.", head="NOTE", least=20),
+    out.text(
+        "fault", "Kind of fault of the newest look; null: it succeeded.", "fault.kind", null=True
+    ),
+    out.words(
+        "message",
+        "What went wrong; of a view that is good, what is odd in it.",
+        head="NOTE",
+        least=20,
+    ),
 )
 
 
@@ -206,15 +253,36 @@ def _views(facts: TroubleContext) -> Iterator[OperatorTrouble]:
     doubtful = facts.holder is not None and not _silent_s(facts)  # else every view is old
     for row in view_rows(facts.views, facts.now):
         if doubtful and row.verdict != "fresh":
-            what, trouble = ("pool not visible", _critical) if row.view == "overlay" else ("site not listed", _warning)
-            age = f", the newest view is {formatting.age(row.age_s)} old" if row.age_s is not None else ""
-            why = formatting.excerpt(row.fault.message) if row.fault else "nothing is decided on so old a view"
-            yield trouble("view-failed" if row.fault else "view-old", row.view, f"{what}{age}: {why}")
-        for kind, trouble, lines in (("notice", _warning, row.notices), ("remark", _note, row.remarks)):
+            what, trouble = (
+                ("pool not visible", _critical)
+                if row.view == "overlay"
+                else ("site not listed", _warning)
+            )
+            age = (
+                f", the newest view is {formatting.age(row.age_s)} old"
+                if row.age_s is not None
+                else ""
+            )
+            why = (
+                formatting.excerpt(row.fault.message)
+                if row.fault
+                else "nothing is decided on so old a view"
+            )
+            yield trouble(
+                "view-failed" if row.fault else "view-old", row.view, f"{what}{age}: {why}"
+            )
+        for kind, trouble, lines in (
+            ("notice", _warning, row.notices),
+            ("remark", _note, row.remarks),
+        ):
             for line in lines[:MAX_NOTICES]:
                 yield trouble(kind, row.view, formatting.excerpt(line))
             if len(lines) > MAX_NOTICES:
-                yield trouble(kind, row.view, f"{len(lines) - MAX_NOTICES} more {kind}s: `provisioner status -o json`")
+                yield trouble(
+                    kind,
+                    row.view,
+                    f"{len(lines) - MAX_NOTICES} more {kind}s: `provisioner status -o json`",
+                )
     for name, polled in sorted(facts.views.sites.items()) if facts.views else ():
         for kind, lack in polled.view.unfit.items() if polled.view else ():
             message = f"can never start there: {formatting.excerpt(lack)}. Change the type in the site's file"
@@ -226,7 +294,9 @@ def _credentials(facts: TroubleContext) -> Iterator[OperatorTrouble]:
     for each in facts.views.credentials if facts.views else ():
         dead, text_ = each.is_dead(facts.now), formatting.credential_trouble(each, facts.now)
         if text_:
-            kind, trouble = ("credential-unusable", _critical) if dead else ("credential-expires", _warning)
+            kind, trouble = (
+                ("credential-unusable", _critical) if dead else ("credential-expires", _warning)
+            )
             yield trouble(kind, each.used_by, text_)
 
 
@@ -243,30 +313,50 @@ def _negotiator_silent(facts: TroubleContext) -> Iterator[OperatorTrouble]:
 
 def _breakers_not_active(facts: TroubleContext) -> Iterator[OperatorTrouble]:
     for breaker in facts.breakers:
-        if breaker.scope == OVERLAY_SCOPE and breaker.state is BreakerState.ACTIVE and breaker.until > facts.now:
+        if (
+            breaker.scope == OVERLAY_SCOPE
+            and breaker.state is BreakerState.ACTIVE
+            and breaker.until > facts.now
+        ):
             text_ = f"it was out of sight and settles first: nothing is started until {formatting.iso(breaker.until)}"
             yield _note("settling", "overlay", text_)
         if breaker.state is BreakerState.ACTIVE or breaker.scope == OVERLAY_SCOPE:  # told as a view
             continue
-        fault, banned, of_type = breaker.fault, breaker.state is BreakerState.BANNED, "/" in breaker.scope
+        fault, banned, of_type = (
+            breaker.fault,
+            breaker.state is BreakerState.BANNED,
+            "/" in breaker.scope,
+        )
         message = f": {formatting.excerpt(fault.message)}" if fault else ""
         until = f" until {formatting.iso(breaker.until)}" if banned else ""
         if breaker.class_id:  # the type is open to all other jobs
-            text_ = f"no drone of {breaker.scope.partition('#')[0]} is started for it{until}{message}"
+            text_ = (
+                f"no drone of {breaker.scope.partition('#')[0]} is started for it{until}{message}"
+            )
             yield _note("class-backs-off", f"class:{breaker.class_id}", text_)
         elif breaker.user:
-            text_ = f"exclusive GPUs only{until}{message}" if banned else f"failures on shared GPUs{message}"
+            text_ = (
+                f"exclusive GPUs only{until}{message}"
+                if banned
+                else f"failures on shared GPUs{message}"
+            )
             yield _note("shared-gpu-faults", f"user:{breaker.user}", text_)
         elif breaker.node:
             site, _, node = breaker.scope.partition("@")
-            state = f"node {formatting.sanitize(node, 80)} {f'avoided{until}' if until else 'watched'}"
+            state = (
+                f"node {formatting.sanitize(node, 80)} {f'avoided{until}' if until else 'watched'}"
+            )
             eaten = f"{formatting.count(breaker.failures, 'drone')} on it ate jobs{message}"
-            yield _warning("black-hole-node", f"site:{site}", f"{state}, {eaten}. {_after_repair(site)}")
+            yield _warning(
+                "black-hole-node", f"site:{site}", f"{state}, {eaten}. {_after_repair(site)}"
+            )
         elif not (of_type and fault is not None and fault.kind in _EXPECTED_FAULTS):
             why = f" ({fault.kind.value}){message}" if fault else ""
             advice = f". {_after_repair(breaker.scope)}" if banned else ""
             text_ = f"{formatting.BREAKER_WORDS[breaker.state]}{until}{why.rstrip('.')}{advice}"
-            yield _warning(breaker.state.value, f"{'type' if of_type else 'site'}:{breaker.scope}", text_)
+            yield _warning(
+                breaker.state.value, f"{'type' if of_type else 'site'}:{breaker.scope}", text_
+            )
 
 
 def _after_repair(scope: str) -> str:
@@ -279,18 +369,28 @@ def _events(facts: TroubleContext) -> Iterator[OperatorTrouble]:
     recent: dict[tuple[str, str], Event] = {}
     for event in facts.events:
         lasting = {name: began for name, began in lasting.items() if EVENT_ENDS[name] != event.name}
-        failed = event.name.endswith((".rejected", ".failed", "_failed")) and event.name not in DRONE_EVENTS
+        failed = (
+            event.name.endswith((".rejected", ".failed", "_failed"))
+            and event.name not in DRONE_EVENTS
+        )
         if event.name in EVENT_ENDS:
             lasting[event.name] = event
         elif failed or event.name in _EVENT_WORDS:
             recent[event.name, str(event.fields.get("drone", ""))] = event
-    stopped = [e for e in facts.events if e.name == STOPPED_ELSEWHERE and facts.now - e.at <= RECENT_TROUBLE_S]
+    stopped = [
+        e
+        for e in facts.events
+        if e.name == STOPPED_ELSEWHERE and facts.now - e.at <= RECENT_TROUBLE_S
+    ]
     if len(stopped) >= MIN_FAILED_DRONES:
         last = formatting.ago(stopped[-1].at, facts.now)
         message = (
-            f"somebody else stops our drones: {len(stopped)} within an hour, the last {last} ago. Look for a second"
+            f"somebody else stops our drones: {len(stopped)} within an hour, the last {last} "
+            "ago. Look for a second"
         )
-        yield _warning("stopped-elsewhere", "controller", f"{message} controller of this name, or ask the site")
+        yield _warning(
+            "stopped-elsewhere", "controller", f"{message} controller of this name, or ask the site"
+        )
     for event in (*lasting.values(), *recent.values()):
         holds = facts.now - event.at <= RECENT_TROUBLE_S
         if event.name in EVENT_ENDS:  # the start of a controller counts only where clocks agree
@@ -307,7 +407,9 @@ def _events(facts: TroubleContext) -> Iterator[OperatorTrouble]:
 def _drones(facts: TroubleContext) -> Iterator[OperatorTrouble]:
     for drone in facts.live:
         if drone.drain_refusal:
-            text_ = f"drain refused, it goes on taking jobs: {formatting.excerpt(drone.drain_refusal)}"
+            text_ = (
+                f"drain refused, it goes on taking jobs: {formatting.excerpt(drone.drain_refusal)}"
+            )
             yield _warning("drain.rejected", f"drone:{drone.id}", text_)
     failed: dict[str, list[Drone]] = {}
     told = {breaker.scope for breaker in facts.breakers if breaker.state is not BreakerState.ACTIVE}
@@ -325,22 +427,43 @@ def _drones(facts: TroubleContext) -> Iterator[OperatorTrouble]:
 def _refusals(facts: TroubleContext) -> Iterator[OperatorTrouble]:
     """Yield what stops the controller from acting, and the classes that can never start."""
     refused: list[Reason] = [r.reason for r in facts.plan.refusals] if facts.plan else []
-    for reason in dict.fromkeys(r for r in refused if isinstance(r, TooManyUnhealthy | AllVanished)):
+    for reason in dict.fromkeys(
+        r for r in refused if isinstance(r, TooManyUnhealthy | AllVanished)
+    ):
         yield _warning(reason.kind, "controller", formatting.describe(reason))
     for doubt in dict.fromkeys(r for r in refused if isinstance(r, LiveTwin | OrphansKept)):
         yield _critical(doubt.kind, "controller", formatting.describe(doubt))
-    for beside in list(dict.fromkeys(r for r in refused if isinstance(r, IdleDroneRefuses)))[:MAX_NOTICES]:
-        yield _note(beside.kind, f"drone:{beside.drone}", f"jobs wait beside it: {formatting.describe(beside)}")
-    reasons, hopeless = reasons_by_class(facts.plan), (Category.CONFIGURATION, Category.NOTHING_FITS)
-    never = [c.id for c in facts.waiting if any(formatting.category(r) in hopeless for r in reasons.get(c.id, ()))]
+    for beside in list(dict.fromkeys(r for r in refused if isinstance(r, IdleDroneRefuses)))[
+        :MAX_NOTICES
+    ]:
+        yield _note(
+            beside.kind,
+            f"drone:{beside.drone}",
+            f"jobs wait beside it: {formatting.describe(beside)}",
+        )
+    reasons, hopeless = (
+        reasons_by_class(facts.plan),
+        (Category.CONFIGURATION, Category.NOTHING_FITS),
+    )
+    never = [
+        c.id
+        for c in facts.waiting
+        if any(formatting.category(r) in hopeless for r in reasons.get(c.id, ()))
+    ]
     if never:
         subject = f"class:{never[0]}" if len(never) == 1 else "classes"
-        yield _note("hopeless", subject, f"classes that can never start: {named(never)}. See `provisioner demand`")
+        yield _note(
+            "hopeless",
+            subject,
+            f"classes that can never start: {named(never)}. See `provisioner demand`",
+        )
 
 
 def _low_use(facts: TroubleContext) -> Iterator[OperatorTrouble]:
     for use in facts.underused[:MAX_NOTICES]:
-        yield _note("low-use", "classes", f"{formatting.sanitize(use.name, 80)}: {describe_use(use)}")
+        yield _note(
+            "low-use", "classes", f"{formatting.sanitize(use.name, 80)}: {describe_use(use)}"
+        )
 
 
 TROUBLE_RULES: Sequence[TroubleRule] = (

@@ -37,16 +37,26 @@ class RecordedUse:
         self._since, self._until = out.now() - DAY_S if since is None else since, out.now()
         self._types, pool = (views.types, views.overlay.view) if views else ((), None)
         ids = None if of is None else [drone.id for drone in of]
-        self._runs = reader.use(self._since, self._until, pool.slots if pool else (), ids, by_drone=by_drone)
+        self._runs = reader.use(
+            self._since, self._until, pool.slots if pool else (), ids, by_drone=by_drone
+        )
 
     def by(self, grouping: str) -> UsageReport:
         return usage_report(self._runs, self._types, self._since, self._until, grouping)
 
 
-def with_use(columns: Sequence[out.Column], report: UsageReport, name: Callable[[Any], str]) -> list[out.Column]:
-    """Return the columns of a list with the use by each row's jobs. ``name``: of the row in the report."""
+def with_use(
+    columns: Sequence[out.Column], report: UsageReport, name: Callable[[Any], str]
+) -> list[out.Column]:
+    """Return the columns of a list with the use by each row's jobs.
+
+    ``name``: of the row in the report.
+    """
     known = {row.name: row.mean for row in report.rows}
-    return [replace(c, of=lambda row: known.get(name(row))) if c.key == USE_COLUMN.key else c for c in columns]
+    return [
+        replace(c, of=lambda row: known.get(name(row))) if c.key == USE_COLUMN.key else c
+        for c in columns
+    ]
 
 
 def underused(reader: Reader, views: Views | None) -> list[MeasuredUse]:
@@ -60,7 +70,9 @@ def underused(reader: Reader, views: Views | None) -> list[MeasuredUse]:
 def _hours(gpu_s: float) -> str:
     """Return GPU-hours, with one more digit below one; 0 for none alone."""
     hours = gpu_s / 3600
-    return formatting.number(round(hours, 1) if hours >= 1 else max(round(hours, 2), 0.01 * (hours > 0)))
+    return formatting.number(
+        round(hours, 1) if hours >= 1 else max(round(hours, 2), 0.01 * (hours > 0))
+    )
 
 
 def _vram_words(use: MeasuredUse) -> str:
@@ -79,16 +91,37 @@ USE_COLUMN = _part("use", _USE, lambda _: None, level=0, spare=4, fact="use of G
 
 _vram = partial(out.mib, null=True)
 USAGE_COLUMNS = (
-    out.ident("name", "Class (user and size of a job), user, site, drone type or drone.", head="OF", least=16),
-    out.whole("jobs", "Ended runs of jobs, those that were evicted, held or removed as well.", level=0),
+    out.ident(
+        "name",
+        "Class (user and size of a job), user, site, drone type or drone.",
+        head="OF",
+        least=16,
+    ),
+    out.whole(
+        "jobs", "Ended runs of jobs, those that were evicted, held or removed as well.", level=0
+    ),
     out.whole("measured", "Of those, runs whose use was measured.", level=1),
     _gpu_s("held_gpu_s", "GPUs that they held, GPU-seconds.", "held_s", head="GPU-H"),
     _gpu_s("measured_gpu_s", "Of those, held by measured runs.", "measured_s"),
     _gpu_s("used_gpu_s", "Of those, used.", "used_s", head="GPU-H USED", level=1),
     _part("mean", f"Used part of what measured runs held; {_UNKNOWN}.", head="MEAN"),
-    _part("use_p50", f"Half of the runs used no more; {_UNKNOWN}.", lambda u: quantile(u.uses, 0.5), head="P50"),
-    _part("use_p95", f"95 of 100 used no more; {_UNKNOWN}.", lambda u: quantile(u.uses, 0.95), head="P95"),
-    _vram("vram_p50_mib", f"Half of the peaks were no higher; {_UNKNOWN}.", lambda u: quantile(u.vram_mib, 0.5)),
+    _part(
+        "use_p50",
+        f"Half of the runs used no more; {_UNKNOWN}.",
+        lambda u: quantile(u.uses, 0.5),
+        head="P50",
+    ),
+    _part(
+        "use_p95",
+        f"95 of 100 used no more; {_UNKNOWN}.",
+        lambda u: quantile(u.uses, 0.95),
+        head="P95",
+    ),
+    _vram(
+        "vram_p50_mib",
+        f"Half of the peaks were no higher; {_UNKNOWN}.",
+        lambda u: quantile(u.vram_mib, 0.5),
+    ),
     _vram(
         "vram_p95_mib",
         f"95 of 100 were no higher; {_UNKNOWN}.",
@@ -96,19 +129,51 @@ USAGE_COLUMNS = (
         head="VRAM",
         show=_vram_words,
     ),
-    out.mib("vram_asked_mib", "Most that a run asked for; 0: any.", "asked_vram_mib", level=1, head="VRAM ASKED"),
-    out.whole("without_vram", "Measured runs without a peak: they may have needed all the memory that they had."),
+    out.mib(
+        "vram_asked_mib",
+        "Most that a run asked for; 0: any.",
+        "asked_vram_mib",
+        level=1,
+        head="VRAM ASKED",
+    ),
+    out.whole(
+        "without_vram",
+        "Measured runs without a peak: they may have needed all the memory that they had.",
+    ),
     out.whole("energy_j", "Energy of runs that report it, joules; null: none does.", null=True),
-    out.items("fits", "Smallest drone types that its classes would fit.", lambda u: sorted(u.fits), level=0, least=12),
-    _gpu_s("saved_gpu_s", "What the same runs would not have held there, GPU-seconds.", "saved_s", head="GPU-H SAVED"),
+    out.items(
+        "fits",
+        "Smallest drone types that its classes would fit.",
+        lambda u: sorted(u.fits),
+        level=0,
+        least=12,
+    ),
+    _gpu_s(
+        "saved_gpu_s",
+        "What the same runs would not have held there, GPU-seconds.",
+        "saved_s",
+        head="GPU-H SAVED",
+    ),
 )
 USAGE_FACTS = (
     out.time_at("since_at", "Begin of the period.", "since"),
     out.time_at("until_at", "Its end.", "until"),
-    _gpu_s("total_gpu_s", "GPU-seconds of all drones: the sum of the next four.", "total_s", head="GPU-h of drones"),
+    _gpu_s(
+        "total_gpu_s",
+        "GPU-seconds of all drones: the sum of the next four.",
+        "total_s",
+        head="GPU-h of drones",
+    ),
     _gpu_s("measured_gpu_s", "Held by ended runs, measured.", "measured_s", head="GPU-h measured"),
-    _gpu_s("unmeasured_gpu_s", "Held by ended runs, not measured.", "unmeasured_s", head="GPU-h not measured"),
-    _gpu_s("running_gpu_s", "Held by jobs that still run.", "running_s", head="GPU-h of running jobs"),
+    _gpu_s(
+        "unmeasured_gpu_s",
+        "Held by ended runs, not measured.",
+        "unmeasured_s",
+        head="GPU-h not measured",
+    ),
+    _gpu_s(
+        "running_gpu_s", "Held by jobs that still run.", "running_s", head="GPU-h of running jobs"
+    ),
     _gpu_s("idle_gpu_s", "Held without a job on record.", "idle_s", head="GPU-h idle"),
     _gpu_s("used_gpu_s", "Used of what measured runs held.", "used_s", head="GPU-h used"),
     _gpu_s(
@@ -122,16 +187,32 @@ USAGE_FACTS = (
 
 def usage_document(report: UsageReport, scope: str = "") -> out.Document:
     listing = out.Listing(
-        "", USAGE_COLUMNS, report.rows, lambda row: row.name, title="Lowest use, the largest saving first"
+        "",
+        USAGE_COLUMNS,
+        report.rows,
+        lambda row: row.name,
+        title="Lowest use, the largest saving first",
     )
-    return out.Document(USAGE_SCHEMA, USAGE_FACTS, report, {"items": listing}, main="items", scope=scope)
+    return out.Document(
+        USAGE_SCHEMA, USAGE_FACTS, report, {"items": listing}, main="items", scope=scope
+    )
 
 
 def use_fact(report: UsageReport) -> out.Column:
     """Return the fact of ``status`` about the use of the last day."""
     mean = report.used_s / report.measured_s if report.measured_s else None
-    words = "" if mean is None else f"{mean:.0%} of {_hours(report.measured_s)} GPU-hours of jobs in the last day"
-    return _part("use", f"{_USE_OF_ALL}; {_UNKNOWN}.", lambda _: mean, head="use of gpus", show=lambda _: words)
+    words = (
+        ""
+        if mean is None
+        else f"{mean:.0%} of {_hours(report.measured_s)} GPU-hours of jobs in the last day"
+    )
+    return _part(
+        "use",
+        f"{_USE_OF_ALL}; {_UNKNOWN}.",
+        lambda _: mean,
+        head="use of gpus",
+        show=lambda _: words,
+    )
 
 
 @out.answering
@@ -144,22 +225,23 @@ def usage(
 ) -> out.Document:
     """Report how much of their GPUs jobs use: who wastes most, and the smallest drone type that would do.
 
-    A class is all jobs of a user with one size. A type fits if 95 of 100 runs used no more than a job gets there, and
-    none more VRAM. Tables show the ten classes that would save most; --limit shows more. The figures above the table
-    are of all jobs and add up to the GPU-hours of the drones.
-    A ? after VRAM: some measured runs have no peak, and may have needed all memory.
+    A class is all jobs of a user with one size. A type fits if 95 of 100 runs used no more than a
+    job gets there, and none more VRAM. Tables show the ten classes that would save most; --limit
+    shows more. The figures above the table are of all jobs and add up to the GPU-hours of the
+    drones. A ? after VRAM: some measured runs have no peak, and may have needed all memory.
 
     \b
     Examples:
-      provisioner usage --since 7d --by user
-      provisioner usage --sort mean
-      provisioner usage -o json | jq '.items[] | select(.mean != null and .mean < 0.15) | {name, fits, saved_gpu_s}'
+      provisioner usage --since 7d --by user provisioner usage --sort mean provisioner usage -o json
+      | jq '.items[] | select(.mean != null and .mean < 0.15) | {name, fits, saved_gpu_s}'
     """
     from provisioner.durations import parse_duration
 
     age_s = opt.parsed(parse_duration, "--since", since)
     limit = query.limit if query.limit is not None else WORST if query.output.for_people else None
-    report = RecordedUse(reader, reader.views(), out.now() - age_s, by_drone=by is Grouping.DRONE).by(by)
+    report = RecordedUse(
+        reader, reader.views(), out.now() - age_s, by_drone=by is Grouping.DRONE
+    ).by(by)
     found = formatting.count(len(report.rows), by.value, "classes" if by is Grouping.CLASS else "")
     cut = f"; {limit} shown" if limit is not None and limit < len(report.rows) else ""
     why = "" if report.measured_s else "; no run was measured: see docs/how-to/gpu-use.md"

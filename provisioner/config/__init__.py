@@ -95,7 +95,8 @@ class ConfigChange:
 def changes(old: Settings, new: Settings, live_by_site: Mapping[str, int]) -> ConfigChange:
     """Return what would change if a controller that runs with ``old`` took over ``new``.
 
-    ``live_by_site``: drones that were requested and are not confirmed gone; a site with live drones is not removed.
+    ``live_by_site``: drones that were requested and are not confirmed gone; a site with live drones
+    is not removed.
     """
     before = {site.name: site for site in old.sites}
     after = {site.name: site for site in new.sites}
@@ -121,14 +122,25 @@ def changes(old: Settings, new: Settings, live_by_site: Mapping[str, int]) -> Co
 def _site_notes(old: SiteConfig, new: SiteConfig) -> Iterator[str]:
     scope = f"site {new.name}"
     yield from _notes(f"{scope}: ", old, new, ["adapter"])
-    yield from _notes(f"{scope}.", old.policy, new.policy, [field.name for field in fields(SitePolicy)])
+    yield from _notes(
+        f"{scope}.", old.policy, new.policy, [field.name for field in fields(SitePolicy)]
+    )
     if old.adapter == new.adapter:
-        yield from _notes(f"{scope}: options.", old.options, new.options, type(new.options).model_fields)
+        yield from _notes(
+            f"{scope}: options.", old.options, new.options, type(new.options).model_fields
+        )
     was, now = ({t.name: t for t in site.types} for site in (old, new))
     yield from (f"{scope}: type {name}: added" for name in now.keys() - was.keys())
-    yield from (f"{scope}: type {name}: removed; its drones are drained" for name in was.keys() - now.keys())
+    yield from (
+        f"{scope}: type {name}: removed; its drones are drained" for name in was.keys() - now.keys()
+    )
     for name in was.keys() & now.keys():
-        yield from _notes(f"{scope}: type {name}.", was[name], now[name], [field.name for field in fields(DroneType)])
+        yield from _notes(
+            f"{scope}: type {name}.",
+            was[name],
+            now[name],
+            [field.name for field in fields(DroneType)],
+        )
 
 
 def _notes(scope: str, old: object, new: object, names: Iterable[str]) -> Iterator[str]:

@@ -19,8 +19,9 @@ _PUBLIC = re.compile(r"(ca|certificate|\.pub)$")
 def account_problem(account: str, record: Path, secrets: Iterable[Path]) -> str:
     """Return why drones must not run under an account of this host; empty if they may.
 
-    ``account``: its name; empty for the controller's own. Root may check what another account will run: the owner of
-    the record, or of the directory that it will be made in, counts as the controller too.
+    ``account``: its name; empty for the controller's own. Root may check what another account will
+    run: the owner of the record, or of the directory that it will be made in, counts as the
+    controller too.
     """
     if not account:
         return "drones would run under the controller's own account"
@@ -49,7 +50,9 @@ def secret_files(options: BaseModel) -> Iterator[Path]:
 def _can_read(path: Path, uid: int, groups: Collection[int], new_gid: int) -> bool:
     """Return True if modes let an account read a file; one that is still to be made is its group's, ``new_gid``."""
     try:
-        if not all(_permits(above.stat(), 1, uid, groups) for above in path.parents if above.exists()):
+        if not all(
+            _permits(above.stat(), 1, uid, groups) for above in path.parents if above.exists()
+        ):
             return False
         return _permits(path.stat(), 4, uid, groups) if path.exists() else new_gid in groups
     except OSError:  # it is closed to us as well

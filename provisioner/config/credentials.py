@@ -1,8 +1,8 @@
 """Credentials as facts: source, identity, scopes and expiry of tokens, keys and certificates, and never a secret.
 
-Every :class:`~provisioner.config.units.Secret` in the options of an adapter is one; JSON Web Tokens are recognised by
-their form. Options that know more of theirs have a method ``credentials()``, which returns
-:class:`~provisioner.model.Credential` values with the names of their keys.
+Every :class:`~provisioner.config.units.Secret` in the options of an adapter is one; JSON Web Tokens
+are recognised by their form. Options that know more of theirs have a method ``credentials()``,
+which returns :class:`~provisioner.model.Credential` values with the names of their keys.
 """
 
 from __future__ import annotations
@@ -70,7 +70,10 @@ def token_credential(found: Credential, text: str, *, is_jwt: bool = True) -> Cr
 
 
 def jwt_claims(text: str) -> Mapping[str, Any]:
-    """Return the claims of a JSON Web Token, whose signature is for others to check. ValueError for any other text."""
+    """Return the claims of a JSON Web Token, whose signature is for others to check.
+
+    ValueError for any other text.
+    """
     parts = text.strip().split(".")
     if len(parts) != 3 or len(text) > MAX_TOKEN_CHARS:
         raise ValueError("not three parts joined by dots")
@@ -107,13 +110,17 @@ def secret_file_credential(name: str, path: Path) -> Credential:
     return _from_file(name, path, judged)
 
 
-def _from_file(name: str, path: Path, read: Callable[[Credential, bytes], Credential]) -> Credential:
+def _from_file(
+    name: str, path: Path, read: Callable[[Credential, bytes], Credential]
+) -> Credential:
     found = Credential(name, f"file {path}")
     try:
         with path.open("rb") as file:
             content = file.read(_MAX_CREDENTIAL_BYTES)
     except OSError as error:
-        return replace(found, problem=f"{found.source} cannot be read: {error.strerror}", doubtful=True)
+        return replace(
+            found, problem=f"{found.source} cannot be read: {error.strerror}", doubtful=True
+        )
     return read(found, content)
 
 
@@ -134,7 +141,10 @@ def pem_credential(found: Credential, content: bytes, *, last: bool = False) -> 
 
 def _ssh_certificate(found: Credential, content: bytes) -> Credential:
     from cryptography.exceptions import UnsupportedAlgorithm
-    from cryptography.hazmat.primitives.serialization import SSHCertificate, load_ssh_public_identity
+    from cryptography.hazmat.primitives.serialization import (
+        SSHCertificate,
+        load_ssh_public_identity,
+    )
 
     try:
         signed = load_ssh_public_identity(content)
@@ -148,7 +158,9 @@ def _ssh_certificate(found: Credential, content: bytes) -> Credential:
     return _dated(found, content, signed.key_id.decode(errors="replace"), signed.valid_after, ends)
 
 
-def _dated(found: Credential, content: bytes, identity: object, begins: float, ends: float) -> Credential:
+def _dated(
+    found: Credential, content: bytes, identity: object, begins: float, ends: float
+) -> Credential:
     """Return ``found`` with its time of validity; an end of 0 is none. One of a short life is warned of late."""
     life_s = ends - begins
     is_short = begins and 0 < life_s <= SHORT_LIFE_S

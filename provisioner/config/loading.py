@@ -19,12 +19,23 @@ from provisioner.config import ConfigError, OverlayConfig, Problem, Settings, Si
 from provisioner.config.accounts import account_problem, secret_files
 from provisioner.config.credentials import credentials_of
 from provisioner.config.messages import choices, missing_mapping, report_errors
-from provisioner.config.models import ControllerFile, HeadroomSection, SiteFile, WebSection, placing_options
+from provisioner.config.models import (
+    ControllerFile,
+    HeadroomSection,
+    SiteFile,
+    WebSection,
+    placing_options,
+)
 from provisioner.config.strict_yaml import Steps, YamlDocument, read
 from provisioner.durations import format_duration
 from provisioner.formatting import credential_trouble, gpus
 from provisioner.interfaces import OverlayFactory, SiteFactory
-from provisioner.loader import AdapterBrokenError, AdapterUnknownError, overlay_adapter, site_adapter
+from provisioner.loader import (
+    AdapterBrokenError,
+    AdapterUnknownError,
+    overlay_adapter,
+    site_adapter,
+)
 from provisioner.model import (
     NVIDIA,
     WHOLE_GPU,
@@ -50,9 +61,10 @@ _SITE_FILE_KEYS = set(SiteFile.model_fields)
 def load(path: Path, *, root: Path | None = None, connects: bool = True) -> Settings:
     """Return the configuration that begins at controller file ``path``.
 
-    Relative paths in a file are taken from the file's own directory; with ``root``, all but the ``sites`` patterns are
-    taken from there instead (store, queue, drones and secrets of a trial run in a directory of its own). With
-    ``connects=False``, for a simulation, adapters need not be installed, nor their options be complete.
+    Relative paths in a file are taken from the file's own directory; with ``root``, all but the
+    ``sites`` patterns are taken from there instead (store, queue, drones and secrets of a trial run
+    in a directory of its own). With ``connects=False``, for a simulation, adapters need not be
+    installed, nor their options be complete.
 
     Raises:
         ConfigError: every problem in every file, in order.
@@ -71,7 +83,11 @@ def load_web(path: Path) -> tuple[Path, WebSection]:
     """
     reader, document = _ConfigReader(None), read(path)
     reader.documents.append(document)
-    model = reader.validated(document, ControllerFile, (), document.tree, path) if document.is_mapping else None
+    model = (
+        reader.validated(document, ControllerFile, (), document.tree, path)
+        if document.is_mapping
+        else None
+    )
     if model is None:
         raise ConfigError(reader.problems())
     return model.store.path, model.web
@@ -92,7 +108,10 @@ def check(path: Path, *, root: Path | None = None) -> list[Problem]:
     Settings that are valid but cannot work now, such as an expired token, are problems too.
     """
     reader = _checked(path, root)
-    return [*reader.problems(), *(failure for document in reader.documents for failure in document.failures)]
+    return [
+        *reader.problems(),
+        *(failure for document in reader.documents for failure in document.failures),
+    ]
 
 
 def warnings(path: Path, *, root: Path | None = None) -> list[Problem]:
@@ -145,7 +164,9 @@ class _ConfigReader:
         if not document.is_mapping:
             return None
         if _is_site_file(document):
-            document.complain_at_key(("site",), "this is a site file: name the controller file that lists it")
+            document.complain_at_key(
+                ("site",), "this is a site file: name the controller file that lists it"
+            )
             return None
         model = self.validated(document, ControllerFile, (), document.tree, path)
         overlay = self.options(document, ("overlay",), overlay_adapter, path)
@@ -166,12 +187,17 @@ class _ConfigReader:
             _check_headroom(document, model, read_models)
         for site in sites:
             if site.model is not None:
-                _check_type_gpus(site.document, site.model, model.policy.max_gpus, "policy.max_gpus")
+                _check_type_gpus(
+                    site.document, site.model, model.policy.max_gpus, "policy.max_gpus"
+                )
         if self.problems() or overlay is None:
             return None
         configs = tuple(map(_site_config, sites))
         headroom = tuple(map(_headroom, model.policy.headroom))
-        more: dict[str, Any] = {"sites": {site.name: site.policy for site in configs}, "headroom": headroom}
+        more: dict[str, Any] = {
+            "sites": {site.name: site.policy for site in configs},
+            "headroom": headroom,
+        }
         more["low_use"] = LowUsePolicy(**_by_field(LowUsePolicy, model.policy.low_use))
         return Settings(
             path=path.absolute(),
@@ -206,7 +232,9 @@ class _ConfigReader:
                 _ask(site.options, "unfit", document.fail, (), site.types)
         return site
 
-    def validated(self, document: YamlDocument, model: type[M], at: Steps, tree: object, path: Path) -> M | None:
+    def validated(
+        self, document: YamlDocument, model: type[M], at: Steps, tree: object, path: Path
+    ) -> M | None:
         context = {"root": (self.root or path.parent).absolute()}
         try:
             return model.model_validate_json(json.dumps(tree), strict=True, context=context)
@@ -217,7 +245,11 @@ class _ConfigReader:
         return None
 
     def options(
-        self, document: YamlDocument, at: Steps, adapter: Callable[[str], SiteFactory | OverlayFactory], path: Path
+        self,
+        document: YamlDocument,
+        at: Steps,
+        adapter: Callable[[str], SiteFactory | OverlayFactory],
+        path: Path,
     ) -> BaseModel | None:
         """Return the options beside the key ``adapter`` at ``at``, validated by the adapter's own model."""
         if not self.connects:
@@ -229,14 +261,22 @@ class _ConfigReader:
         try:
             config: type[BaseModel] = adapter(name).Config
         except (AdapterUnknownError, AdapterBrokenError) as error:
-            instead = f": {choices(name, error.known)}" if isinstance(error, AdapterUnknownError) else ""
+            instead = (
+                f": {choices(name, error.known)}" if isinstance(error, AdapterUnknownError) else ""
+            )
             document.complain_at((*at, "adapter"), f"{error}{instead}")
             return None
-        if "options" not in section and any(field.is_required() for field in config.model_fields.values()):
+        if "options" not in section and any(
+            field.is_required() for field in config.model_fields.values()
+        ):
             document.complain_at_key((*at, "adapter"), missing_mapping("options", config))
             return None
         given, below = section.get("options", {}), (*at, "options")
-        options = self.validated(document, config, below, given, path) if isinstance(given, dict) else None
+        options = (
+            self.validated(document, config, below, given, path)
+            if isinstance(given, dict)
+            else None
+        )
         if options is not None:
             _ask(options, "doubts", document.warn, below)
             _check_credentials(document, below, options)
@@ -252,10 +292,16 @@ def _site_files(path: Path, document: YamlDocument) -> list[Path]:
     for n, pattern in enumerate(patterns if isinstance(patterns, list) else []):
         if not isinstance(pattern, str):
             continue
-        names = [] if "\0" in pattern else glob.glob(os.path.expanduser(pattern), root_dir=path.parent, recursive=True)
+        names = (
+            []
+            if "\0" in pattern
+            else glob.glob(os.path.expanduser(pattern), root_dir=path.parent, recursive=True)
+        )
         matches = sorted(path.parent / name for name in names)
         if not matches:
-            document.complain_at(("sites", n), f"`{pattern}`: no file matches in {path.parent.absolute()}")
+            document.complain_at(
+                ("sites", n), f"`{pattern}`: no file matches in {path.parent.absolute()}"
+            )
         sites = [match for match in matches if os.path.realpath(match) != os.path.realpath(path)]
         if matches and not sites:
             document.complain_at(("sites", n), f"`{pattern}` matches only this file")
@@ -268,13 +314,17 @@ def _adapter_failed(error: Exception) -> str:
 
 
 def _ask(
-    options: BaseModel, method: str, report: Callable[[Steps, str], None], at: Steps, *arguments: Sequence[DroneType]
+    options: BaseModel,
+    method: str,
+    report: Callable[[Steps, str], None],
+    at: Steps,
+    *arguments: Sequence[DroneType],
 ) -> None:
     """Report what an optional method of an adapter's options finds below ``at``, and if it fails.
 
-    ``misfits(types)``: options and types that do not go together. ``unfit(types)``: types that never fit this host.
-    ``doubts()``: what does not work on this host. ``failures()``: what is certain to fail now. They yield keys and
-    text, are quick, and do not call the site.
+    ``misfits(types)``: options and types that do not go together. ``unfit(types)``: types that
+    never fit this host. ``doubts()``: what does not work on this host. ``failures()``: what is
+    certain to fail now. They yield keys and text, are quick, and do not call the site.
     """
     try:
         for steps, message in getattr(options, method, lambda *_: ())(*arguments):
@@ -300,11 +350,14 @@ def _check_credentials(document: YamlDocument, below: Steps, options: BaseModel)
 def _by_field(target: type, *sections: BaseModel) -> dict[str, Any]:
     """Return the settings of ``sections`` that dataclass ``target`` has a field for, by the names of its fields.
 
-    A field has the name of its YAML key with the unit as a suffix: ``booting`` is ``booting_s``, ``memory`` is
-    ``memory_mib``, and ``max_gpus`` is ``max_gpu_milli``.
+    A field has the name of its YAML key with the unit as a suffix: ``booting`` is ``booting_s``,
+    ``memory`` is ``memory_mib``, and ``max_gpus`` is ``max_gpu_milli``.
     """
     settings = {key: value for section in sections for key, value in section}
-    keys = {each.name: re.sub(r"_(s|mib|w)$", "", each.name).replace("gpu_milli", "gpus") for each in fields(target)}
+    keys = {
+        each.name: re.sub(r"_(s|mib|w)$", "", each.name).replace("gpu_milli", "gpus")
+        for each in fields(target)
+    }
     return {name: settings[key] for name, key in keys.items() if key in settings}
 
 
@@ -319,33 +372,54 @@ def _site_config(site: _ReadSite) -> SiteConfig:
             "idle_timeout_s": model.timeouts.idle,
         }
     )
-    return SiteConfig(model.site, model.adapter, site.options, site.types, policy, site.path.absolute())
+    return SiteConfig(
+        model.site, model.adapter, site.options, site.types, policy, site.path.absolute()
+    )
 
 
 def _headroom(section: HeadroomSection) -> Headroom:
     from_h, to_h = section.hours or (0, 24)
-    return Headroom(**_by_field(Headroom, section) | {"site": section.site or "", "from_h": from_h, "to_h": to_h})
+    return Headroom(
+        **_by_field(Headroom, section)
+        | {"site": section.site or "", "from_h": from_h, "to_h": to_h}
+    )
 
 
 def _drone_types(site: SiteFile, options: BaseModel) -> tuple[DroneType, ...]:
     """Return the drone types of the site.
 
-    The node of a drone is not known yet, so the drone reserves for its own free GPUs the most that any node of the site
-    reserves, and never more than the drone has.
+    The node of a drone is not known yet, so the drone reserves for its own free GPUs the most that
+    any node of the site reserves, and never more than the drone has.
     """
     found = []
     for name, section in site.types.items():
         gpus, walltime_s = section.gpus // WHOLE_GPU, section.walltime or 0.0
         kept = {
-            field: min(max((getattr(each, key) for each in site.blocking), default=0), getattr(section, key) // gpus)
-            for field, key in (("kept_cpus", "cpus"), ("kept_memory_mib", "memory"), ("kept_disk_mib", "disk"))
+            field: min(
+                max((getattr(each, key) for each in site.blocking), default=0),
+                getattr(section, key) // gpus,
+            )
+            for field, key in (
+                ("kept_cpus", "cpus"),
+                ("kept_memory_mib", "memory"),
+                ("kept_disk_mib", "disk"),
+            )
             if gpus
         }
         margin_s = 0.0
-        if walltime_s:  # no job gets this part of it; an adapter may need more than the grace at the end
-            kept_life_s = getattr(options, "kept_life_s", lambda *_: 0.0)(walltime_s, site.timeouts.grace)
+        # no job gets this part of it; an adapter may need more than the grace at the end
+        if walltime_s:
+            kept_life_s = getattr(options, "kept_life_s", lambda *_: 0.0)(
+                walltime_s, site.timeouts.grace
+            )
             margin_s = min(DRONE_STARTUP_S, walltime_s / 10) + site.timeouts.grace + kept_life_s
-        rest = {"site": site.site, "name": name, "walltime_s": walltime_s, "margin_s": margin_s, "ad": dict(section.ad)}
+        rest = {
+            "site": site.site,
+            "name": name,
+            "walltime_s": walltime_s,
+            "margin_s": margin_s,
+            "ad": dict(section.ad),
+        }
         found.append(DroneType(**_by_field(DroneType, section) | kept | rest))
     return tuple(found)
 
@@ -380,31 +454,46 @@ def _check_distinct_places(sites: Sequence[_ReadSite]) -> None:
         first.setdefault(place, site.document.file)
 
 
-def _check_accounts(controller: ControllerFile, overlay: BaseModel, sites: Sequence[_ReadSite]) -> None:
+def _check_accounts(
+    controller: ControllerFile, overlay: BaseModel, sites: Sequence[_ReadSite]
+) -> None:
     """Refuse drones whose account can read a secret of the controller, unless the site says so by name.
 
-    The options of a site name the account by ``drone_account()``: the key that sets it, and the name that it has on
-    this host; empty is the controller's own. Drones on this host have that one unless the options say otherwise.
+    The options of a site name the account by ``drone_account()``: the key that sets it, and the
+    name that it has on this host; empty is the controller's own. Drones on this host have that one
+    unless the options say otherwise.
     """
     if not getattr(overlay, "runs_jobs_of_others", lambda: True)():
         return
     known = [overlay, controller.web, *(site.options for site in sites if site.options is not None)]
     secrets = [path for options in known for path in secret_files(options)]
     for site in sites:
-        if site.model is None or site.options is None or getattr(site.options, "same_account", False):
+        if (
+            site.model is None
+            or site.options is None
+            or getattr(site.options, "same_account", False)
+        ):
             continue
         key, account = getattr(site.options, "drone_account", lambda: ("adapter", None))()
         if account is None and getattr(site_adapter(site.model.adapter), "on_this_host", False):
             account = ""
-        problem = account_problem(account, controller.store.path, secrets) if account is not None else ""
+        problem = (
+            account_problem(account, controller.store.path, secrets) if account is not None else ""
+        )
         if problem:
-            remedy = f"Set `{key}` to another account, or `same_account: true` if all jobs are yours"
-            site.document.complain_at_key(("options",), f"{problem}: every job could read its tokens. {remedy}")
+            remedy = (
+                f"Set `{key}` to another account, or `same_account: true` if all jobs are yours"
+            )
+            site.document.complain_at_key(
+                ("options",), f"{problem}: every job could read its tokens. {remedy}"
+            )
 
 
 def _check_store_path(document: YamlDocument, store: Path, overlay: BaseModel) -> None:
     if os.path.isdir(store):  # false where access is denied; Path.is_dir raises there
-        document.complain_at(("store", "path"), f"`path`: {store} is a directory: name a file in it")
+        document.complain_at(
+            ("store", "path"), f"`path`: {store} is a directory: name a file in it"
+        )
     for name, value in overlay:
         if isinstance(value, Path) and value == store:
             message = f"`{name}` is the same file as `store.path`: name another file"
@@ -416,7 +505,9 @@ def _check_low_use(document: YamlDocument, controller: ControllerFile) -> None:
     low, keep_s, at = controller.policy.low_use, controller.store.keep, ("policy", "low_use")
     if low.action is LowUseAction.NONE:
         if "action" not in low.model_fields_set and (key := next(iter(low.model_fields_set), "")):
-            document.warn((*at, key), f"`{key}` has no effect without `action`: write `action: warn`")
+            document.warn(
+                (*at, key), f"`{key}` has no effect without `action`: write `action: warn`"
+            )
         return
     if low.window > keep_s:
         keep, written = format_duration(keep_s), "window" in low.model_fields_set
@@ -429,20 +520,26 @@ def _check_low_use(document: YamlDocument, controller: ControllerFile) -> None:
         document.warn((*at, "action"), f"`hold`: {problem}: write `action: warn`")
 
 
-def _check_headroom(document: YamlDocument, controller: ControllerFile, sites: Sequence[SiteFile]) -> None:
+def _check_headroom(
+    document: YamlDocument, controller: ControllerFile, sites: Sequence[SiteFile]
+) -> None:
     types = {site.site: set(site.types) for site in sites}
     for n, headroom in enumerate(controller.policy.headroom):
         at: Steps = ("policy", "headroom", n)
         if headroom.site is not None and headroom.site not in types:
             known = ", ".join(f"`{name}`" for name in sorted(types))
-            document.complain_at((*at, "site"), f"unknown site `{headroom.site}`: there are {known}")
+            document.complain_at(
+                (*at, "site"), f"unknown site `{headroom.site}`: there are {known}"
+            )
             continue
         there = types[headroom.site] if headroom.site else set().union(*types.values())
         for m, name in enumerate(headroom.types):
             if name not in there:
                 where = f"site `{headroom.site}` has" if headroom.site else "there are"
                 known = ", ".join(f"`{each}`" for each in sorted(there))
-                document.complain_at((*at, "types", m), f"unknown drone type `{name}`: {where} {known}")
+                document.complain_at(
+                    (*at, "types", m), f"unknown drone type `{name}`: {where} {known}"
+                )
 
 
 def _check_site(document: YamlDocument, site: SiteFile) -> None:
@@ -454,9 +551,15 @@ def _check_site(document: YamlDocument, site: SiteFile) -> None:
     for name, shape in site.types.items():
         if shape.walltime is not None and shape.walltime <= grace_s:
             least = f"must be longer than `timeouts.grace` ({format_duration(grace_s)})"
-            document.complain_at(("types", name, "walltime"), f"`walltime` {least}: drones would leave at once")
+            document.complain_at(
+                ("types", name, "walltime"), f"`walltime` {least}: drones would leave at once"
+            )
     if grace_s and stopping_s <= grace_s:
-        at = ("timeouts", "stopping") if ("timeouts", "stopping") in document.values else ("timeouts", "grace")
+        at = (
+            ("timeouts", "stopping")
+            if ("timeouts", "stopping") in document.values
+            else ("timeouts", "grace")
+        )
         times = f"`stopping` ({format_duration(stopping_s)}) is not longer than `grace` ({format_duration(grace_s)})"
         document.warn(at, f"{times}: drones are stopped again before it is over")
 
@@ -464,7 +567,9 @@ def _check_site(document: YamlDocument, site: SiteFile) -> None:
 def _check_mig(document: YamlDocument, site: SiteFile) -> None:
     """Warn of types that find other instances than their shares promise."""
     if not any(shape.gpus and shape.vendor == NVIDIA for shape in site.types.values()):
-        document.warn(("mig",), "no drone type has GPUs of NVIDIA: remove `mig`, or correct `vendor`")
+        document.warn(
+            ("mig",), "no drone type has GPUs of NVIDIA: remove `mig`, or correct `vendor`"
+        )
     layouts = [entry.layout for entry in site.mig]
     for name, shape in site.types.items():
         if shape.sharing is not Sharing.MIG:
@@ -481,7 +586,9 @@ def _check_mig(document: YamlDocument, site: SiteFile) -> None:
             document.warn(("types", name, "sharing"), f"{problem}: {remedy}")
 
 
-def _check_type_gpus(document: YamlDocument, site: SiteFile, max_gpus: int | None, limit: str) -> None:
+def _check_type_gpus(
+    document: YamlDocument, site: SiteFile, max_gpus: int | None, limit: str
+) -> None:
     for name, shape in site.types.items():
         if max_gpus is not None and shape.gpus > max_gpus:
             problem = f"a drone has more than `{limit}` ({gpus(max_gpus)}) and can never start"
@@ -489,7 +596,9 @@ def _check_type_gpus(document: YamlDocument, site: SiteFile, max_gpus: int | Non
             document.complain_at(("types", name, "gpus"), f"`gpus`: {problem}: {remedy}")
 
 
-_PLACEHOLDER = re.compile(r"(?<![A-Za-z0-9-])example\.(?:org|com|net)(?![A-Za-z0-9-]|\.[A-Za-z0-9])", re.IGNORECASE)
+_PLACEHOLDER = re.compile(
+    r"(?<![A-Za-z0-9-])example\.(?:org|com|net)(?![A-Za-z0-9-]|\.[A-Za-z0-9])", re.IGNORECASE
+)
 
 
 def _placeholders(at: Steps, value: object) -> Iterator[tuple[Steps, str]]:

@@ -21,10 +21,14 @@ _REPEATABLE = {"missing", "extra_forbidden", "mistake_at"}
 """Error types of which one place may have several; of all others only the first is reported."""
 
 
-def report_errors(document: YamlDocument, error: ValidationError, model: type[BaseModel], at: Steps = ()) -> None:
+def report_errors(
+    document: YamlDocument, error: ValidationError, model: type[BaseModel], at: Steps = ()
+) -> None:
     """Add a problem to ``document`` for each error that ``model`` found in the value at ``at``."""
     reported: set[Steps] = set()
-    details = [(_steps_in(document, at, detail), detail) for detail in error.errors(include_url=False)]
+    details = [
+        (_steps_in(document, at, detail), detail) for detail in error.errors(include_url=False)
+    ]
     places = [steps for steps, _ in details]
     for steps, detail in details:
         kind = detail["type"]
@@ -32,7 +36,9 @@ def report_errors(document: YamlDocument, error: ValidationError, model: type[Ba
             return
         if steps in reported and kind not in _REPEATABLE:
             continue
-        if _follows_from_broken(document, steps, kind) or _is_other_union_member(steps, kind, places):
+        if _follows_from_broken(document, steps, kind) or _is_other_union_member(
+            steps, kind, places
+        ):
             continue
         reported.add(steps)
         if kind == "mistake_at":
@@ -57,7 +63,8 @@ def _steps_in(document: YamlDocument, at: Steps, detail: ErrorDetails) -> Steps:
 def _follows_from_broken(document: YamlDocument, steps: Steps, kind: str) -> bool:
     compares = kind in ("value_error", "mistake_at")
     return any(
-        steps[: len(broken)] == broken or (compares and broken[: len(steps)] == steps) for broken in document.broken
+        steps[: len(broken)] == broken or (compares and broken[: len(steps)] == steps)
+        for broken in document.broken
     )
 
 
@@ -66,8 +73,11 @@ def _is_other_union_member(steps: Steps, kind: str, places: list[Steps]) -> bool
 
     Of `auto` or a list of mappings, the list was meant if something is wrong inside the list.
     """
-    mismatch = kind.endswith("_type") or kind in ("literal_error", "enum", "too_short")  # counts good entries only
-    return mismatch and any(len(place) > len(steps) and place[: len(steps)] == steps for place in places)
+    # counts good entries only
+    mismatch = kind.endswith("_type") or kind in ("literal_error", "enum", "too_short")
+    return mismatch and any(
+        len(place) > len(steps) and place[: len(steps)] == steps for place in places
+    )
 
 
 _BOUNDS = {"gt": "more than", "ge": "at least", "lt": "less than", "le": "at most"}
@@ -79,7 +89,12 @@ _JSON_WORDS = {
     "a valid number": "a number",
     "a valid boolean": "`true` or `false`",
 }
-_SAME_VALUE = {"arm64": "aarch64", "amd64": "X86_64", "x64": "X86_64", "time-slicing": "time-sliced"}
+_SAME_VALUE = {
+    "arm64": "aarch64",
+    "amd64": "X86_64",
+    "x64": "X86_64",
+    "time-slicing": "time-sliced",
+}
 """Other names of values, as other programs write them."""
 
 
@@ -91,7 +106,8 @@ def _message(detail: ErrorDetails, model: type[BaseModel], steps: Steps, at: Ste
     kind, found = detail["type"], detail["input"]
     context: dict[str, Any] = detail.get("ctx") or {}
     section = model_at(model, below[:-1]) if below else None
-    field = fields_of(section).get(str(below[-1])) if section else None  # none of an entry of a list or a free key
+    # none of an entry of a list or a free key
+    field = fields_of(section).get(str(below[-1])) if section else None
     remedy = f": write `{key}: {flow(field.examples[0])}`" if field and field.examples else ""
     if kind in ("mistake_at", "value_error"):
         message = str(context["message" if kind == "mistake_at" else "error"])
@@ -121,12 +137,18 @@ def _message(detail: ErrorDetails, model: type[BaseModel], steps: Steps, at: Ste
         return f"`{key}` is not in the expected form{shown}{remedy}"
     if kind in ("literal_error", "enum"):
         entry = "" if isinstance(below[-1], int) else f"{key}: "
-        meant = _meant(found, re.findall(r"'([^']*)'", str(context["expected"]))) if isinstance(found, str) else None
+        meant = (
+            _meant(found, re.findall(r"'([^']*)'", str(context["expected"])))
+            if isinstance(found, str)
+            else None
+        )
         remedy = f": write `{entry}{meant}`" if meant else ""
     if detail["msg"].startswith("Input should be "):
         wanted = detail["msg"].removeprefix("Input should be ")
         is_shown = is_number or kind in ("literal_error", "enum")
-        return f"`{key}` must be {_JSON_WORDS.get(wanted, wanted)}{shown if is_shown else ''}{remedy}"
+        return (
+            f"`{key}` must be {_JSON_WORDS.get(wanted, wanted)}{shown if is_shown else ''}{remedy}"
+        )
     return f"`{key}`: {detail['msg'][:1].lower()}{detail['msg'][1:]}{remedy}"
 
 
@@ -145,7 +167,10 @@ def _keys_instead(model: type[BaseModel], below: Steps, key: str) -> str:
     if nearest(key, valid):
         return instead
     has_options = here is not None and "options" in valid
-    right_place = next((path for path, name in _all_keys(here or model if has_options else model) if name == key), "")
+    right_place = next(
+        (path for path, name in _all_keys(here or model if has_options else model) if name == key),
+        "",
+    )
     if right_place:
         return f"it belongs under `{right_place}`"
     return f"{instead}; options of the adapter belong under `options`" if has_options else instead
@@ -164,7 +189,8 @@ def missing_mapping(key: str, model: type[BaseModel]) -> str:
     """Return the message for a missing mapping that has required keys."""
     required = {name: field for name, field in fields_of(model).items() if field.is_required()}
     inner = ", ".join(
-        f"{name}: {flow(field.examples[0]) if field.examples else '...'}" for name, field in required.items()
+        f"{name}: {flow(field.examples[0]) if field.examples else '...'}"
+        for name, field in required.items()
     )
     return f"missing key `{key}`: write `{key}: {{{inner}}}`"
 

@@ -13,7 +13,15 @@ from ipaddress import ip_address
 from typing import Annotated, Any, Literal, Self, TypeVar
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, WithJsonSchema, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    WithJsonSchema,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from provisioner import mig
@@ -63,14 +71,19 @@ class ConfigSection(BaseModel):
 def placing_options(config: type[BaseModel]) -> dict[str, object]:
     """Return the options that the adapter marks as defining where its drones are, each with its mark.
 
-    The mark is ``json_schema_extra={"places_drones": True}``, or ``"shared"`` where sites tell their drones apart in
-    one place.
+    The mark is ``json_schema_extra={"places_drones": True}``, or ``"shared"`` where sites tell
+    their drones apart in one place.
     """
     extras = {name: field.json_schema_extra for name, field in config.model_fields.items()}
-    return {n: e["places_drones"] for n, e in extras.items() if isinstance(e, dict) and e.get("places_drones")}
+    return {
+        n: e["places_drones"]
+        for n, e in extras.items()
+        if isinstance(e, dict) and e.get("places_drones")
+    }
 
 
-# ---------------------------------------------------------------------------------------------------- controller file
+# ----------------------------------------------------------------------------------------------------
+# controller file
 
 
 class StoreSection(ConfigSection):
@@ -97,7 +110,9 @@ class OverlaySection(ConfigSection):
 
 def _two_hours(hours: tuple[int, ...]) -> tuple[int, ...]:
     if len(hours) != 2 or not all(0 <= hour <= 24 for hour in hours) or hours[0] == hours[1]:
-        raise ValueError("expected two different hours from 0 to 24: write `[7, 17]`, or remove `hours` for always")
+        raise ValueError(
+            "expected two different hours from 0 to 24: write `[7, 17]`, or remove `hours` for always"
+        )
     return hours
 
 
@@ -122,9 +137,11 @@ class HeadroomSection(ConfigSection):
     """Only at this site. Default: any site."""
     types: tuple[Name, ...] = Field((), examples=[["a100"]])
     """Only drones of these types. Default: any type that fits."""
-    hours: Annotated[tuple[int, ...], AfterValidator(_two_hours)] | None = Field(None, examples=[[7, 17]])
-    """From the first full hour of the day (UTC) up to the second; past midnight if the second is smaller. Default:
-    always."""
+    hours: Annotated[tuple[int, ...], AfterValidator(_two_hours)] | None = Field(
+        None, examples=[[7, 17]]
+    )
+    """From the first full hour of the day (UTC) up to the second; past midnight if the second is
+    smaller. Default: always."""
 
 
 def _names_differ(entries: tuple[HeadroomSection, ...]) -> tuple[HeadroomSection, ...]:
@@ -139,8 +156,8 @@ class LowUseSection(ConfigSection):
     """Job classes (the jobs of a user with one size) that use little of their GPUs."""
 
     action: LowUseAction = Field(_LOW_USE_DEFAULTS.action, examples=["warn"])
-    """`warn`: an event, and a note in `status`; `hold`: also, the pool holds their idle jobs, with figures and a remedy
-    as the reason. `none`: neither."""
+    """`warn`: an event, and a note in `status`; `hold`: also, the pool holds their idle jobs, with
+    figures and a remedy as the reason. `none`: neither."""
     below: float = Field(_LOW_USE_DEFAULTS.below, gt=0, le=1, examples=[0.15])
     """Low use is a mean use of less than this part of the GPUs that the jobs held."""
     jobs: int = Field(_LOW_USE_DEFAULTS.jobs, ge=1, le=1_000_000, examples=[20])
@@ -157,13 +174,14 @@ class PolicySection(ConfigSection):
     active_interval: PositiveDuration = Field(2.0, examples=["2s"])
     """Pause between two ticks while orders are in progress; at most `interval`."""
     idle_timeout: PositiveDuration = Field(_POLICY_DEFAULTS.idle_timeout_s, examples=["10min"])
-    """Longest time that a drone is kept without a job, at least `interval`. Once the first drone of a site has joined,
-    a shorter time applies: the cost of another start there, or the time that would have cost least over the gaps
-    between jobs (`provisioner estimates` and `provisioner explain drone` show it). With `idle_fixed` it applies
-    exactly."""
+    """Longest time that a drone is kept without a job, at least `interval`. Once the first drone of
+    a site has joined, a shorter time applies: the cost of another start there, or the time that
+    would have cost least over the gaps between jobs (`provisioner estimates` and `provisioner
+    explain drone` show it). With `idle_fixed` it applies exactly."""
     idle_fixed: bool = Field(_POLICY_DEFAULTS.idle_fixed, examples=[True])
-    """Keep an idle drone for `idle_timeout`, regardless of estimates and of how long it took to start. Longer only
-    while jobs wait that it could run; shorter only if it takes large jobs alone and smaller ones lack its room."""
+    """Keep an idle drone for `idle_timeout`, regardless of estimates and of how long it took to
+    start. Longer only while jobs wait that it could run; shorter only if it takes large jobs alone
+    and smaller ones lack its room."""
     max_drones: int = Field(_POLICY_DEFAULTS.max_drones, ge=0, le=1_000_000, examples=[1000])
     """Most drones at one time at all sites together; 0 starts nothing."""
     max_gpus: Gpus | None = Field(None, examples=[500])
@@ -172,25 +190,31 @@ class PolicySection(ConfigSection):
     """A view of the pool that is older than this is not used for decisions; at least `interval`."""
     slot_max_age: PositiveDuration = Field(_POLICY_DEFAULTS.slot_max_age_s, examples=["15min"])
     """A slot without an update for this long does not count as alive."""
-    max_unhealthy_fraction: float = Field(_POLICY_DEFAULTS.max_unhealthy_fraction, gt=0, le=1, examples=[0.2])
+    max_unhealthy_fraction: float = Field(
+        _POLICY_DEFAULTS.max_unhealthy_fraction, gt=0, le=1, examples=[0.2]
+    )
     """If more than this share of all drones is unhealthy at once, nothing is started or stopped."""
     min_unhealthy: int = Field(_POLICY_DEFAULTS.min_unhealthy, ge=1, examples=[5])
     """Fewer unhealthy drones than this never pause the controller."""
     orphan_grace: PositiveDuration = Field(_POLICY_DEFAULTS.orphan_grace_s, examples=["15min"])
-    """Drones with this controller's name that are not on record are left alone for so long, for an operator to decide
-    (`provisioner sites adopt-orphans` or `stop-orphans`). Then those without a job are stopped."""
+    """Drones with this controller's name that are not on record are left alone for so long, for an
+    operator to decide (`provisioner sites adopt-orphans` or `stop-orphans`). Then those without a
+    job are stopped."""
     waiting_cost: float = Field(_POLICY_DEFAULTS.waiting_cost, ge=0, le=1e6, examples=[0.3])
-    """GPU-seconds that one second of one job's waiting is worth. The larger, the more drones are started for short jobs
-    and beside drones that wait in a queue, and the longer idle drones are kept; 0: a drone for each job that waits."""
-    waiting_cost_by_group: dict[str, Annotated[float, Field(ge=0, le=1e6)]] = Field({}, examples=[{"cms.urgent": 5}])
+    """GPU-seconds that one second of one job's waiting is worth. The larger, the more drones are
+    started for short jobs and beside drones that wait in a queue, and the longer idle drones are
+    kept; 0: a drone for each job that waits."""
+    waiting_cost_by_group: dict[str, Annotated[float, Field(ge=0, le=1e6)]] = Field(
+        {}, examples=[{"cms.urgent": 5}]
+    )
     """The same for the jobs of accounting groups, and of the groups within these."""
     longest_hole: PositiveDuration = Field(_POLICY_DEFAULTS.longest_hole_s, examples=["12h"])
     """A node is reserved for a job of several GPUs only if its free GPUs wait for the last one no longer than this."""
     carbon: float | None = Field(None, ge=0, le=10_000, examples=[380])
     """Grams of CO2 per kWh of electricity, for the CO2 of jobs on types with `power`."""
     fault_limit: int = Field(_POLICY_DEFAULTS.fault_limit, ge=1, le=20, examples=[2])
-    """A user of whom so many jobs faulted on GPUs shared by MPS or time-slicing, or were held for more VRAM than their
-    share, in at least two drones, gets exclusive GPUs only."""
+    """A user of whom so many jobs faulted on GPUs shared by MPS or time-slicing, or were held for
+    more VRAM than their share, in at least two drones, gets exclusive GPUs only."""
     fault_window: PositiveDuration = Field(_POLICY_DEFAULTS.fault_window_s, examples=["7d"])
     """Only faults of this last period count for `fault_limit`."""
 
@@ -198,25 +222,35 @@ class PolicySection(ConfigSection):
         (), examples=[[{"name": "day-shift", "count": 2, "hours": [7, 17]}]]
     )
     """Free room kept for jobs that have not been submitted yet."""
-    low_use: LowUseSection = Field(default_factory=LowUseSection, examples=[{"action": "warn", "below": 0.15}])
+    low_use: LowUseSection = Field(
+        default_factory=LowUseSection, examples=[{"action": "warn", "below": 0.15}]
+    )
     """Job classes that use little of their GPUs."""
 
     @model_validator(mode="after")
     def _times_agree(self) -> Self:
         interval = format_duration(self.interval)
         if self.active_interval > self.interval:
-            raise mistake_at("active_interval", f"is longer than `interval` ({interval}): write at most `{interval}`")
+            raise mistake_at(
+                "active_interval",
+                f"is longer than `interval` ({interval}): write at most `{interval}`",
+            )
         for key, consequence in (
             ("idle_timeout", "drones would leave between two ticks"),
             ("overlay_max_age", "views would always be too old"),
         ):
             if getattr(self, key) < self.interval:
-                raise mistake_at(key, f"is shorter than `interval`: {consequence}; write at least `{interval}`")
+                raise mistake_at(
+                    key, f"is shorter than `interval`: {consequence}; write at least `{interval}`"
+                )
         return self
 
 
 def parse_address(text: str) -> tuple[str, int]:
-    """Return host and port of ``127.0.0.1:8618`` or ``[::1]:8618``. The ValueError names the remedy."""
+    """Return host and port of ``127.0.0.1:8618`` or ``[::1]:8618``.
+
+    The ValueError names the remedy.
+    """
     found = re.fullmatch(r"\[([0-9A-Fa-f:.%]+)\]:(\d{1,5})|([A-Za-z0-9.-]+):(\d{1,5})", text)
     if not found or int(found[2] or found[4]) > 65535:
         raise ValueError("expected an address with a port: write `127.0.0.1:8618`, or `[::1]:8618`")
@@ -257,7 +291,9 @@ def _issuer(url: str) -> str:
 
 def _origin(url: str) -> str:
     if not re.fullmatch(r"https?://[A-Za-z0-9.\[\]:-]+", url):
-        raise ValueError("expected scheme and host without a path: write `https://drones.example.edu`")
+        raise ValueError(
+            "expected scheme and host without a path: write `https://drones.example.edu`"
+        )
     return url
 
 
@@ -265,7 +301,10 @@ _DN = re.compile(r"/([A-Za-z]+)=([^/]*(?:/(?![A-Za-z]+=)[^/]*)*)")
 
 
 def parse_dn(text: str) -> tuple[tuple[str, str], ...]:
-    """Return attributes and values of a DN in the notation of grids, ``/DC=org/CN=Ann``. The ValueError names one."""
+    """Return attributes and values of a DN in the notation of grids, ``/DC=org/CN=Ann``.
+
+    The ValueError names one.
+    """
     parts = tuple((found[1], found[2]) for found in _DN.finditer(text))
     if "".join(f"/{key}={value}" for key, value in parts) != text or not parts:
         raise ValueError("expected a DN: write `/DC=org/DC=terena/O=KIT/CN=*`")
@@ -311,9 +350,14 @@ class WebSubjectSection(ConfigSection):
 
 
 class WebTlsSection(ConfigSection):
-    """A listener with TLS, for client certificates and tokens. Without either, only public pages are given."""
+    """A listener with TLS, for client certificates and tokens.
 
-    listen: Annotated[str, AfterValidator(_address)] = Field("0.0.0.0:8619", examples=["0.0.0.0:8619"])
+    Without either, only public pages are given.
+    """
+
+    listen: Annotated[str, AfterValidator(_address)] = Field(
+        "0.0.0.0:8619", examples=["0.0.0.0:8619"]
+    )
     """Address and port."""
     certificate: ConfigPath = Field(examples=["/etc/grid-security/hostcert.pem"])
     """Certificate of this host, with its chain."""
@@ -322,9 +366,12 @@ class WebTlsSection(ConfigSection):
     client_ca: ConfigPath | None = Field(None, examples=["/etc/grid-security/our-ca.pem"])
     """File, or directory with hashed names, of the authorities of client certificates. Default: none is asked for.
 
-    Each of them may issue every subject: `signing_policy` files are not read. Name a file with those that issue yours.
+    Each of them may issue every subject: `signing_policy` files are not read. Name a file with
+    those that issue yours.
     """
-    subjects: tuple[WebSubjectSection, ...] = Field((), examples=[[{"dn": "/DC=org/CN=Ann", "role": "operate"}]])
+    subjects: tuple[WebSubjectSection, ...] = Field(
+        (), examples=[[{"dn": "/DC=org/CN=Ann", "role": "operate"}]]
+    )
     """Roles by subject; the first that matches applies. A subject that none matches has no role."""
 
     def credentials(self) -> Iterator[Credential]:
@@ -337,66 +384,112 @@ class WebTlsSection(ConfigSection):
 class WebProxySection(ConfigSection):
     """A unix socket for a reverse proxy that logs people in (OpenID Connect). Its headers are believed only there.
 
-    In each request the proxy must set or remove `X-Remote-User`, and `X-Remote-Groups` with all groups of the user.
+    In each request the proxy must set or remove `X-Remote-User`, and `X-Remote-Groups` with all
+    groups of the user.
     """
 
     socket: ConfigPath = Field(examples=["/run/provisioner-web/proxy.sock"])
     """Path of the socket, in a directory that the proxy can enter."""
     users: tuple[str, ...] = Field(("www-data",), min_length=1, examples=[["www-data"]])
-    """Accounts under which the proxy runs. The kernel tells who connects; all others are refused."""
+    """Accounts under which the proxy runs.
+
+    The kernel tells who connects; all others are refused.
+    """
     origin: Annotated[str, AfterValidator(_origin)] = Field(examples=["https://drones.example.edu"])
     """Scheme and host as browsers see them; a change from a page of any other origin is refused."""
-    groups: dict[str, Role] = Field(default_factory=dict, examples=[{"gpu-users": "read", "gpu-operators": "operate"}])
-    """Role of each group; a user has the highest of theirs. `*` stands for everybody who is logged in."""
+    groups: dict[str, Role] = Field(
+        default_factory=dict, examples=[{"gpu-users": "read", "gpu-operators": "operate"}]
+    )
+    """Role of each group; a user has the highest of theirs.
+
+    `*` stands for everybody who is logged in.
+    """
     group_separator: str = Field(",", min_length=1, max_length=8, examples=["|"])
-    """Text between the groups. A group with it in its name counts as several: choose what no name has."""
+    """Text between the groups.
+
+    A group with it in its name counts as several: choose what no name has.
+    """
 
     @model_validator(mode="after")
     def _whole_groups(self) -> Self:
         split = sorted(group for group in self.groups if self.group_separator in group)
         if split:
-            raise ValueError(f"groups: `{split[0]}` has the `group_separator` in it. Choose another separator")
+            raise ValueError(
+                f"groups: `{split[0]}` has the `group_separator` in it. Choose another separator"
+            )
         return self
 
 
 class WebTokenSection(ConfigSection):
     """An issuer of bearer tokens (WLCG profile, SciTokens).
 
-    Tokens with the scope `compute.read` may read, those with `compute.modify` or `compute.cancel` may operate.
+    Tokens with the scope `compute.read` may read, those with `compute.modify` or `compute.cancel`
+    may operate.
     """
 
-    issuer: Annotated[str, AfterValidator(_issuer)] = Field(examples=["https://wlcg.cloud.cnaf.infn.it/"])
+    issuer: Annotated[str, AfterValidator(_issuer)] = Field(
+        examples=["https://wlcg.cloud.cnaf.infn.it/"]
+    )
     """URL of the issuer, exactly as in its tokens. Its keys are found by OpenID discovery."""
     audience: tuple[str, ...] = Field(min_length=1, examples=[["https://drones.example.edu"]])
-    """Audiences that are ours. Tokens for any service pass if `https://wlcg.cern.ch/jwt/v1/any` or `ANY` is in here."""
+    """Audiences that are ours.
+
+    Tokens for any service pass if `https://wlcg.cern.ch/jwt/v1/any` or `ANY` is in here.
+    """
 
 
 class WebSection(ConfigSection):
     """The web service (`provisioner serve`). It reads this section when it starts."""
 
     socket: ConfigPath | None = Field(None, examples=["/run/provisioner/web.sock"])
-    """Unix socket, for the owner and the group of the service (mode 0660). Default: `web.sock` beside the store."""
-    listen: Annotated[str, AfterValidator(_loopback)] = Field("127.0.0.1:8618", examples=["127.0.0.1:8618"])
+    """Unix socket, for the owner and the group of the service (mode 0660).
+
+    Default: `web.sock` beside the store.
+    """
+    listen: Annotated[str, AfterValidator(_loopback)] = Field(
+        "127.0.0.1:8618", examples=["127.0.0.1:8618"]
+    )
     """Loopback address and port; all who reach it may read. `""`: none."""
-    operators: WebOperatorsSection = Field(default_factory=WebOperatorsSection, examples=[{"users": ["ann"]}])
+    operators: WebOperatorsSection = Field(
+        default_factory=WebOperatorsSection, examples=[{"users": ["ann"]}]
+    )
     """Accounts that may operate over the unix socket."""
     tls: WebTlsSection | None = Field(
-        None, examples=[{"certificate": "/etc/grid-security/hostcert.pem", "key": "/etc/grid-security/hostkey.pem"}]
+        None,
+        examples=[
+            {
+                "certificate": "/etc/grid-security/hostcert.pem",
+                "key": "/etc/grid-security/hostkey.pem",
+            }
+        ],
     )
     """A listener with TLS. Default: none."""
     proxy: WebProxySection | None = Field(
-        None, examples=[{"socket": "/run/provisioner-web/proxy.sock", "origin": "https://drones.example.edu"}]
+        None,
+        examples=[
+            {"socket": "/run/provisioner-web/proxy.sock", "origin": "https://drones.example.edu"}
+        ],
     )
     """A socket for a reverse proxy. Default: none."""
     tokens: tuple[WebTokenSection, ...] = Field(
-        (), examples=[[{"issuer": "https://wlcg.cloud.cnaf.infn.it/", "audience": ["https://drones.example.edu"]}]]
+        (),
+        examples=[
+            [
+                {
+                    "issuer": "https://wlcg.cloud.cnaf.infn.it/",
+                    "audience": ["https://drones.example.edu"],
+                }
+            ]
+        ],
     )
     """Issuers of bearer tokens, which are accepted at all addresses and sockets."""
 
 
 def _short_name(name: str) -> str:
     if len(name) > _MAX_CONTROLLER_NAME:
-        raise ValueError(f"has {len(name)} characters: at most {_MAX_CONTROLLER_NAME}, it begins each drone's id")
+        raise ValueError(
+            f"has {len(name)} characters: at most {_MAX_CONTROLLER_NAME}, it begins each drone's id"
+        )
     return name
 
 
@@ -404,7 +497,10 @@ class ControllerFile(ConfigSection):
     """The controller file: one controller, its store, its pool, its sites and the policy for all of them."""
 
     controller: Annotated[Name, AfterValidator(_short_name)] = Field(examples=["kit"])
-    """Name of this controller. Every drone's id begins with it: no two controllers may share a name."""
+    """Name of this controller.
+
+    Every drone's id begins with it: no two controllers may share a name.
+    """
     store: StoreSection = Field(examples=[{"path": "var/provisioner.db"}])
     """The store of the controller."""
     overlay: OverlaySection = Field(examples=[{"adapter": "htcondor"}])
@@ -417,7 +513,8 @@ class ControllerFile(ConfigSection):
     """The web service."""
 
 
-# ----------------------------------------------------------------------------------------------------------- site file
+# -----------------------------------------------------------------------------------------------------------
+# site file
 
 
 class LimitsSection(ConfigSection):
@@ -443,8 +540,8 @@ class TimeoutsSection(ConfigSection):
     order_deadline: PositiveDuration = Field(_SITE_DEFAULTS.order_deadline_s, examples=["60s"])
     """Longest time for one batch of starts or stops."""
     order_confirm: PositiveDuration = Field(_SITE_DEFAULTS.order_confirm_s, examples=["2min"])
-    """After this time, a poll without a requested drone means that the order never arrived; at least
-    `order_deadline`."""
+    """After this time, a poll without a requested drone means that the order never arrived; at
+    least `order_deadline`."""
     missing: PositiveDuration = Field(_SITE_DEFAULTS.missing_s, examples=["30s"])
     """A drone that is missing from at least two polls, for this long, is gone."""
     queued: PositiveDuration = Field(_SITE_DEFAULTS.queued_s, examples=["24h"])
@@ -456,12 +553,12 @@ class TimeoutsSection(ConfigSection):
     slot_loss: PositiveDuration = Field(_SITE_DEFAULTS.slot_loss_s, examples=["5min"])
     """Longest time that a joined drone may be missing from the pool while the site still runs it."""
     idle: PositiveDuration | None = Field(None, examples=["10min"])
-    """Longest time that a drone of this site is kept without a job; a drone that took longer from its start to the pool
-    is kept for that long, up to three times this. Estimates shorten it, see `policy.idle_timeout`. Default:
-    `policy.idle_timeout`."""
+    """Longest time that a drone of this site is kept without a job; a drone that took longer from
+    its start to the pool is kept for that long, up to three times this. Estimates shorten it, see
+    `policy.idle_timeout`. Default: `policy.idle_timeout`."""
     idle_fixed: bool | None = Field(None, examples=[True])
-    """Keep an idle drone of this site for exactly `idle`, regardless of estimates and of how long it took to start.
-    Default: `policy.idle_fixed`."""
+    """Keep an idle drone of this site for exactly `idle`, regardless of estimates and of how long
+    it took to start. Default: `policy.idle_fixed`."""
     draining: PositiveDuration = Field(_SITE_DEFAULTS.draining_s, examples=["24h"])
     """Longest time for the last jobs of a draining drone."""
     stopping: PositiveDuration = Field(_SITE_DEFAULTS.stopping_s, examples=["1min"])
@@ -471,12 +568,19 @@ class TimeoutsSection(ConfigSection):
 
     @model_validator(mode="after")
     def _times_agree(self) -> Self:
-        order_deadline, poll_deadline = format_duration(self.order_deadline), format_duration(self.poll_deadline)
+        order_deadline, poll_deadline = (
+            format_duration(self.order_deadline),
+            format_duration(self.poll_deadline),
+        )
         if self.order_confirm < self.order_deadline:
-            consequence = f"unfinished orders would count as lost; write at least `{order_deadline}`"
+            consequence = (
+                f"unfinished orders would count as lost; write at least `{order_deadline}`"
+            )
             raise mistake_at("order_confirm", f"is shorter than `order_deadline`: {consequence}")
         if self.view_max_age <= self.poll_deadline:
-            message = f"must be longer than `poll_deadline` ({poll_deadline}): a view may take that long"
+            message = (
+                f"must be longer than `poll_deadline` ({poll_deadline}): a view may take that long"
+            )
             raise mistake_at("view_max_age", message)
         return self
 
@@ -489,7 +593,9 @@ _NodePattern = Annotated[str, WithJsonSchema({"type": "string", "pattern": _NODE
 def _node_patterns(names: tuple[str, ...]) -> tuple[str, ...]:
     for name in names:
         if not re.fullmatch(_NODES, name):
-            raise ValueError(f"has `{name[:80]}`: a node name or a pattern, of letters, digits, `.-_*?` and `[...]`")
+            raise ValueError(
+                f"has `{name[:80]}`: a node name or a pattern, of letters, digits, `.-_*?` and `[...]`"
+            )
     return names
 
 
@@ -499,7 +605,10 @@ class BlockingSection(ConfigSection):
     nodes: Annotated[tuple[_NodePattern, ...], AfterValidator(_node_patterns)] = Field(
         ("*",), min_length=1, examples=[["topas-a100-*"]]
     )
-    """Node names; `*`, `?` and `[...]` as in file names. The first entry that matches a node applies."""
+    """Node names; `*`, `?` and `[...]` as in file names.
+
+    The first entry that matches a node applies.
+    """
     cpus: int = Field(0, ge=0, le=100_000, examples=[8])
     """CPU cores per free GPU."""
     memory: Size = Field(0, examples=["20 GiB"])
@@ -507,15 +616,17 @@ class BlockingSection(ConfigSection):
     disk: Size = Field(0, examples=["50 GiB"])
     """Scratch disk per free GPU."""
     when: ReserveWhen = Field(ReserveWhen.ALWAYS, examples=["always"])
-    """`always`; or `gpu-demand`: CPU drones of this controller may use it while no GPU job waits in the pool, and are
-    drained when one does."""
+    """`always`; or `gpu-demand`: CPU drones of this controller may use it while no GPU job waits in
+    the pool, and are drained when one does."""
     release_after: Duration = Field(Reserve().release_after_s, examples=["10min"])
     """With `gpu-demand`: how long there must be no waiting GPU job before the reserve is released."""
 
     @model_validator(mode="after")
     def _keeps_something(self) -> Self:
         if not (self.cpus or self.memory or self.disk):
-            raise mistake_at("cpus", "nothing is reserved: write at least one of `cpus`, `memory` and `disk`")
+            raise mistake_at(
+                "cpus", "nothing is reserved: write at least one of `cpus`, `memory` and `disk`"
+            )
         return self
 
 
@@ -525,12 +636,20 @@ class MigSection(ConfigSection):
     nodes: Annotated[tuple[_NodePattern, ...], AfterValidator(_node_patterns)] = Field(
         ("*",), min_length=1, examples=[["topas-a100-*"]]
     )
-    """Node names; `*`, `?` and `[...]` as in file names. The first entry that matches a node applies."""
-    gpu_model: Literal["A100-40", "A100-80", "H100-80", "H100-94", "H100-96", "H200-141", "A30-24"] = Field(
-        examples=["A100-40"]
+    """Node names; `*`, `?` and `[...]` as in file names.
+
+    The first entry that matches a node applies.
+    """
+    gpu_model: Literal[
+        "A100-40", "A100-80", "H100-80", "H100-94", "H100-96", "H200-141", "A30-24"
+    ] = Field(examples=["A100-40"])
+    """Model and memory of the GPUs in GB, which decide the profiles.
+
+    `H100-96` is also for GH200 and H20.
+    """
+    layout: tuple[str, ...] = Field(
+        min_length=1, max_length=MOST_SLICES, examples=[["3g.20gb", "2g.10gb", "1g.5gb"]]
     )
-    """Model and memory of the GPUs in GB, which decide the profiles. `H100-96` is also for GH200 and H20."""
-    layout: tuple[str, ...] = Field(min_length=1, max_length=MOST_SLICES, examples=[["3g.20gb", "2g.10gb", "1g.5gb"]])
     """The profile of each instance."""
 
     @model_validator(mode="after")
@@ -547,7 +666,10 @@ def _each_is_reached(entries: NodeSections, info: ValidationInfo) -> NodeSection
     for first, entry in enumerate(entries[:-1]):
         if any(not pattern.strip("*") for pattern in entry.nodes):
             remedy = "the first matching entry applies; move this one before it"
-            raise mistake_at(first + 1, f"never reached: `{info.field_name}[{first}]` is for all nodes, and {remedy}")
+            raise mistake_at(
+                first + 1,
+                f"never reached: `{info.field_name}[{first}]` is for all nodes, and {remedy}",
+            )
     return entries
 
 
@@ -568,13 +690,19 @@ def _slot_ad(ad: dict[str, str]) -> dict[str, str]:
     seen: dict[str, str] = {}
     for name, expression in ad.items():
         if not _ATTRIBUTE.fullmatch(name):
-            raise mistake_at(name, f"`{name}` is not a ClassAd attribute name: letters, digits and `_` only")
+            raise mistake_at(
+                name, f"`{name}` is not a ClassAd attribute name: letters, digits and `_` only"
+            )
         if name.lower() in _RESERVED_ATTRIBUTES:
             raise mistake_at(name, f"`{name}` is set by the provisioner: remove it")
         if name.lower() in seen:
-            raise mistake_at(name, f"`{name}` and `{seen[name.lower()]}` are the same attribute: remove one")
+            raise mistake_at(
+                name, f"`{name}` and `{seen[name.lower()]}` are the same attribute: remove one"
+            )
         if not expression.strip() or not expression.isprintable():
-            raise mistake_at(name, 'expected a ClassAd expression on one line: write `"true"` or `"\\"text\\""`')
+            raise mistake_at(
+                name, 'expected a ClassAd expression on one line: write `"true"` or `"\\"text\\""`'
+            )
         seen[name.lower()] = name
     return ad
 
@@ -584,9 +712,11 @@ class TypeSection(ConfigSection):
 
     gpus: Gpus = Field(examples=[1])
     """GPUs of one drone: a whole number, or a share of one in steps of 0.001; `0` is a CPU drone."""
-    gpu_model: str = Field("", pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._()/+-]{0,127}$", examples=["A100-SXM4-40GB"])
-    """Model of the GPUs as the driver names it. `NVIDIA` in front and case make no difference, nor do dashes for spaces
-    in common models."""
+    gpu_model: str = Field(
+        "", pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._()/+-]{0,127}$", examples=["A100-SXM4-40GB"]
+    )
+    """Model of the GPUs as the driver names it. `NVIDIA` in front and case make no difference, nor
+    do dashes for spaces in common models."""
     vram: Size = Field(0, examples=["40 GiB"])
     """Memory of each GPU."""
     capability: Capability = Field(0, examples=[8.0])
@@ -596,7 +726,10 @@ class TypeSection(ConfigSection):
     vendor: Literal["nvidia", "amd", "intel"] = Field("nvidia", examples=["nvidia"])
     """Vendor of the GPUs. Only those of NVIDIA have a `capability` and a `driver`."""
     target: str = Field("", pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,31}$", examples=["gfx90a"])
-    """Instruction set of the GPUs, the attribute `GpuTarget` of the slot. Default: `sm_80` for `capability: 8.0`."""
+    """Instruction set of the GPUs, the attribute `GpuTarget` of the slot.
+
+    Default: `sm_80` for `capability: 8.0`.
+    """
     arch: Literal["X86_64", "aarch64", "ppc64le"] = Field("X86_64", examples=["X86_64"])
     """CPU architecture."""
     cpus: int = Field(ge=1, le=100_000, examples=[8])
@@ -610,12 +743,13 @@ class TypeSection(ConfigSection):
     sharing: Sharing = Field(Sharing.EXCLUSIVE, examples=["exclusive"])
     """Way in which the jobs of one drone share a GPU. All but `exclusive` need `shares`."""
     shares: int = Field(1, ge=1, le=MOST_SHARES, examples=[4])
-    """Number of shares that each GPU is offered as, to jobs that request a part of a GPU: each gets one share, or as
-    many as it requests, with their part of the VRAM. Jobs that request a whole GPU do not match. Not with `sharing:
-    exclusive`; at most 32, with `mig` at most 7."""
+    """Number of shares that each GPU is offered as, to jobs that request a part of a GPU: each gets
+    one share, or as many as it requests, with their part of the VRAM. Jobs that request a whole GPU
+    do not match. Not with `sharing: exclusive`; at most 32, with `mig` at most 7."""
     vram_pool: bool = Field(False, examples=[True])
-    """With `sharing: mps`: jobs request VRAM in MiB (`request_gpumem`) instead of equal shares, and at least an equal
-    share is counted for each. For `gpus: 1`, with `vram` and `shares` (the most jobs on the GPU)."""
+    """With `sharing: mps`: jobs request VRAM in MiB (`request_gpumem`) instead of equal shares, and
+    at least an equal share is counted for each. For `gpus: 1`, with `vram` and `shares` (the most
+    jobs on the GPU)."""
     power: float = Field(0.0, ge=0, le=100_000, examples=[400])
     """Watts of one busy GPU, with its part of the node, for the energy of jobs; `0`: unknown."""
     price: float = Field(1.0, ge=0, le=1e9, examples=[1.0])
@@ -632,35 +766,59 @@ class TypeSection(ConfigSection):
         if self.gpus == 0:
             for key in ("gpu_model", "vram", "capability", "driver", "power"):
                 if getattr(self, key):
-                    raise mistake_at(key, f"a CPU drone (`gpus: 0`) has no GPU: remove `{key}`, or add a GPU")
+                    raise mistake_at(
+                        key, f"a CPU drone (`gpus: 0`) has no GPU: remove `{key}`, or add a GPU"
+                    )
             for key in {"vendor", "target"} & self.model_fields_set:
-                raise mistake_at(key, f"a CPU drone (`gpus: 0`) has no GPU: remove `{key}`, or add a GPU")
+                raise mistake_at(
+                    key, f"a CPU drone (`gpus: 0`) has no GPU: remove `{key}`, or add a GPU"
+                )
             if self.sharing is not Sharing.EXCLUSIVE:
-                raise mistake_at("sharing", "a CPU drone (`gpus: 0`) has no GPU to share: remove `sharing`")
+                raise mistake_at(
+                    "sharing", "a CPU drone (`gpus: 0`) has no GPU to share: remove `sharing`"
+                )
         self._check_vendor()
         if self.gpus > WHOLE_GPU and self.gpus % WHOLE_GPU:
-            raise mistake_at("gpus", "more than one GPU must be a whole number: write `1`, `2`, ... or a share below 1")
+            raise mistake_at(
+                "gpus",
+                "more than one GPU must be a whole number: write `1`, `2`, ... or a share below 1",
+            )
         for key, size_mib in (("memory", self.memory), ("disk", self.disk)):
             if size_mib == 0:
                 raise mistake_at(key, f"must be more than 0: write `{key}: 20 GiB`")
         if self.sharing is not Sharing.EXCLUSIVE and self.shares == 1:
             if self.gpus < WHOLE_GPU:
-                raise mistake_at("sharing", "a share of a GPU cannot be shared: write `gpus: 1`, or remove `sharing`")
+                raise mistake_at(
+                    "sharing",
+                    "a share of a GPU cannot be shared: write `gpus: 1`, or remove `sharing`",
+                )
             remedy = "write `shares: 4`, or remove `sharing`"
             remedy += " (a type of one instance has none)" if self.sharing is Sharing.MIG else ""
-            raise mistake_at("sharing", f"`{self.sharing.value}` with one share means exclusive: {remedy}")
+            raise mistake_at(
+                "sharing", f"`{self.sharing.value}` with one share means exclusive: {remedy}"
+            )
         if self.shares > 1:
             if self.sharing is Sharing.EXCLUSIVE:
                 remedy = "add `sharing: mps`, `mig` or `time-sliced`, or remove `shares`"
                 raise mistake_at("shares", f"an exclusive GPU has no shares: {remedy}")
             if self.sharing is Sharing.MIG and self.shares > MOST_SLICES:
-                raise mistake_at("shares", f"MIG has at most {MOST_SLICES} slices per GPU: write at most {MOST_SLICES}")
+                raise mistake_at(
+                    "shares",
+                    f"MIG has at most {MOST_SLICES} slices per GPU: write at most {MOST_SLICES}",
+                )
             if self.gpus < WHOLE_GPU:
-                raise mistake_at("shares", "a share of a GPU cannot be shared: write `gpus: 1`, or remove `shares`")
-        whole = self.sharing is Sharing.MPS and self.shares > 1 and self.gpus == WHOLE_GPU and self.vram
+                raise mistake_at(
+                    "shares",
+                    "a share of a GPU cannot be shared: write `gpus: 1`, or remove `shares`",
+                )
+        whole = (
+            self.sharing is Sharing.MPS and self.shares > 1 and self.gpus == WHOLE_GPU and self.vram
+        )
         if self.vram_pool and not whole:
             needs = "write `sharing: mps`, `gpus: 1`, `shares` above 1 and `vram`, or remove `vram_pool`"
-            raise mistake_at("vram_pool", f"a pool is the VRAM of one GPU that several jobs share: {needs}")
+            raise mistake_at(
+                "vram_pool", f"a pool is the VRAM of one GPU that several jobs share: {needs}"
+            )
         return self
 
     def _check_vendor(self) -> None:
@@ -673,13 +831,17 @@ class TypeSection(ConfigSection):
             found = re.match(r"sm_(\d+)", self.target)
             if found and self.capability and int(found[1]) != self.capability:
                 capability = f"{self.capability / 10:.1f}"
-                raise mistake_at("target", f"`{self.target}` is not capability {capability}: change one of them")
+                raise mistake_at(
+                    "target", f"`{self.target}` is not capability {capability}: change one of them"
+                )
             return
         for key in ("capability", "driver"):
             if getattr(self, key):
                 raise mistake_at(key, f"only GPUs of NVIDIA have a `{key}`: remove `{key}`")
         if self.sharing in (Sharing.MPS, Sharing.MIG):
-            raise mistake_at("sharing", f"`{self.sharing.value}` is for GPUs of NVIDIA: write `time-sliced`")
+            raise mistake_at(
+                "sharing", f"`{self.sharing.value}` is for GPUs of NVIDIA: write `time-sliced`"
+            )
 
 
 class SiteFile(ConfigSection):
@@ -697,7 +859,9 @@ class SiteFile(ConfigSection):
     """Factor on the prices of the site's types: the operator's preference between sites."""
     queue_when_full: bool = Field(_SITE_DEFAULTS.queue_when_full, examples=[False])
     """Request drones even if the site reports no free capacity."""
-    timeouts: TimeoutsSection = Field(default_factory=TimeoutsSection, examples=[{"booting": "10min"}])
+    timeouts: TimeoutsSection = Field(
+        default_factory=TimeoutsSection, examples=[{"booting": "10min"}]
+    )
     """Timeouts of the site."""
     blocking: Annotated[tuple[BlockingSection, ...], AfterValidator(_each_is_reached)] = Field(
         (), examples=[[{"cpus": 8, "memory": "20 GiB"}]]
@@ -707,10 +871,13 @@ class SiteFile(ConfigSection):
         (), examples=[[{"gpu_model": "A100-40", "layout": ["3g.20gb", "3g.20gb"]}]]
     )
     """MIG layouts of nodes; `check --live` reports nodes that differ, where the site can be asked."""
-    owner: OwnerSection = Field(default_factory=OwnerSection, examples=[{"preempt_proactively": True}])
+    owner: OwnerSection = Field(
+        default_factory=OwnerSection, examples=[{"preempt_proactively": True}]
+    )
     """Behaviour towards the owner of the hardware."""
     types: dict[Name, TypeSection] = Field(
-        min_length=1, examples=[{"a100": {"gpus": 1, "cpus": 8, "memory": "20 GiB", "disk": "50 GiB"}}]
+        min_length=1,
+        examples=[{"a100": {"gpus": 1, "cpus": 8, "memory": "20 GiB", "disk": "50 GiB"}}],
     )
     """Drone types by name."""
     options: dict[str, Any] = Field(default_factory=dict, examples=[{}])

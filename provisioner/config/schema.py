@@ -18,23 +18,35 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 def controller_schema(*, shipped_only: bool = False) -> Json:
     """Return the schema of the controller file, with the options of every installed overlay adapter."""
     configs = adapter_configs(loader.OVERLAYS, shipped_only)
-    return _schema(ControllerFile, configs, "GPU drone provisioner: controller file", "OverlaySection")
+    return _schema(
+        ControllerFile, configs, "GPU drone provisioner: controller file", "OverlaySection"
+    )
 
 
 def site_schema(*, shipped_only: bool = False) -> Json:
     """Return the schema of a site file, with the options of every installed site adapter."""
-    return _schema(SiteFile, adapter_configs(loader.SITES, shipped_only), "GPU drone provisioner: site file")
+    return _schema(
+        SiteFile, adapter_configs(loader.SITES, shipped_only), "GPU drone provisioner: site file"
+    )
 
 
 def adapter_configs(group: str, shipped_only: bool) -> dict[str, type[BaseModel]]:
     """Return the model of the options of each adapter of a group."""
-    names = [name for name in loader.adapter_names(group) if not shipped_only or loader.is_shipped(group, name)]
+    names = [
+        name
+        for name in loader.adapter_names(group)
+        if not shipped_only or loader.is_shipped(group, name)
+    ]
     return {name: loader.adapter(group, name).Config for name in names}
 
 
-def _schema(top: type[BaseModel], configs: dict[str, type[BaseModel]], title: str, section: str = "") -> Json:
+def _schema(
+    top: type[BaseModel], configs: dict[str, type[BaseModel]], title: str, section: str = ""
+) -> Json:
     """Return the schema of ``top``; in its ``section``, ``options`` beside ``adapter`` follow that adapter's schema."""
-    references, generated = models_json_schema([(model, "validation") for model in (top, *configs.values())])
+    references, generated = models_json_schema(
+        [(model, "validation") for model in (top, *configs.values())]
+    )
     definitions = generated["$defs"]
     body = definitions.pop(references[top, "validation"]["$ref"].rpartition("/")[2])
     schema = {"$schema": DIALECT, **body, "$defs": definitions}
@@ -47,7 +59,9 @@ def _schema(top: type[BaseModel], configs: dict[str, type[BaseModel]], title: st
             "if": {"properties": {"adapter": {"const": name}}, "required": ["adapter"]},
             "then": {
                 "properties": {"options": references[config, "validation"]},
-                "required": ["options"] if any(f.is_required() for f in config.model_fields.values()) else [],
+                "required": ["options"]
+                if any(f.is_required() for f in config.model_fields.values())
+                else [],
             },
         }
         for name, config in configs.items()

@@ -1,7 +1,8 @@
 """Strict YAML: plain values with their positions, and a problem for whatever YAML readers disagree on.
 
-Refused with a repair: duplicate keys, ``yes/no/on/off``, sexagesimals, octals and other bases, dates, infinities,
-tags, missing values, keys that are not text. Anchors, aliases and ``<<`` are supported, within limits.
+Refused with a repair: duplicate keys, ``yes/no/on/off``, sexagesimals, octals and other bases,
+dates, infinities, tags, missing values, keys that are not text. Anchors, aliases and ``<<`` are
+supported, within limits.
 """
 
 from __future__ import annotations
@@ -67,7 +68,9 @@ class YamlDocument:
             return
         if len(self.problems) == _MAX_PROBLEMS:
             message = f"more than {_MAX_PROBLEMS} problems: the rest is omitted. Fix these first"
-        self.problems.append(Problem(self.file, *spot, "".join(c if c.isprintable() else " " for c in message)))
+        self.problems.append(
+            Problem(self.file, *spot, "".join(c if c.isprintable() else " " for c in message))
+        )
 
     def complain_at(self, steps: Steps, message: str) -> None:
         """Add a problem with the value at ``steps``."""
@@ -95,12 +98,18 @@ class YamlDocument:
 
     def key_position(self, steps: Steps) -> Position:
         """Return the position of the key of the value; for a missing one, that of its nearest parent."""
-        places = (self.keys.get(steps[:n]) or self.values.get(steps[:n]) for n in range(len(steps), -1, -1))
+        places = (
+            self.keys.get(steps[:n]) or self.values.get(steps[:n])
+            for n in range(len(steps), -1, -1)
+        )
         return next(filter(None, places), Position(1, 1))
 
 
 def read(path: Path) -> YamlDocument:
-    """Return the mapping in ``path``. What is wrong with the file, or its absence, is in ``problems``."""
+    """Return the mapping in ``path``.
+
+    What is wrong with the file, or its absence, is in ``problems``.
+    """
     document = YamlDocument(str(path))
     text = text_of(path, document)
     if text is not None:
@@ -117,11 +126,18 @@ def text_of(path: Path, document: YamlDocument) -> str | None:
             return raw.decode("utf-8-sig")
         document.complain(Position(1, 1), "is larger than 4 MiB: is this a configuration file?")
     except OSError as error:
-        known = {IsADirectoryError: "is a directory: name the file in it", FileNotFoundError: "no such file"}
-        document.complain(Position(1, 1), known.get(type(error), f"cannot be read: {error.strerror}"))
+        known = {
+            IsADirectoryError: "is a directory: name the file in it",
+            FileNotFoundError: "no such file",
+        }
+        document.complain(
+            Position(1, 1), known.get(type(error), f"cannot be read: {error.strerror}")
+        )
     except UnicodeDecodeError as error:
         before, byte = raw[: error.start].decode("utf-8", "replace"), raw[error.start]
-        document.complain(_spot_at(before, len(before)), f"byte 0x{byte:02x} is not UTF-8: save the file as UTF-8")
+        document.complain(
+            _spot_at(before, len(before)), f"byte 0x{byte:02x} is not UTF-8: save the file as UTF-8"
+        )
     return None
 
 
@@ -135,7 +151,9 @@ class YamlTooLargeError(Exception):
 
 def _within_bounds(nodes: int, depth: int) -> None:
     if depth > _MAX_DEPTH:
-        raise YamlTooLargeError(f"nested too deeply: more than {_MAX_DEPTH} levels. Check brackets and aliases")
+        raise YamlTooLargeError(
+            f"nested too deeply: more than {_MAX_DEPTH} levels. Check brackets and aliases"
+        )
     if nodes > _MAX_VALUES:
         raise YamlTooLargeError(
             f"too large: more than {_MAX_VALUES} values with its aliases. Check that this is a configuration"
@@ -168,7 +186,9 @@ def parse(text: str, document: YamlDocument) -> None:
         document.tree, document.is_mapping = tree, True
     elif not document.problems:
         what = "is empty: write a mapping" if tree is None else "expected a mapping at the top,"
-        document.complain(document.value_position(()), f"{what} such as `controller: kit` or `site: local`")
+        document.complain(
+            document.value_position(()), f"{what} such as `controller: kit` or `site: local`"
+        )
 
 
 def built(text: str, builder: TreeBuilder) -> Any:
@@ -179,12 +199,16 @@ def built(text: str, builder: TreeBuilder) -> Any:
         return None if node is None else builder.value(node, ())
     except yaml.reader.ReaderError as error:
         number = ord(text[error.position])
-        document.complain(_spot_at(text, error.position), f"character U+{number:04X} is not allowed: remove it")
+        document.complain(
+            _spot_at(text, error.position), f"character U+{number:04X} is not allowed: remove it"
+        )
     except yaml.MarkedYAMLError as error:
         text = " ".join(f"{error.context or ''} {error.problem or ''}".split())
         begins_there = any(sign in text for sign in ("flow", "end of stream", "expected ':'"))
         mark = (begins_there and error.context_mark) or error.problem_mark or error.context_mark
-        remedy = next((remedy for fragment, remedy in _REMEDIES if fragment in text), f"not YAML: {text}")
+        remedy = next(
+            (remedy for fragment, remedy in _REMEDIES if fragment in text), f"not YAML: {text}"
+        )
         document.complain(_position(mark), remedy)
     except YamlTooLargeError as error:
         document.complain(Position(1, 1), str(error))
@@ -199,14 +223,20 @@ _REMEDIES = (
     ("flow sequence", "unclosed `[`: write `[a, b]`"),
     ("flow mapping", "unclosed `{`: write `{a: 1, b: 2}`"),
     ("found character '\\t'", "a tab cannot indent or begin a value: use spaces"),
-    ("mapping values are not allowed here", "unexpected `:`: align the keys, and quote text that contains `: `"),
+    (
+        "mapping values are not allowed here",
+        "unexpected `:`: align the keys, and quote text that contains `: `",
+    ),
     ("could not find expected ':'", "missing `:` after a key: write `key: value`"),
     ("found unexpected end of stream", "unclosed quote: close it"),
     ("found undefined alias", "undefined alias: define the anchor `&name` above it"),
     ("found duplicate anchor", "duplicate anchor: choose another name"),
     ("expected a single document", "second document (`---`): a file holds one document"),
     ("but found another document", "second document (`---`): a file holds one document"),
-    ("found unknown escape character", "unknown escape in double quotes: use single quotes, or `\\\\`"),
+    (
+        "found unknown escape character",
+        "unknown escape in double quotes: use single quotes, or `\\\\`",
+    ),
     ("cannot start any token", "this character cannot begin a value: put the value in quotes"),
     ("expected <block end>", "inconsistent indentation: align it with the lines above"),
 )
@@ -222,14 +252,19 @@ class TreeBuilder:
         self.nodes = 0
 
     def value(self, node: yaml.Node, steps: Steps) -> Any:
-        """Return the value of ``node``, which is at ``steps``. Raises :class:`YamlTooLargeError`."""
+        """Return the value of ``node``, which is at ``steps``.
+
+        Raises :class:`YamlTooLargeError`.
+        """
         self.nodes += 1
         _within_bounds(self.nodes, len(steps))
         self.document.values[steps] = _position(node.start_mark)
         if id(node) in self.active:
             return self.broken(steps, "recursive alias: write the value out")
         if not self.accepts_tag(node, steps):
-            return self.broken(steps, f"tag `{node.tag.replace(CORE_TAG, '!!')}` is not supported: remove it")
+            return self.broken(
+                steps, f"tag `{node.tag.replace(CORE_TAG, '!!')}` is not supported: remove it"
+            )
         self.active.add(id(node))
         try:
             if isinstance(node, yaml.ScalarNode):
@@ -268,7 +303,9 @@ class TreeBuilder:
             if key == "<<" and key_node.style is None:
                 merged.append(value_node)
             elif key is None:
-                self.document.complain(spot, f'key `{key_node.value}` is not text: write `"{key_node.value}"`')
+                self.document.complain(
+                    spot, f'key `{key_node.value}` is not text: write `"{key_node.value}"`'
+                )
             elif key not in tree or self.replaces(key, spot, steps):
                 self.document.keys[(*steps, key)] = spot
                 tree[key] = self.value(value_node, (*steps, key))
@@ -299,9 +336,15 @@ class TreeBuilder:
                 self.merge(one, tree, steps, depth + 1)
             return
         if not isinstance(source, yaml.MappingNode) or id(source) in self.active:
-            self.document.complain(_position(source.start_mark), "`<<` needs a mapping: write `<<: *anchor`")
+            self.document.complain(
+                _position(source.start_mark), "`<<` needs a mapping: write `<<: *anchor`"
+            )
             return
-        pairs = {key.value: (key, value) for key, value in source.value if isinstance(key, yaml.ScalarNode)}
+        pairs = {
+            key.value: (key, value)
+            for key, value in source.value
+            if isinstance(key, yaml.ScalarNode)
+        }
         for key, (key_node, value_node) in pairs.items():
             self.nodes += 1
             if key == "<<":
@@ -318,16 +361,31 @@ _DATE = re.compile(r"[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}([Tt ].*)?")
 _IN_YAML11 = (
     (re.compile(r"(?i:yes|on|y|true)"), "a boolean", "`true`"),
     (re.compile(r"(?i:no|off|n|false)"), "a boolean", "`false`"),
-    (re.compile(r"[-+]?([0-9]+):([0-5]?[0-9])(:[0-5]?[0-9])*(\.[0-9]*)?"), "a base-60 number", r"`\1h\2m`"),
+    (
+        re.compile(r"[-+]?([0-9]+):([0-5]?[0-9])(:[0-5]?[0-9])*(\.[0-9]*)?"),
+        "a base-60 number",
+        r"`\1h\2m`",
+    ),
     (re.compile(r"[-+]?0+([0-9_]+)"), "an octal number", r"`\1`"),
-    (re.compile(r"[-+]?(0[xob][0-9a-fA-F_]+|[0-9][0-9_]*(\.[0-9_]*)?)"), "a number", "decimal digits"),
-    (re.compile(r"[-+]?(\.[0-9]+|[0-9]+\.)([eE][-+]?[0-9]+)?"), "a number", "digits on both sides of the point"),
+    (
+        re.compile(r"[-+]?(0[xob][0-9a-fA-F_]+|[0-9][0-9_]*(\.[0-9_]*)?)"),
+        "a number",
+        "decimal digits",
+    ),
+    (
+        re.compile(r"[-+]?(\.[0-9]+|[0-9]+\.)([eE][-+]?[0-9]+)?"),
+        "a number",
+        "digits on both sides of the point",
+    ),
 )
 """Forms of a plain scalar that YAML readers, or people, interpret differently; with what to write."""
 
 
 def scalar(text: str) -> bool | int | float | str:
-    """Return the value of an unquoted scalar. The ValueError for an ambiguous one names the remedy."""
+    """Return the value of an unquoted scalar.
+
+    The ValueError for an ambiguous one names the remedy.
+    """
     if text in ("true", "false"):
         return text == "true"
     if _INT.fullmatch(text):
@@ -341,7 +399,9 @@ def scalar(text: str) -> bool | int | float | str:
     if text in ("", "~") or text.lower() == "null":
         raise ValueError("missing value: write one, or remove the key")
     if _NOT_FINITE.fullmatch(text):
-        raise ValueError(f"`{text}` is not a finite number: write a number, or remove the key for no limit")
+        raise ValueError(
+            f"`{text}` is not a finite number: write a number, or remove the key for no limit"
+        )
     if _DATE.fullmatch(text):
         raise ValueError(f'ambiguous value `{text}` (a date in YAML 1.1): write `"{text}"`')
     for form, meaning, remedy in _IN_YAML11:
@@ -367,11 +427,16 @@ def is_plain_text(text: str) -> bool:
 
 
 def _scalar(node: yaml.ScalarNode) -> bool | int | float | str:
-    """Return the value of a scalar. Raises ValueError as :func:`scalar`, and for escapes that are not a character."""
+    """Return the value of a scalar.
+
+    Raises ValueError as :func:`scalar`, and for escapes that are not a character.
+    """
     if node.style is None:
         return scalar(node.value)
     try:
         node.value.encode()
     except UnicodeEncodeError as error:
-        raise ValueError(f"`\\u{ord(node.value[error.start]):04x}` is not a character: remove it") from None
+        raise ValueError(
+            f"`\\u{ord(node.value[error.start]):04x}` is not a character: remove it"
+        ) from None
     return str(node.value)

@@ -1,8 +1,9 @@
 """Values with units as operators write them, such as ``20 GiB``, ``2h30m`` and ``{file: token}``.
 
-Annotated types for pydantic models of configuration, an adapter's ``Config`` among them. Defaults are given in the
-internal unit: ``idle: Duration = 600.0``, ``memory: Size = 4096``. Relative paths (:data:`ConfigPath`, :class:`Secret`)
-are taken from the directory that the validation context names as ``root``, which the loader sets.
+Annotated types for pydantic models of configuration, an adapter's ``Config`` among them. Defaults
+are given in the internal unit: ``idle: Duration = 600.0``, ``memory: Size = 4096``. Relative paths
+(:data:`ConfigPath`, :class:`Secret`) are taken from the directory that the validation context names
+as ``root``, which the loader sets.
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ class Unit:
     schema: dict[str, Any]
     """JSON Schema of what is written."""
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
         return core_schema.no_info_before_validator_function(self.parse, handler(source))
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: Any) -> dict[str, Any]:
@@ -56,7 +59,11 @@ class Unit:
 
 
 def _text_schema(pattern: str, *examples: str) -> dict[str, Any]:
-    return {"type": "string", "pattern": pattern, **({"examples": list(examples)} if examples else {})}
+    return {
+        "type": "string",
+        "pattern": pattern,
+        **({"examples": list(examples)} if examples else {}),
+    }
 
 
 _DECIMAL_SIZES = {"B": 1, "kB": 1000, "MB": 1000**2, "GB": 1000**3, "TB": 1000**4}
@@ -66,7 +73,10 @@ _SIZE_LIMIT_MIB = 1024**3
 
 
 def parse_size(value: object) -> int:
-    """Return ``20 GB``, ``20 GiB`` or ``512 MiB`` in MiB, rounded up. The ValueError names the remedy."""
+    """Return ``20 GB``, ``20 GiB`` or ``512 MiB`` in MiB, rounded up.
+
+    The ValueError names the remedy.
+    """
     if isinstance(value, int | float) and not isinstance(value, bool):
         size = max(value, 0)  # nobody writes thousands of GiB, and HTCondor and Slurm use MiB
         text = f"{size:.0f} MiB" if 1024 <= size <= _SIZE_LIMIT_MIB else f"{size:g} GiB"
@@ -111,7 +121,9 @@ _DURATION_PATTERN = (
 )
 
 
-_DURATION = Unit("duration", parse_duration, format_duration, _text_schema(_DURATION_PATTERN, "2h30m"))
+_DURATION = Unit(
+    "duration", parse_duration, format_duration, _text_schema(_DURATION_PATTERN, "2h30m")
+)
 Duration = Annotated[float, _DURATION]
 """A time span: a float in seconds, 0 allowed."""
 
@@ -151,18 +163,31 @@ _CAPABILITY = re.compile(r"(\d{1,2})(?:\.(\d))?")
 
 def parse_capability(value: object) -> int:
     """Return CUDA compute capability ``8.0`` times ten."""
-    text = value if isinstance(value, str) else "" if isinstance(value, bool) or value is None else repr(value)
+    text = (
+        value
+        if isinstance(value, str)
+        else ""
+        if isinstance(value, bool) or value is None
+        else repr(value)
+    )
     parts = _CAPABILITY.fullmatch(text)
     if not parts or not 1 <= int(parts[1]) <= 30:
-        raise ValueError("expected a CUDA compute capability such as `8.0` (A100), `8.6` or `9.0` (H100)")
+        raise ValueError(
+            "expected a CUDA compute capability such as `8.0` (A100), `8.6` or `9.0` (H100)"
+        )
     return int(parts[1]) * 10 + int(parts[2] or 0)
 
 
 _CAPABILITY_SCHEMA = {
-    "anyOf": [{"type": "number", "minimum": 1, "exclusiveMaximum": 31}, _text_schema(r"^\d{1,2}(\.\d)?$")],
+    "anyOf": [
+        {"type": "number", "minimum": 1, "exclusiveMaximum": 31},
+        _text_schema(r"^\d{1,2}(\.\d)?$"),
+    ],
     "examples": [8.0],
 }
-Capability = Annotated[int, Unit("number", parse_capability, formatting.capability, _CAPABILITY_SCHEMA)]
+Capability = Annotated[
+    int, Unit("number", parse_capability, formatting.capability, _CAPABILITY_SCHEMA)
+]
 """A CUDA compute capability: an int, times ten: 8.0 is 80."""
 
 _CUDA = re.compile(r"(\d{1,2})\.(\d{1,2})")
@@ -178,7 +203,9 @@ def parse_cuda_version(value: object) -> int:
         raise ValueError(f'a version needs quotes: write `"{text}"`')
     parts = _CUDA.fullmatch(value) if isinstance(value, str) else None
     if not parts or int(parts[1]) < 1:
-        raise ValueError('expected the newest CUDA version that the driver supports: write `"12.4"`')
+        raise ValueError(
+            'expected the newest CUDA version that the driver supports: write `"12.4"`'
+        )
     return int(parts[1]) * 1000 + int(parts[2]) * 10
 
 
@@ -218,8 +245,8 @@ _ADDRESSES_PATTERN = rf"^{_ADDRESS_PATTERN}(\s*,\s*{_ADDRESS_PATTERN})*$"
 def parse_addresses(value: object) -> str:
     """Return addresses of daemons that stand in for each other, separated by commas without blanks.
 
-    Each is ``host:port``, ``[IPv6]:port``, or either with ``?sock=NAME`` for a daemon behind a shared port. The
-    ValueError names the remedy.
+    Each is ``host:port``, ``[IPv6]:port``, or either with ``?sock=NAME`` for a daemon behind a
+    shared port. The ValueError names the remedy.
     """
     if not isinstance(value, str):
         raise ValueError("expected an address: write `host.example.org:9618`")
@@ -228,7 +255,9 @@ def parse_addresses(value: object) -> str:
 
 def _parse_address(text: str) -> str:
     if re.fullmatch(_HOST_PATTERN, text):
-        raise ValueError(f"`{shortened(text)}` has no port: write `{shortened(text)}:9618`, `host:port`")
+        raise ValueError(
+            f"`{shortened(text)}` has no port: write `{shortened(text)}:9618`, `host:port`"
+        )
     parts = re.fullmatch(_ADDRESS_PATTERN, text)
     if not parts:
         remedy = "write `host.example.org:9618`, `host:port`, or `[2001:db8::1]:9618`"
@@ -246,7 +275,9 @@ def parse_path(value: object, info: ValidationInfo) -> str:
     """Return an absolute path; a relative one is taken from ``root`` of the validation context."""
     text = str(value) if isinstance(value, str | Path) else ""
     if not text.strip() or "\0" in text or text.startswith("<"):
-        raise ValueError("expected a path: write `var/drones` (relative to this file) or `/var/lib/drones`")
+        raise ValueError(
+            "expected a path: write `var/drones` (relative to this file) or `/var/lib/drones`"
+        )
     try:
         path = Path(text).expanduser()
     except RuntimeError:
@@ -255,8 +286,13 @@ def parse_path(value: object, info: ValidationInfo) -> str:
     return os.path.normpath(root / path) if isinstance(root, Path) else str(path)
 
 
-ConfigPath = Annotated[Path, BeforeValidator(parse_path), WithJsonSchema({"type": "string", "minLength": 1})]
-"""A path; a relative one is taken from the directory of the file that contains it. It need not exist."""
+ConfigPath = Annotated[
+    Path, BeforeValidator(parse_path), WithJsonSchema({"type": "string", "minLength": 1})
+]
+"""A path; a relative one is taken from the directory of the file that contains it.
+
+It need not exist.
+"""
 
 
 class SecretUnreadableError(Exception):
@@ -282,13 +318,17 @@ class Secret(BaseModel):
     @classmethod
     def _never_literal(cls, value: Any) -> Any:
         if not isinstance(value, dict | cls):
-            raise ValueError("a secret must not be in the configuration: write `{file: path}` or `{env: NAME}`")
+            raise ValueError(
+                "a secret must not be in the configuration: write `{file: path}` or `{env: NAME}`"
+            )
         return value
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Self:
         if (self.file is None) == (self.env is None):
-            raise ValueError("exactly one of `file` and `env` is needed: write `{file: path}` or `{env: NAME}`")
+            raise ValueError(
+                "exactly one of `file` and `env` is needed: write `{file: path}` or `{env: NAME}`"
+            )
         return self
 
     def read(self) -> str:
@@ -298,7 +338,11 @@ class Secret(BaseModel):
             SecretUnreadableError: no such file or variable, not readable, not text, or empty.
         """
         try:
-            secret = self.file.read_text(encoding="utf-8-sig") if self.file else os.environ.get(self.env or "", "")
+            secret = (
+                self.file.read_text(encoding="utf-8-sig")
+                if self.file
+                else os.environ.get(self.env or "", "")
+            )
         except OSError as error:
             raise SecretUnreadableError(f"secret {self} cannot be read: {error.strerror}") from None
         except UnicodeDecodeError:

@@ -17,8 +17,23 @@ from provisioner import model
 from provisioner.controller.clock import Clock
 from provisioner.controller.polling import fault_of, within
 from provisioner.controller.sanitize import sanitize_result
-from provisioner.interfaces import AuthError, Overlay, RejectedError, Site, SupportsForget, UnavailableError
-from provisioner.model import DroneId, Fault, FaultKind, OrderOutcome, OrderResult, StartOrder, StopOrder
+from provisioner.interfaces import (
+    AuthError,
+    Overlay,
+    RejectedError,
+    Site,
+    SupportsForget,
+    UnavailableError,
+)
+from provisioner.model import (
+    DroneId,
+    Fault,
+    FaultKind,
+    OrderOutcome,
+    OrderResult,
+    StartOrder,
+    StopOrder,
+)
 from provisioner.planner.refusals import KEEP_FOR_JOBS_S
 from provisioner.reasons import EndedAtSite, Preempted
 from provisioner.values import frozen
@@ -52,13 +67,27 @@ class BatchResults:
     """Results of the overlay, for the same drones as ``starts``: where it refused one, the site was not asked."""
 
 
-def batches(plan: model.Plan, types: dict[model.TypeKey, model.DroneType], policy: model.Policy) -> list[OrderBatch]:
+def batches(
+    plan: model.Plan, types: dict[model.TypeKey, model.DroneType], policy: model.Policy
+) -> list[OrderBatch]:
     """Return a plan's actions, grouped by the site or overlay that carries them out."""
     found = [OrderBatch("", drains=plan.drains)] if plan.drains else []
-    asked = {s.drone.site for s in plan.starts} | {s.drone.site for s in plan.stops} | {o.site for o in plan.orphans}
+    asked = (
+        {s.drone.site for s in plan.starts}
+        | {s.drone.site for s in plan.stops}
+        | {o.site for o in plan.orphans}
+    )
     for site in sorted(asked):
-        starts = tuple(_start_order(s, types[s.drone.type], policy) for s in plan.starts if s.drone.site == site)
-        stops = [StopOrder(s.drone.id, s.drone.remote_id, s.kill) for s in plan.stops if s.drone.site == site]
+        starts = tuple(
+            _start_order(s, types[s.drone.type], policy)
+            for s in plan.starts
+            if s.drone.site == site
+        )
+        stops = [
+            StopOrder(s.drone.id, s.drone.remote_id, s.kill)
+            for s in plan.stops
+            if s.drone.site == site
+        ]
         stops += [StopOrder(o.drone_id, o.remote_id) for o in plan.orphans if o.site == site]
         found.append(OrderBatch(site, starts, tuple(stops)))
     return found
@@ -80,7 +109,10 @@ def _start_order(start: model.Start, kind: model.DroneType, policy: model.Policy
         uses_reserve=start.uses_reserve,
         avoids=start.drone.avoids,
         min_gpus=start.drone.min_gpus,
-        comes_within_s=limits.order_confirm_s + limits.queued_s + limits.booting_s + limits.joining_s,
+        comes_within_s=limits.order_confirm_s
+        + limits.queued_s
+        + limits.booting_s
+        + limits.joining_s,
     )
 
 
@@ -92,7 +124,9 @@ async def carry_out(
         results: list[OrderResult] = []
         for mode, why in dict.fromkeys((d.mode, d.reason.kind) for d in batch.drains):
             ids = [d.drone.id for d in batch.drains if (d.mode, d.reason.kind) == (mode, why)]
-            results += await _asked(ids, partial(overlay.drain, ids, mode, why), clock, DRAIN_DEADLINE_S)
+            results += await _asked(
+                ids, partial(overlay.drain, ids, mode, why), clock, DRAIN_DEADLINE_S
+            )
         return BatchResults("", leaves=tuple(results))
     leaves: list[OrderResult] = []
     if batch.stops:
@@ -115,7 +149,8 @@ async def _admit(
     admitted: list[StartOrder] = []
     results: list[OrderResult] = []
     loop = asyncio.get_running_loop()
-    until = loop.time() + ADMISSION_DEADLINE_S  # for all of them: a silent overlay must not hold up a site for long
+    # for all of them: a silent overlay must not hold up a site for long
+    until = loop.time() + ADMISSION_DEADLINE_S
     for order in orders:
         try:
             bootstrap = await within(until - loop.time(), overlay.bootstrap(order))
@@ -130,9 +165,15 @@ async def _admit(
 
 
 async def _asked(
-    ids: Sequence[DroneId], ask: Callable[[], Awaitable[Sequence[OrderResult]]], clock: Clock, deadline_s: float
+    ids: Sequence[DroneId],
+    ask: Callable[[], Awaitable[Sequence[OrderResult]]],
+    clock: Clock,
+    deadline_s: float,
 ) -> list[OrderResult]:
-    """Return one result per id. Writes are not retried; an order without an answer is unknown, never "not done"."""
+    """Return one result per id.
+
+    Writes are not retried; an order without an answer is unknown, never "not done".
+    """
     try:
         answered = {r.drone_id: sanitize_result(r) for r in await within(deadline_s, ask())}
     except (UnavailableError, RejectedError, AuthError) as error:
@@ -145,7 +186,8 @@ async def _asked(
     return [answered.get(i) or OrderResult(i, OrderOutcome.UNKNOWN, fault=silence) for i in ids]
 
 
-# -------------------------------------------------------------------------------- slots of dead drones
+# -------------------------------------------------------------------------------- slots of dead
+# drones
 
 FORGET_DEADLINE_S = 30.0
 FORGET_ATTEMPTS = 3
@@ -172,8 +214,9 @@ class _Dead:
 class DeadSlots:
     """Removal of the slots of dead drones from the overlay, in the background.
 
-    Only a site's own report counts as a death: a drone that is merely missing in listings may live. Drones of an
-    earlier life of the controller are not known here: the pool forgets their slots in time.
+    Only a site's own report counts as a death: a drone that is merely missing in listings may live.
+    Drones of an earlier life of the controller are not known here: the pool forgets their slots in
+    time.
     """
 
     overlay: object
@@ -215,7 +258,9 @@ class DeadSlots:
                 continue
             fault = result.fault or Fault(FaultKind.UNKNOWN, "no reason given", now)
             if dead.attempts + 1 < FORGET_ATTEMPTS:
-                self._dead[result.drone_id] = replace(dead, attempts=dead.attempts + 1, tried_at=now)
+                self._dead[result.drone_id] = replace(
+                    dead, attempts=dead.attempts + 1, tried_at=now
+                )
         done = [result.drone_id for result in results if result.answer is OrderOutcome.OK]
         if done:
             log.info("slots.removed", drones=", ".join(done))
@@ -227,13 +272,18 @@ class DeadSlots:
             self._task.cancel()
 
     def _due(
-        self, pool: model.PolledOverlay, sites: Iterable[model.PolledSite], live: Mapping[DroneId, object]
+        self,
+        pool: model.PolledOverlay,
+        sites: Iterable[model.PolledSite],
+        live: Mapping[DroneId, object],
     ) -> Mapping[DroneId, float]:
         """Return the dead drones that a poll after their end still shows, each with its end."""
         view, now = pool.view, self.clock.now()
         if not self._dead or view is None or pool.fault is not None:
             return {}
-        heard_at = {slot.drone_id: slot.heard_at for slot in view.slots if slot.drone_id in self._dead}
+        heard_at = {
+            slot.drone_id: slot.heard_at for slot in view.slots if slot.drone_id in self._dead
+        }
         there = {
             drone.drone_id
             for reading in sites
@@ -246,9 +296,15 @@ class DeadSlots:
             if view.taken_at <= dead.ended_at:
                 continue
             heard = heard_at.get(drone_id, inf)  # a slot that is not listed any more is done with
-            lives = drone_id in live or drone_id in there or heard > dead.ended_at + POOL_CLOCK_TOLERANCE_S
+            lives = (
+                drone_id in live
+                or drone_id in there
+                or heard > dead.ended_at + POOL_CLOCK_TOLERANCE_S
+            )
             if lives or now - dead.ended_at > SLOT_LIFETIME_S:
                 del self._dead[drone_id]
-            elif (not dead.attempts or now - dead.tried_at >= FORGET_RETRY_S) and len(due) < FORGET_BATCH:
+            elif (not dead.attempts or now - dead.tried_at >= FORGET_RETRY_S) and len(
+                due
+            ) < FORGET_BATCH:
                 due[drone_id] = dead.ended_at
         return due

@@ -49,14 +49,17 @@ def kernel_synchronised() -> bool:
 class SteadyClock:
     """Wall time that follows the monotonic clock, so that a clock that is set does not expire every drone at once.
 
-    What the wall clock is off is made up for slowly: timers never run more than ``SLEW`` too fast or too slow.
+    What the wall clock is off is made up for slowly: timers never run more than ``SLEW`` too fast
+    or too slow.
 
-    ``not_before``: the newest time on record, and ``drift_s``: how far the wall clock was ahead of it then. A start
-    goes on from there. A wall clock that is more than ``APART_S`` away from what these two say means that the
-    controller did not run for so long, or that the host's clock is wrong, as before NTP has set it. It is doubted then:
-    time goes on from the record, so that no limit passes and nothing is pruned, until somebody sets the clock, NTP
-    keeps it (``synchronised``), or ``BELIEVED_AFTER_S`` have passed. A clock that was far off and has kept its distance
-    is believed. A wall clock that steps so far while the controller runs is doubted in the same way.
+    ``not_before``: the newest time on record, and ``drift_s``: how far the wall clock was ahead of
+    it then. A start goes on from there. A wall clock that is more than ``APART_S`` away from what
+    these two say means that the controller did not run for so long, or that the host's clock is
+    wrong, as before NTP has set it. It is doubted then: time goes on from the record, so that no
+    limit passes and nothing is pruned, until somebody sets the clock, NTP keeps it
+    (``synchronised``), or ``BELIEVED_AFTER_S`` have passed. A clock that was far off and has kept
+    its distance is believed. A wall clock that steps so far while the controller runs is doubted in
+    the same way.
     """
 
     SLEW = 0.1

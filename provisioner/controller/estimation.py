@@ -1,8 +1,9 @@
 """Collection of samples for the estimates, tick by tick; see :mod:`provisioner.estimates`.
 
-Everything is bounded: the newest run times of each user, a fortnight of an owner's use, the newest gaps.
-:class:`EstimateRecorder` records the samples regularly, so that a restarted controller continues with them; losing them
-costs nothing but that. Time without polls is left out, not made up.
+Everything is bounded: the newest run times of each user, a fortnight of an owner's use, the newest
+gaps. :class:`EstimateRecorder` records the samples regularly, so that a restarted controller
+continues with them; losing them costs nothing but that. Time without polls is left out, not made
+up.
 """
 
 from __future__ import annotations
@@ -79,8 +80,9 @@ FADE_S = 7 * 86400.0
 CUT_KEPT = 1000
 """Number of evicted jobs that are kept, the newest."""
 LONGER = 2.0
-"""A job that has run longer than all completed ones is expected to run this many times as long: seen at any moment of
-its life a job is, in the median, half done (Gott, "Implications of the Copernican principle", Nature 363, 1993)."""
+"""A job that has run longer than all completed ones is expected to run this many times as long:
+seen at any moment of its life a job is, in the median, half done (Gott, "Implications of the
+Copernican principle", Nature 363, 1993)."""
 
 NO_HISTORY = HistorySummary(0.0)
 
@@ -156,7 +158,9 @@ class SiteHistory:
     def of(cls, kept: SiteSamples, now: float, away_s: float) -> SiteHistory:
         """Return the history from recorded samples, after ``away_s`` in which nobody polled."""
         fresh = 0.5 ** (away_s / FADE_S)
-        site = cls(used_at=min(kept.used_at, now), taken=kept.taken * fresh, run_s=kept.run_s * fresh)
+        site = cls(
+            used_at=min(kept.used_at, now), taken=kept.taken * fresh, run_s=kept.run_s * fresh
+        )
         site.use_milli.extend(kept.use_milli)
         site.gaps_s.extend(kept.gaps_s)
         if site.use_milli:
@@ -177,13 +181,23 @@ class SiteHistory:
         if missed > USE_FILLED:
             self.use_milli.extend([UNKNOWN] * min(missed, USE_KEPT))
             self.used_at += missed * USE_EVERY_S
-        unknown, first_at = self.use_milli.count(UNKNOWN), self.used_at - (len(self.use_milli) - 1) * USE_EVERY_S
+        unknown, first_at = (
+            self.use_milli.count(UNKNOWN),
+            self.used_at - (len(self.use_milli) - 1) * USE_EVERY_S,
+        )
         for n, own in enumerate(list(self.use_milli)):
             if own == UNKNOWN and (held := earlier(first_at + n * USE_EVERY_S)) is not None:
                 self.use_milli[n] = held
-        begin = (self.used_at or now) - len(self.use_milli) * USE_EVERY_S - (USE_EVERY_S if not self.used_at else 0.0)
+        begin = (
+            (self.used_at or now)
+            - len(self.use_milli) * USE_EVERY_S
+            - (USE_EVERY_S if not self.used_at else 0.0)
+        )
         added, filled = 0, unknown - self.use_milli.count(UNKNOWN)
-        while len(self.use_milli) < USE_KEPT and (held := earlier(begin - added * USE_EVERY_S)) is not None:
+        while (
+            len(self.use_milli) < USE_KEPT
+            and (held := earlier(begin - added * USE_EVERY_S)) is not None
+        ):
             self.use_milli.appendleft(held)
             added += 1
         if added or filled:
@@ -192,15 +206,17 @@ class SiteHistory:
         return (added + filled) * USE_EVERY_S
 
     def kept(self) -> SiteSamples:
-        return SiteSamples(tuple(self.use_milli), self.used_at, tuple(self.gaps_s), self.taken, self.run_s)
+        return SiteSamples(
+            tuple(self.use_milli), self.used_at, tuple(self.gaps_s), self.taken, self.run_s
+        )
 
 
 @dataclass(slots=True)
 class EstimateCollector:
     """Samples of what the controller observes.
 
-    Call :meth:`note` after each tick; :attr:`estimates` goes into the next snapshot. Departed drones are forgotten with
-    this life of the controller; the rest is recorded.
+    Call :meth:`note` after each tick; :attr:`estimates` goes into the next snapshot. Departed
+    drones are forgotten with this life of the controller; the rest is recorded.
     """
 
     runs: dict[str, tuple[float, ...]] = field(default_factory=dict)
@@ -233,14 +249,25 @@ class EstimateCollector:
 
     def note(self, snapshot: Snapshot, plan: Plan) -> None:
         """Add the samples of one tick."""
-        view, now, self._waiting_cost = snapshot.overlay.view, snapshot.now, snapshot.policy.waiting_cost
+        view, now, self._waiting_cost = (
+            snapshot.overlay.view,
+            snapshot.now,
+            snapshot.policy.waiting_cost,
+        )
         if view is not None and view.completions and view.completions is not self._counted:
             self._note_runs(view.completions, now)
         if view is not None and view.completions is not None:
             self.counted_from = self.counted_from or now
-        if view is not None and view.completions is not None and now - self._examined_at >= UNFINISHED_EVERY_S:
+        if (
+            view is not None
+            and view.completions is not None
+            and now - self._examined_at >= UNFINISHED_EVERY_S
+        ):
             self._unfinished.note(view)
-            self._examined_at, self._dirty = now, self._dirty or bool(self._unfinished.running or self._unfinished.cut)
+            self._examined_at, self._dirty = (
+                now,
+                self._dirty or bool(self._unfinished.running or self._unfinished.cut),
+            )
         watched = now - self._pool_at <= AWAY_S
         if view is not None and snapshot.overlay.fault is None:
             self._pool_at = now
@@ -256,7 +283,9 @@ class EstimateCollector:
     def samples(self, now: float) -> EstimateSamples:
         """Return the samples to record."""
         sites = {name: site.kept() for name, site in self.sites.items()}
-        return EstimateSamples(now, dict(self.runs), dict(self.delays), sites, self._seen, dict(self.histories))
+        return EstimateSamples(
+            now, dict(self.runs), dict(self.delays), sites, self._seen, dict(self.histories)
+        )
 
     def recall(self, kept: EstimateSamples, now: float, waiting_cost: float) -> None:
         """Begin with the samples of an earlier controller: its estimates hold from the first tick on."""
@@ -301,7 +330,9 @@ class EstimateCollector:
         self.histories[name] = HistorySummary(now, added_s, dict(queues), left_out=left_out)
         self.estimates, self._dirty = self._estimated(), True
 
-    def learn_runs(self, jobs: Iterable[CompletedJob], now: float, *, left_out: bool = False) -> None:
+    def learn_runs(
+        self, jobs: Iterable[CompletedJob], now: float, *, left_out: bool = False
+    ) -> None:
         """Add jobs that completed before the controller began to count, oldest first."""
         number = 0
         earlier: dict[str, deque[float]] = {}
@@ -309,12 +340,17 @@ class EstimateCollector:
             if each.ended_at >= (self.counted_from or now) - SEEN_S:  # it may be counted anyway
                 continue
             number += 1
-            for key in dict.fromkeys(est.run_keys(each.owner, each.gpu_milli, each.cpus, each.memory_mib)):
+            for key in dict.fromkeys(
+                est.run_keys(each.owner, each.gpu_milli, each.cpus, each.memory_mib)
+            ):
                 runs = earlier.pop(key, None) or deque(maxlen=RUNS_KEPT)
                 runs.append(max(SHORTEST_RUN_S, round(each.run_s, 1)))
                 earlier[key] = runs
         # the history has the jobs that an earlier controller counted
-        own = {key: runs[self._recalled.get(key, 0) if key in earlier else 0 :] for key, runs in self.runs.items()}
+        own = {
+            key: runs[self._recalled.get(key, 0) if key in earlier else 0 :]
+            for key, runs in self.runs.items()
+        }
         self.runs = {key: tuple(runs) for key, runs in earlier.items() if key not in own}
         self.runs |= {key: (*earlier.get(key, ()), *runs)[-RUNS_KEPT:] for key, runs in own.items()}
         self._limit_keys()
@@ -324,23 +360,35 @@ class EstimateCollector:
     def forget(self, what: str, now: float) -> None:
         """Forget samples as an operator asks: ``all``, ``user:NAME`` or ``site:NAME``. Counted jobs stay counted.
 
-        Run times of all users together go with any user's, as they cannot be told apart; ten jobs fill them again. The
-        histories that could bring the samples back count as read, those that were never read as well.
+        Run times of all users together go with any user's, as they cannot be told apart; ten jobs
+        fill them again. The histories that could bring the samples back count as read, those that
+        were never read as well.
         """
         kind, _, name = what.partition(":")
         match kind:
             case "all":
-                read = {"", *self.histories, *self.sites, *(key.partition("/")[0] for key in self.delays)}
+                read = {
+                    "",
+                    *self.histories,
+                    *self.sites,
+                    *(key.partition("/")[0] for key in self.delays),
+                }
                 self.runs, self.delays, self.sites, self._unfinished = {}, {}, {}, UnfinishedJobs()
                 self.histories, self.forgotten_at = dict.fromkeys(read, HistorySummary(now)), now
                 self._recalled = {}
             case "user":
-                self.runs = {key: runs for key, runs in self.runs.items() if key and est.owner_of(key) != name}
+                self.runs = {
+                    key: runs
+                    for key, runs in self.runs.items()
+                    if key and est.owner_of(key) != name
+                }
                 self._unfinished.forget(name)
                 self.histories[""] = HistorySummary(now)
             case "site":
                 self.sites.pop(name, None)
-                self.delays = {key: d for key, d in self.delays.items() if key.partition("/")[0] != name}
+                self.delays = {
+                    key: d for key, d in self.delays.items() if key.partition("/")[0] != name
+                }
                 self.histories[name] = HistorySummary(now)
         self.estimates = self._estimated()
 
@@ -350,15 +398,23 @@ class EstimateCollector:
     def _note_runs(self, completions: tuple[CompletedJob, ...], now: float) -> None:
         done = [each for each in completions if not each.unfinished]
         told = frozenset((each.job_id, each.ended_at) for each in done)
-        new = [each for each in done if (each.job_id, each.ended_at) not in self._seen and each.run_s > 0]
+        new = [
+            each
+            for each in done
+            if (each.job_id, each.ended_at) not in self._seen and each.run_s > 0
+        ]
         for each in new:
             run_s = max(SHORTEST_RUN_S, round(each.run_s, 1))
-            for key in dict.fromkeys(est.run_keys(each.owner, each.gpu_milli, each.cpus, each.memory_mib)):
+            for key in dict.fromkeys(
+                est.run_keys(each.owner, each.gpu_milli, each.cpus, each.memory_mib)
+            ):
                 runs = self.runs.pop(key, ())
                 self.runs[key] = (*runs[1 - RUNS_KEPT :], run_s)  # the newest last
         self._limit_keys()
         # a schedd that does not answer once tells its jobs again when it is back
-        self._seen = told | {(job, ended_at) for job, ended_at in self._seen if ended_at >= now - SEEN_S}
+        self._seen = told | {
+            (job, ended_at) for job, ended_at in self._seen if ended_at >= now - SEEN_S
+        }
         self._counted = completions
         self._dirty = self._dirty or bool(new)
 
@@ -389,7 +445,9 @@ class EstimateCollector:
         if past_s < ESTIMATE_EVERY_S:
             return
         if site.counted_at:
-            site.run_s += past_s * sum(1 for d in snapshot.drones.values() if d.joined_at and d.site == name)
+            site.run_s += past_s * sum(
+                1 for d in snapshot.drones.values() if d.joined_at and d.site == name
+            )
             kept = 0.5 ** (past_s / FADE_S)
             site.taken, site.run_s = site.taken * kept, site.run_s * kept
             self._dirty = self._dirty or site.taken > 0
@@ -403,13 +461,22 @@ class EstimateCollector:
         if not watched:
             return
         if was.state in PENDING and drone.joined_at and drone.started_at:
-            self._note_delays(drone.type, drone.started_at - drone.requested_at, drone.joined_at - drone.started_at)
+            self._note_delays(
+                drone.type,
+                drone.started_at - drone.requested_at,
+                drone.joined_at - drone.started_at,
+            )
         served = was.idle_at and not drone.idle_at  # not so by a job with an optional GPU
-        if was.state in (DroneState.IDLE, DroneState.BUSY) and drone.state is DroneState.BUSY and served:
+        if (
+            was.state in (DroneState.IDLE, DroneState.BUSY)
+            and drone.state is DroneState.BUSY
+            and served
+        ):
             self._gap(drone.site, now - was.idle_at)
 
     def _note_delays(self, kind: TypeKey, queue_s: float, boot_s: float) -> None:
-        # sites tell whole seconds, by clocks of their own: what began before it was ordered began at once
+        # sites tell whole seconds, by clocks of their own: what began before it was ordered began
+        # at once
         queue_s, boot_s = max(0.0, queue_s), max(0.0, boot_s)
         past = self.histories.get(kind.partition("/")[0], NO_HISTORY)
         known = self.delays.get(kind, StartDelays(past.queues.get(kind, queue_s), boot_s))
@@ -447,7 +514,9 @@ class EstimateCollector:
             runs=self._runs(),
             delays=told | self.delays,
             rises={name: site.rise for name, site in self.sites.items() if site.rise is not None},
-            taken_per_s={name: s.taken / s.run_s for name, s in self.sites.items() if s.taken and s.run_s},
+            taken_per_s={
+                name: s.taken / s.run_s for name, s in self.sites.items() if s.taken and s.run_s
+            },
             idle_s={
                 name: best_timeout_s(site.gaps_s, boots[name], self._waiting_cost)
                 for name, site in self.sites.items()
@@ -459,16 +528,21 @@ class EstimateCollector:
     def _runs(self) -> dict[str, tuple[float, ...]]:
         """Return equally likely run times by key.
 
-        Unfinished jobs count where all completed ones are kept: of the newest alone it is unknown how many began when.
-        Samples missing to :data:`RUNS_NEEDED` are then borrowed from the completed ones under the next wider key.
+        Unfinished jobs count where all completed ones are kept: of the newest alone it is unknown
+        how many began when. Samples missing to :data:`RUNS_NEEDED` are then borrowed from the
+        completed ones under the next wider key.
         """
         known = self.runs
-        of_done = {key: thinned(runs, RUNS_TOLD) for key, runs in known.items() if len(runs) >= RUNS_NEEDED}
+        of_done = {
+            key: thinned(runs, RUNS_TOLD) for key, runs in known.items() if len(runs) >= RUNS_NEEDED
+        }
         told = dict(of_done)
         for (key, *wider), so_far in self._unfinished.so_far(self._examined_at):
             done = known.get(key, ())
             if len(done) < RUNS_KEPT:
-                others = next((of_done[each] for each in wider if each in of_done), (est.USUAL_RUN_S,))
+                others = next(
+                    (of_done[each] for each in wider if each in of_done), (est.USUAL_RUN_S,)
+                )
                 borrowed = expected(others, (), max(0, RUNS_NEEDED - len(done)))
                 told[key] = expected((*done, *borrowed), so_far, RUNS_TOLD)
         return told
@@ -492,9 +566,12 @@ def rise_of(use_milli: Iterable[int]) -> OwnerGrowth:
     highest, span, rows = stretches, 1, []  # highest[n][i]: of stretches[n][i : i + span]
     for horizon_s in est.HORIZONS_S:
         wanted = max(1, ceil(horizon_s / USE_EVERY_S))
-        while span < min(wanted, longest // 2):  # what is left of the past must still be many moments
+        # what is left of the past must still be many moments
+        while span < min(wanted, longest // 2):
             step = min(span, wanted - span)
-            highest = [[max(pair) for pair in zip(tops, tops[step:], strict=False)] for tops in highest]
+            highest = [
+                [max(pair) for pair in zip(tops, tops[step:], strict=False)] for tops in highest
+            ]
             span += step
         pairs = (zip(tops, use, strict=False) for tops, use in zip(highest, stretches, strict=True))
         rises = sorted(top - now for each in pairs for top, now in each)
@@ -505,9 +582,9 @@ def rise_of(use_milli: Iterable[int]) -> OwnerGrowth:
 def best_timeout_s(gaps_s: Iterable[float], boot_s: float, waiting_cost: float) -> float:
     """Return the idle timeout under which these gaps would have cost least.
 
-    The cost is idle time and, for each gap that was longer, the start of another drone, for which a job waits. With too
-    few gaps it is just the cost of another start, which costs at most twice the optimum, whatever comes
-    (rent or buy; see ``idle_limit`` in ``planner/states.py``).
+    The cost is idle time and, for each gap that was longer, the start of another drone, for which a
+    job waits. With too few gaps it is just the cost of another start, which costs at most twice the
+    optimum, whatever comes (rent or buy; see ``idle_limit`` in ``planner/states.py``).
     """
     gaps = list(gaps_s)
     start_s = boot_s + est.RELEASE_S + waiting_cost * boot_s
@@ -520,18 +597,21 @@ def best_timeout_s(gaps_s: Iterable[float], boot_s: float, waiting_cost: float) 
     return min(IDLE_CHOICES_S, key=cost)
 
 
-# ------------------------------------------------------------------------------------------------ run times of jobs
-# A job that runs, or was cut short, takes longer than it has run so far. To learn from completed jobs alone is blind
-# where it matters: none of a user's first jobs of a day is completed for a day, and a job that an owner cuts short each
-# time never is. The estimate of Kaplan and Meier ("Nonparametric estimation from incomplete observations", J. Am. Stat.
-# Assoc. 53, 1958) takes such jobs in, here in the form of Efron ("The two sample problem with censored data", Proc. 5th
-# Berkeley Symp. 4, 1967): the weight of an unfinished job goes to all that took longer, in equal parts.
+# ------------------------------------------------------------------------------------------------
+# run times of jobs A job that runs, or was cut short, takes longer than it has run so far. To learn
+# from completed jobs alone is blind where it matters: none of a user's first jobs of a day is
+# completed for a day, and a job that an owner cuts short each time never is. The estimate of Kaplan
+# and Meier ("Nonparametric estimation from incomplete observations", J. Am. Stat. Assoc. 53, 1958)
+# takes such jobs in, here in the form of Efron ("The two sample problem with censored data", Proc.
+# 5th Berkeley Symp. 4, 1967): the weight of an unfinished job goes to all that took longer, in
+# equal parts.
 
 
 def expected(done: Sequence[float], unfinished: Sequence[float], count: int) -> tuple[float, ...]:
     """Return ``count`` equally likely run times in seconds, ascending.
 
-    They are of jobs some of which are ``done`` after so many seconds, and others ``unfinished`` after so many.
+    They are of jobs some of which are ``done`` after so many seconds, and others ``unfinished``
+    after so many.
     """
     longest_done = max(done, default=0.0)
     # A job that ends in the very moment up to which another was seen ends before that one.
@@ -556,7 +636,8 @@ def expected(done: Sequence[float], unfinished: Sequence[float], count: int) -> 
     return tuple(found)
 
 
-# -------------------------------------------------------------------------------------------------------- on record
+# --------------------------------------------------------------------------------------------------------
+# on record
 
 KEEP_EVERY_S = 600.0
 """A crash loses what was learned since: at most so much."""
@@ -570,8 +651,8 @@ ASK_EVERY_S = 60.0
 class EstimateRecorder:
     """The samples on record: read at the start, written regularly, and forgotten where an operator asks.
 
-    Call :meth:`begin` before the first tick, :meth:`turn` between ticks, :meth:`keep` after the last. A store that
-    fails is reported; it ends nothing.
+    Call :meth:`begin` before the first tick, :meth:`turn` between ticks, :meth:`keep` after the
+    last. A store that fails is reported; it ends nothing.
     """
 
     estimation: EstimateCollector
@@ -596,7 +677,12 @@ class EstimateRecorder:
                 since = known.at
                 self.estimation.recall(known, now, waiting_cost)
                 away_s = round(max(0.0, now - known.at))
-                log.info("estimates.restored", run_times=len(known.runs), sites=len(known.sites), away_s=away_s)
+                log.info(
+                    "estimates.restored",
+                    run_times=len(known.runs),
+                    sites=len(known.sites),
+                    away_s=away_s,
+                )
         try:
             self.estimation.learn_delays(await self.store.start_delays(since))
         except StoreError as error:
@@ -612,7 +698,10 @@ class EstimateRecorder:
             await self.keep()
 
     async def keep(self, resets: Sequence[int] = ()) -> bool:
-        """Record the samples, and that ``resets`` are carried out. A failure is tried again later."""
+        """Record the samples, and that ``resets`` are carried out.
+
+        A failure is tried again later.
+        """
         now = self._kept_at = self.clock.now()
         try:
             await self.store.record_estimates(self.estimation.samples(now), resets)
@@ -632,4 +721,6 @@ class EstimateRecorder:
             self.estimation.forget(each.what, self._asked_at)
         if asked and await self.keep([each.id for each in asked]):
             for each in asked:
-                await self.event("estimates.forgotten", what=each.what, by=each.by, reason=each.reason)
+                await self.event(
+                    "estimates.forgotten", what=each.what, by=each.by, reason=each.reason
+                )

@@ -1,7 +1,8 @@
 """Reading of the past of sites and pool, once, while too little has been measured; see :mod:`provisioner.history`.
 
-Adapters read it from files and databases that can be slow and contain values that users wrote. So each call is a task
-of its own with a deadline, a failure is only recorded as an event, and impossible values are left out.
+Adapters read it from files and databases that can be slow and contain values that users wrote. So
+each call is a task of its own with a deadline, a failure is only recorded as an event, and
+impossible values are left out.
 """
 
 from __future__ import annotations
@@ -20,7 +21,13 @@ from provisioner.controller.clock import Clock
 from provisioner.controller.estimation import EstimateCollector
 from provisioner.controller.polling import fault_of, within
 from provisioner.controller.sanitize import MAX_NUMBER
-from provisioner.history import HISTORY_S, MAX_HISTORY_ROWS, PastStart, RunHistoryView, SiteHistoryView
+from provisioner.history import (
+    HISTORY_S,
+    MAX_HISTORY_ROWS,
+    PastStart,
+    RunHistoryView,
+    SiteHistoryView,
+)
 from provisioner.interfaces import Overlay, Site, SupportsRunHistory, SupportsSiteHistory
 from provisioner.model import CompletedJob, DroneType, Fault
 
@@ -68,34 +75,52 @@ class HistoryLoader:
         """Start the calls, and wait for answers up to :data:`FIRST_TICK_WAIT_S`, or until ``stop`` is set."""
         await self.turn(group, sites, overlay, types)
         if self._calls:
-            answers = asyncio.ensure_future(asyncio.wait([call.task for call in self._calls.values()]))
+            answers = asyncio.ensure_future(
+                asyncio.wait([call.task for call in self._calls.values()])
+            )
             stopped = asyncio.ensure_future(stop.wait())
             try:
-                await asyncio.wait({answers, stopped}, timeout=FIRST_TICK_WAIT_S, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait(
+                    {answers, stopped},
+                    timeout=FIRST_TICK_WAIT_S,
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
             finally:
                 answers.cancel()
                 stopped.cancel()
             await self.turn(group, sites, overlay, types)
 
     async def turn(
-        self, group: asyncio.TaskGroup, sites: Mapping[str, Site], overlay: Overlay, types: Iterable[DroneType]
+        self,
+        group: asyncio.TaskGroup,
+        sites: Mapping[str, Site],
+        overlay: Overlay,
+        types: Iterable[DroneType],
     ) -> None:
         """Add the answers that have arrived to the estimates, and start the calls that are due."""
         adapters: dict[str, object] = {"": overlay, **sites}
         for scope, call in list(self._calls.items()):
-            if adapters.get(scope) is not call.adapter:  # the site was removed, or has another configuration
+            # the site was removed, or has another configuration
+            if adapters.get(scope) is not call.adapter:
                 self._calls.pop(scope).task.cancel()
                 self._next_at.pop(scope, None)
             elif call.task.done():
                 await self._take_in(scope, self._calls.pop(scope), types)
         now = self.clock.now()
         for scope, adapter in adapters.items():
-            if now < self._next_at.get(scope, 0.0) or scope in self._calls or not self.estimation.wants_history(scope):
+            if (
+                now < self._next_at.get(scope, 0.0)
+                or scope in self._calls
+                or not self.estimation.wants_history(scope)
+            ):
                 continue
             self._tries[scope] += 1
             self._next_at[scope] = now + ASK_AGAIN_S if self._tries[scope] < MAX_TRIES else inf
-            if isinstance(adapter, SupportsSiteHistory):  # or SupportsRunHistory, which has the same method
-                task = group.create_task(self._ask(scope, adapter, now), name=f"history:{scope or 'overlay'}")
+            # or SupportsRunHistory, which has the same method
+            if isinstance(adapter, SupportsSiteHistory):
+                task = group.create_task(
+                    self._ask(scope, adapter, now), name=f"history:{scope or 'overlay'}"
+                )
                 self._calls[scope] = HistoryCall(now, adapter, task)
 
     def close(self) -> None:
@@ -114,31 +139,57 @@ class HistoryLoader:
             return fault_of(error, now)
 
     async def _take_in(self, scope: str, call: HistoryCall, types: Iterable[DroneType]) -> None:
-        """Add an answer to the estimates, and report it. It is dropped if an operator had them forgotten meanwhile."""
+        """Add an answer to the estimates, and report it.
+
+        It is dropped if an operator had them forgotten meanwhile.
+        """
         name, now, answer = scope or "overlay", self.clock.now(), call.task.result()
         if scope in self.estimation.histories or call.asked_at <= self.estimation.forgotten_at:
             self._next_at[scope] = inf
             return
         if isinstance(answer, Fault):
-            again = "" if self._next_at[scope] == inf else f"; the next attempt is in {formatting.age(ASK_AGAIN_S)}"
-            await self.event("history.read_failed", warn=True, of=name, why=formatting.excerpt(answer.message) + again)
+            again = (
+                ""
+                if self._next_at[scope] == inf
+                else f"; the next attempt is in {formatting.age(ASK_AGAIN_S)}"
+            )
+            await self.event(
+                "history.read_failed",
+                warn=True,
+                of=name,
+                why=formatting.excerpt(answer.message) + again,
+            )
             return
         self._next_at[scope] = inf
         if answer in (SiteHistoryView(), RunHistoryView()):
             return  # it has no records
         try:
             if isinstance(answer, RunHistoryView):
-                self.estimation.learn_runs(sane_runs(answer.runs, now), now, left_out=answer.left_out)
+                self.estimation.learn_runs(
+                    sane_runs(answer.runs, now), now, left_out=answer.left_out
+                )
             else:
-                queues = mean_queues(scope, answer.starts, {kind.name for kind in types if kind.site == scope}, now)
-                self.estimation.learn_site(scope, held_at(answer, now), queues, now, left_out=answer.left_out)
+                queues = mean_queues(
+                    scope, answer.starts, {kind.name for kind in types if kind.site == scope}, now
+                )
+                self.estimation.learn_site(
+                    scope, held_at(answer, now), queues, now, left_out=answer.left_out
+                )
         except Exception as error:  # values of types that an adapter should not return
             await self.event(
-                "history.read_failed", warn=True, of=name, why=formatting.excerpt(fault_of(error, now).message)
+                "history.read_failed",
+                warn=True,
+                of=name,
+                why=formatting.excerpt(fault_of(error, now).message),
             )
             return
         past = self.estimation.histories[scope]
-        known = {"owner_s": round(past.use_s), "types": len(past.queues), "jobs": past.jobs, "left_out": past.left_out}
+        known = {
+            "owner_s": round(past.use_s),
+            "types": len(past.queues),
+            "jobs": past.jobs,
+            "left_out": past.left_out,
+        }
         await self.event("history.read", of=name, **known)
 
 
@@ -155,10 +206,13 @@ def held_at(past: SiteHistoryView, now: float) -> Callable[[float], int | None]:
     return held
 
 
-def mean_queues(site: str, starts: Iterable[PastStart], types: Collection[str], now: float) -> Mapping[str, float]:
+def mean_queues(
+    site: str, starts: Iterable[PastStart], types: Collection[str], now: float
+) -> Mapping[str, float]:
     """Return the mean queue times by type key, of the newest :data:`STARTS_KEPT` starts of each of these types."""
     found: defaultdict[str, list[float]] = defaultdict(list)
-    ours = (each for each in starts if each.type in types)  # names are from ads, which may hold anything
+    # names are from ads, which may hold anything
+    ours = (each for each in starts if each.type in types)
     sane = (each for each in ours if 0 < each.started_at <= now and 0 <= each.queue_s <= HISTORY_S)
     for each in sorted(sane, key=lambda each: -each.started_at)[:MAX_HISTORY_ROWS]:
         if len(found[each.type]) < STARTS_KEPT:
@@ -171,6 +225,8 @@ def sane_runs(jobs: Iterable[CompletedJob], now: float) -> list[CompletedJob]:
     sane = [
         each
         for each in jobs
-        if not each.unfinished and 0 < each.run_s <= LONGEST_RUN_S and now - HISTORY_S <= each.ended_at <= now
+        if not each.unfinished
+        and 0 < each.run_s <= LONGEST_RUN_S
+        and now - HISTORY_S <= each.ended_at <= now
     ]
     return sorted(sane, key=lambda each: each.ended_at)[-MAX_HISTORY_ROWS:]

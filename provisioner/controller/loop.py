@@ -26,12 +26,37 @@ from provisioner.controller.polling import (
     PollTarget,
     within,
 )
-from provisioner.controller.tick_measures import DECISION_SECONDS, STORE_WRITE_SECONDS, TICK_SECONDS, TickMeasures
-from provisioner.interfaces import Overlay, Site, SupportsClaim, SupportsConsoleOutput, SupportsCredentials
-from provisioner.model import Breaker, BreakerState, DroneId, DroneState, OverlayView, Plan, Snapshot, StateChange
+from provisioner.controller.tick_measures import (
+    DECISION_SECONDS,
+    STORE_WRITE_SECONDS,
+    TICK_SECONDS,
+    TickMeasures,
+)
+from provisioner.interfaces import (
+    Overlay,
+    Site,
+    SupportsClaim,
+    SupportsConsoleOutput,
+    SupportsCredentials,
+)
+from provisioner.model import (
+    Breaker,
+    BreakerState,
+    DroneId,
+    DroneState,
+    OverlayView,
+    Plan,
+    Snapshot,
+    StateChange,
+)
 from provisioner.planner import decide
 from provisioner.planner.breakers import OVERLAY_SCOPE, shift_breaker, update_by_order_results
-from provisioner.planner.lifecycle import apply_drain_result, apply_start_result, apply_stop_result, shift_drone
+from provisioner.planner.lifecycle import (
+    apply_drain_result,
+    apply_start_result,
+    apply_stop_result,
+    shift_drone,
+)
 from provisioner.planner.matching import unmet_requirement
 from provisioner.planner.safeguards import PlanFunction, PlanValidator, SafePlan, safe_plan
 from provisioner.planner.validation import validate_plan
@@ -59,12 +84,15 @@ PRUNE_EVERY_S = 3600.0
 SERIAL_MARGIN = 1000
 """Serial numbers left out after a record that was older than what runs."""
 SERIALS_MISSED = 1_000_000
-"""A record misses fewer drones than that. A larger serial number is forged: a user who runs jobs can send slot ads, and
-a user who shares our account at a site can have entries listed."""
+"""A record misses fewer drones than that. A larger serial number is forged: a user who runs jobs
+can send slot ads, and a user who shares our account at a site can have entries listed."""
 UNKNOWN_SLOTS = 1000
 """Slots of drones that neither the record nor a site knows: more of them are left out of a view."""
 SHUTDOWN_WAIT_S = 60.0
-"""Longest wait for orders under way at the end. The next controller settles those without a result."""
+"""Longest wait for orders under way at the end.
+
+The next controller settles those without a result.
+"""
 ACTIVE_FOR_S = 300.0
 """A drone that stays in one state for longer does not shorten the pause between ticks."""
 CHANGING = {
@@ -86,8 +114,8 @@ class TickReport:
 class PlannerFailures:
     """Failures of the planner in a row.
 
-    The log gets each new error once with its traceback, and a lasting one only when its count has doubled: at every
-    tick it would fill the disk.
+    The log gets each new error once with its traceback, and a lasting one only when its count has
+    doubled: at every tick it would fill the disk.
     """
 
     error: str = ""
@@ -110,8 +138,8 @@ class PlannerFailures:
 class Controller:
     """The control loop. Enter it, then call :meth:`tick` or :meth:`run`.
 
-    ``interval_s`` is the longest pause between two ticks, ``active_interval_s`` the pause while drones change their
-    state.
+    ``interval_s`` is the longest pause between two ticks, ``active_interval_s`` the pause while
+    drones change their state.
     """
 
     name: str
@@ -184,7 +212,9 @@ class Controller:
         self._set_poll_targets()
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: object
+    ) -> None:
         """Cancel polls and wait for orders under way, though not for ever.
 
         Their intent is on record, and listings will show the next controller what came of them.
@@ -197,7 +227,10 @@ class Controller:
             if error is None:
                 await self._recorder.keep()
             if error is None and self._orders:
-                log.info("controller.awaiting_orders", of=sorted(s or "overlay" for s in self._orders.values()))
+                log.info(
+                    "controller.awaiting_orders",
+                    of=sorted(s or "overlay" for s in self._orders.values()),
+                )
                 await asyncio.wait(self._orders, timeout=SHUTDOWN_WAIT_S)
                 await self._record_results()
         finally:
@@ -258,8 +291,9 @@ class Controller:
     async def _move_times(self, by_s: float, *, start: bool) -> bool:
         """Move the times on record with the clock. Return False if that cannot be recorded.
 
-        The clock must not be set then: limits would pass, now or after a restart. At the ``start`` an order whose
-        result was not recorded gets none any more: ``order_confirm`` counts from now.
+        The clock must not be set then: limits would pass, now or after a restart. At the ``start``
+        an order whose result was not recorded gets none any more: ``order_confirm`` counts from
+        now.
         """
         now, moves = self.clock.now() + by_s, []
         for drone in self.store.drones.values():
@@ -268,12 +302,17 @@ class Controller:
                 new = replace(new, since=now)
             if new != drone:
                 moves.append(StateChange(new, new.state, reasons.OutcomeUnknown("")))
-        breakers = [shift_breaker(breaker, by_s) for breaker in self.store.breakers.values()] if by_s else []
+        breakers = (
+            [shift_breaker(breaker, by_s) for breaker in self.store.breakers.values()]
+            if by_s
+            else []
+        )
         if not by_s and not moves:
             return True
         set_to = now if by_s else None
         return await _stored(
-            "clock.set_failed", self.store.record_results(self.store.tick, moves, breakers, set_to=set_to)
+            "clock.set_failed",
+            self.store.record_results(self.store.tick, moves, breakers, set_to=set_to),
         )
 
     async def _poll(self) -> Snapshot:
@@ -282,7 +321,8 @@ class Controller:
         readings = self._poller.site_readings()
         next_serial = await self._next_serial(readings.values())
         rivals = await self._rivals()
-        for site in self._orders.values():  # its last orders are still under way: what it shows now is half the truth
+        # its last orders are still under way: what it shows now is half the truth
+        for site in self._orders.values():
             if site in readings:
                 readings[site] = replace(readings[site], busy=True)
         overlay, now = self._polled_overlay(), self.clock.now()
@@ -319,13 +359,20 @@ class Controller:
     async def _report_credentials(self, snapshot: Snapshot) -> None:
         """Report each credential that begins or ceases to be a trouble, once."""
         now, before = snapshot.now + snapshot.drift_s, self._credential_troubles
-        found = {(each.used_by, each.name): formatting.credential_trouble(each, now) for each in snapshot.credentials}
+        found = {
+            (each.used_by, each.name): formatting.credential_trouble(each, now)
+            for each in snapshot.credentials
+        }
         dead = {(each.used_by, each.name) for each in snapshot.credentials if each.is_dead(now)}
         self._credential_troubles = {key: key in dead for key, why in found.items() if why}
         for key, why in found.items():
             if why and before.get(key) is not (key in dead):
                 told = {"used_by": key[0], "credential": key[1], "why": why}
-                await self.event("credential.unusable" if key in dead else "credential.expires", warn=True, **told)
+                await self.event(
+                    "credential.unusable" if key in dead else "credential.expires",
+                    warn=True,
+                    **told,
+                )
             elif key in before and not why:
                 await self.event("credential.renewed", used_by=key[0], credential=key[1])
 
@@ -337,9 +384,14 @@ class Controller:
                 try:
                     others = await within(CLAIM_DEADLINE_S, site.claim(self.store.birth))
                 except Exception as error:  # of an optional help: it decides nothing
-                    log.warning("claim.failed", site=name, message=f"{type(error).__name__}: {error}")
+                    log.warning(
+                        "claim.failed", site=name, message=f"{type(error).__name__}: {error}"
+                    )
                 else:
-                    found |= {f"{self.name}-{each.partition(' ')[0]}": f"{each}, site {name}" for each in others}
+                    found |= {
+                        f"{self.name}-{each.partition(' ')[0]}": f"{each}, site {name}"
+                        for each in others
+                    }
         return found
 
     async def _report_orphans(self, known: Collection[DroneId]) -> None:
@@ -353,7 +405,9 @@ class Controller:
 
     async def _report_twins(self, twins: Mapping[str, str]) -> None:
         for record in twins.keys() - self._twins:
-            await self.event("controller.twin_found", warn=True, record=record, evidence=twins[record])
+            await self.event(
+                "controller.twin_found", warn=True, record=record, evidence=twins[record]
+            )
         if self._twins and not twins:
             await self.event("controller.twin_gone", records=", ".join(sorted(self._twins)))
         self._twins = frozenset(twins)
@@ -362,17 +416,26 @@ class Controller:
         """Record the orphans that a plan stops or adopts, and the drones that somebody else stopped."""
         for orphan in plan.orphans:
             why = formatting.describe(orphan.reason)
-            await self.event("orphan.stop_ordered", drone=orphan.drone_id, site=orphan.site, why=why)
+            await self.event(
+                "orphan.stop_ordered", drone=orphan.drone_id, site=orphan.site, why=why
+            )
         for move in plan.moves:
             before = snapshot.drones.get(move.drone.id)
             if before is None:
-                await self.event("orphan.adopted", drone=move.drone.id, why=formatting.describe(move.reason))
+                await self.event(
+                    "orphan.adopted", drone=move.drone.id, why=formatting.describe(move.reason)
+                )
             elif _stopped_elsewhere(before, move.reason):
                 why = formatting.describe(move.reason)
-                await self.event("drone.stopped_elsewhere", warn=True, drone=before.id, site=before.site, why=why)
+                await self.event(
+                    "drone.stopped_elsewhere", warn=True, drone=before.id, site=before.site, why=why
+                )
 
     async def _record(self, plan: Plan, snapshot: Snapshot) -> bool:
-        """Record and log a plan. Return False if the store cannot take it: then nothing may be acted on."""
+        """Record and log a plan.
+
+        Return False if the store cannot take it: then nothing may be acted on.
+        """
         before = dict(self.store.breakers)
         self.measures.note(snapshot, plan)
         with self.measures.timed(STORE_WRITE_SECONDS):
@@ -388,18 +451,31 @@ class Controller:
         for breaker in plan.breakers:
             known = before[breaker.scope].faults if breaker.scope in before else ()
             for fault in (
-                each for each in breaker.faults if each not in known and each.blame is not model.Blame.SETTLED
+                each
+                for each in breaker.faults
+                if each not in known and each.blame is not model.Blame.SETTLED
             ):
-                own, job, why = fault.blame is model.Blame.JOB, fault.job_id, formatting.excerpt(fault.cause)
+                own, job, why = (
+                    fault.blame is model.Blame.JOB,
+                    fault.job_id,
+                    formatting.excerpt(fault.cause),
+                )
                 await self.event(
-                    "job.faulted" if own else "job.collateral", job=job, drone=fault.drone_id, user=fault.owner, why=why
+                    "job.faulted" if own else "job.collateral",
+                    job=job,
+                    drone=fault.drone_id,
+                    user=fault.owner,
+                    why=why,
                 )
         return True
 
     async def _report_breaches(self, found: SafePlan) -> None:
         if found.faults and found.faults != self._faults:
             left_out = (*(f"class {each}" for each in found.classes), *found.actions)
-            told = {"faults": "; ".join(found.faults)[:2000], "left_out": ", ".join(left_out)[:2000]}
+            told = {
+                "faults": "; ".join(found.faults)[:2000],
+                "left_out": ", ".join(left_out)[:2000],
+            }
             await self.event("plan.rejected", warn=True, **told)
         elif self._faults and not found.faults:
             await self.event("plan.accepted")
@@ -435,10 +511,13 @@ class Controller:
     def _without_forged_slots(self, view: OverlayView) -> OverlayView:
         """Return a view with a limited number of slots of drones that neither the record nor a site knows.
 
-        A user with a drone's token can advertise any number of them, and each tick would work on all.
+        A user with a drone's token can advertise any number of them, and each tick would work on
+        all.
         """
         known = set(self.store.drones)
-        known.update(*(r.view.drones for r in self._poller.site_readings().values() if r.view is not None))
+        known.update(
+            *(r.view.drones for r in self._poller.site_readings().values() if r.view is not None)
+        )
         unknown = [slot.drone_id for slot in view.slots if slot.drone_id not in known]
         if len(unknown) <= UNKNOWN_SLOTS:
             return view
@@ -454,7 +533,11 @@ class Controller:
         """
         overlay = self._poller.overlay_reading()
         view = overlay.view
-        classes = view.classes if view is not None and overlay.fault is None and not view.unheard else None
+        classes = (
+            view.classes
+            if view is not None and overlay.fault is None and not view.unheard
+            else None
+        )
         needy = (c for c in classes or () if c.gpu_milli and not c.gpu_optional)
         wait = (c for c in needy if c.waiting + c.fresh and not c.invalid)
         # Jobs that nothing here could ever run want no GPU of ours.
@@ -466,25 +549,37 @@ class Controller:
     async def _next_serial(self, readings: Iterable[model.PolledSite]) -> int:
         """Return the first serial number that neither the record nor any view knows: no id is ever given twice.
 
-        A view shows an id beyond those of the record only where the record was restored from a backup. Drones that no
-        view shows yet may have later ids still: a margin is left for them. What slots or a listing show may be forged:
-        it counts up to a limit that stays where it was at the start, when the record was read.
+        A view shows an id beyond those of the record only where the record was restored from a
+        backup. Drones that no view shows yet may have later ids still: a margin is left for them.
+        What slots or a listing show may be forged: it counts up to a limit that stays where it was
+        at the start, when the record was read.
         """
         known = self.store.next_serial
         self._first_serial = self._first_serial or known
-        shown = {drone_id for reading in readings if reading.view is not None for drone_id in reading.view.drones}
+        shown = {
+            drone_id
+            for reading in readings
+            if reading.view is not None
+            for drone_id in reading.view.drones
+        }
         pool = self._poller.overlay_reading().view
         if pool is not None:
             shown |= {slot.drone_id for slot in pool.slots}
         ours, below = f"{self.name}-{self.store.birth}-", self._first_serial + SERIALS_MISSED
-        unknown = (serial_of(each) for each in shown - self.store.drones.keys() if each.startswith(ours))
-        newest = max((serial for serial in unknown if serial is not None and serial < below), default=0)
+        unknown = (
+            serial_of(each) for each in shown - self.store.drones.keys() if each.startswith(ours)
+        )
+        newest = max(
+            (serial for serial in unknown if serial is not None and serial < below), default=0
+        )
         if newest < known:
             return known
         if not self._outdated:
             self._outdated = True
             advice = "The record is older than what runs, as after a restored backup. Unknown drones are orphans."
-            await self.event("store.outdated", warn=True, newest_serial=newest, next_serial=known, advice=advice)
+            await self.event(
+                "store.outdated", warn=True, newest_serial=newest, next_serial=known, advice=advice
+            )
         return newest + 1 + SERIAL_MARGIN
 
     async def _ended(
@@ -493,27 +588,47 @@ class Controller:
         """Return the final states on record of drones that a site still lists, or in which jobs failed lately."""
         known, ended = self.store.drones, model.RemoteState.ENDED
         listed = (each for r in readings if r.view is not None for each in r.view.drones.items())
-        strays = [drone_id for drone_id, drone in listed if drone_id not in known and drone.state is not ended]
-        strays += {each.drone_id for each in view.mishaps if each.drone_id not in known} if view else ()
+        strays = [
+            drone_id
+            for drone_id, drone in listed
+            if drone_id not in known and drone.state is not ended
+        ]
+        strays += (
+            {each.drone_id for each in view.mishaps if each.drone_id not in known} if view else ()
+        )
         return await _read("store.read_failed", self.store.ended(strays), {}) if strays else {}
 
     async def _record_console_output(self) -> None:
-        """Record the last output of drones, for `drones show`. It decides nothing, so failures are only logged."""
+        """Record the last output of drones, for `drones show`.
+
+        It decides nothing, so failures are only logged.
+        """
         words: dict[DroneId, str] = {}
         for name, site in self._consoles.items():
             try:
                 words |= site.last_words()
             except Exception as error:
-                log.warning("console_output.read_failed", site=name, message=f"{type(error).__name__}: {error}")
+                log.warning(
+                    "console_output.read_failed",
+                    site=name,
+                    message=f"{type(error).__name__}: {error}",
+                )
         if words:
-            await _stored("console_output.write_failed", self.store.record_outputs(self.clock.now(), words))
+            await _stored(
+                "console_output.write_failed", self.store.record_outputs(self.clock.now(), words)
+            )
 
     async def _record_completed(self, view: OverlayView | None) -> None:
-        """Record the completed jobs that are new. A write that fails is tried again at the next tick."""
+        """Record the completed jobs that are new.
+
+        A write that fails is tried again at the next tick.
+        """
         if view is None or view.completions is None:
             return
         new = [job for job in view.completions if job not in self._completed_jobs]
-        if not new or await _stored("completed_jobs.write_failed", self.store.record_completed(new)):
+        if not new or await _stored(
+            "completed_jobs.write_failed", self.store.record_completed(new)
+        ):
             self._completed_jobs = frozenset(view.completions)
 
     async def _take_up_requests(self) -> None:
@@ -525,19 +640,31 @@ class Controller:
             if request.kind is not model.RequestKind.RESET:
                 continue
             known, now = self.store.breakers, self.clock.now()
-            failing = [scope for scope, breaker in known.items() if breaker.failures or breaker.faults]
-            scopes = [s for s in failing if any(model.is_within_scope(s, each) for each in request.drone_ids)]
+            failing = [
+                scope for scope, breaker in known.items() if breaker.failures or breaker.faults
+            ]
+            scopes = [
+                s
+                for s in failing
+                if any(model.is_within_scope(s, each) for each in request.drone_ids)
+            ]
             lifted = [Breaker(s, since=now, blind_until=known[s].blind_until) for s in scopes]
             if not lifted:
                 continue
-            if not await _stored("breaker.reset_failed", self.store.record_results(self.store.tick, (), lifted)):
+            if not await _stored(
+                "breaker.reset_failed", self.store.record_results(self.store.tick, (), lifted)
+            ):
                 return
             names = ", ".join(scopes)[:2000]
             await self.event("breaker.reset", scopes=names, by=request.by, reason=request.reason)
 
     async def _act(self, plan: Plan) -> None:
         begun: list[asyncio.Task[actuation.BatchResults]] = []
-        for batch in actuation.batches(plan, {t.key: t for t in self.types}, self.policy) if plan.acts else ():
+        for batch in (
+            actuation.batches(plan, {t.key: t for t in self.types}, self.policy)
+            if plan.acts
+            else ()
+        ):
             site = self.sites.get(batch.site)
             limits = self.policy.sites.get(batch.site)
             deadline_s = limits.order_deadline_s if limits else actuation.DRAIN_DEADLINE_S
@@ -558,7 +685,10 @@ class Controller:
         self._dead_slots.turn(self._group, plan.moves, snapshot.overlay, sites, self.store.drones)
 
     async def _record_results(self) -> None:
-        """Record the results that have come. One that cannot be recorded is kept, and tried again at the next tick."""
+        """Record the results that have come.
+
+        One that cannot be recorded is kept, and tried again at the next tick.
+        """
         for task in [t for t in self._orders if t.done()]:
             moves, breakers = self._changes_by_results(task.result())
             before = dict(self.store.breakers)
@@ -570,32 +700,43 @@ class Controller:
             site = self._orders.pop(task)
             _log_moves(moves)
             _log_breakers(before, breakers)
-            for move in (m for m in moves if not site and m.drone.drain_refusal != known[m.drone.id]):
+            for move in (
+                m for m in moves if not site and m.drone.drain_refusal != known[m.drone.id]
+            ):
                 await self.event(
-                    "drain.rejected" if isinstance(move.reason, reasons.DrainRefused) else "drain.failed",
+                    "drain.rejected"
+                    if isinstance(move.reason, reasons.DrainRefused)
+                    else "drain.failed",
                     warn=True,
                     drone=move.drone.id,
                     why=formatting.excerpt(move.drone.drain_refusal),
                 )
 
-    def _changes_by_results(self, answers: actuation.BatchResults) -> tuple[list[StateChange], list[Breaker]]:
+    def _changes_by_results(
+        self, answers: actuation.BatchResults
+    ) -> tuple[list[StateChange], list[Breaker]]:
         now, drones = self.clock.now(), self.store.drones
         moves: list[StateChange | None] = []
         refused = (r for r in answers.admissions if r.answer is model.OrderOutcome.REJECTED)
         for receipt in (*answers.starts, *refused):
             drone = drones.get(receipt.drone_id)
-            if drone is not None and drone.state is DroneState.REQUESTED:  # else a listing has settled it
+            # else a listing has settled it
+            if drone is not None and drone.state is DroneState.REQUESTED:
                 moves.append(apply_start_result(drone, receipt, now))
         for receipt in answers.leaves:
             drone = drones.get(receipt.drone_id)
             if drone is not None:
                 settle = apply_stop_result if answers.site else apply_drain_result
                 moves.append(settle(drone, receipt))
-        types = {r.drone_id: str(drones[r.drone_id].type) for r in answers.starts if r.drone_id in drones}
+        types = {
+            r.drone_id: str(drones[r.drone_id].type) for r in answers.starts if r.drone_id in drones
+        }
         known = [r for r in answers.starts if r.drone_id in types]
         breakers = update_by_order_results(self.store.breakers, answers.site, types, known, now)
         overlay = {r.drone_id: OVERLAY_SCOPE for r in answers.admissions}
-        breakers += update_by_order_results(self.store.breakers, OVERLAY_SCOPE, overlay, answers.admissions, now)
+        breakers += update_by_order_results(
+            self.store.breakers, OVERLAY_SCOPE, overlay, answers.admissions, now
+        )
         return [m for m in moves if m is not None], breakers
 
     def apply(
@@ -609,7 +750,8 @@ class Controller:
     ) -> Collection[asyncio.Task[actuation.BatchResults]]:
         """Take over a changed configuration between two ticks.
 
-        Return the orders under way: the adapters that they were given to must stay open until they are done.
+        Return the orders under way: the adapters that they were given to must stay open until they
+        are done.
         """
         self.policy, self.types, self.sites = policy, types, sites
         self.interval_s, self.active_interval_s = interval_s, active_interval_s
@@ -618,7 +760,11 @@ class Controller:
         return list(self._orders)
 
     def _set_poll_targets(self) -> None:
-        self._consoles = {name: site for name, site in self.sites.items() if isinstance(site, SupportsConsoleOutput)}
+        self._consoles = {
+            name: site
+            for name, site in self.sites.items()
+            if isinstance(site, SupportsConsoleOutput)
+        }
         before, self._poller.sites = self._poller.sites, {}
         for name, site in self.sites.items():
             target = before.pop(name, None)
@@ -630,7 +776,10 @@ class Controller:
             self._poller.sites[name] = target
         for gone in before.values():
             gone.close()
-        adapters = {"overlay": self.overlay, **{f"site:{name}": site for name, site in self.sites.items()}}
+        adapters = {
+            "overlay": self.overlay,
+            **{f"site:{name}": site for name, site in self.sites.items()},
+        }
         sources = {user: [source] for user, source in self.credentials.items()}
         for user, adapter in adapters.items():
             if user in sources and isinstance(adapter, SupportsCredentials):
@@ -654,7 +803,9 @@ class Controller:
         if (abs(drift) > CLOCK_STEP_S and not self._doubted) is not self._stepped:
             self._stepped = not self._stepped
             await self.event(
-                "clock.stepped" if self._stepped else "clock.caught_up", warn=self._stepped, drift_s=round(drift, 1)
+                "clock.stepped" if self._stepped else "clock.caught_up",
+                warn=self._stepped,
+                drift_s=round(drift, 1),
             )
         if self._prunes or now - self._pruned_at > PRUNE_EVERY_S:
             self._pruned_at = now
@@ -662,7 +813,9 @@ class Controller:
         await self.measures.turn()
         await self._recorder.turn()
         await self._history.turn(self._group, self.sites, self.overlay, self.types)
-        await self._low_use.turn(self._group, self.policy.low_use, self.types, self._poller.overlay.view)
+        await self._low_use.turn(
+            self._group, self.policy.low_use, self.types, self._poller.overlay.view
+        )
 
     async def event(self, name: str, *, warn: bool = False, **fields: str | int | float) -> None:
         """Log and record an event that is no transition of a drone, as a warning with ``warn``."""
@@ -700,12 +853,20 @@ def _log_plan(plan: Plan) -> None:
         of = {"type": start.drone.type, "for_class": start.drone.for_class}
         log.info("drone.start_ordered", drone=start.drone.id, **of, **_why(start.reason))
     for drain in plan.drains:
-        log.info("drone.drain_ordered", drone=drain.drone.id, mode=drain.mode.value, **_why(drain.reason))
+        log.info(
+            "drone.drain_ordered", drone=drain.drone.id, mode=drain.mode.value, **_why(drain.reason)
+        )
     for stop in plan.stops:
         log.info("drone.stop_ordered", drone=stop.drone.id, kill=stop.kill, **_why(stop.reason))
     _log_moves(plan.moves)
     if plan.acts or plan.moves:
-        log.info("tick.acted", tick=plan.tick, starts=len(plan.starts), drains=len(plan.drains), stops=len(plan.stops))
+        log.info(
+            "tick.acted",
+            tick=plan.tick,
+            starts=len(plan.starts),
+            drains=len(plan.drains),
+            stops=len(plan.stops),
+        )
 
 
 _BAD_ENDS = frozenset({DroneState.FAILED, DroneState.LOST, DroneState.JOIN_TIMEOUT})
@@ -717,7 +878,13 @@ def _log_moves(moves: Sequence[StateChange]) -> None:
         if state is move.was and not refused:
             continue
         tell = log.warning if refused or state in _BAD_ENDS else log.info
-        tell("drone.state_changed", drone=move.drone.id, was=str(move.was), state=str(state), **_why(move.reason))
+        tell(
+            "drone.state_changed",
+            drone=move.drone.id,
+            was=str(move.was),
+            state=str(state),
+            **_why(move.reason),
+        )
 
 
 def _log_breakers(before: Mapping[str, Breaker], changed: Iterable[Breaker]) -> None:
@@ -728,9 +895,14 @@ def _log_breakers(before: Mapping[str, Breaker], changed: Iterable[Breaker]) -> 
         banned = breaker.state is BreakerState.BANNED
         more = {"until": formatting.iso(breaker.until)} if banned else {}
         if breaker.fault:
-            more |= {"fault": breaker.fault.kind.value, "why": formatting.excerpt(breaker.fault.message)}
+            more |= {
+                "fault": breaker.fault.kind.value,
+                "why": formatting.excerpt(breaker.fault.message),
+            }
         tell = log.warning if banned else log.info
-        tell("breaker.changed", scope=breaker.scope, was=was.value, state=breaker.state.value, **more)
+        tell(
+            "breaker.changed", scope=breaker.scope, was=was.value, state=breaker.state.value, **more
+        )
 
 
 def _why(reason: Reason) -> dict[str, str]:

@@ -23,7 +23,8 @@ WATCH_EVERY_S = 600.0
 HOLD_DEADLINE_S = 20.0
 HOLD_REASON = "low GPU use"  # begins the reason of each hold
 SHARE_REMEDY = "Ask for a share of a GPU (+GpuMilli) or use more of it"
-FEWER_REMEDY = "Ask for fewer GPUs or use more of them"  # where the type that would do has no shares
+# where the type that would do has no shares
+FEWER_REMEDY = "Ask for fewer GPUs or use more of them"
 RELEASE = "condor_release lets these jobs run as they are"
 
 
@@ -38,7 +39,10 @@ class ClassHold(NamedTuple):
 
 @dataclass(slots=True)
 class LowUseWatch:
-    """Call :meth:`turn` between ticks. Holds are made by a task of their own, and reported at the turn after."""
+    """Call :meth:`turn` between ticks.
+
+    Holds are made by a task of their own, and reported at the turn after.
+    """
 
     overlay: object
     store: Store
@@ -50,7 +54,11 @@ class LowUseWatch:
     _holds: asyncio.Task[list[ClassHold]] | None = None
 
     async def turn(
-        self, group: asyncio.TaskGroup, policy: LowUsePolicy, types: Collection[DroneType], view: OverlayView | None
+        self,
+        group: asyncio.TaskGroup,
+        policy: LowUsePolicy,
+        types: Collection[DroneType],
+        view: OverlayView | None,
     ) -> None:
         """Report the classes whose use has become low and, with ``hold``, hold the idle jobs of all of them."""
         await self.report_holds()
@@ -60,13 +68,17 @@ class LowUseWatch:
         self._next_at, since = now + WATCH_EVERY_S, now - policy.window_s
         try:
             runs = await self.store.use(since, now)
-            low = low_use(await asyncio.to_thread(usage_report, runs, tuple(types), since, now), policy)
+            low = low_use(
+                await asyncio.to_thread(usage_report, runs, tuple(types), since, now), policy
+            )
         except Exception as error:  # whatever is on record: this must not end the controller
             log.error("gpus.read_failed", message=excerpt(fault_of(error, now).message))
             return
         for each in low:
             if each.name not in self._known:
-                await self.event("gpus.underused", warn=True, job_class=each.name, why=describe_use(each))
+                await self.event(
+                    "gpus.underused", warn=True, job_class=each.name, why=describe_use(each)
+                )
         self._known = frozenset(each.name for each in low)
         if policy.action is LowUseAction.HOLD and view is not None and self._holds is None:
             await self._begin_holds(group, low, types, view)
@@ -79,7 +91,9 @@ class LowUseWatch:
         faults: dict[str, str] = {}
         for each in done:
             if each.result.jobs:
-                await self.event("jobs.held", job_class=each.name, jobs=each.result.jobs, why=each.reason)
+                await self.event(
+                    "jobs.held", job_class=each.name, jobs=each.result.jobs, why=each.reason
+                )
             faults = dict.fromkeys(each.result.faults, each.name) | faults
         for why, name in faults.items():
             await self.event("jobs.hold_failed", warn=True, job_class=name, why=excerpt(why))
@@ -90,7 +104,11 @@ class LowUseWatch:
             self._holds.cancel()
 
     async def _begin_holds(
-        self, group: asyncio.TaskGroup, low: Sequence[MeasuredUse], types: Collection[DroneType], view: OverlayView
+        self,
+        group: asyncio.TaskGroup,
+        low: Sequence[MeasuredUse],
+        types: Collection[DroneType],
+        view: OverlayView,
     ) -> None:
         """Begin to hold the idle jobs of the classes for which another type would save GPU-hours."""
         by_name, holds = {each.name: each for each in low if each.saved_s > 0}, list[ClassHold]()
@@ -99,14 +117,21 @@ class LowUseWatch:
             use = by_name.get(class_name(jobs))
             if use is not None and jobs.waiting + jobs.fresh:
                 remedy = SHARE_REMEDY if shared & use.fits.keys() else FEWER_REMEDY
-                holds.append(ClassHold(use.name, jobs, f"{HOLD_REASON}: {describe_use(use)}. {remedy}; {RELEASE}"))
+                holds.append(
+                    ClassHold(
+                        use.name, jobs, f"{HOLD_REASON}: {describe_use(use)}. {remedy}; {RELEASE}"
+                    )
+                )
         if holds and not isinstance(self.overlay, SupportsHold):
             await self.event("jobs.hold_failed", warn=True, why="this overlay cannot hold jobs")
         elif holds and isinstance(self.overlay, SupportsHold):
             self._holds = group.create_task(self._hold_all(self.overlay, holds), name="hold-jobs")
 
     async def _hold_all(self, overlay: SupportsHold, holds: Sequence[ClassHold]) -> list[ClassHold]:
-        """Hold the jobs of one class after the other. A class that fails does not keep the others from it."""
+        """Hold the jobs of one class after the other.
+
+        A class that fails does not keep the others from it.
+        """
         done = []
         for each in holds:
             try:

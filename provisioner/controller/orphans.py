@@ -1,7 +1,8 @@
 """Watch over drones that carry our name and are not on record, and over a second controller of our name.
 
-A record can be lost, restored from an older backup or copied, and a second controller can run under the same name with
-a record of its own. Its drones look the same at the sites, but for the birth of the record in their ids.
+A record can be lost, restored from an older backup or copied, and a second controller can run under
+the same name with a record of its own. Its drones look the same at the sites, but for the birth of
+the record in their ids.
 """
 
 from __future__ import annotations
@@ -40,11 +41,18 @@ class OrphanWatch:
         ended: Mapping[DroneId, DroneState],
         now: float,
     ) -> None:
-        """Take in the views of the sites. ``ended``: final states of drones on record that are still listed."""
+        """Take in the views of the sites.
+
+        ``ended``: final states of drones on record that are still listed.
+        """
         listed: dict[DroneId, float] = {}
         for polled in sites:
             if polled.view is None or polled.fault is not None:
-                listed |= {each: at for each, at in self.since.items() if polled.view and each in polled.view.drones}
+                listed |= {
+                    each: at
+                    for each, at in self.since.items()
+                    if polled.view and each in polled.view.drones
+                }
                 continue
             settled = now - self._looked_at.setdefault(polled.site, now) > SETTLE_S
             for drone_id, drone in polled.view.drones.items():

@@ -46,7 +46,8 @@ View = TypeVar("View", SiteView, OverlayView)
 async def within(deadline_s: float, call: Awaitable[T]) -> T:
     """Return the answer of ``call``. Raises TimeoutError after ``deadline_s``, else what the adapter raises.
 
-    It never raises a cancellation that the adapter caused: that would be taken for ours and end the controller.
+    It never raises a cancellation that the adapter caused: that would be taken for ours and end the
+    controller.
     """
     try:
         async with asyncio.timeout(deadline_s):
@@ -158,19 +159,33 @@ class PollTarget(Generic[View]):
         started = loop.time()
         began, before, of_overlay = clock.now(), self.fault, self.name == OVERLAY_SCOPE
         try:
-            view = self.sanitizer.sanitized(await within(self.deadline_s, self._poll_twice()), began, clock.drift_s())
+            view = self.sanitizer.sanitized(
+                await within(self.deadline_s, self._poll_twice()), began, clock.drift_s()
+            )
         except Exception as error:
             # the deadline of both attempts says less than what the first one failed for
-            cause = self._first if isinstance(error, TimeoutError) and self._first is not None else error
+            cause = (
+                self._first
+                if isinstance(error, TimeoutError) and self._first is not None
+                else error
+            )
             self.fault = fault = fault_of(cause, began)
             if before is None or before.message != fault.message:
                 why = {"fault": fault.kind.value, "message": fault.message}
-                log.warning("overlay.poll_failed" if of_overlay else "site.poll_failed", view=self.name, **why)
+                log.warning(
+                    "overlay.poll_failed" if of_overlay else "site.poll_failed",
+                    view=self.name,
+                    **why,
+                )
         else:
             self.view, self.fault = view, None
             if before is not None:
                 away_s = round(clock.now() - before.at, 1)
-                log.info("overlay.recovered" if of_overlay else "site.recovered", view=self.name, away_s=away_s)
+                log.info(
+                    "overlay.recovered" if of_overlay else "site.recovered",
+                    view=self.name,
+                    away_s=away_s,
+                )
         self.took_s = loop.time() - started
 
     async def _poll_twice(self) -> View:
@@ -204,7 +219,10 @@ class CredentialReader:
     _reading: asyncio.Task[None] | None = None
 
     async def refresh(self, group: asyncio.TaskGroup, now: float) -> None:
-        """Read all, but wait no longer than a tick may for polls. ``now``: by the host's wall clock."""
+        """Read all, but wait no longer than a tick may for polls.
+
+        ``now``: by the host's wall clock.
+        """
         self.renewed = frozenset()
         if not self.sources:
             return
@@ -259,21 +277,31 @@ class Poller:
     async def poll(self, breakers: Mapping[str, model.Breaker]) -> None:
         """Begin every poll that is due, and wait for those begun now. A banned site that did not answer is left out.
 
-        One with a renewed credential is polled in spite of its ban.
-        A target whose last poll took longer than a tick waits is not waited for, until it answers in time again: it
-        would slow every tick.
+        One with a renewed credential is polled in spite of its ban. A target whose last poll took
+        longer than a tick waits is not waited for, until it answers in time again: it would slow
+        every tick.
         """
         await self.credentials.refresh(self.group, self.clock.now() + self.clock.drift_s())
         now, banned = self.clock.now(), model.BreakerState.BANNED
-        rests = {scope for scope, breaker in breakers.items() if breaker.state is banned and now < breaker.until}
+        rests = {
+            scope
+            for scope, breaker in breakers.items()
+            if breaker.state is banned and now < breaker.until
+        }
         rests -= {user.removeprefix("site:") for user in self.credentials.renewed}
         due: list[PollTarget[OverlayView] | PollTarget[SiteView]] = [self.overlay]
-        due += [target for name, target in self.sites.items() if name not in rests or target.fault is None]
+        due += [
+            target
+            for name, target in self.sites.items()
+            if name not in rests or target.fault is None
+        ]
         first = self.overlay.in_flight is None
         begun: list[asyncio.Task[None]] = []
         for target in due:
             if target.in_flight is None or target.in_flight.done():
-                target.in_flight = self.group.create_task(target.once(self.clock), name=f"poll:{target.name}")
+                target.in_flight = self.group.create_task(
+                    target.once(self.clock), name=f"poll:{target.name}"
+                )
                 if target.took_s < TICK_WAIT_S:
                     begun.append(target.in_flight)
         if begun:

@@ -1,7 +1,8 @@
 """Sanitizing of what adapters report: times on the controller's clock, valid numbers and texts.
 
-Adapters validate what they read; this is for what slips through. One NaN in one listing must neither stop the planner
-nor make the whole tick unrecordable: it is replaced by the value for "unknown", and the view's notices say so.
+Adapters validate what they read; this is for what slips through. One NaN in one listing must
+neither stop the planner nor make the whole tick unrecordable: it is replaced by the value for
+"unknown", and the view's notices say so.
 """
 
 from __future__ import annotations
@@ -13,7 +14,14 @@ from operator import attrgetter, eq, is_
 from typing import Any, TypeVar
 
 from provisioner import model
-from provisioner.model import CompletedJob, JobClass, OrderResult, OverlayView, RemoteDrone, SiteView
+from provisioner.model import (
+    CompletedJob,
+    JobClass,
+    OrderResult,
+    OverlayView,
+    RemoteDrone,
+    SiteView,
+)
 from provisioner.values import frozen
 
 MAX_NUMBER = 1 << 53
@@ -45,7 +53,16 @@ _NAMES: dict[type, str] = {
 """The values of views, and their names for operators; ``1`` is the value that contains it."""
 _OF_USERS = ("class", "claim", "end of job ", "eviction ", "failed job ")
 """Names of values that jobs determine: what is odd in them needs no operator."""
-_REQUESTS = ("gpu_milli", "cpus", "memory_mib", "disk_mib", "vram_mib", "capability", "driver", "walltime_s")
+_REQUESTS = (
+    "gpu_milli",
+    "cpus",
+    "memory_mib",
+    "disk_mib",
+    "vram_mib",
+    "capability",
+    "driver",
+    "walltime_s",
+)
 _AS_THEY_ARE = {"drone_id", "taken_at", "notices", "remarks", "exit_code"}
 """Fields that are repaired otherwise, and one that may be less than 0."""
 _ID = attrgetter("drone_id")
@@ -71,20 +88,27 @@ class _Shape:
 
     @classmethod
     def of(cls, kind: type) -> _Shape:
-        types = {each.name: str(each.type) for each in fields(kind) if each.name not in _AS_THEY_ARE}
+        types = {
+            each.name: str(each.type) for each in fields(kind) if each.name not in _AS_THEY_ARE
+        }
         if kind is JobClass:
             del types["priority"]  # may be less than 0
         wanted = ("int", "float", "str", "int | None")
-        counts, reals, texts, amounts = (tuple(n for n, t in types.items() if t == of) for of in wanted)
+        counts, reals, texts, amounts = (
+            tuple(n for n, t in types.items() if t == of) for of in wanted
+        )
         nested = tuple(name for name, of in types.items() if _NESTED.match(of))
         # One attribute alone would not come as a tuple.
-        return cls(counts, reals, texts, amounts, nested, attrgetter(*counts, *reals, *texts, "__class__"))
+        return cls(
+            counts, reals, texts, amounts, nested, attrgetter(*counts, *reals, *texts, "__class__")
+        )
 
     def plain(self, values: tuple[Any, ...]) -> bool:
         """Return True if nothing is to be repaired, quickly: views have tens of thousands of entries."""
         whole, some = len(self.counts), len(self.counts) + len(self.reals)
         numbers = values[:some]
-        if numbers and not (min(numbers) >= 0 and max(numbers) < MAX_NUMBER and sum(numbers) >= 0):  # NaN is neither
+        # NaN is neither
+        if numbers and not (min(numbers) >= 0 and max(numbers) < MAX_NUMBER and sum(numbers) >= 0):
             return False
         if type(sum(values[:whole])) is not int:
             return False
@@ -110,18 +134,22 @@ class _Repair:
     def value(self, value: T, within: object = None) -> T | None:
         """Return ``value`` repaired, itself where nothing is to be repaired, or None if it has no valid drone id."""
         sound = value if id(value) in self.known else self._repaired(value, within)
-        if sound is value and within is not None:  # an adapter may change the mappings of a view in place
+        # an adapter may change the mappings of a view in place
+        if sound is value and within is not None:
             self.sound[id(value)] = value
         return sound
 
     def _repaired(self, value: T, within: object) -> T | None:
         drone_id = getattr(value, "drone_id", None)
         if drone_id is not None and not (drone_id.isascii() and len(drone_id) <= 63):
-            self.repaired.append(("id of a drone", f"{drone_id[:40]!a}"))  # one that the controller cannot have given
+            # one that the controller cannot have given
+            self.repaired.append(("id of a drone", f"{drone_id[:40]!a}"))
             if not isinstance(value, CompletedJob):
                 return None
             value = replace(value, drone_id=None)
-        if isinstance(value, JobClass) and (type(value.priority) is not int or abs(value.priority) > MAX_NUMBER):
+        if isinstance(value, JobClass) and (
+            type(value.priority) is not int or abs(value.priority) > MAX_NUMBER
+        ):
             value = replace(value, priority=0)
         shape = _SHAPES[type(value)]
         seen = shape.read(value)
@@ -140,7 +168,12 @@ class _Repair:
             if amount is not None and not (type(amount) is int and 0 <= amount <= MAX_NUMBER):
                 odd.append(f"{field} = {str(amount)[:40]}")
                 new[field] = None
-        if odd and isinstance(value, JobClass) and not value.invalid and odd[0].startswith(_REQUESTS):
+        if (
+            odd
+            and isinstance(value, JobClass)
+            and not value.invalid
+            and odd[0].startswith(_REQUESTS)
+        ):
             new["invalid"] = f"{odd[0]} is no amount"
         self.repaired += [(_NAMES[type(value)].format(value, within), what) for what in odd]
         for field in shape.nested:
@@ -159,12 +192,19 @@ class _Repair:
                 if self._unchanged(part):
                     return part
                 each_valid = (
-                    limited_text(each) if isinstance(each, str) else self.value(each, within) for each in part
+                    limited_text(each) if isinstance(each, str) else self.value(each, within)
+                    for each in part
                 )
                 valid = [each for each in each_valid if each is not None]
-                return part if len(valid) == len(part) and all(map(is_, valid, part)) else tuple(valid)
+                return (
+                    part if len(valid) == len(part) and all(map(is_, valid, part)) else tuple(valid)
+                )
             case Mapping():
-                if field == "drones" and self._unchanged(part.values()) and all(map(eq, part, map(_ID, part.values()))):
+                if (
+                    field == "drones"
+                    and self._unchanged(part.values())
+                    and all(map(eq, part, map(_ID, part.values())))
+                ):
                     return dict(part)  # its adapter may change it in place
                 sound = {}
                 for key, each in part.items():
@@ -173,7 +213,8 @@ class _Repair:
                     new = self.mapping_value(field, key, each, within)
                     if new is not None:
                         sound[limited_text(key)] = new
-                # those of a site may be changed in place by its adapter; others are shared by many values
+                # those of a site may be changed in place by its adapter; others are shared by many
+                # values
                 return sound if isinstance(within, SiteView) or sound != part else part
             case _:
                 return self.value(part, within)
@@ -215,8 +256,8 @@ class _Repair:
 class Sanitizer:
     """Sanitizer of the views of one adapter. It remembers the times that each end of a job was given first.
 
-    An overlay reports each end in many polls, and while the host's clock is off the drift changes at every poll: the
-    same end would be another one each time.
+    An overlay reports each end in many polls, and while the host's clock is off the drift changes
+    at every poll: the same end would be another one each time.
     """
 
     def __init__(self) -> None:
@@ -232,17 +273,22 @@ class Sanitizer:
     def sanitized(self, view: View, began: float, ahead_s: float) -> View:
         """Return ``view`` with valid values only and its times on the controller's clock.
 
-        ``began`` is the time of the call; the view's age counts from then, as the answer says nothing of what happened
-        since. ``ahead_s`` is the lead of the host's clock, by which adapters read time, over the controller's.
+        ``began`` is the time of the call; the view's age counts from then, as the answer says
+        nothing of what happened since. ``ahead_s`` is the lead of the host's clock, by which
+        adapters read time, over the controller's.
         """
         repair, taken_at = _Repair(ahead_s, self._sound), _number(view.taken_at)
         sound = repair.value(self._as_before(view))
         self._sound = repair.sound
         assert sound is not None
-        self._drones = {each.drone_id: each for each in _drones_in(sound) if id(each) in self._sound}
+        self._drones = {
+            each.drone_id: each for each in _drones_in(sound) if id(each) in self._sound
+        }
         if isinstance(sound, OverlayView):
             completions = self._as_first_given(view, sound.completions, repair.ahead_s)
-            sound = replace(sound, classes=repair.unique_classes(sound.classes), completions=completions)
+            sound = replace(
+                sound, classes=repair.unique_classes(sound.classes), completions=completions
+            )
         return replace(
             sound,
             taken_at=min(taken_at - repair.ahead_s, began) if taken_at else began,
@@ -256,8 +302,13 @@ class Sanitizer:
         Comparing is quicker than checking, and the planner does not compare the same objects again.
         """
         if isinstance(view, OverlayView):
-            return replace(view, slots=tuple(self._kept(slot.drone_id, slot) for slot in view.slots))
-        return replace(view, drones={drone_id: self._kept(drone_id, each) for drone_id, each in view.drones.items()})
+            return replace(
+                view, slots=tuple(self._kept(slot.drone_id, slot) for slot in view.slots)
+            )
+        return replace(
+            view,
+            drones={drone_id: self._kept(drone_id, each) for drone_id, each in view.drones.items()},
+        )
 
     def _kept(self, drone_id: model.DroneId, new: T) -> T:
         old = self._drones.get(drone_id)
@@ -271,10 +322,15 @@ class Sanitizer:
         if ahead_s or self._known:
             oldest = view.taken_at - ENDS_KEPT_S
             known = {key: each for key, each in self._known.items() if key[1] >= oldest}
-            known |= {(one.job_id, one.ended_at): each for one, each in zip(self._reported, self._given, strict=True)}
+            known |= {
+                (one.job_id, one.ended_at): each
+                for one, each in zip(self._reported, self._given, strict=True)
+            }
             keys = [(one.job_id, one.ended_at) for one in view.completions]
             given = tuple(known.get(key, each) for key, each in zip(keys, given, strict=True))
-            off = ahead_s or any(one is not each for one, each in zip(view.completions, given, strict=True))
+            off = ahead_s or any(
+                one is not each for one, each in zip(view.completions, given, strict=True)
+            )
             self._known = known if off else {}
         self._reported, self._given = view.completions, given
         return given

@@ -1,8 +1,8 @@
 """Shadow mode: adapters reduced to their polls, and plans without orders.
 
-A shadow is the controller with other adapters and another planner. No order can leave it: what it has in the place of a
-site or an overlay holds the adapter's connection, its ``poll`` and its ``history``, and nothing that starts, stops,
-drains or holds.
+A shadow is the controller with other adapters and another planner. No order can leave it: what it
+has in the place of a site or an overlay holds the adapter's connection, its ``poll`` and its
+``history``, and nothing that starts, stops, drains or holds.
 """
 
 from __future__ import annotations
@@ -73,7 +73,11 @@ def decide_without_orders(snapshot: Snapshot) -> Plan:
     plan = decide(snapshot)
     starts = Counter((s.drone.for_class, s.drone.site, s.drone.type) for s in plan.starts)
     refusals = tuple(
-        Refusal(f"class:{class_id}" if class_id else f"site:{site}", number, ShadowOnly(key, number))
+        Refusal(
+            f"class:{class_id}" if class_id else f"site:{site}", number, ShadowOnly(key, number)
+        )
         for (class_id, site, key), number in starts.items()
     )
-    return replace(plan, starts=(), drains=(), stops=(), orphans=(), refusals=(*refusals, *plan.refusals))
+    return replace(
+        plan, starts=(), drains=(), stops=(), orphans=(), refusals=(*refusals, *plan.refusals)
+    )

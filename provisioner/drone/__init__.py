@@ -23,9 +23,10 @@ _MEANS_SOMETHING = re.compile(rb"#!|# limit: \d+$")
 def script(name: str) -> bytes:
     """Return a drone's script, complete in one file: ``script("condor_drone.sh")``.
 
-    A line that ends in ``# @include NAME`` is replaced by that file. Unreplaced it is a command that fails, so a
-    script taken from the source tree as it is checks no GPU and therefore accepts no job. Blank lines, comments and
-    docstrings are left out: some sites limit the size of what they ship.
+    A line that ends in ``# @include NAME`` is replaced by that file. Unreplaced it is a command
+    that fails, so a script taken from the source tree as it is checks no GPU and therefore accepts
+    no job. Blank lines, comments and docstrings are left out: some sites limit the size of what
+    they ship.
     """
     text = resources.files(__package__).joinpath(name).read_bytes()
     text = _without_python_comments(text) if name.endswith(".py") else _without_shell_comments(text)

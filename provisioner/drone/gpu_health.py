@@ -1,7 +1,8 @@
 """Health of a drone's GPUs, with one verdict per GPU that expires.
 
-``gpu_check.sh`` runs it on the worker node: Python 3.7, the standard library and the driver's own libraries, no CUDA
-toolkit. Findings, classes, settings and files: ``docs/reference/drone.md``, "GPU health".
+``gpu_check.sh`` runs it on the worker node: Python 3.7, the standard library and the driver's own
+libraries, no CUDA toolkit. Findings, classes, settings and files: ``docs/reference/drone.md``, "GPU
+health".
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from typing import Any
 
 ENV = os.environ
 DIR = os.path.join(ENV.get("DRONE_DIR", "."), "condor")
-STATE, CONFIG, CHANGED = (os.path.join(DIR, name) for name in ("gpu_health.json", "gpus.conf", "gpus.changed"))
+STATE, CONFIG, CHANGED = (
+    os.path.join(DIR, name) for name in ("gpu_health.json", "gpus.conf", "gpus.changed")
+)
 VENDOR = ENV.get("DRONE_VENDOR") or "nvidia"
 SMALL_MIB = 64
 """Allocation on a GPU that may get a job while the probe runs."""
@@ -45,7 +48,9 @@ def words(text: str) -> list[str]:
 def run(command: list[str], limit_s: float) -> str:
     """Return what a program prints on stdout; empty text if it is missing, fails or is late."""
     try:
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=limit_s)
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=limit_s
+        )
         return done.stdout.decode(errors="replace") if done.returncode == 0 else ""
     except (OSError, subprocess.SubprocessError):
         return ""
@@ -55,7 +60,11 @@ def read(*path: str) -> str:
     """Return the text of a file; empty text if it cannot be read. A job may have put a link or a pipe in its place."""
     flags = os.O_NONBLOCK | os.O_NOFOLLOW
     try:
-        with open(os.path.join(*path), errors="replace", opener=lambda name, mode: os.open(name, mode | flags)) as file:
+        with open(
+            os.path.join(*path),
+            errors="replace",
+            opener=lambda name, mode: os.open(name, mode | flags),
+        ) as file:
             return file.read(1 << 24).strip()
     except OSError:
         return ""
@@ -68,7 +77,8 @@ def write(path: str, text: str) -> None:
     os.replace(f"{path}.new", path)
 
 
-# ------------------------------------------------------------------------------------------------------------- devices
+# -------------------------------------------------------------------------------------------------------------
+# devices
 
 
 def pci_address(text: str) -> str:
@@ -79,14 +89,22 @@ def pci_address(text: str) -> str:
 
 def devices() -> dict[str, dict[str, str]]:
     """Return the drone's GPUs as HTCondor's discovery lists them: UUID and PCI address by id."""
-    said = run([ENV.get("DRONE_DISCOVERY", "condor_gpu_discovery"), *words(ENV.get("DRONE_DISCOVERY_OPTIONS", ""))], 50)
+    said = run(
+        [
+            ENV.get("DRONE_DISCOVERY", "condor_gpu_discovery"),
+            *words(ENV.get("DRONE_DISCOVERY_OPTIONS", "")),
+        ],
+        50,
+    )
     listed = re.search(r'^DetectedGPUs="(.*)"', said, re.MULTILINE)
     common = said.partition("Common=[")[2].partition("]")[0]
     found = {}
     for each in words(listed.group(1)) if listed else ():
         ad = re.search(rf'\[ *id="{re.escape(each)}";(.*)\]', said)
         values = dict(re.findall(r'(\w+)="([^"]*)"', common + (ad.group(1) if ad else "")))
-        uuid = each if each.startswith(("GPU-", "MIG-")) else f"GPU-{values.get('DeviceUuid', each)}"
+        uuid = (
+            each if each.startswith(("GPU-", "MIG-")) else f"GPU-{values.get('DeviceUuid', each)}"
+        )
         found[each] = {"uuid": uuid, "pci": pci_address(values.get("DevicePciBusId", ""))}
     return found
 
@@ -94,15 +112,22 @@ def devices() -> dict[str, dict[str, str]]:
 def assigned() -> set[str]:
     """Return the ids of the GPUs that running jobs have."""
     directories = glob.glob(os.path.join(DIR, "execute", "dir_*"))
-    ads = (read(each, place, ".machine.ad") for each in directories for place in ("scratch", ""))  # HTCondor 25, 23
+    # HTCondor 25, 23
+    ads = (read(each, place, ".machine.ad") for each in directories for place in ("scratch", ""))
     lists = (re.search(r'^AssignedGPUs *= *"(.*)"', ad, re.MULTILINE | re.IGNORECASE) for ad in ads)
     return {each for found in lists if found for each in words(found.group(1))}
 
 
-# ----------------------------------------------------------------------------------------------------------------- Xid
+# -----------------------------------------------------------------------------------------------------------------
+# Xid
 
-_XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]+)[^)]*\): (\d+)(?!.*(?:\bNonfatal\b|\(None\)$))")
-"""Old drivers leave ``PCI:`` out, new ones add the MIG instance. Links have a severity, Xid 154 has an action."""
+_XID = re.compile(
+    r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]+)[^)]*\): (\d+)(?!.*(?:\bNonfatal\b|\(None\)$))"
+)
+"""Old drivers leave ``PCI:`` out, new ones add the MIG instance.
+
+Links have a severity, Xid 154 has an action.
+"""
 _ISO_TIME = re.compile(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)(?:[.,]\d+)? ?(Z|[+-]\d\d:?\d\d)?")
 _SYSLOG_TIME = re.compile(r"([A-Z][a-z]{2} +\d{1,2})(?: \d{4})? (\d\d:\d\d:\d\d)")
 
@@ -122,7 +147,12 @@ def kernel_log() -> list[str] | None:
     try:
         log = os.open(ENV.get("DRONE_KERNEL_LOG") or "/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
     except OSError:
-        return run(["journalctl", "-k", "-b", "-q", "--no-pager", "-o", "short-monotonic"], 20).splitlines() or None
+        return (
+            run(
+                ["journalctl", "-k", "-b", "-q", "--no-pager", "-o", "short-monotonic"], 20
+            ).splitlines()
+            or None
+        )
     with contextlib.suppress(BlockingIOError), os.fdopen(log, "rb", 0) as file:
         while True:
             try:
@@ -147,7 +177,8 @@ def logged_at(head: str, now: float) -> float | None:
         texts = [" ".join(map(str, iso.groups()))]
     elif old:
         form, next_year = "%Y %b %d %H:%M:%S", datetime.fromtimestamp(now).year + 1
-        texts = [f"{next_year - back} {old.group(1)} {old.group(2)}" for back in range(10)]  # the latest that has come
+        # the latest that has come
+        texts = [f"{next_year - back} {old.group(1)} {old.group(2)}" for back in range(10)]
     for text in texts:
         with contextlib.suppress(ValueError, OverflowError):
             at = datetime.strptime(text, form).timestamp()
@@ -166,7 +197,8 @@ def message_age_s(line: str, seen: dict[str, float], now: float) -> float:
     if monotonic:
         at = float(monotonic.group(1)) / (1 if "." in monotonic.group(1) else 1e6)
         uptime_s = time.clock_gettime(time.CLOCK_MONOTONIC)
-        # Nobody corrects the clock of the kernel's messages, so it drifts. A later one is that of an earlier boot.
+        # Nobody corrects the clock of the kernel's messages, so it drifts. A later one is that of
+        # an earlier boot.
         return max(0.0, uptime_s - at) if at < uptime_s * 1.001 + 1 else float("inf")
     return now - seen.setdefault(line[-200:], now)
 
@@ -188,11 +220,15 @@ def xid_verdicts(
     state["seen"] = current
 
 
-# --------------------------------------------------------------------------------------------------------------- probe
+# ---------------------------------------------------------------------------------------------------------------
+# probe
 
 
 class DriverLibrary:
-    """A library of the driver. A call returns True if it succeeds; one that is ``needed`` raises OSError otherwise."""
+    """A library of the driver.
+
+    A call returns True if it succeeds; one that is ``needed`` raises OSError otherwise.
+    """
 
     def __init__(self, name: str) -> None:
         self.library = ctypes.CDLL(name)
@@ -217,7 +253,10 @@ class DriverLibrary:
 
 
 def nvml_findings(uuid: str, free_mib: int) -> Iterator[tuple[str, str]]:
-    """Yield finding and text of what NVML reports of a GPU. ``free_mib``: VRAM that has to be free."""
+    """Yield finding and text of what NVML reports of a GPU.
+
+    ``free_mib``: VRAM that has to be free.
+    """
     nvml, ref = DriverLibrary("libnvidia-ml.so.1"), ctypes.byref
     nvml("nvmlInit_v2", needed=True)
     count, gpu, name = ctypes.c_uint(), ctypes.c_void_p(), ctypes.create_string_buffer(96)
@@ -229,7 +268,9 @@ def nvml_findings(uuid: str, free_mib: int) -> Iterator[tuple[str, str]]:
         start = uuid.replace("MIG-", "").partition("/")[0].encode()
         nvml("nvmlDeviceGetCount_v2", ref(count), needed=True)
         for index in range(count.value):
-            listed = nvml("nvmlDeviceGetHandleByIndex_v2", index, ref(gpu)) and nvml("nvmlDeviceGetUUID", gpu, name, 96)
+            listed = nvml("nvmlDeviceGetHandleByIndex_v2", index, ref(gpu)) and nvml(
+                "nvmlDeviceGetUUID", gpu, name, 96
+            )
             if listed and name.value.startswith(start):
                 break
         else:
@@ -241,17 +282,26 @@ def nvml_findings(uuid: str, free_mib: int) -> Iterator[tuple[str, str]]:
     rows = [ctypes.c_uint() for _ in range(4)]
     if nvml("nvmlDeviceGetRemappedRows", gpu, *map(ref, rows)) and (rows[2].value or rows[3].value):
         failed = bool(rows[3].value)
-        yield "remap-failed" if failed else "remap-pending", f"row remapping {'has failed' if failed else 'is pending'}"
+        yield (
+            "remap-failed" if failed else "remap-pending",
+            f"row remapping {'has failed' if failed else 'is pending'}",
+        )
     throttled = ~0
     for wait_s in (0, 0.5):  # a momentary one is no fault
         time.sleep(wait_s)
         reasons = ctypes.c_ulonglong()
-        throttled &= nvml("nvmlDeviceGetCurrentClocksThrottleReasons", gpu, ref(reasons)) and reasons.value
+        throttled &= (
+            nvml("nvmlDeviceGetCurrentClocksThrottleReasons", gpu, ref(reasons)) and reasons.value
+        )
     for text in (text for bit, text in HARDWARE_THROTTLE.items() if throttled & bit):
         yield "throttle", text
     width, widest = ctypes.c_uint(), ctypes.c_uint()
     known = nvml("nvmlDeviceGetCurrPcieLinkWidth", gpu, ref(width))
-    if known and nvml("nvmlDeviceGetMaxPcieLinkWidth", gpu, ref(widest)) and 0 < width.value < widest.value:
+    if (
+        known
+        and nvml("nvmlDeviceGetMaxPcieLinkWidth", gpu, ref(widest))
+        and 0 < width.value < widest.value
+    ):
         yield "pcie", f"PCIe width x{width.value} of x{widest.value}"
     if free_mib and nvml("nvmlDeviceGetMemoryInfo", gpu, memory) and memory[1] >> 20 < free_mib:
         yield "vram", f"{memory[1] >> 20} MiB of VRAM are free, {free_mib} are needed"
@@ -292,9 +342,13 @@ DONE:
 PTX = (
     ".version 6.0\n.target sm_50\n.address_size 64\n"
     + _KERNEL % ("fill", "st.global.u64 [%d6], %d3;", "")
-    + _KERNEL % ("sum", "ld.global.u64 %d7, [%d6]; add.u64 %d9, %d9, %d7;", "red.global.add.u64 [%d8], %d9;")
+    + _KERNEL
+    % ("sum", "ld.global.u64 %d7, [%d6]; add.u64 %d9, %d9, %d7;", "red.global.add.u64 [%d8], %d9;")
 )
-"""Two kernels: ``words[i] = i``, and ``total`` plus the sum of all words. The driver compiles them for its GPU."""
+"""Two kernels: ``words[i] = i``, and ``total`` plus the sum of all words.
+
+The driver compiles them for its GPU.
+"""
 _OUT_OF_MEMORY = 2
 
 
@@ -335,7 +389,10 @@ def cuda_findings(pci: str, mib: int) -> Iterator[tuple[str, str]]:
     cuda("cuMemcpyDtoH_v2", ref(answer), total, size(8), needed=True)
     expected = amount.value * (amount.value - 1) // 2 % (1 << 64)
     if answer.value != expected:
-        yield "cuda", f"a kernel read back {mib} MiB of VRAM with the sum {answer.value}, not {expected}"
+        yield (
+            "cuda",
+            f"a kernel read back {mib} MiB of VRAM with the sum {answer.value}, not {expected}",
+        )
 
 
 def sysfs_findings(card: str, vram_mib: int) -> Iterator[tuple[str, str]]:
@@ -347,7 +404,9 @@ def sysfs_findings(card: str, vram_mib: int) -> Iterator[tuple[str, str]]:
     if total.isdigit() and int(total) >> 20 < vram_mib * 9 // 10:
         yield "vram", f"it has {int(total) >> 20} MiB of VRAM, {vram_mib} are promised"
     counts = (read(path) for path in glob.glob(os.path.join(card, "ras", "*_err_count")))
-    errors = sum(int(count) for text in counts for count in re.findall(r"^ue: *(\d+)", text, re.MULTILINE))
+    errors = sum(
+        int(count) for text in counts for count in re.findall(r"^ue: *(\d+)", text, re.MULTILINE)
+    )
     if errors:
         yield "ecc", f"{errors} uncorrectable memory errors"
     width, widest = read(card, "current_link_width"), read(card, "max_link_width")
@@ -357,7 +416,9 @@ def sysfs_findings(card: str, vram_mib: int) -> Iterator[tuple[str, str]]:
 
 def probe(uuid: str, pci: str, card: str, mib: int, free_mib: int, vram_mib: int) -> None:
     """Print a line of JSON for each source of findings: its name and its findings. Runs in a process of its own."""
-    sources: dict[str, Callable[[], Iterator[tuple[str, str]]]] = {"sysfs": lambda: sysfs_findings(card, vram_mib)}
+    sources: dict[str, Callable[[], Iterator[tuple[str, str]]]] = {
+        "sysfs": lambda: sysfs_findings(card, vram_mib)
+    }
     if VENDOR == "nvidia":
         sources = {"nvml": lambda: nvml_findings(uuid, free_mib)}
         if mib:
@@ -367,7 +428,8 @@ def probe(uuid: str, pci: str, card: str, mib: int, free_mib: int, vram_mib: int
         try:
             findings.extend(source())
         except (OSError, AttributeError) as error:
-            if "libnvidia-ml" in str(error) or "_MPS_" in str(error):  # there is still CUDA; mps_check.sh judges MPS
+            # there is still CUDA; mps_check.sh judges MPS
+            if "libnvidia-ml" in str(error) or "_MPS_" in str(error):
                 continue
             findings.append(("cuda" if name == "cuda" else "driver", str(error)))
         print(json.dumps([name, findings]), flush=True)
@@ -379,22 +441,32 @@ def cards(gpus: dict[str, dict[str, str]]) -> dict[str, str]:
     for path in glob.glob(os.path.join(ENV.get("DRONE_SYS") or "/sys", "class/drm/card*/device")):
         if read(path, "vendor") == {"amd": "0x1002", "intel": "0x8086"}.get(VENDOR):
             found[pci_address(os.path.basename(os.path.realpath(path)))] = path
-    ordered = [found[pci] for pci in sorted(found, key=lambda pci: [int(part, 16) for part in pci.split(":")])]
+    ordered = [
+        found[pci]
+        for pci in sorted(found, key=lambda pci: [int(part, 16) for part in pci.split(":")])
+    ]
     chosen = words(ENV.get("ROCR_VISIBLE_DEVICES") or ENV.get("HIP_VISIBLE_DEVICES") or "")
     if chosen and all(each.isdigit() for each in chosen):
         ordered = [ordered[int(each)] for each in chosen if int(each) < len(ordered)]
     by_order = dict(zip(gpus, ordered))  # noqa: B905 - not in Python 3.7
-    return {each: (found if gpu["pci"] else by_order).get(gpu["pci"] or each, "") for each, gpu in gpus.items()}
+    return {
+        each: (found if gpu["pci"] else by_order).get(gpu["pci"] or each, "")
+        for each, gpu in gpus.items()
+    }
 
 
-# ------------------------------------------------------------------------------------------------------------ verdicts
+# ------------------------------------------------------------------------------------------------------------
+# verdicts
 
 
-def requests(gpus: dict[str, dict[str, str]], offline: Iterable[str], first: bool) -> dict[str, dict[str, Any]]:
+def requests(
+    gpus: dict[str, dict[str, str]], offline: Iterable[str], first: bool
+) -> dict[str, dict[str, Any]]:
     """Return the arguments of :func:`probe` for each GPU.
 
-    It allocates most of the promised VRAM where no job can come: before HTCondor starts, and on a GPU that is offline.
-    On one that may get a job it allocates little, and on one that has a job nothing.
+    It allocates most of the promised VRAM where no job can come: before HTCondor starts, and on a
+    GPU that is offline. On one that may get a job it allocates little, and on one that has a job
+    nothing.
     """
     shares = number("DRONE_SHARES", 1) if ENV.get("DRONE_SHARING") in ("mig", "mps") else 1
     most = number("DRONE_VRAM_MIB", 0) // shares * 9 // 10
@@ -416,7 +488,10 @@ def mps_environment() -> dict[str, dict[str, str]]:
     """Return the environment of a client of the drone's MPS by GPU: an exclusive compute mode admits nothing else."""
     found = {}
     for at, each, uuid, _ in map(str.split, read(DIR, "mps", "gpus").splitlines()):
-        found[each] = {"CUDA_MPS_PIPE_DIRECTORY": os.path.join(DIR, "mps", at), "CUDA_VISIBLE_DEVICES": uuid}
+        found[each] = {
+            "CUDA_MPS_PIPE_DIRECTORY": os.path.join(DIR, "mps", at),
+            "CUDA_VISIBLE_DEVICES": uuid,
+        }
     return found
 
 
@@ -426,19 +501,28 @@ def started_at(pid: int) -> str:
     return fields[19] if len(fields) > 19 and fields[0] != "Z" else ""
 
 
-def probe_all(asked: dict[str, dict[str, Any]], state: dict[str, Any]) -> tuple[dict[str, list[list[str]]], set[str]]:
+def probe_all(
+    asked: dict[str, dict[str, Any]], state: dict[str, Any]
+) -> tuple[dict[str, list[list[str]]], set[str]]:
     """Return the findings of each GPU, and the sources that answered. A probe that hangs is a finding.
 
     One that cannot be killed is left behind; its GPU gets no other before that has gone.
     """
     findings: dict[str, list[list[str]]] = {each: [] for each in asked}
-    stuck = {each: old for each, old in state.get("stuck", {}).items() if started_at(old[0]) == old[1]}
+    stuck = {
+        each: old for each, old in state.get("stuck", {}).items() if started_at(old[0]) == old[1]
+    }
     running, sources, limit_s, mps = {}, set(), number("DRONE_GPU_PROBE_S", 45), mps_environment()
     for each, request in asked.items():
         if each in stuck:
             findings[each].append(["hung", "an earlier probe still hangs"])
             continue
-        env = {**ENV, "CUDA_CACHE_DISABLE": "1", "CUDA_VISIBLE_DEVICES": request["uuid"], **mps.get(each, {})}
+        env = {
+            **ENV,
+            "CUDA_CACHE_DISABLE": "1",
+            "CUDA_VISIBLE_DEVICES": request["uuid"],
+            **mps.get(each, {}),
+        }
         command = [sys.executable, os.path.abspath(__file__), json.dumps(request)]
         running[each] = subprocess.Popen(
             command,
@@ -477,15 +561,29 @@ def main() -> int:
     state: dict[str, Any] = {}
     with contextlib.suppress(ValueError):
         state = json.loads(read(STATE) or "{}")
-    first, now = "gpus" not in state and not os.path.exists(os.path.join(DIR, "etc", "condor_config")), time.time()
+    first, now = (
+        "gpus" not in state and not os.path.exists(os.path.join(DIR, "etc", "condor_config")),
+        time.time(),
+    )
     gpus = state["gpus"] = state.get("gpus") or devices()  # which may hang by one GPU, so once
-    wanted = number("DRONE_GPUS", 1) * (number("DRONE_SHARES", 1) if ENV.get("DRONE_SHARING") == "mig" else 1)
+    wanted = number("DRONE_GPUS", 1) * (
+        number("DRONE_SHARES", 1) if ENV.get("DRONE_SHARING") == "mig" else 1
+    )
     if len(gpus) < wanted:
-        why = run([sys.executable, os.path.abspath(__file__), "driver"], 20).strip() if VENDOR == "nvidia" else ""
+        why = (
+            run([sys.executable, os.path.abspath(__file__), "driver"], 20).strip()
+            if VENDOR == "nvidia"
+            else ""
+        )
         visible = ENV.get("CUDA_VISIBLE_DEVICES", "all")
-        print(f"the site assigned {len(gpus)} of {wanted} GPUs: {visible}{'; ' if why else ''}{why}")
+        print(
+            f"the site assigned {len(gpus)} of {wanted} GPUs: {visible}{'; ' if why else ''}{why}"
+        )
         return 1
-    expiry_s = {"reset": number("DRONE_GPU_RESET_S", 1800), "fatal": number("DRONE_GPU_FATAL_S", 86400)}
+    expiry_s = {
+        "reset": number("DRONE_GPU_RESET_S", 1800),
+        "fatal": number("DRONE_GPU_FATAL_S", 86400),
+    }
     ignored = words(ENV.get("DRONE_GPU_IGNORE", ""))
     verdicts = {each: old for each, old in state.get("verdicts", {}).items() if old[2] > now}
     findings, sources = probe_all(requests(gpus, verdicts, first), state)
@@ -498,13 +596,16 @@ def main() -> int:
     log = kernel_log() if VENDOR == "nvidia" and "xid" not in ignored else None
     if log is not None:
         new += xid_verdicts(log, state, expiry_s, now)
-        sources.update(["xid"] if all(gpu["pci"] for gpu in gpus.values()) else [])  # else it is not known whose
+        # else it is not known whose
+        sources.update(["xid"] if all(gpu["pci"] for gpu in gpus.values()) else [])
     for each, group, text, until in new:
         if each not in verdicts or until > verdicts[each][2]:
             verdicts[each] = [group, text, until]
     state["verdicts"] = verdicts
     write(STATE, json.dumps(state))
-    why = "; ".join(f"{each}: {verdicts[each][1]} ({verdicts[each][0]})" for each in sorted(verdicts))
+    why = "; ".join(
+        f"{each}: {verdicts[each][1]} ({verdicts[each][0]})" for each in sorted(verdicts)
+    )
     why, checked = re.sub(r"[^A-Za-z0-9 ,.:;()/=_+-]", "", why)[:500], ",".join(sorted(sources))
     config = f"OFFLINE_MACHINE_RESOURCE_GPUs = {', '.join(sorted(verdicts))}\nDroneGpusOffline = {len(verdicts)}\n"
     config += f'DroneGpusOfflineWhy = "{why}"\nDroneGpuCheck = "{checked}"\n'

@@ -1,6 +1,7 @@
 """GPU monitor of a drone: use, VRAM and energy of each dynamic slot, in the form that HTCondor's startd reads.
 
-Runs on worker nodes with Python 3.7 or newer and its standard library alone. ``docs/reference/drone.md`` documents it.
+Runs on worker nodes with Python 3.7 or newer and its standard library alone.
+``docs/reference/drone.md`` documents it.
 """
 
 import ctypes
@@ -9,7 +10,18 @@ import os
 import re
 import sys
 import time
-from typing import Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import (
+    Dict,
+    Iterable,
+    Iterator,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Set,
+    Tuple,
+)
 
 PERIOD_S = 2.0
 SUSTAINED_S = 4.0
@@ -56,15 +68,19 @@ class SlotUsage(NamedTuple):
 def divide(reading: DeviceReading, slots: Sequence[Slot], exclusive: bool) -> Dict[Slot, SlotUsage]:
     """Divide the use of a device among the slots to which it, or a share of it, is assigned.
 
-    The sum over the slots never exceeds the device. On an exclusive device everything is charged to its only slot.
-    Else a slot is charged for its own processes. Where the driver has no figures by process, the slots with processes
-    get equal parts. The energy follows the use; that of an idle device is divided equally.
+    The sum over the slots never exceeds the device. On an exclusive device everything is charged to
+    its only slot. Else a slot is charged for its own processes. Where the driver has no figures by
+    process, the slots with processes get equal parts. The energy follows the use; that of an idle
+    device is divided equally.
     """
     whole = exclusive and len(slots) == 1
-    own = {slot: [each for each in reading.processes if whole or each.slot == slot] for slot in slots}
+    own = {
+        slot: [each for each in reading.processes if whole or each.slot == slot] for slot in slots
+    }
     vram = {slot: sum(each.vram_mib for each in own[slot]) for slot in slots}
     together = max(sum(vram.values()), 1.0)
-    fit = min(1.0, (reading.total_mib or together) / together)  # memory that processes share counts for each
+    # memory that processes share counts for each
+    fit = min(1.0, (reading.total_mib or together) / together)
     busy = None if reading.busy is None else min(max(reading.busy, 0.0), 1.0)
     parts = {slots[0]: busy or 0.0} if whole else _parts(busy or 0.0, reading.processes, own)
     divided = {}
@@ -78,11 +94,14 @@ def divide(reading: DeviceReading, slots: Sequence[Slot], exclusive: bool) -> Di
     return divided
 
 
-def _parts(busy: float, processes: Sequence[GpuProcess], own: Mapping[Slot, Sequence[GpuProcess]]) -> Dict[Slot, float]:
+def _parts(
+    busy: float, processes: Sequence[GpuProcess], own: Mapping[Slot, Sequence[GpuProcess]]
+) -> Dict[Slot, float]:
     """Return the part of the interval that is charged to each slot of a shared device."""
     if any(each.use is not None for each in processes):
         together = sum(each.use or 0.0 for each in processes)
-        scale = min(1.0, busy / together) if together else 0.0  # kernels of several processes overlap under MPS
+        # kernels of several processes overlap under MPS
+        scale = min(1.0, busy / together) if together else 0.0
         return {slot: scale * sum(each.use or 0.0 for each in own[slot]) for slot in own}
     active = [slot for slot in own if own[slot]]
     others = any(each.slot not in own for each in processes)
@@ -107,7 +126,8 @@ class SlotJob:
         return (min(mib for _, mib in self._held) if now - first >= SUSTAINED_S else 0.0), first
 
 
-# ----------------------------------------------------------------------------------------------------- the drone's jobs
+# -----------------------------------------------------------------------------------------------------
+# the drone's jobs
 
 
 _STARTER_SLOT = re.compile("\0(?:-a2?|--slot-name)\0slot([0-9]{1,9})_([0-9]{1,9})\0")
@@ -116,8 +136,9 @@ _STARTER_SLOT = re.compile("\0(?:-a2?|--slot-name)\0slot([0-9]{1,9})_([0-9]{1,9}
 def jobs_in(execute: str, known: Mapping[int, SlotJob]) -> Dict[int, SlotJob]:
     """Return jobs by the process id of their starter, from the starters' directories and the machine ads in them.
 
-    A job can make such a directory and replace its ad. So a starter is a child of this process's parent, and its slot
-    is that of its command line. One that names none there gets no slot that another has.
+    A job can make such a directory and replace its ad. So a starter is a child of this process's
+    parent, and its slot is that of its command line. One that names none there gets no slot that
+    another has.
     """
     found: Dict[int, SlotJob] = {}
     unnamed: Dict[int, SlotJob] = {}
@@ -128,7 +149,10 @@ def jobs_in(execute: str, known: Mapping[int, SlotJob]) -> Dict[int, SlotJob]:
         if int(pid) in known:
             found[int(pid)] = known[int(pid)]
             continue
-        ad = _machine_ad(directory + "/scratch/.machine.ad") or _machine_ad(directory + "/.machine.ad")  # 25, 23
+        # 25, 23
+        ad = _machine_ad(directory + "/scratch/.machine.ad") or _machine_ad(
+            directory + "/.machine.ad"
+        )
         named = _STARTER_SLOT.search(_contents("/proc/%s/cmdline" % pid).decode(errors="replace"))
         slot, dynamic = named.groups() if named else (ad.get("slotid", "1"), ad.get("dslotid", ""))
         if slot.isdecimal() and dynamic.isdecimal() and "assignedgpus" in ad:
@@ -139,18 +163,29 @@ def jobs_in(execute: str, known: Mapping[int, SlotJob]) -> Dict[int, SlotJob]:
 
 
 def _machine_ad(path: str) -> Dict[str, str]:
-    """Return attributes of a machine ad by lower-case name. The job could have replaced the file, by a pipe even."""
+    """Return attributes of a machine ad by lower-case name.
+
+    The job could have replaced the file, by a pipe even.
+    """
     flags = os.O_NONBLOCK | os.O_NOFOLLOW
     try:
-        with open(path, errors="replace", opener=lambda name, mode: os.open(name, mode | flags)) as file:
+        with open(
+            path, errors="replace", opener=lambda name, mode: os.open(name, mode | flags)
+        ) as file:
             text = file.read(1 << 20)
     except OSError:
         return {}
-    lines = re.findall(r'^(SlotID|DSlotId|AssignedGPUs) = "?([^"\n]{0,4000})"?$', text, re.MULTILINE | re.IGNORECASE)
+    lines = re.findall(
+        r'^(SlotID|DSlotId|AssignedGPUs) = "?([^"\n]{0,4000})"?$',
+        text,
+        re.MULTILINE | re.IGNORECASE,
+    )
     return {name.lower(): value for name, value in lines}
 
 
-def owners(jobs: Mapping[int, SlotJob], before: Mapping[Process, SlotJob]) -> Dict[Process, SlotJob]:
+def owners(
+    jobs: Mapping[int, SlotJob], before: Mapping[Process, SlotJob]
+) -> Dict[Process, SlotJob]:
     """Return the job of each process that is below a starter, or was (``before``) and has left its parents since.
 
     The environment of a process is no evidence: it may name the job of a neighbour.
@@ -183,7 +218,8 @@ def _contents(path: str) -> bytes:
         return b""
 
 
-# -------------------------------------------------------------------------------------------------------------- drivers
+# --------------------------------------------------------------------------------------------------------------
+# drivers
 
 
 class DeviceSample(NamedTuple):
@@ -236,7 +272,11 @@ class _Sample(ctypes.Structure):
 
 
 class _Memory(ctypes.Structure):
-    _fields_ = [("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong)]
+    _fields_ = [
+        ("total", ctypes.c_ulonglong),
+        ("free", ctypes.c_ulonglong),
+        ("used", ctypes.c_ulonglong),
+    ]
 
 
 class Nvml(GpuDriver):
@@ -255,7 +295,9 @@ class Nvml(GpuDriver):
         self._handles = dict(self._found())
         self._sampled: Dict[str, int] = {}  # the latest sample that was counted, in microseconds
         self._energy: Dict[str, Tuple[int, float]] = {}
-        self.sees_processes = any(self._memory(handle) is not None for handle in self._handles.values())
+        self.sees_processes = any(
+            self._memory(handle) is not None for handle in self._handles.values()
+        )
 
     def _call(self, name: str, *arguments: object) -> int:
         function = getattr(self._lib, name, None)
@@ -275,7 +317,10 @@ class Nvml(GpuDriver):
             for at in range(instances.value):
                 instance = ctypes.c_void_p()
                 if not self._call(
-                    "nvmlDeviceGetMigDeviceHandleByIndex", gpu, ctypes.c_uint(at), ctypes.byref(instance)
+                    "nvmlDeviceGetMigDeviceHandleByIndex",
+                    gpu,
+                    ctypes.c_uint(at),
+                    ctypes.byref(instance),
                 ):
                     handles.append(instance)
             for handle in handles:
@@ -300,7 +345,8 @@ class Nvml(GpuDriver):
         held = listed or {}
         use = use and _of_mps_clients(use, self._mps_clients)
         processes = {
-            pid: (None if use is None else use.get(pid, 0.0), held.get(pid, 0.0)) for pid in set(held) | set(use or {})
+            pid: (None if use is None else use.get(pid, 0.0), held.get(pid, 0.0))
+            for pid in set(held) | set(use or {})
         }
         joules = self._joules(uuid, handle, now)
         if status and (busy, joules, listed) == (None, None, None):
@@ -308,7 +354,9 @@ class Nvml(GpuDriver):
         used, total = (None, None) if status else (memory.used / MIB, memory.total / MIB)
         return DeviceSample(seconds, busy, joules, used, total, processes)
 
-    def _busy(self, uuid: str, handle: ctypes.c_void_p, begin: int, interval_s: float) -> Tuple[Optional[float], float]:
+    def _busy(
+        self, uuid: str, handle: ctypes.c_void_p, begin: int, interval_s: float
+    ) -> Tuple[Optional[float], float]:
         """Return the part of the time in which a device computed, and the seconds that this covers."""
         samples, count, kind = (_Sample * self.MOST)(), ctypes.c_uint(self.MOST), ctypes.c_int()
         where = (ctypes.byref(kind), ctypes.byref(count), samples)
@@ -331,8 +379,15 @@ class Nvml(GpuDriver):
         """Return VRAM in MiB by process, those of an MPS server too; None if the driver does not say."""
         found: Optional[Dict[int, float]] = None
         self._mps_clients: Set[int] = set()
-        for name in ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetMPSComputeRunningProcesses"):
-            for version, kind in (("_v3", _ProcessInfo), ("_v2", _ProcessInfo), ("", _OldProcessInfo)):
+        for name in (
+            "nvmlDeviceGetComputeRunningProcesses",
+            "nvmlDeviceGetMPSComputeRunningProcesses",
+        ):
+            for version, kind in (
+                ("_v3", _ProcessInfo),
+                ("_v2", _ProcessInfo),
+                ("", _OldProcessInfo),
+            ):
                 infos, count = (kind * self.MOST)(), ctypes.c_uint(self.MOST)
                 status = self._call(name + version, handle, ctypes.byref(count), infos)
                 if status == 0:
@@ -366,12 +421,17 @@ class Nvml(GpuDriver):
             return None
         before, at = self._energy.get(uuid, (0, 0.0))
         self._energy[uuid] = (total.value, now)
-        return max(total.value - before, 0) / 1000.0 if now - at < 3 * PERIOD_S else None  # of a job before
+        # of a job before
+        return max(total.value - before, 0) / 1000.0 if now - at < 3 * PERIOD_S else None
 
 
 def _of_mps_clients(use: Dict[int, float], clients: Set[int]) -> Dict[int, float]:
     """Divide the use that NVML charges to the MPS server equally among its clients, which have no own figures."""
-    servers = [pid for pid in use if pid not in clients and _contents("/proc/%d/comm" % pid).startswith(_MPS_SERVER)]
+    servers = [
+        pid
+        for pid in use
+        if pid not in clients and _contents("/proc/%d/comm" % pid).startswith(_MPS_SERVER)
+    ]
     part = sum(use[pid] for pid in servers) / max(len(clients), 1)
     own = {pid: value for pid, value in use.items() if pid not in servers}
     return {**own, **{pid: own.get(pid, 0.0) + part for pid in clients}}
@@ -382,10 +442,16 @@ _MPS_SERVER = b"nvidia-cuda-mps"
 
 
 class AmdSysfs(GpuDriver):
-    """AMD's kernel driver, which knows devices but no processes. Raises OSError if there is none."""
+    """AMD's kernel driver, which knows devices but no processes.
+
+    Raises OSError if there is none.
+    """
 
     def __init__(self, sysfs: str = "/sys") -> None:
-        self._cards = [os.path.dirname(each) for each in glob.glob(sysfs + "/class/drm/card*/device/gpu_busy_percent")]
+        self._cards = [
+            os.path.dirname(each)
+            for each in glob.glob(sysfs + "/class/drm/card*/device/gpu_busy_percent")
+        ]
         if not self._cards:
             raise OSError("no GPU in " + sysfs)
 
@@ -395,15 +461,25 @@ class AmdSysfs(GpuDriver):
         found = self._cards if len(self._cards) == 1 else []
         for card in self._cards:
             unique = _contents(card + "/unique_id").strip()
-            if wanted and unique and (unique.startswith(wanted.encode()) or unique.hex().startswith(wanted)):
+            if (
+                wanted
+                and unique
+                and (unique.startswith(wanted.encode()) or unique.hex().startswith(wanted))
+            ):
                 found = [card]
         if not found:
             return None
         busy, used, total = (
             _number(found[0] + name, unit)
-            for name, unit in (("/gpu_busy_percent", 100), ("/mem_info_vram_used", MIB), ("/mem_info_vram_total", MIB))
+            for name, unit in (
+                ("/gpu_busy_percent", 100),
+                ("/mem_info_vram_used", MIB),
+                ("/mem_info_vram_total", MIB),
+            )
         )
-        return None if busy is used is None else DeviceSample(now - since, busy, None, used, total, {})
+        return (
+            None if busy is used is None else DeviceSample(now - since, busy, None, used, total, {})
+        )
 
 
 def _number(path: str, unit: int) -> Optional[float]:
@@ -419,11 +495,15 @@ def driver() -> GpuDriver:
         return AmdSysfs()
 
 
-# -------------------------------------------------------------------------------------------------------------- reports
+# --------------------------------------------------------------------------------------------------------------
+# reports
 
 
 class GpuMonitor:
-    """Use of GPUs by the drone's slots, interval by interval. ``exclusive``: no device is shared by two slots."""
+    """Use of GPUs by the drone's slots, interval by interval.
+
+    ``exclusive``: no device is shared by two slots.
+    """
 
     def __init__(self, devices: GpuDriver, execute: str, exclusive: bool) -> None:
         self._devices, self._execute, self._exclusive = devices, execute, exclusive
@@ -444,13 +524,18 @@ class GpuMonitor:
             found = self._devices.read(device, since, now)
             shares: Dict[Slot, SlotUsage] = {}
             if found is not None:
-                processes = [GpuProcess(slot_of.get(pid), *held) for pid, held in found.processes.items()]
-                shares = divide(DeviceReading(*found[:5], processes), sorted(set(slots)), self._exclusive)
+                processes = [
+                    GpuProcess(slot_of.get(pid), *held) for pid, held in found.processes.items()
+                ]
+                shares = divide(
+                    DeviceReading(*found[:5], processes), sorted(set(slots)), self._exclusive
+                )
             for slot in slots:
                 used[slot].append(shares.get(slot))
         jobs = {job.slot: job for job in self._jobs.values()}
         return {
-            slot: None if None in each else (jobs[slot], _together(filter(None, each))) for slot, each in used.items()
+            slot: None if None in each else (jobs[slot], _together(filter(None, each)))
+            for slot, each in used.items()
         }
 
 
@@ -476,9 +561,15 @@ def lines(
 
 
 def report(
-    found: Mapping[Slot, Optional[Tuple[SlotJob, SlotUsage]]], slots: Iterable[Slot], idle: SlotUsage, now: float
+    found: Mapping[Slot, Optional[Tuple[SlotJob, SlotUsage]]],
+    slots: Iterable[Slot],
+    idle: SlotUsage,
+    now: float,
 ) -> None:
-    """Print a report for each slot, zero for one without a job. A startd needs one from before a job began."""
+    """Print a report for each slot, zero for one without a job.
+
+    A startd needs one from before a job began.
+    """
     text: List[str] = []
     for slot in sorted({*slots, *found}):
         if slot not in found:
@@ -489,23 +580,36 @@ def report(
             job, usage = used
             job.joules += usage.joules or 0.0
             held, since = job.sustained(now, usage.vram_mib or 0.0)
-            text += lines(slot, usage, None if usage.joules is None and not job.joules else job.joules, held, since)
+            text += lines(
+                slot,
+                usage,
+                None if usage.joules is None and not job.joules else job.joules,
+                held,
+                since,
+            )
     print("\n".join(text), flush=True)
 
 
 def main() -> int:
-    """Report until the startd goes away. With ``probe``: exit 0, 2 (the driver shows no processes) or 1 (no driver)."""
+    """Report until the startd goes away.
+
+    With ``probe``: exit 0, 2 (the driver shows no processes) or 1 (no driver).
+    """
     if sys.argv[1:] == ["probe"]:
         try:
             # NVML's process ids are those of the first namespace. (A test may run in another.)
             initial = os.environ.get("DRONE_PID_NAMESPACE", "pid:[4026531836]")
-            return 0 if driver().sees_processes and os.readlink("/proc/self/ns/pid") == initial else 2
+            return (
+                0 if driver().sees_processes and os.readlink("/proc/self/ns/pid") == initial else 2
+            )
         except OSError as error:
             print(error)
             return 1
     of = os.environ
     gpus, shares = int(of.get("DRONE_GPUS", "1")), int(of.get("DRONE_SHARES", "1"))
-    sliced = of.get("DRONE_SHARING") == "mig" or of.get("CUDA_VISIBLE_DEVICES", "").startswith("MIG")
+    sliced = of.get("DRONE_SHARING") == "mig" or of.get("CUDA_VISIBLE_DEVICES", "").startswith(
+        "MIG"
+    )
     slots = [(1, at) for at in range(1, min(gpus * shares, MOST_SLOTS) + 1)]
     idle = SlotUsage(None if sliced else 0.0, 0.0, 0.0)
     report({}, slots, idle, time.time())
@@ -515,7 +619,9 @@ def main() -> int:
         time.sleep(max(before + PERIOD_S - time.time(), 0.1))
         now = time.time()
         try:
-            monitor = monitor or GpuMonitor(driver(), of["DRONE_DIR"] + "/condor/execute", sliced or shares == 1)
+            monitor = monitor or GpuMonitor(
+                driver(), of["DRONE_DIR"] + "/condor/execute", sliced or shares == 1
+            )
         except OSError as error:  # silence, because zero would be taken for the truth
             print(error, file=sys.stderr, flush=True)
             time.sleep(30)

@@ -1,9 +1,10 @@
 """A job under MPS as a child of this process: it ends like the job, and ends the job's clients before they are killed.
 
-Arguments: the job's line of condor/mps/jobs, seconds from a job's notice to its kill, nvidia-cuda-mps-control, and the
-job's command. A client whose process dies amid its work may take those of its neighbours along; NVIDIA's way is
-``terminate_client`` first. A job that would die of the signal has its clients ended before it gets the signal. A job
-that catches it, to save its state, keeps them until shortly before the end of its notice.
+Arguments: the job's line of condor/mps/jobs, seconds from a job's notice to its kill,
+nvidia-cuda-mps-control, and the job's command. A client whose process dies amid its work may take
+those of its neighbours along; NVIDIA's way is ``terminate_client`` first. A job that would die of
+the signal has its clients ended before it gets the signal. A job that catches it, to save its
+state, keeps them until shortly before the end of its notice.
 """
 
 from __future__ import annotations
@@ -19,7 +20,22 @@ import time
 
 TERMINATE_S = 3.0
 """Longest time for ending all clients of the job, which is taken from its notice."""
-OWN = {"KILL", "STOP", "CHLD", "SEGV", "BUS", "FPE", "ILL", "TRAP", "SYS", "PIPE", "CONT", "TSTP", "TTIN", "TTOU"}
+OWN = {
+    "KILL",
+    "STOP",
+    "CHLD",
+    "SEGV",
+    "BUS",
+    "FPE",
+    "ILL",
+    "TRAP",
+    "SYS",
+    "PIPE",
+    "CONT",
+    "TSTP",
+    "TTIN",
+    "TTOU",
+}
 """Signals that are not for the job: those of the kernel, of a terminal, and what cannot be caught."""
 FORWARDED = set(range(1, 32)) - {getattr(signal, f"SIG{name}") for name in OWN}
 
@@ -31,7 +47,12 @@ def ask(control: str, command: str, by: float) -> list[str]:
         return []
     try:
         done = subprocess.run(
-            [control], input=f"{command}\n", encoding="utf-8", errors="replace", capture_output=True, timeout=left_s
+            [control],
+            input=f"{command}\n",
+            encoding="utf-8",
+            errors="replace",
+            capture_output=True,
+            timeout=left_s,
         )
     except (OSError, subprocess.TimeoutExpired):
         return []
@@ -40,7 +61,10 @@ def ask(control: str, command: str, by: float) -> list[str]:
 
 def terminate_clients(control: str) -> None:
     """End the work of each client of this job on its GPU."""
-    by, mine = time.monotonic() + TERMINATE_S, f"_CONDOR_SCRATCH_DIR={os.environ['_CONDOR_SCRATCH_DIR']}".encode()
+    by, mine = (
+        time.monotonic() + TERMINATE_S,
+        f"_CONDOR_SCRATCH_DIR={os.environ['_CONDOR_SCRATCH_DIR']}".encode(),
+    )
     for server in ask(control, "get_server_list", by):
         for client in ask(control, f"get_client_list {server}", by):
             try:
@@ -76,7 +100,8 @@ def run(command: list[str], control: str, notice_s: float, notices: set[int]) ->
     before = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED | {signal.SIGCHLD})
     child = os.fork()
     if child == 0:
-        for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT):  # to which Python gives meanings of its own
+        # to which Python gives meanings of its own
+        for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         try:
@@ -107,9 +132,16 @@ def main() -> None:
     mine, vacate_s, control, *command = sys.argv[1:]
     ad = job_ad()
     most_s = ad.get("JobMaxVacateTime", "")
-    names = [ad[kind] for kind in ("KillSig", "RemoveKillSig", "HoldKillSig") if kind in ad] or ["SIGTERM"]
+    names = [ad[kind] for kind in ("KillSig", "RemoveKillSig", "HoldKillSig") if kind in ad] or [
+        "SIGTERM"
+    ]
     notices = {int(getattr(signal, name, signal.SIGTERM)) for name in names}
-    status = run(command, control, min(float(vacate_s), float(most_s) if most_s.isdecimal() else 1e9), notices)
+    status = run(
+        command,
+        control,
+        min(float(vacate_s), float(most_s) if most_s.isdecimal() else 1e9),
+        notices,
+    )
     terminate_clients(control)
     with contextlib.suppress(OSError):  # the job has ended in any case
         with open(mine, errors="replace") as line:

@@ -52,11 +52,16 @@ class ImportResult:
 
 
 def convert(
-    tardis: ImportSource, cobald: ImportSource | None = None, *, installed: Collection[str], read_file: ReadFile
+    tardis: ImportSource,
+    cobald: ImportSource | None = None,
+    *,
+    installed: Collection[str],
+    read_file: ReadFile,
 ) -> ImportResult | None:
     """Return our files for TARDIS's; None, with problems in the documents, if theirs cannot be understood.
 
-    ``installed``: site adapters that there are. ``read_file``: the text of a file that the configuration names.
+    ``installed``: site adapters that there are. ``read_file``: the text of a file that the
+    configuration names.
     """
     reading = read(tardis.text, tardis.document)
     outer = read(cobald.text, cobald.document) if cobald is not None else None
@@ -67,7 +72,8 @@ def convert(
     inside, oddities = reading
     root = KeyReader(inside, "", notes)
     inner = root.peek("tardis")
-    if root.peek("Sites") is None and inner is not None:  # COBalD's configuration, with TARDIS's in it
+    # COBalD's configuration, with TARDIS's in it
+    if root.peek("Sites") is None and inner is not None:
         whole, inside, root = root, inner, root.below("tardis")
         limit = controller.pipeline(whole)
     sites = _sites(root, tardis.document, read_file)
@@ -82,7 +88,9 @@ def convert(
     pool = controller.overlay(root.below("BatchSystem"))
     controller.plugins(root.below("Plugins"))
     most = _max_drones(limit, sites) if limit else None
-    files = {controller.FILE: controller.controller_file(tardis.document.file, pool, list(files), most)} | files
+    files = {
+        controller.FILE: controller.controller_file(tardis.document.file, pool, list(files), most)
+    } | files
     text = "give it a name: it begins each drone's id, and no two controllers share one"
     notes.add(NEEDED, 1, "", f"{controller.FILE}: controller", text)
     root.drop_rest("no site of this name is in `Sites`, and TARDIS knows no such section: left out")
@@ -113,7 +121,9 @@ def _sites(root: KeyReader, document: YamlDocument, read_file: ReadFile) -> list
         entry = KeyReader(one, f"{root.name('Sites')}[{n}]", root.notes)
         name, adapter = entry.take("name"), entry.take("adapter")
         if name is None or not name.text or adapter is None or not adapter.text:
-            document.complain(Position(one.line, 1), "expected a mapping with `name` and `adapter`, both text")
+            document.complain(
+                Position(one.line, 1), "expected a mapping with `name` and `adapter`, both text"
+            )
             continue
         ours = our_name(name.text, [site.name for site in found])
         kind = _KINDS.get(adapter.text, SiteImport)
@@ -128,9 +138,17 @@ def _sites(root: KeyReader, document: YamlDocument, read_file: ReadFile) -> list
 def _max_drones(limit: controller.CoreLimit, sites: list[SiteImport]) -> tuple[int, str] | None:
     """Return ``policy.max_drones``, with a remark, for a limit in cores at all sites together."""
     cores, notes, line, key = limit
-    smallest = min((machine.cores for site in sites for machine in site.machines if machine.cores), default=0)
+    smallest = min(
+        (machine.cores for site in sites for machine in site.machines if machine.cores), default=0
+    )
     if not smallest:
-        notes.add(DROPPED, line, key, "", f"{cores:g} cores, of types of unknown size: write `policy.max_drones`")
+        notes.add(
+            DROPPED,
+            line,
+            key,
+            "",
+            f"{cores:g} cores, of types of unknown size: write `policy.max_drones`",
+        )
         return None
     most = drones_in(cores, smallest)
     text = f"limits count drones, not cores: {cores:g} cores are {most} of the smallest type ({smallest} cores)"

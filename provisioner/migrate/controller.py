@@ -20,7 +20,11 @@ _UNUSED_POOL_KEYS = {
     ),
 }
 _POOL_ACCESS = (
-    ("trust_domain", "TRUST_DOMAIN of the pool", "the issuer of its tokens: `condor_config_val TRUST_DOMAIN`"),
+    (
+        "trust_domain",
+        "TRUST_DOMAIN of the pool",
+        "the issuer of its tokens: `condor_config_val TRUST_DOMAIN`",
+    ),
     (
         "token",
         "{file: controller.token}",
@@ -82,7 +86,9 @@ def address(pool: str) -> str:
     """Return ``-pool`` of HTCondor's tools as ``host:port``, several with commas between; "" if one is no host."""
     hosts = [each for each in re.split(r"[,\s]+", pool) if each]
     try:
-        return parse_addresses(",".join(each if _PORT.search(each) else f"{each}:9618" for each in hosts))
+        return parse_addresses(
+            ",".join(each if _PORT.search(each) else f"{each}:9618" for each in hosts)
+        )
     except ValueError:
         return ""
 
@@ -95,7 +101,9 @@ def plugins(given: KeyReader) -> None:
             " TARDIS's demand and let them run out first"
         )
         given.changed("SqliteRegistry", f"{FILE}: store.path", text)
-    given.drop_rest("there are no plugins; the numbers are in `provisioner status`, `drones` and `events` (`-o json`)")
+    given.drop_rest(
+        "there are no plugins; the numbers are in `provisioner status`, `drones` and `events` (`-o json`)"
+    )
 
 
 def put_header(block: YamlBlock, schema: str, what: str) -> None:
@@ -106,12 +114,18 @@ def put_header(block: YamlBlock, schema: str, what: str) -> None:
     block.space()
 
 
-def controller_file(source: str, block: YamlBlock, site_files: list[str], max_drones: tuple[int, str] | None) -> str:
+def controller_file(
+    source: str, block: YamlBlock, site_files: list[str], max_drones: tuple[int, str] | None
+) -> str:
     """Return the text of the controller file. ``block``: its overlay."""
     whole = YamlBlock()
     put_header(whole, "docs/reference/controller.schema.json", f"From {source}")
     whole.put("controller", placeholder("name of this controller: it begins each drone's id"))
-    for key, value in (("store", {"path": "var/provisioner.db"}), ("overlay", block), ("sites", site_files)):
+    for key, value in (
+        ("store", {"path": "var/provisioner.db"}),
+        ("overlay", block),
+        ("sites", site_files),
+    ):
         whole.space()
         whole.put(key, value)
     if max_drones is not None:
@@ -167,9 +181,18 @@ def pipeline(root: KeyReader) -> CoreLimit | None:
             limit = _limit(KeyReader(YamlValue(step.value, step.line), path, notes), limit)
             notes.add(CONVERTED, step.line, key, "", "reported key by key")
         else:
-            notes.add(DROPPED, step.line, key, "", _STEPS.get(step.kind, "a step of COBalD that nothing here does"))
+            notes.add(
+                DROPPED,
+                step.line,
+                key,
+                "",
+                _STEPS.get(step.kind, "a step of COBalD that nothing here does"),
+            )
     root.drop(
-        {"logging": "the controller logs to standard error; systemd keeps it", "__config_test": "a test of COBalD"}
+        {
+            "logging": "the controller logs to standard error; systemd keeps it",
+            "__config_test": "a test of COBalD",
+        }
     )
     root.drop_rest("a section of COBalD or of a plugin: nothing here reads it")
     return limit

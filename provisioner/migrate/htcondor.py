@@ -37,7 +37,10 @@ def _bare(name: str) -> str:
 
 
 def commands(text: str) -> list[SubmitCommand]:
-    """Return the commands of a template, in order. A multi-line value (``name @=end``) has an empty name."""
+    """Return the commands of a template, in order.
+
+    A multi-line value (``name @=end``) has an empty name.
+    """
     found: list[SubmitCommand] = []
     pending, began, until = "", 0, ""
     for number, line in enumerate(text.splitlines(), 1):
@@ -110,7 +113,9 @@ _RESERVED_BY_REASON = {
 }
 RESERVED = {name: reason for reason, names in _RESERVED_BY_REASON.items() for name in names.split()}
 """Submit commands and attributes, in lower case, that our site sets, with the reason why they are not imported."""
-_IN_EVERY_TEMPLATE = re.compile("queue|request_(cpus|memory|disk|gpus)|gpus_minimum_memory|log|output|error|arguments")
+_IN_EVERY_TEMPLATE = re.compile(
+    "queue|request_(cpus|memory|disk|gpus)|gpus_minimum_memory|log|output|error|arguments"
+)
 """Commands of these that every template of TARDIS has, so that nothing is lost."""
 _PILOT_SCRIPT = (
     "TARDIS starts your pilot script; here our drone script runs and starts HTCondor itself. What yours prepares (a"
@@ -139,7 +144,9 @@ class HTCondorSiteImport(SiteImport):
 
     remarks = _POLICY_REMARKS
 
-    def __init__(self, entry: KeyReader, section: KeyReader, name: str, kind: str, read_file: ReadFile) -> None:
+    def __init__(
+        self, entry: KeyReader, section: KeyReader, name: str, kind: str, read_file: ReadFile
+    ) -> None:
         super().__init__(entry, section, name, kind, read_file)
         self.places: dict[str, str] = {}
         """``collector`` and ``schedd`` from ``SubmitOptions`` of the first type."""
@@ -153,9 +160,13 @@ class HTCondorSiteImport(SiteImport):
             found = commands(text)
             given.converted("jdl", self.ours, f"{len(found)} commands read, reported one by one")
             for command in found:
-                if command.bare in ("request_gpus", "requestgpus") and re.fullmatch(r"\d{1,4}", command.value):
+                if command.bare in ("request_gpus", "requestgpus") and re.fullmatch(
+                    r"\d{1,4}", command.value
+                ):
                     machine.gpus, machine.gpu_key = int(command.value), f"{file}: {command.name}"
-                if command.bare in ("gpus_minimum_memory", "gpusminmemory") and re.fullmatch(r"\d{1,7}", command.value):
+                if command.bare in ("gpus_minimum_memory", "gpusminmemory") and re.fullmatch(
+                    r"\d{1,7}", command.value
+                ):
                     machine.vram_mib = int(command.value)
                 self._command(machine, ImportReport(file, self.notes.found), command)
         else:
@@ -181,7 +192,9 @@ class HTCondorSiteImport(SiteImport):
                     given.converted(theirs, f"{self.ours}.spool", "the default here")
                 case "append" | "a" if "=" in text:
                     for one in commands(text):
-                        self._command(machine, self.notes, SubmitCommand(setting.line, one.name, one.value))
+                        self._command(
+                            machine, self.notes, SubmitCommand(setting.line, one.name, one.value)
+                        )
                 case _:
                     given.dropped(theirs, f"`condor_submit -{theirs}` has no counterpart")
 
@@ -205,11 +218,19 @@ class HTCondorSiteImport(SiteImport):
         elif bare in _CHANGED:
             notes.add(CHANGED, line, name, "", _CHANGED[bare])
         elif _IN_EVERY_TEMPLATE.fullmatch(bare):
-            notes.add(CONVERTED, line, name, "", f"the provisioner sets it itself ({RESERVED[bare]})")
+            notes.add(
+                CONVERTED, line, name, "", f"the provisioner sets it itself ({RESERVED[bare]})"
+            )
         elif bare in RESERVED:
             notes.add(DROPPED, line, name, "", f"the provisioner sets it itself: {RESERVED[bare]}")
         elif unknown in _TARDIS_VARIABLES:
-            notes.add(DROPPED, line, name, "", f"`${unknown}` has no value here: TARDIS fills it in for your pilot")
+            notes.add(
+                DROPPED,
+                line,
+                name,
+                "",
+                f"`${unknown}` has no value here: TARDIS fills it in for your pilot",
+            )
         elif unknown:
             mark = placeholder(f"{name} without ${unknown}, which is not known here")
             text = f"`${unknown}` has no value here: write the value, or remove the line"
@@ -243,13 +264,19 @@ class HTCondorSiteImport(SiteImport):
             text = f"TARDIS left it to the configuration of HTCondor: {remedy}"
             self.section.needed("", f"{self.ours}.collector", text)
         if "schedd" not in self.places:
-            block.remark("schedd: submit1.example.org    # the only one that the collector lists, if left out")
+            block.remark(
+                "schedd: submit1.example.org    # the only one that the collector lists, if left out"
+            )
             text = (
                 "TARDIS submits to the schedd of the host where its executor runs; here it is named, unless the"
                 " collector lists one only"
             )
             self.section.changed("", f"{self.ours}.schedd", text)
         put_executor(self.section, block, self.ours)
-        block.put("work_directory", f"../var/{self.name}", "what drones take along and leave, from this file")
+        block.put(
+            "work_directory",
+            f"../var/{self.name}",
+            "what drones take along and leave, from this file",
+        )
         for remark in _OWNER_REMARKS:
             block.remark(remark)

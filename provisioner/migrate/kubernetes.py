@@ -1,6 +1,7 @@
 """Options of a Kubernetes site from TARDIS's Kubernetes adapter: address, namespace, image.
 
-TARDIS makes a Deployment for each drone, which starts a pod that ended again. Here each drone is one pod.
+TARDIS makes a Deployment for each drone, which starts a pod that ended again. Here each drone is
+one pod.
 """
 
 from __future__ import annotations
@@ -47,6 +48,8 @@ class KubernetesSiteImport(SiteImport):
         block.put("kubeconfig", f"{self.name}.kubeconfig", "to be written")
         self.section.take("token")
         self.section.needed("token", place, _TOKEN)
-        self.section.drop({"host": f"the address is in the kubeconfig that `{self.ours}.kubeconfig` names"})
+        self.section.drop(
+            {"host": f"the address is in the kubeconfig that `{self.ours}.kubeconfig` names"}
+        )
         if self._namespace:
             block.put("namespace", self._namespace)

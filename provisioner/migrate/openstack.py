@@ -40,25 +40,38 @@ class OpenStackSiteImport(SiteImport):
             value = read(setting) if setting is not None else None
             place = self.put(machine, _blank(what) if value is None else value, name)
             if value is None:
-                given.needed(theirs, place, _REQUIRED_SERVER_KEYS.get(theirs) or f"write it: {what}")
+                given.needed(
+                    theirs, place, _REQUIRED_SERVER_KEYS.get(theirs) or f"write it: {what}"
+                )
             else:
-                text = "`provisioner check --live` compares it with the type, GPUs included" if name == "flavor" else ""
+                text = (
+                    "`provisioner check --live` compares it with the type, GPUs included"
+                    if name == "flavor"
+                    else ""
+                )
                 given.converted(theirs, place, text)
         if given.take("block_device_mapping_v2") is not None:
             text = (
                 "a server boots from its image, or from one volume that is made of it, and has no other: write"
                 " `boot_volume: {size: 40 GiB}`, or nothing if the flavour's disk will do"
             )
-            given.needed("block_device_mapping_v2", f"{self.ours}.types.{machine.ours}.boot_volume", text)
+            given.needed(
+                "block_device_mapping_v2", f"{self.ours}.types.{machine.ours}.boot_volume", text
+            )
         given.drop(_NOT_OF_DRONES)
         given.drop_rest("drones have no such request to Nova")
 
     def site_options(self, block: YamlBlock) -> None:
-        if any(self.section.peek(f"application_credential_{key}") is not None for key in ("id", "secret")):
+        if any(
+            self.section.peek(f"application_credential_{key}") is not None
+            for key in ("id", "secret")
+        ):
             self._credential(block)
         else:
             self.section.drop(
-                dict.fromkeys(("auth_url", *_PASSWORD_KEYS), f"copy it to clouds.yaml, entry `{self.name}`")
+                dict.fromkeys(
+                    ("auth_url", *_PASSWORD_KEYS), f"copy it to clouds.yaml, entry `{self.name}`"
+                )
             )
             self.section.take("password")
             text = (
@@ -73,17 +86,23 @@ class OpenStackSiteImport(SiteImport):
     def _credential(self, block: YamlBlock) -> None:
         """Write ``auth``: the login in the site file itself, without the secret."""
         auth, at, section = YamlBlock(), f"{self.ours}.auth", self.section
-        section.put(auth, "auth_url", f"{at}.url", _url, what="https://keystone.example.org:5000/v3")
+        section.put(
+            auth, "auth_url", f"{at}.url", _url, what="https://keystone.example.org:5000/v3"
+        )
         key = "application_credential_id"
         section.put(auth, key, f"{at}.{key}", _credential_id, what="id of the credential")
         key, file = "application_credential_secret", f"{self.name}.secret"
         auth.put(key, placeholder(f"{{file: {file}}}"))
         section.take(key)
-        remedy = f"Put it into a file that only the service can read, and name that: `{{file: {file}}}`"
+        remedy = (
+            f"Put it into a file that only the service can read, and name that: `{{file: {file}}}`"
+        )
         section.needed(key, f"{at}.{key}", f"{_NOT_COPIED}. {remedy}")
         block.put("auth", auth)
         section.drop({"password": f"{_NOT_COPIED}; the application credential is enough"})
-        section.drop(dict.fromkeys(_PASSWORD_KEYS, "the application credential names user and project"))
+        section.drop(
+            dict.fromkeys(_PASSWORD_KEYS, "the application credential names user and project")
+        )
 
 
 def _blank(what: str) -> str:
@@ -136,7 +155,14 @@ _SERVER_OPTIONS: dict[str, tuple[str, str, Callable[[YamlValue], Option | None]]
     "security_groups": ("security_groups", "[security groups, by name or id]", _names("name", 16)),
     "key_name": ("key_pair", "key pair, by name", _name),
     "availability_zone": ("availability_zone", "availability zone, by name", _name),
-    "config_drive": ("config_drive", "true, or false", lambda v: _SWITCHES.get((v.text or "").lower())),
+    "config_drive": (
+        "config_drive",
+        "true, or false",
+        lambda v: _SWITCHES.get((v.text or "").lower()),
+    ),
 }
 """Keys of a server request: our option, what it is, and the reader of its value."""
-_REQUIRED_SERVER_KEYS = {"flavorRef": "write the flavour that servers of this type have", "imageRef": ""}
+_REQUIRED_SERVER_KEYS = {
+    "flavorRef": "write the flavour that servers of this type have",
+    "imageRef": "",
+}

@@ -23,7 +23,9 @@ ReadFile = Callable[[str], str | None]
 """Returns the text of a file that the configuration names; None if it cannot be read."""
 
 _UNSUPPORTED = "an option of an adapter that there is none of here: not copied"
-_NO_TICK = "there is no such cache: each tick polls once (`policy.interval`, `timeouts.view_max_age`)"
+_NO_TICK = (
+    "there is no such cache: each tick polls once (`policy.interval`, `timeouts.view_max_age`)"
+)
 _COMMON_KEYS = {
     "max_age": _NO_TICK,
     "StatusUpdate": _NO_TICK,
@@ -90,8 +92,16 @@ class SiteImport:
     remarks: tuple[str, ...] = ()
     """Comments for the site file on what TARDIS cannot express."""
 
-    def __init__(self, entry: KeyReader, section: KeyReader, name: str, kind: str, read_file: ReadFile) -> None:
-        self.entry, self.section, self.name, self.kind, self.read_file = entry, section, name, kind, read_file
+    def __init__(
+        self, entry: KeyReader, section: KeyReader, name: str, kind: str, read_file: ReadFile
+    ) -> None:
+        self.entry, self.section, self.name, self.kind, self.read_file = (
+            entry,
+            section,
+            name,
+            kind,
+            read_file,
+        )
         self.notes = section.notes
         self.file = f"site_configs/{name}.yaml"
         self.ours = f"{self.file}: options"
@@ -149,21 +159,31 @@ class SiteImport:
     def _quota(self) -> float | None:
         """Return the quota in cores; None if there is no limit or it cannot be read."""
         setting = self.entry.peek("quota")
-        return setting.number if setting is not None and setting.number is not None and setting.number > 0 else None
+        return (
+            setting.number
+            if setting is not None and setting.number is not None and setting.number > 0
+            else None
+        )
 
     def _limits(self) -> YamlBlock:
         block, at = YamlBlock(), f"{self.file}: limits.max_drones"
         quota, setting = self._quota(), self.entry.take("quota")
         cores = [machine.cores for machine in self.machines if machine.cores]
-        no_limit = setting is None or setting.number or (not setting.tag and setting.value == math.inf)
+        no_limit = (
+            setting is None or setting.number or (not setting.tag and setting.value == math.inf)
+        )
         if quota is None and no_limit:
-            block.put("max_drones", SitePolicy(self.name).max_drones, "the default; TARDIS had no limit")
+            block.put(
+                "max_drones", SitePolicy(self.name).max_drones, "the default; TARDIS had no limit"
+            )
             self.entry.changed("quota", at, "no limit in TARDIS; here there always is one")
         elif quota is None or not cores:
             block.put("max_drones", placeholder("most drones at one time"))
             text = "this quota cannot be read: write how many drones may be there"
             if quota is not None:
-                text = f"{quota:g} cores, but the size of no type is known: write a number of drones"
+                text = (
+                    f"{quota:g} cores, but the size of no type is known: write a number of drones"
+                )
             self.entry.needed("quota", at, text)
         else:
             most = drones_in(quota, min(cores))
@@ -184,12 +204,23 @@ class SiteImport:
             if name is None:
                 self.notes.add(NEEDED, one.line, key, at, "a name is wanted here")
             elif name not in [machine.theirs for machine in self.machines]:
-                made = MachineType(name, our_name(name, [machine.ours for machine in self.machines]), one.line)
+                made = MachineType(
+                    name, our_name(name, [machine.ours for machine in self.machines]), one.line
+                )
                 self.machines.append(made)
-                self.notes.add(CONVERTED, one.line, f"{key}.{name}", f"{at}.{made.ours}", renamed(name, made.ours))
+                self.notes.add(
+                    CONVERTED,
+                    one.line,
+                    f"{key}.{name}",
+                    f"{at}.{made.ours}",
+                    renamed(name, made.ours),
+                )
         if not self.machines:
             self.section.needed("MachineTypes", at, "no machine type: write one")
-        given, sizes = self.section.below("MachineTypeConfiguration"), self.section.below("MachineMetaData")
+        given, sizes = (
+            self.section.below("MachineTypeConfiguration"),
+            self.section.below("MachineMetaData"),
+        )
         quota = self._quota()
         for machine in self.machines:
             own = sizes.below(machine.theirs)
@@ -212,7 +243,12 @@ class SiteImport:
         self._put_gpus(machine, block, sizes.path, at)
         remedy = "a whole number of cores is wanted"
         machine.cores = sizes.put(
-            block, "Cores", f"{at}.cpus", lambda v: v.whole(_MAX_CPUS), what="CPU cores of one drone", remedy=remedy
+            block,
+            "Cores",
+            f"{at}.cpus",
+            lambda v: v.whole(_MAX_CPUS),
+            what="CPU cores of one drone",
+            remedy=remedy,
         )
         for theirs, key in (("Memory", "memory"), ("Disk", "disk")):
             setting = sizes.take(theirs)
@@ -224,7 +260,9 @@ class SiteImport:
             else:
                 block.put(key, placeholder(f"{key} of one drone, as 20 GiB"))
                 sizes.needed(theirs, f"{at}.{key}", f"write it, as `{key}: 20 GiB`")
-        sizes.drop_rest("TARDIS knows Cores, Memory and Disk; write further attributes of the slot under `ad`")
+        sizes.drop_rest(
+            "TARDIS knows Cores, Memory and Disk; write further attributes of the slot under `ad`"
+        )
         if machine.walltime:
             block.put("walltime", machine.walltime)
         return block
@@ -234,7 +272,13 @@ class SiteImport:
         if not machine.gpus and self.hidden_gpus:
             block.put("gpus", placeholder("GPUs of one drone, 0 for a CPU drone"))
             remedy = "write their number, 0 for a CPU drone; with GPUs also `vram` and `capability`"
-            notes.add(NEEDED, machine.line, key, f"{at}.gpus", f"only the flavour shows whether it has GPUs: {remedy}")
+            notes.add(
+                NEEDED,
+                machine.line,
+                key,
+                f"{at}.gpus",
+                f"only the flavour shows whether it has GPUs: {remedy}",
+            )
             return
         block.put("gpus", machine.gpus)
         if not machine.gpus:
@@ -253,7 +297,9 @@ class SiteImport:
         block.remark(f"gpu_model: A100-SXM4-40GB     # as `nvidia-smi` names it{site_model}")
         block.remark('driver: "12.4"                # newest CUDA version of the driver')
         text = "jobs ask for GPUs by capability, of which TARDIS knows nothing: write it; and `gpu_model`"
-        notes.add(NEEDED, machine.line, machine.gpu_key, f"{at}.capability", f"{text} if jobs ask for it")
+        notes.add(
+            NEEDED, machine.line, machine.gpu_key, f"{at}.capability", f"{text} if jobs ask for it"
+        )
 
 
 EXECUTORS = {"ShellExecutor", "SSHExecutor", "DupingSSHExecutor"}
@@ -276,7 +322,9 @@ def put_executor(section: KeyReader, options: YamlBlock, ours: str) -> None:
         options.put("transport", "tools", "the site's tools, run on this host")
         return
     if setting.kind not in EXECUTORS:
-        problem = f"`{setting.tag or 'this'}` is no executor of TARDIS: say how the site's tools run"
+        problem = (
+            f"`{setting.tag or 'this'}` is no executor of TARDIS: say how the site's tools run"
+        )
         section.needed("executor", f"{ours}.transport", problem)
         options.put("transport", placeholder("tools, with ssh if the site is elsewhere"))
         return
@@ -284,14 +332,18 @@ def put_executor(section: KeyReader, options: YamlBlock, ours: str) -> None:
     if setting.kind == "ShellExecutor":
         section.converted("executor", f"{ours}.transport", "the tools run on this host")
         return
-    given = KeyReader(YamlValue(setting.value, setting.line), section.name("executor"), section.notes)
+    given = KeyReader(
+        YamlValue(setting.value, setting.line), section.name("executor"), section.notes
+    )
     ssh, ours = YamlBlock(), f"{ours}.tools.ssh"
     _put_login(given, ssh, ours)
     if setting.kind == "DupingSSHExecutor":
         ssh.put("forced_command", "stdin")
         key = "wrapper" if given.take("wrapper") else ""
         given.converted(
-            key, f"{ours}.forced_command", "the far end reads its command from its input, as with the wrapper"
+            key,
+            f"{ours}.forced_command",
+            "the far end reads its command from its input, as with the wrapper",
         )
     else:
         given.converted("", ours, "the tools run over one ssh connection")
@@ -303,10 +355,25 @@ def _put_login(given: KeyReader, block: YamlBlock, ours: str) -> None:
     for theirs, name in (("host", "host"), ("username", "user"), ("tunnel", "jump")):
         if name != "jump" or ((tunnel := given.peek(theirs)) and tunnel.text):
             what = f"{name} at the login node"
-            given.put(block, theirs, f"{ours}.{name}", lambda value: value.text or None, what=what, remedy="write it")
+            given.put(
+                block,
+                theirs,
+                f"{ours}.{name}",
+                lambda value: value.text or None,
+                what=what,
+                remedy="write it",
+            )
     if given.peek("port") is not None:
         text = "the ssh port"
-        given.put(block, "port", f"{ours}.port", lambda value: value.whole(65535), what="port", text=text, remedy=text)
+        given.put(
+            block,
+            "port",
+            f"{ours}.port",
+            lambda value: value.whole(65535),
+            what="port",
+            text=text,
+            remedy=text,
+        )
     has_credential = False
     if (keys := given.take("client_keys")) is not None:
         has_credential = True

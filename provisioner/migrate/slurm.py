@@ -22,7 +22,10 @@ _RESERVED_NAMES = (
     "kill-on-invalid-dep cluster clusters help usage version quiet verbose"
 )
 _RESERVED_OPTIONS = set(_RESERVED_NAMES.split())
-"""Options of ``sbatch`` that follow from the drone type or define a drone. The site refuses them."""
+"""Options of ``sbatch`` that follow from the drone type or define a drone.
+
+The site refuses them.
+"""
 _NAMED = ("partition", "account", "qos", "reservation", "constraint", "gres")
 """Options with a key of their own; the others go under ``submit``."""
 _GPU_OPTIONS = {"gpus", "gpus-per-node", "gpus-per-task", "gres"}
@@ -30,7 +33,8 @@ _ALL_OPTIONS = (*sorted(_RESERVED_OPTIONS | _GPU_OPTIONS), *_NAMED)
 """Options for which ``sbatch`` also takes a shortened name."""
 _GPU = re.compile(r"(?:gpu:?)?(?:([A-Za-z][\w.-]*):?)?(\d{1,4})?")
 _STARTUP = (
-    "TARDIS starts your pilot script; here our drone script runs: what yours prepares has to be there on the node"
+    "TARDIS starts your pilot script; here our drone script runs: what yours prepares has to "
+    "be there on the node"
 )
 
 
@@ -39,10 +43,14 @@ class SlurmSiteImport(SiteImport):
 
     def machine(self, machine: MachineType, given: KeyReader) -> None:
         setting, at = given.take("Walltime"), f"{self.file}: types.{machine.ours}.walltime"
-        walltime_s = slurm_walltime_s(setting.text) if setting is not None and setting.text else None
+        walltime_s = (
+            slurm_walltime_s(setting.text) if setting is not None and setting.text else None
+        )
         if setting is not None and walltime_s is not None:
             machine.walltime = format_duration(walltime_s)
-            given.converted("Walltime", at, f"`--time={setting.text}`; a drone takes no job near its end")
+            given.converted(
+                "Walltime", at, f"`--time={setting.text}`; a drone takes no job near its end"
+            )
         else:
             machine.walltime = placeholder("longest run of a drone, as 24h")
             given.needed("Walltime", at, "write how long a drone may run, as `24h`")
@@ -68,9 +76,13 @@ class SlurmSiteImport(SiteImport):
         )
         given.drop_rest("TARDIS's Slurm adapter has no such option")
 
-    def _option(self, machine: MachineType, given: KeyReader, theirs: str, name: str, value: YamlValue) -> None:
+    def _option(
+        self, machine: MachineType, given: KeyReader, theirs: str, name: str, value: YamlValue
+    ) -> None:
         text = (value.text or "") if value.value is not None else ""
-        if not re.fullmatch(r"[a-z][a-z0-9-]{0,40}", name) or (value.value is not None and not text):
+        if not re.fullmatch(r"[a-z][a-z0-9-]{0,40}", name) or (
+            value.value is not None and not text
+        ):
             given.dropped(theirs, "this option of `sbatch` is not known here: write its long form")
         elif name in _RESERVED_OPTIONS:
             given.dropped(theirs, f"the provisioner sets `--{name}` itself")
@@ -83,11 +95,17 @@ class SlurmSiteImport(SiteImport):
         elif name in _NAMED:
             given.converted(theirs, self.put(machine, text, name))
         elif meant := next((option for option in _ALL_OPTIONS if option.startswith(name)), ""):
-            given.needed(theirs, self.ours, f"`sbatch` takes it for `--{meant}`: write that, by its name")
+            given.needed(
+                theirs, self.ours, f"`sbatch` takes it for `--{meant}`: write that, by its name"
+            )
         else:
-            given.converted(theirs, self.put(machine, QuotedText(text) if text else True, "submit", name))
+            given.converted(
+                theirs, self.put(machine, QuotedText(text) if text else True, "submit", name)
+            )
 
-    def _gpus(self, machine: MachineType, given: KeyReader, theirs: str, name: str, text: str) -> None:
+    def _gpus(
+        self, machine: MachineType, given: KeyReader, theirs: str, name: str, text: str
+    ) -> None:
         """Import ``gres: gpu:a100:2,mic:1`` or ``gpus: a100:2``: the number defines the drone type, the name stays."""
         at = f"{self.file}: types.{machine.ours}.gpus"
         parts = text.split(",")
@@ -97,13 +115,21 @@ class SlurmSiteImport(SiteImport):
         if gpus and found is None:
             given.needed(theirs, at, f"`--{name}={text}`: write `gpus` of the drone type")
         elif found is not None:
-            machine.gpus, machine.gpu_model, machine.gpu_key = int(found[2] or 1), found[1] or "", given.name(theirs)
+            machine.gpus, machine.gpu_model, machine.gpu_key = (
+                int(found[2] or 1),
+                found[1] or "",
+                given.name(theirs),
+            )
             given.converted(theirs, at, "the GPUs are those of the drone type")
             if found[1]:
                 place = self.put(machine, f"gpu:{found[1]}", "gres")
-                given.converted(theirs, place, "the model of the GPUs; the drone type has their number")
+                given.converted(
+                    theirs, place, "the model of the GPUs; the drone type has their number"
+                )
         if others:
-            given.dropped(theirs, f"`--gres={','.join(others)}`: drones ask for no generic resource but GPUs")
+            given.dropped(
+                theirs, f"`--gres={','.join(others)}`: drones ask for no generic resource but GPUs"
+            )
 
     def site_options(self, block: YamlBlock) -> None:
         put_executor(self.section, block, self.ours)

@@ -10,7 +10,14 @@ from typing import TypeVar
 
 import yaml
 
-from provisioner.config.strict_yaml import CORE_TAG, Position, Steps, TreeBuilder, YamlDocument, built
+from provisioner.config.strict_yaml import (
+    CORE_TAG,
+    Position,
+    Steps,
+    TreeBuilder,
+    YamlDocument,
+    built,
+)
 from provisioner.formatting import sanitize
 from provisioner.migrate.yaml_writer import Scalar, YamlBlock, placeholder
 from provisioner.values import frozen
@@ -39,12 +46,18 @@ class YamlValue:
         """A plain scalar as text; None for anything else."""
         if self.tag or self.value is None or isinstance(self.value, list | dict):
             return None
-        return ("true" if self.value else "false") if isinstance(self.value, bool) else str(self.value)
+        return (
+            ("true" if self.value else "false") if isinstance(self.value, bool) else str(self.value)
+        )
 
     @property
     def number(self) -> float | None:
         """A plain finite number, also one in quotes; None for anything else."""
-        if self.tag or isinstance(self.value, bool) or not isinstance(self.value, int | float | str):
+        if (
+            self.tag
+            or isinstance(self.value, bool)
+            or not isinstance(self.value, int | float | str)
+        ):
             return None
         try:
             number = float(self.value)
@@ -55,7 +68,11 @@ class YamlValue:
     def whole(self, most: int) -> int | None:
         """Return a whole number from 1 to ``most``; None for anything else."""
         number = self.number
-        return int(number) if number is not None and number == int(number) and 1 <= number <= most else None
+        return (
+            int(number)
+            if number is not None and number == int(number) and 1 <= number <= most
+            else None
+        )
 
     @property
     def items(self) -> list[YamlValue]:
@@ -72,7 +89,11 @@ def read(text: str, document: YamlDocument) -> tuple[YamlValue, list[tuple[int, 
     root: YamlValue | None = built(text, builder)
     if root is None or not isinstance(root.value, dict):
         if not document.problems:
-            what = "is empty" if root is None else "expected a mapping at the top, with `Sites` and `BatchSystem`"
+            what = (
+                "is empty"
+                if root is None
+                else "expected a mapping at the top, with `Sites` and `BatchSystem`"
+            )
             document.complain(Position(root.line if root else 1, 1), what)
         return None
     return None if document.problems else (root, builder.oddities)
@@ -82,7 +103,9 @@ def walk(setting: YamlValue) -> Iterator[YamlValue]:
     """Yield ``setting`` and everything in it."""
     value = setting.value
     yield setting
-    for one in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+    for one in (
+        value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    ):
         yield from walk(one)
 
 
@@ -117,7 +140,9 @@ class _Yaml11Builder(TreeBuilder):
         return str(node.value)
 
     def replaces(self, key: str, spot: Position, steps: Steps) -> bool:
-        self.oddities.append((spot.line, f"duplicate key `{key}`: the last one counts, as in TARDIS"))
+        self.oddities.append(
+            (spot.line, f"duplicate key `{key}`: the last one counts, as in TARDIS")
+        )
         return True
 
     def mapping(self, node: yaml.MappingNode, steps: Steps) -> dict[str, YamlValue]:
@@ -188,7 +213,11 @@ class ImportReport:
     found: list[ImportFinding] = field(default_factory=list)
 
     def add(self, verdict: ImportOutcome, line: int, key: str, ours: str, text: str) -> None:
-        key, ours, text = sanitize(key, 160), sanitize(ours, 160), sanitize(text or "taken over", _MAX_FINDING_CHARS)
+        key, ours, text = (
+            sanitize(key, 160),
+            sanitize(ours, 160),
+            sanitize(text or "taken over", _MAX_FINDING_CHARS),
+        )
         self.found.append(ImportFinding(verdict, self.file, line, key, ours, text))
 
 
@@ -198,11 +227,13 @@ _OF_SITE = ("MachineTypes", "MachineTypeConfiguration", "MachineMetaData")
 class KeyReader:
     """A mapping whose keys are taken one by one, so that none is overlooked; ``path`` is its name in findings.
 
-    A value that is not a plain mapping is reported and has no keys. A finding about a missing key, or about the empty
-    one, has the line of the mapping.
+    A value that is not a plain mapping is reported and has no keys. A finding about a missing key,
+    or about the empty one, has the line of the mapping.
     """
 
-    def __init__(self, setting: YamlValue | None, path: str, notes: ImportReport, line: int = 1) -> None:
+    def __init__(
+        self, setting: YamlValue | None, path: str, notes: ImportReport, line: int = 1
+    ) -> None:
         self.path, self.notes = path, notes
         self.line = setting.line if setting is not None else line
         self.is_there = setting is not None and isinstance(setting.value, dict)
@@ -211,7 +242,13 @@ class KeyReader:
             if not setting.tag:
                 self._left = dict(setting.value)
         elif setting is not None and setting.value is not None:
-            notes.add(NEEDED, setting.line, path, "", "expected a mapping: nothing of it could be imported")
+            notes.add(
+                NEEDED,
+                setting.line,
+                path,
+                "",
+                "expected a mapping: nothing of it could be imported",
+            )
         self._lines = {key: value.line for key, value in self._left.items()}
 
     def take(self, key: str) -> YamlValue | None:
@@ -278,6 +315,10 @@ class KeyReader:
     def drop_rest(self, text: str) -> None:
         for key, _ in self.left():
             if key in _OF_SITE:
-                self.needed(key, "", "at the wrong level: it belongs into the section that has the name of its site")
+                self.needed(
+                    key,
+                    "",
+                    "at the wrong level: it belongs into the section that has the name of its site",
+                )
                 continue
             self.dropped(key, text)

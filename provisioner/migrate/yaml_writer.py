@@ -40,7 +40,9 @@ class YamlBlock:
             self.lines += [f"  {line}".rstrip() for line in value.lines]
         elif isinstance(value, Scalar):
             line = f"{name}: {_text(value)}"
-            self.lines.append(f"{line:<{_REMARK_COLUMN}}# {sanitize(remark, 160)}" if remark else line)
+            self.lines.append(
+                f"{line:<{_REMARK_COLUMN}}# {sanitize(remark, 160)}" if remark else line
+            )
         else:
             self.lines.append(f"{name}:" if value else f"{name}: []")
             self.lines += [f"  - {_text(item)}" for item in value]
@@ -68,5 +70,7 @@ def _text(value: Scalar) -> str:
             return f"{value:g}" if isinstance(value, float) else str(value)
     if not isinstance(value, QuotedText) and is_plain_text(value):
         return value
-    escaped = (f"\\{c}" if c in '"\\' else c if c.isprintable() else f"\\U{ord(c):08X}" for c in value)
+    escaped = (
+        f"\\{c}" if c in '"\\' else c if c.isprintable() else f"\\U{ord(c):08X}" for c in value
+    )
     return f'"{"".join(escaped)}"'

@@ -1,6 +1,7 @@
 """Grafana dashboards over the metrics, as the JSON that Grafana imports.
 
-Each metric has a panel, which the table of metrics determines. Only panels that combine metrics are written here.
+Each metric has a panel, which the table of metrics determines. Only panels that combine metrics are
+written here.
 """
 
 from __future__ import annotations
@@ -40,9 +41,15 @@ class Dashboard(NamedTuple):
 def metric_panel(spec: MetricSpec) -> DashboardPanel:
     """Return the panel of one metric: a gauge, the mean duration of the last hour, or the growth of a counter.
 
-    A counter of seconds is shown per second, others per hour. Drone types are added up where there is another label.
+    A counter of seconds is shown per second, others per hour. Drone types are added up where there
+    is another label.
     """
-    title = spec.name.removeprefix("provisioner_").removesuffix("_total").replace("_", " ").replace("gpu", "GPU")
+    title = (
+        spec.name.removeprefix("provisioner_")
+        .removesuffix("_total")
+        .replace("_", " ")
+        .replace("gpu", "GPU")
+    )
     selected = f"{{{SITE}}}" if "site" in spec.labels else ""
     shown = (spec.labels[2:] or spec.labels) if "type" in spec.labels else spec.labels
     grouped = f"sum by ({', '.join(shown)})" if shown else "sum"
@@ -75,14 +82,25 @@ _USED = f"{_total('measured_gpu_seconds_used_total')} / {_total('measured_gpu_se
 WASTE_SUMS = (
     DashboardPanel("GPU-hours", "stat", "h", f"{_GPU_S} / 3600"),
     DashboardPanel("Lost GPU-hours", "stat", "h", f"{_LOST_GPU_S} / 3600"),
-    DashboardPanel("Good part of GPU time", "stat", "percentunit", f"({_BUSY_GPU_S} - {_LOST_GPU_S}) / {_GPU_S}"),
+    DashboardPanel(
+        "Good part of GPU time",
+        "stat",
+        "percentunit",
+        f"({_BUSY_GPU_S} - {_LOST_GPU_S}) / {_GPU_S}",
+    ),
     DashboardPanel("Measured use of held GPUs", "stat", "percentunit", _USED),
 )
 DASHBOARDS: Sequence[Dashboard] = (
     Dashboard("overview", "Provisioner: overview", [*map(metric_panel, metrics.OVERVIEW_METRICS)]),
     Dashboard("sites", "Provisioner: sites", [*map(metric_panel, metrics.SITE_METRICS)]),
-    Dashboard("waste", "Provisioner: use and waste", [*WASTE_SUMS, *map(metric_panel, metrics.WASTE_METRICS)]),
-    Dashboard("controller", "Provisioner: controller", [*map(metric_panel, metrics.CONTROLLER_METRICS)]),
+    Dashboard(
+        "waste",
+        "Provisioner: use and waste",
+        [*WASTE_SUMS, *map(metric_panel, metrics.WASTE_METRICS)],
+    ),
+    Dashboard(
+        "controller", "Provisioner: controller", [*map(metric_panel, metrics.CONTROLLER_METRICS)]
+    ),
 )
 
 
@@ -90,10 +108,22 @@ def render_dashboard(board: Dashboard) -> dict[str, Any]:
     """Return a dashboard as Grafana imports it: it asks for its data source, and its uid stays the same."""
     source = {"type": "prometheus", "uid": "${datasource}"}
     site = {"query": "label_values(provisioner_drones_limit, site)", "refId": "site"}
-    everything = {"includeAll": True, "allValue": ".*", "multi": True, "current": {"text": "All", "value": "$__all"}}
+    everything = {
+        "includeAll": True,
+        "allValue": ".*",
+        "multi": True,
+        "current": {"text": "All", "value": "$__all"},
+    }
     variables = [
         {"name": "datasource", "label": "Data source", "type": "datasource", "query": "prometheus"},
-        {"name": "site", "label": "Site", "type": "query", "datasource": source, "query": site, "refresh": 2}
+        {
+            "name": "site",
+            "label": "Site",
+            "type": "query",
+            "datasource": source,
+            "query": site,
+            "refresh": 2,
+        }
         | everything,
     ]
     return {
@@ -105,7 +135,14 @@ def render_dashboard(board: Dashboard) -> dict[str, Any]:
         "time": {"from": "now-24h", "to": "now"},
         "refresh": "1m",
         "templating": {"list": variables},
-        "links": [{"type": "dashboards", "title": "Provisioner", "tags": ["provisioner"], "asDropdown": True}],
+        "links": [
+            {
+                "type": "dashboards",
+                "title": "Provisioner",
+                "tags": ["provisioner"],
+                "asDropdown": True,
+            }
+        ],
         "panels": list(_placed(board.panels, source)),
     }
 
@@ -118,7 +155,9 @@ def _placed(panels: Sequence[DashboardPanel], source: dict[str, str]) -> Iterato
         if x + width > COLUMNS or (x and height != row_height):
             x, y = 0, y + row_height
         row_height = height
-        instant = {"instant": True, "range": False, "format": "table"} if panel.kind == "table" else {}
+        instant = (
+            {"instant": True, "range": False, "format": "table"} if panel.kind == "table" else {}
+        )
         legend = panel.legend or "__auto"
         yield {
             "type": panel.kind,
@@ -127,6 +166,14 @@ def _placed(panels: Sequence[DashboardPanel], source: dict[str, str]) -> Iterato
             "datasource": source,
             "gridPos": {"x": x, "y": y, "w": width, "h": height},
             "fieldConfig": {"defaults": {"unit": panel.unit, "min": 0}, "overrides": []},
-            "targets": [{"refId": "A", "datasource": source, "expr": panel.query, "legendFormat": legend, **instant}],
+            "targets": [
+                {
+                    "refId": "A",
+                    "datasource": source,
+                    "expr": panel.query,
+                    "legendFormat": legend,
+                    **instant,
+                }
+            ],
         }
         x += width

@@ -1,6 +1,7 @@
 """The metrics of the controller: one table, and their values read from the record.
 
-The reference page, the exposition for Prometheus and the checks of dashboards and alerts are made from :data:`METRICS`.
+The reference page, the exposition for Prometheus and the checks of dashboards and alerts are made
+from :data:`METRICS`.
 """
 
 from __future__ import annotations
@@ -42,10 +43,14 @@ class MetricSpec:
     @property
     def parts(self) -> tuple[str, ...]:
         """Return the names of its samples."""
-        return (f"{self.name}_sum", f"{self.name}_count") if self.kind == "summary" else (self.name,)
+        return (
+            (f"{self.name}_sum", f"{self.name}_count") if self.kind == "summary" else (self.name,)
+        )
 
 
-def _spec(kind: str, name: str, help_: str, labels: str = "", choices: Sequence[str] = ()) -> MetricSpec:
+def _spec(
+    kind: str, name: str, help_: str, labels: str = "", choices: Sequence[str] = ()
+) -> MetricSpec:
     return MetricSpec(f"provisioner_{name}", kind, help_, tuple(labels.split()), choices)
 
 
@@ -64,23 +69,39 @@ OVERVIEW_METRICS = (
     _gauge("jobs_running", "Running jobs in the pool."),
     _gauge("gpus_wanted", "GPUs that idle jobs request; optional ones do not count."),
     _gauge("oldest_job_wait_seconds", "Wait of the oldest idle job."),
-    _summary("job_wait_seconds", "Time from the submission to the start of runs that completed.", "site type"),
+    _summary(
+        "job_wait_seconds",
+        "Time from the submission to the start of runs that completed.",
+        "site type",
+    ),
     _gauge("drones", "Drones that are not confirmed gone.", "site type state", _LIVE),
     _gauge("gpus", "GPUs of drones that are not confirmed gone.", "site type state", _LIVE),
     _counter("drones_requested_total", "Drones that were ordered.", "site type reason", _STARTS),
-    _summary("drone_start_seconds", "Time from the order of a drone until it joined the pool.", "site type"),
+    _summary(
+        "drone_start_seconds",
+        "Time from the order of a drone until it joined the pool.",
+        "site type",
+    ),
     _counter("drones_ended_total", "Drones that ended.", "site type outcome", _ENDED),
 )
 SITE_METRICS = (
     _gauge("breaker_state", "1 for the state of a breaker.", "scope state fault"),
     _gauge("breaker_until_timestamp_seconds", "End of the ban of a banned breaker.", "scope"),
     _gauge("view_age_seconds", "Age of the newest good view; of enabled sites.", "scope"),
-    _gauge("view_fresh", "1 if decisions use the view, 0 if too old or missing; of enabled sites.", "scope"),
+    _gauge(
+        "view_fresh",
+        "1 if decisions use the view, 0 if too old or missing; of enabled sites.",
+        "scope",
+    ),
     _counter("faults_total", "Failures that count for a breaker.", "scope kind", tuple(FaultKind)),
     _gauge("nodes_avoided", "Nodes that are banned as black holes.", "site"),
     _gauge("gpus_free", "Free GPUs of a site by its newest view, if it reports them.", "site"),
     _gauge("drones_limit", "Largest number of drones at a site (`limits.max_drones`).", "site"),
-    _gauge("owner_jobs_waiting", "Waiting jobs of the owner that need resources which drones may hold.", "site"),
+    _gauge(
+        "owner_jobs_waiting",
+        "Waiting jobs of the owner that need resources which drones may hold.",
+        "site",
+    ),
     _counter(
         "owner_wait_seconds_total",
         "Time for which such jobs waited for drones to end.",
@@ -90,15 +111,34 @@ SITE_METRICS = (
     _summary("give_way_seconds", "Time from the notice to a drone to its end.", "site type"),
 )
 WASTE_METRICS = (
-    _counter("gpu_seconds_total", "GPU time of drones by use; GPUs without a job are idle.", "site type use", _USES),
-    _counter("lost_gpu_seconds_total", "Part of the busy GPU time that jobs must repeat.", "site type"),
+    _counter(
+        "gpu_seconds_total",
+        "GPU time of drones by use; GPUs without a job are idle.",
+        "site type use",
+        _USES,
+    ),
+    _counter(
+        "lost_gpu_seconds_total", "Part of the busy GPU time that jobs must repeat.", "site type"
+    ),
     _counter("jobs_lost_total", "Runs of jobs that the end of their drone ended.", "site type"),
     _counter(
-        "jobs_ended_total", "Runs of jobs that ended in drones.", "site type outcome", ("completed", "unfinished")
+        "jobs_ended_total",
+        "Runs of jobs that ended in drones.",
+        "site type outcome",
+        ("completed", "unfinished"),
     ),
-    _counter("measured_gpu_seconds_held_total", "GPU time held by runs whose use was measured.", "site type"),
+    _counter(
+        "measured_gpu_seconds_held_total",
+        "GPU time held by runs whose use was measured.",
+        "site type",
+    ),
     _counter("measured_gpu_seconds_used_total", "GPU time that these runs used.", "site type"),
-    _counter("drones_leaving_total", "Drones asked to leave, or draining by themselves.", "site type reason", _LEAVES),
+    _counter(
+        "drones_leaving_total",
+        "Drones asked to leave, or draining by themselves.",
+        "site type reason",
+        _LEAVES,
+    ),
 )
 CONTROLLER_METRICS = (
     _gauge("info", "1, with the version of the program.", "version"),
@@ -114,12 +154,25 @@ CONTROLLER_METRICS = (
     _gauge("store_bytes", "Size of the record with its log."),
     _gauge("store_free_bytes", "Free space on the disk of the record."),
     _gauge("troubles", "Troubles of `provisioner status`.", "severity kind"),
-    _gauge("credential_usable", "1 if a token, key or certificate can be used, 0 if not.", "scope name"),
-    _gauge("credential_expires_timestamp_seconds", "End of a credential that expires.", "scope name"),
-    _gauge("credential_warning_seconds", "Time before its end from which it is a trouble.", "scope name"),
+    _gauge(
+        "credential_usable", "1 if a token, key or certificate can be used, 0 if not.", "scope name"
+    ),
+    _gauge(
+        "credential_expires_timestamp_seconds", "End of a credential that expires.", "scope name"
+    ),
+    _gauge(
+        "credential_warning_seconds",
+        "Time before its end from which it is a trouble.",
+        "scope name",
+    ),
     _counter("orphan_stops_total", "Orders to stop an orphan; one may be ordered again.", "site"),
 )
-METRICS: Sequence[MetricSpec] = (*OVERVIEW_METRICS, *SITE_METRICS, *WASTE_METRICS, *CONTROLLER_METRICS)
+METRICS: Sequence[MetricSpec] = (
+    *OVERVIEW_METRICS,
+    *SITE_METRICS,
+    *WASTE_METRICS,
+    *CONTROLLER_METRICS,
+)
 
 
 def view_ages(views: Views, now: float) -> dict[str, tuple[float | None, float]]:
@@ -137,14 +190,19 @@ def view_ages(views: Views, now: float) -> dict[str, tuple[float | None, float]]
 
 
 def read_values(reader: Reader, views: Views | None, now: float) -> MetricValues:
-    """Return all values on record, of which ``views`` are the newest. Raises :class:`StoreError`."""
+    """Return all values on record, of which ``views`` are the newest.
+
+    Raises :class:`StoreError`.
+    """
     of, log = MetricKey.of, reader.path.with_name(reader.path.name + "-wal")
     values = {
         **reader.counters(),
         of("provisioner_info", version=__version__): 1.0,
         of(RECORD_UP): 1.0,
         of("provisioner_controller_up"): float(reader.holder() is not None),
-        of("provisioner_store_bytes"): sum(path.stat().st_size for path in (reader.path, log) if path.exists()),
+        of("provisioner_store_bytes"): sum(
+            path.stat().st_size for path in (reader.path, log) if path.exists()
+        ),
         of("provisioner_store_free_bytes"): shutil.disk_usage(reader.path.parent).free,
     }
     if views is None:
@@ -161,7 +219,9 @@ def read_values(reader: Reader, views: Views | None, now: float) -> MetricValues
     values[of("provisioner_tick_age_seconds")] = max(0.0, now - views.at)
     values[of("provisioner_tick_limit_seconds")] = views.policy.overlay_max_age_s
     for scope, (age_s, limit_s) in view_ages(views, now).items():
-        values[of("provisioner_view_fresh", scope=scope)] = float(age_s is not None and age_s <= limit_s)
+        values[of("provisioner_view_fresh", scope=scope)] = float(
+            age_s is not None and age_s <= limit_s
+        )
         if age_s is not None:
             values[of("provisioner_view_age_seconds", scope=scope)] = max(0.0, age_s)
     breakers = reader.breakers()
@@ -169,7 +229,9 @@ def read_values(reader: Reader, views: Views | None, now: float) -> MetricValues
     for scope in (OVERLAY, *views.policy.sites, *(kind.key for kind in views.types)):
         breaker = breakers.get(scope) or Breaker(scope)
         fault = breaker.fault.kind.value if breaker.fault else ""
-        values[of("provisioner_breaker_state", scope=scope, state=breaker.state.value, fault=fault)] = 1.0
+        values[
+            of("provisioner_breaker_state", scope=scope, state=breaker.state.value, fault=fault)
+        ] = 1.0
         if breaker in bans:
             values[of("provisioner_breaker_until_timestamp_seconds", scope=scope)] = breaker.until
     avoided = Counter(each.scope.partition("@")[0] for each in bans if each.node)
@@ -180,24 +242,39 @@ def read_values(reader: Reader, views: Views | None, now: float) -> MetricValues
 
 
 TroubleKinds = Callable[[Reader], Iterable[tuple[str, str]]]
-"""Returns severity and kind of each trouble on record. The rules are in :mod:`provisioner.cli.troubles`."""
+"""Returns severity and kind of each trouble on record.
+
+The rules are in :mod:`provisioner.cli.troubles`.
+"""
 
 
-def families(reader: Reader, now: float, troubles: TroubleKinds | None = None) -> Iterator[MetricFamily]:
-    """Yield all metrics with their values. Counters with labels that the metric no longer has are left out."""
-    views, found = reader.views(bulk=False), dict[tuple[str, tuple[str, ...]], dict[tuple[str, ...], float]]()
+def families(
+    reader: Reader, now: float, troubles: TroubleKinds | None = None
+) -> Iterator[MetricFamily]:
+    """Yield all metrics with their values.
+
+    Counters with labels that the metric no longer has are left out.
+    """
+    views, found = (
+        reader.views(bulk=False),
+        dict[tuple[str, tuple[str, ...]], dict[tuple[str, ...], float]](),
+    )
     for key, value in read_values(reader, views, now).items():
         labels = dict(key.labels)
         found.setdefault((key.metric, tuple(labels)), {})[tuple(labels.values())] = value
     if troubles is not None:
         counts = Counter(troubles(reader))
-        found["provisioner_troubles", ("severity", "kind")] = {key: float(count) for key, count in counts.items()}
+        found["provisioner_troubles", ("severity", "kind")] = {
+            key: float(count) for key, count in counts.items()
+        }
     for spec in METRICS:
         values = [found.get((part, spec.labels), {}) for part in spec.parts]
         family = MetricFamily(spec.name.removesuffix("_total"), spec.help, spec.kind)
         for texts in sorted({*_labels_at_start(spec, views)}.union(*values)):
             for part, of_part in zip(spec.parts, values, strict=True):
-                family.add_sample(part, dict(zip(spec.labels, texts, strict=True)), of_part.get(texts, 0.0))
+                family.add_sample(
+                    part, dict(zip(spec.labels, texts, strict=True)), of_part.get(texts, 0.0)
+                )
         yield family
 
 
@@ -263,9 +340,14 @@ def readiness(views: Views | None, holder: Holder | None, now: float) -> Health:
     if views is None:
         return Health(False, (*problems, "no tick is on record"))
     ages = {f"view of {scope}": age for scope, age in view_ages(views, now).items()}
-    for what, (age_s, limit_s) in {"newest tick": (now - views.at, views.policy.overlay_max_age_s), **ages}.items():
+    for what, (age_s, limit_s) in {
+        "newest tick": (now - views.at, views.policy.overlay_max_age_s),
+        **ages,
+    }.items():
         if age_s is None:
             problems.append(f"there is no {what}")
         elif age_s > limit_s:
-            problems.append(f"the {what} is {formatting.age(age_s)} old; it may be {formatting.age(limit_s)} old")
+            problems.append(
+                f"the {what} is {formatting.age(age_s)} old; it may be {formatting.age(limit_s)} old"
+            )
     return Health(not problems, tuple(problems))

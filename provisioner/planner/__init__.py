@@ -1,7 +1,8 @@
 """Planning: a snapshot goes in, a plan with its reasons comes out. No clock, no I/O, no randomness.
 
-The steps are listed in :func:`decide`, each in a module of its own. An import contract checks the purity.
-:mod:`validation` checks the result and shares no code with the planner. :mod:`safeguards` combines the two.
+The steps are listed in :func:`decide`, each in a module of its own. An import contract checks the
+purity. :mod:`validation` checks the result and shares no code with the planner. :mod:`safeguards`
+combines the two.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ __all__ = ["decide", "planner_with_memory"]
 def decide(snapshot: Snapshot, memory: SteadyDrones | None = None) -> Plan:
     """Return the changes that a snapshot calls for, with their reasons. The same snapshot gives the same plan.
 
-    ``memory``: the drones of the last plan. Those that did not change are recognised, which only saves time.
+    ``memory``: the drones of the last plan. Those that did not change are recognised, which only
+    saves time.
     """
     validity = check_views(snapshot, memory)
     observed = observe_all(snapshot, validity)
@@ -34,7 +36,10 @@ def decide(snapshot: Snapshot, memory: SteadyDrones | None = None) -> Plan:
     black_holes = BlackHoles.of(context)
     reservations = OwnerReservations.of(context)
     placed = place(context, reservations, Supply.of(context))
-    preemptions = [*reservations.preemptions, *reclaim_reserve(context, reservations, placed.lacking_room)]
+    preemptions = [
+        *reservations.preemptions,
+        *reclaim_reserve(context, reservations, placed.lacking_room),
+    ]
     retired = retire(context, preemptions, placed, black_holes)
     moves = {move.drone.id: move for move in (*observed, *signs_of_life(snapshot, validity))}
     for marked in retired.moves:
@@ -49,11 +54,18 @@ def decide(snapshot: Snapshot, memory: SteadyDrones | None = None) -> Plan:
         moves=tuple(moves.values()),
         starts=tuple(placed.allocation.starts),
         # A drone is asked only once in a tick.
-        drains=(*retired.drains, *(drain for drain in placed.undrained if drain.drone.id not in retired.asked)),
+        drains=(
+            *retired.drains,
+            *(drain for drain in placed.undrained if drain.drone.id not in retired.asked),
+        ),
         stops=tuple(retired.stops),
         orphans=tuple(retired.orphans),
         refusals=(*placed.refusals, *retired.refusals),
-        breakers=tuple(b for b in {**breakers, **black_holes.breakers}.values() if snapshot.breakers.get(b.scope) != b),
+        breakers=tuple(
+            b
+            for b in {**breakers, **black_holes.breakers}.values()
+            if snapshot.breakers.get(b.scope) != b
+        ),
         requests_done=tuple(retired.requests_done),
         patience=tuple(reservations.patience),
     )

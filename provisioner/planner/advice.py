@@ -1,9 +1,10 @@
 """Advice: the one change of a waiting job's request that would start it soonest.
 
-The planner itself judges: one job, behind all others of its class, is planned with its request as it is, and again with
-each candidate change. Candidates are the amounts at which a drone type or a free slot begins to fit, and the
-requirements that types do not meet. A request is never raised. Within one dimension a smaller request fits wherever a
-larger one does, so a binary search finds the smallest change that wins as much as the largest one.
+The planner itself judges: one job, behind all others of its class, is planned with its request as
+it is, and again with each candidate change. Candidates are the amounts at which a drone type or a
+free slot begins to fit, and the requirements that types do not meet. A request is never raised.
+Within one dimension a smaller request fits wherever a larger one does, so a binary search finds the
+smallest change that wins as much as the largest one.
 """
 
 from __future__ import annotations
@@ -14,16 +15,37 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import NamedTuple
 
-from provisioner.model import WHOLE_GPU, Breaker, JobClass, Snapshot, StateChange, TypeKey, class_scope
+from provisioner.model import (
+    WHOLE_GPU,
+    Breaker,
+    JobClass,
+    Snapshot,
+    StateChange,
+    TypeKey,
+    class_scope,
+)
 from provisioner.planner.breakers import update_breakers
 from provisioner.planner.capacity import DroneSlots, SlotShape, Supply
-from provisioner.planner.context import PlanningContext, ViewValidity, check_views, drone_end_at, negotiator_silent_s
+from provisioner.planner.context import (
+    PlanningContext,
+    ViewValidity,
+    check_views,
+    drone_end_at,
+    negotiator_silent_s,
+)
 from provisioner.planner.forecast import forecast_start
 from provisioner.planner.lifecycle import observe_all
 from provisioner.planner.matching import format_gpus, resources_of_type, unmet_requirement
 from provisioner.planner.owner import OwnerReservations
 from provisioner.planner.placement import place
-from provisioner.reasons import NegotiatorSilent, PoolLimit, Reason, RequestAdvice, StartForecast, StartOutcome
+from provisioner.reasons import (
+    NegotiatorSilent,
+    PoolLimit,
+    Reason,
+    RequestAdvice,
+    StartForecast,
+    StartOutcome,
+)
 from provisioner.sharing import share_milli
 
 SOON_S = 300.0
@@ -40,7 +62,8 @@ _ASSUMED_WAIT_S = {StartOutcome.STARTS: 600.0, StartOutcome.WAITS: 86400.0, Star
 def advise(snapshot: Snapshot, job: JobClass, peak_vram_mib: int = 0) -> RequestAdvice:
     """Return the advice for the jobs of a class that waits in the overlay's view of the snapshot.
 
-    ``peak_vram_mib`` is the largest use of memory per GPU that was measured in such jobs: less is not advised.
+    ``peak_vram_mib`` is the largest use of memory per GPU that was measured in such jobs: less is
+    not advised.
     """
     what_if = WhatIf.of(snapshot, job)
     now, why = what_if.forecast(RequestChange(what_if.one))
@@ -59,9 +82,13 @@ def advise(snapshot: Snapshot, job: JobClass, peak_vram_mib: int = 0) -> Request
     if not found:
         return RequestAdvice(now, why)
     best_s = min(map(_rank, found.values()))
-    good = (change for change, then in found.items() if _rank(then) <= best_s * NEARLY_BEST_WAIT + 60.0)
+    good = (
+        change for change, then in found.items() if _rank(then) <= best_s * NEARLY_BEST_WAIT + 60.0
+    )
     change = min(good, key=lambda each: each.effort)
-    return RequestAdvice(now, why, change.dimension, change.requested, change.advised, found[change])
+    return RequestAdvice(
+        now, why, change.dimension, change.requested, change.advised, found[change]
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -83,7 +110,10 @@ def _rank(forecast: StartForecast) -> float:
 
 
 def _is_better(then: StartForecast, now: StartForecast) -> bool:
-    """Return True if the change wins. An unknown waiting time is no better than another of the same outcome."""
+    """Return True if the change wins.
+
+    An unknown waiting time is no better than another of the same outcome.
+    """
     if then.wait_s is not None and now.wait_s is not None:
         return then.wait_s <= WORTHWHILE_WAIT * now.wait_s
     return _ASSUMED_WAIT_S[then.outcome] < _ASSUMED_WAIT_S[now.outcome]
@@ -108,7 +138,9 @@ def _smallest_step(
 
 def _rounded_mib(amount: int) -> int:
     """Round down to what people write, and to what a startd hands out (multiples of 128 MiB)."""
-    step = next((step for least, step in ((4096, 1024), (1024, 512), (128, 128)) if amount >= least), 1)
+    step = next(
+        (step for least, step in ((4096, 1024), (1024, 512), (128, 128)) if amount >= least), 1
+    )
     return amount - amount % step
 
 
@@ -129,7 +161,9 @@ _AMOUNTS = {
     "capability": RequestAmount("capability", lambda tenths: f"{tenths / 10:.1f}"),
     "driver": RequestAmount("driver", lambda version: f"{version // 1000}.{version % 1000 // 10}"),
     "gpus": RequestAmount("gpu_milli", format_gpus),
-    "walltime": RequestAmount("walltime_s", "{} s".format, lambda span_s: span_s - span_s % 60 or span_s),
+    "walltime": RequestAmount(
+        "walltime_s", "{} s".format, lambda span_s: span_s - span_s % 60 or span_s
+    ),
 }
 _NOT_OF_THE_JOB = ("start", "unjudged", "arch")
 """Dimensions of refusals that no change of the request removes."""
@@ -150,9 +184,16 @@ class WhatIf:
 
     @classmethod
     def of(cls, snapshot: Snapshot, job: JobClass) -> WhatIf:
-        """Take one job out of its class. The class's back-offs hold for it as well: their cause is unknown."""
+        """Take one job out of its class.
+
+        The class's back-offs hold for it as well: their cause is unknown.
+        """
         one = replace(job, id=f"{job.id}~", waiting=1, fresh=0, running=0, held=0, limited=0)
-        left = replace(job, waiting=max(0, job.waiting - 1), fresh=job.fresh if job.waiting else max(0, job.fresh - 1))
+        left = replace(
+            job,
+            waiting=max(0, job.waiting - 1),
+            fresh=job.fresh if job.waiting else max(0, job.fresh - 1),
+        )
         validity = check_views(snapshot)
         observed = observe_all(snapshot, validity)
         breakers = dict(update_breakers(snapshot, observed, validity.changing.values()))
@@ -160,7 +201,10 @@ class WhatIf:
             scope = class_scope(TypeKey(each.scope.partition("#")[0]), one.id)
             breakers[scope] = replace(each, scope=scope)
         view = snapshot.overlay.view
-        classes = [left if each.id == job.id else each for each in (view.classes if view is not None else ())]
+        classes = [
+            left if each.id == job.id else each
+            for each in (view.classes if view is not None else ())
+        ]
         return cls(snapshot, classes, validity, observed, breakers, one)
 
     def forecast(self, change: RequestChange) -> tuple[StartForecast, Reason | None]:
@@ -173,9 +217,14 @@ class WhatIf:
         overlay = self.snapshot.overlay
         if overlay.view is not None:
             after = change.job.owner if change.before_own else None
-            classes = (replace(job, waiting=0, fresh=0) if job.owner == after else job for job in self.classes)
+            classes = (
+                replace(job, waiting=0, fresh=0) if job.owner == after else job
+                for job in self.classes
+            )
             overlay = replace(overlay, view=replace(overlay.view, classes=(*classes, change.job)))
-        return PlanningContext.of(replace(self.snapshot, overlay=overlay), self.validity, self.observed, self.breakers)
+        return PlanningContext.of(
+            replace(self.snapshot, overlay=overlay), self.validity, self.observed, self.breakers
+        )
 
     def candidates(self, peak_vram_mib: int = 0) -> Iterator[Sequence[RequestChange]]:
         """Yield the changes of each dimension, the smallest first; at the end, to do without a GPU."""
@@ -185,20 +234,42 @@ class WhatIf:
         for dimension in _AMOUNTS:
             least = peak_vram_mib if dimension == "vram" else 0
             largest = (_largest(one, dimension, slots, context.now) for slots in closed)
-            amounts = _fewer_gpus(one, context) if dimension == "gpus" else {n for n in largest if n and n >= least}
+            amounts = (
+                _fewer_gpus(one, context)
+                if dimension == "gpus"
+                else {n for n in largest if n and n >= least}
+            )
             if amounts:
-                yield [_with_amount(one, dimension, amount) for amount in sorted(amounts, reverse=True)]
-        for requested, dimension in sorted({w.requested: w.dimension for w in refusals if not w.is_amount}.items()):
-            left = {key: why for key, why in one.refuses.items() if why.others or why.requested != requested}
+                yield [
+                    _with_amount(one, dimension, amount) for amount in sorted(amounts, reverse=True)
+                ]
+        for requested, dimension in sorted(
+            {w.requested: w.dimension for w in refusals if not w.is_amount}.items()
+        ):
+            left = {
+                key: why
+                for key, why in one.refuses.items()
+                if why.others or why.requested != requested
+            }
             yield [RequestChange(replace(one, refuses=left), f"no-{dimension}", requested, "", 1.5)]
-        own = [job for job in self.classes if job.owner == one.owner and job.id != one.id.removesuffix("~")]
+        own = [
+            job
+            for job in self.classes
+            if job.owner == one.owner and job.id != one.id.removesuffix("~")
+        ]
         if ahead := [job.priority for job in own if job.waiting]:
             first = max(*ahead, one.priority) + 1
-            yield [RequestChange(one, "priority", str(one.priority), str(first), 0.9, before_own=True)]
+            yield [
+                RequestChange(one, "priority", str(one.priority), str(first), 0.9, before_own=True)
+            ]
         for group in sorted({job.group for job in own} - {one.group, ""}):
             yield [RequestChange(replace(one, group=group), "group", one.group, group, 0.8)]
         if one.gpu_milli and not one.gpu_optional:
-            yield [RequestChange(replace(one, gpu_optional=True), "optional", "required", "optional", 2.0)]
+            yield [
+                RequestChange(
+                    replace(one, gpu_optional=True), "optional", "required", "optional", 2.0
+                )
+            ]
 
 
 def _places(context: PlanningContext) -> Iterator[DroneSlots]:
@@ -234,9 +305,14 @@ def _largest(one: JobClass, dimension: str, slots: DroneSlots, now: float) -> in
 
 
 def _with_amount(one: JobClass, dimension: str, amount: int) -> RequestChange:
-    """Return the change of one amount. Types refused for that amount alone are judged anew, by their numbers."""
+    """Return the change of one amount.
+
+    Types refused for that amount alone are judged anew, by their numbers.
+    """
     field, text, _ = _AMOUNTS[dimension]
     asked = int(getattr(one, field))
-    refuses = {key: why for key, why in one.refuses.items() if why.others or why.dimension != dimension}
+    refuses = {
+        key: why for key, why in one.refuses.items() if why.others or why.dimension != dimension
+    }
     job = replace(one, refuses=refuses, **{field: amount})  # type: ignore[arg-type]
     return RequestChange(job, dimension, text(asked), text(amount), 1 - amount / asked)

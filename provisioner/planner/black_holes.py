@@ -1,14 +1,16 @@
 """Black-hole drones and nodes: job after job fails in them within seconds, or is held.
 
-Such a drone is always free for the next job, so it ruins a queue faster than all good drones work it off. The checks of
-the drone find some causes (``docs/reference/drone.md``); this rule looks at the jobs. A black-hole drone is drained.
-Once two drones of a node had to leave within an hour, the node backs off: drones on it without a job leave. The state
-of a node is a breaker of the scope ``<site>@<node>``.
+Such a drone is always free for the next job, so it ruins a queue faster than all good drones work
+it off. The checks of the drone find some causes (``docs/reference/drone.md``); this rule looks at
+the jobs. A black-hole drone is drained. Once two drones of a node had to leave within an hour, the
+node backs off: drones on it without a job leave. The state of a node is a breaker of the scope
+``<site>@<node>``.
 
-Jobs also fail by their own fault, and their owners could try to have drones drained. So failures count only for owners
-whose jobs succeed elsewhere, or have not run elsewhere, and never for more jobs than the slot has started. Those of a
-single owner count only if other jobs of theirs succeed in other drones. Each success in the drone outweighs several
-failures, and only a part of a site's drones leaves at once.
+Jobs also fail by their own fault, and their owners could try to have drones drained. So failures
+count only for owners whose jobs succeed elsewhere, or have not run elsewhere, and never for more
+jobs than the slot has started. Those of a single owner count only if other jobs of theirs succeed
+in other drones. Each success in the drone outweighs several failures, and only a part of a site's
+drones leaves at once.
 """
 
 from __future__ import annotations
@@ -19,7 +21,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import field
 
 from provisioner import model
-from provisioner.model import Blame, Breaker, BreakerState, Drone, DroneId, DroneState, Fault, FaultKind, node_scope
+from provisioner.model import (
+    Blame,
+    Breaker,
+    BreakerState,
+    Drone,
+    DroneId,
+    DroneState,
+    Fault,
+    FaultKind,
+    node_scope,
+)
 from provisioner.planner.breakers import after_failure, after_success
 from provisioner.planner.context import PlanningContext
 from provisioner.reasons import BlackHoleDrone, BlackHoleNode
@@ -54,7 +66,10 @@ class BlackHoles:
 
     @classmethod
     def of(cls, context: PlanningContext) -> BlackHoles:
-        """Judge the drones by the jobs that failed in them. Nothing is judged while the pool's view is doubted."""
+        """Judge the drones by the jobs that failed in them.
+
+        Nothing is judged while the pool's view is doubted.
+        """
         view, now = context.snapshot.overlay.view, context.now
         nodes = {scope: each for scope, each in context.breakers.items() if each.node}
         doubted = context.validity.overlay is not None or context.too_unhealthy is not None
@@ -63,7 +78,8 @@ class BlackHoles:
         after = {
             scope: after_success(each, now)
             for scope, each in nodes.items()
-            if each.state in (BreakerState.DEGRADED, BreakerState.PROBING) and now - each.since > NODE_QUIET_S
+            if each.state in (BreakerState.DEGRADED, BreakerState.PROBING)
+            and now - each.since > NODE_QUIET_S
         }
         nodes |= after
         leave: dict[DroneId, tuple[Drone, BlackHoleDrone | BlackHoleNode]] = {}
@@ -88,17 +104,29 @@ NO_BLACK_HOLES = BlackHoles()
 
 
 def _leaving_allowed(context: PlanningContext) -> Counter[str]:
-    """Return how many more drones of each site may leave for this. Those that leave by any request count as well."""
+    """Return how many more drones of each site may leave for this.
+
+    Those that leave by any request count as well.
+    """
     there, leaving = Counter[str](), Counter[str]()
     for drone in context.drones.values():
         there[drone.site] += drone.joined_at > 0
         leaving[drone.site] += drone.joined_at > 0 and drone.leaving is DroneState.CANCELLED
-    return Counter({site: max(1, count // MAX_LEAVING_FRACTION) - leaving[site] for site, count in there.items()})
+    return Counter(
+        {
+            site: max(1, count // MAX_LEAVING_FRACTION) - leaving[site]
+            for site, count in there.items()
+        }
+    )
 
 
-def _black_hole_drones(context: PlanningContext, view: model.OverlayView) -> Iterator[tuple[Drone, BlackHoleDrone]]:
+def _black_hole_drones(
+    context: PlanningContext, view: model.OverlayView
+) -> Iterator[tuple[Drone, BlackHoleDrone]]:
     """Yield the black-hole drones, those with most failed jobs first."""
-    by_drone: dict[DroneId, dict[_JobKey, list[model.JobFailure]]] = defaultdict(lambda: defaultdict(list))
+    by_drone: dict[DroneId, dict[_JobKey, list[model.JobFailure]]] = defaultdict(
+        lambda: defaultdict(list)
+    )
     drones_of: Counter[_JobKey] = Counter()
     bad_in: dict[str, Counter[DroneId]] = defaultdict(Counter)
     good_in: dict[str, Counter[DroneId]] = defaultdict(Counter)
@@ -128,26 +156,43 @@ def _black_hole_drones(context: PlanningContext, view: model.OverlayView) -> Ite
             continue
         if not context.can_act_on(drone):
             continue
-        elsewhere = {owner: _elsewhere(good_in[owner], drone_id) for owner in {m[0].owner for m in by_job.values()}}
-        theirs = {o for o, well in elsewhere.items() if not (ill := _elsewhere(bad_in[o], drone_id)) or well > ill}
+        elsewhere = {
+            owner: _elsewhere(good_in[owner], drone_id)
+            for owner in {m[0].owner for m in by_job.values()}
+        }
+        theirs = {
+            o
+            for o, well in elsewhere.items()
+            if not (ill := _elsewhere(bad_in[o], drone_id)) or well > ill
+        }
         counted = {job: mishaps for job, mishaps in by_job.items() if mishaps[0].owner in theirs}
         most = slot_there.jobs_started - good[drone_id]
-        jobs = (1 if drones_of[job] > 1 else -(-len(failed) // FAILURES_PER_JOB) for job, failed in counted.items())
+        jobs = (
+            1 if drones_of[job] > 1 else -(-len(failed) // FAILURES_PER_JOB)
+            for job, failed in counted.items()
+        )
         weight = min(most, sum(jobs))
         convincing = len(theirs) > 1 or any(elsewhere[owner] for owner in theirs)
         if convincing and weight >= MIN_FAILED_JOBS and weight > GOOD_JOB_WEIGHT * good[drone_id]:
             every = [mishap for mishaps in counted.values() for mishap in mishaps]
             last = max(every, key=lambda mishap: (mishap.at, mishap.job_id))
             failed, message = min(most, len(every)), f"job {last.job_id} {last.cause}"
-            found.append((drone, BlackHoleDrone(failed, good[drone_id], len(theirs), drone.node, message)))
+            found.append(
+                (drone, BlackHoleDrone(failed, good[drone_id], len(theirs), drone.node, message))
+            )
     yield from sorted(found, key=lambda each: (-each[1].failed, each[0].id))
 
 
 def _unexplained(context: PlanningContext, view: model.OverlayView) -> Iterator[model.JobFailure]:
     """Yield the failures without a known cause: a fault on a shared GPU, or the end of the drone by its site."""
-    explained = {(each.drone_id, each.job_number) for each in view.mishaps if each.blame is not Blame.UNKNOWN}
+    explained = {
+        (each.drone_id, each.job_number) for each in view.mishaps if each.blame is not Blame.UNKNOWN
+    }
     for failure in dict.fromkeys(view.mishaps):
-        drone, end = context.drones.get(failure.drone_id), context.snapshot.ended.get(failure.drone_id)
+        drone, end = (
+            context.drones.get(failure.drone_id),
+            context.snapshot.ended.get(failure.drone_id),
+        )
         by_site = end in _ENDED_BY_SITE or (drone is not None and 0 < drone.notice_at <= failure.at)
         if not by_site and (failure.drone_id, failure.job_number) not in explained:
             yield failure
@@ -162,11 +207,20 @@ def _drones_on_avoided_nodes(
 ) -> Iterator[tuple[Drone, BlackHoleNode]]:
     """Yield drones without a job on banned nodes, if their site has drones on others: a start might lead there."""
     banned = {scope: each for scope, each in nodes.items() if each.state is BreakerState.BANNED}
-    places = {(drone.site, drone.node) for drone in context.drones.values() if drone.node} if banned else set()
+    places = (
+        {(drone.site, drone.node) for drone in context.drones.values() if drone.node}
+        if banned
+        else set()
+    )
     others = {site for site, node in places if node_scope(site, node) not in banned}
     for drone in context.changing.values() if others else ():
         slot, breaker = context.slots.get(drone.id), banned.get(node_scope(drone.site, drone.node))
-        if breaker is None or drone.site not in others or drone.is_leaving or not context.can_act_on(drone):
+        if (
+            breaker is None
+            or drone.site not in others
+            or drone.is_leaving
+            or not context.can_act_on(drone)
+        ):
             continue
         if drone.state in _TAKES_NO_JOB_YET and not drone.jobs and (slot is None or not slot.jobs):
             message = breaker.fault.message if breaker.fault else ""

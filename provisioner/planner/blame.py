@@ -1,8 +1,9 @@
 """Blame for failures on shared GPUs, and the users whose jobs get exclusive GPUs for it.
 
-A fatal fault of one job on a GPU that is shared by MPS ends the jobs beside it. Those are *collateral*: recorded, and
-never held against their users. The record of a user is a breaker of the scope ``user:<name>``: ``banned`` means
-exclusive GPUs only, ``degraded`` that there are failures on record.
+A fatal fault of one job on a GPU that is shared by MPS ends the jobs beside it. Those are
+*collateral*: recorded, and never held against their users. The record of a user is a breaker of the
+scope ``user:<name>``: ``banned`` means exclusive GPUs only, ``degraded`` that there are failures on
+record.
 """
 
 from __future__ import annotations
@@ -12,7 +13,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from provisioner import model
-from provisioner.model import Blame, Breaker, BreakerState, Fault, FaultKind, JobClass, JobFailure, Policy
+from provisioner.model import (
+    Blame,
+    Breaker,
+    BreakerState,
+    Fault,
+    FaultKind,
+    JobClass,
+    JobFailure,
+    Policy,
+)
 from provisioner.planner.matching import CompatibleTypes
 from provisioner.reasons import ExclusiveOnly
 from provisioner.values import frozen
@@ -41,12 +51,17 @@ def judge_users(snapshot: model.Snapshot, known: Mapping[str, Breaker]) -> Mappi
     before |= {scope: Breaker(scope) for scope in news.keys() - before.keys()}
     ended = (view.completions if view and before else None) or ()
     completed = {job.job_id: job.ended_at for job in ended if not job.unfinished}
-    after = {scope: _judged(each, news[scope], completed, snapshot) for scope, each in before.items()}
+    after = {
+        scope: _judged(each, news[scope], completed, snapshot) for scope, each in before.items()
+    }
     return {scope: each for scope, each in after.items() if each != before[scope]}
 
 
 def _judged(
-    before: Breaker, news: Iterable[JobFailure], completed: Mapping[str, float], snapshot: model.Snapshot
+    before: Breaker,
+    news: Iterable[JobFailure],
+    completed: Mapping[str, float],
+    snapshot: model.Snapshot,
 ) -> Breaker:
     window_s, limit = snapshot.policy.fault_window_s, snapshot.policy.fault_limit
     oldest = snapshot.now - window_s
@@ -60,7 +75,10 @@ def _judged(
         if new.at > max(oldest, before.since) and new.job_number not in near:
             faults.append(new)
     for n, each in enumerate(faults):
-        if each.blame is Blame.COLLATERAL and completed.get(each.job_id, 0.0) > each.at - SAME_FAILURE_S:
+        if (
+            each.blame is Blame.COLLATERAL
+            and completed.get(each.job_id, 0.0) > each.at - SAME_FAILURE_S
+        ):
             faults[n] = replace(each, blame=Blame.SETTLED)
     faults = _newest(faults)
     if not faults:
@@ -75,9 +93,13 @@ def _judged(
         until = blamed[-limit].at + window_s
     elif alone and alone[-1].at + ALONE_S > snapshot.now:
         until, shown = alone[-1].at + ALONE_S, alone[-1]
-    fault = Fault(FaultKind.JOBS, f"job {shown.job_id} in {shown.drone_id}: {shown.cause}", shown.at)
+    fault = Fault(
+        FaultKind.JOBS, f"job {shown.job_id} in {shown.drone_id}: {shown.cause}", shown.at
+    )
     state = BreakerState.BANNED if until else BreakerState.DEGRADED
-    return Breaker(before.scope, state, before.since, len(blamed), until, fault, faults=tuple(faults))
+    return Breaker(
+        before.scope, state, before.since, len(blamed), until, fault, faults=tuple(faults)
+    )
 
 
 def _newest(faults: Iterable[JobFailure]) -> list[JobFailure]:
@@ -102,10 +124,21 @@ class ExclusiveUsers:
 
     @classmethod
     def of(
-        cls, policy: Policy, breakers: Mapping[str, Breaker], classes: Iterable[JobClass], compatible: _ByClass
+        cls,
+        policy: Policy,
+        breakers: Mapping[str, Breaker],
+        classes: Iterable[JobClass],
+        compatible: _ByClass,
     ) -> ExclusiveUsers:
-        """Collect the users and their classes. A job without blame shares a GPU if no exclusive type fits."""
-        banned = {each.user: each for each in breakers.values() if each.user and each.state is BreakerState.BANNED}
+        """Collect the users and their classes.
+
+        A job without blame shares a GPU if no exclusive type fits.
+        """
+        banned = {
+            each.user: each
+            for each in breakers.values()
+            if each.user and each.state is BreakerState.BANNED
+        }
         users, why, left = set(banned), dict[str, ExclusiveOnly](), dict[str, CompatibleTypes]()
         for job in classes if banned else ():
             breaker, fits = banned.get(job.owner), compatible[job.id]
@@ -114,7 +147,9 @@ class ExclusiveUsers:
                 continue
             blamed = breaker.failures if breaker.failures >= policy.fault_limit else 0
             if blamed or exclusive.kinds:
-                why[job.id] = ExclusiveOnly(blamed, policy.fault_window_s, breaker.until, breaker.fault.message)
+                why[job.id] = ExclusiveOnly(
+                    blamed, policy.fault_window_s, breaker.until, breaker.fault.message
+                )
                 left[job.id] = exclusive
             else:
                 users.discard(job.owner)

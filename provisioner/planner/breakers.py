@@ -1,9 +1,10 @@
 """Circuit breakers for sites, drone types, the overlay, and job classes on drone types.
 
-A job class backs off on one drone type after a drone that was started for it received none of its jobs. The pool knows
-more than the planner: a parallel job, a used-up concurrency limit, a START expression that the template lacks. Such a
-drone idles in vain for these jobs and serves all others. So only the class backs off, only on that type: after a pause
-one more drone is tried, and each failure doubles the pause. The scope of that breaker is ``<site>/<type>#<class id>``.
+A job class backs off on one drone type after a drone that was started for it received none of its
+jobs. The pool knows more than the planner: a parallel job, a used-up concurrency limit, a START
+expression that the template lacks. Such a drone idles in vain for these jobs and serves all others.
+So only the class backs off, only on that type: after a pause one more drone is tried, and each
+failure doubles the pause. The scope of that breaker is ``<site>/<type>#<class id>``.
 """
 
 from __future__ import annotations
@@ -12,7 +13,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from provisioner import model
-from provisioner.model import Breaker, BreakerState, Drone, DroneState, Fault, FaultKind, Snapshot, StateChange, TypeKey
+from provisioner.model import (
+    Breaker,
+    BreakerState,
+    Drone,
+    DroneState,
+    Fault,
+    FaultKind,
+    Snapshot,
+    StateChange,
+    TypeKey,
+)
 from provisioner.planner.blame import judge_users
 from provisioner.reasons import EXIT_WORDS, EndedAtSite, StartsUnmatched
 from provisioner.values import frozen
@@ -56,9 +67,18 @@ def after_failure(breaker: Breaker, fault: Fault, now: float) -> Breaker:
     failures = breaker.failures + 1
     if failures < rule.after and breaker.state is not BreakerState.PROBING:
         since = breaker.since if breaker.state is BreakerState.DEGRADED else now
-        return replace(breaker, state=BreakerState.DEGRADED, since=since, failures=failures, fault=fault)
+        return replace(
+            breaker, state=BreakerState.DEGRADED, since=since, failures=failures, fault=fault
+        )
     pause_s = min(rule.cap_s, rule.base_s * 2.0 ** min(30, max(0, failures - rule.after)))
-    return replace(breaker, state=BreakerState.BANNED, since=now, failures=failures, until=now + pause_s, fault=fault)
+    return replace(
+        breaker,
+        state=BreakerState.BANNED,
+        since=now,
+        failures=failures,
+        until=now + pause_s,
+        fault=fault,
+    )
 
 
 def after_success(breaker: Breaker, now: float) -> Breaker:
@@ -68,8 +88,13 @@ def after_success(breaker: Breaker, now: float) -> Breaker:
     return Breaker(breaker.scope, BreakerState.ACTIVE, since=now, blind_until=breaker.blind_until)
 
 
-def update_breakers(snapshot: Snapshot, moves: Sequence[StateChange], others: Iterable[Drone]) -> Mapping[str, Breaker]:
-    """Return all breakers after what this snapshot shows. ``others`` are the drones on record that are not steady."""
+def update_breakers(
+    snapshot: Snapshot, moves: Sequence[StateChange], others: Iterable[Drone]
+) -> Mapping[str, Breaker]:
+    """Return all breakers after what this snapshot shows.
+
+    ``others`` are the drones on record that are not steady.
+    """
     now = snapshot.now
     known = dict(snapshot.breakers)
     for scope, breaker in known.items():
@@ -92,27 +117,41 @@ def update_breakers(snapshot: Snapshot, moves: Sequence[StateChange], others: It
         if fault is not None:
             # The same fault is reported every tick until the next poll: count it once.
             known[scope] = breaker if breaker.fault == fault else after_failure(breaker, fault, now)
-            if scope == OVERLAY_SCOPE:  # there is only one: it is asked again at every tick, whatever happened
+            # there is only one: it is asked again at every tick, whatever happened
+            if scope == OVERLAY_SCOPE:
                 # The length of the outage that the failed poll belongs to decides what it hid.
-                goes_on = breaker.state is BreakerState.DEGRADED and breaker.fault and not breaker.fault.of_order
+                goes_on = (
+                    breaker.state is BreakerState.DEGRADED
+                    and breaker.fault
+                    and not breaker.fault.of_order
+                )
                 since = breaker.since if goes_on else now
-                known[scope] = replace(known[scope], state=BreakerState.DEGRADED, until=0.0, since=since)
+                known[scope] = replace(
+                    known[scope], state=BreakerState.DEGRADED, until=0.0, since=since
+                )
         elif seen and not (breaker.fault and breaker.fault.of_order):
             known[scope] = after_success(breaker, now)
             if scope == OVERLAY_SCOPE and breaker.failures:
-                # The pool gets time to recover for as long as the outage lasted: right after the restart of a schedd,
-                # jobs that lost their slot look as if they needed another. A short outage hid nothing.
+                # The pool gets time to recover for as long as the outage lasted: right after the
+                # restart of a schedd, jobs that lost their slot look as if they needed another. A
+                # short outage hid nothing.
                 away_s = now - breaker.since
-                blind_until = now if away_s > snapshot.policy.overlay_max_age_s else breaker.blind_until
+                blind_until = (
+                    now if away_s > snapshot.policy.overlay_max_age_s else breaker.blind_until
+                )
                 until = now + min(OVERLAY_SETTLE_MAX_S, away_s)
                 known[scope] = replace(known[scope], until=until, blind_until=blind_until)
     after = {move.drone.id: move.drone for move in moves}
     now_known = (after.get(drone.id, drone) for drone in others)
-    for scope, fault in {**_early_exits(snapshot, moves), **_never_starting(snapshot, now_known)}.items():
+    for scope, fault in {
+        **_early_exits(snapshot, moves),
+        **_never_starting(snapshot, now_known),
+    }.items():
         known[scope] = after_failure(known.get(scope) or Breaker(scope, since=now), fault, now)
     for move in moves:
         key, site = str(move.drone.type), move.drone.site
-        taken = move.was is DroneState.REQUESTED and not move.drone.state.ended  # whatever the answer was
+        # whatever the answer was
+        taken = move.was is DroneState.REQUESTED and not move.drone.state.ended
         if taken and site in known and _by_order(known[site]):
             known[site] = after_success(known[site], now)
         for scope in (key, site):
@@ -128,7 +167,11 @@ def shift_breaker(breaker: Breaker, by_s: float) -> Breaker:
     """Return the breaker with its times shifted by ``by_s`` after a change of the clock."""
     names = ("since", "until", "blind_until")
     faults = tuple(replace(each, at=each.at + by_s) for each in breaker.faults)
-    return replace(breaker, faults=faults, **{name: at + by_s for name in names if (at := getattr(breaker, name))})
+    return replace(
+        breaker,
+        faults=faults,
+        **{name: at + by_s for name in names if (at := getattr(breaker, name))},
+    )
 
 
 def _by_order(breaker: Breaker) -> bool:
@@ -158,7 +201,8 @@ def _scope(kind: FaultKind, drone: Drone) -> str:
 def _early_exits(snapshot: Snapshot, moves: Sequence[StateChange]) -> Mapping[str, Fault]:
     """Return one fault per drone type whose drones ended badly now: many ends in one tick are one failure in a row.
 
-    A fault that the site reports backs off at its own level. A drone that had work says nothing about its type.
+    A fault that the site reports backs off at its own level. A drone that had work says nothing
+    about its type.
     """
     found: dict[str, Fault] = {}
     for move in moves:
@@ -167,13 +211,15 @@ def _early_exits(snapshot: Snapshot, moves: Sequence[StateChange]) -> Mapping[st
             continue
         remote = _remote(snapshot, drone)
         contained = remote is not None and remote.end is not None and remote.end.contained
-        worked = drone.busy_at > 0 or drone.lost_jobs > 0  # a job may come and end the drone between two polls
+        # a job may come and end the drone between two polls
+        worked = drone.busy_at > 0 or drone.lost_jobs > 0
         bad = {
             DroneState.FAILED: bool(drone.started_at) and not worked and not contained,
             DroneState.JOIN_TIMEOUT: True,
             # Taken by the site and never seen again, or gone before it did anything.
             DroneState.LOST: not worked,
-            # It says that it is done, and the pool never saw it. One that joined: see :func:`_after_trials`.
+            # It says that it is done, and the pool never saw it. One that joined: see
+            # :func:`_after_trials`.
             DroneState.UNUSED: not drone.joined_at,
         }.get(drone.state, False)
         if bad:
@@ -186,18 +232,25 @@ def _early_exits(snapshot: Snapshot, moves: Sequence[StateChange]) -> Mapping[st
         reported = move.reason.fault if failed and isinstance(move.reason, EndedAtSite) else ""
         if reported and not (worked and reported in _FAULTS_OF_JOBS):
             kind, text = FaultKind(reported), f"{drone.id}: {drone.site_reason}"
-            found[_scope(kind, drone)] = Fault(kind, text, snapshot.now, of_order=True, accepted=True)
+            found[_scope(kind, drone)] = Fault(
+                kind, text, snapshot.now, of_order=True, accepted=True
+            )
     return found
 
 
 def _remote(snapshot: Snapshot, drone: Drone) -> model.RemoteDrone | None:
     """Return a drone as its site lists it."""
     polled = snapshot.sites.get(drone.site)
-    return polled.view.drones.get(drone.id) if polled is not None and polled.view is not None else None
+    return (
+        polled.view.drones.get(drone.id) if polled is not None and polled.view is not None else None
+    )
 
 
 def _never_starting(snapshot: Snapshot, others: Iterable[Drone]) -> Mapping[str, Fault]:
-    """Return one fault for drones that their site will never start. They are stopped in the same tick."""
+    """Return one fault for drones that their site will never start.
+
+    They are stopped in the same tick.
+    """
     found: dict[str, Fault] = {}
     for drone in others:
         if not drone.waits_at_site or drone.started_at or drone.is_leaving:
@@ -205,7 +258,9 @@ def _never_starting(snapshot: Snapshot, others: Iterable[Drone]) -> Mapping[str,
         remote = _remote(snapshot, drone)
         if remote is not None and remote.hopeless and remote.blocked:
             kind, text = remote.blocked, f"{drone.id} waits: {remote.reason}"
-            found[_scope(kind, drone)] = Fault(kind, text, snapshot.now, of_order=True, accepted=True)
+            found[_scope(kind, drone)] = Fault(
+                kind, text, snapshot.now, of_order=True, accepted=True
+            )
     return found
 
 
@@ -218,8 +273,8 @@ def update_by_order_results(
 ) -> list[Breaker]:
     """Return the breakers changed by the results of a batch of start orders at one site.
 
-    ``types`` maps drone ids to type keys. An accepted order clears a fault that an order has met. It clears neither
-    early exits nor drones that never start, nor a failed poll.
+    ``types`` maps drone ids to type keys. An accepted order clears a fault that an order has met.
+    It clears neither early exits nor drones that never start, nor a failed poll.
     """
     worst: dict[str, Fault] = {}
     accepted: list[str] = []
@@ -258,11 +313,18 @@ def _after_trials(
         scope, job = model.class_scope(drone.type, drone.for_class), classes.get(drone.for_class)
         if drone.state is DroneState.UNUSED:
             breaker = after.get(scope) or Breaker(scope, since=now)
-            # One batch is one failure: a drone that was ordered before an earlier one failed is counted already.
+            # One batch is one failure: a drone that was ordered before an earlier one failed is
+            # counted already.
             counted = breaker.fault is not None and drone.requested_at <= breaker.fault.at
             idle_at = drone.idle_at or drone.joined_at
             negotiated = not view.negotiated_at or view.negotiated_at > idle_at
-            if job is not None and job.waiting > 0 and job.waits_since <= idle_at and negotiated and not counted:
+            if (
+                job is not None
+                and job.waiting > 0
+                and job.waits_since <= idle_at
+                and negotiated
+                and not counted
+            ):
                 text = f"{drone.id} idled until it left, and no job of the class came"
                 fault = Fault(FaultKind.JOBS, text, now, of_order=True, accepted=True)
                 after[scope] = after_failure(breaker, fault, now)
@@ -273,7 +335,9 @@ def _after_trials(
 
 def _class_breakers(breakers: Mapping[str, Breaker]) -> list[tuple[TypeKey, str, Breaker]]:
     """Return the breakers of classes on drone types, with type and class id."""
-    return [(TypeKey(b.scope.partition("#")[0]), b.class_id, b) for b in breakers.values() if b.class_id]
+    return [
+        (TypeKey(b.scope.partition("#")[0]), b.class_id, b) for b in breakers.values() if b.class_id
+    ]
 
 
 @frozen
@@ -283,7 +347,10 @@ class ClassBackoffs:
     banned: Mapping[str, Mapping[TypeKey, Breaker]]
     """No drone of these types is started for the class, and existing ones are no supply for it."""
     probing: Mapping[str, Mapping[TypeKey, int]]
-    """One drone of these types is tried for the class. Values: drones on their way, or idle in the pool."""
+    """One drone of these types is tried for the class.
+
+    Values: drones on their way, or idle in the pool.
+    """
 
     @classmethod
     def of(cls, breakers: Mapping[str, Breaker], drones: Iterable[Drone]) -> ClassBackoffs:
@@ -308,7 +375,9 @@ class ClassBackoffs:
         if not banned:
             return None
         key, breaker = min(banned.items(), key=lambda item: (item[1].until, item[0]))
-        return StartsUnmatched(key, breaker.until, breaker.failures, breaker.fault.message if breaker.fault else "")
+        return StartsUnmatched(
+            key, breaker.until, breaker.failures, breaker.fault.message if breaker.fault else ""
+        )
 
     def doubted(self, class_id: str, key: TypeKey) -> bool:
         """Return True if the pool is not expected to match jobs of a class to drones of a type."""

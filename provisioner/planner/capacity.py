@@ -8,7 +8,17 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from provisioner import model, reasons
-from provisioner.model import ON_THE_WAY, WHOLE_GPU, BreakerState, Drone, DroneState, DroneType, JobClass, Node, TypeKey
+from provisioner.model import (
+    ON_THE_WAY,
+    WHOLE_GPU,
+    BreakerState,
+    Drone,
+    DroneState,
+    DroneType,
+    JobClass,
+    Node,
+    TypeKey,
+)
 from provisioner.planner.context import (
     DOWNTIME_MARGIN_S,
     NO_END,
@@ -45,20 +55,27 @@ def stranded_gpus(kind: DroneType, nodes: Iterable[Node]) -> reasons.GpusStrande
         free = {"cpus": node.free_cpus, "memory": node.free_memory_mib}
         if node.disk_mib:
             free["disk"] = node.free_disk_mib
-        scarce = next((dimension for dimension, amount in free.items() if amount < wanted[dimension]), None)
+        scarce = next(
+            (dimension for dimension, amount in free.items() if amount < wanted[dimension]), None
+        )
         if scarce is None:
             return None
         short.setdefault(scarce, []).append((node.free_gpu_milli, free[scarce]))
     if not short:
         return None
-    dimension, found = max(short.items(), key=lambda each: (sum(milli for milli, _ in each[1]), each[0]))
+    dimension, found = max(
+        short.items(), key=lambda each: (sum(milli for milli, _ in each[1]), each[0])
+    )
     gpus, most = sum(milli for milli, _ in found) / WHOLE_GPU, max(amount for _, amount in found)
     return reasons.GpusStranded(kind.key, len(found), gpus, dimension, wanted[dimension], most)
 
 
 def passes_soon(why: Reason | None) -> bool:
     """Return True if a limit spreads starts over time, and holds none back for long."""
-    return isinstance(why, reasons.LimitReached) and why.limit in ("max_starts_per_tick", "max_pending")
+    return isinstance(why, reasons.LimitReached) and why.limit in (
+        "max_starts_per_tick",
+        "max_pending",
+    )
 
 
 @dataclass(slots=True)
@@ -103,9 +120,15 @@ class StartLimits:
             limits._count(key, count, gpu_milli)
         for site, count in context.orphan_counts.items():
             if count:
-                largest = max((t.gpu_milli for t in context.snapshot.types if t.site == site), default=0)
+                largest = max(
+                    (t.gpu_milli for t in context.snapshot.types if t.site == site), default=0
+                )
                 limits._count(site, count, largest)
-        views = {site: polled.view for site, polled in context.snapshot.sites.items() if polled.view is not None}
+        views = {
+            site: polled.view
+            for site, polled in context.snapshot.sites.items()
+            if polled.view is not None
+        }
         for site, view in views.items():
             if view.free is not None and not view.nodes:
                 limits.free[site] = {name: float(count) for name, count in view.free.items()}
@@ -113,19 +136,28 @@ class StartLimits:
                     limits.free_milli[site] = view.free_gpu_milli
             if view.quota is not None:
                 limits.quota[site] = {name: float(count) for name, count in view.quota.items()}
-        probing = {b.scope: b.since for b in context.breakers.values() if b.state is BreakerState.PROBING}
+        probing = {
+            b.scope: b.since for b in context.breakers.values() if b.state is BreakerState.PROBING
+        }
         for drone in context.changing.values():
             if drone.state not in model.PENDING:
                 continue
             remote = context.remote(drone)
-            if remote is not None and remote.blocked is not None and remote.state is model.RemoteState.PENDING:
-                limits.blocked[drone.type] = reasons.StartBlocked(drone.type, remote.blocked.value, remote.reason)
+            if (
+                remote is not None
+                and remote.blocked is not None
+                and remote.state is model.RemoteState.PENDING
+            ):
+                limits.blocked[drone.type] = reasons.StartBlocked(
+                    drone.type, remote.blocked.value, remote.reason
+                )
             for scope in (drone.site, drone.type):
                 limits.pending[scope] += 1
                 limits.probes[scope] += drone.requested_at >= probing.get(scope, NO_END)
             if drone.awaits_room:
                 limits._promise(drone.type, 1)
-            # The quota that a site tells may not know yet of an order that its listing does not show.
+            # The quota that a site tells may not know yet of an order that its listing does not
+            # show.
             if remote is None:
                 _take_share(limits.quota.get(drone.site, {}), drone.type, 1)
         return limits
@@ -141,7 +173,8 @@ class StartLimits:
     def _promise(self, key: TypeKey, count: int) -> None:
         """Reserve places for drones that hold none yet, at a site that does not report nodes.
 
-        No type has more places than the free GPUs of its site. Without that number, all types lose in proportion.
+        No type has more places than the free GPUs of its site. Without that number, all types lose
+        in proportion.
         """
         site, _, name = key.partition("/")
         left, in_all = self.free.get(site), self.free_milli.get(site)
@@ -151,7 +184,9 @@ class StartLimits:
             _take_share(left, key, count)
             return
         kind = self.context.types.get(key)
-        in_all = self.free_milli[site] = max(0, in_all - count * (kind.gpu_milli if kind is not None else WHOLE_GPU))
+        in_all = self.free_milli[site] = max(
+            0, in_all - count * (kind.gpu_milli if kind is not None else WHOLE_GPU)
+        )
         left[name] = max(0.0, left.get(name, 0.0) - count)
         for other in left:
             each = self.context.types.get(TypeKey(f"{site}/{other}"))
@@ -167,7 +202,9 @@ class StartLimits:
             counts.update({site: count, key: count})
         if site in self.reservations.free:
             self.reservations.free[site].book(kind, count)
-            self.counted = {other: n for other, n in self.counted.items() if other.partition("/")[0] != site}
+            self.counted = {
+                other: n for other, n in self.counted.items() if other.partition("/")[0] != site
+            }
         self._promise(key, count)
         _take_share(self.quota.get(site, {}), key, count)
 
@@ -185,7 +222,9 @@ class StartLimits:
         site = self.context.snapshot.policy.sites.get(kind.site)
         quiet_s = self.context.now - self.context.snapshot.gpu_wanted_at
         rules = site.blocking if site and not kind.gpu_milli else ()
-        return any(r.when is model.ReserveWhen.GPU_DEMAND and quiet_s >= r.release_after_s for r in rules)
+        return any(
+            r.when is model.ReserveWhen.GPU_DEMAND and quiet_s >= r.release_after_s for r in rules
+        )
 
     def for_type(self, key: TypeKey) -> tuple[int, Reason | None]:
         """Return how many drones of a type may be started now, and the limit that binds."""
@@ -198,14 +237,17 @@ class StartLimits:
         return count, reason
 
     def _for_type(self, key: TypeKey, kind: DroneType) -> tuple[int, Reason | None]:
-        policy, site = self.context.snapshot.policy, self.context.snapshot.policy.sites.get(kind.site)
+        policy, site = (
+            self.context.snapshot.policy,
+            self.context.snapshot.policy.sites.get(kind.site),
+        )
         if site is None or not site.enabled:
             return 0, reasons.SiteDisabled(kind.site)
         if (disabled := self.context.snapshot.disabled.get(kind.site)) is not None:
             return 0, reasons.SiteDisabled(kind.site, disabled.by, disabled.reason)
-        doubt = dead_credential(self.context.snapshot, f"site:{kind.site}") or self.context.validity.sites.get(
-            kind.site
-        )
+        doubt = dead_credential(
+            self.context.snapshot, f"site:{kind.site}"
+        ) or self.context.validity.sites.get(kind.site)
         doubt = doubt or self.reservations.held.get(key)
         doubt = doubt or self.blocked.get(key) or life_too_short(self.context, kind)
         if doubt is not None:
@@ -220,9 +262,15 @@ class StartLimits:
             ("max_gpus", kind.site, self.gpu_milli, site.max_gpu_milli, kind.gpu_milli),
             ("max_gpus", "", self.gpu_milli, policy.max_gpu_milli, kind.gpu_milli),
         ):
-            if most is not None and each and (left := max(0, (most - counts[scope]) // each)) < least[0]:
+            if (
+                most is not None
+                and each
+                and (left := max(0, (most - counts[scope]) // each)) < least[0]
+            ):
                 unit = WHOLE_GPU if limit == "max_gpus" else 1
-                why = reasons.LimitReached(limit, scope or "all sites", counts[scope] / unit, most / unit)
+                why = reasons.LimitReached(
+                    limit, scope or "all sites", counts[scope] / unit, most / unit
+                )
                 least = left, why
         free = None if site.queue_when_full else self.free_for(key)
         if free is not None and free < least[0]:
@@ -242,7 +290,9 @@ class StartLimits:
                 return reasons.ReserveKept(kind.key, gpus)
         view = self.context.validity.site_view(self.context.snapshot, kind.site)
         short = stranded_gpus(kind, view.nodes) if view is not None and view.nodes else None
-        lack = (view.unfit.get(kind.name) or view.lacks.get(kind.name, "")) if view is not None else ""
+        lack = (
+            (view.unfit.get(kind.name) or view.lacks.get(kind.name, "")) if view is not None else ""
+        )
         return short or self.reservations.claimed.get(kind.site) or reasons.SiteFull(kind.key, lack)
 
     def _breaker(self, scope: str | TypeKey) -> tuple[int, Reason | None] | None:
@@ -299,12 +349,15 @@ class TypeRanking:
             if remote is not None:
                 hours = 1 + max(0, int((remote.expected_start_at - context.now) // 3600))
                 waits[drone.type] = max(waits.get(drone.type, 0), hours)
-        for key, smaller in context.costs.smaller.items() if waits else ():  # larger drones wait for the same GPUs
+        # larger drones wait for the same GPUs
+        for key, smaller in context.costs.smaller.items() if waits else ():
             if hours := max((waits.get(other, 0) for other in smaller), default=0):
                 waits[key] = max(hours, waits.get(key, 0))
         free = {key: limits.free_for(key) for key in context.types}
         # Where a drone waits all the same, the free capacity is reserved for another drone.
-        sure = frozenset(key for key, count in free.items() if count and count > 0 and key not in waits)
+        sure = frozenset(
+            key for key, count in free.items() if count and count > 0 and key not in waits
+        )
         full = {key for key, count in free.items() if count is not None and count <= 0}
         wait_h = {key: (_FULL_SITE_H if key in full else 0) + waits.get(key, 0) for key in free}
         return cls(wait_h, sure, bool(waits), context.costs)
@@ -317,11 +370,18 @@ class TypeRanking:
             self._ordered[compatible, cost] = found
         return found
 
-    def candidates(self, compatible: CompatibleTypes, cost: JobCost, still_open: Set[TypeKey]) -> Sequence[TypeKey]:
+    def candidates(
+        self, compatible: CompatibleTypes, cost: JobCost, still_open: Set[TypeKey]
+    ) -> Sequence[TypeKey]:
         """Return the types that are still open, in order, and those at which delayed drones are counted as supply."""
-        # The latter are the first type of which another drone might wait as well, and the last one before it.
+        # The latter are the first type of which another drone might wait as well, and the last one
+        # before it.
         keys = self.for_jobs(compatible, cost)
-        unsure = next((n for n, key in enumerate(keys) if key not in self.sure), len(keys)) if self.any_late else 0
+        unsure = (
+            next((n for n, key in enumerate(keys) if key not in self.sure), len(keys))
+            if self.any_late
+            else 0
+        )
         turn = keys[max(0, unsure - 1) : unsure + 1] if self.any_late else ()
         if compatible.jobs.keys().isdisjoint(still_open):  # as for most classes once all is full
             return turn
@@ -409,11 +469,19 @@ class Supply:
         wanted = {job.id: job.waiting for job in context.classes if job.waiting > 0}
         groups: Counter[tuple[str, TypeKey, SlotShape]] = Counter()
         empties = {key: resources_of_type(kind) for key, kind in context.types.items()}
-        downtimes = {site: downtime_at(context, site) for site in {kind.site for kind in context.types.values()}}
+        downtimes = {
+            site: downtime_at(context, site)
+            for site in {kind.site for kind in context.types.values()}
+        }
         for drone in context.changing.values():
             shape = _slot_shape(context, drone, empties, downtimes)
             if shape is not None:
-                own = not shape.late and not drone.jobs_started and not drone.jobs and drone.for_class in wanted
+                own = (
+                    not shape.late
+                    and not drone.jobs_started
+                    and not drone.jobs
+                    and drone.for_class in wanted
+                )
                 groups[drone.for_class if own else "", drone.type, shape] += 1
         jobs = {job.id: job for job in context.classes if job.id in wanted}
         shared: Counter[tuple[TypeKey, SlotShape]] = Counter()
@@ -437,7 +505,11 @@ class Supply:
 
     def gpu_slots(self) -> dict[TypeKey, list[DroneSlots]]:
         """Return a copy of the slots in GPU drones as they are now."""
-        return {key: list(map(replace, have)) for key, have in self.slots.items() if have[0].kind.gpu_milli}
+        return {
+            key: list(map(replace, have))
+            for key, have in self.slots.items()
+            if have[0].kind.gpu_milli
+        }
 
     def put_back(self, gpu_slots: Mapping[TypeKey, list[DroneSlots]]) -> None:
         """Forget what was booked into GPU drones since the copy was made."""
@@ -451,8 +523,19 @@ class Supply:
             slot, kind = context.slots.get(drone.id), context.types.get(drone.type)
             if slot and drone.idle_at and not slot.work_at:  # a claim whose job is not known yet
                 slot = replace(slot, optional_jobs=slot.jobs)
-            if drone.state is DroneState.BUSY and slot and kind and slot.only_optional and not drone.notice_at:
-                shape = SlotShape(lent_resources(slot, kind), slot.retires_at or NO_END, False, min_gpus=drone.min_gpus)
+            if (
+                drone.state is DroneState.BUSY
+                and slot
+                and kind
+                and slot.only_optional
+                and not drone.notice_at
+            ):
+                shape = SlotShape(
+                    lent_resources(slot, kind),
+                    slot.retires_at or NO_END,
+                    False,
+                    min_gpus=drone.min_gpus,
+                )
                 self.add(DroneSlots(kind, shape, 1))
 
     def take_own(self, job: JobClass, jobs: int) -> Coverage:
@@ -471,14 +554,22 @@ class Supply:
             self.late.add(more.kind.key)
 
     def take(
-        self, job: JobClass, compatible: CompatibleTypes, jobs: int, key: TypeKey | None = None, *, late: bool = False
+        self,
+        job: JobClass,
+        compatible: CompatibleTypes,
+        jobs: int,
+        key: TypeKey | None = None,
+        *,
+        late: bool = False,
     ) -> Coverage:
         """Book up to ``jobs`` jobs into drones that are delayed (``late``) or not, of all types or of ``key``."""
         booked, drones, request = 0, 0, (compatible, job.owner, late)
         stocked = self.late if late else self.slots.keys()
         if request in self._lacking or compatible.jobs.keys().isdisjoint(stocked):
             return NO_COVERAGE
-        for kind in (key,) if key else sorted(compatible.jobs.keys() & stocked, key=self.order.__getitem__):
+        for kind in (
+            (key,) if key else sorted(compatible.jobs.keys() & stocked, key=self.order.__getitem__)
+        ):
             rest: list[DroneSlots] = []
             for have in self.slots.get(kind, ()):
                 wanted = jobs - booked
@@ -508,22 +599,35 @@ class Supply:
         """Return the number of drones of a type on their way that refuse such jobs and into which none is booked."""
         wanted = resources_of_type(kind), True, avoids, min_gpus
         stocked = ((each.shape, each.count) for each in self.slots.get(kind.key, ()))
-        return sum(n for each, n in stocked if (each.room, each.on_the_way, each.avoids, each.min_gpus) == wanted)
+        return sum(
+            n
+            for each, n in stocked
+            if (each.room, each.on_the_way, each.avoids, each.min_gpus) == wanted
+        )
 
 
 def _slot_shape(
-    context: PlanningContext, drone: Drone, empties: Mapping[TypeKey, Resources], downtimes: Mapping[str, float]
+    context: PlanningContext,
+    drone: Drone,
+    empties: Mapping[TypeKey, Resources],
+    downtimes: Mapping[str, float],
 ) -> SlotShape | None:
     """Return the free slots of one drone; None if it is no supply."""
     kind = context.types.get(drone.type)
     if kind is None or drone.is_leaving or drone.notice_at:
         return None
     late = drone.id in context.late
-    if drone.state in ON_THE_WAY or (drone.state is DroneState.IDLE and drone.id not in context.slots):
+    if drone.state in ON_THE_WAY or (
+        drone.state is DroneState.IDLE and drone.id not in context.slots
+    ):
         if drone.state is DroneState.QUEUED and drone.started_at:
             return None  # preempted: it does not come back
         # An idle drone that the pool forgot for a while (a collector's restart) still is supply.
-        ends_at = drone.started_at + kind.longest_job_s if drone.started_at and kind.walltime_s else NO_END
+        ends_at = (
+            drone.started_at + kind.longest_job_s
+            if drone.started_at and kind.walltime_s
+            else NO_END
+        )
         ends_at = min(ends_at, downtimes[kind.site] - DOWNTIME_MARGIN_S)
         return SlotShape(empties[drone.type], ends_at, True, late, drone.avoids, drone.min_gpus)
     slot = context.slots.get(drone.id)

@@ -10,7 +10,18 @@ from itertools import filterfalse
 from operator import attrgetter
 
 from provisioner import model, reasons
-from provisioner.model import Breaker, Drone, DroneId, DroneState, DroneType, Policy, SiteView, Slot, Snapshot, TypeKey
+from provisioner.model import (
+    Breaker,
+    Drone,
+    DroneId,
+    DroneState,
+    DroneType,
+    Policy,
+    SiteView,
+    Slot,
+    Snapshot,
+    TypeKey,
+)
 from provisioner.planner.blame import ExclusiveUsers
 from provisioner.planner.breakers import ClassBackoffs
 from provisioner.planner.costs import JobCost, StartCosts
@@ -23,8 +34,9 @@ NO_END = float("inf")
 VANISHED_MIN_DRONES = 3
 VANISHED_FRACTION = 0.5
 VANISHED_WAIT_FACTOR = 10
-"""When at least this many drones, and this fraction of a site's drones, vanish at once, the planner waits this many
-times longer before it believes it: an empty listing is far more often a broken listing."""
+"""When at least this many drones, and this fraction of a site's drones, vanish at once, the planner
+waits this many times longer before it believes it: an empty listing is far more often a broken
+listing."""
 
 
 @frozen
@@ -69,18 +81,26 @@ def check_views(snapshot: Snapshot, memory: SteadyDrones | None = None) -> ViewV
         if polled.view is not None and doubt is None:
             if polled.busy:
                 age_s, limit_s = now - polled.view.taken_at, site_policy.view_max_age_s
-                doubt = reasons.StaleView(f"site:{name}", age_s, limit_s, "its last orders are still under way")
+                doubt = reasons.StaleView(
+                    f"site:{name}", age_s, limit_s, "its last orders are still under way"
+                )
             else:
                 views[name] = polled.view
         sites[name] = doubt
     steady = memory if memory is not None else SteadyDrones()
     changing = steady.split(snapshot, slots, views)
     vanished = _vanished(policy, views, changing, steady.by_type)
-    return ViewValidity(overlay, {**sites, **vanished}, frozenset(vanished), slots, changing, steady)
+    return ViewValidity(
+        overlay, {**sites, **vanished}, frozenset(vanished), slots, changing, steady
+    )
 
 
 def _stale(
-    name: str, view: model.OverlayView | SiteView | None, fault: model.Fault | None, now: float, limit_s: float
+    name: str,
+    view: model.OverlayView | SiteView | None,
+    fault: model.Fault | None,
+    now: float,
+    limit_s: float,
 ) -> reasons.StaleView | None:
     age_s = -1.0 if view is None else max(0.0, now - view.taken_at)
     if fault is not None:
@@ -91,7 +111,10 @@ def _stale(
 
 
 def _vanished(
-    policy: Policy, views: Mapping[str, SiteView], changing: Mapping[DroneId, Drone], steady: Mapping[TypeKey, int]
+    policy: Policy,
+    views: Mapping[str, SiteView],
+    changing: Mapping[DroneId, Drone],
+    steady: Mapping[TypeKey, int],
 ) -> Mapping[str, Reason]:
     """Return the sites whose listing lacks so many drones at once that it is doubted."""
     known: Counter[str] = Counter()
@@ -99,7 +122,11 @@ def _vanished(
     for drone in changing.values():
         site = drone.site
         view = views.get(site)
-        if view is None or drone.state in (DroneState.REQUESTED, DroneState.SUBMITTED) or drone.is_leaving:
+        if (
+            view is None
+            or drone.state in (DroneState.REQUESTED, DroneState.SUBMITTED)
+            or drone.is_leaving
+        ):
             continue
         known[site] += 1
         if drone.id not in view.drones:
@@ -129,11 +156,14 @@ _jobs_of = attrgetter("jobs", "begun_at", "owner", "job_gpu_milli", "job_cpus", 
 class SteadyDrones:
     """Busy drones without news, which the rules skip to be quick.
 
-    They are also the planner's memory. A drone whose record, slot and entry in the listing are the same objects as in
-    the last plan is not compared again. So a plan is the same with and without the memory. Mutable, for one thread.
+    They are also the planner's memory. A drone whose record, slot and entry in the listing are the
+    same objects as in the last plan is not compared again. So a plan is the same with and without
+    the memory. Mutable, for one thread.
     """
 
-    known: dict[DroneId, tuple[Drone, Slot, model.RemoteDrone, float, TypeKey]] = field(default_factory=dict)
+    known: dict[DroneId, tuple[Drone, Slot, model.RemoteDrone, float, TypeKey]] = field(
+        default_factory=dict
+    )
     """Record, slot, entry in the listing, the time until which the drone can be steady, and its type."""
     by_type: Counter[TypeKey] = field(default_factory=Counter)
     """Number of drones. Their types are configured and have the size that they had at the order."""
@@ -264,15 +294,18 @@ def delayed_drones(
 ) -> frozenset[DroneId]:
     """Return the drones that wait at their site and will not start soon: no reason to wait where there is room now.
 
-    A drone is delayed if its further wait is expected to cost more than a second start where the site shows room. The
-    expected start that the site tells decides, else its limit, else the usual delay of the type. Where the free
-    capacity of the site goes to drones ahead of it, its wait is unknown: it is delayed once its wait beyond the usual
-    one has cost as much as a second start (rent or buy).
+    A drone is delayed if its further wait is expected to cost more than a second start where the
+    site shows room. The expected start that the site tells decides, else its limit, else the usual
+    delay of the type. Where the free capacity of the site goes to drones ahead of it, its wait is
+    unknown: it is delayed once its wait beyond the usual one has cost as much as a second start
+    (rent or buy).
     """
     found: set[DroneId] = set()
     unreported: dict[TypeKey, list[Drone]] = {}
     waiting = [
-        (drone, view) for drone in drones if drone.waits_at_site and (view := validity.site_view(snapshot, drone.site))
+        (drone, view)
+        for drone in drones
+        if drone.waits_at_site and (view := validity.site_view(snapshot, drone.site))
     ]
     if not waiting:
         return frozenset()
@@ -285,7 +318,9 @@ def delayed_drones(
             delayed = remote.expected_start_at > snapshot.now + quickest_s
         else:
             kind = costs.types.get(drone.type)
-            delayed = remote.blocked is not None or (kind is not None and costs.of_types[kind.key].queue_s > quickest_s)
+            delayed = remote.blocked is not None or (
+                kind is not None and costs.of_types[kind.key].queue_s > quickest_s
+            )
             if not delayed and drone.awaits_room:
                 unreported.setdefault(drone.type, []).append(drone)
         if delayed:
@@ -297,7 +332,9 @@ def delayed_drones(
         if kind is not None and free is not None:
             too_long_s = costs.of_types[kind.key].queue_s + quickest_s
             behind = sorted(unplaced, key=lambda d: (d.requested_at, d.id))[free:]
-            found |= {drone.id for drone in behind if snapshot.now - drone.requested_at > too_long_s}
+            found |= {
+                drone.id for drone in behind if snapshot.now - drone.requested_at > too_long_s
+            }
     return frozenset(found)
 
 
@@ -315,7 +352,10 @@ def _second_start_s(snapshot: Snapshot, validity: ViewValidity, costs: StartCost
 
 def _free_places(view: SiteView, kind: DroneType) -> int | None:
     if view.nodes and kind.gpu_milli:
-        return sum(node.free_gpu_milli for node in view.nodes if kind.name in node.types) // kind.gpu_milli
+        return (
+            sum(node.free_gpu_milli for node in view.nodes if kind.name in node.types)
+            // kind.gpu_milli
+        )
     return view.free.get(kind.name, 0) if view.free is not None and not view.nodes else None
 
 
@@ -339,7 +379,10 @@ def drone_end_at(context: PlanningContext, kind: DroneType) -> float:
 
 
 NEGOTIATION_TIMEOUT_S = 300.0
-"""HTCondor negotiates once a minute by default. Jobs that waited for five without a cycle wait for a person."""
+"""HTCondor negotiates once a minute by default.
+
+Jobs that waited for five without a cycle wait for a person.
+"""
 
 
 def negotiator_silent_s(view: model.OverlayView, classes: Iterable[model.JobClass]) -> float:
@@ -347,7 +390,9 @@ def negotiator_silent_s(view: model.OverlayView, classes: Iterable[model.JobClas
     jobs = [job for job in classes if (job.waiting or job.fresh) and not job.invalid]
     if not jobs:
         return 0.0
-    fresh_since = min((job.waits_since for job in jobs if job.fresh and job.waits_since), default=view.taken_at)
+    fresh_since = min(
+        (job.waits_since for job in jobs if job.fresh and job.waits_since), default=view.taken_at
+    )
     silent_s = view.taken_at - (view.negotiated_at or fresh_since)
     return silent_s if silent_s > NEGOTIATION_TIMEOUT_S else 0.0
 
@@ -358,7 +403,9 @@ def dead_credential(snapshot: Snapshot, used_by: str) -> reasons.CredentialUnusa
     for each in snapshot.credentials:
         if each.used_by == used_by and each.is_dead(now):
             expired_at = 0.0 if each.problem else each.not_after
-            return reasons.CredentialUnusable(used_by, each.name, each.identity, expired_at, each.problem)
+            return reasons.CredentialUnusable(
+                used_by, each.name, each.identity, expired_at, each.problem
+            )
     return None
 
 
@@ -401,7 +448,10 @@ class PlanningContext:
     class_backoffs: ClassBackoffs
     exclusive: ExclusiveUsers
     orphan_counts: Mapping[str, int]
-    """By site: listed drones without a live record. They count against the limits until they are gone."""
+    """By site: listed drones without a live record.
+
+    They count against the limits until they are gone.
+    """
     too_unhealthy: Reason | None
     idle_gpus: Mapping[str, CompatibleTypes]
     """For classes with an optional GPU: all types that can run their jobs. ``compatible`` has those without a GPU."""
@@ -419,7 +469,9 @@ class PlanningContext:
     ) -> PlanningContext:
         """Derive the context from a snapshot."""
         after = {m.drone.id: m.drone for m in moves}
-        changing = {i: d for i, was in validity.changing.items() if not (d := after.get(i, was)).state.ended}
+        changing = {
+            i: d for i, was in validity.changing.items() if not (d := after.get(i, was)).state.ended
+        }
         live = {**snapshot.drones, **validity.steady.heard, **changing}
         for drone_id in validity.changing.keys() - changing.keys():
             del live[drone_id]
@@ -439,7 +491,9 @@ class PlanningContext:
             compatible[class_id] = every.only(kind for kind in every.kinds if not kind.gpu_milli)
         for class_id, banned in class_backoffs.banned.items():
             if fits := compatible.get(class_id):
-                compatible[class_id] = fits.only(kind for kind in fits.kinds if kind.key not in banned)
+                compatible[class_id] = fits.only(
+                    kind for kind in fits.kinds if kind.key not in banned
+                )
         costs = StartCosts.of(snapshot.policy, snapshot.estimates, known.by_key)
         exclusive = ExclusiveUsers.of(snapshot.policy, breakers, classes, compatible)
         compatible |= exclusive.compatible
@@ -484,22 +538,35 @@ class PlanningContext:
 def _orphan_counts(snapshot: Snapshot, live: Mapping[DroneId, Drone]) -> Mapping[str, int]:
     """Count listed drones without a live record by site, in the newest good view, however old.
 
-    Drones whose records this plan ends for an operator (:mod:`retirement`) count already, if another site lists them.
+    Drones whose records this plan ends for an operator (:mod:`retirement`) count already, if
+    another site lists them.
     """
-    kills = (i for request in snapshot.requests if request.kind is model.RequestKind.KILL for i in request.drone_ids)
+    kills = (
+        i
+        for request in snapshot.requests
+        if request.kind is model.RequestKind.KILL
+        for i in request.drone_ids
+    )
     written_off = {i for i in kills if i in live and live[i].site not in snapshot.policy.sites}
     count: dict[str, int] = {}
     for name, polled in snapshot.sites.items():
         if polled.view is not None:
             listed = polled.view.drones
-            unknown = (*filterfalse(live.__contains__, listed), *(i for i in written_off if i in listed))
+            unknown = (
+                *filterfalse(live.__contains__, listed),
+                *(i for i in written_off if i in listed),
+            )
             count[name] = sum(1 for i in unknown if listed[i].state is not model.RemoteState.ENDED)
     return count
 
 
 def _too_many_unhealthy(policy: Policy, changing: Iterable[Drone], live: int) -> Reason | None:
     """Return the reason to pause if more drones are unhealthy than can be their own fault."""
-    known = (d for d in changing if not d.is_leaving and d.state not in (DroneState.REQUESTED, DroneState.SUBMITTED))
+    known = (
+        d
+        for d in changing
+        if not d.is_leaving and d.state not in (DroneState.REQUESTED, DroneState.SUBMITTED)
+    )
     ill = sum(1 for drone in known if drone.missing_at or drone.unslotted_at)
     too_many = ill >= policy.min_unhealthy and ill > policy.max_unhealthy_fraction * live
     return reasons.TooManyUnhealthy(ill, live, policy.max_unhealthy_fraction) if too_many else None

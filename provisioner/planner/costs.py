@@ -1,7 +1,8 @@
 """Costs of a decision in GPU-seconds: waiting has a price, as have starting, running and giving back.
 
-``policy.waiting_cost`` is the price of one second of one job's waiting. From it follow the order of drone types, the
-drones for short jobs and beside delayed ones, the accepted loss in front of an owner, and reservations of large jobs.
+``policy.waiting_cost`` is the price of one second of one job's waiting. From it follow the order of
+drone types, the drones for short jobs and beside delayed ones, the accepted loss in front of an
+owner, and reservations of large jobs.
 """
 
 from __future__ import annotations
@@ -53,15 +54,26 @@ class StartCosts:
     policy: Policy
     estimates: Estimates
     types: Mapping[TypeKey, DroneType]
-    _of_classes: dict[tuple[object, ...], tuple[RunTimeSums, JobCost]] = field(default_factory=dict, compare=False)
-    _ranked: dict[tuple[CompatibleTypes, JobCost], tuple[TypeKey, ...]] = field(default_factory=dict, compare=False)
+    _of_classes: dict[tuple[object, ...], tuple[RunTimeSums, JobCost]] = field(
+        default_factory=dict, compare=False
+    )
+    _ranked: dict[tuple[CompatibleTypes, JobCost], tuple[TypeKey, ...]] = field(
+        default_factory=dict, compare=False
+    )
 
     @classmethod
-    def of(cls, policy: Policy, estimates: Estimates, types: Mapping[TypeKey, DroneType]) -> StartCosts:
+    def of(
+        cls, policy: Policy, estimates: Estimates, types: Mapping[TypeKey, DroneType]
+    ) -> StartCosts:
         """Return the costs. If their inputs did not change, they keep the results that earlier plans derived."""
         new = cls(policy, estimates, types)
-        known = next((each for each in tuple(_latest) if each == new), None)  # others may plan in further threads
-        if known is None or len(known._of_classes) > MAX_CLASSES_KNOWN or len(known._ranked) > MAX_CLASSES_KNOWN:
+        # others may plan in further threads
+        known = next((each for each in tuple(_latest) if each == new), None)
+        if (
+            known is None
+            or len(known._of_classes) > MAX_CLASSES_KNOWN
+            or len(known._ranked) > MAX_CLASSES_KNOWN
+        ):
             _latest.appendleft(new)
             return new
         return known
@@ -77,7 +89,9 @@ class StartCosts:
         found = {}
         for kind in sorted(self.types.values(), key=attrgetter("gpu_milli")):
             hardware = kind.gpu_model, kind.vram_mib, kind.capability
-            found[kind.key] = groups.setdefault((kind.site, hardware, kind.sharing, not kind.gpu_milli), [])
+            found[kind.key] = groups.setdefault(
+                (kind.site, hardware, kind.sharing, not kind.gpu_milli), []
+            )
             found[kind.key].append(kind)
         return found
 
@@ -92,7 +106,8 @@ class StartCosts:
     def _assumed_delays(self, kind: DroneType) -> StartDelays:
         """Return the delays of a type of which no drone has started yet.
 
-        A larger drone does not start sooner: similar types of which some have started bound what is assumed.
+        A larger drone does not start sooner: similar types of which some have started bound what is
+        assumed.
         """
         delays, known = PRIOR_DELAYS, self.estimates.delays
         if self.policy.of_site(kind.site).queue_when_full:
@@ -100,7 +115,9 @@ class StartCosts:
         for other in self._alike[kind.key] if kind.gpu_milli else ():
             if (seen := known.get(other.key)) is not None and other.gpu_milli != kind.gpu_milli:
                 bound = max if other.gpu_milli < kind.gpu_milli else min
-                delays = StartDelays(bound(delays.queue_s, seen.queue_s), bound(delays.boot_s, seen.boot_s))
+                delays = StartDelays(
+                    bound(delays.queue_s, seen.queue_s), bound(delays.boot_s, seen.boot_s)
+                )
         return delays
 
     def _of_type(self, kind: DroneType) -> StartCost:
@@ -141,19 +158,27 @@ class StartCosts:
         """Return the compatible types by the cost of a start for one job, then by GPUs and price."""
         found = self._ranked.get((compatible, cost))
         if found is None:
-            total = {key: self.start(self.types[key], jobs, cost) for key, jobs in compatible.jobs.items()}
-            by_cost = sorted(compatible.cheapest, key=lambda key: (total[key], self.types[key].gpu_milli))
+            total = {
+                key: self.start(self.types[key], jobs, cost)
+                for key, jobs in compatible.jobs.items()
+            }
+            by_cost = sorted(
+                compatible.cheapest, key=lambda key: (total[key], self.types[key].gpu_milli)
+            )
             found = self._ranked[compatible, cost] = tuple(by_cost)
         return found
 
     def start(self, kind: DroneType, jobs: int, cost: JobCost) -> float:
         """Return the cost of one job in a new drone that takes ``jobs`` such jobs at once.
 
-        A drone holds all its GPUs until the last of its jobs ends: the mean of the longest of n exponential runs.
+        A drone holds all its GPUs until the last of its jobs ends: the mean of the longest of n
+        exponential runs.
         """
         mine, gpus = self.of_types[kind.key], min(jobs, max(1, kind.gpu_milli // WHOLE_GPU))
         longest_s = cost.run_s * math.fsum(1.0 / n for n in range(1, gpus + 1))
-        return (mine.overhead + mine.per_s * longest_s) / jobs + cost.per_s * (mine.queue_s + mine.boot_s)
+        return (mine.overhead + mine.per_s * longest_s) / jobs + cost.per_s * (
+            mine.queue_s + mine.boot_s
+        )
 
 
 MAX_CLASSES_KNOWN = 50_000
@@ -181,7 +206,9 @@ class RunTimeSums:
         """Return the mean remaining time of a run after ``ran_s``; one longer than all known runs is half done."""
         first = bisect_right(self.runs, ran_s)
         return (
-            (self.sums[-1] - self.sums[first]) / (len(self.runs) - first) - ran_s if first < len(self.runs) else ran_s
+            (self.sums[-1] - self.sums[first]) / (len(self.runs) - first) - ran_s
+            if first < len(self.runs)
+            else ran_s
         )
 
     def served(self, ran_s: float, within_s: float) -> float:

@@ -1,17 +1,19 @@
 """Demand: the order in which job classes are served, what each group may still get, and headroom.
 
-The rules between accounting groups are those of HTCondor's negotiator: a group with a quota gets up to its quota, the
-group that uses the smallest part of its own first. What is left goes to the groups that may take surplus. So no drone
-is started that would be matched to nobody, and the queue of a large group does not take the room that a small one is
-due. Between users of a group, the one that holds least comes first: GPUs of running jobs and of drones on the way,
-times the effective priority that the negotiator reports. JobPrio orders the jobs of one user. Names nest by dots. A
-job of ``physics.atlas`` counts against the quotas of ``physics.atlas`` and ``physics``; a job of an unlisted group
-counts against the listed groups that contain it. Names are case-insensitive, as in HTCondor.
+The rules between accounting groups are those of HTCondor's negotiator: a group with a quota gets up
+to its quota, the group that uses the smallest part of its own first. What is left goes to the
+groups that may take surplus. So no drone is started that would be matched to nobody, and the queue
+of a large group does not take the room that a small one is due. Between users of a group, the one
+that holds least comes first: GPUs of running jobs and of drones on the way, times the effective
+priority that the negotiator reports. JobPrio orders the jobs of one user. Names nest by dots. A job
+of ``physics.atlas`` counts against the quotas of ``physics.atlas`` and ``physics``; a job of an
+unlisted group counts against the listed groups that contain it. Names are case-insensitive, as in
+HTCondor.
 
-Headroom are warm drones for jobs that have not arrived yet. It is served as classes of virtual jobs, after all real
-ones and within the same limits. A warm drone is like any other: the first real job that fits takes it, and another one
-is started. No headroom is started, and none is kept beyond the idle timeout, at a site where a real job lacks room or
-the owner waits.
+Headroom are warm drones for jobs that have not arrived yet. It is served as classes of virtual
+jobs, after all real ones and within the same limits. A warm drone is like any other: the first real
+job that fits takes it, and another one is started. No headroom is started, and none is kept beyond
+the idle timeout, at a site where a real job lacks room or the owner waits.
 """
 
 from __future__ import annotations
@@ -24,7 +26,17 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from provisioner import model, reasons
-from provisioner.model import ON_THE_WAY, WHOLE_GPU, DroneId, DroneState, DroneType, Group, Headroom, JobClass, Policy
+from provisioner.model import (
+    ON_THE_WAY,
+    WHOLE_GPU,
+    DroneId,
+    DroneState,
+    DroneType,
+    Group,
+    Headroom,
+    JobClass,
+    Policy,
+)
 from provisioner.planner.matching import count_jobs, is_refused, request_of, resources_for_needy
 from provisioner.reasons import GroupQuota
 from provisioner.values import frozen
@@ -73,12 +85,15 @@ class GroupShares:
     def in_turn(self, context: PlanningContext) -> list[JobClass]:
         """Return the classes in the order in which drones are started for them.
 
-        A class for which a node is reserved comes first. Then come all jobs within the quotas of their groups, and
-        surplus last (a class may be split in two). Within these the order is that of groups, of users, of how hard the
-        jobs are to place, of the priorities that users give to their own jobs, and of age.
+        A class for which a node is reserved comes first. Then come all jobs within the quotas of
+        their groups, and surplus last (a class may be split in two). Within these the order is that
+        of groups, of users, of how hard the jobs are to place, of the priorities that users give to
+        their own jobs, and of age.
         """
         view = context.snapshot.overlay.view or model.OverlayView(0.0)
-        shares = UserShares.of(view.classes, view.priorities, context.changing.values(), context.slots)
+        shares = UserShares.of(
+            view.classes, view.priorities, context.changing.values(), context.slots
+        )
         reserved = {each.class_id for each in context.snapshot.reserved.values()}
         coming = Counter[str]()  # milli-GPUs by the group that they were ordered for
         for job, milli in shares.coming if self.groups else ():
@@ -87,20 +102,37 @@ class GroupShares:
         def order(job: JobClass) -> tuple[Any, ...]:
             hardness = context.compatible[job.id].hardness
             own = -job.priority, job.oldest_at, job.id
-            return job.id not in reserved, self._line(job, coming), *shares.order(job.owner, hardness), *own
+            return (
+                job.id not in reserved,
+                self._line(job, coming),
+                *shares.order(job.owner, hardness),
+                *own,
+            )
 
         first = sorted(context.classes, key=order)
-        if not any(group.quota_milli is not None and group.surplus for group in self.groups.values()):
+        if not any(
+            group.quota_milli is not None and group.surplus for group in self.groups.values()
+        ):
             return first
-        parts = [part for job in first for part in self._parts(job, divides=bool(context.compatible[job.id].kinds))]
+        parts = [
+            part
+            for job in first
+            for part in self._parts(job, divides=bool(context.compatible[job.id].kinds))
+        ]
         self.granted.clear()
         # the sort is stable: the turns stay as they are
-        return [job for job, _ in sorted(parts, key=lambda part: part[1] and part[0].id not in reserved)]
+        return [
+            job for job, _ in sorted(parts, key=lambda part: part[1] and part[0].id not in reserved)
+        ]
 
     def _parts(self, job: JobClass, *, divides: bool) -> Iterator[tuple[JobClass, bool]]:
         """Yield the class and whether it is surplus, split in two if only a part is within the quotas."""
-        quotas = [(q, n) for n in self._chain(job.group) if (q := self.groups[n].quota_milli) is not None]
-        fitting = (_jobs_in_quota(job, quota - self._used(name), job.waiting) for quota, name in quotas)
+        quotas = [
+            (q, n) for n in self._chain(job.group) if (q := self.groups[n].quota_milli) is not None
+        ]
+        fitting = (
+            _jobs_in_quota(job, quota - self._used(name), job.waiting) for quota, name in quotas
+        )
         within = min([job.waiting, *fitting])
         self.book(job, within)
         if 0 < within < job.waiting and divides:
@@ -153,8 +185,9 @@ def _quota_milli(job: JobClass) -> int:
 class UserShares:
     """Amount that each user holds, for turns between them.
 
-    The negotiator gives each user a share of the pool that is inverse to their effective priority (HTCondor manual,
-    "User Priorities and Negotiation"). So the user comes first who holds least of it.
+    The negotiator gives each user a share of the pool that is inverse to their effective priority
+    (HTCondor manual, "User Priorities and Negotiation"). So the user comes first who holds least of
+    it.
     """
 
     held_milli: Mapping[str, int]
@@ -189,7 +222,9 @@ class UserShares:
                     coming.append((ordered_for, drone.gpu_milli))
         known = {owner: priorities[owner] for owner in held if owner in priorities}
         least = min(known.values(), default=1.0)
-        return cls(held, {owner: priority / least for owner, priority in known.items()}, oldest, coming)
+        return cls(
+            held, {owner: priority / least for owner, priority in known.items()}, oldest, coming
+        )
 
     def turn_of(self, owner: str) -> reasons.UserTurn | None:
         """Return the turn of a user with waiting jobs; None if nobody else has some."""
@@ -197,12 +232,15 @@ class UserShares:
         if owner not in self.oldest_at or len(users) < 2:
             return None
         factor = self.factors.get(owner, 1.0)
-        return reasons.UserTurn(users.index(owner) + 1, len(users), self.held_milli[owner] / WHOLE_GPU, factor)
+        return reasons.UserTurn(
+            users.index(owner) + 1, len(users), self.held_milli[owner] / WHOLE_GPU, factor
+        )
 
     def order(self, owner: str, hardness: tuple[int, ...] = ()) -> tuple[Any, ...]:
         """Return the sort key of a user's jobs of some hardness.
 
-        Between users whose shares differ by less than a factor of two, the jobs that are hardest to place come first.
+        Between users whose shares differ by less than a factor of two, the jobs that are hardest to
+        place come first.
         """
         share = (1.0 + self.held_milli[owner] / WHOLE_GPU) * self.factors.get(owner, 1.0)
         return math.frexp(share)[1], hardness, share, self.oldest_at.get(owner, math.inf), owner
@@ -216,15 +254,27 @@ def _weight_milli(job: JobClass) -> int:
 HEADROOM_PREFIX = "headroom:"
 """Prefix of the ids of virtual classes; no overlay's class has it."""
 _DAY_S, _HOUR_S = 86400.0, 3600.0
-_YIELDS_TO = (reasons.LimitReached, reasons.SiteFull, reasons.SiteQuota, reasons.GpusStranded, reasons.NodeReserved)
+_YIELDS_TO = (
+    reasons.LimitReached,
+    reasons.SiteFull,
+    reasons.SiteQuota,
+    reasons.GpusStranded,
+    reasons.NodeReserved,
+)
 
 
-def headroom_classes(policy: Policy, types: Collection[DroneType], now: float) -> tuple[JobClass, ...]:
+def headroom_classes(
+    policy: Policy, types: Collection[DroneType], now: float
+) -> tuple[JobClass, ...]:
     """Return the headroom that is wanted now, as waiting jobs."""
     classes = []
     for each in policy.headroom:
         if each.count and headroom_active(each, now):
-            others = (t for t in types if each.site not in ("", t.site) or (each.types and t.name not in each.types))
+            others = (
+                t
+                for t in types
+                if each.site not in ("", t.site) or (each.types and t.name not in each.types)
+            )
             job = JobClass(
                 id=HEADROOM_PREFIX + each.name,
                 gpu_milli=each.gpu_milli,
@@ -233,7 +283,10 @@ def headroom_classes(policy: Policy, types: Collection[DroneType], now: float) -
                 disk_mib=each.disk_mib,
                 vram_mib=each.vram_mib,
                 waiting=each.count,
-                refuses={kind.key: model.UnmetRequirement("headroom", each.name, kind.key) for kind in others},
+                refuses={
+                    kind.key: model.UnmetRequirement("headroom", each.name, kind.key)
+                    for kind in others
+                },
             )
             classes.append(job)
     return tuple(classes)
@@ -268,20 +321,39 @@ def sites_without_headroom(
     return frozenset(sites)
 
 
-def kept_for_headroom(context: PlanningContext, sites_without_headroom: Collection[str]) -> frozenset[DroneId]:
+def kept_for_headroom(
+    context: PlanningContext, sites_without_headroom: Collection[str]
+) -> frozenset[DroneId]:
     """Return the idle drones that headroom needs: they do not leave for being idle.
 
-    Free room beside running jobs comes first, then the drones that live longest: the same ones from tick to tick. A
-    site without headroom keeps none but for real jobs.
+    Free room beside running jobs comes first, then the drones that live longest: the same ones from
+    tick to tick. A site without headroom keeps none but for real jobs.
     """
     places = []
     for drone in context.changing.values() if context.headroom else ():
-        slot, serves = context.slots.get(drone.id), drone.state in (DroneState.IDLE, DroneState.BUSY)
-        if slot is not None and serves and drone.type in context.types and not drone.is_leaving and not drone.notice_at:
-            order = drone.state is DroneState.IDLE, -(slot.retires_at or float("inf")), drone.joined_at, drone.id
+        slot, serves = (
+            context.slots.get(drone.id),
+            drone.state in (DroneState.IDLE, DroneState.BUSY),
+        )
+        if (
+            slot is not None
+            and serves
+            and drone.type in context.types
+            and not drone.is_leaving
+            and not drone.notice_at
+        ):
+            order = (
+                drone.state is DroneState.IDLE,
+                -(slot.retires_at or float("inf")),
+                drone.joined_at,
+                drone.id,
+            )
             places.append((order, drone))
     drones = [drone for _, drone in sorted(places, key=itemgetter(0))]
-    rooms = {drone.id: resources_for_needy(context.slots[drone.id], context.types[drone.type]) for drone in drones}
+    rooms = {
+        drone.id: resources_for_needy(context.slots[drone.id], context.types[drone.type])
+        for drone in drones
+    }
     warm: set[DroneId] = set()
     # By type: the classes that a drone without headroom to serve is kept for.
     wanted: dict[model.TypeKey, list[JobClass]] = {}
@@ -301,6 +373,8 @@ def kept_for_headroom(context: PlanningContext, sites_without_headroom: Collecti
             count = min(lack, count_jobs(job, rooms[drone.id], context.types[drone.type]))
             if count > 0:
                 lack -= count
-                rooms[drone.id] = rooms[drone.id].plus(request_of(job, context.types[drone.type]), -count)
+                rooms[drone.id] = rooms[drone.id].plus(
+                    request_of(job, context.types[drone.type]), -count
+                )
                 warm.add(drone.id)
     return frozenset(warm)

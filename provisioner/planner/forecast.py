@@ -21,13 +21,18 @@ from provisioner.reasons import Reason, StartForecast, StartOutcome
 MAX_JOBS_AHEAD = 10_000
 
 
-def forecast_start(context: PlanningContext, placed: Placement, job: JobClass) -> tuple[StartForecast, Reason | None]:
+def forecast_start(
+    context: PlanningContext, placed: Placement, job: JobClass
+) -> tuple[StartForecast, Reason | None]:
     """Return when a class of one job starts by a placement, and what holds it back."""
     for start in placed.allocation.starts:
         if start.drone.for_class == job.id:
-            return StartForecast(StartOutcome.STARTS, _start_delay_s(context, start.drone.type)), None
+            return StartForecast(
+                StartOutcome.STARTS, _start_delay_s(context, start.drone.type)
+            ), None
     given = [each.reason for each in placed.refusals if each.subject in ("all", f"class:{job.id}")]
-    given = [each for each in given if not isinstance(each, reasons.IdleDroneRefuses)]  # others may take the job
+    # others may take the job
+    given = [each for each in given if not isinstance(each, reasons.IdleDroneRefuses)]
     why = given[-1] if given else None
     if why is None or (isinstance(why, reasons.DemandCovered) and not why.drones):
         return StartForecast(StartOutcome.STARTS, 0.0), None
@@ -50,11 +55,19 @@ def _arrival_s(
     context: PlanningContext, job: JobClass, compatible: CompatibleTypes, why: reasons.DemandCovered
 ) -> float | None:
     """Return when the last compatible drone on its way takes jobs; None if that is unknown of one."""
-    coming = [d for d in context.changing.values() if d.state in ON_THE_WAY and _may_take(d, job, compatible)]
+    coming = [
+        d
+        for d in context.changing.values()
+        if d.state in ON_THE_WAY and _may_take(d, job, compatible)
+    ]
     if not why.delayed:  # others come before the delayed ones
         coming = [drone for drone in coming if drone.id not in context.late]
     arrivals = [_remaining_s(context, drone) for drone in coming]
-    return max((each for each in arrivals if each is not None), default=None) if None not in arrivals else None
+    return (
+        max((each for each in arrivals if each is not None), default=None)
+        if None not in arrivals
+        else None
+    )
 
 
 def _may_take(drone: Drone, job: JobClass, compatible: CompatibleTypes) -> bool:
@@ -66,7 +79,11 @@ def _remaining_s(context: PlanningContext, drone: Drone) -> float | None:
 
     None if no drone of its type has started yet, or if it is delayed and its site tells nothing.
     """
-    remote, delays, now = context.remote(drone), context.snapshot.estimates.delays.get(drone.type), context.now
+    remote, delays, now = (
+        context.remote(drone),
+        context.snapshot.estimates.delays.get(drone.type),
+        context.now,
+    )
     if remote is not None and drone.waits_at_site and remote.expected_start_at:
         return max(0.0, remote.expected_start_at - now) + (delays.boot_s if delays else 0.0)
     if delays is None or drone.id in context.late:
@@ -76,17 +93,26 @@ def _remaining_s(context: PlanningContext, drone: Drone) -> float | None:
     return max(0.0, delays.queue_s - (now - drone.requested_at)) + delays.boot_s
 
 
-def _release_s(context: PlanningContext, placed: Placement, job: JobClass, compatible: CompatibleTypes) -> float | None:
+def _release_s(
+    context: PlanningContext, placed: Placement, job: JobClass, compatible: CompatibleTypes
+) -> float | None:
     """Return when a running job leaves its place to this one, behind the jobs that are served before it.
 
-    List scheduling: the next job in line gets the place that is free first. None if a run time is unknown.
+    List scheduling: the next job in line gets the place that is free first. None if a run time is
+    unknown.
     """
-    free_s = [end_s for slot in context.slots.values() if (end_s := _end_s(context, slot, job, compatible)) is not None]
+    free_s = [
+        end_s
+        for slot in context.slots.values()
+        if (end_s := _end_s(context, slot, job, compatible)) is not None
+    ]
     if not free_s:
         return None
     heapify(free_s)
     lacking = {
-        each.subject: each.count for each in placed.refusals if not isinstance(each.reason, reasons.DemandCovered)
+        each.subject: each.count
+        for each in placed.refusals
+        if not isinstance(each.reason, reasons.DemandCovered)
     }
     for other in GroupShares.of(context).in_turn(context):
         if other.id == job.id:
@@ -101,11 +127,20 @@ def _release_s(context: PlanningContext, placed: Placement, job: JobClass, compa
 
 
 def _run_s(context: PlanningContext, job: JobClass) -> float | None:
-    return mean_run_s(runs_of(context, job)) if job.walltime_s or context.snapshot.estimates.runs else None
+    return (
+        mean_run_s(runs_of(context, job))
+        if job.walltime_s or context.snapshot.estimates.runs
+        else None
+    )
 
 
-def _end_s(context: PlanningContext, slot: Slot, job: JobClass, compatible: CompatibleTypes) -> float | None:
-    """Return when the only job of a drone ends, by the runs of such jobs. One that outran them all is half done."""
+def _end_s(
+    context: PlanningContext, slot: Slot, job: JobClass, compatible: CompatibleTypes
+) -> float | None:
+    """Return when the only job of a drone ends, by the runs of such jobs.
+
+    One that outran them all is half done.
+    """
     drone, estimates = context.drones.get(slot.drone_id), context.snapshot.estimates
     if drone is None or not _may_take(drone, job, compatible):
         return None

@@ -7,8 +7,21 @@ from dataclasses import replace
 from typing import Any
 
 from provisioner import model, reasons
-from provisioner.model import Drone, DroneState, EndKind, OrderOutcome, OrderResult, RemoteState, SlotState, StateChange
-from provisioner.planner.context import HEARTBEAT_RECORD_INTERVAL_S, VANISHED_WAIT_FACTOR, ViewValidity
+from provisioner.model import (
+    Drone,
+    DroneState,
+    EndKind,
+    OrderOutcome,
+    OrderResult,
+    RemoteState,
+    SlotState,
+    StateChange,
+)
+from provisioner.planner.context import (
+    HEARTBEAT_RECORD_INTERVAL_S,
+    VANISHED_WAIT_FACTOR,
+    ViewValidity,
+)
 from provisioner.reasons import Reason
 
 S = DroneState
@@ -37,7 +50,9 @@ def observe_all(snapshot: model.Snapshot, validity: ViewValidity) -> list[StateC
         evictions.setdefault(eviction.drone_id, []).append(eviction)
     # In a partial view a drone without evictions may have had jobs of a queue that does not answer.
     lends = view is not None and any(job.gpu_optional for job in view.classes)
-    none_reported = () if view is not None and view.evictions is not None and not view.unheard else None
+    none_reported = (
+        () if view is not None and view.evictions is not None and not view.unheard else None
+    )
     views = {name: validity.site_view(snapshot, name) for name in snapshot.policy.sites}
     moves = (
         observe(
@@ -59,7 +74,10 @@ def observe_all(snapshot: model.Snapshot, validity: ViewValidity) -> list[StateC
 def signs_of_life(snapshot: model.Snapshot, validity: ViewValidity) -> list[StateChange]:
     """Return the state changes that record the last sign of life of steady drones."""
     heard = ((drone, validity.slots[drone_id]) for drone_id, drone in validity.steady.heard.items())
-    return [StateChange(drone, drone.state, _seen_in_pool(drone, slot, snapshot.now)) for drone, slot in heard]
+    return [
+        StateChange(drone, drone.state, _seen_in_pool(drone, slot, snapshot.now))
+        for drone, slot in heard
+    ]
 
 
 def _seen_in_pool(drone: Drone, slot: model.Slot, now: float) -> reasons.SeenInPool:
@@ -80,16 +98,25 @@ def observe(
 ) -> StateChange | None:
     """Return the change that the site's view and the slot show for one drone, or None if nothing is new.
 
-    A view or slot is None if no fresh one exists, ``evictions`` if the overlay does not report them. ``lends``: there
-    are jobs with an optional GPU.
+    A view or slot is None if no fresh one exists, ``evictions`` if the overlay does not report
+    them. ``lends``: there are jobs with an optional GPU.
     """
     seen, reason = drone, None
     remote = view.drones.get(drone.id) if view is not None else None
     stopped = remote is not None and remote.state is RemoteState.STOPPED
-    if remote is not None and not stopped and (remote.end is not None or remote.state is RemoteState.ENDED):
+    if (
+        remote is not None
+        and not stopped
+        and (remote.end is not None or remote.state is RemoteState.ENDED)
+    ):
         how = remote.end or model.RemoteEnd(EndKind.FAULT, 0.0, None, "its site does not say how")
         priced = _with_lost_work(drone, slot, evictions, policy, how.at or now)
-        if how.kind is EndKind.EXITED and how.exit_code == 0 and evictions is not None and not priced.lost_jobs:
+        if (
+            how.kind is EndKind.EXITED
+            and how.exit_code == 0
+            and evictions is not None
+            and not priced.lost_jobs
+        ):
             priced = replace(priced, jobs=0)  # they were done between two polls
         return _ended(priced, how, policy, now)
     if remote is not None:
@@ -102,12 +129,17 @@ def observe(
         elif pool_fresh and seen.joined_at and not seen.unslotted_at:
             seen = replace(seen, unslotted_at=now)
     if seen.state.ended:
-        # The site listed it until it was missed: it lived at least as long, whenever the pool last heard from it.
-        priced = _with_lost_work(drone, slot, evictions, policy, max(drone.heard_at, drone.missing_at) or now)
+        # The site listed it until it was missed: it lived at least as long, whenever the pool last
+        # heard from it.
+        priced = _with_lost_work(
+            drone, slot, evictions, policy, max(drone.heard_at, drone.missing_at) or now
+        )
         seen = replace(seen, lost_gpu_s=priced.lost_gpu_s, lost_jobs=priced.lost_jobs)
     if seen is drone or seen == drone:
         return None
-    return StateChange(seen, drone.state, reason or reasons.SeenAtSite(seen.state.value, seen.site_reason))
+    return StateChange(
+        seen, drone.state, reason or reasons.SeenAtSite(seen.state.value, seen.site_reason)
+    )
 
 
 def _with(drone: Drone, **changes: Any) -> Drone:
@@ -119,14 +151,18 @@ def _with(drone: Drone, **changes: Any) -> Drone:
 
 
 def _listed(drone: Drone, remote: model.RemoteDrone, now: float) -> tuple[Drone, Reason | None]:
-    """Return the drone as its site lists it. One that the site reports as stopped counts as asked to stop."""
+    """Return the drone as its site lists it.
+
+    One that the site reports as stopped counts as asked to stop.
+    """
     running, stopped = remote.state is RemoteState.RUNNING, remote.state is RemoteState.STOPPED
     started_at = (remote.started_at if running or stopped else 0.0) or (now if running else 0.0)
     state = drone.state
     if stopped:
         state = S.STOPPING
     elif state in (S.JOINED, S.IDLE, S.BUSY) and remote.state is RemoteState.PENDING:
-        # Preempted and put back into the queue by its site, if that has listed it as running; else its listing lags.
+        # Preempted and put back into the queue by its site, if that has listed it as running; else
+        # its listing lags.
         state = S.QUEUED if drone.started_at < drone.joined_at else state
     elif state in (S.REQUESTED, S.SUBMITTED, S.QUEUED, S.BOOTING):
         if running:
@@ -160,24 +196,35 @@ def _listed(drone: Drone, remote: model.RemoteDrone, now: float) -> tuple[Drone,
 
 
 def _unlisted(
-    drone: Drone, view: model.SiteView, slot: model.Slot | None, policy: model.SitePolicy, *, doubted: bool, now: float
+    drone: Drone,
+    view: model.SiteView,
+    slot: model.Slot | None,
+    policy: model.SitePolicy,
+    *,
+    doubted: bool,
+    now: float,
 ) -> tuple[Drone, Reason | None]:
     """Return the change of a drone that the listing lacks: missing once is not gone."""
-    ordered_at = drone.since if drone.state is S.REQUESTED else drone.submitted_at or drone.requested_at
+    ordered_at = (
+        drone.since if drone.state is S.REQUESTED else drone.submitted_at or drone.requested_at
+    )
     if view.taken_at <= ordered_at:
         return drone, None  # the listing began before the order was answered
     if drone.state is S.REQUESTED:
         waited_s, limit_s = now - ordered_at, policy.order_confirm_s
         if waited_s <= limit_s:
             return drone, None
-        return ended_record(drone, drone.leaving or S.FAILED, now), reasons.NeverArrived(waited_s, limit_s)
+        return ended_record(drone, drone.leaving or S.FAILED, now), reasons.NeverArrived(
+            waited_s, limit_s
+        )
     if not drone.missing_at:
         return replace(drone, missing_at=view.taken_at), reasons.NotInListing()
     if slot is not None and slot.heard_at > drone.missing_at:
         return drone, None  # the pool has heard from it since: the listing is wrong
     limit = policy.order_confirm_s if drone.state is S.SUBMITTED else policy.missing_s
-    # A small site has too few drones for ``VANISHED_MIN_DRONES``: an empty listing is doubtful for a drone that it used
-    # to list, even if few are on record. A drone that leaves may well be the last one there.
+    # A small site has too few drones for ``VANISHED_MIN_DRONES``: an empty listing is doubtful for
+    # a drone that it used to list, even if few are on record. A drone that leaves may well be the
+    # last one there.
     empty = not view.drones and drone.leaving is None and drone.state is not S.SUBMITTED
     if doubted or empty:
         limit *= VANISHED_WAIT_FACTOR
@@ -204,14 +251,18 @@ def _in_pool(
     busy_at = drone.busy_at or (now if worked else 0.0)
     idle_at = drone.idle_at if drone.joined_at else 0.0
     if slot.jobs > 0 or slot.state is SlotState.BUSY:
-        # A GPU that only optional jobs use is idle for the planner. What a claim runs may be unknown for a while.
+        # A GPU that only optional jobs use is idle for the planner. What a claim runs may be
+        # unknown for a while.
         idle = slot.only_optional and drone.gpu_milli > 0
         new_claim = lends and drone.state is S.IDLE
-        goes_on = drone.state is S.BUSY and (drone.work_at > 0 or now - drone.since <= CLAIM_UNKNOWN_S)
+        goes_on = drone.state is S.BUSY and (
+            drone.work_at > 0 or now - drone.since <= CLAIM_UNKNOWN_S
+        )
         unknown = not slot.work_at and (new_claim or goes_on)
         idle_at = idle_at or now if idle else idle_at if unknown else 0.0
     elif drone.jobs:
-        # HTCondor's ad at the end of a job still has the idle time of before it (NumDynamicSlotsTime of the claim).
+        # HTCondor's ad at the end of a job still has the idle time of before it
+        # (NumDynamicSlotsTime of the claim).
         idle_at = idle_at or now
     elif worked:  # a job came and went between two polls
         idle_at = max(slot.idle_since, drone.since) if slot.idle_since else now
@@ -219,8 +270,11 @@ def _in_pool(
         idle_at = idle_at or now
     leaving = None if returned else drone.leaving
     if state is S.DRAINING and leaving is None:
-        leaving = S.DONE if busy_at else S.UNUSED  # it leaves by itself: end of life, or its own time-out
-    refusal = drone.drain_refusal if state is S.DRAINING and slot.state is not SlotState.DRAINING else ""
+        # it leaves by itself: end of life, or its own time-out
+        leaving = S.DONE if busy_at else S.UNUSED
+    refusal = (
+        drone.drain_refusal if state is S.DRAINING and slot.state is not SlotState.DRAINING else ""
+    )
     seen = _with(
         drone,
         state=state,
@@ -258,7 +312,8 @@ def _with_lost_work(
 ) -> Drone:
     """Return the drone with the work that its end at ``at`` has cost.
 
-    The queue of the jobs knows best. If it reports nothing, or the job's lease still runs, the loss is the work so far.
+    The queue of the jobs knows best. If it reports nothing, or the job's lease still runs, the loss
+    is the work so far.
     """
     # What a user took out of it earlier in its life is not the price of its end.
     since = (drone.notice_at or at - policy.grace_s) - EVICTION_SLACK_S
@@ -284,10 +339,14 @@ def _ended(drone: Drone, how: model.RemoteEnd, policy: model.SitePolicy, now: fl
     if ended.state is S.PREEMPTED:
         notice_s = max(0.0, at - drone.notice_at) if drone.notice_at else 0.0
         unit = "GPU-seconds" if drone.gpu_milli else "CPU-seconds"
-        reason = reasons.Preempted(how.message, notice_s, policy.grace_s, drone.lost_gpu_s, drone.lost_jobs, unit)
+        reason = reasons.Preempted(
+            how.message, notice_s, policy.grace_s, drone.lost_gpu_s, drone.lost_jobs, unit
+        )
     else:
         fault = how.fault.value if how.fault else ""
-        reason = reasons.EndedAtSite(how.kind.value, how.exit_code, how.message, lived, drone.jobs_started, fault)
+        reason = reasons.EndedAtSite(
+            how.kind.value, how.exit_code, how.message, lived, drone.jobs_started, fault
+        )
     return StateChange(ended, drone.state, reason)
 
 
@@ -303,26 +362,49 @@ def end_state(drone: Drone, how: model.RemoteEnd) -> DroneState:
             return drone.leaving or (S.DONE if worked else S.CANCELLED)
         case EndKind.EXITED:
             if how.exit_code and drone.leaving is None:
-                return S.JOIN_TIMEOUT if how.exit_code == EXIT_JOIN_TIMEOUT and not drone.joined_at else S.FAILED
+                return (
+                    S.JOIN_TIMEOUT
+                    if how.exit_code == EXIT_JOIN_TIMEOUT and not drone.joined_at
+                    else S.FAILED
+                )
             return drone.leaving or (S.DONE if worked else S.UNUSED)
 
 
 def ended_record(drone: Drone, state: DroneState, now: float, message: str = "") -> Drone:
     """Return the record of a drone that is gone."""
-    # One that found work after all is not unused; one that was asked to leave and finished its jobs first is done.
+    # One that found work after all is not unused; one that was asked to leave and finished its jobs
+    # first is done.
     if drone.busy_at and (state is S.UNUSED or (state is S.CANCELLED and not drone.jobs)):
         state = S.DONE
-    return replace(drone, state=state, since=now, ended_at=now, jobs=0, site_reason=message or drone.site_reason)
+    return replace(
+        drone,
+        state=state,
+        since=now,
+        ended_at=now,
+        jobs=0,
+        site_reason=message or drone.site_reason,
+    )
 
 
 def undrained_record(drone: Drone, now: float) -> Drone:
     """Return the record of a draining drone that is taken back into service."""
     state, idle_at = (S.BUSY, 0.0) if drone.jobs else (S.IDLE, now)
-    return replace(drone, state=state, since=now, leaving=None, asked_at=0.0, asked=0, idle_at=idle_at)
+    return replace(
+        drone, state=state, since=now, leaving=None, asked_at=0.0, asked=0, idle_at=idle_at
+    )
 
 
 _DRONE_TIMES = (
-    *("since", "requested_at", "submitted_at", "started_at", "joined_at", "busy_at", "idle_at", "heard_at"),
+    *(
+        "since",
+        "requested_at",
+        "submitted_at",
+        "started_at",
+        "joined_at",
+        "busy_at",
+        "idle_at",
+        "heard_at",
+    ),
     *("missing_at", "unslotted_at", "asked_at", "notice_at", "work_at"),
 )
 
@@ -336,16 +418,21 @@ def shift_drone(drone: Drone, by_s: float, now: float) -> Drone:
 def apply_start_result(drone: Drone, result: OrderResult, now: float) -> StateChange | None:
     """Return the change that the result of a start order causes.
 
-    After an unknown outcome the drone stays ``requested`` and counts until a listing resolves it. Such a listing begins
-    after the answer; it is awaited for ``order_confirm_s`` from then on, since the order may have gone out just before.
+    After an unknown outcome the drone stays ``requested`` and counts until a listing resolves it.
+    Such a listing begins after the answer; it is awaited for ``order_confirm_s`` from then on,
+    since the order may have gone out just before.
     """
     remote_id = result.remote_id or drone.remote_id
     match result.answer:
         case OrderOutcome.OK:
-            after = replace(drone, state=S.SUBMITTED, since=now, submitted_at=now, remote_id=remote_id)
+            after = replace(
+                drone, state=S.SUBMITTED, since=now, submitted_at=now, remote_id=remote_id
+            )
             return StateChange(after, drone.state, reasons.Accepted(remote_id))
         case OrderOutcome.REJECTED:
-            return StateChange(ended_record(drone, S.FAILED, now, _message(result)), drone.state, _failure(result))
+            return StateChange(
+                ended_record(drone, S.FAILED, now, _message(result)), drone.state, _failure(result)
+            )
         case OrderOutcome.UNKNOWN:
             after = replace(drone, since=now, site_reason=_message(result))
             return StateChange(after, drone.state, _failure(result))
@@ -361,7 +448,8 @@ def apply_stop_result(drone: Drone, result: OrderResult) -> StateChange | None:
 def apply_drain_result(drone: Drone, result: OrderResult) -> StateChange | None:
     """Return the change that the result of a drain order causes: only failures are recorded.
 
-    If the drain of an idle drone is refused, the site stops it. A busy one is asked again (:mod:`retirement`).
+    If the drain of an idle drone is refused, the site stops it. A busy one is asked again
+    (:mod:`retirement`).
     """
     if result.answer is OrderOutcome.OK or drone.state is S.STOPPING:
         return None
@@ -380,4 +468,6 @@ def _message(result: OrderResult) -> str:
 def _failure(result: OrderResult) -> Reason:
     if result.answer is OrderOutcome.UNKNOWN:
         return reasons.OutcomeUnknown(_message(result))
-    return reasons.OrderRefused(result.fault.kind.value if result.fault else "unknown", _message(result))
+    return reasons.OrderRefused(
+        result.fault.kind.value if result.fault else "unknown", _message(result)
+    )

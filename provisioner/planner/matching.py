@@ -1,8 +1,8 @@
 """Matching of job classes to drone types, and arithmetic of their resources.
 
-Job classes with equal requests, their *shape*, match the same drone types in the same order of price. That is computed
-once per shape and cached between plans for as long as the types stay the same. It depends on shape and types alone, so
-a plan is the same with and without the cache.
+Job classes with equal requests, their *shape*, match the same drone types in the same order of
+price. That is computed once per shape and cached between plans for as long as the types stay the
+same. It depends on shape and types alone, so a plan is the same with and without the cache.
 """
 
 from __future__ import annotations
@@ -13,7 +13,17 @@ from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import NamedTuple, Protocol
 
-from provisioner.model import NVIDIA, WHOLE_GPU, DroneType, JobClass, Policy, Sharing, Slot, TypeKey, UnmetRequirement
+from provisioner.model import (
+    NVIDIA,
+    WHOLE_GPU,
+    DroneType,
+    JobClass,
+    Policy,
+    Sharing,
+    Slot,
+    TypeKey,
+    UnmetRequirement,
+)
 from provisioner.sharing import pool_milli, share_milli, shares_needed
 
 UNKNOWN_DISK_MIB = 1 << 50
@@ -88,10 +98,16 @@ def unmet_requirement(job: JobClass, kind: DroneType) -> UnmetRequirement | None
     elif job.vram_mib > kind.vram_mib:
         return UnmetRequirement("vram", f"{job.vram_mib} MiB", f"{kind.vram_mib} MiB")
     if kind.vendor != NVIDIA and (job.capability or job.driver):
-        asked = ("capability", f"{job.capability / 10:.1f}") if job.capability else ("driver", _cuda(job.driver))
+        asked = (
+            ("capability", f"{job.capability / 10:.1f}")
+            if job.capability
+            else ("driver", _cuda(job.driver))
+        )
         return UnmetRequirement(*asked, f"none: {kind.vendor} GPUs have no CUDA")
     if job.capability > kind.capability:
-        return UnmetRequirement("capability", f"{job.capability / 10:.1f}", f"{kind.capability / 10:.1f}")
+        return UnmetRequirement(
+            "capability", f"{job.capability / 10:.1f}", f"{kind.capability / 10:.1f}"
+        )
     if job.driver > kind.driver > 0:
         return UnmetRequirement("driver", _cuda(job.driver), _cuda(kind.driver))
     if job.cpus > kind.cpus:
@@ -102,11 +118,15 @@ def unmet_requirement(job: JobClass, kind: DroneType) -> UnmetRequirement | None
         return UnmetRequirement("disk", f"{job.disk_mib} MiB", f"{kind.disk_mib} MiB")
     if job.arch and job.arch != kind.arch:
         return UnmetRequirement("arch", job.arch, kind.arch)
-    if (kind.kept_cpus or kind.kept_memory_mib or kind.kept_disk_mib) and count_jobs_in_type(job, kind) < 1:
+    if (kind.kept_cpus or kind.kept_memory_mib or kind.kept_disk_mib) and count_jobs_in_type(
+        job, kind
+    ) < 1:
         return _reserve_violated(job, kind)
     if kind.walltime_s and job.walltime_s > kind.longest_job_s:
         less = f" of a walltime of {kind.walltime_s:g} s" if kind.margin_s else ""
-        return UnmetRequirement("walltime", f"{job.walltime_s:g} s", f"{kind.longest_job_s:g} s{less}")
+        return UnmetRequirement(
+            "walltime", f"{job.walltime_s:g} s", f"{kind.longest_job_s:g} s{less}"
+        )
     return job.refuses.get(kind.key)
 
 
@@ -115,18 +135,34 @@ def _cuda(version: int) -> str:
 
 
 def _unmet_by_shares(job: JobClass, kind: DroneType) -> UnmetRequirement | None:
-    """Return why shares of one GPU are not enough for a job, or None. MIG slices cannot be joined."""
+    """Return why shares of one GPU are not enough for a job, or None.
+
+    MIG slices cannot be joined.
+    """
     most, each_mib = share_milli(kind.shares), kind.vram_mib // kind.shares
-    if kind.vram_pool and job.vram_mib and not job.splits:  # its VRAM is its request, beside one GPU
+    # its VRAM is its request, beside one GPU
+    if kind.vram_pool and job.vram_mib and not job.splits:
         too_much = job.vram_mib > kind.vram_mib
-        return UnmetRequirement("vram", f"{job.vram_mib} MiB", f"{kind.vram_mib} MiB") if too_much else None
+        return (
+            UnmetRequirement("vram", f"{job.vram_mib} MiB", f"{kind.vram_mib} MiB")
+            if too_much
+            else None
+        )
     if job.gpu_milli >= WHOLE_GPU or (kind.sharing is Sharing.MIG and job.gpu_milli > most):
-        return UnmetRequirement("gpus", format_gpus(job.gpu_milli), f"shares of {format_gpus(most)}")
+        return UnmetRequirement(
+            "gpus", format_gpus(job.gpu_milli), f"shares of {format_gpus(most)}"
+        )
     shares = shares_needed(job.gpu_milli, kind.shares)
     if shares > kind.shares:
-        return UnmetRequirement("gpus", format_gpus(job.gpu_milli), f"{kind.shares} shares of {format_gpus(most)}")
+        return UnmetRequirement(
+            "gpus", format_gpus(job.gpu_milli), f"{kind.shares} shares of {format_gpus(most)}"
+        )
     if job.vram_mib > shares * each_mib:
-        told = f"{each_mib} MiB a share" if shares == 1 else f"{shares * each_mib} MiB in {shares} shares"
+        told = (
+            f"{each_mib} MiB a share"
+            if shares == 1
+            else f"{shares * each_mib} MiB in {shares} shares"
+        )
         return UnmetRequirement("vram", f"{job.vram_mib} MiB", told)
     return None
 
@@ -138,7 +174,9 @@ def _reserve_violated(job: JobClass, kind: DroneType) -> UnmetRequirement:
         ("memory", job.memory_mib, kind.memory_mib, kind.kept_memory_mib, " MiB"),
         ("disk", job.disk_mib, kind.disk_mib, kind.kept_disk_mib, " MiB"),
     ):
-        if kept and (there - asked) * WHOLE_GPU < kept * (kind.gpu_milli - _gpu_milli_taken(job, kind)):
+        if kept and (there - asked) * WHOLE_GPU < kept * (
+            kind.gpu_milli - _gpu_milli_taken(job, kind)
+        ):
             available = f"{there}{unit}, of which each other GPU keeps {kept}{unit}"
             return UnmetRequirement(dimension, f"{asked}{unit}", available)
     return UnmetRequirement("cpus", str(job.cpus), str(kind.cpus))
@@ -170,14 +208,21 @@ def resources_of_type(kind: DroneType) -> Resources:
 
 
 def free_resources(slot: Slot) -> Resources:
-    return Resources(slot.free_gpu_milli, slot.free_cpus, slot.free_memory_mib, slot.free_disk_mib or UNKNOWN_DISK_MIB)
+    return Resources(
+        slot.free_gpu_milli,
+        slot.free_cpus,
+        slot.free_memory_mib,
+        slot.free_disk_mib or UNKNOWN_DISK_MIB,
+    )
 
 
 def resources_for_needy(slot: Slot, kind: DroneType) -> Resources:
     """Return what is free in a slot for jobs that need its GPU: they preempt jobs with an optional GPU."""
     if not kind.gpu_milli or not slot.only_optional:
         return free_resources(slot)
-    offline_milli = slot.gpus_offline * (share_milli(kind.shares) if kind.sharing is Sharing.MIG else WHOLE_GPU)
+    offline_milli = slot.gpus_offline * (
+        share_milli(kind.shares) if kind.sharing is Sharing.MIG else WHOLE_GPU
+    )
     return resources_of_type(kind)._replace(gpu_milli=max(0, kind.gpu_milli - offline_milli))
 
 
@@ -201,12 +246,18 @@ def count_jobs(job: JobClass, space: Resources, kind: DroneType) -> int:
     too_few_gpus = space.gpu_milli < job.gpu_milli and not kind.vram_pool
     if too_few_gpus or space.cpus < job.cpus or space.memory_mib < job.memory_mib:
         return 0  # as nearly always: a plan for a large site asks a hundred thousand times
-    need, kept = request_of(job, kind), Resources(0, kind.kept_cpus, kind.kept_memory_mib, kind.kept_disk_mib)
+    need, kept = (
+        request_of(job, kind),
+        Resources(0, kind.kept_cpus, kind.kept_memory_mib, kind.kept_disk_mib),
+    )
     if kind.shares == 1 or kind.vram_pool:
         return count_fits(need, space, kept)
     share = share_milli(kind.shares)
     # What rounding leaves of each GPU is no share, and nothing is kept for it.
-    free_shares = max(0, space.gpu_milli - kind.gpu_milli + kind.gpu_milli // WHOLE_GPU * kind.shares * share) // share
+    free_shares = (
+        max(0, space.gpu_milli - kind.gpu_milli + kind.gpu_milli // WHOLE_GPU * kind.shares * share)
+        // share
+    )
     space = space._replace(gpu_milli=free_shares * share)
     gpus_free, rest = divmod(free_shares, kind.shares)
     each = shares_needed(job.gpu_milli, kind.shares)
@@ -237,12 +288,26 @@ def count_jobs_in_type(job: JobClass, kind: DroneType) -> int:
 
 
 # Order of the dimensions: the later the first failure, the nearer the type.
-_DIMENSION_ORDER = ("gpus", "vram", "capability", "driver", "cpus", "memory", "disk", "arch", "walltime")
+_DIMENSION_ORDER = (
+    "gpus",
+    "vram",
+    "capability",
+    "driver",
+    "cpus",
+    "memory",
+    "disk",
+    "arch",
+    "walltime",
+)
 
 
 def nearness(kind: DroneType, bad: UnmetRequirement) -> tuple[int, int, int, int, str]:
     """Return a key that sorts types that do not match, the nearest last."""
-    rank = _DIMENSION_ORDER.index(bad.dimension) if bad.dimension in _DIMENSION_ORDER else len(_DIMENSION_ORDER)
+    rank = (
+        _DIMENSION_ORDER.index(bad.dimension)
+        if bad.dimension in _DIMENSION_ORDER
+        else len(_DIMENSION_ORDER)
+    )
     return (rank, kind.gpu_milli, kind.vram_mib, kind.capability, kind.key)
 
 
@@ -259,7 +324,17 @@ MAX_CACHES = 2
 """Sets of types and prices cached at once: the running one, and one that somebody tries out beside it."""
 
 _requested_fields = attrgetter(
-    *("gpu_milli", "splits", "vram_mib", "capability", "driver", "cpus", "memory_mib", "disk_mib", "arch"),
+    *(
+        "gpu_milli",
+        "splits",
+        "vram_mib",
+        "capability",
+        "driver",
+        "cpus",
+        "memory_mib",
+        "disk_mib",
+        "arch",
+    ),
     *("walltime_s", "invalid", "gpu_optional"),
 )
 
@@ -275,8 +350,8 @@ class CompatibleTypes:
     cheapest: tuple[TypeKey, ...]
     """The same types by price per job, then by how little VRAM and capability is left unused."""
     hardness: tuple[int, int, int, int] = (0, 0, 0, 0)
-    """Sort key of placement: shapes that use a GPU only if one is idle last, those with few types first, then those
-    with many GPUs, then those with much VRAM."""
+    """Sort key of placement: shapes that use a GPU only if one is idle last, those with few types
+    first, then those with many GPUs, then those with much VRAM."""
     nearest: tuple[TypeKey, UnmetRequirement] | None = None
     """If no type matches: the nearest type and its unmet requirement, unless that depends on the jobs' own ones."""
 
@@ -284,7 +359,12 @@ class CompatibleTypes:
         """Return the same with only some of the types."""
         kinds = tuple(some)
         jobs = {kind.key: self.jobs[kind.key] for kind in kinds}
-        return replace(self, kinds=kinds, jobs=jobs, cheapest=tuple(key for key in self.cheapest if key in jobs))
+        return replace(
+            self,
+            kinds=kinds,
+            jobs=jobs,
+            cheapest=tuple(key for key in self.cheapest if key in jobs),
+        )
 
 
 _Shape = tuple[object, ...]
@@ -301,7 +381,10 @@ class CompatibilityCache:
     known: dict[_Shape, CompatibleTypes] = field(default_factory=dict)
 
     def table(self, classes: Iterable[JobClass]) -> Mapping[str, CompatibleTypes]:
-        """Return the compatible types of each class, by class id. Shapes without a class are forgotten."""
+        """Return the compatible types of each class, by class id.
+
+        Shapes without a class are forgotten.
+        """
         found: dict[str, CompatibleTypes] = {}
         now: dict[_Shape, CompatibleTypes] = {}
         for job in classes:
@@ -313,19 +396,30 @@ class CompatibilityCache:
         return found
 
     def _judged(self, job: JobClass) -> CompatibleTypes:
-        fits = [] if job.invalid else [kind for kind in self.types if unmet_requirement(job, kind) is None]
+        fits = (
+            []
+            if job.invalid
+            else [kind for kind in self.types if unmet_requirement(job, kind) is None]
+        )
         # What an empty drone holds none of does not fit, whatever the dimensions say one by one.
         jobs = {kind.key: count for kind in fits if (count := count_jobs_in_type(job, kind)) > 0}
         fits = [kind for kind in fits if kind.key in jobs]
         # the price of a whole drone for an hour, with the site's price factor
-        prices = {k.key: k.price * self.site_prices.get(k.site, 1.0) * (k.gpu_milli or WHOLE_GPU) for k in fits}
-        ranked = sorted((prices[k.key] / jobs[k.key], k.vram_mib, k.capability, k.key) for k in fits)
+        prices = {
+            k.key: k.price * self.site_prices.get(k.site, 1.0) * (k.gpu_milli or WHOLE_GPU)
+            for k in fits
+        }
+        ranked = sorted(
+            (prices[k.key] / jobs[k.key], k.vram_mib, k.capability, k.key) for k in fits
+        )
         return CompatibleTypes(
             kinds=tuple(fits),
             jobs=jobs,
             cheapest=tuple(key for *_, key in ranked),
             hardness=(int(job.gpu_optional), len(fits), -job.gpu_milli, -job.vram_mib),
-            nearest=nearest(job, self.types) if not fits and not job.invalid and not job.refuses else None,
+            nearest=nearest(job, self.types)
+            if not fits and not job.invalid and not job.refuses
+            else None,
         )
 
 

@@ -1,11 +1,12 @@
 """The owner of a site's hardware: room for their waiting jobs, and the drones that leave for them.
 
-Each job of a claim gets room on one node: first what is free, then what drones that already leave will free, for
-any reason. Only then are more drones asked: the set on one node that loses least work. A job that would not fit even
-if every drone left cannot be helped.
+Each job of a claim gets room on one node: first what is free, then what drones that already leave
+will free, for any reason. Only then are more drones asked: the set on one node that loses least
+work. A job that would not fit even if every drone left cannot be helped.
 
-A queue may wait for other reasons than drones: a limit on running jobs, a quota, a licence. So room that stands unused
-is given back, except for a few jobs that show when things change (:func:`next_backoff`).
+A queue may wait for other reasons than drones: a limit on running jobs, a quota, a licence. So room
+that stands unused is given back, except for a few jobs that show when things change
+(:func:`next_backoff`).
 """
 
 from __future__ import annotations
@@ -15,7 +16,16 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 
 from provisioner import model, reasons
-from provisioner.model import WHOLE_GPU, Drone, DroneState, DroneType, Node, OwnerClaimBackoff, Reserve, TypeKey
+from provisioner.model import (
+    WHOLE_GPU,
+    Drone,
+    DroneState,
+    DroneType,
+    Node,
+    OwnerClaimBackoff,
+    Reserve,
+    TypeKey,
+)
 from provisioner.planner.context import PlanningContext
 from provisioner.planner.matching import NO_RESOURCES, UNKNOWN_DISK_MIB, Resources, count_fits
 from provisioner.planner.victims import NodeCandidates, SearchBudget, VictimCandidate, cheapest_set
@@ -54,7 +64,12 @@ class NodeResources:
     def with_share(self, each: Resources) -> Resources:
         """Return ``each``, or the reserve of its GPUs here if that is more."""
         cpus, memory, disk = (keep * each.gpu_milli // WHOLE_GPU for keep in self.kept[1:])
-        return Resources(each.gpu_milli, max(each.cpus, cpus), max(each.memory_mib, memory), max(each.disk_mib, disk))
+        return Resources(
+            each.gpu_milli,
+            max(each.cpus, cpus),
+            max(each.memory_mib, memory),
+            max(each.disk_mib, disk),
+        )
 
     def places(self, kind: DroneType) -> int:
         """Return how many drones of a type could start here right now."""
@@ -81,10 +96,17 @@ class FreeResources:
     nodes: dict[str, NodeResources] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, nodes: Iterable[Node], blocking: Iterable[Reserve], gpu_quiet_s: float) -> FreeResources:
+    def of(
+        cls, nodes: Iterable[Node], blocking: Iterable[Reserve], gpu_quiet_s: float
+    ) -> FreeResources:
         """Collect the nodes. ``gpu_quiet_s`` is the time since a GPU job last waited."""
         rules = tuple(blocking)
-        return cls({node.name: _node_resources(node, reserve_of(node.name, rules), gpu_quiet_s) for node in nodes})
+        return cls(
+            {
+                node.name: _node_resources(node, reserve_of(node.name, rules), gpu_quiet_s)
+                for node in nodes
+            }
+        )
 
     def _hosts(self, kind: DroneType) -> Iterator[NodeResources]:
         return (node_room for node_room in self.nodes.values() if kind.name in node_room.types)
@@ -95,13 +117,19 @@ class FreeResources:
 
     def unblocked_gpus(self, kind: DroneType) -> float:
         """Return the free GPUs of the nodes that would have room for a drone of the type if nothing were reserved."""
-        hosts = (node_room.free for node_room in self._hosts(kind) if count_fits(drone_resources(kind), node_room.free))
+        hosts = (
+            node_room.free
+            for node_room in self._hosts(kind)
+            if count_fits(drone_resources(kind), node_room.free)
+        )
         return sum(free.gpu_milli for free in hosts) / WHOLE_GPU
 
     def book(self, kind: DroneType, count: int) -> int:
         """Promise room to ``count`` drones, the fullest nodes first, reserved ones last; return how many find none."""
         each = drone_resources(kind)
-        for node_room in sorted(self._hosts(kind), key=lambda s: (s.reserved, s.free.gpu_milli, s.free.cpus, s.name)):
+        for node_room in sorted(
+            self._hosts(kind), key=lambda s: (s.reserved, s.free.gpu_milli, s.free.cpus, s.name)
+        ):
             here = min(count, node_room.places(kind))
             if here > 0:
                 # The reserve of a GPU stays until it is really taken: a CPU drone might come first.
@@ -119,14 +147,26 @@ def drone_resources(kind: DroneType) -> Resources:
 
 def reserve_of(node: str, rules: Iterable[Reserve]) -> Reserve | None:
     """Return the first reserve whose patterns match a node."""
-    return next((rule for rule in rules if any(fnmatchcase(node, each) for each in rule.nodes)), None)
+    return next(
+        (rule for rule in rules if any(fnmatchcase(node, each) for each in rule.nodes)), None
+    )
 
 
 def _node_resources(node: Node, rule: Reserve | None, gpu_quiet_s: float) -> NodeResources:
     has_disk = node.disk_mib > 0
-    enforced = Resources(0, rule.cpus, rule.memory_mib, rule.disk_mib if has_disk else 0) if rule else NO_RESOURCES
-    released = rule is not None and rule.when is model.ReserveWhen.GPU_DEMAND and gpu_quiet_s >= rule.release_after_s
-    disk_mib, free_disk_mib = (node.disk_mib, node.free_disk_mib) if has_disk else (UNKNOWN_DISK_MIB, UNKNOWN_DISK_MIB)
+    enforced = (
+        Resources(0, rule.cpus, rule.memory_mib, rule.disk_mib if has_disk else 0)
+        if rule
+        else NO_RESOURCES
+    )
+    released = (
+        rule is not None
+        and rule.when is model.ReserveWhen.GPU_DEMAND
+        and gpu_quiet_s >= rule.release_after_s
+    )
+    disk_mib, free_disk_mib = (
+        (node.disk_mib, node.free_disk_mib) if has_disk else (UNKNOWN_DISK_MIB, UNKNOWN_DISK_MIB)
+    )
     free = Resources(node.free_gpu_milli, node.free_cpus, node.free_memory_mib, free_disk_mib)
     return NodeResources(
         node.name,
@@ -201,8 +241,15 @@ class OwnerReservations:
     def of(cls, context: PlanningContext) -> OwnerReservations:
         """Reserve room at every site with a valid view."""
         reservations = cls()
-        polled = {name: context.validity.site_view(context.snapshot, name) for name in context.snapshot.policy.sites}
-        views = {n: v for n, v in polled.items() if v is not None and v.nodes and context.validity.sites.get(n) is None}
+        polled = {
+            name: context.validity.site_view(context.snapshot, name)
+            for name in context.snapshot.policy.sites
+        }
+        views = {
+            n: v
+            for n, v in polled.items()
+            if v is not None and v.nodes and context.validity.sites.get(n) is None
+        }
         drones: dict[str, list[Drone]] = {name: [] for name in views}
         for drone in context.drones.values() if views else ():
             if drone.site in drones:
@@ -212,18 +259,27 @@ class OwnerReservations:
         return reservations
 
     def _site(
-        self, context: PlanningContext, policy: model.SitePolicy, view: model.SiteView, drones: Sequence[Drone]
+        self,
+        context: PlanningContext,
+        policy: model.SitePolicy,
+        view: model.SiteView,
+        drones: Sequence[Drone],
     ) -> None:
         site, quiet_s = policy.site, context.now - context.snapshot.gpu_wanted_at
         free_nodes = self.free[site] = FreeResources.of(view.nodes, policy.blocking, quiet_s)
-        if view.claims or policy.blocking:  # else nobody will be asked to leave, nor is anything kept
+        # else nobody will be asked to leave, nor is anything kept
+        if view.claims or policy.blocking:
             _add_drones(context, policy, view, free_nodes, drones)
         known = context.snapshot.patience.get(site)
         left = known.offer if known and known.offer else None  # None: all
         jobs, milli, standing, narrow = 0, 0, 0, set[str]()
-        for claim in sorted(view.claims, key=lambda c: (-c.gpu_milli, -c.cpus, -c.memory_mib, c.since)):
+        for claim in sorted(
+            view.claims, key=lambda c: (-c.gpu_milli, -c.cpus, -c.memory_mib, c.since)
+        ):
             most = claim.count if left is None else min(claim.count, left - jobs)
-            for hole in _make_room(claim, most, free_nodes, self.effort, ask=policy.preempt_proactively):
+            for hole in _make_room(
+                claim, most, free_nodes, self.effort, ask=policy.preempt_proactively
+            ):
                 jobs, milli = jobs + hole.jobs, milli + hole.jobs * claim.gpu_milli
                 if hole.free_now:
                     standing += hole.jobs
@@ -237,17 +293,29 @@ class OwnerReservations:
         waits = reasons.OwnerWaits(site, jobs, milli / WHOLE_GPU)
         if jobs:
             self.claimed[site] = waits
-        self.held |= {k.key: waits for k in context.types.values() if k.site == site and k.name in narrow}
+        self.held |= {
+            k.key: waits for k in context.types.values() if k.site == site and k.name in narrow
+        }
         self._queued(context, site, waits, drones)
 
-    def _queued(self, context: PlanningContext, site: str, waits: reasons.OwnerWaits, drones: Iterable[Drone]) -> None:
+    def _queued(
+        self,
+        context: PlanningContext,
+        site: str,
+        waits: reasons.OwnerWaits,
+        drones: Iterable[Drone],
+    ) -> None:
         """Promise room to drones that wait at the site; cancel those that would take what is made for a larger job."""
         # Room only shrinks here: if one drone of a type finds none, the next thousand need not try.
         lacking_room: set[TypeKey] = set()
         for drone in drones:
             if not drone.awaits_room:
                 continue
-            if drone.type in self.held and drone.state is not DroneState.REQUESTED and not drone.is_leaving:
+            if (
+                drone.type in self.held
+                and drone.state is not DroneState.REQUESTED
+                and not drone.is_leaving
+            ):
                 why = reasons.PreemptedForOwner(waits.jobs, 0.0, gpus=waits.gpus)
                 self.preemptions.append(PreemptionOrder(drone, why))
             elif (
@@ -262,7 +330,9 @@ class OwnerReservations:
         for victim in hole.victims:
             gpus = claim.gpu_milli / WHOLE_GPU
             unit = "GPU-seconds" if victim.space.gpu_milli else "CPU-seconds"
-            why = reasons.PreemptedForOwner(claim.count, waited_s, hole.node_room.name, gpus, victim.lost_gpu_s, unit)
+            why = reasons.PreemptedForOwner(
+                claim.count, waited_s, hole.node_room.name, gpus, victim.lost_gpu_s, unit
+            )
             self.preemptions.append(PreemptionOrder(context.drones[victim.drone_id], why))
 
 
@@ -286,18 +356,29 @@ def _add_drones(
 ) -> None:
     """Add our drones to their nodes: those that could be asked to leave, and the room of those that already leave."""
     now, candidates = context.now, dict[str, list[VictimCandidate]]()
-    spaces = {key: drone_resources(kind) for key, kind in context.types.items() if kind.site == policy.site}
+    spaces = {
+        key: drone_resources(kind)
+        for key, kind in context.types.items()
+        if kind.site == policy.site
+    }
     for drone in drones:
         remote = view.drones.get(drone.id)
-        node_room = free_nodes.nodes.get(remote.node) if remote is not None and remote.state in _HOLDS else None
+        node_room = (
+            free_nodes.nodes.get(remote.node)
+            if remote is not None and remote.state in _HOLDS
+            else None
+        )
         if node_room is None:
             continue
         space = spaces.get(drone.type) or Resources(drone.gpu_milli)
         if drone.type.rpartition("/")[2] in node_room.exclusive:
             space = node_room.whole
         asked_at = drone.asked_at or drone.notice_at or drone.since
-        ran_enough = not drone.jobs or not drone.busy_at or now - drone.busy_at >= policy.min_runtime_s
-        drained = drone.state is DroneState.DRAINING and not drone.jobs  # a drain with jobs may take a day
+        ran_enough = (
+            not drone.jobs or not drone.busy_at or now - drone.busy_at >= policy.min_runtime_s
+        )
+        # a drain with jobs may take a day
+        drained = drone.state is DroneState.DRAINING and not drone.jobs
         vacates = drained or drone.state is DroneState.STOPPING or drone.notice_at
         if vacates and now - asked_at <= policy.grace_s + policy.stopping_s:
             node_room.coming = node_room.coming.plus(space)
@@ -311,13 +392,19 @@ def _add_drones(
 
 
 def _make_room(
-    claim: model.OwnerDemand, most: int, free_nodes: FreeResources, effort: SearchBudget, *, ask: bool
+    claim: model.OwnerDemand,
+    most: int,
+    free_nodes: FreeResources,
+    effort: SearchBudget,
+    *,
+    ask: bool,
 ) -> Iterator[JobRoom]:
     """Yield room for up to ``most`` jobs of a claim: free now, then coming, then by the cheapest set of drones."""
     need = Resources(claim.gpu_milli, claim.cpus, claim.memory_mib, claim.disk_mib)
     nodes = [free_nodes.nodes[n] for n in claim.nodes or free_nodes.nodes if n in free_nodes.nodes]
 
-    # By how little is left over: what was made for one job is found by that job, and nodes stay whole.
+    # By how little is left over: what was made for one job is found by that job, and nodes stay
+    # whole.
     def unused_share(node_room: NodeResources) -> float:
         amounts = zip(need[:3], node_room.soon[:3], node_room.whole[:3], strict=True)
         return sum((there - asked) / whole for asked, there, whole in amounts if whole)
@@ -337,9 +424,16 @@ def _make_room(
     while ask and most > 0:
         for name in unknown:
             node_room = free_nodes.nodes[name]
-            victims = cheapest_set(need, node_room.soon, node_room.claimable, node_room.candidates, effort)
+            victims = cheapest_set(
+                need, node_room.soon, node_room.claimable, node_room.candidates, effort
+            )
             if victims:
-                offers[name] = sum(victim.lost_gpu_s for victim in victims), len(victims), name, victims
+                offers[name] = (
+                    sum(victim.lost_gpu_s for victim in victims),
+                    len(victims),
+                    name,
+                    victims,
+                )
         if not offers:
             return
         _, _, best, victims = min(offers.values())
@@ -365,7 +459,8 @@ def reclaim_reserve(
 ) -> list[PreemptionOrder]:
     """Return the CPU drones that leave a lent reserve for GPU drones, those that lose least, node by node.
 
-    ``lacking_room`` is the number of drones by GPU drone type that are lacking only because no node has room.
+    ``lacking_room`` is the number of drones by GPU drone type that are lacking only because no node
+    has room.
     """
     preemptions: list[PreemptionOrder] = []
     for key, lack in lacking_room.items():
@@ -376,7 +471,9 @@ def reclaim_reserve(
         for node_room in reservations.free[kind.site].nodes.values():
             while lack > 0 and node_room.kept != NO_RESOURCES and kind.name in node_room.types:
                 movable = node_room.candidates.only(lambda space: not space.gpu_milli)
-                found = cheapest_set(need, node_room.soon, NO_RESOURCES, movable, reservations.effort)
+                found = cheapest_set(
+                    need, node_room.soon, NO_RESOURCES, movable, reservations.effort
+                )
                 if not found:
                     break
                 why = reasons.ReserveReclaimed(node_room.name)

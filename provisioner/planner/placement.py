@@ -1,12 +1,12 @@
 """Placement: the drones that are started, or taken back into service, for waiting jobs and headroom.
 
-Each class is covered by existing drones, then by undraining, then by starts of the cheapest type that can start now
-within every limit. Undraining is cheaper than a start for as long as the drone still runs something. Classes with an
-optional GPU come after all others that are real: idle GPUs cover them, and only drones without a GPU are started or
-undrained for them.
+Each class is covered by existing drones, then by undraining, then by starts of the cheapest type
+that can start now within every limit. Undraining is cheaper than a start for as long as the drone
+still runs something. Classes with an optional GPU come after all others that are real: idle GPUs
+cover them, and only drones without a GPU are started or undrained for them.
 
-A start must be worth its cost (:mod:`provisioner.planner.costs`): jobs that drones which are there take soon wait for
-these, and many short jobs share a drone.
+A start must be worth its cost (:mod:`provisioner.planner.costs`): jobs that drones which are there
+take soon wait for these, and many short jobs share a drone.
 """
 
 from __future__ import annotations
@@ -21,7 +21,18 @@ from itertools import chain
 from typing import NamedTuple
 
 from provisioner import model, reasons
-from provisioner.model import Drain, DrainMode, Drone, DroneId, DroneState, DroneType, JobClass, Refusal, Start, TypeKey
+from provisioner.model import (
+    Drain,
+    DrainMode,
+    Drone,
+    DroneId,
+    DroneState,
+    DroneType,
+    JobClass,
+    Refusal,
+    Start,
+    TypeKey,
+)
 from provisioner.planner.breakers import OVERLAY_SCOPE
 from provisioner.planner.capacity import (
     NO_COVERAGE,
@@ -44,7 +55,12 @@ from provisioner.planner.context import (
     shortened_life_s,
 )
 from provisioner.planner.costs import JobCost, RunTimeSums
-from provisioner.planner.demand import HEADROOM_PREFIX, GroupShares, is_headroom, sites_without_headroom
+from provisioner.planner.demand import (
+    HEADROOM_PREFIX,
+    GroupShares,
+    is_headroom,
+    sites_without_headroom,
+)
 from provisioner.planner.lifecycle import undrained_record
 from provisioner.planner.matching import (
     CompatibleTypes,
@@ -62,7 +78,8 @@ from provisioner.reasons import Reason
 
 AGES_S = tuple(1.2**n for n in range(90))
 """Steps in which run times so far are counted: a large pool has no more of them than a small one."""
-FEW_DRONES_PER_JOB = 0.5  # at least two such jobs share a drone: they also wait for running jobs to end
+# at least two such jobs share a drone: they also wait for running jobs to end
+FEW_DRONES_PER_JOB = 0.5
 _NO_ROOM_AT_SITE = (reasons.SiteFull, reasons.GpusStranded)
 _PASSING = (*_NO_ROOM_AT_SITE, reasons.SiteQuota, reasons.OwnerWaits)
 """Reasons against a start that pass without anybody's action."""
@@ -71,10 +88,12 @@ _PASSING = (*_NO_ROOM_AT_SITE, reasons.SiteQuota, reasons.OwnerWaits)
 def place(context: PlanningContext, reservations: OwnerReservations, supply: Supply) -> Placement:
     """Serve the classes, and headroom last.
 
-    Existing drones take the jobs that are hardest to place first, as the fewest drones are missing then. Drones are
-    started for the others in turns between users.
+    Existing drones take the jobs that are hardest to place first, as the fewest drones are missing
+    then. Drones are started for the others in turns between users.
     """
-    placement = Placement(context, Allocation(context, reservations, supply), GroupShares.of(context))
+    placement = Placement(
+        context, Allocation(context, reservations, supply), GroupShares.of(context)
+    )
     blind = _no_starts_reason(context)
     if blind is not None:
         placement.refusals.append(blind)
@@ -89,7 +108,8 @@ def place(context: PlanningContext, reservations: OwnerReservations, supply: Sup
         lendable = supply.gpu_slots()
         for job in optional:
             placement.serve(job, context.compatible[job.id])
-        supply.put_back(lendable)  # headroom counts the GPUs that such jobs are about to get as free
+        # headroom counts the GPUs that such jobs are about to get as free
+        supply.put_back(lendable)
     supply.add_preemptible(context)
     without = sites_without_headroom(context, placement.refusals, reservations.claimed)
     placement.without_headroom = without
@@ -102,7 +122,9 @@ def place(context: PlanningContext, reservations: OwnerReservations, supply: Sup
         else:
             placement.serve(job, here)
     doubts = context.validity.sites.items()
-    placement.refusals += [Refusal(f"site:{site}", 0, why) for site, why in doubts if why is not None]
+    placement.refusals += [
+        Refusal(f"site:{site}", 0, why) for site, why in doubts if why is not None
+    ]
     placement.at_risk = placement.allocation.risk.most_exposed()
     placement.allocation.lift_exclusions()
     return placement
@@ -120,14 +142,23 @@ def _no_starts_reason(context: PlanningContext) -> Refusal | None:
         return Refusal("all", 0, dead)
     outage = context.breakers.get(OVERLAY_SCOPE)
     if outage is not None and context.now < outage.until:
-        fault = outage.fault or model.Fault(model.FaultKind.DOWN, "it was out of sight and settles first", outage.since)
-        return Refusal("all", 0, reasons.BackingOff(OVERLAY_SCOPE, outage.until, fault.kind.value, fault.message))
+        fault = outage.fault or model.Fault(
+            model.FaultKind.DOWN, "it was out of sight and settles first", outage.since
+        )
+        return Refusal(
+            "all",
+            0,
+            reasons.BackingOff(OVERLAY_SCOPE, outage.until, fault.kind.value, fault.message),
+        )
     return None
 
 
 @dataclass
 class Allocation:
-    """Starts of one plan, and everything that they use up. Mutable; only :meth:`allocate` starts drones."""
+    """Starts of one plan, and everything that they use up.
+
+    Mutable; only :meth:`allocate` starts drones.
+    """
 
     context: PlanningContext
     reservations: OwnerReservations
@@ -155,7 +186,8 @@ class Allocation:
     def safe_wait_s(self, compatible: CompatibleTypes, waited_s: float) -> float:
         """Return how long jobs are expected to wait for a place without an owner; infinity if they never get one.
 
-        Jobs that have waited for longer than a start takes, at a place with room, will probably wait for as long again.
+        Jobs that have waited for longer than a start takes, at a place with room, will probably
+        wait for as long again.
         """
         found = math.inf
         for kind in compatible.kinds:
@@ -171,8 +203,14 @@ class Allocation:
     @cached_property
     def _line_s(self) -> float:
         """Time that all drones need to run all waiting jobs: the expected wait where no place is free."""
-        jobs = ((job, self.context.costs.of_class(job)[0]) for job in self.context.classes if job.waiting)
-        return math.fsum(job.waiting * runs.mean_s for job, runs in jobs) / max(1, len(self.context.drones))
+        jobs = (
+            (job, self.context.costs.of_class(job)[0])
+            for job in self.context.classes
+            if job.waiting
+        )
+        return math.fsum(job.waiting * runs.mean_s for job, runs in jobs) / max(
+            1, len(self.context.drones)
+        )
 
     def allowed(self, candidate: StartCandidate) -> tuple[int, Reason | None]:
         """Return how many drones may be started, and the reason of a rule for no more; limits are reported later."""
@@ -193,13 +231,16 @@ class Allocation:
         whole = job.gpu_milli > model.WHOLE_GPU and fills
         kept_gpus = job.gpu_milli // model.WHOLE_GPU if whole else 0
         if is_headroom(job.id):  # any job may take a warm drone
-            reason = reasons.HeadroomShort(job.id.removeprefix(HEADROOM_PREFIX), job.waiting, covered, count)
+            reason = reasons.HeadroomShort(
+                job.id.removeprefix(HEADROOM_PREFIX), job.waiting, covered, count
+            )
             vram_mib = kept_gpus = 0
         life_s, on_reserve = shortened_life_s(self.context, kind), self.limits.on_reserve(kind)
         self.risk.book(kind, count)
         self.limits.start(kind.key, count)
         avoids = self.risk.excluded_users(job, kind)
-        # One small job would keep all other GPUs of the drone from large jobs, for as long as it runs.
+        # One small job would keep all other GPUs of the drone from large jobs, for as long as it
+        # runs.
         all_gpus = kept_gpus if kept_gpus * model.WHOLE_GPU == kind.gpu_milli else 0
         min_gpus = all_gpus if all_gpus and self._has_room_for_smaller(kind) else 0
         for _ in range(count):
@@ -228,7 +269,9 @@ class Allocation:
             if drone.avoids:
                 key = drone.for_class, drone.type
                 if key not in excluded:
-                    users = self.risk.excluded_users(jobs[drone.for_class], self.context.types[drone.type])
+                    users = self.risk.excluded_users(
+                        jobs[drone.for_class], self.context.types[drone.type]
+                    )
                     excluded[key] = users.split(",")
                 avoids = ",".join(user for user in drone.avoids.split(",") if user in excluded[key])
                 self.starts[n] = replace(start, drone=replace(drone, avoids=avoids))
@@ -249,18 +292,26 @@ class StartCandidate(NamedTuple):
     lack: int
 
 
-def long_enough_life(allocation: Allocation, start: StartCandidate, count: int) -> tuple[int, Reason | None]:
+def long_enough_life(
+    allocation: Allocation, start: StartCandidate, count: int
+) -> tuple[int, Reason | None]:
     """Start no drone that ends before a job's declared walltime."""
-    short = start.job.walltime_s and life_too_short(allocation.context, start.kind, start.job.walltime_s)
+    short = start.job.walltime_s and life_too_short(
+        allocation.context, start.kind, start.job.walltime_s
+    )
     return (0 if short else count), None
 
 
-def within_limits(allocation: Allocation, start: StartCandidate, count: int) -> tuple[int, Reason | None]:
+def within_limits(
+    allocation: Allocation, start: StartCandidate, count: int
+) -> tuple[int, Reason | None]:
     """Keep every limit, breaker, quota and free capacity."""
     return min(count, allocation.limits.for_type(start.kind.key)[0]), None
 
 
-def one_probe(allocation: Allocation, start: StartCandidate, count: int) -> tuple[int, Reason | None]:
+def one_probe(
+    allocation: Allocation, start: StartCandidate, count: int
+) -> tuple[int, Reason | None]:
     """Start one drone after a back-off of the class, until the pool has matched such jobs to it."""
     tried = allocation.context.class_backoffs.probing.get(start.job.id, {}).get(start.kind.key)
     if tried is None:
@@ -268,24 +319,40 @@ def one_probe(allocation: Allocation, start: StartCandidate, count: int) -> tupl
     return min(count, 1 - tried), reasons.Probing(model.class_scope(start.kind.key, start.job.id))
 
 
-def owner_risk(allocation: Allocation, start: StartCandidate, count: int) -> tuple[int, Reason | None]:
+def owner_risk(
+    allocation: Allocation, start: StartCandidate, count: int
+) -> tuple[int, Reason | None]:
     """Start no more drones than can expect to keep their place."""
     return allocation.risk.allowed(start.job, start.compatible, start.kind, count)
 
 
-def room_for_larger_jobs(allocation: Allocation, start: StartCandidate, count: int) -> tuple[int, Reason | None]:
+def room_for_larger_jobs(
+    allocation: Allocation, start: StartCandidate, count: int
+) -> tuple[int, Reason | None]:
     """Start no drone that would take the room that is reserved for a job of several GPUs."""
     return allocation.reserved.places_beside(start.job, start.kind, count)
 
 
 StartRule = Callable[[Allocation, StartCandidate, int], tuple[int, Reason | None]]
-START_RULES: tuple[StartRule, ...] = (long_enough_life, within_limits, one_probe, owner_risk, room_for_larger_jobs)
-"""Rules that reduce the number of starts, in order. The last rule with a reason gives the reason."""
+START_RULES: tuple[StartRule, ...] = (
+    long_enough_life,
+    within_limits,
+    one_probe,
+    owner_risk,
+    room_for_larger_jobs,
+)
+"""Rules that reduce the number of starts, in order.
+
+The last rule with a reason gives the reason.
+"""
 
 
 @dataclass
 class Placement:
-    """Starts, undrains, and the reasons for what waits. Mutable, local to one plan: classes are served in turn."""
+    """Starts, undrains, and the reasons for what waits.
+
+    Mutable, local to one plan: classes are served in turn.
+    """
 
     context: PlanningContext
     allocation: Allocation
@@ -314,7 +381,9 @@ class Placement:
             return NO_COVERAGE
         taken = self.allocation.supply.take_own(job, entitled)
         if taken.jobs < entitled:
-            taken = taken.plus(self.allocation.supply.take(job, with_idle_gpus, entitled - taken.jobs))
+            taken = taken.plus(
+                self.allocation.supply.take(job, with_idle_gpus, entitled - taken.jobs)
+            )
         self.shares.book(job, min(taken.jobs, entitled))
         return taken
 
@@ -331,7 +400,9 @@ class Placement:
         if job.waiting and (alone := self.context.exclusive.why.get(job.id)) is not None:
             self.refuse(job, job.waiting, alone)
         rest = job.waiting - taken.jobs
-        entitled, over = self.shares.entitled(replace(job, waiting=rest)) if rest > 0 else (rest, None)
+        entitled, over = (
+            self.shares.entitled(replace(job, waiting=rest)) if rest > 0 else (rest, None)
+        )
         if over is not None:
             self.refuse(job, rest - entitled, over)
             job = replace(job, waiting=taken.jobs + entitled)
@@ -352,7 +423,11 @@ class Placement:
             taken = taken.plus(late)
         self.shares.book(job, min(covered, job.waiting) - booked)
         if taken.jobs:
-            self.refuse(job, taken.jobs, reasons.DemandCovered(taken.jobs, taken.drones, late.drones, elsewhere))
+            self.refuse(
+                job,
+                taken.jobs,
+                reasons.DemandCovered(taken.jobs, taken.drones, late.drones, elsewhere),
+            )
 
     @cached_property
     def _idle(self) -> IdleDrones:
@@ -383,26 +458,39 @@ class Placement:
                 exposed[drone.site] = self.allocation.risk.exposed(job, compatible, drone.site)
             fits = drone.type in compatible.jobs and not is_refused(job, drone)
             kind = context.types[drone.type] if fits else None
-            room = count_jobs(job, resources_for_needy(context.slots[drone.id], kind), kind) if kind else 0
+            room = (
+                count_jobs(job, resources_for_needy(context.slots[drone.id], kind), kind)
+                if kind
+                else 0
+            )
             held = self.allocation.reserved.by_site.get(drone.site)
             if held is not None and drone.id in held.drones and held.reason.class_id != job.id:
                 continue
             if room and drone.id not in exposed[drone.site]:
                 del self._draining[drone.id]
-                back, reason = undrained_record(drone, context.now), reasons.DemandReturned(job.id, job.waiting)
+                back, reason = (
+                    undrained_record(drone, context.now),
+                    reasons.DemandReturned(job.id, job.waiting),
+                )
                 self.undrained.append(Drain(back, drone.state, DrainMode.RESUME, reason))
                 covered += room
         return covered
 
     def _worthwhile(
-        self, job: JobClass, compatible: CompatibleTypes, runs: RunTimeSums, cost: JobCost, lacking: int
+        self,
+        job: JobClass,
+        compatible: CompatibleTypes,
+        runs: RunTimeSums,
+        cost: JobCost,
+        lacking: int,
     ) -> tuple[int, reasons.ExistingDronesSuffice | None]:
         """Return for how many of the ``lacking`` jobs a start is worthwhile, and the reason for the others.
 
-        Of many short jobs, several share a drone: with one drone for n jobs of m seconds each, the jobs wait n * m / 2
-        on average. Starting and waiting together cost least with the square root of waiting_cost * m / (2 * start cost)
-        drones for each job, as in the economic order quantity. Drones of running jobs that end soon serve further ones.
-        This counts only for jobs of seconds: else the jobs that arrive meanwhile need the drones that become free.
+        Of many short jobs, several share a drone: with one drone for n jobs of m seconds each, the
+        jobs wait n * m / 2 on average. Starting and waiting together cost least with the square
+        root of waiting_cost * m / (2 * start cost) drones for each job, as in the economic order
+        quantity. Drones of running jobs that end soon serve further ones. This counts only for jobs
+        of seconds: else the jobs that arrive meanwhile need the drones that become free.
         """
         if not cost.per_s or not compatible.jobs:
             return lacking, None
@@ -413,22 +501,43 @@ class Placement:
         if per_job >= 1:
             return lacking, None
         within_s = overhead / cost.per_s + start.boot_s
-        running, each = self._running(job, runs, within_s) if per_job < FEW_DRONES_PER_JOB else (job.running, 0.0)
+        running, each = (
+            self._running(job, runs, within_s)
+            if per_job < FEW_DRONES_PER_JOB
+            else (job.running, 0.0)
+        )
         served = running * each + (job.waiting - lacking) * overhead / cost.per_s / runs.mean_s
-        # Jobs that have waited for longer than that leads to: others have taken what they waited for.
-        late = self.context.now - job.oldest_at > start.queue_s + start.boot_s + 2 * overhead / cost.per_s
+        # Jobs that have waited for longer than that leads to: others have taken what they waited
+        # for.
+        late = (
+            self.context.now - job.oldest_at
+            > start.queue_s + start.boot_s + 2 * overhead / cost.per_s
+        )
         found = min(lacking, math.ceil(max(lacking - int(served), late) * per_job))
-        return found, reasons.ExistingDronesSuffice(runs.mean_s, running) if found < lacking else None
+        return found, reasons.ExistingDronesSuffice(
+            runs.mean_s, running
+        ) if found < lacking else None
 
     def _running(self, job: JobClass, runs: RunTimeSums, within_s: float) -> tuple[int, float]:
         """Return how many jobs run that are or may be of a class, and how many jobs the drone of each takes next.
 
         Only drones that take another job afterwards count.
         """
-        key = job.owner if job.running else None, job.gpu_milli, job.cpus, job.memory_mib, runs.mean_s, within_s
+        key = (
+            job.owner if job.running else None,
+            job.gpu_milli,
+            job.cpus,
+            job.memory_mib,
+            runs.mean_s,
+            within_s,
+        )
         if key not in self._served:
             amounts = ((job.gpu_milli, job.cpus, job.memory_mib), (0, 0, 0))
-            shapes = {(owner, *each) for owner in (job.owner, "") for each in amounts} if job.running else set()
+            shapes = (
+                {(owner, *each) for owner in (job.owner, "") for each in amounts}
+                if job.running
+                else set()
+            )
             ages = [age for each in shapes & self._begun.keys() for age in self._ages(each)]
             number = sum(count for _, count in ages)
             served = math.fsum(count * runs.served(ran_s, within_s) for ran_s, count in ages)
@@ -454,10 +563,15 @@ class Placement:
     def _begun(self) -> Mapping[RunShape, Sequence[Sequence[float]]]:
         """Start times of running jobs by user and request, as far as slots report them.
 
-        The queue also counts jobs on dead drones until the lease ends, and jobs on drones that take no more.
+        The queue also counts jobs on dead drones until the lease ends, and jobs on drones that take
+        no more.
         """
-        view, found = self.context.snapshot.overlay.view, defaultdict[RunShape, list[Sequence[float]]](list)
-        # An overlay may name classes by accounting group and slots by user: then the name tells nothing.
+        view, found = (
+            self.context.snapshot.overlay.view,
+            defaultdict[RunShape, list[Sequence[float]]](list),
+        )
+        # An overlay may name classes by accounting group and slots by user: then the name tells
+        # nothing.
         owners = {job.owner for job in view.classes} if view is not None else frozenset()
         for shape, begun in self.context.validity.steady.begun.items():
             found[shape if shape[0] in owners else ("", *shape[1:])].append(begun)
@@ -465,21 +579,32 @@ class Placement:
             slot = self.context.slots.get(drone.id)
             if slot is None or not slot.jobs or slot.state is model.SlotState.DRAINING:
                 continue
-            if not drone.is_leaving and not drone.notice_at and drone.state is not DroneState.DRAINING:
+            if (
+                not drone.is_leaving
+                and not drone.notice_at
+                and drone.state is not DroneState.DRAINING
+            ):
                 shape = run_shape(slot)
                 found[shape if shape[0] in owners else ("", *shape[1:])].append(begun_of(slot))
         return found
 
-    def _start(self, job: JobClass, compatible: CompatibleTypes, covered: int) -> tuple[int, Coverage, str]:
+    def _start(
+        self, job: JobClass, compatible: CompatibleTypes, covered: int
+    ) -> tuple[int, Coverage, str]:
         """Start drones for the jobs that are not ``covered``, as far as that is worthwhile.
 
-        Return how many jobs are then covered, the coverage by delayed drones, and the kind of the reason why no other
-        is started in place of these.
+        Return how many jobs are then covered, the coverage by delayed drones, and the kind of the
+        reason why no other is started in place of these.
         """
         allocation = self.allocation
         runs, cost = self.context.costs.of_class(job)
-        any_late, late, startable = bool(allocation.supply.late), NO_COVERAGE, allocation.limits.startable
-        if not any_late and compatible.jobs.keys().isdisjoint(startable):  # as for most classes once all is full
+        any_late, late, startable = (
+            bool(allocation.supply.late),
+            NO_COVERAGE,
+            allocation.limits.startable,
+        )
+        # as for most classes once all is full
+        if not any_late and compatible.jobs.keys().isdisjoint(startable):
             self._report_lack(job, compatible, cost, job.waiting - covered, None)
             return covered, late, ""
         enough, served = self._worthwhile(job, compatible, runs, cost, job.waiting - covered)
@@ -508,12 +633,19 @@ class Placement:
         if not late.jobs or len(allocation.starts) > started:
             return covered, late, ""
         delayed = {self.context.drones[drone_id].type for drone_id in self.context.late}
-        others = [key for key in allocation.ranking.for_jobs(compatible, cost) if key not in delayed]
+        others = [
+            key for key in allocation.ranking.for_jobs(compatible, cost) if key not in delayed
+        ]
         elsewhere = held_back or self._best_type(job, others)[1]
         return covered, late, elsewhere.kind if elsewhere is not None else ""
 
     def _report_lack(
-        self, job: JobClass, compatible: CompatibleTypes, cost: JobCost, lack: int, held_back: Reason | None
+        self,
+        job: JobClass,
+        compatible: CompatibleTypes,
+        cost: JobCost,
+        lack: int,
+        held_back: Reason | None,
     ) -> None:
         """Refuse ``lack`` jobs for which no drone may be started, or reserve room for one of several GPUs."""
         allocation = self.allocation
@@ -523,7 +655,9 @@ class Placement:
             why = reasons.AwaitingIdleGpu(key, why.kind if key and why is not None else "")
         reserved: Reason | None = None
         if job.gpu_milli > model.WHOLE_GPU and not job.gpu_optional:
-            reserved = allocation.reserved.reserve(job, compatible, cost, allocation.limits, allocation.risk)
+            reserved = allocation.reserved.reserve(
+                job, compatible, cost, allocation.limits, allocation.risk
+            )
         if (reason := reserved or why) is not None:
             self.refuse(job, lack, reason)
         if isinstance(why, _NO_ROOM_AT_SITE) and not is_headroom(job.id):
@@ -533,7 +667,11 @@ class Placement:
         """Return the first type whose drones live long enough, and the limit if none may start; else the downtime."""
         brief: list[tuple[TypeKey, Reason]] = []
         for key in keys:
-            soon = life_too_short(self.context, self.context.types[key], job.walltime_s) if job.walltime_s else None
+            soon = (
+                life_too_short(self.context, self.context.types[key], job.walltime_s)
+                if job.walltime_s
+                else None
+            )
             if soon is None:
                 count, limit = self.allocation.limits.for_type(key)
                 return key, None if count else limit
@@ -548,9 +686,13 @@ class Placement:
         unmatched = self.context.class_backoffs.why(job.id)
         found = compatible.nearest or nearest(job, self.context.snapshot.types)
         if unmatched is not None or found is None:
-            return unmatched or reasons.NothingFits("", "type", "any", "no drone type is configured")
+            return unmatched or reasons.NothingFits(
+                "", "type", "any", "no drone type is configured"
+            )
         key, why = found
-        return reasons.NothingFits(key, why.dimension, why.requested, why.available, job.gpu_optional)
+        return reasons.NothingFits(
+            key, why.dimension, why.requested, why.available, job.gpu_optional
+        )
 
     def refuse(self, job: JobClass, count: int, why: Reason) -> None:
         self.refusals.append(Refusal(f"class:{job.id}", count, why))

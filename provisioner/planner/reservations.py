@@ -1,16 +1,18 @@
 """Reservations for jobs of several GPUs: small drones leave one node, and short jobs fill in until it is free.
 
-Each GPU that becomes free goes to the next job that fits. While jobs of one GPU wait, no node has several free GPUs at
-once, and a job that needs them waits forever. A reservation frees them together, as EASY backfilling does (Lifka, "The
-ANL/IBM SP scheduling system", 1995). Its cost is the *hole*: the GPU-seconds for which free GPUs wait for the last one,
-and for the new drone. A job gets a reservation once its wait has cost more. Only the time counts in which smaller jobs
-started before it: in a long queue all jobs wait.
+Each GPU that becomes free goes to the next job that fits. While jobs of one GPU wait, no node has
+several free GPUs at once, and a job that needs them waits forever. A reservation frees them
+together, as EASY backfilling does (Lifka, "The ANL/IBM SP scheduling system", 1995). Its cost is
+the *hole*: the GPU-seconds for which free GPUs wait for the last one, and for the new drone. A job
+gets a reservation once its wait has cost more. Only the time counts in which smaller jobs started
+before it: in a long queue all jobs wait.
 
-The controller cannot choose nodes. It drains the drones on one node, and starts no more drones at the site than other
-nodes have room for. Jobs fill in only where none of those that wait could delay the reserved one: each ends in time by
-its own time limit, or would if it ran for much longer than any such job so far. A site has one reservation at a time.
-It stays with its job and node, as the plan before recorded it. The promised time moves only once it has passed: a job
-that runs there overran.
+The controller cannot choose nodes. It drains the drones on one node, and starts no more drones at
+the site than other nodes have room for. Jobs fill in only where none of those that wait could delay
+the reserved one: each ends in time by its own time limit, or would if it ran for much longer than
+any such job so far. A site has one reservation at a time. It stays with its job and node, as the
+plan before recorded it. The promised time moves only once it has passed: a job that runs there
+overran.
 """
 
 from __future__ import annotations
@@ -25,11 +27,33 @@ from typing import NamedTuple
 
 from provisioner import model
 from provisioner.estimates import RELEASE_S
-from provisioner.model import WHOLE_GPU, BreakerState, Drone, DroneId, DroneState, DroneType, JobClass, Start, TypeKey
+from provisioner.model import (
+    WHOLE_GPU,
+    BreakerState,
+    Drone,
+    DroneId,
+    DroneState,
+    DroneType,
+    JobClass,
+    Start,
+    TypeKey,
+)
 from provisioner.planner.capacity import StartLimits, passes_soon
-from provisioner.planner.context import MAX_JOBS_COUNTED, NO_END, PlanningContext, downtime_at, life_too_short
+from provisioner.planner.context import (
+    MAX_JOBS_COUNTED,
+    NO_END,
+    PlanningContext,
+    downtime_at,
+    life_too_short,
+)
 from provisioner.planner.costs import JobCost, RunTimeSums
-from provisioner.planner.matching import NO_RESOURCES, CompatibleTypes, Resources, count_fits, is_refused
+from provisioner.planner.matching import (
+    NO_RESOURCES,
+    CompatibleTypes,
+    Resources,
+    count_fits,
+    is_refused,
+)
 from provisioner.planner.owner import NodeResources, OwnerReservations, drone_resources
 from provisioner.planner.risk import PreemptionRisk, waiting_time
 from provisioner.reasons import GpusStranded, LimitReached, NodeReserved, SiteFull, SiteQuota
@@ -68,7 +92,11 @@ class Hole(NamedTuple):
 
 
 def hole_of(
-    need: Resources, free: Resources, node: str, holders: Sequence[NodeHolder], kept: Resources = NO_RESOURCES
+    need: Resources,
+    free: Resources,
+    node: str,
+    holders: Sequence[NodeHolder],
+    kept: Resources = NO_RESOURCES,
 ) -> Hole | None:
     """Return the earliest room for ``need`` on a node, each of whose free GPUs keeps ``kept``; None if too small."""
     chosen: list[NodeHolder] = []
@@ -86,7 +114,9 @@ def hole_of(
             room = room.plus(holder.space, -1)
     ready_s = chosen[-1].free_in_s if chosen else 0.0
     unused_milli = max(0, need.gpu_milli - sum(each.space.gpu_milli for each in chosen))
-    waits = unused_milli * ready_s + sum(each.space.gpu_milli * (ready_s - each.free_in_s) for each in chosen)
+    waits = unused_milli * ready_s + sum(
+        each.space.gpu_milli * (ready_s - each.free_in_s) for each in chosen
+    )
     return Hole(waits / WHOLE_GPU, ready_s, node, chosen)
 
 
@@ -98,7 +128,10 @@ class NodeReservation:
     reason: NodeReserved
     ready_s: float
     starts: bool
-    """A drone is started in the room. Otherwise an existing drone has it, and no start can take it."""
+    """A drone is started in the room.
+
+    Otherwise an existing drone has it, and no start can take it.
+    """
     drones: frozenset[DroneId]
     """Drones that leave for it. No other job takes them back into service."""
     drains: tuple[Drone, ...]
@@ -121,10 +154,19 @@ class JobReservations:
     _next_runs_s: dict[tuple[TypeKey, int], float] = field(default_factory=dict)
 
     def reserve(
-        self, job: JobClass, compatible: CompatibleTypes, cost: JobCost, limits: StartLimits, risk: PreemptionRisk
+        self,
+        job: JobClass,
+        compatible: CompatibleTypes,
+        cost: JobCost,
+        limits: StartLimits,
+        risk: PreemptionRisk,
     ) -> NodeReserved | None:
         """Reserve room for one job of a class that lacks room, if its wait has cost more than the hole does."""
-        kinds = [kind for kind in compatible.kinds if kind.gpu_milli and self._may_reserve(job, kind.site)]
+        kinds = [
+            kind
+            for kind in compatible.kinds
+            if kind.gpu_milli and self._may_reserve(job, kind.site)
+        ]
         considered = self._considered
         if not kinds or considered.total() >= MAX_RESERVING_CLASSES:
             return None
@@ -158,7 +200,9 @@ class JobReservations:
             at, overran_s = promised.at, promised.overran_s
         elif promised:
             overran_s = promised.overran_s + at - promised.at
-        reason = NodeReserved(kind.site, hole.node, job.id, job.gpu_milli / WHOLE_GPU, at, overran_s)
+        reason = NodeReserved(
+            kind.site, hole.node, job.id, job.gpu_milli / WHOLE_GPU, at, overran_s
+        )
         self.by_site[kind.site] = NodeReservation(
             kind,
             reason,
@@ -172,7 +216,9 @@ class JobReservations:
             self.owners.free[kind.site].nodes[hole.node].reserved = True
         return reason
 
-    def places_beside(self, job: JobClass, kind: DroneType, most: int) -> tuple[int, NodeReserved | None]:
+    def places_beside(
+        self, job: JobClass, kind: DroneType, most: int
+    ) -> tuple[int, NodeReserved | None]:
         """Return how many of ``most`` drones of a type may start for a class beside the reservation of the site."""
         found = self.by_site.get(kind.site)
         if found is None or found.reason.class_id == job.id:
@@ -193,7 +239,9 @@ class JobReservations:
     def _may_reserve(self, job: JobClass, site: str) -> bool:
         """Return True if a site has no reservation yet, and none of the plan before for others that still wait."""
         before = self.context.snapshot.reserved.get(site)
-        theirs = before is not None and before.class_id != job.id and before.class_id in self._waiting
+        theirs = (
+            before is not None and before.class_id != job.id and before.class_id in self._waiting
+        )
         return site not in self.by_site and not theirs
 
     def _promised(self, job: JobClass, site: str, node: str) -> NodeReserved | None:
@@ -228,26 +276,37 @@ class JobReservations:
         """
         found: dict[tuple[str, TypeKey], dict[int, float]] = {}
         for job in self.context.classes:
-            for key in self.context.compatible[job.id].jobs if job.waiting and job.waits_since else ():
+            for key in (
+                self.context.compatible[job.id].jobs if job.waiting and job.waits_since else ()
+            ):
                 sizes = found.setdefault((job.owner, key), {})
-                sizes[job.gpu_milli] = min(job.waits_since, sizes.get(job.gpu_milli, job.waits_since))
+                sizes[job.gpu_milli] = min(
+                    job.waits_since, sizes.get(job.gpu_milli, job.waits_since)
+                )
         ordered = {key: sorted(sizes.items()) for key, sizes in found.items()}
         return {
             key: ([size for size, _ in each], list(accumulate((since for _, since in each), min)))
             for key, each in ordered.items()
         }
 
-    def _holes(self, job: JobClass, kind: DroneType, limits: StartLimits, risk: PreemptionRisk) -> Iterator[Hole]:
+    def _holes(
+        self, job: JobClass, kind: DroneType, limits: StartLimits, risk: PreemptionRisk
+    ) -> Iterator[Hole]:
         """Yield ways to get room for a new drone of a type, or in an existing one."""
         shared, room = self._with_several_jobs.get(kind.key, ()), self.owners.free.get(kind.site)
         if not shared and room is None:
             return
         context, (count, why) = self.context, limits.for_type(kind.key)
         banned = (context.breakers.get(scope) for scope in (kind.site, kind.key))
-        lacks_room = isinstance(why, SiteFull | GpusStranded | LimitReached | SiteQuota) and not passes_soon(why)
-        if not (count or lacks_room) or any(each and each.state is BreakerState.BANNED for each in banned):
+        lacks_room = isinstance(
+            why, SiteFull | GpusStranded | LimitReached | SiteQuota
+        ) and not passes_soon(why)
+        if not (count or lacks_room) or any(
+            each and each.state is BreakerState.BANNED for each in banned
+        ):
             return
-        if context.class_backoffs.probing.get(job.id, {}).get(kind.key):  # the pool is to match the probe first
+        # the pool is to match the probe first
+        if context.class_backoffs.probing.get(job.id, {}).get(kind.key):
             return
         if context.validity.site_view(context.snapshot, kind.site) is None:
             return
@@ -264,22 +323,32 @@ class JobReservations:
                 most_milli = round((why.allowed - why.used) * WHOLE_GPU)
 
         def free_milli(node: NodeResources) -> int:
-            leaving = (each.space.gpu_milli for each in holders.get(node.name, ()) if each.drone.is_leaving)
+            leaving = (
+                each.space.gpu_milli for each in holders.get(node.name, ()) if each.drone.is_leaving
+            )
             return node.free.gpu_milli + sum(leaving)
 
         hosts = (node for node in room.nodes.values() if kind.name in node.types)
         nodes = [node for node in hosts if node.whole.gpu_milli >= kind.gpu_milli]
-        for node in sorted(nodes, key=lambda node: (-free_milli(node), node.name))[:MAX_RESERVABLE_NODES]:
+        for node in sorted(nodes, key=lambda node: (-free_milli(node), node.name))[
+            :MAX_RESERVABLE_NODES
+        ]:
             free = node.free._replace(gpu_milli=max(0, min(most_milli, node.free.gpu_milli)))
-            others = [each for each in holders.get(node.name, ()) if not self._serves(job, each.drone)]
-            if (hole := hole_of(drone_resources(kind), free, node.name, others, node.kept)) is not None:
+            others = [
+                each for each in holders.get(node.name, ()) if not self._serves(job, each.drone)
+            ]
+            if (
+                hole := hole_of(drone_resources(kind), free, node.name, others, node.kept)
+            ) is not None:
                 yield hole
 
     def _may_use(self, job: JobClass, kind: DroneType, hole: Hole, risk: PreemptionRisk) -> bool:
         """Return True if the rules for starts, or for taking a drone back into service, will let the job use a hole."""
         compatible = self.context.compatible[job.id]
         if not hole.starts:
-            return not risk.exposed(job, compatible, kind.site).keys() & {each.drone.id for each in hole.holders}
+            return not risk.exposed(job, compatible, kind.site).keys() & {
+                each.drone.id for each in hole.holders
+            }
         if life_too_short(self.context, kind, job.walltime_s, hole.ready_s) is not None:
             return False
         returned_milli = sum(each.space.gpu_milli for each in hole.holders)
@@ -295,12 +364,15 @@ class JobReservations:
             return
         each_milli = (drone.gpu_milli - slot.free_gpu_milli) / slot.jobs
         ends = -int((slot.free_gpu_milli - job.gpu_milli) // each_milli)
-        if ends < slot.jobs and not is_refused(job, drone):  # a drained drone leaves once it is empty
+        # a drained drone leaves once it is empty
+        if ends < slot.jobs and not is_refused(job, drone):
             times = _ends_s(self._rest_s(slot), slot.jobs)[:ends]
             ends_at = min(slot.retires_at or NO_END, downtime_at(self.context, drone.site))
             if self.context.now + times[-1] + job.walltime_s > ends_at:
                 return
-            waits = slot.free_gpu_milli * times[-1] + sum(each_milli * (times[-1] - end_s) for end_s in times)
+            waits = slot.free_gpu_milli * times[-1] + sum(
+                each_milli * (times[-1] - end_s) for end_s in times
+            )
             holder = NodeHolder(NO_END, drone, drone_resources(kind))
             yield Hole(waits / WHOLE_GPU, times[-1], drone.node or drone.id, [holder], starts=False)
 
@@ -334,8 +406,12 @@ class JobReservations:
             slot, site = context.slots.get(drone.id), drone.site
             serves = slot is not None or (drone.is_leaving and drone.started_at)
             if site in found and serves and not drone.notice_at:
-                free_in_s = RELEASE_S + (_ends_s(self._rest_s(slot), slot.jobs)[-1] if slot and slot.jobs else 0.0)
-                holder = NodeHolder(free_in_s, drone, spaces.get(drone.type) or Resources(drone.gpu_milli))
+                free_in_s = RELEASE_S + (
+                    _ends_s(self._rest_s(slot), slot.jobs)[-1] if slot and slot.jobs else 0.0
+                )
+                holder = NodeHolder(
+                    free_in_s, drone, spaces.get(drone.type) or Resources(drone.gpu_milli)
+                )
                 found[site].setdefault(drone.node, []).append(holder)
         return found
 
@@ -347,8 +423,13 @@ class JobReservations:
 
     def _leaves_now(self, job: JobClass, holder: NodeHolder, ready_s: float) -> bool:
         """Return True if a drone should take no further job, as that would end after the last GPU is free."""
-        serves = holder.drone.state in (DroneState.IDLE, DroneState.BUSY) and not holder.drone.is_leaving
-        return serves and holder.free_in_s + self._next_run_s(holder.drone.type, job.gpu_milli) > ready_s
+        serves = (
+            holder.drone.state in (DroneState.IDLE, DroneState.BUSY) and not holder.drone.is_leaving
+        )
+        return (
+            serves
+            and holder.free_in_s + self._next_run_s(holder.drone.type, job.gpu_milli) > ready_s
+        )
 
     def _next_run_s(self, key: TypeKey, below_milli: int) -> float:
         """Return a bound of the run times of waiting classes of fewer GPUs that fit a type; infinity if there is none.
@@ -373,7 +454,11 @@ class JobReservations:
 
 def shares_hardware(kind: DroneType, other: DroneType) -> bool:
     """Return True if drones of two types of a site can take the same GPUs."""
-    return (kind.gpu_model, kind.vram_mib, kind.capability) == (other.gpu_model, other.vram_mib, other.capability)
+    return (kind.gpu_model, kind.vram_mib, kind.capability) == (
+        other.gpu_model,
+        other.vram_mib,
+        other.capability,
+    )
 
 
 def _ends_s(rest_s: float, jobs: int) -> list[float]:

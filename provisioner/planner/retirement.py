@@ -36,13 +36,15 @@ KILL_AFTER_STOPS = 3
 DRAIN_REPEAT_MIN_S, DRAIN_REPEAT_MAX_S = 30.0, 600.0
 """Shortest and longest time between two drain orders that have no effect."""
 CANCEL_AFTER_S = 120.0
-"""A drone that waits at its site is cancelled when no job has needed it for this long, or for the idle timeout if that
-is shorter. In replays five minutes served bursts better, but started too many unused drones where jobs come singly."""
+"""A drone that waits at its site is cancelled when no job has needed it for this long, or for the
+idle timeout if that is shorter. In replays five minutes served bursts better, but started too many
+unused drones where jobs come singly."""
 MATCHABLE_IDLE_FACTOR = 3
 """An idle drone that waiting jobs fit is kept for this many idle timeouts: the negotiator should match it soon."""
 REFUSED_ROOM_S = 90.0
-"""An idle drone of several GPUs leaves after this time if smaller jobs, which it refuses, lack its room. Larger ones
-that are already waiting have it by then. One that avoids users leaves at once, unless jobs wait that it takes."""
+"""An idle drone of several GPUs leaves after this time if smaller jobs, which it refuses, lack its
+room. Larger ones that are already waiting have it by then. One that avoids users leaves at once,
+unless jobs wait that it takes."""
 _LACKS_ROOM = (reasons.LimitReached, reasons.SiteFull, reasons.GpusStranded, reasons.SiteQuota)
 
 
@@ -100,23 +102,48 @@ class Retirement:
         else:
             self.stops.append(order)
 
-    def drain(self, drone: Drone, reason: Reason, leaving: DroneState, mode: DrainMode = DrainMode.PEACEFUL) -> None:
+    def drain(
+        self,
+        drone: Drone,
+        reason: Reason,
+        leaving: DroneState,
+        mode: DrainMode = DrainMode.PEACEFUL,
+    ) -> None:
         """Drain a drone, unless the overlay's view is invalid: it could not be asked, nor seen to be busy."""
         if self.context.validity.overlay is not None:
             return
         draining, now = DroneState.DRAINING, self.context.now
         since = drone.since if drone.state is draining else now
-        after = replace(drone, state=draining, since=since, leaving=leaving, asked_at=now, asked=0, drain_mode=mode)
+        after = replace(
+            drone,
+            state=draining,
+            since=since,
+            leaving=leaving,
+            asked_at=now,
+            asked=0,
+            drain_mode=mode,
+        )
         self.order(Drain(after, drone.state, mode, reason))
 
-    def stop(self, drone: Drone, reason: Reason, leaving: DroneState | None, *, kill: bool = False) -> None:
+    def stop(
+        self, drone: Drone, reason: Reason, leaving: DroneState | None, *, kill: bool = False
+    ) -> None:
         now, again = self.context.now, drone.state is DroneState.STOPPING
         since, asked = (drone.since, drone.asked + 1) if again else (now, 1)
         leaving = drone.leaving or leaving
-        after = replace(drone, state=DroneState.STOPPING, since=since, asked_at=now, asked=asked, leaving=leaving)
+        after = replace(
+            drone,
+            state=DroneState.STOPPING,
+            since=since,
+            asked_at=now,
+            asked=asked,
+            leaving=leaving,
+        )
         self.order(Stop(after, drone.state, reason, kill))
 
-    def drain_or_stop(self, drone: Drone, reason: Reason, leaving: DroneState, mode: DrainMode) -> None:
+    def drain_or_stop(
+        self, drone: Drone, reason: Reason, leaving: DroneState, mode: DrainMode
+    ) -> None:
         """Drain a drone that is in the pool, and stop any other."""
         if drone.joined_at:
             self.drain(drone, reason, leaving, mode)
@@ -177,15 +204,21 @@ class Retirement:
     @cached_property
     def _left(self) -> list[Drone]:
         """Drones that leave without a job."""
-        return [drone for drone in self.context.changing.values() if drone.is_leaving and not drone.jobs]
+        return [
+            drone for drone in self.context.changing.values() if drone.is_leaving and not drone.jobs
+        ]
 
     @cached_property
     def _lacking_room(self) -> list[model.JobClass]:
         """Classes that lack room, one for each user, number of GPUs and set of drone types."""
         told = ((each.subject, each.reason) for each in self.placed.refusals)
-        lacking = {who for who, why in told if isinstance(why, _LACKS_ROOM) and not passes_soon(why)}
+        lacking = {
+            who for who, why in told if isinstance(why, _LACKS_ROOM) and not passes_soon(why)
+        }
         jobs = (job for job in self.context.classes if f"class:{job.id}" in lacking)
-        alike = {(job.owner, job.gpu_milli, *self.context.compatible[job.id].jobs): job for job in jobs}
+        alike = {
+            (job.owner, job.gpu_milli, *self.context.compatible[job.id].jobs): job for job in jobs
+        }
         return list(alike.values())
 
     @cached_property
@@ -197,20 +230,31 @@ class Retirement:
         """Find the drones that wait at a site and that neither jobs nor headroom have needed for a while."""
         context = self.context
         outage = context.breakers.get(OVERLAY_SCOPE)
-        if context.validity.overlay is not None or (outage is not None and context.now < outage.until):
+        if context.validity.overlay is not None or (
+            outage is not None and context.now < outage.until
+        ):
             return
         drones = (
-            d for d in context.changing.values() if d.waits_at_site and not d.is_leaving and d.type in context.types
+            d
+            for d in context.changing.values()
+            if d.waits_at_site and not d.is_leaving and d.type in context.types
         )
         waiting = [d for d in drones if not d.jobs and not d.started_at and d.id not in self.asked]
         left = self._uncovered_types(set(map(_kind_of, waiting))) if waiting else {}
         # Delayed drones come first, then the newest.
-        for drone in sorted(waiting, key=lambda d: (d.id not in context.late, -d.requested_at, d.id)):
+        for drone in sorted(
+            waiting, key=lambda d: (d.id not in context.late, -d.requested_at, d.id)
+        ):
             left[_kind_of(drone)] -= 1
-            needed, limit_s = left[_kind_of(drone)] < 0, context.snapshot.policy.idle_timeout_at(drone.site)
+            needed, limit_s = (
+                left[_kind_of(drone)] < 0,
+                context.snapshot.policy.idle_timeout_at(drone.site),
+            )
             if needed is bool(drone.idle_at):
                 after = replace(drone, idle_at=0.0 if needed else context.now)
-                self.moves.append(StateChange(after, drone.state, reasons.Unneeded(drone.state.value)))
+                self.moves.append(
+                    StateChange(after, drone.state, reasons.Unneeded(drone.state.value))
+                )
             elif not needed and context.now - drone.idle_at >= min(CANCEL_AFTER_S, limit_s):
                 self.unneeded.add(drone.id)
 
@@ -222,7 +266,9 @@ class Retirement:
             compatible, wanted = context.compatible[job.id], job.waiting + job.fresh
             if is_headroom(job.id):
                 without = self.placed.without_headroom
-                compatible = compatible.only(kind for kind in compatible.kinds if kind.site not in without)
+                compatible = compatible.only(
+                    kind for kind in compatible.kinds if kind.site not in without
+                )
             wanted -= supply.take_own(job, wanted).jobs
             wanted -= supply.take(job, compatible, wanted).jobs
             for key in compatible.jobs.keys() & supply.late if wanted > 0 else ():
@@ -259,17 +305,25 @@ def _carry_out(retirement: Retirement, request: model.OperatorRequest) -> bool:
     for drone_id in request.drone_ids:
         drone = drones.get(drone_id)
         if drone is None:
-            retirement.refusals.append(Refusal(f"drone:{drone_id}", 1, reasons.UnknownDrone(drone_id)))
+            retirement.refusals.append(
+                Refusal(f"drone:{drone_id}", 1, reasons.UnknownDrone(drone_id))
+            )
         elif drone.id in retirement.asked:
             continue
         elif request.kind is RequestKind.KILL:
             if drone.site in retirement.context.snapshot.policy.sites:
                 retirement.stop(drone, reason, DroneState.CANCELLED, kill=True)
-            else:  # its site was taken out of the configuration: nobody can be asked, nothing else would ever end it
-                retirement.moves.append(StateChange(ended_record(drone, DroneState.LOST, now), drone.state, reason))
+            else:
+                # its site was taken out of the configuration: nobody can be asked, nothing else
+                # would ever end it
+                retirement.moves.append(
+                    StateChange(ended_record(drone, DroneState.LOST, now), drone.state, reason)
+                )
                 retirement.asked.add(drone.id)
         elif request.mode is DrainMode.RESUME and drone.state is DroneState.DRAINING:
-            retirement.order(Drain(undrained_record(drone, now), drone.state, DrainMode.RESUME, reason))
+            retirement.order(
+                Drain(undrained_record(drone, now), drone.state, DrainMode.RESUME, reason)
+            )
         elif request.mode is DrainMode.RESUME:
             why = reasons.NotDraining(drone.id, drone.state.value)
             retirement.refusals.append(Refusal(f"drone:{drone.id}", 1, why))
@@ -283,7 +337,9 @@ def stop_for_owners(retirement: Retirement) -> None:
     for order in retirement.preemptions:
         if retirement.may_ask(order.drone):  # this is its notice, whatever it was about to do
             notice_at = order.drone.notice_at or retirement.context.now
-            retirement.stop(replace(order.drone, leaving=None, notice_at=notice_at), order.reason, order.end)
+            retirement.stop(
+                replace(order.drone, leaving=None, notice_at=notice_at), order.reason, order.end
+            )
 
 
 def drain_black_holes(retirement: Retirement) -> None:
@@ -321,7 +377,11 @@ def requeued(retirement: Retirement, drone: Drone) -> bool:
     """Stop a drone that its site has preempted and put back into the queue."""
     if drone.state is not DroneState.QUEUED or not drone.started_at:
         return False
-    retirement.stop(drone, reasons.SeenAtSite(RemoteState.PENDING.value, drone.site_reason), DroneState.PREEMPTED)
+    retirement.stop(
+        drone,
+        reasons.SeenAtSite(RemoteState.PENDING.value, drone.site_reason),
+        DroneState.PREEMPTED,
+    )
     return True
 
 
@@ -331,13 +391,19 @@ def never_starting(retirement: Retirement, drone: Drone) -> bool:
     if remote is None or not remote.hopeless:
         return False
     fault = remote.blocked.value if remote.blocked else ""
-    retirement.stop(drone, reasons.StartBlocked(drone.type, fault, remote.reason), DroneState.FAILED)
+    retirement.stop(
+        drone, reasons.StartBlocked(drone.type, fault, remote.reason), DroneState.FAILED
+    )
     return True
 
 
 def left_pool(retirement: Retirement, drone: Drone) -> bool:
     """Stop a drone that has been out of the pool for too long."""
-    if not drone.unslotted_at or retirement.context.validity.overlay is not None or drone.state is DroneState.STOPPING:
+    if (
+        not drone.unslotted_at
+        or retirement.context.validity.overlay is not None
+        or drone.state is DroneState.STOPPING
+    ):
         return False
     away_s = retirement.context.now - max(drone.unslotted_at, retirement.pool_seen_since)
     limit_s = retirement.context.snapshot.policy.of_site(drone.site).slot_loss_s
@@ -351,7 +417,9 @@ def type_removed(retirement: Retirement, drone: Drone) -> bool:
     """Let go of a drone whose type is no longer configured."""
     if drone.type in retirement.context.types or drone.is_leaving:
         return False
-    retirement.drain_or_stop(drone, reasons.TypeRemoved(drone.type), _final_state(drone), DrainMode.PEACEFUL)
+    retirement.drain_or_stop(
+        drone, reasons.TypeRemoved(drone.type), _final_state(drone), DrainMode.PEACEFUL
+    )
     return True
 
 
@@ -369,7 +437,13 @@ def idle(retirement: Retirement, drone: Drone) -> bool:
         return False
     context = retirement.context
     slot = context.slots.get(drone.id)
-    if drone.id in retirement.kept or slot is None or context.validity.overlay is not None or drone.jobs or slot.jobs:
+    if (
+        drone.id in retirement.kept
+        or slot is None
+        or context.validity.overlay is not None
+        or drone.jobs
+        or slot.jobs
+    ):
         return True  # a slot that is idle and lists jobs is not trusted
     policy = context.snapshot.policy
     limit_s, by = idle_limit(drone, policy, context.snapshot.estimates)
@@ -386,7 +460,12 @@ def idle(retirement: Retirement, drone: Drone) -> bool:
 def optional_jobs_only(retirement: Retirement, drone: Drone) -> bool:
     """Drain a drone whose GPU no job has needed for the idle timeout, unless headroom or waiting jobs need it."""
     context, slot = retirement.context, retirement.context.slots.get(drone.id)
-    if drone.state is not DroneState.BUSY or not drone.idle_at or slot is None or not slot.only_optional:
+    if (
+        drone.state is not DroneState.BUSY
+        or not drone.idle_at
+        or slot is None
+        or not slot.only_optional
+    ):
         return False
     limit_s, _ = idle_limit(drone, context.snapshot.policy, context.snapshot.estimates)
     idle_s = context.now - drone.idle_at
@@ -398,10 +477,18 @@ def optional_jobs_only(retirement: Retirement, drone: Drone) -> bool:
 
 def empty_and_draining(retirement: Retirement, drone: Drone) -> bool:
     """Stop a drained drone that is still there: the drain was refused, lost or had no effect."""
-    if drone.state is not DroneState.DRAINING or drone.jobs or retirement.context.validity.overlay is not None:
+    if (
+        drone.state is not DroneState.DRAINING
+        or drone.jobs
+        or retirement.context.validity.overlay is not None
+    ):
         return False
-    limit_s = 0.0 if drone.asked else retirement.context.snapshot.policy.of_site(drone.site).stopping_s
-    idle_s = retirement.heard_at(drone) - max(drone.since, drone.idle_at, retirement.pool_seen_since)
+    limit_s = (
+        0.0 if drone.asked else retirement.context.snapshot.policy.of_site(drone.site).stopping_s
+    )
+    idle_s = retirement.heard_at(drone) - max(
+        drone.since, drone.idle_at, retirement.pool_seen_since
+    )
     if idle_s < limit_s:
         return False
     refused = reasons.DrainRefused("", drone.drain_refusal)
@@ -414,10 +501,15 @@ def overdue(retirement: Retirement, drone: Drone) -> bool:
     """Apply the state's rule to a drone that has been in one state for too long."""
     rule = STATE_RULES[drone.state]
     limit_s, since = _limit(retirement, drone)
-    spent_s = (retirement.heard_at(drone) if drone.state is DroneState.JOINED else retirement.context.now) - since
+    spent_s = (
+        retirement.heard_at(drone) if drone.state is DroneState.JOINED else retirement.context.now
+    ) - since
     if limit_s <= 0 or spent_s <= limit_s:
         return False
-    if drone.state in (DroneState.BOOTING, DroneState.JOINED) and retirement.context.validity.overlay is not None:
+    if (
+        drone.state in (DroneState.BOOTING, DroneState.JOINED)
+        and retirement.context.validity.overlay is not None
+    ):
         return True  # it may have joined: nobody can see
     reason = reasons.StateTimeout(drone.state.value, spent_s, limit_s)
     # Idle drones leave by `idle`; a record without a drone ends by `lifecycle.observe`.
@@ -434,14 +526,22 @@ def drain_ignored(retirement: Retirement, drone: Drone) -> bool:
     The pause grows by half from order to order, within bounds.
     """
     slot = retirement.context.slots.get(drone.id)
-    ordered = drone.state is DroneState.DRAINING and drone.asked_at and drone.drain_mode is not DrainMode.NONE
+    ordered = (
+        drone.state is DroneState.DRAINING
+        and drone.asked_at
+        and drone.drain_mode is not DrainMode.NONE
+    )
     if not ordered or slot is None or slot.state is model.SlotState.DRAINING:
         return False
     after_s = retirement.context.now - drone.since
-    if retirement.context.now - drone.asked_at < min(max(DRAIN_REPEAT_MIN_S, after_s / 3), DRAIN_REPEAT_MAX_S):
+    if retirement.context.now - drone.asked_at < min(
+        max(DRAIN_REPEAT_MIN_S, after_s / 3), DRAIN_REPEAT_MAX_S
+    ):
         return False
     again = reasons.DrainRepeated(after_s, drone.drain_refusal)
-    retirement.drain(drone, again, drone.leaving or STATE_RULES[drone.state].ends_as, drone.drain_mode)
+    retirement.drain(
+        drone, again, drone.leaving or STATE_RULES[drone.state].ends_as, drone.drain_mode
+    )
     return True
 
 
@@ -457,7 +557,10 @@ DRONE_RULES: tuple[Callable[[Retirement, Drone], bool], ...] = (
     overdue,
     drain_ignored,
 )
-"""Rules for a single drone, in order. A rule returns True if it decides about the drone; later rules are skipped."""
+"""Rules for a single drone, in order.
+
+A rule returns True if it decides about the drone; later rules are skipped.
+"""
 
 
 def _final_state(drone: Drone) -> DroneState:
@@ -493,10 +596,18 @@ def _limit(retirement: Retirement, drone: Drone) -> tuple[float, float]:
 def _stray(context: PlanningContext, site: str) -> Mapping[model.DroneId, model.RemoteDrone]:
     """Return what carries our name at a site without a live record; nothing if the view of the site is doubted."""
     view = context.validity.site_view(context.snapshot, site)
-    if view is None or context.validity.sites.get(site) is not None or not context.orphan_counts.get(site):
+    if (
+        view is None
+        or context.validity.sites.get(site) is not None
+        or not context.orphan_counts.get(site)
+    ):
         return {}
     gone = RemoteState.STOPPED, RemoteState.ENDED
-    return {i: remote for i, remote in view.drones.items() if remote.state not in gone and i not in context.drones}
+    return {
+        i: remote
+        for i, remote in view.drones.items()
+        if remote.state not in gone and i not in context.drones
+    }
 
 
 def _stop_orphans(retirement: Retirement, paused: bool) -> None:
@@ -511,9 +622,13 @@ def _stop_orphans(retirement: Retirement, paused: bool) -> None:
             until = snapshot.orphans.get(drone_id, context.now) + snapshot.policy.orphan_grace_s
             if (drone_id, site) in decided:
                 continue
-            if not paused and (known is not None or (context.now >= until and _has_no_job(context, remote))):
+            if not paused and (
+                known is not None or (context.now >= until and _has_no_job(context, remote))
+            ):
                 reason = reasons.Orphan(known.value if known is not None else "")
-                retirement.orphans.append(model.StopOrphan(site, drone_id, remote.remote_id, reason))
+                retirement.orphans.append(
+                    model.StopOrphan(site, drone_id, remote.remote_id, reason)
+                )
             elif known is None:
                 kept.setdefault(drone_id.rpartition("-")[0], []).append(until)
         for record, times in kept.items():
@@ -522,13 +637,19 @@ def _stop_orphans(retirement: Retirement, paused: bool) -> None:
 
 
 def _has_no_job(context: PlanningContext, remote: model.RemoteDrone) -> bool:
-    """Return True if an orphan certainly runs no job. One that is not in this pool may be in that of its controller."""
+    """Return True if an orphan certainly runs no job.
+
+    One that is not in this pool may be in that of its controller.
+    """
     slot = context.slots.get(remote.drone_id)
     return remote.state is RemoteState.PENDING if slot is None else not slot.jobs
 
 
 def _settle_orphans(retirement: Retirement, request: model.OperatorRequest, site: str) -> bool:
-    """Adopt or stop the orphans of a site as an operator asks. Return False while its view is doubted."""
+    """Adopt or stop the orphans of a site as an operator asks.
+
+    Return False while its view is doubted.
+    """
     context, now = retirement.context, retirement.context.now
     if site in context.validity.sites and context.validity.sites[site] is not None:
         return False
@@ -540,16 +661,27 @@ def _settle_orphans(retirement: Retirement, request: model.OperatorRequest, site
         if request.kind is RequestKind.STOP_ORPHANS:
             retirement.orphans.append(model.StopOrphan(site, drone_id, remote.remote_id, reason))
         elif kind is None:
-            retirement.refusals.append(Refusal(f"drone:{drone_id}", 1, reasons.TypeRemoved(f"{site}/{remote.type}")))
+            retirement.refusals.append(
+                Refusal(f"drone:{drone_id}", 1, reasons.TypeRemoved(f"{site}/{remote.type}"))
+            )
         else:
             runs = remote.state is RemoteState.RUNNING
             at = remote.started_at or now
             adopted = Drone(
-                drone_id, kind.key, DroneState.BOOTING if runs else DroneState.QUEUED, now, at, kind.gpu_milli
+                drone_id,
+                kind.key,
+                DroneState.BOOTING if runs else DroneState.QUEUED,
+                now,
+                at,
+                kind.gpu_milli,
             )
             started_at = at if runs else 0.0
             after = replace(
-                adopted, remote_id=remote.remote_id, submitted_at=at, started_at=started_at, node=remote.node
+                adopted,
+                remote_id=remote.remote_id,
+                submitted_at=at,
+                started_at=started_at,
+                node=remote.node,
             )
             retirement.moves.append(StateChange(after, None, reason))
     return True

@@ -1,21 +1,24 @@
 """Risk from a site's owner: limits on starts, excluded users, and drones to drain.
 
-A site preempts the newest drones first. A drone survives as long as the owner's growth stays below the free capacity
-plus the drones started after it: its *headroom*. The estimates hold how often the owner grew by more than that within
-the time that a job needs (:class:`provisioner.estimates.OwnerGrowth`). From it follows the work that a job can expect
-to lose, per work completed.
+A site preempts the newest drones first. A drone survives as long as the owner's growth stays below
+the free capacity plus the drones started after it: its *headroom*. The estimates hold how often the
+owner grew by more than that within the time that a job needs
+(:class:`provisioner.estimates.OwnerGrowth`). From it follows the work that a job can expect to
+lose, per work completed.
 
 The alternative is to wait for a place without an owner. A second of waiting costs ``waiting_cost``
-(:mod:`provisioner.planner.costs`); a second of lost work costs the GPU, and the job waits for it once more. A start is
-worth its risk as long as the loss costs no more than the wait that it saves. See ``docs/explanation/planning.md``.
+(:mod:`provisioner.planner.costs`); a second of lost work costs the GPU, and the job waits for it
+once more. A start is worth its risk as long as the loss costs no more than the wait that it saves.
+See ``docs/explanation/planning.md``.
 
-*Excluded users*: the pool gives a drone to the next user in line, whose jobs may run all day; most of the work lost to
-owners is lost that way. Such users are named when the drone is ordered, and its START refuses their jobs for its whole
-life. Exclusion is by user since a pool knows the owner of a job, and seldom its run time. Only users with waiting jobs
-are considered.
+*Excluded users*: the pool gives a drone to the next user in line, whose jobs may run all day; most
+of the work lost to owners is lost that way. Such users are named when the drone is ordered, and its
+START refuses their jobs for its whole life. Exclusion is by user since a pool knows the owner of a
+job, and seldom its run time. Only users with waiting jobs are considered.
 
-*Drain at risk*: later the owner may have come nearer, or longer jobs may wait. Running jobs are left alone, since
-ending them loses their work for certain. The next job is better off at a safer place, if there is one to wait for.
+*Drain at risk*: later the owner may have come nearer, or longer jobs may wait. Running jobs are
+left alone, since ending them loses their work for certain. The next job is better off at a safer
+place, if there is one to wait for.
 """
 
 from __future__ import annotations
@@ -36,8 +39,8 @@ from provisioner.planner.matching import CompatibleTypes, is_refused
 from provisioner.reasons import DrainAtRisk, OwnerRisk
 
 LOSS_DOUBLES_AFTER_S = 8 * 3600.0
-"""Run time of jobs that lose twice the estimate: the past of an owner says less about a later time. Measured on four
-owners (``docs/explanation/measurements.md``)."""
+"""Run time of jobs that lose twice the estimate: the past of an owner says less about a later time.
+Measured on four owners (``docs/explanation/measurements.md``)."""
 LOSS_GROWS_UNTIL_S = 86400.0
 """Longest run time that was measured: longer jobs count as four times the estimate as well."""
 
@@ -46,8 +49,8 @@ LOSS_GROWS_UNTIL_S = 86400.0
 def expected_loss(runs: tuple[float, ...], chances: tuple[float, ...]) -> float:
     """Return the expected work lost per work completed by jobs with equally likely run times ``runs``.
 
-    ``chances`` are the probabilities of preemption within :data:`provisioner.estimates.HORIZONS_S`. Beyond the last
-    horizon the chance continues as over that one.
+    ``chances`` are the probabilities of preemption within :data:`provisioner.estimates.HORIZONS_S`.
+    Beyond the last horizon the chance continues as over that one.
     """
     lost_s = done_s = 0.0
     for run_s in runs:
@@ -82,14 +85,17 @@ def expected_loss_at_rate(runs: tuple[float, ...], rate_per_s: float) -> float:
 def accepted_loss(waiting_cost: float, wait_s: float, runs: tuple[float, ...]) -> float:
     """Return the work that jobs accept to lose, per work completed, instead of waiting ``wait_s`` for a safe place.
 
-    A second of lost work costs one GPU-second, and ``waiting_cost`` because the job waits for it again.
+    A second of lost work costs one GPU-second, and ``waiting_cost`` because the job waits for it
+    again.
     """
     return waiting_cost / (1.0 + waiting_cost) * wait_s / max(1.0, fmean(runs))
 
 
 def runs_of(context: PlanningContext, job: JobClass) -> tuple[float, ...]:
     """Return equally likely run times of jobs of a class, in seconds."""
-    return context.snapshot.estimates.runs_of(job.owner, job.gpu_milli, job.cpus, job.memory_mib, job.walltime_s)
+    return context.snapshot.estimates.runs_of(
+        job.owner, job.gpu_milli, job.cpus, job.memory_mib, job.walltime_s
+    )
 
 
 def waiting_time(context: PlanningContext, job: JobClass) -> float:
@@ -98,7 +104,10 @@ def waiting_time(context: PlanningContext, job: JobClass) -> float:
 
 
 def free_gpus_at(context: PlanningContext, site: str) -> int | None:
-    """Return the free milli-GPUs of a site, or None if unknown. Of counts by type only the largest is certain."""
+    """Return the free milli-GPUs of a site, or None if unknown.
+
+    Of counts by type only the largest is certain.
+    """
     view = context.validity.site_view(context.snapshot, site)
     if view is None:
         return None
@@ -107,7 +116,9 @@ def free_gpus_at(context: PlanningContext, site: str) -> int | None:
     if view.free_gpu_milli is not None:
         return view.free_gpu_milli
     sizes = {t.name: t.gpu_milli for t in context.snapshot.types if t.site == site}
-    return max((count * sizes.get(name, 0) for name, count in (view.free or {}).items()), default=None)
+    return max(
+        (count * sizes.get(name, 0) for name, count in (view.free or {}).items()), default=None
+    )
 
 
 MAX_EXCLUSION_CLASSES = 200
@@ -120,7 +131,10 @@ DRAIN_LOSS_FACTOR = 2.0
 
 @dataclass
 class PreemptionRisk:
-    """Risk at the sites with an owner. Mutable, local to one plan; its parts are worked out when first asked for."""
+    """Risk at the sites with an owner.
+
+    Mutable, local to one plan; its parts are worked out when first asked for.
+    """
 
     context: PlanningContext
     safe_wait_s: Callable[[CompatibleTypes, float], float]
@@ -165,12 +179,17 @@ class PreemptionRisk:
             self.head_milli[kind.site] -= count * kind.gpu_milli
 
     def allowed(
-        self, job: JobClass, compatible: CompatibleTypes, kind: DroneType, most: int, returned_milli: int = 0
+        self,
+        job: JobClass,
+        compatible: CompatibleTypes,
+        kind: DroneType,
+        most: int,
+        returned_milli: int = 0,
     ) -> tuple[int, OwnerRisk | None]:
         """Return how many of ``most`` drones may be started for jobs of a class, and why no more.
 
-        All, unless there is a safer place to wait for: work that is lost now and then is better than none.
-        ``returned_milli`` is the number of milli-GPUs that drones give back before.
+        All, unless there is a safer place to wait for: work that is lost now and then is better
+        than none. ``returned_milli`` is the number of milli-GPUs that drones give back before.
         """
         head, rate = self.head_milli.get(kind.site), self.estimates.taken_per_s.get(kind.site, 0.0)
         if head is None and not rate:
@@ -179,7 +198,13 @@ class PreemptionRisk:
         if tolerated == math.inf:
             return most, None
         waited_s = waiting_time(self.context, job)
-        why = OwnerRisk(kind.site, runs[len(runs) // 2], waited_s, tolerated, self.safe_wait_s(compatible, waited_s))
+        why = OwnerRisk(
+            kind.site,
+            runs[len(runs) // 2],
+            waited_s,
+            tolerated,
+            self.safe_wait_s(compatible, waited_s),
+        )
         if head is None:
             return (most, None) if expected_loss_at_rate(runs, rate) <= tolerated else (0, why)
         rise, head = self.estimates.rises[kind.site], head + returned_milli
@@ -187,39 +212,65 @@ class PreemptionRisk:
         good = bisect_left(
             range(1, most + 1),
             True,
-            key=lambda count: expected_loss(runs, rise.chances(head - count * kind.gpu_milli)) > tolerated,
+            key=lambda count: (
+                expected_loss(runs, rise.chances(head - count * kind.gpu_milli)) > tolerated
+            ),
         )
         return good, why if good < most else None
 
     def excluded_users(self, job: JobClass, kind: DroneType) -> str:
         """Return the users that a drone started for a class should exclude, separated by commas."""
-        head, barred = self.head_milli.get(kind.site), self.context.exclusive.users if kind.shares_faults else ()
+        head, barred = (
+            self.head_milli.get(kind.site),
+            self.context.exclusive.users if kind.shares_faults else (),
+        )
         chances = self.estimates.rises[kind.site].chances(head) if head is not None else ()
         found: set[str] = set()
         for other, compatible, runs, accepted in self._waiting() if head is not None else ():
-            new = other.owner != job.owner and other.owner not in found and kind.key in compatible.jobs
+            new = (
+                other.owner != job.owner
+                and other.owner not in found
+                and kind.key in compatible.jobs
+            )
             if new and expected_loss(runs, chances) > accepted:
                 found.add(other.owner)
         users = [*sorted(barred), *sorted(found.difference(barred))]
         lengths = accumulate(len(user) + 1 for user in users)
-        return ",".join(user for user, length in zip(users, lengths, strict=True) if length <= MAX_EXCLUSION_CHARS)
+        return ",".join(
+            user
+            for user, length in zip(users, lengths, strict=True)
+            if length <= MAX_EXCLUSION_CHARS
+        )
 
     @cached_property
     def _longest_waiting(self) -> list[JobClass]:
-        idle = (j for j in self.context.classes if (j.waiting or j.fresh) and USER_NAME.fullmatch(j.owner))
-        return heapq.nsmallest(MAX_EXCLUSION_CLASSES, idle, key=lambda job: (job.waits_since, job.id))
+        idle = (
+            j
+            for j in self.context.classes
+            if (j.waiting or j.fresh) and USER_NAME.fullmatch(j.owner)
+        )
+        return heapq.nsmallest(
+            MAX_EXCLUSION_CLASSES, idle, key=lambda job: (job.waits_since, job.id)
+        )
 
     def _waiting(self) -> list[tuple[JobClass, CompatibleTypes, tuple[float, ...], float]]:
         if self._accepted is None:
             of_each = ((job, self.context.compatible[job.id]) for job in self._longest_waiting)
             self._accepted = [
-                (job, fits, *self._runs_and_accepted_loss(job, fits)) for job, fits in of_each if fits.kinds
+                (job, fits, *self._runs_and_accepted_loss(job, fits))
+                for job, fits in of_each
+                if fits.kinds
             ]
         return self._accepted
 
-    def _runs_and_accepted_loss(self, job: JobClass, compatible: CompatibleTypes) -> tuple[tuple[float, ...], float]:
+    def _runs_and_accepted_loss(
+        self, job: JobClass, compatible: CompatibleTypes
+    ) -> tuple[tuple[float, ...], float]:
         """Return equally likely run times of a class, and its accepted loss: infinity if there is no safe place."""
-        runs, wait_s = runs_of(self.context, job), self.safe_wait_s(compatible, waiting_time(self.context, job))
+        runs, wait_s = (
+            runs_of(self.context, job),
+            self.safe_wait_s(compatible, waiting_time(self.context, job)),
+        )
         if wait_s == math.inf:
             return runs, math.inf
         return runs, accepted_loss(self.context.costs.waiting_cost(job), wait_s, runs)
@@ -234,14 +285,18 @@ class PreemptionRisk:
                     next_in_line[site] = job
         found: dict[DroneId, DrainAtRisk] = {}
         for site, job in next_in_line.items():
-            found.update(self.exposed(job, self.context.compatible[job.id], site, DRAIN_LOSS_FACTOR))
+            found.update(
+                self.exposed(job, self.context.compatible[job.id], site, DRAIN_LOSS_FACTOR)
+            )
         return found
 
     def exposed(
         self, job: JobClass, compatible: CompatibleTypes, site: str, times: float = 1.0
     ) -> Mapping[DroneId, DrainAtRisk]:
         """Return the drones of a site where jobs of a class would lose more than ``times`` the accepted loss."""
-        drones, heads_milli = self._queues.get(site, ([], [])) if site in self._owned_sites(compatible) else ([], [])
+        drones, heads_milli = (
+            self._queues.get(site, ([], [])) if site in self._owned_sites(compatible) else ([], [])
+        )
         if not drones:
             return {}
         runs, limit = self._runs_and_accepted_loss(job, compatible)
@@ -254,7 +309,10 @@ class PreemptionRisk:
         return {
             drone.id: DrainAtRisk(site, loss(head), limit)
             for drone, head in zip(drones[:safe], heads_milli, strict=False)
-            if drone.joined_at and not drone.notice_at and drone.type in compatible.jobs and not is_refused(job, drone)
+            if drone.joined_at
+            and not drone.notice_at
+            and drone.type in compatible.jobs
+            and not is_refused(job, drone)
         }
 
     def _owned_sites(self, compatible: CompatibleTypes) -> frozenset[str]:
@@ -276,4 +334,7 @@ class PreemptionRisk:
         for drones in there.values():
             drones.sort(key=lambda drone: (-drone.started_at, drone.id))
         sizes = {site: (drone.gpu_milli for drone in drones[:-1]) for site, drones in there.items()}
-        return {s: (there[s], list(accumulate(sizes[s], initial=free))) for s, free in self._free_milli.items()}
+        return {
+            s: (there[s], list(accumulate(sizes[s], initial=free)))
+            for s, free in self._free_milli.items()
+        }

@@ -1,8 +1,9 @@
 """Plans that can be carried out whatever the planner does.
 
-An error of the planner that one odd class brings to light must not stop the service for all others. The class is found
-by leaving classes out, and refused with a reason. If the planner fails without any class, only operators' requests are
-carried out. Actions that break a promise (:mod:`validation`) are left out; all others are carried out.
+An error of the planner that one odd class brings to light must not stop the service for all others.
+The class is found by leaving classes out, and refused with a reason. If the planner fails without
+any class, only operators' requests are carried out. Actions that break a promise
+(:mod:`validation`) are left out; all others are carried out.
 """
 
 from __future__ import annotations
@@ -11,7 +12,17 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 
-from provisioner.model import Drain, Plan, PolledOverlay, Refusal, Snapshot, Start, StateChange, Stop, StopOrphan
+from provisioner.model import (
+    Drain,
+    Plan,
+    PolledOverlay,
+    Refusal,
+    Snapshot,
+    Start,
+    StateChange,
+    Stop,
+    StopOrphan,
+)
 from provisioner.planner import decide
 from provisioner.planner.validation import Action, Breach, validate_plan
 from provisioner.reasons import InvalidAction, OperatorRequested, PlannerFailed
@@ -52,16 +63,24 @@ def safe_plan(
     try:
         found = plan_isolated(snapshot, planner, suspects)
     except Exception as error:
-        return SafePlan(Plan(snapshot.tick, snapshot.now), (_failure_text("planner", error),), error)
+        return SafePlan(
+            Plan(snapshot.tick, snapshot.now), (_failure_text("planner", error),), error
+        )
     try:
         kept = drop_invalid(snapshot, found.plan, judge)
     except Exception as error:
-        plan = _plan_without(snapshot, found.plan, [a for a in _actions_of(found.plan) if not _by_operator(a)])
-        return replace(found, plan=plan, faults=(*found.faults, _failure_text("judge", error)), error=error)
+        plan = _plan_without(
+            snapshot, found.plan, [a for a in _actions_of(found.plan) if not _by_operator(a)]
+        )
+        return replace(
+            found, plan=plan, faults=(*found.faults, _failure_text("judge", error)), error=error
+        )
     return replace(found, plan=kept.plan, faults=found.faults + kept.faults, actions=kept.actions)
 
 
-def plan_isolated(snapshot: Snapshot, planner: PlanFunction, suspects: Collection[str] = ()) -> SafePlan:
+def plan_isolated(
+    snapshot: Snapshot, planner: PlanFunction, suspects: Collection[str] = ()
+) -> SafePlan:
     """Return the plan for a snapshot without the classes on which the planner fails.
 
     Raises the planner's exception if it fails on the requests alone.
@@ -91,7 +110,9 @@ def _find_good_classes(
         return kept, None
 
     def try_plan(positions: set[int]) -> Plan | None:
-        some = replace(view, classes=tuple(job for n, job in enumerate(view.classes) if n in positions))
+        some = replace(
+            view, classes=tuple(job for n, job in enumerate(view.classes) if n in positions)
+        )
         try:
             return planner(replace(snapshot, overlay=replace(snapshot.overlay, view=some)))
         except Exception:
@@ -118,11 +139,15 @@ def _find_good_classes(
     return kept, plan
 
 
-def _requests_alone(snapshot: Snapshot, planner: PlanFunction, why: PlannerFailed, error: Exception) -> Plan:
+def _requests_alone(
+    snapshot: Snapshot, planner: PlanFunction, why: PlannerFailed, error: Exception
+) -> Plan:
     """Return a plan for operators' requests only, by the record and, if possible, the slots; else raise ``error``."""
     overlays = [PolledOverlay()]  # without a view, drains wait
     if snapshot.overlay.view is not None:
-        overlays.insert(0, replace(snapshot.overlay, view=replace(snapshot.overlay.view, classes=())))
+        overlays.insert(
+            0, replace(snapshot.overlay, view=replace(snapshot.overlay.view, classes=()))
+        )
     for overlay in overlays:
         try:
             plan = planner(replace(snapshot, overlay=overlay, sites={}, breakers={}, patience={}))
@@ -161,7 +186,9 @@ def drop_invalid(snapshot: Snapshot, plan: Plan, judge: PlanValidator) -> SafePl
     if breaches:
         plan = replace(plan, refusals=(*plan.refusals, *_refusals(breaches, left_out)))
     texts = dict.fromkeys(breach.text for breach in breaches)
-    return SafePlan(plan, tuple(texts), actions=tuple(_describe_action(action)[1] for action in left_out))
+    return SafePlan(
+        plan, tuple(texts), actions=tuple(_describe_action(action)[1] for action in left_out)
+    )
 
 
 def _actions_of(plan: Plan) -> list[Action]:
@@ -173,7 +200,10 @@ def _by_operator(what: Action | StateChange) -> bool:
 
 
 def _plan_without(snapshot: Snapshot, plan: Plan, named: Collection[Action]) -> Plan:
-    """Return the plan without these actions. An operator's request that is not carried out stays open."""
+    """Return the plan without these actions.
+
+    An operator's request that is not carried out stays open.
+    """
     undone = {a.drone.id for a in plan.leaves if a in named and _by_operator(a)}
     still_open = {r.id for r in snapshot.requests if undone.intersection(r.drone_ids)}
     return replace(
@@ -189,7 +219,9 @@ def _plan_without(snapshot: Snapshot, plan: Plan, named: Collection[Action]) -> 
 def _refusals(breaches: Sequence[Breach], left_out: Collection[Action]) -> Iterator[Refusal]:
     """Yield a refusal for each class and drone whose action was left out, with the first promise that it broke."""
     texts = {action: breach.text for breach in reversed(breaches) for action in breach.actions}
-    counts = Counter((_describe_action(action)[0], texts.get(action, breaches[0].text)) for action in left_out)
+    counts = Counter(
+        (_describe_action(action)[0], texts.get(action, breaches[0].text)) for action in left_out
+    )
     for (subject, text), count in counts.items():
         yield Refusal(subject, count, InvalidAction(text))
 
@@ -206,4 +238,7 @@ def _describe_action(action: Action) -> tuple[str, str]:
         case StopOrphan(site=site, drone_id=drone_id):
             return f"drone:{drone_id}", f"stop the stray {drone_id} at {site}"
         case Drain(drone=drone) | Stop(drone=drone):
-            return f"drone:{drone.id}", f"{'drain' if isinstance(action, Drain) else 'stop'} {drone.id}"
+            return (
+                f"drone:{drone.id}",
+                f"{'drain' if isinstance(action, Drain) else 'stop'} {drone.id}",
+            )

@@ -1,8 +1,9 @@
 """The rules of a live drone's states: their time limits, the actions on timeout and the final states.
 
-An idle drone costs a GPU that does nothing; letting it go costs the next start. Keeping it for as long as a start takes
-costs at most twice the optimum, whatever comes (the rent-or-buy problem: Karlin, Manasse, Rudolph, Sleator,
-"Competitive snoopy caching", Algorithmica 3, 1988). How long a start takes, each drone has shown itself.
+An idle drone costs a GPU that does nothing; letting it go costs the next start. Keeping it for as
+long as a start takes costs at most twice the optimum, whatever comes (the rent-or-buy problem:
+Karlin, Manasse, Rudolph, Sleator, "Competitive snoopy caching", Algorithmica 3, 1988). How long a
+start takes, each drone has shown itself.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ S = DroneState
 MAX_IDLE_STRETCH = 3.0
 """A drone that took very long to start is kept for at most this many timeouts: it leaves by itself soon after."""
 MIN_IDLE_GAPS = 20
-"""Smallest number of gaps between two jobs of a drone for an estimate. With fewer, the start cost decides."""
+"""Smallest number of gaps between two jobs of a drone for an estimate.
+
+With fewer, the start cost decides.
+"""
 
 
 class OnTimeout(StrEnum):
@@ -67,14 +71,17 @@ class IdleLimit(NamedTuple):
 
     limit_s: float
     by: str
-    """``gaps`` or ``start-cost`` (estimates), ``time-out`` or ``slow-start`` (bounds), ``fixed`` (setting),
-    ``refused-jobs`` (smaller jobs lack the room)."""
+    """``gaps`` or ``start-cost`` (estimates), ``time-out`` or ``slow-start`` (bounds), ``fixed``
+    (setting), ``refused-jobs`` (smaller jobs lack the room)."""
 
 
-def idle_limit(drone: Drone, policy: model.Policy, estimates: Estimates = NO_ESTIMATES) -> IdleLimit:
+def idle_limit(
+    drone: Drone, policy: model.Policy, estimates: Estimates = NO_ESTIMATES
+) -> IdleLimit:
     """Return the idle time that would have cost least so far at the drone's site.
 
-    It is at most the idle timeout, or the time from the drone's start at the site to the pool, if that is longer.
+    It is at most the idle timeout, or the time from the drone's start at the site to the pool, if
+    that is longer.
     """
     site = drone.site
     timeout_s = policy.idle_timeout_at(site)
@@ -84,5 +91,7 @@ def idle_limit(drone: Drone, policy: model.Policy, estimates: Estimates = NO_EST
     most_s = max(timeout_s, min(came_s, MAX_IDLE_STRETCH * timeout_s))
     best_s = estimates.idle_s.get(site)
     if best_s is not None and best_s < most_s:
-        return IdleLimit(best_s, "gaps" if estimates.gaps.get(site, 0) >= MIN_IDLE_GAPS else "start-cost")
+        return IdleLimit(
+            best_s, "gaps" if estimates.gaps.get(site, 0) >= MIN_IDLE_GAPS else "start-cost"
+        )
     return IdleLimit(most_s, "slow-start" if most_s > timeout_s else "time-out")

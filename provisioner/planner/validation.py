@@ -11,12 +11,29 @@ from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
 
 from provisioner import model
-from provisioner.model import BreakerState, Drain, DrainMode, DroneState, Plan, RemoteState, Snapshot, Start, Stop
+from provisioner.model import (
+    BreakerState,
+    Drain,
+    DrainMode,
+    DroneState,
+    Plan,
+    RemoteState,
+    Snapshot,
+    Start,
+    Stop,
+)
 from provisioner.values import frozen
 
 # The only grounds on which a drone that has a job may be asked to end (by ``kind`` of the reason).
 _MAY_STOP_BUSY = frozenset(
-    {"operator-requested", "preempted-for-owner", "reserve-reclaimed", "state-timeout", "left-pool", "seen-at-site"}
+    {
+        "operator-requested",
+        "preempted-for-owner",
+        "reserve-reclaimed",
+        "state-timeout",
+        "left-pool",
+        "seen-at-site",
+    }
 )
 _cap_key = attrgetter("type", "gpu_milli", "state")
 _amounts = attrgetter("gpu_milli", "cpus", "memory_mib", "disk_mib")
@@ -86,7 +103,10 @@ def _duplicates(snapshot: Snapshot, plan: Plan) -> Iterator[Breach]:
 
 
 def _caps(snapshot: Snapshot, plan: Plan) -> Iterator[Breach]:
-    """Yield limits that the plan's starts exceed. A start that adds nothing to a limit does not exceed it."""
+    """Yield limits that the plan's starts exceed.
+
+    A start that adds nothing to a limit does not exceed it.
+    """
     if not plan.starts:
         return
     drones: Counter[str] = Counter()
@@ -101,7 +121,9 @@ def _caps(snapshot: Snapshot, plan: Plan) -> Iterator[Breach]:
         drones[site] += count
         kinds[key] += count
         milli[site] += count * gpu_milli
-        pending[site] += count if state.value in ("requested", "submitted", "queued", "booting") else 0
+        pending[site] += (
+            count if state.value in ("requested", "submitted", "queued", "booting") else 0
+        )
     for site, polled in snapshot.sites.items():
         if polled.view is not None and polled.fault is None:
             listed = polled.view.drones
@@ -119,17 +141,24 @@ def _caps(snapshot: Snapshot, plan: Plan) -> Iterator[Breach]:
         limits = policy.sites.get(site)
         mine = [ask for ask in every if ask[0].drone.site == site]
         if limits is None or not limits.enabled or site in snapshot.disabled:
-            yield Breach(f"{len(mine)} starts at {site}, which is not enabled", tuple(start for start, _ in mine))
+            yield Breach(
+                f"{len(mine)} starts at {site}, which is not enabled",
+                tuple(start for start, _ in mine),
+            )
             continue
         my_gpus = [ask for ask in gpus if ask[0].drone.site == site]
         yield from _beyond(f"drones at {site}", mine, limits.max_drones, drones[site])
         yield from _beyond(f"GPUs at {site}", my_gpus, limits.max_gpu_milli, milli[site], 1000)
-        yield from _beyond(f"drones on their way at {site}", mine, limits.max_pending, pending[site])
+        yield from _beyond(
+            f"drones on their way at {site}", mine, limits.max_pending, pending[site]
+        )
         yield from _beyond(f"starts at once at {site}", mine, limits.max_starts_per_tick)
     for key in {start.drone.type for start in plan.starts}:
         of_kind = [ask for ask in every if ask[0].drone.type == key]
         if key not in types:
-            yield Breach(f"{key} is started but is not configured", tuple(start for start, _ in of_kind))
+            yield Breach(
+                f"{key} is started but is not configured", tuple(start for start, _ in of_kind)
+            )
         else:
             yield from _beyond(f"drones of {key}", of_kind, types[key].max_drones, kinds[key])
 
@@ -173,7 +202,9 @@ def _unseen(snapshot: Snapshot, plan: Plan) -> Iterator[Breach]:
         if polled is None or polled.view is None or limits is None:
             yield Breach(f"{len(actions)} actions at {site}, which was never seen", tuple(actions))
         elif polled.fault is not None or now - polled.view.taken_at > limits.view_max_age_s:
-            yield Breach(f"{len(actions)} actions at {site} without a fresh view of it", tuple(actions))
+            yield Breach(
+                f"{len(actions)} actions at {site} without a fresh view of it", tuple(actions)
+            )
     known = {**snapshot.breakers, **{b.scope: b for b in plan.breakers}}
     for start in plan.starts:
         key = str(start.drone.type)
@@ -198,7 +229,11 @@ def _busy_drones(snapshot: Snapshot, plan: Plan) -> Iterator[Breach]:
                 continue
             grounds = _MAY_DRAIN_BUSY
             was = snapshot.drones.get(action.drone.id)
-            if was is not None and was.state is DroneState.DRAINING and was.drain_mode is action.mode:
+            if (
+                was is not None
+                and was.state is DroneState.DRAINING
+                and was.drain_mode is action.mode
+            ):
                 grounds |= {"drain-repeated"}
         now_known = after.get(action.drone.id) or snapshot.drones.get(action.drone.id)
         if now_known is not None and now_known.jobs > 0 and action.reason.kind not in grounds:
@@ -220,14 +255,19 @@ def _owners(snapshot: Snapshot, plan: Plan) -> Iterator[Breach]:
         claims = views[site].claims if site in views else ()
         jobs = sum(claim.count for claim in claims)
         if len(nodes) > jobs:
-            text = f"drones on {len(nodes)} nodes of {site} leave for {jobs} waiting jobs of its owner"
+            text = (
+                f"drones on {len(nodes)} nodes of {site} leave for {jobs} waiting jobs of its owner"
+            )
             yield Breach(text, tuple(stop for node in list(nodes)[jobs:] for stop in nodes[node]))
         limits = snapshot.policy.sites.get(site)
-        blocked = limits is not None and limits.blocking  # then freed GPUs keep some of what is freed
+        # then freed GPUs keep some of what is freed
+        blocked = limits is not None and limits.blocking
         wanted = [sum(claim.count * _amounts(claim)[i] for claim in claims) for i in range(4)]
         for node, stops in nodes.items():
             freed = list(zip(*(_amounts(types[stop.drone.type]) for stop in stops), strict=True))
-            if not blocked and all(sum(row) - max(row) >= want for row, want in zip(freed, wanted, strict=True)):
+            if not blocked and all(
+                sum(row) - max(row) >= want for row, want in zip(freed, wanted, strict=True)
+            ):
                 text = f"{len(stops)} drones leave {node} of {site}, more than all of its owner's waiting jobs need"
                 yield Breach(text, (stops[-1],))
     for site, view in views.items():
@@ -241,7 +281,10 @@ def _owners(snapshot: Snapshot, plan: Plan) -> Iterator[Breach]:
             asks = [(start, _amounts(kind)[i]) for start, kind in sizes]
             who = f"starts at {site} ask for "
             yield from _beyond(what, asks, sum(f[i] for f in free), who=who, are="are free")
-        if all(rule.when.value == "always" and "*" in rule.nodes for rule in limits.blocking) and limits.blocking:
+        if (
+            all(rule.when.value == "always" and "*" in rule.nodes for rule in limits.blocking)
+            and limits.blocking
+        ):
             kept = limits.blocking[0].cpus
             rest = sum(max(0, cpus - kept * milli // 1000) for milli, cpus, _ in free)
             asks = [(start, kind.cpus) for start, kind in sizes if not kind.gpu_milli]
@@ -265,7 +308,9 @@ def _start_reasons(snapshot: Snapshot, plan: Plan) -> Iterator[Breach]:
                 text = f"{count} drones are started for {class_id}, which wants {warm[class_id]}"
                 yield Breach(text, mine[warm[class_id] :])
         elif job is None or job.waiting <= 0:
-            yield Breach(f"{count} drones are started for class {class_id}, of which nothing waits", mine)
+            yield Breach(
+                f"{count} drones are started for class {class_id}, of which nothing waits", mine
+            )
         elif count > job.waiting:
             text = f"{count} drones are started for {job.waiting} waiting jobs of class {class_id}"
             yield Breach(text, mine[job.waiting :])
@@ -276,25 +321,43 @@ def _start_reasons(snapshot: Snapshot, plan: Plan) -> Iterator[Breach]:
             offers = (kind.gpu_milli, kind.vram_mib, kind.capability, kind.cpus, kind.memory_mib)
             if job.gpu_optional:
                 if kind.gpu_milli:
-                    yield Breach(f"{start.drone.id} has a GPU, which is optional for class {job.id}", (start,))
+                    yield Breach(
+                        f"{start.drone.id} has a GPU, which is optional for class {job.id}",
+                        (start,),
+                    )
                 needs = (0, 0, 0, job.cpus, job.memory_mib)
             too_small = any(need > offer for need, offer in zip(needs, offers, strict=True))
             if job.invalid or kind.key in job.refuses or too_small:
                 yield Breach(f"{start.drone.id} of {kind.key} cannot run class {job.id}", (start,))
             user = known.get(f"user:{job.owner}")
-            if kind.shares_faults and user and user.until and user.failures >= snapshot.policy.fault_limit:
-                yield Breach(f"{start.drone.id} is shared, and the user of class {job.id} may share no GPU", (start,))
+            if (
+                kind.shares_faults
+                and user
+                and user.until
+                and user.failures >= snapshot.policy.fault_limit
+            ):
+                yield Breach(
+                    f"{start.drone.id} is shared, and the user of class {job.id} may share no GPU",
+                    (start,),
+                )
         if job is not None and job.owner and job.owner in start.drone.avoids.split(","):
-            yield Breach(f"{start.drone.id} is started for class {job.id} and avoids its user", (start,))
+            yield Breach(
+                f"{start.drone.id} is started for class {job.id} and avoids its user", (start,)
+            )
         if job is not None and job.gpu_milli < start.drone.min_gpus * 1000:
-            yield Breach(f"{start.drone.id} is started for class {job.id} and refuses jobs of so few GPUs", (start,))
+            yield Breach(
+                f"{start.drone.id} is started for class {job.id} and refuses jobs of so few GPUs",
+                (start,),
+            )
         polled = snapshot.sites.get(start.drone.site)
         down_at = polled.view.downtime_at if polled is not None and polled.view is not None else 0.0
         lives_s = start.walltime_s or (kind.walltime_s if kind is not None else 0.0)
         if down_at > snapshot.now and not 0 < lives_s <= down_at - snapshot.now:
             text = f"{start.drone.id} is started to live into the downtime of {start.drone.site}"
             yield Breach(text, (start,))
-        if start.reason.kind != ("headroom-short" if start.drone.for_class in warm else "jobs-waiting"):
+        if start.reason.kind != (
+            "headroom-short" if start.drone.for_class in warm else "jobs-waiting"
+        ):
             yield Breach(f"{start.drone.id} is started because {start.reason.kind}", (start,))
 
 

@@ -1,11 +1,12 @@
 """Choice of the drones of one node that leave so that something else fits: the set that loses least work.
 
-Drones of one shape differ only in what they lose, so the cheapest of each shape leave first, and only the number per
-shape is to be found. The first answer spares the dearest drones that can be spared. Branch and bound then improves it,
-and proves it optimal within its budget; with three shapes on a node it nearly always does. The budget is bounded per
-node and per plan, because the number of combinations grows with the power of the number of shapes. A rule that goes
-drone by drone, youngest or cheapest first over a whole site, frees GPUs scattered over nodes, where no large job can
-start.
+Drones of one shape differ only in what they lose, so the cheapest of each shape leave first, and
+only the number per shape is to be found. The first answer spares the dearest drones that can be
+spared. Branch and bound then improves it, and proves it optimal within its budget; with three
+shapes on a node it nearly always does. The budget is bounded per node and per plan, because the
+number of combinations grows with the power of the number of shapes. A rule that goes drone by
+drone, youngest or cheapest first over a whole site, frees GPUs scattered over nodes, where no large
+job can start.
 """
 
 from __future__ import annotations
@@ -43,7 +44,10 @@ class VictimCandidate:
 
 @dataclass(slots=True)
 class NodeCandidates:
-    """Candidates of one node by shape, the cheapest first in each and over all. Mutable, local to one plan."""
+    """Candidates of one node by shape, the cheapest first in each and over all.
+
+    Mutable, local to one plan.
+    """
 
     by_shape: dict[Resources, list[VictimCandidate]] = field(default_factory=dict)
     held: Resources = field(init=False)
@@ -64,7 +68,9 @@ class NodeCandidates:
 
     def only(self, wanted: Callable[[Resources], bool]) -> NodeCandidates:
         """Return the candidates of the shapes that ``wanted`` accepts."""
-        return NodeCandidates({space: group for space, group in self.by_shape.items() if wanted(space)})
+        return NodeCandidates(
+            {space: group for space, group in self.by_shape.items() if wanted(space)}
+        )
 
     def remove(self, victims: Collection[VictimCandidate]) -> None:
         """Remove the drones that leave."""
@@ -93,7 +99,9 @@ def cheapest_set(
 
     Each GPU that is free then keeps ``kept``. None if all candidates together are not enough.
     """
-    residents = candidates if isinstance(candidates, NodeCandidates) else NodeCandidates.of(candidates)
+    residents = (
+        candidates if isinstance(candidates, NodeCandidates) else NodeCandidates.of(candidates)
+    )
     if count_fits(need, free.plus(residents.held), kept) < 1:
         return None
     if count_fits(need, free, kept) >= 1:
@@ -140,7 +148,11 @@ def _spared(groups: Sequence[_Group], lacks: Sequence[int]) -> list[int]:
     for count, group in zip(counts, groups, strict=True):
         over = [o + count * gain for o, gain in zip(over, group.gains, strict=True)]
     dearest = sorted(
-        ((c.lost_gpu_s, n, number) for number, group in enumerate(groups) for n, c in enumerate(group.drones)),
+        (
+            (c.lost_gpu_s, n, number)
+            for number, group in enumerate(groups)
+            for n, c in enumerate(group.drones)
+        ),
         reverse=True,
     )
     more_of = {  # rules that are met the better the more of a shape are spared: few shapes have any
@@ -148,7 +160,8 @@ def _spared(groups: Sequence[_Group], lacks: Sequence[int]) -> list[int]:
         for number, group in enumerate(groups)
         if min(group.gains, default=0) < 0
     }
-    bound: dict[int, int] = {}  # shapes of which no more can be spared, and the rule that forbids it
+    # shapes of which no more can be spared, and the rule that forbids it
+    bound: dict[int, int] = {}
     for _, _, number in dearest:
         if number in bound:
             continue
@@ -175,7 +188,12 @@ class _Rule:
 
     def of(self, room: Resources) -> int:
         gpus, cpus, memory, disk = self.weights
-        return gpus * room.gpu_milli + cpus * room.cpus + memory * room.memory_mib + disk * room.disk_mib
+        return (
+            gpus * room.gpu_milli
+            + cpus * room.cpus
+            + memory * room.memory_mib
+            + disk * room.disk_mib
+        )
 
 
 def _linear(need: Resources, kept: Resources) -> list[_Rule]:
@@ -207,8 +225,12 @@ class _Search:
     """Loss, drones and milli-GPUs of the best answer, and the number of drones of each shape."""
 
     def __post_init__(self) -> None:
-        self.losses = [list(accumulate((c.lost_gpu_s for c in each.drones), initial=0.0)) for each in self.groups]
-        # Of the shapes from one on: the most that they can give to each rule, by the cheapest and by the largest.
+        self.losses = [
+            list(accumulate((c.lost_gpu_s for c in each.drones), initial=0.0))
+            for each in self.groups
+        ]
+        # Of the shapes from one on: the most that they can give to each rule, by the cheapest and
+        # by the largest.
         bounds: list[tuple[int, float, int]] = [(0, float("inf"), 0)] * len(self.lacks)
         self.bounds = [bounds]
         for group in reversed(self.groups):
@@ -229,7 +251,9 @@ class _Search:
         self._go(0, self.lacks, 0.0, 0, 0, [])
         return self.cost[3]
 
-    def _go(self, at: int, lacks: list[int], lost: float, drones: int, milli: int, counts: list[int]) -> None:
+    def _go(
+        self, at: int, lacks: list[int], lost: float, drones: int, milli: int, counts: list[int]
+    ) -> None:
         """Try all counts of the shape ``at`` and the shapes after it, while a better answer is possible."""
         self.steps -= 1
         more, fewest = -1.0, 0

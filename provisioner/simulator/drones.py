@@ -8,7 +8,15 @@ from dataclasses import field
 from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 
-from provisioner.model import DroneId, DroneType, EndKind, RemoteDrone, RemoteEnd, RemoteState, StartOrder
+from provisioner.model import (
+    DroneId,
+    DroneType,
+    EndKind,
+    RemoteDrone,
+    RemoteEnd,
+    RemoteState,
+    StartOrder,
+)
 from provisioner.simulator.loop import AT_ONCE, Draw, Fixed, after, now, now_s, rng_for, start_epoch
 from provisioner.values import frozen
 
@@ -58,7 +66,9 @@ NOTHING = ResourceVector()
 class SimulatedNode:
     """One node. Its holders are drones and the owner's jobs."""
 
-    def __init__(self, name: str, pool: str, total: ResourceVector, kept: ResourceVector = NOTHING) -> None:
+    def __init__(
+        self, name: str, pool: str, total: ResourceVector, kept: ResourceVector = NOTHING
+    ) -> None:
         self.name = name
         self.pool = pool
         self.total = total
@@ -134,7 +144,10 @@ class DroneDefect(StrEnum):
 
 @frozen
 class SiteBehaviour:
-    """Behaviour of a site towards drones. The five chances are exclusive and add up to 1 at most."""
+    """Behaviour of a site towards drones.
+
+    The five chances are exclusive and add up to 1 at most.
+    """
 
     queue: Draw = AT_ONCE
     boot: Draw = field(default_factory=lambda: Fixed(30.0))
@@ -166,7 +179,9 @@ class DroneScript:
     retire_s: float | None
 
     @classmethod
-    def drawn(cls, behaviour: SiteBehaviour, seed: int, site: str, drone_id: DroneId) -> DroneScript:
+    def drawn(
+        cls, behaviour: SiteBehaviour, seed: int, site: str, drone_id: DroneId
+    ) -> DroneScript:
         """Draw the script, which depends on nothing but seed, site and id."""
         rng = rng_for(seed, "fate", site, drone_id)
         drawn = (behaviour.queue, behaviour.boot, behaviour.check, behaviour.release)
@@ -194,7 +209,9 @@ class DroneStage(StrEnum):
 class SimulatedDrone:
     """One drone. Times are those of the loop; every step after :meth:`grant` sets its own timers."""
 
-    def __init__(self, order: StartOrder, remote_id: str, script: DroneScript, site: SimulatedSite) -> None:
+    def __init__(
+        self, order: StartOrder, remote_id: str, script: DroneScript, site: SimulatedSite
+    ) -> None:
         self.order = order
         self.id = order.drone_id
         self.type = order.type
@@ -220,12 +237,20 @@ class SimulatedDrone:
         self.machine, self.slot = machine, f"slot1_{machine.slots}@{machine.name}"
         self.stage, self.granted_s = DroneStage.BOOTING, now_s()
         if self.script.lifetime_s is not None:
-            self._after(self.script.lifetime_s, lambda: self.perish(EndKind.FAULT, "node health check failed"))
+            self._after(
+                self.script.lifetime_s,
+                lambda: self.perish(EndKind.FAULT, "node health check failed"),
+            )
         if self.type.walltime_s:
             left_s = max(0.0, self.type.walltime_s - self.order.grace_s)
-            self._after(left_s, lambda: self.leave(EndKind.EXITED, "end of walltime", self.order.grace_s, 0))
+            self._after(
+                left_s, lambda: self.leave(EndKind.EXITED, "end of walltime", self.order.grace_s, 0)
+            )
         if self.script.defect is DroneDefect.DIES_YOUNG:
-            self._after(self.script.boot_s + 1.0, lambda: self.perish(EndKind.EXITED, "GPU check failed", 71))
+            self._after(
+                self.script.boot_s + 1.0,
+                lambda: self.perish(EndKind.EXITED, "GPU check failed", 71),
+            )
         elif self.script.defect is not DroneDefect.NEVER_JOINS:
             self._after(self.script.boot_s, self._join)
 
@@ -267,7 +292,9 @@ class SimulatedDrone:
         """True if it will not take jobs again even if the overlay resumes it."""
         return self._retired or self._leaving is not None
 
-    def leave(self, kind: EndKind, message: str, within_s: float, exit_code: int | None = None) -> None:
+    def leave(
+        self, kind: EndKind, message: str, within_s: float, exit_code: int | None = None
+    ) -> None:
         """Notice to leave: no new jobs; what still runs after ``within_s`` is cut short."""
         if self._leaving is not None or not self.alive:
             return
@@ -321,7 +348,9 @@ class SimulatedDrone:
         if self._listed is None or self._listed[0] != changed:
             epoch, state = start_epoch(), RemoteState.RUNNING
             if self.stage in (DroneStage.QUEUED, DroneStage.GONE):
-                state = RemoteState.PENDING if self.stage is DroneStage.QUEUED else RemoteState.ENDED
+                state = (
+                    RemoteState.PENDING if self.stage is DroneStage.QUEUED else RemoteState.ENDED
+                )
             remote = RemoteDrone(
                 drone_id=self.id,
                 state=state,

@@ -25,7 +25,9 @@ class HedgeCount:
     def note(self, snapshot: Snapshot, plan: Plan) -> None:
         """Count the hedges of a plan; drones that wait at their sites are judged as before the plan."""
         if plan.starts and any(drone.waits_at_site for drone in snapshot.drones.values()):
-            costs = StartCosts(snapshot.policy, snapshot.estimates, {kind.key: kind for kind in snapshot.types})
+            costs = StartCosts(
+                snapshot.policy, snapshot.estimates, {kind.key: kind for kind in snapshot.types}
+            )
             validity = context.check_views(snapshot)
             late = context.delayed_drones(snapshot, validity, costs, snapshot.drones.values())
             delayed = Counter(snapshot.drones[drone_id].for_class for drone_id in late)

@@ -9,13 +9,22 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from provisioner.gpu_models import canonical
-from provisioner.model import WHOLE_GPU, CompletedJob, DroneType, JobClass, Sharing, UnmetRequirement
+from provisioner.model import (
+    WHOLE_GPU,
+    CompletedJob,
+    DroneType,
+    JobClass,
+    Sharing,
+    UnmetRequirement,
+)
 from provisioner.sharing import Load, load_of, share_milli, shares_needed
 from provisioner.simulator.drones import ResourceVector
 from provisioner.simulator.loop import start_epoch
 from provisioner.values import frozen
 
-UNRECORDED_FIELDS = frozenset({"gpu_model", "priority", "duty_milli", "width_milli", "gpu_optional"})
+UNRECORDED_FIELDS = frozenset(
+    {"gpu_model", "priority", "duty_milli", "width_milli", "gpu_optional"}
+)
 """Requirements that are not on record of a completed job."""
 
 
@@ -44,7 +53,9 @@ class JobRequirements:
         """Size of the job, as reports name it."""
         vram = f"{self.vram_mib / 1024:.3g} GiB VRAM" if self.vram_mib else ""
         optional = "optional" if self.gpu_optional else ""
-        return ", ".join(filter(None, (f"{self.gpu_milli / WHOLE_GPU:g} GPU", vram, self.gpu_model, optional)))
+        return ", ".join(
+            filter(None, (f"{self.gpu_milli / WHOLE_GPU:g} GPU", vram, self.gpu_model, optional))
+        )
 
     @property
     def load(self) -> Load:
@@ -53,12 +64,20 @@ class JobRequirements:
     @property
     def completed_fields(self) -> dict[str, Any]:
         """The fields that the overlay reports of a completed job."""
-        return {name: value for name, value in asdict(self).items() if name not in UNRECORDED_FIELDS}
+        return {
+            name: value for name, value in asdict(self).items() if name not in UNRECORDED_FIELDS
+        }
 
     @classmethod
     def of(cls, recorded: CompletedJob | JobClass) -> JobRequirements:
         """Return the requirements of a completed job, or of the jobs of a class, as far as the record has them."""
-        return cls(**{f.name: getattr(recorded, f.name) for f in fields(cls) if f.name not in UNRECORDED_FIELDS})
+        return cls(
+            **{
+                f.name: getattr(recorded, f.name)
+                for f in fields(cls)
+                if f.name not in UNRECORDED_FIELDS
+            }
+        )
 
     def unmet_requirement(self, kind: DroneType) -> UnmetRequirement | None:
         """Return the first dimension in which an empty drone of ``kind`` falls short, if any."""
@@ -66,11 +85,13 @@ class JobRequirements:
             return replace(
                 self, gpu_milli=0, vram_mib=0, capability=0, gpu_model="", gpu_optional=False
             ).unmet_requirement(kind)
-        if kind.gpu_milli and not self.gpu_milli:  # what a drone has beside its GPUs is for them: its START says so
+        # what a drone has beside its GPUs is for them: its START says so
+        if kind.gpu_milli and not self.gpu_milli:
             return UnmetRequirement("gpus", "0", str(kind.gpu_milli))
         gpu_milli, vram_mib = kind.gpu_milli, kind.vram_mib
         if kind.shares > 1:
-            # Small jobs get shares of one GPU, and as much of its VRAM; MIG's slices cannot be joined.
+            # Small jobs get shares of one GPU, and as much of its VRAM; MIG's slices cannot be
+            # joined.
             most = share_milli(kind.shares) * (1 if kind.sharing is Sharing.MIG else kind.shares)
             gpu_milli = min(most, WHOLE_GPU - 1)
             vram_mib = kind.vram_mib // kind.shares * shares_needed(self.gpu_milli, kind.shares)
@@ -168,7 +189,9 @@ class QueuedJobClass:
     def view(self, types: Iterable[DroneType]) -> JobClass:
         while self._idle and self._waits[0][0] != self._waits[0][1].idle_s:
             self._waits.popleft()
-        unmet = {kind.key: self.wants.unmet_requirement(kind) for kind in types if self.wants.gpu_model}
+        unmet = {
+            kind.key: self.wants.unmet_requirement(kind) for kind in types if self.wants.gpu_model
+        }
         wants = asdict(self.wants)
         del wants["gpu_model"]
         return JobClass(
@@ -177,7 +200,9 @@ class QueuedJobClass:
             fresh=len(self._fresh),
             running=self.running,
             oldest_at=start_epoch() + self.first()[0] if self._idle else 0.0,
-            refuses={key: each for key, each in unmet.items() if each and each.dimension == "gpu_model"},
+            refuses={
+                key: each for key, each in unmet.items() if each and each.dimension == "gpu_model"
+            },
             idle_at=start_epoch() + self._waits[0][0] if self._idle else 0.0,
             **wants,
         )

@@ -1,7 +1,8 @@
 """Virtual time: an asyncio event loop whose clock jumps to the next timer instead of waiting for it; random durations.
 
-Everything that asyncio builds on ``call_at`` works as always (``sleep``, ``timeout``, ``TaskGroup``, ``wait``); nothing
-that needs the outside world does (sockets, threads, child processes). Callbacks run in the same order in every run.
+Everything that asyncio builds on ``call_at`` works as always (``sleep``, ``timeout``,
+``TaskGroup``, ``wait``); nothing that needs the outside world does (sockets, threads, child
+processes). Callbacks run in the same order in every run.
 """
 
 from __future__ import annotations
@@ -39,7 +40,10 @@ class OutsideWorldError(RuntimeError):
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
-    """An event loop in virtual time, beginning at 0 s. Timers for one instant go off in the order they were set in."""
+    """An event loop in virtual time, beginning at 0 s.
+
+    Timers for one instant go off in the order they were set in.
+    """
 
     # asyncio has these; its type stubs do not.
     _ready: deque[asyncio.Handle]
@@ -57,7 +61,11 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return self._now_s
 
     def call_at(
-        self, when: float, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
+        self,
+        when: float,
+        callback: Callable[[*Ts], object],
+        *args: *Ts,
+        context: Context | None = None,
     ) -> asyncio.TimerHandle:
         timer = asyncio.TimerHandle(when, callback, args, self, context)
         self._timers_set += 1
@@ -78,7 +86,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
             heappop(agenda)
         self._turns += 1
         if not (ready or self._stopping or agenda):
-            raise DeadlockError(f"nothing will ever happen again at {self._now_s:.3f} s; {self._waiting()}")
+            raise DeadlockError(
+                f"nothing will ever happen again at {self._now_s:.3f} s; {self._waiting()}"
+            )
         if not (ready or self._stopping or agenda[0][0] <= self._now_s):
             self._turns, self._now_s = 0, agenda[0][0]
         elif self._turns > TURNS_WITHOUT_TIME:

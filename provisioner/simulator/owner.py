@@ -101,7 +101,9 @@ class SeriesOwner(SimulatedOwner):
     def __init__(self, series: OwnerSeries, site: SimulatedSite) -> None:
         super().__init__(site)
         self._series = series
-        self._pools = [pool for name, pool in site.pools.items() if name in (series.pools or site.pools)]
+        self._pools = [
+            pool for name, pool in site.pools.items() if name in (series.pools or site.pools)
+        ]
 
     def begin(self) -> None:
         for at_s, gpus in self._series.steps:
@@ -111,7 +113,9 @@ class SeriesOwner(SimulatedOwner):
         return OwnerLoad(gpu_milli=self.held_milli)
 
     def past(self) -> tuple[tuple[float, int], ...]:
-        return tuple((start_epoch() + at_s, gpus * ONE_GPU) for at_s, gpus in self._series.before if at_s < 0)
+        return tuple(
+            (start_epoch() + at_s, gpus * ONE_GPU) for at_s, gpus in self._series.before if at_s < 0
+        )
 
     def _have(self, gpus: int) -> None:
         rng = rng_for(self.site.seed, "owner series", self.site.name, now_s())
@@ -123,7 +127,9 @@ class SeriesOwner(SimulatedOwner):
             elif not self._take_from_drones():
                 break
         for _ in range(-more):
-            rng.choices(self._pools, [pool.wanted_milli for pool in self._pools])[0].wanted_milli -= ONE_GPU
+            rng.choices(self._pools, [pool.wanted_milli for pool in self._pools])[
+                0
+            ].wanted_milli -= ONE_GPU
         self.site.place_waiting()
 
     def _take_from_drones(self) -> bool:
@@ -138,7 +144,11 @@ class SeriesOwner(SimulatedOwner):
 
     def _make_room(self, pool: GpuPoolState) -> None:
         """Let drones of a pool go, first victim first, until nobody has more than there is."""
-        drones = [drone for drone in self.site.victims(self._series.victim, [pool]) if drone.type.gpu_milli]
+        drones = [
+            drone
+            for drone in self.site.victims(self._series.victim, [pool])
+            if drone.type.gpu_milli
+        ]
         coming_milli = sum(drone.type.gpu_milli for drone in drones if self._has_notice(drone))
         for drone in drones:
             if pool.room_milli + coming_milli < 0 and not self._has_notice(drone):

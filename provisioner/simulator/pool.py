@@ -10,9 +10,24 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self, TypeVar
 
 from provisioner import model
-from provisioner.model import DrainMode, DroneId, DroneType, OrderOutcome, OrderResult, OverlayView, Slot, SlotState
+from provisioner.model import (
+    DrainMode,
+    DroneId,
+    DroneType,
+    OrderOutcome,
+    OrderResult,
+    OverlayView,
+    Slot,
+    SlotState,
+)
 from provisioner.sharing import rates, share_milli, shares_needed
-from provisioner.simulator.drones import OVERLAY, DroneDefect, HardwareFaultKind, ResourceVector, SimulatedDrone
+from provisioner.simulator.drones import (
+    OVERLAY,
+    DroneDefect,
+    HardwareFaultKind,
+    ResourceVector,
+    SimulatedDrone,
+)
 from provisioner.simulator.jobs import JobRequirements, QueuedJob, QueuedJobClass, SimulatedJobQueue
 from provisioner.simulator.loop import Draw, Fixed, after, at, now, now_s, start_epoch
 from provisioner.simulator.results import FinishedJob
@@ -51,7 +66,11 @@ class SimulatedAttempt:
     def kept_s(self, at_s: float) -> float:
         """Return the part of its time here that need not be repeated."""
         saved_s = self.queued.job.saved_s(self.worked(at_s))
-        return saved_s * (at_s - self.begun_s) / self.worked(at_s) if saved_s and self.gpu >= 0 else saved_s
+        return (
+            saved_s * (at_s - self.begun_s) / self.worked(at_s)
+            if saved_s and self.gpu >= 0
+            else saved_s
+        )
 
 
 Ended = Callable[["SimulatedSlot", QueuedJob, bool], None]
@@ -108,7 +127,11 @@ class SimulatedSlot:
         run.timer.cancel()
         self.free = self.free.plus(self._taken_by(run.queued.wants))
         self.touched()
-        return self.weight_of(run.queued) / 1000 * (self.until_s - run.begun_s) if self.drone.type.gpu_milli else 0.0
+        return (
+            self.weight_of(run.queued) / 1000 * (self.until_s - run.begun_s)
+            if self.drone.type.gpu_milli
+            else 0.0
+        )
 
     def milli_of(self, wants: JobRequirements) -> int:
         """Return the part of the drone's GPUs that one job takes."""
@@ -117,7 +140,9 @@ class SimulatedSlot:
     def room_by_eviction(self, jobs: QueuedJobClass) -> SimulatedAttempt | None:
         """Return an attempt of a job with an optional GPU in whose place a job that needs the GPU fits, or None."""
         for run in self.running.values():
-            if run.queued.wants.gpu_optional and jobs.amount.within(self.free.plus(self._taken_by(run.queued.wants))):
+            if run.queued.wants.gpu_optional and jobs.amount.within(
+                self.free.plus(self._taken_by(run.queued.wants))
+            ):
                 return run
         return None
 
@@ -167,7 +192,9 @@ class SimulatedSlot:
                 jobs=len(runs),
                 jobs_started=self.jobs_started,
                 idle_since=0.0 if runs else epoch + self.idle_since_s,
-                retires_at=0.0 if retires_s is None else epoch + retires_s - self.drone.order.grace_s,
+                retires_at=0.0
+                if retires_s is None
+                else epoch + retires_s - self.drone.order.grace_s,
                 name=f"slot1@{self.drone.id}",
                 gpu_model=kind.gpu_model,
                 vram_mib=kind.vram_mib,
@@ -185,7 +212,9 @@ class SimulatedSlot:
 
     def weight_of(self, queued: QueuedJob) -> int:
         """Return the weight of a job's time here, in thousandths: its GPUs, or its CPUs in a CPU drone."""
-        return self.milli_of(queued.wants) if self.drone.type.gpu_milli else queued.wants.cpus * 1000
+        return (
+            self.milli_of(queued.wants) if self.drone.type.gpu_milli else queued.wants.cpus * 1000
+        )
 
     def _state(self) -> SlotState:
         if self.draining:
@@ -246,7 +275,9 @@ class SharedSlot(SimulatedSlot):
         if self.lost_s is not None:
             return
         loads = [run.queued.wants.load for run in gpu.runs]
-        for run, rate in zip(gpu.runs, rates(self.drone.type.sharing, loads, self._shares), strict=True):
+        for run, rate in zip(
+            gpu.runs, rates(self.drone.type.sharing, loads, self._shares), strict=True
+        ):
             if rate != run.rate:
                 run.timer.cancel()
                 run.worked_s, run.since_s, run.rate = run.worked(now_s()), now_s(), rate
@@ -259,7 +290,10 @@ ROUNDING_S = 1e-3
 @frozen
 class PoolBehaviour:
     negotiation_s: float = 20.0
-    """Between two negotiation cycles. 0: there are none; jobs are matched as they come, and as slots open."""
+    """Between two negotiation cycles.
+
+    0: there are none; jobs are matched as they come, and as slots open.
+    """
     update_s: float = 60.0
     """Between two signs of life of a slot."""
     slot_lifetime_s: float = 900.0
@@ -314,7 +348,9 @@ class SimulatedOverlay:
         self._evictions: deque[tuple[float, model.Eviction]] = deque()
         self._completions: deque[tuple[float, model.CompletedJob]] = deque()
         self._failures: deque[tuple[float, model.JobFailure]] = deque()
-        self._pauses = [f for f in world.scenario.hardware_faults if f.kind is HardwareFaultKind.NO_NEGOTIATION]
+        self._pauses = [
+            f for f in world.scenario.hardware_faults if f.kind is HardwareFaultKind.NO_NEGOTIATION
+        ]
 
     @property
     def waiting(self) -> int:
@@ -349,8 +385,12 @@ class SimulatedOverlay:
     async def poll(self, types: Sequence[DroneType]) -> OverlayView:
         return await self._network.call("poll", lambda: self._view(types))
 
-    async def drain(self, drone_ids: Sequence[DroneId], mode: DrainMode, reason: str) -> Sequence[OrderResult]:
-        return await self._network.call("drain", lambda: [self._drain(drone_id, mode) for drone_id in drone_ids])
+    async def drain(
+        self, drone_ids: Sequence[DroneId], mode: DrainMode, reason: str
+    ) -> Sequence[OrderResult]:
+        return await self._network.call(
+            "drain", lambda: [self._drain(drone_id, mode) for drone_id in drone_ids]
+        )
 
     async def bootstrap(self, order: model.StartOrder) -> model.Bootstrap:
         files = model.Bootstrap(b"#!/bin/sh\n", {"DRONE_ID": order.drone_id})
@@ -404,7 +444,8 @@ class SimulatedOverlay:
         open_slots = [slot for slot in self._slots.values() if slot.open]
         if self._behaviour.best_fit:
             open_slots.sort(key=_by_vram)
-        # A slot too small for a class stays so for the rest of the cycle: each class goes down the list once.
+        # A slot too small for a class stays so for the rest of the cycle: each class goes down the
+        # list once.
         rounds = [(-b.wants.priority, *b.first(), n, b, 0) for n, b in enumerate(idle)]
         heapq.heapify(rounds)
         while rounds:
@@ -421,13 +462,16 @@ class SimulatedOverlay:
         for jobs in idle:
             jobs.mark_judged()
 
-    # Without cycles: no job waits for which some open slot has room, so only what has just changed is looked at.
+    # Without cycles: no job waits for which some open slot has room, so only what has just changed
+    # is looked at.
 
     def _offer(self, jobs: QueuedJobClass) -> None:
         if not self._at_once or self._paused:
             return
         jobs.mark_judged()
-        while jobs.idle and ((slot := self._with_room(jobs)) is not None or self._evict_optional(jobs)):
+        while jobs.idle and (
+            (slot := self._with_room(jobs)) is not None or self._evict_optional(jobs)
+        ):
             if slot is not None:
                 self._start(jobs, slot)
 
@@ -456,11 +500,18 @@ class SimulatedOverlay:
             after(self._behaviour.optional_after_s, self._offer_optional, slot)
 
     def _with_room(self, jobs: QueuedJobClass) -> SimulatedSlot | None:
-        self._roomy = {drone_id: slot for drone_id, slot in self._roomy.items() if slot.open and not slot.full}
-        # Among equals HTCondor has a fixed order (NEGOTIATOR_POST_JOB_RANK): drones that come last in it become idle.
+        self._roomy = {
+            drone_id: slot for drone_id, slot in self._roomy.items() if slot.open and not slot.full
+        }
+        # Among equals HTCondor has a fixed order (NEGOTIATOR_POST_JOB_RANK): drones that come last
+        # in it become idle.
         roomy = (slot for drone_id, slot in self._slots.items() if drone_id in self._roomy)
         fitting = (slot for slot in roomy if self._match(jobs, slot))
-        return min(fitting, key=_by_vram, default=None) if self._behaviour.best_fit else next(fitting, None)
+        return (
+            min(fitting, key=_by_vram, default=None)
+            if self._behaviour.best_fit
+            else next(fitting, None)
+        )
 
     def _opened(self, slot: SimulatedSlot) -> None:
         if not self._at_once or not slot.open:
@@ -473,7 +524,14 @@ class SimulatedOverlay:
                 break
             self._start(jobs, slot)
 
-    def _match(self, jobs: QueuedJobClass, slot: SimulatedSlot, *, reuses: bool = False, evicts: bool = False) -> bool:
+    def _match(
+        self,
+        jobs: QueuedJobClass,
+        slot: SimulatedSlot,
+        *,
+        reuses: bool = False,
+        evicts: bool = False,
+    ) -> bool:
         if not slot.open or jobs.wants.owner in slot.avoids or not (evicts or slot.fits(jobs)):
             return False
         if jobs.wants.gpu_milli < slot.drone.order.min_gpus * model.WHOLE_GPU:
@@ -507,7 +565,9 @@ class SimulatedOverlay:
         """Give the slot of a job that ended by itself the next one, or let it fall idle."""
         jobs = self._close(slot, queued, done)
         if not done:
-            failure = model.JobFailure(slot.drone.id, f"{queued.serial}.0", now(), queued.wants.owner, "broke off")
+            failure = model.JobFailure(
+                slot.drone.id, f"{queued.serial}.0", now(), queued.wants.owner, "broke off"
+            )
             self._failures.append((now(), failure))
         if self._behaviour.reuses_claims and jobs.idle and self._match(jobs, slot, reuses=True):
             self._start(jobs, slot)
@@ -526,7 +586,11 @@ class SimulatedOverlay:
         gpu_milli = slot.milli_of(queued.wants)
         self._metrics.attempt(kind, gpu_milli, ran_s, lost_s, busy_s=slot.end(run))
         jobs.running -= 1
-        gpu_s = max(model.WHOLE_GPU, queued.wants.gpu_milli) * queued.wants.load.duty * run.worked(until_s)
+        gpu_s = (
+            max(model.WHOLE_GPU, queued.wants.gpu_milli)
+            * queued.wants.load.duty
+            * run.worked(until_s)
+        )
         ended = model.CompletedJob(
             job_id=f"{queued.serial}.0",
             ended_at=start_epoch() + until_s,
@@ -549,7 +613,9 @@ class SimulatedOverlay:
         wait_s = queued.done_s - queued.job.duration_s - queued.job.submit_s
         worked_gpu_s = queued.job.duration_s * gpu_milli / model.WHOLE_GPU
         gpus = queued.wants.gpu_milli / model.WHOLE_GPU
-        self._metrics.finished.append(FinishedJob(queued.job.submit_s, wait_s, worked_gpu_s, queued.lost_gpu_s, gpus))
+        self._metrics.finished.append(
+            FinishedJob(queued.job.submit_s, wait_s, worked_gpu_s, queued.lost_gpu_s, gpus)
+        )
         self._metrics.waits_by_class[queued.wants.label].append(wait_s)
         return jobs
 
@@ -560,7 +626,9 @@ class SimulatedOverlay:
         for run in runs or list(slot.running.values()):
             lost_s = until_s - run.begun_s - run.kept_s(until_s)
             job_id, weight = f"{run.queued.serial}.0", slot.weight_of(run.queued)
-            self._evictions.append((now(), model.Eviction(slot.drone.id, job_id, now(), weight, lost_s)))
+            self._evictions.append(
+                (now(), model.Eviction(slot.drone.id, job_id, now(), weight, lost_s))
+            )
             jobs = self._close(slot, run.queued, done=False)
             back[jobs.name] = jobs
         for jobs in back.values():
@@ -573,7 +641,9 @@ class SimulatedOverlay:
         if slot.draining:
             slot.drone.leave_empty("drained")
         elif slot.lost_s is None:
-            slot.idle_timer = after(slot.drone.order.idle_timeout_s, slot.drone.leave_empty, "idle too long")
+            slot.idle_timer = after(
+                slot.drone.order.idle_timeout_s, slot.drone.leave_empty, "idle too long"
+            )
 
     def join(self, drone: SimulatedDrone) -> None:
         """Add a drone to the pool; it does not accept jobs yet."""

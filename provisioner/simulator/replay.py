@@ -46,7 +46,9 @@ def summarize(
         jobs_impossible=outcome.jobs_impossible,
         gpu_hours=metrics.gpu_seconds.hours,
         waits=waits(metrics.waits_s),
-        waits_by_class={label: waits(metrics.waits_by_class[label]) for label in sorted(metrics.waits_by_class)},
+        waits_by_class={
+            label: waits(metrics.waits_by_class[label]) for label in sorted(metrics.waits_by_class)
+        },
         waits_why=outcome.waits_why,
         requests=sum(metrics.accepted.values()),
         drones_started=metrics.started,
@@ -56,7 +58,9 @@ def summarize(
         preempted=metrics.attempts_lost,
         violations=outcome.violations,
         energy_kwh=energy_kwh,
-        co2_kg=None if energy_kwh is None or carbon_g_per_kwh is None else energy_kwh * carbon_g_per_kwh / 1000.0,
+        co2_kg=None
+        if energy_kwh is None or carbon_g_per_kwh is None
+        else energy_kwh * carbon_g_per_kwh / 1000.0,
         by_site={site: time.hours for site, time in sorted(metrics.by_site.items())},
         samples=outcome.samples,
     )
@@ -66,13 +70,18 @@ def waits(waits_s: Iterable[float]) -> WaitStatistics:
     ordered = sorted(waits_s)
     if not ordered:
         return WaitStatistics()
-    p50_s, p95_s = (ordered[min(len(ordered) - 1, int(share * len(ordered)))] for share in (0.5, 0.95))
+    p50_s, p95_s = (
+        ordered[min(len(ordered) - 1, int(share * len(ordered)))] for share in (0.5, 0.95)
+    )
     return WaitStatistics(len(ordered), statistics.fmean(ordered), p50_s, p95_s)
 
 
 @frozen
 class Replay:
-    """Jobs, world and policy of one replay. It travels to other processes: all in it can be pickled."""
+    """Jobs, world and policy of one replay.
+
+    It travels to other processes: all in it can be pickled.
+    """
 
     policy: str
     trace: str
@@ -107,7 +116,9 @@ class Replay:
         )
 
 
-def run(replay: Replay, seed: int, tell: Callable[[float], None] = lambda at_s: None) -> ReplayResult:
+def run(
+    replay: Replay, seed: int, tell: Callable[[float], None] = lambda at_s: None
+) -> ReplayResult:
     """Replay once, in this process; ``tell`` is called now and then with the virtual time that is reached."""
     scenario = replay.scenario(seed)
     told_at = 0.0
@@ -120,7 +131,9 @@ def run(replay: Replay, seed: int, tell: Callable[[float], None] = lambda at_s: 
         return scenario.judge(snapshot, plan)
 
     outcome = simulate(replace(scenario, judge=judge))
-    return summarize(outcome, policy=replay.policy, trace=replay.trace, carbon_g_per_kwh=replay.carbon_g_per_kwh)
+    return summarize(
+        outcome, policy=replay.policy, trace=replay.trace, carbon_g_per_kwh=replay.carbon_g_per_kwh
+    )
 
 
 def run_all(
@@ -132,7 +145,8 @@ def run_all(
 ) -> Mapping[str, tuple[ReplayResult, ...]]:
     """Run all ``replays`` with all ``seeds``, ``jobs`` at a time; return results by policy, in the order of the seeds.
 
-    ``tell`` receives the progress of each by its number, of those beside each other only the end: ``inf``.
+    ``tell`` receives the progress of each by its number, of those beside each other only the end:
+    ``inf``.
     """
     pairs = [(replay, seed) for seed in seeds for replay in replays]
     done: dict[int, ReplayResult] = {}
@@ -145,13 +159,18 @@ def run_all(
             done[n] = run(replay, seed, partial(tell, n))
             tell(n, inf)
     return {
-        replay.policy: tuple(done[n] for n, (other, _) in enumerate(pairs) if other is replay) for replay in replays
+        replay.policy: tuple(done[n] for n, (other, _) in enumerate(pairs) if other is replay)
+        for replay in replays
     }
 
 
-def _in_processes(pairs: Sequence[tuple[Replay, int]], processes: int) -> Iterator[tuple[int, ReplayResult]]:
+def _in_processes(
+    pairs: Sequence[tuple[Replay, int]], processes: int
+) -> Iterator[tuple[int, ReplayResult]]:
     spawn = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(min(processes, len(pairs)), mp_context=spawn, initializer=_begin, initargs=(pairs,))
+    pool = ProcessPoolExecutor(
+        min(processes, len(pairs)), mp_context=spawn, initializer=_begin, initargs=(pairs,)
+    )
     try:
         numbers = {pool.submit(_work, n): n for n in range(len(pairs))}
         for future in as_completed(numbers):

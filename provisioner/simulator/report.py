@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# ---------------------------------------------------------------------------------------------------------- JSON form
+# ----------------------------------------------------------------------------------------------------------
+# JSON form
 
 SCHEMA_DIALECT = "https://json-schema.org/draft/2020-12/schema"
 SCHEMA_FILE = "simulate.schema.json"
@@ -51,14 +52,21 @@ def to_json(runs: Runs) -> str:
 
 
 def from_json(text: str | bytes) -> dict[str, tuple[ReplayResult, ...]]:
-    """Return the runs that :func:`to_json` wrote. Raises ValueError, which says what is wrong, and where."""
+    """Return the runs that :func:`to_json` wrote.
+
+    Raises ValueError, which says what is wrong, and where.
+    """
     return dict(serialization.from_json(Report, text).runs)
 
 
 def schema() -> dict[str, Any]:
     """Return the JSON Schema of the JSON form."""
     body = TypeAdapter(Report).json_schema(mode="serialization")
-    return {"$schema": SCHEMA_DIALECT, **body, "title": "GPU drone provisioner: report of provisioner simulate"}
+    return {
+        "$schema": SCHEMA_DIALECT,
+        **body,
+        "title": "GPU drone provisioner: report of provisioner simulate",
+    }
 
 
 MAX_NAME_LENGTH = 60
@@ -69,7 +77,8 @@ MAX_VIOLATIONS = 100
 def html_page(runs: Runs, *, notes: Sequence[str] = (), command: str = "", at: float = 0.0) -> str:
     """Return the page on ``runs``, of which there is at least one of each policy; the same for the same input.
 
-    ``command`` is the command line that made it, ``at`` the time. Raises PlotsMissingError without matplotlib.
+    ``command`` is the command line that made it, ``at`` the time. Raises PlotsMissingError without
+    matplotlib.
     """
     results = [result for each in runs.values() for result in each]
     traces = ", ".join(sorted({name(result.trace) for result in results}))
@@ -86,13 +95,21 @@ def html_page(runs: Runs, *, notes: Sequence[str] = (), command: str = "", at: f
     if others:
         caption += "; differences seed by seed over the seeds that both have"
     head = ["", *map(name, runs), *(f"{name(other)} less {name(first)}" for other in others)]
-    return Template(files(__package__).joinpath("report.html").read_text(encoding="utf-8")).substitute(
-        title=escape(f"Replay of {traces}: {' against '.join(map(name, runs)) if len(runs) < 4 else policies}"),
-        style=files("provisioner").joinpath("web", "static", "style.css").read_text(encoding="utf-8"),
+    return Template(
+        files(__package__).joinpath("report.html").read_text(encoding="utf-8")
+    ).substitute(
+        title=escape(
+            f"Replay of {traces}: {' against '.join(map(name, runs)) if len(runs) < 4 else policies}"
+        ),
+        style=files("provisioner")
+        .joinpath("web", "static", "style.css")
+        .read_text(encoding="utf-8"),
         subject=escape(", ".join(subject)),
         command=escape(sanitize(command)),
         verdict=_verdict(runs),
-        answer="".join(f"<li>{escape(_answer(policy, each))}</li>" for policy, each in runs.items()),
+        answer="".join(
+            f"<li>{escape(_answer(policy, each))}</li>" for policy, each in runs.items()
+        ),
         notes="".join(f"<p>{escape(sanitize(note))}</p>\n" for note in notes),
         caption=escape(caption),
         head="".join(f'<th scope="col">{escape(text)}</th>' for text in head),
@@ -154,7 +171,11 @@ def _row(figure: KeyFigure, runs: Runs) -> str:
     cells = ["-" if over is None else _cell(over, written) for over in means]
     for results in others:
         versus = figures.paired(figure, first, results)
-        better = f", better in {versus.improved} of {versus.spread.count}" if versus and figure.better else ""
+        better = (
+            f", better in {versus.improved} of {versus.spread.count}"
+            if versus and figure.better
+            else ""
+        )
         cells.append("-" if versus is None else _cell(versus.spread, written, better, sign="+"))
     label = f"{figure.name} ({figure.unit})" if figure.unit not in ("", "s") else figure.name
     return f'<tr><th scope="row">{escape(label)}</th>{"".join(f"<td>{cell}</td>" for cell in cells)}</tr>'
@@ -164,7 +185,9 @@ def _durations(value_s: float) -> str:
     return duration(value_s) if 60 <= abs(value_s) < inf else f"{figures.amount(value_s)} s"
 
 
-def _cell(over: SeedStatistics, written: Callable[[float], str], more: str = "", sign: str = "") -> str:
+def _cell(
+    over: SeedStatistics, written: Callable[[float], str], more: str = "", sign: str = ""
+) -> str:
     text = f"{sign if over.mean > 1e-9 else ''}{written(over.mean)}"
     deviation = f" ± {written(over.deviation)}" if over.count > 1 else ""
     return f'<data value="{over.mean!r}">{text}</data> <span class="aside">{deviation}{more}</span>'
@@ -183,7 +206,15 @@ STYLE: dict[str, Any] = {
     "axes.spines.top": False,
     "axes.titlelocation": "left",
     **dict.fromkeys(
-        ("axes.edgecolor", "axes.labelcolor", "grid.color", "text.color", "xtick.color", "ytick.color"), INK
+        (
+            "axes.edgecolor",
+            "axes.labelcolor",
+            "grid.color",
+            "text.color",
+            "xtick.color",
+            "ytick.color",
+        ),
+        INK,
     ),
     "figure.constrained_layout.use": True,
     "font.size": 9,
@@ -193,7 +224,13 @@ STYLE: dict[str, Any] = {
     "svg.hashsalt": "report",
     "text.parse_math": False,  # names may have dollar signs
 }
-PARTS = {"good": "#3f9c66", "badput": "#cf4b55", "boot": "#5b8fd0", "release": "#8a63b8", "idle": "#d99a2b"}
+PARTS = {
+    "good": "#3f9c66",
+    "badput": "#cf4b55",
+    "boot": "#5b8fd0",
+    "release": "#8a63b8",
+    "idle": "#d99a2b",
+}
 COLOURS = ("#5b8fd0", "#d1713a", "#3f9c66", "#b0529f", "#8c7a2b", "#2a9d9d", "#d1495b", "#7f7f7f")
 MAX_SITES = 8
 MAX_POINTS = 300
@@ -225,13 +262,19 @@ def _plots(runs: Runs) -> Iterator[str]:
         sampled = next((result for result in results if result.samples), None)
         if sampled is not None:
             title = f"Time line: {name(policy)}, trace {name(sampled.trace)}, seed {sampled.seed}"
-            yield _section(title, "Jobs; GPUs held, busy and the owner's; GPUs held by site.", svg(time_line, sampled))
+            yield _section(
+                title,
+                "Jobs; GPUs held, busy and the owner's; GPUs held by site.",
+                svg(time_line, sampled),
+            )
 
 
 def _section(title: str, words: str, picture: bytes) -> str:
     title, data = escape(title), base64.b64encode(picture).decode()
     image = f'<img alt="{title}" src="data:image/svg+xml;base64,{data}"/>'
-    return f"<section>\n<h2>{title}</h2>\n<p>{escape(words)}</p>\n<figure>{image}</figure>\n</section>"
+    return (
+        f"<section>\n<h2>{title}</h2>\n<p>{escape(words)}</p>\n<figure>{image}</figure>\n</section>"
+    )
 
 
 def svg(paint: Callable[[Figure, T], None], subject: T) -> bytes:
@@ -257,10 +300,18 @@ def hours_by_policy(figure: Figure, runs: Runs) -> None:
     axes = figure.subplots()
     lefts = [0.0] * len(runs)
     for part, colour in PARTS.items():
-        widths = [max(0.0, fmean(getattr(r.gpu_hours, part) for r in results)) for results in runs.values()]
-        bars = axes.barh(range(len(runs)), widths, left=lefts, height=0.62, color=colour, label=part)
+        widths = [
+            max(0.0, fmean(getattr(r.gpu_hours, part) for r in results))
+            for results in runs.values()
+        ]
+        bars = axes.barh(
+            range(len(runs)), widths, left=lefts, height=0.62, color=colour, label=part
+        )
         lefts = [left + width for left, width in zip(lefts, widths, strict=True)]
-    wastes = [figures.spread(figures.waste(result.gpu_hours) for result in results) for results in runs.values()]
+    wastes = [
+        figures.spread(figures.waste(result.gpu_hours) for result in results)
+        for results in runs.values()
+    ]
     ends = [f"waste {figures.amount(over.mean)} %" if over else "" for over in wastes]
     axes.bar_label(bars, ends, padding=4, fontsize=8)
     axes.margins(x=0.16)
@@ -278,24 +329,49 @@ def time_line(figure: Figure, result: ReplayResult) -> None:
     times = [sample.at_s / unit_s for sample in samples]
     jobs, gpus, places = figure.subplots(3, sharex=True)
     jobs.set_title("Jobs")
-    jobs.plot(times, [s.jobs_waiting for s in samples], color="#d1713a", linestyle="--", linewidth=1.2, label="waiting")
-    jobs.plot(times, [s.jobs_running for s in samples], color="#5b8fd0", linewidth=1.2, label="running")
+    jobs.plot(
+        times,
+        [s.jobs_waiting for s in samples],
+        color="#d1713a",
+        linestyle="--",
+        linewidth=1.2,
+        label="waiting",
+    )
+    jobs.plot(
+        times, [s.jobs_running for s in samples], color="#5b8fd0", linewidth=1.2, label="running"
+    )
     gpus.set_title("GPUs")
-    gpus.fill_between(times, [s.gpus_held for s in samples], color="#d99a2b", alpha=0.6, linewidth=0, label="held")
-    gpus.fill_between(times, [s.gpus_busy for s in samples], color="#3f9c66", linewidth=0, label="busy")
-    gpus.plot(times, [s.gpus_owner for s in samples], color=INK, linestyle=":", linewidth=1.2, label="owner's")
+    gpus.fill_between(
+        times, [s.gpus_held for s in samples], color="#d99a2b", alpha=0.6, linewidth=0, label="held"
+    )
+    gpus.fill_between(
+        times, [s.gpus_busy for s in samples], color="#3f9c66", linewidth=0, label="busy"
+    )
+    gpus.plot(
+        times,
+        [s.gpus_owner for s in samples],
+        color=INK,
+        linestyle=":",
+        linewidth=1.2,
+        label="owner's",
+    )
     places.set_title("GPUs held, by site")
     held: Counter[str] = Counter()
     for sample in samples:
         held.update(sample.by_site)
     here = [site for site, gpus_held in held.most_common() if gpus_held]
     names = {site: name(site, 30) for site in here[:MAX_SITES]}
-    names = {site: f" {text}" if text.startswith("_") else text for site, text in names.items()}  # "_": not in a legend
+    # "_": not in a legend
+    names = {site: f" {text}" if text.startswith("_") else text for site, text in names.items()}
     layers = {text: [s.by_site.get(site, 0.0) for s in samples] for site, text in names.items()}
     if others := here[MAX_SITES:]:
-        layers[f"{len(others)} others"] = [sum(s.by_site.get(site, 0.0) for site in others) for s in samples]
+        layers[f"{len(others)} others"] = [
+            sum(s.by_site.get(site, 0.0) for site in others) for s in samples
+        ]
     if layers:
-        places.stackplot(times, *layers.values(), labels=list(layers), colors=[*COLOURS, "#a0a0a0"], linewidth=0)
+        places.stackplot(
+            times, *layers.values(), labels=list(layers), colors=[*COLOURS, "#a0a0a0"], linewidth=0
+        )
     places.set_xlabel(unit)
     for axes in (jobs, gpus, places):
         axes.set_ylim(bottom=0)

@@ -55,7 +55,10 @@ class GpuTime:
 
 @frozen
 class Sample:
-    """The state of things at one time, for plots. GPUs are whole ones, ``at_s`` counts from the start."""
+    """The state of things at one time, for plots.
+
+    GPUs are whole ones, ``at_s`` counts from the start.
+    """
 
     at_s: float
     jobs_waiting: int
@@ -122,8 +125,8 @@ class FinishedJob(NamedTuple):
 
     submit_s: float
     wait_s: float
-    """Completion - submission - run time with a GPU of its own, so that lost work counts as wait, and so does what
-    others on a shared GPU have slowed it down by."""
+    """Completion - submission - run time with a GPU of its own, so that lost work counts as wait,
+    and so does what others on a shared GPU have slowed it down by."""
     gpu_s: float
     """GPU time of the work."""
     lost_gpu_s: float
@@ -193,7 +196,9 @@ class Metrics:
             limits = self._limits.get(scope, (None, None))
             for unit, has, limit in zip(("drones", "milli-GPU"), held, limits, strict=True):
                 if limit is not None and has > limit:
-                    self.caps_broken.append(f"cap broken at {now_s():.1f} s: {scope} has {has} {unit}, limit {limit}")
+                    self.caps_broken.append(
+                        f"cap broken at {now_s():.1f} s: {scope} has {has} {unit}, limit {limit}"
+                    )
 
     def gone(self, drone_id: DroneId, kind: DroneType, end: EndKind) -> None:
         self.ends[kind.site, end] += 1
@@ -209,7 +214,9 @@ class Metrics:
         account.boot += boot_s * gpus
         account.release += release_s * gpus
 
-    def attempt(self, kind: DroneType, gpu_milli: int, ran_s: float, lost_s: float | None, busy_s: float) -> None:
+    def attempt(
+        self, kind: DroneType, gpu_milli: int, ran_s: float, lost_s: float | None, busy_s: float
+    ) -> None:
         """Enter an attempt of ``ran_s``: the job is done (None), or must repeat ``lost_s`` of it.
 
         ``busy_s``: GPU-seconds for which it alone kept GPUs at work, for their energy.
@@ -223,7 +230,9 @@ class Metrics:
 
     def node_filled(self, machine: SimulatedNode) -> None:
         if min(machine.free) < 0:
-            self.overfull.append(f"{machine.name} is overfull at {now_s():.1f} s: {machine.free} left")
+            self.overfull.append(
+                f"{machine.name} is overfull at {now_s():.1f} s: {machine.free} left"
+            )
 
     def close(self) -> None:
         """Enter the idle time, when all else is entered."""
@@ -237,7 +246,9 @@ class Metrics:
 
     @property
     def gpu_seconds(self) -> GpuTime:
-        return GpuTime(*(sum(column) for column in zip(*map(astuple, self.by_site.values()), strict=True)))
+        return GpuTime(
+            *(sum(column) for column in zip(*map(astuple, self.by_site.values()), strict=True))
+        )
 
     @property
     def energy_kwh(self) -> float | None:
@@ -304,10 +315,14 @@ def spread(values: Iterable[float | None]) -> SeedStatistics | None:
         return None
     if not all(map(isfinite, known)):
         return SeedStatistics(len(known), inf, 0.0)
-    return SeedStatistics(len(known), statistics.fmean(known), statistics.stdev(known) if len(known) > 1 else 0.0)
+    return SeedStatistics(
+        len(known), statistics.fmean(known), statistics.stdev(known) if len(known) > 1 else 0.0
+    )
 
 
-def paired(figure: KeyFigure, first: Sequence[ReplayResult], second: Sequence[ReplayResult]) -> PairedDifference | None:
+def paired(
+    figure: KeyFigure, first: Sequence[ReplayResult], second: Sequence[ReplayResult]
+) -> PairedDifference | None:
     """Return ``second`` less ``first`` over the seeds of both; None where no pair has finite values."""
     before = {(result.trace, result.seed): figure.of(result) for result in first}
     changes: list[float] = []
@@ -316,7 +331,11 @@ def paired(figure: KeyFigure, first: Sequence[ReplayResult], second: Sequence[Re
         if a is not None and b is not None and isfinite(a) and isfinite(b):
             changes.append(b - a)
     over = spread(changes)
-    return PairedDifference(over, sum(change * figure.better > 0 for change in changes)) if over else None
+    return (
+        PairedDifference(over, sum(change * figure.better > 0 for change in changes))
+        if over
+        else None
+    )
 
 
 def waste(hours: GpuTime) -> float | None:
@@ -333,14 +352,18 @@ FIGURES: Mapping[str, tuple[KeyFigure, ...]] = {
         KeyFigure("Held", "GPU-h", lambda r: r.gpu_hours.held, detail=True),
         KeyFigure("Good", "GPU-h", lambda r: r.gpu_hours.good, 1),
         KeyFigure("Idle", "GPU-h", lambda r: r.gpu_hours.idle, -1),
-        KeyFigure("Boot and release", "GPU-h", lambda r: r.gpu_hours.boot + r.gpu_hours.release, -1),
+        KeyFigure(
+            "Boot and release", "GPU-h", lambda r: r.gpu_hours.boot + r.gpu_hours.release, -1
+        ),
         KeyFigure("Badput", "GPU-h", lambda r: r.gpu_hours.badput, -1),
     ),
     "Waste, of the good GPU-hours": (KeyFigure("Waste", "%", lambda r: waste(r.gpu_hours), -1),),
     "Waits": (
         KeyFigure("Mean wait", "s", lambda r: r.waits.mean_s if r.waits.jobs else None, -1),
         KeyFigure("Median wait", "s", lambda r: r.waits.p50_s if r.waits.jobs else None, -1),
-        KeyFigure("95th percentile of waits", "s", lambda r: r.waits.p95_s if r.waits.jobs else None, -1),
+        KeyFigure(
+            "95th percentile of waits", "s", lambda r: r.waits.p95_s if r.waits.jobs else None, -1
+        ),
     ),
     "Jobs and drones": (
         KeyFigure("Jobs", "", lambda r: r.jobs, detail=True),

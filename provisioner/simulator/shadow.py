@@ -1,7 +1,7 @@
 """Comparison of a shadow's record: what the other system did, and what the planner would have done in its place.
 
-The jobs that completed are replayed against the GPUs that drones of ours could have had: those that were free at a site
-and those that the other system's drones held.
+The jobs that completed are replayed against the GPUs that drones of ours could have had: those that
+were free at a site and those that the other system's drones held.
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ CAPACITY_STEP_S = 900.0
 LONGEST_GAP_S = 300.0
 """Between two observations; in a longer gap nothing is known."""
 REPLAY_TICK_S = 15.0
-"""Interval of the replayed controller. The real one is quicker while drones start; replayed, that takes minutes."""
+"""Interval of the replayed controller.
+
+The real one is quicker while drones start; replayed, that takes minutes.
+"""
 _Span = tuple[float, float, Observation]
 
 
@@ -52,7 +55,8 @@ class GpuUse(NamedTuple):
 class Comparison(NamedTuple):
     """Both systems at the same jobs, by site, and without a site in all. ``theirs`` is observed, ``ours`` predicted.
 
-    Assumed are ``boot_s``, from a place at a site to the pool, and ``cycle_s``, the interval of the pool's negotiation.
+    Assumed are ``boot_s``, from a place at a site to the pool, and ``cycle_s``, the interval of the
+    pool's negotiation.
     """
 
     since: float = 0.0
@@ -78,19 +82,38 @@ class Comparison(NamedTuple):
 
 def with_sum(uses: Mapping[str, GpuUse]) -> dict[str, GpuUse]:
     """Return the use by site with the sum of all sites."""
-    return {"": GpuUse(*(sum(parts) for parts in zip(GpuUse(), *uses.values(), strict=True))), **uses}
+    return {
+        "": GpuUse(*(sum(parts) for parts in zip(GpuUse(), *uses.values(), strict=True))),
+        **uses,
+    }
 
 
 def compare(
-    views: Views, observations: Sequence[Observation], completed: Sequence[CompletedJob], boot_s: float, cycle_s: float
+    views: Views,
+    observations: Sequence[Observation],
+    completed: Sequence[CompletedJob],
+    boot_s: float,
+    cycle_s: float,
 ) -> Comparison:
     """Replay the GPU jobs that were submitted and completed while the shadow observed; there is an observation.
 
-    A queue cuts the time of a submission to whole seconds, so the comparison begins with a whole second.
+    A queue cuts the time of a submission to whole seconds, so the comparison begins with a whole
+    second.
     """
-    since, until, spans = floor(observations[0].at), observations[-1].last_at, [*_spans(observations)]
-    done = [each for each in completed if each.gpu_milli and since <= each.submitted_at and each.ended_at <= until]
-    jobs = (SimulatedJob(c.submitted_at - since, max(LEAST_RUN_S, c.run_s), JobRequirements.of(c)) for c in done)
+    since, until, spans = (
+        floor(observations[0].at),
+        observations[-1].last_at,
+        [*_spans(observations)],
+    )
+    done = [
+        each
+        for each in completed
+        if each.gpu_milli and since <= each.submitted_at and each.ended_at <= until
+    ]
+    jobs = (
+        SimulatedJob(c.submitted_at - since, max(LEAST_RUN_S, c.run_s), JobRequirements.of(c))
+        for c in done
+    )
     scenario = Scenario(
         facilities=tuple(_facilities(views, spans, boot_s)),
         jobs=tuple(sorted(jobs, key=lambda job: job.submit_s)),
@@ -109,7 +132,12 @@ def compare(
         boot_s,
         cycle_s,
         with_sum(_use(spans)),
-        with_sum({name: GpuUse(metrics.accepted[name], use.held, use.good) for name, use in metrics.by_site.items()}),
+        with_sum(
+            {
+                name: GpuUse(metrics.accepted[name], use.held, use.good)
+                for name, use in metrics.by_site.items()
+            }
+        ),
         waits(max(0.0, each.ended_at - each.submitted_at - each.run_s) for each in done),
         waits(metrics.waits_s),
     )
@@ -124,7 +152,11 @@ def _spans(observations: Sequence[Observation]) -> Iterator[_Span]:
 
 def _use(spans: Sequence[_Span]) -> dict[str, GpuUse]:
     """Return the use by the drones of the other system."""
-    drones, held_s, busy_s = Counter[str](), defaultdict[str, float](float), defaultdict[str, float](float)
+    drones, held_s, busy_s = (
+        Counter[str](),
+        defaultdict[str, float](float),
+        defaultdict[str, float](float),
+    )
     joined = {(each.site, each.gpu_model): each.joined for each in spans[0][2].others or ()}
     for begin, end, seen in spans:
         for each in seen.others or ():
@@ -165,17 +197,28 @@ def _facilities(views: Views, spans: Sequence[_Span], boot_s: float) -> Iterator
     for site, kinds in by_site.items():
         pools, owners = [], []
         for model, most in _available(site, [kind.gpu_model for kind in kinds], spans).items():
-            size = max(ceil(kind.gpu_milli / WHOLE_GPU) for kind in kinds if kind.gpu_model == model)
+            size = max(
+                ceil(kind.gpu_milli / WHOLE_GPU) for kind in kinds if kind.gpu_model == model
+            )
             pool = GpuPool(model or "gpu", size, ceil(max(most.values(), default=0) / size))
             pools.append(pool)
-            owners.append(OwnerSeries(tuple((at_s, pool.gpus - gpus) for at_s, gpus in most.items()), (pool.name,)))
+            owners.append(
+                OwnerSeries(
+                    tuple((at_s, pool.gpus - gpus) for at_s, gpus in most.items()), (pool.name,)
+                )
+            )
         serves = {kind.name: kind.gpu_model or "gpu" for kind in kinds}
-        policy, behaviour = views.policy.of_site(site), replace(DEFAULT_BEHAVIOUR, boot=Fixed(boot_s))
+        policy, behaviour = (
+            views.policy.of_site(site),
+            replace(DEFAULT_BEHAVIOUR, boot=Fixed(boot_s)),
+        )
         owner = OwnersByPool(tuple(owners))
         yield Facility(policy, tuple(kinds), tuple(pools), serves, behaviour, owner=owner)
 
 
-def _available(site: str, models: Sequence[str], spans: Sequence[_Span]) -> dict[str, dict[float, int]]:
+def _available(
+    site: str, models: Sequence[str], spans: Sequence[_Span]
+) -> dict[str, dict[float, int]]:
     """Return by GPU model the GPUs to be had, from the begin of each step on, in seconds since the first observation.
 
     A model that the other system's slots name otherwise is taken for the first.

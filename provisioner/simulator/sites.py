@@ -9,9 +9,23 @@ from typing import TYPE_CHECKING, Self
 from provisioner import model
 from provisioner.history import SiteHistoryView
 from provisioner.interfaces import UnavailableError
-from provisioner.model import DroneId, DroneType, EndKind, FaultKind, OrderOutcome, OrderResult, SiteView
+from provisioner.model import (
+    DroneId,
+    DroneType,
+    EndKind,
+    FaultKind,
+    OrderOutcome,
+    OrderResult,
+    SiteView,
+)
 from provisioner.simulator import drones
-from provisioner.simulator.drones import DroneStage, HardwareFault, HardwareFaultKind, ResourceVector, SiteBehaviour
+from provisioner.simulator.drones import (
+    DroneStage,
+    HardwareFault,
+    HardwareFaultKind,
+    ResourceVector,
+    SiteBehaviour,
+)
 from provisioner.simulator.loop import Draw, Fixed, after, at, now, now_s, start_epoch
 from provisioner.simulator.owner import OwnerModel, SimulatedOwner, VictimRule
 from provisioner.values import frozen
@@ -41,7 +55,10 @@ class GpuPool:
     @property
     def node(self) -> ResourceVector:
         return ResourceVector(
-            self.gpus_per_node * 1000, self.cpus_per_node or UNCOUNTED, self.memory_mib_per_node or UNCOUNTED, UNCOUNTED
+            self.gpus_per_node * 1000,
+            self.cpus_per_node or UNCOUNTED,
+            self.memory_mib_per_node or UNCOUNTED,
+            UNCOUNTED,
         )
 
 
@@ -89,7 +106,10 @@ class GpuPoolState:
 
     @property
     def room_milli(self) -> int:
-        held_by_none = sum(m.free.gpu_milli if m.up else m.free.gpu_milli - m.total.gpu_milli for m in self.machines)
+        held_by_none = sum(
+            m.free.gpu_milli if m.up else m.free.gpu_milli - m.total.gpu_milli
+            for m in self.machines
+        )
         return held_by_none - self.wanted_milli
 
     def machine_for(self, amount: ResourceVector) -> drones.SimulatedNode | None:
@@ -124,7 +144,9 @@ class SimulatedSite:
         """Downtimes that go on: they may overlap, and the site is back when the last of them ends."""
         self._downtimes: list[HardwareFault] = []
         """Announced, or going on."""
-        self._hardware_faults = [fault for fault in world.scenario.hardware_faults if fault.where == facility.name]
+        self._hardware_faults = [
+            fault for fault in world.scenario.hardware_faults if fault.where == facility.name
+        ]
         self.owner = SimulatedOwner(self) if facility.owner is None else facility.owner.at(self)
 
     @property
@@ -169,11 +191,15 @@ class SimulatedSite:
             site=self.name,
             taken_at=now(),
             drones={drone_id: drone.listed() for drone_id, drone in self.drones.items()},
-            free={kind.name: self._places(kind) for kind in facility.types} if facility.reports_free else None,
+            free={kind.name: self._places(kind) for kind in facility.types}
+            if facility.reports_free
+            else None,
             nodes=self._nodes() if facility.reports_nodes else (),
             claims=self.owner.claims() if facility.reports_claims else (),
             owner_runs=self.owner.load() if knows_load else None,
-            downtime_at=start_epoch() + min(b.at_s for b in self._downtimes) if self._downtimes else 0.0,
+            downtime_at=start_epoch() + min(b.at_s for b in self._downtimes)
+            if self._downtimes
+            else 0.0,
             free_gpu_milli=free_milli if facility.reports_free else None,
         )
 
@@ -181,15 +207,24 @@ class SimulatedSite:
         kinds: dict[str, list[DroneType]] = {name: [] for name in self.pools}
         for kind in self.facility.types:
             kinds[self.facility.pool_of(kind)].append(kind)
-        # An owner's series takes room, but no certain node: it is shown on the fullest ones, as drones are placed.
+        # An owner's series takes room, but no certain node: it is shown on the fullest ones, as
+        # drones are placed.
         elsewhere = {name: pool.wanted_milli for name, pool in self.pools.items()}
         nodes = []
-        for m in sorted(self.machines, key=lambda m: m.free.gpu_milli) if any(elsewhere.values()) else self.machines:
+        for m in (
+            sorted(self.machines, key=lambda m: m.free.gpu_milli)
+            if any(elsewhere.values())
+            else self.machines
+        ):
             if m.up:
-                types = tuple(kind.name for kind in kinds[m.pool] if ResourceVector.of(kind).within(m.total))
+                types = tuple(
+                    kind.name for kind in kinds[m.pool] if ResourceVector.of(kind).within(m.total)
+                )
                 taken = min(m.free.gpu_milli, elsewhere[m.pool])
                 elsewhere[m.pool] -= taken
-                nodes.append(model.Node(m.name, types, *m.total, *m.free.less(ResourceVector(taken))))
+                nodes.append(
+                    model.Node(m.name, types, *m.total, *m.free.less(ResourceVector(taken)))
+                )
         return tuple(nodes)
 
     def pool_of(self, kind: DroneType) -> GpuPoolState:
@@ -205,7 +240,10 @@ class SimulatedSite:
         """Return the same less what queued drones take."""
         pool = self.pool_of(kind)
         queued = [b.type.gpu_milli for b in self._queue.values() if self.pool_of(b.type) is pool]
-        return min(self._places(kind, sum(queued)), max(0, pool.places(ResourceVector.of(kind)) - len(queued)))
+        return min(
+            self._places(kind, sum(queued)),
+            max(0, pool.places(ResourceVector.of(kind)) - len(queued)),
+        )
 
     def _check_open(self) -> None:
         if self._downs:
@@ -217,7 +255,9 @@ class SimulatedSite:
             return OrderResult(order.drone_id, OrderOutcome.OK, known.remote_id)
         facility = self.facility
         if facility.quota is not None and len(self.alive) >= facility.quota:
-            return self._refused(order.drone_id, FaultKind.QUOTA, f"quota of {facility.quota} drones is used up")
+            return self._refused(
+                order.drone_id, FaultKind.QUOTA, f"quota of {facility.quota} drones is used up"
+            )
         if not facility.queues and not self._free(order.type):
             return self._refused(order.drone_id, FaultKind.CAPACITY, "no valid host was found")
         self._serial += 1
@@ -286,11 +326,19 @@ class SimulatedSite:
             return
         left_s = now_s() if drone.left_s is None else drone.left_s
         boot_end_s = left_s if drone.serving_s is None else drone.serving_s
-        self.metrics.held(drone.type, now_s() - drone.granted_s, boot_end_s - drone.granted_s, now_s() - left_s)
+        self.metrics.held(
+            drone.type, now_s() - drone.granted_s, boot_end_s - drone.granted_s, now_s() - left_s
+        )
 
-    def victims(self, rule: VictimRule, pools: Sequence[GpuPoolState]) -> list[drones.SimulatedDrone]:
+    def victims(
+        self, rule: VictimRule, pools: Sequence[GpuPoolState]
+    ) -> list[drones.SimulatedDrone]:
         """Return the drones in some GPU pools, first victim first."""
-        placed = [drone for drone in self.alive if drone.granted_s is not None and self.pool_of(drone.type) in pools]
+        placed = [
+            drone
+            for drone in self.alive
+            if drone.granted_s is not None and self.pool_of(drone.type) in pools
+        ]
         return sorted(placed, key=rule.order(self.seed))
 
     def _hardware_fails(self, fault: HardwareFault) -> None:

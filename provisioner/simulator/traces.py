@@ -1,7 +1,7 @@
 """Job traces from CSV files, owners' loads, and jobs on record.
 
-A line that cannot be understood is an error with file, line and repair, unless bad lines are to be counted instead; one
-that is no job for a drone (no run time, no GPU) is left out and counted.
+A line that cannot be understood is an error with file, line and repair, unless bad lines are to be
+counted instead; one that is no job for a drone (no run time, no GPU) is left out and counted.
 """
 
 from __future__ import annotations
@@ -70,21 +70,30 @@ NEEDED = ("submit", "duration")
 
 
 def declared_columns(text: str) -> dict[str, TraceColumn]:
-    """Return the columns of ``submit=SubmitTime,duration=Minutes*60,...`` by meaning. Raises TraceError."""
+    """Return the columns of ``submit=SubmitTime,duration=Minutes*60,...`` by meaning.
+
+    Raises TraceError.
+    """
     found = {}
     for part in filter(None, (p.strip() for p in text.split(","))):
         name, equals, column = (word.strip() for word in part.partition("="))
         if not equals or not column:
-            raise TraceError(f"`{part}` declares no column: write `{name or 'submit'}=NAME_IN_THE_FILE`")
+            raise TraceError(
+                f"`{part}` declares no column: write `{name or 'submit'}=NAME_IN_THE_FILE`"
+            )
         if name not in COMMON_COLUMNS:
             raise TraceError(f"unknown field `{name}`: {choices(name, tuple(COMMON_COLUMNS))}")
         column, star, factor = column.partition("*")
         try:
             found[name] = TraceColumn(column, _number(factor, column) if star else 1.0)
         except _BadLineError:
-            raise TraceError(f"`{part}`: a factor is a number above 0, as in `MemGB*1024`") from None
+            raise TraceError(
+                f"`{part}`: a factor is a number above 0, as in `MemGB*1024`"
+            ) from None
     if missing := [name for name in NEEDED if name not in found]:
-        raise TraceError(f"no column declared for {' and '.join(missing)}: add `{missing[0]}=NAME_IN_THE_FILE`")
+        raise TraceError(
+            f"no column declared for {' and '.join(missing)}: add `{missing[0]}=NAME_IN_THE_FILE`"
+        )
     return found
 
 
@@ -153,12 +162,17 @@ def read_trace(
         advice = f"{len(bad)} bad lines: repair them, or leave them out: --skip-bad"
         raise TraceError(*bad[:MAX_BAD_LINES], *more, advice)
     jobs = sorted((job for job in found if job is not None), key=lambda job: job.submit_s)
-    # The common form counts from its first job already; what has other times is brought to the same.
+    # The common form counts from its first job already; what has other times is brought to the
+    # same.
     origin_s = jobs[0].submit_s if jobs and columns else 0.0
     if jobs and jobs[-1].submit_s - jobs[0].submit_s > _LONGEST_SPAN_S:
-        raise TraceError(f"{path}: `{places['submit'].name}` has dates and seconds: write one form in all lines")
+        raise TraceError(
+            f"{path}: `{places['submit'].name}` has dates and seconds: write one form in all lines"
+        )
     try:
-        return Trace(path.name.split(".")[0], cut_jobs(jobs, cut, origin_s), found.count(None), tuple(bad))
+        return Trace(
+            path.name.split(".")[0], cut_jobs(jobs, cut, origin_s), found.count(None), tuple(bad)
+        )
     except TraceError as error:
         raise TraceError(f"{path}: {error}") from None
 
@@ -169,14 +183,21 @@ def located(path: Path, beside: Path) -> Path | None:
     return next((place / path for place in places if (place / path).is_file()), None)
 
 
-def cut_jobs(jobs: Sequence[SimulatedJob], cut: TraceSelection, origin_s: float = 0.0) -> tuple[SimulatedJob, ...]:
-    """Return the selected part of ``jobs``, in order of submission. Raises TraceError if that is none."""
+def cut_jobs(
+    jobs: Sequence[SimulatedJob], cut: TraceSelection, origin_s: float = 0.0
+) -> tuple[SimulatedJob, ...]:
+    """Return the selected part of ``jobs``, in order of submission.
+
+    Raises TraceError if that is none.
+    """
     rng = Random(f"{cut.vram_seed}/vram")
     begin_s = cut.from_s + origin_s
     chosen: list[SimulatedJob] = []
     for job in sorted(jobs, key=lambda job: job.submit_s):
         at_s, wants = job.submit_s - begin_s, job.wants
-        if not 0.0 <= at_s < cut.span_s or (cut.gpus and math.ceil(wants.gpu_milli / WHOLE_GPU) not in cut.gpus):
+        if not 0.0 <= at_s < cut.span_s or (
+            cut.gpus and math.ceil(wants.gpu_milli / WHOLE_GPU) not in cut.gpus
+        ):
             continue
         if cut.groups and wants.group not in cut.groups and wants.owner not in cut.groups:
             continue
@@ -184,7 +205,8 @@ def cut_jobs(jobs: Sequence[SimulatedJob], cut: TraceSelection, origin_s: float 
             break
         if cut.vram_seed is not None:
             gib = rng.choices(tuple(VRAM_SHARES), tuple(VRAM_SHARES.values()))[0]
-            # 1000 MiB to the GB: a job "for a 40 GB card" must fit one, and cards keep some for themselves.
+            # 1000 MiB to the GB: a job "for a 40 GB card" must fit one, and cards keep some for
+            # themselves.
             wants = replace(wants, vram_mib=gib * 1000)
         chosen.append(SimulatedJob(at_s, min(cut.cap_s, job.duration_s), wants))
     if not jobs:
@@ -199,17 +221,24 @@ def cut_jobs(jobs: Sequence[SimulatedJob], cut: TraceSelection, origin_s: float 
 
 
 def text_lines(path: Path) -> Iterator[str]:
-    """Yield the lines of a text file that may be gzipped. Raises TraceError if it cannot be read to its end."""
+    """Yield the lines of a text file that may be gzipped.
+
+    Raises TraceError if it cannot be read to its end.
+    """
     number = 0
     try:
-        with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8-sig", newline="") as lines:
+        with (gzip.open if path.suffix == ".gz" else open)(
+            path, "rt", encoding="utf-8-sig", newline=""
+        ) as lines:
             for line in lines:
                 number += 1
                 yield line
     except UnicodeDecodeError:
         raise TraceError(f"{path}:{number + 1}: not UTF-8: save the file as UTF-8") from None
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise TraceError(f"{path}:{number + 1}: not a whole gzip file ({error}): fetch it again") from None
+        raise TraceError(
+            f"{path}:{number + 1}: not a whole gzip file ({error}): fetch it again"
+        ) from None
     except OSError as error:
         raise TraceError(f"{path}: {error.strerror or error}") from None
 
@@ -237,11 +266,15 @@ def _columns(
     """Return the columns of the file by meaning: all that are declared, or those of the common form that it has."""
     header = rows.fieldnames = [name.strip() for name in rows.fieldnames or ()]
     if not header:
-        raise TraceError(f"{path}:1: the file is empty: a header line with the names of the columns is wanted")
+        raise TraceError(
+            f"{path}:1: the file is empty: a header line with the names of the columns is wanted"
+        )
     found: dict[str, TraceColumn] = {}
     for name, column in (declared or COMMON_COLUMNS).items():
         if header.count(column.name) > 1:
-            raise TraceError(f"{path}:1: several columns are called `{column.name}`: rename all but one")
+            raise TraceError(
+                f"{path}:1: several columns are called `{column.name}`: rename all but one"
+            )
         if column.name in header:
             found[name] = column
         elif declared or name in NEEDED:
@@ -267,7 +300,9 @@ def _job(row: Mapping[str, str | None], columns: Mapping[str, TraceColumn]) -> S
 
     submit_s, duration_s = _moment(text("submit"), columns["submit"]), number("duration", 0.0)
     gpus, share_milli = number("gpus", float("gpus" not in columns)), number("gpu_milli", 0.0)
-    gpu_milli = round(gpus * (share_milli or 1000.0)) if gpus >= 1 else round(share_milli or gpus * 1000)
+    gpu_milli = (
+        round(gpus * (share_milli or 1000.0)) if gpus >= 1 else round(share_milli or gpus * 1000)
+    )
     if duration_s <= 0 or gpu_milli <= 0:
         return None
     wants = JobRequirements(
@@ -312,14 +347,18 @@ class OwnerLoadSeries:
 
     def scaled(self, gpus: int) -> OwnerLoadSeries:
         """Return the series scaled to a cluster of ``gpus`` GPUs, all of it at most."""
-        steps = tuple((at_s, min(gpus, round(g * gpus / max(1, self.gpus)))) for at_s, g in self.steps)
+        steps = tuple(
+            (at_s, min(gpus, round(g * gpus / max(1, self.gpus)))) for at_s, g in self.steps
+        )
         return OwnerLoadSeries(self.name, gpus, steps)
 
     def repeated(self, span_s: float) -> OwnerLoadSeries:
         """Return the series repeated, in whole days, until ``span_s`` is covered."""
         period_s = max(1, math.ceil(self.span_s / DAY_S)) * DAY_S
         times = max(1, math.ceil(span_s / period_s))
-        steps = tuple((n * period_s + at_s, gpus) for n in range(times) for at_s, gpus in self.steps)
+        steps = tuple(
+            (n * period_s + at_s, gpus) for n in range(times) for at_s, gpus in self.steps
+        )
         return OwnerLoadSeries(self.name, self.gpus, steps)
 
 
@@ -333,10 +372,15 @@ def read_loads(path: Path, *, pending: bool = True) -> Mapping[str, OwnerLoadSer
     lines = csv.DictReader(text_lines(path))
     missing = [name for name in LOAD_COLUMNS if name not in (lines.fieldnames or ())]
     if missing:
-        raise TraceError(f"{path}:1: there is no column `{missing[0]}`: an owner's load has {', '.join(LOAD_COLUMNS)}")
+        raise TraceError(
+            f"{path}:1: there is no column `{missing[0]}`: an owner's load has {', '.join(LOAD_COLUMNS)}"
+        )
     for row in lines:
         try:
-            at_s, (there, busy, wanted) = float(row["t_s"]), (int(float(row[name])) for name in LOAD_COLUMNS[2:])
+            at_s, (there, busy, wanted) = (
+                float(row["t_s"]),
+                (int(float(row[name])) for name in LOAD_COLUMNS[2:]),
+            )
         except (TypeError, ValueError, OverflowError):
             wrong = f"not a row of {', '.join(LOAD_COLUMNS)}: all but `vc` are numbers"
             raise TraceError(f"{path}:{lines.line_num}: {wrong}") from None
@@ -357,20 +401,28 @@ def last_view(store_path: Path) -> OverlayView | None:
     return views.overlay.view if views is not None else None
 
 
-def recorded_jobs(store_path: Path, since: float, until: float) -> tuple[list[SimulatedJob], list[str]]:
+def recorded_jobs(
+    store_path: Path, since: float, until: float
+) -> tuple[list[SimulatedJob], list[str]]:
     """Return the jobs submitted from ``since`` until ``until``, counted from ``since``, and notes on what is missing.
 
-    Jobs that were removed, and those that ran when the controller looked last, left no run time: they are missing.
-    Those that waited then are added with the run time of those like them. Raises StoreError.
+    Jobs that were removed, and those that ran when the controller looked last, left no run time:
+    they are missing. Those that waited then are added with the run time of those like them. Raises
+    StoreError.
     """
     from provisioner.store.reader import Reader
 
     completed = Reader(store_path).completions(since, math.inf)
     done = [each for each in completed if since <= each.submitted_at < until]
     jobs = [
-        SimulatedJob(each.submitted_at - since, max(LEAST_RUN_S, each.run_s), JobRequirements.of(each)) for each in done
+        SimulatedJob(
+            each.submitted_at - since, max(LEAST_RUN_S, each.run_s), JobRequirements.of(each)
+        )
+        for each in done
     ]
-    notes = ["jobs that were removed or held, priorities and GPU models asked for are not on record"]
+    notes = [
+        "jobs that were removed or held, priorities and GPU models asked for are not on record"
+    ]
     if not done:
         notes = ["no job that was submitted in this time is on record as done"]
     view = last_view(store_path)
@@ -384,10 +436,14 @@ def recorded_jobs(store_path: Path, since: float, until: float) -> tuple[list[Si
             " their class, with the median run time of jobs like them"
         )
     if unknown:
-        notes.append(f"{count(unknown, 'job')} that waited at the last look are missing: nothing tells their run time")
+        notes.append(
+            f"{count(unknown, 'job')} that waited at the last look are missing: nothing tells their run time"
+        )
     running = sum(each.running for each in view.classes)
     if running and view.taken_at >= since:
-        notes.append(f"{count(running, 'job')} that ran at the last look are missing: they have no run time yet")
+        notes.append(
+            f"{count(running, 'job')} that ran at the last look are missing: they have no run time yet"
+        )
     return sorted(jobs + added, key=lambda job: job.submit_s), notes
 
 

@@ -1,12 +1,11 @@
 """Questions of the kind "what if" as a line of words, and snapshots and worlds changed by them.
 
-SITE down                   away, for good
-SITE down 2d..3d            away from 2 days after the begin until 3 days after it; `2d` alone: from then on
-SITE gpus=20                so many GPUs there, and its limit with them
-SITE max_gpus=20            the limit alone; likewise `max_drones=20`
-SITE price=2                the operator's factor on its prices
-SITE queue*2                waits in its queue take twice as long; likewise `boot`
-SITE owner=none             nobody else's GPUs any more
+SITE down                   away, for good SITE down 2d..3d            away from 2 days after the
+begin until 3 days after it; `2d` alone: from then on SITE gpus=20                so many GPUs
+there, and its limit with them SITE max_gpus=20            the limit alone; likewise `max_drones=20`
+SITE price=2                the operator's factor on its prices SITE queue*2                waits in
+its queue take twice as long; likewise `boot` SITE owner=none             nobody else's GPUs any
+more
 """
 
 from __future__ import annotations
@@ -72,7 +71,9 @@ def read(text: str, sites: Sequence[str]) -> Question:
     try:
         number = float(int(value) if key in _WHOLE else float(value))
     except ValueError:
-        raise QuestionError(f"`{text}`: `{value}` is no {'whole ' if key in _WHOLE else ''}number") from None
+        raise QuestionError(
+            f"`{text}`: `{value}` is no {'whole ' if key in _WHOLE else ''}number"
+        ) from None
     if not 0 <= number < _MOST:
         raise QuestionError(f"`{text}`: a number from 0 to a million is wanted")
     return Question(site, key, number)
@@ -100,7 +101,10 @@ def _with_number(policy: SitePolicy, question: Question) -> SitePolicy:
 
 
 def changed(plan: WorldPlan, question: Question) -> WorldPlan:
-    """Return the changed ``plan``. Raises QuestionError for a change that changes nothing, or that cannot be made."""
+    """Return the changed ``plan``.
+
+    Raises QuestionError for a change that changes nothing, or that cannot be made.
+    """
     site = question.site
     facility = next(each for each in plan.facilities if each.name == site)
     match question.key:
@@ -114,18 +118,24 @@ def changed(plan: WorldPlan, question: Question) -> WorldPlan:
             facility = _slower(facility, question.key, question.value)
         case "owner":
             if facility.owner is None:
-                raise QuestionError(f"`{site} owner=none`: {site} has no owner: a world file may give it one (--world)")
+                raise QuestionError(
+                    f"`{site} owner=none`: {site} has no owner: a world file may give it one (--world)"
+                )
             facility = replace(facility, owner=None)
         case _:
             facility = replace(facility, policy=_with_number(facility.policy, question))
-    return replace(plan, facilities=tuple(facility if each.name == site else each for each in plan.facilities))
+    return replace(
+        plan, facilities=tuple(facility if each.name == site else each for each in plan.facilities)
+    )
 
 
 def _with_gpus(facility: Facility, wanted: int) -> Facility:
     """Give a site so many GPUs, each pool its share; limits of site and types go along in proportion."""
     total = sum(pool.gpus for pool in facility.pools)
     if not total:
-        raise QuestionError(f"`{facility.name} gpus={wanted}`: {facility.name} has no GPUs to begin with")
+        raise QuestionError(
+            f"`{facility.name} gpus={wanted}`: {facility.name} has no GPUs to begin with"
+        )
     ratio, policy, gpus = wanted / total, facility.policy, _shares(facility, wanted)
     types = []
     for kind in facility.types:
@@ -140,7 +150,9 @@ def _with_gpus(facility: Facility, wanted: int) -> Facility:
         max_gpu_milli=wanted * WHOLE_GPU if policy.max_gpu_milli is not None else None,
         max_pending=max(policy.max_pending, round(policy.max_pending * ratio)),
     )
-    pools = tuple(_sized(pool, gpus[pool.name]) for pool in facility.pools if gpus[pool.name] or not pool.gpus)
+    pools = tuple(
+        _sized(pool, gpus[pool.name]) for pool in facility.pools if gpus[pool.name] or not pool.gpus
+    )
     return replace(facility, pools=pools, types=tuple(types), policy=policy)
 
 
@@ -153,11 +165,15 @@ def _shares(facility: Facility, wanted: int) -> dict[str, int]:
     shares, left, had_left = {}, wanted, sum(pool.gpus for pool in facility.pools)
     for pool in sorted(facility.pools, key=lambda pool: -size[pool.name]):
         each = size[pool.name]
-        shares[pool.name] = each * min(left // each, round(left * pool.gpus / max(1, had_left) / each))
+        shares[pool.name] = each * min(
+            left // each, round(left * pool.gpus / max(1, had_left) / each)
+        )
         left, had_left = left - shares[pool.name], had_left - pool.gpus
     if left:
         question = f"`{facility.name} gpus={wanted}`"
-        raise QuestionError(f"{question}: drones there have {max(size.values())} GPUs: write a multiple of that")
+        raise QuestionError(
+            f"{question}: drones there have {max(size.values())} GPUs: write a multiple of that"
+        )
     return shares
 
 
@@ -168,7 +184,11 @@ def _sized(pool: GpuPool, gpus: int) -> GpuPool:
     per_node = next((n for n in range(pool.gpus_per_node, 0, -1) if gpus % n == 0), 1)
     part = per_node / pool.gpus_per_node
     return GpuPool(
-        pool.name, per_node, gpus // per_node, int(pool.cpus_per_node * part), int(pool.memory_mib_per_node * part)
+        pool.name,
+        per_node,
+        gpus // per_node,
+        int(pool.cpus_per_node * part),
+        int(pool.memory_mib_per_node * part),
     )
 
 
@@ -176,7 +196,9 @@ def _slower(facility: Facility, key: str, factor: float) -> Facility:
     behaviours = {"": facility.behaviour, **facility.behaviour_of}
     if all(getattr(behaviour, key) == Fixed(0.0) for behaviour in behaviours.values()):
         question = f"`{facility.name} {key}*{factor:g}`"
-        raise QuestionError(f"{question}: it takes no time there to begin with: a world file tells how long (--world)")
+        raise QuestionError(
+            f"{question}: it takes no time there to begin with: a world file tells how long (--world)"
+        )
     for name, behaviour in behaviours.items():
         behaviours[name] = replace(behaviour, **{key: getattr(behaviour, key).times(factor)})
     return replace(facility, behaviour=behaviours.pop(""), behaviour_of=behaviours)
@@ -193,10 +215,14 @@ def on_snapshot(snapshot: Snapshot, questions: Sequence[Question]) -> tuple[Snap
         polled = snapshot.sites.get(site)
         if key == "down":
             if question.value or question.until_s != FOREVER_S:
-                raise QuestionError(f"a snapshot is one moment: write `{site} down`, or ask `provisioner simulate`")
+                raise QuestionError(
+                    f"a snapshot is one moment: write `{site} down`, or ask `provisioner simulate`"
+                )
             snapshot = _without(snapshot, site, notes)
         elif SIGNS.get(key) == "*":
-            raise QuestionError(f"a snapshot is one moment, `{site} {key}` takes time: ask `provisioner simulate`")
+            raise QuestionError(
+                f"a snapshot is one moment, `{site} {key}` takes time: ask `provisioner simulate`"
+            )
         elif key != "owner":
             if key == "gpus":
                 limit = f"{site}: its limit is {question.value:g} GPUs"
@@ -217,14 +243,18 @@ def _without(snapshot: Snapshot, site: str, notes: list[str]) -> Snapshot:
     if overlay.view is not None:
         running = sum(slot.jobs for slot in overlay.view.slots if slot.drone_id in there)
         if running:
-            notes.append(f"{count(running, 'job')} that run at {site} are not counted as waiting again")
+            notes.append(
+                f"{count(running, 'job')} that run at {site} are not counted as waiting again"
+            )
         slots = tuple(slot for slot in overlay.view.slots if slot.drone_id not in there)
         overlay = replace(overlay, view=replace(overlay.view, slots=slots))
     away = PolledSite(site, None, Fault(FaultKind.DOWN, "away, as was asked", snapshot.now))
     return replace(
         snapshot,
         overlay=overlay,
-        drones={drone_id: drone for drone_id, drone in snapshot.drones.items() if drone_id not in there},
+        drones={
+            drone_id: drone for drone_id, drone in snapshot.drones.items() if drone_id not in there
+        },
         sites={**snapshot.sites, site: away},
         requests=tuple(r for r in snapshot.requests if not there.intersection(r.drone_ids)),
     )

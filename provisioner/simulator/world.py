@@ -15,7 +15,17 @@ import structlog
 
 from provisioner.controller.loop import Controller
 from provisioner.interfaces import Overlay, Site
-from provisioner.model import WHOLE_GPU, Breaker, Drone, DroneId, DroneState, Plan, Policy, Snapshot, StateChange
+from provisioner.model import (
+    WHOLE_GPU,
+    Breaker,
+    Drone,
+    DroneId,
+    DroneState,
+    Plan,
+    Policy,
+    Snapshot,
+    StateChange,
+)
 from provisioner.planner import planner_with_memory
 from provisioner.planner.safeguards import PlanFunction, PlanValidator
 from provisioner.planner.validation import Breach, validate_plan
@@ -37,7 +47,10 @@ END_CHECK_INTERVAL_S = 5.0
 
 @frozen
 class Scenario:
-    """A world, what goes wrong in it, and how the controller is set up. Times count from its start."""
+    """A world, what goes wrong in it, and how the controller is set up.
+
+    Times count from its start.
+    """
 
     facilities: tuple[Facility, ...]
     jobs: tuple[SimulatedJob, ...]
@@ -61,7 +74,9 @@ class Scenario:
 
     @property
     def full_policy(self) -> Policy:
-        return replace(self.policy, sites={facility.name: facility.policy for facility in self.facilities})
+        return replace(
+            self.policy, sites={facility.name: facility.policy for facility in self.facilities}
+        )
 
     def network(self, name: str, latency: Draw) -> Network:
         return Network(name, latency, self.seed)
@@ -112,7 +127,9 @@ class World:
             gpus_owner=sum(site.owner.held_milli for site in self.sites.values()) / WHOLE_GPU,
             by_site=by_site,
             queued=self._count(lambda drone: drone.stage is DroneStage.QUEUED),
-            booting=self._count(lambda drone: drone.stage in (DroneStage.BOOTING, DroneStage.CHECKING)),
+            booting=self._count(
+                lambda drone: drone.stage in (DroneStage.BOOTING, DroneStage.CHECKING)
+            ),
         )
 
     def _count(self, wanted: Callable[[SimulatedDrone], bool]) -> Mapping[str, int]:
@@ -163,7 +180,9 @@ class RunRecord:
         self.live: Mapping[DroneId, Drone] = {}
         """On record and not ended, by the newest commit."""
         self.digest = hashlib.sha256()
-        self.waits_why: defaultdict[str, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
+        self.waits_why: defaultdict[str, defaultdict[str, float]] = defaultdict(
+            lambda: defaultdict(float)
+        )
         """By size of the jobs and kind of the reason: job-seconds of waiting."""
         self._refused: list[tuple[str, str, int]] = []
         self._refused_at = 0.0
@@ -176,8 +195,12 @@ class RunRecord:
         for job in snapshot.overlay.view.classes if snapshot.overlay.view is not None else ():
             if job.id not in self._labels:
                 self._labels[job.id] = JobRequirements.of(job).label
-        named = ((self._labels.get(each.subject.removeprefix("class:")), each) for each in plan.refusals)
-        self._refused = [(label, each.reason.kind, each.count) for label, each in named if label is not None]
+        named = (
+            (self._labels.get(each.subject.removeprefix("class:")), each) for each in plan.refusals
+        )
+        self._refused = [
+            (label, each.reason.kind, each.count) for label, each in named if label is not None
+        ]
         self._refused_at = plan.at
 
     def committed(self, plan: Plan, live: Mapping[DroneId, Drone]) -> None:
@@ -220,7 +243,12 @@ class RecordedStore(Store):
         self._run.waited(plan, snapshot)
 
     async def record_results(
-        self, tick: int, moves: Sequence[StateChange], breakers: Sequence[Breaker], *, set_to: float | None = None
+        self,
+        tick: int,
+        moves: Sequence[StateChange],
+        breakers: Sequence[Breaker],
+        *,
+        set_to: float | None = None,
     ) -> None:
         await super().record_results(tick, moves, breakers, set_to=set_to)
         self._run.moved(moves, self.drones)
@@ -263,7 +291,9 @@ class Simulation:
             drones=len(self.record.births),
             samples=tuple(self.samples),
             metrics=world.metrics,
-            waits_why={label: dict(kinds) for label, kinds in sorted(self.record.waits_why.items())},
+            waits_why={
+                label: dict(kinds) for label, kinds in sorted(self.record.waits_why.items())
+            },
             violations=tuple(self._violations(world)),
         )
 
@@ -285,7 +315,12 @@ class Simulation:
             self.collapse = f"{type(error).__name__}: {error}"
 
     async def serve(
-        self, world: World, stop: asyncio.Event, store: Store, overlay: Overlay, sites: Mapping[str, Site]
+        self,
+        world: World,
+        stop: asyncio.Event,
+        store: Store,
+        overlay: Overlay,
+        sites: Mapping[str, Site],
     ) -> None:
         scenario = self.scenario
         async with store:
@@ -321,7 +356,9 @@ class Simulation:
         scenario = self.scenario
         last_s = max((job.submit_s for job in scenario.jobs), default=0.0)
         begin_s = max(last_s, scenario.least_s)
-        await asyncio.sleep(min(begin_s, scenario.limit_s) // END_CHECK_INTERVAL_S * END_CHECK_INTERVAL_S)
+        await asyncio.sleep(
+            min(begin_s, scenario.limit_s) // END_CHECK_INTERVAL_S * END_CHECK_INTERVAL_S
+        )
         ends_s = [fault.at_s + fault.for_s for fault in scenario.hardware_faults]
         ran_s = max([begin_s, *(end_s for end_s in ends_s if end_s < scenario.limit_s)])
         starts = world.overlay.starts
@@ -351,7 +388,9 @@ class Simulation:
         if world.jobs_astray():
             yield f"{world.jobs_astray()} jobs are nowhere"
         if world.jobs_left:
-            stalled = "" if self.stalled_s is None else f": none has run since {self.stalled_s:.0f} s"
+            stalled = (
+                "" if self.stalled_s is None else f": none has run since {self.stalled_s:.0f} s"
+            )
             jobs = f"{world.jobs_left} of {len(world.overlay.queued_jobs)} jobs"
             yield f"{jobs} were not done after {now_s():.0f} s{stalled}"
         elif world.drones:

@@ -23,7 +23,13 @@ from provisioner.config.strict_yaml import YamlDocument
 from provisioner.config.units import Duration, Name, PositiveDuration, Size
 from provisioner.formatting import count
 from provisioner.model import WHOLE_GPU, DroneType
-from provisioner.simulator.drones import OVERLAY, HardwareFault, HardwareFaultKind, ResourceVector, SiteBehaviour
+from provisioner.simulator.drones import (
+    OVERLAY,
+    HardwareFault,
+    HardwareFaultKind,
+    ResourceVector,
+    SiteBehaviour,
+)
 from provisioner.simulator.loop import Draw, Fixed, LogNormal, Uniform
 from provisioner.simulator.owner import OwnerSeries, VictimRule
 from provisioner.simulator.pool import PoolBehaviour
@@ -47,7 +53,12 @@ class DrawSection(ConfigSection):
     @model_validator(mode="after")
     def _is_one_kind(self) -> Self:
         given = {key for key, value in self if value is not None}
-        if given not in ({"fixed"}, {"low", "high"}, {"median", "sigma"}, {"median", "sigma", "most"}):
+        if given not in (
+            {"fixed"},
+            {"low", "high"},
+            {"median", "sigma"},
+            {"median", "sigma", "most"},
+        ):
             raise ValueError("write `75s`, `{low: 10s, high: 1min}` or `{median: 45s, sigma: 0.4}`")
         if self.low is not None and self.high is not None and self.low > self.high:
             raise mistake_at("low", "is longer than `high`: swap them")
@@ -63,7 +74,10 @@ class DrawSection(ConfigSection):
         return LogNormal(self.median, self.sigma, math.inf if self.most is None else self.most)
 
 
-Spread = Annotated[DrawSection, BeforeValidator(lambda value: value if isinstance(value, dict) else {"fixed": value})]
+Spread = Annotated[
+    DrawSection,
+    BeforeValidator(lambda value: value if isinstance(value, dict) else {"fixed": value}),
+]
 
 
 class FailureSection(ConfigSection):
@@ -96,10 +110,18 @@ class BehaviourSection(ConfigSection):
 
     def over(self, behaviour: SiteBehaviour) -> SiteBehaviour:
         """Return ``behaviour`` with what is set here."""
-        draws = {key: getattr(self, key) for key in ("queue", "boot", "check", "release", "lifetime")}
-        changes: dict[str, Any] = {key: section.draw for key, section in draws.items() if section is not None}
+        draws = {
+            key: getattr(self, key) for key in ("queue", "boot", "check", "release", "lifetime")
+        }
+        changes: dict[str, Any] = {
+            key: section.draw for key, section in draws.items() if section is not None
+        }
         changes |= self.failures.model_dump() if self.failures else {}
-        return replace(behaviour, retire_s=behaviour.retire_s if self.retire is None else self.retire, **changes)
+        return replace(
+            behaviour,
+            retire_s=behaviour.retire_s if self.retire is None else self.retire,
+            **changes,
+        )
 
 
 class NodesSection(ConfigSection):
@@ -127,9 +149,15 @@ class SeriesSection(ConfigSection):
 class SiteSection(BehaviourSection):
     """One site."""
 
-    nodes: dict[Name, NodesSection] = Field(default_factory=dict, examples=[{"a100": {"nodes": 3, "gpus": 8}}])
-    types: dict[str, BehaviourSection] = Field(default_factory=dict, examples=[{"h100": {"queue": "30min"}}])
-    owner: SeriesSection | None = Field(default=None, examples=[{"file": "owner_load_public.csv.gz", "vc": "vc8Sj"}])
+    nodes: dict[Name, NodesSection] = Field(
+        default_factory=dict, examples=[{"a100": {"nodes": 3, "gpus": 8}}]
+    )
+    types: dict[str, BehaviourSection] = Field(
+        default_factory=dict, examples=[{"h100": {"queue": "30min"}}]
+    )
+    owner: SeriesSection | None = Field(
+        default=None, examples=[{"file": "owner_load_public.csv.gz", "vc": "vc8Sj"}]
+    )
     reports_free: bool = Field(default=True, examples=[True])
     reports_nodes: bool = Field(default=False, examples=[False])
     queues: bool = Field(default=True, examples=[True])
@@ -163,7 +191,9 @@ class WorldFile(ConfigSection):
     """The world file; docs/how-to/simulate.md explains its keys."""
 
     pool: PoolSection = Field(default_factory=PoolSection, examples=[{"negotiation": "20s"}])
-    sites: dict[Name, SiteSection] = Field(default_factory=dict, examples=[{"horeka": {"queue": "15min"}}])
+    sites: dict[Name, SiteSection] = Field(
+        default_factory=dict, examples=[{"horeka": {"queue": "15min"}}]
+    )
     hardware_faults: tuple[HardwareFaultSection, ...] = Field(
         default=(), examples=[[{"kind": "downtime", "where": "horeka", "at": "2d", "for": "6h"}]]
     )
@@ -194,18 +224,30 @@ def world_of(settings: Settings, path: Path | None, *, span_s: float) -> WorldPl
     if path is not None and not document.is_mapping:
         raise ConfigError(document.problems)
     try:
-        model = WorldFile() if path is None else WorldFile.model_validate_json(json.dumps(document.tree), strict=True)
+        model = (
+            WorldFile()
+            if path is None
+            else WorldFile.model_validate_json(json.dumps(document.tree), strict=True)
+        )
     except ValidationError as error:
         report_errors(document, error, WorldFile)
         raise ConfigError(document.problems) from None
     _check_sites(document, model, settings)
     building = _Building(document, path, span_s)
-    facilities = tuple(building.facility(spec, model.sites.get(spec.name, SiteSection())) for spec in settings.sites)
+    facilities = tuple(
+        building.facility(spec, model.sites.get(spec.name, SiteSection()))
+        for spec in settings.sites
+    )
     if document.problems:
         raise ConfigError(document.in_order())
     p = model.pool
-    behaviour = PoolBehaviour(p.negotiation, p.update, p.slot_lifetime, p.lease, p.reuses_claims, p.best_fit)
-    faults = tuple(HardwareFault(f.kind, f.at, f.for_, f.where, f.node, f.notice) for f in model.hardware_faults)
+    behaviour = PoolBehaviour(
+        p.negotiation, p.update, p.slot_lifetime, p.lease, p.reuses_claims, p.best_fit
+    )
+    faults = tuple(
+        HardwareFault(f.kind, f.at, f.for_, f.where, f.node, f.notice)
+        for f in model.hardware_faults
+    )
     return WorldPlan(facilities, behaviour, faults, tuple(building.notes))
 
 
@@ -213,14 +255,18 @@ def _check_sites(document: YamlDocument, model: WorldFile, settings: Settings) -
     names = tuple(spec.name for spec in settings.sites)
     for name in model.sites:
         if name not in names:
-            document.complain_at_key(("sites", name), f"no site `{name}` is configured: {choices(name, names)}")
+            document.complain_at_key(
+                ("sites", name), f"no site `{name}` is configured: {choices(name, names)}"
+            )
     for n, fault in enumerate(model.hardware_faults):
         at, known = ("hardware_faults", n), (*names, OVERLAY)
         if fault.where not in known:
             wrong = f"no site `{fault.where}` is configured: {choices(fault.where, known)}"
             document.complain_at((*at, "where"), wrong)
         if (fault.where == OVERLAY) != (fault.kind is HardwareFaultKind.NO_NEGOTIATION):
-            document.complain_at((*at, "kind"), "`kind`: `no-negotiation` is for the overlay, others for sites")
+            document.complain_at(
+                (*at, "kind"), "`kind`: `no-negotiation` is for the overlay, others for sites"
+            )
 
 
 class _Building:
@@ -263,9 +309,13 @@ class _Building:
             owner=self._series(spec, site.owner, pools) if site.owner else None,
         )
 
-    def _pools(self, spec: SiteConfig, site: SiteSection) -> tuple[tuple[GpuPool, ...], dict[str, str]]:
+    def _pools(
+        self, spec: SiteConfig, site: SiteSection
+    ) -> tuple[tuple[GpuPool, ...], dict[str, str]]:
         """Return the GPU pools that the file declares, and the pool of each drone type."""
-        pools = tuple(GpuPool(name, n.gpus, n.nodes, n.cpus, n.memory) for name, n in site.nodes.items())
+        pools = tuple(
+            GpuPool(name, n.gpus, n.nodes, n.cpus, n.memory) for name, n in site.nodes.items()
+        )
         types = {kind.name: kind for kind in spec.types}
         serves: dict[str, str] = {}
         for name, nodes in site.nodes.items():
@@ -275,7 +325,9 @@ class _Building:
                     wrong = f"site {spec.name} has no type `{served}`: {choices(served, types)}"
                     self.document.complain_at(at, wrong)
                 elif served in serves:
-                    self.document.complain_at(at, f"`{served}` runs on `{serves[served]}` already: name it once")
+                    self.document.complain_at(
+                        at, f"`{served}` runs on `{serves[served]}` already: name it once"
+                    )
                 else:
                     serves[served] = name
         if len(pools) == 1 and not serves:
@@ -288,7 +340,9 @@ class _Building:
                 continue
             where = serves[kind.name]
             room = next(pool.node for pool in pools if pool.name == where)
-            for key, wants, has in zip(("gpus", "cpus", "memory"), ResourceVector.of(kind), room, strict=False):
+            for key, wants, has in zip(
+                ("gpus", "cpus", "memory"), ResourceVector.of(kind), room, strict=False
+            ):
                 if wants > has:
                     wrong = f"`{key}`: a drone of type `{kind.name}` has more than a node: it could never start"
                     self.document.complain_at((*top, where, key), wrong)
@@ -300,21 +354,33 @@ class _Building:
         for kind in spec.types:
             alike.setdefault((kind.gpu_model, kind.vram_mib, kind.gpu_milli > 0), []).append(kind)
         pools = tuple(_derived(spec, kinds) for kinds in alike.values())
-        serves = {kind.name: pool.name for pool, kinds in zip(pools, alike.values(), strict=True) for kind in kinds}
+        serves = {
+            kind.name: pool.name
+            for pool, kinds in zip(pools, alike.values(), strict=True)
+            for kind in kinds
+        }
         there = ", ".join(f"{p.gpus} GPUs for {p.name}" for p in pools if p.gpus)
-        self.notes.append(f"{spec.name}: {there or 'no GPU'}, as its limits allow; nobody else uses it")
+        self.notes.append(
+            f"{spec.name}: {there or 'no GPU'}, as its limits allow; nobody else uses it"
+        )
         return pools, serves
 
-    def _series(self, spec: SiteConfig, owner: SeriesSection, pools: tuple[GpuPool, ...]) -> OwnerSeries | None:
+    def _series(
+        self, spec: SiteConfig, owner: SeriesSection, pools: tuple[GpuPool, ...]
+    ) -> OwnerSeries | None:
         at = ("sites", spec.name, "owner")
         names = tuple(pool.name for pool in pools)
         for n, name in enumerate(owner.nodes):
             if name not in names:
-                self.document.complain_at((*at, "nodes", n), f"no nodes `{name}`: {choices(name, names)}")
+                self.document.complain_at(
+                    (*at, "nodes", n), f"no nodes `{name}`: {choices(name, names)}"
+                )
         beside = self.path.parent if self.path else Path()
         path = located(Path(owner.file), beside)
         if path is None:
-            remedy = "put it there, or name its directory in the environment variable PROVISIONER_TRACES"
+            remedy = (
+                "put it there, or name its directory in the environment variable PROVISIONER_TRACES"
+            )
             wrong = f"`file`: no {owner.file} in {os.path.abspath(beside)}: {remedy}"
             self.document.complain_at((*at, "file"), wrong)
             return None
@@ -330,7 +396,9 @@ class _Building:
             return None
         mine = [pool for pool in pools if not owner.nodes or pool.name in owner.nodes]
         load = loads[owner.vc].scaled(owner.gpus or sum(pool.gpus for pool in mine))
-        return OwnerSeries(load.repeated(self.span_s).steps, owner.nodes, owner.victim, owner.notice)
+        return OwnerSeries(
+            load.repeated(self.span_s).steps, owner.nodes, owner.victim, owner.notice
+        )
 
 
 def _derived(spec: SiteConfig, kinds: list[DroneType]) -> GpuPool:
@@ -339,7 +407,9 @@ def _derived(spec: SiteConfig, kinds: list[DroneType]) -> GpuPool:
     drones = [limit if kind.max_drones is None else min(limit, kind.max_drones) for kind in kinds]
     if not kinds[0].gpu_milli:
         nodes = max(1, min(sum(drones), limit, MAX_DERIVED_GPUS))
-        return GpuPool(name, 0, nodes, max(kind.cpus for kind in kinds), max(kind.memory_mib for kind in kinds))
+        return GpuPool(
+            name, 0, nodes, max(kind.cpus for kind in kinds), max(kind.memory_mib for kind in kinds)
+        )
     size = max(1, *(math.ceil(kind.gpu_milli / WHOLE_GPU) for kind in kinds))
     milli = sum(number * kind.gpu_milli for number, kind in zip(drones, kinds, strict=True))
     if spec.policy.max_gpu_milli is not None:
@@ -351,5 +421,7 @@ def _derived(spec: SiteConfig, kinds: list[DroneType]) -> GpuPool:
 def describe_world(plan: WorldPlan) -> Iterator[str]:
     """Describe the world in a line per site."""
     for facility in plan.facilities:
-        parts = [f"{p.gpus} {p.name}" if p.gpus else count(p.nodes, "CPU node") for p in facility.pools]
+        parts = [
+            f"{p.gpus} {p.name}" if p.gpus else count(p.nodes, "CPU node") for p in facility.pools
+        ]
         yield f"{facility.name}: {', '.join(parts)}{' with an owner' if facility.owner else ''}"

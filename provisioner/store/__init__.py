@@ -1,7 +1,7 @@
 """The record of the controller: drones with history, plans, breakers, requests, events, views, counters, time series.
 
-:class:`Store` is the controller's side: it writes, and one controller at a time holds it. The operator's side is
-:class:`provisioner.store.reader.Reader`.
+:class:`Store` is the controller's side: it writes, and one controller at a time holds it. The
+operator's side is :class:`provisioner.store.reader.Reader`.
 """
 
 from __future__ import annotations
@@ -138,17 +138,31 @@ class RecordChange:
     @classmethod
     def by_plan(cls, plan: Plan) -> RecordChange:
         """Return the change that has to be recorded before ``plan`` is acted on."""
-        moves = [*plan.moves, *(StateChange(start.drone, None, start.reason) for start in plan.starts)]
+        moves = [
+            *plan.moves,
+            *(StateChange(start.drone, None, start.reason) for start in plan.starts),
+        ]
         moves += [StateChange(drain.drone, drain.was, drain.reason) for drain in plan.drains]
         moves += [StateChange(stop.drone, stop.was, stop.reason) for stop in plan.stops]
         return cls.by_results(plan.tick, moves, plan.breakers)
 
     @classmethod
-    def by_results(cls, tick: int, moves: Sequence[StateChange], breakers: Sequence[Breaker]) -> RecordChange:
+    def by_results(
+        cls, tick: int, moves: Sequence[StateChange], breakers: Sequence[Breaker]
+    ) -> RecordChange:
         """Return the change by the results of the orders of tick ``tick``."""
-        steps = [(move.drone, move.was, move.reason) for move in moves if move.was is not move.drone.state]
-        transitions = [Transition(drone.id, drone.since, was, drone.state, why, tick) for drone, was, why in steps]
-        return cls({move.drone.id: move.drone for move in moves}, tuple(transitions), tuple(breakers))
+        steps = [
+            (move.drone, move.was, move.reason)
+            for move in moves
+            if move.was is not move.drone.state
+        ]
+        transitions = [
+            Transition(drone.id, drone.since, was, drone.state, why, tick)
+            for drone, was, why in steps
+        ]
+        return cls(
+            {move.drone.id: move.drone for move in moves}, tuple(transitions), tuple(breakers)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,12 +209,16 @@ class CommittedState:
             if drone.state.ended:
                 del drones[drone_id]
         breakers = {**self.breakers, **{each.scope: each for each in change.breakers}}
-        serials = [serial for drone_id in change.drones if (serial := serial_of(drone_id)) is not None]
+        serials = [
+            serial for drone_id in change.drones if (serial := serial_of(drone_id)) is not None
+        ]
         return replace(
             self,
             next_serial=max([self.next_serial, *(serial + 1 for serial in serials)]),
             drones=drones,
-            breakers={scope: breaker for scope, breaker in breakers.items() if not breaker.forgotten},
+            breakers={
+                scope: breaker for scope, breaker in breakers.items() if not breaker.forgotten
+            },
             recorded_at=self.recorded_at if set_to is None else set_to,
             recorded_drift_s=self.recorded_drift_s if set_to is None else 0.0,
         )
@@ -220,7 +238,9 @@ def reserved_of(plan: Plan) -> Mapping[str, reasons.NodeReserved]:
 def waiting_since(overlay: model.PolledOverlay | None) -> Mapping[str, float]:
     """Return since when each class with idle jobs waits, as the newest view on record says."""
     view = overlay.view if overlay is not None else None
-    return {job.id: job.oldest_at for job in view.classes if job.oldest_at} if view is not None else {}
+    return (
+        {job.id: job.oldest_at for job in view.classes if job.oldest_at} if view is not None else {}
+    )
 
 
 def serial_of(drone_id: str) -> int | None:
@@ -238,9 +258,10 @@ def without_refreshes(plan: Plan) -> Plan:
 class Store:
     """The controller's side of the record. Entering opens and locks it.
 
-    This class keeps in memory what a controller reads again, which is enough for simulations; it may be entered again
-    after it was left, as at a restart. :class:`provisioner.store.writer.SqlStore` keeps all of it in a file. Every
-    method may raise :class:`StoreError`: then nothing of what it should record is recorded.
+    This class keeps in memory what a controller reads again, which is enough for simulations; it
+    may be entered again after it was left, as at a restart.
+    :class:`provisioner.store.writer.SqlStore` keeps all of it in a file. Every method may raise
+    :class:`StoreError`: then nothing of what it should record is recorded.
     """
 
     def __init__(self, birth: str = "mem0") -> None:
@@ -294,8 +315,8 @@ class Store:
     async def record(self, plan: Plan, snapshot: Snapshot) -> None:
         """Commit a plan before it is acted on, in one durable transaction.
 
-        It holds state changes, intents, breakers, requests taken up, refusals, and the snapshot's views. If this
-        raises (a full disk), nothing of it is recorded and nothing may be acted on.
+        It holds state changes, intents, breakers, requests taken up, refusals, and the snapshot's
+        views. If this raises (a full disk), nothing of it is recorded and nothing may be acted on.
         """
         change = RecordChange.by_plan(plan)
         self._state = self.committed.after_plan(change, plan, snapshot)
@@ -303,11 +324,17 @@ class Store:
         self.waiting = [request for request in self.waiting if request.id not in plan.requests_done]
 
     async def record_results(
-        self, tick: int, moves: Sequence[StateChange], breakers: Sequence[Breaker], *, set_to: float | None = None
+        self,
+        tick: int,
+        moves: Sequence[StateChange],
+        breakers: Sequence[Breaker],
+        *,
+        set_to: float | None = None,
     ) -> None:
         """Commit the results of a plan's orders as state changes, and the breakers that they changed.
 
-        ``set_to``: the controller's clock was set to this time, which is the host's too, and times were moved.
+        ``set_to``: the controller's clock was set to this time, which is the host's too, and times
+        were moved.
         """
         change = RecordChange.by_results(tick, moves, breakers)
         self._state = self.committed.after(change, set_to)
@@ -330,11 +357,16 @@ class Store:
         """Commit the last output of drones, for as long as they are on record."""
 
     async def record_completed(self, completions: Sequence[model.CompletedJob]) -> None:
-        """Commit ended runs of jobs. One that is on record already (by job id and end) stays as it is."""
+        """Commit ended runs of jobs.
+
+        One that is on record already (by job id and end) stays as it is.
+        """
 
     async def start_delays(self, since: float) -> Sequence[tuple[model.TypeKey, float, float]]:
         """Return type, queue time and boot time of the drones that came into the pool after ``since``, newest last."""
-        after = sorted((known[0], drone_id) for drone_id, known in self._joined.items() if known[0] > since)
+        after = sorted(
+            (known[0], drone_id) for drone_id, known in self._joined.items() if known[0] > since
+        )
         return [self._joined[drone_id][1:] for _, drone_id in after[-MAX_DELAYS:]]
 
     async def use(self, since: float, until: float) -> RecordedRuns:
@@ -342,7 +374,10 @@ class Store:
         return RecordedRuns()
 
     async def estimate_samples(self) -> EstimateSamples | None:
-        """Return the samples that :meth:`record_estimates` committed last. Raises :class:`EstimatesUnreadableError`."""
+        """Return the samples that :meth:`record_estimates` committed last.
+
+        Raises :class:`EstimatesUnreadableError`.
+        """
         return self._samples
 
     async def record_estimates(self, samples: EstimateSamples, resets: Sequence[int] = ()) -> None:
@@ -358,7 +393,10 @@ class Store:
         return {each: self._ended[each] for each in drone_ids if each in self._ended}
 
     def count(self, counts: MetricValues) -> None:
-        """Add to counters in the transaction of the next plan that is recorded. Not while a call is under way."""
+        """Add to counters in the transaction of the next plan that is recorded.
+
+        Not while a call is under way.
+        """
 
     async def record_sample(self, at: float, gauges: MetricValues) -> None:
         """Commit a sample of gauges and counters for the time series."""
@@ -366,6 +404,7 @@ class Store:
     async def prune(self, now: float) -> bool:
         """Delete a bounded part of what is older than the retention limit. Return True if there is more.
 
-        That is: ended drones with their history, plans, events, completed jobs, requests and time series.
+        That is: ended drones with their history, plans, events, completed jobs, requests and time
+        series.
         """
         return False

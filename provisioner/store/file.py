@@ -1,8 +1,8 @@
 """The SQLite file of the store: creation, schema, migrations, and errors with their repair.
 
-The schema's version is ``PRAGMA user_version``: the number of the scripts in ``migrations/`` that were run. To change
-the schema, add a script with the next number. It runs once on each store, in a transaction of its own, when a
-controller opens the store.
+The schema's version is ``PRAGMA user_version``: the number of the scripts in ``migrations/`` that
+were run. To change the schema, add a script with the next number. It runs once on each store, in a
+transaction of its own, when a controller opens the store.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ _QUICK_CHECK_LIMIT_MIB = 256
 _BIRTH_LETTERS = string.ascii_lowercase + string.digits
 
 
-def open_store(path: Path, controller: str, birth: str | None, *, shadow: bool = False) -> sqlite3.Connection:
+def open_store(
+    path: Path, controller: str, birth: str | None, *, shadow: bool = False
+) -> sqlite3.Connection:
     """Return a connection to the store at ``path``, created or migrated where needed. ``shadow``: it is a shadow's.
 
     The caller holds the store's lock. Raises :class:`StoreError`.
@@ -37,7 +39,12 @@ def open_store(path: Path, controller: str, birth: str | None, *, shadow: bool =
         if path.exists():
             _check_file(path)
         else:
-            _create(path, controller, birth or "".join(secrets.choice(_BIRTH_LETTERS) for _ in range(4)), shadow)
+            _create(
+                path,
+                controller,
+                birth or "".join(secrets.choice(_BIRTH_LETTERS) for _ in range(4)),
+                shadow,
+            )
         connection = connect(path)
         migrate(connection)
         (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
@@ -53,7 +60,9 @@ def open_store(path: Path, controller: str, birth: str | None, *, shadow: bool =
         raise StoreError(f"store {path}: {error}") from error
     if (SHADOW in meta) is not shadow:
         connection.close()
-        whose, how = ("a controller", "without `--shadow`") if shadow else ("a shadow", "with `--shadow`")
+        whose, how = (
+            ("a controller", "without `--shadow`") if shadow else ("a shadow", "with `--shadow`")
+        )
         raise StoreUnusableError(
             f"store {path} is the record of {whose}: run it {how}, or set `store: path:` to another file"
         )
@@ -67,8 +76,13 @@ def open_store(path: Path, controller: str, birth: str | None, *, shadow: bool =
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    """Return a durable connection that begins no transaction by itself. It may be used in any thread."""
-    connection = sqlite3.connect(path.absolute(), timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
+    """Return a durable connection that begins no transaction by itself.
+
+    It may be used in any thread.
+    """
+    connection = sqlite3.connect(
+        path.absolute(), timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False
+    )
     connection.execute("PRAGMA synchronous = FULL")
     return connection
 
@@ -88,7 +102,10 @@ def migrate(connection: sqlite3.Connection) -> None:
 
 
 def schema_version(connection: sqlite3.Connection, path: Path) -> int:
-    """Return the version of a store's schema. Raises :class:`StoreUnusableError` if it is no store, or too new."""
+    """Return the version of a store's schema.
+
+    Raises :class:`StoreUnusableError` if it is no store, or too new.
+    """
     (application,) = connection.execute("PRAGMA application_id").fetchone()
     if application != APPLICATION_ID:
         raise StoreUnusableError(
@@ -127,16 +144,24 @@ def _create(path: Path, controller: str, birth: str, shadow: bool) -> None:
     unfinished = path.with_name(path.name + ".new")
     for remnant in (unfinished, unfinished.with_name(unfinished.name + "-journal")):
         remnant.unlink(missing_ok=True)
-    # SQLite itself creates 0644 files, whatever the umask allows: a group of operators could never write its requests.
+    # SQLite itself creates 0644 files, whatever the umask allows: a group of operators could never
+    # write its requests.
     os.close(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o660))
     with closing(connect(unfinished)) as connection:
         migrate(connection)
-        meta = {"controller": controller, "birth": birth, "tick": "0", "at": "0.0", "next_serial": "1"}
+        meta = {
+            "controller": controller,
+            "birth": birth,
+            "tick": "0",
+            "at": "0.0",
+            "next_serial": "1",
+        }
         meta |= {SHADOW: "1"} if shadow else {}
         connection.execute("BEGIN IMMEDIATE")
         connection.executemany("INSERT INTO meta (key, value) VALUES (?, ?)", meta.items())
         connection.execute("COMMIT")
-    for suffix in ("-wal", "-shm"):  # the log of a store that was moved away must not be replayed into the new one
+    # the log of a store that was moved away must not be replayed into the new one
+    for suffix in ("-wal", "-shm"):
         stale = path.with_name(path.name + suffix)
         if stale.exists():
             os.replace(stale, stale.with_name(stale.name + ".stale"))

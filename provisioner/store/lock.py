@@ -1,7 +1,7 @@
 """One controller per store: a kernel lock on ``<store>.lock``, which also says who holds it.
 
-The lock goes by name, and a name can be removed or be one of several. So the store holds the claim of its holder as
-well (:func:`claim_of`), and each transaction of a controller requires its own.
+The lock goes by name, and a name can be removed or be one of several. So the store holds the claim
+of its holder as well (:func:`claim_of`), and each transaction of a controller requires its own.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ _LOCK_PAUSE_S = 0.05
 HOLDER = "holder"
 """Key of the holder's claim in the store."""
 _LOCK_FILE_MODE = 0o640
-"""Everybody who may open the file may lock it, with a shared lock too. So others may not open it."""
+"""Everybody who may open the file may lock it, with a shared lock too.
+
+So others may not open it.
+"""
 
 
 def lock_path(store: Path) -> Path:
@@ -41,7 +44,10 @@ class StoreLock:
         self._fd = -1
 
     def take(self) -> Holder:
-        """Lock the store for this process. Raises :class:`StoreHeldError`, naming the holder, if another has it."""
+        """Lock the store for this process.
+
+        Raises :class:`StoreHeldError`, naming the holder, if another has it.
+        """
         path = lock_path(self._store)
         for attempt in range(_LOCK_ATTEMPTS):
             try:
@@ -58,7 +64,9 @@ class StoreLock:
                 holder, lockers = _read(fd), _lockers(fd)
                 os.close(fd)
                 if not lockers or holder.pid in lockers:
-                    raise held(self._store, holder if is_alive(holder) is not False else Holder(0, "", 0.0))
+                    raise held(
+                        self._store, holder if is_alive(holder) is not False else Holder(0, "", 0.0)
+                    )
                 found = f"{path} is locked by process {', '.join(map(str, lockers))}, which is no controller"
                 raise StoreHeldError(f"store {self._store}: {found}. End it, then start again")
             os.close(fd)
@@ -123,11 +131,16 @@ def boot_id() -> str:
 def process_of(pid: int) -> str:
     """Return boot, PID namespace and start time of a living process; empty if there is none, or no Linux.
 
-    That distinguishes it from all others, also those that get its number later or have it in another container.
+    That distinguishes it from all others, also those that get its number later or have it in
+    another container.
     """
     try:
         status = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return "" if status[0] in "ZX" else f"{boot_id()} {os.readlink('/proc/self/ns/pid')} {status[19]}"
+        return (
+            ""
+            if status[0] in "ZX"
+            else f"{boot_id()} {os.readlink('/proc/self/ns/pid')} {status[19]}"
+        )
     except (OSError, IndexError):
         return ""
 
@@ -135,7 +148,11 @@ def process_of(pid: int) -> str:
 def is_alive(holder: Holder) -> bool | None:
     """Return whether the holder's process lives; None if that is unknown here (another container or host)."""
     here = process_of(os.getpid())
-    if not holder.process or holder.host != socket.gethostname() or here.split()[:2] != holder.process.split()[:2]:
+    if (
+        not holder.process
+        or holder.host != socket.gethostname()
+        or here.split()[:2] != holder.process.split()[:2]
+    ):
         return None
     return process_of(holder.pid) == holder.process
 
@@ -149,7 +166,11 @@ def held(store: Path, holder: Holder) -> StoreHeldError:
 
 def taken_over(store: Path, holder: Holder | None) -> StoreHeldError:
     """Return the refusal of a store that another controller took while this one ran."""
-    who = _named(holder) if holder is not None else "nobody: it was replaced by another file or a copy"
+    who = (
+        _named(holder)
+        if holder is not None
+        else "nobody: it was replaced by another file or a copy"
+    )
     return StoreHeldError(
         f"store {store} is now held by {who}: this controller records nothing and acts on nothing any more. Stop it, "
         f"and remove no lock file while a controller runs"
@@ -181,7 +202,12 @@ def _holder(text: str) -> Holder:
     """Return the holder that a text names; pid 0 while it has not written its name yet."""
     try:
         known = json.loads(text)
-        return Holder(int(known["pid"]), str(known["host"]), float(known["since"]), str(known.get("process", "")))
+        return Holder(
+            int(known["pid"]),
+            str(known["host"]),
+            float(known["since"]),
+            str(known.get("process", "")),
+        )
     except (ValueError, KeyError, TypeError, AttributeError):
         return Holder(0, "", 0.0)
 
@@ -193,7 +219,9 @@ def _lockers(fd: int) -> list[int]:
         lines = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
     except OSError:
         return []
-    return [int(each[4]) for each in lines if each[1] == "FLOCK" and each[5].rpartition(":")[2] == inode]
+    return [
+        int(each[4]) for each in lines if each[1] == "FLOCK" and each[5].rpartition(":")[2] == inode
+    ]
 
 
 def _named(holder: Holder) -> str:

@@ -1,7 +1,7 @@
 """Counters and gauges of the record as values, by metric and labels: counts of changes, GPU time, and demand.
 
-Names and labels are those of ``docs/reference/metrics.md``. Labels have few values: never an id of a drone or a job,
-or a user.
+Names and labels are those of ``docs/reference/metrics.md``. Labels have few values: never an id of
+a drone or a job, or a user.
 """
 
 from __future__ import annotations
@@ -25,10 +25,16 @@ GPU_USES = {
     DroneState.BUSY: "busy",
     **dict.fromkeys(LEAVING_STATES, "draining"),
 }
-"""Use of a GPU by the state of its drone. In other states it counts as boot, from its start on record."""
+"""Use of a GPU by the state of its drone.
+
+In other states it counts as boot, from its start on record.
+"""
 NO_REASON = "none"
 """Category of waiting jobs that the newest plan does not mention."""
-WAITING_CATEGORIES = (*(c.value for c in Category if c not in (Category.LEAVE, Category.STEP)), NO_REASON)
+WAITING_CATEGORIES = (
+    *(c.value for c in Category if c not in (Category.LEAVE, Category.STEP)),
+    NO_REASON,
+)
 
 
 class MetricKey(NamedTuple):
@@ -68,7 +74,9 @@ class MetricCounts(dict[MetricKey, float]):
 
 
 def counts_of_change(
-    change: RecordChange, known: Mapping[model.DroneId, Drone], breakers: Mapping[str, model.Breaker]
+    change: RecordChange,
+    known: Mapping[model.DroneId, Drone],
+    breakers: Mapping[str, model.Breaker],
 ) -> MetricCounts:
     """Return the counts of a change of the record in which the live drones ``known`` and ``breakers`` were."""
     counts, of_type = MetricCounts(), MetricKey.of_type
@@ -79,7 +87,9 @@ def counts_of_change(
         if step.state in LEAVING_STATES and step.was not in LEAVING_STATES:
             counts.add(of_type("provisioner_drones_leaving_total", drone.type, reason=why))
         if step.state.ended:
-            counts.add(of_type("provisioner_drones_ended_total", drone.type, outcome=step.state.value))
+            counts.add(
+                of_type("provisioner_drones_ended_total", drone.type, outcome=step.state.value)
+            )
             counts.add(of_type("provisioner_jobs_lost_total", drone.type), drone.lost_jobs)
             lost_gpu_s = drone.lost_gpu_s if drone.gpu_milli else 0.0
             counts.add(of_type("provisioner_lost_gpu_seconds_total", drone.type), lost_gpu_s)
@@ -92,10 +102,14 @@ def counts_of_change(
             start_s = drone.joined_at - drone.requested_at
             counts.add_duration(of_type("provisioner_drone_start_seconds", drone.type), start_s)
     for breaker in change.breakers:
-        failures = breaker.failures - (breakers[breaker.scope].failures if breaker.scope in breakers else 0)
+        failures = breaker.failures - (
+            breakers[breaker.scope].failures if breaker.scope in breakers else 0
+        )
         if failures > 0 and breaker.fault is not None and not breaker.user:
             scope = re.split("[/@#]", breaker.scope, maxsplit=1)[0]
-            key = MetricKey.of("provisioner_faults_total", scope=scope, kind=breaker.fault.kind.value)
+            key = MetricKey.of(
+                "provisioner_faults_total", scope=scope, kind=breaker.fault.kind.value
+            )
             counts.add(key, failures)
     return counts
 
@@ -108,8 +122,13 @@ def counts_of_plan(plan: Plan) -> MetricCounts:
     return counts
 
 
-def counts_of_run(run: model.CompletedJob, drone: Drone, kind: model.DroneType | None) -> MetricCounts:
-    """Return the counts of a run that ended in ``drone``. ``kind`` is the type of the drone, None if unknown."""
+def counts_of_run(
+    run: model.CompletedJob, drone: Drone, kind: model.DroneType | None
+) -> MetricCounts:
+    """Return the counts of a run that ended in ``drone``.
+
+    ``kind`` is the type of the drone, None if unknown.
+    """
     counts, of_type = MetricCounts(), MetricKey.of_type
     outcome = "unfinished" if run.unfinished else "completed"
     counts.add(of_type("provisioner_jobs_ended_total", drone.type, outcome=outcome))
@@ -124,23 +143,40 @@ def counts_of_run(run: model.CompletedJob, drone: Drone, kind: model.DroneType |
     return counts
 
 
-def counts_of_time(snapshot: model.Snapshot, after: Mapping[model.DroneId, Drone], since: float) -> MetricCounts:
+def counts_of_time(
+    snapshot: model.Snapshot, after: Mapping[model.DroneId, Drone], since: float
+) -> MetricCounts:
     """Return the GPU time of drones, and the waits of owners, between the plan before, of ``since``, and ``snapshot``.
 
-    ``after``: new records of drones. What they show of a time before ``since``, as a site reports a start late, was not
-    counted yet. So the sums over a drone's life are the time from its start to its end on record, as in ``usage``.
+    ``after``: new records of drones. What they show of a time before ``since``, as a site reports a
+    start late, was not counted yet. So the sums over a drone's life are the time from its start to
+    its end on record, as in ``usage``.
     """
-    counts, gpu_s, notices = MetricCounts(), defaultdict[tuple[TypeKey, str], float](float), dict[str, float]()
+    counts, gpu_s, notices = (
+        MetricCounts(),
+        defaultdict[tuple[TypeKey, str], float](float),
+        dict[str, float](),
+    )
     pool = snapshot.overlay.view
-    free = {slot.drone_id: slot.free_gpu_milli for slot in pool.slots if slot.free_gpu_milli} if pool else {}
+    free = (
+        {slot.drone_id: slot.free_gpu_milli for slot in pool.slots if slot.free_gpu_milli}
+        if pool
+        else {}
+    )
     for drone in snapshot.drones.values():
         known = after.get(drone.id, drone)
         began = known.started_at or known.joined_at
         if drone.gpu_milli and began:
             counted = drone.started_at or drone.joined_at
-            held_s = max(0.0, (known.ended_at or snapshot.now) - (max(began, since) if counted else began))
-            idle = min(free.get(drone.id, 0), drone.gpu_milli) if drone.state is DroneState.BUSY else 0
-            gpu_s[drone.type, GPU_USES.get(drone.state, "boot")] += (drone.gpu_milli - idle) / WHOLE_GPU * held_s
+            held_s = max(
+                0.0, (known.ended_at or snapshot.now) - (max(began, since) if counted else began)
+            )
+            idle = (
+                min(free.get(drone.id, 0), drone.gpu_milli) if drone.state is DroneState.BUSY else 0
+            )
+            gpu_s[drone.type, GPU_USES.get(drone.state, "boot")] += (
+                (drone.gpu_milli - idle) / WHOLE_GPU * held_s
+            )
             gpu_s[drone.type, GPU_USES[DroneState.IDLE]] += idle / WHOLE_GPU * held_s
         if drone.notice_at:
             notices[drone.site] = min(drone.notice_at, notices.get(drone.site, drone.notice_at))
@@ -148,20 +184,35 @@ def counts_of_time(snapshot: model.Snapshot, after: Mapping[model.DroneId, Drone
         counts.add(MetricKey.of_type("provisioner_gpu_seconds_total", kind, use=use), amount)
     elapsed_s = max(0.0, snapshot.now - since) if since else 0.0
     for site, notice_at in notices.items():
-        view, policy = snapshot.sites[site].view if site in snapshot.sites else None, snapshot.policy.of_site(site)
+        view, policy = (
+            snapshot.sites[site].view if site in snapshot.sites else None,
+            snapshot.policy.of_site(site),
+        )
         if view is not None and view.claims:
-            grace = "over" if snapshot.now - notice_at > policy.grace_s + policy.stopping_s else "within"
-            counts.add(MetricKey.of("provisioner_owner_wait_seconds_total", site=site, grace=grace), elapsed_s)
+            grace = (
+                "over"
+                if snapshot.now - notice_at > policy.grace_s + policy.stopping_s
+                else "within"
+            )
+            counts.add(
+                MetricKey.of("provisioner_owner_wait_seconds_total", site=site, grace=grace),
+                elapsed_s,
+            )
     return counts
 
 
-def gauges(views: Views | model.Snapshot, drones: Iterable[Drone], plan: Plan | None, now: float) -> MetricValues:
+def gauges(
+    views: Views | model.Snapshot, drones: Iterable[Drone], plan: Plan | None, now: float
+) -> MetricValues:
     """Return the demand, the supply and the owners' claims at ``now``, as far as the views show them."""
     values = MetricCounts()
     for drone in drones:
         state = drone.state.value
         values.add(MetricKey.of_type("provisioner_drones", drone.type, state=state))
-        values.add(MetricKey.of_type("provisioner_gpus", drone.type, state=state), drone.gpu_milli / WHOLE_GPU)
+        values.add(
+            MetricKey.of_type("provisioner_gpus", drone.type, state=state),
+            drone.gpu_milli / WHOLE_GPU,
+        )
     for name, polled in views.sites.items():
         if polled.view is not None:
             waiting = sum(claim.count for claim in polled.view.claims)
@@ -177,11 +228,17 @@ def gauges(views: Views | model.Snapshot, drones: Iterable[Drone], plan: Plan | 
             category = Category.CONFIGURATION.value if job.invalid else NO_REASON
             if why := given.get(job.id) or given.get(""):
                 category = formatting.category(why[0]).value
-            values.add(MetricKey.of("provisioner_jobs_waiting", category=category), job.waiting + job.fresh)
+            values.add(
+                MetricKey.of("provisioner_jobs_waiting", category=category), job.waiting + job.fresh
+            )
         wanted = (c for c in classes if not c.gpu_optional)
-        oldest_at = min((c.waits_since for c in classes if c.waiting + c.fresh and c.waits_since), default=now)
+        oldest_at = min(
+            (c.waits_since for c in classes if c.waiting + c.fresh and c.waits_since), default=now
+        )
         values[MetricKey("provisioner_jobs_running")] = sum(c.running for c in classes)
-        values[MetricKey("provisioner_gpus_wanted")] = sum((c.waiting + c.fresh) * c.gpu_milli for c in wanted) / 1000
+        values[MetricKey("provisioner_gpus_wanted")] = (
+            sum((c.waiting + c.fresh) * c.gpu_milli for c in wanted) / 1000
+        )
         values[MetricKey("provisioner_oldest_job_wait_seconds")] = max(0.0, now - oldest_at)
     return values
 
@@ -201,6 +258,8 @@ def reasons_by_class(plan: Plan | None) -> dict[str, list[reasons.Reason]]:
         found.setdefault(name, []).append(reason)
     weights = list(formatting.Category)
     return {
-        name: sorted(dict.fromkeys(given), key=lambda reason: weights.index(formatting.category(reason)))
+        name: sorted(
+            dict.fromkeys(given), key=lambda reason: weights.index(formatting.category(reason))
+        )
         for name, given in found.items()
     }

@@ -1,7 +1,7 @@
 """Observations of a shadow: drones of other systems in the pool and free GPUs of the sites, over time.
 
-They are in a table that only the record of a shadow has. An observation that equals the one before is not stored again:
-``last_at`` of that one moves on.
+They are in a table that only the record of a shadow has. An observation that equals the one before
+is not stored again: ``last_at`` of that one moves on.
 """
 
 from __future__ import annotations
@@ -41,7 +41,11 @@ def observed(snapshot: Snapshot) -> Observation:
     overlay, free = snapshot.overlay, {}
     for name, polled in snapshot.sites.items():
         types = [kind for kind in snapshot.types if kind.site == name and kind.gpu_milli]
-        if polled.view is not None and polled.fault is None and (found := free_by_model(polled.view, types)):
+        if (
+            polled.view is not None
+            and polled.fault is None
+            and (found := free_by_model(polled.view, types))
+        ):
             free[name] = found
     others = overlay.view.others if overlay.view is not None and overlay.fault is None else None
     return Observation(snapshot.now, snapshot.now, others, free)

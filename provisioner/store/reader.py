@@ -1,6 +1,7 @@
 """The operator's side of the store: beside a running controller, after one was killed, without one. Never migrates.
 
-pydantic is imported only where a reason, a plan or a view is decoded: ``provisioner drones`` has to answer quickly.
+pydantic is imported only where a reason, a plan or a view is decoded: ``provisioner drones`` has to
+answer quickly.
 """
 
 from __future__ import annotations
@@ -19,7 +20,16 @@ from typing import Any, NamedTuple
 
 from provisioner import model, store
 from provisioner.estimates import EstimateSamples
-from provisioner.model import CompletedJob, DrainMode, Drone, DroneId, DroneState, JobClass, Plan, Snapshot
+from provisioner.model import (
+    CompletedJob,
+    DrainMode,
+    Drone,
+    DroneId,
+    DroneState,
+    JobClass,
+    Plan,
+    Snapshot,
+)
 from provisioner.store import patience_of, reserved_of, series, tables
 from provisioner.store.file import BUSY_TIMEOUT_S, MIGRATIONS, SHADOW, schema_version, unusable
 from provisioner.store.lock import HOLDER, holder_of, is_alive, read_claim
@@ -28,7 +38,12 @@ from provisioner.store.observations import Observation
 from provisioner.usage import RecordedRuns
 
 _DYNAMIC_SLOT = re.compile(r"^(?P<parent>slot\d+)(?:_\d+)+@(?P<host>.+)$")
-_NO_LOG = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL, sqlite3.SQLITE_CANTOPEN)
+_NO_LOG = (
+    sqlite3.SQLITE_READONLY,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_CANTOPEN,
+)
 """Errors where the log or its index cannot be created: a full disk, a directory that this user may not write."""
 FIND_LIMIT = 100
 """Largest number of drones that one ambiguous id is answered with."""
@@ -37,8 +52,8 @@ FIND_LIMIT = 100
 class Reader:
     """The operator's side of the record: synchronous and quick; it never blocks the controller.
 
-    It opens the store at ``path`` at each call, so that may come and go. Raises :class:`StoreError` if there is no
-    store, :class:`StoreUnusableError` if it is damaged or of another schema.
+    It opens the store at ``path`` at each call, so that may come and go. Raises :class:`StoreError`
+    if there is no store, :class:`StoreUnusableError` if it is damaged or of another schema.
     """
 
     def __init__(self, path: Path) -> None:
@@ -70,11 +85,17 @@ class Reader:
             return SHADOW in tables.read_meta(sql)
 
     def observations(self, since: float) -> list[Observation]:
-        """Return the observations of a shadow after ``since``, oldest first. One that began before begins then."""
+        """Return the observations of a shadow after ``since``, oldest first.
+
+        One that began before begins then.
+        """
         query = "SELECT body, at, last_at FROM observations WHERE last_at >= ? ORDER BY seq"
         with self._open() as sql:
             rows = sql.execute(query, (since,)).fetchall()
-        return [replace(tables.unpack(Observation, body), at=max(at, since), last_at=end) for body, at, end in rows]
+        return [
+            replace(tables.unpack(Observation, body), at=max(at, since), last_at=end)
+            for body, at, end in rows
+        ]
 
     def drones(
         self,
@@ -90,19 +111,32 @@ class Reader:
     ) -> list[Drone]:
         """Return drones by request time, newest last; ``limit`` keeps the newest, ``first`` the oldest.
 
-        ``ended``: False only live ones, True only ended ones, None both. ``types`` by key (``site/type``) or by name
-        alone; ``nodes`` by whole name or by the part before the first dot. ``after``: only those behind this one.
+        ``ended``: False only live ones, True only ended ones, None both. ``types`` by key
+        (``site/type``) or by name alone; ``nodes`` by whole name or by the part before the first
+        dot. ``after``: only those behind this one.
         """
         where, values = _drones_where(sites, states, types, nodes)
         if after is not None:
             where += " AND requested_at >= ? AND (requested_at, serial, id) > (?, ?, ?)"
-            values += [after.requested_at, after.requested_at, store.serial_of(after.id) or 0, after.id]
-        order = "requested_at, serial, id" if limit is None else "requested_at DESC, serial DESC, id DESC"
+            values += [
+                after.requested_at,
+                after.requested_at,
+                store.serial_of(after.id) or 0,
+                after.id,
+            ]
+        order = (
+            "requested_at, serial, id"
+            if limit is None
+            else "requested_at DESC, serial DESC, id DESC"
+        )
         most = first if limit is None else limit
         rest, found = f"WHERE live = ?{where} ORDER BY {order} LIMIT ?", list[Drone]()
         with self._open() as sql:
-            for live in (True, False) if ended is None else (not ended,):  # one range of the index each
-                found += tables.DRONES.select(sql, rest, (live, *values, -1 if most is None else most))
+            # one range of the index each
+            for live in (True, False) if ended is None else (not ended,):
+                found += tables.DRONES.select(
+                    sql, rest, (live, *values, -1 if most is None else most)
+                )
         found.sort(key=lambda drone: (drone.requested_at, store.serial_of(drone.id) or 0, drone.id))
         if limit is not None:
             return found[max(0, len(found) - limit) :]
@@ -122,7 +156,9 @@ class Reader:
             count, newest = sql.execute(
                 "SELECT count(*), max(serial) FROM drones WHERE for_class = ?", (class_id,)
             ).fetchone()
-            found = tables.DRONES.select(sql, "WHERE serial = ? AND for_class = ?", (newest, class_id))
+            found = tables.DRONES.select(
+                sql, "WHERE serial = ? AND for_class = ?", (newest, class_id)
+            )
             return (count, next(found)) if count else None
 
     def drone(self, drone_id: DroneId) -> Drone | None:
@@ -133,9 +169,9 @@ class Reader:
     def find(self, any_id: str) -> list[DroneId]:
         """Return the drones that an id of any kind means, newest first.
 
-        That is: our drone id (or a unique prefix or its serial), the site's remote id, the overlay's slot name, or
-        the site's name of its slot. Exact ids win over prefixes, and live drones over ended ones, as sites use their
-        ids again.
+        That is: our drone id (or a unique prefix or its serial), the site's remote id, the
+        overlay's slot name, or the site's name of its slot. Exact ids win over prefixes, and live
+        drones over ended ones, as sites use their ids again.
         """
         if not any_id or any(0xD800 <= ord(letter) < 0xE000 for letter in any_id):
             return []  # arguments of a command may be any bytes, and SQLite takes only text
@@ -157,7 +193,8 @@ class Reader:
                 (serial, any_id, any_id, any_id, parent, FIND_LIMIT),
             ).fetchall()
             if not rows and ascii_id:
-                above = any_id[:-1] + chr(ord(any_id[-1]) + 1)  # the least text above all that begin with it
+                # the least text above all that begin with it
+                above = any_id[:-1] + chr(ord(any_id[-1]) + 1)
                 with_prefix = "SELECT id, live FROM drones WHERE id >= ? AND id < ?" + newest_first
                 rows = sql.execute(with_prefix, (any_id, above, FIND_LIMIT)).fetchall()
         some_live = any(live for _, live in rows)
@@ -171,7 +208,9 @@ class Reader:
     def last_output(self, drone_id: DroneId) -> str:
         """Return its last output as its site reported it; empty if there is none."""
         with self._open() as sql:
-            row = sql.execute("SELECT body FROM console_outputs WHERE drone_id = ?", (drone_id,)).fetchone()
+            row = sql.execute(
+                "SELECT body FROM console_outputs WHERE drone_id = ?", (drone_id,)
+            ).fetchone()
         return zlib.decompress(row[0]).decode("utf-8", "replace") if row else ""
 
     def transitions(
@@ -180,7 +219,9 @@ class Reader:
         """Return transitions of all drones with their sequence numbers, in that order or ``by_time``."""
         rest, values = _rows_after("seq", by_time), (after, since, limit)
         with self._open() as sql:
-            numbers = [number for (number,) in sql.execute(f"SELECT seq FROM transitions {rest}", values)]
+            numbers = [
+                number for (number,) in sql.execute(f"SELECT seq FROM transitions {rest}", values)
+            ]
             return [*zip(numbers, tables.TRANSITIONS.select(sql, rest, values), strict=True)]
 
     def hazards(self, since: float, now: float) -> list[store.Hazard]:
@@ -197,10 +238,15 @@ class Reader:
         found = list[DroneLifetime]()
         with self._open() as sql:
             for live in (True, False):  # one range of the index each
-                found += map(DroneLifetime._make, sql.execute(query, (live, since, now, 0.0 if live else since)))
+                found += map(
+                    DroneLifetime._make,
+                    sql.execute(query, (live, since, now, 0.0 if live else since)),
+                )
         return hazards_of(found)
 
-    def completions(self, since: float, until: float, cluster: int | None = None) -> list[CompletedJob]:
+    def completions(
+        self, since: float, until: float, cluster: int | None = None
+    ) -> list[CompletedJob]:
         """Return jobs that completed from ``since`` on and before ``until``, in the order of their ends.
 
         ``cluster``: only those with this number in front of the process in their ids.
@@ -216,7 +262,9 @@ class Reader:
         alike = "owner = ? AND gpu_milli = ? AND cpus = ? AND memory_mib = ?"
         values = (job.owner, job.gpu_milli, job.cpus, job.memory_mib)
         with self._open() as sql:
-            row = sql.execute(f"SELECT max(peak_vram_mib) FROM completed_jobs WHERE {alike}", values).fetchone()
+            row = sql.execute(
+                f"SELECT max(peak_vram_mib) FROM completed_jobs WHERE {alike}", values
+            ).fetchone()
         return row[0] or 0
 
     def use(self, since: float, until: float, *given: Any, **more: Any) -> RecordedRuns:
@@ -225,7 +273,10 @@ class Reader:
             return tables.read_use(sql, since, until, *given, **more)
 
     def estimate_samples(self) -> EstimateSamples | None:
-        """Return the recorded samples of the estimates. Raises :class:`EstimatesUnreadableError`."""
+        """Return the recorded samples of the estimates.
+
+        Raises :class:`EstimatesUnreadableError`.
+        """
         with self._open() as sql:
             return tables.read_estimates(sql, self.path)
 
@@ -239,7 +290,10 @@ class Reader:
         query = f"SELECT last_tick, last_at, body FROM plans{where} ORDER BY seq DESC LIMIT :limit"
         with self._open() as sql:
             rows = sql.execute(query, {"since": since, "limit": limit}).fetchall()
-            return [replace(tables.unpack(Plan, body), tick=tick, at=at) for tick, at, body in reversed(rows)]
+            return [
+                replace(tables.unpack(Plan, body), tick=tick, at=at)
+                for tick, at, body in reversed(rows)
+            ]
 
     def events(
         self, *, since: float = 0.0, after: int = 0, limit: int = 1000, by_time: bool = False
@@ -285,7 +339,10 @@ class Reader:
         """Return the counters since the store was created."""
         with self._open() as sql:
             rows = sql.execute("SELECT metric, labels, value FROM counters").fetchall()
-        return {MetricKey(metric, tuple(json.loads(labels).items())): value for metric, labels, value in rows}
+        return {
+            MetricKey(metric, tuple(json.loads(labels).items())): value
+            for metric, labels, value in rows
+        }
 
     def series(self, metric: str, since: float, until: float, step_s: float) -> list[series.Series]:
         """Return the time series of a metric; see :func:`provisioner.store.series.read_series`."""
@@ -344,14 +401,25 @@ class Reader:
         at: float,
         mode: DrainMode = DrainMode.PEACEFUL,
     ) -> int:
-        """Record a request for the next tick of the controller, and an event that tells it. Return its number."""
+        """Record a request for the next tick of the controller, and an event that tells it.
+
+        Return its number.
+        """
         ids = json.dumps(list(drone_ids))
         row = {"at": at, "kind": kind, "mode": mode, "drone_ids": ids, "reason": reason, "by": by}
         with self._open(write=True) as sql:
             tables.insert(sql, "requests", row)
             number = int(sql.execute("SELECT last_insert_rowid()").fetchone()[0])
-            told = {"request": number, "kind": kind, "by": by, "reason": reason, "of": ", ".join(drone_ids)[:2000]}
-            tables.insert(sql, "events", {"at": at, "name": "request.recorded", "fields": json.dumps(told)})
+            told = {
+                "request": number,
+                "kind": kind,
+                "by": by,
+                "reason": reason,
+                "of": ", ".join(drone_ids)[:2000],
+            }
+            tables.insert(
+                sql, "events", {"at": at, "name": "request.recorded", "fields": json.dumps(told)}
+            )
             return number
 
     def requests(self) -> tuple[model.OperatorRequest, ...]:
@@ -362,7 +430,9 @@ class Reader:
     def ask_estimate_reset(self, what: str, *, reason: str, by: str, at: float) -> None:
         """Record a request to forget estimates: carried out within a minute, or when a controller runs."""
         with self._open(write=True) as sql:
-            tables.insert(sql, "estimate_resets", {"at": at, "what": what, "reason": reason, "by": by})
+            tables.insert(
+                sql, "estimate_resets", {"at": at, "what": what, "reason": reason, "by": by}
+            )
 
     def estimate_resets(self) -> tuple[store.EstimateReset, ...]:
         """Return the requests to forget that are not carried out yet."""
@@ -378,7 +448,10 @@ class Reader:
         return f"{self.path.absolute().as_uri()}?mode={mode}"
 
     def _connected(self, write: bool) -> sqlite3.Connection:
-        """Return a connection in a transaction. One that reads needs no room on the disk for the log and its index."""
+        """Return a connection in a transaction.
+
+        One that reads needs no room on the disk for the log and its index.
+        """
         uri = self._uri()
         try:
             return _begun(uri, write)
@@ -387,7 +460,8 @@ class Reader:
                 raise
         log = self.path.with_name(self.path.name + "-wal")
         if log.exists() and log.stat().st_size:  # of a controller that was killed
-            return _begun(uri, write, "PRAGMA locking_mode = EXCLUSIVE")  # the index is in memory then
+            # the index is in memory then
+            return _begun(uri, write, "PRAGMA locking_mode = EXCLUSIVE")
         return _begun(f"{self.path.absolute().as_uri()}?mode=ro&immutable=1", write)
 
     @contextmanager
@@ -409,14 +483,23 @@ class Reader:
             ) from error
         except sqlite3.Error as error:
             if not self.path.exists():
-                raise store.StoreError(f"there is no store {self.path}: `provisioner run` creates it") from error
+                raise store.StoreError(
+                    f"there is no store {self.path}: `provisioner run` creates it"
+                ) from error
             raise unusable(self.path, error) from error
 
 
 def _begun(uri: str, write: bool, *settings: str) -> sqlite3.Connection:
-    """Return a connection in a transaction that has read, so that its log is open. Raises ``sqlite3.Error``."""
+    """Return a connection in a transaction that has read, so that its log is open.
+
+    Raises ``sqlite3.Error``.
+    """
     sql = sqlite3.connect(uri, uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None)
-    begin = ("PRAGMA synchronous = FULL", "BEGIN IMMEDIATE") if write else ("PRAGMA query_only = ON", "BEGIN")
+    begin = (
+        ("PRAGMA synchronous = FULL", "BEGIN IMMEDIATE")
+        if write
+        else ("PRAGMA query_only = ON", "BEGIN")
+    )
     try:
         for statement in (*settings, *begin, "PRAGMA user_version"):
             sql.execute(statement).fetchall()
@@ -458,7 +541,10 @@ class DroneLifetime(NamedTuple):
 
 
 def _drones_where(
-    sites: Sequence[str] = (), states: Sequence[str] = (), types: Sequence[str] = (), nodes: Sequence[str] = ()
+    sites: Sequence[str] = (),
+    states: Sequence[str] = (),
+    types: Sequence[str] = (),
+    nodes: Sequence[str] = (),
 ) -> tuple[str, list[object]]:
     """Return further conditions on drones, as ``AND ...``, with their values."""
     where, values = "", list[object]()

@@ -1,7 +1,8 @@
 """Counters and time series in the store.
 
-A sample is taken once a minute and added to the sums of its minute, its ten minutes and its hour, each of which is kept
-for longer than the one before. So no interval is ever computed from finer ones, and the sums are the same at each step.
+A sample is taken once a minute and added to the sums of its minute, its ten minutes and its hour,
+each of which is kept for longer than the one before. So no interval is ever computed from finer
+ones, and the sums are the same at each step.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ _SAMPLES = MetricKey("")
 class Series:
     """Values of one metric with one set of labels, oldest first, as ``(begin of the interval, value)``.
 
-    The value is the mean of a gauge, and the increase of a counter in the interval. An interval in which no
-    controller ran has no point.
+    The value is the mean of a gauge, and the increase of a counter in the interval. An interval in
+    which no controller ran has no point.
     """
 
     labels: Mapping[str, str]
@@ -35,7 +36,12 @@ class Series:
 
 def add_counts(sql: sqlite3.Connection, *counts: MetricValues) -> None:
     """Add to the counters."""
-    rows = [(key.metric, labels_text(key), value) for each in counts for key, value in each.items() if value]
+    rows = [
+        (key.metric, labels_text(key), value)
+        for each in counts
+        for key, value in each.items()
+        if value
+    ]
     sql.executemany(
         "INSERT INTO counters (metric, labels, value) VALUES (?, ?, ?)"
         " ON CONFLICT (metric, labels) DO UPDATE SET value = value + excluded.value",
@@ -49,16 +55,25 @@ def labels_text(key: MetricKey) -> str:
 
 def add_sample(sql: sqlite3.Connection, at: float, gauges: MetricValues) -> None:
     """Add a sample of ``gauges``, and of what the counters have grown by since the last one."""
-    found = [(key.metric, labels_text(key), float(value)) for key, value in ({_SAMPLES: 1.0} | {**gauges}).items()]
+    found = [
+        (key.metric, labels_text(key), float(value))
+        for key, value in ({_SAMPLES: 1.0} | {**gauges}).items()
+    ]
     grown = "FROM counters WHERE value != sampled"
     found += sql.execute(f"SELECT metric, labels, value - sampled {grown}").fetchall()
     rows = [row for row in found if row[2]]
     sql.execute("UPDATE counters SET sampled = value WHERE value != sampled")
-    sql.executemany("INSERT OR IGNORE INTO series (metric, labels) VALUES (?, ?)", [row[:2] for row in rows])
+    sql.executemany(
+        "INSERT OR IGNORE INTO series (metric, labels) VALUES (?, ?)", [row[:2] for row in rows]
+    )
     sql.executemany(
         "INSERT INTO samples (step_s, series, at, value) SELECT ?, id, ?, ? FROM series WHERE metric = ? AND labels = ?"
         " ON CONFLICT (step_s, series, at) DO UPDATE SET value = value + excluded.value",
-        [(step_s, int(at) // step_s * step_s, value, *key) for step_s in STEPS_S for *key, value in rows],
+        [
+            (step_s, int(at) // step_s * step_s, value, *key)
+            for step_s in STEPS_S
+            for *key, value in rows
+        ],
     )
 
 
@@ -85,11 +100,13 @@ def forget(sql: sqlite3.Connection, sites: Iterable[str], types: Iterable[str]) 
         sql.execute(f"DELETE FROM counters WHERE {unknown} AND {gone}", (json.dumps([*known]),))
 
 
-def read_series(sql: sqlite3.Connection, metric: str, since: float, until: float, step_s: float) -> list[Series]:
+def read_series(
+    sql: sqlite3.Connection, metric: str, since: float, until: float, step_s: float
+) -> list[Series]:
     """Return the series of a metric from ``since`` on and before ``until``, by labels.
 
-    ``step_s`` is the least length of the intervals. They are longer where the record goes so far back in longer ones
-    only.
+    ``step_s`` is the least length of the intervals. They are longer where the record goes so far
+    back in longer ones only.
     """
     stored_s = _stored_step(sql, since, step_s)
     step = max(stored_s, int(step_s) // stored_s * stored_s)
@@ -101,7 +118,9 @@ def read_series(sql: sqlite3.Connection, metric: str, since: float, until: float
     taken = dict(sql.execute(query, (step, stored_s, 0, begin, until)))
     grows = metric.endswith(("_total", "_sum", "_count"))
     divisors = dict.fromkeys(taken, 1.0) if grows else taken
-    rows = sql.execute("SELECT id, labels FROM series WHERE metric = ? ORDER BY labels", (metric,)).fetchall()
+    rows = sql.execute(
+        "SELECT id, labels FROM series WHERE metric = ? ORDER BY labels", (metric,)
+    ).fetchall()
     for series, labels in rows:
         if values := dict(sql.execute(query, (step, stored_s, series, begin, until))):
             points = [(float(at), values.get(at, 0.0) / number) for at, number in divisors.items()]

@@ -51,13 +51,20 @@ def _insertion(table: str, columns: tuple[str, ...], keys: tuple[str, ...], keep
 
 
 def insert(
-    sql: sqlite3.Connection, table: str, *rows: Mapping[str, object], keys: tuple[str, ...] = (), keep: bool = False
+    sql: sqlite3.Connection,
+    table: str,
+    *rows: Mapping[str, object],
+    keys: tuple[str, ...] = (),
+    keep: bool = False,
 ) -> int:
     """Insert rows, which all have the same columns. Return the number of rows inserted or replaced.
 
-    ``keys``: columns by which a row replaces one on record. ``keep``: what is on record stays as it is.
+    ``keys``: columns by which a row replaces one on record. ``keep``: what is on record stays as it
+    is.
     """
-    return sql.executemany(_insertion(table, tuple(rows[0]), keys, keep), rows).rowcount if rows else 0
+    return (
+        sql.executemany(_insertion(table, tuple(rows[0]), keys, keep), rows).rowcount if rows else 0
+    )
 
 
 def pack(value: object, kind: Any = None) -> bytes:
@@ -93,14 +100,22 @@ class Table(Generic[T]):
     name: str
     kind: type[T]
     readers: Mapping[str, Callable[[Any], Any]]
-    """By column: reader of what is neither a number nor a text. Members of a StrEnum are written as text."""
+    """By column: reader of what is neither a number nor a text.
+
+    Members of a StrEnum are written as text.
+    """
 
     @cached_property
     def columns(self) -> tuple[str, ...]:
         return tuple(each.name for each in fields(self.kind))  # type: ignore[arg-type]
 
-    def select(self, sql: sqlite3.Connection, rest: str = "", values: Sequence[object] = ()) -> Iterator[T]:
-        """Yield the rows of ``SELECT ... FROM table`` with the ``rest`` of the statement as values."""
+    def select(
+        self, sql: sqlite3.Connection, rest: str = "", values: Sequence[object] = ()
+    ) -> Iterator[T]:
+        """Yield the rows of ``SELECT ...
+
+        FROM table`` with the ``rest`` of the statement as values.
+        """
         names = ", ".join(f'"{name}"' for name in self.columns)
         readers = [(self.columns.index(name), read) for name, read in self.readers.items()]
         for row in sql.execute(f"SELECT {names} FROM {self.name} {rest}", values):
@@ -114,8 +129,12 @@ class Table(Generic[T]):
         return {name: getattr(value, name) for name in self.columns} | more
 
 
-DRONES = Table("drones", model.Drone, {"state": DroneState, "leaving": _state, "drain_mode": DrainMode})
-TRANSITIONS = Table("transitions", Transition, {"was": _state, "state": DroneState, "reason": _reason_of})
+DRONES = Table(
+    "drones", model.Drone, {"state": DroneState, "leaving": _state, "drain_mode": DrainMode}
+)
+TRANSITIONS = Table(
+    "transitions", Transition, {"was": _state, "state": DroneState, "reason": _reason_of}
+)
 COMPLETED_JOBS = Table("completed_jobs", model.CompletedJob, {"unfinished": bool, "splits": bool})
 EVENTS = Table("events", Event, {"fields": json.loads})
 ESTIMATE_RESETS = Table("estimate_resets", EstimateReset, {})
@@ -136,10 +155,16 @@ BEGAN = "coalesce(nullif(started_at, 0), joined_at)"
 def add_run(sql: sqlite3.Connection, run: model.CompletedJob) -> bool:
     """Insert an ended run. Return False if it is on record, though perhaps by another offset of its queue's clock.
 
-    A controller estimates the offset anew when it starts. It moves the submission and the end of a run together.
+    A controller estimates the offset anew when it starts. It moves the submission and the end of a
+    run together.
     """
     near = "job_id = ? AND ended_at BETWEEN ? AND ? AND abs(ended_at - submitted_at - ?) < 1"
-    values = (run.job_id, run.ended_at - 300.0, run.ended_at + 300.0, run.ended_at - run.submitted_at)
+    values = (
+        run.job_id,
+        run.ended_at - 300.0,
+        run.ended_at + 300.0,
+        run.ended_at - run.submitted_at,
+    )
     if sql.execute(f"SELECT 1 FROM completed_jobs WHERE {near}", values).fetchone():
         return False
     return insert(sql, "completed_jobs", COMPLETED_JOBS.row(run), keep=True) > 0
@@ -187,21 +212,34 @@ def read_use(
 ) -> RecordedRuns:
     """Return what runs that ended from ``since`` to ``until`` held and used, and what GPU drones had.
 
-    Of whole days there are sums, which do not tell drones apart: single runs are read of the time before the first
-    midnight, ``of`` some drones, and ``by_drone``. Runs that ended in whole days and began before ``since`` are read as
-    well, to count less. ``slots``: those of the drones at ``until``, with running jobs.
+    Of whole days there are sums, which do not tell drones apart: single runs are read of the time
+    before the first midnight, ``of`` some drones, and ``by_drone``. Runs that ended in whole days
+    and began before ``since`` are read as well, to count less. ``slots``: those of the drones at
+    ``until``, with running jobs.
     """
     (oldest,) = sql.execute("SELECT coalesce(min(ended_at), 0) FROM completed_jobs").fetchone()
     day = int(max(since, oldest) // DAY_S) + 1
-    (longest_s,) = sql.execute("SELECT coalesce(max(longest_s), 0) FROM use_days WHERE day >= ?", (day,)).fetchone()
+    (longest_s,) = sql.execute(
+        "SELECT coalesce(max(longest_s), 0) FROM use_days WHERE day >= ?", (day,)
+    ).fetchone()
     work = [(slot.drone_id, slot.begun_at, slot.work_gpu_milli) for slot in slots if slot.begun_at]
-    values = {"since": since, "until": until, "day": day, "edge": day * DAY_S, "slots": json.dumps(work)}
+    values = {
+        "since": since,
+        "until": until,
+        "day": day,
+        "edge": day * DAY_S,
+        "slots": json.dumps(work),
+    }
     values |= {"last": max(day * DAY_S, since + longest_s), "of": json.dumps([*(of or ())])}
     lives = ["live = 1", "live = 0 AND ended_at >= :since"]  # two ranges of one index
     single = "ended_at >= :since AND ended_at < :last"
     if of is not None:
         chosen = "IN (SELECT value FROM json_each(:of))"
-        lives, single, by_drone = [f"id {chosen}"], f"ended_at >= :since AND drone_id {chosen}", True
+        lives, single, by_drone = (
+            [f"id {chosen}"],
+            f"ended_at >= :since AND drone_id {chosen}",
+            True,
+        )
     if by_drone:
         values |= {"edge": inf, "last": inf}
     runs = f"{_SINGLE}{single}{'' if by_drone else _OF_DAYS}"
@@ -225,7 +263,9 @@ def start_delays(sql: sqlite3.Connection, since: float) -> list[tuple[model.Type
 
 def drone_row(drone: model.Drone) -> dict[str, object]:
     """Return the row of ``drone``, with the columns by which drones are found."""
-    return DRONES.row(drone, site=drone.site, serial=serial_of(drone.id), live=not drone.state.ended)
+    return DRONES.row(
+        drone, site=drone.site, serial=serial_of(drone.id), live=not drone.state.ended
+    )
 
 
 def live_drones(sql: sqlite3.Connection) -> dict[DroneId, model.Drone]:
@@ -244,7 +284,9 @@ def read_meta(sql: sqlite3.Connection) -> dict[str, str]:
 
 
 def write_meta(sql: sqlite3.Connection, **values: str) -> None:
-    insert(sql, "meta", *({"key": key, "value": value} for key, value in values.items()), keys=("key",))
+    insert(
+        sql, "meta", *({"key": key, "value": value} for key, value in values.items()), keys=("key",)
+    )
 
 
 def moment_of(at: float, drift_s: float) -> str:
@@ -259,8 +301,9 @@ def moment_of(at: float, drift_s: float) -> str:
 def controller_now(sql: sqlite3.Connection) -> float:
     """Return the time on the controller's clock, to which all times on record belong.
 
-    It is the wall clock, less its lead at the newest tick. Where the monotonic clock contradicts that, the wall clock
-    was set since then, and the time is that of the tick plus what has passed by the monotonic clock.
+    It is the wall clock, less its lead at the newest tick. Where the monotonic clock contradicts
+    that, the wall clock was set since then, and the time is that of the tick plus what has passed
+    by the monotonic clock.
     """
     meta, host = read_meta(sql), time.time()
     at, (boot, _, begin) = float(meta.get("at", 0.0)), meta.get("moment", "").partition(" ")
@@ -301,8 +344,8 @@ def read_estimates(sql: sqlite3.Connection, path: Path) -> EstimateSamples | Non
 def pack_estimates(samples: EstimateSamples) -> bytes:
     """Return the document of ``samples``.
 
-    Raises ``ValueError`` for values that could not be read again: better now, while the document before it exists, than
-    at the next start.
+    Raises ``ValueError`` for values that could not be read again: better now, while the document
+    before it exists, than at the next start.
     """
     body = pack(samples)
     try:
@@ -338,17 +381,24 @@ _VIEW_PARTS: dict[str, Any] = {
 def split_views(snapshot: Snapshot) -> dict[str, Any]:
     """Return the views of ``snapshot`` in parts that change at different rates, by name; each is one row.
 
-    The bulk is apart from the rest, and so are the times of the views, which change when nothing else does.
+    The bulk is apart from the rest, and so are the times of the views, which change when nothing
+    else does.
     """
     overlay, taken_at = snapshot.overlay, dict[str, float]()
-    parts: dict[str, Any] = {"policy": snapshot.policy, "types": snapshot.types, "estimates": snapshot.estimates}
+    parts: dict[str, Any] = {
+        "policy": snapshot.policy,
+        "types": snapshot.types,
+        "estimates": snapshot.estimates,
+    }
     if overlay.view is not None:
         taken_at[""], parts["slots"], parts["completions"] = (
             overlay.view.taken_at,
             overlay.view.slots,
             overlay.view.completions,
         )
-        overlay = replace(overlay, view=replace(overlay.view, taken_at=0.0, slots=(), completions=None))
+        overlay = replace(
+            overlay, view=replace(overlay.view, taken_at=0.0, slots=(), completions=None)
+        )
     for name, polled in snapshot.sites.items():
         rest = polled
         if polled.view is not None:
@@ -367,8 +417,12 @@ def read_views(sql: sqlite3.Connection, *, bulk: bool = True) -> Views | None:
 
     Without ``bulk`` slots, completions and listed drones are left out, which are most of them.
     """
-    light = "" if bulk else "WHERE name NOT IN ('slots', 'completions') AND name NOT LIKE 'drones/%'"
-    rows: Iterable[tuple[str, bytes]] = sql.execute(f"SELECT name, body FROM views {light} ORDER BY name")
+    light = (
+        "" if bulk else "WHERE name NOT IN ('slots', 'completions') AND name NOT LIKE 'drones/%'"
+    )
+    rows: Iterable[tuple[str, bytes]] = sql.execute(
+        f"SELECT name, body FROM views {light} ORDER BY name"
+    )
     parts = {name: unpack(_VIEW_PARTS[name.partition("/")[0]], body) for name, body in rows}
     if not parts:
         return None
@@ -382,7 +436,9 @@ def read_views(sql: sqlite3.Connection, *, bulk: bool = True) -> Views | None:
         if kind == "site":
             sites[name] = polled
             if polled.view is not None:
-                view = replace(polled.view, taken_at=taken_at[name], drones=parts.get(f"drones/{name}", {}))
+                view = replace(
+                    polled.view, taken_at=taken_at[name], drones=parts.get(f"drones/{name}", {})
+                )
                 sites[name] = replace(polled, view=view)
     tick, at = int(meta["tick"]), float(meta["at"])
     rest = parts["estimates"], parts.get("credentials", ())

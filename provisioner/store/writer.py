@@ -59,10 +59,10 @@ def _on_worker(
 class SqlStore(store.Store):
     """:class:`provisioner.store.Store` in a SQLite file.
 
-    ``keep_s``: retention of ended drones, plans and events. ``snapshots``: number of full snapshots of acting ticks
-    that are kept. ``series_s``: retention of time series. ``threaded``: work in one thread of its own, so that a slow
-    disk does not stop the loop; without it, inline, for a loop on a virtual clock. ``birth`` is drawn for a new store
-    unless given (for reproducible runs).
+    ``keep_s``: retention of ended drones, plans and events. ``snapshots``: number of full snapshots
+    of acting ticks that are kept. ``series_s``: retention of time series. ``threaded``: work in one
+    thread of its own, so that a slow disk does not stop the loop; without it, inline, for a loop on
+    a virtual clock. ``birth`` is drawn for a new store unless given (for reproducible runs).
     ``shadow``: the record of a shadow, which keeps its observations as well.
     """
 
@@ -129,11 +129,20 @@ class SqlStore(store.Store):
             if self._shadow:
                 observations.write_observation(sql, observations.observed(snapshot))
             done = [(plan.tick, number) for number in plan.requests_done]
-            sql.executemany("UPDATE requests SET done_tick = ? WHERE id = ? AND done_tick IS NULL", done)
+            sql.executemany(
+                "UPDATE requests SET done_tick = ? WHERE id = ? AND done_tick IS NULL", done
+            )
             if plan.acts and self._snapshots_kept > 0:
-                insert(sql, "snapshots", {"tick": plan.tick, "body": tables.pack(snapshot)}, keys=("tick",))
+                insert(
+                    sql,
+                    "snapshots",
+                    {"tick": plan.tick, "body": tables.pack(snapshot)},
+                    keys=("tick",),
+                )
                 newest = "SELECT tick FROM snapshots ORDER BY tick DESC LIMIT ?"
-                sql.execute(f"DELETE FROM snapshots WHERE tick NOT IN ({newest})", (self._snapshots_kept,))
+                sql.execute(
+                    f"DELETE FROM snapshots WHERE tick NOT IN ({newest})", (self._snapshots_kept,)
+                )
             moment = tables.moment_of(plan.at, snapshot.drift_s)
             self._write_state(sql, state, gpu_wanted_at=repr(snapshot.gpu_wanted_at), moment=moment)
         self._state, self._view_parts, self._newest_plan = state, view_parts, recorded_plan
@@ -149,7 +158,12 @@ class SqlStore(store.Store):
 
     @_on_worker
     def record_results(
-        self, tick: int, moves: Sequence[StateChange], breakers: Sequence[Breaker], *, set_to: float | None = None
+        self,
+        tick: int,
+        moves: Sequence[StateChange],
+        breakers: Sequence[Breaker],
+        *,
+        set_to: float | None = None,
     ) -> None:
         change = store.RecordChange.by_results(tick, moves, breakers)
         if not (change.drones or change.breakers or set_to is not None):
@@ -161,7 +175,9 @@ class SqlStore(store.Store):
             self._write_state(sql, state, **moved)
         self._state = state
 
-    def _write_state(self, sql: sqlite3.Connection, state: store.CommittedState, **more: str) -> None:
+    def _write_state(
+        self, sql: sqlite3.Connection, state: store.CommittedState, **more: str
+    ) -> None:
         write_meta(
             sql,
             tick=str(state.tick),
@@ -173,20 +189,32 @@ class SqlStore(store.Store):
 
     def _write_change(self, sql: sqlite3.Connection, change: store.RecordChange) -> None:
         live = self.committed.drones
-        changed = [drone for drone_id, drone in change.drones.items() if drone != live.get(drone_id)]
+        changed = [
+            drone for drone_id, drone in change.drones.items() if drone != live.get(drone_id)
+        ]
         insert(sql, "drones", *map(tables.drone_row, changed), keys=("id",))
-        rows = [tables.TRANSITIONS.row(each, reason=to_json(each.reason)) for each in change.transitions]
+        rows = [
+            tables.TRANSITIONS.row(each, reason=to_json(each.reason)) for each in change.transitions
+        ]
         insert(sql, "transitions", *rows)
         forgotten = [(breaker.scope,) for breaker in change.breakers if breaker.forgotten]
         sql.executemany("DELETE FROM breakers WHERE scope = ?", forgotten)
-        kept = [{"scope": each.scope, "body": tables.pack(each)} for each in change.breakers if not each.forgotten]
+        kept = [
+            {"scope": each.scope, "body": tables.pack(each)}
+            for each in change.breakers
+            if not each.forgotten
+        ]
         insert(sql, "breakers", *kept, keys=("scope",))
         series.add_counts(sql, measures.counts_of_change(change, live, self.committed.breakers))
 
     def _write_plan(self, sql: sqlite3.Connection, plan: Plan) -> None:
         """Write a plan, unless it does nothing and equals the one before but for its tick and time."""
         before = self._newest_plan
-        if before is not None and not plan.acts and replace(before, tick=plan.tick, at=plan.at) == plan:
+        if (
+            before is not None
+            and not plan.acts
+            and replace(before, tick=plan.tick, at=plan.at) == plan
+        ):
             move_on = "UPDATE plans SET last_tick = ?, last_at = ? WHERE seq = (SELECT max(seq) FROM plans)"
             if sql.execute(move_on, (plan.tick, plan.at)).rowcount:
                 return
@@ -199,9 +227,16 @@ class SqlStore(store.Store):
         if known is None:
             sql.execute("DELETE FROM views")
             known = {}
-        sql.executemany("DELETE FROM views WHERE name = ?", [(name,) for name in known.keys() - parts.keys()])
-        changed = {name: part for name, part in parts.items() if name not in known or known[name] != part}
-        rows = [{"name": name, "body": tables.pack_view_part(name, part)} for name, part in changed.items()]
+        sql.executemany(
+            "DELETE FROM views WHERE name = ?", [(name,) for name in known.keys() - parts.keys()]
+        )
+        changed = {
+            name: part for name, part in parts.items() if name not in known or known[name] != part
+        }
+        rows = [
+            {"name": name, "body": tables.pack_view_part(name, part)}
+            for name, part in changed.items()
+        ]
         insert(sql, "views", *rows, keys=("name",))
 
     @_on_worker
@@ -229,10 +264,14 @@ class SqlStore(store.Store):
         with self._transaction() as sql:
             new = [run for run in completions if tables.add_run(sql, run)]
             ids = json.dumps([run.drone_id for run in new])
-            found = tables.DRONES.select(sql, "WHERE id IN (SELECT value FROM json_each(?))", (ids,))
+            found = tables.DRONES.select(
+                sql, "WHERE id IN (SELECT value FROM json_each(?))", (ids,)
+            )
             drones = {str(drone.id): drone for drone in found}
             known = [(run, drones[run.drone_id]) for run in new if run.drone_id in drones]
-            series.add_counts(sql, *(measures.counts_of_run(run, of, kinds.get(of.type)) for run, of in known))
+            series.add_counts(
+                sql, *(measures.counts_of_run(run, of, kinds.get(of.type)) for run, of in known)
+            )
 
     @_on_worker
     def start_delays(self, since: float) -> list[tuple[TypeKey, float, float]]:
@@ -253,12 +292,15 @@ class SqlStore(store.Store):
     @_on_worker
     def record_estimates(self, samples: EstimateSamples, resets: Sequence[int] = ()) -> None:
         try:
-            body = tables.pack_estimates(samples)  # this takes a while: operators may write meanwhile
+            # this takes a while: operators may write meanwhile
+            body = tables.pack_estimates(samples)
         except ValueError as error:
             raise unrecordable(self.path, error) from error
         with self._transaction() as sql:
             insert(sql, "estimates", {"id": 1, "at": samples.at, "body": body}, keys=("id",))
-            sql.executemany("DELETE FROM estimate_resets WHERE id = ?", [(number,) for number in resets])
+            sql.executemany(
+                "DELETE FROM estimate_resets WHERE id = ?", [(number,) for number in resets]
+            )
 
     @_on_worker
     def estimate_resets(self) -> tuple[store.EstimateReset, ...]:
@@ -272,7 +314,9 @@ class SqlStore(store.Store):
             for start in range(0, len(drone_ids), BATCH_ROWS):
                 some = drone_ids[start : start + BATCH_ROWS]
                 marks = ", ".join("?" * len(some))
-                rows = sql.execute(f"SELECT id, state FROM drones WHERE live = 0 AND id IN ({marks})", some)
+                rows = sql.execute(
+                    f"SELECT id, state FROM drones WHERE live = 0 AND id IN ({marks})", some
+                )
                 found |= {DroneId(drone_id): DroneState(state) for drone_id, state in rows}
         return found
 
@@ -292,7 +336,10 @@ class SqlStore(store.Store):
             ("console_outputs", "drone_id", "at < ?", (before,)),
             ("requests", "id", "done_tick IS NOT NULL AND at < ?", (before,)),
             ("events", "id", "at < ? OR id <= ?", (before, newest - MAX_EVENTS)),
-            *(("samples", "step_s, series, at", *old) for old in series.old_samples(now, self._series_s)),
+            *(
+                ("samples", "step_s, series, at", *old)
+                for old in series.old_samples(now, self._series_s)
+            ),
             *([("observations", "seq", "last_at < ?", (before,))] if self._shadow else ()),
         ]
         more = [all(self._prune_batch(*kind) for _ in range(BATCHES_PER_PRUNING)) for kind in kinds]
@@ -303,7 +350,9 @@ class SqlStore(store.Store):
 
     def _prune_batch(self, table: str, key: str, old: str, values: Sequence[float]) -> bool:
         """Delete some rows. Return True if there may be more."""
-        batch = f"DELETE FROM {table} WHERE ({key}) IN (SELECT {key} FROM {table} WHERE {old} LIMIT ?)"
+        batch = (
+            f"DELETE FROM {table} WHERE ({key}) IN (SELECT {key} FROM {table} WHERE {old} LIMIT ?)"
+        )
         with self._transaction() as sql:
             return sql.execute(batch, (*values, BATCH_ROWS)).rowcount >= BATCH_ROWS
 
@@ -311,7 +360,9 @@ class SqlStore(store.Store):
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise store.StoreError(f"store {self.path}: cannot create its directory: {error}") from error
+            raise store.StoreError(
+                f"store {self.path}: cannot create its directory: {error}"
+            ) from error
         holder = self._lock.take()
         path = Path(os.path.realpath(self.path))  # the lock's file and SQLite's own lie beside it
         self._sql = open_store(path, self._controller, self._new_birth, shadow=self._shadow)
@@ -342,7 +393,8 @@ class SqlStore(store.Store):
     def _close(self) -> None:
         """Withdraw the claim, so that other processes may open the store while this one lives on."""
         connection = self._opened
-        connection.execute("PRAGMA busy_timeout = 1000")  # whoever writes for longer must not hold up the end
+        # whoever writes for longer must not hold up the end
+        connection.execute("PRAGMA busy_timeout = 1000")
         try:
             with suppress(store.StoreError), self._transaction() as sql:
                 sql.execute("DELETE FROM meta WHERE key = ?", (lock.HOLDER,))
@@ -375,9 +427,9 @@ class SqlStore(store.Store):
     def _transaction(self, *, claims: bool = False) -> Iterator[sqlite3.Connection]:
         """Yield the connection in a transaction: all or nothing, and durable at its end.
 
-        It has the right to write from its first statement on: it cannot fail by a late lock upgrade. Raises
-        :class:`StoreHeldError` if another controller claimed the store, whose lock file was removed or goes by another
-        name; not if this one ``claims`` it now.
+        It has the right to write from its first statement on: it cannot fail by a late lock
+        upgrade. Raises :class:`StoreHeldError` if another controller claimed the store, whose lock
+        file was removed or goes by another name; not if this one ``claims`` it now.
         """
         sql = self._opened
         try:
@@ -385,7 +437,9 @@ class SqlStore(store.Store):
             try:
                 row = sql.execute("SELECT value FROM meta WHERE key = ?", (lock.HOLDER,)).fetchone()
                 if not claims and (row is None or row[0] != self._claim):
-                    raise lock.taken_over(self.path, lock.read_claim(row[0])[1] if row is not None else None)
+                    raise lock.taken_over(
+                        self.path, lock.read_claim(row[0])[1] if row is not None else None
+                    )
                 yield sql
                 sql.execute("COMMIT")
             except BaseException:

@@ -55,23 +55,38 @@ class Resource:
 
     def __init__(self, path: str, verb: str) -> None:
         self.path, self.verb = path, verb
-        command, context = typer.main.get_command(command_line), typer.Context(typer.main.get_command(command_line))
+        command, context = (
+            typer.main.get_command(command_line),
+            typer.Context(typer.main.get_command(command_line)),
+        )
         for word in verb.split():
             command = command.get_command(context, word)  # type: ignore[attr-defined]
         self.command: Any = command
-        shown: list[Any] = [p for p in command.params if p.param_type_name == "option" and p.name not in LOCAL_OPTIONS]
+        shown: list[Any] = [
+            p
+            for p in command.params
+            if p.param_type_name == "option" and p.name not in LOCAL_OPTIONS
+        ]
         self.options = {p.opts[0].removeprefix("--"): p for p in shown}
 
-    def arguments(self, subject: str | None, query: Mapping[str, Sequence[str]]) -> tuple[list[str], out.Page]:
-        """Return the words of the command line that a query means, and the page. Raises :class:`VerbError`."""
+    def arguments(
+        self, subject: str | None, query: Mapping[str, Sequence[str]]
+    ) -> tuple[list[str], out.Page]:
+        """Return the words of the command line that a query means, and the page.
+
+        Raises :class:`VerbError`.
+        """
         words, options = ["--output=json"], dict(query)
         width, color = options.pop("width", None), options.pop("color", ["false"])
         page = out.Page(
-            opt.parsed(_width, "width", width[-1]) if width else None, opt.parsed(_flag, "color", color[-1])
+            opt.parsed(_width, "width", width[-1]) if width else None,
+            opt.parsed(_flag, "color", color[-1]),
         )
         for name, values in options.items():
             if name not in self.options:
-                raise opt.unknown("parameter", name, [*self.options, "width", "color"], code=Exit.USAGE)
+                raise opt.unknown(
+                    "parameter", name, [*self.options, "width", "color"], code=Exit.USAGE
+                )
             if self.options[name].is_flag:
                 words += [f"--{name}"] * opt.parsed(_flag, name, values[-1])
             else:
@@ -79,7 +94,10 @@ class Resource:
         return words + ([] if subject is None else ["--", subject]), page
 
     def ask(self, reader: Reader, words: Sequence[str]) -> tuple[out.Answer, opt.Show]:
-        """Return what the verb answers, and the form that is asked for. Raises :class:`VerbError`, ``StoreError``."""
+        """Return what the verb answers, and the form that is asked for.
+
+        Raises :class:`VerbError`, ``StoreError``.
+        """
         try:
             with self.command.make_context(self.verb, list(words), obj=reader) as context:
                 answered: tuple[out.Answer, opt.Show] = self.command.invoke(context)
@@ -97,7 +115,12 @@ class Resource:
             wide = show.output is Format.WIDE
             out.write(answer, show, out.Page(None, page.color) if wide else page, written)
         more = answer.more if isinstance(answer, out.Listing) else ""
-        return Answered(written.getvalue().encode(), CONTENT_TYPES.get(show.output, TEXT_TYPE), answer.scope, more)
+        return Answered(
+            written.getvalue().encode(),
+            CONTENT_TYPES.get(show.output, TEXT_TYPE),
+            answer.scope,
+            more,
+        )
 
 
 def _flag(text: str) -> bool:
@@ -107,17 +130,26 @@ def _flag(text: str) -> bool:
 
 
 def _width(text: str) -> int:
-    if not (text.isascii() and text.isdecimal() and len(text) < 5 and MIN_WIDTH <= int(text) <= MAX_WIDTH):
+    if not (
+        text.isascii()
+        and text.isdecimal()
+        and len(text) < 5
+        and MIN_WIDTH <= int(text) <= MAX_WIDTH
+    ):
         raise ValueError(f"write a number from {MIN_WIDTH} to {MAX_WIDTH}")
     return int(text)
 
 
-async def answer_resource(resource: Resource, record: SharedRecord, request: web.Request) -> web.Response:
+async def answer_resource(
+    resource: Resource, record: SharedRecord, request: web.Request
+) -> web.Response:
     """Answer a GET request of a resource."""
     query = {name: request.query.getall(name) for name in request.query}
     words, page = resource.arguments(request.match_info.get("id"), query)
     key = f"{resource.path} {words} {page}"
-    return await answer_shared(record, request, key, partial(resource.answer, record.reader, words, page))
+    return await answer_shared(
+        record, request, key, partial(resource.answer, record.reader, words, page)
+    )
 
 
 async def answer_shared(
@@ -138,7 +170,9 @@ async def answer_shared(
     return response_of(answered, request, headers)
 
 
-def response_of(answered: Answered, request: web.Request, headers: Mapping[str, str]) -> web.Response:
+def response_of(
+    answered: Answered, request: web.Request, headers: Mapping[str, str]
+) -> web.Response:
     """Return the response with an answer, compressed if it is long and the client takes that."""
     headers, body = {"Vary": "Accept-Encoding", **headers}, answered.body
     if answered.zipped and "gzip" in request.headers.get("Accept-Encoding", ""):
@@ -146,7 +180,9 @@ def response_of(answered: Answered, request: web.Request, headers: Mapping[str, 
     elif answered.zipped:
         body = gzip.decompress(body)
     is_text = answered.content_type.startswith("text/") and "charset=" not in answered.content_type
-    headers["Content-Type"] = f"{answered.content_type}; charset=utf-8" if is_text else answered.content_type
+    headers["Content-Type"] = (
+        f"{answered.content_type}; charset=utf-8" if is_text else answered.content_type
+    )
     return web.Response(body=body, headers=headers)
 
 
@@ -228,7 +264,9 @@ def _leave(kind: RequestKind, reader: Reader, any_id: str, body: ChangeBody) -> 
 
 
 def _reset(kind: RequestKind, reader: Reader, site: str, body: ChangeBody) -> RequestWords:
-    scope, troubled = troubled_scopes(reader, site, body.type if isinstance(body, ResetBody) else None)
+    scope, troubled = troubled_scopes(
+        reader, site, body.type if isinstance(body, ResetBody) else None
+    )
     if not troubled:
         raise VerbError(f"{scope} is not banned", code=Exit.UNMET)
     return [DroneId(scope)], f"use {', '.join(troubled)} again"
@@ -253,21 +291,42 @@ class Change(NamedTuple):
 
 
 CHANGE_RESOURCES = (
-    Change("/drones/{id}/drain", RequestKind.DRAIN, "Ask a drone to leave the pool.", _leave, DrainBody),
-    Change("/drones/{id}/kill", RequestKind.KILL, "End a drone without waiting for its jobs.", _leave),
+    Change(
+        "/drones/{id}/drain", RequestKind.DRAIN, "Ask a drone to leave the pool.", _leave, DrainBody
+    ),
+    Change(
+        "/drones/{id}/kill", RequestKind.KILL, "End a drone without waiting for its jobs.", _leave
+    ),
     Change("/sites/{id}/disable", RequestKind.DISABLE, "Start no drone at a site.", _site),
     Change("/sites/{id}/enable", RequestKind.ENABLE, "Start drones at a site again.", _site),
-    Change("/sites/{id}/adopt-orphans", RequestKind.ADOPT_ORPHANS, "Put the orphans of a site on record.", _site),
-    Change("/sites/{id}/stop-orphans", RequestKind.STOP_ORPHANS, "Stop the orphans of a site.", _site),
-    Change("/sites/{id}/reset", RequestKind.RESET, "Use a banned site or drone type again, now.", _reset, ResetBody),
-    Change("/reload", RequestKind.RELOAD, "Have the controller read its configuration again.", _reload),
+    Change(
+        "/sites/{id}/adopt-orphans",
+        RequestKind.ADOPT_ORPHANS,
+        "Put the orphans of a site on record.",
+        _site,
+    ),
+    Change(
+        "/sites/{id}/stop-orphans", RequestKind.STOP_ORPHANS, "Stop the orphans of a site.", _site
+    ),
+    Change(
+        "/sites/{id}/reset",
+        RequestKind.RESET,
+        "Use a banned site or drone type again, now.",
+        _reset,
+        ResetBody,
+    ),
+    Change(
+        "/reload", RequestKind.RELOAD, "Have the controller read its configuration again.", _reload
+    ),
 )
 LARGEST_BODY = 16384
 MOST_POINTS = 20_000
 """Longest series that is given."""
 
 
-async def request_change(change: Change, record: SharedRecord, request: web.Request, by: str) -> web.Response:
+async def request_change(
+    change: Change, record: SharedRecord, request: web.Request, by: str
+) -> web.Response:
     """Put a request for a change on record. The controller carries it out at its next tick."""
     if request.content_type != "application/json":
         raise web.HTTPUnsupportedMediaType(text="send a body of application/json")
@@ -275,17 +334,27 @@ async def request_change(change: Change, record: SharedRecord, request: web.Requ
         async with asyncio.timeout(REQUEST_TIMEOUT_S):
             body = change.body.model_validate_json(await request.read())
     except TimeoutError:
-        raise web.HTTPRequestTimeout(text=f"the body did not come within {REQUEST_TIMEOUT_S:g} s") from None
+        raise web.HTTPRequestTimeout(
+            text=f"the body did not come within {REQUEST_TIMEOUT_S:g} s"
+        ) from None
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(map(str, first["loc"])) or "body"
-        raise web.HTTPBadRequest(text=formatting.sanitize(f"{place}: {first['msg']}", 300)) from None
-    told = await record.glance(_ask, record.reader, change, request.match_info.get("id", ""), body, by)
-    log.info("change.requested", kind=change.kind.value, by=by, reason=body.reason, request=told.request)
+        raise web.HTTPBadRequest(
+            text=formatting.sanitize(f"{place}: {first['msg']}", 300)
+        ) from None
+    told = await record.glance(
+        _ask, record.reader, change, request.match_info.get("id", ""), body, by
+    )
+    log.info(
+        "change.requested", kind=change.kind.value, by=by, reason=body.reason, request=told.request
+    )
     return web.json_response(told.model_dump(), status=202)
 
 
-def _ask(reader: Reader, change: Change, subject: str, body: ChangeBody, by: str) -> RecordedRequest:
+def _ask(
+    reader: Reader, change: Change, subject: str, body: ChangeBody, by: str
+) -> RecordedRequest:
     ids, said = change.ask(change.kind, reader, subject, body)
     mode = body.mode if isinstance(body, DrainBody) else DrainMode.PEACEFUL
     number = reader.ask(change.kind, ids, reason=body.reason, by=by, at=reader.now(), mode=mode)

@@ -1,8 +1,8 @@
 """Connections of the web service: limits in all and by peer, and the end of those that take no answer.
 
-A new connection is never refused. At a limit it takes the place of the one that was silent for the longest time, of the
-same peer or of the peer with most connections. So a peer with many connections loses its own, and a request that is
-complete when it comes gets its answer.
+A new connection is never refused. At a limit it takes the place of the one that was silent for the
+longest time, of the same peer or of the peer with most connections. So a peer with many connections
+loses its own, and a request that is complete when it comes gets its answer.
 """
 
 from __future__ import annotations
@@ -102,7 +102,8 @@ def credentials_of(connection: Any) -> tuple[int, int]:
 class ConnectionTable:
     """Open connections by peer, the one that was silent for the longest time first.
 
-    A peer has at most half of ``most``, so that it displaces nobody else; ``shared`` are those that speak for many.
+    A peer has at most half of ``most``, so that it displaces nobody else; ``shared`` are those that
+    speak for many.
     """
 
     def __init__(self, most: int, shared: Collection[Hashable] = ()) -> None:
@@ -149,7 +150,9 @@ class Connections:
         self._tables = {True: ConnectionTable(room, proxy_uids), False: ConnectionTable(room)}
         """By whether they are unix sockets: what comes from the network leaves those of this host their room."""
 
-    def accept(self, accepted: socket.socket, server: web.Server, context: ssl.SSLContext | None) -> None:
+    def accept(
+        self, accepted: socket.socket, server: web.Server, context: ssl.SSLContext | None
+    ) -> None:
         """Speak with a client."""
         connection = Connection(accepted, self._closed)
         self._by_file[connection.fileno()] = connection
@@ -157,7 +160,9 @@ class Connections:
         connection.opening.add_done_callback(connection.opened)
         self._table(connection).add(connection)
 
-    async def _open(self, connection: Connection, server: web.Server, context: ssl.SSLContext | None) -> None:
+    async def _open(
+        self, connection: Connection, server: web.Server, context: ssl.SSLContext | None
+    ) -> None:
         limit_s = HANDSHAKE_TIMEOUT_S if context else None
         with suppress(OSError):  # no TLS, or not in time
             connection.transport, _ = await asyncio.get_running_loop().connect_accepted_socket(
@@ -243,7 +248,8 @@ class BoundedSite(web.BaseSite):
                     await asyncio.sleep(ACCEPT_RETRY_S)
                     continue
                 self._connections.accept(accepted, self._web_server, self._context)
-                await asyncio.sleep(0)  # while connections wait, `sock_accept` leaves the others no turn
+                # while connections wait, `sock_accept` leaves the others no turn
+                await asyncio.sleep(0)
 
 
 def tcp_sockets(host: str, port: int) -> list[socket.socket]:
@@ -251,7 +257,9 @@ def tcp_sockets(host: str, port: int) -> list[socket.socket]:
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     made = [
         socket.create_server(address[:2], family=family, backlog=BACKLOG)
-        for family, address in dict.fromkeys((family, address) for family, _, _, _, address in found)
+        for family, address in dict.fromkeys(
+            (family, address) for family, _, _, _, address in found
+        )
     ]
     for listener in made:
         listener.setblocking(False)

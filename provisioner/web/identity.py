@@ -16,7 +16,14 @@ from typing import Any, NamedTuple
 from aiohttp import web
 
 from provisioner.cli.options import VerbError
-from provisioner.config.models import Role, WebProxySection, WebSection, WebSubjectSection, is_loopback, parse_dn
+from provisioner.config.models import (
+    Role,
+    WebProxySection,
+    WebSection,
+    WebSubjectSection,
+    is_loopback,
+    parse_dn,
+)
 from provisioner.formatting import sanitize
 from provisioner.web.connections import credentials_of
 from provisioner.web.tokens import TokenVerifier
@@ -49,7 +56,8 @@ class Caller(NamedTuple):
 class Authenticator:
     """Finder of the caller of a request, by the socket that it came through.
 
-    A token counts on every socket. One that is not valid is refused, whatever the socket would allow without it.
+    A token counts on every socket. One that is not valid is refused, whatever the socket would
+    allow without it.
     """
 
     def __init__(self, section: WebSection, tokens: TokenVerifier) -> None:
@@ -73,11 +81,15 @@ class Authenticator:
         if by_proxy and self._proxy:
             return proxied(self._proxy, request)
         if isinstance(place, str | bytes):
-            return await asyncio.to_thread(self._of_account, *peer_of(transport))  # it may ask another host
+            # it may ask another host
+            return await asyncio.to_thread(self._of_account, *peer_of(transport))
         if tls is not None:
             return certified(self._subjects, tls.getpeercert() or {})
-        if not is_loopback(named_host(request)):  # a name that some page made to mean this host (DNS rebinding)
-            raise web.HTTPMisdirectedRequest(text="address this service by `localhost` or a loopback address")
+        # a name that some page made to mean this host (DNS rebinding)
+        if not is_loopback(named_host(request)):
+            raise web.HTTPMisdirectedRequest(
+                text="address this service by `localhost` or a loopback address"
+            )
         return Caller("", Role.READ)
 
     def is_proxied(self, request: web.Request) -> bool:
@@ -124,14 +136,18 @@ def uid_of(name: str) -> int:
     try:
         return pwd.getpwnam(name).pw_uid
     except KeyError:
-        raise VerbError(f"web: no user `{name}` on this host; correct `operators.users` or `proxy.users`") from None
+        raise VerbError(
+            f"web: no user `{name}` on this host; correct `operators.users` or `proxy.users`"
+        ) from None
 
 
 def gid_of(name: str) -> int:
     try:
         return grp.getgrnam(name).gr_gid
     except KeyError:
-        raise VerbError(f"web: no group `{name}` on this host; correct `operators.groups`") from None
+        raise VerbError(
+            f"web: no group `{name}` on this host; correct `operators.groups`"
+        ) from None
 
 
 def proxied(section: WebProxySection, request: web.Request) -> Caller:
@@ -140,7 +156,9 @@ def proxied(section: WebProxySection, request: web.Request) -> Caller:
     def header(name: str) -> str:
         values = request.headers.getall(name, [])
         if len(values) > 1:  # one of them may be the client's own
-            raise web.HTTPBadRequest(text=f"the proxy sent {len(values)} headers {name}: it must set one")
+            raise web.HTTPBadRequest(
+                text=f"the proxy sent {len(values)} headers {name}: it must set one"
+            )
         return "".join(values).strip()
 
     name, listed = sanitize(header("X-Remote-User"), NAME_LENGTH), header("X-Remote-Groups")
@@ -152,12 +170,17 @@ def proxied(section: WebProxySection, request: web.Request) -> Caller:
 
 def certified(subjects: Sequence[WebSubjectSection], certificate: Mapping[str, Any]) -> Caller:
     """Return the subject of a client certificate that TLS has verified."""
-    parts = [(SHORT_NAMES.get(key, key), value) for rdn in certificate.get("subject", ()) for key, value in rdn]
+    parts = [
+        (SHORT_NAMES.get(key, key), value)
+        for rdn in certificate.get("subject", ())
+        for key, value in rdn
+    ]
     name = sanitize("".join(f"/{key}={value}" for key, value in parts), NAME_LENGTH)
     for subject in subjects:
         wanted = parse_dn(subject.dn)
         if [key for key, _ in wanted] == [key for key, _ in parts] and all(
-            fnmatchcase(value, pattern) for (_, value), (_, pattern) in zip(parts, wanted, strict=True)
+            fnmatchcase(value, pattern)
+            for (_, value), (_, pattern) in zip(parts, wanted, strict=True)
         ):
             return Caller(name, subject.role)
     return Caller(name)

@@ -28,20 +28,33 @@ ANSWERS: Mapping[str, Sequence[str]] = {
 CHOSEN_COLUMNS: Json = {
     "description": "Rows with the columns that were asked for.",
     "type": "object",
-    "properties": {"schema": {"type": "string"}, "items": {"type": "array", "items": {"type": "object"}}},
+    "properties": {
+        "schema": {"type": "string"},
+        "items": {"type": "array", "items": {"type": "object"}},
+    },
     "required": ["schema", "items"],
 }
 TEXT: Json = {"type": "string"}
-SUBJECT: Json = {"name": "id", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+SUBJECT: Json = {
+    "name": "id",
+    "in": "path",
+    "required": True,
+    "schema": {"type": "string", "minLength": 1},
+}
 
 
 def document(resources: Sequence[Resource]) -> Json:
     """Return the OpenAPI 3.1 document."""
-    schemas = {_component(name): {k: v for k, v in s.items() if k != "$schema"} for name, s in output_schemas().items()}
+    schemas = {
+        _component(name): {k: v for k, v in s.items() if k != "$schema"}
+        for name, s in output_schemas().items()
+    }
     bodies: list[type[BaseModel]] = [change.body for change in api.CHANGE_RESOURCES]
     bodies += [api.RecordedRequest, api.SeriesAnswer, api.ProblemDetails]
     template = "#/components/schemas/{model}"
-    schemas |= models_json_schema([(body, "validation") for body in bodies], ref_template=template)[1]["$defs"]
+    schemas |= models_json_schema([(body, "validation") for body in bodies], ref_template=template)[
+        1
+    ]["$defs"]
     paths: dict[str, Json] = {resource.path: {"get": _reading(resource)} for resource in resources}
     paths |= {f"{API}{change.path}": {"post": _changing(change)} for change in api.CHANGE_RESOURCES}
     paths |= {f"{API}{path}": {"get": each} for path, each in _others().items()}
@@ -55,7 +68,9 @@ def document(resources: Sequence[Resource]) -> Json:
         "paths": paths,
         "components": {
             "schemas": {**schemas, "columns": CHOSEN_COLUMNS},
-            "securitySchemes": {"token": {"type": "http", "scheme": "bearer", "bearerFormat": "JWT"}},
+            "securitySchemes": {
+                "token": {"type": "http", "scheme": "bearer", "bearerFormat": "JWT"}
+            },
         },
         "security": [{}, {"token": []}],
     }
@@ -69,9 +84,16 @@ def _ref(name: str) -> Json:
     return {"$ref": f"#/components/schemas/{name}"}
 
 
-def _operation(summary: str, body: Json, *problems: HTTPStatus, ok: HTTPStatus = HTTPStatus.OK, **more: Any) -> Json:
+def _operation(
+    summary: str, body: Json, *problems: HTTPStatus, ok: HTTPStatus = HTTPStatus.OK, **more: Any
+) -> Json:
     """Return an operation with its responses: success with a body by content type, and problems."""
-    always = (HTTPStatus.BAD_REQUEST, HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.MISDIRECTED_REQUEST)
+    always = (
+        HTTPStatus.BAD_REQUEST,
+        HTTPStatus.UNAUTHORIZED,
+        HTTPStatus.FORBIDDEN,
+        HTTPStatus.MISDIRECTED_REQUEST,
+    )
     content = {"application/problem+json": {"schema": _ref("ProblemDetails")}}
     responses: Json = {str(ok.value): {"description": ok.phrase, "content": body}}
     for status in (*always, *problems, HTTPStatus.SERVICE_UNAVAILABLE):
@@ -94,14 +116,21 @@ def _reading(resource: Resource) -> Json:
     width = {"type": "integer", "minimum": api.MIN_WIDTH, "maximum": api.MAX_WIDTH}
     parameters = [
         *([SUBJECT] if "{id}" in resource.path else []),
-        *(_parameter(name, option, kinds[option.name]) for name, option in resource.options.items()),
+        *(
+            _parameter(name, option, kinds[option.name])
+            for name, option in resource.options.items()
+        ),
         _query("width", width),
         _query("color", {"type": "boolean"}),
     ]
     summary = (resource.command.help or "").strip().partition("\n")[0]
     operation_id = resource.verb.replace(" ", "-")
-    found = _operation(summary, body, HTTPStatus.NOT_FOUND, operationId=operation_id, parameters=parameters)
-    found["responses"]["304"] = {"description": "Nothing new is on record since the answer with this ETag."}
+    found = _operation(
+        summary, body, HTTPStatus.NOT_FOUND, operationId=operation_id, parameters=parameters
+    )
+    found["responses"]["304"] = {
+        "description": "Nothing new is on record since the answer with this ETag."
+    }
     return found
 
 
@@ -138,7 +167,11 @@ def _changing(change: Change) -> Json:
 
 
 def _others() -> dict[str, Json]:
-    last = {"name": "Last-Event-ID", "in": "header", "schema": {"type": "string", "pattern": r"^\d{1,18}\.\d{1,18}$"}}
+    last = {
+        "name": "Last-Event-ID",
+        "in": "header",
+        "schema": {"type": "string", "pattern": r"^\d{1,18}\.\d{1,18}$"},
+    }
     return {
         "/series": _operation(
             "Return the time series of a metric: `since` an age as 1d, in steps of a duration as 5min.",
@@ -146,7 +179,9 @@ def _others() -> dict[str, Json]:
             HTTPStatus.NOT_FOUND,
             parameters=[_query("metric", required=True), _query("since"), _query("step")],
         ),
-        "/schemas": _operation("List the schemas of answers.", _json({"type": "array", "items": TEXT})),
+        "/schemas": _operation(
+            "List the schemas of answers.", _json({"type": "array", "items": TEXT})
+        ),
         "/schemas/{id}": _operation(
             "Return the JSON Schema of an answer.",
             {"application/schema+json": {"schema": {"type": "object"}}},

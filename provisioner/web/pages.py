@@ -65,8 +65,8 @@ class WebPage:
 def render(path: str, reader: Reader, query: Query) -> str:
     """Return the HTML of the page at ``path``, which is decoded, as of now.
 
-    Raises :class:`VerbError` for a page, site, drone, job or parameter that does not exist, ``StoreError`` if the
-    record cannot be read.
+    Raises :class:`VerbError` for a page, site, drone, job or parameter that does not exist,
+    ``StoreError`` if the record cannot be read.
     """
     head, _, name = path.strip("/").partition("/")
     if name and head in PAGES_OF_ONE:
@@ -86,13 +86,21 @@ def render_error(title: str, lines: Sequence[str]) -> str:
 
 def _html(page: WebPage, here: str | None = None, asked: str = "", as_of: str = "") -> str:
     menu = [path for path in PAGES if path != "why"]
-    return _template().render(page=page, here=here, menu=menu, asked=asked, as_of=as_of, version=__version__)
+    return _template().render(
+        page=page, here=here, menu=menu, asked=asked, as_of=as_of, version=__version__
+    )
 
 
 @cache
 def _template() -> Template:
     loader = PackageLoader("provisioner.web")
-    made = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    made = Environment(
+        loader=loader,
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
     return made.get_template("page.html")
 
 
@@ -101,9 +109,13 @@ def _resource(verb: str) -> Resource:
     return Resource("", verb)
 
 
-def _answer(verb: str, reader: Reader, query: Query, subject: str | None = None, limit: str | None = None) -> Any:
+def _answer(
+    verb: str, reader: Reader, query: Query, subject: str | None = None, limit: str | None = None
+) -> Any:
     """Return what a verb answers to the parameters of a page, of which commas separate several values."""
-    given = {key: value.split(",") for key, value in query.items() if key not in tables.TABLE_PARAMETERS}
+    given = {
+        key: value.split(",") for key, value in query.items() if key not in tables.TABLE_PARAMETERS
+    }
     if limit is not None:
         given["limit"] = [str(opt.parsed(tables.row_limit, "limit", limit))]
     words, _ = _resource(verb).arguments(subject, given)
@@ -113,9 +125,12 @@ def _answer(verb: str, reader: Reader, query: Query, subject: str | None = None,
 def _document(title: str, document: out.Document, query: Query, *lines: str) -> WebPage:
     """Return the page of a document: facts, then its parts; the parameters sort the main one."""
     parts = [
-        page_table(part, query if key == document.main else None) for key, part in document.parts.items() if part.title
+        page_table(part, query if key == document.main else None)
+        for key, part in document.parts.items()
+        if part.title
     ]
-    others = [fact for fact in document.facts if fact.key not in ("id", "site")]  # the title has them
+    # the title has them
+    others = [fact for fact in document.facts if fact.key not in ("id", "site")]
     return WebPage(title, lines, facts=tables.facts(replace(document, facts=others)), tables=parts)
 
 
@@ -128,7 +143,8 @@ def _named(kind: str, name: str) -> str:
     return f"{kind} {formatting.sanitize(name, 80)}"
 
 
-# ----------------------------------------------------------------------------------------------------------------- now
+# -----------------------------------------------------------------------------------------------------------------
+# now
 
 STATE_GROUPS: Mapping[str, Sequence[DroneState]] = {
     "starting": model.ON_THE_WAY,
@@ -167,7 +183,9 @@ def _types_now(reader: Reader, of_sites: out.Listing) -> PageTable:
     configured = {kind.key: kind for kind in views.types} if views else {}
     by_name: dict[str, sites.SiteRow] = {row.name: row for row in of_sites.rows}
     known = {*configured, *(kind for kind, _ in live)}
-    site_of = {key: by_name[site] for key in sorted(known) if (site := key.partition("/")[0]) in by_name}
+    site_of = {
+        key: by_name[site] for key in sorted(known) if (site := key.partition("/")[0]) in by_name
+    }
     refused = {key: _refused(newest, row, key) for key, row in site_of.items()}
 
     def free(key: model.TypeKey) -> str:
@@ -175,7 +193,10 @@ def _types_now(reader: Reader, of_sites: out.Listing) -> PageTable:
         return "?" if places is None else str(places)
 
     def counts(key: model.TypeKey) -> dict[str, int]:
-        return {group: sum(live[key, state] for state in states) for group, states in STATE_GROUPS.items()}
+        return {
+            group: sum(live[key, state] for state in states)
+            for group, states in STATE_GROUPS.items()
+        }
 
     def in_group(group: str) -> out.Column:
         return out.whole(group, f"Drones that are {group}.", lambda key: counts(key)[group])
@@ -185,13 +206,18 @@ def _types_now(reader: Reader, of_sites: out.Listing) -> PageTable:
         out.whole("free", "Drones that could start now.", free),
         *map(in_group, STATE_GROUPS),
         out.data("share", "Part of the drones in each state.", counts),
-        out.whole("refused", "Waiting jobs that the newest plan starts nothing for here.", lambda key: refused[key][0]),
+        out.whole(
+            "refused",
+            "Waiting jobs that the newest plan starts nothing for here.",
+            lambda key: refused[key][0],
+        ),
         out.words("why", "Reason of most of them.", lambda key: refused[key][1]),
     )
     shown = [replace(column, level=0) for column in columns]
     made = page_table(out.Listing("", shown, list(site_of), title="Drones by site and type"))
     keyed = [
-        h._replace(kind=f"amount key {h.text.lower()}") if h.text.lower() in STATE_GROUPS else h for h in made.heads
+        h._replace(kind=f"amount key {h.text.lower()}") if h.text.lower() in STATE_GROUPS else h
+        for h in made.heads
     ]
     of_site = [replace(column, spare=0) for column in _shown(of_sites.columns, *SITE_SHOWN)]
     about = dict(zip(by_name, page_table(replace(of_sites, columns=of_site)).rows, strict=True))
@@ -204,15 +230,24 @@ def _free_places(row: sites.SiteRow, kind: model.DroneType, quiet_s: float) -> i
     from provisioner.planner.owner import FreeResources
 
     if row.view is not None and row.view.nodes:
-        return FreeResources.of(row.view.nodes, row.policy.blocking if row.policy else (), quiet_s).count(kind)
-    return row.view.free.get(kind.name, 0) if row.view is not None and row.view.free is not None else None
+        return FreeResources.of(
+            row.view.nodes, row.policy.blocking if row.policy else (), quiet_s
+        ).count(kind)
+    return (
+        row.view.free.get(kind.name, 0)
+        if row.view is not None and row.view.free is not None
+        else None
+    )
 
 
 def _refused(newest: model.Plan | None, row: sites.SiteRow, key: model.TypeKey) -> tuple[int, str]:
     """Return the jobs that the newest plan refuses for a type or its site, and the reason of most of them."""
     by_reason: Counter[str] = Counter()
     for refusal in newest.refusals if newest else ():
-        places = {getattr(refusal.reason, name, "") for name in ("type", "scope", "site", "nearest", "view")}
+        places = {
+            getattr(refusal.reason, name, "")
+            for name in ("type", "scope", "site", "nearest", "view")
+        }
         if places & {str(key), row.name, f"site:{row.name}"}:
             by_reason[formatting.describe(refusal.reason)] += refusal.count
     if by_reason:
@@ -222,7 +257,8 @@ def _refused(newest: model.Plan | None, row: sites.SiteRow, key: model.TypeKey) 
     return 0, plan.breaker_words(troubled) if troubled else ""
 
 
-# ----------------------------------------------------------------------------------------------------------------- why
+# -----------------------------------------------------------------------------------------------------------------
+# why
 
 WHY_HELP = (
     "Why does a job wait, why is a drone as it is, and what comes next?",
@@ -254,7 +290,9 @@ def _drone(reader: Reader, any_id: str, query: Query) -> WebPage:
     document = _answer("drones show", reader, {}, any_id)
     life, last_words = document.parts["history"], document.parts["last_words"].rows
     page = _document(f"Drone {document.name}", replace(document, parts={}), query)
-    return replace(page, life=page_table(life), output="\n".join(map(formatting.sanitize, last_words)))
+    return replace(
+        page, life=page_table(life), output="\n".join(map(formatting.sanitize, last_words))
+    )
 
 
 def _class(reader: Reader, class_id: str, query: Query) -> WebPage:
@@ -266,11 +304,17 @@ def _job(reader: Reader, job_id: str, query: Query) -> WebPage:
     """Return the page of one job for its user: it has nothing on other users."""
     document = _answer("explain job", reader, {}, job_id)
     title = _named("Job", job_id)
-    public = replace(document, facts=[fact for fact in document.facts if fact.key in JOB_FACTS_SHOWN])
+    public = replace(
+        document, facts=[fact for fact in document.facts if fact.key in JOB_FACTS_SHOWN]
+    )
     if document.schema != jobs.CLASS_SCHEMA:
-        return _document(f"{title} {JOB_STATES[document.of.state]}", public, query, document.of.said)
+        return _document(
+            f"{title} {JOB_STATES[document.of.state]}", public, query, document.of.said
+        )
     said = [_public(reason) for reason in document.parts["said"].rows]
-    advice = [replace(each, why=each.why and _public(each.why)) for each in document.parts["advice"].rows]
+    advice = [
+        replace(each, why=each.why and _public(each.why)) for each in document.parts["advice"].rows
+    ]
     parts = {
         "advice": replace(document.parts["advice"], rows=advice),
         "said": replace(document.parts["said"], rows=said),
@@ -290,7 +334,13 @@ def _public(reason: Reason) -> Reason:
 
 
 WITH_WORDS_OF_SITES = (
-    *(reasons.BackingOff, reasons.StartsUnmatched, reasons.ExclusiveOnly, reasons.StartBlocked, reasons.StaleView),
+    *(
+        reasons.BackingOff,
+        reasons.StartsUnmatched,
+        reasons.ExclusiveOnly,
+        reasons.StartBlocked,
+        reasons.StaleView,
+    ),
 )
 JOB_FACTS_SHOWN = ("drone", "needs", "waiting", "running", "drones")
 JOB_STATES = {"running": "runs", "held": "is held", "done": "is done"}
@@ -298,7 +348,8 @@ FINDERS = ("drone", "job", "class")
 """Kinds of ids, in the order in which they are looked for."""
 
 
-# ----------------------------------------------------------------------------------------------- sites and their owners
+# -----------------------------------------------------------------------------------------------
+# sites and their owners
 
 OWNER_SHOWN = {
     "site": "site",
@@ -322,51 +373,91 @@ def _site(reader: Reader, name: str, query: Query) -> WebPage:
 
 def _owner(reader: Reader, query: Query) -> WebPage:
     listing = _answer("sites", reader, query)
-    shown = [replace(c, head=OWNER_SHOWN.get(c.key, "")) for c in _shown(listing.columns, *OWNER_SHOWN)]
+    shown = [
+        replace(c, head=OWNER_SHOWN.get(c.key, "")) for c in _shown(listing.columns, *OWNER_SHOWN)
+    ]
     owners = replace(listing, columns=shown, title="Owners")
     hazards = reader.hazards(out.now() - sites.WEEK_S, out.now())
-    claims = [(row.name, claim) for row in listing.rows for claim in (row.view.claims if row.view else ())]
+    claims = [
+        (row.name, claim) for row in listing.rows for claim in (row.view.claims if row.view else ())
+    ]
     site_column = out.text("site", "Site.", lambda pair: pair[0], level=0)
     of_claim = [replace(c, of=lambda pair, of=c.of: of(pair[1])) for c in sites.CLAIM_COLUMNS]
     leaving = [drone for drone in reader.drones() if drone.notice_at]
     made = (
         page_table(owners, query),
-        page_table(out.Listing("", sites.HAZARD_COLUMNS, hazards, title="Taken back in the last 7 days")),
+        page_table(
+            out.Listing("", sites.HAZARD_COLUMNS, hazards, title="Taken back in the last 7 days")
+        ),
         page_table(out.Listing("", [site_column, *of_claim], claims, title="Their jobs that wait")),
         page_table(
-            out.Listing("", _shown(drones.DRONE_COLUMNS, *GIVING_WAY_SHOWN), leaving, title="Drones that give way now")
+            out.Listing(
+                "",
+                _shown(drones.DRONE_COLUMNS, *GIVING_WAY_SHOWN),
+                leaving,
+                title="Drones that give way now",
+            )
         ),
     )
-    return WebPage("Owner", ["The owner's jobs come first: drones leave when they wait."], tables=made)
+    return WebPage(
+        "Owner", ["The owner's jobs come first: drones leave when they wait."], tables=made
+    )
 
 
-# ------------------------------------------------------------------------------------------------------- use and waste
+# -------------------------------------------------------------------------------------------------------
+# use and waste
 
 PERIODS = {"1d": "last day", "7d": "last 7 days", "30d": "last 30 days"}
 BAR_S = {"1d": 1800.0, "7d": 3 * 3600.0, "30d": 86400.0}
 """Length of a bar in the chart of a period, in seconds."""
 USE_SHOWN = (
-    *("name", "jobs", "held_gpu_s", "mean", "use_p95", "vram_p95_mib", "vram_asked_mib", "fits", "saved_gpu_s"),
+    *(
+        "name",
+        "jobs",
+        "held_gpu_s",
+        "mean",
+        "use_p95",
+        "vram_p95_mib",
+        "vram_asked_mib",
+        "fits",
+        "saved_gpu_s",
+    ),
 )
 
 
-def _choices(query: Query, key: str, words: Mapping[str, str], usual: str) -> tuple[str, list[Choice]]:
-    """Return the value of a parameter that has few, and links to all. Raises :class:`VerbError` for another value."""
+def _choices(
+    query: Query, key: str, words: Mapping[str, str], usual: str
+) -> tuple[str, list[Choice]]:
+    """Return the value of a parameter that has few, and links to all.
+
+    Raises :class:`VerbError` for another value.
+    """
     given = query.get(key, usual)
     if given not in words:
         raise opt.unknown(key, given, list(words), code=Exit.USAGE)
-    links = [Choice(text, f"?{urlencode({**query, key: value})}", value == given) for value, text in words.items()]
+    links = [
+        Choice(text, f"?{urlencode({**query, key: value})}", value == given)
+        for value, text in words.items()
+    ]
     return given, links
 
 
 def _use(reader: Reader, query: Query) -> WebPage:
     period, periods = _choices(query, "since", PERIODS, "7d")
-    by, groupings = _choices(query, "by", {str(each): f"by {each}" for each in usage.Grouping}, "class")
+    by, groupings = _choices(
+        query, "by", {str(each): f"by {each}" for each in usage.Grouping}, "class"
+    )
     document = _answer("usage", reader, {**query, "since": period, "by": by})
     items, report = document.parts["items"], document.of
-    document = replace(document, parts={"items": replace(items, columns=_shown(items.columns, *USE_SHOWN))})
+    document = replace(
+        document, parts={"items": replace(items, columns=_shown(items.columns, *USE_SHOWN))}
+    )
     held = f"{charts.amount(report.total_s / 3600)} GPU-hours of drones in the {PERIODS[period]}"
-    used = f"jobs used {report.used_s / report.measured_s:.0%} of what they held" if report.measured_s else ""
+    used = (
+        f"jobs used {report.used_s / report.measured_s:.0%} of what they held"
+        if report.measured_s
+        else ""
+    )
     page = _document("Use", document, query, f"{held}; {used or 'no run was measured'}.")
     return replace(page, choices=(periods, groupings))
 
@@ -393,22 +484,34 @@ def _waste(reader: Reader, query: Query) -> WebPage:
     for site in {site for site, _ in found}:
         good_and_lost = _good_and_lost(found.pop((site, "busy"), none), lost.get((site,), none))
         found[site, "good"], found[site, "lost"] = good_and_lost
-    steps = {use: zip(none, *(each for key, each in found.items() if key[1] == use), strict=True) for use in USES}
+    steps = {
+        use: zip(none, *(each for key, each in found.items() if key[1] == use), strict=True)
+        for use in USES
+    }
     hours = {use: [sum(each) / 3600 for each in of_use] for use, of_use in steps.items()}
     total = sum(map(sum, hours.values()))
-    parts = ", ".join(f"{use} {sum(each) / total:.0%}" for use, each in hours.items()) if total else "none on record"
+    parts = (
+        ", ".join(f"{use} {sum(each) / total:.0%}" for use, each in hours.items())
+        if total
+        else "none on record"
+    )
     words = PERIODS[period]
     return WebPage(
         "Waste",
         [f"{charts.amount(total)} GPU-hours in the {words}: {parts}."],
         (periods,),
-        chart=charts.stacked_bars(f"GPU-hours in the {words}", hours, USES, gpu_s.times) if total else None,
+        chart=charts.stacked_bars(f"GPU-hours in the {words}", hours, USES, gpu_s.times)
+        if total
+        else None,
         tables=[page_table(_hours_by_site(found), query)],
     )
 
 
 def _good_and_lost(busy: Sequence[float], lost: Sequence[float]) -> tuple[list[float], list[float]]:
-    """Return the parts of the busy time, each by step. A loss counts at the end of its drone, after the busy time."""
+    """Return the parts of the busy time, each by step.
+
+    A loss counts at the end of its drone, after the busy time.
+    """
     good, cut, due = [*busy], [0.0] * len(busy), 0.0
     for n in reversed(range(len(busy))):
         due += lost[n]
@@ -435,23 +538,30 @@ def _hours_by_site(gpu_s: Mapping[tuple[str, ...], Sequence[float]]) -> out.List
     return out.Listing("", columns, sorted({site for site, _ in gpu_s}), title="GPU-hours by site")
 
 
-# ---------------------------------------------------------------------------------------------------------------- lists
+# ----------------------------------------------------------------------------------------------------------------
+# lists
 
 
 def _plan(reader: Reader, query: Query) -> WebPage:
     document = _answer("plan", reader, query)
-    return _document("Plan", document, query, f"The next tick would do this: {plan.plan_summary(document.of)}.")
+    return _document(
+        "Plan", document, query, f"The next tick would do this: {plan.plan_summary(document.of)}."
+    )
 
 
 def _drones(reader: Reader, query: Query) -> WebPage:
     shown, links = _choices(query, "show", {"live": "live", "ended": "ended", "all": "all"}, "live")
-    filters = {key: value for key, value in query.items() if key not in ("show", *tables.TABLE_PARAMETERS)}
+    filters = {
+        key: value for key, value in query.items() if key not in ("show", *tables.TABLE_PARAMETERS)
+    }
     asked = filters if shown == "live" else {**filters, shown: "true"}
     page = {"limit": "500", **query}
     listing = _answer("drones", reader, asked, limit=None if "sort" in query else page["limit"])
     columns = [replace(c, level=2) if c.key in DRONE_NOT_SHOWN else c for c in listing.columns]
     only = [f"{key}: {', '.join(value.split(','))}" for key, value in filters.items()]
-    title = "; ".join([formatting.count(listing.total or 0, "drone"), *map(formatting.sanitize, only)])
+    title = "; ".join(
+        [formatting.count(listing.total or 0, "drone"), *map(formatting.sanitize, only)]
+    )
     table = page_table(replace(listing, title=title, columns=columns), page)
     return WebPage("Drones", choices=[links], tables=[table])
 

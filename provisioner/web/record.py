@@ -29,8 +29,9 @@ RUNNING_OF_CALLER = 1
 MOST_WAITING_OF_CALLER = 50
 MOST_WAITING_READS = 200
 MOST_WAITING_GLANCES = 4000
-"""More reads at once are refused: each would only wait for those before it. All clients of the stream may come at once,
-as after a restart: a browser whose stream is refused does not try again."""
+"""More reads at once are refused: each would only wait for those before it. All clients of the
+stream may come at once, as after a restart: a browser whose stream is refused does not try again.
+"""
 ANSWER_KEPT_S = 2.0
 """An answer is given again for so long, if nothing new is on record: its ages are as much too small."""
 MOST_ANSWERS_KEPT = 64
@@ -123,7 +124,10 @@ class SharedRecord:
         return self._waiting[self._pool] >= READ_THREADS
 
     async def run(self, function: Callable[..., T], *args: Any) -> T:
-        """Call a function in a thread. Raises :class:`TooManyReadsError` if too many calls, or of a caller, wait."""
+        """Call a function in a thread.
+
+        Raises :class:`TooManyReadsError` if too many calls, or of a caller, wait.
+        """
         caller = CALLER_KEY.get()
         if self._waiting[caller] >= MOST_WAITING_OF_CALLER:
             raise TooManyReadsError
@@ -138,12 +142,16 @@ class SharedRecord:
         """Call a function that takes milliseconds, which does not wait for longer ones; else as :meth:`run`."""
         return await self._run(self._glances, MOST_WAITING_GLANCES, function, *args)
 
-    async def _run(self, pool: ThreadPoolExecutor, most: int, function: Callable[..., T], *args: Any) -> T:
+    async def _run(
+        self, pool: ThreadPoolExecutor, most: int, function: Callable[..., T], *args: Any
+    ) -> T:
         if self._waiting[pool] >= most:
             raise TooManyReadsError
         self._waiting[pool] += 1
         try:
-            async with self._turns.setdefault((pool, CALLER_KEY.get()), asyncio.Semaphore(RUNNING_OF_CALLER)):
+            async with self._turns.setdefault(
+                (pool, CALLER_KEY.get()), asyncio.Semaphore(RUNNING_OF_CALLER)
+            ):
                 return await self._call(pool, function, *args)
         finally:
             self._waiting[pool] -= 1
@@ -154,7 +162,9 @@ class SharedRecord:
 
     async def version(self, *, vital: bool = False) -> str:
         """Return a text that differs when an answer may differ in more than its ages."""
-        return await (self._call(self._vital, self._version) if vital else self.glance(self._version))
+        return await (
+            self._call(self._vital, self._version) if vital else self.glance(self._version)
+        )
 
     def _version(self) -> str:
         now = time.monotonic()
@@ -164,9 +174,13 @@ class SharedRecord:
         if now - self._holder[0] > 1.0:  # it locks the record's lock file for a moment
             holder = self.reader.holder()
             self._holder = now, holder.pid if holder else 0
-        return "-".join(map(str, (*position, self._holder[1], int(max(0.0, now - since) // STALE_STEP_S))))
+        return "-".join(
+            map(str, (*position, self._holder[1], int(max(0.0, now - since) // STALE_STEP_S)))
+        )
 
-    async def answer(self, key: str, version: str, make: Callable[[], Answered], *, vital: bool = False) -> Answered:
+    async def answer(
+        self, key: str, version: str, make: Callable[[], Answered], *, vital: bool = False
+    ) -> Answered:
         """Return the answer of ``make``, or one for the same key that is not old, of this version unless busy.
 
         ``vital``: it is one of few that all may ask for, and it does not wait for others.
@@ -178,7 +192,10 @@ class SharedRecord:
         will_do = not made if vital else self._busy and (not made or age_s <= BUSY_KEPT_S)
         if future is None or not (as_new or will_do):
             call = partial(self._call, self._vital) if vital else self.run
-            known_version, future = version, asyncio.ensure_future(call(lambda: make().compressed()))
+            known_version, future = (
+                version,
+                asyncio.ensure_future(call(lambda: make().compressed())),
+            )
             self._answers[key] = version, time.monotonic(), future
         self._answers.move_to_end(key)
         while len(self._answers) > MOST_ANSWERS_KEPT:

@@ -34,15 +34,19 @@ SOCKET_NAME = "web.sock"
 def serve(
     path: opt.ConfigArgument = None,
     config: opt.ConfigPath = None,
-    log_format: Annotated[LogFormat | None, opt.switch("Form of the log lines.", "--log-format")] = None,
-    log_level: Annotated[LogLevel, opt.switch("Log nothing below this.", "--log-level")] = LogLevel.INFO,
+    log_format: Annotated[
+        LogFormat | None, opt.switch("Form of the log lines.", "--log-format")
+    ] = None,
+    log_level: Annotated[
+        LogLevel, opt.switch("Log nothing below this.", "--log-level")
+    ] = LogLevel.INFO,
 ) -> None:
     """Run the web service: API, metrics and pages.
 
-    It reads the record beside the controller, and works while the controller is down. It listens where the section
-    `web` of the configuration says: by default on a unix socket beside the record and on http://127.0.0.1:8618, where
-    everybody may look and only root, its own user and configured accounts may change something, over the socket.
-    It ends by SIGTERM or Ctrl-C.
+    It reads the record beside the controller, and works while the controller is down. It listens
+    where the section `web` of the configuration says: by default on a unix socket beside the record
+    and on http://127.0.0.1:8618, where everybody may look and only root, its own user and
+    configured accounts may change something, over the socket. It ends by SIGTERM or Ctrl-C.
 
     \b
     Examples:
@@ -55,8 +59,13 @@ def serve(
 
     store, section = load_web(opt.config_path(opt.Where(config=path or config)))
     log_to_stderr(log_level, log_format)
-    logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)  # it tells of each client that speaks no HTTP
-    asyncio.run(_serve(WebService(SharedReader(store), section), section.socket or store.parent / SOCKET_NAME))
+    # it tells of each client that speaks no HTTP
+    logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)
+    asyncio.run(
+        _serve(
+            WebService(SharedReader(store), section), section.socket or store.parent / SOCKET_NAME
+        )
+    )
 
 
 async def _serve(service: WebService, path: Path) -> None:
@@ -86,7 +95,10 @@ async def _serve(service: WebService, path: Path) -> None:
 
 
 async def listen(runner: web.AppRunner, section: WebSection, path: Path) -> list[str]:
-    """Open all listeners and return where they are. Raises :class:`VerbError` for one that cannot be opened."""
+    """Open all listeners and return where they are.
+
+    Raises :class:`VerbError` for one that cannot be opened.
+    """
     from provisioner.config.models import parse_address
     from provisioner.web.connections import BoundedSite, tcp_sockets, unix_sockets
     from provisioner.web.server import CONNECTIONS
@@ -98,7 +110,9 @@ async def listen(runner: web.AppRunner, section: WebSection, path: Path) -> list
     if section.tls:
         addresses.append(("https", section.tls.listen, tls_context(section.tls)))
     site_of = partial(BoundedSite, runner, runner.app[CONNECTIONS])
-    sites = {f"unix:{place}": site_of(partial(unix_sockets, _unused(place))) for place in unix_paths} | {
+    sites = {
+        f"unix:{place}": site_of(partial(unix_sockets, _unused(place))) for place in unix_paths
+    } | {
         f"{scheme}://{address}": site_of(partial(tcp_sockets, *parse_address(address)), context)
         for scheme, address, context in addresses
     }
@@ -109,7 +123,8 @@ async def listen(runner: web.AppRunner, section: WebSection, path: Path) -> list
             raise VerbError(f"cannot listen at {place}: {error.strerror or error}") from None
     os.chmod(path, 0o660)
     if section.proxy:
-        os.chmod(section.proxy.socket, 0o666)  # each connection is checked: the kernel tells whose it is
+        # each connection is checked: the kernel tells whose it is
+        os.chmod(section.proxy.socket, 0o666)
     return [*sites]
 
 
@@ -122,7 +137,10 @@ def _unused(path: Path) -> Path:
 
 
 def tls_context(section: WebTlsSection) -> ssl.SSLContext:
-    """Return the context of the listener with TLS. Raises :class:`VerbError` for files that do not do."""
+    """Return the context of the listener with TLS.
+
+    Raises :class:`VerbError` for files that do not do.
+    """
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
 
     def refuse_passphrase() -> str:
@@ -131,7 +149,9 @@ def tls_context(section: WebTlsSection) -> ssl.SSLContext:
     try:
         context.load_cert_chain(section.certificate, section.key, refuse_passphrase)
         if ca := section.client_ca:
-            context.load_verify_locations(**({"capath": str(ca)} if ca.is_dir() else {"cafile": str(ca)}))
+            context.load_verify_locations(
+                **({"capath": str(ca)} if ca.is_dir() else {"cafile": str(ca)})
+            )
             context.verify_mode = ssl.CERT_OPTIONAL
     except OSError as error:
         raise VerbError(f"web.tls: certificate, key or client_ca cannot be used: {error}") from None

@@ -92,7 +92,9 @@ class WebService:
         for resource in resources:
             self._get(resource.path, partial(api.answer_resource, resource, self.record))
         for change in api.CHANGE_RESOURCES:
-            self.app.router.add_post(f"{API}{change.path}", self._guarded(partial(self._change, change), Role.OPERATE))
+            self.app.router.add_post(
+                f"{API}{change.path}", self._guarded(partial(self._change, change), Role.OPERATE)
+            )
         for file in static.iterdir():
             self.app.router.add_get(f"/static/{file.name}", partial(_file, file))
 
@@ -135,7 +137,8 @@ class WebService:
         def examined() -> Answered:
             found = health(self.record.reader)
             return Answered(
-                (READY if found.ready else "".join(f"{each}\n" for each in found.reasons)).encode(), "text/plain"
+                (READY if found.ready else "".join(f"{each}\n" for each in found.reasons)).encode(),
+                "text/plain",
             )
 
         found = await self._vital("ready", examined)
@@ -167,7 +170,9 @@ class WebService:
 
         def rendered() -> Answered:
             with out.one_moment(self.record.reader.now):
-                return Answered(pages.render(request.path, self.record.reader, query).encode(), "text/html")
+                return Answered(
+                    pages.render(request.path, self.record.reader, query).encode(), "text/html"
+                )
 
         try:
             key = request.path if is_public else str(request.rel_url)
@@ -180,7 +185,9 @@ class WebService:
     async def _events(self, request: web.Request) -> web.StreamResponse:
         if request.method == "HEAD":  # it has no end, and no body
             return web.Response(content_type="text/event-stream")
-        return await self.stream.serve(request, request.headers.get("Last-Event-ID", ""), CALLER.get().until)
+        return await self.stream.serve(
+            request, request.headers.get("Last-Event-ID", ""), CALLER.get().until
+        )
 
     @web.middleware
     async def _problems(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -192,7 +199,9 @@ class WebService:
                 raise
             return _problem(HTTPStatus(refusal.status), refusal.text or "", refusal.headers)
         except TooManyReadsError:
-            return _problem(HTTPStatus.SERVICE_UNAVAILABLE, "too many requests at once", {"Retry-After": "5"})
+            return _problem(
+                HTTPStatus.SERVICE_UNAVAILABLE, "too many requests at once", {"Retry-After": "5"}
+            )
         except Exception as error:
             return _problem_of(error, request)
 
@@ -203,18 +212,30 @@ def _status_of(error: VerbError) -> HTTPStatus:
 
 def _problem_of(error: Exception, request: web.Request) -> web.Response:
     if isinstance(error, StoreError):
-        return _problem(HTTPStatus.SERVICE_UNAVAILABLE, str(error), {"Retry-After": "5"}, Exit.FAILED)
+        return _problem(
+            HTTPStatus.SERVICE_UNAVAILABLE, str(error), {"Retry-After": "5"}, Exit.FAILED
+        )
     if isinstance(error, VerbError):
         return _problem(_status_of(error), "\n".join(error.lines), exit_code=error.code)
     log.exception("request.failed", method=request.method, path=request.path)
     return _problem(HTTPStatus.INTERNAL_SERVER_ERROR, "a mistake in the service; its log has more")
 
 
-def _problem(status: HTTPStatus, detail: str, headers: Any = None, exit_code: Exit | None = None) -> web.Response:
-    problem = api.ProblemDetails(title=status.phrase, status=status, detail=detail, exit_code=exit_code)
+def _problem(
+    status: HTTPStatus, detail: str, headers: Any = None, exit_code: Exit | None = None
+) -> web.Response:
+    problem = api.ProblemDetails(
+        title=status.phrase, status=status, detail=detail, exit_code=exit_code
+    )
     tree = problem.model_dump(exclude_none=True)
-    kept = {name: value for name, value in (headers or {}).items() if not name.lower().startswith("content-")}
-    return web.json_response(tree, status=status.value, content_type="application/problem+json", headers=kept)
+    kept = {
+        name: value
+        for name, value in (headers or {}).items()
+        if not name.lower().startswith("content-")
+    }
+    return web.json_response(
+        tree, status=status.value, content_type="application/problem+json", headers=kept
+    )
 
 
 async def _healthy(request: web.Request) -> web.Response:

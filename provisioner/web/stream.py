@@ -34,7 +34,10 @@ def messages(record: SharedRecord, after: StreamPosition) -> list[Message]:
     """Return what happened after a position, at most a page of it."""
     found = happenings(record.reader, 0.0, after, PAGE_LENGTH)
     rows = out.Listing("", EVENT_COLUMNS, found).plain()
-    return [(happening.position, _text(happening, row)) for happening, row in zip(found, rows, strict=True)]
+    return [
+        (happening.position, _text(happening, row))
+        for happening, row in zip(found, rows, strict=True)
+    ]
 
 
 def _text(happening: Happening, row: dict[str, out.Cell]) -> bytes:
@@ -44,7 +47,8 @@ def _text(happening: Happening, row: dict[str, out.Cell]) -> bytes:
 class EventStream:
     """The stream of what happens, for any number of clients.
 
-    Each client reads the record from its own position on. Clients at the same position share one reading.
+    Each client reads the record from its own position on. Clients at the same position share one
+    reading.
     """
 
     def __init__(self, record: SharedRecord) -> None:
@@ -66,11 +70,13 @@ class EventStream:
                 continue
             try:
                 newest = await self._record.glance(self._record.reader.position)
-            except (StoreError, TooManyReadsError) as error:  # it may come again: a new version, a full disk
+            except (StoreError, TooManyReadsError) as error:
+                # it may come again: a new version, a full disk
                 log.warning("stream.read_failed", why=str(error))
                 continue
             seen, self._seen = self._seen, newest
-            if seen and (newest.step < seen.step or newest.event < seen.event):  # another record is in its place
+            # another record is in its place
+            if seen and (newest.step < seen.step or newest.event < seen.event):
                 await self.cut_off()
             if newest != seen or self._failed:
                 self._failed = False
@@ -87,7 +93,9 @@ class EventStream:
     async def _page(self, after: StreamPosition) -> list[Message]:
         """Return the messages after a position; none if they cannot be read now."""
         if after not in self._pages:
-            self._pages[after] = asyncio.ensure_future(self._record.glance(messages, self._record, after))
+            self._pages[after] = asyncio.ensure_future(
+                self._record.glance(messages, self._record, after)
+            )
         try:
             return await asyncio.shield(self._pages[after])
         except (StoreError, TooManyReadsError) as error:
@@ -102,13 +110,17 @@ class EventStream:
         It ends when the client leaves, and at the time ``until``.
         """
         if len(self._clients) >= MOST_CLIENTS:
-            raise web.HTTPServiceUnavailable(text="too many clients listen", headers={"Retry-After": "60"})
+            raise web.HTTPServiceUnavailable(
+                text="too many clients listen", headers={"Retry-After": "60"}
+            )
         wanted = opt.parsed(StreamPosition.parsed, "Last-Event-ID", last_id) if last_id else None
         newest = await self._record.glance(self._record.reader.position)
         position = StreamPosition(newest.step, newest.event)
         if wanted is not None:  # it may be one of another record
             position = StreamPosition(*map(min, wanted, position))
-        response = web.StreamResponse(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
+        response = web.StreamResponse(
+            headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        )
         response.content_type = "text/event-stream"
         task = asyncio.current_task()
         assert task is not None
@@ -125,7 +137,9 @@ class EventStream:
             self._clients.discard(task)
         return response
 
-    async def _send(self, response: web.StreamResponse, position: StreamPosition, tick: int) -> None:
+    async def _send(
+        self, response: web.StreamResponse, position: StreamPosition, tick: int
+    ) -> None:
         """Send what happens after a position and a tick, until cancelled."""
         while True:
             changed = self._changed

@@ -16,7 +16,12 @@ TINTS = {"red": "bad", "yellow": "warn", "green": "good", "blue": "info", "dim":
 """Class in the style sheet by the tint of a column."""
 TABLE_PARAMETERS = ("sort", "limit", "columns")
 """Parameters of an address that sort and cut the main table of its page."""
-PAGE_OF_SUBJECT = {"site": "/sites/", "type": "/drones?type=", "drone": "/drone/", "class": "/class/"}
+PAGE_OF_SUBJECT = {
+    "site": "/sites/",
+    "type": "/drones?type=",
+    "drone": "/drone/",
+    "class": "/class/",
+}
 """Begin of the address of a page by the kind of what it is about."""
 
 
@@ -62,9 +67,15 @@ def page_table(listing: out.Listing, query: Mapping[str, str] | None = None) -> 
     if query is not None:
         limit = opt.parsed(row_limit, "limit", query["limit"]) if query.get("limit") else None
         listing = out.picked(listing, Pick(query.get("sort"), limit))
-        columns = out.chosen_columns(listing.columns, query["columns"]) if query.get("columns") else columns
+        columns = (
+            out.chosen_columns(listing.columns, query["columns"])
+            if query.get("columns")
+            else columns
+        )
     cells = [(column, _cells(column, listing.rows)) for column in columns]
-    shown = [(c, found) for c, found in cells if not c.spare or any(cell.text != "-" for cell in found)]
+    shown = [
+        (c, found) for c, found in cells if not c.spare or any(cell.text != "-" for cell in found)
+    ]
     rows = list(zip(*(found for _, found in shown), strict=True))
     title = listing.title if listing.rows or ": " in listing.title else f"{listing.title}: none"
     return PageTable(title, [_head(column, query) for column, _ in shown], rows)
@@ -91,7 +102,9 @@ def _head(column: out.Column, query: Mapping[str, str] | None) -> PageHead:
     now = query.get("sort", "")
     order = {column.key: "ascending", f"-{column.key}": "descending"}.get(now, "")
     turned = column.key if now == f"-{column.key}" or not (is_amount or order) else f"-{column.key}"
-    return PageHead(spelled(column.title), column.doc, kind, "?" + urlencode({**query, "sort": turned}), order)
+    return PageHead(
+        spelled(column.title), column.doc, kind, "?" + urlencode({**query, "sort": turned}), order
+    )
 
 
 def spelled(title: str) -> str:
@@ -105,7 +118,11 @@ def _cells(column: out.Column, rows: Sequence[Any]) -> list[PageCell]:
         value = column.of(row)
         named = value if isinstance(value, str) else ""
         parts = value if column.key == "share" else None
-        cells.append(PageCell(text, TINTS.get(tints.get(named, ""), ""), _link_of(column.key, row, named), parts))
+        cells.append(
+            PageCell(
+                text, TINTS.get(tints.get(named, ""), ""), _link_of(column.key, row, named), parts
+            )
+        )
     return cells
 
 

@@ -41,7 +41,9 @@ LEEWAY_S = 30.0
 
 def _refused(why: str) -> web.HTTPUnauthorized:
     challenge = 'Bearer error="invalid_token"'
-    return web.HTTPUnauthorized(text=f"token refused: {sanitize(why, 300)}", headers={"WWW-Authenticate": challenge})
+    return web.HTTPUnauthorized(
+        text=f"token refused: {sanitize(why, 300)}", headers={"WWW-Authenticate": challenge}
+    )
 
 
 class IssuerKeys:
@@ -73,7 +75,9 @@ class IssuerKeys:
         lost = time.monotonic() - self._fetched_at > KEYS_LOST_S
         key = self._find(key_id)
         if lost:
-            raise web.HTTPServiceUnavailable(text=f"the keys of {self._issuer} cannot be fetched; try again later")
+            raise web.HTTPServiceUnavailable(
+                text=f"the keys of {self._issuer} cannot be fetched; try again later"
+            )
         if key is None:
             raise _refused(f"{self._issuer} has no key `{key_id}`")
         return key
@@ -90,11 +94,19 @@ class IssuerKeys:
     async def _fetch(self) -> None:
         """Fetch the keys; if that fails the known ones stay."""
         try:
-            found = await self._document(f"{self._issuer.rstrip('/')}/.well-known/openid-configuration")
+            found = await self._document(
+                f"{self._issuer.rstrip('/')}/.well-known/openid-configuration"
+            )
             if found["issuer"] != self._issuer:
                 raise ValueError(f"its discovery document is of issuer {found['issuer']}")
             keys = jwt.PyJWKSet.from_dict(await self._document(found["jwks_uri"])).keys
-        except (aiohttp.ClientError, TimeoutError, LookupError, *_NOT_AS_EXPECTED, jwt.PyJWTError) as error:
+        except (
+            aiohttp.ClientError,
+            TimeoutError,
+            LookupError,
+            *_NOT_AS_EXPECTED,
+            jwt.PyJWTError,
+        ) as error:
             why = f"{type(error).__name__}: {error}"
             log.warning("issuer.fetch_failed", issuer=self._issuer, why=sanitize(why, 300))
             return
@@ -118,7 +130,9 @@ class TokenVerifier:
         self._keys: dict[str, IssuerKeys] = {}
 
     async def __aenter__(self) -> TokenVerifier:
-        self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(FETCH_TIMEOUT_S), trust_env=True)
+        self._session = aiohttp.ClientSession(
+            timeout=aiohttp.ClientTimeout(FETCH_TIMEOUT_S), trust_env=True
+        )
         self._keys = {issuer: IssuerKeys(issuer, self._session) for issuer in self._sections}
         return self
 
@@ -128,7 +142,10 @@ class TokenVerifier:
         await self._session.close()
 
     async def verify(self, token: str) -> tuple[str, Role | None, float]:
-        """Return subject, role and end of a token. Raises :class:`aiohttp.web.HTTPException` if it is refused."""
+        """Return subject, role and end of a token.
+
+        Raises :class:`aiohttp.web.HTTPException` if it is refused.
+        """
         try:
             header = jwt.get_unverified_header(token)
             issuer = jwt.decode(token, options={"verify_signature": False}).get("iss")
@@ -152,7 +169,8 @@ class TokenVerifier:
             )
             name = f"{sanitize(str(claims['sub']), 120)} of {section.issuer}"
             return name, _role(claims), float(claims["exp"]) + LEEWAY_S
-        except (jwt.PyJWTError, *_NOT_AS_EXPECTED) as error:  # TypeError: a key of another algorithm
+        except (jwt.PyJWTError, *_NOT_AS_EXPECTED) as error:
+            # TypeError: a key of another algorithm
             raise _refused(str(error)) from None
 
 

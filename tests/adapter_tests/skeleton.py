@@ -10,7 +10,12 @@ from dataclasses import dataclass
 from typing import Self
 
 from provisioner import model
-from provisioner.interfaces import AdapterError, OutcomeUnknownError, RejectedError, UnavailableError
+from provisioner.interfaces import (
+    AdapterError,
+    OutcomeUnknownError,
+    RejectedError,
+    UnavailableError,
+)
 
 LIVING, STUBBORN = b"runs until it is asked to leave", b"runs until it is killed"
 """Scripts of pods; any other is the exit code with which the pod ends at once."""
@@ -40,15 +45,25 @@ class Pod:
     def seen(self) -> model.RemoteDrone:
         assert self.order.bootstrap is not None
         script = self.order.bootstrap.script
-        end = model.RemoteEnd(model.EndKind.EXITED, self.ends_at, int(script)) if self.ended else None
+        end = (
+            model.RemoteEnd(model.EndKind.EXITED, self.ends_at, int(script)) if self.ended else None
+        )
         state = model.RemoteState.ENDED if end else model.RemoteState.RUNNING
         return model.RemoteDrone(
-            self.order.drone_id, state, self.uid, self.order.type.name, started_at=self.started_at, end=end
+            self.order.drone_id,
+            state,
+            self.uid,
+            self.order.type.name,
+            started_at=self.started_at,
+            end=end,
         )
 
 
 class PodApi:
-    """The API, with the faults that the contract suite asks for. A pod that was deleted is gone when it has ended."""
+    """The API, with the faults that the contract suite asks for.
+
+    A pod that was deleted is gone when it has ended.
+    """
 
     def __init__(self) -> None:
         self._pods: dict[model.DroneId, Pod] = {}
@@ -57,13 +72,19 @@ class PodApi:
         self.stop_status = 0
 
     def pods(self) -> dict[model.DroneId, Pod]:
-        self._pods = {name: pod for name, pod in sorted(self._pods.items()) if not (pod.deleted and pod.ended)}
+        self._pods = {
+            name: pod for name, pod in sorted(self._pods.items()) if not (pod.deleted and pod.ended)
+        }
         return self._pods
 
     async def list(self, controller: str, after: str) -> tuple[Sequence[model.RemoteDrone], str]:
         """A page of the listing, and the last name on it if there are more."""
         await self._arrive()
-        rest = [pod for name, pod in self.pods().items() if pod.controller == controller and name > after]
+        rest = [
+            pod
+            for name, pod in self.pods().items()
+            if pod.controller == controller and name > after
+        ]
         if self.cuts_listings:
             raise NoReplyError
         page = [pod.seen() for pod in rest[: self.page]]
@@ -107,7 +128,9 @@ class PodSite:
     A mutant of it makes a ``mistake``.
     """
 
-    def __init__(self, api: PodApi, controller: str, *, keep_s: float = 3600.0, mistake: str = "") -> None:
+    def __init__(
+        self, api: PodApi, controller: str, *, keep_s: float = 3600.0, mistake: str = ""
+    ) -> None:
         self._api, self._controller, self._keep_s, self._mistake = api, controller, keep_s, mistake
         self._views: list[model.SiteView] = []
 
@@ -139,10 +162,16 @@ class PodSite:
         return self._views[-2:][0] if self._mistake == "lists late" else view
 
     async def start(self, orders: Sequence[model.StartOrder]) -> Sequence[model.OrderResult]:
-        return [await self._result(o.drone_id, self._api.create(self._controller, o), self._started) for o in orders]
+        return [
+            await self._result(o.drone_id, self._api.create(self._controller, o), self._started)
+            for o in orders
+        ]
 
     async def stop(self, orders: Sequence[model.StopOrder]) -> Sequence[model.OrderResult]:
-        return [await self._result(o.drone_id, self._api.delete(o.drone_id, o.kill), self._stopped) for o in orders]
+        return [
+            await self._result(o.drone_id, self._api.delete(o.drone_id, o.kill), self._stopped)
+            for o in orders
+        ]
 
     async def _result(
         self, drone_id: model.DroneId, call: Awaitable[str | None], accepts: Callable[[int], bool]
@@ -156,10 +185,16 @@ class PodSite:
             (status,) = refused.args
             if accepts(status):
                 return model.OrderResult(drone_id, model.OrderOutcome.OK, "asked")
-            error = OutcomeUnknownError("it broke") if status == 500 else RejectedError("quota", model.FaultKind.QUOTA)
+            error = (
+                OutcomeUnknownError("it broke")
+                if status == 500
+                else RejectedError("quota", model.FaultKind.QUOTA)
+            )
         unknown = isinstance(error, OutcomeUnknownError) and self._mistake != "loses drones"
         answer = model.OrderOutcome.UNKNOWN if unknown else model.OrderOutcome.REJECTED
-        return model.OrderResult(drone_id, answer, "", model.Fault(error.kind, str(error), time.time()))
+        return model.OrderResult(
+            drone_id, answer, "", model.Fault(error.kind, str(error), time.time())
+        )
 
     def _started(self, status: int) -> bool:
         return self._mistake == "believes starts" and status == 403

@@ -30,7 +30,12 @@ class EmbeddedWorld:
         self, count: int, *, gpu_milli: int, cpus: int = 1, seconds: float = 0.0, vram_mib: int = 0
     ) -> None:
         queue.submit(
-            self.path, ["sleep", str(seconds)], count=count, gpus=gpu_milli / 1000, cpus=cpus, vram_mib=vram_mib
+            self.path,
+            ["sleep", str(seconds)],
+            count=count,
+            gpus=gpu_milli / 1000,
+            cpus=cpus,
+            vram_mib=vram_mib,
         )
 
     async def done(self) -> int:

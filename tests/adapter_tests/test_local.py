@@ -31,7 +31,9 @@ class LocalWorld(ShellDrones):
         self._serial = count(1)
 
     def site(self, controller: str | None = None, **options: str) -> LocalSite:
-        return LocalSite(HERE, config(self.root, **options), [SMALL, HUGE], controller or self.controller)
+        return LocalSite(
+            HERE, config(self.root, **options), [SMALL, HUGE], controller or self.controller
+        )
 
     async def alive(self, drone_id: DroneId) -> int:
         return len(launchers(drone_id))
@@ -49,7 +51,9 @@ class LocalWorld(ShellDrones):
         self.root.unlink()
         away.rename(self.root)
 
-    lost_replies = unsupported("a launcher reports in a file of its own: there is no reply that could be lost")
+    lost_replies = unsupported(
+        "a launcher reports in a file of its own: there is no reply that could be lost"
+    )
     pages = unsupported("a directory is read in one go")
     cut_listings = unsupported("a directory is read whole or not at all")
     refused_stops = unsupported("nothing between us and our processes could refuse")
@@ -65,7 +69,9 @@ class LocalWorld(ShellDrones):
             await others.stop([StopOrder(order.drone_id, "", kill=True) for order in orders])
             for order in orders:
                 await eventually(
-                    "its processes have ended", lambda d=order.drone_id: self._ended(d), self.longest_wait_s
+                    "its processes have ended",
+                    lambda d=order.drone_id: self._ended(d),
+                    self.longest_wait_s,
                 )
             await others.poll()
 
@@ -76,7 +82,11 @@ class LocalWorld(ShellDrones):
         return self.site(retain_finished="0s")
 
     async def objects(self, drone_id: DroneId) -> Sequence[str]:
-        return [str(self.root / name) for name in (drone_id, f".old-{drone_id}") if (self.root / name).exists()]
+        return [
+            str(self.root / name)
+            for name in (drone_id, f".old-{drone_id}")
+            if (self.root / name).exists()
+        ]
 
 
 class TestLocalSite(SiteContract):

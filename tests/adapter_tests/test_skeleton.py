@@ -90,6 +90,8 @@ MUTANTS: Sequence[tuple[str, str, Mapping[str, int]]] = [
 
 
 @pytest.mark.parametrize(("mistake", "test", "arguments"), MUTANTS)
-async def test_the_suite_finds_each_mutant(mistake: str, test: str, arguments: Mapping[str, int]) -> None:
+async def test_the_suite_finds_each_mutant(
+    mistake: str, test: str, arguments: Mapping[str, int]
+) -> None:
     with pytest.raises(AssertionError):
         await getattr(SiteContract(), test)(PodWorld(mistake), **arguments)

@@ -104,7 +104,8 @@ class SshWorld(ShellDrones):
         other = self.root / "other" / "other-1"
         other.mkdir(parents=True)
         (other / "gpus").write_text("0 1 2 3\n")
-        self.server.account.give(self.root)  # this may be the first test: nobody made the directory before
+        # this may be the first test: nobody made the directory before
+        self.server.account.give(self.root)
         try:
             yield
         finally:

@@ -37,17 +37,38 @@ def now(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "time", lambda: NOW + 0.5 + clock() - began)
 
 
-A100 = m.DroneType("topas", "a100", 1000, 8, 20480, 51200, vram_mib=40960, capability=80, gpu_model="A100")
-H100 = m.DroneType("horeka", "h100", 1000, 16, 65536, 51200, vram_mib=97792, capability=90, gpu_model="H100")
-
-PLAIN = m.JobClass("7", 1000, 2, 4096, waiting=5, oldest_at=NOW - 7200, owner="alice", job_ids="204.0-204.3, 207.1")
-HUGE = m.JobClass(
-    "9", 1000, 2, 4096, vram_mib=200000, waiting=40, fresh=2, oldest_at=NOW - 90000, owner="bob", job_ids="205.0-205.41"
+A100 = m.DroneType(
+    "topas", "a100", 1000, 8, 20480, 51200, vram_mib=40960, capability=80, gpu_model="A100"
 )
-FRESH = m.JobClass("11", 500, 1, 1024, fresh=3, oldest_at=NOW - 5, owner="eve", job_ids="207.2-207.4, 300.0 ...")
+H100 = m.DroneType(
+    "horeka", "h100", 1000, 16, 65536, 51200, vram_mib=97792, capability=90, gpu_model="H100"
+)
+
+PLAIN = m.JobClass(
+    "7", 1000, 2, 4096, waiting=5, oldest_at=NOW - 7200, owner="alice", job_ids="204.0-204.3, 207.1"
+)
+HUGE = m.JobClass(
+    "9",
+    1000,
+    2,
+    4096,
+    vram_mib=200000,
+    waiting=40,
+    fresh=2,
+    oldest_at=NOW - 90000,
+    owner="bob",
+    job_ids="205.0-205.41",
+)
+FRESH = m.JobClass(
+    "11", 500, 1, 1024, fresh=3, oldest_at=NOW - 5, owner="eve", job_ids="207.2-207.4, 300.0 ..."
+)
 
 POLICY = m.Policy(
-    max_drones=50, sites={"topas": m.SitePolicy("topas", max_drones=3), "horeka": m.SitePolicy("horeka", max_drones=40)}
+    max_drones=50,
+    sites={
+        "topas": m.SitePolicy("topas", max_drones=3),
+        "horeka": m.SitePolicy("horeka", max_drones=40),
+    },
 )
 
 
@@ -74,7 +95,9 @@ Cli = Callable[..., Ran]
 @pytest.fixture(autouse=True)
 def _own_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """No configuration of this host takes part; tables fit 100 columns."""
-    for name in [n for n in os.environ if n.startswith("PROVISIONER_") or n in ("NO_COLOR", "COLUMNS")]:
+    for name in [
+        n for n in os.environ if n.startswith("PROVISIONER_") or n in ("NO_COLOR", "COLUMNS")
+    ]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.chdir(tmp_path)
@@ -153,8 +176,12 @@ def running(record: Path) -> Iterator[Path]:
     loop.close()
 
 
-def _look(store: SqlStore, at: float, slots: tuple[m.Slot, ...], remotes: dict[Any, m.RemoteDrone]) -> m.Snapshot:
-    overlay = m.OverlayView(at - 2, (PLAIN, HUGE, FRESH), slots, negotiated_at=at - 20, notices=(ODD,))
+def _look(
+    store: SqlStore, at: float, slots: tuple[m.Slot, ...], remotes: dict[Any, m.RemoteDrone]
+) -> m.Snapshot:
+    overlay = m.OverlayView(
+        at - 2, (PLAIN, HUGE, FRESH), slots, negotiated_at=at - 20, notices=(ODD,)
+    )
     topas = m.PolledSite("topas", m.SiteView("topas", at - 1, remotes, {"a100": 3}))
     denied = m.Fault(m.FaultKind.DENIED, "token has \x1b[31mexpired\x1b[0m", at - 1)
     horeka = m.PolledSite("horeka", None, denied)
@@ -181,26 +208,51 @@ async def _story(path: Path) -> None:
         assert len(plan.starts) == 3, plan
         await store.record(plan, first)
         born = [s.drone for s in plan.starts]
-        await store.record_results(plan.tick, [_accepted(d, i) for i, d in enumerate(born)], [_banned()])
+        await store.record_results(
+            plan.tick, [_accepted(d, i) for i, d in enumerate(born)], [_banned()]
+        )
         one, two, three = (store.drones[d.id] for d in born)
-        works = {"jobs": 2, "jobs_started": 2, "joined_at": NOW - 2500, "busy_at": NOW - 2500, "started_at": NOW - 2700}
+        works = {
+            "jobs": 2,
+            "jobs_started": 2,
+            "joined_at": NOW - 2500,
+            "busy_at": NOW - 2500,
+            "started_at": NOW - 2700,
+        }
         idles = {"joined_at": NOW - 100, "idle_at": NOW - 100, "started_at": NOW - 300}
         busy, idle = (f"slot1@gpu0{n}.example.org" for n in (7, 8))
         ended = EndedAtSite("exited", 71, "", 61.0, 0)
         moves = (
-            _now(one, m.DroneState.BUSY, NOW - 2500, SeenInPool("busy", 2, 500.0), slot=busy, **works),
+            _now(
+                one, m.DroneState.BUSY, NOW - 2500, SeenInPool("busy", 2, 500.0), slot=busy, **works
+            ),
             _now(two, m.DroneState.FAILED, NOW - 2400, ended, ended_at=NOW - 2400),
-            _now(three, m.DroneState.IDLE, NOW - 100, SeenInPool("idle", 0, 2900.0), slot=idle, **idles),
+            _now(
+                three,
+                m.DroneState.IDLE,
+                NOW - 100,
+                SeenInPool("idle", 0, 2900.0),
+                slot=idle,
+                **idles,
+            ),
         )
         second = _look(store, NOW - 100, (), {})
         await store.record(m.Plan(second.tick, second.now, moves), second)
-        free = {"free_gpu_milli": 1000, "free_cpus": 8, "free_memory_mib": 20480, "free_disk_mib": 51200}
+        free = {
+            "free_gpu_milli": 1000,
+            "free_cpus": 8,
+            "free_memory_mib": 20480,
+            "free_disk_mib": 51200,
+        }
         slots = (
-            m.Slot(one.id, m.SlotState.BUSY, NOW - 5, jobs=2, jobs_started=2, name=busy, gpus_offline=1),
+            m.Slot(
+                one.id, m.SlotState.BUSY, NOW - 5, jobs=2, jobs_started=2, name=busy, gpus_offline=1
+            ),
             m.Slot(three.id, m.SlotState.IDLE, NOW - 5, idle_since=NOW - 100, name=idle, **free),
         )
         remotes = {
-            d.id: m.RemoteDrone(d.id, m.RemoteState.RUNNING, f"881{i}.0", "a100") for i, d in ((0, one), (2, three))
+            d.id: m.RemoteDrone(d.id, m.RemoteState.RUNNING, f"881{i}.0", "a100")
+            for i, d in ((0, one), (2, three))
         }
         third = _look(store, NOW - 4, slots, remotes)
         await store.record(decide(third), third)
@@ -208,7 +260,9 @@ async def _story(path: Path) -> None:
 
 def _accepted(drone: m.Drone, number: int) -> m.StateChange:
     at = drone.requested_at + 3
-    after = replace(drone, state=m.DroneState.SUBMITTED, since=at, submitted_at=at, remote_id=f"881{number}.0")
+    after = replace(
+        drone, state=m.DroneState.SUBMITTED, since=at, submitted_at=at, remote_id=f"881{number}.0"
+    )
     return m.StateChange(after, drone.state, Accepted(after.remote_id))
 
 

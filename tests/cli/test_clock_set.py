@@ -37,21 +37,28 @@ STEPS = [90_000.0, -90_000.0, 600_000_000.0]
 
 
 @pytest.mark.parametrize("step_s", STEPS)
-def test_a_controller_that_ticks_on_is_well(cli: Cli, running: Path, set_clock: SetClock, step_s: float) -> None:
+def test_a_controller_that_ticks_on_is_well(
+    cli: Cli, running: Path, set_clock: SetClock, step_s: float
+) -> None:
     set_clock(step_s, 5.0)
     ran = cli("status", "--check", "--store", running)
     assert "no tick" not in ran.out and "view" not in ran.out, "those of the record are 5 s old"
     assert "tick 3, 5s ago" in " ".join(cli("demand", "--store", running).err.split())
     assert ", 0 entries" not in f", {cli('events', '--store', running).err}"
     (age,) = (
-        s.value for f in families(Reader(running), Reader(running).now()) if "tick_age" in f.name for s in f.samples
+        s.value
+        for f in families(Reader(running), Reader(running).now())
+        if "tick_age" in f.name
+        for s in f.samples
     )
     assert 4 < age < 60
     assert not any("tick" in reason for reason in health(Reader(running)).reasons)
 
 
 @pytest.mark.parametrize("step_s", STEPS)
-def test_a_controller_that_hangs_is_critical(cli: Cli, running: Path, set_clock: SetClock, step_s: float) -> None:
+def test_a_controller_that_hangs_is_critical(
+    cli: Cli, running: Path, set_clock: SetClock, step_s: float
+) -> None:
     set_clock(step_s, 1000.0)
     ran = cli("status", "--check", "--store", running)
     assert ran.code == 2 and "no tick recorded for 16m" in ran.out

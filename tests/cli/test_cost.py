@@ -91,7 +91,9 @@ LAST, MIDDLE = f"kit-ab12-{999 + DRONES}", f"kit-ab12-{1000 + DRONES // 2}"
         "drones -o wide",
     ],
 )
-def test_a_question_reads_what_it_answers(cli: Cli, days: Path, rows: list[int], words: str) -> None:
+def test_a_question_reads_what_it_answers(
+    cli: Cli, days: Path, rows: list[int], words: str
+) -> None:
     ran = cli(*words.split(), "--store", days)
     assert ran.out or ran.err
     assert 0 < rows[0] <= FEW
@@ -117,19 +119,30 @@ def test_a_question_reads_what_it_answers(cli: Cli, days: Path, rows: list[int],
         ("/use", {"since": "1d", "by": "type"}),
     ],
 )
-def test_a_page_reads_what_it_shows(days: Path, rows: list[int], path: str, query: dict[str, str]) -> None:
+def test_a_page_reads_what_it_shows(
+    days: Path, rows: list[int], path: str, query: dict[str, str]
+) -> None:
     assert "<h1" in render(path, Reader(days), query)
     assert 0 < rows[0] <= FEW * 2, "its parts ask for the same views"
 
 
 def test_the_first_rows_are_those_of_the_whole_list(cli: Cli, days: Path) -> None:
     for words in ("drones --ended", "drones --all", "events --since all"):
-        columns = ("--columns", "id" if "drones" in words else "at,name,drone,text", "-o", "jsonl", "--store", days)
+        columns = (
+            "--columns",
+            "id" if "drones" in words else "at,name,drone,text",
+            "-o",
+            "jsonl",
+            "--store",
+            days,
+        )
         every = cli(*words.split(), *columns).out.splitlines()
         page = cli(*words.split(), "--limit", "7", "--store", days)
         assert f"7 of {len(every)} shown" in page.err
         assert cli(*words.split(), "--limit", "7", *columns).out.splitlines() == every[:7]
-    behind = cli("drones", "--ended", "--after", MIDDLE, "--limit", "3", "--store", days, "-o", "name").out.split()
+    behind = cli(
+        "drones", "--ended", "--after", MIDDLE, "--limit", "3", "--store", days, "-o", "name"
+    ).out.split()
     middle = int(MIDDLE.rpartition("-")[2])
     assert behind == [f"kit-ab12-{middle + n}" for n in (1, 2, 3)]
 
@@ -141,10 +154,14 @@ def test_a_drone_on_a_large_record_has_its_own_use(cli: Cli, days: Path) -> None
 
 def test_a_lasting_event_of_days_ago_is_still_a_trouble(cli: Cli, days: Path) -> None:
     with sqlite3.connect(days) as sql:
-        sql.execute("UPDATE events SET name = 'config.rejected' WHERE id = (SELECT min(id) + 5 FROM events)")
+        sql.execute(
+            "UPDATE events SET name = 'config.rejected' WHERE id = (SELECT min(id) + 5 FROM events)"
+        )
     assert "the changed configuration was refused" in cli("status", "--store", days).out
     with sqlite3.connect(days) as sql:
-        sql.execute("UPDATE events SET name = 'config.reloaded' WHERE id = (SELECT min(id) + 50 FROM events)")
+        sql.execute(
+            "UPDATE events SET name = 'config.reloaded' WHERE id = (SELECT min(id) + 50 FROM events)"
+        )
     assert "the changed configuration was refused" not in cli("status", "--store", days).out
 
 

@@ -16,7 +16,12 @@ def test_a_name_is_no_formula(start: str) -> None:
     columns = [out.ident("id", "Id.", str), out.number("n", "Number.", lambda name: -1.5, level=0)]
     name = f"{start}HYPERLINK(1)"
     written = io.StringIO()
-    out.write(out.Listing("", columns, [name, "plain-name"]), Show(output=Format.CSV), out.Page(None, False), written)
+    out.write(
+        out.Listing("", columns, [name, "plain-name"]),
+        Show(output=Format.CSV),
+        out.Page(None, False),
+        written,
+    )
     header, first, second = csv.reader(io.StringIO(written.getvalue()))
     assert header == ["id", "n"] and second == ["plain-name", "-1.5"]
     assert first[0].startswith("'") and first[0].endswith("HYPERLINK(1)") and first[1] == "-1.5"

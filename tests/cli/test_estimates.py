@@ -32,7 +32,9 @@ EXPERIENCE = EstimateSamples(
     {"": (*ANNA, 7200.0), "etp/anna": ANNA, "etp/anna/1000/8/20480": ANNA, "bob": (7200.0,)},
     {"topas/a100": StartDelays(12.5, 61.0)},
     {
-        "topas": SiteSamples((8000,) * 700 + (UNKNOWN,) * 90 + (0,) * 20, NOW - 95, (5.0, 40.0, 900.0)),
+        "topas": SiteSamples(
+            (8000,) * 700 + (UNKNOWN,) * 90 + (0,) * 20, NOW - 95, (5.0, 40.0, 900.0)
+        ),
         "horeka": SiteSamples(taken=3.0, run_s=7200.0),
     },
     histories={
@@ -41,7 +43,11 @@ EXPERIENCE = EstimateSamples(
     },
 )
 LEARNED = Estimates(
-    rises={"topas": OwnerGrowth(tuple((0,) * 8 + (2000, 3000 + 1000 * n) for n in range(len(HORIZONS_S))))},
+    rises={
+        "topas": OwnerGrowth(
+            tuple((0,) * 8 + (2000, 3000 + 1000 * n) for n in range(len(HORIZONS_S)))
+        )
+    },
     idle_s={"topas": 60.0},
 )
 
@@ -49,7 +55,18 @@ LEARNED = Estimates(
 async def _kept(path: Path, experience: EstimateSamples | None) -> None:
     async with SqlStore(path, CONTROLLER, keep_s=1e9, snapshots=10, birth="ab12") as store:
         plan = Plan(1, NOW - 10)
-        seen = Snapshot(plan.at, 1, f"{CONTROLLER}-ab12", 1, Policy(), (), PolledOverlay(), {}, {}, estimates=LEARNED)
+        seen = Snapshot(
+            plan.at,
+            1,
+            f"{CONTROLLER}-ab12",
+            1,
+            Policy(),
+            (),
+            PolledOverlay(),
+            {},
+            {},
+            estimates=LEARNED,
+        )
         await store.record(plan, seen)
         if experience is not None:
             await store.record_estimates(experience)
@@ -81,7 +98,11 @@ def test_what_comes_from_history_is_shown_as_such(on: Cli) -> None:
     ]
     overlay, horeka = told["histories"]
     assert (overlay["of"], overlay["jobs"], overlay["left_out"]) == ("overlay", 4000, True)
-    assert (horeka["of"], horeka["owner_s"], horeka["types"]) == ("horeka", 86400.0, ["horeka/h100", "topas/a100"])
+    assert (horeka["of"], horeka["owner_s"], horeka["types"]) == (
+        "horeka",
+        86400.0,
+        ["horeka/h100", "topas/a100"],
+    )
     assert "From history" in on("estimates").out
 
 
@@ -100,16 +121,34 @@ def test_what_is_to_be_forgotten_is_recorded_and_shown_until_it_is(on: Cli, reco
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (["forget", "--reason", "x"], Exit.USAGE, "forget what? --all, or some with --user and --site"),
+        (
+            ["forget", "--reason", "x"],
+            Exit.USAGE,
+            "forget what? --all, or some with --user and --site",
+        ),
         (["forget", "--all", "--user", "bob", "--reason", "x"], Exit.USAGE, "forget what?"),
-        (["forget", "--user", "bob", "--user", " ", "--reason", "x"], Exit.USAGE, "--user must not be empty"),
-        (["forget", "--user", "alicia", "--reason", "x"], Exit.FAILED, "no user `alicia` in the estimates; known: bob"),
+        (
+            ["forget", "--user", "bob", "--user", " ", "--reason", "x"],
+            Exit.USAGE,
+            "--user must not be empty",
+        ),
+        (
+            ["forget", "--user", "alicia", "--reason", "x"],
+            Exit.FAILED,
+            "no user `alicia` in the estimates; known: bob",
+        ),
         (["forget", "--site", "topaz", "--reason", "x"], Exit.FAILED, "did you mean `topas`?"),
         # It would be ignored: the record at hand would lose what it knows.
-        (["--store", "other.db", "forget", "--all", "--reason", "x"], Exit.USAGE, "put --store after `estimates"),
+        (
+            ["--store", "other.db", "forget", "--all", "--reason", "x"],
+            Exit.USAGE,
+            "put --store after `estimates",
+        ),
     ],
 )
-def test_what_would_forget_nothing_is_refused(on: Cli, record: Path, words: list[str], code: Exit, said: str) -> None:
+def test_what_would_forget_nothing_is_refused(
+    on: Cli, record: Path, words: list[str], code: Exit, said: str
+) -> None:
     ran = on("estimates", *words)
     assert ran.code == code and said in ran.err
     assert Reader(record).estimate_resets() == ()

@@ -8,14 +8,26 @@ from pathlib import Path
 
 import pytest
 
-PACKAGES = ("aiohttp", "jinja2", "jwt", "prometheus_client", "pygal", "matplotlib", "htcondor2", "classad2", "asyncssh")
+PACKAGES = (
+    "aiohttp",
+    "jinja2",
+    "jwt",
+    "prometheus_client",
+    "pygal",
+    "matplotlib",
+    "htcondor2",
+    "classad2",
+    "asyncssh",
+)
 WITHOUT = f"""
 import sys
 sys.modules.update(dict.fromkeys({PACKAGES}))
 from provisioner.cli.__main__ import run_process
 sys.exit(run_process(sys.argv[1:]))
 """
-CONTROLLER = "controller: kit\nstore: {path: record.db}\noverlay: {adapter: embedded}\nsites: [site.yaml]\n"
+CONTROLLER = (
+    "controller: kit\nstore: {path: record.db}\noverlay: {adapter: embedded}\nsites: [site.yaml]\n"
+)
 SITE = "site: a\nadapter: local\noptions: {gpus: fake}\ntypes: {one: {gpus: 1, cpus: 1, memory: 1 GiB}}\n"
 
 
@@ -26,7 +38,8 @@ def run(directory: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize(
-    ("words", "extra"), [("render grafana --to dash", "web"), ("serve", "web"), ("simulate --report x.html", "report")]
+    ("words", "extra"),
+    [("render grafana --to dash", "web"), ("serve", "web"), ("simulate --report x.html", "report")],
 )
 def test_a_verb_names_the_extra_that_it_needs(tmp_path: Path, words: str, extra: str) -> None:
     (tmp_path / "provisioner.yaml").write_text(CONTROLLER)

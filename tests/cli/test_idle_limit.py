@@ -11,11 +11,24 @@ from provisioner.store import Views
 
 NOW = 1.7e9
 VIEWS = Views(
-    *(9, NOW, m.Policy(idle_timeout_s=600.0, sites={"here": m.SitePolicy("here")}), (), m.PolledOverlay(), {}),
+    *(
+        9,
+        NOW,
+        m.Policy(idle_timeout_s=600.0, sites={"here": m.SitePolicy("here")}),
+        (),
+        m.PolledOverlay(),
+        {},
+    ),
     estimates=Estimates(idle_s={"here": 28.0}),
 )
 IDLE = m.Drone(
-    m.DroneId("kit-1"), m.TypeKey("here/a100"), m.DroneState.IDLE, NOW - 20, NOW - 900, 1000, idle_at=NOW - 20
+    m.DroneId("kit-1"),
+    m.TypeKey("here/a100"),
+    m.DroneState.IDLE,
+    NOW - 20,
+    NOW - 900,
+    1000,
+    idle_at=NOW - 20,
 )
 
 

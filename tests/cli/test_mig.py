@@ -58,7 +58,9 @@ types:
         ("H100-80", ("1g.10gb+me",) * 2, "one instance with `+me`"),
     ],
 )
-def test_layouts_that_a_gpu_cannot_have_are_refused(model: str, layout: tuple[str, ...], why: str) -> None:
+def test_layouts_that_a_gpu_cannot_have_are_refused(
+    model: str, layout: tuple[str, ...], why: str
+) -> None:
     said = mig.mistake(model, layout)
     assert why in said and bool(said) == bool(why), said
 
@@ -69,11 +71,16 @@ def test_the_largest_layouts_of_an_a100_are_those_of_the_guide() -> None:
     for size in range(1, 5):
         for layout in combinations_with_replacement(profiles, size):
             places = (
-                [range(at, at + profiles[name].memory) for name, at in zip(order, starts, strict=True)]
+                [
+                    range(at, at + profiles[name].memory)
+                    for name, at in zip(order, starts, strict=True)
+                ]
                 for order in [*dict.fromkeys(permutations(layout))][:1]
                 for starts in product(*(profiles[name].starts for name in order))
             )
-            there = any(len({s for place in each for s in place}) == sum(map(len, each)) for each in places)
+            there = any(
+                len({s for place in each for s in place}) == sum(map(len, each)) for each in places
+            )
             possible = there and sum(profiles[name].compute for name in layout) <= 7
             assert (mig.mistake("A100-40", layout) == "") == possible, layout
 
@@ -81,7 +88,9 @@ def test_the_largest_layouts_of_an_a100_are_those_of_the_guide() -> None:
 def test_an_impossible_layout_is_a_mistake_at_its_place(tmp_path: Path) -> None:
     path = tmp_path / "topas.yaml"
     path.write_text(SITE.replace("MODEL", "A100-40").replace("LAYOUT", "[4g.20gb, 4g.20gb]"))
-    with pytest.raises(ConfigError, match=r"topas.yaml:4:36: `layout`: 8 compute slices, and a GPU has 7"):
+    with pytest.raises(
+        ConfigError, match=r"topas.yaml:4:36: `layout`: 8 compute slices, and a GPU has 7"
+    ):
         config.load_site(path)
     path.write_text(SITE.replace("MODEL", "H100-96").replace("LAYOUT", "[3g.48gb, 3g.48gb]"))
     assert config.load_site(path).policy.mig == (MigLayout("H100-96", ("3g.48gb", "3g.48gb")),)
@@ -96,14 +105,18 @@ esac
 """
 
 
-def run_on(path: Path, rendered: str, node: str, gpus: str = GPUS) -> subprocess.CompletedProcess[str]:
+def run_on(
+    path: Path, rendered: str, node: str, gpus: str = GPUS
+) -> subprocess.CompletedProcess[str]:
     """Run a rendered script on a node with this full name and GPUs, whose ``nvidia-smi`` prints its arguments."""
     short = f"#!/bin/sh\ncase $1 in -s) echo {node.partition('.')[0]} ;; *) echo {node} ;; esac\n"
     for name, text in (("nvidia-smi", FAKE.replace("GPUS", gpus)), ("hostname", short)):
         (path / name).write_text(text)
         (path / name).chmod(0o755)
     env = {"PATH": f"{path}:{os.environ['PATH']}"}
-    return subprocess.run(["sh", "-c", rendered], env=env, text=True, capture_output=True, timeout=60)
+    return subprocess.run(
+        ["sh", "-c", rendered], env=env, text=True, capture_output=True, timeout=60
+    )
 
 
 LAYOUTS = (
@@ -127,8 +140,12 @@ LAYOUTS = (
 def test_the_first_layout_that_names_a_node_applies(tmp_path: Path, node: str, layout: str) -> None:
     done = run_on(tmp_path, mig.script("topas", LAYOUTS), node)
     assert done.returncode == (0 if layout else 1), done.stderr
-    assert {line.split()[-2] for line in done.stdout.splitlines() if "-cgi" in line} == ({layout} - {""})
-    assert (f"no entry for this host ({node.partition('.')[0]} {node}): name it" in done.stderr) is (not layout)
+    assert {line.split()[-2] for line in done.stdout.splitlines() if "-cgi" in line} == (
+        {layout} - {""}
+    )
+    assert (
+        f"no entry for this host ({node.partition('.')[0]} {node}): name it" in done.stderr
+    ) is (not layout)
     assert layout or "under `nodes` in `mig`" in done.stderr
 
 
@@ -145,7 +162,9 @@ NAMES = {
 
 
 @pytest.mark.parametrize("model", mig.PROFILES)
-def test_the_script_divides_the_gpus_with_a_name_of_the_model_only(tmp_path: Path, model: str) -> None:
+def test_the_script_divides_the_gpus_with_a_name_of_the_model_only(
+    tmp_path: Path, model: str
+) -> None:
     """Each model has a name pattern, and it matches the names of no other model."""
     assert NAMES.keys() - {""} == mig.PROFILES.keys() == mig.GPU_NAMES.keys()
     listed = [(name, of) for of, names in NAMES.items() for name in names]
@@ -172,7 +191,9 @@ def test_the_rendered_script_divides_the_gpus_of_the_model(cli: Cli, tmp_path: P
     done = run_on(tmp_path, ran.out, "n1.gpu.kit.edu")
     assert done.returncode == 0, done.stderr
     each = ["-i {} -mig 1", "mig -i {} -dci", "mig -i {} -dgi", "mig -i {} -cgi 3g.20gb,1g.5gb -C"]
-    assert done.stdout.splitlines() == [line.format(gpu) for gpu in (0, 2) for line in each] + ["-L"]
+    assert done.stdout.splitlines() == [line.format(gpu) for gpu in (0, 2) for line in each] + [
+        "-L"
+    ]
     path.write_text(SITE.replace("mig: [{gpu_model: MODEL, layout: LAYOUT}]\n", ""))
     ran = cli("render", "mig", "--site", "topas", "-c", path)
     assert (ran.code, ran.out) == (Exit.UNMET, "") and "site topas has no `mig`" in ran.err
@@ -182,7 +203,9 @@ def node(name: str, *sizes_mib: int) -> classad2.ClassAd:
     """A slot with MIG instances of these sizes."""
     ad = pslot(name, gpu=A100, gpus=len(sizes_mib))
     for at, size_mib in enumerate(sizes_mib):
-        ad[f"GPUs_GPU_{at:08x}"] = classad2.ClassAd({"Id": f"MIG-{at:08x}", "GlobalMemoryMb": size_mib})
+        ad[f"GPUs_GPU_{at:08x}"] = classad2.ClassAd(
+            {"Id": f"MIG-{at:08x}", "GlobalMemoryMb": size_mib}
+        )
     return ad
 
 
@@ -205,7 +228,9 @@ def test_nodes_with_other_instances_than_promised_are_gaps() -> None:
     assert "MIG instances of 4864 MiB, 4864 MiB, 20086 MiB, 20086 MiB" in found["mig-other"]
 
 
-@pytest.mark.parametrize(("pattern", "gaps"), [("n1", 1), ("n1.kit.edu", 1), ("*.kit.edu", 1), ("n", 0)])
+@pytest.mark.parametrize(
+    ("pattern", "gaps"), [("n1", 1), ("n1.kit.edu", 1), ("*.kit.edu", 1), ("n", 0)]
+)
 def test_a_pattern_for_the_short_or_the_full_name_names_the_node(pattern: str, gaps: int) -> None:
     policy = SitePolicy("topas", mig=(MigLayout("A100-40", BALANCED, (pattern,)),))
     assert len(list(mig_gaps(machines_of([pslot("n1.kit.edu", gpus=2)], 0), policy))) == gaps
@@ -215,13 +240,19 @@ def test_the_note_promises_an_audit_where_the_adapter_has_one(cli: Cli, tmp_path
     path = tmp_path / "topas.yaml"
     path.write_text((ROOT / "site_configs" / "topas.yaml").read_text() + MIG)
     ran = cli("render", "mig", "--site", "topas", "-c", path)
-    assert ran.code == Exit.OK and "then `provisioner check --live` reports nodes that differ" in ran.err
+    assert (
+        ran.code == Exit.OK
+        and "then `provisioner check --live` reports nodes that differ" in ran.err
+    )
 
 
 @pytest.mark.parametrize(("vram", "code"), [("20000", 0), ("40960", 1)])
-def test_an_instance_smaller_than_promised_is_a_failed_check(tmp_path: Path, vram: str, code: int) -> None:
+def test_an_instance_smaller_than_promised_is_a_failed_check(
+    tmp_path: Path, vram: str, code: int
+) -> None:
     found = (
-        'DetectedGPUs="MIG-a/0/0, MIG-a/1/0"\\nMIG_a_0_0=[ GlobalMemoryMb=9856; ]\\nMIG_a_1_0=[ GlobalMemoryMb=9856; ]'
+        'DetectedGPUs="MIG-a/0/0, MIG-a/1/0"\\nMIG_a_0_0=[ GlobalMemoryMb=9856; ]\\nMIG_a_1_0=[ '
+        "GlobalMemoryMb=9856; ]"
     )
     discovery = tmp_path / "discovery"
     discovery.write_text(f"#!/bin/sh\nprintf '{found}\\n'\n")

@@ -17,7 +17,16 @@ from provisioner.serialization import from_json, to_json
 from tests.cli.conftest import NOW, Cli
 
 DONE = CompletedJob(
-    "s#1.0", NOW - 60, NOW - 900, 600.0, 200, 1, 2048, owner="ann", group="group_a", drone_id=DroneId("k-a-1")
+    "s#1.0",
+    NOW - 60,
+    NOW - 900,
+    600.0,
+    200,
+    1,
+    2048,
+    owner="ann",
+    group="group_a",
+    drone_id=DroneId("k-a-1"),
 )
 
 
@@ -29,17 +38,29 @@ def saved(on: Cli, tmp_path: Path) -> Path:
     snapshot = read_snapshot(path)
     view = snapshot.overlay.view
     assert view is not None
-    classes = tuple(replace(each, group="group_a", duty_milli=120, width_milli=500) for each in view.classes)
-    slots = tuple(replace(slot, owner="alice", begun_at=NOW - 500.25, job_cpus=8) for slot in view.slots)
+    classes = tuple(
+        replace(each, group="group_a", duty_milli=120, width_milli=500) for each in view.classes
+    )
+    slots = tuple(
+        replace(slot, owner="alice", begun_at=NOW - 500.25, job_cpus=8) for slot in view.slots
+    )
     full = replace(
-        view, classes=classes, slots=slots, completions=(DONE,), groups=(Group("group_a", 4000, 1000, False, 0.5),)
+        view,
+        classes=classes,
+        slots=slots,
+        completions=(DONE,),
+        groups=(Group("group_a", 4000, 1000, False, 0.5),),
     )
     types = tuple(replace(kind, shares=4, power_w=300.5) for kind in snapshot.types)
-    path.write_text(snapshot_text(replace(snapshot, types=types, overlay=replace(snapshot.overlay, view=full))))
+    path.write_text(
+        snapshot_text(replace(snapshot, types=types, overlay=replace(snapshot.overlay, view=full)))
+    )
     return path
 
 
-def test_a_snapshot_is_read_as_it_was_written_and_decides_the_same_byte_for_byte(on: Cli, saved: Path) -> None:
+def test_a_snapshot_is_read_as_it_was_written_and_decides_the_same_byte_for_byte(
+    on: Cli, saved: Path
+) -> None:
     snapshot = read_snapshot(saved)
     assert snapshot_text(snapshot) == saved.read_text()
     assert snapshot.overlay.view is not None and snapshot.overlay.view.completions == (DONE,)
@@ -51,7 +72,17 @@ def test_a_snapshot_is_read_as_it_was_written_and_decides_the_same_byte_for_byte
     assert told[0] == told[1] and json.loads(told[0])["plan"] == json.loads(to_json(plan))
 
 
-NEW = {"completions", "groups", "group", "duty_milli", "width_milli", "owner", "begun_at", "shares", "power_w"}
+NEW = {
+    "completions",
+    "groups",
+    "group",
+    "duty_milli",
+    "width_milli",
+    "owner",
+    "begun_at",
+    "shares",
+    "power_w",
+}
 NEW |= {"job_gpu_milli", "job_cpus", "job_memory_mib", "avoids"}
 
 
@@ -103,7 +134,9 @@ def test_another_policy_is_told_as_what_it_does_instead(on: Cli, saved: Path, co
     assert ran.json["before"] == on("replay", saved, "-o", "json").json["plan"]
     assert ran.json["before"] != ran.json["after"]
     told = {(item["action"], item["subject"]): item["before"] for item in ran.json["items"]}
-    assert told["refuse", "site:new"] == 0, "the refusal names the new site, and nothing starts there"
+    assert told["refuse", "site:new"] == 0, (
+        "the refusal names the new site, and nothing starts there"
+    )
     table = on("replay", saved, "--policy", config)
     assert "new: no look at it is in the snapshot, so nothing starts there" in table.err
     assert "new/a100: the jobs' own requirements were never judged against it" in table.err

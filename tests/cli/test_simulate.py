@@ -43,7 +43,9 @@ sites:
   farm: {boot: {median: 1min, sigma: 0.3}, queue: 10s}
   cloud: {boot: {median: 3min, sigma: 0.3}}
 """
-TRACE = "submit_s,duration_s,gpus,user\n" + "".join(f"{60 * n},{300 + 40 * (n % 7)},1,ann\n" for n in range(40))
+TRACE = "submit_s,duration_s,gpus,user\n" + "".join(
+    f"{60 * n},{300 + 40 * (n % 7)},1,ann\n" for n in range(40)
+)
 
 
 @pytest.fixture
@@ -66,7 +68,18 @@ def figures(answer: object) -> dict[tuple[str, str], dict[str, object]]:
 
 
 def test_a_small_replay_from_end_to_end(here: Path, cli: Cli) -> None:
-    ran = cli("simulate", "t.csv", "--world", "world.yaml", "--seed", "7", "-o", "json", "--json", "all.json")
+    ran = cli(
+        "simulate",
+        "t.csv",
+        "--world",
+        "world.yaml",
+        "--seed",
+        "7",
+        "-o",
+        "json",
+        "--json",
+        "all.json",
+    )
     assert ran.code == 0, ran.err
     answer = ran.json
     jsonschema.validate(answer, output_schemas()["provisioner.simulation/1"])
@@ -81,12 +94,30 @@ def test_a_small_replay_from_end_to_end(here: Path, cli: Cli) -> None:
     (result,) = from_json((here / "all.json").read_text())["provisioner.yaml"]
     assert (result.seed, result.jobs_done, result.violations) == (7, 40, ())
     hours = result.gpu_hours
-    assert hours.held == pytest.approx(hours.good + hours.badput + hours.boot + hours.release + hours.idle)
+    assert hours.held == pytest.approx(
+        hours.good + hours.badput + hours.boot + hours.release + hours.idle
+    )
 
 
-def test_the_same_seed_gives_the_same_replay_in_this_process_and_in_others(here: Path, cli: Cli) -> None:
-    alone = cli("simulate", "t.csv", "--world", "world.yaml", "--seeds", "2", "-j", "1", "-o", "json")
-    done = process("simulate", "t.csv", "--world", "world.yaml", "--seeds", "2", "-j", "2", "-o", "json", cwd=here)
+def test_the_same_seed_gives_the_same_replay_in_this_process_and_in_others(
+    here: Path, cli: Cli
+) -> None:
+    alone = cli(
+        "simulate", "t.csv", "--world", "world.yaml", "--seeds", "2", "-j", "1", "-o", "json"
+    )
+    done = process(
+        "simulate",
+        "t.csv",
+        "--world",
+        "world.yaml",
+        "--seeds",
+        "2",
+        "-j",
+        "2",
+        "-o",
+        "json",
+        cwd=here,
+    )
     assert done.returncode == alone.code == 0, done.stderr
 
     def timeless(answer: object) -> object:
@@ -114,7 +145,10 @@ def test_jobs_that_fit_no_drone_are_told_by_size(here: Path, cli: Cli) -> None:
     lines = ("0,60,1,1", "5,60,4,1", "9,60,8,1", "9,60,4,1", "9,60,1,16", "9,60,1,64", "9,60,1,64")
     (here / "t.csv").write_text("submit_s,duration_s,gpus,cpus\n" + "\n".join(lines) + "\n")
     ran = cli("simulate", "t.csv", "-j", "1", "-o", "json")
-    assert ran.code == 0 and figures(ran.json)["Jobs that fit no drone", "provisioner.yaml"]["mean"] == 6
+    assert (
+        ran.code == 0
+        and figures(ran.json)["Jobs that fit no drone", "provisioner.yaml"]["mean"] == 6
+    )
     told = "3 of 1 GPU (cpus), 2 of 4 GPU (gpus), 1 of 8 GPU (gpus)"
     assert f"6 jobs of 7 fit no drone type and wait for ever: {told}" in ran.err
 
@@ -126,11 +160,15 @@ def test_a_page_is_written(here: Path, cli: Cli) -> None:
     assert "</html>" in (here / "out.html").read_text() and "report: out.html" in ran.err
 
 
-def test_a_promise_that_was_broken_is_told_and_ends_in_3(here: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_promise_that_was_broken_is_told_and_ends_in_3(
+    here: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A farm that is away for ever leaves jobs undone: no cloud, no drone."""
     monkeypatch.setattr("provisioner.simulator.replay.REPLAY_STALL_S", 600.0)
     (here / "provisioner.yaml").write_text(CONTROLLER.replace("farm.yaml, cloud.yaml", "farm.yaml"))
-    ran = cli("simulate", "t.csv", "--limit", "2", "--what-if", "farm down", "-j", "1", "-o", "json")
+    ran = cli(
+        "simulate", "t.csv", "--limit", "2", "--what-if", "farm down", "-j", "1", "-o", "json"
+    )
     assert ran.code == 3
     assert "2 of 2 jobs were not done" in ran.err
     assert ran.json["violations"][0]["text"].endswith("none has run since 60 s")
@@ -161,9 +199,16 @@ def test_jobs_on_record_are_replayed_as_they_came(here: Path, cli: Cli) -> None:
     (result,) = from_json((here / "all.json").read_text())["provisioner.yaml"]
     good_h = sum(job.duration_s for job in MONTH) / 3600
     assert result.jobs_done == 24 and result.gpu_hours.good == pytest.approx(good_h, rel=0.01)
-    part = cli("simulate", "--recorded", "--span", "65min", "--group", "ann", "-j", "1", "-o", "json")
-    assert part.json["jobs"] == 6, "half of the jobs are ann's, and half of those are of the last hour"
-    assert cli("simulate", "--recorded", "--group", "physics", "-j", "1", "-o", "json").json["jobs"] == 24
+    part = cli(
+        "simulate", "--recorded", "--span", "65min", "--group", "ann", "-j", "1", "-o", "json"
+    )
+    assert part.json["jobs"] == 6, (
+        "half of the jobs are ann's, and half of those are of the last hour"
+    )
+    assert (
+        cli("simulate", "--recorded", "--group", "physics", "-j", "1", "-o", "json").json["jobs"]
+        == 24
+    )
 
 
 def children(of: int) -> dict[int, int]:
@@ -179,12 +224,27 @@ def children(of: int) -> dict[int, int]:
 
 
 def test_a_polite_kill_ends_all_processes(here: Path) -> None:
-    (here / "t.csv").write_text("submit_s,duration_s\n" + "".join(f"{600 * n},300\n" for n in range(50_000)))
-    command = [sys.executable, "-m", "provisioner.cli", "simulate", "t.csv", "--seeds", "2", "-j", "2"]
-    running = subprocess.Popen(command, cwd=here, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    (here / "t.csv").write_text(
+        "submit_s,duration_s\n" + "".join(f"{600 * n},300\n" for n in range(50_000))
+    )
+    command = [
+        sys.executable,
+        "-m",
+        "provisioner.cli",
+        "simulate",
+        "t.csv",
+        "--seeds",
+        "2",
+        "-j",
+        "2",
+    ]
+    running = subprocess.Popen(
+        command, cwd=here, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
     try:
         second = os.sysconf("SC_CLK_TCK")
-        while sum(ticks > 2 * second for ticks in children(running.pid).values()) < 2:  # both replay
+        # both replay
+        while sum(ticks > 2 * second for ticks in children(running.pid).values()) < 2:
             assert running.poll() is None
             time.sleep(0.1)
         theirs = children(running.pid)
@@ -203,12 +263,28 @@ def test_a_polite_kill_ends_all_processes(here: Path) -> None:
         ((), 2, "name a TRACE, or take the jobs on record with --recorded"),
         (("nothing.csv",), 1, "no trace at nothing.csv"),
         (("t.csv", "--group", "bob"), 3, "t.csv: none of its 40 jobs is left"),
-        (("t.csv", "--what-if", "fram down"), 2, "--what-if: `fram down`: no site `fram` here: did you mean `farm`?"),
+        (
+            ("t.csv", "--what-if", "fram down"),
+            2,
+            "--what-if: `fram down`: no site `fram` here: did you mean `farm`?",
+        ),
         (("t.csv", "--recorded"), 2, "name a TRACE, or take the jobs on record"),
-        (("--recorded", "--from", "1d"), 2, "--from, --ignore, --trace-columns and --skip-bad are for a"),
-        (("t.csv", "--seed", "3", "--seeds", "2"), 2, "--seed is one seed, --seeds is seeds 1 to N: leave one out"),
+        (
+            ("--recorded", "--from", "1d"),
+            2,
+            "--from, --ignore, --trace-columns and --skip-bad are for a",
+        ),
+        (
+            ("t.csv", "--seed", "3", "--seeds", "2"),
+            2,
+            "--seed is one seed, --seeds is seeds 1 to N: leave one out",
+        ),
         (("t.csv", "--compare", "other.yaml", "other.yaml"), 2, "other.yaml is named twice"),
-        (("t.csv", "--report", "no/such/place.html"), 1, "no/such/place.html: no file in a directory that can"),
+        (
+            ("t.csv", "--report", "no/such/place.html"),
+            1,
+            "no/such/place.html: no file in a directory that can",
+        ),
         (("t.csv", "--json", "."), 1, ".: no file in a directory"),
         (("t.csv", "--what-if", "farm queue*2"), 2, "it takes no time there to begin with"),
         (("t.csv", "--what-if", "farm owner=none"), 2, "farm has no owner"),
@@ -225,7 +301,11 @@ def test_what_cannot_be_replayed_is_said_in_a_line(
 def test_a_broken_line_of_a_trace_is_named_or_left_out(here: Path, cli: Cli) -> None:
     (here / "t.csv").write_text(TRACE + "x,300,1,ann\n")
     ran = cli("simulate", "t.csv")
-    assert ran.code == 3 and "t.csv:42: `submit_s`: `x` is no number" in ran.err and "--skip-bad" in ran.err
+    assert (
+        ran.code == 3
+        and "t.csv:42: `submit_s`: `x` is no number" in ran.err
+        and "--skip-bad" in ran.err
+    )
     ran = cli("simulate", "t.csv", "--skip-bad", "--limit", "3", "-j", "1", "-o", "json")
     assert ran.code == 0 and ran.json["bad_lines"] == 1 and ran.json["jobs"] == 3
     assert "left out 1 bad line, the first: t.csv:42" in ran.err

@@ -106,21 +106,41 @@ def configured(place: Path, adapter: str, *, options: str = "{}", blocking: str 
     ("adapter", "options", "said"),
     [
         ("plain-cluster", "{}", "adapter plain-cluster of site topas cannot render blocking"),
-        ("telling-cluster", "{fails: render}", "site topas: disk cannot be kept without a disk of its own"),
+        (
+            "telling-cluster",
+            "{fails: render}",
+            "site topas: disk cannot be kept without a disk of its own",
+        ),
     ],
 )
-def test_what_cannot_be_rendered_is_said(cli: Cli, lib: Path, adapter: str, options: str, said: str) -> None:
-    ran = cli("render", "blocking", "--site", "topas", "--config", configured(lib.parent, adapter, options=options))
+def test_what_cannot_be_rendered_is_said(
+    cli: Cli, lib: Path, adapter: str, options: str, said: str
+) -> None:
+    ran = cli(
+        "render",
+        "blocking",
+        "--site",
+        "topas",
+        "--config",
+        configured(lib.parent, adapter, options=options),
+    )
     assert (ran.code, ran.out) == (Exit.FAILED, "") and said in ran.err
 
 
 def test_a_site_file_alone_and_one_that_is_not_listed_are_rendered(cli: Cli, lib: Path) -> None:
     path = configured(lib.parent, "telling-cluster")
-    path.write_text(path.read_text().replace("topas.yaml", "other.yaml").replace("embedded", "absent"))
+    path.write_text(
+        path.read_text().replace("topas.yaml", "other.yaml").replace("embedded", "absent")
+    )
     for config in (path, path.with_name("topas.yaml")):
         ran = cli("render", "blocking", "--site", "topas", "--config", config)
-        assert ran.code == Exit.OK and ran.out == "# grace 30 s\n# topas-a100-*: 8 CPUs, 20480 MiB\n", ran.err
-    assert "did you mean `topas`?" in cli("render", "blocking", "--site", "tpoas", "-c", lib.parent / "topas.yaml").err
+        assert (
+            ran.code == Exit.OK and ran.out == "# grace 30 s\n# topas-a100-*: 8 CPUs, 20480 MiB\n"
+        ), ran.err
+    assert (
+        "did you mean `topas`?"
+        in cli("render", "blocking", "--site", "tpoas", "-c", lib.parent / "topas.yaml").err
+    )
 
 
 def test_without_blocking_the_line_to_add_is_said_and_is_right(cli: Cli, lib: Path) -> None:
@@ -128,7 +148,9 @@ def test_without_blocking_the_line_to_add_is_said_and_is_right(cli: Cli, lib: Pa
     ran = cli("render", "blocking", "--site", "topas", "--config", path)
     assert (ran.code, ran.out) == (Exit.UNMET, "")
     assert f"{lib.parent / 'topas.yaml'}: site topas has no blocking" in ran.err
-    (line,) = (line.strip() for line in ran.err.splitlines() if line.strip().startswith("blocking:"))
+    (line,) = (
+        line.strip() for line in ran.err.splitlines() if line.strip().startswith("blocking:")
+    )
     configured(lib.parent, "telling-cluster", blocking=f"{line}\n")
     assert cli("render", "blocking", "--site", "topas", "--config", path).code == Exit.OK
 
@@ -145,7 +167,10 @@ def test_gaps_are_told_once_for_all_nodes_and_are_problems(cli: Cli, lib: Path) 
         ("site:topas", False, "grace", ["topas-a100-2"]),
         ("site:topas", False, "preemption", []),
     ]
-    assert ran.json["items"][2]["text"] == "keeps 0 CPUs per free GPU, wanted 8: put the block in place"
+    assert (
+        ran.json["items"][2]["text"]
+        == "keeps 0 CPUs per free GPU, wanted 8: put the block in place"
+    )
     assert "3 gaps between policy and site: site:topas" in ran.err
     table = cli("check", path, "--live")
     assert table.code == Exit.UNMET and max(map(len, table.lines)) <= 100
@@ -166,5 +191,10 @@ def test_an_audit_that_fails_is_a_failed_look_beside_the_good_one(cli: Cli, lib:
     path = configured(lib.parent, "telling-cluster", options="{fails: audit}")
     ran = cli("check", path, "--live", "-o", "json")
     assert ran.code == Exit.UNMET
-    assert [(i["view"], i["ok"]) for i in ran.json["items"][1:]] == [("site:topas", True), ("site:topas", False)]
-    assert ran.json["items"][2]["text"] == ("audit: the collector does not let us read its configuration")
+    assert [(i["view"], i["ok"]) for i in ran.json["items"][1:]] == [
+        ("site:topas", True),
+        ("site:topas", False),
+    ]
+    assert ran.json["items"][2]["text"] == (
+        "audit: the collector does not let us read its configuration"
+    )

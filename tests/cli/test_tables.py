@@ -27,7 +27,9 @@ from provisioner.store import Hazard
 WIDTH = 100
 NOW = 1.8e9
 TEXT = st.text(max_size=300)
-NAME = st.text(st.characters(categories=("L", "N"), include_characters="-"), min_size=1, max_size=80)
+NAME = st.text(
+    st.characters(categories=("L", "N"), include_characters="-"), min_size=1, max_size=80
+)
 COUNT = st.integers(0, 999_999)
 AT = st.floats(1.7e9, NOW) | st.just(0.0)
 
@@ -37,12 +39,16 @@ DRONES = st.builds(
     type=st.builds("{}/{}".format, NAME, NAME),
     state=st.sampled_from(m.DroneState),
     leaving=st.sampled_from(m.DroneState) | st.none(),
-    **dict.fromkeys(("since", "requested_at", "missing_at", "unslotted_at", "notice_at", "work_at"), AT),
+    **dict.fromkeys(
+        ("since", "requested_at", "missing_at", "unslotted_at", "notice_at", "work_at"), AT
+    ),
     **dict.fromkeys(("for_class", "remote_id", "node", "site_slot", "slot", "site_reason"), TEXT),
     **dict.fromkeys(("gpu_milli", "jobs", "asked"), COUNT),
 )
 COUNTED = ("gpu_milli", "cpus", "memory_mib", "vram_mib", "waiting", "running")
-JOBS = st.builds(m.JobClass, id=NAME, owner=TEXT, oldest_at=AT, job_ids=TEXT, **dict.fromkeys(COUNTED, COUNT))
+JOBS = st.builds(
+    m.JobClass, id=NAME, owner=TEXT, oldest_at=AT, job_ids=TEXT, **dict.fromkeys(COUNTED, COUNT)
+)
 REASONS = st.lists(st.builds(BadRequest, TEXT), max_size=2).map(tuple)
 NAMES = st.lists(NAME, max_size=9).map(tuple)
 CLASSES = st.builds(ClassRow, job=JOBS, reasons=REASONS, fits=NAMES, nearest=NAME, drones=COUNT)
@@ -73,7 +79,9 @@ SITES = st.builds(
 )
 ACTIONS = st.sampled_from(["start", "stop-orphan"])
 PLANS = st.builds(PlanRow, ACTIONS, TEXT, COUNT, st.none(), TEXT, NAMES)
-PROBES = st.builds(Probe, NAME, st.booleans(), TEXT, st.sampled_from(["", "cpus", "preemption"]), NAMES)
+PROBES = st.builds(
+    Probe, NAME, st.booleans(), TEXT, st.sampled_from(["", "cpus", "preemption"]), NAMES
+)
 HAPPENINGS = st.tuples(AT, st.just("event"), TEXT, TEXT).map(lambda event: Happening(*event))
 
 
@@ -140,7 +148,11 @@ def test_no_form_of_output_lets_a_control_sequence_through(output: Format) -> No
 
 
 def test_machine_formats_are_complete() -> None:
-    for text in (_written(Format.JSON, [EVIL]), _written(Format.JSONL, [EVIL]), _written(Format.YAML, [EVIL])):
+    for text in (
+        _written(Format.JSON, [EVIL]),
+        _written(Format.JSONL, [EVIL]),
+        _written(Format.YAML, [EVIL]),
+    ):
         tree = yaml.safe_load(text)
         item = tree["items"][0] if "items" in tree else tree
         assert item["site_reason"] == EVIL.site_reason
@@ -156,16 +168,25 @@ def test_colour_never_changes_the_text() -> None:
     plain = table_lines(columns, [failed], Page(WIDTH, False))
     painted = table_lines(columns, [failed], Page(WIDTH, True))
     assert "\x1b[31mfailed" in painted[1]
-    stripped = [line.replace("\x1b[31m", "").replace("\x1b[1m", "").replace("\x1b[0m", "").rstrip() for line in painted]
+    stripped = [
+        line.replace("\x1b[31m", "").replace("\x1b[1m", "").replace("\x1b[0m", "").rstrip()
+        for line in painted
+    ]
     assert stripped == plain
 
 
 @pytest.mark.parametrize(
     ("node", "shown"),
-    [("gpu1.example.org", "gpu1"), ("10.0.0.1", "10.0.0.1"), ("gpu1.example.org/gpu.shared", "gpu1/gpu.shared")],
+    [
+        ("gpu1.example.org", "gpu1"),
+        ("10.0.0.1", "10.0.0.1"),
+        ("gpu1.example.org/gpu.shared", "gpu1/gpu.shared"),
+    ],
 )
 def test_a_node_is_shown_without_its_domain(node: str, shown: str) -> None:
     (column,) = [each for each in DRONE_COLUMNS if each.key == "node"]
     assert column.show is not None
-    drone = m.Drone(m.DroneId("kit-1"), m.TypeKey("cern/a100"), m.DroneState.BUSY, NOW, NOW, 1000, node=node)
+    drone = m.Drone(
+        m.DroneId("kit-1"), m.TypeKey("cern/a100"), m.DroneState.BUSY, NOW, NOW, 1000, node=node
+    )
     assert column.show(drone) == shown

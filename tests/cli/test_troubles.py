@@ -40,10 +40,15 @@ CALM = TroubleContext(
 )
 
 
-def views(overlay: m.PolledOverlay | None = None, here: m.PolledSite | None = None, at: float = NOW - 3) -> Views:
+def views(
+    overlay: m.PolledOverlay | None = None, here: m.PolledSite | None = None, at: float = NOW - 3
+) -> Views:
     assert CALM.views is not None
     return replace(
-        CALM.views, at=at, overlay=overlay or CALM.views.overlay, sites={"here": here or CALM.views.sites["here"]}
+        CALM.views,
+        at=at,
+        overlay=overlay or CALM.views.overlay,
+        sites={"here": here or CALM.views.sites["here"]},
     )
 
 
@@ -51,7 +56,14 @@ def ended(number: int) -> m.Drone:
     words = f"drone=kit-{number} exit=74 reason=no-condor why=condor_master%20is%20missing"
     key, at = m.TypeKey("here/a100"), NOW - 50
     return m.Drone(
-        m.DroneId(f"kit-{number}"), key, m.DroneState.FAILED, at, NOW - 99, 1000, ended_at=at, site_reason=words
+        m.DroneId(f"kit-{number}"),
+        key,
+        m.DroneState.FAILED,
+        at,
+        NOW - 99,
+        1000,
+        ended_at=at,
+        site_reason=words,
     )
 
 
@@ -76,7 +88,11 @@ def refused(subject: str, count: int, reason: Reason) -> dict[str, Any]:
 
 
 EATEN = m.Fault(m.FaultKind.BLACK_HOLE, "kit-7: job 7.3 held with code 12", NOW)
-BANNED = m.Fault(m.FaultKind.DRONE, "kit-1 ended failed: drone=kit-1 exit=74 reason=lost why=is%20missing", NOW - 9)
+BANNED = m.Fault(
+    m.FaultKind.DRONE,
+    "kit-1 ended failed: drone=kit-1 exit=74 reason=lost why=is%20missing",
+    NOW - 9,
+)
 SHARED = m.Fault(m.FaultKind.JOBS, "job 7.3 in kit-3: faulted on a shared GPU", NOW - 9)
 UNPLACED = m.Fault(m.FaultKind.CONFIG, "2 node(s) didn't match Pod's node affinity.", NOW - 9)
 MISFIT = m.Fault(m.FaultKind.JOBS, "no job of the class was given to kit-3", NOW - 9)
@@ -88,24 +104,72 @@ CASES: list[tuple[dict[str, Any], str, str]] = [
     ({"views": views(at=NOW - 145)}, "critical controller", "no tick recorded for 2m25s"),
     ({"views": None}, "critical controller", "no tick recorded"),
     ({"free_bytes": 1 << 20}, "critical controller", "1 MiB left"),
-    (overlay(m.Fault(m.FaultKind.DOWN, "Connection refused", NOW)), "critical overlay", "Connection refused"),
-    (overlay(negotiated_at=NOW - 410), "critical overlay", "no negotiation cycle for 6m48s although 3 jobs wait"),
-    (breaker("here/a100", BANNED), "warning type:here/a100", "`provisioner sites reset here --type a100`"),
+    (
+        overlay(m.Fault(m.FaultKind.DOWN, "Connection refused", NOW)),
+        "critical overlay",
+        "Connection refused",
+    ),
+    (
+        overlay(negotiated_at=NOW - 410),
+        "critical overlay",
+        "no negotiation cycle for 6m48s although 3 jobs wait",
+    ),
+    (
+        breaker("here/a100", BANNED),
+        "warning type:here/a100",
+        "`provisioner sites reset here --type a100`",
+    ),
     (breaker("here/a100", UNPLACED), "warning type:here/a100", "node affinity. After the repair"),
     (breaker("here", BANNED), "warning site:here", "`provisioner sites reset here`"),
     (breaker("user:ann", SHARED), "note user:ann", "exclusive GPUs only until 2"),
-    (breaker("user:ann", SHARED, m.BreakerState.DEGRADED), "note user:ann", "failures on shared GPUs: job 7.3 in"),
-    (breaker("here@n1", EATEN, failures=2), "warning site:here", "2 drones on it ate jobs: kit-7: job 7.3 held with"),
-    (event("drone.black_hole", drone="kit-7", why="eats jobs"), "warning drone:kit-7", "its node (1m ago): eats jobs"),
-    (breaker("here/a100#7", MISFIT), "note class:7", "no drone of here/a100 is started for it until "),
-    (event("config.rejected", problems="site.yaml:3:1 unknown key"), "warning controller", "unknown key"),
+    (
+        breaker("user:ann", SHARED, m.BreakerState.DEGRADED),
+        "note user:ann",
+        "failures on shared GPUs: job 7.3 in",
+    ),
+    (
+        breaker("here@n1", EATEN, failures=2),
+        "warning site:here",
+        "2 drones on it ate jobs: kit-7: job 7.3 held with",
+    ),
+    (
+        event("drone.black_hole", drone="kit-7", why="eats jobs"),
+        "warning drone:kit-7",
+        "its node (1m ago): eats jobs",
+    ),
+    (
+        breaker("here/a100#7", MISFIT),
+        "note class:7",
+        "no drone of here/a100 is started for it until ",
+    ),
+    (
+        event("config.rejected", problems="site.yaml:3:1 unknown key"),
+        "warning controller",
+        "unknown key",
+    ),
     (event("clock.stepped", drift_s=600.0), "warning controller", "600"),
-    ({"live": (REFUSED,)} | event("drain.rejected", drone="kit-1", why="off"), "warning drone:kit-1", "not on PATH"),
-    (event("clock.doubted", 900, drift_s=7200.0, advice="Set the clock"), "warning controller", "Set the clock"),
+    (
+        {"live": (REFUSED,)} | event("drain.rejected", drone="kit-1", why="off"),
+        "warning drone:kit-1",
+        "not on PATH",
+    ),
+    (
+        event("clock.doubted", 900, drift_s=7200.0, advice="Set the clock"),
+        "warning controller",
+        "Set the clock",
+    ),
     (event("store.outdated", 900, newest_serial=9), "warning controller", "older than what runs"),
-    (THREE_ENDED, "warning type:here/a100", "3 drones failed within an hour, the last: no-condor: condor_master is"),
+    (
+        THREE_ENDED,
+        "warning type:here/a100",
+        "3 drones failed within an hour, the last: no-condor: condor_master is",
+    ),
     (overlay(notices=("schedd b denies",)), "warning overlay", "schedd b denies"),
-    (refused("class:7", 3, BadRequest("2000 of a GPU")), "note class:7", "classes that can never start: 7"),
+    (
+        refused("class:7", 3, BadRequest("2000 of a GPU")),
+        "note class:7",
+        "classes that can never start: 7",
+    ),
     (
         refused("class:7", 0, UNWELCOME),
         "note drone:kit-1",
@@ -120,14 +184,18 @@ def test_a_calm_controller_has_no_trouble() -> None:
 
 
 @pytest.mark.parametrize(("facts", "about", "words"), CASES)
-def test_a_trouble_is_one_line_with_its_subject_and_alarms(facts: dict[str, Any], about: str, words: str) -> None:
+def test_a_trouble_is_one_line_with_its_subject_and_alarms(
+    facts: dict[str, Any], about: str, words: str
+) -> None:
     severity, _, subject = about.partition(" ")
     (found,) = troubles(CALM._replace(**facts))
     assert (found.severity, found.subject) == (severity, subject)
     assert words in found.text and "%20" not in found.text
     code, line = check_line([found], "calm")
     assert code == {"critical": 2, "warning": 1, "note": 0}[severity]
-    assert line.startswith(("PROVISIONER OK - calm", "PROVISIONER WARNING - ", "PROVISIONER CRITICAL - "))
+    assert line.startswith(
+        ("PROVISIONER OK - calm", "PROVISIONER WARNING - ", "PROVISIONER CRITICAL - ")
+    )
 
 
 @pytest.mark.parametrize(
@@ -151,7 +219,9 @@ def test_a_type_without_room_and_jobs_just_seen_are_no_trouble() -> None:
     assert troubles(CALM._replace(**overlay(negotiated_at=0.0), waiting=(new,))) == []
 
 
-def test_status_check_is_one_line_with_the_exit_code_of_a_monitoring_plugin(on: Cli, cli: Cli, tmp_path: Path) -> None:
+def test_status_check_is_one_line_with_the_exit_code_of_a_monitoring_plugin(
+    on: Cli, cli: Cli, tmp_path: Path
+) -> None:
     down = on("status", "--check")
     assert down.code == 2 and down.err == ""
     (line,) = down.lines
@@ -167,12 +237,18 @@ def test_status_shows_troubles_and_ends_with_0_whatever_they_are(cli: Cli, runni
     ran = cli("status", "--store", running, "-o", "json")
     assert ran.code == 0 and ran.json["pid"] == os.getpid()
     found = {(t["severity"], t["subject"]) for t in ran.json["troubles"]}
-    assert ("warning", "site:horeka") in found and ("warning", "overlay") in found and ("note", "class:9") in found
+    assert (
+        ("warning", "site:horeka") in found
+        and ("warning", "overlay") in found
+        and ("note", "class:9") in found
+    )
     assert not any(severity == Severity.CRITICAL for severity, _ in found)
     assert cli("status", "--check", "--store", running).code == 1
 
 
-def test_a_ban_is_lifted_through_the_record_and_a_misspelling_is_not_recorded(on: Cli, reader: Reader) -> None:
+def test_a_ban_is_lifted_through_the_record_and_a_misspelling_is_not_recorded(
+    on: Cli, reader: Reader
+) -> None:
     ran = on("sites", "reset", "horeka", "--reason", "token renewed")
     assert ran.code == 0 and "request 1 recorded: use horeka again" in ran.err
     snapshot = reader.snapshot()
@@ -198,7 +274,9 @@ async def test_a_ban_of_a_node_alone_is_lifted_with_its_site(on: Cli, record: Pa
     assert ran.code == 0 and "recorded: use topas@n1 again" in ran.err
 
 
-async def test_the_faults_of_a_user_are_told_with_the_job_and_forgotten_on_request(on: Cli, record: Path) -> None:
+async def test_the_faults_of_a_user_are_told_with_the_job_and_forgotten_on_request(
+    on: Cli, record: Path
+) -> None:
     reset = on("sites", "reset", "user:ann")
     assert reset.code == 0 and "user:ann is not banned" in reset.err
     async with SqlStore(record, CONTROLLER, 1e9, 10) as store:

@@ -24,7 +24,9 @@ from tests.store.story import A100, TemporaryStore, drone, seen, starts
 
 NOW = time.time()
 DRONE = drone(1, DroneState.BUSY, at=NOW - 7200, started_at=NOW - 7200)
-RUN = CompletedJob("s#1.0", NOW - 60, NOW - 9000, 3600.0, 1000, 2, 4096, owner="ann", drone_id=DRONE.id)
+RUN = CompletedJob(
+    "s#1.0", NOW - 60, NOW - 9000, 3600.0, 1000, 2, 4096, owner="ann", drone_id=DRONE.id
+)
 WAITING = JobClass("c1", 1000, 2, 4096, owner="ann", waiting=3, oldest_at=NOW - 60)
 
 
@@ -41,7 +43,9 @@ async def measured() -> TemporaryStore:
 
 def test_each_list_shows_the_use_of_the_last_day(measured: TemporaryStore, cli: Cli) -> None:
     for verb in ("demand", "sites", "drones"):
-        assert cli(verb, "-o", "json", "--store", measured.path).json["items"][0]["use"] == 0.04, verb
+        assert cli(verb, "-o", "json", "--store", measured.path).json["items"][0]["use"] == 0.04, (
+            verb
+        )
     assert (
         "USE" in cli("demand", "--store", measured.path).out
         and "4%" in cli("sites", "-o", "wide", "--store", measured.path).out
@@ -54,8 +58,12 @@ def test_the_status_has_the_use_and_a_note_of_low_use(measured: TemporaryStore, 
     status = cli("status", "-o", "json", "--store", measured.path).json
     assert status["use"] == 0.04 and status["demand"][0]["use"] == 0.04
     (note,) = [each for each in status["troubles"] if each["kind"] == "low-use"]
-    assert note["severity"] == "note" and note["text"].startswith("ann/1gpu/2cpu/4096mib: 4% of 1.0 GPU-hours used")
-    assert "4% of 1 GPU-hours of jobs in the last day" in cli("status", "--store", measured.path).out
+    assert note["severity"] == "note" and note["text"].startswith(
+        "ann/1gpu/2cpu/4096mib: 4% of 1.0 GPU-hours used"
+    )
+    assert (
+        "4% of 1 GPU-hours of jobs in the last day" in cli("status", "--store", measured.path).out
+    )
 
 
 def test_the_table_names_the_class_and_the_parts(measured: TemporaryStore, cli: Cli) -> None:
@@ -63,19 +71,28 @@ def test_the_table_names_the_class_and_the_parts(measured: TemporaryStore, cli: 
     assert "ann/1gpu/2cpu/4096mib" in ran.out and "topas/a100" in ran.out
     found = cli("usage", "-o", "json", "--store", measured.path).json
     assert found["total_gpu_s"] == pytest.approx(7200, abs=600)
-    assert (found["measured_gpu_s"], found["used_gpu_s"]) == (pytest.approx(3600, abs=1), pytest.approx(144, abs=1))
-    assert cli("usage", "--since", "30s", "-o", "json", "--store", measured.path).json["items"] == []
+    assert (found["measured_gpu_s"], found["used_gpu_s"]) == (
+        pytest.approx(3600, abs=1),
+        pytest.approx(144, abs=1),
+    )
+    assert (
+        cli("usage", "--since", "30s", "-o", "json", "--store", measured.path).json["items"] == []
+    )
     assert cli("usage", "--since", "soon", "--store", measured.path).code == 2
 
 
 async def test_small_amounts_are_hours_as_the_heads_say_and_a_missing_peak_is_marked(
     measured: TemporaryStore, cli: Cli
 ) -> None:
-    runs = [replace(RUN, job_id=f"s#{n}.0", owner="ben", run_s=600.0, used_milli=900) for n in (2, 3)]
+    runs = [
+        replace(RUN, job_id=f"s#{n}.0", owner="ben", run_s=600.0, used_milli=900) for n in (2, 3)
+    ]
     await measured.record_completed([replace(runs[0], peak_vram_mib=2048), runs[1]])
     await measured.record_completed([replace(runs[1], job_id="s#4.0", owner="cat")])
     out = cli("usage", "--store", measured.path).out
-    assert {"GPU-H", "GPU-H SAVED"} <= set(re.split(r"  +", next(x for x in out.splitlines() if "JOBS" in x).strip()))
+    assert {"GPU-H", "GPU-H SAVED"} <= set(
+        re.split(r"  +", next(x for x in out.splitlines() if "JOBS" in x).strip())
+    )
     rows = {line.split("/")[0]: line for line in out.splitlines() if "/1gpu/" in line}
     assert "2 GiB " in rows["ann"] and "2 GiB? " in rows["ben"] and " ? " in rows["cat"]
     assert (
@@ -86,19 +103,27 @@ async def test_small_amounts_are_hours_as_the_heads_say_and_a_missing_peak_is_ma
     page = re.sub(r"<[^>]*>|\s+", " ", render("/use", measured.reader(), {}))
     assert re.search(r"(?i)gpu-h used +0\.49 ", page) and not re.search(r"\d ?min\b", page)
     items = cli("usage", "-o", "json", "--store", measured.path).json["items"]
-    assert {item["name"][:3]: item["without_vram"] for item in items} == {"ann": 0, "ben": 1, "cat": 1}
+    assert {item["name"][:3]: item["without_vram"] for item in items} == {
+        "ann": 0,
+        "ben": 1,
+        "cat": 1,
+    }
 
 
 async def test_rows_are_ordered_by_heads_and_by_keys(measured: TemporaryStore, cli: Cli) -> None:
     await measured.record_completed([replace(RUN, job_id="s#2.0", owner="ben", used_milli=900)])
     for order in ("-mean", "-used_gpu_s", "-gpu-h-used", "-GPU-H used"):
-        items = cli("usage", f"--sort={order}", "-o", "json", "--store", measured.path).json["items"]
+        items = cli("usage", f"--sort={order}", "-o", "json", "--store", measured.path).json[
+            "items"
+        ]
         assert [item["name"][:3] for item in items] == ["ben", "ann"], order
     wrong = cli("usage", "--sort", "meen", "--store", measured.path)
     assert wrong.code == 2 and "no column `meen`; did you mean `mean`?" in wrong.err
 
 
-async def test_a_record_without_a_measured_run_says_where_to_look(measured: TemporaryStore, cli: Cli) -> None:
+async def test_a_record_without_a_measured_run_says_where_to_look(
+    measured: TemporaryStore, cli: Cli
+) -> None:
     assert "no run was measured" not in cli("usage", "--store", measured.path).err
     ran = cli("usage", "--since", "30s", "--store", measured.path)
     assert "; no run was measured: see docs/how-to/gpu-use.md" in ran.err

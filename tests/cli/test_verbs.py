@@ -66,7 +66,9 @@ def test_a_row_in_a_pipe_is_one_line_however_wide(on: Cli, monkeypatch: pytest.M
     monkeypatch.delenv("COLUMNS")
     rows = [line for line in on("drones", "--all").lines if line.startswith("kit-")]
     assert len(rows) == len(on("drones", "--all").lines) - 1 == 4
-    (demand,) = [line for line in on("demand", "--columns", "id,why,needs").lines if line.startswith("9 ")]
+    (demand,) = [
+        line for line in on("demand", "--columns", "id,why,needs").lines if line.startswith("9 ")
+    ]
     assert "nearest is horeka/h100 with 95.5 GiB" in demand
 
 
@@ -86,9 +88,17 @@ def test_a_number_that_is_too_large_is_wrong_usage(on: Cli, words: str) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        ("drones show kit-ab12", Exit.FAILED, "kit-ab12 means 3 drones: kit-ab12-4, kit-ab12-3, kit-ab12-1"),
+        (
+            "drones show kit-ab12",
+            Exit.FAILED,
+            "kit-ab12 means 3 drones: kit-ab12-4, kit-ab12-3, kit-ab12-1",
+        ),
         ("drones --site tpoas", Exit.FAILED, "no site `tpoas` on record; did you mean `topas`?"),
-        ("drones drain --site nosuch --reason x", Exit.FAILED, "no site `nosuch` on record; known: horeka, topas"),
+        (
+            "drones drain --site nosuch --reason x",
+            Exit.FAILED,
+            "no site `nosuch` on record; known: horeka, topas",
+        ),
         ("drones --site horeka show 1", Exit.USAGE, "put --site after `drones show`"),
         ("drones kill --reason x", Exit.USAGE, "which drones?"),
         ("drones kill 1 --site topas --reason x", Exit.USAGE, "not both"),
@@ -98,7 +108,9 @@ def test_a_number_that_is_too_large_is_wrong_usage(on: Cli, words: str) -> None:
         ("explain jbo 4", Exit.USAGE, "Did you mean 'job'?"),
     ],
 )
-def test_a_mistake_is_told_with_what_to_do(on: Cli, reader: Reader, words: str, code: Exit, said: str) -> None:
+def test_a_mistake_is_told_with_what_to_do(
+    on: Cli, reader: Reader, words: str, code: Exit, said: str
+) -> None:
     ran = on(*shlex.split(words))
     assert (ran.code, ran.out) == (code, "")
     assert said in " ".join(ran.err.replace("│", " ").split())
@@ -109,7 +121,9 @@ def test_local_times_are_for_tables_only(on: Cli, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("TZ", "XXX-05:30")  # POSIX: 5 h 30 min east of Greenwich
     time.tzset()
     try:
-        (local, *_), (utc, *_) = (on("events", "--no-header", *more).lines for more in (["--local"], []))
+        (local, *_), (utc, *_) = (
+            on("events", "--no-header", *more).lines for more in (["--local"], [])
+        )
         assert local.split()[0].endswith("+05:30") and utc.split()[0].endswith("Z")
         assert datetime.fromisoformat(local.split()[0]) == datetime.fromisoformat(utc.split()[0])
         assert on("events", "-o", "json", "--local").out == on("events", "-o", "json").out
@@ -121,7 +135,17 @@ def test_local_times_are_for_tables_only(on: Cli, monkeypatch: pytest.MonkeyPatc
 def test_a_watch_keeps_the_top_of_the_screen(running: Path) -> None:
     ours, theirs = pty.openpty()
     env = os.environ | {"COLUMNS": "80", "LINES": "20", "TERM": "xterm"}
-    command = [sys.executable, "-m", "provisioner.cli", "status", "--watch", "-i", "0.1", "--store", str(running)]
+    command = [
+        sys.executable,
+        "-m",
+        "provisioner.cli",
+        "status",
+        "--watch",
+        "-i",
+        "0.1",
+        "--store",
+        str(running),
+    ]
     with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=env) as watch:
         os.close(theirs)
         try:
@@ -131,14 +155,20 @@ def test_a_watch_keeps_the_top_of_the_screen(running: Path) -> None:
         finally:
             watch.kill()
             os.close(ours)
-    shown = seen.decode().split("\x1b[2J")[1].removesuffix("\x1b[H").removesuffix("\r\n").split("\r\n")
+    shown = (
+        seen.decode().split("\x1b[2J")[1].removesuffix("\x1b[H").removesuffix("\r\n").split("\r\n")
+    )
     rows = sum(max(1, -(-len(re.sub(r"\x1b\[[0-9;]*m", "", line)) // 80)) for line in shown)
     assert rows <= 19, "the last row is for the cursor"
     assert shown[0].startswith("controller")
-    assert any(re.fullmatch(r"\.\.\. \d+ more lines: enlarge the terminal", line) for line in shown), shown
+    assert any(
+        re.fullmatch(r"\.\.\. \d+ more lines: enlarge the terminal", line) for line in shown
+    ), shown
 
 
-def test_a_watch_goes_on_when_the_record_cannot_be_read_for_a_while(on: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_watch_goes_on_when_the_record_cannot_be_read_for_a_while(
+    on: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from provisioner.cli import output, status
     from provisioner.store import StoreError
 
@@ -163,7 +193,10 @@ def test_drones_filters_sorts_and_limits(on: Cli) -> None:
     assert on("drones", "--ended", "-o", "name").lines == ["kit-ab12-2"]
     assert on("drones", "--state", "failed", "-o", "name").lines == ["kit-ab12-2"]
     assert len(on("drones", "--all", "-o", "name").lines) == 4
-    assert on("drones", "--all", "--sort", "-jobs,id", "-o", "name", "-n", "2").lines == ["kit-ab12-1", "kit-ab12-2"]
+    assert on("drones", "--all", "--sort", "-jobs,id", "-o", "name", "-n", "2").lines == [
+        "kit-ab12-1",
+        "kit-ab12-2",
+    ]
     several = ("--type", "topas/a100", "--state", "busy", "--state", "idle")
     assert on("drones", *several, "-o", "name").lines == ["kit-ab12-1", "kit-ab12-3"]
     assert "2 of 3 shown" in on("drones", "-n", "2").err
@@ -194,9 +227,19 @@ KILL_ONE: Request = (RequestKind.KILL, ONE, "x", DrainMode.PEACEFUL)
 @pytest.mark.parametrize(
     ("words", "code", "said", "recorded"),
     [
-        ("drain 8810.0 --mode fast", Exit.OK, "no controller runs", [(RequestKind.DRAIN, ONE, "x", DrainMode.FAST)]),
+        (
+            "drain 8810.0 --mode fast",
+            Exit.OK,
+            "no controller runs",
+            [(RequestKind.DRAIN, ONE, "x", DrainMode.FAST)],
+        ),
         ("kill 1 3", Exit.USAGE, "kill 2 drones: kit-ab12-1, kit-ab12-3?", []),
-        ("kill 1 3 --yes", Exit.OK, "request 1 recorded", [(RequestKind.KILL, BOTH, "x", DrainMode.PEACEFUL)]),
+        (
+            "kill 1 3 --yes",
+            Exit.OK,
+            "request 1 recorded",
+            [(RequestKind.KILL, BOTH, "x", DrainMode.PEACEFUL)],
+        ),
         ("drain --site topas --dry-run", Exit.OK, "would drain", []),
         ("kill 1 nobody", Exit.PARTIAL, "no drone `nobody` on record", [KILL_ONE]),
         ("kill 2", Exit.OK, "already ended", []),
@@ -238,7 +281,9 @@ def test_explain_drone_says_why_how_long_and_what_then(on: Cli) -> None:
     assert tree["history"][-1]["reason"]["kind"] == "seen-in-pool"
 
 
-def test_same_snapshot_same_plan_and_another_one_is_told_place_by_place(on: Cli, tmp_path: Path) -> None:
+def test_same_snapshot_same_plan_and_another_one_is_told_place_by_place(
+    on: Cli, tmp_path: Path
+) -> None:
     snapshot, expected = tmp_path / "snapshot.json", tmp_path / "plan.json"
     saved = on("snapshot", "--to", snapshot)
     assert (saved.code, saved.out) == (Exit.OK, "")
@@ -249,16 +294,24 @@ def test_same_snapshot_same_plan_and_another_one_is_told_place_by_place(on: Cli,
     plan["plan"]["tick"] += 1
     expected.write_text(json.dumps(plan))
     ran = on("replay", snapshot, "--expect", expected)
-    assert ran.code == Exit.UNMET and "the plan differs" in ran.err and '+ "tick": ' in " ".join(ran.err.split())
+    assert (
+        ran.code == Exit.UNMET
+        and "the plan differs" in ran.err
+        and '+ "tick": ' in " ".join(ran.err.split())
+    )
 
 
-def test_plan_leaves_out_a_class_that_the_planner_fails_on(on: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plan_leaves_out_a_class_that_the_planner_fails_on(
+    on: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It ended with a traceback."""
     from provisioner import planner
 
     real = planner.place
 
-    def fails(context: PlanningContext, reservations: OwnerReservations, supply: Supply) -> Placement:
+    def fails(
+        context: PlanningContext, reservations: OwnerReservations, supply: Supply
+    ) -> Placement:
         if any(job.id == "7" for job in context.classes):
             raise ZeroDivisionError("integer division or modulo by zero")
         return real(context, reservations, supply)
@@ -267,7 +320,11 @@ def test_plan_leaves_out_a_class_that_the_planner_fails_on(on: Cli, monkeypatch:
     ran = on("plan")
     assert ran.code == Exit.OK
     assert "Traceback" not in ran.err
-    said = {row["subject"]: row["reason"]["kind"] for row in on("plan", "-o", "json").json["items"] if row["reason"]}
+    said = {
+        row["subject"]: row["reason"]["kind"]
+        for row in on("plan", "-o", "json").json["items"]
+        if row["reason"]
+    }
     assert said["class:7"] == "planner-failed"
     assert said["class:9"] == "nothing-fits"
 
@@ -280,7 +337,9 @@ def test_plan_leaves_out_a_class_that_the_planner_fails_on(on: Cli, monkeypatch:
         ('{"now": "yesterday"}', "not a snapshot: now"),
     ],
 )
-def test_a_file_that_is_no_snapshot_is_told_so(on: Cli, tmp_path: Path, content: str, complaint: str) -> None:
+def test_a_file_that_is_no_snapshot_is_told_so(
+    on: Cli, tmp_path: Path, content: str, complaint: str
+) -> None:
     (tmp_path / "x.json").write_text(content)
     ran = on("replay", tmp_path / "x.json")
     assert ran.code == Exit.FAILED
@@ -288,8 +347,20 @@ def test_a_file_that_is_no_snapshot_is_told_so(on: Cli, tmp_path: Path, content:
 
 
 def test_following_events_goes_on_until_interrupted(record: Path) -> None:
-    command = [sys.executable, "-m", "provisioner.cli", "events", "--follow", "-o", "jsonl", "--store", str(record)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as following:
+    command = [
+        sys.executable,
+        "-m",
+        "provisioner.cli",
+        "events",
+        "--follow",
+        "-o",
+        "jsonl",
+        "--store",
+        str(record),
+    ]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as following:
         assert following.stdout is not None and following.stderr is not None
         first = json.loads(following.stdout.readline())
         following.send_signal(signal.SIGINT)
@@ -299,11 +370,22 @@ def test_following_events_goes_on_until_interrupted(record: Path) -> None:
 
 
 def test_a_reader_that_stops_reading_ends_a_verb_without_a_traceback(record: Path) -> None:
-    command = [sys.executable, "-m", "provisioner.cli", "events", "-o", "jsonl", "--store", str(record)]
+    command = [
+        sys.executable,
+        "-m",
+        "provisioner.cli",
+        "events",
+        "-o",
+        "jsonl",
+        "--store",
+        str(record),
+    ]
     reading, writing = os.pipe()
     os.close(reading)
     try:
-        ran = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
+        ran = subprocess.run(
+            command, stdout=writing, stderr=subprocess.PIPE, text=True, check=False
+        )
     finally:
         os.close(writing)
     assert (ran.returncode, ran.stderr) == (-signal.SIGPIPE, "")
@@ -341,7 +423,11 @@ def held(record: Path, event: str) -> Iterator[int]:
 
 @pytest.mark.parametrize(
     ("event", "timeout", "code"),
-    [("config.reloaded", "30", Exit.OK), ("config.rejected", "30", Exit.UNMET), ("other", "0.3", Exit.TIMED_OUT)],
+    [
+        ("config.reloaded", "30", Exit.OK),
+        ("config.rejected", "30", Exit.UNMET),
+        ("other", "0.3", Exit.TIMED_OUT),
+    ],
 )
 def test_reload_waits_for_the_answer_of_the_controller(
     cli: Cli, record: Path, event: str, timeout: str, code: Exit
@@ -352,7 +438,9 @@ def test_reload_waits_for_the_answer_of_the_controller(
     assert ("site.yaml:4:1: another" in ran.err) is (code is not Exit.TIMED_OUT)
 
 
-def test_reload_by_another_user_says_who_may(cli: Cli, record: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reload_by_another_user_says_who_may(
+    cli: Cli, record: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refused(pid: int, number: int) -> None:
         raise PermissionError(1, "Operation not permitted")
 
@@ -363,7 +451,9 @@ def test_reload_by_another_user_says_who_may(cli: Cli, record: Path, monkeypatch
     assert "--url unix:" in ran.err and "Errno" not in ran.err
 
 
-def test_reload_signals_no_process_that_only_has_the_number_of_the_controller(cli: Cli, record: Path) -> None:
+def test_reload_signals_no_process_that_only_has_the_number_of_the_controller(
+    cli: Cli, record: Path
+) -> None:
     """A controller in a container with the host's name has a number there, which another process has here."""
     lock = record.with_name(record.name + ".lock")
     with held(record, "other") as pid, subprocess.Popen(["sleep", "60"]) as stranger:
@@ -392,9 +482,27 @@ def _configuration(place: Path) -> Path:
     ("file", "was", "now", "code", "said"),
     [
         ("provisioner.yaml", "kit", "kit", Exit.OK, None),
-        ("provisioner.yaml", "kit", "kot", Exit.UNMET, "provisioner.yaml:1:13: `kot`: 3 live drones on record"),
-        ("topas.yaml", "site: topas", "site: topaz", Exit.UNMET, "provisioner.yaml:4:1: `sites`: site `topas` was rem"),
-        ("topas.yaml", "a100", "a200", Exit.OK, "topas.yaml:4:1: warning: type `a100` was removed or renamed: its 3"),
+        (
+            "provisioner.yaml",
+            "kit",
+            "kot",
+            Exit.UNMET,
+            "provisioner.yaml:1:13: `kot`: 3 live drones on record",
+        ),
+        (
+            "topas.yaml",
+            "site: topas",
+            "site: topaz",
+            Exit.UNMET,
+            "provisioner.yaml:4:1: `sites`: site `topas` was rem",
+        ),
+        (
+            "topas.yaml",
+            "a100",
+            "a200",
+            Exit.OK,
+            "topas.yaml:4:1: warning: type `a100` was removed or renamed: its 3",
+        ),
     ],
     ids=["same", "controller", "site", "type"],
 )
@@ -423,13 +531,19 @@ def test_one_tick_of_the_controller_and_a_look_at_all_it_sees(tmp_path: Path) ->
     assert looks.returncode == Exit.OK, looks.stderr
     tree = json.loads(looks.stdout)
     jsonschema.validate(tree, SCHEMAS[tree["schema"]])
-    assert [(x["view"], x["ok"]) for x in tree["items"]] == [("overlay", True), ("site:topas", True)]
+    assert [(x["view"], x["ok"]) for x in tree["items"]] == [
+        ("overlay", True),
+        ("site:topas", True),
+    ]
     ran = process("run", path, "--once")
     assert (ran.returncode, ran.stdout) == (Exit.OK, ""), ran.stderr
     status = json.loads(process("status", "-c", path, "-o", "json").stdout)
     assert (status["tick"], status["running"], status["live_drones"]) == (1, False, 0)
     (job_class,) = json.loads(process("demand", "-c", path, "-o", "json").stdout)["items"]
-    assert job_class["reasons"][0]["kind"] == "nothing-fits" and job_class["reasons"][0]["dimension"] == "gpus"
+    assert (
+        job_class["reasons"][0]["kind"] == "nothing-fits"
+        and job_class["reasons"][0]["dimension"] == "gpus"
+    )
     explained = json.loads(process("explain", "job", "1", "-c", path, "-o", "json").stdout)
     assert explained["types"][0]["dimension"] == "gpus"
 
@@ -441,7 +555,9 @@ def test_check_live_says_when_the_record_cannot_be_written(cli: Cli, tmp_path: P
     ran = cli("check", "--live", "-o", "json")
     assert ran.code == Exit.UNMET
     (gap,) = [poll for poll in ran.json["items"] if poll["dimension"]]
-    assert (gap["view"], gap["dimension"]) == ("store", "directory") and "Not a directory" in gap["text"]
+    assert (gap["view"], gap["dimension"]) == ("store", "directory") and "Not a directory" in gap[
+        "text"
+    ]
 
 
 def test_a_running_controller_kills_what_it_is_told_to(cli: Cli, tmp_path: Path) -> None:
@@ -450,16 +566,40 @@ def test_a_running_controller_kills_what_it_is_told_to(cli: Cli, tmp_path: Path)
     command = [sys.executable, "-m", "provisioner.cli", "run", "-c", str(path)]
     with (tmp_path / "log").open("w") as log, subprocess.Popen(command, stderr=log) as controller:
         try:
-            assert _in_time(lambda: cli("drones", "-c", path, "--state", "busy", "-o", "name").lines)
+            assert _in_time(
+                lambda: cli("drones", "-c", path, "--state", "busy", "-o", "name").lines
+            )
             assert cli("status", "-c", path, "-o", "json").json["pid"] == controller.pid
             (drone,) = cli("drones", "-c", path, "-o", "name").lines
-            killed = cli("drones", "kill", drone, "-c", path, "--reason", "enough", "--wait", "--timeout", "60")
+            killed = cli(
+                "drones",
+                "kill",
+                drone,
+                "-c",
+                path,
+                "--reason",
+                "enough",
+                "--wait",
+                "--timeout",
+                "60",
+            )
             assert killed.code == Exit.OK, killed.err
             assert "asked: enough" in " ".join(cli("drones", "show", drone, "-c", path).out.split())
         finally:
             remove(tmp_path / "queue.db", [1])  # or a new drone would start for it
             for left in cli("drones", "-c", path, "-o", "name").lines:
-                cli("drones", "kill", left, "-c", path, "--reason", "end of test", "--wait", "--timeout", "30")
+                cli(
+                    "drones",
+                    "kill",
+                    left,
+                    "-c",
+                    path,
+                    "--reason",
+                    "end of test",
+                    "--wait",
+                    "--timeout",
+                    "30",
+                )
             controller.terminate()
             controller.wait(timeout=30)
     assert controller.returncode == 0
@@ -513,7 +653,9 @@ def test_user_mistakes_have_no_traceback(tmp_path: Path) -> None:
 @pytest.mark.parametrize("line", ["events --since all -o json | true", "drones >&-", "status >&-"])
 def test_a_reader_that_goes_away_or_is_not_there_ends_it_quietly(record: Path, line: str) -> None:
     command = f"PROVISIONER_STORE={record} {sys.executable} -m provisioner.cli {line}"
-    ran = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, check=False)
+    ran = subprocess.run(
+        ["bash", "-c", command], capture_output=True, text=True, timeout=60, check=False
+    )
     assert ran.returncode == 0
     assert ran.stderr == "" if "true" in line else "Traceback" not in ran.stderr
 
@@ -526,7 +668,9 @@ def test_listing_drones_imports_nothing_heavy(record: Path) -> None:
         "heavy |= {'provisioner.serialization', 'provisioner.config', 'provisioner.planner'}\n"
         "print(sorted(heavy & set(sys.modules)), code)"
     )
-    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    ran = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+    )
     assert ran.stdout.splitlines()[-1] == "[] 0"
 
 

@@ -36,7 +36,9 @@ def test_a_configuration_without_a_path_says_so(tmp_path: Path, text: str) -> No
         _path(tmp_path, text)
 
 
-MERGES = "a0: &a0 {x: 1}\n" + "".join(f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 10)}]}}\n" for n in range(1, 12))
+MERGES = "a0: &a0 {x: 1}\n" + "".join(
+    f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 10)}]}}\n" for n in range(1, 12)
+)
 """Merges of merges: 10 to the power of 11 mappings in 500 bytes."""
 
 
@@ -45,7 +47,9 @@ def test_merges_of_merges_are_not_multiplied(tmp_path: Path) -> None:
         _path(tmp_path, MERGES + "store: {<<: *a11, path: s.db}\n")
 
 
-@pytest.mark.parametrize(("part", "times"), [("[", 100_000), ("{b: ", 100_000), ("- ", 100_000), ("#", 5_000_000)])
+@pytest.mark.parametrize(
+    ("part", "times"), [("[", 100_000), ("{b: ", 100_000), ("- ", 100_000), ("#", 5_000_000)]
+)
 def test_no_file_ends_a_verb_with_a_crash(tmp_path: Path, part: str, times: int) -> None:
     """PyYAML's C code overflowed the stack: the verb died of SIGSEGV."""
     config = tmp_path / "c.yaml"

@@ -70,10 +70,19 @@ def test_a_duration_is_written_out(duration_s: float, told: str) -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("drone=kit-1 exit=0 reason=drained seconds=9 why=the%20pool's%20wish", "drained: the pool's wish"),
+        (
+            "drone=kit-1 exit=0 reason=drained seconds=9 why=the%20pool's%20wish",
+            "drained: the pool's wish",
+        ),
         ("drone=kit-1 exit=0 reason=idle", "idle"),
-        ("drone=kit-1 exit=71 reason=check-failed why=%1b[31m%0a%zz%", "check-failed: \ufffd[31m %zz%"),
-        ("kit-1 ended failed: drone=kit-1 exit=74 reason=lost why=no%20PATH", "kit-1 ended failed: lost: no PATH"),
+        (
+            "drone=kit-1 exit=71 reason=check-failed why=%1b[31m%0a%zz%",
+            "check-failed: \ufffd[31m %zz%",
+        ),
+        (
+            "kit-1 ended failed: drone=kit-1 exit=74 reason=lost why=no%20PATH",
+            "kit-1 ended failed: lost: no PATH",
+        ),
         ("drone=kit-1 is lost", "drone=kit-1 is lost"),
         ("", ""),
     ],
@@ -96,7 +105,14 @@ def test_every_state_has_words() -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0, "0s"), (59.9, "59s"), (725, "12m5s"), (273600, "3d4h"), (-61, "-1m1s"), (float("nan"), "-")],
+    [
+        (0, "0s"),
+        (59.9, "59s"),
+        (725, "12m5s"),
+        (273600, "3d4h"),
+        (-61, "-1m1s"),
+        (float("nan"), "-"),
+    ],
 )
 def test_an_age_is_short(seconds: float, text: str) -> None:
     assert formatting.age(seconds) == text
@@ -113,7 +129,10 @@ def test_clean_text_is_one_printable_line(text: str) -> None:
         (["topas-a100-2", "topas-a100-1", "topas-a100-3"], "topas-a100-[1-3]"),
         (["n9", "n10", "n11", "n13"], "n9,n[10-11,13]"),
         (["n001", "n002", "n010", "n100", "n1"], "n1,n[001-002,010,100]"),
-        (["gpu1.example.org", "gpu2.example.org", "gpu1.example.com"], "gpu1.example.com,gpu[1-2].example.org"),
+        (
+            ["gpu1.example.org", "gpu2.example.org", "gpu1.example.com"],
+            "gpu1.example.com,gpu[1-2].example.org",
+        ),
         (["rack1-ib", "rack2-ib"], "rack[1-2]-ib"),
         (["head", "a[1-3]", "b,c1"], "a[1-3],b,c1,head"),
         (["10.0.0.1", "10.0.0.2"], "10.0.0.1,10.0.0.2"),

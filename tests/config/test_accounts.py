@@ -15,7 +15,9 @@ from provisioner import config as configuration
 from provisioner.config import ConfigError
 
 OWN = pwd.getpwuid(os.geteuid()).pw_name
-TYPES = "types: {a100: {gpus: 1, vram: 40 GiB, cpus: 1, memory: 1 GiB, disk: 1 MiB, walltime: 1h}}\n"
+TYPES = (
+    "types: {a100: {gpus: 1, vram: 40 GiB, cpus: 1, memory: 1 GiB, disk: 1 MiB, walltime: 1h}}\n"
+)
 EMBEDDED = "overlay: {adapter: embedded, options: {path: queue.db}}\n"
 HTCONDOR = """\
 overlay:
@@ -32,9 +34,18 @@ SITES = {
     "slurm-ssh": ("slurm", f"tools: {{{SSH}}}"),
     "slurm-native": ("slurm", "transport: native"),
     "slurm-socket": ("slurm", 'transport: rest\n  rest: {url: "unix:/run/slurmrestd"}'),
-    "slurm-socket-ssh": ("slurm", f'transport: rest\n  rest: {{url: "unix:/run/slurmrestd", {SSH}}}'),
-    "slurm-rest": ("slurm", f'transport: rest\n  rest: {{url: "https://s.test", user: {OWN}, token: {{file: token}}}}'),
-    "htcondor-tools": ("htcondor", 'transport: tools\n  collector: "c.test:9618"\n  work_directory: work'),
+    "slurm-socket-ssh": (
+        "slurm",
+        f'transport: rest\n  rest: {{url: "unix:/run/slurmrestd", {SSH}}}',
+    ),
+    "slurm-rest": (
+        "slurm",
+        f'transport: rest\n  rest: {{url: "https://s.test", user: {OWN}, token: {{file: token}}}}',
+    ),
+    "htcondor-tools": (
+        "htcondor",
+        'transport: tools\n  collector: "c.test:9618"\n  work_directory: work',
+    ),
     "htcondor-ssh": (
         "htcondor",
         f'transport: tools\n  collector: "c.test:9618"\n  work_directory: work\n  tools: {{{SSH}}}',
@@ -60,7 +71,9 @@ def problems(place: Path, site: tuple[str, str], *options: str, overlay: str = H
         f"  {each}\n" for each in options
     )
     (place / "here.yaml").write_text(text)
-    (place / "provisioner.yaml").write_text(f"controller: kit\nstore: {{path: r.db}}\n{overlay}sites: [here.yaml]\n")
+    (place / "provisioner.yaml").write_text(
+        f"controller: kit\nstore: {{path: r.db}}\n{overlay}sites: [here.yaml]\n"
+    )
     found = "\n".join(map(str, configuration.check(place / "provisioner.yaml")))
     if "every job" in found:
         with pytest.raises(ConfigError, match="every job"):
@@ -69,11 +82,17 @@ def problems(place: Path, site: tuple[str, str], *options: str, overlay: str = H
 
 
 @pytest.mark.parametrize("kind", SITES)
-def test_the_controllers_own_account_is_refused_at_every_kind_of_site(place: Path, kind: str) -> None:
+def test_the_controllers_own_account_is_refused_at_every_kind_of_site(
+    place: Path, kind: str
+) -> None:
     """Whoever runs `check`, root too: the controller may run under another account than the operator's."""
     assert "every job could read its tokens" in problems(place, SITES[kind])
-    assert "every job" not in problems(place, SITES[kind], "same_account: true"), "it was said by name"
-    assert "every job" not in problems(place, SITES[kind], overlay=EMBEDDED), "the jobs are the operator's own"
+    assert "every job" not in problems(place, SITES[kind], "same_account: true"), (
+        "it was said by name"
+    )
+    assert "every job" not in problems(place, SITES[kind], overlay=EMBEDDED), (
+        "the jobs are the operator's own"
+    )
 
 
 def test_jobs_of_others_in_an_embedded_queue_need_an_account_too(place: Path) -> None:
@@ -136,8 +155,12 @@ def test_an_adapter_that_says_nothing_has_the_controllers_account(
     name = f"third{here}".lower()
     (place / f"{name}.py").write_text(SOURCE.format(here=here))
     (place / f"{name}-1.0.dist-info").mkdir()
-    (place / f"{name}-1.0.dist-info" / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-    (place / f"{name}-1.0.dist-info" / "entry_points.txt").write_text(f"[provisioner.sites]\n{name} = {name}:Site\n")
+    (place / f"{name}-1.0.dist-info" / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n"
+    )
+    (place / f"{name}-1.0.dist-info" / "entry_points.txt").write_text(
+        f"[provisioner.sites]\n{name} = {name}:Site\n"
+    )
     monkeypatch.syspath_prepend(str(place))
     found = problems(place, (name, ""))
     assert "site adapter" not in found and ("every job" in found) is here

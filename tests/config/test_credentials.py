@@ -32,13 +32,20 @@ def certificate(name: str, from_d: float, to_d: float) -> bytes:
     """Return a certificate that is valid between these days from now."""
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-    begins, ends = (datetime.fromtimestamp(NOW, UTC) + timedelta(days=each) for each in (from_d, to_d))
-    made = x509.CertificateBuilder(subject, subject, key.public_key(), x509.random_serial_number(), begins, ends)
+    begins, ends = (
+        datetime.fromtimestamp(NOW, UTC) + timedelta(days=each) for each in (from_d, to_d)
+    )
+    made = x509.CertificateBuilder(
+        subject, subject, key.public_key(), x509.random_serial_number(), begins, ends
+    )
     return made.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
 
 
 def jwt(**claims: object) -> str:
-    parts = (base64.urlsafe_b64encode(json.dumps(each).encode()).decode().rstrip("=") for each in ({}, claims))
+    parts = (
+        base64.urlsafe_b64encode(json.dumps(each).encode()).decode().rstrip("=")
+        for each in ({}, claims)
+    )
     return ".".join((*parts, "c2lnbmF0dXJl"))
 
 
@@ -52,9 +59,17 @@ def test_the_certificate_of_the_web_service(tmp_path: Path) -> None:
     file = tmp_path / "cert.pem"
     file.write_bytes(certificate("drones.example.org", -30, 60))
     found = of_web(file)
-    assert (found.name, found.identity, found.problem) == ("tls.certificate", "drones.example.org", "")
-    assert found.not_after == pytest.approx(NOW + 60 * DAY_S, abs=2) and found.warning_s == 7 * DAY_S
-    file.write_bytes(certificate("drones.example.org", -30, 60) + certificate("an authority", -99, -1))
+    assert (found.name, found.identity, found.problem) == (
+        "tls.certificate",
+        "drones.example.org",
+        "",
+    )
+    assert (
+        found.not_after == pytest.approx(NOW + 60 * DAY_S, abs=2) and found.warning_s == 7 * DAY_S
+    )
+    file.write_bytes(
+        certificate("drones.example.org", -30, 60) + certificate("an authority", -99, -1)
+    )
     assert of_web(file).is_dead(NOW), "the first of a chain that ends decides"
     file.write_bytes(certificate("a proxy", -0.1, 0.4))
     assert 0 < of_web(file).warning_s < 0.1 * DAY_S, "a program renews what lives for hours"
@@ -105,7 +120,10 @@ def test_a_key_of_ssh_and_its_certificate(tmp_path: Path, kind: str) -> None:
     (tmp_path / "id-cert.pub").write_text("ssh-ed25519-cert-v01@openssh.com AAAA")
     key.unlink()
     plain, signed = credentials_of(settings)
-    assert plain.problem.endswith("No such file or directory") and signed.problem == "no OpenSSH certificate"
+    assert (
+        plain.problem.endswith("No such file or directory")
+        and signed.problem == "no OpenSSH certificate"
+    )
 
 
 def test_what_a_kubeconfig_holds(tmp_path: Path) -> None:
@@ -115,7 +133,9 @@ def test_what_a_kubeconfig_holds(tmp_path: Path) -> None:
         "current-context": "a",
         "contexts": [{"name": "a", "context": {"cluster": "b", "user": "c"}}],
         "clusters": [{"name": "b", "cluster": cluster}],
-        "users": [{"name": "c", "user": {"token": jwt(sub="system:serviceaccount:a:b", exp=NOW + 99)}}],
+        "users": [
+            {"name": "c", "user": {"token": jwt(sub="system:serviceaccount:a:b", exp=NOW + 99)}}
+        ],
     }
     file.write_text(json.dumps(tree))
     token, authority = credentials_of(KubernetesSiteConfig(kubeconfig=file))
@@ -149,6 +169,8 @@ def test_tokens_and_proxies_of_an_htcondor_site(tmp_path: Path) -> None:
 
 def test_no_secret_is_in_what_is_recorded(tmp_path: Path) -> None:
     (tmp_path / "jwt").write_text(text := jwt(sub="a", exp=1))
-    config = SlurmRestConfig(url="http://x:6820", user="drones", token=Secret(file=tmp_path / "jwt"))
+    config = SlurmRestConfig(
+        url="http://x:6820", user="drones", token=Secret(file=tmp_path / "jwt")
+    )
     told = repr(list(credentials_of(config)))
     assert not any(part in told for part in text.split(".")[1:])

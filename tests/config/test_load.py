@@ -93,7 +93,9 @@ def install_adapter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> InstallA
     def install(name: str, source: str = CLOUD, method: str = "") -> str:
         """``method``: a further method of ``Config``, indented by four."""
         module = f"adapter_module_{name}"
-        (tmp_path / f"{module}.py").write_text(source.replace("class Cloud:", f"{method}\nclass Cloud:"))
+        (tmp_path / f"{module}.py").write_text(
+            source.replace("class Cloud:", f"{method}\nclass Cloud:")
+        )
         egg = tmp_path / f"{name}-1.0.dist-info"
         egg.mkdir()
         (egg / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
@@ -118,15 +120,34 @@ def test_every_key_arrives(tmp_path: Path) -> None:
     loaded = load(file)
     (site,) = loaded.sites
     (a100,), policy, limits = site.types, loaded.policy, site.policy
-    assert (loaded.path, loaded.controller, loaded.interval_s, loaded.active_interval_s) == (file, "kit", 20, 3)
-    assert loaded.store == models.StoreSection(path=tmp_path / "var/record.db", keep="7d", snapshots=10)
-    assert loaded.overlay == OverlayConfig("embedded", QueueConfig(path=tmp_path / "var/queue.db", lease="1min"))
+    assert (loaded.path, loaded.controller, loaded.interval_s, loaded.active_interval_s) == (
+        file,
+        "kit",
+        20,
+        3,
+    )
+    assert loaded.store == models.StoreSection(
+        path=tmp_path / "var/record.db", keep="7d", snapshots=10
+    )
+    assert loaded.overlay == OverlayConfig(
+        "embedded", QueueConfig(path=tmp_path / "var/queue.db", lease="1min")
+    )
     assert (policy.idle_timeout_s, policy.max_gpu_milli, policy.min_unhealthy) == (300, 6500, 4)
     assert (site.path, policy.sites) == (tmp_path / "sites/big.yaml", {"big": limits})
     assert (site.adapter, site.options) == ("local", HostConfig(root=tmp_path / "drones", cpus=8))
-    assert (limits.enabled, limits.max_gpu_milli, limits.view_max_age_s, limits.grace_s) == (False, 4000, 180, 40)
+    assert (limits.enabled, limits.max_gpu_milli, limits.view_max_age_s, limits.grace_s) == (
+        False,
+        4000,
+        180,
+        40,
+    )
     assert (a100.gpu_milli, a100.disk_mib, a100.capability, a100.driver) == (1000, 47684, 80, 12040)
-    assert (a100.walltime_s, a100.margin_s, a100.sharing, a100.shares) == (86400, 120 + 40, Sharing.TIME_SLICED, 2)
+    assert (a100.walltime_s, a100.margin_s, a100.sharing, a100.shares) == (
+        86400,
+        120 + 40,
+        Sharing.TIME_SLICED,
+        2,
+    )
 
 
 def test_what_is_left_out_has_the_defaults_of_the_model(tmp_path: Path) -> None:
@@ -136,7 +157,9 @@ def test_what_is_left_out_has_the_defaults_of_the_model(tmp_path: Path) -> None:
     [site] = loaded.sites
     assert site.policy == SitePolicy(site="s")
     assert loaded.policy == Policy(sites={"s": site.policy})
-    assert site.types == (DroneType(site="s", name="t", gpu_milli=1000, cpus=1, memory_mib=1024, disk_mib=1024),)
+    assert site.types == (
+        DroneType(site="s", name="t", gpu_milli=1000, cpus=1, memory_mib=1024, disk_mib=1024),
+    )
 
 
 def test_a_trial_run_keeps_all_its_files_in_a_directory_of_its_own(tmp_path: Path) -> None:
@@ -149,25 +172,40 @@ def test_a_trial_run_keeps_all_its_files_in_a_directory_of_its_own(tmp_path: Pat
 
 def test_sites_are_found_in_order_and_once(tmp_path: Path) -> None:
     sites = {name: SITE.replace("site: big", f"site: {name}") for name in ("b", "a", "c")}
-    controller = CONTROLLER.replace('["sites/*.yaml"]', '[sites/c.yaml, "sites/*.yaml", "**/a.yaml"]')
+    controller = CONTROLLER.replace(
+        '["sites/*.yaml"]', '[sites/c.yaml, "sites/*.yaml", "**/a.yaml"]'
+    )
     loaded = load(written(tmp_path, controller=controller, **sites))
     assert [site.name for site in loaded.sites] == ["c", "a", "b"]
 
 
 def with_adapter(name: str, options: str = "{project: x}") -> str:
-    return SITE.partition("options:")[0].replace("adapter: local", f"adapter: {name}") + f"options: {options}\n"
+    return (
+        SITE.partition("options:")[0].replace("adapter: local", f"adapter: {name}")
+        + f"options: {options}\n"
+    )
 
 
-def test_two_sites_with_their_drones_in_one_place_are_refused(tmp_path: Path, install_adapter: InstallAdapter) -> None:
-    """Each would take the other's drones for strays. What says where drones are, the adapter marks."""
+def test_two_sites_with_their_drones_in_one_place_are_refused(
+    tmp_path: Path, install_adapter: InstallAdapter
+) -> None:
+    """Each would take the other's drones for strays.
+
+    What says where drones are, the adapter marks.
+    """
     install_adapter("placed")
     sites = {
-        name: with_adapter("placed", f"{{speed: 1, project: {project}}}").replace("site: big", f"site: {name}")
+        name: with_adapter("placed", f"{{speed: 1, project: {project}}}").replace(
+            "site: big", f"site: {name}"
+        )
         for name, project in (("a", "gpu"), ("b", "other"), ("c", "gpu"))
     }
     [problem] = check(written(tmp_path, **sites))
     assert problem.file == str(tmp_path / "sites/c.yaml")
-    assert problem.message == f"`project` is also that of {tmp_path}/sites/a.yaml: give each site a place of its own"
+    assert (
+        problem.message
+        == f"`project` is also that of {tmp_path}/sites/a.yaml: give each site a place of its own"
+    )
 
 
 def test_a_site_file_can_be_checked_alone_but_not_run(tmp_path: Path) -> None:
@@ -183,7 +221,9 @@ def with_pool(options: str) -> str:
     return f"{CONTROLLER[:before]}overlay:\n  adapter: htcondor\n  options: {options}\n{CONTROLLER[after:]}"
 
 
-def test_what_is_valid_but_hardly_meant_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_valid_but_hardly_meant_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("NO_SUCH_TOKEN", raising=False)
     site = SITE.replace("cpus: 8}", "cpus: 8, same_account: true}")
     hasty = site.replace("stopping: 2min", "stopping: 40s")
@@ -204,8 +244,12 @@ def test_what_is_valid_but_hardly_meant_is_a_warning(tmp_path: Path, monkeypatch
         "sites/big.yaml:8:85: warning: `stopping` (40s) is not longer than `grace` (40s): drones are stopped again "
         "before it is over",
     ]
-    assert [str(each).removeprefix(f"{tmp_path}/") for each in warnings(tmp_path / "sites/big.yaml")] == told[5:6]
-    real = pool.replace("cm.example.org", "cm.myexample.org").replace(": example.org", ": example.org.cern.ch")
+    assert [
+        str(each).removeprefix(f"{tmp_path}/") for each in warnings(tmp_path / "sites/big.yaml")
+    ] == told[5:6]
+    real = pool.replace("cm.example.org", "cm.myexample.org").replace(
+        ": example.org", ": example.org.cern.ch"
+    )
     named = load(written(tmp_path, controller=with_pool(real), big=site))
     assert not [each for each in named.warnings if "placeholder" in str(each)]
 
@@ -239,7 +283,12 @@ options: {root: drones}
             "each share counts as an equal part, and 3g.20gb, 2g.10gb, 2 of 1g.5gb are unequal: write a type for each "
             "profile, without `sharing`",
         ),
-        ("[1g.5gb]", "vendor: amd", 3, "no drone type has GPUs of NVIDIA: remove `mig`, or correct `vendor`"),
+        (
+            "[1g.5gb]",
+            "vendor: amd",
+            3,
+            "no drone type has GPUs of NVIDIA: remove `mig`, or correct `vendor`",
+        ),
     ],
 )
 def test_types_that_do_not_fit_the_mig_layouts_are_a_warning(
@@ -274,14 +323,20 @@ def test_types_that_do_not_fit_the_mig_layouts_are_a_warning(
         ),
     ],
 )
-def test_settings_of_low_use_that_cannot_work_are_a_warning(tmp_path: Path, low_use: str, keep: str, said: str) -> None:
+def test_settings_of_low_use_that_cannot_work_are_a_warning(
+    tmp_path: Path, low_use: str, keep: str, said: str
+) -> None:
     controller = CONTROLLER.replace("keep: 7d", f"keep: {keep}") + f"  low_use: {low_use}\n"
     file = written(tmp_path, controller=controller, big=SITE)
     assert check(file) == []
-    assert [str(each).partition("warning: ")[2] for each in warnings(file)] == ([said] if said else [])
+    assert [str(each).partition("warning: ")[2] for each in warnings(file)] == (
+        [said] if said else []
+    )
 
 
-def test_an_adapter_judges_types_with_its_options(tmp_path: Path, install_adapter: InstallAdapter) -> None:
+def test_an_adapter_judges_types_with_its_options(
+    tmp_path: Path, install_adapter: InstallAdapter
+) -> None:
     """What the hook says is told where it points; and what it raises is the adapter's fault."""
     judging = (
         "    def misfits(self, types):\n"
@@ -300,7 +355,10 @@ def test_an_adapter_judges_types_with_its_options(tmp_path: Path, install_adapte
 def test_an_adapter_that_fails_when_asked_about_its_options_is_named(
     tmp_path: Path, install_adapter: InstallAdapter, hook: str
 ) -> None:
-    level, name = "warning: " if hook.startswith("doubts") else "", f"failing_{hook.partition('(')[0]}"
+    level, name = (
+        "warning: " if hook.startswith("doubts") else "",
+        f"failing_{hook.partition('(')[0]}",
+    )
     error = "ValueError: too many values to unpack (expected 2)"
     install_adapter(name, method=f"    def {hook}:\n        yield 'no pair'\n")
     file = written(tmp_path, big=with_adapter(name))
@@ -308,8 +366,12 @@ def test_an_adapter_that_fails_when_asked_about_its_options_is_named(
     assert told == [(26, f"{level}the adapter failed on its options: {error}")]
 
 
-@pytest.mark.parametrize(("walltime", "margin_s"), [("24h", 160.0), ("20min", 160.0), ("10min", 100.0), ("1min", 46.0)])
-def test_of_a_short_walltime_a_tenth_is_kept_for_the_start(tmp_path: Path, walltime: str, margin_s: float) -> None:
+@pytest.mark.parametrize(
+    ("walltime", "margin_s"), [("24h", 160.0), ("20min", 160.0), ("10min", 100.0), ("1min", 46.0)]
+)
+def test_of_a_short_walltime_a_tenth_is_kept_for_the_start(
+    tmp_path: Path, walltime: str, margin_s: float
+) -> None:
     settings = load(written(tmp_path, big=SITE.replace("walltime: 24h", f"walltime: {walltime}")))
     assert settings.sites[0].types[0].margin_s == margin_s
 
@@ -321,7 +383,9 @@ MANGLED = st.text(alphabet="a0:-[]{}\"'&*!|>%@`#?,~<. \n\t\0\x85\ufeff\u2028é",
 @example(at=0, cut=0, put="!0\n")  # a tag on the whole file
 @example(at=153, cut=0, put="\n\n")  # a line break within a pattern
 @given(st.integers(0, len(CONTROLLER) + len(SITE) - 1), st.integers(0, 12), MANGLED)
-def test_however_a_file_is_mangled_the_answer_is_a_list_of_problems(at: int, cut: int, put: str) -> None:
+def test_however_a_file_is_mangled_the_answer_is_a_list_of_problems(
+    at: int, cut: int, put: str
+) -> None:
     both, first = CONTROLLER + SITE, len(CONTROLLER)
     mangled = both[:at] + put + both[at + cut :]
     first += len(put) - cut if at < first else 0
@@ -336,7 +400,9 @@ def test_of_thousands_of_unknown_keys_the_first_hundred_are_reported(tmp_path: P
     path = tmp_path / "provisioner.yaml"
     path.write_text("controller: kit\n" + "".join(f"key{n}: 1\n" for n in range(20_000)))
     problems = check(path)
-    assert len(problems) == 101 and "more than 100 problems" in " ".join(p.message for p in problems)
+    assert len(problems) == 101 and "more than 100 problems" in " ".join(
+        p.message for p in problems
+    )
 
 
 @pytest.mark.parametrize(
@@ -351,7 +417,9 @@ def test_of_thousands_of_unknown_keys_the_first_hundred_are_reported(tmp_path: P
         (models.TypeSection, DroneType, set()),
     ],
 )
-def test_each_key_has_a_field_of_the_same_name(section: type[BaseModel], target: type, elsewhere: set[str]) -> None:
+def test_each_key_has_a_field_of_the_same_name(
+    section: type[BaseModel], target: type, elsewhere: set[str]
+) -> None:
     """A key whose field has another name would be ignored."""
     empty = section.model_construct(**dict.fromkeys(section.model_fields))
     assert len(_by_field(target, empty)) == len(section.model_fields) - len(elsewhere)
@@ -360,15 +428,23 @@ def test_each_key_has_a_field_of_the_same_name(section: type[BaseModel], target:
 @pytest.mark.parametrize(
     ("source", "words"),
     [
-        ("import no_such_library\n", "cannot be imported: Python module `no_such_library` is missing"),
-        ("raise OSError('libslurm.so: cannot open')\n", r"cannot be imported: OSError: libslurm.so: cannot open"),
+        (
+            "import no_such_library\n",
+            "cannot be imported: Python module `no_such_library` is missing",
+        ),
+        (
+            "raise OSError('libslurm.so: cannot open')\n",
+            r"cannot be imported: OSError: libslurm.so: cannot open",
+        ),
         ("x = 1\n", "has no attribute 'Cloud'"),
         ("class Cloud: ...\n", "has no `Config`"),
         (CLOUD.replace('"forbid"', '"allow"'), "lets unknown options pass"),
         (CLOUD.replace("def stop", "def halt"), "lacks the methods stop"),
     ],
 )
-def test_an_adapter_that_cannot_be_used_says_why(install_adapter: InstallAdapter, source: str, words: str) -> None:
+def test_an_adapter_that_cannot_be_used_says_why(
+    install_adapter: InstallAdapter, source: str, words: str
+) -> None:
     name = f"broken{abs(hash(words))}"
     module = install_adapter(name, source)
     with pytest.raises(AdapterBrokenError, match=words) as raised:
@@ -383,7 +459,9 @@ def test_another_package_of_our_name_is_told_by_its_place(tmp_path: Path) -> Non
     script = "from provisioner import loader\nloader.site_adapter('local')"
     env = {"PYTHONPATH": f"{tmp_path}:{REPOSITORY}"}
     command = [sys.executable, "-c", script]
-    run = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60, check=False)
+    run = subprocess.run(
+        command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60, check=False
+    )
     assert run.returncode == 1
     told = f"lives in package `adapters` at {REPOSITORY}/adapters, but Python finds {other} under that name"
     assert told in run.stderr

@@ -43,7 +43,11 @@ def test_policy_and_limits_change_in_place() -> None:
     new = settings(site("a", policy=SitePolicy(site="a", max_drones=20)), interval_s=30)
     new = replace(new, policy=replace(new.policy, idle_timeout_s=300.0))
     assert changes(old, new, {"a": 3}) == ConfigChange(
-        notes=("interval_s: 15 -> 30", "policy.idle_timeout_s: 600.0 -> 300.0", "site a.max_drones: 10 -> 20")
+        notes=(
+            "interval_s: 15 -> 30",
+            "policy.idle_timeout_s: 600.0 -> 300.0",
+            "site a.max_drones: 10 -> 20",
+        )
     )
 
 
@@ -82,10 +86,15 @@ def test_what_holds_from_start_to_end_is_refused_all_at_once() -> None:
     [
         ((), "site a: removed, but 2 live drones would be left without a controller"),
         ((site("a", options=Options(root="elsewhere")),), "site a: options.root places its drones"),
-        ((site("a", adapter="slurm"),), "adapter local -> slurm, but 2 live drones of the old one would be lost"),
+        (
+            (site("a", adapter="slurm"),),
+            "adapter local -> slurm, but 2 live drones of the old one would be lost",
+        ),
     ],
 )
-def test_what_would_lose_drones_waits_until_there_are_none(after: tuple[SiteConfig, ...], refused: str) -> None:
+def test_what_would_lose_drones_waits_until_there_are_none(
+    after: tuple[SiteConfig, ...], refused: str
+) -> None:
     old, new = settings(site("a")), settings(*after)
     assert changes(old, new, {}).refused == ()
     assert refused in changes(old, new, {"a": 2}).refused[0]

@@ -16,7 +16,9 @@ from provisioner.config.schema import controller_schema, site_schema
 
 REPOSITORY = Path(__file__).parents[2]
 BROKEN = Path(__file__).parent / "broken"
-SHIPPED = sorted(path for path in (REPOSITORY / "site_configs").rglob("*.yaml") if path.name != "world.yaml")
+SHIPPED = sorted(
+    path for path in (REPOSITORY / "site_configs").rglob("*.yaml") if path.name != "world.yaml"
+)
 """World files are for `provisioner simulate` and have a form of their own (tests/simulator/test_world_file.py)."""
 STRUCTURAL = """
 adapter-option-typo adapter-option-typo-in-a-list bad-site-name bad-type-name brake-above-one
@@ -48,7 +50,10 @@ def test_every_shipped_example_is_valid_by_both(file: Path) -> None:
 @pytest.mark.parametrize("name", ["literal-secret", "literal-secret-in-mapping"])
 def test_a_secret_in_a_configuration_is_never_repeated(name: str) -> None:
     file = BROKEN / f"{name}.yaml"
-    assert "eyJ" in file.read_text() and [each for each in check(file) if "eyJ" not in str(each)] == check(file) != []
+    assert (
+        "eyJ" in file.read_text()
+        and [each for each in check(file) if "eyJ" not in str(each)] == check(file) != []
+    )
 
 
 @pytest.mark.parametrize("name", STRUCTURAL.split())
@@ -60,7 +65,10 @@ def sections(model: type[ConfigSection]) -> list[type[ConfigSection]]:
     below = [arm for field in fields_of(model).values() for arm in union_members(field.annotation)]
     below += [inner for arm in below for inner in getattr(arm, "__args__", ())]
     return [model] + [
-        s for arm in below if isinstance(arm, type) and issubclass(arm, ConfigSection) for s in sections(arm)
+        s
+        for arm in below
+        if isinstance(arm, type) and issubclass(arm, ConfigSection)
+        for s in sections(arm)
     ]
 
 
@@ -71,4 +79,6 @@ def test_every_key_has_a_meaning_and_an_example_that_is_valid() -> None:
         for key, field in fields_of(model).items():
             assert field.description, f"{model.__name__}.{key}"
             assert field.examples, f"{model.__name__}.{key}"
-            TypeAdapter(Annotated[field.annotation, "as written", *field.metadata]).validate_python(field.examples[0])
+            TypeAdapter(Annotated[field.annotation, "as written", *field.metadata]).validate_python(
+                field.examples[0]
+            )

@@ -29,7 +29,9 @@ def test_values_and_places() -> None:
     assert document.value_position(("b", 1, "nothing")) == Position(4, 5)
 
 
-@pytest.mark.parametrize("text", ["8.0.1", "1.2.3.4", "20 GiB", "2h30m", "a:b", "v1", "e5", "1e", "007bond"])
+@pytest.mark.parametrize(
+    "text", ["8.0.1", "1.2.3.4", "20 GiB", "2h30m", "a:b", "v1", "e5", "1e", "007bond"]
+)
 def test_what_only_looks_like_a_number_is_text(text: str) -> None:
     assert parsed(f"a: {text}").tree == {"a": text}
 
@@ -50,13 +52,20 @@ def test_anchors_aliases_and_merges_are_understood() -> None:
 
 @pytest.mark.parametrize("levels", [60, 200, 330, 400, 500, 50_000])
 @pytest.mark.parametrize(("opens", "closes"), [("[", "]"), ("{a: ", "}"), ("- ", "")])
-def test_deep_nesting_is_refused_and_never_overflows_the_stack(levels: int, opens: str, closes: str) -> None:
+def test_deep_nesting_is_refused_and_never_overflows_the_stack(
+    levels: int, opens: str, closes: str
+) -> None:
     before = "a:\n  " if opens == "- " else "a: "
-    assert "nested too deeply" in parsed(before + opens * levels + "1" + closes * levels).problems[0].message
+    assert (
+        "nested too deeply"
+        in parsed(before + opens * levels + "1" + closes * levels).problems[0].message
+    )
 
 
 @pytest.mark.parametrize(("levels", "refused"), [(48, False), (49, True)])
-def test_nesting_is_refused_beyond_fifty_levels_with_the_file_and_the_value(levels: int, refused: bool) -> None:
+def test_nesting_is_refused_beyond_fifty_levels_with_the_file_and_the_value(
+    levels: int, refused: bool
+) -> None:
     assert bool(parsed("a: " + "[" * levels + "1" + "]" * levels).problems) is refused
     chain = "".join(f"a{n}: &a{n} [{f'*a{n - 1}' if n else 'x'}]\n" for n in range(levels + 1))
     assert bool(parsed(chain).problems) is refused
@@ -93,7 +102,10 @@ def test_an_escape_that_is_no_character_is_a_problem_of_its_own() -> None:
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
-    for path, words in ((tmp_path / "none.yaml", "no such file"), (tmp_path, "is a directory: name the file in it")):
+    for path, words in (
+        (tmp_path / "none.yaml", "no such file"),
+        (tmp_path, "is a directory: name the file in it"),
+    ):
         assert strict_yaml.read(path).problems == [Problem(str(path), 1, 1, words)]
     loop = tmp_path / "loop.yaml"
     loop.symlink_to(loop)
@@ -122,7 +134,9 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         ("a: 1234567890123456789\n", (1, 4), "too many digits"),
     ],
 )
-def test_a_mistake_is_told_at_its_line_and_column(text: str, spot: tuple[int, int], words: str) -> None:
+def test_a_mistake_is_told_at_its_line_and_column(
+    text: str, spot: tuple[int, int], words: str
+) -> None:
     (problem,) = parsed(text).problems
     assert (problem.line, problem.col) == spot, problem
     assert words in problem.message

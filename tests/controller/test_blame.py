@@ -24,12 +24,16 @@ class Faulty(Pool):
         return replace(await super().poll(types), mishaps=tuple(self.told))
 
 
-def failure(job: str, at: float, blame: Blame = Blame.JOB, drone_id: DroneId = D_1) -> model.JobFailure:
+def failure(
+    job: str, at: float, blame: Blame = Blame.JOB, drone_id: DroneId = D_1
+) -> model.JobFailure:
     return model.JobFailure(drone_id, f"schedd#{job}", at, "ann", "faulted on a shared GPU", blame)
 
 
 def events(store: TemporaryStore) -> list[tuple[str, object]]:
-    return [(e.name, e.fields.get("job")) for e in store.reader().events() if e.name.startswith("job.")]
+    return [
+        (e.name, e.fields.get("job")) for e in store.reader().events() if e.name.startswith("job.")
+    ]
 
 
 @in_virtual_time
@@ -44,12 +48,18 @@ async def test_faults_are_recorded_once_survive_a_restart_and_expire() -> None:
         await run_for(controller, 60)
         assert store.breakers["user:ann"].state is BreakerState.BANNED
         faulted, beside = "job.faulted", "job.collateral"
-        assert sorted(events(store)) == [(beside, "schedd#3.0"), (faulted, "schedd#1.0"), (faulted, "schedd#2.0")]
+        assert sorted(events(store)) == [
+            (beside, "schedd#3.0"),
+            (faulted, "schedd#1.0"),
+            (faulted, "schedd#2.0"),
+        ]
     async with serving(Place(), store=store, pool=pool) as controller:
         known = store.breakers["user:ann"]
         assert known.failures == 2 and len(known.faults) == 3, "as before the restart"
         await run_for(controller, 60)
-        assert store.breakers["user:ann"] == known and len(events(store)) == 3, "told again, and nothing new"
+        assert store.breakers["user:ann"] == known and len(events(store)) == 3, (
+            "told again, and nothing new"
+        )
         assert store.reader().snapshot() is not None
         pool.told = []
         controller.interval_s = 3600.0
@@ -66,9 +76,13 @@ async def test_an_operator_forgets_the_faults_of_a_user() -> None:
     async with serving(Place(), store=store, pool=pool) as controller:
         await run_for(controller, 30)
         assert store.breakers["user:ann"].state is BreakerState.BANNED
-        store.reader().ask(model.RequestKind.RESET, [DroneId("user:ann")], reason="fixed", by="mg", at=EPOCH)
+        store.reader().ask(
+            model.RequestKind.RESET, [DroneId("user:ann")], reason="fixed", by="mg", at=EPOCH
+        )
         await run_for(controller, 60)
-        assert store.breakers["user:ann"].state is BreakerState.ACTIVE, "though the drone reports them still"
+        assert store.breakers["user:ann"].state is BreakerState.ACTIVE, (
+            "though the drone reports them still"
+        )
         assert len(events(store)) == 2
         (told,) = (e.fields for e in store.reader().events() if e.name == "breaker.reset")
         assert (told["scopes"], told["by"]) == ("user:ann", "mg")
@@ -80,11 +94,19 @@ async def test_an_operator_forgets_the_faults_of_a_user() -> None:
 @in_virtual_time
 async def test_a_collateral_record_alone_can_be_forgotten_too() -> None:
     store, pool = TemporaryStore("kit", 1e9, 10), Faulty(classes=())
-    pool.told = [failure("1.0", wall() - 5, Blame.COLLATERAL), failure("1.0", wall() - 200, Blame.COLLATERAL)]
+    pool.told = [
+        failure("1.0", wall() - 5, Blame.COLLATERAL),
+        failure("1.0", wall() - 200, Blame.COLLATERAL),
+    ]
     async with serving(Place(), store=store, pool=pool) as controller:
         await run_for(controller, 30)
-        assert store.breakers["user:ann"].state is BreakerState.BANNED and not store.breakers["user:ann"].failures
-        store.reader().ask(model.RequestKind.RESET, [DroneId("user:ann")], reason="alone", by="mg", at=EPOCH)
+        assert (
+            store.breakers["user:ann"].state is BreakerState.BANNED
+            and not store.breakers["user:ann"].failures
+        )
+        store.reader().ask(
+            model.RequestKind.RESET, [DroneId("user:ann")], reason="alone", by="mg", at=EPOCH
+        )
         await run_for(controller, 30)
         assert store.breakers["user:ann"].state is BreakerState.ACTIVE
 
@@ -96,7 +118,9 @@ async def test_the_end_of_a_drone_in_which_jobs_failed_is_part_of_the_snapshot()
         await run_for(controller, 20)
         (drone_id,) = store.drones
         end = model.RemoteEnd(model.EndKind.PREEMPTED, wall())
-        here.running[drone_id] = replace(here.running[drone_id], state=model.RemoteState.ENDED, end=end)
+        here.running[drone_id] = replace(
+            here.running[drone_id], state=model.RemoteState.ENDED, end=end
+        )
         pool.classes = ()
         await run_for(controller, 60)
         assert drone_id not in store.drones

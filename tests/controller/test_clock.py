@@ -14,7 +14,18 @@ from hypothesis import strategies as st
 from provisioner import model
 from provisioner.controller.clock import SteadyClock
 from provisioner.controller.loop import Controller
-from tests.controller.world import EPOCH, GPU, JOB, FullDisk, Place, Pool, ahead_s, in_virtual_time, run_for, wall
+from tests.controller.world import (
+    EPOCH,
+    GPU,
+    JOB,
+    FullDisk,
+    Place,
+    Pool,
+    ahead_s,
+    in_virtual_time,
+    run_for,
+    wall,
+)
 from tests.store.story import TemporaryStore
 
 
@@ -29,13 +40,19 @@ class Hands:
         self.mono += seconds
 
 
-def clock_of(hands: Hands, record: float | None = None, drift_s: float = 0.0, ntp: bool = False) -> SteadyClock:
+def clock_of(
+    hands: Hands, record: float | None = None, drift_s: float = 0.0, ntp: bool = False
+) -> SteadyClock:
     """A clock of a controller that starts with a record of that time."""
-    return SteadyClock(lambda: hands.wall, lambda: hands.mono, record or hands.wall, drift_s, lambda: ntp)
+    return SteadyClock(
+        lambda: hands.wall, lambda: hands.mono, record or hands.wall, drift_s, lambda: ntp
+    )
 
 
 @given(st.lists(st.tuples(st.floats(-1e6, 1e6), st.floats(0.01, 1e4)), min_size=1, max_size=30))
-def test_it_never_goes_backwards_and_never_runs_more_than_a_tenth_off(steps: list[tuple[float, float]]) -> None:
+def test_it_never_goes_backwards_and_never_runs_more_than_a_tenth_off(
+    steps: list[tuple[float, float]],
+) -> None:
     hands = Hands()
     clock = clock_of(hands)
     before = clock.now()
@@ -52,7 +69,8 @@ def test_it_never_goes_backwards_and_never_runs_more_than_a_tenth_off(steps: lis
     [
         (-1e5, 0.0, True, 0, 1e5),
         (1e5, 0.0, True, 0, -1e5),
-        # A doubted clock that nobody sets is believed after an hour, but the record's time is never set back.
+        # A doubted clock that nobody sets is believed after an hour, but the record's time is never
+        # set back.
         (-1e5, 0.0, False, 3599, 0.0),
         (-1e5, 0.0, False, 3601, 1e5),
         (1e5, 0.0, False, 1e4, 0.0),
@@ -106,7 +124,8 @@ def test_a_step_ahead_while_it_runs_is_believed_as_at_a_start(ntp: bool, passes_
     assert clock.now() == hands.wall and not clock.doubted()
 
 
-# ---------------------------- Starts with a wrong clock or after a long pause: nothing is deleted and no drone is ended
+# ---------------------------- Starts with a wrong clock or after a long pause: nothing is deleted
+# and no drone is ended
 
 
 S = model.DroneState
@@ -123,9 +142,13 @@ class Slots(Pool):
         slots: list[model.Slot] = []
         for number, drone_id in enumerate(sorted(self.place.running)[:2]):
             state = model.SlotState.CHECKING if number else model.SlotState.BUSY
-            slots.append(model.Slot(drone_id, state, wall(), jobs=1 - number, jobs_started=1 - number))
+            slots.append(
+                model.Slot(drone_id, state, wall(), jobs=1 - number, jobs_started=1 - number)
+            )
         waiting = max(0, 3 - len(self.place.running))
-        return model.OverlayView(wall(), (replace(JOB, waiting=waiting),), tuple(slots), completions=())
+        return model.OverlayView(
+            wall(), (replace(JOB, waiting=waiting),), tuple(slots), completions=()
+        )
 
 
 class Listing(Place):
@@ -134,12 +157,16 @@ class Listing(Place):
     async def poll(self) -> object:  # type: ignore[override]
         view = await super().poll()
         began = {i: EPOCH + 5 + ahead_s.get() for i in view.drones}
-        drones: dict[object, model.RemoteDrone] = {i: replace(d, started_at=began[i]) for i, d in view.drones.items()}
+        drones: dict[object, model.RemoteDrone] = {
+            i: replace(d, started_at=began[i]) for i, d in view.drones.items()
+        }
         return replace(view, drones=drones)  # type: ignore[arg-type]
 
 
 @asynccontextmanager
-async def life(store: TemporaryStore, place: Place, *, ntp: bool = False) -> AsyncIterator[Controller]:
+async def life(
+    store: TemporaryStore, place: Place, *, ntp: bool = False
+) -> AsyncIterator[Controller]:
     """One life of the controller, with the clock of the real one."""
     pool = Slots()
     pool.place = place
@@ -147,8 +174,12 @@ async def life(store: TemporaryStore, place: Place, *, ntp: bool = False) -> Asy
     policy = model.Policy(sites={"here": model.SitePolicy("here", queue_when_full=True)})
     async with store:
         mono = asyncio.get_running_loop().time
-        clock = SteadyClock(wall, mono, store.committed.recorded_at, store.committed.recorded_drift_s, lambda: ntp)
-        async with Controller("kit", policy, (kind,), pool, {"here": place}, store, clock) as controller:
+        clock = SteadyClock(
+            wall, mono, store.committed.recorded_at, store.committed.recorded_drift_s, lambda: ntp
+        )
+        async with Controller(
+            "kit", policy, (kind,), pool, {"here": place}, store, clock
+        ) as controller:
             yield controller
 
 
@@ -165,7 +196,9 @@ def events_unharmed(store: TemporaryStore, here: Place) -> list[str]:
 
 @pytest.mark.parametrize("ahead", [TWO_MONTHS_S, -TWO_MONTHS_S])
 @in_virtual_time
-async def test_a_clock_that_is_wrong_at_the_start_deletes_nothing_and_ends_no_drone(ahead: float) -> None:
+async def test_a_clock_that_is_wrong_at_the_start_deletes_nothing_and_ends_no_drone(
+    ahead: float,
+) -> None:
     here, store = Listing(), record()
     async with life(store, here) as controller:
         await run_for(controller, 60)
@@ -216,7 +249,9 @@ async def test_the_time_in_which_no_controller_ran_does_not_count_against_drones
         assert events_unharmed(store, here) == ["clock.set" if ntp else "clock.doubted"]
         if ntp:
             assert abs(controller.clock.drift_s()) < 1
-            (gone_s,) = {d.requested_at - requested[i].requested_at for i, d in store.drones.items()}
+            (gone_s,) = {
+                d.requested_at - requested[i].requested_at for i, d in store.drones.items()
+            }
             assert gone_s > DAY_S and store.breakers["there"].until > EPOCH + DAY_S
 
 

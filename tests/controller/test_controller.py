@@ -47,7 +47,9 @@ async def breaks() -> None:
 
 @pytest.mark.parametrize("call", FullDisk.CALLS)
 @in_virtual_time
-async def test_the_controller_outlives_a_full_disk_and_acts_on_nothing_unrecorded(call: str) -> None:
+async def test_the_controller_outlives_a_full_disk_and_acts_on_nothing_unrecorded(
+    call: str,
+) -> None:
     here, store = Place(), FullDisk(call)
     async with serving(here, store=store) as controller:
         ahead_s.set(3600.0)  # somebody sets the clock: that is an event
@@ -63,7 +65,9 @@ async def test_the_controller_outlives_a_full_disk_and_acts_on_nothing_unrecorde
 
 
 @in_virtual_time
-async def test_answers_that_could_not_be_recorded_are_kept_and_their_site_is_left_alone_meanwhile() -> None:
+async def test_answers_that_could_not_be_recorded_are_kept_and_their_site_is_left_alone_meanwhile() -> (
+    None
+):
     here, store = Place(), FullDisk("record_results")
     here.look_wire = never  # no listing will tell what came of the order
     async with serving(here, store=store, view_max_age_s=1e6) as controller:
@@ -82,7 +86,9 @@ async def test_answers_that_could_not_be_recorded_are_kept_and_their_site_is_lef
 @pytest.mark.parametrize("trouble", [leaks, breaks, never])
 @pytest.mark.parametrize("wire", ["look_wire", "start_wire", "stop_wire"])
 @in_virtual_time
-async def test_whatever_an_adapter_raises_or_leaves_open_the_others_are_served(wire: str, trouble: object) -> None:
+async def test_whatever_an_adapter_raises_or_leaves_open_the_others_are_served(
+    wire: str, trouble: object
+) -> None:
     ill, well = Place("ill"), Place("well")
     setattr(ill, wire, trouble)
     jobs = (replace(Pool().classes[0], waiting=3),)
@@ -93,7 +99,9 @@ async def test_whatever_an_adapter_raises_or_leaves_open_the_others_are_served(w
 
 
 @in_virtual_time
-async def test_what_is_no_view_at_all_is_a_fault_of_that_adapter(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_is_no_view_at_all_is_a_fault_of_that_adapter(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async def nonsense(*_: object) -> object:
         return "soon"
 
@@ -104,7 +112,10 @@ async def test_what_is_no_view_at_all_is_a_fault_of_that_adapter(monkeypatch: py
         assert well.told == ["start kit-mem0-1"]
     monkeypatch.setattr(pool, "poll", nonsense)
     async with serving(well, pool=pool) as controller:
-        assert [r.reason.kind for r in (await controller.tick()).plan.refusals] == ["stale-view", "orphans-kept"]
+        assert [r.reason.kind for r in (await controller.tick()).plan.refusals] == [
+            "stale-view",
+            "orphans-kept",
+        ]
 
 
 @in_virtual_time
@@ -115,11 +126,16 @@ async def test_when_asked_to_stop_it_waits_for_orders_under_way_but_not_for_ever
     deaf.start_wire = never
     jobs = (replace(Pool().classes[0], waiting=2),)
     store = TemporaryStore("kit", 1e9, 10)
-    async with serving(slow, deaf, pool=Pool(jobs), store=store, max_drones=1, order_deadline_s=1e4) as controller:
+    async with serving(
+        slow, deaf, pool=Pool(jobs), store=store, max_drones=1, order_deadline_s=1e4
+    ) as controller:
         await controller.tick()
         asked = loop.time()
     assert SHUTDOWN_WAIT_S <= loop.time() - asked < SHUTDOWN_WAIT_S + 1
-    assert {d.site: d.state for d in store.drones.values()} == {"slow": S.SUBMITTED, "deaf": S.REQUESTED}
+    assert {d.site: d.state for d in store.drones.values()} == {
+        "slow": S.SUBMITTED,
+        "deaf": S.REQUESTED,
+    }
 
 
 async def ticks(controller: Controller, number: int) -> list[float]:
@@ -140,11 +156,15 @@ async def test_a_site_that_hangs_delays_one_tick_and_not_each() -> None:
     async with serving(hangs, well, poll_deadline_s=20.0) as controller:
         assert await ticks(controller, 2) == [0.0, 0.0]
         hangs.look_wire = lambda: asyncio.sleep(100)
-        assert await ticks(controller, 20) == [TICK_WAIT_S] + [0.0] * 19, "two polls and their deadlines"
+        assert await ticks(controller, 20) == [TICK_WAIT_S] + [0.0] * 19, (
+            "two polls and their deadlines"
+        )
         hangs.look_wire = nothing
         assert await ticks(controller, 20) == [0.0] * 20
         hangs.look_wire = lambda: asyncio.sleep(100)
-        assert await ticks(controller, 3) == [TICK_WAIT_S, 0.0, 0.0], "it had answered in time again"
+        assert await ticks(controller, 3) == [TICK_WAIT_S, 0.0, 0.0], (
+            "it had answered in time again"
+        )
 
 
 @in_virtual_time
@@ -156,7 +176,10 @@ async def test_an_order_without_an_answer_delays_one_tick_and_not_each() -> None
 
 @in_virtual_time
 async def test_the_first_tick_waits_shortly_for_a_slow_site_and_the_next_one_follows_soon() -> None:
-    slow, store = Place("slow", look_wire=lambda: asyncio.sleep(4.0)), TemporaryStore("kit", 1e9, 10)
+    slow, store = (
+        Place("slow", look_wire=lambda: asyncio.sleep(4.0)),
+        TemporaryStore("kit", 1e9, 10),
+    )
     async with serving(slow, store=store) as controller:
         await run_for(controller, 2.5)
         assert store.tick == 1, "an owner elsewhere does not wait for it"
@@ -173,7 +196,9 @@ async def test_a_kill_while_orders_are_under_way_loses_no_answer() -> None:
         here.start_wire = lambda: asyncio.sleep(30)
         controller.overlay.classes = (replace(controller.overlay.classes[0], waiting=2),)  # type: ignore[attr-defined]
         await controller.tick()
-        store.reader().ask(model.RequestKind.KILL, list(store.drones)[:1], reason="hot", by="anna", at=EPOCH)
+        store.reader().ask(
+            model.RequestKind.KILL, list(store.drones)[:1], reason="hot", by="anna", at=EPOCH
+        )
         await controller.tick()
         assert here.told == ["start kit-mem0-1", "start kit-mem0-2", "stop kit-mem0-1"]
         here.look_wire = never
@@ -184,7 +209,9 @@ async def test_a_kill_while_orders_are_under_way_loses_no_answer() -> None:
 
 
 @in_virtual_time
-async def test_a_class_that_the_planner_fails_on_costs_the_others_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_class_that_the_planner_fails_on_costs_the_others_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def planner(snapshot: model.Snapshot) -> model.Plan:
         if snapshot.overlay.view and any(c.id == "odd" for c in snapshot.overlay.view.classes):
             raise ZeroDivisionError
@@ -202,7 +229,9 @@ async def test_a_class_that_the_planner_fails_on_costs_the_others_nothing(monkey
         controller.overlay.classes = jobs[:1]  # type: ignore[attr-defined]
         assert (await controller.tick()).faults == ()
         assert [e.name for e in store.reader().events()] == ["plan.rejected", "plan.accepted"]
-        assert ("class:odd", "planner-failed") in [(r.subject, r.reason.kind) for r in reports[-1].plan.refusals]
+        assert ("class:odd", "planner-failed") in [
+            (r.subject, r.reason.kind) for r in reports[-1].plan.refusals
+        ]
 
 
 @in_virtual_time
@@ -223,7 +252,9 @@ async def test_an_overlay_that_admits_nobody_is_not_the_sites_fault() -> None:
 
 @pytest.mark.parametrize("set_by_s", [-3600.0, 3600.0, -1e7])
 @in_virtual_time
-async def test_a_clock_that_is_set_neither_blinds_the_controller_nor_goes_untold(set_by_s: float) -> None:
+async def test_a_clock_that_is_set_neither_blinds_the_controller_nor_goes_untold(
+    set_by_s: float,
+) -> None:
     """Adapters tell the host's time: a view taken now must not look an hour old."""
     here, store = Place(), TemporaryStore("kit", 1e9, 10)
     async with serving(here, store=store) as controller:
@@ -236,7 +267,9 @@ async def test_a_clock_that_is_set_neither_blinds_the_controller_nor_goes_untold
 
 
 @in_virtual_time
-async def test_pruning_goes_on_at_each_tick_until_nothing_is_left_to_forget(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_pruning_goes_on_at_each_tick_until_nothing_is_left_to_forget(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """It forgot a fixed number of rows an hour, and a record with more jobs than that an hour grew for ever."""
     store, pruned = TemporaryStore("kit", 1e9, 10), []
 
@@ -263,7 +296,9 @@ async def test_an_operator_lifts_a_ban_and_the_site_is_used_at_the_next_tick() -
         assert store.breakers["here"].state is model.BreakerState.BANNED
         tried = len(here.told)
         here.start_wire = Place().start_wire
-        store.reader().ask(model.RequestKind.RESET, [model.DroneId("here")], reason="repaired", by="anna", at=EPOCH)
+        store.reader().ask(
+            model.RequestKind.RESET, [model.DroneId("here")], reason="repaired", by="anna", at=EPOCH
+        )
         await run_for(controller, 20)
         assert len(here.told) == tried + 1 and here.running
         assert await store.requests() == ()
@@ -271,7 +306,8 @@ async def test_an_operator_lifts_a_ban_and_the_site_is_used_at_the_next_tick() -
         assert (told["scopes"], told["by"], told["reason"]) == ("here", "anna", "repaired")
 
 
-# ------------------ Log lines: a failed decision costs one traceback without variables, lines carry reasons, levels fit
+# ------------------ Log lines: a failed decision costs one traceback without variables, lines carry
+# reasons, levels fit
 
 
 @pytest.fixture(autouse=True)
@@ -307,7 +343,9 @@ async def test_a_decision_that_fails_at_each_tick_is_logged_once_and_without_var
 
 
 @in_virtual_time
-async def test_a_decision_that_works_again_says_after_how_many_failures(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_decision_that_works_again_says_after_how_many_failures(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async with serving(Place()) as controller:
         with monkeypatch.context() as patch, capture_logs() as told:
             patch.setattr(controller, "planner", lambda snapshot: 1 / 0)
@@ -334,8 +372,12 @@ async def test_a_refused_order_and_the_ban_after_it_are_warnings_with_their_reas
                 await controller.tick()
     (start,) = (e for e in told if e["event"] == "drone.start_ordered")
     assert start["reason"] == "jobs-waiting" and "wait" in start["why"]
-    refused = [e for e in told if e["event"] == "drone.state_changed" and e["reason"] == "order-refused"]
-    assert refused and all(e["log_level"] == "warning" and "Permission denied" in e["why"] for e in refused)
+    refused = [
+        e for e in told if e["event"] == "drone.state_changed" and e["reason"] == "order-refused"
+    ]
+    assert refused and all(
+        e["log_level"] == "warning" and "Permission denied" in e["why"] for e in refused
+    )
     (ban,) = (e for e in told if e["event"] == "breaker.changed" and e["state"] == "banned")
     assert (ban["log_level"], ban["scope"], ban["fault"]) == ("warning", "here", "denied")
     assert "Permission denied" in ban["why"] and ban["until"].endswith("Z")
@@ -353,9 +395,13 @@ except ZeroDivisionError: log.exception("planner.failed")
 """
 
 
-def lines(*options: str, stderr: int = subprocess.PIPE, env: dict[str, str] | None = None) -> list[str]:
+def lines(
+    *options: str, stderr: int = subprocess.PIPE, env: dict[str, str] | None = None
+) -> list[str]:
     command = [sys.executable, "-c", LINES, *options]
-    done = subprocess.run(command, env=os.environ | (env or {}), stderr=stderr, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        command, env=os.environ | (env or {}), stderr=stderr, text=True, timeout=60, check=True
+    )
     return (done.stderr or "").splitlines()
 
 
@@ -363,9 +409,15 @@ def test_lines_have_priorities_for_the_journal_and_are_objects_as_json() -> None
     found = lines("info", "journal")
     assert found[0].startswith("<6>controller.started") and found[0].endswith("drones=2")
     assert found[1].startswith("<4>site.poll_failed") and "no answer" in found[1]
-    assert len(found) > 4 and all(line.startswith("<3>") for line in found[2:]), "each line of a traceback"
+    assert len(found) > 4 and all(line.startswith("<3>") for line in found[2:]), (
+        "each line of a traceback"
+    )
     warning, error = (json.loads(line) for line in lines("warning", "json"))
-    assert (warning["event"], warning["level"], warning["message"]) == ("site.poll_failed", "warning", "no answer")
+    assert (warning["event"], warning["level"], warning["message"]) == (
+        "site.poll_failed",
+        "warning",
+        "no answer",
+    )
     assert warning["timestamp"].endswith("Z")
     assert (error["event"], error["level"]) == ("planner.failed", "error")
     assert "ZeroDivisionError" in error["exception"]
@@ -395,7 +447,11 @@ class Talking(Place):
 
 @in_virtual_time
 async def test_console_output_is_recorded_even_if_another_site_fails_to_give_its_own() -> None:
-    silent, here, store = Talking("a-silent"), Talking("here", output="no GPU found"), TemporaryStore("kit", 1e9, 10)
+    silent, here, store = (
+        Talking("a-silent"),
+        Talking("here", output="no GPU found"),
+        TemporaryStore("kit", 1e9, 10),
+    )
     known = model.DroneId("kit-mem0-1")
     async with serving(silent, here, store=store, max_drones=1) as controller:
         await run_for(controller, 30)
@@ -404,7 +460,9 @@ async def test_console_output_is_recorded_even_if_another_site_fails_to_give_its
         with capture_logs() as logs:
             await run_for(controller, 30)
     assert store.reader().last_output(known) == "no GPU found"
-    assert {log["site"] for log in logs if log["event"] == "console_output.read_failed"} == {"a-silent"}
+    assert {log["site"] for log in logs if log["event"] == "console_output.read_failed"} == {
+        "a-silent"
+    }
 
 
 @in_virtual_time
@@ -424,7 +482,10 @@ async def test_a_job_has_waited_for_no_longer_than_the_record_has_seen_it_wait()
         assert EPOCH <= first_seen <= EPOCH + 60 and waits()["made-up"][1] == first_seen
         pool.classes = (made_up, honest)
         await run_for(controller, 540)
-        assert waits() == {"made-up": (first_seen, first_seen), "honest": (EPOCH + 300.0, EPOCH + 400.0)}
+        assert waits() == {
+            "made-up": (first_seen, first_seen),
+            "honest": (EPOCH + 300.0, EPOCH + 400.0),
+        }
     async with serving(Place(), store=store, pool=pool) as controller:
         await run_for(controller, 60)
         assert waits()["made-up"] == (first_seen, first_seen), "a restart forgets nothing"

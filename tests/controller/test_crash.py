@@ -62,11 +62,15 @@ def tagged(name: str) -> dict[int, Tagged]:
     wanted = f"PROVISIONER_DRONE_ID={name}-".encode()
     for process in Path("/proc").glob("[0-9]*"):
         try:
-            words = [w for w in (process / "environ").read_bytes().split(b"\0") if w.startswith(wanted)]
+            words = [
+                w for w in (process / "environ").read_bytes().split(b"\0") if w.startswith(wanted)
+            ]
             if words:
                 parent = int((process / "stat").read_bytes().rpartition(b")")[2].split()[1])
                 worker = b"adapters.embedded.worker" in (process / "cmdline").read_bytes()
-                found[int(process.name)] = Tagged(words[0].partition(b"=")[2].decode(), parent, worker)
+                found[int(process.name)] = Tagged(
+                    words[0].partition(b"=")[2].decode(), parent, worker
+                )
         except OSError:
             continue
     return found
@@ -108,9 +112,18 @@ def place(tmp_path: Path) -> Iterator[tuple[Path, str]]:
 
 
 def controller(place: Path) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "provisioner.cli", "run", "--config", str(place / "provisioner.yaml")]
+    command = [
+        sys.executable,
+        "-m",
+        "provisioner.cli",
+        "run",
+        "--config",
+        str(place / "provisioner.yaml"),
+    ]
     with (place / "log").open("ab") as log:
-        return subprocess.Popen(command, cwd=place, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        return subprocess.Popen(
+            command, cwd=place, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+        )
 
 
 @pytest.mark.slow
@@ -126,7 +139,9 @@ def test_killed_at_any_moment_it_loses_orphans_and_doubles_nothing(place: tuple[
     began = time.monotonic()
     process = controller(directory)
     while not watch.seen:
-        assert process.poll() is None and time.monotonic() < began + 120, (directory / "log").read_text()[-3000:]
+        assert process.poll() is None and time.monotonic() < began + 120, (
+            directory / "log"
+        ).read_text()[-3000:]
         time.sleep(0.05)
     until_busy_s = time.monotonic() - began  # on this host, as busy as it is
     process.send_signal(signal.SIGKILL)
@@ -155,11 +170,15 @@ def test_killed_at_any_moment_it_loses_orphans_and_doubles_nothing(place: tuple[
     watch.join()
     assert killed_while_busy >= CAP // 2, "the run was busy"
     assert watch.looks > KILLS
-    assert {j.state for j in queue.jobs(directory / "queue.db", ids=submitted, limit=10000)} == {queue.JobState.DONE}
+    assert {j.state for j in queue.jobs(directory / "queue.db", ids=submitted, limit=10000)} == {
+        queue.JobState.DONE
+    }
     assert reader.drones() == [], "no drone on record that is not there"
     assert tagged(name) == {}, "no orphan"
     assert watch.most <= CAP, "never above the cap"
     assert watch.twice == set(), "no drone twice"
     recorded = {str(d.id) for d in reader.drones(ended=None)}
     assert watch.seen <= recorded, "nothing ran that was not on record"
-    print(f"{KILLS} kills, {len(recorded)} drones on record, {len(watch.seen)} ran, at most {watch.most} at once")
+    print(
+        f"{KILLS} kills, {len(recorded)} drones on record, {len(watch.seen)} ran, at most {watch.most} at once"
+    )

@@ -13,7 +13,16 @@ from provisioner import serialization
 from provisioner.controller.estimation import ASK_EVERY_S, EstimateCollector, EstimateRecorder
 from provisioner.controller.loop import Controller
 from provisioner.estimates import EstimateSamples, StartDelays
-from provisioner.model import CompletedJob, DroneState, DroneType, JobClass, OverlayView, Plan, Snapshot, TypeKey
+from provisioner.model import (
+    CompletedJob,
+    DroneState,
+    DroneType,
+    JobClass,
+    OverlayView,
+    Plan,
+    Snapshot,
+    TypeKey,
+)
 from provisioner.planner import decide
 from provisioner.simulator.loop import VirtualClock
 from provisioner.store import EstimatesUnreadableError, StoreUnusableError
@@ -32,7 +41,9 @@ class BusyPool(Pool):
     async def poll(self, types: Sequence[DroneType]) -> OverlayView:
         while len(self.ended) < (wall() - EPOCH) // self.every_s:
             at = EPOCH + (len(self.ended) + 1) * self.every_s
-            self.ended.append(CompletedJob(f"{len(self.ended)}.0", at, at - 60, 60.0, 1000, 1, 1024, owner="anna"))
+            self.ended.append(
+                CompletedJob(f"{len(self.ended)}.0", at, at - 60, 60.0, 1000, 1, 1024, owner="anna")
+            )
         told = tuple(each for each in self.ended if each.ended_at > wall() - 900)
         return OverlayView(wall(), self.classes, completions=told)
 
@@ -81,13 +92,21 @@ async def test_a_restart_keeps_all_and_counts_nothing_twice() -> None:
     pool.classes = (replace(JOB, waiting=5),)
     async with serving(Place(), store=store, pool=pool) as controller:
         restored = controller.estimation.estimates
-        assert restored == replace(known, runs=restored.runs) and set(restored.runs) == set(known.runs)
+        assert restored == replace(known, runs=restored.runs) and set(restored.runs) == set(
+            known.runs
+        )
         report = await controller.tick()
-        assert runs_of(controller) == len(pool.ended), "jobs that ended while it was away count as well"
+        assert runs_of(controller) == len(pool.ended), (
+            "jobs that ended while it was away count as well"
+        )
         kept = store.reader().snapshot(report.plan.tick)
-        assert report.plan.starts and kept is not None and kept.estimates == restored, "an acting tick"
+        assert report.plan.starts and kept is not None and kept.estimates == restored, (
+            "an acting tick"
+        )
         assert decide(serialization.from_json(Snapshot, serialization.to_json(kept))) == report.plan
-    assert len(store.reader().completions(0.0, 1e10)) == len(pool.ended), "those offered again are there once"
+    assert len(store.reader().completions(0.0, 1e10)) == len(pool.ended), (
+        "those offered again are there once"
+    )
 
 
 @in_virtual_time
@@ -105,7 +124,9 @@ async def test_what_cannot_be_read_is_told_and_learned_anew() -> None:
 
 
 @in_virtual_time
-async def test_what_an_operator_wants_forgotten_is_forgotten_within_a_minute_and_on_record() -> None:
+async def test_what_an_operator_wants_forgotten_is_forgotten_within_a_minute_and_on_record() -> (
+    None
+):
     pool, store = BusyPool(), Writing()
     reader = store.reader()
     async with serving(Place(), store=store, pool=pool) as controller:
@@ -113,14 +134,22 @@ async def test_what_an_operator_wants_forgotten_is_forgotten_within_a_minute_and
         store.full = True
         reader.ask_estimate_reset("user:anna", reason="new code", by="mg", at=wall())
         await run_for(controller, ASK_EVERY_S + 30)
-        assert runs_of(controller) <= 5 and len(reader.estimate_resets()) == 1, "asked until it is on record"
+        assert runs_of(controller) <= 5 and len(reader.estimate_resets()) == 1, (
+            "asked until it is on record"
+        )
         store.full = False
         await run_for(controller, ASK_EVERY_S + 30)
         kept = reader.estimate_samples()
-        assert kept is not None and len(kept.runs.get("anna", ())) <= 5 and len(kept.runs.get("", ())) <= 5
+        assert (
+            kept is not None
+            and len(kept.runs.get("anna", ())) <= 5
+            and len(kept.runs.get("", ())) <= 5
+        )
         (event,) = [e for e in reader.events() if e.name == "estimates.forgotten"]
         assert dict(event.fields) == {"what": "user:anna", "by": "mg", "reason": "new code"}
-    assert len(store.jobs) == len(set(store.jobs)) >= 50, "jobs that a full disk refused are tried again, once"
+    assert len(store.jobs) == len(set(store.jobs)) >= 50, (
+        "jobs that a full disk refused are tried again, once"
+    )
     reader.ask_estimate_reset("all", reason="moved", by="mg", at=wall())
     async with serving(Place(), store=store, pool=pool) as controller:
         assert runs_of(controller) == 0 and controller.estimation.estimates.runs == {}
@@ -144,16 +173,22 @@ async def test_a_killed_controller_forgets_no_start_delay() -> None:
     await came(store, 1, EPOCH - 500.0, 20.0)
     first = EstimateCollector()
     await EstimateRecorder(first, store, VirtualClock(), nobody).begin(0.0)
-    assert first.estimates.delays == {kind: StartDelays(5.0, 20.0)}, "without samples the drones on record count"
+    assert first.estimates.delays == {kind: StartDelays(5.0, 20.0)}, (
+        "without samples the drones on record count"
+    )
     await store.record_estimates(replace(first.samples(EPOCH - 400.0)))
     await came(store, 2, EPOCH - 300.0, 70.0)
     second = EstimateCollector()
     await EstimateRecorder(second, store, VirtualClock(), nobody).begin(0.0)
-    assert second.estimates.delays == {kind: StartDelays(5.0, pytest.approx(25.0))}, "the first one counts once"
+    assert second.estimates.delays == {kind: StartDelays(5.0, pytest.approx(25.0))}, (
+        "the first one counts once"
+    )
     recorder = EstimateRecorder(second, store, VirtualClock(), nobody)
     await recorder.turn()
     kept = store.reader().estimate_samples()
-    assert kept is not None and kept.at == EPOCH, "written after the first tick: what that shows may be late"
+    assert kept is not None and kept.at == EPOCH, (
+        "written after the first tick: what that shows may be late"
+    )
 
 
 async def nobody(name: str, **fields: object) -> None:

@@ -10,7 +10,14 @@ from hypothesis import strategies as st
 
 from provisioner import model, reasons
 from provisioner.controller import estimation
-from provisioner.controller.estimation import LONGER, RUNS_NEEDED, USE_EVERY_S, EstimateCollector, expected, rise_of
+from provisioner.controller.estimation import (
+    LONGER,
+    RUNS_NEEDED,
+    USE_EVERY_S,
+    EstimateCollector,
+    expected,
+    rise_of,
+)
 from provisioner.estimates import (
     HORIZONS_S,
     UNKNOWN,
@@ -34,13 +41,17 @@ def note(learning: EstimateCollector, made: model.Snapshot, **plan: object) -> E
     return learning
 
 
-def at(after_s: float, *jobs: model.CompletedJob, drones: tuple[model.Drone, ...] = ()) -> model.Snapshot:
+def at(
+    after_s: float, *jobs: model.CompletedJob, drones: tuple[model.Drone, ...] = ()
+) -> model.Snapshot:
     return with_pool(replace(snapshot(drones=drones), now=NOW + after_s), completions=jobs)
 
 
 def owned(now: float, gpu_milli: int, *jobs: model.CompletedJob) -> model.Snapshot:
     """A moment at which the site's owner holds so much."""
-    return replace(with_site(at(0.0, *jobs), owner_runs=model.OwnerLoad(gpu_milli=gpu_milli)), now=now)
+    return replace(
+        with_site(at(0.0, *jobs), owner_runs=model.OwnerLoad(gpu_milli=gpu_milli)), now=now
+    )
 
 
 def done(n: int, run_s: float, owner: str = "anna", schedd: str = "") -> model.CompletedJob:
@@ -53,13 +64,20 @@ def moved(was: model.Drone, **news: object) -> model.StateChange:
 
 def test_the_jobs_of_a_schedd_that_was_silent_for_a_while_count_once() -> None:
     learning = EstimateCollector()
-    here, there = [done(n, 60.0, schedd="a#") for n in range(300, 310)], [done(n, 60.0, schedd="b#") for n in range(5)]
+    here, there = (
+        [done(n, 60.0, schedd="a#") for n in range(300, 310)],
+        [done(n, 60.0, schedd="b#") for n in range(5)],
+    )
     for after_s, jobs in ((400, (*here, *there)), (460, here), (520, (*here, *there))):
         note(learning, at(after_s, *jobs))
-        assert len(learning.runs["anna"]) == 15, "though they ended before all jobs that were reported meanwhile"
+        assert len(learning.runs["anna"]) == 15, (
+            "though they ended before all jobs that were reported meanwhile"
+        )
     late = done(2000, 60.0, schedd="a#")
     note(learning, at(estimation.SEEN_S + 304, late))
-    assert learning.samples(NOW).seen == {(each.job_id, each.ended_at) for each in (late, *here[4:])}, "no longer"
+    assert learning.samples(NOW).seen == {
+        (each.job_id, each.ended_at) for each in (late, *here[4:])
+    }, "no longer"
 
 
 def watching() -> EstimateCollector:
@@ -70,11 +88,19 @@ def watching() -> EstimateCollector:
 @pytest.mark.parametrize(
     ("ordered_s", "started_s", "queue_s", "boot_s"),
     [(100.0, 70.0, 30.0, 70.0), (69.6, 70.0, 0.0, 70.0), (100.0, -2.0, 102.0, 0.0)],
-    ids=["as it should be", "begun before the order, in whole seconds", "in the pool before it began, by its clock"],
+    ids=[
+        "as it should be",
+        "begun before the order, in whole seconds",
+        "in the pool before it began, by its clock",
+    ],
 )
-def test_delays_come_from_drones_that_came(ordered_s: float, started_s: float, queue_s: float, boot_s: float) -> None:
+def test_delays_come_from_drones_that_came(
+    ordered_s: float, started_s: float, queue_s: float, boot_s: float
+) -> None:
     was = drone("d", S.BOOTING, requested_at=NOW - ordered_s, started_at=NOW - started_s)
-    learning = note(watching(), at(60, drones=(was,)), moves=(moved(was, state=S.IDLE, joined_at=NOW),))
+    learning = note(
+        watching(), at(60, drones=(was,)), moves=(moved(was, state=S.IDLE, joined_at=NOW),)
+    )
     assert learning.estimates.delays[A100.key] == StartDelays(queue_s, boot_s)
 
 
@@ -85,16 +111,22 @@ def test_an_owner_who_takes_eight_gpus_each_morning_is_known_after_some_days() -
     rise = learning.estimates.rises["topas"]
     unseen = [0.5 * each / (each + 5 * 86400.0) for each in HORIZONS_S]
     assert rise.chances(8000) == pytest.approx(unseen, rel=0.05)
-    # Within eight hours before eight o'clock: at 8 of the 24 hours, and within 16 hours at 14 of them.
+    # Within eight hours before eight o'clock: at 8 of the 24 hours, and within 16 hours at 14 of
+    # them.
     assert rise.chances(7999)[5:7] == pytest.approx((8 / 24, 14 / 24), abs=0.05)
-    assert expected_loss((3600.0,), rise.chances(7999)) > 0.01 > expected_loss((3600.0,), rise.chances(8000))
+    assert (
+        expected_loss((3600.0,), rise.chances(7999))
+        > 0.01
+        > expected_loss((3600.0,), rise.chances(8000))
+    )
 
 
 def test_idle_time_outs_come_from_gaps_that_were_and_gaps_that_would_have_been() -> None:
     learning, idle = watching(), drone("d")
     booting = drone("d", S.BOOTING, requested_at=NOW - 100, started_at=NOW - 70)
     note(learning, at(0, drones=(booting,)), moves=(moved(booting, state=S.IDLE, joined_at=NOW),))
-    # It leaves after ten minutes, and ten seconds later another one is needed: 610 s would have been long enough.
+    # It leaves after ten minutes, and ten seconds later another one is needed: 610 s would have
+    # been long enough.
     idled = reasons.IdleTimeout(600.0, 600.0)
     left = model.Drain(replace(idle, state=S.DRAINING), idle.state, model.DrainMode.PEACEFUL, idled)
     for n in range(estimation.MIN_IDLE_GAPS):
@@ -102,7 +134,9 @@ def test_idle_time_outs_come_from_gaps_that_were_and_gaps_that_would_have_been()
         note(learning, at(100.0 * n + 10.0, drones=(idle,)), starts=(WANTED,))
     assert set(learning.sites["topas"].gaps_s) == {610.0}
     note(learning, at(1e5, drones=(idle,)))
-    assert learning.estimates.idle_s == {"topas": 15.0}, "610 s of idling cost more than 70 s of booting"
+    assert learning.estimates.idle_s == {"topas": 15.0}, (
+        "610 s of idling cost more than 70 s of booting"
+    )
 
 
 def test_jobs_with_an_optional_gpu_end_no_gap() -> None:
@@ -112,7 +146,9 @@ def test_jobs_with_an_optional_gpu_end_no_gap() -> None:
     assert not learning.sites["topas"].gaps_s
     note(learning, at(50, drones=(lent.drone,)), moves=(moved(lent.drone, idle_at=0.0),))
     assert list(learning.sites["topas"].gaps_s) == [150.0], "a job that needs the GPU does"
-    left = model.Drain(lent.drone, S.BUSY, model.DrainMode.PEACEFUL, reasons.OptionalJobsOnly(600.0, 600.0))
+    left = model.Drain(
+        lent.drone, S.BUSY, model.DrainMode.PEACEFUL, reasons.OptionalJobsOnly(600.0, 600.0)
+    )
     note(learning, at(100, drones=(lent.drone,)), drains=(left,))
     note(learning, at(110, drones=(idle,)), starts=(WANTED,))
     assert list(learning.sites["topas"].gaps_s) == [150.0, 610.0]
@@ -120,7 +156,12 @@ def test_jobs_with_an_optional_gpu_end_no_gap() -> None:
 
 @pytest.mark.parametrize(
     ("gaps_s", "boot_s", "best_s"),
-    [([40.0] * 30, 240.0, 60.0), ([50.0] * 30, 5.0, 15.0), ([5000.0] * 30, 240.0, 15.0), ([200.0] * 30, 500.0, 240.0)],
+    [
+        ([40.0] * 30, 240.0, 60.0),
+        ([50.0] * 30, 5.0, 15.0),
+        ([5000.0] * 30, 240.0, 15.0),
+        ([200.0] * 30, 500.0, 240.0),
+    ],
 )
 def test_the_best_time_out_pays_for_gaps_only_where_starts_are_dearer(
     gaps_s: list[float], boot_s: float, best_s: float
@@ -136,7 +177,8 @@ def restarted(learning: EstimateCollector, kept_at: float, now: float) -> Estima
 
 
 @pytest.mark.parametrize(
-    ("missed", "filled"), [(1, True), (estimation.USE_FILLED, True), (estimation.USE_FILLED + 1, False), (700, False)]
+    ("missed", "filled"),
+    [(1, True), (estimation.USE_FILLED, True), (estimation.USE_FILLED + 1, False), (700, False)],
 )
 def test_of_a_long_absence_nothing_is_made_up(missed: int, filled: bool) -> None:
     learning, until = EstimateCollector(), NOW + 2 * USE_EVERY_S
@@ -168,7 +210,11 @@ def test_what_happened_while_nobody_looked_is_no_delay_and_no_gap_and_no_chance(
     boots = drone("b", S.BOOTING, requested_at=NOW - 9000, started_at=NOW - 8000)
     idles, works = drone("i", idle_at=NOW - 7000), drone("w", S.BUSY)
     joins = moved(boots, state=S.IDLE, joined_at=NOW)
-    moves = (joins, moved(idles, state=S.BUSY, idle_at=0.0), moved(works, state=S.PREEMPTED, ended_at=NOW))
+    moves = (
+        joins,
+        moved(idles, state=S.BUSY, idle_at=0.0),
+        moved(works, state=S.PREEMPTED, ended_at=NOW),
+    )
     note(learning, at(0, drones=(boots, idles, works)), moves=moves, starts=(WANTED,))
     site = learning.sites["topas"]
     assert learning.delays == {A100.key: StartDelays(30.0, 70.0)}
@@ -192,16 +238,27 @@ def test_what_is_forgotten_is_what_was_named() -> None:
         return learning.samples(NOW)
 
     etp_left = {"etp/a", "etp/a/1000/8/2048", "/1/2/3"}
-    assert set(left("user:etp").runs) == etp_left, "the key names the user, not a part of him; everybody's had his"
+    assert set(left("user:etp").runs) == etp_left, (
+        "the key names the user, not a part of him; everybody's had his"
+    )
     assert set(left("user:etp/a").runs) == {"etp", "etp/1/2/3", "/1/2/3"}
     topas = left("site:topas")
-    assert (set(topas.runs), set(topas.sites), set(topas.delays)) == (set(runs), {"horeka"}, {"horeka/h100"})
+    assert (set(topas.runs), set(topas.sites), set(topas.delays)) == (
+        set(runs),
+        {"horeka"},
+        {"horeka/h100"},
+    )
     read = HistorySummary(NOW)
-    assert left("all") == EstimateSamples(NOW, histories=dict.fromkeys(("", "topas", "horeka"), read))
-    assert (topas.histories, left("user:etp").histories) == ({"topas": read}, {"": read}), "or it would come back"
+    assert left("all") == EstimateSamples(
+        NOW, histories=dict.fromkeys(("", "topas", "horeka"), read)
+    )
+    assert (topas.histories, left("user:etp").histories) == ({"topas": read}, {"": read}), (
+        "or it would come back"
+    )
 
 
-# --------------------------- What is learned from jobs that are not done: those that run, and those that were cut short
+# --------------------------- What is learned from jobs that are not done: those that run, and those
+# that were cut short
 
 
 HOUR_S = 3600.0
@@ -230,7 +287,9 @@ def test_it_is_the_estimate_of_kaplan_and_meier(done: list[float], unfinished: l
 def runs(n: int, owner: str = "anna", begun_at: float = NOW) -> model.Slot:
     shape = {"job_gpu_milli": 1000, "job_cpus": 8, "job_memory_mib": 20480}
     drone_id = model.DroneId(f"d-{n}")
-    return model.Slot(drone_id, model.SlotState.BUSY, NOW, jobs=1, owner=owner, begun_at=begun_at, **shape)
+    return model.Slot(
+        drone_id, model.SlotState.BUSY, NOW, jobs=1, owner=owner, begun_at=begun_at, **shape
+    )
 
 
 MANY = tuple(runs(n) for n in range(30))
@@ -260,7 +319,9 @@ def test_a_user_of_whom_nothing_is_done_and_much_has_run_for_long() -> None:
     assert set(of(young)) == {600.0}, "a minute says nothing: as everybody's"
     old = learns(seen(NOW + 6 * HOUR_S, *MANY, done=SHORT))
     for whose in ({}, {"owner": "carl"}, {"cpus": 2}):
-        assert of(old, **whose)[estimation.RUNS_TOLD // 2] == LONGER * 6 * HOUR_S, "nothing better is known of others"
+        assert of(old, **whose)[estimation.RUNS_TOLD // 2] == LONGER * 6 * HOUR_S, (
+            "nothing better is known of others"
+        )
     one = of(learns(seen(NOW + 6 * HOUR_S, runs(0), done=SHORT)))
     assert sorted(set(one)) == [600.0, LONGER * 6 * HOUR_S], "one says little"
     assert one.count(600.0) >= 0.8 * estimation.RUNS_TOLD
@@ -271,16 +332,26 @@ def test_a_pool_that_does_not_tell_who_is_done_teaches_nothing() -> None:
 
 
 def test_what_was_cut_short_is_not_forgotten() -> None:
-    cut = tuple(model.Eviction(model.DroneId(f"d-{n}"), f"{n}.0", NOW + 6 * HOUR_S, 1000, 1.0) for n in range(30))
+    cut = tuple(
+        model.Eviction(model.DroneId(f"d-{n}"), f"{n}.0", NOW + 6 * HOUR_S, 1000, 1.0)
+        for n in range(30)
+    )
     before = seen(NOW + 6 * HOUR_S - 60, *MANY, done=SHORT)
-    after = [seen(NOW + 6 * HOUR_S + n * estimation.UNFINISHED_EVERY_S, done=SHORT, evictions=cut) for n in (1, 2)]
-    assert of(learns(before, *after))[estimation.RUNS_TOLD // 2] == pytest.approx(LONGER * 6 * HOUR_S)
+    after = [
+        seen(NOW + 6 * HOUR_S + n * estimation.UNFINISHED_EVERY_S, done=SHORT, evictions=cut)
+        for n in (1, 2)
+    ]
+    assert of(learns(before, *after))[estimation.RUNS_TOLD // 2] == pytest.approx(
+        LONGER * 6 * HOUR_S
+    )
 
 
 def test_what_is_remembered_is_bounded_and_can_be_forgotten() -> None:
     unfinished = estimation.UnfinishedJobs()
     many = range(estimation.CUT_KEPT + 10)
-    evictions = tuple(model.Eviction(model.DroneId(f"d-{n}"), f"{n}.0", NOW + 9, 1000, 9.0) for n in many)
+    evictions = tuple(
+        model.Eviction(model.DroneId(f"d-{n}"), f"{n}.0", NOW + 9, 1000, 9.0) for n in many
+    )
     for made in (seen(NOW, *(runs(n) for n in many)), seen(NOW, evictions=evictions)):
         assert made.overlay.view is not None
         unfinished.note(made.overlay.view)

@@ -24,7 +24,14 @@ from provisioner.controller.history import (
 from provisioner.controller.loop import Controller
 from provisioner.controller.polling import OPEN_WAIT_S, LazySite
 from provisioner.estimates import UNKNOWN, HistorySummary, StartDelays
-from provisioner.history import HISTORY_S, PastStart, RunHistoryView, SiteHistoryView, known_since, use_steps
+from provisioner.history import (
+    HISTORY_S,
+    PastStart,
+    RunHistoryView,
+    SiteHistoryView,
+    known_since,
+    use_steps,
+)
 from provisioner.interfaces import UnavailableError
 from provisioner.planner import decide
 from provisioner.planner.costs import PRIOR_DELAYS
@@ -39,7 +46,9 @@ NO_PAST, NO_RUNS = SiteHistoryView(), RunHistoryView()
 
 
 def run(n: int, ended_at: float, run_s: float = 500.0) -> model.CompletedJob:
-    return model.CompletedJob(f"old{n}.0", ended_at, ended_at - run_s, run_s, 1000, 1, 1024, owner="anna")
+    return model.CompletedJob(
+        f"old{n}.0", ended_at, ended_at - run_s, run_s, 1000, 1, 1024, owner="anna"
+    )
 
 
 @dataclass
@@ -72,13 +81,17 @@ class OldPool(BusyPool):
 def daily(gpus: int, days: int = 10) -> SiteHistoryView:
     """Steps of an owner who holds some GPUs for twelve hours of each day, up to now."""
     steps = [(EPOCH - n * DAY_S / 2, gpus * 1000 * (n % 2)) for n in range(2 * days, 0, -1)]
-    return SiteHistoryView(tuple(steps), (PastStart("gpu", EPOCH - 50, 600.0), PastStart("gpu", EPOCH - 90, 800.0)))
+    return SiteHistoryView(
+        tuple(steps), (PastStart("gpu", EPOCH - 50, 600.0), PastStart("gpu", EPOCH - 90, 800.0))
+    )
 
 
 def events(controller: Controller) -> list[tuple[str, dict[str, object]]]:
     store = controller.store
     assert isinstance(store, TemporaryStore)
-    return [(e.name, dict(e.fields)) for e in store.reader().events() if e.name.startswith("history.")]
+    return [
+        (e.name, dict(e.fields)) for e in store.reader().events() if e.name.startswith("history.")
+    ]
 
 
 @in_virtual_time
@@ -98,15 +111,25 @@ async def test_the_first_decision_knows_the_past() -> None:
         await run_for(controller, 300.0)
         first = snapshots[0].estimates
         rise = first.rises["here"]
-        assert rise.chances(7999)[-1] > 0.3 and rise.chances(8000)[0] < 0.001, "never seen in ten days"
+        assert rise.chances(7999)[-1] > 0.3 and rise.chances(8000)[0] < 0.001, (
+            "never seen in ten days"
+        )
         assert first.delays == {GPU.key: StartDelays(700.0, PRIOR_DELAYS.boot_s)}
         assert first.runs["anna"][0] == 500.0
         use = controller.estimation.sites["here"].use_milli
-        assert list(use)[-3:] == [4000] * 3 and list(use)[-4] == 8000, "what it sees itself continues the past"
+        assert list(use)[-3:] == [4000] * 3 and list(use)[-4] == 8000, (
+            "what it sees itself continues the past"
+        )
         assert place.asked == [EPOCH - HISTORY_S], "once"
         assert events(controller) == [
-            ("history.read", {"of": "overlay", "owner_s": 0, "types": 0, "jobs": 30, "left_out": 0}),
-            ("history.read", {"of": "here", "owner_s": 10 * DAY_S, "types": 1, "jobs": 0, "left_out": 0}),
+            (
+                "history.read",
+                {"of": "overlay", "owner_s": 0, "types": 0, "jobs": 30, "left_out": 0},
+            ),
+            (
+                "history.read",
+                {"of": "here", "owner_s": 10 * DAY_S, "types": 1, "jobs": 0, "left_out": 0},
+            ),
         ]
 
 
@@ -117,7 +140,10 @@ async def test_a_restart_does_not_ask_again_and_an_operator_can_have_it_forgotte
         await run_for(controller, 60.0)
     store.reader().ask_estimate_reset("site:here", reason="another owner", by="mg", at=wall())
     async with serving(place, store=store) as controller:
-        assert controller.estimation.estimates.delays == {} and controller.estimation.estimates.rises == {}
+        assert (
+            controller.estimation.estimates.delays == {}
+            and controller.estimation.estimates.rises == {}
+        )
         await run_for(controller, 60.0)
         assert place.asked == [EPOCH - HISTORY_S], "or it would be learned anew"
         at = controller.estimation.histories["here"].at
@@ -126,20 +152,29 @@ async def test_a_restart_does_not_ask_again_and_an_operator_can_have_it_forgotte
 
 @pytest.mark.parametrize("what", ["all", "site:here", "user:anna"])
 @in_virtual_time
-async def test_what_is_forgotten_does_not_come_back_from_a_history_that_was_never_read(what: str) -> None:
+async def test_what_is_forgotten_does_not_come_back_from_a_history_that_was_never_read(
+    what: str,
+) -> None:
     """As after an upgrade: estimates are on record, the histories were not read."""
     place, pool, store = OldPlace(), OldPool(), TemporaryStore("kit", 1e9, 10)
     async with serving(place, pool=pool, store=store) as controller:
         await run_for(controller, 900.0)
         assert "" in controller.estimation.runs
     store.reader().ask_estimate_reset(what, reason="test", by="mg", at=wall())
-    place, pool = OldPlace(past=daily(8)), OldPool(past=RunHistoryView(tuple(run(n, EPOCH - 9e4) for n in range(30))))
+    place, pool = (
+        OldPlace(past=daily(8)),
+        OldPool(past=RunHistoryView(tuple(run(n, EPOCH - 9e4) for n in range(30)))),
+    )
     pool.every_s = 1e9
     async with serving(place, pool=pool, store=store) as controller:
         await run_for(controller, 60.0)
         known = controller.estimation
-        assert bool(place.asked) is (what == "user:anna") and bool(known.estimates.delays) is (what == "user:anna")
-        assert ("anna" in known.runs) is (what == "site:here") and 500.0 not in known.runs.get("anna", ())
+        assert bool(place.asked) is (what == "user:anna") and bool(known.estimates.delays) is (
+            what == "user:anna"
+        )
+        assert ("anna" in known.runs) is (what == "site:here") and 500.0 not in known.runs.get(
+            "anna", ()
+        )
 
 
 @pytest.mark.parametrize("what", ["all", "site:here"])
@@ -196,7 +231,9 @@ async def test_a_silent_site_delays_the_first_decision_for_a_moment_and_costs_a_
         await run_for(controller, HISTORY_DEADLINE_S + 30)
         assert controller.store.tick > 0
         ((name, fields),) = events(controller)
-        assert name == "history.read_failed" and "no answer within its deadline" in str(fields["why"])
+        assert name == "history.read_failed" and "no answer within its deadline" in str(
+            fields["why"]
+        )
 
 
 async def reported_in_six_hours(place: OldPlace) -> list[str]:
@@ -233,33 +270,60 @@ async def test_a_late_answer_comes_before_what_was_seen_meanwhile() -> None:
     async with serving(place, pool=pool) as controller:
         await run_for(controller, 600.0)
         use = list(controller.estimation.sites["here"].use_milli)
-        assert use[-5:] == [4000] * 5 and use[-6] == 8000 and len(use) == 10 * DAY_S / USE_EVERY_S + 5
+        assert (
+            use[-5:] == [4000] * 5 and use[-6] == 8000 and len(use) == 10 * DAY_S / USE_EVERY_S + 5
+        )
         runs = controller.estimation.runs["anna"]
         early = sum(job.ended_at < EPOCH + FIRST_TICK_WAIT_S - SEEN_S for job in jobs)
-        assert runs[:early] == (500.0,) * early and set(runs[early:]) == {60.0}, "the others are left to the pool"
+        assert runs[:early] == (500.0,) * early and set(runs[early:]) == {60.0}, (
+            "the others are left to the pool"
+        )
 
 
 @in_virtual_time
 async def test_what_a_drone_took_replaces_the_assumed_boot_and_moves_the_queue() -> None:
     learning = EstimateCollector()
     learning.learn_site("here", lambda at: None, {GPU.key: 1000.0}, EPOCH)
-    was = model.Drone(model.DroneId("kit-1"), GPU.key, model.DroneState.BOOTING, EPOCH, EPOCH - 130, 1000)
+    was = model.Drone(
+        model.DroneId("kit-1"), GPU.key, model.DroneState.BOOTING, EPOCH, EPOCH - 130, 1000
+    )
     was = replace(was, started_at=EPOCH - 30)
-    joined = model.StateChange(replace(was, joined_at=EPOCH, state=model.DroneState.IDLE), was.state, None)  # type: ignore[arg-type]
+    joined = model.StateChange(
+        replace(was, joined_at=EPOCH, state=model.DroneState.IDLE), was.state, None
+    )  # type: ignore[arg-type]
     learning._note_move(was, joined.drone, EPOCH, watched=True)
     weight = estimation.MEAN_WEIGHT
     assert learning.delays[GPU.key] == StartDelays(1000.0 + weight * (100.0 - 1000.0), 30.0)
 
 
 def test_values_that_make_no_sense_are_left_out() -> None:
-    steps = ((nan, 1), (-5.0, 1000), (EPOCH - 900, -3), (EPOCH - 600, 2000), (EPOCH + 9, 7), (EPOCH - 300, 1 << 60))
+    steps = (
+        (nan, 1),
+        (-5.0, 1000),
+        (EPOCH - 900, -3),
+        (EPOCH - 600, 2000),
+        (EPOCH + 9, 7),
+        (EPOCH - 300, 1 << 60),
+    )
     held = held_at(SiteHistoryView(steps), EPOCH)
     assert held(EPOCH - 601) is None and held(EPOCH) == 2000
-    starts = [PastStart("gpu", EPOCH - n, q) for n, q in ((1, 10.0), (2, nan), (3, -1.0), (4, inf), (-9, 5.0))]
+    starts = [
+        PastStart("gpu", EPOCH - n, q)
+        for n, q in ((1, 10.0), (2, nan), (3, -1.0), (4, inf), (-9, 5.0))
+    ]
     assert mean_queues("here", starts, {"gpu"}, EPOCH) == {"here/gpu": 10.0}
     long = run(6, EPOCH - 9, 20 * DAY_S)
-    odd = [run(0, EPOCH - 9, -5.0), run(1, nan), run(2, EPOCH + 9), run(3, EPOCH - 9, nan), run(4, EPOCH - 9, 1e9)]
-    assert [each.job_id for each in sane_runs([*odd, run(5, EPOCH - 9), long], EPOCH)] == ["old5.0", "old6.0"]
+    odd = [
+        run(0, EPOCH - 9, -5.0),
+        run(1, nan),
+        run(2, EPOCH + 9),
+        run(3, EPOCH - 9, nan),
+        run(4, EPOCH - 9, 1e9),
+    ]
+    assert [each.job_id for each in sane_runs([*odd, run(5, EPOCH - 9), long], EPOCH)] == [
+        "old5.0",
+        "old6.0",
+    ]
 
 
 @in_virtual_time
@@ -267,7 +331,9 @@ async def test_an_answer_of_the_wrong_type_ends_nothing() -> None:
     place = OldPlace(past=SiteHistoryView((("yesterday", None),)))  # type: ignore[arg-type]
     async with serving(place) as controller:
         await run_for(controller, 60.0)
-        assert [name for name, _ in events(controller)] == ["history.read_failed"] and controller.store.tick > 0
+        assert [name for name, _ in events(controller)] == [
+            "history.read_failed"
+        ] and controller.store.tick > 0
 
 
 @in_virtual_time
@@ -285,12 +351,16 @@ def test_no_more_than_a_fortnight_is_kept_and_own_samples_stay(kept: int) -> Non
     site.used_at = EPOCH if kept else 0.0
     learning.learn_site("here", lambda at: 7000, {}, EPOCH + 60)
     assert len(site.use_milli) == USE_KEPT and list(site.use_milli).count(1000) == kept
-    assert site.use_milli[0] == 7000 and site.used_at == (EPOCH if kept else EPOCH + 60 - USE_EVERY_S)
+    assert site.use_milli[0] == 7000 and site.used_at == (
+        EPOCH if kept else EPOCH + 60 - USE_EVERY_S
+    )
 
 
 @pytest.mark.parametrize("polls_first", [False, True])
 @pytest.mark.parametrize("days", [2, 15])
-def test_the_history_fills_the_time_in_which_the_controller_was_away(days: int, polls_first: bool) -> None:
+def test_the_history_fills_the_time_in_which_the_controller_was_away(
+    days: int, polls_first: bool
+) -> None:
     now = EPOCH + days * DAY_S
     site = estimation.SiteHistory(used_at=EPOCH)
     site.use_milli.extend([1000] * 5)
@@ -301,7 +371,10 @@ def test_the_history_fills_the_time_in_which_the_controller_was_away(days: int, 
     missed = min(days * DAY_S / USE_EVERY_S - polls_first, USE_KEPT - polls_first)
     added_s = site.learn_use(lambda at: 7000 if at > EPOCH else None, now)
     assert added_s == missed * USE_EVERY_S and site.used_at == now
-    assert list(site.use_milli) == ([1000] * 5 + [7000] * int(missed) + [9000] * polls_first)[-USE_KEPT:]
+    assert (
+        list(site.use_milli)
+        == ([1000] * 5 + [7000] * int(missed) + [9000] * polls_first)[-USE_KEPT:]
+    )
 
 
 def test_what_the_history_does_not_tell_stays_unknown() -> None:
@@ -324,7 +397,9 @@ def test_jobs_that_an_earlier_controller_counted_do_not_count_again() -> None:
     later.counted_from = EPOCH
     later._note_runs((run(9, EPOCH + 30, 30.0),), EPOCH + 60)
     later.learn_runs(jobs, EPOCH + 60)
-    assert later.runs["anna"] == (60.0, 61.0, 62.0, 63.0, 64.0, 30.0) and later.runs["gone"] == (7.0,)
+    assert later.runs["anna"] == (60.0, 61.0, 62.0, 63.0, 64.0, 30.0) and later.runs["gone"] == (
+        7.0,
+    )
 
 
 @in_virtual_time
@@ -371,11 +446,19 @@ def test_a_site_that_is_known_well_is_not_counted_at_each_tick() -> None:
 
 
 def test_the_use_of_jobs_is_summed_up_as_steps() -> None:
-    holds = [(50.0, 300.0, 1000), (150.0, 400.0, 2000), (300.0, 300.0, 1000), (200.0, 100.0, 5), (nan, 300.0, 1000)]
+    holds = [
+        (50.0, 300.0, 1000),
+        (150.0, 400.0, 2000),
+        (300.0, 300.0, 1000),
+        (200.0, 100.0, 5),
+        (nan, 300.0, 1000),
+    ]
     assert use_steps(holds, 100.0, 350.0) == ((100.0, 1000), (150.0, 3000), (300.0, 2000))
     assert use_steps([], 100.0, 200.0) == ((100.0, 0),)
     assert known_since([500.0, 300.0], 100.0) == 300.0 and known_since([50.0], 100.0) == 100.0
 
 
 def test_a_pool_that_knows_jobs_is_not_asked() -> None:
-    assert EstimateCollector().wants_history("") and not EstimateCollector({"": (60.0,) * 10}).wants_history("")
+    assert EstimateCollector().wants_history("") and not EstimateCollector(
+        {"": (60.0,) * 10}
+    ).wants_history("")

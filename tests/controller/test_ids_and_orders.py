@@ -40,7 +40,9 @@ def spied(controller: Controller) -> list[model.Snapshot]:
 
 @pytest.mark.parametrize("ended", [False, True])
 @in_virtual_time
-async def test_after_a_restored_backup_no_id_is_given_twice_and_the_controller_goes_on(ended: bool) -> None:
+async def test_after_a_restored_backup_no_id_is_given_twice_and_the_controller_goes_on(
+    ended: bool,
+) -> None:
     """Drones 1 and 2 were started after the backup was taken; a new drone would have their ids."""
     here, store = Place(), TemporaryStore("kit", 1e9, 10)
     for number in (1, 2):
@@ -52,7 +54,9 @@ async def test_after_a_restored_backup_no_id_is_given_twice_and_the_controller_g
         await run_for(controller, 30)
     first = 3 + SERIAL_MARGIN
     assert [line for line in here.told if line.startswith("start")] == [f"start kit-mem0-{first}"]
-    assert not [line for line in here.told if line.startswith("stop")], "their jobs run on until an operator decides"
+    assert not [line for line in here.told if line.startswith("stop")], (
+        "their jobs run on until an operator decides"
+    )
     assert store.drones.keys() == {f"kit-mem0-{first}"}
     assert store.next_serial == first + 1
     found = [] if ended else ["orphan.found"]
@@ -88,7 +92,9 @@ async def test_forged_ids_raise_the_serial_numbers_once_and_only_with_our_prefix
     """Each forged id was believed up to a million beyond the last: a new one at each tick raised them for ever."""
     forging, store = forger(), TemporaryStore("kit", 1e9, 10)
     here = forging if isinstance(forging, Place) else Place()
-    async with serving(here, store=store, pool=forging if isinstance(forging, Pool) else None) as controller:
+    async with serving(
+        here, store=store, pool=forging if isinstance(forging, Pool) else None
+    ) as controller:
         for _ in range(5):
             forging.drone_id = f"{prefix}-{store.next_serial + SERIALS_MISSED - 1}"
             await controller.tick()
@@ -118,11 +124,15 @@ async def test_slots_of_thousands_of_unknown_drones_are_left_out_of_the_view() -
     assert view is not None
     assert len(view.slots) == UNKNOWN_SLOTS + 1
     assert real in {slot.drone_id for slot in view.slots}
-    assert any(notice.startswith("500 slots of unknown drones are left out") for notice in view.notices)
+    assert any(
+        notice.startswith("500 slots of unknown drones are left out") for notice in view.notices
+    )
 
 
 @in_virtual_time
-async def test_an_order_that_was_long_under_way_is_not_written_off_when_its_answer_does_not_come() -> None:
+async def test_an_order_that_was_long_under_way_is_not_written_off_when_its_answer_does_not_come() -> (
+    None
+):
     """``settle`` counts from the answer, or from when it was clear that none comes, not from the plan."""
 
     class Slow(Place):
@@ -138,7 +148,9 @@ async def test_an_order_that_was_long_under_way_is_not_written_off_when_its_answ
 
     stray, store = model.DroneId("kit-old1-9"), TemporaryStore("kit", 1e9, 10)
     here = Slow(running={stray: listed(stray)}, stop_wire=lambda: asyncio.sleep(58.0))
-    async with serving(here, store=store, pool=Pool(admission_wire=lambda: asyncio.sleep(28.0))) as controller:
+    async with serving(
+        here, store=store, pool=Pool(admission_wire=lambda: asyncio.sleep(28.0))
+    ) as controller:
         await run_for(controller, 320)
     assert [line for line in here.told if line.startswith("start")] == ["start kit-mem0-1"]
     assert store.drones[model.DroneId("kit-mem0-1")].state is S.BOOTING
@@ -152,12 +164,18 @@ async def test_an_order_without_a_receipt_may_have_been_carried_out() -> None:
 
     order = model.StartOrder(model.DroneId("kit-mem0-1"), GPU, 60.0, 30.0)
     answers = await carry_out(OrderBatch("here", (order,)), Mute(), Pool(), VirtualClock(), 60.0)
-    assert [(r.drone_id, r.answer) for r in answers.starts] == [(order.drone_id, model.OrderOutcome.UNKNOWN)]
+    assert [(r.drone_id, r.answer) for r in answers.starts] == [
+        (order.drone_id, model.OrderOutcome.UNKNOWN)
+    ]
 
 
-@pytest.mark.parametrize(("fault", "looks"), [(None, 1), (model.Fault(model.FaultKind.DOWN, "no route", EPOCH), 0)])
+@pytest.mark.parametrize(
+    ("fault", "looks"), [(None, 1), (model.Fault(model.FaultKind.DOWN, "no route", EPOCH), 0)]
+)
 @in_virtual_time
-async def test_a_banned_site_rests_only_if_it_cannot_be_looked_at(fault: model.Fault | None, looks: int) -> None:
+async def test_a_banned_site_rests_only_if_it_cannot_be_looked_at(
+    fault: model.Fault | None, looks: int
+) -> None:
     asked = []
 
     async def poll() -> model.SiteView:
@@ -170,7 +188,9 @@ async def test_a_banned_site_rests_only_if_it_cannot_be_looked_at(fault: model.F
     banned = model.Breaker("here", model.BreakerState.BANNED, until=EPOCH + 100)
     async with asyncio.TaskGroup() as group:
         sites = {"here": PollTarget("here", poll, 5.0, fault=fault)}
-        await Poller(group, VirtualClock(), PollTarget("overlay", pool, 5.0), sites).poll({"here": banned})
+        await Poller(group, VirtualClock(), PollTarget("overlay", pool, 5.0), sites).poll(
+            {"here": banned}
+        )
     assert len(asked) == looks
 
 
@@ -182,12 +202,20 @@ async def test_a_pool_that_cannot_be_seen_may_have_gpu_jobs() -> None:
         async def poll(self, types: object) -> model.OverlayView:
             if self.away:
                 raise UnavailableError("no route")
-            return model.OverlayView(VirtualClock().now(), (replace(JOB, gpu_milli=0),), unheard=self.unheard)
+            return model.OverlayView(
+                VirtualClock().now(), (replace(JOB, gpu_milli=0),), unheard=self.unheard
+            )
 
     pool = Away()
     async with serving(Place(), pool=pool) as controller:
         seen = spied(controller)
-        for pool.away, pool.unheard in ((False, ()), (False, ()), (False, ("b",)), (False, ()), (True, ())):
+        for pool.away, pool.unheard in (
+            (False, ()),
+            (False, ()),
+            (False, ("b",)),
+            (False, ()),
+            (True, ()),
+        ):
             await controller.tick()
             await asyncio.sleep(60)
     first, second, partial, fourth, away = seen
@@ -198,10 +226,14 @@ async def test_a_pool_that_cannot_be_seen_may_have_gpu_jobs() -> None:
 
 @in_virtual_time
 @pytest.mark.parametrize("optional", [True, False])
-async def test_jobs_with_an_optional_gpu_do_not_keep_the_reserve_from_cpu_drones(optional: bool) -> None:
+async def test_jobs_with_an_optional_gpu_do_not_keep_the_reserve_from_cpu_drones(
+    optional: bool,
+) -> None:
     class Waits(Pool):
         async def poll(self, types: object) -> model.OverlayView:
-            return model.OverlayView(VirtualClock().now(), (replace(JOB, gpu_optional=optional, waiting=1),))
+            return model.OverlayView(
+                VirtualClock().now(), (replace(JOB, gpu_optional=optional, waiting=1),)
+            )
 
     async with serving(Place(), pool=Waits()) as controller:
         seen = spied(controller)
@@ -218,15 +250,26 @@ DOWN, DOWN_STILL = UnavailableError("no route"), UnavailableError("no route, sti
 @pytest.mark.parametrize(
     ("answers", "fault", "view"),
     [
-        pytest.param((DOWN, HERE), None, HERE, id="the age of a view counts from the first attempt"),
-        pytest.param((HERE, DOWN, DOWN_STILL), "no route, still", HERE, id="the newest error, and the view stays"),
+        pytest.param(
+            (DOWN, HERE), None, HERE, id="the age of a view counts from the first attempt"
+        ),
+        pytest.param(
+            (HERE, DOWN, DOWN_STILL),
+            "no route, still",
+            HERE,
+            id="the newest error, and the view stays",
+        ),
         # The deadline of both attempts does not say who was silent.
-        pytest.param((DOWN, None), "no route", None, id="the error of the first attempt if the second hangs"),
+        pytest.param(
+            (DOWN, None), "no route", None, id="the error of the first attempt if the second hangs"
+        ),
     ],
 )
 @in_virtual_time
 async def test_a_poll_without_an_answer_is_repeated_once(
-    answers: tuple[model.SiteView | Exception | None, ...], fault: str | None, view: model.SiteView | None
+    answers: tuple[model.SiteView | Exception | None, ...],
+    fault: str | None,
+    view: model.SiteView | None,
 ) -> None:
     left, asked_s = list(answers), list[float]()
 

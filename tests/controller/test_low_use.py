@@ -36,8 +36,12 @@ ANN = JobClass("c1", 1000, 2, 4096, owner="ann", waiting=2)
 BEN = replace(ANN, id="c2", owner="ben")
 
 
-def ended(number: int, used_milli: int | None, owner: str = "ann", at: float = HOUR) -> CompletedJob:
-    run = CompletedJob(f"{owner}-{number}.0", at + number, 0.0, 60.0, 1000, 2, 4096, owner=owner, drone_id=DRONE.id)
+def ended(
+    number: int, used_milli: int | None, owner: str = "ann", at: float = HOUR
+) -> CompletedJob:
+    run = CompletedJob(
+        f"{owner}-{number}.0", at + number, 0.0, 60.0, 1000, 2, 4096, owner=owner, drone_id=DRONE.id
+    )
     return replace(run, used_milli=used_milli, peak_vram_mib=2048, splits=False)
 
 
@@ -72,11 +76,16 @@ class Watched:
         return HoldResult(jobs.waiting, self.faults)
 
     async def turn(self, policy: LowUsePolicy = POLICY, *classes: JobClass) -> list[str]:
-        """Let ten minutes pass, and the overlay answer after the turn. Return the names of the new events."""
+        """Let ten minutes pass, and the overlay answer after the turn.
+
+        Return the names of the new events.
+        """
         before = len(self.events)
         self.answers.clear()
         async with asyncio.TaskGroup() as group:
-            await self.watch.turn(group, policy, self.types, OverlayView(self.at, classes or (ANN, BEN)))
+            await self.watch.turn(
+                group, policy, self.types, OverlayView(self.at, classes or (ANN, BEN))
+            )
             self.answers.set()
         await self.watch.report_holds()
         self.at += WATCH_EVERY_S
@@ -100,7 +109,9 @@ async def test_a_class_is_reported_when_its_use_becomes_low() -> None:
     await pool.store.record_completed(LOW)
     assert await pool.turn() == ["gpus.underused"]
     assert pool.events[0][1]["job_class"] == "ann/1gpu/2cpu/4096mib"
-    assert str(pool.events[0][1]["why"]).startswith("4% of 0.1 GPU-hours used, runs measured: 3, VRAM up to 2.0 GiB")
+    assert str(pool.events[0][1]["why"]).startswith(
+        "4% of 0.1 GPU-hours used, runs measured: 3, VRAM up to 2.0 GiB"
+    )
     assert await pool.turn() == [] and pool.held == [], "once"
     pool.at += POLICY.window_s
     assert await pool.turn() == [], "these jobs are too long ago"
@@ -127,11 +138,18 @@ async def test_an_unmeasured_run_is_no_low_use() -> None:
 async def test_idle_jobs_of_the_class_are_held_with_the_reason() -> None:
     pool = await watched(*LOW, *HIGH)
     hold = replace(POLICY, action=LowUseAction.HOLD)
-    assert await pool.turn(hold, ANN, BEN, replace(ANN, id="c3", cpus=3)) == ["gpus.underused", "jobs.held"]
+    assert await pool.turn(hold, ANN, BEN, replace(ANN, id="c3", cpus=3)) == [
+        "gpus.underused",
+        "jobs.held",
+    ]
     ((jobs, reason),) = pool.held
-    assert jobs == "c1" and reason.startswith("low GPU use: 4% of 0.1 GPU-hours used, runs measured: 3")
+    assert jobs == "c1" and reason.startswith(
+        "low GPU use: 4% of 0.1 GPU-hours used, runs measured: 3"
+    )
     assert "+GpuMilli" in reason and "condor_release" in reason
-    assert await pool.turn(hold, replace(ANN, waiting=0, running=4)) == [], "running jobs are left alone"
+    assert await pool.turn(hold, replace(ANN, waiting=0, running=4)) == [], (
+        "running jobs are left alone"
+    )
     pool.refused = (ANN.id,)
     assert await pool.turn(hold, ANN) == ["jobs.hold_failed"]
     assert "may not hold" in str(pool.events[-1][1]["why"])
@@ -145,22 +163,38 @@ async def test_jobs_are_not_held_if_no_type_would_save_gpu_hours() -> None:
 
 
 async def test_without_a_share_that_would_do_the_reason_asks_for_fewer_gpus() -> None:
-    pool = await watched(*(replace(each, gpu_milli=2000) for each in LOW), of=replace(DRONE, gpu_milli=2000))
+    pool = await watched(
+        *(replace(each, gpu_milli=2000) for each in LOW), of=replace(DRONE, gpu_milli=2000)
+    )
     pool.types = (WHOLE,)
     two = replace(ANN, gpu_milli=2000)
-    assert await pool.turn(replace(POLICY, action=LowUseAction.HOLD), two) == ["gpus.underused", "jobs.held"]
+    assert await pool.turn(replace(POLICY, action=LowUseAction.HOLD), two) == [
+        "gpus.underused",
+        "jobs.held",
+    ]
     ((_, reason),) = pool.held
     assert "topas/a100 would do. Ask for fewer GPUs or use more of them; condor_release" in reason
     assert "GpuMilli" not in reason
 
 
 async def test_a_class_or_a_queue_that_fails_does_not_keep_others_from_being_held() -> None:
-    pool = await watched(*LOW, *(replace(each, owner="ben", job_id=f"b{each.job_id}") for each in LOW))
-    pool.refused, pool.faults = (ANN.id,), ("schedd t: no answer", "schedd s: it may not hold jobs of others")
+    pool = await watched(
+        *LOW, *(replace(each, owner="ben", job_id=f"b{each.job_id}") for each in LOW)
+    )
+    pool.refused, pool.faults = (
+        (ANN.id,),
+        ("schedd t: no answer", "schedd s: it may not hold jobs of others"),
+    )
     hold = replace(POLICY, action=LowUseAction.HOLD)
-    assert await pool.turn(hold) == [*["gpus.underused"] * 2, "jobs.held", *["jobs.hold_failed"] * 2]
+    assert await pool.turn(hold) == [
+        *["gpus.underused"] * 2,
+        "jobs.held",
+        *["jobs.hold_failed"] * 2,
+    ]
     assert [jobs for jobs, _ in pool.held] == [BEN.id]
-    assert sorted(str(fields["why"]) for name, fields in pool.events if name == "jobs.hold_failed") == [
+    assert sorted(
+        str(fields["why"]) for name, fields in pool.events if name == "jobs.hold_failed"
+    ) == [
         "schedd s: it may not hold jobs of others",
         "schedd t: no answer",
     ], "each fault once"
@@ -194,13 +228,23 @@ async def test_turns_do_not_wait_for_holds_and_the_end_of_the_controller_breaks_
 async def test_a_report_is_made_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     pool, threads = await watched(*LOW), list[int]()
     report = low_use.usage_report
-    monkeypatch.setattr(low_use, "usage_report", lambda *given: (threads.append(get_ident()), report(*given))[1])
+    monkeypatch.setattr(
+        low_use, "usage_report", lambda *given: (threads.append(get_ident()), report(*given))[1]
+    )
     assert await pool.turn() == ["gpus.underused"]
     assert threads and threads != [get_ident()]
 
 
 async def test_every_figure_of_a_run_is_as_it_was_recorded() -> None:
-    done = replace(ended(1, 250), energy_j=77, unfinished=True, disk_mib=5, vram_mib=6, capability=70, walltime_s=8.0)
+    done = replace(
+        ended(1, 250),
+        energy_j=77,
+        unfinished=True,
+        disk_mib=5,
+        vram_mib=6,
+        capability=70,
+        walltime_s=8.0,
+    )
     pool = await watched(done, replace(done, job_id="elsewhere", drone_id=None))
     found = await pool.store.use(0.0, 2 * HOUR)
     alike = (DRONE.type, 1000, "ann", 1000, 2, 4096, 6, False, 5, 70, 8.0)

@@ -20,7 +20,9 @@ REQUESTS = 20_000
 def test_an_operator_and_a_signal_are_served_while_one_user_has_many_requests(host: Host) -> None:
     host.site("well")
     process = host.run()
-    host.until(lambda: host.plans() and [d for d in host.record.drones() if d.state is DroneState.BOOTING])
+    host.until(
+        lambda: host.plans() and [d for d in host.record.drones() if d.state is DroneState.BOOTING]
+    )
     queue.submit(host.path / "queue.db", ["true"], count=REQUESTS, gpus=4, owner="mallory")
     with closing(sqlite3.connect(host.path / "queue.db", isolation_level=None)) as sql:
         sql.execute("UPDATE job SET memory_mib = 16 + id WHERE owner = 'mallory'")
@@ -31,13 +33,19 @@ def test_an_operator_and_a_signal_are_served_while_one_user_has_many_requests(ho
 
     host.until(lambda: classes() > REQUESTS, 120.0)
     (drone,) = host.record.drones()
-    host.record.ask(RequestKind.DRAIN, [drone.id], mode=DrainMode.FAST, reason="repair", by="mg", at=drone.since)
+    host.record.ask(
+        RequestKind.DRAIN, [drone.id], mode=DrainMode.FAST, reason="repair", by="mg", at=drone.since
+    )
     asked = host.tick()
 
     def leaves() -> bool:
-        return drone.id not in [each.id for each in host.record.drones() if each.state is DroneState.BOOTING]
+        return drone.id not in [
+            each.id for each in host.record.drones() if each.state is DroneState.BOOTING
+        ]
 
     host.until(leaves, 120.0)
-    assert host.tick() <= asked + 3, "the tick that was under way, the next, and one more to look at it"
+    assert host.tick() <= asked + 3, (
+        "the tick that was under way, the next, and one more to look at it"
+    )
     process.send_signal(signal.SIGTERM)
     assert process.wait(60) == 0

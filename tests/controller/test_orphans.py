@@ -24,7 +24,9 @@ class Claimed(Place):
 
 
 def running(serial: int, birth: str = "old1") -> model.RemoteDrone:
-    return model.RemoteDrone(DroneId(f"kit-{birth}-{serial}"), RemoteState.RUNNING, f"r-{serial}", "gpu")
+    return model.RemoteDrone(
+        DroneId(f"kit-{birth}-{serial}"), RemoteState.RUNNING, f"r-{serial}", "gpu"
+    )
 
 
 def place(*drones: model.RemoteDrone) -> Place:
@@ -73,8 +75,12 @@ async def test_a_twin_is_known_by_its_new_drones_and_both_stop_acting() -> None:
         here.running["kit-old1-4"] = running(4)
         pool.classes = (model.JobClass("jobs", 1000, 1, 1024, waiting=5),)
         await controller.tick()
-        assert here.told == [] and {"critical live-twin", "critical orphans-kept"} <= critical(store)
-        (event,) = [each for each in store.reader().events() if each.name == "controller.twin_found"]
+        assert here.told == [] and {"critical live-twin", "critical orphans-kept"} <= critical(
+            store
+        )
+        (event,) = [
+            each for each in store.reader().events() if each.name == "controller.twin_found"
+        ]
         assert event.fields["record"] == "kit-old1"
         here.running.clear()
         await controller.tick()
@@ -104,4 +110,6 @@ async def test_drones_that_somebody_else_stops_are_a_trouble() -> None:
             here.running[drone_id] = replace(remote, state=RemoteState.ENDED, end=end)
             await controller.tick()
             assert told(store)["drone.stopped_elsewhere"] == number + 1
-            assert ("warning stopped-elsewhere" in critical(store)) is (number >= 2), "several in a row"
+            assert ("warning stopped-elsewhere" in critical(store)) is (number >= 2), (
+                "several in a row"
+            )

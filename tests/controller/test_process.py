@@ -101,11 +101,23 @@ class Host:
 
     def site(self, name: str, start_s: float = 0.0) -> None:
         (self.path / name / "drones").mkdir(parents=True, exist_ok=True)
-        text = SITE.replace("NAME", name).replace("ROOT", str(self.path / name)).replace("START", str(start_s))
+        text = (
+            SITE.replace("NAME", name)
+            .replace("ROOT", str(self.path / name))
+            .replace("START", str(start_s))
+        )
         (self.path / f"site-{name}.yaml").write_text(text)
 
     def command(self, *more: str) -> list[str]:
-        return [sys.executable, "-m", "provisioner.cli", "run", "--config", str(self.path / "provisioner.yaml"), *more]
+        return [
+            sys.executable,
+            "-m",
+            "provisioner.cli",
+            "run",
+            "--config",
+            str(self.path / "provisioner.yaml"),
+            *more,
+        ]
 
     def run(self, *more: str) -> subprocess.Popen[bytes]:
         with (self.path / "stderr").open("ab") as log:
@@ -127,7 +139,14 @@ class Host:
         return Reader(self.path / "record.db")
 
     def call(self, *words: str) -> subprocess.CompletedProcess[bytes]:
-        command = [sys.executable, "-m", "provisioner.cli", *words, "--config", str(self.path / "provisioner.yaml")]
+        command = [
+            sys.executable,
+            "-m",
+            "provisioner.cli",
+            *words,
+            "--config",
+            str(self.path / "provisioner.yaml"),
+        ]
         return subprocess.run(command, env=self.env, cwd=self.path, capture_output=True)
 
     def plans(self) -> list[Plan]:
@@ -138,7 +157,9 @@ class Host:
         return views.tick if views else 0
 
     def told(self, name: str) -> list[str]:
-        return [" ".join(map(str, e.fields.values())) for e in self.record.events() if e.name == name]
+        return [
+            " ".join(map(str, e.fields.values())) for e in self.record.events() if e.name == name
+        ]
 
     def until(self, what: Callable[[], object], seconds: float = 30.0) -> None:
         deadline = time.monotonic() + seconds
@@ -165,7 +186,9 @@ def host(tmp_path: Path) -> Iterator[Host]:
         process.wait()
 
 
-def test_asked_twice_it_waits_for_nothing_and_the_next_controller_knows_of_the_order(host: Host) -> None:
+def test_asked_twice_it_waits_for_nothing_and_the_next_controller_knows_of_the_order(
+    host: Host,
+) -> None:
     host.site("slow", start_s=50)
     process = host.run()
     host.until(lambda: "asked 50" in host.log("slow"))
@@ -189,7 +212,9 @@ def test_a_shadow_starts_nothing_and_has_a_record_of_its_own(host: Host) -> None
     """Not even after its sites were replaced; a controller refuses its record, and it refuses a controller's."""
     host.site("well")
     process = host.run("--shadow")
-    host.until(lambda: any(isinstance(r.reason, ShadowOnly) for p in host.plans() for r in p.refusals))
+    host.until(
+        lambda: any(isinstance(r.reason, ShadowOnly) for p in host.plans() for r in p.refusals)
+    )
     host.site("well", start_s=2)
     process.send_signal(signal.SIGHUP)
     host.until(lambda: host.told("config.reloaded"))
@@ -200,18 +225,30 @@ def test_a_shadow_starts_nothing_and_has_a_record_of_its_own(host: Host) -> None
     assert process.wait(20) == 0
     assert host.log("well") == ["opened 0", "opened 2", "closed 0", "closed 2"]
     assert not host.record.drones(ended=None) and host.record.observations(0.0)
-    refused = subprocess.run(host.command("--once"), env=host.env, cwd=host.path, capture_output=True)
-    assert refused.returncode == 1 and b"is the record of a shadow: run it with `--shadow`" in refused.stderr
+    refused = subprocess.run(
+        host.command("--once"), env=host.env, cwd=host.path, capture_output=True
+    )
+    assert (
+        refused.returncode == 1
+        and b"is the record of a shadow: run it with `--shadow`" in refused.stderr
+    )
     host.record.path.unlink()
     (host.path / "well" / "drones").mkdir(exist_ok=True)
     assert subprocess.run(host.command("--once"), env=host.env, cwd=host.path).returncode == 0
-    refused = subprocess.run(host.command("--once", "--shadow"), env=host.env, cwd=host.path, capture_output=True)
-    assert refused.returncode == 1 and b"is the record of a controller: run it without `--shadow`" in refused.stderr
+    refused = subprocess.run(
+        host.command("--once", "--shadow"), env=host.env, cwd=host.path, capture_output=True
+    )
+    assert (
+        refused.returncode == 1
+        and b"is the record of a controller: run it without `--shadow`" in refused.stderr
+    )
     report = host.call("shadow", "report")
     assert report.returncode == 1 and b"is not the record of a shadow" in report.stderr
 
 
-def test_a_site_that_is_down_when_the_controller_starts_keeps_it_from_nothing_else(host: Host) -> None:
+def test_a_site_that_is_down_when_the_controller_starts_keeps_it_from_nothing_else(
+    host: Host,
+) -> None:
     host.site("well")
     host.site("ill")
     (host.path / "ill" / "down").touch()
@@ -223,7 +260,9 @@ def test_a_site_that_is_down_when_the_controller_starts_keeps_it_from_nothing_el
     host.until(lambda: "started 0" in host.log("ill"))
 
 
-def test_a_changed_site_is_built_anew_and_its_old_adapter_lives_until_its_orders_are_done(host: Host) -> None:
+def test_a_changed_site_is_built_anew_and_its_old_adapter_lives_until_its_orders_are_done(
+    host: Host,
+) -> None:
     host.site("here", start_s=9)
     process = host.run()
     host.until(lambda: "asked 9" in host.log("here"))
@@ -250,7 +289,9 @@ def test_a_changed_site_is_built_anew_and_its_old_adapter_lives_until_its_orders
     ],
     ids=["cannot be read", "is nested 400 deep", "cannot be connected", "makes code fail"],
 )
-def test_a_configuration_that_cannot_be_taken_over_changes_nothing(host: Host, name: str, text: str, said: str) -> None:
+def test_a_configuration_that_cannot_be_taken_over_changes_nothing(
+    host: Host, name: str, text: str, said: str
+) -> None:
     """Whatever fails: the controller ended at a nested file."""
     host.site("here")
     process = host.run()
@@ -277,17 +318,33 @@ def test_a_configuration_that_cannot_be_taken_over_changes_nothing(host: Host, n
 def test_a_single_tick_waits_for_what_it_asked_for_and_needs_no_log(host: Host) -> None:
     host.site("here", start_s=7)
     with Path("/dev/full").open("wb") as full:
-        done = subprocess.run(host.command("--once"), env=host.env, cwd=host.path, stderr=full, timeout=60, check=False)
+        done = subprocess.run(
+            host.command("--once"),
+            env=host.env,
+            cwd=host.path,
+            stderr=full,
+            timeout=60,
+            check=False,
+        )
     assert done.returncode == 0
     assert host.log("here") == ["opened 7", "asked 7", "started 7", "closed 7"]
     assert [d.state for d in host.record.drones()] == [DroneState.SUBMITTED]
 
 
-def test_signals_that_tools_send_by_habit_end_nothing_and_the_quit_signal_ends_it_in_order(host: Host) -> None:
+def test_signals_that_tools_send_by_habit_end_nothing_and_the_quit_signal_ends_it_in_order(
+    host: Host,
+) -> None:
     host.site("fast")
     process = host.run("--log-format", "json")
     host.until(lambda: host.record.path.exists() and host.tick() > 1)
-    for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF, signal.SIGIO):
+    for number in (
+        signal.SIGUSR1,
+        signal.SIGUSR2,
+        signal.SIGALRM,
+        signal.SIGVTALRM,
+        signal.SIGPROF,
+        signal.SIGIO,
+    ):
         process.send_signal(number)
         host.until(lambda name=number.name: any(name.encode() in line for line in host.stderr()))  # type: ignore[misc]
     before = host.tick()

@@ -49,9 +49,16 @@ def _method(name: str) -> Callable[..., Coroutine[Any, Any, object]]:
     return method
 
 
-PROTOCOLS = [each for name, each in vars(interfaces).items() if getattr(each, "_is_protocol", False)]
+PROTOCOLS = [
+    each for name, each in vars(interfaces).items() if getattr(each, "_is_protocol", False)
+]
 ORDERS = sorted(
-    {name for each in PROTOCOLS for name in vars(each) if not name.startswith("_") and callable(getattr(each, name))}
+    {
+        name
+        for each in PROTOCOLS
+        for name in vars(each)
+        if not name.startswith("_") and callable(getattr(each, name))
+    }
     - {"poll", "other_drones", "history"}
 )
 for _name in ORDERS:
@@ -68,7 +75,9 @@ class RecordingSite(Recorder):
 class RecordingOverlay(Recorder):
     async def poll(self, types: Sequence[model.DroneType]) -> model.OverlayView:
         self.calls.append("poll")
-        return model.OverlayView(wall(), (replace(JOB, waiting=2, oldest_at=wall() - 3600, idle_at=wall() - 3600),))
+        return model.OverlayView(
+            wall(), (replace(JOB, waiting=2, oldest_at=wall() - 3600, idle_at=wall() - 3600),)
+        )
 
     async def other_drones(self) -> Sequence[model.OtherDrones]:
         self.calls.append("other_drones")
@@ -76,20 +85,34 @@ class RecordingOverlay(Recorder):
 
 
 def a_shadow(
-    site: Any, overlay: Any, store: SqlStore, planner: Callable[[Snapshot], Plan] = decide_without_orders
+    site: Any,
+    overlay: Any,
+    store: SqlStore,
+    planner: Callable[[Snapshot], Plan] = decide_without_orders,
 ) -> Controller:
     from provisioner.simulator.loop import VirtualClock
 
     policy = model.Policy(sites={"here": model.SitePolicy("here", grace_s=1.0)})
     sites = {"here": observed_site(site)}
-    return Controller("kit", policy, [GPU], observed_overlay(overlay), sites, store, VirtualClock(), planner=planner)
+    return Controller(
+        "kit",
+        policy,
+        [GPU],
+        observed_overlay(overlay),
+        sites,
+        store,
+        VirtualClock(),
+        planner=planner,
+    )
 
 
 @in_virtual_time
 async def test_it_decides_and_orders_nothing() -> None:
     site, overlay = RecordingSite(), RecordingOverlay()
     async with TemporaryStore("kit") as store, a_shadow(site, overlay, store) as shadow:
-        Reader(store.path).ask(RequestKind.KILL, [DroneId("kit-mem0-99")], reason="test", by="root", at=1.0)
+        Reader(store.path).ask(
+            RequestKind.KILL, [DroneId("kit-mem0-99")], reason="test", by="root", at=1.0
+        )
         for _ in range(3):
             report = await shadow.tick()
         assert not report.plan.acts and report.recorded and not report.faults
@@ -115,13 +138,18 @@ async def test_no_order_gets_out_even_if_the_planner_gives_every_kind() -> None:
 
     site, overlay, asked = RecordingSite(), RecordingOverlay(), Counter[str]()
     async with TemporaryStore("kit") as store:
-        known = [model.Drone(DroneId(f"kit-mem0-{n}"), GPU.key, DroneState.IDLE, wall(), wall(), 1000) for n in (1, 2)]
+        known = [
+            model.Drone(DroneId(f"kit-mem0-{n}"), GPU.key, DroneState.IDLE, wall(), wall(), 1000)
+            for n in (1, 2)
+        ]
         await store.record_results(1, [model.StateChange(each, None, SEEN) for each in known], [])
         async with a_shadow(site, overlay, store, rash) as shadow:
             shadow.judge = lambda snapshot, plan: ()
             for _ in range(3):
                 plan = (await shadow.tick()).plan
-                asked += Counter(drains=len(plan.drains), stops=len(plan.stops), orphans=len(plan.orphans))
+                asked += Counter(
+                    drains=len(plan.drains), stops=len(plan.stops), orphans=len(plan.orphans)
+                )
                 asked["starts"] += len(plan.starts)
     assert min(asked[kind] for kind in ("starts", "drains", "stops", "orphans")) >= 1, asked
     assert set(site.calls) | set(overlay.calls) == CALLS
@@ -140,7 +168,9 @@ async def test_each_method_but_the_polls_is_out_of_reach(name: str) -> None:
                 and protocol.__name__ not in HISTORY
                 and getattr(protocol, "_is_runtime_protocol", False)
             ):
-                assert not isinstance(observed, protocol), f"the controller would take it for {protocol.__name__}"
+                assert not isinstance(observed, protocol), (
+                    f"the controller would take it for {protocol.__name__}"
+                )
     assert not site.calls and not overlay.calls
 
 
@@ -154,4 +184,6 @@ async def test_it_may_ask_for_the_past_of_those_that_remember() -> None:
 
 
 def test_the_protocols_are_all_here() -> None:
-    assert {"start", "stop", "drain", "bootstrap", "forget", "hold", "audit", "probe"} <= set(ORDERS)
+    assert {"start", "stop", "drain", "bootstrap", "forget", "hold", "audit", "probe"} <= set(
+        ORDERS
+    )

@@ -17,7 +17,8 @@ from provisioner.interfaces import AuthError
 from tests.controller.world import Place, Pool, in_virtual_time, never, serving, wall
 from tests.store.story import TemporaryStore
 
-# ----------------------------- Slots of drones that died are removed from the pool, those of living drones never
+# ----------------------------- Slots of drones that died are removed from the pool, those of living
+# drones never
 
 DENIED = model.Fault(model.FaultKind.DENIED, "ADVERTISE_STARTD denied", 0.0)
 
@@ -36,7 +37,10 @@ class Board(Pool):
         for each, remote in self.place.running.items():
             if remote.state is model.RemoteState.RUNNING:
                 self.slots[each] = wall()
-        slots = tuple(model.Slot(each, model.SlotState.BUSY, heard, jobs=1) for each, heard in self.slots.items())
+        slots = tuple(
+            model.Slot(each, model.SlotState.BUSY, heard, jobs=1)
+            for each, heard in self.slots.items()
+        )
         return model.OverlayView(wall(), self.classes, slots)
 
     async def forget(self, ended_at: Mapping[model.DroneId, float]) -> Sequence[model.OrderResult]:
@@ -48,7 +52,9 @@ class Board(Pool):
 
 def die(place: Place, drone_id: model.DroneId) -> None:
     how = model.RemoteEnd(model.EndKind.FAULT, wall(), None, "its launcher vanished")
-    place.running[drone_id] = model.RemoteDrone(drone_id, model.RemoteState.ENDED, f"r-{drone_id}", end=how)
+    place.running[drone_id] = model.RemoteDrone(
+        drone_id, model.RemoteState.ENDED, f"r-{drone_id}", end=how
+    )
 
 
 async def one_busy(controller: Controller, place: Place, board: Board) -> model.DroneId:
@@ -107,7 +113,9 @@ async def test_only_the_slot_of_a_drone_that_its_site_reported_dead_is_removed(c
             if case == "heard from":
                 board.slots[drone_id] = wall()
             elif case == "listed again":
-                place.running[drone_id] = model.RemoteDrone(drone_id, model.RemoteState.PENDING, "again")
+                place.running[drone_id] = model.RemoteDrone(
+                    drone_id, model.RemoteState.PENDING, "again"
+                )
             await controller.tick()
         if case == "missing":
             assert drone_id not in controller.store.drones, "it is given up"
@@ -119,7 +127,11 @@ REFUSED = model.OrderResult(model.DroneId(""), model.OrderOutcome.REJECTED, faul
 
 @pytest.mark.parametrize(
     ("trouble", "why"),
-    [(REFUSED, DENIED.message), (AuthError(DENIED.message), DENIED.message), (None, "no answer within its deadline")],
+    [
+        (REFUSED, DENIED.message),
+        (AuthError(DENIED.message), DENIED.message),
+        (None, "no answer within its deadline"),
+    ],
     ids=["refused", "raised", "silent"],
 )
 @in_virtual_time
@@ -129,11 +141,15 @@ async def test_a_removal_that_fails_is_told_once_tried_three_times_and_holds_up_
     place, store = Place(), TemporaryStore("kit", 1e9, 10)
 
     class Failing(Board):
-        async def forget(self, ended_at: Mapping[model.DroneId, float]) -> Sequence[model.OrderResult]:
+        async def forget(
+            self, ended_at: Mapping[model.DroneId, float]
+        ) -> Sequence[model.OrderResult]:
             self.forgotten += ended_at.items()
             if isinstance(trouble, Exception):
                 raise trouble
-            return [replace(trouble, drone_id=each) for each in ended_at] if trouble else await never()
+            return (
+                [replace(trouble, drone_id=each) for each in ended_at] if trouble else await never()
+            )
 
     board = Failing(place=place)
     async with serving(place, pool=board, store=store) as controller:
@@ -146,7 +162,8 @@ async def test_a_removal_that_fails_is_told_once_tried_three_times_and_holds_up_
         assert told(store) == [why]
 
 
-# ---- A drone that eats jobs in the running controller: drained, an event, and its node on record over a restart
+# ---- A drone that eats jobs in the running controller: drained, an event, and its node on record
+# over a restart
 
 
 WORDS = "condor_drain: exit 1: not authorized"
@@ -163,7 +180,9 @@ class Working(Pool):
 
     async def poll(self, types: Sequence[model.DroneType]) -> model.OverlayView:
         state = model.SlotState.DRAINING if self.hears and self.asked else model.SlotState.BUSY
-        slots = tuple(model.Slot(each, state, wall(), jobs=1, jobs_started=9) for each in self.place.running)
+        slots = tuple(
+            model.Slot(each, state, wall(), jobs=1, jobs_started=9) for each in self.place.running
+        )
         mishaps = tuple(
             model.JobFailure(each, f"{n}.0", wall() - 60, owner, "held with code 12")
             for each in self.place.running
@@ -176,7 +195,9 @@ class Working(Pool):
         self, drone_ids: Sequence[model.DroneId], mode: model.DrainMode, reason: str
     ) -> Sequence[model.OrderResult]:
         self.asked += [(wall(), each, mode, reason) for each in drone_ids]
-        fault = None if self.hears or self.eats else model.Fault(model.FaultKind.DENIED, WORDS, wall())
+        fault = (
+            None if self.hears or self.eats else model.Fault(model.FaultKind.DENIED, WORDS, wall())
+        )
         outcome = model.OrderOutcome.REJECTED if fault else model.OrderOutcome.OK
         return [model.OrderResult(each, outcome, fault=fault) for each in drone_ids]
 
@@ -189,19 +210,29 @@ async def test_a_drone_that_eats_jobs_is_drained_with_its_reason_and_one_event()
         await controller.tick()
         await ticks(controller, 4)
         (drone,) = store.drones.values()
-        assert (drone.state, drone.leaving) == (model.DroneState.DRAINING, model.DroneState.CANCELLED)
+        assert (drone.state, drone.leaving) == (
+            model.DroneState.DRAINING,
+            model.DroneState.CANCELLED,
+        )
         assert pool.asked[0][1:] == (drone.id, model.DrainMode.PEACEFUL, "black-hole")
         (event,) = (e for e in store.reader().events() if e.name == "drone.black_hole")
-        assert event.fields["drone"] == drone.id and "3 starts of jobs of 2 users failed" in event.fields["why"]
+        assert (
+            event.fields["drone"] == drone.id
+            and "3 starts of jobs of 2 users failed" in event.fields["why"]
+        )
 
 
 def test_the_reset_of_a_site_reaches_its_nodes() -> None:
     assert model.is_within_scope("here@n1", "here")
-    assert not model.is_within_scope("here2@n1", "here") and not model.is_within_scope("here@n1", "here/a100")
+    assert not model.is_within_scope("here2@n1", "here") and not model.is_within_scope(
+        "here@n1", "here/a100"
+    )
 
 
 @in_virtual_time
-async def test_a_refused_drain_is_told_once_kept_on_record_and_tried_until_the_drone_drains() -> None:
+async def test_a_refused_drain_is_told_once_kept_on_record_and_tried_until_the_drone_drains() -> (
+    None
+):
     """A refused drain vanished: the drone showed as draining and took jobs for hours, without an event or a word."""
     place = Place()
     pool, store = Working(place=place), TemporaryStore("kit", 1e9, 10)
@@ -211,10 +242,16 @@ async def test_a_refused_drain_is_told_once_kept_on_record_and_tried_until_the_d
         (drone,) = store.drones.values()
         assert drone.state is model.DroneState.BUSY
         mode = model.DrainMode.GRACEFUL
-        store.reader().ask(model.RequestKind.DRAIN, [drone.id], reason="fan", by="anna", at=wall(), mode=mode)
+        store.reader().ask(
+            model.RequestKind.DRAIN, [drone.id], reason="fan", by="anna", at=wall(), mode=mode
+        )
         await ticks(controller, 120)
         now = store.drones[drone.id]
-        assert (now.state, now.drain_refusal, now.site_reason) == (model.DroneState.DRAINING, WORDS, "")
+        assert (now.state, now.drain_refusal, now.site_reason) == (
+            model.DroneState.DRAINING,
+            WORDS,
+            "",
+        )
         assert WORDS in drone_note(now) and "drain refused" in drone_note(now)
         (event,) = (e for e in store.reader().events() if e.name == "drain.rejected")
         assert event.fields == {"drone": drone.id, "why": WORDS}

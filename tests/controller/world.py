@@ -49,7 +49,10 @@ async def never() -> None:
 
 @dataclass
 class Place:
-    """A site that starts what it is told and remembers what it was told. ``wire`` is awaited in every call."""
+    """A site that starts what it is told and remembers what it was told.
+
+    ``wire`` is awaited in every call.
+    """
 
     name: str = "here"
     running: dict[model.DroneId, model.RemoteDrone] = field(default_factory=dict)
@@ -75,7 +78,9 @@ class Place:
         await self.start_wire()
         for each in (order.drone_id for order in orders):
             self.running[each] = model.RemoteDrone(each, model.RemoteState.RUNNING, f"r-{each}")
-        return [model.OrderResult(o.drone_id, model.OrderOutcome.OK, f"r-{o.drone_id}") for o in orders]
+        return [
+            model.OrderResult(o.drone_id, model.OrderOutcome.OK, f"r-{o.drone_id}") for o in orders
+        ]
 
     async def stop(self, orders: Sequence[model.StopOrder]) -> Sequence[model.OrderResult]:
         self.told += [f"stop {o.drone_id}" for o in orders]
@@ -114,7 +119,15 @@ class Pool:
 class FullDisk(TemporaryStore):
     """A record that can be read and cannot be written (nor, for some calls, read) while ``full`` names the call."""
 
-    CALLS = ("requests", "record", "record_results", "event", "estimate_samples", "estimate_resets", "prune")
+    CALLS = (
+        "requests",
+        "record",
+        "record_results",
+        "event",
+        "estimate_samples",
+        "estimate_resets",
+        "prune",
+    )
 
     def __init__(self, *full: str) -> None:
         super().__init__("kit", 1e9, 10)
@@ -151,7 +164,10 @@ async def serving(
     *places: Place, store: TemporaryStore | None = None, pool: Pool | None = None, **limits: float
 ) -> AsyncIterator[Controller]:
     """A controller with these sites, entered; :meth:`Controller.tick` is the story's to call."""
-    types = [model.DroneType(p.name, "gpu", 1000, 8, 20480, 0, vram_mib=16384, capability=80) for p in places]
+    types = [
+        model.DroneType(p.name, "gpu", 1000, 8, 20480, 0, vram_mib=16384, capability=80)
+        for p in places
+    ]
     policy = model.Policy(sites={p.name: model.SitePolicy(p.name, **limits) for p in places})  # type: ignore[arg-type]
     async with store or TemporaryStore("kit", 1e9, 10) as kept:
         sites = {p.name: p for p in places}

@@ -30,7 +30,11 @@ def begin(path: Path, drones: Drones) -> Callable[..., Awaitable[DroneId]]:
     """Begin drone ``serial``, with options of the overlay's configuration."""
 
     async def begin(
-        serial: int = 1, kind: DroneType = KIND, idle_s: float = 600.0, grace_s: float = 2.0, **options: object
+        serial: int = 1,
+        kind: DroneType = KIND,
+        idle_s: float = 600.0,
+        grace_s: float = 2.0,
+        **options: object,
     ) -> DroneId:
         overlay = EmbeddedOverlay(config(path, **options), "kit")
         async with overlay:

@@ -18,7 +18,9 @@ KIND = replace(CPU, name="pair", gpu_milli=2000, vram_mib=40960, capability=80, 
 
 
 def config(path: Path, **others: object) -> EmbeddedOverlayConfig:
-    return EmbeddedOverlayConfig.model_validate({"path": str(path), "lease": "3s", "poll": "50ms", **others})
+    return EmbeddedOverlayConfig.model_validate(
+        {"path": str(path), "lease": "3s", "poll": "50ms", **others}
+    )
 
 
 class Drones:
@@ -47,7 +49,12 @@ class Drones:
         }
         with open(directory / "log", "wb") as log:
             self.processes[order.drone_id] = subprocess.Popen(
-                ["sh", str(script)], env=env, cwd=directory, stdout=log, stderr=log, start_new_session=True
+                ["sh", str(script)],
+                env=env,
+                cwd=directory,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
             )
 
     def signal(self, drone_id: DroneId, number: signal.Signals) -> None:

@@ -57,7 +57,10 @@ def test_a_member_who_may_not_write_leaves_no_file(shared: Path) -> None:
     said = as_account(MEMBER, OTHER_GROUP, lambda: queue.submit(shared, ["true"], owner="ann"))
     assert "OperationalError" in said
     assert sorted(each.name for each in shared.parent.iterdir()) == ["queue.db"]
-    assert as_account(OWNER, OTHER_GROUP + 1, lambda: queue.submit(shared, ["true"], owner="ann")) == "[1]"
+    assert (
+        as_account(OWNER, OTHER_GROUP + 1, lambda: queue.submit(shared, ["true"], owner="ann"))
+        == "[1]"
+    )
 
 
 def test_the_owner_can_use_the_queue_while_a_member_has_it_open(shared: Path) -> None:
@@ -74,7 +77,9 @@ def test_the_owner_can_use_the_queue_while_a_member_has_it_open(shared: Path) ->
     owner = os.fork()
     if not owner:
         os.read(from_member, 1)
-        said = as_account(OWNER, OTHER_GROUP + 1, lambda: queue.submit(shared, ["true"], owner="ann"))
+        said = as_account(
+            OWNER, OTHER_GROUP + 1, lambda: queue.submit(shared, ["true"], owner="ann")
+        )
         (shared.parent / "said").write_text(said)
         os.write(to_member, b".")
         os._exit(0)

@@ -20,8 +20,19 @@ from tests.local.drones import holds
 Begin = Callable[..., Awaitable[DroneId]]
 
 
-async def test_it_takes_only_what_fits_in_every_dimension(path: Path, drones: Drones, begin: Begin) -> None:
-    fits = queue.submit(path, ["true"], gpus=2, cpus=8, memory_mib=16384, disk_mib=100, vram_mib=40960, capability=80)
+async def test_it_takes_only_what_fits_in_every_dimension(
+    path: Path, drones: Drones, begin: Begin
+) -> None:
+    fits = queue.submit(
+        path,
+        ["true"],
+        gpus=2,
+        cpus=8,
+        memory_mib=16384,
+        disk_mib=100,
+        vram_mib=40960,
+        capability=80,
+    )
     fits += queue.submit(path, ["true"], gpus=1, gpu_model="A100")
     too_much = [
         queue.submit(path, ["true"], **{name: value})[0]  # type: ignore[arg-type]
@@ -39,13 +50,23 @@ async def test_it_takes_only_what_fits_in_every_dimension(path: Path, drones: Dr
     drone = await begin(idle_s=0.5)
     assert await drones.status(drone) == 0
     assert {job.id for job in queue.jobs(path, states=[JobState.DONE])} == set(fits)
-    assert {job.id for job in queue.jobs(path, states=[JobState.IDLE])} == {*too_much, too_much_of_all}
+    assert {job.id for job in queue.jobs(path, states=[JobState.IDLE])} == {
+        *too_much,
+        too_much_of_all,
+    }
 
 
-async def test_jobs_without_a_gpu_go_to_drones_without_one(path: Path, drones: Drones, begin: Begin) -> None:
-    [gpu], cpu = queue.submit(path, ["true"]), queue.submit(path, ["sleep", "1"], count=2, gpus=0, cpus=4)
+async def test_jobs_without_a_gpu_go_to_drones_without_one(
+    path: Path, drones: Drones, begin: Begin
+) -> None:
+    [gpu], cpu = (
+        queue.submit(path, ["true"]),
+        queue.submit(path, ["sleep", "1"], count=2, gpus=0, cpus=4),
+    )
     await drones.status(await begin(1, idle_s=0.5))
-    assert [job.id for job in queue.jobs(path, states=[JobState.DONE])] == [gpu], "what is beside its GPUs is for them"
+    assert [job.id for job in queue.jobs(path, states=[JobState.DONE])] == [gpu], (
+        "what is beside its GPUs is for them"
+    )
     drone = await begin(2, kind=CPU, idle_s=0.5)
 
     async def at_work() -> Slot | None:
@@ -60,8 +81,12 @@ async def test_jobs_without_a_gpu_go_to_drones_without_one(path: Path, drones: D
     assert {job.drone_id for job in queue.jobs(path, ids=cpu, states=[JobState.DONE])} == {drone}
 
 
-async def test_an_idle_gpu_is_for_jobs_that_can_do_without_one(path: Path, drones: Drones, begin: Begin) -> None:
-    optional = queue.submit(path, ["sh", "-c", "echo $JOB_GPU_MILLI; sleep 1"], count=2, gpu_optional=True)
+async def test_an_idle_gpu_is_for_jobs_that_can_do_without_one(
+    path: Path, drones: Drones, begin: Begin
+) -> None:
+    optional = queue.submit(
+        path, ["sh", "-c", "echo $JOB_GPU_MILLI; sleep 1"], count=2, gpu_optional=True
+    )
     async with EmbeddedOverlay(config(path), "kit") as overlay:
         (waits,) = (await overlay.poll([CPU, KIND])).classes
         assert (waits.gpu_milli, waits.gpu_optional, waits.waiting) == (1000, True, 2)
@@ -72,21 +97,34 @@ async def test_an_idle_gpu_is_for_jobs_that_can_do_without_one(path: Path, drone
             return next((slot for slot in slots if slot.jobs), None)
 
         slot = await eventually("an idle GPU is lent", lent, 60)
-    assert (slot.drone_id, slot.jobs, slot.only_optional, slot.free_gpu_milli) == (drone, 1, True, 1000)
+    assert (slot.drone_id, slot.jobs, slot.only_optional, slot.free_gpu_milli) == (
+        drone,
+        1,
+        True,
+        1000,
+    )
     drones.signal(drone, signal.SIGTERM)
     await drones.status(drone)
     await drones.status(await begin(2, kind=CPU, idle_s=0.5))
-    assert {job.id for job in queue.jobs(path, states=[JobState.DONE])} == set(optional), "a CPU drone runs the rest"
+    assert {job.id for job in queue.jobs(path, states=[JobState.DONE])} == set(optional), (
+        "a CPU drone runs the rest"
+    )
 
 
-async def test_higher_priority_goes_first_then_age(path: Path, tmp_path: Path, drones: Drones, begin: Begin) -> None:
+async def test_higher_priority_goes_first_then_age(
+    path: Path, tmp_path: Path, drones: Drones, begin: Begin
+) -> None:
     for priority in (0, 5, 5, -1):
-        queue.submit(path, ["sh", "-c", f"echo $JOB_ID >> {tmp_path}/order"], gpus=2, priority=priority)
+        queue.submit(
+            path, ["sh", "-c", f"echo $JOB_ID >> {tmp_path}/order"], gpus=2, priority=priority
+        )
     await drones.status(await begin(idle_s=0.5))
     assert (tmp_path / "order").read_text().split() == ["2", "3", "1", "4"]
 
 
-async def test_a_job_sees_its_own_gpu_and_none_of_our_machinery(path: Path, drones: Drones, begin: Begin) -> None:
+async def test_a_job_sees_its_own_gpu_and_none_of_our_machinery(
+    path: Path, drones: Drones, begin: Begin
+) -> None:
     env = {"MINE": "yes", "PROVISIONER_DRONE_ID": "another", "CUDA_VISIBLE_DEVICES": "0,1,2,3"}
     queue.submit(path, ["sh", "-c", "env > seen; cat > stdin; pwd"], env=env)
     drone = await begin(idle_s=0.5)
@@ -101,7 +139,9 @@ async def test_a_job_sees_its_own_gpu_and_none_of_our_machinery(path: Path, dron
     assert queue.jobs(path)[0].message == str(directory)
 
 
-async def test_a_job_that_fails_tells_its_status_and_last_words(path: Path, drones: Drones, begin: Begin) -> None:
+async def test_a_job_that_fails_tells_its_status_and_last_words(
+    path: Path, drones: Drones, begin: Begin
+) -> None:
     told = {
         ("sh", "-c", "echo it broke >&2; exit 3"): (3, "it broke"),
         ("sh", "-c", "kill -9 $$"): (137, ""),
@@ -112,7 +152,9 @@ async def test_a_job_that_fails_tells_its_status_and_last_words(path: Path, dron
     for argv in told:
         queue.submit(path, argv, walltime_s=1)
     await drones.status(await begin(idle_s=0.5))
-    assert {job.argv: (job.exit_code, job.message) for job in queue.jobs(path, states=[JobState.FAILED])} == told
+    assert {
+        job.argv: (job.exit_code, job.message) for job in queue.jobs(path, states=[JobState.FAILED])
+    } == told
 
 
 async def test_a_drone_leaves_at_the_end_of_its_life_and_jobs_wait_again(
@@ -129,7 +171,9 @@ async def test_a_drone_leaves_at_the_end_of_its_life_and_jobs_wait_again(
     ]
 
 
-async def test_asked_to_leave_it_gives_a_short_job_the_time_to_end(path: Path, drones: Drones, begin: Begin) -> None:
+async def test_asked_to_leave_it_gives_a_short_job_the_time_to_end(
+    path: Path, drones: Drones, begin: Begin
+) -> None:
     [short] = queue.submit(path, ["sleep", "1"])
     [stubborn] = queue.submit(path, ["sh", "-c", "trap '' TERM; while :; do sleep 1; done"])
     drone = await begin(grace_s=4.0)
@@ -137,15 +181,28 @@ async def test_asked_to_leave_it_gives_a_short_job_the_time_to_end(path: Path, d
     drones.signal(drone, signal.SIGTERM)
     assert await drones.status(drone) == 0
     assert drones.outcome(drone) == "left: asked to leave"
-    assert [(job.id, job.state) for job in queue.jobs(path)] == [(short, JobState.DONE), (stubborn, JobState.IDLE)]
+    assert [(job.id, job.state) for job in queue.jobs(path)] == [
+        (short, JobState.DONE),
+        (stubborn, JobState.IDLE),
+    ]
 
 
 @pytest.mark.parametrize(
     ("preamble", "env", "status", "said"),
     [
-        ("export CUDA_VISIBLE_DEVICES=0", {}, 71, "failed: GPU check failed: 2 GPUs were promised, 1 are visible"),
+        (
+            "export CUDA_VISIBLE_DEVICES=0",
+            {},
+            71,
+            "failed: GPU check failed: 2 GPUs were promised, 1 are visible",
+        ),
         ("unset DRONE_CPUS", {}, 64, "called wrongly: DRONE_CPUS is not set"),
-        ("", {"EMBEDDED_QUEUE": "/no/such.db"}, 73, "failed: the queue /no/such.db: unable to open database file"),
+        (
+            "",
+            {"EMBEDDED_QUEUE": "/no/such.db"},
+            73,
+            "failed: the queue /no/such.db: unable to open database file",
+        ),
     ],
 )
 async def test_a_drone_that_cannot_work_says_why(
@@ -155,12 +212,16 @@ async def test_a_drone_that_cannot_work_says_why(
         order = StartOrder(DroneId("kit-abcd-1"), KIND, 600.0, 2.0)
         bootstrap = await overlay.bootstrap(order)
     script = f"{preamble}\n".encode() + bootstrap.script
-    drones.begin(replace(order, bootstrap=replace(bootstrap, script=script, env={**bootstrap.env, **env})))
+    drones.begin(
+        replace(order, bootstrap=replace(bootstrap, script=script, env={**bootstrap.env, **env}))
+    )
     assert await drones.status(order.drone_id) == status
     assert (drones.directory(order.drone_id) / "log").read_text().strip() == said
 
 
-async def test_a_queue_that_goes_away_ends_the_drone(path: Path, drones: Drones, begin: Begin) -> None:
+async def test_a_queue_that_goes_away_ends_the_drone(
+    path: Path, drones: Drones, begin: Begin
+) -> None:
     async def joined() -> bool:
         return bool((await EmbeddedOverlay(config(path), "kit").poll([])).slots)
 

@@ -30,7 +30,14 @@ OFFER: queue.Offer = {
         "memory_mib": 16384,
         "disk_mib": 100,
     },
-    **{"vram_mib": 40960, "capability": 80, "gpu_model": "A100", "life_s": 1e12, "avoids": "", "min_gpus": 0},
+    **{
+        "vram_mib": 40960,
+        "capability": 80,
+        "gpu_model": "A100",
+        "life_s": 1e12,
+        "avoids": "",
+        "min_gpus": 0,
+    },
 }
 
 
@@ -59,7 +66,9 @@ async def test_a_job_whose_drone_is_lost_is_dead_before_it_waits_again(
 ) -> None:
     pids = tmp_path / "pids"
     # It ignores SIGTERM and has a child: both must go.
-    [job_id] = queue.submit(path, ["sh", "-c", f"trap '' TERM; sleep 1000 & echo $$ $! >> {pids}; wait"])
+    [job_id] = queue.submit(
+        path, ["sh", "-c", f"trap '' TERM; sleep 1000 & echo $$ $! >> {pids}; wait"]
+    )
     drone = await begin()
     await holds("it runs", lambda: len(recorded(pids)) == 2)
     drones.signal(drone, end)
@@ -108,7 +117,9 @@ def test_a_lease_from_before_a_reboot_has_run_out(path: Path) -> None:
     """The monotonic clock begins anew at a boot, so the lease seems to end far in the future."""
     queue.submit(path, ["true"])
     with contextlib.closing(queue.connect(path)) as connection:
-        assert queue.take(connection, OFFER, "one", queue.lease_clock() + 10 * queue.LONGEST_LEASE_S)
+        assert queue.take(
+            connection, OFFER, "one", queue.lease_clock() + 10 * queue.LONGEST_LEASE_S
+        )
         assert queue.expire(connection, max_lost=10) == 1
 
 
@@ -136,7 +147,9 @@ def test_many_processes_never_take_the_same_job(path: Path) -> None:
             try:
                 with contextlib.closing(queue.connect(path, busy_s=30)) as connection:
                     while True:
-                        claim = queue.take(connection, OFFER, f"drone-{taker}", queue.lease_clock() + 60)
+                        claim = queue.take(
+                            connection, OFFER, f"drone-{taker}", queue.lease_clock() + 60
+                        )
                         if claim is None:
                             break
                         os.write(writer, f"{claim.id} {taker}\n".encode())
@@ -155,7 +168,9 @@ def test_many_processes_never_take_the_same_job(path: Path) -> None:
     assert owners == {f"{job_id} drone-{taker}" for job_id, taker in taken}
 
 
-async def test_a_removed_job_is_killed_where_it_runs(path: Path, tmp_path: Path, begin: Begin) -> None:
+async def test_a_removed_job_is_killed_where_it_runs(
+    path: Path, tmp_path: Path, begin: Begin
+) -> None:
     pids = tmp_path / "pids"
     [job_id] = queue.submit(path, ["sh", "-c", f"echo $$ >> {pids}; exec sleep 1000"])
     await begin()

@@ -28,7 +28,15 @@ GPU = {
     "avoids": "",
     "min_gpus": 0,
 }
-CPU = {**GPU, "has_gpus": False, "whole_gpus": 0, "share_milli": 0, "vram_mib": 0, "capability": 0, "gpu_model": ""}
+CPU = {
+    **GPU,
+    "has_gpus": False,
+    "whole_gpus": 0,
+    "share_milli": 0,
+    "vram_mib": 0,
+    "capability": 0,
+    "gpu_model": "",
+}
 
 
 @pytest.fixture
@@ -44,7 +52,9 @@ def taken(path: Path, offer: dict[str, float | str]) -> tuple[int, int] | None:
 
 
 def test_it_takes_an_idle_gpu_or_a_cpu_drone(path: Path) -> None:
-    first, second = queue.submit(path, ["true"], count=2, gpu_optional=True, vram_mib=30000, gpu_model="A100")
+    first, second = queue.submit(
+        path, ["true"], count=2, gpu_optional=True, vram_mib=30000, gpu_model="A100"
+    )
     assert taken(path, {**GPU, "unchanged": False}) is None, "a job that needs the GPU may come"
     assert taken(path, {**GPU, "vram_mib": 100}) is None
     assert taken(path, GPU) == (first, 1000)
@@ -71,19 +81,32 @@ def test_a_queue_of_the_version_before_is_taken_over(path: Path) -> None:
         connection.execute("ALTER TABLE job DROP COLUMN gpu_optional")
         connection.execute("PRAGMA user_version = 1")
     (new,) = queue.submit(path, ["true"], gpu_optional=True)
-    assert [(job.id, job.gpu_optional) for job in queue.jobs(path, states=[JobState.IDLE])] == [(old, 0), (new, 1)]
+    assert [(job.id, job.gpu_optional) for job in queue.jobs(path, states=[JobState.IDLE])] == [
+        (old, 0),
+        (new, 1),
+    ]
 
 
 async def test_the_work_on_a_cpu_drone_is_its_cpus(path: Path) -> None:
-    cpu, gpu = (DroneType("here", name, gpus, 8, 16384, 100) for name, gpus in (("cpu", 0), ("gpu", 1000)))
+    cpu, gpu = (
+        DroneType("here", name, gpus, 8, 16384, 100) for name, gpus in (("cpu", 0), ("gpu", 1000))
+    )
     queue.submit(path, ["true"], count=2, gpu_optional=True, cpus=3)
     free = ("free_gpu_milli", "free_cpus", "free_memory_mib", "free_disk_mib")
-    numbers = dict.fromkeys((*free, "jobs", "jobs_started", "idle_since", "retires_at", "vram_mib", "capability"), 0)
+    numbers = dict.fromkeys(
+        (*free, "jobs", "jobs_started", "idle_since", "retires_at", "vram_mib", "capability"), 0
+    )
     async with EmbeddedOverlay(config(path), "kit") as overlay:
         with closing(queue.connect(path)) as connection:
             for name, offer in (("cpu", CPU), ("gpu", GPU)):
                 assert queue.take(connection, offer, f"d-{name}", queue.lease_clock() + 60)
-                texts = {"drone_id": f"d-{name}", "site": "here", "type": name, "state": "busy", "gpu_model": ""}
+                texts = {
+                    "drone_id": f"d-{name}",
+                    "site": "here",
+                    "type": name,
+                    "state": "busy",
+                    "gpu_model": "",
+                }
                 queue.publish(connection, numbers | texts)
         view = await overlay.poll([cpu, gpu])
     work = {slot.drone_id: (slot.work_gpu_milli, slot.optional_jobs) for slot in view.slots}

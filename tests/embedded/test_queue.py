@@ -16,7 +16,14 @@ from provisioner.interfaces import UnavailableError
 from provisioner.model import DrainMode, DroneId, OverlayView, StartOrder
 from tests.embedded.drones import KIND, config
 
-NUMBERS = ("free_gpu_milli", "free_cpus", "free_memory_mib", "free_disk_mib", "jobs", "jobs_started")
+NUMBERS = (
+    "free_gpu_milli",
+    "free_cpus",
+    "free_memory_mib",
+    "free_disk_mib",
+    "jobs",
+    "jobs_started",
+)
 SLOT: dict[str, str | float] = {
     **dict.fromkeys((*NUMBERS, "idle_since", "retires_at", "vram_mib", "capability"), 0),
     **{"drone_id": "kit-abcd-1", "site": "here", "type": "pair", "state": "busy", "gpu_model": ""},
@@ -33,11 +40,23 @@ async def poll(path: Path, **options: object) -> OverlayView:
     [
         *[
             ({"gpus": gpus}, "write 0, a share below 1 in steps of 0.001, or a whole number")
-            for gpus in (-1, 1.5, 0.0005, 0.1 + 0.2 - 0.1, float("nan"), float("inf"), "many", 10**30)
+            for gpus in (
+                -1,
+                1.5,
+                0.0005,
+                0.1 + 0.2 - 0.1,
+                float("nan"),
+                float("inf"),
+                "many",
+                10**30,
+            )
         ],
         ({"cpus": 0}, "cpus = 0: at least 1"),
         ({"walltime_s": float("nan")}, "walltime_s"),
-        *[({"argv": argv}, "argv: a list of a program and its arguments") for argv in ([], "sleep 1", ["a\0b"])],
+        *[
+            ({"argv": argv}, "argv: a list of a program and its arguments")
+            for argv in ([], "sleep 1", ["a\0b"])
+        ],
         ({"env": {"A=B": "x"}}, "cannot be an environment variable"),
         ({"owner": "a\nb"}, "printable"),
         ({"count": 0}, "count = 0: at least 1"),
@@ -67,7 +86,10 @@ async def test_jobs_are_one_object_per_class_with_their_ids_as_ranges(path: Path
         queue.submit(path, ["true"], owner="cy")
         queue.submit(path, ["true"], owner="dan")
     view = await poll(path)
-    assert [(c.owner, c.gpu_milli, c.waiting, c.job_ids) for c in sorted(view.classes, key=lambda c: c.owner)] == [
+    assert [
+        (c.owner, c.gpu_milli, c.waiting, c.job_ids)
+        for c in sorted(view.classes, key=lambda c: c.owner)
+    ] == [
         ("ada", 1000, 5100, "1-5000, 5003-5102"),
         ("bob", 0, 2, "5001-5002"),
         ("cy", 1000, 12, "5103, 5105, 5107, 5109, 5111, 5113, 5115, 5117, ..."),
@@ -93,11 +115,20 @@ async def test_a_slot_without_a_sign_of_life_is_forgotten(path: Path) -> None:
         assert (await poll(path)).slots == ()
 
 
-async def test_finished_jobs_are_told_for_a_quarter_of_an_hour_and_forgotten_after_a_while(path: Path) -> None:
-    queue.submit(path, ["true"], count=4, gpus=0.2, memory_mib=512, vram_mib=8000, walltime_s=60, owner="ann")
+async def test_finished_jobs_are_told_for_a_quarter_of_an_hour_and_forgotten_after_a_while(
+    path: Path,
+) -> None:
+    queue.submit(
+        path, ["true"], count=4, gpus=0.2, memory_mib=512, vram_mib=8000, walltime_s=60, owner="ann"
+    )
     now = time.time()
     with contextlib.closing(queue.connect(path)) as connection:
-        for state, job_id, ago_s in (("done", 1, 20), ("failed", 2, 30), ("done", 3, 1000), ("done", 4, 7200)):
+        for state, job_id, ago_s in (
+            ("done", 1, 20),
+            ("failed", 2, 30),
+            ("done", 3, 1000),
+            ("done", 4, 7200),
+        ):
             connection.execute(
                 "UPDATE job SET state = ?, submitted_at = ?, started_at = ?, ended_at = ?, drone_id = 'kit-abcd-1'"
                 " WHERE id = ?",
@@ -105,7 +136,11 @@ async def test_finished_jobs_are_told_for_a_quarter_of_an_hour_and_forgotten_aft
             )
     first, second = (await poll(path)).completions or ()
     assert (first.job_id, second.job_id) == ("1", "2"), "what failed by itself is done as well"
-    assert first.run_s == pytest.approx(12) and first.ended_at == now - 20 and first.submitted_at == now - 2000
+    assert (
+        first.run_s == pytest.approx(12)
+        and first.ended_at == now - 20
+        and first.submitted_at == now - 2000
+    )
     assert (first.gpu_milli, first.cpus, first.memory_mib, first.vram_mib) == (200, 1, 512, 8000)
     assert (first.owner, first.walltime_s, first.drone_id) == ("ann", 60, "kit-abcd-1")
     await poll(path, keep="1h")
@@ -115,17 +150,23 @@ async def test_finished_jobs_are_told_for_a_quarter_of_an_hour_and_forgotten_aft
 async def test_a_slot_tells_whose_jobs_run_and_since_when(path: Path) -> None:
     queue.submit(path, ["true"], owner="ann")
     queue.submit(path, ["true"], owner="ben")
-    begins = "UPDATE job SET state = 'running', drone_id = 'kit-abcd-1', started_at = ? WHERE id = ?"
+    begins = (
+        "UPDATE job SET state = 'running', drone_id = 'kit-abcd-1', started_at = ? WHERE id = ?"
+    )
     with contextlib.closing(queue.connect(path)) as connection:
         queue.publish(connection, SLOT)
         connection.execute("UPDATE job SET lease_until = ?", (queue.lease_clock() + 60,))
         connection.execute(begins, (500.0, 1))
         [slot] = (await poll(path)).slots
         assert (slot.owner, slot.begun_at) == ("ann", 500.0)
-        assert (slot.job_gpu_milli, slot.job_cpus, slot.job_memory_mib) == (1000, 1, 1024), "what a class asks for"
+        assert (slot.job_gpu_milli, slot.job_cpus, slot.job_memory_mib) == (1000, 1, 1024), (
+            "what a class asks for"
+        )
         connection.execute(begins, (400.0, 2))
         [slot] = (await poll(path)).slots
-        assert (slot.owner, slot.begun_at, slot.job_cpus) == ("", 400.0, 0), "of several it is nobody's"
+        assert (slot.owner, slot.begun_at, slot.job_cpus) == ("", 400.0, 0), (
+            "of several it is nobody's"
+        )
 
 
 @pytest.mark.parametrize("content", [b"this is no database, whatever its name is" * 100, b""])

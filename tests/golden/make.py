@@ -104,8 +104,18 @@ def told(*words: str) -> str:
 @contextmanager
 def fixed() -> Iterator[Path]:
     """Enter an empty directory, in which neither clock, host, user nor environment shows."""
-    keep = {name: value for name, value in os.environ.items() if name in ("PATH", "PYTHONPATH", "VIRTUAL_ENV")}
-    clear = keep | {"COLUMNS": "100", "TZ": "UTC", "HOME": "/nowhere", "LOGNAME": "alice", "USER": "alice"}
+    keep = {
+        name: value
+        for name, value in os.environ.items()
+        if name in ("PATH", "PYTHONPATH", "VIRTUAL_ENV")
+    }
+    clear = keep | {
+        "COLUMNS": "100",
+        "TZ": "UTC",
+        "HOME": "/nowhere",
+        "LOGNAME": "alice",
+        "USER": "alice",
+    }
     before = Path.cwd()
     with tempfile.TemporaryDirectory() as here, ExitStack() as stack:
         os.chdir(here)
@@ -147,9 +157,17 @@ def cli_records() -> Records:
 
 async def _held() -> str:
     """Return what is told while a controller holds the record."""
-    with patch.object(os, "getpid", lambda: 4242), patch.object(socket, "gethostname", lambda: "head"):
+    with (
+        patch.object(os, "getpid", lambda: 4242),
+        patch.object(socket, "gethostname", lambda: "head"),
+    ):
         async with SqlStore(Path("record.db"), story.CONTROLLER, 1e9, 10, threaded=False):
-            return told("status") + told("status", "--check") + told("status", "-o", "json") + told("drones")
+            return (
+                told("status")
+                + told("status", "--check")
+                + told("status", "-o", "json")
+                + told("drones")
+            )
 
 
 def files_records() -> Records:
@@ -159,7 +177,9 @@ def files_records() -> Records:
             shutil.copy(path, here)
         shipped = (here / "provisioner.yaml").read_text(encoding="utf-8")
         sites = "sites: [topas.yaml, horeka.yaml, gridka-cloud.yaml]"
-        Path("provisioner.yaml").write_text(re.sub(r"^sites:\n(  .*\n)+", f"{sites}\n", shipped, flags=re.MULTILINE))
+        Path("provisioner.yaml").write_text(
+            re.sub(r"^sites:\n(  .*\n)+", f"{sites}\n", shipped, flags=re.MULTILINE)
+        )
         queue = "overlay: {adapter: embedded, options: {path: queue.db}}\nsites: [horeka.yaml]\n"
         jobs = "".join(f"{60 * n},{300 + 40 * (n % 7)},{1 + n % 2},ann\n" for n in range(12))
         for name, text in (
@@ -186,7 +206,9 @@ def files_records() -> Records:
                 found[name] += text
         for folder in ("clouds", "fake", "new", "openstack", "slurm"):
             for path in sorted(Path(folder).rglob("*.yaml")):
-                found["cli/files/imported.txt"] += f"--- {path}\n{path.read_text(encoding='utf-8')}\n"
+                found["cli/files/imported.txt"] += (
+                    f"--- {path}\n{path.read_text(encoding='utf-8')}\n"
+                )
         for name, text in sorted(found.items()):
             yield name, text.replace(str(here), "DIR")
 
@@ -197,7 +219,9 @@ def help_records() -> Records:
     def pages(*words: str) -> Iterator[str]:
         page = told(*words, "--help")
         yield page
-        for verb in re.findall(r"^  ([\w-]+)", page.partition("\nCommands:\n")[2].partition("\n\n")[0], re.MULTILINE):
+        for verb in re.findall(
+            r"^  ([\w-]+)", page.partition("\nCommands:\n")[2].partition("\n\n")[0], re.MULTILINE
+        ):
             yield from pages(*words, verb)
 
     with fixed():
@@ -208,27 +232,42 @@ def messages_records() -> Records:
     """The problems of all broken configurations and world files."""
     with fixed() as here:
         os.chdir(BROKEN.parent)
-        found = ((case.relative_to(BROKEN.parent), check(case.relative_to(BROKEN.parent))) for case in CASES)
-        lines = [f"{case}\n" + "".join(f"  {problem}\n" for problem in problems) for case, problems in found]
+        found = (
+            (case.relative_to(BROKEN.parent), check(case.relative_to(BROKEN.parent)))
+            for case in CASES
+        )
+        lines = [
+            f"{case}\n" + "".join(f"  {problem}\n" for problem in problems)
+            for case, problems in found
+        ]
         yield "messages/config.txt", "".join(lines).replace(str(ROOT), "ROOT")
         lines, settings = [], declared.declared(here)
         for text in declared.BROKEN:
             try:
                 raise AssertionError(declared.world(settings, text))
             except ConfigError as error:
-                lines.append(f"{text.rstrip()}\n  -> {error}\n".replace(f"{here}/", "").replace(str(here), "DIR"))
+                lines.append(
+                    f"{text.rstrip()}\n  -> {error}\n".replace(f"{here}/", "").replace(
+                        str(here), "DIR"
+                    )
+                )
         yield "messages/world.txt", "".join(lines)
 
 
 def reasons_records() -> Records:
     """Every reason with its kind, what it is for, and its sentence."""
-    lines = (f"{e.kind} ({formatting.category(e).value})\n  {formatting.describe(e)}\n" for e in REASON_EXAMPLES)
+    lines = (
+        f"{e.kind} ({formatting.category(e).value})\n  {formatting.describe(e)}\n"
+        for e in REASON_EXAMPLES
+    )
     yield "reasons.txt", "".join(lines)
 
 
 def snapshots_records() -> Records:
     """The plans of all saved snapshots."""
-    yield from zip(("plans/snapshots.txt", "plans/snapshots-reasons.txt"), plans.saved(), strict=True)
+    yield from zip(
+        ("plans/snapshots.txt", "plans/snapshots-reasons.txt"), plans.saved(), strict=True
+    )
 
 
 def worlds_records(worlds: int, jobs: int = 1) -> Records:
@@ -259,15 +298,21 @@ def differences(made: Records) -> list[str]:
         was = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
         if name.startswith("plans/worlds"):
             was = was[: len(now)]
-        found += difflib.unified_diff(was, now, f"{name} (on record)", f"{name} (now)", n=1, lineterm="")
+        found += difflib.unified_diff(
+            was, now, f"{name} (on record)", f"{name} (now)", n=1, lineterm=""
+        )
     return found
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", choices=PARTS, action="append", help="these parts; may be given again")
+    parser.add_argument(
+        "--only", choices=PARTS, action="append", help="these parts; may be given again"
+    )
     parser.add_argument("--worlds", type=int, default=WORLDS, metavar="N")
-    parser.add_argument("--check", action="store_true", help="only show what differs; exit 1 if anything does")
+    parser.add_argument(
+        "--check", action="store_true", help="only show what differs; exit 1 if anything does"
+    )
     asked = parser.parse_args()
     parts = PARTS | {"worlds": lambda: worlds_records(asked.worlds, jobs=2)}
     made = ((name, text) for part in asked.only or PARTS for name, text in parts[part]())

@@ -51,7 +51,11 @@ def reasons(plan: Plan) -> Counter[str]:
     """Count the reasons of a plan by what they are given for."""
     names = ("start", "drain", "stop", "orphan", "step", "refusal")
     given = (plan.starts, plan.drains, plan.stops, plan.orphans, plan.moves, plan.refusals)
-    return Counter(f"{name}:{each.reason.kind}" for name, rows in zip(names, given, strict=True) for each in rows)
+    return Counter(
+        f"{name}:{each.reason.kind}"
+        for name, rows in zip(names, given, strict=True)
+        for each in rows
+    )
 
 
 class _Plans(Store):
@@ -75,7 +79,9 @@ def world(seed: int) -> tuple[str, str]:
     moved = [f"{plan.at - START_EPOCH:.3f} {line}" for plan in store.seen for line in steps(plan)]
     by_type = Counter(start.drone.type for plan in store.seen for start in plan.starts)
     verbs = Counter(line.split()[1] for line in done)
-    totals = " ".join(f"{verb}={verbs[verb]}" for verb in ("start", "drain", "stop", "kill", "orphan"))
+    totals = " ".join(
+        f"{verb}={verbs[verb]}" for verb in ("start", "drain", "stop", "kill", "orphan")
+    )
     types = " ".join(f"{key}={count}" for key, count in sorted(by_type.items()))
     head = f"{seed} {_digest(done)} {_digest(moved)} plans={len(store.seen)} {totals} jobs={outcome.jobs_done}"
     counted = _counted(sum(map(reasons, store.seen), Counter()))

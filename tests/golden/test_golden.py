@@ -13,7 +13,9 @@ MOST_LINES = 80
 def test_it_is_as_on_record(part: str) -> None:
     found = differences(PARTS[part]())
     more = [f"... and {len(found) - MOST_LINES} more lines"] if len(found) > MOST_LINES else []
-    renew = f"renew, once the difference is what was wanted: python -m tests.golden.make --only {part}"
+    renew = (
+        f"renew, once the difference is what was wanted: python -m tests.golden.make --only {part}"
+    )
     assert not found, "\n".join([*found[:MOST_LINES], *more, renew])
 
 

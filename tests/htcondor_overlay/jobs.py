@@ -26,11 +26,16 @@ BASE = exprs(
     RequestDisk = DiskUsage; DiskUsage = 1024
     """
 )
-BASE["Requirements"] = REQUIREMENTS.replace("(countMatches(MY.RequireGPUs,TARGET.AvailableGPUs)", "(TARGET.GPUs")
+BASE["Requirements"] = REQUIREMENTS.replace(
+    "(countMatches(MY.RequireGPUs,TARGET.AvailableGPUs)", "(TARGET.GPUs"
+)
 
 
 def job(**attributes: str) -> classad2.ClassAd:
-    """A group ad; attributes are expressions. ``RequireGPUs`` brings its clause in Requirements along."""
+    """A group ad; attributes are expressions.
+
+    ``RequireGPUs`` brings its clause in Requirements along.
+    """
     both = {**BASE, **attributes}
     if "RequireGPUs" in attributes and "Requirements" not in attributes:
         both["Requirements"] = REQUIREMENTS

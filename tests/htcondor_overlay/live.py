@@ -33,13 +33,18 @@ def config(pool: Pool, identity: str = "admin", **more: Any) -> HTCondorConfig:
 
 
 @contextlib.asynccontextmanager
-async def overlay_on(pool: Pool, identity: str = "admin", **more: Any) -> AsyncIterator[HTCondorOverlay]:
+async def overlay_on(
+    pool: Pool, identity: str = "admin", **more: Any
+) -> AsyncIterator[HTCondorOverlay]:
     async with HTCondorOverlay(config(pool, identity, **more), "kit") as overlay:
         yield overlay
 
 
 async def seen(
-    overlay: HTCondorOverlay, holds: Callable[[OverlayView], object], within_s: float = 60.0, types: Any = (A100,)
+    overlay: HTCondorOverlay,
+    holds: Callable[[OverlayView], object],
+    within_s: float = 60.0,
+    types: Any = (A100,),
 ) -> OverlayView:
     """Poll until a view is as wanted. A poll may fail meanwhile."""
     limit, last = time.monotonic() + PATIENCE * within_s, "no poll"

@@ -9,7 +9,9 @@ class Raw:
     """One schedd of one pool, asked directly."""
 
     def __init__(self, collector: str) -> None:
-        self._schedd = htcondor2.Schedd(htcondor2.Collector(collector).query(htcondor2.AdType.Schedd)[0])
+        self._schedd = htcondor2.Schedd(
+            htcondor2.Collector(collector).query(htcondor2.AdType.Schedd)[0]
+        )
 
     def group(self, constraint: str, attributes: list[str]) -> int:
         """How many jobs the groups have that a constraint lets through."""

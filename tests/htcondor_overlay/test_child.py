@@ -42,7 +42,9 @@ async def echo() -> AsyncIterator[WorkerProcess]:
     await child.close()
 
 
-async def test_it_starts_with_the_first_call_and_keeps_its_state_and_knows_only_its_own_environment() -> None:
+async def test_it_starts_with_the_first_call_and_keeps_its_state_and_knows_only_its_own_environment() -> (
+    None
+):
     child = WorkerProcess(SERVED, env={"PATH": "/usr/bin", "CONDOR_CONFIG": "/private"})
     assert child.pid is None
     assert await child.call("greet", "Ann", deadline_s=LONG_S) == "hello Ann 1"
@@ -72,7 +74,9 @@ async def test_one_that_hangs_with_the_lock_is_killed_at_the_deadline_while_the_
         watching.cancel()
     assert lag < 0.4, "the loop itself stood still for as long as the call"
     gone(hung)
-    assert await echo.call("greet", "Cid", deadline_s=LONG_S) == "good day Cid 1", "a new child, a new state"
+    assert await echo.call("greet", "Cid", deadline_s=LONG_S) == "good day Cid 1", (
+        "a new child, a new state"
+    )
 
 
 @pytest.mark.parametrize("end", ["sleep", "leave", "close"])
@@ -97,7 +101,9 @@ async def test_the_crash_is_told_with_its_last_words(echo: WorkerProcess) -> Non
     assert await echo.call("greet", "Dan", deadline_s=LONG_S) == "good day Dan 1"
 
 
-async def test_the_four_errors_come_through_as_themselves_and_anything_else_as_down(echo: WorkerProcess) -> None:
+async def test_the_four_errors_come_through_as_themselves_and_anything_else_as_down(
+    echo: WorkerProcess,
+) -> None:
     with pytest.raises(AuthError, match="token is not for this pool"):
         await echo.call("denied", deadline_s=LONG_S)
     with pytest.raises(RejectedError) as refused:
@@ -111,7 +117,9 @@ async def test_the_four_errors_come_through_as_themselves_and_anything_else_as_d
         with pytest.raises(UnavailableError, match=words) as bug:
             await echo.call(name, deadline_s=LONG_S)
         assert bug.value.kind is FaultKind.UNKNOWN
-    assert await echo.call("greet", "Eve", deadline_s=LONG_S) == "good day Eve 1", "none of that ended the child"
+    assert await echo.call("greet", "Eve", deadline_s=LONG_S) == "good day Eve 1", (
+        "none of that ended the child"
+    )
 
 
 async def test_calls_take_turns_and_waiting_counts(echo: WorkerProcess) -> None:
@@ -121,7 +129,9 @@ async def test_calls_take_turns_and_waiting_counts(echo: WorkerProcess) -> None:
         await asyncio.sleep(0.1)
         with pytest.raises(UnavailableError, match="no answer within"):
             await echo.call("greet", "Gus", deadline_s=0.2)
-    assert slow.result() is None, "the call whose turn it was is not disturbed by one that gave up waiting"
+    assert slow.result() is None, (
+        "the call whose turn it was is not disturbed by one that gave up waiting"
+    )
 
 
 async def test_a_cancelled_call_leaves_no_answer_for_the_next_one(echo: WorkerProcess) -> None:
@@ -149,7 +159,9 @@ asyncio.run(main())
 
 def test_a_parent_killed_outright_leaves_no_child() -> None:
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-    parent = subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True, env=env)
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True, env=env
+    )
     assert parent.stdout is not None
     pid = int(parent.stdout.readline())
     assert alive(pid)

@@ -45,7 +45,9 @@ def remote(monkeypatch: pytest.MonkeyPatch) -> type[Remote]:
         told: list[str] = []  # noqa: RUF012
 
     monkeypatch.setattr(module.htcondor2, "Collector", Fresh)
-    monkeypatch.setattr(module, "BindingsErrors", lambda: SimpleNamespace(translated=lambda _: nullcontext()))
+    monkeypatch.setattr(
+        module, "BindingsErrors", lambda: SimpleNamespace(translated=lambda _: nullcontext())
+    )
     return Fresh
 
 
@@ -85,7 +87,10 @@ class OtherSide:
 
     def says(self, expression: str) -> bool:
         self.asked += 1
-        return classad2.ExprTree(expression.replace("time()", str(self.now))).eval(classad2.ClassAd()) is True
+        return (
+            classad2.ExprTree(expression.replace("time()", str(self.now))).eval(classad2.ClassAd())
+            is True
+        )
 
 
 @pytest.mark.parametrize("ahead_s", [0, 1, -2, 3, -3, 60, -3600, 86400 * 365, -86400 * 3000])

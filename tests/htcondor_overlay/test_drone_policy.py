@@ -26,18 +26,25 @@ def exceeds(resource: str, values: dict[str, str], slot: dict[str, int]) -> bool
 
 
 @pytest.mark.parametrize(
-    ("resource", "size", "unit"), [("MEMORY", "DRONE_MEMORY_MIB", "GPUs"), ("DISK", "disk_kib", "Cpus")]
+    ("resource", "size", "unit"),
+    [("MEMORY", "DRONE_MEMORY_MIB", "GPUs"), ("DISK", "disk_kib", "Cpus")],
 )
 @pytest.mark.parametrize(
     ("units", "used", "held"),
-    [(1, None, False), (1, 5 * GIB, False), (1, 10 * GIB, False), (1, 10 * GIB + 1, True), (2, 20 * GIB, False)],
+    [
+        (1, None, False),
+        (1, 5 * GIB, False),
+        (1, 10 * GIB, False),
+        (1, 10 * GIB + 1, True),
+        (2, 20 * GIB, False),
+    ],
     ids=["unknown", "over its request", "all of its part", "over its part", "all of the drone"],
 )
 def test_a_job_is_held_above_its_request_and_its_part_of_the_drone(
     resource: str, size: str, unit: str, units: int, used: int | None, held: bool
 ) -> None:
-    """A job that filled the memory of its drone had the drone held at the site, and its type banned for all users;
-    one that filled the scratch directory made the jobs of others fail."""
+    """A job that filled the memory of its drone had the drone held at the site, and its type banned
+    for all users; one that filled the scratch directory made the jobs of others fail."""
     name = resource.capitalize()
     slot = {name: 4 * GIB, unit: units} | ({} if used is None else {f"{name}Usage": used})
     assert exceeds(resource, {size: str(20 * GIB), "units": "2", "unit": unit}, slot) is held
@@ -45,7 +52,11 @@ def test_a_job_is_held_above_its_request_and_its_part_of_the_drone(
 
 @pytest.mark.parametrize(("resource", "subcode"), [("MEMORY", 102), ("DISK", 104)])
 def test_a_job_over_a_limit_is_held_with_a_code_of_its_own(resource: str, subcode: int) -> None:
-    held = re.findall(rf"^use POLICY : WANT_HOLD_IF\(DRONE_{resource}_EXCEEDED, (\d+), (.+)\)$", SCRIPT, re.MULTILINE)
+    held = re.findall(
+        rf"^use POLICY : WANT_HOLD_IF\(DRONE_{resource}_EXCEEDED, (\d+), (.+)\)$",
+        SCRIPT,
+        re.MULTILINE,
+    )
     assert [int(code) for code, _ in held] == [subcode]
     assert "part of the drone" in held[0][1]
 
@@ -61,7 +72,15 @@ def test_a_job_over_a_limit_is_held_with_a_code_of_its_own(resource: str, subcod
         ({"JobVramUsage": 11148, "JobVramSince": 105, "JobStart": 100, "GPUMem": 12000}, False),
         ({"JobVramUsage": 12001, "JobVramSince": 105, "JobStart": 100, "GPUMem": 12000}, True),
     ],
-    ids=["no monitor", "no job", "over", "at its share", "of the job before", "in its pool", "over its pool"],
+    ids=[
+        "no monitor",
+        "no job",
+        "over",
+        "at its share",
+        "of the job before",
+        "in its pool",
+        "over its pool",
+    ],
 )
 def test_a_job_is_held_for_the_vram_that_it_held_itself(slot: dict[str, int], held: bool) -> None:
     """The report of the job before it in the same slot does not count."""
@@ -72,8 +91,12 @@ def test_a_job_is_held_for_the_vram_that_it_held_itself(slot: dict[str, int], he
     assert ad.eval("DRONE_VRAM_EXCEEDED") is held
 
 
-@pytest.mark.parametrize(("gpus", "left_s", "takes"), [(1, 90, False), (2, 90, True), (None, 90, False), (1, -1, True)])
-def test_at_first_a_drone_takes_only_jobs_of_as_many_gpus(gpus: int | None, left_s: int, takes: bool) -> None:
+@pytest.mark.parametrize(
+    ("gpus", "left_s", "takes"), [(1, 90, False), (2, 90, True), (None, 90, False), (1, -1, True)]
+)
+def test_at_first_a_drone_takes_only_jobs_of_as_many_gpus(
+    gpus: int | None, left_s: int, takes: bool
+) -> None:
     (free,) = re.findall(r'^ +free="(.*)"$', SCRIPT, re.MULTILINE)
     free = free.replace("$(($(date +%s) + DRONE_KEPT_S))", f"{int(time.time()) + left_s}")
     (text,) = re.findall(r'kept="\$kept && (.*TARGET\.RequestGPUs.*)"$', SCRIPT, re.MULTILINE)

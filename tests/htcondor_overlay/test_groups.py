@@ -12,10 +12,17 @@ from adapters.htcondor.overlay.job_classes import accounting_groups, quota_warni
 from provisioner.model import Group, JobClass
 
 
-def recorded(name: str, parent: str, quota: float, effective: float, surplus: str = "no", **more: object) -> Ad:
+def recorded(
+    name: str, parent: str, quota: float, effective: float, surplus: str = "no", **more: object
+) -> Ad:
     """An ad as a real negotiator leaves it, without what nobody reads."""
     known = {"Name": name, "AccountingGroup": parent, "IsAccountingGroup": True, "Priority": 500.06}
-    known |= {"ConfigQuota": quota, "EffectiveQuota": effective, "SubtreeQuota": effective, "SurplusPolicy": surplus}
+    known |= {
+        "ConfigQuota": quota,
+        "EffectiveQuota": effective,
+        "SubtreeQuota": effective,
+        "SurplusPolicy": surplus,
+    }
     return classad2.ClassAd({**known, "ResourcesUsed": 0, "WeightedResourcesUsed": 0.0, **more})
 
 
@@ -24,9 +31,21 @@ ADS = [
     recorded("group_dyn", "<none>", 0.3, 0.0),
     recorded("guests", "<none>", 2.0, 2.0, "byquota"),
     recorded("physics", "<none>", 12.0, 12.0),
-    recorded("physics.atlas", "physics", 4.0, 4.0, ResourcesUsed=1, WeightedResourcesUsed=2.0, Requested=6.0),
+    recorded(
+        "physics.atlas",
+        "physics",
+        4.0,
+        4.0,
+        ResourcesUsed=1,
+        WeightedResourcesUsed=2.0,
+        Requested=6.0,
+    ),
     classad2.ClassAd(
-        {"Name": "physics.atlas.bob@own.test", "AccountingGroup": "physics.atlas", "IsAccountingGroup": False}
+        {
+            "Name": "physics.atlas.bob@own.test",
+            "AccountingGroup": "physics.atlas",
+            "IsAccountingGroup": False,
+        }
         | {"Priority": 500.06, "ResourcesUsed": 1, "WeightedResourcesUsed": 2.0}
     ),
 ]
@@ -52,25 +71,45 @@ def test_the_root_and_the_users_are_no_groups() -> None:
 
 
 def test_cpus_of_a_quota_become_gpus_by_what_the_groups_jobs_ask_for() -> None:
-    assert of("physics.atlas", ATLAS) == Group("physics.atlas", 2000, 1000, surplus=False, priority=500.06)
-    assert of("physics", ATLAS) == Group("physics", 6000, 1000, surplus=False, priority=500.06), "with its sub-groups"
+    assert of("physics.atlas", ATLAS) == Group(
+        "physics.atlas", 2000, 1000, surplus=False, priority=500.06
+    )
+    assert of("physics", ATLAS) == Group("physics", 6000, 1000, surplus=False, priority=500.06), (
+        "with its sub-groups"
+    )
     assert of("physics.atlas", ATLAS, weight="gpus").quota_milli == 4000
     (slotless,) = accounting_groups([ad(EffectiveQuota=0.0, SubtreeQuota=0.0)], [ATLAS], "cpus")
-    assert slotless.quota_milli == 2000, "without slots the negotiator works out no quotas, and they hold all the same"
+    assert slotless.quota_milli == 2000, (
+        "without slots the negotiator works out no quotas, and they hold all the same"
+    )
 
 
 def test_the_priorities_of_users_are_found_by_the_names_of_their_jobs() -> None:
     def user(name: str, priority: object, group: str = "<none>") -> classad2.ClassAd:
         return classad2.ClassAd(
-            {"Name": name, "AccountingGroup": group, "IsAccountingGroup": False, "Priority": priority}
+            {
+                "Name": name,
+                "AccountingGroup": group,
+                "IsAccountingGroup": False,
+                "Priority": priority,
+            }
         )
 
-    ads = [*ADS, user("alice@own.test", 700.0), user("eve@own.test", "text"), user("gone@own.test", 600.0)]
+    ads = [
+        *ADS,
+        user("alice@own.test", 700.0),
+        user("eve@own.test", "text"),
+        user("gone@own.test", 600.0),
+    ]
     ads += [user("guests.alice@own.test", 900.0, "guests")]
     classes = [replace(ATLAS, owner=owner) for owner in ("bob", "alice", "eve")]
-    assert user_priorities(ads, classes) == {"bob": 500.06, "alice": 700.0}, "of several groups the larger share"
+    assert user_priorities(ads, classes) == {"bob": 500.06, "alice": 700.0}, (
+        "of several groups the larger share"
+    )
     named = [replace(ATLAS, owner="physics.atlas.bob")]
-    assert user_priorities(ads, named) == {"physics.atlas.bob": 500.06}, "an overlay may name users with their group"
+    assert user_priorities(ads, named) == {"physics.atlas.bob": 500.06}, (
+        "an overlay may name users with their group"
+    )
 
 
 def test_jobs_of_several_shapes_count_on_average_and_those_without_a_gpu_do_not() -> None:
@@ -78,7 +117,9 @@ def test_jobs_of_several_shapes_count_on_average_and_those_without_a_gpu_do_not(
     none = replace(ATLAS, id="c", gpu_milli=0, cpus=50)
     # three GPUs ask for 6 CPUs, three others for 18: 4 for each
     assert of("physics.atlas", ATLAS, large, none).quota_milli == 1000
-    assert of("guests", ATLAS, large, none).quota_milli == 2000, "of a group without jobs nothing is known"
+    assert of("guests", ATLAS, large, none).quota_milli == 2000, (
+        "of a group without jobs nothing is known"
+    )
 
 
 def test_a_dynamic_quota_is_no_limit_and_a_doubt_if_there_is_no_surplus() -> None:

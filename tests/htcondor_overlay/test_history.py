@@ -26,7 +26,9 @@ def ad(**attributes: str) -> classad2.ClassAd:
 
 
 def told(ahead_s: float = 0.0, **attributes: str) -> CompletedJob | None:
-    return ended_run(ad(**attributes), "submit.test", "kit", "AcctGroup", lambda theirs: theirs - ahead_s)
+    return ended_run(
+        ad(**attributes), "submit.test", "kit", "AcctGroup", lambda theirs: theirs - ahead_s
+    )
 
 
 def holds(expression: str, **attributes: str) -> bool:
@@ -56,10 +58,15 @@ def test_a_job_that_is_done_is_told_with_all_that_it_asked_for() -> None:
 
 
 def test_its_run_is_the_last_one_by_our_clock() -> None:
-    again = told(JobCurrentStartDate="1400", JobCurrentStartExecutingDate="1200")  # of the run before
+    # of the run before
+    again = told(JobCurrentStartDate="1400", JobCurrentStartExecutingDate="1200")
     assert again is not None and again.run_s == 100
     ahead = told(ahead_s=60)
-    assert ahead is not None and (ahead.submitted_at, ahead.ended_at, ahead.run_s) == (940, 1440, 300)
+    assert ahead is not None and (ahead.submitted_at, ahead.ended_at, ahead.run_s) == (
+        940,
+        1440,
+        300,
+    )
 
 
 def test_an_entry_that_tells_no_run_is_none() -> None:
@@ -68,9 +75,20 @@ def test_an_entry_that_tells_no_run_is_none() -> None:
 
 
 def test_what_anybody_may_write_into_a_job_is_bounded() -> None:
-    found = told(Owner='"a\\nb"', AcctGroup="17", RequestMemory='real("INF")', RequestCpus="-3", RequestDisk="error")
+    found = told(
+        Owner='"a\\nb"',
+        AcctGroup="17",
+        RequestMemory='real("INF")',
+        RequestCpus="-3",
+        RequestDisk="error",
+    )
     assert found is not None
-    assert found.owner.isprintable() and (found.group, found.memory_mib, found.cpus, found.disk_mib) == ("", 0, 0, 0)
+    assert found.owner.isprintable() and (
+        found.group,
+        found.memory_mib,
+        found.cpus,
+        found.disk_mib,
+    ) == ("", 0, 0, 0)
 
 
 def test_only_jobs_that_count_and_are_done_are_asked_for() -> None:
@@ -88,7 +106,11 @@ def test_only_jobs_that_count_and_are_done_are_asked_for() -> None:
     assert holds(constraint("true", "kit", 1499.7, gpus_only=False), RequestGPUs="undefined")
 
 
-OPTIONAL = {"RequestGPUs": "(TARGET.GPUs ?: 0) > 0 ? 1 : 0", "RequiresGPU": '"optional"', "GPUsProvisioned": "1"}
+OPTIONAL = {
+    "RequestGPUs": "(TARGET.GPUs ?: 0) > 0 ? 1 : 0",
+    "RequiresGPU": '"optional"',
+    "GPUsProvisioned": "1",
+}
 
 
 def projected(**attributes: str) -> classad2.ClassAd:
@@ -98,14 +120,18 @@ def projected(**attributes: str) -> classad2.ClassAd:
 
 
 def sent(**attributes: str) -> CompletedJob:
-    found = ended_run(projected(**attributes), "submit.test", "kit", "AcctGroup", lambda theirs: theirs)
+    found = ended_run(
+        projected(**attributes), "submit.test", "kit", "AcctGroup", lambda theirs: theirs
+    )
     assert found is not None
     return found
 
 
 def test_a_job_with_an_optional_gpu_counts_with_the_gpu_that_it_got() -> None:
     assert holds(constraint("true", "kit", 1499.7, gpus_only=True), **OPTIONAL)
-    assert not holds(constraint("true", "kit", 1499.7, gpus_only=True), **{**OPTIONAL, "RequestGPUs": "0"})
+    assert not holds(
+        constraint("true", "kit", 1499.7, gpus_only=True), **{**OPTIONAL, "RequestGPUs": "0"}
+    )
     assert (sent(**OPTIONAL).gpu_milli, sent(**OPTIONAL).vram_mib) == (1000, 20000)
     for none in ("undefined", "0"):
         found = sent(**{**OPTIONAL, "GPUsProvisioned": none})
@@ -117,7 +143,10 @@ def test_a_job_with_an_optional_gpu_counts_with_the_gpu_that_it_got() -> None:
 
 
 def test_a_request_of_vram_of_a_pool_counts() -> None:
-    assert sent(RequireGPUs="undefined", GPUsMinMemory="undefined", RequestGPUMem="9000").vram_mib == 9000
+    assert (
+        sent(RequireGPUs="undefined", GPUsMinMemory="undefined", RequestGPUMem="9000").vram_mib
+        == 9000
+    )
 
 
 EVICTED = {
@@ -138,11 +167,17 @@ def measured(**attributes: str) -> tuple[int | None, int | None, int | None]:
 
 
 def test_measured_use_is_of_the_run_and_unknown_where_it_is_not_recorded() -> None:
-    use = {name: EVICTED[name] for name in ("GPUsAverageUsage", "GPUsMemoryUsage", "GPUsEnergyUsage")}
+    use = {
+        name: EVICTED[name] for name in ("GPUsAverageUsage", "GPUsMemoryUsage", "GPUsEnergyUsage")
+    }
     assert measured(**use) == (400, 6000, 1235)
     assert measured() == (None, None, None), "not 0"
     assert measured(GPUsAverageUsage="0.0", GPUsMemoryUsage="undefined") == (0, None, None)
-    forged = {"GPUsAverageUsage": '"all"', "GPUsMemoryUsage": "-1", "GPUsEnergyUsage": 'real("INF")'}
+    forged = {
+        "GPUsAverageUsage": '"all"',
+        "GPUsMemoryUsage": "-1",
+        "GPUsEnergyUsage": 'real("INF")',
+    }
     assert measured(**forged) == (None, None, None)
 
 
@@ -150,24 +185,37 @@ def test_a_run_that_was_evicted_held_or_removed_counts_as_unfinished() -> None:
     evicted = told(**EVICTED)
     assert evicted is not None and evicted.unfinished and evicted.used_milli == 400
     assert (evicted.ended_at, evicted.run_s, evicted.drone_id) == (1500, 300, "kit-a-1")
-    again = told(**{**EVICTED, "JobStatus": "2", "JobLastStartDate": "1190", "JobCurrentStartDate": "1600"})
+    again = told(
+        **{**EVICTED, "JobStatus": "2", "JobLastStartDate": "1190", "JobCurrentStartDate": "1600"}
+    )
     assert again is not None and again.unfinished and again.run_s == 300
     assert again.used_milli is None, "the figures are of the run that goes on"
     for status in ("3", "5"):
         stopped = told(JobStatus=status, LastJobStatus="2", EnteredCurrentStatus="1450")
-        assert stopped is not None and stopped.unfinished and (stopped.ended_at, stopped.run_s) == (1450, 250)
+        assert (
+            stopped is not None
+            and stopped.unfinished
+            and (stopped.ended_at, stopped.run_s) == (1450, 250)
+        )
         forced = told(
-            JobStatus=status, LastJobStatus="2", RemoteHost='"slot1@kit-a-2@node8"', EnteredCurrentStatus="1450"
+            JobStatus=status,
+            LastJobStatus="2",
+            RemoteHost='"slot1@kit-a-2@node8"',
+            EnteredCurrentStatus="1450",
         )
         assert forced is not None and forced.drone_id == "kit-a-2"
-        assert told(JobStatus=status, LastJobStatus="1", EnteredCurrentStatus="1450") is None, "it did not run"
+        assert told(JobStatus=status, LastJobStatus="1", EnteredCurrentStatus="1450") is None, (
+            "it did not run"
+        )
 
 
 def test_unfinished_runs_are_asked_for_where_they_were_in_our_drones() -> None:
     asked = constraint("true", "kit", 1499.7, gpus_only=True)
     held = {"JobStatus": "5", "LastJobStatus": "2"}
     assert holds(asked, **EVICTED) and holds(asked, **held)
-    assert holds(asked, **held, LastRemoteHost="undefined", RemoteHost='"slot1@kit-a-2@node8"'), "removed by force"
+    assert holds(asked, **held, LastRemoteHost="undefined", RemoteHost='"slot1@kit-a-2@node8"'), (
+        "removed by force"
+    )
     for other in (
         {**EVICTED, "LastRemoteHost": '"slot1_1@other-a-1@node7"'},
         {**EVICTED, "LastVacateTime": "1400"},
@@ -181,7 +229,9 @@ def test_a_history_is_read_back_to_where_it_was_read_before() -> None:
     newest = stop("204.7", 10_000.0)
     assert holds(newest, EnteredCurrentStatus="9900"), "the newest that was told"
     assert not holds(newest, ProcId="8", EnteredCurrentStatus="9900")
-    assert holds(newest, ProcId="8", EnteredCurrentStatus="6000"), "long before: whatever came of the one that was told"
+    assert holds(newest, ProcId="8", EnteredCurrentStatus="6000"), (
+        "long before: whatever came of the one that was told"
+    )
     first = stop("", 10_000.0)
     assert holds(first) and not holds(first, EnteredCurrentStatus="9900")
     spooled = {"LeaveJobInQueue": "JobStatus == 4 && time() - CompletionDate < 864000"}

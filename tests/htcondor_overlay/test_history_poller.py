@@ -36,15 +36,23 @@ def reader(monkeypatch: pytest.MonkeyPatch) -> Reader:
 
 @pytest.fixture
 async def history(reader: Reader, tmp_path: Path) -> HistoryPoller:
-    options = {"collector": "pool.test:9618", "trust_domain": "pool.test", "token_directory": str(tmp_path)}
-    config = HTCondorConfig.model_validate({**options, "drone_token": {"file": str(tmp_path / "drone")}})
+    options = {
+        "collector": "pool.test:9618",
+        "trust_domain": "pool.test",
+        "token_directory": str(tmp_path),
+    }
+    config = HTCondorConfig.model_validate(
+        {**options, "drone_token": {"file": str(tmp_path / "drone")}}
+    )
     made = HistoryPoller(config, "kit", ClientDirectory("pool", config))
     await made.close()
     made._child = reader  # type: ignore[assignment]
     return made
 
 
-async def test_a_quick_failure_is_asked_again_soon_and_its_cure_is_seen(reader: Reader, history: HistoryPoller) -> None:
+async def test_a_quick_failure_is_asked_again_soon_and_its_cure_is_seen(
+    reader: Reader, history: HistoryPoller
+) -> None:
     reader.fails, reader.takes_s = True, 0.1
     (notice,) = (await history.newest(True, ())).notices
     assert "no answer; asked again at " in notice
@@ -53,7 +61,9 @@ async def test_a_quick_failure_is_asked_again_soon_and_its_cure_is_seen(reader: 
     assert reader.calls == 2
 
 
-async def test_a_slow_failure_is_not_repeated_at_once(reader: Reader, history: HistoryPoller) -> None:
+async def test_a_slow_failure_is_not_repeated_at_once(
+    reader: Reader, history: HistoryPoller
+) -> None:
     reader.fails, reader.takes_s = True, 10.0
     await history.newest(True, ())
     reader.now += HISTORY_RETRY_S - 1

@@ -24,12 +24,17 @@ REASON = "low GPU use: 4% of 10.0 GPU-hours used. Ask for less"
 
 
 def holds(jobs: JobClass, operators: str = "true", **attributes: str) -> bool:
-    return ad_of(IDLE, {**attributes, "Asked": constraint(jobs, REASON, operators)}).eval("Asked") is True
+    return (
+        ad_of(IDLE, {**attributes, "Asked": constraint(jobs, REASON, operators)}).eval("Asked")
+        is True
+    )
 
 
 def test_idle_jobs_of_one_user_and_size_are_held() -> None:
     assert holds(SHARE)
-    assert holds(JobClass("c2", 2000, 4, 4096, owner="alice"), GpuMilli="undefined", RequestGPUs="2")
+    assert holds(
+        JobClass("c2", 2000, 4, 4096, owner="alice"), GpuMilli="undefined", RequestGPUs="2"
+    )
 
 
 @pytest.mark.parametrize(
@@ -42,7 +47,9 @@ def test_idle_jobs_of_one_user_and_size_are_held() -> None:
         {"GpuMilli": "undefined"},
         {"RequestCpus": "5"},
         {"RequestMemory": "4097"},
-        {"LastHoldReason": '"low GPU use: 9% of 3.0 GPU-hours used. Ask for less (by user provisioner)"'},
+        {
+            "LastHoldReason": '"low GPU use: 9% of 3.0 GPU-hours used. Ask for less (by user provisioner)"'
+        },
     ],
 )
 def test_all_others_stay_as_they_are(other: dict[str, str]) -> None:
@@ -77,14 +84,22 @@ class Schedd:
         return {"TotalSuccess": self.held, "TotalPermissionDenied": self.denied}
 
 
-def test_a_schedd_that_fails_does_not_keep_others_from_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_schedd_that_fails_does_not_keep_others_from_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     each = [Schedd(2), Schedd(3, 1), Schedd(silent=True), Schedd(4), Schedd(), Schedd(5)]
     queues = [ScheddQueue(name, schedd, 0.0) for name, schedd in zip("abcdef", each, strict=True)]
     monkeypatch.setattr(hold, "queues_of", lambda *given: queues)
     monkeypatch.setattr(Collectors, "schedds", lambda self: {})
     monkeypatch.setitem(htcondor2.param, "TOOL_LOG", str(tmp_path / "log"))
-    config = HTCondorConfig.model_construct(collector="127.0.0.1:9618", schedds=(), constraint="true")
+    config = HTCondorConfig.model_construct(
+        collector="127.0.0.1:9618", schedds=(), constraint="true"
+    )
     result = hold.JobHolder(config).hold(SHARE, REASON, silent=("d",))
     assert [schedd.held for schedd in each] == [2, 2, 0, 0, 0, 5] and result.jobs == 9
-    assert [fault.partition(": ")[0] for fault in result.faults] == ["schedd b", "schedd c", "schedd d"]
+    assert [fault.partition(": ")[0] for fault in result.faults] == [
+        "schedd b",
+        "schedd c",
+        "schedd d",
+    ]
     assert "QUEUE_SUPER_USERS" in result.faults[0] and "no answer" in result.faults[1]

@@ -61,9 +61,17 @@ def written(place: Path, controller: str, drone: str) -> Path:
 
 def test_a_token_that_cannot_work_fails_the_check_but_not_the_start(tmp_path: Path) -> None:
     for controller, drone, words in (
-        (token(**CONTROLLER, exp=1_700_000_000), token(**DRONE), "provisioner@pool.test expired at 2023-11-14T22:13"),
+        (
+            token(**CONTROLLER, exp=1_700_000_000),
+            token(**DRONE),
+            "provisioner@pool.test expired at 2023-11-14T22:13",
+        ),
         (token(**CONTROLLER), "a.b!.c", "`drone_token`: no IDTOKEN: its content is not JSON"),
-        (token(**CONTROLLER), token(scope="condor:/READ"), "not good for ADVERTISE_MASTER, ADVERTISE_STARTD"),
+        (
+            token(**CONTROLLER),
+            token(scope="condor:/READ"),
+            "not good for ADVERTISE_MASTER, ADVERTISE_STARTD",
+        ),
         (token(**CONTROLLER), token(**DRONE, nbf=9_000_000_000), "not valid before 2255-03-14"),
     ):
         path = written(tmp_path, controller, drone)
@@ -75,15 +83,30 @@ def test_a_token_that_cannot_work_fails_the_check_but_not_the_start(tmp_path: Pa
 @pytest.mark.parametrize(
     ("controller", "drone", "words"),
     [
-        (token(**CONTROLLER | {"iss": "other.test"}), token(**DRONE), "issuer is other.test, not `trust_domain` pool"),
-        (token(sub="p@pool.test", scope="condor:/READ"), token(**DRONE), "not good for DAEMON or ADMINISTRATOR"),
+        (
+            token(**CONTROLLER | {"iss": "other.test"}),
+            token(**DRONE),
+            "issuer is other.test, not `trust_domain` pool",
+        ),
+        (
+            token(sub="p@pool.test", scope="condor:/READ"),
+            token(**DRONE),
+            "not good for DAEMON or ADMINISTRATOR",
+        ),
         (token(**CONTROLLER), token(), "drone@pool.test has no limits, and jobs may read it"),
-        (token(**CONTROLLER), token(scope=DRONE["scope"] + " condor:/WRITE"), "is also good for WRITE"),
+        (
+            token(**CONTROLLER),
+            token(scope=DRONE["scope"] + " condor:/WRITE"),
+            "is also good for WRITE",
+        ),
         ("", token(**DRONE), "`token`: the credential of provisioner@pool.test expires at"),
     ],
-    ids=["issuer", "rights", "no-limits", "too-many-rights", "expires-soon"],  # the same in each process of a run
+    # the same in each process of a run
+    ids=["issuer", "rights", "no-limits", "too-many-rights", "expires-soon"],
 )
-def test_what_is_odd_in_a_token_is_a_warning(tmp_path: Path, controller: str, drone: str, words: str) -> None:
+def test_what_is_odd_in_a_token_is_a_warning(
+    tmp_path: Path, controller: str, drone: str, words: str
+) -> None:
     path = written(tmp_path, controller or token(**CONTROLLER, exp=int(time.time()) + 3600), drone)
     assert check(path) == []
     warning, shared = sorted(warnings(path), key=lambda each: "share one token" in each.message)
@@ -113,7 +136,10 @@ def test_a_pool_that_does_not_authenticate_us_is_explained_by_the_token(tmp_path
     for text, words in (
         (token(**CONTROLLER, exp=1_700_000_000), "expired at 2023-11-14T22:13:20Z"),
         ("garbage", "no IDTOKEN"),
-        (token(**CONTROLLER | {"iss": "other.test"}), "issuer is other.test, not `trust_domain` pool.test"),
+        (
+            token(**CONTROLLER | {"iss": "other.test"}),
+            "issuer is other.test, not `trust_domain` pool.test",
+        ),
         (token(**CONTROLLER), "our token looks right: is its key the pool's own"),
     ):
         (tmp_path / "token").write_text(text)
@@ -124,7 +150,9 @@ def test_a_pool_that_does_not_authenticate_us_is_explained_by_the_token(tmp_path
 async def test_a_tool_that_drains_and_is_missing_is_a_gap(tmp_path: Path) -> None:
     """`check --live` said "overlay yes", and drains were refused later."""
     drain_tool = str(tmp_path / "condor_drain")
-    config = options(tmp_path, collector="127.0.0.1:1", trust_domain="pool.test", drain_tool=drain_tool)
+    config = options(
+        tmp_path, collector="127.0.0.1:1", trust_domain="pool.test", drain_tool=drain_tool
+    )
     file = tmp_path / "token"
     file.write_text(token(**CONTROLLER))
     (gap,) = await probe(config, dict(os.environ))
@@ -133,7 +161,11 @@ async def test_a_tool_that_drains_and_is_missing_is_a_gap(tmp_path: Path) -> Non
         (tmp_path / name).write_text("#!/bin/sh\necho DENIED to $PROBED; exit 1\n")
         (tmp_path / name).chmod(0o755)
     (gap,) = await probe(config, dict(os.environ) | {"PROBED": "anna"})
-    assert gap.dimension == "drain" and "ADMINISTRATOR" in gap.message and "DENIED to anna" in gap.message
+    assert (
+        gap.dimension == "drain"
+        and "ADMINISTRATOR" in gap.message
+        and "DENIED to anna" in gap.message
+    )
     (tmp_path / "condor_ping").write_text("#!/bin/sh\nexit 0\n")
     assert await probe(config, dict(os.environ)) == []
     file.write_text(token(**CONTROLLER | {"scope": "condor:/READ"}))
@@ -143,7 +175,9 @@ async def test_a_tool_that_drains_and_is_missing_is_a_gap(tmp_path: Path) -> Non
     assert await probe(config, dict(os.environ)) == [], "order ads are enough"
 
 
-def test_htcondor_that_is_missing_on_this_host_is_a_gap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_htcondor_that_is_missing_on_this_host_is_a_gap(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Four drones failed with "condor_master is neither on PATH nor in /usr/sbin" before anybody knew."""
     monkeypatch.setattr("adapters.htcondor.overlay._MORE_PATH", "")
     monkeypatch.setenv("PATH", str(tmp_path))

@@ -25,11 +25,15 @@ class Judge(pool.PoolPoller):
     def __init__(self) -> None:
         self._asked = nullcontext  # type: ignore[assignment]
 
-    def classes(self, ads: Sequence[Ad], refused: Sequence[Ad] = (), slack: int | None = None) -> list[JobClass]:
+    def classes(
+        self, ads: Sequence[Ad], refused: Sequence[Ad] = (), slack: int | None = None
+    ) -> list[JobClass]:
         groups = [each for ad in ads if (each := group(ad, "s1", "AcctGroup"))]
         queue = ScheddQueue("s1", SimpleNamespace(query=lambda *_, **__: list(refused)), 0.0, slack)
         by_class = merged(groups)
-        answer = ScheddAnswer(0.0, tuple(groups), PoolWork(), slack, self._refusals(queue, groups, time.time()))
+        answer = ScheddAnswer(
+            0.0, tuple(groups), PoolWork(), slack, self._refusals(queue, groups, time.time())
+        )
         found = pool.limits_of(by_class, {"s1": answer})
         made = [job_class(key, parts, 0, NO_WAITS) for key, parts in sorted(by_class.items())]
         return [pool.behind(each, *found[each.id]) if each.id in found else each for each in made]
@@ -46,7 +50,9 @@ LICENSED = job(ConcurrencyLimits='"licence"', JobCount="6")
 def test_jobs_behind_a_used_up_concurrency_limit_are_told_and_others_are_not_touched() -> None:
     found = {
         each.waiting: (each.limited, each.limit)
-        for each in Judge().classes([LICENSED, job(JobCount="4")], [refusal("concurrency limit licence reached")])
+        for each in Judge().classes(
+            [LICENSED, job(JobCount="4")], [refusal("concurrency limit licence reached")]
+        )
     }
     assert found == {6: (6, "concurrency limit licence is used up"), 4: (0, "")}
 

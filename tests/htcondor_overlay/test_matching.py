@@ -16,12 +16,35 @@ from provisioner.planner.matching import count_jobs_in_type
 from tests.htcondor_overlay.jobs import REQUIREMENTS, job
 
 A100 = DroneType(
-    "topas", "a100", 1000, 8, 20480, 51200, 40960, "A100-SXM4-40GB", 80, 12040, walltime_s=86400, margin_s=60
+    "topas",
+    "a100",
+    1000,
+    8,
+    20480,
+    51200,
+    40960,
+    "A100-SXM4-40GB",
+    80,
+    12040,
+    walltime_s=86400,
+    margin_s=60,
 )
-PAIR = replace(A100, name="v100x2", gpu_milli=2000, vram_mib=16384, gpu_model="Tesla V100", capability=70, driver=11080)
+PAIR = replace(
+    A100,
+    name="v100x2",
+    gpu_milli=2000,
+    vram_mib=16384,
+    gpu_model="Tesla V100",
+    capability=70,
+    driver=11080,
+)
 ARM = replace(A100, name="gh200", arch="aarch64", ad={"HasCVMFS": "true"})
-UNTOLD = DroneType(site="cloud", name="any", gpu_milli=1000, cpus=8, memory_mib=20480, disk_mib=51200)
-AMD = replace(A100, name="mi250", vendor="amd", target="gfx90a", gpu_model="MI250X", capability=0, driver=0)
+UNTOLD = DroneType(
+    site="cloud", name="any", gpu_milli=1000, cpus=8, memory_mib=20480, disk_mib=51200
+)
+AMD = replace(
+    A100, name="mi250", vendor="amd", target="gfx90a", gpu_model="MI250X", capability=0, driver=0
+)
 CPU = DroneType(site="topas", name="cpu", gpu_milli=0, cpus=16, memory_mib=65536, disk_mib=51200)
 FOUR = replace(A100, name="quad", gpu_milli=4000, cpus=32, memory_mib=81920, disk_mib=204800)
 QUAD = replace(FOUR, kept_cpus=8, kept_memory_mib=20480, kept_disk_mib=51200)
@@ -35,7 +58,8 @@ NEWER = {"RequireGPUs": "MaxSupportedVersion >= GPUsMinRuntime", "GPUsMinRuntime
 LEFT = "* (MY.GPUs - TARGET.RequestGPUs)"
 POOLED = f"{ANY_GPU} && (TARGET.GPUMem >= RequestGPUMem)"
 """Requirements that condor_submit adds for ``request_gpumem``."""
-htcondor2.version()  # the library brings countMatches; expressions that are parsed without it never know the function
+# the library brings countMatches; expressions that are parsed without it never know the function
+htcondor2.version()
 PLAIN = " && ".join(each for each in REQUIREMENTS.split(" && ") if "countMatches" not in each)
 MAYBE = {"RequiresGPU": '"optional"', "Requirements": PLAIN}
 """As condor_submit writes jobs whose request_gpus depends on the slot: without a clause about GPUs."""
@@ -62,25 +86,62 @@ FITS = [
     (job(AllowedJobDuration="3600"), replace(A100, walltime_s=0.0)),
     (job(Requirements="TARGET.HasCVMFS"), ARM),
     (job(RequireGPUs="GlobalMemoryMb >= 35000"), AMD),
-    (job(Requirements=ANY_GPU + ' && TARGET.GpuVendor == "amd" && TARGET.GpuTarget == "gfx90a"'), AMD),
+    (
+        job(Requirements=ANY_GPU + ' && TARGET.GpuVendor == "amd" && TARGET.GpuTarget == "gfx90a"'),
+        AMD,
+    ),
     (job(Requirements=ANY_GPU + ' && TARGET.GpuTarget == "sm_80"'), A100),
-    (job(Requirements=ANY_GPU + ' && (TARGET.SiteName == "topas" || TARGET.SiteName == "horeka")'), A100),
+    (
+        job(
+            Requirements=ANY_GPU + ' && (TARGET.SiteName == "topas" || TARGET.SiteName == "horeka")'
+        ),
+        A100,
+    ),
     (job(RequestGPUs="3", RequestCpus="24", RequestMemory="61440"), QUAD),
     (job(GpuMilli="200", Requirements=ANY_GPU + ' && TARGET.VramEnforced == "mps"'), QUARTERS),
     (job(Requirements=ANY_GPU + ' && TARGET.VramEnforced != "none"'), A100),
     # what newer submitters write
-    (job(Requirements='versionGE(split(TARGET.CondorVersion)[1],"25.12.0") || (TARGET.Disk >= RequestDisk)'), A100),
+    (
+        job(
+            Requirements='versionGE(split(TARGET.CondorVersion)[1],"25.12.0") || (TARGET.Disk >= RequestDisk)'
+        ),
+        A100,
+    ),
 ]
 
 REFUSED = [
     (job(GpuMilli="251"), QUARTERS, "gpus", "0.251", "shares of 0.25, one to a job"),
-    (job(RequestGPUMem="40001", Requirements=POOLED), POOL, "vram", "40001 MiB in a pool", "40000 MiB in a pool"),
-    (job(RequestGPUMem="9000", Requirements=POOLED), A100, "vram", "9000 MiB in a pool", "0 MiB in a pool"),
-    (job(GpuMilli="250", RequireGPUs="GlobalMemoryMb >= 10241"), QUARTERS, "vram", "10241 MiB", "10240 MiB"),
+    (
+        job(RequestGPUMem="40001", Requirements=POOLED),
+        POOL,
+        "vram",
+        "40001 MiB in a pool",
+        "40000 MiB in a pool",
+    ),
+    (
+        job(RequestGPUMem="9000", Requirements=POOLED),
+        A100,
+        "vram",
+        "9000 MiB in a pool",
+        "0 MiB in a pool",
+    ),
+    (
+        job(GpuMilli="250", RequireGPUs="GlobalMemoryMb >= 10241"),
+        QUARTERS,
+        "vram",
+        "10241 MiB",
+        "10240 MiB",
+    ),
     (job(RequireGPUs="Capability >= 8.0"), AMD, "capability", "8.0", "none: amd GPUs have no CUDA"),
     (job(**NEWER), AMD, "driver", "CUDA 12.4", "none: amd GPUs have no CUDA"),
     (job(RequestGPUs="2"), A100, "gpus", "2", "1"),
-    (job(GPUsMinMemory="35000", RequireGPUs="GlobalMemoryMb >= GPUsMinMemory"), PAIR, "vram", "35000 MiB", "16384 MiB"),
+    (
+        job(GPUsMinMemory="35000", RequireGPUs="GlobalMemoryMb >= GPUsMinMemory"),
+        PAIR,
+        "vram",
+        "35000 MiB",
+        "16384 MiB",
+    ),
     (job(RequireGPUs="GlobalMemoryMb >= 35000"), UNTOLD, "vram", "35000 MiB", "unknown"),
     (job(**NEWER), PAIR, "driver", "CUDA 12.4", "CUDA 11.8"),
     (
@@ -95,18 +156,40 @@ REFUSED = [
     (job(RequestDisk="52428801"), A100, "disk", "52428801 KiB", "52428800 KiB"),
     (job(), ARM, "arch", 'TARGET.Arch == "X86_64"', "aarch64"),
     (job(AllowedJobDuration="86400"), A100, "walltime", "86400 s", "86340 s"),
-    (job(Requirements=f"{ANY_GPU} && TARGET.Cvmfs"), A100, "requirements", "TARGET.Cvmfs", "Cvmfs=unknown"),
+    (
+        job(Requirements=f"{ANY_GPU} && TARGET.Cvmfs"),
+        A100,
+        "requirements",
+        "TARGET.Cvmfs",
+        "Cvmfs=unknown",
+    ),
     (job(), CPU, "gpus", "1", "0"),
     (job(RequiresGPU='"optional"'), CPU, "gpus", "1", "0"),
-    (job(**BY_MEMORY, **MAYBE), PAIR, "start", "(TARGET.RequestGPUs ?: 0) >= 1", "false for this job"),
+    (
+        job(**BY_MEMORY, **MAYBE),
+        PAIR,
+        "start",
+        "(TARGET.RequestGPUs ?: 0) >= 1",
+        "false for this job",
+    ),
     # the GPU is told first, whatever else is wrong
-    (job(RequireGPUs="Capability >= 9.5", RequestCpus="64", Requirements="false"), A100, "capability", "9.5", "8.0"),
+    (
+        job(RequireGPUs="Capability >= 9.5", RequestCpus="64", Requirements="false"),
+        A100,
+        "capability",
+        "9.5",
+        "8.0",
+    ),
 ]
 REFUSED += [
     (ad, kind, "start", clause, "false for this job")
     for ad, kind, clause in (
         # of blocking: a job may not take what belongs to the drone's other GPUs
-        (job(GpuMilli="333", RequestCpus="13"), KEEPS, f"(MY.Cpus - (TARGET.RequestCpus ?: 1)) * 1000 >= 3996 {LEFT}"),
+        (
+            job(GpuMilli="333", RequestCpus="13"),
+            KEEPS,
+            f"(MY.Cpus - (TARGET.RequestCpus ?: 1)) * 1000 >= 3996 {LEFT}",
+        ),
         (job(RequestCpus="9"), QUAD, f"MY.Cpus - (TARGET.RequestCpus ?: 1) >= 8 {LEFT}"),
         (
             job(RequestGPUs="2", RequestDisk="104857601"),
@@ -150,7 +233,10 @@ def test_further_unmet_requirements_are_counted() -> None:
     [
         ({"RequestMemory": "20481"}, None),
         ({"RequestGPUs": "4", "RequireGPUs": 'regexp("A100", DeviceName)'}, None),
-        ({"RequestGPUs": "4", "RequireGPUs": 'regexp("H100", DeviceName)'}, 'regexp("H100",DeviceName)'),
+        (
+            {"RequestGPUs": "4", "RequireGPUs": 'regexp("H100", DeviceName)'},
+            'regexp("H100",DeviceName)',
+        ),
         ({"RequestMemory": "20481", "Requirements": f"{ANY_GPU} && TARGET.Cvmfs"}, "TARGET.Cvmfs"),
         ({"RequestCpus": "9", "RequireGPUs": "Capability >= 9.5"}, None),
         ({"RequestCpus": "9", "RequireGPUs": "Capability <= 7"}, "Capability <= 7"),
@@ -168,12 +254,16 @@ def test_a_type_that_is_too_small_is_judged_by_what_a_smaller_request_would_not_
 def test_start_lets_in_as_many_jobs_as_the_planner_counts(shares: int, kept_cpus: int) -> None:
     """One after the other, into a drone of two GPUs: blocking counts for each share as it does for the planner."""
     sharing = Sharing.MPS if shares > 1 else Sharing.EXCLUSIVE
-    kind = replace(PAIR, sharing=sharing, shares=shares, cpus=32, kept_cpus=kept_cpus, walltime_s=0.0)
+    kind = replace(
+        PAIR, sharing=sharing, shares=shares, cpus=32, kept_cpus=kept_cpus, walltime_s=0.0
+    )
     slot, begins = matching.template(kind), classad2.ExprTree(matching.start(kind))
     for cpus in (1, 2, 5, 16, 17):
         ad = as_job(job(GpuMilli="83", RequestCpus=f"{cpus}", RequestMemory="128"))
         slot["Cpus"], slot["GPUs"], taken = 32, 2 * shares, 0
-        while holds(begins, slot, ad) and number(slot, "GPUs") and cpus <= (number(slot, "Cpus") or 0):
+        while (
+            holds(begins, slot, ad) and number(slot, "GPUs") and cpus <= (number(slot, "Cpus") or 0)
+        ):
             taken += 1
             slot["Cpus"], slot["GPUs"] = 32 - taken * cpus, 2 * shares - taken
         wants = JobClass("c", 83, cpus, 128, splits=False)
@@ -210,7 +300,9 @@ def test_a_gpu_that_arrived_counts_for_each_of_its_shares() -> None:
     for name, text in slices.items():
         real[name] = classad2.ExprTree(text)
     del real["GPUs_GPU_aa"]
-    assert number(matching.template(SLICES, matching.received(real)), "GPUs") == 7, "a slice is a device"
+    assert number(matching.template(SLICES, matching.received(real)), "GPUs") == 7, (
+        "a slice is a device"
+    )
 
 
 def test_what_arrived_takes_the_place_of_what_was_ordered() -> None:
@@ -224,10 +316,19 @@ def test_what_arrived_takes_the_place_of_what_was_ordered() -> None:
     got = matching.received(real)
     slot = matching.template(A100, got)
     assert (number(slot, "Cpus"), number(slot, "Memory"), number(slot, "GPUs")) == (4, 9000, 1)
-    assert matching.unmet_requirement(as_job(job(RequireGPUs="GlobalMemoryMb >= 80000")), slot) is None
-    assert matching.unmet_requirement(as_job(job(Requirements='TARGET.OpSysAndVer == "Rocky9"')), slot) is None
-    assert matching.unmet_requirement(as_job(job(RequestCpus="8")), slot) == UnmetRequirement("cpus", "8", "4")
-    assert "Start" not in got.ad and "JobId" not in got.ad, "what the slot does just now is not of its type"
+    assert (
+        matching.unmet_requirement(as_job(job(RequireGPUs="GlobalMemoryMb >= 80000")), slot) is None
+    )
+    assert (
+        matching.unmet_requirement(as_job(job(Requirements='TARGET.OpSysAndVer == "Rocky9"')), slot)
+        is None
+    )
+    assert matching.unmet_requirement(as_job(job(RequestCpus="8")), slot) == UnmetRequirement(
+        "cpus", "8", "4"
+    )
+    assert "Start" not in got.ad and "JobId" not in got.ad, (
+        "what the slot does just now is not of its type"
+    )
     assert matching.differences(A100, got) == (
         "drone type topas/a100: ordered Cpus 8, received 4",
         "drone type topas/a100: ordered Memory 20480 MiB, received 9000 MiB",
@@ -236,7 +337,9 @@ def test_what_arrived_takes_the_place_of_what_was_ordered() -> None:
 
 
 def test_a_received_ad_of_nonsense_changes_nothing_it_must_not() -> None:
-    real = classad2.parseOne("[TotalSlotCpus=-3; GPUs_x=[Capability=error]; GPUs_y=3; Requirements=false; Rank=1/0]")
+    real = classad2.parseOne(
+        "[TotalSlotCpus=-3; GPUs_x=[Capability=error]; GPUs_y=3; Requirements=false; Rank=1/0]"
+    )
     real["Blob"] = "x" * 1_000_000
     got = matching.received(real)
     assert not {"Blob", "Requirements", "Cpus"} & set(got.ad)
@@ -251,10 +354,14 @@ def test_an_operators_broken_extra_attribute_refuses_only_those_who_look_at_it()
 
 
 def test_a_limit_of_vram_is_taken_from_the_type_until_a_drone_has_told_its_own() -> None:
-    limited = as_job(job(GpuMilli="142", Requirements=ANY_GPU + ' && TARGET.VramEnforced == "watched"'))
+    limited = as_job(
+        job(GpuMilli="142", Requirements=ANY_GPU + ' && TARGET.VramEnforced == "watched"')
+    )
     for kind in (SLICES, replace(QUARTERS, sharing=Sharing.TIME_SLICED, shares=7)):
         assert matching.unmet_requirement(limited, matching.template(kind)) is None
-        seen = matching.template(kind, matching.received(classad2.ClassAd({"VramEnforced": "none"})))
+        seen = matching.template(
+            kind, matching.received(classad2.ClassAd({"VramEnforced": "none"}))
+        )
         assert matching.unmet_requirement(limited, seen) is not None
     assert "VramEnforced" not in matching.template(CPU)
 
@@ -263,22 +370,28 @@ PHYSICS = 'START = ($(START)) && (TARGET.AcctGroup =?= "physics")'
 
 
 def test_an_attribute_of_the_slot_is_judged_once_it_is_known() -> None:
-    slot = matching.template(replace(A100, ad={"Licence": "0"}), None, "START = $(START) && MY.Licence == 1")
+    slot = matching.template(
+        replace(A100, ad={"Licence": "0"}), None, "START = $(START) && MY.Licence == 1"
+    )
     found = matching.unmet_requirement(as_job(job()), slot)
     assert found is not None and found.dimension == "start"
 
 
 def judged(drone_config: str, **attributes: str) -> UnmetRequirement | None:
-    return matching.unmet_requirement(as_job(job(**attributes)), matching.template(A100, None, drone_config))
+    return matching.unmet_requirement(
+        as_job(job(**attributes)), matching.template(A100, None, drone_config)
+    )
 
 
 def test_the_start_expression_of_drone_config_is_judged_before_drones_start_in_vain() -> None:
     refused = UnmetRequirement("start", 'TARGET.AcctGroup is "physics"', "false for this job")
     assert judged(PHYSICS) == refused and judged(PHYSICS, AcctGroup='"physics"') is None
-    assert judged('A = 1\n  start = $(start) && \\\n   TARGET.Owner != "alice"\nB = 2') == UnmetRequirement(
-        "start", 'TARGET.Owner != "alice"', "false for this job"
+    assert judged(
+        'A = 1\n  start = $(start) && \\\n   TARGET.Owner != "alice"\nB = 2'
+    ) == UnmetRequirement("start", 'TARGET.Owner != "alice"', "false for this job")
+    assert judged(f"{PHYSICS}\nSTART = $(START) && True") == refused, (
+        "the lines build on each other"
     )
-    assert judged(f"{PHYSICS}\nSTART = $(START) && True") == refused, "the lines build on each other"
 
 
 def test_large_drones_can_refuse_small_jobs() -> None:
@@ -292,7 +405,13 @@ def test_large_drones_can_refuse_small_jobs() -> None:
 
 @pytest.mark.parametrize(
     "lines",
-    ["START = $(OTHER) && False", "START = MY.Licence == 1", "Licence = 0\nSTART = Licence == 1", "START = &&", "A"],
+    [
+        "START = $(OTHER) && False",
+        "START = MY.Licence == 1",
+        "Licence = 0\nSTART = Licence == 1",
+        "START = &&",
+        "A",
+    ],
 )
 def test_a_start_expression_that_cannot_be_known_is_left_to_the_pool(lines: str) -> None:
     assert judged(lines) is None

@@ -39,19 +39,27 @@ def told(**attributes: str) -> tuple[JobFailure, ...]:
 
 def test_a_job_that_is_held_for_a_reason_that_may_be_the_nodes_is_told() -> None:
     assert told() == (ANNS,)
-    assert told(HoldReasonCode="12", HoldReasonSubCode="28")[0].cause == "held with code 12, error 28"
+    assert (
+        told(HoldReasonCode="12", HoldReasonSubCode="28")[0].cause == "held with code 12, error 28"
+    )
 
 
 def test_other_holds_are_not_told() -> None:
-    assert told(HoldReasonCode="1") == told(HoldReasonCode="34") == (), "by its owner; over its memory"
+    assert told(HoldReasonCode="1") == told(HoldReasonCode="34") == (), (
+        "by its owner; over its memory"
+    )
     assert told(LastRemoteHost='"slot1_1@other-a-1@node7"') == told(LastRemoteHost="error") == ()
 
 
 def test_a_job_that_waits_again_after_a_run_of_seconds_is_told() -> None:
     (found,) = told(JobStatus="1")
     assert (found.cause, found.at) == ("broke off after 5 s", 1100.0)
-    assert told(JobStatus="1", JobCurrentStartDate="1000") == (), "it ran for long: an eviction like others"
-    assert told(JobStatus="2") == () and told(JobStatus="1", LastJobStatus="5") == (), "it runs; it was released"
+    assert told(JobStatus="1", JobCurrentStartDate="1000") == (), (
+        "it ran for long: an eviction like others"
+    )
+    assert told(JobStatus="2") == () and told(JobStatus="1", LastJobStatus="5") == (), (
+        "it runs; it was released"
+    )
 
 
 @pytest.mark.parametrize(
@@ -62,7 +70,9 @@ def test_a_job_that_waits_again_after_a_run_of_seconds_is_told() -> None:
         ({"ExitCode": "0", "ExitBySignal": "false"}, ""),
     ],
 )
-def test_a_job_that_left_the_queue_within_seconds_failed_if_it_says_so(attributes: dict[str, str], cause: str) -> None:
+def test_a_job_that_left_the_queue_within_seconds_failed_if_it_says_so(
+    attributes: dict[str, str], cause: str
+) -> None:
     assert cause_of_end(ad(**attributes), 4.0) == cause
     assert cause_of_end(ad(**attributes), 11.0) == ""
 
@@ -73,13 +83,19 @@ def test_jobs_that_a_drone_makes_fail_are_no_good_jobs_of_it_in_the_plan() -> No
     times = {"EnteredCurrentStatus": ended, "LastVacateTime": ended, "JobCurrentStartDate": began}
     ads = [ad(ClusterId=f"{n}", Owner=f'"user{n % 2}"', **times) for n in range(6)]
     failures = work.work(ads, "kit", NOW, lambda theirs: theirs, {}).failures
-    runs = [history.ended_run(each, "submit.test", "kit", "AcctGroup", lambda theirs: theirs) for each in ads]
+    runs = [
+        history.ended_run(each, "submit.test", "kit", "AcctGroup", lambda theirs: theirs)
+        for each in ads
+    ]
     assert len(failures) == 6 and all(run is not None and run.drone_id == A_1 for run in runs)
     bad = drone(A_1, DroneState.IDLE, age_s=10)
     snap = snapshot(drones=[bad], slots=[slot_of(bad, jobs_started=50)])
     plan = plan_of(with_pool(snap, mishaps=failures, completions=tuple(runs)))
     (drain,) = plan.drains
-    assert isinstance(drain.reason, BlackHoleDrone) and (drain.reason.failed, drain.reason.good) == (6, 0)
+    assert isinstance(drain.reason, BlackHoleDrone) and (
+        drain.reason.failed,
+        drain.reason.good,
+    ) == (6, 0)
 
 
 def test_only_holds_that_count_are_asked_for() -> None:
@@ -132,7 +148,9 @@ def test_a_job_that_fails_again_and_again_is_told_as_often_for_a_while() -> None
     assert [len(believed(witnesses, each)) for each in times] == [1, 2, 3]
     assert believed(witnesses, times[2]) == tuple(times), "told again, it counts once"
     assert witnesses.believed((), 1911.0) == (times[2],)
-    assert witnesses.believed((JobFailure(A_1, "7.3", 9e9, "ann"),), 1911.0) == (times[2],), "no time from far ahead"
+    assert witnesses.believed((JobFailure(A_1, "7.3", 9e9, "ann"),), 1911.0) == (times[2],), (
+        "no time from far ahead"
+    )
 
 
 def test_forged_slots_that_show_ever_other_users_and_ids_do_not_fill_the_memory(
@@ -143,23 +161,30 @@ def test_forged_slots_that_show_ever_other_users_and_ids_do_not_fill_the_memory(
     witnesses.note({A_1: frozenset({"ann"})}, 1000.0)
     for poll in range(20):
         users = frozenset(f"u{poll}-{n}" for n in range(1000))
-        witnesses.note({DroneId(f"kit-a-{2 + poll}"): users, DroneId("kit-a-2"): users}, 1010.0 + poll)
+        witnesses.note(
+            {DroneId(f"kit-a-{2 + poll}"): users, DroneId("kit-a-2"): users}, 1010.0 + poll
+        )
     assert sum(map(len, witnesses._seen.values())) <= 10 * work.MAX_WITNESSED_USERS
     assert believed(witnesses, ANNS) == (ANNS,), "the first is still known"
     witnesses.note({A_1: frozenset({"ann"})}, 3000.0)
     assert list(witnesses._seen) == [A_1], "they are forgotten"
 
 
-# -------------------------------------------------------------------------------------------- faults on shared GPUs
+# --------------------------------------------------------------------------------------------
+# faults on shared GPUs
 
 FAULTED = "1750000000|schedd.example.org#7.3#1749999000|ann|faulted"
 COLLATERAL = "1750000001|sub@schedd.example.org#8.0#1749999000|bob@uid.test|collateral"
-ANNS_FAULT = JobFailure(A_1, "schedd.example.org#7.3", 1.75e9, "ann", "faulted on a shared GPU", Blame.JOB)
+ANNS_FAULT = JobFailure(
+    A_1, "schedd.example.org#7.3", 1.75e9, "ann", "faulted on a shared GPU", Blame.JOB
+)
 
 
 def faults_in(text: str, **attributes: str) -> tuple[JobFailure, ...]:
     times = {"LastHeardFrom": "1750000100", "MyCurrentTime": "1750000099"}
-    (drone,) = slots_view([slot_ad(DroneFaults=f'"{text}"', **times | attributes)], "kit", lambda at: at).drones
+    (drone,) = slots_view(
+        [slot_ad(DroneFaults=f'"{text}"', **times | attributes)], "kit", lambda at: at
+    ).drones
     return drone.faults
 
 
@@ -196,14 +221,19 @@ def test_a_malformed_record_is_ignored_and_the_others_count(record: str) -> None
 
 def test_only_the_last_ten_records_are_read() -> None:
     many = [FAULTED.replace("7.3", f"7.{n}") for n in range(30)]
-    assert [each.job_id[-4:] for each in faults_in(" ".join(many))] == [f"7.{n}" for n in range(20, 30)]
+    assert [each.job_id[-4:] for each in faults_in(" ".join(many))] == [
+        f"7.{n}" for n in range(20, 30)
+    ]
 
 
 def test_an_attribute_of_another_kind_and_a_huge_one_are_no_records() -> None:
     (drone,) = slots_view([slot_ad(DroneFaults="{1, 2}")], "kit", lambda at: at).drones
     assert drone.faults == ()
     huge = slot_ad(DroneFaults=f'"{FAULTED * 100}"', Asked=ours())
-    assert huge.eval("Asked") is False and slot_ad(DroneFaults=f'"{FAULTED}"', Asked=ours()).eval("Asked") is True
+    assert (
+        huge.eval("Asked") is False
+        and slot_ad(DroneFaults=f'"{FAULTED}"', Asked=ours()).eval("Asked") is True
+    )
 
 
 def test_the_time_of_a_fault_is_on_our_clock_and_stays_the_same_from_ad_to_ad() -> None:
@@ -225,9 +255,13 @@ def test_a_drone_speaks_only_of_jobs_that_ran_in_it() -> None:
         assert confirmed_faults([ANNS_FAULT], {other}, None) == [], other
     at = (1.75e9, 1.74e9, 60.0, 1000, 1, 100)
     done = CompletedJob("schedd.example.org#7.3", *at, owner="ann", drone_id=A_1)
-    assert confirmed_faults([ANNS_FAULT], set(), [done]) == [ANNS_FAULT], "it ran and ended between two polls"
+    assert confirmed_faults([ANNS_FAULT], set(), [done]) == [ANNS_FAULT], (
+        "it ran and ended between two polls"
+    )
     assert confirmed_faults([ANNS_FAULT], set(), [replace(done, drone_id=None)]) == []
-    assert confirmed_faults([ANNS_FAULT], set(), [done], {done.job_id}) == [], "it ended with exit code 0"
+    assert confirmed_faults([ANNS_FAULT], set(), [done], {done.job_id}) == [], (
+        "it ended with exit code 0"
+    )
 
 
 def test_jobs_that_run_or_ran_in_drones_are_known_by_their_schedd() -> None:
@@ -247,4 +281,6 @@ def test_a_job_that_was_held_for_its_vram_is_told_with_the_reason(code: int) -> 
     assert found.blame is Blame.JOB
     assert found.cause == "held for its VRAM: 9000 MiB of VRAM in use, share 8192 MiB"
     assert ad(**held, Asked=work.constraint("kit", 1000.0)).eval("Asked") is True
-    assert told(**held | {"HoldReasonSubCode": "102"}) == told(**held | {"HoldReasonCode": "1"}) == ()
+    assert (
+        told(**held | {"HoldReasonSubCode": "102"}) == told(**held | {"HoldReasonCode": "1"}) == ()
+    )

@@ -80,7 +80,13 @@ def ids(view: RunHistoryView) -> list[str]:
 
 def test_late_entries_and_jobs_in_the_queue_count(read: Reading) -> None:
     spooled = {"LeaveJobInQueue": "JobStatus == 4"}
-    left = [done(1, NOW - 100), done(2, SINCE - 50, **spooled), done(3, NOW - 200), done(4, SINCE - 9), done(5, NOW)]
+    left = [
+        done(1, NOW - 100),
+        done(2, SINCE - 50, **spooled),
+        done(3, NOW - 200),
+        done(4, SINCE - 9),
+        done(5, NOW),
+    ]
     found = read([0.0], Schedd([0.0], left, [done(6, NOW - 300, **spooled)]))
     assert ids(found) == ["s0#1.0", "s0#3.0", "s0#6.0"] and not found.left_out
 

@@ -18,12 +18,42 @@ from tests.htcondor_overlay.test_slots import REAL, ad
 from tests.htcondor_overlay.test_work import run
 
 HISTORY_LIMIT = 2**63 - 1
-HUGE = ("1e308", "-1e308", "1e400", str(HISTORY_LIMIT), str(-HISTORY_LIMIT), str(HISTORY_LIMIT + 1), "9" * 23)
-STRANGE = ("0.1 + 1e-320", "undefined", "error", "true", '"\x1b[2J\u202e\u2028\x7f"', '[ a = real("NaN") ]')
-NO_NUMBERS = ('real("NaN")', 'real("INF")', '-real("INF")', '{1e308, real("NaN"), "Claimed", undefined}')
+HUGE = (
+    "1e308",
+    "-1e308",
+    "1e400",
+    str(HISTORY_LIMIT),
+    str(-HISTORY_LIMIT),
+    str(HISTORY_LIMIT + 1),
+    "9" * 23,
+)
+STRANGE = (
+    "0.1 + 1e-320",
+    "undefined",
+    "error",
+    "true",
+    '"\x1b[2J\u202e\u2028\x7f"',
+    '[ a = real("NaN") ]',
+)
+NO_NUMBERS = (
+    'real("NaN")',
+    'real("INF")',
+    '-real("INF")',
+    '{1e308, real("NaN"), "Claimed", undefined}',
+)
 EXTREMES = (*HUGE, *STRANGE, *NO_NUMBERS)
 A100 = DroneType("topas", "a100", 1000, 8, 20480, 51200, 40536, "A100", 80, walltime_s=3600)
-OF_A_JOB = sorted({*BASE, "RequireGPUs", "QDate", "ServerTime", "AllowedJobDuration", "MaxWallTimeMins", "AcctGroup"})
+OF_A_JOB = sorted(
+    {
+        *BASE,
+        "RequireGPUs",
+        "QDate",
+        "ServerTime",
+        "AllowedJobDuration",
+        "MaxWallTimeMins",
+        "AcctGroup",
+    }
+)
 
 
 def leaves(value: object) -> Iterator[object]:
@@ -63,7 +93,11 @@ def view_of_class(attributes: dict[str, str]) -> OverlayView:
     waits = QueueWait.of(made, 1000.0)
     refused = matching.unmet_requirement(made, matching.template(A100))
     each = job_class(found.key, [found, found], 3, waits)
-    return OverlayView(taken_at=1.0, classes=(each,), notices=(refused.requested, refused.available) if refused else ())
+    return OverlayView(
+        taken_at=1.0,
+        classes=(each,),
+        notices=(refused.requested, refused.available) if refused else (),
+    )
 
 
 def view_of_work(attributes: dict[str, str]) -> OverlayView:
@@ -72,11 +106,17 @@ def view_of_work(attributes: dict[str, str]) -> OverlayView:
     return OverlayView(taken_at=1.0, slots=found.on(slots), evictions=found.evictions)
 
 
-VIEWS = [(view_of_slot, sorted(REAL)), (view_of_class, OF_A_JOB), (view_of_work, work.WORK_PROJECTION)]
+VIEWS = [
+    (view_of_slot, sorted(REAL)),
+    (view_of_class, OF_A_JOB),
+    (view_of_work, work.WORK_PROJECTION),
+]
 
 
 @pytest.mark.parametrize(("view", "names"), VIEWS)
-def test_each_attribute_alone(view: Callable[[dict[str, str]], OverlayView], names: Sequence[str]) -> None:
+def test_each_attribute_alone(
+    view: Callable[[dict[str, str]], OverlayView], names: Sequence[str]
+) -> None:
     for name in names:
         for text in EXTREMES:
             assert_recordable(view({name: text}))

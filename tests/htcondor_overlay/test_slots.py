@@ -42,14 +42,26 @@ def only(**attributes: str) -> Slot:
 
 def test_an_idle_drone() -> None:
     slot = only()
-    assert (slot.drone_id, slot.state, slot.jobs, slot.jobs_started) == ("kit-a-1", SlotState.IDLE, 0, 0)
-    assert (slot.free_gpu_milli, slot.free_cpus, slot.free_memory_mib, slot.free_disk_mib) == (1000, 8, 20480, 1024)
+    assert (slot.drone_id, slot.state, slot.jobs, slot.jobs_started) == (
+        "kit-a-1",
+        SlotState.IDLE,
+        0,
+        0,
+    )
+    assert (slot.free_gpu_milli, slot.free_cpus, slot.free_memory_mib, slot.free_disk_mib) == (
+        1000,
+        8,
+        20480,
+        1024,
+    )
     assert (slot.gpu_model, slot.vram_mib, slot.capability) == ("A100-SXM4-40GB", 40536, 80)
     assert (slot.heard_at, slot.idle_since, slot.retires_at) == (1001.0, 941.0, 9000.0)
 
 
 def test_the_end_of_a_drones_life_is_turned_to_our_clock_and_stays_the_same_from_ad_to_ad() -> None:
-    ends = {only(MyCurrentTime=str(4600 + n), DroneRetiresAt="12600").retires_at for n in range(-5, 6)}
+    ends = {
+        only(MyCurrentTime=str(4600 + n), DroneRetiresAt="12600").retires_at for n in range(-5, 6)
+    }
     assert ends == {9000.0}, "the worker node's clock is an hour ahead"
     assert only(MyCurrentTime="1020", DroneRetiresAt="9000").retires_at == 9000.0
     strange = ad(MyCurrentTime="500000", NumDynamicSlotsTime="499940")
@@ -63,7 +75,11 @@ def test_the_end_of_a_drones_life_is_turned_to_our_clock_and_stays_the_same_from
         ({"ChildState": '{"Claimed"}', "NumDynamicSlots": "1"}, SlotState.BUSY, 1),
         ({"ChildState": '{"Claimed","Claimed"}', "Activity": '"Idle"'}, SlotState.BUSY, 2),
         ({"SlotType": '"Static"', "State": '"Claimed"', "Activity": '"Idle"'}, SlotState.BUSY, 1),
-        ({"State": '"Drained"', "Activity": '"Retiring"', "ChildState": '{"Claimed"}'}, SlotState.DRAINING, 1),
+        (
+            {"State": '"Drained"', "Activity": '"Retiring"', "ChildState": '{"Claimed"}'},
+            SlotState.DRAINING,
+            1,
+        ),
         ({"DroneDraining": "true"}, SlotState.DRAINING, 0),
         ({"DroneHealthy": "false"}, SlotState.CHECKING, 0),
         ({"DroneReady": "false"}, SlotState.CHECKING, 0),
@@ -78,7 +94,17 @@ def test_states(attributes: dict[str, str], state: SlotState, jobs: int) -> None
 
 
 def test_what_is_no_drone_id_is_ignored_and_told() -> None:
-    names = ["x; rm -rf /", "", "Kit-1", "kit-1\n", "-kit", "kit-" + "x" * 60, "../kit-1", "kit-1@x", "кит-1"]
+    names = [
+        "x; rm -rf /",
+        "",
+        "Kit-1",
+        "kit-1\n",
+        "-kit",
+        "kit-" + "x" * 60,
+        "../kit-1",
+        "kit-1@x",
+        "кит-1",
+    ]
     found = seen(*(ad(DroneId=classad2.quote(name)) for name in names), ad())
     assert [slot.drone_id for slot in found.slots] == ["kit-a-1"]
     assert len(found.notices) == len(names) and all(line.isprintable() for line in found.notices)
@@ -96,11 +122,23 @@ def test_of_two_startds_with_one_id_the_newest_counts() -> None:
 
 def test_a_slot_per_gpu_makes_one_drone() -> None:
     found = seen(
-        ad(SlotID="2", Name='"slot2@kit-a-1@n"', ChildState='{"Claimed"}', GPUs="0", Cpus="1", JobStarts="4"),
+        ad(
+            SlotID="2",
+            Name='"slot2@kit-a-1@n"',
+            ChildState='{"Claimed"}',
+            GPUs="0",
+            Cpus="1",
+            JobStarts="4",
+        ),
         ad(JobStarts="4"),
     )
     (slot,) = found.slots
-    assert (slot.state, slot.jobs, slot.jobs_started, slot.idle_since) == (SlotState.BUSY, 1, 4, 0.0)
+    assert (slot.state, slot.jobs, slot.jobs_started, slot.idle_since) == (
+        SlotState.BUSY,
+        1,
+        4,
+        0.0,
+    )
     assert (slot.free_gpu_milli, slot.free_cpus) == (1000, 9)
     assert slot.name.startswith("slot1@")
 
@@ -116,23 +154,52 @@ def test_a_slot_per_gpu_makes_one_drone() -> None:
     ],
 )
 def test_what_is_free_of_shared_gpus(there: int, shares: int, left: int, free_milli: int) -> None:
-    attributes = {"GPUs": f"{left}", "TotalSlotGPUs": f"{there * shares}", "DroneShares": f"{shares}"}
+    attributes = {
+        "GPUs": f"{left}",
+        "TotalSlotGPUs": f"{there * shares}",
+        "DroneShares": f"{shares}",
+    }
     assert only(**attributes).free_gpu_milli == free_milli
-    kind = replace(A100, gpu_milli=there * 1000, sharing=Sharing.MPS, shares=shares, cpus=1000, memory_mib=1 << 30)
+    kind = replace(
+        A100,
+        gpu_milli=there * 1000,
+        sharing=Sharing.MPS,
+        shares=shares,
+        cpus=1000,
+        memory_mib=1 << 30,
+    )
     slot = replace(only(**attributes, Cpus="1000", Memory="1000000"), free_disk_mib=0)
-    assert count_jobs(JobClass("c", 1, 1, 1, splits=False), free_resources(slot), kind) == left if shares > 1 else 1
+    assert (
+        count_jobs(JobClass("c", 1, 1, 1, splits=False), free_resources(slot), kind) == left
+        if shares > 1
+        else 1
+    )
 
 
-@pytest.mark.parametrize(("left_mib", "free_milli"), [("40000", 1000), ("4000", 100), ("39", 0), ("80000", 1000)])
+@pytest.mark.parametrize(
+    ("left_mib", "free_milli"), [("40000", 1000), ("4000", 100), ("39", 0), ("80000", 1000)]
+)
 def test_what_is_free_of_a_pool_of_vram(left_mib: str, free_milli: int) -> None:
-    pool = {"GPUs": "8", "TotalSlotGPUs": "8", "DroneShares": "8", "TotalSlotGPUMem": "40000", "GPUMem": left_mib}
+    pool = {
+        "GPUs": "8",
+        "TotalSlotGPUs": "8",
+        "DroneShares": "8",
+        "TotalSlotGPUMem": "40000",
+        "GPUMem": left_mib,
+    }
     assert only(**pool).free_gpu_milli == free_milli
 
 
-@pytest.mark.parametrize(("shares", "left", "free_milli"), [(1, 5, 5000), (2, 10, 5000), (4, 28, 7000), (4, 0, 0)])
+@pytest.mark.parametrize(
+    ("shares", "left", "free_milli"), [(1, 5, 5000), (2, 10, 5000), (4, 28, 7000), (4, 0, 0)]
+)
 def test_gpus_that_are_offline_are_not_free(shares: int, left: int, free_milli: int) -> None:
     """HTCondor leaves an offline GPU in TotalSlotGPUs, and takes it out of GPUs and TotalGPUs."""
-    total = {"TotalSlotGPUs": f"{8 * shares}", "TotalGPUs": f"{7 * shares}", "DroneGpusOffline": "1"}
+    total = {
+        "TotalSlotGPUs": f"{8 * shares}",
+        "TotalGPUs": f"{7 * shares}",
+        "DroneGpusOffline": "1",
+    }
     slot = only(DroneShares=f"{shares}", GPUs=f"{left}", **total)
     assert (slot.free_gpu_milli, slot.gpus_offline) == (free_milli, 1)
 
@@ -153,8 +220,18 @@ def test_nonsense_numbers_are_zero() -> None:
         """
     )
     slot = only(**nonsense)
-    assert (slot.free_cpus, slot.free_memory_mib, slot.free_disk_mib, slot.free_gpu_milli) == (0, 0, 0, 0)
-    assert (slot.heard_at, slot.idle_since, slot.retires_at, slot.jobs_started) == (0.0, 0.0, 0.0, 0)
+    assert (slot.free_cpus, slot.free_memory_mib, slot.free_disk_mib, slot.free_gpu_milli) == (
+        0,
+        0,
+        0,
+        0,
+    )
+    assert (slot.heard_at, slot.idle_since, slot.retires_at, slot.jobs_started) == (
+        0.0,
+        0.0,
+        0.0,
+        0,
+    )
     assert (slot.capability, slot.vram_mib, slot.jobs) == (0, 0, 1)
 
 

@@ -52,7 +52,8 @@ class Lab(pool.PoolPoller):
 
     def __init__(self, *names: str, memory: Path, schedds: tuple[str, ...] = ()) -> None:
         config = HTCondorConfig.model_validate(
-            {"collector": "c:9618", "trust_domain": "t", "schedds": schedds} | {"token": SECRET, "drone_token": SECRET}
+            {"collector": "c:9618", "trust_domain": "t", "schedds": schedds}
+            | {"token": SECRET, "drone_token": SECRET}
         )
         super().__init__(config, "kit", str(memory))
         self.names = list(names)
@@ -68,11 +69,18 @@ class Lab(pool.PoolPoller):
 
     def _ads(self, kind: Any, constraint: str = "", projection: object = ()) -> list[Ad]:
         if kind == htcondor2.AdType.Collector:
-            return [] if self.started is None else [classad2.ClassAd({"MonitorSelfTime": self.started})]
+            return (
+                []
+                if self.started is None
+                else [classad2.ClassAd({"MonitorSelfTime": self.started})]
+            )
         if kind != htcondor2.AdType.Schedd or "time()" in constraint:
             return [classad2.ClassAd({"Name": "x"})] if "time()" in constraint else []
         now = int(time.time())
-        return [classad2.ClassAd({"Name": n, "LastHeardFrom": now, **self.more.get(n, {})}) for n in self.names]
+        return [
+            classad2.ClassAd({"Name": n, "LastHeardFrom": now, **self.more.get(n, {})})
+            for n in self.names
+        ]
 
     def schedd(self, ad: Ad) -> Fake:
         return Fake(self, str(ad["Name"]))
@@ -86,7 +94,9 @@ class Lab(pool.PoolPoller):
 
 @pytest.fixture
 def make(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Lab]:
-    monkeypatch.setattr(daemons, "BindingsErrors", lambda: SimpleNamespace(translated=lambda _: nullcontext()))
+    monkeypatch.setattr(
+        daemons, "BindingsErrors", lambda: SimpleNamespace(translated=lambda _: nullcontext())
+    )
     monkeypatch.setattr(daemons.htcondor2, "Collector", lambda _: None)
 
     def made(*names: str, **more: Any) -> Lab:
@@ -108,7 +118,9 @@ def lab(make: Callable[..., Lab]) -> Lab:
 def test_a_schedd_that_denies_reading_is_left_out_with_a_notice_that_names_it(lab: Lab) -> None:
     view = lab.seen()
     (notice,) = view.notices
-    assert notice.startswith("schedd stranger has never answered and is left out (schedd stranger: READ denied)")
+    assert notice.startswith(
+        "schedd stranger has never answered and is left out (schedd stranger: READ denied)"
+    )
     assert "`schedds`" in notice
     assert lab.waiting() == 2
     assert view.unheard == (), "its jobs never counted, so nothing is missing"
@@ -121,7 +133,9 @@ def later(lab: Lab, by_s: float) -> None:
     """Let time pass for what is known of the schedds."""
     known = lab._schedds
     for name, silence in known.silent.items():
-        known.silent[name] = replace(silence, since=silence.since - by_s, tried_at=silence.tried_at - by_s)
+        known.silent[name] = replace(
+            silence, since=silence.since - by_s, tried_at=silence.tried_at - by_s
+        )
     for name, last in known.last.items():
         known.last[name] = replace(last, taken_at=last.taken_at - by_s)
 
@@ -135,7 +149,9 @@ def test_once_it_answers_its_jobs_count(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize("named", [(), ("stranger",)], ids=["any", "named"])
-def test_where_no_schedd_answers_nobody_knows_what_waits(make: Callable[..., Lab], named: tuple[str, ...]) -> None:
+def test_where_no_schedd_answers_nobody_knows_what_waits(
+    make: Callable[..., Lab], named: tuple[str, ...]
+) -> None:
     lab = make("stranger", schedds=named)
     lab.errors["stranger"] = AuthError("READ denied")
     for _ in range(2):
@@ -159,16 +175,25 @@ def test_a_schedd_that_falls_silent_is_left_out_and_its_last_answer_kept_for_a_w
         lab.errors["b"] = UnavailableError("no connection")
     else:
         lab.names.remove("b")
-    why = {"hangs": "no answer within 3 s", "fails": "no connection", "unlisted": "the collector does not list it"}[how]
+    why = {
+        "hangs": "no answer within 3 s",
+        "fails": "no connection",
+        "unlisted": "the collector does not list it",
+    }[how]
     view = lab.seen()
     (notice,) = view.notices
-    assert notice == f"schedd b does not answer ({why}): its jobs count as they were less than a minute ago"
+    assert (
+        notice
+        == f"schedd b does not answer ({why}): its jobs count as they were less than a minute ago"
+    )
     assert view.unheard == ("b",)
     lab.jobs["a"] = 1
     assert lab.waiting() == 6, "of b what it said last, of a what it says now"
     if how == "unlisted":
         lab.names.append("b")
-        assert lab.waiting() == 6 and lab.seen().unheard == (), "at once: it was not asked while it was not listed"
+        assert lab.waiting() == 6 and lab.seen().unheard == (), (
+            "at once: it was not asked while it was not listed"
+        )
         lab.names.remove("b")
     later(lab, 600.0)
     assert "as they were 10 min ago" in lab.seen().notices[0] and lab.waiting() == 6
@@ -178,7 +203,9 @@ def test_a_schedd_that_falls_silent_is_left_out_and_its_last_answer_kept_for_a_w
         assert lab.seen().unheard == (), "it has gone for good"
     else:
         assert lab.seen().unheard == ("b",)
-        assert lab.seen().notices == (f"schedd b has not answered for 20 min ({why}): its jobs are left out",)
+        assert lab.seen().notices == (
+            f"schedd b has not answered for 20 min ({why}): its jobs are left out",
+        )
 
 
 @pytest.mark.parametrize("limit", ["most-running", "concurrency"])
@@ -190,8 +217,13 @@ def test_jobs_of_a_silent_schedd_that_no_slot_would_help_stay_behind_their_limit
     lab.jobs = {"b": 5}
     if limit == "concurrency":
         lab.limits = "licence"
-        told = {"ConcurrencyLimits": "licence", "LastRejMatchReason": "concurrency limit licence reached"}
-        lab.refused = [classad2.ClassAd({"JobStatus": 1, "LastRejMatchTime": int(time.time()), **told})]
+        told = {
+            "ConcurrencyLimits": "licence",
+            "LastRejMatchReason": "concurrency limit licence reached",
+        }
+        lab.refused = [
+            classad2.ClassAd({"JobStatus": 1, "LastRejMatchTime": int(time.time()), **told})
+        ]
     else:
         lab.more["b"] = {"MaxJobsRunning": 10, "TotalRunningJobs": 8}
     kept_back = 5 if limit == "concurrency" else 3
@@ -223,14 +255,20 @@ def test_one_that_keeps_us_waiting_is_asked_ever_more_rarely(tmp_path: Path) -> 
 
 
 def test_names_that_are_not_listed_are_told_with_those_that_are(make: Callable[..., Lab]) -> None:
-    with pytest.raises(UnavailableError, match=r"does not list sub1, sub2; it lists submit1, submit2"):
+    with pytest.raises(
+        UnavailableError, match=r"does not list sub1, sub2; it lists submit1, submit2"
+    ):
         make("submit1", "submit2", schedds=("sub1", "sub2")).seen()
     view = make("submit1", schedds=("submit1", "sub2")).seen()
     assert view.unheard == ("sub2",), "the view is partial"
-    assert view.notices[0].startswith("schedd sub2 has not answered for less than a minute (the collector does not")
+    assert view.notices[0].startswith(
+        "schedd sub2 has not answered for less than a minute (the collector does not"
+    )
 
 
-def test_a_process_that_was_ended_leaves_word_to_the_next_one(make: Callable[..., Lab], tmp_path: Path) -> None:
+def test_a_process_that_was_ended_leaves_word_to_the_next_one(
+    make: Callable[..., Lab], tmp_path: Path
+) -> None:
     """A schedd may fall silent between the trivial question and the real ones: then the process that looks is ended."""
     first = make("a", "b", memory=tmp_path)
     first.jobs = {"a": 2, "b": 5}
@@ -254,7 +292,9 @@ def test_a_process_that_was_ended_leaves_word_to_the_next_one(make: Callable[...
 def test_work_of_a_silent_schedd_is_told_while_its_drone_is_busy() -> None:
     run = JobRun(DroneId("kit-1"), 1000, 50.0)
     ended = replace(run, drone_id=DroneId("kit-2"))
-    evictions = tuple(Eviction(DroneId("kit-3"), f"{n}.0", at, 1000, 1.0) for n, at in enumerate((1000.0, 50.0)))
+    evictions = tuple(
+        Eviction(DroneId("kit-3"), f"{n}.0", at, 1000, 1.0) for n, at in enumerate((1000.0, 50.0))
+    )
     answer = schedds.ScheddAnswer(1000.0, (), PoolWork((run, ended), evictions))
     slots = [replace(slot("kit-1"), state=SlotState.BUSY, jobs=1), slot("kit-2")]
     assert answer.work_now(slots, 1000.0) == PoolWork((run,), evictions[:1])
@@ -289,7 +329,9 @@ def test_each_is_asked_in_a_process_of_its_own() -> None:
     assert schedds.answers({}, 1.0) == {}
 
 
-def test_where_no_more_processes_can_be_started_none_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_no_more_processes_can_be_started_none_is_left_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """End and collect those that had been started: else each look left more of them."""
     started: list[int] = []
 
@@ -316,7 +358,9 @@ def test_a_missing_ad_of_the_collector_is_no_restart_and_leaves_no_ghosts(lab: L
     assert lab._after_restart(one, 9000.0) == (one, [])
     for now, started in ((9010.0, None), (9020.0, 1000.0), (9030.0, None), (9040.0, 1000.0)):
         lab.started = started
-        assert lab._after_restart(two, now) == (two, []), "the drone that left is gone, and nothing has started anew"
+        assert lab._after_restart(two, now) == (two, []), (
+            "the drone that left is gone, and nothing has started anew"
+        )
 
 
 def test_slots_outlive_a_restart_whose_first_second_has_no_ad(lab: Lab) -> None:

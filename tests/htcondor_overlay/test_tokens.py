@@ -56,15 +56,23 @@ async def test_a_token_outlasts_the_queue_of_the_drones_site(
     assert int(began + wanted_s) <= signed["exp"] <= ended + wanted_s
 
 
-async def test_each_drone_gets_a_token_of_its_own_that_expires_after_its_walltime(tmp_path: Path) -> None:
+async def test_each_drone_gets_a_token_of_its_own_that_expires_after_its_walltime(
+    tmp_path: Path,
+) -> None:
     kind = replace(KIND, walltime_s=3600.0)
     async with HTCondorOverlay(config(tmp_path, drone_token_margin="1h"), "kit") as overlay:
-        admissions = [await overlay.bootstrap(StartOrder(DroneId(f"kit-{n}"), kind, 60.0, 10.0)) for n in (1, 2)]
+        admissions = [
+            await overlay.bootstrap(StartOrder(DroneId(f"kit-{n}"), kind, 60.0, 10.0))
+            for n in (1, 2)
+        ]
         (tmp_path / "POOL").unlink()
         with pytest.raises(AuthError, match=r"token for drones: signing key .*POOL cannot be read"):
             await overlay.bootstrap(StartOrder(ONE, kind, 60.0, 10.0))
     one, two = (claims(each.files["token"].decode()) for each in admissions)
-    assert [each["sub"] for each in (one, two)] == ["drone-kit-1@pool.example.org", "drone-kit-2@pool.example.org"]
+    assert [each["sub"] for each in (one, two)] == [
+        "drone-kit-1@pool.example.org",
+        "drone-kit-2@pool.example.org",
+    ]
     assert [each.env["DRONE_IDENTITY"] for each in admissions] == [one["sub"], two["sub"]]
     assert one["jti"] != two["jti"]
     assert one["iss"] == "pool.example.org"
@@ -84,7 +92,9 @@ def test_each_drone_has_a_token_of_its_own_unless_told_otherwise(tmp_path: Path)
     assert not any("share one token" in text for _, text in config(tmp_path).doubts())
     assert HTCondorConfig.model_fields["drone_token_mode"].default == "signing-key"
     (tmp_path / "POOL").chmod(0o640)
-    assert any("POOL can be read by others (mode 0640)" in text for _, text in config(tmp_path).doubts())
+    assert any(
+        "POOL can be read by others (mode 0640)" in text for _, text in config(tmp_path).doubts()
+    )
     shared = options(tmp_path)
     assert shared.drone_token_mode == "static"
     assert ["share one token" in text for _, text in shared.doubts()].count(True) == 1
@@ -92,13 +102,17 @@ def test_each_drone_has_a_token_of_its_own_unless_told_otherwise(tmp_path: Path)
         options(tmp_path, drone_token=None)
 
 
-async def test_the_mode_says_which_secret_is_wanted_and_whether_drones_share_an_identity(tmp_path: Path) -> None:
+async def test_the_mode_says_which_secret_is_wanted_and_whether_drones_share_an_identity(
+    tmp_path: Path,
+) -> None:
     with pytest.raises(ValidationError, match="`drone_signing_key` is wanted"):
         config(tmp_path, drone_signing_key=None)
     with pytest.raises(ValidationError, match="`drone_token` is wanted"):
         config(tmp_path, drone_token_mode="static")
     assert config(tmp_path).drone_identities == "drone-{drone}@pool.example.org"
-    assert not config(tmp_path, drone_token_mode="static", drone_token={"env": "T"}).drone_identities
+    assert not config(
+        tmp_path, drone_token_mode="static", drone_token={"env": "T"}
+    ).drone_identities
     async with HTCondorOverlay(shared := config(tmp_path, drone_user="drone"), "kit") as overlay:
         bootstrap = await overlay.bootstrap(StartOrder(ONE, KIND, 60.0, 10.0))
     assert claims(bootstrap.files["token"].decode())["sub"] == "drone@pool.example.org"
@@ -119,7 +133,9 @@ def test_ads_of_stolen_tokens_and_huge_ones_stay_in_the_collector(
     sender: str, more: dict[str, str], asked_for: bool
 ) -> None:
     """Forged ads of a megabyte each, of which each look read all, took the pool out of the controller's view."""
-    sent = ad(**{"DroneId": f'"{ONE}"', "AuthenticatedIdentity": f'"{sender}@pool.example.org"', **more})
+    sent = ad(
+        **{"DroneId": f'"{ONE}"', "AuthenticatedIdentity": f'"{sender}@pool.example.org"', **more}
+    )
     constraint = classad2.ExprTree(ours("drone-{drone}@pool.example.org"))
     assert constraint.eval(sent) is asked_for
     if sender == "drone":

@@ -34,7 +34,9 @@ def a_group() -> JobGroup:
     return found
 
 
-def test_a_verdict_is_made_once_and_again_when_the_type_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_verdict_is_made_once_and_again_when_the_type_changes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     judge, one = Verdicts(""), a_group()
     made: list[UnmetRequirement | None] = []
     real = matching.unmet_requirement
@@ -48,7 +50,10 @@ def test_a_verdict_is_made_once_and_again_when_the_type_changes(monkeypatch: pyt
     refused = {A100.key: UnmetRequirement("requirements", "TARGET.HasCVMFS", "HasCVMFS=unknown")}
     assert judged(judge, one, [A100], later).refuses == refused
     assert judged(judge, one, [A100], later).refuses == refused and len(made) == 1
-    assert judged(judge, one, [replace(A100, ad={"HasCVMFS": "true"})], later).refuses == {} and len(made) == 2
+    assert (
+        judged(judge, one, [replace(A100, ad={"HasCVMFS": "true"})], later).refuses == {}
+        and len(made) == 2
+    )
 
 
 def test_what_there_is_no_time_for_is_refused_until_a_later_look() -> None:
@@ -57,14 +62,18 @@ def test_what_there_is_no_time_for_is_refused_until_a_later_look() -> None:
     (refusal,) = judged(judge, one, [kind], time.monotonic() - 1).refuses.values()
     assert refusal.requested == "judged in one of the next polls"
     assert judged(judge, one, [kind], time.monotonic() + 60).refuses == {}
-    assert judged(judge, one, [kind], time.monotonic() - 1).refuses == {}, "a verdict that is there takes no time"
+    assert judged(judge, one, [kind], time.monotonic() - 1).refuses == {}, (
+        "a verdict that is there takes no time"
+    )
 
 
 RELAXED = '(TARGET.GPUs_DeviceName == "NVIDIA H100") || (time() - QDate > 3600)'
 
 
 @pytest.mark.parametrize("wish", [RELAXED, RELAXED.replace("time()", "CurrentTime")])
-def test_a_wish_that_is_relaxed_after_an_hour_is_judged_again(wish: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wish_that_is_relaxed_after_an_hour_is_judged_again(
+    wish: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(pool, "_REJUDGED_S", -1.0)
     submitted = time.time() - 3590
     one = group(job(Requirements=wish, QDate=f"{submitted:.0f}"), "s1", "AcctGroup")
@@ -73,12 +82,16 @@ def test_a_wish_that_is_relaxed_after_an_hour_is_judged_again(wish: str, monkeyp
     assert set(judged(judge, one, [A100], later).refuses) == {A100.key}
     relaxed = group(job(Requirements=wish, QDate=f"{submitted - 60:.0f}"), "s1", "AcctGroup")
     assert relaxed is not None and relaxed.shape == one.shape
-    assert judged(judge, relaxed, [A100], time.monotonic() - 1).refuses, "no time is left: the old verdict holds"
+    assert judged(judge, relaxed, [A100], time.monotonic() - 1).refuses, (
+        "no time is left: the old verdict holds"
+    )
     assert judged(judge, relaxed, [A100], later).refuses == {}
 
 
 def test_of_jobs_that_were_submitted_one_after_the_other_the_first_is_judged() -> None:
-    groups = [group(job(Requirements=RELAXED, QDate=str(at)), "s1", "AcctGroup") for at in (300, 100, 200)]
+    groups = [
+        group(job(Requirements=RELAXED, QDate=str(at)), "s1", "AcctGroup") for at in (300, 100, 200)
+    ]
     assert len({each.key for each in groups if each}) == 1
     assert number(representative([each for each in groups if each]), "QDate") == 100
 
@@ -87,7 +100,8 @@ DEVICE = "NVIDIA H100 80GB HBM3"
 
 
 @pytest.mark.parametrize(
-    "written", ["H100 80GB HBM3", "H100-80GB-HBM3", DEVICE, "nvidia_h100_80gb_hbm3", "nvidia h100-80gb-hbm3"]
+    "written",
+    ["H100 80GB HBM3", "H100-80GB-HBM3", DEVICE, "nvidia_h100_80gb_hbm3", "nvidia h100-80gb-hbm3"],
 )
 @pytest.mark.parametrize(
     ("wish", "fits"),
@@ -104,7 +118,9 @@ def test_before_the_first_drone_joins_a_model_is_judged_as_discovery_names_it(
     written: str, wish: str, fits: bool
 ) -> None:
     kind = replace(A100, gpu_model=written, vram_mib=81559, capability=90)
-    assert (matching.unmet_requirement(job(RequireGPUs=wish), matching.template(kind)) is None) is fits
+    assert (
+        matching.unmet_requirement(job(RequireGPUs=wish), matching.template(kind)) is None
+    ) is fits
     learnt = matching.ReceivedSlot({"GPUs_DeviceName": f'"{DEVICE}"'})
     assert not [line for line in matching.differences(kind, learnt) if "H100" in line]
 
@@ -120,7 +136,9 @@ def test_before_the_first_drone_joins_a_model_is_judged_as_discovery_names_it(
         ("Intel(R) Data Center GPU Max 1550", "intel", "Intel(R) Data Center GPU Max 1550"),
     ],
 )
-def test_the_name_of_a_device_follows_its_vendor_and_brand(written: str, vendor: str, device: str) -> None:
+def test_the_name_of_a_device_follows_its_vendor_and_brand(
+    written: str, vendor: str, device: str
+) -> None:
     kind = replace(A100, gpu_model=written, vendor=vendor, capability=0, driver=0)
     slot = matching.template(kind)
     assert slot.eval("GPUs_DeviceName") == device
@@ -133,7 +151,9 @@ WMCORE = {
 }
 LARGE = replace(A100, name="large", gpu_milli=4000, cpus=64, memory_mib=200_000)
 SMALL = replace(A100, name="small", cpus=4, memory_mib=8000)
-CPU = replace(A100, name="cpu", gpu_milli=0, cpus=2, memory_mib=900, vram_mib=0, capability=0, driver=0)
+CPU = replace(
+    A100, name="cpu", gpu_milli=0, cpus=2, memory_mib=900, vram_mib=0, capability=0, driver=0
+)
 
 
 def asked(types: list[DroneType], **attributes: str) -> JobClass:
@@ -160,7 +180,12 @@ def test_a_request_that_looks_at_the_slot_is_what_the_types_give(
     attributes: dict[str, str], cpus: int, gpu_milli: int, memory_mib: int
 ) -> None:
     found = asked([LARGE, CPU, SMALL], **attributes)
-    assert (found.cpus, found.gpu_milli, found.memory_mib, found.invalid) == (cpus, gpu_milli, memory_mib, "")
+    assert (found.cpus, found.gpu_milli, found.memory_mib, found.invalid) == (
+        cpus,
+        gpu_milli,
+        memory_mib,
+        "",
+    )
     fitting = [kind for kind in (LARGE, SMALL, CPU) if bool(kind.gpu_milli) == bool(gpu_milli)]
     assert not found.refuses.keys() & {kind.key for kind in fitting}
 
@@ -169,15 +194,25 @@ def test_a_type_that_cannot_give_what_a_slot_is_asked_for_is_refused_with_the_nu
     found = asked([SMALL], RequestCpus="2 * TARGET.Cpus")
     assert (found.cpus, found.invalid) == (8, "")
     one = job(RequestCpus="2 * TARGET.Cpus", Requirements="TARGET.Cpus >= RequestCpus")
-    assert matching.unmet_requirement(one, matching.template(SMALL)) == UnmetRequirement("cpus", "8", "4")
+    assert matching.unmet_requirement(one, matching.template(SMALL)) == UnmetRequirement(
+        "cpus", "8", "4"
+    )
 
 
 @pytest.mark.parametrize(
     ("name", "written", "said"),
     [
         ("RequestMemory", '"2GB"', 'request_memory = "2GB" is not a number for this job'),
-        ("RequestMemory", "TARGET.NoSuch", "request_memory = TARGET.NoSuch is not a number for this job"),
-        ("RequestDisk", "9223372036854775807", "request_disk = 9223372036854775807 is not a number for this job"),
+        (
+            "RequestMemory",
+            "TARGET.NoSuch",
+            "request_memory = TARGET.NoSuch is not a number for this job",
+        ),
+        (
+            "RequestDisk",
+            "9223372036854775807",
+            "request_disk = 9223372036854775807 is not a number for this job",
+        ),
         ("RequestCpus", "undefined", "request_cpus = undefined is not a number for this job"),
         ("RequestGPUs", "-1", "request_gpus = -1 is negative"),
     ],

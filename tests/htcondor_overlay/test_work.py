@@ -95,9 +95,13 @@ def test_a_slot_tells_whose_jobs_run_and_since_when() -> None:
     (hers,) = seen(ann, ann).on([slot])
     assert (hers.owner, hers.begun_at, hers.work_at) == ("ann", 1010, 1100)
     (theirs,) = seen(ben, ann).on([slot])
-    assert (theirs.owner, theirs.begun_at, theirs.job_cpus) == ("", 1010, 0), "of several it is nobody's"
+    assert (theirs.owner, theirs.begun_at, theirs.job_cpus) == ("", 1010, 0), (
+        "of several it is nobody's"
+    )
     (alone,) = seen(ann).on([slot])
-    assert (alone.job_gpu_milli, alone.job_cpus, alone.job_memory_mib) == (1000, 3, 2048), "as its class asks"
+    assert (alone.job_gpu_milli, alone.job_cpus, alone.job_memory_mib) == (1000, 3, 2048), (
+        "as its class asks"
+    )
 
 
 def test_work_begins_with_the_program_and_a_checkpoint_saves_what_was_done_before_it() -> None:
@@ -105,9 +109,13 @@ def test_work_begins_with_the_program_and_a_checkpoint_saves_what_was_done_befor
     assert since(JobCurrentStartExecutingDate="undefined") == 1200, "its input is on the way"
     assert since(LastCkptTime="1100") == 1100
     assert since(TransferOutStarted="1100", TransferOutFinished="1105") == 1100, "by the job itself"
-    assert since(TransferOutStarted="1150", TransferOutFinished="1105") == 1105, "the next one is still under way"
+    assert since(TransferOutStarted="1150", TransferOutFinished="1105") == 1105, (
+        "the next one is still under way"
+    )
     assert since(TransferOutStarted="1150") == 1010, "and this one is the first"
-    assert since(TransferOutStarted="1300", TransferOutFinished="1301") == 1200, "not in the time to come"
+    assert since(TransferOutStarted="1300", TransferOutFinished="1301") == 1200, (
+        "not in the time to come"
+    )
 
 
 def test_the_schedds_clock_is_not_ours() -> None:
@@ -117,19 +125,33 @@ def test_the_schedds_clock_is_not_ours() -> None:
 
 
 def test_only_drones_of_this_controller() -> None:
-    others = ('"slot1_1@desy-1@n"', '"slot1_1@kitchen-1@n"', '"slot1_1@kit-a_1@n"', "undefined", "error")
+    others = (
+        '"slot1_1@desy-1@n"',
+        '"slot1_1@kitchen-1@n"',
+        '"slot1_1@kit-a_1@n"',
+        "undefined",
+        "error",
+    )
     for host, expected in (*((host, []) for host in others), ('"a@kit-a-1@\\n"', [A_1])):
         assert [each.drone_id for each in seen({**RUNS, "RemoteHost": host}).runs] == expected
-        assert [each.drone_id for each in seen({**LEFT, "LastRemoteHost": host}).evictions] == expected
+        assert [
+            each.drone_id for each in seen({**LEFT, "LastRemoteHost": host}).evictions
+        ] == expected
 
 
 def test_an_evicted_job_has_lost_what_it_did_since_its_start_or_its_last_checkpoint() -> None:
     (found,) = seen(LEFT).evictions
     assert found == Eviction(A_1, "7.3", at=1100, gpu_milli=2000, lost_s=90)
-    assert lost(JobCurrentStartExecutingDate="500") == 0, "of the run before: this one had not begun"
+    assert lost(JobCurrentStartExecutingDate="500") == 0, (
+        "of the run before: this one had not begun"
+    )
     assert lost(TransferOutStarted="1080", TransferOutFinished="1082") == 20, "one of its own"
-    assert lost(TransferOutStarted="1100", TransferOutFinished="1100") == 0, "its files went home when it left"
-    assert lost(TransferOutStarted="1098", TransferOutFinished="undefined") == 90, "they set out and did not arrive"
+    assert lost(TransferOutStarted="1100", TransferOutFinished="1100") == 0, (
+        "its files went home when it left"
+    )
+    assert lost(TransferOutStarted="1098", TransferOutFinished="undefined") == 90, (
+        "they set out and did not arrive"
+    )
     assert lost(LastCkptTime="1060") == 40
 
 
@@ -147,9 +169,15 @@ def test_a_drone_that_vanished_cost_no_more_than_until_then() -> None:
     """The schedd waits for it until the job's lease is over."""
     gone = {"JobDisconnectedDate": "1050", "LastJobLeaseRenewal": "1048", "LastVacateTime": "3450"}
     assert lost(**gone) == 40
-    assert lost(**{**gone, "LastJobLeaseRenewal": "3440"}) == 3450 - 1010, "it came back and worked on"
+    assert lost(**{**gone, "LastJobLeaseRenewal": "3440"}) == 3450 - 1010, (
+        "it came back and worked on"
+    )
     assert lost(**{**gone, "JobDisconnectedDate": "700"}) == 3450 - 1010, "of a run before"
-    again = {"JobCurrentStartDate": "3460", "JobCurrentStartExecutingDate": "3470", "LastJobLeaseRenewal": "3500"}
+    again = {
+        "JobCurrentStartDate": "3460",
+        "JobCurrentStartExecutingDate": "3470",
+        "LastJobLeaseRenewal": "3500",
+    }
     (found,) = seen({**AGAIN, **gone, **again}).evictions
     assert (found.at, found.lost_s) == (3450, 50)
 
@@ -167,7 +195,11 @@ def test_what_is_no_eviction() -> None:
 
 def test_the_schedd_is_asked_for_few_jobs() -> None:
     tree = classad2.ExprTree(work.constraint("kit", 1090.5))
-    assert tree.eval(ad_of(RUNS)) is True and tree.eval(ad_of(LEFT)) is True and tree.eval(ad_of(AGAIN)) is True
+    assert (
+        tree.eval(ad_of(RUNS)) is True
+        and tree.eval(ad_of(LEFT)) is True
+        and tree.eval(ad_of(AGAIN)) is True
+    )
     for other in (
         {**LEFT, "LastVacateTime": "1089"},
         {**LEFT, "JobStatus": "5"},
@@ -187,6 +219,11 @@ def test_a_slot_tells_how_many_of_its_jobs_have_an_optional_gpu() -> None:
 
 
 def test_a_job_with_an_optional_gpu_that_is_evicted_at_once_is_no_failure_of_its_node() -> None:
-    soon = {**LEFT, "JobCurrentStartDate": "1094", "JobCurrentStartExecutingDate": "1095", "Owner": '"alice"'}
+    soon = {
+        **LEFT,
+        "JobCurrentStartDate": "1094",
+        "JobCurrentStartExecutingDate": "1095",
+        "Owner": '"alice"',
+    }
     assert len(seen(soon).failures) == 1
     assert seen({**soon, "RequiresGPU": '"optional"'}).failures == ()

@@ -52,7 +52,9 @@ def pslot(
     return classad2.parseOne("\n".join([*lines, *more.splitlines()]), classad2.ParserType.Old)
 
 
-def dynamic(machine: str, number: int, state: str = "Claimed", activity: str = "Busy", more: str = "") -> Ad:
+def dynamic(
+    machine: str, number: int, state: str = "Claimed", activity: str = "Busy", more: str = ""
+) -> Ad:
     """A slot carved from the partitionable one. It repeats the machine's totals."""
     return classad2.parseOne(
         f'MyType = "Machine"\nName = "slot1_{number}@{machine}"\nMachine = "{machine}"\nSlotType = "Dynamic"\n'
@@ -90,7 +92,9 @@ def job(
         MyType = "Job"; ClusterId = {number}; ProcId = 0; JobStatus = {status}; JobUniverse = {universe}; QDate = {at};
         User = "{user}"; RequestCpus = {cpus}; RequestMemory = {memory_mib}; RequestDisk = 1024
     """.replace("\n", " ").split(";")
-    lines += [f"Requirements = {REQUIREMENTS.format(gpus=asks)}{' && ' + requirements if requirements else ''}"]
+    lines += [
+        f"Requirements = {REQUIREMENTS.format(gpus=asks)}{' && ' + requirements if requirements else ''}"
+    ]
     lines += [f"RequestGPUs = {gpus}"] if gpus else []
     lines += [f"RequireGPUs = {require_gpus}"] if require_gpus else []
     return classad2.parseOne("\n".join([*lines, *more.splitlines()]), classad2.ParserType.Old)

@@ -40,19 +40,39 @@ def test_what_is_printed_leaves_no_gap_whoever_runs_there_now() -> None:
 @pytest.mark.parametrize(
     ("start", "told"),
     [
-        ("true", {"cpus": "8 free GPUs keep 0 of 192 CPUs, wanted 64", "memory": "8 free GPUs keep 0 of 1048576 MiB"}),
+        (
+            "true",
+            {
+                "cpus": "8 free GPUs keep 0 of 192 CPUs, wanted 64",
+                "memory": "8 free GPUs keep 0 of 1048576 MiB",
+            },
+        ),
         (KEEPS_CPUS, {"memory": "8 free GPUs keep 0 of"}),
-        (f"{KEEPS_CPUS.replace('8 *', '6 *')} && {KEEPS_MEMORY}", {"cpus": "8 free GPUs keep 48 of 192 CPUs"}),
-        (f"(MY.GPUs < 8 || {KEEPS_CPUS}) && {KEEPS_MEMORY}", {"cpus": "1 free GPUs keep 0 of 192 CPUs, wanted 8"}),
-        (f'(TARGET.AcctGroup == "etp" || {KEEPS_CPUS}) && {KEEPS_MEMORY}', {"cpus": 'of jobs with AcctGroup == "etp"'}),
-        (f"(TARGET.Trusted =?= true || {KEEPS_CPUS}) && {KEEPS_MEMORY}", {"cpus": "of jobs with Trusted == true"}),
+        (
+            f"{KEEPS_CPUS.replace('8 *', '6 *')} && {KEEPS_MEMORY}",
+            {"cpus": "8 free GPUs keep 48 of 192 CPUs"},
+        ),
+        (
+            f"(MY.GPUs < 8 || {KEEPS_CPUS}) && {KEEPS_MEMORY}",
+            {"cpus": "1 free GPUs keep 0 of 192 CPUs, wanted 8"},
+        ),
+        (
+            f'(TARGET.AcctGroup == "etp" || {KEEPS_CPUS}) && {KEEPS_MEMORY}',
+            {"cpus": 'of jobs with AcctGroup == "etp"'},
+        ),
+        (
+            f"(TARGET.Trusted =?= true || {KEEPS_CPUS}) && {KEEPS_MEMORY}",
+            {"cpus": "of jobs with Trusted == true"},
+        ),
         ("(TARGET.RequestGPUs ?: 0) >= 1", {}),
         (f'TARGET.Owner == "etp" && {KEEPS_CPUS} && {KEEPS_MEMORY}', {}),
         ("false", {}),
         ("", {"start": "the slot ads do not contain START"}),
     ],
 )
-def test_what_start_does_not_keep_is_told_dimension_by_dimension(start: str, told: dict[str, str]) -> None:
+def test_what_start_does_not_keep_is_told_dimension_by_dimension(
+    start: str, told: dict[str, str]
+) -> None:
     ad = pslot(A, start=start or "true")
     if not start:
         del ad["Start"]
@@ -62,7 +82,9 @@ def test_what_start_does_not_keep_is_told_dimension_by_dimension(start: str, tol
 
 
 def test_more_than_the_node_has_cannot_be_kept() -> None:
-    [(dimension, message)] = found(pslot(A, gpu=V100, cpus=48, start=f"{KEEPS_CPUS} && {KEEPS_MEMORY}"))
+    [(dimension, message)] = found(
+        pslot(A, gpu=V100, cpus=48, start=f"{KEEPS_CPUS} && {KEEPS_MEMORY}")
+    )
     assert dimension == "cpus" and "write at most 6 per GPU into `blocking` for it" in message
 
 
@@ -73,7 +95,9 @@ def test_a_drone_that_start_refuses_on_the_empty_node_is_told() -> None:
     ad = configured(policy, cpus=48)
     assert [d for d, _ in found(ad, policy, small)] == []
     [(dimension, message)] = found(ad, policy, small, DRONE)
-    assert dimension == "drones" and message.startswith("START refuses drones of type a100 even on the empty node")
+    assert dimension == "drones" and message.startswith(
+        "START refuses drones of type a100 even on the empty node"
+    )
 
 
 def with_(ad: Ad, name: str, value: str) -> Ad:
@@ -85,8 +109,18 @@ def with_(ad: Ad, name: str, value: str) -> Ad:
     ("name", "value", "dimension", "told"),
     [
         ("Rank", "0.0", "preemption", "RANK does not prefer other jobs to drones"),
-        ("MaxJobRetirementTime", "24 * 3600", "retirement", "a preempted drone may run on for 86400 s"),
-        ("MachineMaxVacateTime", "10", "grace", "killed 10 s after SIGTERM (MACHINEMAXVACATETIME), `timeouts.grace`"),
+        (
+            "MaxJobRetirementTime",
+            "24 * 3600",
+            "retirement",
+            "a preempted drone may run on for 86400 s",
+        ),
+        (
+            "MachineMaxVacateTime",
+            "10",
+            "grace",
+            "killed 10 s after SIGTERM (MACHINEMAXVACATETIME), `timeouts.grace`",
+        ),
     ],
 )
 def test_what_keeps_the_owner_waiting_or_cuts_the_grace_is_told(
@@ -102,9 +136,16 @@ def test_nodes_without_drones_owe_them_no_priority() -> None:
 
 
 def test_a_pattern_that_names_no_node_is_a_slip() -> None:
-    policy = SitePolicy(site="topas", blocking=(Reserve(nodes=("topas-a100-*", "topaz-*"), cpus=8, memory_mib=20480),))
+    policy = SitePolicy(
+        site="topas",
+        blocking=(Reserve(nodes=("topas-a100-*", "topaz-*"), cpus=8, memory_mib=20480),),
+    )
     assert gaps(machines_of([configured(policy)], 0), policy) == (
-        AuditFinding("topaz-*", "nodes", f"no node has such a name (there are: {A}); correct `blocking.nodes`"),
+        AuditFinding(
+            "topaz-*",
+            "nodes",
+            f"no node has such a name (there are: {A}); correct `blocking.nodes`",
+        ),
     )
 
 

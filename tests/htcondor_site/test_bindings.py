@@ -34,7 +34,9 @@ class SlowSide:
     def __init__(self, collector: str, schedd: str) -> None:
         pass
 
-    def ads(self, kind: str, constraint: str, projection: tuple[str, ...], schedd: str = "") -> list[Ad]:
+    def ads(
+        self, kind: str, constraint: str, projection: tuple[str, ...], schedd: str = ""
+    ) -> list[Ad]:
         return [classad2.ClassAd({"Pid": os.getpid()})]
 
     def history(self, *args: object) -> list[Ad]:
@@ -54,7 +56,9 @@ class SlowSide:
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BindingsClient:
     monkeypatch.setattr(client, "BINDINGS_WORKER", "tests.htcondor_site.test_bindings:SlowSide")
     monkeypatch.setenv("T", "a.b.c")
-    return BindingsClient(config(work_directory=str(tmp_path), deadline="60s", submit_deadline="100s"), "topas")
+    return BindingsClient(
+        config(work_directory=str(tmp_path), deadline="60s", submit_deadline="100s"), "topas"
+    )
 
 
 async def asked(cluster: BindingsClient) -> int:
@@ -71,7 +75,9 @@ async def test_a_history_leaves_no_process_behind(cluster: BindingsClient) -> No
         assert await asked(cluster) == looks
 
 
-async def test_a_look_waits_behind_no_submit_and_behind_no_silent_schedd(cluster: BindingsClient) -> None:
+async def test_a_look_waits_behind_no_submit_and_behind_no_silent_schedd(
+    cluster: BindingsClient,
+) -> None:
     async with cluster:
         looks = await asked(cluster)
         slow = [
@@ -100,7 +106,9 @@ class Schedd:
     def __init__(self, log: Path, *errors: str) -> None:
         self._log, self.errors, self.orders, self.taken = log, list(errors), 0, list[str]()
 
-    def submit(self, description: object, *, spool: bool, itemdata: Iterable[Mapping[str, str]]) -> Any:
+    def submit(
+        self, description: object, *, spool: bool, itemdata: Iterable[Mapping[str, str]]
+    ) -> Any:
         drone_ids = [item["drone_id"] for item in itemdata]
         self._answer()
         self.taken += drone_ids
@@ -129,14 +137,18 @@ def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[BindingsWor
     return BindingsWorker("127.0.0.1:9618", "head"), schedd
 
 
-def test_a_restarted_schedd_gets_its_first_order_again(worker: tuple[BindingsWorker, Schedd]) -> None:
+def test_a_restarted_schedd_gets_its_first_order_again(
+    worker: tuple[BindingsWorker, Schedd],
+) -> None:
     bindings, schedd = worker
     schedd.errors = [SESSION_REJECTED]
     assert bindings.submit("", ["a-1", "a-2"], False) == 7
     assert schedd.taken == ["a-1", "a-2"] and schedd.orders == 2
 
 
-def test_a_restarted_schedd_gets_its_first_removal_again(worker: tuple[BindingsWorker, Schedd]) -> None:
+def test_a_restarted_schedd_gets_its_first_removal_again(
+    worker: tuple[BindingsWorker, Schedd],
+) -> None:
     bindings, schedd = worker
     schedd.errors = ["Error when performing action on the schedd."]
     bindings.remove(["1.0"], "idle", False)
@@ -147,8 +159,12 @@ def test_a_restarted_schedd_gets_its_first_removal_again(worker: tuple[BindingsW
     assert schedd.orders == 4
 
 
-@pytest.mark.parametrize("error", ["Failed to commit jobs", "SCHEDD:1:x errmsg=Server rejected our session id", "?"])
-def test_an_order_that_may_have_arrived_is_not_repeated(worker: tuple[BindingsWorker, Schedd], error: str) -> None:
+@pytest.mark.parametrize(
+    "error", ["Failed to commit jobs", "SCHEDD:1:x errmsg=Server rejected our session id", "?"]
+)
+def test_an_order_that_may_have_arrived_is_not_repeated(
+    worker: tuple[BindingsWorker, Schedd], error: str
+) -> None:
     bindings, schedd = worker
     schedd.errors = [error]
     with pytest.raises((OutcomeUnknownError, RejectedError)):

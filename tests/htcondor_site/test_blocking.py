@@ -41,7 +41,9 @@ def loaded(text: str, before: dict[str, str] = BEFORE) -> dict[str, str]:
         if line and not line.startswith("#"):
             name, _, value = line.partition(" = ")
             was = known.get(name, "")
-            known[name] = re.sub(rf"\$\({name}(?::([^()]*))?\)", lambda m, was=was: was or m[1] or "", value)
+            known[name] = re.sub(
+                rf"\$\({name}(?::([^()]*))?\)", lambda m, was=was: was or m[1] or "", value
+            )
 
     def expanded(value: str) -> str:
         again = _MACRO.sub(lambda m: known.get(m[1], "") or m[2] or "", value)
@@ -55,7 +57,9 @@ def site(*reserves: Reserve, grace_s: float = 30) -> SitePolicy:
 
 
 def start(reserves: tuple[Reserve, ...], slot: Ad, asked: Ad, **before: str) -> bool:
-    answer = evaluated(expression(loaded(render(site(*reserves)), BEFORE | before)["START"]), slot, asked)
+    answer = evaluated(
+        expression(loaded(render(site(*reserves)), BEFORE | before)["START"]), slot, asked
+    )
     assert isinstance(answer, bool)
     return answer
 
@@ -76,7 +80,9 @@ def start(reserves: tuple[Reserve, ...], slot: Ad, asked: Ad, **before: str) -> 
 def test_a_job_starts_if_each_gpu_left_finds_its_share(
     free: tuple[int, int, int], gpus: int, cpus: int, memory_mib: int, taken: bool
 ) -> None:
-    assert start(TOPAS, pslot(free=free), job(1, gpus=gpus, cpus=cpus, memory_mib=memory_mib)) is taken
+    assert (
+        start(TOPAS, pslot(free=free), job(1, gpus=gpus, cpus=cpus, memory_mib=memory_mib)) is taken
+    )
 
 
 def test_each_class_of_nodes_keeps_its_own_share_and_the_first_that_matches_counts() -> None:
@@ -97,7 +103,9 @@ def test_disk_is_kept_in_its_own_unit_and_what_the_site_demanded_before_stays() 
     asked["RequestDisk"] = (500_000 - 8 * 51200) * 1024 + 1
     assert not start(TOPAS, slot, asked)
     assert not start(TOPAS, pslot(), job(1, more="Banned = true"))
-    assert start(TOPAS, pslot(gpus=0, cpus=8), job(1, gpus=0, cpus=8)), "a node without GPUs keeps nothing"
+    assert start(TOPAS, pslot(gpus=0, cpus=8), job(1, gpus=0, cpus=8)), (
+        "a node without GPUs keeps nothing"
+    )
 
 
 RELEASED = (Reserve(nodes=("topas-v100-*",), cpus=6), Reserve(cpus=8, when=ReserveWhen.GPU_DEMAND))
@@ -116,12 +124,21 @@ TRUSTED = {"PROVISIONER_TRUSTED_JOBS": 'TARGET.User == "g@s"'}
         ("topas-a100-1.test", "x@s", MARK, TRUSTED, False),
         ("topas-a100-1.test", "g@s", MARK, TRUSTED, True),
     ],
-    ids=["others", "our CPU drones", "where it is always kept", "whoever is not trusted", "who is trusted"],
+    ids=[
+        "others",
+        "our CPU drones",
+        "where it is always kept",
+        "whoever is not trusted",
+        "who is trusted",
+    ],
 )
 def test_a_reserve_is_released_for_marked_jobs_of_trusted_users_only(
     machine: str, user: str, more: str, before: dict[str, str], taken: bool
 ) -> None:
-    assert start(RELEASED, pslot(machine), job(1, gpus=0, cpus=190, user=user, more=more), **before) is taken
+    assert (
+        start(RELEASED, pslot(machine), job(1, gpus=0, cpus=190, user=user, more=more), **before)
+        is taken
+    )
 
 
 def values(asked: Ad, **before: str) -> dict[str, float | None]:
@@ -131,9 +148,19 @@ def values(asked: Ad, **before: str) -> dict[str, float | None]:
 
 
 @pytest.mark.parametrize("mark", ["IsBackfill = true", 'ProvisionerController = "kit"'])
-def test_drones_give_way_at_once_and_get_their_grace_and_others_are_treated_as_before(mark: str) -> None:
-    assert values(job(1, more=mark)) == {"RANK": 0, "MAXJOBRETIREMENTTIME": 0, "MACHINEMAXVACATETIME": 25}
-    assert values(job(1)) == {"RANK": 1_000_000, "MAXJOBRETIREMENTTIME": 86400, "MACHINEMAXVACATETIME": 600}
+def test_drones_give_way_at_once_and_get_their_grace_and_others_are_treated_as_before(
+    mark: str,
+) -> None:
+    assert values(job(1, more=mark)) == {
+        "RANK": 0,
+        "MAXJOBRETIREMENTTIME": 0,
+        "MACHINEMAXVACATETIME": 25,
+    }
+    assert values(job(1)) == {
+        "RANK": 1_000_000,
+        "MAXJOBRETIREMENTTIME": 86400,
+        "MACHINEMAXVACATETIME": 600,
+    }
     assert values(job(1), RANK="5")["RANK"] == 1_000_005
 
 
@@ -146,9 +173,13 @@ def test_a_drone_preempts_nobody_and_the_negotiators_own_rule_stays() -> None:
 
 
 def test_drones_that_are_asked_get_a_head_start_before_the_site_takes_their_place() -> None:
-    """Else both make room for one job, and twice as many leave. Only a drone's slot waits, and RANK knows no age: a
-    claim keeps the rank that it began with, and owner's jobs would throw out each other."""
-    asks, leaves_it = loaded(render(site())), loaded(render(replace(site(), preempt_proactively=False)))
+    """Else both make room for one job, and twice as many leave. Only a drone's slot waits, and RANK
+    knows no age: a claim keeps the rank that it began with, and owner's jobs would throw out each
+    other."""
+    asks, leaves_it = (
+        loaded(render(site())),
+        loaded(render(replace(site(), preempt_proactively=False))),
+    )
     young, old = (job(1, more=f"QDate = time() - {age}") for age in (30, 500))
     drone = job(1, more="IsBackfill = true")
     held, free = pslot(more='DroneId = "kit-1"'), pslot()
@@ -166,10 +197,15 @@ def test_drones_that_are_asked_get_a_head_start_before_the_site_takes_their_plac
 
 
 NAMES = st.text("ab1.-_", min_size=1, max_size=8)
-PATTERNS = st.lists(st.one_of(st.sampled_from(["*", "?", "[ab]", "[a-b1]", "[", "]", ".", "[.]"]), NAMES), max_size=5)
+PATTERNS = st.lists(
+    st.one_of(st.sampled_from(["*", "?", "[ab]", "[a-b1]", "[", "]", ".", "[.]"]), NAMES),
+    max_size=5,
+)
 
 
 @given(NAMES, PATTERNS.map("".join).filter(bool))
 def test_node_patterns_mean_the_same_to_htcondor_as_to_the_planner(name: str, written: str) -> None:
     parsed = expression(f'regexp("^({pattern(written)})$", MY.Machine)')
-    assert evaluated(parsed, classad2.ClassAd({"Machine": name}), classad2.ClassAd()) is fnmatchcase(name, written)
+    assert evaluated(
+        parsed, classad2.ClassAd({"Machine": name}), classad2.ClassAd()
+    ) is fnmatchcase(name, written)

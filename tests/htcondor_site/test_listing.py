@@ -1,4 +1,7 @@
-"""Our jobs' ads become drones. The ads are such as HTCondor 23.9.6 and 25.14.1 gave for drones that ended so."""
+"""Our jobs' ads become drones.
+
+The ads are such as HTCondor 23.9.6 and 25.14.1 gave for drones that ended so.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,12 @@ RUNS = {
     "JobCurrentStartExecutingDate": NOW - 99,
     "EnteredCurrentStatus": NOW - 100,
 }
-RAN = {**RUNS, "RemoteHost": None, "LastRemoteHost": "slot1_2@a1.example.org", "LastVacateTime": NOW - 20}
+RAN = {
+    **RUNS,
+    "RemoteHost": None,
+    "LastRemoteHost": "slot1_2@a1.example.org",
+    "LastVacateTime": NOW - 20,
+}
 
 
 def ad(serial: int = 1, **values: object) -> classad2.ClassAd:
@@ -61,30 +69,50 @@ def test_an_idle_job_waits_and_says_why() -> None:
     waiting = drone(JobStatus=1)
     assert (waiting.state, waiting.remote_id, waiting.type) == (RemoteState.PENDING, "7.1", "a100")
     assert waiting.reason == "waits for the negotiator"
-    assert drone(JobStatus=1, LastRejMatchReason="no match found ").reason == "not matched: no match found"
+    assert (
+        drone(JobStatus=1, LastRejMatchReason="no match found ").reason
+        == "not matched: no match found"
+    )
     again = drone(JobStatus=1, LastRemoteHost="slot1_2@a1.example.org")
-    assert (again.state, again.node, again.slot) == (RemoteState.PENDING, "", ""), "it could not be started there"
+    assert (again.state, again.node, again.slot) == (RemoteState.PENDING, "", ""), (
+        "it could not be started there"
+    )
     unknown = drone(**{**RUNS, "JobStatus": 7})
-    assert (unknown.state, unknown.end) == (RemoteState.UNKNOWN, None), "what we do not know is alive"
+    assert (unknown.state, unknown.end) == (RemoteState.UNKNOWN, None), (
+        "what we do not know is alive"
+    )
 
 
 def test_a_running_job_tells_its_node_and_slot() -> None:
     running, slot = drone(**RUNS), "slot1_2@a1.example.org"
-    assert (running.state, running.node, running.slot) == (RemoteState.RUNNING, "a1.example.org", slot)
+    assert (running.state, running.node, running.slot) == (
+        RemoteState.RUNNING,
+        "a1.example.org",
+        slot,
+    )
     assert (running.started_at, running.notice_at, running.end) == (NOW - 100, 0.0, None)
     assert drone(**{**RUNS, "RemoteHost": "slot1_1@topas@a1.example.org"}).node == "a1.example.org"
     assert drone(**{**RUNS, "JobStatus": 6}).state is RemoteState.RUNNING
     matched = drone(JobStatus=2, JobCurrentStartDate=NOW - 1)
-    assert (matched.state, matched.started_at) == (RemoteState.PENDING, 0.0), "seen in 25.14: it has no slot yet"
-    assert drone({slot: NOW - 3, "slot1_3@a1.example.org": NOW - 9}, **RUNS).notice_at == NOW - 3, "it is taken back"
+    assert (matched.state, matched.started_at) == (RemoteState.PENDING, 0.0), (
+        "seen in 25.14: it has no slot yet"
+    )
+    assert drone({slot: NOW - 3, "slot1_3@a1.example.org": NOW - 9}, **RUNS).notice_at == NOW - 3, (
+        "it is taken back"
+    )
 
 
 def test_a_removed_drone_lives_until_its_grace_is_over() -> None:
     leaving = {**RUNS, "JobStatus": 3, "LastJobStatus": 2, "RemoveReason": OURS}
-    young = drone({"slot1_2@a1.example.org": NOW - 4}, **{**leaving, "EnteredCurrentStatus": NOW - 4})
+    young = drone(
+        {"slot1_2@a1.example.org": NOW - 4}, **{**leaving, "EnteredCurrentStatus": NOW - 4}
+    )
     assert (young.state, young.reason) == (RemoteState.RUNNING, "removed; gone within 11 s")
-    assert young.notice_at == 0.0, "its slot is vacated because we asked: the site takes nothing back"
-    # The site was vacating it already: its job stays in the queue, removed and with its host, for its lease.
+    assert young.notice_at == 0.0, (
+        "its slot is vacated because we asked: the site takes nothing back"
+    )
+    # The site was vacating it already: its job stays in the queue, removed and with its host, for
+    # its lease.
     stuck = drone(**{**leaving, "EnteredCurrentStatus": NOW - 16})
     assert stuck.end is not None and stuck.end.kind is EndKind.STOPPED
     forged = ad(**{**leaving, "DroneGraceS": 10**11, "EnteredCurrentStatus": NOW})
@@ -108,8 +136,16 @@ ENDS: list[tuple[dict[str, object], EndKind, int | FaultKind | None]] = [
     ({**REMOVED, "LastJobStatus": 5, "LastHoldReasonCode": 34}, EndKind.FAULT, FaultKind.DRONE),
     ({**REMOVED, "LastJobStatus": 5, "LastHoldReasonCode": 16}, EndKind.FAULT, FaultKind.UNKNOWN),
     # somebody else
-    ({**RAN, **REMOVED, "LastJobStatus": 2, "RemoveReason": "via condor_rm (by root)"}, EndKind.PREEMPTED, None),
-    ({**REMOVED, "LastJobStatus": 1, "RemoveReason": "SYSTEM_PERIODIC_REMOVE"}, EndKind.FAULT, FaultKind.CONFIG),
+    (
+        {**RAN, **REMOVED, "LastJobStatus": 2, "RemoveReason": "via condor_rm (by root)"},
+        EndKind.PREEMPTED,
+        None,
+    ),
+    (
+        {**REMOVED, "LastJobStatus": 1, "RemoveReason": "SYSTEM_PERIODIC_REMOVE"},
+        EndKind.FAULT,
+        FaultKind.CONFIG,
+    ),
 ]
 
 
@@ -119,7 +155,10 @@ def test_each_end_is_told_for_what_it_is(
 ) -> None:
     ended = drone(**values)
     assert ended.end is not None and ended.state is RemoteState.ENDED
-    assert (ended.end.kind, ended.end.exit_code if kind is EndKind.EXITED else ended.end.fault) == (kind, detail)
+    assert (ended.end.kind, ended.end.exit_code if kind is EndKind.EXITED else ended.end.fault) == (
+        kind,
+        detail,
+    )
     assert ended.end.at in (NOW - 20, NOW - 100), "when it was vacated, not when the policy saw it"
 
 
@@ -139,7 +178,12 @@ def test_each_end_is_told_for_what_it_is(
     ],
 )
 def test_hold_reasons_are_told_apart(code: int, subcode: int, kind: FaultKind) -> None:
-    held = drone(JobStatus=5, HoldReasonCode=code, HoldReasonSubCode=subcode, HoldReason="it\ndid\x1b not work")
+    held = drone(
+        JobStatus=5,
+        HoldReasonCode=code,
+        HoldReasonSubCode=subcode,
+        HoldReason="it\ndid\x1b not work",
+    )
     assert held.end is not None
     assert held.end.fault is kind
     assert held.end.message == f"held ({code}/{subcode}): it did? not work"
@@ -147,29 +191,51 @@ def test_hold_reasons_are_told_apart(code: int, subcode: int, kind: FaultKind) -
 
 def test_one_drone_held_by_hand_bans_neither_its_site_nor_its_type() -> None:
     """A `condor_hold` of one drone by an administrator banned the whole site."""
-    held = drone(JobStatus=5, HoldReasonCode=1, HoldReasonSubCode=0, HoldReason="via condor_hold (by user admin)")
+    held = drone(
+        JobStatus=5,
+        HoldReasonCode=1,
+        HoldReasonSubCode=0,
+        HoldReason="via condor_hold (by user admin)",
+    )
     assert held.end is not None and held.end.fault is not None
     rule = BACKOFF_POLICIES[held.end.fault]
     assert (rule.per_type, rule.after) == (True, 3)
 
 
 def test_the_schedds_times_are_told_by_our_clock() -> None:
-    ahead = {name: value + 3600 for name, value in RAN.items() if isinstance(value, float) and value > 10**9}
+    ahead = {
+        name: value + 3600
+        for name, value in RAN.items()
+        if isinstance(value, float) and value > 10**9
+    }
     evicted = drone(**{**RAN, **ahead, "JobStatus": 1, "ServerTime": NOW + 3600})
     assert evicted.end is not None
     assert (evicted.end.at, evicted.started_at) == (NOW - 20, NOW - 100)
 
 
 def test_of_two_jobs_of_one_drone_the_living_counts() -> None:
-    aborted = ad(1, ClusterId=6, JobStatus=3, LastJobStatus=5, RemoveReason="provisioner: its files never came")
-    once, twice = listed(ad(1, **RUNS), aborted), listed(ad(1, **RUNS), ad(1, ClusterId=8, JobStatus=1))
+    aborted = ad(
+        1,
+        ClusterId=6,
+        JobStatus=3,
+        LastJobStatus=5,
+        RemoveReason="provisioner: its files never came",
+    )
+    once, twice = (
+        listed(ad(1, **RUNS), aborted),
+        listed(ad(1, **RUNS), ad(1, ClusterId=8, JobStatus=1)),
+    )
     for found in (once, twice):
         assert [each.remote_id for each in found.drones.values()] == ["7.1"]
     assert not once.notices and "twice" in twice.notices[0]
 
 
 def test_files_are_in_use_while_a_job_has_not_ended() -> None:
-    ads = [ad(1, **RUNS), ad(2, JobStatus=1, DroneInputs="d2"), ad(3, JobStatus=4, ExitCode=0, DroneInputs="d3")]
+    ads = [
+        ad(1, **RUNS),
+        ad(2, JobStatus=1, DroneInputs="d2"),
+        ad(3, JobStatus=4, ExitCode=0, DroneInputs="d3"),
+    ]
     found = listed(*ads, ad(4, JobStatus=1, User="grid@site.test"))
     assert (found.inputs, found.users) == ({"d1", "d2"}, {"grid@site.test"})
 
@@ -182,6 +248,11 @@ def test_a_stranger_with_our_tag_is_told_and_left_alone() -> None:
 
 def test_the_tag_is_quoted() -> None:
     asked = classad2.ExprTree(our_jobs("main", 'a"b'))
-    assert asked.eval(classad2.ClassAd({"ProvisionerController": "main", "DroneSite": 'a"b'})) is True
-    assert asked.eval(classad2.ClassAd({"ProvisionerController": "main-two", "DroneSite": 'a"b'})) is False
+    assert (
+        asked.eval(classad2.ClassAd({"ProvisionerController": "main", "DroneSite": 'a"b'})) is True
+    )
+    assert (
+        asked.eval(classad2.ClassAd({"ProvisionerController": "main-two", "DroneSite": 'a"b'}))
+        is False
+    )
     assert asked.eval(classad2.ClassAd({"DroneSite": 'a"b'})) is classad2.Value.Undefined

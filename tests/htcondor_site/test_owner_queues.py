@@ -13,7 +13,13 @@ from adapters.htcondor.classads import Ad
 from adapters.htcondor.site import owner
 from adapters.htcondor.site.client import HTCondorClient
 from adapters.htcondor.site.nodes import PoolMachine, machines_of
-from adapters.htcondor.site.owner import OWNER_JOB_PROJECTION, OwnerJobQueue, OwnerQueuePoller, claims, group_jobs
+from adapters.htcondor.site.owner import (
+    OWNER_JOB_PROJECTION,
+    OwnerJobQueue,
+    OwnerQueuePoller,
+    claims,
+    group_jobs,
+)
 from adapters.htcondor.site.settings import HTCondorOwnerConfig
 from provisioner.interfaces import UnavailableError
 from provisioner.model import OwnerDemand
@@ -33,7 +39,9 @@ class Schedds:
         self.asked: list[str] = []
         self.now = 0.0
 
-    async def owner_queue(self, schedd: str, constraint: str, names: Sequence[str]) -> OwnerJobQueue:
+    async def owner_queue(
+        self, schedd: str, constraint: str, names: Sequence[str]
+    ) -> OwnerJobQueue:
         self.asked.append(schedd)
         if schedd in self.silent:
             await asyncio.sleep(3600)
@@ -48,23 +56,30 @@ class Schedds:
 
     def as_owners(self) -> OwnerQueuePoller:
         return OwnerQueuePoller(
-            cast(HTCondorClient, self), HTCondorOwnerConfig(schedds=tuple(self.queues)), lambda: self.now
+            cast(HTCondorClient, self),
+            HTCondorOwnerConfig(schedds=tuple(self.queues)),
+            lambda: self.now,
         )
 
 
-async def seen(queues: OwnerQueuePoller, site: tuple[PoolMachine, ...] = SITE) -> tuple[list[OwnerDemand], list[str]]:
+async def seen(
+    queues: OwnerQueuePoller, site: tuple[PoolMachine, ...] = SITE
+) -> tuple[list[OwnerDemand], list[str]]:
     told, notices = await queues.query(site)
     return [claim for one in told for claim in claims(one.queue.groups, site).claims], list(notices)
 
 
-async def test_silent_queues_cost_one_patience_and_no_claim_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_silent_queues_cost_one_patience_and_no_claim_of_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(owner, "OWNER_QUEUE_TIMEOUT_S", 0.05)
     schedds = Schedds(s1=[job(1)], s2=[job(2)], s3=[job(3, gpus=2)])
     schedds.silent = {"s1", "s2"}
     found, notices = await seen(schedds.as_owners())
     assert [claim.gpu_milli for claim in found] == [2000]
     assert notices == [
-        f"owner's schedd {name}: its jobs are not seen: no answer within 0.05 s" for name in ("s1", "s2")
+        f"owner's schedd {name}: its jobs are not seen: no answer within 0.05 s"
+        for name in ("s1", "s2")
     ]
 
 
@@ -80,7 +95,9 @@ async def test_what_a_queue_said_last_counts_for_a_while() -> None:
     schedds.now = 601.0
     found, notices = await seen(queues)
     assert found == []
-    assert notices == ["owner's schedd s1: its jobs are not seen, what it said 601 s ago is too old: it is down"]
+    assert notices == [
+        "owner's schedd s1: its jobs are not seen, what it said 601 s ago is too old: it is down"
+    ]
     schedds.down, schedds.now = set(), 10_000.0
     assert ([c.count for c in (await seen(queues))[0]], (await seen(queues))[1]) == ([1], [])
 
@@ -110,7 +127,12 @@ async def test_a_stopped_look_stops_the_questions() -> None:
 async def test_what_start_looks_at_is_asked_for() -> None:
     start = 'TARGET.Project == "etp" && Allowed'
     site = machines_of([pslot(A, start=start, more="Allowed = TARGET.Paid"), pslot(V, gpus=1)], 0)
-    schedds = Schedds(s1=[job(1, gpus=8, more='Project = "etp"\nPaid = true'), job(2, gpus=8, more='Project = "cms"')])
+    schedds = Schedds(
+        s1=[
+            job(1, gpus=8, more='Project = "etp"\nPaid = true'),
+            job(2, gpus=8, more='Project = "cms"'),
+        ]
+    )
     [claim], _ = await seen(schedds.as_owners(), site)
     assert (claim.count, claim.nodes) == (1, (A,)), "the other job would make drones leave in vain"
 

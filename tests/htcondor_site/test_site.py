@@ -40,10 +40,14 @@ class FakeCluster:
     async def __aexit__(self, *exc: object) -> None:
         pass
 
-    async def ads(self, kind: str, constraint: str, projection: Sequence[str], schedd: str = "") -> Sequence[Ad]:
+    async def ads(
+        self, kind: str, constraint: str, projection: Sequence[str], schedd: str = ""
+    ) -> Sequence[Ad]:
         return self.queue if kind == "jobs" else self.nodes if constraint == MACHINE_SLOTS else []
 
-    async def owner_queue(self, schedd: str, constraint: str, names: Sequence[str]) -> OwnerJobQueue:
+    async def owner_queue(
+        self, schedd: str, constraint: str, names: Sequence[str]
+    ) -> OwnerJobQueue:
         return OwnerJobQueue()
 
     async def submit(self, batch: SubmitDescription) -> int:
@@ -80,7 +84,12 @@ def site(*types: DroneType, **options: object) -> HTCondorSite:
 
 
 def job(proc: int, **values: object) -> Ad:
-    common = {"ClusterId": 7, "ProcId": proc, "DroneId": f"{CONTROLLER}-ab12-{proc}", "DroneType": "a100"}
+    common = {
+        "ClusterId": 7,
+        "ProcId": proc,
+        "DroneId": f"{CONTROLLER}-ab12-{proc}",
+        "DroneType": "a100",
+    }
     return classad2.ClassAd({**common, "ServerTime": time.time(), **values})
 
 
@@ -118,7 +127,10 @@ async def test_files_that_are_just_being_sent_are_waited_for(cluster: FakeCluste
     async with site() as it:
         for _ in range(2):
             drones = (await it.poll()).drones
-            waits, given_up = drones[DroneId(f"{CONTROLLER}-ab12-1")], drones[DroneId(f"{CONTROLLER}-ab12-2")]
+            waits, given_up = (
+                drones[DroneId(f"{CONTROLLER}-ab12-1")],
+                drones[DroneId(f"{CONTROLLER}-ab12-2")],
+            )
             assert waits.state is given_up.state is RemoteState.PENDING
             assert "being sent" in waits.reason and "adapter removes it" in given_up.reason
 
@@ -129,7 +141,9 @@ async def test_files_that_are_just_being_sent_are_waited_for(cluster: FakeCluste
     assert cluster.done == ["remove 7.2", "tidy"]
 
 
-async def test_a_job_whose_files_never_came_counts_until_it_is_removed(cluster: FakeCluster) -> None:
+async def test_a_job_whose_files_never_came_counts_until_it_is_removed(
+    cluster: FakeCluster,
+) -> None:
     """A failing or late removal let the controller start another drone beside it, above the limit of the site."""
     given_up = DroneId(f"{CONTROLLER}-ab12-1")
     cluster.queue, cluster.collects_for_ever = [completed(2)], True
@@ -143,7 +157,13 @@ async def test_a_job_whose_files_never_came_counts_until_it_is_removed(cluster: 
             await asyncio.sleep(0)
             assert (drone.state, drone.end) == (RemoteState.PENDING, None)
         assert cluster.done == ["collect 7.2"], "it waits for its turn"
-        removed = job(1, JobStatus=3, LastJobStatus=5, LastHoldReasonCode=16, RemoveReason="provisioner: no files")
+        removed = job(
+            1,
+            JobStatus=3,
+            LastJobStatus=5,
+            LastHoldReasonCode=16,
+            RemoveReason="provisioner: no files",
+        )
         cluster.queue = [removed, completed(2)]
         end = (await it.poll()).drones[given_up].end
         assert end is not None and end.kind is EndKind.STOPPED
@@ -153,7 +173,9 @@ async def test_a_removal_that_fails_is_a_notice_until_it_succeeds(cluster: FakeC
     cluster.queue, cluster.removal_fails = [spooling(1, since_s=65)], True
 
     async def noticed() -> bool:
-        return any("not removed: remove: not authorized" in notice for notice in (await it.poll()).notices)
+        return any(
+            "not removed: remove: not authorized" in notice for notice in (await it.poll()).notices
+        )
 
     async def silent() -> bool:
         return not await noticed()
@@ -166,7 +188,9 @@ async def test_a_removal_that_fails_is_a_notice_until_it_succeeds(cluster: FakeC
     assert "remove 7.1" in cluster.done
 
 
-async def test_where_no_node_was_ever_seen_nothing_is_free_but_behind_a_computing_element(cluster: FakeCluster) -> None:
+async def test_where_no_node_was_ever_seen_nothing_is_free_but_behind_a_computing_element(
+    cluster: FakeCluster,
+) -> None:
     cluster.nodes = []
     async with site() as it, site(submit={"universe": "grid"}) as element:
         view, unknown = await it.poll(), await element.poll()
@@ -178,7 +202,9 @@ def test_nodes_that_were_there_a_while_ago_do_not_vanish_unnoticed() -> None:
     now = [1000.0]
     registry = NodeRegistry("c.test:9618", 900.0, lambda: now[0])
     assert registry.notices("abcd") == registry.notices("ab") == ()
-    assert registry.notices("a") == ("collector c.test:9618 lists 1 nodes (just started?); 3 are missed",)
+    assert registry.notices("a") == (
+        "collector c.test:9618 lists 1 nodes (just started?); 3 are missed",
+    )
     now[0] += 900
     for _ in range(2):
         with pytest.raises(UnavailableError, match="lists no slots"):

@@ -39,7 +39,10 @@ OURS = "queue Request_CPUs +RequestMemory My.DroneId executable environment inpu
     ("name", "value", "words"),
     [
         *((name, "1", (f"`{name}`", "remove it")) for name in OURS.split()),
-        *((name, "1 2", ("`1 2` is not a ClassAd expression",)) for name in ("require_gpus", "rank", "My.Project")),
+        *(
+            (name, "1 2", ("`1 2` is not a ClassAd expression",))
+            for name in ("require_gpus", "rank", "My.Project")
+        ),
     ],
 )
 def test_what_is_ours_or_no_expression_is_refused_for_the_site_and_for_a_type(
@@ -57,13 +60,19 @@ def test_options_for_a_type_that_is_not_there_and_shares_of_gpus_do_not_fit() ->
         (("options", "types", "v100x"), "there is no drone type `v100x`: did you mean `a100`?")
     ]
     assert list(config().misfits([A100, CPU, half])) == [
-        (("types", "half", "gpus"), "`gpus`: a share of a GPU is a whole one to an HTCondor site: write `gpus: 1`")
+        (
+            ("types", "half", "gpus"),
+            "`gpus`: a share of a GPU is a whole one to an HTCondor site: write `gpus: 1`",
+        )
     ]
 
 
 def test_what_import_left_open_is_refused_each_at_its_place() -> None:
     with pytest.raises(ValidationError) as found:
-        config(submit={"rank": "1", "accounting_group": "<the group>", "+X": "<X without $Y>"}, env={"A": "<A b>"})
+        config(
+            submit={"rank": "1", "accounting_group": "<the group>", "+X": "<X without $Y>"},
+            env={"A": "<A b>"},
+        )
     places = [("submit", "accounting_group"), ("submit", "+X"), ("env", "A")]
     assert [error["loc"] for error in found.value.errors()] == places
     assert all("still to be filled in" in str(error["msg"]) for error in found.value.errors())
@@ -73,8 +82,14 @@ def test_what_import_left_open_is_refused_each_at_its_place() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        *(({"submit": {"rank": value}}, "on one line") for value in (" ", "a\nqueue 5", "a \\", "\x00")),
-        *(({"submit": {name: "1"}}, "not a submit command") for name in ("queue 5\nrank", "a=b", "$(x)", "")),
+        *(
+            ({"submit": {"rank": value}}, "on one line")
+            for value in (" ", "a\nqueue 5", "a \\", "\x00")
+        ),
+        *(
+            ({"submit": {name: "1"}}, "not a submit command")
+            for name in ("queue 5\nrank", "a=b", "$(x)", "")
+        ),
         *(({"env": {name: "1"}}, "remove it") for name in ("DRONE_DIR", "_CONDOR_X")),
         ({"env": {"A": "$$(x)"}}, "begins a macro"),
         ({"submit": {"+IsBackfill": "True", "My.isbackfill": "False"}}, "the same"),
@@ -84,7 +99,10 @@ def test_what_import_left_open_is_refused_each_at_its_place() -> None:
         ({"lease": "19s"}, "greater than or equal"),
         ({"token": None}, "`token` or `token_directory` is wanted"),
         ({"tools": {"path": "/opt/bin"}}, "write `transport: tools`"),
-        ({"transport": "tools", "tools": {"ssh": {"host": "h", "user": "u", "agent": True}}}, "has its own tokens"),
+        (
+            {"transport": "tools", "tools": {"ssh": {"host": "h", "user": "u", "agent": True}}},
+            "has its own tokens",
+        ),
     ],
 )
 def test_a_mistake_is_refused_with_its_repair(options: dict[str, object], words: str) -> None:

@@ -26,7 +26,9 @@ def test_what_differs_in_more_than_the_id_goes_apart() -> None:
 def test_what_cannot_be_said_in_a_submit_description_is_refused() -> None:
     strangers = (DroneId("other-ab12-1"), DroneId("main-x,y"))
     boots = [replace(DRONE, files={name: b""}) for name in ("../token", "drone.sh")]
-    boots += [replace(DRONE, env=env) for env in ({"A": "two\nlines"}, {"A B": "x"}, {"A": "$$(x)"})]
+    boots += [
+        replace(DRONE, env=env) for env in ({"A": "two\nlines"}, {"A B": "x"}, {"A": "$$(x)"})
+    ]
     bad = [replace(order(1), drone_id=drone_id) for drone_id in strangers]
     for each in (*bad, order(1, A100, None), *(order(1, A100, boot) for boot in boots)):
         assert unsubmittable(each, "main"), each
@@ -34,7 +36,9 @@ def test_what_cannot_be_said_in_a_submit_description_is_refused() -> None:
 
 
 def test_a_drone_for_amd_gpus_asks_for_gpus_without_a_capability() -> None:
-    [batch] = submitted(order(1, replace(A100, vendor="amd", target="gfx90a", capability=0, driver=0)))
+    [batch] = submitted(
+        order(1, replace(A100, vendor="amd", target="gfx90a", capability=0, driver=0))
+    )
     (line,) = [each for each in batch.description.splitlines() if each.startswith("require_gpus")]
     assert "Capability =?= undefined" in line and "Capability >=" not in line
     env = next(each for each in batch.description.splitlines() if each.startswith("environment"))
@@ -49,7 +53,8 @@ def test_secrets_and_scripts_are_files_and_no_part_of_the_description() -> None:
     assert "secret" not in repr(batch)
     taken = re.search(r"^transfer_input_files = (.*)$", batch.description, re.MULTILINE)
     assert taken is not None
-    assert taken[1] == "$(inputs)/checks, $(inputs)/drone.sh, $(inputs)/token"  # a directory goes as a whole
+    # a directory goes as a whole
+    assert taken[1] == "$(inputs)/checks, $(inputs)/drone.sh, $(inputs)/token"
 
 
 @pytest.mark.parametrize(
@@ -74,11 +79,18 @@ def test_a_model_is_told_from_its_cousins(model: str, device: str, fits: bool) -
 
 
 @pytest.mark.parametrize(("deadline", "limit_s"), [("10s", 120), ("45s", 180)])
-def test_a_job_whose_files_never_come_goes_by_itself_when_its_controller_has_died(deadline: str, limit_s: int) -> None:
+def test_a_job_whose_files_never_come_goes_by_itself_when_its_controller_has_died(
+    deadline: str, limit_s: int
+) -> None:
     [batch] = submitted(order(1), submit_deadline=deadline)
-    [line] = [each for each in batch.description.splitlines() if each.startswith("periodic_remove = ")]
+    [line] = [
+        each for each in batch.description.splitlines() if each.startswith("periodic_remove = ")
+    ]
     policy = classad2.ExprTree(line.partition(" = ")[2])
     now = int(classad2.ExprTree("time()").eval())
     spooling = {"JobStatus": 5, "HoldReasonCode": 16}
     for since_s, gone in ((limit_s - 30, False), (limit_s + 30, True)):
-        assert policy.eval(classad2.ClassAd({**spooling, "EnteredCurrentStatus": now - since_s})) is gone
+        assert (
+            policy.eval(classad2.ClassAd({**spooling, "EnteredCurrentStatus": now - since_s}))
+            is gone
+        )

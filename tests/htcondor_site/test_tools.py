@@ -18,7 +18,9 @@ from provisioner.interfaces import AuthError, OutcomeUnknownError, RejectedError
 from provisioner.model import DroneId, FaultKind
 
 TWO = b'ClusterId = 7\nDroneId = "a"\nProcId = 0\n\nClusterId = 7\nDroneId = "b"\nProcId = 1\n\n'
-BATCH = SubmitDescription("executable = $(inputs)/begin.sh\n", (DroneId("c-a"), DroneId("c-b")), {"begin.sh": b"x"})
+BATCH = SubmitDescription(
+    "executable = $(inputs)/begin.sh\n", (DroneId("c-a"), DroneId("c-b")), {"begin.sh": b"x"}
+)
 
 
 class Login:
@@ -69,7 +71,12 @@ def login(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Login:
 
 
 def config(tmp_path: Path, **more: object) -> HTCondorSiteConfig:
-    given = {"collector": "c.test:9618", "schedd": "s@c.test", "transport": "tools", "work_directory": tmp_path / "w"}
+    given = {
+        "collector": "c.test:9618",
+        "schedd": "s@c.test",
+        "transport": "tools",
+        "work_directory": tmp_path / "w",
+    }
     return HTCondorSiteConfig.model_validate({**given, **more})
 
 
@@ -96,7 +103,10 @@ async def test_a_torn_answer_is_none(
         with pytest.raises(kind):
             await cluster.ads("jobs", "true", ["DroneId"])
         assert list(await cluster.ads("jobs", "true", ["DroneId"])) == []
-        assert [ad["DroneId"] for ad in await cluster.ads("jobs", "true", ["DroneId"])] == ["a", "b"]
+        assert [ad["DroneId"] for ad in await cluster.ads("jobs", "true", ["DroneId"])] == [
+            "a",
+            "b",
+        ]
 
 
 async def test_what_is_asked_goes_as_arguments(login: Login, tmp_path: Path) -> None:
@@ -130,12 +140,23 @@ async def test_the_schedd_is_the_only_one_that_is_listed(login: Login, tmp_path:
     assert len(login.calls("condor_status")) == 3
 
 
-async def test_one_submit_starts_all_with_their_files_and_their_directories(login: Login, tmp_path: Path) -> None:
+async def test_one_submit_starts_all_with_their_files_and_their_directories(
+    login: Login, tmp_path: Path
+) -> None:
     login.answers = {"condor_submit": [well(b"12.0 - 12.1\n")]}
     async with tools(tmp_path) as cluster:
         assert await cluster.submit(BATCH) == 12
     (argv, text), root = login.asked[0], tmp_path / "w/site"
-    assert argv == ["condor_submit", "-pool", "c.test:9618", "-name", "s@c.test", "-terse", "-spool", "-"]
+    assert argv == [
+        "condor_submit",
+        "-pool",
+        "c.test:9618",
+        "-name",
+        "s@c.test",
+        "-terse",
+        "-spool",
+        "-",
+    ]
     assert text.decode() == (
         f"inputs = {root}/inputs/{BATCH.digest}\noutputs = {root}/outputs\nexecutable = $(inputs)/begin.sh\n"
         "queue drone_id from (\nc-a\nc-b\n)\n"
@@ -151,7 +172,12 @@ async def test_one_submit_starts_all_with_their_files_and_their_directories(logi
         (NoReplyError("cut"), None, OutcomeUnknownError, FaultKind.UNKNOWN),
         (UnavailableError("no connection"), None, UnavailableError, FaultKind.DOWN),
         (well(b"12.0 - 1"), None, OutcomeUnknownError, FaultKind.UNKNOWN),
-        (badly(b"ERROR: Failed to connect to queue manager s"), None, UnavailableError, FaultKind.DOWN),
+        (
+            badly(b"ERROR: Failed to connect to queue manager s"),
+            None,
+            UnavailableError,
+            FaultKind.DOWN,
+        ),
         (badly(b'SECMAN:2010:Received "DENIED" from server'), None, AuthError, FaultKind.DENIED),
         (UNCOMMITTED, well(TWO), OutcomeUnknownError, FaultKind.UNKNOWN),
         (UNCOMMITTED, NoReplyError("cut"), OutcomeUnknownError, FaultKind.UNKNOWN),
@@ -173,12 +199,19 @@ async def test_a_submit_that_may_have_happened_is_never_called_refused(
     assert type(caught.value) is error
     assert caught.value.kind is kind
     if afterwards:
-        assert login.calls("condor_q")[0][-1] == 'stringListMember(DroneId, "c-a,c-b", ",") && JobStatus != 3'
+        assert (
+            login.calls("condor_q")[0][-1]
+            == 'stringListMember(DroneId, "c-a,c-b", ",") && JobStatus != 3'
+        )
 
 
-async def test_jobs_are_removed_in_handfuls_and_those_that_are_gone_are_no_error(login: Login, tmp_path: Path) -> None:
+async def test_jobs_are_removed_in_handfuls_and_those_that_are_gone_are_no_error(
+    login: Login, tmp_path: Path
+) -> None:
     gone = b"\nJob 1.0 not found\nJob 1.1 already marked for removal\nJob 1.2 not in `X' state to be forcibly removed\n"
-    login.answers = {"condor_rm": [well(b"Job 1.0 marked for removal\n"), badly(gone), Finished(0, b"ok", gone)]}
+    login.answers = {
+        "condor_rm": [well(b"Job 1.0 marked for removal\n"), badly(gone), Finished(0, b"ok", gone)]
+    }
     ids = [f"1.{n}" for n in range(1200)]
     async with tools(tmp_path) as cluster:
         await cluster.remove(ids, "because\nof `this`")
@@ -187,17 +220,36 @@ async def test_jobs_are_removed_in_handfuls_and_those_that_are_gone_are_no_error
             await cluster.remove(["1.0", "-all"], "why")
     calls = login.calls("condor_rm")
     assert [job for argv in calls for job in argv[7:]] == ids
-    assert calls[0][:7] == ["condor_rm", "-pool", "c.test:9618", "-name", "s@c.test", "-reason", "because of `this`"]
+    assert calls[0][:7] == [
+        "condor_rm",
+        "-pool",
+        "c.test:9618",
+        "-name",
+        "s@c.test",
+        "-reason",
+        "because of `this`",
+    ]
 
 
 @pytest.mark.parametrize(
     ("answer", "error"),
     [
-        (badly(b"SECMAN:2011:Connection closed during command authorization.\n"), OutcomeUnknownError),
+        (
+            badly(b"SECMAN:2011:Connection closed during command authorization.\n"),
+            OutcomeUnknownError,
+        ),
         (NoReplyError("cut"), OutcomeUnknownError),
         (UnavailableError("no connection"), UnavailableError),
-        (badly(b'SECMAN:2010:Received "DENIED" from server for user x\nNo result found for job 1.0\n'), AuthError),
-        (Finished(0, b"Job 1.0 marked for removal", b"Permission denied to remove job 1.1\n"), AuthError),
+        (
+            badly(
+                b'SECMAN:2010:Received "DENIED" from server for user x\nNo result found for job 1.0\n'
+            ),
+            AuthError,
+        ),
+        (
+            Finished(0, b"Job 1.0 marked for removal", b"Permission denied to remove job 1.1\n"),
+            AuthError,
+        ),
     ],
 )
 async def test_a_removal_that_may_not_have_happened_is_told(
@@ -210,10 +262,14 @@ async def test_a_removal_that_may_not_have_happened_is_told(
     assert "-forcex" in login.calls("condor_rm")[0]
 
 
-async def test_what_drones_left_is_fetched_once_and_a_failure_is_told(login: Login, tmp_path: Path) -> None:
+async def test_what_drones_left_is_fetched_once_and_a_failure_is_told(
+    login: Login, tmp_path: Path
+) -> None:
     (tmp_path / "w/site/outputs/c-a").mkdir(parents=True)
     (tmp_path / "w/site/outputs/c-a/drone.log").write_text("there already")
-    login.answers = {"condor_transfer_data": [well(), badly(b"ERROR: no such job"), NoReplyError("cut")]}
+    login.answers = {
+        "condor_transfer_data": [well(), badly(b"ERROR: no such job"), NoReplyError("cut")]
+    }
     ids = {DroneId(f"c-{letter}"): f"5.{n}" for n, letter in enumerate("abcd")}
     async with tools(tmp_path) as cluster:
         assert await cluster.collect(ids) == {"c-c": "ERROR: no such job", "c-d": "cut"}
@@ -231,5 +287,7 @@ async def test_old_files_that_nobody_needs_are_removed(login: Login, tmp_path: P
             os.utime(directory, (1e9, 1e9))
     async with tools(tmp_path) as cluster:
         await cluster.clean_up(["used"], [DroneId("c-listed")])
-    left = sorted(str(p.relative_to(tmp_path / "w/site")) for p in (tmp_path / "w/site").glob("*/*"))
+    left = sorted(
+        str(p.relative_to(tmp_path / "w/site")) for p in (tmp_path / "w/site").glob("*/*")
+    )
     assert left == ["inputs/used", "inputs/young", "outputs/c-listed"]

@@ -34,7 +34,14 @@ def topas(tmp_path: Path) -> SiteConfig:
 def hardware(topas: SiteConfig) -> tuple[PoolMachine, ...]:
     """The real nodes, running what is printed for them."""
     ads = [pslot(f"topas-v100s-{n}.etp.test", gpu=V100S) for n in (1, 2, 3)]
-    ads += [pslot("topas-v100-1.etp.test", gpu=("Tesla V100-SXM2-32GB", 32510, 7.0), cpus=48, memory_mib=385_000)]
+    ads += [
+        pslot(
+            "topas-v100-1.etp.test",
+            gpu=("Tesla V100-SXM2-32GB", 32510, 7.0),
+            cpus=48,
+            memory_mib=385_000,
+        )
+    ]
     ads += [pslot(f"topas-a100-{n}.etp.test", gpu=("A100-PCIE-40GB", *A100[1:])) for n in (1, 2, 3)]
     conf = loaded(render(topas.policy))
     for ad in ads:
@@ -66,4 +73,6 @@ def test_the_printed_configuration_leaves_no_gap(topas: SiteConfig) -> None:
 def test_check_and_render_need_no_bindings(command: str) -> None:
     missing = "import sys; sys.modules.update(classad2=None, htcondor2=None)"
     code = f"{missing}; from provisioner.cli import main; main()"
-    subprocess.run([sys.executable, "-c", code, *command.split(), str(FILE)], cwd=FILE.parents[1], check=True)
+    subprocess.run(
+        [sys.executable, "-c", code, *command.split(), str(FILE)], cwd=FILE.parents[1], check=True
+    )

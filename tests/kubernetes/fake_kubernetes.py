@@ -28,7 +28,13 @@ def order(name: str = "kit-a-1") -> StartOrder:
 
 def refusal(status: int, reason: str = "", message: str = "no", **headers: str) -> web.Response:
     """Return a refusal of an API server (Status, meta/v1)."""
-    body = {"kind": "Status", "status": "Failure", "message": message, "reason": reason, "code": status}
+    body = {
+        "kind": "Status",
+        "status": "Failure",
+        "message": message,
+        "reason": reason,
+        "code": status,
+    }
     return web.json_response(body, status=status, headers=headers)
 
 
@@ -41,7 +47,10 @@ def abort(request: web.Request) -> web.Response:
 
 @dataclass
 class FakeCluster:
-    """Objects by path, and the calls that were made. Objects of all namespaces are those of ``drones``."""
+    """Objects by path, and the calls that were made.
+
+    Objects of all namespaces are those of ``drones``.
+    """
 
     directory: Path
     url: str = ""
@@ -87,7 +96,9 @@ class FakeCluster:
 
     @staticmethod
     def _is_in(path: str, collection: str) -> bool:
-        return path.startswith(collection + "/") or (collection == "/api/v1/pods" and path.startswith(PODS + "/"))
+        return path.startswith(collection + "/") or (
+            collection == "/api/v1/pods" and path.startswith(PODS + "/")
+        )
 
     def cut_watches(self) -> None:
         for _, queue in self._watches:
@@ -95,7 +106,9 @@ class FakeCluster:
 
     def made(self, method: str, path: str = "") -> list[Any]:
         """Return the bodies of calls of a method whose path begins so."""
-        return [body for each, where, body in self.calls if each == method and where.startswith(path)]
+        return [
+            body for each, where, body in self.calls if each == method and where.startswith(path)
+        ]
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         path, body = request.path, json.loads(await request.read() or b"null")
@@ -109,9 +122,16 @@ class FakeCluster:
             return await self._watch(request)
         if method == "GET" and path in self.objects:
             return web.json_response(self.objects[path])
-        if method == "GET" and path.rpartition("/")[2] in ("pods", "jobs", "nodes", "resourcequotas"):
+        if method == "GET" and path.rpartition("/")[2] in (
+            "pods",
+            "jobs",
+            "nodes",
+            "resourcequotas",
+        ):
             items = [each for where, each in self.objects.items() if self._is_in(where, path)]
-            return web.json_response({"items": items, "metadata": {"resourceVersion": str(self._version)}})
+            return web.json_response(
+                {"items": items, "metadata": {"resourceVersion": str(self._version)}}
+            )
         if method == "DELETE" and path in self.objects:
             wanted = (body or {}).get("preconditions", {}).get("uid")
             if wanted and wanted != self.objects[path]["metadata"]["uid"]:
@@ -131,7 +151,11 @@ class FakeCluster:
         spec = {**body["spec"], "priority": -10} if "spec" in body else None
         self.put(request.path, {**body, "spec": spec, "status": {"phase": "Pending"}})
         late = self.late.get(request.path)
-        return late(request) if late is not None else web.json_response(self.objects[where], status=201)
+        return (
+            late(request)
+            if late is not None
+            else web.json_response(self.objects[where], status=201)
+        )
 
     async def _watch(self, request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse()
@@ -139,7 +163,10 @@ class FakeCluster:
         queue: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
         since, entry = int(request.query["resourceVersion"]), (request.path, queue)
         for path, event in self._events:
-            if self._is_in(path, request.path) and int(event["object"]["metadata"]["resourceVersion"]) > since:
+            if (
+                self._is_in(path, request.path)
+                and int(event["object"]["metadata"]["resourceVersion"]) > since
+            ):
                 queue.put_nowait(event)
         self._watches.append(entry)
         try:
@@ -155,7 +182,9 @@ class FakeCluster:
             "current-context": "x",
             "clusters": [{"name": "x", "cluster": {"server": self.url}}],
             "users": [{"name": "x", "user": {"token": "secret"}}],
-            "contexts": [{"name": "x", "context": {"cluster": "x", "user": "x", "namespace": "drones"}}],
+            "contexts": [
+                {"name": "x", "context": {"cluster": "x", "user": "x", "namespace": "drones"}}
+            ],
         }
         path.write_text(json.dumps(config))
         path.chmod(0o600)
@@ -180,7 +209,9 @@ async def running(directory: Path) -> AsyncIterator[FakeCluster]:
         await runner.cleanup()
 
 
-async def polled(site: KubernetesSite, holds: Callable[[SiteView], bool], within_s: float = 5.0) -> SiteView:
+async def polled(
+    site: KubernetesSite, holds: Callable[[SiteView], bool], within_s: float = 5.0
+) -> SiteView:
     """Poll until a condition holds."""
     async with asyncio.timeout(within_s):
         while True:

@@ -12,7 +12,12 @@ from provisioner.model import SitePolicy
 from tests.kubernetes.fake_kubernetes import PODS, Answer, FakeCluster, polled, refusal
 
 REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
-ALLOCATABLE = {"cpu": "64", "memory": "256Gi", "ephemeral-storage": "1Ti", "nvidia.com/mig-1g.10gb": "7"}
+ALLOCATABLE = {
+    "cpu": "64",
+    "memory": "256Gi",
+    "ephemeral-storage": "1Ti",
+    "nvidia.com/mig-1g.10gb": "7",
+}
 
 
 def may(*denied: str) -> Answer:
@@ -44,7 +49,9 @@ async def test_a_misspelt_field_is_refused_by_the_dry_run(cluster: FakeCluster) 
     def strict(request: web.Request) -> web.Response:
         assert request.query["dryRun"] == "All"
         if request.query.get("fieldValidation") == "Strict":
-            return refusal(400, "BadRequest", 'strict decoding error: unknown field "spec.toleration"')
+            return refusal(
+                400, "BadRequest", 'strict decoding error: unknown field "spec.toleration"'
+            )
         return web.json_response({}, status=201)
 
     cluster.answers |= {("POST", REVIEWS): may(), ("POST", PODS): strict}
@@ -54,11 +61,15 @@ async def test_a_misspelt_field_is_refused_by_the_dry_run(cluster: FakeCluster) 
 
 
 async def test_a_poll_tells_the_types_that_no_node_can_run(cluster: FakeCluster) -> None:
-    cluster.put("/api/v1/nodes", {"metadata": {"name": "gpu01"}, "status": {"allocatable": ALLOCATABLE}})
+    cluster.put(
+        "/api/v1/nodes", {"metadata": {"name": "gpu01"}, "status": {"allocatable": ALLOCATABLE}}
+    )
     async with cluster.site() as site:
         view = await polled(site, lambda view: bool(view.unfit))
         assert view.free == {}
-        assert view.unfit == {"a100": "no node has the resource `nvidia.com/gpu`, only nvidia.com/mig-1g.10gb"}
+        assert view.unfit == {
+            "a100": "no node has the resource `nvidia.com/gpu`, only nvidia.com/mig-1g.10gb"
+        }
 
 
 async def test_refused_credentials_are_told_with_the_remedy(cluster: FakeCluster) -> None:
@@ -71,5 +82,7 @@ async def test_refused_credentials_are_told_with_the_remedy(cluster: FakeCluster
 async def test_a_server_that_is_not_there_is_told_in_words(cluster: FakeCluster) -> None:
     cluster.url = "http://127.0.0.1:1"
     async with cluster.site() as site:
-        with pytest.raises(UnavailableError, match=r"^cannot connect to 127\.0\.0\.1:1: (?!.*SSLContext)"):
+        with pytest.raises(
+            UnavailableError, match=r"^cannot connect to 127\.0\.0\.1:1: (?!.*SSLContext)"
+        ):
             await site.poll()

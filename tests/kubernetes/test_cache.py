@@ -14,7 +14,16 @@ from aiohttp import web
 from adapters.kubernetes import cache
 from provisioner.interfaces import AdapterError, UnavailableError
 from provisioner.model import FaultKind, RemoteState
-from tests.kubernetes.fake_kubernetes import A100, JOBS, PODS, QUOTAS, FakeCluster, order, polled, refusal
+from tests.kubernetes.fake_kubernetes import (
+    A100,
+    JOBS,
+    PODS,
+    QUOTAS,
+    FakeCluster,
+    order,
+    polled,
+    refusal,
+)
 
 ONE = order().drone_id
 ALL_PODS, NODES = "/api/v1/pods", "/api/v1/nodes"
@@ -30,7 +39,11 @@ def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 def node(name: str = "gpu01") -> dict[str, Any]:
     allocatable = {"cpu": "64", "memory": "256Gi", "ephemeral-storage": "1Ti", GPU: "4"}
     ready = [{"type": "Ready", "status": "True"}]
-    return {"metadata": {"name": name}, "spec": {}, "status": {"allocatable": allocatable, "conditions": ready}}
+    return {
+        "metadata": {"name": name},
+        "spec": {},
+        "status": {"allocatable": allocatable, "conditions": ready},
+    }
 
 
 def owner_pod(priority: int) -> dict[str, Any]:
@@ -45,8 +58,14 @@ def owner_pod(priority: int) -> dict[str, Any]:
 
 
 BREAKS = {
-    "a certificate that is none": ("cluster", {"certificate-authority-data": base64.b64encode(b"no").decode()}),
-    "arguments of a plugin": ("user", {"exec": {"apiVersion": "client.authentication.k8s.io/v1", "command": "x"}}),
+    "a certificate that is none": (
+        "cluster",
+        {"certificate-authority-data": base64.b64encode(b"no").decode()},
+    ),
+    "arguments of a plugin": (
+        "user",
+        {"exec": {"apiVersion": "client.authentication.k8s.io/v1", "command": "x"}},
+    ),
     "a home that nobody has": ("cluster", {"certificate-authority": "~nobody-of-that-name/x"}),
 }
 
@@ -109,20 +128,29 @@ async def test_the_first_poll_waits_for_the_first_list(cluster: FakeCluster) -> 
 
 
 @pytest.mark.parametrize("kind", ["pod", "job"])
-async def test_a_new_drone_is_listed_although_its_watch_lags(cluster: FakeCluster, kind: str) -> None:
+async def test_a_new_drone_is_listed_although_its_watch_lags(
+    cluster: FakeCluster, kind: str
+) -> None:
     path = PODS if kind == "pod" else f"{JOBS}jobs"
     old = {"items": [], "metadata": {"resourceVersion": "1"}}
-    cluster.answers = {("WATCH", ""): lambda _: refusal(410), ("GET", ""): lambda _: web.json_response(old)}
+    cluster.answers = {
+        ("WATCH", ""): lambda _: refusal(410),
+        ("GET", ""): lambda _: web.json_response(old),
+    }
     async with cluster.site(kind=kind) as site:
         assert not (await site.poll()).drones
         (started,) = await site.start([order()])
         assert (await site.poll()).drones[ONE].remote_id == started.remote_id
         lists = len(cluster.made("GET", path))
         await polled(site, lambda _: len(cluster.made("GET", path)) > lists + 2)
-        assert (await site.poll()).drones[ONE].end is None, "an old list is no proof that it is gone"
+        assert (await site.poll()).drones[ONE].end is None, (
+            "an old list is no proof that it is gone"
+        )
         cluster.drop(f"{path}/{ONE}")
         cluster.answers.clear()
-        view = await polled(site, lambda view: all(each.end is not None for each in view.drones.values()))
+        view = await polled(
+            site, lambda view: all(each.end is not None for each in view.drones.values())
+        )
         assert list(view.drones) == ([ONE] if kind == "pod" else []), "only pods are remembered"
 
 
@@ -179,7 +207,11 @@ async def test_watches_that_end_at_once_do_not_follow_at_once(
 
 
 async def test_a_quota_that_cannot_be_read_any_more_is_not_known(cluster: FakeCluster) -> None:
-    used = {"metadata": {"name": "gpus"}, "spec": {}, "status": {"hard": {"pods": "5"}, "used": {"pods": "3"}}}
+    used = {
+        "metadata": {"name": "gpus"},
+        "spec": {},
+        "status": {"hard": {"pods": "5"}, "used": {"pods": "3"}},
+    }
     cluster.put(QUOTAS, used)
     async with cluster.site() as site:
         assert (await site.poll()).quota == {A100.name: 2}
@@ -201,7 +233,9 @@ async def test_without_rights_free_capacity_is_not_known(cluster: FakeCluster) -
         view = await site.poll()
         assert (view.nodes, view.free, view.owner_runs) == ((), None, None)
         (notice,) = view.notices
-        assert notice.startswith("free capacity is not known: pods of all namespaces cannot be listed: pods is forbid")
+        assert notice.startswith(
+            "free capacity is not known: pods of all namespaces cannot be listed: pods is forbid"
+        )
 
 
 async def silent(_: web.Request) -> web.Response:
@@ -210,7 +244,9 @@ async def silent(_: web.Request) -> web.Response:
 
 
 @pytest.mark.parametrize("at_first", [False, True])
-async def test_while_the_pods_of_all_namespaces_are_late_there_is_no_view(cluster: FakeCluster, at_first: bool) -> None:
+async def test_while_the_pods_of_all_namespaces_are_late_there_is_no_view(
+    cluster: FakeCluster, at_first: bool
+) -> None:
     """Without them starts were not limited, and no room was kept for the owner."""
     down = lambda _: refusal(503, "ServiceUnavailable", "apiserver is shutting down")  # noqa: E731
     cluster.put(NODES, node())
@@ -227,7 +263,9 @@ async def test_while_the_pods_of_all_namespaces_are_late_there_is_no_view(cluste
         cluster.answers = {}
 
 
-async def test_a_drone_holds_its_gpu_before_the_watch_of_all_pods_has_it(cluster: FakeCluster) -> None:
+async def test_a_drone_holds_its_gpu_before_the_watch_of_all_pods_has_it(
+    cluster: FakeCluster,
+) -> None:
     cluster.put(NODES, node())
     cluster.answers["WATCH", ALL_PODS] = silent
     async with cluster.site() as site:
@@ -239,14 +277,18 @@ async def test_a_drone_holds_its_gpu_before_the_watch_of_all_pods_has_it(cluster
         assert [each.free_gpu_milli for each in view.nodes] == [3000]
 
 
-async def test_owners_pods_are_those_above_the_priority_that_ours_were_given(cluster: FakeCluster) -> None:
+async def test_owners_pods_are_those_above_the_priority_that_ours_were_given(
+    cluster: FakeCluster,
+) -> None:
     """No class is read: one that cannot be read would hide pods of the priority 0 from drones of -10."""
     cluster.put(NODES, node())
     for priority in (0, -20):
         cluster.put(PODS, owner_pod(priority))
     async with cluster.site(priority_class="gpu-drones") as site:
         view = await site.poll()
-        assert (len(view.nodes), view.claims, view.owner_runs) == (1, (), None), "our priority is not known yet"
+        assert (len(view.nodes), view.claims, view.owner_runs) == (1, (), None), (
+            "our priority is not known yet"
+        )
         await site.start([order()])
         view = await polled(site, lambda view: ONE in view.drones)
         assert [each.count for each in view.claims] == [1]

@@ -25,8 +25,20 @@ EXEC = {"apiVersion": "client.authentication.k8s.io/v1", "command": "x"}
 def pair(tmp_path: Path) -> tuple[Path, Path]:
     """A certificate and its key."""
     certificate, key = tmp_path / "tls.crt", tmp_path / "tls.key"
-    made = ["-nodes", "-days", "2", "-subj", "/CN=drones", "-keyout", str(key), "-out", str(certificate)]
-    subprocess.run(["openssl", "req", "-x509", "-newkey", "rsa:2048", *made], check=True, capture_output=True)
+    made = [
+        "-nodes",
+        "-days",
+        "2",
+        "-subj",
+        "/CN=drones",
+        "-keyout",
+        str(key),
+        "-out",
+        str(certificate),
+    ]
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", *made], check=True, capture_output=True
+    )
     return certificate, key
 
 
@@ -36,9 +48,13 @@ def kubeconfig(
     path = directory / "config"
     content = {
         "current-context": "here",
-        "clusters": [{"name": "c", "cluster": {"server": "https://127.0.0.1:6443/", **(cluster or {})}}],
+        "clusters": [
+            {"name": "c", "cluster": {"server": "https://127.0.0.1:6443/", **(cluster or {})}}
+        ],
         "users": [{"name": "u", "user": dict(user)}],
-        "contexts": [{"name": "here", "context": {"cluster": "c", "user": "u", "namespace": "drones"}}],
+        "contexts": [
+            {"name": "here", "context": {"cluster": "c", "user": "u", "namespace": "drones"}}
+        ],
         **tree,
     }
     path.write_text(yaml.safe_dump(content))
@@ -59,19 +75,28 @@ async def test_a_token_file_is_read_again(tmp_path: Path) -> None:
         assert (await read_access(settings)).headers == {"Authorization": f"Bearer {token}"}
 
 
-async def test_a_client_certificate_by_file_and_in_place(tmp_path: Path, pair: tuple[Path, Path]) -> None:
+async def test_a_client_certificate_by_file_and_in_place(
+    tmp_path: Path, pair: tuple[Path, Path]
+) -> None:
     certificate, key = pair
     by_file = {"client-certificate": certificate.name, "client-key": key.name}
-    access = await read_access(kubeconfig(tmp_path, by_file, {"certificate-authority": certificate.name}))
+    access = await read_access(
+        kubeconfig(tmp_path, by_file, {"certificate-authority": certificate.name})
+    )
     assert access.headers == {}
-    in_place = {f"{n}-data": base64.b64encode((tmp_path / p).read_bytes()).decode() for n, p in by_file.items()}
+    in_place = {
+        f"{n}-data": base64.b64encode((tmp_path / p).read_bytes()).decode()
+        for n, p in by_file.items()
+    }
     await read_access(kubeconfig(tmp_path, in_place))
     for data in (base64.b64encode(b"no key").decode(), "no base64", None):
         with pytest.raises(KubeconfigError, match="certificates or its key cannot be used"):
             await read_access(kubeconfig(tmp_path, {**in_place, "client-key-data": data}))
 
 
-@pytest.mark.parametrize("form", [["rsa", "-traditional"], ["pkcs8", "-topk8"]], ids=["traditional", "pkcs8"])
+@pytest.mark.parametrize(
+    "form", [["rsa", "-traditional"], ["pkcs8", "-topk8"]], ids=["traditional", "pkcs8"]
+)
 def test_an_encrypted_key_is_refused_and_nobody_is_asked(
     tmp_path: Path, pair: tuple[Path, Path], form: list[str]
 ) -> None:
@@ -80,11 +105,15 @@ def test_an_encrypted_key_is_refused_and_nobody_is_asked(
     cipher = ["-aes256"] if form[0] == "rsa" else []
     subprocess.run(["openssl", *form, *cipher, *made], check=True, capture_output=True)
     user = {"client-certificate": certificate.name, "client-key": "encrypted.key"}
-    with pytest.raises(KubeconfigError, match=r"encrypted key is not supported: decrypt it with `openssl pkey`"):
+    with pytest.raises(
+        KubeconfigError, match=r"encrypted key is not supported: decrypt it with `openssl pkey`"
+    ):
         access_by(read_kubeconfig(kubeconfig(tmp_path, user)))
 
 
-async def test_comments_of_authorities_have_any_encoding(tmp_path: Path, pair: tuple[Path, Path]) -> None:
+async def test_comments_of_authorities_have_any_encoding(
+    tmp_path: Path, pair: tuple[Path, Path]
+) -> None:
     (tmp_path / "ca.crt").write_bytes("# Türktrust\n".encode() + pair[0].read_bytes())
     access = await read_access(kubeconfig(tmp_path, {}, {"certificate-authority": "ca.crt"}))
     assert len(access.trust.get_ca_certs()) == 1
@@ -108,15 +137,22 @@ echo '{json.dumps({"kind": "ExecCredential", "status": status})}'"""
     assert access.headers == {"Authorization": f"Bearer {SECRET}"}
 
 
-async def test_a_plugin_gets_the_cluster_if_it_wants_it(tmp_path: Path, pair: tuple[Path, Path]) -> None:
-    text = f"""echo "$KUBERNETES_EXEC_INFO" >{tmp_path}/info; echo '{{"status": {{"token": "x"}}}}'"""
+async def test_a_plugin_gets_the_cluster_if_it_wants_it(
+    tmp_path: Path, pair: tuple[Path, Path]
+) -> None:
+    text = (
+        f"""echo "$KUBERNETES_EXEC_INFO" >{tmp_path}/info; echo '{{"status": {{"token": "x"}}}}'"""
+    )
     user = plugin(tmp_path, text, provideClusterInfo=True)
     await read_access(kubeconfig(tmp_path, user, {"certificate-authority": pair[0].name}))
     info = json.loads((tmp_path / "info").read_text())
     assert info["apiVersion"] == "client.authentication.k8s.io/v1"
     cluster = info["spec"]["cluster"]
     assert cluster["server"] == "https://127.0.0.1:6443/"
-    assert base64.b64decode(cluster["certificate-authority-data"]).decode().strip() == pair[0].read_text().strip()
+    assert (
+        base64.b64decode(cluster["certificate-authority-data"]).decode().strip()
+        == pair[0].read_text().strip()
+    )
 
 
 @pytest.mark.parametrize(
@@ -135,7 +171,9 @@ async def test_a_plugin_that_fails(tmp_path: Path, text: str, message: str) -> N
 
 async def test_a_variable_that_no_program_can_have(tmp_path: Path) -> None:
     user = plugin(tmp_path, "true", env=[{"name": "A=B", "value": "x"}])
-    with pytest.raises(AuthError, match=r"no ExecCredential of `.*login`: illegal environment variable name"):
+    with pytest.raises(
+        AuthError, match=r"no ExecCredential of `.*login`: illegal environment variable name"
+    ):
         await read_access(kubeconfig(tmp_path, user))
 
 
@@ -149,7 +187,11 @@ async def test_a_plugin_that_is_missing(tmp_path: Path) -> None:
 async def test_the_service_account_of_a_pod(
     tmp_path: Path, pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, content in {"token": SECRET, "namespace": "drones", "ca.crt": pair[0].read_text()}.items():
+    for name, content in {
+        "token": SECRET,
+        "namespace": "drones",
+        "ca.crt": pair[0].read_text(),
+    }.items():
         (tmp_path / name).write_text(content)
     monkeypatch.setattr(credentials, "SERVICE_ACCOUNT", tmp_path)
     monkeypatch.delenv("KUBECONFIG", raising=False)
@@ -160,7 +202,9 @@ async def test_the_service_account_of_a_pod(
     assert access.headers == {"Authorization": f"Bearer {SECRET}"}
     assert not list(KubernetesSiteConfig().doubts())
     (tmp_path / "ca.crt").write_text("no certificate")
-    with pytest.raises(KubeconfigError, match=f"service account in {tmp_path}: its certificates .* cannot be used"):
+    with pytest.raises(
+        KubeconfigError, match=f"service account in {tmp_path}: its certificates .* cannot be used"
+    ):
         await read_access(KubernetesSiteConfig())
     assert [at for at, _ in KubernetesSiteConfig().doubts()] == [()]
 
@@ -168,7 +212,12 @@ async def test_the_service_account_of_a_pod(
 @pytest.mark.parametrize(
     ("user", "cluster", "tree", "message"),
     [
-        ({"auth-provider": {"name": "gcp"}}, {}, {}, "`auth-provider`: providers were removed .* use `exec`"),
+        (
+            {"auth-provider": {"name": "gcp"}},
+            {},
+            {},
+            "`auth-provider`: providers were removed .* use `exec`",
+        ),
         ({"username": "x"}, {}, {}, "`username`: passwords were removed"),
         ({"as": "x"}, {}, {}, "`as`: impersonation is not supported"),
         ({}, {"proxy-url": "http://x"}, {}, "`proxy-url`: proxies are not supported"),
@@ -178,23 +227,57 @@ async def test_the_service_account_of_a_pod(
         ({}, {}, {"users": []}, "no user `u`"),
         ({"tokenFile": "nowhere"}, {}, {}, "`tokenFile`: .*nowhere cannot be read"),
         ({"tokenFile": "no\0file"}, {}, {}, "`tokenFile`: .* cannot be read"),
-        ({"client-certificate": "~nobody/x"}, {}, {}, "`client-certificate`: .*~nobody/x cannot be read"),
+        (
+            {"client-certificate": "~nobody/x"},
+            {},
+            {},
+            "`client-certificate`: .*~nobody/x cannot be read",
+        ),
         ({"client-certificate": 5}, {}, {}, "`client-certificate` has the wrong type: write text"),
         ({"client-key-data": ["x"]}, {}, {}, "`client-key-data` has the wrong type: write text"),
         ({"token": 5}, {}, {}, "`token` has the wrong type: write text, in quotes"),
         ({}, {"server": 5}, {}, "`server` has the wrong type"),
-        ({}, {"tls-server-name": "x"}, {}, "`tls-server-name`: .*write a `server` that the certificate names"),
-        ({}, {"insecure-skip-tls-verify": "yes"}, {}, "`insecure-skip-tls-verify` .*: write `true` or `false`"),
+        (
+            {},
+            {"tls-server-name": "x"},
+            {},
+            "`tls-server-name`: .*write a `server` that the certificate names",
+        ),
+        (
+            {},
+            {"insecure-skip-tls-verify": "yes"},
+            {},
+            "`insecure-skip-tls-verify` .*: write `true` or `false`",
+        ),
         ({"exec": 5}, {}, {}, "`exec` has the wrong type: write a mapping"),
-        ({"exec": {"apiVersion": "v0", "command": "x"}}, {}, {}, "`apiVersion` of `exec` is not supported: write"),
-        ({"exec": {**EXEC, "interactiveMode": "Always"}}, {}, {}, "`interactiveMode`: .*: write `IfAvailable`"),
+        (
+            {"exec": {"apiVersion": "v0", "command": "x"}},
+            {},
+            {},
+            "`apiVersion` of `exec` is not supported: write",
+        ),
+        (
+            {"exec": {**EXEC, "interactiveMode": "Always"}},
+            {},
+            {},
+            "`interactiveMode`: .*: write `IfAvailable`",
+        ),
         ({"exec": {**EXEC, "args": 5}}, {}, {}, "`args` has the wrong type: write a list"),
         ({"exec": {**EXEC, "env": {"A": "x"}}}, {}, {}, "`env` has the wrong type: write a list"),
-        ({"exec": {**EXEC, "provideClusterInfo": "no"}}, {}, {}, "`provideClusterInfo` has the wrong type"),
+        (
+            {"exec": {**EXEC, "provideClusterInfo": "no"}},
+            {},
+            {},
+            "`provideClusterInfo` has the wrong type",
+        ),
     ],
 )
 async def test_mistakes_name_the_place_and_the_remedy(
-    tmp_path: Path, user: Mapping[str, Any], cluster: Mapping[str, Any], tree: Mapping[str, Any], message: str
+    tmp_path: Path,
+    user: Mapping[str, Any],
+    cluster: Mapping[str, Any],
+    tree: Mapping[str, Any],
+    message: str,
 ) -> None:
     settings = kubeconfig(tmp_path, user, cluster, **tree)
     with pytest.raises(KubeconfigError, match=message) as error:
@@ -216,5 +299,7 @@ async def test_a_file_that_is_no_yaml_is_not_quoted(tmp_path: Path) -> None:
 
 async def test_the_home_of_nobody_is_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KUBECONFIG", "~nobody-here/config")
-    with pytest.raises(KubeconfigError, match="~nobody-here/config: the kubeconfig cannot be read: No such file"):
+    with pytest.raises(
+        KubeconfigError, match="~nobody-here/config: the kubeconfig cannot be read: No such file"
+    ):
         await read_access(KubernetesSiteConfig())

@@ -11,7 +11,17 @@ from aiohttp import web
 from adapters.kubernetes.api import ApiReply, order_error
 from provisioner.interfaces import OutcomeUnknownError, UnavailableError
 from provisioner.model import EndKind, FaultKind, OrderOutcome, RemoteState, StopOrder
-from tests.kubernetes.fake_kubernetes import JOBS, PODS, SECRETS, Answer, FakeCluster, abort, order, polled, refusal
+from tests.kubernetes.fake_kubernetes import (
+    JOBS,
+    PODS,
+    SECRETS,
+    Answer,
+    FakeCluster,
+    abort,
+    order,
+    polled,
+    refusal,
+)
 
 ONE = order().drone_id
 POD, SECRET, JOB = f"{PODS}/{ONE}", f"{SECRETS}/{ONE}", f"{JOBS}jobs/{ONE}"
@@ -19,7 +29,9 @@ OK, REJECTED, UNKNOWN = OrderOutcome.OK, OrderOutcome.REJECTED, OrderOutcome.UNK
 
 
 def forbidden(_: web.Request) -> web.Response:
-    return refusal(403, "Forbidden", 'secrets is forbidden: User "x" cannot create resource "secrets"')
+    return refusal(
+        403, "Forbidden", 'secrets is forbidden: User "x" cannot create resource "secrets"'
+    )
 
 
 def bad_gateway(_: web.Request) -> web.Response:
@@ -48,7 +60,9 @@ async def test_a_second_create_completes_the_first(cluster: FakeCluster) -> None
 
 
 @pytest.mark.parametrize("exists", [False, True], ids=["the reply is lost", "it exists"])
-async def test_a_read_that_fails_after_a_create_leaves_it_unknown(cluster: FakeCluster, exists: bool) -> None:
+async def test_a_read_that_fails_after_a_create_leaves_it_unknown(
+    cluster: FakeCluster, exists: bool
+) -> None:
     async with cluster.site() as site:
         cluster.late[PODS] = abort
         if exists:
@@ -80,7 +94,9 @@ async def test_a_pod_that_cannot_be_deleted_again_leaves_the_create_unknown(
 
 async def test_a_conflict_of_another_kind_is_no_pod(cluster: FakeCluster) -> None:
     async with cluster.site() as site:
-        message = 'Operation cannot be fulfilled on resourcequotas "gpus": the object has been modified'
+        message = (
+            'Operation cannot be fulfilled on resourcequotas "gpus": the object has been modified'
+        )
         cluster.answers["POST", PODS] = lambda _: refusal(409, "Conflict", message)
         (result,) = await site.start([order()])
         assert result.answer is REJECTED
@@ -100,12 +116,16 @@ async def test_another_object_of_the_name_is_not_ours(cluster: FakeCluster) -> N
 def test_503_is_a_refusal_only_of_the_api_server_itself() -> None:
     status = {"kind": "Status", "message": "the server is shutting down"}
     assert isinstance(order_error(ApiReply(503, status)), UnavailableError)
-    assert isinstance(order_error(ApiReply(503, {"message": "<html>no backend"})), OutcomeUnknownError)
+    assert isinstance(
+        order_error(ApiReply(503, {"message": "<html>no backend"})), OutcomeUnknownError
+    )
 
 
 async def test_a_refusal_says_when_to_try_again(cluster: FakeCluster) -> None:
     async with cluster.site() as site:
-        cluster.answers["POST", PODS] = lambda _: refusal(429, "TooManyRequests", **{"Retry-After": "7"})
+        cluster.answers["POST", PODS] = lambda _: refusal(
+            429, "TooManyRequests", **{"Retry-After": "7"}
+        )
         (result,) = await site.start([order()])
         assert result.fault is not None
         assert (result.answer, result.fault.kind) == (REJECTED, FaultKind.THROTTLED)
@@ -133,10 +153,14 @@ async def test_a_stop_of_what_never_was_is_done(cluster: FakeCluster) -> None:
     async with cluster.site() as site:
         assert [each.answer for each in await site.stop([StopOrder(ONE, "")])] == [OK]
         cluster.answers["GET", POD] = lambda _: web.Response(status=404, text="404 page not found")
-        assert [each.answer for each in await site.stop([StopOrder(ONE, "")])] == [REJECTED], "not of the API server"
+        assert [each.answer for each in await site.stop([StopOrder(ONE, "")])] == [REJECTED], (
+            "not of the API server"
+        )
 
 
-async def test_a_stop_spares_a_pod_of_the_same_name_that_came_in_between(cluster: FakeCluster) -> None:
+async def test_a_stop_spares_a_pod_of_the_same_name_that_came_in_between(
+    cluster: FakeCluster,
+) -> None:
     """An administrator deletes the pod and somebody creates another: the one that was read is no more."""
     async with cluster.site() as site:
         await site.start([order()])
@@ -144,7 +168,9 @@ async def test_a_stop_spares_a_pod_of_the_same_name_that_came_in_between(cluster
         cluster.drop(POD)
         cluster.put(PODS, {**read, "metadata": {**read["metadata"], "uid": "of-another"}})
         cluster.answers["GET", POD] = lambda _: web.json_response(read)
-        assert [each.answer for each in await site.stop([StopOrder(ONE, "")])] == [OK], "ours is gone"
+        assert [each.answer for each in await site.stop([StopOrder(ONE, "")])] == [OK], (
+            "ours is gone"
+        )
         assert cluster.objects[POD]["metadata"]["uid"] == "of-another"
 
 
@@ -154,7 +180,9 @@ async def test_a_second_stop_that_fails_does_not_undo_the_first(cluster: FakeClu
         cluster.answers["DELETE", POD] = lambda _: web.json_response({})  # it takes its grace
         assert [each.answer for each in await site.stop([StopOrder(ONE, "")])] == [OK]
         cluster.answers["DELETE", POD] = forbidden
-        assert [each.answer for each in await site.stop([StopOrder(ONE, "", kill=True)])] == [REJECTED]
+        assert [each.answer for each in await site.stop([StopOrder(ONE, "", kill=True)])] == [
+            REJECTED
+        ]
         cluster.drop(POD)
         view = await polled(site, lambda view: view.drones[ONE].state is RemoteState.ENDED)
         end = view.drones[ONE].end
@@ -167,9 +195,17 @@ async def test_a_kill_reaches_the_pod_of_a_job(cluster: FakeCluster) -> None:
     async with cluster.site(kind="job") as site:
         assert [each.answer for each in await site.start([order()])] == [OK]
         template = cluster.objects[JOB]["spec"]["template"]
-        meta = {**template["metadata"], "name": f"{ONE}-x7k2p", "ownerReferences": [{"kind": "Job", "uid": "uid-2"}]}
-        cluster.put(PODS, {"metadata": meta, "spec": template["spec"], "status": {"phase": "Running"}})
-        await polled(site, lambda view: ONE in view.drones and view.drones[ONE].state is RemoteState.RUNNING)
+        meta = {
+            **template["metadata"],
+            "name": f"{ONE}-x7k2p",
+            "ownerReferences": [{"kind": "Job", "uid": "uid-2"}],
+        }
+        cluster.put(
+            PODS, {"metadata": meta, "spec": template["spec"], "status": {"phase": "Running"}}
+        )
+        await polled(
+            site, lambda view: ONE in view.drones and view.drones[ONE].state is RemoteState.RUNNING
+        )
         cluster.answers["DELETE", pod] = lambda _: web.json_response({})
         assert [each.answer for each in await site.stop([StopOrder(ONE, "")])] == [OK]
         assert JOB not in cluster.objects
@@ -179,14 +215,18 @@ async def test_a_kill_reaches_the_pod_of_a_job(cluster: FakeCluster) -> None:
 
 
 @pytest.mark.parametrize("before", ["pod", "job"])
-async def test_a_drone_from_before_the_kind_was_changed_is_stopped(cluster: FakeCluster, before: str) -> None:
+async def test_a_drone_from_before_the_kind_was_changed_is_stopped(
+    cluster: FakeCluster, before: str
+) -> None:
     async with cluster.site(kind=before) as site:
         assert [each.answer for each in await site.start([order()])] == [OK]
         if before == "job":
             template = cluster.objects[JOB]["spec"]["template"]
             owner = {"kind": "Job", "uid": "uid-2", "name": ONE}
             meta = {**template["metadata"], "name": f"{ONE}-x7k2p", "ownerReferences": [owner]}
-            cluster.put(PODS, {"metadata": meta, "spec": template["spec"], "status": {"phase": "Running"}})
+            cluster.put(
+                PODS, {"metadata": meta, "spec": template["spec"], "status": {"phase": "Running"}}
+            )
     async with cluster.site(kind="job" if before == "pod" else "pod") as site:
         await polled(site, lambda view: ONE in view.drones)
         assert [each.answer for each in await site.stop([StopOrder(ONE, "")])] == [OK]
@@ -206,12 +246,21 @@ async def test_a_pod_without_its_secret_is_found_after_a_restart(cluster: FakeCl
 
 
 async def test_a_drone_that_leaves_by_itself_keeps_its_own_end(cluster: FakeCluster) -> None:
-    terminated = {"exitCode": 3, "message": "reason=idle why=nothing%20to%20do", "finishedAt": "2026-01-01T00:00:00Z"}
-    ended = {"phase": "Failed", "containerStatuses": [{"name": "drone", "state": {"terminated": terminated}}]}
+    terminated = {
+        "exitCode": 3,
+        "message": "reason=idle why=nothing%20to%20do",
+        "finishedAt": "2026-01-01T00:00:00Z",
+    }
+    ended = {
+        "phase": "Failed",
+        "containerStatuses": [{"name": "drone", "state": {"terminated": terminated}}],
+    }
     async with cluster.site() as site:
         await site.start([order()])
         cluster.change(POD, status=ended)
-        view = await polled(site, lambda view: ONE in view.drones and view.drones[ONE].end is not None)
+        view = await polled(
+            site, lambda view: ONE in view.drones and view.drones[ONE].end is not None
+        )
         end = view.drones[ONE].end
         assert end is not None
         assert (end.kind, end.exit_code, end.message) == (EndKind.EXITED, 3, "idle: nothing to do")
@@ -227,7 +276,12 @@ def fail_on(cluster: FakeCluster, name: str, node: str) -> None:
 
 
 async def test_a_node_that_fails_drones_is_avoided_and_shows_no_room(cluster: FakeCluster) -> None:
-    allocatable = {"cpu": "64", "memory": "256Gi", "ephemeral-storage": "1Ti", "nvidia.com/gpu": "4"}
+    allocatable = {
+        "cpu": "64",
+        "memory": "256Gi",
+        "ephemeral-storage": "1Ti",
+        "nvidia.com/gpu": "4",
+    }
     ready = {"allocatable": allocatable, "conditions": [{"type": "Ready", "status": "True"}]}
     for name in ("gpu01", "gpu02"):
         cluster.put("/api/v1/nodes", {"metadata": {"name": name}, "status": ready})
@@ -236,11 +290,16 @@ async def test_a_node_that_fails_drones_is_avoided_and_shows_no_room(cluster: Fa
             await site.start([order(name)])
             fail_on(cluster, name, node)
         view = await polled(site, lambda view: all(each.end for each in view.drones.values()))
-        assert {each.name: each.free_gpu_milli for each in view.nodes} == {"gpu01": 0, "gpu02": 4000}
+        assert {each.name: each.free_gpu_milli for each in view.nodes} == {
+            "gpu01": 0,
+            "gpu02": 4000,
+        }
         assert any("node gpu01 is avoided" in each for each in view.notices)
         await site.start([order("kit-a-4")])
         (preferred,) = _preferences(cluster, "kit-a-4")
-        assert preferred["matchFields"] == [{"key": "metadata.name", "operator": "NotIn", "values": ["gpu01"]}]
+        assert preferred["matchFields"] == [
+            {"key": "metadata.name", "operator": "NotIn", "values": ["gpu01"]}
+        ]
         assert not _preferences(cluster, "kit-a-1")
 
 

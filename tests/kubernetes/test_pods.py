@@ -23,14 +23,23 @@ from provisioner.model import Bootstrap, DroneId, DroneType, StartOrder
 
 NAMES = PodNames("kit", "cern")
 A100 = DroneType(
-    "cern", "a100", gpu_milli=2000, cpus=16, memory_mib=40960, disk_mib=10240, vram_mib=40960, walltime_s=3600.0
+    "cern",
+    "a100",
+    gpu_milli=2000,
+    cpus=16,
+    memory_mib=40960,
+    disk_mib=10240,
+    vram_mib=40960,
+    walltime_s=3600.0,
 )
 SCRIPT = b"#!/bin/sh\necho drone=x exit=0 reason=idle >outcome\n"
 
 
 def order(kind: DroneType = A100, **files: bytes) -> StartOrder:
     bootstrap = Bootstrap(SCRIPT, {"TOLD": 'it\'s $HOME, "quoted"'}, {"token": b"secret", **files})
-    return StartOrder(DroneId("kit-a1-7"), kind, idle_timeout_s=60.0, grace_s=30.0, bootstrap=bootstrap)
+    return StartOrder(
+        DroneId("kit-a1-7"), kind, idle_timeout_s=60.0, grace_s=30.0, bootstrap=bootstrap
+    )
 
 
 def config(**options: Any) -> KubernetesSiteConfig:
@@ -49,8 +58,13 @@ EVERYTHING = {
         "volumes": [{"name": "cvmfs", "hostPath": {"path": "/cvmfs"}}],
         "securityContext": {"supplementalGroups": [44]},
     },
-    "container": {"volumeMounts": [{"name": "cvmfs", "mountPath": "/cvmfs"}], "imagePullPolicy": "Always"},
-    "types": {"a100": {"products": ["NVIDIA-A100-SXM4-40GB"], "resources": {"nvidia.com/gpumem": 8000}}},
+    "container": {
+        "volumeMounts": [{"name": "cvmfs", "mountPath": "/cvmfs"}],
+        "imagePullPolicy": "Always",
+    },
+    "types": {
+        "a100": {"products": ["NVIDIA-A100-SXM4-40GB"], "resources": {"nvidia.com/gpumem": 8000}}
+    },
 }
 
 
@@ -76,7 +90,12 @@ def test_a_misspelt_field_is_refused_by_these_models() -> None:
 def test_requests_are_limits_and_count_the_gpus() -> None:
     container = pod_body(order(), config(), NAMES)["spec"]["containers"][0]
     assert container["resources"]["requests"] == container["resources"]["limits"]
-    limits = {"cpu": "16", "memory": "40960Mi", "ephemeral-storage": "10240Mi", "nvidia.com/gpu": "2"}
+    limits = {
+        "cpu": "16",
+        "memory": "40960Mi",
+        "ephemeral-storage": "10240Mi",
+        "nvidia.com/gpu": "2",
+    }
     assert container["resources"]["limits"] == limits
 
 
@@ -86,9 +105,17 @@ def test_requests_are_limits_and_count_the_gpus() -> None:
         (A100, {}, "nvidia.com/gpu"),
         (replace(A100, vendor="amd"), {}, "amd.com/gpu"),
         (replace(A100, vendor="intel"), {}, "gpu.intel.com/i915"),
-        (A100, {"types": {"a100": {"resource": "nvidia.com/mig-1g.10gb"}}}, "nvidia.com/mig-1g.10gb"),
+        (
+            A100,
+            {"types": {"a100": {"resource": "nvidia.com/mig-1g.10gb"}}},
+            "nvidia.com/mig-1g.10gb",
+        ),
         (A100, {"types": {"a100": {"claim_template": "one-slice"}}}, ""),
-        (A100, {"types": {"a100": {"resource": "none"}}, "annotations": {"gpu-fraction": "0.25"}}, ""),
+        (
+            A100,
+            {"types": {"a100": {"resource": "none"}}, "annotations": {"gpu-fraction": "0.25"}},
+            "",
+        ),
         (replace(A100, gpu_milli=0), {}, ""),
     ],
 )
@@ -116,9 +143,15 @@ def test_the_life_of_a_pod_is_bounded_and_nothing_runs_as_root() -> None:
 
 
 def test_fields_of_the_operator_are_added_and_replace_none_of_ours() -> None:
-    security = {"capabilities": {"drop": []}, "seccompProfile": None, "readOnlyRootFilesystem": True}
+    security = {
+        "capabilities": {"drop": []},
+        "seccompProfile": None,
+        "readOnlyRootFilesystem": True,
+    }
     container = {"env": [{"name": "NCCL_DEBUG", "value": "INFO"}], "securityContext": security}
-    spec = pod_body(order(), config(container=container, pod={"enableServiceLinks": None}), NAMES)["spec"]
+    spec = pod_body(order(), config(container=container, pod={"enableServiceLinks": None}), NAMES)[
+        "spec"
+    ]
     assert [each["name"] for each in spec["containers"][0]["env"]] == ["DRONE_NODE", "NCCL_DEBUG"]
     assert spec["containers"][0]["securityContext"]["capabilities"] == {"drop": ["ALL"]}
     assert spec["containers"][0]["securityContext"]["readOnlyRootFilesystem"] is True
@@ -130,7 +163,11 @@ def test_several_products_are_one_affinity() -> None:
     affinity = pod_body(order(), config(**wanted), NAMES)["spec"]["affinity"]["nodeAffinity"]
     terms = affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
     assert terms == [
-        {"matchExpressions": [{"key": "nvidia.com/gpu.product", "operator": "In", "values": ["A100", "H100"]}]}
+        {
+            "matchExpressions": [
+                {"key": "nvidia.com/gpu.product", "operator": "In", "values": ["A100", "H100"]}
+            ]
+        }
     ]
 
 
@@ -147,9 +184,15 @@ def unpacked(secret: dict[str, Any]) -> dict[str, bytes]:
         return {each.name: archive.extractfile(each).read() for each in archive}  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize(("kind", "version", "owner"), [("pod", "v1", "Pod"), ("job", "batch/v1", "Job")])
-def test_the_secret_belongs_to_the_pod_and_holds_the_files(kind: str, version: str, owner: str) -> None:
-    secret = secret_body(order(), config(kind=kind, env={"CONDOR_PREFIX": "/opt/condor"}), NAMES, "u-1")
+@pytest.mark.parametrize(
+    ("kind", "version", "owner"), [("pod", "v1", "Pod"), ("job", "batch/v1", "Job")]
+)
+def test_the_secret_belongs_to_the_pod_and_holds_the_files(
+    kind: str, version: str, owner: str
+) -> None:
+    secret = secret_body(
+        order(), config(kind=kind, env={"CONDOR_PREFIX": "/opt/condor"}), NAMES, "u-1"
+    )
     assert secret["metadata"]["ownerReferences"] == [
         {"apiVersion": version, "kind": owner, "name": "kit-a1-7", "uid": "u-1"}
     ]
@@ -175,9 +218,18 @@ def test_the_container_runs_the_drone_and_reports_its_outcome(tmp_path: Path) ->
     )
     (tmp_path / "work").mkdir()
     end = tmp_path / "end"
-    env = {"DRONE_FILES": str(tmp_path), "DRONE_WORK": str(tmp_path / "work"), "DRONE_TERMINATION_LOG": str(end)}
+    env = {
+        "DRONE_FILES": str(tmp_path),
+        "DRONE_WORK": str(tmp_path / "work"),
+        "DRONE_TERMINATION_LOG": str(end),
+    }
     done = subprocess.run(
-        command, env={"PATH": "/usr/bin:/bin", **env}, timeout=60, check=False, capture_output=True, text=True
+        command,
+        env={"PATH": "/usr/bin:/bin", **env},
+        timeout=60,
+        check=False,
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
     assert end.read_text() == "drone=x exit=0 reason=idle\n"

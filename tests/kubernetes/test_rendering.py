@@ -9,7 +9,12 @@ import yaml
 from kubernetes.aio import client
 
 from adapters.kubernetes.capacity import ClusterCapacity
-from adapters.kubernetes.rendering import CLUSTER_RIGHTS, NAMESPACE_RIGHTS, render_access, render_blocking
+from adapters.kubernetes.rendering import (
+    CLUSTER_RIGHTS,
+    NAMESPACE_RIGHTS,
+    render_access,
+    render_blocking,
+)
 from adapters.kubernetes.settings import KubernetesSiteConfig
 from provisioner.model import DroneType, Reserve, SitePolicy
 
@@ -48,7 +53,9 @@ def objects(text: str) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("kind", ["pod", "job"])
 def test_access(kind: str) -> None:
     config = KubernetesSiteConfig.model_validate({**OPTIONS, "kind": kind})
-    found = objects(render_access(config, TYPES, SitePolicy("cern", max_drones=40, max_gpu_milli=16000)))
+    found = objects(
+        render_access(config, TYPES, SitePolicy("cern", max_drones=40, max_gpu_milli=16000))
+    )
     kinds = [each["kind"] for each in found]
     assert kinds[:2] == ["Namespace", "ServiceAccount"]
     (role,) = (each for each in found if each["kind"] == "Role")
@@ -68,9 +75,13 @@ def test_the_quota_counts_drones_only() -> None:
     def quota(**options: Any) -> tuple[dict[str, Any], ClusterCapacity]:
         config = KubernetesSiteConfig.model_validate({**OPTIONS, **options})
         found = objects(render_access(config, TYPES, SitePolicy("cern", max_drones=40)))
-        return next(each["spec"] for each in found if each["kind"] == "ResourceQuota"), ClusterCapacity(config, TYPES)
+        return next(
+            each["spec"] for each in found if each["kind"] == "ResourceQuota"
+        ), ClusterCapacity(config, TYPES)
 
-    spec, capacity = quota(types={"mig": {"resource": "nvidia.com/mig-1g.10gb", "priority_class": "low"}})
+    spec, capacity = quota(
+        types={"mig": {"resource": "nvidia.com/mig-1g.10gb", "priority_class": "low"}}
+    )
     scope = {"scopeName": "PriorityClass", "operator": "In", "values": ["gpu-drones", "low"]}
     assert spec["scopeSelector"] == {"matchExpressions": [scope]}
     status = {"hard": spec["hard"], "used": {"pods": "38"}}
@@ -92,16 +103,27 @@ def test_drones_call_everything_but_the_metadata_of_a_cloud() -> None:
 
 def test_placeholders_keep_the_reserve_below_the_priority_of_drones() -> None:
     config = KubernetesSiteConfig.model_validate(OPTIONS)
-    reserves = (Reserve(nodes=("gpu01",), cpus=8, memory_mib=20480, disk_mib=1024), Reserve(cpus=4, memory_mib=1024))
-    priority, one, rest = objects(render_blocking(config, TYPES, SitePolicy("cern", blocking=reserves)))
+    reserves = (
+        Reserve(nodes=("gpu01",), cpus=8, memory_mib=20480, disk_mib=1024),
+        Reserve(cpus=4, memory_mib=1024),
+    )
+    priority, one, rest = objects(
+        render_blocking(config, TYPES, SitePolicy("cern", blocking=reserves))
+    )
     assert priority["value"] < -10
     spec = one["spec"]["template"]["spec"]
     requests = {"cpu": "8", "memory": "20480Mi", "ephemeral-storage": "1024Mi"}
     assert spec["containers"][0]["resources"]["requests"] == requests
-    (term,) = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
-    assert term["matchExpressions"] == [{"key": "kubernetes.io/hostname", "operator": "In", "values": ["gpu01"]}]
+    (term,) = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"][
+        "nodeSelectorTerms"
+    ]
+    assert term["matchExpressions"] == [
+        {"key": "kubernetes.io/hostname", "operator": "In", "values": ["gpu01"]}
+    ]
     assert spec["tolerations"] == OPTIONS["pod"]["tolerations"]  # type: ignore[index]
     assert rest["metadata"]["name"] == "gpu-placeholder-2"
     spec = rest["spec"]["template"]["spec"]
-    (term,) = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    (term,) = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"][
+        "nodeSelectorTerms"
+    ]
     assert term["matchExpressions"] == [{"key": "nvidia.com/gpu.count", "operator": "Exists"}]

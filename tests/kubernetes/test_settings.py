@@ -15,7 +15,9 @@ from provisioner.model import DroneType
 A100 = DroneType("cern", "a100", gpu_milli=1000, cpus=8, memory_mib=20480, disk_mib=10240)
 
 
-REQUIRED = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": []}}}
+REQUIRED = {
+    "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": []}}
+}
 
 
 def config(**options: Any) -> KubernetesSiteConfig:
@@ -29,21 +31,48 @@ def config(**options: Any) -> KubernetesSiteConfig:
         ({"container": {"command": ["x"]}}, "`command` is set by the provisioner"),
         ({"labels": {"gpu-drone-provisioner/drone": "x"}}, "is set by the provisioner"),
         ({"labels": {"no name": "x"}}, "is no name of a label"),
-        ({"types": {"a100": {"resources": {"nvidia.com/gpumem": "much"}}}}, "write a whole number or a quantity"),
+        (
+            {"types": {"a100": {"resources": {"nvidia.com/gpumem": "much"}}}},
+            "write a whole number or a quantity",
+        ),
         ({"env": {"DRONE_ID": "x"}}, "`DRONE_ID` is set by the site"),
         ({"env": {"DRONE_VRAM_ENFORCED": "mps"}}, "`DRONE_VRAM_ENFORCED` is set by the site"),
-        ({"pod": {"volumes": None}}, "`volumes` must be a list of mappings: write one, or remove `volumes`"),
+        (
+            {"pod": {"volumes": None}},
+            "`volumes` must be a list of mappings: write one, or remove `volumes`",
+        ),
         ({"pod": {"tolerations": {"key": "x"}}}, "`tolerations` must be a list of mappings"),
         ({"container": {"volumeMounts": "cvmfs"}}, "`volumeMounts` must be a list of mappings"),
         ({"types": {"a100": {"container": {"env": ["x"]}}}}, "`env` must be a list of mappings"),
-        ({"container": {"env": [{"name": "DRONE_NODE", "value": "x"}]}}, "`DRONE_NODE` is set by the provisioner"),
-        ({"pod": {"securityContext": {"runAsUser": 0}}}, "`runAsUser` is set by the provisioner: remove it"),
-        ({"pod": {"securityContext": {"runAsNonRoot": False}}}, "`runAsNonRoot` is set by the provisioner"),
-        ({"container": {"securityContext": {"privileged": True}}}, "`privileged` is set by the provisioner"),
-        ({"container": {"securityContext": {"allowPrivilegeEscalation": True}}}, "`allowPrivilegeEscalation` is set"),
-        ({"pod": {"automountServiceAccountToken": True}}, "`automountServiceAccountToken` is set by the provisioner"),
+        (
+            {"container": {"env": [{"name": "DRONE_NODE", "value": "x"}]}},
+            "`DRONE_NODE` is set by the provisioner",
+        ),
+        (
+            {"pod": {"securityContext": {"runAsUser": 0}}},
+            "`runAsUser` is set by the provisioner: remove it",
+        ),
+        (
+            {"pod": {"securityContext": {"runAsNonRoot": False}}},
+            "`runAsNonRoot` is set by the provisioner",
+        ),
+        (
+            {"container": {"securityContext": {"privileged": True}}},
+            "`privileged` is set by the provisioner",
+        ),
+        (
+            {"container": {"securityContext": {"allowPrivilegeEscalation": True}}},
+            "`allowPrivilegeEscalation` is set",
+        ),
+        (
+            {"pod": {"automountServiceAccountToken": True}},
+            "`automountServiceAccountToken` is set by the provisioner",
+        ),
         ({"pod": {"hostPID": True}}, "`hostPID` is set by the provisioner"),
-        ({"pod": {"nodeSelector": {"pool": "gpu"}}}, "`nodeSelector` is set .*: remove it, or use its option"),
+        (
+            {"pod": {"nodeSelector": {"pool": "gpu"}}},
+            "`nodeSelector` is set .*: remove it, or use its option",
+        ),
         ({"namespace": "Not_a_label"}, "namespace"),
         ({"run_as": 0}, "run_as"),
     ],
@@ -58,7 +87,12 @@ def test_what_is_refused(options: dict[str, Any], message: str) -> None:
     [
         (replace(A100, gpu_milli=500), {}, ("types", "a100", "gpus"), "write `gpus: 1`"),
         (A100, {"image": ""}, ("options",), "has no image"),
-        (A100, {"types": {"a10": {}}}, ("options", "types", "a10"), "there is no drone type `a10`.*a100"),
+        (
+            A100,
+            {"types": {"a10": {}}},
+            ("options", "types", "a10"),
+            "there is no drone type `a10`.*a100",
+        ),
         (
             A100,
             {"types": {"a100": {"resource": "x.org/gpu", "claim_template": "one"}}},
@@ -85,7 +119,9 @@ def test_what_is_refused(options: dict[str, Any], message: str) -> None:
         ),
     ],
 )
-def test_what_does_not_go_together(kind: DroneType, options: dict[str, Any], at: tuple[str, ...], message: str) -> None:
+def test_what_does_not_go_together(
+    kind: DroneType, options: dict[str, Any], at: tuple[str, ...], message: str
+) -> None:
     import re
 
     ((where, words),) = config(**options).misfits([kind])
@@ -95,7 +131,9 @@ def test_what_does_not_go_together(kind: DroneType, options: dict[str, Any], at:
 
 def test_options_of_a_type_come_before_those_of_the_site() -> None:
     made = config(
-        labels={"a": "1"}, priority_class="low", types={"a100": {"labels": {"b": "2"}, "image": "y", "products": ["A"]}}
+        labels={"a": "1"},
+        priority_class="low",
+        types={"a100": {"labels": {"b": "2"}, "image": "y", "products": ["A"]}},
     )
     found = made.options("a100")
     assert (found.labels, found.image, found.priority_class) == ({"a": "1", "b": "2"}, "y", "low")

@@ -19,7 +19,13 @@ SECONDS = 1795168800.0
 def pod(status: dict[str, Any], spec: dict[str, Any] | None = None, **meta: Any) -> DronePod:
     found = drone_pod(
         {
-            "metadata": {"name": "kit-a1-7", "uid": "u-1", "labels": LABELS, "creationTimestamp": T0, **meta},
+            "metadata": {
+                "name": "kit-a1-7",
+                "uid": "u-1",
+                "labels": LABELS,
+                "creationTimestamp": T0,
+                **meta,
+            },
             "spec": {"nodeName": "gpu01", "priority": -10, **(spec or {})},
             "status": status,
         },
@@ -33,7 +39,9 @@ def container(**state: Any) -> dict[str, Any]:
     return {"containerStatuses": [{"name": "drone", "state": state}]}
 
 
-def ended(phase: str = "Failed", *, pod_reason: str = "", pod_message: str = "", **terminated: Any) -> RemoteEnd:
+def ended(
+    phase: str = "Failed", *, pod_reason: str = "", pod_message: str = "", **terminated: Any
+) -> RemoteEnd:
     status = {"phase": phase, **container(terminated={"finishedAt": T0, **terminated})}
     found = pod({**status, "reason": pod_reason, "message": pod_message}).drone.end
     assert found is not None
@@ -48,7 +56,12 @@ def test_another_controllers_pod_is_none_of_ours() -> None:
 
 def test_a_running_pod() -> None:
     found = pod({"phase": "Running", **container(running={"startedAt": T0})}).remote()
-    assert (found.state, found.type, found.node, found.remote_id) == (RemoteState.RUNNING, "a100", "gpu01", "u-1")
+    assert (found.state, found.type, found.node, found.remote_id) == (
+        RemoteState.RUNNING,
+        "a100",
+        "gpu01",
+        "u-1",
+    )
     assert found.started_at == SECONDS
 
 
@@ -56,24 +69,35 @@ def test_a_running_pod() -> None:
     ("message", "kind"),
     [
         ("0/2 nodes are available: 2 Insufficient nvidia.com/gpu.", FaultKind.CAPACITY),
-        ("0/3 nodes are available: 1 Insufficient cpu, 2 node(s) didn't match node selector.", FaultKind.CAPACITY),
+        (
+            "0/3 nodes are available: 1 Insufficient cpu, 2 node(s) didn't match node selector.",
+            FaultKind.CAPACITY,
+        ),
         (
             "0/3 nodes are available: 1 node(s) were unschedulable, 2 node(s) had untolerated taint {a: b}.",
             FaultKind.CAPACITY,
         ),
-        ("0/2 nodes are available: 2 node(s) didn't match Pod's node affinity/selector.", FaultKind.CONFIG),
+        (
+            "0/2 nodes are available: 2 node(s) didn't match Pod's node affinity/selector.",
+            FaultKind.CONFIG,
+        ),
         (
             "0/2 nodes are available: 2 node(s) didn't match Pod's node affinity/selector. preemption: 0/2 nodes are"
             " available: 2 Preemption is not helpful for scheduling.",
             FaultKind.CONFIG,
         ),
-        ("0/2 nodes are available: 2 node(s) had taint {gpu: only}, that the pod didn't tolerate.", FaultKind.CONFIG),
+        (
+            "0/2 nodes are available: 2 node(s) had taint {gpu: only}, that the pod didn't tolerate.",
+            FaultKind.CONFIG,
+        ),
         ("something new", FaultKind.CAPACITY),
     ],
 )
 def test_what_the_scheduler_says(message: str, kind: FaultKind) -> None:
     assert obstacle(message) is kind
-    conditions = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}]
+    conditions = [
+        {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
+    ]
     found = pod({"phase": "Pending", "conditions": conditions}, {"nodeName": ""}).remote()
     assert (found.state, found.blocked, found.node) == (RemoteState.PENDING, kind, "")
     assert found.reason.startswith(message[:40])
@@ -99,7 +123,10 @@ def test_what_the_scheduler_says(message: str, kind: FaultKind) -> None:
     ],
 )
 def test_obstacles_that_pass_keep_a_pod_waiting(obstacles: str) -> None:
-    assert obstacle(f"0/6 nodes are available: {obstacles}. preemption: 0/6 nodes are available.") is FaultKind.CAPACITY
+    assert (
+        obstacle(f"0/6 nodes are available: {obstacles}. preemption: 0/6 nodes are available.")
+        is FaultKind.CAPACITY
+    )
 
 
 @pytest.mark.parametrize(
@@ -119,14 +146,20 @@ def test_obstacles_that_stay_end_a_pod(obstacles: str) -> None:
 @pytest.mark.parametrize(
     ("said", "blocked"),
     [
-        ("429 Too Many Requests - toomanyrequests: You have reached your pull rate limit", FaultKind.DOWN),
+        (
+            "429 Too Many Requests - toomanyrequests: You have reached your pull rate limit",
+            FaultKind.DOWN,
+        ),
         ("dial tcp 10.0.0.1:443: i/o timeout", FaultKind.DOWN),
         ("unexpected status: 503 Service Unavailable", FaultKind.DOWN),
         ("manifest unknown", FaultKind.CONFIG),
     ],
 )
 def test_a_registry_that_cannot_be_reached_is_waited_for(said: str, blocked: FaultKind) -> None:
-    waiting = {"reason": "ImagePullBackOff", "message": f'Back-off pulling image "x": ErrImagePull: {said}'}
+    waiting = {
+        "reason": "ImagePullBackOff",
+        "message": f'Back-off pulling image "x": ErrImagePull: {said}',
+    }
     assert pod({"phase": "Pending", **container(waiting=waiting)}).remote().blocked is blocked
 
 
@@ -151,8 +184,14 @@ def test_a_gate_of_kueue_waits_for_quota() -> None:
     ],
 )
 def test_what_a_container_waits_for(reason: str, blocked: FaultKind | None) -> None:
-    found = pod({"phase": "Pending", **container(waiting={"reason": reason, "message": "m"})}).remote()
-    assert (found.state, found.blocked, found.reason) == (RemoteState.PENDING, blocked, f"{reason}: m")
+    found = pod(
+        {"phase": "Pending", **container(waiting={"reason": reason, "message": "m"})}
+    ).remote()
+    assert (found.state, found.blocked, found.reason) == (
+        RemoteState.PENDING,
+        blocked,
+        f"{reason}: m",
+    )
 
 
 def test_unknown_phases_and_lost_nodes_are_alive() -> None:
@@ -165,25 +204,37 @@ def test_unknown_phases_and_lost_nodes_are_alive() -> None:
     ("status", "spec", "state"),
     [
         ({"reason": "NodeLost"}, {}, RemoteState.UNKNOWN),
-        # As the node lifecycle controller of a lab wrote it when the kubelet had been silent for 40 s.
+        # As the node lifecycle controller of a lab wrote it when the kubelet had been silent for 40
+        # s.
         ({"ready": "False", "containers": "True"}, {}, RemoteState.UNKNOWN),
         ({"ready": "False", "containers": "False"}, {}, RemoteState.RUNNING),
-        ({"ready": "False", "containers": "True"}, {"readinessGates": [{"conditionType": "x"}]}, RemoteState.RUNNING),
+        (
+            {"ready": "False", "containers": "True"},
+            {"readinessGates": [{"conditionType": "x"}]},
+            RemoteState.RUNNING,
+        ),
         ({"ready": "True", "containers": "True"}, {}, RemoteState.RUNNING),
     ],
 )
-def test_a_pod_on_a_lost_node_is_unknown(status: dict[str, str], spec: dict[str, Any], state: RemoteState) -> None:
+def test_a_pod_on_a_lost_node_is_unknown(
+    status: dict[str, str], spec: dict[str, Any], state: RemoteState
+) -> None:
     conditions = [
         {"type": "Ready", "status": status.get("ready", "True")},
         {"type": "ContainersReady", "status": status.get("containers", "True")},
     ]
-    found = pod({"phase": "Running", "conditions": conditions, "reason": status.get("reason", "")}, spec)
+    found = pod(
+        {"phase": "Running", "conditions": conditions, "reason": status.get("reason", "")}, spec
+    )
     assert found.remote().state is state
     assert (found.drone.reason == "its node does not answer") is (state is RemoteState.UNKNOWN)
 
 
 def test_a_pod_that_others_delete_has_a_notice() -> None:
-    meta: dict[str, Any] = {"deletionTimestamp": "2026-11-20T10:00:40Z", "deletionGracePeriodSeconds": 40}
+    meta: dict[str, Any] = {
+        "deletionTimestamp": "2026-11-20T10:00:40Z",
+        "deletionGracePeriodSeconds": 40,
+    }
     found = pod({"phase": "Running", **container(running={"startedAt": T0})}, **meta)
     assert found.remote().notice_at == SECONDS
     assert found.remote().state is RemoteState.RUNNING
@@ -193,7 +244,11 @@ def test_a_pod_that_others_delete_has_a_notice() -> None:
 def test_a_drone_reports_its_own_end() -> None:
     message = "drone=kit-a1-7 exit=73 reason=not-joined why=no%20collector jobs_started=0\n"
     end = ended(exitCode=73, reason="Error", message=f"--- log\n{message}")
-    assert (end.kind, end.exit_code, end.message) == (EndKind.EXITED, 73, "not-joined: no collector")
+    assert (end.kind, end.exit_code, end.message) == (
+        EndKind.EXITED,
+        73,
+        "not-joined: no collector",
+    )
     assert ended("Succeeded", exitCode=0, reason="Completed").kind is EndKind.EXITED
 
 
@@ -209,7 +264,12 @@ def test_a_drone_reports_its_own_end() -> None:
             EndKind.FAULT,
             FaultKind.NODE,
         ),
-        ("Evicted", 'Usage of EmptyDir volume "x" exceeds the limit "1Gi".', EndKind.FAULT, FaultKind.DRONE),
+        (
+            "Evicted",
+            'Usage of EmptyDir volume "x" exceeds the limit "1Gi".',
+            EndKind.FAULT,
+            FaultKind.DRONE,
+        ),
         (
             "Evicted",
             'Container drone exceeded its local ephemeral storage limit "1Gi".',
@@ -229,7 +289,9 @@ def test_a_drone_reports_its_own_end() -> None:
         ("SomethingNew", "", EndKind.FAULT, FaultKind.UNKNOWN),
     ],
 )
-def test_reasons_of_pods_that_failed(reason: str, message: str, kind: EndKind, fault: FaultKind | None) -> None:
+def test_reasons_of_pods_that_failed(
+    reason: str, message: str, kind: EndKind, fault: FaultKind | None
+) -> None:
     end = ended(pod_reason=reason, pod_message=message)
     assert (end.kind, end.fault) == (kind, fault)
 
@@ -251,9 +313,17 @@ def test_a_drone_that_used_too_much_memory() -> None:
         ("SomethingNew", EndKind.PREEMPTED, None),
     ],
 )
-def test_the_condition_tells_why_a_drone_was_lost(reason: str, kind: EndKind, fault: FaultKind | None) -> None:
-    conditions = [{"type": "DisruptionTarget", "status": "True", "reason": reason, "message": "by x"}]
-    status = {"phase": "Failed", "conditions": conditions, **container(terminated={"exitCode": 143, "finishedAt": T0})}
+def test_the_condition_tells_why_a_drone_was_lost(
+    reason: str, kind: EndKind, fault: FaultKind | None
+) -> None:
+    conditions = [
+        {"type": "DisruptionTarget", "status": "True", "reason": reason, "message": "by x"}
+    ]
+    status = {
+        "phase": "Failed",
+        "conditions": conditions,
+        **container(terminated={"exitCode": 143, "finishedAt": T0}),
+    }
     end = pod(status).drone.end
     assert end is not None
     assert (end.kind, end.fault, end.at) == (kind, fault, SECONDS)
@@ -271,8 +341,20 @@ def test_the_condition_tells_why_a_drone_was_lost(reason: str, kind: EndKind, fa
 def test_the_reason_of_a_kubelet_says_more_than_its_condition(
     reason: str, kind: EndKind, fault: FaultKind | None, words: str
 ) -> None:
-    target = {"type": "DisruptionTarget", "status": "True", "reason": "TerminationByKubelet", "message": "by x"}
-    end = pod({"phase": "Failed", "reason": reason, "message": "m" if reason else "", "conditions": [target]}).drone.end
+    target = {
+        "type": "DisruptionTarget",
+        "status": "True",
+        "reason": "TerminationByKubelet",
+        "message": "by x",
+    }
+    end = pod(
+        {
+            "phase": "Failed",
+            "reason": reason,
+            "message": "m" if reason else "",
+            "conditions": [target],
+        }
+    ).drone.end
     assert end is not None
     assert (end.kind, end.fault) == (kind, fault)
     assert end.message.endswith(words)
@@ -281,17 +363,44 @@ def test_the_reason_of_a_kubelet_says_more_than_its_condition(
 @pytest.mark.parametrize(
     ("status", "reason", "kind", "fault", "words"),
     [
-        ("True", "PreemptionByScheduler", EndKind.PREEMPTED, None, "preempted by a pod of a higher priority: by x"),
-        ("True", "EvictionByEvictionAPI", EndKind.PREEMPTED, None, "evicted, as when a node is drained: by x"),
-        ("True", "DeletionByTaintManager", EndKind.FAULT, FaultKind.NODE, "its node was lost or tainted: by x"),
-        ("False", "PreemptionByScheduler", EndKind.PREEMPTED, None, "its pod was deleted by somebody else"),
+        (
+            "True",
+            "PreemptionByScheduler",
+            EndKind.PREEMPTED,
+            None,
+            "preempted by a pod of a higher priority: by x",
+        ),
+        (
+            "True",
+            "EvictionByEvictionAPI",
+            EndKind.PREEMPTED,
+            None,
+            "evicted, as when a node is drained: by x",
+        ),
+        (
+            "True",
+            "DeletionByTaintManager",
+            EndKind.FAULT,
+            FaultKind.NODE,
+            "its node was lost or tainted: by x",
+        ),
+        (
+            "False",
+            "PreemptionByScheduler",
+            EndKind.PREEMPTED,
+            None,
+            "its pod was deleted by somebody else",
+        ),
     ],
 )
 def test_a_pod_that_is_deleted_before_its_end_tells_why(
     status: str, reason: str, kind: EndKind, fault: FaultKind | None, words: str
 ) -> None:
     target = {"type": "DisruptionTarget", "status": status, "reason": reason, "message": "by x"}
-    meta: dict[str, Any] = {"deletionTimestamp": "2026-11-20T10:00:40Z", "deletionGracePeriodSeconds": 40}
+    meta: dict[str, Any] = {
+        "deletionTimestamp": "2026-11-20T10:00:40Z",
+        "deletionGracePeriodSeconds": 40,
+    }
     leaving = pod({"phase": "Running", "conditions": [target]}, **meta)
     assert (leaving.drone.state, leaving.drone.end) == (RemoteState.RUNNING, None)
     assert leaving.remote().reason == (words if status == "True" else "it is being deleted")
@@ -303,7 +412,9 @@ def test_a_pod_that_is_deleted_before_its_end_tells_why(
 def test_the_end_of_a_deleted_pod() -> None:
     running = pod({"phase": "Running"})
     assert end_of(running, asked=True, now=5.0).message == "stopped on our request"
-    failed = pod({"phase": "Failed", **container(terminated={"exitCode": 7, "message": "reason=idle"})})
+    failed = pod(
+        {"phase": "Failed", **container(terminated={"exitCode": 7, "message": "reason=idle"})}
+    )
     stopped = end_of(failed, asked=True, now=5.0)
     assert (stopped.kind, stopped.exit_code) == (EndKind.STOPPED, 7)
     assert stopped.message == "stopped on our request: idle"

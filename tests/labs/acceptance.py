@@ -1,7 +1,7 @@
 """Three real sites at once, from the files of `site_configs`: an overlay pool, a cluster of an owner, Slurm, a cloud.
 
-The controller's files are those that an operator starts from. Addresses, time-outs, limits and the simulated GPUs
-differ.
+The controller's files are those that an operator starts from. Addresses, time-outs, limits and the
+simulated GPUs differ.
 """
 
 from __future__ import annotations
@@ -51,7 +51,12 @@ def site_file(name: str, most_drones: int) -> dict[str, Any]:
     """Return an operator's site file without its name, limited to so many drones."""
     file: dict[str, Any] = yaml.safe_load((SITE_FILES / name).read_text())
     file.pop("site")
-    file["limits"] = {"max_drones": most_drones, "max_gpus": most_drones, "max_pending": 12, "max_starts_per_tick": 8}
+    file["limits"] = {
+        "max_drones": most_drones,
+        "max_gpus": most_drones,
+        "max_pending": 12,
+        "max_starts_per_tick": 8,
+    }
     return file
 
 
@@ -106,11 +111,22 @@ class AcceptanceHoreka:
         file["timeouts"] = controller.timeouts(missing="3s", grace="4s", **DEADLINES)
         for name, gpu in (("a100", A100), ("a100x4", A100), ("h100", V100)):
             gpus = file["types"][name]["gpus"]
-            file["types"][name] |= {**gpu_type(*gpu), "gpus": gpus, "disk": "2 GiB", "walltime": "1h"}
+            file["types"][name] |= {
+                **gpu_type(*gpu),
+                "gpus": gpus,
+                "disk": "2 GiB",
+                "walltime": "1h",
+            }
         options = file["options"]
         options.pop("tools")
         tools = ways(self.slurm, controller.directory)["tools"]
-        options |= {"account": "lab", "same_account": True, "deadline": "15s", "submit_deadline": "20s", **tools}
+        options |= {
+            "account": "lab",
+            "same_account": True,
+            "deadline": "15s",
+            "submit_deadline": "20s",
+            **tools,
+        }
         options["hardware"][0]["nodes"] = "hkn[0801-0802]"
         options["hardware"][1]["nodes"] = "hkn0901"
         return file
@@ -127,7 +143,9 @@ class AcceptanceGridka:
     def settings(self, controller: LabController) -> Settings:
         file = site_file("gridka-cloud.yaml", self.most)
         image = controller.directory / "image.sh"
-        image.write_text(IMAGE.format(prefix=controller.pool.condor.prefix).replace('"vgpu"', '"a100-10g"'))
+        image.write_text(
+            IMAGE.format(prefix=controller.pool.condor.prefix).replace('"vgpu"', '"a100-10g"')
+        )
         file["timeouts"] = controller.timeouts(missing="3s", grace="4s", **DEADLINES)
         size = {"cpus": 8, "memory": "16 GiB", "disk": "10 GiB", "walltime": "1h", "max_drones": 3}
         file["types"]["v100s"] |= {**gpu_type(*A100), **size}
@@ -196,7 +214,12 @@ def acceptance_lab(condor: Condor) -> Iterator[AcceptanceLab]:
         slurm = stack.enter_context(running_slurm(Slurm.fetched("trixie"), min_job_age_s=60))
         cloud = stack.enter_context(running_openstack(OpenStack.fetched()))
         sites = (AcceptanceTopas(site, etp), AcceptanceHoreka(slurm), AcceptanceGridka(cloud))
-        policy = {"interval": "2s", "active_interval": "1s", "max_drones": 34, "overlay_max_age": "20s"}
+        policy = {
+            "interval": "2s",
+            "active_interval": "1s",
+            "max_drones": 34,
+            "overlay_max_age": "20s",
+        }
         controller = LabController(overlay, directory / "c", sites=sites, idle_s=20, policy=policy)
         controller.write()
         port = free_port()

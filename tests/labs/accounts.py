@@ -1,6 +1,7 @@
 """Two ordinary accounts on this host, of which one may become the other by ``sudo``; the host's files stay as they are.
 
-They exist in a mount namespace of the command that is run there. It needs root, as namespaces of a test do.
+They exist in a mount namespace of the command that is run there. It needs root, as namespaces of a
+test do.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ exec setpriv --reuid={uid} --regid={uid} --clear-groups "$@"
 """
 
 
-def run_as_controller(work: Path, command: Sequence[str], **environment: str) -> subprocess.CompletedProcess[str]:
+def run_as_controller(
+    work: Path, command: Sequence[str], **environment: str
+) -> subprocess.CompletedProcess[str]:
     """Run a command as the controller's account, for which ``sudo -u lab-drones`` needs no password."""
     if os.geteuid() != 0:
         pytest.skip("other accounts need root")
@@ -43,7 +46,16 @@ def run_as_controller(work: Path, command: Sequence[str], **environment: str) ->
     (etc / "sudoers").write_text(f"Defaults env_reset\n{CONTROLLER} ALL=({DRONES}) NOPASSWD: ALL\n")
     (etc / "sudoers").chmod(0o440)
     return subprocess.run(
-        ["unshare", "--mount", "sh", "-c", _ENTER.format(uid=CONTROLLER_ID), "enter", str(etc), *command],
+        [
+            "unshare",
+            "--mount",
+            "sh",
+            "-c",
+            _ENTER.format(uid=CONTROLLER_ID),
+            "enter",
+            str(etc),
+            *command,
+        ],
         text=True,
         capture_output=True,
         timeout=120,
@@ -84,7 +96,9 @@ class HostOfAccounts:
         """Return what a script prints, all of whose commands have to succeed."""
         enter = [*self.words(account)]
         enter[2] = f"--wd={cwd or os.getcwd()}"
-        done = subprocess.run([*enter, "bash", "-ec", script], capture_output=True, text=True, timeout=120)
+        done = subprocess.run(
+            [*enter, "bash", "-ec", script], capture_output=True, text=True, timeout=120
+        )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
@@ -97,7 +111,10 @@ class HostOfAccounts:
 
 @contextmanager
 def host_of_accounts(place: Path) -> Iterator[HostOfAccounts]:
-    """Make such a namespace below a directory that every account may pass. It goes with its last process."""
+    """Make such a namespace below a directory that every account may pass.
+
+    It goes with its last process.
+    """
     if os.geteuid() != 0:
         pytest.skip("other accounts need root")
     if shutil.which("sudo") is None:

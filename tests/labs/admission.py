@@ -27,7 +27,10 @@ class Webhook(BaseHTTPRequestHandler):
         """Answer an AdmissionReview (admission.k8s.io/v1)."""
         review = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         asked = review["request"]
-        response = {"uid": asked["uid"], "allowed": not self.message or asked.get("namespace") != "drones"}
+        response = {
+            "uid": asked["uid"],
+            "allowed": not self.message or asked.get("namespace") != "drones",
+        }
         if not response["allowed"]:
             response["status"] = {"code": 400, "message": self.message}
         body = json.dumps({**review, "request": None, "response": response}).encode()
@@ -56,9 +59,13 @@ class AdmissionServer:
         self._server = ThreadingHTTPServer(("127.0.0.1", self._port), Webhook)
         self._port = self._server.server_port
         trust = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        trust.load_cert_chain(self._lab.directory / "server.crt", self._lab.directory / "server.key")
+        trust.load_cert_chain(
+            self._lab.directory / "server.crt", self._lab.directory / "server.key"
+        )
         self._server.socket = trust.wrap_socket(self._server.socket, server_side=True)
-        threading.Thread(target=self._server.serve_forever, args=(0.05,), name="webhook", daemon=True).start()
+        threading.Thread(
+            target=self._server.serve_forever, args=(0.05,), name="webhook", daemon=True
+        ).start()
 
     def stop(self) -> None:
         if self._server is not None:
@@ -69,12 +76,20 @@ class AdmissionServer:
 
 @contextmanager
 def admission_webhook(lab: KubernetesLab, message: str) -> Iterator[AdmissionServer]:
-    """Pods of drones are refused with this message, while inside. Set ``Webhook.message`` to change it."""
+    """Pods of drones are refused with this message, while inside.
+
+    Set ``Webhook.message`` to change it.
+    """
     server = AdmissionServer(lab)
     Webhook.message = message
     server.start()
     trusted = base64.b64encode((lab.directory / "server.crt").read_bytes()).decode()
-    rule = {"apiGroups": [""], "apiVersions": ["v1"], "resources": ["pods"], "operations": ["CREATE"]}
+    rule = {
+        "apiGroups": [""],
+        "apiVersions": ["v1"],
+        "resources": ["pods"],
+        "operations": ["CREATE"],
+    }
     hook = {
         "name": NAME,
         "clientConfig": {"url": server.url, "caBundle": trusted},

@@ -54,12 +54,16 @@ def example() -> str:
 
 
 @contextmanager
-def running_apache(apache: Apache, here: Path, port: int, provider: str, socket: Path) -> Iterator[str]:
+def running_apache(
+    apache: Apache, here: Path, port: int, provider: str, socket: Path
+) -> Iterator[str]:
     """Start it in an empty directory that others can enter. Yields its address."""
     url = f"http://localhost:{port}"
     group = "nogroup" if os.geteuid() == 0 else ""
     account = f"User {ACCOUNT}\nGroup {group}" if group else ""
-    modules = "\n".join(f"LoadModule {n}_module {apache.prefix}/modules/mod_{n}.so" for n in MODULES.split())
+    modules = "\n".join(
+        f"LoadModule {n}_module {apache.prefix}/modules/mod_{n}.so" for n in MODULES.split()
+    )
     ours = example()
     for theirs, mine in (
         ("https://sso.example.edu", provider),
@@ -70,7 +74,9 @@ def running_apache(apache: Apache, here: Path, port: int, provider: str, socket:
         ours = ours.replace(theirs, mine)
     text = SURROUNDINGS.format(here=here, port=port, account=account, modules=modules) + ours
     (here / "apache.conf").write_text(text)
-    process = subprocess.Popen([apache.prefix / "apache2", "-DFOREGROUND", "-f", here / "apache.conf"])
+    process = subprocess.Popen(
+        [apache.prefix / "apache2", "-DFOREGROUND", "-f", here / "apache.conf"]
+    )
     try:
         deadline = time.monotonic() + 30
         while True:
@@ -81,7 +87,9 @@ def running_apache(apache: Apache, here: Path, port: int, provider: str, socket:
             except OSError as error:
                 if process.poll() is not None or time.monotonic() > deadline:
                     log = here / "error.log"
-                    raise LabError(f"Apache does not answer: {log.read_text() if log.exists() else error}") from error
+                    raise LabError(
+                        f"Apache does not answer: {log.read_text() if log.exists() else error}"
+                    ) from error
                 time.sleep(0.1)
             else:
                 break

@@ -30,7 +30,9 @@ class BareDrone:
         """Return exit status and outcome."""
         said = self.process.communicate(timeout=timeout)[0]
         assert (self.home / "outcome").exists(), said
-        outcome = (self.home / "outcome").read_text().strip().replace("%20", " ").replace("%3D", "=")
+        outcome = (
+            (self.home / "outcome").read_text().strip().replace("%20", " ").replace("%3D", "=")
+        )
         return self.process.returncode, dict(re.findall(r"(\w+)=(.*?)(?= \w+=|$)", outcome))
 
 
@@ -46,12 +48,19 @@ def bare_drone(
 ) -> BareDrone:
     """Start a drone in a directory of that name, with programs of NVIDIA's in another one.
 
-    ``discovery``: text of ``condor_gpu_discovery``. ``around``: beginning of the command. ``checks``: the site's own.
+    ``discovery``: text of ``condor_gpu_discovery``. ``around``: beginning of the command.
+    ``checks``: the site's own.
     """
     condor, home = lab / "condor-prefix", lab / name
     (home / "checks").mkdir(parents=True)
-    files = {condor / "sbin/condor_master": MASTER, condor / "libexec/condor/condor_gpu_discovery": discovery}
-    for file, text in {**files, **{home / "checks" / each: text for each, text in checks.items()}}.items():
+    files = {
+        condor / "sbin/condor_master": MASTER,
+        condor / "libexec/condor/condor_gpu_discovery": discovery,
+    }
+    for file, text in {
+        **files,
+        **{home / "checks" / each: text for each, text in checks.items()},
+    }.items():
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(f"#!/bin/sh\n{text}")
         file.chmod(0o755)

@@ -50,7 +50,13 @@ def limits(most: int) -> Settings:
 
 def gpu_type(model: str, vram_mib: int, capability: float, **size: Any) -> Settings:
     """A drone type of one GPU."""
-    return {"gpus": 1, "gpu_model": model, "vram": f"{vram_mib} MiB", "capability": capability, **size}
+    return {
+        "gpus": 1,
+        "gpu_model": model,
+        "vram": f"{vram_mib} MiB",
+        "capability": capability,
+        **size,
+    }
 
 
 A100, V100 = ("A100-SXM4-40GB", 47661, 8.0), ("Tesla V100-PCIE-16GB", 24220, 7.0)
@@ -71,14 +77,29 @@ class LabSite:
 
     def settings(self, controller: LabController) -> Settings:
         model, vram, capability = self.gpu
-        gpus = {"count": 64, "model": model, "vram": f"{vram} MiB", "capability": capability, "simulate": self.simulate}
+        gpus = {
+            "count": 64,
+            "model": model,
+            "vram": f"{vram} MiB",
+            "capability": capability,
+            "simulate": self.simulate,
+        }
         room = {"cpus": 1000, "memory": "1000 GiB", "disk": "1000 GiB", "gpus": [gpus]}
         return {
             "adapter": "local",
             "limits": limits(self.most),
-            "timeouts": controller.timeouts(order_deadline="15s", order_confirm="20s", missing="5s", grace="10s"),
-            "types": {self.kind: gpu_type(*self.gpu, cpus=2, memory="512 MiB", disk="2 GiB") | self.type},
-            "options": {"root": f"drones-{self.name}", "retain_finished": "1h", "same_account": True, **room},
+            "timeouts": controller.timeouts(
+                order_deadline="15s", order_confirm="20s", missing="5s", grace="10s"
+            ),
+            "types": {
+                self.kind: gpu_type(*self.gpu, cpus=2, memory="512 MiB", disk="2 GiB") | self.type
+            },
+            "options": {
+                "root": f"drones-{self.name}",
+                "retain_finished": "1h",
+                "same_account": True,
+                **room,
+            },
         }
 
 
@@ -157,7 +178,9 @@ class LabController:
             "client_config": LOOPBACK,
             "drone_config": QUICK_DRONE,
         }
-        told = {name: value for name, value in {**options, **self.options}.items() if value is not None}
+        told = {
+            name: value for name, value in {**options, **self.options}.items() if value is not None
+        }
         return {"adapter": "htcondor", "options": told}
 
     def start(self, *, write: bool = True) -> LabController:
@@ -173,7 +196,9 @@ class LabController:
     def begin(self) -> None:
         """Only start the process."""
         command = (*self.command, "run", "--config", self.config, *self.run_options)
-        self.process = launch(command, self.directory / "controller.log", env=os.environ, cwd=self.directory)
+        self.process = launch(
+            command, self.directory / "controller.log", env=os.environ, cwd=self.directory
+        )
 
     @property
     def tick(self) -> int:
@@ -223,8 +248,9 @@ class LabController:
         [row] = self.json("sites")["items"]
         return row
 
-    # Polls in a loop run the code of the command in this process, not in one of their own:
-    # a third of a second of processor time each, by three workers, is more than the daemons themselves need.
+    # Polls in a loop run the code of the command in this process, not in one of their own: a third
+    # of a second of processor time each, by three workers, is more than the daemons themselves
+    # need.
 
     @property
     def record(self) -> Reader:
@@ -243,7 +269,9 @@ class LabController:
         try:
             until(lambda: self.states() == states, within_s, what="the drones' states", every_s=0.5)
         except AssertionError as error:
-            raise AssertionError(f"{error}; wanted {states}, there are {dict(self.states())}") from None
+            raise AssertionError(
+                f"{error}; wanted {states}, there are {dict(self.states())}"
+            ) from None
 
     def live(self) -> list[dict[str, Any]]:
         return self.drones(ended=False)
@@ -251,7 +279,9 @@ class LabController:
     def all_gone(self, *left: Callable[[], object]) -> None:
         """Wait until no drone is on record as living, has a process on this host, or has ``left`` anything."""
         for each in (self.live, self.processes, *left):
-            until(lambda each=each: not each(), 90, what="nothing is left of any drone", every_s=0.5)
+            until(
+                lambda each=each: not each(), 90, what="nothing is left of any drone", every_s=0.5
+            )
 
     def story(self) -> str:
         """What it has to tell of itself, for a failing test."""
@@ -271,8 +301,8 @@ class LabController:
         return (self.directory / "controller.log").read_text(errors="replace")
 
     def lag_ms(self, after: int) -> int:
-        """By how much its loop was held up at worst, by its log ``after`` so many characters: 0 if by nothing (100 ms)
-        worth a line."""
+        """By how much its loop was held up at worst, by its log ``after`` so many characters: 0 if
+        by nothing (100 ms) worth a line."""
         lines = [line for line in self.log()[after:].splitlines() if " lag_ms=" in line]
         return max((int(line.partition(" lag_ms=")[2].split()[0]) for line in lines), default=0)
 
@@ -308,6 +338,10 @@ class Sightings:
     def no_orphan_no_duplicate(self, most: int) -> None:
         assert self.seen, "nothing was looked at"
         assert max(each.total() for each in self.seen) <= most, "never above the cap"
-        assert max(max(each.values(), default=0) for each in self.seen) <= 1, "no drone twice at a time"
+        assert max(max(each.values(), default=0) for each in self.seen) <= 1, (
+            "no drone twice at a time"
+        )
         recorded = {each["id"] for each in self.controller.drones()}
-        assert {drone_id for each in self.seen for drone_id in each} <= recorded, "none that is not on record"
+        assert {drone_id for each in self.seen for drone_id in each} <= recorded, (
+            "none that is not on record"
+        )

@@ -32,7 +32,9 @@ class DemoHost:
         self.file, self.url = path / "provisioner.yaml", f"http://127.0.0.1:{htcondor.free_port()}"
         web = f"\nweb:\n  listen: {self.url.removeprefix('http://')}\n"
         self.file.write_text(self.file.read_text() + web)
-        self.env = {name: value for name, value in os.environ.items() if not name.startswith("PROVISIONER_")}
+        self.env = {
+            name: value for name, value in os.environ.items() if not name.startswith("PROVISIONER_")
+        }
         self.env["PYTHONPATH"] = str(ROOT)
 
     @property
@@ -46,7 +48,9 @@ class DemoHost:
     def start(self, verb: str) -> None:
         with (self.path / f"{verb}.log").open("ab") as log:
             command = [sys.executable, "-m", "provisioner.cli", verb, "-c", str(self.file)]
-            self.running[verb] = subprocess.Popen(command, cwd=self.path, env=self.env, stderr=log, stdout=log)
+            self.running[verb] = subprocess.Popen(
+                command, cwd=self.path, env=self.env, stderr=log, stdout=log
+            )
 
     def start_all(self) -> None:
         """Start what does not run, and wait until both answer."""
@@ -64,7 +68,9 @@ class DemoHost:
         """A verb over the unix socket of the service."""
         env = {**self.env, "PROVISIONER_URL": f"unix:{self.path}/web.sock", "COLUMNS": "200"}
         command = [sys.executable, "-m", "provisioner.cli", *words]
-        ran = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=60)
+        ran = subprocess.run(
+            command, env=env, capture_output=True, text=True, check=False, timeout=60
+        )
         assert ran.returncode == code, ran.stderr
         return ran.stdout
 

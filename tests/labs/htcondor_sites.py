@@ -1,7 +1,8 @@
 """An owner's cluster in the lab: nodes with declared GPUs that preempt drones, a schedd that flocks there, our overlay.
 
-Three pools on loopback. What happened is told afterwards by the pools' own event logs, to the millisecond: a sample
-taken while it happens misses what is short, and a busy host is no reason for a test to fail.
+Three pools on loopback. What happened is told afterwards by the pools' own event logs, to the
+millisecond: a sample taken while it happens misses what is short, and a busy host is no reason for
+a test to fail.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from tests.labs import htcondor
 from tests.labs.controller import A100, LabController, Settings, gpu_type, limits
 from tests.labs.htcondor import Ad, Condor, LabError, Pool, until
 
-# -------------------------------------------------------------------------------------------------- what happened
+# --------------------------------------------------------------------------------------------------
+# what happened
 
 
 class Happened(IntEnum):
@@ -53,7 +55,9 @@ EVENT_LOG_MAX_SIZE = 0
 """
 """Configuration of a schedd whose history :func:`events` tells."""
 
-_EVENT = re.compile(r"(\d{3}) \((\d+)\.(\d+)\.\d+\) (\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d\.\d+)Z? (.*)", re.DOTALL)
+_EVENT = re.compile(
+    r"(\d{3}) \((\d+)\.(\d+)\.\d+\) (\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d\.\d+)Z? (.*)", re.DOTALL
+)
 
 
 def events(pool: Pool, *clusters: int) -> list[Event]:
@@ -69,14 +73,18 @@ def events(pool: Pool, *clusters: int) -> list[Event]:
     return sorted(found, key=lambda event: event.at)
 
 
-# ------------------------------------------------------------------------------------------------------ the cluster
+# ------------------------------------------------------------------------------------------------------
+# the cluster
 
 
 GRID, OWNER = "grid", "owner1"
 """Who submits the drones, and whose jobs come first."""
 
 SITE_SCHEDD, ETP_SCHEDD = "head@site.test", "login@etp.test"
-"""The owner's jobs wait in both. (Two schedds of one name would overwrite each other's ad in the site's collector.)"""
+"""The owner's jobs wait in both.
+
+(Two schedds of one name would overwrite each other's ad in the site's collector.)
+"""
 
 SITE_IDENTITIES: Mapping[str, tuple[str, ...]] = {
     "condor": (),
@@ -198,7 +206,9 @@ class SitePool(Pool):
     def room(self) -> dict[str, tuple[int, int, int]]:
         """GPUs, CPUs and MiB that nobody holds, by node."""
         return {
-            str(ad["Machine"]).partition(".")[0]: tuple(int(ad.get(name, 0)) for name in ("GPUs", "Cpus", "Memory"))
+            str(ad["Machine"]).partition(".")[0]: tuple(
+                int(ad.get(name, 0)) for name in ("GPUs", "Cpus", "Memory")
+            )
             for ad in self.slots('SlotType == "Partitionable"')
         }
 
@@ -208,7 +218,11 @@ class SitePool(Pool):
 
     def negotiations(self) -> int:
         """How many negotiation cycles there have been."""
-        return (self.dir / "log/NegotiatorLog").read_text(errors="replace").count("Finished Negotiation Cycle")
+        return (
+            (self.dir / "log/NegotiatorLog")
+            .read_text(errors="replace")
+            .count("Finished Negotiation Cycle")
+        )
 
 
 def node_of(ad: Ad) -> str:
@@ -230,7 +244,10 @@ def carriers(overlay: Pool, cluster: int) -> set[str]:
 def interval_s(controller: LabController) -> float:
     """The controller's longest tick so far, by the log of those that acted; a busy host makes it longer."""
     at = [
-        (int(line.partition(" tick=")[2].split()[0]), datetime.fromisoformat(line.split()[0]).timestamp())
+        (
+            int(line.partition(" tick=")[2].split()[0]),
+            datetime.fromisoformat(line.split()[0]).timestamp(),
+        )
         for line in controller.log().splitlines()
         if " tick=" in line
     ]
@@ -238,7 +255,13 @@ def interval_s(controller: LabController) -> float:
 
 
 def owner_job(
-    seconds: float = 600, *, gpus: int = 1, cpus: int = 8, memory_mib: int = 20480, n: int = 1, more: str = ""
+    seconds: float = 600,
+    *,
+    gpus: int = 1,
+    cpus: int = 8,
+    memory_mib: int = 20480,
+    n: int = 1,
+    more: str = "",
 ) -> str:
     """A submit description of the owner, or of a drone's shape: sleeps."""
     wants_gpus = f"request_gpus = {gpus}\n" if gpus else ""
@@ -255,7 +278,8 @@ queue {n}
 """
 
 
-# ------------------------------------------------------------------------------------------------- the flocking pool
+# -------------------------------------------------------------------------------------------------
+# the flocking pool
 
 STUDENT = "student"
 
@@ -289,7 +313,8 @@ def etp_pool(root: Path, condor: Condor, site: Pool) -> Pool:
     return etp
 
 
-# ------------------------------------------------------------------------------------------- as the controller has it
+# ------------------------------------------------------------------------------------------- as the
+# controller has it
 
 SIZE = {"cpus": 8, "memory": "20 GiB", "disk": "2 GiB"}
 GPU_TYPE = {"a100": gpu_type(*A100, **SIZE)}
@@ -336,7 +361,8 @@ class TopasSite:
         }
 
 
-# ---------------------------------------------------------------------------------------------------- all of it
+# ----------------------------------------------------------------------------------------------------
+# all of it
 
 
 @dataclass
@@ -361,7 +387,9 @@ class TopasLab:
         told = [self.controller.story()]
         for pool in (self.overlay, self.site, self.etp):
             with suppress(LabError, OSError, subprocess.SubprocessError):
-                told.append(f"--- {pool.name}\n{pool.run('condor_q', '-allusers', '-nobatch', timeout_s=10)}")
+                told.append(
+                    f"--- {pool.name}\n{pool.run('condor_q', '-allusers', '-nobatch', timeout_s=10)}"
+                )
         return "\n".join(told)
 
 
@@ -375,11 +403,13 @@ def topas_lab(
     node_config: str | None = "",
     overlay_config: str = "",
 ) -> Iterator[TopasLab]:
-    """Bring all of it up; in the end nothing of it is left. ``node_config`` None: what `provisioner render blocking`
-    prints for the nodes."""
+    """Bring all of it up; in the end nothing of it is left. ``node_config`` None: what `provisioner
+    render blocking` prints for the nodes."""
     with htcondor.lab_directory("topas") as root, htcondor.lab_directory("controller") as directory:
         overlay = Pool(root, condor, config=EVENT_LOG + overlay_config)
-        site = SitePool(root, condor, nodes, rank=rank, config=site_config, node_config=node_config or "")
+        site = SitePool(
+            root, condor, nodes, rank=rank, config=site_config, node_config=node_config or ""
+        )
         etp = etp_pool(root, condor, site)
         controller = LabController(overlay, directory / "c", sites=(TopasSite(site, etp),))
         if node_config is None:

@@ -1,12 +1,13 @@
 """Kubelets of a test cluster: they register nodes, keep their leases, and run the containers of drones as processes.
 
-Only this part of the lab's Kubernetes is not real. It speaks the API as a kubelet does: pods go through Pending,
-Running and Succeeded or Failed, a deleted pod gets SIGTERM, its grace and SIGKILL, and is then confirmed. There is no
-container: the command of a pod runs on this host, with its secret as files and a directory of its own.
+Only this part of the lab's Kubernetes is not real. It speaks the API as a kubelet does: pods go
+through Pending, Running and Succeeded or Failed, a deleted pod gets SIGTERM, its grace and SIGKILL,
+and is then confirmed. There is no container: the command of a pod runs on this host, with its
+secret as files and a directory of its own.
 
-A pod may have annotations: ``lab/waiting`` (a reason with which its container waits for ever, as ImagePullBackOff),
-``lab/refuse`` (a reason with which its node refuses it). Files in the directory: ``nodes.json`` (a list of nodes),
-``dead-nodes`` (names, one per line, of nodes that do not answer).
+A pod may have annotations: ``lab/waiting`` (a reason with which its container waits for ever, as
+ImagePullBackOff), ``lab/refuse`` (a reason with which its node refuses it). Files in the directory:
+``nodes.json`` (a list of nodes), ``dead-nodes`` (names, one per line, of nodes that do not answer).
 
 usage: python -m tests.labs.kubelet DIRECTORY
 """
@@ -44,7 +45,9 @@ class Kubelets:
         self.deletions: dict[str, asyncio.Event] = {}
         self.graces: dict[str, float] = {}
 
-    async def call(self, method: str, path: str, body: Record | None = None, kind: str = "json") -> tuple[int, Any]:
+    async def call(
+        self, method: str, path: str, body: Record | None = None, kind: str = "json"
+    ) -> tuple[int, Any]:
         content = {"json": "application/json", "merge": "application/merge-patch+json"}.get(
             kind, "application/strategic-merge-patch+json"
         )
@@ -62,19 +65,32 @@ class Kubelets:
             return node in (self.directory / "dead-nodes").read_text().split()
         return False
 
-    # ------------------------------------------------------------------------------------------------------------ nodes
+    # ------------------------------------------------------------------------------------------------------------
+    # nodes
 
     async def keep(self, node: Record) -> None:
         name = node["name"]
-        labels = {"kubernetes.io/hostname": name, "kubernetes.io/arch": "amd64", **node.get("labels", {})}
+        labels = {
+            "kubernetes.io/hostname": name,
+            "kubernetes.io/arch": "amd64",
+            **node.get("labels", {}),
+        }
         spec = {"taints": node.get("taints", [])}
-        await self.call("POST", "/api/v1/nodes", {"metadata": {"name": name, "labels": labels}, "spec": spec})
+        await self.call(
+            "POST", "/api/v1/nodes", {"metadata": {"name": name, "labels": labels}, "spec": spec}
+        )
         lease = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
         while True:
             if not self.dead(name):
                 nodes = json.loads((self.directory / "nodes.json").read_text())
                 has = next(each["resources"] for each in nodes if each["name"] == name)
-                capacity = {"cpu": "64", "memory": "256Gi", "pods": "110", "ephemeral-storage": "1Ti", **has}
+                capacity = {
+                    "cpu": "64",
+                    "memory": "256Gi",
+                    "pods": "110",
+                    "ephemeral-storage": "1Ti",
+                    **has,
+                }
                 states = (
                     ("Ready", "True"),
                     ("MemoryPressure", "False"),
@@ -86,15 +102,22 @@ class Kubelets:
                     for kind, status in states
                 ]
                 status = {"capacity": capacity, "allocatable": capacity, "conditions": conditions}
-                await self.call("PATCH", f"/api/v1/nodes/{name}/status", {"status": status}, "strategic")
-                held = {"holderIdentity": name, "leaseDurationSeconds": 8, "renewTime": now(micro=True)}
+                await self.call(
+                    "PATCH", f"/api/v1/nodes/{name}/status", {"status": status}, "strategic"
+                )
+                held = {
+                    "holderIdentity": name,
+                    "leaseDurationSeconds": 8,
+                    "renewTime": now(micro=True),
+                }
                 code, _ = await self.call("PATCH", f"{lease}/{name}", {"spec": held}, "merge")
                 if code == 404:
                     meta = {"name": name, "namespace": "kube-node-lease"}
                     await self.call("POST", lease, {"metadata": meta, "spec": held})
             await asyncio.sleep(2)
 
-    # ------------------------------------------------------------------------------------------------------------- pods
+    # -------------------------------------------------------------------------------------------------------------
+    # pods
 
     async def report(self, pod: Record, phase: str, state: Record, **more: Any) -> None:
         meta = pod["metadata"]
@@ -114,7 +137,13 @@ class Kubelets:
             {"type": kind, "status": "True" if running or kind == "Initialized" else "False"}
             for kind in ("Initialized", "Ready", "ContainersReady")
         ]
-        status = {"phase": phase, "conditions": conditions, "containerStatuses": statuses, "startTime": now(), **more}
+        status = {
+            "phase": phase,
+            "conditions": conditions,
+            "containerStatuses": statuses,
+            "startTime": now(),
+            **more,
+        }
         path = f"/api/v1/namespaces/{meta['namespace']}/pods/{meta['name']}/status"
         await self.call("PATCH", path, {"status": status}, "strategic")
 
@@ -127,7 +156,9 @@ class Kubelets:
             await self.call("PATCH", path, {"status": status}, "strategic")
             await deleted.wait()
         elif reason := notes.get("lab/waiting"):
-            await self.report(pod, "Pending", {"waiting": {"reason": reason, "message": "as its annotation says"}})
+            await self.report(
+                pod, "Pending", {"waiting": {"reason": reason, "message": "as its annotation says"}}
+            )
             await deleted.wait()
         elif notes.get("lab/idle"):
             await self.report(pod, "Running", {"running": {"startedAt": now()}})
@@ -139,7 +170,9 @@ class Kubelets:
             await asyncio.sleep(0.2)
         options = {"apiVersion": "v1", "kind": "DeleteOptions", "gracePeriodSeconds": 0}
         options["preconditions"] = {"uid": meta["uid"]}
-        await self.call("DELETE", f"/api/v1/namespaces/{meta['namespace']}/pods/{meta['name']}", options)
+        await self.call(
+            "DELETE", f"/api/v1/namespaces/{meta['namespace']}/pods/{meta['name']}", options
+        )
 
     async def run(self, pod: Record, deleted: asyncio.Event) -> None:
         meta, spec = pod["metadata"], pod["spec"]
@@ -170,7 +203,11 @@ class Kubelets:
             "DRONE_NODE": spec["nodeName"],
             "LAB_POD": meta["uid"],
         }
-        gpus = [name for name in container["resources"].get("limits", {}) if name.startswith("nvidia.com/")]
+        gpus = [
+            name
+            for name in container["resources"].get("limits", {})
+            if name.startswith("nvidia.com/")
+        ]
         if gpus:  # the A100 and the V100 that HTCondor knows to simulate
             env["DRONE_GPU_SIMULATE"] = "4,1" if gpus == ["nvidia.com/gpu"] else "2,1"
         user = spec.get("securityContext", {}).get("runAsUser", 0)
@@ -202,12 +239,27 @@ class Kubelets:
         await asyncio.to_thread(self.sweep, meta)
         code = await ended
         gone.cancel()
-        message = end.read_text(errors="replace") if end.exists() else log.read_text(errors="replace")[-2048:]
+        message = (
+            end.read_text(errors="replace")
+            if end.exists()
+            else log.read_text(errors="replace")[-2048:]
+        )
         code = code if code >= 0 else 128 - code
-        state = {"exitCode": code, "reason": "Error" if code else "Completed", "finishedAt": now(), "message": message}
+        state = {
+            "exitCode": code,
+            "reason": "Error" if code else "Completed",
+            "finishedAt": now(),
+            "message": message,
+        }
         state["startedAt"] = now()
-        more = {"reason": "DeadlineExceeded", "message": "Pod was active longer than specified"} if expired else {}
-        await self.report(pod, "Failed" if code or expired else "Succeeded", {"terminated": state}, **more)
+        more = (
+            {"reason": "DeadlineExceeded", "message": "Pod was active longer than specified"}
+            if expired
+            else {}
+        )
+        await self.report(
+            pod, "Failed" if code or expired else "Succeeded", {"terminated": state}, **more
+        )
         shutil.rmtree(home, ignore_errors=True)
 
     @staticmethod
@@ -250,7 +302,9 @@ class Kubelets:
                     self.seen("ADDED", pod)
                 version = listed["metadata"]["resourceVersion"]
                 path = f"{self.url}/api/v1/pods?watch=1&{bound}&resourceVersion={version}"
-                async with self.session.get(path, timeout=aiohttp.ClientTimeout(total=None)) as stream:
+                async with self.session.get(
+                    path, timeout=aiohttp.ClientTimeout(total=None)
+                ) as stream:
                     async for line in stream.content:
                         event = json.loads(line)
                         if event["type"] == "ERROR":

@@ -19,7 +19,14 @@ from tests.labs.shell_drones import ShellDrones
 
 HERE = "cern"
 A100 = DroneType(
-    HERE, "a100", gpu_milli=1000, cpus=8, memory_mib=20480, disk_mib=10240, vram_mib=40960, walltime_s=3600.0
+    HERE,
+    "a100",
+    gpu_milli=1000,
+    cpus=8,
+    memory_mib=20480,
+    disk_mib=10240,
+    vram_mib=40960,
+    walltime_s=3600.0,
 )
 SHARE = replace(A100, name="share", vram_mib=20480, cpus=2, memory_mib=4096)
 MIG = replace(A100, name="mig", vram_mib=9728, cpus=2, memory_mib=4096)
@@ -34,7 +41,10 @@ TYPES: Mapping[str, Mapping[str, Any]] = {
 
 
 def site_options(lab: KubernetesLab, **more: Any) -> dict[str, Any]:
-    access = {"kubeconfig": str(lab.kubeconfig("robot", ROBOT)), "image": "registry.invalid/drone:1"}
+    access = {
+        "kubeconfig": str(lab.kubeconfig("robot", ROBOT)),
+        "image": "registry.invalid/drone:1",
+    }
     return {**access, "types": TYPES, "deadline": "10s", "priority_class": "gpu-drones", **more}
 
 
@@ -61,10 +71,14 @@ class KubernetesWorld(ShellDrones):
 
     async def alive(self, drone_id: DroneId) -> int:
         pods = await asyncio.to_thread(pods_of, self.lab, drone_id)
-        return len([each for each in pods if each["status"].get("phase") not in ("Succeeded", "Failed")])
+        return len(
+            [each for each in pods if each["status"].get("phase") not in ("Succeeded", "Failed")]
+        )
 
     async def anything_left(self, drone_id: DroneId) -> bool:
-        return await self.alive(drone_id) > 0 or bool(await asyncio.to_thread(processes_of, drone_id))
+        return await self.alive(drone_id) > 0 or bool(
+            await asyncio.to_thread(processes_of, drone_id)
+        )
 
     @asynccontextmanager
     async def broken(self) -> AsyncIterator[None]:
@@ -109,13 +123,21 @@ def pods_of(lab: KubernetesLab, drone_id: str) -> list[dict[str, Any]]:
 
 @contextmanager
 def many_pods(lab: KubernetesLab, controller: str, count: int) -> Iterator[None]:
-    """So many pods of a controller's drones, which no scheduler places, while inside. The quota is off meanwhile."""
-    names, config = PodNames(controller, HERE), KubernetesSiteConfig.model_validate(site_options(lab))
+    """So many pods of a controller's drones, which no scheduler places, while inside.
+
+    The quota is off meanwhile.
+    """
+    names, config = (
+        PodNames(controller, HERE),
+        KubernetesSiteConfig.model_validate(site_options(lab)),
+    )
     quota = lab.get(f"{lab.ours}/resourcequotas/gpus")
     lab.call("DELETE", f"{lab.ours}/resourcequotas/gpus")
 
     def create(number: int) -> None:
-        order = StartOrder(DroneId(f"{controller}-{number}"), A100, 60.0, 30.0, Bootstrap(b"", {}, {}))
+        order = StartOrder(
+            DroneId(f"{controller}-{number}"), A100, 60.0, 30.0, Bootstrap(b"", {}, {})
+        )
         body = pod_body(order, config, names)
         body["spec"]["schedulerName"] = "nobody"
         lab.post(f"{lab.ours}/pods", body)
@@ -127,15 +149,27 @@ def many_pods(lab: KubernetesLab, controller: str, count: int) -> Iterator[None]
     finally:
         selector = f"labelSelector=gpu-drone-provisioner/controller={controller}"
         lab.call("DELETE", f"{lab.ours}/pods?{selector}", {"gracePeriodSeconds": 0})
-        until(lambda: not lab.get(f"{lab.ours}/pods?{selector}&limit=1")["items"], 120, what="the many pods are gone")
-        lab.post(f"{lab.ours}/resourcequotas", {"metadata": {"name": "gpus"}, "spec": quota["spec"]})
+        until(
+            lambda: not lab.get(f"{lab.ours}/pods?{selector}&limit=1")["items"],
+            120,
+            what="the many pods are gone",
+        )
+        lab.post(
+            f"{lab.ours}/resourcequotas", {"metadata": {"name": "gpus"}, "spec": quota["spec"]}
+        )
 
 
 def left_of(lab: KubernetesLab, drone_id: str) -> list[str]:
     """Everything of a drone that is left: pods, secrets, Jobs, processes."""
     query = f"?labelSelector=gpu-drone-provisioner/drone={drone_id}"
-    paths = {"pod": f"{lab.ours}/pods", "secret": f"{lab.ours}/secrets", "job": "/apis/batch/v1/namespaces/drones/jobs"}
+    paths = {
+        "pod": f"{lab.ours}/pods",
+        "secret": f"{lab.ours}/secrets",
+        "job": "/apis/batch/v1/namespaces/drones/jobs",
+    }
     found = [
-        f"{kind} {each['metadata']['name']}" for kind, path in paths.items() for each in lab.get(path + query)["items"]
+        f"{kind} {each['metadata']['name']}"
+        for kind, path in paths.items()
+        for each in lab.get(path + query)["items"]
     ]
     return [*found, *(f"process {line}" for line in processes_of(drone_id).values())]

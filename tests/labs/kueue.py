@@ -1,8 +1,8 @@
 """A stand-in for Kueue: it holds pods back by a scheduling gate until its quota has room, and preempts them.
 
-The lab's API server is older than scheduling gates and drops them. So the front adds the gate to what the adapter
-reads, and this controller binds a pod to its node in place of the scheduler once the quota admits it. As Kueue does, it
-deletes the pods that it preempts.
+The lab's API server is older than scheduling gates and drops them. So the front adds the gate to
+what the adapter reads, and this controller binds a pod to its node in place of the scheduler once
+the quota admits it. As Kueue does, it deletes the pods that it preempts.
 """
 
 from __future__ import annotations
@@ -45,7 +45,12 @@ class Kueue:
         elif found.get("kind") == "Pod" and _held(found):
             found["spec"]["schedulingGates"] = [{"name": GATE}]
             message = "Scheduling is blocked due to non-empty scheduling gates"
-            gated = {"type": "PodScheduled", "status": "False", "reason": "SchedulingGated", "message": message}
+            gated = {
+                "type": "PodScheduled",
+                "status": "False",
+                "reason": "SchedulingGated",
+                "message": message,
+            }
             found["status"]["conditions"] = [gated]
         return found
 
@@ -54,8 +59,12 @@ class Kueue:
         queued = [pod for pod in self._lab.pods() if QUEUE in pod["metadata"].get("labels", {})]
         held = [pod for pod in queued if _held(pod) and "deletionTimestamp" not in pod["metadata"]]
         over = ("Succeeded", "Failed")
-        room = self.quota - len([pod for pod in queued if not _held(pod) and pod["status"]["phase"] not in over])
-        for pod in sorted(held, key=lambda pod: pod["metadata"]["creationTimestamp"])[: max(0, room)]:
+        room = self.quota - len(
+            [pod for pod in queued if not _held(pod) and pod["status"]["phase"] not in over]
+        )
+        for pod in sorted(held, key=lambda pod: pod["metadata"]["creationTimestamp"])[
+            : max(0, room)
+        ]:
             name = pod["metadata"]["name"]
             body = {"metadata": {"name": name}, "target": {"kind": "Node", "name": self._node}}
             self._lab.post(f"{self._lab.ours}/pods/{name}/binding", body)

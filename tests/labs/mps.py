@@ -1,9 +1,10 @@
 """NVIDIA's MPS for the tests: the real control daemon, and a stand-in for what needs a GPU.
 
-The real ``nvidia-cuda-mps-control`` runs without a GPU, but each of its servers dies at once. The stand-in answers as
-it does, and has servers that live and write the lines to their log that were seen on a GPU. Its clients are processes
-that write their pid to ``clients`` in its directory of pipes. Files beside the program change it: with ``no-server`` a
-server dies at once. What it was asked, except for questions, is in ``said``.
+The real ``nvidia-cuda-mps-control`` runs without a GPU, but each of its servers dies at once. The
+stand-in answers as it does, and has servers that live and write the lines to their log that were
+seen on a GPU. Its clients are processes that write their pid to ``clients`` in its directory of
+pipes. Files beside the program change it: with ``no-server`` a server dies at once. What it was
+asked, except for questions, is in ``said``.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""A real OpenStack for a test: keystone, placement, glance and nova as processes on loopback, with GPUs that are not
-there and guests that are processes; neutron and cinder are fakes (``openstack_fakes``).
+"""A real OpenStack for a test: keystone, placement, glance and nova as processes on loopback, with
+GPUs that are not there and guests that are processes; neutron and cinder are fakes
+(``openstack_fakes``).
 
 ``python -m tests.labs.openstack`` brings one up to play with.
 """
@@ -23,7 +24,16 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from tests.labs.htcondor import LabError, fetched, free_port, kill, lab_directory, living_in, processes_with, until
+from tests.labs.htcondor import (
+    LabError,
+    fetched,
+    free_port,
+    kill,
+    lab_directory,
+    living_in,
+    processes_with,
+    until,
+)
 from tests.labs.openstack_fakes import Network, Volumes
 from tests.labs.openstack_proxy import Front
 from tests.labs.openstack_services.services import answers, launch
@@ -32,8 +42,8 @@ from tests.labs.openstack_services.settings import FRONTS, SERVICES, Settings
 MICROVERSION = "2.90"
 
 TENANT, OWNER = "atlas", "etp"
-"""The project that asks for drones, and the one whose machines these are; either takes the GPUs that the
-other wants."""
+"""The project that asks for drones, and the one whose machines these are; either takes the GPUs
+that the other wants."""
 PEOPLE = {TENANT: "robot", OWNER: "owner"}
 """The one user of each."""
 
@@ -46,8 +56,8 @@ class OpenStack:
 
     @classmethod
     def fetched(cls) -> OpenStack:
-        """From the cache, or from this host's package mirror and package index (a minute or more). LabError says what
-        is missing."""
+        """From the cache, or from this host's package mirror and package index (a minute or more).
+        LabError says what is missing."""
         return cls(fetched("get-openstack.sh", timeout_s=1200))
 
     @property
@@ -73,7 +83,11 @@ class Credential:
     def cloud(self) -> dict[str, Any]:
         """As clouds.yaml says it."""
         ours = {"application_credential_id": self.id, "application_credential_secret": self.secret}
-        entry = {"auth_type": "v3applicationcredential", "region_name": "RegionOne", "interface": "public"}
+        entry = {
+            "auth_type": "v3applicationcredential",
+            "region_name": "RegionOne",
+            "interface": "public",
+        }
         return {**entry, "auth": {"auth_url": self.auth_url, **ours}}
 
     @property
@@ -105,7 +119,9 @@ class Session:
             raise Refusal("login", status, document)
         self.token, self.project_id = headers["x-subject-token"], document["token"]["project"]["id"]
 
-    def ask(self, method: str, url: str, document: object = None, **headers: str) -> tuple[int, Any]:
+    def ask(
+        self, method: str, url: str, document: object = None, **headers: str
+    ) -> tuple[int, Any]:
         """Status and document, whatever they are. ``url``: ``nova:/servers``, or whole."""
         name, _, path = url.partition(":")
         if name in FRONTS or name == "cinder":
@@ -114,7 +130,11 @@ class Session:
                     self.login()
             url = self._base(name) + path
         for _ in range(2):
-            sent = {"X-Auth-Token": self.token, "OpenStack-API-Version": f"compute {MICROVERSION}", **headers}
+            sent = {
+                "X-Auth-Token": self.token,
+                "OpenStack-API-Version": f"compute {MICROVERSION}",
+                **headers,
+            }
             status, _, said = self._raw(method, url, sent, document)
             if status != 401:
                 break
@@ -134,13 +154,23 @@ class Session:
             return f"{lab.network.url}/v2.0"
         if name == "cinder":
             return f"{lab.volumes.url}/v3/{self.project_id}"
-        return lab.settings.url(name) + {"nova": "/v2.1", "keystone": "/v3", "glance": "/v2"}.get(name, "")
+        return lab.settings.url(name) + {"nova": "/v2.1", "keystone": "/v3", "glance": "/v2"}.get(
+            name, ""
+        )
 
     @staticmethod
-    def _raw(method: str, url: str, headers: Mapping[str, str], document: object) -> tuple[int, dict[str, str], Any]:
+    def _raw(
+        method: str, url: str, headers: Mapping[str, str], document: object
+    ) -> tuple[int, dict[str, str], Any]:
         parts = urlsplit(url)
         target = parts.path + (f"?{parts.query}" if parts.query else "")
-        body = document if isinstance(document, bytes) else json.dumps(document).encode() if document else None
+        body = (
+            document
+            if isinstance(document, bytes)
+            else json.dumps(document).encode()
+            if document
+            else None
+        )
         kind = "application/octet-stream" if isinstance(document, bytes) else "application/json"
         with closing(HTTPConnection(parts.hostname or "", parts.port, timeout=120)) as service:
             service.request(method, target, body, {"Content-Type": kind, **headers})
@@ -151,11 +181,13 @@ class Session:
 
 
 class OpenStackLab:
-    """One cloud: two hosts, ``gpu01`` and ``gpu02``, with 4 PCI and 4 virtual H100 each; flavors ``cpu.small``,
-    ``gpu.h100.pci``, ``gpu.h100.vgpu``, ``gpu.absent``; image ``worker``; network ``drones``; projects ``atlas`` and
-    ``etp``, with an application credential each. It ends when ``stop`` is called or this process ends.
+    """One cloud: two hosts, ``gpu01`` and ``gpu02``, with 4 PCI and 4 virtual H100 each; flavors
+    ``cpu.small``, ``gpu.h100.pci``, ``gpu.h100.vgpu``, ``gpu.absent``; image ``worker``; network
+    ``drones``; projects ``atlas`` and ``etp``, with an application credential each. It ends when
+    ``stop`` is called or this process ends.
 
-    ``fronts`` are what the catalogue tells: each counts its calls, and fails on order (``openstack_proxy``).
+    ``fronts`` are what the catalogue tells: each counts its calls, and fails on order
+    (``openstack_proxy``).
     """
 
     def __init__(self, directory: Path, openstack: OpenStack, **knobs: Any) -> None:
@@ -166,7 +198,9 @@ class OpenStackLab:
         self.fronts |= {"neutron": self.network, "cinderv3": self.volumes}
         self.keystone, self.nova = self.fronts["keystone"], self.fronts["nova"]
         fronts = {name: front.port for name, front in self.fronts.items()}
-        self.settings = Settings(directory=directory, venv=openstack.venv, ports=ports, fronts=fronts, **knobs)
+        self.settings = Settings(
+            directory=directory, venv=openstack.venv, ports=ports, fronts=fronts, **knobs
+        )
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.ids: Mapping[str, Any] = json.loads((openstack.prefix / "seed/ids.json").read_text())
         self.image: str = self.ids["image"]
@@ -182,7 +216,8 @@ class OpenStackLab:
         """A directory that all guests have, too, at the same path; anybody may write there."""
         return self.directory / "shared"
 
-    # -------------------------------------------------------------------------------------------------------- life
+    # --------------------------------------------------------------------------------------------------------
+    # life
 
     def start(self) -> OpenStackLab:
         """Bring everything up."""
@@ -211,7 +246,10 @@ class OpenStackLab:
         return answers(self.settings, name)
 
     def stop(self) -> None:
-        """End it, guests included. Whatever is left then fails the test (``lab_directory`` looks)."""
+        """End it, guests included.
+
+        Whatever is left then fails the test (``lab_directory`` looks).
+        """
         for process in self.processes.values():
             process.terminate()
         for process in self.processes.values():
@@ -233,7 +271,9 @@ class OpenStackLab:
             servers = admin("GET", every)["servers"]
             todo = [each["id"] for each in servers if each["OS-EXT-STS:task_state"] != "deleting"]
             with ThreadPoolExecutor(8) as at_once:
-                list(at_once.map(lambda number: admin.ask("DELETE", f"nova:/servers/{number}"), todo))
+                list(
+                    at_once.map(lambda number: admin.ask("DELETE", f"nova:/servers/{number}"), todo)
+                )
             return not servers
 
         until(gone, 60, what="no server is left")
@@ -261,10 +301,14 @@ class OpenStackLab:
     def story(self) -> str:
         """Everything there is to tell, for a failing test."""
         told = [f"--- {name}\n{self.log(name)}" for name in SERVICES]
-        told += [f"--- calls of {name}\n" + "\n".join(map(str, f.calls()[-20:])) for name, f in self.fronts.items()]
+        told += [
+            f"--- calls of {name}\n" + "\n".join(map(str, f.calls()[-20:]))
+            for name, f in self.fronts.items()
+        ]
         return "\n".join(told)
 
-    # ----------------------------------------------------------------------------------------------------- accounts
+    # -----------------------------------------------------------------------------------------------------
+    # accounts
 
     @property
     def auth_url(self) -> str:
@@ -272,7 +316,10 @@ class OpenStackLab:
         return self.settings.front("keystone") + "/v3"
 
     def credential(self, project: str = TENANT) -> Credential:
-        """The application credential that a project has from the start. Do not revoke it: make one."""
+        """The application credential that a project has from the start.
+
+        Do not revoke it: make one.
+        """
         told = self.ids["tenants"][project]["credential"]
         return Credential(project, self.auth_url, told["id"], told["secret"])
 
@@ -280,9 +327,14 @@ class OpenStackLab:
         """Calls as the project's user."""
         found = self.credential(project)
         told = {"id": found.id, "secret": found.secret}
-        return Session(self, {"identity": {"methods": ["application_credential"], "application_credential": told}})
+        return Session(
+            self,
+            {"identity": {"methods": ["application_credential"], "application_credential": told}},
+        )
 
-    def new_credential(self, project: str = TENANT, *, expires_s: float | None = None) -> Credential:
+    def new_credential(
+        self, project: str = TENANT, *, expires_s: float | None = None
+    ) -> Credential:
         """One more, which ``revoke`` takes back. ``expires_s``: it is no good so much later."""
         user = self.ids["tenants"][project]["user"]
         asked: dict[str, Any] = {"name": os.urandom(4).hex(), "roles": [{"name": "member"}]}
@@ -290,7 +342,9 @@ class OpenStackLab:
             moment = time.gmtime(time.time() + expires_s)
             asked["expires_at"] = time.strftime("%Y-%m-%dT%H:%M:%S", moment)
         url = f"keystone:/users/{user}/application_credentials"
-        made = Session(self, _password(PEOPLE[project], project))("POST", url, {"application_credential": asked})
+        made = Session(self, _password(PEOPLE[project], project))(
+            "POST", url, {"application_credential": asked}
+        )
         told = made["application_credential"]
         self._made.append(f"{url}/{told['id']}")
         return Credential(project, self.auth_url, told["id"], told["secret"])
@@ -301,11 +355,16 @@ class OpenStackLab:
         session = Session(self, _password(PEOPLE[credential.project], credential.project))
         session("DELETE", f"keystone:/users/{user}/application_credentials/{credential.id}")
 
-    # ---------------------------------------------------------------------------------------------- what admins make
+    # ----------------------------------------------------------------------------------------------
+    # what admins make
 
     def set_quota(self, project: str = TENANT, **limits: int) -> None:
         """``instances``, ``cores``, ``ram`` (MiB), until ``reset``."""
-        self.admin("PUT", f"nova:/os-quota-sets/{self.ids['tenants'][project]['id']}", {"quota_set": limits})
+        self.admin(
+            "PUT",
+            f"nova:/os-quota-sets/{self.ids['tenants'][project]['id']}",
+            {"quota_set": limits},
+        )
 
     def new_flavor(self, name: str) -> str:
         """Its id."""
@@ -316,13 +375,19 @@ class OpenStackLab:
 
     def new_image(self, name: str) -> str:
         """Its id; all projects see it."""
-        asked = {"name": name, "disk_format": "raw", "container_format": "bare", "visibility": "public"}
+        asked = {
+            "name": name,
+            "disk_format": "raw",
+            "container_format": "bare",
+            "visibility": "public",
+        }
         number: str = self.admin("POST", "glance:/images", asked)["id"]
         self._made.append(f"glance:/images/{number}")
         self.admin("PUT", f"glance:/images/{number}/file", b"x" * 1024)
         return number
 
-    # ------------------------------------------------------------------------------------------------------ servers
+    # ------------------------------------------------------------------------------------------------------
+    # servers
 
     def boot(
         self,
@@ -334,15 +399,22 @@ class OpenStackLab:
         port: bool = False,
         **more: Any,
     ) -> str:
-        """A server's id, once nova has taken the order. ``port``: on the network ``drones``. ``more`` as nova's API
-        names it."""
+        """A server's id, once nova has taken the order. ``port``: on the network ``drones``.
+        ``more`` as nova's API names it."""
         networks: Any = [{"uuid": self.network.network_id}] if port else "none"
-        asked = {"name": name, "flavorRef": self.flavors.get(flavor, flavor), "networks": networks, **more}
+        asked = {
+            "name": name,
+            "flavorRef": self.flavors.get(flavor, flavor),
+            "networks": networks,
+            **more,
+        }
         if "block_device_mapping_v2" not in more:
             asked.setdefault("imageRef", self.image)
         if script:
             asked["user_data"] = base64.b64encode(script.encode()).decode()
-        number: str = self.session(project)("POST", "nova:/servers", {"server": asked})["server"]["id"]
+        number: str = self.session(project)("POST", "nova:/servers", {"server": asked})["server"][
+            "id"
+        ]
         return number
 
     def server(self, number: str) -> dict[str, Any]:
@@ -387,10 +459,13 @@ class OpenStackLab:
         return str(said["output"])
 
     def guest(self, number: str) -> dict[int, str]:
-        """A server's processes: pid on this host -> command line. Those that the drone's id tells apart have
-        ``PROVISIONER_DRONE_ID`` in their environment as anywhere (``lab.processes_with``)."""
+        """A server's processes: pid on this host -> command line. Those that the drone's id tells
+        apart have ``PROVISIONER_DRONE_ID`` in their environment as anywhere
+        (``lab.processes_with``)."""
         found = processes_with(f"OPENSTACK_SERVER={number}\0")
-        return {pid: command for pid, command in found.items() if "bwrap" not in command.split(" ")[0]}
+        return {
+            pid: command for pid, command in found.items() if "bwrap" not in command.split(" ")[0]
+        }
 
 
 def _password(user: str, project: str) -> dict[str, Any]:
@@ -404,8 +479,8 @@ def _password(user: str, project: str) -> dict[str, Any]:
 
 @contextmanager
 def running_openstack(openstack: OpenStack, **knobs: Any) -> Iterator[OpenStackLab]:
-    """A cloud; ``knobs`` are fields of ``Settings``: ``hosts``, ``token_s``, ``shutdown_s``, ``sync_power_s``,
-    ``page``. Leaving ends it, and fails if any process of it is left."""
+    """A cloud; ``knobs`` are fields of ``Settings``: ``hosts``, ``token_s``, ``shutdown_s``,
+    ``sync_power_s``, ``page``. Leaving ends it, and fails if any process of it is left."""
     with lab_directory("openstack") as directory:
         lab = OpenStackLab(directory, openstack, **knobs)
         try:

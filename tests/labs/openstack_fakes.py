@@ -1,10 +1,10 @@
-"""neutron and cinder of the OpenStack lab: fakes that keep ports and volumes, and speak the real services' protocol to
-nova and to tenants.
+"""neutron and cinder of the OpenStack lab: fakes that keep ports and volumes, and speak the real
+services' protocol to nova and to tenants.
 
-Real in them: tokens (keystone is asked about each), who may see what, statuses and error documents of what is there,
-filters, the steps in which nova makes, binds, attaches and deletes. Not there: packets and blocks, pages, quotas,
-policies finer than "owner, or admin", and any path that is not below. Networks and types are fixed. A volume is
-available, and a port active, at once.
+Real in them: tokens (keystone is asked about each), who may see what, statuses and error documents
+of what is there, filters, the steps in which nova makes, binds, attaches and deletes. Not there:
+packets and blocks, pages, quotas, policies finer than "owner, or admin", and any path that is not
+below. Networks and types are fixed. A volume is available, and a port active, at once.
 """
 
 from __future__ import annotations
@@ -65,7 +65,9 @@ class Tokens:
         found = self._ask(token, helping)
         roles = {role["name"] for role in found["roles"]}
         service = bool(helping) or "service" in roles
-        return Caller(found.get("project", {}).get("id", ""), bool(roles & {"admin", "service"}), service)
+        return Caller(
+            found.get("project", {}).get("id", ""), bool(roles & {"admin", "service"}), service
+        )
 
     def _ask(self, token: str, helping: str) -> Mapping[str, Any]:
         key = (token, bool(helping))
@@ -76,11 +78,15 @@ class Tokens:
         try:
             # A service's own token lets it finish for a tenant whose token has expired meanwhile.
             path = "/v3/auth/tokens" + ("?allow_expired=1" if helping else "")
-            keystone.request("GET", path, headers={"X-Auth-Token": helping or token, "X-Subject-Token": token})
+            keystone.request(
+                "GET", path, headers={"X-Auth-Token": helping or token, "X-Subject-Token": token}
+            )
             said = keystone.getresponse()
             text = said.read()
         except OSError:
-            raise Refused(answer(503, {"error": {"code": 503, "message": "keystone does not answer"}})) from None
+            raise Refused(
+                answer(503, {"error": {"code": 503, "message": "keystone does not answer"}})
+            ) from None
         finally:
             keystone.close()
         if said.status != 200:
@@ -187,30 +193,68 @@ class Network(Fake):
         return _neutron_error(404, "HTTPNotFound", f"The resource could not be found: {path}")
 
     def _extensions(self, *_: object) -> Answer:
-        names = ("security-group", "binding", "quotas", "standard-attr-tag", "standard-attr-timestamp", "pagination")
-        rows = [{"alias": each, "name": each, "description": "", "updated": self._born, "links": []} for each in names]
+        names = (
+            "security-group",
+            "binding",
+            "quotas",
+            "standard-attr-tag",
+            "standard-attr-timestamp",
+            "pagination",
+        )
+        rows = [
+            {"alias": each, "name": each, "description": "", "updated": self._born, "links": []}
+            for each in names
+        ]
         return answer(200, {"extensions": rows})
 
     def _row(self, number: str, name: str, project: str, **more: Any) -> Row:
-        common = {"id": number, "name": name, "project_id": project, "tenant_id": project, "tags": []}
+        common = {
+            "id": number,
+            "name": name,
+            "project_id": project,
+            "tenant_id": project,
+            "tags": [],
+        }
         return {**common, "created_at": self._born, **more}
 
     def _fixed(self, kind: str) -> Row:
         """The network, or its subnet."""
         if kind == "networks":
-            row = self._row(self.network_id, "drones", "", shared=True, admin_state_up=True, status="ACTIVE", mtu=1450)
-            return {**row, "router:external": False, "subnets": [self.subnet_id], "port_security_enabled": True}
-        row = self._row(self.subnet_id, "drones", "", network_id=self.network_id, ip_version=4, enable_dhcp=True)
-        pools = {"allocation_pools": [{"start": "10.0.0.2", "end": "10.0.255.254"}], "gateway_ip": "10.0.0.1"}
+            row = self._row(
+                self.network_id,
+                "drones",
+                "",
+                shared=True,
+                admin_state_up=True,
+                status="ACTIVE",
+                mtu=1450,
+            )
+            return {
+                **row,
+                "router:external": False,
+                "subnets": [self.subnet_id],
+                "port_security_enabled": True,
+            }
+        row = self._row(
+            self.subnet_id, "drones", "", network_id=self.network_id, ip_version=4, enable_dhcp=True
+        )
+        pools = {
+            "allocation_pools": [{"start": "10.0.0.2", "end": "10.0.255.254"}],
+            "gateway_ip": "10.0.0.1",
+        }
         return {**row, **pools, "cidr": "10.0.0.0/16", "dns_nameservers": [], "host_routes": []}
 
     def _list_fixed(self, caller: Caller, request: Request, query: Query, kind: str) -> Answer:
         return self.listed(kind, [self._fixed(kind)], query)
 
-    def _show_fixed(self, caller: Caller, request: Request, query: Query, kind: str, number: str) -> Answer:
+    def _show_fixed(
+        self, caller: Caller, request: Request, query: Query, kind: str, number: str
+    ) -> Answer:
         name, row = kind.removesuffix("s"), self._fixed(kind)
         if number != row["id"]:
-            return _neutron_error(404, f"{name.title()}NotFound", f"{name.title()} {number} could not be found.")
+            return _neutron_error(
+                404, f"{name.title()}NotFound", f"{name.title()} {number} could not be found."
+            )
         return answer(200, {name: row})
 
     def _groups(self, caller: Caller, request: Request, query: Query) -> Answer:
@@ -218,7 +262,9 @@ class Network(Fake):
         projects = {asked.get("tenant_id") or asked.get("project_id") or caller.project}
         if caller.admin:
             projects |= {row["project_id"] for row in self.ports.values()}
-        return self.listed("security_groups", filter(caller.sees, map(self._group, sorted(projects))), query)
+        return self.listed(
+            "security_groups", filter(caller.sees, map(self._group, sorted(projects))), query
+        )
 
     def _group(self, project: str) -> Row:
         number = str(uuid.uuid5(uuid.NAMESPACE_DNS, project))
@@ -226,9 +272,12 @@ class Network(Fake):
         return self._row(number, "default", project, **rest)
 
     def _quotas(self, caller: Caller, request: Request, query: Query, project: str) -> Answer:
-        return answer(200, {"quota": {"port": -1, "network": -1, "subnet": -1, "security_group": -1}})
+        return answer(
+            200, {"quota": {"port": -1, "network": -1, "subnet": -1, "security_group": -1}}
+        )
 
-    # -------------------------------------------------------------------------------------------------------- ports
+    # --------------------------------------------------------------------------------------------------------
+    # ports
 
     def _port(self, caller: Caller, number: str) -> Row:
         row = self.ports.get(number)
@@ -246,13 +295,23 @@ class Network(Fake):
             return _neutron_error(404, "NetworkNotFound", message)
         project = asked.get("project_id") or asked.get("tenant_id") or caller.project
         if project != caller.project and not caller.admin:
-            return _neutron_error(403, "HTTPForbidden", "((rule:create_port and ...) is disallowed by policy")
+            return _neutron_error(
+                403, "HTTPForbidden", "((rule:create_port and ...) is disallowed by policy"
+            )
         used = {ip["ip_address"] for row in self.ports.values() for ip in row["fixed_ips"]}
         free = next(ip for n in range(2, 65000) if (ip := f"10.0.{n // 256}.{n % 256}") not in used)
         number = str(uuid.uuid4())
-        binding = {"vnic_type": "normal", "vif_type": "unbound", "vif_details": {}, "profile": {}, "host_id": ""}
+        binding = {
+            "vnic_type": "normal",
+            "vif_type": "unbound",
+            "vif_details": {},
+            "profile": {},
+            "host_id": "",
+        }
         row: Row = {
-            **self._row(number, "", project, network_id=self.network_id, admin_state_up=True, status="DOWN"),
+            **self._row(
+                number, "", project, network_id=self.network_id, admin_state_up=True, status="DOWN"
+            ),
             "mac_address": "fa:16:3e:" + ":".join(re.findall("..", number[:6])),
             "fixed_ips": [{"subnet_id": self.subnet_id, "ip_address": free}],
             "security_groups": [self._group(project)["id"]],
@@ -273,7 +332,11 @@ class Network(Fake):
     def _update(self, caller: Caller, request: Request, query: Query, number: str) -> Answer:
         row = self._port(caller, number)
         asked = request.document["port"]
-        row |= {name: value for name, value in asked.items() if name in row and name not in ("id", "fixed_ips")}
+        row |= {
+            name: value
+            for name, value in asked.items()
+            if name in row and name not in ("id", "fixed_ips")
+        }
         return answer(200, {"port": _bound(row)})
 
     def _delete(self, caller: Caller, request: Request, query: Query, number: str) -> Answer:
@@ -327,7 +390,13 @@ class Volumes(Fake):
 
     def versions(self) -> Answer:
         links = [{"rel": "self", "href": f"{self.url}/v3/"}]
-        row = {"id": "v3.0", "status": "CURRENT", "version": "3.70", "min_version": "3.0", "links": links}
+        row = {
+            "id": "v3.0",
+            "status": "CURRENT",
+            "version": "3.70",
+            "min_version": "3.0",
+            "links": links,
+        }
         return answer(300, {"versions": [{**row, "updated": _now(), "media-types": []}]})
 
     def no_such_path(self, path: str) -> Answer:
@@ -336,25 +405,39 @@ class Volumes(Fake):
     def _volume(self, caller: Caller, number: str) -> Row:
         row = self.volumes.get(number)
         if row is None or not caller.sees(row):
-            raise Refused(_cinder_error(404, "itemNotFound", f"Volume {number} could not be found."))
+            raise Refused(
+                _cinder_error(404, "itemNotFound", f"Volume {number} could not be found.")
+            )
         return row
 
     def _told(self, row: Row) -> Row:
         """As a tenant sees it."""
-        names = {"attachment_id": "id", "server_id": "instance", "host_name": "host", "device": "device"}
+        names = {
+            "attachment_id": "id",
+            "server_id": "instance",
+            "host_name": "host",
+            "device": "device",
+        }
         attached = [
-            {"id": row["id"], "volume_id": row["id"], **{name: each[key] for name, key in names.items()}}
+            {
+                "id": row["id"],
+                "volume_id": row["id"],
+                **{name: each[key] for name, key in names.items()},
+            }
             for each in self.attachments.values()
             if (each["volume_id"], each["status"]) == (row["id"], "attached")
         ]
         told = {name: value for name, value in row.items() if name != "project_id"}
         return {**told, "attachments": attached, "os-vol-tenant-attr:tenant_id": row["project_id"]}
 
-    # ------------------------------------------------------------------------------------------------------ volumes
+    # ------------------------------------------------------------------------------------------------------
+    # volumes
 
     def _list(self, caller: Caller, request: Request, query: Query) -> Answer:
         everyone = caller.admin and dict(query).get("all_tenants", "").lower() in ("1", "true")
-        rows = [row for row in self.volumes.values() if everyone or row["project_id"] == caller.project]
+        rows = [
+            row for row in self.volumes.values() if everyone or row["project_id"] == caller.project
+        ]
         return self.listed("volumes", map(self._told, rows), query)
 
     def _create(self, caller: Caller, request: Request, query: Query) -> Answer:
@@ -377,7 +460,11 @@ class Volumes(Fake):
             "links": [],
         }
         if image:
-            row["volume_image_metadata"] = {"image_id": image, "disk_format": "raw", "container_format": "bare"}
+            row["volume_image_metadata"] = {
+                "image_id": image,
+                "disk_format": "raw",
+                "container_format": "bare",
+            }
         self.volumes[number] = row
         return answer(202, {"volume": self._told({**row, "status": "creating"})})
 
@@ -387,7 +474,9 @@ class Volumes(Fake):
     def _delete(self, caller: Caller, request: Request, query: Query, number: str) -> Answer:
         row = self._volume(caller, number)
         if row["status"] not in ("available", "error"):
-            message = "Invalid volume: Volume status must be available or error or error_restoring or ..."
+            message = (
+                "Invalid volume: Volume status must be available or error or error_restoring or ..."
+            )
             return _cinder_error(400, "badRequest", message)
         if not (self.keep_volumes and caller.service):
             del self.volumes[number]
@@ -409,12 +498,16 @@ class Volumes(Fake):
 
     def _limits(self, caller: Caller, request: Request, query: Query) -> Answer:
         held = [row for row in self.volumes.values() if row["project_id"] == caller.project]
-        used = {"totalVolumesUsed": len(held), "totalGigabytesUsed": sum(row["size"] for row in held)}
+        used = {
+            "totalVolumesUsed": len(held),
+            "totalGigabytesUsed": sum(row["size"] for row in held),
+        }
         most = {"maxTotalVolumes": 100, "maxTotalVolumeGigabytes": 1000, "maxTotalSnapshots": 10}
         absolute = {**most, **used, "totalSnapshotsUsed": 0}
         return answer(200, {"limits": {"rate": [], "absolute": absolute}})
 
-    # -------------------------------------------------------------------------------------------------- attachments
+    # --------------------------------------------------------------------------------------------------
+    # attachments
 
     def _attachment(self, caller: Caller, number: str) -> Row:
         row = self.attachments.get(number)
@@ -429,7 +522,9 @@ class Volumes(Fake):
         volume = self._volume(caller, asked["volume_uuid"])
         if volume["status"] not in ("available", "reserved", "detaching"):
             message = f"Invalid volume: Volume {volume['id']} status must be available or downloading to reserve, but"
-            return _cinder_error(400, "badRequest", f"{message} the current status is {volume['status']}.")
+            return _cinder_error(
+                400, "badRequest", f"{message} the current status is {volume['status']}."
+            )
         row: Row = {
             "id": str(uuid.uuid4()),
             "volume_id": volume["id"],
@@ -446,11 +541,17 @@ class Volumes(Fake):
         return answer(200, {"attachment": _shown(row)})
 
     def _list_attachments(self, caller: Caller, request: Request, query: Query) -> Answer:
-        rows = [_shown(row) for row in self.attachments.values() if caller.sees(self.volumes[row["volume_id"]])]
+        rows = [
+            _shown(row)
+            for row in self.attachments.values()
+            if caller.sees(self.volumes[row["volume_id"]])
+        ]
         asked = [("instance" if name == "instance_id" else name, value) for name, value in query]
         return self.listed("attachments", rows, asked)
 
-    def _show_attachment(self, caller: Caller, request: Request, query: Query, number: str) -> Answer:
+    def _show_attachment(
+        self, caller: Caller, request: Request, query: Query, number: str
+    ) -> Answer:
         return answer(200, {"attachment": _shown(self._attachment(caller, number))})
 
     def _connect(self, caller: Caller, request: Request, query: Query, number: str) -> Answer:
@@ -474,8 +575,16 @@ class Volumes(Fake):
 
 
 def _connected(row: Row, connector: Row) -> None:
-    row["connection_info"] = {"driver_volume_type": "fake", "volume_id": row["volume_id"], "attachment_id": row["id"]}
-    row |= {"status": "attaching", "host": connector.get("host") or "", "device": connector.get("mountpoint") or ""}
+    row["connection_info"] = {
+        "driver_volume_type": "fake",
+        "volume_id": row["volume_id"],
+        "attachment_id": row["id"],
+    }
+    row |= {
+        "status": "attaching",
+        "host": connector.get("host") or "",
+        "device": connector.get("mountpoint") or "",
+    }
 
 
 def _shown(row: Row) -> Row:

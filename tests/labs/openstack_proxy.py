@@ -42,7 +42,9 @@ def answer(status: int, document: object = None, **headers: str) -> Answer:
     """One of JSON, or an empty one."""
     if document is None:
         return Answer(status, b"", headers)
-    return Answer(status, json.dumps(document).encode(), {"Content-Type": "application/json", **headers})
+    return Answer(
+        status, json.dumps(document).encode(), {"Content-Type": "application/json", **headers}
+    )
 
 
 @dataclass(kw_only=True)
@@ -87,7 +89,8 @@ class Call:
 class Front:
     """One service as the catalogue tells it, on a port of its own from ``start`` until ``stop``.
 
-    ``upstream`` is the port on loopback where the real one listens; a fake overrides ``respond`` instead.
+    ``upstream`` is the port on loopback where the real one listens; a fake overrides ``respond``
+    instead.
     """
 
     def __init__(self, name: str, upstream: int = 0) -> None:
@@ -105,7 +108,9 @@ class Front:
         self._server = _Server(("127.0.0.1", 0), Connection)
         self.port = self._server.server_address[1]
         self.url = f"http://127.0.0.1:{self.port}"
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), name=f"front-{name}")
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(0.05,), name=f"front-{name}"
+        )
 
     def start(self) -> None:
         self._thread.start()
@@ -118,7 +123,8 @@ class Front:
             self._thread.join()
         self._server.server_close()
 
-    # ------------------------------------------------------------------------------------------------------- faults
+    # -------------------------------------------------------------------------------------------------------
+    # faults
 
     @contextmanager
     def failing(self, **fault: Any) -> Iterator[Fault]:
@@ -146,7 +152,8 @@ class Front:
                     return each
         return Fault()
 
-    # -------------------------------------------------------------------------------------------------------- calls
+    # --------------------------------------------------------------------------------------------------------
+    # calls
 
     @property
     def seen(self) -> int:
@@ -172,27 +179,53 @@ class Front:
             self._over.wait(fault.late_s)
         if fault.cut or self._over.is_set():
             given = None
-        self._calls.append(Call(request.method, request.target, given.status if given else 0, time.monotonic() - began))
+        self._calls.append(
+            Call(
+                request.method,
+                request.target,
+                given.status if given else 0,
+                time.monotonic() - began,
+            )
+        )
         return given
 
     def respond(self, request: Request) -> Answer:
         """What the service says."""
         headers = {name: value for name, value in request.headers.items() if name not in _OF_A_HOP}
-        with closing(http.client.HTTPConnection("127.0.0.1", self.upstream, timeout=120)) as service:
+        with closing(
+            http.client.HTTPConnection("127.0.0.1", self.upstream, timeout=120)
+        ) as service:
             try:
                 service.request(request.method, request.target, request.body or None, headers)
                 said = service.getresponse()
                 body = said.read()
             except OSError as error:
-                return answer(502, {"error": {"code": 502, "message": f"{self.name} does not answer: {error}"}})
-            return Answer(said.status, body, {k: v for k, v in said.getheaders() if k.lower() not in _OF_A_HOP})
+                return answer(
+                    502,
+                    {"error": {"code": 502, "message": f"{self.name} does not answer: {error}"}},
+                )
+            return Answer(
+                said.status,
+                body,
+                {k: v for k, v in said.getheaders() if k.lower() not in _OF_A_HOP},
+            )
 
 
 def _paged(request: Request, size: int) -> Request:
-    return replace(request, target=f"{request.target}{'&' if '?' in request.target else '?'}limit={size}")
+    return replace(
+        request, target=f"{request.target}{'&' if '?' in request.target else '?'}limit={size}"
+    )
 
 
-_OF_A_HOP = {"connection", "keep-alive", "transfer-encoding", "content-length", "date", "server", "expect"}
+_OF_A_HOP = {
+    "connection",
+    "keep-alive",
+    "transfer-encoding",
+    "content-length",
+    "date",
+    "server",
+    "expect",
+}
 
 
 class _Server(ThreadingHTTPServer):

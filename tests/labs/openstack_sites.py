@@ -20,7 +20,9 @@ from tests.labs.openstack import OWNER, TENANT, OpenStackLab
 from tests.labs.shell_drones import ShellDrones
 
 HERE = "gk"
-CPUS = DroneType(HERE, "cpus", gpu_milli=0, cpus=8, memory_mib=16384, disk_mib=10240, walltime_s=3600.0)
+CPUS = DroneType(
+    HERE, "cpus", gpu_milli=0, cpus=8, memory_mib=16384, disk_mib=10240, walltime_s=3600.0
+)
 H100 = replace(CPUS, name="h100", gpu_milli=1000, vram_mib=81920, gpu_model="H100", capability=90)
 VGPU = replace(H100, name="vgpu", vram_mib=20480)
 HUGE = replace(CPUS, name="huge", gpu_milli=9000)
@@ -31,7 +33,14 @@ TYPES: Mapping[str, Mapping[str, Any]] = {
 }
 """By drone type: one boots from a volume, one from the image, and one is of a flavour that the cloud does not have."""
 HOSTS = (
-    {"names": ["gpu01", "gpu02"], "types": ["vgpu"], "gpus": 4, "cpus": 64, "memory": "512 GiB", "disk": "4000 GiB"},
+    {
+        "names": ["gpu01", "gpu02"],
+        "types": ["vgpu"],
+        "gpus": 4,
+        "cpus": 64,
+        "memory": "512 GiB",
+        "disk": "4000 GiB",
+    },
 )
 """What the lab's operator tells of its hosts, with the virtual GPUs alone: a host has GPUs of one kind here."""
 _JSON = {"Content-Type": "application/json"}
@@ -53,7 +62,13 @@ def access(lab: OpenStackLab, directory: Path, project: str = TENANT) -> Mapping
 
 
 def site_config(lab: OpenStackLab, work: Path, **more: Any) -> OpenStackSiteConfig:
-    options = {"image": "worker", "networks": ["drones"], "types": TYPES, "deadline": "20s", "create_deadline": "20s"}
+    options = {
+        "image": "worker",
+        "networks": ["drones"],
+        "types": TYPES,
+        "deadline": "20s",
+        "create_deadline": "20s",
+    }
     return OpenStackSiteConfig.model_validate({**access(lab, work), **options, **more})
 
 
@@ -105,13 +120,22 @@ class OpenStackWorld(ShellDrones):
         return self._nova(method="GET", path="/servers", half=True)
 
     def refused_starts(self) -> AbstractAsyncContextManager[None]:
-        words = {"forbidden": {"code": 403, "message": "Quota exceeded for instances: Requested 1, but already used 4"}}
-        return self._nova(method="POST", path="/servers$", status=403, body=json.dumps(words), headers=_JSON)
+        words = {
+            "forbidden": {
+                "code": 403,
+                "message": "Quota exceeded for instances: Requested 1, but already used 4",
+            }
+        }
+        return self._nova(
+            method="POST", path="/servers$", status=403, body=json.dumps(words), headers=_JSON
+        )
 
     def refused_stops(self, status: int) -> AbstractAsyncContextManager[None]:
         words = {"computeFault": {"code": status, "message": "not now"}}
         path = r"/servers/[^/]+(/action)?$"
-        return self._nova(method="DELETE|POST", path=path, status=status, body=json.dumps(words), headers=_JSON)
+        return self._nova(
+            method="DELETE|POST", path=path, status=status, body=json.dumps(words), headers=_JSON
+        )
 
     def forgetful_site(self) -> OpenStackSite:
         return self.site()  # Nova keeps what is deleted
@@ -120,16 +144,24 @@ class OpenStackWorld(ShellDrones):
         return await asyncio.to_thread(left_of, self.lab, drone_id)
 
 
-def servers_named(lab: OpenStackLab, drone_id: str, *, deleted: bool = False) -> list[dict[str, Any]]:
+def servers_named(
+    lab: OpenStackLab, drone_id: str, *, deleted: bool = False
+) -> list[dict[str, Any]]:
     """All servers of a drone as the admin sees them."""
-    query = {"all_tenants": "1", "name": f"^{re.escape(drone_id)}$", **({"deleted": "true"} if deleted else {})}
-    found: list[dict[str, Any]] = lab.admin("GET", f"nova:/servers/detail?{urlencode(query)}")["servers"]
+    query = {
+        "all_tenants": "1",
+        "name": f"^{re.escape(drone_id)}$",
+        **({"deleted": "true"} if deleted else {}),
+    }
+    found: list[dict[str, Any]] = lab.admin("GET", f"nova:/servers/detail?{urlencode(query)}")[
+        "servers"
+    ]
     return found
 
 
 def left_of(lab: OpenStackLab, drone_id: str) -> list[str]:
-    """What of a drone uses anything: servers, whatever their state, what belonged to them, and processes. A volume that
-    is attached to nothing may have been its own."""
+    """What of a drone uses anything: servers, whatever their state, what belonged to them, and
+    processes. A volume that is attached to nothing may have been its own."""
     there = [each["id"] for each in servers_named(lab, drone_id)]
     once = {each["id"] for each in servers_named(lab, drone_id, deleted=True)} | set(there)
     ports = lab.admin("GET", "neutron:/ports")["ports"]
@@ -138,7 +170,11 @@ def left_of(lab: OpenStackLab, drone_id: str) -> list[str]:
     return [
         *(f"server {each}" for each in there),
         *(f"port {port['id']}" for port in ports if port["device_id"] in once),
-        *(f"volume {volume['id']}" for volume, by in zip(volumes, held, strict=True) if not by - once),
+        *(
+            f"volume {volume['id']}"
+            for volume, by in zip(volumes, held, strict=True)
+            if not by - once
+        ),
         *(f"process {pid}" for server in once for pid in lab.guest(server)),
         *(f"process {pid}" for pid in processes_of(drone_id)),
     ]

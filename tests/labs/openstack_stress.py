@@ -1,5 +1,6 @@
-"""A drill: the controller before the lab's cloud, with demand from a queue of its own, and every server looked at past
-both all the time. What counts is what Nova has, so no drone has to join a pool: a server only boots, and goes on so."""
+"""A drill: the controller before the lab's cloud, with demand from a queue of its own, and every
+server looked at past both all the time. What counts is what Nova has, so no drone has to join a
+pool: a server only boots, and goes on so."""
 
 from __future__ import annotations
 
@@ -41,11 +42,18 @@ class DrillSite:
         setup.write_text(BOOTS)
         size = {"cpus": 1, "memory": "1 GiB", "disk": "1 GiB", "walltime": "1h"}
         kind = gpu_type("H100", 81920, 9.0, **size) if self.gpus else {"gpus": 0, **size}
-        timeouts = {"poll_deadline": "20s", "view_max_age": "30s", "order_deadline": "12s", "order_confirm": "12s"}
+        timeouts = {
+            "poll_deadline": "20s",
+            "view_max_age": "30s",
+            "order_deadline": "12s",
+            "order_confirm": "12s",
+        }
         return {
             "adapter": "openstack",
             "limits": limits(self.most),
-            "timeouts": timeouts | controller.timeouts(missing="2s", stopping="20s", grace="2s") | self.timeouts,
+            "timeouts": timeouts
+            | controller.timeouts(missing="2s", stopping="20s", grace="2s")
+            | self.timeouts,
             "types": {KIND: kind},
             "options": {
                 "cloud": "lab",
@@ -85,7 +93,9 @@ class Watch(Sightings):
         found: dict[str, dict[str, Any]] = {}
         words = "".join(f"&{key}={value}" for key, value in query.items())
         marker = ""
-        while page := self._session("GET", f"nova:/servers/detail?limit=1000{words}{marker}")["servers"]:
+        while page := self._session("GET", f"nova:/servers/detail?limit=1000{words}{marker}")[
+            "servers"
+        ]:
             found |= {each["id"]: each for each in page if each["name"].startswith(self._prefix)}
             marker = f"&marker={page[-1]['id']}"
         return list(found.values())
@@ -97,8 +107,8 @@ class Watch(Sightings):
         return Counter(each["name"] for each in now)
 
     def ever(self) -> Counter[str]:
-        """How many servers each drone has ever had, as Nova's tables tell, deleted ones included: all but those that
-        were deleted before they were on a host."""
+        """How many servers each drone has ever had, as Nova's tables tell, deleted ones included:
+        all but those that were deleted before they were on a host."""
         return Counter(each["name"] for each in self.servers(**{"changes-since": self._began}))
 
 
@@ -125,7 +135,12 @@ class Drill:
         return [each for each in self.watch.servers() if not statuses or each["status"] in statuses]
 
     def active(self, count: int, within_s: float = 60) -> None:
-        until(lambda: len(self.servers("ACTIVE")) == count, within_s, what=f"{count} servers run", every_s=0.3)
+        until(
+            lambda: len(self.servers("ACTIVE")) == count,
+            within_s,
+            what=f"{count} servers run",
+            every_s=0.3,
+        )
 
     def noted(self, *words: str, within_s: float = 40) -> dict[str, Any]:
         """Wait until the site's note, which is one line, has all these words."""
@@ -152,8 +167,15 @@ class Drill:
         """All are sent away; no server, port or volume is left, and no drone on record that lives."""
         self.unsubmit()
         if self.controller.live():
-            self.controller.prints("drones", "kill", "--site", self.site.name, "--reason", "over", "--yes")
-        until(lambda: not self.controller.live(), within_s, what="no drone on record lives", every_s=0.3)
+            self.controller.prints(
+                "drones", "kill", "--site", self.site.name, "--reason", "over", "--yes"
+            )
+        until(
+            lambda: not self.controller.live(),
+            within_s,
+            what="no drone on record lives",
+            every_s=0.3,
+        )
         until(lambda: not self.servers(), 30, what="no server is left", every_s=0.3)
         until(lambda: not self.leavings(), 30, what="no port and no volume is left", every_s=0.3)
         self.judge()
@@ -166,21 +188,30 @@ class Drill:
         """Everything there is to tell, for a failing test."""
         told = [self.controller.story()]
         with suppress(LabError, OSError):
-            told += [f"{each['name']}: {each['status']} {each.get('fault')}" for each in self.servers()]
-        calls = [f"--- calls of {n}\n" + "\n".join(map(str, f.calls()[-25:])) for n, f in self.cloud.fronts.items()]
+            told += [
+                f"{each['name']}: {each['status']} {each.get('fault')}" for each in self.servers()
+            ]
+        calls = [
+            f"--- calls of {n}\n" + "\n".join(map(str, f.calls()[-25:]))
+            for n, f in self.cloud.fronts.items()
+        ]
         return "\n".join([*told, *calls])
 
 
 @contextmanager
-def drill(cloud: OpenStackLab, credential: Credential | None = None, **site: Any) -> Iterator[Drill]:
-    """A cloud that others use after us, and a controller of its own that is not started yet; ``site``: fields of
-    ``DrillSite``."""
+def drill(
+    cloud: OpenStackLab, credential: Credential | None = None, **site: Any
+) -> Iterator[Drill]:
+    """A cloud that others use after us, and a controller of its own that is not started yet;
+    ``site``: fields of ``DrillSite``."""
     here = DrillSite(cloud, credential or cloud.credential(TENANT), **site)
     with lab_directory("drill") as directory:
         # A name that no drill before had: Nova tells of servers that are gone as well.
         name = own(f"drill{secrets.token_hex(2)}")
         quick = {"interval": "500ms", "active_interval": "300ms"}
-        controller = QueueController(cast(Pool, None), directory / "c", (here,), boot_s=1800, name=name, policy=quick)
+        controller = QueueController(
+            cast(Pool, None), directory / "c", (here,), boot_s=1800, name=name, policy=quick
+        )
         found = Drill(cloud, here, controller, Watch(cloud, controller))
         try:
             with meanwhile(found.watch, 0.3):

@@ -64,9 +64,17 @@ def running_prometheus(
     programs: PrometheusPrograms, directory: Path, port: int, target: str, rules: Mapping[str, Any]
 ) -> Iterator[PrometheusServer]:
     """Run a server over the blocks in ``directory/data`` that scrapes ``target`` (host:port) every second."""
-    scrape = [{"job_name": "provisioner", "scrape_interval": "1s", "static_configs": [{"targets": [target]}]}]
+    scrape = [
+        {
+            "job_name": "provisioner",
+            "scrape_interval": "1s",
+            "static_configs": [{"targets": [target]}],
+        }
+    ]
     (directory / "rules.yml").write_text(json.dumps(rules))
-    (directory / "prometheus.yml").write_text(json.dumps({"rule_files": ["rules.yml"], "scrape_configs": scrape}))
+    (directory / "prometheus.yml").write_text(
+        json.dumps({"rule_files": ["rules.yml"], "scrape_configs": scrape})
+    )
     command = [
         str(programs.directory / "prometheus"),
         f"--config.file={directory / 'prometheus.yml'}",

@@ -76,7 +76,11 @@ def one_host(condor: Condor, config: str, nodes: int = 1) -> Iterator[Pool]:
     """A site whose startds are daemons of its pool."""
     daemons = "COLLECTOR NEGOTIATOR SCHEDD STARTD"
     with running_pool(condor, "site", ONE_SLOT + config, daemons=daemons) as pool:
-        until(lambda: len(pool.slots('SlotType == "Partitionable"')) == nodes, 60, what="the nodes are in the pool")
+        until(
+            lambda: len(pool.slots('SlotType == "Partitionable"')) == nodes,
+            60,
+            what="the nodes are in the pool",
+        )
         yield pool
 
 
@@ -88,7 +92,11 @@ def farm_of(condor: Condor, more: str = "") -> AbstractContextManager[Pool]:
 def clear(pool: Pool, controller: str) -> None:
     """End all drones of a controller, those too that are kept to be listed."""
     pool.empty("-constraint", "DroneId isnt undefined")
-    until(lambda: not processes_with(f"PROVISIONER_DRONE_ID={controller}"), 30, what="no drone is left")
+    until(
+        lambda: not processes_with(f"PROVISIONER_DRONE_ID={controller}"),
+        30,
+        what="no drone is left",
+    )
 
 
 class FarmWorld(ShellDrones):
@@ -121,7 +129,10 @@ class FarmWorld(ShellDrones):
     @asynccontextmanager
     async def lost_replies(self) -> AsyncIterator[None]:
         """The process that submits dies once the schedd has taken the jobs."""
-        before, client.BINDINGS_WORKER = client.BINDINGS_WORKER, "tests.labs.lossy_bindings:ForgetfulSide"
+        before, client.BINDINGS_WORKER = (
+            client.BINDINGS_WORKER,
+            "tests.labs.lossy_bindings:ForgetfulSide",
+        )
         try:
             yield
         finally:
@@ -142,8 +153,11 @@ class FarmWorld(ShellDrones):
             yield
         finally:
             await self._reconfigured(before + "MAX_JOBS_SUBMITTED = 10000\n", "10000")
-            with suppress(LabError):  # HTCondor 23.9 answers the first submission after a rejected one with its error
-                job = await asyncio.to_thread(self.pool.submit, "executable = /bin/true\nhold = true\nqueue\n", "admin")
+            # HTCondor 23.9 answers the first submission after a rejected one with its error
+            with suppress(LabError):
+                job = await asyncio.to_thread(
+                    self.pool.submit, "executable = /bin/true\nhold = true\nqueue\n", "admin"
+                )
                 await asyncio.to_thread(self.pool.run, "condor_rm", str(job))
 
     async def _reconfigured(self, text: str, most: str) -> None:
@@ -157,9 +171,12 @@ class FarmWorld(ShellDrones):
         raise NotSupportedError("this lab's schedd lets each user remove their own jobs")
 
     def forgetful_site(self) -> HTCondorSite:
-        config = self.config.model_copy(update={"retain_finished": 1.0})  # operators: a minute or more
+        # operators: a minute or more
+        config = self.config.model_copy(update={"retain_finished": 1.0})
         return HTCondorSite(HERE, config, [A100, HUGE], self.controller)
 
     async def objects(self, drone_id: DroneId) -> Sequence[str]:
         jobs = await asyncio.to_thread(self.pool.jobs)
-        return [f"job {ad['ClusterId']}.{ad['ProcId']}" for ad in jobs if ad.get("DroneId") == drone_id]
+        return [
+            f"job {ad['ClusterId']}.{ad['ProcId']}" for ad in jobs if ad.get("DroneId") == drone_id
+        ]

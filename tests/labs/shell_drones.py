@@ -34,7 +34,9 @@ class ShellDrones:
     """A part of a ``SiteWorld``."""
 
     def living(self) -> Bootstrap:
-        return Bootstrap(b"#!/bin/sh\nexec sleep 1000\n", {"TOLD": 'it\'s $HOME, "quoted"'}, {"token": b"secret"})
+        return Bootstrap(
+            b"#!/bin/sh\nexec sleep 1000\n", {"TOLD": 'it\'s $HOME, "quoted"'}, {"token": b"secret"}
+        )
 
     def stubborn(self) -> Bootstrap:
         return Bootstrap(

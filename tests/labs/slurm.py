@@ -21,17 +21,38 @@ from typing import Any
 
 import asyncssh
 
-from tests.labs.htcondor import LabError, children_of, fetched, free_port, kill, lab_directory, launch, until
+from tests.labs.htcondor import (
+    LabError,
+    children_of,
+    fetched,
+    free_port,
+    kill,
+    lab_directory,
+    launch,
+    until,
+)
 
 HERE = Path(__file__).parent
 ACCOUNTS: Mapping[str, str] = {"drone": "lab", "owner": "group"}
 """Who submits jobs, and the account that is charged. ``root`` may do everything."""
 UIDS: Mapping[str, int] = {"root": 0, "drone": 2001, "owner": 2002, "slurm": 64030}
-TOOLS = ("squeue", "sbatch", "scancel", "sinfo", "scontrol", "sacct", "sacctmgr", "srun", "sprio", "sshare")
+TOOLS = (
+    "squeue",
+    "sbatch",
+    "scancel",
+    "sinfo",
+    "scontrol",
+    "sacct",
+    "sacctmgr",
+    "srun",
+    "sprio",
+    "sshare",
+)
 
 SIMULATED: Mapping[str, int] = {"a100": 4, "h100": 2}
-"""What a drone finds on a node whose GPUs are of this type, by its number in ``condor_gpu_discovery -simulate``: an
-A100-SXM4-40GB of 47661 MiB; for an H100, which it does not know, a Tesla V100-PCIE-16GB of 24220 MiB."""
+"""What a drone finds on a node whose GPUs are of this type, by its number in ``condor_gpu_discovery
+-simulate``: an A100-SXM4-40GB of 47661 MiB; for an H100, which it does not know, a Tesla
+V100-PCIE-16GB of 24220 MiB."""
 
 
 class NoNamespaces(LabError):
@@ -48,12 +69,14 @@ class Slurm:
 
     @classmethod
     def fetched(cls, suite: str) -> Slurm:
-        """From the cache, or from this host's package mirror. NoNamespaces without root, else LabError with what is
-        missing."""
+        """From the cache, or from this host's package mirror. NoNamespaces without root, else
+        LabError with what is missing."""
         if os.geteuid() != 0:
             raise NoNamespaces("a Slurm cluster needs namespaces, and they need root")
         root = fetched("get-slurm.sh", suite)
-        said = subprocess.check_output(["chroot", str(root), "slurmctld", "-V"], text=True).split()[-1]
+        said = subprocess.check_output(["chroot", str(root), "slurmctld", "-V"], text=True).split()[
+            -1
+        ]
         year, month = said.split(".")[:2]
         return cls(root, (int(year), int(month)))
 
@@ -218,7 +241,8 @@ class Job:
 class SlurmLab:
     """One cluster. Everything of it, and of its jobs, ends when ``stop`` is called or this process ends.
 
-    ``dir`` is its directory, the same inside and outside; whoever wants to hand a job a file puts it into ``shared``.
+    ``dir`` is its directory, the same inside and outside; whoever wants to hand a job a file puts
+    it into ``shared``.
     """
 
     def __init__(self, root: Path, slurm: Slurm, setup: Setup) -> None:
@@ -227,7 +251,9 @@ class SlurmLab:
         self.shared = root / "lab/shared"
         self.tools = root / "tools"
         """Programs squeue, sbatch and so on, for this host: each runs its namesake in the cluster as ``drone``."""
-        self.controller_port, self.database_port, self.rest_port, self.ssh_port = (free_port() for _ in range(4))
+        self.controller_port, self.database_port, self.rest_port, self.ssh_port = (
+            free_port() for _ in range(4)
+        )
         self.rest_url = f"http://127.0.0.1:{self.rest_port}"
         self.rest_socket = self.dir / "drone/slurmrestd.sock"
         """slurmrestd of ``drone``'s own: callable by ``drone`` inside, or by ssh's forwarding."""
@@ -237,10 +263,19 @@ class SlurmLab:
         self.namespace = ""
         """Of its processes, as ``/proc/<pid>/ns/pid`` names it."""
 
-    # ---------------------------------------------------------------------------------------------- configuration
+    # ----------------------------------------------------------------------------------------------
+    # configuration
 
     def _write(self) -> None:
-        for directory in (self.dir, self.etc, self.logs, self.shared, self.dir / "drone", self.tools, self.key.parent):
+        for directory in (
+            self.dir,
+            self.etc,
+            self.logs,
+            self.shared,
+            self.dir / "drone",
+            self.tools,
+            self.key.parent,
+        ):
             directory.mkdir()
             directory.chmod(0o755)
         self.shared.chmod(0o1777)
@@ -262,7 +297,8 @@ class SlurmLab:
         elif self.slurm.version < (23, 2):
             conf += "AccountingStorageType=accounting_storage/none\n"
         cases = "".join(
-            f"    {name}) echo export DRONE_GPU_SIMULATE={SIMULATED[gpu]},4 ;;\n" for name, gpu in setup.nodes.items()
+            f"    {name}) echo export DRONE_GPU_SIMULATE={SIMULATED[gpu]},4 ;;\n"
+            for name, gpu in setup.nodes.items()
         )
         conf += f"TaskProlog={self._file('etc/task_prolog', TASK_PROLOG.format(cases=cases), mode=0o755)}\n"
         conf += "".join(
@@ -272,9 +308,13 @@ class SlurmLab:
         self._file("etc/slurm.conf", conf + self._partitions() + setup.extra)
         self._file(
             "etc/gres.conf",
-            "".join(setup.gres_conf.format(name=name, gpu=gpu) for name, gpu in setup.nodes.items()),
+            "".join(
+                setup.gres_conf.format(name=name, gpu=gpu) for name, gpu in setup.nodes.items()
+            ),
         )
-        self._file("etc/cgroup.conf", "CgroupPlugin=disabled\n" if self.slurm.version > (22, 5) else "")
+        self._file(
+            "etc/cgroup.conf", "CgroupPlugin=disabled\n" if self.slurm.version > (22, 5) else ""
+        )
         self._file("etc/jwt.key", secrets.token_bytes(32), owner="slurm")
         self._file("etc/sshd_config", SSHD_CONFIG.format(**told))
         # Without slurmdbd, slurmrestd must be told to leave that half of itself out.
@@ -294,11 +334,19 @@ class SlurmLab:
 
     def _partitions(self) -> str:
         nodes = self.setup.nodes
-        by_type = {gpu: ",".join(name for name, each in nodes.items() if each == gpu) for gpu in ("a100", "h100")}
+        by_type = {
+            gpu: ",".join(name for name, each in nodes.items() if each == gpu)
+            for gpu in ("a100", "h100")
+        }
         rows = [
             ("accelerated", by_type["a100"], "2-00:00:00", FIRST + " Default=YES"),
             ("accelerated-h100", by_type["h100"], "2-00:00:00", FIRST),
-            ("dev", ",".join(each for each in ("hkn0801", "hkn0901") if each in nodes), "1:00:00", FIRST),
+            (
+                "dev",
+                ",".join(each for each in ("hkn0801", "hkn0901") if each in nodes),
+                "1:00:00",
+                FIRST,
+            ),
             ("backfill", ",".join(nodes), "2-00:00:00", PREEMPTED),
         ]
         return "".join(
@@ -313,19 +361,34 @@ class SlurmLab:
             file.touch(mode=0o600)
             file.write_bytes(key.export_private_key())
         self._file("etc/authorized_keys", ours.export_public_key())
-        self.known_hosts.write_text(f"[127.0.0.1]:{self.ssh_port} {hosts.export_public_key().decode()}")
+        self.known_hosts.write_text(
+            f"[127.0.0.1]:{self.ssh_port} {hosts.export_public_key().decode()}"
+        )
 
-    # ---------------------------------------------------------------------------------------------------- commands
+    # ----------------------------------------------------------------------------------------------------
+    # commands
 
     def _inside(self, user: str, *, dies: bool = True) -> list[str]:
         """What to put before a command so that it runs in the cluster as ``user``."""
         home = "/root" if user == "root" else f"/home/{user}"
-        person = [] if user == "root" else ["--reuid", user, "--regid", user, "--clear-groups", "--inh-caps=-all"]
+        person = (
+            []
+            if user == "root"
+            else ["--reuid", user, "--regid", user, "--clear-groups", "--inh-caps=-all"]
+        )
         with_us = ["--pdeathsig", "KILL"] if dies else []
         return [
             *("nsenter", "-t", str(self._init), "-m", "-p", "-u", "-i", "-r", "--"),
             *("setpriv", *with_us, *person) * bool(with_us or person),
-            *("env", "-C", home, f"HOME={home}", f"USER={user}", f"LOGNAME={user}", f"PATH={_PATH}"),
+            *(
+                "env",
+                "-C",
+                home,
+                f"HOME={home}",
+                f"USER={user}",
+                f"LOGNAME={user}",
+                f"PATH={_PATH}",
+            ),
         ]
 
     def done(
@@ -351,10 +414,15 @@ class SlurmLab:
 
     def sbatch(self, text: str, *options: str, user: str = "drone") -> int:
         """Submit a batch script; the number of its job."""
-        return int(self.run("sbatch", "--parsable", *options, user=user, stdin=text).partition(";")[0])
+        return int(
+            self.run("sbatch", "--parsable", *options, user=user, stdin=text).partition(";")[0]
+        )
 
     def jobs(self, *options: str) -> list[Job]:
-        """All that squeue knows of, ended ones as well, array tasks one by one. ``options`` choose."""
+        """All that squeue knows of, ended ones as well, array tasks one by one.
+
+        ``options`` choose.
+        """
         shape = "%i\t%j\t%T\t%r\t%N\t%u"
         text = self.run("squeue", "-h", "-r", "-t", "all", "-o", shape, *options, user="root")
         return [Job(*line.split("\t")) for line in text.splitlines()]
@@ -382,7 +450,9 @@ class SlurmLab:
 
     def token(self, user: str = "drone", lifespan_s: int = 3600) -> str:
         """A JWT for slurmrestd."""
-        said = self.run("scontrol", "token", f"username={user}", f"lifespan={lifespan_s}", user="root")
+        said = self.run(
+            "scontrol", "token", f"username={user}", f"lifespan={lifespan_s}", user="root"
+        )
         return said.strip().removeprefix("SLURM_JWT=")
 
     def nodes(self) -> dict[str, str]:
@@ -390,7 +460,8 @@ class SlurmLab:
         text = self.run("sinfo", "-h", "-N", "-o", "%N %t", user="root")
         return dict(line.split() for line in text.splitlines())
 
-    # ----------------------------------------------------------------------------------------------------- daemons
+    # -----------------------------------------------------------------------------------------------------
+    # daemons
 
     @property
     def daemons(self) -> tuple[str, ...]:
@@ -412,17 +483,29 @@ class SlurmLab:
             if entry.name.isdigit():
                 with suppress(OSError):  # it may have gone
                     if os.readlink(entry / "ns/pid") == self.namespace:
-                        command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                        command = (
+                            (entry / "cmdline")
+                            .read_bytes()
+                            .replace(b"\0", b" ")
+                            .decode(errors="replace")
+                        )
                         found[int(entry.name)] = command.strip()
         return found
 
     def pid(self, daemon: str) -> int:
         """Of one daemon, on this host. LabError if it does not run."""
         name, _, of = daemon.partition("-")
-        sign = {"slurmd": f"-N {of}", "sshd": "[listener]", "slurmrestd": f"unix:{self.dir}" if of else "127.0.0.1:"}
+        sign = {
+            "slurmd": f"-N {of}",
+            "sshd": "[listener]",
+            "slurmrestd": f"unix:{self.dir}" if of else "127.0.0.1:",
+        }
         for pid, called in self.processes().items():
             with suppress(OSError):
-                if Path(f"/proc/{pid}/comm").read_text().strip() == name and sign.get(name, "") in called:
+                if (
+                    Path(f"/proc/{pid}/comm").read_text().strip() == name
+                    and sign.get(name, "") in called
+                ):
                     return pid
         raise LabError(f"no {daemon} runs")
 
@@ -448,11 +531,22 @@ class SlurmLab:
             self.stop_daemon(daemon, sig)
         self.start_daemon(daemon)
         if daemon == "slurmctld":
-            until(lambda: "unk" not in "".join(self.nodes().values()), 60, what="all nodes have registered")
+            until(
+                lambda: "unk" not in "".join(self.nodes().values()),
+                60,
+                what="all nodes have registered",
+            )
 
     def _launch(self, daemon: str) -> None:
         subprocess.run(
-            [*self._inside("root", dies=False), "setsid", "-f", str(self.dir / "daemon.sh"), daemon, str(self.dir)],
+            [
+                *self._inside("root", dies=False),
+                "setsid",
+                "-f",
+                str(self.dir / "daemon.sh"),
+                daemon,
+                str(self.dir),
+            ],
             env={"PATH": _PATH, "LANG": "C.UTF-8"},
             stdin=subprocess.DEVNULL,
             check=True,
@@ -469,14 +563,20 @@ class SlurmLab:
             case "munged", _:
                 return ask("munge", "-n").returncode == 0
             case "mariadbd", _:
-                return ask("mariadb-admin", "--socket=/run/mysqld/mysqld.sock", "ping").returncode == 0
+                return (
+                    ask("mariadb-admin", "--socket=/run/mysqld/mysqld.sock", "ping").returncode == 0
+                )
             case "slurmdbd", _:
                 return ask("sacctmgr", "-n", "-i", "show", "cluster").returncode == 0
             case "slurmctld", _:
                 return " UP" in ask("scontrol", "ping").stdout
             case "slurmd", node:
                 state = self.nodes().get(node, "")
-                return bool(state) and not state.endswith("*") and state.rstrip("~#%$@+^-!") not in ("unk", "down")
+                return (
+                    bool(state)
+                    and not state.endswith("*")
+                    and state.rstrip("~#%$@+^-!") not in ("unk", "down")
+                )
             case "slurmrestd", "drone":
                 with socket.socket(socket.AF_UNIX) as probe:
                     return probe.connect_ex(str(self.rest_socket)) == 0
@@ -485,14 +585,29 @@ class SlurmLab:
                     port = self.ssh_port if name == "sshd" else self.rest_port
                     return probe.connect_ex(("127.0.0.1", port)) == 0
 
-    # --------------------------------------------------------------------------------------------------------- life
+    # ---------------------------------------------------------------------------------------------------------
+    # life
 
     def start(self) -> SlurmLab:
-        """Bring everything up and wait until all nodes are idle. The cluster ends with the thread that calls this."""
+        """Bring everything up and wait until all nodes are idle.
+
+        The cluster ends with the thread that calls this.
+        """
         self._write()
-        binds = (self.slurm.root.parent, *self.setup.binds)  # HTCondor's programs are beside Slurm's
+        # HTCondor's programs are beside Slurm's
+        binds = (self.slurm.root.parent, *self.setup.binds)
         # It ends with us, and with it process 1 inside, and with that everything.
-        begin = ["setpriv", "--pdeathsig", "KILL", "unshare", "--mount", "--pid", "--uts", "--ipc", "--fork"]
+        begin = [
+            "setpriv",
+            "--pdeathsig",
+            "KILL",
+            "unshare",
+            "--mount",
+            "--pid",
+            "--uts",
+            "--ipc",
+            "--fork",
+        ]
         enter = [HERE / "slurm_scripts/enter.sh", self.slurm.root, self.root, *binds]
         command = (*begin, "--kill-child=KILL", "bash", *enter)
         self.process = launch(command, self.root / "enter.out", env=os.environ, cwd=Path.cwd())
@@ -501,7 +616,9 @@ class SlurmLab:
         try:
             self._start_daemons()
         except AssertionError as error:
-            raise LabError(f"Slurm {self.slurm.version} does not come up: {error}\n{self.story()}") from None
+            raise LabError(
+                f"Slurm {self.slurm.version} does not come up: {error}\n{self.story()}"
+            ) from None
         return self
 
     def _entered(self) -> bool:
@@ -533,9 +650,14 @@ class SlurmLab:
     def _add_accounts(self) -> None:
         lines = ["sacctmgr -i add cluster horeka"]
         for user, account in ACCOUNTS.items():
-            lines += [f"sacctmgr -i add account {account}", f"sacctmgr -i add user {user} account={account}"]
+            lines += [
+                f"sacctmgr -i add account {account}",
+                f"sacctmgr -i add user {user} account={account}",
+            ]
         if self.setup.max_submit_jobs is not None:
-            lines.append(f"sacctmgr -i modify user drone set MaxSubmitJobs={self.setup.max_submit_jobs}")
+            lines.append(
+                f"sacctmgr -i modify user drone set MaxSubmitJobs={self.setup.max_submit_jobs}"
+            )
         self.run("sh", "-e", user="root", stdin="\n".join(lines))
 
     def _write_tools(self) -> None:
@@ -549,15 +671,21 @@ class SlurmLab:
         if self.process is None:
             return
         ours = self.processes() if self.namespace else {}
-        # The kernel ends all others with the first process inside, and only then does its parent see that one gone.
+        # The kernel ends all others with the first process inside, and only then does its parent
+        # see that one gone.
         kill(self._init or self.process.pid)
         self.process.wait(60)
         # The number of the namespace may be used again by then, by another lab.
-        left = {pid: command for pid, command in self.processes().items() if ours.get(pid) == command} if ours else {}
+        left = (
+            {pid: command for pid, command in self.processes().items() if ours.get(pid) == command}
+            if ours
+            else {}
+        )
         assert not left, f"processes left behind: {left}"
         assert str(self.root) not in Path("/proc/self/mounts").read_text()
 
-    # ------------------------------------------------------------------------------------------------------- traces
+    # -------------------------------------------------------------------------------------------------------
+    # traces
 
     def inside(self, path: str) -> Path:
         """A file of the cluster's own, ``/tmp/x``, as it is reached from here."""
@@ -584,7 +712,10 @@ _PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
 
 @contextmanager
 def running_slurm(slurm: Slurm, **knobs: Any) -> Iterator[SlurmLab]:
-    """A cluster as ``Setup(**knobs)`` says. Leaving ends it, and fails if any process of it is left."""
+    """A cluster as ``Setup(**knobs)`` says.
+
+    Leaving ends it, and fails if any process of it is left.
+    """
     with lab_directory("slurm") as root:
         lab = SlurmLab(root, slurm, Setup(**knobs))
         try:
@@ -619,7 +750,9 @@ class Call:
     @property
     def tasks(self) -> int:
         """Of an ``sbatch``: how many jobs it asks for."""
-        arrays = [word.removeprefix("--array=") for word in self.words if word.startswith("--array=")]
+        arrays = [
+            word.removeprefix("--array=") for word in self.words if word.startswith("--array=")
+        ]
         spans = [part.partition("-") for array in arrays for part in array.split(",")]
         return sum(int(last or first) - int(first) + 1 for first, _, last in spans) if arrays else 1
 
@@ -634,7 +767,9 @@ class CountedTools:
         self._calls.touch()
         for name in TOOLS:
             file = self.directory / name
-            script = NOTED.format(tool=lab.tools / name, name=name, directory=self.directory, calls=self._calls)
+            script = NOTED.format(
+                tool=lab.tools / name, name=name, directory=self.directory, calls=self._calls
+            )
             file.write_text(script)
             file.chmod(0o755)
 
@@ -647,8 +782,12 @@ class CountedTools:
 
 def main() -> None:
     with running_slurm(Slurm.fetched(sys.argv[1] if len(sys.argv) > 1 else "trixie")) as lab:
-        print(f"Slurm {lab.slurm.version} is up; ctrl-D ends it\n  tools      {lab.tools}\n  logs       {lab.logs}")
-        print(f"  slurmrestd {lab.rest_url} and {lab.rest_socket}\n  ssh        -p {lab.ssh_port} -i {lab.key}")
+        print(
+            f"Slurm {lab.slurm.version} is up; ctrl-D ends it\n  tools      {lab.tools}\n  logs       {lab.logs}"
+        )
+        print(
+            f"  slurmrestd {lab.rest_url} and {lab.rest_socket}\n  ssh        -p {lab.ssh_port} -i {lab.key}"
+        )
         print(f"  root shell {shlex.join(lab._inside('root', dies=False))} bash", flush=True)
         sys.stdin.read()
 

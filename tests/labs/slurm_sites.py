@@ -32,7 +32,9 @@ A100 = DroneType(
     capability=80,
     walltime_s=3600.0,
 )
-HUGE = DroneType(HERE, "huge", gpu_milli=9000, cpus=8, memory_mib=2048, disk_mib=10, walltime_s=3600.0)
+HUGE = DroneType(
+    HERE, "huge", gpu_milli=9000, cpus=8, memory_mib=2048, disk_mib=10, walltime_s=3600.0
+)
 _NAME = re.compile(r"(?P<prefix>[a-z0-9-]+)-(?P<serial>\d+)(?P<array>\+?)\..*")
 
 
@@ -51,9 +53,13 @@ def ways(lab: SlurmLab, work: Path) -> Mapping[str, Mapping[str, Any]]:
     return {
         "tools": {"tools": {"bin": str(lab.tools)}},
         "ssh": {"tools": {"ssh": login}},
-        "rest": {"transport": "rest", "rest": {"url": lab.rest_url, "user": "drone", "token": {"file": str(token)}}},
+        "rest": {
+            "transport": "rest",
+            "rest": {"url": lab.rest_url, "user": "drone", "token": {"file": str(token)}},
+        },
         "socket": {"transport": "rest", "rest": {"url": f"unix:{lab.rest_socket}", "ssh": login}},
-        "native": {"transport": "native"},  # on the cluster's own hosts only: the Python there is for the test to say
+        # on the cluster's own hosts only: the Python there is for the test to say
+        "native": {"transport": "native"},
     }
 
 
@@ -70,7 +76,11 @@ def site_config(lab: SlurmLab, way: str, work: Path, **more: Any) -> SlurmSiteCo
 
 
 def lab_job(
-    name: str, script: str = "exec sleep 600", tasks: Sequence[int] = (), output: str = "/dev/null", **options: Any
+    name: str,
+    script: str = "exec sleep 600",
+    tasks: Sequence[int] = (),
+    output: str = "/dev/null",
+    **options: Any,
 ) -> SlurmSubmission:
     """A job of one A100 for five minutes. ``options``: of sbatch, by their long names."""
     text = f"#!/bin/sh\nexport PATH=/usr/bin:/bin\n{script}\n".encode()
@@ -102,7 +112,10 @@ class SlurmWorld(ShellDrones):
         return SlurmSite(HERE, self.config, [A100, HUGE], controller or self.controller)
 
     async def alive(self, drone_id: DroneId) -> int:
-        return sum(job.alive and drone_of(job.id, job.name) == drone_id for job in self.lab.jobs("-u", "drone"))
+        return sum(
+            job.alive and drone_of(job.id, job.name) == drone_id
+            for job in self.lab.jobs("-u", "drone")
+        )
 
     async def anything_left(self, drone_id: DroneId) -> bool:
         directories = self.lab.inside("/tmp").glob(f"drone.{drone_id}.*")
@@ -133,7 +146,9 @@ class SlurmWorld(ShellDrones):
         raise NotSupportedError("Slurm tells all jobs at once")
 
     def cut_listings(self) -> AbstractAsyncContextManager[None]:
-        return self._tool("squeue", 'out=$("$real" "$@")\nprintf %s "$out" | head -c $((${#out} / 2))\n')
+        return self._tool(
+            "squeue", 'out=$("$real" "$@")\nprintf %s "$out" | head -c $((${#out} / 2))\n'
+        )
 
     @asynccontextmanager
     async def refused_starts(self) -> AsyncIterator[None]:

@@ -1,7 +1,7 @@
 """A real COBalD/TARDIS that starts drones at the lab's HTCondor site for the lab's overlay pool.
 
-It is set up as its documentation says: HTCondor as batch system and as site, a JDL, a start script. Its shell commands
-go through wrappers that know which pool is meant and note each call.
+It is set up as its documentation says: HTCondor as batch system and as site, a JDL, a start script.
+Its shell commands go through wrappers that know which pool is meant and note each call.
 """
 
 from __future__ import annotations
@@ -104,7 +104,9 @@ class Tardis:
         words = {"site": SITE_NAME, "kind": MACHINE_TYPE, "most": self.most}
         texts = {"cobald.yml": COBALD, "tardis.yml": TARDIS, "drone.jdl": JDL, "start.sh": START}
         for name, text in texts.items():
-            (self.directory / name).write_text(text.format(directory=self.directory, prefix=prefix, **words))
+            (self.directory / name).write_text(
+                text.format(directory=self.directory, prefix=prefix, **words)
+            )
         (self.directory / "start.sh").chmod(0o755)
         (self.directory / "drone.token").write_text(self.overlay.token("condor") + "\n")
         node = {
@@ -115,12 +117,21 @@ class Tardis:
             "gpus": self.most,
             "rank": 0,
         }
-        where = {"prefix": prefix, "dir": "$ENV(HERE)/d", "tokens": "$ENV(HERE)/tokens", "keys": "$ENV(HERE)/no-keys"}
+        where = {
+            "prefix": prefix,
+            "dir": "$ENV(HERE)/d",
+            "tokens": "$ENV(HERE)/tokens",
+            "keys": "$ENV(HERE)/no-keys",
+        }
         pool = {"collector": self.overlay.collector, "domain": self.overlay.domain}
         common = COMMON.format(name=self.overlay.name, **where, **pool)
         config = common + NODE.format(domain=self.overlay.domain, grace_s=5, **node) + STARTD
         (self.directory / "drone.conf").write_text(config)
-        drops = f"setpriv --reuid={account.uid} --regid={account.gid} --clear-groups" if account.run else ""
+        drops = (
+            f"setpriv --reuid={account.uid} --regid={account.gid} --clear-groups"
+            if account.run
+            else ""
+        )
         for tools, of, identity in (
             (("condor_status", "condor_drain"), self.overlay, "admin"),
             (("condor_submit", "condor_q", "condor_rm", "condor_suspend"), self.site, GRID),
@@ -129,7 +140,11 @@ class Tardis:
             for tool in tools:
                 wrapper = self.directory / "bin" / tool
                 text = WRAPPER.format(
-                    tool=tool, directory=self.directory, as_account=drops, config=client, prefix=prefix
+                    tool=tool,
+                    directory=self.directory,
+                    as_account=drops,
+                    config=client,
+                    prefix=prefix,
                 )
                 wrapper.write_text(text)
                 wrapper.chmod(wrapper.stat().st_mode | stat.S_IXUSR)
@@ -137,7 +152,11 @@ class Tardis:
 
     def start(self) -> None:
         self.write()
-        env = {**os.environ, "PATH": f"{self.directory / 'bin'}:{os.environ['PATH']}", "PYTHONPATH": ""}
+        env = {
+            **os.environ,
+            "PATH": f"{self.directory / 'bin'}:{os.environ['PATH']}",
+            "PYTHONPATH": "",
+        }
         env["LD_LIBRARY_PATH"] = ""
         command = (self.programs / "bin/python", "-m", "cobald.daemon", "cobald.yml")
         self.process = htcondor.launch(command, self.directory / "log", env=env, cwd=self.directory)
@@ -163,7 +182,9 @@ class Tardis:
 
 
 @contextmanager
-def running_tardis(directory: Path, overlay: Pool, site: SitePool, most: int = 4) -> Iterator[Tardis]:
+def running_tardis(
+    directory: Path, overlay: Pool, site: SitePool, most: int = 4
+) -> Iterator[Tardis]:
     tardis = Tardis(directory, overlay, site, most)
     try:
         tardis.start()

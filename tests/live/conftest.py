@@ -1,10 +1,11 @@
-"""Fixtures of the live tests: HTCondor daemons of each version, an overlay pool per version, drones; Slurm clusters;
-OpenStack; Kubernetes.
+"""Fixtures of the live tests: HTCondor daemons of each version, an overlay pool per version,
+drones; Slurm clusters; OpenStack; Kubernetes.
 
-``PROVISIONER_LIVE_SUITES`` (Debian releases, by comma; default trixie,forky) chooses the versions of HTCondor,
-``PROVISIONER_SLURM_SUITES`` (default trixie) those of Slurm, all but the first marked ``matrix``. Missing daemons fail
-the tests; ``PROVISIONER_NO_LIVE=1`` skips them instead, but never under CI. A Slurm cluster needs namespaces, and those
-root: an ordinary user's tests with Slurm are skipped.
+``PROVISIONER_LIVE_SUITES`` (Debian releases, by comma; default trixie,forky) chooses the versions
+of HTCondor, ``PROVISIONER_SLURM_SUITES`` (default trixie) those of Slurm, all but the first marked
+``matrix``. Missing daemons fail the tests; ``PROVISIONER_NO_LIVE=1`` skips them instead, but never
+under CI. A Slurm cluster needs namespaces, and those root: an ordinary user's tests with Slurm are
+skipped.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ EVERY_VERSION = (
     "test_forged_slots_and_hostile_jobs_are_told_and_nothing_more",
     "test_the_first_job_of_a_drone_records_its_use",
 )
-"""Files and tests that `make test` runs with every version of HTCondor. It runs all others with the newest one only,
-and `make test-matrix` runs them with the older ones."""
+"""Files and tests that `make test` runs with every version of HTCondor. It runs all others with the
+newest one only, and `make test-matrix` runs them with the older ones."""
 SLURM_SUITES = os.environ.get("PROVISIONER_SLURM_SUITES", "trixie").split(",")
 SLURM_VERSIONS = {"bookworm": "slurm22.05", "trixie": "slurm24.11", "sid": "slurm26.05"}
 
@@ -66,7 +67,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _param(item: pytest.Item, name: str) -> object:
-    return item.callspec.params.get(name) if isinstance(item, pytest.Function) and hasattr(item, "callspec") else None
+    return (
+        item.callspec.params.get(name)
+        if isinstance(item, pytest.Function) and hasattr(item, "callspec")
+        else None
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -146,10 +151,13 @@ def drone_on() -> Iterator[StartDrone]:
 
 @pytest.fixture
 def lab(condor: Condor, request: pytest.FixtureRequest) -> Iterator[tuple[Pool, LabController]]:
-    """A pool and a controller of the test's own, the controller not started yet. Its parameter is configuration text
-    for the pool."""
+    """A pool and a controller of the test's own, the controller not started yet. Its parameter is
+    configuration text for the pool."""
     config = getattr(request, "param", "")
-    with htcondor.running_pool(condor, config=config) as pool, htcondor.lab_directory("controller") as directory:
+    with (
+        htcondor.running_pool(condor, config=config) as pool,
+        htcondor.lab_directory("controller") as directory,
+    ):
         controller = LabController(pool, directory / "c")
         try:
             yield pool, controller
@@ -157,7 +165,9 @@ def lab(condor: Condor, request: pytest.FixtureRequest) -> Iterator[tuple[Pool, 
             controller.clean_up()
 
 
-@pytest.fixture(scope="session", params=SLURM_SUITES, ids=lambda suite: SLURM_VERSIONS.get(suite, suite))
+@pytest.fixture(
+    scope="session", params=SLURM_SUITES, ids=lambda suite: SLURM_VERSIONS.get(suite, suite)
+)
 def slurm_programs(request: pytest.FixtureRequest) -> Slurm:
     """Slurm's programs, one version after the other."""
     return programs(Slurm.fetched, request.param)
@@ -165,9 +175,10 @@ def slurm_programs(request: pytest.FixtureRequest) -> Slurm:
 
 @pytest.fixture(scope="session")
 def slurm(slurm_programs: Slurm) -> Iterator[SlurmLab]:
-    """One cluster per version for the whole session, with accounting, slurmrestd and sshd. Leave it as it was: no job,
-    all daemons up. Tests that use it are in the group `slurm`, so that there is one. It forgets ended jobs after a
-    minute: over REST a new controller looks at each job that is remembered, whosever it was."""
+    """One cluster per version for the whole session, with accounting, slurmrestd and sshd. Leave it
+    as it was: no job, all daemons up. Tests that use it are in the group `slurm`, so that there is
+    one. It forgets ended jobs after a minute: over REST a new controller looks at each job that is
+    remembered, whosever it was."""
     with running_slurm(slurm_programs, min_job_age_s=60) as lab:
         yield lab
 

@@ -54,11 +54,18 @@ for process in Path("/proc").glob("[0-9]*"):
     if foreign:
         others += 1
         processes += [str(path) for path in inside if readable(path)]
-    else:  # other drones and other jobs, which have the account of this one: a token must not be there
-        tokens += [str(path) for path in inside if path.name != "mem" and TOKEN.search(readable(path))]
+    else:
+        # other drones and other jobs, which have the account of this one: a token must not be there
+        tokens += [
+            str(path) for path in inside if path.name != "mem" and TOKEN.search(readable(path))
+        ]
 for top, _, names in os.walk(Path.cwd().anchor + "var/lib/gpu-drones"):
     tokens += [f"{top}/{name}" for name in names if TOKEN.search(readable(Path(top) / name))]
-sockets = {line.split()[7] for line in Path("/proc/net/unix").read_text().splitlines() if len(line.split()) == 8}
+sockets = {
+    line.split()[7]
+    for line in Path("/proc/net/unix").read_text().splitlines()
+    if len(line.split()) == 8
+}
 paths_of_sockets = [each for each in sockets if each.startswith(tuple(sys.argv[1:]))]
 seen = {
     "account": pwd.getpwuid(own).pw_name,

@@ -25,7 +25,17 @@ import pytest
 from provisioner.model import DroneState
 from tests.labs.acceptance import AcceptanceLab, acceptance_lab
 from tests.labs.htcondor import Condor, LabError, Pool, end, gpu_job, launch, negotiation_s, until
-from tests.labs.htcondor_sites import GRACE_S, GRID, OWNER, STUDENT, Happened, drone_of, events, interval_s, owner_job
+from tests.labs.htcondor_sites import (
+    GRACE_S,
+    GRID,
+    OWNER,
+    STUDENT,
+    Happened,
+    drone_of,
+    events,
+    interval_s,
+    owner_job,
+)
 from tests.labs.openstack import OWNER as CLOUD_OWNER
 from tests.labs.slurm_sites import drone_of as slurm_drone_of
 
@@ -35,7 +45,15 @@ SAMPLE_S = 4.0
 FIFTH, LARGE_VRAM = "+GpuMilli = 200", "gpus_minimum_memory = 30000"
 CPU_JOBS = gpu_job(20, n=8, cpus=1).replace("request_gpus = 1\n", "")
 TYPES_FOR = {
-    "one": ("topas/v100s", "topas/v100", "topas/a100", "horeka/a100", "horeka/h100", "gridka/v100s", "gridka/a100-10g"),
+    "one": (
+        "topas/v100s",
+        "topas/v100",
+        "topas/a100",
+        "horeka/a100",
+        "horeka/h100",
+        "gridka/v100s",
+        "gridka/a100-10g",
+    ),
     "large-vram": ("topas/a100", "horeka/a100", "gridka/v100s"),
 }
 """Drone types that fit jobs of a shape, as far as a test needs to know them."""
@@ -64,7 +82,8 @@ class AcceptanceScenario:
     over: threading.Event = field(default_factory=threading.Event)
     controller_is_down: threading.Event = field(default_factory=threading.Event)
 
-    # ------------------------------------------------------------------------------------------------ the jobs
+    # ------------------------------------------------------------------------------------------------
+    # the jobs
 
     def submit(self, user: str, shape: str, text: str, *, feasible: bool = True) -> int:
         cluster = self.lab.overlay.submit(text, user)
@@ -102,7 +121,11 @@ class AcceptanceScenario:
     def left(self) -> list[str]:
         """Return the jobs still in the queue that drones can run."""
         ads = self.lab.overlay.jobs()
-        return [f"{ad['ClusterId']}.{ad['ProcId']}" for ad in ads if int(ad["ClusterId"]) not in self.impossible]
+        return [
+            f"{ad['ClusterId']}.{ad['ProcId']}"
+            for ad in ads
+            if int(ad["ClusterId"]) not in self.impossible
+        ]
 
     def started(self, *shapes: str) -> bool:
         """Return True if a job of each newest cluster of these shapes has started."""
@@ -110,15 +133,27 @@ class AcceptanceScenario:
         waits = self.waits_s()
         return all(waits[newest[shape]] for shape in shapes)
 
-    # --------------------------------------------------------------------------------------------- the samples
+    # ---------------------------------------------------------------------------------------------
+    # the samples
 
     def truth(self) -> Mapping[str, Any]:
         """Return the jobs (status and drone by id), and the drones alive at each site, by the sites' own tools."""
         lab, name = self.lab, self.lab.controller.name
-        jobs = {f"{ad['ClusterId']}.{ad['ProcId']}": (int(ad["JobStatus"]), drone_of(ad)) for ad in lab.overlay.jobs()}
-        alive = {"topas": {str(ad["DroneId"]) for ad in lab.site.of(GRID) if ad["JobStatus"] in (IDLE, RUNNING)}}
+        jobs = {
+            f"{ad['ClusterId']}.{ad['ProcId']}": (int(ad["JobStatus"]), drone_of(ad))
+            for ad in lab.overlay.jobs()
+        }
+        alive = {
+            "topas": {
+                str(ad["DroneId"]) for ad in lab.site.of(GRID) if ad["JobStatus"] in (IDLE, RUNNING)
+            }
+        }
         with suppress(LabError, subprocess.SubprocessError):  # slurmctld is stopped for a while
-            alive["horeka"] = {slurm_drone_of(job.id, job.name) for job in lab.slurm.jobs("-u", "drone") if job.alive}
+            alive["horeka"] = {
+                slurm_drone_of(job.id, job.name)
+                for job in lab.slurm.jobs("-u", "drone")
+                if job.alive
+            }
         servers = lab.cloud.admin("GET", "nova:/servers/detail?all_tenants=1")["servers"]
         alive["gridka"] = {server["name"] for server in servers if server["name"].startswith(name)}
         return {"jobs": jobs, "alive": alive}
@@ -129,7 +164,9 @@ class AcceptanceScenario:
         idle = sorted(job for job, (status, _) in before["jobs"].items() if status == IDLE)
         first = {int(job.partition(".")[0]): job for job in reversed(idle)}
         explain = self.lab.controller.call
-        explained = {cluster: explain("explain", "job", job).stdout for cluster, job in first.items()}
+        explained = {
+            cluster: explain("explain", "job", job).stdout for cluster, job in first.items()
+        }
         self.samples.append(Sample(before, self.truth(), drones, explained))
 
     def watch(self) -> None:
@@ -153,11 +190,18 @@ class AcceptanceScenario:
 
     def metric(self, name: str) -> float:
         """Return the sum of a metric over its labels."""
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.lab.web_port}/metrics", timeout=20) as answer:
+        with urllib.request.urlopen(
+            f"http://127.0.0.1:{self.lab.web_port}/metrics", timeout=20
+        ) as answer:
             lines = answer.read().decode().splitlines()
-        return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith((f"{name}{{", f"{name} ")))
+        return sum(
+            float(line.rpartition(" ")[2])
+            for line in lines
+            if line.startswith((f"{name}{{", f"{name} "))
+        )
 
-    # ------------------------------------------------------------------------------------------------ verdicts
+    # ------------------------------------------------------------------------------------------------
+    # verdicts
 
     def waits_s(self) -> dict[int, list[float]]:
         """Return how long each job of a cluster waited for its first start, shortest first."""
@@ -184,10 +228,14 @@ class AcceptanceScenario:
         """Check that no drone is said to be idle whose job ran in the sample before, and before and after this one."""
         states = {DroneState.BUSY, DroneState.DRAINING, DroneState.STOPPING}
         for earlier, later in pairwise(self.samples):
-            carrying = [set(truth["jobs"].items()) for truth in (earlier.after, later.before, later.after)]
+            carrying = [
+                set(truth["jobs"].items()) for truth in (earlier.after, later.before, later.after)
+            ]
             for job, (status, drone) in set.intersection(*carrying):
                 if status == RUNNING and drone:
-                    assert later.drones[drone]["state"] in {state.value for state in states}, f"{drone} runs {job}"
+                    assert later.drones[drone]["state"] in {state.value for state in states}, (
+                        f"{drone} runs {job}"
+                    )
 
     def no_limit_exceeded(self) -> None:
         for sample in self.samples:
@@ -197,7 +245,8 @@ class AcceptanceScenario:
     def waiting_is_explained(self) -> None:
         """Check that no job waits beside an idle drone of a fitting type without a reason that says so.
 
-        A drone counts that was idle in two samples in a row, as did the job: one negotiation has passed between them.
+        A drone counts that was idle in two samples in a row, as did the job: one negotiation has
+        passed between them.
         """
         for earlier, later in pairwise(self.samples):
             idle_drones = {
@@ -221,7 +270,9 @@ class AcceptanceScenario:
                     f"{self.shapes[cluster]:12} {len(waits):3} jobs: median {middle:5.1f} s, last {last:5.1f} s"
                 )
         drones = self.lab.controller.drones()
-        lines.append(f"drones: {len(drones)}, without a job: {len([d for d in drones if not d['jobs_started']])}")
+        lines.append(
+            f"drones: {len(drones)}, without a job: {len([d for d in drones if not d['jobs_started']])}"
+        )
         return "\n".join(lines)
 
 
@@ -230,7 +281,9 @@ def web_service(lab: AcceptanceLab) -> Iterator[None]:
     """Run `provisioner serve` beside the controller."""
     controller = lab.controller
     command = (sys.executable, "-m", "provisioner.cli", "serve", "--config", controller.config)
-    process = launch(command, controller.directory / "serve.log", env=os.environ, cwd=controller.directory)
+    process = launch(
+        command, controller.directory / "serve.log", env=os.environ, cwd=controller.directory
+    )
     try:
         yield
     finally:
@@ -241,7 +294,9 @@ def owner_waits_s(pool: Pool, cluster: int) -> list[float]:
     """Return how long each of the owner's jobs waited in the queue of a pool, shortest first."""
     told = events(pool, cluster)
     submitted = {event.job: event.at for event in told if event.what is Happened.SUBMITTED}
-    return sorted(event.at - submitted[event.job] for event in told if event.what is Happened.STARTED)
+    return sorted(
+        event.at - submitted[event.job] for event in told if event.what is Happened.STARTED
+    )
 
 
 def flocked(jobs: int, seconds: float) -> str:
@@ -262,7 +317,9 @@ def kill_and_restart(scenario: AcceptanceScenario) -> None:
     controller = scenario.lab.controller
     scenario.controller_is_down.set()
     controller.kill()
-    assert controller.call("status", "--check").returncode == 2, "a dead controller is critical at once"
+    assert controller.call("status", "--check").returncode == 2, (
+        "a dead controller is critical at once"
+    )
     controller.begin()
     controller.ticks(1)
     scenario.controller_is_down.clear()
@@ -275,14 +332,20 @@ def outage(scenario: AcceptanceScenario) -> None:
     scenario.second_wave()
     until(lambda: scenario.started("one"), 120, what="jobs run beside a dead site")
     owners = lab.etp.submit(flocked(2, 20), STUDENT)
-    until(lambda: len(owner_waits_s(lab.etp, owners)) == 2, 120, what="the owner's jobs run during the outage")
+    until(
+        lambda: len(owner_waits_s(lab.etp, owners)) == 2,
+        120,
+        what="the owner's jobs run during the outage",
+    )
     lab.slurm.restart("slurmctld")
 
 
 def drain_and_reload(scenario: AcceptanceScenario) -> None:
     """Drain one site, disable another, refuse a wrong configuration, and take a valid one."""
     lab, controller = scenario.lab, scenario.lab.controller
-    controller.prints("drones", "drain", "--site", "topas", "--mode", "peaceful", "-r", "acceptance", "-y")
+    controller.prints(
+        "drones", "drain", "--site", "topas", "--mode", "peaceful", "-r", "acceptance", "-y"
+    )
     controller.prints("sites", "disable", "gridka", "-r", "acceptance")
     scenario.third_wave()
     lab.edit("horeka", max_drones=-3)
@@ -304,7 +367,9 @@ LONG = (kill_and_restart, outage, drain_and_reload)
 @pytest.mark.matrix
 @pytest.mark.timeout(1500)
 @pytest.mark.xdist_group("topas")
-@pytest.mark.parametrize("steps", [pytest.param(LONG, id="complete"), pytest.param((nothing,), id="short")])
+@pytest.mark.parametrize(
+    "steps", [pytest.param(LONG, id="complete"), pytest.param((nothing,), id="short")]
+)
 def test_three_sites_serve_three_users_and_an_owner(
     newest_condor: Condor, steps: tuple[Callable[[AcceptanceScenario], None], ...]
 ) -> None:
@@ -316,27 +381,42 @@ def test_three_sites_serve_three_users_and_an_owner(
             with scenario.watched():
                 began = time.time()
                 scenario.first_wave()
-                until(lambda: scenario.started("one", "fifth", "two"), 180, what="jobs run", every_s=0.5)
+                until(
+                    lambda: scenario.started("one", "fifth", "two"),
+                    180,
+                    what="jobs run",
+                    every_s=0.5,
+                )
                 beside = lab.etp.submit(flocked(1, 60), STUDENT)
                 local = lab.site.submit(owner_job(60, gpus=1, cpus=6), OWNER)
                 lab.cloud.boot("etp-1", "gpu.h100.vgpu", project=CLOUD_OWNER)
-                until(lambda: owner_waits_s(lab.etp, beside), 150, what="the owner's flocked job runs")
-                until(lambda: owner_waits_s(lab.site, local), 150, what="the owner's local job runs")
+                until(
+                    lambda: owner_waits_s(lab.etp, beside), 150, what="the owner's flocked job runs"
+                )
+                until(
+                    lambda: owner_waits_s(lab.site, local), 150, what="the owner's local job runs"
+                )
                 for step in steps:
                     step(scenario)
-                until(lambda: not scenario.left(), 400, what="all feasible jobs are done", every_s=1)
+                until(
+                    lambda: not scenario.left(), 400, what="all feasible jobs are done", every_s=1
+                )
                 done_s = time.time() - began
             for cluster in scenario.impossible:
                 lab.overlay.remove(cluster, "bob")
             lab.controller.all_gone()
             lab.controller.ticks(2)
             owner_s = owner_waits_s(lab.etp, beside)[0]
-            print(f"owner: {alone_s:.1f} s alone, {owner_s:.1f} s beside drones; all in {done_s:.0f} s")
+            print(
+                f"owner: {alone_s:.1f} s alone, {owner_s:.1f} s beside drones; all in {done_s:.0f} s"
+            )
             print(scenario.figures())
 
             assert not scenario.errors
             waits = scenario.waits_s()
-            assert not [cluster for cluster in scenario.impossible if waits[cluster]], "an impossible job started"
+            assert not [cluster for cluster in scenario.impossible if waits[cluster]], (
+                "an impossible job started"
+            )
             may_s = alone_s + GRACE_S + 2 * interval_s(lab.controller) + negotiation_s(lab.site)
             assert owner_s < may_s, f"{alone_s:.1f} s without drones"
             scenario.no_drone_unknown()
@@ -347,7 +427,9 @@ def test_three_sites_serve_three_users_and_an_owner(
             unused = Counter(drone["type"] for drone in drones if not drone["jobs_started"])
             assert unused.total() * 5 <= len(drones), unused
             used_s = lab.controller.json("usage")["total_gpu_s"]
-            assert scenario.metric("provisioner_gpu_seconds_total") == pytest.approx(used_s, rel=0.02)
+            assert scenario.metric("provisioner_gpu_seconds_total") == pytest.approx(
+                used_s, rel=0.02
+            )
             truth = scenario.truth()
             assert not any(truth["alive"].values()), "nothing is left at any site"
             assert not lab.cloud.ports() and not lab.cloud.disks()

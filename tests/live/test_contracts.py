@@ -1,6 +1,7 @@
 """The sites keep the contract of a site, on real daemons, by each way to them.
 
-Slurm over ssh only in the matrix: what is said there is the same, and test_drones.py goes all four ways.
+Slurm over ssh only in the matrix: what is said there is the same, and test_drones.py goes all four
+ways.
 """
 
 from __future__ import annotations
@@ -41,9 +42,13 @@ def farm(condor: Condor) -> Iterator[Pool]:
 @pytest.mark.parametrize("transport", ["bindings", "tools"])
 class TestHTCondorSite(SiteContract):
     @pytest.fixture
-    def world(self, farm: Pool, tmp_path: Path, controller: str, transport: str) -> Iterator[SiteWorld]:
+    def world(
+        self, farm: Pool, tmp_path: Path, controller: str, transport: str
+    ) -> Iterator[SiteWorld]:
         tools = {"transport": "tools", "tools": {"path": str(farm.condor.prefix / "usr/bin")}}
-        yield FarmWorld(farm, tmp_path / "work", controller, **(tools if transport == "tools" else {}))
+        yield FarmWorld(
+            farm, tmp_path / "work", controller, **(tools if transport == "tools" else {})
+        )
         clear(farm, controller)
 
 
@@ -55,7 +60,9 @@ class TestSlurmSite(SiteContract):
     pytestmark: ClassVar = pytest.mark.xdist_group("slurm")
 
     @pytest.fixture
-    def world(self, slurm: SlurmLab, tmp_path: Path, controller: str, way: str) -> Iterator[SiteWorld]:
+    def world(
+        self, slurm: SlurmLab, tmp_path: Path, controller: str, way: str
+    ) -> Iterator[SiteWorld]:
         speaks(slurm, way)
         yield SlurmWorld(slurm, way, tmp_path, controller)
         slurm.empty()

@@ -18,7 +18,9 @@ pytestmark = pytest.mark.timeout(840)
 
 def _credential_troubles(controller: LabController) -> list[tuple[str, str]]:
     found = controller.json("status")["troubles"]
-    return [(each["severity"], each["text"]) for each in found if each["kind"].startswith("credential-")]
+    return [
+        (each["severity"], each["text"]) for each in found if each["kind"].startswith("credential-")
+    ]
 
 
 def _metrics(controller: LabController) -> str:
@@ -27,11 +29,21 @@ def _metrics(controller: LabController) -> str:
 
 def _foreign(token: str) -> str:
     head, body, signature = token.split(".")
-    claims: dict[str, Any] = json.loads(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4))) | {"iss": "elsewhere"}
-    return ".".join((head, base64.urlsafe_b64encode(json.dumps(claims).encode()).decode().rstrip("="), signature))
+    claims: dict[str, Any] = json.loads(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4))) | {
+        "iss": "elsewhere"
+    }
+    return ".".join(
+        (
+            head,
+            base64.urlsafe_b64encode(json.dumps(claims).encode()).decode().rstrip("="),
+            signature,
+        )
+    )
 
 
-def test_a_dead_drone_token_is_told_within_a_tick_and_its_renewal_too(lab: tuple[Pool, LabController]) -> None:
+def test_a_dead_drone_token_is_told_within_a_tick_and_its_renewal_too(
+    lab: tuple[Pool, LabController],
+) -> None:
     pool, controller = lab
     controller.sites = (SMALL,)
     controller.start()
@@ -53,8 +65,13 @@ def test_a_dead_drone_token_is_told_within_a_tick_and_its_renewal_too(lab: tuple
         controller.ticks(2)  # the first may have begun before
         [(severity, told)] = _credential_troubles(controller)
         assert severity == "critical" and words in told, told
-        assert 'provisioner_credential_usable{name="drone_token",scope="overlay"} 0.0' in _metrics(controller)
-        assert 'provisioner_troubles{kind="credential-unusable",severity="critical"} 1.0' in _metrics(controller)
+        assert 'provisioner_credential_usable{name="drone_token",scope="overlay"} 0.0' in _metrics(
+            controller
+        )
+        assert (
+            'provisioner_troubles{kind="credential-unusable",severity="critical"} 1.0'
+            in _metrics(controller)
+        )
         job, before = pool.submit(gpu_job(1)), len(controller.drones())
         controller.ticks(4)
         assert len(controller.drones()) == before, "nothing is started with it"
@@ -79,7 +96,12 @@ def test_a_token_that_the_pool_refuses_is_told_by_its_drones_and_a_good_one_lift
 
     def told() -> str:
         return next(
-            (t["text"] for t in controller.json("status")["troubles"] if "refused by the pool" in t["text"]), ""
+            (
+                t["text"]
+                for t in controller.json("status")["troubles"]
+                if "refused by the pool" in t["text"]
+            ),
+            "",
         )
 
     text = until(told, 90, what="`status` has the pool's reason", every_s=0.5)

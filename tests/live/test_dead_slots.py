@@ -23,7 +23,9 @@ def started_at(pool: Pool, drone_id: str) -> set[object]:
 
 
 @pytest.mark.parametrize("lab", [pytest.param(ADS_LIVE_LONG, id="ads-live-long")], indirect=True)
-def test_jobs_are_matched_to_a_fresh_drone_and_not_to_the_slot_of_a_dead_one(lab: tuple[Pool, LabController]) -> None:
+def test_jobs_are_matched_to_a_fresh_drone_and_not_to_the_slot_of_a_dead_one(
+    lab: tuple[Pool, LabController],
+) -> None:
     pool, controller = lab
     controller.sites = [BIG]
     controller.idle_s = 600
@@ -41,7 +43,12 @@ def test_jobs_are_matched_to_a_fresh_drone_and_not_to_the_slot_of_a_dead_one(lab
     while found := processes_of(dead):  # as at the end of its node
         kill(*found)
     jobs = pool.submit(gpu_job(n=2, until_there=second))
-    until(lambda: not pool.drone_slots(dead), 60, what="the slot of the dead drone is gone", every_s=0.5)
+    until(
+        lambda: not pool.drone_slots(dead),
+        60,
+        what="the slot of the dead drone is gone",
+        every_s=0.5,
+    )
     until(lambda: dead not in pool.run(*masters).split(), 20, what="its master too", every_s=0.5)
     until(lambda: pool.statuses(jobs) == [2, 2], 120, what="both jobs run", every_s=0.5)
     assert before and started_at(pool, alive) == before, "the slot of the other drone has stayed"
@@ -54,9 +61,13 @@ def test_jobs_are_matched_to_a_fresh_drone_and_not_to_the_slot_of_a_dead_one(lab
     until(lambda: not pool.jobs(jobs), 60, what="both jobs are done", every_s=0.5)
 
 
-async def test_the_token_of_a_drone_removes_its_slot_whoever_signed_it(new_pool: Callable[[str], Pool]) -> None:
+async def test_the_token_of_a_drone_removes_its_slot_whoever_signed_it(
+    new_pool: Callable[[str], Pool],
+) -> None:
     drones = "condor@$(TRUST_DOMAIN) drone@$(TRUST_DOMAIN) drone-*@$(TRUST_DOMAIN)"
-    pool = new_pool(f"{ADS_LIVE_LONG}ALLOW_ADVERTISE_STARTD = {drones}\nALLOW_ADVERTISE_MASTER = {drones}\n")
+    pool = new_pool(
+        f"{ADS_LIVE_LONG}ALLOW_ADVERTISE_STARTD = {drones}\nALLOW_ADVERTISE_MASTER = {drones}\n"
+    )
     reader = str(pool.dir / "clients/reader/tokens/reader")
     modes: list[tuple[dict[str, Any], OrderOutcome]] = [
         ({}, OrderOutcome.OK),
@@ -77,10 +88,14 @@ async def test_the_token_of_a_drone_removes_its_slot_whoever_signed_it(new_pool:
         advertise(one)
         async with overlay_on(pool, **more) as overlay:
             (receipt,) = await overlay.forget({one: time.time() - 3600})
-            assert receipt.answer is answer and pool.drone_slots(one), "it was heard since, so it lives"
+            assert receipt.answer is answer and pool.drone_slots(one), (
+                "it was heard since, so it lives"
+            )
             (receipt,) = await overlay.forget({one: time.time() + 2})
         assert receipt.answer is answer, receipt
         assert bool(pool.drone_slots(one)) is (answer is OrderOutcome.REJECTED)
         assert pool.drone_slots(other), "another drone"
     assert receipt.fault is not None and receipt.fault.kind is FaultKind.DENIED, receipt
-    assert "ADVERTISE_STARTD" in receipt.fault.message and "reader@" in receipt.fault.message, receipt
+    assert "ADVERTISE_STARTD" in receipt.fault.message and "reader@" in receipt.fault.message, (
+        receipt
+    )

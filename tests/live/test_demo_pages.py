@@ -116,7 +116,9 @@ def visited(page: Page, pool: LivePool) -> Iterator[str]:
         yield path
 
 
-def test_the_page_renews_itself_across_restarts_without_being_loaded_again(browser: Browser, pool: LivePool) -> None:
+def test_the_page_renews_itself_across_restarts_without_being_loaded_again(
+    browser: Browser, pool: LivePool
+) -> None:
     host, jobs = pool.host, list[int]()
 
     def submit() -> None:
@@ -124,9 +126,13 @@ def test_the_page_renews_itself_across_restarts_without_being_loaded_again(brows
 
     def new_drone(known: set[DroneId]) -> DroneId:
         """Return the drone that runs the newest job, once the page has heard of all its steps."""
-        host.until(lambda: {each.id for each in host.reader.drones(states=[DroneState.BUSY])} - known, 120)
+        host.until(
+            lambda: {each.id for each in host.reader.drones(states=[DroneState.BUSY])} - known, 120
+        )
         [drone] = {each.id for each in host.reader.drones()} - known
-        host.until(lambda: steps(page, drone) == [each.state.value for each in host.reader.history(drone)])
+        host.until(
+            lambda: steps(page, drone) == [each.state.value for each in host.reader.history(drone)]
+        )
         known.add(drone)
         return drone
 
@@ -158,7 +164,12 @@ def test_the_page_renews_itself_across_restarts_without_being_loaded_again(brows
             new_drone(known)
             expect(running_v100(page)).to_have_text("3")
             expect(page.locator(".verdict")).to_have_class(re.compile("note"))
-            host.until(lambda: int(page.locator("#age").inner_text().split("tick ")[1].split(",")[0]) > tick + 1)
+            host.until(
+                lambda: (
+                    int(page.locator("#age").inner_text().split("tick ")[1].split(",")[0])
+                    > tick + 1
+                )
+            )
 
             assert host.stop("serve") == 0
             expect(page.locator("#age")).to_contain_text("cannot be reached")
@@ -175,7 +186,9 @@ def test_the_page_renews_itself_across_restarts_without_being_loaded_again(brows
             queue.remove(host.queue, jobs)
 
 
-def test_waste_has_the_time_of_real_drones_by_what_they_did(browser: Browser, pool: LivePool) -> None:
+def test_waste_has_the_time_of_real_drones_by_what_they_did(
+    browser: Browser, pool: LivePool
+) -> None:
     with context(browser, 1280) as opened:
         page = opened.new_page()
 
@@ -185,12 +198,16 @@ def test_waste_has_the_time_of_real_drones_by_what_they_did(browser: Browser, po
 
         pool.host.until(is_drawn, 180)  # a sample a minute
         shares = dict(re.findall(r"(\w+) (\d+)%", page.locator(".lead").inner_text()))
-        assert int(shares["good"]) > 0 and sum(map(int, shares.values())) == pytest.approx(100, abs=3)
+        assert int(shares["good"]) > 0 and sum(map(int, shares.values())) == pytest.approx(
+            100, abs=3
+        )
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", WIDTHS)
-def test_every_page_fits_and_axe_finds_nothing(browser: Browser, pool: LivePool, width: int, scheme: Any) -> None:
+def test_every_page_fits_and_axe_finds_nothing(
+    browser: Browser, pool: LivePool, width: int, scheme: Any
+) -> None:
     with context(browser, width, color_scheme=scheme) as opened:
         page = opened.new_page()
         found = complaints(page)
@@ -201,7 +218,9 @@ def test_every_page_fits_and_axe_finds_nothing(browser: Browser, pool: LivePool,
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", WIDTHS)
-def test_every_page_says_the_same_without_scripts(browser: Browser, pool: LivePool, width: int, scheme: Any) -> None:
+def test_every_page_says_the_same_without_scripts(
+    browser: Browser, pool: LivePool, width: int, scheme: Any
+) -> None:
     with context(browser, width, color_scheme=scheme, java_script_enabled=False) as opened:
         page = opened.new_page()
         found = complaints(page)

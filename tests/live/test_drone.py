@@ -14,7 +14,9 @@ import pytest
 from tests.labs import htcondor
 from tests.labs.htcondor import LOOPBACK, Diary, DroneProcess, Pool, StartDrone, gpu_job, until
 
-SHELLS = [shell for shell in (("dash",), ("bash", "--posix"), ("busybox", "sh")) if shutil.which(shell[0])]
+SHELLS = [
+    shell for shell in (("dash",), ("bash", "--posix"), ("busybox", "sh")) if shutil.which(shell[0])
+]
 
 
 def busy(pool: Pool, text: str) -> int:
@@ -31,11 +33,14 @@ def ends(drone: DroneProcess, code: int, reason: str) -> None:
     assert not drone.leftovers()
 
 
-# ---------------------------------------------------------------------------------------------------- a whole life
+# ----------------------------------------------------------------------------------------------------
+# a whole life
 
 
 def test_a_drone_joins_runs_gpu_jobs_and_leaves_when_idle(pool: Pool, drone_on: StartDrone) -> None:
-    drone = drone_on(pool, "life-1", env={"DRONE_IDLE_S": "4", "DRONE_CPUS": "3", "DRONE_GPUS": "2"}, files={})
+    drone = drone_on(
+        pool, "life-1", env={"DRONE_IDLE_S": "4", "DRONE_CPUS": "3", "DRONE_GPUS": "2"}, files={}
+    )
     assert drone.wait() == 71, "one device is visible, two were promised"
     assert "finds 1 of 2 GPUs" in drone.said
 
@@ -46,7 +51,11 @@ def test_a_drone_joins_runs_gpu_jobs_and_leaves_when_idle(pool: Pool, drone_on: 
     slot = drone.slot(pool)
     assert (slot["DroneId"], slot["SiteName"], slot["DroneType"]) == (drone.id, "lab", "a100")
     assert (slot["TotalSlotCpus"], slot["TotalSlotMemory"]) == (3, 512)
-    assert (slot["TotalSlotGPUs"], slot["GPUs_Capability"], slot["GPUs_DeviceName"]) == (2, 8.0, "A100-SXM4-40GB")
+    assert (slot["TotalSlotGPUs"], slot["GPUs_Capability"], slot["GPUs_DeviceName"]) == (
+        2,
+        8.0,
+        "A100-SXM4-40GB",
+    )
     assert slot["TotalSlotDisk"] == 1024 * 1024
     assert slot["AuthenticatedIdentity"] == f"drone@{pool.domain}"
     tokens = drone.dir / "condor/etc/tokens"
@@ -57,7 +66,9 @@ def test_a_drone_joins_runs_gpu_jobs_and_leaves_when_idle(pool: Pool, drone_on: 
     printed = (pool.dir / "jobs" / f"out.{gpu}.0").read_text()
     assert f"PROVISIONER_DRONE_ID={drone.id}\n" in printed
     assert "CUDA_VISIBLE_DEVICES=GPU-" in printed
-    assert until(lambda: drone.slot(pool)["JobStarts"] == 1, what="the slot tells how many jobs it started")
+    assert until(
+        lambda: drone.slot(pool)["JobStarts"] == 1, what="the slot tells how many jobs it started"
+    )
     assert pool.statuses(without_gpu) == [1], "a job that wants no GPU must not take a GPU's place"
 
     assert drone.wait() == 0, drone.story()
@@ -69,31 +80,48 @@ def test_a_drone_joins_runs_gpu_jobs_and_leaves_when_idle(pool: Pool, drone_on: 
     assert {path.name for path in drone.dir.iterdir()} == {"outcome", "log", "drone.sh"}
 
 
-def test_a_job_that_says_it_takes_longer_than_the_drone_lives_is_not_taken(pool: Pool, drone_on: StartDrone) -> None:
+def test_a_job_that_says_it_takes_longer_than_the_drone_lives_is_not_taken(
+    pool: Pool, drone_on: StartDrone
+) -> None:
     drone = drone_on(pool, "fits-1", env={"DRONE_WALLTIME_S": "600", "DRONE_RETIRE_S": "60"})
     drone.slot(pool)
     long = [
         pool.submit(gpu_job(1, more=more))
-        for more in ("allowed_job_duration = 3600", "allowed_execute_duration = 595", "+MaxWallTimeMins = 20")
+        for more in (
+            "allowed_job_duration = 3600",
+            "allowed_execute_duration = 595",
+            "+MaxWallTimeMins = 20",
+        )
     ]
     short = pool.submit(gpu_job(1, more="allowed_execute_duration = 300"))
     until(lambda: not pool.jobs(short), what="the short job is done")
     assert [pool.statuses(each) for each in long] == [[1], [1], [1]]
 
 
-@pytest.mark.parametrize("more", ["gpus_minimum_memory = 30000", "require_gpus = GlobalMemoryMb >= 30000"])
+@pytest.mark.parametrize(
+    "more", ["gpus_minimum_memory = 30000", "require_gpus = GlobalMemoryMb >= 30000"]
+)
 def test_at_first_it_takes_only_jobs_of_the_vram_that_it_was_started_for(
     pool: Pool, drone_on: StartDrone, more: str
 ) -> None:
     others = [
         pool.submit(gpu_job(0.5, more=less))
-        for less in ("", "gpus_minimum_memory = 20000", "require_gpus = GlobalMemoryMb >= 20000 && Capability >= 7.0")
+        for less in (
+            "",
+            "gpus_minimum_memory = 20000",
+            "require_gpus = GlobalMemoryMb >= 20000 && Capability >= 7.0",
+        )
     ]
     drone = drone_on(pool, "kept-1", env={"DRONE_KEPT_VRAM_MIB": "30000", "DRONE_KEPT_S": "600"})
     drone.slot(pool)
     large = pool.submit(gpu_job(0.5, more=more))
-    until(lambda: drone.ended_jobs() == 4, what="the older ones run once its job is done, long before the time is over")
-    first, *rest = sorted((large, *others), key=lambda each: int(pool.history(each)[0]["JobStartDate"]))
+    until(
+        lambda: drone.ended_jobs() == 4,
+        what="the older ones run once its job is done, long before the time is over",
+    )
+    first, *rest = sorted(
+        (large, *others), key=lambda each: int(pool.history(each)[0]["JobStartDate"])
+    )
     assert (first, set(rest)) == (large, set(others)), "older, but kept out"
 
 
@@ -132,8 +160,15 @@ def test_a_drone_for_large_jobs_takes_no_small_ones(pool: Pool, drone_on: StartD
     assert drone.ended_jobs() == 1, "not in the one that refuses it"
 
 
-def test_a_drone_keeps_a_share_of_its_rest_for_each_gpu_that_is_free(pool: Pool, drone_on: StartDrone) -> None:
-    four = {"DRONE_GPUS": "4", "DRONE_GPU_MILLI": "4000", "CUDA_VISIBLE_DEVICES": "0,1,2,3", "DRONE_CPUS": "8"}
+def test_a_drone_keeps_a_share_of_its_rest_for_each_gpu_that_is_free(
+    pool: Pool, drone_on: StartDrone
+) -> None:
+    four = {
+        "DRONE_GPUS": "4",
+        "DRONE_GPU_MILLI": "4000",
+        "CUDA_VISIBLE_DEVICES": "0,1,2,3",
+        "DRONE_CPUS": "8",
+    }
     kept = {"DRONE_KEPT_CPUS": "2", "DRONE_KEPT_MEMORY_MIB": "256", "DRONE_KEPT_DISK_MIB": "100"}
     drone = drone_on(pool, "blocks-1", env={**four, **kept, "DRONE_MEMORY_MIB": "1280"})
     drone.slot(pool)
@@ -155,12 +190,21 @@ def test_a_drone_keeps_a_share_of_its_rest_for_each_gpu_that_is_free(pool: Pool,
     until(lambda: pool.statuses(large) == [2], what="the last GPU's job may have all that is left")
     enough.touch()
     until(lambda: not pool.jobs(shares) and not pool.jobs(large), what="they are done")
-    assert [pool.statuses(each) for each in greedy] == [[1], [1]], "neither between them nor after them"
+    assert [pool.statuses(each) for each in greedy] == [[1], [1]], (
+        "neither between them nor after them"
+    )
 
 
-def test_a_job_that_fills_more_scratch_than_its_part_is_held_and_no_other(pool: Pool, drone_on: StartDrone) -> None:
+def test_a_job_that_fills_more_scratch_than_its_part_is_held_and_no_other(
+    pool: Pool, drone_on: StartDrone
+) -> None:
     """Nothing stopped it: the scratch directory was full, and jobs of others were held."""
-    two = {"DRONE_GPUS": "2", "DRONE_GPU_MILLI": "2000", "CUDA_VISIBLE_DEVICES": "0,1", "DRONE_DISK_MIB": "80"}
+    two = {
+        "DRONE_GPUS": "2",
+        "DRONE_GPU_MILLI": "2000",
+        "CUDA_VISIBLE_DEVICES": "0,1",
+        "DRONE_DISK_MIB": "80",
+    }
     drone_on(pool, "scratch-1", env=two).slot(pool)
     enough = pool.file("scratch-1.enough")
 
@@ -169,7 +213,11 @@ def test_a_job_that_fills_more_scratch_than_its_part_is_held_and_no_other(pool: 
         return pool.submit(gpu_job(until_there=enough).replace("env", fill))
 
     greedy, modest = writes(60), writes(20)  # each asks for 1 MiB, and its part is 40
-    until(lambda: pool.statuses(greedy) == [5], 120, what="the one that writes more than its part is held")
+    until(
+        lambda: pool.statuses(greedy) == [5],
+        120,
+        what="the one that writes more than its part is held",
+    )
     (held,) = pool.jobs(greedy)
     assert (held["HoldReasonCode"], held["HoldReasonSubCode"]) == (21, 104), held["HoldReason"]
     assert pool.statuses(modest) == [2], "more than it asked for, and less than its part"
@@ -199,11 +247,14 @@ def test_any_posix_shell_a_long_path_and_a_dirty_environment(
     assert drone.outcome["jobs_ended"] == "1"
 
 
-# ---------------------------------------------------------------------------------------------- leaving when told to
+# ----------------------------------------------------------------------------------------------
+# leaving when told to
 
 
 @pytest.mark.parametrize("sig", [signal.SIGTERM, signal.SIGINT, signal.SIGQUIT])
-def test_an_idle_drone_leaves_at_once(pool: Pool, drone_on: StartDrone, sig: signal.Signals) -> None:
+def test_an_idle_drone_leaves_at_once(
+    pool: Pool, drone_on: StartDrone, sig: signal.Signals
+) -> None:
     drone = drone_on(pool, f"idle-{sig.name.lower()}", env={"DRONE_GRACE_S": "60"})
     drone.slot(pool)
     drone.send(sig)
@@ -239,7 +290,9 @@ QUIET = {"extra.conf": LOOPBACK.encode()}
 
 
 @pytest.mark.parametrize("jobs", [0, 1])
-def test_a_drained_drone_leaves_as_soon_as_it_has_no_claim(pool: Pool, drone_on: StartDrone, jobs: int) -> None:
+def test_a_drained_drone_leaves_as_soon_as_it_has_no_claim(
+    pool: Pool, drone_on: StartDrone, jobs: int
+) -> None:
     drone = drone_on(pool, f"drained-{jobs}", files=QUIET)
     name = drone.slot(pool)["Name"]
     until(lambda: drone.slot(pool)["DroneReady"], what="it takes jobs")
@@ -248,10 +301,14 @@ def test_a_drained_drone_leaves_as_soon_as_it_has_no_claim(pool: Pool, drone_on:
     until(lambda: not pool.jobs(), what="it has no claim")
     assert drone.wait(40) == 0, "long before the two minutes are over"
     ends(drone, 0, "drained")
-    assert [pool.history(each)[0]["JobStatus"] for each in clusters] == [4] * jobs, "the job ended by itself"
+    assert [pool.history(each)[0]["JobStatus"] for each in clusters] == [4] * jobs, (
+        "the job ended by itself"
+    )
 
 
-def test_a_drone_that_nobody_drains_leaves_when_its_idle_time_is_over(pool: Pool, drone_on: StartDrone) -> None:
+def test_a_drone_that_nobody_drains_leaves_when_its_idle_time_is_over(
+    pool: Pool, drone_on: StartDrone
+) -> None:
     drone = drone_on(pool, "idle-1", files=QUIET, env={"DRONE_IDLE_S": "5"})
     until(lambda: drone.slot(pool)["DroneReady"], what="it takes jobs")
     assert drone.wait(50) == 0, "long before the two minutes are over"
@@ -271,24 +328,39 @@ def test_a_drone_that_is_drained_to_stay_takes_jobs_again(pool: Pool, drone_on: 
 
 
 def test_it_is_gone_by_the_end_of_its_walltime(pool: Pool, drone_on: StartDrone) -> None:
-    drone = drone_on(pool, "wall-1", env={"DRONE_WALLTIME_S": "26", "DRONE_GRACE_S": "8", "DRONE_RETIRE_S": "9"})
+    drone = drone_on(
+        pool, "wall-1", env={"DRONE_WALLTIME_S": "26", "DRONE_GRACE_S": "8", "DRONE_RETIRE_S": "9"}
+    )
     diary = Diary(pool, "wall-1")
-    program = diary.program("trap 'say told; sleep 1; say left; exit 0' TERM\nsay began\nwhile :; do sleep 0.2; done\n")
+    program = diary.program(
+        "trap 'say told; sleep 1; say left; exit 0' TERM\nsay began\nwhile :; do sleep 0.2; done\n"
+    )
     cluster = busy(pool, gpu_job(program=program))
-    assert drone.wait(26 - (time.monotonic() - drone.started_at)) == 0, "it must be gone before the site ends it"
+    assert drone.wait(26 - (time.monotonic() - drone.started_at)) == 0, (
+        "it must be gone before the site ends it"
+    )
     assert drone.outcome["reason"] == "walltime"
     assert diary.said() == ["began", "told", "left"]
     until(lambda: pool.statuses(cluster) in ([1], []), what="the pool has the job back")
 
 
-# -------------------------------------------------------------------------------------------------------- what breaks
+# --------------------------------------------------------------------------------------------------------
+# what breaks
 
 
-@pytest.mark.parametrize(("what", "reason"), [("master", "master-died"), ("startd", "startd-died"), ("script", "")])
-def test_what_is_killed_leaves_nothing_behind(pool: Pool, drone_on: StartDrone, what: str, reason: str) -> None:
+@pytest.mark.parametrize(
+    ("what", "reason"), [("master", "master-died"), ("startd", "startd-died"), ("script", "")]
+)
+def test_what_is_killed_leaves_nothing_behind(
+    pool: Pool, drone_on: StartDrone, what: str, reason: str
+) -> None:
     drone = drone_on(pool, f"kill-{what}")
     busy(pool, gpu_job(600))
-    [master] = [pid for pid, name in htcondor.children_of(drone.process.pid).items() if name == "condor_master"]
+    [master] = [
+        pid
+        for pid, name in htcondor.children_of(drone.process.pid).items()
+        if name == "condor_master"
+    ]
     if what == "script":
         os.killpg(drone.process.pid, signal.SIGKILL)
         assert drone.wait(5) == -signal.SIGKILL
@@ -301,13 +373,21 @@ def test_what_is_killed_leaves_nothing_behind(pool: Pool, drone_on: StartDrone, 
 def test_a_token_that_the_pool_does_not_know(pool: Pool, drone_on: StartDrone) -> None:
     head, body, signature = pool.token("drone").split(".")
     ends(
-        drone_on(pool, "token-1", env={"DRONE_JOIN_S": "5"}, token=f"{head}.{body}.{signature[::-1]}"), 73, "not-joined"
+        drone_on(
+            pool, "token-1", env={"DRONE_JOIN_S": "5"}, token=f"{head}.{body}.{signature[::-1]}"
+        ),
+        73,
+        "not-joined",
     )
 
 
-def test_a_pool_that_denies_the_drone_is_named_in_its_last_words(pool: Pool, drone_on: StartDrone) -> None:
+def test_a_pool_that_denies_the_drone_is_named_in_its_last_words(
+    pool: Pool, drone_on: StartDrone
+) -> None:
     """The tool that asks for its slot may READ and has nothing to say: the reason was empty."""
-    drone = drone_on(pool, "denied-1", env={"DRONE_JOIN_S": "8"}, token=pool.token("drone", ["READ"]))
+    drone = drone_on(
+        pool, "denied-1", env={"DRONE_JOIN_S": "8"}, token=pool.token("drone", ["READ"])
+    )
     ends(drone, 73, "not-joined")
     assert "DENIED" in drone.outcome["why"], drone.story()
 
@@ -322,18 +402,27 @@ def test_a_pool_that_is_lost(new_pool: Callable[[], Pool], drone_on: StartDrone)
 
 def test_a_startd_that_ends_at_once(pool: Pool, drone_on: StartDrone) -> None:
     """(What is wrong with a configuration differs by version: 25 overlooks what ends a startd of 23.)"""
-    drone = drone_on(pool, "broken-1", files={"extra.conf": f"{htcondor.QUICK_DRONE}\nSTARTD = /bin/false\n".encode()})
+    drone = drone_on(
+        pool,
+        "broken-1",
+        files={"extra.conf": f"{htcondor.QUICK_DRONE}\nSTARTD = /bin/false\n".encode()},
+    )
     ends(drone, 74, "startd-died")
     assert len(drone.outcome["why"]) > 20, "the logs' last words"
 
 
-# ------------------------------------------------------------------------------------------------------------- checks
+# -------------------------------------------------------------------------------------------------------------
+# checks
 
 
 @pytest.mark.parametrize(
     ("check", "code", "verdict"),
     [
-        ("echo chatter\necho 'GPU 0 has fallen off the bus'\nexit 1", 71, "failed: GPU 0 has fallen off the bus"),
+        (
+            "echo chatter\necho 'GPU 0 has fallen off the bus'\nexit 1",
+            71,
+            "failed: GPU 0 has fallen off the bus",
+        ),
         ("# limit: 2\ntrap '' TERM\nsleep 600 & sleep 600", 72, "hung: no answer within 2 s"),
     ],
     ids=["fails", "hangs"],
@@ -342,7 +431,9 @@ def test_a_check_that_is_not_passed_keeps_jobs_away(
     pool: Pool, drone_on: StartDrone, check: str, code: int, verdict: str
 ) -> None:
     cluster = pool.submit(gpu_job(1))
-    drone = drone_on(pool, f"check-{code}", files={"checks/bus.sh": f"#!/bin/sh\n{check}\n".encode()})
+    drone = drone_on(
+        pool, f"check-{code}", files={"checks/bus.sh": f"#!/bin/sh\n{check}\n".encode()}
+    )
     ends(drone, code, f"check-{verdict.partition(':')[0]}")
     assert f"drone: check bus {verdict}\n" in drone.said
     assert drone.outcome["why"] == f"check bus {verdict}".replace(" ", "%20")
@@ -357,14 +448,20 @@ def test_sigterm_while_the_checks_run(pool: Pool, drone_on: StartDrone) -> None:
     ends(drone, 0, "stopped")
 
 
-def test_a_drone_whose_gpu_falls_ill_takes_no_more_jobs_and_leaves(pool: Pool, drone_on: StartDrone) -> None:
+def test_a_drone_whose_gpu_falls_ill_takes_no_more_jobs_and_leaves(
+    pool: Pool, drone_on: StartDrone
+) -> None:
     check = b"#!/bin/sh\n[ ! -e $DRONE_DIR/ill ] || { echo fever; exit 1; }\n"
     drone = drone_on(pool, "ill-1", env={"DRONE_CHECK_S": "1"}, files={"checks/health": check})
-    until(lambda: drone.slot(pool).get("DroneHealthy") is True, what="the slot says that it is well")
+    until(
+        lambda: drone.slot(pool).get("DroneHealthy") is True, what="the slot says that it is well"
+    )
     enough = pool.file("ill-1.enough")
     first = busy(pool, gpu_job(until_there=enough))
     (drone.dir / "ill").touch()
-    until(lambda: drone.slot(pool).get("DroneHealthy") is False, what="the slot says that it is ill")
+    until(
+        lambda: drone.slot(pool).get("DroneHealthy") is False, what="the slot says that it is ill"
+    )
     second = pool.submit(gpu_job(1))
     enough.touch()
     assert drone.wait() == 71, drone.story()
@@ -374,7 +471,8 @@ def test_a_drone_whose_gpu_falls_ill_takes_no_more_jobs_and_leaves(pool: Pool, d
     until(lambda: pool.statuses(second) == [1], what="the second job waits for another drone")
 
 
-# ------------------------------------------------------------------------------------------------------- wrong calls
+# -------------------------------------------------------------------------------------------------------
+# wrong calls
 
 
 @pytest.mark.parametrize(
@@ -404,7 +502,9 @@ def test_root_goes_on_as_an_ordinary_account(pool: Pool) -> None:
     try:
         drone.slot(pool)
         busy(pool, gpu_job(600))
-        assert {os.stat(f"/proc/{pid}").st_uid for pid in htcondor.processes_of(drone.id)} == {pool.account.uid}
+        assert {os.stat(f"/proc/{pid}").st_uid for pid in htcondor.processes_of(drone.id)} == {
+            pool.account.uid
+        }
     finally:
         drone.stop()
     assert not drone.leftovers()

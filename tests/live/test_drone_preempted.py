@@ -57,7 +57,9 @@ def test_a_job_saves_its_work_in_nearly_all_of_the_grace_and_goes_on_elsewhere(
     assert diary.said("began")[-1] == f"began at {saved}", "where it stopped"
 
 
-def test_a_job_that_needs_longer_is_ended_and_its_pool_knows_at_once(pool: Pool, drone_on: StartDrone) -> None:
+def test_a_job_that_needs_longer_is_ended_and_its_pool_knows_at_once(
+    pool: Pool, drone_on: StartDrone
+) -> None:
     diary = Diary(pool, "grace-over")
     cluster = counts(pool, diary, ["grace-over"], needs_s=60)
     drone = drone_on(pool, "grace-over", env={"DRONE_GRACE_S": "12"})
@@ -69,4 +71,6 @@ def test_a_job_that_needs_longer_is_ended_and_its_pool_knows_at_once(pool: Pool,
     assert not drone.leftovers()
     until(lambda: pool.statuses(cluster) == [1], 20, what="the pool has it back")
     (ad,) = pool.jobs(cluster)
-    assert drone.id in str(ad["LastRemoteHost"]) and "JobDisconnectedDate" not in ad, "told, not missed by a lease"
+    assert drone.id in str(ad["LastRemoteHost"]) and "JobDisconnectedDate" not in ad, (
+        "told, not missed by a lease"
+    )

@@ -67,8 +67,8 @@ ALLOW_ADVERTISE_MASTER = condor@$(TRUST_DOMAIN) drone-*@$(TRUST_DOMAIN)
 def test_a_drone_joins_with_a_signed_token_and_a_slot_ad_forged_with_anothers_sets_no_clock(
     new_pool: Callable[[str], Pool], drone_on: StartDrone, refused: bool
 ) -> None:
-    """The drone took its clock to be hours off, by the ad of another, and left with exit status 71. A pool that has the
-    line of the reference does not even list such an ad."""
+    """The drone took its clock to be hours off, by the ad of another, and left with exit status 71.
+    A pool that has the line of the reference does not even list such an ad."""
     pool = new_pool(OWN_TOKENS + htcondor.ADS_OF_ONES_OWN * refused)
     drone_id, thief = own("token-4"), f"drone-{own('token-5')}"
     pool.client(thief, htcondor.IDENTITIES["drone"])
@@ -81,18 +81,25 @@ def test_a_drone_joins_with_a_signed_token_and_a_slot_ad_forged_with_anothers_se
         pool.advertise(forged, identity=thief)
         return _listed(pool, drone)
 
-    token = TokenSigner(pool.key, "POOL", pool.domain).token(f"drone-{drone_id}", time.time(), 3600.0)
+    token = TokenSigner(pool.key, "POOL", pool.domain).token(
+        f"drone-{drone_id}", time.time(), 3600.0
+    )
     env = {"DRONE_IDENTITY": f"drone-{drone_id}@{pool.domain}", "DRONE_CHECK_S": "5"}
     drone = drone_on(pool, "token-4", token=token, env=env)
     until(takes_jobs_beside_the_forged_ad, 60, what="the drone takes jobs")
     senders = {str(ad["AuthenticatedIdentity"]) for ad in pool.drone_slots(drone_id)}
-    assert senders == {f"drone-{drone_id}@{pool.domain}", *(() if refused else (f"{thief}@{pool.domain}",))}
+    assert senders == {
+        f"drone-{drone_id}@{pool.domain}",
+        *(() if refused else (f"{thief}@{pool.domain}",)),
+    }
     assert abs(int((drone.dir / "condor/clock").read_text())) < 1000
     drone.stop()
     assert drone.outcome["reason"] == "stopped", drone.story()
 
 
-def test_a_stolen_token_reads_and_advertises_and_no_more(new_pool: Callable[[str], Pool], drone_on: StartDrone) -> None:
+def test_a_stolen_token_reads_and_advertises_and_no_more(
+    new_pool: Callable[[str], Pool], drone_on: StartDrone
+) -> None:
     """A job can take the token of its drone out of a process of that drone."""
     pool = new_pool(OWN_TOKENS)
     drone_id = own("token-6")
@@ -104,11 +111,14 @@ def test_a_stolen_token_reads_and_advertises_and_no_more(new_pool: Callable[[str
     job = pool.submit(htcondor.gpu_job(120, gpus=2))
     slot = drone.slot(pool)
     assert "slot1" in pool.run("condor_status", "-af", "Name", identity=thief)
-    pool.advertise('MyType = "Machine"\nName = "x@y"\nMyAddress = "<127.0.0.1:9>"\n', identity=thief)
+    pool.advertise(
+        'MyType = "Machine"\nName = "x@y"\nMyAddress = "<127.0.0.1:9>"\n', identity=thief
+    )
 
     schedd = 'MyType = "Scheduler"\nName = "s"\nMyAddress = "<127.0.0.1:9>"\n'
     order = (
-        f'MyType = "Generic"\nName = "order"\nDroneOrderFor = "{drone_id}"\nDroneOrder = 9\nDroneOrderMode = "fast"\n'
+        f'MyType = "Generic"\nName = "order"\nDroneOrderFor = "{drone_id}"\nDroneOrder = 9\n'
+        'DroneOrderMode = "fast"\n'
     )
     forbidden: list[Callable[[], object]] = [
         lambda: pool.submit(htcondor.gpu_job(1), identity=thief),

@@ -33,7 +33,9 @@ def twenty_jobs_run_at_slurm(lab: HorekaLab) -> None:
         node = jobs[drone["id"]].node
         assert drone["node"] == node
         assert node.startswith({"horeka/a100": "hkn08", "horeka/h100": "hkn09"}[drone["type"]])
-    assert len({job.id.partition("_")[0] for job in jobs.values()}) < 12, "in arrays, not one by one"
+    assert len({job.id.partition("_")[0] for job in jobs.values()}) < 12, (
+        "in arrays, not one by one"
+    )
     twenty_jobs_end(lab)
     assert len(lab.controller.drones()) == 12, "no drone more than GPUs"
 
@@ -46,8 +48,15 @@ def twenty_jobs_run(lab: Facility, whole: int, small: int) -> None:
     def all_gpus_busy() -> bool:
         return [lab.overlay.statuses(each).count(2) for each in clusters] == [whole, small]
 
-    until(all_gpus_busy, 120, what=f"{whole} large and {small} other GPUs have a job each", every_s=0.5)
-    assert sorted(Counter(d["type"] for d in lab.controller.live()).values()) == sorted((whole, small))
+    until(
+        all_gpus_busy,
+        120,
+        what=f"{whole} large and {small} other GPUs have a job each",
+        every_s=0.5,
+    )
+    assert sorted(Counter(d["type"] for d in lab.controller.live()).values()) == sorted(
+        (whole, small)
+    )
 
 
 def twenty_jobs_end(lab: HorekaLab | GridkaLab) -> None:
@@ -71,20 +80,42 @@ def test_twenty_jobs_run_in_servers_with_the_gpus_that_they_need(
         for drone in seen:
             server, kind = servers[drone["id"]], drone["type"].partition("/")[2]
             assert server["status"] == "ACTIVE"
-            assert server["flavor"]["original_name"] == {"h100": "gpu.h100.pci", "vgpu": "gpu.h100.vgpu"}[kind]
-            assert set(server["tags"]) == {"gpu-drone", f"{lab.controller.name}.gridka", drone["id"]}
-            marks = {"drone": drone["id"], "controller": lab.controller.name, "site": "gridka", "type": kind}
-            assert server["metadata"] == {f"provisioner_{key}": value for key, value in marks.items()}
-        assert Counter(port["device_id"] for port in openstack.ports()) == {s["id"]: 1 for s in servers.values()}
+            assert (
+                server["flavor"]["original_name"]
+                == {"h100": "gpu.h100.pci", "vgpu": "gpu.h100.vgpu"}[kind]
+            )
+            assert set(server["tags"]) == {
+                "gpu-drone",
+                f"{lab.controller.name}.gridka",
+                drone["id"],
+            }
+            marks = {
+                "drone": drone["id"],
+                "controller": lab.controller.name,
+                "site": "gridka",
+                "type": kind,
+            }
+            assert server["metadata"] == {
+                f"provisioner_{key}": value for key, value in marks.items()
+            }
+        assert Counter(port["device_id"] for port in openstack.ports()) == {
+            s["id"]: 1 for s in servers.values()
+        }
         from_volume = [[servers[d["id"]]["id"]] for d in seen if d["type"] == "gridka/vgpu"]
-        attached = [[each["server_id"] for each in volume["attachments"]] for volume in openstack.disks()]
+        attached = [
+            [each["server_id"] for each in volume["attachments"]] for volume in openstack.disks()
+        ]
         assert sorted(attached) == sorted(from_volume)
 
         twenty_jobs_end(lab)
         drones = lab.controller.drones()
-        assert [d["state"] for d in drones if d["id"] in servers] == ["done"] * 10, "no drone more than GPUs"
+        assert [d["state"] for d in drones if d["id"] in servers] == ["done"] * 10, (
+            "no drone more than GPUs"
+        )
         # Nova's scheduler learns a moment later which host has a whole GPU left.
-        assert all("Claim pci failed" in lab.shown(d["id"]) for d in drones if d["id"] not in servers)
+        assert all(
+            "Claim pci failed" in lab.shown(d["id"]) for d in drones if d["id"] not in servers
+        )
         assert (openstack.servers(), openstack.ports(), openstack.disks()) == ([], [], [])
         for drone_id in servers:
             told = lab.shown(drone_id)

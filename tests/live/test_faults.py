@@ -10,7 +10,9 @@ from tests.labs.htcondor import Pool, gpu_job, until
 pytestmark = pytest.mark.timeout(840)
 
 
-def test_a_drone_that_dies_at_once_slows_its_type_and_says_so(lab: tuple[Pool, LabController]) -> None:
+def test_a_drone_that_dies_at_once_slows_its_type_and_says_so(
+    lab: tuple[Pool, LabController],
+) -> None:
     pool, controller = lab
     controller.sites = (SMALL,)
     controller.condor_prefix = "/nonexistent"
@@ -26,10 +28,14 @@ def test_a_drone_that_dies_at_once_slows_its_type_and_says_so(lab: tuple[Pool, L
     tried = controller.drones()
     assert [d["state"] for d in tried] == ["failed"] * 3, "three in a row, one at a time"
     controller.ticks(10)
-    assert {d["id"] for d in controller.drones()} == {d["id"] for d in tried}, "and no more while it is banned"
+    assert {d["id"] for d in controller.drones()} == {d["id"] for d in tried}, (
+        "and no more while it is banned"
+    )
 
     [waits] = controller.json("demand")["items"]
-    assert "small/v100 is not used until" in waits["why"] and "no condor_master" in waits["why"], waits
+    assert "small/v100 is not used until" in waits["why"] and "no condor_master" in waits["why"], (
+        waits
+    )
     shown = controller.call("drones", "show", tried[0]["id"]).stdout
     assert "74" in shown and "condor_master" in shown, shown
     told = controller.call("explain", "job", f"{job}.0").stdout
@@ -54,7 +60,8 @@ DroneId = "{drone}"
 {more}
 """
 
-# Cpus, which weigh a slot, are left sensible: a NaN there ends all matching in the pool, which is HTCondor's affair.
+# Cpus, which weigh a slot, are left sensible: a NaN there ends all matching in the pool, which is
+# HTCondor's affair.
 NONSENSE = """\
 Cpus = 0
 Memory = 9223372036854775807
@@ -70,10 +77,13 @@ DroneRetiresAt = 1e300
 """
 
 
-def test_forged_slots_and_hostile_jobs_are_told_and_nothing_more(lab: tuple[Pool, LabController]) -> None:
+def test_forged_slots_and_hostile_jobs_are_told_and_nothing_more(
+    lab: tuple[Pool, LabController],
+) -> None:
     """Whoever has a drone's token can advertise what he likes, and whoever may submit can write what he likes."""
     pool, controller = lab
-    controller.options = {"deadline": "10s"}  # `check --live` starts a process for its look, on a busy host slowly
+    # `check --live` starts a process for its look, on a busy host slowly
+    controller.options = {"deadline": "10s"}
     controller.start()
     canary = pool.file("canary")
     shell = f"touch {canary}"
@@ -111,7 +121,14 @@ def test_forged_slots_and_hostile_jobs_are_told_and_nothing_more(lab: tuple[Pool
     told = controller.json("check", "--live")["items"]
     overlay = next(each["text"] for each in told if each["view"] == "overlay")
     assert "'x; rm -rf /' is not a drone id" in overlay, overlay
-    for words in (("status",), ("demand",), ("sites",), ("drones", "--all"), ("events",), ("plan",)):
+    for words in (
+        ("status",),
+        ("demand",),
+        ("sites",),
+        ("drones", "--all"),
+        ("events",),
+        ("plan",),
+    ):
         assert not {"\x1b", "\u202e"} & set(controller.prints(*words)), words
     assert len(controller.json("demand")["items"]) >= len(hostile)
     assert {d["type"] for d in controller.drones()} <= {"small/v100", "big/a100"}
@@ -147,4 +164,7 @@ def test_a_killed_controller_finds_its_drones_again(lab: tuple[Pool, LabControll
     flag.touch()
     flag.chmod(0o644)
     until(lambda: not pool.jobs(job), 60, what="the old jobs are done")
-    assert [(ad["JobStatus"], ad["NumJobStarts"]) for ad in pool.history(job)] == [(4, 1), (4, 1)], "started once"
+    assert [(ad["JobStatus"], ad["NumJobStarts"]) for ad in pool.history(job)] == [
+        (4, 1),
+        (4, 1),
+    ], "started once"

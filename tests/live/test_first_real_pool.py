@@ -30,13 +30,21 @@ def files() -> dict[str, str]:
 
 def block(beginning: str) -> str:
     """The guide's commands that begin so."""
-    (found,) = [text for text in re.findall(r"```sh\n(.*?)```", GUIDE, re.DOTALL) if text.startswith(beginning)]
+    (found,) = [
+        text
+        for text in re.findall(r"```sh\n(.*?)```", GUIDE, re.DOTALL)
+        if text.startswith(beginning)
+    ]
     return found
 
 
 def scopes(identity: str) -> list[str]:
     """The `-authz` of the guide's command for a token."""
-    (line,) = [line for line in GUIDE.splitlines() if line.startswith(f"condor_token_create -identity {identity}@")]
+    (line,) = [
+        line
+        for line in GUIDE.splitlines()
+        if line.startswith(f"condor_token_create -identity {identity}@")
+    ]
     return re.findall(r"-authz (\w+)", line)
 
 
@@ -56,7 +64,10 @@ def token_and_key(pool: Pool) -> dict[str, str]:
     with pool.config.open("a") as config:
         config.writelines(f"{line}\n" for line in allowed(pool.domain))
     pool._tool(["condor_reconfig"], pool.config)
-    return {"controller.token": pool.token("provisioner", scopes("provisioner")) + "\n", "drones.key": key}
+    return {
+        "controller.token": pool.token("provisioner", scopes("provisioner")) + "\n",
+        "drones.key": key,
+    }
 
 
 def answer(pool: Pool, program: Path) -> str:
@@ -68,7 +79,11 @@ def answer(pool: Pool, program: Path) -> str:
 
 @pytest.mark.matrix
 def test_the_guide_ends_with_jobs_done(condor: Condor) -> None:
-    with lab_directory("guide") as place, host_of_accounts(place) as host, running_pool(condor) as pool:
+    with (
+        lab_directory("guide") as place,
+        host_of_accounts(place) as host,
+        running_pool(condor) as pool,
+    ):
         host.add(user := "guide")
         # To begin with, the account may use `sudo`; the rule of the guide is all that stays.
         host.run(f"echo '{user} ALL=(ALL) NOPASSWD: ALL' >/etc/sudoers.d/setup")
@@ -76,9 +91,12 @@ def test_the_guide_ends_with_jobs_done(condor: Condor) -> None:
         host.run(block("sudo useradd"), user, directory)
         host.run("rm /etc/sudoers.d/setup")
         mark = f"SECRET-OF-CONTROLLER-{secrets.token_hex(4)}"
-        controller = LabController(pool, directory, name=own("here"), around=[*host.words(user), f"MARK={mark}"])
+        controller = LabController(
+            pool, directory, name=own("here"), around=[*host.words(user), f"MARK={mark}"]
+        )
         prefix = pool.condor.prefix
-        # What the reader changes: names of the pool, places of HTCondor, the shape of this host (its GPU is declared).
+        # What the reader changes: names of the pool, places of HTCondor, the shape of this host
+        # (its GPU is declared).
         changes = {
             "provisioner.yaml": {
                 "controller: here": f"controller: {controller.name}",
@@ -107,11 +125,18 @@ def test_the_guide_ends_with_jobs_done(condor: Condor) -> None:
         host.run(f"chown {user}: *", cwd=directory)
         try:
             checked = controller.call("check")
-            assert checked.returncode == 0 and "warning" not in checked.stderr, checked.stdout + checked.stderr
+            assert checked.returncode == 0 and "warning" not in checked.stderr, (
+                checked.stdout + checked.stderr
+            )
             controller.prints("check", "--live")
             controller.begin()
             other = pool.submit(gpu_job(100, more='+Secret = "of another job"'))
-            until(lambda: pool.statuses(other) == [2], 120, what="another drone runs a job", every_s=0.5)
+            until(
+                lambda: pool.statuses(other) == [2],
+                120,
+                what="another drone runs a job",
+                every_s=0.5,
+            )
             spy = f"exec python3 - {directory} <<'EOF'\n{SPY}\nEOF\n"
             seen = json.loads(answer(pool, pool.program("spy", spy)))
             assert seen["account"] == "gpu-drones" and seen["files"] == seen["sockets"] == [], seen
@@ -119,7 +144,9 @@ def test_the_guide_ends_with_jobs_done(condor: Condor) -> None:
             assert seen["processes"] == [] and seen["tokens"] == [], seen
             pool.remove(other)
             drone = controller.drones()[0]
-            controller.prints("drones", "drain", "--site", "local", "--reason", "end of the test", "--yes")
+            controller.prints(
+                "drones", "drain", "--site", "local", "--reason", "end of the test", "--yes"
+            )
             until(lambda: not controller.live(), 60, what="the drones have left", every_s=0.5)
             assert drone["type"] == "local/a100" and controller.states()["failed"] == 0
             assert mark not in controller.log()

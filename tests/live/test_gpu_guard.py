@@ -1,7 +1,7 @@
 """GPUs that jobs cannot open: device nodes of a test's own, real drones, real jobs of an ordinary user.
 
-``condor_gpu_discovery`` simulates the GPUs, ``nvidia-smi`` is a fake that lists the same, and each device node is
-/dev/zero under another name.
+``condor_gpu_discovery`` simulates the GPUs, ``nvidia-smi`` is a fake that lists the same, and each
+device node is /dev/zero under another name.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ env | grep VISIBLE_DEVICES
 def guarded(pool: Pool, drone_on: StartDrone) -> GuardedDrone:
     """Start a drone on a node with the GPUs of ``tests.labs.device_nodes``."""
 
-    def start(name: str, *, smi: str = "", nodes: Mapping[str, Any] = {}, **env: str) -> DroneProcess:
+    def start(
+        name: str, *, smi: str = "", nodes: Mapping[str, Any] = {}, **env: str
+    ) -> DroneProcess:
         root = pool.root / f"node-{time.monotonic_ns()}"
         (root / "dev").mkdir(parents=True)
         (root / "bin").mkdir()
@@ -40,15 +42,24 @@ def guarded(pool: Pool, drone_on: StartDrone) -> GuardedDrone:
         (root / "proc/nvidia-caps/mig-minors").write_text(MIG_MINORS)
         binds = {root / "proc": "/proc/driver"} if "MIG" in smi else {}
         pool.account.give(root)
-        around = with_device_nodes(root / "dev", pool.account.uid, pool.account.gid, binds=binds, **nodes)
+        around = with_device_nodes(
+            root / "dev", pool.account.uid, pool.account.gid, binds=binds, **nodes
+        )
         env = {"PATH": f"{root}/bin:/usr/bin:/bin", "DRONE_CPUS": "4", **env}
-        return drone_on(pool, name, shell=(*around, "/bin/sh"), env=env, files={"extra.conf": EXTRA.encode()})
+        return drone_on(
+            pool, name, shell=(*around, "/bin/sh"), env=env, files={"extra.conf": EXTRA.encode()}
+        )
 
     return start
 
 
 EXTRA = f"{QUICK_DRONE}STARTER_ALLOW_JOB_PRE_AND_POST_CMD = True\n"  # which 25.x does not by itself
-CPU = {"DRONE_GPUS": "0", "DRONE_GPU_MILLI": "0", "DRONE_GPU_SIMULATE": "", "CUDA_VISIBLE_DEVICES": ""}
+CPU = {
+    "DRONE_GPUS": "0",
+    "DRONE_GPU_MILLI": "0",
+    "DRONE_GPU_SIMULATE": "",
+    "CUDA_VISIBLE_DEVICES": "",
+}
 BOTH = {"DRONE_GPUS": "2", "DRONE_GPU_SIMULATE": "4,2", "CUDA_VISIBLE_DEVICES": "0,1"}
 
 
@@ -74,7 +85,9 @@ def done(pool: Pool, cluster: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("namespaces", [True, False], ids=["namespace", "refused"])
-def test_jobs_of_a_cpu_drone_open_no_gpu(pool: Pool, guarded: GuardedDrone, namespaces: bool) -> None:
+def test_jobs_of_a_cpu_drone_open_no_gpu(
+    pool: Pool, guarded: GuardedDrone, namespaces: bool
+) -> None:
     drone = guarded("cpu", nodes={"namespaces": namespaces}, **CPU)
     guard = "namespace" if namespaces else "environment"
     assert drone.slot(pool)["GpuGuard"] == guard
@@ -100,14 +113,22 @@ def test_a_device_filter_of_the_site_is_a_guard(pool: Pool, guarded: GuardedDron
     assert drone.slot(pool)["GpuGuard"] == "environment", "one GPU is open"
 
 
-def test_each_job_of_a_drone_opens_the_gpu_that_it_was_given(pool: Pool, guarded: GuardedDrone) -> None:
+def test_each_job_of_a_drone_opens_the_gpu_that_it_was_given(
+    pool: Pool, guarded: GuardedDrone
+) -> None:
     drone = guarded("two", smi=nvidia_smi(), **BOTH)
     assert drone.slot(pool)["GpuGuard"] == "namespace"
     enough = pool.file("enough")
-    program = pool.program("tries", f"{TRIES}echo >>{enough}.tried; while [ ! -e {enough} ]; do sleep 0.2; done\n")
+    program = pool.program(
+        "tries", f"{TRIES}echo >>{enough}.tried; while [ ! -e {enough} ]; do sleep 0.2; done\n"
+    )
     forged = 'environment = "_CONDOR_AssignedGPUs=GPU _CONDOR_SCRATCH_DIR=/"'
     cluster = pool.submit(gpu_job(n=2, program=program, more=f"{on(drone, 'namespace')}\n{forged}"))
-    until(lambda: enough.with_name(f"{enough.name}.tried").read_text() == "\n\n", 90, what="both have tried")
+    until(
+        lambda: enough.with_name(f"{enough.name}.tried").read_text() == "\n\n",
+        90,
+        what="both have tried",
+    )
     enough.touch()
     done(pool, cluster)
     pairs = [opened(pool, cluster, proc) for proc in range(2)]
@@ -120,11 +141,15 @@ def test_each_job_of_a_drone_opens_the_gpu_that_it_was_given(pool: Pool, guarded
 def test_jobs_on_shares_open_the_gpu_of_their_share(pool: Pool, guarded: GuardedDrone) -> None:
     if pool.condor.version.startswith("23."):
         pytest.skip("this HTCondor counts each GPU once, but for the slices of MIG")
-    drone = guarded("shares", smi=nvidia_smi(), DRONE_SHARING="time-sliced", DRONE_SHARES="2", **BOTH)
+    drone = guarded(
+        "shares", smi=nvidia_smi(), DRONE_SHARING="time-sliced", DRONE_SHARES="2", **BOTH
+    )
     assert (drone.slot(pool)["GpuGuard"], drone.slot(pool)["GPUs"]) == ("namespace", 4)
     program = pool.program("tries", f"{TRIES}sleep 5\n")
     cluster = pool.submit(
-        gpu_job(n=4, memory_mib=100, program=program, more=f"+GpuMilli = 500\n{on(drone, 'namespace')}")
+        gpu_job(
+            n=4, memory_mib=100, program=program, more=f"+GpuMilli = 500\n{on(drone, 'namespace')}"
+        )
     )
     done(pool, cluster)
     each = [opened(pool, cluster, proc) for proc in range(4)]
@@ -132,21 +157,31 @@ def test_jobs_on_shares_open_the_gpu_of_their_share(pool: Pool, guarded: Guarded
 
 
 def test_each_job_opens_its_own_mig_instance(pool: Pool, guarded: GuardedDrone) -> None:
-    mig = {"DRONE_GPU_SIMULATE": "5,1", "CUDA_VISIBLE_DEVICES": "0", "DRONE_SHARING": "mig", "DRONE_SHARES": "2"}
+    mig = {
+        "DRONE_GPU_SIMULATE": "5,1",
+        "CUDA_VISIBLE_DEVICES": "0",
+        "DRONE_SHARING": "mig",
+        "DRONE_SHARES": "2",
+    }
     drone = guarded("mig", smi=nvidia_smi(mig=True), **mig)
     assert drone.slot(pool)["GpuGuard"] == "namespace"
     program = pool.program("tries", f"{TRIES}sleep 5\n")
     cluster = pool.submit(
-        gpu_job(n=2, memory_mib=100, program=program, more=f"+GpuMilli = 500\n{on(drone, 'namespace')}")
+        gpu_job(
+            n=2, memory_mib=100, program=program, more=f"+GpuMilli = 500\n{on(drone, 'namespace')}"
+        )
     )
     done(pool, cluster)
     both = [
-        SHARED | {"nvidia0"} | {f"nvidia-caps/nvidia-cap{minor}" for minor in minors} for minors in ((12, 13), (21, 22))
+        SHARED | {"nvidia0"} | {f"nvidia-caps/nvidia-cap{minor}" for minor in minors}
+        for minors in ((12, 13), (21, 22))
     ]
     assert all(opened(pool, cluster, proc) in both for proc in range(2))
 
 
-def test_the_gpus_that_the_site_kept_are_hidden_from_all_of_the_drone(pool: Pool, guarded: GuardedDrone) -> None:
+def test_the_gpus_that_the_site_kept_are_hidden_from_all_of_the_drone(
+    pool: Pool, guarded: GuardedDrone
+) -> None:
     """HTCondor starts a job's PreCmd without a wrapper."""
     drone = guarded("second", smi=nvidia_smi(), DRONE_GPU_SIMULATE="4,2", CUDA_VISIBLE_DEVICES="1")
     assert drone.slot(pool)["GpuGuard"] == "namespace"
@@ -156,9 +191,9 @@ def test_the_gpus_that_the_site_kept_are_hidden_from_all_of_the_drone(pool: Pool
     cluster = pool.submit(gpu_job(program=pool.program("tries", TRIES), more=more))
     done(pool, cluster)
     assert opened(pool, cluster) == SHARED | {"nvidia1"}
-    assert {line for line in notes.read_text().splitlines() if line.startswith("opened nvidia")} == {
-        f"opened {node}" for node in (*SHARED, "nvidia1")
-    }
+    assert {
+        line for line in notes.read_text().splitlines() if line.startswith("opened nvidia")
+    } == {f"opened {node}" for node in (*SHARED, "nvidia1")}
     assert "CUDA_VISIBLE_DEVICES=GPU-b1223334" in output(pool, cluster)
 
 
@@ -173,7 +208,9 @@ def test_jobs_end_as_without_the_wrapper(pool: Pool, guarded: GuardedDrone, end:
     drone = guarded("ends", smi=nvidia_smi(), **BOTH)
     assert drone.slot(pool)["GpuGuard"] == "namespace"
     notes = pool.file(f"notes-{end}")
-    waits = f"trap 'echo TERM >>{notes}; exit 3' TERM; echo up >>{notes}; while :; do sleep 0.2; done\n"
+    waits = (
+        f"trap 'echo TERM >>{notes}; exit 3' TERM; echo up >>{notes}; while :; do sleep 0.2; done\n"
+    )
     text = {"segv": "kill -SEGV $$\n"}.get(end, waits)
     program = pool.program("ends", text)
     more = on(drone, "namespace")
@@ -189,7 +226,14 @@ def test_jobs_end_as_without_the_wrapper(pool: Pool, guarded: GuardedDrone, end:
         return
     until(notes.exists, 90, what="it runs")
     pool.run(
-        *(("condor_hold", str(cluster)) if end == "hold" else ("condor_vacate_job", str(cluster))), identity="alice"
+        *(("condor_hold", str(cluster)) if end == "hold" else ("condor_vacate_job", str(cluster))),
+        identity="alice",
     )
     until(lambda: "TERM" in notes.read_text(), 30, what="it got the signal")
-    until(lambda: pool.statuses(cluster) == [5] if end == "hold" else notes.read_text().count("up") > 1, 60, what=end)
+    until(
+        lambda: (
+            pool.statuses(cluster) == [5] if end == "hold" else notes.read_text().count("up") > 1
+        ),
+        60,
+        what=end,
+    )

@@ -17,12 +17,19 @@ from tests.labs.htcondor import DroneProcess, Pool, StartDrone, gpu_job, until
 VERDICT_S = 60
 
 
-def start(drone_on: StartDrone, pool: Pool, gpus: FakeGpus, name: str, **env: str) -> tuple[DroneProcess, Path]:
+def start(
+    drone_on: StartDrone, pool: Pool, gpus: FakeGpus, name: str, **env: str
+) -> tuple[DroneProcess, Path]:
     """Start a drone with all of the GPUs, and return it with the kernel log that it reads."""
     log = pool.file(f"{name}.kernel.log")
     log.touch()
     log.chmod(0o644)
-    told = {"DRONE_CPUS": "8", "DRONE_MEMORY_MIB": "4096", "DRONE_CHECK_S": "2", "DRONE_KERNEL_LOG": str(log)}
+    told = {
+        "DRONE_CPUS": "8",
+        "DRONE_MEMORY_MIB": "4096",
+        "DRONE_CHECK_S": "2",
+        "DRONE_KERNEL_LOG": str(log),
+    }
     return drone_on(pool, name, env={**gpus.drone_env, **told, **env}), log
 
 
@@ -41,12 +48,18 @@ def test_one_of_eight_gpus_goes_offline_and_comes_back(pool: Pool, drone_on: Sta
     on_bad_gpu = pool.submit(gpu_job(until_there=flag))
     until(lambda: pool.statuses(on_bad_gpu) == [2], 60, what="the eighth job runs")
     assert drone.slot(pool)["DroneGpusOffline"] == 0
-    assert "cuda" in drone.slot(pool)["DroneGpuCheck"] and "xid" in drone.slot(pool)["DroneGpuCheck"]
+    assert (
+        "cuda" in drone.slot(pool)["DroneGpuCheck"] and "xid" in drone.slot(pool)["DroneGpuCheck"]
+    )
 
-    bad = next(n for n in range(8) if str(pool.jobs(on_bad_gpu)[0]["AssignedGPUs"]) == gpus.uuid(n)[:12])
+    bad = next(
+        n for n in range(8) if str(pool.jobs(on_bad_gpu)[0]["AssignedGPUs"]) == gpus.uuid(n)[:12]
+    )
     happened_at = time.time()
     stamp = time.clock_gettime(time.CLOCK_MONOTONIC)
-    log.write_text(f"[{stamp:12.6f}] NVRM: Xid (PCI:0000:{bad + 1:02X}:00): 79, GPU has fallen off the bus.\n")
+    log.write_text(
+        f"[{stamp:12.6f}] NVRM: Xid (PCI:0000:{bad + 1:02X}:00): 79, GPU has fallen off the bus.\n"
+    )
     until(lambda: drone.slot(pool)["DroneGpusOffline"] == 1, 60, what="the GPU is offline")
     assert drone.slot(pool)["DroneGpusOfflineWhy"] == f"{gpus.uuid(bad)[:12]}: Xid 79 (fatal)"
     assert drone.slot(pool)["OfflineGPUs"] == gpus.uuid(bad)[:12]
@@ -95,7 +108,8 @@ def test_a_local_site_goes_on_with_its_other_gpu(
     pool, controller = lab
     gpus = FakeGpus.build(pool.root / "local-gpus", 2)
     gpus.property(0, ecc_uncorrected=1)
-    monkeypatch.setenv("PATH", f"{gpus.directory}:{os.environ['PATH']}")  # the site's own nvidia-smi
+    # the site's own nvidia-smi
+    monkeypatch.setenv("PATH", f"{gpus.directory}:{os.environ['PATH']}")
     controller.sites = [FakeGpuSite(gpus)]
     controller.start()
     assert controller.site_row()["free"] == {"a100": 2}
@@ -107,7 +121,11 @@ def test_a_local_site_goes_on_with_its_other_gpu(
     controller.ticks(2)
     row = controller.site_row()
     assert (row["free"], controller.states()["failed"]) == ({"a100": 1}, 1), controller.story()
-    troubled = [each.scope for each in controller.record.breakers().values() if each.state is not BreakerState.ACTIVE]
+    troubled = [
+        each.scope
+        for each in controller.record.breakers().values()
+        if each.state is not BreakerState.ACTIVE
+    ]
     assert troubled == []
     told = controller.prints("sites", "show", "here") + controller.prints("check", "--live")
     assert told.count("GPU 0 is left out") >= 2, told
@@ -116,7 +134,12 @@ def test_a_local_site_goes_on_with_its_other_gpu(
     [ill] = [each["id"] for each in controller.drones() if each["state"] == "failed"]
     end = controller.directory / "drones" / ill / ".site/end"
     os.utime(end, (end.stat().st_mtime - 86_400,) * 2)  # the life of its verdict is over
-    until(lambda: controller.site_row()["free"] == {"a100": 2}, 60, what="the GPU is free again", every_s=0.5)
+    until(
+        lambda: controller.site_row()["free"] == {"a100": 2},
+        60,
+        what="the GPU is free again",
+        every_s=0.5,
+    )
     together = pool.submit(gpu_job(3600, n=2))
     until(lambda: pool.statuses(together) == [2, 2], 120, what="both GPUs work")
     pool.remove(together)
@@ -130,11 +153,23 @@ class FakeGpuSite:
     name: str = "here"
 
     def settings(self, controller: LabController) -> Settings:
-        env = {name: value for name, value in self.gpus.env.items() if name not in ("PATH", "DRONE_PID_NAMESPACE")}
+        env = {
+            name: value
+            for name, value in self.gpus.env.items()
+            if name not in ("PATH", "DRONE_PID_NAMESPACE")
+        }
         room = {"cpus": 8, "memory": "8 GiB", "disk": "20 GiB", "same_account": True}
         return {
             "adapter": "local",
             "timeouts": controller.timeouts(grace="10s"),
-            "types": {"a100": {"gpus": 1, "vram": "40000 MiB", "cpus": 2, "memory": "512 MiB", "disk": "2 GiB"}},
+            "types": {
+                "a100": {
+                    "gpus": 1,
+                    "vram": "40000 MiB",
+                    "cpus": 2,
+                    "memory": "512 MiB",
+                    "disk": "2 GiB",
+                }
+            },
             "options": {"root": "drones", **room, "env": {**env, "DRONE_GPU_IGNORE": "xid"}},
         }

@@ -23,11 +23,20 @@ def gpus(pool: Pool) -> FakeGpus:
     return FakeGpus.build(pool.root / "gpus", 1)
 
 
-def submit(pool: Pool, gpus: FakeGpus, name: str, *loads: tuple[int, int], seconds: float = 60, more: str = "") -> int:
+def submit(
+    pool: Pool,
+    gpus: FakeGpus,
+    name: str,
+    *loads: tuple[int, int],
+    seconds: float = 60,
+    more: str = "",
+) -> int:
     """Submit a job that has a process for each load (percent and MiB)."""
     own, *others = [gpus.declare(percent, mib) for percent, mib in loads]
     children = "".join(f"sh -c {_quoted(f'{line}; exec sleep {seconds}')} &\n" for line in others)
-    return pool.submit(gpu_job(program=pool.program(name, f"{own}\n{children}sleep {seconds}"), more=more))
+    return pool.submit(
+        gpu_job(program=pool.program(name, f"{own}\n{children}sleep {seconds}"), more=more)
+    )
 
 
 def _quoted(text: str) -> str:
@@ -40,7 +49,9 @@ def record(pool: Pool, cluster: int) -> Mapping[str, Any]:
     return pool.history(cluster)[0]
 
 
-def test_the_first_job_of_a_drone_records_its_use(pool: Pool, drone_on: StartDrone, gpus: FakeGpus) -> None:
+def test_the_first_job_of_a_drone_records_its_use(
+    pool: Pool, drone_on: StartDrone, gpus: FakeGpus
+) -> None:
     """HTCondor alone records nothing of it: it has no report of the GPU from before the job began."""
     job = submit(pool, gpus, "first", (50, 20000), (0, 10000))
     drone = drone_on(pool, "use-first", env={**gpus.drone_env, "DRONE_VRAM_MIB": "20000"})
@@ -69,7 +80,10 @@ def test_jobs_on_shares_have_their_own_figures_and_one_over_its_share_is_held(
     until(lambda: pool.statuses(greedy) == [5], 15, what="the greedy job is held")
     [held] = pool.jobs(greedy)
     assert (held["HoldReasonCode"], held["HoldReasonSubCode"]) == (21, 105)
-    assert f"VRAM usage of {2 * half} MiB exceeded the job's share of {A_SHARE} MiB" in held["HoldReason"]
+    assert (
+        f"VRAM usage of {2 * half} MiB exceeded the job's share of {A_SHARE} MiB"
+        in held["HoldReason"]
+    )
     pool.remove(greedy)
     for job, use, mib in ((idle, 0.2, 3000), (busy, 0.4, A_SHARE)):
         ad = record(pool, job)
@@ -92,5 +106,7 @@ def test_a_node_without_python_records_the_use_of_the_whole_gpu(
     finally:
         os.unlink(broken)
     assert "measures GPUs by device only: no such module" in drone.said
-    assert ad["GPUsAverageUsage"] == pytest.approx(0.6, abs=0.15), "HTCondor's monitor reports every 10 s"
+    assert ad["GPUsAverageUsage"] == pytest.approx(0.6, abs=0.15), (
+        "HTCondor's monitor reports every 10 s"
+    )
     assert ad["GPUsMemoryUsage"] == 9000

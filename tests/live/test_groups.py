@@ -25,7 +25,10 @@ OF_GUESTS = "accounting_group = guests\naccounting_group_user = eve"
 async def test_the_pool_tells_its_groups(new_pool: Callable[[str], Pool]) -> None:
     pool = new_pool(GROUPS)
     cluster = pool.submit(gpu_job(n=3, cpus=2, more=OF_ATLAS))
-    until(lambda: "physics.atlas" in pool.run("condor_status", "-any", "-af", "Name"), what="accounting ads")
+    until(
+        lambda: "physics.atlas" in pool.run("condor_status", "-any", "-af", "Name"),
+        what="accounting ads",
+    )
     async with overlay_on(pool) as overlay:
         view = await overlay.poll([])
         assert [c.group for c in view.classes] == ["physics.atlas"]
@@ -43,24 +46,37 @@ async def test_the_pool_tells_its_groups(new_pool: Callable[[str], Pool]) -> Non
 
 
 @pytest.mark.parametrize("lab", [GROUPS], indirect=True)
-def test_no_drone_is_started_beyond_a_quota_and_explain_says_why(lab: tuple[Pool, LabController]) -> None:
+def test_no_drone_is_started_beyond_a_quota_and_explain_says_why(
+    lab: tuple[Pool, LabController],
+) -> None:
     pool, controller = lab
     controller.sites = (BIG,)
     flag = pool.root / "atlas-may-end"
     atlas = pool.submit(gpu_job(n=6, cpus=2, more=OF_ATLAS, until_there=flag))
     controller.start()
-    until(lambda: pool.statuses(atlas).count(2) == 2, 120, what="as many jobs run as the quota lets")
+    until(
+        lambda: pool.statuses(atlas).count(2) == 2, 120, what="as many jobs run as the quota lets"
+    )
 
     def explained() -> str:
         return controller.call("explain", "job", f"{atlas}.5").stdout
 
-    until(lambda: "group physics.atlas has used up its quota (2/2 GPUs)" in explained(), what="the reason")
+    until(
+        lambda: "group physics.atlas has used up its quota (2/2 GPUs)" in explained(),
+        what="the reason",
+    )
     guests = pool.submit(gpu_job(n=3, cpus=2, more=OF_GUESTS, until_there=flag))
-    until(lambda: pool.statuses(guests).count(2) == 3, 120, what="a group that takes surplus goes beyond its quota")
+    until(
+        lambda: pool.statuses(guests).count(2) == 3,
+        120,
+        what="a group that takes surplus goes beyond its quota",
+    )
     cycles = 3 * negotiation_s(pool)
     controller.ticks(int(cycles) + 1)
     assert pool.statuses(atlas).count(2) == 2, "the negotiator matched no more of them"
-    assert len(controller.drones()) == 5, "two for the one group, three for the other, and none in vain"
+    assert len(controller.drones()) == 5, (
+        "two for the one group, three for the other, and none in vain"
+    )
 
     flag.touch()
     until(lambda: not pool.jobs(), 240, what="all jobs done", every_s=1)

@@ -27,7 +27,9 @@ My.DroneType = "a100"
 def remembering(pool: Pool, work: Path, transport: str, schedd: str) -> HTCondorSite:
     tools: dict[str, Any] = {} if transport == "tools" else {"tools": {}}
     owner: Any = {"schedds": [schedd], "jobs": 'Owner == "alice"'}
-    return HTCondorSite("topas", config(pool, work, transport=transport, owner=owner, **tools), [A100], CONTROLLER)
+    return HTCondorSite(
+        "topas", config(pool, work, transport=transport, owner=owner, **tools), [A100], CONTROLLER
+    )
 
 
 async def test_a_pool_tells_its_owners_use_its_drones_and_its_jobs(
@@ -53,12 +55,18 @@ async def test_a_pool_tells_its_owners_use_its_drones_and_its_jobs(
         assert (start.type, past.left_out) == ("a100", False) and 0 <= start.queue_s < 120
         assert begun < start.started_at + 2 and start.started_at < now + 2
         held = [gpu_milli for _, gpu_milli in past.owner_steps]
-        assert held[-1] == 1000 and set(held) == {0, 1000}, "one job after the other, and one that runs"
-        assert all(begun < at + 2 for at, _ in past.owner_steps), "unknown before the end of the oldest"
+        assert held[-1] == 1000 and set(held) == {0, 1000}, (
+            "one job after the other, and one that runs"
+        )
+        assert all(begun < at + 2 for at, _ in past.owner_steps), (
+            "unknown before the end of the oldest"
+        )
     async with overlay_on(pool) as overlay:
         assert isinstance(overlay, SupportsRunHistory)
         told = await overlay.history(now - HISTORY_S)
-        assert [(run.owner, run.gpu_milli, run.unfinished) for run in told.runs] == [("alice", 1000, False)] * 2
+        assert [(run.owner, run.gpu_milli, run.unfinished) for run in told.runs] == [
+            ("alice", 1000, False)
+        ] * 2
         assert all(3 <= run.run_s < 60 for run in told.runs) and not told.left_out
         assert (await overlay.history(time.time() + 5)).runs == ()
     async with remembering(pool, tmp_path, "tools", "nowhere@etp.test") as site:

@@ -1,5 +1,5 @@
-"""A hostile user in the pool: an ordinary user's jobs are done without a hold or a ban, with real daemons and the whole
-controller."""
+"""A hostile user in the pool: an ordinary user's jobs are done without a hold or a ban, with real
+daemons and the whole controller."""
 
 from __future__ import annotations
 
@@ -71,9 +71,16 @@ Rank = 0
 def lab_of_two_users(condor: Condor, more: str) -> Iterator[tuple[Pool, LabController]]:
     """A site with little scratch for each drone, and a controller that signs a token for each."""
     users = {**IDENTITIES, "mallory": ()}
-    with running_pool(condor, config=POOL + more, identities=users) as pool, lab_directory("hostile") as directory:
+    with (
+        running_pool(condor, config=POOL + more, identities=users) as pool,
+        lab_directory("hostile") as directory,
+    ):
         site = replace(BIG, type={"disk": f"{DISK_MIB} MiB"})
-        options = {"drone_token_mode": "signing-key", "drone_signing_key": str(pool.key), "drone_token": None}
+        options = {
+            "drone_token_mode": "signing-key",
+            "drone_signing_key": str(pool.key),
+            "drone_token": None,
+        }
         controller = LabController(pool, directory / "c", (site,), idle_s=20, options=options)
         try:
             yield pool, controller
@@ -100,7 +107,9 @@ class Hostile:
         if not self.thief:
             self.thief = self._submit(gpu_job(program=self.pool.program("steal", LOOK_FOR_A_TOKEN)))
         for nothing in ({"gpus": 0, "cpus": 0, "memory_mib": 0}, {"cpus": 0, "memory_mib": 0}):
-            self._submit(gpu_job(1, n=n, **nothing).replace("request_disk = 1MB", "request_disk = 0"))
+            self._submit(
+                gpu_job(1, n=n, **nothing).replace("request_disk = 1MB", "request_disk = 0")
+            )
         self._submit(gpu_job(1, more=f'+Blob = "{"x" * 1_000_000}{self.waves}"'))
         self._submit("universe = parallel\nmachine_count = 2\n" + gpu_job(600, n=n))
         self._submit(gpu_job(0, n=4 * n).replace("exec sleep 0", "exit 3"))
@@ -121,7 +130,10 @@ class Hostile:
             return
         drone_id, *stolen = said.split()[1:]
         signer = TokenSigner(self.pool.key, "POOL", self.pool.domain)
-        self.pool.client("thief", token=next(iter(stolen), signer.token(f"drone-{drone_id}", time.time(), 3600.0)))
+        self.pool.client(
+            "thief",
+            token=next(iter(stolen), signer.token(f"drone-{drone_id}", time.time(), 3600.0)),
+        )
         self.has_token = True
 
     def forge(self) -> None:
@@ -131,17 +143,25 @@ class Hostile:
         if not self.has_token:
             return
         slots = self.pool.slots('DroneId isnt undefined && SlotType == "Partitionable"')
-        there = {str(ad["DroneId"]): ad for ad in slots if self.controller.name in str(ad["DroneId"])}
+        there = {
+            str(ad["DroneId"]): ad for ad in slots if self.controller.name in str(ad["DroneId"])
+        }
         prefix = next(iter(there), f"{self.controller.name}-x-1").rpartition("-")[0]
         kinds = list(FORGED.items())
         ads = []
         for number, (drone_id, real) in enumerate(sorted(there.items())):
             kind, text = kinds[(number + self.waves) % len(kinds)]
-            names = [(f"slot1@{kind}{number}", "<127.0.0.1:9>"), (str(real["Name"]), str(real["MyAddress"]))]
+            names = [
+                (f"slot1@{kind}{number}", "<127.0.0.1:9>"),
+                (str(real["Name"]), str(real["MyAddress"])),
+            ]
             ads += [self._ad(drone_id, name, address, text) for name, address in names]
         first = 900_000 + 100 * self.waves
         unknown = [999_999_999, *range(first, first + (100 if self.wide else 5))]
-        ads += [self._ad(f"{prefix}-{n}", f"slot1@unknown{n}", "<127.0.0.1:9>", "Cpus = 8") for n in unknown]
+        ads += [
+            self._ad(f"{prefix}-{n}", f"slot1@unknown{n}", "<127.0.0.1:9>", "Cpus = 8")
+            for n in unknown
+        ]
         with suppress(LabError):  # a collector that refuses one of them closes the connection
             self.pool.advertise("\n".join(ads), "-multiple", identity="thief")
         self.sent += len(ads)
@@ -180,7 +200,9 @@ def story(condor: Condor, *, batches: int, each: int, every_s: float, more: str 
                 next_at = now + every_s
                 enemy.wave()
                 before = time.time()
-                job = gpu_job(1, n=each, more="max_retries = 0").replace("env | sort", "date +began:%s.%N")
+                job = gpu_job(1, n=each, more="max_retries = 0").replace(
+                    "env | sort", "date +began:%s.%N"
+                )
                 submitted[pool.submit(job)] = before
             poll(pool, controller, told)
             queued = {ad["ClusterId"] for ad in pool.jobs() if ad["Owner"] == "alice"}
@@ -210,7 +232,9 @@ def poll(pool: Pool, controller: LabController, told: Told) -> None:
     overlay = views.overlay.view if views is not None else None
     theirs = {c.id for c in overlay.classes if c.owner == "alice"} if overlay is not None else set()
     for scope, breaker in controller.record.breakers().items():
-        if breaker.state is not BreakerState.ACTIVE and (not breaker.class_id or breaker.class_id in theirs):
+        if breaker.state is not BreakerState.ACTIVE and (
+            not breaker.class_id or breaker.class_id in theirs
+        ):
             told.bans.add(f"{scope}: {breaker.state.value}, {breaker.fault}")
 
 
@@ -226,9 +250,13 @@ def sound(controller: LabController) -> None:
 
 @pytest.mark.timeout(1.5 * PATIENT_S)
 @pytest.mark.parametrize("more", [ADS_OF_ONES_OWN, ""], ids=["refused-ads", "accepted-ads"])
-def test_an_ordinary_users_jobs_are_done_beside_many_jobs_of_a_hostile_user(condor: Condor, more: str) -> None:
+def test_an_ordinary_users_jobs_are_done_beside_many_jobs_of_a_hostile_user(
+    condor: Condor, more: str
+) -> None:
     told = story(condor, batches=10, each=5, every_s=5.0, more=more)
-    print(f"{condor.version}: mean wait {statistics.fmean(told.waits_s):.1f} s, longest {max(told.waits_s):.1f} s")
+    print(
+        f"{condor.version}: mean wait {statistics.fmean(told.waits_s):.1f} s, longest {max(told.waits_s):.1f} s"
+    )
     assert (len(told.waits_s), told.held, told.bans) == (50, [], set())
 
 

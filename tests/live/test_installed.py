@@ -21,12 +21,21 @@ ROOT = Path(__file__).parents[2]
 GUIDE = (ROOT / "docs" / "how-to" / "install.md").read_text()
 SPY = Path(__file__).with_name("spy.py").read_text()
 CONFIG = "/etc/provisioner/provisioner.yaml"
-PLACES = ("/etc/provisioner", "/etc/provisioner/tokens", "/var/lib/provisioner", "/run/provisioner-web")
+PLACES = (
+    "/etc/provisioner",
+    "/etc/provisioner/tokens",
+    "/var/lib/provisioner",
+    "/run/provisioner-web",
+)
 
 
 def block(beginning: str) -> str:
     """The guide's commands that begin so."""
-    (found,) = [text for text in re.findall(r"```sh\n(.*?)```", GUIDE, re.DOTALL) if text.startswith(beginning)]
+    (found,) = [
+        text
+        for text in re.findall(r"```sh\n(.*?)```", GUIDE, re.DOTALL)
+        if text.startswith(beginning)
+    ]
     return found
 
 
@@ -40,7 +49,12 @@ def words(host: HostOfAccounts, name: str) -> list[str]:
     """Words before a command that is to run as a shipped unit runs it."""
     user, group = unit(name, "User"), unit(name, "Group")
     become = ["setpriv", f"--reuid={user}", f"--regid={group}", "--init-groups"]
-    limits = ["sh", "-c", f'umask {unit(name, "UMask")}; cd /var/lib/provisioner && exec "$@"', "as"]
+    limits = [
+        "sh",
+        "-c",
+        f'umask {unit(name, "UMask")}; cd /var/lib/provisioner && exec "$@"',
+        "as",
+    ]
     return [*host.words(), "env", f"MARK=secret of {name}", "HOME=/nonexistent", *become, *limits]
 
 
@@ -61,7 +75,9 @@ def host() -> Iterator[HostOfAccounts]:
             (place / "controller.token").write_text("token of the controller\n")
             (place / "drones.key").write_text("signing key\n")
             host.run(block("sudo install -m 644 packaging/systemd/provisioner.sysusers"), cwd=ROOT)
-            host.run(block("sudo install -d -m 700 -o provisioner /etc/provisioner/tokens"), cwd=place)
+            host.run(
+                block("sudo install -d -m 700 -o provisioner /etc/provisioner/tokens"), cwd=place
+            )
             host.run(block("sudo install -d -m 711"), cwd=ROOT)
             mode = unit("provisioner", "StateDirectoryMode")
             host.run(f"install -d -m {mode} -o provisioner -g provisioner /var/lib/provisioner")
@@ -79,9 +95,19 @@ def seen(host: HostOfAccounts, account: str) -> dict[str, object]:
     return found
 
 
-def test_neither_a_job_nor_the_web_service_reads_a_secret_of_the_controller(host: HostOfAccounts) -> None:
+def test_neither_a_job_nor_the_web_service_reads_a_secret_of_the_controller(
+    host: HostOfAccounts,
+) -> None:
     checked = subprocess.run(
-        [*words(host, "provisioner"), sys.executable, "-m", "provisioner.cli", "check", "-c", CONFIG],
+        [
+            *words(host, "provisioner"),
+            sys.executable,
+            "-m",
+            "provisioner.cli",
+            "check",
+            "-c",
+            CONFIG,
+        ],
         capture_output=True,
         text=True,
         timeout=60,
@@ -96,12 +122,17 @@ def test_neither_a_job_nor_the_web_service_reads_a_secret_of_the_controller(host
                     until(record.with_name("web.sock").exists, 30, what="the web service listens")
                     time.sleep(1)
                     job = seen(host, "gpu-drones")
-                    assert job["files"] == job["sockets"] == job["processes"] == job["tokens"] == [], job
+                    assert (
+                        job["files"] == job["sockets"] == job["processes"] == job["tokens"] == []
+                    ), job
                     service = seen(host, "provisioner-web")
                     read = [str(path) for path in service["files"]]  # type: ignore[attr-defined]
                     assert "/var/lib/provisioner/provisioner.db" in read, "it reads the record"
                     assert CONFIG in read
-                    assert not [path for path in read if "tokens" in path] and service["processes"] == []
+                    assert (
+                        not [path for path in read if "tokens" in path]
+                        and service["processes"] == []
+                    )
                     assert controller.poll() is None and web.poll() is None
                 finally:
                     web.terminate()
@@ -115,7 +146,10 @@ def test_check_tells_root_what_it_tells_the_service(host: HostOfAccounts, user: 
     command = [sys.executable, "-m", "provisioner.cli", "check", "-c", CONFIG]
     words_before = words(host, "provisioner") if user == "provisioner" else host.words()
     checked = subprocess.run([*words_before, *command], capture_output=True, text=True, timeout=60)
-    assert checked.returncode == 3 and "gpu-drones, which can read /var/lib/provisioner/" in checked.stdout
+    assert (
+        checked.returncode == 3
+        and "gpu-drones, which can read /var/lib/provisioner/" in checked.stdout
+    )
 
 
 def test_jobs_of_one_account_can_read_each_other(host: HostOfAccounts) -> None:
@@ -125,10 +159,17 @@ def test_jobs_of_one_account_can_read_each_other(host: HostOfAccounts) -> None:
     host.run("chmod 777 /var/lib/gpu-drones")
     with subprocess.Popen([*host.words(), "env", "MARK=of bob", *become, "sh", "-c", other]) as job:
         try:
-            until((host.place / "lib/gpu-drones/drone-of-bob").exists, 30, what="a job has written a file")
+            until(
+                (host.place / "lib/gpu-drones/drone-of-bob").exists,
+                30,
+                what="a job has written a file",
+            )
             look = f"cat /var/lib/gpu-drones/drone-of-bob; tr '\\0' '\\n' </proc/{job.pid}/environ"
             done = subprocess.run(
-                [*host.words(), *become, "sh", "-c", look], capture_output=True, text=True, timeout=30
+                [*host.words(), *become, "sh", "-c", look],
+                capture_output=True,
+                text=True,
+                timeout=30,
             )
             assert "private" in done.stdout and "MARK=of bob" in done.stdout, done.stderr
         finally:

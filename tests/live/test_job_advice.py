@@ -16,7 +16,17 @@ import pytest
 from provisioner.cli.jobs import explained_class, explained_job
 from provisioner.cli.options import VerbError
 from provisioner.cli.output import Document
-from provisioner.model import Blame, Breaker, BreakerState, Drone, DroneId, DroneState, Fault, FaultKind, JobFailure
+from provisioner.model import (
+    Blame,
+    Breaker,
+    BreakerState,
+    Drone,
+    DroneId,
+    DroneState,
+    Fault,
+    FaultKind,
+    JobFailure,
+)
 from provisioner.store.writer import SqlStore
 from tests.labs.controller import A100, BIG, LabController, LabSite, Settings
 from tests.labs.htcondor import Pool, gpu_job, until
@@ -83,18 +93,35 @@ CASES = {
     "gpus": Case("nothing-fits", ("gpus", "1"), {"gpus": 2}),
     "vram": Case("nothing-fits", ("vram", "47104 MiB"), more="gpus_minimum_memory = 60000"),
     "capability": Case("nothing-fits", ("capability", "8.0"), more="gpus_minimum_capability = 9.5"),
-    "walltime": Case("nothing-fits", ("walltime", "3420 s"), more=f"allowed_job_duration = 7200\n{at('big')}"),
-    "model": Case("nothing-fits", ("no-gpu-model", ""), more='require_gpus = regexp("H100", DeviceName)'),
+    "walltime": Case(
+        "nothing-fits", ("walltime", "3420 s"), more=f"allowed_job_duration = 7200\n{at('big')}"
+    ),
+    "model": Case(
+        "nothing-fits", ("no-gpu-model", ""), more='require_gpus = regexp("H100", DeviceName)'
+    ),
     "site": Case("nothing-fits", ("no-requirements", ""), more=at("elsewhere")),
-    "software": Case("nothing-fits", ("no-requirements", ""), more="requirements = TARGET.HasCVMFS"),
-    "two wishes": Case("nothing-fits", more="requirements = TARGET.HasCVMFS && TARGET.HasSquid", remedy="priority = 0"),
+    "software": Case(
+        "nothing-fits", ("no-requirements", ""), more="requirements = TARGET.HasCVMFS"
+    ),
+    "two wishes": Case(
+        "nothing-fits",
+        more="requirements = TARGET.HasCVMFS && TARGET.HasSquid",
+        remedy="priority = 0",
+    ),
     "half a gpu": Case("bad-request", asks={"gpus": 0.5}, remedy="request_gpus = 1"),
-    "no number": Case("bad-request", more="request_memory = NoSuch * 2", remedy="request_memory = 128MB"),
+    "no number": Case(
+        "bad-request", more="request_memory = NoSuch * 2", remedy="request_memory = 128MB"
+    ),
     "disabled": Case("site-disabled", ("no-requirements", ""), more=at("closed")),
     "back-off": Case("backing-off", ("no-requirements", ""), more=at("lost")),
     "limit": Case("limit-reached", ("no-requirements", ""), more=at("capped")),
     "room": Case("site-full", ("no-requirements", ""), more=at("full")),
-    "user": Case("exclusive-only", ("no-requirements", ""), more=f"+GpuMilli = 250\n{at('slices')}", identity="admin"),
+    "user": Case(
+        "exclusive-only",
+        ("no-requirements", ""),
+        more=f"+GpuMilli = 250\n{at('slices')}",
+        identity="admin",
+    ),
     "quota": Case("group-quota", ("group", "guests"), {"cpus": 2}, more=OF_PHYSICS),
     "licence": Case("pool-limit", more=LICENCE),
 }
@@ -124,7 +151,11 @@ def apply(pool: Pool, case: Case, cluster: int, advice: Mapping[str, Any]) -> in
         pool.run("condor_qedit", f"{cluster}.0", attribute, text, identity=case.identity)
         return cluster
     pool.remove(cluster, case.identity)
-    kept = [line for line in case.more.splitlines() if not line.startswith(("require", "accounting_group ="))]
+    kept = [
+        line
+        for line in case.more.splitlines()
+        if not line.startswith(("require", "accounting_group ="))
+    ]
     if advice["dimension"] == "group":
         kept.append(f"accounting_group = {advice['advised']}")
     if case.remedy:
@@ -136,10 +167,13 @@ def blame(controller: LabController) -> None:
     """Put the faults of a user's jobs on shared GPUs on record, before the controller begins."""
     now = time.time()
     faults = [
-        JobFailure(DroneId(f"lab-old-{n}"), f"{n}.0", now - n, "admin", "CUDA error 700", Blame.JOB) for n in (2, 1)
+        JobFailure(DroneId(f"lab-old-{n}"), f"{n}.0", now - n, "admin", "CUDA error 700", Blame.JOB)
+        for n in (2, 1)
     ]
     fault = Fault(FaultKind.JOBS, "job 1.0 in lab-old-1: CUDA error 700", now)
-    breaker = Breaker("user:admin", BreakerState.BANNED, 0.0, 2, now + 86400, fault, faults=tuple(faults))
+    breaker = Breaker(
+        "user:admin", BreakerState.BANNED, 0.0, 2, now + 86400, fault, faults=tuple(faults)
+    )
 
     async def record() -> None:
         async with SqlStore(
@@ -153,33 +187,55 @@ def blame(controller: LabController) -> None:
 
 @pytest.mark.timeout(840)
 @pytest.mark.parametrize("lab", [POOL], indirect=True)
-def test_twenty_idle_jobs_are_explained_alike_and_start_as_advised(lab: tuple[Pool, LabController]) -> None:
+def test_twenty_idle_jobs_are_explained_alike_and_start_as_advised(
+    lab: tuple[Pool, LabController],
+) -> None:
     pool, controller = lab
     controller.sites, controller.idle_s = SITES, 20
     blame(controller)
     controller.start(write=False)
     end = pool.file("end")
-    asked = [at("capped"), at("full"), *(f"{more}\n{at('big')}" for more in (OF_PHYSICS, OF_GUESTS, LICENCE))]
+    asked = [
+        at("capped"),
+        at("full"),
+        *(f"{more}\n{at('big')}" for more in (OF_PHYSICS, OF_GUESTS, LICENCE)),
+    ]
     occupants = [pool.submit(gpu_job(cpus=2, more=more, until_there=end)) for more in asked]
-    until(lambda: all(pool.statuses(each) == [2] for each in occupants), 120, what="the occupants run")
+    until(
+        lambda: all(pool.statuses(each) == [2] for each in occupants), 120, what="the occupants run"
+    )
     clusters = {name: submit(pool, case, case.more) for name, case in CASES.items()}
     assert len(clusters) == 20
     explained(controller, clusters["licence"], CASES["licence"])
-    until(lambda: not idle_drones(controller), 120, what="a drone for the job without a licence has left")
+    until(
+        lambda: not idle_drones(controller),
+        120,
+        what="a drone for the job without a licence has left",
+    )
     told = {name: explained(controller, clusters[name], case) for name, case in CASES.items()}
     for name, case in CASES.items():
         (advice,) = told[name]["advice"]
         amount = "" if case.change[0].startswith("no-") else case.change[1]
-        assert (advice["dimension"], advice["advised"]) == (case.change[0], amount), f"{name}: {advice}"
+        assert (advice["dimension"], advice["advised"]) == (case.change[0], amount), (
+            f"{name}: {advice}"
+        )
         if not case.change[0]:
             assert advice["text"].startswith("no change of the request helps: "), name
     assert "write request_gpus = 1" in told["half a gpu"]["advice"][0]["text"]
     assert told["site"]["advice"][0]["requested"] == SITE_IS("elsewhere")
 
     helped = {name: case for name, case in CASES.items() if case.change[0] or case.remedy}
-    again = {name: apply(pool, case, clusters[name], told[name]["advice"][0]) for name, case in helped.items()}
+    again = {
+        name: apply(pool, case, clusters[name], told[name]["advice"][0])
+        for name, case in helped.items()
+    }
     for name, cluster in again.items():
-        until(lambda cluster=cluster: not pool.jobs(cluster), 240, what=f"{name}: the changed job has run", every_s=1)
+        until(
+            lambda cluster=cluster: not pool.jobs(cluster),
+            240,
+            what=f"{name}: the changed job has run",
+            every_s=1,
+        )
     assert pool.statuses(clusters["licence"]) == [1], "no change would have helped"
     end.touch()
     end.chmod(0o644)
@@ -200,11 +256,17 @@ def explained(controller: LabController, cluster: int, case: Case) -> dict[str, 
         except VerbError:  # it is too new
             return None
         kinds = [each["reason"]["kind"] for each in document["said"]]
-        if [kind for kind in kinds if kind not in ("user-turn", "idle-drone-refuses")] != [case.why]:
+        if [kind for kind in kinds if kind not in ("user-turn", "idle-drone-refuses")] != [
+            case.why
+        ]:
             return None
         words = " ".join(controller.prints("explain", "job", f"{cluster}.0").split())
         agree = all(each["text"] in words for each in (*document["said"], *document["advice"]))
-        return document if agree and plain(explained_class(controller.record, document["id"])) == document else None
+        return (
+            document
+            if agree and plain(explained_class(controller.record, document["id"])) == document
+            else None
+        )
 
     def plain(answer: Document) -> dict[str, Any]:
         parts: dict[str, Any] = json.loads(json.dumps(answer.plain()))

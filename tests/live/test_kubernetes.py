@@ -11,12 +11,17 @@ from tests.labs.htcondor import Condor, until
 from tests.labs.kubernetes import KubernetesLab
 
 
-def test_twenty_jobs_run_in_pods_of_three_types(newest_condor: Condor, kubernetes: KubernetesLab) -> None:
+def test_twenty_jobs_run_in_pods_of_three_types(
+    newest_condor: Condor, kubernetes: KubernetesLab
+) -> None:
     with cern(newest_condor, kubernetes) as lab:
         lab.controller.start()
         clusters = lab.submit(6, large=True), lab.submit(14)
         until(
-            lambda: sum(lab.overlay.statuses(each).count(2) for each in clusters) == 20, 240, what="all run", every_s=1
+            lambda: sum(lab.overlay.statuses(each).count(2) for each in clusters) == 20,
+            240,
+            what="all run",
+            every_s=1,
         )
         kinds = Counter(each["type"] for each in lab.controller.live())
         assert kinds == {"cern/a100": 8, "cern/share": 6, "cern/mig": 6}, kinds
@@ -25,7 +30,9 @@ def test_twenty_jobs_run_in_pods_of_three_types(newest_condor: Condor, kubernete
             pod = pods[drone["id"]]
             assert pod["status"]["phase"] == "Running"
             assert drone["node"].partition("/")[0] == pod["spec"]["nodeName"]
-        told = {ad["DroneType"]: ad["VramEnforced"] for ad in lab.overlay.slots() if "DroneType" in ad}
+        told = {
+            ad["DroneType"]: ad["VramEnforced"] for ad in lab.overlay.slots() if "DroneType" in ad
+        }
         assert told["share"] == "mps" and "mps" not in (told["a100"], told["mig"]), told
         second_opinion(kubernetes, lab, set(pods))
         lab.let_go()
@@ -34,7 +41,9 @@ def test_twenty_jobs_run_in_pods_of_three_types(newest_condor: Condor, kubernete
         assert [(ad["JobStatus"], ad["NumJobStarts"]) for ad in done] == [(4, 1)] * 20
         lab.nothing_left()
         assert len(lab.controller.drones()) == 20
-        assert not kubernetes.get(f"{kubernetes.ours}/secrets?labelSelector=gpu-drone-provisioner/drone")["items"]
+        assert not kubernetes.get(
+            f"{kubernetes.ours}/secrets?labelSelector=gpu-drone-provisioner/drone"
+        )["items"]
 
 
 def second_opinion(kubernetes: KubernetesLab, lab: CernLab, names: set[str]) -> None:
@@ -42,6 +51,10 @@ def second_opinion(kubernetes: KubernetesLab, lab: CernLab, names: set[str]) -> 
     if (kubectl := shutil.which("kubectl")) is None:
         return
     config = f"--kubeconfig={kubernetes.directory}/admin.kubeconfig"
-    labels = f"gpu-drone-provisioner/controller={lab.controller.name},gpu-drone-provisioner/site=cern"
-    told = subprocess.check_output([kubectl, config, "get", "pods", "-l", labels, "-o", "name"], text=True, timeout=60)
+    labels = (
+        f"gpu-drone-provisioner/controller={lab.controller.name},gpu-drone-provisioner/site=cern"
+    )
+    told = subprocess.check_output(
+        [kubectl, config, "get", "pods", "-l", labels, "-o", "name"], text=True, timeout=60
+    )
     assert {line.removeprefix("pod/") for line in told.split()} == names

@@ -1,5 +1,5 @@
-"""Faults of a Kubernetes cluster, on a real control plane: the right outcome and back-off, one line for people, no
-orphan, no duplicate, and never above the cap."""
+"""Faults of a Kubernetes cluster, on a real control plane: the right outcome and back-off, one line
+for people, no orphan, no duplicate, and never above the cap."""
 
 from __future__ import annotations
 
@@ -42,13 +42,23 @@ class DrillSite:
     def settings(self, controller: LabController) -> Settings:
         size = {"cpus": 1, "memory": "1 GiB", "disk": "1 GiB", "walltime": "1h"}
         kind = {"gpus": 1, "gpu_model": "A100", "vram": "40 GiB", "capability": 8.0, **size}
-        deadlines = {"poll_deadline": "20s", "order_deadline": "20s", "order_confirm": "25s", "view_max_age": "90s"}
-        options = {**site_options(self.cluster, annotations=IDLE, retain_finished="2s"), **self.options}
+        deadlines = {
+            "poll_deadline": "20s",
+            "order_deadline": "20s",
+            "order_confirm": "25s",
+            "view_max_age": "90s",
+        }
+        options = {
+            **site_options(self.cluster, annotations=IDLE, retain_finished="2s"),
+            **self.options,
+        }
         options["types"] = {"a100": {"resource": GPU}}
         return {
             "adapter": "kubernetes",
             "limits": limits(self.most),
-            "timeouts": deadlines | controller.timeouts(missing="2s", stopping="20s", grace="2s") | self.timeouts,
+            "timeouts": deadlines
+            | controller.timeouts(missing="2s", stopping="20s", grace="2s")
+            | self.timeouts,
             "types": {"a100": kind},
             "options": options,
             **self.more,
@@ -71,7 +81,11 @@ class Drill:
         queue.remove(path, [job.id for job in queue.jobs(path)])
 
     def pods(self, phase: str = "") -> list[dict[str, Any]]:
-        ours = [each for each in self.cluster.pods() if drone_of(each).startswith(f"{self.controller.name}-")]
+        ours = [
+            each
+            for each in self.cluster.pods()
+            if drone_of(each).startswith(f"{self.controller.name}-")
+        ]
         return [each for each in ours if not phase or each["status"].get("phase") == phase]
 
     def drones(self, phase: str = "") -> set[str]:
@@ -80,8 +94,18 @@ class Drill:
 
     def active(self, count: int, within_s: float = 60) -> list[dict[str, Any]]:
         """Wait until so many pods run and the controller knows."""
-        until(lambda: len(self.pods("Running")) == count, within_s, what=f"{count} pods run", every_s=0.3)
-        until(lambda: self.controller.states()["booting"] == count, within_s, what="the controller knows", every_s=0.3)
+        until(
+            lambda: len(self.pods("Running")) == count,
+            within_s,
+            what=f"{count} pods run",
+            every_s=0.3,
+        )
+        until(
+            lambda: self.controller.states()["booting"] == count,
+            within_s,
+            what="the controller knows",
+            every_s=0.3,
+        )
         return self.pods("Running")
 
     def noted(self, *words: str, within_s: float = 60) -> None:
@@ -117,12 +141,17 @@ class Drill:
         """All are sent away; no pod, no secret and no live record of a drone is left."""
         self.unsubmit()
         if self.controller.live():
-            self.controller.prints("drones", "kill", "--site", self.site.name, "--reason", "over", "--yes")
+            self.controller.prints(
+                "drones", "kill", "--site", self.site.name, "--reason", "over", "--yes"
+            )
         until(lambda: not self.controller.live(), 90, what="no drone on record lives", every_s=0.3)
         until(lambda: not self.pods(), 60, what="no pod is left", every_s=0.3)
         drones = [each["id"] for each in self.controller.drones()]
         until(
-            lambda: not [x for d in drones for x in left_of(self.cluster, d)], 60, what="nothing is left", every_s=0.5
+            lambda: not [x for d in drones for x in left_of(self.cluster, d)],
+            60,
+            what="nothing is left",
+            every_s=0.5,
         )
         self.watch.no_orphan_no_duplicate(self.site.most)
 
@@ -140,7 +169,9 @@ def drill(cluster: KubernetesLab, **site: Any) -> Iterator[Drill]:
         def look() -> Counter[str]:
             with suppress(LabError, OSError):
                 over = ("Succeeded", "Failed")
-                names = [drone_of(each) for each in cluster.pods() if each["status"]["phase"] not in over]
+                names = [
+                    drone_of(each) for each in cluster.pods() if each["status"]["phase"] not in over
+                ]
                 return Counter(name for name in names if name.startswith(f"{controller.name}-"))
             return Counter()
 
@@ -157,12 +188,15 @@ def drill(cluster: KubernetesLab, **site: Any) -> Iterator[Drill]:
             cluster.reset()
 
 
-# --------------------------------------------------------------------------------------------------- refused creates
+# ---------------------------------------------------------------------------------------------------
+# refused creates
 
 
 def test_the_quota_is_reached_in_the_middle_of_a_batch(kubernetes: KubernetesLab) -> None:
     """Quotas are hidden from the adapter; the lab's is 8 GPUs."""
-    hidden = {"message": 'resourcequotas is forbidden: User "robot" cannot list resource "resourcequotas"'}
+    hidden = {
+        "message": 'resourcequotas is forbidden: User "robot" cannot list resource "resourcequotas"'
+    }
     with (
         drill(kubernetes, most=12, options={"parallel": 1}) as lab,
         kubernetes.front.failing(method="GET", path="/resourcequotas", status=403, body=hidden),
@@ -192,7 +226,10 @@ def test_an_admission_webhook_refuses(kubernetes: KubernetesLab) -> None:
     with drill(kubernetes) as lab, admission_webhook(kubernetes, "label cost-centre is missing"):
         lab.controller.start()
         lab.submit(2)
-        lab.banned(FaultKind.CONFIG, f'admission webhook "{NAME}" denied the request: label cost-centre is missing')
+        lab.banned(
+            FaultKind.CONFIG,
+            f'admission webhook "{NAME}" denied the request: label cost-centre is missing',
+        )
         lab.quiet()
         assert not lab.pods()
         lab.over()
@@ -235,8 +272,13 @@ def test_a_token_expires_and_is_replaced(kubernetes: KubernetesLab) -> None:
         kubernetes.expire()
 
         def says_so() -> bool:
-            kubernetes.front.cut_watches()  # an API server lets a watch go on that was begun with a good token
-            (view,) = (each for each in lab.controller.json("status")["views"] if each["view"] == "site:cern")
+            # an API server lets a watch go on that was begun with a good token
+            kubernetes.front.cut_watches()
+            (view,) = (
+                each
+                for each in lab.controller.json("status")["views"]
+                if each["view"] == "site:cern"
+            )
             return bool(view["fault"] == "denied")
 
         until(says_so, 90, what="the view tells it", every_s=0.5)
@@ -249,12 +291,22 @@ def test_a_token_expires_and_is_replaced(kubernetes: KubernetesLab) -> None:
 
 def test_pods_wait_for_the_quota_of_kueue(kubernetes: KubernetesLab) -> None:
     """A gate means that quota is lacking: nothing else is started for it, and nothing is given up."""
-    with kueue(kubernetes, quota=2) as queue, drill(kubernetes, most=4, options={"queue": "drones"}) as lab:
+    with (
+        kueue(kubernetes, quota=2) as queue,
+        drill(kubernetes, most=4, options={"queue": "drones"}) as lab,
+    ):
         lab.controller.start()
         lab.submit(4)
-        until(lambda: len(lab.pods()) == 4 and len(lab.pods("Running")) == 2, 60, what="two of four run", every_s=0.3)
         until(
-            lambda: sum("waits for quota" in each["site_reason"] for each in lab.controller.live()) == 2,
+            lambda: len(lab.pods()) == 4 and len(lab.pods("Running")) == 2,
+            60,
+            what="two of four run",
+            every_s=0.3,
+        )
+        until(
+            lambda: (
+                sum("waits for quota" in each["site_reason"] for each in lab.controller.live()) == 2
+            ),
             60,
             what="two wait for quota",
             every_s=0.3,
@@ -267,7 +319,8 @@ def test_pods_wait_for_the_quota_of_kueue(kubernetes: KubernetesLab) -> None:
         lab.over()
 
 
-# ------------------------------------------------------------------------------------------------ pods that do not run
+# ------------------------------------------------------------------------------------------------
+# pods that do not run
 
 
 def test_the_image_is_missing(kubernetes: KubernetesLab) -> None:
@@ -311,7 +364,8 @@ def test_a_cordoned_cluster_has_no_room(kubernetes: KubernetesLab) -> None:
         lab.over()
 
 
-# ------------------------------------------------------------------------------------------------- pods that are ended
+# -------------------------------------------------------------------------------------------------
+# pods that are ended
 
 
 @pytest.mark.parametrize("how", ["deleted", "evicted"])
@@ -323,9 +377,15 @@ def test_a_pod_is_ended_by_somebody_else(kubernetes: KubernetesLab, how: str) ->
         if how == "deleted":
             kubernetes.call("DELETE", f"{kubernetes.ours}/pods/{victim}")
         else:
-            body = {"apiVersion": "policy/v1beta1", "kind": "Eviction", "metadata": {"name": victim}}
+            body = {
+                "apiVersion": "policy/v1beta1",
+                "kind": "Eviction",
+                "metadata": {"name": victim},
+            }
             kubernetes.post(f"{kubernetes.ours}/pods/{victim}/eviction", body)
-        until(lambda: lab.ended() == {"preempted": 1}, 40, what="it counts as preempted", every_s=0.3)
+        until(
+            lambda: lab.ended() == {"preempted": 1}, 40, what="it counts as preempted", every_s=0.3
+        )
         lab.active(2)
         assert victim not in {each["metadata"]["name"] for each in lab.pods()}
         lab.over()
@@ -338,16 +398,32 @@ def test_a_job_whose_pod_somebody_deletes_is_deleted(kubernetes: KubernetesLab) 
         lab.submit(1)
         (victim,) = lab.active(1)
         kubernetes.call("DELETE", f"{kubernetes.ours}/pods/{victim['metadata']['name']}")
-        until(lambda: lab.ended() == {"preempted": 1}, 40, what="it counts as preempted", every_s=0.3)
-        until(lambda: drone_of(victim) not in lab.drones(), 40, what="no pod of it is left", every_s=0.3)
+        until(
+            lambda: lab.ended() == {"preempted": 1}, 40, what="it counts as preempted", every_s=0.3
+        )
+        until(
+            lambda: drone_of(victim) not in lab.drones(),
+            40,
+            what="no pod of it is left",
+            every_s=0.3,
+        )
         lab.active(1)
         lab.over()
 
 
 def owner_pod(name: str) -> Mapping[str, Any]:
     limits = {GPU: "1", "cpu": "1", "memory": "1Gi"}
-    container = {"name": "x", "image": "x", "resources": {"limits": limits}, "command": ["sleep", "1000"]}
-    spec = {"priorityClassName": "owner", "containers": [container], "terminationGracePeriodSeconds": 1}
+    container = {
+        "name": "x",
+        "image": "x",
+        "resources": {"limits": limits},
+        "command": ["sleep", "1000"],
+    }
+    spec = {
+        "priorityClassName": "owner",
+        "containers": [container],
+        "terminationGracePeriodSeconds": 1,
+    }
     return {"metadata": {"name": name, "annotations": IDLE}, "spec": spec}
 
 
@@ -360,7 +436,10 @@ def test_the_owner_gets_a_gpu(kubernetes: KubernetesLab, proactive: bool) -> Non
         kubernetes.post("/api/v1/namespaces/default/pods", owner_pod("owner-1"))
         path = "/api/v1/namespaces/default/pods/owner-1"
         until(
-            lambda: kubernetes.get(path)["status"]["phase"] == "Running", 60, what="the owner's pod runs", every_s=0.3
+            lambda: kubernetes.get(path)["status"]["phase"] == "Running",
+            60,
+            what="the owner's pod runs",
+            every_s=0.3,
         )
         until(lambda: lab.ended().total() == 1, 40, what="one drone has ended", every_s=0.3)
         lab.controller.ticks(3)
@@ -377,8 +456,18 @@ def test_a_node_is_lost_and_comes_back(kubernetes: KubernetesLab) -> None:
         kubernetes.write("dead-nodes", node)
         path = f"{kubernetes.ours}/pods/{name}"
         said = lambda: {each["id"]: each["site_reason"] for each in lab.controller.live()}.get(name)  # noqa: E731
-        until(lambda: said() == "its node does not answer", 90, what="the drone's state is unknown", every_s=0.5)
-        until(lambda: "deletionTimestamp" in kubernetes.get(path)["metadata"], 90, what="the pod is to go", every_s=0.5)
+        until(
+            lambda: said() == "its node does not answer",
+            90,
+            what="the drone's state is unknown",
+            every_s=0.5,
+        )
+        until(
+            lambda: "deletionTimestamp" in kubernetes.get(path)["metadata"],
+            90,
+            what="the pod is to go",
+            every_s=0.5,
+        )
         lab.controller.ticks(4)
         assert name in {each["metadata"]["name"] for each in lab.pods()}, "it is not forced away"
         assert name in {each["id"] for each in lab.controller.live()}, "it counts"
@@ -388,7 +477,8 @@ def test_a_node_is_lost_and_comes_back(kubernetes: KubernetesLab) -> None:
         lab.over()
 
 
-# ------------------------------------------------------------------------------------------------ the API server itself
+# ------------------------------------------------------------------------------------------------
+# the API server itself
 
 
 def test_the_api_server_is_away(kubernetes: KubernetesLab) -> None:
@@ -396,12 +486,18 @@ def test_the_api_server_is_away(kubernetes: KubernetesLab) -> None:
         lab.controller.start()
         lab.submit(2)
         before = {each["metadata"]["name"] for each in lab.active(2)}
-        # Both: a controller manager that stays may see the nodes' leases half a minute late, and evict their pods.
+        # Both: a controller manager that stays may see the nodes' leases half a minute late, and
+        # evict their pods.
         for process in ("kube-controller-manager", "kube-apiserver"):
             kubernetes.kill(process)
         try:
             lab.submit(1)
-            until(lambda: lab.controller.json("sites")["items"][0]["note"], 40, what="the note tells it", every_s=0.5)
+            until(
+                lambda: lab.controller.json("sites")["items"][0]["note"],
+                40,
+                what="the note tells it",
+                every_s=0.5,
+            )
             time.sleep(30)
             assert {each["id"] for each in lab.controller.live()} >= before, "nothing is lost"
             assert not lab.ended().keys() - {"failed", "cancelled"}
@@ -422,16 +518,24 @@ def test_a_watch_is_cut_and_its_version_is_gone(kubernetes: KubernetesLab) -> No
         victim = lab.active(2)[0]["metadata"]["name"]
         with kubernetes.front.failing(method="GET", cut="before"):
             kubernetes.call("DELETE", f"{kubernetes.ours}/pods/{victim}", {"gracePeriodSeconds": 1})
-            until(lambda: victim not in {each["metadata"]["name"] for each in lab.pods()}, 30, what="it is gone")
+            until(
+                lambda: victim not in {each["metadata"]["name"] for each in lab.pods()},
+                30,
+                what="it is gone",
+            )
             kubernetes.compact()
-        lists = len([path for _, path in kubernetes.front.calls if "/pods?" in path and "limit=" in path])
+        lists = len(
+            [path for _, path in kubernetes.front.calls if "/pods?" in path and "limit=" in path]
+        )
         until(
             lambda: victim in {d["id"] for d in lab.controller.drones(ended=True)},
             60,
             what="it is noticed",
             every_s=0.3,
         )
-        more = len([path for _, path in kubernetes.front.calls if "/pods?" in path and "limit=" in path])
+        more = len(
+            [path for _, path in kubernetes.front.calls if "/pods?" in path and "limit=" in path]
+        )
         assert more > lists, "the pods were listed again"
         lab.active(2)
         lab.over()
@@ -449,7 +553,9 @@ def test_the_reply_to_a_create_is_lost(kubernetes: KubernetesLab, lost: str, kin
         lab.active(3)
         lab.controller.ticks(3)
         assert len(lab.pods()) == 3, "no duplicates"
-        secrets = kubernetes.get(f"{kubernetes.ours}/secrets?labelSelector=gpu-drone-provisioner/drone")["items"]
+        secrets = kubernetes.get(
+            f"{kubernetes.ours}/secrets?labelSelector=gpu-drone-provisioner/drone"
+        )["items"]
         assert {each["metadata"]["name"] for each in secrets} == lab.drones()
         lab.over()
 
@@ -457,59 +563,91 @@ def test_the_reply_to_a_create_is_lost(kubernetes: KubernetesLab, lost: str, kin
 def make_room(lab: Drill) -> None:
     """Have two drones ended, if there are as many as allowed and none is about to end."""
     pods = lab.pods()
-    if len(pods) >= lab.site.most and not any("deletionTimestamp" in each["metadata"] for each in pods):
+    if len(pods) >= lab.site.most and not any(
+        "deletionTimestamp" in each["metadata"] for each in pods
+    ):
         two = sorted(drone_of(each) for each in pods)[:2]
         lab.controller.prints("drones", "kill", *two, "--reason", "room", "--yes")
         lab.controller.ticks(2)
 
 
-@pytest.mark.parametrize(("kind", "kills"), [("pod", 5), ("job", 3), pytest.param("pod", 20, marks=pytest.mark.matrix)])
+@pytest.mark.parametrize(
+    ("kind", "kills"), [("pod", 5), ("job", 3), pytest.param("pod", 20, marks=pytest.mark.matrix)]
+)
 @pytest.mark.timeout(1200)
 def test_killed_between_create_and_answer(kubernetes: KubernetesLab, kind: str, kills: int) -> None:
     quick = {"order_deadline": "5s", "order_confirm": "5s"}
     with drill(kubernetes, most=6, timeouts=quick, options={"deadline": "4s", "kind": kind}) as lab:
         lab.controller.write()
         lab.controller.begin()
-        until((lab.controller.directory / "queue.db").exists, 30, what="the queue is there", every_s=0.05)
+        until(
+            (lab.controller.directory / "queue.db").exists,
+            30,
+            what="the queue is there",
+            every_s=0.05,
+        )
         lab.controller.kill()
         lab.submit(200)
         for number in range(kills):
-            with kubernetes.front.failing(method="POST", path="/(pods|jobs|secrets)$", late_s=600.0) as held:
+            with kubernetes.front.failing(
+                method="POST", path="/(pods|jobs|secrets)$", late_s=600.0
+            ) as held:
                 lab.controller.begin()
-                until(lambda held=held: held.hits or make_room(lab), 60, what="a create is on its way", every_s=0.01)
+                until(
+                    lambda held=held: held.hits or make_room(lab),
+                    60,
+                    what="a create is on its way",
+                    every_s=0.01,
+                )
                 time.sleep((0.0, 0.02, 0.2)[number % 3])
                 lab.controller.kill()
         lab.controller.begin()
-        until(lambda: len(lab.controller.live()) == 6, 120, what="as many as allowed live on record", every_s=0.3)
+        until(
+            lambda: len(lab.controller.live()) == 6,
+            120,
+            what="as many as allowed live on record",
+            every_s=0.3,
+        )
         # A pod whose secret was never created is found after two minutes.
         until(lambda: len(lab.pods("Running")) == 6, 240, what="all six run", every_s=0.5)
         assert lab.drones("Running") <= {each["id"] for each in lab.controller.live()}
         lab.over()
 
 
-# ---------------------------------------------------------------------------------------------- what is said and shown
+# ----------------------------------------------------------------------------------------------
+# what is said and shown
 
 
 def test_the_api_server_accepts_the_quota_and_the_network_policy(kubernetes: KubernetesLab) -> None:
-    rendered = KubernetesWorld(kubernetes, "access").site().render_access(SitePolicy("cern", max_drones=4))
+    rendered = (
+        KubernetesWorld(kubernetes, "access").site().render_access(SitePolicy("cern", max_drones=4))
+    )
     found = {each["kind"]: each for each in yaml.safe_load_all(rendered)}
     networks = kubernetes.ours.replace("/api/v1/", "/apis/networking.k8s.io/v1/")
     for kind, path in (
         ("ResourceQuota", f"{kubernetes.ours}/resourcequotas"),
         ("NetworkPolicy", f"{networks}/networkpolicies"),
     ):
-        made = kubernetes.post(f"{path}?dryRun=All", {**found[kind], "metadata": {"name": "rendered"}})
-        assert made["spec"].items() >= {key: value for key, value in found[kind]["spec"].items() if value}.items()
+        made = kubernetes.post(
+            f"{path}?dryRun=All", {**found[kind], "metadata": {"name": "rendered"}}
+        )
+        assert (
+            made["spec"].items()
+            >= {key: value for key, value in found[kind]["spec"].items() if value}.items()
+        )
 
 
 async def test_gpus_by_annotation_make_the_free_capacity_unknown(kubernetes: KubernetesLab) -> None:
-    async with KubernetesWorld(kubernetes, "kai", types={"a100": {"resource": "none"}}).site() as site:
+    async with KubernetesWorld(
+        kubernetes, "kai", types={"a100": {"resource": "none"}}
+    ).site() as site:
         view = await site.poll()
     assert (view.nodes, view.free, view.owner_runs) == ((), None, None)
     assert "free capacity is not known: GPUs of `a100` come from" in view.notices[0]
 
 
-# ---------------------------------------------------------------------------------------------------------------- calls
+# ----------------------------------------------------------------------------------------------------------------
+# calls
 
 
 def test_a_poll_calls_nothing_but_watches(kubernetes: KubernetesLab) -> None:
@@ -520,13 +658,17 @@ def test_a_poll_calls_nothing_but_watches(kubernetes: KubernetesLab) -> None:
         lab.controller.ticks(2)
         kubernetes.front.calls.clear()
         lab.controller.ticks(10)
-        others = [(method, path) for method, path in kubernetes.front.calls if "watch=1" not in path]
+        others = [
+            (method, path) for method, path in kubernetes.front.calls if "watch=1" not in path
+        ]
         assert not others, others
         lab.over()
 
 
 @pytest.mark.parametrize("count", [1000, pytest.param(5000, marks=pytest.mark.matrix)])
-async def test_many_pods_are_listed_in_pages_and_then_only_watched(kubernetes: KubernetesLab, count: int) -> None:
+async def test_many_pods_are_listed_in_pages_and_then_only_watched(
+    kubernetes: KubernetesLab, count: int
+) -> None:
     world = KubernetesWorld(kubernetes, "many")
     with many_pods(kubernetes, "many", count):
         kubernetes.front.calls.clear()
@@ -534,7 +676,9 @@ async def test_many_pods_are_listed_in_pages_and_then_only_watched(kubernetes: K
             view = await site.poll()
             assert len(view.drones) == count
             pages = [
-                path for _, path in kubernetes.front.calls if f"{kubernetes.ours}/pods?" in path and "limit=" in path
+                path
+                for _, path in kubernetes.front.calls
+                if f"{kubernetes.ours}/pods?" in path and "limit=" in path
             ]
             assert len(pages) == count // 500
             begun = lambda: any("watch=1" in path for _, path in kubernetes.front.calls)  # noqa: E731

@@ -19,14 +19,21 @@ DEAD_FOR_15_S = "MASTER_BACKOFF_CONSTANT = 15\nJOB_DEFAULT_LEASE_DURATION = 600\
 """So long the pool's master waits before it starts a killed daemon anew; the jobs outlive that."""
 
 
-def test_idle_jobs_become_drones_run_and_the_drones_go_again(lab: tuple[Pool, LabController]) -> None:
+def test_idle_jobs_become_drones_run_and_the_drones_go_again(
+    lab: tuple[Pool, LabController],
+) -> None:
     pool, controller = lab
     controller.start()
     plain = pool.submit(gpu_job(12, n=10))
     big = pool.submit(gpu_job(12, more="gpus_minimum_memory = 30000", n=10))
     never = pool.submit(gpu_job(12, more="require_gpus = Capability >= 9.5", n=10))
     until(lambda: len(controller.drones()) >= 20, what="all the drones that the jobs need")
-    until(lambda: not pool.jobs(plain) and not pool.jobs(big), 240, what="all matchable jobs done", every_s=1)
+    until(
+        lambda: not pool.jobs(plain) and not pool.jobs(big),
+        240,
+        what="all matchable jobs done",
+        every_s=1,
+    )
     assert len(pool.history(plain)) == len(pool.history(big)) == 10
 
     assert set(pool.statuses(never)) == {1}
@@ -35,7 +42,9 @@ def test_idle_jobs_become_drones_run_and_the_drones_go_again(lab: tuple[Pool, La
 
     controller.all_gone(pool.slots)
     kinds = Counter(d["type"] for d in controller.drones())
-    assert kinds == {"big/a100": 10, "small/v100": 10}, "exactly the drones needed, none for the third class"
+    assert kinds == {"big/a100": 10, "small/v100": 10}, (
+        "exactly the drones needed, none for the third class"
+    )
     assert set(controller.states()) <= {"done", "unused"}, controller.states()
 
 
@@ -94,13 +103,17 @@ def test_a_silent_then_dead_daemon_changes_nothing_but_the_age_of_the_view(
     flag.chmod(0o644)
     until(lambda: not pool.jobs(job), 60, what="the old jobs are done")
     assert [ad["JobStatus"] for ad in pool.history(job)] == [4, 4]
-    if daemon == "collector":  # whether jobs outlive a schedd that was killed is between HTCondor and its leases
+    # whether jobs outlive a schedd that was killed is between HTCondor and its leases
+    if daemon == "collector":
         assert len(Path(f"{flag}.starts").read_text().split()) == 2, "not started anew"
-    # A busy host holds up every process for a moment, ours too; a blocking call would do it for the deadline of 5 s.
+    # A busy host holds up every process for a moment, ours too; a blocking call would do it for the
+    # deadline of 5 s.
     assert lag_ms < 4000
 
 
-def test_a_drone_that_never_joins_frees_its_gpu_and_says_why(lab: tuple[Pool, LabController]) -> None:
+def test_a_drone_that_never_joins_frees_its_gpu_and_says_why(
+    lab: tuple[Pool, LabController],
+) -> None:
     pool, controller = lab
     controller.sites = (SMALL,)
     controller.write()
@@ -111,7 +124,10 @@ def test_a_drone_that_never_joins_frees_its_gpu_and_says_why(lab: tuple[Pool, La
     job = pool.submit(gpu_job(1))
     [drone] = until(controller.live, what="the drone is asked for")
     until(lambda: processes_of(drone["id"]), what="the drone runs")
-    ended = {d["id"]: d["state"] for d in until(lambda: controller.drones(ended=True), 120, what="the drone given up")}
+    ended = {
+        d["id"]: d["state"]
+        for d in until(lambda: controller.drones(ended=True), 120, what="the drone given up")
+    }
     assert ended == {drone["id"]: "join-timeout"}
     assert not processes_of(drone["id"]), "its GPU is free"
     assert not pool.slots()

@@ -1,5 +1,6 @@
-"""What clouds do to those who ask: a real Nova says no, says yes and means no, says nothing, and forgets who we are.
-Each time the right thing is left alone for the right time, a person reads why, and nothing is left behind."""
+"""What clouds do to those who ask: a real Nova says no, says yes and means no, says nothing, and
+forgets who we are. Each time the right thing is left alone for the right time, a person reads why,
+and nothing is left behind."""
 
 from __future__ import annotations
 
@@ -33,11 +34,15 @@ def old_limits(cloud: OpenStackLab) -> Iterator[None]:
     """GET /limits tells what holds now, whatever changes: between a look and a create another may come."""
     told = cloud.session()("GET", "nova:/limits")
     headers = {"Content-Type": "application/json"}
-    with cloud.nova.failing(method="GET", path="/limits", status=200, headers=headers, body=json.dumps(told)):
+    with cloud.nova.failing(
+        method="GET", path="/limits", status=200, headers=headers, body=json.dumps(told)
+    ):
         yield
 
 
-def banned(lab: Drill, kind: FaultKind, *words: str, scope: str = TYPE, within_s: float = 40) -> None:
+def banned(
+    lab: Drill, kind: FaultKind, *words: str, scope: str = TYPE, within_s: float = 40
+) -> None:
     """The site's note tells that ``scope`` is left alone and why, and it is so for as long as for such a fault."""
     lab.noted(f"{scope} banned", *words, within_s=within_s)
     breaker = lab.controller.record.breakers()[scope]
@@ -55,7 +60,8 @@ def quiet(lab: Drill, cloud: OpenStackLab, ticks: int = 4) -> None:
     assert creates(cloud, seen) == []
 
 
-# ----------------------------------------------------------------------------------------------------------- Nova's no
+# -----------------------------------------------------------------------------------------------------------
+# Nova's no
 
 
 def test_the_quota_is_reached_in_the_middle_of_a_batch(openstack: OpenStackLab) -> None:
@@ -86,13 +92,24 @@ def test_all_are_accepted_and_over_the_quota(openstack: OpenStackLab) -> None:
         seen = openstack.nova.seen
         lab.submit(6)
         banned(lab, FaultKind.QUOTA, "Quota exceeded")
-        until(lambda: not lab.servers("ERROR", "BUILD"), 60, what="those in ERROR are cleared away", every_s=0.3)
+        until(
+            lambda: not lab.servers("ERROR", "BUILD"),
+            60,
+            what="those in ERROR are cleared away",
+            every_s=0.3,
+        )
         until(lambda: len(lab.ended()) >= 4, 30, what="their drones have ended", every_s=0.3)
         assert set(creates(openstack, seen)) <= {202, 403}
         over = {name for name, code in lab.watch.faults if code == 413}
-        # one may be gone before the watch comes round: what Nova took beyond the quota was in ERROR all the same
+        # one may be gone before the watch comes round: what Nova took beyond the quota was in ERROR
+        # all the same
         assert over or creates(openstack, seen).count(202) > 2, "none came into ERROR"
-        until(lambda: over <= {each["id"] for each in lab.ended()}, 30, what="all of those have ended", every_s=0.3)
+        until(
+            lambda: over <= {each["id"] for each in lab.ended()},
+            30,
+            what="all of those have ended",
+            every_s=0.3,
+        )
         assert {each["state"] for each in lab.ended()} == {"failed"}
         assert lab.watch.most_active <= 2
         quiet(lab, openstack)
@@ -108,7 +125,8 @@ def test_no_host_is_valid(openstack: OpenStackLab) -> None:
         until(lambda: len(lab.ended()) == 3, 60, what="they have gone", every_s=0.3)
         assert not lab.servers()
         assert creates(openstack, seen) == [202] * 3
-        assert {code for _, code in lab.watch.faults} <= {500}  # they may be gone before the watch comes round
+        # they may be gone before the watch comes round
+        assert {code for _, code in lab.watch.faults} <= {500}
         assert all("No valid host" in each["site_reason"] for each in lab.ended()), lab.ended()
         quiet(lab, openstack)
         lab.over()
@@ -127,19 +145,27 @@ def test_what_drones_are_made_of_is_taken_away(openstack: OpenStackLab, what: st
         else:
             openstack.admin("DELETE", f"glance:/images/{image}")
         lab.submit(2)
-        banned(lab, FaultKind.CONFIG, "could not be found" if what == "flavour" else "Can not find requested image")
+        banned(
+            lab,
+            FaultKind.CONFIG,
+            "could not be found" if what == "flavour" else "Can not find requested image",
+        )
         assert creates(openstack, seen) == [400] * 2, "each was asked for once"
         quiet(lab, openstack)
-        assert [each["state"] for each in lab.controller.live()] == ["booting"], "the one that runs runs on"
+        assert [each["state"] for each in lab.controller.live()] == ["booting"], (
+            "the one that runs runs on"
+        )
         lab.over()
 
 
-# ---------------------------------------------------------------------------------------------------------- who we are
+# ----------------------------------------------------------------------------------------------------------
+# who we are
 
 
 @pytest.mark.parametrize("how", ["revoked", pytest.param("expired", marks=pytest.mark.matrix)])
 def test_the_credential_is_no_good_any_more(openstack: OpenStackLab, how: str) -> None:
-    mine = openstack.new_credential(expires_s=45.0 if how == "expired" else None)  # a busy host starts in half a minute
+    # a busy host starts in half a minute
+    mine = openstack.new_credential(expires_s=45.0 if how == "expired" else None)
     with drill(openstack, mine) as lab:
         lab.controller.start()
         lab.submit(1)
@@ -150,11 +176,14 @@ def test_the_credential_is_no_good_any_more(openstack: OpenStackLab, how: str) -
         seen = openstack.keystone.seen
         lab.submit(3)
         lab.controller.ticks(4)
-        assert not openstack.keystone.calls("POST", "/auth/tokens", after=seen), "it is not tried again and again"
+        assert not openstack.keystone.calls("POST", "/auth/tokens", after=seen), (
+            "it is not tried again and again"
+        )
         assert len(lab.controller.live()) == 1, "nothing is given up, nothing asked for"
         assert "is refused" in lab.controller.prints("status")
         lab.judge()
-        # A good one is in the file now. The record is lost, too, so the server is an orphan until an operator decides.
+        # A good one is in the file now. The record is lost, too, so the server is an orphan until
+        # an operator decides.
         lab.controller.stop()
         lab.unsubmit()
         lab.site.credential = openstack.credential()
@@ -168,7 +197,8 @@ def test_the_credential_is_no_good_any_more(openstack: OpenStackLab, how: str) -
         until(lambda: not lab.leavings(), 30, what="and what it had", every_s=0.3)
 
 
-# -------------------------------------------------------------------------------------------------- no answer, or late
+# --------------------------------------------------------------------------------------------------
+# no answer, or late
 
 
 def test_nova_is_away_for_a_while(openstack: OpenStackLab) -> None:
@@ -176,15 +206,26 @@ def test_nova_is_away_for_a_while(openstack: OpenStackLab) -> None:
         lab.controller.start()
         lab.submit(2)
         lab.active(2)
-        until(lambda: {each["state"] for each in lab.controller.live()} == {"booting"}, 30, what="both boot")
+        until(
+            lambda: {each["state"] for each in lab.controller.live()} == {"booting"},
+            30,
+            what="both boot",
+        )
         before = {each["id"] for each in lab.controller.live()}
         with openstack.nova.failing(status=503, body="<html>503 Service Unavailable</html>"):
             lab.submit(2)
             row = lab.noted("503", within_s=60)
             assert row["fault"] == "down"
-            until(lambda: lab.controller.site_row()["breaker"] == "banned", 60, what="it is left alone", every_s=0.3)
+            until(
+                lambda: lab.controller.site_row()["breaker"] == "banned",
+                60,
+                what="it is left alone",
+                every_s=0.3,
+            )
             time.sleep(10)
-            assert {each["id"] for each in lab.controller.live()} == before, "nothing is given up, nothing asked for"
+            assert {each["id"] for each in lab.controller.live()} == before, (
+                "nothing is given up, nothing asked for"
+            )
             seen = openstack.nova.seen
         until(lambda: not lab.controller.site_row()["fault"], 60, what="it is back", every_s=0.3)
         lab.active(4)
@@ -201,11 +242,17 @@ def test_creates_are_answered_after_our_deadline(openstack: OpenStackLab) -> Non
         with openstack.nova.failing(method="POST", path=CREATES, late_s=4):
             lab.submit(5)
             lab.active(3)
-            until(lambda: {each["state"] for each in lab.controller.live()} == {"booting"}, 30, what="they are found")
+            until(
+                lambda: {each["state"] for each in lab.controller.live()} == {"booting"},
+                30,
+                what="they are found",
+            )
             until(lambda: len(creates(openstack, seen)) == 3, 30, what="all answers have come")
             lab.controller.ticks(3)
         assert creates(openstack, seen) == [202] * 3, "none was asked for twice"
-        assert "reason=accepted" not in lab.controller.log(), "no answer was waited for: the listing showed them"
+        assert "reason=accepted" not in lab.controller.log(), (
+            "no answer was waited for: the listing showed them"
+        )
         assert len(lab.controller.drones()) == 3
         assert len(lab.leavings()) == 6, "a port and a volume each"
         lab.over()
@@ -219,7 +266,8 @@ def test_creates_are_lost_on_the_way_and_on_the_way_back(openstack: OpenStackLab
             with openstack.nova.failing(method="POST", path=CREATES, cut="after", times=1):
                 lab.submit(3)
                 lab.active(2)
-            # The third was never made. It counts until that is certain, and then another comes in its place.
+            # The third was never made. It counts until that is certain, and then another comes in
+            # its place.
             assert len(lab.controller.live()) == 3
         lab.active(3, within_s=60)
         assert [each["state"] for each in lab.ended()] == ["failed"]
@@ -236,7 +284,8 @@ def test_what_nova_leaves_behind_is_swept_up(openstack: OpenStackLab) -> None:
         lab.over()
 
 
-# ------------------------------------------------------------------------------------------------- killed in creates
+# -------------------------------------------------------------------------------------------------
+# killed in creates
 
 CAP = 6
 MOMENTS_S = (0.0, 0.05, 0.15, 0.4)
@@ -246,9 +295,13 @@ NEVER_S = 600
 
 def struck(lab: Drill, moment_s: float) -> None:
     """Kill the controller after it has sent a create and before it has an answer: the front keeps that."""
-    with lab.cloud.nova.failing(method="POST", path="/servers$", late_s=NEVER_S, times=1000) as held:
+    with lab.cloud.nova.failing(
+        method="POST", path="/servers$", late_s=NEVER_S, times=1000
+    ) as held:
         lab.controller.begin()
-        until(lambda: held.times != 1000 or room(lab), 60, what="a create is on its way", every_s=0.01)
+        until(
+            lambda: held.times != 1000 or room(lab), 60, what="a create is on its way", every_s=0.01
+        )
         time.sleep(moment_s)
         lab.controller.kill()
 
@@ -276,27 +329,42 @@ def test_killed_between_create_and_answer(openstack: OpenStackLab, kills: int) -
             struck(lab, MOMENTS_S[number % len(MOMENTS_S)])
         lab.controller.begin()
         lab.active(CAP)
-        until(lambda: len(lab.controller.live()) == CAP, 60, what="only they live on record", every_s=0.3)
+        until(
+            lambda: len(lab.controller.live()) == CAP,
+            60,
+            what="only they live on record",
+            every_s=0.3,
+        )
         lab.controller.ticks(3)
-        assert {each["name"] for each in lab.servers()} == {each["id"] for each in lab.controller.live()}
+        assert {each["name"] for each in lab.servers()} == {
+            each["id"] for each in lab.controller.live()
+        }
         assert len(lab.watch.ever()) >= kills, "each kill met a create of its own"
         lab.over()
 
 
-# -------------------------------------------------------------------------------------------------------------- calls
+# --------------------------------------------------------------------------------------------------------------
+# calls
 
 PAGE = 10
 STEPS = (5, 20, 40)
 LOOKS = 5
 
 
-NAMES = {"changes-since": "changes", "tags=": "by tag", "/servers/detail": "all", "/limits": "limits"}
+NAMES = {
+    "changes-since": "changes",
+    "tags=": "by tag",
+    "/servers/detail": "all",
+    "/limits": "limits",
+}
 
 
 def kinds(cloud: OpenStackLab, after: int) -> Counter[str]:
     """Calls of Nova by what they ask for."""
     calls = [call.target for call in cloud.nova.calls("GET", after=after)]
-    return Counter(next((name for part, name in NAMES.items() if part in target), target) for target in calls)
+    return Counter(
+        next((name for part, name in NAMES.items() if part in target), target) for target in calls
+    )
 
 
 def of_looks(lab: Drill) -> Counter[str]:
@@ -310,14 +378,26 @@ def of_looks(lab: Drill) -> Counter[str]:
 def test_a_look_costs_as_many_calls_as_it_has_pages(openstack_programs: OpenStack) -> None:
     with running_openstack(openstack_programs, page=PAGE) as cloud:
         cloud.set_quota(instances=100)
-        with drill(cloud, most=STEPS[-1], timeouts={"order_deadline": "60s", "order_confirm": "90s"}) as lab:
+        with drill(
+            cloud, most=STEPS[-1], timeouts={"order_deadline": "60s", "order_confirm": "90s"}
+        ) as lab:
             lab.controller.start()
             there = 0
             for servers in STEPS:
                 lab.submit(servers - there)
                 there = servers
-                until(lambda: len(lab.servers()) == there, 60, what=f"{there} are there", every_s=0.3)  # noqa: B023
-                until(lambda: lab.controller.states()["requested"] == 0, 60, what="all are answered", every_s=0.3)
+                until(
+                    lambda: len(lab.servers()) == there,  # noqa: B023
+                    60,
+                    what=f"{there} are there",
+                    every_s=0.3,
+                )
+                until(
+                    lambda: lab.controller.states()["requested"] == 0,
+                    60,
+                    what="all are answered",
+                    every_s=0.3,
+                )
                 lab.controller.ticks(2)
                 asked = of_looks(lab)
                 # Nova offers another page after a full one, which may be empty.
@@ -329,4 +409,6 @@ def test_a_look_costs_as_many_calls_as_it_has_pages(openstack_programs: OpenStac
             assert len(cloud.nova.calls("POST", "/servers$")) == STEPS[-1], "one create for each"
             seen = cloud.nova.seen
             lab.over(within_s=120)
-            assert kinds(cloud, seen)["by tag"] <= 2 * (STEPS[-1] // PAGE + 1), "they are asked to go at once"
+            assert kinds(cloud, seen)["by tag"] <= 2 * (STEPS[-1] // PAGE + 1), (
+                "they are asked to go at once"
+            )

@@ -26,18 +26,28 @@ def runs(pool: Pool, cluster: int) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("asks", [RECIPE, BY_MEMORY], ids=["any", "by-memory"])
-def test_an_idle_gpu_is_lent_until_a_job_needs_it(pool: Pool, drone_on: StartDrone, asks: str) -> None:
+def test_an_idle_gpu_is_lent_until_a_job_needs_it(
+    pool: Pool, drone_on: StartDrone, asks: str
+) -> None:
     enough = pool.file(f"lent-{len(asks)}.enough")
     more = "gpus_minimum_memory = 30000" if asks == BY_MEMORY else ""
     drone = drone_on(pool, "lent-1", files={"extra.conf": SOON.encode()})
     drone.slot(pool)
     lent = pool.submit(optional_job(asks, more=more, until_there=enough))
-    until(lambda: [ad for ad in runs(pool, lent) if "GPUsProvisioned" in ad], 60, what="it runs on the idle GPU")
+    until(
+        lambda: [ad for ad in runs(pool, lent) if "GPUsProvisioned" in ad],
+        60,
+        what="it runs on the idle GPU",
+    )
     (job,) = runs(pool, lent)
-    assert (job["GPUsProvisioned"], job["CpusProvisioned"]) == (1, 2), "the GPU, and its part of the drone"
+    assert (job["GPUsProvisioned"], job["CpusProvisioned"]) == (1, 2), (
+        "the GPU, and its part of the drone"
+    )
 
     needs = pool.submit(gpu_job(2, cpus=2, memory_mib=512))  # all of the drone
-    until(lambda: pool.statuses(needs) == [2], 60, what="the job that needs the GPU is there at once")
+    until(
+        lambda: pool.statuses(needs) == [2], 60, what="the job that needs the GPU is there at once"
+    )
     assert pool.statuses(lent) == [1], "in its place"
     until(lambda: not pool.jobs(needs), 60, what="it is done")
     until(lambda: runs(pool, lent), 60, what="the GPU is lent again")
@@ -52,11 +62,15 @@ def test_an_idle_gpu_is_lent_until_a_job_needs_it(pool: Pool, drone_on: StartDro
     assert not pool.jobs(lent)
 
 
-def test_it_waits_for_an_idle_gpu_and_the_attribute_alone_asks_for_none(pool: Pool, drone_on: StartDrone) -> None:
+def test_it_waits_for_an_idle_gpu_and_the_attribute_alone_asks_for_none(
+    pool: Pool, drone_on: StartDrone
+) -> None:
     patient = QUICK_DRONE + "DRONE_OPTIONAL_AFTER_S = 10000\n"
     drone = drone_on(pool, "waits-1", files={"extra.conf": patient.encode()})
     drone.slot(pool)
-    lent, none, needs = (pool.submit(each) for each in (optional_job(), optional_job("0"), gpu_job()))
+    lent, none, needs = (
+        pool.submit(each) for each in (optional_job(), optional_job("0"), gpu_job())
+    )
     until(lambda: not pool.jobs(needs), 60, what="a job that needs the GPU is served")
     assert [pool.statuses(each) for each in (lent, none)] == [[1], [1]], "they are not"
 
@@ -67,11 +81,14 @@ def test_it_waits_for_an_idle_gpu_and_the_attribute_alone_asks_for_none(pool: Po
         assert "CUDA_VISIBLE_DEVICES=GPU-" not in environment.read_text()
 
 
-def test_fifty_of_them_start_no_gpu_drone_and_use_one_that_others_have_started(lab: tuple[Pool, LabController]) -> None:
+def test_fifty_of_them_start_no_gpu_drone_and_use_one_that_others_have_started(
+    lab: tuple[Pool, LabController],
+) -> None:
     pool, controller = lab
     controller.sites, controller.idle_s, controller.options = (BIG,), 15, {"drone_config": SOON}
     enough = pool.file("enough")
-    cluster = pool.submit(optional_job(n=50, until_there=enough, more="priority = -1"))  # the same user needs one later
+    # the same user needs one later
+    cluster = pool.submit(optional_job(n=50, until_there=enough, more="priority = -1"))
     controller.start()
     controller.ticks(8)
     assert controller.drones() == []
@@ -79,7 +96,9 @@ def test_fifty_of_them_start_no_gpu_drone_and_use_one_that_others_have_started(l
     assert "wait for an idle GPU; no GPU drone is started for them" in " ".join(told.split())
 
     needs = pool.submit(gpu_job(1))
-    until(lambda: not pool.jobs(needs), 180, what="a job that needs a GPU brings a drone", every_s=0.5)
+    until(
+        lambda: not pool.jobs(needs), 180, what="a job that needs a GPU brings a drone", every_s=0.5
+    )
     until(lambda: len(runs(pool, cluster)) == 1, 60, what="which is lent then")
 
     def left() -> list[str]:
@@ -87,7 +106,9 @@ def test_fifty_of_them_start_no_gpu_drone_and_use_one_that_others_have_started(l
 
     (drone,) = until(left, 120, what="but not kept for long", every_s=0.5)
     assert len(runs(pool, cluster)) == 1, "what it runs may end"
-    assert "only jobs for which it is optional" in " ".join(controller.prints("drones", "show", drone).split())
+    assert "only jobs for which it is optional" in " ".join(
+        controller.prints("drones", "show", drone).split()
+    )
     assert [each["id"] for each in controller.drones()] == [drone]
     enough.touch()
     enough.chmod(0o644)

@@ -28,8 +28,17 @@ V100S = replace(
     capability=70,
     gpu_model="Tesla V100-PCIE-16GB",
 )
-CPU = DroneType(site="lab", name="cpu", gpu_milli=0, cpus=4, memory_mib=512, disk_mib=1024, walltime_s=3600.0)
-SIMULATED = {"a100": "4,1", "v100s": "2,2", "keeps": "2,2", "cpu": "", "thirds": "4,1", "six-thirds": "4,2"}
+CPU = DroneType(
+    site="lab", name="cpu", gpu_milli=0, cpus=4, memory_mib=512, disk_mib=1024, walltime_s=3600.0
+)
+SIMULATED = {
+    "a100": "4,1",
+    "v100s": "2,2",
+    "keeps": "2,2",
+    "cpu": "",
+    "thirds": "4,1",
+    "six-thirds": "4,2",
+}
 """condor_gpu_discovery's own fakes: device kind, number."""
 
 JOBS: Mapping[str, tuple[str, frozenset[str]]] = {
@@ -44,7 +53,10 @@ JOBS: Mapping[str, tuple[str, frozenset[str]]] = {
     "too new": ("require_gpus = Capability >= 9.5", frozenset()),
     "old only": ("gpus_maximum_capability = 7.0", frozenset({"v100s"})),
     "model": ('require_gpus = regexp("V100", DeviceName)', frozenset({"v100s"})),
-    "either": ("require_gpus = Capability >= 8.0 || GlobalMemoryMb < 30000", frozenset({"a100", "v100s"})),
+    "either": (
+        "require_gpus = Capability >= 8.0 || GlobalMemoryMb < 30000",
+        frozenset({"a100", "v100s"}),
+    ),
     "software": ("requirements = TARGET.HasCVMFS", frozenset()),
     "no transfer": ("should_transfer_files = NO\nwhen_to_transfer_output =", frozenset()),
     "long": ("allowed_job_duration = 7200", frozenset()),
@@ -72,7 +84,10 @@ ODD_JOBS: Mapping[str, tuple[str, frozenset[str]]] = {
     "undefined": ("+RequestMemory = undefined", frozenset()),
     "true": ("+RequestCpus = true", frozenset({"a100", "v100s"})),
 }
-"""Requests that look at the slot, and numbers that no slot has. HTCondor reads a number beyond 64 bit as 0."""
+"""Requests that look at the slot, and numbers that no slot has.
+
+HTCondor reads a number beyond 64 bit as 0.
+"""
 
 CPU_JOBS: Mapping[str, tuple[str, frozenset[str]]] = {
     "plain": ("", frozenset({"a100"})),
@@ -93,7 +108,10 @@ def description(more: str, kind: DroneType) -> str:
     """A job of no length that asks for something, and for a drone of this type."""
     wants = f'TARGET.DroneType == "{kind.name}"'
     lines = [line for line in more.splitlines() if not line.startswith("requirements")]
-    own = next((line.partition("=")[2] for line in more.splitlines() if line.startswith("requirements")), "true")
+    own = next(
+        (line.partition("=")[2] for line in more.splitlines() if line.startswith("requirements")),
+        "true",
+    )
     return gpu_job(0, more="\n".join([*lines, f"requirements = ({own}) && ({wants})"]))
 
 
@@ -111,7 +129,11 @@ def environment(kind: DroneType) -> dict[str, str]:
         "DRONE_KEPT_DISK_MIB": str(kind.kept_disk_mib),
         "DRONE_GPU_SIMULATE": SIMULATED[kind.name],
         "CUDA_VISIBLE_DEVICES": ",".join(str(n) for n in range(kind.gpu_milli // 1000)),
-        **({"DRONE_SHARING": kind.sharing.value, "DRONE_SHARES": str(kind.shares)} if kind.shares > 1 else {}),
+        **(
+            {"DRONE_SHARING": kind.sharing.value, "DRONE_SHARES": str(kind.shares)}
+            if kind.shares > 1
+            else {}
+        ),
     }
 
 
@@ -121,16 +143,25 @@ def environment(kind: DroneType) -> dict[str, str]:
     ids=["gpus", "cpus", "odd"],
 )
 async def test_the_verdict_is_the_negotiators(
-    pool: Pool, drone_on: StartDrone, kinds: list[DroneType], jobs: Mapping[str, tuple[str, frozenset[str]]]
+    pool: Pool,
+    drone_on: StartDrone,
+    kinds: list[DroneType],
+    jobs: Mapping[str, tuple[str, frozenset[str]]],
 ) -> None:
     clusters = {
-        (name, kind.name): pool.submit(description(more, kind)) for name, (more, _) in jobs.items() for kind in kinds
+        (name, kind.name): pool.submit(description(more, kind))
+        for name, (more, _) in jobs.items()
+        for kind in kinds
     }
     async with overlay_on(pool) as overlay:
         # before any drone: the template's word
-        foretold = {int(c.job_ids.partition(".")[0]): c for c in (await overlay.poll(kinds)).classes}
+        foretold = {
+            int(c.job_ids.partition(".")[0]): c for c in (await overlay.poll(kinds)).classes
+        }
         verdicts = {
-            (name, kind.name): fits(foretold[clusters[name, kind.name]], kind) for name in jobs for kind in kinds
+            (name, kind.name): fits(foretold[clusters[name, kind.name]], kind)
+            for name in jobs
+            for kind in kinds
         }
         drones = [drone_on(pool, f"kit-{kind.name}", env=environment(kind)) for kind in kinds]
         for each in drones:
@@ -142,14 +173,22 @@ async def test_the_verdict_is_the_negotiators(
         for (name, kind_name), cluster in clusters.items():
             kind = next(k for k in kinds if k.name == kind_name)
             if not ran[name, kind_name]:
-                assert not fits(left[cluster], kind), f"{name} on {kind_name}: still waiting, said to fit"
+                assert not fits(left[cluster], kind), (
+                    f"{name} on {kind_name}: still waiting, said to fit"
+                )
         assert in_state(SlotState.IDLE, *drones)(view), "nothing that waits could run there"
-    expected = {(name, kind.name): kind.name in runs_on for name, (_, runs_on) in jobs.items() for kind in kinds}
+    expected = {
+        (name, kind.name): kind.name in runs_on
+        for name, (_, runs_on) in jobs.items()
+        for kind in kinds
+    }
     assert ran == expected, "the lab itself is not what this test thinks"
     assert verdicts == ran
 
 
-async def settled(pool: Pool, clusters: Mapping[tuple[str, str], int]) -> dict[tuple[str, str], bool]:
+async def settled(
+    pool: Pool, clusters: Mapping[tuple[str, str], int]
+) -> dict[tuple[str, str], bool]:
     """Which jobs have run, once nothing has moved for several negotiation cycles (a second each)."""
     limit, quiet_since, last = time.monotonic() + 100, time.monotonic(), -1
     while time.monotonic() < limit:
@@ -164,18 +203,29 @@ async def settled(pool: Pool, clusters: Mapping[tuple[str, str], int]) -> dict[t
 
 
 KEEPS = replace(
-    V100S, name="keeps", cpus=6, memory_mib=2048, disk_mib=4096, kept_cpus=2, kept_memory_mib=512, kept_disk_mib=1000
+    V100S,
+    name="keeps",
+    cpus=6,
+    memory_mib=2048,
+    disk_mib=4096,
+    kept_cpus=2,
+    kept_memory_mib=512,
+    kept_disk_mib=1000,
 )
 
 
-THIRDS = replace(A100, name="thirds", cpus=6, vram_mib=47661, sharing=Sharing.TIME_SLICED, shares=3, kept_cpus=2)
+THIRDS = replace(
+    A100, name="thirds", cpus=6, vram_mib=47661, sharing=Sharing.TIME_SLICED, shares=3, kept_cpus=2
+)
 SIX_THIRDS = replace(THIRDS, name="six-thirds", gpu_milli=2000)
 SIZES = ((None, 0, 1, 2), (None, 1, 333, 334, 1000), (1, 3, 4, 5), (100, 1536, 1537), (1, 3097))
 """GPUs, thousandths of a GPU, CPUs, MiB of memory and of scratch that jobs ask for."""
 
 
 @pytest.mark.parametrize("kind", [KEEPS, CPU, THIRDS, SIX_THIRDS], ids=lambda kind: kind.name)
-def test_what_the_template_takes_is_what_the_drone_takes(pool: Pool, drone_on: StartDrone, kind: DroneType) -> None:
+def test_what_the_template_takes_is_what_the_drone_takes(
+    pool: Pool, drone_on: StartDrone, kind: DroneType
+) -> None:
     """START, clause by clause, and the memory of a share: a real drone's against the template's."""
     if kind.shares > 1 and pool.condor.version.startswith("23."):
         pytest.skip("this HTCondor cannot hand out a GPU several times")
@@ -183,7 +233,11 @@ def test_what_the_template_takes_is_what_the_drone_takes(pool: Pool, drone_on: S
     slot = matching.template(kind)
     if kind.shares > 1:
         each = ("GPUs", "GPUs_GlobalMemoryMb")
-        assert [found[name] for name in each] == [slot[name] for name in each] == [3 * kind.gpu_milli // 1000, 15887]
+        assert (
+            [found[name] for name in each]
+            == [slot[name] for name in each]
+            == [3 * kind.gpu_milli // 1000, 15887]
+        )
     real = classad2.ExprTree(str(found["Start"]).strip("/").removeprefix("Expr(")[:-1])
     told = classad2.ExprTree(matching.start(kind))
     now = int(time.time())

@@ -47,7 +47,11 @@ async def test_a_pool_goes_on_when_one_of_its_two_collectors_dies(
     async with overlay_on(pool, deadline="10s") as overlay:
         with second_collector(pool, port):
             listed = ("condor_status", "-pool", other, "-any", "-af", "MyType")
-            until(lambda: "Scheduler" in pool.run(*listed), 60, what="the second collector knows the schedd")
+            until(
+                lambda: "Scheduler" in pool.run(*listed),
+                60,
+                what="the second collector knows the schedd",
+            )
             one = drone_on(pool, "kit-1")
             await seen(overlay, in_state(SlotState.IDLE, one))
             bootstrap = await overlay.bootstrap(StartOrder(DroneId(one.id), A100, 600.0, 10.0))
@@ -88,7 +92,10 @@ class PoolOn6(Pool):
 
 @pytest.mark.skipif(not _has_ipv6(), reason="this host has no IPv6 loopback")
 async def test_a_drone_joins_a_pool_on_ipv6(condor: Condor, drone_on: StartDrone) -> None:
-    with htcondor.lab_directory("six") as root, htcondor.running(PoolOn6(root, condor, "six")) as pool:
+    with (
+        htcondor.lab_directory("six") as root,
+        htcondor.running(PoolOn6(root, condor, "six")) as pool,
+    ):
         one = drone_on(pool, "kit-1", files={"extra.conf": f"{QUICK_DRONE}{ON_6}".encode()})
         async with overlay_on(pool, client_config=htcondor.LOOPBACK + ON_6) as overlay:
             await seen(overlay, in_state(SlotState.IDLE, one))

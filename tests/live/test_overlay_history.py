@@ -22,7 +22,9 @@ def told(view: OverlayView, cluster: int) -> list[CompletedJob]:
 ASKS = "require_gpus = Capability >= 7.5 && GlobalMemoryMb >= 20000\n+GpuMilli = 250\nallowed_execute_duration = 900\n"
 
 
-async def test_what_is_done_is_told_as_the_queue_has_it(new_pool: Callable[[], Pool], drone_on: StartDrone) -> None:
+async def test_what_is_done_is_told_as_the_queue_has_it(
+    new_pool: Callable[[], Pool], drone_on: StartDrone
+) -> None:
     pool = new_pool()
     drone = drone_on(pool, "kit-1")
     begun = time.time()
@@ -30,7 +32,9 @@ async def test_what_is_done_is_told_as_the_queue_has_it(new_pool: Callable[[], P
     stays = pool.submit(gpu_job(1, cpus=2, more="leave_in_queue = true"))
     removed = pool.submit(gpu_job(600))
     until(lambda: not pool.jobs(done), 120, what="the first has left the queue")
-    until(lambda: pool.statuses(stays) == [4], 60, what="the second is done, and stays in the queue")
+    until(
+        lambda: pool.statuses(stays) == [4], 60, what="the second is done, and stays in the queue"
+    )
     until(lambda: pool.statuses(removed) == [2], 60, what="the third runs")
     pool.run("condor_rm", str(removed), identity="alice")
     until(lambda: not pool.jobs(removed), 120, what="its owner took it away")
@@ -44,15 +48,21 @@ async def test_what_is_done_is_told_as_the_queue_has_it(new_pool: Callable[[], P
         assert (one.owner, one.group, two.owner, two.group) == ("alice", "group_a", "alice", "")
         assert (two.gpu_milli, two.cpus) == (1000, 2)
         (gone,) = told(view, removed)
-        assert gone.unfinished and gone.drone_id == drone.id and gone.run_s < 120, "its owner took it away"
-        assert not one.unfinished and (one.used_milli, one.energy_j) == (None, None), "nothing measured is unknown"
+        assert gone.unfinished and gone.drone_id == drone.id and gone.run_s < 120, (
+            "its owner took it away"
+        )
+        assert not one.unfinished and (one.used_milli, one.energy_j) == (None, None), (
+            "nothing measured is unknown"
+        )
 
         again = await overlay.poll([A100])
         assert again.completions == view.completions, "not asked again within the minute"
         later = pool.submit(gpu_job(1))
         until(lambda: not pool.jobs(later), 60, what="another is done")
         view = await seen(overlay, lambda v: told(v, later), 90)
-        assert told(view, done) == [one] and told(view, stays) == [two], "told the same in each look"
+        assert told(view, done) == [one] and told(view, stays) == [two], (
+            "told the same in each look"
+        )
     async with overlay_on(pool, "reader") as overlay:
         anew = await overlay.poll([A100])
         assert anew.completions == view.completions, "and to one that may do nothing but READ"
@@ -89,7 +99,8 @@ async def test_whose_jobs_run_and_what_share_they_want(pool: Pool, drone_on: Sta
     async with overlay_on(pool) as overlay:
         view = await seen(overlay, lambda v: sum(c.running for c in v.classes) == 1)
     (slot,) = view.slots
-    assert (slot.owner, slot.work_gpu_milli) == ("alice", 1000)  # it has the whole of a GPU that is not shared
+    # it has the whole of a GPU that is not shared
+    assert (slot.owner, slot.work_gpu_milli) == ("alice", 1000)
     assert abs(slot.begun_at - began) < 10
     (shared,) = [each for each in classes_of(view) if not each.invalid and each.duty_milli]
     assert (shared.owner, shared.group, shared.gpu_milli) == ("alice", "group_a", 200)
@@ -103,8 +114,12 @@ async def test_whose_jobs_run_and_what_share_they_want(pool: Pool, drone_on: Sta
 
 
 @pytest.mark.parametrize("trouble", ["none is kept", "it never ends"])
-async def test_without_a_history_everything_else_goes_on(new_pool: Callable[[str], Pool], trouble: str) -> None:
-    pool = new_pool("HISTORY =\n" if trouble == "none is kept" else "HISTORY_HELPER = $(LOCAL_DIR)/jobs/slow\n")
+async def test_without_a_history_everything_else_goes_on(
+    new_pool: Callable[[str], Pool], trouble: str
+) -> None:
+    pool = new_pool(
+        "HISTORY =\n" if trouble == "none is kept" else "HISTORY_HELPER = $(LOCAL_DIR)/jobs/slow\n"
+    )
     pool.program("slow", "exec sleep 300\n").rename(pool.dir / "jobs/slow")
     pool.submit(gpu_job(n=2))
     async with overlay_on(pool, deadline="8s") as overlay:
@@ -116,7 +131,9 @@ async def test_without_a_history_everything_else_goes_on(new_pool: Callable[[str
         assert again.completions is None and notice in again.notices, "not asked at once again"
 
 
-async def test_idle_jobs_of_a_class_are_held_and_once_released_left_alone(new_pool: Callable[[], Pool]) -> None:
+async def test_idle_jobs_of_a_class_are_held_and_once_released_left_alone(
+    new_pool: Callable[[], Pool],
+) -> None:
     pool = new_pool()
     mine, other = pool.submit(gpu_job(more="+GpuMilli = 250", n=2)), pool.submit(gpu_job(cpus=2))
     reason = "low GPU use: 4% of 10.0 GPU-hours used. Ask for less"
@@ -128,7 +145,9 @@ async def test_idle_jobs_of_a_class_are_held_and_once_released_left_alone(new_po
             assert "QUEUE_SUPER_USERS" in held.faults[0] and "condor_qusers -add" in held.faults[0]
             pool.remove(pool.submit(gpu_job(cpus=3), identity="admin"), identity="admin")
             held = await overlay.hold(jobs, reason)
-        assert held == HoldResult(2) and pool.statuses(mine) == [5, 5] and pool.statuses(other) == [1]
+        assert (
+            held == HoldResult(2) and pool.statuses(mine) == [5, 5] and pool.statuses(other) == [1]
+        )
         assert [str(ad["HoldReason"])[: len(reason)] for ad in pool.jobs(mine)] == [reason] * 2
         pool.run("condor_release", str(mine), identity="alice")
         assert await overlay.hold(jobs, reason) == HoldResult(0) and pool.statuses(mine) == [1, 1]

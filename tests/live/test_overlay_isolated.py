@@ -24,21 +24,28 @@ from tests.labs.htcondor import Condor, DroneProcess, Pool, gpu_job, until
 pytestmark = [
     pytest.mark.timeout(900),
     pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root"),
-    pytest.mark.skipif(shutil.which("ip") is None, reason="network namespaces are made by `ip` of iproute2"),
+    pytest.mark.skipif(
+        shutil.which("ip") is None, reason="network namespaces are made by `ip` of iproute2"
+    ),
 ]
 
 AS_NOBODY = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
 
 
 class Networks:
-    """Three networks: the controller's (this host's), the pool's and the drones'. The pool's is linked to both others,
-    and forwards nothing."""
+    """Three networks: the controller's (this host's), the pool's and the drones'. The pool's is
+    linked to both others, and forwards nothing."""
 
     def __init__(self) -> None:
         number = random.SystemRandom().randrange(1 << 16)
-        self.controller, self.pool, self.drones = (f"198.18.{number >> 8}.{number & 248 | each}" for each in (1, 2, 3))
+        self.controller, self.pool, self.drones = (
+            f"198.18.{number >> 8}.{number & 248 | each}" for each in (1, 2, 3)
+        )
         self._tag = f"{number:04x}"
-        self.pool_namespace, self.drone_namespace = f"lab-pool-{self._tag}", f"lab-drones-{self._tag}"
+        self.pool_namespace, self.drone_namespace = (
+            f"lab-pool-{self._tag}",
+            f"lab-drones-{self._tag}",
+        )
 
     def __enter__(self) -> Networks:
         try:
@@ -131,8 +138,8 @@ async def all_in(overlay: HTCondorOverlay, drones: list[DroneProcess], state: Sl
 
 
 async def drained(overlay: HTCondorOverlay, drones: list[DroneProcess], mode: DrainMode) -> None:
-    """Order a drain; ask again where no answer came, as the controller does: on a busy host the process that sends
-    orders may take as long to start as an order may take."""
+    """Order a drain; ask again where no answer came, as the controller does: on a busy host the
+    process that sends orders may take as long to start as an order may take."""
     for _ in range(3):
         receipts = await overlay.drain([DroneId(each.id) for each in drones], mode, "a test")
         if {receipt.answer for receipt in receipts} == {OrderOutcome.OK}:
@@ -150,7 +157,9 @@ def forged_order(pool: Pool, drone_id: str, identity: str) -> None:
 
 
 @pytest.mark.parametrize("number", [4, pytest.param(20, marks=pytest.mark.matrix)])
-async def test_drones_that_reach_the_pool_alone_drain_return_and_end(isolated: IsolatedPool, number: int) -> None:
+async def test_drones_that_reach_the_pool_alone_drain_return_and_end(
+    isolated: IsolatedPool, number: int
+) -> None:
     """Every drain of a drone behind CCB was refused, and a draining drone took more jobs."""
     pool = isolated
     client = htcondor.LOOPBACK.replace("127.0.0.1", pool.networks.controller)
@@ -166,7 +175,9 @@ async def test_drones_that_reach_the_pool_alone_drain_return_and_end(isolated: I
         cluster = pool.submit(gpu_job(3600, n=number))
         until(lambda: pool.statuses(cluster) == [2] * number, patient_s, what="all jobs run")
         await all_in(overlay, drones, SlotState.BUSY)
-        assert not await reached_by_the_tool(pool, overlay, drones[0], client), "the network lets the tool through"
+        assert not await reached_by_the_tool(pool, overlay, drones[0], client), (
+            "the network lets the tool through"
+        )
 
         await drained(overlay, drones, DrainMode.PEACEFUL)
         await all_in(overlay, drones, SlotState.DRAINING)
@@ -184,10 +195,14 @@ async def test_drones_that_reach_the_pool_alone_drain_return_and_end(isolated: I
         await drained(overlay, drones[half:], DrainMode.PEACEFUL)
         for each in drones[half:]:
             await asyncio.to_thread(each.wait, patient_s)
-        assert {each.outcome["reason"] for each in drones} == {"drained"}, [each.said for each in drones]
+        assert {each.outcome["reason"] for each in drones} == {"drained"}, [
+            each.said for each in drones
+        ]
 
 
-async def reached_by_the_tool(pool: Pool, overlay: HTCondorOverlay, drone: DroneProcess, client: str) -> bool:
+async def reached_by_the_tool(
+    pool: Pool, overlay: HTCondorOverlay, drone: DroneProcess, client: str
+) -> bool:
     """Return whether condor_drain by itself reaches a drone."""
     view = await overlay.poll([A100])
     name = next(slot.name for slot in view.slots if slot.drone_id == drone.id)

@@ -15,7 +15,8 @@ from tests.labs.htcondor import QUICK_DRONE, Diary, Pool, StartDrone, gpu_job, o
 RUN_S = 42
 
 BODIES: Mapping[str, tuple[str, str]] = {
-    # what it does with `n`, which counts tenths of a second or so, and its lines of the submit description
+    # what it does with `n`, which counts tenths of a second or so, and its lines of the submit
+    # description
     "plain": ("while :; do sleep 0.1; say on; done", ""),
     "saves when told to leave": (
         "trap 'sleep 2; echo $n >state; say saved; exit 0' TERM\ntouch state\nwhile :; do sleep 0.1; say on; done",
@@ -36,9 +37,13 @@ class Job:
         self.name, self.drone_id = name, own(f"kit-{name}")
         self.diary = Diary(pool, name)
         does, more = BODIES[body]
-        where = " || ".join(f'TARGET.DroneId == "{each}"' for each in (self.drone_id, *other_drones))
+        where = " || ".join(
+            f'TARGET.DroneId == "{each}"' for each in (self.drone_id, *other_drones)
+        )
         more = f"requirements = {where}\njob_lease_duration = 20\n{more}"
-        self.cluster = pool.submit(gpu_job(cpus=2, program=self.diary.program(f"say began\n{does}\n"), more=more))
+        self.cluster = pool.submit(
+            gpu_job(cpus=2, program=self.diary.program(f"say began\n{does}\n"), more=more)
+        )
 
     def truth(self, until_at: float) -> tuple[float, float]:
         """Run time of its last run before then, and how much of that was not saved."""
@@ -55,10 +60,15 @@ async def told(overlay: HTCondorOverlay) -> tuple[OverlayView, dict[str, Evictio
     return view, {e.drone_id: e for e in view.evictions}
 
 
-async def test_what_is_told_is_what_the_jobs_wrote_down(new_pool: Callable[[str], Pool], drone_on: StartDrone) -> None:
+async def test_what_is_told_is_what_the_jobs_wrote_down(
+    new_pool: Callable[[str], Pool], drone_on: StartDrone
+) -> None:
     pool = new_pool("SHADOW_QUEUE_UPDATE_INTERVAL = 900\n")  # as it is by default
     plain, lost, removed, held = (Job(pool, name) for name in ("plain", "lost", "removed", "held"))
-    saves, checkpoints = Job(pool, "saves", "saves when told to leave"), Job(pool, "ckpt", "saves every ten seconds")
+    saves, checkpoints = (
+        Job(pool, "saves", "saves when told to leave"),
+        Job(pool, "ckpt", "saves every ten seconds"),
+    )
     done, moved = Job(pool, "done", "ends by itself"), Job(pool, "moved", "plain", own("kit-other"))
     jobs = [plain, saves, checkpoints, lost, removed, held, done, moved]
     leaving = (plain, saves, checkpoints, moved)
@@ -75,7 +85,9 @@ async def test_what_is_told_is_what_the_jobs_wrote_down(new_pool: Callable[[str]
                 assert slot.work_gpu_milli == 0
             else:
                 assert slot.work_gpu_milli == 1000
-                assert abs((view.taken_at - slot.work_at) - job.truth(view.taken_at)[1]) < 3, job.name
+                assert abs((view.taken_at - slot.work_at) - job.truth(view.taken_at)[1]) < 3, (
+                    job.name
+                )
             if job is checkpoints:
                 assert view.taken_at - slot.work_at < 13, "it has saved what it did before"
 
@@ -92,8 +104,12 @@ async def test_what_is_told_is_what_the_jobs_wrote_down(new_pool: Callable[[str]
         until(lambda: len(moved.diary.said("began")) == 2, 60, what="one moved on")
 
         view, evictions = await told(overlay)
-        [waits] = [each for each in view.classes if f"{plain.cluster}.0" in each.job_ids.split(", ")]
-        assert waits.oldest_at < began < asked_at - 2 < waits.idle_at, "it was evicted, and began anew to wait"
+        [waits] = [
+            each for each in view.classes if f"{plain.cluster}.0" in each.job_ids.split(", ")
+        ]
+        assert waits.oldest_at < began < asked_at - 2 < waits.idle_at, (
+            "it was evicted, and began anew to wait"
+        )
         expected = {job.drone_id for job in leaving}
         assert set(evictions) - {lost.drone_id} == expected, "not those that their owner took away"
         for job in leaving:
@@ -107,18 +123,35 @@ async def test_what_is_told_is_what_the_jobs_wrote_down(new_pool: Callable[[str]
         pool.run("condor_release", str(held.cluster), identity="alice")
 
         # the schedd waits for a drone that has vanished until the job's lease is over
-        until(lambda: pool.statuses(lost.cluster) == [1], 120, what="the lease of the lost one is over")
+        until(
+            lambda: pool.statuses(lost.cluster) == [1],
+            120,
+            what="the lease of the lost one is over",
+        )
         _, later = await told(overlay)
-        assert {key: each for key, each in later.items() if key in expected} == evictions, "told the same again"
+        assert {key: each for key, each in later.items() if key in expected} == evictions, (
+            "told the same again"
+        )
         assert held.drone_id not in later and removed.drone_id not in later
         ran_s, lost_s = lost.truth(time.time())
-        assert abs(later[lost.drone_id].lost_s - lost_s) <= 0.05 * ran_s, (later[lost.drone_id], lost_s)
+        assert abs(later[lost.drone_id].lost_s - lost_s) <= 0.05 * ran_s, (
+            later[lost.drone_id],
+            lost_s,
+        )
 
 
 async def test_jobs_that_want_no_gpu_count_by_their_cpus(pool: Pool, drone_on: StartDrone) -> None:
-    extra = f"{QUICK_DRONE}\nGPU_DISCOVERY_EXTRA = -extra -simulate:4,2\n".encode()  # of the node, not for this drone
-    no_gpus = {"DRONE_GPUS": "0", "DRONE_GPU_MILLI": "0", "DRONE_VRAM_MIB": "0", "DRONE_GPU_SIMULATE": ""}
-    drone = drone_on(pool, "kit-cpus", env={**no_gpus, "DRONE_CPUS": "4"}, files={"extra.conf": extra})
+    # of the node, not for this drone
+    extra = f"{QUICK_DRONE}\nGPU_DISCOVERY_EXTRA = -extra -simulate:4,2\n".encode()
+    no_gpus = {
+        "DRONE_GPUS": "0",
+        "DRONE_GPU_MILLI": "0",
+        "DRONE_VRAM_MIB": "0",
+        "DRONE_GPU_SIMULATE": "",
+    }
+    drone = drone_on(
+        pool, "kit-cpus", env={**no_gpus, "DRONE_CPUS": "4"}, files={"extra.conf": extra}
+    )
     gpu, enough = pool.submit(gpu_job(1)), pool.file("cpus.enough")
     cluster = pool.submit(gpu_job(cpus=3, until_there=enough).replace("request_gpus = 1\n", ""))
     until(lambda: Path(f"{enough}.starts").exists(), 60, what="its program runs")
@@ -127,7 +160,9 @@ async def test_jobs_that_want_no_gpu_count_by_their_cpus(pool: Pool, drone_on: S
     slot = slot_of(view, drone.id)
     assert slot.work_gpu_milli == 3000 and 0 <= time.time() - slot.work_at < 60
     assert (slot.free_gpu_milli, slot.vram_mib) == (0, 0)
-    assert [each.gpu_milli for each in view.classes if each.owner == "alice"] == [1000], "no CPU type, no CPU demand"
+    assert [each.gpu_milli for each in view.classes if each.owner == "alice"] == [1000], (
+        "no CPU type, no CPU demand"
+    )
     enough.touch()
     until(lambda: not pool.jobs(cluster), 60, what="the job is done")
     assert "CUDA_VISIBLE_DEVICES=10000\n" in (pool.dir / "jobs" / f"out.{cluster}.0").read_text()

@@ -1,6 +1,7 @@
 """A real Prometheus: the rules and the exposition are valid, each alert fires when it should, and each panel has data.
 
-The scripted day becomes blocks of Prometheus' own database; then the server scrapes a live record over HTTP.
+The scripted day becomes blocks of Prometheus' own database; then the server scrapes a live record
+over HTTP.
 """
 
 from __future__ import annotations
@@ -71,10 +72,14 @@ SICK: dict[str, dict[str, float | str | None]] = {
     "ChurnHigh": {'provisioner_drones_ended_total{site="kit",type="a100",outcome="failed"}': 2},
     "OwnerWaited": {'provisioner_owner_wait_seconds_total{site="kit",grace="over"}': 9},
     "OrphansFound": {'provisioner_orphan_stops_total{site="kit"}': 0.5},
-    "FirstJobFailing": {'provisioner_drones_leaving_total{site="kit",type="a100",reason="black-hole"}': 0.1},
+    "FirstJobFailing": {
+        'provisioner_drones_leaving_total{site="kit",type="a100",reason="black-hole"}': 0.1
+    },
     "NoNegotiation": {'provisioner_troubles{severity="critical",kind="no-negotiation"}': 1},
     "CredentialExpires": {
-        'provisioner_credential_expires_timestamp_seconds{scope="overlay",name="token"}': TESTED_H * 3600 + 86400,
+        'provisioner_credential_expires_timestamp_seconds{scope="overlay",name="token"}': TESTED_H
+        * 3600
+        + 86400,
         'provisioner_credential_warning_seconds{scope="overlay",name="token"}': 7 * 86400,
     },
     "CredentialUnusable": {'provisioner_credential_usable{scope="overlay",name="token"}': 0},
@@ -113,16 +118,21 @@ def test_the_rules_and_the_exposition_are_valid(
     programs: PrometheusPrograms, day: ScrapedStore, tmp_path: Path
 ) -> None:
     (tmp_path / "rules.yml").write_text(json.dumps(render_alerts()))
-    assert f"{len(ALERTS)} rules found" in programs.promtool("check", "rules", str(tmp_path / "rules.yml"))
+    assert f"{len(ALERTS)} rules found" in programs.promtool(
+        "check", "rules", str(tmp_path / "rules.yml")
+    )
     assert programs.promtool("check", "metrics", stdin=exposition(day.reader()).decode()) == ""
 
 
-def fired(programs: PrometheusPrograms, directory: Path, sick: dict[str, Any], expected: list[str]) -> None:
+def fired(
+    programs: PrometheusPrograms, directory: Path, sick: dict[str, Any], expected: list[str]
+) -> None:
     """Have promtool find that of all alerts just the ``expected`` fire after the time tested."""
     (directory / "rules.yml").write_text(json.dumps(render_alerts()))
     given, at = series(**sick), f"{TESTED_H - 1}h"
     alive = [
-        {"expr": f'count(ALERTS{{alertstate="firing", alertname="{alert.name}"}})', "eval_time": at} for alert in ALERTS
+        {"expr": f'count(ALERTS{{alertstate="firing", alertname="{alert.name}"}})', "eval_time": at}
+        for alert in ALERTS
     ]
     for test, alert in zip(alive, ALERTS, strict=True):
         test["exp_samples"] = [{"labels": "{}", "value": 1}] if alert.name in expected else []  # type: ignore[assignment]
@@ -151,23 +161,37 @@ def test_an_unreadable_record_and_a_missing_scrape_are_a_controller_that_is_down
     fired(programs, tmp_path, {"provisioner_record_up": "_"}, ["ControllerDown"])
 
 
-def test_one_of_two_controllers_that_cannot_be_scraped_is_down(programs: PrometheusPrograms, tmp_path: Path) -> None:
+def test_one_of_two_controllers_that_cannot_be_scraped_is_down(
+    programs: PrometheusPrograms, tmp_path: Path
+) -> None:
     fired(programs, tmp_path, {'up{job="provisioner",instance="kit:8618"}': 0}, ["ControllerDown"])
     fired(programs, tmp_path, {'up{job="node"}': 0}, [])
 
 
-def test_a_long_interval_between_ticks_is_no_missing_tick(programs: PrometheusPrograms, tmp_path: Path) -> None:
+def test_a_long_interval_between_ticks_is_no_missing_tick(
+    programs: PrometheusPrograms, tmp_path: Path
+) -> None:
     late = {"provisioner_tick_age_seconds": 40000, "provisioner_tick_limit_seconds": 86400}
     fired(programs, tmp_path, late, [])
 
 
 def test_a_steady_busy_pool_raises_no_alert(programs: PrometheusPrograms, tmp_path: Path) -> None:
-    waiting = dict.fromkeys((f'provisioner_jobs_waiting{{category="{c}"}}' for c in ("none", "waiting-negotiation")), 9)
-    no_start = {'provisioner_drones_requested_total{site="kit",type="a100",reason="jobs-waiting"}': 0}
-    fired(programs, tmp_path, {'provisioner_jobs_waiting{category="start"}': 0, **no_start, **waiting}, [])
+    waiting = dict.fromkeys(
+        (f'provisioner_jobs_waiting{{category="{c}"}}' for c in ("none", "waiting-negotiation")), 9
+    )
+    no_start = {
+        'provisioner_drones_requested_total{site="kit",type="a100",reason="jobs-waiting"}': 0
+    }
+    fired(
+        programs,
+        tmp_path,
+        {'provisioner_jobs_waiting{category="start"}': 0, **no_start, **waiting},
+        [],
+    )
 
 
-# ---------------------------------------------------------------------------------------------------------- the server
+# ----------------------------------------------------------------------------------------------------------
+# the server
 
 
 @asynccontextmanager
@@ -215,30 +239,44 @@ async def test_every_panel_has_data_in_the_day_every_alert_is_evaluated_and_the_
     with lab_directory("prometheus") as directory:
         (directory / "data").mkdir()
         (directory / "day.txt").write_text("".join(openmetrics(day)))
-        words = ("tsdb", "create-blocks-from", "openmetrics", str(directory / "day.txt"), str(directory / "data"))
+        words = (
+            "tsdb",
+            "create-blocks-from",
+            "openmetrics",
+            str(directory / "day.txt"),
+            str(directory / "data"),
+        )
         await asyncio.to_thread(programs.promtool, *words)
         await record(day, starts(day.tick + 1, at=day.committed.recorded_at + 20.0))
         port = free_port()
         async with served(day.reader()) as target:
-            with running_prometheus(programs, directory, port, f"127.0.0.1:{target}", render_alerts()) as server:
+            with running_prometheus(
+                programs, directory, port, f"127.0.0.1:{target}", render_alerts()
+            ) as server:
                 assert await asyncio.to_thread(without_data, server) == []
                 for alert in ALERTS:
                     await asyncio.to_thread(server.ask, "query", query=alert.expression, time=END)
                 for _ in range(300):
-                    (up,) = (await asyncio.to_thread(server.ask, "query", query="up"))["result"] or [
-                        {"value": (0, "0")}
-                    ]
+                    (up,) = (await asyncio.to_thread(server.ask, "query", query="up"))[
+                        "result"
+                    ] or [{"value": (0, "0")}]
                     if up["value"][1] == "1":
                         break
                     await asyncio.sleep(0.1)
-                scraped = await asyncio.to_thread(server.ask, "query", query="provisioner_ticks_total")
+                scraped = await asyncio.to_thread(
+                    server.ask, "query", query="provisioner_ticks_total"
+                )
                 rules = await asyncio.to_thread(server.ask, "rules")
                 (target_seen,) = (await asyncio.to_thread(server.ask, "targets"))["activeTargets"]
-    ticks = sum(n for key, n in day.reader().counters().items() if key.metric == "provisioner_ticks_total")
+    ticks = sum(
+        n for key, n in day.reader().counters().items() if key.metric == "provisioner_ticks_total"
+    )
     assert float(scraped["result"][0]["value"][1]) == ticks
     assert target_seen["health"] == "up" and target_seen["lastError"] == ""
     assert {rule["health"] for rule in rules["groups"][0]["rules"]} <= {"ok", "unknown"}
-    assert [rule["name"] for rule in rules["groups"][0]["rules"]] == [alert.name for alert in ALERTS]
+    assert [rule["name"] for rule in rules["groups"][0]["rules"]] == [
+        alert.name for alert in ALERTS
+    ]
 
 
 def test_each_alert_has_a_test() -> None:

@@ -75,7 +75,9 @@ def recorded_use(record: Path) -> tuple[float, float, int]:
 
 
 @pytest.mark.timeout(7200)
-@pytest.mark.parametrize("bursts", [BURSTS, pytest.param(HOUR, marks=pytest.mark.matrix, id="hour")])
+@pytest.mark.parametrize(
+    "bursts", [BURSTS, pytest.param(HOUR, marks=pytest.mark.matrix, id="hour")]
+)
 def test_it_touches_nothing_and_its_figures_follow_from_both_records(
     beside: tuple[TopasLab, Tardis], bursts: tuple[tuple[int, int], ...]
 ) -> None:
@@ -86,12 +88,23 @@ def test_it_touches_nothing_and_its_figures_follow_from_both_records(
     with meanwhile(lambda: seen.append((time.time(), tardis.drones())), 1.0):
         for jobs, seconds in bursts:
             clusters.append(overlay.submit(gpu_job(seconds, n=jobs)))
-            until(lambda: not overlay.jobs(), 300 + jobs * seconds, what="the jobs are done", every_s=1)
+            until(
+                lambda: not overlay.jobs(),
+                300 + jobs * seconds,
+                what="the jobs are done",
+                every_s=1,
+            )
             time.sleep(PAUSE_S)
         number = sum(jobs for jobs, _ in bursts)
-        until(lambda: len(shadow.record.completions(0.0, 1e12)) == number, 150, what="the shadow has read the history")
+        until(
+            lambda: len(shadow.record.completions(0.0, 1e12)) == number,
+            150,
+            what="the shadow has read the history",
+        )
         assert tardis.process is not None and tardis.process.poll() is None, tardis.log()[-3000:]
-        assert "a shadow, it starts nothing" in " ".join(shadow.prints("status").split()), "wrapped or not"
+        assert "a shadow, it starts nothing" in " ".join(shadow.prints("status").split()), (
+            "wrapped or not"
+        )
         told = shadow.json("shadow", "report", "--boot", "5s", "--negotiation", "2s")
         shadow.stop()
     untouched(lab, tardis, number)
@@ -112,10 +125,14 @@ def untouched(lab: TopasLab, tardis: Tardis, number: int) -> None:
     assert removed <= {job for call in tardis.calls("condor_rm") for job in call.split()}
     assert not lab.controller.record.drones(ended=None) and not lab.controller.processes()
     assert "order" not in lab.controller.log(), "no line of its log is about an order"
-    assert not lab.overlay.run("condor_status", "-any", "-constraint", "DroneOrderFor isnt undefined", "-af", "Name")
+    assert not lab.overlay.run(
+        "condor_status", "-any", "-constraint", "DroneOrderFor isnt undefined", "-af", "Name"
+    )
 
 
-def theirs_follow(told: dict, lab: TopasLab, clusters: list[int], seen: list[tuple[float, list[Ad]]]) -> None:
+def theirs_follow(
+    told: dict, lab: TopasLab, clusters: list[int], seen: list[tuple[float, list[Ad]]]
+) -> None:
     """Check the other system's figures: against the record, and against what the pools and our own looks tell."""
     other = next(row for row in told["uses"][:2] if row["system"] == "other")
     held, busy, joined = recorded_use(lab.controller.record.path)
@@ -126,7 +143,9 @@ def theirs_follow(told: dict, lab: TopasLab, clusters: list[int], seen: list[tup
     assert other["busy_gpu_s"] == pytest.approx(sum(spans_s(by_events).values()), abs=LAG_S * jobs)
     looked = sum((b - a) * len(ads) for (a, ads), (b, _) in pairwise(seen) if a <= until_at)
     assert other["gpu_s"] == pytest.approx(looked, abs=LAG_S * 2 * len(drones))
-    assert other["gpu_s"] == pytest.approx(held, abs=LAG_S * 4) and other["busy_gpu_s"] == pytest.approx(busy, abs=0.01)
+    assert other["gpu_s"] == pytest.approx(held, abs=LAG_S * 4) and other[
+        "busy_gpu_s"
+    ] == pytest.approx(busy, abs=0.01)
     history = [ad for cluster in clusters for ad in lab.overlay.history(cluster)]
     waits = sorted(ad["CompletionDate"] - ad["QDate"] - wall_s(ad) for ad in history)
     assert other["jobs"] == len(waits) == told["jobs"]
@@ -136,7 +155,9 @@ def theirs_follow(told: dict, lab: TopasLab, clusters: list[int], seen: list[tup
 
 def wall_s(ad: Ad) -> float:
     """Return how long a job computed in its only run."""
-    return ad["CompletionDate"] - max(ad["JobCurrentStartDate"], ad.get("JobCurrentStartExecutingDate", 0))
+    return ad["CompletionDate"] - max(
+        ad["JobCurrentStartDate"], ad.get("JobCurrentStartExecutingDate", 0)
+    )
 
 
 def ours_follow(told: dict, lab: TopasLab, clusters: list[int]) -> None:
@@ -147,7 +168,8 @@ def ours_follow(told: dict, lab: TopasLab, clusters: list[int]) -> None:
     assert ours["busy_gpu_s"] == pytest.approx(sum(map(wall_s, history)), abs=len(history))
     assert 1 <= ours["drones"] <= len(history)
     saved = told["replayed"] * other["idle_gpu_s"] - ours["idle_gpu_s"]
-    replayed = min(1.0, ours["busy_gpu_s"] / other["busy_gpu_s"])  # claims include starting a job: slow under load
+    # claims include starting a job: slow under load
+    replayed = min(1.0, ours["busy_gpu_s"] / other["busy_gpu_s"])
     assert told["saved_gpu_s"] == pytest.approx(saved, rel=0.01)
     assert told["replayed"] == pytest.approx(replayed, abs=0.01) and replayed > 0.5
     for row in told["uses"][:2]:

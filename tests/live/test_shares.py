@@ -1,7 +1,8 @@
 """Drones that offer their GPUs in shares: what a real negotiator packs onto them, and what a drone makes of each mode.
 
-The GPUs are those that ``condor_gpu_discovery`` simulates, so nothing is computed. Of MPS there is only the program: a
-stand-in that answers as NVIDIA's does takes its place (:mod:`tests.labs.mps`; ``tests/test_mps.py`` has the real one).
+The GPUs are those that ``condor_gpu_discovery`` simulates, so nothing is computed. Of MPS there is
+only the program: a stand-in that answers as NVIDIA's does takes its place (:mod:`tests.labs.mps`;
+``tests/test_mps.py`` has the real one).
 """
 
 from __future__ import annotations
@@ -38,10 +39,17 @@ def drones_of(pool: Pool, cluster: int) -> set[str]:
 def devices_of(pool: Pool, cluster: int, jobs: int) -> list[str]:
     """What each job of a cluster that is done saw as its GPUs."""
     texts = [(pool.dir / "jobs" / f"out.{cluster}.{proc}").read_text() for proc in range(jobs)]
-    return [line for text in texts for line in text.splitlines() if line.startswith("CUDA_VISIBLE_DEVICES=")]
+    return [
+        line
+        for text in texts
+        for line in text.splitlines()
+        if line.startswith("CUDA_VISIBLE_DEVICES=")
+    ]
 
 
-def test_small_jobs_are_packed_and_one_that_wants_a_whole_gpu_waits(lab: tuple[Pool, LabController]) -> None:
+def test_small_jobs_are_packed_and_one_that_wants_a_whole_gpu_waits(
+    lab: tuple[Pool, LabController],
+) -> None:
     pool, controller = lab
     if pool.condor.version.startswith("23."):
         pytest.skip("this HTCondor counts each GPU once, but for the slices of MIG")
@@ -58,10 +66,16 @@ def test_small_jobs_are_packed_and_one_that_wants_a_whole_gpu_waits(lab: tuple[P
         return controller.call("explain", "job", f"{cluster}.0").stdout
 
     controller.ticks(3)
-    for cluster, why in ((whole, "shares of 0.25"), (third, "shares of 0.25"), (large, "11915 MiB a share")):
+    for cluster, why in (
+        (whole, "shares of 0.25"),
+        (third, "shares of 0.25"),
+        (large, "11915 MiB a share"),
+    ):
         assert pool.statuses(cluster) == [1]
         assert why in told(cluster), told(cluster)
-    assert len(controller.drones()) == 1, "one drone for the four, none for those that it cannot host"
+    assert len(controller.drones()) == 1, (
+        "one drone for the four, none for those that it cannot host"
+    )
     [slot] = pool.slots()[:1]
     assert (slot["DroneShares"], slot["GPUs"], slot["TotalSlotGPUs"]) == (4, 0, 4)
 
@@ -84,7 +98,12 @@ def shared(pool: Pool, drone_on: StartDrone) -> SharedDrone:
     """Start a drone that shares its GPU."""
 
     def start(name: str, sharing: Sharing, shares: int, **env: str) -> DroneProcess:
-        told = {"DRONE_SHARING": sharing.value, "DRONE_SHARES": str(shares), "DRONE_CPUS": "4", **env}
+        told = {
+            "DRONE_SHARING": sharing.value,
+            "DRONE_SHARES": str(shares),
+            "DRONE_CPUS": "4",
+            **env,
+        }
         return drone_on(pool, name, env=told)
 
     return start
@@ -105,7 +124,9 @@ def test_the_slices_of_mig_are_the_devices(pool: Pool, shared: SharedDrone) -> N
     enough.touch()
     until(lambda: not pool.jobs(jobs), 60, what="both are done")
     each = set(devices_of(pool, jobs, 2))
-    assert len(each) == 2 and all(line.startswith("CUDA_VISIBLE_DEVICES=MIG-GPU-a0223334") for line in each), each
+    assert len(each) == 2 and all(
+        line.startswith("CUDA_VISIBLE_DEVICES=MIG-GPU-a0223334") for line in each
+    ), each
 
 
 @pytest.mark.parametrize(
@@ -148,11 +169,15 @@ def said(mps: Path) -> list[str]:
     return (mps / "said").read_text().splitlines()
 
 
-def mps_drone(shared: SharedDrone, mps: Path, name: str, shares: int = 4, **env: str) -> DroneProcess:
+def mps_drone(
+    shared: SharedDrone, mps: Path, name: str, shares: int = 4, **env: str
+) -> DroneProcess:
     return shared(name, Sharing.MPS, shares, PATH=f"{mps}:/usr/bin:/bin", **ONE_GPU, **env)
 
 
-def test_under_mps_jobs_share_by_a_daemon_of_the_drones_own(pool: Pool, shared: SharedDrone, mps: Path) -> None:
+def test_under_mps_jobs_share_by_a_daemon_of_the_drones_own(
+    pool: Pool, shared: SharedDrone, mps: Path
+) -> None:
     drone = mps_drone(shared, mps, "mps-1", DRONE_IDLE_S="4")
     slot = drone.slot(pool)
     assert slot["DroneMpsOrderedEnd"] is True
@@ -178,13 +203,23 @@ def test_each_gpu_has_a_daemon_of_its_own(pool: Pool, shared: SharedDrone, mps: 
     drone.slot(pool)
     jobs = pool.submit(gpu_job(1, n=4, memory_mib=100, more="+GpuMilli = 500"))
     until(lambda: not pool.jobs(jobs), 60, what="all are done")
-    texts = [(pool.dir / "jobs" / f"out.{jobs}.{proc}").read_text().splitlines() for proc in range(4)]
-    pipes = [next(line for line in lines if line.startswith("CUDA_MPS_PIPE_DIRECTORY=")) for lines in texts]
-    devices = [next(line for line in lines if line.startswith("CUDA_VISIBLE_DEVICES=GPU-")) for lines in texts]
+    texts = [
+        (pool.dir / "jobs" / f"out.{jobs}.{proc}").read_text().splitlines() for proc in range(4)
+    ]
+    pipes = [
+        next(line for line in lines if line.startswith("CUDA_MPS_PIPE_DIRECTORY="))
+        for lines in texts
+    ]
+    devices = [
+        next(line for line in lines if line.startswith("CUDA_VISIBLE_DEVICES=GPU-"))
+        for lines in texts
+    ]
     assert len(set(zip(pipes, devices, strict=True))) == len(set(pipes)) == 2, "by GPU"
 
 
-def test_a_server_that_dies_at_once_ends_the_drone(pool: Pool, shared: SharedDrone, mps: Path) -> None:
+def test_a_server_that_dies_at_once_ends_the_drone(
+    pool: Pool, shared: SharedDrone, mps: Path
+) -> None:
     (mps / "no-server").touch()
     drone = mps_drone(shared, mps, "mps-0")
     assert (drone.wait(), drone.outcome["reason"]) == (74, "no-mps")
@@ -195,7 +230,9 @@ def test_a_server_that_dies_at_once_ends_the_drone(pool: Pool, shared: SharedDro
 def test_a_daemon_that_dies_is_a_failed_check(pool: Pool, shared: SharedDrone, mps: Path) -> None:
     drone = mps_drone(shared, mps, "mps-2", 2, DRONE_CHECK_S="1")
     drone.slot(pool)
-    os.kill(int((drone.dir / "condor/mps/0/nvidia-cuda-mps-control.pid").read_text()), signal.SIGKILL)
+    os.kill(
+        int((drone.dir / "condor/mps/0/nvidia-cuda-mps-control.pid").read_text()), signal.SIGKILL
+    )
     assert drone.wait() == 71, drone.story()
     assert "check mps_check failed: GPU-a0223334: the MPS control daemon has gone" in drone.said
 
@@ -207,10 +244,16 @@ def test_a_daemon_that_was_started_again_without_its_limit_ends_acceptance(
     until(lambda: drone.slot(pool)["DroneReady"], what="it takes jobs")
     pipes = drone.dir / "condor/mps/0"
     os.kill(int((pipes / "nvidia-cuda-mps-control.pid").read_text()), signal.SIGKILL)
-    (pipes / "nvidia-cuda-mps-control.pid").write_text("")  # its process may stay for a while, as a zombie
-    mps_environment = {"CUDA_MPS_PIPE_DIRECTORY": str(pipes), "CUDA_MPS_LOG_DIRECTORY": f"{drone.dir}/log/mps-0"}
+    # its process may stay for a while, as a zombie
+    (pipes / "nvidia-cuda-mps-control.pid").write_text("")
+    mps_environment = {
+        "CUDA_MPS_PIPE_DIRECTORY": str(pipes),
+        "CUDA_MPS_LOG_DIRECTORY": f"{drone.dir}/log/mps-0",
+    }
     env = {"PATH": "/usr/bin:/bin", "PROVISIONER_DRONE_ID": drone.id, **mps_environment}
-    subprocess.run([mps / "nvidia-cuda-mps-control", "-d"], env=env, check=True, timeout=60, **pool.account.run)
+    subprocess.run(
+        [mps / "nvidia-cuda-mps-control", "-d"], env=env, check=True, timeout=60, **pool.account.run
+    )
     why = "the limit of memory of the MPS control daemon reads '' instead of 20268M"
     until(lambda: why in str(drone.slot(pool)["DroneMpsWhy"]), 60, what="the ad says so")
     assert drone.slot(pool)["DroneMpsReady"] is False
@@ -228,7 +271,11 @@ def test_a_fault_ends_acceptance_until_the_server_takes_clients_again(
     jobs = pool.submit(gpu_job(n=2, program=program, memory_mib=100, more="+GpuMilli = 500"))
     until(lambda: pool.statuses(jobs) == [2, 2], 60, what="both run")
     pipes = drone.dir / "condor/mps/0"
-    clients = until(lambda: (pipes / "clients").read_text().split()[1:] and (pipes / "clients").read_text().split())
+    clients = until(
+        lambda: (
+            (pipes / "clients").read_text().split()[1:] and (pipes / "clients").read_text().split()
+        )
+    )
     # The watch, every 5 s, asks for the clients when the log has news: each connects with a line.
     log = drone.dir / "log/mps-0/server.log"
     server = (pipes / "server").read_text().strip()
@@ -240,7 +287,9 @@ def test_a_fault_ends_acceptance_until_the_server_takes_clients_again(
     logs(f"Client {{PID: {clients[0]}, Context ID: 0}} connected")
     until((drone.dir / "condor/mps/0.clients").exists, what="the watch knows the clients")
     (pipes / "status").write_text("FAULT\n")
-    logs(f"Client {{PID: {clients[0]}, Context ID: 0}} triggered a fatal GPU memory fault on device 0")
+    logs(
+        f"Client {{PID: {clients[0]}, Context ID: 0}} triggered a fatal GPU memory fault on device 0"
+    )
     flag.touch()
     flag.chmod(0o644)
     until(lambda: drone.slot(pool)["DroneMpsReady"] is False, 60, what="it takes no jobs")
@@ -253,22 +302,39 @@ def test_a_fault_ends_acceptance_until_the_server_takes_clients_again(
     until(lambda: not pool.jobs(again), 60, what="another job has run")
 
 
-def test_jobs_share_a_pool_of_memory_by_what_they_ask_for(pool: Pool, shared: SharedDrone, mps: Path) -> None:
-    sizes = {"DRONE_VRAM_MIB": "40000", "DRONE_VRAM_POOL": "1", "DRONE_CPUS": "16", "DRONE_MEMORY_MIB": "4096"}
+def test_jobs_share_a_pool_of_memory_by_what_they_ask_for(
+    pool: Pool, shared: SharedDrone, mps: Path
+) -> None:
+    sizes = {
+        "DRONE_VRAM_MIB": "40000",
+        "DRONE_VRAM_POOL": "1",
+        "DRONE_CPUS": "16",
+        "DRONE_MEMORY_MIB": "4096",
+    }
     drone = mps_drone(shared, mps, "mps-9", 8, **sizes)
     slot = drone.slot(pool)
     assert (slot["GPUMem"], slot["GPUs"]) == (40000, 8)
-    assert "set_default_device_pinned_mem_limit 0 40000M" in said(mps), "a job may ask for all of it"
+    assert "set_default_device_pinned_mem_limit 0 40000M" in said(mps), (
+        "a job may ask for all of it"
+    )
     flag = pool.file("pooled")
     equal = pool.submit(gpu_job(memory_mib=100, until_there=flag, more="+GpuMilli = 125"))
     small = pool.submit(gpu_job(memory_mib=100, until_there=flag, more="request_gpumem = 1000"))
-    until(lambda: pool.statuses(equal) + pool.statuses(small) == [2, 2], 60, what="two jobs of an equal share")
-    large = pool.submit(gpu_job(n=4, memory_mib=100, until_there=flag, more="request_gpumem = 9000"))
+    until(
+        lambda: pool.statuses(equal) + pool.statuses(small) == [2, 2],
+        60,
+        what="two jobs of an equal share",
+    )
+    large = pool.submit(
+        gpu_job(n=4, memory_mib=100, until_there=flag, more="request_gpumem = 9000")
+    )
     until(lambda: sorted(pool.statuses(large)) == [1, 2, 2, 2], 60, what="three large jobs")
     third = pool.submit(gpu_job(memory_mib=100, until_there=flag, more="+GpuMilli = 125"))
     until(lambda: drone.slot(pool)["GPUMem"] == 3000, what="the rest is in its ad")
     time.sleep(5)  # several negotiations
-    assert (pool.statuses(third), sorted(pool.statuses(large))) == ([1], [1, 2, 2, 2]), "3000 MiB are left"
+    assert (pool.statuses(third), sorted(pool.statuses(large))) == ([1], [1, 2, 2, 2]), (
+        "3000 MiB are left"
+    )
     flag.touch()
     flag.chmod(0o644)
     until(lambda: not any(map(pool.jobs, (large, equal, small, third))), 90, what="all are done")
@@ -282,7 +348,11 @@ def test_the_clients_of_a_job_are_ended_before_it_is_killed(
     pool: Pool, shared: SharedDrone, mps: Path, how: str
 ) -> None:
     drone = mps_drone(shared, mps, f"mps-6-{len(how)}")
-    job = pool.submit(gpu_job(program=pool.program("ends", f"{CLIENT}\nwhile :; do sleep 0.2; done"), more=A_QUARTER))
+    job = pool.submit(
+        gpu_job(
+            program=pool.program("ends", f"{CLIENT}\nwhile :; do sleep 0.2; done"), more=A_QUARTER
+        )
+    )
     pipes = drone.dir / "condor/mps/0"
     client = until(lambda: (pipes / "clients").read_text().strip(), 60, what="its client")
     server = (pipes / "server").read_text().strip()
@@ -294,17 +364,23 @@ def test_the_clients_of_a_job_are_ended_before_it_is_killed(
     until(lambda: f"terminate_client {server} {client}" in said(mps), what="its client is ended")
 
 
-def test_a_job_under_mps_ends_with_its_own_status(pool: Pool, shared: SharedDrone, mps: Path) -> None:
+def test_a_job_under_mps_ends_with_its_own_status(
+    pool: Pool, shared: SharedDrone, mps: Path
+) -> None:
     mps_drone(shared, mps, "mps-7")
     by_status = pool.submit(gpu_job(program=pool.program("status", "exit 143"), more=A_QUARTER))
     by_signal = pool.submit(gpu_job(program=pool.program("signal", "kill -15 $$"), more=A_QUARTER))
     until(lambda: not pool.jobs(by_status) and not pool.jobs(by_signal), 60, what="both have ended")
-    texts = [(pool.dir / "jobs" / f"log.{cluster}").read_text() for cluster in (by_status, by_signal)]
+    texts = [
+        (pool.dir / "jobs" / f"log.{cluster}").read_text() for cluster in (by_status, by_signal)
+    ]
     assert "Normal termination (return value 143)" in texts[0]
     assert "Abnormal termination (signal 15)" in texts[1]
 
 
-def test_a_drone_that_is_killed_leaves_no_daemon(pool: Pool, shared: SharedDrone, mps: Path) -> None:
+def test_a_drone_that_is_killed_leaves_no_daemon(
+    pool: Pool, shared: SharedDrone, mps: Path
+) -> None:
     drone = mps_drone(shared, mps, "mps-4")
     drone.slot(pool)
     drone.send(signal.SIGKILL)

@@ -50,14 +50,18 @@ def drone_id(serial: int) -> model.DroneId:
 
 
 def order(serial: int, kind: model.DroneType = A100) -> model.StartOrder:
-    return model.StartOrder(drone_id(serial), kind, 600.0, 3.0, model.Bootstrap(WORKS, {}, {"token": b"secret"}))
+    return model.StartOrder(
+        drone_id(serial), kind, 600.0, 3.0, model.Bootstrap(WORKS, {}, {"token": b"secret"})
+    )
 
 
 def site_on(farm: Pool, work: Path, **more: object) -> HTCondorSite:
     return HTCondorSite(HERE, site_config(farm, work, **more), [A100], CONTROLLER)
 
 
-async def seen(site: HTCondorSite, serial: int, wanted: Callable[[model.RemoteDrone], object]) -> model.RemoteDrone:
+async def seen(
+    site: HTCondorSite, serial: int, wanted: Callable[[model.RemoteDrone], object]
+) -> model.RemoteDrone:
     async def ask() -> model.RemoteDrone | None:
         found = (await site.poll()).drones.get(drone_id(serial))
         return found if found is not None and wanted(found) else None
@@ -77,13 +81,16 @@ def runs(drone: model.RemoteDrone) -> bool:
     return drone.state is model.RemoteState.RUNNING
 
 
-async def test_an_evicted_drone_is_preempted_and_never_begins_again(farm: Pool, tmp_path: Path) -> None:
+async def test_an_evicted_drone_is_preempted_and_never_begins_again(
+    farm: Pool, tmp_path: Path
+) -> None:
     async with site_on(farm, tmp_path) as site:
         remote_id = await works(site, farm)
         farm.run("condor_vacate_job", remote_id, identity="alice")
         ended = await seen(site, 1, lambda drone: drone.end)
         assert ended.end is not None and ended.end.kind is model.EndKind.PREEMPTED
-        # The negotiator goes round with room for it, and starts what came later; the schedd does not intervene.
+        # The negotiator goes round with room for it, and starts what came later; the schedd does
+        # not intervene.
         await site.start([order(2)])
         await seen(site, 2, runs)
         [ad] = [ad for ad in farm.jobs() if ad["DroneId"] == drone_id(1)]
@@ -93,14 +100,19 @@ async def test_an_evicted_drone_is_preempted_and_never_begins_again(farm: Pool, 
         assert (again.answer, again.remote_id) == (model.OrderOutcome.OK, remote_id)
 
 
-async def test_what_a_drone_leaves_comes_home_even_when_it_is_stopped(farm: Pool, tmp_path: Path) -> None:
+async def test_what_a_drone_leaves_comes_home_even_when_it_is_stopped(
+    farm: Pool, tmp_path: Path
+) -> None:
     async with site_on(farm, tmp_path) as site:
         await works(site, farm)
         await site.stop([model.StopOrder(drone_id(1), "")])
         await seen(site, 1, lambda drone: drone.end)
         home = tmp_path / HERE / "outputs" / drone_id(1)
-        # Polls at a real interval: each fetches the files, and gives up after a few that find none yet.
-        await eventually("its log is home", lambda: _there(site, home / "drone.log"), 90, every_s=1.0)
+        # Polls at a real interval: each fetches the files, and gives up after a few that find none
+        # yet.
+        await eventually(
+            "its log is home", lambda: _there(site, home / "drone.log"), 90, every_s=1.0
+        )
         assert (home / "drone.log").read_text() == "said\n"
         assert (home / "outcome").read_text() == "left\n"
         assert (home / "log/StartLog").read_text() == "logged\n"
@@ -112,7 +124,9 @@ async def _there(site: HTCondorSite, file: Path) -> bool:
     return await asyncio.to_thread(lambda: file.exists() and file.stat().st_size > 0)
 
 
-async def test_many_drones_of_a_type_are_one_submit_and_one_removal(farm: Pool, tmp_path: Path) -> None:
+async def test_many_drones_of_a_type_are_one_submit_and_one_removal(
+    farm: Pool, tmp_path: Path
+) -> None:
     waiting = replace(A100, cpus=500)
     async with site_on(farm, tmp_path) as site:
         receipts = await site.start([order(serial, waiting) for serial in range(100)])
@@ -120,13 +134,17 @@ async def test_many_drones_of_a_type_are_one_submit_and_one_removal(farm: Pool, 
         cluster = receipts[0].remote_id.partition(".")[0]
         assert [each.remote_id for each in receipts] == [f"{cluster}.{proc}" for proc in range(100)]
         drones = (await site.poll()).drones
-        assert {name: drone.remote_id for name, drone in drones.items()} == {r.drone_id: r.remote_id for r in receipts}
+        assert {name: drone.remote_id for name, drone in drones.items()} == {
+            r.drone_id: r.remote_id for r in receipts
+        }
         await site.stop([model.StopOrder(each.drone_id, each.remote_id) for each in receipts])
         ends = [drone.end and drone.end.kind for drone in (await site.poll()).drones.values()]
         assert ends == [model.EndKind.STOPPED] * 100
 
 
-async def test_the_schedds_limit_is_told_as_a_quota_and_nothing_is_left(farm: Pool, tmp_path: Path) -> None:
+async def test_the_schedds_limit_is_told_as_a_quota_and_nothing_is_left(
+    farm: Pool, tmp_path: Path
+) -> None:
     waiting = replace(A100, cpus=500)
     async with site_on(farm, tmp_path) as site:
         receipts = await site.start([order(serial, waiting) for serial in range(MOST_JOBS + 1)])
@@ -135,10 +153,13 @@ async def test_the_schedds_limit_is_told_as_a_quota_and_nothing_is_left(farm: Po
         assert (await site.poll()).drones == {}
 
 
-async def test_a_drone_that_is_killed_after_it_was_asked_is_out_of_the_queue(farm: Pool, tmp_path: Path) -> None:
+async def test_a_drone_that_is_killed_after_it_was_asked_is_out_of_the_queue(
+    farm: Pool, tmp_path: Path
+) -> None:
     async with site_on(farm, tmp_path) as site:
         await works(site, farm)
-        farm.signal("startd", signal.SIGSTOP)  # its node does not answer: asking nicely may take a lease
+        # its node does not answer: asking nicely may take a lease
+        farm.signal("startd", signal.SIGSTOP)
         try:
             for kill in (False, True):
                 [receipt] = await site.stop([model.StopOrder(drone_id(1), "", kill)])
@@ -155,13 +176,20 @@ async def test_the_node_shows_what_drones_hold(farm: Pool, tmp_path: Path) -> No
         async def all_free() -> model.Node | None:
             """The drones of the test before have ended; their startd tells so a moment later."""
             [node] = (await site.poll()).nodes
-            return node if (node.gpu_milli, node.free_gpu_milli, node.free_cpus) == (8000, 8000, 32) else None
+            return (
+                node
+                if (node.gpu_milli, node.free_gpu_milli, node.free_cpus) == (8000, 8000, 32)
+                else None
+            )
 
         before = await eventually("all of it is free", all_free, 90)
         assert before.types == (A100.name,)
         await site.start([order(1), order(2)])
         # A schedd tells that a job runs a moment before it tells where.
-        on = {(await seen(site, serial, lambda drone: runs(drone) and drone.node)).node for serial in (1, 2)}
+        on = {
+            (await seen(site, serial, lambda drone: runs(drone) and drone.node)).node
+            for serial in (1, 2)
+        }
         assert on == {before.name}
 
         async def less() -> bool:

@@ -28,7 +28,9 @@ A100_DEVICE = {
 def job(condor: Condor) -> Iterator[Job]:
     """The job ad of a row of a batch; nothing is submitted."""
     with lab_directory("dry") as root:
-        (root / "config").write_text(f"RELEASE_DIR = {condor.prefix}/usr\nLOCAL_DIR = {root}\nLOG = {root}\n")
+        (root / "config").write_text(
+            f"RELEASE_DIR = {condor.prefix}/usr\nLOCAL_DIR = {root}\nLOG = {root}\n"
+        )
 
         def ad_of(batch: SubmitDescription, row: int = 0) -> classad2.ClassAd:
             for name, content in batch.files.items():
@@ -63,31 +65,52 @@ def test_the_job_carries_our_ids_and_asks_for_the_shape(job: Job) -> None:
     [batch] = submitted(order(1), order(2))
     ad = job(batch, 1)
     assert ad["DroneId"] == "main-ab12-2"
-    assert (ad["ProvisionerController"], ad["DroneSite"], ad["DroneType"]) == ("main", "topas", "a100")
+    assert (ad["ProvisionerController"], ad["DroneSite"], ad["DroneType"]) == (
+        "main",
+        "topas",
+        "a100",
+    )
     assert ad["DroneInputs"] == batch.digest
     assert (ad["RequestCpus"], ad["RequestMemory"], ad["RequestGPUs"]) == (8, 20480, 1)
     assert ad["RequestDisk"] == 50000 * 1024  # KiB
     assert (ad["JobLeaseDuration"], ad["JobMaxVacateTime"], ad["JobNotification"]) == (60, 30, 0)
-    assert ad["MaxJobRetirementTime"] == 0, "it goes when it is told, whatever its node would grant it"
+    assert ad["MaxJobRetirementTime"] == 0, (
+        "it goes when it is told, whatever its node would grant it"
+    )
     assert ad["AllowedExecuteDuration"] == 86400 + 60
     assert (ad["ShouldTransferFiles"], ad["WhenToTransferOutput"]) == ("YES", "ON_EXIT_OR_EVICT")
 
 
 def test_the_environment_arrives_letter_by_letter(job: Job) -> None:
-    awkward = {"A": "it's", "B": 'say "no"', "C": "$HOME $(X) $", "D": "", "E": "a b;c=d", "F": "back\\slash'"}
+    awkward = {
+        "A": "it's",
+        "B": 'say "no"',
+        "C": "$HOME $(X) $",
+        "D": "",
+        "E": "a b;c=d",
+        "F": "back\\slash'",
+    }
     [batch] = submitted(order(7, A100, replace(DRONE, env=awkward)), env={"SITE": "x y"})
     environment = _unpacked(str(job(batch)["Environment"]))
     assert {name: environment[name] for name in awkward} == awkward
     assert environment["DRONE_ID"] == environment["PROVISIONER_DRONE_ID"] == "main-ab12-7"
-    assert (environment["SITE"], environment["DRONE_CPUS"], environment["DRONE_GRACE_S"]) == ("x y", "8", "30")
-    assert "DRONE_DIR" not in environment  # the job's own scratch directory, which the drone takes by default
+    assert (environment["SITE"], environment["DRONE_CPUS"], environment["DRONE_GRACE_S"]) == (
+        "x y",
+        "8",
+        "30",
+    )
+    # the job's own scratch directory, which the drone takes by default
+    assert "DRONE_DIR" not in environment
     assert environment["PATH"]
 
 
 def _unpacked(text: str) -> dict[str, str]:
     """HTCondor's V2 environment: words with blanks in single quotes, a quote doubled."""
     words = re.findall(r"(?:[^' ]|'(?:[^']|'')*')+", text)
-    plain = [re.sub(r"'((?:[^']|'')*)'", lambda quoted: quoted[1].replace("''", "'"), word) for word in words]
+    plain = [
+        re.sub(r"'((?:[^']|'')*)'", lambda quoted: quoted[1].replace("''", "'"), word)
+        for word in words
+    ]
     return dict(each.split("=", 1) for each in plain)
 
 
@@ -105,9 +128,14 @@ def _ad(job: Job, **values: object) -> classad2.ClassAd:
         ({"JobStatus": 1, "NumJobStarts": 0}, True, False),
         ({"JobStatus": 2, "NumJobStarts": 1, "JobCurrentStartExecutingDate": 5}, False, False),
         ({"JobStatus": 1, "NumJobStarts": 1}, False, True),
-        ({"JobStatus": 1, "NumJobStarts": 0, "JobCurrentStartExecutingDate": 5}, False, True),  # the count is late
+        # the count is late
+        ({"JobStatus": 1, "NumJobStarts": 0, "JobCurrentStartExecutingDate": 5}, False, True),
         ({"JobStatus": 5, "HoldReasonCode": 13}, True, True),
-        ({"JobStatus": 5, "HoldReasonCode": 16, "EnteredCurrentStatus": 4_000_000_000}, True, False),
+        (
+            {"JobStatus": 5, "HoldReasonCode": 16, "EnteredCurrentStatus": 4_000_000_000},
+            True,
+            False,
+        ),
         ({"JobStatus": 5, "HoldReasonCode": 16, "EnteredCurrentStatus": 1_000_000_000}, True, True),
     ],
 )
@@ -115,7 +143,9 @@ def test_an_evicted_drone_neither_matches_nor_stays(
     job: Job, life: dict[str, object], matches: bool, removed: bool
 ) -> None:
     ad = _ad(job, **life)
-    slot = classad2.ClassAd({"Arch": "X86_64", "OpSys": "LINUX", "Memory": 10**6, "Cpus": 64, "Disk": 10**9})
+    slot = classad2.ClassAd(
+        {"Arch": "X86_64", "OpSys": "LINUX", "Memory": 10**6, "Cpus": 64, "Disk": 10**9}
+    )
     slot["HasFileTransfer"], slot["CondorVersion"] = True, "$CondorVersion: 25.14.1 2026-10-16 $"
     slot["AvailableGPUs"] = [classad2.ClassAd(A100_DEVICE)]
     parsed = classad2.ExprTree(str(ad.lookup("Requirements")))
@@ -126,23 +156,36 @@ def test_an_evicted_drone_neither_matches_nor_stays(
 @pytest.mark.parametrize(
     ("status", "since_s", "kept"), [(3, 100, True), (4, 100, True), (4, 700, False), (1, 0, False)]
 )
-def test_an_ended_drone_stays_listed_for_a_while(job: Job, status: int, since_s: int, kept: bool) -> None:
+def test_an_ended_drone_stays_listed_for_a_while(
+    job: Job, status: int, since_s: int, kept: bool
+) -> None:
     now = int(classad2.ExprTree("time()").eval())
-    assert _ad(job, JobStatus=status, EnteredCurrentStatus=now - since_s).eval("LeaveJobInQueue") is kept
+    assert (
+        _ad(job, JobStatus=status, EnteredCurrentStatus=now - since_s).eval("LeaveJobInQueue")
+        is kept
+    )
 
 
 def test_the_admins_commands_are_there_and_a_types_own_take_their_place(job: Job) -> None:
     general = {"+IsBackfill": "True", "accounting_group": "group_backfill", "rank": "TARGET.Memory"}
     general["require_gpus"] = "DeviceUuid != undefined || true"
-    special = {"a100": {"submit": {"Rank": "TARGET.Cpus"}, "requirements": 'TARGET.GpuClass == "a100"'}}
+    special = {
+        "a100": {"submit": {"Rank": "TARGET.Cpus"}, "requirements": 'TARGET.GpuClass == "a100"'}
+    }
     [batch] = submitted(order(1), submit=general, types=special)
     ad = job(batch)
     assert ad["IsBackfill"] is True
     assert ad["AcctGroup"] == "group_backfill"
     assert "TARGET.Cpus" in str(ad.lookup("Rank"))
     assert "TARGET.Memory" not in str(ad.lookup("Rank"))
-    assert all(part in str(ad.lookup("Requirements")) for part in ("NumJobStarts", '(TARGET.GpuClass == "a100")'))
-    assert all(part in str(ad.lookup("RequireGPUs")) for part in ("Capability >= 8", f"({general['require_gpus']})"))
+    assert all(
+        part in str(ad.lookup("Requirements"))
+        for part in ("NumJobStarts", '(TARGET.GpuClass == "a100")')
+    )
+    assert all(
+        part in str(ad.lookup("RequireGPUs"))
+        for part in ("Capability >= 8", f"({general['require_gpus']})")
+    )
     [plain] = submitted(order(1, CPU), submit=general, types=special)
     assert "TARGET.Memory" in str(job(plain).lookup("Rank"))
     assert "GpuClass" not in str(job(plain).lookup("Requirements"))

@@ -75,12 +75,22 @@ async def story(tools: CondorToolsClient, batch: SubmitDescription) -> None:
     ads = await tools.ads("jobs", of(batch), ["DroneId", "ClusterId", "ProcId", "Requirements"])
     assert sorted(ad["DroneId"] for ad in ads) == list(batch.drone_ids)
     assert {ad["ClusterId"] for ad in ads} == {submitted}
-    assert [ad["DroneId"] for ad in sorted(ads, key=lambda ad: ad["ProcId"])] == list(batch.drone_ids)
-    assert all("TARGET" in str(ad.lookup("Requirements")) for ad in ads), "expressions come as they are"
+    assert [ad["DroneId"] for ad in sorted(ads, key=lambda ad: ad["ProcId"])] == list(
+        batch.drone_ids
+    )
+    assert all("TARGET" in str(ad.lookup("Requirements")) for ad in ads), (
+        "expressions come as they are"
+    )
 
     async def idle() -> bool:
         """Idle jobs of all users, as the collector has them once the schedd has told it."""
-        return sum(number(ad, "IdleJobs") or 0 for ad in await tools.ads("submitters", "true", ["IdleJobs"])) >= 3
+        return (
+            sum(
+                number(ad, "IdleJobs") or 0
+                for ad in await tools.ads("submitters", "true", ["IdleJobs"])
+            )
+            >= 3
+        )
 
     await eventually("the collector knows of idle jobs", idle, 60, 0.2)
     ids = [f"{ad['ClusterId']}.{ad['ProcId']}" for ad in ads]
@@ -104,8 +114,15 @@ async def test_three_drones_come_and_go_by_the_tools_of_this_host(
 ) -> None:
     async with cluster(config(overlay_pool, tmp_path, spool=spool)) as tools:
         await story(tools, three(f"here-{spool}".lower()))
-    inputs = [p for p in (tmp_path / "var/site/inputs").rglob("*") if p.is_file() and not p.name.startswith("put.")]
-    assert {(p.name, p.stat().st_mode & 0o777) for p in inputs} == {("begin.sh", 0o700), ("token", 0o600)}
+    inputs = [
+        p
+        for p in (tmp_path / "var/site/inputs").rglob("*")
+        if p.is_file() and not p.name.startswith("put.")
+    ]
+    assert {(p.name, p.stat().st_mode & 0o777) for p in inputs} == {
+        ("begin.sh", 0o700),
+        ("token", 0o600),
+    }
 
 
 async def test_three_drones_come_and_go_over_ssh(overlay_pool: Pool) -> None:
@@ -142,7 +159,10 @@ async def test_three_drones_come_and_go_over_ssh(overlay_pool: Pool) -> None:
 
 async def test_nothing_is_refused_or_submitted_in_part(overlay_pool: Pool, tmp_path: Path) -> None:
     async with cluster(config(overlay_pool, tmp_path)) as tools:
-        for line, words in (("request_cpus = ))", "[Pp]arse|expression"), ("executable = /nothing/there", "nothing")):
+        for line, words in (
+            ("request_cpus = ))", "[Pp]arse|expression"),
+            ("executable = /nothing/there", "nothing"),
+        ):
             batch = three("bad", DESCRIPTION + line + "\n")
             with pytest.raises(RejectedError, match=words):
                 await tools.submit(batch)
@@ -151,7 +171,9 @@ async def test_nothing_is_refused_or_submitted_in_part(overlay_pool: Pool, tmp_p
             await tools.ads("jobs", "((", ["DroneId"])
 
 
-async def test_who_may_only_read_is_denied_what_is_not_reading(overlay_pool: Pool, tmp_path: Path) -> None:
+async def test_who_may_only_read_is_denied_what_is_not_reading(
+    overlay_pool: Pool, tmp_path: Path
+) -> None:
     async with cluster(config(overlay_pool, tmp_path)) as tools:
         batch = three("other")
         job = await tools.submit(batch)
@@ -167,10 +189,14 @@ async def test_who_may_only_read_is_denied_what_is_not_reading(overlay_pool: Poo
         await gone(tools, batch)
 
 
-async def test_a_token_that_is_no_good_is_a_matter_for_a_human(overlay_pool: Pool, tmp_path: Path) -> None:
+async def test_a_token_that_is_no_good_is_a_matter_for_a_human(
+    overlay_pool: Pool, tmp_path: Path
+) -> None:
     """Though `condor_q` and `condor_submit` themselves only say that they do not find the schedd."""
     settings = config(
-        overlay_pool, tmp_path, schedd=overlay_pool.run("condor_status", "-schedd", "-af", "Name").strip()
+        overlay_pool,
+        tmp_path,
+        schedd=overlay_pool.run("condor_status", "-schedd", "-af", "Name").strip(),
     )
     token = tmp_path / "token"
     token.write_text(token.read_text().strip()[:-8] + "AAAAAAAA\n")
@@ -185,7 +211,9 @@ async def test_a_token_that_is_no_good_is_a_matter_for_a_human(overlay_pool: Poo
                 await asked
 
 
-async def test_silence_is_never_an_empty_queue(new_pool: Callable[[], Pool], tmp_path: Path) -> None:
+async def test_silence_is_never_an_empty_queue(
+    new_pool: Callable[[], Pool], tmp_path: Path
+) -> None:
     """A schedd that hangs, one that is dead, a collector that is dead: nobody's queue is empty."""
     pool = new_pool()
     settings = config(pool, tmp_path, deadline="4s", submit_deadline="6s")
@@ -215,5 +243,7 @@ async def test_silence_is_never_an_empty_queue(new_pool: Callable[[], Pool], tmp
                 await tools.ads("slots", "true", ["Name"])
         finally:
             os.kill(master, signal.SIGCONT)
-        await asyncio.to_thread(until, lambda: len(pool.jobs(job)) == 3, 60, what="the schedd is back")
+        await asyncio.to_thread(
+            until, lambda: len(pool.jobs(job)) == 3, 60, what="the schedd is back"
+        )
         assert len(await tools.ads("jobs", of(batch), ["DroneId"])) == 3

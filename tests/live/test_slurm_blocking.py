@@ -1,6 +1,7 @@
 """Blocking at a real Slurm cluster: a real slurmctld loads what `render` prints, and what then starts is counted.
 
-The node is one of HoreKa's: 152 CPUs, 500 GiB, 4 A100, all declared. Drones are jobs of a drone's shape that sleep.
+The node is one of HoreKa's: 152 CPUs, 500 GiB, 4 A100, all declared. Drones are jobs of a drone's
+shape that sleep.
 """
 
 from __future__ import annotations
@@ -26,8 +27,16 @@ pytestmark = pytest.mark.xdist_group("slurm")
 NODE = "hkn0801"
 POLICY = SitePolicy(site="horeka", grace_s=5, blocking=(Reserve(cpus=8, memory_mib=20480),))
 DRONE = DroneType("horeka", "a100", 1000, 8, 20480, 0, walltime_s=1800)
-SHAPE = {"cores_per_socket": 38, "threads_per_core": 2, "memory": "512000 MiB", "gpus": 4, "gres": "gpu:a100"}
-CONFIG = SlurmSiteConfig.model_validate({"partition": "accelerated", "hardware": [{"nodes": NODE, **SHAPE}]})
+SHAPE = {
+    "cores_per_socket": 38,
+    "threads_per_core": 2,
+    "memory": "512000 MiB",
+    "gpus": 4,
+    "gres": "gpu:a100",
+}
+CONFIG = SlurmSiteConfig.model_validate(
+    {"partition": "accelerated", "hardware": [{"nodes": NODE, **SHAPE}]}
+)
 CPU_PARTITION = "cpu-beside-gpus-a100"
 SLEEP = "#!/bin/sh\nsleep 600\n"
 
@@ -35,25 +44,39 @@ SLEEP = "#!/bin/sh\nsleep 600\n"
 @pytest.fixture(scope="module")
 def plain(slurm_programs: Slurm) -> Iterator[SlurmLab]:
     """A cluster of one node that keeps nothing."""
-    with running_slurm(slurm_programs, a100=1, h100=0, accounting=False, rest=False, ssh=False) as lab:
+    with running_slurm(
+        slurm_programs, a100=1, h100=0, accounting=False, rest=False, ssh=False
+    ) as lab:
         yield lab
 
 
 @pytest.fixture(scope="module")
 def blocked(plain: SlurmLab) -> SlurmLab:
-    """The same once its admin has put each printed part where it says. (RestrictedCoresPerGPU is of 24.05.)"""
+    """The same once its admin has put each printed part where it says.
+
+    (RestrictedCoresPerGPU is of 24.05.)
+    """
     if plain.slurm.version < (24, 5):
         pytest.skip("this Slurm does not know RestrictedCoresPerGPU")
     conf, gres = plain.etc / "slurm.conf", plain.etc / "gres.conf"
     found = parts(render_blocking(POLICY, [DRONE], CONFIG))
-    before, after = found["slurm.conf, before the NodeName lines"], found["slurm.conf, after the NodeName lines"]
+    before, after = (
+        found["slurm.conf, before the NodeName lines"],
+        found["slurm.conf, after the NodeName lines"],
+    )
     lines = conf.read_text().splitlines()
     first = next(at for at, line in enumerate(lines) if line.startswith("NodeName="))
     conf.write_text("\n".join([*lines[:first], before, *lines[first:], after, ""]))
-    gres.write_text(found["gres.conf, in the place of the lines"].replace("/dev/nvidia", "/dev/lab/gpu") + "\n")
+    gres.write_text(
+        found["gres.conf, in the place of the lines"].replace("/dev/nvidia", "/dev/lab/gpu") + "\n"
+    )
     plain.run("scontrol", "reconfigure", user="root")
     bound = "RestrictedCoresPerGPU=4(0-7,38-45)"
-    until(lambda: bound in plain.run("scontrol", "show", "node", NODE), 30, what="the node has told of its GPUs")
+    until(
+        lambda: bound in plain.run("scontrol", "show", "node", NODE),
+        30,
+        what="the node has told of its GPUs",
+    )
     return plain
 
 
@@ -62,7 +85,9 @@ def parts(text: str) -> dict[str, str]:
     found: dict[str, list[str]] = {}
     place = ""
     for line in text.splitlines():
-        if heading := re.fullmatch(rf"# ---- ((?:slurm|gres)\.conf.*?)(?: (?:of|for) {NODE})?", line):
+        if heading := re.fullmatch(
+            rf"# ---- ((?:slurm|gres)\.conf.*?)(?: (?:of|for) {NODE})?", line
+        ):
             place = heading[1]
         elif line and not line.startswith("#"):
             found.setdefault(place, []).append(line)
@@ -71,7 +96,9 @@ def parts(text: str) -> dict[str, str]:
 
 def fill(lab: SlurmLab, partition: str, tasks: int, *size: str) -> tuple[int, int, int]:
     """Jobs without GPU until no more start: how many run, and the CPUs and the memory in use then."""
-    lab.sbatch(SLEEP, f"--array=0-{tasks - 1}", "-p", partition, "-t", "30", "-o", "/dev/null", *size)
+    lab.sbatch(
+        SLEEP, f"--array=0-{tasks - 1}", "-p", partition, "-t", "30", "-o", "/dev/null", *size
+    )
     until(lambda: waits(lab), 60, what="the rest waits for room")
     return (lab.run("squeue", "-h", "-r", "-t", "RUNNING").count("\n"), *in_use(lab))
 
@@ -80,7 +107,11 @@ def waits(lab: SlurmLab) -> bool:
     """Whether the scheduler has looked at all that wait and left them."""
     jobs = lab.jobs("-t", "PENDING,CONFIGURING,RUNNING")
     waiting = {job.reason for job in jobs if job.state == "PENDING"}
-    return bool(waiting) and waiting <= {"Resources", "Priority"} and any(j.state == "RUNNING" for j in jobs)
+    return (
+        bool(waiting)
+        and waiting <= {"Resources", "Priority"}
+        and any(j.state == "RUNNING" for j in jobs)
+    )
 
 
 def in_use(lab: SlurmLab) -> tuple[int, int]:
@@ -91,7 +122,15 @@ def in_use(lab: SlurmLab) -> tuple[int, int]:
 
 
 def start_drones(lab: SlurmLab) -> list[int]:
-    size = ("--gres=gpu:a100:1", f"-c{DRONE.cpus}", f"--mem={DRONE.memory_mib}M", "-t", "30", "-o", "/dev/null")
+    size = (
+        "--gres=gpu:a100:1",
+        f"-c{DRONE.cpus}",
+        f"--mem={DRONE.memory_mib}M",
+        "-t",
+        "30",
+        "-o",
+        "/dev/null",
+    )
     return [lab.sbatch(SLEEP, "-p", "accelerated", *size) for _ in range(4)]
 
 
@@ -131,7 +170,8 @@ def test_a_greedy_gpu_job_leaves_the_other_gpus_theirs(blocked: SlurmLab) -> Non
     blocked.reaches(blocked.sbatch(SLEEP, f"-c{most}", *greedy), "RUNNING")
 
 
-# ----------------------------------------------------------------------------------------- what is seen from outside
+# ----------------------------------------------------------------------------------------- what is
+# seen from outside
 
 Told = tuple[Sequence[SlurmNode], Sequence[Partition], Sequence[Reservation], Mapping[str, str]]
 
@@ -140,9 +180,15 @@ def told(lab: SlurmLab) -> Told:
     """By the command-line tools."""
 
     async def ask() -> Told:
-        config = CONFIG.model_copy(update={"tools": CONFIG.tools.model_copy(update={"bin": str(lab.tools)})})
+        config = CONFIG.model_copy(
+            update={"tools": CONFIG.tools.model_copy(update={"bin": str(lab.tools)})}
+        )
         async with SlurmToolsClient(config, "horeka") as cluster:
-            state = (await cluster.nodes(reserves=True), await cluster.partitions(), await cluster.reservations())
+            state = (
+                await cluster.nodes(reserves=True),
+                await cluster.partitions(),
+                await cluster.reservations(),
+            )
             return (*state, await cluster.configuration())
 
     return asyncio.run(ask())
@@ -164,7 +210,8 @@ def audited(lab: SlurmLab, config: SlurmSiteConfig = CONFIG) -> list[tuple[str, 
 
 @pytest.mark.usefixtures("emptied")
 def test_the_audit_sees_what_keeps_and_what_does_not(blocked: SlurmLab) -> None:
-    others = {"accelerated", "dev", "backfill"}  # as loose as the lab has them: they have no limit of memory
+    # as loose as the lab has them: they have no limit of memory
+    others = {"accelerated", "dev", "backfill"}
     assert audited(blocked) == [(NODE, "memory")]
     slurm_nodes, partitions, *_ = told(blocked)
     assert slurm_nodes[0].restricted_cores_per_gpu == 4 and slurm_nodes[0].threads_per_core == 2
@@ -176,7 +223,9 @@ def test_the_audit_sees_what_keeps_and_what_does_not(blocked: SlurmLab) -> None:
         assert audited(blocked) == []
     finally:
         for name in others:
-            blocked.run("scontrol", "update", f"PartitionName={name}", "MaxMemPerCPU=0", user="root")
+            blocked.run(
+                "scontrol", "update", f"PartitionName={name}", "MaxMemPerCPU=0", user="root"
+            )
 
 
 @pytest.mark.usefixtures("emptied")
@@ -186,7 +235,9 @@ def test_what_is_free_is_what_then_starts(plain: SlurmLab) -> None:
     plain.run("scancel", str(drones[-1] + 1))
     until(lambda: running(plain, drones) == 3, 60, what="three of them run")
     until(lambda: free(plain).free_gpu_milli == 1000, 30, what="the fourth has gone")
-    assert free(plain) == Node(NODE, ("a100",), 4000, 152, 512_000, 0, 1000, 128, 512_000 - 3 * 20480, 0)
+    assert free(plain) == Node(
+        NODE, ("a100",), 4000, 152, 512_000, 0, 1000, 128, 512_000 - 3 * 20480, 0
+    )
 
     plain.run("scontrol", "update", f"NodeName={NODE}", "State=DRAIN", "Reason=test", user="root")
     try:
@@ -196,11 +247,22 @@ def test_what_is_free_is_what_then_starts(plain: SlurmLab) -> None:
 
 
 def test_a_maintenance_of_all_nodes_is_the_downtime(plain: SlurmLab) -> None:
-    until(lambda: free(plain).free_gpu_milli == 4000, 30, what="nothing is planned for jobs that have gone")
+    until(
+        lambda: free(plain).free_gpu_milli == 4000,
+        30,
+        what="nothing is planned for jobs that have gone",
+    )
     starts_at = int(time.time()) + 1200
     when = plain.run("date", "-d", f"@{starts_at}", "+%Y-%m-%dT%H:%M:%S").strip()
     plain.run(
-        *("scontrol", "create", "reservation", "ReservationName=service", f"StartTime={when}", "Duration=60"),
+        *(
+            "scontrol",
+            "create",
+            "reservation",
+            "ReservationName=service",
+            f"StartTime={when}",
+            "Duration=60",
+        ),
         *("Nodes=ALL", "Flags=MAINT,IGNORE_JOBS", "Users=root"),
         user="root",
     )
@@ -210,9 +272,16 @@ def test_a_maintenance_of_all_nodes_is_the_downtime(plain: SlurmLab) -> None:
         kinds = resolve_types([DRONE], partitions, CONFIG)
         assert next_downtime(reservations, slurm_nodes, kinds, now) == starts_at
         assert free(plain).free_gpu_milli == 0  # for a drone that would not be done in time
-        [node] = list_nodes(slurm_nodes, partitions, kinds, CONFIG, reservations, now=now, downtime_at=starts_at)
+        [node] = list_nodes(
+            slurm_nodes, partitions, kinds, CONFIG, reservations, now=now, downtime_at=starts_at
+        )
         assert node.free_gpu_milli == 4000  # for one whose life is cut
         inside = CONFIG.model_copy(update={"reservation": "service"})
-        assert next_downtime(reservations, slurm_nodes, resolve_types([DRONE], partitions, inside), now) == 0
+        assert (
+            next_downtime(
+                reservations, slurm_nodes, resolve_types([DRONE], partitions, inside), now
+            )
+            == 0
+        )
     finally:
         plain.run("scontrol", "delete", "ReservationName=service", user="root")

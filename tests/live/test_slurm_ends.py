@@ -83,13 +83,17 @@ async def test_each_end_and_each_wait_is_told_for_what_it_is(
                 order(nowhere, NOWHERE),
             ]
         )
-        assert [r.answer for r in receipts] == [model.OrderOutcome.OK] * 6 + [model.OrderOutcome.REJECTED]
+        assert [r.answer for r in receipts] == [model.OrderOutcome.OK] * 6 + [
+            model.OrderOutcome.REJECTED
+        ]
         refused = receipts[-1].fault
         assert refused is not None and refused.kind is model.FaultKind.CONFIG, refused
         jobs = {r.drone_id: r.remote_id for r in receipts}
 
         # A limit of the partition: it waits, and will for ever.
-        waits = await seen(site, late, "waits", lambda d: d.blocked and d.reason != "PartitionConfig")
+        waits = await seen(
+            site, late, "waits", lambda d: d.blocked and d.reason != "PartitionConfig"
+        )
         assert (waits.state, waits.blocked) == (model.RemoteState.PENDING, model.FaultKind.CONFIG)
         assert waits.reason == "PartitionTimeLimit" and waits.hopeless
 
@@ -107,7 +111,9 @@ async def test_each_end_and_each_wait_is_told_for_what_it_is(
         # Requeued by an administrator: no second life.
         lab.run("scontrol", "update", f"jobid={jobs[drone_id(requeued)]}", "requeue=1", user="root")
         lab.run("scontrol", "requeue", jobs[drone_id(requeued)], user="root")
-        again = await seen(site, requeued, "runs no more", lambda d: d.state is not model.RemoteState.RUNNING)
+        again = await seen(
+            site, requeued, "runs no more", lambda d: d.state is not model.RemoteState.RUNNING
+        )
         assert again.state in (model.RemoteState.PENDING, model.RemoteState.ENDED), again
 
         # Held before it began.
@@ -116,13 +122,17 @@ async def test_each_end_and_each_wait_is_told_for_what_it_is(
         [receipt] = await site.start([order(held)])
         lab.run("scontrol", "hold", receipt.remote_id, user="root")
         stays = await seen(site, held, "is held", lambda d: d.blocked)
-        assert stays.state is model.RemoteState.PENDING and stays.hopeless and "Held" in stays.reason, stays
+        assert (
+            stays.state is model.RemoteState.PENDING and stays.hopeless and "Held" in stays.reason
+        ), stays
         lab.run("scontrol", "update", "partitionname=accelerated", "state=up", user="root")
 
         # The owner's job takes the place of a drone: notice, grace, end.
         whole_node = ("-p", "accelerated-h100", "--gres=gpu:h100:4", "-c8", "--mem=1G", "-t10")
         took = lab.sbatch("#!/bin/sh\nsleep 300\n", *whole_node, user="owner")
-        told = await seen(site, preempted, "has its notice or its end", lambda d: d.notice_at or d.end)
+        told = await seen(
+            site, preempted, "has its notice or its end", lambda d: d.notice_at or d.end
+        )
         assert told.notice_at or (told.end and told.end.kind is model.EndKind.PREEMPTED)
         assert (await ends(site, preempted)).kind is model.EndKind.PREEMPTED
         lab.reaches(took, "RUNNING", within_s=90)
@@ -139,12 +149,22 @@ async def test_each_end_and_each_wait_is_told_for_what_it_is(
         assert over.kind is model.EndKind.STOPPED and "time" in over.message, over
 
         view = await site.poll()
-        assert drone_id(nowhere) not in view.drones, "what was refused is no drone, though Slurm keeps a record of it"
-        shown = {drone.remote_id for drone in view.drones.values() if drone.state is not model.RemoteState.ENDED}
-        assert {job.id for job in lab.jobs("-u", "drone") if job.alive} <= shown, "nothing lives that is not shown"
+        assert drone_id(nowhere) not in view.drones, (
+            "what was refused is no drone, though Slurm keeps a record of it"
+        )
+        shown = {
+            drone.remote_id
+            for drone in view.drones.values()
+            if drone.state is not model.RemoteState.ENDED
+        }
+        assert {job.id for job in lab.jobs("-u", "drone") if job.alive} <= shown, (
+            "nothing lives that is not shown"
+        )
 
 
-def test_a_quota_is_told_and_never_overstepped(newest_condor: Condor, new_slurm: Callable[..., SlurmLab]) -> None:
+def test_a_quota_is_told_and_never_overstepped(
+    newest_condor: Condor, new_slurm: Callable[..., SlurmLab]
+) -> None:
     cluster = new_slurm(max_submit_jobs=3, h100=0)
     with horeka(newest_condor, cluster, "tools", most=5) as lab:
         lab.controller.start()
@@ -154,8 +174,14 @@ def test_a_quota_is_told_and_never_overstepped(newest_condor: Condor, new_slurm:
         assert max(each.total() for each in seen.seen) == 3
         demand = lab.controller.prints("demand")
         assert "quota" in demand, demand
-        assert "Submit" in demand + lab.controller.prints("status") + lab.controller.prints("sites"), demand
-        busy = until(lambda: [d for d in lab.controller.live() if d["state"] == "busy"], 60, what="those there work")
+        assert "Submit" in demand + lab.controller.prints("status") + lab.controller.prints(
+            "sites"
+        ), demand
+        busy = until(
+            lambda: [d for d in lab.controller.live() if d["state"] == "busy"],
+            60,
+            what="those there work",
+        )
         assert len(busy) <= 3
         lab.let_go()
         lab.nothing_left()

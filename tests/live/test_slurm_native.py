@@ -1,6 +1,7 @@
 """pyslurm on a real cluster: built beside Slurm 26.05, in the Python of the cluster's own hosts.
 
-Only there is there a Slurm that a pyslurm builds beside (get-pyslurm.sh), so this is a test of `make test-matrix`.
+Only there is there a Slurm that a pyslurm builds beside (get-pyslurm.sh), so this is a test of
+`make test-matrix`.
 """
 
 from __future__ import annotations
@@ -52,7 +53,9 @@ def slurm(pyslurm: Path) -> Iterator[SlurmLab]:
 @contextmanager
 def cluster_with_us(**knobs: Any) -> Iterator[SlurmLab]:
     """One whose hosts have this checkout, at the same place."""
-    with running_slurm(programs(Slurm.fetched, "sid"), binds=(CHECKOUT,), rest=False, ssh=False, **knobs) as lab:
+    with running_slurm(
+        programs(Slurm.fetched, "sid"), binds=(CHECKOUT,), rest=False, ssh=False, **knobs
+    ) as lab:
         yield lab
 
 
@@ -66,7 +69,15 @@ def interpreter(lab: SlurmLab, pyslurm: Path, directory: Path) -> Path:
     assert lab.process is not None
     (init,) = children_of(lab.process.pid)
     there = ["nsenter", "-t", str(init), "-m", "-u", "-i", "-r", "--"]
-    person = ["setpriv", "--reuid", "drone", "--regid", "drone", "--clear-groups", "--inh-caps=-all"]
+    person = [
+        "setpriv",
+        "--reuid",
+        "drone",
+        "--regid",
+        "drone",
+        "--clear-groups",
+        "--inh-caps=-all",
+    ]
     file = directory / "python"
     file.write_text(
         f'#!/bin/sh\nexec {shlex.join([*there, *person])} env -C / PYTHONPATH="$PYTHONPATH:{pyslurm}" python3 "$@"\n'
@@ -77,7 +88,9 @@ def interpreter(lab: SlurmLab, pyslurm: Path, directory: Path) -> Path:
 
 def config(python: Path, **more: Any) -> SlurmSiteConfig:
     usual = {"transport": "native", "native": {"python": str(python)}, "partition": "accelerated"}
-    return SlurmSiteConfig.model_validate({**usual, "deadline": "20s", "submit_deadline": "20s", **more})
+    return SlurmSiteConfig.model_validate(
+        {**usual, "deadline": "20s", "submit_deadline": "20s", **more}
+    )
 
 
 @pytest.fixture
@@ -108,7 +121,9 @@ class TestPyslurm(TransportStories):
     pytestmark: ClassVar = MARKS
 
 
-def test_twenty_jobs_run_on_the_gpus_that_they_need(newest_condor: Condor, slurm: SlurmLab, python: Path) -> None:
+def test_twenty_jobs_run_on_the_gpus_that_they_need(
+    newest_condor: Condor, slurm: SlurmLab, python: Path
+) -> None:
     with horeka(newest_condor, slurm, "native", options={"native": {"python": str(python)}}) as lab:
         twenty_jobs_run_at_slurm(lab)
 
@@ -121,8 +136,13 @@ async def test_a_long_array_waits_whole(cluster: SlurmNativeClient) -> None:
     assert set(there) == {f"{job}_{task}" for task in tasks}
     waiting = sorted(each for each, found in there.items() if found.state == "PENDING")
     await cluster.cancel(waiting[:-1])
-    left = await seen(cluster, name, lambda jobs: len([each for each in jobs if each.state == "PENDING"]) < 2)
-    assert {found.state for each, found in left.items() if each == waiting[-1]} <= {"PENDING", "RUNNING"}
+    left = await seen(
+        cluster, name, lambda jobs: len([each for each in jobs if each.state == "PENDING"]) < 2
+    )
+    assert {found.state for each, found in left.items() if each == waiting[-1]} <= {
+        "PENDING",
+        "RUNNING",
+    }
     others = {job.remote_id for job in await cluster.active_jobs(["accelerated"])}
     assert waiting[-1] in others and waiting[0] not in others
 
@@ -162,7 +182,9 @@ async def test_without_a_slurm_conf_that_can_be_used_it_says_so(
         assert down.value.kind is FaultKind.CONFIG
 
 
-async def test_without_accounting_used_gpus_are_those_of_running_jobs(pyslurm: Path, tmp_path: Path) -> None:
+async def test_without_accounting_used_gpus_are_those_of_running_jobs(
+    pyslurm: Path, tmp_path: Path
+) -> None:
     with cluster_with_us(accounting=False) as lab:
         async with SlurmNativeClient(config(interpreter(lab, pyslurm, tmp_path)), "hk") as cluster:
             name = unique("plain")
@@ -170,5 +192,7 @@ async def test_without_accounting_used_gpus_are_those_of_running_jobs(pyslurm: P
             there = await seen(cluster, name, in_state("RUNNING", 1))
             (job,) = there.values()
             used = {node.name: node.used_gpus for node in await cluster.nodes()}
-            assert used == {name: {"a100": 2} if name in job.nodes else {} for name in lab.setup.nodes}
+            assert used == {
+                name: {"a100": 2} if name in job.nodes else {} for name in lab.setup.nodes
+            }
             assert await cluster.ended_jobs([], 0.0) is None

@@ -29,23 +29,34 @@ exit $code
 
 
 @pytest.mark.matrix
-def test_slurmctld_is_down_for_a_minute(newest_condor: Condor, new_slurm: Callable[..., SlurmLab]) -> None:
+def test_slurmctld_is_down_for_a_minute(
+    newest_condor: Condor, new_slurm: Callable[..., SlurmLab]
+) -> None:
     cluster = new_slurm(h100=0, a100=1)
     with horeka(newest_condor, cluster, "tools", most=4) as lab:
         lab.controller.idle_s = 120
         lab.controller.start()
         with meanwhile(seen := Sightings(lab.controller, lab.alive)):
             first = lab.submit(2)
-            until(lambda: lab.overlay.statuses(first) == [2, 2], 120, what="two jobs run", every_s=0.5)
+            until(
+                lambda: lab.overlay.statuses(first) == [2, 2], 120, what="two jobs run", every_s=0.5
+            )
             before = {d["id"] for d in lab.controller.live()}
             cluster.stop_daemon("slurmctld")
             second = lab.submit(2)  # now more drones are wanted than can be asked for
             time.sleep(60)
-            assert {d["id"] for d in lab.controller.live()} >= before, "nothing is given up for an outage"
+            assert {d["id"] for d in lab.controller.live()} >= before, (
+                "nothing is given up for an outage"
+            )
             said = lab.controller.prints("status")
             assert "horeka" in said and ("down" in said.lower() or "contact" in said.lower()), said
             cluster.start_daemon("slurmctld")
-            until(lambda: lab.overlay.statuses(second) == [2, 2], 240, what="the others run too", every_s=0.5)
+            until(
+                lambda: lab.overlay.statuses(second) == [2, 2],
+                240,
+                what="the others run too",
+                every_s=0.5,
+            )
             assert lab.overlay.statuses(first) == [2, 2]
             assert before <= {d["id"] for d in lab.controller.live()}
             lab.let_go()
@@ -64,13 +75,21 @@ def test_the_line_is_cut_while_sbatch_has_been_heard_and_not_answered(
         cluster.run("mkdir", "-p", "/opt/real", user="root")
         cluster.run("mv", "/usr/bin/sbatch", "/opt/real/sbatch", user="root")
         script = SLOW_SBATCH.format(told=told, answers_after_s=6)
-        cluster.run("sh", "-c", "cat >/usr/bin/sbatch && chmod 755 /usr/bin/sbatch", user="root", stdin=script)
+        cluster.run(
+            "sh",
+            "-c",
+            "cat >/usr/bin/sbatch && chmod 755 /usr/bin/sbatch",
+            user="root",
+            stdin=script,
+        )
         with meanwhile(seen := Sightings(lab.controller, lab.alive)):
             jobs = lab.submit(2)
             until(Path(told).exists, 60, what="sbatch has submitted, and not said so", every_s=0.05)
             cut(cluster)
             cluster.run("mv", "/opt/real/sbatch", "/usr/bin/sbatch", user="root")
-            until(lambda: lab.overlay.statuses(jobs) == [2, 2], 150, what="the jobs run", every_s=0.5)
+            until(
+                lambda: lab.overlay.statuses(jobs) == [2, 2], 150, what="the jobs run", every_s=0.5
+            )
             assert len(lab.controller.drones()) == 2, "those that were accepted, and no others"
             # And the host itself stops answering for a while.
             cluster.stop_daemon("sshd")
@@ -85,7 +104,10 @@ def test_the_line_is_cut_while_sbatch_has_been_heard_and_not_answered(
 
 
 def _faulty(lab: HorekaLab) -> bool:
-    return any(view["view"] != "overlay" and view["fault"] for view in lab.controller.json("status")["views"])
+    return any(
+        view["view"] != "overlay" and view["fault"]
+        for view in lab.controller.json("status")["views"]
+    )
 
 
 def cut(cluster: SlurmLab) -> None:

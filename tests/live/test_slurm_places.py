@@ -1,6 +1,7 @@
 """As many drones start as were counted free at a real cluster: untyped GPUs, shares of GPUs, nodes that are not shared.
 
-Drones are jobs of a drone's shape that sleep; they are counted by the site's view and by the planner.
+Drones are jobs of a drone's shape that sleep; they are counted by the site's view and by the
+planner.
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ def cluster(request: pytest.FixtureRequest, slurm_programs: Slurm) -> Iterator[S
     if request.param == "shares" and slurm_programs.version < (22, 5):
         pytest.skip("this Slurm has no shards")
     gres = {"untyped": UNTYPED, "shares": SHARES}[request.param]
-    with running_slurm(slurm_programs, a100=1, h100=0, accounting=False, ssh=False, extra=UNSHARED, **gres) as lab:
+    with running_slurm(
+        slurm_programs, a100=1, h100=0, accounting=False, ssh=False, extra=UNSHARED, **gres
+    ) as lab:
         yield lab
 
 
@@ -57,7 +60,11 @@ def way(request: pytest.FixtureRequest, cluster: SlurmLab) -> Iterator[str]:
     speaks(cluster, request.param)
     yield request.param
     cluster.empty()
-    until(lambda: cluster.nodes()[NODE] == "idle", 60, what="nothing is planned for jobs that have gone")
+    until(
+        lambda: cluster.nodes()[NODE] == "idle",
+        60,
+        what="nothing is planned for jobs that have gone",
+    )
 
 
 def view_of(lab: SlurmLab, way: str, work: Path, partition: str, *kinds: DroneType) -> Node:
@@ -70,14 +77,18 @@ def view_of(lab: SlurmLab, way: str, work: Path, partition: str, *kinds: DroneTy
     return asyncio.run(ask())
 
 
-def places(lab: SlurmLab, way: str, work: Path, partition: str = "accelerated", *kinds: DroneType) -> int:
+def places(
+    lab: SlurmLab, way: str, work: Path, partition: str = "accelerated", *kinds: DroneType
+) -> int:
     node = view_of(lab, way, work, partition, *kinds)
     count = FreeResources.of([node], (), 0.0).count((kinds or (DRONE,))[0])
     assert kinds or count == node.free_gpu_milli // 1000
     return count
 
 
-def submit(lab: SlurmLab, partition: str, *, gres: str = "gpu:1", count: int = 1, user: str = "drone") -> list[int]:
+def submit(
+    lab: SlurmLab, partition: str, *, gres: str = "gpu:1", count: int = 1, user: str = "drone"
+) -> list[int]:
     size = (f"--gres={gres}", "-c8", "--mem=20480M", "-t", "30", "-o", "/dev/null", "-p", partition)
     return [lab.sbatch(SLEEP, *size, user=user) for _ in range(count)]
 
@@ -93,7 +104,11 @@ def started(lab: SlurmLab, numbers: Sequence[int]) -> int:
     def is_decided() -> bool:
         jobs = [lab.job(number) for number in numbers]
         waiting = {job.reason for job in jobs if job.state == "PENDING"}
-        return any(job.state == "RUNNING" for job in jobs) and waiting <= {"Resources", "Priority"} and bool(waiting)
+        return (
+            any(job.state == "RUNNING" for job in jobs)
+            and waiting <= {"Resources", "Priority"}
+            and bool(waiting)
+        )
 
     until(is_decided, 60, what="the rest waits for room")
     return sum(lab.job(number).state == "RUNNING" for number in numbers)
@@ -118,7 +133,9 @@ def test_a_whole_node_is_one_place(cluster: SlurmLab, way: str, tmp_path: Path) 
         assert places(cluster, way, tmp_path, partition) == 0
 
 
-def test_a_node_in_use_is_no_place_for_a_drone_that_gets_it_whole(cluster: SlurmLab, way: str, tmp_path: Path) -> None:
+def test_a_node_in_use_is_no_place_for_a_drone_that_gets_it_whole(
+    cluster: SlurmLab, way: str, tmp_path: Path
+) -> None:
     occupy(cluster, "accelerated", "gpu:1")
     until(lambda: places(cluster, way, tmp_path) == 3, 30, what="the job is seen")
     assert places(cluster, way, tmp_path, "whole") == 0
@@ -126,7 +143,9 @@ def test_a_node_in_use_is_no_place_for_a_drone_that_gets_it_whole(cluster: Slurm
     until(lambda: cluster.job(waits).reason == "Resources", 30, what="it waits for the node")
 
 
-def test_a_node_for_one_user_is_free_for_drones_beside_ours(cluster: SlurmLab, way: str, tmp_path: Path) -> None:
+def test_a_node_for_one_user_is_free_for_drones_beside_ours(
+    cluster: SlurmLab, way: str, tmp_path: Path
+) -> None:
     if way == "rest" and cluster.slurm.version < (26, 5):
         pytest.skip("this slurmrestd does not report ExclusiveUser")
     occupy(cluster, "single-user", "gpu:1")
@@ -141,12 +160,18 @@ def test_a_node_for_one_user_is_free_for_drones_beside_ours(cluster: SlurmLab, w
     assert started(cluster, submit(cluster, "single-user", count=4)) == 3
 
 
-def test_check_tells_of_types_that_are_smaller_and_of_min_nodes(cluster: SlurmLab, way: str, tmp_path: Path) -> None:
+def test_check_tells_of_types_that_are_smaller_and_of_min_nodes(
+    cluster: SlurmLab, way: str, tmp_path: Path
+) -> None:
     async def gaps(partition: str, kind: DroneType) -> dict[str, str]:
         config = site_config(cluster, way, tmp_path, partition=partition, types={})
         async with SlurmSite("hk", config, [kind], "kit") as site:
             found = await site.audit(SitePolicy("hk", grace_s=5))
-            return {gap.dimension: gap.message for gap in found if gap.dimension in ("exclusive", "partition")}
+            return {
+                gap.dimension: gap.message
+                for gap in found
+                if gap.dimension in ("exclusive", "partition")
+            }
 
     assert "gets the node as a whole" in asyncio.run(gaps("whole", DRONE))["exclusive"]
     assert asyncio.run(gaps("whole", LARGE)) == asyncio.run(gaps("accelerated", DRONE)) == {}

@@ -1,6 +1,7 @@
 """The owner's job takes a drone's place in a real Slurm: what the drone is told, and what is seen from outside.
 
-The drone is a job like a drone's, in a partition that others preempt: a batch script whose work is a job step.
+The drone is a job like a drone's, in a partition that others preempt: a batch script whose work is
+a job step.
 """
 
 from __future__ import annotations
@@ -71,18 +72,27 @@ def test_the_drones_step_is_told_at_once_and_it_is_seen_from_outside(cluster: Sl
     asked_at = int(time.time())
     theirs = owners_job(cluster)
 
-    noticed_at = until(lambda: moment(cluster, number, "PreemptTime"), 30, what="the notice is seen")
+    noticed_at = until(
+        lambda: moment(cluster, number, "PreemptTime"), 30, what="the notice is seen"
+    )
     assert asked_at <= noticed_at
     until(lambda: moment(cluster, number, "EndTime") < planned_end, 30, what="its end falls")
     assert moment(cluster, number, "EndTime") <= noticed_at + GRACE_S + 1
     # It left by itself, within the grace: 22.05 calls that as it calls every other end.
-    victim = cluster.reaches(number, "PREEMPTED" if cluster.slurm.version > (22, 5) else "COMPLETED")
+    victim = cluster.reaches(
+        number, "PREEMPTED" if cluster.slurm.version > (22, 5) else "COMPLETED"
+    )
     assert moment(cluster, number, "PreemptTime") == noticed_at
     cluster.reaches(theirs, "RUNNING")
     assert victim.node == cluster.job(theirs).node == NODE
     lines = told.read_text().splitlines()
-    assert list(dict.fromkeys(line.rpartition(" ")[0] for line in lines)) == ["step", "step TERM", "batch"], lines
-    assert asked_at <= int(lines[1].split()[-1]) <= noticed_at + GRACE_S  # the batch shell heard nothing
+    assert list(dict.fromkeys(line.rpartition(" ")[0] for line in lines)) == [
+        "step",
+        "step TERM",
+        "batch",
+    ], lines
+    # the batch shell heard nothing
+    assert asked_at <= int(lines[1].split()[-1]) <= noticed_at + GRACE_S
 
 
 def owners(lab: SlurmLab) -> tuple[tuple[OwnerDemand, ...], OwnerLoad]:
@@ -93,7 +103,10 @@ def owners(lab: SlurmLab) -> tuple[tuple[OwnerDemand, ...], OwnerLoad]:
         "owner": {"partitions": ["accelerated", "accelerated-h100"]},
         "types": {"h100": {"gres": "gpu:h100"}},
     }
-    config, kind = SlurmSiteConfig.model_validate(told), DroneType("horeka", "h100", 1000, 8, 20480, 0, walltime_s=1800)
+    config, kind = (
+        SlurmSiteConfig.model_validate(told),
+        DroneType("horeka", "h100", 1000, 8, 20480, 0, walltime_s=1800),
+    )
 
     async def ask() -> tuple[tuple[OwnerDemand, ...], OwnerLoad]:
         async with SlurmToolsClient(config, "horeka") as cluster:
@@ -114,11 +127,17 @@ def test_the_owners_jobs_are_claims_until_they_run(cluster: SlurmLab) -> None:
     first = cluster.sbatch(sleeper, *where, "--gres=gpu:h100:3", "-c16", "--mem=10G", user="owner")
     cluster.reaches(first, "RUNNING")
     asked_at = int(time.time())
-    waiting = cluster.sbatch(sleeper, *where, "--gres=gpu:2", "-c8", "--mem=20G", "--array=0-4", user="owner")
+    waiting = cluster.sbatch(
+        sleeper, *where, "--gres=gpu:2", "-c8", "--mem=20G", "--array=0-4", user="owner"
+    )
     held = cluster.sbatch(sleeper, *where, GPU, "--hold", user="owner")
-    drone_like = cluster.sbatch(sleeper, *where, "-J", "kit-a1b2-7.h100.horeka", "--gres=gpu:h100:2", "-c8")
+    drone_like = cluster.sbatch(
+        sleeper, *where, "-J", "kit-a1b2-7.h100.horeka", "--gres=gpu:h100:2", "-c8"
+    )
     until(
-        lambda: cluster.jobs("-j", str(waiting))[0].reason in ("Resources", "Priority"), 30, what="they wait for room"
+        lambda: cluster.jobs("-j", str(waiting))[0].reason in ("Resources", "Priority"),
+        30,
+        what="they wait for room",
     )
     assert cluster.job(held).reason == "JobHeldUser" and cluster.job(drone_like).state == "PENDING"
     wanted, runs = owners(cluster)

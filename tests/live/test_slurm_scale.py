@@ -23,7 +23,9 @@ def test_two_thousand_drones_are_asked_for_and_withdrawn(
     cluster = new_slurm(a100=1, h100=0, rest=False, ssh=False)
     tools = CountedTools(cluster)
     # All GPUs are the owner's: drones wait for their turn.
-    held = cluster.sbatch("#!/bin/sh\nexec sleep 3600\n", "-p", "accelerated", "--gres=gpu:a100:4", user="owner")
+    held = cluster.sbatch(
+        "#!/bin/sh\nexec sleep 3600\n", "-p", "accelerated", "--gres=gpu:a100:4", user="owner"
+    )
     cluster.reaches(held, "RUNNING")
     types = {"a100": {"partition": "accelerated"}}
     options = {"tools": {"bin": str(tools.directory)}, "types": types, "deadline": "18s"}
@@ -43,22 +45,30 @@ def test_two_thousand_drones_are_asked_for_and_withdrawn(
 
         calls()
         tick, jobs = controller.tick, lab.submit(DRONES, large=True)
-        until(lambda: sum(lab.alive().values()) >= DRONES, 60, what="all are at the site", every_s=0.5)
+        until(
+            lambda: sum(lab.alive().values()) >= DRONES, 60, what="all are at the site", every_s=0.5
+        )
         controller.settles({"queued": DRONES})
         submits = [call for call in tools.calls() if call.tool == "sbatch"]
         assert sum(call.tasks for call in submits) == DRONES, "asked for once each"
         assert len(submits) <= 3, "in arrays as large as the cluster takes"
-        assert calls()["squeue"] <= controller.tick - tick + 2, "a listing per look, and one before the start"
+        assert calls()["squeue"] <= controller.tick - tick + 2, (
+            "a listing per look, and one before the start"
+        )
 
         tick = controller.tick
         controller.ticks(8)
         waiting = calls()
-        assert waiting["sbatch"] == waiting["scancel"] == 0, "nobody else is wanted, and nobody less"
+        assert waiting["sbatch"] == waiting["scancel"] == 0, (
+            "nobody else is wanted, and nobody less"
+        )
         assert waiting["squeue"] <= controller.tick - tick + 1, "one listing per look"
         assert lab.alive() == {d["id"]: 1 for d in controller.live()}
         assert len(controller.live()) == DRONES
         reasons = {d["site_reason"] for d in controller.live()}
-        assert reasons - {""} and reasons <= {"Resources", "Priority", ""}, "they wait for their turn, no more"
+        assert reasons - {""} and reasons <= {"Resources", "Priority", ""}, (
+            "they wait for their turn, no more"
+        )
 
         tick, _ = controller.tick, calls()
         lab.overlay.remove(jobs)
@@ -67,6 +77,8 @@ def test_two_thousand_drones_are_asked_for_and_withdrawn(
         withdrawn = calls()
         assert withdrawn["sbatch"] == 0
         assert 1 <= withdrawn["scancel"] <= DRONES // 500 + 1
-        assert withdrawn["squeue"] <= controller.tick - tick + 2, "a listing per look, and one before the stop"
+        assert withdrawn["squeue"] <= controller.tick - tick + 2, (
+            "a listing per look, and one before the stop"
+        )
         assert controller.states() == {"cancelled": DRONES}
         lab.nothing_left()

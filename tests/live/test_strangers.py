@@ -20,7 +20,9 @@ ONLY_THE_TEMPLATE = 'requirements = TARGET.Name == "slot1@template"'
 """True for what the planner believes a slot to be, and for no slot."""
 
 
-def test_jobs_that_match_no_drone_leave_the_type_to_all_others(lab: tuple[Pool, LabController]) -> None:
+def test_jobs_that_match_no_drone_leave_the_type_to_all_others(
+    lab: tuple[Pool, LabController],
+) -> None:
     """A parallel job, a job of the scheduler universe as DAGMan is one, and a job that only the template takes."""
     pool, controller = lab
     controller.sites = [replace(BIG, most=3)]
@@ -36,9 +38,16 @@ def test_jobs_that_match_no_drone_leave_the_type_to_all_others(lab: tuple[Pool, 
         rows = controller.json("demand")["items"]
         return {reason["kind"] for row in rows for reason in row["reasons"]}
 
-    until(lambda: {"bad-request", "starts-unmatched"} <= reasons(), 150, what="both reasons", every_s=1)
+    until(
+        lambda: {"bad-request", "starts-unmatched"} <= reasons(),
+        150,
+        what="both reasons",
+        every_s=1,
+    )
     plain = [pool.submit(gpu_job(1, n=3)), pool.submit(gpu_job(1, n=2), identity="admin")]
-    until(lambda: not any(map(pool.jobs, plain)), 180, what="plain jobs of two users done", every_s=1)
+    until(
+        lambda: not any(map(pool.jobs, plain)), 180, what="plain jobs of two users done", every_s=1
+    )
     site = controller.site_row()
     assert site["breaker"] == "active" and "banned" not in site["note"], site["note"]
     assert "backs off on big/a100" in site["note"], site["note"]
@@ -55,7 +64,9 @@ FLOCK_INCREMENT = 2
 """
 
 
-async def test_a_schedd_of_others_that_flocks_here_and_denies_reading_is_left_out(new_pool: Callable[[], Pool]) -> None:
+async def test_a_schedd_of_others_that_flocks_here_and_denies_reading_is_left_out(
+    new_pool: Callable[[], Pool],
+) -> None:
     pool = new_pool()
     with lab_directory("etp") as root:
         other = Pool(root, pool.condor, "etp", config=FLOCKS.format(collector=pool.collector))
@@ -64,11 +75,15 @@ async def test_a_schedd_of_others_that_flocks_here_and_denies_reading_is_left_ou
         with running(other):
             other.submit(gpu_job(n=5))
             names = ("condor_status", "-schedd", "-af", "Name")
-            await asyncio.to_thread(until, lambda: "login@etp.test" in pool.run(*names), 120, what="the other schedd")
+            await asyncio.to_thread(
+                until, lambda: "login@etp.test" in pool.run(*names), 120, what="the other schedd"
+            )
             async with overlay_on(pool) as overlay:
                 view = await overlay.poll([A100])
                 assert idle(view) == 2
-                (notice,) = [each for each in view.notices if "login@etp.test" in each and "left out" in each]
+                (notice,) = [
+                    each for each in view.notices if "login@etp.test" in each and "left out" in each
+                ]
                 assert "`schedds`" in notice
 
 
@@ -103,7 +118,9 @@ def idle(view: OverlayView) -> int:
 
 
 @pytest.mark.parametrize("how", [signal.SIGSTOP, signal.SIGKILL])
-@pytest.mark.parametrize("named", [pytest.param(False, marks=pytest.mark.matrix), True], ids=["any", "named"])
+@pytest.mark.parametrize(
+    "named", [pytest.param(False, marks=pytest.mark.matrix), True], ids=["any", "named"]
+)
 async def test_a_schedd_that_falls_silent_leaves_the_view_partial(
     new_pool: Callable[[str], Pool], how: signal.Signals, named: bool
 ) -> None:
@@ -123,7 +140,9 @@ async def test_a_schedd_that_falls_silent_leaves_the_view_partial(
         os.kill(schedd, how)
         view = await seen(overlay, lambda view: view.unheard == ("second@own.test",), 90)
         assert idle(view) == 7, "its jobs count as they were"
-        (notice,) = [each for each in view.notices if "second@own.test" in each and "done" not in each]
+        (notice,) = [
+            each for each in view.notices if "second@own.test" in each and "done" not in each
+        ]
         assert "its jobs count as they were less than a minute ago" in notice
         pool.submit(gpu_job(n=1))
         view = await seen(overlay, lambda view: idle(view) == 8)

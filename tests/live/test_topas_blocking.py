@@ -38,8 +38,8 @@ def settled(site: SitePool, *clusters: int) -> list[Counter[int]]:
 
 
 def test_with_blocking_every_free_gpu_gets_its_drone(newest_condor: Condor) -> None:
-    """The text that `provisioner render blocking` prints, as it is, on the node; then the owner's CPU work, then us: as
-    many drones as there are free GPUs, each told where it is."""
+    """The text that `provisioner render blocking` prints, as it is, on the node; then the owner's
+    CPU work, then us: as many drones as there are free GPUs, each told where it is."""
     with topas_lab(newest_condor, (TOPAS,), node_config=None) as lab:
         cpu, large = lab.site.submit(CPU_JOBS, OWNER), lab.site.submit(LARGE_MEMORY, OWNER)
         assert sum(settled(lab.site, cpu, large), Counter())[2] > 20, "they take what is not kept"
@@ -51,7 +51,11 @@ def test_with_blocking_every_free_gpu_gets_its_drone(newest_condor: Condor) -> N
         lab.controller.start()
         enough = lab.overlay.file("enough")
         jobs = lab.overlay.submit(gpu_job(n=12, until_there=enough))
-        until(lambda: sorted(lab.overlay.statuses(jobs)) == [1] * 4 + [2] * 8, 150, what="eight jobs run, four wait")
+        until(
+            lambda: sorted(lab.overlay.statuses(jobs)) == [1] * 4 + [2] * 8,
+            150,
+            what="eight jobs run, four wait",
+        )
         lab.controller.settles({"busy": 8})
         lab.controller.ticks(5)
         assert lab.controller.states() == {"busy": 8}, "the four that wait bring no further drone"
@@ -63,7 +67,9 @@ def test_with_blocking_every_free_gpu_gets_its_drone(newest_condor: Condor) -> N
             for ad in lab.overlay.slots('SlotType == "Partitionable" && DroneId isnt undefined')
         }
         shown = lab.controller.live()
-        assert {d["id"]: d["node"] for d in shown} == dict.fromkeys(at_site, lab.site.nodes[0].machine)
+        assert {d["id"]: d["node"] for d in shown} == dict.fromkeys(
+            at_site, lab.site.nodes[0].machine
+        )
         assert {d["id"]: d["site_slot"] for d in shown} == at_site
         assert {d["id"]: d["slot"] for d in shown} == in_pool
         assert carriers(lab.overlay, jobs) == set(at_site)
@@ -78,7 +84,9 @@ def test_with_blocking_every_free_gpu_gets_its_drone(newest_condor: Condor) -> N
         assert [(ad["JobStatus"], ad["NumJobStarts"]) for ad in done] == [(4, 1)] * 12
         assert {drone_of({"RemoteHost": ad["LastRemoteHost"]}) for ad in done} <= set(at_site)
         drones = [ad for ad in lab.drone_jobs() if ad["DroneId"] not in at_site]
-        assert not drones and len(lab.controller.drones()) == 8, "at no time more than there were GPUs"
+        assert not drones and len(lab.controller.drones()) == 8, (
+            "at no time more than there were GPUs"
+        )
 
 
 SMALL_NODE = NodeShape("node1", gpus=4, cpus=48, memory_mib=256 * 1024)
@@ -93,12 +101,27 @@ def test_cpu_drones_use_the_rest_and_never_the_reserve(newest_condor: Condor) ->
         enough = lab.overlay.file("enough")
         cpu_job = gpu_job(n=30, cpus=1, until_there=enough).replace("request_gpus = 1\n", "")
         cpu = lab.overlay.submit(cpu_job)
-        until(lambda: lab.overlay.statuses(cpu).count(2) == 16, 120, what="two CPU drones are full", every_s=0.5)
+        until(
+            lambda: lab.overlay.statuses(cpu).count(2) == 16,
+            120,
+            what="two CPU drones are full",
+            every_s=0.5,
+        )
         lab.controller.ticks(5)
-        assert Counter(d["type"] for d in lab.controller.drones()) == {"topas/cpu": 2}, "though 14 jobs more wait"
+        assert Counter(d["type"] for d in lab.controller.drones()) == {"topas/cpu": 2}, (
+            "though 14 jobs more wait"
+        )
         assert lab.site.room()["node1"][:2] == (4, 32)
 
         gpu = lab.overlay.submit(gpu_job(n=4, until_there=enough))
-        until(lambda: lab.overlay.statuses(gpu) == [2] * 4, 120, what="every GPU gets its drone", every_s=0.5)
-        assert Counter(d["type"] for d in lab.controller.live()) == {"topas/cpu": 2, "topas/a100": 4}
+        until(
+            lambda: lab.overlay.statuses(gpu) == [2] * 4,
+            120,
+            what="every GPU gets its drone",
+            every_s=0.5,
+        )
+        assert Counter(d["type"] for d in lab.controller.live()) == {
+            "topas/cpu": 2,
+            "topas/a100": 4,
+        }
         assert not [d for d in lab.controller.drones() if d["ended_at"]], "nobody had to leave"

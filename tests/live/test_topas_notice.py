@@ -9,7 +9,16 @@ from datetime import datetime
 import pytest
 
 from tests.labs.htcondor import Condor, Diary, gpu_job, until
-from tests.labs.htcondor_sites import GRACE_S, OWNER, NodeShape, SitePool, TopasLab, carriers, owner_job, topas_lab
+from tests.labs.htcondor_sites import (
+    GRACE_S,
+    OWNER,
+    NodeShape,
+    SitePool,
+    TopasLab,
+    carriers,
+    owner_job,
+    topas_lab,
+)
 
 pytestmark = [pytest.mark.timeout(840), pytest.mark.xdist_group("topas")]
 
@@ -55,10 +64,16 @@ def test_notice_grace_checkpoint_and_what_it_has_cost(newest_condor: Condor) -> 
         lab.controller.idle_s = 60
         lab.controller.start()
         first = lab.overlay.submit(gpu_job(program=computes.program(COMPUTES)))
-        second = lab.overlay.submit(gpu_job(program=counts.program(COUNTS.format(enough=enough)), more=SAVING))
+        second = lab.overlay.submit(
+            gpu_job(program=counts.program(COUNTS.format(enough=enough)), more=SAVING)
+        )
         until(lambda: computes.said("works") and counts.said("from"), 120, what="both jobs run")
         lost, saved = carriers(lab.overlay, first).pop(), carriers(lab.overlay, second).pop()
-        until(lambda: time.time() - computes.at("works") > RUNS_FOR_S, RUNS_FOR_S + 30, what="work to lose")
+        until(
+            lambda: time.time() - computes.at("works") > RUNS_FOR_S,
+            RUNS_FOR_S + 30,
+            what="work to lose",
+        )
 
         owners = lab.site.submit(owner_job(5, n=2), OWNER)
         until(lambda: {lost, saved} <= ends(lab).keys(), 60, what="both drones gone", every_s=0.5)
@@ -66,8 +81,13 @@ def test_notice_grace_checkpoint_and_what_it_has_cost(newest_condor: Condor) -> 
         told = notices(lab.site)
         for diary in (computes, counts):
             assert diary.at("TERM") - told[0] <= 4, "with all but 4 s of the grace left"
-        began, ended = computes.at("works"), max(at for at, said in computes.lines() if at < told[-1] + GRACE_S + 1)
-        assert ended - computes.at("TERM") >= GRACE_S - 4 - 2.5, "and it could use what was left of it"
+        began, ended = (
+            computes.at("works"),
+            max(at for at, said in computes.lines() if at < told[-1] + GRACE_S + 1),
+        )
+        assert ended - computes.at("TERM") >= GRACE_S - 4 - 2.5, (
+            "and it could use what was left of it"
+        )
         assert ended - told[-1] <= GRACE_S
 
         cost = ends(lab)[lost]["lost_gpu_s"]
@@ -77,9 +97,16 @@ def test_notice_grace_checkpoint_and_what_it_has_cost(newest_condor: Condor) -> 
         assert {ends(lab)[each]["state"] for each in (lost, saved)} == {"preempted"}
 
         until(lambda: not lab.site.jobs(owners), 60, what="the owner's jobs are done")
-        until(lambda: len(counts.said("from")) == 2, 120, what="the job that saves goes on", every_s=0.5)
+        until(
+            lambda: len(counts.said("from")) == 2,
+            120,
+            what="the job that saves goes on",
+            every_s=0.5,
+        )
         enough.touch()
         enough.chmod(0o644)
         until(lambda: not lab.overlay.jobs(second), 60, what="to its end", every_s=0.5)
-        assert counts.said("from") == ["from 0", f"from {counts.said('at')[0].split()[1]}"], "where it had stopped"
+        assert counts.said("from") == ["from 0", f"from {counts.said('at')[0].split()[1]}"], (
+            "where it had stopped"
+        )
         lab.overlay.remove(first)

@@ -54,17 +54,22 @@ def waits_s(lab: TopasLab, cluster: int) -> list[float]:
     """How long each of the owner's jobs has waited, shortest first."""
     told = events(lab.etp, cluster)
     submitted = {event.job: event.at for event in told if event.what is Happened.SUBMITTED}
-    return sorted(event.at - submitted[event.job] for event in told if event.what is Happened.STARTED)
+    return sorted(
+        event.at - submitted[event.job] for event in told if event.what is Happened.STARTED
+    )
 
 
 @pytest.mark.parametrize(
-    "ask", [True, pytest.param(False, marks=pytest.mark.matrix)], ids=["drones-are-asked", "the-site-preempts"]
+    "ask",
+    [True, pytest.param(False, marks=pytest.mark.matrix)],
+    ids=["drones-are-asked", "the-site-preempts"],
 )
 def test_three_flocked_jobs_cost_three_drones(newest_condor: Condor, ask: bool) -> None:
     """Three drones have just begun new jobs: they have least to lose, though all are of the same age.
 
-    Where the drones are asked, the site gives them a minute before it preempts by itself: a negotiator that preempts at
-    once takes places of its own choice, beside those that are being freed.
+    Where the drones are asked, the site gives them a minute before it preempts by itself: a
+    negotiator that preempts at once takes places of its own choice, beside those that are being
+    freed.
     """
     with topas_lab(newest_condor, rank=PREEMPTS_LATE if ask else PREEMPTS) as lab:
         lab.controller.sites = (TopasSite(lab.site, lab.etp, preempt_proactively=ask),)
@@ -83,7 +88,12 @@ def test_three_flocked_jobs_cost_three_drones(newest_condor: Condor, ask: bool) 
         touch(short_done)
         until(lambda: not lab.overlay.jobs(short), 60, what="three jobs done", every_s=0.3)
         late = lab.overlay.submit(gpu_job(n=3, until_there=long_done))
-        until(lambda: carriers(lab.overlay, late) == least, 60, what="others in their place", every_s=0.3)
+        until(
+            lambda: carriers(lab.overlay, late) == least,
+            60,
+            what="others in their place",
+            every_s=0.3,
+        )
         lab.controller.settles({"busy": 8})
         lab.controller.ticks(2)
 
@@ -93,25 +103,43 @@ def test_three_flocked_jobs_cost_three_drones(newest_condor: Condor, ask: bool) 
         may_s = GRACE_S + 2 * interval_s(lab.controller) + alone_s + negotiation_s(lab.site)
         assert waited_s < may_s, f"{alone_s:.1f} s with free GPUs"
 
-        # A GPU may look free between a drone's end and the owner's claim: a drone asked for then is taken back at once.
-        until(lambda: states_are(lab, busy=5, preempted=3), 60, what="three drones gone", every_s=0.5)
+        # A GPU may look free between a drone's end and the owner's claim: a drone asked for then is
+        # taken back at once.
+        until(
+            lambda: states_are(lab, busy=5, preempted=3), 60, what="three drones gone", every_s=0.5
+        )
         left = {d["id"] for d in lab.controller.drones() if d["state"] == "preempted"}
         if ask:
             assert left == least, "those with least to lose"
-        assert carriers(lab.overlay, long) | carriers(lab.overlay, late) == {d["id"] for d in lab.controller.live()}
-        if ask:  # a drone that its site ends without mercy tells nobody: its slot stays until its ad grows old
+        assert carriers(lab.overlay, long) | carriers(lab.overlay, late) == {
+            d["id"] for d in lab.controller.live()
+        }
+        # a drone that its site ends without mercy tells nobody: its slot stays until its ad grows
+        # old
+        if ask:
             until(lambda: not left & in_pool(lab.overlay), 20, what="their slots are gone")
         site = lab.controller.site_row()
         assert (site["breaker"], site["failures"]) == ("active", 0), site
 
         touch(long_done)
-        until(lambda: not lab.overlay.jobs(long) and not lab.overlay.jobs(late), 120, what="all done", every_s=0.5)
+        until(
+            lambda: not lab.overlay.jobs(long) and not lab.overlay.jobs(late),
+            120,
+            what="all done",
+            every_s=0.5,
+        )
         ended = [*lab.overlay.history(long), *lab.overlay.history(late)]
-        assert sorted(int(str(ad["NumJobStarts"])) for ad in ended) == [1] * 5 + [2] * 3, "three began anew, elsewhere"
+        assert sorted(int(str(ad["NumJobStarts"])) for ad in ended) == [1] * 5 + [2] * 3, (
+            "three began anew, elsewhere"
+        )
         started_again = [ad for ad in ended if ad["NumJobStarts"] == 2]
         assert not {str(ad["LastRemoteHost"]).split("@")[1] for ad in started_again} & left
         ran = {event.job for event in events(lab.site) if event.what is Happened.STARTED}
-        gone = {event.job for event in events(lab.site) if event.what in (Happened.EVICTED, Happened.REMOVED)}
+        gone = {
+            event.job
+            for event in events(lab.site)
+            if event.what in (Happened.EVICTED, Happened.REMOVED)
+        }
         assert len(gone & ran) == 3, "no fourth drone was taken from the site"
         assert lab.etp.statuses(owners) == [2, 2, 2]
 
@@ -126,7 +154,12 @@ def test_a_large_job_gets_its_hole_on_one_node(newest_condor: Condor) -> None:
         lab.controller.idle_s = 60
         lab.controller.start()
         jobs = lab.overlay.submit(gpu_job(n=16, until_there=lab.overlay.file("enough")))
-        until(lambda: lab.overlay.statuses(jobs) == [2] * 16, 240, what="sixteen jobs run", every_s=0.5)
+        until(
+            lambda: lab.overlay.statuses(jobs) == [2] * 16,
+            240,
+            what="sixteen jobs run",
+            every_s=0.5,
+        )
         lab.controller.settles({"busy": 16})
         assert lab.drones_at() == {"node1": 8, "node2": 8}
         nodes = {d["id"]: d["node"] for d in lab.controller.live()}

@@ -20,7 +20,10 @@ pytestmark = [pytest.mark.timeout(840), pytest.mark.xdist_group("topas")]
 CAP = 3
 SUBMIT_DEADLINE_S = 10
 SPOOLING = 16
-"""HoldReasonCode of a job that waits for its files. One that is held for another reason never runs again."""
+"""HoldReasonCode of a job that waits for its files.
+
+One that is held for another reason never runs again.
+"""
 
 
 def queue_log(site: SitePool) -> str:
@@ -72,7 +75,8 @@ def alive(lab: TopasLab) -> Counter[str]:
 def most_at_once(log: str) -> int:
     """Return the largest number of jobs that could run after a transaction of the schedd.
 
-    Its event log cannot tell: the schedd answers a removal before it logs it, and may log the next submit first.
+    Its event log cannot tell: the schedd answers a removal before it logs it, and may log the next
+    submit first.
     """
     ads: defaultdict[str, dict[str, str]] = defaultdict(dict)
     most, within = 0, False
@@ -90,26 +94,42 @@ def most_at_once(log: str) -> int:
         if not within:
             jobs = {key: ad for key, ad in ads.items() if not key.startswith("0")}
             clusters = (ads.get(f"0{key.partition('.')[0]}.-1", {}) for key in jobs)
-            most = max(most, sum(may_run({**shared, **ad}) for shared, ad in zip(clusters, jobs.values(), strict=True)))
+            most = max(
+                most,
+                sum(
+                    may_run({**shared, **ad})
+                    for shared, ad in zip(clusters, jobs.values(), strict=True)
+                ),
+            )
     return most
 
 
 @pytest.mark.parametrize(
-    "when", [files_begin, *(pytest.param(w, marks=pytest.mark.matrix) for w in (committed, files_come))]
+    "when",
+    [files_begin, *(pytest.param(w, marks=pytest.mark.matrix) for w in (committed, files_come))],
 )
-def test_no_orphan_no_duplicate_and_the_cap_holds(newest_condor: Condor, when: Callable[[SitePool], bool]) -> None:
-    with topas_lab(newest_condor) as lab, meanwhile(seen := Sightings(lab.controller, lambda: alive(lab))):
+def test_no_orphan_no_duplicate_and_the_cap_holds(
+    newest_condor: Condor, when: Callable[[SitePool], bool]
+) -> None:
+    with (
+        topas_lab(newest_condor) as lab,
+        meanwhile(seen := Sightings(lab.controller, lambda: alive(lab))),
+    ):
         lab.controller.sites = (TopasSite(lab.site, lab.etp, most=CAP),)
         lab.controller.start()
         jobs = lab.overlay.submit(gpu_job(5, n=2 * CAP))
         schedd = struck(lab.site, when)
         # Silent until the order's time is up, then dead: its master starts another.
         time.sleep(SUBMIT_DEADLINE_S + 2)
-        assert lab.controller.states().total() == CAP, "nothing is ordered anew while the outcome is unknown"
+        assert lab.controller.states().total() == CAP, (
+            "nothing is ordered anew while the outcome is unknown"
+        )
         os.kill(schedd, signal.SIGKILL)
         assert until(lambda: lab.site.daemon("schedd") != schedd, 60, what="another schedd")
 
-        until(lambda: not lab.overlay.jobs(jobs), 240, what="all jobs done all the same", every_s=0.5)
+        until(
+            lambda: not lab.overlay.jobs(jobs), 240, what="all jobs done all the same", every_s=0.5
+        )
         until(lambda: not lab.controller.live(), 120, what="all drones gone", every_s=0.5)
         until(lambda: not alive(lab), 60, what="no orphan at the site")
         seen.no_orphan_no_duplicate(CAP)
@@ -123,17 +143,28 @@ def test_a_restarted_schedd_takes_its_first_orders(newest_condor: Condor) -> Non
         lab.controller.sites = (TopasSite(lab.site, lab.etp, most=CAP),)
         lab.controller.start()
         lab.overlay.submit(gpu_job(0, until_there=(over := lab.overlay.file("over"))))
-        until(lambda: lab.controller.states()["busy"] == 1, 240, what="a job runs in the first drone", every_s=0.5)
+        until(
+            lambda: lab.controller.states()["busy"] == 1,
+            240,
+            what="a job runs in the first drone",
+            every_s=0.5,
+        )
         schedd = lab.site.daemon("schedd")
         os.kill(schedd, signal.SIGKILL)
-        assert until(lambda: lab.site.daemon("schedd") != schedd and lab.site.jobs(), 60, what="another schedd")
+        assert until(
+            lambda: lab.site.daemon("schedd") != schedd and lab.site.jobs(),
+            60,
+            what="another schedd",
+        )
         lab.controller.ticks(4)
 
         rejections = "attempt to open invalid session"
         before = lab.site.log("SchedLog", 10**6).count(rejections)
         jobs = lab.overlay.submit(gpu_job(5, n=CAP - 1))
         until(lambda: not lab.overlay.jobs(jobs), 240, what="all later jobs done", every_s=0.5)
-        assert lab.site.log("SchedLog", 10**6).count(rejections) > before, "the submit found the schedd restarted"
+        assert lab.site.log("SchedLog", 10**6).count(rejections) > before, (
+            "the submit found the schedd restarted"
+        )
         over.touch()
         until(lambda: not lab.overlay.jobs(), 120, what="the first job done", every_s=0.5)
         until(lambda: not lab.controller.live(), 120, what="all drones gone", every_s=0.5)

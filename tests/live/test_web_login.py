@@ -37,7 +37,8 @@ def provider() -> Iterator[str]:
     from oidc_provider_mock import User, run_server_in_thread
 
     users = [
-        User(sub=name, claims={"email": f"{name}@example.edu", "groups": groups}) for name, groups in USERS.items()
+        User(sub=name, claims={"email": f"{name}@example.edu", "groups": groups})
+        for name, groups in USERS.items()
     ]
     with run_server_in_thread(user_claims=users) as server:
         yield f"http://localhost:{server.server_port}"
@@ -64,7 +65,10 @@ class Browser:
             text = await form.text()
             assert "authorize" in str(form.url.path) and "<form" in text, (form.url, text[:500])
         async with self.session.post(form.url, data={"sub": name}) as answer:
-            assert str(answer.url) == f"{self.url}{API}/sites", (answer.url, (await answer.text())[:500])
+            assert str(answer.url) == f"{self.url}{API}/sites", (
+                answer.url,
+                (await answer.text())[:500],
+            )
 
     async def get(self, path: str, **more: Any) -> tuple[int, str]:
         async with self.session.get(self.url + path, **more) as answer:
@@ -72,15 +76,24 @@ class Browser:
 
     async def kill(self, drone: str, **headers: str) -> int:
         url = f"{self.url}{API}/drones/{drone}/kill"
-        async with self.session.post(url, json={"reason": "hung"}, headers=headers, allow_redirects=False) as answer:
+        async with self.session.post(
+            url, json={"reason": "hung"}, headers=headers, allow_redirects=False
+        ) as answer:
             return answer.status
 
 
 @pytest.fixture
-async def site(apache: Apache, provider: str, place: Path, serve: Serve) -> AsyncIterator[tuple[str, Any, Path]]:
+async def site(
+    apache: Apache, provider: str, place: Path, serve: Serve
+) -> AsyncIterator[tuple[str, Any, Path]]:
     port, socket = free_port(), place / "proxy.sock"
     groups = {"gpu-users": "read", "gpu-operators": "operate"}
-    proxy = {"socket": socket, "users": (apache.account,), "origin": f"http://localhost:{port}", "groups": groups}
+    proxy = {
+        "socket": socket,
+        "users": (apache.account,),
+        "origin": f"http://localhost:{port}",
+        "groups": groups,
+    }
     served = await serve(proxy=proxy)
     context = running_apache(apache, place, port, provider, socket)
     url = await asyncio.to_thread(context.__enter__)
@@ -88,7 +101,9 @@ async def site(apache: Apache, provider: str, place: Path, serve: Serve) -> Asyn
     await asyncio.to_thread(context.__exit__, None, None, None)
 
 
-async def test_a_group_gives_a_role_and_the_name_is_on_record(site: tuple[str, Any, Path], record: Path) -> None:
+async def test_a_group_gives_a_role_and_the_name_is_on_record(
+    site: tuple[str, Any, Path], record: Path
+) -> None:
     url, _, _ = site
     for name, looks, changes in (("bob", 200, 403), ("eve", 403, 403), ("ann", 200, 202)):
         browser = Browser(url)
@@ -101,10 +116,16 @@ async def test_a_group_gives_a_role_and_the_name_is_on_record(site: tuple[str, A
     assert (request.by, request.reason) == ("ann@example.edu", "hung")
 
 
-async def test_without_log_in_nothing_is_given_but_public_pages(site: tuple[str, Any, Path], record: Path) -> None:
+async def test_without_log_in_nothing_is_given_but_public_pages(
+    site: tuple[str, Any, Path], record: Path
+) -> None:
     url, _, _ = site
     stranger = Browser(url)
-    forged = {"X-Remote-User": "ann@example.edu", "X-Remote-Groups": "gpu-operators", "OIDC_CLAIM_email": "ann"}
+    forged = {
+        "X-Remote-User": "ann@example.edu",
+        "X-Remote-Groups": "gpu-operators",
+        "OIDC_CLAIM_email": "ann",
+    }
     assert (await stranger.get("/-/healthy")) == (200, "healthy\n")
     status, _ = await stranger.get(f"{API}/status", headers=forged, allow_redirects=False)
     assert status == 302, "to the provider"
@@ -113,23 +134,33 @@ async def test_without_log_in_nothing_is_given_but_public_pages(site: tuple[str,
     assert not Reader(record).requests()
 
 
-async def test_one_who_is_logged_in_cannot_add_groups(site: tuple[str, Any, Path], record: Path) -> None:
+async def test_one_who_is_logged_in_cannot_add_groups(
+    site: tuple[str, Any, Path], record: Path
+) -> None:
     url, _, _ = site
     browser = Browser(url)
     await browser.log_in("bob")
     forged = {"X-Remote-User": "ann@example.edu", "X-Remote-Groups": "gpu-operators"}
     assert await browser.kill("1", Origin=url, **forged) == 403
-    assert await browser.kill("1", Origin=url, **{"x-remote-groups": "gpu-operators", "X_Remote_Groups": "x"}) == 403
+    assert (
+        await browser.kill(
+            "1", Origin=url, **{"x-remote-groups": "gpu-operators", "X_Remote_Groups": "x"}
+        )
+        == 403
+    )
     await browser.session.close()
     assert not Reader(record).requests()
 
 
-async def test_a_header_forged_beside_the_proxy_fails(site: tuple[str, Any, Path], record: Path) -> None:
+async def test_a_header_forged_beside_the_proxy_fails(
+    site: tuple[str, Any, Path], record: Path
+) -> None:
     url, served, socket = site
     forged = {"X-Remote-User": "ann@example.edu", "X-Remote-Groups": "gpu-operators", "Origin": url}
     at_loopback = await served.change("/drones/1/kill", loopback=True, headers=forged)
     assert at_loopback.status in (401, 403)
-    at_proxy = await served.change("/drones/1/kill", unix=socket, headers=forged)  # not Apache's account
+    # not Apache's account
+    at_proxy = await served.change("/drones/1/kill", unix=socket, headers=forged)
     if os.geteuid() == 0:
         assert at_proxy.status == 403 and "reverse proxy alone" in at_proxy.json["detail"]
     assert not [request for request in Reader(record).requests() if request.by == "ann@example.edu"]

@@ -40,7 +40,9 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PageService]:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", WIDTHS)
-def test_every_page_fits_and_axe_finds_nothing(browser: Browser, service: PageService, width: int, scheme: Any) -> None:
+def test_every_page_fits_and_axe_finds_nothing(
+    browser: Browser, service: PageService, width: int, scheme: Any
+) -> None:
     with context(browser, width, color_scheme=scheme) as opened:
         page = opened.new_page()
         found = complaints(page)
@@ -51,7 +53,9 @@ def test_every_page_fits_and_axe_finds_nothing(browser: Browser, service: PageSe
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_every_page_is_the_same_without_scripts(browser: Browser, service: PageService, width: int) -> None:
+def test_every_page_is_the_same_without_scripts(
+    browser: Browser, service: PageService, width: int
+) -> None:
     with context(browser, width, java_script_enabled=False) as opened:
         page = opened.new_page()
         for path in PATHS:
@@ -67,7 +71,9 @@ def test_every_page_is_the_same_without_scripts(browser: Browser, service: PageS
             assert "sort=-age_s" in page.url
 
 
-def test_the_keyboard_reaches_the_content_first_and_sees_where_it_is(browser: Browser, service: PageService) -> None:
+def test_the_keyboard_reaches_the_content_first_and_sees_where_it_is(
+    browser: Browser, service: PageService
+) -> None:
     with context(browser, 1280) as opened:
         page = opened.new_page()
         page.goto(service.address)

@@ -11,7 +11,15 @@ from adapters.local import LocalSite
 from adapters.local.account import DroneAccount
 from adapters.local.drones import directories
 from provisioner.adapter_tests import eventually
-from provisioner.model import Bootstrap, DroneId, EndKind, RemoteDrone, RemoteState, StartOrder, StopOrder
+from provisioner.model import (
+    Bootstrap,
+    DroneId,
+    EndKind,
+    RemoteDrone,
+    RemoteState,
+    StartOrder,
+    StopOrder,
+)
 from tests.local.drones import HERE, SMALL, config
 
 SPY = b"""#!/bin/sh
@@ -24,7 +32,8 @@ echo it left >outcome
 touch ready; while :; do sleep 0.1; done
 """
 STUBBORN = (
-    b"#!/bin/sh\ntrap '' TERM\nsetsid sh -c 'trap \"\" TERM; while :; do sleep 1; done' &\nwhile :; do sleep 1; done\n"
+    b"#!/bin/sh\ntrap '' TERM\nsetsid sh -c 'trap \"\" TERM; while :; do sleep 1; done' &\n"
+    b"while :; do sleep 1; done\n"
 )
 
 
@@ -38,7 +47,9 @@ async def story(root: Path, account: str) -> None:
     secret.touch(mode=0o600)
     secret.write_text("SECRET-OF-CONTROLLER\n")
     polite, stubborn = order(1, SPY, secret), order(2, STUBBORN, secret)
-    site = LocalSite(HERE, config(root, account=account, retain_finished="0s"), (SMALL,), f"acc{os.getpid()}")
+    site = LocalSite(
+        HERE, config(root, account=account, retain_finished="0s"), (SMALL,), f"acc{os.getpid()}"
+    )
 
     async def listed(one: StartOrder) -> RemoteDrone | None:
         return (await site.poll()).drones.get(one.drone_id)
@@ -59,9 +70,15 @@ async def story(root: Path, account: str) -> None:
         await eventually("the spy has looked", lambda: said(polite, "secrets seen"), 30)
         print((root / polite.drone_id / "log").read_text())
         assert (await listed(polite)).state is RemoteState.RUNNING  # type: ignore[union-attr]
-        await site.stop([StopOrder(polite.drone_id, ""), StopOrder(stubborn.drone_id, "", kill=True)])
+        await site.stop(
+            [StopOrder(polite.drone_id, ""), StopOrder(stubborn.drone_id, "", kill=True)]
+        )
         end = (await eventually("it has ended", lambda: ended(polite), 30)).end
-        assert end is not None and (end.kind, end.exit_code, end.message) == (EndKind.STOPPED, 3, "it left"), end
+        assert end is not None and (end.kind, end.exit_code, end.message) == (
+            EndKind.STOPPED,
+            3,
+            "it left",
+        ), end
         assert await listed(stubborn) is None or await ended(stubborn)
 
         async def removed() -> bool:

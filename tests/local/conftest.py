@@ -40,7 +40,9 @@ def make_site(root: Path, controller: str) -> MakeSite:
 
 @pytest.fixture
 def order(controller: str) -> Callable[..., StartOrder]:
-    def make(serial: int, bootstrap: Bootstrap = LIVING, kind: DroneType = SMALL, grace_s: float = 1.0) -> StartOrder:
+    def make(
+        serial: int, bootstrap: Bootstrap = LIVING, kind: DroneType = SMALL, grace_s: float = 1.0
+    ) -> StartOrder:
         return StartOrder(DroneId(f"{controller}-abcd-{serial}"), kind, 600.0, grace_s, bootstrap)
 
     return make

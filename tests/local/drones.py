@@ -15,7 +15,16 @@ from provisioner.adapter_tests import eventually
 from provisioner.model import Bootstrap, DroneType
 
 HERE = "here"
-SMALL = DroneType(HERE, "small", gpu_milli=1000, cpus=2, memory_mib=1024, disk_mib=10, vram_mib=40960, capability=80)
+SMALL = DroneType(
+    HERE,
+    "small",
+    gpu_milli=1000,
+    cpus=2,
+    memory_mib=1024,
+    disk_mib=10,
+    vram_mib=40960,
+    capability=80,
+)
 CPU = DroneType(HERE, "cpu", gpu_milli=0, cpus=3, memory_mib=1024, disk_mib=10)
 HUGE = replace(SMALL, name="huge", gpu_milli=9000)
 LIVING = Bootstrap(b"#!/bin/sh\nexec sleep 1000\n")
@@ -27,8 +36,13 @@ STUBBORN = Bootstrap(
 
 def config(root: Path, **others: object) -> LocalSiteConfig:
     """A declared host of four GPUs."""
-    declared: dict[str, object] = {"gpus": [{"count": 4, "vram": "40 GiB", "capability": 8.0}], "cpus": 8}
-    return LocalSiteConfig.model_validate({"root": str(root), "memory": "8 GiB", "disk": "1 GiB", **declared, **others})
+    declared: dict[str, object] = {
+        "gpus": [{"count": 4, "vram": "40 GiB", "capability": 8.0}],
+        "cpus": 8,
+    }
+    return LocalSiteConfig.model_validate(
+        {"root": str(root), "memory": "8 GiB", "disk": "1 GiB", **declared, **others}
+    )
 
 
 def all_tagged(prefix: str) -> Mapping[int, str]:
@@ -47,7 +61,12 @@ def tagged(drone_id: str, name: str = "") -> list[int]:
     found = []
     for pid, tag in all_tagged(drone_id).items():
         with suppress(OSError):
-            command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            command = (
+                Path(f"/proc/{pid}/cmdline")
+                .read_bytes()
+                .replace(b"\0", b" ")
+                .decode(errors="replace")
+            )
             if tag == drone_id and name in command:
                 found.append(pid)
     return found

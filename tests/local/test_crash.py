@@ -15,7 +15,15 @@ import pytest
 from adapters.local.drones import DroneRecord, Process, boot_id, claim
 from adapters.local.resources import HostAllocation
 from provisioner.adapter_tests import eventually
-from provisioner.model import EndKind, OrderOutcome, RemoteEnd, RemoteState, SiteView, StartOrder, StopOrder
+from provisioner.model import (
+    EndKind,
+    OrderOutcome,
+    RemoteEnd,
+    RemoteState,
+    SiteView,
+    StartOrder,
+    StopOrder,
+)
 from tests.local.conftest import MakeSite
 from tests.local.drones import HERE, LIVING, STUBBORN, all_tagged, holds, launchers, tagged
 
@@ -60,7 +68,11 @@ async def _settle(make_site: MakeSite, orders: Sequence[StartOrder], controller:
             return all(drone.state is not RemoteState.PENDING for drone in shown.values())
 
         await eventually("no drone hangs between claim and launch", all_known, 60)
-        shown = {d for d, drone in (await site.poll()).drones.items() if drone.state is RemoteState.RUNNING}
+        shown = {
+            d
+            for d, drone in (await site.poll()).drones.items()
+            if drone.state is RemoteState.RUNNING
+        }
 
         # a launcher that came too late for its claim needs an instant to go
         await holds("what runs is listed", lambda: set(all_tagged(controller).values()) <= shown)
@@ -69,7 +81,10 @@ async def _settle(make_site: MakeSite, orders: Sequence[StartOrder], controller:
         after = (await site.poll()).drones
         for one in orders:
             alive = after[one.drone_id].state is RemoteState.RUNNING
-            await holds("it runs once, or not at all if it ended", lambda: len(launchers(one.drone_id)) == alive)  # noqa: B023
+            await holds(
+                "it runs once, or not at all if it ended",
+                lambda: len(launchers(one.drone_id)) == alive,  # noqa: B023
+            )
             end = after[one.drone_id].end
             assert alive or (end is not None and end.kind is EndKind.FAULT)
         await site.stop([StopOrder(one.drone_id, "", kill=True) for one in orders])
@@ -77,7 +92,9 @@ async def _settle(make_site: MakeSite, orders: Sequence[StartOrder], controller:
 
 
 def claimed(root: Path, one: StartOrder, controller: str, starter: Process) -> None:
-    record = DroneRecord(controller, HERE, "small", 1.0, str(starter), HostAllocation(2, 1024, 10, {0: 1000}))
+    record = DroneRecord(
+        controller, HERE, "small", 1.0, str(starter), HostAllocation(2, 1024, 10, {0: 1000})
+    )
     assert claim(root / one.drone_id, record, starter, LIVING)
 
 
@@ -85,12 +102,16 @@ async def test_a_claim_whose_controller_died_is_a_fault_and_frees_its_room(
     make_site: MakeSite, order: Order, root: Path, controller: str
 ) -> None:
     never, waiting = order(1), order(2)
-    claimed(root, never, controller, Process(1, 1, boot_id()))  # pid 1 did not start at tick 1 under this name
+    # pid 1 did not start at tick 1 under this name
+    claimed(root, never, controller, Process(1, 1, boot_id()))
     claimed(root, waiting, controller, Process.own())
     async with make_site() as site:
         view = await site.poll()
         end = end_of(view, never)
-        assert (end.kind, end.message) == (EndKind.FAULT, "the controller died before it was launched")
+        assert (end.kind, end.message) == (
+            EndKind.FAULT,
+            "the controller died before it was launched",
+        )
         assert view.drones[waiting.drone_id].state is RemoteState.PENDING
         assert view.free == {"small": 4}, "what waits has its room promised by the planner"
         [receipt] = await site.start([never])

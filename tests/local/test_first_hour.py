@@ -19,7 +19,9 @@ SMALL = DroneType("local", "small", 0, 1, 1024, 100)
 
 
 def site(root: Path, *types: DroneType, **more: object) -> LocalSite:
-    config = LocalSiteConfig.model_validate({"root": root, "gpus": [], "cpus": 2, "memory": "4 GiB"} | more)
+    config = LocalSiteConfig.model_validate(
+        {"root": root, "gpus": [], "cpus": 2, "memory": "4 GiB"} | more
+    )
     return LocalSite("local", config, types, "kit")
 
 
@@ -29,11 +31,16 @@ async def test_a_type_that_can_never_fit_is_told_with_its_dimension(tmp_path: Pa
     async with site(tmp_path, SMALL, LARGE, gpu, disk="1000 MiB") as here:
         view = await here.poll()
     assert view.free == {"small": 2, "large": 0, "a100": 0}
-    assert view.unfit == {"large": "CPUs 64 > 2", "a100": "GPUs: 1 with 40960 MiB wanted, this host has none"}
+    assert view.unfit == {
+        "large": "CPUs 64 > 2",
+        "a100": "GPUs: 1 with 40960 MiB wanted, this host has none",
+    }
     assert view.lacks == {}
 
 
-async def test_a_disk_that_grows_is_seen_without_a_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_disk_that_grows_is_seen_without_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with site(tmp_path, replace(SMALL, disk_mib=1024)) as here:
         monkeypatch.setattr("adapters.local.site.disk_mib", lambda root: 3)
         await here.poll()
@@ -43,7 +50,9 @@ async def test_a_disk_that_grows_is_seen_without_a_restart(tmp_path: Path, monke
     assert view.free == {"small": 2} and view.unfit == {}
 
 
-async def test_a_directory_that_cannot_be_written_is_a_gap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_directory_that_cannot_be_written_is_a_gap(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with site(tmp_path / "drones", SMALL, disk="1000 MiB") as here:
         assert await here.audit(SitePolicy("local")) == []
         (tmp_path / "drones").rmdir()
@@ -51,7 +60,9 @@ async def test_a_directory_that_cannot_be_written_is_a_gap(tmp_path: Path, monke
     assert gap.dimension == "directory" and "cannot be written" in gap.message
 
 
-def test_check_fails_for_a_type_that_this_host_can_never_hold_and_the_controller_starts(tmp_path: Path) -> None:
+def test_check_fails_for_a_type_that_this_host_can_never_hold_and_the_controller_starts(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "provisioner.yaml").write_text(
         "controller: kit\nstore: {path: p.db}\noverlay: {adapter: embedded, options: {path: q.db}}\n"
         "sites: [local.yaml]\npolicy: {idle_timeout: 10min, max_drones: 4}\n"

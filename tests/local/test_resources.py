@@ -15,10 +15,17 @@ from adapters.local.resources import FreeHostResources, HostAllocation, LocalGpu
 from provisioner.interfaces import UnavailableError
 from tests.local.drones import SMALL, config
 
-HOST = LocalHost(cpus=16, memory_mib=1000, disk_mib=1000, gpus=tuple(LocalGpu(n, "A100", 40960, 80) for n in range(4)))
+HOST = LocalHost(
+    cpus=16,
+    memory_mib=1000,
+    disk_mib=1000,
+    gpus=tuple(LocalGpu(n, "A100", 40960, 80) for n in range(4)),
+)
 
 shapes = st.builds(
-    lambda milli, cpus, memory_mib: replace(SMALL, gpu_milli=milli, cpus=cpus, memory_mib=memory_mib, disk_mib=0),
+    lambda milli, cpus, memory_mib: replace(
+        SMALL, gpu_milli=milli, cpus=cpus, memory_mib=memory_mib, disk_mib=0
+    ),
     st.integers(0, 5000),
     st.integers(0, 20),
     st.integers(0, 400),
@@ -40,7 +47,8 @@ def test_nothing_is_given_twice_and_all_comes_back(steps: list[tuple[object, boo
         assert sum(allocation.cpus for allocation in held) <= HOST.cpus
         assert sum(allocation.memory_mib for allocation in held) <= HOST.memory_mib
     assert (
-        FreeHostResources.of(HOST, []).find(SMALL) == HostAllocation(2, 1024, 10, {0: 1000}) or HOST.memory_mib < 1024
+        FreeHostResources.of(HOST, []).find(SMALL) == HostAllocation(2, 1024, 10, {0: 1000})
+        or HOST.memory_mib < 1024
     )
 
 
@@ -72,7 +80,9 @@ Unable to determine the device handle for GPU 0000:1A:00.0: GPU is lost.  Reboot
 """
 
 
-def host_with(answer: str, status: int, directory: Path, monkeypatch: pytest.MonkeyPatch) -> resources.LocalHost:
+def host_with(
+    answer: str, status: int, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> resources.LocalHost:
     """Return the host that an ``nvidia-smi`` with this answer describes."""
     (directory / "answer").write_text(answer)
     program = directory / "nvidia-smi"
@@ -83,13 +93,21 @@ def host_with(answer: str, status: int, directory: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("status", [0, 15])
-def test_a_lost_gpu_takes_no_other_away(status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_gpu_takes_no_other_away(
+    status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     host = host_with(LOST, status, tmp_path, monkeypatch)
     assert [gpu.index for gpu in host.gpus] == [0, 1]
-    assert len(host.notices) == 2 and "GPU is lost" in host.notices[0] and "Unknown Error" in host.notices[1]
+    assert (
+        len(host.notices) == 2
+        and "GPU is lost" in host.notices[0]
+        and "Unknown Error" in host.notices[1]
+    )
 
 
-def test_a_gpu_with_the_memory_of_the_host_is_offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_with_the_memory_of_the_host_is_offered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     host = host_with("0, NVIDIA GB10, [N/A], 12.1\n", 0, tmp_path, monkeypatch)
     [gpu] = host.gpus
     assert (gpu.vram_mib, gpu.capability) == (0, 121)
@@ -98,12 +116,16 @@ def test_a_gpu_with_the_memory_of_the_host_is_offered(tmp_path: Path, monkeypatc
 
 
 @pytest.mark.parametrize("written", ["H100 80GB HBM3", "H100-80GB-HBM3", "NVIDIA H100 80GB HBM3"])
-def test_each_spelling_of_a_model_finds_its_gpu(written: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_spelling_of_a_model_finds_its_gpu(
+    written: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     host = host_with("0, NVIDIA H100 80GB HBM3, 81559, 9.0\n", 0, tmp_path, monkeypatch)
     assert FreeHostResources.of(host).count(replace(SMALL, gpu_model=written)) == 1
 
 
-@pytest.mark.parametrize(("answer", "status"), [("Failed to initialize NVML\n", 9), ("garbage\n", 0)])
+@pytest.mark.parametrize(
+    ("answer", "status"), [("Failed to initialize NVML\n", 9), ("garbage\n", 0)]
+)
 def test_an_answer_without_any_gpu_is_a_fault(
     answer: str, status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -111,7 +133,9 @@ def test_an_answer_without_any_gpu_is_a_fault(
         host_with(answer, status, tmp_path, monkeypatch)
 
 
-def test_a_state_in_place_of_a_name_is_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_state_in_place_of_a_name_is_no_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     state = "[GPU requires reset]"
     answer = f"0, NVIDIA A100-SXM4-40GB, 40960, 8.0\n1, {state}, {state}, {state}\n2, [N/A], [N/A], [N/A]\n"
     host = host_with(answer, 0, tmp_path, monkeypatch)

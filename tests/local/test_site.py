@@ -19,7 +19,16 @@ from adapters.local import LocalSite
 from provisioner.adapter_tests import eventually
 from provisioner.drone import environment
 from provisioner.interfaces import UnavailableError
-from provisioner.model import Bootstrap, DroneId, EndKind, FaultKind, OrderOutcome, RemoteEnd, StartOrder, StopOrder
+from provisioner.model import (
+    Bootstrap,
+    DroneId,
+    EndKind,
+    FaultKind,
+    OrderOutcome,
+    RemoteEnd,
+    StartOrder,
+    StopOrder,
+)
 from tests.local.conftest import MakeSite
 from tests.local.drones import CPU, HERE, LIVING, SMALL, config, holds, tagged
 
@@ -52,7 +61,9 @@ async def test_a_script_tells_its_code_and_last_words_made_printable(
         assert (end.kind, end.exit_code, end.message) == (EndKind.EXITED, code, message)
 
 
-async def test_a_script_that_ends_takes_along_whatever_it_left_running(make_site: MakeSite, order: Order) -> None:
+async def test_a_script_that_ends_takes_along_whatever_it_left_running(
+    make_site: MakeSite, order: Order
+) -> None:
     script = b"#!/bin/sh\nsetsid sh -c 'setsid sleep 1000 & sleep 1000' &\nsleep 0.1\nexit 0\n"
     async with make_site() as site:
         await site.start([order(1, Bootstrap(script))])
@@ -80,7 +91,9 @@ async def test_a_drone_knows_what_it_is_and_nothing_of_the_controllers_secrets(
     make_site: MakeSite, order: Order, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("POOL_PASSWORD", "hunter2")
-    script = b"#!/bin/sh\nenv > seen\npwd > where\ncat token > told\nreadlink /proc/self/fd/0 > stdin\n"
+    script = (
+        b"#!/bin/sh\nenv > seen\npwd > where\ncat token > told\nreadlink /proc/self/fd/0 > stdin\n"
+    )
     files = {"token": b"abc"}
     bootstrap = Bootstrap(script, {"FROM_OVERLAY": "yes", "DRONE_CPUS": "lies"}, files)
     async with make_site(env={"FROM_OPERATOR": "yes"}, gpus=PRETENDED, nice=5) as site:
@@ -106,31 +119,53 @@ async def test_a_drone_knows_what_it_is_and_nothing_of_the_controllers_secrets(
     assert directory.stat().st_mode & 0o777 == 0o700
 
 
-async def test_drones_without_gpus_leave_the_gpus_to_others(make_site: MakeSite, order: Order, root: Path) -> None:
+async def test_drones_without_gpus_leave_the_gpus_to_others(
+    make_site: MakeSite, order: Order, root: Path
+) -> None:
     script = Bootstrap(b"#!/bin/sh\nenv > mine.new && mv mine.new mine\nexec sleep 1000\n")
     async with make_site([SMALL, CPU]) as site:
-        assert (await site.poll()).free == {"small": 4, "cpu": 2}, "alternatives: by CPUs they share 8"
+        assert (await site.poll()).free == {"small": 4, "cpu": 2}, (
+            "alternatives: by CPUs they share 8"
+        )
         receipts = await site.start([order(n, script, kind=CPU) for n in (1, 2, 3)])
-        assert [r.answer for r in receipts] == [OrderOutcome.OK, OrderOutcome.OK, OrderOutcome.REJECTED]
+        assert [r.answer for r in receipts] == [
+            OrderOutcome.OK,
+            OrderOutcome.OK,
+            OrderOutcome.REJECTED,
+        ]
         assert (await site.poll()).free == {"small": 1, "cpu": 0}
         assert [r.answer for r in await site.start([order(4, script)])] == [OrderOutcome.OK]
         mine = [root / order(n).drone_id / "drone" / "mine" for n in (1, 4)]
-        await holds("both have told what they were given", lambda: all(path.exists() for path in mine))
+        await holds(
+            "both have told what they were given", lambda: all(path.exists() for path in mine)
+        )
         await site.stop([StopOrder(order(n).drone_id, "", kill=True) for n in (1, 2, 4)])
-    cpu, gpu = (dict(line.partition("=")[::2] for line in file.read_text().splitlines()) for file in mine)
-    assert (cpu["DRONE_GPUS"], cpu["DRONE_GPU_MILLI"], cpu["CUDA_VISIBLE_DEVICES"]) == ("0", "0", "")
+    cpu, gpu = (
+        dict(line.partition("=")[::2] for line in file.read_text().splitlines()) for file in mine
+    )
+    assert (cpu["DRONE_GPUS"], cpu["DRONE_GPU_MILLI"], cpu["CUDA_VISIBLE_DEVICES"]) == (
+        "0",
+        "0",
+        "",
+    )
     assert (gpu["DRONE_GPUS"], gpu["CUDA_VISIBLE_DEVICES"]) == ("1", "0")
 
 
-async def test_two_controllers_share_one_host_without_giving_anything_twice(root: Path, controller: str) -> None:
+async def test_two_controllers_share_one_host_without_giving_anything_twice(
+    root: Path, controller: str
+) -> None:
     def site(name: str) -> LocalSite:
         return LocalSite(HERE, config(root), [SMALL], name)
 
     def orders(name: str) -> list[StartOrder]:
-        return [StartOrder(DroneId(f"{name}-abcd-{n}"), SMALL, 600.0, 1.0, LIVING) for n in range(4)]
+        return [
+            StartOrder(DroneId(f"{name}-abcd-{n}"), SMALL, 600.0, 1.0, LIVING) for n in range(4)
+        ]
 
     one, two = site(controller), site(f"{controller}-b")
-    first, second = await asyncio.gather(one.start(orders(controller)), two.start(orders(f"{controller}-b")))
+    first, second = await asyncio.gather(
+        one.start(orders(controller)), two.start(orders(f"{controller}-b"))
+    )
     answers = [r.answer for r in (*first, *second)]
     assert (answers.count(OrderOutcome.OK), answers.count(OrderOutcome.REJECTED)) == (4, 4)
     both = ((one, controller), (two, f"{controller}-b"))
@@ -149,7 +184,9 @@ async def test_an_admission_file_cannot_be_put_elsewhere(
         assert os.listdir(root) == [".lock"]
 
 
-@pytest.mark.parametrize("name", ["../elsewhere", "x; rm -rf /", "", "KIT-1", "other-abcd-1", "a" * 64, ".site"])
+@pytest.mark.parametrize(
+    "name", ["../elsewhere", "x; rm -rf /", "", "KIT-1", "other-abcd-1", "a" * 64, ".site"]
+)
 async def test_an_id_that_is_not_ours_is_refused_and_stopping_it_harms_nothing(
     make_site: MakeSite, order: Order, root: Path, name: str
 ) -> None:
@@ -191,13 +228,19 @@ async def test_whatever_else_lies_in_the_root_is_ignored(
     assert os.readlink(root / f"{controller}-abcd-91") == "/etc"
 
 
-def test_a_full_disk_is_a_receipt_and_leaves_nothing_running(make_site: MakeSite, order: Order, root: Path) -> None:
+def test_a_full_disk_is_a_receipt_and_leaves_nothing_running(
+    make_site: MakeSite, order: Order, root: Path
+) -> None:
     """A limit on file sizes stands in for a full disk: it fails the same calls, and needs no root."""
 
     def start_on_a_full_disk() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
         [receipt] = asyncio.run(make_site().start([order(1)]))
-        told = receipt.fault is not None and receipt.fault.kind is FaultKind.NODE and bool(receipt.fault.message)
+        told = (
+            receipt.fault is not None
+            and receipt.fault.kind is FaultKind.NODE
+            and bool(receipt.fault.message)
+        )
         os._exit(42 if receipt.answer is OrderOutcome.REJECTED and told else 1)
 
     pid = os.fork()
@@ -218,8 +261,14 @@ NVIDIA_SMI = "#!/bin/sh\necho '0, NVIDIA A100-SXM4-40GB, 40960, 8.0'\necho '1, N
     ("script", "said"),
     [
         ("#!/bin/sh\nexec sleep 1000\n", "nvidia-smi did not answer within 0.3 s"),
-        ("#!/bin/sh\necho Failed to initialize NVML; exit 9\n", "nvidia-smi failed with status 9: Failed to init"),
-        ("#!/bin/sh\necho 'zero, what, is, this'\n", "nvidia-smi failed with status 0: zero, what, is, this"),
+        (
+            "#!/bin/sh\necho Failed to initialize NVML; exit 9\n",
+            "nvidia-smi failed with status 9: Failed to init",
+        ),
+        (
+            "#!/bin/sh\necho 'zero, what, is, this'\n",
+            "nvidia-smi failed with status 0: zero, what, is, this",
+        ),
     ],
 )
 async def test_a_broken_driver_is_a_fault_of_the_node_not_a_host_without_gpus(
@@ -277,7 +326,10 @@ async def test_controllers_of_one_name_see_each_other_for_as_long_as_they_live(
     code = "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.flock(f, 2); print('held', flush=True); input()"
     async with make_site() as site:
         assert await site.claim("ab12") == []
-        for name, seen in ((f"{controller}-zz99-17", ["zz99 with pid 17"]), (f"{controller}-x-zz99-17", [])):
+        for name, seen in (
+            (f"{controller}-zz99-17", ["zz99 with pid 17"]),
+            (f"{controller}-x-zz99-17", []),
+        ):
             other = await asyncio.create_subprocess_exec(
                 sys.executable, "-c", code, str(root / f".claim-{name}"), stdin=PIPE, stdout=PIPE
             )
@@ -293,7 +345,9 @@ async def test_controllers_of_one_name_see_each_other_for_as_long_as_they_live(
 
 def checked(sentence: str, code: int = 71) -> Bootstrap:
     """Return the script of a drone that a check ends."""
-    outcome = "drone=d exit=71 reason=check-failed jobs_started=0 why=" + sentence.replace(" ", "%20")
+    outcome = "drone=d exit=71 reason=check-failed jobs_started=0 why=" + sentence.replace(
+        " ", "%20"
+    )
     return Bootstrap(f"#!/bin/sh\necho '{outcome}' >outcome\nexit {code}\n".encode())
 
 
@@ -303,7 +357,9 @@ async def free_small(site: LocalSite) -> int:
 
 def given(root: Path, one: StartOrder) -> list[str]:
     """Return the indices of the GPUs that a drone got."""
-    return sorted(json.loads((root / one.drone_id / ".site/order.json").read_text())["allocation"]["gpus"])
+    return sorted(
+        json.loads((root / one.drone_id / ".site/order.json").read_text())["allocation"]["gpus"]
+    )
 
 
 BAD = "check gpu_check failed: 0 of 1 GPUs are healthy; GPU-a0a1a2a3: 1 uncorrectable memory errors (fatal)"
@@ -319,10 +375,13 @@ async def test_a_gpu_whose_check_failed_is_left_out_until_its_verdict_expires(
         await ended(site, ill)
         view = await site.poll()
         assert (view.free or {})["small"] == 1 and not view.unfit
-        assert any("GPU 0 is left out" in notice and ill.drone_id in notice for notice in view.notices)
+        assert any(
+            "GPU 0 is left out" in notice and ill.drone_id in notice for notice in view.notices
+        )
         await site.start([well])
         assert (given(root, ill), given(root, well)) == (["0"], ["1"])
-        for age_s, free in ((3600, 0), (90_000, 1)):  # kept beyond `retain_finished` as long as it counts
+        # kept beyond `retain_finished` as long as it counts
+        for age_s, free in ((3600, 0), (90_000, 1)):
             os.utime(end, (end.stat().st_mtime - age_s,) * 2)
             assert await free_small(site) == free
         await site.start([again])
@@ -351,7 +410,9 @@ async def test_a_failed_check_leaves_out_the_gpus_that_it_speaks_of(
         assert await free_small(site) == free
 
 
-async def test_a_bad_gpu_of_an_earlier_boot_is_tried_again(make_site: MakeSite, order: Order, root: Path) -> None:
+async def test_a_bad_gpu_of_an_earlier_boot_is_tried_again(
+    make_site: MakeSite, order: Order, root: Path
+) -> None:
     one = order(1, checked(BAD))
     record = root / one.drone_id / ".site/order.json"
     async with make_site() as site:
@@ -359,6 +420,10 @@ async def test_a_bad_gpu_of_an_earlier_boot_is_tried_again(make_site: MakeSite, 
         await ended(site, one)
         assert await free_small(site) == 3
         record.write_text(
-            re.sub(r"(\d+ \d+ )[0-9a-f-]{36}", r"\g<1>00000000-0000-0000-0000-000000000000", record.read_text())
+            re.sub(
+                r"(\d+ \d+ )[0-9a-f-]{36}",
+                r"\g<1>00000000-0000-0000-0000-000000000000",
+                record.read_text(),
+            )
         )
         assert await free_small(site) == 4

@@ -11,7 +11,8 @@ from provisioner.migrate import ImportFinding, ImportOutcome, ImportResult, Impo
 
 TARDIS = Path(__file__).parent / "tardis"
 HTCONDOR, SLURM, CLOUDS, OPENSTACK, FAKE, COBALD = (
-    (TARDIS / f"{name}.yml").read_text() for name in ("htcondor", "slurm", "clouds", "openstack", "fake", "cobald")
+    (TARDIS / f"{name}.yml").read_text()
+    for name in ("htcondor", "slurm", "clouds", "openstack", "fake", "cobald")
 )
 GPU_JDL, WHOLE_JDL = ((TARDIS / f"{name}.jdl").read_text() for name in ("gpu", "whole"))
 JDLS = {"gpu.jdl": GPU_JDL, "whole.jdl": WHOLE_JDL}

@@ -25,7 +25,9 @@ def marked(path: Path) -> set[tuple[str, int]]:
         options = next((n for n, line in enumerate(lines) if line.startswith("options:")), 0)
         judged = lines if adapter in adapter_names(SITES) else lines[:options]
         for number, line in enumerate(judged, 1):
-            if MARK.search(line) or (line == f"adapter: {adapter}" and adapter not in adapter_names(SITES)):
+            if MARK.search(line) or (
+                line == f"adapter: {adapter}" and adapter not in adapter_names(SITES)
+            ):
                 found.add((file.name, number))
     return found
 
@@ -49,7 +51,8 @@ def test_check_complains_of_what_templates_left_open(tmp_path: Path) -> None:
     problems = check(path)
     assert complained(problems) == marked(path), "\n".join(map(str, problems))
     text = (tmp_path / "site_configs" / "topas.yaml").read_text()
-    assert len(MARK.findall(text)) == 6  # three of the template; its vram and capability; the template that is missing
+    # three of the template; its vram and capability; the template that is missing
+    assert len(MARK.findall(text)) == 6
 
 
 @pytest.mark.parametrize("name", ["htcondor", "slurm", "clouds", "openstack"])

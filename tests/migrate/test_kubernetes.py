@@ -32,16 +32,28 @@ def test_address_namespace_and_image() -> None:
 def test_a_second_namespace_and_a_missing_image_need_you() -> None:
     two = CLOUDS.replace("MachineTypes: [example]", "MachineTypes: [example, other]")
     made = converted(
-        two.replace("    example: {namespace", "    other: {namespace: physics}\n    example: {namespace", 1)
+        two.replace(
+            "    example: {namespace", "    other: {namespace: physics}\n    example: {namespace", 1
+        )
     )
     assert options(made)["namespace"] == "default"
-    assert finding(made, "Kube-site.MachineTypeConfiguration.other.namespace").verdict is ImportOutcome.NEEDED
-    assert finding(made, "Kube-site.MachineTypeConfiguration.other.image").verdict is ImportOutcome.NEEDED
+    assert (
+        finding(made, "Kube-site.MachineTypeConfiguration.other.namespace").verdict
+        is ImportOutcome.NEEDED
+    )
+    assert (
+        finding(made, "Kube-site.MachineTypeConfiguration.other.image").verdict
+        is ImportOutcome.NEEDED
+    )
 
 
 def test_a_namespace_of_the_second_type_is_not_that_of_the_site() -> None:
     two = CLOUDS.replace("MachineTypes: [example]", "MachineTypes: [other, example]")
-    two = two.replace("    example: {namespace: default", "    other: {image: x}\n    example: {namespace: physics", 1)
+    two = two.replace(
+        "    example: {namespace: default",
+        "    other: {image: x}\n    example: {namespace: physics",
+        1,
+    )
     made = converted(two)
     assert options(made).get("namespace") == "default"
     assert finding(made, f"{TYPE}.namespace").verdict is ImportOutcome.NEEDED

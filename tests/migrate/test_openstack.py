@@ -46,7 +46,8 @@ def test_an_address_that_is_none_needs_you(url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("networks", "written_as"), [("none", []), ("auto", None), ("[{uuid: a}, {uuid: b}]", ["a", "b"])]
+    ("networks", "written_as"),
+    [("none", []), ("auto", None), ("[{uuid: a}, {uuid: b}]", ["a", "b"])],
 )
 def test_networks(networks: str, written_as: list[str] | None) -> None:
     made = with_type(f"{{flavorRef: a, imageRef: i, networks: {networks}}}")
@@ -66,7 +67,9 @@ def test_networks(networks: str, written_as: list[str] | None) -> None:
         ("block_device_mapping_v2: [{boot_index: 0}]", "boot_volume"),
     ],
 )
-def test_what_cannot_be_taken_over_is_marked_and_check_names_the_mark(theirs: str, ours: str, tmp_path: Path) -> None:
+def test_what_cannot_be_taken_over_is_marked_and_check_names_the_mark(
+    theirs: str, ours: str, tmp_path: Path
+) -> None:
     before = "flavorRef: a, " if not theirs.startswith("flavorRef") else ""
     image = "imageRef: i, " if not theirs.startswith("imageRef") else ""
     made = with_type(f"{{{before}{image}{theirs}}}")
@@ -76,4 +79,5 @@ def test_what_cannot_be_taken_over_is_marked_and_check_names_the_mark(theirs: st
     marks = marked(path)
     assert complained(check(path)) == marks
     own = 0 if ours == "boot_volume" else 1
-    assert len([name for name, _ in marks if name == "vault.yaml"]) == 2 + own  # the GPUs, the secret's, and this one
+    # the GPUs, the secret's, and this one
+    assert len([name for name, _ in marks if name == "vault.yaml"]) == 2 + own

@@ -17,7 +17,19 @@ _PHRASES = (
     '{a: {b: [1]}} ; !x {a: 1} ; !!int x ; !!float y ; !!bool z ; !!null n ; !!binary x ; !!timestamp t ; &a [*a] ; "'
     " ; &b {<<: *b} ; x: y: z ; {__type__: 3} ; {__type__: a.ShellExecutor} ; {<<: 3}"
 )
-_CHARACTERS = ("", "- ", "? ", ": ", "\t", '"\\ud800"', '"\\0\\n"', '"</>: # ${x} $$"', "\u2028", "\xe9", "\U0001f642")
+_CHARACTERS = (
+    "",
+    "- ",
+    "? ",
+    ": ",
+    "\t",
+    '"\\ud800"',
+    '"\\0\\n"',
+    '"</>: # ${x} $$"',
+    "\u2028",
+    "\xe9",
+    "\U0001f642",
+)
 JUNK = [*_WORDS.split(), *_PHRASES.split(" ; "), *_CHARACTERS, "9" * 400]
 
 
@@ -39,12 +51,18 @@ def mangled(draw: st.DrawFn) -> str:
             case 3:
                 lines[at] = lines[at][: draw(st.integers(0, len(lines[at])))]
             case 4:
-                lines[at] = lines[at].partition(":")[0] + ": " + draw(st.sampled_from(JUNK) | st.text(max_size=8))
+                lines[at] = (
+                    lines[at].partition(":")[0]
+                    + ": "
+                    + draw(st.sampled_from(JUNK) | st.text(max_size=8))
+                )
             case 5:
                 lines[at] = lines[at].replace(": ", ": " + draw(st.sampled_from(JUNK)) + " ", 1)
             case _:
                 inner = lines[at].rsplit(": ", 1)
-                lines[at] = f"{inner[0]}: {draw(st.sampled_from(JUNK))}" + ("}" if lines[at].endswith("}") else "")
+                lines[at] = f"{inner[0]}: {draw(st.sampled_from(JUNK))}" + (
+                    "}" if lines[at].endswith("}") else ""
+                )
     return "\n".join(lines)
 
 
@@ -81,6 +99,10 @@ def test_a_mangled_configuration_is_refused_or_converted_and_never_a_traceback(t
 
 
 @settings(max_examples=100, deadline=None, derandomize=True)
-@given(st.lists(st.sampled_from(JUNK + JDLS["gpu.jdl"].splitlines()) | st.text(max_size=30), max_size=12))
+@given(
+    st.lists(
+        st.sampled_from(JUNK + JDLS["gpu.jdl"].splitlines()) | st.text(max_size=30), max_size=12
+    )
+)
 def test_a_mangled_template_never_is(lines: list[str]) -> None:
     judge(ALL["htcondor"], JDLS | {"gpu.jdl": "\n".join(lines)})

@@ -41,32 +41,51 @@ def test_what_a_template_leaves_to_an_unknown_variable_needs_you_where_it_is_wri
     made = converted(HTCONDOR, files={"gpu.jdl": TAKES, "whole.jdl": '+Color = "red"\n'})
     options = site(made, "topas")["options"]
     assert options["types"]["one-gpu"] == {
-        "submit": {"accounting_group": "<accounting_group without $Group, which is not known here>", "+Color": '"red"'},
+        "submit": {
+            "accounting_group": "<accounting_group without $Group, which is not known here>",
+            "+Color": '"red"',
+        },
         "requirements": "<requirements without $Foo, which is not known here>",
     }
     at = "site_configs/topas.yaml: options.types.one-gpu"
     assert about(made, "requirements") == [(ImportOutcome.NEEDED, 1, f"{at}.requirements")]
-    assert about(made, "accounting_group") == [(ImportOutcome.NEEDED, 2, f"{at}.submit.accounting_group")]
+    assert about(made, "accounting_group") == [
+        (ImportOutcome.NEEDED, 2, f"{at}.submit.accounting_group")
+    ]
     assert about(made, "+Color")[0] == (ImportOutcome.CONVERTED, 3, f"{at}.submit.+Color")
 
 
 def test_no_command_that_the_site_sets_itself_is_taken_over() -> None:
-    assert set(settings.RESERVED_COMMANDS) - {"executable", "cmd", "transfer_input_files"} <= set(RESERVED)
+    assert set(settings.RESERVED_COMMANDS) - {"executable", "cmd", "transfer_input_files"} <= set(
+        RESERVED
+    )
 
 
 def test_a_type_that_goes_to_another_schedd_needs_you() -> None:
-    made = converted(HTCONDOR.replace("whole: {jdl: whole.jdl}", "whole: {jdl: whole.jdl, SubmitOptions: {name: b}}"))
+    made = converted(
+        HTCONDOR.replace(
+            "whole: {jdl: whole.jdl}", "whole: {jdl: whole.jdl, SubmitOptions: {name: b}}"
+        )
+    )
     assert site(made, "topas")["options"]["schedd"] == "grid@submit.example.org"
     key = "TOPAS.MachineTypeConfiguration.whole.SubmitOptions.name"
-    assert about(made, key) == [(ImportOutcome.NEEDED, 22, "site_configs/topas.yaml: options.schedd")]
+    assert about(made, key) == [
+        (ImportOutcome.NEEDED, 22, "site_configs/topas.yaml: options.schedd")
+    ]
 
 
-@pytest.mark.parametrize(("theirs", "ours"), [("pool", "collector"), ("name", "schedd"), ("remote", "schedd")])
+@pytest.mark.parametrize(
+    ("theirs", "ours"), [("pool", "collector"), ("name", "schedd"), ("remote", "schedd")]
+)
 @pytest.mark.parametrize("special", ["one_gpu", "whole"])
-def test_an_option_of_one_type_is_not_that_of_the_site(theirs: str, ours: str, special: str) -> None:
+def test_an_option_of_one_type_is_not_that_of_the_site(
+    theirs: str, ours: str, special: str
+) -> None:
     """TARDIS's documentation has a type at the site's own pool beside one at a remote pool."""
     before, _, after = HTCONDOR.partition("      SubmitOptions:\n")
-    text = before + "    whole:\n      jdl: whole.jdl\n" + after[after.index("  MachineMetaData:") :]
+    text = (
+        before + "    whole:\n      jdl: whole.jdl\n" + after[after.index("  MachineMetaData:") :]
+    )
     option = f"      SubmitOptions: {{{theirs}: far.example.org}}\n"
     made = converted(text.replace(f"    {special}:\n", f"    {special}:\n{option}", 1))
     value = site(made, "topas")["options"].get(ours, "")
@@ -79,9 +98,13 @@ def test_an_option_of_one_type_is_not_that_of_the_site(theirs: str, ours: str, s
 @pytest.mark.parametrize("before", ["BatchSystem", "    one_day:\n      Walltime"])
 def test_sizes_at_the_wrong_level_are_told_where_they_belong(before: str) -> None:
     indented = " " * (len(before) - len(before.lstrip()))
-    made = converted(SLURM.replace(before, f"{indented}MachineMetaData: {{one_day: {{Cores: 1}}}}\n{before}"))
+    made = converted(
+        SLURM.replace(before, f"{indented}MachineMetaData: {{one_day: {{Cores: 1}}}}\n{before}")
+    )
     told = [f for f in made.findings if "at the wrong level" in f.text]
-    assert [(f.key.rpartition(".")[2], f.verdict) for f in told] == [("MachineMetaData", ImportOutcome.NEEDED)]
+    assert [(f.key.rpartition(".")[2], f.verdict) for f in told] == [
+        ("MachineMetaData", ImportOutcome.NEEDED)
+    ]
 
 
 def test_a_missing_walltime_leaves_a_place_to_fill_in() -> None:
@@ -113,7 +136,9 @@ def test_a_site_that_is_reached_over_ssh_is_so_here_too() -> None:
         ("!env QUOTA", "<most drones at one time>", ImportOutcome.NEEDED),
     ],
 )
-def test_a_quota_of_cores_is_a_number_of_drones(quota: str, most: int | str, verdict: ImportOutcome) -> None:
+def test_a_quota_of_cores_is_a_number_of_drones(
+    quota: str, most: int | str, verdict: ImportOutcome
+) -> None:
     made = converted(SLURM.replace("quota: 100", f"quota: {quota}"))
     assert site(made, "hpc")["limits"] == {"max_drones": most}
     assert finding(made, "Sites[0].quota").verdict is verdict
@@ -128,15 +153,23 @@ def test_what_the_slurm_site_refuses_is_not_taken_over(name: str) -> None:
     made = converted(with_options(f"{{long: {{{name}: '1'}}}}"))
     assert site(made, "hpc")["options"]["types"]["one-day"] == {"partition": "normal"}
     [only] = [f for f in made.findings if f.key.endswith(f".long.{name}")]
-    assert (only.verdict, only.text) == (ImportOutcome.DROPPED, f"the provisioner sets `--{name}` itself")
+    assert (only.verdict, only.text) == (
+        ImportOutcome.DROPPED,
+        f"the provisioner sets `--{name}` itself",
+    )
 
 
 @pytest.mark.parametrize("name", ["partition", "account"])
 def test_options_with_a_key_of_their_own_stand_there(name: str) -> None:
     made = converted(with_options(f"{{long: {{{name}: one, nice: '100'}}}}"))
     options = site(made, "hpc")["options"]
-    wanted = {} if name == "partition" else {name: "one"}  # where TARDIS tells it by a key of its own
-    assert options["types"]["one-day"] == {"partition": "normal", **wanted, "submit": {"nice": "100"}}
+    # where TARDIS tells it by a key of its own
+    wanted = {} if name == "partition" else {name: "one"}
+    assert options["types"]["one-day"] == {
+        "partition": "normal",
+        **wanted,
+        "submit": {"nice": "100"},
+    }
     SlurmSiteConfig.model_validate(options)
 
 
@@ -184,19 +217,25 @@ def test_walltimes_of_slurm(text: str, seconds: float | None) -> None:
 def test_gpus_of_slurm(options: str, gpus: int, gres: str) -> None:
     whole = site(converted(with_options(options)), "hpc")
     assert whole["types"]["one-day"]["gpus"] == gpus
-    assert whole["options"]["types"]["one-day"] == {"partition": "normal"} | ({"gres": gres} if gres else {})
+    assert whole["options"]["types"]["one-day"] == {"partition": "normal"} | (
+        {"gres": gres} if gres else {}
+    )
     SlurmSiteConfig.model_validate(whole["options"])
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_no_secret_leaves_the_old_file(name: str) -> None:
     made = converted(ALL[name])
-    everything = "".join(made.files.values()) + "".join(f"{f.key}{f.ours}{f.text}" for f in made.findings)
+    everything = "".join(made.files.values()) + "".join(
+        f"{f.key}{f.ours}{f.text}" for f in made.findings
+    )
     assert ("gee-heim" in ALL[name]) is (name in ("clouds", "openstack"))
     assert "gee-heim" not in everything.lower()
 
 
-LAUGHS = "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 10))
+LAUGHS = "a0: &a0 [x]\n" + "".join(
+    f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 10)
+)
 
 
 @pytest.mark.parametrize(
@@ -218,8 +257,8 @@ def test_what_is_no_configuration_is_refused_at_its_line(text: str, where: int, 
 
 
 def test_anchors_and_merges_are_what_they_are_to_tardis() -> None:
-    text = HTCONDOR.replace("whole: {Cores: 42, Memory: 256, Disk: 840}", "whole: {<<: *shape, Cores: 42}").replace(
-        "one_gpu: {Cores: 8,", "one_gpu: &shape {Cores: 8,"
-    )
+    text = HTCONDOR.replace(
+        "whole: {Cores: 42, Memory: 256, Disk: 840}", "whole: {<<: *shape, Cores: 42}"
+    ).replace("one_gpu: {Cores: 8,", "one_gpu: &shape {Cores: 8,")
     whole = site(converted(text), "topas")["types"]["whole"]
     assert (whole["cpus"], whole["memory"], whole["disk"]) == (42, "19968 MiB", "50 GiB")

@@ -45,19 +45,27 @@ def made(directory: Path) -> list[str]:
     return sorted(str(p.relative_to(directory)) for p in directory.rglob("*") if p.is_file())
 
 
-def test_cobalds_file_alone_is_answered_with_the_right_call(old: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_cobalds_file_alone_is_answered_with_the_right_call(
+    old: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(old / "cobald.yml", "--to", "new") == Exit.UNMET
     err = capsys.readouterr().err
     assert f"`provisioner import {old / 'tardis.yml'} --cobald {old / 'cobald.yml'}`" in err
     assert not Path("new").exists()
 
 
-def test_json_has_every_finding_and_keeps_to_its_schema(old: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_has_every_finding_and_keeps_to_its_schema(
+    old: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(old / "tardis.yml", "--to", "new", "-o", "json") == Exit.UNMET
     tree = json.loads(capsys.readouterr().out)
     jsonschema.validate(tree, output_schemas()[tree["schema"]], cls=jsonschema.Draft202012Validator)
     (quota,) = [item for item in tree["items"] if item["key"] == "Sites[0].quota"]
-    assert (quota["file"], quota["line"], quota["verdict"]) == (str(old / "tardis.yml"), 11, "changed")
+    assert (quota["file"], quota["line"], quota["verdict"]) == (
+        str(old / "tardis.yml"),
+        11,
+        "changed",
+    )
     assert quota["ours"] == "site_configs/topas.yaml: limits.max_drones"
 
 
@@ -93,7 +101,9 @@ def test_what_cannot_be_read_is_refused_and_nothing_is_written(
     assert out == "" and not Path("new").exists()
 
 
-def test_templates_are_found_where_tardis_was_started(old: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_templates_are_found_where_tardis_was_started(
+    old: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for name in ("gpu.jdl", "whole.jdl"):
         (old / name).rename(Path(name))
     run(old / "tardis.yml", "--to", "new", "-o", "name")

@@ -1,6 +1,7 @@
 """A scripted day: the whole controller in virtual time, with a real record and what `/metrics` says every minute.
 
-Two sites, one with an owner who comes and goes; drones that die young and eat jobs; a site that denies us for a while.
+Two sites, one with an owner who comes and goes; drones that die young and eat jobs; a site that
+denies us for a while.
 """
 
 from __future__ import annotations
@@ -26,7 +27,10 @@ from tests.store.story import TemporaryStore
 HOURS = 8
 HOUR_S = 3600.0
 END = START_EPOCH + HOURS * HOUR_S
-MEASURED = Shape(JobRequirements(cpus=2, memory_mib=8192, duty_milli=300, width_milli=500), Uniform(300.0, 2400.0))
+MEASURED = Shape(
+    JobRequirements(cpus=2, memory_mib=8192, duty_milli=300, width_milli=500),
+    Uniform(300.0, 2400.0),
+)
 
 
 class ScrapedStore(TemporaryStore):
@@ -49,13 +53,21 @@ class ScrapedStore(TemporaryStore):
 def scripted_day(hours: int = HOURS) -> ScrapedStore:
     """Play the day. Return its record, with the scrapes of each minute."""
     store, span_s = ScrapedStore(), hours * HOUR_S
-    rough = SiteBehaviour(boot=Uniform(20.0, 90.0), check=Fixed(5.0), dies_young=0.1, eats_jobs=0.05)
+    rough = SiteBehaviour(
+        boot=Uniform(20.0, 90.0), check=Fixed(5.0), dies_young=0.1, eats_jobs=0.05
+    )
     kit = small("kit", gpus=8, max_drones=8, behaviour=rough, types=2)
-    bursts = tuple(OwnerJob((at + 0.5) * HOUR_S, 1500.0, gpus=4, cpus=4) for at in range(hours) for _ in range(7))
+    bursts = tuple(
+        OwnerJob((at + 0.5) * HOUR_S, 1500.0, gpus=4, cpus=4)
+        for at in range(hours)
+        for _ in range(7)
+    )
     owner = Owner(bursts, preempts_after_s=60.0)
     scenario = FaultyScenario(
         (replace(kit, reports_nodes=True), topas(owner, nodes=4)),
-        poisson_mix((MEASURED, replace(IMPOSSIBLE, weight=0.05)), per_hour=40.0, span_s=span_s, seed=1),
+        poisson_mix(
+            (MEASURED, replace(IMPOSSIBLE, weight=0.05)), per_hour=40.0, span_s=span_s, seed=1
+        ),
         policy=Policy(idle_timeout_s=120.0),
         interval_s=20.0,
         active_interval_s=20.0,

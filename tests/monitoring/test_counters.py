@@ -20,17 +20,32 @@ from provisioner.store.measures import GPU_USES, MetricCounts, MetricKey, counts
 from provisioner.store.reader import Reader
 from provisioner.store.writer import SqlStore
 from provisioner.usage import usage_report
-from tests.store.story import DONE, WHY, TemporaryStore, drone, now_is, record, seen, starts, store_at
+from tests.store.story import (
+    DONE,
+    WHY,
+    TemporaryStore,
+    drone,
+    now_is,
+    record,
+    seen,
+    starts,
+    store_at,
+)
 
 OF_TYPE = "topas,a100"
-GOOD = replace(DONE, drone_id=drone(1).id, gpu_milli=1000, ended_at=400.0, run_s=100.0, submitted_at=250.0)
+GOOD = replace(
+    DONE, drone_id=drone(1).id, gpu_milli=1000, ended_at=400.0, run_s=100.0, submitted_at=250.0
+)
 
 
 def counted(reader: Reader) -> dict[str, float]:
     """The counters by name and label values, without those of ticks."""
     return {
         " ".join(
-            [key.metric.removeprefix("provisioner_"), *([",".join(v for _, v in key.labels)] if key.labels else [])]
+            [
+                key.metric.removeprefix("provisioner_"),
+                *([",".join(v for _, v in key.labels)] if key.labels else []),
+            ]
         ): n
         for key, n in sorted(reader.counters().items())
         if key.metric != "provisioner_ticks_total"
@@ -46,14 +61,27 @@ async def life(store: SqlStore) -> None:
     """A drone is ordered, joins, works, is asked to leave for the owner, and is gone with a job."""
     await record(store, starts(1, drone(1)))
     busy = replace(
-        drone(1), state=DroneState.BUSY, started_at=130.0, joined_at=160.0, busy_at=161.0, jobs=1, since=160.0
+        drone(1),
+        state=DroneState.BUSY,
+        started_at=130.0,
+        joined_at=160.0,
+        busy_at=161.0,
+        jobs=1,
+        since=160.0,
     )
     joined = now_is(drone(1), DroneState.BUSY, at=160.0, started_at=130.0, joined_at=160.0)
     await record(store, m.Plan(2, 200.0, moves=(joined,)))
-    leaving = replace(busy, state=DroneState.STOPPING, since=300.0, notice_at=300.0, leaving=DroneState.PREEMPTED)
-    await record(store, m.Plan(3, 300.0, stops=(m.Stop(leaving, DroneState.BUSY, PreemptedForOwner(3, 9.0)),)))
+    leaving = replace(
+        busy, state=DroneState.STOPPING, since=300.0, notice_at=300.0, leaving=DroneState.PREEMPTED
+    )
+    await record(
+        store,
+        m.Plan(3, 300.0, stops=(m.Stop(leaving, DroneState.BUSY, PreemptedForOwner(3, 9.0)),)),
+    )
     end = {"ended_at": 312.0, "lost_jobs": 1, "lost_gpu_s": 150.0}
-    await record(store, m.Plan(4, 315.0, moves=(now_is(leaving, DroneState.PREEMPTED, at=312.0, **end),)))
+    await record(
+        store, m.Plan(4, 315.0, moves=(now_is(leaving, DroneState.PREEMPTED, at=312.0, **end),))
+    )
 
 
 LIFE = {
@@ -73,7 +101,9 @@ LIFE = {
 }
 
 
-async def test_the_life_of_a_drone_is_counted_once_over_restarts_and_when_it_is_forgotten(file: Path) -> None:
+async def test_the_life_of_a_drone_is_counted_once_over_restarts_and_when_it_is_forgotten(
+    file: Path,
+) -> None:
     async with store_at(file) as store:
         await life(store)
     assert counted(Reader(file)) == LIFE
@@ -85,7 +115,9 @@ async def test_the_life_of_a_drone_is_counted_once_over_restarts_and_when_it_is_
     assert counted(Reader(file)) == LIFE | {f"drones_requested_total {OF_TYPE},jobs-waiting": 2}
 
 
-async def test_a_transaction_that_fails_counts_nothing_and_its_durations_are_kept_for_the_next(file: Path) -> None:
+async def test_a_transaction_that_fails_counts_nothing_and_its_durations_are_kept_for_the_next(
+    file: Path,
+) -> None:
     async with store_at(file) as store:
         await record(store, starts(1, drone(1)))
         before = Reader(file).counters()
@@ -107,7 +139,9 @@ async def test_a_run_that_is_reported_in_many_polls_counts_once(file: Path) -> N
     async with store_at(file) as store:
         await life(store)
         await store.record_completed([GOOD, replace(GOOD, job_id="s#9.0", drone_id=None)])
-        await store.record_completed([GOOD, measured, replace(GOOD, job_id="s#3.0", unfinished=True)])
+        await store.record_completed(
+            [GOOD, measured, replace(GOOD, job_id="s#3.0", unfinished=True)]
+        )
         await store.record_completed([measured])
     assert counted(Reader(file)) == LIFE | {
         f"jobs_ended_total {OF_TYPE},completed": 2,
@@ -119,7 +153,9 @@ async def test_a_run_that_is_reported_in_many_polls_counts_once(file: Path) -> N
     }
 
 
-async def test_a_run_counts_once_though_a_restart_estimates_the_offset_of_its_queues_clock_anew(file: Path) -> None:
+async def test_a_run_counts_once_though_a_restart_estimates_the_offset_of_its_queues_clock_anew(
+    file: Path,
+) -> None:
     later = replace(GOOD, ended_at=GOOD.ended_at + 2.5, submitted_at=GOOD.submitted_at + 2.5)
     again = replace(later, ended_at=later.ended_at + 30.0)
     async with store_at(file) as store:
@@ -131,22 +167,34 @@ async def test_a_run_counts_once_though_a_restart_estimates_the_offset_of_its_qu
     assert Reader(file).completions(0.0, 1e9) == [GOOD, again]
 
 
-async def test_faults_count_by_site_and_kind_when_a_breaker_notes_another_failure(file: Path) -> None:
+async def test_faults_count_by_site_and_kind_when_a_breaker_notes_another_failure(
+    file: Path,
+) -> None:
     fault = m.Fault(m.FaultKind.DENIED, "no", 1.0)
     banned = m.Breaker("topas/a100", m.BreakerState.BANNED, failures=2, fault=fault)
     user = m.Breaker("user:ann", m.BreakerState.BANNED, since=1.0, failures=3, fault=fault)
     async with store_at(file) as store:
-        await record(store, m.Plan(1, 100.0, breakers=(banned, user, m.Breaker("overlay", failures=1, fault=fault))))
+        await record(
+            store,
+            m.Plan(
+                1, 100.0, breakers=(banned, user, m.Breaker("overlay", failures=1, fault=fault))
+            ),
+        )
         await record(store, m.Plan(2, 101.0, breakers=(replace(banned, until=900.0),)))
         await store.record_results(2, (), (replace(banned, failures=3),))
         await record(store, m.Plan(3, 102.0, breakers=(m.Breaker("topas/a100"),)))
         orphan = m.StopOrphan("topas", drone(9).id, "1", PreemptedForOwner(1, 1.0))
         await record(store, m.Plan(4, 103.0, orphans=(orphan,)))
-    counts = {"faults_total topas,denied": 3, "faults_total overlay,denied": 1, "orphan_stops_total topas": 1}
+    counts = {
+        "faults_total topas,denied": 3,
+        "faults_total overlay,denied": 1,
+        "orphan_stops_total topas": 1,
+    }
     assert counted(Reader(file)) == counts
 
 
-# ------------------------------------------------------------------------------------------------------------ GPU time
+# ------------------------------------------------------------------------------------------------------------
+# GPU time
 
 
 def played(*steps: tuple[float, DroneState]) -> dict[str, float]:
@@ -158,7 +206,9 @@ def played(*steps: tuple[float, DroneState]) -> dict[str, float]:
             at += later_s
             plan = m.Plan(number, at)
             notice_at = at - 5.0 if state is DroneState.STOPPING else 0.0
-            one = drone(1, state, notice_at=notice_at, started_at=1000.0 if state in GPU_USES else 0.0)
+            one = drone(
+                1, state, notice_at=notice_at, started_at=1000.0 if state in GPU_USES else 0.0
+            )
             await store.record(plan, seen(store, plan, drones={one.id: one}))
         return counted(store.reader())
 
@@ -167,7 +217,14 @@ def played(*steps: tuple[float, DroneState]) -> dict[str, float]:
 
 def test_gpu_time_is_integrated_from_tick_to_tick_by_use() -> None:
     S = DroneState
-    steps = ((9.0, S.SUBMITTED), (10.0, S.BOOTING), (5.0, S.JOINED), (20.0, S.IDLE), (40.0, S.BUSY), (3.0, S.STOPPING))
+    steps = (
+        (9.0, S.SUBMITTED),
+        (10.0, S.BOOTING),
+        (5.0, S.JOINED),
+        (20.0, S.IDLE),
+        (40.0, S.BUSY),
+        (3.0, S.STOPPING),
+    )
     found = played(*steps, (50.0, S.SUBMITTED))
     assert found == {
         "gpu_seconds_total topas,a100,boot": 15.0,
@@ -189,7 +246,9 @@ def test_gpus_that_no_job_has_are_idle_in_a_busy_drone() -> None:
 
 
 @pytest.mark.parametrize("away_s", [0.0, 5000.0])
-async def test_counters_and_usage_agree_for_each_drone_whatever_was_seen_late(file: Path, away_s: float) -> None:
+async def test_counters_and_usage_agree_for_each_drone_whatever_was_seen_late(
+    file: Path, away_s: float
+) -> None:
     """A site reports a start late, and one that is over; the controller is killed, and another one continues."""
     ran, over, died = drone(1), drone(2), drone(3)
     runs_now = {"at": 160.0, "started_at": 130.0}
@@ -209,15 +268,24 @@ async def test_counters_and_usage_agree_for_each_drone_whatever_was_seen_late(fi
         await record(store, m.Plan(6, at + 20.0))
         runs = await store.use(0.0, at + 20.0)
     report = usage_report(runs, [], 0.0, at + 20.0)
-    gpu_s = sum(n for name, n in counted(Reader(file)).items() if name.startswith("gpu_seconds_total"))
-    assert gpu_s == pytest.approx(report.total_s) == pytest.approx((at + 20.0 - 130.0) + (at - 140.0) + (at - 133.0))
+    gpu_s = sum(
+        n for name, n in counted(Reader(file)).items() if name.startswith("gpu_seconds_total")
+    )
+    assert (
+        gpu_s
+        == pytest.approx(report.total_s)
+        == pytest.approx((at + 20.0 - 130.0) + (at - 140.0) + (at - 133.0))
+    )
 
 
 async def test_a_clock_that_is_set_is_no_gpu_time() -> None:
     """The times on record are set with it."""
     store, by_s = TemporaryStore(), 90_000.0
     await record(store, starts(1, drone(1)))
-    await record(store, m.Plan(2, 104.0, moves=(now_is(drone(1), DroneState.BUSY, at=104.0, started_at=104.0),)))
+    await record(
+        store,
+        m.Plan(2, 104.0, moves=(now_is(drone(1), DroneState.BUSY, at=104.0, started_at=104.0),)),
+    )
     await record(store, m.Plan(3, 108.0))
     moved = replace(store.drones[drone(1).id], started_at=104.0 + by_s)
     await store.record_results(3, [m.StateChange(moved, moved.state, WHY)], (), set_to=110.0 + by_s)

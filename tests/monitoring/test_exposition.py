@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
+from prometheus_client.openmetrics.parser import (
+    text_string_to_metric_families as openmetrics_families,
+)
 from prometheus_client.parser import text_string_to_metric_families as text_families
 
 from docs.make_reference import METRIC_LABELS
@@ -38,13 +40,23 @@ def samples(body: bytes, parse: Any = text_families) -> Mapping[tuple[str, ...],
     order = {part: spec.labels for spec in METRICS for part in spec.parts}
     found = [sample for family in parse(body.decode()) for sample in family.samples]
     assert found
-    return {(each.name, *(each.labels[label] for label in order[each.name])): each.value for each in found}
+    return {
+        (each.name, *(each.labels[label] for label in order[each.name])): each.value
+        for each in found
+    }
 
 
 async def test_a_scrape_shows_demand_supply_and_sites_as_on_record() -> None:
     store = TemporaryStore()
     await record(store, starts(1, drone(1), drone(2)))
-    banned = m.Breaker("topas/a100", m.BreakerState.BANNED, 90.0, 3, 700.0, m.Fault(m.FaultKind.DRONE, "dies", 90.0))
+    banned = m.Breaker(
+        "topas/a100",
+        m.BreakerState.BANNED,
+        90.0,
+        3,
+        700.0,
+        m.Fault(m.FaultKind.DRONE, "dies", 90.0),
+    )
     node = m.Breaker("topas@w1", m.BreakerState.BANNED, until=900.0)
     full = m.Refusal("class:class-9", 40, SiteFull("topas/a100"))
     moves = (now_is(drone(1), DroneState.BUSY, at=110.0, joined_at=110.0),)
@@ -52,28 +64,49 @@ async def test_a_scrape_shows_demand_supply_and_sites_as_on_record() -> None:
     await store.record(plan, seen(store, plan))
     found = samples(exposition(store.reader()))
     name = "provisioner_"
-    assert found[f"{name}jobs_waiting", "waiting-site"] == 40 and found[f"{name}jobs_waiting", "limit"] == 0
+    assert (
+        found[f"{name}jobs_waiting", "waiting-site"] == 40
+        and found[f"{name}jobs_waiting", "limit"] == 0
+    )
     assert found[f"{name}gpus_wanted",] == 40 and found[f"{name}jobs_running",] == 0
-    assert found[f"{name}drones", "topas", "a100", "busy"] == 1 == found[f"{name}gpus", "topas", "a100", "requested"]
-    assert found[f"{name}gpus_free", "topas"] == 3 and found[f"{name}owner_jobs_waiting", "topas"] == 1
+    assert (
+        found[f"{name}drones", "topas", "a100", "busy"]
+        == 1
+        == found[f"{name}gpus", "topas", "a100", "requested"]
+    )
+    assert (
+        found[f"{name}gpus_free", "topas"] == 3 and found[f"{name}owner_jobs_waiting", "topas"] == 1
+    )
     assert found[f"{name}drones_requested_total", "topas", "a100", "jobs-waiting"] == 2
     assert found[f"{name}drones_ended_total", "topas", "a100", "failed"] == 0, "a rate needs the 0"
     assert found[f"{name}breaker_state", "topas/a100", "banned", "drone"] == 1
     assert found[f"{name}breaker_state", "topas", "active", ""] == 1
     assert found[f"{name}breaker_until_timestamp_seconds", "topas/a100"] == 700.0
-    assert found[f"{name}nodes_avoided", "topas"] == 1 and found[f"{name}faults_total", "topas", "drone"] == 3
-    assert found[f"{name}last_tick_timestamp_seconds",] == 120.0 and found[f"{name}view_fresh", "overlay"] == 0
+    assert (
+        found[f"{name}nodes_avoided", "topas"] == 1
+        and found[f"{name}faults_total", "topas", "drone"] == 3
+    )
+    assert (
+        found[f"{name}last_tick_timestamp_seconds",] == 120.0
+        and found[f"{name}view_fresh", "overlay"] == 0
+    )
     assert found[f"{name}controller_up",] == 1 and found[f"{name}record_up",] == 1
     assert not any("kit-ab12" in text or "class-9" in text for key in found for text in key)
 
 
-def test_both_formats_have_the_whole_table_and_its_labels_and_nothing_else(day: ScrapedStore) -> None:
+def test_both_formats_have_the_whole_table_and_its_labels_and_nothing_else(
+    day: ScrapedStore,
+) -> None:
     text, opened = exposition(day.reader()), exposition(day.reader(), OPENMETRICS)
-    assert content_type().startswith("text/plain") and content_type(OPENMETRICS).startswith("application/openmetrics")
+    assert content_type().startswith("text/plain") and content_type(OPENMETRICS).startswith(
+        "application/openmetrics"
+    )
     assert opened.endswith(b"# EOF\n")
     for body, parse in ((text, text_families), (opened, openmetrics_families)):
         families = {family.name: family for family in parse(body.decode())}
-        assert {name.removesuffix("_total") for name in families} == {s.name.removesuffix("_total") for s in METRICS}
+        assert {name.removesuffix("_total") for name in families} == {
+            s.name.removesuffix("_total") for s in METRICS
+        }
         for spec in METRICS:
             family = families.get(spec.name) or families[spec.name.removesuffix("_total")]
             assert (family.type, family.documentation) == (spec.kind, spec.help)
@@ -95,17 +128,27 @@ def test_the_counted_gpu_time_is_that_of_the_drones_on_record(day: ScrapedStore)
     last = day.scrapes[-1][0]
     drones = [d for d in day.reader().drones(ended=None) if d.gpu_milli and d.started_at]
     lived = sum(d.gpu_milli / 1000 * max(0.0, (d.ended_at or last) - d.started_at) for d in drones)
-    counted = sum(n for key, n in day.reader().counters().items() if key.metric == "provisioner_gpu_seconds_total")
+    counted = sum(
+        n
+        for key, n in day.reader().counters().items()
+        if key.metric == "provisioner_gpu_seconds_total"
+    )
     assert counted == pytest.approx(lived, rel=0.05)
     series = day.reader().series("provisioner_gpu_seconds_total", 0.0, last + 60.0, 600.0)
-    assert sum(value for each in series for _, value in each.points) == pytest.approx(counted, rel=0.02)
+    assert sum(value for each in series for _, value in each.points) == pytest.approx(
+        counted, rel=0.02
+    )
 
 
 async def test_counters_of_a_version_with_other_labels_are_left_out() -> None:
     store = TemporaryStore()
     await record(store, starts(1, drone(1)))
-    store._opened.execute("""INSERT INTO counters VALUES ('provisioner_ticks_total', '{"site": "kit"}', 7, 0)""")
-    store._opened.execute("""UPDATE counters SET labels = '{"site": "kit"}' WHERE metric LIKE '%requested_total'""")
+    store._opened.execute(
+        """INSERT INTO counters VALUES ('provisioner_ticks_total', '{"site": "kit"}', 7, 0)"""
+    )
+    store._opened.execute(
+        """UPDATE counters SET labels = '{"site": "kit"}' WHERE metric LIKE '%requested_total'"""
+    )
     found = samples(exposition(store.reader()))
     assert found["provisioner_ticks_total",] == 1
     assert found["provisioner_drones_requested_total", "topas", "a100", "jobs-waiting"] == 0
@@ -118,7 +161,8 @@ def test_without_a_record_a_scrape_says_so(tmp_path: Path) -> None:
     assert samples(exposition(Reader(tmp_path / "bad.db"))) == {("provisioner_record_up",): 0.0}
 
 
-# ----------------------------------------------------------------------------------------------------------- readiness
+# -----------------------------------------------------------------------------------------------------------
+# readiness
 
 HOLDER = Holder(1, "here", 0.0)
 POLICY = m.Policy(sites={"kit": m.SitePolicy("kit"), "off": m.SitePolicy("off", enabled=False)})
@@ -136,7 +180,12 @@ VIEWS = Views(
         (None, HOLDER, 1010.0, ("no tick is on record",)),
         (VIEWS, HOLDER, 1101.0, ("the view of kit is 2m1s old; it may be 2m old",)),
         (replace(VIEWS, sites={}), HOLDER, 1010.0, ("there is no view of kit",)),
-        (replace(VIEWS, overlay=m.PolledOverlay()), HOLDER, 1010.0, ("there is no view of overlay",)),
+        (
+            replace(VIEWS, overlay=m.PolledOverlay()),
+            HOLDER,
+            1010.0,
+            ("there is no view of overlay",),
+        ),
     ],
 )
 def test_it_is_ready_while_a_controller_decides_on_fresh_views(
@@ -154,7 +203,8 @@ def test_an_old_tick_is_a_reason() -> None:
     assert readiness(VIEWS, HOLDER, 2000.0).reasons[0].startswith("the newest tick is 16m40s old")
 
 
-# ------------------------------------------------------------------------------------------- dashboards, alerts, pages
+# -------------------------------------------------------------------------------------------
+# dashboards, alerts, pages
 
 PARTS = {part for spec in METRICS for part in spec.parts}
 NAMES = re.compile(r"\bprovisioner_\w+")
@@ -176,13 +226,25 @@ def test_an_alert_on_one_controller_does_not_look_at_another() -> None:
 
 def test_dashboards_keep_their_uid_and_ask_for_their_data_source() -> None:
     for board in map(render_dashboard, DASHBOARDS):
-        assert board["uid"].startswith("provisioner-") and "id" not in board and board["schemaVersion"] >= 36
+        assert (
+            board["uid"].startswith("provisioner-")
+            and "id" not in board
+            and board["schemaVersion"] >= 36
+        )
         taken = set[tuple[int, int]]()
         for panel in board["panels"]:
             assert panel["datasource"]["uid"] == "${datasource}" and "id" not in panel
-            assert panel["fieldConfig"]["defaults"]["unit"] and panel["type"] in ("stat", "timeseries", "table")
+            assert panel["fieldConfig"]["defaults"]["unit"] and panel["type"] in (
+                "stat",
+                "timeseries",
+                "table",
+            )
             at = panel["gridPos"]
-            cells = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
+            cells = {
+                (x, y)
+                for x in range(at["x"], at["x"] + at["w"])
+                for y in range(at["y"], at["y"] + at["h"])
+            }
             assert not cells & taken and max(x for x, _ in cells) < COLUMNS
             taken |= cells
     assert [board.name for board in DASHBOARDS] == ["overview", "sites", "waste", "controller"]
@@ -198,4 +260,6 @@ def test_each_alert_has_all_its_words_and_a_runbook() -> None:
         assert notes["summary"].endswith(".") and notes["description"].endswith(".")
         assert notes["runbook_url"] == f"https://example.org/runbooks#{rule['alert'].lower()}"
     for part in page.split("\n## ")[1:]:
-        assert all(f"**{word}**" in part for word in ("Meaning", "Look at", "Do")), part.splitlines()[0]
+        assert all(f"**{word}**" in part for word in ("Meaning", "Look at", "Do")), (
+            part.splitlines()[0]
+        )

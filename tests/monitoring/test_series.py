@@ -33,14 +33,18 @@ def record_in_memory() -> sqlite3.Connection:
 
 
 SAMPLES = st.lists(
-    st.tuples(st.integers(1, 12), st.integers(0, 50), st.integers(0, 9), st.booleans()), min_size=1, max_size=60
+    st.tuples(st.integers(1, 12), st.integers(0, 50), st.integers(0, 9), st.booleans()),
+    min_size=1,
+    max_size=60,
 )
 """Minutes since the sample before, a gauge, what a counter grows by; and True for a sample without a write before."""
 
 
 @given(samples=SAMPLES, step_s=st.sampled_from([60, 120, 600, 1200, 3600, 7200, 86400]))
 @settings(max_examples=60, deadline=None)
-def test_sums_and_means_are_the_same_at_every_step(samples: list[tuple[int, int, int, bool]], step_s: int) -> None:
+def test_sums_and_means_are_the_same_at_every_step(
+    samples: list[tuple[int, int, int, bool]], step_s: int
+) -> None:
     sql, at = record_in_memory(), BEGIN
     gauges, grown = dict[float, list[int]](), dict[float, int]()
     unseen = 0
@@ -57,7 +61,9 @@ def test_sums_and_means_are_the_same_at_every_step(samples: list[tuple[int, int,
     found = {key: read_series(sql, key.metric, 0.0, at + 60.0, step_s) for key in (GAUGE, COUNTER)}
     if any(map(any, gauges.values())):
         assert found[GAUGE][0].labels == {"site": "kit"} and found[GAUGE][0].step_s == step_s
-        assert dict(found[GAUGE][0].points) == {at: pytest.approx(sum(v) / len(v)) for at, v in gauges.items()}
+        assert dict(found[GAUGE][0].points) == {
+            at: pytest.approx(sum(v) / len(v)) for at, v in gauges.items()
+        }
     if any(grown.values()):
         assert dict(found[COUNTER][0].points) == grown
 
@@ -84,7 +90,11 @@ def test_where_only_longer_intervals_go_so_far_back_they_are_used() -> None:
     (young,) = read_series(sql, "waiting", now - 86400.0, now, 60.0)
     (all_,) = read_series(sql, "waiting", BEGIN, now, 60.0)
     assert young.step_s == 60.0 and len(young.points) == 48
-    assert all_.step_s == 600.0 and len(all_.points) == 72 and {value for _, value in all_.points} == {2.0}
+    assert (
+        all_.step_s == 600.0
+        and len(all_.points) == 72
+        and {value for _, value in all_.points} == {2.0}
+    )
 
 
 async def test_pruning_keeps_each_step_as_long_as_its_retention(tmp_path: Path) -> None:
@@ -92,11 +102,15 @@ async def test_pruning_keeps_each_step_as_long_as_its_retention(tmp_path: Path) 
     async with store_at(file, threaded=False) as store:
         await record(store, starts(1))
         for age in (500 * day, 100 * day, 10 * day, day):
-            await store.record_sample(BEGIN - age, {MetricKey.of("waiting", age=f"{age / day:g}"): 1.0})
+            await store.record_sample(
+                BEGIN - age, {MetricKey.of("waiting", age=f"{age / day:g}"): 1.0}
+            )
         while await store.prune(BEGIN):
             pass
     with sqlite3.connect(file) as sql:
-        kept = sql.execute("SELECT step_s, count(*) FROM samples WHERE series = 0 GROUP BY 1").fetchall()
+        kept = sql.execute(
+            "SELECT step_s, count(*) FROM samples WHERE series = 0 GROUP BY 1"
+        ).fetchall()
     assert kept == [(60, 1), (600, 2), (3600, 3)]
 
 

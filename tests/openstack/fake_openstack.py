@@ -1,5 +1,6 @@
-"""A cloud for tests, in one process over loopback: Keystone, Nova, Neutron, Glance and Cinder as far as called,
-answering as Nova 34 and Keystone 30 were seen to, with a flavour, an image and a network, and failing on order."""
+"""A cloud for tests, in one process over loopback: Keystone, Nova, Neutron, Glance and Cinder as
+far as called, answering as Nova 34 and Keystone 30 were seen to, with a flavour, an image and a
+network, and failing on order."""
 
 from __future__ import annotations
 
@@ -38,13 +39,26 @@ def flavor(name: str = "gpu.a100.1", **more: Any) -> dict[str, Any]:
 
 
 def image(number: int = 1, **more: Any) -> dict[str, Any]:
-    told = {"id": f"{IMAGE[:-1]}{number}", "name": "drone", "status": "active", "min_disk": 0, "min_ram": 0}
+    told = {
+        "id": f"{IMAGE[:-1]}{number}",
+        "name": "drone",
+        "status": "active",
+        "min_disk": 0,
+        "min_ram": 0,
+    }
     return {**told, "created_at": f"2026-11-21T23:00:0{number}Z", **more}
 
 
 def _lists() -> dict[str, list[dict[str, Any]]]:
-    empty: dict[str, list[dict[str, Any]]] = {n: [] for n in ("security-groups", "os-keypairs", "ports", "volumes")}
-    return {"flavors": [flavor()], "images": [image()], "networks": [{"id": NETWORK, "name": "drones"}], **empty}
+    empty: dict[str, list[dict[str, Any]]] = {
+        n: [] for n in ("security-groups", "os-keypairs", "ports", "volumes")
+    }
+    return {
+        "flavors": [flavor()],
+        "images": [image()],
+        "networks": [{"id": NETWORK, "name": "drones"}],
+        **empty,
+    }
 
 
 @dataclass
@@ -83,9 +97,19 @@ class FakeCloud:
     def add(self, name: str, *, status: str = "ACTIVE", **more: Any) -> str:
         number = next(self.numbers)
         server_id = f"00000000-0000-4000-8000-{number:012}"
-        told = {"id": server_id, "name": name, "status": status, "tenant_id": PROJECT, "metadata": {}, "tags": []}
+        told = {
+            "id": server_id,
+            "name": name,
+            "status": status,
+            "tenant_id": PROJECT,
+            "metadata": {},
+            "tags": [],
+        }
         times = dict.fromkeys(("created", "updated"), "2026-11-21T23:00:00Z")
-        states = {"OS-EXT-STS:task_state": None, "OS-EXT-STS:power_state": 1 if status == "ACTIVE" else 0}
+        states = {
+            "OS-EXT-STS:task_state": None,
+            "OS-EXT-STS:power_state": 1 if status == "ACTIVE" else 0,
+        }
         self.servers[server_id] = {**told, **times, **states, **more}
         return server_id
 
@@ -105,7 +129,11 @@ class FakeCloud:
                 if inspect.isawaitable(special):
                     special = await special
                 if special is not None:
-                    return special if isinstance(special, web.StreamResponse) else web.json_response(special)
+                    return (
+                        special
+                        if isinstance(special, web.StreamResponse)
+                        else web.json_response(special)
+                    )
         if is_login:
             return self._token(body)
         if request.headers.get("X-Auth-Token") not in self.tokens:
@@ -115,7 +143,12 @@ class FakeCloud:
     def _token(self, body: Any) -> web.StreamResponse:
         identity = body["auth"]["identity"]
         if identity["application_credential"]["secret"] != self.secret:
-            return fault(401, "error", "The request you have made requires authentication.", title="Unauthorized")
+            return fault(
+                401,
+                "error",
+                "The request you have made requires authentication.",
+                title="Unauthorized",
+            )
         token = f"gAAAAA-token-{next(self.numbers)}"
         self.tokens.add(token)
         now = datetime(2001, 1, 1, tzinfo=UTC)  # its clock is not ours
@@ -125,7 +158,11 @@ class FakeCloud:
             "user": {"id": USER, "name": "drone", "domain": {"id": "default", "name": "Default"}},
             "project": {"id": PROJECT, "name": "grid"},
             "catalog": [
-                {"type": kind, "name": name, "endpoints": [self._endpoint(path, region) for region in self.regions]}
+                {
+                    "type": kind,
+                    "name": name,
+                    "endpoints": [self._endpoint(path, region) for region in self.regions],
+                }
                 for kind, (name, path) in self.services.items()
             ],
             **{key: at.strftime("%Y-%m-%dT%H:%M:%S.%fZ") for key, at in times.items()},
@@ -139,7 +176,12 @@ class FakeCloud:
     def _served(self, request: web.Request, body: Any) -> web.StreamResponse:
         match request.method, request.path.strip("/").split("/"):
             case "GET", ["compute", "v2.1"]:
-                version = {"id": "v2.1", "status": "CURRENT", "version": self.newest, "min_version": "2.1"}
+                version = {
+                    "id": "v2.1",
+                    "status": "CURRENT",
+                    "version": self.newest,
+                    "min_version": "2.1",
+                }
                 return web.json_response({"version": version})
             case "GET", ["compute", "v2.1", "servers", "detail"]:
                 return self._page(request, "servers", self._filtered(request))
@@ -148,19 +190,41 @@ class FakeCloud:
             case "POST", ["compute", "v2.1", "servers"]:
                 return self._create(body)
             case "DELETE", ["compute", "v2.1", "servers", server_id] if server_id in self.servers:
-                self.deleted[server_id] = {**self.servers.pop(server_id), "status": "DELETED", "tags": []}
+                self.deleted[server_id] = {
+                    **self.servers.pop(server_id),
+                    "status": "DELETED",
+                    "tags": [],
+                }
                 return web.Response(status=204)
-            case "POST", ["compute", "v2.1", "servers", server_id, "action"] if server_id in self.servers:
+            case "POST", ["compute", "v2.1", "servers", server_id, "action"] if (
+                server_id in self.servers
+            ):
                 return self._act(self.servers[server_id], body)
             case "GET", ["compute", "v2.1", "limits"]:
-                used = {"totalInstancesUsed": len(self.servers), "totalCoresUsed": 8, "totalRAMUsed": 2048}
-                total = {"maxTotalInstances": self.quota, "maxTotalCores": -1, "maxTotalRAMSize": 1048576}
+                used = {
+                    "totalInstancesUsed": len(self.servers),
+                    "totalCoresUsed": 8,
+                    "totalRAMUsed": 2048,
+                }
+                total = {
+                    "maxTotalInstances": self.quota,
+                    "maxTotalCores": -1,
+                    "maxTotalRAMSize": 1048576,
+                }
                 return web.json_response({"limits": {"rate": [], "absolute": {**used, **total}}})
             case "GET", ["image", "v2", "images", image_id]:
                 found = [each for each in self.lists["images"] if each["id"] == image_id]
-                return web.json_response(found[0]) if found else web.Response(status=404, text="404 Not Found")
+                return (
+                    web.json_response(found[0])
+                    if found
+                    else web.Response(status=404, text="404 Not Found")
+                )
             case "GET", ["compute", "v2.1", "servers", _, "os-instance-actions" as last]:
-                return web.json_response({"instanceActions": self.lists[last]}) if last in self.lists else _none()
+                return (
+                    web.json_response({"instanceActions": self.lists[last]})
+                    if last in self.lists
+                    else _none()
+                )
             case "GET", [*_, last] if last in self.lists:
                 key = "keypairs" if last == "os-keypairs" else last.replace("-", "_")
                 return self._page(request, key, self.lists[last])
@@ -178,7 +242,9 @@ class FakeCloud:
             found = [each for each in (*found, *self.deleted.values()) if each["updated"] >= since]
         if tag := request.query.get("tags"):
             found = [each for each in found if tag in each.get("tags", ())]
-        return [each for each in found if re.search(request.query.get("name", ""), each.get("name", ""))]
+        return [
+            each for each in found if re.search(request.query.get("name", ""), each.get("name", ""))
+        ]
 
     def _page(self, request: web.Request, key: str, found: list[dict[str, Any]]) -> web.Response:
         ids = [each.get("id", "") for each in found]
@@ -189,7 +255,11 @@ class FakeCloud:
         body: dict[str, Any] = {key: page}
         if start + limit < len(found):
             link = self.next_link(str(request.url.update_query(marker=page[-1]["id"])))
-            body |= {"next": link} if key == "images" else {f"{key}_links": [{"rel": "next", "href": link}]}
+            body |= (
+                {"next": link}
+                if key == "images"
+                else {f"{key}_links": [{"rel": "next", "href": link}]}
+            )
         return web.json_response(body)
 
     def _create(self, body: Any) -> web.Response:
@@ -199,13 +269,17 @@ class FakeCloud:
         wanted = body["server"]
         told = {key: wanted[key] for key in ("tags", "metadata") if key in wanted}
         server_id = self.add(wanted["name"], status="BUILD", **told)
-        return web.json_response({"server": {"id": server_id, "adminPass": "x", "links": []}}, status=202)
+        return web.json_response(
+            {"server": {"id": server_id, "adminPass": "x", "links": []}}, status=202
+        )
 
     def _act(self, server: dict[str, Any], body: Any) -> web.Response:
         match body:
             case {"os-stop": None}:
                 if server["OS-EXT-STS:task_state"] == "scheduling":  # no cell has it yet
-                    return fault(404, "itemNotFound", f"Instance {server['id']} could not be found.")
+                    return fault(
+                        404, "itemNotFound", f"Instance {server['id']} could not be found."
+                    )
                 if server["status"] != "ACTIVE" or server["OS-EXT-STS:task_state"]:
                     words = f"Cannot 'stop' instance {server['id']} while it is in vm_state {server['status'].lower()}"
                     return fault(409, "conflictingRequest", words)
@@ -214,7 +288,9 @@ class FakeCloud:
             case {"os-getConsoleOutput": {"length": lines}}:
                 if "console" not in server:
                     return fault(409, "conflictingRequest", f"Instance {server['id']} is not ready")
-                return web.json_response({"output": "\n".join(server["console"].splitlines()[-lines:])})
+                return web.json_response(
+                    {"output": "\n".join(server["console"].splitlines()[-lines:])}
+                )
         return fault(400, "badRequest", "There is no such action")
 
 
@@ -255,23 +331,38 @@ async def nobody() -> AsyncIterator[str]:
 
 
 SITE, CONTROLLER = "cloud", "kit"
-A100 = DroneType(SITE, "a100", gpu_milli=1000, cpus=8, memory_mib=16384, disk_mib=10240, walltime_s=3600.0)
+A100 = DroneType(
+    SITE, "a100", gpu_milli=1000, cpus=8, memory_mib=16384, disk_mib=10240, walltime_s=3600.0
+)
 
 
 def auth(fake: FakeCloud) -> Mapping[str, Any]:
     """Ours, with the secret in the environment (``CLOUD_SECRET``)."""
-    credential = {"application_credential_id": "abc", "application_credential_secret": {"env": "CLOUD_SECRET"}}
+    credential = {
+        "application_credential_id": "abc",
+        "application_credential_secret": {"env": "CLOUD_SECRET"},
+    }
     return {"url": f"{fake.url}/identity", **credential}
 
 
-def connect(fake: FakeCloud, *, deadline_s: float = 30, parallel: int = 8, **access: Any) -> OpenStackCloud:
+def connect(
+    fake: FakeCloud, *, deadline_s: float = 30, parallel: int = 8, **access: Any
+) -> OpenStackCloud:
     settings = access if "cloud" in access else {"auth": auth(fake), **access}
-    return OpenStackCloud(CloudAccess.model_validate(settings), deadline_s=deadline_s, parallel=parallel)
+    return OpenStackCloud(
+        CloudAccess.model_validate(settings), deadline_s=deadline_s, parallel=parallel
+    )
 
 
 def site_config(fake: FakeCloud, **more: Any) -> OpenStackSiteConfig:
-    options = {"image": "drone", "networks": ["drones"], "types": {"a100": {"flavor": "gpu.a100.1"}}}
-    return OpenStackSiteConfig.model_validate({"auth": auth(fake), **options, "deadline": "10s", **more})
+    options = {
+        "image": "drone",
+        "networks": ["drones"],
+        "types": {"a100": {"flavor": "gpu.a100.1"}},
+    }
+    return OpenStackSiteConfig.model_validate(
+        {"auth": auth(fake), **options, "deadline": "10s", **more}
+    )
 
 
 def drone(serial: int, controller: str = CONTROLLER) -> DroneId:
@@ -281,7 +372,11 @@ def drone(serial: int, controller: str = CONTROLLER) -> DroneId:
 def order(serial: int, **more: Any) -> StartOrder:
     """``more``: fields of :class:`Bootstrap`."""
     return StartOrder(
-        drone(serial), A100, 600.0, 30.0, Bootstrap(**{"script": b"#!/bin/sh\nexec sleep 1000\n", **more})
+        drone(serial),
+        A100,
+        600.0,
+        30.0,
+        Bootstrap(**{"script": b"#!/bin/sh\nexec sleep 1000\n", **more}),
     )
 
 

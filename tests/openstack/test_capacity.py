@@ -20,7 +20,14 @@ from provisioner.model import DroneId, DroneType, Node, OwnerDemand, OwnerLoad
     ("extra", "count"),
     [
         ({}, 0),
-        ({"hw:cpu_policy": "dedicated", "resources:VCPU": "8", "trait:CUSTOM_GPU_H100": "required"}, 0),
+        (
+            {
+                "hw:cpu_policy": "dedicated",
+                "resources:VCPU": "8",
+                "trait:CUSTOM_GPU_H100": "required",
+            },
+            0,
+        ),
         ({"resources1:VGPU": "1", "resources_GPU2:VGPU": "1"}, 2),
         ({"resources:CUSTOM_GPU_H100": "4"}, 4),
         ({"resources:CUSTOM_PCI_10DE_2330": "2"}, 2),
@@ -54,7 +61,9 @@ FLAVORS = {"a100": LARGE, "t4": SMALL}
         ({"instances": (3, 4)}, {"a100": 0, "t4": 0}),  # lowered below what is used
     ],
 )
-def test_the_narrowest_limit_counts_for_each_type(limits: dict[str, Any], left: dict[str, int] | None) -> None:
+def test_the_narrowest_limit_counts_for_each_type(
+    limits: dict[str, Any], left: dict[str, int] | None
+) -> None:
     assert capacity.allowed(LIMITS._replace(**limits), FLAVORS) == left
 
 
@@ -67,13 +76,23 @@ TYPES = (A100, WHOLE, CPU)
 FLAVOR = Flavor("gpu.a100.1", 16, 65_536, 102_400, {"pci_passthrough:alias": "a100:1"})
 MARKS = NAMES.metadata(DroneId("kit-a1b2-7"), "a100")
 HERE, THERE = capacity.host_id(OURS, "gk-gpu-01"), capacity.host_id(THEIRS, "gk-gpu-01")
-DRONE = Server("s1", "kit-a1b2-7", "ACTIVE", launched_at=1.0, host_id=HERE, flavor=FLAVOR, metadata=MARKS)
+DRONE = Server(
+    "s1", "kit-a1b2-7", "ACTIVE", launched_at=1.0, host_id=HERE, flavor=FLAVOR, metadata=MARKS
+)
 THEIR = replace(DRONE, id="t1", name="etp-1", host_id=THERE, metadata={})
 EMPTY = Node("gk-gpu-01", ("a100", "whole", "cpu"), *(4000, 64, 262_144, 1_000_000) * 2)
 
 
 def config(**more: Any) -> OpenStackSiteConfig:
-    hosts = [{"names": ["gk-gpu-01", "gk-gpu-02"], "gpus": 4, "cpus": 64, "memory": "256 GiB", "disk": "1000000 MiB"}]
+    hosts = [
+        {
+            "names": ["gk-gpu-01", "gk-gpu-02"],
+            "gpus": 4,
+            "cpus": 64,
+            "memory": "256 GiB",
+            "disk": "1000000 MiB",
+        }
+    ]
     types = {kind.name: {"flavor": f"gpu.{kind.name}"} for kind in TYPES}
     return OpenStackSiteConfig.model_validate(
         {"cloud": "gridka", "image": "drone", "types": types, "hosts": hosts, **more}
@@ -82,7 +101,9 @@ def config(**more: Any) -> OpenStackSiteConfig:
 
 def found(ours: list[Server], others: list[Server] | None = None, **more: Any) -> Any:
     told = config(**more)
-    return capacity.nodes(told, TYPES, ours, others or [], capacity.host_names(told.hosts, [OURS, THEIRS]))
+    return capacity.nodes(
+        told, TYPES, ours, others or [], capacity.host_names(told.hosts, [OURS, THEIRS])
+    )
 
 
 def first(ours: list[Server], others: list[Server] | None = None, **more: Any) -> Node:
@@ -98,7 +119,9 @@ def test_an_empty_host_is_free() -> None:
     assert found([]) == ((EMPTY, replace(EMPTY, name="gk-gpu-02")), ())
     assert found([], hosts=[]) == ((), ())
     assert found([DRONE])[0][1] == replace(EMPTY, name="gk-gpu-02"), "the other host is not touched"
-    assert first([DRONE], boot_volume={"size": "40 GiB"}).free_disk_mib == EMPTY.disk_mib, "its disk is a volume"
+    assert first([DRONE], boot_volume={"size": "40 GiB"}).free_disk_mib == EMPTY.disk_mib, (
+        "its disk is a volume"
+    )
 
 
 ONE_HELD = FlavorSize(3000, 48, 196_608, 897_600)
@@ -107,7 +130,8 @@ ONE_HELD = FlavorSize(3000, 48, 196_608, 897_600)
 @pytest.mark.parametrize(
     ("ours", "others", "left"),
     [
-        # a drone holds its type's GPUs, whatever its flavour says of them or hides, and its flavour's rest
+        # a drone holds its type's GPUs, whatever its flavour says of them or hides, and its
+        # flavour's rest
         ([DRONE], [], ONE_HELD),
         ([replace(DRONE, flavor=replace(FLAVOR, extra={}))], [], ONE_HELD),
         ([replace(DRONE, flavor=None)], [], FlavorSize(3000, 50, 202_144, 910_000)),
@@ -118,13 +142,16 @@ ONE_HELD = FlavorSize(3000, 48, 196_608, 897_600)
             [],
             FlavorSize(4000, 64, 262_144, 1_000_000),
         ),
-        # the owner's holds what its flavour tells; one in both listings (the project may be the same) holds once
+        # the owner's holds what its flavour tells; one in both listings (the project may be the
+        # same) holds once
         ([DRONE], [THEIR], FlavorSize(2000, 32, 131_072, 795_200)),
         ([DRONE], [DRONE], ONE_HELD),
         ([replace(DRONE, id=f"s{n}") for n in range(9)], [], FlavorSize(0, 0, 0, 78_400)),
     ],
 )
-def test_what_servers_hold_of_their_host(ours: list[Server], others: list[Server], left: FlavorSize) -> None:
+def test_what_servers_hold_of_their_host(
+    ours: list[Server], others: list[Server], left: FlavorSize
+) -> None:
     assert free(first(ours, others)) == left
     assert found(ours, others)[1] == ()
 
@@ -133,14 +160,26 @@ def test_what_cannot_be_counted_is_told() -> None:
     lost = replace(DRONE, host_id=capacity.host_id(OURS, "gk-gpu-77"))
     hidden = replace(THEIR, flavor=replace(FLAVOR, name="odd", extra={"accel:device_profile": "p"}))
     assert found([lost])[1] == ("1 of our servers are on hosts that `hosts` does not name",)
-    assert found([], [hidden])[1] == ("flavor odd does not tell how many GPUs it has: one is counted",)
+    assert found([], [hidden])[1] == (
+        "flavor odd does not tell how many GPUs it has: one is counted",
+    )
 
 
 NOW = 1_800_000_000.0
 TWO_GPUS = Flavor("gpu.2", 32, 131_072, 102_400, {"resources:VGPU": "2"})
 NO_HOST = ServerFault(500, "No valid host was found. There are not enough hosts available.")
-FAILED = Server("t1", "etp-train-1", "ERROR", created_at=NOW - 90, updated_at=NOW - 60, flavor=TWO_GPUS, fault=NO_HOST)
-RUNS = replace(FAILED, id="t2", name="etp-2", status="ACTIVE", fault=None, launched_at=NOW - 70, host_id=THERE)
+FAILED = Server(
+    "t1",
+    "etp-train-1",
+    "ERROR",
+    created_at=NOW - 90,
+    updated_at=NOW - 60,
+    flavor=TWO_GPUS,
+    fault=NO_HOST,
+)
+RUNS = replace(
+    FAILED, id="t2", name="etp-2", status="ACTIVE", fault=None, launched_at=NOW - 70, host_id=THERE
+)
 ONE = OwnerDemand(1, 2000, 32, 131_072, NOW - 90, disk_mib=102_400, who="etp-train-1")
 PLACES = capacity.host_names(config().hosts, [OURS, THEIRS])
 
@@ -177,15 +216,32 @@ def test_a_server_without_a_host_claims_room(servers: list[Server], more: dict[s
         ([RUNS], {}),
         ([replace(LOOKS, host_id=THERE)], {}),
         ([replace(FAILED, task="deleting")], {}),
-        ([replace(FAILED, fault=ServerFault(413, "Quota exceeded for cores: Requested 32, but used 32 of 40"))], {}),
+        (
+            [
+                replace(
+                    FAILED,
+                    fault=ServerFault(
+                        413, "Quota exceeded for cores: Requested 32, but used 32 of 40"
+                    ),
+                )
+            ],
+            {},
+        ),
         # it waits for too long; Nova shows the present as the last change of one that is on no host
         ([replace(LOOKS, created_at=NOW - 3601)], {}),
         ([replace(FAILED, updated_at=NOW - 121)], {"wait": "2min"}),
-        # it was made anew, is a drone, has another name, or has no GPU where no such servers are seen
+        # it was made anew, is a drone, has another name, or has no GPU where no such servers are
+        # seen
         ([FAILED, AGAIN], {}),
         ([replace(FAILED, metadata=DRONE.metadata)], {}),
         ([FAILED], {"names": "^web-"}),
-        ([replace(FAILED, flavor=PLAIN), replace(RUNS, flavor=PLAIN, host_id=capacity.host_id(THEIRS, "web-7"))], {}),
+        (
+            [
+                replace(FAILED, flavor=PLAIN),
+                replace(RUNS, flavor=PLAIN, host_id=capacity.host_id(THEIRS, "web-7")),
+            ],
+            {},
+        ),
     ],
 )
 def test_what_claims_nothing(servers: list[Server], more: dict[str, str]) -> None:
@@ -197,13 +253,21 @@ def test_servers_alike_are_one_claim_since_the_first_of_them() -> None:
     assert wanted(*three)[0] == (replace(ONE, count=3, who="etp-30, etp-5, etp-90"),)
     looks = replace(AGAIN, status="BUILD", host_id="", launched_at=0.0)
     assert [claim.count for claim in wanted(FAILED, looks)[0]] == [1]
-    assert wanted(replace(FAILED, flavor=PLAIN), replace(RUNS, flavor=PLAIN))[0] == (replace(ONE, gpu_milli=0),)
+    assert wanted(replace(FAILED, flavor=PLAIN), replace(RUNS, flavor=PLAIN))[0] == (
+        replace(ONE, gpu_milli=0),
+    )
     [claim] = wanted(replace(FAILED, name="\x1b[2J" * 100))[0]
     assert claim.who.isprintable() and len(claim.who) <= 200
 
 
 def test_only_hosts_that_could_hold_it_are_claimed() -> None:
-    small = {"names": ["gk-gpu-01"], "gpus": 1, "cpus": 64, "memory": "256 GiB", "disk": "1000000 MiB"}
+    small = {
+        "names": ["gk-gpu-01"],
+        "gpus": 1,
+        "cpus": 64,
+        "memory": "256 GiB",
+        "disk": "1000000 MiB",
+    }
     large = {**small, "names": ["gk-gpu-02"], "gpus": 4}
     assert wanted(FAILED, hosts=[small, large])[0] == (replace(ONE, nodes=("gk-gpu-02",)),)
     assert wanted(FAILED, hosts=[small]) == (
@@ -218,4 +282,6 @@ def test_only_hosts_that_could_hold_it_are_claimed() -> None:
 def test_what_the_owner_holds_of_our_hosts() -> None:
     elsewhere = replace(RUNS, id="t3", host_id=capacity.host_id(THEIRS, "web-7"))
     off = replace(RUNS, id="t4", status="SHUTOFF")
-    assert capacity.owner_load([FAILED, RUNS, elsewhere, off], PLACES) == OwnerLoad(2, 4000, 64, 262_144)
+    assert capacity.owner_load([FAILED, RUNS, elsewhere, off], PLACES) == OwnerLoad(
+        2, 4000, 64, 262_144
+    )

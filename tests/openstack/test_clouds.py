@@ -74,7 +74,10 @@ def refused(tmp_path: Path, text: str, **more: Any) -> str:
 
 
 def test_an_application_credential(tmp_path: Path) -> None:
-    method = {"methods": ["application_credential"], "application_credential": {"id": "abc", "secret": "s3cret"}}
+    method = {
+        "methods": ["application_credential"],
+        "application_credential": {"id": "abc", "secret": "s3cret"},
+    }
     assert read(tmp_path, APPLICATION) == Access(
         auth_url="https://keystone.gridka.de:5000/v3",
         user="application credential abc",
@@ -92,7 +95,10 @@ def test_a_password_is_text_even_if_it_looks_like_a_number(tmp_path: Path) -> No
     user = {"name": "drone", "domain": {"name": "Default"}, "password": "0123"}
     grid = {"name": "grid", "domain": {"id": "default"}}
     method = {"methods": ["password"], "password": {"user": user}}
-    assert (found.user, found.identity) == ("user drone", {"identity": method, "scope": {"project": grid}})
+    assert (found.user, found.identity) == (
+        "user drone",
+        {"identity": method, "scope": {"project": grid}},
+    )
     assert (found.auth_url, found.region) == ("https://keystone.gridka.de/identity/v3", "")
     assert (found.interface, found.verify) == ("public", True)
 
@@ -105,8 +111,13 @@ def test_the_site_file_comes_before_the_entry(tmp_path: Path) -> None:
 
 
 def test_the_site_file_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    who = {"application_credential_id": "abc", "application_credential_secret": {"env": "CLOUD_SECRET"}}
-    settings = CloudAccess.model_validate({"auth": {"url": "https://k.example.org/identity/", **who}, "region": "KA"})
+    who = {
+        "application_credential_id": "abc",
+        "application_credential_secret": {"env": "CLOUD_SECRET"},
+    }
+    settings = CloudAccess.model_validate(
+        {"auth": {"url": "https://k.example.org/identity/", **who}, "region": "KA"}
+    )
     monkeypatch.setenv("CLOUD_SECRET", "one")
     found = clouds.read_access(settings)
     assert (found.auth_url, found.region) == ("https://k.example.org/identity/v3", "KA")
@@ -114,9 +125,13 @@ def test_the_site_file_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CLOUD_SECRET", "two")
     assert clouds.read_access(settings).secret == "two"
     monkeypatch.delenv("CLOUD_SECRET")
-    with pytest.raises(NoAccessError, match="environment variable CLOUD_SECRET is empty or not set"):
+    with pytest.raises(
+        NoAccessError, match="environment variable CLOUD_SECRET is empty or not set"
+    ):
         clouds.read_access(settings)
-    assert list(clouds.access_problems(settings)) == [], "the site file's own secrets are looked at by who reads it"
+    assert list(clouds.access_problems(settings)) == [], (
+        "the site file's own secrets are looked at by who reads it"
+    )
 
 
 def test_the_first_file_found_is_the_one(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,7 +151,9 @@ def test_the_first_file_found_is_the_one(home: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_no_file_at_all_is_told_with_where_it_was_looked_for(home: Path) -> None:
-    with pytest.raises(NoAccessError, match=rf"no clouds\.yaml in {home}/work, {home}/\.config/openstack, /etc"):
+    with pytest.raises(
+        NoAccessError, match=rf"no clouds\.yaml in {home}/work, {home}/\.config/openstack, /etc"
+    ):
         clouds.read_access(wanted())
     with pytest.raises(NoAccessError, match=r"/none\.yaml: it cannot be read: No such file"):
         clouds.read_access(wanted(home / "none.yaml"))
@@ -145,8 +162,14 @@ def test_no_file_at_all_is_told_with_where_it_was_looked_for(home: Path) -> None
 
 
 def test_a_secure_yaml_beside_it_is_laid_over_it(home: Path) -> None:
-    file = written(home / "clouds.yaml", APPLICATION.replace("      application_credential_secret: s3cret\n", ""))
-    with pytest.raises(NoAccessError, match=r"`application_credential_secret` is missing: .* in a secure\.yaml beside"):
+    file = written(
+        home / "clouds.yaml",
+        APPLICATION.replace("      application_credential_secret: s3cret\n", ""),
+    )
+    with pytest.raises(
+        NoAccessError,
+        match=r"`application_credential_secret` is missing: .* in a secure\.yaml beside",
+    ):
         clouds.read_access(wanted(file))
     secure = "clouds: {gridka: {auth: {application-credential-secret: SECRET}}, other: {}}"
     written(home / "secure.yaml", secure)
@@ -156,17 +179,37 @@ def test_a_secure_yaml_beside_it_is_laid_over_it(home: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        (("gridka:", "gridkaa:"), "/clouds.yaml: there is no cloud `gridka` under `clouds`: did you mean `gridkaa`?"),
-        (("auth_url", "auth_uri"), "/clouds.yaml: cloud `gridka`: `auth_url` is missing: write it under `auth`"),
-        (("https://keystone", "keystone"), ": cloud `gridka`: `auth_url` is no address: write `https://"),
-        (("credential_id: abc", "credential_id: [abc]"), "`application_credential_id`: a text on one line is wanted"),
-        (("v3applicationcredential", "v3token"), "`auth_type` is `v3token`: only v3applicationcredential and password"),
-        (("    verify: false", "    profile: vexxhost"), "`profile`: vendor profiles are not supported: write the"),
+        (
+            ("gridka:", "gridkaa:"),
+            "/clouds.yaml: there is no cloud `gridka` under `clouds`: did you mean `gridkaa`?",
+        ),
+        (
+            ("auth_url", "auth_uri"),
+            "/clouds.yaml: cloud `gridka`: `auth_url` is missing: write it under `auth`",
+        ),
+        (
+            ("https://keystone", "keystone"),
+            ": cloud `gridka`: `auth_url` is no address: write `https://",
+        ),
+        (
+            ("credential_id: abc", "credential_id: [abc]"),
+            "`application_credential_id`: a text on one line is wanted",
+        ),
+        (
+            ("v3applicationcredential", "v3token"),
+            "`auth_type` is `v3token`: only v3applicationcredential and password",
+        ),
+        (
+            ("    verify: false", "    profile: vexxhost"),
+            "`profile`: vendor profiles are not supported: write the",
+        ),
         (("s3cret", "*s3cret"), "/clouds.yaml:7: not YAML here"),
         (("s3cret", "s3cret\x07"), "not YAML"),
     ],
 )
-def test_a_mistake_is_told_with_its_place_and_its_repair(tmp_path: Path, change: tuple[str, str], told: str) -> None:
+def test_a_mistake_is_told_with_its_place_and_its_repair(
+    tmp_path: Path, change: tuple[str, str], told: str
+) -> None:
     assert change[0] in APPLICATION
     assert told in refused(tmp_path, APPLICATION.replace(*change))
 
@@ -178,7 +221,10 @@ def test_what_is_no_clouds_yaml_at_all(tmp_path: Path, text: str) -> None:
 
 def test_authorities_that_cannot_be_read(tmp_path: Path) -> None:
     text = APPLICATION.replace("verify: false", f"cacert: {tmp_path}/none.pem")
-    with pytest.raises(NoAccessError, match=rf"the authorities of {tmp_path}/none\.pem cannot be read: No such file"):
+    with pytest.raises(
+        NoAccessError,
+        match=rf"the authorities of {tmp_path}/none\.pem cannot be read: No such file",
+    ):
         clouds.trusted_certificates(read(tmp_path, text))
     ca = written(tmp_path / "ca.pem", "no certificate")
     [(path, _)] = clouds.access_problems(wanted(tmp_path / "clouds.yaml", ca=str(ca)))

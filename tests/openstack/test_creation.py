@@ -22,7 +22,15 @@ from adapters.openstack.settings import OpenStackSiteConfig
 from adapters.shared.parcel import UnfitError
 from provisioner import drone as drone_files
 from provisioner.interfaces import RejectedError
-from provisioner.model import Bootstrap, DroneId, DroneType, FaultKind, OrderOutcome, OrderResult, StartOrder
+from provisioner.model import (
+    Bootstrap,
+    DroneId,
+    DroneType,
+    FaultKind,
+    OrderOutcome,
+    OrderResult,
+    StartOrder,
+)
 from tests.openstack.fake_openstack import (
     A100,
     CONTROLLER,
@@ -46,7 +54,9 @@ FLAVOR = "id-of-gpu.a100.1"
 OK, REJECTED, UNKNOWN = OrderOutcome.OK, OrderOutcome.REJECTED, OrderOutcome.UNKNOWN
 
 
-def names(fake: FakeCloud, nova: Nova, clock: Clock | None = None, **options: Any) -> creation.NameResolver:
+def names(
+    fake: FakeCloud, nova: Nova, clock: Clock | None = None, **options: Any
+) -> creation.NameResolver:
     return creation.NameResolver(nova, site_config(fake, **options), clock or Clock())
 
 
@@ -60,13 +70,20 @@ async def refusal(fake: FakeCloud, nova: Nova, **options: Any) -> str:
 
 async def test_names_are_looked_up(fake: FakeCloud, nova: Nova) -> None:
     fake.lists["images"] += [image(2), image(3, status="queued"), image(4, name="other")]
-    fake.lists["security-groups"] = [{"id": "s1", "name": "default"}, {"id": "s2", "name": "drones"}]
+    fake.lists["security-groups"] = [
+        {"id": "s1", "name": "default"},
+        {"id": "s2", "name": "drones"},
+    ]
     fake.lists["os-keypairs"] = [{"keypair": {"name": "admin"}}]
     found = names(fake, nova, security_groups=["drones"], key_pair="admin")
-    assert await found.resolved(A100) == creation.ResolvedNames(FLAVOR, f"{IMAGE[:-1]}2", (NETWORK,), ("s2",))
+    assert await found.resolved(A100) == creation.ResolvedNames(
+        FLAVOR, f"{IMAGE[:-1]}2", (NETWORK,), ("s2",)
+    )
 
 
-async def test_names_are_looked_up_once_in_a_while_and_after_an_error(fake: FakeCloud, nova: Nova) -> None:
+async def test_names_are_looked_up_once_in_a_while_and_after_an_error(
+    fake: FakeCloud, nova: Nova
+) -> None:
     clock = Clock()
     found = names(fake, nova, clock)
     await found.resolved(A100)
@@ -85,14 +102,38 @@ async def test_names_are_looked_up_once_in_a_while_and_after_an_error(fake: Fake
 @pytest.mark.parametrize(
     ("options", "lists", "message"),
     [
-        ({"types": {"a100": {"flavor": "gpu.a100.2"}}}, {}, "no flavour `gpu.a100.2` for this project: did you mean"),
-        ({"networks": ["public"]}, {}, "there is no network `public` for this project: choose from drones"),
-        ({}, {"networks": [{"id": n, "name": "drones"} for n in "12"]}, "2 of this cloud's networks are called"),
+        (
+            {"types": {"a100": {"flavor": "gpu.a100.2"}}},
+            {},
+            "no flavour `gpu.a100.2` for this project: did you mean",
+        ),
+        (
+            {"networks": ["public"]},
+            {},
+            "there is no network `public` for this project: choose from drones",
+        ),
+        (
+            {},
+            {"networks": [{"id": n, "name": "drones"} for n in "12"]},
+            "2 of this cloud's networks are called",
+        ),
         ({}, {"images": [image(min_ram=32768)]}, "image `drone` wants 32 GiB of memory"),
-        ({"boot_volume": {"size": "5 GiB"}}, {}, "`disk` of its boot volume is 5 GiB, of drone type `a100` 10 GiB"),
+        (
+            {"boot_volume": {"size": "5 GiB"}},
+            {},
+            "`disk` of its boot volume is 5 GiB, of drone type `a100` 10 GiB",
+        ),
         ({}, {"flavors": [flavor(extra_specs={})]}, "has 0 GPUs, drone type `a100` 1"),
-        ({}, {"flavors": [flavor(ram=8192)]}, "`memory` of flavour `gpu.a100.1` is 8 GiB, of drone type `a100` 16 GiB"),
-        ({}, {"flavors": [flavor(disk=5)]}, "`disk` of flavour `gpu.a100.1` is 5 GiB, of drone type `a100` 10 GiB"),
+        (
+            {},
+            {"flavors": [flavor(ram=8192)]},
+            "`memory` of flavour `gpu.a100.1` is 8 GiB, of drone type `a100` 16 GiB",
+        ),
+        (
+            {},
+            {"flavors": [flavor(disk=5)]},
+            "`disk` of flavour `gpu.a100.1` is 5 GiB, of drone type `a100` 10 GiB",
+        ),
     ],
 )
 async def test_what_cannot_be_used_is_named_with_what_can(
@@ -102,18 +143,38 @@ async def test_what_cannot_be_used_is_named_with_what_can(
     assert message in await refusal(fake, nova, **options)
 
 
-H100 = DroneType("gridka", "h100", gpu_milli=1000, cpus=16, memory_mib=131072, disk_mib=102400, walltime_s=86400.0)
-TOKEN = ".".join(base64.urlsafe_b64encode(secrets.token_bytes(size)).rstrip(b"=").decode() for size in (60, 180, 32))
+H100 = DroneType(
+    "gridka",
+    "h100",
+    gpu_milli=1000,
+    cpus=16,
+    memory_mib=131072,
+    disk_mib=102400,
+    walltime_s=86400.0,
+)
+TOKEN = ".".join(
+    base64.urlsafe_b64encode(secrets.token_bytes(size)).rstrip(b"=").decode()
+    for size in (60, 180, 32)
+)
 POOLED = Bootstrap(
     drone_files.script("condor_drone.sh"),
-    {"DRONE_COLLECTOR": "pool.example.org:9618", "DRONE_TRUST_DOMAIN": "pool.example.org", "CONDOR_PREFIX": ""},
+    {
+        "DRONE_COLLECTOR": "pool.example.org:9618",
+        "DRONE_TRUST_DOMAIN": "pool.example.org",
+        "CONDOR_PREFIX": "",
+    },
     {"token": TOKEN.encode(), "extra.conf": b"UPDATE_INTERVAL = 60\n" * 20},
 )
 ORDER = StartOrder(DroneId("kit-ab12-7"), H100, 600.0, 30.0, POOLED)
 
 
 def config(special: Mapping[str, object] = {}, **more: object) -> OpenStackSiteConfig:
-    told = {"cloud": "x", "image": "drone", "types": {"h100": {"flavor": "gpu.1", **special}}, **more}
+    told = {
+        "cloud": "x",
+        "image": "drone",
+        "types": {"h100": {"flavor": "gpu.1", **special}},
+        **more,
+    }
     return OpenStackSiteConfig.model_validate(told)
 
 
@@ -140,7 +201,9 @@ IDS = creation.ResolvedNames("17", IMAGE)
 def asked(
     ids: creation.ResolvedNames = IDS, special: Mapping[str, object] = {}, **more: object
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    return creation.server_request(ORDER, config(special, **more), ServerNames("kit", "gridka"), ids, b"#!/bin/sh\n")
+    return creation.server_request(
+        ORDER, config(special, **more), ServerNames("kit", "gridka"), ids, b"#!/bin/sh\n"
+    )
 
 
 def test_little_is_asked_for_where_little_is_told() -> None:
@@ -174,7 +237,11 @@ def test_what_is_told_is_asked_for_and_of_a_type_before_the_site() -> None:
     )
     assert body["networks"] == [{"uuid": NETWORK}]
     assert body["security_groups"] == [{"name": "drones"}, {"name": "egress"}]
-    assert (body["availability_zone"], body["key_name"], body["config_drive"]) == ("gpu", "anna", False)
+    assert (body["availability_zone"], body["key_name"], body["config_drive"]) == (
+        "gpu",
+        "anna",
+        False,
+    )
     assert (body["metadata"]["tier"], body["metadata"]["cost_centre"]) == ("2", "wlcg")
     assert hints == {"group": GROUP}
 
@@ -245,7 +312,9 @@ async def test_a_create_without_an_answer_is_not_repeated(fake: FakeCloud, start
     assert created(fake)[2:] == [drone(3), drone(1)]
 
 
-async def test_a_cancelled_start_finishes_what_is_under_way_and_creates_no_more(fake: FakeCloud, nova: Nova) -> None:
+async def test_a_cancelled_start_finishes_what_is_under_way_and_creates_no_more(
+    fake: FakeCloud, nova: Nova
+) -> None:
     asked, release = asyncio.Event(), asyncio.Event()
 
     async def slow(_: web.Request) -> None:
@@ -279,18 +348,27 @@ async def test_one_that_is_refused_does_not_hurt_another(fake: FakeCloud, nova: 
         assert results[1].fault.kind is FaultKind.QUOTA
         assert "Quota exceeded for instances" in results[1].fault.message
         fake.servers.clear()
-        assert answers(await start(order(2))) == [OK], "a refusal is an answer: it may be asked for again"
+        assert answers(await start(order(2))) == [OK], (
+            "a refusal is an answer: it may be asked for again"
+        )
 
 
-async def test_an_order_that_can_never_be_a_server_makes_none(fake: FakeCloud, start: Starter) -> None:
+async def test_an_order_that_can_never_be_a_server_makes_none(
+    fake: FakeCloud, start: Starter
+) -> None:
     foreign = replace(order(1), drone_id=drone(1, "kit-two"))
     hostile = order(4, files={"../token": b""})
     large = order(3, files={"noise": secrets.token_bytes(80_000)})
-    assert answers(await start(foreign, order(2, env={"NOT A NAME": "x"}), hostile, large)) == [REJECTED] * 4
+    assert (
+        answers(await start(foreign, order(2, env={"NOT A NAME": "x"}), hostile, large))
+        == [REJECTED] * 4
+    )
     assert created(fake) == []
 
 
-async def test_a_setup_script_that_cannot_be_read_is_named(fake: FakeCloud, nova: Nova, tmp_path: Path) -> None:
+async def test_a_setup_script_that_cannot_be_read_is_named(
+    fake: FakeCloud, nova: Nova, tmp_path: Path
+) -> None:
     missing = tmp_path / "setup.sh"
     async with starter(fake, nova, setup=str(missing)) as start:
         with pytest.raises(RejectedError, match=r"setup\.sh: No such file") as told:

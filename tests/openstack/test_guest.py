@@ -1,5 +1,5 @@
-"""What user data do in a server. Here they run in a directory that stands for it, with commands that do nothing to this
-host: on their PATH is only what ``machine`` puts there."""
+"""What user data do in a server. Here they run in a directory that stands for it, with commands
+that do nothing to this host: on their PATH is only what ``machine`` puts there."""
 
 from __future__ import annotations
 
@@ -69,20 +69,40 @@ class Machine:
         found.chmod(0o644)
         return found
 
-    def render(self, text: str, setup: str = "", env: Mapping[str, str] = {}, **order: float) -> None:
-        bootstrap = Bootstrap(f"#!/bin/sh\n{text}\n".encode(), env, {"token": TOKEN.encode(), "checks/a.sh": b":\n"})
+    def render(
+        self, text: str, setup: str = "", env: Mapping[str, str] = {}, **order: float
+    ) -> None:
+        bootstrap = Bootstrap(
+            f"#!/bin/sh\n{text}\n".encode(), env, {"token": TOKEN.encode(), "checks/a.sh": b":\n"}
+        )
         kind = replace(KIND, walltime_s=order.get("life_s", 0))
-        told = {"cloud": "x", "image": "y", "types": {"h100": {"flavor": "f"}}, "scratch": str(self.scratch)}
-        config = OpenStackSiteConfig.model_validate({**told, "env": {"CONDOR_PREFIX": "/opt/condor"}})
+        told = {
+            "cloud": "x",
+            "image": "y",
+            "types": {"h100": {"flavor": "f"}},
+            "scratch": str(self.scratch),
+        }
+        config = OpenStackSiteConfig.model_validate(
+            {**told, "env": {"CONDOR_PREFIX": "/opt/condor"}}
+        )
         guest = {"root": str(self.root), "PATH": str(self.bin)}
-        guest |= {"setup_s": str(order.get("setup_s", 60)), "slack_s": str(order.get("slack_s", 30))}
+        guest |= {
+            "setup_s": str(order.get("setup_s", 60)),
+            "slack_s": str(order.get("slack_s", 30)),
+        }
         wanted = StartOrder(self.drone_id, kind, 600.0, order.get("grace_s", 2.0), bootstrap)
-        self.user_data.write_bytes(gzip.decompress(user_data(wanted, config, setup.encode(), guest)))
+        self.user_data.write_bytes(
+            gzip.decompress(user_data(wanted, config, setup.encode(), guest))
+        )
 
     def boot(self, script: Path | None = None) -> subprocess.Popen[bytes]:
         command = [str(self.bin / "sh"), str(script or self.user_data)]
         env = {"OF_CLOUD_INIT": "1", "PATH": str(self.bin)}
-        pipes: Any = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        pipes: Any = {
+            "stdin": subprocess.DEVNULL,
+            "stdout": subprocess.PIPE,
+            "stderr": subprocess.STDOUT,
+        }
         process = subprocess.Popen(command, env=env, cwd="/", start_new_session=True, **pipes)
         self.running.append(process)
         return process
@@ -112,7 +132,10 @@ class Machine:
 
 
 @pytest.fixture(
-    params=[None, pytest.param(BUSYBOX, marks=pytest.mark.skipif(not BUSYBOX, reason="no busybox"))],
+    params=[
+        None,
+        pytest.param(BUSYBOX, marks=pytest.mark.skipif(not BUSYBOX, reason="no busybox")),
+    ],
     ids=["sh", "busybox"],
 )
 def machine(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Machine]:
@@ -128,7 +151,9 @@ def machine(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Machine]
 READY = "; : >../ready; while :; do sleep 0.1; done"
 
 
-def test_a_drone_finds_its_files_and_its_environment_and_nothing_of_cloud_inits(machine: Machine) -> None:
+def test_a_drone_finds_its_files_and_its_environment_and_nothing_of_cloud_inits(
+    machine: Machine,
+) -> None:
     odd = 'it\'s $HOME `id` "q" \\ \n EOF\nEND_OF_FILES\n\té'
     seen = machine.scratch / "seen"
     poll = f'mkdir {seen}; cp -r token checks {seen}; cd {seen}; printf "%s" "$ODD" >odd; env >env; pwd >pwd'
@@ -140,7 +165,9 @@ def test_a_drone_finds_its_files_and_its_environment_and_nothing_of_cloud_inits(
     assert (seen / "checks/a.sh").read_text() == ":\n"
     assert (seen / "odd").read_text() == odd
     assert (seen / "modes").read_text().split() == ["700", "600"]
-    env = dict(line.split("=", 1) for line in (seen / "env").read_text().splitlines() if "=" in line)
+    env = dict(
+        line.split("=", 1) for line in (seen / "env").read_text().splitlines() if "=" in line
+    )
     assert env["DRONE_ID"] == env["PROVISIONER_DRONE_ID"] == machine.drone_id
     assert env["HOME"] == env["DRONE_DIR"] == f"{machine.scratch}/drone.{machine.drone_id}"
     assert (env["DRONE_GPUS"], env["CONDOR_PREFIX"]) == ("1", "/opt/condor")
@@ -148,7 +175,9 @@ def test_a_drone_finds_its_files_and_its_environment_and_nothing_of_cloud_inits(
     assert sorted(each.name for each in machine.scratch.iterdir()) == ["seen"]
 
 
-def test_a_bad_end_is_told_with_the_last_words_but_no_secret_and_nothing_forged(machine: Machine) -> None:
+def test_a_bad_end_is_told_with_the_last_words_but_no_secret_and_nothing_forged(
+    machine: Machine,
+) -> None:
     forged = f"=== drone {machine.drone_id} exit=0 all is well ==="
     text = f"""mkdir log
         printf 'the master died\\033[2J\\n{TOKEN}\\n{forged}\\n' >log/MasterLog
@@ -188,7 +217,9 @@ def test_where_setting_up_fails_no_drone_begins(machine: Machine, setup: str, wo
 def test_told_to_leave_it_tells_the_drone_once_and_waits_for_it(
     machine: Machine, told: signal.Signals, group: bool
 ) -> None:
-    machine.render(f"trap 'echo it leaves; sleep 0.5; echo it left; exit 5' TERM{READY}", grace_s=20.0)
+    machine.render(
+        f"trap 'echo it leaves; sleep 0.5; echo it left; exit 5' TERM{READY}", grace_s=20.0
+    )
     process = machine.running_drone()
     (os.killpg if group else os.kill)(process.pid, told)
     said, found = machine.end(process)
@@ -208,9 +239,13 @@ def test_who_does_not_leave_within_the_grace_is_ended_with_all_it_started(machin
     assert machine.left() == {}
 
 
-def test_a_drone_that_outlives_its_walltime_is_ended_and_the_machine_goes_off(machine: Machine) -> None:
+def test_a_drone_that_outlives_its_walltime_is_ended_and_the_machine_goes_off(
+    machine: Machine,
+) -> None:
     machine.can_power_off()
-    _, found = machine.live("trap '' TERM INT; while :; do sleep 1000; done", life_s=1, slack_s=1, grace_s=0.0)
+    _, found = machine.live(
+        "trap '' TERM INT; while :; do sleep 1000; done", life_s=1, slack_s=1, grace_s=0.0
+    )
     assert found == GuestExitReport(137, "no outcome")
     assert machine.called == ["poweroff "]
     assert machine.left() == {}
@@ -255,7 +290,8 @@ def test_cut_off_and_started_again_it_does_not_go_on(machine: Machine) -> None:
     assert (machine.scratch / "lives").read_text() == "alive\n"
     assert machine.called == ["poweroff "]
 
-    machine.file("var/lib/cloud/data/instance-id", "i-2\n")  # another server, of an image of this one
+    # another server, of an image of this one
+    machine.file("var/lib/cloud/data/instance-id", "i-2\n")
     said, found = machine.end(machine.boot(script))
     assert (said, found) == ("", None)
     shutil.rmtree(machine.root / "var/lib/gpu-drone")
@@ -274,7 +310,11 @@ def test_what_cloud_init_has_kept_of_the_token_goes(machine: Machine) -> None:
     assert not any(each.exists() for each in gone)
     assert oct((machine.root / "var/lib/cloud/instances").stat().st_mode)[-3:] == "700"
     assert oct(sensitive.stat().st_mode)[-3:] == "600"
-    remains = [each for each in machine.root.rglob("*") if each.is_file() and TOKEN.encode() in each.read_bytes()]
+    remains = [
+        each
+        for each in machine.root.rglob("*")
+        if each.is_file() and TOKEN.encode() in each.read_bytes()
+    ]
     assert remains == [sensitive]
 
 
@@ -283,7 +323,9 @@ def test_the_config_drive_is_roots_and_nowhere_mounted(machine: Machine) -> None
     label = machine.root / "dev/disk/by-label/config-2"
     label.parent.mkdir(parents=True)
     label.symlink_to("../../sr0")
-    machine.command("umount", f'[ "$1" = {drive} ] && [ ! -e {machine.root}/gone ] && : >{machine.root}/gone')
+    machine.command(
+        "umount", f'[ "$1" = {drive} ] && [ ! -e {machine.root}/gone ] && : >{machine.root}/gone'
+    )
     machine.file("proc/mounts", f"{drive} /mnt/config iso9660 ro 0 0\n")
     said, _ = machine.live(":")
     assert machine.called == [f"umount {drive}"] * 2
@@ -307,9 +349,12 @@ def test_the_metadata_service_is_roots(machine: Machine, works: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("active", "heard"), [("tty0 ttyS0", ["console"]), ("ttyS0 tty0", ["console", "ttyS0"]), ("", ["console", "ttyS0"])]
+    ("active", "heard"),
+    [("tty0 ttyS0", ["console"]), ("ttyS0 tty0", ["console", "ttyS0"]), ("", ["console", "ttyS0"])],
 )
-def test_the_verdict_is_on_the_port_that_the_cloud_keeps(machine: Machine, active: str, heard: list[str]) -> None:
+def test_the_verdict_is_on_the_port_that_the_cloud_keeps(
+    machine: Machine, active: str, heard: list[str]
+) -> None:
     for name in ("console", "ttyS0"):
         machine.file(f"dev/{name}")
     machine.file("sys/class/tty/console/active", f"{active}\n")
@@ -320,7 +365,8 @@ def test_the_verdict_is_on_the_port_that_the_cloud_keeps(machine: Machine, activ
         assert exit_report(console, machine.drone_id) == (found if name in heard else None)
 
 
-# A stand-in for systemctl: it starts what the unit says, and not as systemd would, in nothing of this process's.
+# A stand-in for systemctl: it starts what the unit says, and not as systemd would, in nothing of
+# this process's.
 
 
 def with_systemd(machine: Machine, start: str) -> None:
@@ -350,7 +396,10 @@ def test_under_systemd_it_is_a_service_that_cloud_init_does_not_wait_for(machine
     journal = (machine.root / "journal").read_text()
     assert exit_report(journal, machine.drone_id) == GuestExitReport(5, "no outcome")
     assert (machine.root / "dev/console").read_text() == ""  # systemd puts there what it says
-    assert machine.called[:2] == ["systemctl daemon-reload", "systemctl start --no-block gpu-drone.service"]
+    assert machine.called[:2] == [
+        "systemctl daemon-reload",
+        "systemctl start --no-block gpu-drone.service",
+    ]
     assert machine.left() == {}
 
 

@@ -14,17 +14,31 @@ from adapters.openstack.settings import OpenStackOwnerConfig
 from adapters.openstack.site import OpenStackSite as Site
 from provisioner.history import HISTORY_S, PastStart
 from provisioner.interfaces import SupportsSiteHistory
-from tests.openstack.fake_openstack import A100, CONTROLLER, SITE, FakeCloud, drone, has, site_config
+from tests.openstack.fake_openstack import (
+    A100,
+    CONTROLLER,
+    SITE,
+    FakeCloud,
+    drone,
+    has,
+    site_config,
+)
 
 NOW = 1_800_000_000.0
 SINCE = NOW - HISTORY_S
 GPU = Flavor("gpu.a100.1", 8, 20480, 0, {"pci_passthrough:alias": "a100:1"}, "f1")
 OWNER = OpenStackOwnerConfig.model_construct(names="^etp-")
-RUNS = Server("1", "etp-1", "ACTIVE", created_at=NOW - 900, launched_at=NOW - 800, host_id="h", flavor=GPU)
+RUNS = Server(
+    "1", "etp-1", "ACTIVE", created_at=NOW - 900, launched_at=NOW - 800, host_id="h", flavor=GPU
+)
 
 
 def gone(n: int, start_s: float, end_s: float, **more: Any) -> Server:
-    times = {"created_at": NOW - start_s - 60, "launched_at": NOW - start_s, "terminated_at": NOW - end_s}
+    times = {
+        "created_at": NOW - start_s - 60,
+        "launched_at": NOW - start_s,
+        "terminated_at": NOW - end_s,
+    }
     return replace(RUNS, id=f"{n}", status="DELETED", host_id="", **{**times, **more})
 
 
@@ -44,11 +58,19 @@ def test_the_owners_servers_add_up_since_the_oldest_deletion() -> None:
 
 
 def test_times_that_make_no_sense_add_nothing() -> None:
-    odd = [gone(3, 600, 900), gone(4, 600, 300, launched_at=0.0), gone(5, 600, 300, terminated_at=0.0)]
-    assert {gpus for _, gpus in steps(replace(RUNS, launched_at=0.0), gone(2, 9000, 5000), *odd)} == {0}
+    odd = [
+        gone(3, 600, 900),
+        gone(4, 600, 300, launched_at=0.0),
+        gone(5, 600, 300, terminated_at=0.0),
+    ]
+    assert {
+        gpus for _, gpus in steps(replace(RUNS, launched_at=0.0), gone(2, 9000, 5000), *odd)
+    } == {0}
     never = replace(RUNS, id="9", status="ERROR", launched_at=0.0)
     early = replace(RUNS, id="8", launched_at=RUNS.created_at - 5)
-    told = site_history((RUNS, never, early, replace(RUNS, flavor=None)), {"a100": GPU}, (), None, (), SINCE, NOW)
+    told = site_history(
+        (RUNS, never, early, replace(RUNS, flavor=None)), {"a100": GPU}, (), None, (), SINCE, NOW
+    )
     assert told.starts == (PastStart("a100", NOW - 800, 100.0),) and told.owner_steps == ()
 
 
@@ -61,11 +83,15 @@ def test_of_a_list_that_was_cut_the_use_is_known_since_its_oldest_server() -> No
     theirs = (RUNS, gone(2, 4000, 1000), gone(3, 3000, 2500))
     told = site_history((), {}, theirs, OWNER, {"h"}, SINCE, NOW, left_out=True)
     assert told.left_out and told.owner_steps[0][0] == NOW - 2500
-    told = site_history((), {}, (RUNS, gone(2, 1500, 1000)), OWNER, {"h"}, SINCE, NOW, left_out=True)
+    told = site_history(
+        (), {}, (RUNS, gone(2, 1500, 1000)), OWNER, {"h"}, SINCE, NOW, left_out=True
+    )
     assert told.owner_steps[0][0] == NOW - 1000
 
 
-async def test_pages_are_read_as_long_as_there_is_time(fake: FakeCloud, nova: OpenStackCloud) -> None:
+async def test_pages_are_read_as_long_as_there_is_time(
+    fake: FakeCloud, nova: OpenStackCloud
+) -> None:
     fake.page = 2
     for n in range(6):
         fake.add(f"etp-{n}")
@@ -81,10 +107,18 @@ async def test_deleted_servers_are_asked_for_and_nothing_is_changed(fake: FakeCl
     def moment(at: str) -> float:
         return datetime.fromisoformat(at).replace(tzinfo=UTC).timestamp()
 
-    more = {"flavor": {"original_name": "gpu.a100.1"}, "OS-SRV-USG:launched_at": "2026-11-21T23:04:00.000000"}
+    more = {
+        "flavor": {"original_name": "gpu.a100.1"},
+        "OS-SRV-USG:launched_at": "2026-11-21T23:04:00.000000",
+    }
     has(fake, drone(1), **more)
     server = has(fake, drone(2), **more)
-    fake.deleted[server] = {**fake.servers.pop(server), "status": "DELETED", "tags": [], "metadata": {}}
+    fake.deleted[server] = {
+        **fake.servers.pop(server),
+        "status": "DELETED",
+        "tags": [],
+        "metadata": {},
+    }
     async with Site(SITE, site_config(fake), [A100], CONTROLLER) as site:
         assert isinstance(site, SupportsSiteHistory)
         past = await site.history(moment("2026-11-20T00:00:00"))

@@ -16,8 +16,24 @@ from provisioner.model import FaultKind
 from tests.openstack.fake_openstack import PROJECT, FakeCloud, Nova, fault
 
 _FIELDS = (
-    *("id", "name", "status", "created", "updated", "created_at", "start_time", "tags", "metadata", "attachments"),
-    *("OS-EXT-STS:task_state", "OS-EXT-STS:power_state", "os-extended-volumes:volumes_attached", "server_id"),
+    *(
+        "id",
+        "name",
+        "status",
+        "created",
+        "updated",
+        "created_at",
+        "start_time",
+        "tags",
+        "metadata",
+        "attachments",
+    ),
+    *(
+        "OS-EXT-STS:task_state",
+        "OS-EXT-STS:power_state",
+        "os-extended-volumes:volumes_attached",
+        "server_id",
+    ),
     *("flavor", "original_name", "vcpus", "ram", "disk", "extra_specs", "fault", "code", "message"),
     *("maxTotalCores", "totalCoresUsed"),
 )
@@ -26,7 +42,12 @@ NOV_21 = 1795302000.0
 
 
 async def test_a_server_is_made_and_found_by_its_tag(fake: FakeCloud, nova: Nova) -> None:
-    wanted = {"name": "kit-a-1", "flavorRef": "1", "tags": ["gpu-drone", "kit.s"], "networks": "none"}
+    wanted = {
+        "name": "kit-a-1",
+        "flavorRef": "1",
+        "tags": ["gpu-drone", "kit.s"],
+        "networks": "none",
+    }
     made = await nova.create(wanted, {"group": "g7"}, deadline_s=30)
     fake.add("other")
     [found] = await nova.servers(tag="kit.s")
@@ -54,7 +75,9 @@ async def test_what_is_gone_is_deleted(fake: FakeCloud, nova: Nova) -> None:
     assert await nova.actions(server) == []
 
 
-async def test_a_conflict_at_deletion_is_fine_if_it_is_being_deleted(fake: FakeCloud, nova: Nova) -> None:
+async def test_a_conflict_at_deletion_is_fine_if_it_is_being_deleted(
+    fake: FakeCloud, nova: Nova
+) -> None:
     fake.fail("", lambda _: fault(409, "conflictingRequest", "Instance x is locked"), "DELETE")
     await nova.delete(fake.add("kit-a-1", **{"OS-EXT-STS:task_state": "deleting"}))
     with pytest.raises(RejectedError, match="is locked") as told:
@@ -77,7 +100,9 @@ async def test_a_guest_is_told_to_shut_down(fake: FakeCloud, nova: Nova) -> None
     assert told.value.kind is FaultKind.CAPACITY, "it passes"
 
 
-async def test_a_cloud_without_networks_and_volumes_has_nothing_left_behind(fake: FakeCloud, nova: Nova) -> None:
+async def test_a_cloud_without_networks_and_volumes_has_nothing_left_behind(
+    fake: FakeCloud, nova: Nova
+) -> None:
     del fake.services["network"], fake.services["volumev3"]
     assert (await nova.volumes(), await nova.ports()) == ({}, {})
     with pytest.raises(UnavailableError, match="no service `network`") as told:
@@ -92,9 +117,19 @@ def test_a_server_in_full() -> None:
         **{"created": "2026-11-21T23:00:00Z", "updated": "2026-11-21T23:00:01Z"},
         "OS-SRV-USG:launched_at": "2026-11-21T23:00:02.500000",
         **{"OS-EXT-STS:task_state": "deleting", "OS-EXT-STS:power_state": 4},
-        "flavor": {"original_name": "gpu", "vcpus": 8, "ram": 20480, "disk": 80, "extra_specs": {"a": "b"}},
+        "flavor": {
+            "original_name": "gpu",
+            "vcpus": 8,
+            "ram": 20480,
+            "disk": 80,
+            "extra_specs": {"a": "b"},
+        },
         "metadata": {"provisioner_drone": "kit-a-1"},
-        "fault": {"code": 500, "created": "2026-11-21T23:00:03Z", "message": "No valid host was found. "},
+        "fault": {
+            "code": 500,
+            "created": "2026-11-21T23:00:03Z",
+            "message": "No valid host was found. ",
+        },
         "os-extended-volumes:volumes_attached": [{"id": "v1", "delete_on_termination": True}],
     }
     assert servers.parse_server(told) == Server(
@@ -113,7 +148,13 @@ def test_a_server_in_full() -> None:
 
 
 def test_a_server_of_a_cell_that_is_down_is_unknown_and_not_gone() -> None:
-    told = {"id": "b546af1e", "created": "2026-11-21T23:00:00Z", "tenant_id": PROJECT, "status": "UNKNOWN", "links": []}
+    told = {
+        "id": "b546af1e",
+        "created": "2026-11-21T23:00:00Z",
+        "tenant_id": PROJECT,
+        "status": "UNKNOWN",
+        "links": [],
+    }
     assert servers.parse_server(told) == Server("b546af1e", "", "UNKNOWN", created_at=NOV_21)
     assert servers.parse_server({"id": "b546af1e"}).status == "UNKNOWN"
 
@@ -126,7 +167,9 @@ def test_a_server_without_an_id_is_no_server(odd: object) -> None:
 
 _JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=30),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(_FIELDS), inner, max_size=6),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(_FIELDS), inner, max_size=6)
+    ),
     max_leaves=20,
 )
 

@@ -39,7 +39,9 @@ def test_the_states_are_those_of_the_table() -> None:
         for status in re.findall(r"`(\w+)`", statuses):
             assert status not in told
             told[status] = state, "preempted" in drone, WAY[way]
-    assert told == {status: (means.state, means.taken, means.stop) for status, means in SERVER_STATES.items()}
+    assert told == {
+        status: (means.state, means.taken, means.stop) for status, means in SERVER_STATES.items()
+    }
 
 
 def test_the_back_offs_are_those_of_the_breakers() -> None:
@@ -50,7 +52,13 @@ def test_the_back_offs_are_those_of_the_breakers() -> None:
     told = {}
     for kind, scope, after, first, most in rows("category | scope"):
         per_type = scope not in ("the site", "the node")
-        told[FaultKind(kind.strip("`"))] = int(after.split()[0]), seconds(first), seconds(most), per_type
+        told[FaultKind(kind.strip("`"))] = (
+            int(after.split()[0]),
+            seconds(first),
+            seconds(most),
+            per_type,
+        )
     assert told == {
-        kind: (rule.after, rule.base_s, rule.cap_s, rule.per_type) for kind, rule in BACKOFF_POLICIES.items()
+        kind: (rule.after, rule.base_s, rule.cap_s, rule.per_type)
+        for kind, rule in BACKOFF_POLICIES.items()
     }

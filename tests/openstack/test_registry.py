@@ -1,7 +1,7 @@
 """The servers of a project: what is listed, what is not, clocks that differ, and servers as drones.
 
-The cloud here lists as Nova does: by its own clock, what has changed with deleted ones and without what is deleted with
-them, servers of a cell that is down only where nothing is filtered.
+The cloud here lists as Nova does: by its own clock, what has changed with deleted ones and without
+what is deleted with them, servers of a cell that is down only where nothing is filtered.
 """
 
 from __future__ import annotations
@@ -14,7 +14,13 @@ from typing import Any
 import pytest
 
 from adapters.openstack.capacity import host_id
-from adapters.openstack.registry import RegistryView, ServerListing, ServerNames, ServerRegistry, listing
+from adapters.openstack.registry import (
+    RegistryView,
+    ServerListing,
+    ServerNames,
+    ServerRegistry,
+    listing,
+)
 from adapters.openstack.servers import Server, ServerFault
 from provisioner.interfaces import UnavailableError
 from provisioner.model import DroneId, EndKind, FaultKind, RemoteDrone, RemoteEnd, RemoteState
@@ -36,7 +42,9 @@ class Nova:
     broken: str = ""
     """``all`` or ``changes``: that listing fails."""
 
-    async def servers(self, *, tag: str = "", name: str = "", since: float = 0.0) -> Sequence[Server]:
+    async def servers(
+        self, *, tag: str = "", name: str = "", since: float = 0.0
+    ) -> Sequence[Server]:
         if self.broken == ("changes" if since else "all"):
             raise UnavailableError("no answer within 15 s")
         found = []
@@ -49,11 +57,15 @@ class Nova:
                 found.append(replace(row, metadata={}) if row.status == "DELETED" else row)
         return found
 
-    def boot(self, server_id: str, name: str = SEVEN, site: str = "cloud", controller: str = "kit") -> None:
+    def boot(
+        self, server_id: str, name: str = SEVEN, site: str = "cloud", controller: str = "kit"
+    ) -> None:
         names, drone_id, at = ServerNames(controller, site), DroneId(name), self.now
         times = {"created_at": at, "updated_at": at, "launched_at": at}
         marks = names.metadata(drone_id, "a100")
-        self.rows[server_id] = Server(server_id, name, "ACTIVE", power=1, host_id="ab" * 28, metadata=marks, **times)
+        self.rows[server_id] = Server(
+            server_id, name, "ACTIVE", power=1, host_id="ab" * 28, metadata=marks, **times
+        )
 
     def change(self, server_id: str, **what: Any) -> None:
         self.rows[server_id] = replace(self.rows[server_id], updated_at=self.now, **what)
@@ -97,7 +109,9 @@ def statuses(view: RegistryView) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("broken", ["all", "changes"])
-async def test_nothing_is_merged_of_a_look_that_failed(nova: Nova, looks: Looks, broken: str) -> None:
+async def test_nothing_is_merged_of_a_look_that_failed(
+    nova: Nova, looks: Looks, broken: str
+) -> None:
     nova.change("s1", status="DELETED")
     nova.broken = broken
     with pytest.raises(UnavailableError):
@@ -108,7 +122,9 @@ async def test_nothing_is_merged_of_a_look_that_failed(nova: Nova, looks: Looks,
 
 
 @pytest.mark.parametrize("skew", [0.0, 7200.0, -30 * 86400.0])
-@pytest.mark.parametrize("ahead", [0.0, 250.0, 365 * 86400.0], ids=["", "a host is ahead", "one server of next year"])
+@pytest.mark.parametrize(
+    "ahead", [0.0, 250.0, 365 * 86400.0], ids=["", "a host is ahead", "one server of next year"]
+)
 async def test_clocks_may_differ(nova: Nova, skew: float, ahead: float) -> None:
     nova.rows["s2"] = replace(nova.rows["s2"], updated_at=nova.now + ahead)
     looks = Looks(nova, 0.0 if ahead > 250 else skew)
@@ -119,11 +135,18 @@ async def test_clocks_may_differ(nova: Nova, skew: float, ahead: float) -> None:
     assert (statuses(found), found.gone["s1"].status) == ({"s2": "ACTIVE"}, "DELETED")
 
 
-async def test_a_deleted_one_is_remembered_with_what_was_known_of_it(nova: Nova, looks: Looks) -> None:
+async def test_a_deleted_one_is_remembered_with_what_was_known_of_it(
+    nova: Nova, looks: Looks
+) -> None:
     before = nova.rows["s1"]
     nova.change("s1", status="DELETED", power=0, terminated_at=nova.now + 9)
     gone = (await looks.after()).gone["s1"]
-    assert (gone.status, gone.metadata, gone.host_id, gone.power) == ("DELETED", before.metadata, before.host_id, 1)
+    assert (gone.status, gone.metadata, gone.host_id, gone.power) == (
+        "DELETED",
+        before.metadata,
+        before.host_id,
+        1,
+    )
     assert gone.terminated_at
     for _ in range(2):
         assert (await looks.after(300)).gone["s1"] == gone
@@ -160,7 +183,11 @@ async def test_a_soft_deleted_or_a_missing_one_may_come_back(nova: Nova, looks: 
     missing = nova.rows.pop("s2")
     nova.change("s1", status="SOFT_DELETED")
     found = await looks.after()
-    assert (found.servers, found.gone["s1"].status, found.gone["s2"].status) == ((), "SOFT_DELETED", "ACTIVE")
+    assert (found.servers, found.gone["s1"].status, found.gone["s2"].status) == (
+        (),
+        "SOFT_DELETED",
+        "ACTIVE",
+    )
     nova.change("s1", status="ACTIVE")
     nova.rows["s2"] = missing
     found = await looks.after()
@@ -175,7 +202,9 @@ async def test_servers_of_a_cell_that_is_down_are_alive(nova: Nova) -> None:
     known, nova.down = nova.rows["s1"], {"cell1"}
     found = await looks.after()
     assert statuses(found) == {"s1": "UNKNOWN", "s2": "ACTIVE"}
-    assert next(server for server in found.servers if server.id == "s1") == replace(known, status="UNKNOWN", power=0)
+    assert next(server for server in found.servers if server.id == "s1") == replace(
+        known, status="UNKNOWN", power=0
+    )
     assert [(server.id, server.name) for server in found.others] == [("theirs", "web-1")]
     nova.down = set()
     assert statuses(await looks.after()) == {"s1": "ACTIVE", "s2": "ACTIVE"}
@@ -229,14 +258,32 @@ IN_FUTURE = replace(RUNS, launched_at=NOW + 500, updated_at=NOW + 500, task="del
 @pytest.mark.parametrize(
     ("server", "state", "more"),
     [
-        (RUNS, RemoteState.RUNNING, {"started_at": NOW - 600, "node": "gk-gpu-01", "slot": "s1@gk-gpu-01"}),
-        (BUILDS, RemoteState.PENDING, {"started_at": 0.0, "blocked": None, "hopeless": False, "node": "", "slot": ""}),
-        (BUILDS, RemoteState.PENDING, {"reason": "is being built: scheduling", "remote_id": "s1", "type": "a100"}),
-        (FAILED, RemoteState.PENDING, {"blocked": FaultKind.CAPACITY, "final": True, "hopeless": True}),
+        (
+            RUNS,
+            RemoteState.RUNNING,
+            {"started_at": NOW - 600, "node": "gk-gpu-01", "slot": "s1@gk-gpu-01"},
+        ),
+        (
+            BUILDS,
+            RemoteState.PENDING,
+            {"started_at": 0.0, "blocked": None, "hopeless": False, "node": "", "slot": ""},
+        ),
+        (
+            BUILDS,
+            RemoteState.PENDING,
+            {"reason": "is being built: scheduling", "remote_id": "s1", "type": "a100"},
+        ),
+        (
+            FAILED,
+            RemoteState.PENDING,
+            {"blocked": FaultKind.CAPACITY, "final": True, "hopeless": True},
+        ),
         (IN_FUTURE, RemoteState.RUNNING, {"started_at": NOW, "notice_at": NOW}),
     ],
 )
-def test_a_server_that_is_there(server: Server, state: RemoteState, more: Mapping[str, Any]) -> None:
+def test_a_server_that_is_there(
+    server: Server, state: RemoteState, more: Mapping[str, Any]
+) -> None:
     drone = one(server)
     assert {name: getattr(drone, name) for name in ("state", *more)} == {"state": state, **more}
 
@@ -257,11 +304,17 @@ def test_the_end_of_one_that_was_deleted_is_yet_to_be_found() -> None:
         (replace(BUILDS, task="deleting", created_at=NOW), BUILDS),
     ],
 )
-def test_of_a_drone_that_is_there_twice_the_one_with_less_to_lose_goes(worse: Server, better: Server) -> None:
+def test_of_a_drone_that_is_there_twice_the_one_with_less_to_lose_goes(
+    worse: Server, better: Server
+) -> None:
     worse, better = replace(worse, id="worse"), replace(better, id="better")
     for pair in ((worse, better), (better, worse)):
         found = listed(*pair)
-        assert (found.drones[SEVEN].remote_id, found.surplus, found.over) == ("better", ("worse",), {})
+        assert (found.drones[SEVEN].remote_id, found.surplus, found.over) == (
+            "better",
+            ("worse",),
+            {},
+        )
         assert found.notices == (f"{SEVEN} is there twice, as better and worse",)
 
 

@@ -17,7 +17,13 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from provisioner.interfaces import AdapterError, AuthError, OutcomeUnknownError, RejectedError, UnavailableError
+from provisioner.interfaces import (
+    AdapterError,
+    AuthError,
+    OutcomeUnknownError,
+    RejectedError,
+    UnavailableError,
+)
 from provisioner.model import FaultKind
 from tests.openstack.fake_openstack import FakeCloud, Nova, connect, fault, nobody, running
 
@@ -69,7 +75,8 @@ async def endless(request: web.Request) -> web.StreamResponse:
         (abort, None),
         (half, None),
         (endless, "says more than 32 MiB"),
-        (lambda _: web.Response(status=502, text="<html>Bad Gateway"), "Bad G"),  # it may have passed the order on
+        # it may have passed the order on
+        (lambda _: web.Response(status=502, text="<html>Bad Gateway"), "Bad G"),
     ],
 )
 async def test_without_a_reply_an_order_is_unsure_and_a_read_fails(
@@ -95,7 +102,8 @@ async def test_a_deadline_that_passes_leaves_an_order_unsure(fake: FakeCloud) ->
 
 
 @pytest.mark.parametrize(
-    "body", [b"[]", b'{"servers": [', b'{"servers": null}', b'{"servers": [1]}', b"[" * 100_000, b""]
+    "body",
+    [b"[]", b'{"servers": [', b'{"servers": null}', b'{"servers": [1]}', b"[" * 100_000, b""],
 )
 async def test_half_an_answer_is_no_empty_listing(fake: FakeCloud, nova: Nova, body: bytes) -> None:
     fake.fail(SERVERS, lambda _: web.Response(body=body, status=200))
@@ -104,7 +112,9 @@ async def test_half_an_answer_is_no_empty_listing(fake: FakeCloud, nova: Nova, b
 
 
 @pytest.mark.parametrize("body", [b"<html>", b"{}", b'{"server": {"id": "../images"}}'])
-async def test_a_taken_server_without_an_id_is_unsure(fake: FakeCloud, nova: Nova, body: bytes) -> None:
+async def test_a_taken_server_without_an_id_is_unsure(
+    fake: FakeCloud, nova: Nova, body: bytes
+) -> None:
     fake.fail(SERVERS, lambda _: web.Response(body=body, status=202), "POST")
     with pytest.raises(OutcomeUnknownError):
         await create(nova)
@@ -156,7 +166,9 @@ async def test_an_order_refused_and_not_repeated_was_not_done(fake: FakeCloud, n
         await create(nova, deadline_s=1)
 
 
-async def test_many_who_are_refused_at_a_time_log_in_once(fake: FakeCloud, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_many_who_are_refused_at_a_time_log_in_once(
+    fake: FakeCloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def together(request: web.Request) -> None:
         if request.headers["X-Auth-Token"] not in fake.tokens:
             await waiting.wait()  # all of them are refused before one of them can log in
@@ -169,17 +181,27 @@ async def test_many_who_are_refused_at_a_time_log_in_once(fake: FakeCloud, monke
             fake.logins.clear()
             fake.secret = secret
             fake.fail(SERVERS, together)
-            found = await asyncio.gather(*(nova.servers() for _ in range(20)), return_exceptions=True)
-            assert found == answers if secret == "s3cret" else {type(each) for each in found} == {answers}
+            found = await asyncio.gather(
+                *(nova.servers() for _ in range(20)), return_exceptions=True
+            )
+            assert (
+                found == answers
+                if secret == "s3cret"
+                else {type(each) for each in found} == {answers}
+            )
             assert len(fake.logins) == 1, "a wrong password many times locks accounts"
             fake.heal()
         monkeypatch.setenv("CLOUD_SECRET", "another")  # it is read again
         assert await nova.servers() == []
 
 
-async def test_a_token_follows_no_redirect(fake: FakeCloud, nova: Nova, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_token_follows_no_redirect(
+    fake: FakeCloud, nova: Nova, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with running(FakeCloud()) as other:
-        fake.fail(SERVERS, lambda _: web.Response(status=307, headers={"Location": f"{other.url}/x"}))
+        fake.fail(
+            SERVERS, lambda _: web.Response(status=307, headers={"Location": f"{other.url}/x"})
+        )
         monkeypatch.setenv("http_proxy", other.url)
         for call in (nova.servers(), create(nova)):
             with pytest.raises(UnavailableError):
@@ -212,7 +234,9 @@ def three(fake: FakeCloud, **more: Any) -> list[str]:
         lambda url: url.partition("?")[2].join(("?", "")),
     ],
 )
-async def test_only_the_marker_of_a_next_link_is_used(fake: FakeCloud, nova: Nova, hostile: Any) -> None:
+async def test_only_the_marker_of_a_next_link_is_used(
+    fake: FakeCloud, nova: Nova, hostile: Any
+) -> None:
     ours, fake.next_link = three(fake, tags=["mine"]), hostile
     assert [each.id for each in await nova.servers(tag="mine")] == ours
     assert not any("all_tenants" in each for each in fake.asked)
@@ -223,10 +247,13 @@ async def test_only_the_marker_of_a_next_link_is_used(fake: FakeCloud, nova: Nov
     [
         lambda url: url.partition("marker")[0],
         lambda url: "http://[",
-        lambda url: f"{url.partition('?')[0]}?marker=00000000-0000-4000-8000-000000000001",  # round in circles
+        # round in circles
+        lambda url: f"{url.partition('?')[0]}?marker=00000000-0000-4000-8000-000000000001",
     ],
 )
-async def test_a_page_that_cannot_be_found_is_no_end(fake: FakeCloud, nova: Nova, lost: Any) -> None:
+async def test_a_page_that_cannot_be_found_is_no_end(
+    fake: FakeCloud, nova: Nova, lost: Any
+) -> None:
     three(fake)
     fake.next_link = lost
     with pytest.raises(UnavailableError, match="lead nowhere"):
@@ -234,12 +261,16 @@ async def test_a_page_that_cannot_be_found_is_no_end(fake: FakeCloud, nova: Nova
 
 
 @pytest.mark.parametrize("status", [401, 400])
-async def test_a_keystone_that_repeats_our_secret_is_not_quoted(fake: FakeCloud, nova: Nova, status: int) -> None:
+async def test_a_keystone_that_repeats_our_secret_is_not_quoted(
+    fake: FakeCloud, nova: Nova, status: int
+) -> None:
     async def echo(request: web.Request) -> web.Response:
         return web.Response(status=status, text=f"cannot read {await request.text()}")
 
     fake.fail("", echo)
-    with pytest.raises(AuthError if status == 401 else UnavailableError, match=r"keystone at .*\*\*\*") as told:
+    with pytest.raises(
+        AuthError if status == 401 else UnavailableError, match=r"keystone at .*\*\*\*"
+    ) as told:
         await nova.servers()
     assert "s3cret" not in str(told.value)
 
@@ -254,8 +285,16 @@ NO_PROJECT = {"token": {"user": {"id": "u"}}}
         (lambda _: fault(403, "error", "The account is locked"), AuthError, FaultKind.DENIED),
         (lambda _: web.Response(status=404, text="nginx"), UnavailableError, FaultKind.CONFIG),
         (lambda _: fault(429, "error", "slower"), UnavailableError, FaultKind.THROTTLED),
-        (lambda _: web.Response(status=201, text="{", headers=TOKEN), UnavailableError, FaultKind.DOWN),
-        (lambda _: web.json_response(NO_PROJECT, status=201, headers=TOKEN), AuthError, FaultKind.CONFIG),
+        (
+            lambda _: web.Response(status=201, text="{", headers=TOKEN),
+            UnavailableError,
+            FaultKind.DOWN,
+        ),
+        (
+            lambda _: web.json_response(NO_PROJECT, status=201, headers=TOKEN),
+            AuthError,
+            FaultKind.CONFIG,
+        ),
     ],
 )
 async def test_a_keystone_that_gives_no_token(
@@ -267,7 +306,9 @@ async def test_a_keystone_that_gives_no_token(
     assert told.value.kind is kind
 
 
-async def test_a_cancelled_login_does_not_fail_who_waits_for_it(fake: FakeCloud, nova: Nova) -> None:
+async def test_a_cancelled_login_does_not_fail_who_waits_for_it(
+    fake: FakeCloud, nova: Nova
+) -> None:
     """A login that a short deadline has cut off was nobody's refusal."""
     arrived, go_on = asyncio.Event(), asyncio.Event()
 
@@ -292,13 +333,16 @@ async def test_the_default_region_is_the_first_with_a_nova(fake: FakeCloud) -> N
     async with connect(fake) as nova:
         assert await nova.servers() == []
     async with connect(fake, region="KAA") as nova:
-        with pytest.raises(UnavailableError, match=r"in region `KAA`.*\(there are HD, KA\)") as told:
+        with pytest.raises(
+            UnavailableError, match=r"in region `KAA`.*\(there are HD, KA\)"
+        ) as told:
             await nova.servers()
         assert told.value.kind is FaultKind.CONFIG
 
 
 @pytest.mark.parametrize(
-    "url", ["ftp://x/v2.1", "file:///etc/passwd", "http://me:pw@127.0.0.1/v2.1", "", "/compute/v2.1"]
+    "url",
+    ["ftp://x/v2.1", "file:///etc/passwd", "http://me:pw@127.0.0.1/v2.1", "", "/compute/v2.1"],
 )
 async def test_only_addresses_of_the_web_are_gone_to(fake: FakeCloud, nova: Nova, url: str) -> None:
     fake.services = {"compute": ("nova", url), "image": ("glance", f"{fake.url}/image")}
@@ -323,7 +367,9 @@ def certificate(tmp_path: Path) -> Path:
     return file
 
 
-async def test_a_certificate_is_believed_by_its_authority(certificate: Path, tmp_path: Path) -> None:
+async def test_a_certificate_is_believed_by_its_authority(
+    certificate: Path, tmp_path: Path
+) -> None:
     tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     tls.load_cert_chain(certificate)
     async with running(FakeCloud(), tls) as fake:
@@ -341,8 +387,16 @@ async def test_a_certificate_is_believed_by_its_authority(certificate: Path, tmp
             assert await nova.servers() == []
 
 
-async def test_keystone_tells_when_the_application_credential_ends(fake: FakeCloud, nova: Nova) -> None:
-    fake.fail("/application_credentials/", lambda _: {"application_credential": {"expires_at": "2026-12-01T00:00:00"}})
+async def test_keystone_tells_when_the_application_credential_ends(
+    fake: FakeCloud, nova: Nova
+) -> None:
+    fake.fail(
+        "/application_credentials/",
+        lambda _: {"application_credential": {"expires_at": "2026-12-01T00:00:00"}},
+    )
     await nova.servers()
-    assert nova.credential is not None and nova.credential.not_after == datetime(2026, 12, 1, tzinfo=UTC).timestamp()
+    assert (
+        nova.credential is not None
+        and nova.credential.not_after == datetime(2026, 12, 1, tzinfo=UTC).timestamp()
+    )
     assert "application credential" in nova.credential.identity

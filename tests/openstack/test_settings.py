@@ -38,7 +38,9 @@ def test_a_cloud_is_named_once_and_an_owners_wants_hosts() -> None:
     assert "goes with `cloud`" in refused(cloud="", auth=AUTH, clouds_file="clouds.yaml")
     assert "`hosts` is wanted with `owner`" in refused(owner={"cloud": "owner"})
     assert "one of `cloud`" in refused(hosts=[HOST], owner={"names": "^etp-"})
-    assert "no regular expression" in refused(hosts=[HOST], owner={"cloud": "owner", "names": "etp-("})
+    assert "no regular expression" in refused(
+        hosts=[HOST], owner={"cloud": "owner", "names": "etp-("}
+    )
     owner = config(hosts=[HOST], owner={"cloud": "owner", "names": "^etp-", "wait": "2h"}).owner
     assert owner is not None and (owner.names, owner.wait) == ("^etp-", 7200.0)
 
@@ -46,7 +48,10 @@ def test_a_cloud_is_named_once_and_an_owners_wants_hosts() -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        *({"env": {name: "1"}} for name in ("PROVISIONER_X", "drone_id", "_CONDOR_X", "CUDA_VISIBLE_DEVICES", "A B")),
+        *(
+            {"env": {name: "1"}}
+            for name in ("PROVISIONER_X", "drone_id", "_CONDOR_X", "CUDA_VISIBLE_DEVICES", "A B")
+        ),
         *({"metadata": {key: "x"}} for key in ("provisioner_drone", "a key")),
         *({"image": each} for each in ("a/b", " a", "a\nb")),
         *(
@@ -55,7 +60,10 @@ def test_a_cloud_is_named_once_and_an_owners_wants_hosts() -> None:
         ),
         {"scratch": "/var/$(id)"},
         *({"types": each} for each in ({}, {"h100": {}})),
-        *({"hosts": [{**HOST, **each}]} for each in ({"names": []}, {"gpus": 0}, {"names": ["gk-gpu-[01-08]"]})),
+        *(
+            {"hosts": [{**HOST, **each}]}
+            for each in ({"names": []}, {"gpus": 0}, {"names": ["gk-gpu-[01-08]"]})
+        ),
         *({"interface": "outside"}, {"server_group": "my group"}, {"boot_volume": {"size": "60"}}),
         *({"retain_finished": "10s"}, {"console_lines": -1}, {"parallel": 0}, {"flavour": "gpu"}),
     ],
@@ -105,12 +113,18 @@ options:
     ("right", "wrong", "told"),
     [
         ("cloud: gridka", "region: KA", {"6:3": "write `cloud: NAME`"}),
-        ("h100: {flavor", "h10: {flavor", {"8:3": "`h100` has no flavour", "9:5": "there is no drone type `h10`"}),
+        (
+            "h100: {flavor",
+            "h10: {flavor",
+            {"8:3": "`h100` has no flavour", "9:5": "there is no drone type `h10`"},
+        ),
         ("image: drone", "setup: setup.sh", {"9:5": "has no image: write `image: NAME`"}),
         ("image: drone", "image: drone\n  env: {DRONE_ID: x}", {"8:19": "is set by the site"}),
     ],
 )
-def test_mistakes_are_told_where_they_stand(write: Any, right: str, wrong: str, told: dict[str, str]) -> None:
+def test_mistakes_are_told_where_they_stand(
+    write: Any, right: str, wrong: str, told: dict[str, str]
+) -> None:
     assert check(write()) == []
     file = write(right, wrong)
     found = {f"{p.line}:{p.col}": p for p in check(file)}
@@ -133,17 +147,27 @@ def test_a_cloud_that_is_not_known_here_is_a_warning_for_us_and_for_the_owner(wr
     file = write("cloud: gridka", f"cloud: gridkA\n  clouds_file: clouds.yaml\n  {owner}")
     file.with_name("clouds.yaml").write_text("clouds:\n  gridka:\n    auth: {}\n")
     ours, theirs = map(str, load(file).warnings)
-    assert re.search(r"gridka\.yaml:7:\d+: warning: .*there is no cloud `gridkA`.*did you mean `gridka`", ours)
+    assert re.search(
+        r"gridka\.yaml:7:\d+: warning: .*there is no cloud `gridkA`.*did you mean `gridka`", ours
+    )
     assert re.search(r"gridka\.yaml:8:\d+: warning: .*nowhere\.yaml: it cannot be read", theirs)
 
 
 @pytest.mark.parametrize(
-    ("named", "warned"), [("types: [h100]", True), ("types: [h100, v100s]", False), ("types: []", False)]
+    ("named", "warned"),
+    [("types: [h100]", True), ("types: [h100, v100s]", False), ("types: []", False)],
 )
 def test_a_drone_type_that_no_host_has_is_a_warning(write: Any, named: str, warned: bool) -> None:
     file = write("types: [h100]", named)
     site = file.with_name("gridka.yaml")
     second = "  v100s: {gpus: 1, cpus: 16, memory: 120 GiB, disk: 100 GiB}\noptions:\n"
     flavors = "    h100: {flavor: gpu.h100.1}\n    v100s: {flavor: gpu.v100.1}\n"
-    site.write_text(site.read_text().replace("options:\n", second).replace("    h100: {flavor: gpu.h100.1}\n", flavors))
-    assert any("`v100s` is never started: no host has it" in str(each) for each in load(file).warnings) is warned
+    site.write_text(
+        site.read_text()
+        .replace("options:\n", second)
+        .replace("    h100: {flavor: gpu.h100.1}\n", flavors)
+    )
+    assert (
+        any("`v100s` is never started: no host has it" in str(each) for each in load(file).warnings)
+        is warned
+    )

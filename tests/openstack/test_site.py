@@ -71,7 +71,11 @@ def end_of(view: model.SiteView, drone_id: model.DroneId = ONE) -> model.RemoteE
 
 def acts(fake: FakeCloud) -> list[str]:
     """What was asked for that changes something, without the host."""
-    return [each for each in fake.asked if each.split()[0] in ("POST", "DELETE") and "/auth/" not in each]
+    return [
+        each
+        for each in fake.asked
+        if each.split()[0] in ("POST", "DELETE") and "/auth/" not in each
+    ]
 
 
 async def test_a_look_tells_our_drones_and_changes_nothing(fake: FakeCloud, made: Site) -> None:
@@ -81,7 +85,11 @@ async def test_a_look_tells_our_drones_and_changes_nothing(fake: FakeCloud, made
     has(fake, drone(3), status="SHUTOFF")
     fake.add("a-persons")
     view = await looked(made)
-    states = {ONE: model.RemoteState.RUNNING, drone(2): model.RemoteState.PENDING, drone(3): model.RemoteState.STOPPED}
+    states = {
+        ONE: model.RemoteState.RUNNING,
+        drone(2): model.RemoteState.PENDING,
+        drone(3): model.RemoteState.STOPPED,
+    }
     assert {d: each.state for d, each in view.drones.items()} == states
     assert (view.drones[ONE].remote_id, view.drones[ONE].type) == (one, "a100")
     assert (view.free, view.claims, view.owner_runs, view.nodes) == (None, (), None, ())
@@ -89,7 +97,9 @@ async def test_a_look_tells_our_drones_and_changes_nothing(fake: FakeCloud, made
     assert acts(fake) == [], "who looks but once keeps no house"
 
 
-async def test_of_two_servers_the_one_with_less_to_lose_is_deleted(fake: FakeCloud, made: Site) -> None:
+async def test_of_two_servers_the_one_with_less_to_lose_is_deleted(
+    fake: FakeCloud, made: Site
+) -> None:
     runs, waits = has(fake, ONE, **LAUNCHED), has(fake, ONE, status="BUILD")
     view = await looked(made, 2)
     assert (only(view).remote_id, only(view).state) == (runs, model.RemoteState.RUNNING)
@@ -137,24 +147,34 @@ async def test_how_it_ended_is_found_out_before_it_is_deleted(fake: FakeCloud) -
         assert (await looked(made)).notices == ()
 
 
-async def test_it_is_shut_down_first_and_deleted_once_it_is_off(fake: FakeCloud, made: Site) -> None:
+async def test_it_is_shut_down_first_and_deleted_once_it_is_off(
+    fake: FakeCloud, made: Site
+) -> None:
     server = has(fake, ONE, **LAUNCHED)
     await looked(made)
     [result] = await made.stop([model.StopOrder(ONE, server)])
     assert (result.answer, result.remote_id) == (OK, server)
     assert {"os-stop": None} in fake.bodies
     found = only(await looked(made, 2))
-    assert (found.state, found.notice_at) == (model.RemoteState.RUNNING, 0.0), "our own request is no notice"
+    assert (found.state, found.notice_at) == (model.RemoteState.RUNNING, 0.0), (
+        "our own request is no notice"
+    )
     [again] = await made.stop([model.StopOrder(ONE, server)])
     assert again.answer is OK
     assert fake.bodies.count({"os-stop": None}) == 1, "it would only be cut short"
-    fake.servers[server] |= {"status": "SHUTOFF", "OS-EXT-STS:task_state": None, "OS-EXT-STS:power_state": 4}
+    fake.servers[server] |= {
+        "status": "SHUTOFF",
+        "OS-EXT-STS:task_state": None,
+        "OS-EXT-STS:power_state": 4,
+    }
     end = end_of(await looked(made, 3))
     assert (end.kind, fake.servers) == (model.EndKind.STOPPED, {})
 
 
 @pytest.mark.parametrize("kill", [False, True])
-async def test_what_has_no_guest_to_tell_is_deleted(fake: FakeCloud, made: Site, kill: bool) -> None:
+async def test_what_has_no_guest_to_tell_is_deleted(
+    fake: FakeCloud, made: Site, kill: bool
+) -> None:
     has(fake, ONE, status="ACTIVE" if kill else "BUILD")
     other = has(fake, drone(2))
     [result] = await made.stop([model.StopOrder(ONE, "", kill)])
@@ -175,10 +195,18 @@ async def test_all_servers_of_a_drone_are_stopped(fake: FakeCloud, made: Site) -
 async def test_a_stop_that_fails_is_told_and_hurts_no_other(fake: FakeCloud, made: Site) -> None:
     locked, lost, good = (has(fake, drone(n), **LAUNCHED) for n in (1, 2, 3))
 
-    fake.fail(f"{locked}/action", lambda _: fault(409, "conflictingRequest", f"Instance {locked} is locked"))
+    fake.fail(
+        f"{locked}/action",
+        lambda _: fault(409, "conflictingRequest", f"Instance {locked} is locked"),
+    )
     fake.fail(f"{lost}/action", lambda _: web.Response(status=504))
     results = await made.stop([model.StopOrder(drone(n), "") for n in (1, 2, 3, 4)])
-    assert [each.answer for each in results] == [model.OrderOutcome.REJECTED, model.OrderOutcome.UNKNOWN, OK, OK]
+    assert [each.answer for each in results] == [
+        model.OrderOutcome.REJECTED,
+        model.OrderOutcome.UNKNOWN,
+        OK,
+        OK,
+    ]
     assert results[0].fault is not None and results[0].fault.kind is model.FaultKind.DENIED
     assert fake.servers[good]["OS-EXT-STS:task_state"] == "powering-off"
 
@@ -203,4 +231,7 @@ async def test_an_audit_says_what_does_not_fit(fake: FakeCloud, made: Site) -> N
     fake.quota = 4
     fake.lists["flavors"] = [flavor(vcpus=4)]
     found = await made.audit(model.SitePolicy(SITE, max_drones=10))
-    assert [(gap.node, gap.dimension) for gap in found] == [("type a100", "cpus"), ("project", "quota")]
+    assert [(gap.node, gap.dimension) for gap in found] == [
+        ("type a100", "cpus"),
+        ("project", "quota"),
+    ]

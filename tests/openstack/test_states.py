@@ -9,10 +9,18 @@ import pytest
 
 from adapters.openstack import servers
 from adapters.openstack.servers import Server, ServerFault
-from provisioner.interfaces import AdapterError, AuthError, OutcomeUnknownError, RejectedError, UnavailableError
+from provisioner.interfaces import (
+    AdapterError,
+    AuthError,
+    OutcomeUnknownError,
+    RejectedError,
+    UnavailableError,
+)
 from provisioner.model import FaultKind, RemoteState
 
-RAN = Server("8f1c", "kit-a1b2-7", "ACTIVE", power=1, created_at=100.0, updated_at=200.0, launched_at=150.0)
+RAN = Server(
+    "8f1c", "kit-a1b2-7", "ACTIVE", power=1, created_at=100.0, updated_at=200.0, launched_at=150.0
+)
 NO_HOST = ServerFault(500, "No valid host was found. There are not enough hosts available.")
 
 
@@ -35,14 +43,30 @@ LIBVIRT = ServerFault(500, "libvirt: \x1b[2J gone " + "x" * 900)
     ("server", "state", "more"),
     [
         (RAN, RUNNING, {"why": "", "stop": servers.StopMethod.SHUT_DOWN, "leaving": False}),
-        (BUILDS, PENDING, {"why": "is being built: spawning", "stop": servers.StopMethod.DELETE, "final": False}),
+        (
+            BUILDS,
+            PENDING,
+            {"why": "is being built: spawning", "stop": servers.StopMethod.DELETE, "final": False},
+        ),
         *(
             (replace(RAN, task=task), RUNNING, {"leaving": True, "stop": servers.StopMethod.NONE})
-            for task in ("deleting", "soft-deleting", "powering-off", "suspending", "shelving", "shelving_offloading")
+            for task in (
+                "deleting",
+                "soft-deleting",
+                "powering-off",
+                "suspending",
+                "shelving",
+                "shelving_offloading",
+            )
         ),
         # Nova takes no stop while it does something else
-        (replace(RAN, task="image_uploading"), RUNNING, {"leaving": False, "stop": servers.StopMethod.DELETE}),
-        # a guest that its hypervisor no longer runs; 0: not told, or its compute service was restarted
+        (
+            replace(RAN, task="image_uploading"),
+            RUNNING,
+            {"leaving": False, "stop": servers.StopMethod.DELETE},
+        ),
+        # a guest that its hypervisor no longer runs; 0: not told, or its compute service was
+        # restarted
         (replace(RAN, power=3), UNKNOWN, {"fault": None}),
         (replace(RAN, power=4), OFF, {"fault": None}),
         (replace(RAN, power=6), OFF, {"fault": FaultKind.NODE}),
@@ -53,13 +77,24 @@ LIBVIRT = ServerFault(500, "libvirt: \x1b[2J gone " + "x" * 900)
             PENDING,
             {"fault": FaultKind.CAPACITY, "final": True, "stop": servers.StopMethod.DELETE},
         ),
-        # an error after it ran is the node's; while its guest runs (a live migration that failed) it is alive
-        (replace(RAN, status="ERROR", power=0, fault=LIBVIRT), OFF, {"fault": FaultKind.NODE, "final": False}),
+        # an error after it ran is the node's; while its guest runs (a live migration that failed)
+        # it is alive
+        (
+            replace(RAN, status="ERROR", power=0, fault=LIBVIRT),
+            OFF,
+            {"fault": FaultKind.NODE, "final": False},
+        ),
         (replace(RAN, status="ERROR", power=1), UNKNOWN, {"fault": None}),
-        (replace(RAN, status="SHUTOFF", task="deleting"), OFF, {"stop": servers.StopMethod.NONE, "leaving": True}),
+        (
+            replace(RAN, status="SHUTOFF", task="deleting"),
+            OFF,
+            {"stop": servers.StopMethod.NONE, "leaving": True},
+        ),
     ],
 )
-def test_the_phase_of_a_server(server: Server, state: RemoteState, more: Mapping[str, object]) -> None:
+def test_the_phase_of_a_server(
+    server: Server, state: RemoteState, more: Mapping[str, object]
+) -> None:
     """Check the cases in which a status alone does not decide; test_reference.py has one row for each status."""
     found = servers.server_phase(server)
     assert {name: getattr(found, name) for name in ("state", *more)} == {"state": state, **more}
@@ -93,7 +128,9 @@ REJECTED = {
 
 def rows(table: Mapping[FaultKind, str]) -> list[tuple[str, FaultKind]]:
     return [
-        (line.strip().replace(" ID", f" {_ID}"), kind) for kind, text in table.items() for line in text.split("\n")[1:]
+        (line.strip().replace(" ID", f" {_ID}"), kind)
+        for kind, text in table.items()
+        for line in text.split("\n")[1:]
     ]
 
 
@@ -107,15 +144,32 @@ def test_a_no_that_is_about_the_order(row: str, kind: FaultKind) -> None:
 @pytest.mark.parametrize(
     ("status", "message", "error", "kind"),
     [
-        (403, "Policy doesn't allow os_compute_api:servers:create to be performed.", AuthError, FaultKind.DENIED),
+        (
+            403,
+            "Policy doesn't allow os_compute_api:servers:create to be performed.",
+            AuthError,
+            FaultKind.DENIED,
+        ),
         (401, "", AuthError, FaultKind.DENIED),
-        (500, "Unexpected API Error. Please report this at ...", OutcomeUnknownError, FaultKind.UNKNOWN),
+        (
+            500,
+            "Unexpected API Error. Please report this at ...",
+            OutcomeUnknownError,
+            FaultKind.UNKNOWN,
+        ),
         (504, "", OutcomeUnknownError, FaultKind.UNKNOWN),
-        (503, "<html>No server is available to handle this request.</html>", UnavailableError, FaultKind.DOWN),
+        (
+            503,
+            "<html>No server is available to handle this request.</html>",
+            UnavailableError,
+            FaultKind.DOWN,
+        ),
         (301, "", UnavailableError, FaultKind.CONFIG),
     ],
 )
-def test_a_no_that_is_not(status: int, message: str, error: type[AdapterError], kind: FaultKind) -> None:
+def test_a_no_that_is_not(
+    status: int, message: str, error: type[AdapterError], kind: FaultKind
+) -> None:
     found = servers.order_error(status, "", message, words="said")
     assert (type(found), found.kind, str(found)) == (error, kind, "said")
 
@@ -123,7 +177,10 @@ def test_a_no_that_is_not(status: int, message: str, error: type[AdapterError], 
 def test_the_shapes_of_a_fault() -> None:
     of_neutron = {"NeutronError": {"type": "OverQuota", "message": "exceeded", "detail": ""}}
     of_a_version = {"errors": [{"status": 406, "title": "Not Acceptable", "detail": "too new"}]}
-    assert servers.fault_in({"badRequest": {"code": 400, "message": "Flavor"}}) == ("badRequest", "Flavor")
+    assert servers.fault_in({"badRequest": {"code": 400, "message": "Flavor"}}) == (
+        "badRequest",
+        "Flavor",
+    )
     assert servers.fault_in(of_neutron) == ("NeutronError", "OverQuota: exceeded")
     assert servers.fault_in(of_a_version) == ("errors", "too new")
 

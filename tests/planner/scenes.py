@@ -15,7 +15,9 @@ NOW = 1_000_000.0
 
 A100 = model.DroneType("topas", "a100", 1000, 8, 20480, 0, vram_mib=40960, capability=80, price=2.0)
 V100 = model.DroneType("topas", "v100", 1000, 8, 20480, 0, vram_mib=32768, capability=70, price=1.0)
-QUAD = model.DroneType("horeka", "quad", 4000, 64, 262144, 0, vram_mib=40960, capability=80, price=2.0)
+QUAD = model.DroneType(
+    "horeka", "quad", 4000, 64, 262144, 0, vram_mib=40960, capability=80, price=2.0
+)
 
 SMALL = model.JobClass("small", 1000, 8, 20480, waiting=1, oldest_at=NOW - 100)
 
@@ -33,7 +35,9 @@ def drone(
 ) -> model.Drone:
     """A recorded drone that has been in its state for ``age_s``."""
     at = NOW - age_s
-    made = model.Drone(model.DroneId(name), kind.key, state, since=at, requested_at=at, gpu_milli=kind.gpu_milli)
+    made = model.Drone(
+        model.DroneId(name), kind.key, state, since=at, requested_at=at, gpu_milli=kind.gpu_milli
+    )
     in_pool = state in (model.DroneState.JOINED, model.DroneState.IDLE, model.DroneState.BUSY)
     if state is not model.DroneState.REQUESTED:
         made = replace(made, submitted_at=at, remote_id=f"r-{name}")
@@ -77,10 +81,20 @@ def remote_of(drone: model.Drone) -> model.RemoteDrone:
 
 
 def node(
-    name: str, gpus: int, cpus: int = 192, memory_gib: int = 1024, *, kinds: tuple[str, ...] = ("a100",), **free: int
+    name: str,
+    gpus: int,
+    cpus: int = 192,
+    memory_gib: int = 1024,
+    *,
+    kinds: tuple[str, ...] = ("a100",),
+    **free: int,
 ) -> model.Node:
     """A node of so much; ``free``: ``gpus``, ``cpus``, ``memory_gib`` that nobody holds (default: all)."""
-    left = free.get("free_gpus", gpus) * 1000, free.get("free_cpus", cpus), free.get("free_gib", memory_gib) * 1024
+    left = (
+        free.get("free_gpus", gpus) * 1000,
+        free.get("free_cpus", cpus),
+        free.get("free_gib", memory_gib) * 1024,
+    )
     return model.Node(name, kinds, gpus * 1000, cpus, memory_gib * 1024, 0, *left, 0)
 
 
@@ -111,7 +125,9 @@ def snapshot(
     drones, types = list(drones), tuple(types)
     by_key = {t.key: t for t in types}
     sites = sorted({t.site for t in types} | {d.site for d in drones})
-    policy = replace(policy or model.Policy(), sites={s: model.SitePolicy(s, **(limits or {})) for s in sites})
+    policy = replace(
+        policy or model.Policy(), sites={s: model.SitePolicy(s, **(limits or {})) for s in sites}
+    )
     if slots is None:
         joined = (model.DroneState.IDLE, model.DroneState.BUSY)
         slots = [slot_of(d, by_key.get(d.type, A100)) for d in drones if d.state in joined]
@@ -126,7 +142,9 @@ def snapshot(
         seen = model.SiteView(site, NOW - site_age_s, there, free, quota=quota, **told)
         return model.PolledSite(site, seen, site_fault)
 
-    pool = model.OverlayView(NOW - overlay_age_s, tuple(classes), tuple(slots), NOW - 5, (), evictions)
+    pool = model.OverlayView(
+        NOW - overlay_age_s, tuple(classes), tuple(slots), NOW - 5, (), evictions
+    )
     return model.Snapshot(
         now=NOW,
         tick=7,
@@ -153,7 +171,9 @@ def with_site(snap: model.Snapshot, site: str = "topas", **news: object) -> mode
     """The same with changes in the view of a site, which it has."""
     polled = snap.sites[site]
     assert polled.view is not None
-    return replace(snap, sites={**snap.sites, site: replace(polled, view=replace(polled.view, **news))})
+    return replace(
+        snap, sites={**snap.sites, site: replace(polled, view=replace(polled.view, **news))}
+    )
 
 
 def plan_of(snap: model.Snapshot) -> model.Plan:
@@ -168,17 +188,24 @@ _JOB_FIELDS = {field.name for field in fields(model.JobClass)}
 
 
 def plan_for(**given: object) -> model.Plan:
-    """The plan for a snapshot. Fields of a job class (``waiting``, ``cpus``, ...) make the one class that waits."""
+    """The plan for a snapshot.
+
+    Fields of a job class (``waiting``, ``cpus``, ...) make the one class that waits.
+    """
     job = {name: given.pop(name) for name in list(given) if name in _JOB_FIELDS}
     return plan_of(snapshot(**{"classes": [jobs(**job)], **given} if job else given))
 
 
-def story(name: str, kinds: list[model.DroneType], refused: list[object] | None = None, **given: object) -> object:
+def story(
+    name: str, kinds: list[model.DroneType], refused: list[object] | None = None, **given: object
+) -> object:
     """A row for :func:`tell`: types of the drones that are started, and reasons why others are not (None: any)."""
     return pytest.param(kinds, refused, {"waiting": 1, **given}, id=name)
 
 
-def tell(kinds: list[model.DroneType], refused: list[object] | None, given: dict[str, object]) -> None:
+def tell(
+    kinds: list[model.DroneType], refused: list[object] | None, given: dict[str, object]
+) -> None:
     """Check what is started for jobs of class ``small`` in the snapshot that ``given`` describes, and why no more."""
     plan = plan_for(**given)
     assert started(plan) == [kind.key for kind in kinds]

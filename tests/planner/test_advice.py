@@ -11,11 +11,32 @@ import pytest
 from benchmarks.hostile import worlds
 from provisioner import formatting, model, reasons
 from provisioner.estimates import Estimates, StartDelays
-from provisioner.model import Breaker, BreakerState, DroneState, Fault, FaultKind, JobClass, Sharing, UnmetRequirement
+from provisioner.model import (
+    Breaker,
+    BreakerState,
+    DroneState,
+    Fault,
+    FaultKind,
+    JobClass,
+    Sharing,
+    UnmetRequirement,
+)
 from provisioner.planner import decide
 from provisioner.planner.advice import RequestChange, WhatIf, advise
 from provisioner.reasons import RequestAdvice, StartForecast, StartOutcome
-from tests.planner.scenes import A100, NOW, QUAD, SMALL, V100, drone, jobs, slot_of, snapshot, started, with_pool
+from tests.planner.scenes import (
+    A100,
+    NOW,
+    QUAD,
+    SMALL,
+    V100,
+    drone,
+    jobs,
+    slot_of,
+    snapshot,
+    started,
+    with_pool,
+)
 
 GIB = 1024
 BIG = replace(A100, name="big", memory_mib=64 * GIB, max_drones=0)
@@ -26,8 +47,13 @@ STARTS, WAITS, NEVER = (StartForecast(outcome) for outcome in StartOutcome)
 
 
 def advice_for(**given: Any) -> RequestAdvice:
-    """Return the advice for a class of one job like SMALL. Fields of a class change it, the others the snapshot."""
-    fields = {name: given.pop(name) for name in list(given) if name in JobClass.__dataclass_fields__}
+    """Return the advice for a class of one job like SMALL.
+
+    Fields of a class change it, the others the snapshot.
+    """
+    fields = {
+        name: given.pop(name) for name in list(given) if name in JobClass.__dataclass_fields__
+    }
     job = jobs(**fields)
     return advise(snapshot(classes=[job, *given.pop("others", ())], **given), job)
 
@@ -38,17 +64,31 @@ def advice_for(**given: Any) -> RequestAdvice:
         pytest.param({"memory_mib": 41 * GIB}, ("memory", "41984 MiB", "20480 MiB"), id="memory"),
         pytest.param({"cpus": 9}, ("cpus", "9", "8"), id="cpus"),
         pytest.param({"vram_mib": 50000}, ("vram", "50000 MiB", "40960 MiB"), id="vram"),
-        pytest.param({"vram_mib": 50000, "types": [V100, A100]}, ("vram", "50000 MiB", "40960 MiB"), id="largest"),
-        pytest.param({"capability": 90, "types": [V100, A100]}, ("capability", "9.0", "8.0"), id="capability"),
         pytest.param(
-            {"driver": 12080, "types": [replace(A100, driver=12040)]}, ("driver", "12.8", "12.4"), id="driver"
+            {"vram_mib": 50000, "types": [V100, A100]},
+            ("vram", "50000 MiB", "40960 MiB"),
+            id="largest",
         ),
         pytest.param(
-            {"disk_mib": 90000, "types": [replace(A100, disk_mib=50000)]}, ("disk", "90000 MiB", "49152 MiB"), id="disk"
+            {"capability": 90, "types": [V100, A100]}, ("capability", "9.0", "8.0"), id="capability"
+        ),
+        pytest.param(
+            {"driver": 12080, "types": [replace(A100, driver=12040)]},
+            ("driver", "12.8", "12.4"),
+            id="driver",
+        ),
+        pytest.param(
+            {"disk_mib": 90000, "types": [replace(A100, disk_mib=50000)]},
+            ("disk", "90000 MiB", "49152 MiB"),
+            id="disk",
         ),
         pytest.param({"gpu_milli": 4000}, ("gpus", "4", "1"), id="gpus"),
-        pytest.param({"gpu_milli": 8000, "types": [A100, QUAD]}, ("gpus", "8", "4"), id="most gpus"),
-        pytest.param({"types": [SHARED], "cpus": 1, "memory_mib": 1024}, ("gpus", "1", "0.25"), id="share"),
+        pytest.param(
+            {"gpu_milli": 8000, "types": [A100, QUAD]}, ("gpus", "8", "4"), id="most gpus"
+        ),
+        pytest.param(
+            {"types": [SHARED], "cpus": 1, "memory_mib": 1024}, ("gpus", "1", "0.25"), id="share"
+        ),
         pytest.param(
             {"walltime_s": 90000.0, "types": [replace(A100, walltime_s=86400.0, margin_s=120.0)]},
             ("walltime", "90000 s", "86280 s"),
@@ -74,7 +114,9 @@ def test_a_job_that_nothing_can_run_is_told_the_largest_request_that_starts_it(
 def test_one_change_is_not_enough() -> None:
     found = advice_for(memory_mib=41 * GIB, cpus=9)
     assert found.dimension == "" and found.then is None
-    assert formatting.advise(found).startswith("no change of the request helps: no drone type fits: cpus must be 9")
+    assert formatting.advise(found).startswith(
+        "no change of the request helps: no drone type fits: cpus must be 9"
+    )
 
 
 def test_a_type_that_is_refused_for_two_reasons_is_not_promised() -> None:
@@ -84,7 +126,9 @@ def test_a_type_that_is_refused_for_two_reasons_is_not_promised() -> None:
     assert advice_for(refuses={SHARED.key: replace(share, others=1)}, **small).then is None
     software = UnmetRequirement("requirements", "TARGET.HasCVMFS", "unknown", others=1)
     assert advice_for(refuses={A100.key: software}).then is None
-    assert advice_for(refuses={A100.key: software, V100.key: replace(software, others=0)}, types=[A100, V100]).then
+    assert advice_for(
+        refuses={A100.key: software, V100.key: replace(software, others=0)}, types=[A100, V100]
+    ).then
 
 
 def test_less_vram_than_such_jobs_have_used_is_not_advised() -> None:
@@ -101,17 +145,29 @@ def test_cuda_jobs_are_not_advised_to_use_gpus_without_cuda() -> None:
 def test_a_job_that_starts_needs_no_change() -> None:
     found = advice_for()
     assert found == RequestAdvice(STARTS)
-    assert formatting.advise(found).startswith("no change is needed: it starts as soon as its place is ready")
+    assert formatting.advise(found).startswith(
+        "no change is needed: it starts as soon as its place is ready"
+    )
 
 
 LONG = drone("kit-ab12-1", DroneState.BUSY, BIG, age_s=3600.0)
-LONG_SLOT = slot_of(LONG, BIG, owner="bob", begun_at=NOW - 3600, job_gpu_milli=1000, job_cpus=8, job_memory_mib=40960)
+LONG_SLOT = slot_of(
+    LONG,
+    BIG,
+    owner="bob",
+    begun_at=NOW - 3600,
+    job_gpu_milli=1000,
+    job_cpus=8,
+    job_memory_mib=40960,
+)
 RUNS = Estimates({"bob": (10 * 3600.0,), "": (10 * 3600.0,)}, {A100.key: StartDelays(900.0, 120.0)})
 
 
 def test_seventeen_minutes_instead_of_nine_hours() -> None:
     job = jobs(memory_mib=41 * GIB)
-    snap = replace(snapshot(classes=[job], types=[A100, BIG], drones=[LONG], slots=[LONG_SLOT]), estimates=RUNS)
+    snap = replace(
+        snapshot(classes=[job], types=[A100, BIG], drones=[LONG], slots=[LONG_SLOT]), estimates=RUNS
+    )
     found = advise(snap, job)
     assert found.now == StartForecast(StartOutcome.WAITS, 9 * 3600.0)
     assert found.then == StartForecast(StartOutcome.STARTS, 1020.0)
@@ -137,7 +193,9 @@ def test_a_free_slot_with_less_memory_is_a_place() -> None:
     there = drone("kit-ab12-1", DroneState.BUSY, QUAD)
     slot = slot_of(there, QUAD, free_gpu_milli=2000, free_cpus=16, free_memory_mib=31 * GIB + 100)
     job = jobs(memory_mib=41 * GIB, cpus=4)
-    snap = snapshot(classes=[job], types=[QUAD], drones=[there], slots=[slot], limits={"max_drones": 1})
+    snap = snapshot(
+        classes=[job], types=[QUAD], drones=[there], slots=[slot], limits={"max_drones": 1}
+    )
     found = advise(snap, job)
     assert (found.advised, found.then) == ("31744 MiB", StartForecast(StartOutcome.STARTS, 0.0))
     assert formatting.advise(found) == (
@@ -146,13 +204,24 @@ def test_a_free_slot_with_less_memory_is_a_place() -> None:
     )
 
 
-@pytest.mark.parametrize(("ages_s", "wait_s"), [((50,), 170.0), ((150,), 120.0), ((9000,), None), ((9000, 50), 170.0)])
-def test_a_drone_is_expected_by_the_usual_delays_unless_it_is_delayed(ages_s: tuple[int], wait_s: float | None) -> None:
+@pytest.mark.parametrize(
+    ("ages_s", "wait_s"), [((50,), 170.0), ((150,), 120.0), ((9000,), None), ((9000, 50), 170.0)]
+)
+def test_a_drone_is_expected_by_the_usual_delays_unless_it_is_delayed(
+    ages_s: tuple[int], wait_s: float | None
+) -> None:
     usual = Estimates({}, dict.fromkeys((A100.key, BIG.key), StartDelays(100.0, 120.0)))
-    coming = [drone(f"kit-ab12-{n}", DroneState.QUEUED, age_s=float(age_s)) for n, age_s in enumerate(ages_s)]
+    coming = [
+        drone(f"kit-ab12-{n}", DroneState.QUEUED, age_s=float(age_s))
+        for n, age_s in enumerate(ages_s)
+    ]
     free = {"a100": len(ages_s) - 1, "big": 1}
-    snap = snapshot(classes=[SMALL], types=[A100, BIG], drones=coming, free=free, limits={"max_drones": 2})
-    assert advise(replace(snap, estimates=usual), SMALL).now == StartForecast(StartOutcome.STARTS, wait_s)
+    snap = snapshot(
+        classes=[SMALL], types=[A100, BIG], drones=coming, free=free, limits={"max_drones": 2}
+    )
+    assert advise(replace(snap, estimates=usual), SMALL).now == StartForecast(
+        StartOutcome.STARTS, wait_s
+    )
     assert advise(snap, SMALL).now == STARTS
 
 
@@ -166,13 +235,24 @@ def test_a_drone_is_expected_by_the_usual_delays_unless_it_is_delayed(ages_s: tu
         ({"overlay_fault": Fault(FaultKind.DOWN, "refused", NOW)}, reasons.StaleView),
         ({"invalid": "1.5 GPUs: write 1 or 2"}, reasons.BadRequest),
         ({"limited": 1, "limit": "concurrency limit licence is used up"}, reasons.PoolLimit),
-        ({"breakers": [Breaker("topas", BreakerState.BANNED, NOW, 1, NOW + 60, DENIED)]}, reasons.BackingOff),
-        ({"breakers": [Breaker("topas/a100#small", BreakerState.BANNED, NOW, 1, NOW + 60)]}, reasons.StartsUnmatched),
-        ({"refuses": {A100.key: UnmetRequirement("start", "Owner != bob", "false")}}, reasons.NothingFits),
+        (
+            {"breakers": [Breaker("topas", BreakerState.BANNED, NOW, 1, NOW + 60, DENIED)]},
+            reasons.BackingOff,
+        ),
+        (
+            {"breakers": [Breaker("topas/a100#small", BreakerState.BANNED, NOW, 1, NOW + 60)]},
+            reasons.StartsUnmatched,
+        ),
+        (
+            {"refuses": {A100.key: UnmetRequirement("start", "Owner != bob", "false")}},
+            reasons.NothingFits,
+        ),
     ],
     ids=lambda each: each.__name__ if isinstance(each, type) else "",
 )
-def test_no_change_of_the_request_helps_against_what_holds_every_job(given: Mapping[str, Any], why: type) -> None:
+def test_no_change_of_the_request_helps_against_what_holds_every_job(
+    given: Mapping[str, Any], why: type
+) -> None:
     found = advice_for(**given)
     assert isinstance(found.why, why)
     assert found.then is None
@@ -224,7 +304,9 @@ def applied(what_if: WhatIf, found: RequestAdvice) -> JobClass:
             scale = {"capability": 10, "driver": 1000, "gpus": 1000}[dimension]
             return replace(job, **{_LESS[dimension]: round(float(amount) * scale)})
         case dimension if dimension.startswith("no-"):
-            left = {key: why for key, why in job.refuses.items() if why.requested != found.requested}
+            left = {
+                key: why for key, why in job.refuses.items() if why.requested != found.requested
+            }
             return replace(job, refuses=left)
         case dimension:
             return replace(job, **{_LESS[dimension]: int(amount)})
@@ -253,10 +335,16 @@ def test_in_random_worlds_the_advised_change_does_what_it_promises(first_seed: i
             then, _ = what_if.forecast(RequestChange(changed))
             assert then == found.then, seed
             again = planned(snap, job, changed)
-            held = [each.reason for each in again.refusals if each.subject in ("all", f"class:{changed.id}")]
+            held = [
+                each.reason
+                for each in again.refusals
+                if each.subject in ("all", f"class:{changed.id}")
+            ]
             begins = all(isinstance(reason, reasons.DemandCovered) for reason in held)
             assert begins == (then.outcome is StartOutcome.STARTS), seed
-            assert begins or not any(each.drone.for_class == changed.id for each in again.starts), seed
+            assert begins or not any(each.drone.for_class == changed.id for each in again.starts), (
+                seed
+            )
     assert advised > 10
 
 
@@ -264,9 +352,12 @@ def planned(snap: model.Snapshot, job: JobClass, changed: JobClass) -> model.Pla
     """Return the whole plan in which one job of a class is ``changed``, with the back-offs of its class."""
     assert snap.overlay.view is not None
     classes = [
-        replace(each, waiting=each.waiting - 1) if each.id == job.id else each for each in snap.overlay.view.classes
+        replace(each, waiting=each.waiting - 1) if each.id == job.id else each
+        for each in snap.overlay.view.classes
     ]
-    scopes = {each.scope: f"{each.scope}~" for each in snap.breakers.values() if each.class_id == job.id}
+    scopes = {
+        each.scope: f"{each.scope}~" for each in snap.breakers.values() if each.class_id == job.id
+    }
     copies = {new: replace(snap.breakers[old], scope=new) for old, new in scopes.items()}
     snap = replace(snap, breakers={**snap.breakers, **copies})
     return decide(with_pool(snap, classes=(*classes, changed)))

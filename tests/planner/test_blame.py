@@ -20,29 +20,43 @@ WEEK = 7 * 86400.0
 MPS = replace(V100, name="mps", sharing=model.Sharing.MPS, shares=4, price=0.5)
 MIG = replace(MPS, name="mig", sharing=model.Sharing.MIG)
 WHOLE = replace(V100, name="whole")
-ANNS = model.JobClass("anns", 250, 1, 1024, waiting=2, oldest_at=NOW - 1000, owner="ann", splits=False)
+ANNS = model.JobClass(
+    "anns", 250, 1, 1024, waiting=2, oldest_at=NOW - 1000, owner="ann", splits=False
+)
 BOBS = replace(ANNS, id="bobs", owner="bob")
 
 
-def failure(job: str, at: float = NOW - 60, owner: str = "ann", blame: Blame = Blame.JOB, name: str = "d-1"):
+def failure(
+    job: str, at: float = NOW - 60, owner: str = "ann", blame: Blame = Blame.JOB, name: str = "d-1"
+):
     return model.JobFailure(model.DroneId(name), f"schedd.test#{job}", at, owner, "faulted", blame)
 
 
-def collateral(job: str, at: float = NOW - 60, owner: str = "ann", name: str = "d-1") -> model.JobFailure:
+def collateral(
+    job: str, at: float = NOW - 60, owner: str = "ann", name: str = "d-1"
+) -> model.JobFailure:
     return failure(job, at, owner, Blame.COLLATERAL, name)
 
 
 def fresh(snap: model.Snapshot, now: float) -> model.Snapshot:
     """The same snapshot at another time, with views as new."""
     assert snap.overlay.view is not None
-    sites = {name: replace(p, view=replace(p.view, taken_at=now - 1)) for name, p in snap.sites.items() if p.view}
+    sites = {
+        name: replace(p, view=replace(p.view, taken_at=now - 1))
+        for name, p in snap.sites.items()
+        if p.view
+    }
     return replace(with_pool(snap, taken_at=now - 1, negotiated_at=now - 5), now=now, sites=sites)
 
 
-def story(*failures: model.JobFailure, types: tuple[model.DroneType, ...] = (MPS, WHOLE), **more: object):
+def story(
+    *failures: model.JobFailure, types: tuple[model.DroneType, ...] = (MPS, WHOLE), **more: object
+):
     more.setdefault("classes", [ANNS, BOBS])
     completions = more.pop("completions", ())
-    return with_pool(snapshot(types=types, **more), mishaps=failures, completions=tuple(completions))
+    return with_pool(
+        snapshot(types=types, **more), mishaps=failures, completions=tuple(completions)
+    )
 
 
 def starts(plan: model.Plan) -> dict[str, set[str]]:
@@ -78,7 +92,9 @@ def test_after_two_faults_a_user_gets_exclusive_gpus_and_new_shared_drones_refus
     (why,) = (each for each in of_class(plan, "anns") if isinstance(each, ExclusiveOnly))
     assert why == ExclusiveOnly(2, WEEK, NOW - 3000 + WEEK, "job schedd.test#2.0 in d-1: faulted")
     text = formatting.describe(why)
-    assert text.startswith(f"2 faults on shared GPUs in 7d: exclusive GPUs only until {formatting.iso(why.until)}")
+    assert text.startswith(
+        f"2 faults on shared GPUs in 7d: exclusive GPUs only until {formatting.iso(why.until)}"
+    )
     assert of_class(plan, "bobs") == []
     assert record(plan).state is BreakerState.BANNED
 
@@ -86,7 +102,12 @@ def test_after_two_faults_a_user_gets_exclusive_gpus_and_new_shared_drones_refus
 def test_a_shared_drone_that_is_there_is_no_supply_for_the_user() -> None:
     there = drone("d-1", S.IDLE, MPS, age_s=10)
     plan = plan_of(
-        story(failure("1.0", NOW - 3000, name="d-0"), failure("2.0"), drones=[there], slots=[slot_of(there, MPS)])
+        story(
+            failure("1.0", NOW - 3000, name="d-0"),
+            failure("2.0"),
+            drones=[there],
+            slots=[slot_of(there, MPS)],
+        )
     )
     assert starts(plan) == {"anns": {"whole"}}, "bob's jobs have room in it"
 
@@ -106,8 +127,12 @@ def test_instances_of_mig_isolate_faults_and_stay_open() -> None:
     "faults",
     [
         pytest.param([failure("1.0", NOW - 3000), failure("2.0")], id="two jobs of one drone"),
-        pytest.param([failure("1.0", NOW - 3000), failure("1.0", name="d-2")], id="one job in two drones"),
-        pytest.param([failure("1.0", NOW - 130 * n) for n in range(9)], id="one job again and again"),
+        pytest.param(
+            [failure("1.0", NOW - 3000), failure("1.0", name="d-2")], id="one job in two drones"
+        ),
+        pytest.param(
+            [failure("1.0", NOW - 130 * n) for n in range(9)], id="one job again and again"
+        ),
     ],
 )
 def test_one_drone_or_one_job_is_not_enough_for_a_ban(faults: list[model.JobFailure]) -> None:
@@ -134,7 +159,9 @@ def test_a_fault_that_is_reported_again_counts_once_though_clocks_are_compared_a
     again = story(failure("1.0"), failure("1.0", NOW), breakers=[record(first)])
     assert not [each for each in decide(again).breakers if each.user], "nothing has changed"
     later = story(failure("1.0", NOW + 300), breakers=[record(first)])
-    assert record(decide(later)).failures == 1, "it ran again and faulted again: one job is one fault"
+    assert record(decide(later)).failures == 1, (
+        "it ran again and faulted again: one job is one fault"
+    )
 
 
 def test_the_record_expires_and_is_forgotten() -> None:
@@ -154,7 +181,11 @@ def test_after_a_reset_reports_of_the_same_faults_do_not_count_again() -> None:
     assert not [each for each in decide(story(*faults, breakers=[reset])).breakers if each.user]
     new = record(decide(story(*faults, failure("3.0", NOW + 5), breakers=[reset])))
     assert (new.failures, new.since) == (1, NOW)
-    assert not [each for each in decide(story(*faults, failure("3.0", NOW + 5), breakers=[new])).breakers if each.user]
+    assert not [
+        each
+        for each in decide(story(*faults, failure("3.0", NOW + 5), breakers=[new])).breakers
+        if each.user
+    ]
     (gone,) = decide(fresh(story(breakers=[reset]), NOW + WEEK + 1)).breakers
     assert gone.forgotten
 
@@ -173,15 +204,24 @@ def test_a_job_that_neighbours_ended_twice_runs_alone_until_it_is_done() -> None
     (why,) = (each for each in of_class(plan, "anns") if isinstance(each, ExclusiveOnly))
     assert why == ExclusiveOnly(0, WEEK, NOW - 60 + ALONE_S, "job schedd.test#1.0 in d-1: faulted")
     assert "without its fault" in formatting.describe(why)
-    done = model.CompletedJob("schedd.test#1.0", NOW + 10, NOW - 9000, 60.0, 250, 1, 1024, owner="ann")
+    done = model.CompletedJob(
+        "schedd.test#1.0", NOW + 10, NOW - 9000, 60.0, 250, 1, 1024, owner="ann"
+    )
     evicted = story(*twice, breakers=[record(plan)], completions=[replace(done, unfinished=True)])
-    assert starts(decide(evicted))["anns"] == {"whole"}, "the end of the run that a neighbour ended settles nothing"
+    assert starts(decide(evicted))["anns"] == {"whole"}, (
+        "the end of the run that a neighbour ended settles nothing"
+    )
     ended = story(*twice, breakers=[record(plan)], completions=[done])
     assert starts(decide(ended)) == {"anns": {"mps"}}
     settled = record(decide(ended))
-    assert {each.blame for each in settled.faults} == {Blame.SETTLED}, "still known, should they be reported again"
+    assert {each.blame for each in settled.faults} == {Blame.SETTLED}, (
+        "still known, should they be reported again"
+    )
     assert starts(decide(story(*twice, breakers=[settled]))) == {"anns": {"mps"}}
-    assert record(decide(fresh(story(breakers=[record(plan)]), NOW + ALONE_S))).state is BreakerState.DEGRADED
+    assert (
+        record(decide(fresh(story(breakers=[record(plan)]), NOW + ALONE_S))).state
+        is BreakerState.DEGRADED
+    )
 
 
 def test_a_job_without_blame_shares_a_gpu_rather_than_get_none() -> None:
@@ -190,7 +230,9 @@ def test_a_job_without_blame_shares_a_gpu_rather_than_get_none() -> None:
 
 
 def test_two_jobs_that_were_collateral_once_each_do_not_run_alone() -> None:
-    assert starts(plan_of(story(collateral("1.0", NOW - 3000), collateral("2.0")))) == {"anns": {"mps"}}
+    assert starts(plan_of(story(collateral("1.0", NOW - 3000), collateral("2.0")))) == {
+        "anns": {"mps"}
+    }
 
 
 def test_the_record_of_a_user_is_bounded_and_names_that_no_drone_can_refuse_have_none() -> None:
@@ -199,7 +241,9 @@ def test_the_record_of_a_user_is_bounded_and_names_that_no_drone_can_refuse_have
     own = [failure("1.1", NOW - 20_000, name="d-0"), failure("2.1", NOW - 15_000)]
     both = record(decide(story(*own, *many)))
     assert both.faults == (*own, *many[-MAX_FAILURES_KEPT:]) and both.state is BreakerState.BANNED
-    assert not decide(story(*own, *many, breakers=[both])).breakers, "older ones that are reported again change nothing"
+    assert not decide(story(*own, *many, breakers=[both])).breakers, (
+        "older ones that are reported again change nothing"
+    )
     assert not decide(story(failure("1.0", owner='a"nn'), failure("2.0", owner=""))).breakers
 
 
@@ -215,33 +259,57 @@ def test_a_shared_drone_for_a_banned_user_is_a_breach() -> None:
     assert any("may share no GPU" in str(each) for each in validate_plan(banned, forged))
 
 
-# ---------------------------------------------------------------------------------------- black holes, and the site
+# ---------------------------------------------------------------------------------------- black
+# holes, and the site
 
 
 def shared_failures(blame: Blame, name: str = "bad") -> tuple[model.JobFailure, ...]:
     """Ends of three jobs of two users: the queue reports each as a failure, the drone its cause."""
     told = [("ann", 1), ("ann", 2), ("bob", 3)]
     drone_id = model.DroneId(name)
-    queue = [model.JobFailure(drone_id, f"{n}.0", NOW - 60, owner, "broke off after 3 s") for owner, n in told]
-    cause = [] if blame is Blame.UNKNOWN else [failure(f"{n}.0", NOW - 60, owner, blame, name) for owner, n in told]
+    queue = [
+        model.JobFailure(drone_id, f"{n}.0", NOW - 60, owner, "broke off after 3 s")
+        for owner, n in told
+    ]
+    cause = (
+        []
+        if blame is Blame.UNKNOWN
+        else [failure(f"{n}.0", NOW - 60, owner, blame, name) for owner, n in told]
+    )
     return (*queue, *cause)
 
 
-@pytest.mark.parametrize(("blame", "drained"), [(Blame.UNKNOWN, 1), (Blame.COLLATERAL, 0), (Blame.JOB, 0)])
-def test_failures_by_a_fault_on_a_shared_gpu_are_no_sign_of_a_black_hole(blame: Blame, drained: int) -> None:
+@pytest.mark.parametrize(
+    ("blame", "drained"), [(Blame.UNKNOWN, 1), (Blame.COLLATERAL, 0), (Blame.JOB, 0)]
+)
+def test_failures_by_a_fault_on_a_shared_gpu_are_no_sign_of_a_black_hole(
+    blame: Blame, drained: int
+) -> None:
     bad, good = (drone(name, S.IDLE, MPS, age_s=10) for name in ("bad", "good"))
     slots = [slot_of(each, MPS, jobs_started=50) for each in (bad, good)]
     plan = decide(story(*shared_failures(blame), classes=(), drones=[bad, good], slots=slots))
     assert sum(isinstance(each.reason, BlackHoleDrone) for each in plan.leaves) == drained
 
 
-@pytest.mark.parametrize(("end", "drained"), [(S.PREEMPTED, 1), (S.FAILED, 1), (S.LOST, 1), (S.CANCELLED, 0)])
-def test_jobs_in_a_drone_that_its_site_ended_say_nothing_of_their_users(end: model.DroneState, drained: int) -> None:
-    """Ann's jobs fail in a drone. Those that ended with another drone do not make her word doubtful."""
+@pytest.mark.parametrize(
+    ("end", "drained"), [(S.PREEMPTED, 1), (S.FAILED, 1), (S.LOST, 1), (S.CANCELLED, 0)]
+)
+def test_jobs_in_a_drone_that_its_site_ended_say_nothing_of_their_users(
+    end: model.DroneState, drained: int
+) -> None:
+    """Ann's jobs fail in a drone.
+
+    Those that ended with another drone do not make her word doubtful.
+    """
     bad, good = (drone(name, S.IDLE, MPS, age_s=10) for name in ("bad", "good"))
     slots = [slot_of(each, MPS, jobs_started=50) for each in (bad, good)]
-    mine = [model.JobFailure(model.DroneId("bad"), f"{n}.0", NOW - 60, "ann", "held") for n in range(3)]
-    gone = [model.JobFailure(model.DroneId("gone"), f"{n}.1", NOW - 60, "ann", "broke off") for n in range(3)]
+    mine = [
+        model.JobFailure(model.DroneId("bad"), f"{n}.0", NOW - 60, "ann", "held") for n in range(3)
+    ]
+    gone = [
+        model.JobFailure(model.DroneId("gone"), f"{n}.1", NOW - 60, "ann", "broke off")
+        for n in range(3)
+    ]
     at = (NOW - 100, NOW - 900, 200.0, 1000, 1, 100)
     well = [model.CompletedJob("9.0", *at, owner="ann", drone_id=model.DroneId("good"))]
     snap = story(*mine, *gone, classes=(), drones=[bad, good], slots=slots, completions=well)

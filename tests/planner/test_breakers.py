@@ -11,12 +11,25 @@ from provisioner.planner.breakers import OVERLAY_SCOPE, update_by_order_results
 from provisioner.planner.context import check_views
 from provisioner.reasons import Probing, StartsUnmatched
 from tests.planner import scenes
-from tests.planner.scenes import A100, DOWN, NOW, drone, plan_for, plan_of, remote_of, slot_of, snapshot, why
+from tests.planner.scenes import (
+    A100,
+    DOWN,
+    NOW,
+    drone,
+    plan_for,
+    plan_of,
+    remote_of,
+    slot_of,
+    snapshot,
+    why,
+)
 
 B, K = model.BreakerState, model.FaultKind
 
 
-def fault(kind: model.FaultKind = model.FaultKind.DOWN, at: float = NOW, of_order: bool = False) -> model.Fault:
+def fault(
+    kind: model.FaultKind = model.FaultKind.DOWN, at: float = NOW, of_order: bool = False
+) -> model.Fault:
     return model.Fault(kind, f"a {kind} fault", at, of_order)
 
 
@@ -25,10 +38,14 @@ HAS_ARRIVED = {"drones": [REQUESTED], "remotes": [replace(remote_of(REQUESTED), 
 QUEUED = drone("kit-ab12-2", model.DroneState.QUEUED)
 RUNS = replace(remote_of(QUEUED), state=model.RemoteState.RUNNING)
 IN_POOL = [slot_of(replace(QUEUED, state=model.DroneState.IDLE))]
-IDLE, AT_WORK = (drone("kit-ab12-1", state) for state in (model.DroneState.IDLE, model.DroneState.BUSY))
+IDLE, AT_WORK = (
+    drone("kit-ab12-1", state) for state in (model.DroneState.IDLE, model.DroneState.BUSY)
+)
 
 
-def tripped(state: B, kind: K, scope: str = "topas", until: float = NOW + 100, **more: bool) -> model.Breaker:
+def tripped(
+    state: B, kind: K, scope: str = "topas", until: float = NOW + 100, **more: bool
+) -> model.Breaker:
     return model.Breaker(scope, state, NOW - 60, 2, until, replace(fault(kind, NOW - 15), **more))
 
 
@@ -45,13 +62,18 @@ BAD_NODES = tripped(B.PROBING, K.NODE, A100.key, of_order=True, accepted=True)
         (tripped(B.BANNED, K.DENIED), {}, (B.ACTIVE, 0)),
         (tripped(B.BANNED, K.DENIED, of_order=True), {}, None),
         (tripped(B.BANNED, K.DOWN, of_order=True), {}, None),
-        # An order that has arrived after all speaks for its site, but not for what drones met after they were accepted.
+        # An order that has arrived after all speaks for its site, but not for what drones met after
+        # they were accepted.
         (tripped(B.DEGRADED, K.DOWN, of_order=True), {"drones": [REQUESTED]}, None),
         (tripped(B.DEGRADED, K.DOWN, of_order=True), HAS_ARRIVED, (B.ACTIVE, 0)),
         (tripped(B.DEGRADED, K.DOWN, of_order=True, accepted=True), HAS_ARRIVED, None),
         (tripped(B.DEGRADED, K.DOWN, of_order=True), {"drones": [QUEUED], "remotes": [RUNS]}, None),
         # A drone that works clears the blame of its type.
-        (tripped(B.PROBING, K.DRONE, A100.key), {"drones": [IDLE], "slots": [slot_of(AT_WORK)]}, (B.ACTIVE, 0)),
+        (
+            tripped(B.PROBING, K.DRONE, A100.key),
+            {"drones": [IDLE], "slots": [slot_of(AT_WORK)]},
+            (B.ACTIVE, 0),
+        ),
         (tripped(B.PROBING, K.DRONE, A100.key), {"drones": [IDLE]}, None),
         # The same failed look is counted once.
         (replace(tripped(B.DEGRADED, K.DOWN), fault=DOWN), {"site_fault": DOWN}, None),
@@ -71,12 +93,16 @@ def test_what_clears_a_breaker_and_what_does_not(
 
 @pytest.mark.parametrize(("outage_s", "hidden"), [(30, False), (300, True)])
 def test_a_short_outage_hides_nothing_and_a_long_one_does(outage_s: float, hidden: bool) -> None:
-    away = model.Breaker(OVERLAY_SCOPE, B.DEGRADED, NOW - outage_s, 1, 0.0, fault(), blind_until=NOW - 5000)
+    away = model.Breaker(
+        OVERLAY_SCOPE, B.DEGRADED, NOW - outage_s, 1, 0.0, fault(), blind_until=NOW - 5000
+    )
     (after,) = plan_for(breakers=[away]).breakers
     assert (after.state, after.blind_until) == (B.ACTIVE, NOW if hidden else NOW - 5000)
 
 
-def test_an_accepted_order_clears_what_orders_had_tripped_but_not_the_blame_for_dying_drones() -> None:
+def test_an_accepted_order_clears_what_orders_had_tripped_but_not_the_blame_for_dying_drones() -> (
+    None
+):
     one = [model.OrderResult(model.DroneId("kit-ab12-1"), model.OrderOutcome.OK, "1")]
     types = {model.DroneId("kit-ab12-1"): "topas/a100"}
     quota = {A100.key: tripped(B.PROBING, K.QUOTA, A100.key, of_order=True)}
@@ -91,31 +117,49 @@ def test_a_site_that_never_answers_a_start_is_banned_though_its_listings_work() 
     for serial in range(3):
         plan = plan_for(waiting=1, breakers=breakers)
         assert len(plan.starts) == 1
-        unsure = [model.OrderResult(model.DroneId(f"kit-ab12-{serial}"), model.OrderOutcome.UNKNOWN, fault=fault())]
+        unsure = [
+            model.OrderResult(
+                model.DroneId(f"kit-ab12-{serial}"), model.OrderOutcome.UNKNOWN, fault=fault()
+            )
+        ]
         known = {b.scope: b for b in breakers}
-        breakers = update_by_order_results(known, "topas", {unsure[0].drone_id: A100.key}, unsure, NOW)
+        breakers = update_by_order_results(
+            known, "topas", {unsure[0].drone_id: A100.key}, unsure, NOW
+        )
         states.append(breakers[0].state)
     assert states == [B.DEGRADED, B.DEGRADED, B.BANNED]
     assert plan_for(waiting=1, breakers=breakers).starts == ()
 
 
-@pytest.mark.parametrize(("state", "gone_s"), [(model.DroneState.BOOTING, 400), (model.DroneState.SUBMITTED, 200)])
-def test_a_type_whose_drones_vanish_before_they_work_is_slowed(state: model.DroneState, gone_s: float) -> None:
-    plan = plan_for(waiting=5, drones=[drone("kit-ab12-1", state, missing_at=NOW - gone_s)], remotes=[])
+@pytest.mark.parametrize(
+    ("state", "gone_s"), [(model.DroneState.BOOTING, 400), (model.DroneState.SUBMITTED, 200)]
+)
+def test_a_type_whose_drones_vanish_before_they_work_is_slowed(
+    state: model.DroneState, gone_s: float
+) -> None:
+    plan = plan_for(
+        waiting=5, drones=[drone("kit-ab12-1", state, missing_at=NOW - gone_s)], remotes=[]
+    )
     assert [m.drone.state for m in plan.moves] == [model.DroneState.LOST]
     assert [b.scope for b in plan.breakers] == ["topas/a100"]
     assert len(plan.starts) == 1, "one is tried, not five"
 
 
 @pytest.mark.parametrize(("outage_s", "settles_s"), [(17, 17), (60, 60), (1800, 60)])
-def test_after_an_outage_the_pool_settles_before_drones_are_started(outage_s: int, settles_s: int) -> None:
+def test_after_an_outage_the_pool_settles_before_drones_are_started(
+    outage_s: int, settles_s: int
+) -> None:
     away = model.Breaker(OVERLAY_SCOPE, B.DEGRADED, NOW - outage_s, 3, 0.0, fault())
     plan = plan_for(waiting=2, breakers=[away])
     assert plan.starts == ()
     (reason,) = why(plan, "all")
     assert isinstance(reason, reasons.BackingOff) and reason.until == NOW + settles_s
     (back,) = plan.breakers
-    later = plan_of(replace(snapshot(classes=[scenes.jobs(waiting=2)], breakers=[back]), now=NOW + settles_s + 1))
+    later = plan_of(
+        replace(
+            snapshot(classes=[scenes.jobs(waiting=2)], breakers=[back]), now=NOW + settles_s + 1
+        )
+    )
     assert len(later.starts) == 2
 
 
@@ -143,7 +187,11 @@ def test_refused_orders_ban_what_the_fault_concerns_for_a_pause_that_doubles(
         known = {after.scope: after}
         pauses.append(after.until - NOW if after.state is B.BANNED else None)
     assert list(known) == [scope]
-    assert pauses[: failures + 2] == [None] * (failures - 1) + [first_s, 2 * first_s, min(longest_s, 4 * first_s)]
+    assert pauses[: failures + 2] == [None] * (failures - 1) + [
+        first_s,
+        2 * first_s,
+        min(longest_s, 4 * first_s),
+    ]
     assert pauses[-1] == longest_s
 
 
@@ -162,7 +210,9 @@ def test_refused_orders_ban_what_the_fault_concerns_for_a_pause_that_doubles(
 def test_a_listing_that_lacks_half_of_a_sites_drones_at_once_is_doubted(
     missing: int, listed: int, more: dict[str, object], doubted: int
 ) -> None:
-    gone = [replace(drone(f"kit-ab12-{i}", model.DroneState.BOOTING), **more) for i in range(missing)]
+    gone = [
+        replace(drone(f"kit-ab12-{i}", model.DroneState.BOOTING), **more) for i in range(missing)
+    ]
     there = [drone(f"kit-ab12-{9 + i}", model.DroneState.BOOTING) for i in range(listed)]
     # Before them in the record one that is on its way, and is not listed yet.
     order = drone("kit-ab12-0-0", model.DroneState.REQUESTED, age_s=1)
@@ -175,7 +225,8 @@ def test_a_listing_that_lacks_half_of_a_sites_drones_at_once_is_doubted(
 
 
 BOOTS, WORKS, QUEUES = (
-    drone("kit-ab12-1", state) for state in (model.DroneState.BOOTING, model.DroneState.BUSY, model.DroneState.QUEUED)
+    drone("kit-ab12-1", state)
+    for state in (model.DroneState.BOOTING, model.DroneState.BUSY, model.DroneState.QUEUED)
 )
 STOPS = drone("kit-ab12-1", model.DroneState.STOPPING, leaving=model.DroneState.CANCELLED)
 
@@ -195,10 +246,14 @@ STOPS = drone("kit-ab12-1", model.DroneState.STOPPING, leaving=model.DroneState.
         (BOOTS, model.RemoteEnd(model.EndKind.PREEMPTED, NOW), ""),
     ],
 )
-def test_a_bad_end_is_blamed_on_the_type(there: model.Drone, end: model.RemoteEnd, blamed: str) -> None:
+def test_a_bad_end_is_blamed_on_the_type(
+    there: model.Drone, end: model.RemoteEnd, blamed: str
+) -> None:
     ended = replace(remote_of(there), state=model.RemoteState.ENDED, end=end)
     plan = plan_for(drones=[there], remotes=[ended], slots=[])
-    assert [b.fault.kind for b in plan.breakers if b.fault and b.scope == A100.key] == ([blamed] if blamed else [])
+    assert [b.fault.kind for b in plan.breakers if b.fault and b.scope == A100.key] == (
+        [blamed] if blamed else []
+    )
 
 
 def test_the_answers_of_a_batch_count_once_and_a_refusal_outweighs_an_accepted_order() -> None:
@@ -232,10 +287,14 @@ def test_what_waits_for_nothing_that_comes_by_waiting_backs_off_where_the_fault_
     plan = plan_for(drones=[there], remotes=[replace(remote_of(there), **held | more)])
     assert [breaker.scope for breaker in plan.breakers] == ([scope] if scope else [])
     for breaker in plan.breakers:
-        assert breaker.fault is not None and breaker.fault.message == "kit-ab12-1 waits: no such partition"
+        assert (
+            breaker.fault is not None
+            and breaker.fault.message == "kit-ab12-1 waits: no such partition"
+        )
 
 
-# ----------------- A job class that gets no job into a drone type backs off there alone: no user can ban it for others
+# ----------------- A job class that gets no job into a drone type backs off there alone: no user
+# can ban it for others
 
 PARALLEL = replace(scenes.SMALL, id="parallel", owner="eve", oldest_at=NOW - 5000, waiting=3)
 PLAIN = replace(scenes.SMALL, id="plain", owner="alice", oldest_at=NOW - 5000, waiting=2)
@@ -244,7 +303,12 @@ SCOPE = model.class_scope(A100.key, "parallel")
 
 def idled(name: str = "kit-ab12-1", **more: object) -> model.Drone:
     """A drone that leaves after an hour in the pool without a job."""
-    times = {"started_at": NOW - 3600, "joined_at": NOW - 3500, "idle_at": NOW - 3500, "for_class": "parallel"}
+    times = {
+        "started_at": NOW - 3600,
+        "joined_at": NOW - 3500,
+        "idle_at": NOW - 3500,
+        "for_class": "parallel",
+    }
     drains = model.DroneState.DRAINING
     return drone(name, drains, age_s=3600, **{"leaving": model.DroneState.UNUSED, **times, **more})
 
@@ -259,12 +323,18 @@ def after(
     *drones: model.Drone, classes: tuple[model.JobClass, ...] = (PARALLEL, PLAIN), **more: object
 ) -> tuple[model.Snapshot, model.Plan]:
     """A plan of the moment at which these drones have ended at their site."""
-    seen = snapshot(classes=classes, drones=drones, slots=[], remotes=[ends(each) for each in drones], **more)
+    seen = snapshot(
+        classes=classes, drones=drones, slots=[], remotes=[ends(each) for each in drones], **more
+    )
     return seen, plan_of(seen)
 
 
-def banned(until: float = NOW + 600, at: float = NOW - 60, state: model.BreakerState = B.BANNED) -> model.Breaker:
-    return model.Breaker(SCOPE, state, at, 1, until, model.Fault(K.JOBS, "idled", at, of_order=True, accepted=True))
+def banned(
+    until: float = NOW + 600, at: float = NOW - 60, state: model.BreakerState = B.BANNED
+) -> model.Breaker:
+    return model.Breaker(
+        SCOPE, state, at, 1, until, model.Fault(K.JOBS, "idled", at, of_order=True, accepted=True)
+    )
 
 
 def started_for(plan: model.Plan) -> dict[str, int]:
@@ -280,9 +350,14 @@ def test_parallel_jobs_that_match_no_drone_do_not_ban_the_type_for_plain_jobs() 
     assert {b.scope: (b.state, b.failures) for b in plan.breakers} == {SCOPE: (B.BANNED, 1)}
     assert started_for(plan) == {"plain": 2}
     (reason,) = why(plan, "class:parallel")
-    assert isinstance(reason, StartsUnmatched) and (reason.type, reason.until) == (A100.key, NOW + 600)
+    assert isinstance(reason, StartsUnmatched) and (reason.type, reason.until) == (
+        A100.key,
+        NOW + 600,
+    )
     _, elsewhere = after(*gone, types=[A100, scenes.V100], free={"a100": 9, "v100": 9})
-    assert {each.drone.type for each in elsewhere.starts if each.drone.for_class == "parallel"} == {scenes.V100.key}
+    assert {each.drone.type for each in elsewhere.starts if each.drone.for_class == "parallel"} == {
+        scenes.V100.key
+    }
 
 
 def test_while_a_queue_does_not_answer_no_class_is_blamed_and_none_is_cleared() -> None:
@@ -323,7 +398,9 @@ def test_a_drone_with_work_for_the_class_ends_its_back_off_and_leaves_no_record(
     trying = drone("kit-ab12-1", model.DroneState.IDLE, for_class="parallel")
     working = slot_of(drone("kit-ab12-1", model.DroneState.BUSY))
     some = replace(PARALLEL, running=1)
-    (changed,) = plan_for(classes=[some], drones=[trying], slots=[working], breakers=[banned(state=B.PROBING)]).breakers
+    (changed,) = plan_for(
+        classes=[some], drones=[trying], slots=[working], breakers=[banned(state=B.PROBING)]
+    ).breakers
     assert (changed.scope, changed.state, changed.forgotten) == (SCOPE, B.ACTIVE, True)
 
 
@@ -341,9 +418,16 @@ def test_a_class_that_has_left_the_queue_is_forgotten_once_its_pause_is_over() -
         ({"waiting": 0, "running": 3}, {}),
         ({}, {"negotiated_at": NOW - 3550}),
     ],
-    ids=["submitted while the drone left", "evicted while the drone left", "all run", "no negotiation cycle"],
+    ids=[
+        "submitted while the drone left",
+        "evicted while the drone left",
+        "all run",
+        "no negotiation cycle",
+    ],
 )
-def test_jobs_that_did_not_wait_all_the_time_are_not_blamed(job: dict[str, object], pool: dict[str, object]) -> None:
+def test_jobs_that_did_not_wait_all_the_time_are_not_blamed(
+    job: dict[str, object], pool: dict[str, object]
+) -> None:
     seen, _ = after(idled(), classes=(replace(PARALLEL, **job),))
     assert plan_of(scenes.with_pool(seen, **pool)).breakers == ()
 
@@ -354,11 +438,19 @@ def test_a_drone_that_the_pool_never_saw_is_still_the_types_fault() -> None:
 
 
 @pytest.mark.parametrize("state", [model.DroneState.BUSY, model.DroneState.BOOTING])
-def test_a_job_that_fills_the_memory_of_its_drone_does_not_slow_the_type(state: model.DroneState) -> None:
+def test_a_job_that_fills_the_memory_of_its_drone_does_not_slow_the_type(
+    state: model.DroneState,
+) -> None:
     """It may do so between two looks; its queue tells that it ran there."""
     full = drone("kit-ab12-1", state, age_s=300, for_class="parallel")
-    seen = snapshot(classes=[PLAIN], drones=[full], slots=[], remotes=[ends(full, model.FaultKind.DRONE)])
-    told = (model.Eviction(full.id, "1.0", NOW - 2, 1000, 1.0),) if state is model.DroneState.BOOTING else ()
+    seen = snapshot(
+        classes=[PLAIN], drones=[full], slots=[], remotes=[ends(full, model.FaultKind.DRONE)]
+    )
+    told = (
+        (model.Eviction(full.id, "1.0", NOW - 2, 1000, 1.0),)
+        if state is model.DroneState.BOOTING
+        else ()
+    )
     plan = plan_of(scenes.with_pool(seen, evictions=told))
     assert [m.drone.state for m in plan.moves] == [model.DroneState.FAILED]
     assert plan.breakers == ()
@@ -370,5 +462,9 @@ def test_the_trouble_of_a_failing_type_has_the_meaning_of_the_exit_code() -> Non
     before = drone(1, model.DroneState.BOOTING, started_at=NOW - 9)
     end = model.RemoteEnd(model.EndKind.EXITED, NOW - 1, 71)
     remote = model.RemoteDrone(before.id, model.RemoteState.ENDED, end=end)
-    (breaker,) = (b for b in plan_of(snapshot(drones=[before], remotes=[remote])).breakers if b.scope == before.type)
+    (breaker,) = (
+        b
+        for b in plan_of(snapshot(drones=[before], remotes=[remote])).breakers
+        if b.scope == before.type
+    )
     assert breaker.fault is not None and "exit code 71: GPU check failed" in breaker.fault.message

@@ -8,7 +8,16 @@ from dataclasses import replace
 import pytest
 
 from provisioner import model, reasons
-from provisioner.model import DroneState, DroneType, Group, Headroom, JobClass, OwnerDemand, Policy, Snapshot
+from provisioner.model import (
+    DroneState,
+    DroneType,
+    Group,
+    Headroom,
+    JobClass,
+    OwnerDemand,
+    Policy,
+    Snapshot,
+)
 from provisioner.planner import decide
 from provisioner.planner.demand import UserShares, headroom_active
 from tests.planner import scenes
@@ -72,16 +81,25 @@ SIX = {"policy": Policy(max_drones=6)}
             {},
         ),
         ("", None, TEN, [ATLAS], on_their_way("physics.atlas")),
-        # Jobs with an optional GPU get CPU drones as jobs without one do: while some of the quota is left.
+        # Jobs with an optional GPU get CPU drones as jobs without one do: while some of the quota
+        # is left.
         ("physics.atlas " * 10, [], MAYBE, [ATLAS], CPUS),
         ("", [quota("physics.atlas", 4.0, 4.0)], MAYBE, [replace(ATLAS, used_milli=4000)], CPUS),
-        # The nearest listed group counts, and capitals do not; the quota of a group that contains it binds too.
+        # The nearest listed group counts, and capitals do not; the quota of a group that contains
+        # it binds too.
         ("Physics.ATLAS.higgs " * 3, None, [of("Physics.ATLAS.higgs", 10)], [ATLAS], {}),
         ("physics.atlas", [quota("physics", 5.0, 6.0)], TEN, [ATLAS, PHYSICS], {}),
         # Jobs of no listed group, and groups without a quota, are not limited.
         ("guests nobody", [], [of("guests", 1), of("", 1, "nobody")], [ATLAS, GUESTS], {}),
-        # ---- whose turn it is: the group that uses the smaller part of its quota, whatever the priorities
-        ("poor " * 4 + "rich " * 2, None, [of("rich", 20, priority=9), of("poor", 4)], [RICH, POOR], SIX),
+        # ---- whose turn it is: the group that uses the smaller part of its quota, whatever the
+        # priorities
+        (
+            "poor " * 4 + "rich " * 2,
+            None,
+            [of("rich", 20, priority=9), of("poor", 4)],
+            [RICH, POOR],
+            SIX,
+        ),
         # Quotas come before surplus, though the greedy one uses the smaller part of its quota.
         (
             "greedy " * 2 + "other " * 3 + "greedy",
@@ -107,11 +125,21 @@ SIX = {"policy": Policy(max_drones=6)}
             {},
         ),
         # The turn of the groups comes before how hard jobs are to place.
-        ("poor rich", None, [of("rich", 1, vram_mib=35000), of("poor", 1)], [RICH, POOR], {"types": (A100, V100)}),
+        (
+            "poor rich",
+            None,
+            [of("rich", 1, vram_mib=35000), of("poor", 1)],
+            [RICH, POOR],
+            {"types": (A100, V100)},
+        ),
     ],
 )
 def test_groups_get_their_share_in_their_turn(
-    starts: str, refused: list[object] | None, classes: list[JobClass], groups: list[Group], given: dict[str, object]
+    starts: str,
+    refused: list[object] | None,
+    classes: list[JobClass],
+    groups: list[Group],
+    given: dict[str, object],
 ) -> None:
     plan = plan_of(with_groups(snapshot(classes=classes, **given), *groups))
     assert [s.drone.for_class for s in plan.starts] == starts.split()
@@ -125,7 +153,8 @@ def test_an_idle_drone_is_not_kept_for_jobs_beyond_their_groups_quota() -> None:
     assert isinstance(drain.reason, reasons.IdleTimeout)
 
 
-# ----------------------------------- Warm drones for jobs that have not come yet: after all real demand, given up first
+# ----------------------------------- Warm drones for jobs that have not come yet: after all real
+# demand, given up first
 
 
 TWO = Headroom("day-shift", cpus=8, memory_mib=20480, count=2)
@@ -137,7 +166,9 @@ LONG = 3 * 600.0 + 100.0
 def test_without_any_job_as_many_drones_are_warmed_up_as_are_wanted() -> None:
     plan = plan_for(policy=WARM)
     assert started(plan) == [A100.key] * 2
-    assert plan.starts[0].reason == reasons.HeadroomShort("day-shift", wanted=2, covered=0, starts=2)
+    assert plan.starts[0].reason == reasons.HeadroomShort(
+        "day-shift", wanted=2, covered=0, starts=2
+    )
     assert plan.starts[0].drone.for_class == "headroom:day-shift"
 
 
@@ -163,13 +194,17 @@ def test_a_drone_that_does_not_fit_the_headroom_does_not_end_the_search_for_one_
 
 
 def test_a_drone_that_waits_at_its_site_for_headroom_is_not_withdrawn() -> None:
-    queued = [drone(f"kit-{n}", DroneState.QUEUED, age_s=400.0, idle_at=NOW - 300.0) for n in range(3)]
+    queued = [
+        drone(f"kit-{n}", DroneState.QUEUED, age_s=400.0, idle_at=NOW - 300.0) for n in range(3)
+    ]
     plan = plan_for(policy=WARM, drones=queued)
     assert [type(s.reason) for s in plan.stops] == [reasons.Unneeded]
     assert plan.starts == ()
 
 
-@pytest.mark.parametrize(("hour", "wanted"), [(6.9, False), (7.0, True), (16.9, True), (17.0, False)])
+@pytest.mark.parametrize(
+    ("hour", "wanted"), [(6.9, False), (7.0, True), (16.9, True), (17.0, False)]
+)
 def test_hours_of_the_day(hour: float, wanted: bool) -> None:
     day = replace(TWO, from_h=7, to_h=17)
     night = replace(TWO, from_h=17, to_h=7)
@@ -204,10 +239,14 @@ def test_the_owners_jobs_come_before_headroom() -> None:
     snap = snapshot(policy=WARM, drones=idle, nodes=[node("n1", 8, free_gpus=6)], claims=[claim])
     plan = plan_of(snap)
     assert plan.starts == ()
-    assert [type(s.reason) for s in plan.stops] == [reasons.PreemptedForOwner, reasons.PreemptedForOwner]
+    assert [type(s.reason) for s in plan.stops] == [
+        reasons.PreemptedForOwner,
+        reasons.PreemptedForOwner,
+    ]
 
 
-# ------------------------------------------------ Turns between users: what they hold counts, and no wish of their own
+# ------------------------------------------------ Turns between users: what they hold counts, and
+# no wish of their own
 
 
 B = replace(A100, name="b", gpu_model="B", vram_mib=40960)
@@ -216,20 +255,31 @@ UNFIT = model.UnmetRequirement("requirements", "x", "y")
 TEN_DRONES = {"policy": Policy(max_drones=10), "limits": {"max_drones": 10, "max_pending": 50}}
 
 
-def drones_by_class(*classes: JobClass, minutes: int = 200, priorities: dict[str, float] | None = None) -> Counter[str]:
+def drones_by_class(
+    *classes: JobClass, minutes: int = 200, priorities: dict[str, float] | None = None
+) -> Counter[str]:
     """Count the drones that are started for each class if the oldest of at most ten ends every minute."""
     running, given = list[str](), Counter[str]()
     for minute in range(minutes):
         here = [replace(job, running=running.count(job.id)) for job in classes]
         live = [drone(f"kit-{minute}-{n}", DroneState.BUSY) for n, _ in enumerate(running)]
-        world = snapshot(classes=here, drones=live, types=(B, C), free={"b": 500, "c": 500}, **TEN_DRONES)
+        world = snapshot(
+            classes=here, drones=live, types=(B, C), free={"b": 500, "c": 500}, **TEN_DRONES
+        )
         plan = decide(with_pool(world, priorities=priorities or {}))
         given.update(start.drone.for_class for start in plan.starts)
         running = [*running, *(start.drone.for_class for start in plan.starts)][1:]
     return given
 
 
-MALLORY = jobs(id="mallory", owner="mallory", waiting=500, priority=99, oldest_at=NOW - 300, refuses={C.key: UNFIT})
+MALLORY = jobs(
+    id="mallory",
+    owner="mallory",
+    waiting=500,
+    priority=99,
+    oldest_at=NOW - 300,
+    refuses={C.key: UNFIT},
+)
 ALICE = jobs(id="alice", owner="alice", waiting=500, oldest_at=NOW - 86400, refuses={B.key: UNFIT})
 
 
@@ -244,7 +294,9 @@ ALICE = jobs(id="alice", owner="alice", waiting=500, oldest_at=NOW - 86400, refu
 )
 def test_no_wish_of_a_user_keeps_others_from_their_turn(mallory: JobClass, alice: JobClass) -> None:
     given = drones_by_class(mallory, alice)
-    assert given.total() > 200 and min(given[mallory.id], given[alice.id]) > given.total() / 4, given
+    assert given.total() > 200 and min(given[mallory.id], given[alice.id]) > given.total() / 4, (
+        given
+    )
 
 
 def test_shares_of_users_are_inverse_to_their_effective_priorities() -> None:
@@ -253,7 +305,9 @@ def test_shares_of_users_are_inverse_to_their_effective_priorities() -> None:
 
 
 def test_running_jobs_count_though_no_other_job_of_their_class_waits() -> None:
-    held = [replace(MALLORY, id=f"m-{n}", waiting=0, running=1, memory_mib=1000 + n) for n in range(9)]
+    held = [
+        replace(MALLORY, id=f"m-{n}", waiting=0, running=1, memory_mib=1000 + n) for n in range(9)
+    ]
     waits = [MALLORY, replace(ALICE, oldest_at=NOW - 100)]
     plan = plan_of(snapshot(classes=[*held, *waits], types=(B, C), policy=Policy(max_drones=2)))
     assert {start.drone.for_class for start in plan.starts} == {"alice"}
@@ -267,13 +321,17 @@ def test_a_user_with_many_classes_gets_no_more_than_one_with_a_single_class() ->
 
 def test_the_priority_of_jobs_orders_those_of_one_user() -> None:
     low = replace(MALLORY, id="low", owner="alice", priority=-1)
-    plan = plan_of(snapshot(classes=[low, replace(MALLORY, id="high", owner="alice")], types=(B, C), **SIX))
+    plan = plan_of(
+        snapshot(classes=[low, replace(MALLORY, id="high", owner="alice")], types=(B, C), **SIX)
+    )
     assert {start.drone.for_class for start in plan.starts} == {"high"}
 
 
 def test_the_turn_of_a_user_is_told_with_what_they_hold() -> None:
     coming = drone("kit-1", DroneState.QUEUED, for_class="mallory")
-    shares = UserShares.of([replace(MALLORY, running=2), ALICE], {"mallory": 1500.0, "alice": 500.0}, [coming], {})
+    shares = UserShares.of(
+        [replace(MALLORY, running=2), ALICE], {"mallory": 1500.0, "alice": 500.0}, [coming], {}
+    )
     assert shares.turn_of("alice") == reasons.UserTurn(1, 2, 0.0, 1.0)
     assert shares.turn_of("mallory") == reasons.UserTurn(2, 2, 3.0, 3.0)
     assert shares.turn_of("nobody") is None

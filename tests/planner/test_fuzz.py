@@ -29,7 +29,9 @@ def test_the_hunt_sees_what_goes_wrong() -> None:
     snap = next(s for s in map(worlds.world, range(200)) if decide(s).starts)
     plan = decide(snap)
     scope = plan.starts[0].drone.site
-    banned = replace(snap, breakers={scope: Breaker(scope, BreakerState.BANNED, until=worlds.NOW + 60)})
+    banned = replace(
+        snap, breakers={scope: Breaker(scope, BreakerState.BANNED, until=worlds.NOW + 60)}
+    )
     found = Found()
     judge(found, replace(banned, drones={}), replace(plan, breakers=()), 7)
     assert any("banned" in kind for kind in found.breaches)

@@ -24,7 +24,10 @@ from tests.simulator.wild import wild
 
 @dataclass
 class Compared:
-    """A planner with memory that compares each plan with one without. It records a difference if either raises."""
+    """A planner with memory that compares each plan with one without.
+
+    It records a difference if either raises.
+    """
 
     with_it: Callable[[Snapshot], Plan] = field(default_factory=planner_with_memory)
     equal: list[bool] = field(default_factory=list)
@@ -37,7 +40,9 @@ class Compared:
 
 
 def test_plans_of_random_worlds_are_the_same_with_a_memory() -> None:
-    assert sum(with_memory.worlds(first=0, count=300)) > 3000, "a memory that recognises nothing shows nothing"
+    assert sum(with_memory.worlds(first=0, count=300)) > 3000, (
+        "a memory that recognises nothing shows nothing"
+    )
 
 
 def test_plans_on_hostile_views_are_the_same_with_a_memory() -> None:
@@ -80,7 +85,8 @@ def test_steady_drones_with_several_jobs_are_known_until_they_have_one() -> None
     def with_jobs(jobs: int) -> Snapshot:
         records = {i: replace(drone, jobs=jobs) for i, drone in seen.drones.items()}
         return with_pool(
-            replace(seen, drones=records), slots=tuple(replace(slot, jobs=jobs) for slot in seen.overlay.view.slots)
+            replace(seen, drones=records),
+            slots=tuple(replace(slot, jobs=jobs) for slot in seen.overlay.view.slots),
         )
 
     decide(with_jobs(2), memory)
@@ -95,9 +101,14 @@ def test_a_sign_of_life_alone_makes_a_new_record_and_no_news() -> None:
         world.carry_out(decide(world.snapshot()))
     seen = world.snapshot()
     drone_id = next(i for i in seen.drones if i not in check_views(seen).changing)
-    before, later = seen.drones[drone_id], seen.drones[drone_id].heard_at + HEARTBEAT_RECORD_INTERVAL_S
+    before, later = (
+        seen.drones[drone_id],
+        seen.drones[drone_id].heard_at + HEARTBEAT_RECORD_INTERVAL_S,
+    )
     assert seen.overlay.view is not None
-    slots = tuple(replace(s, heard_at=later) if s.drone_id == drone_id else s for s in seen.overlay.view.slots)
+    slots = tuple(
+        replace(s, heard_at=later) if s.drone_id == drone_id else s for s in seen.overlay.view.slots
+    )
     heard = with_pool(seen, slots=slots)
     assert drone_id not in check_views(heard).changing
     (move,) = (move for move in decide(heard).moves if move.drone.id == drone_id)
@@ -113,6 +124,8 @@ def test_a_slot_may_tell_any_number_of_jobs(jobs: int) -> None:
     seen = world.snapshot()
     assert seen.overlay.view is not None
     seen = replace(seen, drones={i: replace(d, jobs=jobs) for i, d in seen.drones.items()})
-    seen = with_pool(seen, slots=tuple(replace(slot, jobs=jobs) for slot in seen.overlay.view.slots))
+    seen = with_pool(
+        seen, slots=tuple(replace(slot, jobs=jobs) for slot in seen.overlay.view.slots)
+    )
     assert decide(seen, memory) == decide(seen)
     assert decide(replace(seen, drones={}), memory) == decide(replace(seen, drones={}))

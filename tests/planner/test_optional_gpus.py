@@ -11,7 +11,20 @@ from provisioner.formatting import describe
 from provisioner.planner import matching
 from provisioner.reasons import AwaitingIdleGpu, DemandCovered, IdleTimeout, OptionalJobsOnly
 from tests.planner import scenes
-from tests.planner.scenes import A100, NOW, QUAD, SMALL, drone, jobs, plan_for, plan_of, slot_of, snapshot, story, why
+from tests.planner.scenes import (
+    A100,
+    NOW,
+    QUAD,
+    SMALL,
+    drone,
+    jobs,
+    plan_for,
+    plan_of,
+    slot_of,
+    snapshot,
+    story,
+    why,
+)
 
 S = model.DroneState
 CPU = model.DroneType("topas", "cpu", 0, 8, 20480, 0)
@@ -54,7 +67,10 @@ WARM = model.Headroom("warm", cpus=8, memory_mib=20480, count=1, from_h=0, to_h=
             "what needs a GPU comes first, whatever fits how many types",
             [],
             [AwaitingIdleGpu("")],
-            classes=[jobs(MAYBE, vram_mib=40960, oldest_at=NOW - 9999, priority=9), jobs(id="needs-it")],
+            classes=[
+                jobs(MAYBE, vram_mib=40960, oldest_at=NOW - 9999, priority=9),
+                jobs(id="needs-it"),
+            ],
             types=(A100, QUAD),
             drones=[IDLE],
         ),
@@ -85,7 +101,9 @@ def test_what_is_started_for_jobs_with_an_optional_gpu(
 def test_a_job_that_no_gpu_type_fits_is_told_that_a_cpu_type_would_do() -> None:
     asks = jobs(MAYBE, vram_mib=80000)
     (reason,) = why(plan_for(classes=[asks]), f"class:{asks.id}")
-    assert reason == reasons.NothingFits(A100.key, "vram", "80000 MiB", "40960 MiB", gpu_optional=True)
+    assert reason == reasons.NothingFits(
+        A100.key, "vram", "80000 MiB", "40960 MiB", gpu_optional=True
+    )
     assert describe(reason).endswith("; a CPU drone type (`gpus: 0`) of their size would do")
     (reason,) = why(plan_for(classes=[jobs(vram_mib=80000)]), f"class:{asks.id}")
     assert isinstance(reason, reasons.NothingFits) and not reason.gpu_optional
@@ -101,7 +119,9 @@ def test_a_job_that_needs_the_gpu_gets_a_drone_as_if_others_had_taken_it() -> No
 
 
 def test_fewer_types_do_not_bring_them_forward() -> None:
-    snap = snapshot(classes=[jobs(MAYBE, id="maybe", vram_mib=40960), jobs(vram_mib=1)], types=(A100, QUAD))
+    snap = snapshot(
+        classes=[jobs(MAYBE, id="maybe", vram_mib=40960), jobs(vram_mib=1)], types=(A100, QUAD)
+    )
     known = matching.compatibility_cache(snap.types, snap.policy).table(snap.overlay.view.classes)  # type: ignore[union-attr]
     assert known["maybe"].hardness > known["small"].hardness
 
@@ -141,9 +161,9 @@ def test_a_gpu_drone_that_runs_nothing_else_takes_no_more_after_the_idle_timeout
     slots = [slot_of(busy, optional_jobs=optional, work_at=work_at)]
     assert leaves(busy, slots=slots) == left
     plan = plan_of(snapshot(drones=[busy], slots=slots))
-    assert [(drain.mode, drain.drone.leaving) for drain in plan.drains] == [(model.DrainMode.PEACEFUL, S.DONE)] * len(
-        left
-    )
+    assert [(drain.mode, drain.drone.leaving) for drain in plan.drains] == [
+        (model.DrainMode.PEACEFUL, S.DONE)
+    ] * len(left)
 
 
 @pytest.mark.parametrize(
@@ -160,13 +180,17 @@ def test_a_lent_drone_stays_while_a_job_waits_that_needs_its_gpu(
 ) -> None:
     busy = drone("kit-ab12-1", S.BUSY, idle_at=NOW - idle_s)
     slots = [slot_of(busy, optional_jobs=1, work_at=NOW - 50)]
-    assert leaves(busy, slots=slots, classes=[waits]) == [OptionalJobsOnly(idle_s, 600)] * (not stays)
+    assert leaves(busy, slots=slots, classes=[waits]) == [OptionalJobsOnly(idle_s, 600)] * (
+        not stays
+    )
 
 
 def after(each: model.Drone, classes: tuple[model.JobClass, ...] = (), **slot: object) -> float:
     """The begin of its idle time, after a look at its slot."""
     kind = CPU if each.type == CPU.key else A100
-    snap = snapshot(drones=[each], types=(A100, CPU), slots=[slot_of(each, kind, **slot)], classes=classes)
+    snap = snapshot(
+        drones=[each], types=(A100, CPU), slots=[slot_of(each, kind, **slot)], classes=classes
+    )
     moved = {move.drone.id: move.drone for move in plan_of(snap).moves}
     return moved.get(each.id, each).idle_at
 
@@ -197,19 +221,27 @@ def test_a_new_claim_whose_job_is_not_known_yet_does_not_end_the_idle_time_for_a
     assert after(claim, maybe, **claimed, work_at=NOW - 5) == 0.0
     older = replace(claim, since=NOW - 61)
     assert after(older, maybe, **claimed) == 0.0, "it is not known at all what runs"
-    assert after(replace(older, work_at=NOW - 500), maybe, **claimed) == NOW - 300, "it was when looked at last"
+    assert after(replace(older, work_at=NOW - 500), maybe, **claimed) == NOW - 300, (
+        "it was when looked at last"
+    )
 
 
 def test_headroom_counts_a_claim_whose_job_is_not_known_yet_as_lent() -> None:
     none_free = {"free_gpu_milli": 0, "free_cpus": 0, "free_memory_mib": 0}
     slots = [slot_of(IDLE, state=model.SlotState.BUSY, jobs=1, **none_free)]
     for each, kinds in ((jobs(MAYBE), []), (jobs(waiting=0, fresh=1), [A100.key])):
-        snap = snapshot(classes=[each], drones=[IDLE], slots=slots, policy=model.Policy(headroom=(WARM,)))
+        snap = snapshot(
+            classes=[each], drones=[IDLE], slots=slots, policy=model.Policy(headroom=(WARM,))
+        )
         assert scenes.started(plan_of(snap)) == kinds
 
 
-def test_a_drone_that_leaves_while_it_runs_only_them_comes_back_for_a_job_that_needs_its_gpu() -> None:
-    leaving = drone("kit-ab12-1", S.DRAINING, joined_at=NOW - 900, leaving=S.DONE, asked_at=NOW - 60, jobs=1)
+def test_a_drone_that_leaves_while_it_runs_only_them_comes_back_for_a_job_that_needs_its_gpu() -> (
+    None
+):
+    leaving = drone(
+        "kit-ab12-1", S.DRAINING, joined_at=NOW - 900, leaving=S.DONE, asked_at=NOW - 60, jobs=1
+    )
     full = {"free_gpu_milli": 0, "jobs": 1, "state": model.SlotState.DRAINING}
     lent = [slot_of(leaving, **full, optional_jobs=1)]
     for slots, classes, returned in (
@@ -235,8 +267,12 @@ def test_headroom_starts_no_drone_in_place_of_idle_ones_that_they_will_get(count
     warm = model.Policy(headroom=(replace(WARM, count=2),))
     idle = [IDLE, drone("kit-ab12-2")]
     plan = plan_of(snapshot(classes=[jobs(MAYBE, count)], drones=idle, policy=warm))
-    assert scenes.started(plan) == [] and DemandCovered(min(count, 2), 0) in why(plan, "class:small")
-    needs = plan_of(snapshot(classes=[jobs(id="needs"), jobs(MAYBE, count)], drones=idle, policy=warm))
+    assert scenes.started(plan) == [] and DemandCovered(min(count, 2), 0) in why(
+        plan, "class:small"
+    )
+    needs = plan_of(
+        snapshot(classes=[jobs(id="needs"), jobs(MAYBE, count)], drones=idle, policy=warm)
+    )
     assert scenes.started(needs) == [A100.key], "in place of the one that a job needs"
 
 
@@ -256,7 +292,13 @@ def test_headroom_counts_each_gpu_of_a_drone_that_is_partly_lent_once(
 ) -> None:
     kind = replace(QUAD, disk_mib=4000) if "free_disk_mib" in more else QUAD
     partly = drone("kit-ab12-1", S.BUSY, kind, idle_at=NOW - 300)
-    free = {"free_gpu_milli": 3000, "free_cpus": 48, "free_memory_mib": 196608, "optional_jobs": 1, "work_at": NOW - 50}
+    free = {
+        "free_gpu_milli": 3000,
+        "free_cpus": 48,
+        "free_memory_mib": 196608,
+        "optional_jobs": 1,
+        "work_at": NOW - 50,
+    }
     policy = model.Policy(headroom=(replace(WARM, cpus=1, memory_mib=1024, count=count),))
     slots = [slot_of(partly, kind, **{**free, **more})]
     plan = plan_of(snapshot(types=(kind,), drones=[partly], slots=slots, policy=policy))
@@ -266,7 +308,12 @@ def test_headroom_counts_each_gpu_of_a_drone_that_is_partly_lent_once(
 @pytest.mark.parametrize("taken", [1, 2, 3])
 def test_the_shares_that_are_lent_and_those_that_are_free_add_up(taken: int) -> None:
     thirds = replace(QUAD, gpu_milli=1000, sharing=model.Sharing.MPS, shares=3)
-    lent = slot_of(drone("kit-ab12-1", S.BUSY, thirds), thirds, optional_jobs=1, free_gpu_milli=1000 - 333 * taken)
+    lent = slot_of(
+        drone("kit-ab12-1", S.BUSY, thirds),
+        thirds,
+        optional_jobs=1,
+        free_gpu_milli=1000 - 333 * taken,
+    )
     share = model.JobClass("share", 300, 0, 0, splits=False)
     parts = matching.lent_resources(lent, thirds), matching.free_resources(lent)
     assert [matching.count_jobs(share, part, thirds) for part in parts] == [taken, 3 - taken]
@@ -283,7 +330,9 @@ def test_a_start_of_a_gpu_drone_for_them_would_be_refused() -> None:
     snap = snapshot(classes=[jobs(MAYBE)])
     (start,) = plan_for(waiting=1).starts
     plan = replace(plan_of(snap), starts=(start,))
-    assert "has a GPU, which is optional for class small" in str(next(iter(scenes.validate_plan(snap, plan))))
+    assert "has a GPU, which is optional for class small" in str(
+        next(iter(scenes.validate_plan(snap, plan)))
+    )
 
 
 def test_the_reasons_say_what_they_wait_for() -> None:
@@ -291,5 +340,7 @@ def test_the_reasons_say_what_they_wait_for() -> None:
         "a GPU is optional for these jobs: they wait for an idle GPU or a CPU slot (drone type topas/cpu: site-full);"
         " no GPU drone is started for them"
     )
-    assert describe(AwaitingIdleGpu("")).startswith("a GPU is optional for these jobs: they wait for an idle GPU; no")
+    assert describe(AwaitingIdleGpu("")).startswith(
+        "a GPU is optional for these jobs: they wait for an idle GPU; no"
+    )
     assert "jobs for which it is optional" in describe(OptionalJobsOnly(905, 600))

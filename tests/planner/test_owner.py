@@ -11,7 +11,19 @@ from hypothesis import strategies as st
 from provisioner import model, reasons
 from provisioner.planner.matching import Resources, count_fits
 from tests.planner import scenes
-from tests.planner.scenes import A100, NOW, drone, jobs, node, plan_for, plan_of, slot_of, snapshot, started, why
+from tests.planner.scenes import (
+    A100,
+    NOW,
+    drone,
+    jobs,
+    node,
+    plan_for,
+    plan_of,
+    slot_of,
+    snapshot,
+    started,
+    why,
+)
 
 S = model.DroneState
 CPU = model.DroneType("topas", "cpu", 0, 8, 20480, 0)
@@ -19,7 +31,9 @@ KEEP = model.Reserve(cpus=8, memory_mib=20480)
 CPU_JOB = replace(jobs(waiting=1), id="cpu-work", gpu_milli=0, cpus=4, memory_mib=4096)
 
 
-def on(name: str, where: str, state: S = S.BUSY, *, worked_s: float = 100.0, **more: object) -> model.Drone:
+def on(
+    name: str, where: str, state: S = S.BUSY, *, worked_s: float = 100.0, **more: object
+) -> model.Drone:
     """A drone on a node whose job has worked so long."""
     made = drone(name, state, age_s=5000.0, node=where)
     if state is S.BUSY:
@@ -28,10 +42,16 @@ def on(name: str, where: str, state: S = S.BUSY, *, worked_s: float = 100.0, **m
 
 
 def slots(drones: list[model.Drone]) -> list[object]:
-    return [slot_of(d, work_gpu_milli=d.work_gpu_milli, work_at=d.work_at) for d in drones if d.joined_at]
+    return [
+        slot_of(d, work_gpu_milli=d.work_gpu_milli, work_at=d.work_at)
+        for d in drones
+        if d.joined_at
+    ]
 
 
-def claim(count: int = 1, gpus: int = 1, cpus: int = 8, memory_gib: int = 20, **more: object) -> model.OwnerDemand:
+def claim(
+    count: int = 1, gpus: int = 1, cpus: int = 8, memory_gib: int = 20, **more: object
+) -> model.OwnerDemand:
     return model.OwnerDemand(count, gpus * 1000, cpus, memory_gib * 1024, NOW - 30, **more)
 
 
@@ -71,10 +91,16 @@ def full_node(gpus: int) -> model.Node:
     return node("n1", gpus, free_gpus=0, free_cpus=8, free_gib=20)
 
 
-LEAVING = on("kit-ab12-0", "n1", S.STOPPING, leaving=S.PREEMPTED, asked_at=NOW - 3, notice_at=NOW - 3)
+LEAVING = on(
+    "kit-ab12-0", "n1", S.STOPPING, leaving=S.PREEMPTED, asked_at=NOW - 3, notice_at=NOW - 3
+)
 NOTICED = on("kit-ab12-9", "n2", notice_at=NOW - 2)
 STUCK = on("kit-ab12-1", "n1", S.STOPPING, leaving=S.PREEMPTED, asked_at=NOW - 500, asked=1)
-BY_WORK = [on("kit-ab12-1", "n1", worked_s=2), on("kit-ab12-2", "n1", S.IDLE), on("kit-ab12-3", "n1", S.BOOTING)]
+BY_WORK = [
+    on("kit-ab12-1", "n1", worked_s=2),
+    on("kit-ab12-2", "n1", S.IDLE),
+    on("kit-ab12-3", "n1", S.BOOTING),
+]
 YOUNG = on("kit-ab12-1", "n1", worked_s=20, busy_at=NOW - 20)
 SAVES = on("kit-ab12-1", "n1", worked_s=20, busy_at=NOW - 4000)
 OLDER = on("kit-ab12-2", "n1", worked_s=400, busy_at=NOW - 400)
@@ -87,7 +113,8 @@ SIX = claim(1, gpus=6, cpus=48, memory_gib=200)
     ("drones", "claims", "leave", "given"),
     [
         (two_full_nodes(), [claim(3)], [0, 1, 2], {}),
-        # Six GPUs and 200 GB on one node: 6 times 300 s; on n1 it would be 3 times 5 s and 3 times 900 s.
+        # Six GPUs and 200 GB on one node: 6 times 300 s; on n1 it would be 3 times 5 s and 3 times
+        # 900 s.
         (two_full_nodes(), [SIX], [10, 11, 12, 13, 14, 15], {}),
         (two_full_nodes(), [claim(1, gpus=9)], [], {}),
         (two_full_nodes(), [claim(1, nodes=("n2",))], [10], {}),
@@ -98,18 +125,33 @@ SIX = claim(1, gpus=6, cpus=48, memory_gib=200)
         ([STUCK, on("kit-ab12-2", "n1")], [claim(1)], [1, 2], {"nodes": [full_node(2)]}),
         # Drones without work go first.
         (BY_WORK, [claim(2)], [2, 3], {"nodes": [full_node(3)]}),
-        # So do drones that have a node and wait there for their machine or image; the site may take these itself.
+        # So do drones that have a node and wait there for their machine or image; the site may take
+        # these itself.
         ([on("kit-ab12-1", "n1"), BOOTS], [claim(1)], [2], SINGLES),
         ([on("kit-ab12-1", "n1"), GONE], [claim(1)], [], SINGLES),
-        # The operator may leave it to the site, or grant a minimum run time: from the first job, not the checkpoint.
+        # The operator may leave it to the site, or grant a minimum run time: from the first job,
+        # not the checkpoint.
         ([YOUNG, OLDER], [claim(1)], [1], {"nodes": [full_node(2)]}),
-        ([YOUNG, OLDER], [claim(1)], [2], {"nodes": [full_node(2)], "limits": {"min_runtime_s": 60.0}}),
-        ([YOUNG, OLDER], [claim(1)], [], {"nodes": [full_node(2)], "limits": {"preempt_proactively": False}}),
+        (
+            [YOUNG, OLDER],
+            [claim(1)],
+            [2],
+            {"nodes": [full_node(2)], "limits": {"min_runtime_s": 60.0}},
+        ),
+        (
+            [YOUNG, OLDER],
+            [claim(1)],
+            [],
+            {"nodes": [full_node(2)], "limits": {"preempt_proactively": False}},
+        ),
         ([SAVES], [claim(1)], [1], {"nodes": [full_node(1)], "limits": {"min_runtime_s": 600.0}}),
     ],
 )
 def test_who_leaves_for_the_owner(
-    drones: list[model.Drone], claims: list[model.OwnerDemand], leave: list[int], given: dict[str, object]
+    drones: list[model.Drone],
+    claims: list[model.OwnerDemand],
+    leave: list[int],
+    given: dict[str, object],
 ) -> None:
     plan = told(drones, **{"nodes": [FULL_1, FULL_2], "claims": claims, **given})
     assert sorted(int(stop.drone.id.rpartition("-")[2]) for stop in plan.stops) == leave
@@ -118,7 +160,11 @@ def test_who_leaves_for_the_owner(
 def test_the_reason_and_the_record_of_a_drone_that_leaves_for_the_owner() -> None:
     stop = told(two_full_nodes(), nodes=[FULL_1, FULL_2], claims=[claim(3)]).stops[0]
     assert stop.reason == reasons.PreemptedForOwner(3, 30.0, "n1", 1.0, 5.0)
-    assert (stop.drone.state, stop.drone.leaving, stop.drone.notice_at) == (S.STOPPING, S.PREEMPTED, NOW)
+    assert (stop.drone.state, stop.drone.leaving, stop.drone.notice_at) == (
+        S.STOPPING,
+        S.PREEMPTED,
+        NOW,
+    )
 
 
 def test_a_drone_that_has_its_node_and_has_not_begun_is_cancelled_for_the_owner() -> None:
@@ -128,12 +174,16 @@ def test_a_drone_that_has_its_node_and_has_not_begun_is_cancelled_for_the_owner(
 
 def test_what_is_free_is_the_owners_and_nobody_leaves() -> None:
     free = node("n1", 8, free_gpus=3, free_cpus=100, free_gib=500)
-    plan = told([on(f"kit-ab12-{i}", "n1") for i in range(5)], nodes=[free], claims=[claim(2)], waiting=3)
+    plan = told(
+        [on(f"kit-ab12-{i}", "n1") for i in range(5)], nodes=[free], claims=[claim(2)], waiting=3
+    )
     assert preemptions(plan) == []
     assert len(started(plan)) == 1, "three were free, two are the owner's"
 
 
-def test_while_room_is_made_nothing_starts_that_could_take_it_and_what_queues_there_is_withdrawn() -> None:
+def test_while_room_is_made_nothing_starts_that_could_take_it_and_what_queues_there_is_withdrawn() -> (
+    None
+):
     drones = [*two_full_nodes(), drone("kit-ab12-20", S.QUEUED, age_s=5)]
     free = node("n3", 8, free_gpus=2, free_cpus=16, free_gib=40)
     plan = told(drones, nodes=[FULL_1, FULL_2, free], claims=[SIX], waiting=5)
@@ -158,7 +208,13 @@ WIDE = {"max_drones": 100, "max_pending": 100, "max_starts_per_tick": 100}
 def cpu_plan(**limits: object) -> model.Plan:
     both, many = node("n1", 8, kinds=("a100", "cpu")), replace(CPU_JOB, waiting=90)
     wanted_at = limits.pop("gpu_wanted_at", NOW)
-    return plan_for(types=(A100, CPU), nodes=[both], classes=[many], limits=WIDE | limits, gpu_wanted_at=wanted_at)
+    return plan_for(
+        types=(A100, CPU),
+        nodes=[both],
+        classes=[many],
+        limits=WIDE | limits,
+        gpu_wanted_at=wanted_at,
+    )
 
 
 def test_cpu_drones_take_the_rest_of_a_gpu_node_and_never_the_reserve() -> None:
@@ -180,13 +236,17 @@ def test_the_reserve_is_released_while_no_gpu_job_waits_and_its_drones_are_marke
 
 
 @pytest.mark.parametrize(("most", "gone"), [(100, ["kit-ab12-1", "kit-ab12-2"]), (24, [])])
-def test_and_taken_back_from_our_own_cpu_drones_when_a_gpu_job_waits(most: int, gone: list[str]) -> None:
+def test_and_taken_back_from_our_own_cpu_drones_when_a_gpu_job_waits(
+    most: int, gone: list[str]
+) -> None:
     work = {"kind": CPU, "age_s": 1000, "node": "n1", "work_gpu_milli": 8000}
     cpus = [drone(f"kit-ab12-{i}", S.BUSY, work_at=NOW - 10 * i, **work) for i in range(1, 25)]
     nodes = [node("n1", 8, kinds=("a100", "cpu"), free_cpus=0, free_gib=500)]
     limits = {"blocking": (GENTLE,), "max_drones": most}
     plan = told(cpus, waiting=2, types=(A100, CPU), nodes=nodes, limits=limits)
-    assert preemptions(plan) == gone, "one for each job, those that lose least; none where more could not start anyway"
+    assert preemptions(plan) == gone, (
+        "one for each job, those that lose least; none where more could not start anyway"
+    )
     assert {s.reason for s in plan.stops} <= {reasons.ReserveReclaimed("n1")}
 
 
@@ -203,7 +263,9 @@ def test_while_a_queue_does_not_answer_a_job_without_an_eviction_is_not_taken_fo
 def test_a_drone_that_its_site_gave_notice_is_no_supply() -> None:
     here = on("kit-ab12-1", "n1", S.IDLE)
     listed = replace(scenes.remote_of(here), notice_at=NOW - 4, node="n1")
-    assert len(plan_for(drones=[here], remotes=[listed], waiting=1, nodes=[node("n2", 8)]).starts) == 1
+    assert (
+        len(plan_for(drones=[here], remotes=[listed], waiting=1, nodes=[node("n2", 8)]).starts) == 1
+    )
 
 
 def test_room_that_the_owner_does_not_take_is_given_back_but_for_a_little() -> None:
@@ -219,7 +281,9 @@ def test_room_that_the_owner_does_not_take_is_given_back_but_for_a_little() -> N
     assert started(tick(model.OwnerClaimBackoff("topas", NOW - 600, 8))) == []
     late = tick(model.OwnerClaimBackoff("topas", NOW - 601, 8))
     assert late.patience == (model.OwnerClaimBackoff("topas", NOW - 601, 2, offer=2),)
-    assert len(started(tick(late.patience[0]))) == 6, "all but what two of the owner's jobs would take"
+    assert len(started(tick(late.patience[0]))) == 6, (
+        "all but what two of the owner's jobs would take"
+    )
     taken = tick(model.OwnerClaimBackoff("topas", NOW - 601, 9))
     assert taken.patience[0].since == NOW, "he has begun to take it"
 
@@ -234,7 +298,9 @@ def test_once_the_little_is_taken_twice_as_much_is_offered() -> None:
     plan = tick(0.0, 0, drones=drones, slots=slots(drones), claims=[claim(1000)])
     assert len(plan.stops) == 2, "what is offered at once, and not all eight"
     assert plan.patience == (model.OwnerClaimBackoff("topas", 0.0, 0, offer=2),), "it is being made"
-    assert tick(5.0, 2, claims=[claim(1000)]).patience == (model.OwnerClaimBackoff("topas", 0.0, 0, offer=4),)
+    assert tick(5.0, 2, claims=[claim(1000)]).patience == (
+        model.OwnerClaimBackoff("topas", 0.0, 0, offer=4),
+    )
     assert tick(5.0, 2).patience == (), "nobody waits"
 
 
@@ -255,7 +321,9 @@ def test_a_claim_for_disk_and_one_under_a_smaller_reserve_are_no_fault() -> None
     assert len(plan.stops) == 2
     tight = node("n1", 8, free_gpus=0, free_cpus=0, free_gib=800)
     small = {"blocking": (model.Reserve(cpus=6),)}
-    plan = told(drones, nodes=[tight], claims=[claim(1, gpus=1, cpus=12, memory_gib=4)], limits=small)
+    plan = told(
+        drones, nodes=[tight], claims=[claim(1, gpus=1, cpus=12, memory_gib=4)], limits=small
+    )
     assert 2 <= len(plan.stops) <= 3
 
 
@@ -267,17 +335,30 @@ def _sites(draw: st.DrawFn) -> tuple[list[model.Node], list[model.Drone], list[m
         gpus = draw(st.sampled_from([1, 2, 4, 8]))
         held = draw(st.integers(0, gpus))
         cpus = draw(st.integers(0, 100))
-        free = {"free_gpus": draw(st.integers(0, gpus - held)), "free_cpus": cpus, "free_gib": cpus * 4}
+        free = {
+            "free_gpus": draw(st.integers(0, gpus - held)),
+            "free_cpus": cpus,
+            "free_gib": cpus * 4,
+        }
         nodes.append(node(f"n{n}", gpus, kinds=("a100", "cpu"), **free))
         for _ in range(held):
             state = draw(st.sampled_from([S.BUSY, S.BUSY, S.IDLE, S.BOOTING, S.STOPPING]))
-            here = on(f"kit-ab12-{len(drones)}", f"n{n}", state, worked_s=float(draw(st.integers(0, 5000))))
+            here = on(
+                f"kit-ab12-{len(drones)}",
+                f"n{n}",
+                state,
+                worked_s=float(draw(st.integers(0, 5000))),
+            )
             if state is S.STOPPING:
-                here = replace(here, leaving=S.PREEMPTED, asked_at=NOW - draw(st.sampled_from([1.0, 500.0])))
+                here = replace(
+                    here, leaving=S.PREEMPTED, asked_at=NOW - draw(st.sampled_from([1.0, 500.0]))
+                )
             elif draw(st.integers(0, 9)) == 0:
                 here = replace(here, notice_at=NOW - 3)
             drones.append(here)
-    shape = st.builds(claim, st.integers(1, 5), st.integers(0, 8), st.integers(1, 64), st.integers(1, 400))
+    shape = st.builds(
+        claim, st.integers(1, 5), st.integers(0, 8), st.integers(1, 64), st.integers(1, 400)
+    )
     return nodes, drones, draw(st.lists(shape, max_size=3))
 
 
@@ -292,18 +373,32 @@ def test_every_plan_is_sound_and_nobody_leaves_in_vain(
     classes = [jobs(waiting=waiting)] if waiting else []
     if cpu_work:
         classes.append(replace(CPU_JOB, waiting=30))
-    given = {"types": (A100, CPU), "drones": drones, "slots": slots(drones), "nodes": nodes, "claims": claims}
-    snap = snapshot(classes=classes, limits=WIDE | ({"blocking": (KEEP,)} if blocks else {}), **given)
+    given = {
+        "types": (A100, CPU),
+        "drones": drones,
+        "slots": slots(drones),
+        "nodes": nodes,
+        "claims": claims,
+    }
+    snap = snapshot(
+        classes=classes, limits=WIDE | ({"blocking": (KEEP,)} if blocks else {}), **given
+    )
     plan = plan_of(snap)  # judged by the independent checker
     gone = {s.drone.id for s in plan.stops if isinstance(s.reason, reasons.PreemptedForOwner)}
     if len(claims) == 1:  # then how many jobs fit at best is a plain sum
         fitting = _fitting(nodes, drones, claims[0], gone, blocks)
         for one in gone:
-            assert _fitting(nodes, drones, claims[0], gone - {one}, blocks) < fitting, f"{one} leaves in vain"
+            assert _fitting(nodes, drones, claims[0], gone - {one}, blocks) < fitting, (
+                f"{one} leaves in vain"
+            )
 
 
 def _fitting(
-    nodes: list[model.Node], drones: list[model.Drone], wants: model.OwnerDemand, gone: set[str], blocks: bool
+    nodes: list[model.Node],
+    drones: list[model.Drone],
+    wants: model.OwnerDemand,
+    gone: set[str],
+    blocks: bool,
 ) -> int:
     """How many of the claim's jobs fit once these, and those who leave anyway, have gone."""
     total = 0

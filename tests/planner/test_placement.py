@@ -54,7 +54,9 @@ def unmet(dimension: str, asked: str, offered: str, kind: str = "topas/a100") ->
         # Eight fit by GPU share, two by RAM: ten jobs need five drones, not two.
         story("RAM binds", [A100] * 5, waiting=10, gpu_milli=125, cpus=1, memory_mib=10000),
         # Two GPUs hold two jobs of 0.6, not three.
-        story("a share lies on one device", [QUAD], types=(QUAD,), waiting=4, gpu_milli=600, cpus=1),
+        story(
+            "a share lies on one device", [QUAD], types=(QUAD,), waiting=4, gpu_milli=600, cpus=1
+        ),
         story("and no more", [QUAD] * 2, types=(QUAD,), waiting=5, gpu_milli=600, cpus=1),
         story(
             "hard classes come before easy ones take their drones",
@@ -63,10 +65,21 @@ def unmet(dimension: str, asked: str, offered: str, kind: str = "topas/a100") ->
             types=(A100, V100),
             drones=[drone("kit-ab12-1", S.BOOTING)],
         ),
-        story("only jobs that were negotiated", [], [reasons.AwaitingNegotiation(4)], waiting=0, fresh=4),
+        story(
+            "only jobs that were negotiated",
+            [],
+            [reasons.AwaitingNegotiation(4)],
+            waiting=0,
+            fresh=4,
+        ),
         # ---- supply
         *(
-            story(f"{state} is supply", [], [reasons.DemandCovered(1, state is not S.IDLE)], drones=[each])
+            story(
+                f"{state} is supply",
+                [],
+                [reasons.DemandCovered(1, state is not S.IDLE)],
+                drones=[each],
+            )
             for state in (S.REQUESTED, S.SUBMITTED, S.QUEUED, S.BOOTING, S.IDLE)
             for each in [drone("kit-ab12-1", state)]
         ),
@@ -86,23 +99,52 @@ def unmet(dimension: str, asked: str, offered: str, kind: str = "topas/a100") ->
             slots=[slot_of(BUSY, free_cpus=3, free_memory_mib=9000)],
         ),
         story("a short job", [], walltime_s=300.0, drones=[AGED], slots=RETIRES),
-        story("a job that outlives the drone", [A100], walltime_s=3600.0, drones=[AGED], slots=RETIRES),
-        story("a drone of a class that has gone", [], drones=[drone("d-2", S.BOOTING, for_class="gone")]),
+        story(
+            "a job that outlives the drone", [A100], walltime_s=3600.0, drones=[AGED], slots=RETIRES
+        ),
+        story(
+            "a drone of a class that has gone",
+            [],
+            drones=[drone("d-2", S.BOOTING, for_class="gone")],
+        ),
         # ---- nothing fits
-        story("VRAM of none", [], unmet("vram", "80000 MiB", "40960 MiB"), vram_mib=80000, types=(V100, A100)),
+        story(
+            "VRAM of none",
+            [],
+            unmet("vram", "80000 MiB", "40960 MiB"),
+            vram_mib=80000,
+            types=(V100, A100),
+        ),
         story(
             "refused by the jobs",
             [],
             unmet("requirements", "HasCVMFS", "undefined"),
-            classes=[jobs(refuses={A100.key: model.UnmetRequirement("requirements", "HasCVMFS", "undefined")})],
+            classes=[
+                jobs(
+                    refuses={
+                        A100.key: model.UnmetRequirement("requirements", "HasCVMFS", "undefined")
+                    }
+                )
+            ],
         ),
         story("an invalid request", [], [reasons.BadRequest("ask for 1")], invalid="ask for 1"),
-        story("a billion GPUs", [], unmet("gpus", "1e+09", "4", QUAD.key), gpu_milli=10**12, types=(A100, QUAD)),
+        story(
+            "a billion GPUs",
+            [],
+            unmet("gpus", "1e+09", "4", QUAD.key),
+            gpu_milli=10**12,
+            types=(A100, QUAD),
+        ),
         story("no type", [], unmet("type", "any", "no drone type is configured", ""), types=()),
         # ---- free capacity
         story("nothing is free", [], [SITE_FULL], free={"a100": 0}),
         story("a type that is not listed as free", [], [SITE_FULL], free={"v100": 4}),
-        story("the operator wants it queued", [A100], free={"a100": 0}, limits={"queue_when_full": True}),
+        story(
+            "the operator wants it queued",
+            [A100],
+            free={"a100": 0},
+            limits={"queue_when_full": True},
+        ),
         story(
             "two types on the same hardware",
             [A100] * 4,
@@ -111,11 +153,23 @@ def unmet(dimension: str, asked: str, offered: str, kind: str = "topas/a100") ->
             free={"a100": 4, "v100": 4},
         ),
         *(
-            story(f"{state} is promised its room", [A100], None, waiting=9, drones=waiting, free={"a100": 4})
+            story(
+                f"{state} is promised its room",
+                [A100],
+                None,
+                waiting=9,
+                drones=waiting,
+                free={"a100": 4},
+            )
             for state in (S.REQUESTED, S.SUBMITTED, S.QUEUED)
             for waiting in [[drone(f"kit-ab12-{n}", state) for n in range(3)]]
         ),
-        story("a free site before a cheaper full one", [QUAD], types=(A100, QUAD), free={"a100": 0, "quad": 1}),
+        story(
+            "a free site before a cheaper full one",
+            [QUAD],
+            types=(A100, QUAD),
+            free={"a100": 0, "quad": 1},
+        ),
         # ---- doubt
         story("a disabled site", [], [reasons.SiteDisabled("topas")], limits={"enabled": False}),
         story("an unseen site", [], [UNSEEN], site_fault=scenes.DOWN),
@@ -139,7 +193,9 @@ def test_jobs_that_the_pool_would_match_with_no_slot_get_no_drone_and_are_told_w
         tell(kinds, [reasons.PoolLimit("licence is used up")], given)
 
 
-def test_a_job_that_is_longer_than_its_drone_takes_gets_a_misfit_with_numbers_and_no_drone() -> None:
+def test_a_job_that_is_longer_than_its_drone_takes_gets_a_misfit_with_numbers_and_no_drone() -> (
+    None
+):
     too_long = unmet("walltime", "500 s", "420 s of a walltime of 600 s")
     tell([], too_long, {"walltime_s": 500.0, "types": [SHORT_LIFE]})
     tell([SHORT_LIFE], [], {"walltime_s": 420.0, "types": [SHORT_LIFE]})
@@ -152,25 +208,46 @@ def test_an_old_view_of_the_overlay_starts_nothing() -> None:
 
 
 def test_an_undrained_drone_takes_what_it_has_room_for_not_what_it_had_when_empty() -> None:
-    busy = drone("kit-ab12-1", S.DRAINING, QUAD, leaving=S.DONE, asked_at=NOW - 5, joined_at=NOW - 500, jobs=3)
-    slot = slot_of(busy, QUAD, state=model.SlotState.DRAINING, jobs=3, free_gpu_milli=1000, free_cpus=16)
+    busy = drone(
+        "kit-ab12-1",
+        S.DRAINING,
+        QUAD,
+        leaving=S.DONE,
+        asked_at=NOW - 5,
+        joined_at=NOW - 500,
+        jobs=3,
+    )
+    slot = slot_of(
+        busy, QUAD, state=model.SlotState.DRAINING, jobs=3, free_gpu_milli=1000, free_cpus=16
+    )
     plan = plan_for(waiting=3, types=(QUAD,), drones=[busy], slots=[slot])
-    assert [(d.mode, d.reason) for d in plan.drains] == [(model.DrainMode.RESUME, reasons.DemandReturned("small", 3))]
+    assert [(d.mode, d.reason) for d in plan.drains] == [
+        (model.DrainMode.RESUME, reasons.DemandReturned("small", 3))
+    ]
     assert len(plan.starts) == 1, "two jobs are left for it"
 
 
 def test_one_job_gets_one_drone_though_older_short_jobs_wait() -> None:
     """The drone on its way counted for the older class, which was not worth a start; one more came at every tick."""
     mine, _, _ = run_keys("short", SMALL.gpu_milli, 1, 500)
-    short = jobs(id="short", owner="short", waiting=3, running=1, cpus=1, memory_mib=500, oldest_at=NOW - 500)
-    long = jobs(id="long", owner="long", cpus=1, memory_mib=400, walltime_s=3600.0, oldest_at=NOW - 10)
+    short = jobs(
+        id="short", owner="short", waiting=3, running=1, cpus=1, memory_mib=500, oldest_at=NOW - 500
+    )
+    long = jobs(
+        id="long", owner="long", cpus=1, memory_mib=400, walltime_s=3600.0, oldest_at=NOW - 10
+    )
 
     def tick(*coming: model.Drone) -> list[str]:
         snap = replace(
-            scenes.snapshot(classes=[short, long], drones=[BUSY, *coming]), estimates=Estimates(runs={mine: (60.0,)})
+            scenes.snapshot(classes=[short, long], drones=[BUSY, *coming]),
+            estimates=Estimates(runs={mine: (60.0,)}),
         )
         plan = plan_of(snap)
-        covered = [each for each in scenes.why(plan, "class:long") if isinstance(each, reasons.DemandCovered)]
+        covered = [
+            each
+            for each in scenes.why(plan, "class:long")
+            if isinstance(each, reasons.DemandCovered)
+        ]
         assert bool(covered) is not bool(plan.starts)
         return [s.drone.for_class for s in plan.starts]
 
@@ -190,32 +267,46 @@ def test_a_drone_started_for_one_of_two_jobs_leaves_its_room_to_others() -> None
 
 
 def test_the_recorded_ticks_of_one_job_and_its_four_drones_make_one_drone_for_it() -> None:
-    """Four ticks of a real pool: each started one more drone for the job of class b41ffa48. The three short jobs get
-    one each, since a start there costs less than a minute's wait: the drone that seems to run another one was killed.
+    """Four ticks of a real pool: each started one more drone for the job of class b41ffa48. The
+    three short jobs get one each, since a start there costs less than a minute's wait: the drone
+    that seems to run another one was killed.
     """
     made: dict[model.DroneId, model.Drone] = {}
     for number in range(1, 5):
         seen = read_snapshot(DATA / f"one-job-four-drones-{number}.json")
         seen = replace(seen, drones=dict(made), next_serial=seen.next_serial + len(made))
         plan = safe_plan(seen).plan
-        made |= {s.drone.id: replace(s.drone, state=S.SUBMITTED, submitted_at=seen.now) for s in plan.starts}
+        made |= {
+            s.drone.id: replace(s.drone, state=S.SUBMITTED, submitted_at=seen.now)
+            for s in plan.starts
+        }
     assert sorted(d.for_class for d in made.values()) == ["15f6ebdb"] * 3 + ["b41ffa48"]
 
 
 def test_short_jobs_get_no_more_drones_while_the_first_are_on_their_way() -> None:
     """Ten jobs of a minute are work for four drones; every tick started some more for those that lacked one."""
     mine, _, _ = run_keys(SMALL.owner, SMALL.gpu_milli, SMALL.cpus, SMALL.memory_mib)
-    snap = replace(scenes.snapshot(classes=[jobs(waiting=10)]), estimates=Estimates(runs={mine: (60.0,)}))
-    made = {s.drone.id: replace(s.drone, state=S.SUBMITTED, submitted_at=NOW) for s in plan_of(snap).starts}
+    snap = replace(
+        scenes.snapshot(classes=[jobs(waiting=10)]), estimates=Estimates(runs={mine: (60.0,)})
+    )
+    made = {
+        s.drone.id: replace(s.drone, state=S.SUBMITTED, submitted_at=NOW)
+        for s in plan_of(snap).starts
+    }
     assert len(made) == 4
     assert not plan_of(replace(snap, drones=made, next_serial=60)).starts
 
 
-# ---------------------------------------- Compatible drone types of a shape, their order, and the unmet requirement
+# ---------------------------------------- Compatible drone types of a shape, their order, and the
+# unmet requirement
 
 
-def compatible(*types: model.DroneType, policy: model.Policy | None = None, **job: object) -> matching.CompatibleTypes:
-    return matching.compatibility_cache(types, policy or model.Policy()).table([jobs(**job)])[SMALL.id]
+def compatible(
+    *types: model.DroneType, policy: model.Policy | None = None, **job: object
+) -> matching.CompatibleTypes:
+    return matching.compatibility_cache(types, policy or model.Policy()).table([jobs(**job)])[
+        SMALL.id
+    ]
 
 
 @pytest.mark.parametrize(
@@ -236,8 +327,14 @@ def test_the_first_unmet_requirement_has_both_numbers(
 @pytest.mark.parametrize(
     ("job", "unmet"),
     [
-        ({"capability": 80}, model.UnmetRequirement("capability", "8.0", "none: amd GPUs have no CUDA")),
-        ({"driver": 12040}, model.UnmetRequirement("driver", "12.4", "none: amd GPUs have no CUDA")),
+        (
+            {"capability": 80},
+            model.UnmetRequirement("capability", "8.0", "none: amd GPUs have no CUDA"),
+        ),
+        (
+            {"driver": 12040},
+            model.UnmetRequirement("driver", "12.4", "none: amd GPUs have no CUDA"),
+        ),
         ({"vram_mib": 40_000}, None),
     ],
 )
@@ -284,11 +381,17 @@ PAIR = replace(A100, name="a100x2", gpu_milli=2000, cpus=16, memory_mib=40960)
     ],
 )
 def test_a_large_drone_takes_small_jobs_only_if_there_is_no_room_for_small_drones(
-    job: model.JobClass, free_small: int, limits: Mapping[str, object], pair: model.DroneType, min_gpus: int
+    job: model.JobClass,
+    free_small: int,
+    limits: Mapping[str, object],
+    pair: model.DroneType,
+    min_gpus: int,
 ) -> None:
     free = {"a100": free_small, "a100x2": 2}
     plan = plan_of(snapshot(classes=[job], types=(A100, pair), free=free, limits=limits))
-    assert [(start.drone.type, start.drone.min_gpus) for start in plan.starts] == [(pair.key, min_gpus)]
+    assert [(start.drone.type, start.drone.min_gpus) for start in plan.starts] == [
+        (pair.key, min_gpus)
+    ]
 
 
 @pytest.mark.parametrize(("min_gpus", "starts"), [(0, []), (2, [A100.key])])
@@ -303,11 +406,23 @@ def test_a_drone_for_large_jobs_is_no_supply_for_small_ones(
 
 @pytest.mark.parametrize(
     ("idle_s", "min_gpus", "max_drones", "leaves"),
-    [(100.0, 2, 1, True), (80.0, 2, 1, False), (100.0, 2, 2, False), (700.0, 2, 2, True), (700.0, 0, 1, False)],
+    [
+        (100.0, 2, 1, True),
+        (80.0, 2, 1, False),
+        (100.0, 2, 2, False),
+        (700.0, 2, 2, True),
+        (700.0, 0, 1, False),
+    ],
 )
-@pytest.mark.parametrize("headroom", [(), (model.Headroom("desk", gpu_milli=2000),)], ids=["", "headroom"])
+@pytest.mark.parametrize(
+    "headroom", [(), (model.Headroom("desk", gpu_milli=2000),)], ids=["", "headroom"]
+)
 def test_an_idle_drone_leaves_soon_if_jobs_that_it_refuses_lack_its_room(
-    idle_s: float, min_gpus: int, max_drones: int, leaves: bool, headroom: tuple[model.Headroom, ...]
+    idle_s: float,
+    min_gpus: int,
+    max_drones: int,
+    leaves: bool,
+    headroom: tuple[model.Headroom, ...],
 ) -> None:
     policy = model.Policy(idle_timeout_s=600.0, max_drones=max_drones, headroom=headroom)
     large = drone("d-1", S.IDLE, PAIR, age_s=idle_s, min_gpus=min_gpus)
@@ -321,4 +436,6 @@ def test_of_two_drones_in_a_queue_the_one_that_refuses_the_jobs_is_unneeded() ->
     closed = drone("d-1", S.QUEUED, PAIR, age_s=300.0, min_gpus=2, for_class="gone")
     free = drone("d-2", S.QUEUED, PAIR, age_s=200.0, for_class=wide.id)
     plan = plan_of(snapshot(classes=[wide], drones=[closed, free], types=(A100, PAIR)))
-    assert [move.drone.id for move in plan.moves if isinstance(move.reason, reasons.Unneeded)] == ["d-1"]
+    assert [move.drone.id for move in plan.moves if isinstance(move.reason, reasons.Unneeded)] == [
+        "d-1"
+    ]

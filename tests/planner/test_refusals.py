@@ -51,7 +51,8 @@ def told(plan: Plan) -> list[tuple[str, str]]:
         ({"avoids": "eve,bob"}, {"owner": "bob"}, "avoids"),
         ({"kind": QUAD, "min_gpus": 4}, {}, "min_gpus"),
         ({"kind": QUAD, "min_gpus": 4}, {"gpu_milli": 2000}, "min_gpus"),
-        # For its first 90 s a drone takes no smaller jobs than those that it was started for, even if these have gone.
+        # For its first 90 s a drone takes no smaller jobs than those that it was started for, even
+        # if these have gone.
         ({"for_class": "gone", "age_s": 30.0}, {}, "kept"),
         ({"for_class": "vram", "age_s": 30.0}, {}, "kept"),
         ({"kind": QUAD, "for_class": "pair", "age_s": 30.0}, {}, "kept"),
@@ -79,7 +80,9 @@ def test_an_idle_drone_that_refuses_waiting_jobs_is_named_with_its_rule(
     assert told(plan) == [(rule, "d-1")]
     (reason,) = reasons_given(plan)
     assert reason.type == kind.key and reason.drones == 1 and reason.until > NOW, "with its end"
-    assert [each.count for each in plan.refusals if each.reason is reason] == [0], "another reason counts the jobs"
+    assert [each.count for each in plan.refusals if each.reason is reason] == [0], (
+        "another reason counts the jobs"
+    )
 
 
 @pytest.mark.parametrize(
@@ -116,9 +119,13 @@ def test_drones_that_refuse_for_one_cause_are_one_reason() -> None:
     plan = plan_of(made)
     (reason,) = reasons_given(plan)
     assert reason.drones == 6 and "6 idle drones" in formatting.describe(reason)
-    (row,) = class_rows(Views(7, NOW, made.policy, made.types, made.overlay, made.sites), plan, drones)
+    (row,) = class_rows(
+        Views(7, NOW, made.policy, made.types, made.overlay, made.sites), plan, drones
+    )
     assert [each.kind for each in row.reasons] == ["idle-drone-refuses", "limit-reached"]
-    assert "6 idle drones" in why_waiting(row), "as `demand` shows it: not the limit is why they wait"
+    assert "6 idle drones" in why_waiting(row), (
+        "as `demand` shows it: not the limit is why they wait"
+    )
 
 
 def test_the_advice_is_not_misled_by_a_drone_that_refuses() -> None:
@@ -127,7 +134,8 @@ def test_the_advice_is_not_misled_by_a_drone_that_refuses() -> None:
     assert advise(made, jobs(owner="bob")).why is None
 
 
-# ------------------------------------------------------------------------------------------- Exclusions that end
+# -------------------------------------------------------------------------------------------
+# Exclusions that end
 
 
 def refused(*, risk: bool = False, idle: int = 1, waiting: int = 1, **more: Any) -> Snapshot:
@@ -135,11 +143,18 @@ def refused(*, risk: bool = False, idle: int = 1, waiting: int = 1, **more: Any)
     rises = {"topas": BUSY if risk else CALM}
     runs = {size_key("long"): (24 * HOUR_S,), "": (600.0,)}
     drones = tuple(
-        drone(f"d-{n}", kind=TOPAS, age_s=more.get("age_s", 20.0), avoids="long", busy_at=NOW - 30) for n in range(idle)
+        drone(f"d-{n}", kind=TOPAS, age_s=more.get("age_s", 20.0), avoids="long", busy_at=NOW - 30)
+        for n in range(idle)
     )
     at_work = tuple(drone(f"h-{n}", DroneState.BUSY, HPC, started_at=NOW - 900) for n in range(300))
     classes = [of("long", waiting=waiting), *more.get("others", ())]
-    return world(Estimates(rises=rises, runs=runs), free=0, elsewhere=0, drones=(*drones, *at_work), classes=classes)
+    return world(
+        Estimates(rises=rises, runs=runs),
+        free=0,
+        elsewhere=0,
+        drones=(*drones, *at_work),
+        classes=classes,
+    )
 
 
 def drained(plan: Plan) -> list[str]:
@@ -167,7 +182,11 @@ def test_another_one_leaves_if_jobs_wait_that_the_first_takes() -> None:
 def test_a_decision_looks_at_each_user_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A user with two thousand different requests beside forty drones that refuse them."""
     many = [replace(SMALL, id=f"c{n}", owner="bob", memory_mib=1000 + n) for n in range(2000)]
-    made = snapshot(classes=many, drones=[drone(f"d-{n}", avoids="bob") for n in range(40)], limits={"max_drones": 40})
+    made = snapshot(
+        classes=many,
+        drones=[drone(f"d-{n}", avoids="bob") for n in range(40)],
+        limits={"max_drones": 40},
+    )
     asked, refuses = [], retirement.is_refused
 
     def counted(*given: Any) -> bool:
@@ -204,15 +223,25 @@ def test_a_drone_leaves_once_and_the_one_in_its_place_stays() -> None:
         plan = plan_of(made)
         here = [each for each in made.drones.values() if each.site == "topas"]
         gone = {each.drone.id for each in plan.drains}
-        new = [replace(drone(each.drone.id, kind=TOPAS, age_s=9.0), avoids=each.drone.avoids) for each in plan.starts]
+        new = [
+            replace(drone(each.drone.id, kind=TOPAS, age_s=9.0), avoids=each.drone.avoids)
+            for each in plan.starts
+        ]
         drains += len(gone)
         starts += [(each.drone.type, each.drone.avoids) for each in plan.starts]
         left = [*(each for each in here if each.id not in gone), *new]
         others = {key: each for key, each in made.drones.items() if each.site != "topas"}
         free = 1 - len(left)
-        made = replace(made, drones={**others, **{each.id: each for each in left}}, next_serial=made.next_serial + 1)
+        made = replace(
+            made,
+            drones={**others, **{each.id: each for each in left}},
+            next_serial=made.next_serial + 1,
+        )
         made = with_site(
-            made, free={"a100": free}, free_gpu_milli=1000 * free, drones={each.id: remote_of(each) for each in left}
+            made,
+            free={"a100": free},
+            free_gpu_milli=1000 * free,
+            drones={each.id: remote_of(each) for each in left},
         )
         assert made.overlay.view is not None
         busy = [each for each in made.overlay.view.slots if each.drone_id in others]
@@ -220,7 +249,8 @@ def test_a_drone_leaves_once_and_the_one_in_its_place_stays() -> None:
     assert (drains, starts) == (1, [(TOPAS.key, "")])
 
 
-# ------------------------------------------------------------------------------------- Drones kept for several jobs
+# ------------------------------------------------------------------------------------- Drones kept
+# for several jobs
 
 
 @pytest.mark.parametrize(("waiting", "kept"), [(2, 2), (4, 2), (1, 0), (3, 0)])

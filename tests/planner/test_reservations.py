@@ -46,7 +46,9 @@ LARGE = jobs(id="large", gpu_milli=2000, cpus=2, memory_mib=2048, owner="bob", o
 SMALL_JOBS = jobs(id="small", waiting=20, owner="alice", cpus=1, memory_mib=1024)
 
 
-def busy(name: str, at: str, left_s: float, kind: model.DroneType = A100, **more: object) -> model.Drone:
+def busy(
+    name: str, at: str, left_s: float, kind: model.DroneType = A100, **more: object
+) -> model.Drone:
     """A drone on a node whose job is expected to end in ``left_s``."""
     return drone(name, S.BUSY, kind, age_s=3600.0 - left_s, node=at, **more)
 
@@ -63,7 +65,10 @@ def scene(
     """A site of nodes of two GPUs each; ``free_gpus`` has the free ones by node (two full nodes if None)."""
     busy_ones = [d for d in drones if d.state is S.BUSY]
     slots = [slot_of(d, begun_at=d.since, owner="alice", job_gpu_milli=1000) for d in busy_ones]
-    nodes = [node(name, 2, kinds=KINDS, free_gpus=count) for name, count in (free_gpus or {"n1": 0, "n2": 0}).items()]
+    nodes = [
+        node(name, 2, kinds=KINDS, free_gpus=count)
+        for name, count in (free_gpus or {"n1": 0, "n2": 0}).items()
+    ]
     made = snapshot(
         classes=classes,
         drones=drones,
@@ -77,32 +82,48 @@ def scene(
     return replace(made, estimates=RUNS)
 
 
-FULL = [busy("d-1", "n1", 1800), busy("d-2", "n1", 2400), busy("d-3", "n2", 60), busy("d-4", "n2", 3500)]
+FULL = [
+    busy("d-1", "n1", 1800),
+    busy("d-2", "n1", 2400),
+    busy("d-3", "n2", 60),
+    busy("d-4", "n2", 3500),
+]
 
 
 def drained(plan: model.Plan) -> list[str]:
-    return [str(order.drone.id) for order in plan.drains if isinstance(order.reason, reasons.NodeReserved)]
+    return [
+        str(order.drone.id)
+        for order in plan.drains
+        if isinstance(order.reason, reasons.NodeReserved)
+    ]
 
 
 def test_the_node_with_the_smallest_hole_is_drained_and_both_classes_have_the_reason() -> None:
     plan = plan_of(scene(FULL, LARGE, SMALL_JOBS))
-    assert drained(plan) == ["d-1", "d-2"], "10 min pass between their ends, and nearly an hour on the other node"
+    assert drained(plan) == ["d-1", "d-2"], (
+        "10 min pass between their ends, and nearly an hour on the other node"
+    )
     expected = reasons.NodeReserved("topas", "n1", "large", 2.0, NOW + 2420.0)
     assert why(plan, "class:large") == [expected]
-    assert plan.drains[0].drone.leaving is S.DONE and plan.drains[0].mode is model.DrainMode.PEACEFUL
+    assert (
+        plan.drains[0].drone.leaving is S.DONE and plan.drains[0].mode is model.DrainMode.PEACEFUL
+    )
 
 
 @pytest.mark.parametrize(
     ("large", "reserved"),
     [
-        # Of two GPUs, at the price of two: one waits for 600 s, and both for 80 s, until the new drone runs the job.
+        # Of two GPUs, at the price of two: one waits for 600 s, and both for 80 s, until the new
+        # drone runs the job.
         (replace(LARGE, oldest_at=NOW - 750), False),
         (replace(LARGE, oldest_at=NOW - 770), True),
         (replace(LARGE, waiting=0), False),
         (replace(LARGE, gpu_milli=1000), False),
     ],
 )
-def test_a_reservation_begins_when_the_wait_has_cost_more_than_the_hole(large: model.JobClass, reserved: bool) -> None:
+def test_a_reservation_begins_when_the_wait_has_cost_more_than_the_hole(
+    large: model.JobClass, reserved: bool
+) -> None:
     assert bool(drained(plan_of(scene(FULL, large, SMALL_JOBS)))) is reserved
 
 
@@ -122,17 +143,25 @@ def test_a_drone_takes_more_jobs_for_as_long_as_they_end_before_the_room_is_need
     drones = [busy("d-1", "n1", 60), busy("d-2", "n1", 3000), *FULL[2:]]
     limited = replace(SMALL_JOBS, ends_within_s=600.0)
     world = scene(drones, LARGE, limited, free_gpus={"n1": 0})
-    assert drained(plan_of(world)) == ["d-2"], "another job ends before d-2 does: the pool ends it after 10 min"
+    assert drained(plan_of(world)) == ["d-2"], (
+        "another job ends before d-2 does: the pool ends it after 10 min"
+    )
     short = replace(SMALL_JOBS, owner="carol")
     for known, leave in ((1, ["d-1", "d-2"]), (FEWEST_RUNS, ["d-2"])):
         world = scene(drones, LARGE, short, free_gpus={"n1": 0})
-        world = replace(world, estimates=replace(RUNS, runs={"": (3600.0,), "carol": (600.0,) * known}))
-        assert drained(plan_of(world)) == leave, "one run of 10 min tells nothing of the next one, many do"
+        world = replace(
+            world, estimates=replace(RUNS, runs={"": (3600.0,), "carol": (600.0,) * known})
+        )
+        assert drained(plan_of(world)) == leave, (
+            "one run of 10 min tells nothing of the next one, many do"
+        )
 
 
 def reserved_before(world: model.Snapshot, at: float, class_id: str = "large") -> model.Snapshot:
     """The same after a plan that reserved node n1."""
-    return replace(world, reserved={"topas": reasons.NodeReserved("topas", "n1", class_id, 2.0, at)})
+    return replace(
+        world, reserved={"topas": reasons.NodeReserved("topas", "n1", class_id, 2.0, at)}
+    )
 
 
 SOONER = [*FULL[:2], busy("d-3", "n2", 60), busy("d-4", "n2", 120)]
@@ -144,12 +173,16 @@ def test_a_reservation_keeps_its_node_and_its_promised_time() -> None:
     assert drained(plan_of(world)) == ["d-3", "d-4"]
     kept = plan_of(reserved_before(world, NOW + 900))
     assert drained(kept) == ["d-1", "d-2"]
-    assert why(kept, "class:large") == [reasons.NodeReserved("topas", "n1", "large", 2.0, NOW + 900)]
+    assert why(kept, "class:large") == [
+        reasons.NodeReserved("topas", "n1", "large", 2.0, NOW + 900)
+    ]
 
 
 def test_a_promised_time_moves_once_it_has_passed_and_the_reason_says_by_how_much() -> None:
     plan = plan_of(reserved_before(scene(SOONER, LARGE, SMALL_JOBS), NOW - 60))
-    assert why(plan, "class:large") == [reasons.NodeReserved("topas", "n1", "large", 2.0, NOW + 2420, 2480.0)]
+    assert why(plan, "class:large") == [
+        reasons.NodeReserved("topas", "n1", "large", 2.0, NOW + 2420, 2480.0)
+    ]
     assert "41m20s later than promised" in formatting.describe(why(plan, "class:large")[0])
 
 
@@ -169,9 +202,14 @@ def test_a_class_with_a_reservation_comes_before_the_turns_of_others() -> None:
     free = {"n1": 1, "n2": 0}
     world = reserved_before(scene([FULL[0], *FULL[2:]], mine, small, free_gpus=free), NOW + 900)
     assert started(plan_of(world)) == [], "the free GPU of the node is kept, though bob holds much"
-    rich, poor = model.Group("rich", quota_milli=1000, used_milli=9000), model.Group("poor", quota_milli=9000)
+    rich, poor = (
+        model.Group("rich", quota_milli=1000, used_milli=9000),
+        model.Group("poor", quota_milli=9000),
+    )
     classes = (replace(mine, group="rich"), replace(small, group="poor"))
-    assert started(plan_of(with_pool(world, classes=classes, groups=(rich, poor)))) == [], "nor for its surplus"
+    assert started(plan_of(with_pool(world, classes=classes, groups=(rich, poor)))) == [], (
+        "nor for its surplus"
+    )
 
 
 @pytest.mark.parametrize(("hours", "drains"), [(0.5, []), (1.0, ["d-1", "d-2"])])
@@ -190,9 +228,18 @@ def test_no_gpu_waits_for_longer_than_the_longest_hole(hours: float, drains: lis
         (MAX_RESERVING_CLASSES_OF_USER, "bob", False),
     ],
 )
-def test_holes_are_compared_for_few_classes_in_all_and_of_one_user(others: int, owner: str, reserved: bool) -> None:
+def test_holes_are_compared_for_few_classes_in_all_and_of_one_user(
+    others: int, owner: str, reserved: bool
+) -> None:
     short = [
-        replace(LARGE, id=f"l-{n}", owner=owner.format(n), oldest_at=NOW - 10, memory_mib=4096 + n, priority=1)
+        replace(
+            LARGE,
+            id=f"l-{n}",
+            owner=owner.format(n),
+            oldest_at=NOW - 10,
+            memory_mib=4096 + n,
+            priority=1,
+        )
         for n in range(others)
     ]
     late = replace(LARGE, running=9)
@@ -209,7 +256,9 @@ def test_the_freed_gpus_of_the_node_are_kept_and_others_are_used() -> None:
     assert started(plan_of(world)) == [A100.key]
 
 
-def test_once_the_room_is_free_the_job_gets_its_drone_which_takes_no_smaller_jobs_at_first() -> None:
+def test_once_the_room_is_free_the_job_gets_its_drone_which_takes_no_smaller_jobs_at_first() -> (
+    None
+):
     plan = plan_of(scene(FULL[2:], LARGE, SMALL_JOBS, free_gpus={"n1": 2, "n2": 0}))
     assert started(plan) == [PAIR.key] and plan.starts[0].kept_gpus == 2
     assert drained(plan) == []
@@ -219,7 +268,10 @@ def test_a_drone_that_takes_such_jobs_anyway_does_not_leave_for_them() -> None:
     pair = busy("d-1", "n1", 1800, PAIR)
     world = scene([pair, *FULL[2:]], LARGE, SMALL_JOBS)
     assert world.overlay.view is not None
-    slots = (replace(s, job_gpu_milli=2000) if s.drone_id == pair.id else s for s in world.overlay.view.slots)
+    slots = (
+        replace(s, job_gpu_milli=2000) if s.drone_id == pair.id else s
+        for s in world.overlay.view.slots
+    )
     assert "d-1" not in drained(plan_of(with_pool(world, slots=tuple(slots))))
 
 
@@ -238,14 +290,20 @@ def test_a_large_drone_full_of_small_jobs_drains_until_the_job_fits_and_then_tak
 
     def at(drone: model.Drone, **more: Any) -> model.Plan:
         made = snapshot(
-            classes=(LARGE, SMALL_JOBS), drones=[drone], slots=[replace(slot, **more)], types=(FOUR,), nodes=nodes
+            classes=(LARGE, SMALL_JOBS),
+            drones=[drone],
+            slots=[replace(slot, **more)],
+            types=(FOUR,),
+            nodes=nodes,
         )
         return plan_of(replace(made, estimates=RUNS))
 
     assert drained(at(full)) == ["d-1"]
     leaving = replace(full, state=S.DRAINING, leaving=S.DONE, asked_at=NOW - 60)
     room = {"free_cpus": 16, "free_memory_mib": 40960, "state": model.SlotState.DRAINING}
-    assert not at(replace(leaving, jobs=3), jobs=3, free_gpu_milli=1000, **room).drains, "small jobs do not get it back"
+    assert not at(replace(leaving, jobs=3), jobs=3, free_gpu_milli=1000, **room).drains, (
+        "small jobs do not get it back"
+    )
     back = at(replace(leaving, jobs=2), jobs=2, free_gpu_milli=2000, **room)
     assert [(order.mode, order.reason) for order in back.drains] == [
         (model.DrainMode.RESUME, reasons.DemandReturned("large", 1))
@@ -256,15 +314,24 @@ def test_a_large_drone_without_news_drains_as_well() -> None:
     """The planner knows it from the plan before and does not look at it again."""
     full = full_quad()
     slot = slot_of(full, FOUR, jobs=4, begun_at=NOW - 1800, owner="alice")
-    made = snapshot(drones=[full], slots=[slot], types=(FOUR,), nodes=[node("n1", 4, kinds=("a100x4",), free_gpus=0)])
+    made = snapshot(
+        drones=[full],
+        slots=[slot],
+        types=(FOUR,),
+        nodes=[node("n1", 4, kinds=("a100x4",), free_gpus=0)],
+    )
     [move] = plan_of(made).moves
-    made = with_pool(replace(made, estimates=RUNS, drones={full.id: move.drone}), classes=(LARGE, SMALL_JOBS))
+    made = with_pool(
+        replace(made, estimates=RUNS, drones={full.id: move.drone}), classes=(LARGE, SMALL_JOBS)
+    )
     assert not check_views(made).changing
     assert drained(plan_of(made)) == ["d-1"]
 
 
 def test_a_limit_that_small_drones_use_up_counts_as_room() -> None:
-    plan = plan_of(scene(FULL, LARGE, SMALL_JOBS, free_gpus={"n1": 0, "n2": 2}, limits={"max_gpu_milli": 4000}))
+    plan = plan_of(
+        scene(FULL, LARGE, SMALL_JOBS, free_gpus={"n1": 0, "n2": 2}, limits={"max_gpu_milli": 4000})
+    )
     assert len(drained(plan)) == 2
 
 
@@ -284,7 +351,9 @@ def test_a_large_drone_drains_only_for_a_job_that_it_can_take_before_it_ends(
     seen = replace(slot_of(full_quad(), FOUR, jobs=4, begun_at=NOW - 1800, owner="alice"), **slot)
     nodes = [node("n1", 4, kinds=(), free_gpus=0)]
     large = replace(LARGE, walltime_s=walltime_s)
-    made = snapshot(classes=(large, SMALL_JOBS), drones=[full_quad()], slots=[seen], types=(FOUR,), nodes=nodes)
+    made = snapshot(
+        classes=(large, SMALL_JOBS), drones=[full_quad()], slots=[seen], types=(FOUR,), nodes=nodes
+    )
     if downtime_s:
         made = with_site(made, downtime_at=NOW + downtime_s)
     assert bool(drained(plan_of(replace(made, estimates=RUNS)))) is leaves
@@ -293,45 +362,75 @@ def test_a_large_drone_drains_only_for_a_job_that_it_can_take_before_it_ends(
 def test_a_job_that_waits_for_an_existing_drone_holds_back_no_start() -> None:
     slot = slot_of(full_quad(), FOUR, jobs=4, begun_at=NOW - 1800, owner="alice")
     nodes = [node("n1", 6, kinds=("a100", "a100x4"), free_gpus=2)]
-    world = snapshot(classes=(LARGE, SMALL_JOBS), drones=[full_quad()], slots=[slot], types=(A100, FOUR), nodes=nodes)
+    world = snapshot(
+        classes=(LARGE, SMALL_JOBS),
+        drones=[full_quad()],
+        slots=[slot],
+        types=(A100, FOUR),
+        nodes=nodes,
+    )
     plan = plan_of(replace(world, estimates=RUNS))
     assert drained(plan) == ["d-1"] and started(plan) == [A100.key] * 2
 
 
 def test_a_new_drone_with_room_for_several_large_jobs_takes_small_ones_at_once() -> None:
-    plan = plan_of(snapshot(classes=(LARGE, SMALL_JOBS), types=(FOUR,), nodes=[node("n1", 4, kinds=("a100x4",))]))
+    plan = plan_of(
+        snapshot(
+            classes=(LARGE, SMALL_JOBS), types=(FOUR,), nodes=[node("n1", 4, kinds=("a100x4",))]
+        )
+    )
     assert [start.kept_gpus for start in plan.starts if start.drone.for_class == "large"] == [0]
 
 
 PENDING = drone("d-9", S.QUEUED, A100)
 PROBE = drone("d-8", S.QUEUED, PAIR, for_class="large")
-PROBING = model.Breaker(model.class_scope(PAIR.key, "large"), model.BreakerState.PROBING, since=NOW - 900)
+PROBING = model.Breaker(
+    model.class_scope(PAIR.key, "large"), model.BreakerState.PROBING, since=NOW - 900
+)
 
 
 @pytest.mark.parametrize(
     ("drones", "free_gpus", "given"),
     [
-        pytest.param([*FULL, PENDING], {"n1": 0, "n2": 0}, {"limits": {"max_pending": 1}}, id="max_pending"),
-        pytest.param([*FULL[2:], PENDING], {"n1": 2, "n2": 0}, {"limits": {"max_pending": 1}}, id="max_pending, room"),
-        pytest.param([*FULL, PROBE], {"n1": 0, "n2": 0, "n3": 2}, {"breakers": (PROBING,)}, id="one probe"),
         pytest.param(
-            [*FULL, PROBE], {"n1": 0, "n2": 0, "n3": 2, "n4": 2}, {"breakers": (PROBING,)}, id="one probe, room"
+            [*FULL, PENDING], {"n1": 0, "n2": 0}, {"limits": {"max_pending": 1}}, id="max_pending"
+        ),
+        pytest.param(
+            [*FULL[2:], PENDING],
+            {"n1": 2, "n2": 0},
+            {"limits": {"max_pending": 1}},
+            id="max_pending, room",
+        ),
+        pytest.param(
+            [*FULL, PROBE], {"n1": 0, "n2": 0, "n3": 2}, {"breakers": (PROBING,)}, id="one probe"
+        ),
+        pytest.param(
+            [*FULL, PROBE],
+            {"n1": 0, "n2": 0, "n3": 2, "n4": 2},
+            {"breakers": (PROBING,)},
+            id="one probe, room",
         ),
         pytest.param([FULL[0], PENDING], {"n1": 1}, {}, id="promised to another drone"),
-        pytest.param(FULL, None, {"policy": model.Policy(max_gpu_milli=4000)}, id="limit of all sites"),
+        pytest.param(
+            FULL, None, {"policy": model.Policy(max_gpu_milli=4000)}, id="limit of all sites"
+        ),
     ],
 )
 def test_no_drone_leaves_where_that_makes_no_room(
     drones: list[model.Drone], free_gpus: dict[str, int] | None, given: dict[str, Any]
 ) -> None:
-    plan = plan_of(scene(drones, replace(LARGE, waiting=2), SMALL_JOBS, free_gpus=free_gpus, **given))
+    plan = plan_of(
+        scene(drones, replace(LARGE, waiting=2), SMALL_JOBS, free_gpus=free_gpus, **given)
+    )
     assert drained(plan) == []
     assert not any(isinstance(each.reason, reasons.NodeReserved) for each in plan.refusals)
 
 
 @pytest.mark.parametrize(
     ("downtime_s", "walltime_s", "reserved"),
-    [  # n1 is free in 2420 s; a drone ends 300 s before a downtime, and lives for half an hour at least.
+    # n1 is free in 2420 s; a drone ends 300 s before a downtime, and lives for half an hour at
+    # least.
+    [
         (7200, 3600, True),
         (7200, 5000, False),
         (5000, 0, True),
@@ -351,9 +450,13 @@ SAFE_ONE = drone("d-7", S.BUSY, SAFE)
 
 
 @pytest.mark.parametrize(("safe_head_milli", "reserved"), [(0, True), (1000, False)])
-def test_free_gpus_of_an_owner_count_once_for_the_risk_of_a_reserved_node(safe_head_milli: int, reserved: bool) -> None:
+def test_free_gpus_of_an_owner_count_once_for_the_risk_of_a_reserved_node(
+    safe_head_milli: int, reserved: bool
+) -> None:
     """One GPU is free and d-2 gives one back, so none is left before the owner takes the new drone's."""
-    world = scene([FULL[1], SAFE_ONE], LARGE, SMALL_JOBS, free_gpus={"n1": 1}, types=(A100, PAIR, SAFE))
+    world = scene(
+        [FULL[1], SAFE_ONE], LARGE, SMALL_JOBS, free_gpus={"n1": 1}, types=(A100, PAIR, SAFE)
+    )
     growth = OwnerGrowth(tuple((safe_head_milli,) * 100 for _ in HORIZONS_S))
     world = replace(world, estimates=replace(RUNS, rises={"topas": growth}))
     assert bool(drained(plan_of(world))) is reserved
@@ -387,7 +490,9 @@ def test_a_hole_is_the_time_for_which_gpus_wait_for_the_last_one() -> None:
     assert hole_of(Resources(5000, 5, 5), one, "n1", holders) is None
     two, keeps = Resources(2000, 4, 4), Resources(0, 2, 0)
     assert hole_of(Resources(1000, 3, 1), two, "n1", []) is not None
-    assert hole_of(Resources(1000, 3, 1), two, "n1", [], keeps) is None, "the other GPU keeps two CPUs"
+    assert hole_of(Resources(1000, 3, 1), two, "n1", [], keeps) is None, (
+        "the other GPU keeps two CPUs"
+    )
 
 
 def calls_for(classes: int, gpu_milli: int) -> int:
@@ -397,7 +502,14 @@ def calls_for(classes: int, gpu_milli: int) -> int:
     slots = [slot_of(each, begun_at=each.since, owner="bob", job_gpu_milli=1000) for each in drones]
     nodes = [node(f"n{n}", 4, kinds=("a100", "a100x4"), free_gpus=0) for n in range(10)]
     queue = [
-        jobs(id=f"c{n}", waiting=1, gpu_milli=gpu_milli, owner="mallory", memory_mib=1024 + n, oldest_at=NOW - 7200)
+        jobs(
+            id=f"c{n}",
+            waiting=1,
+            gpu_milli=gpu_milli,
+            owner="mallory",
+            memory_mib=1024 + n,
+            oldest_at=NOW - 7200,
+        )
         for n in range(classes)
     ]
     world = snapshot(classes=queue, drones=drones, types=(A100, quad), slots=slots, nodes=nodes)

@@ -10,8 +10,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from provisioner import model, reasons
-from provisioner.estimates import HORIZONS_S, Estimates, OwnerGrowth, StartDelays, mean_run_s, run_keys
-from provisioner.model import DrainMode, Drone, DroneId, DroneState, JobClass, OwnerLoad, Plan, SlotState, Snapshot
+from provisioner.estimates import (
+    HORIZONS_S,
+    Estimates,
+    OwnerGrowth,
+    StartDelays,
+    mean_run_s,
+    run_keys,
+)
+from provisioner.model import (
+    DrainMode,
+    Drone,
+    DroneId,
+    DroneState,
+    JobClass,
+    OwnerLoad,
+    Plan,
+    SlotState,
+    Snapshot,
+)
 from provisioner.planner.risk import (
     DRAIN_LOSS_FACTOR,
     MAX_EXCLUSION_CHARS,
@@ -21,12 +38,26 @@ from provisioner.planner.risk import (
 )
 from provisioner.reasons import DemandCovered
 from tests.planner import scenes
-from tests.planner.scenes import A100, NOW, SMALL, drone, jobs, plan_of, slot_of, snapshot, why, with_pool, with_site
+from tests.planner.scenes import (
+    A100,
+    NOW,
+    SMALL,
+    drone,
+    jobs,
+    plan_of,
+    slot_of,
+    snapshot,
+    why,
+    with_pool,
+    with_site,
+)
 
 HOUR_S = 3600.0
 CALM = OwnerGrowth(tuple((0,) * 100 for _ in HORIZONS_S))
 """An owner who never takes more."""
-BUSY = OwnerGrowth(tuple(tuple(range(0, 100 * step, step)) for step in (10, 20, 40, 80, 160, 320, 640, 640, 640)))
+BUSY = OwnerGrowth(
+    tuple(tuple(range(0, 100 * step, step)) for step in (10, 20, 40, 80, 160, 320, 640, 640, 640))
+)
 """Within a quarter of an hour up to one GPU more, within sixteen hours up to 64."""
 
 
@@ -35,14 +66,20 @@ BUSY = OwnerGrowth(tuple(tuple(range(0, 100 * step, step)) for step in (10, 20, 
     rows=st.lists(st.lists(st.integers(0, 60000), min_size=1, max_size=30), min_size=9, max_size=9),
     head=st.integers(-5000, 60000),
 )
-def test_work_is_lost_if_and_only_if_places_are_taken(runs: list[float], rows: list[list[int]], head: int) -> None:
+def test_work_is_lost_if_and_only_if_places_are_taken(
+    runs: list[float], rows: list[list[int]], head: int
+) -> None:
     chances = OwnerGrowth(tuple(tuple(sorted(row)) for row in rows)).chances(head)
     assert [chance > 0 for chance in chances] == [max(row) > head for row in rows], "no doubt"
-    reached = [c for c, since_s in zip(chances, (0.0, *HORIZONS_S), strict=False) if max(runs) > since_s]
+    reached = [
+        c for c, since_s in zip(chances, (0.0, *HORIZONS_S), strict=False) if max(runs) > since_s
+    ]
     assert (expected_loss(tuple(sorted(runs)), chances) > 0) is any(reached)
 
 
-@pytest.mark.parametrize(("seen", "watched_s", "expected"), [(0.0, 0.0, 0.0), (0.0, HOUR_S, 0.25), (1.0, HOUR_S, 0.75)])
+@pytest.mark.parametrize(
+    ("seen", "watched_s", "expected"), [(0.0, 0.0, 0.0), (0.0, HOUR_S, 0.25), (1.0, HOUR_S, 0.75)]
+)
 def test_a_growth_that_was_never_seen_counts_as_half_an_observation(
     seen: float, watched_s: float, expected: float
 ) -> None:
@@ -61,7 +98,8 @@ def test_accepted_loss_costs_as_much_as_the_wait(cost: float, expected: float) -
 
 def test_what_is_lost_by_hand() -> None:
     assert expected_loss((HOUR_S,), (0.0,) * 9) == 0.0
-    # One of two is taken within the first quarter of an hour, on average in its middle: 450 s of 3,600 s.
+    # One of two is taken within the first quarter of an hour, on average in its middle: 450 s of
+    # 3,600 s.
     assert expected_loss((HOUR_S,), (0.5,) * 9) == pytest.approx(1.125 * 0.5 * 450 / (0.5 * HOUR_S))
     assert expected_loss((HOUR_S,), (1.0,) * 9) == math.inf
 
@@ -70,12 +108,16 @@ def test_what_is_lost_by_hand() -> None:
 def test_the_loss_of_long_jobs_counts_up_to_four_times(days: int, factor: float) -> None:
     """One of ten is taken at once: of those it costs half of the first quarter of an hour."""
     lost_s = factor * 0.1 * 450
-    assert expected_loss((days * 24 * HOUR_S,), (0.1,) * 9) == pytest.approx(lost_s / (0.9 * days * 24 * HOUR_S))
+    assert expected_loss((days * 24 * HOUR_S,), (0.1,) * 9) == pytest.approx(
+        lost_s / (0.9 * days * 24 * HOUR_S)
+    )
 
 
 def test_a_measured_rate_counts_as_it_is() -> None:
     """A hundredth of the jobs of a day is lost, half done on average."""
-    assert expected_loss_at_rate((24 * HOUR_S,), 0.01 / (24 * HOUR_S)) == pytest.approx(0.005, rel=0.02)
+    assert expected_loss_at_rate((24 * HOUR_S,), 0.01 / (24 * HOUR_S)) == pytest.approx(
+        0.005, rel=0.02
+    )
 
 
 def test_at_a_rate_short_jobs_lose_little_and_long_ones_much() -> None:
@@ -90,12 +132,26 @@ LIMITS = {"max_drones": 100, "max_pending": 100, "max_starts_per_tick": 100}
 
 
 def world(
-    estimates: Estimates, *, free: int, elsewhere: int = 100, safe: bool = True, waiting: int = 10, **more: object
+    estimates: Estimates,
+    *,
+    free: int,
+    elsewhere: int = 100,
+    safe: bool = True,
+    waiting: int = 10,
+    **more: object,
 ) -> Snapshot:
     """Jobs wait; TOpAS has free GPUs and an owner; HoreKa, dearer, takes us at any time unless it is full."""
     classes = [jobs(waiting=waiting, oldest_at=NOW - more.pop("waited_s", 60.0))]
     types = (TOPAS, HPC) if safe else (TOPAS,)
-    made = snapshot(**{"classes": classes, "types": types, "free": {"a100": elsewhere}, "limits": LIMITS, **more})
+    made = snapshot(
+        **{
+            "classes": classes,
+            "types": types,
+            "free": {"a100": elsewhere},
+            "limits": LIMITS,
+            **more,
+        }
+    )
     made = with_site(made, free={"a100": free}, free_gpu_milli=1000 * free, owner_runs=OwnerLoad())
     return replace(made, estimates=estimates)
 
@@ -137,8 +193,12 @@ def test_what_is_held_back_for_an_owner_is_said() -> None:
     assert [type(r) for r in why(plan_of(full), "class:small")] == [reasons.OwnerRisk]
 
 
-def test_the_last_gpus_before_an_owner_who_comes_back_are_left_to_him_and_the_rest_goes_elsewhere() -> None:
-    plan, roomy = (plan_of(world(Estimates(rises={"topas": BUSY}), free=free)) for free in (10, 100))
+def test_the_last_gpus_before_an_owner_who_comes_back_are_left_to_him_and_the_rest_goes_elsewhere() -> (
+    None
+):
+    plan, roomy = (
+        plan_of(world(Estimates(rises={"topas": BUSY}), free=free)) for free in (10, 100)
+    )
     assert at("topas", plan) < 10 == len(plan.starts)
     assert at("topas", roomy) > at("topas", plan)
 
@@ -157,15 +217,24 @@ def staffed(estimates: Estimates, *, waiting: int = 1, free: int = 0, **more: ob
     """Twenty busy drones at TOpAS, the first the oldest, and jobs that wait."""
     made = world(estimates, free=free, waiting=waiting, **more)
     at_work = {"age_s": 500.0, "requested_at": NOW - 2000, "joined_at": NOW - 1800}
-    made_drones = (drone(f"d-{n}", DroneState.BUSY, TOPAS, **at_work, started_at=NOW - 1900 + n) for n in range(20))
-    drones = {each.id: replace(each, submitted_at=0.0, remote_id="", jobs_started=0) for each in made_drones}
+    made_drones = (
+        drone(f"d-{n}", DroneState.BUSY, TOPAS, **at_work, started_at=NOW - 1900 + n)
+        for n in range(20)
+    )
+    drones = {
+        each.id: replace(each, submitted_at=0.0, remote_id="", jobs_started=0)
+        for each in made_drones
+    }
     slots = tuple(model.Slot(each, SlotState.BUSY, NOW, jobs=1, jobs_started=1) for each in drones)
     there = {each: model.RemoteDrone(each, model.RemoteState.RUNNING) for each in drones}
     return with_site(with_pool(replace(made, drones=drones), slots=slots), drones=there)
 
 
 def leaves(plan: Plan) -> list[DroneId]:
-    assert all(drain.mode is DrainMode.PEACEFUL and drain.drone.leaving is DroneState.DONE for drain in plan.drains)
+    assert all(
+        drain.mode is DrainMode.PEACEFUL and drain.drone.leaving is DroneState.DONE
+        for drain in plan.drains
+    )
     return [drain.drone.id for drain in plan.drains]
 
 
@@ -173,13 +242,19 @@ LONG = size_key(SMALL.owner)
 NEAR = Estimates(rises={"topas": BUSY}, runs={LONG: (4 * HOUR_S,)})
 
 
-def test_drones_before_an_owner_who_is_near_end_their_job_and_take_no_more_the_newest_first() -> None:
+def test_drones_before_an_owner_who_is_near_end_their_job_and_take_no_more_the_newest_first() -> (
+    None
+):
     plan = plan_of(staffed(NEAR))
     assert leaves(plan) and all(type(drain.reason) is reasons.DrainAtRisk for drain in plan.drains)
-    assert sorted(leaves(plan), key=lambda each: int(each[2:])) == [f"d-{n}" for n in range(20 - len(leaves(plan)), 20)]
+    assert sorted(leaves(plan), key=lambda each: int(each[2:])) == [
+        f"d-{n}" for n in range(20 - len(leaves(plan)), 20)
+    ]
     assert len(leaves(plan)) < 20, "the oldest have the others before them"
     first = plan.drains[0].reason
-    assert isinstance(first, reasons.DrainAtRisk) and first.lost > DRAIN_LOSS_FACTOR * first.tolerated
+    assert (
+        isinstance(first, reasons.DrainAtRisk) and first.lost > DRAIN_LOSS_FACTOR * first.tolerated
+    )
 
 
 def test_where_the_owner_is_far_or_nothing_waits_or_there_is_no_safer_place_all_stay() -> None:
@@ -189,8 +264,12 @@ def test_where_the_owner_is_far_or_nothing_waits_or_there_is_no_safer_place_all_
     assert leaves(plan_of(staffed(NEAR, free=64))) == [], "he would take what is free before"
 
 
-def test_the_longer_jobs_have_waited_the_fewer_leave_and_a_preempted_job_began_anew_to_wait() -> None:
-    fresh, old = (len(leaves(plan_of(staffed(NEAR, waited_s=waited_s)))) for waited_s in (0.0, 6 * HOUR_S))
+def test_the_longer_jobs_have_waited_the_fewer_leave_and_a_preempted_job_began_anew_to_wait() -> (
+    None
+):
+    fresh, old = (
+        len(leaves(plan_of(staffed(NEAR, waited_s=waited_s)))) for waited_s in (0.0, 6 * HOUR_S)
+    )
     assert old < fresh
     made = staffed(NEAR, waited_s=6 * HOUR_S)
     preempted = jobs(waiting=1, oldest_at=NOW - 6 * HOUR_S, idle_at=NOW)
@@ -199,18 +278,27 @@ def test_the_longer_jobs_have_waited_the_fewer_leave_and_a_preempted_job_began_a
 
 def newest_leaves(made: Snapshot) -> Snapshot:
     """Drone d-19 of :func:`staffed` drains, and would have room."""
-    drone = replace(made.drones[DroneId("d-19")], state=DroneState.DRAINING, leaving=DroneState.DONE, asked_at=NOW - 60)
+    drone = replace(
+        made.drones[DroneId("d-19")],
+        state=DroneState.DRAINING,
+        leaving=DroneState.DONE,
+        asked_at=NOW - 60,
+    )
     view = made.overlay.view
     assert view is not None
     *others, last = view.slots
-    room = replace(last, state=SlotState.DRAINING, free_gpu_milli=1000, free_cpus=8, free_memory_mib=99999)
+    room = replace(
+        last, state=SlotState.DRAINING, free_gpu_milli=1000, free_cpus=8, free_memory_mib=99999
+    )
     return with_pool(replace(made, drones={**made.drones, drone.id: drone}), slots=(*others, room))
 
 
 def test_one_that_leaves_for_this_is_taken_back_only_where_it_stands_safely_again() -> None:
     for estimates, expected in ((NEAR, []), (replace(NEAR, rises={"topas": CALM}), ["d-19"])):
         plan = plan_of(newest_leaves(staffed(estimates, elsewhere=0)))
-        assert [drain.drone.id for drain in plan.drains if drain.mode is DrainMode.RESUME] == expected
+        assert [
+            drain.drone.id for drain in plan.drains if drain.mode is DrainMode.RESUME
+        ] == expected
 
 
 def crippled(made: Snapshot, how: str) -> Snapshot:
@@ -222,10 +310,14 @@ def crippled(made: Snapshot, how: str) -> Snapshot:
             return with_site(made, "horeka", downtime_at=NOW + 60)
         case "full by its limit":
             limits = replace(made.policy.sites["horeka"], max_drones=0)
-            return replace(made, policy=replace(made.policy, sites={**made.policy.sites, "horeka": limits}))
+            return replace(
+                made, policy=replace(made.policy, sites={**made.policy.sites, "horeka": limits})
+            )
         case "blocked":
             stuck = drone("d-99", DroneState.QUEUED, HPC)
-            remote = replace(scenes.remote_of(stuck), reason="QOSMaxJobs", blocked=model.FaultKind.QUOTA)
+            remote = replace(
+                scenes.remote_of(stuck), reason="QOSMaxJobs", blocked=model.FaultKind.QUOTA
+            )
             made = replace(made, drones={**made.drones, stuck.id: stuck})
             return with_site(made, "horeka", drones={stuck.id: remote})
         case scope:
@@ -239,10 +331,14 @@ HOW = ("stale", "downtime", "full by its limit", "blocked", HPC.key, "horeka")
 
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("free", [0, 3])
-def test_none_is_told_to_take_no_more_where_others_are_started_for_the_same_jobs(how: str, free: int) -> None:
+def test_none_is_told_to_take_no_more_where_others_are_started_for_the_same_jobs(
+    how: str, free: int
+) -> None:
     plan = plan_of(crippled(staffed(NEAR, waiting=10, free=free), how))
     assert at("topas", plan) == free or not free
-    assert not any(isinstance(drain.reason, reasons.DrainAtRisk) for drain in plan.drains), "there is no safer place"
+    assert not any(isinstance(drain.reason, reasons.DrainAtRisk) for drain in plan.drains), (
+        "there is no safer place"
+    )
 
 
 CLOUD = {"topas/a100": StartDelays(60.0, 240.0), "horeka/a100": StartDelays(60.0, 40.0)}
@@ -253,7 +349,9 @@ def test_a_dear_start_is_made_at_once_where_no_cheaper_one_has_room() -> None:
     for elsewhere, expected in ((0, TOPAS.key), (5, HPC.key)):
         made = world(Estimates(delays=CLOUD), free=100, elsewhere=elsewhere, waiting=1)
         level = tuple(replace(kind, price=1.0) for kind in made.types)
-        assert [start.drone.type for start in plan_of(replace(made, types=level)).starts] == [expected]
+        assert [start.drone.type for start in plan_of(replace(made, types=level)).starts] == [
+            expected
+        ]
 
 
 def test_jobs_of_seconds_are_served_one_after_the_other() -> None:
@@ -277,7 +375,9 @@ def test_a_job_that_has_waited_for_long_gets_its_drone_however_short_it_is() -> 
         return len(plan_of(replace(made, estimates=estimates)).starts)
 
     assert (of(60.0), of(1000.0)) == (0, 1)
-    draining = replace(ours, state=DroneState.DRAINING, leaving=DroneState.CANCELLED, asked_at=NOW - 60.0)
+    draining = replace(
+        ours, state=DroneState.DRAINING, leaving=DroneState.CANCELLED, asked_at=NOW - 60.0
+    )
     assert of(60.0, draining) == 1, "a drone that leaves takes no further job"
 
 
@@ -295,7 +395,10 @@ def test_jobs_that_seem_to_run_on_drones_that_are_gone_are_no_supply() -> None:
 
 def test_only_jobs_that_may_be_of_the_class_serve_it() -> None:
     mine, _, _ = run_keys("anna", SMALL.gpu_milli, SMALL.cpus, SMALL.memory_mib)
-    anna, bert = (jobs(id=name, owner=name, waiting=2, running=1, oldest_at=NOW - 30.0) for name in ("anna", "bert"))
+    anna, bert = (
+        jobs(id=name, owner=name, waiting=2, running=1, oldest_at=NOW - 30.0)
+        for name in ("anna", "bert")
+    )
     ours = drone("kit-ab12-1", DroneState.BUSY)
 
     def of(**told: object) -> int:
@@ -308,7 +411,9 @@ def test_only_jobs_that_may_be_of_the_class_serve_it() -> None:
     assert of(owner="bert", **shape) == of(owner="anna", **(shape | {"job_cpus": 1})) == 1
 
 
-def test_run_times_of_the_user_and_size_count_first_then_what_is_declared_then_the_users_then_all() -> None:
+def test_run_times_of_the_user_and_size_count_first_then_what_is_declared_then_the_users_then_all() -> (
+    None
+):
     mine, user, everybody = run_keys("anna", 1000, 8, 1024)
     asked = ("anna", 1000, 8, 1024)
     everything = {mine: (10.0, 100.0), user: (20.0,), everybody: (30.0,)}
@@ -322,11 +427,14 @@ def test_one_job_of_two_weeks_is_no_forecast() -> None:
     assert mean_run_s((60.0, 60.0, 60.0, 14 * 86400.0)) == 300.0
 
 
-# --------------------------------------------------------------------- Whose jobs a drone before an owner does not take
+# --------------------------------------------------------------------- Whose jobs a drone before an
+# owner does not take
 
 
 def of(owner: str, *, waiting: int = 3, waited_s: float = 60.0) -> JobClass:
-    return replace(jobs(waiting=waiting, oldest_at=NOW - waited_s), id=owner or "nobody", owner=owner)
+    return replace(
+        jobs(waiting=waiting, oldest_at=NOW - waited_s), id=owner or "nobody", owner=owner
+    )
 
 
 def world_excluded(
@@ -335,7 +443,9 @@ def world_excluded(
     """A world in which HoreKa is full. Jobs of "long" run for a day, all others for ten minutes."""
     runs = {size_key("long"): (24 * HOUR_S,), "": (600.0,)}
     estimates = Estimates(rises={"topas": CALM if calm else BUSY}, runs=runs)
-    return world(estimates, free=free, elsewhere=elsewhere, classes=classes, **{"drones": ELSEWHERE, **more})
+    return world(
+        estimates, free=free, elsewhere=elsewhere, classes=classes, **{"drones": ELSEWHERE, **more}
+    )
 
 
 def avoided(made: Snapshot, owner: str) -> set[str]:
@@ -350,7 +460,8 @@ def avoided(made: Snapshot, owner: str) -> set[str]:
         (of("long"), {"calm": True}, ""),
         (of("long", waiting=0), {}, ""),
         (of("other"), {}, ""),
-        # Without a safer place to wait for, nobody is kept out, nor after days beside a place that seems to be free.
+        # Without a safer place to wait for, nobody is kept out, nor after days beside a place that
+        # seems to be free.
         (of("long"), {"safe": False}, ""),
         (of("long"), {"free": 62}, "long"),
         (of("long", waited_s=30 * 24 * HOUR_S), {"free": 62}, "long"),
@@ -368,12 +479,17 @@ def long_runs(*owners: str) -> set[str]:
     others = [replace(of("long"), id=f"{n:03}", owner=owner) for n, owner in enumerate(owners)]
     made = world_excluded(of("short"), *others)
     runs = {size_key(owner): (24 * HOUR_S,) for owner in owners}
-    return avoided(replace(made, estimates=replace(made.estimates, runs={**made.estimates.runs, **runs})), "short")
+    return avoided(
+        replace(made, estimates=replace(made.estimates, runs={**made.estimates.runs, **runs})),
+        "short",
+    )
 
 
 def test_jobs_wait_for_no_safe_place_whose_line_is_longer_than_the_loss() -> None:
     """HoreKa is full. With three hundred drones there the jobs of a day wait for one; with one they would for weeks."""
-    few = avoided(world_excluded(of("short"), of("long", waiting=18), drones=ELSEWHERE[:1]), "short")
+    few = avoided(
+        world_excluded(of("short"), of("long", waiting=18), drones=ELSEWHERE[:1]), "short"
+    )
     assert (few, avoided(world_excluded(of("short"), of("long")), "short")) == ({""}, {"long"})
 
 
@@ -389,7 +505,10 @@ def test_names_that_no_expression_could_hold_are_left_out_and_the_list_is_bounde
     assert long_runs('a"b', "x,y", "ü", "a b", "", "long") == {"long"}
     many = [f"{n:03}-{'x' * 40}" for n in range(150)]
     (found,) = long_runs(*many)
-    assert MAX_EXCLUSION_CHARS - 50 < len(found) <= MAX_EXCLUSION_CHARS and found.split(",")[0] == many[0]
+    assert (
+        MAX_EXCLUSION_CHARS - 50 < len(found) <= MAX_EXCLUSION_CHARS
+        and found.split(",")[0] == many[0]
+    )
 
 
 def test_a_drone_is_no_supply_for_those_whom_it_avoids() -> None:
@@ -411,7 +530,11 @@ def with_nowhere_else(waited_s: float = 60.0, **more: object) -> Snapshot:
     filling = replace(of("fill", waiting=5, waited_s=200.0), refuses={TOPAS.key: no})
     last = replace(first, id="last", oldest_at=NOW - 100.0)
     return world_excluded(
-        first, filling, last, of("long", waiting=30, waited_s=waited_s), **{"elsewhere": 5, "drones": (), **more}
+        first,
+        filling,
+        last,
+        of("long", waiting=30, waited_s=waited_s),
+        **{"elsewhere": 5, "drones": (), **more},
     )
 
 

@@ -9,13 +9,23 @@ import pytest
 
 from provisioner import model, reasons
 from provisioner.planner import decide, safeguards
-from provisioner.planner.safeguards import MAX_ISOLATION_TRIES, PlanFunction, drop_invalid, plan_isolated, safe_plan
+from provisioner.planner.safeguards import (
+    MAX_ISOLATION_TRIES,
+    PlanFunction,
+    drop_invalid,
+    plan_isolated,
+    safe_plan,
+)
 from provisioner.planner.validation import Breach, validate_plan
 from tests.planner.scenes import A100, NOW, SMALL, drone, jobs, plan_for, snapshot, started, why
 
 CPU = model.DroneType("topas", "cpu", 0, 8, 20480, 10240)
-SHARED = model.DroneType("topas", "shared", 1000, 8, 20480, 10240, vram_mib=40960, sharing=model.Sharing.MPS, shares=4)
-KILL = model.OperatorRequest(3, NOW - 5, model.RequestKind.KILL, (model.DroneId("kit-ab12-1"),), "hot", "anna")
+SHARED = model.DroneType(
+    "topas", "shared", 1000, 8, 20480, 10240, vram_mib=40960, sharing=model.Sharing.MPS, shares=4
+)
+KILL = model.OperatorRequest(
+    3, NOW - 5, model.RequestKind.KILL, (model.DroneId("kit-ab12-1"),), "hot", "anna"
+)
 DRAIN = replace(KILL, id=4, kind=model.RequestKind.DRAIN, drone_ids=(model.DroneId("kit-ab12-2"),))
 
 
@@ -64,12 +74,16 @@ def test_the_classes_on_which_the_planner_fails_are_found_and_refused(bad: tuple
     assert isinstance(found.error, ZeroDivisionError)
     assert len(found.plan.starts) == 100 - len(bad)
     for each in bad:
-        assert why(found.plan, f"class:{each}") == [reasons.PlannerFailed("ZeroDivisionError: division by zero")]
+        assert why(found.plan, f"class:{each}") == [
+            reasons.PlannerFailed("ZeroDivisionError: division by zero")
+        ]
     assert len(tried) <= MAX_ISOLATION_TRIES + 2
     tried.clear()
     again = plan_isolated(snap, fails_on(*bad, tried=tried), found.classes)
     assert again.plan == found.plan
-    assert len(tried) <= 3 + len(bad), "what is known from the tick before is not searched for again"
+    assert len(tried) <= 3 + len(bad), (
+        "what is known from the tick before is not searched for again"
+    )
 
 
 def test_a_search_that_takes_too_long_leaves_whole_groups_out() -> None:
@@ -87,14 +101,20 @@ def fails_on_sites(snap: model.Snapshot) -> model.Plan:
 
 
 def test_operators_requests_pass_where_nothing_else_can_be_decided() -> None:
-    drones = [drone("kit-ab12-1", model.DroneState.BUSY), drone("kit-ab12-2"), drone("kit-ab12-3", age_s=99_999)]
+    drones = [
+        drone("kit-ab12-1", model.DroneState.BUSY),
+        drone("kit-ab12-2"),
+        drone("kit-ab12-3", age_s=99_999),
+    ]
     snap = snapshot(classes=[jobs(waiting=3)], drones=drones, requests=[KILL, DRAIN])
     found = safe_plan(snap, fails_on_sites)
     assert [s.drone.id for s in found.plan.stops] == ["kit-ab12-1"]
     assert [d.drone.id for d in found.plan.drains] == ["kit-ab12-2"]
     assert not found.plan.starts
     assert found.plan.requests_done == (3, 4)
-    assert [type(r.reason) for r in found.plan.refusals if r.subject == "all"] == [reasons.PlannerFailed]
+    assert [type(r.reason) for r in found.plan.refusals if r.subject == "all"] == [
+        reasons.PlannerFailed
+    ]
     assert validate_plan(snap, found.plan) == ()
 
 
@@ -150,7 +170,9 @@ def names_no_action(seen: model.Snapshot, plan: model.Plan) -> tuple[Breach, ...
 
 
 @pytest.mark.parametrize("judge", [fails_to_judge, names_no_action])
-def test_a_breach_that_names_no_action_leaves_operators_requests(judge: safeguards.PlanValidator) -> None:
+def test_a_breach_that_names_no_action_leaves_operators_requests(
+    judge: safeguards.PlanValidator,
+) -> None:
     snap = snapshot(classes=[jobs(waiting=3)], drones=[drone("kit-ab12-1")], requests=[KILL])
     found = safe_plan(snap, judge=judge)
     assert [s.drone.id for s in found.plan.stops] == ["kit-ab12-1"]

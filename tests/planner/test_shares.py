@@ -8,7 +8,13 @@ import pytest
 
 from provisioner.model import DroneId, JobClass, Policy, Sharing, Slot, SlotState
 from provisioner.planner import matching
-from provisioner.planner.matching import count_jobs, count_jobs_in_type, free_resources, request_of, unmet_requirement
+from provisioner.planner.matching import (
+    count_jobs,
+    count_jobs_in_type,
+    free_resources,
+    request_of,
+    unmet_requirement,
+)
 from provisioner.sharing import KIT_SMALL, Load, load_of, rates
 from tests.planner.scenes import A100, QUAD
 
@@ -41,7 +47,12 @@ def test_a_job_takes_a_whole_share_or_as_many_as_it_needs() -> None:
     assert request_of(small(1), QUARTERS).gpu_milli == 250
     assert request_of(small(250), QUARTERS).gpu_milli == 250
     assert request_of(small(251), QUARTERS).gpu_milli == 500
-    assert [count_jobs_in_type(small(milli), QUARTERS) for milli in (1, 250, 251, 501)] == [4, 4, 2, 1]
+    assert [count_jobs_in_type(small(milli), QUARTERS) for milli in (1, 250, 251, 501)] == [
+        4,
+        4,
+        2,
+        1,
+    ]
 
 
 def test_a_small_job_that_does_not_split_takes_a_whole_gpu_but_of_shares_one() -> None:
@@ -57,25 +68,40 @@ def test_a_small_job_that_does_not_split_takes_a_whole_gpu_but_of_shares_one() -
 
 
 @pytest.mark.parametrize(
-    ("vram_mib", "jobs"), [(0, 8), (1000, 8), (5120, 8), (5121, 7), (9000, 4), (10240, 4), (20481, 1), (40960, 1)]
+    ("vram_mib", "jobs"),
+    [(0, 8), (1000, 8), (5120, 8), (5121, 7), (9000, 4), (10240, 4), (20481, 1), (40960, 1)],
 )
-def test_jobs_take_of_a_pool_what_they_request_and_at_least_an_equal_share(vram_mib: int, jobs: int) -> None:
+def test_jobs_take_of_a_pool_what_they_request_and_at_least_an_equal_share(
+    vram_mib: int, jobs: int
+) -> None:
     wants = replace(small(1000 if vram_mib else 125, vram_mib=vram_mib), splits=False)
     assert told(wants, POOL) is None
     assert count_jobs_in_type(wants, POOL) == jobs
-    assert request_of(wants, POOL).gpu_milli * jobs <= 1000 < request_of(wants, POOL).gpu_milli * (jobs + 1)
+    assert (
+        request_of(wants, POOL).gpu_milli * jobs
+        <= 1000
+        < request_of(wants, POOL).gpu_milli * (jobs + 1)
+    )
 
 
 def test_jobs_of_several_sizes_share_a_pool() -> None:
     large, equal = (replace(small(125, vram_mib=mib), splits=False) for mib in (20480, 0))
-    left = matching.resources_of_type(POOL)._replace(gpu_milli=1000 - request_of(large, POOL).gpu_milli)
+    left = matching.resources_of_type(POOL)._replace(
+        gpu_milli=1000 - request_of(large, POOL).gpu_milli
+    )
     assert [count_jobs(each, left, POOL) for each in (large, equal)] == [1, 4]
 
 
 def test_what_does_not_fit_a_pool_says_why() -> None:
-    assert told(replace(small(1000, vram_mib=40961), splits=False), POOL) == ("vram", "40961 MiB", "40960 MiB")
+    assert told(replace(small(1000, vram_mib=40961), splits=False), POOL) == (
+        "vram",
+        "40961 MiB",
+        "40960 MiB",
+    )
     assert told(replace(small(1000), splits=False), POOL) == ("gpus", "1", "shares of 0.125")
-    assert told(small(1000, vram_mib=9000), POOL) == ("gpus", "1", "shares of 0.125"), "a queue that splits GPUs"
+    assert told(small(1000, vram_mib=9000), POOL) == ("gpus", "1", "shares of 0.125"), (
+        "a queue that splits GPUs"
+    )
 
 
 def test_a_mig_slice_is_not_joined_with_another() -> None:
@@ -87,7 +113,11 @@ def test_vram_is_what_the_shares_have() -> None:
     assert told(small(vram_mib=10240), QUARTERS) is None
     assert told(small(vram_mib=10241), QUARTERS) == ("vram", "10241 MiB", "10240 MiB a share")
     assert told(small(500, vram_mib=20480), QUARTERS) is None
-    assert told(small(500, vram_mib=20481), QUARTERS) == ("vram", "20481 MiB", "20480 MiB in 2 shares")
+    assert told(small(500, vram_mib=20481), QUARTERS) == (
+        "vram",
+        "20481 MiB",
+        "20480 MiB in 2 shares",
+    )
 
 
 @pytest.mark.parametrize("shares", [2, 3, 7, 12, 32])
@@ -97,7 +127,11 @@ def test_a_drone_of_several_gpus_takes_all_their_shares_and_no_more(shares: int)
     assert count_jobs_in_type(job, kind) == 4 * shares
     each = request_of(job, kind).gpu_milli
     for taken in range(4 * shares + 1):
-        free = {"free_gpu_milli": 4000 - taken * each, "free_cpus": 1000, "free_memory_mib": 1 << 20}
+        free = {
+            "free_gpu_milli": 4000 - taken * each,
+            "free_cpus": 1000,
+            "free_memory_mib": 1 << 20,
+        }
         slot = Slot(DroneId("d"), SlotState.BUSY, 0.0, **free)
         assert count_jobs(job, free_resources(slot), kind) == 4 * shares - taken
 
@@ -112,10 +146,15 @@ def test_the_cpus_that_free_gpus_keep_bind_small_jobs_as_well() -> None:
 def test_what_rounding_leaves_of_a_gpu_keeps_nothing() -> None:
     thirds = replace(A100, name="thirds", sharing=Sharing.MPS, shares=3, cpus=3, kept_cpus=3)
     assert count_jobs_in_type(small(333), thirds) == 3, "each takes its third of what the GPU keeps"
-    assert told(replace(small(333), cpus=2), thirds) == ("cpus", "2", "3, of which each other GPU keeps 3")
+    assert told(replace(small(333), cpus=2), thirds) == (
+        "cpus",
+        "2",
+        "3, of which each other GPU keeps 3",
+    )
 
 
-# ---- The model of shared GPUs against the published tables; which rows are fitted and which predicted, its module says
+# ---- The model of shared GPUs against the published tables; which rows are fitted and which
+# predicted, its module says
 
 
 KIT_ALONE = 1.94
@@ -124,7 +163,11 @@ KIT_ALONE = 1.94
 
 def throughput(sharing: Sharing, jobs: int, load: Load, shares: int = 1) -> float:
     """Return the total rate of equal jobs on one GPU; an exclusive one runs one at a time."""
-    return float(jobs > 0) if sharing is Sharing.EXCLUSIVE else sum(rates(sharing, [load] * jobs, shares))
+    return (
+        float(jobs > 0)
+        if sharing is Sharing.EXCLUSIVE
+        else sum(rates(sharing, [load] * jobs, shares))
+    )
 
 
 @pytest.mark.parametrize(
@@ -137,7 +180,9 @@ def throughput(sharing: Sharing, jobs: int, load: Load, shares: int = 1) -> floa
     ],
 )
 def test_kits_throughput_test(sharing: Sharing, jobs: int, shares: int, published: float) -> None:
-    assert KIT_ALONE * throughput(sharing, jobs, KIT_SMALL, shares) == pytest.approx(published, rel=0.10)
+    assert KIT_ALONE * throughput(sharing, jobs, KIT_SMALL, shares) == pytest.approx(
+        published, rel=0.10
+    )
 
 
 def test_cerns_measurements_of_a_saturating_job() -> None:

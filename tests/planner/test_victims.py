@@ -9,7 +9,13 @@ from hypothesis import strategies as st
 
 from provisioner.model import DroneId
 from provisioner.planner.matching import NO_RESOURCES, Resources, count_fits
-from provisioner.planner.victims import MAX_PLAN_STEPS, MAX_SEARCH_STEPS, SearchBudget, VictimCandidate, cheapest_set
+from provisioner.planner.victims import (
+    MAX_PLAN_STEPS,
+    MAX_SEARCH_STEPS,
+    SearchBudget,
+    VictimCandidate,
+    cheapest_set,
+)
 
 DRONE = Resources(1000, 8, 20480, 0)
 CPU_DRONE = Resources(0, 16, 32768, 0)
@@ -25,7 +31,9 @@ def test_among_equals_those_not_started_go_before_idle_ones_and_the_youngest_fir
     idle_old = VictimCandidate(DroneId("old"), DRONE, 0.0, (1, -100.0))
     idle_young = VictimCandidate(DroneId("young"), DRONE, 0.0, (1, -200.0))
     booting = VictimCandidate(DroneId("boots"), DRONE, 0.0, (0, -50.0))
-    assert names(cheapest_set(DRONE, FULL, NO_RESOURCES, [idle_old, idle_young, booting])) == ["boots"]
+    assert names(cheapest_set(DRONE, FULL, NO_RESOURCES, [idle_old, idle_young, booting])) == [
+        "boots"
+    ]
     assert names(cheapest_set(DRONE, FULL, NO_RESOURCES, [idle_old, idle_young])) == ["young"]
 
 
@@ -34,7 +42,10 @@ def mixed(shapes: int, each: int) -> list[VictimCandidate]:
     made = []
     for n in range(shapes):
         space = Resources(1000 * (n % 3), 1 + n % 7, 2048 * (1 + n % 5) + n, 0)
-        made += [VictimCandidate(DroneId(f"d{n}-{i}"), space, float((37 * n + 101 * i) % 997)) for i in range(each)]
+        made += [
+            VictimCandidate(DroneId(f"d{n}-{i}"), space, float((37 * n + 101 * i) % 997))
+            for i in range(each)
+        ]
     return made
 
 
@@ -45,12 +56,21 @@ def test_many_shapes_on_a_node_cost_a_bounded_search_and_still_make_room() -> No
     for left in range(10):
         found = cheapest_set(need, FULL, NO_RESOURCES, some, effort)
         assert found is not None
-        assert count_fits(need, Resources(*map(sum, zip(*(c.space for c in found), strict=True))), NO_RESOURCES) >= 1
+        assert (
+            count_fits(
+                need,
+                Resources(*map(sum, zip(*(c.space for c in found), strict=True))),
+                NO_RESOURCES,
+            )
+            >= 1
+        )
         assert effort.left >= max(0, MAX_PLAN_STEPS - (left + 1) * MAX_SEARCH_STEPS)
         for each in found:
             rest = [c.space for c in found if c is not each]
             room = Resources(*map(sum, zip(*rest, strict=True)))
-            assert count_fits(need, room, NO_RESOURCES) < 1 or not each.lost_gpu_s, "nobody with work leaves in vain"
+            assert count_fits(need, room, NO_RESOURCES) < 1 or not each.lost_gpu_s, (
+                "nobody with work leaves in vain"
+            )
     assert effort.left == 0
 
 
@@ -59,15 +79,22 @@ SPACES = st.sampled_from([DRONE, CPU_DRONE, Resources(2000, 24, 65536, 0)])
 
 @given(
     st.lists(st.tuples(SPACES, st.integers(0, 50)), max_size=8),
-    st.builds(Resources, st.sampled_from([0, 1000, 2000, 4000]), st.integers(1, 48), st.integers(1, 90000)),
-    st.builds(Resources, st.sampled_from([0, 1000, 2000]), st.integers(0, 40), st.integers(0, 90000)),
+    st.builds(
+        Resources, st.sampled_from([0, 1000, 2000, 4000]), st.integers(1, 48), st.integers(1, 90000)
+    ),
+    st.builds(
+        Resources, st.sampled_from([0, 1000, 2000]), st.integers(0, 40), st.integers(0, 90000)
+    ),
     st.sampled_from([NO_RESOURCES, Resources(0, 8, 20480)]),
 )
 def test_no_set_is_cheaper_and_none_in_it_could_stay(
     held: list[tuple[Resources, int]], need: Resources, free: Resources, kept: Resources
 ) -> None:
     """Against every subset there is."""
-    some = [VictimCandidate(DroneId(f"d{i}"), space, float(lost)) for i, (space, lost) in enumerate(held)]
+    some = [
+        VictimCandidate(DroneId(f"d{i}"), space, float(lost))
+        for i, (space, lost) in enumerate(held)
+    ]
 
     def enough(chosen: tuple[VictimCandidate, ...]) -> bool:
         room = free

@@ -1,4 +1,7 @@
-"""Fixtures: OpenSSH servers of each test's own. They are real: PROVISIONER_NO_LIVE=1 leaves them out, not under CI."""
+"""Fixtures: OpenSSH servers of each test's own.
+
+They are real: PROVISIONER_NO_LIVE=1 leaves them out, not under CI.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,9 @@ def openssh() -> Path:
 def new_sshd(openssh: Path) -> Iterator[Callable[..., Sshd]]:
     """Start a server: ``new_sshd(config, key_options)``."""
     with ExitStack() as stack:
-        yield lambda config="", key_options="": stack.enter_context(running_sshd(openssh, config, key_options))
+        yield lambda config="", key_options="": stack.enter_context(
+            running_sshd(openssh, config, key_options)
+        )
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,7 @@
 """A real OpenSSH server for a test: a plain process on loopback with a directory of its own, not root.
 
-nss_wrapper gives it an account ``drone`` whose home is in that directory and whose shell is /bin/sh.
+nss_wrapper gives it an account ``drone`` whose home is in that directory and whose shell is
+/bin/sh.
 """
 
 from __future__ import annotations
@@ -16,7 +17,15 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from adapters.shared.commands.settings import SshSettings
-from tests.labs.htcondor import account, children_of, end, free_port, lab_directory, living_in, until
+from tests.labs.htcondor import (
+    account,
+    children_of,
+    end,
+    free_port,
+    lab_directory,
+    living_in,
+    until,
+)
 
 USER = "drone"
 
@@ -56,7 +65,9 @@ def key_pair(file: Path, passphrase: str = "") -> str:
 class Sshd:
     """One server; ``settings()`` lets us in by key."""
 
-    def __init__(self, root: Path, prefix: Path, *, config: str = "", key_options: str = "") -> None:
+    def __init__(
+        self, root: Path, prefix: Path, *, config: str = "", key_options: str = ""
+    ) -> None:
         self.root, self._prefix, self.port = root, prefix, free_port()
         self.account = account()
         self.process: subprocess.Popen[bytes] | None = None
@@ -79,7 +90,13 @@ class Sshd:
         library = self._prefix / "lib-sshd"
         with (self.root / "log").open("ab") as log:
             self.process = subprocess.Popen(
-                [str(self._prefix / "usr/sbin/sshd"), "-D", "-e", "-f", str(self.root / "sshd_config")],
+                [
+                    str(self._prefix / "usr/sbin/sshd"),
+                    "-D",
+                    "-e",
+                    "-f",
+                    str(self.root / "sshd_config"),
+                ],
                 env={
                     "PATH": "/usr/bin:/bin",
                     "HOME": str(self.home),
@@ -118,7 +135,10 @@ class Sshd:
     def _servers(self) -> list[int]:
         assert self.process is not None
         first = list(children_of(self.process.pid))
-        return [*first, *(pid for each in first for pid, name in children_of(each).items() if "sshd" in name)]
+        return [
+            *first,
+            *(pid for each in first for pid, name in children_of(each).items() if "sshd" in name),
+        ]
 
     def sleepers(self) -> list[str]:
         return [command for command in living_in(self.home).values() if "sleep" in command]
@@ -131,14 +151,22 @@ class Sshd:
             self.process = None
 
     def settings(self, **more: object) -> SshSettings:
-        where = {"host": "127.0.0.1", "port": self.port, "user": USER, "known_hosts": self.known_hosts}
+        where = {
+            "host": "127.0.0.1",
+            "port": self.port,
+            "user": USER,
+            "known_hosts": self.known_hosts,
+        }
         how = {"key": self.root / "id", "retry": "100ms", "retry_at_most": "400ms"}
         return SshSettings.model_validate({**where, **how, **more})
 
 
 @contextmanager
 def running_sshd(prefix: Path, config: str = "", key_options: str = "") -> Iterator[Sshd]:
-    """A server of a test's own. Leaving stops it, and fails if any process below its directory is left."""
+    """A server of a test's own.
+
+    Leaving stops it, and fails if any process below its directory is left.
+    """
     with lab_directory("sshd") as root:
         server = Sshd(root, prefix, config=config, key_options=key_options)
         try:

@@ -17,7 +17,11 @@ RESERVED = re.compile("DRONE_.*", re.IGNORECASE)
 @pytest.mark.parametrize(
     "env",
     [
-        {"DRONE_XID_APPLICATION": "13,31, 43", "DRONE_XID_FATAL": "", "DRONE_XID_RESET": "94,other"},
+        {
+            "DRONE_XID_APPLICATION": "13,31, 43",
+            "DRONE_XID_FATAL": "",
+            "DRONE_XID_RESET": "94,other",
+        },
         {"DRONE_GPU_IGNORE": "pcie,remap-pending", "DRONE_GPU_FATAL_S": "7200"},
         {"DRONE_KERNEL_LOG": "/var/log/gpu-messages.log", "ANYTHING": "else"},
         {name: example for name, (_, example) in POLICY_VARIABLES.items()},
@@ -61,7 +65,12 @@ def test_other_settings_name_the_remedy(name: str, value: str, said: str) -> Non
 def test_variables_and_findings_are_those_of_the_reference() -> None:
     page = (ROOT / "docs" / "reference" / "drone.md").read_text()
     table = page[page.index("| finding | by | class |") :].partition("\n\n")[0]
-    assert set(re.findall(r"`([a-z-]+)`", "".join(row.split("|")[1] for row in table.splitlines()))) == FINDINGS
+    assert (
+        set(re.findall(r"`([a-z-]+)`", "".join(row.split("|")[1] for row in table.splitlines())))
+        == FINDINGS
+    )
     variables = page[page.index("| `DRONE_XID_APPLICATION` | Xids") :].partition("\n\n")[0]
-    named = re.findall(r"`(DRONE_\w+)`", "".join(row.split("|")[1] for row in variables.splitlines()))
+    named = re.findall(
+        r"`(DRONE_\w+)`", "".join(row.split("|")[1] for row in variables.splitlines())
+    )
     assert {*named, "DRONE_CHECK_S"} == POLICY_VARIABLES.keys()

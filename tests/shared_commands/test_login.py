@@ -1,7 +1,8 @@
 """Passwords and one-time codes.
 
-OpenSSH asks for one-time codes through PAM, for which a host has to be set up. The peer of these tests is therefore
-asyncssh's own server: a real exchange of the ssh protocol, not with the server that sites run.
+OpenSSH asks for one-time codes through PAM, for which a host has to be set up. The peer of these
+tests is therefore asyncssh's own server: a real exchange of the ssh protocol, not with the server
+that sites run.
 """
 
 from __future__ import annotations
@@ -24,10 +25,15 @@ RFC_SEED = "GEZDGNBVGY3TQOJQGEZDGNBVGY3TQOJQ"
 """``12345678901234567890`` in base32: the key of RFC 6238's test vectors."""
 
 
-@pytest.mark.parametrize(("moment", "digits"), [(59, "287082"), (1234567890, "005924"), (20000000000, "353130")])
+@pytest.mark.parametrize(
+    ("moment", "digits"), [(59, "287082"), (1234567890, "005924"), (20000000000, "353130")]
+)
 def test_codes_are_those_of_the_standard(moment: int, digits: str) -> None:
     """RFC 6238, appendix B, SHA-1; the last six of its eight digits."""
-    assert one_time_code("gezd gnbv gy3t qojq gezd gnbv gy3t qojq", moment // CODE_INTERVAL_S) == digits
+    assert (
+        one_time_code("gezd gnbv gy3t qojq gezd gnbv gy3t qojq", moment // CODE_INTERVAL_S)
+        == digits
+    )
 
 
 async def test_no_code_is_given_twice(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,7 +59,9 @@ Rounds = Sequence[Sequence[str]]
 class Asking(asyncssh.SSHServer):
     """Asks what a login node asks, and notes what it is told."""
 
-    def __init__(self, rounds: Rounds, right: Callable[[Sequence[str]], bool], told: list[str]) -> None:
+    def __init__(
+        self, rounds: Rounds, right: Callable[[Sequence[str]], bool], told: list[str]
+    ) -> None:
         self._rounds, self._right, self._told = rounds, right, told
 
     def begin_auth(self, username: str) -> bool:
@@ -95,12 +103,19 @@ async def asking(tmp_path: Path) -> AsyncIterator[NewServer]:
                 "server_factory": lambda: Asking(rounds, right, told),
                 "process_factory": lambda process: process.exit(0),
             }
-            server = await asyncssh.listen("127.0.0.1", 0, server_host_keys=[host_key], encoding=None, **factories)
+            server = await asyncssh.listen(
+                "127.0.0.1", 0, server_host_keys=[host_key], encoding=None, **factories
+            )
             stack.callback(server.close)
             port = server.sockets[0].getsockname()[1]
             known_hosts = tmp_path / f"known_hosts.{port}"
             known_hosts.write_bytes(f"[127.0.0.1]:{port} ".encode() + host_key.export_public_key())
-            return {"host": "127.0.0.1", "port": port, "user": "me", "known_hosts": known_hosts}, told
+            return {
+                "host": "127.0.0.1",
+                "port": port,
+                "user": "me",
+                "known_hosts": known_hosts,
+            }, told
 
         yield start
 
@@ -115,14 +130,20 @@ async def tried(settings: dict[str, object]) -> None:
         assert (await runner.run(["true"], deadline_s=20)).code == 0
 
 
-@pytest.mark.parametrize("prompt", ["Your OTP: ", "Verification code: ", "One-time password (OATH) for `me': "])
-async def test_a_one_time_code_is_given_where_one_is_asked_for(asking: NewServer, tmp_path: Path, prompt: str) -> None:
+@pytest.mark.parametrize(
+    "prompt", ["Your OTP: ", "Verification code: ", "One-time password (OATH) for `me': "]
+)
+async def test_a_one_time_code_is_given_where_one_is_asked_for(
+    asking: NewServer, tmp_path: Path, prompt: str
+) -> None:
     settings, told = await asking([[prompt]])
     await tried({**settings, "totp": {"file": tmp_path / "seed"}})
     assert len(told) == 1
 
 
-@pytest.mark.parametrize("rounds", [[["Password: "], ["Your OTP: "]], [["Password: ", "Your OTP: "]]])
+@pytest.mark.parametrize(
+    "rounds", [[["Password: "], ["Your OTP: "]], [["Password: ", "Your OTP: "]]]
+)
 async def test_a_password_and_a_code_go_where_they_belong(
     asking: NewServer, tmp_path: Path, rounds: list[list[str]]
 ) -> None:
@@ -134,7 +155,9 @@ async def test_a_password_and_a_code_go_where_they_belong(
 
 
 async def test_what_nobody_expected_is_not_answered(asking: NewServer, tmp_path: Path) -> None:
-    settings, told = await asking([["New password: ", "Mother's maiden name: "]], lambda answers: True)
+    settings, told = await asking(
+        [["New password: ", "Mother's maiden name: "]], lambda answers: True
+    )
     with pytest.raises(AuthError, match="asks `Mother's maiden name:`"):
         await tried({**settings, "password": {"file": tmp_path / "password"}})
     assert told == []

@@ -41,7 +41,9 @@ async def runner(request: pytest.FixtureRequest) -> AsyncIterator[Runner]:
 
 async def test_bytes_go_in_and_come_out_as_they_are(runner: Runner) -> None:
     every = bytes(range(256)) * 4096
-    done = await runner.run(["sh", "-c", "cat; printf 'x\\0y' >&2; exit 3"], stdin=every, deadline_s=30)
+    done = await runner.run(
+        ["sh", "-c", "cat; printf 'x\\0y' >&2; exit 3"], stdin=every, deadline_s=30
+    )
     assert (done.code, done.out, done.err) == (3, every, b"x\0y")
 
 
@@ -51,13 +53,19 @@ async def test_a_command_that_does_not_read_its_input_is_no_error(runner: Runner
 
 
 @pytest.mark.parametrize("script", ["exit 255", "kill -KILL $$", "exit 137"])
-async def test_the_status_of_a_broken_ssh_and_an_end_by_signal_are_no_answer(runner: Runner, script: str) -> None:
+async def test_the_status_of_a_broken_ssh_and_an_end_by_signal_are_no_answer(
+    runner: Runner, script: str
+) -> None:
     with pytest.raises(NoReplyError, match="`sh`"):
         await runner.run(["sh", "-c", f"echo half an answer; {script}"], deadline_s=30)
 
 
-@pytest.mark.parametrize("prefix", [(), ("-u", "SQUEUE_USERS"), ("-u", "A", "-u", "B", "SLURM_TIME_FORMAT=%s", "X=")])
-async def test_errors_name_the_program_that_env_runs(runner: Runner, prefix: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    "prefix", [(), ("-u", "SQUEUE_USERS"), ("-u", "A", "-u", "B", "SLURM_TIME_FORMAT=%s", "X=")]
+)
+async def test_errors_name_the_program_that_env_runs(
+    runner: Runner, prefix: tuple[str, ...]
+) -> None:
     with pytest.raises(NoReplyError, match="`sleep` gave no answer within"):
         await runner.run(["env", *prefix, "sleep", "60"], deadline_s=1)
     with pytest.raises(NoReplyError, match=r"`sh` (ended with 255|was ended by a signal)"):
@@ -99,13 +107,37 @@ async def test_an_endless_answer_is_cut_short(runner: Runner) -> None:
 
 
 ARGUMENTS = st.lists(
-    st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=40), min_size=1, max_size=6
+    st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=40),
+    min_size=1,
+    max_size=6,
 )
 
 
 @given(argument=ARGUMENTS)
-@example(argument=["", " ", "'", '"', "$(id)", "`id`", "a;b", "&", "|", "\n", "\\", "~", "*", "!", "#", "-n", "é\t€"])
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@example(
+    argument=[
+        "",
+        " ",
+        "'",
+        '"',
+        "$(id)",
+        "`id`",
+        "a;b",
+        "&",
+        "|",
+        "\n",
+        "\\",
+        "~",
+        "*",
+        "!",
+        "#",
+        "-n",
+        "é\t€",
+    ]
+)
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 def test_no_argument_is_read_by_a_shell_on_the_way(sshd: Sshd, argument: list[str]) -> None:
     """What is asked for comes from ads too: whatever the characters, they arrive as they left."""
 
@@ -121,9 +153,16 @@ async def listing(runner: Runner, directory: str) -> dict[str, str]:
     return dict(line.split() for line in done.out.decode().splitlines())
 
 
-async def test_files_are_put_whole_and_private_and_taken_away(runner: Runner, tmp_path: Path) -> None:
+async def test_files_are_put_whole_and_private_and_taken_away(
+    runner: Runner, tmp_path: Path
+) -> None:
     where = str(tmp_path / "batch") if isinstance(runner, LocalRunner) else "work/batch"
-    content = {"drone.sh": b"#!/bin/sh\n", "token": b"\0secret\xff", "checks/gpu.sh": b"exit 0\n", "empty": b""}
+    content = {
+        "drone.sh": b"#!/bin/sh\n",
+        "token": b"\0secret\xff",
+        "checks/gpu.sh": b"exit 0\n",
+        "empty": b"",
+    }
     for _ in range(2):  # putting the same again changes nothing
         await parcel.put(runner, where, content, executable=["drone.sh"], deadline_s=30)
         found = await listing(runner, where)
@@ -136,7 +175,9 @@ async def test_files_are_put_whole_and_private_and_taken_away(runner: Runner, tm
         assert (await runner.run(["cat", f"{where}/token"], deadline_s=30)).out == b"\0secret\xff"
         assert (await runner.run(["stat", "-c", "%a", where], deadline_s=30)).out == b"700\n"
     await parcel.put(runner, where, {"token": b"new"}, deadline_s=30)
-    assert set(await listing(runner, where)) - {"token"} == {k for k in await listing(runner, where) if k[:4] == "put."}
+    assert set(await listing(runner, where)) - {"token"} == {
+        k for k in await listing(runner, where) if k[:4] == "put."
+    }
     assert (await runner.run(["cat", f"{where}/token"], deadline_s=30)).out == b"new"
     beside = await runner.run(["ls", str(Path(where).parent)], deadline_s=30)
     assert beside.out == b"batch\n", "no half-made directory is left"
@@ -152,13 +193,21 @@ async def test_directories_that_a_put_makes_are_private(runner: Runner, tmp_path
     assert sorted(found.out.decode().splitlines()) == ["batch 700", "checks 700", "new 700"]
 
 
-async def test_the_same_put_side_by_side_is_there_once_and_whole(runner: Runner, tmp_path: Path) -> None:
+async def test_the_same_put_side_by_side_is_there_once_and_whole(
+    runner: Runner, tmp_path: Path
+) -> None:
     content = {"drone.sh": b"#!/bin/sh\n" * 1000, "token": b"secret"}
     for n in range(5):
-        where = str(tmp_path / f"{n}" / "batch") if isinstance(runner, LocalRunner) else f"side-{n}/batch"
+        where = (
+            str(tmp_path / f"{n}" / "batch")
+            if isinstance(runner, LocalRunner)
+            else f"side-{n}/batch"
+        )
         async with asyncio.TaskGroup() as group:
             for _ in range(6):
-                group.create_task(parcel.put(runner, where, content, executable=["drone.sh"], deadline_s=30))
+                group.create_task(
+                    parcel.put(runner, where, content, executable=["drone.sh"], deadline_s=30)
+                )
         found = {name for name in await listing(runner, where) if not name.startswith("put.")}
         assert found == {"drone.sh", "token"}
         assert (await runner.run(["ls", str(Path(where).parent)], deadline_s=30)).out == b"batch\n"
@@ -174,10 +223,14 @@ async def test_nothing_is_written_or_removed_elsewhere() -> None:
                 await parcel.remove(runner, directory, deadline_s=5)
 
 
-SSH = SshSettings.model_validate({"host": "login.example.org", "user": "drones", "key": "/nowhere/id"})
+SSH = SshSettings.model_validate(
+    {"host": "login.example.org", "user": "drones", "key": "/nowhere/id"}
+)
 
 
-def test_without_asyncssh_ssh_is_a_mistake_of_the_installation(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_asyncssh_ssh_is_a_mistake_of_the_installation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(sys.modules, "asyncssh", None)
     monkeypatch.delitem(sys.modules, "adapters.shared.commands.ssh")
     monkeypatch.delitem(sys.modules, "adapters.shared.commands.ssh_login", raising=False)

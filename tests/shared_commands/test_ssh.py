@@ -31,7 +31,9 @@ async def test_a_host_that_nobody_has_vouched_for_is_not_talked_to(
 ) -> None:
     file = tmp_path / "known_hosts"
     if vouched is not None:
-        file.write_text(f"[127.0.0.1]:{sshd.port} {key_pair(tmp_path / 'other')}\n" if "key" in vouched else "")
+        file.write_text(
+            f"[127.0.0.1]:{sshd.port} {key_pair(tmp_path / 'other')}\n" if "key" in vouched else ""
+        )
     before = sshd.logins()
     async with SshRunner(sshd.settings(known_hosts=file)) as runner:
         with pytest.raises(AuthError, match="fingerprint"):
@@ -45,9 +47,15 @@ async def test_a_key_with_a_passphrase_is_opened_with_it(new_sshd: NewSshd, tmp_
     server.authorize(key_pair(key, "open sesame"))
     (tmp_path / "phrase").write_text("open sesame\n")
     (tmp_path / "wrong").write_text("open rye\n")
-    async with SshRunner(server.settings(key=key, passphrase={"file": tmp_path / "phrase"})) as runner:
+    async with SshRunner(
+        server.settings(key=key, passphrase={"file": tmp_path / "phrase"})
+    ) as runner:
         assert await said(runner, "echo", "in") == "in\n"
-    for more in ({}, {"passphrase": {"file": tmp_path / "wrong"}}, {"passphrase": {"file": tmp_path / "none"}}):
+    for more in (
+        {},
+        {"passphrase": {"file": tmp_path / "wrong"}},
+        {"passphrase": {"file": tmp_path / "none"}},
+    ):
         async with SshRunner(server.settings(key=key, **more)) as runner:
             with pytest.raises(AuthError, match="locked"):
                 await said(runner, "true")
@@ -63,10 +71,14 @@ async def test_the_keys_of_an_agent_let_us_in(
     async with SshRunner(settings) as runner:
         with pytest.raises(AuthError, match="no ssh agent"):
             await said(runner, "true")
-    agent = await asyncio.create_subprocess_exec("ssh-agent", "-D", "-a", str(socket), stdout=subprocess.DEVNULL)
+    agent = await asyncio.create_subprocess_exec(
+        "ssh-agent", "-D", "-a", str(socket), stdout=subprocess.DEVNULL
+    )
     try:
         await asyncio.to_thread(until, socket.exists, 10)
-        add = await asyncio.create_subprocess_exec("ssh-add", "-q", str(key), stderr=subprocess.DEVNULL)
+        add = await asyncio.create_subprocess_exec(
+            "ssh-add", "-q", str(key), stderr=subprocess.DEVNULL
+        )
         assert await add.wait() == 0
         async with SshRunner(settings) as runner:
             assert await said(runner, "echo", "in") == "in\n"
@@ -97,7 +109,10 @@ async def test_a_server_that_allows_two_sessions_gets_ten_commands_done(new_sshd
     server = new_sshd("MaxSessions 2")
     note = server.home / "note"
     async with SshRunner(server.settings(max_sessions=10)) as runner:
-        work = [said(runner, "sh", "-c", f"echo {n} >>{note}; sleep 0.1; echo {n}", deadline_s=60) for n in range(10)]
+        work = [
+            said(runner, "sh", "-c", f"echo {n} >>{note}; sleep 0.1; echo {n}", deadline_s=60)
+            for n in range(10)
+        ]
         answers = await asyncio.gather(*work)
         assert answers == [f"{n}\n" for n in range(10)]
         assert await said(runner, "echo", "on") == "on\n"
@@ -119,7 +134,9 @@ async def test_who_gave_up_while_waiting_for_a_turn_never_runs(new_sshd: NewSshd
     assert not note.exists()
 
 
-async def test_a_command_that_is_cancelled_while_its_session_opens_never_runs(new_sshd: NewSshd) -> None:
+async def test_a_command_that_is_cancelled_while_its_session_opens_never_runs(
+    new_sshd: NewSshd,
+) -> None:
     server = new_sshd()
     note = server.home / "note"
     async with SshRunner(server.settings(max_sessions=1, keepalive="60s")) as runner:
@@ -146,11 +163,15 @@ async def comes_back(runner: Runner) -> None:
                 await asyncio.sleep(0.05)
 
 
-async def test_a_connection_cut_in_the_middle_is_no_answer_and_never_an_empty_one(new_sshd: NewSshd) -> None:
+async def test_a_connection_cut_in_the_middle_is_no_answer_and_never_an_empty_one(
+    new_sshd: NewSshd,
+) -> None:
     server = new_sshd()
     note = server.home / "note"
     async with SshRunner(server.settings()) as runner:
-        asked = asyncio.create_task(runner.run(["sh", "-c", f"echo half; touch {note}; sleep 3"], deadline_s=30))
+        asked = asyncio.create_task(
+            runner.run(["sh", "-c", f"echo half; touch {note}; sleep 3"], deadline_s=30)
+        )
         await asyncio.to_thread(until, note.exists, 20, what="the command runs", every_s=0.02)
         server.cut()
         with pytest.raises(NoReplyError, match="connection was lost"):
@@ -171,7 +192,9 @@ async def test_a_server_that_hangs_is_noticed_and_left(new_sshd: NewSshd) -> Non
 
 async def test_a_server_that_is_down_is_not_stormed(new_sshd: NewSshd) -> None:
     server = new_sshd()
-    async with SshRunner(server.settings(retry="1h", retry_at_most="1h", connect_deadline="5s")) as runner:
+    async with SshRunner(
+        server.settings(retry="1h", retry_at_most="1h", connect_deadline="5s")
+    ) as runner:
         assert await said(runner, "echo", "in") == "in\n"
         server.stop()
         reasons = []
@@ -184,7 +207,9 @@ async def test_a_server_that_is_down_is_not_stormed(new_sshd: NewSshd) -> None:
         with pytest.raises(UnavailableError, match=r"not tried again before \d\d:\d\d:\d\d"):
             await said(runner, "true")
     refused = [reason for reason in reasons if "not tried again" not in reason]
-    assert len(refused) <= 2, "one attempt, and perhaps one command that was caught in the end of the connection"
+    assert len(refused) <= 2, (
+        "one attempt, and perhaps one command that was caught in the end of the connection"
+    )
     assert server.logins() == 1
 
 

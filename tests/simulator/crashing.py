@@ -1,7 +1,8 @@
 """Scenarios in which the controller is killed at chosen await boundaries and started again.
 
-After its death a controller has no effect: its calls never return, and its clean-up code (``finally``,
-``except CancelledError``) does not reach store, sites or overlay, as after SIGKILL. Orders that were sent stay sent.
+After its death a controller has no effect: its calls never return, and its clean-up code
+(``finally``, ``except CancelledError``) does not reach store, sites or overlay, as after SIGKILL.
+Orders that were sent stay sent.
 """
 
 from __future__ import annotations
@@ -16,7 +17,15 @@ from typing import Any, Self, TypeVar
 
 from provisioner.model import Plan
 from provisioner.simulator.loop import rng_for, run_virtual
-from provisioner.simulator.world import START_EPOCH, RunRecord, Scenario, Simulation, SimulationOutcome, World, quiet
+from provisioner.simulator.world import (
+    START_EPOCH,
+    RunRecord,
+    Scenario,
+    Simulation,
+    SimulationOutcome,
+    World,
+    quiet,
+)
 from provisioner.store import Store
 from tests.simulator.faults import FaultyScenario, ServiceFaultKind
 
@@ -31,8 +40,8 @@ OVERLAY_ACTS = frozenset({"drain", "bootstrap"})
 class Crash:
     """A kill of the controller at its ``boundary``-th await boundary (from 1), with a restart ``down_s`` later.
 
-    A boundary lies before and after each call of store, sites and overlay. ``acts_only`` counts only calls that change
-    something.
+    A boundary lies before and after each call of store, sites and overlay. ``acts_only`` counts
+    only calls that change something.
     """
 
     boundary: int
@@ -43,7 +52,9 @@ class Crash:
 def crashes(seed: int, count: int, *, furthest: int, acts_only: bool = True) -> tuple[Crash, ...]:
     """Return ``count`` crashes at random boundaries, one for each life of the controller but the last."""
     rng = rng_for(seed, "crashes")
-    return tuple(Crash(rng.randint(1, furthest), rng.uniform(0.5, 60.0), acts_only) for _ in range(count))
+    return tuple(
+        Crash(rng.randint(1, furthest), rng.uniform(0.5, 60.0), acts_only) for _ in range(count)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +81,8 @@ class CrashOutcome(SimulationOutcome):
 def simulate(scenario: Scenario, open_store: Callable[[], Store] | None = None) -> CrashOutcome:
     """Run a scenario with its crashes.
 
-    ``open_store`` is called for each life of the controller and must lead to the same record each time, as a file does;
-    it may not use threads. By default, the record is kept in memory.
+    ``open_store`` is called for each life of the controller and must lead to the same record each
+    time, as a file does; it may not use threads. By default, the record is kept in memory.
     """
     kept = Store()
     simulation = CrashSimulation(scenario, open_store or (lambda: kept))
@@ -131,7 +142,9 @@ class CrashInjector:
     def _is_fatal(self, act: bool) -> bool:
         if self._crash is None or (self._crash.acts_only and not act):
             return False
-        return self._crash.boundary == (self.acts_crossed if self._crash.acts_only else self.crossed)
+        return self._crash.boundary == (
+            self.acts_crossed if self._crash.acts_only else self.crossed
+        )
 
 
 class CrashSimulation(Simulation):
@@ -157,7 +170,9 @@ class CrashSimulation(Simulation):
         stop = asyncio.Event()
         store: Any = Crashable("store", self._open_store(), injector, STORE_ACTS, self.record)
         overlay: Any = Crashable("overlay", world.overlay, injector, OVERLAY_ACTS)
-        sites: Any = {name: Crashable("site", site, injector, SITE_ACTS) for name, site in world.sites.items()}
+        sites: Any = {
+            name: Crashable("site", site, injector, SITE_ACTS) for name, site in world.sites.items()
+        }
         life = asyncio.create_task(
             self.serve(world, stop, store, overlay, sites), name=f"controller {len(self.lives) + 1}"
         )
@@ -179,7 +194,12 @@ class Crashable:
     """Store, site or overlay as one life of the controller sees it; what was committed stays."""
 
     def __init__(
-        self, name: str, behind: Any, injector: CrashInjector, acts: frozenset[str], record: RunRecord | None = None
+        self,
+        name: str,
+        behind: Any,
+        injector: CrashInjector,
+        acts: frozenset[str],
+        record: RunRecord | None = None,
     ) -> None:
         self._name = name
         self._behind = behind
@@ -211,7 +231,9 @@ class Crashable:
 
         return call
 
-    async def _committed(self, name: str, value: Callable[..., Awaitable[Any]], args: Any, options: Any) -> Any:
+    async def _committed(
+        self, name: str, value: Callable[..., Awaitable[Any]], args: Any, options: Any
+    ) -> Any:
         answer = await value(*args, **options)
         if self._record is not None:
             match name:

@@ -11,8 +11,22 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, NoReturn, TypeVar
 
-from provisioner.interfaces import AdapterError, AuthError, OutcomeUnknownError, RejectedError, UnavailableError
-from provisioner.model import Fault, FaultKind, OrderOutcome, OrderResult, OverlayView, RemoteState, SiteView
+from provisioner.interfaces import (
+    AdapterError,
+    AuthError,
+    OutcomeUnknownError,
+    RejectedError,
+    UnavailableError,
+)
+from provisioner.model import (
+    Fault,
+    FaultKind,
+    OrderOutcome,
+    OrderResult,
+    OverlayView,
+    RemoteState,
+    SiteView,
+)
 from provisioner.simulator.loop import Draw, Network, VirtualClock, after, now_s, rng_for
 from provisioner.simulator.world import Scenario
 
@@ -57,8 +71,12 @@ class ServiceFaultKind(StrEnum):
     UNKNOWN_STATES = "unknown-states"
 
 
-VIEW_FAULTS = frozenset(map(ServiceFaultKind, ("empty", "partial", "stale", "free-wrong", "unknown-states")))
-_REFUSALS: Mapping[ServiceFaultKind, tuple[Callable[..., Exception], str, tuple[FaultKind, ...]]] = {
+VIEW_FAULTS = frozenset(
+    map(ServiceFaultKind, ("empty", "partial", "stale", "free-wrong", "unknown-states"))
+)
+_REFUSALS: Mapping[
+    ServiceFaultKind, tuple[Callable[..., Exception], str, tuple[FaultKind, ...]]
+] = {
     ServiceFaultKind.DOWN: (UnavailableError, "no route to host", ()),
     ServiceFaultKind.DENIED: (AuthError, "token expired", ()),
     ServiceFaultKind.QUOTA: (RejectedError, "quota exceeded", (FaultKind.QUOTA,)),
@@ -94,7 +112,9 @@ class FaultyScenario(Scenario):
     """A scenario whose calls meet faults."""
 
     service_faults: tuple[ServiceFault, ...] = ()
-    faults_met: Counter[ServiceFaultKind] = field(default_factory=Counter, init=False, compare=False)
+    faults_met: Counter[ServiceFaultKind] = field(
+        default_factory=Counter, init=False, compare=False
+    )
     """Calls that a fault has hit."""
 
     def network(self, name: str, latency: Draw) -> Network:
@@ -119,7 +139,9 @@ class FaultyNetwork(Network):
             return self._distorted(await self.exchange(carry_out, latency_s), fault)
         if fault.kind is ServiceFaultKind.REPLY_TORN:
             result: Any = await self.exchange(carry_out, latency_s)
-            torn: Any = [self._torn(each, fault) for each in result] if isinstance(result, list) else result
+            torn: Any = (
+                [self._torn(each, fault) for each in result] if isinstance(result, list) else result
+            )
             return torn  # type: ignore[no-any-return]
         return await self._hit(carry_out, latency_s, fault)
 
@@ -127,7 +149,8 @@ class FaultyNetwork(Network):
         """Return the first fault that hits this call, if any."""
         for index, fault in enumerate(self._scenario.service_faults):
             if fault.covers(self.name, verb) and (
-                fault.chance >= 1.0 or rng_for(self.seed, "spell", index, self.name, self.calls).random() < fault.chance
+                fault.chance >= 1.0
+                or rng_for(self.seed, "spell", index, self.name, self.calls).random() < fault.chance
             ):
                 return fault
         return None
@@ -172,18 +195,27 @@ class FaultyNetwork(Network):
             case ServiceFaultKind.EMPTY, OverlayView():
                 return replace(view, classes=(), slots=())
             case ServiceFaultKind.PARTIAL, OverlayView():
-                return replace(view, slots=tuple(s for s in view.slots if self._shows(s.drone_id, fault)))
+                return replace(
+                    view, slots=tuple(s for s in view.slots if self._shows(s.drone_id, fault))
+                )
             case _, OverlayView():
                 return view
             case ServiceFaultKind.EMPTY, _:
                 return replace(view, drones={})
             case ServiceFaultKind.PARTIAL, _:
-                return replace(view, drones={d: r for d, r in view.drones.items() if self._shows(d, fault)})
+                return replace(
+                    view, drones={d: r for d, r in view.drones.items() if self._shows(d, fault)}
+                )
             case ServiceFaultKind.FREE_WRONG, _:
-                (types,) = (each.types for each in self._scenario.facilities if each.name == self.name)
+                (types,) = (
+                    each.types for each in self._scenario.facilities if each.name == self.name
+                )
                 return replace(view, free={kind.name: int(fault.amount) for kind in types})
             case _:
-                unknown = {d: replace(r, state=RemoteState.UNKNOWN, end=None) for d, r in view.drones.items()}
+                unknown = {
+                    d: replace(r, state=RemoteState.UNKNOWN, end=None)
+                    for d, r in view.drones.items()
+                }
                 return replace(view, drones=unknown)
 
     def _shows(self, drone_id: str, fault: ServiceFault) -> bool:

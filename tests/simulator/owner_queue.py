@@ -1,15 +1,18 @@
 """Owners of a site beside the series of the product: jobs in their own cluster, and steps of one pool.
 
-The jobs of :class:`Owner`: they wait, the site makes matches now and then, and drones give way to them.
+The jobs of :class:`Owner`: they wait, the site makes matches now and then, and drones give way to
+them.
 
-As HTCondor does it with a ``RANK`` that prefers the owner: a job that finds no room takes the place of one drone, if
-it fits into that drone's slot; with notice, and it starts there as soon as the drone is gone. A job larger than any
-slot is served only where the site has ``ALLOW_PSLOT_PREEMPTION``, and then the drones of one node go without notice.
+As HTCondor does it with a ``RANK`` that prefers the owner: a job that finds no room takes the place
+of one drone, if it fits into that drone's slot; with notice, and it starts there as soon as the
+drone is gone. A job larger than any slot is served only where the site has
+``ALLOW_PSLOT_PREEMPTION``, and then the drones of one node go without notice.
 
-How much of a job's wait is our doing: at each of the site's cycles the waiting jobs are also placed, in thought, on the
-nodes as they would be without drones. From the first cycle at which a job would have run like that, its wait is ours:
-*blocked* while its room is not there, and *late* once the room is there and the site's next cycle is not. What it waits
-before that cycle (the site's own interval, the owner's own other jobs) would be there without us, too.
+How much of a job's wait is our doing: at each of the site's cycles the waiting jobs are also
+placed, in thought, on the nodes as they would be without drones. From the first cycle at which a
+job would have run like that, its wait is ours: *blocked* while its room is not there, and *late*
+once the room is there and the site's next cycle is not. What it waits before that cycle (the site's
+own interval, the owner's own other jobs) would be there without us, too.
 """
 
 from __future__ import annotations
@@ -49,7 +52,10 @@ class Owner:
 
     jobs: tuple[OwnerJob, ...] = ()
     negotiation_s: float = 30.0
-    """Between two cycles of the site. Drones get their places in them, too, after the owner's jobs."""
+    """Between two cycles of the site.
+
+    Drones get their places in them, too, after the owner's jobs.
+    """
     preempts_after_s: float = 0.0
     """Wait of a job before drones are preempted for it."""
     grace_s: float = 10.0
@@ -114,7 +120,8 @@ class SimulatedOwnerQueue(SimulatedOwner):
     def held_milli(self) -> int:
         return sum(queued.amount.gpu_milli for queued in self.running)
 
-    # -------------------------------------------------------------------------------------------- what is listed
+    # --------------------------------------------------------------------------------------------
+    # what is listed
 
     def claims(self) -> tuple[OwnerDemand, ...]:
         shapes: dict[tuple[str, ResourceVector], list[QueuedOwnerJob]] = {}
@@ -140,10 +147,14 @@ class SimulatedOwnerQueue(SimulatedOwner):
     def load(self) -> OwnerLoad:
         held = [queued.amount for queued in self.running]
         return OwnerLoad(
-            len(held), sum(a.gpu_milli for a in held), sum(a.cpus for a in held), sum(a.memory_mib for a in held)
+            len(held),
+            sum(a.gpu_milli for a in held),
+            sum(a.cpus for a in held),
+            sum(a.memory_mib for a in held),
         )
 
-    # ---------------------------------------------------------------------------------------- one cycle of the site
+    # ---------------------------------------------------------------------------------------- one
+    # cycle of the site
 
     def _arrive(self, queued: QueuedOwnerJob) -> None:
         queued.booked_s = now_s()
@@ -188,7 +199,9 @@ class SimulatedOwnerQueue(SimulatedOwner):
 
     def _takes(self, queued: QueuedOwnerJob, room: dict[SimulatedNode, ResourceVector]) -> bool:
         """Take a job's part of the fullest node with room for it; return whether there is one."""
-        fitting = [m for m in self._allowed(queued) if m in room and m.admits(queued.amount, room[m])]
+        fitting = [
+            m for m in self._allowed(queued) if m in room and m.admits(queued.amount, room[m])
+        ]
         if fitting:
             machine = min(fitting, key=lambda m: room[m].gpu_milli)
             room[machine] = room[machine].less(queued.amount)
@@ -211,7 +224,8 @@ class SimulatedOwnerQueue(SimulatedOwner):
         machine.left(queued)
         self._look_for_room()
 
-    # ------------------------------------------------------------------------------------------- drones give way
+    # -------------------------------------------------------------------------------------------
+    # drones give way
 
     def _preempt(self, queued: QueuedOwnerJob) -> None:
         allowed = {m for m in self._allowed(queued) if m.up}
@@ -232,8 +246,8 @@ class SimulatedOwnerQueue(SimulatedOwner):
     def _clear_node(self, queued: QueuedOwnerJob, ranked: Sequence[SimulatedDrone]) -> None:
         """Preempt several drones of one node at once.
 
-        Chooses the node whose drones have run for the shortest time in all, as HTCondor's own PREEMPTION_RANK does, or
-        any, if the rule is random.
+        Chooses the node whose drones have run for the shortest time in all, as HTCondor's own
+        PREEMPTION_RANK does, or any, if the rule is random.
         """
         found = []
         for machine in self._machines:

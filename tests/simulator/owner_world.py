@@ -1,10 +1,11 @@
 """An owner's cluster with our drones as backfill: the same world, but for who chooses the drones that make room.
 
-Its jobs are made from a series, which says how many GPUs were busy or asked for, and when; it knows no jobs. A step up
-by n is n GPUs' worth of new jobs, of sizes drawn from 1, 2, 4 and 8, the last cut to what is left; a step down by n
-ends jobs of n GPUs in all, drawn from those that run and are not larger than what is still to end. Where all that run
-are larger, the rest is carried over to the next step down. So the sum of the jobs follows the series, at most seven
-GPUs above it. CPUs and RAM are drawn per job: no source has them. What a job waits in the simulation comes on top.
+Its jobs are made from a series, which says how many GPUs were busy or asked for, and when; it knows
+no jobs. A step up by n is n GPUs' worth of new jobs, of sizes drawn from 1, 2, 4 and 8, the last
+cut to what is left; a step down by n ends jobs of n GPUs in all, drawn from those that run and are
+not larger than what is still to end. Where all that run are larger, the rest is carried over to the
+next step down. So the sum of the jobs follows the series, at most seven GPUs above it. CPUs and RAM
+are drawn per job: no source has them. What a job waits in the simulation comes on top.
 """
 
 from __future__ import annotations
@@ -59,11 +60,14 @@ def load_of(seed: int, loads: Mapping[str, OwnerLoadSeries] | None = None) -> Ow
     return part_of(loads[rng.choice(sorted(loads))], rng, span_s=SPAN_S).scaled(gpus)
 
 
-def owned(seed: int, load: OwnerLoadSeries, chooser: Chooser, *, site_waits: bool = True) -> CrashScenario:
+def owned(
+    seed: int, load: OwnerLoadSeries, chooser: Chooser, *, site_waits: bool = True
+) -> CrashScenario:
     """The world of a seed. ``load`` is the owner's, over :data:`SPAN_S`, for a cluster of ``8 * nodes_of(seed)`` GPUs.
 
-    Grants, pace of the site and the overlay's jobs are drawn; nothing but what ``chooser`` says depends on it.
-    ``site_waits``: the site itself preempts only for jobs that have waited for two ticks, the grace and 10 s more.
+    Grants, pace of the site and the overlay's jobs are drawn; nothing but what ``chooser`` says
+    depends on it. ``site_waits``: the site itself preempts only for jobs that have waited for two
+    ticks, the grace and 10 s more.
     """
     rng, nodes = rng_for(seed, "owned"), nodes_of(seed)
     grace_s = rng.choice((10.0, 20.0))
@@ -76,10 +80,19 @@ def owned(seed: int, load: OwnerLoadSeries, chooser: Chooser, *, site_waits: boo
         victim=VictimRule.RANDOM if chooser is Chooser.RANDOM else VictimRule.YOUNGEST,
         pslot_preemption=True,
     )
-    owner_gpu_s = sum(job.gpus * min(job.duration_s, max(0.0, SPAN_S - job.submit_s)) for job in jobs)
-    left_gpu_s = max(0.2, 1.0 - owner_gpu_s / (SPAN_S * nodes * GPUS_PER_NODE)) * SPAN_S * nodes * GPUS_PER_NODE
+    owner_gpu_s = sum(
+        job.gpus * min(job.duration_s, max(0.0, SPAN_S - job.submit_s)) for job in jobs
+    )
+    left_gpu_s = (
+        max(0.2, 1.0 - owner_gpu_s / (SPAN_S * nodes * GPUS_PER_NODE))
+        * SPAN_S
+        * nodes
+        * GPUS_PER_NODE
+    )
     return CrashScenario(
-        facilities=(topas(owner, nodes=nodes, grace_s=grace_s, reports_claims=chooser is Chooser.PLANNER),),
+        facilities=(
+            topas(owner, nodes=nodes, grace_s=grace_s, reports_claims=chooser is Chooser.PLANNER),
+        ),
         jobs=_work(rng, 0.8 * left_gpu_s),
         seed=seed,
         policy=Policy(idle_timeout_s=120.0),
@@ -117,7 +130,8 @@ def _work(rng: Random, gpu_s: float) -> tuple[SimulatedJob, ...]:
     return tuple(jobs)
 
 
-# ------------------------------------------------------------------------------------------------ jobs of a series
+# ------------------------------------------------------------------------------------------------
+# jobs of a series
 
 SIZES = {1: 5, 2: 2, 4: 2, 8: 4}
 """GPUs of a job, and how many of 13 jobs are so: most jobs are small, and most GPUs are in large ones."""
@@ -125,9 +139,12 @@ LEAST_S = 60.0
 """No job is shorter."""
 
 
-def part_of(load: OwnerLoadSeries, rng: Random, *, span_s: float, per_hour: float = 15.0) -> OwnerLoadSeries:
-    """``span_s`` from somewhere in it, played so fast (up to 8 times) that about ``per_hour`` steps come. Quiet
-    parts, in which the owner never asks for a quarter of the cluster more, are passed over where others are."""
+def part_of(
+    load: OwnerLoadSeries, rng: Random, *, span_s: float, per_hour: float = 15.0
+) -> OwnerLoadSeries:
+    """``span_s`` from somewhere in it, played so fast (up to 8 times) that about ``per_hour`` steps
+    come. Quiet parts, in which the owner never asks for a quarter of the cluster more, are passed
+    over where others are."""
     pace = len(load.steps) / (load.span_s / 3600.0)
     faster = min(8.0, max(1.0, per_hour / pace))
     steps: tuple[tuple[float, int], ...] = ()
@@ -135,7 +152,9 @@ def part_of(load: OwnerLoadSeries, rng: Random, *, span_s: float, per_hour: floa
         from_s = rng.uniform(0.0, load.span_s - span_s * faster)
         until_s = from_s + span_s * faster
         before = [gpus for at_s, gpus in load.steps if at_s <= from_s]
-        inside = [((at_s - from_s) / faster, gpus) for at_s, gpus in load.steps if from_s < at_s < until_s]
+        inside = [
+            ((at_s - from_s) / faster, gpus) for at_s, gpus in load.steps if from_s < at_s < until_s
+        ]
         steps = ((0.0, before[-1] if before else 0), *inside)
         if sum(max(0, now - last) for (_, last), (_, now) in pairwise(steps)) >= load.gpus / 4:
             break
@@ -143,16 +162,19 @@ def part_of(load: OwnerLoadSeries, rng: Random, *, span_s: float, per_hour: floa
 
 
 def trace_file(root: Path) -> Path | None:
-    """The owner-load trace, where it is: in the directory that ``PROVISIONER_TRACES`` names, else in ``shared/traces``
-    beside the project's ``root``. No part of the project: it has a licence of its own."""
+    """The owner-load trace, where it is: in the directory that ``PROVISIONER_TRACES`` names, else
+    in ``shared/traces`` beside the project's ``root``. No part of the project: it has a licence of
+    its own."""
     place = os.environ.get("PROVISIONER_TRACES")
-    path = (Path(place) if place else root.parent / "shared" / "traces") / "owner_load_public.csv.gz"
+    path = (
+        Path(place) if place else root.parent / "shared" / "traces"
+    ) / "owner_load_public.csv.gz"
     return path if path.is_file() else None
 
 
 def made_load(seed: int, *, gpus: int, span_s: float, per_hour: float = 12.0) -> OwnerLoadSeries:
-    """A series of the same kind: steps that arrive independently, ``per_hour`` on average, mostly by 1, 8, 4, 2 and 16
-    GPUs, up as often as down, drawn towards half of the cluster."""
+    """A series of the same kind: steps that arrive independently, ``per_hour`` on average, mostly
+    by 1, 8, 4, 2 and 16 GPUs, up as often as down, drawn towards half of the cluster."""
     rng = Random(f"{seed}/owner load")
     now_s, wanted = 0.0, rng.randint(0, gpus // 2)
     steps = [(0.0, wanted)]
@@ -172,8 +194,8 @@ def owner_jobs(
     cpus: Sequence[int] = (1, 4, 8, 12),
     mib: Sequence[int] = (4096, 20480),
 ) -> tuple[OwnerJob, ...]:
-    """The jobs behind a series. Per GPU a job has one of ``cpus`` and up to ``mib[-1]`` of RAM; what runs at the end of
-    the series ends ``until_s`` at the latest."""
+    """The jobs behind a series. Per GPU a job has one of ``cpus`` and up to ``mib[-1]`` of RAM;
+    what runs at the end of the series ends ``until_s`` at the latest."""
     rng = Random(f"{seed}/owner jobs")
     jobs: list[OwnerJob] = []
     running: list[tuple[float, int]] = []
@@ -182,7 +204,9 @@ def owner_jobs(
     def end(job: tuple[float, int], at_s: float) -> None:
         begin_s, gpus = job
         each, memory_mib = rng.choice(cpus), rng.randint(mib[0], mib[-1])
-        jobs.append(OwnerJob(begin_s, max(LEAST_S, at_s - begin_s), gpus, gpus * each, gpus * memory_mib))
+        jobs.append(
+            OwnerJob(begin_s, max(LEAST_S, at_s - begin_s), gpus, gpus * each, gpus * memory_mib)
+        )
 
     for at_s, gpus in load.steps:
         running.extend((at_s, size) for size in _sizes(gpus - wanted, rng))

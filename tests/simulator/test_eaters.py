@@ -28,12 +28,18 @@ class Watched:
 
     def __call__(self, snapshot: Snapshot) -> Plan:
         plan = decide(self.sees(snapshot))
-        self.gone |= {d.drone.id: d.reason for d in plan.drains if isinstance(d.reason, BlackHoleDrone)}
+        self.gone |= {
+            d.drone.id: d.reason for d in plan.drains if isinstance(d.reason, BlackHoleDrone)
+        }
         return plan
 
 
 def played(watched: Watched, seed: int) -> SimulationOutcome:
-    work = tuple(SimulatedJob(1.0, 120.0, JobRequirements(owner=owner)) for owner in ("ann", "bob") for _ in range(60))
+    work = tuple(
+        SimulatedJob(1.0, 120.0, JobRequirements(owner=owner))
+        for owner in ("ann", "bob")
+        for _ in range(60)
+    )
     return simulate(
         Scenario(
             facilities=(small(gpus=8, max_drones=8, behaviour=HABITS),),

@@ -30,8 +30,12 @@ def kept(scenario: Scenario) -> CrashOutcome:
 
 def with_habits(scenario: CrashScenario, **given: object) -> CrashScenario:
     """The same, at a site with other habits."""
-    behaviour = SiteBehaviour(**{"boot": Uniform(5.0, 20.0), "check": Fixed(2.0), "release": Fixed(1.0), **given})  # type: ignore[arg-type]
-    return replace(scenario, facilities=tuple(replace(f, behaviour=behaviour) for f in scenario.facilities))
+    behaviour = SiteBehaviour(
+        **{"boot": Uniform(5.0, 20.0), "check": Fixed(2.0), "release": Fixed(1.0), **given}
+    )  # type: ignore[arg-type]
+    return replace(
+        scenario, facilities=tuple(replace(f, behaviour=behaviour) for f in scenario.facilities)
+    )
 
 
 QUARTERS = replace(SHORT, wants=replace(SHORT.wants, gpu_milli=250))
@@ -42,7 +46,9 @@ QUARTERS = replace(SHORT, wants=replace(SHORT.wants, gpu_milli=250))
     [((), 0), (burst(20, IMPOSSIBLE), 0), (burst(1, SHORT), 1), (burst(8, QUARTERS), 2)],
     ids=["no job", "jobs that fit nothing", "one job", "small jobs, which share"],
 )
-def test_no_more_drones_are_started_than_the_jobs_need(jobs: tuple[SimulatedJob, ...], drones: int) -> None:
+def test_no_more_drones_are_started_than_the_jobs_need(
+    jobs: tuple[SimulatedJob, ...], drones: int
+) -> None:
     outcome = kept(replace(calm(jobs=jobs), least_s=3600.0))
     assert (outcome.drones, outcome.jobs_left) == (drones, 0)
     assert outcome.ticks > 300
@@ -82,14 +88,20 @@ LIES = [
 ]
 
 
-@pytest.mark.parametrize("fault", WIRE + LIES, ids=lambda f: f"{f.where}-{f.verb}-{f.kind.value}-{f.amount:g}")
+@pytest.mark.parametrize(
+    "fault", WIRE + LIES, ids=lambda f: f"{f.where}-{f.verb}-{f.kind.value}-{f.amount:g}"
+)
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_each_fault_of_a_service_alone_costs_no_job_and_breaks_no_limit(fault: ServiceFault, seed: int) -> None:
+def test_each_fault_of_a_service_alone_costs_no_job_and_breaks_no_limit(
+    fault: ServiceFault, seed: int
+) -> None:
     scenario = calm(seed=seed)
     outcome = kept(replace(scenario, jobs=scenario.jobs + LATER, service_faults=(fault,)))
     assert outcome.faults_met[fault.kind] > 0, "the fault never struck: this proves nothing"
     assert outcome.jobs_done == 18
-    assert fault in WIRE or outcome.metrics.attempts_lost == 0, "a lie made the controller end a drone that worked"
+    assert fault in WIRE or outcome.metrics.attempts_lost == 0, (
+        "a lie made the controller end a drone that worked"
+    )
 
 
 def test_a_pool_that_does_not_negotiate_gets_no_drones_for_jobs_it_has_not_judged() -> None:
@@ -104,7 +116,9 @@ def test_an_owner_who_comes_and_goes_loses_us_work_but_no_job(seed: int) -> None
     base = calm(seed=seed)
     (site,) = base.facilities
     for notice_s in (0.0, 30.0):
-        owned = replace(site, pools=(GpuPool("gpus", 4),), owner=OwnerSteps(owner, "gpus", notice_s=notice_s))
+        owned = replace(
+            site, pools=(GpuPool("gpus", 4),), owner=OwnerSteps(owner, "gpus", notice_s=notice_s)
+        )
         outcome = kept(replace(base, facilities=(owned,)))
         assert outcome.metrics.ends["kit", EndKind.PREEMPTED] > 0
         assert outcome.jobs_done == 12
@@ -125,7 +139,9 @@ def test_failing_nodes_and_downtimes_lose_no_job(blow: HardwareFault, seed: int)
 
 
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("habit", ["dies_young", "never_joins", "hangs_in_check", "matches_nothing"])
+@pytest.mark.parametrize(
+    "habit", ["dies_young", "never_joins", "hangs_in_check", "matches_nothing"]
+)
 def test_a_third_of_bad_drones_delays_the_jobs_and_no_more(habit: str, seed: int) -> None:
     outcome = kept(with_habits(calm(seed=seed), **{habit: 0.34}))
     assert outcome.jobs_done == 12
@@ -136,7 +152,9 @@ def test_a_type_whose_drones_all_die_young_is_slowed_down() -> None:
     outcome = simulate(scenario)
     assert outcome.jobs_done == 0
     assert not outcome.metrics.caps_broken
-    assert outcome.drones < 40, "an hour of drones that die after 15 s would be over 700 without a back-off"
+    assert outcome.drones < 40, (
+        "an hour of drones that die after 15 s would be over 700 without a back-off"
+    )
 
 
 def test_an_order_carried_out_long_after_it_was_given_up_is_found_and_ended() -> None:
@@ -149,5 +167,7 @@ def test_an_order_carried_out_long_after_it_was_given_up_is_found_and_ended() ->
 @pytest.mark.parametrize("habit", ["never_joins", "hangs_in_check"])
 def test_a_pool_that_fails_one_look_in_ten_does_not_keep_bad_drones_alive(habit: str) -> None:
     flaky = ServiceFault(ServiceFaultKind.BUG, OVERLAY, "poll", chance=0.1)
-    outcome = kept(replace(with_habits(calm(), **{habit: 0.5}), service_faults=(flaky,), limit_s=4 * 3600.0))
+    outcome = kept(
+        replace(with_habits(calm(), **{habit: 0.5}), service_faults=(flaky,), limit_s=4 * 3600.0)
+    )
     assert outcome.ended_s < 3600.0

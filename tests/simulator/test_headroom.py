@@ -38,6 +38,8 @@ def test_the_first_jobs_of_a_quiet_day_do_not_wait_for_a_boot() -> None:
     assert min(cold.metrics.waits_s) > BOOT_S
     assert max(warm.metrics.waits_s) < BOOT_S / 2
     # They stay the same, and leave when their hours are over.
-    assert warm.drones == 2 + 2, "two that were warm, and two that were warmed up when those had work"
+    assert warm.drones == 2 + 2, (
+        "two that were warm, and two that were warmed up when those had work"
+    )
     closes_s = (17 - BEGINS_H) * 3600
     assert closes_s < warm.ended_s < closes_s + 600

@@ -22,7 +22,10 @@ HOUR_S = 3600.0
 SPAN_S, COME_S, RUN_S = 4 * HOUR_S, HOUR_S, 1800.0
 ONE = JobRequirements(owner="alice")
 PAIR = JobRequirements(gpu_milli=2000, cpus=2, owner="bob")
-SINGLES = (drone_type("kit", "gpu"), drone_type("kit", "gpux2", gpu_milli=2000, cpus=16, memory_mib=81920))
+SINGLES = (
+    drone_type("kit", "gpu"),
+    drone_type("kit", "gpux2", gpu_milli=2000, cpus=16, memory_mib=81920),
+)
 QUADS = (drone_type("kit", "gpux4", gpu_milli=4000, cpus=32, memory_mib=163840),)
 
 
@@ -40,7 +43,9 @@ class WatchedReservations:
     def __call__(self, snapshot: Snapshot) -> Plan:
         plan = decide(snapshot)
         reserved = [each.reason for each in plan.refusals if isinstance(each.reason, NodeReserved)]
-        self.said |= {each.subject for each in plan.refusals if isinstance(each.reason, NodeReserved)}
+        self.said |= {
+            each.subject for each in plan.refusals if isinstance(each.reason, NodeReserved)
+        }
         self.drains += sum(isinstance(each.reason, NodeReserved) for each in plan.drains)
         for each in reserved:
             before = self._promises.get((each.class_id, each.node), each.at)
@@ -50,7 +55,9 @@ class WatchedReservations:
         return plan
 
 
-def replayed(types: tuple[DroneType, ...], *, queues: bool = False) -> tuple[WatchedReservations, SimulationOutcome]:
+def replayed(
+    types: tuple[DroneType, ...], *, queues: bool = False
+) -> tuple[WatchedReservations, SimulationOutcome]:
     """Six jobs of two GPUs for half an hour, in a stream of one-GPU jobs that is more than the site can do."""
     rng, jobs, at_s = Random("large"), [], 0.0
     while at_s < SPAN_S:
@@ -58,21 +65,27 @@ def replayed(types: tuple[DroneType, ...], *, queues: bool = False) -> tuple[Wat
         at_s += rng.expovariate(1.2 * 8 / 1480)
     jobs += [SimulatedJob(COME_S + n, RUN_S, PAIR) for n in range(6)]
     site = Facility(
-        policy=SitePolicy("kit", max_drones=8, max_pending=8, max_starts_per_tick=8, queue_when_full=queues),
+        policy=SitePolicy(
+            "kit", max_drones=8, max_pending=8, max_starts_per_tick=8, queue_when_full=queues
+        ),
         types=types,
         pools=(GpuPool("nodes", 4, 2),),
         behaviour=SiteBehaviour(boot=Fixed(60.0), check=Fixed(5.0), release=Fixed(10.0)),
         reports_nodes=True,
     )
     watched = WatchedReservations()
-    return watched, simulate(Scenario((site,), tuple(jobs), limit_s=3 * SPAN_S, planner=lambda: watched))
+    return watched, simulate(
+        Scenario((site,), tuple(jobs), limit_s=3 * SPAN_S, planner=lambda: watched)
+    )
 
 
 def waits_h(outcome: SimulationOutcome, size: str) -> list[float]:
     return sorted(wait_s / HOUR_S for wait_s in outcome.metrics.waits_by_class[f"{size} GPU"])
 
 
-def test_without_reservations_they_wait_until_the_queue_is_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_reservations_they_wait_until_the_queue_is_empty(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(JobReservations, "reserve", lambda *_: None)
     watched, outcome = replayed(SINGLES)
     assert min(waits_h(outcome, "2")) > 3.0 and not watched.said
@@ -89,7 +102,9 @@ def test_without_reservations_they_wait_until_the_queue_is_empty(monkeypatch: py
 def test_jobs_of_two_gpus_start_in_bounded_time(types: tuple[DroneType, ...], queues: bool) -> None:
     watched, outcome = replayed(types, queues=queues)
     assert outcome.violations == () and outcome.jobs_done == outcome.jobs
-    assert max(waits_h(outcome, "2")) < 2.5, "three drones of two GPUs would need an hour and a half for them"
+    assert max(waits_h(outcome, "2")) < 2.5, (
+        "three drones of two GPUs would need an hour and a half for them"
+    )
     assert watched.said >= {"class:c2"}
     assert max(waits_h(outcome, "1")) < 4.0, "one-GPU jobs go on"
 
@@ -107,7 +122,9 @@ def busy_world(sigma: float, planner: WatchedReservations) -> Scenario:
     runs = [max(10.0, min(24 * HOUR_S, rng.lognormvariate(mu, sigma))) for _ in arrivals]
     jobs = [SimulatedJob(at_s, run_s, small) for at_s, run_s in zip(arrivals, runs, strict=True)]
     site = Facility(
-        policy=SitePolicy("kit", max_drones=100, max_pending=100, max_starts_per_tick=100, grace_s=10.0),
+        policy=SitePolicy(
+            "kit", max_drones=100, max_pending=100, max_starts_per_tick=100, grace_s=10.0
+        ),
         types=(
             drone_type("kit", "g1", cpus=8, memory_mib=20480),
             drone_type("kit", "g4", gpu_milli=4000, cpus=32, memory_mib=81920),

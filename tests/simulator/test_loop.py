@@ -10,7 +10,13 @@ from typing import Any
 
 import pytest
 
-from provisioner.simulator.loop import DeadlockError, LivelockError, OutsideWorldError, VirtualClock, run_virtual
+from provisioner.simulator.loop import (
+    DeadlockError,
+    LivelockError,
+    OutsideWorldError,
+    VirtualClock,
+    run_virtual,
+)
 
 
 def test_a_year_of_sleep_takes_no_time_and_ends_exactly_then() -> None:
@@ -32,7 +38,9 @@ def test_a_deadlock_is_an_error_that_names_who_waits_and_where() -> None:
     async def story() -> None:
         await asyncio.create_task(waits_for_godot(), name="estragon")
 
-    with pytest.raises(DeadlockError, match=r"at 12\.000 s.*name='estragon'.*running at .*test_loop\.py:\d+"):
+    with pytest.raises(
+        DeadlockError, match=r"at 12\.000 s.*name='estragon'.*running at .*test_loop\.py:\d+"
+    ):
         run_virtual(story())
 
 

@@ -21,8 +21,16 @@ GPU = drone_type("kit", "gpu")
 CPU = drone_type("kit", "cpu", gpu_milli=0, vram_mib=0, capability=0)
 
 
-def played(jobs: list[SimulatedJob], *, cpu: bool = False, headroom: tuple[Headroom, ...] = (), **given: Any) -> Any:
-    site = replace(small(gpus=4, max_drones=4, behaviour=STEADY), types=(GPU, CPU) if cpu else (GPU,))
+def played(
+    jobs: list[SimulatedJob],
+    *,
+    cpu: bool = False,
+    headroom: tuple[Headroom, ...] = (),
+    **given: Any,
+) -> Any:
+    site = replace(
+        small(gpus=4, max_drones=4, behaviour=STEADY), types=(GPU, CPU) if cpu else (GPU,)
+    )
     pools = (GpuPool("gpus", 2, nodes=2), GpuPool("cpus", 2, nodes=2))[: 1 + cpu]
     site = replace(site, pools=pools, serves={"gpu": "gpus", "cpu": "cpus"})
     scenario = Scenario(
@@ -67,7 +75,9 @@ def test_with_idle_gpu_drones_they_run(negotiation_s: float) -> None:
 @pytest.mark.parametrize("count", [10, 50])
 def test_headroom_stays_as_large_as_it_is_beside_them(count: int, negotiation_s: float) -> None:
     warm = Headroom("warm", cpus=8, memory_mib=8192, count=2, from_h=15, to_h=17)
-    outcome = played(optional(count), headroom=(warm,), pool=PoolBehaviour(negotiation_s=negotiation_s))
+    outcome = played(
+        optional(count), headroom=(warm,), pool=PoolBehaviour(negotiation_s=negotiation_s)
+    )
     assert (outcome.drones, outcome.metrics.peak["kit/gpu"]) == (2, 2)
     assert len(outcome.metrics.first_starts) == count, "all of them run"
 
@@ -87,8 +97,12 @@ def test_they_do_not_delay_a_job_that_needs_a_gpu(negotiation_s: float, for_s: f
     pool = PoolBehaviour(negotiation_s=negotiation_s)
     alone = played(needs, pool=pool)
     others = played([*needs, *optional(50, 0.0, for_s)], pool=pool)
-    for each, other_s, alone_s in zip(at_s, starts_of(others, at_s), starts_of(alone, at_s), strict=True):
-        assert other_s <= alone_s + 2 * TICK_S, f"the job of {each:g} s, but for the phase of the ticks"
+    for each, other_s, alone_s in zip(
+        at_s, starts_of(others, at_s), starts_of(alone, at_s), strict=True
+    ):
+        assert other_s <= alone_s + 2 * TICK_S, (
+            f"the job of {each:g} s, but for the phase of the ticks"
+        )
     assert len(others.metrics.first_starts) > len(at_s), "some of the others ran meanwhile"
     assert others.drones <= alone.drones + 1
     idle_s = [each.metrics.by_site["kit"].idle for each in (others, alone)]

@@ -18,11 +18,20 @@ import jsonschema
 import pytest
 
 from provisioner.simulator.report import PlotsMissingError, from_json, html_page, schema, to_json
-from provisioner.simulator.results import FIGURES, GpuTime, ReplayResult, Sample, WaitStatistics, paired
+from provisioner.simulator.results import (
+    FIGURES,
+    GpuTime,
+    ReplayResult,
+    Sample,
+    WaitStatistics,
+    paired,
+)
 
 ROOT = Path(__file__).parents[2]
 HOSTILE = "<script>alert(1)</script>\"'&amp; $\\frac{$ \x1b[31m\u202e]]> {x} ${title}"
-SAMPLES = tuple(Sample(60.0 * n, n % 7, 5, 8.0, 6.0, 2.0, {"topas": 5.0, "cloud": 3.0}) for n in range(100))
+SAMPLES = tuple(
+    Sample(60.0 * n, n % 7, 5, 8.0, 6.0, 2.0, {"topas": 5.0, "cloud": 3.0}) for n in range(100)
+)
 
 
 class Page:
@@ -39,7 +48,10 @@ class Page:
     def plots(self) -> list[set[str]]:
         """The texts in each plot."""
         prefix, tag = "data:image/svg+xml;base64,", "{http://www.w3.org/2000/svg}text"
-        pictures = (base64.b64decode(image.get("src", "").removeprefix(prefix)) for image in self.root.iter("img"))
+        pictures = (
+            base64.b64decode(image.get("src", "").removeprefix(prefix))
+            for image in self.root.iter("img")
+        )
         trees = (ElementTree.fromstring(picture).iter(tag) for picture in pictures)
         return [{"".join(text.itertext()).strip() for text in texts} for texts in trees]
 
@@ -54,7 +66,9 @@ def made(policy: str = "ours", seed: int = 1, **given: Any) -> ReplayResult:
         jobs=100,
         jobs_done=98,
         jobs_impossible=2,
-        gpu_hours=GpuTime(held=120.0 + seed, good=100.0, badput=5.0, boot=8.0, release=2.0, idle=5.0 + seed),
+        gpu_hours=GpuTime(
+            held=120.0 + seed, good=100.0, badput=5.0, boot=8.0, release=2.0, idle=5.0 + seed
+        ),
         waits=WaitStatistics(98, 30.0 + seed, 20.0, 90.0),
         waits_by_class={"small": WaitStatistics(90, 20.0, 10.0, 60.0)},
         requests=110 + seed,
@@ -66,9 +80,13 @@ def made(policy: str = "ours", seed: int = 1, **given: Any) -> ReplayResult:
 
 def test_the_page_needs_no_network_and_serves_both_schemes_and_print() -> None:
     page = Page({"ours": [made(samples=SAMPLES)], "rival": [made("rival")]}, notes=["A note."])
-    assert not {"script", "link", "iframe", "object", "image", "base"} & {each.tag for each in page.root.iter()}
+    assert not {"script", "link", "iframe", "object", "image", "base"} & {
+        each.tag for each in page.root.iter()
+    }
     for each in page.root.iter():
-        assert not any("//" in value for key, value in each.items() if (each.tag, key) != ("img", "src"))
+        assert not any(
+            "//" in value for key, value in each.items() if (each.tag, key) != ("img", "src")
+        )
     assert not re.search(r"@import|url\(", page.source)
     assert "default-src 'none'" in page.source
     assert "prefers-color-scheme: dark" in page.source and "@media print" in page.source
@@ -94,14 +112,20 @@ def test_foreign_text_stays_text(text: str) -> None:
     assert "\x1b" not in told.source and "\u202e" not in told.source
     if text == HOSTILE:
         assert told.text.count("<script>alert(1)</script>\"'&amp; $\\frac{$") >= 5
-        assert any(each.startswith("<script>alert(1)</script>") for texts in told.plots for each in texts)
+        assert any(
+            each.startswith("<script>alert(1)</script>") for texts in told.plots for each in texts
+        )
 
 
 def test_violations_come_first_and_are_counted() -> None:
     lines = tuple(f"cap broken at {n} s" for n in range(130))
     page = Page({"ours": [made(), made(seed=2, violations=lines)]})
-    assert "130 broken promises in 2 replays" in page.text and "No promise was broken" not in page.text
-    assert "ours, trace openb, seed 2: cap broken at 0 s" in page.text and "and 30 more" in page.text
+    assert (
+        "130 broken promises in 2 replays" in page.text and "No promise was broken" not in page.text
+    )
+    assert (
+        "ours, trace openb, seed 2: cap broken at 0 s" in page.text and "and 30 more" in page.text
+    )
     assert page.source.index('role="alert"') < page.source.index("<table")
 
 
@@ -110,12 +134,20 @@ def test_only_common_seeds_are_compared() -> None:
     second = [made(seed=2, requests=190), made(seed=1, requests=70), made(seed=4, requests=9999)]
     (requests,) = [figure for figure in FIGURES["Jobs and drones"] if figure.name == "Requests"]
     difference = paired(requests, first, second)
-    assert difference and difference.spread.mean == -20.0 and difference.spread.count == 2 and difference.improved == 2
+    assert (
+        difference
+        and difference.spread.mean == -20.0
+        and difference.spread.count == 2
+        and difference.improved == 2
+    )
     assert paired(requests, first, [replace(result, trace="philly") for result in second]) is None
 
 
 def test_the_page_begins_with_its_subject_command_and_answer() -> None:
-    runs = {"ours": [made(days=8.55), replace(made(), seed=2, days=8.57)], "rival": [made("rival", days=8.56)]}
+    runs = {
+        "ours": [made(days=8.55), replace(made(), seed=2, days=8.57)],
+        "rival": [made("rival", days=8.56)],
+    }
     page = Page(runs, command="provisioner simulate a.csv --what-if 'x < y'", at=1_770_000_000.0)
     text = page.text
     assert "Replay of openb: ours against rival" in text
@@ -134,7 +166,11 @@ def test_the_page_begins_with_its_subject_command_and_answer() -> None:
 def test_times_are_durations_and_the_style_is_that_of_the_web_pages() -> None:
     waits = WaitStatistics(98, 9600.0, 20.0, 90.0)
     page = Page({"ours": [made(waits=waits)], "rival": [made("rival")]})
-    assert "Mean wait2 h 40 min" in page.text and "Median wait20 s" in page.text and "-2 h 39 min" in page.text
+    assert (
+        "Mean wait2 h 40 min" in page.text
+        and "Median wait20 s" in page.text
+        and "-2 h 39 min" in page.text
+    )
     assert (ROOT / "provisioner/web/static/style.css").read_text() in page.source
 
 
@@ -147,7 +183,10 @@ def test_matplotlib_is_needed_for_plots_only(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_json_and_back_is_the_same_and_follows_the_schema() -> None:
-    runs = {"ours": (made(samples=SAMPLES), made(seed=2, violations=(HOSTILE,), energy_kwh=None)), HOSTILE: ()}
+    runs = {
+        "ours": (made(samples=SAMPLES), made(seed=2, violations=(HOSTILE,), energy_kwh=None)),
+        HOSTILE: (),
+    }
     text = to_json(runs)
     assert from_json(text) == runs
     jsonschema.Draft202012Validator.check_schema(schema())

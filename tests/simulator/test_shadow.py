@@ -18,7 +18,15 @@ from provisioner.simulator.jobs import JobRequirements, SimulatedJob
 from provisioner.simulator.loop import Fixed, VirtualClock, run_virtual
 from provisioner.simulator.pool import PoolBehaviour
 from provisioner.simulator.shadow import Comparison, GpuUse, compare, with_sum
-from provisioner.simulator.world import START_EPOCH, Scenario, Simulation, SimulationOutcome, World, quiet, simulate
+from provisioner.simulator.world import (
+    START_EPOCH,
+    Scenario,
+    Simulation,
+    SimulationOutcome,
+    World,
+    quiet,
+    simulate,
+)
 from provisioner.store import Store
 from provisioner.store.observations import Observation
 from provisioner.store.reader import Reader
@@ -34,9 +42,15 @@ THRIFTY = Policy(idle_timeout_s=120.0, idle_fixed=True)
 
 def a_scenario(policy: Policy) -> Scenario:
     """Bursts of jobs an hour apart, at a site of 4 GPUs; each job takes ten minutes."""
-    jobs = [SimulatedJob(300.0 + hour * 3600.0 + n, 600.0, JobRequirements()) for hour in range(4) for n in range(6)]
+    jobs = [
+        SimulatedJob(300.0 + hour * 3600.0 + n, 600.0, JobRequirements())
+        for hour in range(4)
+        for n in range(6)
+    ]
     facility = small("kit", behaviour=BEHAVIOUR)
-    return Scenario((facility,), tuple(jobs), policy=policy, pool=PoolBehaviour(CYCLE_S), interval_s=TICK_S)
+    return Scenario(
+        (facility,), tuple(jobs), policy=policy, pool=PoolBehaviour(CYCLE_S), interval_s=TICK_S
+    )
 
 
 @dataclass
@@ -103,7 +117,9 @@ async def side_by_side(path: Path, scenario: Scenario) -> tuple[World, Simulatio
 
     serve = simulation.serve
 
-    async def both(world: World, stop: asyncio.Event, store: Store, overlay: object, sites: object) -> None:
+    async def both(
+        world: World, stop: asyncio.Event, store: Store, overlay: object, sites: object
+    ) -> None:
         worlds.append(world)
         beside = asyncio.create_task(shadow(world))
         await serve(world, stop, store, overlay, sites)  # type: ignore[arg-type]
@@ -125,7 +141,10 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> tuple[Reader, Simulation
 
 def test_the_figures_are_those_of_the_world(played: tuple[Reader, SimulationOutcome]) -> None:
     reader, outcome = played
-    alone, used = simulate(replace(a_scenario(WASTEFUL), seed=outcome.seed)), outcome.metrics.by_site["kit"]
+    alone, used = (
+        simulate(replace(a_scenario(WASTEFUL), seed=outcome.seed)),
+        outcome.metrics.by_site["kit"],
+    )
     assert alone.digest == outcome.digest, "the shadow changed something"
     views, seen = reader.views(), reader.observations(0.0)
     assert views is not None and not outcome.violations
@@ -134,14 +153,17 @@ def test_the_figures_are_those_of_the_world(played: tuple[Reader, SimulationOutc
     theirs = found.theirs["kit"]
     in_pool_s = used.held - used.boot - used.release
     assert theirs.drones == outcome.metrics.started
-    within = 2 * TICK_S * outcome.metrics.started  # the begin and the end of each drone are known to a tick
+    # the begin and the end of each drone are known to a tick
+    within = 2 * TICK_S * outcome.metrics.started
     assert theirs.held_s == pytest.approx(in_pool_s, abs=within) and in_pool_s > 20 * within / 3
     assert theirs.busy_s == pytest.approx(used.good, abs=within) and used.good == 24 * 600
     waits = outcome.metrics.waits_s
     assert found.their_waits.mean_s == pytest.approx(sum(waits) / len(waits), abs=1.0)
 
 
-def test_a_submission_in_the_second_of_the_first_observation_counts(played: tuple[Reader, SimulationOutcome]) -> None:
+def test_a_submission_in_the_second_of_the_first_observation_counts(
+    played: tuple[Reader, SimulationOutcome],
+) -> None:
     reader, outcome = played
     completed = reader.completions(0.0, 1e12)
     first = int(min(each.submitted_at for each in completed))
@@ -151,19 +173,27 @@ def test_a_submission_in_the_second_of_the_first_observation_counts(played: tupl
     assert compare(views, seen, cut, BOOT_S, CYCLE_S).their_waits.jobs == outcome.jobs
 
 
-def test_the_prediction_is_what_our_policy_does_in_that_world(played: tuple[Reader, SimulationOutcome]) -> None:
+def test_the_prediction_is_what_our_policy_does_in_that_world(
+    played: tuple[Reader, SimulationOutcome],
+) -> None:
     reader, _ = played
     views, real = reader.views(), simulate(a_scenario(THRIFTY)).metrics
     assert views is not None
     found = compare(views, reader.observations(0.0), reader.completions(0.0, 1e12), BOOT_S, CYCLE_S)
     ours, theirs = found.ours["kit"], found.theirs["kit"]
-    assert ours.busy_s == pytest.approx(real.by_site["kit"].good) and ours.drones == pytest.approx(real.started, abs=4)
+    assert ours.busy_s == pytest.approx(real.by_site["kit"].good) and ours.drones == pytest.approx(
+        real.started, abs=4
+    )
     assert ours.held_s == pytest.approx(real.by_site["kit"].held, rel=0.05)
-    assert found.our_waits.mean_s == pytest.approx(sum(real.waits_s) / len(real.waits_s), abs=2 * CYCLE_S)
+    assert found.our_waits.mean_s == pytest.approx(
+        sum(real.waits_s) / len(real.waits_s), abs=2 * CYCLE_S
+    )
     assert theirs.idle_s - ours.idle_s > 6 * 3600.0, "half an hour of four GPUs, after each burst"
 
 
-def test_the_report_tells_it(played: tuple[Reader, SimulationOutcome], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_report_tells_it(
+    played: tuple[Reader, SimulationOutcome], monkeypatch: pytest.MonkeyPatch
+) -> None:
     reader, outcome = played
     monkeypatch.setattr("time.time", lambda: START_EPOCH + outcome.ended_s)
     told = shadow_document(reader, 0.0, BOOT_S, CYCLE_S).plain()
@@ -171,7 +201,9 @@ def test_the_report_tells_it(played: tuple[Reader, SimulationOutcome], monkeypat
     assert told["replayed"] == pytest.approx(1.0, abs=0.05)
     saved = told["replayed"] * other["idle_gpu_s"] - ours["idle_gpu_s"]
     assert told["saved_gpu_s"] == pytest.approx(saved, rel=0.01) and saved > 0
-    assert [row["site"] for row in told["uses"]] == ["", "", "kit", "kit"] and told["uses"][3]["saved_gpu_s"] > 0
+    assert [row["site"] for row in told["uses"]] == ["", "", "kit", "kit"] and told["uses"][3][
+        "saved_gpu_s"
+    ] > 0
     assert other["jobs"] == 24 and told["uses"][2]["jobs"] is None
     assert "boot 1m, negotiation every 20s" in told["assumptions"]
     half = shadow_document(reader, START_EPOCH + 3 * 3600.0, BOOT_S, CYCLE_S).plain()
@@ -185,18 +217,25 @@ def test_idle_time_of_the_other_system_counts_as_far_as_its_jobs_are_replayed() 
     told = comparison_document(found).plain()
     assert told["replayed"] == 0.5 and told["saved_gpu_s"] == 18_000.0 / 2 - 2_000.0
     assert told["uses"][3]["saved_gpu_s"] == told["saved_gpu_s"]
-    assert comparison_document(found._replace(theirs=with_sum({}))).plain()["saved_gpu_s"] == -2_000.0
+    assert (
+        comparison_document(found._replace(theirs=with_sum({}))).plain()["saved_gpu_s"] == -2_000.0
+    )
 
 
 def test_what_was_not_observed_does_not_count() -> None:
     from provisioner.simulator.shadow import _spans, _use
 
     def at(begin: float, end: float, drones: int, joined: int) -> Observation:
-        return Observation(begin, end, (OtherDrones("a", "", drones, 1000 * drones, 500 * drones, joined),), {})
+        return Observation(
+            begin, end, (OtherDrones("a", "", drones, 1000 * drones, 500 * drones, joined),), {}
+        )
 
     first = Observation(0, 0, (), {})
-    assert _use([*_spans([first, at(0, 100, 1, 1)])])["a"].drones == 1, "it joined, though there was none before"
-    seen = [at(0, 100, 1, 7), at(110, 200, 2, 9), at(4000, 4100, 4, 1)]  # after the gap another process polls
+    assert _use([*_spans([first, at(0, 100, 1, 1)])])["a"].drones == 1, (
+        "it joined, though there was none before"
+    )
+    # after the gap another process polls
+    seen = [at(0, 100, 1, 7), at(110, 200, 2, 9), at(4000, 4100, 4, 1)]
     spans = list(_spans(seen))
     assert [(begin, end) for begin, end, _ in spans] == [(0, 110), (110, 200), (4000, 4100)]
     assert _use(spans) == {"a": GpuUse(3, 110 + 180 + 400, 55 + 90 + 200)}

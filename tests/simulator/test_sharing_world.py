@@ -26,7 +26,9 @@ def site(*types: DroneType, gpus: int = 8, **given: Any) -> Facility:
     """``gpus`` GPUs for each drone type, on nodes with CPUs and memory enough."""
     most = gpus * len(types)
     usual = Facility(
-        policy=SitePolicy("kit", max_drones=most, max_pending=most, max_starts_per_tick=most, grace_s=5.0),
+        policy=SitePolicy(
+            "kit", max_drones=most, max_pending=most, max_starts_per_tick=most, grace_s=5.0
+        ),
         types=types,
         pools=tuple(GpuPool(kind.name, gpus) for kind in types),
         serves={kind.name: kind.name for kind in types},
@@ -37,7 +39,9 @@ def site(*types: DroneType, gpus: int = 8, **given: Any) -> Facility:
 
 
 def shared(sharing: Sharing, shares: int, **given: Any) -> DroneType:
-    return drone_type("kit", str(sharing), sharing=sharing, shares=shares, cpus=64, power_w=400.0, **given)
+    return drone_type(
+        "kit", str(sharing), sharing=sharing, shares=shares, cpus=64, power_w=400.0, **given
+    )
 
 
 def with_drone(kind: DroneType, *jobs: SimulatedJob, **given: Any) -> Any:
@@ -45,7 +49,9 @@ def with_drone(kind: DroneType, *jobs: SimulatedJob, **given: Any) -> Any:
 
     def test_of(script: Any) -> Any:
         async def started(world: World) -> None:
-            await world.sites["kit"].start([StartOrder(DroneId("d-1"), kind, idle_timeout_s=600.0, grace_s=5.0)])
+            await world.sites["kit"].start(
+                [StartOrder(DroneId("d-1"), kind, idle_timeout_s=600.0, grace_s=5.0)]
+            )
             await script(world)
 
         return played(site(kind), jobs, pool=AT_ONCE, **given)(started)
@@ -53,8 +59,12 @@ def with_drone(kind: DroneType, *jobs: SimulatedJob, **given: Any) -> Any:
     return test_of
 
 
-def heavy(at_s: float = 0.0, gpu_milli: int = 250, duration_s: float = 100.0, **given: Any) -> SimulatedJob:
-    return SimulatedJob(at_s, duration_s, JobRequirements(gpu_milli, duty_milli=1000, width_milli=1000), **given)
+def heavy(
+    at_s: float = 0.0, gpu_milli: int = 250, duration_s: float = 100.0, **given: Any
+) -> SimulatedJob:
+    return SimulatedJob(
+        at_s, duration_s, JobRequirements(gpu_milli, duty_milli=1000, width_milli=1000), **given
+    )
 
 
 IDLER = SimulatedJob(0.0, 100.0, JobRequirements(250, duty_milli=200))
@@ -65,13 +75,28 @@ SLICE_S = 100 * 2.18 * 1.48 * 1.97 / 0.91
 @pytest.mark.parametrize(
     ("kind", "jobs", "done_s"),
     [
-        pytest.param(shared(Sharing.TIME_SLICED, 4), [heavy(), heavy(85.0)], [SLICED_S, SLICED_S + 50.0], id="sliced"),
-        pytest.param(shared(Sharing.MPS, 4), [heavy(), heavy(85.0)], [MPS_S, MPS_S + 50.0], id="mps"),
+        pytest.param(
+            shared(Sharing.TIME_SLICED, 4),
+            [heavy(), heavy(85.0)],
+            [SLICED_S, SLICED_S + 50.0],
+            id="sliced",
+        ),
+        pytest.param(
+            shared(Sharing.MPS, 4), [heavy(), heavy(85.0)], [MPS_S, MPS_S + 50.0], id="mps"
+        ),
         pytest.param(shared(Sharing.MPS, 4), [IDLER] * 4, [135.0] * 4, id="jobs of little duty"),
         pytest.param(
-            shared(Sharing.MIG, 7), [heavy(0.0, 142), heavy(85.0, 142)], [35.0 + SLICE_S, 85.0 + SLICE_S], id="mig"
+            shared(Sharing.MIG, 7),
+            [heavy(0.0, 142), heavy(85.0, 142)],
+            [35.0 + SLICE_S, 85.0 + SLICE_S],
+            id="mig",
         ),
-        pytest.param(shared(Sharing.MPS, 4, gpu_milli=2000), [heavy()] * 2, [135.0] * 2, id="spread over two GPUs"),
+        pytest.param(
+            shared(Sharing.MPS, 4, gpu_milli=2000),
+            [heavy()] * 2,
+            [135.0] * 2,
+            id="spread over two GPUs",
+        ),
     ],
 )
 def test_jobs_on_one_gpu_slow_each_other_down_from_the_moment_they_meet(
@@ -80,15 +105,24 @@ def test_jobs_on_one_gpu_slow_each_other_down_from_the_moment_they_meet(
     @with_drone(kind, *jobs)
     async def ran(world: World) -> None:
         await until(2000.0)
-        assert [each.done_s for each in world.overlay.queued_jobs] == [pytest.approx(each) for each in done_s]
+        assert [each.done_s for each in world.overlay.queued_jobs] == [
+            pytest.approx(each) for each in done_s
+        ]
         if kind.gpu_milli == 2000:
-            assert world.metrics.energy_kwh == pytest.approx(2 * 400.0 * 100.0 / 3.6e6), "two GPUs were at work"
+            assert world.metrics.energy_kwh == pytest.approx(2 * 400.0 * 100.0 / 3.6e6), (
+                "two GPUs were at work"
+            )
 
     ran()
 
 
-@with_drone(WHOLE, *(SimulatedJob(at_s, 60.0, JobRequirements(owner=str(at_s))) for at_s in (0.0, 1.0, 200.0)))
-async def test_without_negotiation_jobs_are_matched_as_they_come_and_as_slots_open(world: World) -> None:
+@with_drone(
+    WHOLE,
+    *(SimulatedJob(at_s, 60.0, JobRequirements(owner=str(at_s))) for at_s in (0.0, 1.0, 200.0)),
+)
+async def test_without_negotiation_jobs_are_matched_as_they_come_and_as_slots_open(
+    world: World,
+) -> None:
     await until(10.0)
     classes = (await world.overlay.poll(world.types)).classes
     assert [(c.waiting, c.fresh) for c in classes] == [(1, 0), (1, 0)], "judged at once"
@@ -133,7 +167,12 @@ def epochs_per_s(outcome: SimulationOutcome) -> float:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("sharing", "shares", "published"),
-    [(Sharing.EXCLUSIVE, 1, 1.94), (Sharing.TIME_SLICED, 12, 10.06), (Sharing.MPS, 12, 18.16), (Sharing.MIG, 7, 14.14)],
+    [
+        (Sharing.EXCLUSIVE, 1, 1.94),
+        (Sharing.TIME_SLICED, 12, 10.06),
+        (Sharing.MPS, 12, 18.16),
+        (Sharing.MIG, 7, 14.14),
+    ],
 )
 def test_a_cold_burst_of_kits_small_jobs(sharing: Sharing, shares: int, published: float) -> None:
     kind = shared(sharing, shares)

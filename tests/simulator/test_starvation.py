@@ -1,7 +1,8 @@
 """CPU work must not starve GPUs: 63 nodes with free GPUs, and work of low priority that would take all their cores.
 
-After marin-community/marin#7916: none of the 63 H100 nodes of a cluster would do, for want of `cpu`: batch pods of low
-priority had reserved 6,248 cores, and the jobs that wanted the GPUs waited for half an hour.
+After marin-community/marin#7916: none of the 63 H100 nodes of a cluster would do, for want of
+`cpu`: batch pods of low priority had reserved 6,248 cores, and the jobs that wanted the GPUs waited
+for half an hour.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ class Watched:
 
     def __call__(self, snapshot: Snapshot) -> Plan:
         plan = decide(snapshot)
-        self.cpu_drones = max(self.cpu_drones, sum(not drone.gpu_milli for drone in snapshot.drones.values()))
+        self.cpu_drones = max(
+            self.cpu_drones, sum(not drone.gpu_milli for drone in snapshot.drones.values())
+        )
         self.said |= {refusal.reason for refusal in plan.refusals}
         return plan
 
@@ -59,8 +62,12 @@ def played(*, blocking: bool) -> tuple[Watched, SimulationOutcome]:
             preempt_proactively=False,
         ),
         types=(
-            drone_type("marin", "h100", gpu_milli=GPUS * 1000, cpus=64, memory_mib=262144, vram_mib=81559),
-            drone_type("marin", "cpu", gpu_milli=0, cpus=16, memory_mib=16384, vram_mib=0, capability=0),
+            drone_type(
+                "marin", "h100", gpu_milli=GPUS * 1000, cpus=64, memory_mib=262144, vram_mib=81559
+            ),
+            drone_type(
+                "marin", "cpu", gpu_milli=0, cpus=16, memory_mib=16384, vram_mib=0, capability=0
+            ),
         ),
         pools=(GpuPool("nodes", GPUS, NODES, cpus_per_node=CORES, memory_mib_per_node=MEMORY_MIB),),
         behaviour=SiteBehaviour(boot=Fixed(30.0), check=Fixed(5.0), release=Fixed(2.0)),
@@ -97,6 +104,8 @@ def test_without_blocking_cpu_drones_starve_the_gpus_and_the_reason_names_the_co
 def test_with_blocking_all_gpu_jobs_start_at_once() -> None:
     watched, outcome = played(blocking=True)
     assert outcome.violations == ()
-    assert watched.cpu_drones == NODES * ((CORES - GPUS * KEPT.cpus) // 16), "CPU work has what is not kept"
+    assert watched.cpu_drones == NODES * ((CORES - GPUS * KEPT.cpus) // 16), (
+        "CPU work has what is not kept"
+    )
     assert len(gpu_starts_s(outcome)) == NODES and max(gpu_starts_s(outcome)) < COME_S + SETTLED_S
     assert not any(isinstance(reason, GpusStranded) for reason in watched.said)

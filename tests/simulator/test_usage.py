@@ -25,8 +25,8 @@ DAY_S, TICK_S = 86400.0, 840.0
 WHOLE = drone_type("kit", "whole", cpus=8, walltime_s=8 * 3600.0)
 HALF = drone_type("kit", "half", sharing=Sharing.TIME_SLICED, shares=2, cpus=16)
 EIGHTH = drone_type("kit", "eighth", sharing=Sharing.MPS, shares=8, cpus=32, memory_mib=163840)
-# user: duty in thousandths, VRAM in MiB (the jobs ask for what they use), smallest type, thousandths held there.
-# The embedded queue gives a job several shares of one GPU.
+# user: duty in thousandths, VRAM in MiB (the jobs ask for what they use), smallest type,
+# thousandths held there. The embedded queue gives a job several shares of one GPU.
 CLASSES = {
     "asleep": (10, 1024, "kit/eighth", 125),
     "reader": (40, 2048, "kit/eighth", 125),
@@ -47,7 +47,9 @@ CLASSES = {
 def jobs() -> list[SimulatedJob]:
     rng, found = Random("a month"), []
     for number, (user, (duty, vram, _, _)) in enumerate(CLASSES.items()):
-        wants = JobRequirements(1000, 2, 4096, owner=user, vram_mib=vram, duty_milli=duty, width_milli=500)
+        wants = JobRequirements(
+            1000, 2, 4096, owner=user, vram_mib=vram, duty_milli=duty, width_milli=500
+        )
         for day in range(30):
             for _ in range(1 + number % 3):
                 at_s = day * DAY_S + rng.uniform(0.0, 6 * 3600.0)
@@ -59,14 +61,18 @@ def test_a_month_names_the_worst_classes_and_adds_up() -> None:
     store, month = TemporaryStore("sim", snapshots=0), jobs()
     types = (WHOLE, HALF, EIGHTH)
     site = Facility(
-        policy=SitePolicy("kit", max_drones=12, max_pending=12, max_starts_per_tick=12, view_max_age_s=2 * TICK_S),
+        policy=SitePolicy(
+            "kit", max_drones=12, max_pending=12, max_starts_per_tick=12, view_max_age_s=2 * TICK_S
+        ),
         types=types,
         pools=tuple(GpuPool(kind.name, 12) for kind in types),
         serves={kind.name: kind.name for kind in types},
         behaviour=STEADY,
         latency=Fixed(0.0),
     )
-    policy = Policy(idle_timeout_s=3 * TICK_S, overlay_max_age_s=2 * TICK_S, slot_max_age_s=2 * TICK_S)
+    policy = Policy(
+        idle_timeout_s=3 * TICK_S, overlay_max_age_s=2 * TICK_S, slot_max_age_s=2 * TICK_S
+    )
     scenario = CrashScenario(
         (site,),
         tuple(month),
@@ -93,8 +99,12 @@ def test_a_month_names_the_worst_classes_and_adds_up() -> None:
         assert row["use_p50"] == row["use_p95"] == pytest.approx(duty / 1000, abs=0.002)
         assert row["vram_p95_mib"] == vram
         assert row["saved_gpu_s"] == pytest.approx(row["held_gpu_s"] * (1 - milli / 1000), rel=1e-6)
-    good = {user: sum(job.duration_s for job in month if job.wants.owner == user) for user in CLASSES}
-    assert all(held[user] >= good[user] - 1.0 for user in CLASSES), "attempts that were cut short count as well"
+    good = {
+        user: sum(job.duration_s for job in month if job.wants.owner == user) for user in CLASSES
+    }
+    assert all(held[user] >= good[user] - 1.0 for user in CLASSES), (
+        "attempts that were cut short count as well"
+    )
     order = [row["name"].partition("/")[0] for row in found["items"]]
     saved = {row["name"].partition("/")[0]: row["saved_gpu_s"] for row in found["items"]}
     assert set(order[:10]) == {user for user in CLASSES if CLASSES[user][3] <= 500}, "the ten worst"
@@ -102,14 +112,33 @@ def test_a_month_names_the_worst_classes_and_adds_up() -> None:
 
     parts = [found[f"{part}_gpu_s"] for part in ("measured", "unmeasured", "running", "idle")]
     assert sum(parts) == pytest.approx(found["total_gpu_s"], abs=0.01)
-    assert sum(held.values()) == pytest.approx(found["measured_gpu_s"], abs=0.1) and parts[1:3] == [0.0, 0.0]
+    assert sum(held.values()) == pytest.approx(found["measured_gpu_s"], abs=0.1) and parts[1:3] == [
+        0.0,
+        0.0,
+    ]
     world = outcome.metrics.by_site["kit"]
-    assert found["measured_gpu_s"] == pytest.approx(world.good + world.badput, rel=1e-6), "what the world has counted"
-    assert found["total_gpu_s"] == pytest.approx(world.held, rel=0.05) and not math.isnan(world.held)
+    assert found["measured_gpu_s"] == pytest.approx(world.good + world.badput, rel=1e-6), (
+        "what the world has counted"
+    )
+    assert found["total_gpu_s"] == pytest.approx(world.held, rel=0.05) and not math.isnan(
+        world.held
+    )
 
     for by in ("user", "site", "type", "drone"):
-        same = usage_report(store.reader().use(0.0, time.time(), by_drone=by == "drone"), types, 0.0, time.time(), by)
-        assert sum(row.held_s for row in same.rows) == pytest.approx(found["measured_gpu_s"], abs=0.1)
+        same = usage_report(
+            store.reader().use(0.0, time.time(), by_drone=by == "drone"),
+            types,
+            0.0,
+            time.time(),
+            by,
+        )
+        assert sum(row.held_s for row in same.rows) == pytest.approx(
+            found["measured_gpu_s"], abs=0.1
+        )
         assert same.saved_s == pytest.approx(found["saved_gpu_s"], abs=0.1)
     table = process("usage", "--since", "3650d", "--store", store.path)
-    assert table.stdout.count("kit/") == 10 and "13 classes" in table.stderr and "10 shown" in table.stderr
+    assert (
+        table.stdout.count("kit/") == 10
+        and "13 classes" in table.stderr
+        and "10 shown" in table.stderr
+    )

@@ -56,7 +56,8 @@ def test_what_is_not_understood_says_what_to_write(text: str, complaint: str) ->
 
 
 KINDS = {
-    name: m.DroneType(name, "gpu", 1000, 8, 20480, 51200, price=price) for name, price in (("horeka", 1), ("topas", 2))
+    name: m.DroneType(name, "gpu", 1000, 8, 20480, 51200, price=price)
+    for name, price in (("horeka", 1), ("topas", 2))
 }
 
 
@@ -84,9 +85,17 @@ def snapshot() -> m.Snapshot:
         policy=m.Policy(sites={name: m.SitePolicy(name) for name in SITES}),
         types=tuple(KINDS.values()),
         overlay=m.PolledOverlay(
-            m.OverlayView(995.0, (m.JobClass("c1", 1000, 1, 1024, waiting=3, oldest_at=900.0),), (slot,), 990.0)
+            m.OverlayView(
+                995.0,
+                (m.JobClass("c1", 1000, 1, 1024, waiting=3, oldest_at=900.0),),
+                (slot,),
+                990.0,
+            )
         ),
-        sites={name: m.PolledSite(name, m.SiteView(name, 996.0, {}, {"gpu": 5}, claims=claims)) for name in SITES},
+        sites={
+            name: m.PolledSite(name, m.SiteView(name, 996.0, {}, {"gpu": 5}, claims=claims))
+            for name in SITES
+        },
         drones={works.id: works},
     )
 
@@ -175,15 +184,22 @@ def test_a_site_with_more_or_fewer_gpus_has_limits_to_match(plan: WorldPlan, gpu
 
 def test_gpus_that_come_in_fours_are_asked_for_in_fours(settings: Settings) -> None:
     plan = world(settings, "sites: {farm: {nodes: {x: {nodes: 5, gpus: 4}}}}")
-    with pytest.raises(QuestionError, match="`farm gpus=13`: drones there have 4 GPUs: write a multiple of that"):
+    with pytest.raises(
+        QuestionError, match="`farm gpus=13`: drones there have 4 GPUs: write a multiple of that"
+    ):
         asked(plan, "farm gpus=13")
 
 
 def test_what_takes_longer_takes_longer_for_every_type(settings: Settings) -> None:
-    queues = "{queue: {median: 1min, sigma: 1, most: 1h}, types: {v100: {queue: {low: 0s, high: 1min}}}}"
+    queues = (
+        "{queue: {median: 1min, sigma: 1, most: 1h}, types: {v100: {queue: {low: 0s, high: 1min}}}}"
+    )
     there = farm(world(settings, f"sites: {{farm: {queues}}}"), "farm queue*2", "farm boot*3")
     behaviours = there.behaviour, there.behaviour_of["v100"]
-    assert [each.queue for each in behaviours] == [LogNormal(120.0, 1.0, 7200.0), Uniform(0.0, 120.0)]
+    assert [each.queue for each in behaviours] == [
+        LogNormal(120.0, 1.0, 7200.0),
+        Uniform(0.0, 120.0),
+    ]
     assert [each.boot for each in behaviours] == [Fixed(225.0)] * 2
     only_one = world(settings, "sites: {farm: {types: {v100: {queue: 1min}}}}")
     assert farm(only_one, "farm queue*2").behaviour_of["v100"].queue == Fixed(120.0)

@@ -1,7 +1,7 @@
 """Everything at once, by seed.
 
-``SIM_WILD_SEEDS`` sets how many (60 unless set), ``SIM_FIRST_SEED`` where they begin. A thousand of them, and how much
-is started for nothing in them: ``make bench-worlds``.
+``SIM_WILD_SEEDS`` sets how many (60 unless set), ``SIM_FIRST_SEED`` where they begin. A thousand of
+them, and how much is started for nothing in them: ``make bench-worlds``.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ FIRST = int(os.environ.get("SIM_FIRST_SEED", "0"))
 PARTS = 4
 PLAIN_ONCE_BROKEN = (11, 25, 28, 275, 319, 366, 529, 634, 698, 815, 953, 1042, 1149)
 ONCE_BROKEN = (101, 127, 137, 174, 366)
-"""Seeds that showed faults, since repaired: an overlay that failed now and then kept bad drones alive for ever; planner
-and checker disagreed on strays at a busy site; drones were stopped under jobs by an old view of their slots, or again
-when they had not heard the first time."""
+"""Seeds that showed faults, since repaired: an overlay that failed now and then kept bad drones
+alive for ever; planner and checker disagreed on strays at a busy site; drones were stopped under
+jobs by an old view of their slots, or again when they had not heard the first time."""
 
 
 @pytest.mark.slow
@@ -41,6 +41,8 @@ def test_no_promise_is_broken_whatever_happens(part: int) -> None:
         assert {"the owner's claim", "a fault of its site"} <= set(causes)
 
 
-@pytest.mark.parametrize("scenario", [*map(plain, PLAIN_ONCE_BROKEN), *map(wild, ONCE_BROKEN)], ids=lambda s: s.seed)
+@pytest.mark.parametrize(
+    "scenario", [*map(plain, PLAIN_ONCE_BROKEN), *map(wild, ONCE_BROKEN)], ids=lambda s: s.seed
+)
 def test_what_was_repaired_stays_so(scenario: Scenario) -> None:
     assert watched(scenario).violations == ()

@@ -15,8 +15,9 @@ from tests.simulator.worlds import calm
 
 @dataclass(frozen=True)
 class Spoiled:
-    """The planner itself, but for the drones that it also asks to end: for a quarter of an hour, whenever it finds one
-    that ``hates`` is true of. The checker that would refuse such plans is away."""
+    """The planner itself, but for the drones that it also asks to end: for a quarter of an hour,
+    whenever it finds one that ``hates`` is true of. The checker that would refuse such plans is
+    away."""
 
     hates: Callable[[Drone], bool]
 
@@ -27,7 +28,14 @@ class Spoiled:
         asked = {action.drone.id for action in plan.asks}
         stops = tuple(
             Stop(
-                replace(d, state=DroneState.STOPPING, since=now, leaving=DroneState.CANCELLED, asked_at=now, asked=1),
+                replace(
+                    d,
+                    state=DroneState.STOPPING,
+                    since=now,
+                    leaving=DroneState.CANCELLED,
+                    asked_at=now,
+                    asked=1,
+                ),
                 d.state,
                 Unneeded(d.state.value),
             )
@@ -42,7 +50,9 @@ class Spoiled:
 
 
 def spoiled(hates: Callable[[Drone], bool]) -> Scenario:
-    return replace(calm(), planner=lambda: Spoiled(hates), judge=lambda snapshot, plan: (), limit_s=2 * 3600.0)
+    return replace(
+        calm(), planner=lambda: Spoiled(hates), judge=lambda snapshot, plan: (), limit_s=2 * 3600.0
+    )
 
 
 def test_a_planner_in_its_senses_is_found_guilty_of_nothing() -> None:
@@ -60,7 +70,11 @@ def test_who_stops_a_drone_that_works_is_found_out() -> None:
 
 
 def test_who_starts_and_withdraws_by_turns_is_found_out() -> None:
-    seen = watched(spoiled(lambda drone: drone.state in (DroneState.BOOTING, DroneState.JOINED, DroneState.IDLE)))
+    seen = watched(
+        spoiled(
+            lambda drone: drone.state in (DroneState.BOOTING, DroneState.JOINED, DroneState.IDLE)
+        )
+    )
     assert seen.outcome.jobs_done == 12
     (line,) = seen.violations
     assert "can be explained" in line

@@ -10,7 +10,12 @@ import pytest
 
 from provisioner import model as m
 from provisioner.interfaces import OutcomeUnknownError, RejectedError, UnavailableError
-from provisioner.simulator.drones import DroneScript, HardwareFault, HardwareFaultKind, SiteBehaviour
+from provisioner.simulator.drones import (
+    DroneScript,
+    HardwareFault,
+    HardwareFaultKind,
+    SiteBehaviour,
+)
 from provisioner.simulator.jobs import JobRequirements, SimulatedJob
 from provisioner.simulator.loop import Uniform
 from provisioner.simulator.owner import OwnerSeries
@@ -47,7 +52,9 @@ async def slots(world: World) -> list[m.SlotState]:
 
 
 @played(KIT, jobs=jobs(1))
-async def test_a_drone_boots_joins_works_and_leaves_when_idle_and_its_gpu_time_is_known(world: World) -> None:
+async def test_a_drone_boots_joins_works_and_leaves_when_idle_and_its_gpu_time_is_known(
+    world: World,
+) -> None:
     (result,) = await world.sites["kit"].start([order("d-1", idle_s=100.0)])
     assert result.answer is m.OrderOutcome.OK
     for until_s, slot in ((33, "checking"), (45, "busy"), (110, "idle")):
@@ -55,20 +62,46 @@ async def test_a_drone_boots_joins_works_and_leaves_when_idle_and_its_gpu_time_i
         assert (await states(world), await slots(world)) == (["running"], [slot])
     await until(400.0)
     end = (await drone(world)).end
-    assert end is not None and (end.kind, end.exit_code, await slots(world)) == (m.EndKind.EXITED, 0, [])
+    assert end is not None and (end.kind, end.exit_code, await slots(world)) == (
+        m.EndKind.EXITED,
+        0,
+        [],
+    )
     world.close()
     # granted at 0.1; took jobs at 35.1; matched at 40; worked 60 s; idle 100 s; released 2 s later
     spent = world.metrics.gpu_seconds
-    assert (spent.held, spent.boot, spent.good) == (pytest.approx(201.9), pytest.approx(35.0), pytest.approx(60.0))
-    assert (spent.badput, spent.release, spent.idle) == (0.0, pytest.approx(2.0), pytest.approx(201.9 - 97.0))
+    assert (spent.held, spent.boot, spent.good) == (
+        pytest.approx(201.9),
+        pytest.approx(35.0),
+        pytest.approx(60.0),
+    )
+    assert (spent.badput, spent.release, spent.idle) == (
+        0.0,
+        pytest.approx(2.0),
+        pytest.approx(201.9 - 97.0),
+    )
     assert world.metrics.waits_s == [pytest.approx(40.0)]
-    assert (world.metrics.accepted, world.metrics.ends) == ({"kit": 1}, {("kit", m.EndKind.EXITED): 1})
+    assert (world.metrics.accepted, world.metrics.ends) == (
+        {"kit": 1},
+        {("kit", m.EndKind.EXITED): 1},
+    )
 
 
-FITTING = [{"owner": "large", "vram_mib": 80000}, {"owner": "new", "capability": 90}, {"owner": "plain"}]
+FITTING = [
+    {"owner": "large", "vram_mib": 80000},
+    {"owner": "new", "capability": 90},
+    {"owner": "plain"},
+]
 
 
-@played(KIT, jobs=[job for wants in (*FITTING, {"owner": "picky", "gpu_model": "B200"}) for job in jobs(1, **wants)])
+@played(
+    KIT,
+    jobs=[
+        job
+        for wants in (*FITTING, {"owner": "picky", "gpu_model": "B200"})
+        for job in jobs(1, **wants)
+    ],
+)
 async def test_a_job_goes_only_where_it_fits(world: World) -> None:
     await world.sites["kit"].start(orders(1))
     await until(300.0)
@@ -79,9 +112,12 @@ async def test_a_job_goes_only_where_it_fits(world: World) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mode", "done", "lost"), [(m.DrainMode.PEACEFUL, 1, 0), (m.DrainMode.GRACEFUL, 0, 1), (m.DrainMode.FAST, 0, 1)]
+    ("mode", "done", "lost"),
+    [(m.DrainMode.PEACEFUL, 1, 0), (m.DrainMode.GRACEFUL, 0, 1), (m.DrainMode.FAST, 0, 1)],
 )
-def test_drain_modes_differ_in_what_becomes_of_the_job(mode: m.DrainMode, done: int, lost: int) -> None:
+def test_drain_modes_differ_in_what_becomes_of_the_job(
+    mode: m.DrainMode, done: int, lost: int
+) -> None:
     async def script(world: World) -> None:
         await world.sites["kit"].start(orders(1))
         await until(60.0)
@@ -89,13 +125,19 @@ def test_drain_modes_differ_in_what_becomes_of_the_job(mode: m.DrainMode, done: 
         assert result.answer is m.OrderOutcome.OK
         await until(160.0)
         assert await states(world) == [m.RemoteState.ENDED]
-        assert (world.overlay.done, world.metrics.attempts_lost, world.overlay.waiting) == (done, lost, lost)
+        assert (world.overlay.done, world.metrics.attempts_lost, world.overlay.waiting) == (
+            done,
+            lost,
+            lost,
+        )
 
     in_world(script, [KIT], jobs(1))
 
 
 @played(KIT, jobs=jobs(1))
-async def test_a_stopped_drone_gives_its_job_a_grace_and_the_job_starts_again_from_nothing(world: World) -> None:
+async def test_a_stopped_drone_gives_its_job_a_grace_and_the_job_starts_again_from_nothing(
+    world: World,
+) -> None:
     site = world.sites["kit"]
     await site.start(orders(1))
     await until(60.0)
@@ -109,7 +151,9 @@ async def test_a_stopped_drone_gives_its_job_a_grace_and_the_job_starts_again_fr
 
 
 @played(KIT)
-async def test_stopping_what_is_gone_is_success_and_a_second_start_is_the_same_drone(world: World) -> None:
+async def test_stopping_what_is_gone_is_success_and_a_second_start_is_the_same_drone(
+    world: World,
+) -> None:
     (nobody,) = await world.sites["kit"].stop([m.StopOrder(m.DroneId("never-was"), "")])
     assert nobody.answer is m.OrderOutcome.OK
     assert await world.sites["kit"].start(orders(1)) == await world.sites["kit"].start(orders(1))
@@ -117,7 +161,9 @@ async def test_stopping_what_is_gone_is_success_and_a_second_start_is_the_same_d
 
 
 @played(KIT, jobs=jobs(1, duration_s=600.0))
-async def test_a_drone_that_perishes_leaves_a_stale_slot_and_a_job_that_comes_back(world: World) -> None:
+async def test_a_drone_that_perishes_leaves_a_stale_slot_and_a_job_that_comes_back(
+    world: World,
+) -> None:
     pool = world.overlay
     await world.sites["kit"].start(orders(1))
     await until(60.0)
@@ -133,14 +179,17 @@ async def test_a_drone_that_perishes_leaves_a_stale_slot_and_a_job_that_comes_ba
 
 
 @pytest.mark.parametrize(
-    ("given", "accepted", "fault"), [({"queues": False}, 4, m.FaultKind.CAPACITY), ({"quota": 2}, 2, m.FaultKind.QUOTA)]
+    ("given", "accepted", "fault"),
+    [({"queues": False}, 4, m.FaultKind.CAPACITY), ({"quota": 2}, 2, m.FaultKind.QUOTA)],
 )
 def test_a_site_refuses_what_does_not_fit_or_exceeds_its_quota(
     given: dict[str, Any], accepted: int, fault: m.FaultKind
 ) -> None:
     async def script(world: World) -> None:
         results = await world.sites["kit"].start(orders(6))
-        assert [r.fault.kind if r.fault else None for r in results] == [None] * accepted + [fault] * (6 - accepted)
+        assert [r.fault.kind if r.fault else None for r in results] == [None] * accepted + [
+            fault
+        ] * (6 - accepted)
         assert (await world.sites["kit"].poll()).free == {"gpu": 4 - accepted}
 
     in_world(script, [replace(KIT, **given)])
@@ -182,7 +231,9 @@ OVERLAPPING = (
 
 
 @played(KIT, hardware_faults=OVERLAPPING)
-async def test_a_short_downtime_within_a_long_one_does_not_bring_the_site_back(world: World) -> None:
+async def test_a_short_downtime_within_a_long_one_does_not_bring_the_site_back(
+    world: World,
+) -> None:
     """`--what-if 'topas down'` was undone by a downtime in the world file: the comparison said nonsense."""
     site = world.sites["kit"]
     for at_s in (50.0, 100.0, 150.0):
@@ -204,7 +255,9 @@ async def test_a_short_downtime_within_a_long_one_does_not_bring_the_site_back(w
         ("eats_jobs", [m.SlotState.BUSY], m.RemoteState.RUNNING),
     ],
 )
-def test_bad_drones_each_fail_in_their_own_way(habit: str, slot: list[m.SlotState], remote: m.RemoteState) -> None:
+def test_bad_drones_each_fail_in_their_own_way(
+    habit: str, slot: list[m.SlotState], remote: m.RemoteState
+) -> None:
     async def script(world: World) -> None:
         await world.sites["kit"].start(orders(1))
         await until(100.0)
@@ -296,6 +349,10 @@ def test_the_metrics_see_a_broken_limit_and_a_doubled_id() -> None:
             "cap broken at 0.3 s: kit has 1500 milli-GPU, limit 1000",
         ]
         await world.sites["hut"].start([order("d-1", hut.types[0])])
-        assert (world.metrics.doubles, world.metrics.peak["kit"], world.metrics.peak["all"]) == ([ONE], 3, 4)
+        assert (world.metrics.doubles, world.metrics.peak["kit"], world.metrics.peak["all"]) == (
+            [ONE],
+            3,
+            4,
+        )
 
     in_world(script, [kit, hut])

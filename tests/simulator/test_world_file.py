@@ -36,10 +36,18 @@ def test_without_a_file_the_world_follows_from_the_limits_and_says_so(settings: 
         ("a100-a100x4", 12, 4),
         ("cpu", 0, 0),
     ]
-    assert farm.serves == {"v100": "v100", "a100": "a100-a100x4", "a100x4": "a100-a100x4", "cpu": "cpu"}
+    assert farm.serves == {
+        "v100": "v100",
+        "a100": "a100-a100x4",
+        "a100x4": "a100-a100x4",
+        "cpu": "cpu",
+    }
     assert [(p.name, p.nodes) for p in cloud.pools] == [("t4", 4)]
     assert farm.behaviour.boot == Fixed(75.0)
-    assert "farm: 8 GPUs for v100, 12 GPUs for a100-a100x4, as its limits allow; nobody else uses it" in plan.notes
+    assert (
+        "farm: 8 GPUs for v100, 12 GPUs for a100-a100x4, as its limits allow; nobody else uses it"
+        in plan.notes
+    )
     assert "cloud: no queue, boot 75 s, release 5 s" in plan.notes
 
 
@@ -71,8 +79,14 @@ def test_what_a_file_tells_is_taken(settings: Settings) -> None:
     )
     farm = plan.facilities[0]
     assert farm.pools[0] == GpuPool("old", 4, 2, cpus_per_node=32, memory_mib_per_node=262144)
-    assert farm.behaviour.queue == LogNormal(45.0, 0.4, 3600.0) and farm.behaviour.boot == Uniform(60.0, 120.0)
-    assert (farm.behaviour.retire_s, farm.behaviour.dies_young, farm.behaviour.eats_jobs) == (86400.0, 0.1, 0.05)
+    assert farm.behaviour.queue == LogNormal(45.0, 0.4, 3600.0) and farm.behaviour.boot == Uniform(
+        60.0, 120.0
+    )
+    assert (farm.behaviour.retire_s, farm.behaviour.dies_young, farm.behaviour.eats_jobs) == (
+        86400.0,
+        0.1,
+        0.05,
+    )
     assert farm.behaviour_of["a100x4"].queue == Fixed(3600.0)
     assert farm.behaviour_of["a100x4"].boot == Uniform(60.0, 120.0)
     steps = ((0.0, 2), (3600.0, 4), (86400.0, 2), (90000.0, 4))
@@ -98,19 +112,29 @@ def test_every_key_is_told_of() -> None:
             assert f"`{key}`" in page or f" {key}:" in page, f"{section.__name__}.{key}"
 
 
-def test_the_shipped_world_is_the_reference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_shipped_world_is_the_reference(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "owner_load_public.csv.gz").write_bytes(b"")
     (tmp_path / "owner_load_public.csv").write_text(SERIES.replace("vcA", "vc8Sj"))
     monkeypatch.setenv("PROVISIONER_TRACES", str(tmp_path))
     text = (SHIPPED / "world.yaml").read_text().replace("public.csv.gz", "public.csv")
     (tmp_path / "world.yaml").write_text(text)
-    plan = world_of(load(SHIPPED / "provisioner.yaml", connects=False), tmp_path / "world.yaml", span_s=86400.0)
+    plan = world_of(
+        load(SHIPPED / "provisioner.yaml", connects=False), tmp_path / "world.yaml", span_s=86400.0
+    )
     gpus = {f.name: {p.name: p.nodes * p.gpus_per_node for p in f.pools} for f in plan.facilities}
-    assert gpus == {"topas": {"v100": 32, "a100": 24}, "gridka": {"a100": 12}, "horeka": {"a100": 48, "h100": 8}}
+    assert gpus == {
+        "topas": {"v100": 32, "a100": 24},
+        "gridka": {"a100": 12},
+        "horeka": {"a100": 48, "h100": 8},
+    }
     assert isinstance(plan.facilities[0].owner, OwnerSeries) and plan.notes == ()
 
 
-def test_one_owner_of_two_pools_takes_free_gpus_first_and_then_the_youngest_drones(settings: Settings) -> None:
+def test_one_owner_of_two_pools_takes_free_gpus_first_and_then_the_youngest_drones(
+    settings: Settings,
+) -> None:
     """Ten GPUs in two pools, six drones at work: an owner of 4 disturbs nobody, one of 7 costs three of them."""
     farm = settings.sites[0]
     kinds = tuple(kind for kind in farm.types if kind.name in ("v100", "a100"))

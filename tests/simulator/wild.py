@@ -1,7 +1,7 @@
 """Scenarios in which nearly all is drawn from a seed: sites, types, jobs, owners, and all that goes wrong at once.
 
-A plain world is drawn first, and what makes it wilder with numbers of its own: so the plain worlds of old seeds stay as
-they were.
+A plain world is drawn first, and what makes it wilder with numbers of its own: so the plain worlds
+of old seeds stay as they were.
 """
 
 from __future__ import annotations
@@ -29,13 +29,22 @@ NEXT_HOUR = int(START_EPOCH % 86400 // 3600) + 1
 
 
 def wild(seed: int) -> CrashScenario:
-    """A plain world, and by chance: sites whose owner's jobs wait one by one, GPUs in shares, types that are slow and
-    dear, jobs of many sizes from several groups, drones kept warm."""
+    """A plain world, and by chance: sites whose owner's jobs wait one by one, GPUs in shares, types
+    that are slow and dear, jobs of many sizes from several groups, drones kept warm."""
     rng, base = rng_for(seed, "wilder"), plain(seed)
-    facilities = tuple(_dear(_shared(_owned(facility, rng), rng), rng) for facility in base.facilities)
-    warm = (Headroom("warm", cpus=2, count=rng.randint(1, 2), to_h=NEXT_HOUR),) if rng.random() < 0.15 else ()
+    facilities = tuple(
+        _dear(_shared(_owned(facility, rng), rng), rng) for facility in base.facilities
+    )
+    warm = (
+        (Headroom("warm", cpus=2, count=rng.randint(1, 2), to_h=NEXT_HOUR),)
+        if rng.random() < 0.15
+        else ()
+    )
     return replace(
-        base, facilities=facilities, jobs=base.jobs + _of_groups(seed, rng), policy=replace(base.policy, headroom=warm)
+        base,
+        facilities=facilities,
+        jobs=base.jobs + _of_groups(seed, rng),
+        policy=replace(base.policy, headroom=warm),
     )
 
 
@@ -55,7 +64,8 @@ def plain(seed: int) -> CrashScenario:
         ),
         interval_s=10.0,
         active_interval_s=3.0,
-        service_faults=_lies(facilities, rng) + (unreliable_network(seed, chance=0.2) if rng.random() < 0.7 else ()),
+        service_faults=_lies(facilities, rng)
+        + (unreliable_network(seed, chance=0.2) if rng.random() < 0.7 else ()),
         hardware_faults=_hardware_faults(facilities, rng),
         crashes=crashes(seed, rng.randint(0, 2), furthest=200),
         limit_s=4 * 3600.0,
@@ -76,7 +86,9 @@ def _facility(name: str, rng: Random) -> Facility:
         joining_s=60.0,
     )
     pool = GpuPool("pool", gpus_per_node=rng.randint(2, 4), nodes=2)
-    owner = OwnerSteps(_owner(rng), "pool", victim=rng.choice(VICTIMS), notice_s=rng.choice([0.0, 20.0]))
+    owner = OwnerSteps(
+        _owner(rng), "pool", victim=rng.choice(VICTIMS), notice_s=rng.choice([0.0, 20.0])
+    )
     return Facility(
         policy,
         types=tuple(_type(name, f"t{n}", rng) for n in range(rng.randint(1, 3))),
@@ -124,7 +136,12 @@ def _owned(facility: Facility, rng: Random) -> Facility:
     (pool,) = facility.pools
     assert isinstance(facility.owner, OwnerSteps)
     jobs = (
-        OwnerJob(rng.uniform(0.0, BUSY_S), rng.uniform(60.0, 400.0), gpus=rng.randint(1, pool.gpus_per_node), cpus=8)
+        OwnerJob(
+            rng.uniform(0.0, BUSY_S),
+            rng.uniform(60.0, 400.0),
+            gpus=rng.randint(1, pool.gpus_per_node),
+            cpus=8,
+        )
         for _ in range(rng.randint(1, 6))
     )
     owner = Owner(
@@ -143,16 +160,21 @@ def _shared(facility: Facility, rng: Random) -> Facility:
     if rng.random() < 0.65:
         return facility
     sharing = rng.choice([Sharing.TIME_SLICED, Sharing.MPS, Sharing.MIG])
-    kind = drone_type(facility.name, "shared", sharing=sharing, shares=rng.choice([2, 4, 7]), capability=90)
+    kind = drone_type(
+        facility.name, "shared", sharing=sharing, shares=rng.choice([2, 4, 7]), capability=90
+    )
     return replace(facility, types=(*facility.types, kind))
 
 
 def _dear(facility: Facility, rng: Random) -> Facility:
-    """One more type, that takes minutes to come and costs more, that any job fits, and that does not break down: it may
-    be the only one that a job fits, and then hours would pass until it lasts for that long."""
+    """One more type, that takes minutes to come and costs more, that any job fits, and that does
+    not break down: it may be the only one that a job fits, and then hours would pass until it lasts
+    for that long."""
     if rng.random() < 0.65:
         return facility
-    kind = drone_type(facility.name, "dear", gpu_milli=2000, vram_mib=81920, capability=90, price=4.0)
+    kind = drone_type(
+        facility.name, "dear", gpu_milli=2000, vram_mib=81920, capability=90, price=4.0
+    )
     slow = replace(facility.behaviour, boot=Uniform(120.0, 300.0), lifetime=None)
     return replace(
         facility,
@@ -202,14 +224,18 @@ def _of_groups(seed: int, rng: Random) -> tuple[SimulatedJob, ...]:
             ),
             Uniform(10.0, rng.choice([60.0, 300.0])),
         )
-        for gpu_milli, group in zip(rng.sample([100, 250, 1000, 2000], 3), ("atlas", "cms", "theory"), strict=True)
+        for gpu_milli, group in zip(
+            rng.sample([100, 250, 1000, 2000], 3), ("atlas", "cms", "theory"), strict=True
+        )
     ]
     bursts = tuple(
         job
         for n, shape in enumerate(shapes)
         for job in burst(rng.randint(0, 8), shape, at_s=rng.uniform(0.0, BUSY_S), seed=seed + n)
     )
-    return bursts + poisson_mix(shapes, per_hour=rng.choice([0.0, 40.0]) + 1e-6, span_s=BUSY_S, seed=seed + 1)
+    return bursts + poisson_mix(
+        shapes, per_hour=rng.choice([0.0, 40.0]) + 1e-6, span_s=BUSY_S, seed=seed + 1
+    )
 
 
 def _lies(facilities: tuple[Facility, ...], rng: Random) -> tuple[ServiceFault, ...]:
@@ -220,7 +246,9 @@ def _lies(facilities: tuple[Facility, ...], rng: Random) -> tuple[ServiceFault, 
     service_faults = []
     for trouble, where, for_s in chosen:
         from_s = rng.uniform(30.0, BUSY_S)
-        service_faults.append(ServiceFault(trouble, where, "poll", from_s, from_s + for_s, amount=0.5))
+        service_faults.append(
+            ServiceFault(trouble, where, "poll", from_s, from_s + for_s, amount=0.5)
+        )
     return tuple(service_faults)
 
 
@@ -228,10 +256,14 @@ def _hardware_faults(facilities: tuple[Facility, ...], rng: Random) -> tuple[Har
     hardware_faults = []
     if rng.random() < 0.3:
         at_s, node = rng.uniform(0.0, BUSY_S), rng.randint(0, 1)
-        hardware_faults.append(HardwareFault(HardwareFaultKind.NODE_FAILS, at_s, 200.0, facilities[0].name, node=node))
+        hardware_faults.append(
+            HardwareFault(HardwareFaultKind.NODE_FAILS, at_s, 200.0, facilities[0].name, node=node)
+        )
     if rng.random() < 0.2:
         at_s, notice_s = rng.uniform(0.0, BUSY_S), rng.choice([0.0, 60.0])
         hardware_faults.append(
-            HardwareFault(HardwareFaultKind.DOWNTIME, at_s, 200.0, facilities[-1].name, notice_s=notice_s)
+            HardwareFault(
+                HardwareFaultKind.DOWNTIME, at_s, 200.0, facilities[-1].name, notice_s=notice_s
+            )
         )
     return tuple(hardware_faults)

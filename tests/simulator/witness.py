@@ -1,8 +1,8 @@
 """Somebody who watches a whole run: who was asked to end, which jobs were cut short by it, what became of each start.
 
-He sits where the controller keeps its record, and so sees each plan that was committed and what the overlay told then.
-Whose job was cut short is the overlay's own news (evictions), which no spell touches; that none was missed, the world's
-tally shows.
+He sits where the controller keeps its record, and so sees each plan that was committed and what the
+overlay told then. Whose job was cut short is the overlay's own news (evictions), which no spell
+touches; that none was missed, the world's tally shows.
 """
 
 from __future__ import annotations
@@ -87,7 +87,9 @@ class Witness(Store):
         view = snapshot.overlay.view
         seen_at = view.taken_at if view is not None else -math.inf
         for stop in plan.stops:
-            self.orders[stop.drone.id].append(Order(plan.at, _ground(stop.reason), seen_at, stop.kill))
+            self.orders[stop.drone.id].append(
+                Order(plan.at, _ground(stop.reason), seen_at, stop.kill)
+            )
         for orphan in plan.orphans:
             self.orders[orphan.drone_id].append(Order(plan.at, _ground(orphan.reason), seen_at))
         for drain in plan.drains:
@@ -104,18 +106,28 @@ class Witness(Store):
                     self.ends[remote.drone_id] = remote.end
 
     async def record_results(
-        self, tick: int, moves: Sequence[m.StateChange], breakers: Sequence[m.Breaker], *, set_to: float | None = None
+        self,
+        tick: int,
+        moves: Sequence[m.StateChange],
+        breakers: Sequence[m.Breaker],
+        *,
+        set_to: float | None = None,
     ) -> None:
         await super().record_results(tick, moves, breakers, set_to=set_to)
         self.latest |= {move.drone.id: move.drone for move in moves}
 
-    # ------------------------------------------------------------------------------------------- jobs cut short
+    # -------------------------------------------------------------------------------------------
+    # jobs cut short
 
     def why(self, cut: m.Eviction) -> tuple[str, bool]:
         """Who ended the drone under a job, and whether he might."""
         ended_at = self._ended_at(cut)
-        orders, begun_at = [o for o in self.orders.get(cut.drone_id, ()) if o.at <= ended_at], ended_at - cut.lost_s
-        # Who asked for it before the pool showed the job could not know of it: an order takes its time on the wire.
+        orders, begun_at = (
+            [o for o in self.orders.get(cut.drone_id, ()) if o.at <= ended_at],
+            ended_at - cut.lost_s,
+        )
+        # Who asked for it before the pool showed the job could not know of it: an order takes its
+        # time on the wire.
         against = [n for n, order in enumerate(orders) if begun_at <= order.seen_at]
         if against:
             grounds = [self._first_ground(orders, n) for n in against]
@@ -145,7 +157,8 @@ class Witness(Store):
             n -= 1
         return orders[n].ground
 
-    # ---------------------------------------------------------------------------------------- what starts came to
+    # ---------------------------------------------------------------------------------------- what
+    # starts came to
 
     def courses(self) -> Counter[Course]:
         return Counter(self._course(drone) for drone in self.latest.values())
@@ -155,7 +168,9 @@ class Witness(Store):
             return Course.WORKED
         if not drone.submitted_at and not drone.started_at:
             return Course.REFUSED
-        script = DroneScript.drawn(self._behaviour[drone.type], self._scenario.seed, drone.site, drone.id)
+        script = DroneScript.drawn(
+            self._behaviour[drone.type], self._scenario.seed, drone.site, drone.id
+        )
         if script.defect is not DroneDefect.NONE:
             return Course.BAD
         asked = drone.id in self.orders or drone.id in self.drained
@@ -190,16 +205,20 @@ class Watched:
     def most(self) -> int:
         """How many starts there may be beside those that a fault of the world has made useless.
 
-        A start is made for a waiting job that no other start and no free slot is counted for. Either the new drone
-        begins with some job: one attempt. Or it never has one, and that only because its own job has begun on a drone
-        that had worked before: that attempt is no other start's. So there is an attempt of a job for each start;
-        more starts than attempts are made for nothing. A start for headroom has no job.
+        A start is made for a waiting job that no other start and no free slot is counted for.
+        Either the new drone begins with some job: one attempt. Or it never has one, and that only
+        because its own job has begun on a drone that had worked before: that attempt is no other
+        start's. So there is an attempt of a job for each start; more starts than attempts are made
+        for nothing. A start for headroom has no job.
         """
         return self.outcome.metrics.attempts + self.warm
 
 
 def watched(scenario: Scenario) -> Watched:
-    """Play a scenario before a witness. (Drones that eat jobs are not for him: no pool tells that as an eviction.)"""
+    """Play a scenario before a witness.
+
+    (Drones that eat jobs are not for him: no pool tells that as an eviction.)
+    """
     witness = Witness(scenario)
     outcome = simulate(scenario, lambda: witness)
     found, causes = list(outcome.violations), Counter[str]()
@@ -207,12 +226,18 @@ def watched(scenario: Scenario) -> Watched:
         who, lawful = witness.why(cut)
         causes[who] += 1
         if not lawful:
-            found.append(f"{cut.drone_id} was stopped at {cut.at:.1f} while job {cut.job_id} ran: {who}")
+            found.append(
+                f"{cut.drone_id} was stopped at {cut.at:.1f} while job {cut.job_id} ran: {who}"
+            )
     if len(witness.cuts) != outcome.metrics.attempts_lost:
-        found.append(f"{outcome.metrics.attempts_lost} jobs were cut short, {len(witness.cuts)} told of")
+        found.append(
+            f"{outcome.metrics.attempts_lost} jobs were cut short, {len(witness.cuts)} told of"
+        )
     seen = Watched(outcome, witness.courses(), witness.warm, causes, ())
     if seen.ours > seen.most:
-        found.append(f"{seen.ours} starts that met no fault, {seen.most} can be explained: {dict(seen.courses)}")
+        found.append(
+            f"{seen.ours} starts that met no fault, {seen.most} can be explained: {dict(seen.courses)}"
+        )
     return replace(seen, violations=tuple(found))
 
 

@@ -21,7 +21,8 @@ from tests.simulator.owner_queue import Owner
 
 T = TypeVar("T")
 
-# --------------------------------------------------------------------------------------------------------------- sites
+# ---------------------------------------------------------------------------------------------------------------
+# sites
 
 STEADY = SiteBehaviour(boot=Fixed(30.0), check=Fixed(5.0), release=Fixed(2.0))
 """Durations that are always the same."""
@@ -34,7 +35,12 @@ def drone_type(site: str, name: str, **given: Any) -> DroneType:
 
 
 def small(
-    name: str = "kit", *, gpus: int = 4, max_drones: int = 4, behaviour: SiteBehaviour | None = None, types: int = 1
+    name: str = "kit",
+    *,
+    gpus: int = 4,
+    max_drones: int = 4,
+    behaviour: SiteBehaviour | None = None,
+    types: int = 1,
 ) -> Facility:
     """``gpus`` GPUs in two nodes, no owner, quick to boot."""
     policy = SitePolicy(
@@ -49,13 +55,15 @@ def small(
         policy=policy,
         types=tuple(drone_type(name, f"gpu{n}" if n else "gpu") for n in range(types)),
         pools=(GpuPool("gpus", -(-gpus // 2), nodes=2),),
-        behaviour=behaviour or SiteBehaviour(boot=Uniform(5.0, 20.0), check=Fixed(2.0), release=Fixed(1.0)),
+        behaviour=behaviour
+        or SiteBehaviour(boot=Uniform(5.0, 20.0), check=Fixed(2.0), release=Fixed(1.0)),
     )
 
 
 def topas(owner: Owner, *, nodes: int = 7, grace_s: float = 10.0, **given: Any) -> Facility:
-    """An owner's HTCondor cluster, node by node: of 7 nodes 3 of 8 V100S, one of 8 V100 with few CPUs (six drones fill
-    it), 3 of 8 A100. Drones of 1 GPU, 8 CPUs and 20 GB find room where the owner leaves some."""
+    """An owner's HTCondor cluster, node by node: of 7 nodes 3 of 8 V100S, one of 8 V100 with few
+    CPUs (six drones fill it), 3 of 8 A100. Drones of 1 GPU, 8 CPUs and 20 GB find room where the
+    owner leaves some."""
     name = "topas"
     a100, v100 = nodes * 3 // 7, nodes // 6
     pools = (
@@ -65,11 +73,17 @@ def topas(owner: Owner, *, nodes: int = 7, grace_s: float = 10.0, **given: Any) 
     )
     usual = Facility(
         policy=SitePolicy(
-            name, max_drones=8 * nodes, max_pending=8 * nodes, max_starts_per_tick=8 * nodes, grace_s=grace_s
+            name,
+            max_drones=8 * nodes,
+            max_pending=8 * nodes,
+            max_starts_per_tick=8 * nodes,
+            grace_s=grace_s,
         ),
         types=tuple(
             drone_type(name, pool.name, memory_mib=20480, vram_mib=vram_mib, capability=capability)
-            for pool, vram_mib, capability in zip(pools, (32768, 32768, 40960), (70, 70, 80), strict=True)
+            for pool, vram_mib, capability in zip(
+                pools, (32768, 32768, 40960), (70, 70, 80), strict=True
+            )
             if pool.nodes
         ),
         pools=tuple(pool for pool in pools if pool.nodes),
@@ -81,7 +95,8 @@ def topas(owner: Owner, *, nodes: int = 7, grace_s: float = 10.0, **given: Any) 
     return replace(usual, **given)
 
 
-# ----------------------------------------------------------------------------------------------------------- workloads
+# -----------------------------------------------------------------------------------------------------------
+# workloads
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +108,16 @@ class Shape:
     weight: float = 1.0
 
 
-PLAIN = Shape(JobRequirements(gpu_milli=1000, cpus=2, memory_mib=8192), LogNormal(600.0, 1.0, 4 * 3600.0), 6.0)
+PLAIN = Shape(
+    JobRequirements(gpu_milli=1000, cpus=2, memory_mib=8192), LogNormal(600.0, 1.0, 4 * 3600.0), 6.0
+)
 IMPOSSIBLE = Shape(JobRequirements(capability=990, owner="dave"), Fixed(60.0))
 """Asks for a compute capability that no drone type has."""
 
 
-def burst(count: int, shape: Shape = PLAIN, *, at_s: float = 0.0, seed: int = 0) -> tuple[SimulatedJob, ...]:
+def burst(
+    count: int, shape: Shape = PLAIN, *, at_s: float = 0.0, seed: int = 0
+) -> tuple[SimulatedJob, ...]:
     """``count`` jobs at once."""
     rng = Random(f"{seed}/burst/{at_s}")
     return tuple(SimulatedJob(at_s, shape.duration.draw(rng), shape.wants) for _ in range(count))
@@ -117,7 +136,9 @@ def poisson_mix(
     return tuple(jobs)
 
 
-def unreliable_network(seed: int, *, chance: float = 0.3, late_s: float = 40.0) -> tuple[ServiceFault, ...]:
+def unreliable_network(
+    seed: int, *, chance: float = 0.3, late_s: float = 40.0
+) -> tuple[ServiceFault, ...]:
     """Orders lost, late and doubled, replies lost and torn: three kinds by seed, and one trouble with looks."""
     rng = rng_for(seed, "rough wire")
     acts = [
@@ -141,14 +162,17 @@ def unreliable_network(seed: int, *, chance: float = 0.3, late_s: float = 40.0) 
     return tuple(replace(fault, chance=rng.uniform(0.3, 1.0) * chance) for fault in chosen)
 
 
-# ----------------------------------------------------------------------------------------------------------- scenarios
+# -----------------------------------------------------------------------------------------------------------
+# scenarios
 
 SHORT = Shape(JobRequirements(), Uniform(20.0, 90.0))
 BRISK = Policy(idle_timeout_s=60.0, slot_max_age_s=120.0)
 """As an operator would set it for jobs of a minute."""
 
 
-def calm(jobs: tuple[SimulatedJob, ...] | None = None, *, seed: int = 0, gpus: int = 4) -> CrashScenario:
+def calm(
+    jobs: tuple[SimulatedJob, ...] | None = None, *, seed: int = 0, gpus: int = 4
+) -> CrashScenario:
     """One site, twelve short jobs, nothing goes wrong."""
     return CrashScenario(
         facilities=(small(gpus=gpus, max_drones=gpus),),
@@ -164,10 +188,14 @@ def rough(seed: int) -> CrashScenario:
     """Two small sites, twelve jobs, a bad wire, three crashes; everything else by seed."""
     rng = rng_for(seed, "rough")
     queue: Draw = rng.choice([Fixed(0.0), Uniform(0.0, 30.0)])
-    behaviour = SiteBehaviour(queue=queue, boot=Uniform(2.0, 30.0), check=Fixed(2.0), release=Uniform(0.5, 10.0))
+    behaviour = SiteBehaviour(
+        queue=queue, boot=Uniform(2.0, 30.0), check=Fixed(2.0), release=Uniform(0.5, 10.0)
+    )
     kit = small("kit", gpus=4, max_drones=rng.randint(2, 4), behaviour=behaviour)
     hut = replace(
-        small("hut", gpus=2, max_drones=2), retain_finished_s=rng.choice([0.0, 20.0, 3600.0]), queues=rng.random() < 0.5
+        small("hut", gpus=2, max_drones=2),
+        retain_finished_s=rng.choice([0.0, 20.0, 3600.0]),
+        queues=rng.random() < 0.5,
     )
     return CrashScenario(
         facilities=(replace(kit, retain_finished_s=rng.choice([0.0, 20.0, 3600.0])), hut),
@@ -182,7 +210,8 @@ def rough(seed: int) -> CrashScenario:
     )
 
 
-# ------------------------------------------------------------------------------------ in the place of the controller
+# ------------------------------------------------------------------------------------ in the place
+# of the controller
 
 
 def in_world(

@@ -41,17 +41,32 @@ class Restd:
     def add(self, number: int, user: str = "drone", state: str = "PENDING", **more: Any) -> None:
         record = recorded("array-24.11")["jobs"][0 if state == "PENDING" else 1]
         array = {"array_job_id": 0, "array_task_id": {"set": False}, "array_task_string": ""}
-        self.jobs[number] = {**record, **array, "job_id": number, "user_name": user, "job_state": [state], **more}
+        self.jobs[number] = {
+            **record,
+            **array,
+            "job_id": number,
+            "user_name": user,
+            "job_state": [state],
+            **more,
+        }
 
     def add_array(self, number: int, waiting: str, user: str = "drone") -> None:
         self.add(number, user, array_job_id=number, array_task_string=waiting)
 
-    def add_task(self, number: int, array: int, task: int, state: str = "RUNNING", user: str = "drone") -> None:
-        self.add(number, user, state, array_job_id=array, array_task_id={"set": True, "number": task})
+    def add_task(
+        self, number: int, array: int, task: int, state: str = "RUNNING", user: str = "drone"
+    ) -> None:
+        self.add(
+            number, user, state, array_job_id=array, array_task_id={"set": True, "number": task}
+        )
 
     def looked_at(self) -> list[int]:
         """Numbers whose details were requested since the last time this was asked."""
-        found = [int(each.rpartition("/")[2]) for each in self.asked if "/job/" in each and each.startswith("GET")]
+        found = [
+            int(each.rpartition("/")[2])
+            for each in self.asked
+            if "/job/" in each and each.startswith("GET")
+        ]
         self.asked.clear()
         return found
 
@@ -70,29 +85,47 @@ class Restd:
         if path.startswith("/slurm/") and path.split("/")[2] in self.versions:
             match request.method, *path.split("/")[3:]:
                 case "GET", "ping", "":
-                    return _json({"pings": [], "meta": recorded("states-24.11")["meta"], "errors": []})
+                    return _json(
+                        {"pings": [], "meta": recorded("states-24.11")["meta"], "errors": []}
+                    )
                 case "GET", "jobs", "state", "":
-                    return _json({"jobs": [line for job in self.jobs.values() for line in _lines(job)], "errors": []})
+                    return _json(
+                        {
+                            "jobs": [line for job in self.jobs.values() for line in _lines(job)],
+                            "errors": [],
+                        }
+                    )
                 case "GET", "job", number:
                     return self._details(int(number))
                 case "POST", "job", "submit":
                     return _json({"job_id": 7, "step_id": "batch", "errors": [], "warnings": []})
                 case "DELETE", "jobs", "":
                     return _json(recorded("cancel-24.11"))
-        return web.Response(status=404, text="Unable find requested URL. Please view /openapi/v3 for API reference.")
+        return web.Response(
+            status=404, text="Unable find requested URL. Please view /openapi/v3 for API reference."
+        )
 
     def _details(self, number: int) -> web.Response:
-        found = [each for each in self.jobs.values() if number in (each["job_id"], each["array_job_id"])]
+        found = [
+            each for each in self.jobs.values() if number in (each["job_id"], each["array_job_id"])
+        ]
         return _json({"jobs": found, "errors": []}) if found else no_such_job()
 
 
 def no_such_job() -> web.Response:
-    return _json({"jobs": [], "errors": [{"error_number": 2017, "error": "Invalid job id specified"}]}, status=404)
+    return _json(
+        {"jobs": [], "errors": [{"error_number": 2017, "error": "Invalid job id specified"}]},
+        status=404,
+    )
 
 
 def _lines(job: Mapping[str, Any]) -> list[dict[str, Any]]:
     task = job["array_task_id"]
-    ends = [f"_{each}" for each in job["array_task_string"].split(",")] if job["array_task_string"] else [""]
+    ends = (
+        [f"_{each}" for each in job["array_task_string"].split(",")]
+        if job["array_task_string"]
+        else [""]
+    )
     ends = [f"_{task['number']}"] if task["set"] else ends
     return [{"job_id": f"{job['job_id']}{end}", "state": job["job_state"]} for end in ends]
 

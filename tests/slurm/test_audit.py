@@ -38,7 +38,9 @@ CONF = {
 }
 BY_PARTITION = {**CONF, "PreemptType": "preempt/partition_prio", "PreemptMode": "REQUEUE"}
 OWNERS = Partition("owners", nodes=("hkn0801",), tier=20, preempt_mode="OFF")
-BACKFILL = Partition("backfill", nodes=("hkn0801",), max_s=48 * HOUR_S, tier=1, grace_s=60, preempt_mode="CANCEL")
+BACKFILL = Partition(
+    "backfill", nodes=("hkn0801",), max_s=48 * HOUR_S, tier=1, grace_s=60, preempt_mode="CANCEL"
+)
 
 
 def audit(
@@ -60,14 +62,28 @@ def audit(
 OWNED_NODE = replace(NODE, partitions=("owners", "backfill"))
 
 
-def owned(partition: Partition = BACKFILL, configuration: Mapping[str, str] = BY_PARTITION) -> dict[str, Any]:
+def owned(
+    partition: Partition = BACKFILL, configuration: Mapping[str, str] = BY_PARTITION
+) -> dict[str, Any]:
     owner = {"owner": {"partitions": ["owners"]}, "partition": "backfill", "types": (A100,)}
-    return {"list_nodes": (OWNED_NODE,), "partitions": (OWNERS, partition), "configuration": configuration, **owner}
+    return {
+        "list_nodes": (OWNED_NODE,),
+        "partitions": (OWNERS, partition),
+        "configuration": configuration,
+        **owner,
+    }
 
 
-def blocked(node: SlurmNode = NODE, *partitions: Partition, cpus: int = 8, memory_mib: int = 20480) -> dict[str, Any]:
+def blocked(
+    node: SlurmNode = NODE, *partitions: Partition, cpus: int = 8, memory_mib: int = 20480
+) -> dict[str, Any]:
     policy = replace(POLICY, blocking=(Reserve(cpus=cpus, memory_mib=memory_mib),))
-    return {"list_nodes": (node,), "partitions": partitions or PARTITIONS, "policy": policy, "types": (A100,)}
+    return {
+        "list_nodes": (node,),
+        "partitions": partitions or PARTITIONS,
+        "policy": policy,
+        "types": (A100,),
+    }
 
 
 KEEPS = replace(NODE, restricted_cores_per_gpu=4)
@@ -83,7 +99,11 @@ WEEK = (replace(A100, walltime_s=72 * HOUR_S),)
     "cluster",
     [
         {},
-        {"list_nodes": (replace(NODE, partitions=("accelerated", "long")),), "partitions": LONG, "types": WEEK}
+        {
+            "list_nodes": (replace(NODE, partitions=("accelerated", "long")),),
+            "partitions": LONG,
+            "types": WEEK,
+        }
         | {"partition": "accelerated,long"},
         blocked(BESIDE, LIMITED, CPU_ONLY),  # the printed lines
         {"list_nodes": (KEEPS,), "types": (A100,)},
@@ -101,7 +121,9 @@ WASTES = "a drone of type a100 gets the node as a whole and leaves GPUs or CPUs 
 ONE_NODE = "drones request one node and MinNodes is 2: use another partition"
 MISSPELT = "no such partition (there are: accelerated, accelerated-h100)"
 LARGE = (replace(A100, memory_mib=600_000),)
-NO_MEMORY = "no node could host one. Nearest is hkn0801: memory requested 600000 MiB, available 512000 MiB"
+NO_MEMORY = (
+    "no node could host one. Nearest is hkn0801: memory requested 600000 MiB, available 512000 MiB"
+)
 TOO_LONG = "lives 259200 s and MaxTime is 172800 s: it would wait forever or be rejected; write `walltime: 48h`"
 NO_CPUS = "4 free GPUs keep 0 of 152 CPUs, requested 32: jobs without GPU may have the rest through accelerated; `prov"
 NO_MIB = "keep 0 of 512000 MiB, requested 81920: jobs without GPU may have the rest through accelerated (MaxMem"
@@ -121,21 +143,42 @@ Gap = tuple[str, str, str]
         ({"partition": "acelerated"}, [("acelerated", "partition", MISSPELT)]),
         ({"partitions": (WHOLE,), "types": (A100, FULL)}, [("hkn0801", "exclusive", WASTES)]),
         ({"types": (A100,), "submit": {"exclusive": True}}, [("hkn0801", "exclusive", WASTES)]),
-        ({"partitions": (FOR_SEVERAL,), "types": (A100,)}, [("accelerated", "partition", ONE_NODE)]),
+        (
+            {"partitions": (FOR_SEVERAL,), "types": (A100,)},
+            [("accelerated", "partition", ONE_NODE)],
+        ),
         ({"types": LARGE}, [("accelerated", "types", NO_MEMORY)]),
         ({"types": WEEK}, [("accelerated", "walltime", TOO_LONG)]),
         (blocked(), [("hkn0801", "cpus", NO_CPUS), ("hkn0801", "memory", NO_MIB)]),
-        (blocked(BESIDE, LIMITED, replace(CPU_ONLY, max_memory_per_cpu_mib=3600)), [("hkn0801", "memory", LOOSE)]),
-        ({"policy": NOWHERE}, [("topas-*", "nodes", "no node has such a name (there are: hkn0801, hkn0901)")]),
-        ({"list_nodes": (KEEPS,), "types": (A100, CPU)}, [("hkn0801", "cpus", "`blocking` does not say so")]),
+        (
+            blocked(BESIDE, LIMITED, replace(CPU_ONLY, max_memory_per_cpu_mib=3600)),
+            [("hkn0801", "memory", LOOSE)],
+        ),
+        (
+            {"policy": NOWHERE},
+            [("topas-*", "nodes", "no node has such a name (there are: hkn0801, hkn0901)")],
+        ),
+        (
+            {"list_nodes": (KEEPS,), "types": (A100, CPU)},
+            [("hkn0801", "cpus", "`blocking` does not say so")],
+        ),
         ({"configuration": {**CONF, "KillWait": "5 sec"}}, [("slurm.conf", "grace", SHORT)]),
         (
             owned(replace(BACKFILL, grace_s=6), {**BY_PARTITION, "KillWait": "10 sec"}),
-            [("slurm.conf", "grace", "killed 10 s after SIGTERM"), ("backfill", "grace", SHORT_GRACE)],
+            [
+                ("slurm.conf", "grace", "killed 10 s after SIGTERM"),
+                ("backfill", "grace", SHORT_GRACE),
+            ],
         ),
-        (owned(replace(BACKFILL, preempt_mode="OFF")), [("backfill", "preemption", "takes no drone's place")]),
+        (
+            owned(replace(BACKFILL, preempt_mode="OFF")),
+            [("backfill", "preemption", "takes no drone's place")],
+        ),
         (owned(replace(BACKFILL, preempt_mode="GANG,SUSPEND")), [("backfill", "preemption", GANG)]),
-        ({"configuration": {**FORGETFUL, "AccountingStorageType": "(null)"}}, [("slurm.conf", "ends", FORGETS)]),
+        (
+            {"configuration": {**FORGETFUL, "AccountingStorageType": "(null)"}},
+            [("slurm.conf", "ends", FORGETS)],
+        ),
     ],
 )
 def test_a_gap_is_explained(cluster: Mapping[str, Any], gaps: Sequence[Gap]) -> None:

@@ -25,7 +25,9 @@ ACCELERATED: Mapping[str, Any] = {
 
 
 def printed(policy: SitePolicy = POLICY, *hardware: Mapping[str, Any], **more: Any) -> str:
-    text = render_blocking(policy, (A100, FULL, H100), config(hardware=list(hardware or (ACCELERATED,)), **more))
+    text = render_blocking(
+        policy, (A100, FULL, H100), config(hardware=list(hardware or (ACCELERATED,)), **more)
+    )
     assert all(len(line) <= 120 for line in text.splitlines() if line.startswith("#"))
     return text
 
@@ -43,14 +45,19 @@ def prose(text: str) -> str:
     ("reserve", "expected"),
     [
         (SHARE, ReserveLimits(4, 3584)),
-        (Reserve(cpus=7, memory_mib=20480), ReserveLimits(4, 3584)),  # half a core cannot be kept: rounded up
+        # half a core cannot be kept: rounded up
+        (Reserve(cpus=7, memory_mib=20480), ReserveLimits(4, 3584)),
         (Reserve(memory_mib=20480), ReserveLimits(0, 2829)),
-        (Reserve(cpus=38, memory_mib=20480), ReserveLimits(19, 0)),  # no CPU is left that could take memory
+        # no CPU is left that could take memory
+        (Reserve(cpus=38, memory_mib=20480), ReserveLimits(19, 0)),
         (Reserve(cpus=8, memory_mib=128_000), None),
     ],
 )
 def test_the_numbers(reserve: Reserve, expected: ReserveLimits | None) -> None:
-    assert reserve_limits(reserve, cpus=152, threads_per_core=2, memory_mib=512_000, gpus=4) == expected
+    assert (
+        reserve_limits(reserve, cpus=152, threads_per_core=2, memory_mib=512_000, gpus=4)
+        == expected
+    )
 
 
 NOT_ALL = replace(POLICY, blocking=(Reserve(nodes=("hkn08*",), cpus=8),))
@@ -61,7 +68,11 @@ TOO_LARGE = replace(POLICY, blocking=(Reserve(cpus=40, memory_mib=20480),))
     ("policy", "hardware", "told"),
     [
         (NOT_ALL, [ACCELERATED], "!! hkn[0801-0967]: `blocking` has not one entry for all of them"),
-        (TOO_LARGE, [ACCELERATED], "cannot keep 40 CPUs, 20480 MiB of memory each of 152 CPUs and 512000 MiB: nothing"),
+        (
+            TOO_LARGE,
+            [ACCELERATED],
+            "cannot keep 40 CPUs, 20480 MiB of memory each of 152 CPUs and 512000 MiB: nothing",
+        ),
         (POLICY, [], "write it under `options.hardware`"),
     ],
 )
@@ -83,4 +94,7 @@ def test_the_owners_priority_is_by_partitions() -> None:
     ]
     said = prose(text)
     assert "of owners (the owner): PriorityTier=10 PreemptMode=OFF" in said
-    assert "of backfill, accelerated-h100 (drones): PriorityTier=2 PreemptMode=CANCEL GraceTime=60" in said
+    assert (
+        "of backfill, accelerated-h100 (drones): PriorityTier=2 PreemptMode=CANCEL GraceTime=60"
+        in said
+    )

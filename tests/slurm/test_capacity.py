@@ -22,9 +22,19 @@ A100 = DroneType("horeka", "a100", 1000, 8, 20480, 0, vram_mib=40960, walltime_s
 FULL = DroneType("horeka", "a100x4", 4000, 152, 491520, 0, vram_mib=40960, walltime_s=12 * HOUR_S)
 H100 = DroneType("horeka", "h100", 1000, 8, 20480, 0, vram_mib=95830, walltime_s=12 * HOUR_S)
 CPU = DroneType("horeka", "cpu", 0, 8, 16384, 0, walltime_s=12 * HOUR_S)
-SIZE: Any = {"cpus": 152, "memory_mib": 512_000, "gpus": {"a100": 4}, "used_gpus": {"a100": 0}, "threads_per_core": 2}
-NODE = SlurmNode("hkn0801", "IDLE", partitions=("accelerated",), features=("LSDF", "BEEOND"), **SIZE)
-H100_NODE = replace(NODE, name="hkn0901", partitions=("accelerated-h100",), gpus={"h100": 4}, used_gpus={})
+SIZE: Any = {
+    "cpus": 152,
+    "memory_mib": 512_000,
+    "gpus": {"a100": 4},
+    "used_gpus": {"a100": 0},
+    "threads_per_core": 2,
+}
+NODE = SlurmNode(
+    "hkn0801", "IDLE", partitions=("accelerated",), features=("LSDF", "BEEOND"), **SIZE
+)
+H100_NODE = replace(
+    NODE, name="hkn0901", partitions=("accelerated-h100",), gpus={"h100": 4}, used_gpus={}
+)
 ACCELERATED = Partition("accelerated", nodes=("hkn0801",), max_s=48 * HOUR_S, tier=10)
 ACCELERATED_H100 = Partition("accelerated-h100", nodes=("hkn0901",), max_s=48 * HOUR_S, tier=10)
 PARTITIONS = (ACCELERATED, ACCELERATED_H100)
@@ -69,21 +79,34 @@ def free(node: Node) -> tuple[int, int, int]:
 
 
 def test_free_is_what_slurm_has_not_allocated() -> None:
-    busy = replace(NODE, state="MIXED", used_cpus=50, used_memory_mib=100_000, used_gpus={"a100": 3})
+    busy = replace(
+        NODE, state="MIXED", used_cpus=50, used_memory_mib=100_000, used_gpus={"a100": 3}
+    )
     assert one(busy) == Node("hkn0801", ("a100",), 4000, 152, 512_000, 0, 1000, 102, 412_000, 0)
 
 
 def test_nodes_of_other_partitions_and_such_as_do_not_exist_are_left_out() -> None:
-    cluster = [NODE, H100_NODE, replace(NODE, name="hkn0001", partitions=("cpuonly",)), replace(NODE, state="FUTURE")]
+    cluster = [
+        NODE,
+        H100_NODE,
+        replace(NODE, name="hkn0001", partitions=("cpuonly",)),
+        replace(NODE, state="FUTURE"),
+    ]
     found = listed(cluster, (A100, FULL, H100))
-    assert {node.name: node.types for node in found} == {"hkn0801": ("a100", "a100x4"), "hkn0901": ("h100",)}
+    assert {node.name: node.types for node in found} == {
+        "hkn0801": ("a100", "a100x4"),
+        "hkn0901": ("h100",),
+    }
 
 
 @pytest.mark.parametrize(
     ("state", "flags"),
     [
         *((state, ()) for state in ("DOWN", "SOMETHING_NEW")),
-        *(("MIXED", (flag,)) for flag in ("DRAIN", "PLANNED", "RESERVED", "MAINTENANCE", "NOT_RESPONDING")),
+        *(
+            ("MIXED", (flag,))
+            for flag in ("DRAIN", "PLANNED", "RESERVED", "MAINTENANCE", "NOT_RESPONDING")
+        ),
     ],
 )
 def test_nothing_is_free_where_slurm_starts_nothing_now(state: str, flags: tuple[str, ...]) -> None:
@@ -93,7 +116,8 @@ def test_nothing_is_free_where_slurm_starts_nothing_now(state: str, flags: tuple
 
 
 @pytest.mark.parametrize(
-    "flags", [("POWERED_DOWN", "CLOUD"), ("POWERING_UP", "NOT_RESPONDING", "CLOUD"), ("COMPLETING",)]
+    "flags",
+    [("POWERED_DOWN", "CLOUD"), ("POWERING_UP", "NOT_RESPONDING", "CLOUD"), ("COMPLETING",)],
 )
 def test_a_node_that_slurm_boots_for_its_job_is_free(flags: tuple[str, ...]) -> None:
     assert free(one(replace(NODE, flags=frozenset(flags)))) == (4000, 152, 512_000)
@@ -110,7 +134,11 @@ def test_a_node_planned_for_the_owner_is_shown_free_for_his_claim_takes_it() -> 
     [
         ({"partitions": ("cpuonly",)}, {}, ("partition", "accelerated", "cpuonly")),
         ({"gpus": {"h100": 4}}, {}, ("gpus", "1 a100", "0 a100")),
-        ({}, {"max_memory_per_cpu_mib": 100}, ("cpus", "205 (for its 20480 MiB, by MaxMemPerCPU)", "152")),
+        (
+            {},
+            {"max_memory_per_cpu_mib": 100},
+            ("cpus", "205 (for its 20480 MiB, by MaxMemPerCPU)", "152"),
+        ),
     ],
 )
 def test_a_node_that_lacks_something_hosts_no_drone(
@@ -124,7 +152,10 @@ def test_a_node_that_lacks_something_hosts_no_drone(
 
 @pytest.mark.parametrize(
     ("constraint", "hosts"),
-    [*((met, True) for met in ("LSDF&BEEOND", "NONE|LSDF", "[rack1*2&rack2*4]")), ("LSDF,NONE", False)],
+    [
+        *((met, True) for met in ("LSDF&BEEOND", "NONE|LSDF", "[rack1*2&rack2*4]")),
+        ("LSDF,NONE", False),
+    ],
 )
 def test_constraints_that_are_plain_are_judged(constraint: str, hosts: bool) -> None:
     found = listed([NODE], constraint=constraint)
@@ -150,8 +181,21 @@ def test_any_gpu_is_any_type_of_gpu_and_a_gpu_without_type_is_one() -> None:
         ("gpu:4,mps:400", "gpu:(null):0(IDX:N/A),mps:(null):100(0/100,0/100,100/100,0/100)", 3),
     ],
 )
-def test_gpus_in_use_are_not_free_however_the_tools_name_them(gres: str, used: str, free_gpus: int) -> None:
-    row = ("hkn0801", "mixed", "accelerated*", "(null)", "8/144/0/152", "512000", "20480", gres, used, "2")
+def test_gpus_in_use_are_not_free_however_the_tools_name_them(
+    gres: str, used: str, free_gpus: int
+) -> None:
+    row = (
+        "hkn0801",
+        "mixed",
+        "accelerated*",
+        "(null)",
+        "8/144/0/152",
+        "512000",
+        "20480",
+        gres,
+        used,
+        "2",
+    )
     [node] = parse_nodes(_table(row), "@")
     any_type = replace(A100, name="any")
     assert free(one(node, any_type))[0] == 1000 * free_gpus
@@ -186,20 +230,26 @@ def reservation(starts_h: float, ends_h: float) -> Reservation:
     return Reservation("course", NOW + starts_h * HOUR_S, NOW + ends_h * HOUR_S, ("hkn0801",))
 
 
-@pytest.mark.parametrize(("starts_h", "ends_h", "gpus"), [(-1, 2, 0), (11.9, 20, 0), (12.0, 20, 4000), (-5, 0, 4000)])
+@pytest.mark.parametrize(
+    ("starts_h", "ends_h", "gpus"), [(-1, 2, 0), (11.9, 20, 0), (12.0, 20, 4000), (-5, 0, 4000)]
+)
 def test_a_node_reserved_for_others_before_the_drone_would_be_done_is_not_free(
     starts_h: float, ends_h: float, gpus: int
 ) -> None:
     assert free(one(reserved=reservation(starts_h, ends_h)))[0] == gpus
 
 
-def test_before_a_downtime_of_the_whole_site_drones_live_shorter_and_the_node_is_free_until_then() -> None:
+def test_before_a_downtime_of_the_whole_site_drones_live_shorter_and_the_node_is_free_until_then() -> (
+    None
+):
     whole = reservation(5, 9)
     assert free(one(reserved=whole)) == (0, 0, 0)
     assert free(one(reserved=whole, downtime_at=whole.starts_at))[0] == 4000
 
 
-def test_a_reservation_of_our_own_is_for_the_types_that_ask_for_it_and_they_run_nowhere_else() -> None:
+def test_a_reservation_of_our_own_is_for_the_types_that_ask_for_it_and_they_run_nowhere_else() -> (
+    None
+):
     active = reservation(-1, 20)
     marked = replace(NODE, flags=frozenset({"RESERVED"}))
     types = {"a100": {"gres": "gpu:a100", "reservation": "course"}, "a100x4": {"gres": "gpu:a100"}}
@@ -217,7 +267,9 @@ def test_a_drone_that_wants_its_node_alone_finds_none_that_is_in_use() -> None:
 
 def printed(version: str, before: str = "", after: str = "") -> Partition:
     """Return the partition `accelerated` of a real cluster, with one setting changed, as scontrol prints it."""
-    text = (Path(__file__).parent / f"recorded/{version}/partitions.txt").read_text().splitlines()[0]
+    text = (
+        (Path(__file__).parent / f"recorded/{version}/partitions.txt").read_text().splitlines()[0]
+    )
     assert f" {before}" in text
     [found] = parse_partitions(text.replace(f" {before}", f" {after}", 1) + "\n")
     return found
@@ -261,9 +313,16 @@ def test_an_empty_node_that_is_given_as_a_whole_has_one_place_for_each_size(
 def test_a_node_in_a_partition_that_shares_and_in_one_that_does_not() -> None:
     shared = Partition("shared", nodes=(NODE.name,))
     types = {"a100": {"gres": "gpu:a100"}, "cpu": {"partition": "shared"}}
-    node = one(replace(NODE, partitions=("accelerated", "shared")), A100, CPU, partition=WHOLE, types=types)
+    node = one(
+        replace(NODE, partitions=("accelerated", "shared")), A100, CPU, partition=WHOLE, types=types
+    )
     assert node.types == ("a100",)  # its partition is not among those of this listing
-    [node] = listed([replace(NODE, partitions=("accelerated", "shared"))], (A100, CPU), (WHOLE, shared), types=types)
+    [node] = listed(
+        [replace(NODE, partitions=("accelerated", "shared"))],
+        (A100, CPU),
+        (WHOLE, shared),
+        types=types,
+    )
     assert (node.types, places(node, A100, CPU)) == (("a100", "cpu"), (1, 19))
     room = FreeResources.of([node], (), 0.0)
     assert (room.book(CPU, 1), room.count(A100), room.count(CPU)) == (0, 0, 18)
@@ -277,7 +336,9 @@ def test_a_node_in_a_partition_that_shares_and_in_one_that_does_not() -> None:
         (ACCELERATED, {"submit": {"exclusive": "user"}}),
     ],
 )
-def test_a_node_for_one_user_is_free_if_it_is_empty_or_ours(partition: Partition, more: Mapping[str, Any]) -> None:
+def test_a_node_for_one_user_is_free_if_it_is_empty_or_ours(
+    partition: Partition, more: Mapping[str, Any]
+) -> None:
     used = replace(NODE, state="MIXED", used_cpus=8, used_gpus={"a100": 1})
     assert places(one(NODE, A100, partition=partition, **more), A100) == (4,)
     assert places(one(used, A100, partition=partition, **more), A100) == (0,)
@@ -295,13 +356,20 @@ def test_partitions_that_share_nodes_have_a_place_for_each_gpu(sharing: str) -> 
     assert places(one(NODE, A100, FULL, partition=shared), A100, FULL) == (4, 1)
 
 
-CLUSTER = (NODE, replace(NODE, name="hkn0802"), H100_NODE, replace(NODE, name="hkn0001", partitions=("cpuonly",)))
+CLUSTER = (
+    NODE,
+    replace(NODE, name="hkn0802"),
+    H100_NODE,
+    replace(NODE, name="hkn0001", partitions=("cpuonly",)),
+)
 DEAD = replace(NODE, name="hkn0803", state="DOWN")  # need not be in it
 OURS = ("hkn0801", "hkn0802", "hkn0901")
 ONE, REST = OURS[:1], OURS[1:]
 
 
-def reserved(starts: float, ends: float, nodes: Sequence[str] = OURS, name: str = "maintenance") -> Reservation:
+def reserved(
+    starts: float, ends: float, nodes: Sequence[str] = OURS, name: str = "maintenance"
+) -> Reservation:
     return Reservation(name, NOW + starts, NOW + ends, tuple(nodes))
 
 
@@ -314,7 +382,8 @@ def reserved(starts: float, ends: float, nodes: Sequence[str] = OURS, name: str 
         ((reserved(-60, 3600), reserved(10_000, 12_000, name="next")), 10_000),
         ((reserved(3600, 7200, ("hkn0001",)),), 0),  # drones never go there
         ((reserved(3600, 20_000, ONE), reserved(7200, 9000, REST, "rest")), 7200),
-        ((reserved(3600, 20_000, ONE), reserved(20_000, 30_000, REST, "rest")), 0),  # one after the other
+        # one after the other
+        ((reserved(3600, 20_000, ONE), reserved(20_000, 30_000, REST, "rest")), 0),
     ],
 )
 def test_the_next_time_when_all_our_nodes_are_reserved_is_the_downtime(
@@ -325,7 +394,9 @@ def test_the_next_time_when_all_our_nodes_are_reserved_is_the_downtime(
 
 def downtime(*reservations: Reservation, **more: Any) -> float:
     """Return seconds from now; 0 without."""
-    at = next_downtime(reservations, (*CLUSTER, DEAD), resolve_types((A100, H100), PARTITIONS, config(**more)), NOW)
+    at = next_downtime(
+        reservations, (*CLUSTER, DEAD), resolve_types((A100, H100), PARTITIONS, config(**more)), NOW
+    )
     return at - NOW if at else 0.0
 
 

@@ -10,20 +10,38 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters.slurm.drones import SlurmDroneListing, SlurmDrones, drone_of, is_drone, is_drone_id, job_name
+from adapters.slurm.drones import (
+    SlurmDroneListing,
+    SlurmDrones,
+    drone_of,
+    is_drone,
+    is_drone_id,
+    job_name,
+)
 from adapters.slurm.records import SlurmJob
 from provisioner.model import DroneId, EndKind, FaultKind, RemoteDrone, RemoteState
 
 NOW = 1_800_000_000.0
 ENTERED = NOW - 3600
-TIMES: Any = {"submitted_at": NOW - 900, "started_at": NOW - 600, "ends_at": NOW + 3000, "limit_s": 3600.0}
-RUNNING = SlurmJob("123", "kit-a1b2-7.a100.horeka", "RUNNING", user="drone", nodes=("hkn0801",), **TIMES)
-PENDING = replace(RUNNING, state="PENDING", reason="Priority", started_at=0.0, ends_at=0.0, nodes=())
+TIMES: Any = {
+    "submitted_at": NOW - 900,
+    "started_at": NOW - 600,
+    "ends_at": NOW + 3000,
+    "limit_s": 3600.0,
+}
+RUNNING = SlurmJob(
+    "123", "kit-a1b2-7.a100.horeka", "RUNNING", user="drone", nodes=("hkn0801",), **TIMES
+)
+PENDING = replace(
+    RUNNING, state="PENDING", reason="Priority", started_at=0.0, ends_at=0.0, nodes=()
+)
 ENDED = replace(RUNNING, state="COMPLETED", ends_at=NOW - 60, exit_code=0)
 SEVEN = DroneId("kit-a1b2-7")
 
 
-def listed(*jobs: SlurmJob, cancelled: Collection[DroneId] = (), retain_s: float = 600.0) -> SlurmDroneListing:
+def listed(
+    *jobs: SlurmJob, cancelled: Collection[DroneId] = (), retain_s: float = 600.0
+) -> SlurmDroneListing:
     drones = SlurmDrones("kit", "horeka", retain_s, since=ENTERED)
     drones.cancelled = dict.fromkeys(cancelled, NOW)
     return drones.listing(jobs, NOW)
@@ -55,7 +73,9 @@ def test_a_reason_that_blocks_others_of_the_type_is_a_fault(
     assert (drone.reason, drone.blocked, drone.hopeless) == (reason, blocked, hopeless)
 
 
-@pytest.mark.parametrize("job", [replace(RUNNING, state="COMPLETING"), replace(ENDED, flags=frozenset({"COMPLETING"}))])
+@pytest.mark.parametrize(
+    "job", [replace(RUNNING, state="COMPLETING"), replace(ENDED, flags=frozenset({"COMPLETING"}))]
+)
 def test_a_completing_job_still_runs(job: SlurmJob) -> None:
     drone = one(job)
     assert (drone.state, drone.end, drone.node) == (RemoteState.RUNNING, None, "hkn0801")
@@ -70,34 +90,64 @@ def test_a_job_whose_node_powers_up_waits_and_has_its_place(restarts: int, node:
 
 def test_a_preempted_job_is_under_notice() -> None:
     assert one(replace(RUNNING, preempted_at=NOW - 3)).notice_at == NOW - 3
-    assert one(replace(ENDED, state="PREEMPTED", flags=frozenset({"COMPLETING"}), preempted_at=NOW - 9)).notice_at
+    assert one(
+        replace(ENDED, state="PREEMPTED", flags=frozenset({"COMPLETING"}), preempted_at=NOW - 9)
+    ).notice_at
 
 
 def test_an_end_before_its_time_limit_is_a_notice_too() -> None:
     assert one(replace(RUNNING, ends_at=NOW + 6)).notice_at == NOW
     assert one(replace(RUNNING, limit_s=0.0, ends_at=NOW + 6)).notice_at == 0.0  # no limit is told
-    assert one(replace(RUNNING, started_at=NOW - 3590, ends_at=NOW + 10)).notice_at == 0.0  # just its limit
+    # just its limit
+    assert one(replace(RUNNING, started_at=NOW - 3590, ends_at=NOW + 10)).notice_at == 0.0
 
 
 @pytest.mark.parametrize(
     ("job", "kind", "code", "fault"),
     [
         (ENDED, EndKind.EXITED, 0, None),
-        (replace(ENDED, state="FAILED", exit_code=73, reason="NonZeroExitCode"), EndKind.EXITED, 73, None),
+        (
+            replace(ENDED, state="FAILED", exit_code=73, reason="NonZeroExitCode"),
+            EndKind.EXITED,
+            73,
+            None,
+        ),
         (replace(ENDED, state="FAILED", exit_code=0, signal=9), EndKind.EXITED, 137, None),
-        (replace(ENDED, state="FAILED", exit_code=0, signal=53), EndKind.FAULT, None, FaultKind.CONFIG),
+        (
+            replace(ENDED, state="FAILED", exit_code=0, signal=53),
+            EndKind.FAULT,
+            None,
+            FaultKind.CONFIG,
+        ),
         (replace(ENDED, state="NODE_FAIL"), EndKind.FAULT, None, FaultKind.NODE),
         (replace(ENDED, state="OUT_OF_MEMORY", signal=125), EndKind.FAULT, None, FaultKind.DRONE),
         (replace(ENDED, state="PREEMPTED"), EndKind.PREEMPTED, None, None),
         (replace(ENDED, restarts=1), EndKind.PREEMPTED, None, None),
-        (replace(ENDED, state="FAILED", exit_code=73, preempted_at=NOW - 9), EndKind.PREEMPTED, None, None),
-        (replace(PENDING, state="DEADLINE", ends_at=NOW - 5), EndKind.FAULT, None, FaultKind.CONFIG),
+        (
+            replace(ENDED, state="FAILED", exit_code=73, preempted_at=NOW - 9),
+            EndKind.PREEMPTED,
+            None,
+            None,
+        ),
+        (
+            replace(PENDING, state="DEADLINE", ends_at=NOW - 5),
+            EndKind.FAULT,
+            None,
+            FaultKind.CONFIG,
+        ),
         # killed by its own script, shortly before Slurm would do it, and at another time
-        (replace(ENDED, state="FAILED", started_at=NOW - 3600, exit_code=137), EndKind.STOPPED, None, None),
+        (
+            replace(ENDED, state="FAILED", started_at=NOW - 3600, exit_code=137),
+            EndKind.STOPPED,
+            None,
+            None,
+        ),
         (replace(ENDED, state="FAILED", exit_code=137), EndKind.EXITED, 137, None),
     ],
 )
-def test_each_way_to_end(job: SlurmJob, kind: EndKind, code: int | None, fault: FaultKind | None) -> None:
+def test_each_way_to_end(
+    job: SlurmJob, kind: EndKind, code: int | None, fault: FaultKind | None
+) -> None:
     end = one(job).end
     assert end is not None
     assert (end.kind, end.exit_code, end.fault, end.at) == (kind, code, fault, job.ends_at)
@@ -109,7 +159,8 @@ def test_each_way_to_end(job: SlurmJob, kind: EndKind, code: int | None, fault: 
     [
         (NOW - 60, {SEVEN}, EndKind.STOPPED, None),
         (NOW - 60, set(), EndKind.FAULT, FaultKind.UNKNOWN),
-        (ENTERED - 10, set(), EndKind.STOPPED, None),  # before this controller started: it may have been ours
+        # before this controller started: it may have been ours
+        (ENTERED - 10, set(), EndKind.STOPPED, None),
     ],
 )
 def test_a_job_that_we_did_not_cancel_was_cancelled_by_somebody_else(
@@ -128,7 +179,9 @@ def test_an_ended_drone_is_listed_for_a_while() -> None:
 
 def test_the_record_of_a_rejected_submission_is_no_drone() -> None:
     times: Any = {"started_at": NOW - 900, "ends_at": NOW - 900}
-    never = replace(PENDING, state="FAILED", reason="BadConstraints", signal=1, exit_code=0, **times)
+    never = replace(
+        PENDING, state="FAILED", reason="BadConstraints", signal=1, exit_code=0, **times
+    )
     assert listed(never).drones == {}
     assert SEVEN in listed(replace(never, reason="JobLaunchFailure", ends_at=NOW - 5)).drones
 
@@ -142,9 +195,15 @@ def test_the_record_of_a_rejected_submission_is_no_drone() -> None:
         (replace(PENDING, reason="launch failed requeued held"), FaultKind.NODE),
     ],
 )
-def test_a_requeued_drone_waits_whatever_its_job_does(job: SlurmJob, blocked: FaultKind | None) -> None:
+def test_a_requeued_drone_waits_whatever_its_job_does(
+    job: SlurmJob, blocked: FaultKind | None
+) -> None:
     drone = one(replace(job, restarts=1))
-    assert (drone.state, drone.started_at, drone.expected_start_at) == (RemoteState.PENDING, 0.0, 0.0)
+    assert (drone.state, drone.started_at, drone.expected_start_at) == (
+        RemoteState.PENDING,
+        0.0,
+        0.0,
+    )
     assert (drone.blocked, drone.hopeless) == (blocked, blocked is not None)
     assert drone.reason.startswith("requeued by its site")
 
@@ -152,10 +211,14 @@ def test_a_requeued_drone_waits_whatever_its_job_does(job: SlurmJob, blocked: Fa
 @pytest.mark.parametrize(
     ("jobs", "kept", "surplus"),
     [
-        ((replace(PENDING, remote_id="130"), replace(PENDING, remote_id="99")), "99", ("130",)),  # the older
-        ((replace(PENDING, remote_id="99"), replace(RUNNING, remote_id="130")), "130", ("99",)),  # one that runs
-        ((ENDED, replace(RUNNING, remote_id="130"), replace(ENDED, remote_id="140")), "130", ()),  # one that lives
-        ((ENDED, replace(ENDED, remote_id="130", ends_at=NOW - 5, state="PREEMPTED")), "130", ()),  # the later end
+        # the older
+        ((replace(PENDING, remote_id="130"), replace(PENDING, remote_id="99")), "99", ("130",)),
+        # one that runs
+        ((replace(PENDING, remote_id="99"), replace(RUNNING, remote_id="130")), "130", ("99",)),
+        # one that lives
+        ((ENDED, replace(RUNNING, remote_id="130"), replace(ENDED, remote_id="140")), "130", ()),
+        # the later end
+        ((ENDED, replace(ENDED, remote_id="130", ends_at=NOW - 5, state="PREEMPTED")), "130", ()),
     ],
 )
 def test_of_a_drone_that_is_there_twice_one_counts(
@@ -163,7 +226,9 @@ def test_of_a_drone_that_is_there_twice_one_counts(
 ) -> None:
     found = listed(*jobs)
     assert (found.drones[SEVEN].remote_id, tuple(found.duplicates)) == (kept, surplus)
-    assert [f"as {kept} and {surplus[0]}" in notice for notice in found.notices] == [True] * len(surplus)
+    assert [f"as {kept} and {surplus[0]}" in notice for notice in found.notices] == [True] * len(
+        surplus
+    )
 
 
 def named(name: str, remote_id: str = "123") -> SlurmJob:
@@ -189,7 +254,14 @@ def test_a_job_with_another_name_is_no_drone(name: str, remote_id: str) -> None:
 LABEL = st.from_regex(r"[a-z0-9]([a-z0-9-]{0,8}[a-z0-9])?", fullmatch=True)
 
 
-@given(LABEL, st.from_regex(r"[a-z0-9]{1,8}", fullmatch=True), st.integers(0, 10**9), LABEL, LABEL, st.integers(1, 5))
+@given(
+    LABEL,
+    st.from_regex(r"[a-z0-9]{1,8}", fullmatch=True),
+    st.integers(0, 10**9),
+    LABEL,
+    LABEL,
+    st.integers(1, 5),
+)
 def test_every_drone_of_a_job_is_found_again(
     controller: str, birth: str, first: int, kind: str, site: str, count: int
 ) -> None:

@@ -32,14 +32,21 @@ def test_variables_of_slurm_are_hidden_from_jobs(monkeypatch: pytest.MonkeyPatch
 
 def test_another_release_is_not_tried() -> None:
     check_release("26.5.0", 45)
-    with pytest.raises(UnavailableError, match=r"pyslurm 25\.11\.2 is for Slurm 25\.11, .* is of 26\.05") as down:
+    with pytest.raises(
+        UnavailableError, match=r"pyslurm 25\.11\.2 is for Slurm 25\.11, .* is of 26\.05"
+    ) as down:
         check_release("25.11.2", 45)
     assert down.value.kind is FaultKind.CONFIG
 
 
 async def test_without_pyslurm_the_error_names_the_requirement() -> None:
     async with native() as cluster:
-        for question in (cluster.own_jobs, lambda: cluster.submit(SlurmSubmission("x", b"#!/bin/sh\n"))):
-            with pytest.raises(UnavailableError, match=r"pip install 'gpu-drone-provisioner\[slurm-native\]'") as down:
+        for question in (
+            cluster.own_jobs,
+            lambda: cluster.submit(SlurmSubmission("x", b"#!/bin/sh\n")),
+        ):
+            with pytest.raises(
+                UnavailableError, match=r"pip install 'gpu-drone-provisioner\[slurm-native\]'"
+            ) as down:
                 await question()
             assert down.value.kind is FaultKind.CONFIG

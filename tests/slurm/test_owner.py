@@ -26,8 +26,12 @@ def view(cluster: Sequence[SlurmNode] = CLUSTER) -> tuple[Node, ...]:
     return listed(cluster, (A100, H100), owner={"partitions": ["owners"]})
 
 
-def wanted(*jobs: SlurmJob, cluster: Sequence[SlurmNode] = CLUSTER, **more: Any) -> tuple[OwnerDemand, ...]:
-    return owner_demands(jobs, cluster, view(cluster), SlurmOwnerConfig(partitions=["owners"], **more))
+def wanted(
+    *jobs: SlurmJob, cluster: Sequence[SlurmNode] = CLUSTER, **more: Any
+) -> tuple[OwnerDemand, ...]:
+    return owner_demands(
+        jobs, cluster, view(cluster), SlurmOwnerConfig(partitions=["owners"], **more)
+    )
 
 
 def claim(job: SlurmJob, **more: Any) -> OwnerDemand:
@@ -35,7 +39,9 @@ def claim(job: SlurmJob, **more: Any) -> OwnerDemand:
     return found
 
 
-RESERVED = "Nodes_required_for_job_are_DOWN,_DRAINED_or_reserved_for_jobs_in_higher_priority_partitions"
+RESERVED = (
+    "Nodes_required_for_job_are_DOWN,_DRAINED_or_reserved_for_jobs_in_higher_priority_partitions"
+)
 
 
 @pytest.mark.parametrize(
@@ -47,7 +53,9 @@ RESERVED = "Nodes_required_for_job_are_DOWN,_DRAINED_or_reserved_for_jobs_in_hig
         *((never, ()) for never in ("PartitionTimeLimit", "SomethingNew")),
     ],
 )
-def test_only_a_job_that_leaving_drones_help_is_a_demand(reason: str, demands: tuple[OwnerDemand, ...]) -> None:
+def test_only_a_job_that_leaving_drones_help_is_a_demand(
+    reason: str, demands: tuple[OwnerDemand, ...]
+) -> None:
     assert wanted(replace(JOB, reason=reason)) == demands
 
 
@@ -74,11 +82,19 @@ def test_a_job_of_several_nodes_counts_once_for_each() -> None:
 def test_required_nodes_and_closed_nodes() -> None:
     assert claim(replace(JOB, required_nodes=("hkn0802",))).nodes == ("hkn0802",)
     drained = (replace(CLUSTER[0], flags=frozenset({"DRAIN"})), *CLUSTER[1:])
-    assert claim(JOB, cluster=drained).nodes == ("hkn0802", "hkn0803")  # no drone leaves a drained node for him
+    # no drone leaves a drained node for him
+    assert claim(JOB, cluster=drained).nodes == ("hkn0802", "hkn0803")
 
 
 @pytest.mark.parametrize(
-    ("gpus", "fits"), [({"": 4}, True), ({"": 5}, False), ({"h100": 1}, False), ({"a100": 2, "": 2}, True), ({}, True)]
+    ("gpus", "fits"),
+    [
+        ({"": 4}, True),
+        ({"": 5}, False),
+        ({"h100": 1}, False),
+        ({"a100": 2, "": 2}, True),
+        ({}, True),
+    ],
 )
 def test_gpus_are_of_a_type_or_of_any(gpus: dict[str, int], fits: bool) -> None:
     assert bool(wanted(replace(JOB, gpus=gpus))) is fits
@@ -93,4 +109,6 @@ def test_the_load_of_the_owners_running_jobs_on_our_nodes() -> None:
         replace(runs, nodes=("hkn0801",), name="kit-a1b2-7.a100.horeka"),
         JOB,
     ]
-    assert owner_load(jobs, view(), SlurmOwnerConfig(partitions=["owners"])) == OwnerLoad(2, 9000, 24, 3 * 20480)
+    assert owner_load(jobs, view(), SlurmOwnerConfig(partitions=["owners"])) == OwnerLoad(
+        2, 9000, 24, 3 * 20480
+    )

@@ -42,7 +42,10 @@ INFINITE = {"set": False, "infinite": True, "number": 0}
     ("field", "values"),
     [
         ("max_s", {"5:00": 300, "1:00:00": 3600, "2-00:00:00": 172800, "5": 300}),
-        ("max_memory_per_cpu_mib", {"20G": 20480, "512000M": 512000, "1.50T": 1572864, "3584": 3584, "500K": 1}),
+        (
+            "max_memory_per_cpu_mib",
+            {"20G": 20480, "512000M": 512000, "1.50T": 1572864, "3584": 3584, "500K": 1},
+        ),
         ("max_cpus_per_node", {"7": 7, "1K": 1024, "1.50K": 1536}),
     ],
 )
@@ -53,7 +56,9 @@ def test_values_are_read_in_any_notation(field: str, values: dict[str, float]) -
     assert {text: meant(text) for text in values} == values
     unit = 60 if field == "max_s" else 1
     assert (meant(7), meant({"set": True, "infinite": False, "number": 7})) == (7 * unit, 7 * unit)
-    assert [meant(nothing) for nothing in (None, "", "N/A", "UNLIMITED", UNSET, INFINITE)] == [0] * 6
+    assert [meant(nothing) for nothing in (None, "", "N/A", "UNLIMITED", UNSET, INFINITE)] == [
+        0
+    ] * 6
     for text in ("abc", "-1", "1e9", "\N{ARABIC-INDIC DIGIT THREE}", "5:\n00"):
         with pytest.raises(ValueError):
             meant(text)
@@ -83,7 +88,8 @@ def test_gpus_by_type(text: str, gpus: dict[str, int]) -> None:
     ("text", "used"),
     [
         ("gpu:(null):0(IDX:N/A)", {}),
-        ("gpu:a100:1(IDX:0),shard:a100:4(0/4,1/4,3/4,0/4)", {"a100": 3}),  # two GPUs have jobs with shares
+        # two GPUs have jobs with shares
+        ("gpu:a100:1(IDX:0),shard:a100:4(0/4,1/4,3/4,0/4)", {"a100": 3}),
         ("gpu:(null):0(IDX:N/A),shard:(null):8(4/4,4/4)", {"": 2}),
         ("gpu:a100:0(IDX:N/A),mps:a100:50(50/100,0/100)", {"a100": 1}),
         ("gpu:0,shard:a100:0(0/4,0/4)", {}),
@@ -92,12 +98,15 @@ def test_gpus_by_type(text: str, gpus: dict[str, int]) -> None:
     ],
 )
 def test_gpus_of_which_shares_are_in_use_are_in_use(text: str, used: dict[str, int]) -> None:
-    node = records.read_node({"name": "n", "state": "MIXED", "gpus": "gpu:4,shard:16(S:0)", "used_gpus": text})
+    node = records.read_node(
+        {"name": "n", "state": "MIXED", "gpus": "gpu:4,shard:16(S:0)", "used_gpus": text}
+    )
     assert (node.gpus, node.used_gpus) == ({"": 4}, used)
 
 
 @pytest.mark.parametrize(
-    "request_", [{"tres": "cpu=1,gres/shard=3,gres/shard:a100=3"}, {"tres_per_node": "gres/shard:a100:3"}]
+    "request_",
+    [{"tres": "cpu=1,gres/shard=3,gres/shard:a100=3"}, {"tres_per_node": "gres/shard:a100:3"}],
 )
 def test_a_job_of_shares_holds_one_gpu(request_: dict[str, str]) -> None:
     job = records.read_job({"remote_id": "1", "name": "n", "state": "RUNNING", **request_})
@@ -107,7 +116,8 @@ def test_a_job_of_shares_holds_one_gpu(request_: dict[str, str]) -> None:
 @pytest.mark.parametrize(
     ("words", "state", "flags"),
     [
-        ("COMPLETING", "COMPLETING", {"COMPLETING"}),  # squeue and pyslurm: one word, a flag in place of the state
+        # squeue and pyslurm: one word, a flag in place of the state
+        ("COMPLETING", "COMPLETING", {"COMPLETING"}),
         ("CONFIGURING", "RUNNING", {"CONFIGURING"}),
         ("NEW_IN_2030", "NEW_IN_2030", set()),
         (["CANCELLED", "COMPLETING"], "CANCELLED", {"COMPLETING"}),  # slurmrestd: all of them
@@ -118,13 +128,17 @@ def test_the_state_of_a_job(words: object, state: str, flags: set[str]) -> None:
     assert (job.state, job.flags) == (state, flags)
 
 
-@pytest.mark.parametrize("words", ["mixed+drain+planned", "MIXED+DRAIN$+PLANNED-", ["MIXED", "DRAIN", "PLANNED"]])
+@pytest.mark.parametrize(
+    "words", ["mixed+drain+planned", "MIXED+DRAIN$+PLANNED-", ["MIXED", "DRAIN", "PLANNED"]]
+)
 def test_the_state_of_a_node(words: object) -> None:
     node = records.read_node({"name": "n", "state": words})
     assert node == records.SlurmNode("n", "MIXED", frozenset({"DRAIN", "PLANNED"}))
 
 
-@pytest.mark.parametrize("raw", [{"remote_id": "1", "state": ""}, {"remote_id": "x", "state": "RUNNING"}])
+@pytest.mark.parametrize(
+    "raw", [{"remote_id": "1", "state": ""}, {"remote_id": "x", "state": "RUNNING"}]
+)
 def test_a_job_without_a_state_or_an_id_is_no_job(raw: dict[str, str]) -> None:
     with pytest.raises(ValueError):
         records.read_job(raw)

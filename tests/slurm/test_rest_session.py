@@ -67,12 +67,20 @@ async def test_a_task_keeps_its_name_when_it_starts_under_a_number_of_its_own(
     restd: Restd, slurm: SlurmRestClient
 ) -> None:
     restd.add_array(10, "0,1,2")
-    assert states(await slurm.own_jobs()) == {"10_0": "PENDING", "10_1": "PENDING", "10_2": "PENDING"}
+    assert states(await slurm.own_jobs()) == {
+        "10_0": "PENDING",
+        "10_1": "PENDING",
+        "10_2": "PENDING",
+    }
 
     restd.add_array(10, "2")
     restd.add_task(11, 10, 0)
     restd.add_task(12, 10, 1)
-    assert states(await slurm.own_jobs()) == {"10_2": "PENDING", "10_0": "RUNNING", "10_1": "RUNNING"}
+    assert states(await slurm.own_jobs()) == {
+        "10_2": "PENDING",
+        "10_0": "RUNNING",
+        "10_1": "RUNNING",
+    }
 
     restd.add_task(10, 10, 2)  # the last one takes the array's number along
     running_ones = await slurm.own_jobs()
@@ -99,7 +107,9 @@ async def test_there_is_no_listing_until_the_details_of_every_job_are_known(rest
         let_in = 1000
         restd.looked_at()
         assert states(await slurm.own_jobs()) == {"30": "PENDING"}
-        assert sorted(restd.looked_at()) == list(range(11, 31)), "what was learnt is not asked again"
+        assert sorted(restd.looked_at()) == list(range(11, 31)), (
+            "what was learnt is not asked again"
+        )
         let_in = 0
         with pytest.raises(UnavailableError, match="no complete listing within 2 s"):
             await slurm.own_jobs()
@@ -137,7 +147,9 @@ async def test_a_job_that_cannot_be_read_is_an_error_and_not_left_out(
         await slurm.own_jobs()
 
 
-async def test_a_socket_of_another_account_is_noticed_by_the_first_job(restd: Restd, slurm: SlurmRestClient) -> None:
+async def test_a_socket_of_another_account_is_noticed_by_the_first_job(
+    restd: Restd, slurm: SlurmRestClient
+) -> None:
     restd.add(await slurm.submit(DRONE), "somebody")
     with pytest.raises(UnavailableError, match="write `user: somebody`") as told:
         await slurm.own_jobs()
@@ -147,7 +159,10 @@ async def test_a_socket_of_another_account_is_noticed_by_the_first_job(restd: Re
 async def test_a_token_is_read_again_when_its_file_changes(tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text("SLURM_JWT=one\n")  # as `scontrol token` prints it
-    async with running(Restd(token="one")) as restd, rest_client(restd.url, token={"file": str(file)}) as slurm:
+    async with (
+        running(Restd(token="one")) as restd,
+        rest_client(restd.url, token={"file": str(file)}) as slurm,
+    ):
         assert await slurm.own_jobs() == []
         restd.token = "two"
         file.write_text("two")
@@ -158,20 +173,32 @@ async def test_a_token_is_read_again_when_its_file_changes(tmp_path: Path) -> No
 
 
 async def test_the_newest_version_that_both_speak_is_chosen_once() -> None:
-    async with running(Restd(versions=("v0.0.40", "v0.0.43", "v0.0.99"))) as restd, rest_client(restd.url) as slurm:
+    async with (
+        running(Restd(versions=("v0.0.40", "v0.0.43", "v0.0.99"))) as restd,
+        rest_client(restd.url) as slurm,
+    ):
         await slurm.own_jobs()
         await slurm.own_jobs()
-        assert [each for each in restd.asked if "ping" not in each] == ["GET /slurm/v0.0.43/jobs/state/"] * 2
+        assert [each for each in restd.asked if "ping" not in each] == [
+            "GET /slurm/v0.0.43/jobs/state/"
+        ] * 2
 
 
 async def test_a_server_without_a_supported_version_is_reported() -> None:
-    async with running(Restd(versions=("v0.0.37", "v0.0.38"))) as restd, rest_client(restd.url) as slurm:
-        with pytest.raises(UnavailableError, match=r"none of the versions .* v0\.0\.40 to v0\.0\.45") as told:
+    async with (
+        running(Restd(versions=("v0.0.37", "v0.0.38"))) as restd,
+        rest_client(restd.url) as slurm,
+    ):
+        with pytest.raises(
+            UnavailableError, match=r"none of the versions .* v0\.0\.40 to v0\.0\.45"
+        ) as told:
             await slurm.own_jobs()
         assert told.value.kind is FaultKind.CONFIG
 
 
-async def test_another_release_in_its_place_is_found_out_at_the_next_call(restd: Restd, slurm: SlurmRestClient) -> None:
+async def test_another_release_in_its_place_is_found_out_at_the_next_call(
+    restd: Restd, slurm: SlurmRestClient
+) -> None:
     await slurm.own_jobs()
     restd.versions = ("v0.0.44",)
     with pytest.raises(UnavailableError):
@@ -191,7 +218,9 @@ async def sleep(request: web.Request) -> None:
 
 
 @pytest.mark.parametrize("before", [cut, sleep])
-async def test_silence_leaves_an_order_unsure_and_a_question_unanswered(before: Callable[[web.Request], Any]) -> None:
+async def test_silence_leaves_an_order_unsure_and_a_question_unanswered(
+    before: Callable[[web.Request], Any],
+) -> None:
     async with running(Restd(before=before)) as restd, rest_client(restd.url, "0.5s") as slurm:
         with pytest.raises(UnavailableError):
             await slurm.own_jobs()
@@ -200,18 +229,31 @@ async def test_silence_leaves_an_order_unsure_and_a_question_unanswered(before: 
         assert restd.asked.count("POST /slurm/v0.0.42/job/submit") == 1
 
 
-NOT_BELIEVED = {"description": "Unable to query", "error_number": 1007, "error": "Protocol authentication error"}
+NOT_BELIEVED = {
+    "description": "Unable to query",
+    "error_number": 1007,
+    "error": "Protocol authentication error",
+}
 
 
 @pytest.mark.parametrize(
     ("status", "body", "of_order", "of_question"),
     [
-        (502, b"<html>Bad Gateway</html>", OutcomeUnknownError, UnavailableError),  # from somebody between us
+        # from somebody between us
+        (502, b"<html>Bad Gateway</html>", OutcomeUnknownError, UnavailableError),
         (400, b"Unable to parse query.", RejectedError, UnavailableError),
         (511, json.dumps({"jobs": None, "errors": [NOT_BELIEVED]}).encode(), AuthError, AuthError),
         *(
-            (200, body, OutcomeUnknownError, UnavailableError)  # incomplete answers, or without a job's number
-            for body in (b"", b"[]", b'{"jobs": [', b'{"jobs": null}', b'{"jobs": [1]}', b"[" * 100_000)
+            # incomplete answers, or without a job's number
+            (200, body, OutcomeUnknownError, UnavailableError)
+            for body in (
+                b"",
+                b"[]",
+                b'{"jobs": [',
+                b'{"jobs": null}',
+                b'{"jobs": [1]}',
+                b"[" * 100_000,
+            )
         ),
     ],
 )
@@ -250,9 +292,15 @@ async def test_past_jobs_are_parsed_beside_the_event_loop_and_once_each(
     records_read = list[int]()
     read = rest.records.read_job
     monkeypatch.setattr(
-        rest.records, "read_job", lambda raw: (records_read.append(threading.get_ident()), read(raw))[1]
+        rest.records,
+        "read_job",
+        lambda raw: (records_read.append(threading.get_ident()), read(raw))[1],
     )
-    past = {"job_id": 7, "state": {"current": ["COMPLETED"]}, "time": {"submission": 10, "start": 20, "end": 30}}
+    past = {
+        "job_id": 7,
+        "state": {"current": ["COMPLETED"]},
+        "time": {"submission": 10, "start": 20, "end": 30},
+    }
     await slurm.own_jobs()  # negotiates the version
     restd.reply = (200, json.dumps({"jobs": [past, {"job_id": 8}], "errors": []}))
     records_read.clear()

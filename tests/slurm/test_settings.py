@@ -11,9 +11,16 @@ from pydantic import ValidationError
 from adapters.slurm.settings import REFUSED_SBATCH_OPTIONS, SlurmSiteConfig
 from provisioner.model import DroneType
 
-A100 = DroneType("horeka", "a100", gpu_milli=1000, cpus=38, memory_mib=120_000, disk_mib=1000, walltime_s=86400.0)
+A100 = DroneType(
+    "horeka", "a100", gpu_milli=1000, cpus=38, memory_mib=120_000, disk_mib=1000, walltime_s=86400.0
+)
 TOKEN = {"env": "T"}
-SSH = {"host": "login", "user": "drone", "known_hosts": "/etc/ssh/known_hosts", "key": "/etc/provisioner/key"}
+SSH = {
+    "host": "login",
+    "user": "drone",
+    "known_hosts": "/etc/ssh/known_hosts",
+    "key": "/etc/provisioner/key",
+}
 
 
 def config(**options: object) -> SlurmSiteConfig:
@@ -32,10 +39,16 @@ def test_options_of_a_type_replace_those_of_the_site() -> None:
         partition="accelerated",
         account="hk",
         submit={"nice": "1", "exclude": "a"},
-        types={"h100": {"partition": "accelerated-h100", "gres": "gpu:h100", "submit": {"nice": "2"}}},
+        types={
+            "h100": {"partition": "accelerated-h100", "gres": "gpu:h100", "submit": {"nice": "2"}}
+        },
     )
     general, special = settings.options_for("a100"), settings.options_for("h100")
-    assert (general.partition, general.account, general.submit) == ("accelerated", "hk", {"nice": "1", "exclude": "a"})
+    assert (general.partition, general.account, general.submit) == (
+        "accelerated",
+        "hk",
+        {"nice": "1", "exclude": "a"},
+    )
     assert (special.partition, special.account) == ("accelerated-h100", "hk")
     assert special.submit == {"nice": "2", "exclude": "a"}
     assert (general.gres, special.gres) == ("gpu", "gpu:h100")
@@ -71,21 +84,35 @@ def test_a_value_is_one_word(key: str, values: tuple[str, ...]) -> None:
 
 def test_each_way_wants_its_own_settings_and_no_other() -> None:
     url = "https://slurm.example.org:6820"
-    assert config(transport="rest", rest={"url": url, "user": "drone", "token": TOKEN}).rest is not None
-    assert config(transport="rest", rest={"url": "unix:/run/restd.sock", "ssh": SSH}).rest is not None
+    assert (
+        config(transport="rest", rest={"url": url, "user": "drone", "token": TOKEN}).rest
+        is not None
+    )
+    assert (
+        config(transport="rest", rest={"url": "unix:/run/restd.sock", "ssh": SSH}).rest is not None
+    )
     assert "`rest` is required" in refused(transport="rest")
     assert "`token` is required" in refused(transport="rest", rest={"url": url})
     assert "`user` is required" in refused(transport="rest", rest={"url": url, "token": TOKEN})
-    assert "unix socket" in refused(transport="rest", rest={"url": url, "user": "d", "token": TOKEN, "ssh": SSH})
+    assert "unix socket" in refused(
+        transport="rest", rest={"url": url, "user": "d", "token": TOKEN, "ssh": SSH}
+    )
     assert "another transport" in refused(rest={"url": "unix:/run/restd.sock"})
     assert "another transport" in refused(transport="native", tools={"bin": "/opt/slurm/bin"})
 
 
 def test_types_that_do_not_suit_a_slurm_site_are_reported() -> None:
     settings = config(types={"a1000": {"gres": "gpu:a100"}})
-    share, endless = replace(A100, name="share", gpu_milli=500), replace(A100, name="endless", walltime_s=0.0)
+    share, endless = (
+        replace(A100, name="share", gpu_milli=500),
+        replace(A100, name="endless", walltime_s=0.0),
+    )
     found = dict(settings.misfits([A100, share, endless]))
-    assert found.keys() == {("types", "share", "gpus"), ("types", "endless", "walltime"), ("options", "types", "a1000")}
+    assert found.keys() == {
+        ("types", "share", "gpus"),
+        ("types", "endless", "walltime"),
+        ("options", "types", "a1000"),
+    }
     assert "`a100`" in found["options", "types", "a1000"]
     assert list(config().misfits([A100])) == []
 
@@ -98,10 +125,18 @@ NATIVE = {"transport": "native"}
 def test_options_that_a_transport_does_not_support_are_reported_with_their_place(
     transport: dict[str, Any], whom: str
 ) -> None:
-    options = {"submit": {"nice": "5", "hint": "nomultithread"}, "types": {"a100": {"submit": {"nice": "low"}}}}
+    options = {
+        "submit": {"nice": "5", "hint": "nomultithread"},
+        "types": {"a100": {"submit": {"nice": "low"}}},
+    }
     found = dict(config(**transport, **options).misfits([A100]))
-    assert found.keys() == {("options", "submit", "hint"), ("options", "types", "a100", "submit", "nice")}
+    assert found.keys() == {
+        ("options", "submit", "hint"),
+        ("options", "types", "a100", "submit", "nice"),
+    }
     repair = "remove it, or write `transport: tools`"
     assert found["options", "submit", "hint"] == f"{whom} does not support `hint`: {repair}"
-    assert found["options", "types", "a100", "submit", "nice"].startswith(f"{whom} does not support `nice: low`: ")
+    assert found["options", "types", "a100", "submit", "nice"].startswith(
+        f"{whom} does not support `nice: low`: "
+    )
     assert not dict(config(**options).misfits([A100]))  # sbatch takes all

@@ -19,11 +19,20 @@ from adapters.slurm.records import Partition, Reservation, SlurmJob, SlurmNode, 
 from adapters.slurm.settings import SlurmSiteConfig
 from adapters.slurm.site import SlurmSite
 from provisioner import model
-from provisioner.interfaces import AdapterError, OutcomeUnknownError, RejectedError, UnavailableError
+from provisioner.interfaces import (
+    AdapterError,
+    OutcomeUnknownError,
+    RejectedError,
+    UnavailableError,
+)
 from provisioner.planner.owner import FreeResources
 
-A100 = model.DroneType("hk", "a100", gpu_milli=1000, cpus=8, memory_mib=2048, disk_mib=10, walltime_s=3600.0)
-NODE = SlurmNode("hkn0801", "IDLE", partitions=("accelerated",), cpus=152, memory_mib=512_000, gpus={"a100": 4})
+A100 = model.DroneType(
+    "hk", "a100", gpu_milli=1000, cpus=8, memory_mib=2048, disk_mib=10, walltime_s=3600.0
+)
+NODE = SlurmNode(
+    "hkn0801", "IDLE", partitions=("accelerated",), cpus=152, memory_mib=512_000, gpus={"a100": 4}
+)
 FIRST = model.DroneId("kit-ab12-1")
 
 
@@ -55,15 +64,21 @@ class Remembered:
     async def own_jobs(self) -> Sequence[SlurmJob]:
         return list(self.jobs.values())
 
-    async def ended_jobs(self, remote_ids: Collection[str], since: float) -> Sequence[SlurmJob] | None:
+    async def ended_jobs(
+        self, remote_ids: Collection[str], since: float
+    ) -> Sequence[SlurmJob] | None:
         self.asked.append(tuple(sorted(remote_ids)))
         if self.accounting_trouble is not None:
             raise self.accounting_trouble
         if self.accounted is None:
             return None
-        return [job for job in self.accounted.values() if not remote_ids or job.remote_id in remote_ids]
+        return [
+            job for job in self.accounted.values() if not remote_ids or job.remote_id in remote_ids
+        ]
 
-    async def past_jobs(self, partitions: Collection[str], since: float, until: float) -> Sequence[SlurmJob] | None:
+    async def past_jobs(
+        self, partitions: Collection[str], since: float, until: float
+    ) -> Sequence[SlurmJob] | None:
         return self.visible
 
     async def active_jobs(self, partitions: Collection[str]) -> Sequence[SlurmJob]:
@@ -96,7 +111,9 @@ class Remembered:
             self.submitted.append(submission)
             for task in tasks:
                 remote_id = str(self.next) if task is None else f"{self.next}_{task}"
-                self.jobs[remote_id] = SlurmJob(remote_id, submission.name, "PENDING", reason="Priority", user="drone")
+                self.jobs[remote_id] = SlurmJob(
+                    remote_id, submission.name, "PENDING", reason="Priority", user="drone"
+                )
         if trouble is not None:
             raise trouble
         return self.next
@@ -109,7 +126,9 @@ class Remembered:
     def runs(self, remote_id: str) -> None:
         now = time.time()
         times = {"started_at": now - 5, "ends_at": now + 3595, "limit_s": 3600.0}
-        self.jobs[remote_id] = replace(self.jobs[remote_id], state="RUNNING", nodes=(NODE.name,), **times)
+        self.jobs[remote_id] = replace(
+            self.jobs[remote_id], state="RUNNING", nodes=(NODE.name,), **times
+        )
 
 
 @pytest.fixture
@@ -161,24 +180,39 @@ async def test_a_node_for_one_user_stays_free_for_drones_beside_ours(
 
 
 def order(serial: int, kind: model.DroneType = A100) -> model.StartOrder:
-    return model.StartOrder(model.DroneId(f"kit-ab12-{serial}"), kind, 600.0, 30.0, model.Bootstrap(b"#!/bin/sh\n"))
+    return model.StartOrder(
+        model.DroneId(f"kit-ab12-{serial}"), kind, 600.0, 30.0, model.Bootstrap(b"#!/bin/sh\n")
+    )
 
 
-async def test_a_limit_is_used_up_and_the_rest_is_rejected(cluster: Remembered, site: SlurmSite) -> None:
+async def test_a_limit_is_used_up_and_the_rest_is_rejected(
+    cluster: Remembered, site: SlurmSite
+) -> None:
     cluster.most = 5
     receipts = await site.start([order(n) for n in range(20)])
     assert len(cluster.jobs) == 5
-    assert [r.answer for r in receipts] == [model.OrderOutcome.OK] * 5 + [model.OrderOutcome.REJECTED] * 15
+    assert [r.answer for r in receipts] == [model.OrderOutcome.OK] * 5 + [
+        model.OrderOutcome.REJECTED
+    ] * 15
     assert {r.fault.kind for r in receipts if r.fault} == {model.FaultKind.QUOTA}
     assert len({(await site.poll()).drones[r.drone_id].remote_id for r in receipts[:5]}) == 5
 
 
-async def test_an_order_that_is_rejected_costs_the_others_nothing(cluster: Remembered, site: SlurmSite) -> None:
+async def test_an_order_that_is_rejected_costs_the_others_nothing(
+    cluster: Remembered, site: SlurmSite
+) -> None:
     bad = replace(order(2), drone_id=model.DroneId("other-ab12-2"))
     receipts = await site.start([order(1), bad, order(3)])
-    assert [r.answer for r in receipts] == [model.OrderOutcome.OK, model.OrderOutcome.REJECTED, model.OrderOutcome.OK]
+    assert [r.answer for r in receipts] == [
+        model.OrderOutcome.OK,
+        model.OrderOutcome.REJECTED,
+        model.OrderOutcome.OK,
+    ]
     assert receipts[1].fault and receipts[1].fault.kind is model.FaultKind.CONFIG
-    cluster.trouble, cluster.carried_out = RejectedError("Invalid partition", model.FaultKind.CONFIG), False
+    cluster.trouble, cluster.carried_out = (
+        RejectedError("Invalid partition", model.FaultKind.CONFIG),
+        False,
+    )
     receipts = await site.start([order(4), order(5, replace(A100, name="cpu", gpu_milli=0))])
     assert [r.answer for r in receipts] == [model.OrderOutcome.REJECTED, model.OrderOutcome.OK]
 
@@ -211,7 +245,10 @@ async def test_a_start_that_is_cut_short_is_not_cut_in_the_middle_of_a_submit(
     assert not second.done()  # it waits for what the first has under way
     cluster.release.set()
     assert [r.answer for r in await second] == [model.OrderOutcome.OK] * 2
-    assert sorted(job.name for job in cluster.jobs.values()) == ["kit-ab12-1.a100.hk", "kit-ab12-2.cpu.hk"]
+    assert sorted(job.name for job in cluster.jobs.values()) == [
+        "kit-ab12-1.a100.hk",
+        "kit-ab12-2.cpu.hk",
+    ]
 
 
 async def test_a_controller_that_leaves_waits_for_the_submit_under_way(cluster: Remembered) -> None:
@@ -224,7 +261,9 @@ async def test_a_controller_that_leaves_waits_for_the_submit_under_way(cluster: 
     assert len(cluster.jobs) == 1
 
 
-async def test_only_live_jobs_are_cancelled_and_politely_by_default(cluster: Remembered, site: SlurmSite) -> None:
+async def test_only_live_jobs_are_cancelled_and_politely_by_default(
+    cluster: Remembered, site: SlurmSite
+) -> None:
     await site.start([order(n) for n in (1, 2, 3, 4)])
     ids = {d: drone.remote_id for d, drone in (await site.poll()).drones.items()}
     one, two, three, four = (ids[model.DroneId(f"kit-ab12-{n}")] for n in (1, 2, 3, 4))
@@ -264,7 +303,9 @@ async def test_private_data_hides_the_owner_and_is_reported(cluster: Remembered)
         for _ in range(2):
             view = await site.poll()
             assert view.owner_runs is None
-            assert [n for n in view.notices if "PrivateData=jobs" in n and "adminlevel=operator" in n]
+            assert [
+                n for n in view.notices if "PrivateData=jobs" in n and "adminlevel=operator" in n
+            ]
         assert [gap.dimension for gap in await site.audit(policy)] == ["owner"]
         cluster.visible = [SlurmJob("7", "train", "RUNNING", user="owner", partition="accelerated")]
         view = await site.poll()  # an operator's account sees all jobs
@@ -276,11 +317,22 @@ async def test_private_data_hides_the_owner_and_is_reported(cluster: Remembered)
 async def test_a_history_of_our_own_jobs_alone_is_not_the_owners_use(cluster: Remembered) -> None:
     now = time.time()
     times = {"submitted_at": now - 900, "started_at": now - 800, "ends_at": now - 60}
-    mine = SlurmJob("1", "mine", "COMPLETED", user="kit", account="etp", partition="accelerated", nodes=(NODE.name,))
+    mine = SlurmJob(
+        "1",
+        "mine",
+        "COMPLETED",
+        user="kit",
+        account="etp",
+        partition="accelerated",
+        nodes=(NODE.name,),
+    )
     mine = replace(mine, gpus={"a100": 1}, **times)  # type: ignore[arg-type]
     cluster.jobs["2"] = replace(mine, remote_id="2")
     async with slurm_site(owner={"partitions": ["accelerated"], "accounts": ["etp"]}) as site:
-        for jobs, known in ((mine,), False), ((mine, replace(mine, remote_id="3", user="anna")), True):
+        for jobs, known in (
+            ((mine,), False),
+            ((mine, replace(mine, remote_id="3", user="anna")), True),
+        ):
             cluster.visible = jobs
             assert bool((await site.history(now - 7200)).owner_steps) is known
 
@@ -304,7 +356,9 @@ async def test_a_drone_that_slurmctld_has_forgotten_is_asked_of_accounting(
     assert cluster.asked == [(), ("101_0",)]
 
 
-async def test_forgotten_is_not_gone_while_accounting_does_not_answer(cluster: Remembered, site: SlurmSite) -> None:
+async def test_forgotten_is_not_gone_while_accounting_does_not_answer(
+    cluster: Remembered, site: SlurmSite
+) -> None:
     await site.start([order(1)])
     cluster.runs("101")
     await site.poll()
@@ -328,7 +382,9 @@ async def test_a_task_cancelled_before_it_started_leaves_no_trace_and_has_ended(
     assert (await end_of(site)).kind is model.EndKind.STOPPED
 
 
-async def test_without_accounting_a_forgotten_drone_is_not_listed(cluster: Remembered, site: SlurmSite) -> None:
+async def test_without_accounting_a_forgotten_drone_is_not_listed(
+    cluster: Remembered, site: SlurmSite
+) -> None:
     cluster.accounted = None
     await site.start([order(1)])
     await site.poll()
@@ -337,9 +393,13 @@ async def test_without_accounting_a_forgotten_drone_is_not_listed(cluster: Remem
     assert cluster.asked == [()]  # and it is not asked again
 
 
-async def test_a_duplicate_drone_is_cancelled_after_the_poll(cluster: Remembered, site: SlurmSite) -> None:
+async def test_a_duplicate_drone_is_cancelled_after_the_poll(
+    cluster: Remembered, site: SlurmSite
+) -> None:
     for remote_id in ("90", "91"):
-        cluster.jobs[remote_id] = SlurmJob(remote_id, "kit-ab12-1.a100.hk", "PENDING", reason="Priority")
+        cluster.jobs[remote_id] = SlurmJob(
+            remote_id, "kit-ab12-1.a100.hk", "PENDING", reason="Priority"
+        )
     await site.poll()
     await asyncio.sleep(0)
     assert cluster.cancelled == []  # who looks but once changes nothing

@@ -24,21 +24,47 @@ def test_decisive_flags_override_the_state() -> None:
     assert map_state("RUNNING", frozenset({"NEW_FLAG"})).state is RemoteState.RUNNING
 
 
-RESERVED = "Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions"
+RESERVED = (
+    "Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions"
+)
 REASONS: Mapping[FaultKind | None, Sequence[str]] = {
     None: [
-        *("None", "", "(Priority)", "Resources", "BeginTime", "JobArrayTaskLimit", "Something new in 27.05", RESERVED)
+        *(
+            "None",
+            "",
+            "(Priority)",
+            "Resources",
+            "BeginTime",
+            "JobArrayTaskLimit",
+            "Something new in 27.05",
+            RESERVED,
+        )
     ],
     FaultKind.CAPACITY: [
-        *("ReqNodeNotAvail, UnavailableNodes:hkn[0801-0899]", "(ReqNodeNotAvail, Reserved for maintenance)"),
+        *(
+            "ReqNodeNotAvail, UnavailableNodes:hkn[0801-0899]",
+            "(ReqNodeNotAvail, Reserved for maintenance)",
+        ),
         *("PartitionDown", "PartitionNodeLimit", "JobHeldUser"),
     ],
     FaultKind.QUOTA: [
-        *("QOSMaxJobsPerUserLimit", "QOSMaxGRESPerUser", "QOSGrpGRES", "AssocGrpCPUMinutesLimit", "AssocGrpGRES"),
+        *(
+            "QOSMaxJobsPerUserLimit",
+            "QOSMaxGRESPerUser",
+            "QOSGrpGRES",
+            "AssocGrpCPUMinutesLimit",
+            "AssocGrpGRES",
+        ),
         *("AssocMaxJobsLimit", "MaxGRESPerAccount", "AssociationJobLimit"),
     ],
     FaultKind.CONFIG: [
-        *("QOSMaxWallDurationPerJobLimit", "AssocMaxGRESPerJob", "QOSMinGRES", "BadConstraints", "PartitionTimeLimit"),
+        *(
+            "QOSMaxWallDurationPerJobLimit",
+            "AssocMaxGRESPerJob",
+            "QOSMinGRES",
+            "BadConstraints",
+            "PartitionTimeLimit",
+        ),
         *("InvalidAccount", "InvalidQOS", "DependencyNeverSatisfied"),
     ],
     FaultKind.DENIED: ["JobHeldAdmin", "job_requeued_in_held_state"],
@@ -59,13 +85,19 @@ LIMIT = "Job violates accounting/QOS policy (job submit limit, user's size and/o
 @pytest.mark.parametrize(
     ("said", "kind"),
     [
-        (f"sbatch: error: QOSMaxSubmitJobPerUserLimit\nsbatch: error: Batch job submission failed: {LIMIT}", "quota"),
+        (
+            f"sbatch: error: QOSMaxSubmitJobPerUserLimit\nsbatch: error: Batch job submission failed: {LIMIT}",
+            "quota",
+        ),
         (
             f"sbatch: error: QOSMaxWallDurationPerJobLimit\nsbatch: error: Batch job submission failed: {LIMIT}",
             "config",
         ),
         ("Batch job submission failed: Requested node configuration is not available", "config"),
-        ("Batch job submission failed: Invalid account or account/partition combination specified", "config"),
+        (
+            "Batch job submission failed: Invalid account or account/partition combination specified",
+            "config",
+        ),
         ("sbatch: unrecognized option '--frobnicate'", "config"),
         ("Invalid authentication credential", "denied"),
         ("Required partition not available (inactive or drain)", "capacity"),

@@ -20,7 +20,9 @@ from provisioner.model import Bootstrap, DroneId, DroneType, StartOrder
 from tests.labs.htcondor import processes_with, until
 
 GIB = 1024
-A100 = DroneType("horeka", "a100", gpu_milli=1000, cpus=8, memory_mib=20 * GIB, disk_mib=1000, walltime_s=7259.0)
+A100 = DroneType(
+    "horeka", "a100", gpu_milli=1000, cpus=8, memory_mib=20 * GIB, disk_mib=1000, walltime_s=7259.0
+)
 NODE = replace(A100, name="node", gpu_milli=4000, cpus=152, memory_mib=480 * GIB)
 CPU = replace(A100, name="cpu", gpu_milli=0)
 DRONE = Bootstrap(b"#!/bin/sh\nexit 0\n", {"DRONE_COLLECTOR": "pool:9618"}, {"token": b"secret"})
@@ -38,10 +40,15 @@ def submitted(*orders: StartOrder, largest: int = 1001, **more: object) -> list[
     return list(make_batches(list(orders), config(**more), largest))
 
 
-def test_drones_of_a_type_go_as_one_array_whose_tasks_are_their_numbers_and_one_drone_as_a_job() -> None:
+def test_drones_of_a_type_go_as_one_array_whose_tasks_are_their_numbers_and_one_drone_as_a_job() -> (
+    None
+):
     [batch] = submitted(order(120), order(117), order(118))
     assert batch.drone_ids == ("kit-ab12-117", "kit-ab12-118", "kit-ab12-120")
-    assert (batch.submission.name, batch.submission.tasks) == ("kit-ab12-117+.a100.horeka", (0, 1, 3))
+    assert (batch.submission.name, batch.submission.tasks) == (
+        "kit-ab12-117+.a100.horeka",
+        (0, 1, 3),
+    )
     assert batch.remote_ids(55) == ("55_0", "55_1", "55_3")
     [batch] = submitted(order(117))
     assert (batch.submission.name, batch.submission.tasks) == ("kit-ab12-117.a100.horeka", ())
@@ -52,7 +59,9 @@ def test_orders_that_differ_in_more_than_the_number_are_separate() -> None:
     other = replace(DRONE, files={"token": b"another"})
     hurried, picky = replace(order(4), idle_timeout_s=60.0), replace(order(7), avoids="anna")
     reborn = replace(order(6), drone_id=DroneId("kit-cd34-6"))
-    found = submitted(order(1), order(2, CPU), order(3, A100, other), hurried, order(5), reborn, picky)
+    found = submitted(
+        order(1), order(2, CPU), order(3, A100, other), hurried, order(5), reborn, picky
+    )
     assert [batch.drone_ids for batch in found] == [
         ("kit-ab12-1", "kit-ab12-5"),
         ("kit-ab12-2",),
@@ -70,11 +79,19 @@ def test_no_task_has_a_number_that_the_cluster_does_not_allow() -> None:
 
 
 def test_a_submission_requests_the_resources_of_the_type() -> None:
-    [batch] = submitted(order(1), partition="accelerated", account="hk", submit={"exclude": "hkn0815"})
+    [batch] = submitted(
+        order(1), partition="accelerated", account="hk", submit={"exclude": "hkn0815"}
+    )
     asked = batch.submission
     assert asked.cpus == 8
-    assert asked.memory_mib == 20 * 1024  # --mem=20480M is --mem=20G to Slurm; 20 GB would be 19074M
-    assert asked.options == {"exclude": "hkn0815", "partition": "accelerated", "account": "hk", "gres": "gpu:a100:1"}
+    # --mem=20480M is --mem=20G to Slurm; 20 GB would be 19074M
+    assert asked.memory_mib == 20 * 1024
+    assert asked.options == {
+        "exclude": "hkn0815",
+        "partition": "accelerated",
+        "account": "hk",
+        "gres": "gpu:a100:1",
+    }
     assert submitted(order(1, NODE))[0].submission.options["gres"] == "gpu:4"
     assert "gres" not in submitted(order(1, CPU))[0].submission.options
 
@@ -103,7 +120,9 @@ def test_an_invalid_order_is_rejected(bad: StartOrder) -> None:
 
 
 def test_the_script_is_plain_ascii_without_readable_secrets() -> None:
-    [batch] = submitted(order(1, A100, replace(DRONE, files={"token": b"hush-hush", "x": bytes(range(256))})))
+    [batch] = submitted(
+        order(1, A100, replace(DRONE, files={"token": b"hush-hush", "x": bytes(range(256))}))
+    )
     assert batch.submission.script.isascii()
     assert b"hush-hush" not in batch.submission.script
 
@@ -115,13 +134,22 @@ class OnTheNode:
     """A batch script under way, as slurmd starts it."""
 
     def __init__(
-        self, scratch: Path, what: StartOrder, shell: str = "/bin/sh", told: Mapping[str, str] = {}, **env: str
+        self,
+        scratch: Path,
+        what: StartOrder,
+        shell: str = "/bin/sh",
+        told: Mapping[str, str] = {},
+        **env: str,
     ) -> None:
         [batch] = submitted(what, scratch=str(scratch), env=told)
         script = scratch.parent / "slurm_script"
         script.write_bytes(batch.submission.script)
         self.drone_id = what.drone_id
-        pipes: Any = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        pipes: Any = {
+            "stdin": subprocess.DEVNULL,
+            "stdout": subprocess.PIPE,
+            "stderr": subprocess.STDOUT,
+        }
         command = [*shell.split(), str(script)]
         self.process = subprocess.Popen(command, env=env, cwd="/", start_new_session=True, **pipes)
 
@@ -136,13 +164,21 @@ def scratch(tmp_path: Path) -> Path:
     return tmp_path / "scratch"
 
 
-def drone(text: str, env: Mapping[str, str] = {}, files: Mapping[str, bytes] = {}, serial: int = 7) -> StartOrder:
+def drone(
+    text: str, env: Mapping[str, str] = {}, files: Mapping[str, bytes] = {}, serial: int = 7
+) -> StartOrder:
     bootstrap = Bootstrap(f"#!/bin/sh\n{text}\n".encode(), env, files)
-    return replace(order(serial, A100, bootstrap), drone_id=DroneId(f"kit{os.getpid()}-ab12-{serial}"), grace_s=2.0)
+    return replace(
+        order(serial, A100, bootstrap),
+        drone_id=DroneId(f"kit{os.getpid()}-ab12-{serial}"),
+        grace_s=2.0,
+    )
 
 
 @pytest.mark.parametrize("shell", ["/bin/sh", "bash --posix"])
-def test_a_drone_finds_its_files_and_its_environment_whatever_is_in_them(scratch: Path, shell: str) -> None:
+def test_a_drone_finds_its_files_and_its_environment_whatever_is_in_them(
+    scratch: Path, shell: str
+) -> None:
     odd = 'it\'s $HOME `id` "q" \\ \n EOF\nEND_OF_FILES\n\té'
     files = {"token": bytes(range(256)) * 9, "checks/a.sh": b"END_OF_FILES\n", "empty": b""}
     out = scratch.parent / "seen"
@@ -166,7 +202,13 @@ def test_a_drone_finds_its_files_and_its_environment_whatever_is_in_them(scratch
 @pytest.mark.parametrize(
     ("text", "env", "code", "says", "not_says"),
     [
-        ("echo I am $DRONE_ID", {"SLURM_ARRAY_TASK_ID": "5"}, 0, (f"I am kit{os.getpid()}-ab12-12",), "requeued"),
+        (
+            "echo I am $DRONE_ID",
+            {"SLURM_ARRAY_TASK_ID": "5"},
+            0,
+            (f"I am kit{os.getpid()}-ab12-12",),
+            "requeued",
+        ),
         ("echo it lives", {"SLURM_RESTART_COUNT": "1"}, 0, ("requeued",), "it lives"),
         (
             "mkdir log; echo the master died >log/MasterLog; echo exit=74 >outcome; exit 74",
@@ -184,7 +226,9 @@ def test_a_task_is_the_drone_of_its_number_lives_once_and_reports_its_end(
 
 
 def test_the_batch_shell_passes_sigterm_on_to_the_drone(scratch: Path) -> None:
-    job = OnTheNode(scratch, drone("trap 'echo it leaves; exit 5' TERM; : >ready; while :; do sleep 0.1; done"))
+    job = OnTheNode(
+        scratch, drone("trap 'echo it leaves; exit 5' TERM; : >ready; while :; do sleep 0.1; done")
+    )
     until(lambda: list(scratch.glob("*/ready")), 20, what="the drone runs")
     job.process.send_signal(signal.SIGTERM)  # the batch shell alone, as --signal=B:TERM does
     code, said = job.end()
@@ -194,7 +238,9 @@ def test_the_batch_shell_passes_sigterm_on_to_the_drone(scratch: Path) -> None:
 
 
 def test_a_drone_that_exceeds_the_grace_is_killed_with_all_it_started(scratch: Path) -> None:
-    text = "trap '' TERM INT; sleep 1000 & setsid sleep 1000 & : >ready; while :; do sleep 1000; done"
+    text = (
+        "trap '' TERM INT; sleep 1000 & setsid sleep 1000 & : >ready; while :; do sleep 1000; done"
+    )
     job = OnTheNode(scratch, drone(text))
     until(lambda: list(scratch.glob("*/ready")), 20, what="the drone runs")
     asked = time.monotonic()
@@ -207,7 +253,12 @@ def test_a_drone_that_exceeds_the_grace_is_killed_with_all_it_started(scratch: P
 
 def test_directories_of_the_dead_are_swept_and_no_others(scratch: Path) -> None:
     me, node = f"kit{os.getpid()}", os.uname().nodename
-    for name, host in (("dead", node), ("elsewhere", "other-node"), ("living", node), ("young", node)):
+    for name, host in (
+        ("dead", node),
+        ("elsewhere", "other-node"),
+        ("living", node),
+        ("young", node),
+    ):
         home = scratch / f"drone.{me}-ab12-1.{name}"
         (home / ".site").mkdir(parents=True)
         (home / ".site/lock").write_text(f"{host}\n")
@@ -217,7 +268,9 @@ def test_directories_of_the_dead_are_swept_and_no_others(scratch: Path) -> None:
     somebody = scratch / "drone.other-ab12-1.dead"
     somebody.mkdir()
     lock = scratch / f"drone.{me}-ab12-1.living/.site/lock"
-    with subprocess.Popen(["flock", "-s", str(lock), "cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as held:
+    with subprocess.Popen(
+        ["flock", "-s", str(lock), "cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
+    ) as held:
         taken = ["flock", "-n", "-x", str(lock), "true"]
         until(lambda: subprocess.run(taken).returncode != 0, 20, what="the lock is held")
         assert OnTheNode(scratch, drone(":")).end()[0] == 0

@@ -9,14 +9,28 @@ from provisioner import model as m
 from provisioner.estimates import EstimateSamples
 from provisioner.reasons import NotInListing, Orphan
 from provisioner.store.reader import Reader
-from tests.store.story import DONE, KNOWN, LEARNED, NOTHING_FITS, SEEN, drone, now_is, record, seen, starts, store_at
+from tests.store.story import (
+    DONE,
+    KNOWN,
+    LEARNED,
+    NOTHING_FITS,
+    SEEN,
+    drone,
+    now_is,
+    record,
+    seen,
+    starts,
+    store_at,
+)
 
 S = m.DroneState
 
 
 async def test_a_new_store_is_empty_and_has_a_birth_of_its_own(file: Path) -> None:
     async with store_at(file) as store:
-        assert len(store.birth) == 4 and store.birth.isalnum() and store.birth == store.birth.lower()
+        assert (
+            len(store.birth) == 4 and store.birth.isalnum() and store.birth == store.birth.lower()
+        )
         born = store.birth
         reader = Reader(file)
         assert reader.views() is None and reader.snapshot() is None and reader.plans() == []
@@ -33,7 +47,9 @@ async def test_a_clock_that_was_set_is_on_record_with_the_times_that_were_moved(
         assert store.committed.recorded_at == 100.0
         moved = replace(one, since=one.since + 900.0, requested_at=one.requested_at + 900.0)
         breaker = m.Breaker("topas", since=900.0)
-        await store.record_results(1, (m.StateChange(moved, moved.state, SEEN),), (breaker,), set_to=1000.0)
+        await store.record_results(
+            1, (m.StateChange(moved, moved.state, SEEN),), (breaker,), set_to=1000.0
+        )
         assert (store.committed.recorded_at, store.committed.recorded_drift_s) == (1000.0, 0.0)
         await store.record_results(1, (), (), set_to=1100.0)
     async with store_at(file) as store:
@@ -54,7 +70,10 @@ async def test_hearing_from_a_drone_again_is_kept_but_is_no_step_and_no_news(fil
         assert Reader(file).drone(one.id) == store.drones[one.id] == missing.drone
         assert missing.drone.heard_at == 499.0 and missing.drone.missing_at == 509.0
         assert len(Reader(file).history(one.id)) == 1
-        assert [(plan.tick, plan.at, plan.moves) for plan in Reader(file).plans()] == [(1, 100.0, ()), (3, 510.0, ())]
+        assert [(plan.tick, plan.at, plan.moves) for plan in Reader(file).plans()] == [
+            (1, 100.0, ()),
+            (3, 510.0, ()),
+        ]
     async with store_at(file) as store:
         assert store.drones[one.id] == missing.drone
 
@@ -102,11 +121,15 @@ async def test_snapshots_of_the_newest_acting_ticks_are_kept_whole(file: Path) -
         assert reader.snapshot(4) == taken[4]
 
 
-async def test_the_patience_with_an_owners_queue_survives_and_is_in_the_next_snapshot(file: Path) -> None:
+async def test_the_patience_with_an_owners_queue_survives_and_is_in_the_next_snapshot(
+    file: Path,
+) -> None:
     """`provisioner plan` and a restarted controller forgot it, and asked more drones to leave."""
     known = m.OwnerClaimBackoff("topas", 50.0, 2, 2)
     async with store_at(file) as store:
-        await record(store, m.Plan(1, 100.0, patience=(known, m.OwnerClaimBackoff("horeka", 60.0, 1))))
+        await record(
+            store, m.Plan(1, 100.0, patience=(known, m.OwnerClaimBackoff("horeka", 60.0, 1)))
+        )
         await record(store, m.Plan(2, 110.0, patience=(known,)))
         await record(store, m.Plan(3, 120.0, patience=(known,)))
         following = Reader(file).snapshot()
@@ -124,8 +147,14 @@ async def test_the_next_snapshot_is_put_together_from_the_record(file: Path) -> 
         last = seen(store, plan, estimates=LEARNED, gpu_wanted_at=88.5)
         await store.record(plan, last)
         Reader(file).ask(m.RequestKind.KILL, [drone(1).id], reason="broken fan", by="mg", at=105.0)
-        await store.record_results(7, (now_is(drone(1), S.SUBMITTED, at=101.0, remote_id="1"),), (m.Breaker("topas"),))
-        known = {"drones": store.drones, "breakers": {"topas": m.Breaker("topas")}, "requests": await store.requests()}
+        await store.record_results(
+            7, (now_is(drone(1), S.SUBMITTED, at=101.0, remote_id="1"),), (m.Breaker("topas"),)
+        )
+        known = {
+            "drones": store.drones,
+            "breakers": {"topas": m.Breaker("topas")},
+            "requests": await store.requests(),
+        }
         assert Reader(file).snapshot() == replace(last, now=100.0, tick=8, next_serial=3, **known)
         assert Reader(file).snapshot(7) == last
 
@@ -136,11 +165,18 @@ async def test_views_are_the_newest_ones(file: Path) -> None:
         failed = m.Fault(m.FaultKind.DOWN, "collector does not answer", 114.0)
         old = seen(store, plan)
         hopeless = {"horeka": m.PolledSite("horeka", None, failed)}
-        later = replace(old, overlay=replace(old.overlay, fault=failed), sites={**old.sites, **hopeless})
+        later = replace(
+            old, overlay=replace(old.overlay, fault=failed), sites={**old.sites, **hopeless}
+        )
         await store.record(plan, later)
         views = Reader(file).views()
         assert views is not None
-        assert (views.tick, views.at, views.policy, views.types) == (2, 115.0, later.policy, later.types)
+        assert (views.tick, views.at, views.policy, views.types) == (
+            2,
+            115.0,
+            later.policy,
+            later.types,
+        )
         assert (views.overlay, views.sites) == (later.overlay, later.sites)
         assert later.overlay.view is not None
         silent = m.PolledOverlay(replace(later.overlay.view, completions=None))
@@ -153,10 +189,14 @@ async def test_a_request_waits_until_a_plan_takes_it_up(file: Path) -> None:
     async with store_at(file) as store:
         reader = Reader(file)
         ids = (drone(1).id, drone(2).id)
-        first = reader.ask(m.RequestKind.DRAIN, ids, reason="driver", by="mg", at=5.0, mode=m.DrainMode.FAST)
+        first = reader.ask(
+            m.RequestKind.DRAIN, ids, reason="driver", by="mg", at=5.0, mode=m.DrainMode.FAST
+        )
         second = reader.ask(m.RequestKind.KILL, ids[:1], reason="fan; rm -rf /", by="ab", at=6.0)
         waiting = await store.requests()
-        assert [(each.id, each.kind, each.mode, each.drone_ids, each.reason) for each in waiting] == [
+        assert [
+            (each.id, each.kind, each.mode, each.drone_ids, each.reason) for each in waiting
+        ] == [
             (first, m.RequestKind.DRAIN, m.DrainMode.FAST, ids, "driver"),
             (second, m.RequestKind.KILL, m.DrainMode.PEACEFUL, ids[:1], "fan; rm -rf /"),
         ]
@@ -187,7 +227,18 @@ async def test_any_id_finds_its_drone(file: Path) -> None:
     assert find("slot1@w7.kit.edu") == seven
     assert find("slot1_2@w7.kit.edu") == seven, "a dynamic slot belongs to its drone"
     assert sorted(find("kit-ab12")) == sorted(seven + eight), "ambiguous: all that live"
-    for nobody in ("", "kit-zz", "9", "%", "_", "slot1", "\udcff", "x" * 100_000, "9" * 30, "'; --"):
+    for nobody in (
+        "",
+        "kit-zz",
+        "9",
+        "%",
+        "_",
+        "slot1",
+        "\udcff",
+        "x" * 100_000,
+        "9" * 30,
+        "'; --",
+    ):
         assert find(nobody) == []
 
 
@@ -198,15 +249,22 @@ async def test_what_is_old_is_forgotten_and_what_lives_is_not(file: Path) -> Non
         await store.event(100.0, "reload", {})
         await record(store, m.Plan(2, 150.0, moves=(now_is(old_live, S.BUSY, at=150.0),)))
         busy = store.drones[old_live.id]
-        await record(store, m.Plan(3, 200.0, moves=(now_is(old_gone, S.LOST, at=200.0, ended_at=200.0),)))
+        await record(
+            store, m.Plan(3, 200.0, moves=(now_is(old_gone, S.LOST, at=200.0, ended_at=200.0),))
+        )
         await record(store, starts(4, new_gone, at=1500.0))
-        await record(store, m.Plan(5, 1600.0, moves=(now_is(new_gone, S.FAILED, at=1600.0, ended_at=1600.0),)))
+        await record(
+            store,
+            m.Plan(5, 1600.0, moves=(now_is(new_gone, S.FAILED, at=1600.0, ended_at=1600.0),)),
+        )
         await store.event(1600.0, "reload", {})
         await store.prune(1700.0)  # keeps 1000 s
         reader = Reader(file)
         assert {each.id for each in reader.drones(ended=None)} == {old_live.id, new_gone.id}
         assert dict(store.drones) == {old_live.id: busy}
-        assert [step.was for step in reader.history(old_live.id)] == [None], "its beginning, not its old steps"
+        assert [step.was for step in reader.history(old_live.id)] == [None], (
+            "its beginning, not its old steps"
+        )
         assert reader.history(old_gone.id) == []
         assert len(reader.history(new_gone.id)) == 2
         assert [plan.tick for plan in reader.plans()] == [4, 5]
@@ -218,12 +276,20 @@ async def test_the_hazard_of_a_site_counts_what_ran_and_what_was_taken_back(file
     """One drone of two hours is taken back, one of an hour still lives, one ended before anybody asks for."""
     hour = 3600.0
     cpu = {"type": m.TypeKey("topas/cpu"), "gpu_milli": 0}
-    took = {"started_at": hour, "ended_at": 3 * hour, "notice_at": 3 * hour - 9.0, "lost_gpu_s": 600.0, "lost_jobs": 2}
+    took = {
+        "started_at": hour,
+        "ended_at": 3 * hour,
+        "notice_at": 3 * hour - 9.0,
+        "lost_gpu_s": 600.0,
+        "lost_jobs": 2,
+    }
     lives = (
         drone(1, S.PREEMPTED, **took),
         drone(2, S.BUSY, started_at=3 * hour),
         drone(3, S.PREEMPTED, started_at=10.0, ended_at=hour - 1),
-        drone(4, S.PREEMPTED, started_at=hour, ended_at=hour + 60, lost_gpu_s=80.0, lost_jobs=1, **cpu),
+        drone(
+            4, S.PREEMPTED, started_at=hour, ended_at=hour + 60, lost_gpu_s=80.0, lost_jobs=1, **cpu
+        ),
         drone(5, S.DONE, joined_at=2 * hour, ended_at=3 * hour, notice_at=3 * hour - 3.0),
         drone(7, S.PREEMPTED, started_at=2 * hour, ended_at=3 * hour),
     )
@@ -240,26 +306,38 @@ async def test_the_hazard_of_a_site_counts_what_ran_and_what_was_taken_back(file
 
 async def test_a_job_that_is_done_is_on_record_once_however_often_it_is_told(file: Path) -> None:
     elsewhere = replace(DONE, job_id="submit.test#9.0", ended_at=80.0, group="", drone_id=None)
-    again = replace(DONE, ended_at=700.0, run_s=9.0)  # a schedd that was set up anew counts from 1 again
+    # a schedd that was set up anew counts from 1 again
+    again = replace(DONE, ended_at=700.0, run_s=9.0)
     async with store_at(file) as store:
         await store.record_completed([DONE, elsewhere])
         await store.record_completed([])
         assert Reader(file).completions(0.0, 1e9) == [elsewhere, DONE]
     async with store_at(file) as store:
         await store.record_completed([replace(DONE, run_s=1.0), again])
-        assert Reader(file).completions(0.0, 1e9) == [elsewhere, DONE, again], "by id and end; the first word counts"
-        assert Reader(file).completions(80.0, 90.5) == [elsewhere], "the end of the time is not in it"
+        assert Reader(file).completions(0.0, 1e9) == [elsewhere, DONE, again], (
+            "by id and end; the first word counts"
+        )
+        assert Reader(file).completions(80.0, 90.5) == [elsewhere], (
+            "the end of the time is not in it"
+        )
         assert Reader(file).completions(800.0, 1e9) == []
 
 
-async def test_what_is_to_be_forgotten_waits_until_it_is_and_goes_with_what_was_known_of_it(file: Path) -> None:
+async def test_what_is_to_be_forgotten_waits_until_it_is_and_goes_with_what_was_known_of_it(
+    file: Path,
+) -> None:
     reader = Reader(file)
     async with store_at(file) as store:
         await store.record_estimates(KNOWN)
     reader.ask_estimate_reset("user:ann", reason="new code; rm -rf /", by="mg", at=5.0)
     async with store_at(file) as store:
         (first,) = await store.estimate_resets()
-        assert (first.what, first.reason, first.by, first.at) == ("user:ann", "new code; rm -rf /", "mg", 5.0)
+        assert (first.what, first.reason, first.by, first.at) == (
+            "user:ann",
+            "new code; rm -rf /",
+            "mg",
+            5.0,
+        )
         await store.record_estimates(EstimateSamples(93.0), [first.id])
         assert await store.estimate_resets() == reader.estimate_resets() == ()
     reader.ask_estimate_reset("site:topas", reason="x", by="mg", at=7.0)

@@ -55,7 +55,8 @@ def _modes(directory: Path) -> dict[str, int]:
     return {each.name: stat.S_IMODE(each.stat().st_mode) for each in directory.iterdir()}
 
 
-# ------------------------------------------------------------------------------------------------------------- schema
+# -------------------------------------------------------------------------------------------------------------
+# schema
 
 
 def _columns(file: Path, table: str) -> set[str]:
@@ -66,11 +67,16 @@ def _columns(file: Path, table: str) -> set[str]:
 @pytest.mark.parametrize(
     ("harm", "words"),
     [
-        ("PRAGMA user_version = 999", r"provisioner\.db has schema 999.*newer provisioner.*orphans"),
+        (
+            "PRAGMA user_version = 999",
+            r"provisioner\.db has schema 999.*newer provisioner.*orphans",
+        ),
         ("PRAGMA application_id = 7", "is no provisioner store"),
     ],
 )
-async def test_a_store_of_a_newer_or_another_program_is_refused(filled: Path, harm: str, words: str) -> None:
+async def test_a_store_of_a_newer_or_another_program_is_refused(
+    filled: Path, harm: str, words: str
+) -> None:
     with sqlite3.connect(filled) as sql:
         sql.execute(harm)
     for use in (_open(filled), _read(filled)):
@@ -80,7 +86,10 @@ async def test_a_store_of_a_newer_or_another_program_is_refused(filled: Path, ha
 
 def test_scripts_that_stores_have_seen_stay_as_they_were() -> None:
     """A change needs a script with the next number: the old ones do not run again on stores that exist."""
-    found = {each.name: hashlib.sha256(each.read_bytes()).hexdigest()[:12] for each in store_file.MIGRATIONS}
+    found = {
+        each.name: hashlib.sha256(each.read_bytes()).hexdigest()[:12]
+        for each in store_file.MIGRATIONS
+    }
     assert found == {
         "0001_first.sql": "ef1d523ea056",
         "0002_measured_use.sql": "ae8f5f2f595d",
@@ -90,10 +99,13 @@ def test_scripts_that_stores_have_seen_stay_as_they_were() -> None:
     }
 
 
-async def test_a_store_of_the_first_schema_opens_records_and_reads(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_store_of_the_first_schema_opens_records_and_reads(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with monkeypatch.context() as old:
         old.setattr(store_file, "MIGRATIONS", store_file.MIGRATIONS[:1])
-        old.setattr(store_series, "add_counts", lambda *_: None)  # the program of that time had no counters
+        # the program of that time had no counters
+        old.setattr(store_series, "add_counts", lambda *_: None)
         columns = tuple(name for name in store_tables.DRONES.columns if name != "min_gpus")
         old.setitem(store_tables.DRONES.__dict__, "columns", columns)
         async with store_at(file) as store:
@@ -102,14 +114,21 @@ async def test_a_store_of_the_first_schema_opens_records_and_reads(file: Path, m
     assert "unfinished" not in before and "used_milli" not in before
     with sqlite3.connect(file) as sql:
         names = ", ".join(f'"{name}"' for name in before)
-        sql.execute(f"INSERT INTO completed_jobs ({names}) VALUES ({', '.join('?' * len(before))})", [*before.values()])
-    measured = replace(DONE, job_id="8.0", ended_at=95.0, unfinished=True, splits=False, used_milli=40, energy_j=7)
+        sql.execute(
+            f"INSERT INTO completed_jobs ({names}) VALUES ({', '.join('?' * len(before))})",
+            [*before.values()],
+        )
+    measured = replace(
+        DONE, job_id="8.0", ended_at=95.0, unfinished=True, splits=False, used_milli=40, energy_j=7
+    )
     async with store_at(file) as store:
         await record(store, starts(2, drone(2)))
         await store.record_completed([DONE, measured])
     assert Reader(file).completions(0.0, 100.0) == [DONE], "the other run is unfinished"
     with closing(sqlite3.connect(file)) as sql:
-        assert [*store_tables.COMPLETED_JOBS.select(sql)] == [DONE, measured] and len(Reader(file).drones()) == 2
+        assert [*store_tables.COMPLETED_JOBS.select(sql)] == [DONE, measured] and len(
+            Reader(file).drones()
+        ) == 2
     assert Reader(file).snapshot(1) is not None and len(Reader(file).plans()) == 2
 
 
@@ -127,9 +146,13 @@ def next_migration(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return script
 
 
-async def test_a_controller_migrates_an_older_store_and_a_reader_does_not(filled: Path, next_migration: Path) -> None:
+async def test_a_controller_migrates_an_older_store_and_a_reader_does_not(
+    filled: Path, next_migration: Path
+) -> None:
     before = _bytes(filled)
-    with pytest.raises(StoreUnusableError, match="older schema 5: `provisioner run` brings it up to 6"):
+    with pytest.raises(
+        StoreUnusableError, match="older schema 5: `provisioner run` brings it up to 6"
+    ):
         await _read(filled)()
     assert _bytes(filled) == before
     async with store_at(filled) as store:
@@ -139,7 +162,9 @@ async def test_a_controller_migrates_an_older_store_and_a_reader_does_not(filled
     assert len(Reader(filled).drones()) == 101
 
 
-async def test_a_migration_that_fails_leaves_the_store_as_it_was(filled: Path, next_migration: Path) -> None:
+async def test_a_migration_that_fails_leaves_the_store_as_it_was(
+    filled: Path, next_migration: Path
+) -> None:
     _write(next_migration, GOOD_MIGRATION + "INSERT INTO no_such_table VALUES (1);")
     with pytest.raises(StoreUnusableError, match="no such table"):
         await _open(filled)()
@@ -149,7 +174,8 @@ async def test_a_migration_that_fails_leaves_the_store_as_it_was(filled: Path, n
         assert len(store.drones) == 100
 
 
-# ------------------------------------------------------------------------------------------------------ damaged files
+# ------------------------------------------------------------------------------------------------------
+# damaged files
 
 
 def _open(file: Path) -> Callable[[], Any]:
@@ -180,7 +206,9 @@ def _cut_within_a_page(file: Path) -> None:
 
 
 @pytest.mark.parametrize("harm", [_scribbled, _cut_within_a_page, partial(os.truncate, length=0)])
-async def test_a_damaged_file_is_named_with_its_repair(filled: Path, harm: Callable[[Path], None]) -> None:
+async def test_a_damaged_file_is_named_with_its_repair(
+    filled: Path, harm: Callable[[Path], None]
+) -> None:
     harm(filled)
     before = _bytes(filled)
     with pytest.raises(StoreUnusableError) as refused:
@@ -213,16 +241,23 @@ async def test_after_the_repair_a_new_store_has_another_birth_and_no_old_log(fil
     assert filled.with_name("provisioner.db-wal.stale").exists()
 
 
-# ---------------------------------------------------------------------------------------------------------- full disk
+# ----------------------------------------------------------------------------------------------------------
+# full disk
 
 
 @pytest.mark.parametrize(
-    "poison", [{"since": math.nan}, {"jobs": 10**30}, {"site_reason": "\udcff"}], ids=["nan", "huge", "no-text"]
+    "poison",
+    [{"since": math.nan}, {"jobs": 10**30}, {"site_reason": "\udcff"}],
+    ids=["nan", "huge", "no-text"],
 )
-async def test_a_value_that_cannot_be_recorded_is_not_acted_on(file: Path, poison: dict[str, Any]) -> None:
+async def test_a_value_that_cannot_be_recorded_is_not_acted_on(
+    file: Path, poison: dict[str, Any]
+) -> None:
     async with store_at(file) as store:
         await record(store, starts(1, drone(1)))
-        with pytest.raises(StoreUnusableError, match=r"a value cannot be recorded .*nothing was recorded"):
+        with pytest.raises(
+            StoreUnusableError, match=r"a value cannot be recorded .*nothing was recorded"
+        ):
             await record(store, starts(2, drone(2), drone(3, **poison)))
         assert set(store.drones) == {drone(1).id} and store.tick == 1
         assert Reader(file).drones() == [drone(1)]
@@ -239,19 +274,25 @@ async def test_a_full_store_records_nothing_and_goes_on_later(file: Path) -> Non
         (pages,) = sql.execute("PRAGMA page_count").fetchone()
         sql.execute(f"PRAGMA max_page_count = {pages}")
         for _ in range(2):
-            with pytest.raises(StoreUnusableError, match=r"full.*make room in .*nothing was recorded"):
+            with pytest.raises(
+                StoreUnusableError, match=r"full.*make room in .*nothing was recorded"
+            ):
                 await record(store, many)
             assert (dict(store.drones), store.tick, store.next_serial) == (known, 1, 2)
             assert Reader(file).drones(ended=None) == [drone(1)]
         sql.execute("PRAGMA max_page_count = 1000000")
         await record(store, many)
-        assert len(store.drones) == len(Reader(file).drones()) == 299 and (store.tick, store.next_serial) == (2, 300)
+        assert len(store.drones) == len(Reader(file).drones()) == 299 and (
+            store.tick,
+            store.next_serial,
+        ) == (2, 300)
         assert [plan.tick for plan in Reader(file).plans()] == [1, 2]
     async with store_at(file) as store:
         assert len(store.drones) == 299
 
 
-# ---------------------------------------------------------------------------------------------------- other processes
+# ----------------------------------------------------------------------------------------------------
+# other processes
 
 
 def _as_another_user(file: Path) -> list[str]:
@@ -283,15 +324,24 @@ def _as_another_user(file: Path) -> list[str]:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs to become another user")
-async def test_who_may_only_read_sees_the_drones_and_the_holder_while_a_controller_runs_and_while_none_does() -> None:
-    with tempfile.TemporaryDirectory() as name:  # unlike pytest's own, one that others may be let into
+async def test_who_may_only_read_sees_the_drones_and_the_holder_while_a_controller_runs_and_while_none_does() -> (
+    None
+):
+    # unlike pytest's own, one that others may be let into
+    with tempfile.TemporaryDirectory() as name:
         file = Path(name) / "provisioner.db"
         os.chmod(name, 0o755)
         async with store_at(file) as store:
             await record(store, starts(1, drone(1)))
             while_running = _as_another_user(file)
-        for (pid, known, refusal), expected in ((while_running, os.getpid()), (_as_another_user(file), 0)):
-            assert (pid, known) == (str(expected), "kit-ab12-1") and "this user needs to read and write" in refusal
+        for (pid, known, refusal), expected in (
+            (while_running, os.getpid()),
+            (_as_another_user(file), 0),
+        ):
+            assert (pid, known) == (
+                str(expected),
+                "kit-ab12-1",
+            ) and "this user needs to read and write" in refusal
 
 
 async def test_a_commit_is_on_the_disk_before_it_counts(file: Path) -> None:
@@ -329,7 +379,10 @@ async def test_readers_see_whole_ticks_while_the_controller_writes(file: Path) -
 
     async def write(store: SqlStore, ticks: int) -> None:
         for tick in range(2, 2 + ticks):
-            moves = (now_is(store.drones[each.id], S.SUBMITTED, at=200.0, remote_id=str(tick)) for each in few)
+            moves = (
+                now_is(store.drones[each.id], S.SUBMITTED, at=200.0, remote_id=str(tick))
+                for each in few
+            )
             await record(store, Plan(tick, 100.0 + tick, moves=tuple(moves)))
 
     def read() -> int:
@@ -352,7 +405,9 @@ async def test_readers_see_whole_ticks_while_the_controller_writes(file: Path) -
         assert read() == 151
 
 
-async def test_when_a_cancelled_tick_returns_it_is_known_whether_it_is_on_record(file: Path) -> None:
+async def test_when_a_cancelled_tick_returns_it_is_known_whether_it_is_on_record(
+    file: Path,
+) -> None:
     async with store_at(file) as store:
         for tick in range(1, 6):
             plan = starts(tick, *(drone(tick * 10_000 + n) for n in range(1500)))
@@ -367,7 +422,9 @@ async def test_when_a_cancelled_tick_returns_it_is_known_whether_it_is_on_record
 
 
 @pytest.mark.parametrize(("mask", "mode"), [(0o007, 0o660), (0o077, 0o600)])
-def test_a_group_that_the_umask_lets_in_can_write_the_store(tmp_path: Path, mask: int, mode: int) -> None:
+def test_a_group_that_the_umask_lets_in_can_write_the_store(
+    tmp_path: Path, mask: int, mode: int
+) -> None:
     """SQLite makes 0644 files: under the shipped unit operators met "attempt to write a readonly database"."""
     modes: dict[str, int] = {}
 

@@ -41,12 +41,17 @@ def _live_until_killed(file: Path, told: int, threaded: bool) -> None:
 
 @pytest.fixture(scope="module")
 def pace_s(tmp_path_factory: pytest.TempPathFactory) -> float:
-    """Measure how long a child takes to make a store and to record its first tick. Moments are drawn from that."""
+    """Measure how long a child takes to make a store and to record its first tick.
+
+    Moments are drawn from that.
+    """
     longest_s = 0.0
     for number in range(3):
         listen, told = os.pipe()
         started = time.monotonic()
-        child = _child(tmp_path_factory.mktemp("pace") / f"{number}.db", listen, told, threaded=False)
+        child = _child(
+            tmp_path_factory.mktemp("pace") / f"{number}.db", listen, told, threaded=False
+        )
         assert os.read(listen, 1), "the child died by itself"
         longest_s = max(longest_s, time.monotonic() - started)
         os.kill(child, signal.SIGKILL)
@@ -84,16 +89,23 @@ def _killed(file: Path, after_s: float, threaded: bool) -> int:
 
 
 @pytest.mark.parametrize("threaded", [False, True], ids=["inline", "threaded"])
-def test_killed_at_any_moment_every_plan_is_whole_or_absent(file: Path, pace_s: float, threaded: bool) -> None:
+def test_killed_at_any_moment_every_plan_is_whole_or_absent(
+    file: Path, pace_s: float, threaded: bool
+) -> None:
     seed = 20_260_101
     chance = random.Random(seed)
     announced = checked = 0
     for kill in range(30):
-        if file.exists():  # readable as the dead one left it, before a controller has put anything in order
-            assert len(Reader(file).drones(ended=None)) % STARTS == 0 and Reader(file).holder() is None
+        # readable as the dead one left it, before a controller has put anything in order
+        if file.exists():
+            assert (
+                len(Reader(file).drones(ended=None)) % STARTS == 0 and Reader(file).holder() is None
+            )
         after_s = chance.uniform(0.0, 2 * pace_s) if kill % 4 else chance.uniform(0.0, pace_s)
         announced = max(announced, _killed(file, after_s, threaded))
-        checked = asyncio.run(_check(file, announced, checked, f"seed {seed}, kill {kill} after {after_s:.4f} s"))
+        checked = asyncio.run(
+            _check(file, announced, checked, f"seed {seed}, kill {kill} after {after_s:.4f} s")
+        )
     assert checked > 15, "the children did record something"
 
 
@@ -113,7 +125,9 @@ def test_killed_while_making_the_store_it_is_made_by_the_next(file: Path, pace_s
 async def _check(file: Path, announced: int, checked: int, moment: str) -> int:
     """Reopen and compare plans since tick ``checked`` with drones and their histories; the last recorded tick."""
     async with SqlStore(file, CONTROLLER, 1e9, SNAPSHOTS, threaded=False) as store:
-        assert store.tick >= announced, f"{moment}: tick {announced} was acted on and is not on record"
+        assert store.tick >= announced, (
+            f"{moment}: tick {announced} was acted on and is not on record"
+        )
         reader = Reader(file)
         listed = {each.id: each for each in reader.drones(ended=None)}
         assert dict(store.drones) == listed, moment
@@ -124,7 +138,9 @@ async def _check(file: Path, announced: int, checked: int, moment: str) -> int:
                 states = [step.state for step in reader.history(start.drone.id)]
                 assert states in (["requested"], ["requested", "submitted"]), moment
                 assert listed[start.drone.id].state == states[-1], moment
-        assert len(listed) == STARTS * store.tick, f"{moment}: drones without a plan, or plans without drones"
+        assert len(listed) == STARTS * store.tick, (
+            f"{moment}: drones without a plan, or plans without drones"
+        )
         highest = max((serial_of(each) or 0 for each in store.drones), default=0)
         assert store.next_serial == highest + 1, moment
         return store.tick

@@ -42,7 +42,9 @@ sys.stdin.readline()
 def process(script: str, file: Path) -> Iterator[int]:
     """A process that runs ``script`` on ``file``, from its line ``held`` on; its pid."""
     command = [sys.executable, "-c", script, str(file)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as running:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as running:
         try:
             assert running.stdout is not None and running.stdout.readline() == "held\n"
             yield running.pid
@@ -67,7 +69,10 @@ async def test_a_symbolic_link_to_a_store_leads_to_its_lock(file: Path) -> None:
     """Both ran: the lock went by the name of the link."""
     link = file.with_name("other.db")
     link.symlink_to(file)
-    with process(HOLD, file) as pid, pytest.raises(StoreHeldError, match=f"held by the controller with pid {pid}"):
+    with (
+        process(HOLD, file) as pid,
+        pytest.raises(StoreHeldError, match=f"held by the controller with pid {pid}"),
+    ):
         async with store_at(link):
             pass
     async with store_at(link) as store:
@@ -105,7 +110,9 @@ async def test_a_controller_whose_store_was_taken_over_writes_nothing_any_more(f
         lock_path(file).unlink()
         async with store_at(file) as second:
             for _ in range(2):
-                with pytest.raises(StoreHeldError, match=r"now held by the controller with pid .*acts on nothing"):
+                with pytest.raises(
+                    StoreHeldError, match=r"now held by the controller with pid .*acts on nothing"
+                ):
                     await record(first, starts(2, drone(2)))
             with pytest.raises(StoreHeldError):
                 await first.requests()
@@ -118,7 +125,11 @@ async def test_a_controller_whose_store_was_taken_over_writes_nothing_any_more(f
 
 async def test_a_copy_of_a_store_is_held_by_nobody(file: Path) -> None:
     copy = file.with_name("copy.db")
-    with process(HOLD, file), closing(sqlite3.connect(file)) as there, closing(sqlite3.connect(copy)) as here:
+    with (
+        process(HOLD, file),
+        closing(sqlite3.connect(file)) as there,
+        closing(sqlite3.connect(copy)) as here,
+    ):
         there.backup(here)
         async with store_at(copy) as store:
             await record(store, starts(1, drone(1)))

@@ -41,14 +41,20 @@ def _count(file: Path, table: str) -> int:
         return int(sql.execute(f"SELECT count(*) FROM {table}").fetchone()[0])
 
 
-async def test_more_jobs_than_one_pruning_forgets_are_all_forgotten_by_the_next_ones(file: Path) -> None:
+async def test_more_jobs_than_one_pruning_forgets_are_all_forgotten_by_the_next_ones(
+    file: Path,
+) -> None:
     """30,000 jobs an hour were pruned at 20,000 an hour: the record grew for ever."""
     count = AT_ONCE * 2 + 700
     async with store_at(file, threaded=False) as store:
-        await store.record_completed([replace(DONE, job_id=f"{n}.0", ended_at=100.0 + n / 1e5) for n in range(count)])
+        await store.record_completed(
+            [replace(DONE, job_id=f"{n}.0", ended_at=100.0 + n / 1e5) for n in range(count)]
+        )
         await store.record_completed([replace(DONE, job_id="young.0", ended_at=1e6)])
         assert await store.prune(1e6) is True
-        assert _count(file, "completed_jobs") == count + 1 - AT_ONCE, "one pruning is bounded: a tick waits for it"
+        assert _count(file, "completed_jobs") == count + 1 - AT_ONCE, (
+            "one pruning is bounded: a tick waits for it"
+        )
         assert await _pruned(store, 1e6) == 2
         assert [each.job_id for each in Reader(file).completions(0.0, 2e6)] == ["young.0"]
 
@@ -59,21 +65,27 @@ async def test_every_kind_of_row_is_pruned_until_none_is_old(file: Path) -> None
         count = AT_ONCE + 300
         with rows(file) as sql:
             columns = [row[1] for row in sql.execute("PRAGMA table_info(drones)")]
-            ended = sql.execute(f"SELECT {', '.join(columns)} FROM drones WHERE NOT live").fetchone()
+            ended = sql.execute(
+                f"SELECT {', '.join(columns)} FROM drones WHERE NOT live"
+            ).fetchone()
             rest = ended[1:]
             assert columns[0] == "id"
             insert = f"INSERT INTO drones ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"
             sql.executemany(insert, ((f"kit-ab12-x{n}", *rest) for n in range(count)))
             step = "INSERT INTO transitions (drone_id, at, was, state, reason, tick) VALUES (?, ?, ?, ?, ?, 1)"
             said = sql.execute("SELECT reason FROM transitions").fetchone()[0]
-            sql.executemany(step, ((drone(1).id, 50.0, "requested", "submitted", said) for _ in range(count)))
+            sql.executemany(
+                step, ((drone(1).id, 50.0, "requested", "submitted", said) for _ in range(count))
+            )
             event = "INSERT INTO events (at, name, fields) VALUES (?, 'x', '{}')"
             sql.executemany(event, ((9.0,) for _ in range(count)))
             words = "INSERT INTO console_outputs (drone_id, at, body) VALUES (?, 9.0, x'00')"
             sql.executemany(words, ((f"stray-{n}",) for n in range(count)))
         assert await store.prune(1e6) is True
         assert await _pruned(store, 1e6) == 1
-        assert _count(file, "drones") == _count(file, "transitions") == 1, "the live drone and its first step"
+        assert _count(file, "drones") == _count(file, "transitions") == 1, (
+            "the live drone and its first step"
+        )
         assert not any(_count(file, table) for table in ("events", "console_outputs", "plans"))
         assert await store.prune(1e6) is False
 
@@ -87,13 +99,18 @@ async def test_each_interval_of_a_series_has_its_retention(file: Path) -> None:
             sql.execute("INSERT INTO series (id, metric, labels) VALUES (4711, 'm', '{}')")
             sql.executemany(
                 "INSERT INTO samples (step_s, series, at, value) VALUES (?, 4711, ?, 1.0)",
-                [(step, now - days * day + near) for step, days in kept.items() for near in (-7200, 7200)],
+                [
+                    (step, now - days * day + near)
+                    for step, days in kept.items()
+                    for near in (-7200, 7200)
+                ],
             )
         await _pruned(store, now)
         with rows(file) as sql:
             found = sql.execute("SELECT step_s, at FROM samples WHERE series = 4711").fetchall()
     assert sorted(found) == [(step, now - days * day + 7200) for step, days in kept.items()]
-    async with SqlStore(file, "kit", day, 10, False, series_s=day) as store:  # a shorter one counts for all
+    # a shorter one counts for all
+    async with SqlStore(file, "kit", day, 10, False, series_s=day) as store:
         await _pruned(store, now)
     assert not _count(file, "samples")
 
@@ -106,7 +123,9 @@ async def test_events_are_bounded_in_number_however_young(file: Path) -> None:
         await _pruned(store, 1e6)
         with rows(file) as sql:
             assert sql.execute("SELECT count(*) FROM events").fetchone()[0] == MAX_EVENTS
-            assert sql.execute("SELECT name FROM events ORDER BY id LIMIT 1").fetchone()[0] == "e700"
+            assert (
+                sql.execute("SELECT name FROM events ORDER BY id LIMIT 1").fetchone()[0] == "e700"
+            )
 
 
 DAMAGED = {
@@ -117,7 +136,9 @@ DAMAGED = {
 
 
 @pytest.mark.parametrize("body", DAMAGED.values(), ids=DAMAGED)
-async def test_what_is_damaged_is_said_with_its_repair_and_the_next_writing_mends_it(file: Path, body: bytes) -> None:
+async def test_what_is_damaged_is_said_with_its_repair_and_the_next_writing_mends_it(
+    file: Path, body: bytes
+) -> None:
     async with store_at(file) as store:
         await record(store, starts(1, drone(1)))
         await store.record_estimates(KNOWN)
@@ -130,7 +151,9 @@ async def test_what_is_damaged_is_said_with_its_repair_and_the_next_writing_mend
                 await store.estimate_samples()
         with pytest.raises(EstimatesUnreadableError, match=said):
             Reader(file).estimate_samples()
-        assert set(store.drones) == {drone(1).id} and Reader(file).drones(), "nothing else is the worse for it"
+        assert set(store.drones) == {drone(1).id} and Reader(file).drones(), (
+            "nothing else is the worse for it"
+        )
         await store.record_estimates(KNOWN)
         assert await store.estimate_samples() == KNOWN
 
@@ -139,7 +162,10 @@ async def test_what_could_not_be_read_is_not_written_and_leaves_what_was_there(f
     no_text, no_number = frozenset({("\udcff", 1.0)}), {"ann": (1.0, float("nan"))}
     async with store_at(file) as store:
         await store.record_estimates(KNOWN)
-        for samples, where in ((replace(KNOWN, seen=no_text), ""), (replace(KNOWN, runs=no_number), r"runs\.ann\.1: ")):
+        for samples, where in (
+            (replace(KNOWN, seen=no_text), ""),
+            (replace(KNOWN, runs=no_number), r"runs\.ann\.1: "),
+        ):
             with pytest.raises(StoreUnusableError, match=f"a value cannot be recorded .*{where}"):
                 await store.record_estimates(samples)
         assert await store.estimate_samples() == KNOWN
@@ -160,12 +186,30 @@ async def test_the_runs_of_a_week_are_read_beside_a_writer(file: Path, threaded:
 async def test_sums_of_use_go_with_their_runs_and_drones(file: Path) -> None:
     day_s, of = 86400.0, [DroneId(f"kit-ab12-{serial}") for serial in (1, 2)]
     async with store_at(file, threaded=False) as store:
-        drones = [drone(n, DroneState.DONE, started_at=50.0, ended_at=n * 10 * day_s) for n in (1, 2)]
+        drones = [
+            drone(n, DroneState.DONE, started_at=50.0, ended_at=n * 10 * day_s) for n in (1, 2)
+        ]
         await record(store, starts(1, *drones))
-        old = [replace(DONE, job_id=f"{n}.0", ended_at=day_s + n, drone_id=of[0], cpus=n) for n in range(700)]
-        young = [replace(DONE, job_id=f"young-{n}.0", ended_at=19 * day_s, drone_id=of[1]) for n in range(3)]
+        old = [
+            replace(DONE, job_id=f"{n}.0", ended_at=day_s + n, drone_id=of[0], cpus=n)
+            for n in range(700)
+        ]
+        young = [
+            replace(DONE, job_id=f"young-{n}.0", ended_at=19 * day_s, drone_id=of[1])
+            for n in range(3)
+        ]
         await store.record_completed([*old, *young])
-        assert [_count(file, table) for table in ("use_days", "run_kinds", "run_drones")] == [701, 700, 2]
+        assert [_count(file, table) for table in ("use_days", "run_kinds", "run_drones")] == [
+            701,
+            700,
+            2,
+        ]
         await _pruned(store, 19.5 * day_s)
-        assert [_count(file, table) for table in ("use_days", "run_kinds", "run_drones")] == [1, 1, 1]
-        assert [(each.jobs, each.ended_at) for each in (await store.use(0.0, 20 * day_s)).sums] == [(3, 19 * day_s)]
+        assert [_count(file, table) for table in ("use_days", "run_kinds", "run_drones")] == [
+            1,
+            1,
+            1,
+        ]
+        assert [(each.jobs, each.ended_at) for each in (await store.use(0.0, 20 * day_s)).sums] == [
+            (3, 19 * day_s)
+        ]

@@ -15,7 +15,18 @@ from provisioner import model as m
 from provisioner.store import Hazard, Store
 from provisioner.store.reader import DroneLifetime, Reader, hazards_of
 from provisioner.store.writer import SqlStore
-from tests.store.story import CONTROLLER, KEEP_S, KNOWN, LEARNED, NOTHING_FITS, SNAPSHOTS, WHY, drone, now_is, seen
+from tests.store.story import (
+    CONTROLLER,
+    KEEP_S,
+    KNOWN,
+    LEARNED,
+    NOTHING_FITS,
+    SNAPSHOTS,
+    WHY,
+    drone,
+    now_is,
+    seen,
+)
 
 SERIALS = st.integers(1, 6)
 STATES = st.sampled_from(m.DroneState)
@@ -52,14 +63,18 @@ TICKS = st.lists(
         moves=MOVES,
         settles=MOVES,
         breaker=st.none() | st.sampled_from(m.BreakerState),
-        done=st.lists(st.tuples(st.integers(1, 4), st.sampled_from([90.0, 100.0, 420.0, 800.0])), max_size=3),
+        done=st.lists(
+            st.tuples(st.integers(1, 4), st.sampled_from([90.0, 100.0, 420.0, 800.0])), max_size=3
+        ),
     ),
     max_size=8,
 )
 
 
 async def _opened(path: Path) -> SqlStore:
-    store = await SqlStore(path, CONTROLLER, KEEP_S, SNAPSHOTS, threaded=False, birth="mem0").__aenter__()
+    store = await SqlStore(
+        path, CONTROLLER, KEEP_S, SNAPSHOTS, threaded=False, birth="mem0"
+    ).__aenter__()
     assert store._sql is not None
     store._sql.execute("PRAGMA synchronous = OFF")
     return store
@@ -67,7 +82,9 @@ async def _opened(path: Path) -> SqlStore:
 
 @given(ticks=TICKS)
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_the_file_holds_what_the_controller_knows_and_restarts_change_nothing(ticks: list[Tick]) -> None:
+def test_the_file_holds_what_the_controller_knows_and_restarts_change_nothing(
+    ticks: list[Tick],
+) -> None:
     with tempfile.TemporaryDirectory() as directory:
         through, restarted = Path(directory) / "through.db", Path(directory) / "restarted.db"
         for path in (through, restarted):
@@ -103,7 +120,10 @@ def _compare(store: SqlStore, reader: Reader) -> None:
     assert [each for each in everything if not each.state.ended] == reader.drones()
     assert reader.breakers() == store.breakers
     following = reader.snapshot()
-    assert following is not None and (following.tick, following.drones) == (store.tick + 1, store.drones)
+    assert following is not None and (following.tick, following.drones) == (
+        store.tick + 1,
+        store.drones,
+    )
     for each in everything:
         assert reader.drone(each.id) == each and reader.history(each.id)[-1].state is each.state
         assert each.id in reader.find(each.id)
@@ -111,7 +131,11 @@ def _compare(store: SqlStore, reader: Reader) -> None:
         there = [each for each in everything if node in (each.node, each.node.partition(".")[0])]
         assert reader.drones(ended=None, nodes=[node]) == there
     for since in (0.0, 300.0):
-        counted = [_life(each, since, 1000.0) for each in everything if not each.ended_at or each.ended_at >= since]
+        counted = [
+            _life(each, since, 1000.0)
+            for each in everything
+            if not each.ended_at or each.ended_at >= since
+        ]
         known = [each for each in counted if each.began or each.state == m.DroneState.PREEMPTED]
         assert _rounded(reader.hazards(since, 1000.0)) == _rounded(hazards_of(known))
 
@@ -119,14 +143,20 @@ def _compare(store: SqlStore, reader: Reader) -> None:
 def _life(of: m.Drone, since: float, until: float) -> DroneLifetime:
     began, lost = of.started_at or of.joined_at, (of.lost_gpu_s, of.lost_jobs)
     run_s = max(0.0, min(of.ended_at or until, until) - max(began, since)) if began else 0.0
-    return DroneLifetime(of.type, of.state, began, of.ended_at, of.notice_at, of.gpu_milli, *lost, 1, run_s)
+    return DroneLifetime(
+        of.type, of.state, began, of.ended_at, of.notice_at, of.gpu_milli, *lost, 1, run_s
+    )
 
 
-async def _one(store: SqlStore, memory: Store, reader: Reader, tick: Tick, number: int, now: float) -> None:
+async def _one(
+    store: SqlStore, memory: Store, reader: Reader, tick: Tick, number: int, now: float
+) -> None:
     if tick.asks:
         ids = (m.DroneId("kit-ab12-1"),)
         asked = reader.ask(m.RequestKind.DRAIN, ids, reason="driver", by="mg", at=now)
-        memory.waiting.append(m.OperatorRequest(asked, now, m.RequestKind.DRAIN, ids, "driver", "mg"))
+        memory.waiting.append(
+            m.OperatorRequest(asked, now, m.RequestKind.DRAIN, ids, "driver", "mg")
+        )
     plan = m.Plan(
         number,
         now,
@@ -146,15 +176,21 @@ async def _one(store: SqlStore, memory: Store, reader: Reader, tick: Tick, numbe
     for each in (store, memory):
         if tick.tells:
             await each.event(now, "told", {"tick": number})
-        await each.record_results(number, moves, (m.Breaker("topas/a100", tick.breaker),) if tick.breaker else ())
-        await each.record_completed([m.CompletedJob(f"s#{n}.0", at, 50.0, now, 1000, n, 2048) for n, at in tick.done])
+        await each.record_results(
+            number, moves, (m.Breaker("topas/a100", tick.breaker),) if tick.breaker else ()
+        )
+        await each.record_completed(
+            [m.CompletedJob(f"s#{n}.0", at, 50.0, now, 1000, n, 2048) for n, at in tick.done]
+        )
         if tick.learns:
             await each.record_estimates(replace(KNOWN, at=now), asked_to_forget)
         if tick.prunes:
             await each.prune(now)
 
 
-def _moves(store: Store, wanted: dict[int, tuple[m.DroneState, str, float]], now: float) -> tuple[m.StateChange, ...]:
+def _moves(
+    store: Store, wanted: dict[int, tuple[m.DroneState, str, float]], now: float
+) -> tuple[m.StateChange, ...]:
     moves = []
     for serial, (state, remote_id, heard_at) in sorted(wanted.items()):
         if was := store.drones.get(drone(serial).id):
@@ -182,12 +218,19 @@ def _shown(reader: Reader) -> dict[str, object]:
         "breakers": dict(reader.breakers()),
         "kept": [(tick, reader.snapshot(tick)) for tick in reader.kept_snapshots()],
         "next": reader.snapshot(),
-        "found": [reader.find(any_id) for any_id in ("1", "4711", "kit", "kit-ab12-2", "02", "slot1_2@w1")],
-        "jobs done": [reader.completions(since, until) for since, until in ((0.0, 1e9), (100.0, 420.0))],
+        "found": [
+            reader.find(any_id) for any_id in ("1", "4711", "kit", "kit-ab12-2", "02", "slot1_2@w1")
+        ],
+        "jobs done": [
+            reader.completions(since, until) for since, until in ((0.0, 1e9), (100.0, 420.0))
+        ],
         "estimates": (reader.estimate_samples(), reader.estimate_resets()),
     }
 
 
 def _rounded(hazards: list[Hazard]) -> list[Hazard]:
     """Sums of the same numbers in another order may differ in the last digit."""
-    return [replace(each, run_s=round(each.run_s, 3), lost_gpu_s=round(each.lost_gpu_s, 3)) for each in hazards]
+    return [
+        replace(each, run_s=round(each.run_s, 3), lost_gpu_s=round(each.lost_gpu_s, 3))
+        for each in hazards
+    ]

@@ -58,15 +58,22 @@ class Served:
         self.service, self.section, self.path = service, section, path
         self.url = f"http://{section.listen}"
 
-    async def ask(self, path: str, *, method: str = "GET", unix: Path | None = None, **more: Any) -> Answer:
+    async def ask(
+        self, path: str, *, method: str = "GET", unix: Path | None = None, **more: Any
+    ) -> Answer:
         """One request, by loopback or through a unix socket."""
         connector = aiohttp.UnixConnector(str(unix)) if unix else None
         base = "http://localhost" if unix else self.url
         url = path if path.startswith("http") else base + path
-        async with aiohttp.ClientSession(connector=connector) as session, session.request(method, url, **more) as found:
+        async with (
+            aiohttp.ClientSession(connector=connector) as session,
+            session.request(method, url, **more) as found,
+        ):
             return Answer(found.status, found.headers, await found.text())
 
-    async def change(self, path: str, reason: str = "test", unix: Path | None = None, **more: Any) -> Answer:
+    async def change(
+        self, path: str, reason: str = "test", unix: Path | None = None, **more: Any
+    ) -> Answer:
         """Ask for a change, through the unix socket unless another way is named."""
         json = {"reason": reason} | more.pop("json", {})
         unix = None if "loopback" in more and more.pop("loopback") else unix or self.path
@@ -84,7 +91,9 @@ async def serve(record: Path, tmp_path: Path) -> AsyncIterator[Serve]:
         async def start(store: Path = record, **section: Any) -> Served:
             made = WebSection.model_validate({"listen": f"127.0.0.1:{free_port()}", **section})
             service = WebService(SharedReader(store), made)
-            runner = web.AppRunner(service.app, access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
+            runner = web.AppRunner(
+                service.app, access_log=None, handler_cancellation=True, shutdown_timeout=1.0
+            )
             await runner.setup()
             stack.push_async_callback(runner.cleanup)
             path = made.socket or tmp_path / f"web-{os.urandom(3).hex()}.sock"

@@ -24,10 +24,26 @@ HOSTILE = "<script>alert('x')</script>\"'&amp;\x1b[31m\u202e"
 """A name that a hostile user or site gives to whatever it may name."""
 
 TYPES = (
-    m.DroneType("topas", "a100", 1000, 8, 60 * GIB, 100 * GIB, 40 * GIB, "A100", 80, 12040, walltime_s=172800.0),
+    m.DroneType(
+        "topas",
+        "a100",
+        1000,
+        8,
+        60 * GIB,
+        100 * GIB,
+        40 * GIB,
+        "A100",
+        80,
+        12040,
+        walltime_s=172800.0,
+    ),
     m.DroneType("topas", "cpu", 0, 16, 32 * GIB, 50 * GIB, price=0.1),
-    m.DroneType("horeka", "h100", 1000, 19, 190 * GIB, 200 * GIB, 94 * GIB, "H100", 90, 12040, price=2.0),
-    m.DroneType("nemo", "l40s", 1000, 12, 48 * GIB, 100 * GIB, 46 * GIB, "L40S", 89, 12040, price=1.2),
+    m.DroneType(
+        "horeka", "h100", 1000, 19, 190 * GIB, 200 * GIB, 94 * GIB, "H100", 90, 12040, price=2.0
+    ),
+    m.DroneType(
+        "nemo", "l40s", 1000, 12, 48 * GIB, 100 * GIB, 46 * GIB, "L40S", 89, 12040, price=1.2
+    ),
     m.DroneType(
         "nemo",
         "l40s-quarter",
@@ -48,14 +64,21 @@ POLICY = m.Policy(
     max_drones=120,
     max_gpu_milli=100_000,
     sites={
-        "topas": m.SitePolicy("topas", max_drones=40, blocking=(m.Reserve(("topas-*",), 4, 16 * GIB),)),
+        "topas": m.SitePolicy(
+            "topas", max_drones=40, blocking=(m.Reserve(("topas-*",), 4, 16 * GIB),)
+        ),
         "horeka": m.SitePolicy("horeka", max_drones=30, price=2.0, queue_when_full=True),
         "nemo": m.SitePolicy("nemo", max_drones=24, grace_s=120.0),
         "cloud": m.SitePolicy("cloud", max_drones=6),
     },
 )
 LIVE: Mapping[str, Mapping[m.DroneState, int]] = {
-    "topas/a100": {m.DroneState.BUSY: 17, m.DroneState.IDLE: 2, m.DroneState.BOOTING: 3, m.DroneState.DRAINING: 1},
+    "topas/a100": {
+        m.DroneState.BUSY: 17,
+        m.DroneState.IDLE: 2,
+        m.DroneState.BOOTING: 3,
+        m.DroneState.DRAINING: 1,
+    },
     "topas/cpu": {m.DroneState.BUSY: 4},
     "horeka/h100": {m.DroneState.BUSY: 5, m.DroneState.QUEUED: 2},
     "nemo/l40s": {m.DroneState.BUSY: 6, m.DroneState.DRAINING: 3, m.DroneState.JOINED: 1},
@@ -66,7 +89,12 @@ ENDED: Mapping[str, Sequence[m.DroneState]] = {
     "topas/a100": (m.DroneState.DONE,) * 9 + (m.DroneState.PREEMPTED,),
     "nemo/l40s": (m.DroneState.DONE,) * 4 + (m.DroneState.PREEMPTED,) * 6,
     "horeka/h100": (m.DroneState.FAILED,) * 4,
-    "cloud/t4": (m.DroneState.DONE, m.DroneState.LOST, m.DroneState.JOIN_TIMEOUT, m.DroneState.UNUSED),
+    "cloud/t4": (
+        m.DroneState.DONE,
+        m.DroneState.LOST,
+        m.DroneState.JOIN_TIMEOUT,
+        m.DroneState.UNUSED,
+    ),
 }
 
 
@@ -98,7 +126,9 @@ class SeriesReader(Reader):
                     at = since + n * step_s
                     busy = 0.55 + 0.45 * abs((at / 3600) % 24 - 4) / 20
                     points.append((at, gpus * part * busy * step_s * rng.uniform(0.6, 1.2)))
-                found.append(MadeSeries({"site": site} | ({"use": use} if use else {}), points, step_s))
+                found.append(
+                    MadeSeries({"site": site} | ({"use": use} if use else {}), points, step_s)
+                )
         return found
 
 
@@ -112,23 +142,88 @@ class BusyPool:
         return self.strange or usual
 
     def jobs(
-        self, id_: str, owner: str, ids: str, age_s: float, gpu_milli: int, cpus: int, gib: int, **more: Any
+        self,
+        id_: str,
+        owner: str,
+        ids: str,
+        age_s: float,
+        gpu_milli: int,
+        cpus: int,
+        gib: int,
+        **more: Any,
     ) -> Any:
         at = self.now - age_s
-        return m.JobClass(id_, gpu_milli, cpus, gib * GIB, oldest_at=at, owner=self.word(owner), job_ids=ids, **more)
+        return m.JobClass(
+            id_,
+            gpu_milli,
+            cpus,
+            gib * GIB,
+            oldest_at=at,
+            owner=self.word(owner),
+            job_ids=ids,
+            **more,
+        )
 
     def classes(self) -> tuple[m.JobClass, ...]:
         running = {"running": 21, "running_ids": "8790.0-8790.20"}
         return (
             self.jobs(
-                "41", "cms/ariane", "8812.0-8812.37", 5400, 1000, 4, 16, waiting=38, vram_mib=24 * GIB, **running
+                "41",
+                "cms/ariane",
+                "8812.0-8812.37",
+                5400,
+                1000,
+                4,
+                16,
+                waiting=38,
+                vram_mib=24 * GIB,
+                **running,
             ),
-            self.jobs("44", "belle2/tom", "8820.0-8820.11", 32000, 1000, 16, 120, waiting=12, vram_mib=80 * GIB),
-            self.jobs("47", "etp/jonas", "8831.0-8831.5", 260000, 1000, 4, 16, waiting=6, vram_mib=160 * GIB),
-            self.jobs("52", "etp/lena", "8833.0-8833.23", 900, 250, 2, 6, waiting=20, fresh=4, vram_mib=8 * GIB),
+            self.jobs(
+                "44",
+                "belle2/tom",
+                "8820.0-8820.11",
+                32000,
+                1000,
+                16,
+                120,
+                waiting=12,
+                vram_mib=80 * GIB,
+            ),
+            self.jobs(
+                "47",
+                "etp/jonas",
+                "8831.0-8831.5",
+                260000,
+                1000,
+                4,
+                16,
+                waiting=6,
+                vram_mib=160 * GIB,
+            ),
+            self.jobs(
+                "52",
+                "etp/lena",
+                "8833.0-8833.23",
+                900,
+                250,
+                2,
+                6,
+                waiting=20,
+                fresh=4,
+                vram_mib=8 * GIB,
+            ),
             self.jobs("55", "cms/ariane", "8840.0", 40, 1000, 4, 16, fresh=1),
             self.jobs(
-                "58", "atlas/mia", "8841.0-8841.1", 7200, 1500, 4, 16, waiting=2, invalid="1.5 GPUs: write 1 or 2"
+                "58",
+                "atlas/mia",
+                "8841.0-8841.1",
+                7200,
+                1500,
+                4,
+                16,
+                waiting=2,
+                invalid="1.5 GPUs: write 1 or 2",
             ),
             self.jobs("60", "theory/kim", "8842.0-8842.63", 3000, 0, 8, 24, waiting=64),
         )
@@ -137,8 +232,14 @@ class BusyPool:
         made = []
         for table in (LIVE, ENDED):
             for key, states in table.items():
-                each = [s for s, n in states.items() for _ in range(n)] if isinstance(states, Mapping) else states
-                made += [self.drone(len(made) + n, key, state) for n, state in enumerate(each, start=1)]
+                each = (
+                    [s for s, n in states.items() for _ in range(n)]
+                    if isinstance(states, Mapping)
+                    else states
+                )
+                made += [
+                    self.drone(len(made) + n, key, state) for n, state in enumerate(each, start=1)
+                ]
         return made
 
     def drone(self, serial: int, key: str, state: m.DroneState) -> m.Drone:
@@ -149,7 +250,15 @@ class BusyPool:
         at = (ended_at or self.now) - self.random.uniform(9000, 160000)
         quick = state in (m.DroneState.IDLE, m.DroneState.BOOTING, m.DroneState.JOINED)
         since = ended_at or self.now - self.random.uniform(30, 250 if quick else 3000)
-        drone = m.Drone(m.DroneId(f"{CONTROLLER}-{BIRTH}-{serial}"), kind.key, state, since, at, kind.gpu_milli, "41")
+        drone = m.Drone(
+            m.DroneId(f"{CONTROLLER}-{BIRTH}-{serial}"),
+            kind.key,
+            state,
+            since,
+            at,
+            kind.gpu_milli,
+            "41",
+        )
         if state in (*m.WAITING, m.DroneState.BOOTING):
             drone = replace(drone, requested_at=since - 60)
         drone = replace(drone, remote_id=f"55{serial}.0", submitted_at=drone.requested_at + 3)
@@ -159,23 +268,43 @@ class BusyPool:
         drone = replace(drone, started_at=drone.requested_at + 40, node=node)
         if state not in (m.DroneState.BOOTING, m.DroneState.FAILED, m.DroneState.JOIN_TIMEOUT):
             drone = replace(
-                drone, joined_at=at + 95, slot=f"slot1@{drone.id}", heard_at=self.now - 5, jobs_started=serial % 5
+                drone,
+                joined_at=at + 95,
+                slot=f"slot1@{drone.id}",
+                heard_at=self.now - 5,
+                jobs_started=serial % 5,
             )
         if state is m.DroneState.BUSY:
-            drone = replace(drone, jobs=1, jobs_started=2, busy_at=at + 120, work_gpu_milli=1000, work_at=since)
+            drone = replace(
+                drone, jobs=1, jobs_started=2, busy_at=at + 120, work_gpu_milli=1000, work_at=since
+            )
         if state is m.DroneState.IDLE:
             drone = replace(drone, idle_at=since)
         if state in (m.DroneState.DRAINING, m.DroneState.STOPPING):
             leaving = m.DroneState.PREEMPTED if kind.site == "nemo" else m.DroneState.DONE
             notice = since if kind.site == "nemo" else 0.0
             drone = replace(
-                drone, leaving=leaving, asked_at=since, asked=1, notice_at=notice, work_gpu_milli=1000, work_at=at + 900
+                drone,
+                leaving=leaving,
+                asked_at=since,
+                asked=1,
+                notice_at=notice,
+                work_gpu_milli=1000,
+                work_at=at + 900,
             )
         if state is m.DroneState.PREEMPTED:
             lost_s = self.random.uniform(300, 9000)
-            drone = replace(drone, notice_at=ended_at - self.random.uniform(8, 100), lost_jobs=1, lost_gpu_s=lost_s)
+            drone = replace(
+                drone,
+                notice_at=ended_at - self.random.uniform(8, 100),
+                lost_jobs=1,
+                lost_gpu_s=lost_s,
+            )
         if state is m.DroneState.FAILED:
-            drone = replace(drone, site_reason=self.word("drone=x exit=71 reason=gpu-check why=no%20CUDA%20device"))
+            drone = replace(
+                drone,
+                site_reason=self.word("drone=x exit=71 reason=gpu-check why=no%20CUDA%20device"),
+            )
         return replace(drone, ended_at=ended_at)
 
     def snapshot(self, store: SqlStore, at: float) -> m.Snapshot:
@@ -209,10 +338,20 @@ class BusyPool:
             for n, free in ((1, 0), (2, 1), (3, 0), (4, 2))
         )
         claims = (
-            m.OwnerDemand(3, 4000, 48, 192 * gib, at - 240, nodes=("nemo-01", "nemo-02"), who=word("physics/anna")),
+            m.OwnerDemand(
+                3,
+                4000,
+                48,
+                192 * gib,
+                at - 240,
+                nodes=("nemo-01", "nemo-02"),
+                who=word("physics/anna"),
+            ),
             m.OwnerDemand(1, 1000, 12, 48 * gib, at - 30, who=word("physics/ben")),
         )
-        denied = m.Fault(m.FaultKind.DENIED, word("Authentication failed: token expired at 06:00:00Z"), at - 1)
+        denied = m.Fault(
+            m.FaultKind.DENIED, word("Authentication failed: token expired at 06:00:00Z"), at - 1
+        )
         horeka = m.SiteView("horeka", at - 2900, remotes["horeka"], {"h100": 4})
         nemo = m.SiteView(
             "nemo",
@@ -224,10 +363,16 @@ class BusyPool:
             lacks={"l40s": "gpus 1 > 0 free"},
         )
         cloud = m.SiteView(
-            "cloud", at - 8, remotes["cloud"], {"t4": 2}, quota={"t4": 0}, remarks=(word("flavor g1.t4 is deprecated"),)
+            "cloud",
+            at - 8,
+            remotes["cloud"],
+            {"t4": 2},
+            quota={"t4": 0},
+            remarks=(word("flavor g1.t4 is deprecated"),),
         )
         known = {
-            state: m.SlotState(state.value) for state in (m.DroneState.BUSY, m.DroneState.IDLE, m.DroneState.DRAINING)
+            state: m.SlotState(state.value)
+            for state in (m.DroneState.BUSY, m.DroneState.IDLE, m.DroneState.DRAINING)
         }
 
         def slot(n: int, d: m.Drone) -> m.Slot:
@@ -248,7 +393,11 @@ class BusyPool:
 
         slots = tuple(slot(n, d) for n, d in enumerate(d for d in live if d.joined_at))
         topas = m.SiteView(
-            "topas", at - 4, remotes["topas"], nodes=nodes, owner_runs=m.OwnerLoad(2, 6000, 40, 200 * gib)
+            "topas",
+            at - 4,
+            remotes["topas"],
+            nodes=nodes,
+            owner_runs=m.OwnerLoad(2, 6000, 40, 200 * gib),
         )
         polled = (
             m.PolledSite("topas", topas),
@@ -274,14 +423,25 @@ class BusyPool:
         found = []
         hosts = [drone for drone in self.drones() if drone.gpu_milli and drone.joined_at]
         for n in range(240):
-            owner, use, vram = (("cms/ariane", 0.88, 21), ("etp/lena", 0.45, 6), ("theory/kim", 0.04, 2))[n % 3]
+            owner, use, vram = (
+                ("cms/ariane", 0.88, 21),
+                ("etp/lena", 0.45, 6),
+                ("theory/kim", 0.04, 2),
+            )[n % 3]
             milli = round(1000 * min(1.0, max(0.01, self.random.gauss(use, 0.06))))
             host, run_s = hosts[n * 7 % len(hosts)], self.random.uniform(1200, 9000)
             ended_at = self.random.uniform(host.joined_at + 1200, host.ended_at or self.now)
-            drawn = {"used_milli": milli, "peak_vram_mib": round(vram * GIB * self.random.uniform(0.8, 1.05))}
+            drawn = {
+                "used_milli": milli,
+                "peak_vram_mib": round(vram * GIB * self.random.uniform(0.8, 1.05)),
+            }
             asked = {"vram_mib": 24 * GIB, "owner": self.word(owner), "drone_id": host.id}
             size = (1000, 4, 16 * GIB)
-            found.append(m.CompletedJob(f"8600.{n}", ended_at, ended_at - 9000, run_s, *size, **asked, **drawn))
+            found.append(
+                m.CompletedJob(
+                    f"8600.{n}", ended_at, ended_at - 9000, run_s, *size, **asked, **drawn
+                )
+            )
         return tuple(found)
 
     async def write(self, path: Path) -> None:
@@ -295,9 +455,19 @@ class BusyPool:
             ),
         )  # fmt: skip
         async with SqlStore(path, CONTROLLER, keep_s=1e9, snapshots=10, birth=BIRTH) as store:
-            await store.event(now - 5000, "config.reloaded", {"changes": self.word("max_drones 100 -> 120")})
+            await store.event(
+                now - 5000, "config.reloaded", {"changes": self.word("max_drones 100 -> 120")}
+            )
             asked = [
-                m.Drone(d.id, d.type, m.DroneState.REQUESTED, d.requested_at, d.requested_at, d.gpu_milli, d.for_class)
+                m.Drone(
+                    d.id,
+                    d.type,
+                    m.DroneState.REQUESTED,
+                    d.requested_at,
+                    d.requested_at,
+                    d.gpu_milli,
+                    d.for_class,
+                )
                 for d in made
             ]
             first = replace(self.snapshot(store, now - 90000), next_serial=len(made) + 1)
@@ -309,26 +479,36 @@ class BusyPool:
                     after = d if state is d.state else replace(before, state=state, since=at)
                     steps.append(m.StateChange(after, before.state, why))
                     before = after
-            await store.record(m.Plan(2, now - 60, tuple(steps), breakers=breakers), self.snapshot(store, now - 60))
+            await store.record(
+                m.Plan(2, now - 60, tuple(steps), breakers=breakers), self.snapshot(store, now - 60)
+            )
             await store.record_completed(self.completed())
             seen = self.snapshot(store, now - 4)
             await store.record(safe_plan(seen).plan, seen)
             failed = [d.id for d in made if d.state is m.DroneState.FAILED]
-            await store.record_outputs(now - 300, dict.fromkeys(failed, self.word("nvidia-smi: No devices were found")))
+            await store.record_outputs(
+                now - 300, dict.fromkeys(failed, self.word("nvidia-smi: No devices were found"))
+            )
 
     def life(self, d: m.Drone) -> list[tuple[m.DroneState, float, r.Reason]]:
         """Return the steps of a drone: state, time, reason."""
         s = m.DroneState
-        steps: list[tuple[m.DroneState, float, r.Reason]] = [(s.SUBMITTED, d.submitted_at, r.Accepted(d.remote_id))]
+        steps: list[tuple[m.DroneState, float, r.Reason]] = [
+            (s.SUBMITTED, d.submitted_at, r.Accepted(d.remote_id))
+        ]
         if d.started_at:
             steps.append((s.BOOTING, d.started_at, r.SeenAtSite("running")))
         if d.joined_at:
-            steps.append((s.IDLE, d.joined_at, r.SeenInPool("idle", 0, d.joined_at - d.requested_at)))
+            steps.append(
+                (s.IDLE, d.joined_at, r.SeenInPool("idle", 0, d.joined_at - d.requested_at))
+            )
         if d.busy_at:
             steps.append((s.BUSY, d.busy_at, r.SeenInPool("busy", 1, d.busy_at - d.requested_at)))
         last: dict[m.DroneState, r.Reason] = {
             s.FAILED: r.EndedAtSite("exited", 71, self.word("no CUDA device"), 61.0, 0),
-            s.PREEMPTED: r.Preempted(self.word("PREEMPTED"), 60.0, 120.0, round(d.lost_gpu_s, 1), 1),
+            s.PREEMPTED: r.Preempted(
+                self.word("PREEMPTED"), 60.0, 120.0, round(d.lost_gpu_s, 1), 1
+            ),
             s.DRAINING: r.PreemptedForOwner(3, 240.0, d.node, 4.0, 0.0),
         }
         if d.state not in [state for state, _, _ in steps[-1:]]:

@@ -54,7 +54,9 @@ async def test_an_answer_is_that_of_the_command_line(
     told = on(*words.split(), "-o", "json").out
     assert answer.status == 200, answer.text
     assert answer.text == told
-    jsonschema.validate(answer.json, SCHEMAS[answer.json["schema"]], cls=jsonschema.Draft202012Validator)
+    jsonschema.validate(
+        answer.json, SCHEMAS[answer.json["schema"]], cls=jsonschema.Draft202012Validator
+    )
 
 
 @pytest.mark.parametrize("output", ["jsonl", "csv", "yaml", "table", "wide", "name"])
@@ -62,7 +64,9 @@ async def test_it_has_the_forms_of_the_command_line(on: Cli, serve: Serve, outpu
     served = await serve()
     answer = await served.ask(f"{API}/sites?output={output}&width=100&columns=site,breaker,drones")
     assert answer.text == on("sites", "-o", output, "--columns", "site,breaker,drones").out
-    kind = {"jsonl": "application/jsonl", "csv": "text/csv", "yaml": "application/yaml"}.get(output, "text/plain")
+    kind = {"jsonl": "application/jsonl", "csv": "text/csv", "yaml": "application/yaml"}.get(
+        output, "text/plain"
+    )
     assert answer.headers["Content-Type"].partition(";")[0] == kind
     assert output != "yaml" or yaml.safe_load(answer.text)["items"]
 
@@ -90,19 +94,26 @@ async def test_a_mistake_is_a_problem_with_the_words_of_the_command_line(
     serve: Serve, path: str, status: int, code: int, said: str
 ) -> None:
     answer = await (await serve()).ask(API + path)
-    assert (answer.status, answer.headers["Content-Type"].partition(";")[0]) == (status, "application/problem+json")
+    assert (answer.status, answer.headers["Content-Type"].partition(";")[0]) == (
+        status,
+        "application/problem+json",
+    )
     problem = answer.json
     assert (problem["status"], problem["exit_code"]) == (status, code) and said in problem["detail"]
 
 
 @pytest.mark.parametrize(("path", "said"), [("/drone/<b>999", "no drone"), ("/<b>999", "/owner")])
-async def test_a_page_that_is_not_there_is_a_page_that_says_so(serve: Serve, path: str, said: str) -> None:
+async def test_a_page_that_is_not_there_is_a_page_that_says_so(
+    serve: Serve, path: str, said: str
+) -> None:
     answer = await (await serve()).ask(path)
     assert (answer.status, answer.headers["Content-Type"].partition(";")[0]) == (404, "text/html")
     assert "Not found" in answer.text and said in answer.text and "<b>999" not in answer.text
 
 
-@pytest.mark.parametrize("path", ["/drones?state=sleeping", "/drones?sort=nosuch", "/use?since=1y", "/sites?nosuch=1"])
+@pytest.mark.parametrize(
+    "path", ["/drones?state=sleeping", "/drones?sort=nosuch", "/use?since=1y", "/sites?nosuch=1"]
+)
 async def test_a_page_with_a_wrong_parameter_says_so(serve: Serve, path: str) -> None:
     answer = await (await serve()).ask(path)
     assert (answer.status, answer.headers["Content-Type"].partition(";")[0]) == (400, "text/html")
@@ -151,7 +162,9 @@ async def test_what_is_said_of_a_silent_record_has_another_tag_after_a_while(
     assert (await served.ask(f"{API}/status", headers={"If-None-Match": tag})).status == 200
 
 
-async def test_many_who_ask_the_same_cost_one_reading(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_many_who_ask_the_same_cost_one_reading(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
     served = await serve()
     read, calls = Reader.views, []
     monkeypatch.setattr(Reader, "views", lambda self, **how: calls.append(1) or read(self, **how))
@@ -159,7 +172,9 @@ async def test_many_who_ask_the_same_cost_one_reading(serve: Serve, monkeypatch:
     assert {a.status for a in answers} == {200} and len(calls) == 1
 
 
-async def test_a_query_does_not_make_the_public_page_anew(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_query_does_not_make_the_public_page_anew(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
     served = await serve()
     render, calls = pages.render, []
     monkeypatch.setattr(pages, "render", lambda *asked: calls.append(1) or render(*asked))
@@ -177,7 +192,9 @@ async def test_an_answer_is_compressed_for_those_who_take_it(serve: Serve) -> No
         assert json.loads(gzip.decompress(await found.read()))["schema"] == "provisioner.status/1"
 
 
-@pytest.mark.parametrize(("path", "begin", "key"), [("/drones?all=true", "", "id"), ("/events?since=all", "0.0", "at")])
+@pytest.mark.parametrize(
+    ("path", "begin", "key"), [("/drones?all=true", "", "id"), ("/events?since=all", "0.0", "at")]
+)
 async def test_cursors_lead_through_a_list_without_gap_or_repetition(
     serve: Serve, path: str, begin: str, key: str
 ) -> None:
@@ -190,16 +207,23 @@ async def test_cursors_lead_through_a_list_without_gap_or_repetition(
         link = answer.headers.get("Link", "")
         url = link.partition(">")[0].removeprefix("<")
     assert len(pages) == -(-len(whole) // 2) > 1
-    assert sorted(json.dumps(row[key]) for page in pages for row in page) == sorted(json.dumps(r[key]) for r in whole)
+    assert sorted(json.dumps(row[key]) for page in pages for row in page) == sorted(
+        json.dumps(r[key]) for r in whole
+    )
 
 
 async def test_a_cursor_holds_while_new_things_happen(serve: Serve, record: Path) -> None:
     served = await serve()
     first = await served.ask(f"{API}/events?since=all&limit=100&after=0.0")
     assert "Link" not in first.headers and first.json["items"]
-    Reader(record).ask(RequestKind.RELOAD, [], reason="new", by="anna", at=2.0)  # of a clock that was wrong
-    rest = (await served.ask(f"{API}/events?since=all&after={len(first.json['items'])}.1")).json["items"]
-    assert [row["name"] for row in rest] == ["request.recorded"] and rest[0]["fields"]["by"] == "anna"
+    # of a clock that was wrong
+    Reader(record).ask(RequestKind.RELOAD, [], reason="new", by="anna", at=2.0)
+    rest = (await served.ask(f"{API}/events?since=all&after={len(first.json['items'])}.1")).json[
+        "items"
+    ]
+    assert [row["name"] for row in rest] == ["request.recorded"] and rest[0]["fields"][
+        "by"
+    ] == "anna"
 
 
 @pytest.mark.parametrize(
@@ -213,7 +237,11 @@ async def test_a_cursor_holds_while_new_things_happen(serve: Serve, record: Path
     ],
 )
 async def test_a_change_is_on_record_with_who_and_why(
-    serve: Serve, record: Path, path: str, body: dict[str, str], recorded: tuple[RequestKind, str, DrainMode]
+    serve: Serve,
+    record: Path,
+    path: str,
+    body: dict[str, str],
+    recorded: tuple[RequestKind, str, DrainMode],
 ) -> None:
     served = await serve()
     answer = await served.change(path, "broken fan", json=body)
@@ -255,13 +283,17 @@ async def test_a_form_of_a_web_page_changes_nothing(serve: Serve, record: Path) 
     url, body = f"{API}/drones/1/kill", json.dumps({"reason": "x"})
     for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data"):
         headers = {"Content-Type": kind}
-        assert (await served.ask(url, method="POST", unix=served.path, data=body, headers=headers)).status == 415
+        assert (
+            await served.ask(url, method="POST", unix=served.path, data=body, headers=headers)
+        ).status == 415
     other = await served.change("/drones/1/kill", headers={"Origin": "https://evil.example"})
     assert other.status == 403 and "evil.example" in other.json["detail"]
     assert not Reader(record).requests()
 
 
-async def test_a_body_in_pieces_is_read_whole_and_one_too_large_is_refused(serve: Serve, record: Path) -> None:
+async def test_a_body_in_pieces_is_read_whole_and_one_too_large_is_refused(
+    serve: Serve, record: Path
+) -> None:
     async def pieces(text: str) -> AsyncIterator[bytes]:
         for begin in range(0, len(text), 3000):
             yield text[begin : begin + 3000].encode()
@@ -271,7 +303,9 @@ async def test_a_body_in_pieces_is_read_whole_and_one_too_large_is_refused(serve
     url = f"{API}/drones/1/kill"
     for spaces, status in ((7000, 202), (20_000, 413)):
         body = pieces(f'{{"reason":{" " * spaces}"x"}}')
-        assert (await served.ask(url, method="POST", unix=served.path, data=body, headers=headers)).status == status
+        assert (
+            await served.ask(url, method="POST", unix=served.path, data=body, headers=headers)
+        ).status == status
     assert len(Reader(record).requests()) == 1
 
 
@@ -284,7 +318,13 @@ async def test_schemas_are_those_of_the_command_line(serve: Serve) -> None:
 
 async def test_every_answer_has_strict_headers(serve: Serve) -> None:
     served = await serve()
-    for path in ("/-/healthy", f"{API}/status", "/nosuch", f"{API}/drones/999", "/static/style.css"):
+    for path in (
+        "/-/healthy",
+        f"{API}/status",
+        "/nosuch",
+        f"{API}/drones/999",
+        "/static/style.css",
+    ):
         headers = (await served.ask(path)).headers
         assert "frame-ancestors 'none'" in headers["Content-Security-Policy"], path
         assert headers["X-Content-Type-Options"] == "nosniff"

@@ -32,7 +32,8 @@ FILES = 160
 HELD = 300
 HALF = b"GET /api/v1/status HTTP/1.1\r\nHost: localhost\r\nX: "
 SLOW_BODY = (
-    b"POST /api/v1/reload HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n{"
+    b"POST /api/v1/reload HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    b"Content-Length: 99\r\n\r\n{"
 )
 STREAM = b"GET /api/v1/events/stream HTTP/1.1\r\nHost: localhost\r\n\r\n"
 KEPT = b"GET /-/healthy HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -70,15 +71,36 @@ def tls_section(authority: Authority) -> dict[str, str]:
 
 
 @contextmanager
-def process(record: Path, authority: Authority, files: int = FILES) -> Iterator[tuple[int, int, str]]:
+def process(
+    record: Path, authority: Authority, files: int = FILES
+) -> Iterator[tuple[int, int, str]]:
     """Start a service as a process with few file descriptors; return its ports and its socket."""
     plain, tls, path = free_port(), free_port(), str(record.parent / "web.sock")
-    section = {"listen": f"127.0.0.1:{plain}", "tls": {**tls_section(authority), "listen": f"127.0.0.1:{tls}"}}
+    section = {
+        "listen": f"127.0.0.1:{plain}",
+        "tls": {**tls_section(authority), "listen": f"127.0.0.1:{tls}"},
+    }
     config = record.parent / "provisioner.yaml"
-    tree = {"controller": "kit", "store": {"path": str(record)}, "overlay": {"adapter": "embedded"}, "web": section}
+    tree = {
+        "controller": "kit",
+        "store": {"path": str(record)},
+        "overlay": {"adapter": "embedded"},
+        "web": section,
+    }
     config.write_text(json.dumps({**tree, "sites": ["sites/*.yaml"]}))
-    command = [sys.executable, "-m", "provisioner.cli", "serve", "-c", str(config), "--log-level", "error"]
-    limit = f"import os, resource, sys; resource.setrlimit(resource.RLIMIT_NOFILE, ({files}, {files}))"
+    command = [
+        sys.executable,
+        "-m",
+        "provisioner.cli",
+        "serve",
+        "-c",
+        str(config),
+        "--log-level",
+        "error",
+    ]
+    limit = (
+        f"import os, resource, sys; resource.setrlimit(resource.RLIMIT_NOFILE, ({files}, {files}))"
+    )
     started = subprocess.Popen(
         [sys.executable, "-c", f"{limit}; os.execv(sys.argv[1], sys.argv[1:])", *command],
         stderr=subprocess.DEVNULL,
@@ -106,7 +128,9 @@ def many_files() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_connections_of_any_kind_leave_the_others_their_answers(record: Path, authority: Authority) -> None:
+def test_connections_of_any_kind_leave_the_others_their_answers(
+    record: Path, authority: Authority
+) -> None:
     """Hold more connections than the service has files, at each listener and in each way that costs nothing."""
     context = ssl.create_default_context(cafile=str(authority.file))
     context.check_hostname = False
@@ -144,7 +168,9 @@ async def here(record: Path, **section: Any) -> AsyncIterator[int]:
     """Run the service in the loop of the test; return its port."""
     port = free_port()
     made = WebSection.model_validate({"listen": f"127.0.0.1:{port}", **section})
-    task = asyncio.create_task(serving._serve(WebService(SharedReader(record), made), record.parent / "web.sock"))
+    task = asyncio.create_task(
+        serving._serve(WebService(SharedReader(record), made), record.parent / "web.sock")
+    )
     try:
         await until(lambda: listening(port))
         yield port
@@ -159,18 +185,26 @@ def listening(port: int) -> bool:
 
 
 @pytest.mark.usefixtures("brief")
-async def test_requests_that_are_not_complete_in_time_are_ended(record: Path, authority: Authority) -> None:
+async def test_requests_that_are_not_complete_in_time_are_ended(
+    record: Path, authority: Authority
+) -> None:
     tls = {**tls_section(authority), "listen": f"127.0.0.1:{free_port()}"}
     async with here(record, tls=tls) as port:
         tls_port = int(str(tls["listen"]).rpartition(":")[2])
         cases: list[tuple[int | str, bytes]] = [
-            *((place, sent) for place in (port, str(record.parent / "web.sock")) for sent in (SILENT, HALF, KEPT)),
+            *(
+                (place, sent)
+                for place in (port, str(record.parent / "web.sock"))
+                for sent in (SILENT, HALF, KEPT)
+            ),
             (str(record.parent / "web.sock"), SLOW_BODY),
             (tls_port, SILENT),
             (tls_port, b"\x16\x03\x01\x02\x00\x01"),
         ]
         for place, sent in cases:
-            reader, writer = await asyncio.open_connection(sock=await asyncio.to_thread(connect, place))
+            reader, writer = await asyncio.open_connection(
+                sock=await asyncio.to_thread(connect, place)
+            )
             writer.write(sent)
             said = await ended(reader)
             assert (b" 408 " in said) == (sent == SLOW_BODY), (place, sent)

@@ -45,13 +45,15 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[Held]:
 async def test_monitoring_waits_for_no_reader(serve: Serve, held: Held) -> None:
     served = await serve()
     many = [
-        asyncio.create_task(served.ask(f"/sites?limit={n}", unix=served.path if n % 2 else None))  # no answer is shared
+        # no answer is shared
+        asyncio.create_task(served.ask(f"/sites?limit={n}", unix=served.path if n % 2 else None))
         for n in range(1, 21)
     ]
     await until(lambda: len(held.begun) == web_record.READ_THREADS)
     for path in ("/-/ready", "/metrics", f"{API}/status"):
         answer = await asyncio.wait_for(served.ask(path), PATIENCE_S)
-        assert answer.status == (503 if path == "/-/ready" else 200), path  # no controller holds this record
+        # no controller holds this record
+        assert answer.status == (503 if path == "/-/ready" else 200), path
     assert not any(task.done() for task in many)
     held.event.set()
     assert {answer.status for answer in await asyncio.gather(*many)} == {200}
@@ -82,7 +84,9 @@ async def test_a_caller_with_too_many_reads_is_refused_and_others_are_not(
     assert (await served.ask("/drones?limit=7")).status == 200
 
 
-async def test_metrics_are_computed_once_for_all_who_ask(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_metrics_are_computed_once_for_all_who_ask(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made, exposition = Held(), server.exposition
 
     def slow(*args: Any) -> bytes:
@@ -99,9 +103,13 @@ async def test_metrics_are_computed_once_for_all_who_ask(serve: Serve, monkeypat
     assert len(made.begun) == 1 and len(texts) == 1 and "provisioner_record_up 1.0" in texts.pop()
 
 
-async def test_that_a_job_is_not_known_is_kept_as_an_answer(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_that_a_job_is_not_known_is_kept_as_an_answer(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked, render = list[str](), pages.render
-    monkeypatch.setattr(pages, "render", lambda path, *rest: asked.append(path) or render(path, *rest))
+    monkeypatch.setattr(
+        pages, "render", lambda path, *rest: asked.append(path) or render(path, *rest)
+    )
     served = await serve()
     for _ in range(5):
         assert (await served.ask("/job/9999.0")).status == 404

@@ -37,7 +37,8 @@ RSA, OTHER_RSA, EC = (
 AUDIENCE = "https://drones.example.edu"
 
 
-# ------------------------------------------------------------------------------------------ accounts and loopback
+# ------------------------------------------------------------------------------------------
+# accounts and loopback
 
 
 async def test_loopback_may_look_and_change_nothing(serve: Serve, record: Path) -> None:
@@ -54,10 +55,13 @@ async def test_a_name_that_a_web_page_points_at_this_host_is_refused(serve: Serv
     assert answer.status == 421
     for host in ("a:b:c", "localhost:99999999", "["):
         assert (await served.ask(f"{API}/status", headers={"Host": host})).status == 421
-    assert (await served.ask(f"{API}/status", headers={"Host": "localhost:9000"})).status == 200  # an ssh tunnel
+    # an ssh tunnel
+    assert (await served.ask(f"{API}/status", headers={"Host": "localhost:9000"})).status == 200
 
 
-async def test_the_account_of_the_service_may_operate_and_is_on_record(serve: Serve, record: Path) -> None:
+async def test_the_account_of_the_service_may_operate_and_is_on_record(
+    serve: Serve, record: Path
+) -> None:
     served = await serve()
     assert (served.path.stat().st_mode & 0o777) == 0o660
     assert (await served.change("/drones/1/kill")).status == 202
@@ -71,8 +75,14 @@ async def test_other_accounts_may_look_and_configured_ones_operate(
     by_group = await serve(operators={"groups": [grp.getgrgid(os.getegid()).gr_name]})
     by_name = await serve(operators={"users": [ME]})
     nobody = await serve()
-    for stranger, served, status in ((65533, nobody, 403), (65533, by_group, 202), (65533, by_name, 403)):
-        monkeypatch.setattr(identity, "peer_of", lambda transport, uid=stranger: (uid, os.getegid()))
+    for stranger, served, status in (
+        (65533, nobody, 403),
+        (65533, by_group, 202),
+        (65533, by_name, 403),
+    ):
+        monkeypatch.setattr(
+            identity, "peer_of", lambda transport, uid=stranger: (uid, os.getegid())
+        )
         assert (await served.ask(f"{API}/status", unix=served.path)).status == 200
         answer = await served.change("/drones/1/kill")
         assert answer.status == status, answer.text
@@ -87,8 +97,23 @@ async def test_a_real_other_account_is_told_apart(serve: Serve) -> None:
     for parent in (served.path.parent, *served.path.parent.parents):
         if parent != Path("/tmp"):
             os.chmod(parent, parent.stat().st_mode | 0o001)
-    command = ["curl", "-s", "-o", "/dev/null", "-w", "%{http_code}", "--unix-socket", str(served.path)]
-    change = ["-H", "Content-Type: application/json", "-d", '{"reason": "x"}', f"http://localhost{API}/drones/1/kill"]
+    command = [
+        "curl",
+        "-s",
+        "-o",
+        "/dev/null",
+        "-w",
+        "%{http_code}",
+        "--unix-socket",
+        str(served.path),
+    ]
+    change = [
+        "-H",
+        "Content-Type: application/json",
+        "-d",
+        '{"reason": "x"}',
+        f"http://localhost{API}/drones/1/kill",
+    ]
     for words, status in (([f"http://localhost{API}/status"], b"200"), (change, b"403")):
         process = await asyncio.create_subprocess_exec(
             *command, *words, user=65534, group=65534, extra_groups=[], stdout=-1
@@ -96,7 +121,8 @@ async def test_a_real_other_account_is_told_apart(serve: Serve) -> None:
         assert (await process.communicate())[0] == status
 
 
-# -------------------------------------------------------------------------------------------------------- tokens
+# --------------------------------------------------------------------------------------------------------
+# tokens
 
 
 class Issuer:
@@ -128,7 +154,9 @@ class Issuer:
             found.append(json.loads(kind.to_jwk(key.public_key())) | {"kid": name, "use": "sig"})
         return web.json_response({"keys": found})
 
-    def token(self, *, kid: str | None = "r1", key: Any = None, alg: str = "RS256", **claims: Any) -> str:
+    def token(
+        self, *, kid: str | None = "r1", key: Any = None, alg: str = "RS256", **claims: Any
+    ) -> str:
         now = time.time()
         usual = {
             "iss": self.url,
@@ -141,7 +169,9 @@ class Issuer:
             "scope": "compute.read",
         }
         made = {name: value for name, value in (usual | claims).items() if value is not None}
-        return jwt.encode(made, key or self.keys.get(kid or "r1", RSA), alg, headers={"kid": kid} if kid else {})
+        return jwt.encode(
+            made, key or self.keys.get(kid or "r1", RSA), alg, headers={"kid": kid} if kid else {}
+        )
 
     def section(self, **more: Any) -> dict[str, Any]:
         return {"tokens": ({"issuer": self.url, "audience": (AUDIENCE,), **more},)}
@@ -207,7 +237,9 @@ BAD: dict[str, Callable[[Issuer], str]] = {
     "expired": lambda issuer: issuer.token(exp=time.time() - 60),
     "no end": lambda issuer: issuer.token(exp=None),
     "not yet": lambda issuer: issuer.token(nbf=time.time() + 300),
-    "too old": lambda issuer: issuer.token(iat=time.time() - 7 * HOUR, nbf=None, exp=time.time() + HOUR),
+    "too old": lambda issuer: issuer.token(
+        iat=time.time() - 7 * HOUR, nbf=None, exp=time.time() + HOUR
+    ),
     "no age": lambda issuer: issuer.token(iat=None),
     "issued in the future": lambda issuer: issuer.token(iat=time.time() + 600),
     "no subject": lambda issuer: issuer.token(sub=None),
@@ -220,7 +252,9 @@ BAD: dict[str, Callable[[Issuer], str]] = {
     "a begin before all numbers": lambda issuer: issuer.token(iat=-(10**400)),
     "lists in lists": lambda issuer: nested(issuer),  # noqa: PLW0108
     "no key id": lambda issuer: issuer.token(kid=None),
-    "algorithm none": lambda issuer: jwt.encode({"iss": issuer.url, "sub": "a", "aud": AUDIENCE}, None, "none"),
+    "algorithm none": lambda issuer: jwt.encode(
+        {"iss": issuer.url, "sub": "a", "aud": AUDIENCE}, None, "none"
+    ),
     "algorithm not in the list": lambda issuer: issuer.token(alg="RS512"),
     "public key as a secret": lambda issuer: hmac_with_public_key(issuer),  # noqa: PLW0108 - it is defined below
 }
@@ -231,9 +265,13 @@ def hmac_with_public_key(issuer: Issuer) -> str:
     import hashlib
     import hmac
 
-    pem = RSA.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+    pem = RSA.public_key().public_bytes(
+        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
     _, claims, _ = issuer.token(scope="compute.modify").split(".")
-    header = base64.urlsafe_b64encode(b'{"alg":"HS256","kid":"r1","typ":"JWT"}').rstrip(b"=").decode()
+    header = (
+        base64.urlsafe_b64encode(b'{"alg":"HS256","kid":"r1","typ":"JWT"}').rstrip(b"=").decode()
+    )
     signature = hmac.new(pem, f"{header}.{claims}".encode(), hashlib.sha256).digest()
     return f"{header}.{claims}.{base64.urlsafe_b64encode(signature).rstrip(b'=').decode()}"
 
@@ -247,9 +285,14 @@ def nested(issuer: Issuer) -> str:
 
 async def test_bytes_that_are_no_text_are_refused(serve: Serve) -> None:
     served = await serve()
-    for field, status in ((b"Host: \xff", b"421"), (b"Host: localhost\r\nAuthorization: Bearer \xff", b"401")):
+    for field, status in (
+        (b"Host: \xff", b"421"),
+        (b"Host: localhost\r\nAuthorization: Bearer \xff", b"401"),
+    ):
         reader, writer = await asyncio.open_connection(*served.section.listen.split(":"))
-        writer.write(f"GET {API}/status HTTP/1.1\r\nConnection: close\r\n".encode() + field + b"\r\n\r\n")
+        writer.write(
+            f"GET {API}/status HTTP/1.1\r\nConnection: close\r\n".encode() + field + b"\r\n\r\n"
+        )
         assert (await reader.read()).split()[1] == status
         writer.close()
 
@@ -257,13 +300,20 @@ async def test_bytes_that_are_no_text_are_refused(serve: Serve) -> None:
 async def test_every_algorithm_of_the_list_is_verified(serve: Serve, issuer: Issuer) -> None:
     """Issuers may publish their keys without an algorithm."""
     served = await serve(**issuer.section())
-    for alg, kid, status in (("RS256", "r1", 200), ("ES256", "e1", 200), ("RS512", "r1", 401), ("PS256", "r1", 401)):
+    for alg, kid, status in (
+        ("RS256", "r1", 200),
+        ("ES256", "e1", 200),
+        ("RS512", "r1", 401),
+        ("PS256", "r1", 401),
+    ):
         token = issuer.token(alg=alg, kid=kid)
         assert (await served.ask(f"{API}/status", headers=bearing(token))).status == status, alg
 
 
 @pytest.mark.parametrize("kind", BAD)
-async def test_a_bad_token_is_refused_even_where_all_may_look(serve: Serve, issuer: Issuer, kind: str) -> None:
+async def test_a_bad_token_is_refused_even_where_all_may_look(
+    serve: Serve, issuer: Issuer, kind: str
+) -> None:
     served = await serve(**issuer.section())
     for unix in (None, served.path):
         answer = await served.ask(f"{API}/status", unix=unix, headers=bearing(BAD[kind](issuer)))
@@ -278,15 +328,23 @@ async def test_keys_are_fetched_once_and_again_when_one_is_new(
     for _ in range(3):
         assert (await served.ask(f"{API}/status", headers=bearing(issuer.token()))).status == 200
     for _ in range(5):  # anybody can invent key ids: no reason to ask the issuer each time
-        await served.ask(f"{API}/status", headers=bearing(issuer.token(kid="invented", key=OTHER_RSA)))
+        await served.ask(
+            f"{API}/status", headers=bearing(issuer.token(kid="invented", key=OTHER_RSA))
+        )
     assert issuer.fetches == 1
     issuer.keys = {"r2": OTHER_RSA}
     monkeypatch.setattr(tokens, "KEYS_RETRY_S", 0.0)
-    assert (await served.ask(f"{API}/status", headers=bearing(issuer.token(kid="r2")))).status == 200
-    assert (await served.ask(f"{API}/status", headers=bearing(issuer.token(kid="r1", key=RSA)))).status == 401
+    assert (
+        await served.ask(f"{API}/status", headers=bearing(issuer.token(kid="r2")))
+    ).status == 200
+    assert (
+        await served.ask(f"{API}/status", headers=bearing(issuer.token(kid="r1", key=RSA)))
+    ).status == 401
 
 
-async def test_a_known_key_waits_for_no_other(serve: Serve, issuer: Issuer, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_known_key_waits_for_no_other(
+    serve: Serve, issuer: Issuer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Tokens with key ids that somebody made up have the keys fetched from an issuer that does not answer."""
     served = await serve(**issuer.section())
     assert (await served.ask(f"{API}/status", headers=bearing(issuer.token()))).status == 200
@@ -298,18 +356,24 @@ async def test_a_known_key_waits_for_no_other(serve: Serve, issuer: Issuer, monk
     await until(lambda: issuer.fetches == 2)
     assert (await served.ask(f"{API}/status", headers=bearing(issuer.token()))).status == 200
     monkeypatch.setattr(tokens, "KEYS_KEPT_S", 0.0)
-    assert (await served.ask(f"{API}/status", headers=bearing(issuer.token()))).status == 200, "an old one neither"
+    assert (await served.ask(f"{API}/status", headers=bearing(issuer.token()))).status == 200, (
+        "an old one neither"
+    )
     assert not forged.done()
     issuer.answers.set()
     assert (await forged).status == 401
 
 
-async def test_keys_that_an_issuer_withdrew_end(serve: Serve, issuer: Issuer, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_keys_that_an_issuer_withdrew_end(
+    serve: Serve, issuer: Issuer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     served = await serve(**issuer.section())
     token = issuer.token()
     assert (await served.ask(f"{API}/status", headers=bearing(token))).status == 200
     issuer.keys = {"r2": OTHER_RSA}
-    assert (await served.ask(f"{API}/status", headers=bearing(token))).status == 200, "known for an hour"
+    assert (await served.ask(f"{API}/status", headers=bearing(token))).status == 200, (
+        "known for an hour"
+    )
     monkeypatch.setattr(tokens, "KEYS_KEPT_S", 0.0)
     monkeypatch.setattr(tokens, "KEYS_RETRY_S", 0.0)
     assert (await served.ask(f"{API}/status", headers=bearing(token))).status == 401
@@ -323,7 +387,9 @@ async def test_keys_that_come_without_tls_are_not_believed(serve: Serve, issuer:
     assert (await served.ask(f"{API}/status", headers=bearing(issuer.token()))).status == 503
 
 
-async def test_an_issuer_that_does_not_answer(serve: Serve, issuer: Issuer, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_issuer_that_does_not_answer(
+    serve: Serve, issuer: Issuer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     served = await serve(**issuer.section())
     issuer.up = False
     assert (await served.ask(f"{API}/status", headers=bearing(issuer.token()))).status == 503
@@ -344,7 +410,9 @@ async def test_keys_of_no_known_form_are_a_failure_of_the_issuer(
     for keys in ([], "text", {"keys": [7]}):
 
         async def document(self: tokens.IssuerKeys, url: str, keys: Any = keys) -> Any:
-            return {"issuer": issuer.url, "jwks_uri": "x"} if url.endswith("configuration") else keys
+            return (
+                {"issuer": issuer.url, "jwks_uri": "x"} if url.endswith("configuration") else keys
+            )
 
         monkeypatch.setattr(tokens.IssuerKeys, "_document", document)
         monkeypatch.setattr(tokens, "KEYS_RETRY_S", 0.0)
@@ -357,7 +425,8 @@ async def test_discovery_of_another_issuer_is_not_believed(serve: Serve, issuer:
     assert (await served.ask(f"{API}/status", headers=bearing(issuer.token()))).status == 503
 
 
-# -------------------------------------------------------------------------------------------------- certificates
+# --------------------------------------------------------------------------------------------------
+# certificates
 
 
 class Authority:
@@ -372,12 +441,18 @@ class Authority:
 
     def _signed(self, subject: x509.Name, key: Any, ca: bool = False) -> x509.Certificate:
         now = datetime.datetime.now(datetime.UTC)
-        builder = x509.CertificateBuilder(self.name, subject, key.public_key(), x509.random_serial_number())
+        builder = x509.CertificateBuilder(
+            self.name, subject, key.public_key(), x509.random_serial_number()
+        )
         builder = builder.not_valid_before(now - datetime.timedelta(hours=1))
         builder = builder.not_valid_after(now + datetime.timedelta(hours=1))
         builder = builder.add_extension(x509.BasicConstraints(ca, None), critical=True)
         names = [x509.DNSName("localhost")]
-        builder = builder if ca else builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
+        builder = (
+            builder
+            if ca
+            else builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
+        )
         return builder.sign(self.key, hashes.SHA256())
 
     def issue(self, file: str, *subject: tuple[x509.ObjectIdentifier, str]) -> tuple[Path, Path]:
@@ -385,7 +460,11 @@ class Authority:
         made = self._signed(x509.Name([x509.NameAttribute(*part) for part in subject]), key)
         certificate, private = self.directory / f"{file}.crt", self.directory / f"{file}.key"
         certificate.write_bytes(made.public_bytes(serialization.Encoding.PEM))
-        form = (serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+        form = (
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
         private.write_bytes(key.private_bytes(*form))
         return certificate, private
 
@@ -393,7 +472,9 @@ class Authority:
 ORG = ((NameOID.DOMAIN_COMPONENT, "org"), (NameOID.ORGANIZATION_NAME, "KIT"))
 
 
-async def test_a_certificate_gives_the_role_of_its_subject(serve: Serve, record: Path, tmp_path: Path) -> None:
+async def test_a_certificate_gives_the_role_of_its_subject(
+    serve: Serve, record: Path, tmp_path: Path
+) -> None:
     ours, theirs = Authority(tmp_path, "ours"), Authority(tmp_path, "theirs")
     host = ours.issue("host", (NameOID.COMMON_NAME, "localhost"))
     port = free_port()
@@ -416,45 +497,74 @@ async def test_a_certificate_gives_the_role_of_its_subject(serve: Serve, record:
         if pair:
             context.load_cert_chain(*pair)
         look = await served.ask(f"{base}{API}/status", ssl=context)
-        change = await served.ask(f"{base}{API}/drones/1/kill", method="POST", json={"reason": "x"}, ssl=context)
+        change = await served.ask(
+            f"{base}{API}/drones/1/kill", method="POST", json={"reason": "x"}, ssl=context
+        )
         return look.status, change.status
 
     assert await tried(ours.issue("ann", *ORG, (NameOID.COMMON_NAME, "Ann Example"))) == (200, 202)
     assert Reader(record).requests()[0].by == "/DC=org/O=KIT/CN=Ann Example"
     assert await tried(ours.issue("bob", *ORG, (NameOID.COMMON_NAME, "Bob"))) == (200, 403)
-    longer = ours.issue("longer", *ORG, (NameOID.COMMON_NAME, "Ann x"), (NameOID.COMMON_NAME, "proxy"))
+    longer = ours.issue(
+        "longer", *ORG, (NameOID.COMMON_NAME, "Ann x"), (NameOID.COMMON_NAME, "proxy")
+    )
     assert await tried(longer) == (403, 403)
-    split = ours.issue("split", (NameOID.DOMAIN_COMPONENT, "org/O=KIT"), (NameOID.COMMON_NAME, "Ann x"))
+    split = ours.issue(
+        "split", (NameOID.DOMAIN_COMPONENT, "org/O=KIT"), (NameOID.COMMON_NAME, "Ann x")
+    )
     assert await tried(split) == (403, 403), "a slash in a value is no part of its own"
-    types = ((NameOID.ORGANIZATION_NAME, "org"), (NameOID.ORGANIZATION_NAME, "KIT"), (NameOID.COMMON_NAME, "Ann x"))
+    types = (
+        (NameOID.ORGANIZATION_NAME, "org"),
+        (NameOID.ORGANIZATION_NAME, "KIT"),
+        (NameOID.COMMON_NAME, "Ann x"),
+    )
     assert await tried(ours.issue("types", *types)) == (403, 403), "the same values of other types"
     assert await tried(None) == (401, 401)
-    public = await served.ask(f"{base}/-/healthy", ssl=ssl.create_default_context(cafile=str(ours.file)))
+    public = await served.ask(
+        f"{base}/-/healthy", ssl=ssl.create_default_context(cafile=str(ours.file))
+    )
     assert public.status == 200
     with pytest.raises(aiohttp.ClientError):
         await tried(theirs.issue("forged", *ORG, (NameOID.COMMON_NAME, "Ann Example")))
 
 
-async def test_a_key_with_a_passphrase_is_refused_and_asks_nobody(serve: Serve, tmp_path: Path) -> None:
+async def test_a_key_with_a_passphrase_is_refused_and_asks_nobody(
+    serve: Serve, tmp_path: Path
+) -> None:
     certificate, key = Authority(tmp_path, "ours").issue("host", (NameOID.COMMON_NAME, "localhost"))
-    form = (serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.BestAvailableEncryption(b"x"))
+    form = (
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.BestAvailableEncryption(b"x"),
+    )
     key.write_bytes(serialization.load_pem_private_key(key.read_bytes(), None).private_bytes(*form))
     with pytest.raises(VerbError, match="has a passphrase"):
-        await serve(tls={"listen": f"127.0.0.1:{free_port()}", "certificate": certificate, "key": key})
+        await serve(
+            tls={"listen": f"127.0.0.1:{free_port()}", "certificate": certificate, "key": key}
+        )
 
 
-# --------------------------------------------------------------------------------------------------------- proxy
+# ---------------------------------------------------------------------------------------------------------
+# proxy
 
 ORIGIN = "https://drones.example.edu"
-PROXY: dict[str, Any] = {"origin": ORIGIN, "users": (ME,), "groups": {"gpu-users": "read", "gpu-operators": "operate"}}
+PROXY: dict[str, Any] = {
+    "origin": ORIGIN,
+    "users": (ME,),
+    "groups": {"gpu-users": "read", "gpu-operators": "operate"},
+}
 ANN = {"X-Remote-User": "ann@example.edu", "X-Remote-Groups": "staff, gpu-operators"}
 
 
-async def test_the_header_of_the_proxy_gives_the_role_of_a_group(serve: Serve, record: Path, tmp_path: Path) -> None:
+async def test_the_header_of_the_proxy_gives_the_role_of_a_group(
+    serve: Serve, record: Path, tmp_path: Path
+) -> None:
     socket = tmp_path / "proxy.sock"
     served = await serve(proxy={"socket": socket, **PROXY})
     assert (await served.ask(f"{API}/status", unix=socket, headers=ANN)).status == 200
-    assert (await served.change("/drones/1/kill", unix=socket, headers=ANN | {"Origin": ORIGIN})).status == 202
+    assert (
+        await served.change("/drones/1/kill", unix=socket, headers=ANN | {"Origin": ORIGIN})
+    ).status == 202
     assert Reader(record).requests()[0].by == "ann@example.edu"
     reads = ANN | {"X-Remote-Groups": "gpu-users", "Origin": ORIGIN}
     assert (await served.ask(f"{API}/status", unix=socket, headers=reads)).status == 200
@@ -465,16 +575,22 @@ async def test_the_header_of_the_proxy_gives_the_role_of_a_group(serve: Serve, r
     assert (await served.ask("/-/healthy", unix=socket)).status == 200
 
 
-async def test_a_separator_in_the_name_of_a_group_makes_no_second_group(serve: Serve, tmp_path: Path) -> None:
+async def test_a_separator_in_the_name_of_a_group_makes_no_second_group(
+    serve: Serve, tmp_path: Path
+) -> None:
     socket = tmp_path / "proxy.sock"
     served = await serve(proxy={"socket": socket, **PROXY, "group_separator": "|"})
     for groups, status in (("gpu-users|x,gpu-operators", 403), ("gpu-users | gpu-operators", 202)):
         headers = {"X-Remote-User": "ann", "X-Remote-Groups": groups, "Origin": ORIGIN}
         assert (await served.ask(f"{API}/status", unix=socket, headers=headers)).status == 200
-        assert (await served.change("/drones/1/kill", unix=socket, headers=headers)).status == status
+        assert (
+            await served.change("/drones/1/kill", unix=socket, headers=headers)
+        ).status == status
 
 
-async def test_a_page_elsewhere_cannot_use_the_log_in(serve: Serve, record: Path, tmp_path: Path) -> None:
+async def test_a_page_elsewhere_cannot_use_the_log_in(
+    serve: Serve, record: Path, tmp_path: Path
+) -> None:
     socket = tmp_path / "proxy.sock"
     served = await serve(proxy={"socket": socket, **PROXY})
     for headers in (
@@ -484,7 +600,9 @@ async def test_a_page_elsewhere_cannot_use_the_log_in(serve: Serve, record: Path
         {"Origin": "http://drones.example.edu"},
         {"Authorization": "Basic YTpi"},
     ):
-        assert (await served.change("/drones/1/kill", unix=socket, headers=ANN | headers)).status == 403
+        assert (
+            await served.change("/drones/1/kill", unix=socket, headers=ANN | headers)
+        ).status == 403
     assert not Reader(record).requests()
 
 
@@ -493,7 +611,11 @@ async def test_a_forged_header_is_believed_nowhere_else(
 ) -> None:
     socket = tmp_path / "proxy.sock"
     served = await serve(proxy={"socket": socket, **PROXY})
-    forged = ANN | {"Origin": served.url, "X-Forwarded-For": "127.0.0.1", "Forwarded": "for=127.0.0.1"}
+    forged = ANN | {
+        "Origin": served.url,
+        "X-Forwarded-For": "127.0.0.1",
+        "Forwarded": "for=127.0.0.1",
+    }
     assert (await served.change("/drones/1/kill", loopback=True, headers=forged)).status == 401
     monkeypatch.setattr(identity, "peer_of", lambda transport: (65533, 65533))
     assert (await served.change("/drones/1/kill", headers=ANN)).status == 403
@@ -505,13 +627,22 @@ async def test_a_forged_header_is_believed_nowhere_else(
 async def test_a_proxy_that_lets_a_second_header_pass_is_told(serve: Serve, tmp_path: Path) -> None:
     socket = tmp_path / "proxy.sock"
     served = await serve(proxy={"socket": socket, **PROXY})
-    twice = [("X-Remote-User", "ann"), ("X-Remote-User", "root"), ("X-Remote-Groups", "gpu-operators")]
+    twice = [
+        ("X-Remote-User", "ann"),
+        ("X-Remote-User", "root"),
+        ("X-Remote-Groups", "gpu-operators"),
+    ]
     assert (await served.ask(f"{API}/status", unix=socket, headers=twice)).status == 400
-    groups = [("X-Remote-User", "ann"), ("X-Remote-Groups", "gpu-operators"), ("X-Remote-Groups", "gpu-users")]
+    groups = [
+        ("X-Remote-User", "ann"),
+        ("X-Remote-Groups", "gpu-operators"),
+        ("X-Remote-Groups", "gpu-users"),
+    ]
     assert (await served.ask(f"{API}/status", unix=socket, headers=groups)).status == 400
 
 
-# ------------------------------------------------------------------------------------------------- configuration
+# -------------------------------------------------------------------------------------------------
+# configuration
 
 FILE = """\
 controller: kit
@@ -530,7 +661,10 @@ web:
         ("tokens: [{issuer: 'http://iam.example/', audience: [x]}]", "over TLS"),
         ("tls: {certificate: a, key: b, subjects: [{dn: 'CN=Ann,O=KIT'}]}", "expected a DN"),
         ("proxy: {socket: p.sock, origin: 'https://x.example/path'}", "without a path"),
-        ("proxy: {socket: p.sock, origin: 'https://x.example', groups: {'a,b': read}}", "has the `group_separator`"),
+        (
+            "proxy: {socket: p.sock, origin: 'https://x.example', groups: {'a,b': read}}",
+            "has the `group_separator`",
+        ),
     ],
 )
 def test_a_setting_that_is_not_safe_is_refused(tmp_path: Path, section: str, said: str) -> None:

@@ -26,7 +26,12 @@ from tests.web.conftest import API, Serve, free_port
 from tests.web.test_identity import Issuer
 
 DOCUMENT = openapi.document(api.resources())
-OPERATIONS = [(method, path) for path, item in DOCUMENT["paths"].items() for method in item if "stream" not in path]
+OPERATIONS = [
+    (method, path)
+    for path, item in DOCUMENT["paths"].items()
+    for method in item
+    if "stream" not in path
+]
 CHECKS = [
     checks.not_a_server_error,
     openapi_checks.status_code_conformance,
@@ -55,7 +60,9 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
 
     async def start() -> list[web.AppRunner]:
         service = WebService(Reader(directory / "record.db"), section)
-        runner = web.AppRunner(service.app, access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
+        runner = web.AppRunner(
+            service.app, access_log=None, handler_cancellation=True, shutdown_timeout=1.0
+        )
         await runner.setup()
         await listen(runner, section, directory / "web.sock")
         return [runner, await issuer.start()]
@@ -77,7 +84,9 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("method", "path"), OPERATIONS, ids=[f"{m} {p}" for m, p in OPERATIONS])
-def test_what_schemathesis_sends_is_answered_as_described(target: Target, method: str, path: str) -> None:
+def test_what_schemathesis_sends_is_answered_as_described(
+    target: Target, method: str, path: str
+) -> None:
     schema = schemathesis.openapi.from_dict(DOCUMENT)
     schema.config.update(base_url=target.url)
     seen: set[int] = set()
@@ -110,6 +119,10 @@ async def test_the_description_is_served_and_is_valid(serve: Serve) -> None:
 
 def test_every_route_is_described() -> None:
     service = WebService(Reader(__file__), WebSection())  # type: ignore[arg-type]
-    routes = {(r.method.lower(), r.resource.canonical) for r in service.app.router.routes() if r.resource}
+    routes = {
+        (r.method.lower(), r.resource.canonical) for r in service.app.router.routes() if r.resource
+    }
     ours = {(method, path) for method, path in routes if path.startswith(API) and method != "head"}
-    assert ours - {("get", f"{API}/openapi.json")} == {(m, p) for p, item in DOCUMENT["paths"].items() for m in item}
+    assert ours - {("get", f"{API}/openapi.json")} == {
+        (m, p) for p, item in DOCUMENT["paths"].items() for m in item
+    }

@@ -35,20 +35,37 @@ from tests.web import records
 from tests.web.records import HOSTILE, SeriesReader
 
 PATHS = {
-    "/": ("1 critical trouble", "no controller runs", "token expired at 06:00:00Z", "Waiting: 147 jobs in 7 classes"),
+    "/": (
+        "1 critical trouble",
+        "no controller runs",
+        "token expired at 06:00:00Z",
+        "Waiting: 147 jobs in 7 classes",
+    ),
     "/why": ("Why does a job wait",),
     "/class/47": ("Class 47", "no drone type fits: vram must be 160 GiB", "etp/jonas"),
     "/sites": ("All sites", "banned", "Authentication failed: token expired at 06:00:00Z"),
     "/sites/topas": ("Site topas", "topas-a100-04.example.org", "8 CPU, 32 GiB"),
     "/sites/horeka": ("look failed (denied)", "Authentication failed"),
     "/drones": ("55 drones", "etp-k7f2-30", "busy"),
-    "/drones?site=nemo&state=busy,draining&sort=-age_s": ("11 drones; site: nemo; state: busy, draining",),
+    "/drones?site=nemo&state=busy,draining&sort=-age_s": (
+        "11 drones; site: nemo; state: busy, draining",
+    ),
     "/owner": ("physics/anna", "Drones that give way now", "nemo/l40s"),
-    "/use": ("GPU-hours of drones in the last 7 days", "theory/kim/1gpu/4cpu/16384mib", "VRAM asked", "24 GiB"),
+    "/use": (
+        "GPU-hours of drones in the last 7 days",
+        "theory/kim/1gpu/4cpu/16384mib",
+        "VRAM asked",
+        "24 GiB",
+    ),
     "/use?by=user&since=30d": ("cms/ariane", "last 30 days"),
     "/waste": ("GPU-hours in the last day", "good 74%", "The figures as a table"),
     "/plan": ("Plan for tick 4", "class:58", "no slot can ever offer"),
-    "/drone/30": ("Drone etp-k7f2-30", "horeka/h100", "requested", "the site took the order as 5530.0"),
+    "/drone/30": (
+        "Drone etp-k7f2-30",
+        "horeka/h100",
+        "requested",
+        "the site took the order as 5530.0",
+    ),
     "/drone/74": ("failed", "no CUDA device", "nvidia-smi: No devices were found"),
     "/job/8831.2": (
         "Job 8831.2 waits",
@@ -87,8 +104,12 @@ class Rendered:
 
     def rows(self, caption: str) -> list[list[str]]:
         """The texts of the cells of a table."""
-        (table,) = [t for t in self.root.iter("table") if t.findtext("caption", "").startswith(caption)]
-        return [[" ".join("".join(cell.itertext()).split()) for cell in row] for row in table.iter("tr")]
+        (table,) = [
+            t for t in self.root.iter("table") if t.findtext("caption", "").startswith(caption)
+        ]
+        return [
+            [" ".join("".join(cell.itertext()).split()) for cell in row] for row in table.iter("tr")
+        ]
 
 
 @pytest.mark.parametrize("address", PATHS)
@@ -111,17 +132,35 @@ def test_a_page_keeps_to_the_policy_and_is_small(reader: SeriesReader, address: 
         assert not any("//" in each.get(key, "") for key in ("src", "href", "action"))
     static = sum(len(each.read_bytes()) for each in (files("provisioner.web") / "static").iterdir())
     charts = sum(len(ElementTree.tostring(each)) for each in page.root.iter("figure"))
-    rows = sum(len(ElementTree.tostring(each)) for each in page.root.iter("tbody")) if "/drones" in address else 0
+    rows = (
+        sum(len(ElementTree.tostring(each)) for each in page.root.iter("tbody"))
+        if "/drones" in address
+        else 0
+    )
     assert len(page.source.encode()) - charts - rows + static < 60_000
 
 
 @pytest.mark.parametrize("address", [*PATHS, "/drones?show=all&columns=id,node,note,avoids"])
 def test_foreign_text_stays_text(reader: SeriesReader, strange: SeriesReader, address: str) -> None:
     tame, told = Rendered(reader, address), Rendered(strange, address)
-    assert {each.tag for each in told.root.iter()} <= {each.tag for each in tame.root.iter()} | {"a", "svg", "rect"}
-    assert {key for each in told.root.iter() for key in each.attrib} == {k for e in tame.root.iter() for k in e.attrib}
-    assert "<script>alert" not in told.source and "\x1b" not in told.source and "\u202e" not in told.source
-    assert not [each for each in told.root.iter("a") if each.get("href", "").lower().startswith(("java", "//"))]
+    assert {each.tag for each in told.root.iter()} <= {each.tag for each in tame.root.iter()} | {
+        "a",
+        "svg",
+        "rect",
+    }
+    assert {key for each in told.root.iter() for key in each.attrib} == {
+        k for e in tame.root.iter() for k in e.attrib
+    }
+    assert (
+        "<script>alert" not in told.source
+        and "\x1b" not in told.source
+        and "\u202e" not in told.source
+    )
+    assert not [
+        each
+        for each in told.root.iter("a")
+        if each.get("href", "").lower().startswith(("java", "//"))
+    ]
 
 
 def test_the_hostile_name_is_shown_as_it_is(strange: SeriesReader) -> None:
@@ -144,7 +183,11 @@ def test_numbers_of_drones_are_those_of_the_record(reader: SeriesReader) -> None
     for key in {kind for kind, _ in live}:
         shown = rows[key.partition("/")[2]]
         leaving = live[key, DroneState.DRAINING] + live[key, DroneState.STOPPING]
-        assert shown[2:5] == [str(live[key, DroneState.BUSY]), str(live[key, DroneState.IDLE]), str(leaving)], key
+        assert shown[2:5] == [
+            str(live[key, DroneState.BUSY]),
+            str(live[key, DroneState.IDLE]),
+            str(leaving),
+        ], key
     assert sum(int(row[1]) for name, row in rows.items() if len(row) > 4 and name != "Type") == sum(
         number
         for (_, state), number in live.items()
@@ -154,8 +197,15 @@ def test_numbers_of_drones_are_those_of_the_record(reader: SeriesReader) -> None
 
 def test_a_bar_has_the_states_of_a_type_one_after_the_other(reader: SeriesReader) -> None:
     bars = [each for each in Rendered(reader, "/").root.iter("svg") if each.get("class") == "bar"]
-    parts = [[(part.get("class"), part.get("x"), part.get("width")) for part in bar] for bar in bars]
-    assert parts[0] == [("starting", "0", "1"), ("running", "1", "4"), ("idle", "5", "0"), ("draining", "5", "1")]
+    parts = [
+        [(part.get("class"), part.get("x"), part.get("width")) for part in bar] for bar in bars
+    ]
+    assert parts[0] == [
+        ("starting", "0", "1"),
+        ("running", "1", "4"),
+        ("idle", "5", "0"),
+        ("draining", "5", "1"),
+    ]
     assert bars[0].get("viewBox") == "0 0 6 1" and len(bars) == 6
 
 
@@ -166,7 +216,11 @@ def test_what_is_refused_has_the_reason_of_most_jobs(reader: SeriesReader) -> No
     assert reader.breakers()["horeka"].state is BreakerState.BANNED
     sites = [name for name, *cells in rows.items() if len(cells[0]) == 1]
     assert [site.split()[0] for site in sites] == ["cloud", "horeka", "nemo", "topas"]
-    assert "banned" in sites[1] and "7 of at most 30 drones" in sites[1] and "owner: 4 jobs wait" in sites[2]
+    assert (
+        "banned" in sites[1]
+        and "7 of at most 30 drones" in sites[1]
+        and "owner: 4 jobs wait" in sites[2]
+    )
 
 
 def test_waste_adds_up_the_series(reader: SeriesReader) -> None:
@@ -174,7 +228,10 @@ def test_waste_adds_up_the_series(reader: SeriesReader) -> None:
     *_, last = page.rows("GPU-hours by site")
     sites = [row[0] for row in page.rows("GPU-hours by site")[1:]]
     assert sites == ["topas", "nemo", "horeka", "cloud"] and last[0] == "cloud"
-    numbers = [[float(cell.replace(",", "")) for cell in row[1:7]] for row in page.rows("GPU-hours by site")[1:]]
+    numbers = [
+        [float(cell.replace(",", "")) for cell in row[1:7]]
+        for row in page.rows("GPU-hours by site")[1:]
+    ]
     for total, *parts in numbers:
         assert total == pytest.approx(sum(parts), abs=2.0)
     figures = page.rows("GPU-hours in the last 7 days")[1:]
@@ -184,7 +241,10 @@ def test_waste_adds_up_the_series(reader: SeriesReader) -> None:
 
 
 def test_lost_work_is_taken_from_the_busy_time_before_its_drone_ended() -> None:
-    assert _good_and_lost([4.0, 0.0, 3.0, 2.0], [0.0, 0.0, 5.0, 0.0]) == ([2.0, 0.0, 0.0, 2.0], [2.0, 0.0, 3.0, 0.0])
+    assert _good_and_lost([4.0, 0.0, 3.0, 2.0], [0.0, 0.0, 5.0, 0.0]) == (
+        [2.0, 0.0, 0.0, 2.0],
+        [2.0, 0.0, 3.0, 0.0],
+    )
 
 
 def test_tables_sort_and_choose_columns_as_the_command_line_does(reader: SeriesReader) -> None:
@@ -214,12 +274,16 @@ def test_tables_sort_and_choose_columns_as_the_command_line_does(reader: SeriesR
         ("/plan/nosuch", "no page `/plan/nosuch`"),
     ],
 )
-def test_what_is_not_there_is_an_error_that_says_so(reader: SeriesReader, address: str, said: str) -> None:
+def test_what_is_not_there_is_an_error_that_says_so(
+    reader: SeriesReader, address: str, said: str
+) -> None:
     with pytest.raises(VerbError, match=re.escape(said)):
         Rendered(reader, address)
 
 
-def test_an_id_of_several_kinds_is_a_choice_and_an_unknown_one_says_so(reader: SeriesReader) -> None:
+def test_an_id_of_several_kinds_is_a_choice_and_an_unknown_one_says_so(
+    reader: SeriesReader,
+) -> None:
     page = Rendered(reader, "/why?q=41")
     links = {"".join(link.itertext()): link.get("href", "") for link in page.root.iter("a")}
     assert {"Drone etp-k7f2-41", "Class 41"} <= links.keys()
@@ -234,15 +298,25 @@ def test_the_page_of_a_job_says_nothing_of_other_users(reader: SeriesReader) -> 
     assert len(owners) > 4
     for job in ("8812.1", "8831.2", "8841.0", "8790.3"):
         page = Rendered(reader, f"/job/{job}")
-        assert not [owner for owner in (*owners, "physics/anna", "8820", "8833") if owner in page.source], page.text
+        assert not [
+            owner for owner in (*owners, "physics/anna", "8820", "8833") if owner in page.source
+        ], page.text
 
 
 @pytest.mark.parametrize(
     ("reason", "said", "hidden"),
     [
-        (SiteDisabled("topas", "carla", "cooling"), "site topas is disabled by an operator: cooling", "carla"),
+        (
+            SiteDisabled("topas", "carla", "cooling"),
+            "site topas is disabled by an operator: cooling",
+            "carla",
+        ),
         (BackingOff("topas", 2e9, "denied", "no account bob"), "(denied)", "bob"),
-        (StartBlocked("topas/a100", "denied", "quota of bob"), "lets no more of topas/a100 start (denied)", "bob"),
+        (
+            StartBlocked("topas/a100", "denied", "quota of bob"),
+            "lets no more of topas/a100 start (denied)",
+            "bob",
+        ),
         (StaleView("site:topas", 400.0, 300.0, "host bob"), "the view of site:topas", "bob"),
         (PlannerFailed("KeyError: bob"), "the planner fails on this", "bob"),
     ],
@@ -250,9 +324,14 @@ def test_the_page_of_a_job_says_nothing_of_other_users(reader: SeriesReader) -> 
 def test_the_page_of_a_job_has_neither_names_of_operators_nor_words_of_sites(
     reader: SeriesReader, monkeypatch: pytest.MonkeyPatch, reason: Reason, said: str, hidden: str
 ) -> None:
-    (plan,), (job,) = reader.plans(limit=1), [c for c in reader.views().overlay.view.classes if "8831" in c.job_ids]  # type: ignore[union-attr]
+    (plan,), (job,) = (
+        reader.plans(limit=1),
+        [c for c in reader.views().overlay.view.classes if "8831" in c.job_ids],
+    )  # type: ignore[union-attr]
     refusal = Refusal(f"class:{job.id}", 1, reason)
-    monkeypatch.setattr(reader, "plans", lambda **_: [replace(plan, starts=(), refusals=(refusal,))])
+    monkeypatch.setattr(
+        reader, "plans", lambda **_: [replace(plan, starts=(), refusals=(refusal,))]
+    )
     page = Rendered(reader, "/job/8831.2")
     assert said in page.text and hidden not in page.source
     assert hidden in Rendered(reader, f"/class/{job.id}").source
@@ -265,7 +344,10 @@ def test_the_advice_on_the_page_of_a_job_has_no_words_of_a_site(
     advice = RequestAdvice(now=now, why=BackingOff("topas", 2e9, "denied", "no account bob"))
     monkeypatch.setattr(jobs, "request_advice", lambda *_: [advice])
     page = Rendered(reader, "/job/8831.2")
-    assert "no change of the request helps: topas is not used" in page.text and "bob" not in page.source
+    assert (
+        "no change of the request helps: topas is not used" in page.text
+        and "bob" not in page.source
+    )
 
 
 def test_page_and_json_give_the_same_reason_and_the_same_advice(reader: SeriesReader) -> None:

@@ -26,7 +26,9 @@ class Gate:
     def occupy(self) -> list[asyncio.Task[bool]]:
         """Have all threads for long reads work."""
         wait = self._shared.run
-        return [asyncio.create_task(wait(self._open.wait, 20.0)) for _ in range(web_record.READ_THREADS)]
+        return [
+            asyncio.create_task(wait(self._open.wait, 20.0)) for _ in range(web_record.READ_THREADS)
+        ]
 
     def open(self) -> None:
         self._open.set()
@@ -43,12 +45,16 @@ def ask(record: Path) -> None:
     Reader(record).ask(RequestKind.RESET, [], reason="x", by="y", at=1.0)
 
 
-def test_the_bulk_is_decoded_once_for_each_state_of_the_record(record: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_bulk_is_decoded_once_for_each_state_of_the_record(
+    record: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     reader, plain = SharedReader(record), Reader(record)
     assert reader.views() == plain.views() and reader.views() is reader.views()
     assert reader.views(bulk=False) == plain.views(bulk=False) != plain.views()
     assert reader.snapshot() == plain.snapshot() and reader.snapshot() is reader.snapshot()
-    assert reader.drones() == plain.drones() and reader.drones(ended=True) == plain.drones(ended=True)
+    assert reader.drones() == plain.drones() and reader.drones(ended=True) == plain.drones(
+        ended=True
+    )
     reader.drones().clear()
     assert reader.drones(), "each has a list of its own"
     before = reader.views()
@@ -56,7 +62,9 @@ def test_the_bulk_is_decoded_once_for_each_state_of_the_record(record: Path, mon
     assert reader.views() is not before and reader.snapshot().requests == plain.snapshot().requests  # type: ignore[union-attr]
 
 
-def test_threads_that_ask_at_once_wait_for_one_reading(record: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_that_ask_at_once_wait_for_one_reading(
+    record: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     read, calls = Reader.views, []
     monkeypatch.setattr(Reader, "views", lambda self, **how: calls.append(1) or read(self, **how))
     reader = SharedReader(record)
@@ -80,7 +88,9 @@ async def test_a_busy_service_gives_an_answer_of_an_older_version(shared: Shared
     tasks = gate.occupy()
     await asyncio.sleep(0)
     found = await answer("3")
-    assert (found.body, found.version) == (b"second", "2"), "its version is that of the older answer"
+    assert (found.body, found.version) == (b"second", "2"), (
+        "its version is that of the older answer"
+    )
     gate.open()
     await asyncio.gather(*tasks)
     assert (await answer("3")).version == "3"
@@ -94,11 +104,15 @@ async def test_a_busy_service_gives_no_answer_that_is_too_old(
     gate = Gate(shared)
     tasks = gate.occupy()
     await asyncio.sleep(0)
-    second = asyncio.create_task(shared.answer("key", "2", lambda: Answered(b"second", "text/plain")))
+    second = asyncio.create_task(
+        shared.answer("key", "2", lambda: Answered(b"second", "text/plain"))
+    )
     third = asyncio.create_task(shared.answer("key", "3", lambda: Answered(b"third", "text/plain")))
     await asyncio.sleep(0.05)
     gate.open()
-    assert (await second).body == (await third).body == b"second", "one that is being made is waited for"
+    assert (await second).body == (await third).body == b"second", (
+        "one that is being made is waited for"
+    )
     await asyncio.gather(*tasks)
 
 
@@ -125,7 +139,9 @@ async def test_too_many_long_reads_are_refused_and_short_ones_are_not(
     await asyncio.gather(*tasks)
 
 
-async def test_long_answers_are_kept_compressed_and_clients_get_what_they_take(serve: Serve) -> None:
+async def test_long_answers_are_kept_compressed_and_clients_get_what_they_take(
+    serve: Serve,
+) -> None:
     served = await serve()
     plain = await served.ask(f"{API}/status", headers={"Accept-Encoding": "identity"})
     assert "Content-Encoding" not in plain.headers and plain.headers["Vary"] == "Accept-Encoding"
@@ -133,7 +149,10 @@ async def test_long_answers_are_kept_compressed_and_clients_get_what_they_take(s
     kept = [future.result() for _, _, future in served.service.record._answers.values()]
     assert any(each.zipped and gzip.decompress(each.body).decode() == plain.text for each in kept)
     page = await served.ask("/", headers={"Accept-Encoding": "gzip"})
-    assert page.headers["Content-Encoding"] == "gzip" and "charset=utf-8" in page.headers["Content-Type"]
+    assert (
+        page.headers["Content-Encoding"] == "gzip"
+        and "charset=utf-8" in page.headers["Content-Type"]
+    )
 
 
 async def test_many_listeners_may_come_at_once(serve: Serve) -> None:
@@ -143,7 +162,9 @@ async def test_many_listeners_may_come_at_once(serve: Serve) -> None:
     pairs = await asyncio.gather(*(asyncio.open_connection(host, int(port)) for _ in range(300)))
     for _, writer in pairs:
         writer.write(f"GET {API}/events/stream HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
-    lines = await asyncio.wait_for(asyncio.gather(*(reader.readline() for reader, _ in pairs)), 60.0)
+    lines = await asyncio.wait_for(
+        asyncio.gather(*(reader.readline() for reader, _ in pairs)), 60.0
+    )
     assert {line.split()[1] for line in lines} == {b"200"}
     for _, writer in pairs:
         writer.close()

@@ -37,12 +37,20 @@ VERBS = [
 ]
 
 
-async def remote(served: Served, *words: str, url: str | None = None, stdin: bytes = b"", **env: str) -> Ran:
+async def remote(
+    served: Served, *words: str, url: str | None = None, stdin: bytes = b"", **env: str
+) -> Ran:
     """Run the command line as a process, without a record of its own."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PROVISIONER_", "BEARER_"))}
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("PROVISIONER_", "BEARER_"))
+    }
     env = {**kept, "COLUMNS": "100", "PROVISIONER_URL": url or f"unix:{served.path}", **env}
     command = [sys.executable, "-m", "provisioner.cli", *words]
-    process = await asyncio.create_subprocess_exec(*command, stdin=-1, stdout=-1, stderr=-1, env=env, cwd="/")
+    process = await asyncio.create_subprocess_exec(
+        *command, stdin=-1, stdout=-1, stderr=-1, env=env, cwd="/"
+    )
     out, err = await process.communicate(stdin)
     return Ran(process.returncode or 0, out.decode(), err.decode())
 
@@ -56,7 +64,9 @@ pytestmark = pytest.mark.usefixtures("in_tree")
 
 
 @pytest.mark.parametrize("words", VERBS)
-async def test_a_verb_prints_what_it_prints_on_the_host(serve: Serve, record: Path, words: str) -> None:
+async def test_a_verb_prints_what_it_prints_on_the_host(
+    serve: Serve, record: Path, words: str
+) -> None:
     served = await serve()
     there, here = (
         await remote(served, *words.split()),
@@ -92,7 +102,9 @@ def without_seconds(ran: Ran) -> tuple[int, list[str], list[str]]:
         ("drones kill --site topas --reason x", Exit.USAGE, "say --yes"),
     ],
 )
-async def test_a_mistake_has_the_exit_code_of_the_host(serve: Serve, words: str, code: Exit, said: str) -> None:
+async def test_a_mistake_has_the_exit_code_of_the_host(
+    serve: Serve, words: str, code: Exit, said: str
+) -> None:
     ran = await remote(await serve(), *words.split())
     assert (ran.code, ran.out) == (code, ""), ran.err
     assert said in ran.err and "Traceback" not in ran.err
@@ -109,7 +121,9 @@ async def test_changes_are_on_record_by_the_account(serve: Serve, record: Path) 
         "reload",
     ):
         ran = await remote(served, *words.split())
-        assert ran.code == Exit.OK and "recorded" in ran.err and "no controller runs" in ran.err, ran.err
+        assert ran.code == Exit.OK and "recorded" in ran.err and "no controller runs" in ran.err, (
+            ran.err
+        )
     kinds = [request.kind for request in Reader(record).requests()]
     K = RequestKind
     assert kinds == [K.DRAIN, K.KILL, K.DISABLE, K.ENABLE, K.RESET, K.RELOAD]
@@ -126,7 +140,9 @@ async def test_events_are_followed(serve: Serve, record: Path) -> None:
             await asyncio.sleep(0.05)
         Reader(record).ask(RequestKind.RELOAD, [], reason="new limits", by="anna", at=1e9)
         assert process.stdout
-        assert b"request.recorded: request 1, kind reload, by anna" in await process.stdout.readline()
+        assert (
+            b"request.recorded: request 1, kind reload, by anna" in await process.stdout.readline()
+        )
     process.terminate()
     await process.wait()
 
@@ -141,16 +157,30 @@ async def test_nobody_there_is_told(serve: Serve, tmp_path: Path) -> None:
         ("https://[::1", "--url https://[::1: Invalid IPv6 URL"),
     ):
         ran = await remote(served, "status", url=url)
-        assert ran.code in (Exit.FAILED, Exit.USAGE) and said in ran.err and "Traceback" not in ran.err
+        assert (
+            ran.code in (Exit.FAILED, Exit.USAGE) and said in ran.err and "Traceback" not in ran.err
+        )
 
 
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
-        (b"302 Found\r\nLocation: https://sso.example.edu/", "answers 302 Found, and is no provisioner"),
-        (b"200 OK\r\nContent-Type: text/html\r\nContent-Length: 4\r\n\r\n<p/>", "is no provisioner"),
-        (b'400 Bad\r\nContent-Length: 34\r\n\r\n{"detail": "x", "exit_code": 9999}', "is no provisioner"),
-        (b"200 OK\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n{", "no whole answer"),
+        (
+            b"302 Found\r\nLocation: https://sso.example.edu/",
+            "answers 302 Found, and is no provisioner",
+        ),
+        (
+            b"200 OK\r\nContent-Type: text/html\r\nContent-Length: 4\r\n\r\n<p/>",
+            "is no provisioner",
+        ),
+        (
+            b'400 Bad\r\nContent-Length: 34\r\n\r\n{"detail": "x", "exit_code": 9999}',
+            "is no provisioner",
+        ),
+        (
+            b"200 OK\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n{",
+            "no whole answer",
+        ),
     ],
 )
 async def test_an_answer_of_something_else_is_no_success(answer: bytes, said: str) -> None:
@@ -163,7 +193,9 @@ async def test_an_answer_of_something_else_is_no_success(answer: bytes, said: st
         port = server.sockets[0].getsockname()[1]
         command = [sys.executable, "-m", "provisioner.cli", "drones", "kill", "1", "--reason", "x"]
         env = {**os.environ, "PROVISIONER_URL": f"http://127.0.0.1:{port}"}
-        process = await asyncio.create_subprocess_exec(*command, stdout=-1, stderr=-1, env=env, cwd="/")
+        process = await asyncio.create_subprocess_exec(
+            *command, stdout=-1, stderr=-1, env=env, cwd="/"
+        )
         told = (await process.communicate())[1].decode()
     assert process.returncode == Exit.FAILED and said in told and "Traceback" not in told
 
@@ -183,9 +215,14 @@ async def test_following_ends_when_the_token_is_refused_and_not_when_the_service
         writer.close()
 
     async with await asyncio.start_server(speak, "127.0.0.1", 0) as server:
-        env = {**os.environ, "PROVISIONER_URL": f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"}
+        env = {
+            **os.environ,
+            "PROVISIONER_URL": f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}",
+        }
         command = [sys.executable, "-m", "provisioner.cli", "events", "--follow"]
-        process = await asyncio.create_subprocess_exec(*command, stdout=-1, stderr=-1, env=env, cwd="/")
+        process = await asyncio.create_subprocess_exec(
+            *command, stdout=-1, stderr=-1, env=env, cwd="/"
+        )
         async with asyncio.timeout(60):
             told = (await process.communicate())[1].decode()
     assert process.returncode == Exit.FAILED and "token refused" in told and not answers
@@ -225,4 +262,8 @@ def test_tokens_are_found_as_the_wlcg_says(tmp_path: Path, monkeypatch: pytest.M
 async def test_a_file_that_holds_no_token_is_not_sent(serve: Serve, tmp_path: Path) -> None:
     (tmp_path / "key").write_text("-----BEGIN-----\nsecret\n")
     ran = await remote(await serve(), "status", "--token-file", str(tmp_path / "key"))
-    assert ran.code == Exit.FAILED and "is not one line of ASCII" in ran.err and "secret" not in ran.err
+    assert (
+        ran.code == Exit.FAILED
+        and "is not one line of ASCII" in ran.err
+        and "secret" not in ran.err
+    )

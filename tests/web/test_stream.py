@@ -30,7 +30,12 @@ class Listener:
     """A client of the stream that keeps what it is sent."""
 
     def __init__(self, served: Served, last_id: str = "") -> None:
-        self.served, self.last_id, self.rows, self.comments = served, last_id, list[dict[str, Any]](), 0
+        self.served, self.last_id, self.rows, self.comments = (
+            served,
+            last_id,
+            list[dict[str, Any]](),
+            0,
+        )
         self.task: asyncio.Task[None] | None = None
         self.connected = asyncio.Event()
 
@@ -54,8 +59,9 @@ class Listener:
 
     async def begin(self) -> Listener:
         self.task = asyncio.create_task(self.listen())
-        # One that is cut off ends with an error. If nobody asked for it, its traceback would be logged whenever the
-        # garbage collector runs, and that fails within `ast.parse` (CPython 3.11) of another test.
+        # One that is cut off ends with an error. If nobody asked for it, its traceback would be
+        # logged whenever the garbage collector runs, and that fails within `ast.parse` (CPython
+        # 3.11) of another test.
         self.task.add_done_callback(lambda task: task.cancelled() or task.exception())
         await asyncio.wait_for(self.connected.wait(), 20)
         return self
@@ -75,11 +81,15 @@ def say(record: Path, *reasons: str) -> None:
         Reader(record).ask(RequestKind.RESET, [], reason=reason, by="anna", at=time.time())
 
 
-async def test_all_clients_are_told_by_one_reading(serve: Serve, record: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_all_clients_are_told_by_one_reading(
+    serve: Serve, record: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     served = await serve()
     listeners = [await Listener(served).begin() for _ in range(20)]
     read, calls = Reader.transitions, []
-    monkeypatch.setattr(Reader, "transitions", lambda self, **how: calls.append(1) or read(self, **how))
+    monkeypatch.setattr(
+        Reader, "transitions", lambda self, **how: calls.append(1) or read(self, **how)
+    )
     began = asyncio.get_running_loop().time()
     say(record, "one", "two")
     await until(lambda: all(each.reasons == ["one", "two"] for each in listeners))
@@ -90,7 +100,9 @@ async def test_all_clients_are_told_by_one_reading(serve: Serve, record: Path, m
     await until(lambda: not served.service.stream._clients)
 
 
-async def test_a_client_goes_on_where_it_was_after_a_restart_of_the_service(serve: Serve, record: Path) -> None:
+async def test_a_client_goes_on_where_it_was_after_a_restart_of_the_service(
+    serve: Serve, record: Path
+) -> None:
     first = await serve()
     listener = await Listener(first).begin()
     say(record, "before")
@@ -105,7 +117,9 @@ async def test_a_client_goes_on_where_it_was_after_a_restart_of_the_service(serv
     await again.end()
 
 
-async def test_the_whole_story_from_the_beginning_has_everything_once(serve: Serve, record: Path) -> None:
+async def test_the_whole_story_from_the_beginning_has_everything_once(
+    serve: Serve, record: Path
+) -> None:
     served = await serve()
     listener = await Listener(served, "0.0").begin()
     whole = (await served.ask(f"{API}/events?since=all")).json["items"]
@@ -125,7 +139,9 @@ async def test_a_position_of_another_record_is_not_waited_for(serve: Serve, reco
 
 
 async def test_a_position_that_is_none_is_a_problem(serve: Serve) -> None:
-    answer = await (await serve()).ask(f"{API}/events/stream", headers={"Last-Event-ID": "nonsense"})
+    answer = await (await serve()).ask(
+        f"{API}/events/stream", headers={"Last-Event-ID": "nonsense"}
+    )
     assert answer.status == 400 and "no position" in answer.json["detail"]
 
 
@@ -238,7 +254,9 @@ async def test_a_record_that_cannot_be_read_for_a_while(serve: Serve, record: Pa
     await listener.end()
 
 
-async def test_a_stream_ends_with_the_token_that_opened_it(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stream_ends_with_the_token_that_opened_it(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tokens, "LEEWAY_S", 0.0)
     issuer = Issuer()
     runner = await issuer.start()

@@ -33,7 +33,12 @@ class Follower(threading.Thread):
 
     def __init__(self, url: str) -> None:
         super().__init__(daemon=True)
-        self.url, self.last, self.rows, self.ends = f"{url}/api/v1/events/stream", "0.0", list[dict[str, Any]](), 0
+        self.url, self.last, self.rows, self.ends = (
+            f"{url}/api/v1/events/stream",
+            "0.0",
+            list[dict[str, Any]](),
+            0,
+        )
 
     def run(self) -> None:
         while True:
@@ -44,7 +49,8 @@ class Follower(threading.Thread):
                         name, _, value = line.decode().strip().partition(": ")
                         if name == "id":
                             self.last = value
-                        elif name == "data" and "name" in (row := json.loads(value)):  # else it tells of a tick
+                        elif name == "data" and "name" in (row := json.loads(value)):
+                            # else it tells of a tick
                             self.rows.append(row)
             except (OSError, http.client.HTTPException):
                 pass
@@ -64,13 +70,17 @@ def test_a_disabled_site_gets_no_drones_across_a_restart_and_says_why(host: Demo
     assert not host.reader.drones(ended=None)
     (site,) = host.get("/api/v1/sites")["items"]
     assert site["enabled"] is False and f"disabled by {ME}" in site["note"]
-    assert "is disabled by" in host.cli("explain", "class", host.get("/api/v1/demand")["items"][0]["id"])
+    assert "is disabled by" in host.cli(
+        "explain", "class", host.get("/api/v1/demand")["items"][0]["id"]
+    )
     host.cli("sites", "enable", "local", "--reason", "cool again")
     host.until(lambda: host.reader.drones(states=[DroneState.BUSY]))
     assert not host.reader.requests(), "both are carried out"
 
 
-def test_drones_are_drained_and_killed_and_the_stream_tells_it_across_restarts(host: DemoHost) -> None:
+def test_drones_are_drained_and_killed_and_the_stream_tells_it_across_restarts(
+    host: DemoHost,
+) -> None:
     follower = Follower(host.url)
     follower.start()
     host.submit(2)
@@ -88,16 +98,26 @@ def test_drones_are_drained_and_killed_and_the_stream_tells_it_across_restarts(h
     host.cli("sites", "disable", "local", "--reason", "enough")
     host.until(lambda: [r for r in follower.rows if (r["fields"] or {}).get("reason") == "enough"])
     told = [(row["name"], row["drone"]) for row in follower.rows]
-    assert follower.ends >= 1 and len(told) == len(set(map(json.dumps, follower.rows))), "nothing twice"
+    assert follower.ends >= 1 and len(told) == len(set(map(json.dumps, follower.rows))), (
+        "nothing twice"
+    )
     for drone in (first, second):
         steps = [row["name"] for row in follower.rows if row["drone"] == drone]
-        assert steps == [step.state.value for step in host.reader.history(drone)], "nothing is missing"
+        assert steps == [step.state.value for step in host.reader.history(drone)], (
+            "nothing is missing"
+        )
     asked = [row["fields"] for row in follower.rows if row["name"] == "request.recorded"]
-    assert [(each["kind"], each["by"]) for each in asked] == [("drain", ME), ("kill", ME), ("disable", ME)]
+    assert [(each["kind"], each["by"]) for each in asked] == [
+        ("drain", ME),
+        ("kill", ME),
+        ("disable", ME),
+    ]
     assert "new fan" in host.cli("explain", "drone", first)
 
 
-def test_a_changed_configuration_is_taken_over_and_one_service_has_the_place(host: DemoHost) -> None:
+def test_a_changed_configuration_is_taken_over_and_one_service_has_the_place(
+    host: DemoHost,
+) -> None:
     site = host.path / "local.yaml"
     site.write_text(site.read_text().replace("max_drones: 6", "max_drones: 5"))
     host.cli("reload")
@@ -105,11 +125,19 @@ def test_a_changed_configuration_is_taken_over_and_one_service_has_the_place(hos
     site.write_text(site.read_text().replace("max_drones: 5", "max_drones: -5"))
     host.cli("reload")
     host.until(lambda: [e for e in host.reader.events() if e.name == "config.rejected"])
-    assert len([e for e in host.reader.events() if e.name.startswith("config.")]) == 2, "each was read once"
+    assert len([e for e in host.reader.events() if e.name.startswith("config.")]) == 2, (
+        "each was read once"
+    )
     command = [sys.executable, "-m", "provisioner.cli", "serve", "-c", str(host.file)]
     site.write_text(site.read_text().replace("max_drones: -5", "max_drones: 5"))
-    ran = subprocess.run(command, env=host.env, capture_output=True, text=True, check=False, timeout=60)
-    assert ran.returncode == 1 and "another service does" in ran.stderr and "Traceback" not in ran.stderr
+    ran = subprocess.run(
+        command, env=host.env, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (
+        ran.returncode == 1
+        and "another service does" in ran.stderr
+        and "Traceback" not in ran.stderr
+    )
     host.cli("status")  # the first one goes on
     host.running["serve"].kill()
     host.running.pop("serve").wait()

@@ -23,14 +23,26 @@ from adapters.htcondor.overlay.pool import PolledPool
 from adapters.htcondor.overlay.schedds import asked
 from adapters.htcondor.overlay.settings import HTCondorConfig
 from adapters.htcondor.overlay.work import ClaimWitnesses, confirmed_faults
-from adapters.htcondor.tokens import ClientDirectory, InvalidTokenError, TokenSigner, explain_token, read_token
+from adapters.htcondor.tokens import (
+    ClientDirectory,
+    InvalidTokenError,
+    TokenSigner,
+    explain_token,
+    read_token,
+)
 from adapters.shared.commands.local import LocalRunner
 from adapters.shared.printing import printable
 from adapters.shared.starts import rejected
 from provisioner import drone, model
 from provisioner.config.units import SecretUnreadableError
 from provisioner.history import RunHistoryView
-from provisioner.interfaces import AdapterError, AuditFinding, AuthError, HoldResult, UnavailableError
+from provisioner.interfaces import (
+    AdapterError,
+    AuditFinding,
+    AuthError,
+    HoldResult,
+    UnavailableError,
+)
 from provisioner.model import DroneId, OrderResult
 from provisioner.worker_process import WorkerProcess
 
@@ -38,7 +50,8 @@ __all__ = ["HTCondorConfig", "HTCondorOverlay"]
 
 _ADMITTED_S = 3600.0  # a drone that has not come by then is not expected any more
 _REMOVAL_S = 20.0  # longest time for the removal of ads of dead drones
-_REMOVAL_TOKEN_S = 600.0  # lifetime of the token with which they are removed, where tokens are signed here
+# lifetime of the token with which they are removed, where tokens are signed here
+_REMOVAL_TOKEN_S = 600.0
 
 
 def client_directory(config: HTCondorConfig) -> ClientDirectory:
@@ -49,7 +62,9 @@ def drone_token(config: HTCondorConfig, drone_id: DroneId, lifetime_s: float) ->
     """Return a token of a drone: the one of all drones, or one signed now. SecretUnreadableError if there is none."""
     if config.drone_token_mode == "signing-key":
         assert config.drone_signing_key is not None  # validated
-        signer = TokenSigner(config.drone_signing_key, config.drone_signing_key_id, config.trust_domain)
+        signer = TokenSigner(
+            config.drone_signing_key, config.drone_signing_key_id, config.trust_domain
+        )
         return signer.token(config.drone_user.replace("{drone}", drone_id), time.time(), lifetime_s)
     assert config.drone_token is not None  # validated
     return config.drone_token.read()
@@ -62,14 +77,23 @@ class _Connection:
         self.directory = client_directory(config)
         self.memory = self.directory.path / "schedds"
         self.pool = WorkerProcess(
-            "adapters.htcondor.overlay.pool:PoolPoller", config, controller, str(self.memory), env=self.directory.env
+            "adapters.htcondor.overlay.pool:PoolPoller",
+            config,
+            controller,
+            str(self.memory),
+            env=self.directory.env,
         )
         self.history = HistoryPoller(config, controller, self.directory)
         self.others = WorkerProcess(
-            "adapters.htcondor.overlay.others:OtherDroneReader", config.collector, controller, env=self.directory.env
+            "adapters.htcondor.overlay.others:OtherDroneReader",
+            config.collector,
+            controller,
+            env=self.directory.env,
         )
         self.orders = DrainOrders(config.collector, config.trust_domain, self.directory)
-        self.drainer = Drainer(config.drain_tool, self.directory.env, config.drain_deadline, self.orders)
+        self.drainer = Drainer(
+            config.drain_tool, self.directory.env, config.drain_deadline, self.orders
+        )
 
     async def close(self) -> None:
         for each in (self.pool, self.history, self.others, self.orders):
@@ -124,8 +148,8 @@ class HTCondorOverlay:
     async def poll(self, types: Sequence[model.DroneType]) -> model.OverlayView:
         """Poll the pool.
 
-        UnavailableError if the collector or all schedds did not answer in time, or AuthError. A schedd that does not
-        answer beside others is left out: see ``unheard`` of the view.
+        UnavailableError if the collector or all schedds did not answer in time, or AuthError. A
+        schedd that does not answer beside others is left out: see ``unheard`` of the view.
         """
         connection, deadline_s = self._connected(), self._config.deadline
         gpus_only = all(kind.gpu_milli for kind in types)
@@ -136,7 +160,11 @@ class HTCondorOverlay:
                 answer = await connection.pool.call("poll", tuple(types), deadline_s=deadline_s)
             except AdapterError as error:
                 whom = asked(connection.memory)
-                answer = UnavailableError(f"{whom}: no answer within {deadline_s:g} s") if whom else error
+                answer = (
+                    UnavailableError(f"{whom}: no answer within {deadline_s:g} s")
+                    if whom
+                    else error
+                )
         if isinstance(answer, AuthError):
             raise await asyncio.to_thread(explained, answer, self._config)
         if isinstance(answer, AdapterError):
@@ -152,20 +180,26 @@ class HTCondorOverlay:
             completions=history.completions,
             completions_at=history.at,
             notices=(*view.notices, *history.notices),
-            mishaps=self._witnesses.believed((*view.mishaps, *history.failures, *confirmed), time.time()),
+            mishaps=self._witnesses.believed(
+                (*view.mishaps, *history.failures, *confirmed), time.time()
+            ),
         )
         return self._view
 
     async def other_drones(self) -> Sequence[model.OtherDrones]:
         """Return the drones of TARDIS, glideinWMS and other controllers, by their slots in the collector."""
         connection = self._connected()
-        found: Sequence[model.OtherDrones] = await connection.others.call("drones", deadline_s=self._config.deadline)
+        found: Sequence[model.OtherDrones] = await connection.others.call(
+            "drones", deadline_s=self._config.deadline
+        )
         return found
 
     def _count_readers(self, there: Collection[DroneId]) -> None:
         """Count the drones ``there`` and those to come: a thousand that start at once would ask as often as one."""
         since = time.monotonic() - _ADMITTED_S
-        self._admitted = {i: at for i, at in self._admitted.items() if i not in there and at > since}
+        self._admitted = {
+            i: at for i, at in self._admitted.items() if i not in there and at > since
+        }
         self._readers = len(there) + len(self._admitted)
 
     async def probe(self, *, here: bool) -> Sequence[AuditFinding]:
@@ -180,21 +214,30 @@ class HTCondorOverlay:
         unreachable = AuditFinding("", "drain", f"{message} ({refused.message}). {allow}")
         return [*(await probe(self._config, connection.directory.env) or [unreachable]), *missing]
 
-    async def drain(self, drone_ids: Sequence[DroneId], mode: model.DrainMode, reason: str) -> Sequence[OrderResult]:
-        """Drain by the slot names of the last poll. A drone that was not in it has left already: that is success."""
+    async def drain(
+        self, drone_ids: Sequence[DroneId], mode: model.DrainMode, reason: str
+    ) -> Sequence[OrderResult]:
+        """Drain by the slot names of the last poll.
+
+        A drone that was not in it has left already: that is success.
+        """
         connection = self._connected()
         if self._view is None:
             message = "no poll of the pool yet: its slot is unknown"
             return [rejected(drone_id, model.FaultKind.DOWN, message) for drone_id in drone_ids]
         names = {slot.drone_id: slot.name for slot in self._view.slots}
-        return await connection.drainer.drain({each: names.get(each) for each in drone_ids}, mode, reason)
+        return await connection.drainer.drain(
+            {each: names.get(each) for each in drone_ids}, mode, reason
+        )
 
     async def forget(self, ended_at: Mapping[DroneId, float]) -> Sequence[OrderResult]:
         """Have the collector drop the ads of drones that ended then, which only a drone's own token may do."""
         if not ended_at:
             return []
         config, first = self._config, next(iter(ended_at))
-        directory = ClientDirectory("the drones", config, lambda: drone_token(config, first, _REMOVAL_TOKEN_S))
+        directory = ClientDirectory(
+            "the drones", config, lambda: drone_token(config, first, _REMOVAL_TOKEN_S)
+        )
         child = WorkerProcess(COLLECTOR_ADS, config.collector, env=directory.env)
         try:
             await asyncio.to_thread(directory.refresh)
@@ -211,7 +254,9 @@ class HTCondorOverlay:
         env = self._connected().directory.env
         child = WorkerProcess("adapters.htcondor.overlay.hold:JobHolder", self._config, env=env)
         try:
-            answer: HoldResult = await child.call("hold", jobs, reason, self._silent, deadline_s=self._config.deadline)
+            answer: HoldResult = await child.call(
+                "hold", jobs, reason, self._silent, deadline_s=self._config.deadline
+            )
             return answer
         finally:
             await child.close()
@@ -219,7 +264,9 @@ class HTCondorOverlay:
     async def bootstrap(self, order: model.StartOrder) -> model.Bootstrap:
         """Return the drone script, its token as file ``token``, and the operator's lines as ``extra.conf``."""
         config, walltime_s = self._config, order.type.walltime_s
-        life_s = walltime_s + config.drone_token_margin if walltime_s else config.drone_token_lifetime
+        life_s = (
+            walltime_s + config.drone_token_margin if walltime_s else config.drone_token_lifetime
+        )
         lifetime_s = order.comes_within_s + life_s + order.grace_s
         try:
             token = await asyncio.to_thread(drone_token, config, order.drone_id, lifetime_s)
@@ -261,16 +308,23 @@ async def probe(config: HTCondorConfig, env: Mapping[str, str]) -> list[AuditFin
     with contextlib.suppress(SecretUnreadableError, InvalidTokenError):
         scopes = read_token(config.token.read()).scopes if config.token is not None else None
     why: list[str] = []
-    for wanted, setting in (("ADMINISTRATOR", "ALLOW_ADMINISTRATOR"), ("DAEMON", "COLLECTOR.ALLOW_DAEMON")):
+    for wanted, setting in (
+        ("ADMINISTRATOR", "ALLOW_ADMINISTRATOR"),
+        ("DAEMON", "COLLECTOR.ALLOW_DAEMON"),
+    ):
         if wanted == "ADMINISTRATOR" and tool is None:
-            why.append(f"`{config.drain_tool}` is not on PATH: install HTCondor's tools, or set `drain_tool`")
+            why.append(
+                f"`{config.drain_tool}` is not on PATH: install HTCondor's tools, or set `drain_tool`"
+            )
         elif scopes is not None and wanted not in scopes:
             why.append(f"our token is not good for {wanted}")
         elif ping is None or not ping.exists():
             return []
         else:
             try:
-                done = await LocalRunner(env).run([str(ping), "-type", "collector", wanted], deadline_s=PING_TIMEOUT_S)
+                done = await LocalRunner(env).run(
+                    [str(ping), "-type", "collector", wanted], deadline_s=PING_TIMEOUT_S
+                )
                 said = " ".join((done.out + done.err)[-600:].decode(errors="replace").split())
                 if done.code == 0:
                     return []
@@ -291,7 +345,13 @@ def no_condor(config: HTCondorConfig) -> list[AuditFinding]:
         return []
     where = f"below {prefix}" if prefix else "on PATH or in /usr/sbin"
     repair = "Install HTCondor, or set `condor_prefix` to the directory above its `usr/sbin`"
-    return [AuditFinding("", "htcondor", f"no condor_master {where}: drones on this host could not start. {repair}")]
+    return [
+        AuditFinding(
+            "",
+            "htcondor",
+            f"no condor_master {where}: drones on this host could not start. {repair}",
+        )
+    ]
 
 
 def explained(error: AuthError, config: HTCondorConfig) -> AuthError:

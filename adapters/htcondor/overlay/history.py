@@ -1,7 +1,7 @@
 """Ended runs of jobs, by the schedds' histories and, of jobs that are not done, their queues.
 
-Histories are files that a schedd reads through at each question, and a poll must never wait for that. So they are read
-by a worker process of their own, at most once a minute.
+Histories are files that a schedd reads through at each question, and a poll must never wait for
+that. So they are read by a worker process of their own, at most once a minute.
 """
 
 from __future__ import annotations
@@ -11,7 +11,18 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 
 from adapters.htcondor import classad2, classads
-from adapters.htcondor.classads import HELD, IN_SLOT, REMOVED, Ad, attribute_names, job_id, moment, number, text, whole
+from adapters.htcondor.classads import (
+    HELD,
+    IN_SLOT,
+    REMOVED,
+    Ad,
+    attribute_names,
+    job_id,
+    moment,
+    number,
+    text,
+    whole,
+)
 from adapters.htcondor.daemons import Collectors
 from adapters.htcondor.overlay import work
 from adapters.htcondor.overlay.job_classes import OPTIONAL, gpu_optional, request
@@ -63,12 +74,17 @@ class HistoryView:
 class _ScheddHistory:
     read_at: float = 0.0  # when its history was read last, by its own clock
     newest: str = ""  # the newest entry at that time
-    jobs: dict[tuple[str, float], tuple[CompletedJob, JobFailure | None, bool]] = field(default_factory=dict)
+    jobs: dict[tuple[str, float], tuple[CompletedJob, JobFailure | None, bool]] = field(
+        default_factory=dict
+    )
     """By job and end, by its own clock."""
 
 
 class HistoryReader:
-    """Reader of the histories, in the worker process. Each question is about the time since the one before."""
+    """Reader of the histories, in the worker process.
+
+    Each question is about the time since the one before.
+    """
 
     def __init__(self, config: HTCondorConfig, controller: str) -> None:
         self._config, self._controller = config, controller
@@ -84,16 +100,22 @@ class HistoryReader:
             if name in silent:
                 continue
             try:
-                cut = self._read(queue, self._known.setdefault(queue.name, _ScheddHistory()), now, gpus_only)
+                cut = self._read(
+                    queue, self._known.setdefault(queue.name, _ScheddHistory()), now, gpus_only
+                )
                 answered = True
             except (UnavailableError, AuthError) as error:
                 notices.append(f"completed jobs are unknown: {error}")
                 continue
             if cut:
-                notices.append(f"schedd {name}: only the newest {HISTORY_LIMIT} completed jobs are counted")
+                notices.append(
+                    f"schedd {name}: only the newest {HISTORY_LIMIT} completed jobs are counted"
+                )
         since = now - EVICTION_REPORTED_S
         for known in self._known.values():
-            known.jobs = {key: each for key, each in known.jobs.items() if each[0].ended_at >= since}
+            known.jobs = {
+                key: each for key, each in known.jobs.items() if each[0].ended_at >= since
+            }
         if not answered:
             return HistoryView(None, tuple(notices))
         found = [each for known in self._known.values() for each in known.jobs.values()]
@@ -103,7 +125,10 @@ class HistoryReader:
         return HistoryView(tuple(jobs), tuple(notices), failures, succeeded=succeeded)
 
     def _read(self, queue: ScheddQueue, known: _ScheddHistory, now: float, gpus_only: bool) -> bool:
-        """Add the runs that ended since the last question. Return True if there were more than the limit."""
+        """Add the runs that ended since the last question.
+
+        Return True if there were more than the limit.
+        """
         config, ahead_s = self._config, self._collector.skew_s + queue.ahead_s
         there_now = now + ahead_s
         long_ago = there_now - EVICTION_REPORTED_S
@@ -116,7 +141,13 @@ class HistoryReader:
         known.newest = job_id(left[0]) if left else known.newest
         known.read_at = there_now
         for ad in (*left, *stays):
-            done = ended_run(ad, queue.name, self._controller, config.owner_attribute, lambda theirs: theirs - ahead_s)
+            done = ended_run(
+                ad,
+                queue.name,
+                self._controller,
+                config.owner_attribute,
+                lambda theirs: theirs - ahead_s,
+            )
             if done is None:
                 continue
             failure = None
@@ -124,7 +155,9 @@ class HistoryReader:
             if done.drone_id is not None and cause:
                 failure = JobFailure(done.drone_id, done.job_id, done.ended_at, done.owner, cause)
             success = not done.unfinished and number(ad, "ExitCode") == 0
-            known.jobs.setdefault((done.job_id, round(done.ended_at + ahead_s)), (done, failure, success))
+            known.jobs.setdefault(
+                (done.job_id, round(done.ended_at + ahead_s)), (done, failure, success)
+            )
         return max(len(left), len(stays)) >= HISTORY_LIMIT
 
 
@@ -151,7 +184,11 @@ def stop(newest: str, read_at: float) -> str:
 
 
 def ended_run(
-    ad: Ad, schedd: str, controller: str, owner_attribute: str, to_our_clock: Callable[[float], float]
+    ad: Ad,
+    schedd: str,
+    controller: str,
+    owner_attribute: str,
+    to_our_clock: Callable[[float], float],
 ) -> CompletedJob | None:
     """Return the last run of a job that ended; None if its ad has none."""
     status = whole(ad, "JobStatus")
@@ -161,9 +198,12 @@ def ended_run(
     of_this_run = status not in IN_SLOT
     # a forced removal ends a run at once, and leaves the host where it was
     host = "RemoteHost" if of_this_run and text(ad, "RemoteHost") else "LastRemoteHost"
-    used, peak_mib, energy_j = (_measured(ad, name) if of_this_run else None for name in _MEASURED_USE)
+    used, peak_mib, energy_j = (
+        _measured(ad, name) if of_this_run else None for name in _MEASURED_USE
+    )
     asked = request(ad)[0]
-    if of_this_run and gpu_optional(ad) and not whole(ad, "GPUsProvisioned"):  # it ran without a GPU
+    # it ran without a GPU
+    if of_this_run and gpu_optional(ad) and not whole(ad, "GPUsProvisioned"):
         asked = asked._replace(gpu_milli=0, vram_mib=0, capability=0)
     return CompletedJob(
         job_id=f"{printable(schedd, 120)}#{job_id(ad)}",
@@ -198,14 +238,17 @@ def _ended_run(ad: Ad, status: int) -> tuple[float, float]:
         began = max(moment(ad, "JobCurrentStartExecutingDate"), moment(ad, "JobCurrentStartDate"))
         if status == classads.COMPLETED:
             return began, moment(ad, "CompletionDate")
-        return began, moment(ad, "EnteredCurrentStatus") if whole(ad, "LastJobStatus") in IN_SLOT else 0.0
+        return began, moment(ad, "EnteredCurrentStatus") if whole(
+            ad, "LastJobStatus"
+        ) in IN_SLOT else 0.0
     start, executing = work.last_run(ad) or (0.0, 0.0)  # it was evicted, and may run again
     return executing or start, moment(ad, "LastVacateTime")
 
 
 HISTORY_INTERVAL_S = 60.0
 HISTORY_RETRY_S = 300.0  # longest pause after a failure
-HISTORY_RETRY_FACTOR = 30.0  # a failure that took time is not repeated at once: the schedds would be busy with it
+# a failure that took time is not repeated at once: the schedds would be busy with it
+HISTORY_RETRY_FACTOR = 30.0
 HISTORY_TIMEOUT_S = 10.0
 
 
@@ -215,7 +258,9 @@ class HistoryPoller:
     def __init__(self, config: HTCondorConfig, controller: str, directory: ClientDirectory) -> None:
         # a log of its own: why something failed is read out of it
         env = directory.env | {"_CONDOR_TOOL_LOG": str(directory.path / "history.log")}
-        self._child = WorkerProcess("adapters.htcondor.overlay.history:HistoryReader", config, controller, env=env)
+        self._child = WorkerProcess(
+            "adapters.htcondor.overlay.history:HistoryReader", config, controller, env=env
+        )
         self._deadline_s = min(HISTORY_TIMEOUT_S, config.deadline)
         self._again_at = 0.0
         self._view = HistoryView(None)
@@ -225,12 +270,16 @@ class HistoryPoller:
         if time.monotonic() >= self._again_at:
             pause_s, began, asked_at = HISTORY_INTERVAL_S, time.monotonic(), time.time()
             try:
-                view = await self._child.call("completed", gpus_only, silent, deadline_s=self._deadline_s)
+                view = await self._child.call(
+                    "completed", gpus_only, silent, deadline_s=self._deadline_s
+                )
                 self._view = replace(view, at=asked_at)
             except AdapterError as error:
                 pause_s = min(HISTORY_RETRY_S, HISTORY_RETRY_FACTOR * (time.monotonic() - began))
                 again = f"; asked again at {formatting.iso(time.time() + pause_s)}"
-                self._view = HistoryView(None, (f"completed jobs are unknown: {error}{again}",), at=self._view.at)
+                self._view = HistoryView(
+                    None, (f"completed jobs are unknown: {error}{again}",), at=self._view.at
+                )
             self._again_at = time.monotonic() + pause_s
         return self._view
 

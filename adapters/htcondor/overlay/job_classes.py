@@ -1,15 +1,17 @@
 """Job classes and accounting groups.
 
-Job classes come out of the groups that a schedd makes: one ad per set of identical requirements, never one per job.
+Job classes come out of the groups that a schedd makes: one ad per set of identical requirements,
+never one per job.
 
-Accounting groups come out of the ads that the negotiator leaves at the collector after each cycle. Quotas and usage
-there are sums of slot weights, which are CPUs unless a pool says otherwise. They become GPUs by what the group's own
-jobs ask for: where its GPU jobs, those of its sub-groups included, ask for 8 CPUs a GPU on average, a quota of 64 is
-one of 8 GPUs. That is exact for a group whose jobs are alike, and an average for others. What jobs without a GPU use of
-a quota counts as well: it is no longer available. The negotiator reports the usage of a group without its sub-groups;
-here it is with them, as the quota is. A dynamic quota (a share of the pool) is no limit here: the pool grows with every
-drone, and the share with it. Quotas are taken as they were written: in a pool without slots the negotiator computes
-none, and reports 0.
+Accounting groups come out of the ads that the negotiator leaves at the collector after each cycle.
+Quotas and usage there are sums of slot weights, which are CPUs unless a pool says otherwise. They
+become GPUs by what the group's own jobs ask for: where its GPU jobs, those of its sub-groups
+included, ask for 8 CPUs a GPU on average, a quota of 64 is one of 8 GPUs. That is exact for a group
+whose jobs are alike, and an average for others. What jobs without a GPU use of a quota counts as
+well: it is no longer available. The negotiator reports the usage of a group without its sub-groups;
+here it is with them, as the quota is. A dynamic quota (a share of the pool) is no limit here: the
+pool grows with every drone, and the share with it. Quotas are taken as they were written: in a pool
+without slots the negotiator computes none, and reports 0.
 """
 
 from __future__ import annotations
@@ -23,7 +25,18 @@ from dataclasses import field
 from typing import NamedTuple
 
 from adapters.htcondor import classad2, classads
-from adapters.htcondor.classads import HELD, IDLE, IN_SLOT, Ad, attribute_names, moment, number, source, text, whole
+from adapters.htcondor.classads import (
+    HELD,
+    IDLE,
+    IN_SLOT,
+    Ad,
+    attribute_names,
+    moment,
+    number,
+    source,
+    text,
+    whole,
+)
 from adapters.htcondor.overlay.matching import bound, clauses
 from adapters.shared.printing import printable
 from provisioner.model import WHOLE_GPU, Group, JobClass
@@ -42,23 +55,48 @@ GROUPED = attribute_names(
 _PARALLEL_JOB = "the parallel universe is not supported: drones have no dedicated scheduler; write universe = vanilla"
 
 JOBS = "member(JobStatus, {1,2,5,6,7}) && member(JobUniverse, {7,9,12}) isnt true"
-"""Put to the ads of the groups, not of the jobs. Universes 7, 9, 12 (scheduler, grid, local) never run in a slot."""
+"""Put to the ads of the groups, not of the jobs.
 
-OPTIONAL = '((RequiresGPU == "optional") is true && !member(unparse(RequestGPUs), {"", "undefined", "0"}))'
+Universes 7, 9, 12 (scheduler, grid, local) never run in a slot.
+"""
+
+OPTIONAL = (
+    '((RequiresGPU == "optional") is true && !member(unparse(RequestGPUs), {"", "undefined", "0"}))'
+)
 """True for jobs that use a GPU where there is one: their RequestGPUs depends on the slot."""
 
 GPU_JOBS = (
-    f'{JOBS} && !member(unparse(RequestGPUs), {{"", "undefined"}}) && ((RequestGPUs != 0) isnt false || {OPTIONAL})'
+    f'{JOBS} && !member(unparse(RequestGPUs), {{"", "undefined"}}) && ((RequestGPUs != 0) '
+    f"isnt false || {OPTIONAL})"
 )
-"""Without those that want no GPU: RequestGPUs is 0, or missing. One that evaluates to nothing is kept: it gets a
-reason."""
+"""Without those that want no GPU: RequestGPUs is 0, or missing. One that evaluates to nothing is
+kept: it gets a reason."""
 
 _NOT_REQUIREMENTS = frozenset(
-    {"jobstatus", "jobcount", "jobids", "id", "jobprio", "qdate", "enteredcurrentstatus", "mytype", "targettype"}
+    {
+        "jobstatus",
+        "jobcount",
+        "jobids",
+        "id",
+        "jobprio",
+        "qdate",
+        "enteredcurrentstatus",
+        "mytype",
+        "targettype",
+    }
 )
-_OF_TIME = re.compile(r"\b(time\s*\(\s*\)|currenttime|servertime|qdate|enteredcurrentstatus)", re.IGNORECASE)
+_OF_TIME = re.compile(
+    r"\b(time\s*\(\s*\)|currenttime|servertime|qdate|enteredcurrentstatus)", re.IGNORECASE
+)
 _USAGE = frozenset(
-    {"diskusage", "memoryusage", "imagesize", "residentsetsize", "transferinputsizemb", "executablesize"}
+    {
+        "diskusage",
+        "memoryusage",
+        "imagesize",
+        "residentsetsize",
+        "transferinputsizemb",
+        "executablesize",
+    }
 )
 """Measured while a job runs: a running job may differ here from its waiting brothers and is still of their class."""
 
@@ -72,7 +110,8 @@ class JobGroup:
     schedd: str
     key: str  # digest of all requirements
     brothers: str  # the same without measured usage
-    shape: str  # the same without the owner, unless an expression looks at that: what verdicts depend on
+    # the same without the owner, unless an expression looks at that: what verdicts depend on
+    shape: str
     status: int
     count: int
     first: str  # id of its first job, ``204.0``; ``last`` that of its last one
@@ -97,7 +136,9 @@ def group(ad: Ad, schedd: str, owner_attribute: str) -> JobGroup | None:
         schedd=schedd,
         key=_digest(kept),
         brothers=_digest({name: text for name, text in kept.items() if name not in _USAGE}),
-        shape=_digest({name: text for name, text in kept.items() if about_owner or name not in owners}, 16),
+        shape=_digest(
+            {name: text for name, text in kept.items() if about_owner or name not in owners}, 16
+        ),
         status=whole(ad, "JobStatus"),
         count=count,
         first=ids.split(" ", 1)[0],
@@ -116,7 +157,10 @@ def _digest(attributes: dict[str, str], size: int = 8) -> str:
 
 
 def merged(groups: Iterable[JobGroup]) -> dict[str, list[JobGroup]]:
-    """Return the groups by class id. Running and held ones join the waiting ones of the same kind, if there are any."""
+    """Return the groups by class id.
+
+    Running and held ones join the waiting ones of the same kind, if there are any.
+    """
     everything = list(groups)
     waiting = {g.brothers: g.key for g in everything if g.status == IDLE}
     classes: dict[str, list[JobGroup]] = {}
@@ -130,7 +174,9 @@ def representative(groups: list[JobGroup]) -> Ad:
     """Return the ad of a class: of a waiting group if there is one, and of jobs that were submitted first."""
     if len(groups) == 1:
         return groups[0].ad
-    return min(groups, key=lambda g: (g.status != IDLE, number(g.ad, "QDate") or 0, g.schedd, g.first)).ad
+    return min(
+        groups, key=lambda g: (g.status != IDLE, number(g.ad, "QDate") or 0, g.schedd, g.first)
+    ).ad
 
 
 def passes(ad: Ad) -> bool:
@@ -142,7 +188,8 @@ class QueueWait(NamedTuple):
     """Times for which idle jobs have waited, by this host's clock."""
 
     oldest_at: float = 0.0  # when the oldest of them was submitted
-    idle_at: float = 0.0  # when the longest wait that goes on began: a job that was evicted began anew
+    # when the longest wait that goes on began: a job that was evicted began anew
+    idle_at: float = 0.0
 
     @classmethod
     def of(cls, ad: Ad, received_at: float) -> QueueWait:
@@ -161,8 +208,13 @@ Slots = Sequence[Sequence[Ad]]
 NO_SLOTS: Slots = ((), ())
 
 
-def job_class(class_id: str, groups: list[JobGroup], fresh: int, waits: QueueWait, slots: Slots = NO_SLOTS) -> JobClass:
-    """Return a class without the verdicts on its requirements. ``slots``: as for :func:`request`."""
+def job_class(
+    class_id: str, groups: list[JobGroup], fresh: int, waits: QueueWait, slots: Slots = NO_SLOTS
+) -> JobClass:
+    """Return a class without the verdicts on its requirements.
+
+    ``slots``: as for :func:`request`.
+    """
     ad = representative(groups)
     idle, held = [g for g in groups if g.status == IDLE], [g for g in groups if g.status == HELD]
     running = [g for g in groups if g.status in IN_SLOT]
@@ -170,7 +222,9 @@ def job_class(class_id: str, groups: list[JobGroup], fresh: int, waits: QueueWai
     fresh = min(fresh, waiting)
     asks, driver, invalid = request(ad, slots)
     shares = (number(ad, name) for name in ("GpuDuty", "GpuWidth"))  # from 0 to 1, in thousandths
-    duty_milli, width_milli = (round(each * 1000) if each is not None and 0 <= each <= 1 else 0 for each in shares)
+    duty_milli, width_milli = (
+        round(each * 1000) if each is not None and 0 <= each <= 1 else 0 for each in shares
+    )
     return JobClass(
         id=class_id,
         **asks._asdict(),
@@ -223,8 +277,8 @@ _RESOURCE_REQUESTS = (
 def request(ad: Ad, slots: Slots = NO_SLOTS) -> tuple[JobRequest, int, str]:
     """Return what a job asks for, the least CUDA version, and what is wrong with it if no slot can ever meet it.
 
-    A request that looks at the slot is the least of those in ``slots``. HTCondor runs jobs with a negative request of
-    CPUs, memory or disk, as if it was 0.
+    A request that looks at the slot is the least of those in ``slots``. HTCondor runs jobs with a
+    negative request of CPUs, memory or disk, as if it was 0.
     """
     gpu_milli, invalid = _gpus_asked(ad, slots[1])
     asked = [_asked(ad, name, slots[gpu_milli > 0]) for name, _, _ in _RESOURCE_REQUESTS]
@@ -240,7 +294,9 @@ def request(ad: Ad, slots: Slots = NO_SLOTS) -> tuple[JobRequest, int, str]:
     walltime_s = whole(ad, "AllowedJobDuration") or whole(ad, "AllowedExecuteDuration")
     walltime_s = walltime_s or whole(ad, "MaxWallTimeMins") * 60
     per_gpu = math.ceil(vram), math.ceil(round(capability * 10, 6))
-    asks = JobRequest(gpu_milli, cpus, memory_mib, math.ceil(disk_kib / 1024), *per_gpu, float(walltime_s))
+    asks = JobRequest(
+        gpu_milli, cpus, memory_mib, math.ceil(disk_kib / 1024), *per_gpu, float(walltime_s)
+    )
     return asks, math.ceil(driver), invalid or _undefined(ad, asked)
 
 
@@ -250,12 +306,22 @@ def _asked(ad: Ad, name: str, slots: Sequence[Ad]) -> float | None:
         return float(name == "RequestCpus")
     own = number(ad, name)
     # as arithmetic reads it: true is 1
-    values = [classads.evaluated_number(f"{name} + 0", ad, slot) for slot in slots] if own is None else [own]
-    return min((each for each in values if each is not None and each <= classads.LARGEST_NUMBER), default=None)
+    values = (
+        [classads.evaluated_number(f"{name} + 0", ad, slot) for slot in slots]
+        if own is None
+        else [own]
+    )
+    return min(
+        (each for each in values if each is not None and each <= classads.LARGEST_NUMBER),
+        default=None,
+    )
 
 
 def gpu_optional(ad: Ad) -> bool:
-    """Return True if a job uses a GPU where there is one. ``RequiresGPU`` alone asks for none: that is a CPU job."""
+    """Return True if a job uses a GPU where there is one.
+
+    ``RequiresGPU`` alone asks for none: that is a CPU job.
+    """
     asks = source(ad, "RequestGPUs") not in ("", "undefined", "0")
     return asks and text(ad, "RequiresGPU", 20).lower() == "optional"
 
@@ -263,13 +329,15 @@ def gpu_optional(ad: Ad) -> bool:
 def _gpus_asked(ad: Ad, slots: Sequence[Ad]) -> tuple[int, str]:
     """Return the GPUs in thousandths, and what is wrong with the request if no slot can ever meet it.
 
-    HTCondor assigns whole GPUs, and a drone may offer shares of one as such. A job asks for a share by its GpuMilli.
+    HTCondor assigns whole GPUs, and a drone may offer shares of one as such. A job asks for a share
+    by its GpuMilli.
     """
     if source(ad, "RequestGPUs") in ("", "undefined"):
         return 0, ""
     asked, written = _asked(ad, "RequestGPUs", slots), printable(source(ad, "RequestGPUs"), 60)
     if gpu_optional(ad) and not asked:
-        # In a slot with a GPU; where that depends on more of the GPU, the verdict on each type does as well.
+        # In a slot with a GPU; where that depends on more of the GPU, the verdict on each type does
+        # as well.
         asked = classads.evaluated_number("RequestGPUs", ad, classad2.ClassAd({"GPUs": 1})) or 1
     if asked is None:
         return 0, f"request_gpus = {written} is not a number for this job: write request_gpus = 1"
@@ -309,7 +377,10 @@ def _undefined(ad: Ad, asked: Sequence[float | None]) -> str:
 
 
 def negative_requests(classes: Iterable[list[JobGroup]]) -> Iterator[str]:
-    """Yield a line for each negative request. HTCondor runs such jobs, so it is no reason to refuse them."""
+    """Yield a line for each negative request.
+
+    HTCondor runs such jobs, so it is no reason to refuse them.
+    """
     for groups in classes:
         ad = representative(groups)
         for name, submitted, _ in _RESOURCE_REQUESTS:
@@ -318,7 +389,9 @@ def negative_requests(classes: Iterable[list[JobGroup]]) -> Iterator[str]:
 
 
 def as_job(ad: Ad) -> Ad:
-    return classad2.ClassAd({name: ad.lookup(name) for name in ad if name.lower() not in ("jobcount", "jobids", "id")})
+    return classad2.ClassAd(
+        {name: ad.lookup(name) for name in ad if name.lower() not in ("jobcount", "jobids", "id")}
+    )
 
 
 def group_attributes(owner_attribute: str, constraint: str) -> list[str]:
@@ -333,7 +406,9 @@ ACCOUNTING_PROJECTION = attribute_names(
 _ROOT_GROUP = "<none>"  # HTCondor's name for the root of all groups
 
 
-def accounting_groups(ads: Iterable[Ad], classes: Iterable[JobClass], weight: str) -> tuple[Group, ...]:
+def accounting_groups(
+    ads: Iterable[Ad], classes: Iterable[JobClass], weight: str
+) -> tuple[Group, ...]:
     """Return all groups but the root; empty where there are no others."""
     known = {text(ad, "Name", 80).casefold(): ad for ad in ads if _is_group(ad)}
     cpus, milli, used = Counter[str](), Counter[str](), defaultdict[str, float](float)
@@ -348,13 +423,16 @@ def accounting_groups(ads: Iterable[Ad], classes: Iterable[JobClass], weight: st
 
     def gpu_milli(name: str, amount: float) -> int:
         cpus_per_gpu = cpus[name] * WHOLE_GPU / milli[name] if cpus[name] and milli[name] else 1.0
-        # rounded to a thousandth first: 8 CPUs at 8 a GPU are one GPU, whatever floating point makes of it
+        # rounded to a thousandth first: 8 CPUs at 8 a GPU are one GPU, whatever floating point
+        # makes of it
         return int(round(amount * WHOLE_GPU / cpus_per_gpu, 3))
 
     return tuple(
         Group(
             name=text(ad, "Name", 80),
-            quota_milli=None if _is_dynamic(ad, weight) else gpu_milli(name, _amount(ad, "ConfigQuota")),
+            quota_milli=None
+            if _is_dynamic(ad, weight)
+            else gpu_milli(name, _amount(ad, "ConfigQuota")),
             used_milli=gpu_milli(name, used[name]),
             surplus=_takes_surplus(ad),
             priority=_amount(ad, "Priority"),
@@ -391,7 +469,10 @@ def _amount(ad: Ad, name: str) -> float:
 
 
 def _is_group(ad: Ad) -> bool:
-    return classads.value(ad, "IsAccountingGroup") is True and text(ad, "Name", 80) not in ("", _ROOT_GROUP)
+    return classads.value(ad, "IsAccountingGroup") is True and text(ad, "Name", 80) not in (
+        "",
+        _ROOT_GROUP,
+    )
 
 
 def _is_dynamic(ad: Ad, weight: str) -> bool:

@@ -1,7 +1,8 @@
 """Matching of jobs with drone types, by the job's own expressions against the slot ad that the type would show.
 
-The slot ad is a template made from the drone type; what slots of the type really advertised takes its place once one
-has arrived. Both sides' Requirements count, as in a negotiation, and RequireGPUs must hold for as many GPUs as asked.
+The slot ad is a template made from the drone type; what slots of the type really advertised takes
+its place once one has arrived. Both sides' Requirements count, as in a negotiation, and RequireGPUs
+must hold for as many GPUs as asked.
 """
 
 from __future__ import annotations
@@ -12,7 +13,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from adapters.htcondor import classad2, classads
-from adapters.htcondor.classads import Ad, evaluated_number, expression, holds, number, source, value
+from adapters.htcondor.classads import (
+    Ad,
+    evaluated_number,
+    expression,
+    holds,
+    number,
+    source,
+    value,
+)
 from adapters.shared.printing import printable
 from provisioner.gpu_models import canonical, driver_name
 from provisioner.model import NVIDIA, WHOLE_GPU, DroneType, Sharing, UnmetRequirement
@@ -50,7 +59,8 @@ WITHIN_LIMITS = (
     " && (TARGET.RequestGPUs is undefined || MY.GPUs >= TARGET.RequestGPUs)"
 )
 STATED_WALLTIME = (
-    "(TARGET.AllowedJobDuration ?: (TARGET.AllowedExecuteDuration ?: ((TARGET.MaxWallTimeMins * 60) ?: 0)))"
+    "(TARGET.AllowedJobDuration ?: (TARGET.AllowedExecuteDuration ?: "
+    "((TARGET.MaxWallTimeMins * 60) ?: 0)))"
 )
 ASKED_SHARE = "(TARGET.GpuMilli ?: 1000)"
 _ASSIGNED = re.compile(r"^\s*(\w+)\s*=((?:[^\n\\]|\\(?!\n)|\\\n)*)$", re.MULTILINE)
@@ -78,27 +88,39 @@ def start(kind: DroneType) -> str:
     )
     left = "(MY.GPUs - TARGET.RequestGPUs)"
     if kind.vram_pool:
-        share, pooled = share_milli(kind.shares), f"max({{{kind.vram_mib // kind.shares}, TARGET.RequestGPUMem ?: 0}})"
+        share, pooled = (
+            share_milli(kind.shares),
+            f"max({{{kind.vram_mib // kind.shares}, TARGET.RequestGPUMem ?: 0}})",
+        )
         asks = f"({ASKED_SHARE} <= {share} || (TARGET.RequestGPUMem ?: 0) > 0)"
         wants = f"(TARGET.RequestGPUs ?: 0) == 1 && {asks} && MY.GPUMem >= {pooled}"
-        keeps = [f"({rest}) * {kind.vram_mib} >= {kept} * (MY.GPUMem - {pooled})" for rest, kept in rests if kept]
+        keeps = [
+            f"({rest}) * {kind.vram_mib} >= {kept} * (MY.GPUMem - {pooled})"
+            for rest, kept in rests
+            if kept
+        ]
     elif kind.shares == 1:
         wants = "(TARGET.RequestGPUs ?: 0) >= 1"
         keeps = [f"{rest} >= {kept} * {left}" for rest, kept in rests if kept]
     else:
         share = share_milli(kind.shares)
         wants = f"(TARGET.RequestGPUs ?: 0) == 1 && {ASKED_SHARE} <= {share}"
-        keeps = [f"({rest}) * {WHOLE_GPU} >= {kept * share} * {left}" for rest, kept in rests if kept]
+        keeps = [
+            f"({rest}) * {WHOLE_GPU} >= {kept * share} * {left}" for rest, kept in rests if kept
+        ]
     return " && ".join([wants, *keeps])
 
 
 def operator_start(drone_config: str, built_in: str, slot: Ad) -> str:
     """Return START of a drone with the operator's lines in its configuration.
 
-    Where that refers to macros, or to attributes of the slot that are not known yet, it cannot be predicted:
-    ``built_in`` alone is returned, and the pool has the last word.
+    Where that refers to macros, or to attributes of the slot that are not known yet, it cannot be
+    predicted: ``built_in`` alone is returned, and the pool has the last word.
     """
-    assigned = [(found[1], found[2].replace("\\\n", " ").strip()) for found in _ASSIGNED.finditer(drone_config)]
+    assigned = [
+        (found[1], found[2].replace("\\\n", " ").strip())
+        for found in _ASSIGNED.finditer(drone_config)
+    ]
     text = built_in
     for name, written in assigned:
         if name.lower() == "start":
@@ -106,7 +128,9 @@ def operator_start(drone_config: str, built_in: str, slot: Ad) -> str:
     if text == built_in or "$(" in text or expression(text) is None:
         return built_in
     own = {name.lower() for name, _ in assigned} | {name.lower() for name in _MY.findall(text)}
-    unknown = [name for name in classads.references(text, slot) if name.lower() in own and name not in slot]
+    unknown = [
+        name for name in classads.references(text, slot) if name.lower() in own and name not in slot
+    ]
     return built_in if unknown else text
 
 
@@ -142,9 +166,15 @@ def template(kind: DroneType, received: ReceivedSlot | None = None, drone_config
         }
     )
     if devices:  # what a drone publishes on a node with Python and NVIDIA's library
-        ad["VramEnforced"] = "mps" if kind.sharing is Sharing.MPS and kind.shares > 1 and kind.vram_mib else "watched"
+        ad["VramEnforced"] = (
+            "mps"
+            if kind.sharing is Sharing.MPS and kind.shares > 1 and kind.vram_mib
+            else "watched"
+        )
     if kind.vram_pool:
-        _put(ad, {name: str(kind.vram_mib) for name in ("GPUMem", "TotalGPUMem", "TotalSlotGPUMem")})
+        _put(
+            ad, {name: str(kind.vram_mib) for name in ("GPUMem", "TotalGPUMem", "TotalSlotGPUMem")}
+        )
     gpu = _gpu_template(kind) if devices else {}
     gpus: tuple[Mapping[str, str], ...] = (gpu,) * devices
     _put(ad, {f"GPUs_{name}": text for name, text in gpu.items()})
@@ -175,7 +205,9 @@ def _gpu_template(kind: DroneType) -> dict[str, str]:
         "ECCEnabled": "true",
         "GlobalMemoryMb": str(kind.vram_mib // kind.shares) if kind.vram_mib else "",
         "Capability": f"{kind.capability / 10:.1f}" if kind.capability else "",
-        "DeviceName": classad2.quote(driver_name(kind.gpu_model, kind.vendor)) if kind.gpu_model else "",
+        "DeviceName": classad2.quote(driver_name(kind.gpu_model, kind.vendor))
+        if kind.gpu_model
+        else "",
         "MaxSupportedVersion": str(kind.driver) if kind.driver else "",
         "DriverVersion": version if kind.driver else "",
     }
@@ -188,7 +220,12 @@ def _put(ad: Ad, attributes: Mapping[str, str]) -> None:
         ad[name] = expression(text) or expression("error")
 
 
-_AMOUNTS_ASKED = {"RequestGPUs": "GPUs", "RequestCpus": "Cpus", "RequestMemory": "Memory", "RequestDisk": "Disk"}
+_AMOUNTS_ASKED = {
+    "RequestGPUs": "GPUs",
+    "RequestCpus": "Cpus",
+    "RequestMemory": "Memory",
+    "RequestDisk": "Disk",
+}
 
 
 def unmet_requirement(job: Ad, slot: Ad) -> UnmetRequirement | None:
@@ -200,22 +237,36 @@ def unmet_beside_amounts(job: Ad, slot: Ad) -> UnmetRequirement | None:
     """Return the first requirement that would be unmet if the job asked for no more than the slot has."""
     asked = {name: evaluated_number(name, job, slot) for name in _AMOUNTS_ASKED}
     there = {name: number(slot, offered) or 0 for name, offered in _AMOUNTS_ASKED.items()}
-    less = {name: int(there[name]) for name, amount in asked.items() if amount is not None and amount > there[name]}
+    less = {
+        name: int(there[name])
+        for name, amount in asked.items()
+        if amount is not None and amount > there[name]
+    }
     found = _unmet(classad2.ClassAd({**{name: job.lookup(name) for name in job}, **less}), slot)
     return _first([each for each in found if not each.is_amount])
 
 
 def _first(found: list[UnmetRequirement]) -> UnmetRequirement | None:
-    """Return the first by dimension. One dimension counts once; other requirements count as often as they differ."""
+    """Return the first by dimension.
+
+    One dimension counts once; other requirements count as often as they differ.
+    """
     if not found:
         return None
-    kinds = {each.requested if each.dimension == "requirements" else each.dimension for each in found}
-    return replace(min(found, key=lambda each: DIMENSION_ORDER.index(each.dimension)), others=len(kinds) - 1)
+    kinds = {
+        each.requested if each.dimension == "requirements" else each.dimension for each in found
+    }
+    return replace(
+        min(found, key=lambda each: DIMENSION_ORDER.index(each.dimension)), others=len(kinds) - 1
+    )
 
 
 def _unmet(job: Ad, slot: Ad) -> list[UnmetRequirement]:
     """Return all requirements of the two ads that are unmet; none if they match."""
-    wants, asked = source(job, "Requirements") or "true", evaluated_number("RequestGPUs", job, slot) or 0
+    wants, asked = (
+        source(job, "Requirements") or "true",
+        evaluated_number("RequestGPUs", job, slot) or 0,
+    )
     gpus_fit = "RequireGPUs" not in job or _gpus_with("MY.RequireGPUs", job, slot) >= asked
     if gpus_fit and holds(wants, job, slot) and holds("Requirements", slot, job):
         return []
@@ -224,7 +275,9 @@ def _unmet(job: Ad, slot: Ad) -> list[UnmetRequirement]:
     plain = (clause for clause in clauses(wants) if not (gpus and "countmatches" in clause.lower()))
     own = (_described(clause, job, slot) for clause in plain if not holds(clause, job, slot))
     found = [*_numbers(job, slot), *gpus, *own, *_start_clauses(job, slot)]
-    return found or [UnmetRequirement("requirements", printable(source(job, "Requirements")), "not met")]
+    return found or [
+        UnmetRequirement("requirements", printable(source(job, "Requirements")), "not met")
+    ]
 
 
 def _gpus_with(clause: str, job: Ad, slot: Ad) -> float:
@@ -255,7 +308,9 @@ def _gpu_clauses(job: Ad, slot: Ad) -> Iterator[UnmetRequirement]:
     missed = [clause for clause in clauses(require) if _gpus_with(clause, job, slot) < wanted]
     yield from (_described(clause, job, slot, gpu=True) for clause in missed)
     if not missed:  # each is met by some GPU, all of them by too few
-        yield UnmetRequirement("requirements", printable(require), f"fewer than {wanted:g} GPUs meet all of it")
+        yield UnmetRequirement(
+            "requirements", printable(require), f"fewer than {wanted:g} GPUs meet all of it"
+        )
 
 
 def _start_clauses(job: Ad, slot: Ad) -> Iterator[UnmetRequirement]:
@@ -267,7 +322,10 @@ def _start_clauses(job: Ad, slot: Ad) -> Iterator[UnmetRequirement]:
             asked = evaluated_number(STATED_WALLTIME, slot, job) or 0
             yield UnmetRequirement("walltime", f"{asked:.0f} s", f"{limit} s")
         elif clause.startswith(ASKED_SHARE):
-            asked, share = ((evaluated_number(each, slot, job) or 0) / WHOLE_GPU for each in (ASKED_SHARE, limit))
+            asked, share = (
+                (evaluated_number(each, slot, job) or 0) / WHOLE_GPU
+                for each in (ASKED_SHARE, limit)
+            )
             yield UnmetRequirement("gpus", f"{asked:g}", f"shares of {share:g}, one to a job")
         else:
             yield UnmetRequirement("start", printable(clause), "false for this job")
@@ -288,7 +346,9 @@ def _described(clause: str, job: Ad, slot: Ad, gpu: bool = False) -> UnmetRequir
             available = f"none: {printable(vendor, 20)} GPUs have no CUDA"
         return UnmetRequirement(dimension, _with_unit(dimension, least), available)
     if dimension in ("gpu-model", "arch"):
-        found = str(value(slot, "GPUs_DeviceName" if dimension == "gpu-model" else "Arch") or "unknown")
+        found = str(
+            value(slot, "GPUs_DeviceName" if dimension == "gpu-model" else "Arch") or "unknown"
+        )
         return UnmetRequirement(dimension, printable(clause), printable(found))
     values = []
     for name in names:
@@ -338,7 +398,8 @@ def clauses(source_text: str) -> Iterator[str]:
                 parts[-1] += token
         if text.startswith("(") and outside == [")"]:
             todo.append(text[1:-1])
-        elif len(parts) == 1 or "||" in outside or "?" in outside:  # weaker than && on either side: not a conjunction
+        elif len(parts) == 1 or "||" in outside or "?" in outside:
+            # weaker than && on either side: not a conjunction
             yield text
         else:
             todo += reversed(parts)
@@ -363,7 +424,13 @@ def received(slot: Ad) -> ReceivedSlot:
         text, of_gpus = source(slot, name), name.lower().startswith("gpus_")
         found = value(slot, name) if of_gpus else None
         if isinstance(found, classad2.ClassAd) and len(gpus) < _MOST_GPUS:
-            gpus.append({key: source(found, key) for key in found if len(source(found, key)) <= _LONGEST_LEARNT})
+            gpus.append(
+                {
+                    key: source(found, key)
+                    for key in found
+                    if len(source(found, key)) <= _LONGEST_LEARNT
+                }
+            )
         elif isinstance(found, str | int | float):
             learnt[name] = text[:_LONGEST_LEARNT]
         elif not of_gpus and not _ALLOCATION.fullmatch(name) and len(text) <= _LONGEST_LEARNT:
@@ -388,8 +455,16 @@ def differences(kind: DroneType, got: ReceivedSlot) -> tuple[str, ...]:
     ):
         wanted, there = number(ordered, name), number(arrived, name)
         if wanted and there is not None and there < wanted * slack:
-            lines.append(f"drone type {kind.key}: ordered {name} {wanted:.15g}{unit}, received {there:.15g}{unit}")
+            lines.append(
+                f"drone type {kind.key}: ordered {name} {wanted:.15g}{unit}, received {there:.15g}{unit}"
+            )
     wanted_model, model = value(ordered, "GPUs_DeviceName"), value(arrived, "GPUs_DeviceName")
-    if isinstance(wanted_model, str) and isinstance(model, str) and canonical(wanted_model) != canonical(model):
-        lines.append(f"drone type {kind.key}: ordered GPU {printable(wanted_model)}, received {printable(model)}")
+    if (
+        isinstance(wanted_model, str)
+        and isinstance(model, str)
+        and canonical(wanted_model) != canonical(model)
+    ):
+        lines.append(
+            f"drone type {kind.key}: ordered GPU {printable(wanted_model)}, received {printable(model)}"
+        )
     return tuple(lines)

@@ -20,13 +20,19 @@ PROJECTION = classads.attribute_names(
     """
 )
 _Group = tuple[str, str]  # site and GPU model
-_REMEMBERED_S = 3600.0  # a drone that is missing for less (a collector restarts) has not joined anew
+# a drone that is missing for less (a collector restarts) has not joined anew
+_REMEMBERED_S = 3600.0
 
 
 def constraint(controller: str) -> str:
-    """Return the constraint for slots with GPUs of drones that are not of ``controller``. Huge texts are left out."""
+    """Return the constraint for slots with GPUs of drones that are not of ``controller``.
+
+    Huge texts are left out.
+    """
     marks = f'TardisDroneUuid isnt undefined || GLIDEIN_Site isnt undefined || !regexp("^{controller}-", DroneId)'
-    sizes = " && ".join(f"(size({name}) <= 1000) isnt false" for name in ("Name", "SiteName", "GPUs_DeviceName"))
+    sizes = " && ".join(
+        f"(size({name}) <= 1000) isnt false" for name in ("Name", "SiteName", "GPUs_DeviceName")
+    )
     return f'SlotType isnt "Dynamic" && TotalSlotGPUs > 0 && ({marks}) is true && {sizes}'
 
 
@@ -41,7 +47,9 @@ class OtherDroneReader:
     def drones(self) -> Sequence[OtherDrones]:
         """Return the drones of others by site and GPU model. Each start of a startd is a drone."""
         gpus, busy, names = Counter[_Group](), Counter[_Group](), defaultdict[_Group, set[str]](set)
-        for ad in self._collector.query(htcondor2.AdType.Startd, constraint(self._controller), PROJECTION):
+        for ad in self._collector.query(
+            htcondor2.AdType.Startd, constraint(self._controller), PROJECTION
+        ):
             group = site_of(ad), text(ad, "GPUs_DeviceName", 80)
             there = min(whole(ad, "TotalSlotGPUs"), MAX_DEVICES_PER_JOB)
             free = min(whole(ad, "GPUs"), there)
@@ -49,14 +57,18 @@ class OtherDroneReader:
                 free = 0 if is_claimed(ad) else there
             gpus[group] += there
             busy[group] += there - free
-            names[group].add(f"{text(ad, 'Name', 600).partition('@')[2]} {moment(ad, 'DaemonStartTime'):.0f}")
+            names[group].add(
+                f"{text(ad, 'Name', 600).partition('@')[2]} {moment(ad, 'DaemonStartTime'):.0f}"
+            )
         now = time.monotonic()
         for group, those in names.items():
             self._joined[group] += 0 if self._known is None else len(those - self._known.keys())
         kept = {name: at for name, at in (self._known or {}).items() if now - at <= _REMEMBERED_S}
         self._known = kept | dict.fromkeys(set().union(*names.values()), now)
         return [
-            OtherDrones(*group, len(names[group]), gpus[group] * WHOLE_GPU, busy[group] * WHOLE_GPU, joined)
+            OtherDrones(
+                *group, len(names[group]), gpus[group] * WHOLE_GPU, busy[group] * WHOLE_GPU, joined
+            )
             for group, joined in sorted(self._joined.items())
         ]
 

@@ -9,7 +9,12 @@ from operator import add
 
 from adapters.htcondor.classads import history_end
 from adapters.htcondor.daemons import Collectors
-from adapters.htcondor.overlay.history import HISTORY_PROJECTION, RUNS_IN_SLOTS, WITH_GPUS, ended_run
+from adapters.htcondor.overlay.history import (
+    HISTORY_PROJECTION,
+    RUNS_IN_SLOTS,
+    WITH_GPUS,
+    ended_run,
+)
 from adapters.htcondor.overlay.schedds import queues_of
 from adapters.htcondor.overlay.settings import HTCondorConfig
 from adapters.shared.printing import printable
@@ -26,7 +31,9 @@ PAST_READER = "adapters.htcondor.overlay.past:PastReader"
 class PastReader:
     """Reader of the histories, in a worker process of its own: they are large files, and polls must not wait."""
 
-    def __init__(self, config: HTCondorConfig, controller: str, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, config: HTCondorConfig, controller: str, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._config, self._controller, self._clock = config, controller, clock
         self._collector = Collectors(config.collector)
 
@@ -53,13 +60,16 @@ class PastReader:
                 with self._collector.errors.translated(f"schedd {printable(queue.name, 80)}"):
                     queue.ask()
                     left = list(queue.schedd.history(wanted, projection, most, end))
-                    stay = list(queue.schedd.query(wanted, projection=projection, limit=most))  # LeaveJobInQueue
+                    # LeaveJobInQueue
+                    stay = list(queue.schedd.query(wanted, projection=projection, limit=most))
             except (UnavailableError, AuthError) as error:
                 failures.append(str(error))
                 continue
             left_out = left_out or max(len(left), len(stay)) >= most
             for ad in (*left, *stay):
-                run = ended_run(ad, queue.name, self._controller, config.owner_attribute, partial(add, -ahead_s))
+                run = ended_run(
+                    ad, queue.name, self._controller, config.owner_attribute, partial(add, -ahead_s)
+                )
                 if run is not None and since <= run.ended_at <= time.time():
                     found.append(run)
         if len(failures) == len(queues):

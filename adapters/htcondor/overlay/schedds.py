@@ -1,8 +1,9 @@
 """The schedds of a pool: those that answer, and the last answer of those that do not.
 
-This lives in the worker process that polls the pool. The bindings wait 20 s for a schedd that accepts connections and
-does not answer, and nothing shortens that. So each schedd is first asked by a process of its own, which can be ended.
-What must outlive the end of the worker itself, at the deadline of a poll, is kept in a directory.
+This lives in the worker process that polls the pool. The bindings wait 20 s for a schedd that
+accepts connections and does not answer, and nothing shortens that. So each schedd is first asked by
+a process of its own, which can be ended. What must outlive the end of the worker itself, at the
+deadline of a poll, is kept in a directory.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ from provisioner.values import frozen
 
 SCHEDD_ANSWER_TIMEOUT_S = 3.0  # longest wait for the answer of a schedd to a trivial question
 SILENT_RETRY_S, HUNG_RETRY_S = 30.0, 300.0
-"""A silent schedd is asked again after this long; one that kept us waiting ever more rarely, at last after the
-second."""
+"""A silent schedd is asked again after this long; one that kept us waiting ever more rarely, at
+last after the second."""
 _MAX_SILENCE_NOTICES = 10
 
 
@@ -42,7 +43,8 @@ class ScheddQueue:
     name: str
     schedd: Any
     ahead_s: float
-    slack: int | None = None  # number of further jobs it may run (MAX_JOBS_RUNNING); None where it does not say
+    # number of further jobs it may run (MAX_JOBS_RUNNING); None where it does not say
+    slack: int | None = None
 
     def ask(self) -> None:
         nothing = "ClusterId == 0 && ProcId == 0"
@@ -90,16 +92,26 @@ class ScheddRegistry:
             self.answered, self.silent, self.last = pickle.loads((directory / "known").read_bytes())
         whom, _, name = asked(directory).partition(" ")
         if whom == "schedd":
-            self.failed(name, UnavailableError("no answer before the deadline of a poll"), time.time(), hung=True)
+            self.failed(
+                name,
+                UnavailableError("no answer before the deadline of a poll"),
+                time.time(),
+                hung=True,
+            )
             self.save()
         self.note_asked("")
 
     def save(self) -> None:
-        """Keep what a process after this one needs. Answers only where one of several schedds may become silent."""
+        """Keep what a process after this one needs.
+
+        Answers only where one of several schedds may become silent.
+        """
         kept = self.last if len(self.last) > 1 or self.silent else {}
         with suppress(OSError):
             fresh = self._directory / "known.new"
-            fresh.write_bytes(pickle.dumps((self.answered, self.silent, kept), protocol=pickle.HIGHEST_PROTOCOL))
+            fresh.write_bytes(
+                pickle.dumps((self.answered, self.silent, kept), protocol=pickle.HIGHEST_PROTOCOL)
+            )
             fresh.replace(self._directory / "known")
 
     @contextmanager
@@ -123,15 +135,22 @@ class ScheddRegistry:
         for queue in queues:
             silence = self.silent.get(queue.name)
             if silence is not None:
-                wait_s = min(SILENT_RETRY_S * 2.0 ** min(max(0, silence.hung - 1), 10), HUNG_RETRY_S)
+                wait_s = min(
+                    SILENT_RETRY_S * 2.0 ** min(max(0, silence.hung - 1), 10), HUNG_RETRY_S
+                )
                 # a clock that was set back must not silence it for long
                 if now < min(silence.tried_at, time.time()) + wait_s:
                     continue
             found.append(queue)
         return found
 
-    def try_out(self, queues: Sequence[ScheddQueue], translated: Callable[[ScheddQueue], Any], wait_s: float) -> None:
-        """Ask each schedd an empty question. ``translated``: a context that turns the bindings' errors into ours."""
+    def try_out(
+        self, queues: Sequence[ScheddQueue], translated: Callable[[ScheddQueue], Any], wait_s: float
+    ) -> None:
+        """Ask each schedd an empty question.
+
+        ``translated``: a context that turns the bindings' errors into ours.
+        """
         now, results = time.time(), answers({queue.name: queue.ask for queue in queues}, wait_s)
         for queue in queues:
             try:
@@ -144,8 +163,19 @@ class ScheddRegistry:
             except AdapterError as error:
                 self.failed(queue.name, error, now, hung=results[queue.name] is None)
 
-    def failed(self, name: str, error: AdapterError, now: float, *, hung: bool = False, unlisted: bool = False) -> None:
-        """Note that a schedd did not answer. One that is ``unlisted`` is asked at once when it is listed again."""
+    def failed(
+        self,
+        name: str,
+        error: AdapterError,
+        now: float,
+        *,
+        hung: bool = False,
+        unlisted: bool = False,
+    ) -> None:
+        """Note that a schedd did not answer.
+
+        One that is ``unlisted`` is asked at once when it is listed again.
+        """
         known, last = self.silent.get(name), self.last.get(name)
         since = known.since if known else last.taken_at if last else now
         tries = (known.hung if known else 0) + 1 if hung else 0
@@ -181,7 +211,9 @@ class ScheddRegistry:
             minutes = int((now - silence.since) // 60)
             age = f"{minutes} min" if minutes else "less than a minute"
             if name not in self.answered and name not in named:
-                repair = "name the schedds that count under `schedds`, or let our identity READ there"
+                repair = (
+                    "name the schedds that count under `schedds`, or let our identity READ there"
+                )
                 yield f"schedd {shown} has never answered and is left out ({why}): {repair}"
             elif name in self.last:
                 yield f"schedd {shown} does not answer ({why}): its jobs count as they were {age} ago"
@@ -190,7 +222,9 @@ class ScheddRegistry:
 
     def unheard(self, named: Sequence[str]) -> tuple[str, ...]:
         """Return the silent schedds whose jobs should count."""
-        return tuple(printable(n, 80) for n in sorted(self.silent) if n in self.answered or n in named)
+        return tuple(
+            printable(n, 80) for n in sorted(self.silent) if n in self.answered or n in named
+        )
 
 
 def asked(directory: Path) -> str:
@@ -218,7 +252,10 @@ def answers(asks: Mapping[str, Callable[[], object]], wait_s: float) -> dict[str
             process.start()
         for process in running.values():
             process.join(max(0.0, limit - time.monotonic()))
-        return {name: None if each.exitcode is None else each.exitcode == 0 for name, each in running.items()}
+        return {
+            name: None if each.exitcode is None else each.exitcode == 0
+            for name, each in running.items()
+        }
     finally:
         for process in running.values():
             if process.pid is not None:

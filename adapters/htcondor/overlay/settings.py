@@ -8,7 +8,12 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from adapters.htcondor.classads import Expression
-from adapters.htcondor.tokens import DRONE_NEEDS, directory_credentials, idtoken_credential, token_warnings
+from adapters.htcondor.tokens import (
+    DRONE_NEEDS,
+    directory_credentials,
+    idtoken_credential,
+    token_warnings,
+)
 from provisioner.config.credentials import secret_file_credential
 from provisioner.config.models import ConfigSection
 from provisioner.config.units import Addresses, ConfigPath, PositiveDuration, Secret
@@ -28,34 +33,39 @@ class HTCondorConfig(ConfigSection):
     """Options of ``overlay: {adapter: htcondor}``."""
 
     collector: Addresses = Field(examples=["pool.example.org:9618"])
-    """Address of the pool's collector, `host:port` or `[IPv6]:port`; several that stand in for each other with commas
-    between. Drones must reach it too."""
+    """Address of the pool's collector, `host:port` or `[IPv6]:port`; several that stand in for each
+    other with commas between. Drones must reach it too."""
     trust_domain: str = Field(pattern=r"^[A-Za-z0-9._-]+$", examples=["pool.example.org"])
     """TRUST_DOMAIN of the pool: the issuer (`iss`) of its tokens."""
     schedds: tuple[str, ...] = Field((), examples=[["submit1.example.org"]])
     """Names of the schedds whose jobs count. Default: all that the collector lists."""
     token: Secret | None = Field(None)
-    """Our own token: READ at the collector and the schedds; at the collector DAEMON to drain by order ads and
-    ADMINISTRATOR to drain by `condor_drain`."""
+    """Our own token: READ at the collector and the schedds; at the collector DAEMON to drain by
+    order ads and ADMINISTRATOR to drain by `condor_drain`."""
     token_directory: ConfigPath | None = Field(None)
     """Directory with tokens, instead of `token` or beside it; all are offered to the pool."""
     drone_token_mode: Literal["static", "signing-key"] = Field("signing-key")
-    """Origin of the drones' tokens: `signing-key`, each drone gets a token of its own, signed with `drone_signing_key`
-    when the drone is ordered; `static`, all drones share `drone_token` (also if that is the only one given)."""
+    """Origin of the drones' tokens: `signing-key`, each drone gets a token of its own, signed with
+    `drone_signing_key` when the drone is ordered; `static`, all drones share `drone_token` (also if
+    that is the only one given)."""
     drone_token: Secret | None = Field(None)
-    """Token that all drones share, for pools whose signing key the controller may not have: READ, ADVERTISE_STARTD and
-    ADVERTISE_MASTER, nothing more."""
+    """Token that all drones share, for pools whose signing key the controller may not have: READ,
+    ADVERTISE_STARTD and ADVERTISE_MASTER, nothing more."""
     drone_signing_key: ConfigPath | None = Field(None)
-    """Copy of a signing key of the pool (a file of SEC_PASSWORD_DIRECTORY) for `signing-key`. A holder of a key can be
-    any identity of the pool: keep the file as you would keep the collector's."""
+    """Copy of a signing key of the pool (a file of SEC_PASSWORD_DIRECTORY) for `signing-key`. A
+    holder of a key can be any identity of the pool: keep the file as you would keep the
+    collector's."""
     drone_signing_key_id: str = Field("POOL", pattern=r"^[A-Za-z0-9._-]+$")
     """Name of that key in the pool (`kid` of its tokens)."""
-    drone_user: str = Field("drone-{drone}", pattern=r"^[A-Za-z0-9._-]*(\{drone\}[A-Za-z0-9._-]*)?$", min_length=1)
-    """User name in the tokens of `signing-key`; `{drone}` is the drone's id. With the default the pool allows
-    `drone-*@<trust domain>`."""
+    drone_user: str = Field(
+        "drone-{drone}", pattern=r"^[A-Za-z0-9._-]*(\{drone\}[A-Za-z0-9._-]*)?$", min_length=1
+    )
+    """User name in the tokens of `signing-key`; `{drone}` is the drone's id. With the default the
+    pool allows `drone-*@<trust domain>`."""
     drone_token_margin: PositiveDuration = Field(3600.0)
-    """A token of `signing-key` expires this long after the last moment at which the drone may be there: the site's
-    `timeouts` for `queued`, `booting` and `joining`, then the walltime of its type and `timeouts.grace`."""
+    """A token of `signing-key` expires this long after the last moment at which the drone may be
+    there: the site's `timeouts` for `queued`, `booting` and `joining`, then the walltime of its
+    type and `timeouts.grace`."""
     drone_token_lifetime: PositiveDuration = Field(7 * 86400.0)
     """The same for a drone without a walltime, in place of walltime and margin."""
     deadline: PositiveDuration = Field(20.0)
@@ -67,20 +77,21 @@ class HTCondorConfig(ConfigSection):
     owner_attribute: str = Field("AcctGroup", pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
     """Job attribute that names the accounting group a job belongs to; its user is its `Owner`."""
     negotiation_period: PositiveDuration = Field(300.0)
-    """After this long an idle job counts as seen by the negotiator, where the pool does not advertise its accounting
-    and so tells the end of a cycle only every NEGOTIATOR_UPDATE_INTERVAL."""
+    """After this long an idle job counts as seen by the negotiator, where the pool does not
+    advertise its accounting and so tells the end of a cycle only every NEGOTIATOR_UPDATE_INTERVAL.
+    """
     slot_weight: Literal["cpus", "gpus"] = Field("cpus")
     """Unit of the pool's group quotas, by its SLOT_WEIGHT: `cpus` (HTCondor's default) or `gpus`."""
     collector_memory: PositiveDuration = Field(900.0)
-    """Time for which slots keep their last state after a restart of the collector, and for which the jobs of a schedd
-    that does not answer count. Longer than UPDATE_INTERVAL of the pool."""
+    """Time for which slots keep their last state after a restart of the collector, and for which
+    the jobs of a schedd that does not answer count. Longer than UPDATE_INTERVAL of the pool."""
     drain_tool: str = Field("condor_drain", min_length=1)
     """The tool that drains; found on PATH."""
     client_config: str = Field("")
     """Lines to add to the controller's own HTCondor configuration."""
     condor_prefix: str = Field("")
-    """Directory of HTCondor on the worker nodes, above `usr/sbin/condor_master`; `{arch}` in it is the node's
-    architecture (`uname -m`). Default: found on PATH there."""
+    """Directory of HTCondor on the worker nodes, above `usr/sbin/condor_master`; `{arch}` in it is
+    the node's architecture (`uname -m`). Default: found on PATH there."""
     drone_config: str = Field("")
     """Lines to add to every drone's HTCondor configuration."""
 
@@ -97,13 +108,18 @@ class HTCondorConfig(ConfigSection):
         elif self.token_directory is not None:
             yield from directory_credentials("token_directory", self.token_directory)
         if self.drone_token is not None and self.drone_token_mode == "static":
-            yield idtoken_credential("drone_token", self.drone_token, self.trust_domain, DRONE_NEEDS)
+            yield idtoken_credential(
+                "drone_token", self.drone_token, self.trust_domain, DRONE_NEEDS
+            )
         if self.drone_signing_key is not None and self.drone_token_mode == "signing-key":
             yield secret_file_credential("drone_signing_key", self.drone_signing_key)
 
     def doubts(self) -> Iterator[tuple[tuple[str, ...], str]]:
         if self.token is not None:
-            yield from ((("token",), message) for message in token_warnings("token", self.token, CONTROLLER_NEEDS))
+            yield from (
+                (("token",), message)
+                for message in token_warnings("token", self.token, CONTROLLER_NEEDS)
+            )
         if self.drone_token is not None:
             found = token_warnings("drone_token", self.drone_token, (), DRONE_NEEDS)
             yield from ((("drone_token",), message) for message in found)
@@ -116,7 +132,11 @@ class HTCondorConfig(ConfigSection):
     @model_validator(mode="before")
     @classmethod
     def _mode(cls, given: Any) -> Any:
-        if isinstance(given, dict) and given.get("drone_token") and not given.get("drone_signing_key"):
+        if (
+            isinstance(given, dict)
+            and given.get("drone_token")
+            and not given.get("drone_signing_key")
+        ):
             return {"drone_token_mode": "static", **given}
         return given
 
@@ -129,5 +149,7 @@ class HTCondorConfig(ConfigSection):
                 "`drone_token` is wanted with `drone_token_mode: static`: write `drone_token: {file: path}`"
             )
         if self.drone_token_mode == "signing-key" and self.drone_signing_key is None:
-            raise ValueError("`drone_signing_key` is wanted, a file with a signing key of the pool: write its path")
+            raise ValueError(
+                "`drone_signing_key` is wanted, a file with a signing key of the pool: write its path"
+            )
         return self

@@ -1,4 +1,7 @@
-"""Slots of our drones by startd ads. Anyone with a drone's token writes those: nothing in them is trusted."""
+"""Slots of our drones by startd ads.
+
+Anyone with a drone's token writes those: nothing in them is trusted.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,16 @@ from provisioner.values import frozen
 
 OUR_SLOTS = 'DroneId isnt undefined && SlotType isnt "Dynamic"'
 """A drone's partitionable slot tells all: what is free, how many slots were carved from it and what they do."""
-_TEXTS = ("Name", "DroneId", "SiteName", "DroneType", "State", "Activity", "GPUs_DeviceName", "RemoteOwner")
+_TEXTS = (
+    "Name",
+    "DroneId",
+    "SiteName",
+    "DroneType",
+    "State",
+    "Activity",
+    "GPUs_DeviceName",
+    "RemoteOwner",
+)
 _MAX_TEXT = 1000
 """Characters of a text in a slot ad: a poll with a hundred forged ads of a megabyte each takes too long."""
 
@@ -35,8 +47,9 @@ DRONE_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 def ours(identities: str = "") -> str:
     """Return the constraint for slots of drones. Ads with huge texts stay in the collector.
 
-    So do ads that another drone's identity has sent. ``identities``: the identity that each drone has, with ``{drone}``
-    for its id. (What none of them has sent is of a drone whose token does not have its id.)
+    So do ads that another drone's identity has sent. ``identities``: the identity that each drone
+    has, with ``{drone}`` for its id. (What none of them has sent is of a drone whose token does not
+    have its id.)
     """
     limits = dict.fromkeys(_TEXTS, _MAX_TEXT) | {"DroneFaults": 4 * _MAX_TEXT}
     short = " && ".join(f"(size({name}) <= {limit}) isnt false" for name, limit in limits.items())
@@ -64,7 +77,8 @@ class DroneSlot:
 
     slot: Slot
     type: TypeKey
-    started: float  # when its startd started, by its own clock: tells two startds with one drone id apart
+    # when its startd started, by its own clock: tells two startds with one drone id apart
+    started: float
     slot_id: int
     device_milli: int  # share of a real GPU that each GPU of the slot is, in thousandths
     ad_name: str = field(repr=False)
@@ -85,7 +99,9 @@ class SlotsView:
         return tuple(each.slot for each in self.drones)
 
 
-def slots_view(ads: Iterable[Ad], controller: str, to_our_clock: Callable[[float], float]) -> SlotsView:
+def slots_view(
+    ads: Iterable[Ad], controller: str, to_our_clock: Callable[[float], float]
+) -> SlotsView:
     """Return one slot per drone of this controller, by ads of :func:`ours`, and a line for each odd ad."""
     found: dict[DroneId, list[DroneSlot]] = {}
     notices: list[str] = []
@@ -98,16 +114,24 @@ def slots_view(ads: Iterable[Ad], controller: str, to_our_clock: Callable[[float
         elif not drone_id.startswith(f"{controller}-"):
             strangers += 1
         else:
-            found.setdefault(DroneId(drone_id), []).append(_drone_slot(ad, DroneId(drone_id), to_our_clock))
+            found.setdefault(DroneId(drone_id), []).append(
+                _drone_slot(ad, DroneId(drone_id), to_our_clock)
+            )
     drones = []
     for drone_id, seen in sorted(found.items()):
         newest = max(seen, key=lambda s: (s.slot.heard_at, s.started))
-        same = sorted((s for s in seen if s.started == newest.started), key=lambda s: s.slot_id)[:_MAX_SLOTS_PER_DRONE]
+        same = sorted((s for s in seen if s.started == newest.started), key=lambda s: s.slot_id)[
+            :_MAX_SLOTS_PER_DRONE
+        ]
         if len(same) < len(seen):
-            notices.append(f"drone {drone_id}: {len(seen) - len(same)} older slots under its id ignored")
+            notices.append(
+                f"drone {drone_id}: {len(seen) - len(same)} older slots under its id ignored"
+            )
         drones.append(_together(same))
     if len(notices) > _MAX_SLOT_NOTICES:
-        notices[_MAX_SLOT_NOTICES - 1 :] = [f"and {len(notices) - _MAX_SLOT_NOTICES + 1} more oddities of slots"]
+        notices[_MAX_SLOT_NOTICES - 1 :] = [
+            f"and {len(notices) - _MAX_SLOT_NOTICES + 1} more oddities of slots"
+        ]
     remarks = (f"{strangers} slots belong to drones of other controllers",) if strangers else ()
     return SlotsView(tuple(drones), tuple(notices), remarks)
 
@@ -118,8 +142,11 @@ _CLOCK_STEP_S = 60.0  # clocks that are less than about half of this apart are t
 def _drone_slot(ad: Ad, drone_id: DroneId, to_our_clock: Callable[[float], float]) -> DroneSlot:
     heard, jobs = moment(ad, "LastHeardFrom"), _claims(ad)
     heard_at = to_our_clock(heard) if heard > 0 else 0.0
-    # since when nothing is carved from the slot: of the startd's own clock only differences are used
-    changed = "NumDynamicSlotsTime" if value(ad, "SlotType") == "Partitionable" else "EnteredCurrentState"
+    # since when nothing is carved from the slot: of the startd's own clock only differences are
+    # used
+    changed = (
+        "NumDynamicSlotsTime" if value(ad, "SlotType") == "Partitionable" else "EnteredCurrentState"
+    )
     now = moment(ad, "MyCurrentTime") or heard
     idle_s = max(0.0, now - (moment(ad, changed) or moment(ad, "EnteredCurrentState") or now))
     capability = classads.number(ad, "GPUs_Capability") or 0
@@ -143,7 +170,10 @@ def _drone_slot(ad: Ad, drone_id: DroneId, to_our_clock: Callable[[float], float
         gpus_offline=min(whole(ad, "DroneGpusOffline"), whole(ad, "TotalSlotGPUs")),
     )
     children = value(ad, "ChildRemoteOwner")
-    owners = [value(ad, "RemoteOwner"), *(children[:_MAX_SLOTS_PER_DRONE] if isinstance(children, list) else ())]
+    owners = [
+        value(ad, "RemoteOwner"),
+        *(children[:_MAX_SLOTS_PER_DRONE] if isinstance(children, list) else ()),
+    ]
     return DroneSlot(
         slot=slot,
         type=TypeKey(f"{text(ad, 'SiteName', 63)}/{text(ad, 'DroneType', 63)}"),
@@ -152,7 +182,10 @@ def _drone_slot(ad: Ad, drone_id: DroneId, to_our_clock: Callable[[float], float
         device_milli=device_milli,
         ad_name=text(ad, "Name", 600),
         # without their domains: as ``Owner`` of a job has them
-        users=frozenset(printable(each.partition("@")[0], 80) for each in owners if isinstance(each, str)) - {""},
+        users=frozenset(
+            printable(each.partition("@")[0], 80) for each in owners if isinstance(each, str)
+        )
+        - {""},
         faults=tuple(_faults(ad, drone_id, heard_at)),
     )
 
@@ -160,7 +193,8 @@ def _drone_slot(ad: Ad, drone_id: DroneId, to_our_clock: Callable[[float], float
 def _by_our_clock(ad: Ad, at: float, heard_at: float) -> float:
     """Return a time of the startd on our clock, in whole minutes of difference between the clocks.
 
-    Ads are under way for seconds, and a time that changes with each of them would be news of each drone at each poll.
+    Ads are under way for seconds, and a time that changes with each of them would be news of each
+    drone at each poll.
     """
     told_at = moment(ad, "MyCurrentTime")
     if not (at and told_at and heard_at):
@@ -188,19 +222,26 @@ def _faults(ad: Ad, drone_id: DroneId, heard_at: float) -> Iterator[JobFailure]:
 
 
 def _free_gpu_milli(ad: Ad, device_milli: int) -> int:
-    """Return the slot's GPUs less the shares, or parts of VRAM, that jobs have. Remainders of rounding are left out."""
+    """Return the slot's GPUs less the shares, or parts of VRAM, that jobs have.
+
+    Remainders of rounding are left out.
+    """
     if pool_mib := whole(ad, "TotalSlotGPUMem"):
         return min(WHOLE_GPU, whole(ad, "GPUMem") * WHOLE_GPU // pool_mib)
     each, free = device_milli, whole(ad, "GPUs")
     if each == WHOLE_GPU:
         return free * WHOLE_GPU
     there = whole(ad, "TotalSlotGPUs")
-    there = max(free, min(there, whole(ad, "TotalGPUs") or there))  # GPUs that are offline are in the slot's total
+    # GPUs that are offline are in the slot's total
+    there = max(free, min(there, whole(ad, "TotalGPUs") or there))
     return max(0, there // (WHOLE_GPU // each) * WHOLE_GPU - (there - free) * each)
 
 
 def _claims(ad: Ad) -> int:
-    """Return the number of claims in the slot. Claimed and idle is claimed: its job may be on the way."""
+    """Return the number of claims in the slot.
+
+    Claimed and idle is claimed: its job may be on the way.
+    """
     if value(ad, "SlotType") != "Partitionable":
         return int(is_claimed(ad))
     children = value(ad, "ChildState")
@@ -221,7 +262,9 @@ def _state(ad: Ad, jobs: int) -> SlotState:
         return SlotState.DRAINING
     if jobs:
         return SlotState.BUSY
-    asks_the_job = any(name.lower().startswith("target.") for name in classads.references(source(ad, "Start")))
+    asks_the_job = any(
+        name.lower().startswith("target.") for name in classads.references(source(ad, "Start"))
+    )
     refuses = value(ad, "DroneReady") is False or value(ad, "DroneHealthy") is False
     refuses = refuses or (not asks_the_job and value(ad, "Start") is False)  # whatever the job
     return SlotState.CHECKING if refuses or state == "owner" else SlotState.IDLE
@@ -236,7 +279,10 @@ def _together(seen: list[DroneSlot]) -> DroneSlot:
     states = {s.state for s in slots}
     all_of_it = replace(
         slots[0],
-        state=next((s for s in (SlotState.DRAINING, SlotState.BUSY, SlotState.IDLE) if s in states), slots[0].state),
+        state=next(
+            (s for s in (SlotState.DRAINING, SlotState.BUSY, SlotState.IDLE) if s in states),
+            slots[0].state,
+        ),
         heard_at=max(s.heard_at for s in slots),
         free_gpu_milli=sum(s.free_gpu_milli for s in slots),
         gpus_offline=max(s.gpus_offline for s in slots),

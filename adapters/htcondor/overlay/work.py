@@ -1,8 +1,8 @@
 """Runs of jobs in our drones by the ads of their schedds: work at stake, evictions, and failures.
 
-Users can write nearly anything into the ads of their jobs, the slot of the last run and the reason of a hold included.
-So a failure counts only if the drone's own slot has shown a claim of the job's owner within the last quarter of an
-hour.
+Users can write nearly anything into the ads of their jobs, the slot of the last run and the reason
+of a hold included. So a failure counts only if the drone's own slot has shown a claim of the job's
+owner within the last quarter of an hour.
 """
 
 from __future__ import annotations
@@ -41,9 +41,15 @@ MAX_DEVICES_PER_JOB = 4096  # GPUs or CPUs of one job: no node has more, and sum
 
 def constraint(controller: str, since: float) -> str:
     """Return the constraint for jobs that run in our drones, or left or were held in one ``since`` (schedd's clock)."""
-    ours, since_s, codes = classad2.quote(f"@{controller}-"), int(since), ",".join(map(str, HOLD_CODES))
+    ours, since_s, codes = (
+        classad2.quote(f"@{controller}-"),
+        int(since),
+        ",".join(map(str, HOLD_CODES)),
+    )
     left = f"(LastVacateTime ?: 0) >= {since_s} && member(JobStatus, {{1,2,6,7}})"
-    by_drone = f"member(HoldReasonCode, {{{codes}}}) || (HoldReasonSubCode ?: 0) == {VRAM_HOLD_SUBCODE}"
+    by_drone = (
+        f"member(HoldReasonCode, {{{codes}}}) || (HoldReasonSubCode ?: 0) == {VRAM_HOLD_SUBCODE}"
+    )
     held = f"JobStatus == {HELD} && ({by_drone}) && EnteredCurrentStatus >= {since_s}"
     return (
         f"(member(JobStatus, {{2,6,7}}) && regexp({ours}, RemoteHost))"
@@ -55,7 +61,8 @@ def constraint(controller: str, since: float) -> str:
 class JobRun:
     drone_id: DroneId
     gpu_milli: int
-    since: float  # its start there or its last checkpoint, by our clock: what was done after it is at stake
+    # its start there or its last checkpoint, by our clock: what was done after it is at stake
+    since: float
     begun_at: float = 0.0  # its start there, by our clock
     owner: str = ""
     asks: JobRequest = NOTHING_ASKED
@@ -63,7 +70,8 @@ class JobRun:
     gpu_optional: bool = False
 
 
-JobInDrone = tuple[DroneId, str, str]  # a drone, owner and id (``<cluster>.<process>``) of a job that ran in it
+# a drone, owner and id (``<cluster>.<process>``) of a job that ran in it
+JobInDrone = tuple[DroneId, str, str]
 
 
 @frozen
@@ -78,7 +86,9 @@ class PoolWork:
         runs: dict[DroneId, list[JobRun]] = {}
         for run in self.runs:
             runs.setdefault(run.drone_id, []).append(run)
-        return tuple(_at_work(slot, runs[slot.drone_id]) if slot.drone_id in runs else slot for slot in slots)
+        return tuple(
+            _at_work(slot, runs[slot.drone_id]) if slot.drone_id in runs else slot for slot in slots
+        )
 
 
 def _at_work(slot: Slot, runs: list[JobRun]) -> Slot:
@@ -101,10 +111,14 @@ def _at_work(slot: Slot, runs: list[JobRun]) -> Slot:
 
 def together(parts: Iterable[PoolWork]) -> PoolWork:
     each = list(parts)
-    evictions = sorted((e for part in each for e in part.evictions), key=lambda e: (e.at, e.drone_id, e.job_id))
+    evictions = sorted(
+        (e for part in each for e in part.evictions), key=lambda e: (e.at, e.drone_id, e.job_id)
+    )
     failures = tuple(failure for part in each for failure in part.failures)
     ran = frozenset(job for part in each for job in part.ran)
-    return PoolWork(tuple(run for part in each for run in part.runs), tuple(evictions), failures, ran)
+    return PoolWork(
+        tuple(run for part in each for run in part.runs), tuple(evictions), failures, ran
+    )
 
 
 def work(
@@ -114,7 +128,10 @@ def work(
     to_our_clock: Callable[[float], float],
     device_milli: Mapping[DroneId, int],
 ) -> PoolWork:
-    """Return the work by the job ads of one schedd. ``device_milli``: what a drone's GPU is of a real one, if known."""
+    """Return the work by the job ads of one schedd.
+
+    ``device_milli``: what a drone's GPU is of a real one, if known.
+    """
     runs: list[JobRun] = []
     evictions: list[Eviction] = []
     failures: list[JobFailure] = []
@@ -126,7 +143,9 @@ def work(
             failures.append(failed)
         if evicted := _eviction(ad, controller, to_our_clock, device_milli):
             evictions.append(evicted)
-        if whole(ad, "JobStatus") in IN_SLOT and (drone_id := drone_named(ad, "RemoteHost", controller)):
+        if whole(ad, "JobStatus") in IN_SLOT and (
+            drone_id := drone_named(ad, "RemoteHost", controller)
+        ):
             began = _began(ad)
             since = min(to_our_clock(max(began, _saved(ad))), now) if began else now
             begun_at = min(to_our_clock(began), now) if began else now
@@ -139,7 +158,12 @@ def work(
 def _failure(ad: Ad, controller: str, to_our_clock: Callable[[float], float]) -> JobFailure | None:
     """Return the failure of a job that a drone of ours held, or that is idle again after a run of seconds there."""
     drone_id = drone_named(ad, "LastRemoteHost", controller)
-    status, at, cause, blame = whole(ad, "JobStatus"), moment(ad, "EnteredCurrentStatus"), "", Blame.UNKNOWN
+    status, at, cause, blame = (
+        whole(ad, "JobStatus"),
+        moment(ad, "EnteredCurrentStatus"),
+        "",
+        Blame.UNKNOWN,
+    )
     code, subcode = whole(ad, "HoldReasonCode"), whole(ad, "HoldReasonSubCode")
     if status == HELD and code in HOLD_CODES:
         cause = f"held with code {code}" + (f", error {subcode}" if subcode else "")
@@ -149,7 +173,9 @@ def _failure(ad: Ad, controller: str, to_our_clock: Callable[[float], float]) ->
         at = moment(ad, "LastVacateTime")
         ran_s = at - began[0]
         preempted = gpu_optional(ad)  # by a job that needs the GPU, as it may be
-        cause = f"broke off after {ran_s:.0f} s" if 0 <= ran_s <= SHORT_RUN_S and not preempted else ""
+        cause = (
+            f"broke off after {ran_s:.0f} s" if 0 <= ran_s <= SHORT_RUN_S and not preempted else ""
+        )
     if drone_id is None or not cause:
         return None
     return JobFailure(drone_id, job_id(ad), to_our_clock(at), text(ad, "Owner", 80), cause, blame)
@@ -188,18 +214,26 @@ def _began(ad: Ad) -> float:
 def _saved(ad: Ad) -> float:
     """Return when the job's files last went home, by the schedd's clock; 0 if they never did.
 
-    HTCondor sets LastCkptTime for its own checkpoints alone. A job that checkpoints itself, or whose files go home when
-    it is evicted, shows by its transfers; one that is still under way saves nothing, but the one before it did.
+    HTCondor sets LastCkptTime for its own checkpoints alone. A job that checkpoints itself, or
+    whose files go home when it is evicted, shows by its transfers; one that is still under way
+    saves nothing, but the one before it did.
     """
     home = min(moment(ad, "TransferOutStarted"), moment(ad, "TransferOutFinished"))
     return max(home, moment(ad, "LastCkptTime"))
 
 
 def _eviction(
-    ad: Ad, controller: str, to_our_clock: Callable[[float], float], device_milli: Mapping[DroneId, int]
+    ad: Ad,
+    controller: str,
+    to_our_clock: Callable[[float], float],
+    device_milli: Mapping[DroneId, int],
 ) -> Eviction | None:
     """Return the end of a job's last run, if that was in a drone of ours and not requested by the job or its owner."""
-    left, drone_id, began = moment(ad, "LastVacateTime"), drone_named(ad, "LastRemoteHost", controller), last_run(ad)
+    left, drone_id, began = (
+        moment(ad, "LastVacateTime"),
+        drone_named(ad, "LastRemoteHost", controller),
+        last_run(ad),
+    )
     if not left or drone_id is None or began is None:
         return None
     (start, executing), end, saved = began, left, _saved(ad)
@@ -209,7 +243,9 @@ def _eviction(
         end = lost
     since = max(executing, saved if executing <= saved <= left else 0.0)
     lost_s = max(0.0, end - since) if executing else 0.0
-    return Eviction(drone_id, job_id(ad), to_our_clock(left), _milli(ad, device_milli.get(drone_id)), lost_s)
+    return Eviction(
+        drone_id, job_id(ad), to_our_clock(left), _milli(ad, device_milli.get(drone_id)), lost_s
+    )
 
 
 def last_run(ad: Ad) -> tuple[float, float] | None:
@@ -221,16 +257,23 @@ def last_run(ad: Ad) -> tuple[float, float] | None:
     if status == IDLE and whole(ad, "LastJobStatus") in IN_SLOT:
         start = moment(ad, "JobCurrentStartDate")
         return start, executed if executed >= start else 0.0
-    # It runs again. Whether it was held in between is unknown if it ever was: the slot's work must do then.
-    if status in IN_SLOT and number(ad, "LastHoldReasonCode") is None and (start := moment(ad, "JobLastStartDate")):
+    # It runs again. Whether it was held in between is unknown if it ever was: the slot's work must
+    # do then.
+    if (
+        status in IN_SLOT
+        and number(ad, "LastHoldReasonCode") is None
+        and (start := moment(ad, "JobLastStartDate"))
+    ):
         return start, executed if start <= executed < moment(ad, "JobCurrentStartDate") else start
     return None
 
 
-SHORT_RUN_S = 10.0  # a run that ends without success within this time may have been ended by the node
+# a run that ends without success within this time may have been ended by the node
+SHORT_RUN_S = 10.0
 HOLD_CODES = (6, 12, 13)
-"""Hold codes that a node can cause: the executable could not be started (FailedToCreateProcess), output or input could
-not be transferred (a scratch directory that is full, or cannot be written to)."""
+"""Hold codes that a node can cause: the executable could not be started (FailedToCreateProcess),
+output or input could not be transferred (a scratch directory that is full, or cannot be written
+to)."""
 RESOURCE_HOLD_CODES = (21, 34)
 """Hold codes of a startd's WANT_HOLD, and of jobs that exceed their resources."""
 VRAM_HOLD_SUBCODE = 105
@@ -246,7 +289,9 @@ def cause_of_end(ad: Ad, run_s: float) -> str:
     by_signal, code = classads.value(ad, "ExitBySignal") is True, classads.value(ad, "ExitCode")
     if run_s > SHORT_RUN_S or not (by_signal or (isinstance(code, int) and code != 0)):
         return ""
-    return f"ended after {run_s:.0f} s " + ("by a signal" if by_signal else f"with exit code {code}")
+    return f"ended after {run_s:.0f} s " + (
+        "by a signal" if by_signal else f"with exit code {code}"
+    )
 
 
 def confirmed_faults(
@@ -273,7 +318,10 @@ class ClaimWitnesses:
     _known: dict[JobFailure, None] = field(default_factory=dict)
 
     def note(self, users: Mapping[DroneId, frozenset[str]], now: float) -> None:
-        """Record the owners of the claims in the slots. Claims older than reported failures are forgotten."""
+        """Record the owners of the claims in the slots.
+
+        Claims older than reported failures are forgotten.
+        """
         for drone_id, names in users.items():
             if names and (drone_id in self._seen or len(self._seen) < _MAX_WITNESSED_DRONES):
                 self._seen.setdefault(drone_id, {}).update(dict.fromkeys(names, now))
@@ -286,9 +334,15 @@ class ClaimWitnesses:
 
     def believed(self, failures: Iterable[JobFailure], now: float) -> tuple[JobFailure, ...]:
         """Return the failures of the last quarter of an hour, of users whose claims a slot of that drone has shown."""
-        witnessed = (each for each in failures if each.owner and each.owner in self._seen.get(each.drone_id, ()))
+        witnessed = (
+            each
+            for each in failures
+            if each.owner and each.owner in self._seen.get(each.drone_id, ())
+        )
         known = {**self._known, **dict.fromkeys(witnessed)}
         found = [each for each in known if abs(now - each.at) <= _CLAIM_REMEMBERED_S]
-        newest = sorted(found, key=lambda each: (each.at, each.drone_id, each.job_id))[-_MAX_FAILURES_PER_POLL:]
+        newest = sorted(found, key=lambda each: (each.at, each.drone_id, each.job_id))[
+            -_MAX_FAILURES_PER_POLL:
+        ]
         self._known = dict.fromkeys(newest)
         return tuple(newest)

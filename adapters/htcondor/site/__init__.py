@@ -37,20 +37,33 @@ _ABANDONED_REASON = f"{listing.OUR_REASON}its files never came"
 
 
 class HTCondorSite:
-    """Drones as jobs of a schedd. The state is in its queue, so a restarted controller sees the same."""
+    """Drones as jobs of a schedd.
+
+    The state is in its queue, so a restarted controller sees the same.
+    """
 
     Config = HTCondorSiteConfig
     audits_mig = True
 
-    def __init__(self, name: str, config: HTCondorSiteConfig, types: Sequence[DroneType], controller: str) -> None:
-        self._name, self._config, self._types, self._controller = name, config, tuple(types), controller
+    def __init__(
+        self, name: str, config: HTCondorSiteConfig, types: Sequence[DroneType], controller: str
+    ) -> None:
+        self._name, self._config, self._types, self._controller = (
+            name,
+            config,
+            tuple(types),
+            controller,
+        )
         self._ours = listing.our_jobs(controller, name)
         self._client: HTCondorClient = client_for(config, name)
-        self._sent: dict[int, float] = {}  # when (by the monotonic clock) the files of a cluster were all sent
+        # when (by the monotonic clock) the files of a cluster were all sent
+        self._sent: dict[int, float] = {}
         self._tried: dict[DroneId, int] = {}
         self._owner = OwnerQueuePoller(self._client, config.owner)
         self._registry = NodeRegistry(config.collector, config.slot_max_age)
-        self._requirements = {kind.name: submission.admins_requirements(config, kind) for kind in types}
+        self._requirements = {
+            kind.name: submission.admins_requirements(config, kind) for kind in types
+        }
         self._on_nodes = not all(submission.is_grid(config, kind) for kind in self._types)
         """False if drones run on nodes behind a computing element, not on those of this pool."""
         self._polled = False
@@ -72,35 +85,50 @@ class HTCondorSite:
     async def poll(self) -> model.SiteView:
         """Return all nodes, then all of our jobs (ended ones for ``retain_finished``), then the owner's claims.
 
-        They are asked in this order: what begins or ends meanwhile is then known to the queues, and a job of the owner
-        that has started meanwhile is no claim any more. Nothing is changed by it. UnavailableError if the nodes that
-        were there a while ago are not listed.
+        They are asked in this order: what begins or ends meanwhile is then known to the queues, and
+        a job of the owner that has started meanwhile is no claim any more. Nothing is changed by
+        it. UnavailableError if the nodes that were there a while ago are not listed.
         """
         taken_at = time.time()
         machines, noticed = await self._machines()
         missed = self._registry.notices(each.name for each in machines) if self._on_nodes else ()
         ads = await self._client.ads("jobs", self._ours, listing.DRONE_JOB_PROJECTION)
-        limit_s = self._config.submit_deadline + _SPOOL_SLACK_S  # then their sender has been cut short
-        found = listing.list_drones(ads, self._controller, noticed, None, nodes.carved(machines), limit_s)
+        # then their sender has been cut short
+        limit_s = self._config.submit_deadline + _SPOOL_SLACK_S
+        found = listing.list_drones(
+            ads, self._controller, noticed, None, nodes.carved(machines), limit_s
+        )
         listed = {whole(ad, "ClusterId") for ad in ads}
         self._sent = {cluster: at for cluster, at in self._sent.items() if cluster in listed}
         owner = await self._owner.poll(machines)
         shapes = {kind.name: nodes.shape(kind) for kind in self._types}
         more = nodes.corrections(machines, found.drones.values(), shapes, owner.held, found.users)
         task, errors = self._housekeeping, list[str]()
-        if task is not None and task.done() and not task.cancelled() and (error := task.exception()):
+        if (
+            task is not None
+            and task.done()
+            and not task.cancelled()
+            and (error := task.exception())
+        ):
             errors.append(printable(f"housekeeping: {type(error).__name__}: {error}", 300))
         if found.abandoned and self._not_removed:
-            errors.append(f"jobs whose files never reached the schedd were not removed: {self._not_removed}")
-        # housekeeping between polls, one task at a time; the first poll (`provisioner check`) starts none
+            errors.append(
+                f"jobs whose files never reached the schedd were not removed: {self._not_removed}"
+            )
+        # housekeeping between polls, one task at a time; the first poll (`provisioner check`)
+        # starts none
         if self._polled and (task is None or task.done()):
-            self._housekeeping = asyncio.create_task(self._clean_up(found), name=f"housekeeping of site {self._name}")
+            self._housekeeping = asyncio.create_task(
+                self._clean_up(found), name=f"housekeeping of site {self._name}"
+            )
         self._polled = True
         return model.SiteView(
             site=self._name,
             taken_at=taken_at,
             drones=found.drones,
-            free={kind.name: 0 for kind in self._types} if self._on_nodes and not machines else None,
+            free={kind.name: 0 for kind in self._types}
+            if self._on_nodes and not machines
+            else None,
             nodes=nodes.nodes(machines, self._types, self._requirements, more),
             claims=owner.claims,
             owner_runs=owner.runs,
@@ -109,11 +137,14 @@ class HTCondorSite:
         )
 
     async def _machines(self) -> tuple[tuple[nodes.PoolMachine, ...], Mapping[str, float]]:
-        slot_ads = await self._client.ads("slots", nodes.MACHINE_SLOTS, nodes.MACHINE_SLOT_PROJECTION)
+        slot_ads = await self._client.ads(
+            "slots", nodes.MACHINE_SLOTS, nodes.MACHINE_SLOT_PROJECTION
+        )
         noticed = await self._client.ads("slots", nodes.NOTICE_CONSTRAINT, nodes.NOTICE_PROJECTION)
         newest = max((classads.moment(ad, "LastHeardFrom") for ad in slot_ads), default=0.0)
-        # Nothing was heard in the future. A clock that is behind cannot be distinguished from silence: it counts as
-        # right, and which slots are alive is judged by the one that was heard last.
+        # Nothing was heard in the future. A clock that is behind cannot be distinguished from
+        # silence: it counts as right, and which slots are alive is judged by the one that was heard
+        # last.
         ahead_s = newest - time.time()
         ahead_s = ahead_s if ahead_s > classads.SAME_CLOCK_S else 0.0
         machines = nodes.machines_of(slot_ads, newest - self._config.slot_max_age)
@@ -122,7 +153,9 @@ class HTCondorSite:
     async def history(self, since: float) -> SiteHistoryView:
         """Return the owner's use and the queue times of drones, by the histories of the schedds."""
         machines, _ = await self._machines()
-        return await site_history(self._client, self._config.owner, self._ours, machines, since, time.time())
+        return await site_history(
+            self._client, self._config.owner, self._ours, machines, since, time.time()
+        )
 
     async def _clean_up(self, found: listing.DroneJobsView) -> None:
         try:
@@ -137,7 +170,9 @@ class HTCondorSite:
     async def _collect(self, found: listing.DroneJobsView) -> None:
         """Fetch what a few ended drones have left. A failure costs no drone anything."""
         self._tried = {drone_id: self._tried.get(drone_id, 0) for drone_id in found.drones}
-        ended = (drone for drone in found.drones.values() if drone.end is not None and drone.started_at)
+        ended = (
+            drone for drone in found.drones.values() if drone.end is not None and drone.started_at
+        )
         wanted = (drone for drone in ended if self._tried[drone.drone_id] < _COLLECT_TRIES)
         some = {drone.drone_id: drone.remote_id for drone in islice(wanted, _COLLECTED_AT_ONCE)}
         for drone_id in some:
@@ -150,15 +185,22 @@ class HTCondorSite:
         """Return where the nodes do not do what ``policy`` says, by their slot ads."""
         machines, _ = await self._machines()
         attributes = dict(_plain_attributes(self._config.submit))
-        return (*gaps(machines, policy, self._types, self._requirements, attributes), *mig_gaps(machines, policy))
+        return (
+            *gaps(machines, policy, self._types, self._requirements, attributes),
+            *mig_gaps(machines, policy),
+        )
 
     def render_blocking(self, policy: model.SitePolicy) -> str:
         return render(policy)
 
     async def start(self, orders: Sequence[model.StartOrder]) -> Sequence[OrderResult]:
         """Submit the drones that are not in the queue yet, in one submit for each type."""
-        why = {order.drone_id: submission.unsubmittable(order, self._controller) for order in orders}
-        results = {each: rejected(each, FaultKind.CONFIG, reason) for each, reason in why.items() if reason}
+        why = {
+            order.drone_id: submission.unsubmittable(order, self._controller) for order in orders
+        }
+        results = {
+            each: rejected(each, FaultKind.CONFIG, reason) for each, reason in why.items() if reason
+        }
         fit = [order for order in orders if order.drone_id not in results]
         there = await self._queued([order.drone_id for order in fit]) if fit else ()
         abandoned = [ad for ad in there if self._is_abandoned(ad)]
@@ -188,11 +230,13 @@ class HTCondorSite:
     def _is_abandoned(self, ad: Ad) -> bool:
         """Return True if a job waits for files that are not being sent any more, because the sender has been cut short.
 
-        The schedd takes a moment to see that the files that we did send are all there; if it dies in that moment, it
-        never does.
+        The schedd takes a moment to see that the files that we did send are all there; if it dies
+        in that moment, it never does.
         """
         sent_at = self._sent.get(whole(ad, "ClusterId"))
-        return listing.is_spooling(ad) and (sent_at is None or time.monotonic() - sent_at > _SPOOL_RELEASE_S)
+        return listing.is_spooling(ad) and (
+            sent_at is None or time.monotonic() - sent_at > _SPOOL_RELEASE_S
+        )
 
     async def stop(self, orders: Sequence[model.StopOrder]) -> Sequence[OrderResult]:
         """Remove drones with the site's grace, or, with ``kill``, those already removed at once."""
@@ -209,22 +253,32 @@ class HTCondorSite:
             await self._client.remove(polite, f"{listing.OUR_REASON}asked to leave")
         if forced:
             await self._client.remove(forced, f"{listing.OUR_REASON}killed", force=True)
-        return [OrderResult(order.drone_id, OrderOutcome.OK, remote.get(order.drone_id, "")) for order in orders]
+        return [
+            OrderResult(order.drone_id, OrderOutcome.OK, remote.get(order.drone_id, ""))
+            for order in orders
+        ]
 
 
 class NodeRegistry:
     """Nodes listed lately: a collector that has just started lists none or few, and that is no news."""
 
-    def __init__(self, collector: str, remembered_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, collector: str, remembered_s: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._collector, self._remembered_s, self._clock = collector, remembered_s, clock
         self._seen_at: dict[str, float] = {}
 
     def notices(self, names: Iterable[str]) -> tuple[str, ...]:
-        """Return notices about the nodes listed now. UnavailableError if none is, though some were a while ago."""
+        """Return notices about the nodes listed now.
+
+        UnavailableError if none is, though some were a while ago.
+        """
         now, listed, who = self._clock(), set(names), f"collector {self._collector}"
         lately = {name for name, at in self._seen_at.items() if now - at <= self._remembered_s}
         if not listed and lately:
-            raise UnavailableError(f"{who} lists no slots (just started?), of {len(lately)} nodes lately")
+            raise UnavailableError(
+                f"{who} lists no slots (just started?), of {len(lately)} nodes lately"
+            )
         self._seen_at = {name: self._seen_at[name] for name in lately} | dict.fromkeys(listed, now)
         if not listed:
             return (f"{who} lists no slots: nothing can start here",)
@@ -236,14 +290,19 @@ def _never_was(ad: Ad, abandoned: Sequence[Ad]) -> bool:
     """Return True if a job never was a drone: its files did not come, and now or earlier it was removed for that."""
     if ad in abandoned:
         return True
-    before = whole(ad, "LastJobStatus") == HELD and whole(ad, "LastHoldReasonCode") == listing.SPOOLING
+    before = (
+        whole(ad, "LastJobStatus") == HELD and whole(ad, "LastHoldReasonCode") == listing.SPOOLING
+    )
     return whole(ad, "JobStatus") == REMOVED and before and not listing.has_started(ad)
 
 
 def _plain_attributes(commands: Mapping[str, str]) -> Iterable[tuple[str, object]]:
     """Yield the attributes that the site's admin gives drones' jobs, where they are plain values."""
     for name, value in commands.items():
-        attribute, nothing = re.fullmatch(r"(?:\+|my\.)(.+)", name, re.IGNORECASE), nodes.request(nodes.SlotResources())
+        attribute, nothing = (
+            re.fullmatch(r"(?:\+|my\.)(.+)", name, re.IGNORECASE),
+            nodes.request(nodes.SlotResources()),
+        )
         found = classads.evaluated(value, nothing, nothing)
         if attribute and isinstance(found, bool | int | float | str):
             yield attribute[1], found

@@ -1,8 +1,9 @@
 """Blocking at the site, as HTCondor configuration, and the audit of the configuration that runs there.
 
-The configuration is added to the site's own (``config.d``): its START, RANK and the rest stay in force. The audit
-submits nothing. A startd publishes its START, RANK and the rest in its ads; they are evaluated here, on the node as it
-would be if it were empty, for a job without a GPU that takes one unit more than the reserve leaves it.
+The configuration is added to the site's own (``config.d``): its START, RANK and the rest stay in
+force. The audit submits nothing. A startd publishes its START, RANK and the rest in its ads; they
+are evaluated here, on the node as it would be if it were empty, for a job without a GPU that takes
+one unit more than the reserve leaves it.
 """
 
 from __future__ import annotations
@@ -18,20 +19,34 @@ from typing import NamedTuple
 from adapters.htcondor import classad2
 from adapters.htcondor.classads import Ad, evaluated, evaluated_number, holds, references, source
 from adapters.htcondor.site import nodes
-from adapters.htcondor.site.nodes import MachineSlot, PoolMachine, SlotResources, drone_job, request, start_of
+from adapters.htcondor.site.nodes import (
+    MachineSlot,
+    PoolMachine,
+    SlotResources,
+    drone_job,
+    request,
+    start_of,
+)
 from adapters.shared.printing import printable
 from provisioner.interfaces import AuditFinding
 from provisioner.model import DroneType, Reserve, ReserveWhen, SitePolicy
 
 BACKFILL = "(TARGET.ProvisionerController =!= undefined || TARGET.IsBackfill =?= True)"
-"""True for a drone's job, at startd and negotiator. Users who lie about it only put themselves last."""
+"""True for a drone's job, at startd and negotiator.
+
+Users who lie about it only put themselves last.
+"""
 USES_RESERVE = "ProvisionerUsesReserve"
 """Job attribute of CPU drones that may use what free GPUs keep, while no GPU job waits in the overlay."""
 JOB_ATTRS = ("IsBackfill", "ProvisionerController", "DroneId")
-MEMORY_QUANTUM_MIB = 128  # the startd rounds what a job asks for up to this (MODIFY_REQUEST_EXPR_REQUESTMEMORY)
+# the startd rounds what a job asks for up to this (MODIFY_REQUEST_EXPR_REQUESTMEMORY)
+MEMORY_QUANTUM_MIB = 128
 DISK_QUANTUM_KIB = 1024
 OWNER_RANK = 1_000_000
-"""Rank that other jobs have beyond that of drones. Differences by the site's own RANK are smaller, and still count."""
+"""Rank that other jobs have beyond that of drones.
+
+Differences by the site's own RANK are smaller, and still count.
+"""
 
 HEAD_START_S = 90
 """Two ticks of 15 s and a negotiation cycle of 60 s, HTCondor's and our own default; the grace comes on top."""
@@ -44,7 +59,8 @@ class _KeptResource(NamedTuple):
 
     name: str
     slot_attribute: str
-    attribute: str  # its name in reserves, drone types and resources of slots; ``kept``: its unit and name there
+    # its name in reserves, drone types and resources of slots; ``kept``: its unit and name there
+    attribute: str
     kept: str
     unit: str  # unit in which jobs ask for it
     asked: str  # amount that a job takes of it, rounded up as the startd does
@@ -74,7 +90,9 @@ def render(policy: SitePolicy) -> str:
 # manager, after the site's own files: it adds to their START, RANK, MAXJOBRETIREMENTTIME, MACHINEMAXVACATETIME,
 # WANT_VACATE and PREEMPTION_REQUIREMENTS. Then: condor_reconfig.
 """
-    nothing = "# ---- Blocking: the site's file has no `blocking`, so nothing is kept for free GPUs.\n"
+    nothing = (
+        "# ---- Blocking: the site's file has no `blocking`, so nothing is kept for free GPUs.\n"
+    )
     blocking = _blocking(policy.blocking) if policy.blocking else nothing
     return "\n".join((head, blocking, _preemption(policy), _CENTRAL, "# ---- end\n"))
 
@@ -94,15 +112,21 @@ def _blocking(reserves: Sequence[Reserve]) -> str:
         "# once this job has started, every GPU that is then still free finds its share:",
     ]
     for reserve in reserves:
-        sizes = ", ".join(f"{amount} {each.kept}" for each in _KEPT_RESOURCES if (amount := each.amount(reserve)))
-        released = ", released while no GPU job waits" if reserve.when is ReserveWhen.GPU_DEMAND else ""
+        sizes = ", ".join(
+            f"{amount} {each.kept}" for each in _KEPT_RESOURCES if (amount := each.amount(reserve))
+        )
+        released = (
+            ", released while no GPU job waits" if reserve.when is ReserveWhen.GPU_DEMAND else ""
+        )
         lines.append(f"#   {' '.join(reserve.nodes)}: {sizes}{released}")
     lines += ["# It also stops a GPU job that takes more than the other free GPUs can spare.", ""]
     conditions = []
     for resource in _KEPT_RESOURCES:
         if any(map(resource.amount, reserves)):
             # one macro: the share of the first reserve whose nodes hold this one
-            share = _by_class(reserves, [str(resource.in_units(reserve)) for reserve in reserves], "0")
+            share = _by_class(
+                reserves, [str(resource.in_units(reserve)) for reserve in reserves], "0"
+            )
             lines += [] if resource.unit == "CPUs" else [f"# {resource.unit}"]
             macro = f"PROVISIONER_{resource.name.upper()}_PER_GPU"
             lines += [f"{macro} = {share}"]
@@ -111,7 +135,9 @@ def _blocking(reserves: Sequence[Reserve]) -> str:
     lines += ["PROVISIONER_GPUS_LEFT = ((MY.GPUs ?: 0) - (TARGET.RequestGPUs ?: 0))"]
     lines += ["PROVISIONER_KEEPS_RESERVE = (" + " && \\\n    ".join(conditions) + ")"]
     if any(reserve.when is ReserveWhen.GPU_DEMAND for reserve in reserves):
-        where = _by_class(reserves, [str(each.when is ReserveWhen.GPU_DEMAND) for each in reserves], "False")
+        where = _by_class(
+            reserves, [str(each.when is ReserveWhen.GPU_DEMAND) for each in reserves], "False"
+        )
         lines += [
             *_RELEASED_HEAD.splitlines(),
             f"PROVISIONER_RELEASED = (TARGET.{USES_RESERVE} =?= True && {where} && ($(PROVISIONER_TRUSTED_JOBS:True)))",
@@ -137,13 +163,17 @@ def _by_class(reserves: Sequence[Reserve], values: Sequence[str], otherwise: str
 def pattern(node_pattern: str) -> str:
     """Return a node pattern of the site's file as a regular expression.
 
-    It has no backslashes, because ClassAd strings double them. ``[a-c]`` goes letter by letter: the two languages
-    differ in what ranges and hyphens mean there.
+    It has no backslashes, because ClassAd strings double them. ``[a-c]`` goes letter by letter: the
+    two languages differ in what ranges and hyphens mean there.
     """
 
     def translated(part: re.Match[str]) -> str:
         if len(part[0]) > 1:
-            return f"[{fitting}]" if (fitting := "".join(c for c in _IN_NAMES if fnmatchcase(c, part[0]))) else "(?!)"
+            return (
+                f"[{fitting}]"
+                if (fitting := "".join(c for c in _IN_NAMES if fnmatchcase(c, part[0])))
+                else "(?!)"
+            )
         return {"*": ".*", "?": ".", ".": "[.]", "[": "[[]", "]": "[]]"}.get(part[0], part[0])
 
     return re.sub(r"\[.[^]]*\]|.", translated, node_pattern)
@@ -170,9 +200,10 @@ STARTD_JOB_ATTRS = $(STARTD_JOB_ATTRS) {" ".join(JOB_ATTRS)}
 def _head_start(policy: SitePolicy) -> str:
     """Return the part of START that gives drones time to leave for a waiting job.
 
-    Seen with real pools: asked and preempted at once, twice as many drones leave as the owner needs, for the negotiator
-    does not know that room is being made. It is in START of the drone's own slot, not in RANK: a claim keeps the rank
-    that it began with, and a rank that grows with age lets the owner's jobs throw out each other (seen too).
+    Seen with real pools: asked and preempted at once, twice as many drones leave as the owner
+    needs, for the negotiator does not know that room is being made. It is in START of the drone's
+    own slot, not in RANK: a claim keeps the rank that it began with, and a rank that grows with age
+    lets the owner's jobs throw out each other (seen too).
     """
     if not policy.preempt_proactively:
         return ""
@@ -206,7 +237,9 @@ PREEMPTION_REQUIREMENTS = ($(PREEMPTION_REQUIREMENTS:False)) && !{BACKFILL}
 
 
 _DRONE_ATTRIBUTES: Mapping[str, object] = {"ProvisionerController": "audit", "DroneId": "audit-0"}
-_LITERAL = re.compile(r'"(?:\\.|[^"\\])*"|\btrue\b|\bfalse\b|(?<![\w."])\d+(?![\w."])', re.IGNORECASE)
+_LITERAL = re.compile(
+    r'"(?:\\.|[^"\\])*"|\btrue\b|\bfalse\b|(?<![\w."])\d+(?![\w."])', re.IGNORECASE
+)
 _MAX_IDENTITY_TRIES = 200  # values tried for attributes of jobs that START looks at, per probe
 
 
@@ -217,14 +250,23 @@ def gaps(
     requirements: Mapping[str, str] = {},
     drone: Mapping[str, object] = {},
 ) -> tuple[AuditFinding, ...]:
-    """Return gaps by node and dimension. ``requirements``: on a slot, by type; ``drone``: more attributes of drones."""
+    """Return gaps by node and dimension.
+
+    ``requirements``: on a slot, by type; ``drone``: more attributes of drones.
+    """
     marks, kinds = {**_DRONE_ATTRIBUTES, **drone}, tuple(types)
     found: dict[tuple[str, str], AuditFinding] = {}
     for machine in machines:
         for slot in machine.slots:
-            hosted = [k for k in kinds if nodes.could_host(slot, k, drone_job(k, marks), requirements.get(k.name, ""))]
+            hosted = [
+                k
+                for k in kinds
+                if nodes.could_host(slot, k, drone_job(k, marks), requirements.get(k.name, ""))
+            ]
             for dimension, message in _slot_gaps(machine.name, slot, policy, hosted, marks):
-                found.setdefault((machine.name, dimension), AuditFinding(machine.name, dimension, message))
+                found.setdefault(
+                    (machine.name, dimension), AuditFinding(machine.name, dimension, message)
+                )
     names = [machine.name for machine in machines]
     known = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
     unknown = f"no node has such a name (there are: {known or 'none'}); correct `blocking.nodes`"
@@ -234,19 +276,35 @@ def gaps(
 
 
 def _slot_gaps(
-    node: str, slot: MachineSlot, policy: SitePolicy, hosted: Sequence[DroneType], marks: Mapping[str, object]
+    node: str,
+    slot: MachineSlot,
+    policy: SitePolicy,
+    hosted: Sequence[DroneType],
+    marks: Mapping[str, object],
 ) -> Iterator[tuple[str, str]]:
-    """Yield dimension and message of each gap. START may refuse CPU drones where the reserve is all there is."""
+    """Yield dimension and message of each gap.
+
+    START may refuse CPU drones where the reserve is all there is.
+    """
     if not start_of(slot):
-        yield "start", "the slot ads do not contain START: what the node enforces cannot be seen from here"
+        yield (
+            "start",
+            "the slot ads do not contain START: what the node enforces cannot be seen from here",
+        )
         return
     repair = f"`provisioner render blocking --site {policy.site}` prints what the node needs"
-    reserve = next((r for r in policy.blocking if any(fnmatchcase(node, pattern) for pattern in r.nodes)), None)
+    reserve = next(
+        (r for r in policy.blocking if any(fnmatchcase(node, pattern) for pattern in r.nodes)), None
+    )
     if reserve is not None and slot.all.gpus:
         for each in _KEPT_RESOURCES:
             if message := _reserve_gap(slot, each, each.in_units(reserve), repair):
                 yield each.name, message
-    starts = {k.name: evaluated(start_of(slot), slot.ad, drone_job(k, marks)) for k in hosted if k.gpu_milli}
+    starts = {
+        k.name: evaluated(start_of(slot), slot.ad, drone_job(k, marks))
+        for k in hosted
+        if k.gpu_milli
+    }
     if refused := [name for name, found in starts.items() if found is False]:
         yield (
             "drones",
@@ -270,7 +328,9 @@ def _reserve_gap(slot: MachineSlot, resource: _KeptResource, kept: int, repair: 
         state = classad2.ClassAd()
         state.update(slot.ad)
         state["GPUs"] = free
-        return holds(start_of(slot), state, _cpu_job({f"Request{resource.slot_attribute}": size, **whose}))
+        return holds(
+            start_of(slot), state, _cpu_job({f"Request{resource.slot_attribute}": size, **whose})
+        )
 
     for free in dict.fromkeys((gpus, 1)) if kept else ():
         least_refused = max(there - kept * free + 1, 1)
@@ -279,9 +339,17 @@ def _reserve_gap(slot: MachineSlot, resource: _KeptResource, kept: int, repair: 
         if whose is None:
             continue
         larger = range(least_refused, there + 1)
-        most = least_refused - 1 + bisect_left(larger, True, key=lambda size: not takes(size, free, whose))
-        literals = {name: classad2.ClassAd({"x": found}).lookup("x") for name, found in whose.items()}
-        of_whom = "".join(f" (of jobs with {name} == {literal})" for name, literal in literals.items())
+        most = (
+            least_refused
+            - 1
+            + bisect_left(larger, True, key=lambda size: not takes(size, free, whose))
+        )
+        literals = {
+            name: classad2.ClassAd({"x": found}).lookup("x") for name, found in whose.items()
+        }
+        of_whom = "".join(
+            f" (of jobs with {name} == {literal})" for name, literal in literals.items()
+        )
         return printable(
             f"{free} free GPUs keep {max(0, there - most)} of {there} {unit}, wanted {kept * free}: START takes a job"
             f" without GPU of {most} {unit}{of_whom}; {repair}",
@@ -299,15 +367,25 @@ def _identities(start: str, state: Ad) -> Iterator[Mapping[str, object]]:
     """Yield attributes of a job that START looks at beside its size, each with the values that START mentions."""
     names = [name.partition(".") for name in references(start, state)]
     known = {name.lower() for name in _cpu_job({})}
-    wanted = sorted({name for scope, _, name in names if scope.lower() == "target" and name.lower() not in known})
+    wanted = sorted(
+        {
+            name
+            for scope, _, name in names
+            if scope.lower() == "target" and name.lower() not in known
+        }
+    )
     literals = dict.fromkeys([*_LITERAL.findall(start), "true", '"anybody"'])
     for name, literal in islice(product(wanted, literals), _MAX_IDENTITY_TRIES):
         yield {name: classad2.ExprTree(literal).eval()}
 
 
-def _preemption_gaps(ad: Ad, policy: SitePolicy, marks: Mapping[str, object], repair: str) -> Iterator[tuple[str, str]]:
+def _preemption_gaps(
+    ad: Ad, policy: SitePolicy, marks: Mapping[str, object], repair: str
+) -> Iterator[tuple[str, str]]:
     ours, theirs = (request(SlotResources(1, 1, 128, 1), more) for more in (marks, {}))
-    our_rank, their_rank = (evaluated_number(source(ad, "Rank"), ad, job) or 0 for job in (ours, theirs))
+    our_rank, their_rank = (
+        evaluated_number(source(ad, "Rank"), ad, job) or 0 for job in (ours, theirs)
+    )
     retirement_s = evaluated_number(source(ad, "MaxJobRetirementTime"), ad, ours) or 0
     vacate_s = evaluated_number(source(ad, "MachineMaxVacateTime"), ad, ours)
     if their_rank <= our_rank:

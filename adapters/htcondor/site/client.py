@@ -1,8 +1,9 @@
 """The client of an HTCondor site: one interface, by HTCondor's Python bindings or by its command-line tools.
 
-The bindings block, and therefore work in processes of their own. The tools run here or on a login node. Their exit
-statuses can be believed (looked at in 23.9 and 25.14): a question that is answered ends with 0, an empty answer too;
-one that is not, for whatever reason, ends with 1 and a reason on stderr.
+The bindings block, and therefore work in processes of their own. The tools run here or on a login
+node. Their exit statuses can be believed (looked at in 23.9 and 25.14): a question that is answered
+ends with 0, an empty answer too; one that is not, for whatever reason, ends with 1 and a reason on
+stderr.
 """
 
 from __future__ import annotations
@@ -24,27 +25,36 @@ from adapters.htcondor.tokens import ClientDirectory
 from adapters.shared.commands.local import LocalRunner, own_environment, runner_for
 from adapters.shared.commands.runner import Finished, NoReplyError, Runner
 from adapters.shared.printing import printable
-from provisioner.interfaces import AdapterError, AuthError, OutcomeUnknownError, RejectedError, UnavailableError
+from provisioner.interfaces import (
+    AdapterError,
+    AuthError,
+    OutcomeUnknownError,
+    RejectedError,
+    UnavailableError,
+)
 from provisioner.model import DroneId, FaultKind
 from provisioner.worker_process import WorkerProcess
 
 BINDINGS_WORKER = "adapters.htcondor.site.client:BindingsWorker"
 _COLLECT_TIMEOUT_S = 8.0
-AdKind: TypeAlias = Literal["jobs", "slots", "submitters"]  # of our schedd, and of the site's collector
+# of our schedd, and of the site's collector
+AdKind: TypeAlias = Literal["jobs", "slots", "submitters"]
 
 
 class HTCondorClient(ABC):
     """One schedd that drones are submitted to, and the pool that it belongs to.
 
-    Its errors are UnavailableError if nothing answered, AuthError for credentials, RejectedError if HTCondor refused,
-    and OutcomeUnknownError for an order that may have been carried out.
+    Its errors are UnavailableError if nothing answered, AuthError for credentials, RejectedError if
+    HTCondor refused, and OutcomeUnknownError for an order that may have been carried out.
     """
 
     def __init__(self, config: HTCondorSiteConfig, name: str, root: str = "") -> None:
         self._config, self._name = config, name
         self._directory: ClientDirectory | None = None
         self._runner: Runner | None = None
-        self._files = JobFiles(f"{root or config.work_directory.absolute()}/{name}", config.submit_deadline)
+        self._files = JobFiles(
+            f"{root or config.work_directory.absolute()}/{name}", config.submit_deadline
+        )
 
     def _make_directory(self) -> ClientDirectory:
         self._directory = ClientDirectory(f"site {self._name}", self._config)
@@ -69,7 +79,9 @@ class HTCondorClient(ABC):
         self._runner = self._directory = None
 
     @abstractmethod
-    async def ads(self, kind: AdKind, constraint: str, projection: Sequence[str], schedd: str = "") -> Sequence[Ad]:
+    async def ads(
+        self, kind: AdKind, constraint: str, projection: Sequence[str], schedd: str = ""
+    ) -> Sequence[Ad]:
         """Return what HTCondor lists, which may be nothing; an empty projection is all attributes.
 
         ``schedd`` names the schedd that has the jobs; "" is ours.
@@ -82,7 +94,9 @@ class HTCondorClient(ABC):
         """Return jobs that have left a schedd, newest first, until ``stop`` is true for one."""
 
     @abstractmethod
-    async def owner_queue(self, schedd: str, constraint: str, names: Sequence[str]) -> OwnerJobQueue:
+    async def owner_queue(
+        self, schedd: str, constraint: str, names: Sequence[str]
+    ) -> OwnerJobQueue:
         """Return another schedd's jobs in groups, with attributes ``names``; it delays no other call."""
 
     async def submit(self, batch: SubmitDescription) -> int:
@@ -92,7 +106,9 @@ class HTCondorClient(ABC):
             return await self._submit(macros + batch.description, batch.drone_ids)
         except RejectedError as error:  # certain only if a question confirms that no job is there
             try:
-                there = await self.ads("jobs", f"{of_drones(batch.drone_ids)} && JobStatus != {REMOVED}", ["ClusterId"])
+                there = await self.ads(
+                    "jobs", f"{of_drones(batch.drone_ids)} && JobStatus != {REMOVED}", ["ClusterId"]
+                )
             except RejectedError:  # there is no schedd that could have taken them
                 raise error from None
             except AdapterError:
@@ -106,7 +122,11 @@ class HTCondorClient(ABC):
 
     async def collect(self, job_ids: Mapping[DroneId, str]) -> Mapping[DroneId, str]:
         """Fetch what ended drones have left, where files are spooled, and return the reason for each failure."""
-        wanted = await self._files.without_output(self._connected(), job_ids) if self._config.spool else ()
+        wanted = (
+            await self._files.without_output(self._connected(), job_ids)
+            if self._config.spool
+            else ()
+        )
         failed = await self._collect([job_ids[drone_id] for drone_id in wanted]) if wanted else {}
         return {drone_id: why for drone_id in wanted if (why := failed.get(job_ids[drone_id]))}
 
@@ -123,20 +143,30 @@ class HTCondorClient(ABC):
 
 def client_for(config: HTCondorSiteConfig, name: str) -> HTCondorClient:
     """Return the client of site ``name``, which is not entered yet."""
-    return CondorToolsClient(config, name) if config.transport == "tools" else BindingsClient(config, name)
+    return (
+        CondorToolsClient(config, name)
+        if config.transport == "tools"
+        else BindingsClient(config, name)
+    )
 
 
 def only_schedd(collector: str, names: Sequence[str]) -> str:
-    """Return the only schedd that a collector lists. UnavailableError if there is none, RejectedError for several."""
+    """Return the only schedd that a collector lists.
+
+    UnavailableError if there is none, RejectedError for several.
+    """
     if not names:
         raise UnavailableError(f"collector {collector} does not list any schedd")
     if len(names) > 1:
         some = ", ".join(printable(name, 80) for name in sorted(names)[:5])
-        raise RejectedError(f"collector {collector} lists several schedds: set `schedd` ({some})", FaultKind.CONFIG)
+        raise RejectedError(
+            f"collector {collector} lists several schedds: set `schedd` ({some})", FaultKind.CONFIG
+        )
     return names[0]
 
 
-# ----------------------------------------------------------------------------------------------------------- bindings
+# -----------------------------------------------------------------------------------------------------------
+# bindings
 
 
 class BindingsClient(HTCondorClient):
@@ -164,8 +194,12 @@ class BindingsClient(HTCondorClient):
         if purpose not in self._workers:
             assert self._directory is not None
             config, env = self._config, self._directory.env
-            self._workers[purpose] = WorkerProcess(BINDINGS_WORKER, config.collector, config.schedd, env=env)
-        return await self._workers[purpose].call(name, *args, deadline_s=deadline_s or self._config.deadline)
+            self._workers[purpose] = WorkerProcess(
+                BINDINGS_WORKER, config.collector, config.schedd, env=env
+            )
+        return await self._workers[purpose].call(
+            name, *args, deadline_s=deadline_s or self._config.deadline
+        )
 
     async def _order(self, name: str, *args: object, deadline_s: float = 0.0) -> Any:
         try:
@@ -173,7 +207,9 @@ class BindingsClient(HTCondorClient):
         except UnavailableError as error:  # no answer, or it ended: it may have been carried out
             raise OutcomeUnknownError(f"{name}: {error}") from None
 
-    async def ads(self, kind: AdKind, constraint: str, projection: Sequence[str], schedd: str = "") -> Sequence[Ad]:
+    async def ads(
+        self, kind: AdKind, constraint: str, projection: Sequence[str], schedd: str = ""
+    ) -> Sequence[Ad]:
         purpose = f"owner {schedd}" if schedd else "poll"
         return list(await self._call(purpose, "ads", kind, constraint, tuple(projection), schedd))
 
@@ -187,13 +223,21 @@ class BindingsClient(HTCondorClient):
             if worker := self._workers.pop("history", None):
                 await worker.close()
 
-    async def owner_queue(self, schedd: str, constraint: str, names: Sequence[str]) -> OwnerJobQueue:
-        queue: OwnerJobQueue = await self._call(f"owner {schedd}", "owner_queue", schedd, constraint, tuple(names))
+    async def owner_queue(
+        self, schedd: str, constraint: str, names: Sequence[str]
+    ) -> OwnerJobQueue:
+        queue: OwnerJobQueue = await self._call(
+            f"owner {schedd}", "owner_queue", schedd, constraint, tuple(names)
+        )
         return queue
 
     async def _submit(self, description: str, drone_ids: Sequence[DroneId]) -> int:
         config = self._config
-        return int(await self._order("submit", description, drone_ids, config.spool, deadline_s=config.submit_deadline))
+        return int(
+            await self._order(
+                "submit", description, drone_ids, config.spool, deadline_s=config.submit_deadline
+            )
+        )
 
     async def remove(self, job_ids: Sequence[str], why: str, *, force: bool = False) -> None:
         if job_ids:
@@ -210,8 +254,8 @@ _REFUSAL_KINDS = (
     (re.compile(r"SCHEDD:13:|Schedd says -[56]\b"), FaultKind.DENIED),
     (re.compile(r"Schedd says -[234]\b|MAX_JOBS|exceed|quota", re.IGNORECASE), FaultKind.QUOTA),
 )
-"""Kinds by words of a refusal, first match; else the order itself is wrong. -2 to -4: MAX_JOBS_SUBMITTED, _PER_OWNER
-and _PER_SUBMISSION."""
+"""Kinds by words of a refusal, first match; else the order itself is wrong. -2 to -4:
+MAX_JOBS_SUBMITTED, _PER_OWNER and _PER_SUBMISSION."""
 
 
 class BindingsWorker:
@@ -223,23 +267,34 @@ class BindingsWorker:
         self._errors = self._collector.errors
         self._schedds: dict[str, Any] = {}
 
-    def ads(self, kind: AdKind, constraint: str, projection: Sequence[str], schedd: str = "") -> list[Ad]:
+    def ads(
+        self, kind: AdKind, constraint: str, projection: Sequence[str], schedd: str = ""
+    ) -> list[Ad]:
         """Return ads of the collector, or jobs of a schedd; ``schedd`` "" is ours."""
         if kind == "jobs":
-            return list(self._asked(schedd, lambda it: it.query(constraint, projection=list(projection))))
+            return list(
+                self._asked(schedd, lambda it: it.query(constraint, projection=list(projection)))
+            )
         types = {"slots": htcondor2.AdType.Startd, "submitters": htcondor2.AdType.Submitter}
         return self._collector.query(types[kind], constraint, projection)
 
-    def history(self, schedd: str, constraint: str, projection: Sequence[str], stop: str, limit: int) -> list[Ad]:
-        return list(self._asked(schedd, lambda it: it.history(constraint, list(projection), limit, stop)))
+    def history(
+        self, schedd: str, constraint: str, projection: Sequence[str], stop: str, limit: int
+    ) -> list[Ad]:
+        return list(
+            self._asked(schedd, lambda it: it.history(constraint, list(projection), limit, stop))
+        )
 
     def owner_queue(self, schedd: str, constraint: str, names: Sequence[str]) -> OwnerJobQueue:
-        return group_jobs(self.ads("jobs", constraint, (*OWNER_JOB_PROJECTION, *names), schedd), names)
+        return group_jobs(
+            self.ads("jobs", constraint, (*OWNER_JOB_PROJECTION, *names), schedd), names
+        )
 
     def _asked(self, name: str, question: Any, *, again: bool = True) -> Any:
         """Ask a schedd something that may be repeated.
 
-        A restarted one may have another address, and rejects our session: it is looked up and asked once more.
+        A restarted one may have another address, and rejects our session: it is looked up and asked
+        once more.
         """
         known = name in self._schedds
         try:
@@ -258,14 +313,19 @@ class BindingsWorker:
         wanted = wanted or only_schedd(self._address, list(ads))
         named = [ads[wanted]] if wanted in ads else []
         if not named:  # one that flocks here may advertise its users only
-            named = self._collector.query(htcondor2.AdType.Submitter, f"ScheddName == {classad2.quote(wanted)}")
+            named = self._collector.query(
+                htcondor2.AdType.Submitter, f"ScheddName == {classad2.quote(wanted)}"
+            )
         if not named:
             raise UnavailableError(f"collector {self._address} does not list schedd {wanted}")
         self._schedds[name] = htcondor2.Schedd(named[0])
         return self._schedds[name]
 
     def submit(self, description: str, drone_ids: Sequence[str], spool: bool) -> int:
-        """Submit all drones or none, and return the cluster id. RejectedError if the schedd seems to have refused."""
+        """Submit all drones or none, and return the cluster id.
+
+        RejectedError if the schedd seems to have refused.
+        """
         schedd = self._schedd("")
 
         def order() -> Any:
@@ -288,7 +348,8 @@ class BindingsWorker:
                 if spool:
                     schedd.spool(result)
         except AdapterError as error:
-            # Without their files they would never run. If they cannot be removed now, their own policy does it.
+            # Without their files they would never run. If they cannot be removed now, their own
+            # policy does it.
             try:
                 self.remove(f"ClusterId == {cluster}", "its files could not be sent", False)
             except AdapterError:
@@ -315,7 +376,8 @@ class BindingsWorker:
         return failed
 
 
-# -------------------------------------------------------------------------------------------------------------- tools
+# --------------------------------------------------------------------------------------------------------------
+# tools
 
 _REMOVED_AT_ONCE = 500
 _CONDOR_VARIABLES = ("CONDOR", "_CONDOR")
@@ -324,11 +386,15 @@ _SCHEDD_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9@._-]{0,254}")
 _CONDOR_JOB_ID = re.compile(r"\d{1,10}\.\d{1,10}")
 _TERSE_SUBMIT = re.compile(rb"(\d{1,10})\.\d+ - \d+\.\d+\s*")
 _NOTHING_TO_DO = re.compile(r"Job \d+\.\d+ (not found|already|not in `X' state|marked for removal)")
-_TOOL_DENIED = re.compile(r"authenticat|\"denied\"|not authorized|permission denied|no token", re.IGNORECASE)
+_TOOL_DENIED = re.compile(
+    r"authenticat|\"denied\"|not authorized|permission denied|no token", re.IGNORECASE
+)
 _DAEMON_NOT_FOUND = re.compile(
     r"contact the condor_collector|can't find address|\(null\)|no record of schedd", re.IGNORECASE
 )
-_SUBMIT_NOT_BEGUN = re.compile(r"failed to connect to queue manager|can't find address", re.IGNORECASE)
+_SUBMIT_NOT_BEGUN = re.compile(
+    r"failed to connect to queue manager|can't find address", re.IGNORECASE
+)
 _JOB_LIMIT = re.compile(r"max_?jobs|exceed|limit|quota|too many", re.IGNORECASE)
 
 
@@ -341,40 +407,68 @@ class CondorToolsClient(HTCondorClient):
 
     async def __aenter__(self) -> Self:
         config, tools = self._config, self._config.tools
-        if tools.ssh is None and not tools.condor_config and (config.token or config.token_directory):
+        if (
+            tools.ssh is None
+            and not tools.condor_config
+            and (config.token or config.token_directory)
+        ):
             runner: Runner = LocalRunner(self._make_directory().env)
         else:
             runner = runner_for(tools.ssh, *_CONDOR_VARIABLES)
         self._runner = await runner.__aenter__()
         return self
 
-    async def ads(self, kind: AdKind, constraint: str, projection: Sequence[str], schedd: str = "") -> Sequence[Ad]:
+    async def ads(
+        self, kind: AdKind, constraint: str, projection: Sequence[str], schedd: str = ""
+    ) -> Sequence[Ad]:
         always: tuple[str, ...] = ("ClusterId", "ProcId") if kind == "jobs" else ("Name",)
         tool = "condor_q" if kind == "jobs" else "condor_status"
         if kind == "jobs":
             argv = [*self._addressed(tool, schedd or await self._schedd()), "-allusers"]
         else:
             argv = [*self._tool(tool), *(["-submitters"] if kind == "submitters" else [])]
-        attributes = ["-attributes", ",".join(dict.fromkeys((*always, *projection)))] if projection else []
-        return await self._listed(tool, [*argv, "-long", *attributes, "-constraint", constraint], always[0])
+        attributes = (
+            ["-attributes", ",".join(dict.fromkeys((*always, *projection)))] if projection else []
+        )
+        return await self._listed(
+            tool, [*argv, "-long", *attributes, "-constraint", constraint], always[0]
+        )
 
     async def history(
         self, schedd: str, constraint: str, projection: Sequence[str], stop: str, limit: int
     ) -> Sequence[Ad]:
-        argv = [*self._addressed("condor_history", schedd or await self._schedd()), "-limit", str(limit)]
-        argv += ["-since", stop, "-long", "-attributes", ",".join(projection), "-constraint", constraint]
+        argv = [
+            *self._addressed("condor_history", schedd or await self._schedd()),
+            "-limit",
+            str(limit),
+        ]
+        argv += [
+            "-since",
+            stop,
+            "-long",
+            "-attributes",
+            ",".join(projection),
+            "-constraint",
+            constraint,
+        ]
         return await self._listed("condor_history", argv, "ClusterId", PAST_TIMEOUT_S)
 
-    async def _listed(self, tool: str, argv: Sequence[str], key: str, deadline_s: float = 0.0) -> Sequence[Ad]:
+    async def _listed(
+        self, tool: str, argv: Sequence[str], key: str, deadline_s: float = 0.0
+    ) -> Sequence[Ad]:
         done = await self._run(argv, deadline_s)
         if done.code:
             raise await self._why(done)
         ads = await asyncio.to_thread(_parsed, done.out, key)
         if ads is None or (done.out.strip() and not ads):
-            raise UnavailableError(f"`{tool}` gives an answer that is no list of ads, or not all of it")
+            raise UnavailableError(
+                f"`{tool}` gives an answer that is no list of ads, or not all of it"
+            )
         return ads
 
-    async def owner_queue(self, schedd: str, constraint: str, names: Sequence[str]) -> OwnerJobQueue:
+    async def owner_queue(
+        self, schedd: str, constraint: str, names: Sequence[str]
+    ) -> OwnerJobQueue:
         ads = await self.ads("jobs", constraint, (*OWNER_JOB_PROJECTION, *names), schedd)
         return await asyncio.to_thread(group_jobs, ads, names)
 
@@ -390,7 +484,10 @@ class CondorToolsClient(HTCondorClient):
         return sorted(done.out.decode(errors="replace").split())
 
     async def _why(self, done: Finished) -> AdapterError:
-        """Return a tool's failure as an error. Only ``condor_status`` tells that the collector refuses us."""
+        """Return a tool's failure as an error.
+
+        Only ``condor_status`` tells that the collector refuses us.
+        """
         if _DAEMON_NOT_FOUND.search(_words(done)) and not _TOOL_DENIED.search(_words(done)):
             try:
                 await self._schedds()
@@ -410,10 +507,14 @@ class CondorToolsClient(HTCondorClient):
             why = await self._why(done)
             if isinstance(why, AuthError) or _SUBMIT_NOT_BEGUN.search(_words(done)):
                 raise why
-            raise RejectedError(str(why), FaultKind.QUOTA if _JOB_LIMIT.search(str(why)) else FaultKind.CONFIG)
+            raise RejectedError(
+                str(why), FaultKind.QUOTA if _JOB_LIMIT.search(str(why)) else FaultKind.CONFIG
+            )
         if (submitted := _TERSE_SUBMIT.fullmatch(done.out)) is None:
             words = printable(repr(done.out), 100)
-            raise OutcomeUnknownError(f"submit: condor_submit does not say what it submitted: {words}")
+            raise OutcomeUnknownError(
+                f"submit: condor_submit does not say what it submitted: {words}"
+            )
         return int(submitted[1])
 
     async def remove(self, job_ids: Sequence[str], why: str, *, force: bool = False) -> None:
@@ -428,7 +529,11 @@ class CondorToolsClient(HTCondorClient):
                 raise OutcomeUnknownError(f"remove: {error}") from None
             if any(line and not _NOTHING_TO_DO.match(line) for line in _words(done).splitlines()):
                 reason = await self._why(done)
-                raise reason if isinstance(reason, AuthError) else OutcomeUnknownError(f"remove: {reason}")
+                raise (
+                    reason
+                    if isinstance(reason, AuthError)
+                    else OutcomeUnknownError(f"remove: {reason}")
+                )
 
     async def _collect(self, job_ids: Sequence[str]) -> Mapping[str, str]:
         argv = self._addressed("condor_transfer_data", await self._schedd())
@@ -445,15 +550,26 @@ class CondorToolsClient(HTCondorClient):
     def _tool(self, name: str) -> list[str]:
         tools = self._config.tools
         configured = ["env", f"CONDOR_CONFIG={tools.condor_config}"] if tools.condor_config else []
-        return [*configured, f"{tools.path}/{name}" if tools.path else name, "-pool", self._config.collector]
+        return [
+            *configured,
+            f"{tools.path}/{name}" if tools.path else name,
+            "-pool",
+            self._config.collector,
+        ]
 
     def _addressed(self, tool: str, schedd: str) -> list[str]:
         if not _SCHEDD_NAME.fullmatch(schedd):
-            raise RejectedError(f"`{printable(schedd, 60)}` is no name of a schedd", FaultKind.CONFIG)
+            raise RejectedError(
+                f"`{printable(schedd, 60)}` is no name of a schedd", FaultKind.CONFIG
+            )
         return [*self._tool(tool), "-name", schedd]
 
-    async def _run(self, argv: Sequence[str], deadline_s: float = 0.0, stdin: bytes = b"") -> Finished:
-        return await self._connected().run(argv, stdin=stdin, deadline_s=deadline_s or self._config.deadline)
+    async def _run(
+        self, argv: Sequence[str], deadline_s: float = 0.0, stdin: bytes = b""
+    ) -> Finished:
+        return await self._connected().run(
+            argv, stdin=stdin, deadline_s=deadline_s or self._config.deadline
+        )
 
 
 def _parsed(text: bytes, key: str) -> list[Ad] | None:

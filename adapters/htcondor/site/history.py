@@ -37,14 +37,21 @@ async def site_history(
     since: float,
     now: float,
 ) -> SiteHistoryView:
-    """Return the past of a site whose nodes are ``machines``. The use is unknown unless each schedd answers."""
+    """Return the past of a site whose nodes are ``machines``.
+
+    The use is unknown unless each schedd answers.
+    """
     ended, stop = f"EnteredCurrentStatus >= {int(since)}", classads.history_end(since)
-    drones = await client.history("", f"{our_jobs} && {ended}", PAST_JOB_PROJECTION, stop, MAX_HISTORY_ROWS)
+    drones = await client.history(
+        "", f"{our_jobs} && {ended}", PAST_JOB_PROJECTION, stop, MAX_HISTORY_ROWS
+    )
     left_out, known_at = len(drones) >= MAX_HISTORY_ROWS, since
     remembers, held = False, list[tuple[float, float, int]]()
     for schedd in owner.schedds if owner else ():
         wanted = f"{owner_jobs(owner)} && {_HOLDS_GPUS}" if owner else ""
-        past = await client.history(schedd, f"{wanted} && {ended}", PAST_JOB_PROJECTION, stop, MAX_HISTORY_ROWS)
+        past = await client.history(
+            schedd, f"{wanted} && {ended}", PAST_JOB_PROJECTION, stop, MAX_HISTORY_ROWS
+        )
         left_out = left_out or len(past) >= MAX_HISTORY_ROWS
         # a job that entered the history late says nothing about how far back the history goes
         ends = [end for end in map(ended_at, filter(classads.at_rest, past)) if since <= end <= now]
@@ -65,7 +72,9 @@ def ended_at(ad: Ad) -> float:
     return moment(ad, "EnteredCurrentStatus") if whole(ad, "LastJobStatus") in IN_SLOT else 0.0
 
 
-def gpu_holds(ads: Iterable[Ad], machines: Iterable[PoolMachine], now: float) -> list[tuple[float, float, int]]:
+def gpu_holds(
+    ads: Iterable[Ad], machines: Iterable[PoolMachine], now: float
+) -> list[tuple[float, float, int]]:
     """Return start, end and GPUs, in thousandths, of the last run of each job that ran on these machines."""
     sizes, found = {machine.name.lower(): machine.all.gpus for machine in machines}, []
     for ad in ads:
@@ -74,13 +83,19 @@ def gpu_holds(ads: Iterable[Ad], machines: Iterable[PoolMachine], now: float) ->
         size = sizes.get(slot.rpartition("@")[2].lower())
         if size is not None:
             gpus = min(size, whole(ad, "GPUsProvisioned") or whole(ad, "RequestGPUs"))
-            found.append((moment(ad, "JobCurrentStartDate"), ended_at(ad) if over else now, gpus * WHOLE_GPU))
+            found.append(
+                (moment(ad, "JobCurrentStartDate"), ended_at(ad) if over else now, gpus * WHOLE_GPU)
+            )
     return found
 
 
 def past_starts(ads: Iterable[Ad]) -> Iterable[PastStart]:
     """Yield the starts of drones, except of those that were removed while they waited."""
     for ad in ads:
-        kind, started_at, queued_at = text(ad, "DroneType", 80), moment(ad, "JobStartDate"), moment(ad, "QDate")
+        kind, started_at, queued_at = (
+            text(ad, "DroneType", 80),
+            moment(ad, "JobStartDate"),
+            moment(ad, "QDate"),
+        )
         if kind and queued_at and started_at >= queued_at:
             yield PastStart(kind, started_at, started_at - queued_at)

@@ -37,9 +37,11 @@ class DroneJobsView:
     """All of our jobs that the schedd lists."""
 
     drones: Mapping[DroneId, RemoteDrone]
-    inputs: frozenset[str] = frozenset()  # digests of the files that jobs which have not ended take along
+    # digests of the files that jobs which have not ended take along
+    inputs: frozenset[str] = frozenset()
     notices: tuple[str, ...] = ()
-    abandoned: tuple[str, ...] = ()  # ids of jobs to remove: their files are not being sent any more
+    # ids of jobs to remove: their files are not being sent any more
+    abandoned: tuple[str, ...] = ()
     users: frozenset[str] = frozenset()  # owners of the jobs, as slots show them
 
 
@@ -58,9 +60,9 @@ def list_drones(
 ) -> DroneJobsView:
     """Return our drones by the ads of their jobs.
 
-    ``noticed``: since when slots (by name) are being taken back, by our clock. ``now``: when the ads were read.
-    ``carved``: by machine, the names of the slots in use there, read before the ads. ``files_limit_s``: a job that
-    waits for its files for longer is to be removed.
+    ``noticed``: since when slots (by name) are being taken back, by our clock. ``now``: when the
+    ads were read. ``carved``: by machine, the names of the slots in use there, read before the ads.
+    ``files_limit_s``: a job that waits for its files for longer is to be removed.
     """
     now = time.time() if now is None else now
     drones: dict[DroneId, RemoteDrone] = {}
@@ -69,22 +71,34 @@ def list_drones(
     for ad in ads:
         drone_id = DroneId(text(ad, "DroneId"))
         if not drone_id.startswith(f"{controller}-"):
-            notices.append(f"job {job_id(ad)} carries our tag, and {drone_id or 'nothing'} as its drone id")
+            notices.append(
+                f"job {job_id(ad)} carries our tag, and {drone_id or 'nothing'} as its drone id"
+            )
             continue
         drone = _remote_drone(ad, drone_id, noticed, now, carved)
         users.add(text(ad, "User", 600))
-        if is_spooling(ad) and whole(ad, "ServerTime") - whole(ad, "EnteredCurrentStatus") > files_limit_s:
-            # It counts until it is removed: a sender that lives on, on a login node, may still complete it.
+        if (
+            is_spooling(ad)
+            and whole(ad, "ServerTime") - whole(ad, "EnteredCurrentStatus") > files_limit_s
+        ):
+            # It counts until it is removed: a sender that lives on, on a login node, may still
+            # complete it.
             abandoned.append(drone.remote_id)
-            drone = replace(drone, reason="its files never reached the schedd: the adapter removes it")
+            drone = replace(
+                drone, reason="its files never reached the schedd: the adapter removes it"
+            )
         if drone.end is None:
             inputs.add(text(ad, "DroneInputs"))
         other = drones.get(drone_id)
         if other is not None and other.end is None and drone.end is None:
-            notices.append(f"{drone_id} is in the queue twice, as {other.remote_id} and {drone.remote_id}")
+            notices.append(
+                f"{drone_id} is in the queue twice, as {other.remote_id} and {drone.remote_id}"
+            )
         if other is None or _rank(drone) > _rank(other):
             drones[drone_id] = drone
-    return DroneJobsView(drones, frozenset(inputs), tuple(notices), tuple(abandoned), frozenset(users - {""}))
+    return DroneJobsView(
+        drones, frozenset(inputs), tuple(notices), tuple(abandoned), frozenset(users - {""})
+    )
 
 
 def _rank(drone: RemoteDrone) -> tuple[bool, bool, float]:
@@ -104,8 +118,9 @@ def has_started(ad: Ad) -> bool:
 def leaves_until(ad: Ad, now: float, carved: Mapping[str, frozenset[str]] = {}) -> float:
     """Return until when a removed job may still run on its node, by our clock; 0 if it does not.
 
-    A removal during a vacate leaves the job in the queue, removed and with its host, until its lease is over. What runs
-    there is gone with the grace all the same, and before that if its machine has no such slot any more.
+    A removal during a vacate leaves the job in the queue, removed and with its host, until its
+    lease is over. What runs there is gone with the grace all the same, and before that if its
+    machine has no such slot any more.
     """
     slot = text(ad, "RemoteHost")
     if not slot or slot not in carved.get(slot.rpartition("@")[2], {slot}):
@@ -116,7 +131,11 @@ def leaves_until(ad: Ad, now: float, carved: Mapping[str, frozenset[str]] = {}) 
 
 
 def _remote_drone(
-    ad: Ad, drone_id: DroneId, noticed: Mapping[str, float], now: float, carved: Mapping[str, frozenset[str]]
+    ad: Ad,
+    drone_id: DroneId,
+    noticed: Mapping[str, float],
+    now: float,
+    carved: Mapping[str, frozenset[str]],
 ) -> RemoteDrone:
     slot = text(ad, "RemoteHost")
     state, reason, end = _state(ad, now, carved)
@@ -138,15 +157,22 @@ def _remote_drone(
     )
 
 
-def _state(ad: Ad, now: float, carved: Mapping[str, frozenset[str]]) -> tuple[RemoteState, str, RemoteEnd | None]:
+def _state(
+    ad: Ad, now: float, carved: Mapping[str, frozenset[str]]
+) -> tuple[RemoteState, str, RemoteEnd | None]:
     match whole(ad, "JobStatus"):
         case classads.IDLE if has_started(ad):
             return RemoteState.ENDED, "", _evicted(ad, now)
         case classads.IDLE:
             rejected = text(ad, "LastRejMatchReason", _MAX_REASON).strip()
-            return RemoteState.PENDING, f"not matched: {rejected}" if rejected else "waits for the negotiator", None
+            return (
+                RemoteState.PENDING,
+                f"not matched: {rejected}" if rejected else "waits for the negotiator",
+                None,
+            )
         case classads.RUNNING if not text(ad, "RemoteHost") and not has_started(ad):
-            # Without its slot's name nobody can tell that the slot's ad is old and still shows the place as free.
+            # Without its slot's name nobody can tell that the slot's ad is old and still shows the
+            # place as free.
             return RemoteState.PENDING, "matched; its shadow starts", None
         case classads.RUNNING:
             return RemoteState.RUNNING, "", None
@@ -214,7 +240,9 @@ def _removed(ad: Ad, now: float) -> RemoteEnd:
     if why.startswith(OUR_REASON):
         return RemoteEnd(EndKind.STOPPED, at, None, why.removeprefix(OUR_REASON))
     if before == classads.HELD:
-        return RemoteEnd(EndKind.FAULT, at, None, "its files never reached the schedd", FaultKind.UNKNOWN)
+        return RemoteEnd(
+            EndKind.FAULT, at, None, "its files never reached the schedd", FaultKind.UNKNOWN
+        )
     if "SYSTEM_PERIODIC_REMOVE" in why:
         return RemoteEnd(EndKind.FAULT, at, None, why, FaultKind.CONFIG)
     return RemoteEnd(EndKind.PREEMPTED, at, None, why or "removed by somebody else")
@@ -222,16 +250,18 @@ def _removed(ad: Ad, now: float) -> RemoteEnd:
 
 SPOOLING = 16  # input files are being spooled: not held at all
 _HOLD_KINDS = {
-    # UserRequest (condor_hold: one such drone says nothing of the site; several, of their type), FailedToCreateProcess,
-    # UnableToOpen..., InvalidTransferAck, Transfer...Error, IwdError, InvalidTransferGoAhead, UnableToInitUserLog,
-    # FailedToCheckpoint, SingularityTestFailed (the node's container runtime), HookShadowPrepareJobFailure
+    # UserRequest (condor_hold: one such drone says nothing of the site; several, of their type),
+    # FailedToCreateProcess, UnableToOpen..., InvalidTransferAck, Transfer...Error, IwdError,
+    # InvalidTransferGoAhead, UnableToInitUserLog, FailedToCheckpoint, SingularityTestFailed (the
+    # node's container runtime), HookShadowPrepareJobFailure
     FaultKind.NODE: (1, 6, 7, 8, 9, 10, 11, 12, 13, 14, 18, 22, 36, 45, 48),
-    # JobPolicy(Undefined) (an expression of the job's own), SubmittedOnHold, HookPrepareJobFailure (the site's own hook
-    # refused it), StartdHeldJob (the node's policy), NoCompatibleShadow, InvalidCronSettings, SystemPolicy(Undefined)
-    # (SYSTEM_PERIODIC_HOLD), InvalidDockerImage, Pre- and PostScriptFailed
+    # JobPolicy(Undefined) (an expression of the job's own), SubmittedOnHold, HookPrepareJobFailure
+    # (the site's own hook refused it), StartdHeldJob (the node's policy), NoCompatibleShadow,
+    # InvalidCronSettings, SystemPolicy(Undefined) (SYSTEM_PERIODIC_HOLD), InvalidDockerImage, Pre-
+    # and PostScriptFailed
     FaultKind.CONFIG: (3, 5, 15, 19, 21, 24, 25, 26, 27, 35, 43, 44),
-    # JobOutOfResources (over its memory, by what the jobs in it did), JobDurationExceeded, JobExecuteExceeded (it did
-    # not leave at the end of its walltime)
+    # JobOutOfResources (over its memory, by what the jobs in it did), JobDurationExceeded,
+    # JobExecuteExceeded (it did not leave at the end of its walltime)
     FaultKind.DRONE: (34, 46, 47),
     # CorruptedCredential, FailedToAccessUserAccount, EC2UserError and other grid types
     FaultKind.DENIED: (4, 23, 37),
@@ -242,8 +272,8 @@ _HOLD_KINDS = {
     # MissedDeferredExecutionTime, EC2ConnectionProblem
     FaultKind.CAPACITY: (20, 40),
 }
-"""Hold codes by the kind of fault behind them. Of others (JobShadowMismatch, EC2InstancePotentiallyLostError) nothing
-is known."""
+"""Hold codes by the kind of fault behind them. Of others (JobShadowMismatch,
+EC2InstancePotentiallyLostError) nothing is known."""
 _STARTD_HELD = 21
 _USED_TOO_MUCH = frozenset({101, 102, 104})
 """Sub-codes of HTCondor's policies HOLD_IF_CPUS_EXCEEDED, _MEMORY_ and _DISK_: the jobs in the drone did that."""

@@ -17,12 +17,16 @@ from provisioner.model import SitePolicy
 def mig_gaps(machines: Sequence[PoolMachine], policy: SitePolicy) -> Iterator[AuditFinding]:
     """Yield nodes whose instances are not those of their layout.
 
-    An ad has the memory of an instance and not its profile: profiles with the same memory are not told apart.
+    An ad has the memory of an instance and not its profile: profiles with the same memory are not
+    told apart.
     """
     repair = f"run what `provisioner render mig --site {policy.site}` prints, or correct `mig`"
     for machine in machines:
         names = {machine.name, machine.name.partition(".")[0]}  # as in the rendered script
-        entry = next((e for e in policy.mig if any(fnmatchcase(name, n) for name in names for n in e.nodes)), None)
+        entry = next(
+            (e for e in policy.mig if any(fnmatchcase(name, n) for name in names for n in e.nodes)),
+            None,
+        )
         if entry is None or not machine.all.gpus:
             continue
         sizes_mib = [
@@ -37,7 +41,9 @@ def mig_gaps(machines: Sequence[PoolMachine], policy: SitePolicy) -> Iterator[Au
         if not sizes_mib:
             seen = f"{machine.all.gpus} GPUs, and no MIG instance in its slot ads"
         elif found != Counter({gb: n * gpus for gb, n in wanted.items()}):
-            seen = "MIG instances of " + ", ".join(f"{size_mib:.0f} MiB" for size_mib in sorted(sizes_mib)[:16])
+            seen = "MIG instances of " + ", ".join(
+                f"{size_mib:.0f} MiB" for size_mib in sorted(sizes_mib)[:16]
+            )
         else:
             continue
         message = f"{seen}; `mig` promises {mig.counted(entry.layout)} of each {entry.gpu_model}: {repair}"

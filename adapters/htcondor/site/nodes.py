@@ -2,10 +2,11 @@
 
 A job is judged against a slot as it would be if nobody used it: its ad with everything given back.
 
-A slot ad comes by way of the collector, a moment later than the queue's answer. Taken as they are, a drone that has
-just begun leaves its GPU free for another (seen: 8 free GPUs, and up to four drones too many), and one that has just
-gone leaves it taken, so that more are asked to make room (seen: twice as many as the owner needed). A partitionable
-slot names the slots carved from it, in the same ad as what is left: that tells which jobs it knows of.
+A slot ad comes by way of the collector, a moment later than the queue's answer. Taken as they are,
+a drone that has just begun leaves its GPU free for another (seen: 8 free GPUs, and up to four
+drones too many), and one that has just gone leaves it taken, so that more are asked to make room
+(seen: twice as many as the owner needed). A partitionable slot names the slots carved from it, in
+the same ad as what is left: that tells which jobs it knows of.
 """
 
 from __future__ import annotations
@@ -27,12 +28,25 @@ from provisioner.values import frozen
 MACHINE_SLOTS = 'SlotType =!= "Dynamic"'
 """Slots that stay. The ad of a partitionable slot has what is left in it, and what was in it at first."""
 MACHINE_SLOT_PROJECTION: tuple[str, ...] = ()
-"""All attributes. Requirements of jobs and START may look at any of them. One that was not asked for would be taken for
-one that the node does not have, and a node that could host a job would be left out silently."""
+"""All attributes. Requirements of jobs and START may look at any of them. One that was not asked
+for would be taken for one that the node does not have, and a node that could host a job would be
+left out silently."""
 
 _MAX_SLOT_GPUS = 256
-_BUSY_STATES = frozenset({"owner", "drained", "claimed", "matched", "preempting", "backfill", "delete"})
-_CHILD = ("Name", "State", "Activity", "RemoteUser", "EnteredCurrentState", "GPUs", "Cpus", "Memory", "Disk")
+_BUSY_STATES = frozenset(
+    {"owner", "drained", "claimed", "matched", "preempting", "backfill", "delete"}
+)
+_CHILD = (
+    "Name",
+    "State",
+    "Activity",
+    "RemoteUser",
+    "EnteredCurrentState",
+    "GPUs",
+    "Cpus",
+    "Memory",
+    "Disk",
+)
 _MAX_DYNAMIC_SLOTS = 4096
 
 
@@ -67,7 +81,10 @@ class DynamicSlot:
 
 @frozen
 class MachineSlot:
-    """One partitionable or static slot. ``ad`` is its ad with everything given back: the slot if nobody used it."""
+    """One partitionable or static slot.
+
+    ``ad`` is its ad with everything given back: the slot if nobody used it.
+    """
 
     ad: Ad = field(repr=False)
     all: SlotResources
@@ -106,8 +123,9 @@ class PoolMachine:
 def machines_of(slot_ads: Iterable[Ad], oldest_heard_at: float) -> tuple[PoolMachine, ...]:
     """Return the machines behind slot ads (of ``MACHINE_SLOTS``), by name.
 
-    Slots last heard from before ``oldest_heard_at``, by the collector's clock, are dead, though it may list them for a
-    quarter of an hour more. Of two slots of one name the one that was heard last counts.
+    Slots last heard from before ``oldest_heard_at``, by the collector's clock, are dead, though it
+    may list them for a quarter of an hour more. Of two slots of one name the one that was heard
+    last counts.
     """
     alive: dict[str, Ad] = {}
     for ad in sorted(slot_ads, key=lambda each: moment(each, "LastHeardFrom")):
@@ -116,10 +134,15 @@ def machines_of(slot_ads: Iterable[Ad], oldest_heard_at: float) -> tuple[PoolMac
     machines: dict[str, list[MachineSlot]] = {}
     for _, ad in sorted(alive.items()):
         state, activity = classads.slot_state(ad)
-        partitionable = value(ad, "SlotType") == "Partitionable" or value(ad, "PartitionableSlot") is True
-        # whether it takes jobs at all now: START need not hold without a job, and IS_OWNER may follow it
+        partitionable = (
+            value(ad, "SlotType") == "Partitionable" or value(ad, "PartitionableSlot") is True
+        )
+        # whether it takes jobs at all now: START need not hold without a job, and IS_OWNER may
+        # follow it
         serves = state not in _BUSY_STATES if partitionable else state == "unclaimed"
-        stopped = value(ad, "Offline") is True or value(ad, "Draining") is True or activity == "retiring"
+        stopped = (
+            value(ad, "Offline") is True or value(ad, "Draining") is True or activity == "retiring"
+        )
         emptied, free = _emptied(ad), _amount(ad) if serves and not stopped else SlotResources()
         slot = MachineSlot(emptied, _amount(emptied), free, _carved(ad) if partitionable else None)
         if machine := text(ad, "Machine"):
@@ -131,14 +154,20 @@ def _carved(ad: Ad) -> tuple[DynamicSlot, ...] | None:
     """Return the dynamic slots by the Child* attributes: lists of one length, an entry for each."""
     count = whole(ad, "NumDynamicSlots")
     columns = {name: value(ad, f"Child{name}") for name in _CHILD}
-    lists = {name: found for name, found in columns.items() if isinstance(found, list) and len(found) == count}
+    lists = {
+        name: found
+        for name, found in columns.items()
+        if isinstance(found, list) and len(found) == count
+    }
     if count and not {"Name", "State"} <= lists.keys():
         return None
     found = []
     for at in range(min(count, _MAX_DYNAMIC_SLOTS)):
         child = {name: column[at] for name, column in lists.items()}
         state = str(child["State"]).lower(), str(child.get("Activity")).lower()
-        gpus, cpus, memory_mib, disk_kib = (_count(child.get(name)) for name in ("GPUs", "Cpus", "Memory", "Disk"))
+        gpus, cpus, memory_mib, disk_kib = (
+            _count(child.get(name)) for name in ("GPUs", "Cpus", "Memory", "Disk")
+        )
         slot = DynamicSlot(
             name=str(child["Name"])[:600],
             user=str(child.get("RemoteUser") or "")[:600],
@@ -155,7 +184,9 @@ def _count(found: object) -> int:
 
 
 def _amount(ad: Ad) -> SlotResources:
-    return SlotResources(whole(ad, "GPUs"), whole(ad, "Cpus"), whole(ad, "Memory"), whole(ad, "Disk") // 1024)
+    return SlotResources(
+        whole(ad, "GPUs"), whole(ad, "Cpus"), whole(ad, "Memory"), whole(ad, "Disk") // 1024
+    )
 
 
 def _emptied(ad: Ad) -> Ad:
@@ -173,11 +204,18 @@ def _emptied(ad: Ad) -> Ad:
 
 
 def _device_names(ad: Ad) -> tuple[str, ...]:
-    """Return ``GPUs_<id>`` of each GPU of the slot. A repeated GPU (shares) is listed as often as it is given out."""
+    """Return ``GPUs_<id>`` of each GPU of the slot.
+
+    A repeated GPU (shares) is listed as often as it is given out.
+    """
     named = {name.lower(): name for name in ad if name.lower().startswith("gpus_")}
-    nested = {key: name for key, name in named.items() if isinstance(value(ad, name), classad2.ClassAd)}
+    nested = {
+        key: name for key, name in named.items() if isinstance(value(ad, name), classad2.ClassAd)
+    }
     assigned = value(ad, "AssignedGPUs")
-    ids = [each.strip().lower() for each in assigned.split(",")] if isinstance(assigned, str) else []
+    ids = (
+        [each.strip().lower() for each in assigned.split(",")] if isinstance(assigned, str) else []
+    )
     known = [nested[at] for each in ids if (at := "gpus_" + each.replace("-", "_")) in nested]
     return tuple((known or sorted(nested.values()))[:_MAX_SLOT_GPUS])
 
@@ -190,7 +228,9 @@ def request(amount: SlotResources, more: Mapping[str, object] = {}) -> Ad:
         "RequestMemory": amount.memory_mib,
         "RequestDisk": amount.disk_mib * 1024,
     }
-    return classad2.ClassAd({**asked, **({"RequestGPUs": amount.gpus} if amount.gpus else {}), **more})
+    return classad2.ClassAd(
+        {**asked, **({"RequestGPUs": amount.gpus} if amount.gpus else {}), **more}
+    )
 
 
 def refused(source_text: str, my: Ad, target: Ad) -> bool:
@@ -209,11 +249,18 @@ def nodes(
     requirements: Mapping[str, str],
     corrections: Mapping[str, SlotResources] = {},
 ) -> tuple[Node, ...]:
-    """Return one node per machine. ``requirements``: by type; ``corrections``: to the free resources, by machine."""
+    """Return one node per machine.
+
+    ``requirements``: by type; ``corrections``: to the free resources, by machine.
+    """
     kinds = [(kind, drone_job(kind), requirements.get(kind.name, "")) for kind in types]
     found = []
     for machine in machines:
-        fitting = (kind for kind, job, more in kinds if any(could_host(s, kind, job, more) for s in machine.slots))
+        fitting = (
+            kind
+            for kind, job, more in kinds
+            if any(could_host(s, kind, job, more) for s in machine.slots)
+        )
         free = machine.free + corrections.get(machine.name, SlotResources())
         (gpus, *others), (free_gpus, *free_others) = machine.all, (max(0, each) for each in free)
         names = tuple(kind.name for kind in fitting)
@@ -233,7 +280,10 @@ def drone_job(kind: DroneType, more: Mapping[str, object] = {}) -> Ad:
 
 
 def could_host(slot: MachineSlot, kind: DroneType, job: Ad, requirements: str = "") -> bool:
-    """Return True if an empty slot could host a drone. What its ad lacks refuses nothing, unless the admin asks."""
+    """Return True if an empty slot could host a drone.
+
+    What its ad lacks refuses nothing, unless the admin asks.
+    """
     arch, gpus, devices = value(slot.ad, "Arch"), slot.all.gpus, slot.gpus
     if kind.gpu_milli and devices:
         gpus = sum(_fits(device, "", kind) for device in devices)
@@ -277,7 +327,8 @@ _STALE_SLOT_S = 60.0
 def notices(slot_ads: Iterable[Ad], ahead_s: float = 0.0) -> Mapping[str, float]:
     """Return the slots (of ``NOTICE_CONSTRAINT``), by name, that the site is taking back, and since when, by our clock.
 
-    ``ahead_s``: how far the collector's clock is ahead of ours. Of the node's own clock only differences are used.
+    ``ahead_s``: how far the collector's clock is ahead of ours. Of the node's own clock only
+    differences are used.
     """
     found = {}
     for ad in slot_ads:
@@ -290,7 +341,9 @@ def notices(slot_ads: Iterable[Ad], ahead_s: float = 0.0) -> Mapping[str, float]
 def carved(machines: Iterable[PoolMachine]) -> Mapping[str, frozenset[str]]:
     """Return the names of each machine's dynamic slots; machines whose ads do not list them are left out."""
     listed = ((machine.name, machine.carved) for machine in machines)
-    return {name: frozenset(slot.name for slot in slots) for name, slots in listed if slots is not None}
+    return {
+        name: frozenset(slot.name for slot in slots) for name, slots in listed if slots is not None
+    }
 
 
 def corrections(
@@ -303,13 +356,21 @@ def corrections(
 ) -> Mapping[str, SlotResources]:
     """Return by machine what is to be added to the free resources of its ads (and, negative, taken off).
 
-    ``shapes``: of drone types by name. ``owners``: the slot names of the owner's running jobs and what each holds.
-    ``users``: owners of our jobs.
+    ``shapes``: of drone types by name. ``owners``: the slot names of the owner's running jobs and
+    what each holds. ``users``: owners of our jobs.
     """
     now = time.time() if now is None else now
-    ours = [drone for drone in drones if drone.state is RemoteState.RUNNING and drone.slot and drone.type in shapes]
+    ours = [
+        drone
+        for drone in drones
+        if drone.state is RemoteState.RUNNING and drone.slot and drone.type in shapes
+    ]
     running = {drone.slot: shapes[drone.type] for drone in ours} | dict(owners)
-    ends = ((drone.end.at, drone.slot) for drone in drones if drone.end is not None and drone.slot not in running)
+    ends = (
+        (drone.end.at, drone.slot)
+        for drone in drones
+        if drone.end is not None and drone.slot not in running
+    )
     ended_at = {slot: at for at, slot in sorted(ends)}  # of several drones in one slot, the last
     by_machine: dict[str, list[tuple[str, SlotResources]]] = {}
     for name, amount in running.items():
@@ -319,9 +380,13 @@ def corrections(
         if (slots := machine.carved) is None:
             continue
         known = {slot.name for slot in slots}
-        # One that began later is somebody else's, under the same name. (Two clocks: so it must be our user's too.)
+        # One that began later is somebody else's, under the same name. (Two clocks: so it must be
+        # our user's too.)
         stale = (s for s in slots if s.user in users and s.entered_at <= ended_at.get(s.name, 0.0))
-        freed = sum((s.amount for s in stale if now - ended_at.get(s.name, 0.0) <= _STALE_SLOT_S), SlotResources())
+        freed = sum(
+            (s.amount for s in stale if now - ended_at.get(s.name, 0.0) <= _STALE_SLOT_S),
+            SlotResources(),
+        )
         unseen = (amount for name, amount in by_machine.get(machine.name, ()) if name not in known)
         if (more := freed - sum(unseen, SlotResources())) != SlotResources():
             found[machine.name] = more

@@ -1,9 +1,9 @@
 """Jobs of the owner of the hardware: waiting ones as claims, running ones as a sum.
 
-Ads are slow to carry and to look into: 5000 of them are a second. Jobs that cannot be distinguished go as one group
-with one ad as its sample, made where the ads were read. Jobs that differ in anything that START or their own
-Requirements look at are in different groups: these attributes are found by reading the expressions, and asked for by
-name.
+Ads are slow to carry and to look into: 5000 of them are a second. Jobs that cannot be distinguished
+go as one group with one ad as its sample, made where the ads were read. Jobs that differ in
+anything that START or their own Requirements look at are in different groups: these attributes are
+found by reading the expressions, and asked for by name.
 """
 
 from __future__ import annotations
@@ -20,7 +20,16 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from adapters.htcondor import classads
-from adapters.htcondor.classads import IDLE, PARALLEL, RUNNING, Ad, attribute_names, source, text, whole
+from adapters.htcondor.classads import (
+    IDLE,
+    PARALLEL,
+    RUNNING,
+    Ad,
+    attribute_names,
+    source,
+    text,
+    whole,
+)
 from adapters.htcondor.site.nodes import MachineSlot, PoolMachine, SlotResources, refused, start_of
 from adapters.htcondor.site.settings import HTCondorOwnerConfig
 from adapters.shared.printing import printable
@@ -31,7 +40,8 @@ from provisioner.values import frozen
 if TYPE_CHECKING:
     from adapters.htcondor.site.client import HTCondorClient
 
-ELSEWHERE = (7, 9, 12)  # universes of jobs that do not run on a machine of the pool: scheduler, grid, local
+# universes of jobs that do not run on a machine of the pool: scheduler, grid, local
+ELSEWHERE = (7, 9, 12)
 OWNER_JOB_PROJECTION = (
     *attribute_names(
         """
@@ -42,7 +52,10 @@ OWNER_JOB_PROJECTION = (
     ),
     *classads.LIMITS_PROJECTION,
 )
-"""Attributes of every query. HTCondor computes requests from usage and sizes where a job has none."""
+"""Attributes of every query.
+
+HTCondor computes requests from usage and sizes where a job has none.
+"""
 MOST_GROUPS = 1000  # largest number of groups, the oldest first
 _MAX_REFERENCES = 300
 _JUDGED = attribute_names(
@@ -66,8 +79,10 @@ class OwnerJobGroup:
     who: str
     user: str
     size: SlotResources  # request of one job
-    alike: str  # the same for groups that differ only in their user: what one can run on, the other can too
-    submitted: tuple[float, ...]  # when, by our clock, each job came into its queue; the oldest first
+    # the same for groups that differ only in their user: what one can run on, the other can too
+    alike: str
+    # when, by our clock, each job came into its queue; the oldest first
+    submitted: tuple[float, ...]
     ids: tuple[str, ...]  # ids of the first three
     sample: Ad = field(repr=False, compare=False)
     used_up: str = ""
@@ -77,13 +92,18 @@ class OwnerJobGroup:
 @frozen
 class OwnerJobQueue:
     groups: tuple[OwnerJobGroup, ...] = ()  # the oldest first
-    running: tuple[tuple[str, SlotResources], ...] = ()  # the slot of each running job, and what it holds there
-    references: frozenset[str] = frozenset()  # attributes, in small letters, that its jobs' expressions look at
+    # the slot of each running job, and what it holds there
+    running: tuple[tuple[str, SlotResources], ...] = ()
+    # attributes, in small letters, that its jobs' expressions look at
+    references: frozenset[str] = frozenset()
     left_out: int = 0  # groups beyond ``MOST_GROUPS``
 
 
 def job_constraint(settings: HTCondorOwnerConfig) -> str:
-    """Return the constraint for jobs of the owner that wait or run on machines. Drones are left out."""
+    """Return the constraint for jobs of the owner that wait or run on machines.
+
+    Drones are left out.
+    """
     return f"{owner_jobs(settings)} && (JobStatus == {IDLE} || JobStatus == {RUNNING})"
 
 
@@ -93,12 +113,15 @@ def owner_jobs(settings: HTCondorOwnerConfig) -> str:
     return f"({settings.jobs}){elsewhere} && ProvisionerController =?= undefined && IsBackfill =!= true"
 
 
-def group_jobs(job_ads: Iterable[Ad], names: Collection[str] = (), now: float | None = None) -> OwnerJobQueue:
+def group_jobs(
+    job_ads: Iterable[Ad], names: Collection[str] = (), now: float | None = None
+) -> OwnerJobQueue:
     """Return the jobs of a queue in groups.
 
-    ``names``: attributes beside ``OWNER_JOB_PROJECTION`` that were asked for since an expression looks at them.
-    ``now``: when the ads were read. Jobs that are neither idle nor running, or run without a machine, are left out. A
-    matched job counts as running before its schedd names the slot: until then it is one that waits.
+    ``names``: attributes beside ``OWNER_JOB_PROJECTION`` that were asked for since an expression
+    looks at them. ``now``: when the ads were read. Jobs that are neither idle nor running, or run
+    without a machine, are left out. A matched job counts as running before its schedd names the
+    slot: until then it is one that waits.
     """
     now = time.time() if now is None else now
     apart = sorted({*_JUDGED, *map(str.lower, names)}.difference(_OF_ONE_JOB))
@@ -106,15 +129,23 @@ def group_jobs(job_ads: Iterable[Ad], names: Collection[str] = (), now: float | 
     running: list[tuple[str, SlotResources]] = []
     ads = [ad for ad in job_ads if whole(ad, "JobUniverse") not in ELSEWHERE]
     for ad in ads:
-        status, placed = whole(ad, "JobStatus"), text(ad, "RemoteHost") or whole(ad, "JobUniverse") == PARALLEL
+        status, placed = (
+            whole(ad, "JobStatus"),
+            text(ad, "RemoteHost") or whole(ad, "JobUniverse") == PARALLEL,
+        )
         if status == IDLE or (status == RUNNING and not placed):
             user = text(ad, "User", 80)
             who = text(ad, "AcctGroup", 80) or user or text(ad, "Owner", 80)
             key = (who, user, repr(_size(ad)), *(source(ad, name) for name in apart))
             found.setdefault(key, []).append((classads.our_moment(ad, "QDate", now), ad))
         elif status == RUNNING:
-            given = zip(("GPUsProvisioned", "CpusProvisioned", "MemoryProvisioned"), _size(ad), strict=False)
-            held = (whole(ad, name) if classads.value(ad, name) is not None else asked for name, asked in given)
+            given = zip(
+                ("GPUsProvisioned", "CpusProvisioned", "MemoryProvisioned"), _size(ad), strict=False
+            )
+            held = (
+                whole(ad, name) if classads.value(ad, name) is not None else asked
+                for name, asked in given
+            )
             running.append((text(ad, "RemoteHost", 600), SlotResources(*held)))
     oldest = sorted(found.items(), key=lambda item: (min(at for at, _ in item[1]), item[0]))
     reached = classads.used_up(classads.refusals(ads, now))
@@ -122,11 +153,22 @@ def group_jobs(job_ads: Iterable[Ad], names: Collection[str] = (), now: float | 
     for (who, user, *rest), members in oldest[:MOST_GROUPS]:
         sample = members[0][1]
         limits = text(sample, "ConcurrencyLimits", 80)
-        alike = hashlib.blake2s("\0".join(rest).encode(errors="replace"), digest_size=16).hexdigest()
-        submitted, ids = sorted(at for at, _ in members), [classads.job_id(ad) for _, ad in members[:3]]
+        alike = hashlib.blake2s(
+            "\0".join(rest).encode(errors="replace"), digest_size=16
+        ).hexdigest()
+        submitted, ids = (
+            sorted(at for at, _ in members),
+            [classads.job_id(ad) for _, ad in members[:3]],
+        )
         used_up = limits if limits in reached else ""
-        groups.append(OwnerJobGroup(who, user, _size(sample), alike, tuple(submitted), tuple(ids), sample, used_up))
-    looked_at = (_bare(classads.references(source(group.sample, name))) for group in groups for name in apart)
+        groups.append(
+            OwnerJobGroup(
+                who, user, _size(sample), alike, tuple(submitted), tuple(ids), sample, used_up
+            )
+        )
+    looked_at = (
+        _bare(classads.references(source(group.sample, name))) for group in groups for name in apart
+    )
     references = frozenset[str]().union(*looked_at)
     return OwnerJobQueue(tuple(groups), tuple(running), references, len(oldest) - len(groups))
 
@@ -153,12 +195,17 @@ def _bare(references: Iterable[str]) -> frozenset[str]:
     found = set()
     for scope, _, rest in (each.lower().partition(".") for each in references):
         found.add(rest.partition(".")[0] if scope in _SCOPES else scope)
-    return frozenset(sorted(name for name in found if _REFERENCE_NAME.fullmatch(name))[:_MAX_REFERENCES])
+    return frozenset(
+        sorted(name for name in found if _REFERENCE_NAME.fullmatch(name))[:_MAX_REFERENCES]
+    )
 
 
 _MAX_OWNER_NOTICES = 10
 _MAX_CLAIMS = 500
-"""Largest number of different claims. It is more than the site's nodes can be freed for in one tick."""
+"""Largest number of different claims.
+
+It is more than the site's nodes can be freed for in one tick.
+"""
 
 
 @frozen
@@ -167,10 +214,13 @@ class HTCondorOwnerView:
     runs: OwnerLoad | None = None
     notices: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
-    held: tuple[tuple[str, SlotResources], ...] = ()  # the slots of their running jobs, and what each holds
+    # the slots of their running jobs, and what each holds
+    held: tuple[tuple[str, SlotResources], ...] = ()
 
 
-def claims(groups: Iterable[OwnerJobGroup], machines: Sequence[PoolMachine], left_out: int = 0) -> HTCondorOwnerView:
+def claims(
+    groups: Iterable[OwnerJobGroup], machines: Sequence[PoolMachine], left_out: int = 0
+) -> HTCondorOwnerView:
     """Return a claim for each group that some node could host, from when it is in the queue: room must be made then."""
     found, hopeless = list[OwnerDemand](), list[str]()
     feasible: dict[str, tuple[str, ...]] = {}
@@ -181,7 +231,11 @@ def claims(groups: Iterable[OwnerJobGroup], machines: Sequence[PoolMachine], lef
             limited[group.used_up] += count
             continue
         if group.alike not in feasible:
-            fitting = (each.name for each in machines if any(_could_host(slot, group) for slot in each.slots))
+            fitting = (
+                each.name
+                for each in machines
+                if any(_could_host(slot, group) for slot in each.slots)
+            )
             feasible[group.alike] = tuple(fitting)
         where = feasible[group.alike]
         if where or not machines:
@@ -199,24 +253,36 @@ def claims(groups: Iterable[OwnerJobGroup], machines: Sequence[PoolMachine], lef
         f"owner: no room is made for {count} waiting jobs: the negotiator refuses them for the concurrency limit {name}"
         for name, count in sorted(limited.items())[:_MAX_OWNER_NOTICES]
     ]
-    if (more_shapes := len(found[_MAX_CLAIMS:]) + len(hopeless[_MAX_OWNER_NOTICES:]) + left_out) > 0:
+    if (
+        more_shapes := len(found[_MAX_CLAIMS:]) + len(hopeless[_MAX_OWNER_NOTICES:]) + left_out
+    ) > 0:
         notices.append(f"owner: {more_shapes} further shapes of waiting jobs are not looked at")
     return HTCondorOwnerView(tuple(found[:_MAX_CLAIMS]), notices=tuple(notices))
 
 
-def _demand(count: int, size: SlotResources, since: float, who: str, nodes: tuple[str, ...] = ()) -> OwnerDemand:
+def _demand(
+    count: int, size: SlotResources, since: float, who: str, nodes: tuple[str, ...] = ()
+) -> OwnerDemand:
     gpu_milli = size.gpus * WHOLE_GPU
     return OwnerDemand(
-        count, gpu_milli, size.cpus, size.memory_mib, since, disk_mib=size.disk_mib, nodes=nodes, who=who
+        count,
+        gpu_milli,
+        size.cpus,
+        size.memory_mib,
+        since,
+        disk_mib=size.disk_mib,
+        nodes=nodes,
+        who=who,
     )
 
 
 def _could_host(slot: MachineSlot, group: OwnerJobGroup) -> bool:
     """Return True if a slot, when empty, could host the job.
 
-    What cannot be judged from here does not speak against it: a claim too many costs a drone, a claim too few lets the
-    owner wait. (A job that is too greedy for START on the empty node may yet run beside others, where fewer GPUs are
-    free to keep something for: drones that leave do not help it.)
+    What cannot be judged from here does not speak against it: a claim too many costs a drone, a
+    claim too few lets the owner wait. (A job that is too greedy for START on the empty node may yet
+    run beside others, where fewer GPUs are free to keep something for: drones that leave do not
+    help it.)
     """
     size, job = group.size, group.sample
     if not slot.all.holds(size):
@@ -226,21 +292,34 @@ def _could_host(slot: MachineSlot, group: OwnerJobGroup) -> bool:
         fitting = classads.evaluated_number(count, job, slot.ad)
         if fitting is not None and fitting < size.gpus:
             return False
-    return not refused(source(job, "Requirements"), job, slot.ad) and not refused(start_of(slot), slot.ad, job)
+    return not refused(source(job, "Requirements"), job, slot.ad) and not refused(
+        start_of(slot), slot.ad, job
+    )
 
 
-def submitter_claims(submitter_ads: Iterable[Ad], settings: HTCondorOwnerConfig, now: float) -> tuple[OwnerDemand, ...]:
+def submitter_claims(
+    submitter_ads: Iterable[Ad], settings: HTCondorOwnerConfig, now: float
+) -> tuple[OwnerDemand, ...]:
     """Return a claim per submitter whose queue may not be read, with ``settings.shape`` and ``now`` as its age."""
-    idle = {(text(ad, "Name"), text(ad, "ScheddName")): whole(ad, "IdleJobs") for ad in submitter_ads}
+    idle = {
+        (text(ad, "Name"), text(ad, "ScheddName")): whole(ad, "IdleJobs") for ad in submitter_ads
+    }
     counts = Counter[str]()
     for (name, _), count in idle.items():
-        counts[name] += count if any(fnmatchcase(name, pattern) for pattern in settings.submitters) else 0
+        counts[name] += (
+            count if any(fnmatchcase(name, pattern) for pattern in settings.submitters) else 0
+        )
     size = SlotResources(settings.shape.gpus, settings.shape.cpus, settings.shape.memory)
     return tuple(_demand(count, size, now, name) for name, count in sorted(counts.items()) if count)
 
 
-def running(held: Iterable[tuple[str, SlotResources]], machines: Sequence[PoolMachine]) -> OwnerLoad:
-    """Return the sum of what the owner's jobs hold on these machines. ``held``: slot and resources of each job."""
+def running(
+    held: Iterable[tuple[str, SlotResources]], machines: Sequence[PoolMachine]
+) -> OwnerLoad:
+    """Return the sum of what the owner's jobs hold on these machines.
+
+    ``held``: slot and resources of each job.
+    """
     names = {machine.name.lower() for machine in machines}
     here = [amount for slot, amount in held if slot.rpartition("@")[2].lower() in names]
     total = sum(here, SlotResources())
@@ -273,25 +352,32 @@ class OwnerQueueState:
 
     def claims(self, machines: Sequence[PoolMachine]) -> HTCondorOwnerView:
         in_use = {slot for slot, _ in self.queue.running}
-        waiting = without_matched(self.queue.groups, machines, in_use, self.slots if self.failures else None)
+        waiting = without_matched(
+            self.queue.groups, machines, in_use, self.slots if self.failures else None
+        )
         return claims(waiting, machines, self.queue.left_out)
 
     def notice(self, schedd: str, now: float) -> str:
         meanwhile, said = "its jobs are not seen", f"what it said {now - self.heard_at:.0f} s ago"
         if self.heard_at > -math.inf:
-            meanwhile = f"{said} still counts" if self.counts(now) else f"{meanwhile}, {said} is too old"
+            meanwhile = (
+                f"{said} still counts" if self.counts(now) else f"{meanwhile}, {said} is too old"
+            )
         return printable(f"owner's schedd {schedd}: {meanwhile}: {self.error}", 300)
 
 
 class OwnerQueuePoller:
     """The owner's queues, all asked at once.
 
-    A queue that does not answer delays nothing. Its last answer counts for a while: without its claims drones would
-    start in the very room that is being made for its jobs.
+    A queue that does not answer delays nothing. Its last answer counts for a while: without its
+    claims drones would start in the very room that is being made for its jobs.
     """
 
     def __init__(
-        self, client: HTCondorClient, settings: HTCondorOwnerConfig | None, clock: Callable[[], float] = time.monotonic
+        self,
+        client: HTCondorClient,
+        settings: HTCondorOwnerConfig | None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._client, self._settings, self._clock = client, settings, clock
         self._known: Mapping[str, OwnerQueueState] = {
@@ -314,7 +400,9 @@ class OwnerQueuePoller:
         runs = running(held, machines) if fresh else None
         return HTCondorOwnerView(tuple(demands), runs, tuple(notices), remarks, held)
 
-    async def query(self, machines: Sequence[PoolMachine]) -> tuple[Sequence[OwnerQueueState], Sequence[str]]:
+    async def query(
+        self, machines: Sequence[PoolMachine]
+    ) -> tuple[Sequence[OwnerQueueState], Sequence[str]]:
         """Return each queue whose answer counts, and a notice for each silent one; it takes limited time."""
         now = self._clock()
         async with asyncio.TaskGroup() as group:
@@ -322,13 +410,21 @@ class OwnerQueuePoller:
                 if known.ask_at <= now:
                     group.create_task(self._ask(schedd, known, machines))
         now = self._clock()
-        notices = [known.notice(schedd, now) for schedd, known in self._known.items() if known.failures]
+        notices = [
+            known.notice(schedd, now) for schedd, known in self._known.items() if known.failures
+        ]
         return [known for known in self._known.values() if known.counts(now)], notices
 
-    async def _ask(self, schedd: str, known: OwnerQueueState, machines: Sequence[PoolMachine]) -> None:
+    async def _ask(
+        self, schedd: str, known: OwnerQueueState, machines: Sequence[PoolMachine]
+    ) -> None:
         """Ask for a queue with all that its jobs' expressions look at, again (which is rare) until all is known."""
         assert self._settings is not None
-        wanted, slots, constraint = wanted_by(machines), dynamic_slots(machines), job_constraint(self._settings)
+        wanted, slots, constraint = (
+            wanted_by(machines),
+            dynamic_slots(machines),
+            job_constraint(self._settings),
+        )
         try:
             async with asyncio.timeout(OWNER_QUEUE_TIMEOUT_S):
                 for _ in range(_MAX_QUERIES):
@@ -341,14 +437,18 @@ class OwnerQueuePoller:
         except (AdapterError, TimeoutError) as error:
             known.failures += 1
             known.error = str(error) or f"no answer within {OWNER_QUEUE_TIMEOUT_S:g} s"
-            known.ask_at = self._clock() + min(_FIRST_WAIT_S * 2 ** min(known.failures - 1, 8), _LONGEST_WAIT_S)
+            known.ask_at = self._clock() + min(
+                _FIRST_WAIT_S * 2 ** min(known.failures - 1, 8), _LONGEST_WAIT_S
+            )
         else:
             known.queue, known.slots, known.heard_at = queue, slots, self._clock()
             known.failures, known.error, known.ask_at = 0, "", 0.0
 
 
 def dynamic_slots(machines: Iterable[PoolMachine]) -> frozenset[tuple[str, float]]:
-    return frozenset((slot.name, slot.entered_at) for machine in machines for slot in machine.carved or ())
+    return frozenset(
+        (slot.name, slot.entered_at) for machine in machines for slot in machine.carved or ()
+    )
 
 
 def without_matched(
@@ -359,8 +459,9 @@ def without_matched(
 ) -> list[OwnerJobGroup]:
     """Return the owner's waiting jobs without those that have a slot already.
 
-    Such a slot is claimed by their user and large enough, and nothing runs in it yet: neither by its ad nor by the
-    queue (``in_use``: names). Where the queue was read when there were only the slots ``before``, it is a new one.
+    Such a slot is claimed by their user and large enough, and nothing runs in it yet: neither by
+    its ad nor by the queue (``in_use``: names). Where the queue was read when there were only the
+    slots ``before``, it is a new one.
     """
     ready = [
         slot
@@ -371,10 +472,16 @@ def without_matched(
     ]
     waiting = [list(group.submitted) for group in groups]
     users = {slot.user for slot in ready}
-    for at, n in sorted((at, n) for n, group in enumerate(groups) if group.user in users for at in group.submitted):
+    for at, n in sorted(
+        (at, n) for n, group in enumerate(groups) if group.user in users for at in group.submitted
+    ):
         needed = groups[n].size._replace(disk_mib=0)  # it is cut to what is there
         mine = next((s for s in ready if s.user == groups[n].user and s.amount.holds(needed)), None)
         if mine is not None:
             ready.remove(mine)
             waiting[n].remove(at)
-    return [replace(group, submitted=tuple(left)) for group, left in zip(groups, waiting, strict=True) if left]
+    return [
+        replace(group, submitted=tuple(left))
+        for group, left in zip(groups, waiting, strict=True)
+        if left
+    ]

@@ -22,7 +22,9 @@ from provisioner.model import WHOLE_GPU, Credential, DroneType
 _SUBMIT_COMMAND = re.compile(r"(?:\+|[Mm][Yy]\.)?[A-Za-z_][A-Za-z0-9_.]{0,127}")
 _UNFILLED = re.compile(r"<[^<>]+ [^<>]+>")
 """Placeholder of `provisioner import` for a value that it does not know."""
-_RESERVED_VARIABLES = re.compile(r"PROVISIONER_.*|DRONE_.*|_?CONDOR_.*|CUDA_VISIBLE_DEVICES", re.IGNORECASE)
+_RESERVED_VARIABLES = re.compile(
+    r"PROVISIONER_.*|DRONE_.*|_?CONDOR_.*|CUDA_VISIBLE_DEVICES", re.IGNORECASE
+)
 
 _RESERVED_COMMANDS = {
     "it follows from the drone type: change `types`": """
@@ -51,13 +53,19 @@ _RESERVED_COMMANDS = {
     """,
     "`blocking` decides it": "provisionerusesreserve",
 }
-RESERVED_COMMANDS = {name: instead for instead, names in _RESERVED_COMMANDS.items() for name in attribute_names(names)}
+RESERVED_COMMANDS = {
+    name: instead
+    for instead, names in _RESERVED_COMMANDS.items()
+    for name in attribute_names(names)
+}
 """Submit commands and job attributes, in small letters, that only the provisioner sets, and what to do instead."""
 
 
 def _filled_in(text: str) -> str:
     if _UNFILLED.fullmatch(text):
-        raise ValueError(f"`{text[:80]}` is still to be filled in: write the value, or remove the line")
+        raise ValueError(
+            f"`{text[:80]}` is still to be filled in: write the value, or remove the line"
+        )
     return text
 
 
@@ -66,16 +74,22 @@ def _submit_commands(commands: dict[str, str]) -> dict[str, str]:
     for name, value in commands.items():
         bare = re.sub(r"^(\+|my\.)", "", name.strip().lower())
         if not _SUBMIT_COMMAND.fullmatch(name):
-            raise mistake_at(name, f"`{name[:40]}` is not a submit command: write `rank`, or `+Attribute`")
+            raise mistake_at(
+                name, f"`{name[:40]}` is not a submit command: write `rank`, or `+Attribute`"
+            )
         if bare in RESERVED_COMMANDS:
-            raise mistake_at(name, f"`{name}` is set by the provisioner: remove it ({RESERVED_COMMANDS[bare]})")
+            raise mistake_at(
+                name, f"`{name}` is set by the provisioner: remove it ({RESERVED_COMMANDS[bare]})"
+            )
         if not value.strip() or not value.isprintable() or value.rstrip().endswith("\\"):
             raise mistake_at(name, f"`{name}` wants a value on one line, in quotes")
         # What holds a macro of submit files is known only when it is filled in.
         evaluated = bare != name.strip().lower() or bare in ("requirements", "require_gpus", "rank")
         if evaluated and "$" not in value and not is_expression(value):
             examples = "`TARGET.Memory > 4096`, `True`, or `'\"text\"'` for text"
-            raise mistake_at(name, f"`{value[:60]}` is not a ClassAd expression: write, say, {examples}")
+            raise mistake_at(
+                name, f"`{value[:60]}` is not a ClassAd expression: write, say, {examples}"
+            )
         if bare in seen:
             raise mistake_at(name, f"`{name}` and `{seen[bare]}` are the same: remove one of them")
         seen[bare] = name
@@ -121,9 +135,12 @@ class HTCondorOwnerConfig(ConfigSection):
     submitters: tuple[Annotated[str, Field(pattern=_SUBMITTER_PATTERN)], ...] = Field(
         (), examples=[["*@etp.example.org"]]
     )
-    """Submitters (`*`, `?` and `[...]` as in file names) that are the owner's but whose queue may not be read: the
-    site's collector tells how many of their jobs are idle, and `shape` is what one needs."""
-    shape: OwnerJobShape = Field(default_factory=OwnerJobShape, examples=[{"gpus": 1, "cpus": 4, "memory": "16 GiB"}])
+    """Submitters (`*`, `?` and `[...]` as in file names) that are the owner's but whose queue may
+    not be read: the site's collector tells how many of their jobs are idle, and `shape` is what one
+    needs."""
+    shape: OwnerJobShape = Field(
+        default_factory=OwnerJobShape, examples=[{"gpus": 1, "cpus": 4, "memory": "16 GiB"}]
+    )
     """Assumed request of one job of `submitters`."""
 
     @model_validator(mode="after")
@@ -140,17 +157,21 @@ class CondorToolsConfig(ConfigSection):
 
     path: str = Field("", pattern=r"^(/[A-Za-z0-9._+@=-]+)*$", examples=["/opt/condor/bin"])
     """Directory that holds the tools. Default: found on PATH there."""
-    condor_config: str = Field("", pattern=r"^(/[A-Za-z0-9._+@=-]+)*$", examples=["/etc/condor/condor_config"])
-    """Configuration file for the tools (CONDOR_CONFIG). Default: the one made from `token` and `token_directory` where
-    these are set and the tools run on the controller's host, else HTCondor's own."""
-    ssh: SshSettings | None = Field(None)
-    """Login node that the tools are run on, as its user, with the tokens that it has there. Default: the controller's
-    host."""
-    directory: str = Field(
-        "provisioner", pattern=r"^/?[A-Za-z0-9_][A-Za-z0-9._+@=-]*(/[A-Za-z0-9_][A-Za-z0-9._+@=-]*)*$"
+    condor_config: str = Field(
+        "", pattern=r"^(/[A-Za-z0-9._+@=-]+)*$", examples=["/etc/condor/condor_config"]
     )
-    """Directory on the login node, from the user's home, that takes the place of `work_directory`: for what drones take
-    along and what they leave. Made if missing."""
+    """Configuration file for the tools (CONDOR_CONFIG). Default: the one made from `token` and
+    `token_directory` where these are set and the tools run on the controller's host, else
+    HTCondor's own."""
+    ssh: SshSettings | None = Field(None)
+    """Login node that the tools are run on, as its user, with the tokens that it has there.
+    Default: the controller's host."""
+    directory: str = Field(
+        "provisioner",
+        pattern=r"^/?[A-Za-z0-9_][A-Za-z0-9._+@=-]*(/[A-Za-z0-9_][A-Za-z0-9._+@=-]*)*$",
+    )
+    """Directory on the login node, from the user's home, that takes the place of `work_directory`:
+    for what drones take along and what they leave. Made if missing."""
 
 
 class HTCondorTypeConfig(ConfigSection):
@@ -166,10 +187,15 @@ class HTCondorSiteConfig(ConfigSection):
     """Options of the ``htcondor`` site."""
 
     collector: Addresses = Field(examples=["condor.example.org:9618"])
-    """Address of the site's collector, `host:port` or `[IPv6]:port`; several that stand in for each other with commas
-    between."""
-    schedd: str = Field("", pattern=r"^[A-Za-z0-9@._-]{0,255}$", examples=["grid@submit1.example.org"])
-    """Name of the schedd that drones are submitted to. Default: the only one that the collector lists."""
+    """Address of the site's collector, `host:port` or `[IPv6]:port`; several that stand in for each
+    other with commas between."""
+    schedd: str = Field(
+        "", pattern=r"^[A-Za-z0-9@._-]{0,255}$", examples=["grid@submit1.example.org"]
+    )
+    """Name of the schedd that drones are submitted to.
+
+    Default: the only one that the collector lists.
+    """
     transport: Literal["bindings", "tools"] = Field("bindings")
     """Interface to HTCondor: its Python `bindings`, or its command-line `tools`."""
     tools: CondorToolsConfig = Field(default_factory=CondorToolsConfig)
@@ -182,31 +208,39 @@ class HTCondorSiteConfig(ConfigSection):
     """Lines to add to the controller's own HTCondor configuration."""
     spool: bool = Field(True)
     """Files are sent to the schedd and fetched back; `false`: it sees `work_directory` itself."""
-    work_directory: ConfigPath = Field(examples=["var/topas"], json_schema_extra={"places_drones": "shared"})
-    """Directory, on the controller's host, for what drones take along and what they leave: their log and their outcome,
-    in a directory each. Made if missing."""
-    submit: Commands = Field(
-        default_factory=dict, examples=[{"+IsBackfill": "True", "accounting_group": "group_backfill"}]
+    work_directory: ConfigPath = Field(
+        examples=["var/topas"], json_schema_extra={"places_drones": "shared"}
     )
-    """Submit commands for every drone, in quotes: attributes, accounting group, universe, rank; `requirements` and
-    `require_gpus` are joined to those that follow from the type."""
+    """Directory, on the controller's host, for what drones take along and what they leave: their
+    log and their outcome, in a directory each. Made if missing."""
+    submit: Commands = Field(
+        default_factory=dict,
+        examples=[{"+IsBackfill": "True", "accounting_group": "group_backfill"}],
+    )
+    """Submit commands for every drone, in quotes: attributes, accounting group, universe, rank;
+    `requirements` and `require_gpus` are joined to those that follow from the type."""
     types: dict[str, HTCondorTypeConfig] = Field(default_factory=dict)
     """Options of single drone types, by name."""
-    env: Annotated[dict[str, FilledIn], AfterValidator(_plain_environment)] = Field(default_factory=dict)
+    env: Annotated[dict[str, FilledIn], AfterValidator(_plain_environment)] = Field(
+        default_factory=dict
+    )
     """Environment variables added for each drone."""
     owner: HTCondorOwnerConfig | None = Field(
         None, examples=[{"jobs": 'AcctGroup == "etp"', "schedds": ["submit.etp.example.org"]}]
     )
-    """Owner whose jobs have priority here, and their queues. Without it the site's owner is ignored."""
+    """Owner whose jobs have priority here, and their queues.
+
+    Without it the site's owner is ignored.
+    """
     slot_max_age: PositiveDuration = Field(900.0)
     """A slot that was last heard from so long before the newest is dead, though the collector lists it."""
     lease: Duration = Field(60.0, ge=20.0)
-    """Time for which a drone survives a loss of contact between its schedd and its node, and for which a job that is
-    removed while the site vacates it stays in the queue."""
+    """Time for which a drone survives a loss of contact between its schedd and its node, and for
+    which a job that is removed while the site vacates it stays in the queue."""
     same_account: bool = Field(False)
-    """Let jobs of other people run under an account that can read the controller's secrets, such as its own. Without a
-    token HTCondor runs drones as the account that submits them; it can read nothing where the nodes share no files with
-    this host."""
+    """Let jobs of other people run under an account that can read the controller's secrets, such as
+    its own. Without a token HTCondor runs drones as the account that submits them; it can read
+    nothing where the nodes share no files with this host."""
     retain_finished: Duration = Field(600.0, ge=60.0)
     """Time for which an ended drone stays in the site's queue, so that its end is listed."""
     deadline: PositiveDuration = Field(15.0)
@@ -221,7 +255,9 @@ class HTCondorSiteConfig(ConfigSection):
         if self.transport == "bindings" and self.tools != CondorToolsConfig():
             raise ValueError("`tools` is for another transport: write `transport: tools`")
         if self.transport == "tools" and self.tools.ssh and (self.token or self.token_directory):
-            raise ValueError("`token` and `token_directory` stay here: over ssh the account there has its own tokens")
+            raise ValueError(
+                "`token` and `token_directory` stay here: over ssh the account there has its own tokens"
+            )
         return self
 
     def credentials(self) -> Iterator[Credential]:
@@ -248,7 +284,9 @@ class HTCondorSiteConfig(ConfigSection):
         """Yield errors in combination with the site's drone types: path in the site file, and message."""
         for kind in types:
             if kind.gpu_milli % WHOLE_GPU:
-                message = "`gpus`: a share of a GPU is a whole one to an HTCondor site: write `gpus: 1`"
+                message = (
+                    "`gpus`: a share of a GPU is a whole one to an HTCondor site: write `gpus: 1`"
+                )
                 yield ("types", kind.name, "gpus"), message
         names = [kind.name for kind in types]
         for name in self.types:

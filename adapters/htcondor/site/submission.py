@@ -16,7 +16,15 @@ from adapters.shared.commands.runner import Runner
 from provisioner import drone
 from provisioner.gpu_models import canonical
 from provisioner.interfaces import RejectedError, UnavailableError
-from provisioner.model import NVIDIA, WHOLE_GPU, Bootstrap, DroneId, DroneType, FaultKind, StartOrder
+from provisioner.model import (
+    NVIDIA,
+    WHOLE_GPU,
+    Bootstrap,
+    DroneId,
+    DroneType,
+    FaultKind,
+    StartOrder,
+)
 from provisioner.values import frozen
 
 BEGIN = "begin.sh"
@@ -36,15 +44,17 @@ exec /bin/sh ./{SCRIPT} >{LOG} 2>&1
 STARTED = "((NumJobStarts ?: 0) > 0 || JobCurrentStartExecutingDate =!= undefined)"
 """The count alone is late: the shadow reports it every SHADOW_QUEUE_UPDATE_INTERVAL, a quarter of an hour."""
 ONE_LIFE = "((MY.NumJobStarts ?: 0) == 0 && MY.JobCurrentStartExecutingDate =?= undefined)"
-"""In the job's Requirements: between its eviction and the schedd's next evaluation of periodic_remove, a minute or
-more, it would be matched again."""
+"""In the job's Requirements: between its eviction and the schedd's next evaluation of
+periodic_remove, a minute or more, it would be matched again."""
 _LEAST_SPOOL_LIMIT_S = 120
 VRAM_TOLERANCE = 0.9
-"""Tolerance for the VRAM that a type declares: a "32 GB" V100S reports 32510 MiB, a "24 GB" A10 22731. No two sizes of
-card are that close together."""
+"""Tolerance for the VRAM that a type declares: a "32 GB" V100S reports 32510 MiB, a "24 GB" A10
+22731. No two sizes of card are that close together."""
 _WALLTIME_SLACK_S = 60
 _PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
-_INPUT_NAME = re.compile(r"[A-Za-z0-9_@+=-][A-Za-z0-9_.@+=-]{0,127}(/[A-Za-z0-9_@+=-][A-Za-z0-9_.@+=-]{0,127})*")
+_INPUT_NAME = re.compile(
+    r"[A-Za-z0-9_@+=-][A-Za-z0-9_.@+=-]{0,127}(/[A-Za-z0-9_@+=-][A-Za-z0-9_.@+=-]{0,127})*"
+)
 _VARIABLE_WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _DRONE_ID = re.compile(r"[a-z0-9-]{1,63}")
 
@@ -56,8 +66,9 @@ class SubmitDescription:
     description: str
     """Submit commands, a line each, without ``queue``.
 
-    The client defines two macros above them, absolute paths where the submitter runs: ``$(inputs)``, the directory that
-    holds ``files``, and ``$(outputs)``, in which it has made a directory for each drone, named by its id.
+    The client defines two macros above them, absolute paths where the submitter runs:
+    ``$(inputs)``, the directory that holds ``files``, and ``$(outputs)``, in which it has made a
+    directory for each drone, named by its id.
     """
     drone_ids: tuple[DroneId, ...]
     files: Mapping[str, bytes] = field(default_factory=dict, repr=False)
@@ -99,7 +110,12 @@ def batches(
     for order in orders:
         assert order.bootstrap is not None
         env, files = sorted(order.bootstrap.env.items()), sorted(order.bootstrap.files.items())
-        but_for_the_id = replace(order, drone_id=DroneId(""), bootstrap=None), order.bootstrap.script, env, files
+        but_for_the_id = (
+            replace(order, drone_id=DroneId(""), bootstrap=None),
+            order.bootstrap.script,
+            env,
+            files,
+        )
         alike.setdefault(repr(but_for_the_id), []).append(order)
     for each in alike.values():
         for start in range(0, len(each), largest):
@@ -107,15 +123,25 @@ def batches(
             boots = each[0].bootstrap
             assert boots is not None
             batch = SubmitDescription("", ids, {BEGIN: _BEGIN, SCRIPT: boots.script, **boots.files})
-            yield replace(batch, description=_description(each[0], boots, config, controller, batch.digest))
+            yield replace(
+                batch, description=_description(each[0], boots, config, controller, batch.digest)
+            )
 
 
 def _description(
-    order: StartOrder, bootstrap: Bootstrap, config: HTCondorSiteConfig, controller: str, digest: str
+    order: StartOrder,
+    bootstrap: Bootstrap,
+    config: HTCondorSiteConfig,
+    controller: str,
+    digest: str,
 ) -> str:
     kind = order.type
     joined = ("requirements", "require_gpus")
-    plain = {name: value for name, value in _admins_commands(config, kind).items() if name.lower() not in joined}
+    plain = {
+        name: value
+        for name, value in _admins_commands(config, kind).items()
+        if name.lower() not in joined
+    }
     taken = sorted({name.split("/")[0] for name in bootstrap.files} | {SCRIPT})
     demanded = admins_requirements(config, kind)
     requirements = [ONE_LIFE, f'(TARGET.Arch == "{kind.arch}")', *([demanded] if demanded else [])]
@@ -143,8 +169,8 @@ def _description(
         "on_exit_remove": "True",
         "leave_in_queue": f"(JobStatus == 3 || JobStatus == 4) && time() - EnteredCurrentStatus <"
         f" {round(config.retain_finished)}",
-        # An evicted job would begin a second life; a held one would wait for a person; one that never gets its files
-        # would wait for ever.
+        # An evicted job would begin a second life; a held one would wait for a person; one that
+        # never gets its files would wait for ever.
         "periodic_remove": f"(JobStatus == 1 && {STARTED}) ||"
         f" (JobStatus == 5 && (HoldReasonCode =!= {SPOOLING} || ({abandoned})))",
         **_ours(order, controller, digest, forwarded=grid),
@@ -155,7 +181,9 @@ def _description(
 def admins_requirements(config: HTCondorSiteConfig, kind: DroneType) -> str:
     """Return the site admin's requirements on a slot for this type; "" if there are none."""
     special, general = config.types.get(kind.name), _admins_command(config, kind, "requirements")
-    return " && ".join(f"({each})" for each in ((special and special.requirements), general) if each)
+    return " && ".join(
+        f"({each})" for each in ((special and special.requirements), general) if each
+    )
 
 
 def _admins_commands(config: HTCondorSiteConfig, kind: DroneType) -> Mapping[str, str]:
@@ -163,11 +191,16 @@ def _admins_commands(config: HTCondorSiteConfig, kind: DroneType) -> Mapping[str
     special = config.types.get(kind.name)
     mine = special.submit if special else {}
     replaced = {name.lower() for name in mine}
-    return {name: value for name, value in config.submit.items() if name.lower() not in replaced} | mine
+    return {
+        name: value for name, value in config.submit.items() if name.lower() not in replaced
+    } | mine
 
 
 def _admins_command(config: HTCondorSiteConfig, kind: DroneType, name: str) -> str:
-    return next((value for each, value in _admins_commands(config, kind).items() if each.lower() == name), "")
+    return next(
+        (value for each, value in _admins_commands(config, kind).items() if each.lower() == name),
+        "",
+    )
 
 
 def is_grid(config: HTCondorSiteConfig, kind: DroneType) -> bool:
@@ -195,7 +228,8 @@ def _shape(kind: DroneType, wanted_gpus: str) -> Mapping[str, str]:
         if demanded := " && ".join(text for text, wanted in properties.items() if wanted):
             shape["require_gpus"] = demanded
     if kind.walltime_s:
-        # The drone leaves by itself when its time is up, and then its slot is free; this is for one that does not.
+        # The drone leaves by itself when its time is up, and then its slot is free; this is for one
+        # that does not.
         shape["allowed_execute_duration"] = str(round(kind.walltime_s) + _WALLTIME_SLACK_S)
     return shape
 
@@ -203,9 +237,13 @@ def _shape(kind: DroneType, wanted_gpus: str) -> Mapping[str, str]:
 def device_pattern(model: str) -> str:
     """Return a regular expression for a device of this model, without backslashes: ClassAd strings double them.
 
-    The driver may put words around it ("NVIDIA", "Tesla"): V100 is V100-SXM2-32GB too, and not V100S-PCIE-32GB.
+    The driver may put words around it ("NVIDIA", "Tesla"): V100 is V100-SXM2-32GB too, and not
+    V100S-PCIE-32GB.
     """
-    quoted = "".join("[ _-]+" if c == "-" else c if c.isalnum() or c == "/" else f"[{c}]" for c in canonical(model))
+    quoted = "".join(
+        "[ _-]+" if c == "-" else c if c.isalnum() or c == "/" else f"[{c}]"
+        for c in canonical(model)
+    )
     return f"(^|[^A-Za-z0-9]){quoted}([^A-Za-z0-9]|$)"
 
 
@@ -235,8 +273,8 @@ def _ours(order: StartOrder, controller: str, digest: str, forwarded: bool) -> M
 
 
 _KEPT_MIN = 60
-"""Unneeded files are removed once nobody has touched them for so many minutes. A submit under way may still need
-younger ones, and a person may want to read what a drone has left."""
+"""Unneeded files are removed once nobody has touched them for so many minutes. A submit under way
+may still need younger ones, and a person may want to read what a drone has left."""
 _CLEANUP_INTERVAL_S = 600.0  # each poll asks for a cleanup, and each cleanup costs a command
 _ENTRY = re.compile(r"(inputs|outputs)/[A-Za-z0-9_-][A-Za-z0-9_.-]{0,150}")
 
@@ -274,7 +312,9 @@ class JobFiles:
         inputs = f"{self._root}/inputs/{batch.digest}"
         scripts = [name for name in batch.files if name.endswith(".sh")]
         try:
-            await parcel.put(runner, inputs, batch.files, executable=scripts, deadline_s=self._deadline_s)
+            await parcel.put(
+                runner, inputs, batch.files, executable=scripts, deadline_s=self._deadline_s
+            )
         except ValueError as error:
             raise RejectedError(str(error), FaultKind.CONFIG) from None
         root = "".join((await self._run(runner, _LAY_OUT, [batch.digest], batch.drone_ids))[-1:])
@@ -282,23 +322,32 @@ class JobFiles:
             raise UnavailableError(f"{self._root}: no place for files there", FaultKind.CONFIG)
         return f"inputs = {root}/inputs/{batch.digest}\noutputs = {root}/outputs\n"
 
-    async def without_output(self, runner: Runner, drones: Collection[DroneId]) -> Collection[DroneId]:
+    async def without_output(
+        self, runner: Runner, drones: Collection[DroneId]
+    ) -> Collection[DroneId]:
         """Return the drones that have left nothing yet, after making a directory for each of them."""
         empty = set(await self._run(runner, _WITHOUT_OUTPUT, [], drones))
         return [drone_id for drone_id in drones if drone_id in empty]
 
-    async def clean_up(self, runner: Runner, inputs_in_use: Collection[str], drones: Collection[DroneId]) -> None:
+    async def clean_up(
+        self, runner: Runner, inputs_in_use: Collection[str], drones: Collection[DroneId]
+    ) -> None:
         """Remove old files that are neither in use nor of a listed drone, at most every ten minutes."""
         if time.monotonic() - self._cleaned_at < _CLEANUP_INTERVAL_S:
             return
-        needed = {*(f"inputs/{name}" for name in inputs_in_use), *(f"outputs/{each}" for each in drones)}
+        needed = {
+            *(f"inputs/{name}" for name in inputs_in_use),
+            *(f"outputs/{each}" for each in drones),
+        }
         for line in await self._run(runner, _OLD, [str(_KEPT_MIN)], ()):
             entry = line.removeprefix("./")
             if _ENTRY.fullmatch(entry) and entry not in needed:
                 await parcel.remove(runner, f"{self._root}/{entry}", deadline_s=self._deadline_s)
         self._cleaned_at = time.monotonic()
 
-    async def _run(self, runner: Runner, script: str, words: Iterable[str], lines: Iterable[str]) -> list[str]:
+    async def _run(
+        self, runner: Runner, script: str, words: Iterable[str], lines: Iterable[str]
+    ) -> list[str]:
         done = await runner.run(
             ["sh", "-c", script, "job-files", self._root, *words],
             stdin="".join(f"{line}\n" for line in lines).encode(),

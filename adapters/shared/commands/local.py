@@ -62,7 +62,9 @@ class LocalRunner:
                 _Answer, *argv, env=self._env, start_new_session=True
             )
         except OSError as error:
-            raise UnavailableError(f"{_WHERE}: `{name}` cannot be run: {error.strerror}", FaultKind.CONFIG) from None
+            raise UnavailableError(
+                f"{_WHERE}: `{name}` cannot be run: {error.strerror}", FaultKind.CONFIG
+            ) from None
         try:
             async with asyncio.timeout(deadline_s):
                 writer = cast(asyncio.WriteTransport, transport.get_pipe_transport(0))

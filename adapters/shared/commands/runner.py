@@ -40,7 +40,10 @@ class Finished:
 
 
 class Runner(Protocol):
-    """Commands on one host. Calls overlap; ``async with`` gives back what it holds (a connection)."""
+    """Commands on one host.
+
+    Calls overlap; ``async with`` gives back what it holds (a connection).
+    """
 
     async def __aenter__(self) -> Self: ...
 
@@ -49,8 +52,9 @@ class Runner(Protocol):
     async def run(self, argv: Sequence[str], *, stdin: bytes = b"", deadline_s: float) -> Finished:
         """Run ``argv`` and wait for its end.
 
-        UnavailableError if it certainly did not run (no connection, no such program), NoReplyError if it was started
-        and no exit status of its own came in time, AuthError if the host does not accept us, or we do not accept it.
+        UnavailableError if it certainly did not run (no connection, no such program), NoReplyError
+        if it was started and no exit status of its own came in time, AuthError if the host does not
+        accept us, or we do not accept it.
         """
 
 
@@ -68,14 +72,21 @@ def program(argv: Sequence[str]) -> str:
 
 
 def judged(where: str, name: str, code: int, out: bytes, err: bytes) -> Finished:
-    """Return the finished command, if ``code`` can be its own exit status. Else UnavailableError or NoReplyError."""
+    """Return the finished command, if ``code`` can be its own exit status.
+
+    Else UnavailableError or NoReplyError.
+    """
     done = Finished(code, out, err)
     if code in _NOT_FOUND:
         message = f"{where}: `{name}` cannot be run there ({done.said}): is it installed?"
         raise UnavailableError(message, FaultKind.CONFIG)
     if 0 <= code <= _LAST_OWN:
         return done
-    how = "ended with 255, as ssh does when it cannot reach a host" if code == 255 else "was ended by a signal"
+    how = (
+        "ended with 255, as ssh does when it cannot reach a host"
+        if code == 255
+        else "was ended by a signal"
+    )
     raise NoReplyError(f"{where}: `{name}` {how} ({done.said})")
 
 
@@ -84,4 +95,6 @@ def no_time(where: str, name: str, deadline_s: float) -> NoReplyError:
 
 
 def too_much(where: str, name: str) -> NoReplyError:
-    return NoReplyError(f"{where}: `{name}` says more than {MAX_OUTPUT_BYTES // 1024**2} MiB: it is not listened to")
+    return NoReplyError(
+        f"{where}: `{name}` says more than {MAX_OUTPUT_BYTES // 1024**2} MiB: it is not listened to"
+    )

@@ -26,9 +26,11 @@ class SshSettings(ConfigSection):
     """Its port."""
     user: str = Field(pattern=rf"^{_SSH_USER}$", examples=["drones"])
     """Account there."""
-    known_hosts: ConfigPath = Field(Path("~/.ssh/known_hosts"), validate_default=True, examples=["known_hosts"])
-    """File with the host keys that are believed, of the login node and of the jump host, as OpenSSH writes it. A host
-    that is not in it is not talked to, and there is no way to switch this off."""
+    known_hosts: ConfigPath = Field(
+        Path("~/.ssh/known_hosts"), validate_default=True, examples=["known_hosts"]
+    )
+    """File with the host keys that are believed, of the login node and of the jump host, as OpenSSH
+    writes it. A host that is not in it is not talked to, and there is no way to switch this off."""
     key: ConfigPath | None = Field(None, examples=["id_drones"])
     """File with the private key; a certificate beside it (`KEY-cert.pub`) is used too."""
     passphrase: Secret | None = Field(None)
@@ -38,19 +40,24 @@ class SshSettings(ConfigSection):
     password: Secret | None = Field(None)
     """Password, for login nodes that ask for one, alone or beside a key or a one-time code."""
     totp: Secret | None = Field(None)
-    """Seed of the one-time codes in base32, as the enrolment shows it beside the picture (RFC 6238: SHA-1, six digits,
-    thirty seconds). A code is used once: connecting again may wait for half a minute."""
+    """Seed of the one-time codes in base32, as the enrolment shows it beside the picture (RFC 6238:
+    SHA-1, six digits, thirty seconds). A code is used once: connecting again may wait for half a
+    minute."""
     jump: str | None = Field(
-        None, pattern=rf"^({_SSH_USER}@)?({_SSH_HOST})(:\d{{1,5}})?$", examples=["drones@gate.example.org"]
+        None,
+        pattern=rf"^({_SSH_USER}@)?({_SSH_HOST})(:\d{{1,5}})?$",
+        examples=["drones@gate.example.org"],
     )
     """Host to go through, `[user@]host[:port]`; let in by the same key, agent, password and codes."""
     forced_command: Literal["stdin"] | None = Field(None)
-    """For keys with a forced command (`command=` in authorized_keys). One that looks at SSH_ORIGINAL_COMMAND needs
-    nothing here. `stdin`: it reads the command as its first line of input, written `exec TOOL ARGUMENT...` in the
-    shell's quoting, and what follows is the tool's own input; `bash -s` is one."""
+    """For keys with a forced command (`command=` in authorized_keys). One that looks at
+    SSH_ORIGINAL_COMMAND needs nothing here. `stdin`: it reads the command as its first line of
+    input, written `exec TOOL ARGUMENT...` in the shell's quoting, and what follows is the tool's
+    own input; `bash -s` is one."""
     max_sessions: int = Field(5, ge=1, le=100)
-    """Commands at a time over the one connection. The server's own limit, MaxSessions, is 10 unless set, and it counts
-    a command for a moment longer than we do; refusals lower this by themselves."""
+    """Commands at a time over the one connection. The server's own limit, MaxSessions, is 10 unless
+    set, and it counts a command for a moment longer than we do; refusals lower this by themselves.
+    """
     connect_deadline: PositiveDuration = Field(45.0)
     """Longest time to connect and log in, the jump host and waiting for a code included."""
     keepalive: PositiveDuration = Field(15.0)
@@ -71,7 +78,9 @@ class SshSettings(ConfigSection):
     @model_validator(mode="after")
     def _some_credential(self) -> Self:
         if self.key is None and not self.agent and self.password is None and self.totp is None:
-            raise ValueError("no way to be let in: write `key: FILE` or `agent: true` (or `password`, `totp`)")
+            raise ValueError(
+                "no way to be let in: write `key: FILE` or `agent: true` (or `password`, `totp`)"
+            )
         if self.passphrase is not None and self.key is None:
             raise ValueError("`passphrase` belongs to a `key`: write `key: FILE`")
         if self.retry_at_most < self.retry:

@@ -147,7 +147,8 @@ class SshConnection:
 class SshRunner:
     """Runs commands as ``settings.user`` on ``settings.host``; connects at the first one.
 
-    A server that cannot be reached is left alone for longer and longer, and meanwhile commands fail at once.
+    A server that cannot be reached is left alone for longer and longer, and meanwhile commands fail
+    at once.
     """
 
     def __init__(self, settings: SshSettings) -> None:
@@ -175,7 +176,9 @@ class SshRunner:
         name, line = program(checked(argv)), shlex.join(argv)
         if self._settings.forced_command == "stdin":
             if "\n" in line:
-                raise ValueError("an argument holds a line break, and the command has to go as one line")
+                raise ValueError(
+                    "an argument holds a line break, and the command has to go as one line"
+                )
             # exec: or a shell on the other side reads on, and takes the tool's input for commands
             stdin = f"exec {line}\n".encode() + stdin
         command = SshCommand()
@@ -190,7 +193,9 @@ class SshRunner:
         except TimeoutError:
             if command.opened:
                 raise no_time(self.where, name, deadline_s) from None
-            raise UnavailableError(f"{self.where}: `{name}` had no turn within {deadline_s:g} s") from None
+            raise UnavailableError(
+                f"{self.where}: `{name}` had no turn within {deadline_s:g} s"
+            ) from None
         finally:
             command.abort()
         if command.is_too_long:
@@ -199,20 +204,25 @@ class SshRunner:
             raise NoReplyError(f"{self.where}: the connection was lost while `{name}` ran")
         self._worked()
         if command.code is None:
-            raise NoReplyError(f"{self.where}: `{name}` was ended by signal {printable(command.signal, 20)}")
+            raise NoReplyError(
+                f"{self.where}: `{name}` was ended by signal {printable(command.signal, 20)}"
+            )
         return judged(self.where, name, command.code, bytes(command.out), bytes(command.err))
 
     async def connect_unix(self, path: str, protocol: Callable[[], Ends]) -> Ends:
         """Connect to a unix socket on the host, as ``loop.create_unix_connection`` does.
 
-        The caller sets the deadline and bounds how many there are. UnavailableError and AuthError: nothing was sent.
+        The caller sets the deadline and bounds how many there are. UnavailableError and AuthError:
+        nothing was sent.
         """
         connection, ends = (await self._connected()).hops[-1], protocol()
         try:
             await connection.create_unix_connection(lambda: _SocketChannel(ends), path)
         except (asyncssh.Error, OSError) as error:
             why = printable(str(error) or type(error).__name__)
-            raise UnavailableError(f"{self.where}: no connection to its socket {path}: {why}") from None
+            raise UnavailableError(
+                f"{self.where}: no connection to its socket {path}: {why}"
+            ) from None
         self._worked()
         return ends
 
@@ -227,10 +237,14 @@ class SshRunner:
             return await connection.begin(line, command)
         except (asyncssh.Error, OSError) as error:
             if connection.lost.is_set() and command.opened:
-                raise NoReplyError(f"{self.where}: the connection was lost as a command began") from None
+                raise NoReplyError(
+                    f"{self.where}: the connection was lost as a command began"
+                ) from None
             if connection.lost.is_set():
                 return False
-            raise UnavailableError(f"{self.where}: it runs no commands for us: {printable(str(error))}") from None
+            raise UnavailableError(
+                f"{self.where}: it runs no commands for us: {printable(str(error))}"
+            ) from None
 
     async def _connected(self) -> SshConnection:
         """Return the connection, made if there is none. All callers wait for one attempt."""
@@ -240,7 +254,9 @@ class SshRunner:
             wait_s = self._not_before - asyncio.get_running_loop().time()
             if wait_s > 0:
                 when = datetime.datetime.now().astimezone() + datetime.timedelta(seconds=wait_s)
-                raise type(self._last)(f"{self._last}; not tried again before {when:%H:%M:%S}", self._last.kind)
+                raise type(self._last)(
+                    f"{self._last}; not tried again before {when:%H:%M:%S}", self._last.kind
+                )
             self._connecting = asyncio.create_task(self._connect(), name=f"ssh to {self.where}")
         outcome = await asyncio.shield(self._connecting)
         if isinstance(outcome, AdapterError):
@@ -253,14 +269,19 @@ class SshRunner:
             async with asyncio.timeout(settings.connect_deadline):
                 connection.hops = await login(settings, self._codes, connection.lost.set)
             self._connection = connection
-            self._last = UnavailableError(f"{self.where}: the connection was lost before a command was answered")
+            self._last = UnavailableError(
+                f"{self.where}: the connection was lost before a command was answered"
+            )
         except TimeoutError:
-            self._last = UnavailableError(f"{self.where}: not connected within {settings.connect_deadline:g} s")
+            self._last = UnavailableError(
+                f"{self.where}: not connected within {settings.connect_deadline:g} s"
+            )
         except AdapterError as error:
             self._last = error
         finally:
             self._connecting = None
-        # After a success too: only a command that is answered shows that the connection is worth anything.
+        # After a success too: only a command that is answered shows that the connection is worth
+        # anything.
         pause_s = min(settings.retry_at_most, settings.retry * 2 ** min(self._failures, 30))
         self._failures += 1
         self._not_before = asyncio.get_running_loop().time() + pause_s
@@ -268,7 +289,10 @@ class SshRunner:
 
 
 class _SocketChannel(asyncssh.SSHUNIXSession[bytes]):
-    """An adapter from asyncssh's channel to a protocol of asyncio. A channel offers what a transport does."""
+    """An adapter from asyncssh's channel to a protocol of asyncio.
+
+    A channel offers what a transport does.
+    """
 
     def __init__(self, ends: asyncio.Protocol) -> None:
         self.ends = ends

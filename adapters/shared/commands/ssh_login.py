@@ -20,13 +20,18 @@ from adapters.shared.printing import printable
 from provisioner.config.units import Secret, SecretUnreadableError
 from provisioner.interfaces import AuthError, UnavailableError
 
-_CODE_PROMPT = re.compile(r"one.?time|\botp\b|token|verification|authenticator|passcode|second factor|\b[2m]fa\b", re.I)
+_CODE_PROMPT = re.compile(
+    r"one.?time|\botp\b|token|verification|authenticator|passcode|second factor|\b[2m]fa\b", re.I
+)
 _PASSWORD_PROMPT = re.compile(r"passwor[dt]", re.I)
 CODE_INTERVAL_S = 30
 
 
 def one_time_code(seed: str, step: int) -> str:
-    """Return the code of RFC 6238 (SHA-1, six digits) of a half minute since the epoch. ValueError for a bad seed."""
+    """Return the code of RFC 6238 (SHA-1, six digits) of a half minute since the epoch.
+
+    ValueError for a bad seed.
+    """
     letters = "".join(seed.split()).upper().rstrip("=")
     try:
         key = base64.b32decode(letters + "=" * (-len(letters) % 8))
@@ -38,7 +43,10 @@ def one_time_code(seed: str, step: int) -> str:
 
 
 class Codes:
-    """One-time codes of one seed. A server takes each only once, so a second one waits for the next half minute."""
+    """One-time codes of one seed.
+
+    A server takes each only once, so a second one waits for the next half minute.
+    """
 
     def __init__(self) -> None:
         self._last = 0
@@ -103,7 +111,9 @@ def _hops(settings: SshSettings) -> Iterator[tuple[str, str, int]]:
     yield settings.user, settings.host, settings.port
 
 
-async def _keys(settings: SshSettings, where: str, stack: contextlib.AsyncExitStack) -> Sequence[asyncssh.SSHKeyPair]:
+async def _keys(
+    settings: SshSettings, where: str, stack: contextlib.AsyncExitStack
+) -> Sequence[asyncssh.SSHKeyPair]:
     """Return the keys to offer, read at each login so that they can be changed."""
     keys: list[asyncssh.SSHKeyPair] = []
     if settings.key is not None:
@@ -120,7 +130,9 @@ async def _keys(settings: SshSettings, where: str, stack: contextlib.AsyncExitSt
             stack.push_async_exit(agent)
             keys += await agent.get_keys()
         except (OSError, ValueError) as error:
-            raise AuthError(f"{where}: no ssh agent at SSH_AUTH_SOCK=`{path}`: {_words(error)}") from None
+            raise AuthError(
+                f"{where}: no ssh agent at SSH_AUTH_SOCK=`{path}`: {_words(error)}"
+            ) from None
     return keys
 
 
@@ -134,7 +146,9 @@ def _explained(host: str, settings: SshSettings, answers: _Answers) -> Iterator[
             " what the site says and put the key there, or find out who answers in its place"
         ) from None
     except (asyncssh.PermissionDenied, asyncssh.IllegalUserName) as error:
-        raise AuthError(f"{host}: we are not let in: {answers.complaint or _words(error)}") from None
+        raise AuthError(
+            f"{host}: we are not let in: {answers.complaint or _words(error)}"
+        ) from None
     except (asyncssh.Error, OSError) as error:
         raise UnavailableError(f"{host}: {_words(error)}") from None
 
@@ -178,7 +192,9 @@ class _Answers(asyncssh.SSHClient):
                 return None
         if password and _PASSWORD_PROMPT.search(prompt):
             return self._once("password", password)
-        self._complain(f"it asks `{printable(prompt.strip(), 60)}`, and neither `password` nor `totp` answers that")
+        self._complain(
+            f"it asks `{printable(prompt.strip(), 60)}`, and neither `password` nor `totp` answers that"
+        )
         return None
 
     def _once(self, what: str, secret: Secret | None) -> str | None:

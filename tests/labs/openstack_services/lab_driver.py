@@ -1,7 +1,8 @@
 """The lab's hypervisor: nova's own fake driver, with GPUs and with guests that run.
 
-A guest is a server's ``user_data``, run by ``guest.sh`` in place of a machine that boots. When it ends it has powered
-itself off. Powering off sends its first process SIGTERM and waits as ACPI's power button does; deleting kills.
+A guest is a server's ``user_data``, run by ``guest.sh`` in place of a machine that boots. When it
+ends it has powered itself off. Powering off sends its first process SIGTERM and waits as ACPI's
+power button does; deleting kills.
 """
 
 from __future__ import annotations
@@ -111,7 +112,8 @@ class LabDriver(fake.FakeDriver):
         super().__init__(*args, **kwargs)
         self.guests: dict[str, Guest] = {}
 
-    # ------------------------------------------------------------------------------------------------------ hosts
+    # ------------------------------------------------------------------------------------------------------
+    # hosts
 
     def get_nodenames_by_uuid(self, refresh=False):
         # The same at every start; the fake driver makes new ones.
@@ -121,7 +123,9 @@ class LabDriver(fake.FakeDriver):
         found = super().get_available_resource(nodename)
         if found:
             found["uuid"] = _node_uuid(nodename)
-            found["pci_passthrough_devices"] = jsonutils.dumps([_gpu(number) for number in range(self.gpus)])
+            found["pci_passthrough_devices"] = jsonutils.dumps(
+                [_gpu(number) for number in range(self.gpus)]
+            )
         return found
 
     def update_provider_tree(self, provider_tree, nodename, allocations=None):
@@ -140,7 +144,8 @@ class LabDriver(fake.FakeDriver):
         provider_tree.update_inventory(child, {orc.VGPU: inventory})
         provider_tree.add_traits(child, "CUSTOM_GPU_H100")
 
-    # ----------------------------------------------------------------------------------------------------- servers
+    # -----------------------------------------------------------------------------------------------------
+    # servers
 
     def spawn(self, context, instance, *args, power_on=True, **kwargs):
         super().spawn(context, instance, *args, power_on=power_on, **kwargs)

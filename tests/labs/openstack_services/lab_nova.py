@@ -15,13 +15,18 @@ _started: list[Any] = []
 
 
 def _import_early() -> None:
-    """What takes most of the time, while the other services start. The configuration first: some of it is read once,
-    when a class is made."""
+    """What takes most of the time, while the other services start. The configuration first: some of
+    it is read once, when a class is made."""
     from nova import config
 
     file = f"{os.environ['OS_NOVA_CONFIG_DIR']}/nova.conf"
     config.parse_args([], default_config_files=[file], configure_db=False, init_rpc=False)
-    for name in ("api.openstack.compute", "compute.manager", "conductor.manager", "scheduler.manager"):
+    for name in (
+        "api.openstack.compute",
+        "compute.manager",
+        "conductor.manager",
+        "scheduler.manager",
+    ):
         importlib.import_module(f"nova.{name}")
     config.CONF.clear()  # the API reads it again
 

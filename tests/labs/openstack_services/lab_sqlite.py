@@ -1,8 +1,9 @@
 """Makes oslo.db usable on SQLite files with native threads.
 
-oslo.db opens every transaction with a plain BEGIN. One that reads and then writes fails at once with "database is
-locked" when another thread wrote in between; oslo.db does not try that again on SQLite, and nova-compute then leaves a
-server in BUILD for ever. So writers say BEGIN IMMEDIATE and wait their turn; readers stay as they are.
+oslo.db opens every transaction with a plain BEGIN. One that reads and then writes fails at once
+with "database is locked" when another thread wrote in between; oslo.db does not try that again on
+SQLite, and nova-compute then leaves a server in BUILD for ever. So writers say BEGIN IMMEDIATE and
+wait their turn; readers stay as they are.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ _produce = enginefacade._TransactionContext._produce_block
 @contextlib.contextmanager
 def _produce_block(self, mode, *args, **kwargs):
     before = getattr(_local, "transaction", None)
-    _local.transaction = self  # a reader inside a writer shares its transaction, whose mode stays "writer"
+    # a reader inside a writer shares its transaction, whose mode stays "writer"
+    _local.transaction = self
     try:
         with _produce(self, mode, *args, **kwargs) as resource:
             yield resource

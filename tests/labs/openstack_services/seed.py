@@ -1,5 +1,5 @@
-"""seed.py DIRECTORY: the state that every lab starts from a copy of: databases, keys, accounts, catalogue, flavors, an
-image. ``ids.json`` in it says what has come of them."""
+"""seed.py DIRECTORY: the state that every lab starts from a copy of: databases, keys, accounts,
+catalogue, flavors, an image. ``ids.json`` in it says what has come of them."""
 
 from __future__ import annotations
 
@@ -52,7 +52,10 @@ def run(lab: Settings, command: str) -> None:
     began = time.monotonic()
     program, *words = shlex.split(command)
     done = subprocess.run(
-        [sys.executable, str(lab.venv / "bin" / program), *words], env=lab.environment, text=True, capture_output=True
+        [sys.executable, str(lab.venv / "bin" / program), *words],
+        env=lab.environment,
+        text=True,
+        capture_output=True,
     )
     print(f"{time.monotonic() - began:5.1f} s {command}", flush=True)
     if done.returncode != 0:
@@ -61,11 +64,19 @@ def run(lab: Settings, command: str) -> None:
 
 def migrate(lab: Settings) -> None:
     """Empty databases of the four projects, side by side."""
-    etc, us = lab.directory / "etc", f"{getpass.getuser()} --keystone-group {grp.getgrgid(os.getgid()).gr_name}"
+    etc, us = (
+        lab.directory / "etc",
+        f"{getpass.getuser()} --keystone-group {grp.getgrgid(os.getgid()).gr_name}",
+    )
     keystone = f"keystone-manage --config-file {etc}/keystone.conf"
     nova = f"nova-manage --config-file {etc}/nova.conf"
-    urls = " ".join(f"--bootstrap-{kind}-url {lab.front('keystone')}/v3" for kind in ("admin", "internal", "public"))
-    cell1 = f"--name cell1 --transport-url fake:// --database_connection {lab.database('nova_cell1')}"
+    urls = " ".join(
+        f"--bootstrap-{kind}-url {lab.front('keystone')}/v3"
+        for kind in ("admin", "internal", "public")
+    )
+    cell1 = (
+        f"--name cell1 --transport-url fake:// --database_connection {lab.database('nova_cell1')}"
+    )
     jobs = [
         [
             f"{keystone} db_sync",
@@ -90,7 +101,8 @@ def migrate(lab: Settings) -> None:
     with ThreadPoolExecutor(len(jobs)) as side_by_side:
         list(side_by_side.map(all_of, jobs))
     for file in (lab.directory / "db").glob("*.sqlite"):
-        sqlite3.connect(file).execute("PRAGMA journal_mode=WAL")  # kept in the file: who reads blocks no writer
+        # kept in the file: who reads blocks no writer
+        sqlite3.connect(file).execute("PRAGMA journal_mode=WAL")
 
 
 def start(lab: Settings, *names: str) -> list[subprocess.Popen[bytes]]:
@@ -127,17 +139,23 @@ def seed_identity(lab: Settings) -> dict[str, Any]:
     for name, (kind, path) in FRONTS.items():
         if name == "keystone":
             continue  # bootstrap has done it
-        user = identity.create_user(name=name.removesuffix("v3"), password="svc", domain_id="default")
+        user = identity.create_user(
+            name=name.removesuffix("v3"), password="svc", domain_id="default"
+        )
         for each in ("admin", "service"):
             identity.assign_project_role_to_user(services, user, role[each])
         service = identity.create_service(name=name, type=kind)
         for interface in ("public", "internal", "admin"):
             url = lab.front(name) + path
-            identity.create_endpoint(service_id=service.id, interface=interface, url=url, region_id="RegionOne")
+            identity.create_endpoint(
+                service_id=service.id, interface=interface, url=url, region_id="RegionOne"
+            )
     tenants = {}
     for project, person in TENANTS.items():
         tenant = identity.create_project(name=project, domain_id="default")
-        user = identity.create_user(name=person, password=person, domain_id="default", default_project_id=tenant.id)
+        user = identity.create_user(
+            name=person, password=person, domain_id="default", default_project_id=tenant.id
+        )
         for each in ("member", "reader"):
             identity.assign_project_role_to_user(tenant, user, role[each])
         credential = connect(lab, person, project).identity.create_application_credential(
@@ -151,7 +169,12 @@ def seed_identity(lab: Settings) -> dict[str, Any]:
 def seed_cloud(lab: Settings) -> dict[str, Any]:
     cloud = connect(lab, "admin", "admin")
     image = cloud.image.create_image(
-        name="worker", disk_format="raw", container_format="bare", visibility="public", data=b"x" * 1024, wait=True
+        name="worker",
+        disk_format="raw",
+        container_format="bare",
+        visibility="public",
+        data=b"x" * 1024,
+        wait=True,
     )
     flavors = {}
     for name, (size, specs) in FLAVORS.items():

@@ -1,7 +1,7 @@
 """serve.py SERVICE PORT [HOST...]: one service of a lab, as its project's own WSGI application, on loopback.
 
-``nova`` is all of nova in one process, API, conductor, scheduler and a compute per host: oslo.messaging's ``fake://``
-keeps its queues in the process.
+``nova`` is all of nova in one process, API, conductor, scheduler and a compute per host:
+oslo.messaging's ``fake://`` keeps its queues in the process.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ def main() -> None:
         application = lab_nova.build(hosts)
     else:
         application = importlib.import_module(f"{name}.wsgi.api").application
-    waitress.serve(application, host="127.0.0.1", port=int(port), threads=8, channel_timeout=300, _quiet=True)
+    waitress.serve(
+        application, host="127.0.0.1", port=int(port), threads=8, channel_timeout=300, _quiet=True
+    )
 
 
 try:

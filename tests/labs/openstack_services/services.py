@@ -19,7 +19,13 @@ def launch(lab: Settings, name: str, more: Mapping[str, str] = {}) -> subprocess
     command = [lab.venv / "bin/python", Path(__file__).with_name("serve.py"), name, lab.ports[name]]
     with (lab.directory / f"log/{name}.out").open("ab") as out:
         return subprocess.Popen(
-            ["setpriv", "--pdeathsig", "KILL", *map(str, command), *(lab.hosts if name == "nova" else ())],
+            [
+                "setpriv",
+                "--pdeathsig",
+                "KILL",
+                *map(str, command),
+                *(lab.hosts if name == "nova" else ()),
+            ],
             env={**lab.environment, **more},
             cwd=lab.directory,
             stdin=subprocess.DEVNULL,

@@ -24,9 +24,12 @@ FRONTS: Mapping[str, tuple[str, str]] = {
 
 DATABASES = ("keystone", "placement", "glance", "nova_api", "nova_cell0", "nova_cell1")
 SERVICE_PROJECT = (
-    "project_name = service\nuser_domain_name = Default\nproject_domain_name = Default\nregion_name = RegionOne"
+    "project_name = service\nuser_domain_name = Default\nproject_domain_name = "
+    "Default\nregion_name = RegionOne"
 )
-TOKEN_CHECK = "service_token_roles_required = true\nservice_token_roles = service\ninterface = internal"
+TOKEN_CHECK = (
+    "service_token_roles_required = true\nservice_token_roles = service\ninterface = internal"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +77,8 @@ class Settings:
             "OS_NOVA_CONFIG_DIR": etc,
             "OS_NOVA_CONFIG_FILES": "api-paste.ini;nova.conf",  # the paste file first
             "OPENSTACK_LAB": str(self.directory),
-            "OPENSTACK_FIRST": " ".join(self.url(name) for name in ("keystone", "placement")),  # nova waits for them
+            # nova waits for them
+            "OPENSTACK_FIRST": " ".join(self.url(name) for name in ("keystone", "placement")),
             "PYTHONWARNINGS": "ignore",
             "NO_PROXY": "127.0.0.1",
             "no_proxy": "127.0.0.1",
@@ -89,9 +93,14 @@ class Settings:
             (self.directory / name).chmod(0o700)
         # nova wants to know itself again at a second start; the lab's driver names the hosts.
         (self.directory / "compute_id").write_text("11111111-1111-4111-8111-111111111111")
-        (self.directory / "etc/api-paste.ini").write_text((self.venv / "etc/nova/api-paste.ini").read_text())
+        (self.directory / "etc/api-paste.ini").write_text(
+            (self.venv / "etc/nova/api-paste.ini").read_text()
+        )
         values = {
-            **{name: str(getattr(self, name)) for name in ("directory", "venv", "token_s", "shutdown_s", "page")},
+            **{
+                name: str(getattr(self, name))
+                for name in ("directory", "venv", "token_s", "shutdown_s", "page")
+            },
             **{f"db_{name}": self.database(name) for name in DATABASES},
             **{f"url_{name}": self.url(name) for name in SERVICES},
             **{f"front_{name}": self.front(name) for name in FRONTS},
@@ -100,7 +109,9 @@ class Settings:
             "token_check": f"www_authenticate_uri = {self.front('keystone')}/v3\n{TOKEN_CHECK}",
         }
         for template in Path(__file__).parent.glob("*.conf"):
-            (self.directory / "etc" / template.name).write_text(Template(template.read_text()).substitute(values))
+            (self.directory / "etc" / template.name).write_text(
+                Template(template.read_text()).substitute(values)
+            )
 
     def _login(self, name: str) -> str:
         url = self.url("keystone") + "/v3"
@@ -110,9 +121,14 @@ class Settings:
         """Make databases that were copied from another lab's directory say where this one is."""
         with _open(self.directory / "db/keystone.sqlite") as keystone:
             for name, (kind, path) in FRONTS.items():
-                # The services among themselves go to the internal ones, which no front's fault meets.
+                # The services among themselves go to the internal ones, which no front's fault
+                # meets.
                 inside = self.url(name) if name in self.ports else self.front(name)
-                for interface, url in (("public", self.front(name)), ("internal", inside), ("admin", inside)):
+                for interface, url in (
+                    ("public", self.front(name)),
+                    ("internal", inside),
+                    ("admin", inside),
+                ):
                     keystone.execute(
                         "UPDATE endpoint SET url = ? WHERE interface = ?"
                         " AND service_id IN (SELECT id FROM service WHERE type = ?)",
