@@ -19,7 +19,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from provisioner import formatting, loader, reasons
+from provisioner import loader, reasons
 from provisioner import reasons as r
 from provisioner.cli.__main__ import VERBS, LazyVerbs, app
 from provisioner.cli.options import EXIT_HELP, Exit, Pick, Show, Where
@@ -157,30 +157,30 @@ def _prose(help_text: str) -> list[str]:
 # reasons
 
 CATEGORY_WORDS = {
-    formatting.Category.CONFIGURATION: (
+    reasons.Category.CONFIGURATION: (
         "Configuration",
         "Somebody has to change something: the jobs, or the configuration.",
     ),
-    formatting.Category.NOTHING_FITS: (
+    reasons.Category.NOTHING_FITS: (
         "Nothing fits",
         "No drone type is good enough; the nearest, and where it fails first.",
     ),
-    formatting.Category.LIMIT: (
+    reasons.Category.LIMIT: (
         "Limit",
         "A limit that the operator set is reached, or idle drones refuse the jobs.",
     ),
-    formatting.Category.BACK_OFF: ("Back-off", "Something failed, and is left alone until a time."),
-    formatting.Category.WAITING_SITE: (
+    reasons.Category.BACK_OFF: ("Back-off", "Something failed, and is left alone until a time."),
+    reasons.Category.WAITING_SITE: (
         "Waiting for the site",
         "It comes by itself, or a site has to answer first.",
     ),
-    formatting.Category.WAITING_NEGOTIATION: (
+    reasons.Category.WAITING_NEGOTIATION: (
         "Waiting for negotiation",
         "The pool has not looked at the jobs yet.",
     ),
-    formatting.Category.START: ("Why a drone is started", ""),
-    formatting.Category.LEAVE: ("Why a drone leaves", ""),
-    formatting.Category.STEP: ("What became known of a drone", ""),
+    reasons.Category.START: ("Why a drone is started", ""),
+    reasons.Category.LEAVE: ("Why a drone leaves", ""),
+    reasons.Category.STEP: ("What became known of a drone", ""),
 }
 
 
@@ -280,7 +280,7 @@ def reasons_page() -> str:
     for category, (title, words) in CATEGORY_WORDS.items():
         lines += ["", f"## {title}", ""]
         lines += [words, ""] if words else []
-        for example in (e for e in REASON_EXAMPLES if formatting.category(e) is category):
+        for example in (e for e in REASON_EXAMPLES if e.category is category):
             lines += _reason_lines(example)
     return "\n".join(lines).rstrip() + "\n"
 
@@ -305,7 +305,7 @@ def _reason_lines(example: reasons.Reason) -> list[str]:
         "",
         *([" ".join(meaning.split()), ""] if has_meaning else []),
         *([f"Fields: {named}.", ""] if named else []),
-        f"> {formatting.describe(example)}",
+        f"> {example.describe()}",
         "",
     ]
 

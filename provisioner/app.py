@@ -27,7 +27,7 @@ from provisioner.controller.shadow import (
     observed_overlay,
     observed_site,
 )
-from provisioner.formatting import credential_trouble
+from provisioner.descriptions import credential_trouble
 from provisioner.interfaces import Overlay, UnavailableError
 from provisioner.planner import planner_with_memory
 from provisioner.store.writer import SqlStore

@@ -519,7 +519,7 @@ class SiteView:
 
 
 class DroneState(StrEnum):
-    """States of a drone's life cycle: meanings in ``formatting.STATE_WORDS``, rules in ``planner/lifecycle.py``."""
+    """States of a drone's life cycle: meanings in ``descriptions.STATE_WORDS``, rules in ``planner/lifecycle.py``."""
 
     REQUESTED = "requested"
     SUBMITTED = "submitted"
@@ -557,7 +557,7 @@ ON_THE_WAY = (*PENDING, DroneState.JOINED)
 
 
 class DrainMode(StrEnum):
-    """Ways to drain a drone; ``formatting.DRAIN_MODE_WORDS`` says what happens to its jobs."""
+    """Ways to drain a drone; ``descriptions.DRAIN_MODE_WORDS`` says what happens to its jobs."""
 
     NONE = "none"
     PEACEFUL = "peaceful"

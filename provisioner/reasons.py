@@ -1,28 +1,168 @@
 """Reasons why something is done or not done: typed values with their numbers.
 
-``provisioner.formatting`` has the sentence of each; a docstring here says what that does not. Every
-class has a constant ``kind``, its stable name in records and JSON. The categories of refusals are
-described in ``docs/explanation/loop.md``: configuration, nothing-fits, limit, back-off,
-waiting-site, waiting-negotiation.
+A reason is one class: its base is the category, ``kind`` is its stable name in records and JSON,
+``sentence`` or ``describe`` says it to people, and a docstring says what the sentence does not.
+``docs/explanation/loop.md`` describes the categories. A new class also goes into one of the unions
+at the end, which tell pydantic how to read it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import fields
 from enum import StrEnum
-from typing import Literal
+from string import Formatter
+from typing import Any, ClassVar, Literal
 
+from provisioner.formatting import (
+    age,
+    amounts,
+    count,
+    iso,
+    number,
+    seconds,
+    short,
+    size,
+    tail,
+    whole,
+)
 from provisioner.values import frozen
 
 
+class Category(StrEnum):
+    """Category of a reason: first those that need a person, then those that only take time."""
+
+    CONFIGURATION = "configuration"
+    NOTHING_FITS = "nothing-fits"
+    LIMIT = "limit"
+    BACK_OFF = "back-off"
+    START = "start"
+    WAITING_SITE = "waiting-site"
+    WAITING_NEGOTIATION = "waiting-negotiation"
+    LEAVE = "leave"
+    STEP = "step"
+    """A fact about a drone."""
+
+
+class _SentenceFormatter(Formatter):
+    """Formatter of sentences: a spec is a unit, ``tail`` for foreign text at the end, or a noun that is counted."""
+
+    UNITS: Mapping[str, Callable[[Any], str]] = {
+        "tail": tail,
+        "seconds": seconds,
+        "time": iso,
+        "percent": "{:.1%}".format,
+    }
+
+    def format_field(self, value: Any, spec: str) -> str:
+        if not spec:
+            return short(value) if isinstance(value, str) else number(value)
+        return self.UNITS[spec](value) if spec in self.UNITS else count(value, spec)
+
+
+_SENTENCE_FORMATTER = _SentenceFormatter()
+
+
+class _Reason:
+    """A reason with its sentence for people."""
+
+    __slots__ = ()
+    category: ClassVar[Category]
+    sentence: ClassVar[str] = ""
+    """Text with the fields in braces, formatted by :class:`_SentenceFormatter`."""
+
+    def describe(self) -> str:
+        """Return one line for people, with the numbers of the reason; foreign texts are cut."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
+        return _SENTENCE_FORMATTER.vformat(self.sentence, (), values)
+
+
+class StepReason(_Reason):
+    __slots__ = ()
+    category = Category.STEP
+
+
+class StartReason(_Reason):
+    __slots__ = ()
+    category = Category.START
+
+
+class LeaveReason(_Reason):
+    __slots__ = ()
+    category = Category.LEAVE
+
+
+class ConfigurationReason(_Reason):
+    __slots__ = ()
+    category = Category.CONFIGURATION
+
+
+class NothingFitsReason(_Reason):
+    __slots__ = ()
+    category = Category.NOTHING_FITS
+
+
+class LimitReason(_Reason):
+    __slots__ = ()
+    category = Category.LIMIT
+
+
+class BackOffReason(_Reason):
+    __slots__ = ()
+    category = Category.BACK_OFF
+
+
+class WaitingSiteReason(_Reason):
+    __slots__ = ()
+    category = Category.WAITING_SITE
+
+
+class WaitingNegotiationReason(_Reason):
+    __slots__ = ()
+    category = Category.WAITING_NEGOTIATION
+
+
+def _over(value_s: float, limit_s: float) -> str:
+    """Return ``612 s > 600 s``, with decimals where rounding would hide the difference."""
+    sign = ">" if value_s > limit_s else "<" if value_s < limit_s else "="
+    left, right = seconds(whole(value_s)), seconds(whole(limit_s))
+    if sign != "=" and left == right:
+        left, right = f"{value_s:.3f} s", f"{limit_s:.3f} s"
+    return f"{left} {sign} {right}"
+
+
+IDLE_LIMIT_WORDS = {
+    "gaps": "the time-out that would have cost least over the known gaps between jobs at its site",
+    "start-cost": "what another start costs at its site, learned from the drones that came there",
+    "time-out": "the configured time-out",
+    "slow-start": "as long as the drone took to come, at most three times the configured time-out",
+    "fixed": "the configured time-out, which is fixed",
+    "refused-jobs": "waiting jobs that it refuses lack its room, and none waits that it takes",
+}
+"""Source of the limit of an idle drone."""
+REFUSAL_RULE_WORDS = {
+    "avoids": "it takes none of their user, who would lose more to the owner of the site there than a wait costs",
+    "min_gpus": "it takes only jobs of several GPUs, as it was started for one",
+    "kept": "it is new, and kept at first for the jobs that it was started for",
+    "ends": "it ends before their walltime would",
+}
+"""Causes for which an idle drone refuses jobs."""
+
+
 @frozen
-class Accepted:
+class Accepted(StepReason):
     remote_id: str
     kind: Literal["accepted"] = "accepted"
 
+    def describe(self) -> str:
+        return f"the site took the order{tail(self.remote_id, ' as ')}"
+
 
 @frozen
-class OrderRefused:
+class OrderRefused(StepReason):
     """The site certainly did not carry the order out."""
+
+    sentence = "the site refused the order ({fault}){message:tail}"
 
     fault: str
     message: str
@@ -30,36 +170,50 @@ class OrderRefused:
 
 
 @frozen
-class DrainRefused:
+class DrainRefused(StepReason):
     """The overlay certainly did not carry out an order to drain or to undrain."""
 
     fault: str
     message: str
     kind: Literal["drain-refused"] = "drain-refused"
 
+    def describe(self) -> str:
+        fault = f" ({short(self.fault)})" if self.fault else ""
+        return f"the overlay refused the order to drain{fault}{tail(self.message)}"
+
 
 @frozen
-class DrainRepeated:
+class DrainRepeated(LeaveReason):
+    sentence = "asked again: it still takes jobs {after_s:seconds} after it was asked to drain{message:tail}"
+
     after_s: float
     message: str = ""
     kind: Literal["drain-repeated"] = "drain-repeated"
 
 
 @frozen
-class OutcomeUnknown:
+class OutcomeUnknown(StepReason):
+    sentence = (
+        "no answer to the order; it counts as carried out until a poll settles it{message:tail}"
+    )
+
     message: str
     kind: Literal["outcome-unknown"] = "outcome-unknown"
 
 
 @frozen
-class SeenAtSite:
+class SeenAtSite(StepReason):
+    sentence = "the site lists it as {site_state}{site_reason:tail}"
+
     site_state: str
     site_reason: str = ""
     kind: Literal["seen-at-site"] = "seen-at-site"
 
 
 @frozen
-class SeenInPool:
+class SeenInPool(StepReason):
+    sentence = "in the pool, {slot_state} with {jobs:job}, {after_s:seconds} after it was asked for"
+
     slot_state: str
     jobs: int
     after_s: float
@@ -67,26 +221,34 @@ class SeenInPool:
 
 
 @frozen
-class NotInListing:
+class NotInListing(StepReason):
+    sentence = "missing from a fresh listing of the site; not yet taken for gone"
+
     kind: Literal["not-in-listing"] = "not-in-listing"
 
 
 @frozen
-class NeverArrived:
+class NeverArrived(StepReason):
     waited_s: float
     limit_s: float
     kind: Literal["never-arrived"] = "never-arrived"
 
+    def describe(self) -> str:
+        return f"the order never arrived: not in the site's listings for {_over(self.waited_s, self.limit_s)}"
+
 
 @frozen
-class Disappeared:
+class Disappeared(StepReason):
     missing_s: float
     limit_s: float
     kind: Literal["disappeared"] = "disappeared"
 
+    def describe(self) -> str:
+        return f"gone from the site: missing from its listings for {_over(self.missing_s, self.limit_s)}"
+
 
 @frozen
-class EndedAtSite:
+class EndedAtSite(StepReason):
     end: str
     exit_code: int | None
     message: str
@@ -94,6 +256,12 @@ class EndedAtSite:
     jobs_started: int
     fault: str = ""
     kind: Literal["ended-at-site"] = "ended-at-site"
+
+    def describe(self) -> str:
+        code = "" if self.exit_code is None else f", exit code {self.exit_code}"
+        code += f": {EXIT_WORDS[self.exit_code]}" if self.exit_code in EXIT_WORDS else ""
+        lived = f" after {seconds(whole(self.lived_s))} and {count(self.jobs_started, 'job')}"
+        return f"ended at the site ({short(self.end)}{code}){lived}{tail(self.message)}"
 
 
 EXIT_WORDS = {
@@ -108,25 +276,44 @@ EXIT_WORDS = {
 
 
 @frozen
-class IdleTimeout:
+class IdleTimeout(LeaveReason):
     idle_s: float
     limit_s: float
     by: str = ""
     """Source of the limit, as in :class:`provisioner.planner.states.IdleLimit`; empty in old records."""
     kind: Literal["idle-timeout"] = "idle-timeout"
 
+    def describe(self) -> str:
+        return ", ".join(
+            [
+                f"idle {_over(self.idle_s, self.limit_s)}",
+                *filter(None, [IDLE_LIMIT_WORDS.get(self.by)]),
+            ]
+        )
+
 
 @frozen
-class OptionalJobsOnly:
+class OptionalJobsOnly(LeaveReason):
     """``idle_s`` is the time since the drone last ran a job that needs its GPU, or since it joined."""
 
     idle_s: float
     limit_s: float
     kind: Literal["optional-jobs-only"] = "optional-jobs-only"
 
+    def describe(self) -> str:
+        return (
+            f"takes no more jobs: for {_over(self.idle_s, self.limit_s)} none that needs its GPU,"
+            " only jobs for which it is optional"
+        )
+
 
 @frozen
-class DrainAtRisk:
+class DrainAtRisk(LeaveReason):
+    sentence = (
+        "ends what it runs and takes no more: the owner of {site} is likely to take its place, and "
+        "waiting jobs would lose {lost:percent} of their work there, where they accept {tolerated:percent}"
+    )
+
     site: str
     lost: float
     tolerated: float
@@ -135,7 +322,7 @@ class DrainAtRisk:
 
 
 @frozen
-class BlackHoleDrone:
+class BlackHoleDrone(LeaveReason):
     """It takes no more jobs: jobs fail in it within seconds that succeed elsewhere or belong to several users."""
 
     failed: int
@@ -146,13 +333,22 @@ class BlackHoleDrone:
     message: str
     kind: Literal["black-hole"] = "black-hole"
 
+    def describe(self) -> str:
+        on = f" on {short(self.node)}" if self.node else ""
+        return (
+            f"eats jobs{on}: {count(self.failed, 'start')} of jobs of {count(self.owners, 'user')} failed within "
+            f"seconds or ended in a hold, {count(self.good, 'job')} went well{tail(self.message)}"
+        )
+
 
 @frozen
-class BlackHoleNode:
+class BlackHoleNode(LeaveReason):
     """It has no job yet, and several drones on its node made jobs fail.
 
     The node is avoided for a while.
     """
+
+    sentence = "its node {node} is avoided until {until:time}: {failures:drone} on it ate jobs{message:tail}"
 
     node: str
     until: float
@@ -162,35 +358,45 @@ class BlackHoleNode:
 
 
 @frozen
-class Unneeded:
+class Unneeded(LeaveReason):
+    sentence = "no waiting job needs it any more, and it was only {state}"
+
     state: str
     kind: Literal["unneeded"] = "unneeded"
 
 
 @frozen
-class StateTimeout:
+class StateTimeout(LeaveReason):
     state: str
     for_s: float
     limit_s: float
     kind: Literal["state-timeout"] = "state-timeout"
 
+    def describe(self) -> str:
+        return f"{short(self.state)} for {_over(self.for_s, self.limit_s)}"
+
 
 @frozen
-class LeftPool:
+class LeftPool(LeaveReason):
     for_s: float
     limit_s: float
     kind: Literal["left-pool"] = "left-pool"
 
+    def describe(self) -> str:
+        return f"out of the pool for {_over(self.for_s, self.limit_s)} while the site still runs it"
+
 
 @frozen
-class OperatorRequested:
+class OperatorRequested(LeaveReason):
+    sentence = "{by} asked{text:tail}"
+
     by: str
     text: str
     kind: Literal["operator-requested"] = "operator-requested"
 
 
 @frozen
-class PreemptedForOwner:
+class PreemptedForOwner(LeaveReason):
     """The owner of the hardware waits for its place: with others on its node it frees room for one of their jobs."""
 
     waiting: int
@@ -203,9 +409,18 @@ class PreemptedForOwner:
     unit: str = "GPU-seconds"
     kind: Literal["preempted-for-owner"] = "preempted-for-owner"
 
+    def describe(self) -> str:
+        where = f" on {short(self.node)}" if self.node else ""
+        size = f", {number(self.gpus)} GPUs each," if self.gpus else ","
+        cost = (
+            f"; {number(self.lost_gpu_s)} {short(self.unit)} of work go" if self.lost_gpu_s else ""
+        )
+        waits = f"{count(self.waiting, 'job')} of theirs{size} waiting {seconds(self.waited_s)}"
+        return f"the owner of the hardware needs it{where}: {waits}{cost}"
+
 
 @frozen
-class Preempted:
+class Preempted(StepReason):
     """Its site has taken its place back, or the owner has by way of the provisioner."""
 
     message: str
@@ -218,34 +433,65 @@ class Preempted:
     unit: str = "GPU-seconds"
     kind: Literal["preempted"] = "preempted"
 
+    def describe(self) -> str:
+        grace = (
+            f" {seconds(self.notice_s)} after the notice (of {seconds(self.grace_s)})"
+            if self.notice_s
+            else ""
+        )
+        jobs = count(self.lost_jobs, "job")
+        lost = (
+            f"{jobs}, {number(self.lost_gpu_s)} {short(self.unit)}" if self.lost_jobs else "no work"
+        )
+        return f"taken back for the owner{grace}, {lost} lost{tail(self.message)}"
+
 
 @frozen
-class PreemptionNotice:
+class PreemptionNotice(StepReason):
+    sentence = "its site has asked it to leave{message:tail}"
+
     message: str
     kind: Literal["notice"] = "notice"
 
 
 @frozen
-class ReserveReclaimed:
+class ReserveReclaimed(LeaveReason):
+    sentence = "it stands on what {node} keeps for a free GPU, and a GPU job waits"
+
     node: str
     kind: Literal["reserve-reclaimed"] = "reserve-reclaimed"
 
 
 @frozen
-class TypeRemoved:
+class TypeRemoved(LeaveReason):
+    sentence = "drone type {type} is no longer in the configuration"
+
     type: str
     kind: Literal["type-removed"] = "type-removed"
 
 
 @frozen
-class Orphan:
+class Orphan(LeaveReason):
     recorded_end: str = ""
     kind: Literal["orphan"] = "orphan"
 
+    def describe(self) -> str:
+        return "carries our tag at the site, but " + (
+            f"on record it ended as {short(self.recorded_end)}"
+            if self.recorded_end
+            else "there is no record of it"
+        )
+
 
 @frozen
-class OrphansKept:
+class OrphansKept(ConfigurationReason):
     """A lost or restored record, or a second controller of this name: an operator decides."""
+
+    sentence = (
+        "{drones:drone} named {record}-* at {site} are not on record: neither used nor stopped. If the "
+        "record was lost, adopt them with `provisioner sites adopt-orphans SITE`; else `stop-orphans`. Those without "
+        "a job are stopped at {until:time}"
+    )
 
     site: str
     record: str
@@ -257,8 +503,13 @@ class OrphansKept:
 
 
 @frozen
-class LiveTwin:
+class LiveTwin(ConfigurationReason):
     """Nothing is started or stopped beside another living controller of this name."""
+
+    sentence = (
+        "another controller of this name is alive (record {record}, {evidence}): nothing is started or "
+        "stopped. End one of the two, or give it another name (`controller:`)"
+    )
 
     record: str
     evidence: str
@@ -267,23 +518,37 @@ class LiveTwin:
 
 
 @frozen
-class DemandReturned:
+class DemandReturned(StepReason):
+    sentence = "back into service: {waiting:job} of class {class_id} wait that it can run"
+
     class_id: str
     waiting: int
     kind: Literal["demand-returned"] = "demand-returned"
 
 
 @frozen
-class JobsWaiting:
+class JobsWaiting(StartReason):
     class_id: str
     waiting: int
     covered: int
     starts: int
     kind: Literal["jobs-waiting"] = "jobs-waiting"
 
+    def describe(self) -> str:
+        verb = "waits" if self.waiting == 1 else "wait"
+        return (
+            f"{count(self.waiting, 'job')} of class {short(self.class_id)} {verb},"
+            f" {self.covered} of them taken care of: {count(self.starts, 'drone')} of this type more"
+        )
+
 
 @frozen
-class HeadroomShort:
+class HeadroomShort(StartReason):
+    sentence = (
+        "headroom {name}: room for {wanted:job} is kept warm, there is some for {covered}: "
+        "{starts:drone} of this type more"
+    )
+
     name: str
     wanted: int
     covered: int
@@ -292,32 +557,43 @@ class HeadroomShort:
 
 
 @frozen
-class BadRequest:
+class BadRequest(ConfigurationReason):
+    sentence = "no slot can ever offer what the jobs ask for{message:tail}"
+
     message: str
     kind: Literal["bad-request"] = "bad-request"
 
 
 @frozen
-class PlannerFailed:
+class PlannerFailed(ConfigurationReason):
     """The planner fails on these jobs by an error of its own.
 
     They are left out; all others are planned.
     """
+
+    sentence = (
+        "the planner fails on this and leaves it out{error:tail}. Report it with "
+        "`provisioner snapshot`"
+    )
 
     error: str
     kind: Literal["planner-failed"] = "planner-failed"
 
 
 @frozen
-class InvalidAction:
+class InvalidAction(ConfigurationReason):
     """The independent validation of plans has left out this action: it would have broken a promise."""
+
+    sentence = (
+        "left out of the plan as invalid{promise:tail}. Report it with `provisioner snapshot`"
+    )
 
     promise: str
     kind: Literal["invalid-action"] = "invalid-action"
 
 
 @frozen
-class NothingFits:
+class NothingFits(NothingFitsReason):
     nearest: str
     dimension: str
     requested: str
@@ -326,9 +602,23 @@ class NothingFits:
     """The jobs can do without a GPU: a CPU drone type of their size would do."""
     kind: Literal["nothing-fits"] = "nothing-fits"
 
+    def describe(self) -> str:
+        wanted, offered = amounts(self.requested, self.available)
+        nearest = (
+            f"nearest is {short(self.nearest)} with {short(offered)}"
+            if self.nearest
+            else "there is no drone type at all"
+        )
+        remedy = (
+            "; a CPU drone type (`gpus: 0`) of their size would do" if self.gpu_optional else ""
+        )
+        return f"no drone type fits: {short(self.dimension)} must be {short(wanted)}; {nearest}{remedy}"
+
 
 @frozen
-class LimitReached:
+class LimitReached(LimitReason):
+    sentence = "limit {limit} of {scope} is reached: {used}/{allowed}"
+
     limit: str
     scope: str
     used: float
@@ -337,7 +627,12 @@ class LimitReached:
 
 
 @frozen
-class GroupQuota:
+class GroupQuota(LimitReason):
+    sentence = (
+        "group {group} has used up its quota ({used_gpus}/{quota_gpus} GPUs) and takes no surplus: the "
+        "negotiator would match no more of its jobs"
+    )
+
     group: str
     """The group with the quota: the jobs' own, or one that contains it."""
     used_gpus: float
@@ -346,13 +641,21 @@ class GroupQuota:
 
 
 @frozen
-class PoolLimit:
+class PoolLimit(LimitReason):
+    sentence = "the pool would match no more of these jobs, whatever slots came{message:tail}"
+
     message: str
     kind: Literal["pool-limit"] = "pool-limit"
 
 
 @frozen
-class OwnerRisk:
+class OwnerRisk(WaitingSiteReason):
+    sentence = (
+        "jobs of typically {typical_s:seconds} would lose more than {tolerated:percent} of their work to "
+        "the owner of {site}: waiting for a place without an owner costs less (expected wait {safe_s:seconds}, waited "
+        "so far {waited_s:seconds})"
+    )
+
     site: str
     typical_s: float
     waited_s: float
@@ -363,7 +666,7 @@ class OwnerRisk:
 
 
 @frozen
-class IdleDroneRefuses:
+class IdleDroneRefuses(LimitReason):
     """Given beside the reason that counts the jobs."""
 
     drone: str
@@ -375,10 +678,23 @@ class IdleDroneRefuses:
     until: float
     kind: Literal["idle-drone-refuses"] = "idle-drone-refuses"
 
+    def describe(self) -> str:
+        rule = REFUSAL_RULE_WORDS.get(self.rule, short(self.rule))
+        return (
+            f"refused by {count(self.drones, 'idle drone')} of fitting types"
+            f" ({short(self.drone)} of {short(self.type)}): {rule}; until {iso(self.until)},"
+            " or longer if other jobs come for it"
+        )
+
 
 @frozen
-class AwaitingCheaperType:
+class AwaitingCheaperType(WaitingSiteReason):
     """Read from older records: it is not given any more."""
+
+    sentence = (
+        "a drone of {type} holds its GPUs for long before its first job: one is started if "
+        "nothing cheaper comes before the jobs have waited for {more_s:seconds} together ({waited_s:seconds} so far)"
+    )
 
     type: str
     waited_s: float
@@ -387,22 +703,31 @@ class AwaitingCheaperType:
 
 
 @frozen
-class ExistingDronesSuffice:
+class ExistingDronesSuffice(WaitingSiteReason):
+    sentence = (
+        "such jobs run for {mean_s:seconds}: to wait for drones that are there costs less "
+        "than to start more ({running} run now)"
+    )
+
     mean_s: float
     running: int
     kind: Literal["existing-drones-suffice"] = "existing-drones-suffice"
 
 
 @frozen
-class HeadroomYields:
+class HeadroomYields(WaitingSiteReason):
+    sentence = "headroom {name} (room for {wanted:job}) waits: real jobs or the owner come first"
+
     name: str
     wanted: int
     kind: Literal["headroom-yields"] = "headroom-yields"
 
 
 @frozen
-class BackingOff:
+class BackingOff(BackOffReason):
     """A circuit breaker is open."""
+
+    sentence = "{scope} is not used until {until:time} ({fault}){message:tail}"
 
     scope: str
     until: float
@@ -412,15 +737,20 @@ class BackingOff:
 
 
 @frozen
-class NegotiatorSilent:
+class NegotiatorSilent(BackOffReason):
     """No job of the pool starts anywhere, whatever it requests."""
+
+    sentence = (
+        "the pool has run no negotiation cycle for {silent_s:seconds}: no job starts anywhere "
+        "until its administrator has repaired the negotiator"
+    )
 
     silent_s: float
     kind: Literal["negotiator-silent"] = "negotiator-silent"
 
 
 @frozen
-class CredentialUnusable:
+class CredentialUnusable(BackOffReason):
     """A token, key or certificate that drones or their orders need is expired, damaged or gone."""
 
     used_by: str
@@ -430,9 +760,21 @@ class CredentialUnusable:
     problem: str = ""
     kind: Literal["credential-unusable"] = "credential-unusable"
 
+    def describe(self) -> str:
+        return (
+            f"nothing is started with a credential of {short(self.used_by)} that cannot be used: {short(self.name)}"
+            + (f" of {short(self.identity)}" if self.identity else "")
+            + (f" expired at {iso(self.expired_at)}" if self.expired_at else tail(self.problem))
+        )
+
 
 @frozen
-class StartsUnmatched:
+class StartsUnmatched(BackOffReason):
+    sentence = (
+        "the pool gave none of these jobs to drones of {type} that were started for them "
+        "({failures} in a row): the next one is tried at {until:time}; other jobs are not affected{message:tail}"
+    )
+
     type: str
     until: float
     failures: int
@@ -441,7 +783,7 @@ class StartsUnmatched:
 
 
 @frozen
-class ExclusiveOnly:
+class ExclusiveOnly(BackOffReason):
     faults: int
     """Faults of the user's jobs on shared GPUs; 0: neighbours ended one of their jobs repeatedly."""
     window_s: float
@@ -449,9 +791,20 @@ class ExclusiveOnly:
     message: str
     kind: Literal["exclusive-only"] = "exclusive-only"
 
+    def describe(self) -> str:
+        why = f"{count(self.faults, 'fault')} on shared GPUs in {age(self.window_s)}: exclusive GPUs only"
+        if not self.faults:
+            why = (
+                "neighbours on shared GPUs ended a job twice, without its fault:"
+                " an exclusive GPU until it is done, or"
+            )
+        return f"{why} until {iso(self.until)}{tail(self.message)}"
+
 
 @frozen
-class SiteFull:
+class SiteFull(WaitingSiteReason):
+    sentence = "the site shows no free place for {type} or any other type that fits{lack:tail}"
+
     type: str
     lack: str = ""
     """Shortage, if the site reports it: ``cpus 8 > 2 free``."""
@@ -459,7 +812,7 @@ class SiteFull:
 
 
 @frozen
-class GpusStranded:
+class GpusStranded(WaitingSiteReason):
     """GPUs are free, but others hold what a drone needs beside them on those nodes (blocking prevents that)."""
 
     type: str
@@ -472,16 +825,28 @@ class GpusStranded:
     free: int
     kind: Literal["gpus-stranded"] = "gpus-stranded"
 
+    def describe(self) -> str:
+        show = number if self.dimension == "cpus" else size
+        where = f"{number(self.free_gpus)} GPUs are free on {count(self.nodes, 'node')}"
+        return (
+            f"{where}, but others hold the {short(self.dimension)} there:"
+            f" {short(self.type)} wants {show(self.wanted)}, at most {show(self.free)} left"
+        )
+
 
 @frozen
-class SiteQuota:
+class SiteQuota(LimitReason):
+    sentence = "the site's quota leaves no place for {type} or any other type that fits"
+
     type: str
     kind: Literal["site-quota"] = "site-quota"
 
 
 @frozen
-class StartBlocked:
+class StartBlocked(WaitingSiteReason):
     """A drone of the type waits at its site for an obstacle that another one would meet as well."""
+
+    sentence = "the site lets no more of {type} start ({fault}){message:tail}"
 
     type: str
     fault: str
@@ -490,7 +855,11 @@ class StartBlocked:
 
 
 @frozen
-class Downtime:
+class Downtime(WaitingSiteReason):
+    sentence = (
+        "{site} goes down at {at:time}: {left_s:seconds} are left, {wanted_s:seconds} are wanted"
+    )
+
     site: str
     at: float
     left_s: float
@@ -499,15 +868,21 @@ class Downtime:
 
 
 @frozen
-class OwnerWaits:
+class OwnerWaits(WaitingSiteReason):
     site: str
     jobs: int
     gpus: float
     kind: Literal["owner-waits"] = "owner-waits"
 
+    def describe(self) -> str:
+        return (
+            f"the owner's jobs come first: {count(self.jobs, 'job')} of theirs get room at {short(self.site)}"
+            + (f" for {number(self.gpus)} GPUs" if self.gpus else "")
+        )
+
 
 @frozen
-class NodeReserved:
+class NodeReserved(WaitingSiteReason):
     """A job of several GPUs needs a node: its drones take no more jobs, and others get room on other nodes only."""
 
     site: str
@@ -521,13 +896,29 @@ class NodeReserved:
     """The promised time has moved by so much, as a running job overran."""
     kind: Literal["node-reserved"] = "node-reserved"
 
+    def describe(self) -> str:
+        return (
+            f"node {short(self.node)} at {short(self.site)} is reserved for a job of class {short(self.class_id)} with"
+            f" {number(self.gpus)} GPUs: its room is expected to be free at {iso(self.at)}"
+            + (
+                f", {age(self.overran_s)} later than promised, as a running job overran"
+                if self.overran_s
+                else ""
+            )
+        )
+
 
 @frozen
-class UserTurn:
+class UserTurn(WaitingSiteReason):
     """Turn of the user of some jobs when drones are started.
 
     ``explain`` tells it; no plan has it.
     """
+
+    sentence = (
+        "when drones are started, the user of these jobs comes as number {place} of {users} with waiting "
+        "jobs: they hold {gpus} GPUs, which count {factor} times by their effective priority"
+    )
 
     place: int
     users: int
@@ -540,14 +931,18 @@ class UserTurn:
 
 
 @frozen
-class ReserveKept:
+class ReserveKept(WaitingSiteReason):
+    sentence = (
+        "nodes have room for {type}, but `blocking` reserves it for their {free_gpus} free GPUs"
+    )
+
     type: str
     free_gpus: float
     kind: Literal["reserve-kept"] = "reserve-kept"
 
 
 @frozen
-class SiteDisabled:
+class SiteDisabled(ConfigurationReason):
     """Disabled in the configuration, or by the operator ``by``."""
 
     site: str
@@ -555,9 +950,14 @@ class SiteDisabled:
     text: str = ""
     kind: Literal["site-disabled"] = "site-disabled"
 
+    def describe(self) -> str:
+        return f"site {short(self.site)} is disabled " + (
+            f"by {short(self.by)}{tail(self.text)}" if self.by else "in the configuration"
+        )
+
 
 @frozen
-class DemandCovered:
+class DemandCovered(WaitingSiteReason):
     jobs: int
     drones: int
     delayed: int = 0
@@ -566,15 +966,25 @@ class DemandCovered:
     """Kind of the reason why no drone is started elsewhere in place of a delayed one; empty if there is none."""
     kind: Literal["demand-covered"] = "demand-covered"
 
+    def describe(self) -> str:
+        delayed = ""
+        if self.delayed:
+            other = f"; no other is started: {short(self.held_back)}" if self.held_back else ""
+            delayed = f" ({self.delayed} delayed{other})"
+        jobs, drones = count(self.jobs, "job"), count(self.drones, "drone")
+        return f"{jobs} will be taken by free slots and {drones} on the way{delayed}"
+
 
 @frozen
-class AwaitingNegotiation:
+class AwaitingNegotiation(WaitingNegotiationReason):
+    sentence = "{fresh:job} so new that no negotiation cycle has seen them"
+
     fresh: int
     kind: Literal["awaiting-negotiation"] = "awaiting-negotiation"
 
 
 @frozen
-class AwaitingIdleGpu:
+class AwaitingIdleGpu(WaitingSiteReason):
     """Jobs for which a GPU is optional wait for a drone that is there, or for one without a GPU."""
 
     cpu_type: str
@@ -583,9 +993,19 @@ class AwaitingIdleGpu:
     """Kind of the reason why no drone of that type is started; empty if there is none."""
     kind: Literal["awaiting-idle-gpu"] = "awaiting-idle-gpu"
 
+    def describe(self) -> str:
+        cpu_slot = ""
+        if self.cpu_type:
+            held_back = f": {short(self.held_back)}" if self.held_back else ""
+            cpu_slot = f" or a CPU slot (drone type {short(self.cpu_type)}{held_back})"
+        return (
+            f"a GPU is optional for these jobs: they wait for an idle GPU{cpu_slot};"
+            " no GPU drone is started for them"
+        )
+
 
 @frozen
-class StaleView:
+class StaleView(WaitingSiteReason):
     view: str
     age_s: float
     """-1 if there never was one."""
@@ -593,10 +1013,20 @@ class StaleView:
     message: str
     kind: Literal["stale-view"] = "stale-view"
 
+    def describe(self) -> str:
+        how = f"could not be renewed, the newest is {seconds(whole(self.age_s))} old"
+        if self.age_s < 0:
+            how = "was never obtained"
+        elif self.age_s > self.limit_s:
+            how = f"is {_over(self.age_s, self.limit_s)} old"
+        return f"the view of {short(self.view)} {how}: what depends on it is left alone{tail(self.message)}"
+
 
 @frozen
-class AllVanished:
+class AllVanished(WaitingSiteReason):
     """Many drones of a site vanished from its listing at once: this is believed only after some time."""
+
+    sentence = "{drones:drone} vanished from the listing of {site} at once: not believed yet"
 
     site: str
     drones: int
@@ -604,16 +1034,27 @@ class AllVanished:
 
 
 @frozen
-class TooManyUnhealthy:
+class TooManyUnhealthy(BackOffReason):
     unhealthy: int
     drones: int
     fraction: float
     kind: Literal["too-many-unhealthy"] = "too-many-unhealthy"
 
+    def describe(self) -> str:
+        return (
+            f"{self.unhealthy} of {count(self.drones, 'drone')} look unhealthy,"
+            f" more than {number(100 * self.fraction)} %: nothing is done, the fault is probably ours"
+        )
+
 
 @frozen
-class ShadowOnly:
+class ShadowOnly(StartReason):
     """A start that a controller would make, beside the drones of the other system, were it no shadow."""
+
+    sentence = (
+        "a shadow starts nothing: a controller would now start {drones:drone} of {type}, beside what the "
+        "other system has"
+    )
 
     type: str
     drones: int
@@ -621,19 +1062,25 @@ class ShadowOnly:
 
 
 @frozen
-class Probing:
+class Probing(BackOffReason):
+    sentence = "{scope} is tried with one drone before more are started"
+
     scope: str
     kind: Literal["probing"] = "probing"
 
 
 @frozen
-class UnknownDrone:
+class UnknownDrone(ConfigurationReason):
+    sentence = "no live drone {drone_id} is on record"
+
     drone_id: str
     kind: Literal["unknown-drone"] = "unknown-drone"
 
 
 @frozen
-class NotDraining:
+class NotDraining(ConfigurationReason):
+    sentence = "{drone_id} is {state}: only a draining drone can be taken back into service"
+
     drone_id: str
     state: str
     kind: Literal["not-draining"] = "not-draining"

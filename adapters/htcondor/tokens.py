@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING
 from adapters.shared.printing import printable
 from provisioner.config.credentials import jwt_claims, secret_credential
 from provisioner.config.units import Secret, SecretUnreadableError
-from provisioner.formatting import credential_trouble
+from provisioner.descriptions import credential_trouble
 from provisioner.interfaces import AuthError, UnavailableError
 from provisioner.model import CREDENTIAL_WARNING_S, Credential, FaultKind
 from provisioner.values import frozen

@@ -78,7 +78,7 @@ class ShapeView(NamedTuple):
     @property
     def why_text(self) -> Text:
         style = "" if self.shape.fits else "yellow"
-        return Text(formatting.describe(self.why) if self.why else "", style=style, overflow="fold")
+        return Text(self.why.describe() if self.why else "", style=style, overflow="fold")
 
 
 @frozen
@@ -323,7 +323,7 @@ def step_line(step: Transition, view: DemoView) -> Text:
         (f"{max(0.0, view.at_s - (view.now - step.at)):5.1f} s  ", "dim"),
         f"{step.drone_id}  ",
         (f"{step.state:<15}", STATE_TINTS.get(step.state, "cyan")),
-        formatting.describe(reason),
+        reason.describe(),
         overflow="ellipsis",
         no_wrap=True,
     )

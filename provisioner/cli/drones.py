@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 import typer
 
-from provisioner import formatting
+from provisioner import descriptions, formatting
 from provisioner.cli import options as opt
 from provisioner.cli import output as out
 from provisioner.cli.options import Format
@@ -29,6 +29,7 @@ from provisioner.model import (
     RequestKind,
     SitePolicy,
 )
+from provisioner.reasons import IDLE_LIMIT_WORDS
 from provisioner.store import Transition, Views
 from provisioner.store.reader import Reader
 from provisioner.values import frozen
@@ -222,7 +223,7 @@ HISTORY_COLUMNS = (
     out.words(
         "text",
         "Why, in words.",
-        lambda s: formatting.describe(s.transition.reason),
+        lambda s: s.transition.reason.describe(),
         head="WHY",
         least=20,
     ),
@@ -272,7 +273,7 @@ def state_limit(drone: Drone, views: Views | None) -> StateLimit:
             limit_s = next((t.walltime_s or None for t in views.types if t.key == drone.type), None)
         case "idle_timeout_s":
             limit_s, source = idle_limit(drone, views.policy, views.estimates)
-            by = formatting.IDLE_LIMIT_WORDS.get(source, "")
+            by = IDLE_LIMIT_WORDS.get(source, "")
             # the planner has kept it all the same
             if views.at - (drone.idle_at or drone.since) > limit_s:
                 limit_s = max(
@@ -299,7 +300,7 @@ def _when(at: float) -> str:
 
 def _state_words(drone: Drone) -> str:
     lasting = "," if drone.state.ended else f" for {out.ago(drone.since)}:"
-    return f"{drone.state.value}{lasting} {formatting.STATE_WORDS[drone.state]}"
+    return f"{drone.state.value}{lasting} {descriptions.STATE_WORDS[drone.state]}"
 
 
 _SHOWN_IN_FULL: dict[str, Callable[[Drone], str]] = {
@@ -520,7 +521,8 @@ WAIT_POLL_S = 0.5
 CONFIRM_FROM = 2
 
 _MODE_HELP = (
-    "; ".join(f"{mode.value}: {words}" for mode, words in formatting.DRAIN_MODE_WORDS.items()) + "."
+    "; ".join(f"{mode.value}: {words}" for mode, words in descriptions.DRAIN_MODE_WORDS.items())
+    + "."
 )
 
 
@@ -554,7 +556,7 @@ def drain(
       provisioner drones drain --node topas-a100-1 --reason "kernel update" --yes --wait --timeout
       3600 provisioner drones drain 17 18 19 --mode fast --reason "hung jobs" --wait --timeout 120
     """
-    verb = f"drain ({mode.value}: {formatting.DRAIN_MODE_WORDS[mode]})"
+    verb = f"drain ({mode.value}: {descriptions.DRAIN_MODE_WORDS[mode]})"
     _request_leave(where, RequestKind.DRAIN, mode, verb, options)
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 
 import typer
 
-from provisioner import formatting
+from provisioner import descriptions, formatting
 from provisioner.cli import options as opt
 from provisioner.cli import output as out
 from provisioner.cli.drones import as_of, drone_document
@@ -17,6 +17,7 @@ from provisioner.cli.usage import USE_COLUMN, RecordedUse, with_use
 from provisioner.model import Drone, DroneType, JobClass, Plan, UnmetRequirement
 from provisioner.reasons import (
     BadRequest,
+    Category,
     NothingFits,
     PlannerFailed,
     Reason,
@@ -77,7 +78,7 @@ NO_PLAN_YET = "no plan on record speaks of it yet"
 def why_waiting(row: ClassRow) -> str:
     if row.reasons:
         more = f" (+{len(row.reasons) - 1})" if len(row.reasons) > 1 else ""
-        return formatting.describe(row.reasons[0]) + more
+        return row.reasons[0].describe() + more
     if row.job.invalid:
         return formatting.sanitize(row.job.invalid, formatting.SHORT_TEXT)
     return NO_PLAN_YET if row.job.waiting or row.job.fresh else "nothing waits"
@@ -350,11 +351,11 @@ REASON_COLUMNS = (
     out.text(
         "category",
         "Category of the reason.",
-        formatting.category,
+        lambda reason: reason.category,
         level=0,
-        choices=tuple(formatting.Category),
+        choices=tuple(Category),
     ),
-    out.words("text", "In words.", formatting.describe, head="WHY", least=30),
+    out.words("text", "In words.", lambda reason: reason.describe(), head="WHY", least=30),
     out.data("reason", "As data.", out.reason_data),
 )
 START_OUTCOMES = tuple(StartOutcome)
@@ -362,7 +363,7 @@ ADVICE_COLUMNS = (
     out.words(
         "text",
         "The change and what it wins, or why none helps.",
-        formatting.advise,
+        descriptions.advise,
         head="ADVICE",
         least=30,
     ),

@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeVar
 
-from provisioner import formatting
+from provisioner import descriptions, formatting
 from provisioner.cli import options as opt
 from provisioner.cli import output as out
 from provisioner.model import Breaker, Plan, Snapshot, Start, StateChange
@@ -78,14 +78,14 @@ def plan_rows(plan: Plan) -> list[PlanRow]:
     """Return the lines of a plan: actions (starts alike in one), changes of state and breakers, then refusals."""
 
     def row(action: str, subject: str, reason: Reason, drone: str, how: str = "") -> PlanRow:
-        return PlanRow(action, subject, 1, reason, how + formatting.describe(reason), (drone,))
+        return PlanRow(action, subject, 1, reason, how + reason.describe(), (drone,))
 
     def step(move: StateChange) -> str:
         return f"{move.was.value if move.was else 'new'} -> {move.drone.state.value}: "
 
     starts: defaultdict[tuple[str, str], list[Start]] = defaultdict(list)
     for start in plan.starts:
-        starts[start.drone.type, formatting.describe(start.reason)].append(start)
+        starts[start.drone.type, start.reason.describe()].append(start)
     return [
         *(
             PlanRow(
@@ -105,7 +105,7 @@ def plan_rows(plan: Plan) -> list[PlanRow]:
         *(row("move", m.drone.type, m.reason, m.drone.id, step(m)) for m in plan.moves),
         *(PlanRow("breaker", b.scope, 1, None, breaker_words(b)) for b in plan.breakers),
         *(
-            PlanRow("refuse", r.subject, r.count, r.reason, formatting.describe(r.reason))
+            PlanRow("refuse", r.subject, r.count, r.reason, r.reason.describe())
             for r in plan.refusals
         ),
     ]
@@ -115,7 +115,7 @@ def breaker_words(breaker: Breaker) -> str:
     """Return the state of a circuit breaker, until when, and why."""
     why = f": {formatting.excerpt(breaker.fault.message)}" if breaker.fault else ""
     until = f" until {formatting.iso(breaker.until)}" if breaker.until else ""
-    words = "on shared GPUs" if breaker.user else formatting.BREAKER_WORDS[breaker.state]
+    words = "on shared GPUs" if breaker.user else descriptions.BREAKER_WORDS[breaker.state]
     return f"{breaker.state.value}{until}, {words}{why}"
 
 

@@ -72,7 +72,7 @@ class Happening(NamedTuple):
 
 
 def _of_step(step: Transition) -> Happening:
-    why = formatting.describe(step.reason)
+    why = step.reason.describe()
     return Happening(
         step.at, "step", step.state.value, why, step.drone_id, step.was, step.reason, tick=step.tick
     )

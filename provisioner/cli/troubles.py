@@ -13,10 +13,9 @@ from enum import StrEnum
 from functools import partial
 from typing import NamedTuple
 
-from provisioner import formatting
+from provisioner import descriptions, formatting
 from provisioner.cli import output as out
 from provisioner.cli.options import named
-from provisioner.formatting import Category
 from provisioner.model import (
     Breaker,
     BreakerState,
@@ -32,6 +31,7 @@ from provisioner.planner.breakers import OVERLAY_SCOPE
 from provisioner.planner.context import negotiator_silent_s
 from provisioner.reasons import (
     AllVanished,
+    Category,
     IdleDroneRefuses,
     LiveTwin,
     OrphansKept,
@@ -292,7 +292,7 @@ def _views(facts: TroubleContext) -> Iterator[OperatorTrouble]:
 def _credentials(facts: TroubleContext) -> Iterator[OperatorTrouble]:
     """Yield the credentials that cannot be used, and those that end soon."""
     for each in facts.views.credentials if facts.views else ():
-        dead, text_ = each.is_dead(facts.now), formatting.credential_trouble(each, facts.now)
+        dead, text_ = each.is_dead(facts.now), descriptions.credential_trouble(each, facts.now)
         if text_:
             kind, trouble = (
                 ("credential-unusable", _critical) if dead else ("credential-expires", _warning)
@@ -353,7 +353,7 @@ def _breakers_not_active(facts: TroubleContext) -> Iterator[OperatorTrouble]:
         elif not (of_type and fault is not None and fault.kind in _EXPECTED_FAULTS):
             why = f" ({fault.kind.value}){message}" if fault else ""
             advice = f". {_after_repair(breaker.scope)}" if banned else ""
-            text_ = f"{formatting.BREAKER_WORDS[breaker.state]}{until}{why.rstrip('.')}{advice}"
+            text_ = f"{descriptions.BREAKER_WORDS[breaker.state]}{until}{why.rstrip('.')}{advice}"
             yield _warning(
                 breaker.state.value, f"{'type' if of_type else 'site'}:{breaker.scope}", text_
             )
@@ -430,25 +430,23 @@ def _refusals(facts: TroubleContext) -> Iterator[OperatorTrouble]:
     for reason in dict.fromkeys(
         r for r in refused if isinstance(r, TooManyUnhealthy | AllVanished)
     ):
-        yield _warning(reason.kind, "controller", formatting.describe(reason))
+        yield _warning(reason.kind, "controller", reason.describe())
     for doubt in dict.fromkeys(r for r in refused if isinstance(r, LiveTwin | OrphansKept)):
-        yield _critical(doubt.kind, "controller", formatting.describe(doubt))
+        yield _critical(doubt.kind, "controller", doubt.describe())
     for beside in list(dict.fromkeys(r for r in refused if isinstance(r, IdleDroneRefuses)))[
         :MAX_NOTICES
     ]:
         yield _note(
             beside.kind,
             f"drone:{beside.drone}",
-            f"jobs wait beside it: {formatting.describe(beside)}",
+            f"jobs wait beside it: {beside.describe()}",
         )
     reasons, hopeless = (
         reasons_by_class(facts.plan),
         (Category.CONFIGURATION, Category.NOTHING_FITS),
     )
     never = [
-        c.id
-        for c in facts.waiting
-        if any(formatting.category(r) in hopeless for r in reasons.get(c.id, ()))
+        c.id for c in facts.waiting if any(r.category in hopeless for r in reasons.get(c.id, ()))
     ]
     if never:
         subject = f"class:{never[0]}" if len(never) == 1 else "classes"

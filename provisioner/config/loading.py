@@ -27,8 +27,9 @@ from provisioner.config.models import (
     placing_options,
 )
 from provisioner.config.strict_yaml import Steps, YamlDocument, read
+from provisioner.descriptions import credential_trouble
 from provisioner.durations import format_duration
-from provisioner.formatting import credential_trouble, gpus
+from provisioner.formatting import gpus
 from provisioner.interfaces import OverlayFactory, SiteFactory
 from provisioner.loader import (
     AdapterBrokenError,

@@ -10,7 +10,7 @@ from typing import Self, TypeVar
 
 import structlog
 
-from provisioner import formatting, model, reasons
+from provisioner import descriptions, formatting, model, reasons
 from provisioner.controller import actuation
 from provisioner.controller.actuation import DeadSlots
 from provisioner.controller.clock import Clock
@@ -360,7 +360,7 @@ class Controller:
         """Report each credential that begins or ceases to be a trouble, once."""
         now, before = snapshot.now + snapshot.drift_s, self._credential_troubles
         found = {
-            (each.used_by, each.name): formatting.credential_trouble(each, now)
+            (each.used_by, each.name): descriptions.credential_trouble(each, now)
             for each in snapshot.credentials
         }
         dead = {(each.used_by, each.name) for each in snapshot.credentials if each.is_dead(now)}
@@ -415,18 +415,16 @@ class Controller:
     async def _report_unasked(self, plan: Plan, snapshot: Snapshot) -> None:
         """Record the orphans that a plan stops or adopts, and the drones that somebody else stopped."""
         for orphan in plan.orphans:
-            why = formatting.describe(orphan.reason)
+            why = orphan.reason.describe()
             await self.event(
                 "orphan.stop_ordered", drone=orphan.drone_id, site=orphan.site, why=why
             )
         for move in plan.moves:
             before = snapshot.drones.get(move.drone.id)
             if before is None:
-                await self.event(
-                    "orphan.adopted", drone=move.drone.id, why=formatting.describe(move.reason)
-                )
+                await self.event("orphan.adopted", drone=move.drone.id, why=move.reason.describe())
             elif _stopped_elsewhere(before, move.reason):
-                why = formatting.describe(move.reason)
+                why = move.reason.describe()
                 await self.event(
                     "drone.stopped_elsewhere", warn=True, drone=before.id, site=before.site, why=why
                 )
@@ -446,7 +444,7 @@ class Controller:
         _log_breakers(before, plan.breakers)
         for drain in plan.drains:
             if isinstance(drain.reason, reasons.BlackHoleDrone):
-                why = formatting.describe(drain.reason)
+                why = drain.reason.describe()
                 await self.event("drone.black_hole", warn=True, drone=drain.drone.id, why=why)
         for breaker in plan.breakers:
             known = before[breaker.scope].faults if breaker.scope in before else ()
@@ -906,4 +904,4 @@ def _log_breakers(before: Mapping[str, Breaker], changed: Iterable[Breaker]) -> 
 
 
 def _why(reason: Reason) -> dict[str, str]:
-    return {"reason": reason.kind, "why": formatting.describe(reason)}
+    return {"reason": reason.kind, "why": reason.describe()}

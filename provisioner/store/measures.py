@@ -11,9 +11,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from provisioner import formatting, model, reasons
-from provisioner.formatting import Category
+from provisioner import model, reasons
 from provisioner.model import WHOLE_GPU, Drone, DroneState, Plan, TypeKey
+from provisioner.reasons import Category
 from provisioner.store import RecordChange, Views
 from provisioner.usage import held_milli
 
@@ -227,7 +227,7 @@ def gauges(
         for job in classes:
             category = Category.CONFIGURATION.value if job.invalid else NO_REASON
             if why := given.get(job.id) or given.get(""):
-                category = formatting.category(why[0]).value
+                category = why[0].category.value
             values.add(
                 MetricKey.of("provisioner_jobs_waiting", category=category), job.waiting + job.fresh
             )
@@ -256,10 +256,8 @@ def reasons_by_class(plan: Plan | None) -> dict[str, list[reasons.Reason]]:
             starts.setdefault((start.drone.for_class, start.drone.type), start.reason)
     for (name, _), reason in starts.items():
         found.setdefault(name, []).append(reason)
-    weights = list(formatting.Category)
+    weights = list(reasons.Category)
     return {
-        name: sorted(
-            dict.fromkeys(given), key=lambda reason: weights.index(formatting.category(reason))
-        )
+        name: sorted(dict.fromkeys(given), key=lambda reason: weights.index(reason.category))
         for name, given in found.items()
     }

@@ -249,7 +249,7 @@ def _refused(newest: model.Plan | None, row: sites.SiteRow, key: model.TypeKey) 
             for name in ("type", "scope", "site", "nearest", "view")
         }
         if places & {str(key), row.name, f"site:{row.name}"}:
-            by_reason[formatting.describe(refusal.reason)] += refusal.count
+            by_reason[refusal.reason.describe()] += refusal.count
     if by_reason:
         return by_reason.total(), by_reason.most_common(1)[0][0]
     breakers = [b for b in (row.breaker, *row.type_breakers) if b.scope in (row.name, key)]
@@ -320,7 +320,7 @@ def _job(reader: Reader, job_id: str, query: Query) -> WebPage:
         "said": replace(document.parts["said"], rows=said),
         "types": document.parts["types"],
     }
-    first = formatting.describe(said[0]) if said else jobs.NO_PLAN_YET
+    first = said[0].describe() if said else jobs.NO_PLAN_YET
     return _document(f"{title} waits", replace(public, parts=parts), query, first)
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from docs.make_reference import REASON_EXAMPLES
-from provisioner import formatting, reasons
+from provisioner import descriptions, formatting, reasons
 from provisioner.model import DroneState
 
 HOSTILE = "slot\x1b[31m\r\nrm -rf /\u202e\x07" + "x" * 100_000
@@ -18,6 +18,9 @@ HOSTILE = "slot\x1b[31m\r\nrm -rf /\u202e\x07" + "x" * 100_000
 
 def test_every_reason_has_an_example() -> None:
     assert [type(e) for e in REASON_EXAMPLES] == list(get_args(reasons.Reason))
+    bases = reasons._Reason.__subclasses__()
+    names = {one.__name__ for base in bases for one in base.__subclasses__()}
+    assert names == {one.__name__ for one in get_args(reasons.Reason)}
     kinds = [e.kind for e in REASON_EXAMPLES]
     assert kinds == [type(e).__dataclass_fields__["kind"].default for e in REASON_EXAMPLES]
     assert len(set(kinds)) == len(kinds)
@@ -25,10 +28,10 @@ def test_every_reason_has_an_example() -> None:
 
 @pytest.mark.parametrize("reason", REASON_EXAMPLES, ids=lambda r: r.kind)
 def test_a_reason_is_told_in_one_line_with_all_it_knows(reason: reasons.Reason) -> None:
-    line = formatting.describe(reason)
+    line = reason.describe()
     assert line == formatting.sanitize(line) and "\n" not in line
     assert len(line) < 250
-    assert isinstance(formatting.category(reason), formatting.Category)
+    assert isinstance(reason.category, reasons.Category)
     for field in fields(reason):
         value = getattr(reason, field.name)
         if field.name in ("kind", "rule") or isinstance(value, bool | float):
@@ -40,7 +43,7 @@ def test_a_reason_is_told_in_one_line_with_all_it_knows(reason: reasons.Reason) 
 @pytest.mark.parametrize("reason", REASON_EXAMPLES, ids=lambda r: r.kind)
 def test_hostile_text_in_a_reason_cannot_write_to_the_terminal(reason: reasons.Reason) -> None:
     texts = {f.name: HOSTILE for f in fields(reason) if f.type == "str"}
-    line = formatting.describe(replace(reason, **texts))
+    line = replace(reason, **texts).describe()
     assert line.isprintable()
     assert len(line) < 200 * (len(texts) + 1) + 200
 
@@ -49,7 +52,7 @@ def test_hostile_text_in_a_reason_cannot_write_to_the_terminal(reason: reasons.R
 @pytest.mark.parametrize("value", [0.0, -1.0, 1e18, float("inf"), float("nan")])
 def test_absurd_numbers_are_told_and_not_a_crash(reason: reasons.Reason, value: float) -> None:
     numbers: dict[str, Any] = {f.name: value for f in fields(reason) if f.type == "float"}
-    assert formatting.describe(replace(reason, **numbers))
+    assert replace(reason, **numbers).describe()
 
 
 @pytest.mark.parametrize(
@@ -89,18 +92,20 @@ def test_a_duration_is_written_out(duration_s: float, told: str) -> None:
 )
 def test_the_last_words_of_a_drone_are_told_decoded(text: str, told: str) -> None:
     assert formatting.excerpt(text) == told
-    assert formatting.describe(reasons.EndedAtSite("exited", 0, text, 61.0, 2)).endswith(
-        f"2 jobs: {told}" if told else "2 jobs"
+    assert (
+        reasons.EndedAtSite("exited", 0, text, 61.0, 2)
+        .describe()
+        .endswith(f"2 jobs: {told}" if told else "2 jobs")
     )
 
 
 def test_rounding_never_makes_a_comparison_a_lie() -> None:
-    assert formatting.describe(reasons.IdleTimeout(600.2, 600.0)) == "idle 600.200 s > 600.000 s"
+    assert reasons.IdleTimeout(600.2, 600.0).describe() == "idle 600.200 s > 600.000 s"
 
 
 def test_every_state_has_words() -> None:
     for state in DroneState:
-        assert formatting.STATE_WORDS[state].startswith(("ended", "lost")) is state.ended
+        assert descriptions.STATE_WORDS[state].startswith(("ended", "lost")) is state.ended
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,6 @@ from unittest.mock import patch
 
 import provisioner
 from docs.make_reference import REASON_EXAMPLES
-from provisioner import formatting
 from provisioner.cli.__main__ import run_verb
 from provisioner.cli.options import Format
 from provisioner.config import ConfigError, check
@@ -256,10 +255,7 @@ def messages_records() -> Records:
 
 def reasons_records() -> Records:
     """Every reason with its kind, what it is for, and its sentence."""
-    lines = (
-        f"{e.kind} ({formatting.category(e).value})\n  {formatting.describe(e)}\n"
-        for e in REASON_EXAMPLES
-    )
+    lines = (f"{e.kind} ({e.category.value})\n  {e.describe()}\n" for e in REASON_EXAMPLES)
     yield "reasons.txt", "".join(lines)
 
 

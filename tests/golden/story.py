@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from docs.make_reference import REASON_EXAMPLES
-from provisioner import formatting
 from provisioner import model as m
 from provisioner.estimates import (
     HORIZONS_S,
@@ -18,9 +17,8 @@ from provisioner.estimates import (
     SiteSamples,
     StartDelays,
 )
-from provisioner.formatting import Category
 from provisioner.planner.safeguards import safe_plan
-from provisioner.reasons import JobsWaiting, OperatorRequested, Orphan, Unneeded
+from provisioner.reasons import Category, JobsWaiting, OperatorRequested, Orphan, Unneeded
 from provisioner.store.reader import Reader
 from provisioner.store.writer import SqlStore
 
@@ -304,10 +302,8 @@ def snapshot(store: SqlStore, at: float) -> m.Snapshot:
 async def write(path: Path, *, decided: bool) -> None:
     """Write the record to ``path``; its newest plan is the planner's own, or has each reason once."""
     of_drones = (Category.STEP, Category.LEAVE)
-    steps = [e for e in REASON_EXAMPLES if formatting.category(e) in of_drones]
-    others = [
-        e for e in REASON_EXAMPLES if formatting.category(e) not in (*of_drones, Category.START)
-    ]
+    steps = [e for e in REASON_EXAMPLES if e.category in of_drones]
+    others = [e for e in REASON_EXAMPLES if e.category not in (*of_drones, Category.START)]
     async with SqlStore(path, CONTROLLER, keep_s=1e9, snapshots=10, birth=BIRTH) as store:
         for n, (name, fields) in enumerate(EVENTS):
             await store.event(NOW - 2000 + 60 * n, name, fields)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from benchmarks.hostile import worlds
-from provisioner import formatting, model, reasons
+from provisioner import descriptions, model, reasons
 from provisioner.estimates import Estimates, StartDelays
 from provisioner.model import (
     Breaker,
@@ -114,7 +114,7 @@ def test_a_job_that_nothing_can_run_is_told_the_largest_request_that_starts_it(
 def test_one_change_is_not_enough() -> None:
     found = advice_for(memory_mib=41 * GIB, cpus=9)
     assert found.dimension == "" and found.then is None
-    assert formatting.advise(found).startswith(
+    assert descriptions.advise(found).startswith(
         "no change of the request helps: no drone type fits: cpus must be 9"
     )
 
@@ -145,7 +145,7 @@ def test_cuda_jobs_are_not_advised_to_use_gpus_without_cuda() -> None:
 def test_a_job_that_starts_needs_no_change() -> None:
     found = advice_for()
     assert found == RequestAdvice(STARTS)
-    assert formatting.advise(found).startswith(
+    assert descriptions.advise(found).startswith(
         "no change is needed: it starts as soon as its place is ready"
     )
 
@@ -171,7 +171,7 @@ def test_seventeen_minutes_instead_of_nine_hours() -> None:
     found = advise(snap, job)
     assert found.now == StartForecast(StartOutcome.WAITS, 9 * 3600.0)
     assert found.then == StartForecast(StartOutcome.STARTS, 1020.0)
-    assert formatting.advise(found) == (
+    assert descriptions.advise(found) == (
         "ask for 20 GiB of memory instead of 41 GiB, if the program can do with it: it starts in about 17 minutes "
         "instead of 9 hours"
     )
@@ -184,7 +184,7 @@ def test_jobs_ahead_and_unknown_run_times_count() -> None:
     behind = snapshot(classes=[job, ahead], **given)
     assert advise(replace(behind, estimates=RUNS), job).now.wait_s == 9 * 3600.0 + 3 * 36000.0
     assert advise(behind, job).now == WAITS, "nothing is known of run times"
-    assert formatting.advise(advise(behind, job)) == (
+    assert descriptions.advise(advise(behind, job)) == (
         "no change of the request helps: limit max_drones of topas/big is reached: 1/0"
     )
 
@@ -198,7 +198,7 @@ def test_a_free_slot_with_less_memory_is_a_place() -> None:
     )
     found = advise(snap, job)
     assert (found.advised, found.then) == ("31744 MiB", StartForecast(StartOutcome.STARTS, 0.0))
-    assert formatting.advise(found) == (
+    assert descriptions.advise(found) == (
         "ask for 31 GiB of memory instead of 41 GiB, if the program can do with it: it starts at once. As it is, it "
         "waits for a free place, how long is unknown"
     )
@@ -256,7 +256,7 @@ def test_no_change_of_the_request_helps_against_what_holds_every_job(
     found = advice_for(**given)
     assert isinstance(found.why, why)
     assert found.then is None
-    assert formatting.advise(found).startswith("no change of the request helps: ")
+    assert descriptions.advise(found).startswith("no change of the request helps: ")
 
 
 def test_priority_and_group_are_changed_among_the_owners_own_jobs() -> None:
@@ -322,7 +322,7 @@ def test_in_random_worlds_the_advised_change_does_what_it_promises(first_seed: i
             if not job.waiting or [each.id for each in snap.overlay.view.classes].count(job.id) > 1:
                 continue
             found, what_if = advise(snap, job), WhatIf.of(snap, job)
-            assert formatting.advise(found)
+            assert descriptions.advise(found)
             if found.then is None:
                 continue
             advised += 1

@@ -91,7 +91,7 @@ def test_after_two_faults_a_user_gets_exclusive_gpus_and_new_shared_drones_refus
     assert {s.drone.for_class: s.drone.avoids for s in plan.starts} == {"anns": "", "bobs": "ann"}
     (why,) = (each for each in of_class(plan, "anns") if isinstance(each, ExclusiveOnly))
     assert why == ExclusiveOnly(2, WEEK, NOW - 3000 + WEEK, "job schedd.test#2.0 in d-1: faulted")
-    text = formatting.describe(why)
+    text = why.describe()
     assert text.startswith(
         f"2 faults on shared GPUs in 7d: exclusive GPUs only until {formatting.iso(why.until)}"
     )
@@ -203,7 +203,7 @@ def test_a_job_that_neighbours_ended_twice_runs_alone_until_it_is_done() -> None
     assert starts(plan) == {"anns": {"whole"}, "bobs": {"mps"}}
     (why,) = (each for each in of_class(plan, "anns") if isinstance(each, ExclusiveOnly))
     assert why == ExclusiveOnly(0, WEEK, NOW - 60 + ALONE_S, "job schedd.test#1.0 in d-1: faulted")
-    assert "without its fault" in formatting.describe(why)
+    assert "without its fault" in why.describe()
     done = model.CompletedJob(
         "schedd.test#1.0", NOW + 10, NOW - 9000, 60.0, 250, 1, 1024, owner="ann"
     )

@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 
 from provisioner import model, reasons
-from provisioner.formatting import describe
 from provisioner.planner import matching
 from provisioner.reasons import AwaitingIdleGpu, DemandCovered, IdleTimeout, OptionalJobsOnly
 from tests.planner import scenes
@@ -104,7 +103,7 @@ def test_a_job_that_no_gpu_type_fits_is_told_that_a_cpu_type_would_do() -> None:
     assert reason == reasons.NothingFits(
         A100.key, "vram", "80000 MiB", "40960 MiB", gpu_optional=True
     )
-    assert describe(reason).endswith("; a CPU drone type (`gpus: 0`) of their size would do")
+    assert reason.describe().endswith("; a CPU drone type (`gpus: 0`) of their size would do")
     (reason,) = why(plan_for(classes=[jobs(vram_mib=80000)]), f"class:{asks.id}")
     assert isinstance(reason, reasons.NothingFits) and not reason.gpu_optional
 
@@ -336,11 +335,13 @@ def test_a_start_of_a_gpu_drone_for_them_would_be_refused() -> None:
 
 
 def test_the_reasons_say_what_they_wait_for() -> None:
-    assert describe(AwaitingIdleGpu("topas/cpu", "site-full")) == (
+    assert AwaitingIdleGpu("topas/cpu", "site-full").describe() == (
         "a GPU is optional for these jobs: they wait for an idle GPU or a CPU slot (drone type topas/cpu: site-full);"
         " no GPU drone is started for them"
     )
-    assert describe(AwaitingIdleGpu("")).startswith(
-        "a GPU is optional for these jobs: they wait for an idle GPU; no"
+    assert (
+        AwaitingIdleGpu("")
+        .describe()
+        .startswith("a GPU is optional for these jobs: they wait for an idle GPU; no")
     )
-    assert "jobs for which it is optional" in describe(OptionalJobsOnly(905, 600))
+    assert "jobs for which it is optional" in OptionalJobsOnly(905, 600).describe()

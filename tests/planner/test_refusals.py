@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from provisioner import formatting, reasons
+from provisioner import reasons
 from provisioner.cli.jobs import class_rows, why_waiting
 from provisioner.estimates import Estimates
 from provisioner.model import DroneId, DroneState, Plan, Snapshot
@@ -36,7 +36,7 @@ FULL = {"max_drones": 1}
 def reasons_given(plan: Plan) -> list[Any]:
     """Reasons that speak of idle drones, as data; each does so in words as well."""
     found = [each.reason for each in plan.refusals if each.reason.kind == "idle-drone-refuses"]
-    assert all("idle drone" in formatting.describe(each) for each in found)
+    assert all("idle drone" in each.describe() for each in found)
     return found
 
 
@@ -118,7 +118,7 @@ def test_drones_that_refuse_for_one_cause_are_one_reason() -> None:
     made = snapshot(classes=[jobs(owner="bob")], drones=drones, limits={"max_drones": 6})
     plan = plan_of(made)
     (reason,) = reasons_given(plan)
-    assert reason.drones == 6 and "6 idle drones" in formatting.describe(reason)
+    assert reason.drones == 6 and "6 idle drones" in reason.describe()
     (row,) = class_rows(
         Views(7, NOW, made.policy, made.types, made.overlay, made.sites), plan, drones
     )

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from provisioner import formatting, model, reasons
+from provisioner import model, reasons
 from provisioner.estimates import HORIZONS_S, Estimates, OwnerGrowth, StartDelays
 from provisioner.planner import decide
 from provisioner.planner.context import MAX_JOBS_COUNTED, check_views
@@ -183,7 +183,7 @@ def test_a_promised_time_moves_once_it_has_passed_and_the_reason_says_by_how_muc
     assert why(plan, "class:large") == [
         reasons.NodeReserved("topas", "n1", "large", 2.0, NOW + 2420, 2480.0)
     ]
-    assert "41m20s later than promised" in formatting.describe(why(plan, "class:large")[0])
+    assert "41m20s later than promised" in why(plan, "class:large")[0].describe()
 
 
 def test_no_other_class_takes_a_reservation_while_the_job_waits() -> None:

@@ -8,7 +8,6 @@ import pytest
 
 from provisioner import model, reasons
 from provisioner.estimates import Estimates
-from provisioner.formatting import describe
 from provisioner.planner.retirement import CANCEL_AFTER_S
 from provisioner.planner.states import MIN_IDLE_GAPS, idle_limit
 from provisioner.reasons import IdleTimeout
@@ -491,7 +490,7 @@ def test_what_was_learned_shortens_the_time_out_and_says_so() -> None:
     assert idle_limit(idle, policy, Estimates(idle_s={"topas": 9000.0})) == (600.0, "time-out")
     [drain] = plan_of(replace(snapshot(drones=[idle]), estimates=few)).drains
     assert drain.reason == IdleTimeout(31, 26, "start-cost")
-    assert describe(drain.reason).startswith(
+    assert drain.reason.describe().startswith(
         "idle 31 s > 26 s, what another start costs at its site, learned from"
     )
 
