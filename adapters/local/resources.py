@@ -90,49 +90,49 @@ def _probe() -> tuple[tuple[LocalGpu, ...], tuple[str, ...]]:
         return (), ("no nvidia-smi on this host: it has no GPUs for drones",)
     fields = "index,name,memory.total,compute_cap"
     try:
-        answer = subprocess.run(
+        asked = subprocess.Popen(
             [program, f"--query-gpu={fields}", "--format=csv,noheader,nounits"],
             stdin=subprocess.DEVNULL,
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
-            timeout=PROBE_TIMEOUT_S,
+            errors="replace",
         )
+        stdout, stderr = asked.communicate(timeout=PROBE_TIMEOUT_S)
     except subprocess.TimeoutExpired as error:
+        asked.kill()  # and no wait: one that hangs in the driver does not end
         raise UnavailableError(
             f"nvidia-smi did not answer within {PROBE_TIMEOUT_S:g} s", FaultKind.NODE
         ) from error
     except OSError as error:
         raise UnavailableError(f"nvidia-smi: {error}", FaultKind.NODE) from error
-    return _listed(answer)
+    return _listed(asked.returncode, stdout, stderr)
 
 
-def _listed(
-    answer: subprocess.CompletedProcess[str],
-) -> tuple[tuple[LocalGpu, ...], tuple[str, ...]]:
-    """Return the GPUs of an answer, and a notice for each line that describes none: one bad GPU spoils no other.
+def _listed(status: int, stdout: str, stderr: str) -> tuple[tuple[LocalGpu, ...], tuple[str, ...]]:
+    """Return the GPUs of an answer, and a notice for each other line (a bad GPU, a warning): none spoils another.
 
     Whether a lost GPU changes the exit status depends on the driver. Raises
     :class:`UnavailableError` if no GPU is readable.
     """
     gpus: list[LocalGpu] = []
     notices: list[str] = []
-    for line in filter(None, map(str.strip, answer.stdout.splitlines())):
+    for line in filter(None, map(str.strip, stdout.splitlines())):
         gpu = _parse(line)
         if gpu is None:
-            notices.append(f"nvidia-smi: {line[:200]}. This GPU is not used")
+            unused = ". This GPU is not used" if re.match(r"\d+,", line) else ""
+            notices.append(f"nvidia-smi: {line[:200]}{unused}")
             continue
         gpus.append(gpu)
         if not gpu.vram_mib:
             notices.append(
                 f"nvidia-smi knows no memory size of GPU {gpu.index}: VRAM is not compared"
             )
-    output = " ".join(f"{answer.stdout} {answer.stderr}".split())[:200]
+    output = " ".join(f"{stdout} {stderr}".split())[:200]
     if not gpus and "no devices were found" in output.lower():
         return (), ("nvidia-smi finds no devices: this host has no GPUs for drones",)
-    if not gpus and (answer.returncode or notices):
-        raise UnavailableError(
-            f"nvidia-smi failed with status {answer.returncode}: {output}", FaultKind.NODE
-        )
+    if not gpus and (status or notices):
+        raise UnavailableError(f"nvidia-smi failed with status {status}: {output}", FaultKind.NODE)
     return tuple(gpus), tuple(notices)
 
 

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import errno
 import fcntl
+import math
 import os
 import re
 import shlex
@@ -35,7 +36,13 @@ from adapters.local.drones import (
     directories,
     is_drone_id,
 )
-from adapters.local.resources import FreeHostResources, LocalHost, disk_mib, survey
+from adapters.local.resources import (
+    FreeHostResources,
+    LocalHost,
+    declared_host,
+    disk_mib,
+    survey,
+)
 from adapters.shared.starts import outcome_unknown, rejected
 from provisioner import drone as drone_contract
 from provisioner import model
@@ -54,6 +61,8 @@ _LOCK_WAIT_S = 10.0
 _LAUNCH_WAIT_S = 5.0
 """For a launcher to report; of a drone whose launcher has not by then the outcome is unknown."""
 _CLEANUP_BUDGET_S = 1.0
+_DRIVER_RETRY_S = 60.0
+"""Time until a driver that failed is asked again, which may take its time limit."""
 _TRY_AGAIN = "It is tried again when the verdict expires, or once you remove that drone's directory"
 T = TypeVar("T")
 _CLAIMS: dict[Path, int] = {}
@@ -78,6 +87,7 @@ class LocalSite:
         self._root = config.root.absolute()
         self._turn = threading.Lock()
         self._host: LocalHost | None = None
+        self._survey_again_at = math.inf
         self._account = DroneAccount(config.account) if config.account else None
 
     async def __aenter__(self) -> Self:
@@ -218,9 +228,20 @@ class LocalSite:
         return record.controller == self._controller and record.site == self._name
 
     def _surveyed(self) -> LocalHost:
-        """Return this host. Its GPUs are detected once, as that takes seconds; the size of its disk may change."""
-        if self._host is None:
-            self._host = survey(self._config)
+        """Return this host. Its GPUs are detected once, as that takes seconds; the size of its disk may change.
+
+        While the driver fails, this host has drones without GPUs alone.
+        """
+        if self._host is None or time.monotonic() > self._survey_again_at:
+            try:
+                self._host = survey(self._config)
+                self._survey_again_at = math.inf
+            except UnavailableError as error:
+                if self._config.gpus != "auto" or all(kind.gpu_milli for kind in self._types):
+                    raise
+                host = declared_host(self._config, self._config.root)
+                self._host = replace(host, notices=(f"{error}. Drones with GPUs do not start",))
+                self._survey_again_at = time.monotonic() + _DRIVER_RETRY_S
         elif self._config.disk is None:
             self._host = replace(self._host, disk_mib=disk_mib(self._config.root))
         return self._host

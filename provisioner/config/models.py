@@ -715,8 +715,8 @@ class TypeSection(ConfigSection):
     gpu_model: str = Field(
         "", pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._()/+-]{0,127}$", examples=["A100-SXM4-40GB"]
     )
-    """Model of the GPUs as the driver names it. `NVIDIA` in front and case make no difference, nor
-    do dashes for spaces in common models."""
+    """Model of the GPUs as the driver names it. `NVIDIA`, `Tesla` or `GeForce` in front and case
+    make no difference, nor do dashes for spaces in common models."""
     vram: Size = Field(0, examples=["40 GiB"])
     """Memory of each GPU."""
     capability: Capability = Field(0, examples=[8.0])

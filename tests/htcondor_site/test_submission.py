@@ -66,6 +66,8 @@ def test_secrets_and_scripts_are_files_and_no_part_of_the_description() -> None:
         ("A10", "NVIDIA A100-SXM4-40GB", False),
         ("GeForce GTX 1080 (x)", "NVIDIA GeForce GTX 1080 (x)", True),
         ("Q.8", "Qx8", False),
+        ("Tesla T4", "NVIDIA T4", True),
+        ("Quadro RTX 6000", "NVIDIA RTX 6000 Ada Generation", False),
         ("H100-80GB-HBM3", "NVIDIA H100 80GB HBM3", True),
         ("NVIDIA H100 80GB HBM3", "H100-80GB-HBM3", True),
         ("amd instinct_mi300a", "AMD Instinct MI300A", True),

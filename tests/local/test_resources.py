@@ -105,6 +105,21 @@ def test_a_lost_gpu_takes_no_other_away(
     )
 
 
+def test_only_of_a_gpu_it_is_said_that_it_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    banner, warning = (
+        "Sat Nov 28 2026, 10:00",
+        "WARNING: infoROM is corrupted at gpu 0000:3B:00.0",
+    )
+    host = host_with(f"{banner}\n{LOST}{warning}\n", 14, tmp_path, monkeypatch)
+    assert [gpu.index for gpu in host.gpus] == [0, 1]
+    assert [notice for notice in host.notices if "not used" in notice] == [
+        "nvidia-smi: 3, NVIDIA A100-SXM4-40GB, [Unknown Error], 8.0. This GPU is not used"
+    ]
+    assert {f"nvidia-smi: {banner}", f"nvidia-smi: {warning}"} <= {*host.notices}
+
+
 def test_a_gpu_with_the_memory_of_the_host_is_offered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -115,11 +130,22 @@ def test_a_gpu_with_the_memory_of_the_host_is_offered(
     assert FreeHostResources.of(host).count(kind) == 1
 
 
-@pytest.mark.parametrize("written", ["H100 80GB HBM3", "H100-80GB-HBM3", "NVIDIA H100 80GB HBM3"])
+@pytest.mark.parametrize(
+    ("written", "device"),
+    [
+        ("H100 80GB HBM3", "NVIDIA H100 80GB HBM3"),
+        ("H100-80GB-HBM3", "NVIDIA H100 80GB HBM3"),
+        ("NVIDIA H100 80GB HBM3", "NVIDIA H100 80GB HBM3"),
+        ("T4", "Tesla T4"),
+        ("Tesla V100-SXM2-32GB", "NVIDIA V100-SXM2-32GB"),
+        ("RTX 3090", "NVIDIA GeForce RTX 3090"),
+        ("rtx-8000", "Quadro RTX 8000"),
+    ],
+)
 def test_each_spelling_of_a_model_finds_its_gpu(
-    written: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    written: str, device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    host = host_with("0, NVIDIA H100 80GB HBM3, 81559, 9.0\n", 0, tmp_path, monkeypatch)
+    host = host_with(f"0, {device}, 81559, 9.0\n", 0, tmp_path, monkeypatch)
     assert FreeHostResources.of(host).count(replace(SMALL, gpu_model=written)) == 1
 
 

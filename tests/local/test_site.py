@@ -289,6 +289,50 @@ async def test_a_broken_driver_is_a_fault_of_the_node_not_a_host_without_gpus(
         assert view.notices == ("no nvidia-smi on this host: it has no GPUs for drones",)
 
 
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("#!/bin/sh\nexec sleep 1000\n", "nvidia-smi did not answer within 0.3 s"),
+        (
+            "#!/bin/sh\necho Unable to determine the device handle for GPU 0; exit 15\n",
+            "failed with status 15: Unable",
+        ),
+        (
+            "#!/bin/sh\necho '0, [GPU is lost], [GPU is lost], [GPU is lost]'\n",
+            "failed with status 0: 0, [GPU is",
+        ),
+    ],
+)
+async def test_a_broken_driver_leaves_the_drones_without_gpus(
+    make_site: MakeSite,
+    order: Order,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    script: str,
+    said: str,
+) -> None:
+    monkeypatch.setattr("adapters.local.resources.PROBE_TIMEOUT_S", 0.3)
+    _program(tmp_path, monkeypatch, script)
+    async with make_site((SMALL, CPU), gpus="auto") as site:
+        view = await site.poll()
+        assert view.free["small"] == 0
+        assert view.free["cpu"] > 0
+        [notice] = view.notices
+        assert said in notice
+        assert notice.endswith(". Drones with GPUs do not start")
+        [started] = await site.start([order(1, kind=CPU)])
+        assert started.answer is OrderOutcome.OK
+        _program(tmp_path, monkeypatch, NVIDIA_SMI)
+        assert (await site.poll()).free["small"] == 0, (
+            "it is not asked at each poll: that may take its time limit"
+        )
+        site._survey_again_at = 0.0
+        view = await site.poll()
+        assert view.free["small"] == 2
+        assert not view.notices
+        await site.stop([StopOrder(order(1).drone_id, "", kill=True)])
+
+
 def _program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
     program = tmp_path / "nvidia-smi"
     program.write_text(script)
