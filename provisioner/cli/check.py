@@ -115,8 +115,8 @@ def check(
 
     \b
     Examples:
-      provisioner check /etc/provisioner/provisioner.yaml --live provisioner check --live -o json |
-      jq '.items[] | select(.dimension != null) | {view, nodes, text}'
+      provisioner check /etc/provisioner/provisioner.yaml --live
+      provisioner check --live -o json | jq '.items[] | select(.dimension != null) | {view, nodes, text}'
     """
     target = path or opt.config_path(query)
     if not target.exists():
@@ -352,8 +352,7 @@ def blocking(
 
     \b
     Examples:
-      provisioner render blocking --site topas | ssh root@topas-a100-1 'cat >
-      /etc/condor/config.d/60-provisioner.conf'
+      provisioner render blocking --site topas | ssh root@topas-a100-1 'cat > /etc/condor/config.d/60-provisioner.conf'
     """
     text = _rendered_blocking(*_named_site(opt.config_path(opt.Where(path)), site))
     sys.stdout.write(text if text.endswith("\n") else f"{text}\n")
@@ -572,8 +571,8 @@ def import_tardis(
 
     \b
     Examples:
-      provisioner import tardis.yml --cobald cobald.yml --to new provisioner import tardis.yml --to
-      new -o json | jq -r '.items[] | select(.verdict == "needs you") | .ours'
+      provisioner import tardis.yml --cobald cobald.yml --to new
+      provisioner import tardis.yml --to new -o json | jq -r '.items[] | select(.verdict == "needs you") | .ours'
     """
 
     def read_file(name: str) -> str | None:

@@ -553,8 +553,8 @@ def drain(
 
     \b
     Examples:
-      provisioner drones drain --node topas-a100-1 --reason "kernel update" --yes --wait --timeout
-      3600 provisioner drones drain 17 18 19 --mode fast --reason "hung jobs" --wait --timeout 120
+      provisioner drones drain --node topas-a100-1 --reason "kernel update" --yes --wait --timeout 3600
+      provisioner drones drain 17 18 19 --mode fast --reason "hung jobs" --wait --timeout 120
     """
     verb = f"drain ({mode.value}: {descriptions.DRAIN_MODE_WORDS[mode]})"
     _request_leave(where, RequestKind.DRAIN, mode, verb, options)

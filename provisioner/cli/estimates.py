@@ -296,8 +296,7 @@ def forget(
 
     \b
     Examples:
-      provisioner estimates forget --user anna --user bert --reason "new framework, jobs run ten
-      times faster"
+      provisioner estimates forget --user anna --user bert --reason "new framework, jobs run ten times faster"
     """
     users, sites = list(dict.fromkeys(user or ())), list(dict.fromkeys(site or ()))
     what = [f"user:{name}" for name in users] + [f"site:{name}" for name in sites]

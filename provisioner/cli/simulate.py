@@ -467,9 +467,9 @@ def simulate(
 
     \b
     Examples:
-      provisioner simulate jobs.csv --trace-columns submit=SubmitTime,duration=RunTime,gpus=GPUs
-      --report out.html provisioner simulate jobs.csv --world world.yaml --seeds 10 --compare
-      now.yaml new.yaml provisioner simulate --recorded --what-if 'horeka down 2d..3d'
+      provisioner simulate jobs.csv --trace-columns submit=SubmitTime,duration=RunTime,gpus=GPUs --report out.html
+      provisioner simulate jobs.csv --world world.yaml --seeds 10 --compare now.yaml new.yaml
+      provisioner simulate --recorded --what-if 'horeka down 2d..3d'
     """
     cut = options.selection()
     if recorded == (trace is not None):

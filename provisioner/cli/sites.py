@@ -479,8 +479,7 @@ def sites(reader: Reader, *, query: opt.ListQuery) -> out.Listing:
 
     \b
     Examples:
-      provisioner sites -o json | jq '.items[] | select(.claims > 0) | {site, claims,
-      claims_gpu_milli}'
+      provisioner sites -o json | jq '.items[] | select(.claims > 0) | {site, claims, claims_gpu_milli}'
     """
     views = reader.views()
     rows = site_rows(reader, views, reader.drones())

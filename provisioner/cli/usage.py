@@ -232,8 +232,9 @@ def usage(
 
     \b
     Examples:
-      provisioner usage --since 7d --by user provisioner usage --sort mean provisioner usage -o json
-      | jq '.items[] | select(.mean != null and .mean < 0.15) | {name, fits, saved_gpu_s}'
+      provisioner usage --since 7d --by user
+      provisioner usage --sort mean
+      provisioner usage -o json | jq '.items[] | select(.mean != null and .mean < 0.15) | {name, fits, saved_gpu_s}'
     """
     from provisioner.durations import parse_duration
 
