@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import typer
+import yaml
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
@@ -28,12 +29,12 @@ from provisioner.config.messages import fields_of, flow, is_model, union_members
 from provisioner.config.models import ControllerFile, SiteFile
 from provisioner.config.schema import adapter_configs, controller_schema, schema_text, site_schema
 from provisioner.config.units import Secret, Unit
-from provisioner.monitoring.alerts import ALERTS
-from provisioner.monitoring.dashboards import DASHBOARDS
+from provisioner.monitoring import metrics
 from provisioner.monitoring.metrics import METRICS
 from provisioner.simulator import report
 
 REFERENCE = Path(__file__).parent / "reference"
+MONITORING = Path(metrics.__file__).parent
 PAGE_NOTICE = "<!-- Made by `python -m docs.make_reference`; do not edit. -->"
 
 # ---------------------------------------------------------------------------------------------------------
@@ -513,6 +514,25 @@ None has more values than the configuration has sites and types, or the code has
 """
 
 
+def alert_rules() -> list[dict[str, Any]]:
+    """Return the rules of all alerts."""
+    groups = yaml.safe_load((MONITORING / "alerts.yml").read_text())["groups"]
+    return [rule for group in groups for rule in group["rules"]]
+
+
+def dashboards() -> dict[str, dict[str, Any]]:
+    """Return the dashboards by name."""
+    files = (MONITORING / "grafana").iterdir()
+    return {path.stem.partition("-")[2]: json.loads(path.read_text()) for path in sorted(files)}
+
+
+def queries(dashboard: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the title of each panel with its expression."""
+    for panel in dashboard["panels"]:
+        for target in panel["targets"]:
+            yield panel["title"], target["expr"]
+
+
 def metrics_page() -> str:
     """Return ``docs/reference/metrics.md``."""
     lines = [
@@ -524,8 +544,12 @@ def metrics_page() -> str:
     lines.append("|---|---|---|---|---|---|")
     for spec in METRICS:
         parts = re.compile(rf"\b(?:{'|'.join(spec.parts)})\b")
-        shown = [b.name for b in DASHBOARDS if any(parts.search(panel.query) for panel in b.panels)]
-        rules = [rule.name for rule in ALERTS if parts.search(rule.expression)]
+        shown = [
+            name
+            for name, board in dashboards().items()
+            if any(parts.search(query) for _, query in queries(board))
+        ]
+        rules = [rule["alert"] for rule in alert_rules() if parts.search(rule["expr"])]
         named = [f"[{name}](../how-to/runbooks.md#{name.lower()})" for name in rules]
         cells = (
             f"`{spec.name}`",

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import json
 import os
 import sys
 import tempfile
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -439,12 +439,10 @@ def grafana(
     Examples:
       provisioner render grafana --to /etc/grafana/provisioning/dashboards/provisioner
     """
-    from provisioner.monitoring.dashboards import DASHBOARDS, render_dashboard
-
     to.mkdir(parents=True, exist_ok=True)
-    for board in DASHBOARDS:
-        path = to / f"provisioner-{board.name}.json"
-        path.write_text(json.dumps(render_dashboard(board), indent=1) + "\n", encoding="utf-8")
+    for board in (files("provisioner.monitoring") / "grafana").iterdir():
+        path = to / board.name
+        path.write_bytes(board.read_bytes())
         out.note(f"written: {path}")
 
 
@@ -460,11 +458,10 @@ def alerts(
     Examples:
       provisioner render alerts > /etc/prometheus/rules.d/provisioner.yml
     """
-    from yaml import safe_dump
-
-    from provisioner.monitoring.alerts import RUNBOOKS, render_alerts
-
-    sys.stdout.write(safe_dump(render_alerts(runbooks or RUNBOOKS), sort_keys=False, width=1000))
+    rules = (files("provisioner.monitoring") / "alerts.yml").read_text(encoding="utf-8")
+    sys.stdout.write(
+        rules.replace("docs/how-to/runbooks.md", runbooks or "docs/how-to/runbooks.md")
+    )
 
 
 def _named_site(path: Path, name: str) -> tuple[str, config.SiteConfig]:

@@ -1,7 +1,8 @@
 """The metrics of the controller: one table, and their values read from the record.
 
-The reference page, the exposition for Prometheus and the checks of dashboards and alerts are made
-from :data:`METRICS`.
+The reference page and the exposition for Prometheus are made from :data:`METRICS`. The dashboards
+(``grafana/``) and the rules of the alerts (``alerts.yml``) are files beside this module; a test
+compares their expressions with the table.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ _USES = tuple(dict.fromkeys(GPU_USES.values()))
 _STARTS = ("jobs-waiting", "headroom-short")
 _LEAVES = ("black-hole", "black-hole-node", "idle-timeout", "preempted-for-owner", "unneeded")
 
-OVERVIEW_METRICS = (
+METRICS: Sequence[MetricSpec] = (
     _gauge("jobs_waiting", "Idle jobs in the pool.", "category", WAITING_CATEGORIES),
     _gauge("jobs_running", "Running jobs in the pool."),
     _gauge("gpus_wanted", "GPUs that idle jobs request; optional ones do not count."),
@@ -83,8 +84,6 @@ OVERVIEW_METRICS = (
         "site type",
     ),
     _counter("drones_ended_total", "Drones that ended.", "site type outcome", _ENDED),
-)
-SITE_METRICS = (
     _gauge("breaker_state", "1 for the state of a breaker.", "scope state fault"),
     _gauge("breaker_until_timestamp_seconds", "End of the ban of a banned breaker.", "scope"),
     _gauge("view_age_seconds", "Age of the newest good view; of enabled sites.", "scope"),
@@ -109,8 +108,6 @@ SITE_METRICS = (
         ("within", "over"),
     ),
     _summary("give_way_seconds", "Time from the notice to a drone to its end.", "site type"),
-)
-WASTE_METRICS = (
     _counter(
         "gpu_seconds_total",
         "GPU time of drones by use; GPUs without a job are idle.",
@@ -139,8 +136,6 @@ WASTE_METRICS = (
         "site type reason",
         _LEAVES,
     ),
-)
-CONTROLLER_METRICS = (
     _gauge("info", "1, with the version of the program.", "version"),
     _gauge("record_up", "1 if the record can be read."),
     _gauge("controller_up", "1 if a controller holds the record."),
@@ -166,12 +161,6 @@ CONTROLLER_METRICS = (
         "scope name",
     ),
     _counter("orphan_stops_total", "Orders to stop an orphan; one may be ordered again.", "site"),
-)
-METRICS: Sequence[MetricSpec] = (
-    *OVERVIEW_METRICS,
-    *SITE_METRICS,
-    *WASTE_METRICS,
-    *CONTROLLER_METRICS,
 )
 
 

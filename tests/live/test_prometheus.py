@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from aiohttp import web
 
-from provisioner.monitoring.alerts import ALERTS, render_alerts
-from provisioner.monitoring.dashboards import DASHBOARDS
+from docs.make_reference import MONITORING, alert_rules, dashboards, queries
 from provisioner.monitoring.metrics import content_type, exposition
 from provisioner.store.reader import Reader
 from tests.labs.htcondor import free_port, lab_directory
@@ -25,6 +25,8 @@ from tests.labs.prometheus import PrometheusPrograms, PrometheusServer, running_
 from tests.monitoring.day import END, ScrapedStore, openmetrics, scripted_day
 from tests.store.story import record, starts
 
+RULES = (MONITORING / "alerts.yml").read_text()
+NAMES = [rule["alert"] for rule in alert_rules()]
 pytestmark = pytest.mark.xdist_group("prometheus")
 
 QUIET = {
@@ -117,8 +119,8 @@ def day() -> ScrapedStore:
 def test_the_rules_and_the_exposition_are_valid(
     programs: PrometheusPrograms, day: ScrapedStore, tmp_path: Path
 ) -> None:
-    (tmp_path / "rules.yml").write_text(json.dumps(render_alerts()))
-    assert f"{len(ALERTS)} rules found" in programs.promtool(
+    (tmp_path / "rules.yml").write_text(RULES)
+    assert f"{len(NAMES)} rules found" in programs.promtool(
         "check", "rules", str(tmp_path / "rules.yml")
     )
     assert programs.promtool("check", "metrics", stdin=exposition(day.reader()).decode()) == ""
@@ -128,14 +130,14 @@ def fired(
     programs: PrometheusPrograms, directory: Path, sick: dict[str, Any], expected: list[str]
 ) -> None:
     """Have promtool find that of all alerts just the ``expected`` fire after the time tested."""
-    (directory / "rules.yml").write_text(json.dumps(render_alerts()))
+    (directory / "rules.yml").write_text(RULES)
     given, at = series(**sick), f"{TESTED_H - 1}h"
     alive = [
-        {"expr": f'count(ALERTS{{alertstate="firing", alertname="{alert.name}"}})', "eval_time": at}
-        for alert in ALERTS
+        {"expr": f'count(ALERTS{{alertstate="firing", alertname="{name}"}})', "eval_time": at}
+        for name in NAMES
     ]
-    for test, alert in zip(alive, ALERTS, strict=True):
-        test["exp_samples"] = [{"labels": "{}", "value": 1}] if alert.name in expected else []  # type: ignore[assignment]
+    for test, name in zip(alive, NAMES, strict=True):
+        test["exp_samples"] = [{"labels": "{}", "value": 1}] if name in expected else []  # type: ignore[assignment]
     story = {"interval": "1m", "input_series": given, "promql_expr_test": alive}
     tests = {"rule_files": ["rules.yml"], "evaluation_interval": "1m", "tests": [story]}
     (directory / "tests.yml").write_text(json.dumps(tests))
@@ -146,7 +148,7 @@ def test_no_alert_fires_while_all_is_well(programs: PrometheusPrograms, tmp_path
     fired(programs, tmp_path, {}, [])
 
 
-@pytest.mark.parametrize("name", [alert.name for alert in ALERTS])
+@pytest.mark.parametrize("name", NAMES)
 def test_each_alert_fires_for_its_trouble_and_no_other_does(
     programs: PrometheusPrograms, tmp_path: Path, name: str
 ) -> None:
@@ -215,10 +217,9 @@ async def served(reader: Reader) -> AsyncIterator[int]:
 
 
 def expressions() -> Iterator[tuple[str, str]]:
-    for board in DASHBOARDS:
-        for panel in board.panels:
-            query = panel.query.replace("$__range", "6h").replace("$site", ".*")
-            yield f"{board.name}: {panel.title}", query
+    for name, board in dashboards().items():
+        for title, query in queries(board):
+            yield f"{name}: {title}", query.replace("$__range", "6h").replace("$site", ".*")
 
 
 def without_data(server: PrometheusServer) -> list[str]:
@@ -251,11 +252,11 @@ async def test_every_panel_has_data_in_the_day_every_alert_is_evaluated_and_the_
         port = free_port()
         async with served(day.reader()) as target:
             with running_prometheus(
-                programs, directory, port, f"127.0.0.1:{target}", render_alerts()
+                programs, directory, port, f"127.0.0.1:{target}", yaml.safe_load(RULES)
             ) as server:
                 assert await asyncio.to_thread(without_data, server) == []
-                for alert in ALERTS:
-                    await asyncio.to_thread(server.ask, "query", query=alert.expression, time=END)
+                for rule in alert_rules():
+                    await asyncio.to_thread(server.ask, "query", query=rule["expr"], time=END)
                 for _ in range(300):
                     (up,) = (await asyncio.to_thread(server.ask, "query", query="up"))[
                         "result"
@@ -274,10 +275,8 @@ async def test_every_panel_has_data_in_the_day_every_alert_is_evaluated_and_the_
     assert float(scraped["result"][0]["value"][1]) == ticks
     assert target_seen["health"] == "up" and target_seen["lastError"] == ""
     assert {rule["health"] for rule in rules["groups"][0]["rules"]} <= {"ok", "unknown"}
-    assert [rule["name"] for rule in rules["groups"][0]["rules"]] == [
-        alert.name for alert in ALERTS
-    ]
+    assert [rule["name"] for rule in rules["groups"][0]["rules"]] == NAMES
 
 
 def test_each_alert_has_a_test() -> None:
-    assert [*SICK] == [alert.name for alert in ALERTS]
+    assert [*SICK] == NAMES

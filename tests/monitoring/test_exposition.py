@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -14,12 +16,10 @@ from prometheus_client.openmetrics.parser import (
 )
 from prometheus_client.parser import text_string_to_metric_families as text_families
 
-from docs.make_reference import METRIC_LABELS
+from docs.make_reference import METRIC_LABELS, MONITORING, alert_rules, dashboards, queries
 from provisioner import model as m
 from provisioner.model import DroneState
 from provisioner.monitoring import metrics
-from provisioner.monitoring.alerts import ALERTS, render_alerts
-from provisioner.monitoring.dashboards import COLUMNS, DASHBOARDS, render_dashboard
 from provisioner.monitoring.metrics import METRICS, Health, content_type, exposition, readiness
 from provisioner.reasons import SiteFull
 from provisioner.store import Holder, Views
@@ -211,8 +211,8 @@ NAMES = re.compile(r"\bprovisioner_\w+")
 
 
 def test_expressions_use_metrics_and_labels_of_the_table_and_each_metric_is_shown() -> None:
-    expressions = [alert.expression for alert in ALERTS]
-    expressions += [panel.query for board in DASHBOARDS for panel in board.panels]
+    expressions = [rule["expr"] for rule in alert_rules()]
+    expressions += [query for board in dashboards().values() for _, query in queries(board)]
     used = {name for each in expressions for name in NAMES.findall(each)}
     assert used == PARTS
     for expression in expressions:
@@ -221,13 +221,13 @@ def test_expressions_use_metrics_and_labels_of_the_table_and_each_metric_is_show
 
 
 def test_an_alert_on_one_controller_does_not_look_at_another() -> None:
-    assert not [alert.name for alert in ALERTS if re.search(r"on \(\)", alert.expression)]
+    assert not [rule["alert"] for rule in alert_rules() if re.search(r"on \(\)", rule["expr"])]
 
 
 def test_dashboards_keep_their_uid_and_ask_for_their_data_source() -> None:
-    for board in map(render_dashboard, DASHBOARDS):
+    for name, board in dashboards().items():
         assert (
-            board["uid"].startswith("provisioner-")
+            board["uid"] == f"provisioner-{name}"
             and "id" not in board
             and board["schemaVersion"] >= 36
         )
@@ -245,21 +245,66 @@ def test_dashboards_keep_their_uid_and_ask_for_their_data_source() -> None:
                 for x in range(at["x"], at["x"] + at["w"])
                 for y in range(at["y"], at["y"] + at["h"])
             }
-            assert not cells & taken and max(x for x, _ in cells) < COLUMNS
+            assert not cells & taken and max(x for x, _ in cells) < 24
             taken |= cells
-    assert [board.name for board in DASHBOARDS] == ["overview", "sites", "waste", "controller"]
+    assert [*dashboards()] == ["controller", "overview", "sites", "waste"]
 
 
 def test_each_alert_has_all_its_words_and_a_runbook() -> None:
     page = (Path(__file__).parents[2] / "docs/how-to/runbooks.md").read_text()
     sections = re.findall(r"^## (\w+)$", page, re.MULTILINE)
-    assert sections == [alert.name for alert in ALERTS]
-    for rule in render_alerts("https://example.org/runbooks")["groups"][0]["rules"]:
+    assert sections == [rule["alert"] for rule in alert_rules()]
+    for rule in alert_rules():
         assert rule["labels"]["severity"] in ("warning", "critical")
         notes = rule["annotations"]
         assert notes["summary"].endswith(".") and notes["description"].endswith(".")
-        assert notes["runbook_url"] == f"https://example.org/runbooks#{rule['alert'].lower()}"
+        assert notes["runbook_url"] == f"docs/how-to/runbooks.md#{rule['alert'].lower()}"
     for part in page.split("\n## ")[1:]:
         assert all(f"**{word}**" in part for word in ("Meaning", "Look at", "Do")), (
             part.splitlines()[0]
         )
+
+
+ALERTS_OF_TROUBLES = {
+    "controller-down": "ControllerDown",
+    "no-tick": "TickMissing",
+    "disk-full": "StoreDiskFull",
+    "view-failed": "ViewStale",
+    "view-old": "ViewStale",
+    "banned": "BreakerOpen",
+    "no-negotiation": "NoNegotiation",
+    "config.rejected": "ReloadRefused",
+    "drain.rejected": "DrainRefused",
+    "plan.rejected": "PlanRefused",
+    "black-hole-node": "NodeBad",
+    "credential-unusable": "CredentialUnusable",
+    "credential-expires": "CredentialExpires",
+}
+"""Kinds of troubles of `status` with an alert of their own; `Trouble` is about all others."""
+
+
+def test_each_trouble_of_status_has_an_alert() -> None:
+    rules = {rule["alert"]: rule["expr"] for rule in alert_rules()}
+    excluded = re.fullmatch(
+        r'sum by \(job, instance, severity, kind\) \(provisioner_troubles\{severity!="note", '
+        r'kind!~"([^"]+)"\}\) > 0',
+        rules["Trouble"],
+    )
+    assert excluded is not None
+    assert set(excluded[1].split("|")) == ALERTS_OF_TROUBLES.keys()
+    assert rules.keys() >= {*ALERTS_OF_TROUBLES.values(), "PoolViewStale"}
+    for kind, alert in ALERTS_OF_TROUBLES.items():
+        about = re.search(r'provisioner_troubles\{severity!="note", kind="([^"]+)"', rules[alert])
+        assert about is None or about[1] == kind
+
+
+def test_rendered_files_are_those_of_the_package(tmp_path: Path) -> None:
+    render = [sys.executable, "-m", "provisioner.cli", "render"]
+    subprocess.run([*render, "grafana", "--to", tmp_path], check=True)
+    for path in (MONITORING / "grafana").iterdir():
+        assert (tmp_path / path.name).read_bytes() == path.read_bytes()
+    page = "https://example.org/runbooks"
+    rules = subprocess.check_output([*render, "alerts", "--runbooks", page], text=True)
+    stored = (MONITORING / "alerts.yml").read_text()
+    assert rules == stored.replace("docs/how-to/runbooks.md#", f"{page}#")
+    assert rules.count(page) == len(alert_rules())
