@@ -67,7 +67,11 @@ class EmbeddedOverlay:
 
     Config = EmbeddedOverlayConfig
 
-    def __init__(self, config: EmbeddedOverlayConfig, controller: str) -> None:
+    def __init__(
+        self,
+        config: EmbeddedOverlayConfig,
+        controller: str,
+    ) -> None:
         self._config = config
         self._path = config.path.absolute()
 
@@ -90,7 +94,10 @@ class EmbeddedOverlay:
         )
 
     async def drain(
-        self, drone_ids: Sequence[DroneId], mode: DrainMode, reason: str
+        self,
+        drone_ids: Sequence[DroneId],
+        mode: DrainMode,
+        reason: str,
     ) -> Sequence[OrderResult]:
         """Record the request; a drone that has not joined yet finds it when it does."""
         return await asyncio.to_thread(
@@ -118,7 +125,11 @@ class EmbeddedOverlay:
         return await asyncio.to_thread(queue.submit, self._path, argv, count=count, **request)
 
     async def jobs(
-        self, *, states: Sequence[str] = (), ids: Sequence[int] = (), limit: int = 1000
+        self,
+        *,
+        states: Sequence[str] = (),
+        ids: Sequence[int] = (),
+        limit: int = 1000,
     ) -> Sequence[EmbeddedJob]:
         wanted = [JobState(state) for state in states]
         return await asyncio.to_thread(queue.jobs, self._path, states=wanted, ids=ids, limit=limit)
@@ -137,7 +148,9 @@ class EmbeddedOverlay:
             raise UnavailableError(f"the queue {self._path}: {error}") from error
 
     def _view(
-        self, connection: sqlite3.Connection, types: Sequence[DroneType]
+        self,
+        connection: sqlite3.Connection,
+        types: Sequence[DroneType],
     ) -> model.OverlayView:
         now, clock = time.time(), queue.lease_clock()
         silent_s = max(_SLOT_LEAST_S, _SLOT_LEASES * self._config.lease)
@@ -158,7 +171,11 @@ class EmbeddedOverlay:
         )
 
 
-def _drain(connection: sqlite3.Connection, drone_id: DroneId, mode: DrainMode) -> OrderResult:
+def _drain(
+    connection: sqlite3.Connection,
+    drone_id: DroneId,
+    mode: DrainMode,
+) -> OrderResult:
     if mode is DrainMode.RESUME:
         if (
             connection.execute("SELECT 1 FROM slot WHERE drone_id = ?", (drone_id,)).fetchone()
@@ -237,7 +254,9 @@ FROM (
 
 
 def _slots(
-    connection: sqlite3.Connection, types: Sequence[DroneType], now: float
+    connection: sqlite3.Connection,
+    types: Sequence[DroneType],
+    now: float,
 ) -> Iterator[model.Slot]:
     clock, cpu_types = queue.lease_clock(), [kind.key for kind in types if not kind.gpu_milli]
     at_work = connection.execute(_WORK.format(cpu_types=", ".join("?" * len(cpu_types))), cpu_types)

@@ -173,7 +173,11 @@ def _share(path: Path) -> None:
             os.chown(f"{path}{suffix}", -1, path.stat().st_gid)
 
 
-def _connect(path: Path, mode: str, busy_s: float = 5.0) -> sqlite3.Connection:
+def _connect(
+    path: Path,
+    mode: str,
+    busy_s: float = 5.0,
+) -> sqlite3.Connection:
     if path.exists() and not os.access(path, os.W_OK):  # it would leave files of its own beside it
         raise sqlite3.OperationalError(
             f"{path}: this account may not write it. Its owner has to permit that"
@@ -292,7 +296,11 @@ def _gpu_milli(gpus: int | float | str | Decimal) -> int:
 
 
 def jobs(
-    path: Path, *, states: Sequence[JobState] = (), ids: Sequence[int] = (), limit: int = 1000
+    path: Path,
+    *,
+    states: Sequence[JobState] = (),
+    ids: Sequence[int] = (),
+    limit: int = 1000,
 ) -> list[EmbeddedJob]:
     """Return jobs by id, limited to the given states and ids. Raises ``sqlite3.Error``."""
     where, values = ["1"], list[object]()
@@ -351,7 +359,10 @@ Offer = Mapping[str, float | str]
 
 
 def take(
-    connection: sqlite3.Connection, offer: Offer, drone_id: str, lease_until: float
+    connection: sqlite3.Connection,
+    offer: Offer,
+    drone_id: str,
+    lease_until: float,
 ) -> EmbeddedJob | None:
     """Take the first fitting job by priority, VRAM and age. Jobs with an optional GPU come after all others.
 
@@ -376,19 +387,32 @@ def take(
         return job if offer["has_gpus"] else replace(job, gpu_milli=0)
 
 
-def renew(connection: sqlite3.Connection, job: EmbeddedJob, lease_until: float) -> bool:
+def renew(
+    connection: sqlite3.Connection,
+    job: EmbeddedJob,
+    lease_until: float,
+) -> bool:
     """Renew a lease; return False if the job belongs to another drone now."""
     return _if_claimed(connection, job, "lease_until = ?", lease_until)
 
 
-def finish(connection: sqlite3.Connection, job: EmbeddedJob, exit_code: int, message: str) -> bool:
+def finish(
+    connection: sqlite3.Connection,
+    job: EmbeddedJob,
+    exit_code: int,
+    message: str,
+) -> bool:
     """Record the end of a job; return False, and change nothing, if it belongs to another drone now."""
     state = JobState.FAILED if exit_code else JobState.DONE
     ended = "state = ?, exit_code = ?, message = ?, ended_at = ?, token = ''"
     return _if_claimed(connection, job, ended, state, exit_code, message, time.time())
 
 
-def give_back(connection: sqlite3.Connection, job: EmbeddedJob, message: str) -> bool:
+def give_back(
+    connection: sqlite3.Connection,
+    job: EmbeddedJob,
+    message: str,
+) -> bool:
     """Put a job back to idle without counting it as lost."""
     idle = "state = 'idle', message = ?, drone_id = '', token = '', started_at = 0"
     return _if_claimed(connection, job, idle, message)

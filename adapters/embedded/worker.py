@@ -87,7 +87,11 @@ class FreeGpus(dict[str, int]):
     """Free milli-GPU by device. A drone's own share may leave its last device less than whole."""
 
     @classmethod
-    def promised(cls, gpu_milli: int, names: Sequence[str]) -> Self:
+    def promised(
+        cls,
+        gpu_milli: int,
+        names: Sequence[str],
+    ) -> Self:
         """Return the devices of a drone. Raises ValueError if fewer are visible than promised."""
         whole, rest = divmod(gpu_milli, _WHOLE_GPU)
         sizes = [_WHOLE_GPU] * whole + [rest] * bool(rest)
@@ -141,7 +145,11 @@ class LeaseGuard:
         self._send(f"+{os.getpid()}")
         signal.pthread_sigmask(signal.SIG_SETMASK, set())
 
-    def hold(self, until: float, groups: Sequence[int]) -> None:
+    def hold(
+        self,
+        until: float,
+        groups: Sequence[int],
+    ) -> None:
         """Guard these groups and no others, whose ids may be reused."""
         self._send(f"={until!r} {' '.join(map(str, groups))}")
 
@@ -199,7 +207,11 @@ class JobAttempt:
     interrupted: bool = False
     """The drone leaves, or the job belongs to another drone: it should run again."""
 
-    def begin(self, env: Mapping[str, str], guard: LeaseGuard) -> None:
+    def begin(
+        self,
+        env: Mapping[str, str],
+        guard: LeaseGuard,
+    ) -> None:
         """Run the job. One that cannot be run has ended with status 127."""
         job = self.job
         if job.walltime_s > 0:
@@ -266,7 +278,11 @@ class JobAttempt:
 class WorkerExitError(Exception):
     """The drone leaves: exit status and reason."""
 
-    def __init__(self, status: int, why: str) -> None:
+    def __init__(
+        self,
+        status: int,
+        why: str,
+    ) -> None:
         super().__init__(why)
         self.status = status
 
@@ -280,7 +296,12 @@ class WorkerRetirement(NamedTuple):
     why: str
 
     @classmethod
-    def within(cls, why: str, begin_at: float, grace_s: float) -> Self:
+    def within(
+        cls,
+        why: str,
+        begin_at: float,
+        grace_s: float,
+    ) -> Self:
         return cls(begin_at + 0.9 * grace_s, begin_at + 0.7 * grace_s, begin_at, why)
 
 
@@ -291,7 +312,10 @@ class Worker:
     """
 
     def __init__(
-        self, settings: WorkerSettings, guard: LeaseGuard, connection: sqlite3.Connection
+        self,
+        settings: WorkerSettings,
+        guard: LeaseGuard,
+        connection: sqlite3.Connection,
     ) -> None:
         self._settings, self._guard, self._queue = settings, guard, connection
         self._inode = os.stat(settings.embedded_queue).st_ino

@@ -64,7 +64,11 @@ class DroneAccount:
             return f"{self.name} cannot enter {root}. Let it pass through that directory and those above it"
         return ""
 
-    def unpack(self, directory: Path, files: Mapping[str, bytes]) -> None:
+    def unpack(
+        self,
+        directory: Path,
+        files: Mapping[str, bytes],
+    ) -> None:
         """Make a directory of this account, which nobody else can enter, with ``files`` in it."""
         packed = io.BytesIO()
         with tarfile.open(fileobj=packed, mode="w") as archive:

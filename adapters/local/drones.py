@@ -240,7 +240,11 @@ class LocalDrone:
             self.remove()
         _erase(self.path)
 
-    def _make_once(self, name: str, text: str) -> bool:
+    def _make_once(
+        self,
+        name: str,
+        text: str,
+    ) -> bool:
         """Create a file with all of its content, unless it exists: a hard link is atomic."""
         handle, temporary = tempfile.mkstemp(prefix=f"{name}.", dir=self._site)
         try:
@@ -282,7 +286,11 @@ def directories(root: Path) -> Iterator[Path]:
 
 
 def claim(
-    target: Path, record: DroneRecord, starter: Process, bootstrap: Bootstrap, environment: str = ""
+    target: Path,
+    record: DroneRecord,
+    starter: Process,
+    bootstrap: Bootstrap,
+    environment: str = "",
 ) -> bool:
     """Make a drone's directory, with its script and files, at once; return False if the id is taken.
 
@@ -395,7 +403,11 @@ class Process:
         return self.pid > 0 and _signal_if(self.pid, number, lambda pid: self.alive)
 
 
-def _signal_if(pid: int, number: signal.Signals, is_meant: Callable[[int], bool]) -> bool:
+def _signal_if(
+    pid: int,
+    number: signal.Signals,
+    is_meant: Callable[[int], bool],
+) -> bool:
     # With a handle on it open, the pid cannot become another process's between the question and the
     # signal.
     try:

@@ -109,7 +109,11 @@ def _probe() -> tuple[tuple[LocalGpu, ...], tuple[str, ...]]:
     return _listed(asked.returncode, stdout, stderr)
 
 
-def _listed(status: int, stdout: str, stderr: str) -> tuple[tuple[LocalGpu, ...], tuple[str, ...]]:
+def _listed(
+    status: int,
+    stdout: str,
+    stderr: str,
+) -> tuple[tuple[LocalGpu, ...], tuple[str, ...]]:
     """Return the GPUs of an answer, and a notice for each other line (a bad GPU, a warning): none spoils another.
 
     Whether a lost GPU changes the exit status depends on the driver. Raises
@@ -182,7 +186,11 @@ class FreeHostResources:
     free_milli: dict[int, int]
 
     @classmethod
-    def of(cls, host: LocalHost, held: Iterable[HostAllocation] = ()) -> FreeHostResources:
+    def of(
+        cls,
+        host: LocalHost,
+        held: Iterable[HostAllocation] = (),
+    ) -> FreeHostResources:
         room = cls(
             host.cpus,
             host.memory_mib,

@@ -76,7 +76,11 @@ class LocalSite:
     on_this_host = True
 
     def __init__(
-        self, name: str, config: LocalSiteConfig, types: Sequence[model.DroneType], controller: str
+        self,
+        name: str,
+        config: LocalSiteConfig,
+        types: Sequence[model.DroneType],
+        controller: str,
     ) -> None:
         self._name, self._config, self._types, self._controller = (
             name,
@@ -281,7 +285,10 @@ class LocalSite:
             yield
 
     def _start(
-        self, order: model.StartOrder, host: LocalHost, room: FreeHostResources
+        self,
+        order: model.StartOrder,
+        host: LocalHost,
+        room: FreeHostResources,
     ) -> OrderResult:
         """Claim the order's directory and launch it."""
         if not is_drone_id(order.drone_id) or not order.drone_id.startswith(f"{self._controller}-"):

@@ -149,7 +149,9 @@ def watch(directory: Path, reader: Reader) -> Generator[DemoView, None, None]:
 
 
 def run_demo(
-    directory: Path, show: Callable[[DemoView], None], asked_to_end: threading.Event
+    directory: Path,
+    show: Callable[[DemoView], None],
+    asked_to_end: threading.Event,
 ) -> tuple[DemoView, list[str]]:
     """Submit jobs, show their progress until all drones have left, and search for anything left behind.
 

@@ -50,7 +50,11 @@ class MetricSpec:
 
 
 def _spec(
-    kind: str, name: str, help_: str, labels: str = "", choices: Sequence[str] = ()
+    kind: str,
+    name: str,
+    help_: str,
+    labels: str = "",
+    choices: Sequence[str] = (),
 ) -> MetricSpec:
     return MetricSpec(f"provisioner_{name}", kind, help_, tuple(labels.split()), choices)
 
@@ -178,7 +182,11 @@ def view_ages(views: Views, now: float) -> dict[str, tuple[float | None, float]]
     return ages
 
 
-def read_values(reader: Reader, views: Views | None, now: float) -> MetricValues:
+def read_values(
+    reader: Reader,
+    views: Views | None,
+    now: float,
+) -> MetricValues:
     """Return all values on record, of which ``views`` are the newest.
 
     Raises :class:`StoreError`.
@@ -238,7 +246,9 @@ The rules are in :mod:`provisioner.cli.troubles`.
 
 
 def families(
-    reader: Reader, now: float, troubles: TroubleKinds | None = None
+    reader: Reader,
+    now: float,
+    troubles: TroubleKinds | None = None,
 ) -> Iterator[MetricFamily]:
     """Yield all metrics with their values.
 
@@ -297,7 +307,11 @@ class RecordCollector(Collector):
         yield from found
 
 
-def exposition(reader: Reader, accept: str = "", troubles: TroubleKinds | None = None) -> bytes:
+def exposition(
+    reader: Reader,
+    accept: str = "",
+    troubles: TroubleKinds | None = None,
+) -> bytes:
     """Return all metrics in the format that the ``Accept`` header of a scrape asks for: text or OpenMetrics."""
     return choose_encoder(accept)[0](RecordCollector(reader, troubles))
 
@@ -323,7 +337,11 @@ def health(reader: Reader) -> Health:
         return Health(False, (str(error),))
 
 
-def readiness(views: Views | None, holder: Holder | None, now: float) -> Health:
+def readiness(
+    views: Views | None,
+    holder: Holder | None,
+    now: float,
+) -> Health:
     """Return whether a controller holds the record, its newest tick is young, and all views are fresh."""
     problems = [] if holder else ["no controller holds the record"]
     if views is None:
