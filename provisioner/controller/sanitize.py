@@ -232,10 +232,11 @@ class _Repair:
             return limited_text(value)
         if type(value) in _SHAPES:
             return self.value(value, within)
-        count = int(_number(value))
-        if count != value:
+        number = _number(value)
+        sound = number if field == "priorities" else int(number)
+        if sound != value:
             self.repaired.append((field, f"{key[:40]} = {str(value)[:40]}"))
-        return count
+        return sound
 
     def unique_classes(self, classes: tuple[JobClass, ...]) -> tuple[JobClass, ...]:
         """Return the classes without a second one of an id: it would be planned for with the shape of the other."""

@@ -239,6 +239,13 @@ def test_a_group_and_a_completion_that_cannot_be_are_mended_and_told() -> None:
     )
 
 
+def test_a_priority_of_a_user_is_a_number_of_any_kind() -> None:
+    view = model.OverlayView(NOW, priorities={"alice": 507.95, "bob": nan})
+    sane = Sanitizer().sanitized(view, NOW, 0.0)
+    assert sane.priorities == {"alice": 507.95, "bob": 0.0}
+    assert sane.notices == ("1 values that cannot be: priorities: bob = nan",)
+
+
 def test_a_node_an_owner_and_a_quota_that_cannot_be_are_mended_and_told() -> None:
     node = model.Node("w\udcff1", ("a100", "\udcff"), 8000, -1, nan, 0, 2**70, 0, 0, 0)  # type: ignore[arg-type]
     claim = model.OwnerDemand(-3, 1000, 1, 1, NOW + inf, nodes=("w1", "x" * 5000), who="\ud800")
