@@ -1,8 +1,7 @@
 """Pods of drones at a real API server, 1,000 and 5,000: the first list, polls, and changes that a watch reports.
 
-The adapter as shipped, before the lab's control plane (tests/labs/kubernetes.py); only the
-adapter's own thread is measured. Without a control plane that `make kubernetes` has built there are
-no figures.
+The adapter as shipped, before the lab's control plane (tests/labs/kubernetes.py); only the adapter's own thread is
+measured. Without a control plane that `make kubernetes` has built there are no figures.
 
     kubernetes.py
 """

@@ -1,12 +1,10 @@
 """Mutation testing: one small mistake at a time is put into a copy of the code, and the tests should notice it.
 
-    python -m benchmarks.mutants [--part PART]... [--sample N] [--seed S] [--survivors] [--report]
-    [--workers N]
+    python -m benchmarks.mutants [--part PART]... [--sample N] [--seed S] [--survivors] [--report] [--workers N]
 
-The mistakes are those of cosmic-ray's operators. Only the tests that run the changed statement are
-tried, the nearest first and the slow ones last, until one fails. Results are kept under
-``var/mutants`` by the contents of the module, so that a run which is broken off goes on, and a
-changed module is tried anew. Runs at the lowest priority.
+The mistakes are those of cosmic-ray's operators. Only the tests that run the changed statement are tried, the nearest
+first and the slow ones last, until one fails. Results are kept under ``var/mutants`` by the contents of the module,
+so that a run which is broken off goes on, and a changed module is tried anew. Runs at the lowest priority.
 """
 
 from __future__ import annotations
@@ -273,10 +271,7 @@ class Copy:
             file.write_text(before)
 
     def touched(self, tests: Sequence[str]) -> Touched | None:
-        """Run tests of the unchanged code, which leaves compiled modules for later runs.
-
-        Return None if one fails.
-        """
+        """Run tests of the unchanged code, which leaves compiled modules for later runs. Return None if one fails."""
         to = self.place / "touched.json"
         if (
             self.run([], ["-p", "benchmarks.touched", "--touched", str(to), *tests], 3600.0)
@@ -383,10 +378,7 @@ def _nearest_first(place: Path, seconds: dict[str, float], module: str) -> list[
 
 
 def _try(name: str, sample: int | None, seed: int, survivors: bool, workers: int) -> bool:
-    """Try the mutants of a part that are not known yet.
-
-    Return False if the tests fail without a mistake.
-    """
+    """Try the mutants of a part that are not known yet. Return False if the tests fail without a mistake."""
     part, console, copies = PARTS[name], Console(), [Copy(number) for number in range(workers)]
     for copy in copies:
         touched = copy.touched(_files(copy.place, part.tests))

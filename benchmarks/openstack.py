@@ -1,8 +1,7 @@
 """One look at an OpenStack site with 50 and with 500 drones' servers: calls, processor time, and how they grow.
 
-The adapter as shipped, before a cloud in a thread that speaks as Nova does
-(tests/openstack/fake_openstack.py); only the adapter's own thread is measured. Servers have come up
-a minute apart.
+The adapter as shipped, before a cloud in a thread that speaks as Nova does (tests/openstack/fake_openstack.py); only
+the adapter's own thread is measured. Servers have come up a minute apart.
 
     openstack.py
 """

@@ -1,6 +1,6 @@
-"""What is started, withdrawn and let go for nothing, by job, over random worlds in which much goes
-wrong at once; and whether any of them has broken a promise (``tests/simulator/wild.py`` makes them,
-``tests/simulator/witness.py`` watches).
+"""What is started, withdrawn and let go for nothing, by job, over random worlds in which much goes wrong at once; and
+whether any of them has broken a promise (``tests/simulator/wild.py`` makes them, ``tests/simulator/witness.py``
+watches).
 
     python -m benchmarks.oscillation [--seeds N] [--first SEED] [--jobs N] [--markdown]
 """

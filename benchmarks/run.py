@@ -1,10 +1,8 @@
 """``make bench``: every measurement in a fresh process, one after the other; a table, and ``benchmarks/results.json``.
 
-Nothing is judged: the figures depend on the machine. Ratios to COBalD/TARDIS are of one run on one
-machine.
+Nothing is judged: the figures depend on the machine. Ratios to COBalD/TARDIS are of one run on one machine.
 
-    run.py [--only NAME ...]     NAME: decide, steady, victims, rival, query, listing, openstack,
-    slurm,
+    run.py [--only NAME ...]     NAME: decide, steady, victims, rival, query, listing, openstack, slurm,
                                  kubernetes, web
 """
 

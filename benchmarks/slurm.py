@@ -1,15 +1,13 @@
 """5,000 drones at a real Slurm site, by its tools: asked for, looked at tick by tick, withdrawn; calls, bytes, seconds.
 
-The controller with the SQLite store and the adapter as shipped, before a Slurm 24.11 of our own,
-which tests/labs/get-slurm.sh fetches, with as many A100 nodes as HoreKa, of which four are more
-than a name; their GPUs are the owner's, so all drones wait. The pool is a number of waiting jobs.
-Beside it, what the same queue costs who reads ``squeue --json``, and what it costs to call
-``sbatch`` for each drone, as COBalD/TARDIS does. Processor time is that of the controller and of
-Slurm's tools, the lab's way into the cluster and the counting of calls included; slurmctld's own is
-not.
+The controller with the SQLite store and the adapter as shipped, before a Slurm 24.11 of our own, which
+tests/labs/get-slurm.sh fetches, with as many A100 nodes as HoreKa, of which four are more than a name; their GPUs are
+the owner's, so all drones wait. The pool is a number of waiting jobs. Beside it, what the same queue costs who reads
+``squeue --json``, and what it costs to call ``sbatch`` for each drone, as COBalD/TARDIS does. Processor time is that of
+the controller and of Slurm's tools, the lab's way into the cluster and the counting of calls included; slurmctld's own
+is not.
 
-Needs root for the cluster's namespaces. Exit status 3, with a line that says why, where there is
-none.
+Needs root for the cluster's namespaces. Exit status 3, with a line that says why, where there is none.
 
     slurm.py [DRONES]     5000 unless told
 """
@@ -248,10 +246,7 @@ def take_apart(lab: SlurmLab) -> None:
 
 
 def as_json(lab: SlurmLab) -> tuple[float, int]:
-    """Processor seconds to have the queue as JSON and to parse it, and its bytes.
-
-    The mean of three.
-    """
+    """Processor seconds to have the queue as JSON and to parse it, and its bytes. The mean of three."""
     seconds, text = [], b""
     for _ in range(3):
         begin = cpu_s()

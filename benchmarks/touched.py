@@ -26,10 +26,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class Touched:
-    """Lines by the test that runs them.
-
-    Those that a fixture runs belong to all tests of the file.
-    """
+    """Lines by the test that runs them. Those that a fixture runs belong to all tests of the file."""
 
     def __init__(self, code: Path, to: Path) -> None:
         self.code, self.to = code, to

@@ -1,10 +1,8 @@
 """Who makes room for the owner: our planner, or the site alone, youngest drone first or any. The same worlds for all.
 
-    victims.py [SEEDS]     12 unless told; each seed is an hour of an owner's load on 4 to 7 nodes
-    of 8 GPUs
+    victims.py [SEEDS]     12 unless told; each seed is an hour of an owner's load on 4 to 7 nodes of 8 GPUs
 
-The load is of the trace in ``PROVISIONER_TRACES`` or ``../shared/traces``; where there is none,
-made from the seed.
+The load is of the trace in ``PROVISIONER_TRACES`` or ``../shared/traces``; where there is none, made from the seed.
 """
 
 from __future__ import annotations

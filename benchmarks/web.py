@@ -71,10 +71,7 @@ class Load:
         self.answers.append((began - self.began, time.monotonic() - began))
 
     async def run(self) -> float:
-        """Send requests for a while, with the listeners connected.
-
-        Return the seconds until all were answered.
-        """
+        """Send requests for a while, with the listeners connected. Return the seconds until all were answered."""
         timeout, connector = aiohttp.ClientTimeout(total=60.0), aiohttp.TCPConnector(limit=0)
         async with aiohttp.ClientSession(
             connector=connector, timeout=timeout, auto_decompress=False

@@ -62,10 +62,7 @@ _OF_RECORDS: dict[str, Sequence[Any]] = {
 
 
 def compare(seed: int) -> int:
-    """Play one world; return the number of drones recognised by the memory.
-
-    Raises AssertionError if plans differ.
-    """
+    """Play one world; return the number of drones recognised by the memory. Raises AssertionError if plans differ."""
     rng, memory, recognised = Random(seed), SteadyDrones(), 0
     alive = rng.randint(1, 40)
     world = World.of(

@@ -508,10 +508,7 @@ METRIC_LABELS = {
     "grace": "`within` the grace period and the stop timeout of the site, or `over` both",
     "version": "version of the program that reads the record",
 }
-"""The labels of all metrics.
-
-None has more values than the configuration has sites and types, or the code has words.
-"""
+"""The labels of all metrics. None has more values than the configuration has sites and types, or the code has words."""
 
 
 def alert_rules() -> list[dict[str, Any]]:

@@ -29,10 +29,7 @@ def shortened(text: str) -> str:
 
 
 def parse_duration(value: object) -> float:
-    """Return ``2h30m``, ``10min``, ``90 s`` or ``1d`` in seconds.
-
-    The ValueError names the remedy.
-    """
+    """Return ``2h30m``, ``10min``, ``90 s`` or ``1d`` in seconds. The ValueError names the remedy."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         raise ValueError(
             f"a duration needs a unit: write `{max(value, 0):g}s` or `{max(value, 0):g}min`"

@@ -35,10 +35,7 @@ class SiteHistoryView:
     """Past of a site, by its own records. Times are seconds since the epoch."""
 
     owner_steps: tuple[tuple[float, int], ...] = ()
-    """Times, ascending, and GPUs in thousandths that the owner held from then on.
-
-    Unknown before the first.
-    """
+    """Times, ascending, and GPUs in thousandths that the owner held from then on. Unknown before the first."""
     starts: tuple[PastStart, ...] = ()
     left_out: bool = False
     """There was more than :data:`MAX_HISTORY_ROWS`: only the newest is here."""

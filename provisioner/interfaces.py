@@ -13,7 +13,7 @@ order, a stop with a start. What an adapter may offer beyond these methods is a 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol, Self, runtime_checkable
 
 from provisioner import model
@@ -81,10 +81,7 @@ class Site(Protocol):
         ...
 
     async def start(self, orders: Sequence[StartOrder]) -> Sequence[OrderResult]:
-        """Start drones, one result per order.
-
-        Idempotent under the drone id. Raising concerns the whole batch.
-        """
+        """Start drones, one result per order. Idempotent under the drone id. Raising concerns the whole batch."""
         ...
 
     async def stop(self, orders: Sequence[StopOrder]) -> Sequence[OrderResult]:
@@ -109,10 +106,7 @@ class AuditFinding:
 
 @runtime_checkable
 class SupportsAudit(Protocol):
-    """A site that can report where it does not enforce the policy (``provisioner check --live``).
-
-    Optional.
-    """
+    """A site that can report where it does not enforce the policy (``provisioner check --live``). Optional."""
 
     async def audit(self, policy: SitePolicy) -> Sequence[AuditFinding]:
         """Return every gap that can be seen from here; nothing is changed. The four errors as in ``poll``."""
@@ -232,17 +226,10 @@ class SupportsConsoleOutput(Protocol):
 
 @runtime_checkable
 class SupportsCredentials(Protocol):
-    """A site or an overlay with credentials that its options do not show: some are known only after a login. Optional.
+    """Options that know more of their credentials than each Secret shows; or an adapter, after a login. Optional."""
 
-    Those of the options are found without it: each :class:`~provisioner.config.units.Secret`, and
-    what their own method ``credentials()`` returns (:mod:`provisioner.config.credentials`).
-    """
-
-    def credentials(self) -> Sequence[model.Credential]:
-        """Return what is known of them now, without a secret.
-
-        It is called at each poll and must not call the site.
-        """
+    def credentials(self) -> Iterable[model.Credential]:
+        """Return what is known of them now, without a secret. It is called at each poll and must not call the site."""
         ...
 
 
@@ -289,6 +276,71 @@ class Overlay(Protocol):
 
     async def bootstrap(self, order: StartOrder) -> model.Bootstrap:
         """Return what the drone needs to join, created as late as possible."""
+        ...
+
+
+OptionFinding = tuple[tuple[str | int, ...], str]
+"""Keys that lead to an option, and what is wrong with it, with the remedy."""
+
+
+@runtime_checkable
+class SupportsTypeConflicts(Protocol):
+    """Options of a site that must agree with its drone types. Optional, as all protocols for options.
+
+    Methods of options are quick and do not call the site. They run at every start and by ``check``.
+    """
+
+    def type_conflicts(self, types: Sequence[DroneType]) -> Iterable[OptionFinding]:
+        """Return what does not go together; keys begin at the site's file: ``("types", name, "gpus")``."""
+        ...
+
+
+@runtime_checkable
+class SupportsTypesTooLarge(Protocol):
+    """Options of a site whose drones run on this host."""
+
+    def types_too_large(self, types: Sequence[DroneType]) -> Iterable[OptionFinding]:
+        """Return types that this host can never hold; keys begin at the site's file."""
+        ...
+
+
+@runtime_checkable
+class SupportsHostWarnings(Protocol):
+    """Options that need something on this host, such as a program."""
+
+    def host_warnings(self) -> Iterable[OptionFinding]:
+        """Return what does not work on this host; keys begin below ``options``."""
+        ...
+
+
+@runtime_checkable
+class SupportsDroneAccount(Protocol):
+    """Options of a site that decide or know the account of its drones."""
+
+    def drone_account(self) -> tuple[str, str | None]:
+        """Return the key that sets the account of drones, and its name on the controller's host.
+
+        Empty is the controller's own account; None is one that is not on this host. An account that
+        can read a secret of the controller is an error unless the options have ``same_account: true``.
+        """
+        ...
+
+
+@runtime_checkable
+class SupportsKeptLife(Protocol):
+    """Options of a site whose drones live shorter than their walltime, beside the grace."""
+
+    def kept_life_s(self, walltime_s: float, grace_s: float) -> float:
+        """Return by how many seconds."""
+        ...
+
+
+@runtime_checkable
+class SupportsOneUser(Protocol):
+    """Options of an overlay that may have one user alone."""
+
+    def runs_jobs_of_others(self) -> bool:
+        """Return True if another account may submit jobs."""
         ...
 
 

@@ -19,10 +19,7 @@ _KIND = {SITES: "site", OVERLAYS: "overlay"}
 
 
 class AdapterUnknownError(LookupError):
-    """No installed package offers an adapter of this name.
-
-    ``known``: the names that are offered.
-    """
+    """No installed package offers an adapter of this name. ``known``: the names that are offered."""
 
     def __init__(self, group: str, name: str, known: tuple[str, ...]) -> None:
         super().__init__(f"no {_KIND[group]} adapter `{name}` is installed")
@@ -45,10 +42,7 @@ def site_adapter(name: str) -> SiteFactory:
 
 
 def overlay_adapter(name: str) -> OverlayFactory:
-    """Return the class of overlay adapter ``name``.
-
-    Raises AdapterUnknownError, AdapterBrokenError.
-    """
+    """Return the class of overlay adapter ``name``. Raises AdapterUnknownError, AdapterBrokenError."""
     return cast(OverlayFactory, adapter(OVERLAYS, name))
 
 

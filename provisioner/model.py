@@ -202,10 +202,7 @@ class Slot:
     drone_id: DroneId
     state: SlotState
     heard_at: float
-    """Last sign of life by this host's clock.
-
-    It decides whether a slot is alive, not the listing.
-    """
+    """Last sign of life by this host's clock. It decides whether a slot is alive, not the listing."""
     free_gpu_milli: int = 0
     free_cpus: int = 0
     free_memory_mib: int = 0
@@ -363,10 +360,7 @@ class OverlayView:
     notices: tuple[str, ...] = ()
     """Problems that an operator should look at (an ad without DroneId, a schedd that denies reading), a line each."""
     evictions: tuple[Eviction, ...] | None = None
-    """Evictions of the last quarter of an hour or so, in many polls.
-
-    None if the overlay does not report them.
-    """
+    """Evictions of the last quarter of an hour or so, in many polls. None if the overlay does not report them."""
     completions: tuple[CompletedJob, ...] | None = None
     completions_at: float = 0.0
     """Time up to which completed jobs are known; 0: as of the view."""
@@ -444,10 +438,7 @@ class RemoteDrone:
 
 @frozen
 class OwnerDemand:
-    """Waiting owner jobs of one shape that need resources that our drones may hold.
-
-    Sizes are of one job.
-    """
+    """Waiting owner jobs of one shape that need resources that our drones may hold. Sizes are of one job."""
 
     count: int
     gpu_milli: int
@@ -706,10 +697,7 @@ class Breaker:
     """Start of the state. Of a user: the last reset, or 0; failures before it do not count."""
     failures: int = 0
     until: float = 0.0
-    """End of a ban, when it may be probed.
-
-    Of the overlay after an outage: when its demand is trusted again.
-    """
+    """End of a ban, when it may be probed. Of the overlay after an outage: when its demand is trusted again."""
     fault: Fault | None = None
     blind_until: float = 0.0
     """End of the last outage that was long enough to hide events."""
@@ -787,10 +775,7 @@ CREDENTIAL_WARNING_S = 7 * 86400.0
 
 @frozen
 class Credential:
-    """A token, key or certificate that the overlay, a site or the web service uses.
-
-    It never holds the secret.
-    """
+    """A token, key or certificate that the overlay, a site or the web service uses. It never holds the secret."""
 
     name: str
     """Option that names it, with dots between the levels: ``drone_token``, ``rest.token``."""
@@ -962,10 +947,7 @@ class RequestKind(StrEnum):
     RESET = "reset"
     """Lift bans: ``drone_ids`` holds breaker scopes: ``<site>`` with its types, ``<site>/<type>``, ``user:<name>``."""
     DISABLE = "disable"
-    """Start nothing at the sites that ``drone_ids`` names.
-
-    It stays open, and so in force, until they are enabled.
-    """
+    """Start nothing at the sites that ``drone_ids`` names. It stays open, and so in force, until they are enabled."""
     ENABLE = "enable"
     RELOAD = "reload"
     """Read the configuration again."""
@@ -1077,10 +1059,7 @@ class Drain:
 
 @frozen
 class Stop:
-    """Order to the site to stop a drone with notice and grace period.
-
-    ``drone`` is its record afterwards.
-    """
+    """Order to the site to stop a drone with notice and grace period. ``drone`` is its record afterwards."""
 
     drone: Drone
     was: DroneState

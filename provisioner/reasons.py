@@ -343,10 +343,7 @@ class BlackHoleDrone(LeaveReason):
 
 @frozen
 class BlackHoleNode(LeaveReason):
-    """It has no job yet, and several drones on its node made jobs fail.
-
-    The node is avoided for a while.
-    """
+    """It has no job yet, and several drones on its node made jobs fail. The node is avoided for a while."""
 
     sentence = "its node {node} is avoided until {until:time}: {failures:drone} on it ate jobs{message:tail}"
 
@@ -566,10 +563,7 @@ class BadRequest(ConfigurationReason):
 
 @frozen
 class PlannerFailed(ConfigurationReason):
-    """The planner fails on these jobs by an error of its own.
-
-    They are left out; all others are planned.
-    """
+    """The planner fails on these jobs by an error of its own. They are left out; all others are planned."""
 
     sentence = (
         "the planner fails on this and leaves it out{error:tail}. Report it with "
@@ -910,10 +904,7 @@ class NodeReserved(WaitingSiteReason):
 
 @frozen
 class UserTurn(WaitingSiteReason):
-    """Turn of the user of some jobs when drones are started.
-
-    ``explain`` tells it; no plan has it.
-    """
+    """Turn of the user of some jobs when drones are started. ``explain`` tells it; no plan has it."""
 
     sentence = (
         "when drones are started, the user of these jobs comes as number {place} of {users} with waiting "

@@ -23,18 +23,12 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 
 
 def to_json(value: object, kind: Any = None) -> str:
-    """Return ``value`` as compact JSON.
-
-    ``kind``: its type where that is not ``type(value)`` (a union, a tuple).
-    """
+    """Return ``value`` as compact JSON. ``kind``: its type where that is not ``type(value)`` (a union, a tuple)."""
     return _adapter(kind or type(value)).dump_json(value).decode()
 
 
 def from_json(kind: type[T], text: str | bytes) -> T:
-    """Return the value that :func:`to_json` wrote.
-
-    Raises ``pydantic.ValidationError`` for anything else.
-    """
+    """Return the value that :func:`to_json` wrote. Raises ``pydantic.ValidationError`` for anything else."""
     return cast(T, _adapter(kind).validate_json(text))
 
 

@@ -1,16 +1,15 @@
 """One blocking library in a process of its own: calls with deadlines, and a kill when one passes.
 
-A library that keeps the interpreter lock while it waits on the network (the HTCondor bindings do)
-would stop the event loop even from a thread. Here it lives in a child, started with ``python -m
-provisioner.worker_process`` at the first call:
+A library that keeps the interpreter lock while it waits on the network (the HTCondor bindings do) would stop the event
+loop even from a thread. Here it lives in a child, started with ``python -m provisioner.worker_process`` at the first
+call:
 
     pool = WorkerProcess("adapters.condor.pool:open_pool", "pool.example.org:9618")
     view = await pool.call("poll", deadline_s=20.0)
 
-``open_pool("pool...")`` runs in the child and returns the object whose methods are called, one at a
-time. Arguments and results are plain picklable values. The pickles go through two pipes, each with
-its length in front; the child holds no other line to us, and the kernel kills it when this process
-dies.
+``open_pool("pool...")`` runs in the child and returns the object whose methods are called, one at a time. Arguments and
+results are plain picklable values. The pickles go through two pipes, each with its length in front; the child holds no
+other line to us, and the kernel kills it when this process dies.
 """
 
 from __future__ import annotations
@@ -45,10 +44,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 class WorkerProcess:
-    """A child process around one blocking object, started at the first call.
-
-    Calls run one after the other.
-    """
+    """A child process around one blocking object, started at the first call. Calls run one after the other."""
 
     def __init__(
         self, target: str, *args: Any, env: Mapping[str, str] | None = None, python: str = ""

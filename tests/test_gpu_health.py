@@ -50,10 +50,7 @@ class Node:
         (self.dir / "kernel.log").write_text("".join(f"{line}\n" for line in lines))
 
     def job_on(self, gpu: str, folder: str = "scratch") -> Path:
-        """Have a job run on a GPU, as far as the drone sees it.
-
-        HTCondor 23 has the machine ad beside ``scratch``.
-        """
+        """Have a job run on a GPU, as far as the drone sees it. HTCondor 23 has the machine ad beside ``scratch``."""
         ad = self.dir / "condor/execute/dir_17" / folder / ".machine.ad"
         ad.parent.mkdir(parents=True)
         ad.write_text(f'Cpus = 1\nAssignedGPUs = "{gpu}"\n')

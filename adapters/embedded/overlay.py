@@ -85,10 +85,7 @@ class EmbeddedOverlay:
         """Do nothing: no connection is kept."""
 
     async def poll(self, types: Sequence[DroneType]) -> model.OverlayView:
-        """Return classes and slots of one moment.
-
-        Raises :class:`UnavailableError` if the queue file is missing.
-        """
+        """Return classes and slots of one moment. Raises :class:`UnavailableError` if the queue file is missing."""
         return await asyncio.to_thread(
             self._with_queue, lambda connection: self._view(connection, types)
         )
@@ -277,10 +274,7 @@ def _slots(
 
 
 def _completions(connection: sqlite3.Connection, since: float) -> Iterator[model.CompletedJob]:
-    """Yield finished jobs, the newest first.
-
-    One that failed by itself is done as well: it is not run again.
-    """
+    """Yield finished jobs, the newest first. One that failed by itself is done as well: it is not run again."""
     done = "SELECT * FROM job WHERE ended_at > 0 AND ended_at >= ? ORDER BY ended_at DESC LIMIT ?"
     for row in connection.execute(done, (since, _MAX_REPORTED_JOBS)):
         yield model.CompletedJob(

@@ -145,10 +145,7 @@ def create(path: Path) -> None:
 
 
 def connect(path: Path, busy_s: float = 5.0) -> sqlite3.Connection:
-    """Open an existing queue.
-
-    Raises ``sqlite3.Error`` if there is none, or one of another version or account.
-    """
+    """Open an existing queue. Raises ``sqlite3.Error`` if there is none, or one of another version or account."""
     connection = _connect(path, "rw", busy_s)
     try:
         version = connection.execute("PRAGMA user_version").fetchone()[0]
@@ -193,10 +190,7 @@ def _connect(
 
 @contextlib.contextmanager
 def writing(connection: sqlite3.Connection) -> Iterator[None]:
-    """Open a write transaction.
-
-    It is immediate: a value read in it still holds when it is written.
-    """
+    """Open a write transaction. It is immediate: a value read in it still holds when it is written."""
     connection.execute("BEGIN IMMEDIATE")
     try:
         yield
@@ -230,10 +224,9 @@ def submit(
 ) -> list[int]:
     """Add ``count`` equal jobs to the queue and return their ids. The file is created if it is missing.
 
-    ``gpus``: 0, a share below 1 in steps of 0.001, or whole GPUs. ``vram_mib`` is per GPU,
-    ``capability`` is the CUDA compute capability times ten; 0 or an empty text sets no requirement.
-    ``gpu_optional``: the jobs use an idle GPU or run without one on CPU drones; no drone with a GPU
-    is started for them.
+    ``gpus``: 0, a share below 1 in steps of 0.001, or whole GPUs. ``vram_mib`` is per GPU, ``capability`` is the CUDA
+    compute capability times ten; 0 or an empty text sets no requirement. ``gpu_optional``: the jobs use an idle GPU or
+    run without one on CPU drones; no drone with a GPU is started for them.
 
     Raises:
         InvalidJobError: the request can never be met.
@@ -323,10 +316,7 @@ def counts(path: Path) -> dict[JobState, int]:
 
 
 def remove(path: Path, ids: Sequence[int]) -> int:
-    """Delete jobs and return how many existed.
-
-    A running one is killed when its drone next renews the lease.
-    """
+    """Delete jobs and return how many existed. A running one is killed when its drone next renews the lease."""
     with contextlib.closing(connect(path)) as connection, writing(connection):
         return sum(
             connection.execute("DELETE FROM job WHERE id = ?", (job_id,)).rowcount for job_id in ids

@@ -138,10 +138,7 @@ class LeaseGuard:
         os.close(reader)
 
     def prepare(self) -> None:
-        """Register this process and unblock signals.
-
-        Called in the job's process before it executes anything.
-        """
+        """Register this process and unblock signals. Called in the job's process before it executes anything."""
         self._send(f"+{os.getpid()}")
         signal.pthread_sigmask(signal.SIG_SETMASK, set())
 
@@ -306,10 +303,7 @@ class WorkerRetirement(NamedTuple):
 
 
 class Worker:
-    """One drone in the pool.
-
-    It has one thread and waits for signals, so no handler interrupts it.
-    """
+    """One drone in the pool. It has one thread and waits for signals, so no handler interrupts it."""
 
     def __init__(
         self,
@@ -553,10 +547,7 @@ def main() -> int:
 
 
 def _serve(settings: WorkerSettings) -> WorkerExitError:
-    """Join, work and leave.
-
-    The guard kills jobs that still run; they are idle again when their leases expire.
-    """
+    """Join, work and leave. The guard kills jobs that still run; they are idle again when their leases expire."""
     guard = LeaseGuard()
     worker: Worker | None = None
     try:

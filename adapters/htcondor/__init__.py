@@ -16,10 +16,7 @@ if TYPE_CHECKING:
 else:
 
     class _LazyModule:
-        """A module of the bindings.
-
-        UnavailableError, with the remedy, where they are not installed.
-        """
+        """A module of the bindings. UnavailableError, with the remedy, where they are not installed."""
 
         def __init__(self, name: str) -> None:
             self._name = name

@@ -170,10 +170,7 @@ def references(source_text: str, ad: Ad | None = None) -> list[str]:
 LIMITS_PROJECTION = ("ConcurrencyLimits", "LastRejMatchReason", "LastRejMatchTime")
 """Attributes of jobs that :func:`refusals` looks at, beside ``JobStatus`` and ``ServerTime``."""
 _REFUSAL_COUNTS_S = 900.0
-"""A refusal counts for so long.
-
-The negotiator repeats it in each cycle, for one job of those that are alike.
-"""
+"""A refusal counts for so long. The negotiator repeats it in each cycle, for one job of those that are alike."""
 
 Refusal: TypeAlias = tuple[float, bool]
 """Time of the newest refusal by the schedd's clock, and True if a limit was its reason."""

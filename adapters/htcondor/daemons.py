@@ -128,10 +128,7 @@ _LOG_DATE = re.compile(r"^[\d/]+ [\d:.]+ ")
 
 
 class BindingsErrors:
-    """Errors of the bindings.
-
-    Their exceptions do not distinguish credentials from silence, but their log does.
-    """
+    """Errors of the bindings. Their exceptions do not distinguish credentials from silence, but their log does."""
 
     def __init__(self) -> None:
         htcondor2.enable_log()

@@ -79,10 +79,7 @@ def read_token(text: str) -> IdToken:
 def idtoken_credential(
     name: str, secret: Secret, issuer: str = "", needs: Collection[str] = ()
 ) -> Credential:
-    """Return an IDTOKEN as a credential.
-
-    A pool refuses one of another issuer, and a drone ``needs`` these scopes.
-    """
+    """Return an IDTOKEN as a credential. A pool refuses one of another issuer, and a drone ``needs`` these scopes."""
     found = secret_credential(name, secret, is_jwt=True)
     if found.problem and found.doubtful:
         return found
@@ -112,10 +109,7 @@ def idtoken_credential(
 
 
 def directory_credentials(name: str, directory: Path) -> Iterator[Credential]:
-    """Yield the tokens of a directory.
-
-    All are offered: of several a dead one is left out if another is good.
-    """
+    """Yield the tokens of a directory. All are offered: of several a dead one is left out if another is good."""
     try:
         files = [
             file
@@ -137,10 +131,7 @@ def directory_credentials(name: str, directory: Path) -> Iterator[Credential]:
 def token_warnings(
     name: str, secret: Secret, needs: Collection[str], most: Collection[str] = ()
 ) -> Iterator[str]:
-    """Yield what is odd in a token.
-
-    It ``needs`` each of these scopes (or one of ``A or B``), ``most`` no other.
-    """
+    """Yield what is odd in a token. It ``needs`` each of these scopes (or one of ``A or B``), ``most`` no other."""
     try:
         mode = stat.S_IMODE(secret.file.stat().st_mode) if secret.file is not None else 0
         if mode & 0o077:
@@ -190,10 +181,7 @@ class TokenSigner:
     trust_domain: str
 
     def token(self, user: str, now: float, lifetime_s: float) -> str:
-        """Return a drone's token that is good for ``lifetime_s``.
-
-        SecretUnreadableError if the key cannot be read.
-        """
+        """Return a drone's token that is good for ``lifetime_s``. SecretUnreadableError if the key cannot be read."""
         try:
             content = self.file.read_bytes()
         except OSError as error:
@@ -269,10 +257,7 @@ class ClientDirectory:
         config: HTCondorConfig | HTCondorSiteConfig,
         token: Callable[[], str] | None = None,
     ) -> None:
-        """``whose``: the pool, for messages.
-
-        ``token``: read in place of the tokens of ``config``.
-        """
+        """``whose``: the pool, for messages. ``token``: read in place of the tokens of ``config``."""
         self._whose, self._read = whose, token or (config.token.read if config.token else None)
         self._token_directory = None if token else config.token_directory
         self.path = Path(tempfile.mkdtemp(prefix="provisioner-condor-"))
@@ -295,10 +280,7 @@ class ClientDirectory:
         return kept | {"CONDOR_CONFIG": str(self.path / "condor_config")}
 
     def refresh(self) -> None:
-        """Copy the tokens as they are now.
-
-        AuthError if none can be read, UnavailableError without a place.
-        """
+        """Copy the tokens as they are now. AuthError if none can be read, UnavailableError without a place."""
         wanted = self._wanted()
         try:
             # Hosts tidy up what is old in their directory for temporary files: it may be somebody

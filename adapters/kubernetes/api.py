@@ -152,10 +152,7 @@ class KubernetesApi:
         return (await self._current()).namespace
 
     async def read(self, path: str, query: Query = (), *, optional: bool = False) -> Record | None:
-        """Return an object; None if it does not exist and is ``optional``.
-
-        Raises UnavailableError or AuthError.
-        """
+        """Return an object; None if it does not exist and is ``optional``. Raises UnavailableError or AuthError."""
         try:
             reply = await self._call("GET", path, query)
         except OutcomeUnknownError as error:  # a read changes nothing
@@ -167,10 +164,7 @@ class KubernetesApi:
         return reply.body
 
     async def pages(self, path: str, query: Query = ()) -> tuple[list[Record], str]:
-        """Return all objects of a collection, in pages, and its resource version.
-
-        Raises as :meth:`read`.
-        """
+        """Return all objects of a collection, in pages, and its resource version. Raises as :meth:`read`."""
         found: list[Record] = []
         more: Query = ()
         for _ in range(_MAX_LIST_PAGES):

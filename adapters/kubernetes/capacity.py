@@ -37,10 +37,7 @@ PASSING = re.compile(
     r"evict|quarantin|maintenance|upgrad|update|outdated|repair|remediat|unhealthy|degraded|problem|ignore-taint",
     re.IGNORECASE,
 )
-"""Words in key or value of a taint that a controller sets for a while.
-
-Other taints keep drones away for good.
-"""
+"""Words in key or value of a taint that a controller sets for a while. Other taints keep drones away for good."""
 Amounts = Mapping[str, float]
 """Amounts by resource, in base units."""
 

@@ -99,10 +99,7 @@ class Kubeconfig:
             raise KubeconfigError(f"{self.where}: `{key}`: {why}") from None
 
     def pem(self, key: str) -> str:
-        """Return a certificate or key, which is in the kubeconfig or in a file.
-
-        Raises ValueError too.
-        """
+        """Return a certificate or key, which is in the kubeconfig or in a file. Raises ValueError too."""
         return base64.b64decode(self.get(f"{key}-data", str)).decode(
             "ascii", "ignore"
         ) or self.file(key)
@@ -209,10 +206,7 @@ def access_by(found: Kubeconfig) -> ServerAccess:
 
 
 async def read_access(settings: KubernetesSiteConfig) -> ServerAccess:
-    """Return what is needed to call the API server.
-
-    Raises KubeconfigError; AuthError if a plugin fails.
-    """
+    """Return what is needed to call the API server. Raises KubeconfigError; AuthError if a plugin fails."""
     found = read_kubeconfig(settings)
     access = access_by(found)
     return await _run_plugin(found) if found.get("exec", dict) and not access.headers else access

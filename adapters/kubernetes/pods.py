@@ -167,10 +167,7 @@ def job_body(pod: Mapping[str, Any]) -> dict[str, Any]:
 def secret_body(
     order: StartOrder, config: KubernetesSiteConfig, names: PodNames, uid: str
 ) -> dict[str, Any]:
-    """Return the secret of an order, which belongs to its pod or Job ``uid``.
-
-    Raises UnfitError if it is too large.
-    """
+    """Return the secret of an order, which belongs to its pod or Job ``uid``. Raises UnfitError if it is too large."""
     bootstrap, name = order.bootstrap, order.drone_id
     assert bootstrap is not None
     enforced = config.options(order.type.name).enforced

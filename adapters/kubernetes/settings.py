@@ -17,7 +17,7 @@ from provisioner.config.credentials import pem_credential, token_credential
 from provisioner.config.messages import choices
 from provisioner.config.models import ConfigSection, mistake_at
 from provisioner.config.units import ConfigPath, Duration, PositiveDuration
-from provisioner.interfaces import AdapterError
+from provisioner.interfaces import AdapterError, OptionFinding
 from provisioner.model import WHOLE_GPU, Credential, DroneType
 
 _RESERVED = re.compile(
@@ -93,10 +93,7 @@ class PodOptions(ConfigSection):
     )
     """Container image with HTCondor, or with what `CONDOR_PREFIX` in `env` leads to."""
     priority_class: str = Field("", pattern=rf"^$|{_DNS_NAME}", examples=["gpu-drones"])
-    """PriorityClass. Pods of a higher priority are the owner's, and come first.
-
-    Default: the cluster's.
-    """
+    """PriorityClass. Pods of a higher priority are the owner's, and come first. Default: the cluster's."""
     queue: str = Field("", pattern=rf"^$|{_DNS_LABEL}", examples=["drones"])
     """LocalQueue of Kueue that admits the pods. Default: none."""
     node_selector: _Labels = Field(default_factory=dict, examples=[{"pool": "gpu"}])
@@ -152,10 +149,7 @@ class KubernetesSiteConfig(PodOptions):
     env: Annotated[
         dict[str, str], AfterValidator(partial(check_environment, reserved=_RESERVED))
     ] = Field(default_factory=dict, examples=[{"CONDOR_PREFIX": "/opt/condor"}])
-    """Environment variables for each drone.
-
-    `CONDOR_PREFIX` here is used instead of the overlay's `condor_prefix`.
-    """
+    """Environment variables for each drone. `CONDOR_PREFIX` here is used instead of the overlay's `condor_prefix`."""
     run_as: int = Field(1000, ge=1, le=2**31 - 1)
     """User and group id of the drones. Drones never run as root."""
     kind: Literal["pod", "job"] = Field("pod")
@@ -195,7 +189,7 @@ class KubernetesSiteConfig(PodOptions):
             return ""
         return options.resource or GPU_RESOURCES[kind.vendor]
 
-    def misfits(self, types: Sequence[DroneType]) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    def type_conflicts(self, types: Sequence[DroneType]) -> Iterator[OptionFinding]:
         """Yield what does not agree with the site's drone types: path in the site file, and message."""
         names = [kind.name for kind in types]
         for kind in types:
@@ -256,7 +250,7 @@ class KubernetesSiteConfig(PodOptions):
                 each = replace(known, name=f"kubeconfig.{key}", source=found.where)
                 yield pem_credential(each, content, last=key == "certificate-authority")
 
-    def doubts(self) -> Iterator[tuple[tuple[str, ...], str]]:
+    def host_warnings(self) -> Iterator[OptionFinding]:
         """Yield what would not work on this host: path below the options, and message."""
         try:
             access_by(read_kubeconfig(self))

@@ -49,10 +49,7 @@ _BAD_GPU = (71, 72)
 
 
 class KubernetesSite:
-    """Drones as pods of one namespace.
-
-    The state is in the API server, so a restarted controller sees the same.
-    """
+    """Drones as pods of one namespace. The state is in the API server, so a restarted controller sees the same."""
 
     Config = KubernetesSiteConfig
 
@@ -346,10 +343,7 @@ class KubernetesSite:
         return found
 
     async def _try(self, body: Record, *query: tuple[str, str]) -> None:
-        """Have the API server check a pod as if it was created.
-
-        Raises UnavailableError or what refuses it.
-        """
+        """Have the API server check a pod as if it was created. Raises UnavailableError or what refuses it."""
         try:
             await self._api.order(
                 "POST", "pods", body, [("dryRun", "All"), *query], accepted=("AlreadyExists",)

@@ -21,10 +21,7 @@ from provisioner.values import frozen
 
 _LONGEST = 300
 _OWN_LIMIT = re.compile("exceeds the |exceeded its ")
-"""That of the drone, or of its emptyDir.
-
-A node that lacks disk itself says ``which exceeds its request``.
-"""
+"""That of the drone, or of its emptyDir. A node that lacks disk itself says ``which exceeds its request``."""
 _POOL_TOKEN = re.compile(r"eyJ[A-Za-z0-9_=-]{12,}[A-Za-z0-9_.=-]*")
 
 DELETED_BY_OTHERS = "its pod was deleted by somebody else"
@@ -87,10 +84,7 @@ _POD_REASONS: Mapping[str, EndMapping] = {
         EndKind.FAULT, FaultKind.CONFIG, "refused by its node"
     ),
 }
-"""Reasons of a pod that failed.
-
-``OutOf`` stands for ``OutOfcpu``, ``OutOfnvidia.com/gpu`` and the like.
-"""
+"""Reasons of a pod that failed. ``OutOf`` stands for ``OutOfcpu``, ``OutOfnvidia.com/gpu`` and the like."""
 
 
 @frozen
@@ -98,10 +92,7 @@ class DronePod:
     """A drone's pod, or its Job as long as that has no pod."""
 
     drone: RemoteDrone
-    """As a site that has not stopped it reports it.
-
-    Its slot is the name, its remote id the uid of ``path``.
-    """
+    """As a site that has not stopped it reports it. Its slot is the name, its remote id the uid of ``path``."""
     path: str
     """Object that the others of the drone belong to: the Job if there is one, else the pod."""
     created_at: float = 0.0
@@ -215,10 +206,7 @@ def _state(
 _LASTING = re.compile(
     r"node affinity|node selector|requested node name|taint \{|missing required label|Card(Type|Uuid)Mismatch|not found"
 )
-"""Obstacles that stay until a person changes something.
-
-Whatever else a scheduler or its plugins say may pass.
-"""
+"""Obstacles that stay until a person changes something. Whatever else a scheduler or its plugins say may pass."""
 
 
 def obstacle(message: str) -> FaultKind:
@@ -246,10 +234,7 @@ def _disruption(conditions: Mapping[str, Record]) -> EndMapping | None:
 
 
 def _end(status: Record, disruption: EndMapping | None, terminated: Record) -> RemoteEnd:
-    """Return the end of a pod in a final phase.
-
-    Its reason is more exact than the condition of a disruption.
-    """
+    """Return the end of a pod in a final phase. Its reason is more exact than the condition of a disruption."""
     reason, message, why = (
         text(status, "reason"),
         text(status, "message"),

@@ -83,8 +83,5 @@ class DroneAccount:
         self.run("find", str(directory), "-mindepth", "1", "-delete")
 
     def kill(self, drone_id: str) -> None:
-        """Kill the processes of a drone that run under this account.
-
-        Raises :class:`DroneAccountError` if some stay.
-        """
+        """Kill the processes of a drone that run under this account. Raises :class:`DroneAccountError` if some stay."""
         self.run("sh", "-s", drone_id, data=_TAGGED.read_bytes() + b'\nkill_strays "$1"\n')

@@ -14,6 +14,7 @@ from pydantic import AfterValidator, Field
 from adapters.shared.parcel import check_environment
 from provisioner.config.models import ConfigSection
 from provisioner.config.units import Capability, ConfigPath, Duration, Size
+from provisioner.interfaces import OptionFinding
 from provisioner.model import DroneType
 
 _SITE_VARIABLES = re.compile(r"PROVISIONER_.*|DRONE_.*|CUDA_VISIBLE_DEVICES")
@@ -39,10 +40,7 @@ class LocalSiteConfig(ConfigSection):
     """Options of the ``local`` site."""
 
     root: ConfigPath = Field(examples=["var/drones"], json_schema_extra={"places_drones": "shared"})
-    """Directory, on a local disk, in which each drone gets its own, named by its id.
-
-    Made if missing.
-    """
+    """Directory, on a local disk, in which each drone gets its own, named by its id. Made if missing."""
     gpus: Literal["auto"] | tuple[GpuSpec, ...] = Field("auto")
     """`auto`: what `nvidia-smi` lists, none where there is no `nvidia-smi`. A list declares GPUs,
     real or not; they are numbered from 0 in its order."""
@@ -71,11 +69,8 @@ class LocalSiteConfig(ConfigSection):
         """Return the option that names the account of drones, and that account."""
         return "account", self.account
 
-    def unfit(self, types: Sequence[DroneType]) -> Iterator[tuple[tuple[str, str], str]]:
-        """Yield types that this host can never hold.
-
-        GPUs that `nvidia-smi` would have to list are left out.
-        """
+    def types_too_large(self, types: Sequence[DroneType]) -> Iterator[OptionFinding]:
+        """Yield types that this host can never hold. GPUs that `nvidia-smi` would have to list are left out."""
         from adapters.local.resources import FreeHostResources, declared_host
 
         root = self.root.absolute()

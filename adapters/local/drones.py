@@ -224,10 +224,7 @@ class LocalDrone:
         return False
 
     def remove(self) -> None:
-        """Remove the directory from every listing at once, then from the disk.
-
-        What resists keeps a ``.old-`` name.
-        """
+        """Remove the directory from every listing at once, then from the disk. What resists keeps a ``.old-`` name."""
         if account := self.record.drone_account:
             account.empty(self.own)  # while it is still listed: a failure is tried again
         aside = self.path.with_name(_REMOVED + self.id)

@@ -40,10 +40,7 @@ class LocalHost:
 
 
 def survey(config: LocalSiteConfig) -> LocalHost:
-    """Return the resources of this host, as the configuration limits them.
-
-    Raises :class:`UnavailableError`.
-    """
+    """Return the resources of this host, as the configuration limits them. Raises :class:`UnavailableError`."""
     host = declared_host(config, config.root)
     if config.gpus != "auto":
         return host
@@ -52,10 +49,7 @@ def survey(config: LocalSiteConfig) -> LocalHost:
 
 
 def declared_host(config: LocalSiteConfig, root: Path) -> LocalHost:
-    """Return this host with the GPUs that the configuration declares.
-
-    ``root``: a path on the disk for drones.
-    """
+    """Return this host with the GPUs that the configuration declares. ``root``: a path on the disk for drones."""
     specs = (
         () if config.gpus == "auto" else [spec for spec in config.gpus for _ in range(spec.count)]
     )
@@ -81,10 +75,7 @@ def disk_mib(root: Path) -> int:
 
 
 def _probe() -> tuple[tuple[LocalGpu, ...], tuple[str, ...]]:
-    """Return the GPUs that ``nvidia-smi`` lists, and notices.
-
-    A driver that fails is a fault of this node.
-    """
+    """Return the GPUs that ``nvidia-smi`` lists, and notices. A driver that fails is a fault of this node."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return (), ("no nvidia-smi on this host: it has no GPUs for drones",)
@@ -264,10 +255,7 @@ class FreeHostResources:
 
 
 def _suits(gpu: LocalGpu, kind: DroneType) -> bool:
-    """Return True if a device meets the type's requirements.
-
-    Unknown values, on either side, are not compared.
-    """
+    """Return True if a device meets the type's requirements. Unknown values, on either side, are not compared."""
     return (
         (not kind.gpu_model or not gpu.model or canonical(gpu.model) == canonical(kind.gpu_model))
         and (not gpu.vram_mib or gpu.vram_mib >= kind.vram_mib)

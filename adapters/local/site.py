@@ -50,10 +50,7 @@ from provisioner.interfaces import AuditFinding, UnavailableError
 from provisioner.model import DroneId, FaultKind, OrderOutcome, OrderResult, RemoteState
 
 _INHERITED = ("PATH", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH")
-"""Variables that a drone inherits.
-
-The controller's environment may hold secrets, so there are no others.
-"""
+"""Variables that a drone inherits. The controller's environment may hold secrets, so there are no others."""
 _OF_ACCOUNT = ("HOME", "USER", "LOGNAME")
 """These as well, if it runs under the controller's account."""
 _LAUNCHER = Path(__file__).with_name("launcher.sh")

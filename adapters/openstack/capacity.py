@@ -64,10 +64,7 @@ def host_names(hosts: Iterable[HostConfig], projects: Iterable[str]) -> Mapping[
 
 
 def size_of(server: Server) -> FlavorSize:
-    """Return the size of a server's flavour.
-
-    One that asks for an unknown number of GPUs has one at least.
-    """
+    """Return the size of a server's flavour. One that asks for an unknown number of GPUs has one at least."""
     flavor = server.flavor
     if flavor is None:
         return FlavorSize()

@@ -47,10 +47,7 @@ class ResolvedNames:
 
 
 class NameResolver:
-    """Names in the settings, looked up when first needed, and again after a while.
-
-    Raises what the cloud raises.
-    """
+    """Names in the settings, looked up when first needed, and again after a while. Raises what the cloud raises."""
 
     def __init__(
         self,
@@ -76,10 +73,7 @@ class NameResolver:
             return {name: flavor for name, flavor in found.items() if flavor is not None}
 
     async def resolved(self, kind: DroneType) -> ResolvedNames:
-        """Return the ids that servers of a drone type are made from.
-
-        Raises RejectedError (CONFIG).
-        """
+        """Return the ids that servers of a drone type are made from. Raises RejectedError (CONFIG)."""
         async with self._lock:
             await self._refresh()
             if kind.name not in self._resolved:
@@ -316,10 +310,7 @@ _LATE_CREATE_S = 300.0
 
 
 class ServerCreation:
-    """The starts of one site.
-
-    One call at a time creates; what it creates is bounded by ``config.parallel``.
-    """
+    """The starts of one site. One call at a time creates; what it creates is bounded by ``config.parallel``."""
 
     def __init__(
         self, cloud: OpenStackCloud, config: OpenStackSiteConfig, names: ServerNames

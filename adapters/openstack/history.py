@@ -96,10 +96,7 @@ def _flavor_of(server: Server) -> str:
 
 
 def _holds(servers: Iterable[Server], now: float) -> Iterator[tuple[float, float, int]]:
-    """Yield start, end and GPUs, in thousandths, of servers.
-
-    A server that is shut off holds its GPUs.
-    """
+    """Yield start, end and GPUs, in thousandths, of servers. A server that is shut off holds its GPUs."""
     for server in servers:
         yield (
             server.launched_at,

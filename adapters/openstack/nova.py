@@ -55,10 +55,7 @@ class OpenStackCloud(OpenStackSession):
         ]
 
     async def create(self, server: Record, hints: Mapping[str, str], *, deadline_s: float) -> str:
-        """Create a server and return its id.
-
-        Raises RejectedError (QUOTA, CAPACITY, CONFIG, THROTTLED).
-        """
+        """Create a server and return its id. Raises RejectedError (QUOTA, CAPACITY, CONFIG, THROTTLED)."""
         body = {"server": dict(server), **({"os:scheduler_hints": dict(hints)} if hints else {})}
         reply = await self.order("compute", "POST", "/servers", body, deadline_s=deadline_s)
         server_id = text(mapping(reply.body.get("server")), "id")

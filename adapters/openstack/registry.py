@@ -121,10 +121,7 @@ class ServerRegistry:
         """The newest change that the cloud has reported, by its clock."""
 
     async def poll(self, cloud: OpenStackCloud) -> RegistryView:
-        """List our servers: two calls and their pages.
-
-        Merges nothing if it raises what ``cloud`` raises.
-        """
+        """List our servers: two calls and their pages. Merges nothing if it raises what ``cloud`` raises."""
         listed = self._completed(await cloud.servers())
         newest = max([self._newest, *(server.updated_at for server in listed)])
         deleted = await self._deleted(cloud, newest)

@@ -154,10 +154,7 @@ class Server:
 
 
 def parse_server(record: Record) -> Server:
-    """Parse a server of a detailed listing.
-
-    One of a cell that is down has little more than id and UNKNOWN.
-    """
+    """Parse a server of a detailed listing. One of a cell that is down has little more than id and UNKNOWN."""
     flavor, fault = mapping(record.get("flavor")), record.get("fault")
     attached = mappings(record.get("os-extended-volumes:volumes_attached"))
     return Server(
@@ -248,10 +245,7 @@ class StopMethod(Enum):
     """Way in which a server is stopped with notice. Without notice, all are deleted."""
 
     SHUT_DOWN = auto()
-    """By os-stop, which notifies its guest.
-
-    Nova takes that of an active server only on which nothing else is done.
-    """
+    """By os-stop, which notifies its guest. Nova takes that of an active server only on which nothing else is done."""
     NONE = auto()
     """It is on its way already, and would only be cut short."""
     DELETE = auto()
@@ -434,10 +428,7 @@ _IN_ERROR: _Patterns = (
     _HOST_NETWORK,
     _BAD_REQUEST,
 )
-"""Categories of servers in ERROR.
-
-A host's network comes before the bad request, whose words say `network`, too.
-"""
+"""Categories of servers in ERROR. A host's network comes before the bad request, whose words say `network`, too."""
 
 
 def _matching(patterns: _Patterns, words: str) -> FaultKind | None:

@@ -313,10 +313,7 @@ class OpenStackSession:
         return OpenStackReply(reply.status, {}, False, beginning, reply.headers)
 
     async def _login(self, refused: Login | None = None) -> Login:
-        """Return a valid login other than ``refused``.
-
-        Raises AuthError, or UnavailableError without an answer.
-        """
+        """Return a valid login other than ``refused``. Raises AuthError, or UnavailableError without an answer."""
         before = self._logins
         async with self._login_lock:
             login = self._current

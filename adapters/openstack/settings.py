@@ -14,6 +14,7 @@ from provisioner.config.credentials import authorities_credential
 from provisioner.config.messages import choices
 from provisioner.config.models import ConfigSection, mistake_at
 from provisioner.config.units import ConfigPath, Duration, PositiveDuration, Secret, Size
+from provisioner.interfaces import OptionFinding
 from provisioner.model import WHOLE_GPU, Credential, DroneType
 
 _RESERVED = re.compile(
@@ -71,10 +72,7 @@ class CloudAccess(ConfigSection):
     """File with the trusted authorities, for https."""
 
     def credentials(self) -> Iterator[Credential]:
-        """Yield the entry, if it cannot be read, and the authorities.
-
-        The end of the entry is known after a login.
-        """
+        """Yield the entry, if it cannot be read, and the authorities. The end of the entry is known after a login."""
         from adapters.openstack import clouds
 
         for path, problem in clouds.access_problems(self):
@@ -137,10 +135,7 @@ class OpenStackTypeConfig(ServerOptions):
 
 
 class HostConfig(ConfigSection):
-    """Hosts of one kind whose GPUs our servers may have.
-
-    A cloud tells its users nothing of them: its operator does.
-    """
+    """Hosts of one kind whose GPUs our servers may have. A cloud tells its users nothing of them: its operator does."""
 
     names: list[Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,253}$")]] = Field(
         min_length=1, max_length=1000, examples=[["gk-gpu-01", "gk-gpu-02"]]
@@ -234,7 +229,7 @@ class OpenStackSiteConfig(CloudAccess, ServerOptions):
         options["metadata"] = {**self.metadata, **special.metadata}
         return OpenStackTypeConfig.model_validate(options)
 
-    def misfits(self, types: Sequence[DroneType]) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    def type_conflicts(self, types: Sequence[DroneType]) -> Iterator[OptionFinding]:
         """Yield what does not agree with the site's drone types: path in the site file, and message."""
         names = [kind.name for kind in types]
         for kind in types:
@@ -263,7 +258,7 @@ class OpenStackSiteConfig(CloudAccess, ServerOptions):
             if name not in names:
                 yield path, f"there is no drone type `{name[:63]}`: {choices(name, names)}"
 
-    def doubts(self) -> Iterator[tuple[tuple[str, ...], str]]:
+    def host_warnings(self) -> Iterator[OptionFinding]:
         """Yield what would not work on this host: path below the options, and message."""
         from adapters.openstack import clouds
 

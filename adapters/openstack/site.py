@@ -44,10 +44,7 @@ _REQUEST_KEPT_S = 86400.0
 
 
 class OpenStackSite:
-    """Drones as servers of our project.
-
-    The state is in Nova, so a restarted controller sees the same.
-    """
+    """Drones as servers of our project. The state is in Nova, so a restarted controller sees the same."""
 
     Config = OpenStackSiteConfig
 
@@ -251,10 +248,7 @@ class OpenStackSite:
         return await side_by_side(stops, self._config.parallel)
 
     async def _stop(self, order: model.StopOrder, servers: Sequence[Server]) -> OrderResult:
-        """Stop the servers of one drone.
-
-        An error is its result: the other drones are stopped all the same.
-        """
+        """Stop the servers of one drone. An error is its result: the other drones are stopped all the same."""
         try:
             for server in servers:
                 method = server_phase(server).stop

@@ -181,10 +181,7 @@ def tail(console: str, lines: int) -> str:
 
 
 def _lines(console: str) -> Iterator[str]:
-    """Yield lines without what steers a terminal.
-
-    A carriage return begins a line, as a terminal would show it.
-    """
+    """Yield lines without what steers a terminal. A carriage return begins a line, as a terminal would show it."""
     for line in re.split(r"\r*\n|\r", _ESCAPE.sub("", console)):
         yield "".join(c if c.isprintable() else " " if c == "\t" else "?" for c in line)
 
@@ -214,10 +211,7 @@ class ResourceCleanup:
         self._next_at = 0.0
 
     def due(self, gone: Mapping[str, Server]) -> bool:
-        """Return whether a cleanup is due.
-
-        ``gone``: our servers that a poll did not list any more.
-        """
+        """Return whether a cleanup is due. ``gone``: our servers that a poll did not list any more."""
         now = self._clock()
         self._done &= gone.keys()
         for server_id, server in gone.items():

@@ -1,7 +1,4 @@
-"""Clients, transports and optional packages of several adapters.
-
-Adapters import this, never each other.
-"""
+"""Clients, transports and optional packages of several adapters. Adapters import this, never each other."""
 
 from __future__ import annotations
 
@@ -14,10 +11,7 @@ from provisioner.model import FaultKind
 
 @contextlib.contextmanager
 def optional_packages(extra: str, needed_by: str, *packages: str) -> Iterator[None]:
-    """Import what uses optional packages.
-
-    UnavailableError, with the remedy, if one is not installed.
-    """
+    """Import what uses optional packages. UnavailableError, with the remedy, if one is not installed."""
     try:
         yield
     except ImportError as error:

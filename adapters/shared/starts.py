@@ -59,10 +59,7 @@ def outcome_unknown(drone_id: DroneId, message: str) -> OrderResult:
 
 
 class Starts:
-    """Starts of one site, one call at a time.
-
-    A start without an answer may still succeed for ``may_come_s``.
-    """
+    """Starts of one site, one call at a time. A start without an answer may still succeed for ``may_come_s``."""
 
     def __init__(self, site: str, may_come_s: float) -> None:
         self._site, self._may_come_s = site, may_come_s
@@ -77,10 +74,7 @@ class Starts:
         drone_ids: Iterable[DroneId],
         work: Callable[[asyncio.Event], Awaitable[Sequence[OrderResult]]],
     ) -> Sequence[OrderResult]:
-        """Run ``work`` in its turn, in a task of its own.
-
-        It sends no more orders once its event is set.
-        """
+        """Run ``work`` in its turn, in a task of its own. It sends no more orders once its event is set."""
         given_up = asyncio.Event()
 
         async def in_turn() -> Sequence[OrderResult]:

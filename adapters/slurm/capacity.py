@@ -425,10 +425,7 @@ def is_owners(job: SlurmJob, owner: SlurmOwnerConfig) -> bool:
 def owner_load(
     jobs: Iterable[SlurmJob], nodes: Collection[Node], owner: SlurmOwnerConfig
 ) -> OwnerLoad:
-    """Return what the owner's running jobs use of these nodes.
-
-    A job of several nodes uses the same of each.
-    """
+    """Return what the owner's running jobs use of these nodes. A job of several nodes uses the same of each."""
     names = {node.name for node in nodes}
     total = OwnerLoad()
     for job in jobs:

@@ -87,10 +87,7 @@ def is_rejected_submission(job: SlurmJob) -> bool:
 def _remote_drone(
     job: SlurmJob, drone_id: DroneId, now: float, not_ours_from: float
 ) -> RemoteDrone:
-    """Return one job as a drone.
-
-    If it was cancelled after ``not_ours_from``, somebody else did that.
-    """
+    """Return one job as a drone. If it was cancelled after ``not_ours_from``, somebody else did that."""
     mapping = map_state(job.state, job.flags)
     state, reason, blocked = mapping.state, mapping.description, None
     end = _end(job, mapping, now, not_ours_from) if state is RemoteState.ENDED else None
@@ -234,10 +231,7 @@ class SlurmDrones:
         return found
 
     def listing(self, jobs: Sequence[SlurmJob], now: float) -> SlurmDroneListing:
-        """Return the drones among our ``jobs``, which were listed at ``now``.
-
-        Ended ones stay for a while.
-        """
+        """Return the drones among our ``jobs``, which were listed at ``now``. Ended ones stay for a while."""
         self.user = next((job.user for job in jobs if job.user), self.user)
         self.cancelled = {d: at for d, at in self.cancelled.items() if at > now - _CANCELLED_TTL_S}
         return self._listing(jobs, now, self._retain_s)

@@ -217,10 +217,7 @@ class SlurmClient(Protocol):
         return ()
 
     async def submit(self, submission: SlurmSubmission) -> int:
-        """Return the job id (of the whole array, if it is one).
-
-        UnavailableError: Slurm was certainly not asked.
-        """
+        """Return the job id (of the whole array, if it is one). UnavailableError: Slurm was certainly not asked."""
 
     async def cancel(self, remote_ids: Sequence[str], *, kill: bool = False) -> None:
         """Cancel these jobs, if they live: SIGTERM, and SIGKILL after KillWait, or at once with ``kill``."""
@@ -244,10 +241,7 @@ def split_job_id(remote_id: str) -> tuple[int, int] | None:
 
 
 def job_id_chunks(remote_ids: Collection[str], size: int) -> list[list[str]]:
-    """Return the ids in parts that fit into one call to Slurm.
-
-    ValueError if one of them is not a job or task.
-    """
+    """Return the ids in parts that fit into one call to Slurm. ValueError if one of them is not a job or task."""
     for remote_id in remote_ids:
         if not _SLURM_JOB_ID.fullmatch(remote_id):
             raise ValueError(f"`{printable(remote_id, 40)}` is not a job id")
@@ -369,10 +363,7 @@ SLURMCTLD_JOB = {
 
 
 def pick(source: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    """Return the values of a record by our names.
-
-    ``names``: its keys, ``time.start`` for one inside another.
-    """
+    """Return the values of a record by our names. ``names``: its keys, ``time.start`` for one inside another."""
     found: dict[str, Any] = {}
     for ours, path in names.items():
         value: Any = source

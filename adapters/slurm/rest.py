@@ -1,7 +1,4 @@
-"""Transport by slurmrestd.
-
-A missing field counts as empty: versions of the API differ in their fields.
-"""
+"""Transport by slurmrestd. A missing field counts as empty: versions of the API differ in their fields."""
 
 from __future__ import annotations
 
@@ -161,10 +158,7 @@ class SlurmRestClient(SlurmClient):
             raise UnavailableError(f"{self._session.where}: {why}") from None
 
     async def _request_all(self, numbers: Sequence[int], reported: set[int]) -> None:
-        """Request details, several at a time.
-
-        After a failure, which is raised, no more are begun.
-        """
+        """Request details, several at a time. After a failure, which is raised, no more are begun."""
         left, failures = iter(dict.fromkeys(numbers)), list[AdapterError]()
 
         async def work() -> None:

@@ -56,10 +56,7 @@ class RestResponse:
         return self.status == 200 and not self.errors
 
     def items(self, key: str) -> Sequence[Mapping[str, Any]]:
-        """Return the list that the answer is about.
-
-        UnavailableError if it is missing or incomplete.
-        """
+        """Return the list that the answer is about. UnavailableError if it is missing or incomplete."""
         found = self.body.get(key)
         if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
             raise UnavailableError(f"slurmrestd answers without a list of `{key}`")
@@ -109,10 +106,7 @@ class RestSession:
         return connector
 
     async def read(self, path: str) -> RestResponse:
-        """Return a complete answer without errors.
-
-        ``{}`` in ``path`` stands for the version of the API.
-        """
+        """Return a complete answer without errors. ``{}`` in ``path`` stands for the version of the API."""
         return self.checked(await self.request("GET", path))
 
     def checked(self, response: RestResponse) -> RestResponse:

@@ -16,6 +16,7 @@ from provisioner.config.credentials import authorities_credential, secret_creden
 from provisioner.config.messages import choices
 from provisioner.config.models import ConfigSection, mistake_at
 from provisioner.config.units import ConfigPath, Duration, PositiveDuration, Secret, Size
+from provisioner.interfaces import OptionFinding
 from provisioner.model import WHOLE_GPU, Credential, DroneType
 
 _SLURM_NAME = r"[A-Za-z0-9_.@+:-]{1,127}"
@@ -242,10 +243,7 @@ class SlurmSiteConfig(SlurmJobOptions):
     output_directory: str = Field(
         "", pattern=r"^(/[A-Za-z0-9_./+-]*)?$", examples=["/home/kit/drones/logs"]
     )
-    """Existing directory on the cluster's file system for the output of drones.
-
-    Default: discarded.
-    """
+    """Existing directory on the cluster's file system for the output of drones. Default: discarded."""
     owner: SlurmOwnerConfig | None = Field(None)
     """Jobs that have priority over drones. Default: no owner."""
     hardware: list[SlurmNodeHardware] = Field(
@@ -297,7 +295,7 @@ class SlurmSiteConfig(SlurmJobOptions):
         """Return how much shorter a drone lives than its walltime."""
         return walltime_s - drone_lifetime_s(walltime_s, grace_s)
 
-    def misfits(self, types: Sequence[DroneType]) -> Iterator[tuple[tuple[str, ...], str]]:
+    def type_conflicts(self, types: Sequence[DroneType]) -> Iterator[OptionFinding]:
         """Yield conflicts with the site's drone types: path in the site file, and message."""
         for each in types:
             if each.gpu_milli % WHOLE_GPU:

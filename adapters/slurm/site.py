@@ -35,10 +35,7 @@ _LATE_SUBMIT_S = 180.0
 
 
 class SlurmSite:
-    """Drones as jobs of our account.
-
-    All state is in slurmctld, so a restarted controller sees the same.
-    """
+    """Drones as jobs of our account. All state is in slurmctld, so a restarted controller sees the same."""
 
     Config = SlurmSiteConfig
 
@@ -133,20 +130,14 @@ class SlurmSite:
         return self._slurm_conf
 
     async def _partitions(self) -> tuple[Sequence[Partition], Sequence[capacity.SlurmDroneType]]:
-        """Return the partitions, and our types in them.
-
-        With select/linear every job gets whole nodes.
-        """
+        """Return the partitions, and our types in them. With select/linear every job gets whole nodes."""
         partitions = await self._cluster.partitions()
         if "linear" in (await self._configuration()).get("SelectType", ""):
             partitions = [replace(each, exclusive="NODE") for each in partitions]
         return partitions, capacity.resolve_types(self._types, partitions, self._config)
 
     def _clean_up(self, listing: SlurmDroneListing) -> None:
-        """Cancel duplicates between polls, one cleanup at a time.
-
-        A single poll (``provisioner check``) starts none.
-        """
+        """Cancel duplicates between polls, one cleanup at a time. A single poll (``provisioner check``) starts none."""
 
         async def cancel_duplicates() -> None:
             with contextlib.suppress(AdapterError):  # then after the next poll
@@ -283,10 +274,7 @@ class SlurmSite:
 
 
 def make_client(config: SlurmSiteConfig, name: str) -> SlurmClient:
-    """Return the client of the configured transport.
-
-    UnavailableError if it needs a Python package that is missing.
-    """
+    """Return the client of the configured transport. UnavailableError if it needs a Python package that is missing."""
     if config.transport == "rest":
         with optional_packages("slurm-rest", "slurmrestd needs", "aiohttp"):
             from adapters.slurm.rest import SlurmRestClient

@@ -125,10 +125,7 @@ _REASONS = {
         " SystemFailure max_requeue_exceeded"
     ),
 }
-"""Reasons why a job waits that block others of its type as well.
-
-With the others it just waits for its turn.
-"""
+"""Reasons why a job waits that block others of its type as well. With the others it just waits for its turn."""
 
 _REASON_PATTERNS = (
     # A limit that a single job exceeds: waiting does not help.

@@ -57,10 +57,7 @@ def validate_order(order: StartOrder, controller: str) -> None:
 def make_batches(
     orders: Sequence[StartOrder], config: SlurmSiteConfig, max_array_size: int
 ) -> Iterator[SlurmBatch]:
-    """Yield validated orders in as few submissions as possible.
-
-    ``max_array_size``: task numbers are smaller.
-    """
+    """Yield validated orders in as few submissions as possible. ``max_array_size``: task numbers are smaller."""
     groups: list[list[StartOrder]] = []
     for order in orders:
         group = next((each for each in groups if _differ_in_number_only(each[0], order)), None)

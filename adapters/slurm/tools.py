@@ -279,10 +279,7 @@ class SlurmToolsClient(SlurmClient):
 
 
 def sbatch_arguments(submission: SlurmSubmission) -> Iterator[str]:
-    """Yield the arguments of sbatch.
-
-    What defines a drone replaces further options of the same name.
-    """
+    """Yield the arguments of sbatch. What defines a drone replaces further options of the same name."""
     options = {
         **submission.options,
         "job-name": submission.name,
@@ -434,10 +431,7 @@ def parse_ended_jobs(text: str, separator: str) -> list[SlurmJob]:
 
 
 def parse_past_jobs(text: str, separator: str) -> list[SlurmJob]:
-    """Return the jobs of ``sacct -o PAST_SACCT_COLUMNS`` that have started.
-
-    A row that cannot be read is left out.
-    """
+    """Return the jobs of ``sacct -o PAST_SACCT_COLUMNS`` that have started. A row that cannot be read is left out."""
     found = []
     for row in parse_table(text, separator, PAST_SACCT_COLUMNS):
         if row["state"].startswith("PENDING"):

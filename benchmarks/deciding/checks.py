@@ -1,22 +1,20 @@
 """Checks of a set of results: each compares our rule with a limit or with other rules, case by case.
 
 - waiting while idle: at most 5 % of all waiting passes while a GPU that fits is free.
-- waits: mean and 95 % wait at most the Karpenter-like rule's, and at most 1.2 and 1.1 times
-  always-on's plus the start-up time of the quickest site.
-- waste: at most the Karpenter-like rule's, and at most 5 %; with fewer than ten GPUs in use 10 %,
-  with fewer than three 1.5 times the clairvoyant schedule's.
-- work lost: at most the Karpenter-like rule's in each case, and half of it in the median over
-  cases.
-- first day: work lost and waits of the jobs of the first 24 hours at most 1.2 times those of days
-  10 to 20.
+- waits: mean and 95 % wait at most the Karpenter-like rule's, and at most 1.2 and 1.1 times always-on's plus the
+  start-up time of the quickest site.
+- waste: at most the Karpenter-like rule's, and at most 5 %; with fewer than ten GPUs in use 10 %, with fewer than three
+  1.5 times the clairvoyant schedule's.
+- work lost: at most the Karpenter-like rule's in each case, and half of it in the median over cases.
+- first day: work lost and waits of the jobs of the first 24 hours at most 1.2 times those of days 10 to 20.
 - waste to COBalD: at most a fifth of the waste of COBalD's better setting.
 - overhead: idle, boot and release at most 1.5 times the clairvoyant schedule's.
 
-:mod:`benchmarks.deciding.frontier` has one more: over the price of waiting our rule dominates each
-other rule on most cases.
+:mod:`benchmarks.deciding.frontier` has one more: over the price of waiting our rule dominates each other rule on most
+cases.
 
-A figure is the mean over the seeds that were run, beside its standard deviation; a limit is a mean
-as well. Our rule is judged with the usual price of waiting, for each setting of its limits.
+A figure is the mean over the seeds that were run, beside its standard deviation; a limit is a mean as well. Our rule is
+judged with the usual price of waiting, for each setting of its limits.
 """
 
 from __future__ import annotations

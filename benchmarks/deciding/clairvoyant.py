@@ -59,10 +59,7 @@ def schedule(
     *,
     wait_weight: float = NEVER_WAIT,
 ) -> tuple[GpuTime, list[FinishedJob]]:
-    """Return the cost of the schedule, and its jobs in the order of their submission.
-
-    All waste is put down as boot.
-    """
+    """Return the cost of the schedule, and its jobs in the order of their submission. All waste is put down as boot."""
     chairs = list(_chairs(owner, places))
     finished, wasted_s = [], 0.0
     for job in sorted(jobs, key=lambda job: job.submit_s):

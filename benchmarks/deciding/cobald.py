@@ -1,31 +1,28 @@
 """COBalD's LinearController with TARDIS' pools: demand follows utilisation, a step at a time.
 
-Sources: MatterMiners/cobald @ 1b6ca11 (``controller/linear.py``, ``composite/weighted.py``,
-``composite/factory.py``, ``decorator/standardiser.py``) and MatterMiners/tardis @ 1e0a746
-(``plugins``, ``resources/drone.py``, ``resources/dronestates.py``, documentation of its
-configuration).
+Sources: MatterMiners/cobald @ 1b6ca11 (``controller/linear.py``, ``composite/weighted.py``, ``composite/factory.py``,
+``decorator/standardiser.py``) and MatterMiners/tardis @ 1e0a746 (``plugins``, ``resources/drone.py``,
+``resources/dronestates.py``, documentation of its configuration).
 
-- Each second: utilisation below ``low``: demand falls by ``rate``; else allocation above ``high``:
-  it rises by that. Demand counts CPU cores, of which a drone has 8, and is never below 1 (TARDIS'
-  Limiter); there is **no maximum** but the sites' own (Standardiser).
-- A drone counts as supply once it is Available: three further heartbeats of 60 s after it was in
-  the pool. What is known of its load is up to a minute old. Here only its GPU counts (a CPU or
-  memory ratio would call a GPU drone with a 1-CPU job idle, and shrink it while busy).
-- A pool without an active drone reports utilisation and allocation of 1. The factory acts every 30
-  s: with more supply than demand it lets go whom costs least supply times utilisation, booting ones
-  too, the busy drain; else it asks for what lacks.
-- As documented, one controller drives a composite weighted by utilisation over sites, each of them
-  one over its machine types. Or one controller for each machine type: then no empty pool holds up
-  the utilisation of all.
+- Each second: utilisation below ``low``: demand falls by ``rate``; else allocation above ``high``: it rises by that.
+  Demand counts CPU cores, of which a drone has 8, and is never below 1 (TARDIS' Limiter); there is **no maximum** but
+  the sites' own (Standardiser).
+- A drone counts as supply once it is Available: three further heartbeats of 60 s after it was in the pool. What is
+  known of its load is up to a minute old. Here only its GPU counts (a CPU or memory ratio would call a GPU drone with
+  a 1-CPU job idle, and shrink it while busy).
+- A pool without an active drone reports utilisation and allocation of 1. The factory acts every 30 s: with more supply
+  than demand it lets go whom costs least supply times utilisation, booting ones too, the busy drain; else it asks for
+  what lacks.
+- As documented, one controller drives a composite weighted by utilisation over sites, each of them one over its machine
+  types. Or one controller for each machine type: then no empty pool holds up the utilisation of all.
 - From the last job until the GPU is free three more heartbeats pass: 180 s.
 
-Where this re-implementation stands for it: what the controller does each second is summed up over
-the 30 s between two acts of the factory; heartbeats are counted from the tick at which a drone was
-first seen in the pool. A drone that does its last job because it is old goes on to count as supply,
-as one that TARDIS did not drain itself. (Replacing it at once instead lets 6 % less idle over four
-weeks of b436b2+, and 15 % less over its first.) Registry, failures and plugins are left out. The
-two settings are those of the project's notes: .9/.9 with rate 1, which TARDIS documents, and .5/.9
-with rate .1, which wastes less (on all traces but KIT's bursts).
+Where this re-implementation stands for it: what the controller does each second is summed up over the 30 s between two
+acts of the factory; heartbeats are counted from the tick at which a drone was first seen in the pool. A drone that does
+its last job because it is old goes on to count as supply, as one that TARDIS did not drain itself. (Replacing it at
+once instead lets 6 % less idle over four weeks of b436b2+, and 15 % less over its first.) Registry, failures and
+plugins are left out. The two settings are those of the project's notes: .9/.9 with rate 1, which TARDIS documents, and
+.5/.9 with rate .1, which wastes less (on all traces but KIT's bursts).
 """
 
 from __future__ import annotations
@@ -164,10 +161,7 @@ class Cobald(Rule):
 
 
 def _composite(children: Sequence[Load]) -> Load:
-    """As WeightedComposite with the utilisation for weight.
-
-    All weights 0: idle if there is supply, else full.
-    """
+    """As WeightedComposite with the utilisation for weight. All weights 0: idle if there is supply, else full."""
     supply = sum(child.supply for child in children)
     total = sum(child.utilisation for child in children)
     if not total:

@@ -2,10 +2,10 @@
 
     python -m benchmarks.deciding.foresight [OWNER ...]
 
-At moments of a month a job starts on one of the free GPUs of an owner's cluster. The estimate comes
-from the fortnight before, as the planner makes it; the loss from what the owner did next. The table
-shows, for jobs whose estimate lies between two values, the work that was lost per work completed,
-with the number of jobs. An estimate is good where the loss lies between the two values.
+At moments of a month a job starts on one of the free GPUs of an owner's cluster. The estimate comes from the fortnight
+before, as the planner makes it; the loss from what the owner did next. The table shows, for jobs whose estimate lies
+between two values, the work that was lost per work completed, with the number of jobs. An estimate is good where the
+loss lies between the two values.
 """
 
 from __future__ import annotations

@@ -2,10 +2,9 @@
 
     python -m benchmarks.deciding.frontier [--plot FILE.svg] [DIR ...]
 
-Runs with several prices are made by ``benchmarks.deciding.run --waiting-cost 0.1 0.3 1 3 10``. A
-point of the frontier *dominates* another rule on a case if neither its waste nor its mean wait is
-higher, both as means over the seeds that were run. The picture has a panel for each case: our
-points are joined in the order of their price.
+Runs with several prices are made by ``benchmarks.deciding.run --waiting-cost 0.1 0.3 1 3 10``. A point of the frontier
+*dominates* another rule on a case if neither its waste nor its mean wait is higher, both as means over the seeds that
+were run. The picture has a panel for each case: our points are joined in the order of their price.
 """
 
 from __future__ import annotations

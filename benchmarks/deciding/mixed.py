@@ -1,11 +1,9 @@
 """A mixed world: a quarter of the GPU-hours of a trace in jobs of 2, 4 and 8 GPUs, at sites that report their nodes.
 
-    python -m benchmarks.deciding.mixed [--trace 6214e9] [--owner vc8Sj] [--days 7] [--seeds 1 2]
-    [--with | --without]
+    python -m benchmarks.deciding.mixed [--trace 6214e9] [--owner vc8Sj] [--days 7] [--seeds 1 2] [--with | --without]
 
-It compares the waits of jobs of several GPUs with those of one-GPU jobs of the same length, with
-and without reservations (:mod:`provisioner.planner.reservations`). The waits of a job end with its
-completion: lost work counts.
+It compares the waits of jobs of several GPUs with those of one-GPU jobs of the same length, with and without
+reservations (:mod:`provisioner.planner.reservations`). The waits of a job end with its completion: lost work counts.
 """
 
 from __future__ import annotations

@@ -60,10 +60,7 @@ class Herd:
         return len(self.wanted) + len(self.leaving)
 
     def enter(self, drone: Drone, *, retires: bool = False) -> None:
-        """``retires``: it is old and does its last job.
-
-        Nobody wants it gone, so it counts as any that is busy.
-        """
+        """``retires``: it is old and does its last job. Nobody wants it gone, so it counts as any that is busy."""
         if retires:
             self.wanted.append(drone)
             self.busy.append(drone)

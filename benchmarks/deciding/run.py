@@ -1,13 +1,11 @@
 """``make bench-deciding``: rules against traces and owners' loads, seed by seed, each run in a process of its own.
 
-    python -m benchmarks.deciding.run [--traces ...] [--owners ...] [--rules ...] [--seeds 10]
-    [--jobs 2] [--days D]
+    python -m benchmarks.deciding.run [--traces ...] [--owners ...] [--rules ...] [--seeds 10] [--jobs 2] [--days D]
 
-What is in the results directory is not run again: a series that was broken off goes on. At the end
-the tables of ``benchmarks.deciding.table``. Pairs of trace and owner can be named as well:
-``--pairs 6214e9/vc8Sj openb2023/vchbv``. COBalD as documented asks for a million drones in a month,
-each of which has a record: of it the first :data:`DOCUMENTED_DAYS` days are run, and every other
-rule over the same days again where it is to be compared with.
+What is in the results directory is not run again: a series that was broken off goes on. At the end the tables of
+``benchmarks.deciding.table``. Pairs of trace and owner can be named as well: ``--pairs 6214e9/vc8Sj openb2023/vchbv``.
+COBalD as documented asks for a million drones in a month, each of which has a record: of it the first
+:data:`DOCUMENTED_DAYS` days are run, and every other rule over the same days again where it is to be compared with.
 """
 
 from __future__ import annotations

@@ -2,9 +2,8 @@
 
     python -m benchmarks.deciding.table [--markdown] [DIR ...]
 
-Of a run that is in several directories the one in the last counts. Figures are means over seeds, ±
-their standard deviation. What was not run is said: at the end stands how many seeds of each rule
-there are.
+Of a run that is in several directories the one in the last counts. Figures are means over seeds, ± their standard
+deviation. What was not run is said: at the end stands how many seeds of each rule there are.
 """
 
 from __future__ import annotations

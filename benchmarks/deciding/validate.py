@@ -2,27 +2,24 @@
 
     python -m benchmarks.deciding.validate [DIR ...]
 
-Reads the rows that ``benchmarks.deciding.run --seeds 3`` has left and prints each figure ± its
-standard deviation beside the prototype's (means of three seeds; of KIT's bursts one seed, and not
-all figures were written down). Both draw queues and boots from the same distributions, not the same
-numbers. What differs by construction, and which way it goes:
+Reads the rows that ``benchmarks.deciding.run --seeds 3`` has left and prints each figure ± its standard deviation
+beside the prototype's (means of three seeds; of KIT's bursts one seed, and not all figures were written down). Both
+draw queues and boots from the same distributions, not the same numbers. What differs by construction, and which way it
+goes:
 
-- The prototype's rules see the world as it is, at their own times; here they see what the last look
-  told, and act at the next tick: a drone's end is known up to a tick later, so the place it had is
-  asked for again later.
-- An idle drone leaves at the first tick after its time-out, not at the second: half a tick more of
-  idling for each (5 s of 30 s for the Karpenter-like rule).
-- Of idle drones of one type a job takes the one that has been idle for longest; in the prototype it
-  is the one that fell idle last. So all of an always-on pool get a job now and then, and retire a
-  day later; there, most never do.
-- Which drones an owner's new jobs find free GPUs beside is drawn, in both. With few and long jobs
-  the badput of one seed is a matter of a few preemptions: most of the spread.
-- A heartbeat of TARDIS' comes to each drone at its own time here, to all at once there; and a drone
-  is supply half a tick later on average. With one controller for each pool that moves nothing (47.5
-  to 47.7 % idle, b436b2+, 3 seeds). COBalD as documented fills and empties whole sites in step, and
-  each delay lengthens the beat: with both of them and the order of idle drones put into the
-  prototype, idling in the first 1.5 days of b436b2+ grows there from 1,880 ± 81 to 2,160 ± 133 % (6
-  seeds); here it is 2,314 % (one seed).
+- The prototype's rules see the world as it is, at their own times; here they see what the last look told, and act at
+  the next tick: a drone's end is known up to a tick later, so the place it had is asked for again later.
+- An idle drone leaves at the first tick after its time-out, not at the second: half a tick more of idling for each
+  (5 s of 30 s for the Karpenter-like rule).
+- Of idle drones of one type a job takes the one that has been idle for longest; in the prototype it is the one that
+  fell idle last. So all of an always-on pool get a job now and then, and retire a day later; there, most never do.
+- Which drones an owner's new jobs find free GPUs beside is drawn, in both. With few and long jobs the badput of one
+  seed is a matter of a few preemptions: most of the spread.
+- A heartbeat of TARDIS' comes to each drone at its own time here, to all at once there; and a drone is supply half a
+  tick later on average. With one controller for each pool that moves nothing (47.5 to 47.7 % idle, b436b2+, 3 seeds).
+  COBalD as documented fills and empties whole sites in step, and each delay lengthens the beat: with both of them and
+  the order of idle drones put into the prototype, idling in the first 1.5 days of b436b2+ grows there from 1,880 ± 81
+  to 2,160 ± 133 % (6 seeds); here it is 2,314 % (one seed).
 """
 
 from __future__ import annotations

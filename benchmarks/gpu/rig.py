@@ -184,8 +184,7 @@ class Rig:
     def mps(self, limit_mib: int = 0) -> Iterator[Mps]:
         """Run a control daemon of our own, and a server that has had a client.
 
-        ``limit_mib``: default limit of memory, which a server reads, and writes to its log, only
-        when it starts.
+        ``limit_mib``: default limit of memory, which a server reads, and writes to its log, only when it starts.
 
         Raises:
             Skipped: there is no MPS here, or it does not work.

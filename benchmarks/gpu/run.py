@@ -2,8 +2,8 @@
 
     python -m benchmarks.gpu.run [--only STEP ...] [--gpu N] [--seconds S] [--out DIR]
 
-Exit status: 0 if each step was measured or had a reason not to be, which it prints; also where
-there is no GPU, and nothing is measured or written. 1 if a step failed.
+Exit status: 0 if each step was measured or had a reason not to be, which it prints; also where there is no GPU, and
+nothing is measured or written. 1 if a step failed.
 """
 
 from __future__ import annotations

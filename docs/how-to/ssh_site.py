@@ -25,6 +25,7 @@ from provisioner.config.units import ConfigPath, Duration, PositiveDuration
 from provisioner.interfaces import (
     AdapterError,
     AuthError,
+    OptionFinding,
     OutcomeUnknownError,
     RejectedError,
     UnavailableError,
@@ -135,7 +136,7 @@ class SshSiteConfig(BaseModel):
         default=3600.0, description="How long finished drones are listed."
     )
 
-    def misfits(self, types: Sequence[DroneType]) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    def type_conflicts(self, types: Sequence[DroneType]) -> Iterator[OptionFinding]:
         """Yield drone types that this host cannot run."""
         for each in types:
             if each.gpu_milli % 1000 or each.gpu_milli > self.gpus * 1000:

@@ -54,10 +54,7 @@ async def outcome(call: Awaitable[T]) -> T | AdapterError:
 async def eventually(
     what: str, ask: Callable[[], Awaitable[T | None]], deadline_s: float, every_s: float = 0.05
 ) -> T:
-    """Return the first answer of ``ask`` that is neither None nor False.
-
-    Raises AssertionError at the deadline.
-    """
+    """Return the first answer of ``ask`` that is neither None nor False. Raises AssertionError at the deadline."""
     try:
         async with asyncio.timeout(deadline_s):
             while True:

@@ -1,7 +1,4 @@
-"""The operator's command line.
-
-Most verbs only read the record; importing this package imports nothing else.
-"""
+"""The operator's command line. Most verbs only read the record; importing this package imports nothing else."""
 
 from __future__ import annotations
 

@@ -95,10 +95,9 @@ def provisioner(
 ) -> None:
     """Start pilot jobs (drones) at sites for GPU jobs that wait in an HTCondor pool.
 
-    All verbs but run, check --live, simulate, submit, jobs and demo read the record alone: they
-    work while the controller is down. Results go to stdout, everything else to stderr. Times are
-    ISO-8601 in UTC, with --local in the local zone; in JSON, YAML and CSV they are seconds since
-    the epoch in keys that end in _at, and null means never.
+    All verbs but run, check --live, simulate, submit, jobs and demo read the record alone: they work while the
+    controller is down. Results go to stdout, everything else to stderr. Times are ISO-8601 in UTC, with --local in the
+    local zone; in JSON, YAML and CSV they are seconds since the epoch in keys that end in _at, and null means never.
 
     \b
     Examples:

@@ -108,10 +108,10 @@ def check(
 ) -> None:
     """Check the configuration and its site files.
 
-    Each mistake is a line file:line:col with the repair, all of them at once; exit 3 if there are
-    any. Drones on record count: a change that leaves them without a controller is a mistake, one
-    that drains them a warning. With --live also if a look fails, or where a site does not do what
-    the policy says (blocking, the owner's priority, grace, MIG layouts).
+    Each mistake is a line file:line:col with the repair, all of them at once; exit 3 if there are any. Drones on record
+    count: a change that leaves them without a controller is a mistake, one that drains them a warning. With --live also
+    if a look fails, or where a site does not do what the policy says (blocking, the owner's priority, grace, MIG
+    layouts).
 
     \b
     Examples:
@@ -346,9 +346,9 @@ def blocking(
 ) -> None:
     """Print what makes a site keep CPUs, memory and disk for its free GPUs, and put its owner first.
 
-    In the site's own language (for an HTCondor cluster, the configuration of its execution nodes).
-    Nothing is asked of the site, and nothing is changed there. The configuration may be the site's
-    file alone; a site that the controller's file does not list is read from NAME.yaml beside it.
+    In the site's own language (for an HTCondor cluster, the configuration of its execution nodes). Nothing is asked of
+    the site, and nothing is changed there. The configuration may be the site's file alone; a site that the controller's
+    file does not list is read from NAME.yaml beside it.
 
     \b
     Examples:
@@ -369,8 +369,7 @@ def kubernetes(
 ) -> None:
     """Print the namespace, rights, quota and priority of the drones of a Kubernetes site.
 
-    Nothing is asked of the site, and nothing is changed there. The administrator of the cluster
-    applies it.
+    Nothing is asked of the site, and nothing is changed there. The administrator of the cluster applies it.
 
     \b
     Examples:
@@ -398,8 +397,7 @@ def mig_layout(
 ) -> None:
     """Print the script with which root divides the GPUs of a site into the MIG instances of its file.
 
-    Nothing is asked of the site, and nothing is changed there. Nothing may run on the GPUs while
-    the script runs.
+    Nothing is asked of the site, and nothing is changed there. Nothing may run on the GPUs while the script runs.
 
     \b
     Examples:
@@ -432,8 +430,7 @@ def grafana(
 ) -> None:
     """Write the Grafana dashboards, a JSON file each; files of these names are replaced.
 
-    Grafana imports each, or finds them as provisioned files. They ask for their Prometheus data
-    source.
+    Grafana imports each, or finds them as provisioned files. They ask for their Prometheus data source.
 
     \b
     Examples:
@@ -560,11 +557,10 @@ def import_tardis(
 ) -> None:
     """Turn a COBalD/TARDIS configuration into ours.
 
-    Writes provisioner.yaml and a file per site, and reports what became of each key of the old
-    files: converted; changed (it means something else here); no counterpart; needs you. Values to
-    fill in are <...> in our files, and provisioner check names each. Nothing is run, and no secret
-    is copied. Exit 3 if something needs you, or if the old files cannot be understood; then nothing
-    is written.
+    Writes provisioner.yaml and a file per site, and reports what became of each key of the old files: converted;
+    changed (it means something else here); no counterpart; needs you. Values to fill in are <...> in our files,
+    and provisioner check names each. Nothing is run, and no secret is copied. Exit 3 if something needs you, or if the
+    old files cannot be understood; then nothing is written.
 
     \b
     Examples:

@@ -401,9 +401,8 @@ def demo(
 ) -> None:
     """Watch 40 GPU jobs become drones on this host: no root, no GPU and no HTCondor needed.
 
-    The controller itself runs, with a queue in a file as its pool and this host as its site, with
-    GPUs that it only pretends to have. Jobs of three shapes wait; one shape fits no drone type.
-    Drones start, run the jobs and leave.
+    The controller itself runs, with a queue in a file as its pool and this host as its site, with GPUs that it only
+    pretends to have. Jobs of three shapes wait; one shape fits no drone type. Drones start, run the jobs and leave.
 
     \b
     Examples:

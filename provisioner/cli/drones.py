@@ -385,10 +385,7 @@ class DroneFilter(opt.OptionGroup):
         return {f"{name}s": values for name, values in self.given.items()}
 
     def find(self, reader: Reader, **page: Any) -> list[Drone]:
-        """Return the drones; ``page`` as for :meth:`Reader.drones`.
-
-        Raises :class:`VerbError` for an unknown site.
-        """
+        """Return the drones; ``page`` as for :meth:`Reader.drones`. Raises :class:`VerbError` for an unknown site."""
         opt.require_known_sites(reader, self.site or ())
         return reader.drones(**page, **self.chosen)
 
@@ -406,10 +403,9 @@ def drones(
 ) -> out.Listing:
     """List drones; show, drain or kill some.
 
-    Without options those that live, oldest first. Any id of a drone, where a verb takes one, is its
-    id, its last number, the site's id, or the name of its slot in the pool or of its place at the
-    site. Where a drone runs is in the table as far as that has room, and always in -o wide and -o
-    json.
+    Without options those that live, oldest first. Any id of a drone, where a verb takes one, is its id, its last
+    number, the site's id, or the name of its slot in the pool or of its place at the site. Where a drone runs is in the
+    table as far as that has room, and always in -o wide and -o json.
 
     \b
     Examples:
@@ -489,10 +485,7 @@ def show_drone(reader: Reader, *, query: opt.Query, any_id: opt.DroneArgument) -
 
 
 def drone_document(reader: Reader, drone_id: DroneId) -> out.Document:
-    """Return the document of ``drones show``.
-
-    Raises :class:`VerbError` for a drone that has been deleted.
-    """
+    """Return the document of ``drones show``. Raises :class:`VerbError` for a drone that has been deleted."""
     drone = reader.drone(drone_id)
     if drone is None:
         raise opt.VerbError(f"drone {drone_id} is no longer on record")

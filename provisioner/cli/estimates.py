@@ -259,10 +259,9 @@ def estimates(
 ) -> out.Document:
     """Tell what was learned: run times by user, delays by drone type, and of each site its owner and its idle gaps.
 
-    As the controller kept it last: it does so about every ten minutes and at its end. What the
-    planner makes of it (an owner's rises, idle time-outs) is as of the newest tick. "From history"
-    lists what the controller read at its first start from the records of sites and pool. `estimates
-    forget` makes it forget some of it.
+    As the controller kept it last: it does so about every ten minutes and at its end. What the planner makes of it
+    (an owner's rises, idle time-outs) is as of the newest tick. "From history" lists what the controller read at its
+    first start from the records of sites and pool. `estimates forget` makes it forget some of it.
 
     \b
     Examples:
@@ -290,9 +289,8 @@ def forget(
 ) -> None:
     """Remove estimates that do not apply any more: an owner who has changed, a user's new code.
 
-    The controller does it within a minute, or when it starts. Drones and jobs on record stay. Run
-    times of all users together contain those of each user, so they are removed too. They are known
-    again after ten jobs.
+    The controller does it within a minute, or when it starts. Drones and jobs on record stay. Run times of all users
+    together contain those of each user, so they are removed too. They are known again after ten jobs.
 
     \b
     Examples:

@@ -162,9 +162,8 @@ def demand(
 ) -> out.Listing:
     """List what waits, and why.
 
-    A class is all jobs with identical requirements. The reason is the weightiest that the newest
-    plan has; -o json has all of them as data, and `provisioner explain class ID` tells them in
-    words.
+    A class is all jobs with identical requirements. The reason is the weightiest that the newest plan has; -o json has
+    all of them as data, and `provisioner explain class ID` tells them in words.
 
     \b
     Examples:
@@ -300,10 +299,7 @@ def job_document(known: KnownJob) -> out.Document:
 
 
 class TypeFit(NamedTuple):
-    """Fit of a class to a drone type.
-
-    ``misfit`` is the first dimension that fails; None: it fits.
-    """
+    """Fit of a class to a drone type. ``misfit`` is the first dimension that fails; None: it fits."""
 
     kind: DroneType
     misfit: UnmetRequirement | None
@@ -472,9 +468,8 @@ def explain_job(
 ) -> out.Document:
     """Explain why a job waits, or where it is.
 
-    Of one that waits its class, what the newest plan says of that, the one change of its request
-    that would start it soonest, and how each drone type fits. Of one that runs or is done the
-    drone; one that is held says so.
+    Of one that waits its class, what the newest plan says of that, the one change of its request that would start it
+    soonest, and how each drone type fits. Of one that runs or is done the drone; one that is held says so.
 
     \b
     Examples:
@@ -494,8 +489,8 @@ def explain_class(
 ) -> out.Document:
     """Explain why the jobs of a class wait.
 
-    Every reason of the newest plan in words, the one change of the request that would start one of
-    the jobs soonest, and for each drone type the first dimension that does not fit.
+    Every reason of the newest plan in words, the one change of the request that would start one of the jobs soonest,
+    and for each drone type the first dimension that does not fit.
 
     \b
     Examples:
@@ -519,10 +514,7 @@ def explain_drone(reader: Reader, *, query: opt.Query, any_id: opt.DroneArgument
 
 
 def explained_job(reader: Reader, text: str) -> out.Document:
-    """Return the document of ``explain job``.
-
-    Raises :class:`VerbError` for a job that is not known.
-    """
+    """Return the document of ``explain job``. Raises :class:`VerbError` for a job that is not known."""
     views, classes = _views_and_classes(reader)
     job, shown = parse_job_id(text), formatting.sanitize(text, 80)
     if job is None:
@@ -565,10 +557,7 @@ def _faults(reader: Reader, job: JobId) -> str:
 
 
 def explained_class(reader: Reader, class_id: str) -> out.Document:
-    """Return the document of ``explain class``.
-
-    Raises :class:`VerbError` for a class that is not known.
-    """
+    """Return the document of ``explain class``. Raises :class:`VerbError` for a class that is not known."""
     from provisioner.planner.demand import headroom_classes
 
     views, classes = _views_and_classes(reader)
@@ -602,10 +591,7 @@ QUEUE_STATES = {"idle": "", "running": "green", "done": "", "failed": "red", "he
 
 
 def open_queue(where: opt.Where) -> Any:
-    """Return the configured overlay, which keeps its own queue.
-
-    Raises :class:`VerbError` for one that does not.
-    """
+    """Return the configured overlay, which keeps its own queue. Raises :class:`VerbError` for one that does not."""
     from provisioner.config import load
     from provisioner.loader import AdapterBrokenError, AdapterUnknownError, overlay_adapter
 

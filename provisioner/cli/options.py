@@ -43,10 +43,7 @@ EXIT_HELP = (
 
 
 class VerbError(Exception):
-    """Error of a verb that cannot do what was asked.
-
-    Its lines go to stderr, without a traceback.
-    """
+    """Error of a verb that cannot do what was asked. Its lines go to stderr, without a traceback."""
 
     def __init__(self, *lines: str, code: Exit = Exit.FAILED) -> None:
         super().__init__("\n".join(lines))
@@ -255,10 +252,7 @@ def shared(verb: Callable[..., T]) -> Callable[..., T]:
 
 
 def verb_follows(ctx: typer.Context) -> bool:
-    """Return True if another verb follows.
-
-    Raises :class:`VerbError` for options before it: they would be ignored.
-    """
+    """Return True if another verb follows. Raises :class:`VerbError` for options before it: they would be ignored."""
     if ctx.invoked_subcommand is None:
         return False
     given = [
@@ -286,10 +280,7 @@ def reported(*kinds: type[Exception], prefix: str = "", code: Exit = Exit.FAILED
 
 
 def parsed(parse: Callable[[str], T], option: str, text: str) -> T:
-    """Return the value of an option.
-
-    Raises :class:`VerbError` that names the option and the remedy.
-    """
+    """Return the value of an option. Raises :class:`VerbError` that names the option and the remedy."""
     with reported(ValueError, prefix=f"{option}: ", code=Exit.USAGE):
         return parse(text)
 
@@ -340,10 +331,7 @@ def store_path(where: Where) -> Path:
 
 
 def open_record(where: Where) -> Reader:
-    """Open the record for reading.
-
-    Raises :class:`VerbError` if there is none, ``StoreError`` if it is unusable.
-    """
+    """Open the record for reading. Raises :class:`VerbError` if there is none, ``StoreError`` if it is unusable."""
     if where.url is not None:
         raise VerbError(
             "this needs the record itself, on its host: leave out --url, and PROVISIONER_URL unset"
@@ -364,10 +352,7 @@ SUGGESTED_FROM = 200
 
 
 def find_drone(reader: Reader, any_id: str) -> DroneId:
-    """Return the drone of an id, a remote id or a slot name.
-
-    Raises :class:`VerbError` that names the candidates.
-    """
+    """Return the drone of an id, a remote id or a slot name. Raises :class:`VerbError` that names the candidates."""
     found = reader.find(any_id) if any_id.strip() else []
     if len(found) > 1:
         raise VerbError(f"{sanitize(any_id, 80)} means {len(found)} drones: {named(found)}")

@@ -40,10 +40,7 @@ def now() -> float:
 
 @contextmanager
 def one_moment(clock: Callable[[], float]) -> Iterator[None]:
-    """Have all ages of one answer refer to the same time.
-
-    ``clock``: that of the record, as ``Reader.now``.
-    """
+    """Have all ages of one answer refer to the same time. ``clock``: that of the record, as ``Reader.now``."""
     began = _answered_at.set(clock())
     try:
         yield
@@ -62,10 +59,7 @@ Cell = str | int | float | bool | None | Sequence[Any] | Mapping[str, Any]
 
 @frozen
 class Column:
-    """Column of a list, or fact of a document.
-
-    ``show`` (of the row) or ``unit`` (of the value) is for people.
-    """
+    """Column of a list, or fact of a document. ``show`` (of the row) or ``unit`` (of the value) is for people."""
 
     key: str
     """Stable name in JSON, with the unit (``_s``, ``_at``, ``_mib``, ``gpu_milli``)."""
@@ -191,10 +185,7 @@ def reason_data(reason: Any) -> Any:
 
 @frozen
 class Listing:
-    """Rows of one kind, alone or as part of a document.
-
-    ``scope`` says in one line what is and is not in it.
-    """
+    """Rows of one kind, alone or as part of a document. ``scope`` says in one line what is and is not in it."""
 
     schema: str
     columns: Sequence[Column]
@@ -285,10 +276,7 @@ def _sort_key(value: Cell) -> tuple[float, str]:
 
 
 def chosen_columns(columns: Sequence[Column], names: str) -> list[Column]:
-    """Return the columns that are named, by JSON key or head.
-
-    Raises :class:`VerbError` with the nearest key.
-    """
+    """Return the columns that are named, by JSON key or head. Raises :class:`VerbError` with the nearest key."""
     known = {c.title.lower().replace(" ", "-"): c for c in reversed(columns) if c.level < 2}
     known |= {c.key: c for c in columns}
     found = []
@@ -304,10 +292,7 @@ class Page:
     """Size and colours of what people read."""
 
     width: int | None
-    """None: as wide as the widest row.
-
-    So is a table in a pipe: `grep` and `awk` must get whole rows.
-    """
+    """None: as wide as the widest row. So is a table in a pipe: `grep` and `awk` must get whole rows."""
     color: bool
 
     @classmethod

@@ -148,10 +148,7 @@ PLAN_FACTS = (
 
 
 def plan_document(plan: Plan, origin: str) -> out.Document:
-    """Return a plan with its lines for people and as a whole for ``replay --expect``.
-
-    ``origin``: its source.
-    """
+    """Return a plan with its lines for people and as a whole for ``replay --expect``. ``origin``: its source."""
     from provisioner.serialization import to_plain
 
     schema, title = "provisioner.plan-items/1", f"Plan for tick {plan.tick}"
@@ -183,10 +180,7 @@ def plan_summary(plan: Plan) -> str:
 
 
 class PlanDifference(NamedTuple):
-    """Line in which two plans differ.
-
-    ``why`` is of the other plan, or of the first if only that has it.
-    """
+    """Line in which two plans differ. ``why`` is of the other plan, or of the first if only that has it."""
 
     action: str
     subject: str
@@ -252,10 +246,7 @@ DIFFERENCE_FACTS = (
 
 
 def plan_diff_document(before: Plan, after: Plan, origin: str) -> out.Document:
-    """Return both plans for machines, and for people where they differ.
-
-    ``origin``: what was asked.
-    """
+    """Return both plans for machines, and for people where they differ. ``origin``: what was asked."""
     from provisioner.serialization import to_plain
 
     found, title = plan_differences(before, after), f"Plan for tick {before.tick}, otherwise"
@@ -278,9 +269,8 @@ def plan_diff_document(before: Plan, after: Plan, origin: str) -> out.Document:
 def plan(reader: Reader, *, query: opt.Query) -> out.Document:
     """Say what the next tick would do, and why.
 
-    A dry run on the newest recorded views: nothing is asked or changed. The same pure function
-    decides as in the controller. `replay` decides on a saved snapshot, or on that of a recorded
-    tick.
+    A dry run on the newest recorded views: nothing is asked or changed. The same pure function decides as in the
+    controller. `replay` decides on a saved snapshot, or on that of a recorded tick.
 
     \b
     Examples:
@@ -311,10 +301,9 @@ def snapshot(
 ) -> None:
     """Write a snapshot as JSON.
 
-    Job classes, slots, site views, drones and policy at one time: all that a decision depends on.
-    Snapshots are kept of the newest ticks that did something (store.snapshots in the
-    configuration). They name owners of jobs, hosts and drones, but hold no secret. A snapshot is
-    always JSON: -o and the options that go with it are for --list.
+    Job classes, slots, site views, drones and policy at one time: all that a decision depends on. Snapshots are
+    kept of the newest ticks that did something (store.snapshots in the configuration). They name owners of jobs,
+    hosts and drones, but hold no secret. A snapshot is always JSON: -o and the options that go with it are for --list.
 
     \b
     Examples:
@@ -363,10 +352,7 @@ def _kept_ticks(reader: Reader) -> out.Listing:
 
 
 def kept_snapshot(reader: Reader, tick: int | None) -> Snapshot:
-    """Return the snapshot of a tick, or that with which the next one begins.
-
-    Raises :class:`VerbError`.
-    """
+    """Return the snapshot of a tick, or that with which the next one begins. Raises :class:`VerbError`."""
     found = reader.snapshot(tick)
     if found is not None:
         return found
@@ -403,9 +389,8 @@ def replay(
 ) -> None:
     """Decide again on a saved snapshot.
 
-    Same snapshot, same plan: with --expect or --tick, exit 3 where the plan differs from the
-    expected or recorded one. With --policy or --what-if the plan is compared with the one that
-    would be made then: nothing is asked or changed.
+    Same snapshot, same plan: with --expect or --tick, exit 3 where the plan differs from the expected or recorded one.
+    With --policy or --what-if the plan is compared with the one that would be made then: nothing is asked or changed.
 
     \b
     Examples:

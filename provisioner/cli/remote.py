@@ -146,10 +146,7 @@ def _call(
 def _opened(
     where: opt.Where, method: str, path: str, body: bytes | None = None, last_id: str = ""
 ) -> http.client.HTTPResponse:
-    """Send a request and return the response.
-
-    Raises :class:`VerbError`, for a problem with its exit code.
-    """
+    """Send a request and return the response. Raises :class:`VerbError`, for a problem with its exit code."""
     url = where.url or ""
     connection, prefix = _connection(url)
     headers = {"Content-Type": "application/json"} if body is not None else {}

@@ -41,11 +41,10 @@ def run(
 ) -> None:
     """Run the controller.
 
-    It ends by SIGTERM or Ctrl-C; drones outlive it, and the next one takes them over. One
-    controller at a time holds a record; a second refuses and says who does. SIGHUP, or `provisioner
-    reload`, takes over a changed configuration. Log lines go to stderr: under systemd with the
-    priorities of the journal, as JSON on request. With --shadow it runs beside another system,
-    polls pool and sites, and gives no order; its record is one of its own.
+    It ends by SIGTERM or Ctrl-C; drones outlive it, and the next one takes them over. One controller at a time
+    holds a record; a second refuses and says who does. SIGHUP, or `provisioner reload`, takes over a changed
+    configuration. Log lines go to stderr: under systemd with the priorities of the journal, as JSON on request.
+    With --shadow it runs beside another system, polls pool and sites, and gives no order; its record is one of its own.
 
     \b
     Examples:
@@ -80,9 +79,8 @@ def reload(
 ) -> None:
     """Make the controller read its configuration anew.
 
-    A valid change is applied without dropping a drone; an invalid one is refused and the old stays:
-    exit 3. Run it on the host of the controller, as its user or root. With --url it is only
-    requested: `events` tells how it ended.
+    A valid change is applied without dropping a drone; an invalid one is refused and the old stays: exit 3. Run it
+    on the host of the controller, as its user or root. With --url it is only requested: `events` tells how it ended.
 
     \b
     Examples:

@@ -132,9 +132,8 @@ def schema(
 ) -> None:
     """Print a JSON Schema; without a name, list those there are.
 
-    controller and site describe the configuration files, for editors and CI. The others describe
-    what -o json writes: keys may be added under the same number, and are never renamed or removed
-    without a new one.
+    controller and site describe the configuration files, for editors and CI. The others describe what -o json writes:
+    keys may be added under the same number, and are never renamed or removed without a new one.
 
     \b
     Examples:

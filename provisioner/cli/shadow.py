@@ -112,10 +112,7 @@ SHADOW_FACTS = (
 
 
 def shadow_document(reader: Reader, since: float, boot_s: float, cycle_s: float) -> out.Document:
-    """Return the comparison from ``since`` on.
-
-    It replays the jobs: half a minute for a day of a thousand.
-    """
+    """Return the comparison from ``since`` on. It replays the jobs: half a minute for a day of a thousand."""
     if not reader.is_shadow():
         raise VerbError(
             f"store {reader.path} is not the record of a shadow",
@@ -165,9 +162,8 @@ def report(
 ) -> None:
     """Report GPU-hours, waits and drones of the other system beside those of a controller, by site.
 
-    Theirs are observed. Ours are predicted: the jobs that were submitted and completed meanwhile
-    are replayed with the real planner, on the GPUs that were free or that the other system held.
-    The report says what it assumes.
+    Theirs are observed. Ours are predicted: the jobs that were submitted and completed meanwhile are replayed with
+    the real planner, on the GPUs that were free or that the other system held. The report says what it assumes.
 
     \b
     Examples:

@@ -461,9 +461,9 @@ def simulate(
 ) -> None:
     """Replay jobs against the configured sites, with the real service in simulated time.
 
-    Nothing is connected to and nothing started: site files say types, limits, timeouts and prices,
-    the world file what the sites are. Same seed, same replay. Exit 3 if a promise was broken in a
-    replay, a limit exceeded among them, or if a file cannot be understood.
+    Nothing is connected to and nothing started: site files say types, limits, timeouts and prices, the world file what
+    the sites are. Same seed, same replay. Exit 3 if a promise was broken in a replay, a limit exceeded among them, or
+    if a file cannot be understood.
 
     \b
     Examples:

@@ -473,9 +473,8 @@ sites_app = typer.Typer(add_completion=False, rich_markup_mode=None)
 def sites(reader: Reader, *, query: opt.ListQuery) -> out.Listing:
     """List the sites, show one, or use one again that is banned.
 
-    Breaker, live drones and limits, free places, the owner's jobs, how often places were taken back
-    in the last 7 days, age of the view, and what is wrong. `sites show NAME` tells of one node by
-    node.
+    Breaker, live drones and limits, free places, the owner's jobs, how often places were taken back in the last 7 days,
+    age of the view, and what is wrong. `sites show NAME` tells of one node by node.
 
     \b
     Examples:
@@ -493,8 +492,7 @@ def sites(reader: Reader, *, query: opt.ListQuery) -> out.Listing:
 def show_site(reader: Reader, *, query: opt.Query, name: SiteName) -> out.Document:
     """Tell all of one site: its nodes, the owner's jobs that wait, and how often it takes places back.
 
-    Of each node what is free, what of that is kept for its free GPUs (blocking), and how many
-    drones of ours are there.
+    Of each node what is free, what of that is kept for its free GPUs (blocking), and how many drones of ours are there.
 
     \b
     Examples:
@@ -529,10 +527,9 @@ def reset_site(
 ) -> None:
     """Use a banned site or drone type again, now: after a repair. With `user:NAME`, forget the faults of a user.
 
-    It is recorded now and carried out at the controller's next tick. What still fails is banned
-    again, for the shortest time first. A user is named as in `provisioner status`
-    (`shared-gpu-faults`): the controller forgets the faults of their jobs on shared GPUs, and their
-    jobs get shared GPUs again.
+    It is recorded now and carried out at the controller's next tick. What still fails is banned again, for the shortest
+    time first. A user is named as in `provisioner status` (`shared-gpu-faults`): the controller forgets the faults of
+    their jobs on shared GPUs, and their jobs get shared GPUs again.
 
     \b
     Examples:
@@ -576,10 +573,7 @@ SITE_REQUESTS = {
 
 
 def site_request(reader: Reader, kind: model.RequestKind, site: str) -> str:
-    """Return the request to disable or enable a site in words.
-
-    Raises :class:`VerbError` if there is nothing to ask.
-    """
+    """Return the request to disable or enable a site in words. Raises :class:`VerbError` if there is nothing to ask."""
     opt.require_known_sites(reader, [site])
     known = model.disabled_sites(reader.requests()).get(site)
     if kind is model.RequestKind.ENABLE and known is None:
@@ -616,8 +610,7 @@ def enable_site(where: opt.Where, name: SiteName, reason: opt.EventReason = "") 
 def adopt_orphans(where: opt.Where, name: SiteName, reason: opt.EventReason = "") -> None:
     """Put drones of this controller's name that are not on record on it: they are used, drained and counted as others.
 
-    For a record that was lost, or restored from an older backup. It is carried out at the
-    controller's next tick.
+    For a record that was lost, or restored from an older backup. It is carried out at the controller's next tick.
 
     \b
     Examples:

@@ -219,9 +219,8 @@ def status(
 ) -> Any:
     """Show the whole on one screen.
 
-    Who runs, every trouble in one line, how old each view is, sites with breakers and drones, what
-    waits and why, the last events of the controller. The exit code is 0 whatever is shown; with
-    --check it tells the worst.
+    Who runs, every trouble in one line, how old each view is, sites with breakers and drones, what waits and why, the
+    last events of the controller. The exit code is 0 whatever is shown; with --check it tells the worst.
 
     \b
     Examples:
@@ -234,10 +233,7 @@ def status(
 
 
 def _run_check(where: opt.Where) -> int:
-    """Print the line of ``--check`` and return its exit code.
-
-    A record that cannot be read is UNKNOWN.
-    """
+    """Print the line of ``--check`` and return its exit code. A record that cannot be read is UNKNOWN."""
     try:
         reader = opt.open_record(where)
         with out.one_moment(reader.now):

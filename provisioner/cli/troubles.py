@@ -56,10 +56,7 @@ EVENT_ENDS = {
     "clock.stepped": "clock.caught_up",
     "clock.doubted": "clock.trusted",
 }
-"""Events that begin a trouble, each with the one that ends it.
-
-The start of another controller ends them all.
-"""
+"""Events that begin a trouble, each with the one that ends it. The start of another controller ends them all."""
 LASTING_EVENTS = (*EVENT_ENDS, *EVENT_ENDS.values())
 DRONE_EVENTS = frozenset({"drain.rejected", "drain.failed"})
 """Events whose trouble the drone's own record shows, for as long as it lasts."""

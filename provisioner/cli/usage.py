@@ -48,10 +48,7 @@ class RecordedUse:
 def with_use(
     columns: Sequence[out.Column], report: UsageReport, name: Callable[[Any], str]
 ) -> list[out.Column]:
-    """Return the columns of a list with the use by each row's jobs.
-
-    ``name``: of the row in the report.
-    """
+    """Return the columns of a list with the use by each row's jobs. ``name``: of the row in the report."""
     known = {row.name: row.mean for row in report.rows}
     return [
         replace(c, of=lambda row: known.get(name(row))) if c.key == USE_COLUMN.key else c
@@ -225,10 +222,10 @@ def usage(
 ) -> out.Document:
     """Report how much of their GPUs jobs use: who wastes most, and the smallest drone type that would do.
 
-    A class is all jobs of a user with one size. A type fits if 95 of 100 runs used no more than a
-    job gets there, and none more VRAM. Tables show the ten classes that would save most; --limit
-    shows more. The figures above the table are of all jobs and add up to the GPU-hours of the
-    drones. A ? after VRAM: some measured runs have no peak, and may have needed all memory.
+    A class is all jobs of a user with one size. A type fits if 95 of 100 runs used no more than a job gets there, and
+    none more VRAM. Tables show the ten classes that would save most; --limit shows more. The figures above the table
+    are of all jobs and add up to the GPU-hours of the drones.
+    A ? after VRAM: some measured runs have no peak, and may have needed all memory.
 
     \b
     Examples:

@@ -12,7 +12,7 @@ import hashlib
 import json
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from pydantic import BaseModel
 
 from provisioner.config.units import Secret, SecretUnreadableError
 from provisioner.formatting import iso, sanitize
+from provisioner.interfaces import SupportsCredentials
 from provisioner.model import CREDENTIAL_WARNING_S, Credential
 
 SHORT_LIFE_S = 36 * 3600.0
@@ -31,7 +32,7 @@ _MAX_CREDENTIAL_BYTES = 4 << 20
 
 def credentials_of(options: BaseModel) -> Iterator[Credential]:
     """Yield the credentials that options name, as they are now, with dotted names."""
-    own: Sequence[Credential] = tuple(getattr(options, "credentials", tuple)())
+    own = tuple(options.credentials()) if isinstance(options, SupportsCredentials) else ()
     yield from own
     told = {each.name for each in own}
     for name, value in options:
@@ -70,10 +71,7 @@ def token_credential(found: Credential, text: str, *, is_jwt: bool = True) -> Cr
 
 
 def jwt_claims(text: str) -> Mapping[str, Any]:
-    """Return the claims of a JSON Web Token, whose signature is for others to check.
-
-    ValueError for any other text.
-    """
+    """Return the claims of a JSON Web Token, whose signature is for others to check. ValueError for any other text."""
     parts = text.strip().split(".")
     if len(parts) != 3 or len(text) > MAX_TOKEN_CHARS:
         raise ValueError("not three parts joined by dots")

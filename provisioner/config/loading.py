@@ -7,7 +7,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -30,7 +30,17 @@ from provisioner.config.strict_yaml import Steps, YamlDocument, read
 from provisioner.descriptions import credential_trouble
 from provisioner.durations import format_duration
 from provisioner.formatting import gpus
-from provisioner.interfaces import OverlayFactory, SiteFactory
+from provisioner.interfaces import (
+    OptionFinding,
+    OverlayFactory,
+    SiteFactory,
+    SupportsDroneAccount,
+    SupportsHostWarnings,
+    SupportsKeptLife,
+    SupportsOneUser,
+    SupportsTypeConflicts,
+    SupportsTypesTooLarge,
+)
 from provisioner.loader import (
     AdapterBrokenError,
     AdapterUnknownError,
@@ -62,10 +72,9 @@ _SITE_FILE_KEYS = set(SiteFile.model_fields)
 def load(path: Path, *, root: Path | None = None, connects: bool = True) -> Settings:
     """Return the configuration that begins at controller file ``path``.
 
-    Relative paths in a file are taken from the file's own directory; with ``root``, all but the
-    ``sites`` patterns are taken from there instead (store, queue, drones and secrets of a trial run
-    in a directory of its own). With ``connects=False``, for a simulation, adapters need not be
-    installed, nor their options be complete.
+    Relative paths in a file are taken from the file's own directory; with ``root``, all but the ``sites`` patterns are
+    taken from there instead (store, queue, drones and secrets of a trial run in a directory of its own). With
+    ``connects=False``, for a simulation, adapters need not be installed, nor their options be complete.
 
     Raises:
         ConfigError: every problem in every file, in order.
@@ -229,8 +238,10 @@ class _ConfigReader:
             _check_site(document, site.model)
             if site.options is not None:
                 site.types = _drone_types(site.model, site.options)
-                _ask(site.options, "misfits", document.complain_at_key, (), site.types)
-                _ask(site.options, "unfit", document.fail, (), site.types)
+                if isinstance(site.options, SupportsTypeConflicts):
+                    _report(document.complain_at_key, (), site.options.type_conflicts, site.types)
+                if isinstance(site.options, SupportsTypesTooLarge):
+                    _report(document.fail, (), site.options.types_too_large, site.types)
         return site
 
     def validated(
@@ -279,9 +290,9 @@ class _ConfigReader:
             else None
         )
         if options is not None:
-            _ask(options, "doubts", document.warn, below)
+            if isinstance(options, SupportsHostWarnings):
+                _report(document.warn, below, options.host_warnings)
             _check_credentials(document, below, options)
-            _ask(options, "failures", document.fail, below)
             for steps, text in _placeholders(below, given):
                 document.warn(steps, f"`{text}` is a placeholder: write the real name")
         return options
@@ -314,21 +325,15 @@ def _adapter_failed(error: Exception) -> str:
     return f"the adapter failed on its options: {type(error).__name__}: {error}"
 
 
-def _ask(
-    options: BaseModel,
-    method: str,
+def _report(
     report: Callable[[Steps, str], None],
     at: Steps,
+    find: Callable[..., Iterable[OptionFinding]],
     *arguments: Sequence[DroneType],
 ) -> None:
-    """Report what an optional method of an adapter's options finds below ``at``, and if it fails.
-
-    ``misfits(types)``: options and types that do not go together. ``unfit(types)``: types that
-    never fit this host. ``doubts()``: what does not work on this host. ``failures()``: what is
-    certain to fail now. They yield keys and text, are quick, and do not call the site.
-    """
+    """Report what an optional method of an adapter's options finds below ``at``, and if it fails."""
     try:
-        for steps, message in getattr(options, method, lambda *_: ())(*arguments):
+        for steps, message in find(*arguments):
             report((*at, *steps), message)
     except Exception as error:  # an adapter's own code may raise anything
         report(at or ("options",), _adapter_failed(error))
@@ -410,10 +415,9 @@ def _drone_types(site: SiteFile, options: BaseModel) -> tuple[DroneType, ...]:
         margin_s = 0.0
         # no job gets this part of it; an adapter may need more than the grace at the end
         if walltime_s:
-            kept_life_s = getattr(options, "kept_life_s", lambda *_: 0.0)(
-                walltime_s, site.timeouts.grace
-            )
-            margin_s = min(DRONE_STARTUP_S, walltime_s / 10) + site.timeouts.grace + kept_life_s
+            margin_s = min(DRONE_STARTUP_S, walltime_s / 10) + site.timeouts.grace
+            if isinstance(options, SupportsKeptLife):
+                margin_s += options.kept_life_s(walltime_s, site.timeouts.grace)
         rest = {
             "site": site.site,
             "name": name,
@@ -460,11 +464,10 @@ def _check_accounts(
 ) -> None:
     """Refuse drones whose account can read a secret of the controller, unless the site says so by name.
 
-    The options of a site name the account by ``drone_account()``: the key that sets it, and the
-    name that it has on this host; empty is the controller's own. Drones on this host have that one
-    unless the options say otherwise.
+    Drones on this host have the controller's own account unless the options of the site say
+    otherwise (:class:`~provisioner.interfaces.SupportsDroneAccount`).
     """
-    if not getattr(overlay, "runs_jobs_of_others", lambda: True)():
+    if isinstance(overlay, SupportsOneUser) and not overlay.runs_jobs_of_others():
         return
     known = [overlay, controller.web, *(site.options for site in sites if site.options is not None)]
     secrets = [path for options in known for path in secret_files(options)]
@@ -475,7 +478,9 @@ def _check_accounts(
             or getattr(site.options, "same_account", False)
         ):
             continue
-        key, account = getattr(site.options, "drone_account", lambda: ("adapter", None))()
+        key, account = "adapter", None
+        if isinstance(site.options, SupportsDroneAccount):
+            key, account = site.options.drone_account()
         if account is None and getattr(site_adapter(site.model.adapter), "on_this_host", False):
             account = ""
         problem = (

@@ -247,10 +247,7 @@ class PolicySection(ConfigSection):
 
 
 def parse_address(text: str) -> tuple[str, int]:
-    """Return host and port of ``127.0.0.1:8618`` or ``[::1]:8618``.
-
-    The ValueError names the remedy.
-    """
+    """Return host and port of ``127.0.0.1:8618`` or ``[::1]:8618``. The ValueError names the remedy."""
     found = re.fullmatch(r"\[([0-9A-Fa-f:.%]+)\]:(\d{1,5})|([A-Za-z0-9.-]+):(\d{1,5})", text)
     if not found or int(found[2] or found[4]) > 65535:
         raise ValueError("expected an address with a port: write `127.0.0.1:8618`, or `[::1]:8618`")
@@ -301,10 +298,7 @@ _DN = re.compile(r"/([A-Za-z]+)=([^/]*(?:/(?![A-Za-z]+=)[^/]*)*)")
 
 
 def parse_dn(text: str) -> tuple[tuple[str, str], ...]:
-    """Return attributes and values of a DN in the notation of grids, ``/DC=org/CN=Ann``.
-
-    The ValueError names one.
-    """
+    """Return attributes and values of a DN in the notation of grids, ``/DC=org/CN=Ann``. The ValueError names one."""
     parts = tuple((found[1], found[2]) for found in _DN.finditer(text))
     if "".join(f"/{key}={value}" for key, value in parts) != text or not parts:
         raise ValueError("expected a DN: write `/DC=org/DC=terena/O=KIT/CN=*`")
@@ -350,10 +344,7 @@ class WebSubjectSection(ConfigSection):
 
 
 class WebTlsSection(ConfigSection):
-    """A listener with TLS, for client certificates and tokens.
-
-    Without either, only public pages are given.
-    """
+    """A listener with TLS, for client certificates and tokens. Without either, only public pages are given."""
 
     listen: Annotated[str, AfterValidator(_address)] = Field(
         "0.0.0.0:8619", examples=["0.0.0.0:8619"]
@@ -391,24 +382,15 @@ class WebProxySection(ConfigSection):
     socket: ConfigPath = Field(examples=["/run/provisioner-web/proxy.sock"])
     """Path of the socket, in a directory that the proxy can enter."""
     users: tuple[str, ...] = Field(("www-data",), min_length=1, examples=[["www-data"]])
-    """Accounts under which the proxy runs.
-
-    The kernel tells who connects; all others are refused.
-    """
+    """Accounts under which the proxy runs. The kernel tells who connects; all others are refused."""
     origin: Annotated[str, AfterValidator(_origin)] = Field(examples=["https://drones.example.edu"])
     """Scheme and host as browsers see them; a change from a page of any other origin is refused."""
     groups: dict[str, Role] = Field(
         default_factory=dict, examples=[{"gpu-users": "read", "gpu-operators": "operate"}]
     )
-    """Role of each group; a user has the highest of theirs.
-
-    `*` stands for everybody who is logged in.
-    """
+    """Role of each group; a user has the highest of theirs. `*` stands for everybody who is logged in."""
     group_separator: str = Field(",", min_length=1, max_length=8, examples=["|"])
-    """Text between the groups.
-
-    A group with it in its name counts as several: choose what no name has.
-    """
+    """Text between the groups. A group with it in its name counts as several: choose what no name has."""
 
     @model_validator(mode="after")
     def _whole_groups(self) -> Self:
@@ -432,20 +414,14 @@ class WebTokenSection(ConfigSection):
     )
     """URL of the issuer, exactly as in its tokens. Its keys are found by OpenID discovery."""
     audience: tuple[str, ...] = Field(min_length=1, examples=[["https://drones.example.edu"]])
-    """Audiences that are ours.
-
-    Tokens for any service pass if `https://wlcg.cern.ch/jwt/v1/any` or `ANY` is in here.
-    """
+    """Audiences that are ours. Tokens for any service pass if `https://wlcg.cern.ch/jwt/v1/any` or `ANY` is in here."""
 
 
 class WebSection(ConfigSection):
     """The web service (`provisioner serve`). It reads this section when it starts."""
 
     socket: ConfigPath | None = Field(None, examples=["/run/provisioner/web.sock"])
-    """Unix socket, for the owner and the group of the service (mode 0660).
-
-    Default: `web.sock` beside the store.
-    """
+    """Unix socket, for the owner and the group of the service (mode 0660). Default: `web.sock` beside the store."""
     listen: Annotated[str, AfterValidator(_loopback)] = Field(
         "127.0.0.1:8618", examples=["127.0.0.1:8618"]
     )
@@ -497,10 +473,7 @@ class ControllerFile(ConfigSection):
     """The controller file: one controller, its store, its pool, its sites and the policy for all of them."""
 
     controller: Annotated[Name, AfterValidator(_short_name)] = Field(examples=["kit"])
-    """Name of this controller.
-
-    Every drone's id begins with it: no two controllers may share a name.
-    """
+    """Name of this controller. Every drone's id begins with it: no two controllers may share a name."""
     store: StoreSection = Field(examples=[{"path": "var/provisioner.db"}])
     """The store of the controller."""
     overlay: OverlaySection = Field(examples=[{"adapter": "htcondor"}])
@@ -605,10 +578,7 @@ class BlockingSection(ConfigSection):
     nodes: Annotated[tuple[_NodePattern, ...], AfterValidator(_node_patterns)] = Field(
         ("*",), min_length=1, examples=[["topas-a100-*"]]
     )
-    """Node names; `*`, `?` and `[...]` as in file names.
-
-    The first entry that matches a node applies.
-    """
+    """Node names; `*`, `?` and `[...]` as in file names. The first entry that matches a node applies."""
     cpus: int = Field(0, ge=0, le=100_000, examples=[8])
     """CPU cores per free GPU."""
     memory: Size = Field(0, examples=["20 GiB"])
@@ -636,17 +606,11 @@ class MigSection(ConfigSection):
     nodes: Annotated[tuple[_NodePattern, ...], AfterValidator(_node_patterns)] = Field(
         ("*",), min_length=1, examples=[["topas-a100-*"]]
     )
-    """Node names; `*`, `?` and `[...]` as in file names.
-
-    The first entry that matches a node applies.
-    """
+    """Node names; `*`, `?` and `[...]` as in file names. The first entry that matches a node applies."""
     gpu_model: Literal[
         "A100-40", "A100-80", "H100-80", "H100-94", "H100-96", "H200-141", "A30-24"
     ] = Field(examples=["A100-40"])
-    """Model and memory of the GPUs in GB, which decide the profiles.
-
-    `H100-96` is also for GH200 and H20.
-    """
+    """Model and memory of the GPUs in GB, which decide the profiles. `H100-96` is also for GH200 and H20."""
     layout: tuple[str, ...] = Field(
         min_length=1, max_length=MOST_SLICES, examples=[["3g.20gb", "2g.10gb", "1g.5gb"]]
     )
@@ -726,10 +690,7 @@ class TypeSection(ConfigSection):
     vendor: Literal["nvidia", "amd", "intel"] = Field("nvidia", examples=["nvidia"])
     """Vendor of the GPUs. Only those of NVIDIA have a `capability` and a `driver`."""
     target: str = Field("", pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,31}$", examples=["gfx90a"])
-    """Instruction set of the GPUs, the attribute `GpuTarget` of the slot.
-
-    Default: `sm_80` for `capability: 8.0`.
-    """
+    """Instruction set of the GPUs, the attribute `GpuTarget` of the slot. Default: `sm_80` for `capability: 8.0`."""
     arch: Literal["X86_64", "aarch64", "ppc64le"] = Field("X86_64", examples=["X86_64"])
     """CPU architecture."""
     cpus: int = Field(ge=1, le=100_000, examples=[8])

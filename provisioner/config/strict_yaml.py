@@ -106,10 +106,7 @@ class YamlDocument:
 
 
 def read(path: Path) -> YamlDocument:
-    """Return the mapping in ``path``.
-
-    What is wrong with the file, or its absence, is in ``problems``.
-    """
+    """Return the mapping in ``path``. What is wrong with the file, or its absence, is in ``problems``."""
     document = YamlDocument(str(path))
     text = text_of(path, document)
     if text is not None:
@@ -252,10 +249,7 @@ class TreeBuilder:
         self.nodes = 0
 
     def value(self, node: yaml.Node, steps: Steps) -> Any:
-        """Return the value of ``node``, which is at ``steps``.
-
-        Raises :class:`YamlTooLargeError`.
-        """
+        """Return the value of ``node``, which is at ``steps``. Raises :class:`YamlTooLargeError`."""
         self.nodes += 1
         _within_bounds(self.nodes, len(steps))
         self.document.values[steps] = _position(node.start_mark)
@@ -382,10 +376,7 @@ _IN_YAML11 = (
 
 
 def scalar(text: str) -> bool | int | float | str:
-    """Return the value of an unquoted scalar.
-
-    The ValueError for an ambiguous one names the remedy.
-    """
+    """Return the value of an unquoted scalar. The ValueError for an ambiguous one names the remedy."""
     if text in ("true", "false"):
         return text == "true"
     if _INT.fullmatch(text):
@@ -427,10 +418,7 @@ def is_plain_text(text: str) -> bool:
 
 
 def _scalar(node: yaml.ScalarNode) -> bool | int | float | str:
-    """Return the value of a scalar.
-
-    Raises ValueError as :func:`scalar`, and for escapes that are not a character.
-    """
+    """Return the value of a scalar. Raises ValueError as :func:`scalar`, and for escapes that are not a character."""
     if node.style is None:
         return scalar(node.value)
     try:

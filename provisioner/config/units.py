@@ -73,10 +73,7 @@ _SIZE_LIMIT_MIB = 1024**3
 
 
 def parse_size(value: object) -> int:
-    """Return ``20 GB``, ``20 GiB`` or ``512 MiB`` in MiB, rounded up.
-
-    The ValueError names the remedy.
-    """
+    """Return ``20 GB``, ``20 GiB`` or ``512 MiB`` in MiB, rounded up. The ValueError names the remedy."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         size = max(value, 0)  # nobody writes thousands of GiB, and HTCondor and Slurm use MiB
         text = f"{size:.0f} MiB" if 1024 <= size <= _SIZE_LIMIT_MIB else f"{size:g} GiB"
@@ -289,10 +286,7 @@ def parse_path(value: object, info: ValidationInfo) -> str:
 ConfigPath = Annotated[
     Path, BeforeValidator(parse_path), WithJsonSchema({"type": "string", "minLength": 1})
 ]
-"""A path; a relative one is taken from the directory of the file that contains it.
-
-It need not exist.
-"""
+"""A path; a relative one is taken from the directory of the file that contains it. It need not exist."""
 
 
 class SecretUnreadableError(Exception):

@@ -170,10 +170,7 @@ async def _asked(
     clock: Clock,
     deadline_s: float,
 ) -> list[OrderResult]:
-    """Return one result per id.
-
-    Writes are not retried; an order without an answer is unknown, never "not done".
-    """
+    """Return one result per id. Writes are not retried; an order without an answer is unknown, never "not done"."""
     try:
         answered = {r.drone_id: sanitize_result(r) for r in await within(deadline_s, ask())}
     except (UnavailableError, RejectedError, AuthError) as error:

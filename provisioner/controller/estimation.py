@@ -698,10 +698,7 @@ class EstimateRecorder:
             await self.keep()
 
     async def keep(self, resets: Sequence[int] = ()) -> bool:
-        """Record the samples, and that ``resets`` are carried out.
-
-        A failure is tried again later.
-        """
+        """Record the samples, and that ``resets`` are carried out. A failure is tried again later."""
         now = self._kept_at = self.clock.now()
         try:
             await self.store.record_estimates(self.estimation.samples(now), resets)

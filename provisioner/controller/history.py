@@ -139,10 +139,7 @@ class HistoryLoader:
             return fault_of(error, now)
 
     async def _take_in(self, scope: str, call: HistoryCall, types: Iterable[DroneType]) -> None:
-        """Add an answer to the estimates, and report it.
-
-        It is dropped if an operator had them forgotten meanwhile.
-        """
+        """Add an answer to the estimates, and report it. It is dropped if an operator had them forgotten meanwhile."""
         name, now, answer = scope or "overlay", self.clock.now(), call.task.result()
         if scope in self.estimation.histories or call.asked_at <= self.estimation.forgotten_at:
             self._next_at[scope] = inf

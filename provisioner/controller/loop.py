@@ -89,10 +89,7 @@ can send slot ads, and a user who shares our account at a site can have entries 
 UNKNOWN_SLOTS = 1000
 """Slots of drones that neither the record nor a site knows: more of them are left out of a view."""
 SHUTDOWN_WAIT_S = 60.0
-"""Longest wait for orders under way at the end.
-
-The next controller settles those without a result.
-"""
+"""Longest wait for orders under way at the end. The next controller settles those without a result."""
 ACTIVE_FOR_S = 300.0
 """A drone that stays in one state for longer does not shorten the pause between ticks."""
 CHANGING = {
@@ -430,10 +427,7 @@ class Controller:
                 )
 
     async def _record(self, plan: Plan, snapshot: Snapshot) -> bool:
-        """Record and log a plan.
-
-        Return False if the store cannot take it: then nothing may be acted on.
-        """
+        """Record and log a plan. Return False if the store cannot take it: then nothing may be acted on."""
         before = dict(self.store.breakers)
         self.measures.note(snapshot, plan)
         with self.measures.timed(STORE_WRITE_SECONDS):
@@ -597,10 +591,7 @@ class Controller:
         return await _read("store.read_failed", self.store.ended(strays), {}) if strays else {}
 
     async def _record_console_output(self) -> None:
-        """Record the last output of drones, for `drones show`.
-
-        It decides nothing, so failures are only logged.
-        """
+        """Record the last output of drones, for `drones show`. It decides nothing, so failures are only logged."""
         words: dict[DroneId, str] = {}
         for name, site in self._consoles.items():
             try:
@@ -617,10 +608,7 @@ class Controller:
             )
 
     async def _record_completed(self, view: OverlayView | None) -> None:
-        """Record the completed jobs that are new.
-
-        A write that fails is tried again at the next tick.
-        """
+        """Record the completed jobs that are new. A write that fails is tried again at the next tick."""
         if view is None or view.completions is None:
             return
         new = [job for job in view.completions if job not in self._completed_jobs]
@@ -683,10 +671,7 @@ class Controller:
         self._dead_slots.turn(self._group, plan.moves, snapshot.overlay, sites, self.store.drones)
 
     async def _record_results(self) -> None:
-        """Record the results that have come.
-
-        One that cannot be recorded is kept, and tried again at the next tick.
-        """
+        """Record the results that have come. One that cannot be recorded is kept, and tried again at the next tick."""
         for task in [t for t in self._orders if t.done()]:
             moves, breakers = self._changes_by_results(task.result())
             before = dict(self.store.breakers)

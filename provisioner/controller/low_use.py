@@ -39,10 +39,7 @@ class ClassHold(NamedTuple):
 
 @dataclass(slots=True)
 class LowUseWatch:
-    """Call :meth:`turn` between ticks.
-
-    Holds are made by a task of their own, and reported at the turn after.
-    """
+    """Call :meth:`turn` between ticks. Holds are made by a task of their own, and reported at the turn after."""
 
     overlay: object
     store: Store
@@ -128,10 +125,7 @@ class LowUseWatch:
             self._holds = group.create_task(self._hold_all(self.overlay, holds), name="hold-jobs")
 
     async def _hold_all(self, overlay: SupportsHold, holds: Sequence[ClassHold]) -> list[ClassHold]:
-        """Hold the jobs of one class after the other.
-
-        A class that fails does not keep the others from it.
-        """
+        """Hold the jobs of one class after the other. A class that fails does not keep the others from it."""
         done = []
         for each in holds:
             try:

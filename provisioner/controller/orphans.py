@@ -41,10 +41,7 @@ class OrphanWatch:
         ended: Mapping[DroneId, DroneState],
         now: float,
     ) -> None:
-        """Take in the views of the sites.
-
-        ``ended``: final states of drones on record that are still listed.
-        """
+        """Take in the views of the sites. ``ended``: final states of drones on record that are still listed."""
         listed: dict[DroneId, float] = {}
         for polled in sites:
             if polled.view is None or polled.fault is not None:

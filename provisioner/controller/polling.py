@@ -113,7 +113,7 @@ class LazySite:
         return self.site.last_words() if isinstance(self.site, SupportsConsoleOutput) else {}
 
     def credentials(self) -> Sequence[model.Credential]:
-        return self.site.credentials() if isinstance(self.site, SupportsCredentials) else ()
+        return tuple(self.site.credentials() if isinstance(self.site, SupportsCredentials) else ())
 
     async def history(self, since: float) -> SiteHistoryView:
         if not isinstance(self.site, SupportsSiteHistory):
@@ -219,10 +219,7 @@ class CredentialReader:
     _reading: asyncio.Task[None] | None = None
 
     async def refresh(self, group: asyncio.TaskGroup, now: float) -> None:
-        """Read all, but wait no longer than a tick may for polls.
-
-        ``now``: by the host's wall clock.
-        """
+        """Read all, but wait no longer than a tick may for polls. ``now``: by the host's wall clock."""
         self.renewed = frozenset()
         if not self.sources:
             return

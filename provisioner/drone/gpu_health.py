@@ -124,10 +124,7 @@ def assigned() -> set[str]:
 _XID = re.compile(
     r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]+)[^)]*\): (\d+)(?!.*(?:\bNonfatal\b|\(None\)$))"
 )
-"""Old drivers leave ``PCI:`` out, new ones add the MIG instance.
-
-Links have a severity, Xid 154 has an action.
-"""
+"""Old drivers leave ``PCI:`` out, new ones add the MIG instance. Links have a severity, Xid 154 has an action."""
 _ISO_TIME = re.compile(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)(?:[.,]\d+)? ?(Z|[+-]\d\d:?\d\d)?")
 _SYSLOG_TIME = re.compile(r"([A-Z][a-z]{2} +\d{1,2})(?: \d{4})? (\d\d:\d\d:\d\d)")
 
@@ -225,10 +222,7 @@ def xid_verdicts(
 
 
 class DriverLibrary:
-    """A library of the driver.
-
-    A call returns True if it succeeds; one that is ``needed`` raises OSError otherwise.
-    """
+    """A library of the driver. A call returns True if it succeeds; one that is ``needed`` raises OSError otherwise."""
 
     def __init__(self, name: str) -> None:
         self.library = ctypes.CDLL(name)
@@ -253,10 +247,7 @@ class DriverLibrary:
 
 
 def nvml_findings(uuid: str, free_mib: int) -> Iterator[tuple[str, str]]:
-    """Yield finding and text of what NVML reports of a GPU.
-
-    ``free_mib``: VRAM that has to be free.
-    """
+    """Yield finding and text of what NVML reports of a GPU. ``free_mib``: VRAM that has to be free."""
     nvml, ref = DriverLibrary("libnvidia-ml.so.1"), ctypes.byref
     nvml("nvmlInit_v2", needed=True)
     count, gpu, name = ctypes.c_uint(), ctypes.c_void_p(), ctypes.create_string_buffer(96)
@@ -345,10 +336,7 @@ PTX = (
     + _KERNEL
     % ("sum", "ld.global.u64 %d7, [%d6]; add.u64 %d9, %d9, %d7;", "red.global.add.u64 [%d8], %d9;")
 )
-"""Two kernels: ``words[i] = i``, and ``total`` plus the sum of all words.
-
-The driver compiles them for its GPU.
-"""
+"""Two kernels: ``words[i] = i``, and ``total`` plus the sum of all words. The driver compiles them for its GPU."""
 _OUT_OF_MEMORY = 2
 
 

@@ -163,10 +163,7 @@ def jobs_in(execute: str, known: Mapping[int, SlotJob]) -> Dict[int, SlotJob]:
 
 
 def _machine_ad(path: str) -> Dict[str, str]:
-    """Return attributes of a machine ad by lower-case name.
-
-    The job could have replaced the file, by a pipe even.
-    """
+    """Return attributes of a machine ad by lower-case name. The job could have replaced the file, by a pipe even."""
     flags = os.O_NONBLOCK | os.O_NOFOLLOW
     try:
         with open(
@@ -442,10 +439,7 @@ _MPS_SERVER = b"nvidia-cuda-mps"
 
 
 class AmdSysfs(GpuDriver):
-    """AMD's kernel driver, which knows devices but no processes.
-
-    Raises OSError if there is none.
-    """
+    """AMD's kernel driver, which knows devices but no processes. Raises OSError if there is none."""
 
     def __init__(self, sysfs: str = "/sys") -> None:
         self._cards = [
@@ -500,10 +494,7 @@ def driver() -> GpuDriver:
 
 
 class GpuMonitor:
-    """Use of GPUs by the drone's slots, interval by interval.
-
-    ``exclusive``: no device is shared by two slots.
-    """
+    """Use of GPUs by the drone's slots, interval by interval. ``exclusive``: no device is shared by two slots."""
 
     def __init__(self, devices: GpuDriver, execute: str, exclusive: bool) -> None:
         self._devices, self._execute, self._exclusive = devices, execute, exclusive
@@ -566,10 +557,7 @@ def report(
     idle: SlotUsage,
     now: float,
 ) -> None:
-    """Print a report for each slot, zero for one without a job.
-
-    A startd needs one from before a job began.
-    """
+    """Print a report for each slot, zero for one without a job. A startd needs one from before a job began."""
     text: List[str] = []
     for slot in sorted({*slots, *found}):
         if slot not in found:
@@ -591,10 +579,7 @@ def report(
 
 
 def main() -> int:
-    """Report until the startd goes away.
-
-    With ``probe``: exit 0, 2 (the driver shows no processes) or 1 (no driver).
-    """
+    """Report until the startd goes away. With ``probe``: exit 0, 2 (the driver shows no processes) or 1 (no driver)."""
     if sys.argv[1:] == ["probe"]:
         try:
             # NVML's process ids are those of the first namespace. (A test may run in another.)

@@ -37,10 +37,7 @@ def _bare(name: str) -> str:
 
 
 def commands(text: str) -> list[SubmitCommand]:
-    """Return the commands of a template, in order.
-
-    A multi-line value (``name @=end``) has an empty name.
-    """
+    """Return the commands of a template, in order. A multi-line value (``name @=end``) has an empty name."""
     found: list[SubmitCommand] = []
     pending, began, until = "", 0, ""
     for number, line in enumerate(text.splitlines(), 1):

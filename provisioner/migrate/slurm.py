@@ -22,10 +22,7 @@ _RESERVED_NAMES = (
     "kill-on-invalid-dep cluster clusters help usage version quiet verbose"
 )
 _RESERVED_OPTIONS = set(_RESERVED_NAMES.split())
-"""Options of ``sbatch`` that follow from the drone type or define a drone.
-
-The site refuses them.
-"""
+"""Options of ``sbatch`` that follow from the drone type or define a drone. The site refuses them."""
 _NAMED = ("partition", "account", "qos", "reservation", "constraint", "gres")
 """Options with a key of their own; the others go under ``submit``."""
 _GPU_OPTIONS = {"gpus", "gpus-per-node", "gpus-per-task", "gres"}

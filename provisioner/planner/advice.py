@@ -110,10 +110,7 @@ def _rank(forecast: StartForecast) -> float:
 
 
 def _is_better(then: StartForecast, now: StartForecast) -> bool:
-    """Return True if the change wins.
-
-    An unknown waiting time is no better than another of the same outcome.
-    """
+    """Return True if the change wins. An unknown waiting time is no better than another of the same outcome."""
     if then.wait_s is not None and now.wait_s is not None:
         return then.wait_s <= WORTHWHILE_WAIT * now.wait_s
     return _ASSUMED_WAIT_S[then.outcome] < _ASSUMED_WAIT_S[now.outcome]
@@ -184,10 +181,7 @@ class WhatIf:
 
     @classmethod
     def of(cls, snapshot: Snapshot, job: JobClass) -> WhatIf:
-        """Take one job out of its class.
-
-        The class's back-offs hold for it as well: their cause is unknown.
-        """
+        """Take one job out of its class. The class's back-offs hold for it as well: their cause is unknown."""
         one = replace(job, id=f"{job.id}~", waiting=1, fresh=0, running=0, held=0, limited=0)
         left = replace(
             job,
@@ -305,10 +299,7 @@ def _largest(one: JobClass, dimension: str, slots: DroneSlots, now: float) -> in
 
 
 def _with_amount(one: JobClass, dimension: str, amount: int) -> RequestChange:
-    """Return the change of one amount.
-
-    Types refused for that amount alone are judged anew, by their numbers.
-    """
+    """Return the change of one amount. Types refused for that amount alone are judged anew, by their numbers."""
     field, text, _ = _AMOUNTS[dimension]
     asked = int(getattr(one, field))
     refuses = {

@@ -66,10 +66,7 @@ class BlackHoles:
 
     @classmethod
     def of(cls, context: PlanningContext) -> BlackHoles:
-        """Judge the drones by the jobs that failed in them.
-
-        Nothing is judged while the pool's view is doubted.
-        """
+        """Judge the drones by the jobs that failed in them. Nothing is judged while the pool's view is doubted."""
         view, now = context.snapshot.overlay.view, context.now
         nodes = {scope: each for scope, each in context.breakers.items() if each.node}
         doubted = context.validity.overlay is not None or context.too_unhealthy is not None
@@ -104,10 +101,7 @@ NO_BLACK_HOLES = BlackHoles()
 
 
 def _leaving_allowed(context: PlanningContext) -> Counter[str]:
-    """Return how many more drones of each site may leave for this.
-
-    Those that leave by any request count as well.
-    """
+    """Return how many more drones of each site may leave for this. Those that leave by any request count as well."""
     there, leaving = Counter[str](), Counter[str]()
     for drone in context.drones.values():
         there[drone.site] += drone.joined_at > 0

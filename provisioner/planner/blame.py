@@ -130,10 +130,7 @@ class ExclusiveUsers:
         classes: Iterable[JobClass],
         compatible: _ByClass,
     ) -> ExclusiveUsers:
-        """Collect the users and their classes.
-
-        A job without blame shares a GPU if no exclusive type fits.
-        """
+        """Collect the users and their classes. A job without blame shares a GPU if no exclusive type fits."""
         banned = {
             each.user: each
             for each in breakers.values()

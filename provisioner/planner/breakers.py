@@ -91,10 +91,7 @@ def after_success(breaker: Breaker, now: float) -> Breaker:
 def update_breakers(
     snapshot: Snapshot, moves: Sequence[StateChange], others: Iterable[Drone]
 ) -> Mapping[str, Breaker]:
-    """Return all breakers after what this snapshot shows.
-
-    ``others`` are the drones on record that are not steady.
-    """
+    """Return all breakers after what this snapshot shows. ``others`` are the drones on record that are not steady."""
     now = snapshot.now
     known = dict(snapshot.breakers)
     for scope, breaker in known.items():
@@ -247,10 +244,7 @@ def _remote(snapshot: Snapshot, drone: Drone) -> model.RemoteDrone | None:
 
 
 def _never_starting(snapshot: Snapshot, others: Iterable[Drone]) -> Mapping[str, Fault]:
-    """Return one fault for drones that their site will never start.
-
-    They are stopped in the same tick.
-    """
+    """Return one fault for drones that their site will never start. They are stopped in the same tick."""
     found: dict[str, Fault] = {}
     for drone in others:
         if not drone.waits_at_site or drone.started_at or drone.is_leaving:
@@ -347,10 +341,7 @@ class ClassBackoffs:
     banned: Mapping[str, Mapping[TypeKey, Breaker]]
     """No drone of these types is started for the class, and existing ones are no supply for it."""
     probing: Mapping[str, Mapping[TypeKey, int]]
-    """One drone of these types is tried for the class.
-
-    Values: drones on their way, or idle in the pool.
-    """
+    """One drone of these types is tried for the class. Values: drones on their way, or idle in the pool."""
 
     @classmethod
     def of(cls, breakers: Mapping[str, Breaker], drones: Iterable[Drone]) -> ClassBackoffs:

@@ -379,10 +379,7 @@ def drone_end_at(context: PlanningContext, kind: DroneType) -> float:
 
 
 NEGOTIATION_TIMEOUT_S = 300.0
-"""HTCondor negotiates once a minute by default.
-
-Jobs that waited for five without a cycle wait for a person.
-"""
+"""HTCondor negotiates once a minute by default. Jobs that waited for five without a cycle wait for a person."""
 
 
 def negotiator_silent_s(view: model.OverlayView, classes: Iterable[model.JobClass]) -> float:
@@ -448,10 +445,7 @@ class PlanningContext:
     class_backoffs: ClassBackoffs
     exclusive: ExclusiveUsers
     orphan_counts: Mapping[str, int]
-    """By site: listed drones without a live record.
-
-    They count against the limits until they are gone.
-    """
+    """By site: listed drones without a live record. They count against the limits until they are gone."""
     too_unhealthy: Reason | None
     idle_gpus: Mapping[str, CompatibleTypes]
     """For classes with an optional GPU: all types that can run their jobs. ``compatible`` has those without a GPU."""

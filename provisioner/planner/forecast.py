@@ -137,10 +137,7 @@ def _run_s(context: PlanningContext, job: JobClass) -> float | None:
 def _end_s(
     context: PlanningContext, slot: Slot, job: JobClass, compatible: CompatibleTypes
 ) -> float | None:
-    """Return when the only job of a drone ends, by the runs of such jobs.
-
-    One that outran them all is half done.
-    """
+    """Return when the only job of a drone ends, by the runs of such jobs. One that outran them all is half done."""
     drone, estimates = context.drones.get(slot.drone_id), context.snapshot.estimates
     if drone is None or not _may_take(drone, job, compatible):
         return None

@@ -151,10 +151,7 @@ def _with(drone: Drone, **changes: Any) -> Drone:
 
 
 def _listed(drone: Drone, remote: model.RemoteDrone, now: float) -> tuple[Drone, Reason | None]:
-    """Return the drone as its site lists it.
-
-    One that the site reports as stopped counts as asked to stop.
-    """
+    """Return the drone as its site lists it. One that the site reports as stopped counts as asked to stop."""
     running, stopped = remote.state is RemoteState.RUNNING, remote.state is RemoteState.STOPPED
     started_at = (remote.started_at if running or stopped else 0.0) or (now if running else 0.0)
     state = drone.state

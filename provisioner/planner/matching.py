@@ -135,10 +135,7 @@ def _cuda(version: int) -> str:
 
 
 def _unmet_by_shares(job: JobClass, kind: DroneType) -> UnmetRequirement | None:
-    """Return why shares of one GPU are not enough for a job, or None.
-
-    MIG slices cannot be joined.
-    """
+    """Return why shares of one GPU are not enough for a job, or None. MIG slices cannot be joined."""
     most, each_mib = share_milli(kind.shares), kind.vram_mib // kind.shares
     # its VRAM is its request, beside one GPU
     if kind.vram_pool and job.vram_mib and not job.splits:
@@ -381,10 +378,7 @@ class CompatibilityCache:
     known: dict[_Shape, CompatibleTypes] = field(default_factory=dict)
 
     def table(self, classes: Iterable[JobClass]) -> Mapping[str, CompatibleTypes]:
-        """Return the compatible types of each class, by class id.
-
-        Shapes without a class are forgotten.
-        """
+        """Return the compatible types of each class, by class id. Shapes without a class are forgotten."""
         found: dict[str, CompatibleTypes] = {}
         now: dict[_Shape, CompatibleTypes] = {}
         for job in classes:

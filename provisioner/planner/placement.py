@@ -155,10 +155,7 @@ def _no_starts_reason(context: PlanningContext) -> Refusal | None:
 
 @dataclass
 class Allocation:
-    """Starts of one plan, and everything that they use up.
-
-    Mutable; only :meth:`allocate` starts drones.
-    """
+    """Starts of one plan, and everything that they use up. Mutable; only :meth:`allocate` starts drones."""
 
     context: PlanningContext
     reservations: OwnerReservations
@@ -341,18 +338,12 @@ START_RULES: tuple[StartRule, ...] = (
     owner_risk,
     room_for_larger_jobs,
 )
-"""Rules that reduce the number of starts, in order.
-
-The last rule with a reason gives the reason.
-"""
+"""Rules that reduce the number of starts, in order. The last rule with a reason gives the reason."""
 
 
 @dataclass
 class Placement:
-    """Starts, undrains, and the reasons for what waits.
-
-    Mutable, local to one plan: classes are served in turn.
-    """
+    """Starts, undrains, and the reasons for what waits. Mutable, local to one plan: classes are served in turn."""
 
     context: PlanningContext
     allocation: Allocation

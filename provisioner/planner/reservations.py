@@ -128,10 +128,7 @@ class NodeReservation:
     reason: NodeReserved
     ready_s: float
     starts: bool
-    """A drone is started in the room.
-
-    Otherwise an existing drone has it, and no start can take it.
-    """
+    """A drone is started in the room. Otherwise an existing drone has it, and no start can take it."""
     drones: frozenset[DroneId]
     """Drones that leave for it. No other job takes them back into service."""
     drains: tuple[Drone, ...]

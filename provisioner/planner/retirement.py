@@ -557,10 +557,7 @@ DRONE_RULES: tuple[Callable[[Retirement, Drone], bool], ...] = (
     overdue,
     drain_ignored,
 )
-"""Rules for a single drone, in order.
-
-A rule returns True if it decides about the drone; later rules are skipped.
-"""
+"""Rules for a single drone, in order. A rule returns True if it decides about the drone; later rules are skipped."""
 
 
 def _final_state(drone: Drone) -> DroneState:
@@ -637,19 +634,13 @@ def _stop_orphans(retirement: Retirement, paused: bool) -> None:
 
 
 def _has_no_job(context: PlanningContext, remote: model.RemoteDrone) -> bool:
-    """Return True if an orphan certainly runs no job.
-
-    One that is not in this pool may be in that of its controller.
-    """
+    """Return True if an orphan certainly runs no job. One that is not in this pool may be in that of its controller."""
     slot = context.slots.get(remote.drone_id)
     return remote.state is RemoteState.PENDING if slot is None else not slot.jobs
 
 
 def _settle_orphans(retirement: Retirement, request: model.OperatorRequest, site: str) -> bool:
-    """Adopt or stop the orphans of a site as an operator asks.
-
-    Return False while its view is doubted.
-    """
+    """Adopt or stop the orphans of a site as an operator asks. Return False while its view is doubted."""
     context, now = retirement.context, retirement.context.now
     if site in context.validity.sites and context.validity.sites[site] is not None:
         return False

@@ -104,10 +104,7 @@ def waiting_time(context: PlanningContext, job: JobClass) -> float:
 
 
 def free_gpus_at(context: PlanningContext, site: str) -> int | None:
-    """Return the free milli-GPUs of a site, or None if unknown.
-
-    Of counts by type only the largest is certain.
-    """
+    """Return the free milli-GPUs of a site, or None if unknown. Of counts by type only the largest is certain."""
     view = context.validity.site_view(context.snapshot, site)
     if view is None:
         return None
@@ -131,10 +128,7 @@ DRAIN_LOSS_FACTOR = 2.0
 
 @dataclass
 class PreemptionRisk:
-    """Risk at the sites with an owner.
-
-    Mutable, local to one plan; its parts are worked out when first asked for.
-    """
+    """Risk at the sites with an owner. Mutable, local to one plan; its parts are worked out when first asked for."""
 
     context: PlanningContext
     safe_wait_s: Callable[[CompatibleTypes, float], float]

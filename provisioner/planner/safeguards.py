@@ -200,10 +200,7 @@ def _by_operator(what: Action | StateChange) -> bool:
 
 
 def _plan_without(snapshot: Snapshot, plan: Plan, named: Collection[Action]) -> Plan:
-    """Return the plan without these actions.
-
-    An operator's request that is not carried out stays open.
-    """
+    """Return the plan without these actions. An operator's request that is not carried out stays open."""
     undone = {a.drone.id for a in plan.leaves if a in named and _by_operator(a)}
     still_open = {r.id for r in snapshot.requests if undone.intersection(r.drone_ids)}
     return replace(

@@ -22,10 +22,7 @@ S = DroneState
 MAX_IDLE_STRETCH = 3.0
 """A drone that took very long to start is kept for at most this many timeouts: it leaves by itself soon after."""
 MIN_IDLE_GAPS = 20
-"""Smallest number of gaps between two jobs of a drone for an estimate.
-
-With fewer, the start cost decides.
-"""
+"""Smallest number of gaps between two jobs of a drone for an estimate. With fewer, the start cost decides."""
 
 
 class OnTimeout(StrEnum):

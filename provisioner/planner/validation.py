@@ -103,10 +103,7 @@ def _duplicates(snapshot: Snapshot, plan: Plan) -> Iterator[Breach]:
 
 
 def _caps(snapshot: Snapshot, plan: Plan) -> Iterator[Breach]:
-    """Yield limits that the plan's starts exceed.
-
-    A start that adds nothing to a limit does not exceed it.
-    """
+    """Yield limits that the plan's starts exceed. A start that adds nothing to a limit does not exceed it."""
     if not plan.starts:
         return
     drones: Counter[str] = Counter()

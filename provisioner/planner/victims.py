@@ -44,10 +44,7 @@ class VictimCandidate:
 
 @dataclass(slots=True)
 class NodeCandidates:
-    """Candidates of one node by shape, the cheapest first in each and over all.
-
-    Mutable, local to one plan.
-    """
+    """Candidates of one node by shape, the cheapest first in each and over all. Mutable, local to one plan."""
 
     by_shape: dict[Resources, list[VictimCandidate]] = field(default_factory=dict)
     held: Resources = field(init=False)

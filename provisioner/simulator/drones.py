@@ -144,10 +144,7 @@ class DroneDefect(StrEnum):
 
 @frozen
 class SiteBehaviour:
-    """Behaviour of a site towards drones.
-
-    The five chances are exclusive and add up to 1 at most.
-    """
+    """Behaviour of a site towards drones. The five chances are exclusive and add up to 1 at most."""
 
     queue: Draw = AT_ONCE
     boot: Draw = field(default_factory=lambda: Fixed(30.0))

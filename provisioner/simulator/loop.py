@@ -40,10 +40,7 @@ class OutsideWorldError(RuntimeError):
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
-    """An event loop in virtual time, beginning at 0 s.
-
-    Timers for one instant go off in the order they were set in.
-    """
+    """An event loop in virtual time, beginning at 0 s. Timers for one instant go off in the order they were set in."""
 
     # asyncio has these; its type stubs do not.
     _ready: deque[asyncio.Handle]

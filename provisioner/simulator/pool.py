@@ -290,10 +290,7 @@ ROUNDING_S = 1e-3
 @frozen
 class PoolBehaviour:
     negotiation_s: float = 20.0
-    """Between two negotiation cycles.
-
-    0: there are none; jobs are matched as they come, and as slots open.
-    """
+    """Between two negotiation cycles. 0: there are none; jobs are matched as they come, and as slots open."""
     update_s: float = 60.0
     """Between two signs of life of a slot."""
     slot_lifetime_s: float = 900.0

@@ -78,10 +78,7 @@ def waits(waits_s: Iterable[float]) -> WaitStatistics:
 
 @frozen
 class Replay:
-    """Jobs, world and policy of one replay.
-
-    It travels to other processes: all in it can be pickled.
-    """
+    """Jobs, world and policy of one replay. It travels to other processes: all in it can be pickled."""
 
     policy: str
     trace: str

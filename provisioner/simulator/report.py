@@ -52,10 +52,7 @@ def to_json(runs: Runs) -> str:
 
 
 def from_json(text: str | bytes) -> dict[str, tuple[ReplayResult, ...]]:
-    """Return the runs that :func:`to_json` wrote.
-
-    Raises ValueError, which says what is wrong, and where.
-    """
+    """Return the runs that :func:`to_json` wrote. Raises ValueError, which says what is wrong, and where."""
     return dict(serialization.from_json(Report, text).runs)
 
 

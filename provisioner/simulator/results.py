@@ -55,10 +55,7 @@ class GpuTime:
 
 @frozen
 class Sample:
-    """The state of things at one time, for plots.
-
-    GPUs are whole ones, ``at_s`` counts from the start.
-    """
+    """The state of things at one time, for plots. GPUs are whole ones, ``at_s`` counts from the start."""
 
     at_s: float
     jobs_waiting: int

@@ -32,10 +32,7 @@ CAPACITY_STEP_S = 900.0
 LONGEST_GAP_S = 300.0
 """Between two observations; in a longer gap nothing is known."""
 REPLAY_TICK_S = 15.0
-"""Interval of the replayed controller.
-
-The real one is quicker while drones start; replayed, that takes minutes.
-"""
+"""Interval of the replayed controller. The real one is quicker while drones start; replayed, that takes minutes."""
 _Span = tuple[float, float, Observation]
 
 

@@ -70,10 +70,7 @@ NEEDED = ("submit", "duration")
 
 
 def declared_columns(text: str) -> dict[str, TraceColumn]:
-    """Return the columns of ``submit=SubmitTime,duration=Minutes*60,...`` by meaning.
-
-    Raises TraceError.
-    """
+    """Return the columns of ``submit=SubmitTime,duration=Minutes*60,...`` by meaning. Raises TraceError."""
     found = {}
     for part in filter(None, (p.strip() for p in text.split(","))):
         name, equals, column = (word.strip() for word in part.partition("="))
@@ -186,10 +183,7 @@ def located(path: Path, beside: Path) -> Path | None:
 def cut_jobs(
     jobs: Sequence[SimulatedJob], cut: TraceSelection, origin_s: float = 0.0
 ) -> tuple[SimulatedJob, ...]:
-    """Return the selected part of ``jobs``, in order of submission.
-
-    Raises TraceError if that is none.
-    """
+    """Return the selected part of ``jobs``, in order of submission. Raises TraceError if that is none."""
     rng = Random(f"{cut.vram_seed}/vram")
     begin_s = cut.from_s + origin_s
     chosen: list[SimulatedJob] = []
@@ -221,10 +215,7 @@ def cut_jobs(
 
 
 def text_lines(path: Path) -> Iterator[str]:
-    """Yield the lines of a text file that may be gzipped.
-
-    Raises TraceError if it cannot be read to its end.
-    """
+    """Yield the lines of a text file that may be gzipped. Raises TraceError if it cannot be read to its end."""
     number = 0
     try:
         with (gzip.open if path.suffix == ".gz" else open)(

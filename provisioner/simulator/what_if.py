@@ -101,10 +101,7 @@ def _with_number(policy: SitePolicy, question: Question) -> SitePolicy:
 
 
 def changed(plan: WorldPlan, question: Question) -> WorldPlan:
-    """Return the changed ``plan``.
-
-    Raises QuestionError for a change that changes nothing, or that cannot be made.
-    """
+    """Return the changed ``plan``. Raises QuestionError for a change that changes nothing, or that cannot be made."""
     site = question.site
     facility = next(each for each in plan.facilities if each.name == site)
     match question.key:

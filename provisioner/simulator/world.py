@@ -47,10 +47,7 @@ END_CHECK_INTERVAL_S = 5.0
 
 @frozen
 class Scenario:
-    """A world, what goes wrong in it, and how the controller is set up.
-
-    Times count from its start.
-    """
+    """A world, what goes wrong in it, and how the controller is set up. Times count from its start."""
 
     facilities: tuple[Facility, ...]
     jobs: tuple[SimulatedJob, ...]

@@ -357,10 +357,7 @@ class Store:
         """Commit the last output of drones, for as long as they are on record."""
 
     async def record_completed(self, completions: Sequence[model.CompletedJob]) -> None:
-        """Commit ended runs of jobs.
-
-        One that is on record already (by job id and end) stays as it is.
-        """
+        """Commit ended runs of jobs. One that is on record already (by job id and end) stays as it is."""
 
     async def start_delays(self, since: float) -> Sequence[tuple[model.TypeKey, float, float]]:
         """Return type, queue time and boot time of the drones that came into the pool after ``since``, newest last."""
@@ -374,10 +371,7 @@ class Store:
         return RecordedRuns()
 
     async def estimate_samples(self) -> EstimateSamples | None:
-        """Return the samples that :meth:`record_estimates` committed last.
-
-        Raises :class:`EstimatesUnreadableError`.
-        """
+        """Return the samples that :meth:`record_estimates` committed last. Raises :class:`EstimatesUnreadableError`."""
         return self._samples
 
     async def record_estimates(self, samples: EstimateSamples, resets: Sequence[int] = ()) -> None:
@@ -393,10 +387,7 @@ class Store:
         return {each: self._ended[each] for each in drone_ids if each in self._ended}
 
     def count(self, counts: MetricValues) -> None:
-        """Add to counters in the transaction of the next plan that is recorded.
-
-        Not while a call is under way.
-        """
+        """Add to counters in the transaction of the next plan that is recorded. Not while a call is under way."""
 
     async def record_sample(self, at: float, gauges: MetricValues) -> None:
         """Commit a sample of gauges and counters for the time series."""

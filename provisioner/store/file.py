@@ -76,10 +76,7 @@ def open_store(
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    """Return a durable connection that begins no transaction by itself.
-
-    It may be used in any thread.
-    """
+    """Return a durable connection that begins no transaction by itself. It may be used in any thread."""
     connection = sqlite3.connect(
         path.absolute(), timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False
     )
@@ -102,10 +99,7 @@ def migrate(connection: sqlite3.Connection) -> None:
 
 
 def schema_version(connection: sqlite3.Connection, path: Path) -> int:
-    """Return the version of a store's schema.
-
-    Raises :class:`StoreUnusableError` if it is no store, or too new.
-    """
+    """Return the version of a store's schema. Raises :class:`StoreUnusableError` if it is no store, or too new."""
     (application,) = connection.execute("PRAGMA application_id").fetchone()
     if application != APPLICATION_ID:
         raise StoreUnusableError(

@@ -24,10 +24,7 @@ _LOCK_PAUSE_S = 0.05
 HOLDER = "holder"
 """Key of the holder's claim in the store."""
 _LOCK_FILE_MODE = 0o640
-"""Everybody who may open the file may lock it, with a shared lock too.
-
-So others may not open it.
-"""
+"""Everybody who may open the file may lock it, with a shared lock too. So others may not open it."""
 
 
 def lock_path(store: Path) -> Path:
@@ -44,10 +41,7 @@ class StoreLock:
         self._fd = -1
 
     def take(self) -> Holder:
-        """Lock the store for this process.
-
-        Raises :class:`StoreHeldError`, naming the holder, if another has it.
-        """
+        """Lock the store for this process. Raises :class:`StoreHeldError`, naming the holder, if another has it."""
         path = lock_path(self._store)
         for attempt in range(_LOCK_ATTEMPTS):
             try:

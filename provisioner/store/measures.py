@@ -25,10 +25,7 @@ GPU_USES = {
     DroneState.BUSY: "busy",
     **dict.fromkeys(LEAVING_STATES, "draining"),
 }
-"""Use of a GPU by the state of its drone.
-
-In other states it counts as boot, from its start on record.
-"""
+"""Use of a GPU by the state of its drone. In other states it counts as boot, from its start on record."""
 NO_REASON = "none"
 """Category of waiting jobs that the newest plan does not mention."""
 WAITING_CATEGORIES = (
@@ -125,10 +122,7 @@ def counts_of_plan(plan: Plan) -> MetricCounts:
 def counts_of_run(
     run: model.CompletedJob, drone: Drone, kind: model.DroneType | None
 ) -> MetricCounts:
-    """Return the counts of a run that ended in ``drone``.
-
-    ``kind`` is the type of the drone, None if unknown.
-    """
+    """Return the counts of a run that ended in ``drone``. ``kind`` is the type of the drone, None if unknown."""
     counts, of_type = MetricCounts(), MetricKey.of_type
     outcome = "unfinished" if run.unfinished else "completed"
     counts.add(of_type("provisioner_jobs_ended_total", drone.type, outcome=outcome))

@@ -85,10 +85,7 @@ class Reader:
             return SHADOW in tables.read_meta(sql)
 
     def observations(self, since: float) -> list[Observation]:
-        """Return the observations of a shadow after ``since``, oldest first.
-
-        One that began before begins then.
-        """
+        """Return the observations of a shadow after ``since``, oldest first. One that began before begins then."""
         query = "SELECT body, at, last_at FROM observations WHERE last_at >= ? ORDER BY seq"
         with self._open() as sql:
             rows = sql.execute(query, (since,)).fetchall()
@@ -273,10 +270,7 @@ class Reader:
             return tables.read_use(sql, since, until, *given, **more)
 
     def estimate_samples(self) -> EstimateSamples | None:
-        """Return the recorded samples of the estimates.
-
-        Raises :class:`EstimatesUnreadableError`.
-        """
+        """Return the recorded samples of the estimates. Raises :class:`EstimatesUnreadableError`."""
         with self._open() as sql:
             return tables.read_estimates(sql, self.path)
 
@@ -401,10 +395,7 @@ class Reader:
         at: float,
         mode: DrainMode = DrainMode.PEACEFUL,
     ) -> int:
-        """Record a request for the next tick of the controller, and an event that tells it.
-
-        Return its number.
-        """
+        """Record a request for the next tick of the controller, and an event that tells it. Return its number."""
         ids = json.dumps(list(drone_ids))
         row = {"at": at, "kind": kind, "mode": mode, "drone_ids": ids, "reason": reason, "by": by}
         with self._open(write=True) as sql:
@@ -448,10 +439,7 @@ class Reader:
         return f"{self.path.absolute().as_uri()}?mode={mode}"
 
     def _connected(self, write: bool) -> sqlite3.Connection:
-        """Return a connection in a transaction.
-
-        One that reads needs no room on the disk for the log and its index.
-        """
+        """Return a connection in a transaction. One that reads needs no room on the disk for the log and its index."""
         uri = self._uri()
         try:
             return _begun(uri, write)
@@ -490,10 +478,7 @@ class Reader:
 
 
 def _begun(uri: str, write: bool, *settings: str) -> sqlite3.Connection:
-    """Return a connection in a transaction that has read, so that its log is open.
-
-    Raises ``sqlite3.Error``.
-    """
+    """Return a connection in a transaction that has read, so that its log is open. Raises ``sqlite3.Error``."""
     sql = sqlite3.connect(uri, uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None)
     begin = (
         ("PRAGMA synchronous = FULL", "BEGIN IMMEDIATE")

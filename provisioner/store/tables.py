@@ -100,10 +100,7 @@ class Table(Generic[T]):
     name: str
     kind: type[T]
     readers: Mapping[str, Callable[[Any], Any]]
-    """By column: reader of what is neither a number nor a text.
-
-    Members of a StrEnum are written as text.
-    """
+    """By column: reader of what is neither a number nor a text. Members of a StrEnum are written as text."""
 
     @cached_property
     def columns(self) -> tuple[str, ...]:
@@ -112,10 +109,7 @@ class Table(Generic[T]):
     def select(
         self, sql: sqlite3.Connection, rest: str = "", values: Sequence[object] = ()
     ) -> Iterator[T]:
-        """Yield the rows of ``SELECT ...
-
-        FROM table`` with the ``rest`` of the statement as values.
-        """
+        """Yield the rows of ``SELECT ... FROM table`` with the ``rest`` of the statement as values."""
         names = ", ".join(f'"{name}"' for name in self.columns)
         readers = [(self.columns.index(name), read) for name, read in self.readers.items()]
         for row in sql.execute(f"SELECT {names} FROM {self.name} {rest}", values):

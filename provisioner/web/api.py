@@ -72,10 +72,7 @@ class Resource:
     def arguments(
         self, subject: str | None, query: Mapping[str, Sequence[str]]
     ) -> tuple[list[str], out.Page]:
-        """Return the words of the command line that a query means, and the page.
-
-        Raises :class:`VerbError`.
-        """
+        """Return the words of the command line that a query means, and the page. Raises :class:`VerbError`."""
         words, options = ["--output=json"], dict(query)
         width, color = options.pop("width", None), options.pop("color", ["false"])
         page = out.Page(
@@ -94,10 +91,7 @@ class Resource:
         return words + ([] if subject is None else ["--", subject]), page
 
     def ask(self, reader: Reader, words: Sequence[str]) -> tuple[out.Answer, opt.Show]:
-        """Return what the verb answers, and the form that is asked for.
-
-        Raises :class:`VerbError`, ``StoreError``.
-        """
+        """Return what the verb answers, and the form that is asked for. Raises :class:`VerbError`, ``StoreError``."""
         try:
             with self.command.make_context(self.verb, list(words), obj=reader) as context:
                 answered: tuple[out.Answer, opt.Show] = self.command.invoke(context)

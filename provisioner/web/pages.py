@@ -428,10 +428,7 @@ USE_SHOWN = (
 def _choices(
     query: Query, key: str, words: Mapping[str, str], usual: str
 ) -> tuple[str, list[Choice]]:
-    """Return the value of a parameter that has few, and links to all.
-
-    Raises :class:`VerbError` for another value.
-    """
+    """Return the value of a parameter that has few, and links to all. Raises :class:`VerbError` for another value."""
     given = query.get(key, usual)
     if given not in words:
         raise opt.unknown(key, given, list(words), code=Exit.USAGE)
@@ -508,10 +505,7 @@ def _waste(reader: Reader, query: Query) -> WebPage:
 
 
 def _good_and_lost(busy: Sequence[float], lost: Sequence[float]) -> tuple[list[float], list[float]]:
-    """Return the parts of the busy time, each by step.
-
-    A loss counts at the end of its drone, after the busy time.
-    """
+    """Return the parts of the busy time, each by step. A loss counts at the end of its drone, after the busy time."""
     good, cut, due = [*busy], [0.0] * len(busy), 0.0
     for n in reversed(range(len(busy))):
         due += lost[n]

@@ -124,10 +124,7 @@ class SharedRecord:
         return self._waiting[self._pool] >= READ_THREADS
 
     async def run(self, function: Callable[..., T], *args: Any) -> T:
-        """Call a function in a thread.
-
-        Raises :class:`TooManyReadsError` if too many calls, or of a caller, wait.
-        """
+        """Call a function in a thread. Raises :class:`TooManyReadsError` if too many calls, or of a caller, wait."""
         caller = CALLER_KEY.get()
         if self._waiting[caller] >= MOST_WAITING_OF_CALLER:
             raise TooManyReadsError

@@ -43,10 +43,10 @@ def serve(
 ) -> None:
     """Run the web service: API, metrics and pages.
 
-    It reads the record beside the controller, and works while the controller is down. It listens
-    where the section `web` of the configuration says: by default on a unix socket beside the record
-    and on http://127.0.0.1:8618, where everybody may look and only root, its own user and
-    configured accounts may change something, over the socket. It ends by SIGTERM or Ctrl-C.
+    It reads the record beside the controller, and works while the controller is down. It listens where the section
+    `web` of the configuration says: by default on a unix socket beside the record and on http://127.0.0.1:8618, where
+    everybody may look and only root, its own user and configured accounts may change something, over the socket.
+    It ends by SIGTERM or Ctrl-C.
 
     \b
     Examples:
@@ -95,10 +95,7 @@ async def _serve(service: WebService, path: Path) -> None:
 
 
 async def listen(runner: web.AppRunner, section: WebSection, path: Path) -> list[str]:
-    """Open all listeners and return where they are.
-
-    Raises :class:`VerbError` for one that cannot be opened.
-    """
+    """Open all listeners and return where they are. Raises :class:`VerbError` for one that cannot be opened."""
     from provisioner.config.models import parse_address
     from provisioner.web.connections import BoundedSite, tcp_sockets, unix_sockets
     from provisioner.web.server import CONNECTIONS
@@ -137,10 +134,7 @@ def _unused(path: Path) -> Path:
 
 
 def tls_context(section: WebTlsSection) -> ssl.SSLContext:
-    """Return the context of the listener with TLS.
-
-    Raises :class:`VerbError` for files that do not do.
-    """
+    """Return the context of the listener with TLS. Raises :class:`VerbError` for files that do not do."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
 
     def refuse_passphrase() -> str:

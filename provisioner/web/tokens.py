@@ -142,10 +142,7 @@ class TokenVerifier:
         await self._session.close()
 
     async def verify(self, token: str) -> tuple[str, Role | None, float]:
-        """Return subject, role and end of a token.
-
-        Raises :class:`aiohttp.web.HTTPException` if it is refused.
-        """
+        """Return subject, role and end of a token. Raises :class:`aiohttp.web.HTTPException` if it is refused."""
         try:
             header = jwt.get_unverified_header(token)
             issuer = jwt.decode(token, options={"verify_signature": False}).get("iss")

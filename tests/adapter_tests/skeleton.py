@@ -60,10 +60,7 @@ class Pod:
 
 
 class PodApi:
-    """The API, with the faults that the contract suite asks for.
-
-    A pod that was deleted is gone when it has ended.
-    """
+    """The API, with the faults that the contract suite asks for. A pod that was deleted is gone when it has ended."""
 
     def __init__(self) -> None:
         self._pods: dict[model.DroneId, Pod] = {}

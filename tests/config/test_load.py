@@ -189,10 +189,7 @@ def with_adapter(name: str, options: str = "{project: x}") -> str:
 def test_two_sites_with_their_drones_in_one_place_are_refused(
     tmp_path: Path, install_adapter: InstallAdapter
 ) -> None:
-    """Each would take the other's drones for strays.
-
-    What says where drones are, the adapter marks.
-    """
+    """Each would take the other's drones for strays. What says where drones are, the adapter marks."""
     install_adapter("placed")
     sites = {
         name: with_adapter("placed", f"{{speed: 1, project: {project}}}").replace(
@@ -339,7 +336,7 @@ def test_an_adapter_judges_types_with_its_options(
 ) -> None:
     """What the hook says is told where it points; and what it raises is the adapter's fault."""
     judging = (
-        "    def misfits(self, types):\n"
+        "    def type_conflicts(self, types):\n"
         "        yield ('types', types[0].name, 'gpus'), f'no {types[0].gpu_milli} here'\n"
         "        raise RuntimeError('not so')\n"
     )
@@ -351,12 +348,12 @@ def test_an_adapter_judges_types_with_its_options(
     ]
 
 
-@pytest.mark.parametrize("hook", ["doubts(self)", "failures(self)", "unfit(self, types)"])
+@pytest.mark.parametrize("hook", ["host_warnings(self)", "types_too_large(self, types)"])
 def test_an_adapter_that_fails_when_asked_about_its_options_is_named(
     tmp_path: Path, install_adapter: InstallAdapter, hook: str
 ) -> None:
     level, name = (
-        "warning: " if hook.startswith("doubts") else "",
+        "warning: " if hook.startswith("host_warnings") else "",
         f"failing_{hook.partition('(')[0]}",
     )
     error = "ValueError: too many values to unpack (expected 2)"

@@ -76,10 +76,7 @@ class Watched:
         return HoldResult(jobs.waiting, self.faults)
 
     async def turn(self, policy: LowUsePolicy = POLICY, *classes: JobClass) -> list[str]:
-        """Let ten minutes pass, and the overlay answer after the turn.
-
-        Return the names of the new events.
-        """
+        """Let ten minutes pass, and the overlay answer after the turn. Return the names of the new events."""
         before = len(self.events)
         self.answers.clear()
         async with asyncio.TaskGroup() as group:

@@ -49,10 +49,7 @@ async def never() -> None:
 
 @dataclass
 class Place:
-    """A site that starts what it is told and remembers what it was told.
-
-    ``wire`` is awaited in every call.
-    """
+    """A site that starts what it is told and remembers what it was told. ``wire`` is awaited in every call."""
 
     name: str = "here"
     running: dict[model.DroneId, model.RemoteDrone] = field(default_factory=dict)

@@ -32,10 +32,7 @@ BASE["Requirements"] = REQUIREMENTS.replace(
 
 
 def job(**attributes: str) -> classad2.ClassAd:
-    """A group ad; attributes are expressions.
-
-    ``RequireGPUs`` brings its clause in Requirements along.
-    """
+    """A group ad; attributes are expressions. ``RequireGPUs`` brings its clause in Requirements along."""
     both = {**BASE, **attributes}
     if "RequireGPUs" in attributes and "Requirements" not in attributes:
         both["Requirements"] = REQUIREMENTS

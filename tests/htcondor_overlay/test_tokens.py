@@ -89,15 +89,16 @@ def test_an_empty_signing_key_signs_nothing(tmp_path: Path) -> None:
 def test_each_drone_has_a_token_of_its_own_unless_told_otherwise(tmp_path: Path) -> None:
     """The shared token file is the exception, and `check` warns of it."""
     assert config(tmp_path).drone_token_mode == "signing-key"
-    assert not any("share one token" in text for _, text in config(tmp_path).doubts())
+    assert not any("share one token" in text for _, text in config(tmp_path).host_warnings())
     assert HTCondorConfig.model_fields["drone_token_mode"].default == "signing-key"
     (tmp_path / "POOL").chmod(0o640)
     assert any(
-        "POOL can be read by others (mode 0640)" in text for _, text in config(tmp_path).doubts()
+        "POOL can be read by others (mode 0640)" in text
+        for _, text in config(tmp_path).host_warnings()
     )
     shared = options(tmp_path)
     assert shared.drone_token_mode == "static"
-    assert ["share one token" in text for _, text in shared.doubts()].count(True) == 1
+    assert ["share one token" in text for _, text in shared.host_warnings()].count(True) == 1
     with pytest.raises(ValidationError, match="`drone_signing_key` is wanted"):
         options(tmp_path, drone_token=None)
 

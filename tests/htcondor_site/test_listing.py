@@ -1,7 +1,4 @@
-"""Our jobs' ads become drones.
-
-The ads are such as HTCondor 23.9.6 and 25.14.1 gave for drones that ended so.
-"""
+"""Our jobs' ads become drones. The ads are such as HTCondor 23.9.6 and 25.14.1 gave for drones that ended so."""
 
 from __future__ import annotations
 

@@ -56,10 +56,10 @@ def test_what_is_ours_or_no_expression_is_refused_for_the_site_and_for_a_type(
 def test_options_for_a_type_that_is_not_there_and_shares_of_gpus_do_not_fit() -> None:
     options = config(types={"v100x": {"submit": {"rank": "1"}}, "a100": {}})
     half = replace(A100, name="half", gpu_milli=500)
-    assert list(options.misfits([A100, CPU])) == [
+    assert list(options.type_conflicts([A100, CPU])) == [
         (("options", "types", "v100x"), "there is no drone type `v100x`: did you mean `a100`?")
     ]
-    assert list(config().misfits([A100, CPU, half])) == [
+    assert list(config().type_conflicts([A100, CPU, half])) == [
         (
             ("types", "half", "gpus"),
             "`gpus`: a share of a GPU is a whole one to an HTCondor site: write `gpus: 1`",

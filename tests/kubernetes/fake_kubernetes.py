@@ -47,10 +47,7 @@ def abort(request: web.Request) -> web.Response:
 
 @dataclass
 class FakeCluster:
-    """Objects by path, and the calls that were made.
-
-    Objects of all namespaces are those of ``drones``.
-    """
+    """Objects by path, and the calls that were made. Objects of all namespaces are those of ``drones``."""
 
     directory: Path
     url: str = ""

@@ -200,13 +200,13 @@ async def test_the_service_account_of_a_pod(
     access = await read_access(KubernetesSiteConfig())
     assert (access.server, access.namespace) == ("https://[fd00::1]:443", "drones")
     assert access.headers == {"Authorization": f"Bearer {SECRET}"}
-    assert not list(KubernetesSiteConfig().doubts())
+    assert not list(KubernetesSiteConfig().host_warnings())
     (tmp_path / "ca.crt").write_text("no certificate")
     with pytest.raises(
         KubeconfigError, match=f"service account in {tmp_path}: its certificates .* cannot be used"
     ):
         await read_access(KubernetesSiteConfig())
-    assert [at for at, _ in KubernetesSiteConfig().doubts()] == [()]
+    assert [at for at, _ in KubernetesSiteConfig().host_warnings()] == [()]
 
 
 @pytest.mark.parametrize(
@@ -283,7 +283,7 @@ async def test_mistakes_name_the_place_and_the_remedy(
     with pytest.raises(KubeconfigError, match=message) as error:
         await read_access(settings)
     assert str(tmp_path / "config") in str(error.value)
-    assert all(words == str(error.value) for _, words in settings.doubts())
+    assert all(words == str(error.value) for _, words in settings.host_warnings())
 
 
 async def test_a_file_that_is_no_yaml_is_not_quoted(tmp_path: Path) -> None:

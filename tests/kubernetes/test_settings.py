@@ -124,7 +124,7 @@ def test_what_does_not_go_together(
 ) -> None:
     import re
 
-    ((where, words),) = config(**options).misfits([kind])
+    ((where, words),) = config(**options).type_conflicts([kind])
     assert where == at
     assert re.search(message, words)
 
@@ -143,6 +143,6 @@ def test_options_of_a_type_come_before_those_of_the_site() -> None:
 
 
 def test_a_kubeconfig_that_is_not_there_is_a_warning(tmp_path: Path) -> None:
-    ((where, words),) = config(kubeconfig=str(tmp_path / "none")).doubts()
+    ((where, words),) = config(kubeconfig=str(tmp_path / "none")).host_warnings()
     assert where == ("kubeconfig",)
     assert "cannot be read" in words

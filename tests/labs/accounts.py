@@ -111,10 +111,7 @@ class HostOfAccounts:
 
 @contextmanager
 def host_of_accounts(place: Path) -> Iterator[HostOfAccounts]:
-    """Make such a namespace below a directory that every account may pass.
-
-    It goes with its last process.
-    """
+    """Make such a namespace below a directory that every account may pass. It goes with its last process."""
     if os.geteuid() != 0:
         pytest.skip("other accounts need root")
     if shutil.which("sudo") is None:

@@ -76,10 +76,7 @@ class AdmissionServer:
 
 @contextmanager
 def admission_webhook(lab: KubernetesLab, message: str) -> Iterator[AdmissionServer]:
-    """Pods of drones are refused with this message, while inside.
-
-    Set ``Webhook.message`` to change it.
-    """
+    """Pods of drones are refused with this message, while inside. Set ``Webhook.message`` to change it."""
     server = AdmissionServer(lab)
     Webhook.message = message
     server.start()

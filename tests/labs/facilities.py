@@ -29,10 +29,7 @@ from tests.labs.slurm import Job, SlurmLab
 from tests.labs.slurm_sites import drone_of, ways
 
 LARGE = "gpus_minimum_memory = 30000"
-"""Requirement of a job that wants the larger one of a site's two GPUs.
-
-Others get the smaller one first.
-"""
+"""Requirement of a job that wants the larger one of a site's two GPUs. Others get the smaller one first."""
 
 
 @dataclass

@@ -530,10 +530,7 @@ class Pool:
         return self._tool(command, self.config).strip()
 
     def write_token(self, name: str, directory: Path, token: str) -> None:
-        """A token file in ``directory`` (0600 in 0700).
-
-        HTCondor reads one only if it belongs to the reader.
-        """
+        """A token file in ``directory`` (0600 in 0700). HTCondor reads one only if it belongs to the reader."""
         directory.mkdir(parents=True, exist_ok=True)
         directory.chmod(0o700)
         file = directory / name
@@ -637,10 +634,7 @@ class Pool:
         self.advertise(ad, identity="condor", command="INVALIDATE_STARTD_ADS")
 
     def file(self, name: str) -> Path:
-        """Return the path by which jobs and a test exchange messages.
-
-        Each test has paths of its own.
-        """
+        """Return the path by which jobs and a test exchange messages. Each test has paths of its own."""
         return self.dir / "jobs" / f"{own(name)}.{_test}"
 
     def program(self, name: str, text: str) -> Path:
@@ -755,10 +749,7 @@ def running(pool: P) -> Iterator[P]:
 def running_pool(
     condor: Condor, name: str = "overlay", config: str = "", **how: Any
 ) -> Iterator[Pool]:
-    """A pool of a test's own, ``how`` as of :class:`Pool`.
-
-    In the end no process below its directory may be left.
-    """
+    """A pool of a test's own, ``how`` as of :class:`Pool`. In the end no process below its directory may be left."""
     with (
         lab_directory(name) as root,
         running(Pool(root, condor, name, config=config, **how)) as pool,

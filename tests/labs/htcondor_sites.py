@@ -81,10 +81,7 @@ GRID, OWNER = "grid", "owner1"
 """Who submits the drones, and whose jobs come first."""
 
 SITE_SCHEDD, ETP_SCHEDD = "head@site.test", "login@etp.test"
-"""The owner's jobs wait in both.
-
-(Two schedds of one name would overwrite each other's ad in the site's collector.)
-"""
+"""The owner's jobs wait in both. (Two schedds of one name would overwrite each other's ad in the site's collector.)"""
 
 SITE_IDENTITIES: Mapping[str, tuple[str, ...]] = {
     "condor": (),

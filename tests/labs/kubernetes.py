@@ -111,10 +111,7 @@ class Fault:
 
 
 class Front:
-    """A proxy between adapter and API server, in a thread of its own.
-
-    It passes streams on as they come.
-    """
+    """A proxy between adapter and API server, in a thread of its own. It passes streams on as they come."""
 
     def __init__(self, upstream: str) -> None:
         self.upstream, self.port = upstream, free_port()
@@ -516,10 +513,7 @@ class KubernetesLab:
                 )
 
     def reset(self) -> None:
-        """Delete what tests have left.
-
-        LabError tells that a program of the lab has ended; it is started again.
-        """
+        """Delete what tests have left. LabError tells that a program of the lab has ended; it is started again."""
         self.front.faults.clear()
         self.write("dead-nodes", "")
         ended = [name for name, process in self.processes.items() if process.poll() is not None]

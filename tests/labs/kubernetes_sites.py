@@ -123,10 +123,7 @@ def pods_of(lab: KubernetesLab, drone_id: str) -> list[dict[str, Any]]:
 
 @contextmanager
 def many_pods(lab: KubernetesLab, controller: str, count: int) -> Iterator[None]:
-    """So many pods of a controller's drones, which no scheduler places, while inside.
-
-    The quota is off meanwhile.
-    """
+    """So many pods of a controller's drones, which no scheduler places, while inside. The quota is off meanwhile."""
     names, config = (
         PodNames(controller, HERE),
         KubernetesSiteConfig.model_validate(site_options(lab)),

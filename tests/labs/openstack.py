@@ -246,10 +246,7 @@ class OpenStackLab:
         return answers(self.settings, name)
 
     def stop(self) -> None:
-        """End it, guests included.
-
-        Whatever is left then fails the test (``lab_directory`` looks).
-        """
+        """End it, guests included. Whatever is left then fails the test (``lab_directory`` looks)."""
         for process in self.processes.values():
             process.terminate()
         for process in self.processes.values():
@@ -316,10 +313,7 @@ class OpenStackLab:
         return self.settings.front("keystone") + "/v3"
 
     def credential(self, project: str = TENANT) -> Credential:
-        """The application credential that a project has from the start.
-
-        Do not revoke it: make one.
-        """
+        """The application credential that a project has from the start. Do not revoke it: make one."""
         told = self.ids["tenants"][project]["credential"]
         return Credential(project, self.auth_url, told["id"], told["secret"])
 

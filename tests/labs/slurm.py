@@ -419,10 +419,7 @@ class SlurmLab:
         )
 
     def jobs(self, *options: str) -> list[Job]:
-        """All that squeue knows of, ended ones as well, array tasks one by one.
-
-        ``options`` choose.
-        """
+        """All that squeue knows of, ended ones as well, array tasks one by one. ``options`` choose."""
         shape = "%i\t%j\t%T\t%r\t%N\t%u"
         text = self.run("squeue", "-h", "-r", "-t", "all", "-o", shape, *options, user="root")
         return [Job(*line.split("\t")) for line in text.splitlines()]
@@ -589,10 +586,7 @@ class SlurmLab:
     # life
 
     def start(self) -> SlurmLab:
-        """Bring everything up and wait until all nodes are idle.
-
-        The cluster ends with the thread that calls this.
-        """
+        """Bring everything up and wait until all nodes are idle. The cluster ends with the thread that calls this."""
         self._write()
         # HTCondor's programs are beside Slurm's
         binds = (self.slurm.root.parent, *self.setup.binds)
@@ -712,10 +706,7 @@ _PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
 
 @contextmanager
 def running_slurm(slurm: Slurm, **knobs: Any) -> Iterator[SlurmLab]:
-    """A cluster as ``Setup(**knobs)`` says.
-
-    Leaving ends it, and fails if any process of it is left.
-    """
+    """A cluster as ``Setup(**knobs)`` says. Leaving ends it, and fails if any process of it is left."""
     with lab_directory("slurm") as root:
         lab = SlurmLab(root, slurm, Setup(**knobs))
         try:

@@ -84,10 +84,7 @@ ODD_JOBS: Mapping[str, tuple[str, frozenset[str]]] = {
     "undefined": ("+RequestMemory = undefined", frozenset()),
     "true": ("+RequestCpus = true", frozenset({"a100", "v100s"})),
 }
-"""Requests that look at the slot, and numbers that no slot has.
-
-HTCondor reads a number beyond 64 bit as 0.
-"""
+"""Requests that look at the slot, and numbers that no slot has. HTCondor reads a number beyond 64 bit as 0."""
 
 CPU_JOBS: Mapping[str, tuple[str, frozenset[str]]] = {
     "plain": ("", frozenset({"a100"})),

@@ -52,10 +52,7 @@ def plain(slurm_programs: Slurm) -> Iterator[SlurmLab]:
 
 @pytest.fixture(scope="module")
 def blocked(plain: SlurmLab) -> SlurmLab:
-    """The same once its admin has put each printed part where it says.
-
-    (RestrictedCoresPerGPU is of 24.05.)
-    """
+    """The same once its admin has put each printed part where it says. (RestrictedCoresPerGPU is of 24.05.)"""
     if plain.slurm.version < (24, 5):
         pytest.skip("this Slurm does not know RestrictedCoresPerGPU")
     conf, gres = plain.etc / "slurm.conf", plain.etc / "gres.conf"

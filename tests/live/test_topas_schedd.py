@@ -20,10 +20,7 @@ pytestmark = [pytest.mark.timeout(840), pytest.mark.xdist_group("topas")]
 CAP = 3
 SUBMIT_DEADLINE_S = 10
 SPOOLING = 16
-"""HoldReasonCode of a job that waits for its files.
-
-One that is held for another reason never runs again.
-"""
+"""HoldReasonCode of a job that waits for its files. One that is held for another reason never runs again."""
 
 
 def queue_log(site: SitePool) -> str:

@@ -81,5 +81,5 @@ def test_check_fails_for_a_type_that_this_host_can_never_hold_and_the_controller
 
 def test_what_nvidia_smi_would_list_is_not_judged_without_it(tmp_path: Path) -> None:
     config = LocalSiteConfig.model_validate({"root": tmp_path, "cpus": 2, "memory": "4 GiB"})
-    assert list(config.unfit([DroneType("local", "a100", 8000, 2, 1024, 0)])) == []
+    assert list(config.types_too_large([DroneType("local", "a100", 8000, 2, 1024, 0)])) == []
     assert host.disk_mib(tmp_path) > 0 and os.path.isdir(tmp_path)

@@ -188,10 +188,7 @@ _JOB_FIELDS = {field.name for field in fields(model.JobClass)}
 
 
 def plan_for(**given: object) -> model.Plan:
-    """The plan for a snapshot.
-
-    Fields of a job class (``waiting``, ``cpus``, ...) make the one class that waits.
-    """
+    """The plan for a snapshot. Fields of a job class (``waiting``, ``cpus``, ...) make the one class that waits."""
     job = {name: given.pop(name) for name in list(given) if name in _JOB_FIELDS}
     return plan_of(snapshot(**{"classes": [jobs(**job)], **given} if job else given))
 

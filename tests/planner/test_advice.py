@@ -47,10 +47,7 @@ STARTS, WAITS, NEVER = (StartForecast(outcome) for outcome in StartOutcome)
 
 
 def advice_for(**given: Any) -> RequestAdvice:
-    """Return the advice for a class of one job like SMALL.
-
-    Fields of a class change it, the others the snapshot.
-    """
+    """Return the advice for a class of one job like SMALL. Fields of a class change it, the others the snapshot."""
     fields = {
         name: given.pop(name) for name in list(given) if name in JobClass.__dataclass_fields__
     }

@@ -297,10 +297,7 @@ def test_failures_by_a_fault_on_a_shared_gpu_are_no_sign_of_a_black_hole(
 def test_jobs_in_a_drone_that_its_site_ended_say_nothing_of_their_users(
     end: model.DroneState, drained: int
 ) -> None:
-    """Ann's jobs fail in a drone.
-
-    Those that ended with another drone do not make her word doubtful.
-    """
+    """Ann's jobs fail in a drone. Those that ended with another drone do not make her word doubtful."""
     bad, good = (drone(name, S.IDLE, MPS, age_s=10) for name in ("bad", "good"))
     slots = [slot_of(each, MPS, jobs_started=50) for each in (bad, good)]
     mine = [

@@ -137,10 +137,7 @@ def test_a_drone_serves_the_next_job_once_its_own_has_ended(
 def test_only_jobs_of_seconds_wait_for_one_that_ends_soon(
     longest_s: float, ran_s: float, starts: int
 ) -> None:
-    """Eight run; of such jobs nine in ten take ten seconds.
-
-    Where the tenth takes 2000 s, the mean is 209 s.
-    """
+    """Eight run; of such jobs nine in ten take ten seconds. Where the tenth takes 2000 s, the mean is 209 s."""
     busy = [drone(f"kit-ab12-{n}", model.DroneState.BUSY) for n in range(8)]
     slots = [
         replace(slot_of(each, jobs=1), begun_at=NOW - ran_s, free_gpu_milli=0) for each in busy

@@ -24,10 +24,7 @@ from tests.simulator.wild import wild
 
 @dataclass
 class Compared:
-    """A planner with memory that compares each plan with one without.
-
-    It records a difference if either raises.
-    """
+    """A planner with memory that compares each plan with one without. It records a difference if either raises."""
 
     with_it: Callable[[Snapshot], Plan] = field(default_factory=planner_with_memory)
     equal: list[bool] = field(default_factory=list)

@@ -1,7 +1,4 @@
-"""The independent validation finds what a planner gone wrong would do.
-
-It is given bad plans, made by hand.
-"""
+"""The independent validation finds what a planner gone wrong would do. It is given bad plans, made by hand."""
 
 from __future__ import annotations
 

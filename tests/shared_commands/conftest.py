@@ -1,7 +1,4 @@
-"""Fixtures: OpenSSH servers of each test's own.
-
-They are real: PROVISIONER_NO_LIVE=1 leaves them out, not under CI.
-"""
+"""Fixtures: OpenSSH servers of each test's own. They are real: PROVISIONER_NO_LIVE=1 leaves them out, not under CI."""
 
 from __future__ import annotations
 

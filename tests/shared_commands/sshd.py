@@ -163,10 +163,7 @@ class Sshd:
 
 @contextmanager
 def running_sshd(prefix: Path, config: str = "", key_options: str = "") -> Iterator[Sshd]:
-    """A server of a test's own.
-
-    Leaving stops it, and fails if any process below its directory is left.
-    """
+    """A server of a test's own. Leaving stops it, and fails if any process below its directory is left."""
     with lab_directory("sshd") as root:
         server = Sshd(root, prefix, config=config, key_options=key_options)
         try:

@@ -52,10 +52,7 @@ class Owner:
 
     jobs: tuple[OwnerJob, ...] = ()
     negotiation_s: float = 30.0
-    """Between two cycles of the site.
-
-    Drones get their places in them, too, after the owner's jobs.
-    """
+    """Between two cycles of the site. Drones get their places in them, too, after the owner's jobs."""
     preempts_after_s: float = 0.0
     """Wait of a job before drones are preempted for it."""
     grace_s: float = 10.0

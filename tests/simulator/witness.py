@@ -215,10 +215,7 @@ class Watched:
 
 
 def watched(scenario: Scenario) -> Watched:
-    """Play a scenario before a witness.
-
-    (Drones that eat jobs are not for him: no pool tells that as an eviction.)
-    """
+    """Play a scenario before a witness. (Drones that eat jobs are not for him: no pool tells that as an eviction.)"""
     witness = Witness(scenario)
     outcome = simulate(scenario, lambda: witness)
     found, causes = list(outcome.violations), Counter[str]()

@@ -107,14 +107,14 @@ def test_types_that_do_not_suit_a_slurm_site_are_reported() -> None:
         replace(A100, name="share", gpu_milli=500),
         replace(A100, name="endless", walltime_s=0.0),
     )
-    found = dict(settings.misfits([A100, share, endless]))
+    found = dict(settings.type_conflicts([A100, share, endless]))
     assert found.keys() == {
         ("types", "share", "gpus"),
         ("types", "endless", "walltime"),
         ("options", "types", "a1000"),
     }
     assert "`a100`" in found["options", "types", "a1000"]
-    assert list(config().misfits([A100])) == []
+    assert list(config().type_conflicts([A100])) == []
 
 
 REST = {"transport": "rest", "rest": {"url": "unix:/run/restd.sock"}}
@@ -129,7 +129,7 @@ def test_options_that_a_transport_does_not_support_are_reported_with_their_place
         "submit": {"nice": "5", "hint": "nomultithread"},
         "types": {"a100": {"submit": {"nice": "low"}}},
     }
-    found = dict(config(**transport, **options).misfits([A100]))
+    found = dict(config(**transport, **options).type_conflicts([A100]))
     assert found.keys() == {
         ("options", "submit", "hint"),
         ("options", "types", "a100", "submit", "nice"),
@@ -139,4 +139,4 @@ def test_options_that_a_transport_does_not_support_are_reported_with_their_place
     assert found["options", "types", "a100", "submit", "nice"].startswith(
         f"{whom} does not support `nice: low`: "
     )
-    assert not dict(config(**options).misfits([A100]))  # sbatch takes all
+    assert not dict(config(**options).type_conflicts([A100]))  # sbatch takes all

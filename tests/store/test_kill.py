@@ -41,10 +41,7 @@ def _live_until_killed(file: Path, told: int, threaded: bool) -> None:
 
 @pytest.fixture(scope="module")
 def pace_s(tmp_path_factory: pytest.TempPathFactory) -> float:
-    """Measure how long a child takes to make a store and to record its first tick.
-
-    Moments are drawn from that.
-    """
+    """Measure how long a child takes to make a store and to record its first tick. Moments are drawn from that."""
     longest_s = 0.0
     for number in range(3):
         listen, told = os.pipe()

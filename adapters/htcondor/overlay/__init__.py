@@ -217,10 +217,7 @@ class HTCondorOverlay:
     async def drain(
         self, drone_ids: Sequence[DroneId], mode: model.DrainMode, reason: str
     ) -> Sequence[OrderResult]:
-        """Drain by the slot names of the last poll.
-
-        A drone that was not in it has left already: that is success.
-        """
+        """Drain by the slot names of the last poll. A drone that was not in it has left already: that is success."""
         connection = self._connected()
         if self._view is None:
             message = "no poll of the pool yet: its slot is unknown"

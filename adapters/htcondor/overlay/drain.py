@@ -186,10 +186,7 @@ class Drainer:
 def _together(
     drone_id: DroneId, by_tool: OrderResult | None, fault: Fault | None, keep: bool
 ) -> OrderResult:
-    """Return the result of a drone that got an order ad, with ``fault`` if that failed.
-
-    ``keep``: the tool's counts.
-    """
+    """Return the result of a drone that got an order ad, with ``fault`` if that failed. ``keep``: the tool's counts."""
     if fault is None:
         return by_tool if keep and by_tool is not None else OrderResult(drone_id, OrderOutcome.OK)
     if by_tool is None or by_tool.fault is None:
@@ -204,10 +201,7 @@ def _says(said: str, signs: Sequence[str]) -> bool:
 
 
 ORDER_READ_INTERVAL_S = 2.0
-"""Interval at which an idle drone asks the collector for its order.
-
-A query takes the collector some 20 ms.
-"""
+"""Interval at which an idle drone asks the collector for its order. A query takes the collector some 20 ms."""
 # in a large pool drones ask less often, so that all of them together ask about this often
 ORDER_READS_PER_S = 10.0
 ORDER_TIMEOUT_S, REHEARSAL_TIMEOUT_S = 10.0, 30.0  # no drone waits for the answer to a rehearsal
@@ -219,10 +213,7 @@ def read_every_s(drones: int) -> float:
 
 
 class DrainOrders:
-    """Order ads of one controller.
-
-    A drone obeys an order ad once, if the collector says that we advertised it.
-    """
+    """Order ads of one controller. A drone obeys an order ad once, if the collector says that we advertised it."""
 
     def __init__(self, collector: str, issuer: str, directory: ClientDirectory) -> None:
         self._issuer, self._directory = issuer, directory
@@ -274,10 +265,7 @@ class DrainOrders:
         return refused
 
     async def forget(self, there: Collection[DroneId]) -> None:
-        """Withdraw the orders of drones that have left the pool.
-
-        The collector forgets them in time anyway.
-        """
+        """Withdraw the orders of drones that have left the pool. The collector forgets them in time anyway."""
         gone = [drone_id for drone_id in self._standing if drone_id not in there]
         for drone_id in gone:
             del self._standing[drone_id]

@@ -81,10 +81,7 @@ class _ScheddHistory:
 
 
 class HistoryReader:
-    """Reader of the histories, in the worker process.
-
-    Each question is about the time since the one before.
-    """
+    """Reader of the histories, in the worker process. Each question is about the time since the one before."""
 
     def __init__(self, config: HTCondorConfig, controller: str) -> None:
         self._config, self._controller = config, controller
@@ -125,10 +122,7 @@ class HistoryReader:
         return HistoryView(tuple(jobs), tuple(notices), failures, succeeded=succeeded)
 
     def _read(self, queue: ScheddQueue, known: _ScheddHistory, now: float, gpus_only: bool) -> bool:
-        """Add the runs that ended since the last question.
-
-        Return True if there were more than the limit.
-        """
+        """Add the runs that ended since the last question. Return True if there were more than the limit."""
         config, ahead_s = self._config, self._collector.skew_s + queue.ahead_s
         there_now = now + ahead_s
         long_ago = there_now - EVICTION_REPORTED_S

@@ -55,10 +55,7 @@ GROUPED = attribute_names(
 _PARALLEL_JOB = "the parallel universe is not supported: drones have no dedicated scheduler; write universe = vanilla"
 
 JOBS = "member(JobStatus, {1,2,5,6,7}) && member(JobUniverse, {7,9,12}) isnt true"
-"""Put to the ads of the groups, not of the jobs.
-
-Universes 7, 9, 12 (scheduler, grid, local) never run in a slot.
-"""
+"""Put to the ads of the groups, not of the jobs. Universes 7, 9, 12 (scheduler, grid, local) never run in a slot."""
 
 OPTIONAL = (
     '((RequiresGPU == "optional") is true && !member(unparse(RequestGPUs), {"", "undefined", "0"}))'
@@ -157,10 +154,7 @@ def _digest(attributes: dict[str, str], size: int = 8) -> str:
 
 
 def merged(groups: Iterable[JobGroup]) -> dict[str, list[JobGroup]]:
-    """Return the groups by class id.
-
-    Running and held ones join the waiting ones of the same kind, if there are any.
-    """
+    """Return the groups by class id. Running and held ones join the waiting ones of the same kind, if there are any."""
     everything = list(groups)
     waiting = {g.brothers: g.key for g in everything if g.status == IDLE}
     classes: dict[str, list[JobGroup]] = {}
@@ -211,10 +205,7 @@ NO_SLOTS: Slots = ((), ())
 def job_class(
     class_id: str, groups: list[JobGroup], fresh: int, waits: QueueWait, slots: Slots = NO_SLOTS
 ) -> JobClass:
-    """Return a class without the verdicts on its requirements.
-
-    ``slots``: as for :func:`request`.
-    """
+    """Return a class without the verdicts on its requirements. ``slots``: as for :func:`request`."""
     ad = representative(groups)
     idle, held = [g for g in groups if g.status == IDLE], [g for g in groups if g.status == HELD]
     running = [g for g in groups if g.status in IN_SLOT]
@@ -318,10 +309,7 @@ def _asked(ad: Ad, name: str, slots: Sequence[Ad]) -> float | None:
 
 
 def gpu_optional(ad: Ad) -> bool:
-    """Return True if a job uses a GPU where there is one.
-
-    ``RequiresGPU`` alone asks for none: that is a CPU job.
-    """
+    """Return True if a job uses a GPU where there is one. ``RequiresGPU`` alone asks for none: that is a CPU job."""
     asks = source(ad, "RequestGPUs") not in ("", "undefined", "0")
     return asks and text(ad, "RequiresGPU", 20).lower() == "optional"
 
@@ -377,10 +365,7 @@ def _undefined(ad: Ad, asked: Sequence[float | None]) -> str:
 
 
 def negative_requests(classes: Iterable[list[JobGroup]]) -> Iterator[str]:
-    """Yield a line for each negative request.
-
-    HTCondor runs such jobs, so it is no reason to refuse them.
-    """
+    """Yield a line for each negative request. HTCondor runs such jobs, so it is no reason to refuse them."""
     for groups in classes:
         ad = representative(groups)
         for name, submitted, _ in _RESOURCE_REQUESTS:

@@ -247,10 +247,7 @@ def unmet_beside_amounts(job: Ad, slot: Ad) -> UnmetRequirement | None:
 
 
 def _first(found: list[UnmetRequirement]) -> UnmetRequirement | None:
-    """Return the first by dimension.
-
-    One dimension counts once; other requirements count as often as they differ.
-    """
+    """Return the first by dimension. One dimension counts once; other requirements count as often as they differ."""
     if not found:
         return None
     kinds = {

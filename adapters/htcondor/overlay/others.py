@@ -25,10 +25,7 @@ _REMEMBERED_S = 3600.0
 
 
 def constraint(controller: str) -> str:
-    """Return the constraint for slots with GPUs of drones that are not of ``controller``.
-
-    Huge texts are left out.
-    """
+    """Return the constraint for slots with GPUs of drones that are not of ``controller``. Huge texts are left out."""
     marks = f'TardisDroneUuid isnt undefined || GLIDEIN_Site isnt undefined || !regexp("^{controller}-", DroneId)'
     sizes = " && ".join(
         f"(size({name}) <= 1000) isnt false" for name in ("Name", "SiteName", "GPUs_DeviceName")

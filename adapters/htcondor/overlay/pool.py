@@ -47,10 +47,7 @@ _NOT_YET = UnmetRequirement(
     "unjudged", "judged in one of the next polls", "too many new classes and types at once"
 )
 _ITS_OWN = "UpdateSequenceNumber is undefined"
-"""The ad that a collector made itself.
-
-The other collectors of the pool send it theirs, with a number.
-"""
+"""The ad that a collector made itself. The other collectors of the pool send it theirs, with a number."""
 _SAME_START_S = 2.0  # two starts of the collector differ by more than this
 # jobs of one schedd that the negotiator has refused and that are looked at
 _MAX_REFUSED_JOBS = 1000
@@ -341,10 +338,7 @@ class PoolPoller:
         return work.work(ads, self._controller, now, lambda theirs: theirs - ahead_s, device_milli)
 
     def _groups(self, queue: ScheddQueue, constraint: str, *also: str) -> list[JobGroup]:
-        """Return the groups that count.
-
-        ``also``: an attribute to group by beside the usual ones.
-        """
+        """Return the groups that count. ``also``: an attribute to group by beside the usual ones."""
         ads = self._query(queue, constraint, [*self._attributes, *also], grouped=True)
         found = (job_classes.group(ad, queue.name, self._config.owner_attribute) for ad in ads)
         return [each for each in found if each is not None]
@@ -516,10 +510,7 @@ class Verdicts:
 
 
 def numbers_fit(jobs: JobClass, kind: DroneType) -> bool:
-    """Return True if the plain numbers fit.
-
-    If not, the reason is plain without a verdict of ours.
-    """
+    """Return True if the plain numbers fit. If not, the reason is plain without a verdict of ours."""
     jobs = jobs.on_type(kind)
     return (
         bool(jobs.gpu_milli) == bool(kind.gpu_milli)  # what a drone has beside its GPUs is for them
@@ -535,10 +526,7 @@ def numbers_fit(jobs: JobClass, kind: DroneType) -> bool:
 def limits_of(
     by_class: dict[str, list[JobGroup]], answers: Mapping[str, ScheddAnswer]
 ) -> dict[str, tuple[int, str]]:
-    """Return how many idle jobs of each class no slot would help, and the limit.
-
-    ``answers``: by schedd.
-    """
+    """Return how many idle jobs of each class no slot would help, and the limit. ``answers``: by schedd."""
     idle = [
         (class_id, g)
         for class_id, groups in sorted(by_class.items())
@@ -562,8 +550,5 @@ def limits_of(
 
 
 def behind(jobs: JobClass, count: int, limit: str) -> JobClass:
-    """Return a class of which so many waiting jobs are behind a limit.
-
-    Fresh ones are not judged yet.
-    """
+    """Return a class of which so many waiting jobs are behind a limit. Fresh ones are not judged yet."""
     return replace(jobs, limited=min(jobs.waiting, count), limit=limit) if jobs.waiting else jobs

@@ -102,10 +102,7 @@ class ScheddRegistry:
         self.note_asked("")
 
     def save(self) -> None:
-        """Keep what a process after this one needs.
-
-        Answers only where one of several schedds may become silent.
-        """
+        """Keep what a process after this one needs. Answers only where one of several schedds may become silent."""
         kept = self.last if len(self.last) > 1 or self.silent else {}
         with suppress(OSError):
             fresh = self._directory / "known.new"
@@ -147,10 +144,7 @@ class ScheddRegistry:
     def try_out(
         self, queues: Sequence[ScheddQueue], translated: Callable[[ScheddQueue], Any], wait_s: float
     ) -> None:
-        """Ask each schedd an empty question.
-
-        ``translated``: a context that turns the bindings' errors into ours.
-        """
+        """Ask each schedd an empty question. ``translated``: a context that turns the bindings' errors into ours."""
         now, results = time.time(), answers({queue.name: queue.ask for queue in queues}, wait_s)
         for queue in queues:
             try:
@@ -172,10 +166,7 @@ class ScheddRegistry:
         hung: bool = False,
         unlisted: bool = False,
     ) -> None:
-        """Note that a schedd did not answer.
-
-        One that is ``unlisted`` is asked at once when it is listed again.
-        """
+        """Note that a schedd did not answer. One that is ``unlisted`` is asked at once when it is listed again."""
         known, last = self.silent.get(name), self.last.get(name)
         since = known.since if known else last.taken_at if last else now
         tries = (known.hung if known else 0) + 1 if hung else 0

@@ -17,6 +17,7 @@ from adapters.htcondor.tokens import (
 from provisioner.config.credentials import secret_file_credential
 from provisioner.config.models import ConfigSection
 from provisioner.config.units import Addresses, ConfigPath, PositiveDuration, Secret
+from provisioner.interfaces import OptionFinding
 from provisioner.model import Credential
 
 CONTROLLER_NEEDS = ("READ", "DAEMON or ADMINISTRATOR")
@@ -114,7 +115,7 @@ class HTCondorConfig(ConfigSection):
         if self.drone_signing_key is not None and self.drone_token_mode == "signing-key":
             yield secret_file_credential("drone_signing_key", self.drone_signing_key)
 
-    def doubts(self) -> Iterator[tuple[tuple[str, ...], str]]:
+    def host_warnings(self) -> Iterator[OptionFinding]:
         if self.token is not None:
             yield from (
                 (("token",), message)

@@ -1,7 +1,4 @@
-"""Slots of our drones by startd ads.
-
-Anyone with a drone's token writes those: nothing in them is trusted.
-"""
+"""Slots of our drones by startd ads. Anyone with a drone's token writes those: nothing in them is trusted."""
 
 from __future__ import annotations
 
@@ -222,10 +219,7 @@ def _faults(ad: Ad, drone_id: DroneId, heard_at: float) -> Iterator[JobFailure]:
 
 
 def _free_gpu_milli(ad: Ad, device_milli: int) -> int:
-    """Return the slot's GPUs less the shares, or parts of VRAM, that jobs have.
-
-    Remainders of rounding are left out.
-    """
+    """Return the slot's GPUs less the shares, or parts of VRAM, that jobs have. Remainders of rounding are left out."""
     if pool_mib := whole(ad, "TotalSlotGPUMem"):
         return min(WHOLE_GPU, whole(ad, "GPUMem") * WHOLE_GPU // pool_mib)
     each, free = device_milli, whole(ad, "GPUs")
@@ -238,10 +232,7 @@ def _free_gpu_milli(ad: Ad, device_milli: int) -> int:
 
 
 def _claims(ad: Ad) -> int:
-    """Return the number of claims in the slot.
-
-    Claimed and idle is claimed: its job may be on the way.
-    """
+    """Return the number of claims in the slot. Claimed and idle is claimed: its job may be on the way."""
     if value(ad, "SlotType") != "Partitionable":
         return int(is_claimed(ad))
     children = value(ad, "ChildState")

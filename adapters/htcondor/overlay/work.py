@@ -128,10 +128,7 @@ def work(
     to_our_clock: Callable[[float], float],
     device_milli: Mapping[DroneId, int],
 ) -> PoolWork:
-    """Return the work by the job ads of one schedd.
-
-    ``device_milli``: what a drone's GPU is of a real one, if known.
-    """
+    """Return the work by the job ads of one schedd. ``device_milli``: what a drone's GPU is of a real one, if known."""
     runs: list[JobRun] = []
     evictions: list[Eviction] = []
     failures: list[JobFailure] = []
@@ -318,10 +315,7 @@ class ClaimWitnesses:
     _known: dict[JobFailure, None] = field(default_factory=dict)
 
     def note(self, users: Mapping[DroneId, frozenset[str]], now: float) -> None:
-        """Record the owners of the claims in the slots.
-
-        Claims older than reported failures are forgotten.
-        """
+        """Record the owners of the claims in the slots. Claims older than reported failures are forgotten."""
         for drone_id, names in users.items():
             if names and (drone_id in self._seen or len(self._seen) < _MAX_WITNESSED_DRONES):
                 self._seen.setdefault(drone_id, {}).update(dict.fromkeys(names, now))

@@ -37,10 +37,7 @@ _ABANDONED_REASON = f"{listing.OUR_REASON}its files never came"
 
 
 class HTCondorSite:
-    """Drones as jobs of a schedd.
-
-    The state is in its queue, so a restarted controller sees the same.
-    """
+    """Drones as jobs of a schedd. The state is in its queue, so a restarted controller sees the same."""
 
     Config = HTCondorSiteConfig
     audits_mig = True
@@ -269,10 +266,7 @@ class NodeRegistry:
         self._seen_at: dict[str, float] = {}
 
     def notices(self, names: Iterable[str]) -> tuple[str, ...]:
-        """Return notices about the nodes listed now.
-
-        UnavailableError if none is, though some were a while ago.
-        """
+        """Return notices about the nodes listed now. UnavailableError if none is, though some were a while ago."""
         now, listed, who = self._clock(), set(names), f"collector {self._collector}"
         lately = {name for name, at in self._seen_at.items() if now - at <= self._remembered_s}
         if not listed and lately:

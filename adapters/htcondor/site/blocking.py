@@ -32,10 +32,7 @@ from provisioner.interfaces import AuditFinding
 from provisioner.model import DroneType, Reserve, ReserveWhen, SitePolicy
 
 BACKFILL = "(TARGET.ProvisionerController =!= undefined || TARGET.IsBackfill =?= True)"
-"""True for a drone's job, at startd and negotiator.
-
-Users who lie about it only put themselves last.
-"""
+"""True for a drone's job, at startd and negotiator. Users who lie about it only put themselves last."""
 USES_RESERVE = "ProvisionerUsesReserve"
 """Job attribute of CPU drones that may use what free GPUs keep, while no GPU job waits in the overlay."""
 JOB_ATTRS = ("IsBackfill", "ProvisionerController", "DroneId")
@@ -43,10 +40,7 @@ JOB_ATTRS = ("IsBackfill", "ProvisionerController", "DroneId")
 MEMORY_QUANTUM_MIB = 128
 DISK_QUANTUM_KIB = 1024
 OWNER_RANK = 1_000_000
-"""Rank that other jobs have beyond that of drones.
-
-Differences by the site's own RANK are smaller, and still count.
-"""
+"""Rank that other jobs have beyond that of drones. Differences by the site's own RANK are smaller, and still count."""
 
 HEAD_START_S = 90
 """Two ticks of 15 s and a negotiation cycle of 60 s, HTCondor's and our own default; the grace comes on top."""
@@ -250,10 +244,7 @@ def gaps(
     requirements: Mapping[str, str] = {},
     drone: Mapping[str, object] = {},
 ) -> tuple[AuditFinding, ...]:
-    """Return gaps by node and dimension.
-
-    ``requirements``: on a slot, by type; ``drone``: more attributes of drones.
-    """
+    """Return gaps by node and dimension. ``requirements``: on a slot, by type; ``drone``: more attributes of drones."""
     marks, kinds = {**_DRONE_ATTRIBUTES, **drone}, tuple(types)
     found: dict[tuple[str, str], AuditFinding] = {}
     for machine in machines:
@@ -282,10 +273,7 @@ def _slot_gaps(
     hosted: Sequence[DroneType],
     marks: Mapping[str, object],
 ) -> Iterator[tuple[str, str]]:
-    """Yield dimension and message of each gap.
-
-    START may refuse CPU drones where the reserve is all there is.
-    """
+    """Yield dimension and message of each gap. START may refuse CPU drones where the reserve is all there is."""
     if not start_of(slot):
         yield (
             "start",

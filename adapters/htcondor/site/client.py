@@ -151,10 +151,7 @@ def client_for(config: HTCondorSiteConfig, name: str) -> HTCondorClient:
 
 
 def only_schedd(collector: str, names: Sequence[str]) -> str:
-    """Return the only schedd that a collector lists.
-
-    UnavailableError if there is none, RejectedError for several.
-    """
+    """Return the only schedd that a collector lists. UnavailableError if there is none, RejectedError for several."""
     if not names:
         raise UnavailableError(f"collector {collector} does not list any schedd")
     if len(names) > 1:
@@ -322,10 +319,7 @@ class BindingsWorker:
         return self._schedds[name]
 
     def submit(self, description: str, drone_ids: Sequence[str], spool: bool) -> int:
-        """Submit all drones or none, and return the cluster id.
-
-        RejectedError if the schedd seems to have refused.
-        """
+        """Submit all drones or none, and return the cluster id. RejectedError if the schedd seems to have refused."""
         schedd = self._schedd("")
 
         def order() -> Any:
@@ -484,10 +478,7 @@ class CondorToolsClient(HTCondorClient):
         return sorted(done.out.decode(errors="replace").split())
 
     async def _why(self, done: Finished) -> AdapterError:
-        """Return a tool's failure as an error.
-
-        Only ``condor_status`` tells that the collector refuses us.
-        """
+        """Return a tool's failure as an error. Only ``condor_status`` tells that the collector refuses us."""
         if _DAEMON_NOT_FOUND.search(_words(done)) and not _TOOL_DENIED.search(_words(done)):
             try:
                 await self._schedds()

@@ -37,10 +37,7 @@ async def site_history(
     since: float,
     now: float,
 ) -> SiteHistoryView:
-    """Return the past of a site whose nodes are ``machines``.
-
-    The use is unknown unless each schedd answers.
-    """
+    """Return the past of a site whose nodes are ``machines``. The use is unknown unless each schedd answers."""
     ended, stop = f"EnteredCurrentStatus >= {int(since)}", classads.history_end(since)
     drones = await client.history(
         "", f"{our_jobs} && {ended}", PAST_JOB_PROJECTION, stop, MAX_HISTORY_ROWS

@@ -81,10 +81,7 @@ class DynamicSlot:
 
 @frozen
 class MachineSlot:
-    """One partitionable or static slot.
-
-    ``ad`` is its ad with everything given back: the slot if nobody used it.
-    """
+    """One partitionable or static slot. ``ad`` is its ad with everything given back: the slot if nobody used it."""
 
     ad: Ad = field(repr=False)
     all: SlotResources
@@ -204,10 +201,7 @@ def _emptied(ad: Ad) -> Ad:
 
 
 def _device_names(ad: Ad) -> tuple[str, ...]:
-    """Return ``GPUs_<id>`` of each GPU of the slot.
-
-    A repeated GPU (shares) is listed as often as it is given out.
-    """
+    """Return ``GPUs_<id>`` of each GPU of the slot. A repeated GPU (shares) is listed as often as it is given out."""
     named = {name.lower(): name for name in ad if name.lower().startswith("gpus_")}
     nested = {
         key: name for key, name in named.items() if isinstance(value(ad, name), classad2.ClassAd)
@@ -249,10 +243,7 @@ def nodes(
     requirements: Mapping[str, str],
     corrections: Mapping[str, SlotResources] = {},
 ) -> tuple[Node, ...]:
-    """Return one node per machine.
-
-    ``requirements``: by type; ``corrections``: to the free resources, by machine.
-    """
+    """Return one node per machine. ``requirements``: by type; ``corrections``: to the free resources, by machine."""
     kinds = [(kind, drone_job(kind), requirements.get(kind.name, "")) for kind in types]
     found = []
     for machine in machines:
@@ -280,10 +271,7 @@ def drone_job(kind: DroneType, more: Mapping[str, object] = {}) -> Ad:
 
 
 def could_host(slot: MachineSlot, kind: DroneType, job: Ad, requirements: str = "") -> bool:
-    """Return True if an empty slot could host a drone.
-
-    What its ad lacks refuses nothing, unless the admin asks.
-    """
+    """Return True if an empty slot could host a drone. What its ad lacks refuses nothing, unless the admin asks."""
     arch, gpus, devices = value(slot.ad, "Arch"), slot.all.gpus, slot.gpus
     if kind.gpu_milli and devices:
         gpus = sum(_fits(device, "", kind) for device in devices)

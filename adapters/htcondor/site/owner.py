@@ -52,10 +52,7 @@ OWNER_JOB_PROJECTION = (
     ),
     *classads.LIMITS_PROJECTION,
 )
-"""Attributes of every query.
-
-HTCondor computes requests from usage and sizes where a job has none.
-"""
+"""Attributes of every query. HTCondor computes requests from usage and sizes where a job has none."""
 MOST_GROUPS = 1000  # largest number of groups, the oldest first
 _MAX_REFERENCES = 300
 _JUDGED = attribute_names(
@@ -100,10 +97,7 @@ class OwnerJobQueue:
 
 
 def job_constraint(settings: HTCondorOwnerConfig) -> str:
-    """Return the constraint for jobs of the owner that wait or run on machines.
-
-    Drones are left out.
-    """
+    """Return the constraint for jobs of the owner that wait or run on machines. Drones are left out."""
     return f"{owner_jobs(settings)} && (JobStatus == {IDLE} || JobStatus == {RUNNING})"
 
 
@@ -202,10 +196,7 @@ def _bare(references: Iterable[str]) -> frozenset[str]:
 
 _MAX_OWNER_NOTICES = 10
 _MAX_CLAIMS = 500
-"""Largest number of different claims.
-
-It is more than the site's nodes can be freed for in one tick.
-"""
+"""Largest number of different claims. It is more than the site's nodes can be freed for in one tick."""
 
 
 @frozen
@@ -316,10 +307,7 @@ def submitter_claims(
 def running(
     held: Iterable[tuple[str, SlotResources]], machines: Sequence[PoolMachine]
 ) -> OwnerLoad:
-    """Return the sum of what the owner's jobs hold on these machines.
-
-    ``held``: slot and resources of each job.
-    """
+    """Return the sum of what the owner's jobs hold on these machines. ``held``: slot and resources of each job."""
     names = {machine.name.lower() for machine in machines}
     here = [amount for slot, amount in held if slot.rpartition("@")[2].lower() in names]
     total = sum(here, SlotResources())

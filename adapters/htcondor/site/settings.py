@@ -17,6 +17,7 @@ from provisioner.config.credentials import certificate_credential, secret_creden
 from provisioner.config.messages import choices
 from provisioner.config.models import ConfigSection, mistake_at
 from provisioner.config.units import Addresses, ConfigPath, Duration, PositiveDuration, Secret, Size
+from provisioner.interfaces import OptionFinding
 from provisioner.model import WHOLE_GPU, Credential, DroneType
 
 _SUBMIT_COMMAND = re.compile(r"(?:\+|[Mm][Yy]\.)?[A-Za-z_][A-Za-z0-9_.]{0,127}")
@@ -192,10 +193,7 @@ class HTCondorSiteConfig(ConfigSection):
     schedd: str = Field(
         "", pattern=r"^[A-Za-z0-9@._-]{0,255}$", examples=["grid@submit1.example.org"]
     )
-    """Name of the schedd that drones are submitted to.
-
-    Default: the only one that the collector lists.
-    """
+    """Name of the schedd that drones are submitted to. Default: the only one that the collector lists."""
     transport: Literal["bindings", "tools"] = Field("bindings")
     """Interface to HTCondor: its Python `bindings`, or its command-line `tools`."""
     tools: CondorToolsConfig = Field(default_factory=CondorToolsConfig)
@@ -228,10 +226,7 @@ class HTCondorSiteConfig(ConfigSection):
     owner: HTCondorOwnerConfig | None = Field(
         None, examples=[{"jobs": 'AcctGroup == "etp"', "schedds": ["submit.etp.example.org"]}]
     )
-    """Owner whose jobs have priority here, and their queues.
-
-    Without it the site's owner is ignored.
-    """
+    """Owner whose jobs have priority here, and their queues. Without it the site's owner is ignored."""
     slot_max_age: PositiveDuration = Field(900.0)
     """A slot that was last heard from so long before the newest is dead, though the collector lists it."""
     lease: Duration = Field(60.0, ge=20.0)
@@ -280,7 +275,7 @@ class HTCondorSiteConfig(ConfigSection):
             return "tools.ssh.user", self.tools.ssh.user
         return "tools.ssh.user", None if self.token or self.token_directory else ""
 
-    def misfits(self, types: Sequence[DroneType]) -> Iterator[tuple[tuple[str, ...], str]]:
+    def type_conflicts(self, types: Sequence[DroneType]) -> Iterator[OptionFinding]:
         """Yield errors in combination with the site's drone types: path in the site file, and message."""
         for kind in types:
             if kind.gpu_milli % WHOLE_GPU:

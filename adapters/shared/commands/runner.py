@@ -40,10 +40,7 @@ class Finished:
 
 
 class Runner(Protocol):
-    """Commands on one host.
-
-    Calls overlap; ``async with`` gives back what it holds (a connection).
-    """
+    """Commands on one host. Calls overlap; ``async with`` gives back what it holds (a connection)."""
 
     async def __aenter__(self) -> Self: ...
 
@@ -72,10 +69,7 @@ def program(argv: Sequence[str]) -> str:
 
 
 def judged(where: str, name: str, code: int, out: bytes, err: bytes) -> Finished:
-    """Return the finished command, if ``code`` can be its own exit status.
-
-    Else UnavailableError or NoReplyError.
-    """
+    """Return the finished command, if ``code`` can be its own exit status. Else UnavailableError or NoReplyError."""
     done = Finished(code, out, err)
     if code in _NOT_FOUND:
         message = f"{where}: `{name}` cannot be run there ({done.said}): is it installed?"

@@ -289,10 +289,7 @@ class SshRunner:
 
 
 class _SocketChannel(asyncssh.SSHUNIXSession[bytes]):
-    """An adapter from asyncssh's channel to a protocol of asyncio.
-
-    A channel offers what a transport does.
-    """
+    """An adapter from asyncssh's channel to a protocol of asyncio. A channel offers what a transport does."""
 
     def __init__(self, ends: asyncio.Protocol) -> None:
         self.ends = ends

@@ -28,10 +28,7 @@ CODE_INTERVAL_S = 30
 
 
 def one_time_code(seed: str, step: int) -> str:
-    """Return the code of RFC 6238 (SHA-1, six digits) of a half minute since the epoch.
-
-    ValueError for a bad seed.
-    """
+    """Return the code of RFC 6238 (SHA-1, six digits) of a half minute since the epoch. ValueError for a bad seed."""
     letters = "".join(seed.split()).upper().rstrip("=")
     try:
         key = base64.b32decode(letters + "=" * (-len(letters) % 8))
@@ -43,10 +40,7 @@ def one_time_code(seed: str, step: int) -> str:
 
 
 class Codes:
-    """One-time codes of one seed.
-
-    A server takes each only once, so a second one waits for the next half minute.
-    """
+    """One-time codes of one seed. A server takes each only once, so a second one waits for the next half minute."""
 
     def __init__(self) -> None:
         self._last = 0
