@@ -229,7 +229,6 @@ REASON_EXAMPLES: tuple[reasons.Reason, ...] = (
         "job schedd.example.org#204.17 in kit-x7q2-31: faulted on a shared GPU",
     ),
     r.OwnerRisk("topas", 3600.0, 60.0, 0.017, 120.0),
-    r.AwaitingCheaperType("gridka-cloud/a100", 240.0, 550.0),
     r.ExistingDronesSuffice(12.0, 40),
     r.HeadroomYields("day-shift", 4),
     r.BackingOff("horeka", 1769860800.0, "denied", "token has expired"),

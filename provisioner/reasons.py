@@ -682,21 +682,6 @@ class IdleDroneRefuses(LimitReason):
 
 
 @frozen
-class AwaitingCheaperType(WaitingSiteReason):
-    """Read from older records: it is not given any more."""
-
-    sentence = (
-        "a drone of {type} holds its GPUs for long before its first job: one is started if "
-        "nothing cheaper comes before the jobs have waited for {more_s:seconds} together ({waited_s:seconds} so far)"
-    )
-
-    type: str
-    waited_s: float
-    more_s: float
-    kind: Literal["awaiting-cheaper-type"] = "awaiting-cheaper-type"
-
-
-@frozen
 class ExistingDronesSuffice(WaitingSiteReason):
     sentence = (
         "such jobs run for {mean_s:seconds}: to wait for drones that are there costs less "
@@ -1109,14 +1094,7 @@ _Limited = (
     | PoolLimit
     | ExclusiveOnly
 )
-_Waiting = (
-    OwnerRisk
-    | AwaitingCheaperType
-    | ExistingDronesSuffice
-    | HeadroomYields
-    | BackingOff
-    | StartsUnmatched
-)
+_Waiting = OwnerRisk | ExistingDronesSuffice | HeadroomYields | BackingOff | StartsUnmatched
 _AtSite = IdleDroneRefuses | SiteFull | GpusStranded | SiteQuota | StartBlocked | Downtime
 _Withheld = (
     CredentialUnusable
