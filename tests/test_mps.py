@@ -343,9 +343,10 @@ def faults(drone: Drone) -> list[list[str]]:
     return [record.split("|")[1:] for record in drone.ad()["DroneFaults"].split()]
 
 
-def test_a_fault_ends_acceptance_until_the_server_takes_clients_again_and_names_who_faulted(
+def test_a_fault_ends_acceptance_until_the_server_takes_clients_again_and_is_recorded_once(
     serving: Drone,
 ) -> None:
+    """The line of the log that names a cause can be written by any job of the drone."""
     for n, owner, ended in ((1, "ann", None), (2, "bob", None), (3, "cat", int(time.time()) - 100)):
         job_on(serving, n, owner, ended)
     scratch = {"_CONDOR_SCRATCH_DIR": str(serving.dir / "condor/execute/dir_2")}
@@ -367,7 +368,7 @@ def test_a_fault_ends_acceptance_until_the_server_takes_clients_again_and_names_
     assert serving.check()[0] == 0, "the drone goes on"
     assert faults(serving) == [
         ["schedd#1.0#17", "ann", "collateral"],
-        ["schedd#2.0#17", "bob", "faulted"],
+        ["schedd#2.0#17", "bob", "collateral"],
     ]
     assert faults(serving) == faults(serving), "recorded once"
     (serving.pipes / "status").write_text("ACTIVE\n")
@@ -408,10 +409,7 @@ def test_of_a_fault_without_a_name_all_jobs_of_the_gpu_are_victims(
     ]
 
 
-def test_the_log_of_driver_580_names_no_culprit_and_a_job_that_ended_before_the_fault_is_no_victim(
-    serving: Drone,
-) -> None:
-    """Its first line names any client of the GPU: in 4 of 7 faults on an H200 not the one that faulted."""
+def test_a_job_that_ended_before_the_fault_is_no_victim(serving: Drone) -> None:
     now = datetime.now()  # in local time, as the log
     for n, owner, ended in (
         (1, "ann", None),
@@ -419,19 +417,10 @@ def test_the_log_of_driver_580_names_no_culprit_and_a_job_that_ended_before_the_
         (3, "cat", int(now.timestamp()) - 1),
     ):
         job_on(serving, n, owner, ended)
-    scratch = {"_CONDOR_SCRATCH_DIR": str(serving.dir / "condor/execute/dir_2")}
-    client = subprocess.Popen(["sleep", "600"], env=scratch, **account().run)
-    try:
-        (serving.pipes / "clients").write_text(f"{client.pid}\n")
-        log(serving, f"Client {{PID: {client.pid}, Context ID: 1}} connected")
-        assert serving.ad()["DroneFaults"] == ""
-    finally:
-        client.kill()
-        client.wait()
     for text in (
-        f"Client {{PID: {client.pid}, Context: 1}} encountered a fatal GPU error.",
+        "Client {PID: 4711, Context: 1} encountered a fatal GPU error.",
         "Server is handling a fatal GPU error.",
-        f"Client {{PID: {client.pid}, Context ID: 1}} on device 0 to be torn down",
+        "Client {PID: 4711, Context ID: 1} on device 0 to be torn down",
     ):
         log(serving, text, now)
     assert faults(serving) == [
@@ -641,6 +630,31 @@ def test_the_clients_of_a_job_are_ended_before_it_dies_of_the_signal(
     assert said(serving) == [f"terminate_client {server} {pid}"], (
         "its own client, and not its neighbour's"
     )
+
+
+def test_a_client_is_of_the_job_that_it_is_below_whatever_its_environment_names(
+    wrapped: Wrapped, serving: Drone
+) -> None:
+    """Its own child left its parents and has no environment; a stranger names the job's directory."""
+    scratch = {"_CONDOR_SCRATCH_DIR": str(serving.dir / "condor/execute/dir_7")}
+    stranger = subprocess.Popen(["sleep", "600"], env=scratch, **account().run)
+    leaves = "setsid sh -c 'env -i sleep 600 & echo $! >>\"$0\"' $CUDA_MPS_PIPE_DIRECTORY/clients"
+    job = wrapped("/bin/sh", "-c", f"{leaves}; echo ready; exec sleep 600")
+    assert job.stdout is not None
+    assert job.stdout.readline() == "ready\n"
+    [own] = (serving.pipes / "clients").read_text().split()
+    try:
+        with (serving.pipes / "clients").open("a") as file:
+            file.write(f"{stranger.pid}\n")
+        job.send_signal(signal.SIGTERM)
+        job.wait(timeout=60)
+    finally:
+        for pid in (stranger.pid, int(own)):
+            os.kill(pid, signal.SIGKILL)
+        stranger.wait()
+        job.communicate(timeout=60)
+    server = (serving.pipes / "server").read_text().strip()
+    assert said(serving) == [f"terminate_client {server} {own}"]
 
 
 def test_a_job_that_catches_the_signal_may_save_before_its_clients_are_ended(

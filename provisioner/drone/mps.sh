@@ -77,27 +77,13 @@ check() {
 # The job wrapper writes a line for each job to condor/mps/jobs/DIRECTORY: number of its GPU, GlobalJobId, Owner and, when
 # it has ended, the time.
 
-# directory_of PID: the name of the scratch directory of the job that the process belongs to.
-directory_of() { tr '\0' '\n' 2>/dev/null <"/proc/$1/environ" | sed -n 's|^_CONDOR_SCRATCH_DIR=.*/\(dir_[^/]*\).*|\1|p'; }
-
-# Remember which job each client belongs to: when its fault is in the log it may have ended.
-note_clients() {
-    for server in $(servers); do
-        for client in $(ask "get_client_list $server" | grep -x '[0-9][0-9]*'); do
-            grep -qs "^$client " "$D/mps/$number.clients" && continue
-            directory=$(directory_of "$client")
-            [ -z "$directory" ] || echo "$client $directory" >>"$D/mps/$number.clients"
-        done
-    done
-}
-
-# jobs_since TIME: directory, GlobalJobId and owner of the jobs that this GPU had at TIME or later.
+# jobs_since TIME: GlobalJobId and owner of the jobs that this GPU had at TIME or later.
 jobs_since() {
     for file in "$D"/mps/jobs/*; do
         directory=${file##*/}
         read -r on job owner ended 2>/dev/null <"$file" || continue
         if [ ! -d "$D/execute/$directory" ] && [ "${ended:-0}" -lt $((now - 600)) ]; then rm -f "$file"; continue; fi
-        [ "$on" = "$number" ] && [ "${ended:-$now}" -ge "$1" ] && echo "$directory $job $owner"
+        [ "$on" = "$number" ] && [ "${ended:-$now}" -ge "$1" ] && echo "$job $owner"
     done
 }
 
@@ -124,18 +110,11 @@ note_faults() {
     at=$(date -d "${at:-none}" +%s 2>/dev/null) && [ "$at" -gt "$since" ] && [ "$at" -le "$now" ] && since=$at
     ran=$(jobs_since "$since")
     [ -n "$ran" ] || return
-    # "Client {PID: 4711, Context ID: 1} triggered ...": the client that it names is the cause. A job without neighbours
-    # is it anyway.
-    culprit=$(echo "$new" | grep -iE 'trigger|caus' | grep -oiE '(pid:? *|client *\{?)[0-9]+' | head -n 1)
-    culprit=${culprit##*[!0-9]}
-    culprit=${culprit:+$(sed -n "s/^$culprit //p" "$D/mps/$number.clients" 2>/dev/null | tail -n 1)}
-    [ "$(echo "$ran" | grep -c .)" -gt 1 ] || culprit=${ran%% *}
-    echo "$ran" | while read -r directory job owner; do
-        how=collateral
-        [ "$directory" != "$culprit" ] || how=faulted
-        echo "$now|$job|$owner|$how"
-    done >>"$D/mps/faults"
-    rm -f "$D/mps/$number.clients"
+    # Of several jobs none is known to be the cause: the first client that the log names need not be it, and a job can
+    # write there, and into these files, what it likes.
+    how=faulted
+    [ "$(echo "$ran" | grep -c .)" -eq 1 ] || how=collateral
+    echo "$ran" | while read -r job owner; do echo "$now|$job|$owner|$how"; done >>"$D/mps/faults"
 }
 
 watch() {
@@ -160,7 +139,6 @@ watch() {
         esac
         [ $state = ready ] || ready=False why="${why:-$id: $said}"
         servers >"$D/mps/$number.server"
-        note_clients
         note_faults $state
     done <"$gpus"
     {

@@ -18,6 +18,7 @@ import subprocess
 import sys
 import time
 
+PR_SET_CHILD_SUBREAPER = 36
 TERMINATE_S = 3.0
 """Longest time for ending all clients of the job, which is taken from its notice."""
 OWN = {
@@ -61,19 +62,34 @@ def ask(control: str, command: str, by: float) -> list[str]:
 
 def terminate_clients(control: str) -> None:
     """End the work of each client of this job on its GPU."""
-    by, mine = (
-        time.monotonic() + TERMINATE_S,
-        f"_CONDOR_SCRATCH_DIR={os.environ['_CONDOR_SCRATCH_DIR']}".encode(),
-    )
+    by = time.monotonic() + TERMINATE_S
     for server in ask(control, "get_server_list", by):
         for client in ask(control, f"get_client_list {server}", by):
-            try:
-                with open(f"/proc/{client}/environ", "rb") as environment:
-                    belongs = mine in environment.read().split(b"\0")
-            except OSError:
-                continue
-            if belongs:
+            if descends(int(client)):
                 ask(control, f"terminate_client {server} {client}", by)
+
+
+def adopt_descendants() -> None:
+    """Become the parent of each process of the job whose own parent ends: the kernel says whose it is."""
+    with contextlib.suppress(ImportError, OSError, AttributeError):  # a Python without ctypes
+        import ctypes
+
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def descends(pid: int) -> bool:
+    """Return True if a process is below this one; its environment may name any job."""
+    passed = set()
+    while pid > 1 and pid not in passed:
+        passed.add(pid)
+        try:
+            with open(f"/proc/{pid}/stat", "rb") as stat:
+                pid = int(stat.read().rpartition(b")")[2].split()[1])
+        except OSError:
+            return False
+        if pid == os.getpid():
+            return True
+    return False
 
 
 def job_ad() -> dict[str, str]:
@@ -97,6 +113,7 @@ def survives(child: int, number: int) -> bool:
 
 def run(command: list[str], control: str, notice_s: float, notices: set[int]) -> int:
     """Run the job, pass on each signal, and return the job's wait status."""
+    adopt_descendants()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED | {signal.SIGCHLD})
     child = os.fork()
     if child == 0:
@@ -113,9 +130,11 @@ def run(command: list[str], control: str, notice_s: float, notices: set[int]) ->
     while True:
         left_s = max(0.0, min(ends_at - time.monotonic(), 3600.0))
         seen = signal.sigtimedwait(FORWARDED | {signal.SIGCHLD}, left_s)
-        ended, status = os.waitpid(child, os.WNOHANG)
-        if ended:
-            return status
+        ended, status = 1, 0
+        while ended:
+            ended, status = os.waitpid(-1, os.WNOHANG)
+            if ended == child:
+                return status
         if time.monotonic() >= ends_at:
             terminate_clients(control)
             ends_at = float("inf")

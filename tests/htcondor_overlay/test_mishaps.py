@@ -137,8 +137,9 @@ def test_a_forged_last_host_is_not_believed() -> None:
     later = JobFailure(A_1, "7.4", 1200.0, "ann")
     assert believed(witnesses, later) == (ANNS, later), "seen within a quarter of an hour"
     witnesses.note({A_1: frozenset()}, 1921.0)
-    nobodys = JobFailure(A_1, "7.6", 1200.0, "")
-    assert believed(witnesses, JobFailure(A_1, "7.5", 1200.0, "ann"), nobodys) == (ANNS, later)
+    nobodys = JobFailure(A_1, "7.6", 1900.0, "")
+    late = (JobFailure(A_1, "7.5", 1900.0, "ann"), nobodys)
+    assert witnesses.believed(late, 1921.0) == (ANNS, later)
 
 
 def test_a_job_that_fails_again_and_again_is_told_as_often_for_a_while() -> None:
@@ -262,6 +263,20 @@ def test_a_drone_speaks_only_of_jobs_that_ran_in_it() -> None:
     assert confirmed_faults([ANNS_FAULT], set(), [done], {done.job_id}) == [], (
         "it ended with exit code 0"
     )
+
+
+def test_a_fault_in_a_drone_of_several_users_is_blamed_on_nobody() -> None:
+    """Any job of the drone can write its report, and may leave a process there that does so later."""
+    witnesses = ClaimWitnesses()
+    for at in range(1000, 2100, 100):
+        witnesses.note({A_1: frozenset({"ann"})}, at)
+    assert witnesses.of_lone_users([ANNS_FAULT]) == [ANNS_FAULT]
+    witnesses.note({A_1: frozenset({"ann", "eve"})}, 2100.0)
+    for at in range(2200, 9000, 100):
+        witnesses.note({A_1: frozenset({"ann"}) if at > 4000 else frozenset()}, at)
+    elsewhere = replace(ANNS_FAULT, drone_id=DroneId("kit-a-2"))
+    spared, blamed = witnesses.of_lone_users([ANNS_FAULT, elsewhere])
+    assert (spared.blame, blamed) == (Blame.COLLATERAL, elsewhere)
 
 
 def test_jobs_that_run_or_ran_in_drones_are_known_by_their_schedd() -> None:

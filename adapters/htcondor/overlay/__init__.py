@@ -181,7 +181,8 @@ class HTCondorOverlay:
             completions_at=history.at,
             notices=(*view.notices, *history.notices),
             mishaps=self._witnesses.believed(
-                (*view.mishaps, *history.failures, *confirmed), time.time()
+                (*view.mishaps, *history.failures, *self._witnesses.of_lone_users(confirmed)),
+                time.time(),
             ),
         )
         return self._view

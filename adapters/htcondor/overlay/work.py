@@ -312,26 +312,43 @@ class ClaimWitnesses:
     """Users whose claims the slots of drones have shown, and the failures believed: an ad has its newest alone."""
 
     _seen: dict[DroneId, dict[str, float]] = field(default_factory=dict)
+    """When a claim of a user was shown last, for as long as the drone is there."""
     _known: dict[JobFailure, None] = field(default_factory=dict)
 
     def note(self, users: Mapping[DroneId, frozenset[str]], now: float) -> None:
-        """Record the owners of the claims in the slots. Claims older than reported failures are forgotten."""
+        """Record the owners of the claims in the slots.
+
+        Drones that are there no more are forgotten once their claims are older than reported
+        failures.
+        """
         for drone_id, names in users.items():
             if names and (drone_id in self._seen or len(self._seen) < _MAX_WITNESSED_DRONES):
                 self._seen.setdefault(drone_id, {}).update(dict.fromkeys(names, now))
         for drone_id, seen in list(self._seen.items()):
-            kept = ((user, at) for user, at in seen.items() if now - at <= _CLAIM_REMEMBERED_S)
-            newest = sorted(kept, key=lambda each: (-each[1], each[0]))[:MAX_WITNESSED_USERS]
-            self._seen[drone_id] = dict(newest)
-            if not newest:
+            newest = sorted(seen.items(), key=lambda each: (-each[1], each[0]))
+            self._seen[drone_id] = dict(newest[:MAX_WITNESSED_USERS])
+            if drone_id not in users and now - newest[0][1] > _CLAIM_REMEMBERED_S:
                 del self._seen[drone_id]
+
+    def of_lone_users(self, faults: Iterable[JobFailure]) -> list[JobFailure]:
+        """Return the faults; one in a drone in which others had jobs is blamed on nobody.
+
+        Any of their jobs may be its cause, or may have written the report, or may be left there.
+        """
+        return [
+            replace(each, blame=Blame.COLLATERAL)
+            if self._seen.get(each.drone_id, {}).keys() - {each.owner}
+            else each
+            for each in faults
+        ]
 
     def believed(self, failures: Iterable[JobFailure], now: float) -> tuple[JobFailure, ...]:
         """Return the failures of the last quarter of an hour, of users whose claims a slot of that drone has shown."""
         witnessed = (
             each
             for each in failures
-            if each.owner and each.owner in self._seen.get(each.drone_id, ())
+            if each.owner
+            and now - self._seen.get(each.drone_id, {}).get(each.owner, 0.0) <= _CLAIM_REMEMBERED_S
         )
         known = {**self._known, **dict.fromkeys(witnessed)}
         found = [each for each in known if abs(now - each.at) <= _CLAIM_REMEMBERED_S]
