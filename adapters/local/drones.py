@@ -24,24 +24,20 @@ import os
 import pwd
 import re
 import shutil
-import signal
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
-from functools import cache, cached_property
+from collections.abc import Collection, Iterator, Mapping
+from functools import cached_property
 from pathlib import Path
-from typing import Self
 
 from adapters.local.account import DroneAccount, DroneAccountError
 from adapters.local.resources import HostAllocation
 from adapters.shared.printing import last_line
 from provisioner.model import Bootstrap, DroneId, EndKind, RemoteDrone, RemoteEnd, RemoteState
+from provisioner.processes import DRONE_TAG, Process, boot_id, end_tagged
 from provisioner.serialization import from_json, to_json
 from provisioner.values import frozen
 
-TAG = "PROVISIONER_DRONE_ID"
-_KILL_ROUNDS = 50
-_KILL_PAUSE_S = 0.02
 _DIRECTORY_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _PLAIN_FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 LOG_LIMIT_BYTES = 64 << 20
@@ -198,30 +194,13 @@ class LocalDrone:
         return self.end or RemoteEnd(kind, time.time(), None, message)
 
     def kill(self) -> bool:
-        """Send SIGKILL to its processes and those of its sessions until none is left; return False if some stay.
-
-        A session with a tagged process in it belongs to the drone: its launcher starts one, and its
-        jobs may.
-        """
+        """Send SIGKILL to its processes and those of its sessions until none is left; return False if some stay."""
         if account := self.record.drone_account:
             try:
                 account.kill(self.id)
             except DroneAccountError:
                 return False
-        for _ in range(_KILL_ROUNDS):
-            pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
-            tagged = [pid for pid in pids if _has_tag(pid, self.id)]
-            if not tagged:
-                return True
-            sessions = {_start_and_session(pid)[1] for pid in tagged} - {os.getsid(0), 0}
-
-            def belongs(pid: int, sessions: set[int] = sessions) -> bool:
-                return _has_tag(pid, self.id) or _start_and_session(pid)[1] in sessions
-
-            for pid in filter(belongs, pids):
-                _signal_if(pid, signal.SIGKILL, belongs)
-            time.sleep(_KILL_PAUSE_S)
-        return False
+        return end_tagged(f"{DRONE_TAG}={self.id}")
 
     def remove(self) -> None:
         """Remove the directory from every listing at once, then from the disk. What resists keeps a ``.old-`` name."""
@@ -354,87 +333,3 @@ def _erase(path: Path) -> None:
             DroneAccount(pwd.getpwuid(uid).pw_name).empty(own)
             own.rmdir()  # ours to remove, and not to look into
     shutil.rmtree(path, ignore_errors=True)
-
-
-# ----------------------------------------------------------------------------------------------------------
-# processes
-
-
-@cache
-def boot_id() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-
-
-@frozen
-class Process:
-    """One process of this boot, or of another; ``start`` is field 22 of ``/proc/<pid>/stat``, in clock ticks."""
-
-    pid: int
-    start: int
-    boot: str
-
-    @classmethod
-    def parse(cls, text: str) -> Self:
-        """Parse ``<pid> <start> <boot>``. Raises ValueError for anything else."""
-        pid, start, boot = text.split()
-        return cls(int(pid), int(start), boot)
-
-    @classmethod
-    def own(cls) -> Self:
-        return cls(os.getpid(), _start_and_session(os.getpid())[0], boot_id())
-
-    def __str__(self) -> str:
-        return f"{self.pid} {self.start} {self.boot}"
-
-    @property
-    def alive(self) -> bool:
-        """True while it runs; a zombie does not."""
-        return (
-            self.pid > 0
-            and self.boot == boot_id()
-            and _start_and_session(self.pid)[0] == self.start
-        )
-
-    def signal(self, number: signal.Signals) -> bool:
-        """Send a signal to exactly this process; False if it is gone."""
-        return self.pid > 0 and _signal_if(self.pid, number, lambda pid: self.alive)
-
-
-def _signal_if(
-    pid: int,
-    number: signal.Signals,
-    is_meant: Callable[[int], bool],
-) -> bool:
-    # With a handle on it open, the pid cannot become another process's between the question and the
-    # signal.
-    try:
-        handle = os.pidfd_open(pid)
-    except OSError:
-        return False
-    try:
-        if not is_meant(pid):
-            return False
-        signal.pidfd_send_signal(handle, number)
-    except ProcessLookupError:  # it went by itself
-        return False
-    finally:
-        os.close(handle)
-    return True
-
-
-def _start_and_session(pid: int) -> tuple[int, int]:
-    """Return fields 22 and 6 of ``/proc/<pid>/stat``; -1 as the start of what does not run, a zombie included."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return -1, 0
-    return -1 if fields[0] in (b"Z", b"X") else int(fields[19]), int(fields[3])
-
-
-def _has_tag(pid: int, drone_id: str) -> bool:
-    directory = Path(f"/proc/{pid}")
-    try:
-        variables = (directory / "environ").read_bytes().split(b"\0")
-        return f"{TAG}={drone_id}".encode() in variables and directory.stat().st_uid == os.geteuid()
-    except OSError:  # gone, or made unreadable by a change of user: not ours then
-        return False

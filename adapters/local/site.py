@@ -27,10 +27,8 @@ from typing import Self, TypeVar
 from adapters.local.account import DroneAccount
 from adapters.local.config import LocalSiteConfig
 from adapters.local.drones import (
-    TAG,
     DroneRecord,
     LocalDrone,
-    Process,
     claim,
     clean_up,
     directories,
@@ -48,6 +46,7 @@ from provisioner import drone as drone_contract
 from provisioner import model
 from provisioner.interfaces import AuditFinding, UnavailableError
 from provisioner.model import DroneId, FaultKind, OrderOutcome, OrderResult, RemoteState
+from provisioner.processes import DRONE_TAG, Process
 
 _INHERITED = ("PATH", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH")
 """Variables that a drone inherits. The controller's environment may hold secrets, so there are no others."""
@@ -449,7 +448,7 @@ def _drone_environment(
     indexes = sorted(record.allocation.gpus)
     contract = {
         **drone_contract.environment(order),
-        TAG: order.drone_id,
+        DRONE_TAG: order.drone_id,
         "DRONE_DIR": str(drone.own),
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # the order in which nvidia-smi numbers devices
         "CUDA_VISIBLE_DEVICES": ",".join(map(str, indexes)),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.resources
-import os
 import shutil
 import signal
 import subprocess
@@ -28,6 +27,7 @@ from provisioner.cli import options as opt
 from provisioner.cli.drones import STATE_TINTS
 from provisioner.cli.jobs import answer_of, class_rows, newest_plan, open_queue
 from provisioner.model import Drone, DroneState
+from provisioner.processes import DRONE_TAG, end_tagged, tagged
 from provisioner.reasons import JobsWaiting, Reason
 from provisioner.store import StoreError, Transition
 from provisioner.store.reader import Reader
@@ -37,8 +37,6 @@ DEMO_LIMIT_S = 150.0
 """The demo gives up after this long. It takes about 20 s on a quiet host."""
 DEMO_POLL_S = 0.2
 CONTROLLER_STOP_S = 15.0
-KILL_LIMIT_S = 5.0
-DRONE_TAG = b"PROVISIONER_DRONE_ID="
 MAX_STEPS_SHOWN = 6
 BAR_WIDTH = 16
 PLAIN_WIDTH = 100
@@ -184,11 +182,11 @@ def run_demo(
         if process.returncode:
             faults.append(f"the controller ended with status {process.returncode}: {log}")
     finally:
-        killed = kill_drone_processes(reader)
+        left = end_drones(reader)
     faults += [
         f"{each.failed} {each.shape.name} jobs failed" for each in view.shapes if each.failed
     ]
-    faults += [f"process {pid} of drone {drone} still ran" for pid, drone in killed.items()]
+    faults += [f"processes of drone {drone} still ran" for drone in left]
     return view, faults
 
 
@@ -221,47 +219,19 @@ def running_controller(directory: Path, log: Path) -> Iterator[subprocess.Popen[
         process.wait()
 
 
-def kill_drone_processes(reader: Reader) -> dict[int, str]:
-    """Kill every process of this demo's drones. Return their drone ids by pid.
+def end_drones(reader: Reader) -> list[str]:
+    """Kill every process of this demo's drones. Return the drones that still had some.
 
     The controller must have ended: it would start others.
     """
     try:
-        ours = {str(drone.id) for drone in reader.drones(ended=None)}
+        ours = [str(drone.id) for drone in reader.drones(ended=None)]
     except StoreError:
-        return {}
-    killed: dict[int, str] = {}
-    give_up_at = time.monotonic() + KILL_LIMIT_S
-    while time.monotonic() < give_up_at:
-        pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
-        found = {pid: drone for pid in pids if (drone := _drone_of(pid)) in ours}
-        if not found:
-            break
-        killed |= found
-        for pid, drone in found.items():
-            with suppress(OSError):  # it has ended
-                handle = os.pidfd_open(pid)
-                if _drone_of(pid) == drone:  # its pid may have been reused
-                    signal.pidfd_send_signal(handle, signal.SIGKILL)
-                os.close(handle)
-        time.sleep(0.1)
-    return killed
-
-
-def _drone_of(pid: int) -> str:
-    """Return the drone of a process; empty if it has none, belongs to another user, or has ended."""
-    try:
-        environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except OSError:
-        return ""
-    return next(
-        (
-            e[len(DRONE_TAG) :].decode(errors="replace")
-            for e in environment
-            if e.startswith(DRONE_TAG)
-        ),
-        "",
-    )
+        return []
+    left = [drone for drone in ours if tagged(f"{DRONE_TAG}={drone}")]
+    for drone in left:
+        end_tagged(f"{DRONE_TAG}={drone}")
+    return left
 
 
 @contextmanager

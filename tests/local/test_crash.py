@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from adapters.local.drones import DroneRecord, Process, boot_id, claim
+from adapters.local.drones import DroneRecord, claim
 from adapters.local.resources import HostAllocation
 from provisioner.adapter_tests import eventually
 from provisioner.model import (
@@ -24,6 +24,7 @@ from provisioner.model import (
     StartOrder,
     StopOrder,
 )
+from provisioner.processes import Process, boot_id
 from tests.local.conftest import MakeSite
 from tests.local.drones import HERE, LIVING, STUBBORN, all_tagged, holds, launchers, tagged
 
