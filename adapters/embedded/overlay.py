@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import json
 import shlex
 import sqlite3
 import sys
@@ -18,6 +19,7 @@ from pydantic import Field
 
 from adapters.embedded import queue
 from adapters.embedded.queue import EmbeddedJob, JobState
+from adapters.shared.starts import rejected
 from provisioner import model
 from provisioner.config.models import ConfigSection
 from provisioner.config.units import ConfigPath, Duration, PositiveDuration
@@ -136,11 +138,10 @@ class EmbeddedOverlay:
 
     def _with_queue(self, work: Callable[[sqlite3.Connection], T]) -> T:
         try:
-            with (
-                contextlib.closing(queue.connect(self._path)) as connection,
-                queue.writing(connection),
-            ):
-                return work(connection)
+            with contextlib.closing(queue.connect(self._path)) as connection:
+                queue.expire(connection, self._config.max_lost)
+                with queue.writing(connection):
+                    return work(connection)
         except sqlite3.Error as error:
             raise UnavailableError(f"the queue {self._path}: {error}") from error
 
@@ -149,20 +150,20 @@ class EmbeddedOverlay:
         connection: sqlite3.Connection,
         types: Sequence[DroneType],
     ) -> model.OverlayView:
-        now, clock = time.time(), queue.lease_clock()
+        now = time.time()
+        clock = queue.lease_clock()
         silent_s = max(_SLOT_LEAST_S, _SLOT_LEASES * self._config.lease)
-        queue.expire(connection, self._config.max_lost)
         connection.execute(
-            "DELETE FROM slot WHERE heard NOT BETWEEN ? AND ?", (clock - silent_s, clock + 1)
+            "DELETE FROM drone WHERE heard NOT BETWEEN ? AND ? OR heard IS NULL AND asked_at < ?",
+            (clock - silent_s, clock + 1, now - 86400.0),
         )
         connection.execute(
             "DELETE FROM job WHERE ended_at > 0 AND ended_at < ?", (now - self._config.keep,)
         )
-        connection.execute("DELETE FROM drain WHERE at < ?", (now - 86400.0,))
         return model.OverlayView(
             taken_at=now,
             classes=tuple(_classes(connection, types)),
-            slots=tuple(_slots(connection, types, now)),
+            slots=tuple(_slots(connection, now)),
             negotiated_at=now,
             completions=tuple(_completions(connection, now - _REPORT_FINISHED_S)),
         )
@@ -174,18 +175,16 @@ def _drain(
     mode: DrainMode,
 ) -> OrderResult:
     if mode is DrainMode.RESUME:
-        if (
-            connection.execute("SELECT 1 FROM slot WHERE drone_id = ?", (drone_id,)).fetchone()
-            is None
-        ):
-            fault = model.Fault(
-                model.FaultKind.DRONE, "it is not in the pool any more", time.time()
-            )
-            return OrderResult(drone_id, model.OrderOutcome.REJECTED, fault=fault)
-        connection.execute("DELETE FROM drain WHERE drone_id = ?", (drone_id,))
+        taken_back = connection.execute(
+            "UPDATE drone SET drain = '' WHERE drone_id = ? AND slot IS NOT NULL", (drone_id,)
+        )
+        if not taken_back.rowcount:
+            return rejected(drone_id, model.FaultKind.DRONE, "it is not in the pool any more")
     elif mode is not DrainMode.NONE:
         connection.execute(
-            "INSERT OR REPLACE INTO drain VALUES (?, ?, ?)", (drone_id, mode.value, time.time())
+            "INSERT INTO drone (drone_id, drain, asked_at) VALUES (?, ?, ?)"
+            " ON CONFLICT (drone_id) DO UPDATE SET drain = excluded.drain, asked_at = excluded.asked_at",
+            (drone_id, mode.value, time.time()),
         )
     return OrderResult(drone_id, model.OrderOutcome.OK)
 
@@ -234,42 +233,35 @@ def _ranges(ids: Iterable[int]) -> str:
     return ", ".join(ranges[:_RANGES] + ["..."] * (len(ranges) > _RANGES))
 
 
-# A job without a GPU counts by its CPUs, and so does one with an optional GPU on a drone of these
-# CPU types. There are no checkpoints: all work since its start is at stake.
-_WORK = """
-SELECT drone_id, substr(group_concat(id, ', '), 1, 2000) AS job_ids, sum(milli) AS work_gpu_milli,
-    sum(gpu_optional) AS optional_jobs, sum(milli * started_at) / sum(milli) AS work_at, min(started_at) AS begun_at,
-    CASE WHEN count(DISTINCT owner) = 1 THEN min(owner) ELSE '' END AS owner,
-    (count(*) = 1) * min(gpu_milli) AS job_gpu_milli, (count(*) = 1) * min(cpus) AS job_cpus,
-    (count(*) = 1) * min(memory_mib) AS job_memory_mib
-FROM (
-    SELECT *, CASE WHEN gpu_milli > 0 AND NOT (gpu_optional AND drone_id IN (
-        SELECT drone_id FROM slot WHERE site || '/' || type IN ({cpu_types})
-    )) THEN gpu_milli ELSE 1000 * cpus END AS milli FROM job WHERE state = 'running'
-) GROUP BY drone_id
+# A job counts by its CPUs where it has no GPU. There are no checkpoints: all work since its start is
+# at stake.
+_SLOTS = """
+WITH work AS (
+    SELECT *, CASE WHEN used_gpu_milli THEN used_gpu_milli ELSE 1000 * cpus END AS milli
+    FROM job WHERE state = 'running'
+), sums AS (
+    SELECT drone_id, json_object(
+        'job_ids', substr(group_concat(id, ', '), 1, 2000), 'work_gpu_milli', sum(milli),
+        'optional_jobs', sum(gpu_optional), 'work_at', sum(milli * started_at) / sum(milli),
+        'begun_at', min(started_at), 'owner', CASE WHEN count(DISTINCT owner) = 1 THEN min(owner) ELSE '' END,
+        'job_gpu_milli', (count(*) = 1) * min(gpu_milli), 'job_cpus', (count(*) = 1) * min(cpus),
+        'job_memory_mib', (count(*) = 1) * min(memory_mib)
+    ) AS fields FROM work GROUP BY drone_id
+)
+SELECT drone_id, heard, json_patch(slot, coalesce(fields, '{}')) AS slot
+FROM drone LEFT JOIN sums USING (drone_id) WHERE slot IS NOT NULL ORDER BY drone_id
 """
 
 
-def _slots(
-    connection: sqlite3.Connection,
-    types: Sequence[DroneType],
-    now: float,
-) -> Iterator[model.Slot]:
-    clock, cpu_types = queue.lease_clock(), [kind.key for kind in types if not kind.gpu_milli]
-    at_work = connection.execute(_WORK.format(cpu_types=", ".join("?" * len(cpu_types))), cpu_types)
-    work = {row["drone_id"]: dict(row) for row in at_work}
-    for row in map(dict, connection.execute("SELECT * FROM slot ORDER BY drone_id")):
-        drone_id, state, heard = (
-            row.pop("drone_id"),
-            model.SlotState(row.pop("state")),
-            row.pop("heard"),
-        )
+def _slots(connection: sqlite3.Connection, now: float) -> Iterator[model.Slot]:
+    clock = queue.lease_clock()
+    for row in connection.execute(_SLOTS):
+        slot = json.loads(row["slot"])
         yield model.Slot(
-            name=f"{row.pop('type')}@{row.pop('site')}#{drone_id}",
-            heard_at=now - max(0.0, clock - heard),
-            state=state,
-            **row,
-            **work.get(drone_id, {"drone_id": drone_id}),
+            drone_id=DroneId(row["drone_id"]),
+            state=model.SlotState(slot.pop("state")),
+            heard_at=now - max(0.0, clock - row["heard"]),
+            **slot,
         )
 
 

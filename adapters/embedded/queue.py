@@ -1,9 +1,10 @@
 """The queue, a SQLite file: its tables and every statement that changes a job. Standard library only, for drones too.
 
 A running job belongs to a drone by a lease and a token. The lease is renewed while the job runs; a
-process that finds it expired puts the job back to idle. The token is new for each attempt, and a
-change by its holder counts only if the row still has it. Leases use the monotonic clock, which all
-processes of one host share: clock steps do not end them.
+process that finds it expired ends the job's processes and puts the job back to idle. The token is
+new for each attempt, its processes carry it, and a change by its holder counts only if the row still
+has it. Leases use the monotonic clock, which all processes of one host share: clock steps do not end
+them.
 """
 
 from __future__ import annotations
@@ -16,21 +17,24 @@ import re
 import sqlite3
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from decimal import Decimal, InvalidOperation
 from enum import StrEnum
 from pathlib import Path
 from urllib.parse import quote
 
 from provisioner.gpu_models import canonical
+from provisioner.processes import Process, end_tagged
 from provisioner.values import frozen
 
-QUEUE_VERSION = 2
+QUEUE_VERSION = 3
 LONGEST_LEASE_S = 600.0
 """A lease that ends later than this from now is from before a reboot."""
 _MAX_INTEGER = 2**62
 """Numbers from this on do not fit a SQLite integer with room for sums."""
 _TEXT_LIMIT = 200
+ATTEMPT_TAG = "JOB_ATTEMPT"
+"""Variable that the processes of a job carry, with the token of the attempt."""
 _JOB_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 _TABLES = """
@@ -54,6 +58,9 @@ CREATE TABLE job (
     lost INTEGER NOT NULL DEFAULT 0,
     drone_id TEXT NOT NULL DEFAULT '',
     token TEXT NOT NULL DEFAULT '',
+    attempt TEXT NOT NULL DEFAULT '', -- the token of the newest attempt, which its processes carry
+    worker TEXT NOT NULL DEFAULT '0 0 -', -- the process that has the lease: pid, start and boot
+    used_gpu_milli INTEGER NOT NULL DEFAULT 0, -- 0 on a drone without a GPU
     lease_until REAL NOT NULL DEFAULT 0,
     started_at REAL NOT NULL DEFAULT 0,
     ended_at REAL NOT NULL DEFAULT 0,
@@ -63,16 +70,13 @@ CREATE TABLE job (
 );
 CREATE INDEX job_order ON job (state, priority DESC, submitted_at, id);
 CREATE INDEX job_done ON job (ended_at) WHERE ended_at > 0;
-CREATE TABLE slot (
+CREATE TABLE drone (
     drone_id TEXT PRIMARY KEY,
-    site TEXT NOT NULL, type TEXT NOT NULL, state TEXT NOT NULL, heard REAL NOT NULL,
-    free_gpu_milli INTEGER NOT NULL, free_cpus INTEGER NOT NULL,
-    free_memory_mib INTEGER NOT NULL, free_disk_mib INTEGER NOT NULL,
-    jobs INTEGER NOT NULL, jobs_started INTEGER NOT NULL,
-    idle_since REAL NOT NULL, retires_at REAL NOT NULL, -- seconds since the epoch
-    gpu_model TEXT NOT NULL, vram_mib INTEGER NOT NULL, capability INTEGER NOT NULL
+    slot TEXT, -- the fields of its slot as JSON, NULL before it has joined
+    heard REAL,
+    drain TEXT NOT NULL DEFAULT '',
+    asked_at REAL NOT NULL DEFAULT 0
 );
-CREATE TABLE drain (drone_id TEXT PRIMARY KEY, mode TEXT NOT NULL, at REAL NOT NULL);
 """
 
 
@@ -110,6 +114,7 @@ class EmbeddedJob:
     attempts: int
     drone_id: str
     token: str
+    used_gpu_milli: int
     started_at: float
     ended_at: float
     exit_code: int | None
@@ -132,15 +137,9 @@ def create(path: Path) -> None:
     with contextlib.closing(_connect(path, "rwc")) as connection:
         connection.execute("PRAGMA journal_mode = WAL")
         with writing(connection):
-            version = connection.execute("PRAGMA user_version").fetchone()[0]
-            if version == 0:
+            if connection.execute("PRAGMA user_version").fetchone()[0] == 0:
                 for statement in _TABLES.split(";"):
                     connection.execute(statement)
-            elif version == 1:
-                connection.execute(
-                    "ALTER TABLE job ADD COLUMN gpu_optional INTEGER NOT NULL DEFAULT 0"
-                )
-            if version < QUEUE_VERSION:
                 connection.execute(f"PRAGMA user_version = {QUEUE_VERSION}")
 
 
@@ -151,7 +150,7 @@ def connect(path: Path, busy_s: float = 5.0) -> sqlite3.Connection:
         version = connection.execute("PRAGMA user_version").fetchone()[0]
         if version != QUEUE_VERSION:
             raise sqlite3.DatabaseError(
-                f"{path}: queue version {version}, this program knows {QUEUE_VERSION}"
+                f"{path}: queue version {version}, this program knows {QUEUE_VERSION}. Remove the file"
             )
         _share(path)
     except BaseException:
@@ -199,6 +198,12 @@ def writing(connection: sqlite3.Connection) -> Iterator[None]:
         if connection.in_transaction:
             connection.execute("ROLLBACK")
         raise
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[sqlite3.Connection]:
+    with contextlib.closing(connect(path)) as connection, writing(connection):
+        yield connection
 
 
 lease_clock = time.monotonic
@@ -274,7 +279,7 @@ def submit(
     statement = (
         f"INSERT INTO job ({', '.join(row)}) VALUES ({', '.join(f':{name}' for name in row)})"
     )
-    with contextlib.closing(connect(path)) as connection, writing(connection):
+    with _opened(path) as connection:
         return [int(connection.execute(statement, row).lastrowid or 0) for _ in range(count)]
 
 
@@ -317,7 +322,7 @@ def counts(path: Path) -> dict[JobState, int]:
 
 def remove(path: Path, ids: Sequence[int]) -> int:
     """Delete jobs and return how many existed. A running one is killed when its drone next renews the lease."""
-    with contextlib.closing(connect(path)) as connection, writing(connection):
+    with _opened(path) as connection:
         return sum(
             connection.execute("DELETE FROM job WHERE id = ?", (job_id,)).rowcount for job_id in ids
         )
@@ -328,7 +333,7 @@ def release(path: Path, ids: Sequence[int]) -> int:
     statement = (
         "UPDATE job SET state = 'idle', lost = 0, message = '' WHERE id = ? AND state = 'held'"
     )
-    with contextlib.closing(connect(path)) as connection, writing(connection):
+    with _opened(path) as connection:
         return sum(connection.execute(statement, (job_id,)).rowcount for job_id in ids)
 
 
@@ -362,19 +367,24 @@ def take(
     first = f"SELECT id FROM job WHERE {_FITS} ORDER BY {order} LIMIT 1"
     if connection.execute(first, offer).fetchone() is None:  # takes no lock: drones ask often
         return None
+    token = os.urandom(8).hex()
+    claim = {
+        "drone_id": drone_id,
+        "token": token,
+        "attempt": token,
+        "worker": str(Process.own()),
+        "lease_until": lease_until,
+        "started_at": time.time(),
+    }
+    assignments = ", ".join(f"{name} = :{name}" for name in claim)
     with writing(connection):
-        found = connection.execute(first, offer).fetchone()
-        if found is None:
-            return None
         connection.execute(
-            "UPDATE job SET state = 'running', attempts = attempts + 1, drone_id = ?, token = ?, lease_until = ?,"
-            " started_at = ?, message = '' WHERE id = ?",
-            (drone_id, os.urandom(8).hex(), lease_until, time.time(), found["id"]),
+            f"UPDATE job SET {assignments}, state = 'running', attempts = attempts + 1, message = '',"
+            f" used_gpu_milli = :has_gpus * gpu_milli WHERE id = ({first})",
+            {**offer, **claim},
         )
-        job = EmbeddedJob.of(
-            connection.execute("SELECT * FROM job WHERE id = ?", (found["id"],)).fetchone()
-        )
-        return job if offer["has_gpus"] else replace(job, gpu_milli=0)
+    row = connection.execute("SELECT * FROM job WHERE token = ?", (token,)).fetchone()
+    return EmbeddedJob.of(row) if row else None
 
 
 def renew(
@@ -416,29 +426,52 @@ def _if_claimed(
 
 
 def expire(connection: sqlite3.Connection, max_lost: int) -> int:
-    """Put jobs with expired leases back to idle, or hold them if they were lost often; return how many."""
+    """Put jobs with expired leases back to idle, or hold them if they were lost often; return how many.
+
+    No process of such a job is left then, so it never runs twice at once. Call it outside of a
+    transaction: it waits for processes to end.
+    """
     now = lease_clock()
-    return connection.execute(
-        "UPDATE job SET state = CASE WHEN lost + 1 >= ? THEN 'held' ELSE 'idle' END,"
-        " message = 'lost with drone ' || drone_id, lost = lost + 1, drone_id = '', token = '', started_at = 0"
-        " WHERE state = 'running' AND lease_until NOT BETWEEN ? AND ?",
-        (max_lost, now, now + LONGEST_LEASE_S),
-    ).rowcount
+    # Without a token the attempt counts no more, whatever its drone does meanwhile.
+    connection.execute(
+        "UPDATE job SET token = '' WHERE state = 'running' AND lease_until NOT BETWEEN ? AND ?",
+        (now, now + LONGEST_LEASE_S),
+    )
+    lost = "state = 'running' AND token = ''"
+    late = connection.execute(f"SELECT attempt, worker FROM job WHERE {lost}").fetchall()
+    return sum(
+        connection.execute(
+            "UPDATE job SET state = CASE WHEN lost + 1 >= ? THEN 'held' ELSE 'idle' END, lost = lost + 1,"
+            " message = 'lost with drone ' || drone_id, drone_id = '', started_at = 0"
+            f" WHERE {lost} AND attempt = ?",
+            (max_lost, row["attempt"]),
+        ).rowcount
+        for row in late
+        if _end_attempt(row["attempt"], row["worker"])
+    )
 
 
-def publish(connection: sqlite3.Connection, slot: Mapping[str, str | float]) -> None:
-    """Write the row of a drone, with these columns of table ``slot``."""
-    row = {**slot, "heard": lease_clock()}
-    columns = f"({', '.join(row)}) VALUES ({', '.join(f':{name}' for name in row)})"
-    connection.execute(f"INSERT OR REPLACE INTO slot {columns}", row)
+def _end_attempt(attempt: str, worker: str) -> bool:
+    """End the processes of an attempt; return False if some may be left."""
+    if Process.parse(worker).is_of_another_account:  # its site ends it; its jobs cannot be seen
+        return False
+    return end_tagged(f"{ATTEMPT_TAG}={attempt}")
 
 
-def remove_slot(connection: sqlite3.Connection, drone_id: str) -> None:
-    for table in ("slot", "drain"):
-        connection.execute(f"DELETE FROM {table} WHERE drone_id = ?", (drone_id,))
+def publish(connection: sqlite3.Connection, drone_id: str, slot: Mapping[str, str | float]) -> None:
+    """Write the slot of a drone: these fields of :class:`provisioner.model.Slot`."""
+    connection.execute(
+        "INSERT INTO drone (drone_id, slot, heard) VALUES (?, ?, ?)"
+        " ON CONFLICT (drone_id) DO UPDATE SET slot = excluded.slot, heard = excluded.heard",
+        (drone_id, json.dumps(slot), lease_clock()),
+    )
+
+
+def forget(connection: sqlite3.Connection, drone_id: str) -> None:
+    connection.execute("DELETE FROM drone WHERE drone_id = ?", (drone_id,))
 
 
 def drain_mode(connection: sqlite3.Connection, drone_id: str) -> str:
     """Return the mode in which the drone was asked to drain; empty if it was not."""
-    row = connection.execute("SELECT mode FROM drain WHERE drone_id = ?", (drone_id,)).fetchone()
-    return str(row["mode"]) if row else ""
+    row = connection.execute("SELECT drain FROM drone WHERE drone_id = ?", (drone_id,)).fetchone()
+    return str(row["drain"]) if row else ""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import select
 import signal
 import sqlite3
 import subprocess
@@ -121,66 +120,8 @@ class FreeGpus(dict[str, int]):
             self[name] += milli
 
 
-class LeaseGuard:
-    """A small process that kills the jobs when the worker dies, or is stopped for so long that the leases expire.
-
-    Then no job runs twice at once. It reads lines from a pipe: ``+GROUP`` a job's process group
-    begins, ``=SECONDS GROUP ...`` these are all groups, and their leases are valid until then
-    (monotonic clock). Create it before anything is opened that a child must not share.
-    """
-
-    def __init__(self) -> None:
-        reader, self._writer = os.pipe()
-        self.pid = os.fork()
-        if self.pid == 0:
-            os.close(self._writer)
-            _guard(reader)
-        os.close(reader)
-
-    def prepare(self) -> None:
-        """Register this process and unblock signals. Called in the job's process before it executes anything."""
-        self._send(f"+{os.getpid()}")
-        signal.pthread_sigmask(signal.SIG_SETMASK, set())
-
-    def hold(
-        self,
-        until: float,
-        groups: Sequence[int],
-    ) -> None:
-        """Guard these groups and no others, whose ids may be reused."""
-        self._send(f"={until!r} {' '.join(map(str, groups))}")
-
-    def close(self) -> None:
-        os.close(self._writer)
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(self.pid, 0)
-
-    def _send(self, line: str) -> None:
-        # the guard was killed, and so is the worker soon
-        with contextlib.suppress(BrokenPipeError):
-            os.write(self._writer, f"{line}\n".encode())
-
-
-def _guard(reader: int) -> NoReturn:
-    groups: set[int] = set()
-    until, rest = math.inf, b""
-    while True:
-        wait_s = None if until == math.inf or not groups else max(0.0, until - lease_clock())
-        expired = not select.select([reader], [], [], wait_s)[0]
-        received = b"" if expired else os.read(reader, 65536)
-        if not received:  # the leases have expired, or the worker has died
-            for group in groups:
-                _signal_group(group, signal.SIGKILL)
-            if not expired:
-                os._exit(0)
-            until = math.inf
-        *lines, rest = (rest + received).split(b"\n")
-        for line in lines:
-            head, *others = line[1:].split()
-            if line.startswith(b"+"):
-                groups.add(int(head))
-            else:
-                until, groups = float(head), set(map(int, others))
+def _unblock_signals() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, set())
 
 
 def _signal_group(group: int, number: signal.Signals) -> None:
@@ -204,11 +145,7 @@ class JobAttempt:
     interrupted: bool = False
     """The drone leaves, or the job belongs to another drone: it should run again."""
 
-    def begin(
-        self,
-        env: Mapping[str, str],
-        guard: LeaseGuard,
-    ) -> None:
+    def begin(self, env: Mapping[str, str]) -> None:
         """Run the job. One that cannot be run has ended with status 127."""
         job = self.job
         if job.walltime_s > 0:
@@ -222,7 +159,8 @@ class JobAttempt:
             **job.env,
             "PROVISIONER_DRONE_ID": env["DRONE_ID"],
             "JOB_ID": str(job.id),
-            "JOB_GPU_MILLI": str(job.gpu_milli),
+            "JOB_GPU_MILLI": str(job.used_gpu_milli),
+            queue.ATTEMPT_TAG: job.token,
             "CUDA_VISIBLE_DEVICES": ",".join(self.gpus),
             "TMPDIR": str(self.directory),
         }
@@ -240,7 +178,7 @@ class JobAttempt:
                     stdout=out,
                     stderr=err,
                     start_new_session=True,
-                    preexec_fn=guard.prepare,
+                    preexec_fn=_unblock_signals,
                 )
         except (OSError, ValueError, subprocess.SubprocessError) as error:
             self.trouble, self.exit_code = f"cannot be run: {error}"[:300], _CANNOT_RUN
@@ -308,10 +246,10 @@ class Worker:
     def __init__(
         self,
         settings: WorkerSettings,
-        guard: LeaseGuard,
         connection: sqlite3.Connection,
     ) -> None:
-        self._settings, self._guard, self._queue = settings, guard, connection
+        self._settings = settings
+        self._queue = connection
         self._inode = os.stat(settings.embedded_queue).st_ino
         self._gpus = FreeGpus.promised(settings.drone_gpu_milli, settings.cuda_visible_devices)
         self._jobs: list[JobAttempt] = []
@@ -351,17 +289,22 @@ class Worker:
 
     def leave_pool(self) -> None:
         """Remove the slot from the pool; if that fails the slot expires."""
-        with contextlib.suppress(sqlite3.Error), queue.writing(self._queue):
-            queue.remove_slot(self._queue, self._settings.drone_id)
+        with contextlib.suppress(sqlite3.Error):
+            queue.forget(self._queue, self._settings.drone_id)
+
+    def kill_jobs(self) -> None:
+        """Kill jobs that still run; they are idle again when their leases expire."""
+        for one in self._jobs:
+            one.interrupt()
 
     def _turn(self) -> None:
-        expired = lease_clock() >= self._safe_until
+        safe_until = self.lease_until - (1 - _LEASE_SAFE) * self._settings.embedded_lease_s
+        expired = lease_clock() >= safe_until
         for one in self._jobs:
             if one.poll() and one.exit_code == _KILLED and expired:
-                one.interrupted = True  # by the guard, while we were stopped and the lease ran out
+                one.interrupted = True  # by another process, which found the lease expired
             elif expired:
                 one.interrupt()
-        self._tell_guard()
         self._report()
         # A drain takes effect at once, not at the next heartbeat.
         mode = queue.drain_mode(self._queue, self._settings.drone_id)
@@ -406,7 +349,7 @@ class Worker:
                 break
             begun = JobAttempt(
                 job,
-                self._gpus.take(job.gpu_milli),
+                self._gpus.take(job.used_gpu_milli),
                 settings.drone_dir / f"job-{job.id}.{job.attempts}",
             )
             self._jobs.append(begun)
@@ -415,8 +358,7 @@ class Worker:
             # with others running, the earlier lease is the one that counts
             if len(self._jobs) == 1:
                 self.lease_until = lease_until
-            self._tell_guard()
-            begun.begin(os.environ, self._guard)
+            begun.begin(os.environ)
         if self._jobs_started > before:
             self._heartbeat()
 
@@ -449,18 +391,6 @@ class Worker:
             self._gpus.give_back(one.gpus)
             self._idle_from = self._changed_at = time.monotonic()
             self._heartbeat_at = 0.0
-
-    @property
-    def _safe_until(self) -> float:
-        return self.lease_until - (1 - _LEASE_SAFE) * self._settings.embedded_lease_s
-
-    def _tell_guard(self) -> None:
-        alive = [
-            one.process.pid
-            for one in self._jobs
-            if one.process is not None and one.exit_code is None
-        ]
-        self._guard.hold(self._safe_until, alive)
 
     def _retirement(self) -> WorkerRetirement | None:
         """Return the strictest of the retirements that have begun."""
@@ -499,32 +429,33 @@ class Worker:
             for one in self._jobs:
                 if not queue.renew(self._queue, one.job, lease_until):
                     one.interrupt()
-            queue.expire(self._queue, self._settings.embedded_max_lost)
             self._apply_drain(queue.drain_mode(self._queue, self._settings.drone_id))
             self._publish()
         self.lease_until = lease_until
-        self._tell_guard()
         self._heartbeat_at = time.monotonic() + self._settings.embedded_lease_s / 3
+        queue.expire(self._queue, self._settings.embedded_max_lost)
 
     def _publish(self) -> None:
-        settings, offer, jobs = self._settings, self._offer(), len(self._jobs)
+        settings = self._settings
+        offer = self._offer()
+        jobs = len(self._jobs)
         since_epoch_s = time.time() - time.monotonic()
         slot = {
-            **{
-                "drone_id": settings.drone_id,
-                "site": settings.drone_site,
-                "type": settings.drone_type,
-            },
+            "name": f"{settings.drone_type}@{settings.drone_site}#{settings.drone_id}",
             "state": "draining" if self._retirement() is not None else "busy" if jobs else "idle",
             "free_gpu_milli": sum(self._gpus.values()),
-            **{f"free_{name}": offer[name] for name in ("cpus", "memory_mib", "disk_mib")},
-            **{name: offer[name] for name in ("gpu_model", "vram_mib", "capability")},
+            "free_cpus": offer["cpus"],
+            "free_memory_mib": offer["memory_mib"],
+            "free_disk_mib": offer["disk_mib"],
+            "gpu_model": offer["gpu_model"],
+            "vram_mib": offer["vram_mib"],
+            "capability": offer["capability"],
             "jobs": jobs,
             "jobs_started": self._jobs_started,
             "idle_since": 0.0 if jobs else since_epoch_s + self._idle_from,
             "retires_at": since_epoch_s + self._retires_at if settings.drone_walltime_s else 0.0,
         }
-        queue.publish(self._queue, slot)
+        queue.publish(self._queue, settings.drone_id, slot)
 
 
 def main() -> int:
@@ -547,14 +478,11 @@ def main() -> int:
 
 
 def _serve(settings: WorkerSettings) -> WorkerExitError:
-    """Join, work and leave. The guard kills jobs that still run; they are idle again when their leases expire."""
-    guard = LeaseGuard()
+    """Join, work and leave."""
     worker: Worker | None = None
     try:
-        connection = queue.connect(
-            settings.embedded_queue, busy_s=min(5.0, settings.embedded_lease_s / 4)
-        )
-        worker = Worker(settings, guard, connection)
+        busy_s = min(5.0, settings.embedded_lease_s / 4)
+        worker = Worker(settings, queue.connect(settings.embedded_queue, busy_s=busy_s))
         worker.run()
     except WorkerExitError as leave:
         if worker is not None and leave.status != 75:
@@ -566,7 +494,8 @@ def _serve(settings: WorkerSettings) -> WorkerExitError:
         status = 75 if worker is not None and worker.lease_until > 0 else 73
         return WorkerExitError(status, f"the queue {settings.embedded_queue}: {error}")
     finally:
-        guard.close()
+        if worker is not None:
+            worker.kill_jobs()
 
 
 if __name__ == "__main__":

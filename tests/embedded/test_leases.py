@@ -16,6 +16,7 @@ from adapters.embedded import EmbeddedOverlay, queue
 from adapters.embedded.queue import EmbeddedJob, JobState
 from provisioner.adapter_tests import eventually
 from provisioner.model import DroneId
+from provisioner.processes import Process
 from tests.embedded.drones import Drones, config
 from tests.local.drones import holds
 
@@ -111,6 +112,57 @@ def test_a_token_of_an_earlier_attempt_changes_nothing(path: Path) -> None:
         assert not queue.finish(connection, second, 1, "twice")
     [done] = queue.jobs(path)
     assert (done.state, done.message, done.drone_id) == (JobState.DONE, "well", "two")
+
+
+async def test_an_expired_attempt_ends_with_all_processes_of_its_sessions(path: Path) -> None:
+    queue.submit(path, ["true"])
+    with contextlib.closing(queue.connect(path)) as connection:
+        attempt = queue.take(connection, OFFER, "one", queue.lease_clock() - 1)
+        assert attempt is not None
+        hidden = await asyncio.create_subprocess_exec(
+            *("sh", "-c", "env -i sleep 1000 & echo $!; wait"),
+            env={"PATH": os.environ["PATH"], queue.ATTEMPT_TAG: attempt.token},
+            stdout=asyncio.subprocess.PIPE,
+            start_new_session=True,
+        )
+        assert hidden.stdout is not None
+        child = int(await hidden.stdout.readline())
+        # Another process has taken the lease away and died before it could end the processes.
+        connection.execute("UPDATE job SET token = ''")
+        assert not queue.finish(connection, attempt, 0, "too late")
+        assert await asyncio.to_thread(queue_expired, path) == 1
+        assert await hidden.wait() == -signal.SIGKILL
+        await holds("what it began has ended too", lambda: not alive(child))
+
+
+def queue_expired(path: Path) -> int:
+    with contextlib.closing(queue.connect(path)) as connection:
+        return queue.expire(connection, max_lost=10)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="changes accounts, which needs root")
+def test_an_attempt_of_a_living_drone_of_another_account_is_left_to_its_site(path: Path) -> None:
+    queue.submit(path, ["true"])
+    reader, writer = os.pipe()
+    worker = os.fork()
+    if worker == 0:
+        os.setuid(60001)
+        os.write(writer, str(Process.own()).encode())
+        signal.pause()
+    try:
+        said = os.read(reader, 200).decode()
+        with contextlib.closing(queue.connect(path)) as connection:
+            attempt = queue.take(connection, OFFER, "one", queue.lease_clock() - 1)
+            connection.execute("UPDATE job SET worker = ?", (said,))
+            assert queue.expire(connection, max_lost=10) == 0
+            assert attempt is not None
+            assert not queue.renew(connection, attempt, queue.lease_clock() + 60)
+            os.kill(worker, signal.SIGKILL)
+            os.waitpid(worker, 0)
+            assert queue.expire(connection, max_lost=10) == 1
+    finally:
+        os.close(reader)
+        os.close(writer)
 
 
 def test_a_lease_from_before_a_reboot_has_run_out(path: Path) -> None:

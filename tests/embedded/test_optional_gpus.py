@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import sqlite3
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from adapters.embedded import EmbeddedOverlay, queue
-from adapters.embedded.queue import JobState
 from provisioner.model import DroneType
 from tests.embedded.drones import config
 
@@ -48,7 +46,7 @@ def taken(path: Path, offer: dict[str, float | str]) -> tuple[int, int] | None:
     """The id of the job that a drone with this offer takes, and what it takes of a GPU."""
     with closing(queue.connect(path)) as connection:
         job = queue.take(connection, offer, "d-1", queue.lease_clock() + 60)
-        return None if job is None else (job.id, job.gpu_milli)
+        return None if job is None else (job.id, job.used_gpu_milli)
 
 
 def test_it_takes_an_idle_gpu_or_a_cpu_drone(path: Path) -> None:
@@ -75,39 +73,16 @@ def test_without_a_gpu_nothing_is_optional(path: Path) -> None:
     assert job.gpu_optional == 0
 
 
-def test_a_queue_of_the_version_before_is_taken_over(path: Path) -> None:
-    (old,) = queue.submit(path, ["true"])
-    with closing(sqlite3.connect(path)) as connection, connection:
-        connection.execute("ALTER TABLE job DROP COLUMN gpu_optional")
-        connection.execute("PRAGMA user_version = 1")
-    (new,) = queue.submit(path, ["true"], gpu_optional=True)
-    assert [(job.id, job.gpu_optional) for job in queue.jobs(path, states=[JobState.IDLE])] == [
-        (old, 0),
-        (new, 1),
-    ]
-
-
 async def test_the_work_on_a_cpu_drone_is_its_cpus(path: Path) -> None:
     cpu, gpu = (
         DroneType("here", name, gpus, 8, 16384, 100) for name, gpus in (("cpu", 0), ("gpu", 1000))
     )
     queue.submit(path, ["true"], count=2, gpu_optional=True, cpus=3)
-    free = ("free_gpu_milli", "free_cpus", "free_memory_mib", "free_disk_mib")
-    numbers = dict.fromkeys(
-        (*free, "jobs", "jobs_started", "idle_since", "retires_at", "vram_mib", "capability"), 0
-    )
     async with EmbeddedOverlay(config(path), "kit") as overlay:
         with closing(queue.connect(path)) as connection:
             for name, offer in (("cpu", CPU), ("gpu", GPU)):
                 assert queue.take(connection, offer, f"d-{name}", queue.lease_clock() + 60)
-                texts = {
-                    "drone_id": f"d-{name}",
-                    "site": "here",
-                    "type": name,
-                    "state": "busy",
-                    "gpu_model": "",
-                }
-                queue.publish(connection, numbers | texts)
+                queue.publish(connection, f"d-{name}", {"name": name, "state": "busy"})
         view = await overlay.poll([cpu, gpu])
     work = {slot.drone_id: (slot.work_gpu_milli, slot.optional_jobs) for slot in view.slots}
     assert work == {"d-cpu": (3000, 1), "d-gpu": (1000, 1)}

@@ -16,18 +16,7 @@ from provisioner.interfaces import UnavailableError
 from provisioner.model import DrainMode, DroneId, OverlayView, StartOrder
 from tests.embedded.drones import KIND, config
 
-NUMBERS = (
-    "free_gpu_milli",
-    "free_cpus",
-    "free_memory_mib",
-    "free_disk_mib",
-    "jobs",
-    "jobs_started",
-)
-SLOT: dict[str, str | float] = {
-    **dict.fromkeys((*NUMBERS, "idle_since", "retires_at", "vram_mib", "capability"), 0),
-    **{"drone_id": "kit-abcd-1", "site": "here", "type": "pair", "state": "busy", "gpu_model": ""},
-}
+SLOT = {"name": "pair@here#kit-abcd-1", "state": "busy"}
 
 
 async def poll(path: Path, **options: object) -> OverlayView:
@@ -107,11 +96,11 @@ async def test_a_drone_asked_to_leave_before_it_joined_finds_the_request(path: P
 async def test_a_slot_without_a_sign_of_life_is_forgotten(path: Path) -> None:
     queue.create(path)
     with contextlib.closing(queue.connect(path)) as connection:
-        queue.publish(connection, SLOT)
-        connection.execute("UPDATE slot SET heard = heard - 30")
+        queue.publish(connection, "kit-abcd-1", SLOT)
+        connection.execute("UPDATE drone SET heard = heard - 30")
         [slot] = (await poll(path)).slots
         assert 29 < time.time() - slot.heard_at < 40
-        connection.execute("UPDATE slot SET heard = heard - 90")
+        connection.execute("UPDATE drone SET heard = heard - 90")
         assert (await poll(path)).slots == ()
 
 
@@ -154,8 +143,10 @@ async def test_a_slot_tells_whose_jobs_run_and_since_when(path: Path) -> None:
         "UPDATE job SET state = 'running', drone_id = 'kit-abcd-1', started_at = ? WHERE id = ?"
     )
     with contextlib.closing(queue.connect(path)) as connection:
-        queue.publish(connection, SLOT)
-        connection.execute("UPDATE job SET lease_until = ?", (queue.lease_clock() + 60,))
+        queue.publish(connection, "kit-abcd-1", SLOT)
+        connection.execute(
+            "UPDATE job SET token = 'mine', lease_until = ?", (queue.lease_clock() + 60,)
+        )
         connection.execute(begins, (500.0, 1))
         [slot] = (await poll(path)).slots
         assert (slot.owner, slot.begun_at) == ("ann", 500.0)
