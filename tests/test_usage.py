@@ -494,7 +494,7 @@ def _months(draw: st.DrawFn) -> tuple[list[GpuDrone], list[CompletedJob]]:
 @pytest.mark.parametrize(
     ("by", "schema"), [*((by, len(MIGRATIONS)) for by in GROUPINGS), ("class", 4), ("type", 4)]
 )
-@given(_months(), st.floats(1.0, 620.0))
+@given(_months(), st.floats(1.0, 620.0).map(lambda hours: round(hours, 3)))
 def test_sums_of_days_are_those_of_single_runs(
     by: str, schema: int, month: Any, age_h: float
 ) -> None:
