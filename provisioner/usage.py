@@ -155,14 +155,8 @@ class UsageReport:
     """Held by jobs that still run."""
     idle_s: float = 0.0
     """Held by no job on record: drones that start, wait for jobs, or lost a job that no queue reported."""
-
-    @property
-    def used_s(self) -> float:
-        return sum(row.used_s for row in self.rows)
-
-    @property
-    def saved_s(self) -> float:
-        return sum(row.saved_s for row in self.rows)
+    used_s: float = 0.0
+    saved_s: float = 0.0
 
 
 def usage_report(
@@ -197,7 +191,16 @@ def usage_report(
         rows.values(), key=lambda row: (-row.saved_s, row.used_s - row.measured_s, row.name)
     )
     return UsageReport(
-        since, until, order, total_s, measured_s, unmeasured_s, running_s, left_s - running_s
+        since,
+        until,
+        order,
+        total_s,
+        measured_s,
+        unmeasured_s,
+        running_s,
+        left_s - running_s,
+        sum(row.used_s for row in order),
+        sum(row.saved_s for row in order),
     )
 
 

@@ -452,7 +452,9 @@ def drone_listing(
     columns: Sequence[out.Column] = DRONE_COLUMNS
     if use:
         columns = with_use(
-            columns, RecordedUse(reader, reader.views(), of=found).by("drone"), lambda d: d.id
+            columns,
+            RecordedUse(reader, reader.views(), of=[d.id for d in found]).by("drone"),
+            lambda d: d.id,
         )
     return out.Listing(
         DRONES_SCHEMA, columns, found, lambda d: d.id, scope, cursor=lambda d: d.id, total=total
@@ -490,7 +492,7 @@ def drone_document(reader: Reader, drone_id: DroneId) -> out.Document:
     if drone is None:
         raise opt.VerbError(f"drone {drone_id} is no longer on record")
     views = reader.views()
-    use = RecordedUse(reader, views, drone.requested_at, [drone])
+    use = RecordedUse(reader, views, drone.requested_at, [drone.id])
     columns = with_use(DRONE_COLUMNS, use.by("drone"), lambda d: d.id)
     history, words = reader.history(drone.id), reader.last_output(drone.id).splitlines()
     spent = [max(0.0, after.at - step.at) for step, after in pairwise(history)]

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from provisioner import formatting
 from provisioner.cli import options as opt
 from provisioner.cli import output as out
-from provisioner.model import Drone, LowUseAction
+from provisioner.model import DroneId, LowUseAction
 from provisioner.store import Views
 from provisioner.store.reader import Reader
 from provisioner.usage import MeasuredUse, UsageReport, low_use, quantile, usage_report
@@ -30,15 +30,14 @@ class RecordedUse:
         reader: Reader,
         views: Views | None,
         since: float | None = None,
-        of: Sequence[Drone] | None = None,
+        of: Sequence[DroneId] | None = None,
         *,
         by_drone: bool = False,
     ) -> None:
         self._since, self._until = out.now() - DAY_S if since is None else since, out.now()
         self._types, pool = (views.types, views.overlay.view) if views else ((), None)
-        ids = None if of is None else [drone.id for drone in of]
         self._runs = reader.use(
-            self._since, self._until, pool.slots if pool else (), ids, by_drone=by_drone
+            self._since, self._until, pool.slots if pool else (), of, by_drone=by_drone
         )
 
     def by(self, grouping: str) -> UsageReport:
@@ -223,8 +222,8 @@ def usage(
     """Report how much of their GPUs jobs use: who wastes most, and the smallest drone type that would do.
 
     A class is all jobs of a user with one size. A type fits if 95 of 100 runs used no more than a job gets there, and
-    none more VRAM. Tables show the ten classes that would save most; --limit shows more. The figures above the table
-    are of all jobs and add up to the GPU-hours of the drones.
+    none more VRAM. Tables show the ten classes that would save most, or the ten drones whose jobs left most unused;
+    --limit shows more. The figures above the table are of all jobs and add up to the GPU-hours of the drones.
     A ? after VRAM: some measured runs have no peak, and may have needed all memory.
 
     \b
@@ -237,12 +236,19 @@ def usage(
 
     age_s = opt.parsed(parse_duration, "--since", since)
     limit = query.limit if query.limit is not None else WORST if query.output.for_people else None
-    report = RecordedUse(
-        reader, reader.views(), out.now() - age_s, by_drone=by is Grouping.DRONE
-    ).by(by)
-    found = formatting.count(len(report.rows), by.value, "classes" if by is Grouping.CLASS else "")
-    cut = f"; {limit} shown" if limit is not None and limit < len(report.rows) else ""
+    begin, views = out.now() - age_s, reader.views()
+    if by is Grouping.DRONE and limit is not None and not query.sort:
+        # of hundreds of thousands only these are read run by run
+        drones, number = reader.most_unused(begin, limit)
+        shown = RecordedUse(reader, views, begin, drones).by(by)
+        report = replace(RecordedUse(reader, views, begin).by("class"), rows=shown.rows)
+    else:
+        report = RecordedUse(reader, views, begin, by_drone=by is Grouping.DRONE).by(by)
+        number = len(report.rows)
+    found = formatting.count(number, by.value, "classes" if by is Grouping.CLASS else "")
+    cut = f"; {limit} shown" if limit is not None and limit < number else ""
     why = "" if report.measured_s else "; no run was measured: see docs/how-to/gpu-use.md"
     made = usage_document(report, f"{found} with jobs that ended in the last {since}{cut}{why}")
-    listing = out.picked(made.parts["items"], replace(query, limit=limit))
+    items = replace(made.parts["items"], total=number)
+    listing = out.picked(items, replace(query, limit=limit))
     return replace(made, parts={"items": listing})

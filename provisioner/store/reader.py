@@ -269,6 +269,12 @@ class Reader:
         with self._open() as sql:
             return tables.read_use(sql, since, until, *given, **more)
 
+    def most_unused(self, since: float, limit: int) -> tuple[list[DroneId], int]:
+        """Return the drones whose runs left most GPU time unused, and the number of all with runs."""
+        with self._open() as sql:
+            rows = sql.execute(tables.MOST_UNUSED, (since, limit)).fetchall()
+        return [row[0] for row in rows], rows[0][1] if rows else 0
+
     def estimate_samples(self) -> EstimateSamples | None:
         """Return the recorded samples of the estimates. Raises :class:`EstimatesUnreadableError`."""
         with self._open() as sql:

@@ -194,6 +194,11 @@ _RUNNING = f"""
         FROM json_each(:slots)
     ) JOIN drones USING (id) WHERE live AND gpu_milli > 0 AND {BEGAN} > 0"""
 
+MOST_UNUSED = """
+    SELECT drone_id, count(*) OVER () FROM completed_jobs
+    WHERE drone_id IS NOT NULL AND ended_at >= ? AND gpu_milli > 0
+    GROUP BY drone_id ORDER BY total(run_s * (gpu_milli - used_milli)) DESC LIMIT ?"""
+
 
 def read_use(
     sql: sqlite3.Connection,

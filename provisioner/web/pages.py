@@ -444,7 +444,8 @@ def _use(reader: Reader, query: Query) -> WebPage:
     by, groupings = _choices(
         query, "by", {str(each): f"by {each}" for each in usage.Grouping}, "class"
     )
-    document = _answer("usage", reader, {**query, "since": period, "by": by})
+    limit = "100" if by == usage.Grouping.DRONE else None
+    document = _answer("usage", reader, {**query, "since": period, "by": by}, limit=limit)
     items, report = document.parts["items"], document.of
     document = replace(
         document, parts={"items": replace(items, columns=_shown(items.columns, *USE_SHOWN))}

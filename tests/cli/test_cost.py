@@ -88,6 +88,8 @@ LAST, MIDDLE = f"kit-ab12-{999 + DRONES}", f"kit-ab12-{1000 + DRONES // 2}"
         "usage --since 7d --by user -o json",
         "usage --since 36h --by site",
         "usage --since 1h --by type",
+        "usage --by drone",
+        "usage --by drone --limit 20 -o json",
         "drones -o wide",
     ],
 )
@@ -117,6 +119,7 @@ def test_a_question_reads_what_it_answers(
         ("/use", {}),
         ("/use", {"since": "30d", "by": "user"}),
         ("/use", {"since": "1d", "by": "type"}),
+        ("/use", {"since": "30d", "by": "drone"}),
     ],
 )
 def test_a_page_reads_what_it_shows(
@@ -150,6 +153,21 @@ def test_the_first_rows_are_those_of_the_whole_list(cli: Cli, days: Path) -> Non
 def test_a_drone_on_a_large_record_has_its_own_use(cli: Cli, days: Path) -> None:
     shown = cli("drones", "show", MIDDLE, "--store", days, "-o", "json")
     assert '"use":0.4' in shown.out.replace(" ", "")
+
+
+def test_the_drones_shown_are_those_with_most_unused_time(cli: Cli, days: Path) -> None:
+    words = ("usage", "--by", "drone", "--store", days, "-o", "json")
+    with sqlite3.connect(days) as sql:
+        sql.execute("UPDATE completed_jobs SET used_milli = 7 WHERE drone_id = ?", (MIDDLE,))
+    every, some = cli(*words).json, cli(*words, "--limit", "3").json
+    assert some["items"][0]["name"] == MIDDLE and len(some["items"]) == 3 < len(every["items"])
+    rows = {row["name"]: row for row in every["items"]}
+    assert [rows[row["name"]] for row in some["items"]] == some["items"]
+    facts = [
+        {key: whole[key] for key in whole if key.endswith("_gpu_s")} for whole in (every, some)
+    ]
+    assert facts[0] == pytest.approx(facts[1], rel=1e-3)
+    assert f"{len(rows)} drones with" in cli("usage", "--by", "drone", "--store", days).err
 
 
 def test_a_lasting_event_of_days_ago_is_still_a_trouble(cli: Cli, days: Path) -> None:

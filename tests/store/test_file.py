@@ -96,6 +96,7 @@ def test_scripts_that_stores_have_seen_stay_as_they_were() -> None:
         "0003_counters_and_series.sql": "621dc44370e4",
         "0004_fewest_gpus.sql": "47f621ea168b",
         "0005_sums_of_use.sql": "86780726df64",
+        "0006_unused_time.sql": "fa152780fbfe",
     }
 
 
@@ -151,7 +152,7 @@ async def test_a_controller_migrates_an_older_store_and_a_reader_does_not(
 ) -> None:
     before = _bytes(filled)
     with pytest.raises(
-        StoreUnusableError, match="older schema 5: `provisioner run` brings it up to 6"
+        StoreUnusableError, match="older schema 6: `provisioner run` brings it up to 7"
     ):
         await _read(filled)()
     assert _bytes(filled) == before
