@@ -268,29 +268,36 @@ def _smallest_type(
         (kind.vendor, kind.arch) for each, _ in held if (kind := kinds.get(each.type)) is not None
     }
     asks = need, run.cpus, run.memory_mib, run.disk_mib, vram_mib, run.capability
-    job, found = JobClass("", *asks, splits=False, walltime_s=run.walltime_s), []
+    job = JobClass("", *asks, splits=False, walltime_s=run.walltime_s)
+    found = []
     for kind in kinds.values():
-        if (
-            not kind.gpu_milli
-            or not places <= {(kind.vendor, kind.arch)}
-            or unmet_requirement(job, kind) is not None
-        ):
+        alike = places <= {(kind.vendor, kind.arch)}
+        if not kind.gpu_milli or not alike or unmet_requirement(job, kind) is not None:
             continue
-        shares = shares_needed(need, kind.shares) if kind.shares > 1 else 1
-        # all shares of a GPU are no share, and HTCondor joins none
-        most = max(1, kind.shares - 1) if run.splits else 1
-        milli = held_milli(need, vram_mib, job.splits, kind)
-        if kind.vram_pool:
-            there = [milli for each, milli in held if each.type == kind.key]
-            milli = max(there, default=milli)
-            enough = bool(there) or need <= milli < WHOLE_GPU
-        else:
-            enough = shares <= most
-        if enough:
-            found.append(
-                (milli, kind.vram_mib // kind.shares, kind.gpu_milli, kind.price, kind.key)
-            )
+        there = [milli for each, milli in held if each.type == kind.key]
+        milli = _held_share(job, kind, there, splits=run.splits)
+        if milli is not None:
+            share_mib = kind.vram_mib // kind.shares
+            found.append((milli, share_mib, kind.gpu_milli, kind.price, kind.key))
     return (min(found)[-1], min(found)[0]) if found else None
+
+
+def _held_share(
+    job: JobClass, kind: DroneType, there: Sequence[int], *, splits: bool
+) -> int | None:
+    """Return the milli-GPUs that a job would hold on a type; None if these are no share of it.
+
+    ``there``: what its runs held on this type.
+    """
+    milli = held_milli(job.gpu_milli, job.vram_mib, job.splits, kind)
+    if kind.vram_pool:
+        if there:
+            return max(there)
+        return milli if job.gpu_milli <= milli < WHOLE_GPU else None
+    shares = shares_needed(job.gpu_milli, kind.shares) if kind.shares > 1 else 1
+    # all shares of a GPU are no share, and HTCondor joins none
+    most = max(1, kind.shares - 1) if splits else 1
+    return milli if shares <= most else None
 
 
 def _gpus(milli: int) -> int:

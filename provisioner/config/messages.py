@@ -98,62 +98,81 @@ _SAME_VALUE = {
 """Other names of values, as other programs write them."""
 
 
+_LENGTHS = {
+    "too_short": "has fewer entries than {min_length}",
+    "too_long": "has more entries than {max_length}",
+    "string_too_long": "has more characters than {max_length}",
+    "string_too_short": "has fewer characters than {min_length}",
+}
+
+
 def _message(detail: ErrorDetails, model: type[BaseModel], steps: Steps, at: Steps) -> str:
-    below = steps[len(at) :]
-    key = next((step for step in reversed(steps) if isinstance(step, str)), "")
-    if steps and isinstance(steps[-1], int):  # an entry of a list
-        key = f"{key}[{steps[-1]}]"
-    kind, found = detail["type"], detail["input"]
-    context: dict[str, Any] = detail.get("ctx") or {}
+    below, key = steps[len(at) :], _name(steps)
+    kind, context = detail["type"], _context(detail)
+    if kind in ("mistake_at", "value_error"):
+        message = str(context["message" if kind == "mistake_at" else "error"])
+        return f"`{key}`: {message}" if key and not message.startswith(f"`{key}`") else message
+    if kind == "extra_forbidden":
+        return f"unknown key `{key}`: {_keys_instead(model, below, key)}"
     section = model_at(model, below[:-1]) if below else None
     # none of an entry of a list or a free key
     field = fields_of(section).get(str(below[-1])) if section else None
     remedy = f": write `{key}: {flow(field.examples[0])}`" if field and field.examples else ""
-    if kind in ("mistake_at", "value_error"):
-        message = str(context["message" if kind == "mistake_at" else "error"])
-        return f"`{key}`: {message}" if key and not message.startswith(f"`{key}`") else message
     if kind == "missing":
         return f"missing key `{key}`{remedy}"
-    if kind == "extra_forbidden":
-        return f"unknown key `{key}`: {_keys_instead(model, below, key)}"
+    if kind in _LENGTHS:
+        return f"`{key}` {_LENGTHS[kind].format(**context)}{remedy}"
+    is_entry = bool(below) and isinstance(below[-1], int)
+    return _value_message(detail, key, "" if is_entry else f"{key}: ", remedy)
+
+
+def _name(steps: Steps) -> str:
+    """Return the name of the key at ``steps``, with the index of an entry of a list."""
+    key = next((step for step in reversed(steps) if isinstance(step, str)), "")
+    return f"{key}[{steps[-1]}]" if steps and isinstance(steps[-1], int) else key
+
+
+def _context(detail: ErrorDetails) -> dict[str, Any]:
+    return detail.get("ctx") or {}
+
+
+def _value_message(detail: ErrorDetails, key: str, prefix: str, remedy: str) -> str:
+    """Return the message for a value that is not allowed; ``prefix`` stands before it in a remedy."""
+    kind, found, text = detail["type"], detail["input"], detail["msg"]
     is_number = isinstance(found, bool | int | float)
     shown = f", is `{shortened(json.dumps(found) if is_number else str(found))}`"
-    if bound := next((name for name in _BOUNDS if name in context), ""):
-        if context.get("le") == 1 and is_number and 1 < found <= 100:  # written in percent
-            remedy = f": write a fraction, `{key}: {found / 100:g}`"
-        return f"`{key}` must be {_BOUNDS[bound]} {context[bound]:g}{shown}{remedy}"
+    if _BOUNDS.keys() & _context(detail).keys():
+        bound, fraction = _bound(detail, key)
+        return f"`{key}` {bound}{shown}{fraction or remedy}"
     if kind == "string_type" and is_number:
-        entry = "" if isinstance(below[-1], int) else f"{key}: "
-        return f'`{key}` must be text{shown}: write `{entry}"{json.dumps(found)}"`'
-    if kind == "too_short":
-        return f"`{key}` has fewer entries than {context['min_length']}{remedy}"
-    if kind == "too_long":
-        return f"`{key}` has more entries than {context['max_length']}{remedy}"
-    if kind == "string_too_long":
-        return f"`{key}` has more characters than {context['max_length']}{remedy}"
-    if kind == "string_too_short":
-        return f"`{key}` has fewer characters than {context['min_length']}{remedy}"
+        return f'`{key}` must be text{shown}: write `{prefix}"{json.dumps(found)}"`'
     if kind == "string_pattern_mismatch":
         return f"`{key}` is not in the expected form{shown}{remedy}"
-    if kind in ("literal_error", "enum"):
-        entry = "" if isinstance(below[-1], int) else f"{key}: "
-        meant = (
-            _meant(found, re.findall(r"'([^']*)'", str(context["expected"])))
-            if isinstance(found, str)
-            else None
-        )
-        remedy = f": write `{entry}{meant}`" if meant else ""
-    if detail["msg"].startswith("Input should be "):
-        wanted = detail["msg"].removeprefix("Input should be ")
-        is_shown = is_number or kind in ("literal_error", "enum")
-        return (
-            f"`{key}` must be {_JSON_WORDS.get(wanted, wanted)}{shown if is_shown else ''}{remedy}"
-        )
-    return f"`{key}`: {detail['msg'][:1].lower()}{detail['msg'][1:]}{remedy}"
+    is_choice = kind in ("literal_error", "enum")
+    if is_choice:
+        meant = _meant(found, re.findall(r"'([^']*)'", str(_context(detail)["expected"])))
+        remedy = f": write `{prefix}{meant}`" if meant else ""
+    if text.startswith("Input should be "):
+        wanted = text.removeprefix("Input should be ")
+        value = shown if is_number or is_choice else ""
+        return f"`{key}` must be {_JSON_WORDS.get(wanted, wanted)}{value}{remedy}"
+    return f"`{key}`: {text[:1].lower()}{text[1:]}{remedy}"
 
 
-def _meant(text: str, allowed: Sequence[str]) -> str | None:
+def _bound(detail: ErrorDetails, key: str) -> tuple[str, str]:
+    """Return the bound that a number breaks, and the remedy for one that was written in percent."""
+    context, found = _context(detail), detail["input"]
+    bound = next(name for name in _BOUNDS if name in context)
+    is_number = isinstance(found, bool | int | float)
+    is_percent = context.get("le") == 1 and is_number and 1 < found <= 100
+    fraction = f": write a fraction, `{key}: {found / 100:g}`" if is_percent else ""
+    return f"must be {_BOUNDS[bound]} {context[bound]:g}", fraction
+
+
+def _meant(text: object, allowed: Sequence[str]) -> str | None:
     """Return the allowed value that ``text`` was probably meant to be; None if it may be the begin of several."""
+    if not isinstance(text, str):
+        return None
     alias = _SAME_VALUE.get(text.lower())
     several = sum(value.lower().startswith(text.lower()) for value in allowed) > 1
     return alias if alias in allowed else None if several else nearest(text, allowed)

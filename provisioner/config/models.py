@@ -725,62 +725,58 @@ class TypeSection(ConfigSection):
     @model_validator(mode="after")
     def _can_exist(self) -> Self:
         if self.gpus == 0:
-            for key in ("gpu_model", "vram", "capability", "driver", "power"):
-                if getattr(self, key):
-                    raise mistake_at(
-                        key, f"a CPU drone (`gpus: 0`) has no GPU: remove `{key}`, or add a GPU"
-                    )
-            for key in {"vendor", "target"} & self.model_fields_set:
-                raise mistake_at(
-                    key, f"a CPU drone (`gpus: 0`) has no GPU: remove `{key}`, or add a GPU"
-                )
-            if self.sharing is not Sharing.EXCLUSIVE:
-                raise mistake_at(
-                    "sharing", "a CPU drone (`gpus: 0`) has no GPU to share: remove `sharing`"
-                )
+            self._check_without_gpu()
         self._check_vendor()
         if self.gpus > WHOLE_GPU and self.gpus % WHOLE_GPU:
-            raise mistake_at(
-                "gpus",
-                "more than one GPU must be a whole number: write `1`, `2`, ... or a share below 1",
-            )
+            problem = "more than one GPU must be a whole number"
+            raise mistake_at("gpus", f"{problem}: write `1`, `2`, ... or a share below 1")
         for key, size_mib in (("memory", self.memory), ("disk", self.disk)):
             if size_mib == 0:
                 raise mistake_at(key, f"must be more than 0: write `{key}: 20 GiB`")
-        if self.sharing is not Sharing.EXCLUSIVE and self.shares == 1:
-            if self.gpus < WHOLE_GPU:
-                raise mistake_at(
-                    "sharing",
-                    "a share of a GPU cannot be shared: write `gpus: 1`, or remove `sharing`",
-                )
+        if self.sharing is not Sharing.EXCLUSIVE or self.shares > 1:
+            self._check_shares()
+        self._check_vram_pool()
+        return self
+
+    def _check_without_gpu(self) -> None:
+        """Reject options of GPUs for a drone without one."""
+        given = [
+            key
+            for key in ("gpu_model", "vram", "capability", "driver", "power")
+            if getattr(self, key)
+        ]
+        given += sorted({"vendor", "target"} & self.model_fields_set)
+        if given:
+            remedy = f"remove `{given[0]}`, or add a GPU"
+            raise mistake_at(given[0], f"a CPU drone (`gpus: 0`) has no GPU: {remedy}")
+        if self.sharing is not Sharing.EXCLUSIVE:
+            problem = "a CPU drone (`gpus: 0`) has no GPU to share"
+            raise mistake_at("sharing", f"{problem}: remove `sharing`")
+
+    def _check_shares(self) -> None:
+        """Reject shares that do not agree with the kind of sharing."""
+        key = "sharing" if self.shares == 1 else "shares"
+        if self.shares > 1 and self.sharing is Sharing.EXCLUSIVE:
+            remedy = "add `sharing: mps`, `mig` or `time-sliced`, or remove `shares`"
+            raise mistake_at(key, f"an exclusive GPU has no shares: {remedy}")
+        if self.sharing is Sharing.MIG and self.shares > MOST_SLICES:
+            problem = f"MIG has at most {MOST_SLICES} slices per GPU"
+            raise mistake_at(key, f"{problem}: write at most {MOST_SLICES}")
+        if self.gpus < WHOLE_GPU:
+            remedy = f"write `gpus: 1`, or remove `{key}`"
+            raise mistake_at(key, f"a share of a GPU cannot be shared: {remedy}")
+        if self.shares == 1:
             remedy = "write `shares: 4`, or remove `sharing`"
             remedy += " (a type of one instance has none)" if self.sharing is Sharing.MIG else ""
-            raise mistake_at(
-                "sharing", f"`{self.sharing.value}` with one share means exclusive: {remedy}"
-            )
-        if self.shares > 1:
-            if self.sharing is Sharing.EXCLUSIVE:
-                remedy = "add `sharing: mps`, `mig` or `time-sliced`, or remove `shares`"
-                raise mistake_at("shares", f"an exclusive GPU has no shares: {remedy}")
-            if self.sharing is Sharing.MIG and self.shares > MOST_SLICES:
-                raise mistake_at(
-                    "shares",
-                    f"MIG has at most {MOST_SLICES} slices per GPU: write at most {MOST_SLICES}",
-                )
-            if self.gpus < WHOLE_GPU:
-                raise mistake_at(
-                    "shares",
-                    "a share of a GPU cannot be shared: write `gpus: 1`, or remove `shares`",
-                )
-        whole = (
-            self.sharing is Sharing.MPS and self.shares > 1 and self.gpus == WHOLE_GPU and self.vram
-        )
-        if self.vram_pool and not whole:
-            needs = "write `sharing: mps`, `gpus: 1`, `shares` above 1 and `vram`, or remove `vram_pool`"
-            raise mistake_at(
-                "vram_pool", f"a pool is the VRAM of one GPU that several jobs share: {needs}"
-            )
-        return self
+            problem = f"`{self.sharing.value}` with one share means exclusive"
+            raise mistake_at(key, f"{problem}: {remedy}")
+
+    def _check_vram_pool(self) -> None:
+        is_shared = self.sharing is Sharing.MPS and self.shares > 1
+        if self.vram_pool and not (is_shared and self.gpus == WHOLE_GPU and self.vram):
+            problem = "a pool is the VRAM of one GPU that several jobs share"
+            remedy = "write `sharing: mps`, `gpus: 1`, `shares` above 1 and `vram`, or remove `vram_pool`"
+            raise mistake_at("vram_pool", f"{problem}: {remedy}")
 
     def _check_vendor(self) -> None:
         """Reject options that the GPUs of the vendor do not have."""

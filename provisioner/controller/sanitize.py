@@ -8,7 +8,7 @@ neither stop the planner nor make the whole tick unrecordable: it is replaced by
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import fields, replace
 from operator import attrgetter, eq, is_
 from typing import Any, TypeVar
@@ -119,6 +119,16 @@ class _Shape:
 _SHAPES = {kind: _Shape.of(kind) for kind in _NAMES}
 
 
+def _repaired_request(job: JobClass, odd: Sequence[str]) -> dict[str, Any]:
+    """Return a priority that is a number, and why the request is invalid if an amount of it is odd."""
+    new: dict[str, Any] = {}
+    if type(job.priority) is not int or abs(job.priority) > MAX_NUMBER:
+        new["priority"] = 0
+    if odd and odd[0].startswith(_REQUESTS) and not job.invalid:
+        new["invalid"] = f"{odd[0]} is no amount"
+    return new
+
+
 class _Repair:
     """Repair of one view; notes what had to be repaired."""
 
@@ -147,34 +157,16 @@ class _Repair:
             if not isinstance(value, CompletedJob):
                 return None
             value = replace(value, drone_id=None)
-        if isinstance(value, JobClass) and (
-            type(value.priority) is not int or abs(value.priority) > MAX_NUMBER
-        ):
-            value = replace(value, priority=0)
         shape = _SHAPES[type(value)]
-        seen = shape.read(value)
         odd: list[str] = []
-        new: dict[str, Any] = {}
-        if self.ahead_s or not shape.plain(seen):
-            for field, number in zip(shape.counts + shape.reals, seen, strict=False):
-                sound = int(_number(number)) if field in shape.counts else _number(number)
-                if sound != number:
-                    odd.append(f"{field} = {str(number)[:40]}")
-                shift = self.ahead_s if sound and field.endswith(_TIME_SUFFIXES) else 0.0
-                new[field] = max(0.0, sound - shift) if shift else sound
-            new |= {field: limited_text(getattr(value, field)) for field in shape.texts}
+        new = self._numbers_and_texts(value, shape, odd)
         for field in shape.amounts:
             amount = getattr(value, field)
             if amount is not None and not (type(amount) is int and 0 <= amount <= MAX_NUMBER):
                 odd.append(f"{field} = {str(amount)[:40]}")
                 new[field] = None
-        if (
-            odd
-            and isinstance(value, JobClass)
-            and not value.invalid
-            and odd[0].startswith(_REQUESTS)
-        ):
-            new["invalid"] = f"{odd[0]} is no amount"
+        if isinstance(value, JobClass):
+            new |= _repaired_request(value, odd)
         self.repaired += [(_NAMES[type(value)].format(value, within), what) for what in odd]
         for field in shape.nested:
             before = getattr(value, field)
@@ -182,6 +174,20 @@ class _Repair:
             if after is not before:
                 new[field] = after
         return replace(value, **new) if new else value  # type: ignore[type-var]
+
+    def _numbers_and_texts(self, value: object, shape: _Shape, odd: list[str]) -> dict[str, Any]:
+        """Return the fields with counts, times and texts, where any has to change; note in ``odd`` what was wrong."""
+        seen = shape.read(value)
+        if not self.ahead_s and shape.plain(seen):
+            return {}
+        new: dict[str, Any] = {}
+        for field, number in zip(shape.counts + shape.reals, seen, strict=False):
+            sound = int(_number(number)) if field in shape.counts else _number(number)
+            if sound != number:
+                odd.append(f"{field} = {str(number)[:40]}")
+            shift = self.ahead_s if sound and field.endswith(_TIME_SUFFIXES) else 0.0
+            new[field] = max(0.0, sound - shift) if shift else sound
+        return new | {field: limited_text(getattr(value, field)) for field in shape.texts}
 
     def nested(self, within: object, field: str, part: Any) -> Any:
         """Return a field that contains other values, repaired; itself where nothing is to be repaired."""
