@@ -137,7 +137,7 @@ def _context(detail: ErrorDetails) -> dict[str, Any]:
 
 
 def _value_message(detail: ErrorDetails, key: str, prefix: str, remedy: str) -> str:
-    """Return the message for a value that is not allowed; ``prefix`` stands before it in a remedy."""
+    """Return the message for a value that is not allowed; ``prefix`` comes before it in a remedy."""
     kind, found, text = detail["type"], detail["input"], detail["msg"]
     is_number = isinstance(found, bool | int | float)
     shown = f", is `{shortened(json.dumps(found) if is_number else str(found))}`"

@@ -221,7 +221,8 @@ class _Repair:
                         sound[limited_text(key)] = new
                 # those of a site may be changed in place by its adapter; others are shared by many
                 # values
-                return sound if isinstance(within, SiteView) or sound != part else part
+                same = len(sound) == len(part) and all(sound.get(key) is part[key] for key in part)
+                return part if same and not isinstance(within, SiteView) else sound
             case _:
                 return self.value(part, within)
 
