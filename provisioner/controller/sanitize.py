@@ -206,25 +206,29 @@ class _Repair:
                     part if len(valid) == len(part) and all(map(is_, valid, part)) else tuple(valid)
                 )
             case Mapping():
-                if (
-                    field == "drones"
-                    and self._unchanged(part.values())
-                    and all(map(eq, part, map(_ID, part.values())))
-                ):
-                    return dict(part)  # its adapter may change it in place
-                sound = {}
-                for key, each in part.items():
-                    if isinstance(each, RemoteDrone) and each.drone_id != key:
-                        each = replace(each, drone_id=key)
-                    new = self.mapping_value(field, key, each, within)
-                    if new is not None:
-                        sound[limited_text(key)] = new
-                # those of a site may be changed in place by its adapter; others are shared by many
-                # values
-                same = len(sound) == len(part) and all(sound.get(key) is part[key] for key in part)
-                return part if same and not isinstance(within, SiteView) else sound
+                return self._mapping(within, field, part)
             case _:
                 return self.value(part, within)
+
+    def _mapping(self, within: object, field: str, part: Mapping[Any, Any]) -> Mapping[Any, Any]:
+        """Return a mapping to other values, repaired."""
+        if (
+            field == "drones"
+            and self._unchanged(part.values())
+            and all(map(eq, part, map(_ID, part.values())))
+        ):
+            return dict(part)  # its adapter may change it in place
+        sound = {}
+        for key, each in part.items():
+            if isinstance(each, RemoteDrone) and each.drone_id != key:
+                each = replace(each, drone_id=key)
+            new = self.mapping_value(field, key, each, within)
+            if new is not None:
+                sound[limited_text(key)] = new
+        # those of a site may be changed in place by its adapter; others are shared by many
+        # values
+        same = len(sound) == len(part) and all(sound.get(key) is part[key] for key in part)
+        return part if same and not isinstance(within, SiteView) else sound
 
     def _unchanged(self, values: Collection[Any]) -> bool:
         """Return True if all of them were sound in the view before, quickly: views have tens of thousands of them."""
