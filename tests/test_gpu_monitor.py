@@ -209,8 +209,34 @@ def test_a_process_is_not_charged_to_the_neighbour_that_its_environment_names(
                 OneGpu({one: 10.0, two: 20.0, orphan: 38_000.0}), str(tmp_path), False
             )
             assert charged(monitor) == {A: 10.0, B: 20.0}
+            assert sum(monitor.strays.values()) == 38_000, "nobody's, and a reason to take no job"
         finally:
             os.kill(orphan, signal.SIGKILL)
+
+
+def test_what_jobs_leave_behind_counts_until_it_ends_and_nothing_else_does(tmp_path: Path) -> None:
+    check = subprocess.Popen(["sleep", "60"])  # below the startd, as the drone's checks are
+    orphan = left_behind("exec sleep 60")
+    try:
+        gpu = OneGpu({orphan: 400.0, check.pid: 300.0})
+        monitor = GpuMonitor(gpu, str(tmp_path), False)
+        monitor.usage(100.0, 102.0)
+        assert sum(monitor.strays.values()) == 0, "no job of the drone has had this GPU"
+        with starter(tmp_path, "sleep 60; true") as (_, child):
+            gpu.vram[child] = 1000.0
+            assert charged(monitor) == {A: 1000.0}
+            assert sum(monitor.strays.values()) == 400
+        del gpu.vram[child]
+        for _ in range(3):
+            assert charged(monitor) == {}
+            assert sum(monitor.strays.values()) == 400, "its job has ended"
+    finally:
+        os.kill(orphan, signal.SIGKILL)
+        check.kill()
+        check.wait()
+    del gpu.vram[orphan]
+    assert charged(monitor) == {}
+    assert sum(monitor.strays.values()) == 0
 
 
 def test_a_process_that_leaves_its_parents_stays_with_its_job_and_ends_with_it(
@@ -370,7 +396,7 @@ def run(gpus: FakeGpus, home: Path, *words: str, **more: str) -> subprocess.Comp
 def reports(gpus: FakeGpus, home: Path, count: int, **more: str) -> list[dict[str, str]]:
     """The first reports of the monitor."""
     (home / "gpu_monitor.py").write_bytes(script("gpu_monitor.py"))
-    command = [sys.executable, "-I", str(home / "gpu_monitor.py")]
+    command = [sys.executable, "-I", str(home / "gpu_monitor.py"), "strays"]
     process = subprocess.Popen(
         command, env=environment(gpus, home, **more), stdout=subprocess.PIPE, text=True
     )
@@ -378,7 +404,10 @@ def reports(gpus: FakeGpus, home: Path, count: int, **more: str) -> list[dict[st
     try:
         assert process.stdout
         for line in process.stdout:
-            if line.startswith("- "):
+            if line == "- Strays\n":
+                assert found.pop() == {"DroneStrayVram": "0"}
+                found.append({})
+            elif line.startswith("- "):
                 found[-1]["name"] = line[2:].strip()
                 if len(found) == count:
                     return found

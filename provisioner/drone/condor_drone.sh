@@ -629,6 +629,8 @@ GPU_MONITOR
     fi
     # A job that shares its GPU and holds more VRAM than its share is held, before the jobs beside it run out of VRAM.
     if [ "$DRONE_SHARES" -gt 1 ] && [ "$DRONE_SHARING" != mig ]; then
+        # VRAM of processes that its jobs left behind is nobody's, and no job's to be held for: it takes no new ones.
+        [ $enforced = none ] || strays=' && (MY.DroneStrayVram ?: 0) == 0' monitor="$monitor strays"
         share_mib=GPUs_GlobalMemoryMb
         [ "$DRONE_VRAM_MIB" -eq 0 ] || share_mib=$((DRONE_VRAM_MIB / DRONE_SHARES))
         vram_policy="POLLING_INTERVAL = 2
@@ -724,7 +726,7 @@ STARTD_ATTRS = \$(STARTD_ATTRS) DroneOrder DroneDraining"
     welcome=True users=$(echo "$DRONE_AVOIDS" | sed 's/^,*//; s/,*$//; s/,,*/", "/g')
     [ -z "$users" ] || welcome="(member(TARGET.Owner, {\"$users\"}) =!= True)"
     [ "$DRONE_MIN_GPUS" -le 1 ] || welcome="$welcome && (TARGET.RequestGPUs ?: 0) >= $DRONE_MIN_GPUS"
-    vram_policy=
+    vram_policy= strays=
     if [ "$DRONE_GPUS" -gt 0 ]; then
         gpus="USE FEATURE : GPUs
 GPU_DISCOVERY_EXTRA = $DRONE_DISCOVERY_OPTIONS"
@@ -835,7 +837,7 @@ $wrapper
 
 # --- what it takes, once its token is put away: jobs that want a GPU (or, without GPUs, that want none), that say no
 # longer than we live, while all checks are good
-START = MY.DroneReady && $takes && $healthy${mps:+ && (MY.DroneMpsReady =!= False)} && $fits && $kept && $welcome
+START = MY.DroneReady && $takes && $healthy${mps:+ && (MY.DroneMpsReady =!= False)}$strays && $fits && $kept && $welcome
 IS_OWNER = False
 SUSPEND = False
 PREEMPT = False

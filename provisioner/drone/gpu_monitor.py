@@ -201,6 +201,19 @@ def owners(
     return found
 
 
+def left_behind(pid: int) -> bool:
+    """Return True for a process of this account below no startd: a job left it, before it was seen below one."""
+    try:
+        left = os.stat("/proc/%d" % pid).st_uid == os.getuid()
+    except OSError:
+        return False
+    at = pid
+    while left and at > 1:
+        at = _parent_and_start(str(at))[0]
+        left = at != os.getppid()
+    return left and not _contents("/proc/%d/comm" % pid).startswith(_MPS_SERVER)
+
+
 def _parent_and_start(pid: str) -> Tuple[int, int]:
     """Return the parent of a process, and its start in the kernel's units; zeros if it has ended."""
     words = _contents("/proc/%s/stat" % pid).rpartition(b")")[2].split()
@@ -500,6 +513,8 @@ class GpuMonitor:
         self._devices, self._execute, self._exclusive = devices, execute, exclusive
         self._jobs: Dict[int, SlotJob] = {}
         self._owners: Dict[Process, SlotJob] = {}
+        self.strays: Dict[str, float] = {}
+        """VRAM of processes that jobs left behind, on the devices of jobs and while there is some."""
 
     def usage(self, since: float, now: float) -> Dict[Slot, Optional[Tuple[SlotJob, SlotUsage]]]:
         """Return jobs and their use in an interval by slot; None where a device of the job cannot be read."""
@@ -511,16 +526,23 @@ class GpuMonitor:
             for device in job.devices:
                 on.setdefault(device, []).append(job.slot)
         used: Dict[Slot, List[Optional[SlotUsage]]] = {job.slot: [] for job in self._jobs.values()}
-        for device, slots in on.items():
+        before, self.strays = self.strays, {}
+        for device in {*on, *before}:
+            slots = on.get(device, [])
             found = self._devices.read(device, since, now)
             shares: Dict[Slot, SlotUsage] = {}
             if found is not None:
-                processes = [
-                    GpuProcess(slot_of.get(pid), *held) for pid, held in found.processes.items()
+                processes = found.processes.items()
+                left = [
+                    mib for pid, (_, mib) in processes if pid not in slot_of and left_behind(pid)
                 ]
-                shares = divide(
-                    DeviceReading(*found[:5], processes), sorted(set(slots)), self._exclusive
+                if slots or left:
+                    self.strays[device] = sum(left)
+            if found is not None and slots:
+                reading = DeviceReading(
+                    *found[:5], [GpuProcess(slot_of.get(pid), *held) for pid, held in processes]
                 )
+                shares = divide(reading, sorted(set(slots)), self._exclusive)
             for slot in slots:
                 used[slot].append(shares.get(slot))
         jobs = {job.slot: job for job in self._jobs.values()}
@@ -579,7 +601,10 @@ def report(
 
 
 def main() -> int:
-    """Report until the startd goes away. With ``probe``: exit 0, 2 (the driver shows no processes) or 1 (no driver)."""
+    """Report until the startd goes away; with ``strays`` also the VRAM that no job has.
+
+    With ``probe``: exit 0, 2 (the driver shows no processes) or 1 (no driver).
+    """
     if sys.argv[1:] == ["probe"]:
         try:
             # NVML's process ids are those of the first namespace. (A test may run in another.)
@@ -611,7 +636,10 @@ def main() -> int:
             print(error, file=sys.stderr, flush=True)
             time.sleep(30)
         else:
-            report(monitor.usage(before, now), slots, idle, now)
+            found = monitor.usage(before, now)
+            if sys.argv[1:] == ["strays"]:
+                print("DroneStrayVram = %d\n- Strays" % sum(monitor.strays.values()))
+            report(found, slots, idle, now)
         before = now
     return 0
 

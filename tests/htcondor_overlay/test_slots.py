@@ -82,6 +82,8 @@ def test_the_end_of_a_drones_life_is_turned_to_our_clock_and_stays_the_same_from
         ),
         ({"DroneDraining": "true"}, SlotState.DRAINING, 0),
         ({"DroneHealthy": "false"}, SlotState.CHECKING, 0),
+        ({"DroneStrayVram": "400"}, SlotState.CHECKING, 0),
+        ({"DroneStrayVram": "0"}, SlotState.IDLE, 0),
         ({"DroneReady": "false"}, SlotState.CHECKING, 0),
         ({"Start": "false"}, SlotState.CHECKING, 0),
         ({"DroneHealthy": "undefined", "DroneReady": "error"}, SlotState.IDLE, 0),

@@ -6,6 +6,7 @@ The GPUs are fake (``tests/labs/gpu.py``); the drone's monitor, HTCondor and its
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -90,6 +91,29 @@ def test_jobs_on_shares_have_their_own_figures_and_one_over_its_share_is_held(
         assert ad["JobStatus"] == 4, "its neighbour's end did not end it"
         assert ad["GPUsAverageUsage"] == pytest.approx(use, abs=0.05), drone.story()
         assert ad["GPUsMemoryUsage"] == mib
+
+
+def test_a_drone_takes_no_job_while_a_process_without_a_job_holds_vram(
+    pool: Pool, drone_on: StartDrone, gpus: FakeGpus
+) -> None:
+    """It left its parents at once: it cannot be known whose it is, and nobody is held for it."""
+    if pool.condor.version.startswith("23."):
+        pytest.skip("this HTCondor counts each GPU once, but for the slices of MIG")
+    drone = drone_on(pool, "use-strays", env={**gpus.drone_env, **SHARED})
+    flag = pool.file("strays-go")
+    loads = f"{gpus.declare(10, 2 * A_SHARE)}; while [ ! -e {flag} ]; do sleep 0.2; done"
+    stray = f"setsid sh -c {_quoted(f'sh -c {_quoted(loads)} &')}"
+    program = pool.program("leaves", f"{stray}\nsleep 300")
+    first = pool.submit(gpu_job(program=program, more="+GpuMilli = 250"))
+    until(lambda: drone.slot(pool).get("DroneStrayVram") == 2 * A_SHARE, 60, what="it is seen")
+    second = submit(pool, gpus, "beside", (0, 100), more="+GpuMilli = 250")
+    time.sleep(8)  # several negotiations
+    assert (pool.statuses(first), pool.statuses(second)) == ([2], [1])
+    flag.touch()
+    flag.chmod(0o644)
+    until(lambda: pool.statuses(second) == [2], 60, what="once it has ended the drone takes jobs")
+    pool.remove(first)
+    pool.remove(second)
 
 
 def test_a_node_without_python_records_the_use_of_the_whole_gpu(

@@ -33,8 +33,8 @@ SLOT_PROJECTION = classads.attribute_names(
     Name DroneId SiteName DroneType SlotType SlotID State Activity ChildState NumDynamicSlots NumDynamicSlotsTime
     Cpus Memory Disk GPUs LastHeardFrom MyCurrentTime JobStarts EnteredCurrentState Start DroneReady DroneHealthy
     Draining DroneDraining DroneRetiresAt DaemonStartTime GPUs_DeviceName GPUs_GlobalMemoryMb GPUs_Capability
-    TotalSlotGPUs GPUMem TotalSlotGPUMem DroneShares TotalGPUs DroneGpusOffline DroneFaults RemoteOwner
-    ChildRemoteOwner
+    TotalSlotGPUs GPUMem TotalSlotGPUMem DroneShares TotalGPUs DroneGpusOffline DroneFaults DroneStrayVram
+    RemoteOwner ChildRemoteOwner
     """
 )
 
@@ -257,6 +257,7 @@ def _state(ad: Ad, jobs: int) -> SlotState:
         name.lower().startswith("target.") for name in classads.references(source(ad, "Start"))
     )
     refuses = value(ad, "DroneReady") is False or value(ad, "DroneHealthy") is False
+    refuses = refuses or whole(ad, "DroneStrayVram") > 0
     refuses = refuses or (not asks_the_job and value(ad, "Start") is False)  # whatever the job
     return SlotState.CHECKING if refuses or state == "owner" else SlotState.IDLE
 
