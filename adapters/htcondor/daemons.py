@@ -13,16 +13,7 @@ from typing import Any, TypeVar
 from adapters.htcondor import classad2, htcondor2
 from adapters.htcondor.classads import SAME_CLOCK_S, Ad, number, text
 from adapters.shared.printing import printable
-from provisioner.interfaces import AdapterError, AuthError, OutcomeUnknownError, UnavailableError
-from provisioner.model import DroneId, Fault, OrderOutcome, OrderResult
-
-
-def failed(drone_id: DroneId, error: AdapterError) -> OrderResult:
-    answer = (
-        OrderOutcome.UNKNOWN if isinstance(error, OutcomeUnknownError) else OrderOutcome.REJECTED
-    )
-    return OrderResult(drone_id, answer, fault=Fault(error.kind, str(error), time.time()))
-
+from provisioner.interfaces import AuthError, UnavailableError
 
 T = TypeVar("T")
 SESSION_REJECTED = "Server rejected our session id"

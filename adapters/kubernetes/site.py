@@ -24,9 +24,10 @@ from adapters.kubernetes.records import Record, mapping, text
 from adapters.kubernetes.rendering import CLUSTER_RIGHTS, JOB_RIGHTS, NAMESPACE_RIGHTS
 from adapters.kubernetes.settings import KubernetesSiteConfig
 from adapters.kubernetes.states import DronePod, drone_pod, end_of, waiting_job
+from adapters.shared.housekeeping import Housekeeping, side_by_side
 from adapters.shared.parcel import UnfitError, sendable
 from adapters.shared.printing import printable
-from adapters.shared.starts import Starts, housekeeping, outcome_unknown, rejected, side_by_side
+from adapters.shared.starts import Starts, done, failed, outcome_unknown, rejected
 from provisioner import model
 from provisioner.interfaces import (
     AdapterError,
@@ -35,7 +36,7 @@ from provisioner.interfaces import (
     RejectedError,
     UnavailableError,
 )
-from provisioner.model import DroneId, FaultKind, OrderOutcome, OrderResult, RemoteState
+from provisioner.model import DroneId, FaultKind, OrderResult, RemoteState
 
 T = TypeVar("T")
 
@@ -100,9 +101,7 @@ class KubernetesSite:
         """Pods by uid that wait on a node: whether their secret exists."""
         self._priority: int | None = None
         """Highest priority of our pods, as the API server has set it; None before there are any."""
-        self._polled_before = False
-        self._housekeeping: asyncio.Task[None] | None = None
-        self._trouble = ""
+        self._housekeeping = Housekeeping(name, config.parallel)
 
     async def __aenter__(self) -> Self:
         await self._api.__aenter__()
@@ -113,9 +112,7 @@ class KubernetesSite:
     async def __aexit__(self, *exc: object) -> None:
         """Disconnect, after creates under way have ended. Drones live on."""
         await self._starts.close(self._config.deadline)
-        if self._housekeeping is not None:
-            self._housekeeping.cancel()
-            await asyncio.wait([self._housekeeping])
+        await self._housekeeping.close()
         for cache in self._caches:
             await cache.end()
         await self._api.__aexit__(*exc)
@@ -149,7 +146,7 @@ class KubernetesSite:
         self._priority = max(
             (pod.priority for pod in pods.values() if pod is not None), default=self._priority
         )
-        notices = [self._trouble] if self._trouble else []
+        notices = list(self._housekeeping.notices)
         quotas = await self._listed(self._quotas, "the quota is not known", notices)
         view = model.SiteView(
             site=self._name,
@@ -162,12 +159,7 @@ class KubernetesSite:
         self._asked = {
             d: at for d, at in self._asked.items() if d in drones or at > now - _ASKED_KEPT_S
         }
-        # A caller that polls but once (``provisioner check``) changes nothing.
-        if self._polled_before and (self._housekeeping is None or self._housekeeping.done()):
-            self._housekeeping = asyncio.create_task(
-                self._clean_up(live), name=f"housekeeping of site {self._name}"
-            )
-        self._polled_before = True
+        self._housekeeping.begin(lambda: self._clean_up(live))
         return view
 
     async def _listed(
@@ -253,8 +245,8 @@ class KubernetesSite:
     # ----------------------------------------------------------------------------------------------------
     # housekeeping
 
-    async def _clean_up(self, live: Mapping[DroneId, DronePod]) -> None:
-        """Run the tasks that a poll leaves, each by itself: a failure does not stop the others."""
+    def _clean_up(self, live: Mapping[DroneId, DronePod]) -> Sequence[Awaitable[None]]:
+        """Return the tasks that a poll leaves."""
         now, keep_s = time.monotonic(), self._config.retain_finished
         over = {d: pod for d, (pod, _, since) in self._ends.items() if now - since > keep_s}
         done = [pod for d, pod in over.items() if d in live]
@@ -269,7 +261,7 @@ class KubernetesSite:
         tasks += [self._examine(pod.drone) for pod in live.values() if self._is_suspect(pod)]
         for drone_id in over.keys() - live.keys():
             del self._ends[drone_id]
-        self._trouble = await housekeeping(tasks, self._config.parallel)
+        return tasks
 
     async def _delete(self, path: str, uid: str = "", *, kill: bool = False) -> None:
         """Delete a pod or a Job; the cluster deletes its secret. Raises as an order.
@@ -391,18 +383,15 @@ class KubernetesSite:
                 raise UnavailableError("not asked for: there was no time left")
             assert order.bootstrap is not None
             sendable(order.bootstrap)
-            return OrderResult(drone_id, OrderOutcome.OK, await self._created(order))
-        except OutcomeUnknownError as error:
-            self._starts.without_answer([drone_id])
-            return outcome_unknown(drone_id, str(error))
+            return done(drone_id, await self._created(order))
         except (UnfitError, AdapterError) as error:
-            if self._starts.may_come(drone_id):  # of an earlier order
+            if isinstance(error, OutcomeUnknownError):
+                self._starts.without_answer([drone_id])
+            if self._starts.may_come(drone_id):  # perhaps of an earlier order
                 return outcome_unknown(drone_id, str(error))
-            return rejected(
-                drone_id,
-                error.kind if isinstance(error, AdapterError) else FaultKind.CONFIG,
-                str(error),
-            )
+            if isinstance(error, AdapterError):
+                return failed(drone_id, error)
+            return rejected(drone_id, FaultKind.CONFIG, str(error))
 
     async def _created(self, order: model.StartOrder) -> str:
         """Create the pod, or the Job, and then its secret, which a waiting pod is started with. Return the uid.
@@ -486,10 +475,8 @@ class KubernetesSite:
                 return outcome_unknown(drone_id, "an earlier create of it may still get through")
             for other in others:
                 await self._delete(other, kill=order.kill)
-        except OutcomeUnknownError as error:
-            return outcome_unknown(drone_id, str(error))
         except AdapterError as error:
-            if is_first:
+            if is_first and not isinstance(error, OutcomeUnknownError):
                 self._asked.pop(drone_id, None)
-            return rejected(drone_id, error.kind, str(error))
-        return OrderResult(drone_id, OrderOutcome.OK, uid)
+            return failed(drone_id, error)
+        return done(drone_id, uid)

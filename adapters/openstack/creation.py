@@ -15,14 +15,15 @@ from adapters.openstack.capacity import gpus_of
 from adapters.openstack.registry import ServerNames, servers_of
 from adapters.openstack.servers import Flavor, Server
 from adapters.openstack.settings import OpenStackSiteConfig, OpenStackTypeConfig
+from adapters.shared.housekeeping import side_by_side
 from adapters.shared.parcel import OURS, UnfitError, exports, packed, sendable
 from adapters.shared.printing import printable
-from adapters.shared.starts import Starts, outcome_unknown, rejected, side_by_side
+from adapters.shared.starts import Starts, done, failed, outcome_unknown, rejected
 from provisioner import drone
 from provisioner.config.messages import choices
 from provisioner.config.units import format_size
 from provisioner.interfaces import AdapterError, OutcomeUnknownError, RejectedError
-from provisioner.model import WHOLE_GPU, DroneType, FaultKind, OrderOutcome, OrderResult, StartOrder
+from provisioner.model import WHOLE_GPU, DroneType, FaultKind, OrderResult, StartOrder
 from provisioner.values import frozen
 
 if TYPE_CHECKING:
@@ -344,7 +345,7 @@ class ServerCreation:
         async def create(order: StartOrder) -> OrderResult:
             """Never raises: another may have got through."""
             if order.drone_id in there:
-                return OrderResult(order.drone_id, OrderOutcome.OK, there[order.drone_id][0].id)
+                return done(order.drone_id, there[order.drone_id][0].id)
             if self.starts.may_come(order.drone_id):
                 return outcome_unknown(
                     order.drone_id, "an earlier create of it may still get through"
@@ -354,9 +355,7 @@ class ServerCreation:
                     order.drone_id, FaultKind.DOWN, "not asked for: there was no time left"
                 )
             try:
-                return OrderResult(
-                    order.drone_id, OrderOutcome.OK, await self._create(order, setup)
-                )
+                return done(order.drone_id, await self._create(order, setup))
             except UnfitError as error:
                 return rejected(order.drone_id, FaultKind.CONFIG, str(error))
             except OutcomeUnknownError as error:
@@ -364,7 +363,7 @@ class ServerCreation:
             except AdapterError as error:
                 if error.kind is FaultKind.CONFIG:
                     self.resolver.forget()  # what a name means may have changed
-                return rejected(order.drone_id, error.kind, str(error))
+                return failed(order.drone_id, error)
             except Exception as error:  # a mistake of ours, with an unknown outcome
                 message = f"{type(error).__name__}: {error}"
             self.starts.without_answer([order.drone_id])

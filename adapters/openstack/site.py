@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Mapping, Sequence
@@ -30,8 +29,9 @@ from adapters.openstack.servers import (
 from adapters.openstack.settings import CloudAccess, OpenStackSiteConfig
 from adapters.openstack.termination import ResourceCleanup, end_of, exit_report, is_deleted, tail
 from adapters.shared import optional_packages
+from adapters.shared.housekeeping import Housekeeping, side_by_side
 from adapters.shared.printing import printable
-from adapters.shared.starts import housekeeping, outcome_unknown, rejected, side_by_side
+from adapters.shared.starts import done, failed
 from provisioner import model
 from provisioner.history import SiteHistoryView
 from provisioner.interfaces import AdapterError, AuditFinding, AuthError, OutcomeUnknownError
@@ -70,9 +70,7 @@ class OpenStackSite:
         self._consoles: dict[DroneId, str] = {}
         self._known: Sequence[Server] = ()
         """Our servers as last seen."""
-        self._polled_before = False
-        self._housekeeping: asyncio.Task[None] | None = None
-        self._trouble = ""
+        self._housekeeping = Housekeeping(name, config.parallel)
 
     async def __aenter__(self) -> Self:
         config = self._config
@@ -87,9 +85,7 @@ class OpenStackSite:
     async def __aexit__(self, *exc: object) -> None:
         """Disconnect, after creates under way have ended. Drones live on."""
         await self._creation.starts.close(self._config.create_deadline)
-        if self._housekeeping is not None:
-            self._housekeeping.cancel()
-            await asyncio.wait([self._housekeeping])
+        await self._housekeeping.close()
         await self._stack.aclose()
 
     async def history(self, since: float) -> SiteHistoryView:
@@ -148,20 +144,14 @@ class OpenStackSite:
             nodes=nodes,
             claims=claims,
             owner_runs=capacity.owner_load(first, hosts) if owner is not None else None,
-            notices=(*found.notices, *host_notices, *filter(None, [self._trouble])),
+            notices=(*found.notices, *host_notices, *self._housekeeping.notices),
             remarks=remarks,
             quota=capacity.allowed(limits, flavors),
         )
         self._ends = {d: end for d, end in self._ends.items() if d in found.drones}
         long_ago = time.monotonic() - _REQUEST_KEPT_S
         self._asked = {d: at for d, at in self._asked.items() if d in found.drones or at > long_ago}
-        # A caller that polls but once (``provisioner check``) changes nothing.
-        if self._polled_before and (self._housekeeping is None or self._housekeeping.done()):
-            work = self._clean_up(found, ours)
-            self._housekeeping = asyncio.create_task(
-                work, name=f"housekeeping of site {self._name}"
-            )
-        self._polled_before = True
+        self._housekeeping.begin(lambda: self._clean_up(found, ours))
         return view
 
     def last_words(self) -> Mapping[DroneId, str]:
@@ -169,10 +159,9 @@ class OpenStackSite:
         consoles, self._consoles = self._consoles, {}
         return consoles
 
-    async def _clean_up(self, found: ServerListing, ours: RegistryView) -> None:
-        """Run the tasks that a poll leaves, each by itself: a failure does not stop the others."""
-        tasks: list[Awaitable[None]] = []
-        tasks += [
+    def _clean_up(self, found: ServerListing, ours: RegistryView) -> Sequence[Awaitable[None]]:
+        """Return the tasks that a poll leaves."""
+        tasks: list[Awaitable[None]] = [
             self._delete(d, server)
             for d, server in found.over.items()
             if server.task not in DELETING_TASKS
@@ -183,7 +172,7 @@ class OpenStackSite:
         tasks += [self._cloud.delete(server_id) for server_id in found.surplus]
         if self._cleanup.due(ours.gone):
             tasks.append(self._cleanup.run(self._cloud))
-        self._trouble = await housekeeping(tasks, self._config.parallel)
+        return tasks
 
     async def _delete(self, drone_id: DroneId, server: Server) -> None:
         """Delete a server whose drone is over, after its end is recorded."""
@@ -256,12 +245,11 @@ class OpenStackSite:
                     await self._cloud.delete(server.id)
                 elif method is StopMethod.SHUT_DOWN:
                     await self._cloud.shut_down(server.id)
-        except OutcomeUnknownError as error:
-            return outcome_unknown(order.drone_id, str(error))
         except AdapterError as error:
-            self._asked.pop(order.drone_id, None)
-            return rejected(order.drone_id, error.kind, str(error))
-        return OrderResult(order.drone_id, model.OrderOutcome.OK, servers[0].id if servers else "")
+            if not isinstance(error, OutcomeUnknownError):
+                self._asked.pop(order.drone_id, None)
+            return failed(order.drone_id, error)
+        return done(order.drone_id, servers[0].id if servers else "")
 
 
 def _connect(access: CloudAccess, config: OpenStackSiteConfig) -> OpenStackCloud:

@@ -1,4 +1,4 @@
-"""Starts that run to their end although their caller gives up, housekeeping, and results of orders that failed.
+"""Starts that run to their end although their caller gives up, and results of orders.
 
 A submit that is cut off may have happened. So a caller that gives up only prevents orders that were
 not sent yet, and an order without an answer keeps its drone from being started again until it would
@@ -10,41 +10,23 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
-from typing import TypeVar
 
 from adapters.shared.printing import printable
-from provisioner.interfaces import AdapterError
+from provisioner.interfaces import AdapterError, OutcomeUnknownError
 from provisioner.model import DroneId, Fault, FaultKind, OrderOutcome, OrderResult
 
-T = TypeVar("T")
+
+def done(drone_id: DroneId, remote_id: str = "") -> OrderResult:
+    return OrderResult(drone_id, OrderOutcome.OK, remote_id)
 
 
-async def side_by_side(calls: Iterable[Awaitable[T]], most: int) -> list[T]:
-    """Await calls, ``most`` of them at a time, and return their results in order."""
-    width = asyncio.Semaphore(most)
-
-    async def one(call: Awaitable[T]) -> T:
-        async with width:
-            return await call
-
-    return await asyncio.gather(*map(one, calls))
-
-
-async def housekeeping(tasks: Iterable[Awaitable[None]], most: int) -> str:
-    """Run tasks, each by itself: a failure does not stop the others. Return one line on the last failure, or none."""
-    trouble = ""
-
-    async def attempt(task: Awaitable[None]) -> None:
-        nonlocal trouble
-        try:
-            await task
-        except AdapterError as error:  # then after the next poll
-            trouble = printable(f"housekeeping: {error}", 300)
-        except Exception as error:  # a mistake of ours
-            trouble = printable(f"housekeeping: {type(error).__name__}: {error}", 300)
-
-    await side_by_side(map(attempt, tasks), most)
-    return trouble
+def failed(drone_id: DroneId, error: AdapterError) -> OrderResult:
+    """Return the result of an order that raised an error: unknown or rejected."""
+    unknown = isinstance(error, OutcomeUnknownError)
+    outcome = OrderOutcome.UNKNOWN if unknown else OrderOutcome.REJECTED
+    return OrderResult(
+        drone_id, outcome, "", Fault(error.kind, printable(str(error), 700), time.time())
+    )
 
 
 def rejected(drone_id: DroneId, kind: FaultKind, message: str) -> OrderResult:

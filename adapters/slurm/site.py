@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import replace
 from typing import Self
 
 from adapters.shared import optional_packages
+from adapters.shared.housekeeping import Housekeeping
 from adapters.shared.parcel import UnfitError
-from adapters.shared.starts import Starts, outcome_unknown, rejected
+from adapters.shared.starts import Starts, done, failed, outcome_unknown, rejected
 from adapters.slurm import capacity
 from adapters.slurm.blocking import SlurmAudit, render_blocking
-from adapters.slurm.drones import SlurmDroneListing, SlurmDrones, is_alive
+from adapters.slurm.drones import SlurmDrones, is_alive
 from adapters.slurm.history import site_history
 from adapters.slurm.records import Partition, SlurmClient
 from adapters.slurm.settings import SlurmSiteConfig
@@ -53,8 +54,7 @@ class SlurmSite:
         self._drones = SlurmDrones(controller, name, config.retain_finished, since=time.time())
         self._starts = Starts(name, _LATE_SUBMIT_S)
         self._slurm_conf: Mapping[str, str] = {}
-        self._polls = 0
-        self._cleanup: asyncio.Task[None] | None = None
+        self._housekeeping = Housekeeping(name)
 
     async def __aenter__(self) -> Self:
         self._cluster = await self._stack.enter_async_context(make_client(self._config, self._name))
@@ -63,9 +63,7 @@ class SlurmSite:
     async def __aexit__(self, *exc: object) -> None:
         """Leave drones alone, and wait for a submission in progress: the outcome of a cut one is unknown."""
         await self._starts.close(self._config.submit_deadline)
-        if self._cleanup is not None:
-            self._cleanup.cancel()
-            await asyncio.wait([self._cleanup])
+        await self._housekeeping.close()
         await self._stack.aclose()
 
     async def poll(self) -> model.SiteView:
@@ -96,7 +94,7 @@ class SlurmSite:
             load = capacity.owner_load(active, nodes, config.owner)
             if capacity.are_jobs_hidden(active, await self._configuration(), self._drones.user):
                 load, notices = None, [*notices, f"owner: {capacity.HIDDEN_OWNER_JOBS}"]
-        self._clean_up(listing)
+        self._housekeeping.begin(lambda: self._cancellations(listing.duplicates))
         return model.SiteView(
             site=self._name,
             taken_at=taken_at,
@@ -106,7 +104,7 @@ class SlurmSite:
             claims=demands,
             owner_runs=load,
             downtime_at=downtime_at,
-            notices=(*notices, *self._cluster.notices()),
+            notices=(*notices, *self._cluster.notices(), *self._housekeeping.notices),
         )
 
     async def history(self, since: float) -> SiteHistoryView:
@@ -136,22 +134,9 @@ class SlurmSite:
             partitions = [replace(each, exclusive="NODE") for each in partitions]
         return partitions, capacity.resolve_types(self._types, partitions, self._config)
 
-    def _clean_up(self, listing: SlurmDroneListing) -> None:
-        """Cancel duplicates between polls, one cleanup at a time. A single poll (``provisioner check``) starts none."""
-
-        async def cancel_duplicates() -> None:
-            with contextlib.suppress(AdapterError):  # then after the next poll
-                await self._cluster.cancel(listing.duplicates)
-
-        self._polls += 1
-        if (
-            self._polls > 1
-            and listing.duplicates
-            and (self._cleanup is None or self._cleanup.done())
-        ):
-            self._cleanup = asyncio.create_task(
-                cancel_duplicates(), name=f"cleanup of site {self._name}"
-            )
+    def _cancellations(self, duplicates: Sequence[str]) -> Sequence[Awaitable[None]]:
+        """Return the task that a poll leaves: to cancel jobs that are the same drone as another one."""
+        return [self._cluster.cancel(duplicates)] if duplicates else []
 
     async def audit(self, policy: model.SitePolicy) -> Sequence[AuditFinding]:
         """Return where the cluster's configuration does not do what ``policy`` says."""
@@ -203,7 +188,7 @@ class SlurmSite:
         missing = []
         for order in orders:
             if jobs := existing.get(order.drone_id):
-                results.append(OrderResult(order.drone_id, OrderOutcome.OK, jobs[0].remote_id))
+                results.append(done(order.drone_id, jobs[0].remote_id))
             elif self._starts.may_come(order.drone_id):
                 results.append(
                     outcome_unknown(
@@ -224,7 +209,7 @@ class SlurmSite:
             job = await self._cluster.submit(batch.submission)
         except OutcomeUnknownError as error:
             self._starts.without_answer(batch.drone_ids)
-            return [outcome_unknown(drone_id, str(error)) for drone_id in batch.drone_ids]
+            return [failed(drone_id, error) for drone_id in batch.drone_ids]
         except AdapterError as error:
             half, kind = len(batch.orders) // 2, error.kind
             # Not every transport reports MaxArraySize.
@@ -232,7 +217,7 @@ class SlurmSite:
                 kind is FaultKind.CONFIG and "array" in str(error)
             )
             if not half or not is_too_large or not isinstance(error, RejectedError):
-                return [rejected(drone_id, error.kind, str(error)) for drone_id in batch.drone_ids]
+                return [failed(drone_id, error) for drone_id in batch.drone_ids]
             first = await self._submit(make_batch(batch.orders[:half], self._config))
             if first[-1].answer is OrderOutcome.OK:
                 return first + await self._submit(make_batch(batch.orders[half:], self._config))
@@ -241,8 +226,7 @@ class SlurmSite:
                 OrderResult(each, OrderOutcome.REJECTED, "", fault)
                 for each in batch.drone_ids[half:]
             ]
-        ids = zip(batch.drone_ids, batch.remote_ids(job), strict=True)
-        return [OrderResult(drone_id, OrderOutcome.OK, remote_id) for drone_id, remote_id in ids]
+        return list(map(done, batch.drone_ids, batch.remote_ids(job)))
 
     async def stop(self, orders: Sequence[model.StopOrder]) -> Sequence[OrderResult]:
         """Cancel drones: SIGTERM to the drone, SIGKILL after KillWait; with ``kill`` at once."""
@@ -267,10 +251,7 @@ class SlurmSite:
         if forced:
             await self._cluster.cancel(forced, kill=True)
         remote = {drone_id: jobs[0].remote_id for drone_id, jobs in jobs_of.items()}
-        return [
-            OrderResult(order.drone_id, OrderOutcome.OK, remote.get(order.drone_id, ""))
-            for order in orders
-        ]
+        return [done(order.drone_id, remote.get(order.drone_id, "")) for order in orders]
 
 
 def make_client(config: SlurmSiteConfig, name: str) -> SlurmClient:

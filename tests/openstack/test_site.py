@@ -50,11 +50,11 @@ async def looked(made: Site, times: int = 1) -> model.SiteView:
     """The last of some looks, each with what it had left to do."""
     view = await made.poll()
     for _ in range(times - 1):
-        if made._housekeeping is not None:
-            await asyncio.wait([made._housekeeping])
+        if made._housekeeping._round is not None:
+            await asyncio.wait([made._housekeeping._round])
         view = await made.poll()
-    if made._housekeeping is not None:
-        await asyncio.wait([made._housekeeping])
+    if made._housekeeping._round is not None:
+        await asyncio.wait([made._housekeeping._round])
     return view
 
 

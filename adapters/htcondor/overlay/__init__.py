@@ -15,7 +15,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
-from adapters.htcondor.daemons import failed
 from adapters.htcondor.overlay.drain import COLLECTOR_ADS, Drainer, DrainOrders, read_every_s
 from adapters.htcondor.overlay.history import HistoryPoller
 from adapters.htcondor.overlay.past import PAST_DEADLINE_S, PAST_READER
@@ -32,7 +31,7 @@ from adapters.htcondor.tokens import (
 )
 from adapters.shared.commands.local import LocalRunner
 from adapters.shared.printing import printable
-from adapters.shared.starts import rejected
+from adapters.shared.starts import done, failed, rejected
 from provisioner import drone, model
 from provisioner.config.units import SecretUnreadableError
 from provisioner.history import RunHistoryView
@@ -245,7 +244,7 @@ class HTCondorOverlay:
         finally:
             await child.close()
             directory.close()
-        return [OrderResult(drone_id, model.OrderOutcome.OK) for drone_id in ended_at]
+        return list(map(done, ended_at))
 
     async def hold(self, jobs: model.JobClass, reason: str) -> HoldResult:
         """Hold the idle jobs of a class, in a process of its own: the bindings block."""

@@ -19,12 +19,13 @@ from typing import Any
 
 from adapters.htcondor import classad2, htcondor2
 from adapters.htcondor.classads import text, value
-from adapters.htcondor.daemons import Collectors, failed
+from adapters.htcondor.daemons import Collectors
 from adapters.htcondor.overlay.slots import OUR_SLOTS
 from adapters.htcondor.tokens import ClientDirectory
 from adapters.shared.commands.local import LocalRunner
 from adapters.shared.commands.runner import NoReplyError
 from adapters.shared.printing import printable
+from adapters.shared.starts import done, failed
 from provisioner.interfaces import (
     AdapterError,
     AuthError,
@@ -92,7 +93,7 @@ class Drainer:
         where the tool does not reach it. A drain is cancelled in the way in which it was made.
         """
         if mode is DrainMode.NONE:
-            return [OrderResult(drone_id, OrderOutcome.OK) for drone_id in names]
+            return list(map(done, names))
         there = {
             drone_id: name
             for drone_id, name in names.items()
@@ -132,7 +133,7 @@ class Drainer:
     ) -> OrderResult | None:
         """Drain one drone by the tool; None if that has just failed to reach drones like this one."""
         if name is None:
-            return OrderResult(drone_id, OrderOutcome.OK)
+            return done(drone_id)
         may_fail = reads and drone_id not in self._by_tool
         async with self._room:
             if may_fail and time.monotonic() < self._unreachable_until:
@@ -141,7 +142,7 @@ class Drainer:
                 await self._by_the_tool(
                     drone_id, name, mode, reason, TOOL_TIMEOUT_S if may_fail else math.inf
                 )
-                return OrderResult(drone_id, OrderOutcome.OK)
+                return done(drone_id)
             except NoReplyError as error:
                 result = failed(drone_id, OutcomeUnknownError(str(error), FaultKind.DOWN))
             except AdapterError as error:
@@ -188,7 +189,7 @@ def _together(
 ) -> OrderResult:
     """Return the result of a drone that got an order ad, with ``fault`` if that failed. ``keep``: the tool's counts."""
     if fault is None:
-        return by_tool if keep and by_tool is not None else OrderResult(drone_id, OrderOutcome.OK)
+        return by_tool if keep and by_tool is not None else done(drone_id)
     if by_tool is None or by_tool.fault is None:
         return OrderResult(drone_id, OrderOutcome.REJECTED, fault=fault)
     return replace(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import re
 import time
@@ -12,7 +11,6 @@ from typing import Self
 
 from adapters.htcondor import classads
 from adapters.htcondor.classads import HELD, REMOVED, Ad, job_id, text, whole
-from adapters.htcondor.daemons import failed
 from adapters.htcondor.site import listing, nodes, submission
 from adapters.htcondor.site.blocking import gaps, render
 from adapters.htcondor.site.client import HTCondorClient, client_for
@@ -20,12 +18,13 @@ from adapters.htcondor.site.history import site_history
 from adapters.htcondor.site.mig import mig_gaps
 from adapters.htcondor.site.owner import OwnerQueuePoller
 from adapters.htcondor.site.settings import HTCondorSiteConfig
+from adapters.shared.housekeeping import Housekeeping
 from adapters.shared.printing import printable
-from adapters.shared.starts import rejected
+from adapters.shared.starts import done, failed, rejected
 from provisioner import model
 from provisioner.history import SiteHistoryView
 from provisioner.interfaces import AdapterError, AuditFinding, UnavailableError
-from provisioner.model import DroneId, DroneType, FaultKind, OrderOutcome, OrderResult
+from provisioner.model import DroneId, DroneType, FaultKind, OrderResult
 
 __all__ = ["HTCondorSite", "HTCondorSiteConfig"]
 
@@ -63,8 +62,7 @@ class HTCondorSite:
         }
         self._on_nodes = not all(submission.is_grid(config, kind) for kind in self._types)
         """False if drones run on nodes behind a computing element, not on those of this pool."""
-        self._polled = False
-        self._housekeeping: asyncio.Task[None] | None = None
+        self._housekeeping = Housekeeping(name)
         self._not_removed = ""  # why the newest removal of jobs without their files failed
 
     async def __aenter__(self) -> Self:
@@ -73,10 +71,7 @@ class HTCondorSite:
 
     async def __aexit__(self, *exc: object) -> None:
         """Let the drones live on."""
-        if self._housekeeping is not None:
-            self._housekeeping.cancel()
-            await asyncio.wait([self._housekeeping])
-            self._housekeeping = None
+        await self._housekeeping.close()
         await self._client.__aexit__(*exc)
 
     async def poll(self) -> model.SiteView:
@@ -100,25 +95,12 @@ class HTCondorSite:
         owner = await self._owner.poll(machines)
         shapes = {kind.name: nodes.shape(kind) for kind in self._types}
         more = nodes.corrections(machines, found.drones.values(), shapes, owner.held, found.users)
-        task, errors = self._housekeeping, list[str]()
-        if (
-            task is not None
-            and task.done()
-            and not task.cancelled()
-            and (error := task.exception())
-        ):
-            errors.append(printable(f"housekeeping: {type(error).__name__}: {error}", 300))
+        errors = list(self._housekeeping.notices)
         if found.abandoned and self._not_removed:
             errors.append(
                 f"jobs whose files never reached the schedd were not removed: {self._not_removed}"
             )
-        # housekeeping between polls, one task at a time; the first poll (`provisioner check`)
-        # starts none
-        if self._polled and (task is None or task.done()):
-            self._housekeeping = asyncio.create_task(
-                self._clean_up(found), name=f"housekeeping of site {self._name}"
-            )
-        self._polled = True
+        self._housekeeping.begin(lambda: [self._clean_up(found)])
         return model.SiteView(
             site=self._name,
             taken_at=taken_at,
@@ -206,7 +188,7 @@ class HTCondorSite:
         for ad in there:
             if not _never_was(ad, abandoned):
                 drone_id = DroneId(text(ad, "DroneId"))
-                results[drone_id] = OrderResult(drone_id, OrderOutcome.OK, job_id(ad))
+                results[drone_id] = done(drone_id, job_id(ad))
         missing = [order for order in fit if order.drone_id not in results]
         for batch in submission.batches(missing, self._config, self._controller):
             # no site's error is raised: another batch may have gone through
@@ -217,7 +199,7 @@ class HTCondorSite:
                 continue
             self._sent[cluster] = time.monotonic()
             for proc, drone_id in enumerate(batch.drone_ids):
-                results[drone_id] = OrderResult(drone_id, OrderOutcome.OK, f"{cluster}.{proc}")
+                results[drone_id] = done(drone_id, f"{cluster}.{proc}")
         return [results[order.drone_id] for order in orders]
 
     async def _queued(self, drone_ids: Iterable[DroneId]) -> Sequence[Ad]:
@@ -250,10 +232,7 @@ class HTCondorSite:
             await self._client.remove(polite, f"{listing.OUR_REASON}asked to leave")
         if forced:
             await self._client.remove(forced, f"{listing.OUR_REASON}killed", force=True)
-        return [
-            OrderResult(order.drone_id, OrderOutcome.OK, remote.get(order.drone_id, ""))
-            for order in orders
-        ]
+        return [done(order.drone_id, remote.get(order.drone_id, "")) for order in orders]
 
 
 class NodeRegistry:
