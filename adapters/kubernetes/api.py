@@ -16,9 +16,9 @@ from typing import Any, Self
 import aiohttp
 
 from adapters.kubernetes.credentials import ServerAccess, read_access
-from adapters.kubernetes.records import Record, mapping, mappings, text
 from adapters.kubernetes.settings import KubernetesSiteConfig
 from adapters.shared import http
+from adapters.shared.json_records import Record, mapping, mappings, text
 from adapters.shared.printing import printable
 from provisioner.interfaces import (
     AdapterError,

@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping
 from typing import Generic, TypeVar
 
 from adapters.kubernetes.api import BusyError, ExpiredError, KubernetesApi, Query
-from adapters.kubernetes.records import Record, mapping, text
 from adapters.shared import http
+from adapters.shared.json_records import Record, mapping, text
 from provisioner.interfaces import AdapterError, UnavailableError
 
 T = TypeVar("T")

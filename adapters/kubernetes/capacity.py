@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from adapters.kubernetes.pods import PodNames, pod_body
-from adapters.kubernetes.records import Record, mapping, mappings, moment, number, quantity, text
+from adapters.kubernetes.quantities import quantity
 from adapters.kubernetes.settings import KubernetesSiteConfig
+from adapters.shared.json_records import Record, mapping, mappings, moment, number, text
 from adapters.shared.printing import printable
 from provisioner.model import (
     WHOLE_GPU,
@@ -124,7 +125,7 @@ def cluster_pod(found: Record, is_ours: bool) -> ClusterPod:
     return ClusterPod(
         node=text(spec, "nodeName"),
         shape=pod_shape(spec),
-        priority=int(number(spec, "priority")),
+        priority=number(spec, "priority"),
         waits=waits,
         running=phase in ("Pending", "Running", "Unknown") and bool(text(spec, "nodeName")),
         since=moment(meta, "creationTimestamp"),

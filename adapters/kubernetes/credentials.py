@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import yaml
 
-from adapters.kubernetes.records import Record, mapping, mappings, moment, text
 from adapters.shared.commands.local import LocalRunner
+from adapters.shared.json_records import Record, mapping, mappings, moment, text
 from adapters.shared.printing import printable
 from provisioner.config.messages import choices
 from provisioner.interfaces import AdapterError, AuthError

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping
 from importlib import resources
 from typing import Any, NamedTuple
 
-from adapters.kubernetes.records import Record, mapping, text
 from adapters.kubernetes.settings import OWN_PREFIX, KubernetesSiteConfig
+from adapters.shared.json_records import Record, mapping, text
 from adapters.shared.parcel import OURS, UnfitError, exports, packed
 from provisioner import drone
 from provisioner.model import WHOLE_GPU, DroneId, DroneType, StartOrder

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field
 
 from adapters.kubernetes.credentials import access_by, read_kubeconfig
-from adapters.kubernetes.records import mapping, mappings, text
+from adapters.shared.json_records import mapping, mappings, text
 from adapters.shared.parcel import check_environment
 from provisioner.config.credentials import pem_credential, token_credential
 from provisioner.config.messages import choices

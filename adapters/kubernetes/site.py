@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Self, TypeVar
 
@@ -20,11 +20,11 @@ from adapters.kubernetes.capacity import (
     cluster_pod,
 )
 from adapters.kubernetes.pods import PodNames, job_body, pod_body, secret_body
-from adapters.kubernetes.records import Record, mapping, text
 from adapters.kubernetes.rendering import CLUSTER_RIGHTS, JOB_RIGHTS, NAMESPACE_RIGHTS
 from adapters.kubernetes.settings import KubernetesSiteConfig
 from adapters.kubernetes.states import DronePod, drone_pod, end_of, waiting_job
 from adapters.shared.housekeeping import Housekeeping, side_by_side
+from adapters.shared.json_records import Record, mapping, text
 from adapters.shared.parcel import UnfitError, sendable
 from adapters.shared.printing import printable
 from adapters.shared.starts import Starts, done, failed, outcome_unknown, rejected
@@ -445,6 +445,18 @@ class KubernetesSite:
         await self._starts.settled({order.drone_id for order in orders})
         return await side_by_side([self._stop(order) for order in orders], self._config.parallel)
 
+    def _running(self, drone_id: DroneId) -> Iterable[str]:
+        """Return the paths of a drone's pods that run, and of their Jobs.
+
+        Pods of a Job are deleted by name as well: with the Job alone each would have its full
+        grace. A drone may also be of the other kind, from before `kind` was changed.
+        """
+        found: dict[str, None] = {}
+        for pod in self._pods.items.values():
+            if pod is not None and pod.drone.drone_id == drone_id and pod.drone.end is None:
+                found |= {pod.path: None, f"pods/{pod.drone.slot}": None}
+        return found
+
     async def _stop(self, order: model.StopOrder) -> OrderResult:
         """Stop one drone. An error is its result: the other drones are stopped all the same."""
         drone_id, uid = order.drone_id, ""
@@ -454,17 +466,7 @@ class KubernetesSite:
             found = await self._api.read(path, optional=True)
             if found is not None and self._names.drone_id(found) != drone_id:
                 found = None
-            # Pods of a Job are deleted by name as well: with the Job alone each would have its full
-            # grace. A drone may also be of the other kind, from before `kind` was changed.
-            pods = [
-                pod
-                for pod in self._pods.items.values()
-                if pod is not None and pod.drone.drone_id == drone_id
-            ]
-            running = [
-                (pod.path, f"pods/{pod.drone.slot}") for pod in pods if pod.drone.end is None
-            ]
-            others = dict.fromkeys(other for each in running for other in each if other != path)
+            others = [each for each in self._running(drone_id) if each != path]
             if (found or others) and is_first:  # before the API server is called
                 self._asked[drone_id] = time.monotonic()
             if found:

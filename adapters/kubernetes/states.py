@@ -14,7 +14,7 @@ from urllib.parse import unquote
 
 from adapters.kubernetes.capacity import PASSING, ClusterPod, cluster_pod
 from adapters.kubernetes.pods import CONTAINER, TYPE, PodNames
-from adapters.kubernetes.records import Record, mapping, mappings, moment, number, text
+from adapters.shared.json_records import Record, mapping, mappings, moment, number, text
 from adapters.shared.printing import printable
 from provisioner.model import EndKind, FaultKind, RemoteDrone, RemoteEnd, RemoteState
 from provisioner.values import frozen
@@ -152,7 +152,7 @@ def drone_pod(found: Record, names: PodNames) -> DronePod | None:
         created_at=moment(meta, "creationTimestamp"),
         disruption=disruption,
         exit_code=code if isinstance(code, int) else None,
-        priority=int(number(spec, "priority")),
+        priority=number(spec, "priority"),
         in_cluster=cluster_pod(found, is_ours=True),
     )
 

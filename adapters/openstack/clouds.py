@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from adapters.openstack.servers import Record, mapping
+from adapters.shared.json_records import Record, mapping
 from adapters.shared.printing import printable
 from provisioner.config.messages import choices
 from provisioner.config.units import SecretUnreadableError

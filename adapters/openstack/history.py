@@ -8,7 +8,7 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from adapters.openstack.capacity import owners, size_of
-from adapters.openstack.servers import GONE, Flavor, Server, moment, parse_server
+from adapters.openstack.servers import GONE, Flavor, Server, nova_time, parse_server
 from adapters.openstack.settings import OpenStackOwnerConfig
 from provisioner.history import MAX_HISTORY_ROWS, PastStart, SiteHistoryView, known_since, use_steps
 
@@ -34,7 +34,7 @@ async def past_servers(
         False,
     )
     pages = cloud.each_page(
-        "compute", "/servers/detail", "servers", [("changes-since", moment(since))]
+        "compute", "/servers/detail", "servers", [("changes-since", nova_time(since))]
     )
     async with aclosing(pages):
         async for page in pages:

@@ -11,17 +11,9 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from adapters.openstack import servers
-from adapters.openstack.servers import (
-    Flavor,
-    Image,
-    Limits,
-    Record,
-    Server,
-    ServerAction,
-    mapping,
-    text,
-)
+from adapters.openstack.servers import Flavor, Image, Limits, Server, ServerAction
 from adapters.openstack.session import OpenStackSession, ServiceMissingError, listed
+from adapters.shared.json_records import Record, mapping, text
 from provisioner.interfaces import OutcomeUnknownError, UnavailableError
 
 _MAY_RUN = frozenset(
@@ -46,7 +38,7 @@ class OpenStackCloud(OpenStackSession):
         filters = {
             "tags": tag,
             "name": name,
-            "changes-since": servers.moment(since) if since > 0 else "",
+            "changes-since": servers.nova_time(since) if since > 0 else "",
         }
         query = [(key, value) for key, value in filters.items() if value]
         return [

@@ -23,8 +23,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 from datetime import UTC, datetime
 from enum import Enum, auto
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from adapters.shared.json_records import Record, mapping, mappings, moment, number, text
 from adapters.shared.printing import printable
 from provisioner.interfaces import (
     AdapterError,
@@ -36,18 +37,7 @@ from provisioner.interfaces import (
 from provisioner.model import FaultKind, RemoteState
 from provisioner.values import frozen
 
-Record = Mapping[str, Any]
-
 _OBJECT_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,254}")
-_MAX_NUMBER = 2**53
-
-
-def mapping(value: object) -> Record:
-    return value if isinstance(value, dict) else {}
-
-
-def mappings(value: object) -> list[Record]:
-    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
 
 
 def is_id(value: object) -> bool:
@@ -62,34 +52,11 @@ def identity(record: Record, what: str) -> str:
     return found
 
 
-def text(record: Record, key: str) -> str:
-    value = record.get(key)
-    return value if isinstance(value, str) else ""
-
-
-def _number(record: Record, key: str, default: int = 0) -> int:
-    value = record.get(key)
-    return (
-        value
-        if isinstance(value, int) and not isinstance(value, bool) and abs(value) < _MAX_NUMBER
-        else default
-    )
-
-
 def _texts(value: object) -> Mapping[str, str]:
     return {key: each for key, each in mapping(value).items() if isinstance(each, str)}
 
 
-def _instant(record: Record, key: str) -> float:
-    """``2026-11-21T23:00:00Z``, or without a zone, as Nova and Glance write what else is UTC."""
-    try:
-        at = datetime.fromisoformat(text(record, key))
-        return max(0.0, (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp())
-    except (ValueError, OverflowError):
-        return 0.0
-
-
-def moment(at: float) -> str:
+def nova_time(at: float) -> str:
     """Format a time for Nova's filters. Nova takes whole seconds, so this is the second before."""
     return datetime.fromtimestamp(int(at), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
@@ -119,9 +86,9 @@ class Flavor:
 def parse_flavor(record: Record) -> Flavor:
     return Flavor(
         name=text(record, "name") or text(record, "original_name"),
-        vcpus=_number(record, "vcpus"),
-        memory_mib=_number(record, "ram"),
-        disk_mib=_number(record, "disk") * 1024,
+        vcpus=number(record, "vcpus"),
+        memory_mib=number(record, "ram"),
+        disk_mib=number(record, "disk") * 1024,
         extra=_texts(record.get("extra_specs")),
         id=text(record, "id"),
         disabled=record.get("OS-FLV-DISABLED:disabled") is True,
@@ -162,15 +129,15 @@ def parse_server(record: Record) -> Server:
         name=text(record, "name"),
         status=text(record, "status").upper() or "UNKNOWN",
         task=text(record, "OS-EXT-STS:task_state"),
-        power=_number(record, "OS-EXT-STS:power_state"),
-        created_at=_instant(record, "created"),
-        updated_at=_instant(record, "updated"),
-        launched_at=_instant(record, "OS-SRV-USG:launched_at"),
-        terminated_at=_instant(record, "OS-SRV-USG:terminated_at"),
+        power=number(record, "OS-EXT-STS:power_state"),
+        created_at=moment(record, "created"),
+        updated_at=moment(record, "updated"),
+        launched_at=moment(record, "OS-SRV-USG:launched_at"),
+        terminated_at=moment(record, "OS-SRV-USG:terminated_at"),
         host_id=text(record, "hostId"),
         flavor=parse_flavor(flavor) if "original_name" in flavor else None,
         metadata=_texts(record.get("metadata")),
-        fault=ServerFault(_number(fault, "code"), text(fault, "message"))
+        fault=ServerFault(number(fault, "code"), text(fault, "message"))
         if isinstance(fault, dict)
         else None,
         # An attachment that a person made is theirs.
@@ -192,7 +159,7 @@ class ServerAction(NamedTuple):
 
 def parse_action(record: Record) -> ServerAction:
     return ServerAction(
-        text(record, "action"), text(record, "user_id"), _instant(record, "start_time")
+        text(record, "action"), text(record, "user_id"), moment(record, "start_time")
     )
 
 
@@ -207,9 +174,9 @@ class Limits(NamedTuple):
 def parse_limits(record: Record) -> Limits:
     """Parse ``limits.absolute``; what is unknown is not limited."""
     return Limits(
-        (_number(record, "maxTotalInstances", -1), _number(record, "totalInstancesUsed")),
-        (_number(record, "maxTotalCores", -1), _number(record, "totalCoresUsed")),
-        (_number(record, "maxTotalRAMSize", -1), _number(record, "totalRAMUsed")),
+        (number(record, "maxTotalInstances", -1), number(record, "totalInstancesUsed")),
+        (number(record, "maxTotalCores", -1), number(record, "totalCoresUsed")),
+        (number(record, "maxTotalRAMSize", -1), number(record, "totalRAMUsed")),
     )
 
 
@@ -226,8 +193,8 @@ def parse_image(record: Record) -> Image:
         id=identity(record, "image"),
         name=text(record, "name"),
         status=text(record, "status"),
-        min_memory_mib=_number(record, "min_ram"),
-        created_at=_instant(record, "created_at"),
+        min_memory_mib=number(record, "min_ram"),
+        created_at=moment(record, "created_at"),
     )
 
 

@@ -10,7 +10,7 @@ import ssl
 import time
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from dataclasses import field, replace
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Self
 from urllib.parse import parse_qs, urlsplit
 
@@ -18,17 +18,10 @@ import aiohttp
 import tenacity
 
 from adapters.openstack.clouds import HTTP_URL, Access, read_access, trusted_certificates
-from adapters.openstack.servers import (
-    Record,
-    fault_in,
-    mapping,
-    mappings,
-    order_error,
-    read_error,
-    text,
-)
+from adapters.openstack.servers import fault_in, order_error, read_error
 from adapters.openstack.settings import CloudAccess
 from adapters.shared import http
+from adapters.shared.json_records import Record, mapping, mappings, moment, text
 from adapters.shared.printing import printable
 from provisioner.interfaces import AdapterError, AuthError, OutcomeUnknownError, UnavailableError
 from provisioner.model import Credential, FaultKind
@@ -374,13 +367,13 @@ class OpenStackSession:
         access = login.access
         given = mapping(mapping(access.identity.get("identity")).get("application_credential"))
         if not given:
-            return _ends_at(mapping(described.get("user")).get("password_expires_at"))
+            return moment(mapping(described.get("user")), "password_expires_at")
         name = text(mapping(described.get("application_credential")), "id") or text(given, "id")
         url = f"{access.auth_url}/users/{self.user}/application_credentials/{name}"
         reply = await self._exchange(
             login.trust, "GET", url, headers={"X-Auth-Token": login.token}, sent=[]
         )
-        return _ends_at(mapping(reply.body.get("application_credential")).get("expires_at"))
+        return moment(mapping(reply.body.get("application_credential")), "expires_at")
 
     async def _microversion(self, login: Login) -> Version:
         """Return the newest microversion that Nova and this adapter support."""
@@ -420,15 +413,6 @@ def _login_refusal(keystone: str, access: Access, reply: OpenStackReply) -> Adap
     return UnavailableError(
         f"{keystone}: {words}", FaultKind.THROTTLED if reply.status == 429 else None
     )
-
-
-def _ends_at(when: object) -> float:
-    """Return a time of Keystone, which is in UTC and may lack a zone; 0 for anything else."""
-    try:
-        found = datetime.fromisoformat(str(when))
-    except ValueError:
-        return 0.0
-    return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
 
 
 def _life_s(token: Record) -> float:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from adapters.kubernetes.records import moment, quantity
+from adapters.kubernetes.quantities import quantity
+from adapters.shared.json_records import moment
 
 
 @pytest.mark.parametrize(

@@ -191,16 +191,17 @@ class HTCondorSite:
                 results[drone_id] = done(drone_id, job_id(ad))
         missing = [order for order in fit if order.drone_id not in results]
         for batch in submission.batches(missing, self._config, self._controller):
-            # no site's error is raised: another batch may have gone through
-            try:
-                cluster = await self._client.submit(batch)
-            except AdapterError as error:
-                results |= {drone_id: failed(drone_id, error) for drone_id in batch.drone_ids}
-                continue
-            self._sent[cluster] = time.monotonic()
-            for proc, drone_id in enumerate(batch.drone_ids):
-                results[drone_id] = done(drone_id, f"{cluster}.{proc}")
+            results |= {result.drone_id: result for result in await self._submit(batch)}
         return [results[order.drone_id] for order in orders]
+
+    async def _submit(self, batch: submission.SubmitDescription) -> Sequence[OrderResult]:
+        """Submit a batch. An error is its result: another batch may have gone through."""
+        try:
+            cluster = await self._client.submit(batch)
+        except AdapterError as error:
+            return [failed(drone_id, error) for drone_id in batch.drone_ids]
+        self._sent[cluster] = time.monotonic()
+        return [done(each, f"{cluster}.{proc}") for proc, each in enumerate(batch.drone_ids)]
 
     async def _queued(self, drone_ids: Iterable[DroneId]) -> Sequence[Ad]:
         wanted = f"{self._ours} && {submission.of_drones(sorted(drone_ids))}"
