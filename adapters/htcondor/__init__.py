@@ -29,6 +29,7 @@ else:
             setattr(self, attribute, found)
             return found
 
-    classad2, htcondor2 = _LazyModule("classad2"), _LazyModule("htcondor2")
+    classad2 = _LazyModule("classad2")
+    htcondor2 = _LazyModule("htcondor2")
 
 __all__ = ["classad2", "htcondor2"]

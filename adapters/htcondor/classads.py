@@ -163,7 +163,8 @@ def holds(what: str | classad2.ExprTree | None, my: Ad, target: Ad) -> bool:
 
 def references(source_text: str, ad: Ad | None = None) -> list[str]:
     """Return the attributes outside ``ad`` that an expression looks at, with their scopes (``TARGET.Memory``)."""
-    parsed, within = expression(source_text), classad2.ClassAd() if ad is None else ad
+    parsed = expression(source_text)
+    within = classad2.ClassAd() if ad is None else ad
     return [] if parsed is None else [str(name) for name in within.externalRefs(parsed)]
 
 
@@ -180,7 +181,8 @@ def refusals(job_ads: Iterable[Ad], now: float) -> dict[str, Refusal]:
     """Return the newest refusal of a waiting job for each value of ConcurrencyLimits."""
     newest: dict[str, Refusal] = {}
     for ad in job_ads:
-        limits, refused_at = text(ad, "ConcurrencyLimits", 80), moment(ad, "LastRejMatchTime")
+        limits = text(ad, "ConcurrencyLimits", 80)
+        refused_at = moment(ad, "LastRejMatchTime")
         lately = refused_at > (moment(ad, "ServerTime") or now) - _REFUSAL_COUNTS_S
         if limits and lately and whole(ad, "JobStatus") == IDLE:
             for_limit = text(ad, "LastRejMatchReason").lower().startswith("concurrency limit")

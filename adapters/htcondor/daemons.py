@@ -48,7 +48,8 @@ class Collectors:
     """
 
     def __init__(self, addresses: str) -> None:
-        self.addresses, self.errors = addresses, BindingsErrors()
+        self.addresses = addresses
+        self.errors = BindingsErrors()
         # seconds that their clock is ahead of ours, as of the last :meth:`read_clock`
         self.skew_s = 0
         self._each = [(address, htcondor2.Collector(address)) for address in addresses.split(",")]
@@ -163,7 +164,8 @@ def clock_skew(ask: Callable[[str], bool], now: Callable[[], float], guess_s: in
         f"time() >= {int(now()) + guess_s - SAME_CLOCK_S} && time() <= {int(now()) + guess_s + SAME_CLOCK_S}"
     ):
         return guess_s
-    low, high = -_MAX_SKEW_S, _MAX_SKEW_S
+    low = -_MAX_SKEW_S
+    high = _MAX_SKEW_S
     if not ahead_by(low) or ahead_by(high):
         return 0
     while high - low > 1:

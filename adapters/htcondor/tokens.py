@@ -58,12 +58,14 @@ def read_token(text: str) -> IdToken:
     """Return the content of a token. InvalidTokenError for any other text."""
     try:
         claims = jwt_claims(text)
-        issuer, subject = claims["iss"], claims["sub"]
+        issuer = claims["iss"]
+        subject = claims["sub"]
     except KeyError as error:
         raise InvalidTokenError(f"no claim {error}") from None
     except ValueError as error:
         raise InvalidTokenError(str(error)) from None
-    scope, expires = claims.get("scope"), claims.get("exp", 0)
+    scope = claims.get("scope")
+    expires = claims.get("exp", 0)
     if not isinstance(issuer, str) or not isinstance(subject, str):
         raise InvalidTokenError("issuer and subject are no texts")
     if isinstance(expires, bool) or not isinstance(expires, int | float) or not 0 <= expires < 1e11:
@@ -91,10 +93,8 @@ def idtoken_credential(
             problem=f"no IDTOKEN: {error}. Write the output of `condor_token_create` into {secret}",
         )
     foreign = bool(issuer) and token.issuer != issuer
-    problem, lacks = (
-        found.problem,
-        set(needs) - (token.scopes if token.scopes is not None else set(needs)),
-    )
+    problem = found.problem
+    lacks = set(needs) - (token.scopes if token.scopes is not None else set(needs))
     if foreign:
         problem = f"the token's issuer is {token.issuer}, not `trust_domain` {issuer}: the pool does not know it"
     elif lacks:
@@ -258,7 +258,8 @@ class ClientDirectory:
         token: Callable[[], str] | None = None,
     ) -> None:
         """``whose``: the pool, for messages. ``token``: read in place of the tokens of ``config``."""
-        self._whose, self._read = whose, token or (config.token.read if config.token else None)
+        self._whose = whose
+        self._read = token or (config.token.read if config.token else None)
         self._token_directory = None if token else config.token_directory
         self.path = Path(tempfile.mkdtemp(prefix="provisioner-condor-"))
         self._tokens = self.path / "tokens"

@@ -100,7 +100,8 @@ def _denied(reply: ApiReply) -> AuthError:
 
 def order_error(reply: ApiReply) -> AdapterError:
     """Return the error for an order that was refused."""
-    message, status = reply.message, reply.status
+    message = reply.message
+    status = reply.status
     if status in (401, 403):
         words = message.lower()
         kind = next((kind for pattern, kind in _REFUSALS if re.search(pattern, words)), None)
@@ -169,7 +170,8 @@ class KubernetesApi:
         more: Query = ()
         for _ in range(_MAX_LIST_PAGES):
             page = await self.read(path, [*query, ("limit", _PAGE), *more])
-            items, meta = (page or {}).get("items"), mapping((page or {}).get("metadata"))
+            items = (page or {}).get("items")
+            meta = mapping((page or {}).get("metadata"))
             # Go writes an empty list as null
             if not isinstance(items, list) and not (items is None and meta):
                 raise UnavailableError("a list has no `items`")
@@ -303,7 +305,8 @@ def _parsed(raw: bytes) -> Record:
 
 
 def _event(event: Record) -> tuple[str, Record]:
-    kind, found = text(event, "type"), mapping(event.get("object"))
+    kind = text(event, "type")
+    found = mapping(event.get("object"))
     if kind != "ERROR":
         return kind, found
     code: Any = found.get("code")

@@ -44,7 +44,11 @@ class ResourceCache(Generic[T]):
         query: Query = (),
         gone: Callable[[T], None] | None = None,
     ) -> None:
-        self._api, self._path, self._parse, self._query, self._gone = api, path, parse, query, gone
+        self._api = api
+        self._path = path
+        self._parse = parse
+        self._query = query
+        self._gone = gone
         self.items: dict[str, T] = {}
         self.heard_at = 0.0
         """Wall clock of the last sign that the copy is complete; 0 before the first list."""
@@ -123,7 +127,8 @@ class ResourceCache(Generic[T]):
     async def _list(self) -> None:
         found, version = await self._api.pages(self._path, self._query)
         items = {_key(each): self._parse(each) for each in found}
-        before, self.items = self._latest(), items
+        before = self._latest()
+        self.items = items
         self._reach(version)
         for key in before.keys() - self._latest().keys():
             if self._gone is not None:
@@ -152,7 +157,8 @@ class ResourceCache(Generic[T]):
                 self._gone(self._parse(found))
 
     def _heard(self) -> None:
-        self.heard_at, self.error = time.time(), None
+        self.heard_at = time.time()
+        self.error = None
         self._tried.set()
 
 

@@ -154,7 +154,8 @@ def _held(spec: Record) -> Amounts:
     those of its containers (KEP-2837).
     """
     first, main = (mappings(spec.get(key)) for key in ("initContainers", "containers"))
-    whole, overhead = _requests(spec), mapping(spec.get("overhead"))
+    whole = _requests(spec)
+    overhead = mapping(spec.get("overhead"))
 
     def of_containers(name: str) -> float:
         beside = most = 0.0
@@ -191,7 +192,8 @@ def _matches(term: Record, node: ClusterNode) -> bool:
 
 def _holds(expression: Record, value: str | None) -> bool:
     """Return whether an expression of a selector holds for the value of its key; None: there is none."""
-    values, known = expression.get("values") or [""], value is not None
+    values = expression.get("values") or [""]
+    known = value is not None
     found = {
         "In": value in values,
         "NotIn": value not in values,
@@ -207,7 +209,8 @@ class ClusterCapacity:
     """The drone types of a site with what their pods need of a node."""
 
     def __init__(self, config: KubernetesSiteConfig, types: Sequence[DroneType]) -> None:
-        self._config, self._types = config, types
+        self._config = config
+        self._types = types
         orders = [StartOrder(DroneId("x"), kind, 0.0, 0.0) for kind in types]
         specs = {
             order.type.name: pod_body(order, config, PodNames("", ""))["spec"] for order in orders
@@ -270,8 +273,10 @@ class ClusterCapacity:
         """Return how many more drones of each type the namespace's quotas allow; None without any."""
         found: dict[str, int] = {}
         for each in quotas:
-            spec, status = mapping(each.get("spec")), mapping(each.get("status"))
-            hard, used = mapping(status.get("hard")), mapping(status.get("used"))
+            spec = mapping(each.get("spec"))
+            status = mapping(each.get("status"))
+            hard = mapping(status.get("hard"))
+            used = mapping(status.get("used"))
             for kind in (each for each in self._types if self._in_scope(each, spec)):
                 for name, need in self._quota_needs(kind).items():
                     if name in hard:
@@ -323,7 +328,8 @@ class ClusterCapacity:
                 shapes.setdefault(repr((pod.namespace, pod.shape)), []).append(pod)
         found = []
         for waiting in shapes.values():
-            who, shape = waiting[0].namespace, waiting[0].shape
+            who = waiting[0].namespace
+            shape = waiting[0].shape
             gpu_milli, cpus, memory_mib, disk_mib = self._sizes(shape)
             hosts = [
                 each.name for each in listed if shape.fits(by_name[each.name.partition("/")[0]])

@@ -108,10 +108,8 @@ class Kubeconfig:
 def read_kubeconfig(settings: KubernetesSiteConfig) -> Kubeconfig:
     """Return the kubeconfig to use; the service account of our own pod is like one. Raises KubeconfigError."""
     named = settings.kubeconfig or os.environ.get("KUBECONFIG")
-    host, port = (
-        os.environ.get("KUBERNETES_SERVICE_HOST"),
-        os.environ.get("KUBERNETES_SERVICE_PORT", "443"),
-    )
+    host = os.environ.get("KUBERNETES_SERVICE_HOST")
+    port = os.environ.get("KUBERNETES_SERVICE_PORT", "443")
     if host and not named and (SERVICE_ACCOUNT / "token").exists():
         server = f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
         files = {
@@ -175,10 +173,12 @@ def _named(path: Path, tree: Record, kind: str, name: str) -> Record:
 def access_by(found: Kubeconfig) -> ServerAccess:
     """Return what is needed to call the API server, without a plugin. Raises KubeconfigError."""
     try:
-        certificate, key = found.pem("client-certificate"), found.pem("client-key")
+        certificate = found.pem("client-certificate")
+        key = found.pem("client-key")
         trust = ssl.create_default_context(cadata=found.pem("certificate-authority") or None)
         if found.get("insecure-skip-tls-verify", bool):
-            trust.check_hostname, trust.verify_mode = False, ssl.CERT_NONE
+            trust.check_hostname = False
+            trust.verify_mode = ssl.CERT_NONE
         # the ssl module would ask on the terminal for its password
         if "ENCRYPTED" in certificate + key:
             raise ValueError("an encrypted key is not supported: decrypt it with `openssl pkey`")
@@ -226,7 +226,8 @@ async def _run_plugin(found: Kubeconfig) -> ServerAccess:
         str(each.get("name")): str(each.get("value")) for each in mappings(found.get("env", list))
     }
     runner = LocalRunner({**os.environ, **given, "KUBERNETES_EXEC_INFO": info})
-    command, args = found.get("command", str), map(str, found.get("args", list))
+    command = found.get("command", str)
+    args = map(str, found.get("args", list))
     if os.sep in command:  # relative to the kubeconfig, as kubectl does
         command = str(found.directory / command)
     try:

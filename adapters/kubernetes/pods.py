@@ -78,7 +78,8 @@ def pod_body(
     Requests equal limits, so the pod is of the class `Guaranteed`: nobody else gets its CPUs and
     memory.
     """
-    kind, options = order.type, config.options(order.type.name)
+    kind = order.type
+    options = config.options(order.type.name)
     amounts = requests(kind, config)
     container: dict[str, Any] = {
         "name": CONTAINER,
@@ -132,7 +133,8 @@ def pod_body(
             {"name": "gpu", "resourceClaimTemplateName": options.claim_template}
         ]
         container["resources"]["claims"] = [{"name": "gpu"}]
-    container, spec = _merged(container, options.container), _merged(spec, options.pod)
+    container = _merged(container, options.container)
+    spec = _merged(spec, options.pod)
     labels = {**options.labels, **names.labels(order.drone_id, kind.name)}
     if options.queue:
         labels["kueue.x-k8s.io/queue-name"] = options.queue
@@ -168,7 +170,8 @@ def secret_body(
     order: StartOrder, config: KubernetesSiteConfig, names: PodNames, uid: str
 ) -> dict[str, Any]:
     """Return the secret of an order, which belongs to its pod or Job ``uid``. Raises UnfitError if it is too large."""
-    bootstrap, name = order.bootstrap, order.drone_id
+    bootstrap = order.bootstrap
+    name = order.drone_id
     assert bootstrap is not None
     enforced = config.options(order.type.name).enforced
     env = {

@@ -12,7 +12,8 @@ from adapters.kubernetes.settings import KubernetesSiteConfig
 from provisioner.model import WHOLE_GPU, DroneType, SitePolicy
 
 ROLE = "gpu-drone-provisioner"
-DRONE_PRIORITY, PLACEHOLDER_PRIORITY = -10, -20
+DRONE_PRIORITY = -10
+PLACEHOLDER_PRIORITY = -20
 NAMESPACE_RIGHTS = {
     "pods": ("get", "list", "watch", "create", "delete"),
     "secrets": ("get", "create"),

@@ -193,7 +193,8 @@ class KubernetesSiteConfig(PodOptions):
         """Yield what does not agree with the site's drone types: path in the site file, and message."""
         names = [kind.name for kind in types]
         for kind in types:
-            options, place = self.options(kind.name), ("options", "types", kind.name)
+            options = self.options(kind.name)
+            place = ("options", "types", kind.name)
             if kind.gpu_milli % WHOLE_GPU:
                 message = "`gpus`: a pod gets whole units of its resource: write `gpus: 1` and the share's `vram`"
                 yield ("types", kind.name, "gpus"), message

@@ -61,7 +61,9 @@ class KubernetesSite:
         types: Sequence[model.DroneType],
         controller: str,
     ) -> None:
-        self._name, self._config, self._types = name, config, tuple(types)
+        self._name = name
+        self._config = config
+        self._types = tuple(types)
         self._names = PodNames(controller, name)
         self._cluster = ClusterCapacity(config, self._types)
         self._api = KubernetesApi(config)
@@ -209,7 +211,8 @@ class KubernetesSite:
             replace(each, open=each.open and each.name not in bad) for each in all_nodes.values()
         )
         pods = tuple({**all_pods, **ours}.values())
-        listed, priority = self._cluster.nodes(nodes, pods), self._priority
+        listed = self._cluster.nodes(nodes, pods)
+        priority = self._priority
         unfit = self._cluster.unfit(nodes, listed)
         view = replace(view, nodes=listed, free=None if listed else {}, unfit=unfit)
         if priority is None:  # whose pods come first is not known
@@ -247,7 +250,8 @@ class KubernetesSite:
 
     def _clean_up(self, live: Mapping[DroneId, DronePod]) -> Sequence[Awaitable[None]]:
         """Return the tasks that a poll leaves."""
-        now, keep_s = time.monotonic(), self._config.retain_finished
+        now = time.monotonic()
+        keep_s = self._config.retain_finished
         over = {d: pod for d, (pod, _, since) in self._ends.items() if now - since > keep_s}
         done = [pod for d, pod in over.items() if d in live]
         if self._config.kind == "job":  # API servers before 1.29 would start another pod for it
@@ -412,7 +416,8 @@ class KubernetesSite:
             found = reply.body
             if reply.status == 409:  # an earlier order got through
                 message = f"there is another object of the name {order.drone_id}, or it is just being deleted"
-                found, refusal = {}, RejectedError(message, FaultKind.CAPACITY)
+                found = {}
+                refusal = RejectedError(message, FaultKind.CAPACITY)
         except OutcomeUnknownError as error:
             refusal = error
         try:
@@ -459,7 +464,8 @@ class KubernetesSite:
 
     async def _stop(self, order: model.StopOrder) -> OrderResult:
         """Stop one drone. An error is its result: the other drones are stopped all the same."""
-        drone_id, uid = order.drone_id, ""
+        drone_id = order.drone_id
+        uid = ""
         path = f"{self._kind}/{drone_id}"
         is_first = drone_id not in self._asked and drone_id not in self._ends
         try:

@@ -197,7 +197,8 @@ def _state(
     if text(scheduled, "status") == "False":
         message = text(scheduled, "message")
         return RemoteState.PENDING, message or text(scheduled, "reason"), obstacle(message)
-    why, message = text(waiting, "reason"), text(waiting, "message")
+    why = text(waiting, "reason")
+    message = text(waiting, "message")
     passes = why == "ImagePullBackOff" and _REGISTRY.search(message)
     fault = FaultKind.DOWN if passes else _WAITING.get(why)
     return RemoteState.PENDING, f"{why}: {message}" if message else why, fault
@@ -226,7 +227,8 @@ def _disruption(conditions: Mapping[str, Record]) -> EndMapping | None:
     target = conditions.get("DisruptionTarget", {})
     if text(target, "status") != "True":
         return None
-    reason, message = text(target, "reason"), text(target, "message")
+    reason = text(target, "reason")
+    message = text(target, "message")
     found = _DISRUPTIONS.get(reason) or EndMapping(EndKind.PREEMPTED, None, f"disrupted ({reason})")
     return found._replace(
         words=printable(f"{found.words}: {message}" if message else found.words, _LONGEST)
@@ -235,11 +237,9 @@ def _disruption(conditions: Mapping[str, Record]) -> EndMapping | None:
 
 def _end(status: Record, disruption: EndMapping | None, terminated: Record) -> RemoteEnd:
     """Return the end of a pod in a final phase. Its reason is more exact than the condition of a disruption."""
-    reason, message, why = (
-        text(status, "reason"),
-        text(status, "message"),
-        text(terminated, "reason"),
-    )
+    reason = text(status, "reason")
+    message = text(status, "message")
+    why = text(terminated, "reason")
     found = _POD_REASONS.get("OutOf" if reason.startswith("OutOf") else reason)
     if reason == "Evicted" and _OWN_LIMIT.search(message):
         found = EndMapping(EndKind.FAULT, FaultKind.DRONE, "used more disk than it requested")
@@ -249,14 +249,17 @@ def _end(status: Record, disruption: EndMapping | None, terminated: Record) -> R
             EndKind.FAULT, FaultKind.CONFIG, "requests several GPUs of a kind that gives one"
         )
     elif found is None and disruption is not None:
-        found, message = disruption, ""
+        found = disruption
+        message = ""
     elif found is None and reason:
         found = EndMapping(EndKind.FAULT, FaultKind.UNKNOWN, reason)
     elif found is None and why == "OOMKilled":
         found = EndMapping(EndKind.FAULT, FaultKind.DRONE, "used more memory than it requested")
     elif found is None and why in ("ContainerStatusUnknown", "StartError", "ContainerCannotRun"):
-        found, message = EndMapping(EndKind.FAULT, FaultKind.NODE, why), text(terminated, "message")
-    at, code = moment(terminated, "finishedAt"), terminated.get("exitCode")
+        found = EndMapping(EndKind.FAULT, FaultKind.NODE, why)
+        message = text(terminated, "message")
+    at = moment(terminated, "finishedAt")
+    code = terminated.get("exitCode")
     exit_code = code if isinstance(code, int) else None
     if found is None:
         return RemoteEnd(EndKind.EXITED, at, exit_code, _outcome(text(terminated, "message")))
@@ -293,7 +296,8 @@ def waiting_job(found: Record, names: PodNames) -> DronePod | None:
         end = RemoteEnd(
             EndKind.PREEMPTED, moment(status, "completionTime"), None, DELETED_BY_OTHERS
         )
-    quota, name = spec.get("suspend") is True, text(meta, "name")
+    quota = spec.get("suspend") is True
+    name = text(meta, "name")
     drone = RemoteDrone(
         drone_id,
         RemoteState.ENDED if end else RemoteState.PENDING,

@@ -94,7 +94,8 @@ def nodes(
     }
     sizes = {server.id: (server, size_of(server)) for server in others}
     for server in ours:
-        name, size = server.metadata.get(TYPE_KEY, ""), size_of(server)
+        name = server.metadata.get(TYPE_KEY, "")
+        size = size_of(server)
         if (own := type_sizes.get(name)) is not None:
             # GPUs by the drone type; the rest by the server, which may be more than its drone uses.
             size = own if server.flavor is None else size._replace(gpu_milli=own.gpu_milli)

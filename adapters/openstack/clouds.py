@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 HTTP_URL = re.compile(r"https?://[^\s?#@]+")
 _SUFFIXES = (".yaml", ".yml", ".json")
 _VERSION = re.compile(r"/v(2\.0|3)$")
-_APPLICATION_TYPE, _PASSWORD_TYPES = "v3applicationcredential", ("password", "v3password")
+_APPLICATION_TYPE = "v3applicationcredential"
+_PASSWORD_TYPES = ("password", "v3password")
 _SECRET_KEYS = ("password", "application_credential_secret")
 _NO_PROFILES = (
     "vendor profiles are not supported: write the profile's `auth_url` and the rest into the entry"
@@ -194,7 +195,8 @@ class _EntryReader:
     """One entry of a clouds.yaml."""
 
     def __init__(self, where: str, entry: Mapping[str, Any]) -> None:
-        self._where, self._entry = where, entry
+        self._where = where
+        self._entry = entry
 
     def access(self, settings: CloudAccess) -> Access:
         for key, instead in UNSUPPORTED.items():
@@ -253,10 +255,8 @@ class _EntryReader:
             return f"application credential {printable(name, 64)}", secret, {"identity": method}
         if kind in _PASSWORD_TYPES:
             secret = self._wanted("password", "the user's password")
-            user, project = (
-                self._reference("user", "username"),
-                self._reference("project", "project_name"),
-            )
+            user = self._reference("user", "username")
+            project = self._reference("project", "project_name")
             method = {"methods": ["password"], "password": {"user": {**user, "password": secret}}}
             name = printable(user.get("id") or user["name"], 64)
             return f"user {name}", secret, {"identity": method, "scope": {"project": project}}

@@ -56,7 +56,9 @@ class NameResolver:
         config: OpenStackSiteConfig,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._cloud, self._config, self._clock = cloud, config, clock
+        self._cloud = cloud
+        self._config = config
+        self._clock = clock
         self._lock = asyncio.Lock()
         self._flavors: Sequence[Flavor] = ()
         self._resolved: dict[str, ResolvedNames] = {}
@@ -127,7 +129,8 @@ class NameResolver:
         return ResolvedNames(flavor.id, image, networks, groups)
 
     async def _image(self, name_or_id: str, flavor: Flavor) -> str:
-        images, name = await self._cloud.images(name_or_id), f"image `{_name(name_or_id)}`"
+        images = await self._cloud.images(name_or_id)
+        name = f"image `{_name(name_or_id)}`"
         usable = next((each for each in images if each.status.lower() == "active"), None)
         if usable is None:
             problem = (
@@ -166,7 +169,8 @@ def misfits(
 ) -> Iterator[tuple[str, str]]:
     """Yield where a flavour differs from its drone type: dimension (``gpus-unknown``: not told) and remedy."""
     name = f"flavour `{_name(flavor.name)}`"
-    gpus, wants = gpus_of(flavor.extra), kind.gpu_milli // WHOLE_GPU
+    gpus = gpus_of(flavor.extra)
+    wants = kind.gpu_milli // WHOLE_GPU
     if gpus is None:
         yield (
             "gpus-unknown",
@@ -179,7 +183,8 @@ def misfits(
         )
     disk_mib, disk = flavor.disk_mib or kind.disk_mib, name  # 0: as large as the image
     if wanted.boot_volume is not None:
-        disk_mib, disk = wanted.boot_volume.size, "its boot volume"
+        disk_mib = wanted.boot_volume.size
+        disk = "its boot volume"
     for setting, of, has, needs in (
         ("cpus", name, flavor.vcpus, kind.cpus),
         ("memory", name, flavor.memory_mib, kind.memory_mib),
@@ -316,7 +321,9 @@ class ServerCreation:
     def __init__(
         self, cloud: OpenStackCloud, config: OpenStackSiteConfig, names: ServerNames
     ) -> None:
-        self._cloud, self._config, self._names = cloud, config, names
+        self._cloud = cloud
+        self._config = config
+        self._names = names
         self.resolver = NameResolver(cloud, config)
         self.starts = Starts(names.site, _LATE_CREATE_S)
 

@@ -28,11 +28,9 @@ async def past_servers(
     They are those that exist and, the newest first, those that changed or were deleted after a
     time.
     """
-    found, began_at, left_out = (
-        {server.id: server for server in await cloud.servers()},
-        clock(),
-        False,
-    )
+    found = {server.id: server for server in await cloud.servers()}
+    began_at = clock()
+    left_out = False
     pages = cloud.each_page(
         "compute", "/servers/detail", "servers", [("changes-since", nova_time(since))]
     )
@@ -71,7 +69,8 @@ def site_history(
     ]
     left_out = left_out or len(mine) > MAX_HISTORY_ROWS
     first = sorted(owners(theirs, owner), key=lambda server: -server.created_at) if owner else []
-    left_out, first = left_out or len(first) > MAX_HISTORY_ROWS, first[:MAX_HISTORY_ROWS]
+    left_out = left_out or len(first) > MAX_HISTORY_ROWS
+    first = first[:MAX_HISTORY_ROWS]
     here = {server.flavor.name for server in first if server.flavor and server.host_id in hosts}
     held = [
         each

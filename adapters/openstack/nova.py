@@ -98,7 +98,8 @@ class OpenStackCloud(OpenStackSession):
         """Return the end of a server's console output; empty where there is none."""
         if lines <= 0:
             return ""
-        path, body = f"/servers/{server_id}/action", {"os-getConsoleOutput": {"length": lines}}
+        path = f"/servers/{server_id}/action"
+        body = {"os-getConsoleOutput": {"length": lines}}
         return text(
             await self.read("compute", path, body=body, lacking=(404, 409, 501)) or {}, "output"
         )

@@ -81,7 +81,8 @@ class ServerNames(NamedTuple):
 
     def drone_id(self, server: Server) -> DroneId | None:
         """Return the drone that a server is; None if it is no drone of this controller at this site."""
-        found, drone_id = server.metadata, server.metadata.get(DRONE_KEY, "")
+        found = server.metadata
+        drone_id = server.metadata.get(DRONE_KEY, "")
         if server.status in GONE and not found:  # listed for the first time, it has its name alone
             return DroneId(server.name) if self.is_ours(server.name) else None
         here = (found.get(CONTROLLER_KEY), found.get(SITE_KEY)) == (self.controller, self.site)
@@ -112,8 +113,10 @@ class ServerRegistry:
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        self._names, self._keep_s = names, keep_s
-        self._clock, self._wall_clock = clock, wall_clock
+        self._names = names
+        self._keep_s = keep_s
+        self._clock = clock
+        self._wall_clock = wall_clock
         self._there: dict[str, Server] = {}
         self._gone: dict[str, tuple[Server, float]] = {}
         """Ours, each with the time since when that is known."""
@@ -126,7 +129,8 @@ class ServerRegistry:
         newest = max([self._newest, *(server.updated_at for server in listed)])
         deleted = await self._deleted(cloud, newest)
         self._newest = max([newest, *(server.updated_at for server in deleted.values())])
-        before, self._there = self._there, {}
+        before = self._there
+        self._there = {}
         for server in listed:
             # A deleted one is listed again only from an old copy of Nova's tables. One that was
             # missing for a while, or soft-deleted, may come back.
@@ -230,7 +234,8 @@ def listing(
     ids.
     """
     drones: dict[DroneId, RemoteDrone] = {}
-    surplus, notices = [], []
+    surplus = []
+    notices = []
     over: dict[DroneId, Server] = {}
     unsettled: dict[DroneId, Server] = {}
 
@@ -239,7 +244,8 @@ def listing(
     ) -> None:
         # The beginning of a host's id groups drones on one host whose name is not known.
         node = hosts.get(server.host_id) or printable(server.host_id[:12], 12)
-        slot, kind = f"{server.id}@{node}" if node else "", server.metadata.get(TYPE_KEY, "")
+        slot = f"{server.id}@{node}" if node else ""
+        kind = server.metadata.get(TYPE_KEY, "")
         drones[drone_id] = RemoteDrone(
             drone_id, state, server.id, kind, started_at, node=node, slot=slot, **more
         )
@@ -253,7 +259,8 @@ def listing(
         notice_at = (
             min(server.updated_at or now, now) if phase.leaving and drone_id not in asked else 0.0
         )
-        blocked, reason = phase.fault if pending else None, printable(phase.why, MAX_REASON)
+        blocked = phase.fault if pending else None
+        reason = printable(phase.why, MAX_REASON)
         more = {"reason": reason, "notice_at": notice_at, "blocked": blocked, "final": phase.final}
         add(drone_id, server, phase.state, started_at, **more)
         if phase.state is RemoteState.STOPPED:

@@ -122,7 +122,8 @@ class Server:
 
 def parse_server(record: Record) -> Server:
     """Parse a server of a detailed listing. One of a cell that is down has little more than id and UNKNOWN."""
-    flavor, fault = mapping(record.get("flavor")), record.get("fault")
+    flavor = mapping(record.get("flavor"))
+    fault = record.get("fault")
     attached = mappings(record.get("os-extended-volumes:volumes_attached"))
     return Server(
         id=identity(record, "server"),
@@ -235,8 +236,11 @@ class ServerPhase:
     """It waits, and will never start."""
 
 
-_PENDING, _RUNNING, _UNKNOWN = RemoteState.PENDING, RemoteState.RUNNING, RemoteState.UNKNOWN
-_OFF, _ENDED = RemoteState.STOPPED, RemoteState.ENDED
+_PENDING = RemoteState.PENDING
+_RUNNING = RemoteState.RUNNING
+_UNKNOWN = RemoteState.UNKNOWN
+_OFF = RemoteState.STOPPED
+_ENDED = RemoteState.ENDED
 
 SERVER_STATES: Mapping[str, ServerPhase] = {
     "ACTIVE": ServerPhase(_RUNNING, stop=StopMethod.SHUT_DOWN),

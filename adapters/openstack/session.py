@@ -145,7 +145,9 @@ class OpenStackSession:
         """Ids of where and who we are; empty before the first login."""
         self.credential: Credential | None = None
         """The account that logged in last, with the end of its application credential or password."""
-        self._settings, self._deadline_s, self._parallel = access, deadline_s, parallel
+        self._settings = access
+        self._deadline_s = deadline_s
+        self._parallel = parallel
         self._http: aiohttp.ClientSession | None = None
         self._current: Login | None = None
         self._login_lock = asyncio.Lock()
@@ -335,7 +337,8 @@ class OpenStackSession:
             reply = await self._exchange(
                 trust, "POST", url, body={"auth": access.identity}, headers={}, sent=[]
             )
-            token, described = reply.headers.get("x-subject-token", ""), reply.body.get("token")
+            token = reply.headers.get("x-subject-token", "")
+            described = reply.body.get("token")
             is_token = _KEYSTONE_TOKEN.fullmatch(token) and isinstance(described, dict)
             if reply.status not in (200, 201) or not is_token:
                 raise _login_refusal(where, access, reply)
@@ -345,7 +348,8 @@ class OpenStackSession:
                     f"{access.source}: the token is for no project: set `project_name`",
                     FaultKind.CONFIG,
                 )
-            self.project, self.user = project, text(mapping(described.get("user")), "id")
+            self.project = project
+            self.user = text(mapping(described.get("user")), "id")
             good_until = time.monotonic() + _life_s(described) - _RENEWED_BEFORE_S
             login = Login(
                 token,

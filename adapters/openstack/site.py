@@ -55,7 +55,9 @@ class OpenStackSite:
         types: Sequence[model.DroneType],
         controller: str,
     ) -> None:
-        self._name, self._config, self._types = name, config, tuple(types)
+        self._name = name
+        self._config = config
+        self._types = tuple(types)
         self._names = ServerNames(controller, name)
         self._stack = contextlib.AsyncExitStack()
         self._cloud: OpenStackCloud
@@ -90,7 +92,8 @@ class OpenStackSite:
 
     async def history(self, since: float) -> SiteHistoryView:
         """Return the owner's use and the queue times of servers, by Nova's times of both projects' servers."""
-        config, cut = self._config, False
+        config = self._config
+        cut = False
         theirs: Sequence[Server] = ()
         ours, left_out = await past_servers(self._cloud, since)
         if self._owners_cloud is not None:
@@ -102,7 +105,8 @@ class OpenStackSite:
         ]
         hosts = capacity.host_names(config.hosts, projects)
         flavors = await self._creation.resolver.flavors()
-        now, left_out = time.time(), left_out or cut
+        now = time.time()
+        left_out = left_out or cut
         return site_history(
             ours, flavors, theirs, config.owner, hosts, since, now, left_out=left_out
         )
@@ -122,7 +126,8 @@ class OpenStackSite:
         taken_at = time.time()
         ours = await self._registry.poll(self._cloud)
         self._known = ours.servers
-        limits, flavors = await self._cloud.limits(), await self._creation.resolver.flavors()
+        limits = await self._cloud.limits()
+        flavors = await self._creation.resolver.flavors()
         owner = self._config.owner
         theirs = await self._owners_cloud.servers() if self._owners_cloud is not None else ()
         projects = [
@@ -156,7 +161,8 @@ class OpenStackSite:
 
     def last_words(self) -> Mapping[DroneId, str]:
         """Return the ends of consoles by drone."""
-        consoles, self._consoles = self._consoles, {}
+        consoles = self._consoles
+        self._consoles = {}
         return consoles
 
     def _clean_up(self, found: ServerListing, ours: RegistryView) -> Sequence[Awaitable[None]]:
@@ -177,7 +183,8 @@ class OpenStackSite:
     async def _delete(self, drone_id: DroneId, server: Server) -> None:
         """Delete a server whose drone is over, after its end is recorded."""
         if drone_id not in self._ends:
-            console, lines = "", self._config.console_lines
+            console = ""
+            lines = self._config.console_lines
             with contextlib.suppress(AdapterError):  # the server is deleted whatever the answer
                 console = await self._cloud.console(server.id, lines)
             self._record_end(drone_id, server, await self._actions(server.id), console)
@@ -191,8 +198,10 @@ class OpenStackSite:
     def _record_end(
         self, drone_id: DroneId, server: Server, actions: Sequence[ServerAction], console: str = ""
     ) -> None:
-        report, output = exit_report(console, drone_id), tail(console, self._config.console_lines)
-        asked, our_user = drone_id in self._asked, self._cloud.user
+        report = exit_report(console, drone_id)
+        output = tail(console, self._config.console_lines)
+        asked = drone_id in self._asked
+        our_user = self._cloud.user
         end = end_of(
             server, actions, report, output, asked=asked, our_user=our_user, now=time.time()
         )

@@ -112,15 +112,18 @@ def _end_without_report(server: Server, first: ServerAction | None, output: str)
     phase = server_phase(server)
     fault = FaultKind.UNKNOWN
     if phase.state is RemoteState.STOPPED and phase.fault is not None:
-        why, fault = phase.why, phase.fault
+        why = phase.why
+        fault = phase.fault
     elif server.power == servers.CRASHED_GUEST:
-        why, fault = "its guest has crashed", FaultKind.NODE
+        why = "its guest has crashed"
+        fault = FaultKind.NODE
     elif first is not None and first.action != "stop":
         why = f"its cloud itself ended it: {first.action}"
     elif first is None and server.status != "SHUTOFF" and server.power != servers.SHUT_DOWN_GUEST:
         why = "deleted by somebody"
     elif output:
-        why, fault = "it went off without a last word of its drone", FaultKind.NODE
+        why = "it went off without a last word of its drone"
+        fault = FaultKind.NODE
     else:
         return RemoteEnd(
             EndKind.EXITED, 0.0, None, "its guest has shut down, and its console tells nothing"
@@ -204,7 +207,8 @@ class ResourceCleanup:
     """
 
     def __init__(self, every_s: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._every_s, self._clock = every_s, clock
+        self._every_s = every_s
+        self._clock = clock
         self._pending: dict[str, tuple[Server, float]] = {}
         """Each with the time since when it is known to be gone."""
         self._done: set[str] = set()
@@ -225,7 +229,8 @@ class ResourceCleanup:
         self._next_at = now + min(_RETRY_S, self._every_s)
         gone = {server_id: server for server_id, (server, _) in self._pending.items()}
         attached = {volume for server in gone.values() for volume in server.volumes}
-        volumes, ports = await cloud.volumes(), await cloud.ports()
+        volumes = await cloud.volumes()
+        ports = await cloud.ports()
         for port, server_id in ports.items():
             if server_id in gone:
                 await cloud.delete_port(port)

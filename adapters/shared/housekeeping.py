@@ -32,7 +32,8 @@ class Housekeeping:
 
     def __init__(self, site: str, parallel: int = 1) -> None:
         """``parallel``: tasks of a round that run at a time."""
-        self._site, self._parallel = site, parallel
+        self._site = site
+        self._parallel = parallel
         self._polled_before = False
         self._round: asyncio.Task[None] | None = None
         self.notices: tuple[str, ...] = ()

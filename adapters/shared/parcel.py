@@ -112,7 +112,8 @@ def archive(files: Mapping[str, bytes], executable: Collection[str] = ()) -> byt
     with tarfile.open(fileobj=out, mode="w", format=tarfile.GNU_FORMAT) as tar:
         for name, content in files.items():
             entry = tarfile.TarInfo(name)
-            entry.size, entry.mode = len(content), 0o700 if name in executable else 0o600
+            entry.size = len(content)
+            entry.mode = 0o700 if name in executable else 0o600
             tar.addfile(entry, io.BytesIO(content))
     return out.getvalue()
 

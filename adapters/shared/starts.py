@@ -44,7 +44,8 @@ class Starts:
     """Starts of one site, one call at a time. A start without an answer may still succeed for ``may_come_s``."""
 
     def __init__(self, site: str, may_come_s: float) -> None:
-        self._site, self._may_come_s = site, may_come_s
+        self._site = site
+        self._may_come_s = may_come_s
         self._turn = asyncio.Lock()
         self._under_way: dict[asyncio.Task[Sequence[OrderResult]], frozenset[DroneId]] = {}
         """With those whose caller has given up."""

@@ -123,11 +123,9 @@ def _amounts(reserve: Reserve) -> str:
 
 
 def _hardware_lines(hardware: SlurmNodeHardware, policy: SitePolicy) -> Iterator[str]:
-    nodes, gpus, size = (
-        hardware.nodes,
-        hardware.gpus,
-        f"{hardware.cpus} CPUs and {hardware.memory} MiB",
-    )
+    nodes = hardware.nodes
+    gpus = hardware.gpus
+    size = f"{hardware.cpus} CPUs and {hardware.memory} MiB"
     reserve = limits = None
     problem = "`blocking` has not one entry for all of them: write a `hardware` for each"
     try:
@@ -173,9 +171,11 @@ def _core_lines(hardware: SlurmNodeHardware, cores_per_gpu: int) -> Iterator[str
     kind = f" Type={model}" if model else ""
     # GPUs spread evenly over the sockets, or all over all.
     groups = 1 if hardware.gpus % hardware.sockets else hardware.sockets
-    gpus, cores = hardware.gpus // groups, hardware.sockets * hardware.cores_per_socket // groups
+    gpus = hardware.gpus // groups
+    cores = hardware.sockets * hardware.cores_per_socket // groups
     for group in range(groups):
-        first, last = group * gpus, (group + 1) * gpus - 1
+        first = group * gpus
+        last = (group + 1) * gpus - 1
         files = f"/dev/nvidia{first}" if first == last else f"/dev/nvidia[{first}-{last}]"
         where = f"File={files} Cores={group * cores}-{(group + 1) * cores - 1}"
         yield f"NodeName={hardware.nodes} Name={name}{kind} {where}"
@@ -335,21 +335,22 @@ class SlurmAudit:
 
     def _reserve_gaps(self, node: SlurmNode, reserve: Reserve) -> Iterator[tuple[str, str]]:
         """Compare what jobs without GPU can get through each partition while all GPUs of the node are free."""
-        gpus, threads = sum(node.gpus.values()), node.threads_per_core or 1
-        cpus, memory_mib = gpus * reserve.cpus, gpus * reserve.memory_mib
+        gpus = sum(node.gpus.values())
+        threads = node.threads_per_core or 1
+        cpus = gpus * reserve.cpus
+        memory_mib = gpus * reserve.memory_mib
         limits = reserve_limits(reserve, node.cpus, threads, node.memory_mib, gpus)
         if limits is None:
-            share, size = (
-                f"{reserve.cpus} CPUs and {reserve.memory_mib} MiB",
-                f"{node.cpus} CPUs and",
-            )
+            share = f"{reserve.cpus} CPUs and {reserve.memory_mib} MiB"
+            size = f"{node.cpus} CPUs and"
             problem = f"{gpus} GPUs cannot keep {share} each of {size} {node.memory_mib} MiB"
             yield (
                 "cpus" if cpus >= node.cpus else "memory",
                 f"{problem}: write less into `blocking` for it",
             )
             return
-        kept_cpus, kept_mib = {}, {}
+        kept_cpus = {}
+        kept_mib = {}
         for partition in self.partitions:
             if partition.name in node.partitions and partition.up:
                 by_partition = node.cpus - (partition.max_cpus_per_node or node.cpus)
@@ -376,7 +377,8 @@ class SlurmAudit:
             yield "disk", "Slurm keeps no disk: leave `disk` out of `blocking`, or live with it"
 
     def _grace_gaps(self) -> Iterator[tuple[str, str, str]]:
-        grace_s, kill_wait_s = self.policy.grace_s, self._seconds("KillWait")
+        grace_s = self.policy.grace_s
+        kill_wait_s = self._seconds("KillWait")
         promised = f"`timeouts.grace` is {grace_s:.0f} s: drones would promise their jobs time that they do not have"
         if kill_wait_s is not None and kill_wait_s < grace_s:
             killed = (
@@ -418,7 +420,8 @@ class SlurmAudit:
                 yield each.name, "grace", f"{killed} ({limits}), {promised}"
 
     def _job_age_gaps(self) -> Iterator[tuple[str, str, str]]:
-        age_s, max_age_s = self._seconds("MinJobAge"), self.policy.view_max_age_s
+        age_s = self._seconds("MinJobAge")
+        max_age_s = self.policy.view_max_age_s
         kept_in = self.configuration.get("AccountingStorageType", "unknown")
         if (
             age_s is not None

@@ -98,11 +98,13 @@ class SlurmDroneType:
 
         Plain constraints (``a&b`` or ``a|b``) are checked; others count as met.
         """
-        partitions, options = self.partitions_of(node), self.options
+        partitions = self.partitions_of(node)
+        options = self.options
         if not partitions:
             requested = options.partition or "the default partition"
             return NodeMismatch("partition", requested, ", ".join(node.partitions) or "none")
-        cpus, memory = self.type.cpus, self.type.memory_mib
+        cpus = self.type.cpus
+        memory = self.type.memory_mib
         gpus = sum(node.gpus[name] for name in self.gpu_types(node))
         if self.gpus > gpus:
             of_type = f" {options.gpu_type}".rstrip()

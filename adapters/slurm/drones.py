@@ -46,7 +46,8 @@ def is_drone_id(drone_id: DroneId, controller: str) -> bool:
 
 def drone_of(job: SlurmJob, controller: str, site: str) -> DroneId | None:
     """Return which drone of ``controller`` at ``site`` a job is; None if it is none of them."""
-    name, remote = _DRONE_JOB_NAME.fullmatch(job.name[:256]), split_job_id(job.remote_id)
+    name = _DRONE_JOB_NAME.fullmatch(job.name[:256])
+    remote = split_job_id(job.remote_id)
     if name is None or remote is None or (name["controller"], name["site"]) != (controller, site):
         return None
     if bool(name["array"]) != (remote[1] >= 0):
@@ -89,7 +90,9 @@ def _remote_drone(
 ) -> RemoteDrone:
     """Return one job as a drone. If it was cancelled after ``not_ours_from``, somebody else did that."""
     mapping = map_state(job.state, job.flags)
-    state, reason, blocked = mapping.state, mapping.description, None
+    state = mapping.state
+    reason = mapping.description
+    blocked = None
     end = _end(job, mapping, now, not_ours_from) if state is RemoteState.ENDED else None
     if end is not None:
         reason = ""
@@ -97,10 +100,8 @@ def _remote_drone(
         # Its batch script refuses a second life: whatever it does now, it has ended as the drone
         # that it was.
         blocked = classify_reason(job.reason) if state is RemoteState.PENDING else None
-        state, reason = (
-            RemoteState.PENDING,
-            f"requeued by its site: {job.reason}".removesuffix(": "),
-        )
+        state = RemoteState.PENDING
+        reason = f"requeued by its site: {job.reason}".removesuffix(": ")
     elif state is RemoteState.PENDING:
         blocked = classify_reason(job.reason)
         reason = ": ".join(filter(None, (reason, job.reason)))
@@ -154,12 +155,17 @@ def _end(job: SlurmJob, mapping: SlurmStateMapping, now: float, not_ours_from: f
     if job.state == "FAILED":
         return _failed_end(job, at)
     assert mapping.kind is not None
-    kind, message, fault, reason = mapping.kind, mapping.description, mapping.fault, job.reason
+    kind = mapping.kind
+    message = mapping.description
+    fault = mapping.fault
+    reason = job.reason
     if job.state == "CANCELLED":
         # squeue still prints why it waited, sacct who cancelled it
         reason = reason if reason.startswith("by ") else ""
         if at > not_ours_from:
-            kind, message, fault = EndKind.FAULT, "cancelled by somebody else", FaultKind.UNKNOWN
+            kind = EndKind.FAULT
+            message = "cancelled by somebody else"
+            fault = FaultKind.UNKNOWN
     return RemoteEnd(
         kind, at, None, printable(": ".join(filter(None, (message, reason))), _REASON_LENGTH), fault
     )
@@ -201,12 +207,10 @@ class SlurmDrones:
 
     def __init__(self, controller: str, site: str, retain_s: float, *, since: float) -> None:
         """``since``: when this controller started."""
-        self._controller, self._site, self._retain_s, self._since = (
-            controller,
-            site,
-            retain_s,
-            since,
-        )
+        self._controller = controller
+        self._site = site
+        self._retain_s = retain_s
+        self._since = since
         self.user = ""
         """Our account, as soon as a listing names it."""
         self.cancelled: dict[DroneId, float] = {}
@@ -294,7 +298,8 @@ class SlurmDrones:
                         drone, state=RemoteState.UNKNOWN, reason=reason, blocked=None
                     )
             else:
-                self._asked_all, self._has_accounting = True, jobs is not None
+                self._asked_all = True
+                self._has_accounting = jobs is not None
                 # It lists everybody's jobs to root: a name alone makes no drone of ours.
                 own = [job for job in jobs or () if not self.user or job.user in ("", self.user)]
                 found = self._listing(own, now, math.inf).drones

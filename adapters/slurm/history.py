@@ -41,7 +41,10 @@ async def site_history(
     wanted = {each.name for kind in types for each in kind.partitions} | set(
         owner.partitions if owner else ()
     )
-    began_at, begin, known_at, jobs = clock(), now, now, dict[str, SlurmJob]()
+    began_at = clock()
+    begin = now
+    known_at = now
+    jobs = dict[str, SlurmJob]()
     span_s = FIRST_SLICE_S
     while begin > since and len(jobs) < MAX_HISTORY_ROWS and clock() - began_at < READING_S:
         until = begin
@@ -83,7 +86,8 @@ def gpu_holds(
 
 def past_starts(kind: SlurmDroneType, jobs: Iterable[SlurmJob]) -> Iterator[PastStart]:
     """Yield the starts of jobs that requested what a drone of a type does: one node of its partition, and its GPUs."""
-    partitions, allowed = {each.name for each in kind.partitions}, kind.options.gpu_type
+    partitions = {each.name for each in kind.partitions}
+    allowed = kind.options.gpu_type
     for job in jobs:
         fits = (
             job.partition in partitions

@@ -51,7 +51,8 @@ PYSLURM_REQUIRED = (
     "the native transport needs pyslurm: pip install 'gpu-drone-provisioner[slurm-native]' on a host of the cluster"
     " with a C compiler, Slurm's headers and libslurmfull.so, of the release of Slurm that this pyslurm is for"
 )
-_SIGKILL, _STEPS_ONLY = 9, 1 << 2
+_SIGKILL = 9
+_STEPS_ONLY = 1 << 2
 _PYSLURM_NOTHING_TO_CANCEL = (
     "Invalid job id specified",
     "Job/step already completing or completed",
@@ -63,7 +64,8 @@ class SlurmNativeClient(SlurmClient):
     """The cluster of this host's slurm.conf, as the account that this process runs as."""
 
     def __init__(self, config: SlurmSiteConfig, name: str) -> None:
-        self._config, self._name = config, name
+        self._config = config
+        self._name = name
         self._workers: dict[str, WorkerProcess] = {}
         """By purpose: a slow submission does not delay a poll."""
         self._entered = False
@@ -74,7 +76,8 @@ class SlurmNativeClient(SlurmClient):
 
     async def __aexit__(self, *exc: object) -> None:
         self._entered = False
-        workers, self._workers = self._workers, {}
+        workers = self._workers
+        self._workers = {}
         async with asyncio.TaskGroup() as group:
             for worker in workers.values():
                 group.create_task(worker.close())
@@ -180,7 +183,8 @@ class NativeWorker:
     def ended_jobs(self, remote_ids: Collection[str], since: float) -> list[SlurmJob] | None:
         if not self.configuration().get("AccountingStorageType", "").endswith("slurmdbd"):
             return None
-        uid, database = os.getuid(), self._pyslurm.db
+        uid = os.getuid()
+        database = self._pyslurm.db
         numbers = sorted({int(each.partition("_")[0]) for each in remote_ids})
         query = {"ids": numbers} if numbers else {"users": [uid], "start_time": int(since)}
         found = self._query(

@@ -440,7 +440,8 @@ def _request_per_node(raw: Mapping[str, Any]) -> dict[str, Any]:
     ``memory_per_cpu`` or ``memory_per_node``. Only with accounting are GPUs in the total; else
     ``tres_per_node``, ``tres_per_job``, or ``tres_per_task`` and ``tasks``.
     """
-    nodes_text, total = raw.get("node_count"), _text(raw.get("tres"))
+    nodes_text = raw.get("node_count")
+    total = _text(raw.get("tres"))
     nodes = max(
         1, count(nodes_text.partition("-")[0] if isinstance(nodes_text, str) else nodes_text)
     )
@@ -473,7 +474,8 @@ def _exit_status(value: object) -> tuple[int | None, int]:
     ``3:0``, ``{"return_code": ..., "signal": ...}``, or in 22.05 the status of wait(2), ``768``.
     """
     if isinstance(value, Mapping):
-        code, signal = value.get("return_code"), value.get("signal")
+        code = value.get("return_code")
+        signal = value.get("signal")
         number = signal.get("id", signal.get("signal_id")) if isinstance(signal, Mapping) else None
         return (count(code) if is_set(code) else None), count(number)
     if found := _EXIT_CODE.fullmatch(_text(value)):
@@ -577,7 +579,8 @@ def parse_gpus(text: str, shares: int = 0) -> Mapping[str, int]:
     rest of it is of any type. ``shares`` is the largest number of GPUs that a number of shares
     stands for where their places are not printed.
     """
-    found, total = Counter[str](), 0
+    found = Counter[str]()
+    total = 0
     for each in filter(None, map(_GPU_TERM.fullmatch, _GRES_SEPARATOR.split(text))):
         number = int(each["count"] or 1)
         if each["name"] != "gpu":

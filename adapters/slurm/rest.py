@@ -151,7 +151,8 @@ class SlurmRestClient(SlurmClient):
                 await self._request_all([outdated[n] for n in outdated.keys() - reported], reported)
                 await self._request_all([n for n in outdated if n not in reported], reported)
         except TimeoutError:
-            unknown, total = len(self._listing.keys() - self._known.keys()), len(self._listing)
+            unknown = len(self._listing.keys() - self._known.keys())
+            total = len(self._listing)
             why = f"still learning which jobs are ours: {total - unknown} of {total}"
             if not unknown:
                 why = f"no complete listing within {self._config.deadline:g} s"
@@ -159,7 +160,8 @@ class SlurmRestClient(SlurmClient):
 
     async def _request_all(self, numbers: Sequence[int], reported: set[int]) -> None:
         """Request details, several at a time. After a failure, which is raised, no more are begun."""
-        left, failures = iter(dict.fromkeys(numbers)), list[AdapterError]()
+        left = iter(dict.fromkeys(numbers))
+        failures = list[AdapterError]()
 
         async def work() -> None:
             for number in left:
@@ -406,7 +408,8 @@ def parse_states(listed: Sequence[JsonObject]) -> Mapping[int, frozenset[tuple[s
     """
     found: dict[int, set[tuple[str, str]]] = {}
     for record in listed:
-        remote_id, state = str(record.get("job_id")), record.get("state")
+        remote_id = str(record.get("job_id"))
+        state = record.get("state")
         number = remote_id.partition("_")[0].partition("+")[0]
         if not number.isdecimal() or not state:
             raise UnavailableError("slurmrestd reports the state of a job in an unknown format")

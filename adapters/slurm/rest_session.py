@@ -67,7 +67,8 @@ class RestSession:
     """HTTP to slurmrestd. Connects with the first request; connections are kept and shared."""
 
     def __init__(self, settings: SlurmRestConfig, deadline_s: float) -> None:
-        self._settings, self._deadline_s = settings, deadline_s
+        self._settings = settings
+        self._deadline_s = deadline_s
         self.where = f"slurmrestd at {settings.url}" + (
             f" on {settings.ssh.host}" if settings.ssh else ""
         )
@@ -177,7 +178,8 @@ class RestSession:
     ) -> RestResponse:
         """Return the answer to a request with our token."""
         assert self._session is not None, "not entered"
-        settings, token = self._settings, self._current_token()
+        settings = self._settings
+        token = self._current_token()
         url = settings.url if settings.url.startswith("http") else "http://localhost"
         reply = await http.exchange(
             self._session,
@@ -229,10 +231,8 @@ def _parse_response(status: int, raw: bytes) -> RestResponse:
     errors: list[tuple[int, str]] = []
     for error in body["errors"] if isinstance(body.get("errors"), list) else ():
         each = error if isinstance(error, dict) else {"error": error}
-        number, texts = (
-            each.get("error_number"),
-            [str(each.get(key) or "") for key in ("description", "error")],
-        )
+        number = each.get("error_number")
+        texts = [str(each.get(key) or "") for key in ("description", "error")]
         errors.append(
             (number if isinstance(number, int) else 0, ": ".join(filter(None, texts))[:400])
         )
@@ -273,7 +273,8 @@ class _SshConnector(aiohttp.BaseConnector):
 
     def __init__(self, runner: SshRunner, path: str, sessions: int) -> None:
         super().__init__(limit=min(MAX_CONNECTIONS, sessions))
-        self._runner, self._path = runner, path
+        self._runner = runner
+        self._path = path
 
     async def _create_connection(
         self, req: object, traces: object, timeout: object

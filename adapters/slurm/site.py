@@ -43,12 +43,10 @@ class SlurmSite:
     def __init__(
         self, name: str, config: SlurmSiteConfig, types: Sequence[DroneType], controller: str
     ) -> None:
-        self._name, self._config, self._types, self._controller = (
-            name,
-            config,
-            tuple(types),
-            controller,
-        )
+        self._name = name
+        self._config = config
+        self._types = tuple(types)
+        self._controller = controller
         self._cluster: SlurmClient
         self._stack = contextlib.AsyncExitStack()
         self._drones = SlurmDrones(controller, name, config.retain_finished, since=time.time())
@@ -72,7 +70,8 @@ class SlurmSite:
         In this order: a drone that starts meanwhile is counted twice rather than not at all, and an
         owner's job that starts meanwhile is missed as a demand.
         """
-        config, taken_at = self._config, time.time()
+        config = self._config
+        taken_at = time.time()
         jobs = await self._cluster.own_jobs()
         listing = self._drones.listing(jobs, taken_at)
         forgotten, accounting_notices = await self._drones.forgotten(
@@ -93,7 +92,8 @@ class SlurmSite:
             demands = capacity.owner_demands(active, slurm_nodes, nodes, config.owner)
             load = capacity.owner_load(active, nodes, config.owner)
             if capacity.are_jobs_hidden(active, await self._configuration(), self._drones.user):
-                load, notices = None, [*notices, f"owner: {capacity.HIDDEN_OWNER_JOBS}"]
+                load = None
+                notices = [*notices, f"owner: {capacity.HIDDEN_OWNER_JOBS}"]
         self._housekeeping.begin(lambda: self._cancellations(listing.duplicates))
         return model.SiteView(
             site=self._name,
@@ -109,7 +109,8 @@ class SlurmSite:
 
     async def history(self, since: float) -> SiteHistoryView:
         """Return the owner's use and queue times by accounting; an empty view without accounting."""
-        config, now = self._config, time.time()
+        config = self._config
+        now = time.time()
         slurm_nodes = await self._cluster.nodes()
         partitions, types = await self._partitions()
         nodes = [
@@ -140,10 +141,8 @@ class SlurmSite:
 
     async def audit(self, policy: model.SitePolicy) -> Sequence[AuditFinding]:
         """Return where the cluster's configuration does not do what ``policy`` says."""
-        nodes, configuration = (
-            await self._cluster.nodes(reserves=True),
-            await self._cluster.configuration(),
-        )
+        nodes = await self._cluster.nodes(reserves=True)
+        configuration = await self._cluster.configuration()
         partitions, types = await self._partitions()
         findings = SlurmAudit(nodes, partitions, configuration, policy, types, self._config).gaps()
         if self._config.owner is not None:
@@ -211,7 +210,8 @@ class SlurmSite:
             self._starts.without_answer(batch.drone_ids)
             return [failed(drone_id, error) for drone_id in batch.drone_ids]
         except AdapterError as error:
-            half, kind = len(batch.orders) // 2, error.kind
+            half = len(batch.orders) // 2
+            kind = error.kind
             # Not every transport reports MaxArraySize.
             is_too_large = kind is FaultKind.QUOTA or (
                 kind is FaultKind.CONFIG and "array" in str(error)

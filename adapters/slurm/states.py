@@ -33,8 +33,10 @@ class SlurmStateMapping(NamedTuple):
     fault: FaultKind | None = None
 
 
-_PENDING, _RUNNING = RemoteState.PENDING, RemoteState.RUNNING
-_UNKNOWN, _ENDED = RemoteState.UNKNOWN, RemoteState.ENDED
+_PENDING = RemoteState.PENDING
+_RUNNING = RemoteState.RUNNING
+_UNKNOWN = RemoteState.UNKNOWN
+_ENDED = RemoteState.ENDED
 
 SLURM_STATES: Mapping[str, SlurmStateMapping] = {
     # Base states.
@@ -221,7 +223,8 @@ def query_error(text: str) -> AdapterError:
 
 def refusal_error(text: str) -> AdapterError:
     """Return the error to raise for Slurm's message about a submission or cancellation."""
-    message, kind = printable(" ".join(text.split()), _MESSAGE_LENGTH), classify_refusal(text)
+    message = printable(" ".join(text.split()), _MESSAGE_LENGTH)
+    kind = classify_refusal(text)
     if _OUTCOME_UNKNOWN.search(text):  # only the answer failed
         return OutcomeUnknownError(message)
     if kind is FaultKind.DOWN:  # nobody was reached

@@ -76,7 +76,8 @@ def make_batches(
 
 def make_batch(orders: Sequence[StartOrder], config: SlurmSiteConfig) -> SlurmBatch:
     """Return one submission for orders that differ only in their number, ascending."""
-    drone_type, base = orders[0].type, _number(orders[0])
+    drone_type = orders[0].type
+    base = _number(orders[0])
     options = config.options_for(drone_type.name).sbatch_options()
     if drone_type.gpu_milli:
         options["gres"] = _gres(drone_type, config)
@@ -120,7 +121,8 @@ def max_array_size(configuration: Mapping[str, str]) -> int:
 
 def render_script(orders: Sequence[StartOrder], config: SlurmSiteConfig) -> bytes:
     """Return the batch script for orders that differ only in their number: plain ASCII, with the drone's directory."""
-    order, bootstrap = orders[0], orders[0].bootstrap
+    order = orders[0]
+    bootstrap = orders[0].bootstrap
     assert bootstrap is not None
     prefix, _, first = order.drone_id.rpartition("-")
     variables = {

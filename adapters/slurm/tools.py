@@ -77,7 +77,8 @@ class SlurmToolsClient(SlurmClient):
     """The cluster as the account that runs the tools."""
 
     def __init__(self, config: SlurmSiteConfig, name: str) -> None:
-        self._config, self._name = config, name
+        self._config = config
+        self._name = name
         self._runner: Runner | None = None
         self._accounting = True
         self._remarks: dict[str, float] = {}
@@ -128,7 +129,8 @@ class SlurmToolsClient(SlurmClient):
     ) -> Sequence[SlurmJob] | None:
         if not self._accounting:
             return None
-        separator, found = _separator(), list[SlurmJob]()
+        separator = _separator()
+        found = list[SlurmJob]()
         argv = ["-X", "-p", f"--delimiter={separator}", "-o", ",".join(columns)]
         try:
             for selection in selections:
@@ -220,7 +222,8 @@ class SlurmToolsClient(SlurmClient):
         The job gets neither our environment nor a login's (``--export=NIL``): its script has to
         export PATH and HOME, and to run ``srun --export=ALL``.
         """
-        argv, deadline_s = sbatch_arguments(submission), self._config.submit_deadline
+        argv = sbatch_arguments(submission)
+        deadline_s = self._config.submit_deadline
         try:
             done = await self._run("sbatch", argv, deadline_s, stdin=submission.script)
         except NoReplyError as error:

@@ -106,7 +106,8 @@ class HTCondorOverlay:
     Config = HTCondorConfig
 
     def __init__(self, config: HTCondorConfig, controller: str) -> None:
-        self._config, self._controller = config, controller
+        self._config = config
+        self._controller = controller
         self._connection: _Connection | None = None
         self._view: model.OverlayView | None = None
         self._silent: tuple[str, ...] = ()
@@ -122,7 +123,8 @@ class HTCondorOverlay:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        connection, self._connection = self._connection, None
+        connection = self._connection
+        self._connection = None
         if connection is not None:
             await connection.close()
 
@@ -150,7 +152,8 @@ class HTCondorOverlay:
         UnavailableError if the collector or all schedds did not answer in time, or AuthError. A
         schedd that does not answer beside others is left out: see ``unheard`` of the view.
         """
-        connection, deadline_s = self._connected(), self._config.deadline
+        connection = self._connected()
+        deadline_s = self._config.deadline
         gpus_only = all(kind.gpu_milli for kind in types)
         answer: PolledPool | AdapterError
         async with asyncio.TaskGroup() as group:
@@ -170,7 +173,8 @@ class HTCondorOverlay:
             raise answer
         view, users, self._silent, faults, ran = answer
         self._witnesses.note(users, time.time())
-        history, there = pending.result(), {slot.drone_id for slot in view.slots}
+        history = pending.result()
+        there = {slot.drone_id for slot in view.slots}
         confirmed = confirmed_faults(faults, ran, history.completions, history.succeeded)
         await connection.drainer.forget(there)
         self._count_readers(there)
@@ -231,7 +235,8 @@ class HTCondorOverlay:
         """Have the collector drop the ads of drones that ended then, which only a drone's own token may do."""
         if not ended_at:
             return []
-        config, first = self._config, next(iter(ended_at))
+        config = self._config
+        first = next(iter(ended_at))
         directory = ClientDirectory(
             "the drones", config, lambda: drone_token(config, first, _REMOVAL_TOKEN_S)
         )
@@ -260,7 +265,8 @@ class HTCondorOverlay:
 
     async def bootstrap(self, order: model.StartOrder) -> model.Bootstrap:
         """Return the drone script, its token as file ``token``, and the operator's lines as ``extra.conf``."""
-        config, walltime_s = self._config, order.type.walltime_s
+        config = self._config
+        walltime_s = order.type.walltime_s
         life_s = (
             walltime_s + config.drone_token_margin if walltime_s else config.drone_token_lifetime
         )
@@ -334,10 +340,8 @@ async def probe(config: HTCondorConfig, env: Mapping[str, str]) -> list[AuditFin
 
 def no_condor(config: HTCondorConfig) -> list[AuditFinding]:
     """Return whether HTCondor's programs are missing on this host, looked for as the drone script does."""
-    prefix, path = (
-        config.condor_prefix.replace("{arch}", os.uname().machine),
-        f"{os.environ.get('PATH', '')}:{_MORE_PATH}",
-    )
+    prefix = config.condor_prefix.replace("{arch}", os.uname().machine)
+    path = f"{os.environ.get('PATH', '')}:{_MORE_PATH}"
     if shutil.which("condor_master", path=f"{prefix}/usr/sbin:{prefix}/sbin" if prefix else path):
         return []
     where = f"below {prefix}" if prefix else "on PATH or in /usr/sbin"

@@ -78,7 +78,10 @@ class Drainer:
     def __init__(
         self, tool: str, env: Mapping[str, str], deadline_s: float, orders: DrainOrders
     ) -> None:
-        self._tool, self._env, self._deadline_s, self._orders = tool, dict(env), deadline_s, orders
+        self._tool = tool
+        self._env = dict(env)
+        self._deadline_s = deadline_s
+        self._orders = orders
         self._runner = LocalRunner(env)
         self._room = asyncio.Semaphore(DRAINS_AT_ONCE)
         self._unreachable_until = 0.0
@@ -217,7 +220,8 @@ class DrainOrders:
     """Order ads of one controller. A drone obeys an order ad once, if the collector says that we advertised it."""
 
     def __init__(self, collector: str, issuer: str, directory: ClientDirectory) -> None:
-        self._issuer, self._directory = issuer, directory
+        self._issuer = issuer
+        self._directory = directory
         self._child = WorkerProcess(
             COLLECTOR_ADS,
             collector,
@@ -349,10 +353,8 @@ class CollectorAds:
             for each, (serial, mode) in orders.items()
         ]
         self._collector.advertise(ads, "UPDATE_AD_GENERIC")
-        limit, projection = (
-            time.monotonic() + _ORDER_READ_BACK_S,
-            ("DroneOrderFor", "DroneOrder", _SENDER),
-        )
+        limit = time.monotonic() + _ORDER_READ_BACK_S
+        projection = ("DroneOrderFor", "DroneOrder", _SENDER)
         while True:
             listed = self._collector.query(
                 htcondor2.AdType.Generic, "DroneOrderFor isnt undefined", projection
@@ -374,7 +376,8 @@ class CollectorAds:
             return ours
         whom = f"collector {self._collector.addresses}"
         if others := sorted(set(senders.values())):
-            seen, expected = printable(", ".join(others), 120), ", ".join(identities)
+            seen = printable(", ".join(others), 120)
+            expected = ", ".join(identities)
             raise AuthError(
                 f"{whom} knows us as {seen}, drones obey {expected}: use a token of that identity"
             )
@@ -396,10 +399,8 @@ class CollectorAds:
             self._collector.invalidate("DaemonMaster", "INVALIDATE_MASTER_ADS", gone())
         except AuthError as error:
             raise AuthError(f"{_ADVICE}: {error}", error.kind) from None
-        limit, kinds = (
-            time.monotonic() + INVALIDATE_TIMEOUT_S,
-            (htcondor2.AdType.Startd, htcondor2.AdType.Master),
-        )
+        limit = time.monotonic() + INVALIDATE_TIMEOUT_S
+        kinds = (htcondor2.AdType.Startd, htcondor2.AdType.Master)
         while left := [
             ad for kind in kinds for ad in self._collector.query(kind, gone(), ["Name"])
         ]:

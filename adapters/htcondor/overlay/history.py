@@ -84,13 +84,16 @@ class HistoryReader:
     """Reader of the histories, in the worker process. Each question is about the time since the one before."""
 
     def __init__(self, config: HTCondorConfig, controller: str) -> None:
-        self._config, self._controller = config, controller
+        self._config = config
+        self._controller = controller
         self._collector = Collectors(config.collector)
         self._known: dict[str, _ScheddHistory] = {}
 
     def completed(self, gpus_only: bool, silent: Collection[str] = ()) -> HistoryView:
         """Return recently ended runs of jobs, without those of the schedds ``silent``, and who did not answer."""
-        now, notices, answered = time.time(), list[str](), False
+        now = time.time()
+        notices = list[str]()
+        answered = False
         self._collector.read_clock()
         for queue in queues_of(self._collector.schedds(), self._config.schedds):
             name = printable(queue.name, 80)
@@ -123,7 +126,8 @@ class HistoryReader:
 
     def _read(self, queue: ScheddQueue, known: _ScheddHistory, now: float, gpus_only: bool) -> bool:
         """Add the runs that ended since the last question. Return True if there were more than the limit."""
-        config, ahead_s = self._config, self._collector.skew_s + queue.ahead_s
+        config = self._config
+        ahead_s = self._collector.skew_s + queue.ahead_s
         there_now = now + ahead_s
         long_ago = there_now - EVICTION_REPORTED_S
         wanted = constraint(config.constraint, self._controller, long_ago, gpus_only)
@@ -262,7 +266,9 @@ class HistoryPoller:
     async def newest(self, gpus_only: bool, silent: Collection[str]) -> HistoryView:
         """Return the last answer, renewed if it is a minute old; a failure is a notice, not an error."""
         if time.monotonic() >= self._again_at:
-            pause_s, began, asked_at = HISTORY_INTERVAL_S, time.monotonic(), time.time()
+            pause_s = HISTORY_INTERVAL_S
+            began = time.monotonic()
+            asked_at = time.time()
             try:
                 view = await self._child.call(
                     "completed", gpus_only, silent, deadline_s=self._deadline_s

@@ -23,11 +23,13 @@ class JobHolder:
     """Server of ``hold``."""
 
     def __init__(self, config: HTCondorConfig) -> None:
-        self._config, self._collector = config, Collectors(config.collector)
+        self._config = config
+        self._collector = Collectors(config.collector)
 
     def hold(self, jobs: JobClass, reason: str, silent: Collection[str] = ()) -> HoldResult:
         """Hold the idle jobs of a class in all schedds that count, without the schedds ``silent``: one would hang."""
-        held, faults = 0, list[str]()
+        held = 0
+        faults = list[str]()
         wanted = constraint(jobs, reason, self._config.constraint)
         for queue in queues_of(self._collector.schedds(), self._config.schedds):
             name = printable(queue.name, 80)

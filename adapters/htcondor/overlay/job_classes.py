@@ -187,7 +187,8 @@ class QueueWait(NamedTuple):
 
     @classmethod
     def of(cls, ad: Ad, received_at: float) -> QueueWait:
-        submitted, idle = moment(ad, "QDate"), moment(ad, "EnteredCurrentStatus")
+        submitted = moment(ad, "QDate")
+        idle = moment(ad, "EnteredCurrentStatus")
         skew = classads.clock_ahead_s(ad, received_at)
         return cls(submitted - skew, max(submitted, idle) - skew)
 
@@ -207,7 +208,8 @@ def job_class(
 ) -> JobClass:
     """Return a class without the verdicts on its requirements. ``slots``: as for :func:`request`."""
     ad = representative(groups)
-    idle, held = [g for g in groups if g.status == IDLE], [g for g in groups if g.status == HELD]
+    idle = [g for g in groups if g.status == IDLE]
+    held = [g for g in groups if g.status == HELD]
     running = [g for g in groups if g.status in IN_SLOT]
     waiting = sum(g.count for g in idle)
     fresh = min(fresh, waiting)
@@ -322,7 +324,8 @@ def _gpus_asked(ad: Ad, slots: Sequence[Ad]) -> tuple[int, str]:
     """
     if source(ad, "RequestGPUs") in ("", "undefined"):
         return 0, ""
-    asked, written = _asked(ad, "RequestGPUs", slots), printable(source(ad, "RequestGPUs"), 60)
+    asked = _asked(ad, "RequestGPUs", slots)
+    written = printable(source(ad, "RequestGPUs"), 60)
     if gpu_optional(ad) and not asked:
         # In a slot with a GPU; where that depends on more of the GPU, the verdict on each type does
         # as well.
@@ -337,7 +340,8 @@ def _gpus_asked(ad: Ad, slots: Sequence[Ad]) -> tuple[int, str]:
             f"request_gpus = {asked:g}: HTCondor hands out whole GPUs; write request_gpus = 1{more}, and offer a drone"
             " type that shares its GPU"
         )
-    gpu_milli, source_text = int(asked) * WHOLE_GPU, source(ad, "GpuMilli")
+    gpu_milli = int(asked) * WHOLE_GPU
+    source_text = source(ad, "GpuMilli")
     if source_text in ("", "undefined"):
         return gpu_milli, ""
     share = number(ad, "GpuMilli")
@@ -396,7 +400,9 @@ def accounting_groups(
 ) -> tuple[Group, ...]:
     """Return all groups but the root; empty where there are no others."""
     known = {text(ad, "Name", 80).casefold(): ad for ad in ads if _is_group(ad)}
-    cpus, milli, used = Counter[str](), Counter[str](), defaultdict[str, float](float)
+    cpus = Counter[str]()
+    milli = Counter[str]()
+    used = defaultdict[str, float](float)
     for job in classes if weight == "cpus" else ():
         count = job.waiting + job.fresh + job.running + job.held
         for name in _chain(job.group.casefold()) if job.gpu_milli else ():
@@ -428,10 +434,12 @@ def accounting_groups(
 
 def user_priorities(ads: Iterable[Ad], classes: Iterable[JobClass]) -> dict[str, float]:
     """Return the effective priorities of the users with jobs; of one in several groups, that of the largest share."""
-    owners, found = {job.owner for job in classes}, dict[str, float]()
+    owners = {job.owner for job in classes}
+    found = dict[str, float]()
     for ad in ads:
         # Name is <user>@<domain>, or <group>.<user>@<domain>
-        name, priority = text(ad, "Name", 160).partition("@")[0], _amount(ad, "Priority")
+        name = text(ad, "Name", 160).partition("@")[0]
+        priority = _amount(ad, "Priority")
         owner = name if name in owners else name.removeprefix(f"{text(ad, 'AccountingGroup', 80)}.")
         if not _is_group(ad) and owner in owners and priority:
             found[owner] = min(priority, found.get(owner, priority))

@@ -88,10 +88,8 @@ def start(kind: DroneType) -> str:
     )
     left = "(MY.GPUs - TARGET.RequestGPUs)"
     if kind.vram_pool:
-        share, pooled = (
-            share_milli(kind.shares),
-            f"max({{{kind.vram_mib // kind.shares}, TARGET.RequestGPUMem ?: 0}})",
-        )
+        share = share_milli(kind.shares)
+        pooled = f"max({{{kind.vram_mib // kind.shares}, TARGET.RequestGPUMem ?: 0}})"
         asks = f"({ASKED_SHARE} <= {share} || (TARGET.RequestGPUMem ?: 0) > 0)"
         wants = f"(TARGET.RequestGPUs ?: 0) == 1 && {asks} && MY.GPUMem >= {pooled}"
         keeps = [
@@ -260,10 +258,8 @@ def _first(found: list[UnmetRequirement]) -> UnmetRequirement | None:
 
 def _unmet(job: Ad, slot: Ad) -> list[UnmetRequirement]:
     """Return all requirements of the two ads that are unmet; none if they match."""
-    wants, asked = (
-        source(job, "Requirements") or "true",
-        evaluated_number("RequestGPUs", job, slot) or 0,
-    )
+    wants = source(job, "Requirements") or "true"
+    asked = evaluated_number("RequestGPUs", job, slot) or 0
     gpus_fit = "RequireGPUs" not in job or _gpus_with("MY.RequireGPUs", job, slot) >= asked
     if gpus_fit and holds(wants, job, slot) and holds("Requirements", slot, job):
         return []
@@ -289,7 +285,8 @@ def _numbers(job: Ad, slot: Ad) -> Iterator[UnmetRequirement]:
         ("disk", "RequestDisk", "Disk", " KiB"),
         ("vram", "RequestGPUMem", "GPUMem", " MiB in a pool"),
     ):
-        asked, there = evaluated_number(wanted, job, slot), number(slot, offered) or 0
+        asked = evaluated_number(wanted, job, slot)
+        there = number(slot, offered) or 0
         if asked is None and not source(job, wanted):
             continue
         if asked is None or asked > there:
@@ -299,7 +296,8 @@ def _numbers(job: Ad, slot: Ad) -> Iterator[UnmetRequirement]:
 
 def _gpu_clauses(job: Ad, slot: Ad) -> Iterator[UnmetRequirement]:
     """Yield clauses of RequireGPUs that fewer GPUs meet than are asked for."""
-    require, wanted = source(job, "RequireGPUs"), number(job, "RequestGPUs") or 0
+    require = source(job, "RequireGPUs")
+    wanted = number(job, "RequestGPUs") or 0
     if not require or _gpus_with("MY.RequireGPUs", job, slot) >= wanted:
         return
     missed = [clause for clause in clauses(require) if _gpus_with(clause, job, slot) < wanted]
@@ -337,7 +335,8 @@ def _described(clause: str, job: Ad, slot: Ad, gpu: bool = False) -> UnmetRequir
     looked_at = bound(clause, job)
     if looked_at and dimension in ("vram", "capability", "driver"):
         name, least = looked_at
-        there, vendor = number(slot, f"GPUs_{name}"), value(slot, "GpuVendor")
+        there = number(slot, f"GPUs_{name}")
+        vendor = value(slot, "GpuVendor")
         available = _with_unit(dimension, there)
         if there is None and dimension != "vram" and isinstance(vendor, str) and vendor != NVIDIA:
             available = f"none: {printable(vendor, 20)} GPUs have no CUDA"
@@ -384,7 +383,9 @@ def clauses(source_text: str) -> Iterator[str]:
     """Yield the parts of ``a && b && (c && d)``: a, b, c, d. A part that is no conjunction is left whole."""
     todo = [source_text]
     while todo:
-        text, parts, depth = todo.pop().strip(), [""], 0
+        text = todo.pop().strip()
+        parts = [""]
+        depth = 0
         outside = []  # what is in no parentheses
         for token in _CLAUSE_TOKEN.findall(text) if len(text) <= _MAX_SPLIT_LENGTH else ():
             depth += (token in "([{") - (token in ")]}")
@@ -418,7 +419,8 @@ def received(slot: Ad) -> ReceivedSlot:
     learnt: dict[str, str] = {}
     gpus: list[Mapping[str, str]] = []
     for name in slot:
-        text, of_gpus = source(slot, name), name.lower().startswith("gpus_")
+        text = source(slot, name)
+        of_gpus = name.lower().startswith("gpus_")
         found = value(slot, name) if of_gpus else None
         if isinstance(found, classad2.ClassAd) and len(gpus) < _MOST_GPUS:
             gpus.append(
@@ -441,7 +443,8 @@ def received(slot: Ad) -> ReceivedSlot:
 
 def differences(kind: DroneType, got: ReceivedSlot) -> tuple[str, ...]:
     """Return a line for everything that arrived less than ordered."""
-    ordered, arrived = template(kind), template(kind, got)
+    ordered = template(kind)
+    arrived = template(kind, got)
     lines = []
     for name, unit, slack in (
         ("GPUs", "", 1.0),
@@ -450,12 +453,14 @@ def differences(kind: DroneType, got: ReceivedSlot) -> tuple[str, ...]:
         ("Cpus", "", 1.0),
         ("Memory", " MiB", 0.95),
     ):
-        wanted, there = number(ordered, name), number(arrived, name)
+        wanted = number(ordered, name)
+        there = number(arrived, name)
         if wanted and there is not None and there < wanted * slack:
             lines.append(
                 f"drone type {kind.key}: ordered {name} {wanted:.15g}{unit}, received {there:.15g}{unit}"
             )
-    wanted_model, model = value(ordered, "GPUs_DeviceName"), value(arrived, "GPUs_DeviceName")
+    wanted_model = value(ordered, "GPUs_DeviceName")
+    model = value(arrived, "GPUs_DeviceName")
     if (
         isinstance(wanted_model, str)
         and isinstance(model, str)

@@ -37,13 +37,16 @@ class OtherDroneReader:
     """Server of ``drones`` in a worker process. It remembers which drones it has listed."""
 
     def __init__(self, collector: str, controller: str) -> None:
-        self._collector, self._controller = Collectors(collector), controller
+        self._collector = Collectors(collector)
+        self._controller = controller
         self._known: dict[str, float] | None = None
         self._joined = Counter[_Group]()
 
     def drones(self) -> Sequence[OtherDrones]:
         """Return the drones of others by site and GPU model. Each start of a startd is a drone."""
-        gpus, busy, names = Counter[_Group](), Counter[_Group](), defaultdict[_Group, set[str]](set)
+        gpus = Counter[_Group]()
+        busy = Counter[_Group]()
+        names = defaultdict[_Group, set[str]](set)
         for ad in self._collector.query(
             htcondor2.AdType.Startd, constraint(self._controller), PROJECTION
         ):

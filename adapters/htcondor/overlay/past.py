@@ -34,7 +34,9 @@ class PastReader:
     def __init__(
         self, config: HTCondorConfig, controller: str, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._config, self._controller, self._clock = config, controller, clock
+        self._config = config
+        self._controller = controller
+        self._clock = clock
         self._collector = Collectors(config.collector)
 
     def completed(self, since: float) -> RunHistoryView:
@@ -43,7 +45,10 @@ class PastReader:
         ``left_out`` is set if a schedd does not answer, or none of the time is left for it.
         """
         self._collector.read_clock()
-        config, found, left_out, failures = self._config, list[CompletedJob](), False, list[str]()
+        config = self._config
+        found = list[CompletedJob]()
+        left_out = False
+        failures = list[str]()
         queues = queues_of(self._collector.schedds(), config.schedds)
         most = MAX_HISTORY_ROWS // max(1, len(queues))
         projection = sorted({*HISTORY_PROJECTION, config.owner_attribute})

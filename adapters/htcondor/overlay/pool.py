@@ -69,7 +69,8 @@ class PoolPoller:
 
     def __init__(self, config: HTCondorConfig, controller: str, memory: str) -> None:
         """Connect to the pool. ``memory``: directory for what must outlive this process, which a poll may end."""
-        self._config, self._controller = config, controller
+        self._config = config
+        self._controller = controller
         self._attributes = job_classes.group_attributes(config.owner_attribute, config.constraint)
         self._collector = Collectors(config.collector)
         self._schedds = ScheddRegistry(config.collector_memory, Path(memory))
@@ -86,7 +87,8 @@ class PoolPoller:
 
     def poll(self, types: Sequence[DroneType]) -> PolledPool:
         """Query slots first, then queues: a job that starts meanwhile is missed once rather than counted twice."""
-        config, taken_at = self._config, time.time()
+        config = self._config
+        taken_at = time.time()
         with self._schedds.asking("collector", config.collector):
             self._collector.read_clock()
             ads = self._collector.query(
@@ -210,7 +212,9 @@ class PoolPoller:
         a while. Anybody can have a schedd listed: one that flocks here and denies reading, or a
         machine that is switched off, stops nothing.
         """
-        known, wanted, memory_s = self._schedds, self._config.schedds, self._config.collector_memory
+        known = self._schedds
+        wanted = self._config.schedds
+        memory_s = self._config.collector_memory
         known.kept(now)
         for name in {*wanted, *known.answered, *known.silent} - ads.keys():
             last = known.last.get(name)
@@ -301,7 +305,8 @@ class PoolPoller:
         A collector that has just started knows only the startds that have called since. The others
         keep the slot, and the age, that they had, for as long as a startd may take to call.
         """
-        memory_s, address = self._config.collector_memory, self._collector.address
+        memory_s = self._config.collector_memory
+        address = self._collector.address
         ads = self._collector.query(
             htcondor2.AdType.Collector, _ITS_OWN, ["MonitorSelfTime", "MonitorSelfAge"]
         )
@@ -434,7 +439,8 @@ class Verdicts:
         self._types: dict[TypeKey, _JudgedType] = {}
 
     def keep(self, by_class: Mapping[str, list[JobGroup]], types: Sequence[DroneType]) -> None:
-        known, self._types = self._types, {}
+        known = self._types
+        self._types = {}
         shapes = {group.shape for groups in by_class.values() for group in groups}
         for kind in types:
             old = known.get(kind.key)
@@ -460,7 +466,8 @@ class Verdicts:
         """Replace templates by slots that really arrived, now and then; return what arrived less than ordered."""
         wanted = {kind.key: kind for kind in types}
         for drone in seen.drones:
-            kind, old = wanted.get(drone.type), self._types.get(drone.type)
+            kind = wanted.get(drone.type)
+            old = self._types.get(drone.type)
             if kind is None or (old is not None and now - old.learnt_at < _RELEARN_S):
                 continue
             for slot in collector.query(
@@ -497,7 +504,9 @@ class Verdicts:
         for kind in types if not jobs.invalid else ():
             fits = numbers_fit(jobs, kind)  # if not, the rest says whether a smaller request would
             judge = matching.unmet_requirement if fits else matching.unmet_beside_amounts
-            judged, shape, now = self._types[kind.key], groups[0].shape, time.monotonic()
+            judged = self._types[kind.key]
+            shape = groups[0].shape
+            now = time.monotonic()
             verdict, expires_at = judged.verdicts.get(shape, (_NOT_YET, -math.inf))
             if expires_at < now <= (until if fits else until - _JUDGING_FITTING_S):
                 ad = ad or job_classes.as_job(job_classes.representative(groups))
@@ -537,7 +546,8 @@ def limits_of(
     reached = classads.used_up(*(answer.refusals for answer in answers.values()))
     left = {name: answer.slack for name, answer in answers.items()}
     for class_id, g in idle:
-        limits, more = text(g.ad, "ConcurrencyLimits", 80), left.get(g.schedd)
+        limits = text(g.ad, "ConcurrencyLimits", 80)
+        more = left.get(g.schedd)
         known, why = found.get(class_id, (0, ""))
         if limits in reached:
             found[class_id] = known + g.count, f"concurrency limit {limits} is used up"

@@ -83,7 +83,8 @@ class ScheddRegistry:
 
     def __init__(self, memory_s: float, directory: Path) -> None:
         """Go on where the process before this one was ended, which may have been while it asked a schedd."""
-        self.memory_s, self._directory = memory_s, directory
+        self.memory_s = memory_s
+        self._directory = directory
         self.answered: set[str] = set()  # schedds that have ever answered
         self.silent: dict[str, ScheddSilence] = {}
         self.last: dict[str, ScheddAnswer] = {}
@@ -145,7 +146,8 @@ class ScheddRegistry:
         self, queues: Sequence[ScheddQueue], translated: Callable[[ScheddQueue], Any], wait_s: float
     ) -> None:
         """Ask each schedd an empty question. ``translated``: a context that turns the bindings' errors into ours."""
-        now, results = time.time(), answers({queue.name: queue.ask for queue in queues}, wait_s)
+        now = time.time()
+        results = answers({queue.name: queue.ask for queue in queues}, wait_s)
         for queue in queues:
             try:
                 if results[queue.name] is None:
@@ -167,7 +169,8 @@ class ScheddRegistry:
         unlisted: bool = False,
     ) -> None:
         """Note that a schedd did not answer. One that is ``unlisted`` is asked at once when it is listed again."""
-        known, last = self.silent.get(name), self.last.get(name)
+        known = self.silent.get(name)
+        last = self.last.get(name)
         since = known.since if known else last.taken_at if last else now
         tries = (known.hung if known else 0) + 1 if hung else 0
         self.silent[name] = ScheddSilence(since, 0.0 if unlisted else now, error, tries)
@@ -198,7 +201,8 @@ class ScheddRegistry:
     def notices(self, named: Sequence[str], now: float) -> Iterator[str]:
         """Yield a line for each silent schedd. ``named``: those of the configuration."""
         for name, silence in sorted(self.silent.items())[:_MAX_SILENCE_NOTICES]:
-            shown, why = printable(name, 80), printable(str(silence.error), 160)
+            shown = printable(name, 80)
+            why = printable(str(silence.error), 160)
             minutes = int((now - silence.since) // 60)
             age = f"{minutes} min" if minutes else "less than a minute"
             if name not in self.answered and name not in named:
@@ -258,7 +262,8 @@ def queues_of(ads: Mapping[str, Ad], names: Collection[str]) -> list[ScheddQueue
     """Return the schedds whose jobs count: those of these names, or all. ``ads``: by name."""
     found = []
     for name, ad in sorted(ads.items()):
-        most, runs = number(ad, "MaxJobsRunning"), number(ad, "TotalRunningJobs")
+        most = number(ad, "MaxJobsRunning")
+        runs = number(ad, "TotalRunningJobs")
         slack = None if most is None or runs is None else max(0, int(most - runs))
         if not names or name in names:
             found.append(ScheddQueue(name, htcondor2.Schedd(ad), ahead(ad), slack))
@@ -267,6 +272,7 @@ def queues_of(ads: Mapping[str, Ad], names: Collection[str]) -> list[ScheddQueue
 
 def ahead(ad: Ad) -> float:
     """Return by how many seconds the clock of the daemon that sent an ad is ahead of the collector's."""
-    theirs, heard = moment(ad, "MyCurrentTime"), moment(ad, "LastHeardFrom")
+    theirs = moment(ad, "MyCurrentTime")
+    heard = moment(ad, "LastHeardFrom")
     ahead = theirs - heard if theirs and heard else 0.0
     return ahead if abs(ahead) > SAME_CLOCK_S else 0.0

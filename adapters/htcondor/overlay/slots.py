@@ -137,7 +137,8 @@ _CLOCK_STEP_S = 60.0  # clocks that are less than about half of this apart are t
 
 
 def _drone_slot(ad: Ad, drone_id: DroneId, to_our_clock: Callable[[float], float]) -> DroneSlot:
-    heard, jobs = moment(ad, "LastHeardFrom"), _claims(ad)
+    heard = moment(ad, "LastHeardFrom")
+    jobs = _claims(ad)
     heard_at = to_our_clock(heard) if heard > 0 else 0.0
     # since when nothing is carved from the slot: of the startd's own clock only differences are
     # used
@@ -214,7 +215,8 @@ def _faults(ad: Ad, drone_id: DroneId, heard_at: float) -> Iterator[JobFailure]:
     for record in text(ad, "DroneFaults", 4 * _MAX_TEXT).split(" ")[-10:]:
         if found := _FAULT.fullmatch(record):
             blame, cause = _FAULT_CAUSES[found[4]]
-            at, user = _by_our_clock(ad, float(found[1]), heard_at), found[3].partition("@")[0]
+            at = _by_our_clock(ad, float(found[1]), heard_at)
+            user = found[3].partition("@")[0]
             yield JobFailure(drone_id, found[2], at, user, cause, blame)
 
 
@@ -222,7 +224,8 @@ def _free_gpu_milli(ad: Ad, device_milli: int) -> int:
     """Return the slot's GPUs less the shares, or parts of VRAM, that jobs have. Remainders of rounding are left out."""
     if pool_mib := whole(ad, "TotalSlotGPUMem"):
         return min(WHOLE_GPU, whole(ad, "GPUMem") * WHOLE_GPU // pool_mib)
-    each, free = device_milli, whole(ad, "GPUs")
+    each = device_milli
+    free = whole(ad, "GPUs")
     if each == WHOLE_GPU:
         return free * WHOLE_GPU
     there = whole(ad, "TotalSlotGPUs")

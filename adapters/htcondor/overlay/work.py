@@ -41,11 +41,9 @@ MAX_DEVICES_PER_JOB = 4096  # GPUs or CPUs of one job: no node has more, and sum
 
 def constraint(controller: str, since: float) -> str:
     """Return the constraint for jobs that run in our drones, or left or were held in one ``since`` (schedd's clock)."""
-    ours, since_s, codes = (
-        classad2.quote(f"@{controller}-"),
-        int(since),
-        ",".join(map(str, HOLD_CODES)),
-    )
+    ours = classad2.quote(f"@{controller}-")
+    since_s = int(since)
+    codes = ",".join(map(str, HOLD_CODES))
     left = f"(LastVacateTime ?: 0) >= {since_s} && member(JobStatus, {{1,2,6,7}})"
     by_drone = (
         f"member(HoldReasonCode, {{{codes}}}) || (HoldReasonSubCode ?: 0) == {VRAM_HOLD_SUBCODE}"
@@ -146,8 +144,10 @@ def work(
             began = _began(ad)
             since = min(to_our_clock(max(began, _saved(ad))), now) if began else now
             begun_at = min(to_our_clock(began), now) if began else now
-            milli, owner = _milli(ad, device_milli.get(drone_id)), text(ad, "Owner", 80)
-            asks, optional = request(ad)[0], gpu_optional(ad)
+            milli = _milli(ad, device_milli.get(drone_id))
+            owner = text(ad, "Owner", 80)
+            asks = request(ad)[0]
+            optional = gpu_optional(ad)
             runs.append(JobRun(drone_id, milli, since, begun_at, owner, asks, job_id(ad), optional))
     return PoolWork(tuple(runs), tuple(evictions), tuple(failures), frozenset(ran))
 
@@ -155,17 +155,17 @@ def work(
 def _failure(ad: Ad, controller: str, to_our_clock: Callable[[float], float]) -> JobFailure | None:
     """Return the failure of a job that a drone of ours held, or that is idle again after a run of seconds there."""
     drone_id = drone_named(ad, "LastRemoteHost", controller)
-    status, at, cause, blame = (
-        whole(ad, "JobStatus"),
-        moment(ad, "EnteredCurrentStatus"),
-        "",
-        Blame.UNKNOWN,
-    )
-    code, subcode = whole(ad, "HoldReasonCode"), whole(ad, "HoldReasonSubCode")
+    status = whole(ad, "JobStatus")
+    at = moment(ad, "EnteredCurrentStatus")
+    cause = ""
+    blame = Blame.UNKNOWN
+    code = whole(ad, "HoldReasonCode")
+    subcode = whole(ad, "HoldReasonSubCode")
     if status == HELD and code in HOLD_CODES:
         cause = f"held with code {code}" + (f", error {subcode}" if subcode else "")
     elif status == HELD and code in RESOURCE_HOLD_CODES and subcode == VRAM_HOLD_SUBCODE:
-        cause, blame = f"held for its VRAM: {text(ad, 'HoldReason', 200)}", Blame.JOB
+        cause = f"held for its VRAM: {text(ad, 'HoldReason', 200)}"
+        blame = Blame.JOB
     elif status == IDLE and (began := last_run(ad)):
         at = moment(ad, "LastVacateTime")
         ran_s = at - began[0]
@@ -226,16 +226,15 @@ def _eviction(
     device_milli: Mapping[DroneId, int],
 ) -> Eviction | None:
     """Return the end of a job's last run, if that was in a drone of ours and not requested by the job or its owner."""
-    left, drone_id, began = (
-        moment(ad, "LastVacateTime"),
-        drone_named(ad, "LastRemoteHost", controller),
-        last_run(ad),
-    )
+    left = moment(ad, "LastVacateTime")
+    drone_id = drone_named(ad, "LastRemoteHost", controller)
+    began = last_run(ad)
     if not left or drone_id is None or began is None:
         return None
     (start, executing), end, saved = began, left, _saved(ad)
     # where its drone just vanished the schedd waits for it until the job's lease is over
-    lost, heard = moment(ad, "JobDisconnectedDate"), moment(ad, "LastJobLeaseRenewal")
+    lost = moment(ad, "JobDisconnectedDate")
+    heard = moment(ad, "LastJobLeaseRenewal")
     if start <= lost <= left and not lost < heard <= left:
         end = lost
     since = max(executing, saved if executing <= saved <= left else 0.0)
@@ -250,7 +249,8 @@ def last_run(ad: Ad) -> tuple[float, float] | None:
 
     None if what ended was no eviction: removed and held jobs are left alone, as are released ones.
     """
-    status, executed = whole(ad, "JobStatus"), moment(ad, "JobCurrentStartExecutingDate")
+    status = whole(ad, "JobStatus")
+    executed = moment(ad, "JobCurrentStartExecutingDate")
     if status == IDLE and whole(ad, "LastJobStatus") in IN_SLOT:
         start = moment(ad, "JobCurrentStartDate")
         return start, executed if executed >= start else 0.0
@@ -283,7 +283,8 @@ MAX_WITNESSED_USERS = 200  # users remembered of one drone, those of the newest 
 
 def cause_of_end(ad: Ad, run_s: float) -> str:
     """Return the failure of a job that left the queue after ``run_s`` seconds; "" if none, or too late for a node's."""
-    by_signal, code = classads.value(ad, "ExitBySignal") is True, classads.value(ad, "ExitCode")
+    by_signal = classads.value(ad, "ExitBySignal") is True
+    code = classads.value(ad, "ExitCode")
     if run_s > SHORT_RUN_S or not (by_signal or (isinstance(code, int) and code != 0)):
         return ""
     return f"ended after {run_s:.0f} s " + (

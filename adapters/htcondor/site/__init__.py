@@ -44,12 +44,10 @@ class HTCondorSite:
     def __init__(
         self, name: str, config: HTCondorSiteConfig, types: Sequence[DroneType], controller: str
     ) -> None:
-        self._name, self._config, self._types, self._controller = (
-            name,
-            config,
-            tuple(types),
-            controller,
-        )
+        self._name = name
+        self._config = config
+        self._types = tuple(types)
+        self._controller = controller
         self._ours = listing.our_jobs(controller, name)
         self._client: HTCondorClient = client_for(config, name)
         # when (by the monotonic clock) the files of a cluster were all sent
@@ -221,9 +219,12 @@ class HTCondorSite:
     async def stop(self, orders: Sequence[model.StopOrder]) -> Sequence[OrderResult]:
         """Remove drones with the site's grace, or, with ``kill``, those already removed at once."""
         kill = {order.drone_id for order in orders if order.kill}
-        polite, forced, remote = list[str](), list[str](), dict[DroneId, str]()
+        polite = list[str]()
+        forced = list[str]()
+        remote = dict[DroneId, str]()
         for ad in await self._queued([order.drone_id for order in orders]) if orders else ():
-            drone_id, status = DroneId(text(ad, "DroneId")), whole(ad, "JobStatus")
+            drone_id = DroneId(text(ad, "DroneId"))
+            status = whole(ad, "JobStatus")
             remote[drone_id] = job_id(ad)
             if status not in (REMOVED, classads.COMPLETED):
                 polite.append(job_id(ad))
@@ -242,12 +243,16 @@ class NodeRegistry:
     def __init__(
         self, collector: str, remembered_s: float, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._collector, self._remembered_s, self._clock = collector, remembered_s, clock
+        self._collector = collector
+        self._remembered_s = remembered_s
+        self._clock = clock
         self._seen_at: dict[str, float] = {}
 
     def notices(self, names: Iterable[str]) -> tuple[str, ...]:
         """Return notices about the nodes listed now. UnavailableError if none is, though some were a while ago."""
-        now, listed, who = self._clock(), set(names), f"collector {self._collector}"
+        now = self._clock()
+        listed = set(names)
+        who = f"collector {self._collector}"
         lately = {name for name, at in self._seen_at.items() if now - at <= self._remembered_s}
         if not listed and lately:
             raise UnavailableError(
@@ -273,10 +278,8 @@ def _never_was(ad: Ad, abandoned: Sequence[Ad]) -> bool:
 def _plain_attributes(commands: Mapping[str, str]) -> Iterable[tuple[str, object]]:
     """Yield the attributes that the site's admin gives drones' jobs, where they are plain values."""
     for name, value in commands.items():
-        attribute, nothing = (
-            re.fullmatch(r"(?:\+|my\.)(.+)", name, re.IGNORECASE),
-            nodes.request(nodes.SlotResources()),
-        )
+        attribute = re.fullmatch(r"(?:\+|my\.)(.+)", name, re.IGNORECASE)
+        nothing = nodes.request(nodes.SlotResources())
         found = classads.evaluated(value, nothing, nothing)
         if attribute and isinstance(found, bool | int | float | str):
             yield attribute[1], found

@@ -245,7 +245,8 @@ def gaps(
     drone: Mapping[str, object] = {},
 ) -> tuple[AuditFinding, ...]:
     """Return gaps by node and dimension. ``requirements``: on a slot, by type; ``drone``: more attributes of drones."""
-    marks, kinds = {**_DRONE_ATTRIBUTES, **drone}, tuple(types)
+    marks = {**_DRONE_ATTRIBUTES, **drone}
+    kinds = tuple(types)
     found: dict[tuple[str, str], AuditFinding] = {}
     for machine in machines:
         for slot in machine.slots:
@@ -305,7 +306,9 @@ def _slot_gaps(
 
 def _reserve_gap(slot: MachineSlot, resource: _KeptResource, kept: int, repair: str) -> str:
     """Return how START fails to keep so much of a resource per free GPU; "" if it keeps it, or none is kept."""
-    gpus, there, unit = slot.all.gpus, resource.in_units(slot.all), resource.unit
+    gpus = slot.all.gpus
+    there = resource.in_units(slot.all)
+    unit = resource.unit
     if kept * gpus > there:
         return (
             f"{gpus} free GPUs keep at most all of {there} {unit}, wanted {kept * gpus}: more than the node has; write"

@@ -49,7 +49,8 @@ class HTCondorClient(ABC):
     """
 
     def __init__(self, config: HTCondorSiteConfig, name: str, root: str = "") -> None:
-        self._config, self._name = config, name
+        self._config = config
+        self._name = name
         self._directory: ClientDirectory | None = None
         self._runner: Runner | None = None
         self._files = JobFiles(
@@ -180,7 +181,8 @@ class BindingsClient(HTCondorClient):
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        workers, self._workers = self._workers, {}
+        workers = self._workers
+        self._workers = {}
         async with asyncio.TaskGroup() as group:
             for worker in workers.values():
                 group.create_task(worker.close())
@@ -190,7 +192,8 @@ class BindingsClient(HTCondorClient):
         self._connected()
         if purpose not in self._workers:
             assert self._directory is not None
-            config, env = self._config, self._directory.env
+            config = self._config
+            env = self._directory.env
             self._workers[purpose] = WorkerProcess(
                 BINDINGS_WORKER, config.collector, config.schedd, env=env
             )
@@ -259,7 +262,8 @@ class BindingsWorker:
     """Server of the calls of :class:`BindingsClient`, in a worker process: one schedd and its collector."""
 
     def __init__(self, collector: str, schedd: str) -> None:
-        self._address, self._name = collector, schedd
+        self._address = collector
+        self._name = schedd
         self._collector = Collectors(collector)
         self._errors = self._collector.errors
         self._schedds: dict[str, Any] = {}
@@ -306,7 +310,8 @@ class BindingsWorker:
     def _schedd(self, name: str) -> Any:
         if name in self._schedds:
             return self._schedds[name]
-        ads, wanted = self._collector.schedds(), name or self._name
+        ads = self._collector.schedds()
+        wanted = name or self._name
         wanted = wanted or only_schedd(self._address, list(ads))
         named = [ads[wanted]] if wanted in ads else []
         if not named:  # one that flocks here may advertise its users only
@@ -400,7 +405,8 @@ class CondorToolsClient(HTCondorClient):
         self._schedd_name = config.schedd
 
     async def __aenter__(self) -> Self:
-        config, tools = self._config, self._config.tools
+        config = self._config
+        tools = self._config.tools
         if (
             tools.ssh is None
             and not tools.condor_config

@@ -38,12 +38,15 @@ async def site_history(
     now: float,
 ) -> SiteHistoryView:
     """Return the past of a site whose nodes are ``machines``. The use is unknown unless each schedd answers."""
-    ended, stop = f"EnteredCurrentStatus >= {int(since)}", classads.history_end(since)
+    ended = f"EnteredCurrentStatus >= {int(since)}"
+    stop = classads.history_end(since)
     drones = await client.history(
         "", f"{our_jobs} && {ended}", PAST_JOB_PROJECTION, stop, MAX_HISTORY_ROWS
     )
-    left_out, known_at = len(drones) >= MAX_HISTORY_ROWS, since
-    remembers, held = False, list[tuple[float, float, int]]()
+    left_out = len(drones) >= MAX_HISTORY_ROWS
+    known_at = since
+    remembers = False
+    held = list[tuple[float, float, int]]()
     for schedd in owner.schedds if owner else ():
         wanted = f"{owner_jobs(owner)} && {_HOLDS_GPUS}" if owner else ""
         past = await client.history(
@@ -73,7 +76,8 @@ def gpu_holds(
     ads: Iterable[Ad], machines: Iterable[PoolMachine], now: float
 ) -> list[tuple[float, float, int]]:
     """Return start, end and GPUs, in thousandths, of the last run of each job that ran on these machines."""
-    sizes, found = {machine.name.lower(): machine.all.gpus for machine in machines}, []
+    sizes = {machine.name.lower(): machine.all.gpus for machine in machines}
+    found = []
     for ad in ads:
         over = whole(ad, "JobStatus") in (classads.COMPLETED, REMOVED)
         slot = text(ad, "RemoteHost", 600) or text(ad, "LastRemoteHost", 600)
@@ -89,10 +93,8 @@ def gpu_holds(
 def past_starts(ads: Iterable[Ad]) -> Iterable[PastStart]:
     """Yield the starts of drones, except of those that were removed while they waited."""
     for ad in ads:
-        kind, started_at, queued_at = (
-            text(ad, "DroneType", 80),
-            moment(ad, "JobStartDate"),
-            moment(ad, "QDate"),
-        )
+        kind = text(ad, "DroneType", 80)
+        started_at = moment(ad, "JobStartDate")
+        queued_at = moment(ad, "QDate")
         if kind and queued_at and started_at >= queued_at:
             yield PastStart(kind, started_at, started_at - queued_at)

@@ -66,8 +66,10 @@ def list_drones(
     """
     now = time.time() if now is None else now
     drones: dict[DroneId, RemoteDrone] = {}
-    inputs, users = set[str](), set[str]()
-    notices, abandoned = list[str](), list[str]()
+    inputs = set[str]()
+    users = set[str]()
+    notices = list[str]()
+    abandoned = list[str]()
     for ad in ads:
         drone_id = DroneId(text(ad, "DroneId"))
         if not drone_id.startswith(f"{controller}-"):
@@ -198,7 +200,8 @@ def _evicted(ad: Ad, now: float) -> RemoteEnd:
     """Return the end of a job that is idle again: to run again would be its second life."""
     vacated = whole(ad, "LastVacateTime") > 0
     at = our_moment(ad, "LastVacateTime" if vacated else "EnteredCurrentStatus", now)
-    why, code = text(ad, "VacateReason", _MAX_REASON), whole(ad, "VacateReasonCode")
+    why = text(ad, "VacateReason", _MAX_REASON)
+    code = whole(ad, "VacateReasonCode")
     if code in _NODE_FAULTS or (not vacated and whole(ad, "NumShadowExceptions") > 0):
         return RemoteEnd(EndKind.FAULT, at, None, why or "its node was lost", FaultKind.NODE)
     return RemoteEnd(EndKind.PREEMPTED, at, None, why or "evicted from its slot")
@@ -215,7 +218,8 @@ def _completed(ad: Ad, now: float) -> RemoteEnd:
 
 def _held(ad: Ad, last: str, now: float) -> RemoteEnd:
     """Return the end of a held job. ``last``: "Last" for a hold that is over."""
-    code, subcode = whole(ad, f"{last}HoldReasonCode"), whole(ad, f"{last}HoldReasonSubCode")
+    code = whole(ad, f"{last}HoldReasonCode")
+    subcode = whole(ad, f"{last}HoldReasonSubCode")
     why = printable(text(ad, f"{last}HoldReason", _MAX_REASON) or "without a reason", _MAX_REASON)
     kind = next((kind for kind, codes in _HOLD_KINDS.items() if code in codes), FaultKind.UNKNOWN)
     if code == _STARTD_HELD and subcode in _USED_TOO_MUCH:

@@ -140,7 +140,8 @@ def machines_of(slot_ads: Iterable[Ad], oldest_heard_at: float) -> tuple[PoolMac
         stopped = (
             value(ad, "Offline") is True or value(ad, "Draining") is True or activity == "retiring"
         )
-        emptied, free = _emptied(ad), _amount(ad) if serves and not stopped else SlotResources()
+        emptied = _emptied(ad)
+        free = _amount(ad) if serves and not stopped else SlotResources()
         slot = MachineSlot(emptied, _amount(emptied), free, _carved(ad) if partitionable else None)
         if machine := text(ad, "Machine"):
             machines.setdefault(machine, []).append(slot)
@@ -272,7 +273,9 @@ def drone_job(kind: DroneType, more: Mapping[str, object] = {}) -> Ad:
 
 def could_host(slot: MachineSlot, kind: DroneType, job: Ad, requirements: str = "") -> bool:
     """Return True if an empty slot could host a drone. What its ad lacks refuses nothing, unless the admin asks."""
-    arch, gpus, devices = value(slot.ad, "Arch"), slot.all.gpus, slot.gpus
+    arch = value(slot.ad, "Arch")
+    gpus = slot.all.gpus
+    devices = slot.gpus
     if kind.gpu_milli and devices:
         gpus = sum(_fits(device, "", kind) for device in devices)
     elif kind.gpu_milli and not _fits(slot.ad, "GPUs_", kind):
@@ -320,7 +323,8 @@ def notices(slot_ads: Iterable[Ad], ahead_s: float = 0.0) -> Mapping[str, float]
     """
     found = {}
     for ad in slot_ads:
-        since, now = moment(ad, "EnteredCurrentActivity"), moment(ad, "MyCurrentTime")
+        since = moment(ad, "EnteredCurrentActivity")
+        now = moment(ad, "MyCurrentTime")
         age_s = max(0.0, now - since) if since and now else 0.0
         found[text(ad, "Name")] = moment(ad, "LastHeardFrom") - age_s - ahead_s
     return found

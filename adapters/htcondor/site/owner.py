@@ -123,10 +123,8 @@ def group_jobs(
     running: list[tuple[str, SlotResources]] = []
     ads = [ad for ad in job_ads if whole(ad, "JobUniverse") not in ELSEWHERE]
     for ad in ads:
-        status, placed = (
-            whole(ad, "JobStatus"),
-            text(ad, "RemoteHost") or whole(ad, "JobUniverse") == PARALLEL,
-        )
+        status = whole(ad, "JobStatus")
+        placed = text(ad, "RemoteHost") or whole(ad, "JobUniverse") == PARALLEL
         if status == IDLE or (status == RUNNING and not placed):
             user = text(ad, "User", 80)
             who = text(ad, "AcctGroup", 80) or user or text(ad, "Owner", 80)
@@ -150,10 +148,8 @@ def group_jobs(
         alike = hashlib.blake2s(
             "\0".join(rest).encode(errors="replace"), digest_size=16
         ).hexdigest()
-        submitted, ids = (
-            sorted(at for at, _ in members),
-            [classads.job_id(ad) for _, ad in members[:3]],
-        )
+        submitted = sorted(at for at, _ in members)
+        ids = [classads.job_id(ad) for _, ad in members[:3]]
         used_up = limits if limits in reached else ""
         groups.append(
             OwnerJobGroup(
@@ -213,11 +209,13 @@ def claims(
     groups: Iterable[OwnerJobGroup], machines: Sequence[PoolMachine], left_out: int = 0
 ) -> HTCondorOwnerView:
     """Return a claim for each group that some node could host, from when it is in the queue: room must be made then."""
-    found, hopeless = list[OwnerDemand](), list[str]()
+    found = list[OwnerDemand]()
+    hopeless = list[str]()
     feasible: dict[str, tuple[str, ...]] = {}
     limited = Counter[str]()
     for group in groups:
-        size, count = group.size, len(group.submitted)
+        size = group.size
+        count = len(group.submitted)
         if group.used_up:
             limited[group.used_up] += count
             continue
@@ -275,7 +273,8 @@ def _could_host(slot: MachineSlot, group: OwnerJobGroup) -> bool:
     run beside others, where fewer GPUs are free to keep something for: drones that leave do not
     help it.)
     """
-    size, job = group.size, group.sample
+    size = group.size
+    job = group.sample
     if not slot.all.holds(size):
         return False
     if size.gpus and source(job, "RequireGPUs") and slot.gpus:
@@ -346,7 +345,8 @@ class OwnerQueueState:
         return claims(waiting, machines, self.queue.left_out)
 
     def notice(self, schedd: str, now: float) -> str:
-        meanwhile, said = "its jobs are not seen", f"what it said {now - self.heard_at:.0f} s ago"
+        meanwhile = "its jobs are not seen"
+        said = f"what it said {now - self.heard_at:.0f} s ago"
         if self.heard_at > -math.inf:
             meanwhile = (
                 f"{said} still counts" if self.counts(now) else f"{meanwhile}, {said} is too old"
@@ -367,7 +367,9 @@ class OwnerQueuePoller:
         settings: HTCondorOwnerConfig | None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._client, self._settings, self._clock = client, settings, clock
+        self._client = client
+        self._settings = settings
+        self._clock = clock
         self._known: Mapping[str, OwnerQueueState] = {
             schedd: OwnerQueueState() for schedd in (settings.schedds if settings else ())
         }
@@ -408,11 +410,9 @@ class OwnerQueuePoller:
     ) -> None:
         """Ask for a queue with all that its jobs' expressions look at, again (which is rare) until all is known."""
         assert self._settings is not None
-        wanted, slots, constraint = (
-            wanted_by(machines),
-            dynamic_slots(machines),
-            job_constraint(self._settings),
-        )
+        wanted = wanted_by(machines)
+        slots = dynamic_slots(machines)
+        constraint = job_constraint(self._settings)
         try:
             async with asyncio.timeout(OWNER_QUEUE_TIMEOUT_S):
                 for _ in range(_MAX_QUERIES):

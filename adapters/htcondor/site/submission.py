@@ -109,7 +109,8 @@ def batches(
     alike: dict[str, list[StartOrder]] = {}
     for order in orders:
         assert order.bootstrap is not None
-        env, files = sorted(order.bootstrap.env.items()), sorted(order.bootstrap.files.items())
+        env = sorted(order.bootstrap.env.items())
+        files = sorted(order.bootstrap.files.items())
         but_for_the_id = (
             replace(order, drone_id=DroneId(""), bootstrap=None),
             order.bootstrap.script,
@@ -180,7 +181,8 @@ def _description(
 
 def admins_requirements(config: HTCondorSiteConfig, kind: DroneType) -> str:
     """Return the site admin's requirements on a slot for this type; "" if there are none."""
-    special, general = config.types.get(kind.name), _admins_command(config, kind, "requirements")
+    special = config.types.get(kind.name)
+    general = _admins_command(config, kind, "requirements")
     return " && ".join(
         f"({each})" for each in ((special and special.requirements), general) if each
     )
@@ -304,7 +306,8 @@ class JobFiles:
     """Files below ``root`` (absolute, or below the runner's home): ``inputs/<digest>/``, ``outputs/<drone id>/``."""
 
     def __init__(self, root: str, deadline_s: float) -> None:
-        self._root, self._deadline_s = root, deadline_s
+        self._root = root
+        self._deadline_s = deadline_s
         self._cleaned_at = -_CLEANUP_INTERVAL_S
 
     async def lay_out(self, runner: Runner, batch: SubmitDescription) -> str:

@@ -94,8 +94,10 @@ class _Answer(asyncio.SubprocessProtocol):
     """Output of a process, and whether it and its pipes are closed."""
 
     def __init__(self) -> None:
-        self.out, self.err = bytearray(), bytearray()
-        self.over, self.reaped = asyncio.Event(), asyncio.Event()
+        self.out = bytearray()
+        self.err = bytearray()
+        self.over = asyncio.Event()
+        self.reaped = asyncio.Event()
         self.complete = self.too_long = False
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:

@@ -43,7 +43,8 @@ class SshCommand(asyncssh.SSHClientSession[bytes]):
         self.opened = False
         """From here on the command may have been started."""
         self.unwanted = False
-        self.out, self.err = bytearray(), bytearray()
+        self.out = bytearray()
+        self.err = bytearray()
         self.code: int | None = None
         self.signal = ""
 
@@ -169,11 +170,13 @@ class SshRunner:
             await asyncio.wait([self._connecting])
             self._connecting = None
         if self._connection is not None:
-            connection, self._connection = self._connection, None
+            connection = self._connection
+            self._connection = None
             await connection.close()
 
     async def run(self, argv: Sequence[str], *, stdin: bytes = b"", deadline_s: float) -> Finished:
-        name, line = program(checked(argv)), shlex.join(argv)
+        name = program(checked(argv))
+        line = shlex.join(argv)
         if self._settings.forced_command == "stdin":
             if "\n" in line:
                 raise ValueError(
@@ -187,7 +190,8 @@ class SshRunner:
                 pause_s = 0.05
                 while not await self._begun(line, command):
                     await asyncio.sleep(pause_s)
-                    command, pause_s = SshCommand(), min(1.0, 2 * pause_s)
+                    command = SshCommand()
+                    pause_s = min(1.0, 2 * pause_s)
                 command.feed(stdin)
                 await command.over.wait()
         except TimeoutError:
@@ -215,7 +219,8 @@ class SshRunner:
         The caller sets the deadline and bounds how many there are. UnavailableError and AuthError:
         nothing was sent.
         """
-        connection, ends = (await self._connected()).hops[-1], protocol()
+        connection = (await self._connected()).hops[-1]
+        ends = protocol()
         try:
             await connection.create_unix_connection(lambda: _SocketChannel(ends), path)
         except (asyncssh.Error, OSError) as error:
@@ -264,7 +269,8 @@ class SshRunner:
         return outcome
 
     async def _connect(self) -> SshConnection | AdapterError:
-        settings, connection = self._settings, SshConnection(self._settings.max_sessions)
+        settings = self._settings
+        connection = SshConnection(self._settings.max_sessions)
         try:
             async with asyncio.timeout(settings.connect_deadline):
                 connection.hops = await login(settings, self._codes, connection.lost.set)

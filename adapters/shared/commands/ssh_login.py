@@ -151,7 +151,9 @@ class _Answers(asyncssh.SSHClient):
     """Our side of a login. Each secret is given once, and an unexpected prompt is not answered."""
 
     def __init__(self, settings: SshSettings, codes: Codes, lost: Callable[[], None]) -> None:
-        self._settings, self._codes, self._lost = settings, codes, lost
+        self._settings = settings
+        self._codes = codes
+        self._lost = lost
         self._said: set[str] = set()
         self.complaint = ""
         """Our reason for giving up."""
@@ -176,7 +178,8 @@ class _Answers(asyncssh.SSHClient):
         return answers
 
     async def _answer(self, prompt: str) -> str | None:
-        totp, password = self._settings.totp, self._settings.password
+        totp = self._settings.totp
+        password = self._settings.password
         if totp and (_CODE_PROMPT.search(prompt) or not password):
             seed = self._once("one-time code", totp)
             try:
