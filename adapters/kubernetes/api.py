@@ -154,10 +154,7 @@ class KubernetesApi:
 
     async def read(self, path: str, query: Query = (), *, optional: bool = False) -> Record | None:
         """Return an object; None if it does not exist and is ``optional``. Raises UnavailableError or AuthError."""
-        try:
-            reply = await self._call("GET", path, query)
-        except OutcomeUnknownError as error:  # a read changes nothing
-            raise UnavailableError(str(error)) from None
+        reply = await self._call("GET", path, query)
         if optional and reply.reason == "NotFound":
             return None
         if reply.status != 200:
@@ -250,27 +247,35 @@ class KubernetesApi:
     ) -> ApiReply:
         """Make one call, and make it again with new credentials if those were refused."""
         sent: list[bool] = []
-        how: dict[str, Any] = {"body": body, "sent": sent, "largest": _MAX_PAGE_BYTES}
-        try:
-            async with asyncio.timeout(self._config.deadline):
-                for last in (False, True):
-                    access = await self._current()
-                    how |= {"headers": access.headers, "trust": access.trust}
-                    found = await http.exchange(
-                        self._http, method, _url(access, path), query, **how
-                    )
-                    reply = _reply(found.status, found.raw, found.headers)
-                    if reply.status != 401 or last:
-                        return reply
-                    sent.clear()
-                    self._drop(access, reply)
-        except TimeoutError:
-            why = f"no answer within {self._config.deadline:g} s"
-        except AdapterError:
-            raise
-        except Exception as error:  # of HTTP, or of credentials, which may hold anything
-            why = http.words_of(error)
-        raise (OutcomeUnknownError if sent else UnavailableError)(why)
+
+        async def authorized() -> ApiReply:
+            for last in (False, True):
+                access = await self._current()
+                found = await http.exchange(
+                    self._http,
+                    method,
+                    _url(access, path),
+                    query,
+                    body=body,
+                    headers=access.headers,
+                    trust=access.trust,
+                    sent=sent,
+                    largest=_MAX_PAGE_BYTES,
+                )
+                reply = _reply(found.status, found.raw, found.headers)
+                if reply.status != 401 or last:
+                    break
+                sent.clear()
+                self._drop(access, reply)
+            return reply
+
+        return await http.answered(
+            authorized(),
+            "",
+            deadline_s=self._config.deadline,
+            sent=sent if method != "GET" else (),
+            errors=Exception,  # credentials may hold anything
+        )
 
     def _drop(self, access: ServerAccess, reply: ApiReply) -> None:
         if reply.status == 401 and self._access is access:

@@ -8,7 +8,7 @@ import json
 import re
 import ssl
 import time
-from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Collection, Mapping, Sequence
 from dataclasses import field, replace
 from datetime import datetime
 from typing import Any, Self
@@ -23,13 +23,12 @@ from adapters.openstack.settings import CloudAccess
 from adapters.shared import http
 from adapters.shared.json_records import Record, mapping, mappings, moment, text
 from adapters.shared.printing import printable
-from provisioner.interfaces import AdapterError, AuthError, OutcomeUnknownError, UnavailableError
+from provisioner.interfaces import AdapterError, AuthError, UnavailableError
 from provisioner.model import Credential, FaultKind
 from provisioner.values import frozen
 
 Query = Sequence[tuple[str, str]]
 Version = tuple[int, int]
-_HTTP_ERRORS = (aiohttp.ClientError, OSError, ValueError)
 
 NEWEST_VERSION: Version = (2, 90)
 """The newest microversion of Nova that we ask for."""
@@ -186,15 +185,10 @@ class OpenStackSession:
             retry_error_callback=_last_outcome,
         )
         method = "GET" if body is None else "POST"
-        try:
-            async with asyncio.timeout(self._deadline_s):
-                reply: OpenStackReply = await retried(
-                    self._authorized, service, method, path, query, body, []
-                )
-        except TimeoutError:
-            raise UnavailableError(f"{service}: no answer within {self._deadline_s:g} s") from None
-        except _HTTP_ERRORS as error:
-            raise UnavailableError(f"{service}: {http.words_of(error)}") from None
+        call: Awaitable[OpenStackReply] = retried(
+            self._authorized, service, method, path, query, body, []
+        )
+        reply = await http.answered(call, f"{service}: ", deadline_s=self._deadline_s)
         if reply.status in lacking:
             return None
         if reply.status != 200:
@@ -249,19 +243,12 @@ class OpenStackSession:
             OutcomeUnknownError: it was sent, and the reply is missing or cannot be parsed.
         """
         sent: list[bool] = []
+        call = self._authorized(service, method, path, (), body, sent)
         limit_s = self._deadline_s if deadline_s is None else deadline_s
-        try:
-            async with asyncio.timeout(limit_s):
-                reply = await self._authorized(service, method, path, (), body, sent)
-        except TimeoutError:
-            why = f"no answer within {limit_s:g} s"
-        except _HTTP_ERRORS as error:
-            why = http.words_of(error)
-        else:
-            if 200 <= reply.status < 300 or reply.status in accepted:
-                return reply
-            raise order_error(reply.status, *reply.fault, words=f"{service}: {reply}")
-        raise (OutcomeUnknownError if sent else UnavailableError)(f"{service}: {why}")
+        reply = await http.answered(call, f"{service}: ", deadline_s=limit_s, sent=sent)
+        if 200 <= reply.status < 300 or reply.status in accepted:
+            return reply
+        raise order_error(reply.status, *reply.fault, words=f"{service}: {reply}")
 
     async def _authorized(
         self,
@@ -363,7 +350,7 @@ class OpenStackSession:
             ends = await self._credential_end(login, described)
             self.credential = Credential("cloud", access.source, access.user, not_after=ends)
             return login
-        except _HTTP_ERRORS as error:
+        except http.HTTP_ERRORS as error:
             raise UnavailableError(f"{where}: {http.words_of(error)}") from None
 
     async def _credential_end(self, login: Login, described: Record) -> float:

@@ -1,17 +1,23 @@
-"""One HTTP exchange with a site: bounded in size, without redirects, cookies or a proxy; the caller sets a deadline."""
+"""HTTP exchanges with a site: bounded in size and time, without redirects, cookies or a proxy."""
 
 from __future__ import annotations
 
+import asyncio
 import ssl
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Collection, Mapping, Sequence
 from dataclasses import field
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 import aiohttp
 
 from adapters.shared.printing import printable
+from provisioner.interfaces import AdapterError, OutcomeUnknownError, UnavailableError
 from provisioner.values import frozen
+
+T = TypeVar("T")
+HTTP_ERRORS = (aiohttp.ClientError, OSError, ValueError)
+"""Errors of :func:`exchange`."""
 
 
 class ResponseTooLongError(ValueError):
@@ -77,6 +83,30 @@ async def exchange(
             bytes(raw),
             {name.lower(): text for name, text in response.headers.items()},
         )
+
+
+async def answered(
+    call: Awaitable[T],
+    where: str,
+    *,
+    deadline_s: float,
+    sent: Collection[bool] = (),
+    errors: type[Exception] | tuple[type[Exception], ...] = HTTP_ERRORS,
+) -> T:
+    """Await a call within its deadline. ``where``: the beginning of messages.
+
+    Without an answer it raises OutcomeUnknownError if anything was ``sent``, else UnavailableError.
+    """
+    try:
+        async with asyncio.timeout(deadline_s):
+            return await call
+    except AdapterError:
+        raise
+    except TimeoutError:
+        why = f"no answer within {deadline_s:g} s"
+    except errors as error:
+        why = words_of(error)
+    raise (OutcomeUnknownError if sent else UnavailableError)(f"{where}{why}")
 
 
 async def _note_sent(_: aiohttp.ClientSession, context: SimpleNamespace, params: object) -> None:

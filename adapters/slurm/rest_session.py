@@ -19,7 +19,7 @@ from adapters.shared import http, optional_packages
 from adapters.shared.printing import printable
 from adapters.slurm.settings import SlurmRestConfig
 from provisioner.config.units import SecretUnreadableError
-from provisioner.interfaces import AuthError, OutcomeUnknownError, UnavailableError
+from provisioner.interfaces import AuthError, UnavailableError
 from provisioner.model import FaultKind
 
 if TYPE_CHECKING:
@@ -130,25 +130,22 @@ class RestSession:
         UnavailableError if nothing was sent or a question (GET) has no answer, OutcomeUnknownError
         if an order was sent and not answered, AuthError if our token is not accepted.
         """
-        deadline_s = deadline_s or self._deadline_s
         sent: list[bool] = []
-        try:
-            async with asyncio.timeout(deadline_s):
-                full_path = path.format(await self._api_version() if "{}" in path else "")
-                response = await self._exchange(method, full_path, query, body, sent)
-        except TimeoutError:
-            why = f"no answer within {deadline_s:g} s"
-        except http.ResponseTooLongError as error:
-            raise RestResponseTooLargeError(f"{self.where}: {error} of {path}") from None
-        except (aiohttp.ClientError, OSError, ValueError) as error:
-            why = http.words_of(error)
-        else:
+
+        async def exchanged() -> RestResponse:
+            full_path = path.format(await self._api_version() if "{}" in path else "")
+            response = await self._exchange(method, full_path, query, body, sent)
             if response.status == 404 and not response.body and path.startswith("slurm/{}/"):
                 self._version = ""  # another release replaced it: negotiated again at the next call
                 raise UnavailableError(f"{self.where}: it does not offer {full_path}")
             return response
-        is_unknown = sent and method != "GET"
-        raise (OutcomeUnknownError if is_unknown else UnavailableError)(f"{self.where}: {why}")
+
+        return await http.answered(
+            exchanged(),
+            f"{self.where}: ",
+            deadline_s=deadline_s or self._deadline_s,
+            sent=sent if method != "GET" else (),
+        )
 
     async def _api_version(self) -> str:
         """Return the version of the API that both sides support."""
@@ -181,18 +178,21 @@ class RestSession:
         settings = self._settings
         token = self._current_token()
         url = settings.url if settings.url.startswith("http") else "http://localhost"
-        reply = await http.exchange(
-            self._session,
-            method,
-            f"{url.rstrip('/')}/{path}",
-            query,
-            body=body,
-            headers={"X-SLURM-USER-NAME": settings.user, "X-SLURM-USER-TOKEN": token}
-            if token
-            else {},
-            sent=[] if sent is None else sent,
-            largest=MAX_RESPONSE_BYTES,
-        )
+        try:
+            reply = await http.exchange(
+                self._session,
+                method,
+                f"{url.rstrip('/')}/{path}",
+                query,
+                body=body,
+                headers={"X-SLURM-USER-NAME": settings.user, "X-SLURM-USER-TOKEN": token}
+                if token
+                else {},
+                sent=[] if sent is None else sent,
+                largest=MAX_RESPONSE_BYTES,
+            )
+        except http.ResponseTooLongError as error:
+            raise RestResponseTooLargeError(f"{self.where}: {error} of {path}") from None
         response = await asyncio.to_thread(_parse_response, reply.status, reply.raw)
         if response.status == 401 or any(
             number == _AUTHENTICATION_ERROR for number, _ in response.errors
