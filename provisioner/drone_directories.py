@@ -39,7 +39,7 @@ from provisioner.model import (
 )
 
 _DIRECTORIES = drone.script("directories.sh").decode()
-_LAUNCHER = drone.script("launcher.sh")
+_DIRECTORY_LAUNCHER = drone.script("launcher.sh")
 
 
 class HostCommand(Protocol):
@@ -74,7 +74,7 @@ class DroneDirectories:
             await self._lines("forget", *(each.drone_id for each in old), writes=True)
 
     async def start(self, orders: Sequence[StartOrder]) -> Sequence[OrderResult]:
-        """Start drones; an order for a drone that is there already starts nothing."""
+        """Start drones; an order for a drone that exists starts nothing."""
         return await asyncio.gather(*(_result(each.drone_id, self._start(each)) for each in orders))
 
     async def stop(self, orders: Sequence[StopOrder]) -> Sequence[OrderResult]:
@@ -125,7 +125,7 @@ def _archive(order: StartOrder) -> bytes:
     }
     exports = [f"export {name}={shlex.quote(value)}\n" for name, value in env.items()]
     files = {
-        "launcher": _LAUNCHER,
+        "launcher": _DIRECTORY_LAUNCHER,
         "script": order.bootstrap.script,
         "grace": f"{order.grace_s:g}\n".encode(),
         "env": "".join(exports).encode(),

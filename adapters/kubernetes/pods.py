@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from adapters.kubernetes.settings import OWN_PREFIX, KubernetesSiteConfig
 from adapters.shared.json_records import Record, mapping, text
-from adapters.shared.parcel import OURS, UnfitError, exports, packed
+from adapters.shared.parcel import OURS, UnfitError, packed, step
 from provisioner import drone
 from provisioner.model import WHOLE_GPU, DroneId, DroneType, StartOrder
 
@@ -181,11 +181,8 @@ def secret_body(
         "PROVISIONER_DRONE_ID": name,
         **({"DRONE_VRAM_ENFORCED": enforced} if enforced else {}),
     }
-    step = "\n".join([*exports(env), f"exec sh {OURS}/script", ""]).encode(
-        "utf-8", "surrogateescape"
-    )
-    files = {**bootstrap.files, f"{OURS}/script": bootstrap.script, f"{OURS}/step": step}
-    data = gzip.compress(packed(files), mtime=0)
+    own = {f"{OURS}/script": bootstrap.script, f"{OURS}/step": step(env)}
+    data = gzip.compress(packed({**bootstrap.files, **own}), mtime=0)
     if len(data) > _MAX_SECRET_BYTES:
         raise UnfitError(
             f"its files are {len(data)} bytes and may be {_MAX_SECRET_BYTES}, compressed"

@@ -10,19 +10,17 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple
-from urllib.parse import unquote
 
 from adapters.kubernetes.capacity import PASSING, ClusterPod, cluster_pod
 from adapters.kubernetes.pods import CONTAINER, TYPE, PodNames
 from adapters.shared.json_records import Record, mapping, mappings, moment, number, text
-from adapters.shared.printing import printable
+from adapters.shared.printing import drone_report, printable
 from provisioner.model import EndKind, FaultKind, RemoteDrone, RemoteEnd, RemoteState
 from provisioner.values import frozen
 
 _LONGEST = 300
 _OWN_LIMIT = re.compile("exceeds the |exceeded its ")
 """That of the drone, or of its emptyDir. A node that lacks disk itself says ``which exceeds its request``."""
-_POOL_TOKEN = re.compile(r"eyJ[A-Za-z0-9_=-]{12,}[A-Za-z0-9_.=-]*")
 
 DELETED_BY_OTHERS = "its pod was deleted by somebody else"
 KUEUE_GATE = "kueue.x-k8s.io/"
@@ -268,16 +266,9 @@ def _end(status: Record, disruption: EndMapping | None, terminated: Record) -> R
 
 
 def _outcome(message: str) -> str:
-    """Return the drone's own report (``docs/reference/drone.md``) from a termination message, or its last line."""
+    """Return the drone's own report from a termination message, or its last line."""
     lines = [line for line in message.splitlines() if line.strip()]
-    if not lines:
-        return ""
-    told = dict(word.split("=", 1) for word in reversed(lines[-1].split(" ")) if "=" in word)
-    if reason := told.get("reason"):
-        return printable(
-            f"{reason}: {unquote(told['why'])}" if told.get("why") else reason, _LONGEST
-        )
-    return printable(_POOL_TOKEN.sub("(token)", lines[-1].strip()), _LONGEST)
+    return drone_report(lines[-1], _LONGEST) if lines else ""
 
 
 def waiting_job(found: Record, names: PodNames) -> DronePod | None:

@@ -8,7 +8,6 @@ import gzip
 import shlex
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from importlib import resources
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from adapters.openstack.capacity import gpus_of
@@ -16,7 +15,16 @@ from adapters.openstack.registry import ServerNames, servers_of
 from adapters.openstack.servers import Flavor, Server
 from adapters.openstack.settings import OpenStackSiteConfig, OpenStackTypeConfig
 from adapters.shared.housekeeping import side_by_side
-from adapters.shared.parcel import OURS, UnfitError, exports, packed, sendable
+from adapters.shared.parcel import (
+    OURS,
+    SYSTEM_PATH,
+    UnfitError,
+    files_function,
+    packed,
+    scripts,
+    step,
+    validated,
+)
 from adapters.shared.printing import printable
 from adapters.shared.starts import Starts, done, failed, outcome_unknown, rejected
 from provisioner import drone
@@ -214,11 +222,10 @@ def _name(text: str) -> str:
 
 MAX_USER_DATA = 65535
 """Nova takes no more, counted in base64 (compute API reference, "user_data")."""
-_PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
 _SET_BY_GUEST = frozenset({"DRONE_DIR", "HOME", "PROVISIONER_DRONE_ID"})
 
 
-_GUEST: Mapping[str, str] = {"root": "", "PATH": _PATH, "setup_s": "900", "slack_s": "60"}
+_GUEST: Mapping[str, str] = {"root": "", "PATH": SYSTEM_PATH, "setup_s": "900", "slack_s": "60"}
 """Variables of the script that tests set: what is before each path of the system; the limit of the
 administrator's setup script; the time beyond its own limit that nothing takes longer than."""
 
@@ -235,11 +242,11 @@ def user_data(
     files = {**bootstrap.files, f"{OURS}/script": bootstrap.script}
     # `step` sets the environment and executes the drone. Its directory, PATH and tag exist.
     env = {**bootstrap.env, **config.env, **drone.environment(order)}
-    lines = exports({name: value for name, value in env.items() if name not in _SET_BY_GUEST})
-    step = "\n".join([*lines, f"exec sh {OURS}/script", ""]).encode("utf-8", "surrogateescape")
-    archive = gzip.compress(
-        packed({**files, f"{OURS}/setup": setup, f"{OURS}/step": step}), mtime=0
-    )
+    own = {
+        f"{OURS}/setup": setup,
+        f"{OURS}/step": step({k: text for k, text in env.items() if k not in _SET_BY_GUEST}),
+    }
+    archive = gzip.compress(packed({**files, **own}), mtime=0)
     variables = {
         "drone_id": order.drone_id,
         "scratch": config.scratch.rstrip("/") or "/",
@@ -249,12 +256,8 @@ def user_data(
         **guest,
     }
     head = "".join(f"{name}={shlex.quote(value)}\n" for name, value in variables.items())
-    function = f"files() {{\n    base64 -d <<'END_OF_FILES'\n{base64.encodebytes(archive).decode()}END_OF_FILES\n}}\n"
-    shared = resources.files("adapters.shared").joinpath("tagged.sh").read_text()
-    guest_script = resources.files(__package__).joinpath("guest.sh").read_text()
-    script = gzip.compress(
-        f"#!/bin/sh\n{head}{function}{shared}{guest_script}".encode("ascii"), mtime=0
-    )
+    text = f"#!/bin/sh\n{head}{files_function(archive)}{scripts(__package__, 'guest.sh')}"
+    script = gzip.compress(text.encode("ascii"), mtime=0)
     size = len(base64.b64encode(script))
     if size > MAX_USER_DATA:
         sizes = f"the drone's files {sum(map(len, files.values()))} bytes, the setup script {len(setup)} bytes"
@@ -380,11 +383,7 @@ class ServerCreation:
 
     async def _create(self, order: StartOrder, setup: bytes) -> str:
         """Create a server, and return its id. Raises UnfitError, and what the cloud raises."""
-        if not self._names.is_ours(order.drone_id):
-            raise UnfitError("not a drone id of this controller")
-        if order.bootstrap is None:
-            raise UnfitError("the order has no admission: nothing to run")
-        sendable(order.bootstrap)
+        validated(order, self._names.controller)
         ids = await self.resolver.resolved(order.type)
         script = user_data(order, self._config, setup)
         body, hints = server_request(order, self._config, self._names, ids, script)

@@ -22,6 +22,7 @@ from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from adapters.openstack.servers import GONE, MAX_REASON, Server, server_phase
+from adapters.shared.drone_ids import is_drone_id
 from adapters.shared.printing import printable
 from provisioner.interfaces import UnavailableError
 from provisioner.model import DroneId, RemoteDrone, RemoteEnd, RemoteState
@@ -33,11 +34,6 @@ if TYPE_CHECKING:
 MARGIN_S = 300.0
 """Largest difference of clocks within one cloud: a change listed twice costs less than one that is missed."""
 _MAX_GONE = 5000
-_LABEL = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
-_DRONE_ID_FORMAT = re.compile(
-    rf"(?P<controller>{_LABEL})-[a-z0-9]{{1,32}}-(?:0|[1-9][0-9]{{0,17}})"
-)
-_MAX_ID = 63
 _MAX_TAG = 60
 
 DRONE_KEY, CONTROLLER_KEY, SITE_KEY, TYPE_KEY = (
@@ -61,12 +57,7 @@ class ServerNames(NamedTuple):
         return tag(f"{self.controller}.{self.site}")
 
     def is_ours(self, drone_id: str) -> bool:
-        found = _DRONE_ID_FORMAT.fullmatch(drone_id)
-        return (
-            found is not None
-            and found["controller"] == self.controller
-            and len(drone_id) <= _MAX_ID
-        )
+        return is_drone_id(drone_id, self.controller)
 
     def tags(self, drone_id: DroneId) -> list[str]:
         return ["gpu-drone", self.group_tag, tag(drone_id)]

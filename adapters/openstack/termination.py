@@ -14,11 +14,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
-from urllib.parse import unquote
 
 from adapters.openstack import servers
 from adapters.openstack.servers import GONE, MAX_REASON, Server, ServerAction, server_phase
-from adapters.shared.printing import printable
+from adapters.shared.printing import drone_report, printable, without_tokens
 from provisioner.model import DroneId, EndKind, FaultKind, RemoteEnd, RemoteState
 
 if TYPE_CHECKING:
@@ -145,7 +144,6 @@ def is_deleted(server: Server, actions: Sequence[ServerAction], asked: bool) -> 
 MAX_TAIL_BYTES = 16 * 1024
 _MAX_LINE = 1000
 _ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[ -/]*[0-~])")
-_POOL_TOKEN = re.compile(r"eyJ[A-Za-z0-9_=-]{12,}[A-Za-z0-9_.=-]*")
 _LINE_PREFIX = r"(?:\[ *[0-9.]+\] *)?(?:[A-Za-z0-9_.@-]{1,64}\[[0-9]+\]: )?"
 """The kernel's clock, and which process it was: before each line that a service writes on the console."""
 _REPORT_LINE = rf"{_LINE_PREFIX}=== drone %s exit=([0-9]{{1,3}}) (.*) ===\s*"
@@ -164,18 +162,12 @@ def exit_report(console: str, drone_id: DroneId) -> GuestExitReport | None:
     found = [match for line in _lines(console) if (match := pattern.fullmatch(line))]
     if not found:
         return None
-    words = found[-1][2]
-    told = dict(word.split("=", 1) for word in reversed(words.split(" ")) if "=" in word)
-    if reason := told.get("reason"):
-        words = f"{reason}: {unquote(told['why'])}" if told.get("why") else reason
-    return GuestExitReport(
-        int(found[-1][1]), printable(_POOL_TOKEN.sub("(token)", words.strip()), MAX_REASON)
-    )
+    return GuestExitReport(int(found[-1][1]), drone_report(found[-1][2], MAX_REASON))
 
 
 def tail(console: str, lines: int) -> str:
     """Return the last ``lines`` lines for people: plain characters, no tokens, at most 16 KiB."""
-    kept = [line[:_MAX_LINE].rstrip() for line in _lines(_POOL_TOKEN.sub("(token)", console))]
+    kept = [line[:_MAX_LINE].rstrip() for line in _lines(without_tokens(console))]
     text = "\n".join([line for line in kept if line][-lines:] if lines > 0 else []).encode(
         errors="replace"
     )

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import io
 import re
 import tarfile
 from collections.abc import Collection, Mapping
 from difflib import get_close_matches
+from importlib import resources
 
 from adapters.shared.commands.runner import Runner
+from adapters.shared.drone_ids import is_drone_id
 from provisioner.config.models import mistake_at
 from provisioner.interfaces import UnavailableError
-from provisioner.model import Bootstrap, FaultKind
+from provisioner.model import Bootstrap, FaultKind, StartOrder
 
 OURS = ".site"
 """Subdirectory of the drone's directory for the files of the site."""
+SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
 VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 _MAX_VALUE_BYTES = 100_000
 _SENDABLE_FILE = re.compile(r"[A-Za-z0-9_@+=.-]{1,128}(/[A-Za-z0-9_@+=.-]{1,128}){0,8}")
@@ -89,6 +93,16 @@ def _is_valid_policy(name: str, value: str) -> bool:
     return value.startswith("/")
 
 
+def validated(order: StartOrder, controller: str) -> Bootstrap:
+    """Return the bootstrap of an order of this controller that can be sent along. Raises UnfitError."""
+    if not is_drone_id(order.drone_id, controller):
+        raise UnfitError("not a drone id of this controller")
+    if order.bootstrap is None:
+        raise UnfitError("the order has no admission: nothing to run")
+    sendable(order.bootstrap)
+    return order.bootstrap
+
+
 def sendable(bootstrap: Bootstrap) -> None:
     """Check that a bootstrap can be sent along. Raises UnfitError."""
     for name in bootstrap.files:
@@ -132,6 +146,27 @@ def exports(env: Mapping[str, str]) -> list[str]:
     return [
         f"export {name}=" + "'" + value.replace("'", "'\\''") + "'" for name, value in env.items()
     ]
+
+
+def step(env: Mapping[str, str]) -> bytes:
+    """Return the script that sets a drone's environment and becomes the drone."""
+    return script(*exports(env), f"exec sh {OURS}/script")
+
+
+def script(*lines: str) -> bytes:
+    return "".join(f"{line}\n" for line in lines).encode("utf-8", "surrogateescape")
+
+
+def files_function(packed_files: bytes) -> str:
+    """Return a function of a shell script that writes an archive to its standard output."""
+    encoded = base64.encodebytes(packed_files).decode()
+    return f"files() {{\n    base64 -d <<'END_OF_FILES'\n{encoded}END_OF_FILES\n}}\n"
+
+
+def scripts(package: str, name: str) -> str:
+    """Return the shell functions that end tagged processes, and a script of a package after them."""
+    tagged = resources.files(__package__).joinpath("tagged.sh").read_text()
+    return tagged + resources.files(package).joinpath(name).read_text()
 
 
 # -----------------------------------------------------------------------------------------------

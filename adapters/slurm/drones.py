@@ -14,34 +14,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from adapters.shared.drone_ids import DRONE_ID_PATTERN, LABEL, MAX_DRONE_ID_LENGTH
 from adapters.shared.printing import printable
 from adapters.slurm.records import SlurmClient, SlurmJob, split_job_id
 from adapters.slurm.states import SlurmStateMapping, classify_reason, map_state
 from provisioner.interfaces import AdapterError
 from provisioner.model import DroneId, EndKind, FaultKind, RemoteDrone, RemoteEnd, RemoteState
 
-_LABEL = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
-_SLURM_DRONE_ID = re.compile(
-    rf"(?P<prefix>(?P<controller>{_LABEL})-[a-z0-9]{{1,32}})-(?P<serial>0|[1-9][0-9]{{0,17}})"
-)
 _DRONE_JOB_NAME = re.compile(
-    rf"{_SLURM_DRONE_ID.pattern}(?P<array>\+?)\.(?P<type>{_LABEL})\.(?P<site>{_LABEL})"
+    rf"{DRONE_ID_PATTERN}(?P<array>\+?)\.(?P<type>{LABEL})\.(?P<site>{LABEL})"
 )
-_MAX_ID_LENGTH = 63
 
 
 def job_name(drone_ids: Sequence[DroneId], type_name: str, site: str) -> str:
     """Return the name of the job for these drones of one prefix, the first of which has the lowest serial."""
     array = "+" if len(drone_ids) > 1 else ""
     return f"{drone_ids[0]}{array}.{type_name}.{site}"
-
-
-def is_drone_id(drone_id: DroneId, controller: str) -> bool:
-    """Return whether a text is a drone id of this controller."""
-    found = _SLURM_DRONE_ID.fullmatch(drone_id)
-    return (
-        found is not None and found["controller"] == controller and len(drone_id) <= _MAX_ID_LENGTH
-    )
 
 
 def drone_of(job: SlurmJob, controller: str, site: str) -> DroneId | None:
@@ -53,7 +41,7 @@ def drone_of(job: SlurmJob, controller: str, site: str) -> DroneId | None:
     if bool(name["array"]) != (remote[1] >= 0):
         return None
     drone_id = f"{name['prefix']}-{int(name['serial']) + max(0, remote[1])}"
-    return DroneId(drone_id) if len(drone_id) <= _MAX_ID_LENGTH else None
+    return DroneId(drone_id) if len(drone_id) <= MAX_DRONE_ID_LENGTH else None
 
 
 def is_drone(job: SlurmJob) -> bool:

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-import base64
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib import resources
 
-from adapters.shared.parcel import OURS, UnfitError, exports, packed, sendable
-from adapters.slurm.drones import is_drone_id, job_name
+from adapters.shared.parcel import (
+    OURS,
+    SYSTEM_PATH,
+    UnfitError,
+    exports,
+    files_function,
+    packed,
+    script,
+    scripts,
+    validated,
+)
+from adapters.slurm.drones import job_name
 from adapters.slurm.records import SlurmSubmission
 from adapters.slurm.settings import LIMIT_CHECK_INTERVAL_S, SlurmSiteConfig, drone_lifetime_s
 from provisioner import drone
@@ -19,7 +27,6 @@ from provisioner.model import WHOLE_GPU, DroneId, DroneType, StartOrder
 MAX_SCRIPT_BYTES = 4 * 1024**2 - 4096
 """Slurm's default of ``max_script_size``."""
 _MAX_NOTICE_S = 65535
-_PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
 _SET_BY_JOB = frozenset({"DRONE_ID", "DRONE_DIR", "PROVISIONER_DRONE_ID"})
 
 
@@ -41,12 +48,7 @@ class SlurmBatch:
 
 def validate_order(order: StartOrder, controller: str) -> None:
     """Raise UnfitError if this order can never be submitted."""
-    bootstrap = order.bootstrap
-    if not is_drone_id(order.drone_id, controller):
-        raise UnfitError("not a drone id of this controller")
-    if bootstrap is None:
-        raise UnfitError("the order has no admission: nothing to run")
-    sendable(bootstrap)
+    bootstrap = validated(order, controller)
     size = sum(len(each) + 1024 for each in (*bootstrap.files.values(), bootstrap.script))
     if size * 1.4 > MAX_SCRIPT_BYTES:
         raise UnfitError(
@@ -141,11 +143,8 @@ def render_script(orders: Sequence[StartOrder], config: SlurmSiteConfig) -> byte
         scratch = f'"${{{config.scratch[1:]}:-${{TMPDIR:-/tmp}}}}"'
     lines.append(f"scratch={scratch}")
     own = {f"{OURS}/script": bootstrap.script, f"{OURS}/step": _step(order, bootstrap.env, config)}
-    encoded = base64.encodebytes(packed({**bootstrap.files, **own})).decode()
-    lines.append(f"files() {{\n    base64 -d <<'END_OF_FILES'\n{encoded}END_OF_FILES\n}}\n")
-    body = resources.files("adapters.shared").joinpath("tagged.sh").read_text()
-    body += resources.files(__package__).joinpath("job.sh").read_text()
-    return ("\n".join(["#!/bin/sh", *lines]) + body).encode("ascii")
+    lines.append(files_function(packed({**bootstrap.files, **own})))
+    return ("\n".join(["#!/bin/sh", *lines]) + scripts(__package__, "job.sh")).encode("ascii")
 
 
 def _step(order: StartOrder, env: Mapping[str, str], config: SlurmSiteConfig) -> bytes:
@@ -155,8 +154,8 @@ def _step(order: StartOrder, env: Mapping[str, str], config: SlurmSiteConfig) ->
     """
     lifetime_s = float(drone_lifetime_s(order.type.walltime_s, order.grace_s))
     of_drone = drone.environment(replace(order, type=replace(order.type, walltime_s=lifetime_s)))
-    variables = {"PATH": _PATH, **env, **config.env, **of_drone}
-    lines = [
+    variables = {"PATH": SYSTEM_PATH, **env, **config.env, **of_drone}
+    return script(
         'cd "$DRONE_DIR" || exit 69',
         'export HOME="$DRONE_DIR"',
         # Not before: in the end a drone kills all that carries its tag but its parents, and srun is
@@ -168,5 +167,4 @@ def _step(order: StartOrder, env: Mapping[str, str], config: SlurmSiteConfig) ->
         f"echo $$ >{OURS}/pid.new && mv {OURS}/pid.new {OURS}/pid || exit 69",
         f"[ ! -e {OURS}/asked ] || exit 143",
         f"exec /bin/sh {OURS}/script",
-    ]
-    return "".join(f"{line}\n" for line in lines).encode("utf-8", "surrogateescape")
+    )

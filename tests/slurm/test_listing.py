@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from adapters.shared.drone_ids import is_drone_id
 from adapters.slurm.drones import (
     SlurmDroneListing,
     SlurmDrones,
     drone_of,
     is_drone,
-    is_drone_id,
     job_name,
 )
 from adapters.slurm.records import SlurmJob

@@ -51,7 +51,6 @@ VRAM_TOLERANCE = 0.9
 """Tolerance for the VRAM that a type declares: a "32 GB" V100S reports 32510 MiB, a "24 GB" A10
 22731. No two sizes of card are that close together."""
 _WALLTIME_SLACK_S = 60
-_PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
 _INPUT_NAME = re.compile(
     r"[A-Za-z0-9_@+=-][A-Za-z0-9_.@+=-]{0,127}(/[A-Za-z0-9_@+=-][A-Za-z0-9_.@+=-]{0,127})*"
 )
@@ -251,7 +250,12 @@ def device_pattern(model: str) -> str:
 
 def _environment(order: StartOrder, bootstrap: Bootstrap, config: HTCondorSiteConfig) -> str:
     """Return the variables in the submit language's quoting; ``$`` would begin a macro."""
-    variables = {"PATH": _PATH, **config.env, **bootstrap.env, **drone.environment(order)}
+    variables = {
+        "PATH": parcel.SYSTEM_PATH,
+        **config.env,
+        **bootstrap.env,
+        **drone.environment(order),
+    }
     words = []
     for name, value in variables.items():
         quoted = value.replace("'", "''").replace('"', '""').replace("$", "$(DOLLAR)")
