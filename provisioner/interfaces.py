@@ -153,28 +153,6 @@ class SupportsOtherDrones(Protocol):
         ...
 
 
-@frozen
-class HoldResult:
-    """Holds of the idle jobs of a class in all queues of an overlay."""
-
-    jobs: int = 0
-    faults: tuple[str, ...] = ()
-    """A line for each queue that refused or did not answer."""
-
-
-@runtime_checkable
-class SupportsHold(Protocol):
-    """An overlay that can hold jobs of users (``policy.low_use``). Optional."""
-
-    async def hold(self, jobs: model.JobClass, reason: str) -> HoldResult:
-        """Hold the idle jobs of a class. One queue that fails does not keep the others from it.
-
-        Raises one of the four errors if no queue could be asked. A job that was released after a
-        hold with the same reason, up to its first colon, stays as it is.
-        """
-        ...
-
-
 @runtime_checkable
 class SupportsRenderBlocking(Protocol):
     """A site adapter that can print the site's side of blocking (``provisioner render blocking``). Optional.

@@ -890,8 +890,6 @@ class LowUseAction(StrEnum):
 
     NONE = "none"
     WARN = "warn"
-    HOLD = "hold"
-    """The overlay holds their idle jobs."""
 
 
 @frozen

@@ -520,10 +520,6 @@ def _check_low_use(document: YamlDocument, controller: ControllerFile) -> None:
         window = "`window`" if written else f"`window` ({format_duration(low.window)})"
         message = f"{window} is longer than `store.keep` ({keep}), and older runs are deleted: write at most `{keep}`"
         document.warn((*at, "window") if written else ("policy", "low_use"), message)
-    adapter = controller.overlay.adapter
-    if low.action is LowUseAction.HOLD and not hasattr(overlay_adapter(adapter), "hold"):
-        problem = f"overlays of adapter {adapter} cannot hold jobs, use is only reported"
-        document.warn((*at, "action"), f"`hold`: {problem}: write `action: warn`")
 
 
 def _check_headroom(

@@ -156,8 +156,7 @@ class LowUseSection(ConfigSection):
     """Job classes (the jobs of a user with one size) that use little of their GPUs."""
 
     action: LowUseAction = Field(_LOW_USE_DEFAULTS.action, examples=["warn"])
-    """`warn`: an event, and a note in `status`; `hold`: also, the pool holds their idle jobs, with
-    figures and a remedy as the reason. `none`: neither."""
+    """`warn`: an event, and a note in `status`. `none`: neither."""
     below: float = Field(_LOW_USE_DEFAULTS.below, gt=0, le=1, examples=[0.15])
     """Low use is a mean use of less than this part of the GPUs that the jobs held."""
     jobs: int = Field(_LOW_USE_DEFAULTS.jobs, ge=1, le=1_000_000, examples=[20])

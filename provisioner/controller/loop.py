@@ -198,7 +198,7 @@ class Controller:
         self.measures = TickMeasures(self.store, self.clock)
         self._recorder = EstimateRecorder(self.estimation, self.store, self.clock, self.event)
         self._history = HistoryLoader(self.estimation, self.clock, self.event)
-        self._low_use = LowUseWatch(self.overlay, self.store, self.clock, self.event)
+        self._low_use = LowUseWatch(self.store, self.clock, self.event)
         overlay = PollTarget(OVERLAY_SCOPE, lambda: self.overlay.poll(self.types), 0.0)
         self._poller = Poller(self._group, self.clock, overlay)
 
@@ -218,7 +218,6 @@ class Controller:
         """
         self._poller.close()
         self._dead_slots.close()
-        self._low_use.close()
         self._history.close()
         try:
             if error is None:
@@ -796,9 +795,7 @@ class Controller:
         await self.measures.turn()
         await self._recorder.turn()
         await self._history.turn(self._group, self.sites, self.overlay, self.types)
-        await self._low_use.turn(
-            self._group, self.policy.low_use, self.types, self._poller.overlay.view
-        )
+        await self._low_use.turn(self.policy.low_use, self.types)
 
     async def event(self, name: str, *, warn: bool = False, **fields: str | int | float) -> None:
         """Log and record an event that is no transition of a drone, as a warning with ``warn``."""

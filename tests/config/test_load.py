@@ -313,11 +313,6 @@ def test_types_that_do_not_fit_the_mig_layouts_are_a_warning(
             "3d",
             "`window` (7d) is longer than `store.keep` (3d), and older runs are deleted: write at most `3d`",
         ),
-        (
-            "{action: hold}",
-            "7d",
-            "`hold`: overlays of adapter embedded cannot hold jobs, use is only reported: write `action: warn`",
-        ),
     ],
 )
 def test_settings_of_low_use_that_cannot_work_are_a_warning(

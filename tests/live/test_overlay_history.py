@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.interfaces import HoldResult
 from provisioner.model import CompletedJob, OverlayView
 from tests.htcondor_overlay.live import A100, classes_of, overlay_on, seen
 from tests.labs.htcondor import Pool, StartDrone, gpu_job, until
@@ -129,25 +128,3 @@ async def test_without_a_history_everything_else_goes_on(
         assert ("no answer within 8 s" in notice) is (trouble == "it never ends")
         again = await overlay.poll([A100])
         assert again.completions is None and notice in again.notices, "not asked at once again"
-
-
-async def test_idle_jobs_of_a_class_are_held_and_once_released_left_alone(
-    new_pool: Callable[[], Pool],
-) -> None:
-    pool = new_pool()
-    mine, other = pool.submit(gpu_job(more="+GpuMilli = 250", n=2)), pool.submit(gpu_job(cpus=2))
-    reason = "low GPU use: 4% of 10.0 GPU-hours used. Ask for less"
-    async with overlay_on(pool) as overlay:
-        view = await seen(overlay, lambda v: len(classes_of(v)) == 2)
-        (jobs,) = [each for each in classes_of(view) if each.gpu_milli == 250]
-        held = await overlay.hold(jobs, reason)
-        if held.faults:  # the superuser has no user record yet
-            assert "QUEUE_SUPER_USERS" in held.faults[0] and "condor_qusers -add" in held.faults[0]
-            pool.remove(pool.submit(gpu_job(cpus=3), identity="admin"), identity="admin")
-            held = await overlay.hold(jobs, reason)
-        assert (
-            held == HoldResult(2) and pool.statuses(mine) == [5, 5] and pool.statuses(other) == [1]
-        )
-        assert [str(ad["HoldReason"])[: len(reason)] for ad in pool.jobs(mine)] == [reason] * 2
-        pool.run("condor_release", str(mine), identity="alice")
-        assert await overlay.hold(jobs, reason) == HoldResult(0) and pool.statuses(mine) == [1, 1]

@@ -39,7 +39,6 @@ from provisioner.interfaces import (
     AdapterError,
     AuditFinding,
     AuthError,
-    HoldResult,
     UnavailableError,
 )
 from provisioner.model import DroneId, OrderResult
@@ -250,18 +249,6 @@ class HTCondorOverlay:
             await child.close()
             directory.close()
         return list(map(done, ended_at))
-
-    async def hold(self, jobs: model.JobClass, reason: str) -> HoldResult:
-        """Hold the idle jobs of a class, in a process of its own: the bindings block."""
-        env = self._connected().directory.env
-        child = WorkerProcess("adapters.htcondor.overlay.hold:JobHolder", self._config, env=env)
-        try:
-            answer: HoldResult = await child.call(
-                "hold", jobs, reason, self._silent, deadline_s=self._config.deadline
-            )
-            return answer
-        finally:
-            await child.close()
 
     async def bootstrap(self, order: model.StartOrder) -> model.Bootstrap:
         """Return the drone script, its token as file ``token``, and the operator's lines as ``extra.conf``."""
