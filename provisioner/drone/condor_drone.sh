@@ -1143,7 +1143,8 @@ ended_by_itself() {
     elif [ -z "$joined" ]; then
         finish $NOT_STARTED startd-died "$(last_words)"
     fi
-    finish $OK drained "the pool's administrator let it go"
+    # Whoever did it: the controller, where order ads do not reach us, or an administrator.
+    finish $OK drained "by condor_drain$(sed -n 's/.*Processing drain request \(from .*\)/ \1/p' "$LOGS/StartLog" 2>/dev/null | tail -n 1)"
 }
 
 # -------------------------------------------------------------------------------------------------------------- main

@@ -281,6 +281,9 @@ def test_the_pools_administrator_can_let_it_go(pool: Pool, drone_on: StartDrone)
     cluster = busy(pool, gpu_job(3))
     pool.run("condor_drain", "-graceful", "-exit-on-completion", name)
     ends(drone, 0, "drained")
+    assert drone.outcome["why"].startswith("by%20condor_drain%20from%20<"), (
+        "an address, nobody's name"
+    )
     assert drone.outcome["jobs_ended"] == "1"
     assert pool.history(cluster)[0]["JobStatus"] == 4, "the job ended by itself"
 
