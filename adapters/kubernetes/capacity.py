@@ -38,7 +38,12 @@ PASSING = re.compile(
     r"evict|quarantin|maintenance|upgrad|update|outdated|repair|remediat|unhealthy|degraded|problem|ignore-taint",
     re.IGNORECASE,
 )
-"""Words in key or value of a taint that a controller sets for a while. Other taints keep drones away for good."""
+"""Words in key or value of a taint that a controller sets for a while. Other taints keep drones away for good.
+
+A taint of the API has a key, a value, an effect and, for NoExecute alone, the time of its addition.
+Nothing says whether it will be removed, so the names that controllers give their taints are all
+there is.
+"""
 Amounts = Mapping[str, float]
 """Amounts by resource, in base units."""
 

@@ -29,6 +29,7 @@ from adapters.shared.parcel import UnfitError, sendable
 from adapters.shared.printing import printable
 from adapters.shared.starts import Starts, done, failed, outcome_unknown, rejected
 from provisioner import model
+from provisioner.drone import GPU_CHECK_EXITS
 from provisioner.interfaces import (
     AdapterError,
     AuditFinding,
@@ -45,8 +46,6 @@ _CREATE_SUCCEEDS_S = 90.0
 _ASKED_KEPT_S = 86400.0
 _UNSTARTED_S = 120.0
 """Age at which a pod that waits on its node is examined: it may have no secret."""
-_BAD_GPU = (71, 72)
-"""Exit codes of a drone whose GPU check failed or hung."""
 
 
 class KubernetesSite:
@@ -227,7 +226,7 @@ class KubernetesSite:
         failed = Counter(
             pod.drone.node
             for pod, end, _ in self._ends.values()
-            if end.fault is FaultKind.NODE or end.exit_code in _BAD_GPU
+            if end.fault is FaultKind.NODE or end.exit_code in GPU_CHECK_EXITS
         )
         return [node for node, times in failed.items() if node and times > 1]
 

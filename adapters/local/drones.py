@@ -33,6 +33,7 @@ from pathlib import Path
 from adapters.local.account import DroneAccount, DroneAccountError
 from adapters.local.resources import HostAllocation
 from adapters.shared.printing import last_line
+from provisioner.drone import GPU_CHECK_EXITS
 from provisioner.model import Bootstrap, DroneId, EndKind, RemoteDrone, RemoteEnd, RemoteState
 from provisioner.processes import DRONE_TAG, Process, boot_id, end_tagged
 from provisioner.serialization import from_json, to_json
@@ -45,7 +46,6 @@ _KEPT_LOG_BYTES = 8 << 20
 """Bytes that are kept of the end of a log that was too long."""
 _CLAIM_LIMIT_S = 60.0
 """A claimed directory that no launcher has taken by then never will be."""
-_BAD_GPU_EXITS = (71, 72)
 _OF_GPUS = re.compile(r"check%20gpu_|GPU check failed")
 """Words of the HTCondor drone and of that of the embedded overlay for a failed check of their GPUs."""
 _VERDICTS = ("DRONE_GPU_RESET_S", 1800), ("DRONE_GPU_FATAL_S", 86400)
@@ -114,7 +114,7 @@ class LocalDrone:
             kind = EndKind.STOPPED if self.asked_to_stop else EndKind.EXITED
             outcome = self._site / "outcome" if self.record.account else self.own / "outcome"
             message = last_line(outcome) or last_line(self.log)
-            by_gpu = int(rest) in _BAD_GPU_EXITS and _OF_GPUS.search(message) is not None
+            by_gpu = int(rest) in GPU_CHECK_EXITS and _OF_GPUS.search(message) is not None
             return RemoteEnd(kind, at, int(rest), message, contained=by_gpu)
         return RemoteEnd(EndKind.STOPPED if word == "killed" else EndKind.FAULT, at, None, rest)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pwd
 import re
+import struct
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from provisioner.config.credentials import credentials_of
 
 _PUBLIC = re.compile(r"(ca|certificate|\.pub)$")
 """Ends the names of credentials that anybody may read."""
+_ACL_USER, _ACL_GROUP, _ACL_MASK = 0x02, 0x08, 0x10
+"""Tags of entries in the attribute of a POSIX ACL, which are tag, permissions and id."""
 
 
 def account_problem(account: str, record: Path, secrets: Iterable[Path]) -> str:
@@ -48,20 +51,35 @@ def secret_files(options: BaseModel) -> Iterator[Path]:
 
 
 def _can_read(path: Path, uid: int, groups: Collection[int], new_gid: int) -> bool:
-    """Return True if modes let an account read a file; one that is still to be made is its group's, ``new_gid``."""
+    """Return True if modes or ACLs let an account read a file; one still to be made is its group's, ``new_gid``."""
     try:
-        if not all(
-            _permits(above.stat(), 1, uid, groups) for above in path.parents if above.exists()
-        ):
+        if not all(_permits(above, 1, uid, groups) for above in path.parents if above.exists()):
             return False
-        return _permits(path.stat(), 4, uid, groups) if path.exists() else new_gid in groups
+        return _permits(path, 4, uid, groups) if path.exists() else new_gid in groups
     except OSError:  # it is closed to us as well
         return False
 
 
-def _permits(found: os.stat_result, bit: int, uid: int, groups: Collection[int]) -> bool:
+def _permits(path: Path, bit: int, uid: int, groups: Collection[int]) -> bool:
+    found, wanted = path.stat(), bit
     if found.st_uid == uid:
-        bit <<= 6
+        wanted <<= 6
     elif found.st_gid in groups:
-        bit <<= 3
-    return bool(found.st_mode & bit)
+        wanted <<= 3
+    return bool(found.st_mode & wanted) or _acl_permits(path, bit, uid, groups)
+
+
+def _acl_permits(path: Path, bit: int, uid: int, groups: Collection[int]) -> bool:
+    """Return True if an entry of a POSIX ACL that names the account, or a group of it, permits it."""
+    try:
+        acl = os.getxattr(path, "system.posix_acl_access")
+    except OSError:  # it has none, or its file system knows none
+        return False
+    entries = list(struct.iter_unpack("<HHI", acl[4:]))
+    mask = next((permitted for tag, permitted, _ in entries if tag == _ACL_MASK), 7)
+    named = [
+        permitted
+        for tag, permitted, name in entries
+        if (tag == _ACL_USER and name == uid) or (tag == _ACL_GROUP and name in groups)
+    ]
+    return any(permitted & mask & bit for permitted in named)

@@ -271,6 +271,7 @@ Addresses = Annotated[str, Unit("text", parse_addresses, str, _text_schema(_ADDR
 def parse_path(value: object, info: ValidationInfo) -> str:
     """Return an absolute path; a relative one is taken from ``root`` of the validation context."""
     text = str(value) if isinstance(value, str | Path) else ""
+    # `provisioner import` writes `<what is missing>` for what only the operator knows.
     if not text.strip() or "\0" in text or text.startswith("<"):
         raise ValueError(
             "expected a path: write `var/drones` (relative to this file) or `/var/lib/drones`"

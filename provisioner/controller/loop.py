@@ -162,6 +162,8 @@ class Controller:
     _orders: dict[asyncio.Task[actuation.BatchResults], str] = field(default_factory=dict)
     """Orders under way, or answered and not yet on record, with the site that they went to."""
     _failures: PlannerFailures = field(default_factory=PlannerFailures)
+    _shortened: dict[str, model.JobClass] = field(default_factory=dict)
+    """Classes of the newest view that claim to have waited for longer than the record has seen, as planned."""
     _faults: tuple[str, ...] = ()
     """Breaches at the newest tick, so that each is reported once and not at every tick."""
     _credential_troubles: Mapping[tuple[str, str], bool] = field(default_factory=dict)
@@ -490,12 +492,17 @@ class Controller:
         Users can write the times of their jobs themselves.
         """
         known, now = self.store.committed.waiting_since, self.clock.now()
+        before, self._shortened = self._shortened, {}
         classes = []
         for job in view.classes:
             since = known.get(job.id, now)
             if 0 < job.oldest_at < since or 0 < job.idle_at < since:
                 idle_at = max(job.idle_at, since) if job.idle_at else 0.0
-                job = replace(job, oldest_at=max(job.oldest_at, since), idle_at=idle_at)
+                told = replace(job, oldest_at=max(job.oldest_at, since), idle_at=idle_at)
+                last = before.get(job.id, told)
+                # The same object as in the last tick: what is worked out of it is kept by that.
+                job = last if last == told else told
+                self._shortened[job.id] = job
             classes.append(job)
         return replace(view, classes=tuple(classes))
 

@@ -14,6 +14,8 @@ from itertools import pairwise
 
 from provisioner.model import NVIDIA, WHOLE_GPU, StartOrder
 
+GPU_CHECK_EXITS = (71, 72)
+"""Exit codes of a drone whose check of its GPUs failed or hung."""
 _INCLUDE = re.compile(rb"^.*# @include (?P<name>[a-z_]+\.(sh|py))$", re.MULTILINE)
 _HERE_DOCUMENT = re.compile(rb"<<-?\s*['\"]?(?P<end>[A-Za-z_]\w*)['\"]?")
 _MEANS_SOMETHING = re.compile(rb"#!|# limit: \d+$")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pwd
 import shutil
+import struct
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -119,6 +120,32 @@ def test_an_account_that_can_read_a_secret_is_refused(place: Path, file: str) ->
     assert f"nobody, which can read {place}/{file}" in problems(place, site)
     place.chmod(0o700)
     assert "every job" not in problems(place, site), "it cannot pass the directory"
+
+
+@pytest.mark.parametrize(
+    ("tag", "name"),
+    [(0x02, pwd.getpwnam("nobody").pw_uid), (0x08, pwd.getpwnam("nobody").pw_gid)],
+    ids=["user", "group"],
+)
+def test_an_account_that_an_acl_lets_read_a_secret_is_refused(
+    place: Path, tag: int, name: int
+) -> None:
+    site = ("local", f"{LOCAL}\n  account: nobody")
+
+    def acl(mask: int) -> bytes:
+        own = [(0x01, 6, -1), (tag, 4, name), (0x04, 0, -1), (0x10, mask, -1), (0x20, 0, -1)]
+        entries = sorted(own, key=lambda each: each[0])
+        return struct.pack("<I", 2) + b"".join(
+            struct.pack("<HHI", *each[:2], each[2] & 0xFFFFFFFF) for each in entries
+        )
+
+    try:
+        os.setxattr(place / "token", "system.posix_acl_access", acl(mask=0))
+    except OSError as error:
+        pytest.skip(f"no ACLs here: {error}")
+    assert "every job" not in problems(place, site), "the mask takes it away"
+    os.setxattr(place / "token", "system.posix_acl_access", acl(mask=4))
+    assert f"nobody, which can read {place}/token" in problems(place, site)
 
 
 @pytest.mark.parametrize("exists", [False, True])

@@ -481,7 +481,16 @@ async def test_a_job_has_waited_for_no_longer_than_the_record_has_seen_it_wait()
         first_seen = waits()["made-up"][0]
         assert EPOCH <= first_seen <= EPOCH + 60 and waits()["made-up"][1] == first_seen
         pool.classes = (made_up, honest)
+        planned = list[model.JobClass]()
+
+        def decide_and_note(snapshot: model.Snapshot) -> model.Plan:
+            assert snapshot.overlay.view is not None
+            planned.extend(job for job in snapshot.overlay.view.classes if job.id == "made-up")
+            return decide(snapshot)
+
+        controller.planner = decide_and_note
         await run_for(controller, 540)
+        assert len({id(job) for job in planned}) == 1 < len(planned), "it is not worked out anew"
         assert waits() == {
             "made-up": (first_seen, first_seen),
             "honest": (EPOCH + 300.0, EPOCH + 400.0),
