@@ -120,18 +120,7 @@ def read_kubeconfig(settings: KubernetesSiteConfig) -> Kubeconfig:
         given = {"server": server, "namespace": settings.namespace, **files}
         return Kubeconfig(f"the service account in {SERVICE_ACCOUNT}", SERVICE_ACCOUNT, given)
     path = Path(os.path.expanduser(named or "~/.kube/config"))
-    try:
-        tree = mapping(yaml.safe_load(path.read_text("utf-8-sig")))
-    except OSError as error:
-        message = (
-            f"{path}: the kubeconfig cannot be read: {error.strerror}: write `kubeconfig: PATH`"
-        )
-        raise KubeconfigError(message) from None
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
-        # its own words quote the file, which holds secrets
-        mark = getattr(error, "problem_mark", None)
-        line = f":{mark.line + 1}" if mark else ""
-        raise KubeconfigError(f"{path}{line}: the kubeconfig is not YAML") from None
+    tree = _tree(path)
     name = settings.context or text(tree, "current-context")
     if not name:
         known = choices("", [text(each, "name") for each in mappings(tree.get("contexts"))])
@@ -143,8 +132,29 @@ def read_kubeconfig(settings: KubernetesSiteConfig) -> Kubeconfig:
     namespace = settings.namespace or context.get("namespace")
     values = {**mapping(user.get("exec")), **user, **cluster, "namespace": namespace}
     found = Kubeconfig(f"{path}: context `{printable(name, 80)}`", path.parent, values)
+    _check_support(found)
+    return found
+
+
+def _tree(path: Path) -> Record:
+    try:
+        return mapping(yaml.safe_load(path.read_text("utf-8-sig")))
+    except OSError as error:
+        message = (
+            f"{path}: the kubeconfig cannot be read: {error.strerror}: write `kubeconfig: PATH`"
+        )
+        raise KubeconfigError(message) from None
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        # its own words quote the file, which holds secrets
+        mark = getattr(error, "problem_mark", None)
+        line = f":{mark.line + 1}" if mark else ""
+        raise KubeconfigError(f"{path}{line}: the kubeconfig is not YAML") from None
+
+
+def _check_support(found: Kubeconfig) -> None:
+    """Raise KubeconfigError for what the adapter cannot do."""
     for key, remedy in _REFUSED_KEYS.items():
-        if values.get(key):
+        if found.values.get(key):
             raise KubeconfigError(f"{found.where}: `{key}`: {remedy}")
     if not found.get("server", str).startswith(("https://", "http://")):
         raise KubeconfigError(
@@ -158,7 +168,6 @@ def read_kubeconfig(settings: KubernetesSiteConfig) -> Kubeconfig:
         raise KubeconfigError(
             f"{found.where}: `interactiveMode`: there is no terminal: write `IfAvailable`"
         )
-    return found
 
 
 def _named(path: Path, tree: Record, kind: str, name: str) -> Record:

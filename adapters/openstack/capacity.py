@@ -17,7 +17,8 @@ import hashlib
 import operator
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 from adapters.openstack.registry import DRONE_KEY, TYPE_KEY
@@ -74,6 +75,37 @@ def size_of(server: Server) -> FlavorSize:
     )
 
 
+def _has_volume(config: OpenStackSiteConfig, kind: str) -> bool:
+    """Return whether servers of a drone type boot from a volume: they hold no disk of their host."""
+    return kind in config.types and config.server(kind).boot_volume is not None
+
+
+def _type_sizes(
+    config: OpenStackSiteConfig, types: Iterable[DroneType]
+) -> Mapping[str, FlavorSize]:
+    found = {}
+    for kind in types:
+        disk_mib = 0 if _has_volume(config, kind.name) else kind.disk_mib
+        found[kind.name] = FlavorSize(kind.gpu_milli, kind.cpus, kind.memory_mib, disk_mib)
+    return found
+
+
+def _drone_size(
+    server: Server, config: OpenStackSiteConfig, type_sizes: Mapping[str, FlavorSize]
+) -> FlavorSize:
+    """Return the size of a drone's server: GPUs by the drone type.
+
+    The rest is by the server, which may be more than its drone uses.
+    """
+    name = server.metadata.get(TYPE_KEY, "")
+    own = type_sizes.get(name)
+    size = size_of(server)
+    if own is None:
+        return size
+    size = own if server.flavor is None else size._replace(gpu_milli=own.gpu_milli)
+    return size._replace(disk_mib=0) if _has_volume(config, name) else size
+
+
 def nodes(
     config: OpenStackSiteConfig,
     types: Sequence[DroneType],
@@ -87,20 +119,9 @@ def nodes(
     the owner's; a server may be in both. ``hosts`` are names by ids. A server that is on no host
     yet holds nothing. One that is off or being deleted holds its place until it is gone.
     """
-    from_volume = {name for name in config.types if config.server(name).boot_volume is not None}
-    disks = {kind.name: 0 if kind.name in from_volume else kind.disk_mib for kind in types}
-    type_sizes = {
-        t.name: FlavorSize(t.gpu_milli, t.cpus, t.memory_mib, disks[t.name]) for t in types
-    }
+    type_sizes = _type_sizes(config, types)
     sizes = {server.id: (server, size_of(server)) for server in others}
-    for server in ours:
-        name = server.metadata.get(TYPE_KEY, "")
-        size = size_of(server)
-        if (own := type_sizes.get(name)) is not None:
-            # GPUs by the drone type; the rest by the server, which may be more than its drone uses.
-            size = own if server.flavor is None else size._replace(gpu_milli=own.gpu_milli)
-            size = size._replace(disk_mib=0) if name in from_volume else size
-        sizes[server.id] = server, size
+    sizes |= {server.id: (server, _drone_size(server, config, type_sizes)) for server in ours}
     held: dict[str, list[FlavorSize]] = defaultdict(list)
     for server, size in sizes.values():
         if server.host_id in hosts:
@@ -117,17 +138,19 @@ def nodes(
                 max(0, total - used) for total, used in zip(whole, _total(held[name]), strict=True)
             )
             found.append(Node(name, fitting, *whole, *free))
-    notices = []
+    seen = [server for server, _ in sizes.values()]
     elsewhere = sum(1 for server in ours if server.host_id and server.host_id not in hosts)
-    if elsewhere and found:
-        notices.append(f"{elsewhere} of our servers are on hosts that `hosts` does not name")
-    uncounted = sorted(
-        {s.flavor.name for s, _ in sizes.values() if s.flavor and gpus_of(s.flavor.extra) is None}
-    )
-    notices += [
-        f"flavor {name} does not tell how many GPUs it has: one is counted" for name in uncounted
-    ]
-    return tuple(found), tuple(notices[:MAX_HOST_NOTICES])
+    notices = _host_notices(elsewhere if found else 0, seen)
+    return tuple(found), tuple(islice(notices, MAX_HOST_NOTICES))
+
+
+def _host_notices(elsewhere: int, seen: Iterable[Server]) -> Iterator[str]:
+    """Yield notices. ``elsewhere``: servers of ours that are on other hosts."""
+    if elsewhere:
+        yield f"{elsewhere} of our servers are on hosts that `hosts` does not name"
+    flavors = (each.flavor for each in seen if each.flavor)
+    for name in sorted({flavor.name for flavor in flavors if gpus_of(flavor.extra) is None}):
+        yield f"flavor {name} does not tell how many GPUs it has: one is counted"
 
 
 # -----------------------------------------------------------------------------------------------------

@@ -70,13 +70,7 @@ def site_history(
     left_out = left_out or len(mine) > MAX_HISTORY_ROWS
     first = sorted(owners(theirs, owner), key=lambda server: -server.created_at) if owner else []
     left_out = left_out or len(first) > MAX_HISTORY_ROWS
-    first = first[:MAX_HISTORY_ROWS]
-    here = {server.flavor.name for server in first if server.flavor and server.host_id in hosts}
-    held = [
-        each
-        for each in first
-        if each.host_id in hosts or (_is_over(each) and _flavor_of(each) in here)
-    ]
+    held = _held_here(first[:MAX_HISTORY_ROWS], hosts)
     ended = [server for server in held if _is_over(server) and since <= server.terminated_at <= now]
     if not ended:
         return SiteHistoryView((), tuple(starts), left_out)
@@ -84,6 +78,16 @@ def site_history(
     if left_out:  # older ones may have been deleted since
         known_at = max(known_at, min(server.created_at for server in ended))
     return SiteHistoryView(use_steps(_holds(held, now), known_at, now), tuple(starts), left_out)
+
+
+def _held_here(servers: Sequence[Server], hosts: Collection[str]) -> Sequence[Server]:
+    """Return the servers that are on these hosts, and those that are over and probably were."""
+    here = {server.flavor.name for server in servers if server.flavor and server.host_id in hosts}
+    return [
+        each
+        for each in servers
+        if each.host_id in hosts or (_is_over(each) and _flavor_of(each) in here)
+    ]
 
 
 def _is_over(server: Server) -> bool:

@@ -120,6 +120,22 @@ class ServerRegistry:
         newest = max([self._newest, *(server.updated_at for server in listed)])
         deleted = await self._deleted(cloud, newest)
         self._newest = max([newest, *(server.updated_at for server in deleted.values())])
+        self._merge(listed, deleted)
+        ours = [
+            server for server in self._there.values() if self._names.drone_id(server) is not None
+        ]
+        others = [server for server in self._there.values() if self._names.drone_id(server) is None]
+        # Older ones are forgotten once they are not listed any more.
+        oldest = self._clock() - self._keep_s
+        kept = [(i, each) for i, each in self._gone.items() if each[1] > oldest or i in deleted]
+        self._gone = dict(kept[-_MAX_GONE:])
+        lately = {
+            server_id: server for server_id, (server, since) in self._gone.items() if since > oldest
+        }
+        return RegistryView(tuple(ours), lately, tuple(others))
+
+    def _merge(self, listed: Iterable[Server], deleted: Mapping[str, Server]) -> None:
+        """Update the servers that are there and those that are gone."""
         before = self._there
         self._there = {}
         for server in listed:
@@ -133,22 +149,8 @@ class ServerRegistry:
             known = before.get(server.id) or self._gone.get(server.id, (server, 0.0))[0]
             if self._names.drone_id(known) is not None:
                 since = self._gone[server.id][1] if server.id in self._gone else self._clock()
-                self._gone[server.id] = (
-                    (_ended(known, server) if server.status in GONE else known),
-                    since,
-                )
-        ours = [
-            server for server in self._there.values() if self._names.drone_id(server) is not None
-        ]
-        others = [server for server in self._there.values() if self._names.drone_id(server) is None]
-        # Older ones are forgotten once they are not listed any more.
-        oldest = self._clock() - self._keep_s
-        kept = [(i, each) for i, each in self._gone.items() if each[1] > oldest or i in deleted]
-        self._gone = dict(kept[-_MAX_GONE:])
-        lately = {
-            server_id: server for server_id, (server, since) in self._gone.items() if since > oldest
-        }
-        return RegistryView(tuple(ours), lately, tuple(others))
+                latest = _ended(known, server) if server.status in GONE else known
+                self._gone[server.id] = latest, since
 
     def _completed(self, listed: Sequence[Server]) -> Sequence[Server]:
         """Return a full listing in which servers of a cell that is down, which have no name, are as they were known.

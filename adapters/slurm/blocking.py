@@ -302,6 +302,10 @@ class SlurmAudit:
             nearest = f"Nearest is {node_name}: {why.dimension} requested {why.requested}, available {why.available}"
             where = kind.options.partition or "default"
             yield where, "types", f"{label}: no node could host one. {printable(nearest, 300)}"
+        yield from self._exclusive_gaps(kind)
+
+    def _exclusive_gaps(self, kind: SlurmDroneType) -> Iterator[tuple[str, str, str]]:
+        """Yield the first node that a drone gets as a whole without using all of it."""
         for node in self.nodes:
             part = kind.gpus < sum(node.gpus.values()) or (
                 kind.type.cpus < node.cpus and not node.gpus

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -103,11 +103,22 @@ class SlurmDroneType:
         if not partitions:
             requested = options.partition or "the default partition"
             return NodeMismatch("partition", requested, ", ".join(node.partitions) or "none")
+        if short := self._shortage(node, partitions):
+            return short
+        if not _meets_constraint(options.constraint, node.features):
+            return NodeMismatch("features", options.constraint, ", ".join(node.features) or "none")
+        exclude, only = (_nodes_of(options.submit.get(name)) for name in ("exclude", "nodelist"))
+        if node.name in exclude or (only and node.name not in only):
+            return NodeMismatch("exclude", "another node", node.name)
+        return None
+
+    def _shortage(self, node: SlurmNode, partitions: Sequence[Partition]) -> NodeMismatch | None:
+        """Return the first resource of which the node, through its partitions, has too little."""
         cpus = self.type.cpus
         memory = self.type.memory_mib
         gpus = sum(node.gpus[name] for name in self.gpu_types(node))
         if self.gpus > gpus:
-            of_type = f" {options.gpu_type}".rstrip()
+            of_type = f" {self.options.gpu_type}".rstrip()
             return NodeMismatch("gpus", f"{self.gpus}{of_type}", f"{gpus}{of_type}")
         most_cpus = max(min(node.cpus, each.max_cpus_per_node or node.cpus) for each in partitions)
         # Slurm adds CPUs to a job that requests more memory per CPU than is allowed.
@@ -126,12 +137,17 @@ class SlurmDroneType:
         )
         if memory > most_memory:
             return NodeMismatch("memory", f"{memory} MiB", f"{most_memory} MiB")
-        if not _meets_constraint(options.constraint, node.features):
-            return NodeMismatch("features", options.constraint, ", ".join(node.features) or "none")
-        exclude, only = (_nodes_of(options.submit.get(name)) for name in ("exclude", "nodelist"))
-        if node.name in exclude or (only and node.name not in only):
-            return NodeMismatch("exclude", "another node", node.name)
         return None
+
+    def could_start(self, node: SlurmNode, *, beside_ours: bool) -> bool:
+        """Return whether a partition admits a drone, and the jobs on the node let it in.
+
+        ``beside_ours``: jobs of our account run there.
+        """
+        if not any(map(self.admitted_by, self.partitions_of(node))):
+            return False
+        shared_with = self.exclusivity(node)
+        return not node.used_cpus or not shared_with or (beside_ours and shared_with == "USER")
 
     def is_kept_off(
         self, reservations: Sequence[Reservation], now: float, downtime_at: float
@@ -209,21 +225,23 @@ def list_nodes(
         if not possible:
             continue
         reserved = [each for each, names in active if node.name in names]
-        usable_as = {"", "USER"} if node.name in ours else {""}
         startable = [
             each
             for each in possible
-            if any(map(each.admitted_by, each.partitions_of(node)))
+            if _has_place(node, owners, reserved)
             and not each.is_kept_off(reserved, now, downtime_at)
-            and (not node.used_cpus or each.exclusivity(node) in usable_as)
+            and each.could_start(node, beside_ours=node.name in ours)
         ]
-        if not is_usable(node, owners) or ("RESERVED" in node.flags and not reserved):
-            startable = []
         owned = [
             each for each in partitions if each.name in owners and each.name in node.partitions
         ]
         found.append(_node(node, startable or possible, owned, is_open=bool(startable)))
     return tuple(found)
+
+
+def _has_place(node: SlurmNode, owners: Collection[str], reserved: Sequence[Reservation]) -> bool:
+    """Return whether a node takes jobs, and each reservation of it is known. ``reserved``: those that are."""
+    return is_usable(node, owners) and ("RESERVED" not in node.flags or bool(reserved))
 
 
 def is_usable(node: SlurmNode, owners: Collection[str]) -> bool:
@@ -245,16 +263,8 @@ def is_usable(node: SlurmNode, owners: Collection[str]) -> bool:
 def _node(
     node: SlurmNode, types: Sequence[SlurmDroneType], owned: Sequence[Partition], *, is_open: bool
 ) -> Node:
-    """Return a node with one type of GPU. ``owned``: the owner's partitions that it is in.
-
-    Where drone types need different GPUs of a node, that is the type of GPU with most free now:
-    with one number of free GPUs for all, drones would be started that get none.
-    """
-    pools = list(dict.fromkeys(each.gpu_types(node) for each in types if each.gpus)) or [
-        frozenset(node.gpus)
-    ]
-    narrow = [each for each in pools if not any(other < each for other in pools)]
-    shown = max(narrow, key=lambda each: _free_gpus(node, each))
+    """Return a node with one type of GPU. ``owned``: the owner's partitions that it is in."""
+    shown = _shown_gpus(node, types)
     hosted = [each for each in types if not each.gpus or each.gpu_types(node) >= shown]
     through = [partition for each in hosted for partition in each.partitions_of(node)]
     # The node does not report how much of MaxCPUsPerNode the partition's jobs hold already.
@@ -271,21 +281,37 @@ def _node(
     gpus = sum(node.gpus[name] for name in shown)
     # Of a whole node, a drone uses no more GPUs than it requests.
     most_gpus = max(each.gpus if each.gpus and each.type.name in whole else gpus for each in hosted)
-    return Node(
+    listed = Node(
         name=node.name,
         types=tuple(each.type.name for each in hosted),
         gpu_milli=gpus * WHOLE_GPU,
         cpus=max_cpus,
-        memory_mib=min(node.memory_mib, max_cpus * per_cpu) if per_cpu else node.memory_mib,
+        memory_mib=_payable_memory(node.memory_mib, max_cpus, per_cpu),
         disk_mib=0,
-        free_gpu_milli=min(_free_gpus(node, shown), most_gpus) * WHOLE_GPU if is_open else 0,
-        free_cpus=free_cpus if is_open else 0,
-        free_memory_mib=(min(free_memory, free_cpus * per_cpu) if per_cpu else free_memory)
-        if is_open
-        else 0,
+        free_gpu_milli=min(_free_gpus(node, shown), most_gpus) * WHOLE_GPU,
+        free_cpus=free_cpus,
+        free_memory_mib=_payable_memory(free_memory, free_cpus, per_cpu),
         free_disk_mib=0,
         exclusive=tuple(whole),
     )
+    return listed if is_open else replace(listed, free_gpu_milli=0, free_cpus=0, free_memory_mib=0)
+
+
+def _payable_memory(memory_mib: int, cpus: int, per_cpu_mib: int) -> int:
+    """Return the memory that jobs on these CPUs can have. ``per_cpu_mib``: 0 if there is no limit."""
+    return min(memory_mib, cpus * per_cpu_mib) if per_cpu_mib else memory_mib
+
+
+def _shown_gpus(node: SlurmNode, types: Sequence[SlurmDroneType]) -> frozenset[str]:
+    """Return the types of GPU that a node is listed with.
+
+    Where drone types need different GPUs of a node, that is the type of GPU with most free now:
+    with one number of free GPUs for all, drones would be started that get none.
+    """
+    pools = list(dict.fromkeys(each.gpu_types(node) for each in types if each.gpus))
+    pools = pools or [frozenset(node.gpus)]
+    narrow = [each for each in pools if not any(other < each for other in pools)]
+    return max(narrow, key=lambda each: _free_gpus(node, each))
 
 
 def _free_gpus(node: SlurmNode, shown: frozenset[str]) -> int:

@@ -79,22 +79,13 @@ def _remote_drone(
     """Return one job as a drone. If it was cancelled after ``not_ours_from``, somebody else did that."""
     mapping = map_state(job.state, job.flags)
     state = mapping.state
-    reason = mapping.description
+    reason = ""
     blocked = None
-    end = _end(job, mapping, now, not_ours_from) if state is RemoteState.ENDED else None
-    if end is not None:
-        reason = ""
-    elif job.restarts > 0:
-        # Its batch script refuses a second life: whatever it does now, it has ended as the drone
-        # that it was.
-        blocked = classify_reason(job.reason) if state is RemoteState.PENDING else None
-        state = RemoteState.PENDING
-        reason = f"requeued by its site: {job.reason}".removesuffix(": ")
-    elif state is RemoteState.PENDING:
-        blocked = classify_reason(job.reason)
-        reason = ": ".join(filter(None, (reason, job.reason)))
-    elif "COMPLETING" in job.flags and job.state != "COMPLETING":
-        reason = f"{reason} ({job.state.lower()})"
+    end = None
+    if state is RemoteState.ENDED:
+        end = _end(job, mapping, now, not_ours_from)
+    else:
+        state, reason, blocked = _live_state(job, mapping)
     waits = state is RemoteState.PENDING
     # A job whose node is still prepared has its place: nobody counts it as free.
     placed = not waits or (job.state == "RUNNING" and not job.restarts)
@@ -115,6 +106,25 @@ def _remote_drone(
         notice_at=_preempted_at(job, now) if end is None and not waits else 0.0,
         blocked=blocked,
     )
+
+
+def _live_state(
+    job: SlurmJob, mapping: SlurmStateMapping
+) -> tuple[RemoteState, str, FaultKind | None]:
+    """Return state, reason and obstacle of a job that has not ended."""
+    waits = mapping.state is RemoteState.PENDING
+    blocked = classify_reason(job.reason) if waits else None
+    if job.restarts > 0:
+        # Its batch script refuses a second life: whatever it does now, it has ended as the drone
+        # that it was.
+        reason = f"requeued by its site: {job.reason}".removesuffix(": ")
+        return RemoteState.PENDING, reason, blocked
+    reason = mapping.description
+    if waits:
+        reason = ": ".join(filter(None, (reason, job.reason)))
+    elif "COMPLETING" in job.flags and job.state != "COMPLETING":
+        reason = f"{reason} ({job.state.lower()})"
+    return mapping.state, reason, blocked
 
 
 def _preempted_at(job: SlurmJob, now: float) -> float:

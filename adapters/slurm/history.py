@@ -38,9 +38,32 @@ async def site_history(
     ``user``: ours, if known. UnavailableError or TimeoutError if the first query fails; a later one
     ends the reading.
     """
-    wanted = {each.name for kind in types for each in kind.partitions} | set(
-        owner.partitions if owner else ()
-    )
+    wanted = {each.name for kind in types for each in kind.partitions}
+    wanted |= set(owner.partitions if owner else ())
+    past = await _past_jobs(cluster, sorted(wanted), since, now, clock)
+    if past is None:
+        return SiteHistoryView()
+    jobs, read_from, known_at = past
+    ran = [job for job in jobs if 0 < job.started_at <= now]
+    owners = [job for job in ran if owner is not None and is_owners(job, owner)]
+    # jobs without a GPU are all that is known where GPUs are not among AccountingStorageTRES
+    known = any(job.gpus for job in owners) and not are_jobs_hidden(ran, _MAY_HIDE, user)
+    steps = use_steps(gpu_holds(owners, nodes, now), known_at, now) if known else ()
+    starts = [start for kind in types for start in past_starts(kind, ran)]
+    return SiteHistoryView(steps, tuple(starts), left_out=read_from > since)
+
+
+async def _past_jobs(
+    cluster: SlurmClient,
+    partitions: Sequence[str],
+    since: float,
+    now: float,
+    clock: Callable[[], float],
+) -> tuple[Sequence[SlurmJob], float, float] | None:
+    """Return jobs, the time from which they were read, and the oldest time with any of them; None without accounting.
+
+    The newest span is read first. Raises what the first query raises.
+    """
     began_at = clock()
     begin = now
     known_at = now
@@ -50,24 +73,18 @@ async def site_history(
         until = begin
         try:
             async with asyncio.timeout(LAST_ANSWER_S - (clock() - began_at)):
-                found = await cluster.past_jobs(sorted(wanted), max(since, until - span_s), until)
+                found = await cluster.past_jobs(partitions, max(since, until - span_s), until)
         except (UnavailableError, TimeoutError):
             if until == now:
                 raise
             break
         if found is None:
-            return SiteHistoryView()
+            return None
         begin = max(since, until - span_s)
         span_s = 2 * span_s if len(found) <= SMALL_ANSWER else span_s
         jobs = {job.remote_id: job for job in found} | jobs
         known_at = begin if found else known_at
-    ran = [job for job in jobs.values() if 0 < job.started_at <= now]
-    owners = [job for job in ran if owner is not None and is_owners(job, owner)]
-    # jobs without a GPU are all that is known where GPUs are not among AccountingStorageTRES
-    known = any(job.gpus for job in owners) and not are_jobs_hidden(ran, _MAY_HIDE, user)
-    steps = use_steps(gpu_holds(owners, nodes, now), known_at, now) if known else ()
-    starts = [start for kind in types for start in past_starts(kind, ran)]
-    return SiteHistoryView(steps, tuple(starts), left_out=begin > since)
+    return list(jobs.values()), begin, known_at
 
 
 def gpu_holds(

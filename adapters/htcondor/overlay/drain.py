@@ -97,12 +97,7 @@ class Drainer:
         """
         if mode is DrainMode.NONE:
             return list(map(done, names))
-        there = {
-            drone_id: name
-            for drone_id, name in names.items()
-            if name is not None and slot_name(name, drone_id)
-        }
-        readers = await self._orders.readers(there) if there else {}
+        readers = await self._readers(names)
         by_ad = {i for i, draining in readers.items() if mode is DrainMode.RESUME and draining}
         by_tool = [i for i in names if i not in by_ad or i in self._by_tool]
         answers = (self._one(i, names[i], mode, reason, reads=i in readers) for i in by_tool)
@@ -110,21 +105,19 @@ class Drainer:
             zip(by_tool, await asyncio.gather(*answers), strict=True)
         )
         by_tool_alone = self._by_tool if mode is DrainMode.RESUME else set()
-        for drone_id, result in results.items():
-            if (
-                drone_id in readers
-                and (result is None or result.fault)
-                and drone_id not in by_tool_alone
-            ):
-                by_ad.add(drone_id)
+        unreached = {i for i, result in results.items() if result is None or result.fault}
+        by_ad |= (unreached & readers.keys()) - by_tool_alone
         if by_ad:
             faults = await self._orders.place([i for i in names if i in by_ad], mode)
-            results |= {
-                i: _together(i, results.get(i), fault, i in by_tool_alone)
-                for i, fault in faults.items()
-            }
+            for i, fault in faults.items():
+                results[i] = _together(i, results.get(i), fault, i in by_tool_alone)
         unknown = OutcomeUnknownError("not asked")
         return [results.get(drone_id) or failed(drone_id, unknown) for drone_id in names]
+
+    async def _readers(self, names: Mapping[DroneId, str | None]) -> Mapping[DroneId, bool]:
+        """Return the drones in the pool that read order ads, each with True if it drains by one."""
+        there = [i for i, name in names.items() if name is not None and slot_name(name, i)]
+        return await self._orders.readers(there) if there else {}
 
     async def forget(self, there: Collection[DroneId]) -> None:
         """Forget what was asked of drones that have left the pool, and withdraw their orders."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -124,20 +124,7 @@ class PoolPoller:
         fresh = self._fresh(queues, began_at, by_class, constraint)
         waits = self._waits_of(by_class, queues, taken_at)
         limited = limits_of(by_class, answers)
-        self._verdicts.keep(by_class, types)
-        until = time.monotonic() + _JUDGING_S
-        slots_of_types = self._verdicts.slots()
-        classes = []
-        for class_id, groups in sorted(by_class.items()):
-            jobs = job_classes.job_class(
-                class_id,
-                groups,
-                fresh.get(class_id, 0),
-                waits.get(class_id, job_classes.NO_WAITS),
-                slots_of_types,
-            )
-            jobs = self._verdicts.judged(jobs, groups, types, until)
-            classes.append(behind(jobs, *limited[class_id]) if class_id in limited else jobs)
+        classes = self._classes(by_class, fresh, waits, limited, types)
         view = OverlayView(
             taken_at=taken_at,
             classes=tuple(classes),
@@ -156,16 +143,45 @@ class PoolPoller:
         )
         users = {each.slot.drone_id: each.users for each in seen.drones}
         faults = tuple(fault for each in seen.drones for fault in each.faults)
-        self._ran |= dict.fromkeys(at_work.ran, taken_at)
+        ran = self._ran_beside(faults, at_work, taken_at)
+        return PolledPool(
+            view, users, tuple(printable(name, 80) for name in self._schedds.silent), faults, ran
+        )
+
+    def _classes(
+        self,
+        by_class: Mapping[str, list[JobGroup]],
+        fresh: Mapping[str, int],
+        waits: Mapping[str, QueueWait],
+        limited: Mapping[str, tuple[int, str]],
+        types: Sequence[DroneType],
+    ) -> Sequence[JobClass]:
+        """Return the job classes with the verdicts on their requirements, as far as there is time for these."""
+        self._verdicts.keep(by_class, types)
+        until = time.monotonic() + _JUDGING_S
+        slots_of_types = self._verdicts.slots()
+        classes = []
+        for class_id, groups in sorted(by_class.items()):
+            wait = waits.get(class_id, job_classes.NO_WAITS)
+            jobs = job_classes.job_class(
+                class_id, groups, fresh.get(class_id, 0), wait, slots_of_types
+            )
+            jobs = self._verdicts.judged(jobs, groups, types, until)
+            classes.append(behind(jobs, *limited[class_id]) if class_id in limited else jobs)
+        return classes
+
+    def _ran_beside(
+        self, faults: Iterable[JobFailure], at_work: work.PoolWork, now: float
+    ) -> frozenset[JobInDrone]:
+        """Return the jobs that ran in drones with faults and run there no more."""
+        self._ran |= dict.fromkeys(at_work.ran, now)
         running = {(run.drone_id, run.owner, run.job_id) for run in at_work.runs}
+        oldest = now - work.EVICTION_REPORTED_S
         self._ran = {
             job: at for job, at in self._ran.items() if at >= oldest and job not in running
         }
         faulty = {fault.drone_id for fault in faults}
-        ran = frozenset(job for job in self._ran if job[0] in faulty)
-        return PolledPool(
-            view, users, tuple(printable(name, 80) for name in self._schedds.silent), faults, ran
-        )
+        return frozenset(job for job in self._ran if job[0] in faulty)
 
     @contextmanager
     def _asked(self, queue: ScheddQueue) -> Iterator[None]:

@@ -358,12 +358,7 @@ def corrections(
         if drone.state is RemoteState.RUNNING and drone.slot and drone.type in shapes
     ]
     running = {drone.slot: shapes[drone.type] for drone in ours} | dict(owners)
-    ends = (
-        (drone.end.at, drone.slot)
-        for drone in drones
-        if drone.end is not None and drone.slot not in running
-    )
-    ended_at = {slot: at for at, slot in sorted(ends)}  # of several drones in one slot, the last
+    ended_at = _ended_at(drones, running)
     by_machine: dict[str, list[tuple[str, SlotResources]]] = {}
     for name, amount in running.items():
         by_machine.setdefault(name.rpartition("@")[2], []).append((name, amount))
@@ -372,14 +367,35 @@ def corrections(
         if (slots := machine.carved) is None:
             continue
         known = {slot.name for slot in slots}
-        # One that began later is somebody else's, under the same name. (Two clocks: so it must be
-        # our user's too.)
-        stale = (s for s in slots if s.user in users and s.entered_at <= ended_at.get(s.name, 0.0))
-        freed = sum(
-            (s.amount for s in stale if now - ended_at.get(s.name, 0.0) <= _STALE_SLOT_S),
-            SlotResources(),
-        )
+        ours_once = [slot for slot in slots if slot.user in users]
         unseen = (amount for name, amount in by_machine.get(machine.name, ()) if name not in known)
-        if (more := freed - sum(unseen, SlotResources())) != SlotResources():
+        more = _freed(ours_once, ended_at, now) - sum(unseen, SlotResources())
+        if more != SlotResources():
             found[machine.name] = more
     return found
+
+
+def _ended_at(drones: Iterable[RemoteDrone], running: Collection[str]) -> Mapping[str, float]:
+    """Return the ends of drones by slot, without slots that others run in; of several in one slot, the last."""
+    ends = (
+        (drone.end.at, drone.slot)
+        for drone in drones
+        if drone.end is not None and drone.slot not in running
+    )
+    return {slot: at for at, slot in sorted(ends)}
+
+
+def _freed(
+    slots: Iterable[DynamicSlot], ended_at: Mapping[str, float], now: float
+) -> SlotResources:
+    """Return what slots of our users hold whose drones have ended lately.
+
+    One that began later is somebody else's, under the same name. (Two clocks: so it must be our
+    user's too.)
+    """
+    amounts = []
+    for slot in slots:
+        at = ended_at.get(slot.name, 0.0)
+        if slot.entered_at <= at and now - at <= _STALE_SLOT_S:
+            amounts.append(slot.amount)
+    return sum(amounts, SlotResources())

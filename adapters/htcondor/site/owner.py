@@ -131,36 +131,47 @@ def group_jobs(
             key = (who, user, repr(_size(ad)), *(source(ad, name) for name in apart))
             found.setdefault(key, []).append((classads.our_moment(ad, "QDate", now), ad))
         elif status == RUNNING:
-            given = zip(
-                ("GPUsProvisioned", "CpusProvisioned", "MemoryProvisioned"), _size(ad), strict=False
-            )
-            held = (
-                whole(ad, name) if classads.value(ad, name) is not None else asked
-                for name, asked in given
-            )
-            running.append((text(ad, "RemoteHost", 600), SlotResources(*held)))
+            running.append((text(ad, "RemoteHost", 600), _provisioned(ad)))
     oldest = sorted(found.items(), key=lambda item: (min(at for at, _ in item[1]), item[0]))
     reached = classads.used_up(classads.refusals(ads, now))
-    groups = []
-    for (who, user, *rest), members in oldest[:MOST_GROUPS]:
-        sample = members[0][1]
-        limits = text(sample, "ConcurrencyLimits", 80)
-        alike = hashlib.blake2s(
-            "\0".join(rest).encode(errors="replace"), digest_size=16
-        ).hexdigest()
-        submitted = sorted(at for at, _ in members)
-        ids = [classads.job_id(ad) for _, ad in members[:3]]
-        used_up = limits if limits in reached else ""
-        groups.append(
-            OwnerJobGroup(
-                who, user, _size(sample), alike, tuple(submitted), tuple(ids), sample, used_up
-            )
-        )
+    groups = [
+        _job_group(key, [ad for _, ad in members], sorted(at for at, _ in members), reached)
+        for key, members in oldest[:MOST_GROUPS]
+    ]
     looked_at = (
         _bare(classads.references(source(group.sample, name))) for group in groups for name in apart
     )
     references = frozenset[str]().union(*looked_at)
     return OwnerJobQueue(tuple(groups), tuple(running), references, len(oldest) - len(groups))
+
+
+def _job_group(
+    key: Sequence[str], ads: Sequence[Ad], submitted: Sequence[float], reached: Collection[str]
+) -> OwnerJobGroup:
+    """Return the group of jobs that have a key of :func:`group_jobs`. ``reached``: limits that are used up."""
+    who, user, *rest = key
+    words = "\0".join(rest).encode(errors="replace")
+    limits = text(ads[0], "ConcurrencyLimits", 80)
+    return OwnerJobGroup(
+        who,
+        user,
+        _size(ads[0]),
+        hashlib.blake2s(words, digest_size=16).hexdigest(),
+        tuple(submitted),
+        tuple(map(classads.job_id, ads[:3])),
+        sample=ads[0],
+        used_up=limits if limits in reached else "",
+    )
+
+
+def _provisioned(ad: Ad) -> SlotResources:
+    """Return what a running job holds; what it asks for where its ad does not say."""
+    names = ("GPUsProvisioned", "CpusProvisioned", "MemoryProvisioned")
+    held = (
+        whole(ad, name) if classads.value(ad, name) is not None else asked
+        for name, asked in zip(names, _size(ad), strict=False)
+    )
+    return SlotResources(*held)
 
 
 def _size(ad: Ad) -> SlotResources:
