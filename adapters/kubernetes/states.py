@@ -49,38 +49,36 @@ class EndMapping(NamedTuple):
     words: str
 
 
+def _preempted(words: str) -> EndMapping:
+    return EndMapping(EndKind.PREEMPTED, None, words)
+
+
+def _fault(kind: FaultKind, words: str) -> EndMapping:
+    return EndMapping(EndKind.FAULT, kind, words)
+
+
 _DISRUPTIONS: Mapping[str, EndMapping] = {
-    "PreemptionByScheduler": EndMapping(
-        EndKind.PREEMPTED, None, "preempted by a pod of a higher priority"
-    ),
-    "EvictionByEvictionAPI": EndMapping(
-        EndKind.PREEMPTED, None, "evicted, as when a node is drained"
-    ),
-    "DeletionByTaintManager": EndMapping(
-        EndKind.FAULT, FaultKind.NODE, "its node was lost or tainted"
-    ),
-    "DeletionByPodGC": EndMapping(EndKind.FAULT, FaultKind.NODE, "its node is gone"),
-    "TerminationByKubelet": EndMapping(EndKind.FAULT, FaultKind.NODE, "ended by its node"),
+    "PreemptionByScheduler": _preempted("preempted by a pod of a higher priority"),
+    "EvictionByEvictionAPI": _preempted("evicted, as when a node is drained"),
+    "DeletionByTaintManager": _fault(FaultKind.NODE, "its node was lost or tainted"),
+    "DeletionByPodGC": _fault(FaultKind.NODE, "its node is gone"),
+    "TerminationByKubelet": _fault(FaultKind.NODE, "ended by its node"),
 }
 """Reasons of the condition ``DisruptionTarget`` (Kubernetes 1.26 and newer)."""
 
 _NODE_REFUSALS = ("UnexpectedAdmissionError", "NodeAffinity", "TopologyAffinityError", "OutOf")
 _POD_REASONS: Mapping[str, EndMapping] = {
-    "Evicted": EndMapping(EndKind.FAULT, FaultKind.NODE, "evicted by its node"),
-    "Preempting": EndMapping(EndKind.PREEMPTED, None, "preempted on its node by a critical pod"),
+    "Evicted": _fault(FaultKind.NODE, "evicted by its node"),
+    "Preempting": _preempted("preempted on its node by a critical pod"),
     "DeadlineExceeded": EndMapping(EndKind.STOPPED, None, "reached its time limit"),
-    "NodeLost": EndMapping(EndKind.FAULT, FaultKind.NODE, "its node was lost"),
+    "NodeLost": _fault(FaultKind.NODE, "its node was lost"),
     **dict.fromkeys(
         ("NodeShutdown", "Shutdown", "Terminated"),
-        EndMapping(EndKind.FAULT, FaultKind.NODE, "its node was shut down"),
+        _fault(FaultKind.NODE, "its node was shut down"),
     ),
     # Its node refused it after the scheduler had chosen the node. Another try may go elsewhere.
-    **dict.fromkeys(
-        _NODE_REFUSALS, EndMapping(EndKind.FAULT, FaultKind.NODE, "refused by its node")
-    ),
-    "PodOSSelectorNodeLabelDoesNotMatch": EndMapping(
-        EndKind.FAULT, FaultKind.CONFIG, "refused by its node"
-    ),
+    **dict.fromkeys(_NODE_REFUSALS, _fault(FaultKind.NODE, "refused by its node")),
+    "PodOSSelectorNodeLabelDoesNotMatch": _fault(FaultKind.CONFIG, "refused by its node"),
 }
 """Reasons of a pod that failed. ``OutOf`` stands for ``OutOfcpu``, ``OutOfnvidia.com/gpu`` and the like."""
 
@@ -165,7 +163,7 @@ def end_of(pod: DronePod, *, asked: bool, now: float) -> RemoteEnd:
         return RemoteEnd(EndKind.STOPPED, now, pod.exit_code, message or "stopped on our request")
     if own is not None:
         return own
-    kind, fault, words = pod.disruption or EndMapping(EndKind.PREEMPTED, None, DELETED_BY_OTHERS)
+    kind, fault, words = pod.disruption or _preempted(DELETED_BY_OTHERS)
     return RemoteEnd(kind, now, pod.exit_code, words, fault)
 
 
@@ -227,7 +225,7 @@ def _disruption(conditions: Mapping[str, Record]) -> EndMapping | None:
         return None
     reason = text(target, "reason")
     message = text(target, "message")
-    found = _DISRUPTIONS.get(reason) or EndMapping(EndKind.PREEMPTED, None, f"disrupted ({reason})")
+    found = _DISRUPTIONS.get(reason) or _preempted(f"disrupted ({reason})")
     return found._replace(
         words=printable(f"{found.words}: {message}" if message else found.words, _LONGEST)
     )
@@ -240,21 +238,19 @@ def _end(status: Record, disruption: EndMapping | None, terminated: Record) -> R
     why = text(terminated, "reason")
     found = _POD_REASONS.get("OutOf" if reason.startswith("OutOf") else reason)
     if reason == "Evicted" and _OWN_LIMIT.search(message):
-        found = EndMapping(EndKind.FAULT, FaultKind.DRONE, "used more disk than it requested")
+        found = _fault(FaultKind.DRONE, "used more disk than it requested")
     elif reason == "UnexpectedAdmissionError" and "maximum request size" in message:
         # The device plugin of shared GPUs, with failRequestsGreaterThanOne.
-        found = EndMapping(
-            EndKind.FAULT, FaultKind.CONFIG, "requests several GPUs of a kind that gives one"
-        )
+        found = _fault(FaultKind.CONFIG, "requests several GPUs of a kind that gives one")
     elif found is None and disruption is not None:
         found = disruption
         message = ""
     elif found is None and reason:
-        found = EndMapping(EndKind.FAULT, FaultKind.UNKNOWN, reason)
+        found = _fault(FaultKind.UNKNOWN, reason)
     elif found is None and why == "OOMKilled":
-        found = EndMapping(EndKind.FAULT, FaultKind.DRONE, "used more memory than it requested")
+        found = _fault(FaultKind.DRONE, "used more memory than it requested")
     elif found is None and why in ("ContainerStatusUnknown", "StartError", "ContainerCannotRun"):
-        found = EndMapping(EndKind.FAULT, FaultKind.NODE, why)
+        found = _fault(FaultKind.NODE, why)
         message = text(terminated, "message")
     at = moment(terminated, "finishedAt")
     code = terminated.get("exitCode")

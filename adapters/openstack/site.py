@@ -100,16 +100,19 @@ class OpenStackSite:
             theirs, cut = await past_servers(self._owners_cloud, since)
         # a deleted one has no metadata
         theirs = [each for each in theirs if not self._names.is_ours(each.name)]
-        projects = [
-            cloud.project for cloud in (self._cloud, self._owners_cloud) if cloud is not None
-        ]
-        hosts = capacity.host_names(config.hosts, projects)
+        hosts = self._host_names()
         flavors = await self._creation.resolver.flavors()
         now = time.time()
         left_out = left_out or cut
         return site_history(
             ours, flavors, theirs, config.owner, hosts, since, now, left_out=left_out
         )
+
+    def _host_names(self) -> Mapping[str, str]:
+        """Return the hosts' names by the ids that they have to our project and the owner's."""
+        clouds = (self._cloud, self._owners_cloud)
+        projects = [cloud.project for cloud in clouds if cloud is not None]
+        return capacity.host_names(self._config.hosts, projects)
 
     def credentials(self) -> Sequence[model.Credential]:
         """Return who logged in, with the end that Keystone tells."""
@@ -130,10 +133,7 @@ class OpenStackSite:
         flavors = await self._creation.resolver.flavors()
         owner = self._config.owner
         theirs = await self._owners_cloud.servers() if self._owners_cloud is not None else ()
-        projects = [
-            cloud.project for cloud in (self._cloud, self._owners_cloud) if cloud is not None
-        ]
-        hosts = capacity.host_names(self._config.hosts, projects)
+        hosts = self._host_names()
         found = listing(ours, self._ends, self._asked, hosts, self._names, taken_at)
         nodes, host_notices = capacity.nodes(
             self._config, self._types, ours.servers, (*ours.others, *theirs), hosts

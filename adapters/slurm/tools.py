@@ -384,22 +384,31 @@ ACTIVE_JOB_COLUMNS = {
     "tres-per-task": ("TRES_PER_TASK", "tres_per_task"),
     "ReqNodes": ("REQ_NODES", "required_nodes"),
 }
-SACCT_COLUMNS = {
-    "JobID": ("JobID", "remote_id"),
-    "State": ("State", "state"),
-    "ExitCode": ("ExitCode", "exit_code"),
-    "Reason": ("Reason", "reason"),
-    "Submit": ("Submit", "submitted_at"),
-    "Start": ("Start", "started_at"),
-    "End": ("End", "ends_at"),
-    "TimelimitRaw": ("TimelimitRaw", "limit_s"),
-    "Partition": ("Partition", "partition"),
-    "NodeList": ("NodeList", "nodes"),
-    "User": ("User", "user"),
-    "Account": ("Account", "account"),
-    "QOS": ("QOS", "qos"),
-    "JobName": ("JobName", "name"),
-}
+
+
+def _same_headings(names: Mapping[str, str]) -> Columns:
+    """Return columns of sacct, whose headings are their names."""
+    return {column: (column, ours) for column, ours in names.items()}
+
+
+SACCT_COLUMNS = _same_headings(
+    {
+        "JobID": "remote_id",
+        "State": "state",
+        "ExitCode": "exit_code",
+        "Reason": "reason",
+        "Submit": "submitted_at",
+        "Start": "started_at",
+        "End": "ends_at",
+        "TimelimitRaw": "limit_s",
+        "Partition": "partition",
+        "NodeList": "nodes",
+        "User": "user",
+        "Account": "account",
+        "QOS": "qos",
+        "JobName": "name",
+    }
+)
 
 
 def parse_jobs(text: str, separator: str, columns: Columns) -> list[SlurmJob]:
@@ -408,9 +417,7 @@ def parse_jobs(text: str, separator: str, columns: Columns) -> list[SlurmJob]:
 
 PAST_SACCT_COLUMNS = {
     **SACCT_COLUMNS,
-    "Eligible": ("Eligible", "eligible_at"),
-    "NNodes": ("NNodes", "node_count"),
-    "AllocTRES": ("AllocTRES", "tres"),
+    **_same_headings({"Eligible": "eligible_at", "NNodes": "node_count", "AllocTRES": "tres"}),
 }
 
 
