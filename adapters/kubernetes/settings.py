@@ -152,11 +152,11 @@ class KubernetesSiteConfig(PodOptions):
     """Environment variables for each drone. `CONDOR_PREFIX` here is used instead of the overlay's `condor_prefix`."""
     run_as: int = Field(1000, ge=1, le=2**31 - 1)
     """User and group id of the drones. Drones never run as root."""
-    kind: Literal["pod", "job"] = Field("pod")
+    kind: Literal["pod", "job"] = "pod"
     """`job`: a Job with one pod for each drone, where the site's policy wants Jobs."""
     retain_finished: Duration = Field(600.0, ge=1.0)
     """Time for which an ended drone is reported, and its pod kept."""
-    deadline: PositiveDuration = Field(15.0)
+    deadline: PositiveDuration = 15.0
     """Longest time for one call of the API server."""
     parallel: int = Field(8, ge=1, le=64)
     """Orders to the API server at a time."""

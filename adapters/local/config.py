@@ -41,22 +41,22 @@ class LocalSiteConfig(ConfigSection):
 
     root: ConfigPath = Field(examples=["var/drones"], json_schema_extra={"places_drones": "shared"})
     """Directory, on a local disk, in which each drone gets its own, named by its id. Made if missing."""
-    gpus: Literal["auto"] | tuple[GpuSpec, ...] = Field("auto")
+    gpus: Literal["auto"] | tuple[GpuSpec, ...] = "auto"
     """`auto`: what `nvidia-smi` lists, none where there is no `nvidia-smi`. A list declares GPUs,
     real or not; they are numbered from 0 in its order."""
     cpus: int = Field(default_factory=lambda: len(os.sched_getaffinity(0)), ge=1)
     """CPUs for drones. Default: those that the controller may use."""
-    memory: Size | None = Field(None)
+    memory: Size | None = None
     """Memory for drones. Default: all of this host's."""
-    disk: Size | None = Field(None)
+    disk: Size | None = None
     """Disk for drones. Default: the size of `root`'s file system."""
-    retain_finished: Duration = Field(3600.0)
+    retain_finished: Duration = 3600.0
     """Time for which the directory of an ended drone is kept for the operator."""
     account: str = Field("", pattern=r"^([a-z_][a-z0-9_-]*)?$", examples=["gpu-drones"])
     """Account that drones run under, which `sudo` must let the controller become without a
     password. Empty: the controller's own; drones of a controller that is root become `DRONE_USER`.
     """
-    same_account: bool = Field(False)
+    same_account: bool = False
     """Let jobs of other people run under an account that can read the controller's secrets, such as its own."""
     nice: int = Field(0, ge=0, le=19)
     """Niceness of drones; 0 is that of the controller."""

@@ -58,17 +58,17 @@ class CloudAccess(ConfigSection):
 
     cloud: str = Field("", max_length=255, examples=["gridka"])
     """Name of an entry of clouds.yaml."""
-    clouds_file: ConfigPath | None = Field(None)
+    clouds_file: ConfigPath | None = None
     """The clouds.yaml. Default: `$OS_CLIENT_CONFIG_FILE`, else clouds.yaml in the controller's
     working directory, ~/.config/openstack or /etc/openstack. A secure.yaml beside it is read as
     well; vendors' profiles are not."""
-    auth: Credentials | None = Field(None)
+    auth: Credentials | None = None
     """Instead of an entry of clouds.yaml."""
     region: str = Field("", max_length=255)
     """Region. Default: as in clouds.yaml, else the first."""
-    interface: Literal["", "public", "internal", "admin"] = Field("")
+    interface: Literal["", "public", "internal", "admin"] = ""
     """Interface of the catalogue's endpoints. Default: as in clouds.yaml, else public."""
-    ca: ConfigPath | None = Field(None)
+    ca: ConfigPath | None = None
     """File with the trusted authorities, for https."""
 
     def credentials(self) -> Iterator[Credential]:
@@ -105,7 +105,7 @@ class ServerOptions(ConfigSection):
 
     image: str = Field("", pattern=_OPTIONAL_NAME, examples=["drone-2026-11"])
     """Name or id of the image."""
-    boot_volume: BootVolume | None = Field(None)
+    boot_volume: BootVolume | None = None
     """Servers boot from a volume made from the image. Default: from the image itself."""
     networks: list[Annotated[str, Field(pattern=_OBJECT_NAME)]] | None = Field(None, max_length=8)
     """Names or ids of networks; `[]` is none. Default: as the cloud sees fit."""
@@ -119,7 +119,7 @@ class ServerOptions(ConfigSection):
     """Availability zone."""
     server_group: str = Field("", pattern=r"^([0-9a-fA-F-]{32,36})?$")
     """Id of a server group (its policy keeps servers together or apart)."""
-    config_drive: bool | None = Field(None)
+    config_drive: bool | None = None
     """True if the server gets its data by a config drive. Default: the cloud's."""
     metadata: Annotated[dict[str, str], AfterValidator(_check_metadata)] = Field(
         default_factory=dict, examples=[{"cost_centre": "wlcg"}]
@@ -158,7 +158,7 @@ class OpenStackOwnerConfig(CloudAccess):
 
     names: str = Field("", max_length=255, examples=["^etp-"])
     """Only servers in whose name this regular expression is found. Default: all of the project."""
-    wait: Duration = Field(3600.0)
+    wait: Duration = 3600.0
     """A server that found no host counts as waiting for so long after its last change."""
 
     @model_validator(mode="after")
@@ -181,7 +181,7 @@ class OpenStackSiteConfig(CloudAccess, ServerOptions):
     """Environment variables for each drone. `CONDOR_PREFIX` here is said instead of the overlay's
     `condor_prefix`: where HTCondor is in the image. `DRONE_USER`: the account that drones run as.
     """
-    setup: ConfigPath | None = Field(None)
+    setup: ConfigPath | None = None
     """Shell script, run by root in each server before its drone: to mount what jobs need. It is
     sent along, so it must hold no secret; it is ended after a quarter of an hour."""
     scratch: str = Field("/var/tmp", pattern=r"^/[A-Za-z0-9_./+-]*$")
@@ -189,17 +189,17 @@ class OpenStackSiteConfig(CloudAccess, ServerOptions):
     hosts: list[HostConfig] = Field(default_factory=list)
     """The hosts with GPUs, where their operator tells them: only then is it known which servers
     stand in the owner's way, and where GPUs are free. Default: only quotas are looked at."""
-    owner: OpenStackOwnerConfig | None = Field(None)
+    owner: OpenStackOwnerConfig | None = None
     """Owner whose servers have priority here. Without it the site's owner is ignored."""
     retain_finished: Duration = Field(600.0, ge=60.0)
     """Time for which an ended drone is reported."""
     console_lines: int = Field(200, ge=0, le=2000)
     """Lines of its console that are kept of a server that ends; 0: none."""
-    cleanup_interval: Duration = Field(600.0)
+    cleanup_interval: Duration = 600.0
     """Interval of the cleanup of ports and volumes that our deleted servers have left; 0: never."""
-    deadline: PositiveDuration = Field(15.0)
+    deadline: PositiveDuration = 15.0
     """Longest time for one query to the cloud."""
-    create_deadline: PositiveDuration = Field(60.0)
+    create_deadline: PositiveDuration = 60.0
     """Longest time for one server to be accepted. Nova may accept it later all the same."""
     parallel: int = Field(8, ge=1, le=64)
     """Calls to the cloud at a time."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from textwrap import wrap
 from typing import NamedTuple
@@ -20,6 +19,7 @@ from adapters.slurm.records import Partition, SlurmNode, expand_hostlist
 from adapters.slurm.settings import LIMIT_CHECK_INTERVAL_S, SlurmNodeHardware, SlurmSiteConfig
 from provisioner.interfaces import AuditFinding
 from provisioner.model import DroneType, Reserve, ReserveWhen, SitePolicy
+from provisioner.values import frozen
 
 CPU_PARTITION = "cpu-beside-gpus"
 CPU_TIER, DRONE_TIER, OWNER_TIER = 1, 2, 10
@@ -240,7 +240,7 @@ def _preemption(
 # audit
 
 
-@dataclass(frozen=True)
+@frozen
 class SlurmAudit:
     """Comparison of the running configuration, as far as it is reported, with the policy and the drone types."""
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -20,6 +20,7 @@ from adapters.slurm.drones import is_drone
 from adapters.slurm.records import Partition, Reservation, SlurmJob, SlurmNode, expand_hostlist
 from adapters.slurm.settings import SlurmOwnerConfig, SlurmSiteConfig, SlurmTypeOptions
 from provisioner.model import WHOLE_GPU, DroneType, Node, OwnerDemand, OwnerLoad
+from provisioner.values import frozen
 
 _CLOSED_FLAGS = frozenset(
     {
@@ -52,7 +53,7 @@ MISMATCH_DIMENSIONS = ("partition", "gpus", "cpus", "memory", "features", "exclu
 """In the order in which they are checked: a later one is a nearer miss."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SlurmDroneType:
     """A drone type with its place in this cluster."""
 

@@ -15,12 +15,13 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cache, lru_cache
 from typing import Any, Protocol, Self, TypeVar
 
 from adapters.shared.printing import printable
 from adapters.slurm.states import UNFINISHED_STATES
+from provisioner.values import frozen
 
 # -------------------------------------------------------------------------------------------------------------
 # records
@@ -39,7 +40,7 @@ UsedGpus = Mapping[str, int]
 """The same, with the GPUs of which shares (``shard``, ``mps``) are in use."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SlurmJob:
     """One job, or one task of an array."""
 
@@ -78,7 +79,7 @@ class SlurmJob:
     required_nodes: RequestedHosts = ()
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SlurmNode:
     """A node, with CPUs as Slurm counts them: usually hardware threads."""
 
@@ -104,7 +105,7 @@ class SlurmNode:
     configured but not in force, and where it is not reported."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Partition:
     """A partition with MaxTime (0 for none), PriorityTier, GraceTime and further limits."""
 
@@ -129,7 +130,7 @@ class Partition:
     min_nodes: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Reservation:
     """A reservation of nodes."""
 
@@ -139,7 +140,7 @@ class Reservation:
     nodes: Hosts = ()
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SlurmSubmission:
     """A job, or an array of jobs that differ only in their task number."""
 

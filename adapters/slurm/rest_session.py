@@ -8,7 +8,6 @@ import json
 import re
 import ssl
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, cast
 
@@ -21,6 +20,7 @@ from adapters.slurm.settings import SlurmRestConfig
 from provisioner.config.units import SecretUnreadableError
 from provisioner.interfaces import AuthError, UnavailableError
 from provisioner.model import FaultKind
+from provisioner.values import frozen
 
 if TYPE_CHECKING:
     from adapters.shared.commands.ssh import SshRunner
@@ -37,7 +37,7 @@ class RestResponseTooLargeError(UnavailableError):
     """The answer is longer than anything that we have requested."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RestResponse:
     """An answer of slurmrestd and the errors in it."""
 

@@ -131,12 +131,12 @@ class SlurmRestConfig(ConfigSection):
     """Its address: `http://host:port`, `https://...`, or `unix:/path/to/socket`."""
     user: str = Field("", pattern=r"^[A-Za-z0-9_.@-]{0,63}$")
     """Account that the token is for."""
-    token: Secret | None = Field(None)
+    token: Secret | None = None
     """JWT of the account (`scontrol token`). Its file is read for each request. Not needed at a
     unix socket of the account itself."""
-    ssh: SshSettings | None = Field(None)
+    ssh: SshSettings | None = None
     """Login node on which the unix socket of `url` is reached, forwarded over ssh."""
-    ca: ConfigPath | None = Field(None)
+    ca: ConfigPath | None = None
     """File with the trusted certificate authorities, for https."""
 
     def credentials(self) -> Iterator[Credential]:
@@ -164,7 +164,7 @@ class SlurmRestConfig(ConfigSection):
 class SlurmToolsConfig(ConfigSection):
     """Host and directory of Slurm's command-line tools."""
 
-    ssh: SshSettings | None = Field(None)
+    ssh: SshSettings | None = None
     """Login node. Default: the tools run on this host."""
     bin: str = Field("", pattern=r"^(/[A-Za-z0-9_.+/-]*)?$")
     """Directory of the tools. Default: found by PATH."""
@@ -220,11 +220,11 @@ class SlurmNodeHardware(ConfigSection):
 class SlurmSiteConfig(SlurmJobOptions):
     """Options of the ``slurm`` site."""
 
-    transport: Literal["tools", "rest", "native"] = Field("tools")
+    transport: Literal["tools", "rest", "native"] = "tools"
     """Interface to Slurm: its command-line `tools` (here or over ssh), slurmrestd (`rest`), or pyslurm (`native`)."""
     tools: SlurmToolsConfig = Field(default_factory=SlurmToolsConfig)
     """Host and directory of the tools, with `transport: tools`."""
-    rest: SlurmRestConfig | None = Field(None)
+    rest: SlurmRestConfig | None = None
     """slurmrestd, with `transport: rest`."""
     native: SlurmNativeConfig = Field(default_factory=SlurmNativeConfig)
     """Interpreter that has pyslurm, with `transport: native`."""
@@ -244,7 +244,7 @@ class SlurmSiteConfig(SlurmJobOptions):
         "", pattern=r"^(/[A-Za-z0-9_./+-]*)?$", examples=["/home/kit/drones/logs"]
     )
     """Existing directory on the cluster's file system for the output of drones. Default: discarded."""
-    owner: SlurmOwnerConfig | None = Field(None)
+    owner: SlurmOwnerConfig | None = None
     """Jobs that have priority over drones. Default: no owner."""
     hardware: list[SlurmNodeHardware] = Field(
         default_factory=list,
@@ -253,15 +253,15 @@ class SlurmSiteConfig(SlurmJobOptions):
         ],
     )
     """The nodes with GPUs, for `provisioner render blocking`."""
-    same_account: bool = Field(False)
+    same_account: bool = False
     """Let jobs of other people run under an account that can read the controller's secrets, such as
     its own. Slurm runs drones as the account that submits them; it can read nothing where the nodes
     share no files with this host."""
     retain_finished: Duration = Field(600.0, ge=60.0)
     """Time for which ended drones are reported, as long as Slurm knows them."""
-    deadline: PositiveDuration = Field(15.0)
+    deadline: PositiveDuration = 15.0
     """Longest time for one query."""
-    submit_deadline: PositiveDuration = Field(45.0)
+    submit_deadline: PositiveDuration = 45.0
     """Longest time for one submission."""
 
     @model_validator(mode="after")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from adapters.shared.parcel import (
     OURS,
@@ -23,6 +23,7 @@ from adapters.slurm.records import SlurmSubmission
 from adapters.slurm.settings import LIMIT_CHECK_INTERVAL_S, SlurmSiteConfig, drone_lifetime_s
 from provisioner import drone
 from provisioner.model import WHOLE_GPU, DroneId, DroneType, StartOrder
+from provisioner.values import frozen
 
 MAX_SCRIPT_BYTES = 4 * 1024**2 - 4096
 """Slurm's default of ``max_script_size``."""
@@ -30,7 +31,7 @@ _MAX_NOTICE_S = 65535
 _SET_BY_JOB = frozenset({"DRONE_ID", "DRONE_DIR", "PROVISIONER_DRONE_ID"})
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SlurmBatch:
     """Drones that are submitted together, in the order of their tasks."""
 

@@ -40,19 +40,19 @@ class HTCondorConfig(ConfigSection):
     """TRUST_DOMAIN of the pool: the issuer (`iss`) of its tokens."""
     schedds: tuple[str, ...] = Field((), examples=[["submit1.example.org"]])
     """Names of the schedds whose jobs count. Default: all that the collector lists."""
-    token: Secret | None = Field(None)
+    token: Secret | None = None
     """Our own token: READ at the collector and the schedds; at the collector DAEMON to drain by
     order ads and ADMINISTRATOR to drain by `condor_drain`."""
-    token_directory: ConfigPath | None = Field(None)
+    token_directory: ConfigPath | None = None
     """Directory with tokens, instead of `token` or beside it; all are offered to the pool."""
-    drone_token_mode: Literal["static", "signing-key"] = Field("signing-key")
+    drone_token_mode: Literal["static", "signing-key"] = "signing-key"
     """Origin of the drones' tokens: `signing-key`, each drone gets a token of its own, signed with
     `drone_signing_key` when the drone is ordered; `static`, all drones share `drone_token` (also if
     that is the only one given)."""
-    drone_token: Secret | None = Field(None)
+    drone_token: Secret | None = None
     """Token that all drones share, for pools whose signing key the controller may not have: READ,
     ADVERTISE_STARTD and ADVERTISE_MASTER, nothing more."""
-    drone_signing_key: ConfigPath | None = Field(None)
+    drone_signing_key: ConfigPath | None = None
     """Copy of a signing key of the pool (a file of SEC_PASSWORD_DIRECTORY) for `signing-key`. A
     holder of a key can be any identity of the pool: keep the file as you would keep the
     collector's."""
@@ -63,37 +63,37 @@ class HTCondorConfig(ConfigSection):
     )
     """User name in the tokens of `signing-key`; `{drone}` is the drone's id. With the default the
     pool allows `drone-*@<trust domain>`."""
-    drone_token_margin: PositiveDuration = Field(3600.0)
+    drone_token_margin: PositiveDuration = 3600.0
     """A token of `signing-key` expires this long after the last moment at which the drone may be
     there: the site's `timeouts` for `queued`, `booting` and `joining`, then the walltime of its
     type and `timeouts.grace`."""
     drone_token_lifetime: PositiveDuration = Field(7 * 86400.0)
     """The same for a drone without a walltime, in place of walltime and margin."""
-    deadline: PositiveDuration = Field(20.0)
+    deadline: PositiveDuration = 20.0
     """Longest time for one poll of the pool."""
-    drain_deadline: PositiveDuration = Field(20.0)
+    drain_deadline: PositiveDuration = 20.0
     """Longest time for one call of `condor_drain`."""
     constraint: Expression = Field("true", examples=['AcctGroup == "physics"'])
     """Only jobs for which this ClassAd expression is true count."""
     owner_attribute: str = Field("AcctGroup", pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
     """Job attribute that names the accounting group a job belongs to; its user is its `Owner`."""
-    negotiation_period: PositiveDuration = Field(300.0)
+    negotiation_period: PositiveDuration = 300.0
     """After this long an idle job counts as seen by the negotiator, where the pool does not
     advertise its accounting and so tells the end of a cycle only every NEGOTIATOR_UPDATE_INTERVAL.
     """
-    slot_weight: Literal["cpus", "gpus"] = Field("cpus")
+    slot_weight: Literal["cpus", "gpus"] = "cpus"
     """Unit of the pool's group quotas, by its SLOT_WEIGHT: `cpus` (HTCondor's default) or `gpus`."""
-    collector_memory: PositiveDuration = Field(900.0)
+    collector_memory: PositiveDuration = 900.0
     """Time for which slots keep their last state after a restart of the collector, and for which
     the jobs of a schedd that does not answer count. Longer than UPDATE_INTERVAL of the pool."""
     drain_tool: str = Field("condor_drain", min_length=1)
     """The tool that drains; found on PATH."""
-    client_config: str = Field("")
+    client_config: str = ""
     """Lines to add to the controller's own HTCondor configuration."""
-    condor_prefix: str = Field("")
+    condor_prefix: str = ""
     """Directory of HTCondor on the worker nodes, above `usr/sbin/condor_master`; `{arch}` in it is
     the node's architecture (`uname -m`). Default: found on PATH there."""
-    drone_config: str = Field("")
+    drone_config: str = ""
     """Lines to add to every drone's HTCondor configuration."""
 
     @property

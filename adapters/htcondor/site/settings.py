@@ -164,7 +164,7 @@ class CondorToolsConfig(ConfigSection):
     """Configuration file for the tools (CONDOR_CONFIG). Default: the one made from `token` and
     `token_directory` where these are set and the tools run on the controller's host, else
     HTCondor's own."""
-    ssh: SshSettings | None = Field(None)
+    ssh: SshSettings | None = None
     """Login node that the tools are run on, as its user, with the tokens that it has there.
     Default: the controller's host."""
     directory: str = Field(
@@ -194,17 +194,17 @@ class HTCondorSiteConfig(ConfigSection):
         "", pattern=r"^[A-Za-z0-9@._-]{0,255}$", examples=["grid@submit1.example.org"]
     )
     """Name of the schedd that drones are submitted to. Default: the only one that the collector lists."""
-    transport: Literal["bindings", "tools"] = Field("bindings")
+    transport: Literal["bindings", "tools"] = "bindings"
     """Interface to HTCondor: its Python `bindings`, or its command-line `tools`."""
     tools: CondorToolsConfig = Field(default_factory=CondorToolsConfig)
     """Place of the tools and the way to run them, with `transport: tools`."""
-    token: Secret | None = Field(None)
+    token: Secret | None = None
     """Token of the account that owns the drones' jobs: READ and WRITE at the schedd."""
-    token_directory: ConfigPath | None = Field(None)
+    token_directory: ConfigPath | None = None
     """Directory with tokens, instead of `token` or beside it (say, one for the owner's schedd)."""
-    client_config: str = Field("")
+    client_config: str = ""
     """Lines to add to the controller's own HTCondor configuration."""
-    spool: bool = Field(True)
+    spool: bool = True
     """Files are sent to the schedd and fetched back; `false`: it sees `work_directory` itself."""
     work_directory: ConfigPath = Field(
         examples=["var/topas"], json_schema_extra={"places_drones": "shared"}
@@ -227,20 +227,20 @@ class HTCondorSiteConfig(ConfigSection):
         None, examples=[{"jobs": 'AcctGroup == "etp"', "schedds": ["submit.etp.example.org"]}]
     )
     """Owner whose jobs have priority here, and their queues. Without it the site's owner is ignored."""
-    slot_max_age: PositiveDuration = Field(900.0)
+    slot_max_age: PositiveDuration = 900.0
     """A slot that was last heard from so long before the newest is dead, though the collector lists it."""
     lease: Duration = Field(60.0, ge=20.0)
     """Time for which a drone survives a loss of contact between its schedd and its node, and for
     which a job that is removed while the site vacates it stays in the queue."""
-    same_account: bool = Field(False)
+    same_account: bool = False
     """Let jobs of other people run under an account that can read the controller's secrets, such as
     its own. Without a token HTCondor runs drones as the account that submits them; it can read
     nothing where the nodes share no files with this host."""
     retain_finished: Duration = Field(600.0, ge=60.0)
     """Time for which an ended drone stays in the site's queue, so that its end is listed."""
-    deadline: PositiveDuration = Field(15.0)
+    deadline: PositiveDuration = 15.0
     """Longest time for one query to HTCondor."""
-    submit_deadline: PositiveDuration = Field(45.0)
+    submit_deadline: PositiveDuration = 45.0
     """Longest time for one submit, with its files."""
 
     @model_validator(mode="after")

@@ -33,13 +33,13 @@ class SshSettings(ConfigSection):
     writes it. A host that is not in it is not talked to, and there is no way to switch this off."""
     key: ConfigPath | None = Field(None, examples=["id_drones"])
     """File with the private key; a certificate beside it (`KEY-cert.pub`) is used too."""
-    passphrase: Secret | None = Field(None)
+    passphrase: Secret | None = None
     """Passphrase of `key`, if it has one."""
-    agent: bool = Field(False)
+    agent: bool = False
     """Offer the keys of the ssh agent that SSH_AUTH_SOCK names, after `key`."""
-    password: Secret | None = Field(None)
+    password: Secret | None = None
     """Password, for login nodes that ask for one, alone or beside a key or a one-time code."""
-    totp: Secret | None = Field(None)
+    totp: Secret | None = None
     """Seed of the one-time codes in base32, as the enrolment shows it beside the picture (RFC 6238:
     SHA-1, six digits, thirty seconds). A code is used once: connecting again may wait for half a
     minute."""
@@ -49,7 +49,7 @@ class SshSettings(ConfigSection):
         examples=["drones@gate.example.org"],
     )
     """Host to go through, `[user@]host[:port]`; let in by the same key, agent, password and codes."""
-    forced_command: Literal["stdin"] | None = Field(None)
+    forced_command: Literal["stdin"] | None = None
     """For keys with a forced command (`command=` in authorized_keys). One that looks at
     SSH_ORIGINAL_COMMAND needs nothing here. `stdin`: it reads the command as its first line of
     input, written `exec TOOL ARGUMENT...` in the shell's quoting, and what follows is the tool's
@@ -58,13 +58,13 @@ class SshSettings(ConfigSection):
     """Commands at a time over the one connection. The server's own limit, MaxSessions, is 10 unless
     set, and it counts a command for a moment longer than we do; refusals lower this by themselves.
     """
-    connect_deadline: PositiveDuration = Field(45.0)
+    connect_deadline: PositiveDuration = 45.0
     """Longest time to connect and log in, the jump host and waiting for a code included."""
-    keepalive: PositiveDuration = Field(15.0)
+    keepalive: PositiveDuration = 15.0
     """Interval at which a silent connection is probed; after three failures it counts as lost."""
-    retry: PositiveDuration = Field(2.0)
+    retry: PositiveDuration = 2.0
     """Pause after a first failure to connect; each further failure doubles it."""
-    retry_at_most: PositiveDuration = Field(300.0)
+    retry_at_most: PositiveDuration = 300.0
     """Longest pause between two tries to connect."""
 
     def credentials(self) -> Iterator[Credential]:
