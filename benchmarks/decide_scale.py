@@ -15,7 +15,7 @@ from pathlib import Path
 from benchmarks.cost import Figure, peak_mib, tell
 from benchmarks.ticks import World
 from provisioner.model import Plan, Snapshot
-from provisioner.planner import planner_with_memory
+from provisioner.planner import planner
 from provisioner.planner.validation import validate_plan
 
 WARM_UP = 6
@@ -28,7 +28,7 @@ DRONES = 10_000
 
 def ticks(world: World, count: int) -> tuple[list[float], list[float]]:
     """Processor seconds of deciding and of checking, in each of so many ticks."""
-    deciding, checking, decide = [], [], planner_with_memory()
+    deciding, checking, decide = [], [], planner()
     for number in range(WARM_UP + count):
         snapshot = world.snapshot()
         plan, decide_s = _timed(decide, snapshot)

@@ -29,7 +29,7 @@ from provisioner.controller.shadow import (
 )
 from provisioner.descriptions import credential_trouble
 from provisioner.interfaces import Overlay, UnavailableError
-from provisioner.planner import planner_with_memory
+from provisioner.planner import planner
 from provisioner.store.writer import SqlStore
 
 log = structlog.get_logger()
@@ -154,7 +154,7 @@ async def _opened(
         interval_s=settings.interval_s,
         active_interval_s=settings.active_interval_s,
         credentials=_credential_sources(settings),
-        planner=decide_without_orders if shadow else planner_with_memory(),
+        planner=decide_without_orders if shadow else planner(),
     )
     return await stack.enter_async_context(controller), adapters
 

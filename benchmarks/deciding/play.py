@@ -34,7 +34,7 @@ from benchmarks.deciding.worlds import (
 )
 from provisioner.controller.actuation import OWN_TIMEOUT_FACTOR, OWN_TIMEOUT_MORE_S
 from provisioner.model import Plan, Policy, Snapshot
-from provisioner.planner import planner_with_memory
+from provisioner.planner import planner
 from provisioner.planner.safeguards import PlanFunction
 from provisioner.simulator.jobs import SimulatedJob
 from provisioner.simulator.owner import VictimRule
@@ -312,7 +312,7 @@ def _ours(jobs: tuple[SimulatedJob, ...], **policy: Any) -> Scenario:
         policy=Policy(**policy),
         pool=POOL,
         limit_s=jobs[-1].submit_s + PATIENCE_S,
-        planner=planner_with_memory,
+        planner=planner,
     )
 
 

@@ -14,24 +14,23 @@ from provisioner.model import Plan, Snapshot, StateChange
 from provisioner.planner.black_holes import BlackHoles
 from provisioner.planner.breakers import update_breakers
 from provisioner.planner.capacity import Supply
-from provisioner.planner.context import PlanningContext, SteadyDrones, check_views
-from provisioner.planner.lifecycle import observe_all, signs_of_life
+from provisioner.planner.context import PlanningContext, check_views
+from provisioner.planner.lifecycle import Unchanged, observe_all
 from provisioner.planner.owner import OwnerReservations, reclaim_reserve
 from provisioner.planner.placement import place
 from provisioner.planner.retirement import retire
 
-__all__ = ["decide", "planner_with_memory"]
+__all__ = ["decide", "planner"]
 
 
-def decide(snapshot: Snapshot, memory: SteadyDrones | None = None) -> Plan:
+def decide(snapshot: Snapshot, unchanged: Unchanged | None = None) -> Plan:
     """Return the changes that a snapshot calls for, with their reasons. The same snapshot gives the same plan.
 
-    ``memory``: the drones of the last plan. Those that did not change are recognised, which only
-    saves time.
+    ``unchanged``: drones without news in the last plan, which only saves time.
     """
-    validity = check_views(snapshot, memory)
-    observed = observe_all(snapshot, validity)
-    breakers = update_breakers(snapshot, observed, validity.changing.values())
+    validity = check_views(snapshot)
+    observed = observe_all(snapshot, validity, unchanged)
+    breakers = update_breakers(snapshot, observed)
     context = PlanningContext.of(snapshot, validity, observed, breakers)
     black_holes = BlackHoles.of(context)
     reservations = OwnerReservations.of(context)
@@ -41,7 +40,7 @@ def decide(snapshot: Snapshot, memory: SteadyDrones | None = None) -> Plan:
         *reclaim_reserve(context, reservations, placed.lacking_room),
     ]
     retired = retire(context, preemptions, placed, black_holes)
-    moves = {move.drone.id: move for move in (*observed, *signs_of_life(snapshot, validity))}
+    moves = {move.drone.id: move for move in observed}
     for marked in retired.moves:
         earlier = moves.get(marked.drone.id)
         if earlier is not None:
@@ -71,6 +70,6 @@ def decide(snapshot: Snapshot, memory: SteadyDrones | None = None) -> Plan:
     )
 
 
-def planner_with_memory() -> Callable[[Snapshot], Plan]:
-    """Return :func:`decide` with a memory, for the snapshots of one controller."""
-    return partial(decide, memory=SteadyDrones())
+def planner() -> Callable[[Snapshot], Plan]:
+    """Return :func:`decide` for the snapshots of one controller, which skips drones without news."""
+    return partial(decide, unchanged={})

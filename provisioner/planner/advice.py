@@ -190,7 +190,7 @@ class WhatIf:
         )
         validity = check_views(snapshot)
         observed = observe_all(snapshot, validity)
-        breakers = dict(update_breakers(snapshot, observed, validity.changing.values()))
+        breakers = dict(update_breakers(snapshot, observed))
         for each in [each for each in breakers.values() if each.class_id == job.id]:
             scope = class_scope(TypeKey(each.scope.partition("#")[0]), one.id)
             breakers[scope] = replace(each, scope=scope)

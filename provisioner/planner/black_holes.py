@@ -207,7 +207,7 @@ def _drones_on_avoided_nodes(
         else set()
     )
     others = {site for site, node in places if node_scope(site, node) not in banned}
-    for drone in context.changing.values() if others else ():
+    for drone in context.drones.values() if others else ():
         slot, breaker = context.slots.get(drone.id), banned.get(node_scope(drone.site, drone.node))
         if (
             breaker is None

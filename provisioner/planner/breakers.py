@@ -88,10 +88,8 @@ def after_success(breaker: Breaker, now: float) -> Breaker:
     return Breaker(breaker.scope, BreakerState.ACTIVE, since=now, blind_until=breaker.blind_until)
 
 
-def update_breakers(
-    snapshot: Snapshot, moves: Sequence[StateChange], others: Iterable[Drone]
-) -> Mapping[str, Breaker]:
-    """Return all breakers after what this snapshot shows. ``others`` are the drones on record that are not steady."""
+def update_breakers(snapshot: Snapshot, moves: Sequence[StateChange]) -> Mapping[str, Breaker]:
+    """Return all breakers after what this snapshot shows."""
     now = snapshot.now
     known = dict(snapshot.breakers)
     for scope, breaker in known.items():
@@ -139,7 +137,7 @@ def update_breakers(
                 until = now + min(OVERLAY_SETTLE_MAX_S, away_s)
                 known[scope] = replace(known[scope], until=until, blind_until=blind_until)
     after = {move.drone.id: move.drone for move in moves}
-    now_known = (after.get(drone.id, drone) for drone in others)
+    now_known = (after.get(drone.id, drone) for drone in snapshot.drones.values())
     for scope, fault in {
         **_early_exits(snapshot, moves),
         **_never_starting(snapshot, now_known),
@@ -243,10 +241,10 @@ def _remote(snapshot: Snapshot, drone: Drone) -> model.RemoteDrone | None:
     )
 
 
-def _never_starting(snapshot: Snapshot, others: Iterable[Drone]) -> Mapping[str, Fault]:
+def _never_starting(snapshot: Snapshot, drones: Iterable[Drone]) -> Mapping[str, Fault]:
     """Return one fault for drones that their site will never start. They are stopped in the same tick."""
     found: dict[str, Fault] = {}
-    for drone in others:
+    for drone in drones:
         if not drone.waits_at_site or drone.started_at or drone.is_leaving:
             continue
         remote = _remote(snapshot, drone)
@@ -292,7 +290,7 @@ def _after_trials(
 ) -> Mapping[str, Breaker]:
     """Return all breakers after the trials of job classes that ended in this snapshot."""
     view, now = snapshot.overlay.view, snapshot.now
-    tried = [move.drone for move in moves if move.drone.for_class and move.drone.joined_at]
+    tried = _trials(snapshot, moves)
     ours = _class_breakers(known)
     if view is None or view.unheard or snapshot.overlay.fault is not None or not (tried or ours):
         return known  # jobs of a queue that does not answer get no drone, whatever they ask for
@@ -327,6 +325,13 @@ def _after_trials(
     return after
 
 
+def _trials(snapshot: Snapshot, moves: Sequence[StateChange]) -> list[Drone]:
+    """Return the drones with news that were started for a class and have joined; a sign of life alone is no news."""
+    tried = (move.drone for move in moves if move.drone.for_class and move.drone.joined_at)
+    before = snapshot.drones
+    return [d for d in tried if d != replace(before[d.id], heard_at=d.heard_at)]
+
+
 def _class_breakers(breakers: Mapping[str, Breaker]) -> list[tuple[TypeKey, str, Breaker]]:
     """Return the breakers of classes on drone types, with type and class id."""
     return [
@@ -345,7 +350,7 @@ class ClassBackoffs:
 
     @classmethod
     def of(cls, breakers: Mapping[str, Breaker], drones: Iterable[Drone]) -> ClassBackoffs:
-        """Collect the breakers of classes. ``drones`` are the live drones that are not steady."""
+        """Collect the breakers of classes. ``drones`` are the live drones."""
         banned: dict[str, dict[TypeKey, Breaker]] = {}
         probing: dict[str, dict[TypeKey, int]] = {}
         for key, class_id, breaker in _class_breakers(breakers):

@@ -113,9 +113,7 @@ class StartLimits:
     def of(cls, context: PlanningContext, reservations: OwnerReservations) -> StartLimits:
         """Count everything once."""
         limits = cls(context, reservations, startable=set(context.types))
-        sizes = Counter((drone.type, drone.gpu_milli) for drone in context.changing.values())
-        for key, count in context.validity.steady.by_type.items():
-            sizes[key, context.types[key].gpu_milli] += count
+        sizes = Counter((drone.type, drone.gpu_milli) for drone in context.drones.values())
         for (key, gpu_milli), count in sizes.items():
             limits._count(key, count, gpu_milli)
         for site, count in context.orphan_counts.items():
@@ -139,7 +137,7 @@ class StartLimits:
         probing = {
             b.scope: b.since for b in context.breakers.values() if b.state is BreakerState.PROBING
         }
-        for drone in context.changing.values():
+        for drone in context.drones.values():
             if drone.state not in model.PENDING:
                 continue
             remote = context.remote(drone)
@@ -344,7 +342,7 @@ class TypeRanking:
     def of(cls, context: PlanningContext, limits: StartLimits) -> TypeRanking:
         """Rank the types by what is free before anything is started."""
         waits: dict[TypeKey, int] = {}  # until the site expects to start the last delayed drone
-        for drone in (context.changing[drone_id] for drone_id in context.late):
+        for drone in (context.drones[drone_id] for drone_id in context.late):
             remote = context.remote(drone)
             if remote is not None:
                 hours = 1 + max(0, int((remote.expected_start_at - context.now) // 3600))
@@ -473,7 +471,7 @@ class Supply:
             site: downtime_at(context, site)
             for site in {kind.site for kind in context.types.values()}
         }
-        for drone in context.changing.values():
+        for drone in context.drones.values():
             shape = _slot_shape(context, drone, empties, downtimes)
             if shape is not None:
                 own = (
@@ -519,7 +517,7 @@ class Supply:
 
     def add_preemptible(self, context: PlanningContext) -> None:
         """Add, for headroom, the part of drones that runs nothing but jobs that give way."""
-        for drone in context.changing.values() if context.headroom else ():
+        for drone in context.drones.values() if context.headroom else ():
             slot, kind = context.slots.get(drone.id), context.types.get(drone.type)
             if slot and drone.idle_at and not slot.work_at:  # a claim whose job is not known yet
                 slot = replace(slot, optional_jobs=slot.jobs)
@@ -616,10 +614,9 @@ def _slot_shape(
     kind = context.types.get(drone.type)
     if kind is None or drone.is_leaving or drone.notice_at:
         return None
+    slot = context.slots.get(drone.id)
     late = drone.id in context.late
-    if drone.state in ON_THE_WAY or (
-        drone.state is DroneState.IDLE and drone.id not in context.slots
-    ):
+    if drone.state in ON_THE_WAY or (drone.state is DroneState.IDLE and slot is None):
         if drone.state is DroneState.QUEUED and drone.started_at:
             return None  # preempted: it does not come back
         # An idle drone that the pool forgot for a while (a collector's restart) still is supply.
@@ -630,7 +627,6 @@ def _slot_shape(
         )
         ends_at = min(ends_at, downtimes[kind.site] - DOWNTIME_MARGIN_S)
         return SlotShape(empties[drone.type], ends_at, True, late, drone.avoids, drone.min_gpus)
-    slot = context.slots.get(drone.id)
     if slot is None or (slot.free_gpu_milli if kind.gpu_milli else slot.free_cpus) <= 0:
         return None
     ends_at = min(slot.retires_at or NO_END, downtimes[kind.site])

@@ -1,13 +1,11 @@
-"""The planning context: one snapshot, what is derived from it before any rule runs, and the memory of steady drones."""
+"""The planning context: one snapshot, and what is derived from it before any rule runs."""
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import filterfalse
-from operator import attrgetter
 
 from provisioner import model, reasons
 from provisioner.model import (
@@ -31,6 +29,7 @@ from provisioner.reasons import Reason
 from provisioner.values import frozen
 
 NO_END = float("inf")
+_UNKNOWN_SITE = object()
 VANISHED_MIN_DRONES = 3
 VANISHED_FRACTION = 0.5
 VANISHED_WAIT_FACTOR = 10
@@ -48,10 +47,6 @@ class ViewValidity:
     vanished: frozenset[str]
     slots: Mapping[DroneId, Slot]
     """Slots with a recent sign of life; none if the overlay's view is doubted."""
-    changing: Mapping[DroneId, Drone]
-    """Drones on record that are not steady, in the order of the record."""
-    steady: SteadyDrones
-    """All other drones on record."""
 
     def site_view(self, snapshot: Snapshot, site: str) -> SiteView | None:
         """Return the view of a site if it is fresh, even if many drones vanished from it."""
@@ -62,11 +57,8 @@ class ViewValidity:
         return polled.view if polled else None
 
 
-def check_views(snapshot: Snapshot, memory: SteadyDrones | None = None) -> ViewValidity:
-    """Check each view for age and faults, and each listing for vanished drones.
-
-    ``memory``: the steady drones of an earlier snapshot, which become those of this one.
-    """
+def check_views(snapshot: Snapshot) -> ViewValidity:
+    """Check each view for age and faults, and each listing for vanished drones."""
     now, policy, view = snapshot.now, snapshot.policy, snapshot.overlay.view
     overlay = _stale("overlay", view, snapshot.overlay.fault, now, policy.overlay_max_age_s)
     slots: dict[DroneId, Slot] = {}
@@ -87,12 +79,8 @@ def check_views(snapshot: Snapshot, memory: SteadyDrones | None = None) -> ViewV
             else:
                 views[name] = polled.view
         sites[name] = doubt
-    steady = memory if memory is not None else SteadyDrones()
-    changing = steady.split(snapshot, slots, views)
-    vanished = _vanished(policy, views, changing, steady.by_type)
-    return ViewValidity(
-        overlay, {**sites, **vanished}, frozenset(vanished), slots, changing, steady
-    )
+    vanished = _vanished(policy, views, snapshot.drones.values())
+    return ViewValidity(overlay, {**sites, **vanished}, frozenset(vanished), slots)
 
 
 def _stale(
@@ -110,30 +98,26 @@ def _stale(
     return reasons.StaleView(name, age_s, limit_s, "too old") if age_s > limit_s else None
 
 
+def _should_be_there(drone: Drone) -> bool:
+    """Return True if site and pool should know a drone: they may not know a new one, or have ended one that leaves."""
+    return not drone.is_leaving and drone.state not in (DroneState.REQUESTED, DroneState.SUBMITTED)
+
+
 def _vanished(
-    policy: Policy,
-    views: Mapping[str, SiteView],
-    changing: Mapping[DroneId, Drone],
-    steady: Mapping[TypeKey, int],
+    policy: Policy, views: Mapping[str, SiteView], drones: Collection[Drone]
 ) -> Mapping[str, Reason]:
     """Return the sites whose listing lacks so many drones at once that it is doubted."""
-    known: Counter[str] = Counter()
     missing: Counter[str] = Counter()
-    for drone in changing.values():
-        site = drone.site
-        view = views.get(site)
-        if (
-            view is None
-            or drone.state in (DroneState.REQUESTED, DroneState.SUBMITTED)
-            or drone.is_leaving
-        ):
+    for drone in drones:
+        view = views.get(drone.site)
+        if view is None or drone.id in view.drones or not _should_be_there(drone):
             continue
-        known[site] += 1
-        if drone.id not in view.drones:
-            limit_s = policy.sites[site].missing_s * VANISHED_WAIT_FACTOR
-            missing[site] += not drone.missing_at or view.taken_at - drone.missing_at < limit_s
-    for key, count in steady.items() if missing else ():
-        known[key.partition("/")[0]] += count
+        limit_s = policy.sites[drone.site].missing_s * VANISHED_WAIT_FACTOR
+        new = not drone.missing_at or view.taken_at - drone.missing_at < limit_s
+        missing[drone.site] += new
+    if max(missing.values(), default=0) < VANISHED_MIN_DRONES:
+        return {}
+    known = Counter(drone.site for drone in drones if _should_be_there(drone))
     return {
         site: reasons.AllVanished(site, count)
         for site, count in missing.items()
@@ -143,141 +127,10 @@ def _vanished(
 
 HEARTBEAT_RECORD_INTERVAL_S = 300.0
 """Interval at which the last sign of life of an otherwise unchanged drone is recorded."""
-_STEADY_SLACK_S = 1.0
-"""A drone is no longer steady this long before its walltime ends."""
 MAX_JOBS_COUNTED = 1000
 """Jobs of one slot that count at most: its ad may report any number."""
 RunShape = tuple[str, int, int, int]
 """User and request (GPUs in thousandths, CPUs, memory in MiB) of the jobs of a slot; empty and 0 if unknown."""
-_jobs_of = attrgetter("jobs", "begun_at", "owner", "job_gpu_milli", "job_cpus", "job_memory_mib")
-
-
-@dataclass(slots=True)
-class SteadyDrones:
-    """Busy drones without news, which the rules skip to be quick.
-
-    They are also the planner's memory. A drone whose record, slot and entry in the listing are the
-    same objects as in the last plan is not compared again. So a plan is the same with and without
-    the memory. Mutable, for one thread.
-    """
-
-    known: dict[DroneId, tuple[Drone, Slot, model.RemoteDrone, float, TypeKey]] = field(
-        default_factory=dict
-    )
-    """Record, slot, entry in the listing, the time until which the drone can be steady, and its type."""
-    by_type: Counter[TypeKey] = field(default_factory=Counter)
-    """Number of drones. Their types are configured and have the size that they had at the order."""
-    begun: dict[RunShape, list[float]] = field(default_factory=dict)
-    """Start times of their jobs, ascending; infinity if unknown."""
-    several: set[DroneId] = field(default_factory=set)
-    """Drones with several jobs."""
-    heard: dict[DroneId, Drone] = field(default_factory=dict)
-    """New records of drones that have nothing new but a sign of life."""
-    basis: tuple[object, ...] | None = None
-    """Types and policy of the last plan; None if it failed."""
-
-    def split(
-        self, snapshot: Snapshot, slots: Mapping[DroneId, Slot], views: Mapping[str, SiteView]
-    ) -> Mapping[DroneId, Drone]:
-        """Find the drones that are steady in a snapshot, and return all others in the order of the record."""
-        basis = snapshot.types, snapshot.policy
-        if self.basis != basis:
-            self.known, self.by_type, self.begun, self.several = {}, Counter(), {}, set()
-        self.heard, self.basis = {}, None
-        # By type at a site with a valid view: the GPUs of a drone, and how long it may live.
-        types: dict[TypeKey, tuple[int, float]] = {}
-        listings: dict[TypeKey, Mapping[DroneId, model.RemoteDrone]] = {}
-        for kind in snapshot.types:
-            if (view := views.get(kind.site)) is not None:
-                key, grace_s = kind.key, snapshot.policy.of_site(kind.site).grace_s
-                listings[key] = view.drones
-                life_s = kind.walltime_s + grace_s - _STEADY_SLACK_S if kind.walltime_s else NO_END
-                types[key] = kind.gpu_milli, life_s
-        busy, slot_busy, running = DroneState.BUSY, model.SlotState.BUSY, model.RemoteState.RUNNING
-        now, known, unlisted = snapshot.now, self.known, dict[DroneId, model.RemoteDrone]()
-        changing: dict[DroneId, Drone] = {}
-        added: dict[RunShape, list[float]] = {}
-        for drone_id, drone in snapshot.drones.items():
-            slot, last = slots.get(drone_id), known.get(drone_id)
-            if (
-                last is not None
-                and last[0] is drone
-                and last[1] is slot
-                and now < last[3]
-                and last[2] is listings.get(last[4], unlisted).get(drone_id)
-            ):
-                continue
-            remote = listings.get(drone.type, unlisted).get(drone_id)
-            # One expression without a call: this is all that a large site costs in most ticks.
-            if (
-                slot is not None
-                and remote is not None
-                and drone.state is busy
-                and slot.state is slot_busy
-                and (slot.free_gpu_milli if drone.gpu_milli else slot.free_cpus) <= 0
-                and slot.jobs == drone.jobs
-                and slot.jobs_started == drone.jobs_started
-                and slot.work_at == drone.work_at
-                and slot.work_gpu_milli == drone.work_gpu_milli
-                and slot.retires_at == drone.retires_at
-                and slot.name == drone.slot
-                and remote.state is running
-                and remote.end is None
-                and not remote.notice_at
-                and remote.reason == drone.site_reason
-                and remote.remote_id == drone.remote_id
-                and remote.node == drone.node
-                and remote.slot == drone.site_slot
-                and drone.started_at
-                and drone.submitted_at
-                and drone.joined_at
-                and drone.busy_at
-                and not drone.idle_at
-                and not drone.missing_at
-                and not drone.unslotted_at
-                and not drone.notice_at
-                and drone.leaving is None
-                and drone.gpu_milli == types[drone.type][0]
-                and now < (until := drone.started_at + types[drone.type][1])
-                and (
-                    (recent := slot.heard_at - drone.heard_at < HEARTBEAT_RECORD_INTERVAL_S)
-                    or not (slot.optional_jobs or drone.drain_refusal)
-                )
-            ):
-                if not recent:
-                    self.heard[drone_id] = drone = drone.with_values(heard_at=slot.heard_at)
-                if last is None or drone.type != last[4] or _jobs_of(slot) != _jobs_of(last[1]):
-                    self._forget(drone_id)
-                    self.by_type[drone.type] += 1
-                    if times := begun_of(slot):
-                        added.setdefault(run_shape(slot), []).extend(times)
-                    if slot.jobs > 1:
-                        self.several.add(drone_id)
-                known[drone_id] = drone, slot, remote, until, drone.type
-            else:
-                self._forget(drone_id)
-                changing[drone_id] = drone
-        if len(known) + len(changing) > len(snapshot.drones):
-            for drone_id in known.keys() - snapshot.drones.keys():
-                self._forget(drone_id)
-        for shape, more in added.items():
-            self.begun[shape] = sorted(self.begun.get(shape, []) + more)
-        self.basis = basis
-        return changing
-
-    def _forget(self, drone_id: DroneId) -> None:
-        """Take a drone that may be known out of the counts."""
-        last = self.known.pop(drone_id, None)
-        if last is not None:
-            _, slot, _, _, key = last
-            self.by_type[key] -= 1
-            self.several.discard(drone_id)
-            if times := begun_of(slot):
-                begun = self.begun[run_shape(slot)]
-                first = bisect_left(begun, times[0])
-                del begun[first : first + len(times)]
-                if not begun:
-                    del self.begun[run_shape(slot)]
 
 
 def run_shape(slot: Slot) -> RunShape:
@@ -433,8 +286,6 @@ class PlanningContext:
     breakers: Mapping[str, Breaker]
     drones: Mapping[DroneId, Drone]
     """Live drones, after the state changes."""
-    changing: Mapping[DroneId, Drone]
-    """Live drones that are not steady: rules go through these alone."""
     types: Mapping[TypeKey, DroneType]
     classes: tuple[model.JobClass, ...]
     """Job classes with waiting or fresh jobs; empty without a fresh view."""
@@ -462,13 +313,12 @@ class PlanningContext:
         breakers: Mapping[str, Breaker],
     ) -> PlanningContext:
         """Derive the context from a snapshot."""
-        after = {m.drone.id: m.drone for m in moves}
-        changing = {
-            i: d for i, was in validity.changing.items() if not (d := after.get(i, was)).state.ended
-        }
-        live = {**snapshot.drones, **validity.steady.heard, **changing}
-        for drone_id in validity.changing.keys() - changing.keys():
-            del live[drone_id]
+        live = dict(snapshot.drones)
+        for move in moves:
+            if move.drone.state.ended:
+                del live[move.drone.id]
+            else:
+                live[move.drone.id] = move.drone
         view = snapshot.overlay.view if validity.overlay is None else None
         # What the overlay's own limits hold back is no demand.
         classes = tuple(
@@ -478,7 +328,7 @@ class PlanningContext:
         )
         headroom = headroom_classes(snapshot.policy, snapshot.types, snapshot.now) if view else ()
         known = compatibility_cache(snapshot.types, snapshot.policy)
-        class_backoffs = ClassBackoffs.of(breakers, changing.values())
+        class_backoffs = ClassBackoffs.of(breakers, live.values())
         compatible = dict(known.table((*classes, *headroom)))
         idle_gpus = {job.id: compatible[job.id] for job in classes if job.gpu_optional}
         for class_id, every in idle_gpus.items():
@@ -496,7 +346,6 @@ class PlanningContext:
             validity=validity,
             breakers=breakers,
             drones=live,
-            changing=changing,
             types=known.by_key,
             classes=classes,
             headroom=headroom,
@@ -505,9 +354,9 @@ class PlanningContext:
             exclusive=exclusive,
             orphan_counts=_orphan_counts(snapshot, live),
             idle_gpus=idle_gpus,
-            too_unhealthy=_too_many_unhealthy(snapshot.policy, changing.values(), len(live)),
+            too_unhealthy=_too_many_unhealthy(snapshot.policy, live.values()),
             costs=costs,
-            late=delayed_drones(snapshot, validity, costs, changing.values()),
+            late=delayed_drones(snapshot, validity, costs, live.values()),
         )
 
     @property
@@ -521,7 +370,7 @@ class PlanningContext:
 
     def can_act_on(self, drone: Drone) -> bool:
         """Return True if the view of the drone's site is valid, so that orders may be given there."""
-        return drone.site in self.validity.sites and self.validity.sites[drone.site] is None
+        return self.validity.sites.get(drone.site, _UNKNOWN_SITE) is None
 
     def remote(self, drone: Drone) -> model.RemoteDrone | None:
         """Return the drone in the valid view of its site, or None."""
@@ -554,13 +403,10 @@ def _orphan_counts(snapshot: Snapshot, live: Mapping[DroneId, Drone]) -> Mapping
     return count
 
 
-def _too_many_unhealthy(policy: Policy, changing: Iterable[Drone], live: int) -> Reason | None:
+def _too_many_unhealthy(policy: Policy, drones: Collection[Drone]) -> Reason | None:
     """Return the reason to pause if more drones are unhealthy than can be their own fault."""
-    known = (
-        d
-        for d in changing
-        if not d.is_leaving and d.state not in (DroneState.REQUESTED, DroneState.SUBMITTED)
-    )
-    ill = sum(1 for drone in known if drone.missing_at or drone.unslotted_at)
-    too_many = ill >= policy.min_unhealthy and ill > policy.max_unhealthy_fraction * live
-    return reasons.TooManyUnhealthy(ill, live, policy.max_unhealthy_fraction) if too_many else None
+    unseen = [drone for drone in drones if drone.missing_at or drone.unslotted_at]
+    ill = sum(map(_should_be_there, unseen))
+    if ill < policy.min_unhealthy or ill <= policy.max_unhealthy_fraction * len(drones):
+        return None
+    return reasons.TooManyUnhealthy(ill, len(drones), policy.max_unhealthy_fraction)

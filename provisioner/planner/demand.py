@@ -92,7 +92,7 @@ class GroupShares:
         """
         view = context.snapshot.overlay.view or model.OverlayView(0.0)
         shares = UserShares.of(
-            view.classes, view.priorities, context.changing.values(), context.slots
+            view.classes, view.priorities, context.drones.values(), context.slots
         )
         reserved = {each.class_id for each in context.snapshot.reserved.values()}
         coming = Counter[str]()  # milli-GPUs by the group that they were ordered for
@@ -330,7 +330,7 @@ def kept_for_headroom(
     tick to tick. A site without headroom keeps none but for real jobs.
     """
     places = []
-    for drone in context.changing.values() if context.headroom else ():
+    for drone in context.drones.values() if context.headroom else ():
         slot, serves = (
             context.slots.get(drone.id),
             drone.state in (DroneState.IDLE, DroneState.BUSY),

@@ -57,7 +57,7 @@ def _arrival_s(
     """Return when the last compatible drone on its way takes jobs; None if that is unknown of one."""
     coming = [
         d
-        for d in context.changing.values()
+        for d in context.drones.values()
         if d.state in ON_THE_WAY and _may_take(d, job, compatible)
     ]
     if not why.delayed:  # others come before the delayed ones

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -42,42 +43,72 @@ EXIT_JOIN_TIMEOUT = 73
 """Exit code of a drone that could not join the pool (``docs/reference/drone.md``)."""
 
 
-def observe_all(snapshot: model.Snapshot, validity: ViewValidity) -> list[StateChange]:
-    """Return the state changes that fresh views show. Steady drones have none."""
+SeenDrone = tuple[Drone, model.Slot | None, model.RemoteDrone | None]
+"""Record, slot and entry in the listing of a drone."""
+Unchanged = dict[model.DroneId, SeenDrone]
+"""Drones without news.
+
+They are not observed again while nothing of them differs: with 10,000 drones this halves the time
+of a decision, and the plan is the same. Most are the same objects, since a poll reuses those of
+the last one.
+"""
+
+
+def observe_all(
+    snapshot: model.Snapshot, validity: ViewValidity, unchanged: Unchanged | None = None
+) -> list[StateChange]:
+    """Return the state changes that fresh views show. ``unchanged`` is renewed."""
     view = snapshot.overlay.view if validity.overlay is None else None
-    evictions: dict[model.DroneId, list[model.Eviction]] = {}
-    for eviction in (view.evictions if view is not None else None) or ():
-        evictions.setdefault(eviction.drone_id, []).append(eviction)
-    # In a partial view a drone without evictions may have had jobs of a queue that does not answer.
+    evictions = defaultdict[model.DroneId, list[model.Eviction]](list)
+    for eviction in view.evictions or () if view is not None else ():
+        evictions[eviction.drone_id].append(eviction)
     lends = view is not None and any(job.gpu_optional for job in view.classes)
-    none_reported = (
-        () if view is not None and view.evictions is not None and not view.unheard else None
-    )
+    none_reported = () if view is not None and _reports_all_evictions(view) else None
     views = {name: validity.site_view(snapshot, name) for name in snapshot.policy.sites}
-    moves = (
-        observe(
+    seen = {drone.id: _seen(drone, validity, views) for drone in snapshot.drones.values()}
+    known = unchanged or {}
+    moves = {}
+    for drone_id, now in seen.items():
+        if known.get(drone_id) == now:
+            continue
+        drone, slot, _ = now
+        move = observe(
             drone,
             views.get(drone.site),
-            validity.slots.get(drone.id),
+            slot,
             pool_fresh=validity.overlay is None,
-            evictions=evictions.get(drone.id, none_reported),
+            evictions=evictions.get(drone_id, none_reported),
             policy=snapshot.policy.of_site(drone.site),
             lends=lends,
             doubted=drone.site in validity.vanished,
             now=snapshot.now,
         )
-        for drone in validity.changing.values()
-    )
-    return [move for move in moves if move is not None]
+        if move is not None:
+            moves[drone_id] = move
+    if unchanged is not None:
+        still = {i: each for i, each in seen.items() if i not in moves and _waits_for_news(each)}
+        unchanged.clear()
+        unchanged.update(still)
+    return list(moves.values())
 
 
-def signs_of_life(snapshot: model.Snapshot, validity: ViewValidity) -> list[StateChange]:
-    """Return the state changes that record the last sign of life of steady drones."""
-    heard = ((drone, validity.slots[drone_id]) for drone_id, drone in validity.steady.heard.items())
-    return [
-        StateChange(drone, drone.state, _seen_in_pool(drone, slot, snapshot.now))
-        for drone, slot in heard
-    ]
+def _seen(
+    drone: Drone, validity: ViewValidity, views: Mapping[str, model.SiteView | None]
+) -> SeenDrone:
+    view = views.get(drone.site)
+    remote = view.drones.get(drone.id) if view is not None else None
+    return drone, validity.slots.get(drone.id), remote
+
+
+def _waits_for_news(seen: SeenDrone) -> bool:
+    """Return True if time alone changes nothing: pool and site list the drone, and it is not idle."""
+    drone, slot, remote = seen
+    return slot is not None and remote is not None and not drone.idle_at
+
+
+def _reports_all_evictions(view: model.OverlayView) -> bool:
+    """Return True if a drone without evictions had none: queues that do not answer may know of some."""
+    return view.evictions is not None and not view.unheard
 
 
 def _seen_in_pool(drone: Drone, slot: model.Slot, now: float) -> reasons.SeenInPool:
@@ -146,7 +177,7 @@ def _with(drone: Drone, **changes: Any) -> Drone:
     """Return the drone with other fields, itself where they are its own: most drones have no news."""
     for name, value in changes.items():
         if getattr(drone, name) != value:
-            return drone.with_values(**changes)
+            return replace(drone, **changes)
     return drone
 
 

@@ -429,7 +429,7 @@ class Placement:
         """Drones that still run something and leave for want of work or at risk: others are never taken back."""
         return {
             drone.id: drone
-            for drone in self.context.changing.values()
+            for drone in self.context.drones.values()
             if drone.state is DroneState.DRAINING
             and drone.leaving in (DroneState.DONE, DroneState.UNUSED)
             and drone.asked_at
@@ -564,9 +564,7 @@ class Placement:
         # An overlay may name classes by accounting group and slots by user: then the name tells
         # nothing.
         owners = {job.owner for job in view.classes} if view is not None else frozenset()
-        for shape, begun in self.context.validity.steady.begun.items():
-            found[shape if shape[0] in owners else ("", *shape[1:])].append(begun)
-        for drone in self.context.changing.values():
+        for drone in self.context.drones.values():
             slot = self.context.slots.get(drone.id)
             if slot is None or not slot.jobs or slot.state is model.SlotState.DRAINING:
                 continue

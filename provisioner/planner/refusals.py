@@ -35,7 +35,7 @@ class IdleDrones:
     def _alike(self) -> Mapping[IdleKind, list[Drone]]:
         """Drones that refuse the same jobs, by type, settings, and the class that they are kept for."""
         found: dict[IdleKind, list[Drone]] = {}
-        for drone in self.context.changing.values():
+        for drone in self.context.drones.values():
             if (
                 drone.state is DroneState.IDLE
                 and drone.id in self.context.slots

@@ -384,9 +384,10 @@ class JobReservations:
     def _with_several_jobs(self) -> Mapping[TypeKey, Sequence[Drone]]:
         """Drones with several jobs by type, in the order of their ids as text."""
         found: dict[TypeKey, list[Drone]] = {}
-        for drone_id in sorted(self.context.validity.steady.several.union(self.context.changing)):
-            drone, slot = self.context.drones[drone_id], self.context.slots.get(drone_id)
-            if slot is not None and slot.jobs > 1 and not drone.notice_at:
+        slots, drones = self.context.slots, self.context.drones
+        for drone_id in sorted(drone_id for drone_id, slot in slots.items() if slot.jobs > 1):
+            drone = drones.get(drone_id)
+            if drone is not None and not drone.notice_at:
                 found.setdefault(drone.type, []).append(drone)
         return found
 

@@ -64,8 +64,8 @@ def retire(
         for rule in PLAN_RULES:
             rule(retirement)
         retirement.find_unneeded()
-        for drone in filter(retirement.may_ask, context.changing.values()):
-            for retires in DRONE_RULES:
+        for drone in filter(retirement.may_ask, context.drones.values()):
+            for retires in DRONE_RULES[drone.state]:
                 if retires(retirement, drone):
                     break
     _stop_orphans(retirement, paused)
@@ -205,7 +205,7 @@ class Retirement:
     def _left(self) -> list[Drone]:
         """Drones that leave without a job."""
         return [
-            drone for drone in self.context.changing.values() if drone.is_leaving and not drone.jobs
+            drone for drone in self.context.drones.values() if drone.is_leaving and not drone.jobs
         ]
 
     @cached_property
@@ -236,7 +236,7 @@ class Retirement:
             return
         drones = (
             d
-            for d in context.changing.values()
+            for d in context.drones.values()
             if d.waits_at_site and not d.is_leaving and d.type in context.types
         )
         waiting = [d for d in drones if not d.jobs and not d.started_at and d.id not in self.asked]
@@ -375,7 +375,7 @@ PLAN_RULES: tuple[Callable[[Retirement], None], ...] = (
 
 def requeued(retirement: Retirement, drone: Drone) -> bool:
     """Stop a drone that its site has preempted and put back into the queue."""
-    if drone.state is not DroneState.QUEUED or not drone.started_at:
+    if not drone.started_at:
         return False
     retirement.stop(
         drone,
@@ -387,7 +387,7 @@ def requeued(retirement: Retirement, drone: Drone) -> bool:
 
 def never_starting(retirement: Retirement, drone: Drone) -> bool:
     """Stop a drone that its site will never start."""
-    remote = retirement.context.remote(drone) if drone.waits_at_site and not drone.jobs else None
+    remote = retirement.context.remote(drone) if not drone.jobs else None
     if remote is None or not remote.hopeless:
         return False
     fault = remote.blocked.value if remote.blocked else ""
@@ -399,11 +399,7 @@ def never_starting(retirement: Retirement, drone: Drone) -> bool:
 
 def left_pool(retirement: Retirement, drone: Drone) -> bool:
     """Stop a drone that has been out of the pool for too long."""
-    if (
-        not drone.unslotted_at
-        or retirement.context.validity.overlay is not None
-        or drone.state is DroneState.STOPPING
-    ):
+    if not drone.unslotted_at or retirement.context.validity.overlay is not None:
         return False
     away_s = retirement.context.now - max(drone.unslotted_at, retirement.pool_seen_since)
     limit_s = retirement.context.snapshot.policy.of_site(drone.site).slot_loss_s
@@ -433,8 +429,6 @@ def unneeded(retirement: Retirement, drone: Drone) -> bool:
 
 def idle(retirement: Retirement, drone: Drone) -> bool:
     """Drain a drone that has been idle for too long, unless headroom or waiting jobs need it."""
-    if drone.state is not DroneState.IDLE:
-        return False
     context = retirement.context
     slot = context.slots.get(drone.id)
     if (
@@ -460,12 +454,7 @@ def idle(retirement: Retirement, drone: Drone) -> bool:
 def optional_jobs_only(retirement: Retirement, drone: Drone) -> bool:
     """Drain a drone whose GPU no job has needed for the idle timeout, unless headroom or waiting jobs need it."""
     context, slot = retirement.context, retirement.context.slots.get(drone.id)
-    if (
-        drone.state is not DroneState.BUSY
-        or not drone.idle_at
-        or slot is None
-        or not slot.only_optional
-    ):
+    if not drone.idle_at or slot is None or not slot.only_optional:
         return False
     limit_s, _ = idle_limit(drone, context.snapshot.policy, context.snapshot.estimates)
     idle_s = context.now - drone.idle_at
@@ -477,11 +466,7 @@ def optional_jobs_only(retirement: Retirement, drone: Drone) -> bool:
 
 def empty_and_draining(retirement: Retirement, drone: Drone) -> bool:
     """Stop a drained drone that is still there: the drain was refused, lost or had no effect."""
-    if (
-        drone.state is not DroneState.DRAINING
-        or drone.jobs
-        or retirement.context.validity.overlay is not None
-    ):
+    if drone.jobs or retirement.context.validity.overlay is not None:
         return False
     limit_s = (
         0.0 if drone.asked else retirement.context.snapshot.policy.of_site(drone.site).stopping_s
@@ -499,13 +484,12 @@ def empty_and_draining(retirement: Retirement, drone: Drone) -> bool:
 
 def overdue(retirement: Retirement, drone: Drone) -> bool:
     """Apply the state's rule to a drone that has been in one state for too long."""
-    rule = STATE_RULES[drone.state]
     limit_s, since = _limit(retirement, drone)
-    spent_s = (
-        retirement.heard_at(drone) if drone.state is DroneState.JOINED else retirement.context.now
-    ) - since
+    joined = drone.state is DroneState.JOINED
+    spent_s = (retirement.heard_at(drone) if joined else retirement.context.now) - since
     if limit_s <= 0 or spent_s <= limit_s:
         return False
+    rule = STATE_RULES[drone.state]
     if (
         drone.state in (DroneState.BOOTING, DroneState.JOINED)
         and retirement.context.validity.overlay is not None
@@ -526,11 +510,7 @@ def drain_ignored(retirement: Retirement, drone: Drone) -> bool:
     The pause grows by half from order to order, within bounds.
     """
     slot = retirement.context.slots.get(drone.id)
-    ordered = (
-        drone.state is DroneState.DRAINING
-        and drone.asked_at
-        and drone.drain_mode is not DrainMode.NONE
-    )
+    ordered = drone.asked_at and drone.drain_mode is not DrainMode.NONE
     if not ordered or slot is None or slot.state is model.SlotState.DRAINING:
         return False
     after_s = retirement.context.now - drone.since
@@ -545,19 +525,22 @@ def drain_ignored(retirement: Retirement, drone: Drone) -> bool:
     return True
 
 
-DRONE_RULES: tuple[Callable[[Retirement, Drone], bool], ...] = (
-    requeued,
-    never_starting,
-    left_pool,
-    type_removed,
-    unneeded,
-    idle,
-    optional_jobs_only,
-    empty_and_draining,
-    overdue,
-    drain_ignored,
-)
-"""Rules for a single drone, in order. A rule returns True if it decides about the drone; later rules are skipped."""
+DroneRule = Callable[[Retirement, Drone], bool]
+DRONE_RULES: Mapping[DroneState, tuple[DroneRule, ...]] = {
+    DroneState.REQUESTED: (left_pool, type_removed, overdue),
+    DroneState.SUBMITTED: (never_starting, left_pool, type_removed, unneeded, overdue),
+    DroneState.QUEUED: (requeued, never_starting, left_pool, type_removed, unneeded, overdue),
+    DroneState.BOOTING: (left_pool, type_removed, overdue),
+    DroneState.JOINED: (left_pool, type_removed, overdue),
+    DroneState.IDLE: (left_pool, type_removed, idle),
+    DroneState.BUSY: (left_pool, type_removed, optional_jobs_only, overdue),
+    DroneState.DRAINING: (left_pool, empty_and_draining, overdue, drain_ignored),
+    DroneState.STOPPING: (overdue,),
+}
+"""Rules for a single drone by its state, in order.
+
+A rule returns True if it decides about the drone; later rules are skipped.
+"""
 
 
 def _final_state(drone: Drone) -> DroneState:
@@ -576,11 +559,12 @@ def _works_again(context: PlanningContext, drone: Drone) -> bool:
 def _limit(retirement: Retirement, drone: Drone) -> tuple[float, float]:
     """Return how long the drone's state may last, and the start of that time."""
     policy = retirement.context.snapshot.policy.of_site(drone.site)
+    if drone.state is DroneState.BUSY:
+        kind = retirement.context.types.get(drone.type)
+        walltime_s = kind.walltime_s if kind is not None else 0.0
+        return walltime_s and walltime_s + policy.grace_s, drone.started_at or drone.since
     setting = float(getattr(policy, STATE_RULES[drone.state].limit, 0.0))
-    kind = retirement.context.types.get(drone.type)
     match drone.state:
-        case DroneState.BUSY if kind is not None and kind.walltime_s:
-            return kind.walltime_s + policy.grace_s, drone.started_at or drone.since
         case DroneState.STOPPING:
             return setting, drone.asked_at
         case DroneState.BOOTING | DroneState.JOINED:

@@ -26,7 +26,7 @@ from provisioner.model import (
     Snapshot,
     StateChange,
 )
-from provisioner.planner import planner_with_memory
+from provisioner.planner import planner
 from provisioner.planner.safeguards import PlanFunction, PlanValidator
 from provisioner.planner.validation import Breach, validate_plan
 from provisioner.simulator.drones import DroneStage, HardwareFault, SimulatedDrone
@@ -63,7 +63,7 @@ class Scenario:
     limit_s: float = 7 * 86400.0
     stall_s: float = math.inf
     """It breaks off, too, when no job has run for so long after the last one came and the last fault was over."""
-    planner: Callable[[], PlanFunction] = planner_with_memory
+    planner: Callable[[], PlanFunction] = planner
     """Makes what decides, anew for each life of the controller."""
     judge: PlanValidator = validate_plan
     samples_s: float | None = None

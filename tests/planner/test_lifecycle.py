@@ -52,14 +52,6 @@ def test_every_live_state_stands_in_the_table_and_leads_only_to_known_ones() -> 
     assert all(rule.limit and rule.ends_as in model.ENDS for rule in STATE_RULES.values())
 
 
-def test_a_copy_of_a_record_differs_only_in_the_given_values() -> None:
-    record = model.Drone(*(f"{field.name} as it was" for field in fields(model.Drone)))  # type: ignore[arg-type]
-    for field in fields(model.Drone):
-        assert record.with_values(**{field.name: "new"}) == replace(record, **{field.name: "new"})
-    with pytest.raises(KeyError):
-        record.with_values(jbos=1)
-
-
 def gone(state: S, missing_s: float, age_s: float = 60.0, **more: object) -> model.Drone:
     return drone("kit-ab12-1", state, age_s=age_s, missing_at=NOW - missing_s, **more)
 

@@ -13,10 +13,10 @@ import pytest
 from benchmarks import with_memory
 from benchmarks.hostile import answers
 from benchmarks.ticks import World
-from provisioner.model import Plan, Snapshot
-from provisioner.planner import decide, planner_with_memory
-from provisioner.planner.context import HEARTBEAT_RECORD_INTERVAL_S, SteadyDrones, check_views
-from provisioner.planner.lifecycle import observe
+from provisioner.model import Breaker, BreakerState, DroneState, Plan, Snapshot, class_scope
+from provisioner.planner import decide, planner
+from provisioner.planner.context import HEARTBEAT_RECORD_INTERVAL_S
+from provisioner.planner.lifecycle import Unchanged
 from provisioner.simulator.world import simulate
 from tests.planner.scenes import with_pool
 from tests.simulator.wild import wild
@@ -26,7 +26,7 @@ from tests.simulator.wild import wild
 class Compared:
     """A planner with memory that compares each plan with one without. It records a difference if either raises."""
 
-    with_it: Callable[[Snapshot], Plan] = field(default_factory=planner_with_memory)
+    with_it: Callable[[Snapshot], Plan] = field(default_factory=planner)
     equal: list[bool] = field(default_factory=list)
 
     def __call__(self, snapshot: Snapshot) -> Plan:
@@ -56,68 +56,52 @@ def test_plans_of_simulated_lives_are_the_same_with_a_memory() -> None:
     assert sum(len(life.equal) for life in lives) > 100 and all(all(life.equal) for life in lives)
 
 
-def test_a_drone_whose_values_are_the_same_objects_is_not_compared_again() -> None:
-    world, memory = World.of(jobs=100, classes=5, types=3, alive=50), SteadyDrones()
+def test_drones_without_news_are_remembered() -> None:
+    world, memory = World.of(jobs=100, classes=5, types=3, alive=50), Unchanged()
     for _ in range(4):
         world.carry_out(decide(world.snapshot(), memory))
-    before = {id(known) for known in memory.known.values()}
+    before = dict(memory)
     decide(world.snapshot(), memory)
-    assert sum(id(known) in before for known in memory.known.values()) > 30
+    assert sum(before.get(i) == known for i, known in memory.items()) > 30
 
 
 def test_what_the_memory_holds_of_drones_that_have_gone_is_forgotten() -> None:
-    world, memory = World.of(jobs=100, classes=5, types=3, alive=50), SteadyDrones()
+    world, memory = World.of(jobs=100, classes=5, types=3, alive=50), Unchanged()
     seen = world.snapshot()
     decide(seen, memory)
-    assert memory.known and memory.begun
+    assert memory
     decide(replace(seen, drones={}), memory)
-    assert not memory.known and not memory.begun and not memory.by_type.total()
+    assert not memory
 
 
-def test_steady_drones_with_several_jobs_are_known_until_they_have_one() -> None:
-    world, memory = World.of(jobs=100, classes=5, types=3, alive=20), SteadyDrones()
-    seen = world.snapshot()
-    assert seen.overlay.view is not None
-
-    def with_jobs(jobs: int) -> Snapshot:
-        records = {i: replace(drone, jobs=jobs) for i, drone in seen.drones.items()}
-        return with_pool(
-            replace(seen, drones=records),
-            slots=tuple(replace(slot, jobs=jobs) for slot in seen.overlay.view.slots),
-        )
-
-    decide(with_jobs(2), memory)
-    assert memory.several and memory.several == memory.known.keys()
-    decide(with_jobs(1), memory)
-    assert memory.known and not memory.several
-
-
-def test_a_sign_of_life_alone_makes_a_new_record_and_no_news() -> None:
+def test_a_sign_of_life_alone_is_recorded_and_says_nothing_about_a_back_off() -> None:
     world = World.of(jobs=100, classes=5, types=3, alive=20)
     for _ in range(3):
         world.carry_out(decide(world.snapshot()))
     seen = world.snapshot()
-    drone_id = next(i for i in seen.drones if i not in check_views(seen).changing)
-    before, later = (
-        seen.drones[drone_id],
-        seen.drones[drone_id].heard_at + HEARTBEAT_RECORD_INTERVAL_S,
-    )
-    assert seen.overlay.view is not None
+    before = next(d for d in seen.drones.values() if d.state is DroneState.BUSY)
+    later = before.heard_at + HEARTBEAT_RECORD_INTERVAL_S
+    view = seen.overlay.view
+    assert view is not None and view.classes[0].running == 0
+    classes = tuple(replace(job, running=1) for job in view.classes)
     slots = tuple(
-        replace(s, heard_at=later) if s.drone_id == drone_id else s for s in seen.overlay.view.slots
+        replace(slot, heard_at=later) if slot.drone_id == before.id else slot for slot in view.slots
     )
-    heard = with_pool(seen, slots=slots)
-    assert drone_id not in check_views(heard).changing
-    (move,) = (move for move in decide(heard).moves if move.drone.id == drone_id)
-    slot = next(s for s in slots if s.drone_id == drone_id)
-    site, policy = heard.sites[before.site].view, heard.policy.of_site(before.site)
-    full = observe(before, site, slot, pool_fresh=True, policy=policy, doubted=False, now=heard.now)
-    assert move == full and move.drone == replace(before, heard_at=later)
+    backs_off = Breaker(
+        class_scope(before.type, before.for_class), BreakerState.DEGRADED, failures=1
+    )
+    heard = replace(
+        with_pool(seen, slots=slots, classes=classes), breakers={backs_off.scope: backs_off}
+    )
+    plan = decide(heard)
+    (move,) = (move for move in plan.moves if move.drone.id == before.id)
+    assert move.drone == replace(before, heard_at=later)
+    assert backs_off.scope not in {breaker.scope for breaker in plan.breakers}
 
 
 @pytest.mark.parametrize("jobs", [0, 3, 1 << 53])
 def test_a_slot_may_tell_any_number_of_jobs(jobs: int) -> None:
-    world, memory = World.of(jobs=100, classes=5, types=3, alive=20), SteadyDrones()
+    world, memory = World.of(jobs=100, classes=5, types=3, alive=20), Unchanged()
     seen = world.snapshot()
     assert seen.overlay.view is not None
     seen = replace(seen, drones={i: replace(d, jobs=jobs) for i, d in seen.drones.items()})
