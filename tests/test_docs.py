@@ -318,7 +318,11 @@ def _names_in(source: str) -> Iterator[str]:
         if not isinstance(call, ast.Call) or not call.args:
             continue
         function = call.func
-        logs = isinstance(function, ast.Name) and function.id in ("tell", "_read", "_stored")
+        logs = isinstance(function, ast.Name) and function.id in (
+            "tell",
+            "read_store",
+            "write_store",
+        )
         if isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name):
             logs |= function.value.id == "log" and function.attr in LOGGING_METHODS
         if isinstance(function, ast.Attribute):

@@ -9,7 +9,7 @@ up.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, groupby, islice
 from math import ceil
@@ -18,6 +18,8 @@ import structlog
 
 from provisioner import estimates as est
 from provisioner.controller.clock import Clock
+from provisioner.controller.journal import EventWriter, read_store, write_store
+from provisioner.controller.periodic import WorkContext
 from provisioner.estimates import (
     UNKNOWN,
     Estimates,
@@ -658,8 +660,7 @@ class EstimateRecorder:
     estimation: EstimateCollector
     store: Store
     clock: Clock
-    event: Callable[..., Awaitable[None]]
-    """:meth:`Controller.event <provisioner.controller.loop.Controller.event>`: logs and records."""
+    event: EventWriter
     _kept_at: float = 0.0
     """0 until the first tick: what that shows may be late, and the next start must not learn from it."""
     _asked_at: float = 0.0
@@ -683,13 +684,11 @@ class EstimateRecorder:
                     sites=len(known.sites),
                     away_s=away_s,
                 )
-        try:
-            self.estimation.learn_delays(await self.store.start_delays(since))
-        except StoreError as error:
-            log.error("estimates.read_failed", message=str(error))
+        delays = await read_store("estimates.read_failed", self.store.start_delays(since), ())
+        self.estimation.learn_delays(delays)
         await self._forget()
 
-    async def turn(self) -> None:
+    async def turn(self, work: WorkContext) -> None:
         """Write and forget what is due."""
         now = self.clock.now()
         if now - self._asked_at >= ASK_EVERY_S:
@@ -700,20 +699,14 @@ class EstimateRecorder:
     async def keep(self, resets: Sequence[int] = ()) -> bool:
         """Record the samples, and that ``resets`` are carried out. A failure is tried again later."""
         now = self._kept_at = self.clock.now()
-        try:
-            await self.store.record_estimates(self.estimation.samples(now), resets)
-        except StoreError as error:
-            log.error("estimates.write_failed", message=str(error))
-            return False
-        return True
+        samples = self.estimation.samples(now)
+        return await write_store(
+            "estimates.write_failed", self.store.record_estimates(samples, resets)
+        )
 
     async def _forget(self) -> None:
         self._asked_at = self.clock.now()
-        try:
-            asked = await self.store.estimate_resets()
-        except StoreError as error:
-            log.error("estimates.forget_failed", message=str(error))
-            return
+        asked = await read_store("estimates.forget_failed", self.store.estimate_resets(), ())
         for each in asked:
             self.estimation.forget(each.what, self._asked_at)
         if asked and await self.keep([each.id for each in asked]):

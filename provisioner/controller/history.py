@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from math import inf
 from statistics import fmean
@@ -19,6 +19,8 @@ from typing import NamedTuple
 from provisioner import formatting
 from provisioner.controller.clock import Clock
 from provisioner.controller.estimation import EstimateCollector
+from provisioner.controller.journal import EventWriter
+from provisioner.controller.periodic import WorkContext
 from provisioner.controller.polling import fault_of, within
 from provisioner.controller.sanitize import MAX_NUMBER
 from provisioner.history import (
@@ -28,7 +30,7 @@ from provisioner.history import (
     RunHistoryView,
     SiteHistoryView,
 )
-from provisioner.interfaces import Overlay, Site, SupportsRunHistory, SupportsSiteHistory
+from provisioner.interfaces import SupportsRunHistory, SupportsSiteHistory
 from provisioner.model import CompletedJob, DroneType, Fault
 
 HISTORY_DEADLINE_S = 60.0
@@ -57,8 +59,7 @@ class HistoryLoader:
 
     estimation: EstimateCollector
     clock: Clock
-    event: Callable[..., Awaitable[None]]
-    """:meth:`Controller.event <provisioner.controller.loop.Controller.event>`: logs and records."""
+    event: EventWriter
     _calls: dict[str, HistoryCall] = field(default_factory=dict)
     """Calls in progress by site, or "" for the pool."""
     _tries: Counter[str] = field(default_factory=Counter)
@@ -66,14 +67,11 @@ class HistoryLoader:
 
     async def begin(
         self,
-        group: asyncio.TaskGroup,
-        sites: Mapping[str, Site],
-        overlay: Overlay,
-        types: Iterable[DroneType],
+        work: WorkContext,
         stop: asyncio.Event,
     ) -> None:
         """Start the calls, and wait for answers up to :data:`FIRST_TICK_WAIT_S`, or until ``stop`` is set."""
-        await self.turn(group, sites, overlay, types)
+        await self.turn(work)
         if self._calls:
             answers = asyncio.ensure_future(
                 asyncio.wait([call.task for call in self._calls.values()])
@@ -88,24 +86,18 @@ class HistoryLoader:
             finally:
                 answers.cancel()
                 stopped.cancel()
-            await self.turn(group, sites, overlay, types)
+            await self.turn(work)
 
-    async def turn(
-        self,
-        group: asyncio.TaskGroup,
-        sites: Mapping[str, Site],
-        overlay: Overlay,
-        types: Iterable[DroneType],
-    ) -> None:
+    async def turn(self, work: WorkContext) -> None:
         """Add the answers that have arrived to the estimates, and start the calls that are due."""
-        adapters: dict[str, object] = {"": overlay, **sites}
+        adapters: dict[str, object] = {"": work.overlay, **work.sites}
         for scope, call in list(self._calls.items()):
             # the site was removed, or has another configuration
             if adapters.get(scope) is not call.adapter:
                 self._calls.pop(scope).task.cancel()
                 self._next_at.pop(scope, None)
             elif call.task.done():
-                await self._take_in(scope, self._calls.pop(scope), types)
+                await self._take_in(scope, self._calls.pop(scope), work.types)
         now = self.clock.now()
         for scope, adapter in adapters.items():
             if (
@@ -118,7 +110,7 @@ class HistoryLoader:
             self._next_at[scope] = now + ASK_AGAIN_S if self._tries[scope] < MAX_TRIES else inf
             # or SupportsRunHistory, which has the same method
             if isinstance(adapter, SupportsSiteHistory):
-                task = group.create_task(
+                task = work.group.create_task(
                     self._ask(scope, adapter, now), name=f"history:{scope or 'overlay'}"
                 )
                 self._calls[scope] = HistoryCall(now, adapter, task)
@@ -181,13 +173,14 @@ class HistoryLoader:
             )
             return
         past = self.estimation.histories[scope]
-        known = {
-            "owner_s": round(past.use_s),
-            "types": len(past.queues),
-            "jobs": past.jobs,
-            "left_out": past.left_out,
-        }
-        await self.event("history.read", of=name, **known)
+        await self.event(
+            "history.read",
+            of=name,
+            owner_s=round(past.use_s),
+            types=len(past.queues),
+            jobs=past.jobs,
+            left_out=past.left_out,
+        )
 
 
 def held_at(past: SiteHistoryView, now: float) -> Callable[[float], int | None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Self, TypeVar
@@ -14,10 +14,19 @@ from provisioner import descriptions, formatting, model, reasons
 from provisioner.controller import actuation
 from provisioner.controller.actuation import DeadSlots
 from provisioner.controller.clock import Clock
+from provisioner.controller.clock_watch import ClockWatch
 from provisioner.controller.estimation import EstimateCollector, EstimateRecorder
 from provisioner.controller.history import HistoryLoader
+from provisioner.controller.journal import (
+    log_breakers,
+    log_moves,
+    log_plan,
+    read_store,
+    write_store,
+)
 from provisioner.controller.low_use import LowUseWatch
 from provisioner.controller.orphans import OrphanWatch, record_of
+from provisioner.controller.periodic import PeriodicWork, Pruning, WorkContext
 from provisioner.controller.polling import (
     FIRST_POLL_WAIT_S,
     TICK_WAIT_S,
@@ -26,6 +35,7 @@ from provisioner.controller.polling import (
     PollTarget,
     within,
 )
+from provisioner.controller.serials import Serials
 from provisioner.controller.tick_measures import (
     DECISION_SECONDS,
     STORE_WRITE_SECONDS,
@@ -41,7 +51,6 @@ from provisioner.interfaces import (
 )
 from provisioner.model import (
     Breaker,
-    BreakerState,
     DroneId,
     DroneState,
     OverlayView,
@@ -50,42 +59,24 @@ from provisioner.model import (
     StateChange,
 )
 from provisioner.planner import decide
-from provisioner.planner.breakers import OVERLAY_SCOPE, shift_breaker, update_by_order_results
+from provisioner.planner.breakers import OVERLAY_SCOPE, update_by_order_results
 from provisioner.planner.lifecycle import (
     apply_drain_result,
     apply_start_result,
     apply_stop_result,
-    shift_drone,
 )
 from provisioner.planner.matching import unmet_requirement
 from provisioner.planner.safeguards import PlanFunction, PlanValidator, SafePlan, safe_plan
 from provisioner.planner.validation import validate_plan
 from provisioner.reasons import Reason
-from provisioner.store import Store, StoreError, serial_of
+from provisioner.store import Store
 from provisioner.values import frozen
 
 log = structlog.get_logger()
 
 T = TypeVar("T")
 
-CLOCK_ADVICE = (
-    "This host's clock and the record disagree. Until that is settled nothing is pruned and no limit ends a drone. "
-    "Set the clock (NTP) if it is wrong. If it is right, wait: it is believed after an hour, or once NTP keeps it. "
-    "One that is behind the record is believed at the next start of the controller."
-)
-MOVED_ADVICE = (
-    "For so long the controller did not run, or the clock was wrong: it does not count against the limits of drones. "
-    "If the host's clock is wrong now, set it."
-)
 CLAIM_DEADLINE_S = 1.0
-CLOCK_STEP_S = 30.0
-"""A wall clock that is off by more is worth an event."""
-PRUNE_EVERY_S = 3600.0
-SERIAL_MARGIN = 1000
-"""Serial numbers left out after a record that was older than what runs."""
-SERIALS_MISSED = 1_000_000
-"""A record misses fewer drones than that. A larger serial number is forged: a user who runs jobs
-can send slot ads, and a user who shares our account at a site can have entries listed."""
 UNKNOWN_SLOTS = 1000
 """Slots of drones that neither the record nor a site knows: more of them are left out of a view."""
 SHUTDOWN_WAIT_S = 60.0
@@ -166,47 +157,48 @@ class Controller:
     """Classes of the newest view that claim to have waited for longer than the record has seen, as planned."""
     _faults: tuple[str, ...] = ()
     """Breaches at the newest tick, so that each is reported once and not at every tick."""
-    _credential_troubles: Mapping[tuple[str, str], bool] = field(default_factory=dict)
+    _credential_troubles: dict[tuple[str, str], bool] = field(default_factory=dict)
     """Credentials, by user and name, that are reported: True for one that cannot be used."""
     _suspects: tuple[str, ...] = ()
     """Job classes on which the planner failed at the newest tick."""
-    _doubted: bool = False
-    _outdated: bool = False
-    """The record was found to be older than what runs, and that was reported."""
-    _first_serial: int = 0
-    """The first free serial number by the record at the start; 0 before the first tick."""
     _orphans: OrphanWatch = field(default_factory=OrphanWatch)
     _twins: frozenset[str] = frozenset()
     """Records of other living controllers of this name, which were reported."""
-    _pruned_at: float = 0.0
-    _prunes: bool = False
-    """True while the record holds more to forget than one tick should wait for."""
     _gpu_wanted_at: float = 0.0
     _requests: tuple[model.OperatorRequest, ...] = ()
     """The open requests of operators as they were last read: a site that one disables stays disabled."""
-    _stepped: bool = False
     _completed_jobs: frozenset[model.CompletedJob] = frozenset()
     """The jobs of the newest poll that are on record: an overlay reports each in many polls."""
     measures: TickMeasures = field(init=False)
-    _recorder: EstimateRecorder = field(init=False)
+    recorder: EstimateRecorder = field(init=False)
+    _clock_watch: ClockWatch = field(init=False)
+    _serials: Serials = field(init=False)
     _history: HistoryLoader = field(init=False)
-    _low_use: LowUseWatch = field(init=False)
+    _periodic: Sequence[PeriodicWork] = field(init=False)
+    """Work between two ticks, in this order."""
     _dead_slots: DeadSlots = field(init=False)
-    _consoles: Mapping[str, SupportsConsoleOutput] = field(default_factory=dict)
-    """The sites that report the last output of drones: to check a protocol takes too long for every tick."""
 
     def __post_init__(self) -> None:
         self._dead_slots = DeadSlots(self.overlay, self.clock)
         self.measures = TickMeasures(self.store, self.clock)
-        self._recorder = EstimateRecorder(self.estimation, self.store, self.clock, self.event)
+        self.recorder = EstimateRecorder(self.estimation, self.store, self.clock, self.event)
         self._history = HistoryLoader(self.estimation, self.clock, self.event)
-        self._low_use = LowUseWatch(self.store, self.clock, self.event)
+        self._clock_watch = ClockWatch(self.clock, self.store, self.event)
+        self._serials = Serials(self.name, self.store, self.event)
+        self._periodic = (
+            self._clock_watch,
+            Pruning(self.store, self.clock),
+            self.measures,
+            self.recorder,
+            self._history,
+            LowUseWatch(self.store, self.clock, self.event),
+        )
         overlay = PollTarget(OVERLAY_SCOPE, lambda: self.overlay.poll(self.types), 0.0)
         self._poller = Poller(self._group, self.clock, overlay)
 
     async def __aenter__(self) -> Self:
-        await self._set_clock(start=True)
-        await self._recorder.begin(self.policy.waiting_cost)
+        await self._clock_watch.settle(start=True)
+        await self.recorder.begin(self.policy.waiting_cost)
         await self._group.__aenter__()
         self._set_poll_targets()
         return self
@@ -223,7 +215,7 @@ class Controller:
         self._history.close()
         try:
             if error is None:
-                await self._recorder.keep()
+                await self.recorder.keep()
             if error is None and self._orders:
                 log.info(
                     "controller.awaiting_orders",
@@ -239,7 +231,7 @@ class Controller:
     async def tick(self) -> TickReport:
         """Poll, plan, record, act. Return the result of the tick."""
         await self._record_results()  # of orders that took longer than the last tick
-        await self._set_clock()
+        await self._clock_watch.settle()
         await self._take_up_requests()
         snapshot = await self._poll()
         await self._report_credentials(snapshot)
@@ -260,64 +252,24 @@ class Controller:
     async def run(self, stop: asyncio.Event) -> None:
         """Tick until ``stop`` is set: quickly while something is on the move, else slowly."""
         self._poller.first_wait_s = FIRST_POLL_WAIT_S
-        await self._history.begin(self._group, self.sites, self.overlay, self.types, stop)
+        await self._history.begin(self._work(), stop)
         while not stop.is_set():
             async with self.between_ticks:
                 with self.measures.timed(TICK_SECONDS):
                     report = await self.tick()
-                await self._housekeeping()
+                for each in self._periodic:
+                    await each.turn(self._work())
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._pause(report)):
                     await stop.wait()
-
-    async def _set_clock(self, *, start: bool = False) -> None:
-        by_s = self.clock.due_s()
-        moved = await self._move_times(by_s, start=start) if by_s or start else False
-        if by_s and moved:
-            self.clock.settle()
-            await self.event("clock.set", by_s=round(by_s, 1), advice=MOVED_ADVICE)
-        if self.clock.doubted() is not self._doubted:
-            self._doubted = not self._doubted
-            advice = {"advice": CLOCK_ADVICE} if self._doubted else {}
-            await self.event(
-                "clock.doubted" if self._doubted else "clock.trusted",
-                warn=self._doubted,
-                drift_s=round(self.clock.drift_s(), 1),
-                **advice,
-            )
-
-    async def _move_times(self, by_s: float, *, start: bool) -> bool:
-        """Move the times on record with the clock. Return False if that cannot be recorded.
-
-        The clock must not be set then: limits would pass, now or after a restart. At the ``start``
-        an order whose result was not recorded gets none any more: ``order_confirm`` counts from
-        now.
-        """
-        now, moves = self.clock.now() + by_s, []
-        for drone in self.store.drones.values():
-            new = shift_drone(drone, by_s, now)
-            if start and drone.state is DroneState.REQUESTED:
-                new = replace(new, since=now)
-            if new != drone:
-                moves.append(StateChange(new, new.state, reasons.OutcomeUnknown("")))
-        breakers = (
-            [shift_breaker(breaker, by_s) for breaker in self.store.breakers.values()]
-            if by_s
-            else []
-        )
-        if not by_s and not moves:
-            return True
-        set_to = now if by_s else None
-        return await _stored(
-            "clock.set_failed",
-            self.store.record_results(self.store.tick, moves, breakers, set_to=set_to),
-        )
 
     async def _poll(self) -> Snapshot:
         await self._poller.poll(self.store.breakers)
         await self._record_console_output()
         readings = self._poller.site_readings()
-        next_serial = await self._next_serial(readings.values())
+        pool = self._poller.overlay.view
+        slots = pool.slots if pool is not None else ()
+        next_serial = await self._serials.next(self._listed() | {each.drone_id for each in slots})
         rivals = await self._rivals()
         # its last orders are still under way: what it shows now is half the truth
         for site in self._orders.values():
@@ -354,25 +306,32 @@ class Controller:
             twins=twins,
         )
 
+    def _listed(self) -> set[DroneId]:
+        """Return the ids of all drones that sites list."""
+        views = (reading.view for reading in self._poller.site_readings().values())
+        return {drone_id for view in views if view is not None for drone_id in view.drones}
+
     async def _report_credentials(self, snapshot: Snapshot) -> None:
         """Report each credential that begins or ceases to be a trouble, once."""
-        now, before = snapshot.now + snapshot.drift_s, self._credential_troubles
-        found = {
-            (each.used_by, each.name): descriptions.credential_trouble(each, now)
-            for each in snapshot.credentials
-        }
-        dead = {(each.used_by, each.name) for each in snapshot.credentials if each.is_dead(now)}
-        self._credential_troubles = {key: key in dead for key, why in found.items() if why}
-        for key, why in found.items():
-            if why and before.get(key) is not (key in dead):
-                told = {"used_by": key[0], "credential": key[1], "why": why}
+        now = snapshot.now + snapshot.drift_s
+        before, self._credential_troubles = self._credential_troubles, {}
+        for each in snapshot.credentials:
+            key = each.used_by, each.name
+            dead = each.is_dead(now)
+            why = descriptions.credential_trouble(each, now)
+            user, name = key
+            if why:
+                self._credential_troubles[key] = dead
+            if why and before.get(key) is not dead:
                 await self.event(
-                    "credential.unusable" if key in dead else "credential.expires",
+                    "credential.unusable" if dead else "credential.expires",
                     warn=True,
-                    **told,
+                    used_by=user,
+                    credential=name,
+                    why=why,
                 )
             elif key in before and not why:
-                await self.event("credential.renewed", used_by=key[0], credential=key[1])
+                await self.event("credential.renewed", used_by=user, credential=name)
 
     async def _rivals(self) -> dict[str, str]:
         """Return the other processes that hold a claim at a site under our name, by their records."""
@@ -432,44 +391,38 @@ class Controller:
         before = dict(self.store.breakers)
         self.measures.note(snapshot, plan)
         with self.measures.timed(STORE_WRITE_SECONDS):
-            if not await _stored("store.write_failed", self.store.record(plan, snapshot)):
+            if not await write_store("store.write_failed", self.store.record(plan, snapshot)):
                 return False
-        _log_plan(plan)
+        log_plan(plan)
         await self._report_unasked(plan, snapshot)
-        _log_breakers(before, plan.breakers)
+        log_breakers(before, plan.breakers)
         for drain in plan.drains:
             if isinstance(drain.reason, reasons.BlackHoleDrone):
                 why = drain.reason.describe()
                 await self.event("drone.black_hole", warn=True, drone=drain.drone.id, why=why)
         for breaker in plan.breakers:
             known = before[breaker.scope].faults if breaker.scope in before else ()
-            for fault in (
-                each
-                for each in breaker.faults
-                if each not in known and each.blame is not model.Blame.SETTLED
-            ):
-                own, job, why = (
-                    fault.blame is model.Blame.JOB,
-                    fault.job_id,
-                    formatting.excerpt(fault.cause),
-                )
+            for fault in breaker.faults:
+                if fault in known or fault.blame is model.Blame.SETTLED:
+                    continue
                 await self.event(
-                    "job.faulted" if own else "job.collateral",
-                    job=job,
+                    "job.faulted" if fault.blame is model.Blame.JOB else "job.collateral",
+                    job=fault.job_id,
                     drone=fault.drone_id,
                     user=fault.owner,
-                    why=why,
+                    why=formatting.excerpt(fault.cause),
                 )
         return True
 
     async def _report_breaches(self, found: SafePlan) -> None:
         if found.faults and found.faults != self._faults:
             left_out = (*(f"class {each}" for each in found.classes), *found.actions)
-            told = {
-                "faults": "; ".join(found.faults)[:2000],
-                "left_out": ", ".join(left_out)[:2000],
-            }
-            await self.event("plan.rejected", warn=True, **told)
+            await self.event(
+                "plan.rejected",
+                warn=True,
+                faults="; ".join(found.faults)[:2000],
+                left_out=", ".join(left_out)[:2000],
+            )
         elif self._faults and not found.faults:
             await self.event("plan.accepted")
         self._faults = found.faults
@@ -481,10 +434,8 @@ class Controller:
         if reading.view is None:
             return reading
         view = self._with_seen_waits(reading.view)
-        if not self._doubted:
-            return replace(reading, view=view)
-        notice = f"The host's clock is {formatting.age(abs(self.clock.drift_s()))} off the record. {CLOCK_ADVICE}"
-        return replace(reading, view=replace(view, notices=(*view.notices, notice)))
+        notices = (*view.notices, *self._clock_watch.notices())
+        return replace(reading, view=replace(view, notices=notices))
 
     def _with_seen_waits(self, view: OverlayView) -> OverlayView:
         """Return a view whose jobs have waited no longer than the record has seen them wait.
@@ -512,10 +463,7 @@ class Controller:
         A user with a drone's token can advertise any number of them, and each tick would work on
         all.
         """
-        known = set(self.store.drones)
-        known.update(
-            *(r.view.drones for r in self._poller.site_readings().values() if r.view is not None)
-        )
+        known = self.store.drones.keys() | self._listed()
         unknown = [slot.drone_id for slot in view.slots if slot.drone_id not in known]
         if len(unknown) <= UNKNOWN_SLOTS:
             return view
@@ -544,42 +492,6 @@ class Controller:
             self._gpu_wanted_at = self.clock.now()
         return self._gpu_wanted_at
 
-    async def _next_serial(self, readings: Iterable[model.PolledSite]) -> int:
-        """Return the first serial number that neither the record nor any view knows: no id is ever given twice.
-
-        A view shows an id beyond those of the record only where the record was restored from a
-        backup. Drones that no view shows yet may have later ids still: a margin is left for them.
-        What slots or a listing show may be forged: it counts up to a limit that stays where it was
-        at the start, when the record was read.
-        """
-        known = self.store.next_serial
-        self._first_serial = self._first_serial or known
-        shown = {
-            drone_id
-            for reading in readings
-            if reading.view is not None
-            for drone_id in reading.view.drones
-        }
-        pool = self._poller.overlay_reading().view
-        if pool is not None:
-            shown |= {slot.drone_id for slot in pool.slots}
-        ours, below = f"{self.name}-{self.store.birth}-", self._first_serial + SERIALS_MISSED
-        unknown = (
-            serial_of(each) for each in shown - self.store.drones.keys() if each.startswith(ours)
-        )
-        newest = max(
-            (serial for serial in unknown if serial is not None and serial < below), default=0
-        )
-        if newest < known:
-            return known
-        if not self._outdated:
-            self._outdated = True
-            advice = "The record is older than what runs, as after a restored backup. Unknown drones are orphans."
-            await self.event(
-                "store.outdated", warn=True, newest_serial=newest, next_serial=known, advice=advice
-            )
-        return newest + 1 + SERIAL_MARGIN
-
     async def _ended(
         self, readings: Iterable[model.PolledSite], view: OverlayView | None
     ) -> Mapping[DroneId, DroneState]:
@@ -594,12 +506,14 @@ class Controller:
         strays += (
             {each.drone_id for each in view.mishaps if each.drone_id not in known} if view else ()
         )
-        return await _read("store.read_failed", self.store.ended(strays), {}) if strays else {}
+        return await read_store("store.read_failed", self.store.ended(strays), {}) if strays else {}
 
     async def _record_console_output(self) -> None:
         """Record the last output of drones, for `drones show`. It decides nothing, so failures are only logged."""
         words: dict[DroneId, str] = {}
-        for name, site in self._consoles.items():
+        for name, site in self.sites.items():
+            if not isinstance(site, SupportsConsoleOutput):
+                continue
             try:
                 words |= site.last_words()
             except Exception as error:
@@ -609,7 +523,7 @@ class Controller:
                     message=f"{type(error).__name__}: {error}",
                 )
         if words:
-            await _stored(
+            await write_store(
                 "console_output.write_failed", self.store.record_outputs(self.clock.now(), words)
             )
 
@@ -618,14 +532,16 @@ class Controller:
         if view is None or view.completions is None:
             return
         new = [job for job in view.completions if job not in self._completed_jobs]
-        if not new or await _stored(
+        if not new or await write_store(
             "completed_jobs.write_failed", self.store.record_completed(new)
         ):
             self._completed_jobs = frozenset(view.completions)
 
     async def _take_up_requests(self) -> None:
         """Read the requests of operators; lift bans and reload. The plan that follows marks them as done."""
-        self._requests = await _read("requests.read_failed", self.store.requests(), self._requests)
+        self._requests = await read_store(
+            "requests.read_failed", self.store.requests(), self._requests
+        )
         for request in self._requests:
             if request.kind is model.RequestKind.RELOAD:
                 self.on_reload()
@@ -643,7 +559,7 @@ class Controller:
             lifted = [Breaker(s, since=now, blind_until=known[s].blind_until) for s in scopes]
             if not lifted:
                 continue
-            if not await _stored(
+            if not await write_store(
                 "breaker.reset_failed", self.store.record_results(self.store.tick, (), lifted)
             ):
                 return
@@ -684,18 +600,17 @@ class Controller:
             known = {m.drone.id: self.store.drones[m.drone.id].drain_refusal for m in moves}
             if moves or breakers:
                 results = self.store.record_results(self.store.tick, moves, breakers)
-                if not await _stored("order_results.write_failed", results):
+                if not await write_store("order_results.write_failed", results):
                     return
             site = self._orders.pop(task)
-            _log_moves(moves)
-            _log_breakers(before, breakers)
-            for move in (
-                m for m in moves if not site and m.drone.drain_refusal != known[m.drone.id]
-            ):
+            log_moves(moves)
+            log_breakers(before, breakers)
+            for move in moves:
+                if site or move.drone.drain_refusal == known[move.drone.id]:
+                    continue
+                refused = isinstance(move.reason, reasons.DrainRefused)
                 await self.event(
-                    "drain.rejected"
-                    if isinstance(move.reason, reasons.DrainRefused)
-                    else "drain.failed",
+                    "drain.rejected" if refused else "drain.failed",
                     warn=True,
                     drone=move.drone.id,
                     why=formatting.excerpt(move.drone.drain_refusal),
@@ -749,11 +664,6 @@ class Controller:
         return list(self._orders)
 
     def _set_poll_targets(self) -> None:
-        self._consoles = {
-            name: site
-            for name, site in self.sites.items()
-            if isinstance(site, SupportsConsoleOutput)
-        }
         before, self._poller.sites = self._poller.sites, {}
         for name, site in self.sites.items():
             target = before.pop(name, None)
@@ -776,6 +686,10 @@ class Controller:
         self._poller.credentials.sources = sources
         self._poller.overlay.deadline_s = min(30.0, self.policy.overlay_max_age_s / 2)
 
+    def _work(self) -> WorkContext:
+        view = self._poller.overlay.view
+        return WorkContext(self._group, self.policy, self.types, self.sites, self.overlay, view)
+
     def _pause(self, report: TickReport) -> float:
         if not report.recorded:
             return self.interval_s
@@ -786,111 +700,13 @@ class Controller:
         active = report.plan.acts or moving or waiting or self._poller.unanswered
         return self.active_interval_s if active else self.interval_s
 
-    async def _housekeeping(self) -> None:
-        now = self.clock.now()
-        drift = self.clock.drift_s()
-        if (abs(drift) > CLOCK_STEP_S and not self._doubted) is not self._stepped:
-            self._stepped = not self._stepped
-            await self.event(
-                "clock.stepped" if self._stepped else "clock.caught_up",
-                warn=self._stepped,
-                drift_s=round(drift, 1),
-            )
-        if self._prunes or now - self._pruned_at > PRUNE_EVERY_S:
-            self._pruned_at = now
-            self._prunes = await _read("store.prune_failed", self.store.prune(now), False)
-        await self.measures.turn()
-        await self._recorder.turn()
-        await self._history.turn(self._group, self.sites, self.overlay, self.types)
-        await self._low_use.turn(self.policy.low_use, self.types)
-
     async def event(self, name: str, *, warn: bool = False, **fields: str | int | float) -> None:
         """Log and record an event that is no transition of a drone, as a warning with ``warn``."""
         (log.warning if warn else log.info)(name, **fields)
-        await _stored("store.write_failed", self.store.event(self.clock.now(), name, fields))
+        await write_store("store.write_failed", self.store.event(self.clock.now(), name, fields))
 
 
 def _stopped_elsewhere(drone: model.Drone, reason: Reason) -> bool:
     """Return True if a drone was stopped at its site and neither this controller nor the site's owner asked for it."""
     stopped = isinstance(reason, reasons.EndedAtSite) and reason.end == model.EndKind.STOPPED
     return stopped and not drone.asked_at and not drone.notice_at
-
-
-async def _read(failed: str, call: Awaitable[T], otherwise: T) -> T:
-    """Return the answer of the store; ``otherwise``, after the log event ``failed``, if it failed."""
-    try:
-        return await call
-    except StoreError as error:
-        log.error(failed, message=str(error))
-        return otherwise
-
-
-async def _stored(failed: str, call: Awaitable[None]) -> bool:
-    """Await a write of the store. Return False, after the log event ``failed``, if it failed."""
-    try:
-        await call
-    except StoreError as error:
-        log.error(failed, message=str(error))
-        return False
-    return True
-
-
-def _log_plan(plan: Plan) -> None:
-    for start in plan.starts:
-        of = {"type": start.drone.type, "for_class": start.drone.for_class}
-        log.info("drone.start_ordered", drone=start.drone.id, **of, **_why(start.reason))
-    for drain in plan.drains:
-        log.info(
-            "drone.drain_ordered", drone=drain.drone.id, mode=drain.mode.value, **_why(drain.reason)
-        )
-    for stop in plan.stops:
-        log.info("drone.stop_ordered", drone=stop.drone.id, kill=stop.kill, **_why(stop.reason))
-    _log_moves(plan.moves)
-    if plan.acts or plan.moves:
-        log.info(
-            "tick.acted",
-            tick=plan.tick,
-            starts=len(plan.starts),
-            drains=len(plan.drains),
-            stops=len(plan.stops),
-        )
-
-
-_BAD_ENDS = frozenset({DroneState.FAILED, DroneState.LOST, DroneState.JOIN_TIMEOUT})
-
-
-def _log_moves(moves: Sequence[StateChange]) -> None:
-    for move in moves:
-        state, refused = move.drone.state, isinstance(move.reason, reasons.OrderRefused)
-        if state is move.was and not refused:
-            continue
-        tell = log.warning if refused or state in _BAD_ENDS else log.info
-        tell(
-            "drone.state_changed",
-            drone=move.drone.id,
-            was=str(move.was),
-            state=str(state),
-            **_why(move.reason),
-        )
-
-
-def _log_breakers(before: Mapping[str, Breaker], changed: Iterable[Breaker]) -> None:
-    for breaker in changed:
-        was = before[breaker.scope].state if breaker.scope in before else BreakerState.ACTIVE
-        if breaker.state is was:
-            continue
-        banned = breaker.state is BreakerState.BANNED
-        more = {"until": formatting.iso(breaker.until)} if banned else {}
-        if breaker.fault:
-            more |= {
-                "fault": breaker.fault.kind.value,
-                "why": formatting.excerpt(breaker.fault.message),
-            }
-        tell = log.warning if banned else log.info
-        tell(
-            "breaker.changed", scope=breaker.scope, was=was.value, state=breaker.state.value, **more
-        )
-
-
-def _why(reason: Reason) -> dict[str, str]:
-    return {"reason": reason.kind, "why": reason.describe()}

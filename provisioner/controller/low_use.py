@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 
 import structlog
 
 from provisioner.controller.clock import Clock
+from provisioner.controller.journal import EventWriter
+from provisioner.controller.periodic import WorkContext
 from provisioner.controller.polling import fault_of
 from provisioner.formatting import excerpt
-from provisioner.model import DroneType, LowUseAction, LowUsePolicy
+from provisioner.model import LowUseAction
 from provisioner.store import Store
 from provisioner.usage import describe_use, low_use, usage_report
 
@@ -26,21 +27,21 @@ class LowUseWatch:
 
     store: Store
     clock: Clock
-    event: Callable[..., Awaitable[None]]
-    """:meth:`Controller.event <provisioner.controller.loop.Controller.event>`: logs and records."""
+    event: EventWriter
     _next_at: float = 0.0
     _known: frozenset[str] = frozenset()
 
-    async def turn(self, policy: LowUsePolicy, types: Collection[DroneType]) -> None:
+    async def turn(self, work: WorkContext) -> None:
         """Report the classes whose use has become low."""
         now = self.clock.now()
+        policy = work.policy.low_use
         if policy.action is LowUseAction.NONE or now < self._next_at:
             return
         self._next_at, since = now + WATCH_EVERY_S, now - policy.window_s
         try:
             runs = await self.store.use(since, now)
             low = low_use(
-                await asyncio.to_thread(usage_report, runs, tuple(types), since, now), policy
+                await asyncio.to_thread(usage_report, runs, tuple(work.types), since, now), policy
             )
         except Exception as error:  # whatever is on record: this must not end the controller
             log.error("gpus.read_failed", message=excerpt(fault_of(error, now).message))

@@ -7,14 +7,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-import structlog
-
 from provisioner.controller.clock import Clock
+from provisioner.controller.journal import write_store
+from provisioner.controller.periodic import WorkContext
 from provisioner.model import Plan, Snapshot
-from provisioner.store import Store, StoreError
+from provisioner.store import Store
 from provisioner.store.measures import MetricCounts, MetricKey, MetricValues, gauges
-
-log = structlog.get_logger()
 
 TICK_SECONDS = MetricKey("provisioner_tick_seconds")
 DECISION_SECONDS = MetricKey("provisioner_decision_seconds")
@@ -52,11 +50,9 @@ class TickMeasures:
             self._sampled_at = now
             self._gauges = gauges(snapshot, snapshot.drones.values(), plan, snapshot.now)
 
-    async def turn(self) -> None:
+    async def turn(self, work: WorkContext) -> None:
         """Record the sample that is due. One that cannot be written is left out of the gauges."""
         values, self._gauges = self._gauges, None
         if values is not None:
-            try:
-                await self.store.record_sample(self.clock.now(), values)
-            except StoreError as error:
-                log.error("series.write_failed", message=str(error))
+            sample = self.store.record_sample(self.clock.now(), values)
+            await write_store("series.write_failed", sample)

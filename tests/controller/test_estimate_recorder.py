@@ -26,7 +26,17 @@ from provisioner.model import (
 from provisioner.planner import decide
 from provisioner.simulator.loop import VirtualClock
 from provisioner.store import EstimatesUnreadableError, StoreUnusableError
-from tests.controller.world import EPOCH, JOB, Place, Pool, in_virtual_time, run_for, serving, wall
+from tests.controller.world import (
+    EPOCH,
+    JOB,
+    Place,
+    Pool,
+    in_virtual_time,
+    run_for,
+    serving,
+    wall,
+    work,
+)
 from tests.store.story import TemporaryStore, drone, now_is, record, starts
 
 
@@ -184,7 +194,8 @@ async def test_a_killed_controller_forgets_no_start_delay() -> None:
         "the first one counts once"
     )
     recorder = EstimateRecorder(second, store, VirtualClock(), nobody)
-    await recorder.turn()
+    async with asyncio.TaskGroup() as group:
+        await recorder.turn(work(group))
     kept = store.reader().estimate_samples()
     assert kept is not None and kept.at == EPOCH, (
         "written after the first tick: what that shows may be late"

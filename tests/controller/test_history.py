@@ -37,7 +37,7 @@ from provisioner.planner import decide
 from provisioner.planner.costs import PRIOR_DELAYS
 from provisioner.simulator.loop import VirtualClock
 from tests.controller.test_estimate_recorder import BusyPool
-from tests.controller.world import EPOCH, GPU, Place, in_virtual_time, run_for, serving, wall
+from tests.controller.world import EPOCH, GPU, Place, in_virtual_time, run_for, serving, wall, work
 from tests.planner.scenes import snapshot
 from tests.store.story import TemporaryStore
 
@@ -185,7 +185,7 @@ async def test_an_answer_that_was_asked_for_before_is_not_taken(what: str) -> No
         asyncio.get_running_loop().call_later(
             20.0, lambda: store.reader().ask_estimate_reset(what, reason="test", by="mg", at=wall())
         )
-        controller._recorder._asked_at = wall() - 30
+        controller.recorder._asked_at = wall() - 30
         await run_for(controller, 300.0)
         assert len(place.asked) == 1 and not controller.estimation.estimates.delays
         assert len(controller.estimation.sites["here"].use_milli) < 10 and not events(controller)
@@ -201,12 +201,12 @@ async def test_the_question_to_a_site_that_is_removed_or_rebuilt_is_dropped() ->
     loader = HistoryLoader(learning, VirtualClock(), event)
     async with asyncio.TaskGroup() as group:
         for place in (first, second):
-            await loader.turn(group, {"here": place}, BusyPool(), ())  # type: ignore[dict-item, arg-type]
+            await loader.turn(work(group, sites={"here": place}, overlay=BusyPool()))  # type: ignore[dict-item]
             await asyncio.sleep(1.0)
         assert len(first.asked) == len(second.asked) == 1
-        await loader.turn(group, {}, BusyPool(), ())  # type: ignore[arg-type]
+        await loader.turn(work(group, overlay=BusyPool()))
         await asyncio.sleep(100.0)
-        await loader.turn(group, {}, BusyPool(), ())  # type: ignore[arg-type]
+        await loader.turn(work(group, overlay=BusyPool()))
     assert wall() < EPOCH + 110 and not learning.histories
 
 
@@ -246,7 +246,7 @@ async def reported_in_six_hours(place: OldPlace) -> list[str]:
     loader = HistoryLoader(EstimateCollector(), VirtualClock(), event)
     async with asyncio.TaskGroup() as group:
         for _ in range(6 * 6):
-            await loader.turn(group, {"here": place}, BusyPool(), ())  # type: ignore[dict-item, arg-type]
+            await loader.turn(work(group, sites={"here": place}, overlay=BusyPool()))  # type: ignore[dict-item]
             await asyncio.sleep(ASK_AGAIN_S / 6)
     return told
 

@@ -10,8 +10,9 @@ import pytest
 
 from provisioner import model
 from provisioner.controller.actuation import OrderBatch, carry_out
-from provisioner.controller.loop import SERIAL_MARGIN, SERIALS_MISSED, UNKNOWN_SLOTS, Controller
+from provisioner.controller.loop import UNKNOWN_SLOTS, Controller
 from provisioner.controller.polling import RETRY_AFTER_S, Poller, PollTarget
+from provisioner.controller.serials import SERIAL_MARGIN, SERIALS_MISSED
 from provisioner.interfaces import UnavailableError
 from provisioner.planner import decide
 from provisioner.simulator.loop import VirtualClock

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field, replace
 from threading import get_ident
 
@@ -18,6 +19,7 @@ from provisioner.model import (
     Policy,
     Sharing,
 )
+from tests.controller.world import work
 from tests.simulator.worlds import drone_type
 from tests.store.story import TemporaryStore, drone, record, starts
 
@@ -57,7 +59,9 @@ class Watched:
     async def turn(self, policy: LowUsePolicy = POLICY) -> list[str]:
         """Let ten minutes pass after a turn. Return the names of the new events."""
         before = len(self.events)
-        await self.watch.turn(policy, (WHOLE, SHARED))
+        policies = Policy(low_use=policy)
+        async with asyncio.TaskGroup() as group:
+            await self.watch.turn(work(group, policy=policies, types=(WHOLE, SHARED)))
         self.at += WATCH_EVERY_S
         return [name for name, _ in self.events[before:]]
 

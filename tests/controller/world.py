@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -11,6 +11,8 @@ from functools import wraps
 
 from provisioner import model
 from provisioner.controller.loop import Controller
+from provisioner.controller.periodic import WorkContext
+from provisioner.interfaces import Site
 from provisioner.simulator.loop import VirtualClock, run_virtual
 from provisioner.store import StoreUnusableError
 from tests.store.story import TemporaryStore
@@ -36,6 +38,19 @@ ahead_s: ContextVar[float] = ContextVar("ahead_s", default=0.0)
 
 def wall() -> float:
     return VirtualClock().now() + ahead_s.get()
+
+
+def work(
+    group: asyncio.TaskGroup,
+    *,
+    sites: Mapping[str, Site] | None = None,
+    overlay: object = None,
+    policy: model.Policy | None = None,
+    types: Sequence[model.DroneType] = (),
+    view: model.OverlayView | None = None,
+) -> WorkContext:
+    """The context of work between two ticks."""
+    return WorkContext(group, policy or model.Policy(), types, sites or {}, overlay, view)  # type: ignore[arg-type]
 
 
 async def nothing() -> None:

@@ -20,6 +20,7 @@ from provisioner.store.measures import GPU_USES, MetricCounts, MetricKey, counts
 from provisioner.store.reader import Reader
 from provisioner.store.writer import SqlStore
 from provisioner.usage import usage_report
+from tests.controller.world import work
 from tests.store.story import (
     DONE,
     WHY,
@@ -302,6 +303,7 @@ async def test_a_sample_that_cannot_be_written_ends_nothing(file: Path) -> None:
         with sqlite3.connect(file) as sql:
             sql.execute("DROP TABLE samples")
         with capture_logs() as logs:
-            await measures.turn()
-            await measures.turn()
+            async with asyncio.TaskGroup() as group:
+                await measures.turn(work(group))
+                await measures.turn(work(group))
         assert [line["event"] for line in logs] == ["series.write_failed"]

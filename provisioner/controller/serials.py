@@ -1,0 +1,59 @@
+"""Serial numbers of drones: none is ever given twice, even by a record that was restored from a backup."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from provisioner.controller.journal import EventWriter
+from provisioner.model import DroneId
+from provisioner.store import Store, serial_of
+
+SERIAL_MARGIN = 1000
+"""Serial numbers left out after a record that was older than what runs."""
+SERIALS_MISSED = 1_000_000
+"""A record misses fewer drones than that. A larger serial number is forged: a user who runs jobs
+can send slot ads, and a user who shares our account at a site can have entries listed."""
+
+
+@dataclass(slots=True)
+class Serials:
+    """The next serial number by the record and the views."""
+
+    name: str
+    """The controller's."""
+    store: Store
+    event: EventWriter
+    _first: int = 0
+    """The first free serial number by the record at the start; 0 before the first tick."""
+    _outdated: bool = False
+    """The record was found to be older than what runs, and that was reported."""
+
+    async def next(self, shown: Collection[DroneId]) -> int:
+        """Return the first serial number that neither the record nor any view knows: no id is ever given twice.
+
+        A view shows an id beyond those of the record only where the record was restored from a
+        backup. Drones that no view shows yet may have later ids still: a margin is left for them.
+        What slots or a listing show may be forged: it counts up to a limit that stays where it was
+        at the start, when the record was read.
+        """
+        known = self.store.next_serial
+        self._first = self._first or known
+        ours, below = f"{self.name}-{self.store.birth}-", self._first + SERIALS_MISSED
+        unknown = (
+            serial_of(each)
+            for each in shown
+            if each not in self.store.drones and each.startswith(ours)
+        )
+        newest = max(
+            (serial for serial in unknown if serial is not None and serial < below), default=0
+        )
+        if newest < known:
+            return known
+        if not self._outdated:
+            self._outdated = True
+            advice = "The record is older than what runs, as after a restored backup. Unknown drones are orphans."
+            await self.event(
+                "store.outdated", warn=True, newest_serial=newest, next_serial=known, advice=advice
+            )
+        return newest + 1 + SERIAL_MARGIN
