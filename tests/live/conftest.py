@@ -30,23 +30,9 @@ from tests.labs.slurm import NoNamespaces, Slurm, SlurmLab, running_slurm
 
 SUITES = os.environ.get("PROVISIONER_LIVE_SUITES", "trixie,forky").split(",")
 VERSIONS = {"trixie": "condor23", "forky": "condor25"}
-EVERY_VERSION = (
-    "test_overlay_agreement.py",
-    "test_idle_jobs_become_drones_run_and_the_drones_go_again",
-    "test_a_drone_joins_runs_gpu_jobs_and_leaves_when_idle",
-    "test_a_job_saves_its_work_in_nearly_all_of_the_grace_and_goes_on_elsewhere",
-    "test_a_drained_drone_leaves_as_soon_as_it_has_no_claim",
-    "test_what_is_killed_leaves_nothing_behind",
-    "test_the_life_of_a_drone_in_the_pool",
-    "test_peaceful_lets_the_job_end_and_resume_takes_it_back",
-    "test_an_idle_gpu_is_lent_until_a_job_needs_it",
-    "test_three_autoclusters_and_what_refuses_them",
-    "test_without_a_good_token_it_is_denied_and_says_so",
-    "test_forged_slots_and_hostile_jobs_are_told_and_nothing_more",
-    "test_the_first_job_of_a_drone_records_its_use",
-)
-"""Files and tests that `make test` runs with every version of HTCondor. It runs all others with the
-newest one only, and `make test-matrix` runs them with the older ones."""
+SMOKE = "test_idle_jobs_become_drones_run_and_the_drones_go_again"
+"""The story that `make test` plays with every version of HTCondor. It plays all others with the
+newest one only, and `make test-matrix` plays them with the older ones."""
 SLURM_SUITES = os.environ.get("PROVISIONER_SLURM_SUITES", "trixie").split(",")
 SLURM_VERSIONS = {"bookworm": "slurm22.05", "trixie": "slurm24.11", "sid": "slurm26.05"}
 
@@ -59,8 +45,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if "kubernetes_cluster" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.kubernetes)
             item.add_marker(pytest.mark.xdist_group("kubernetes"))
-        everywhere = item.path.name in EVERY_VERSION or item.name.startswith(EVERY_VERSION)
-        if _param(item, "condor") in SUITES[:-1] and not everywhere:
+        if _param(item, "condor") in SUITES[:-1] and not item.name.startswith(SMOKE):
             item.add_marker(pytest.mark.matrix)
         if _param(item, "slurm_programs") in SLURM_SUITES[1:]:
             item.add_marker(pytest.mark.matrix)  # Slurm with the first
