@@ -96,15 +96,26 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run live tests first, since they mostly wait and the others fill the gaps, and try them up to three times.
+    """Run what takes long first, and try live and slow tests up to three times.
 
-    A host that others use may stand still for longer than one try takes. The summary lists each
-    repetition.
+    Live tests mostly wait, and the others fill the gaps; the live ones with the longest time limit
+    begin, so that the run does not end with one worker. (pytest-xdist puts the groups with the most
+    tests before all of them.) A host that others use may stand still for longer than one try takes.
+    The summary lists each repetition.
     """
-    items.sort(key=lambda item: "live" not in item.path.parts)
+    items.sort(key=_turn)
     for item in items:
         if item.get_closest_marker("slow") or item.get_closest_marker("live"):
             item.add_marker(pytest.mark.flaky(reruns=2, reruns_delay=5))
+
+
+def _turn(item: pytest.Item) -> tuple[bool, bool, float]:
+    limit = item.get_closest_marker("timeout")
+    return (
+        "live" not in item.path.parts,
+        item.get_closest_marker("slow") is None,
+        -float(limit.args[0]) if limit and limit.args else 0.0,
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
