@@ -14,12 +14,14 @@ SLURM_SUITES  := trixie
 SLURM_MATRIX  := trixie bookworm sid
 # Tests run side by side; the live pools wait on daemons more than they compute.
 WORKERS       := 5
-PYTEST        := $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
+PYTEST        := $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --durations=20
+# Each of the many processes of the tests would compile all modules again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 P ?= planner
-.PHONY: help venv dev demo test test-matrix test-quick t watch lint format types contracts condor slurm openstack pyslurm bench \
+.PHONY: help venv dev demo test test-matrix test-quick check compiled t watch lint format types contracts condor slurm openstack pyslurm bench \
         bench-deciding bench-gpu bench-hostile bench-worlds mutants docs check-docs build clean kubernetes mps prometheus tardis \
         chromium apache sudo
 
@@ -35,20 +37,24 @@ demo: venv  ## 40 GPU jobs on this host: drones start, run them and leave (no ro
 	@$(BIN)/provisioner demo
 
 # Side by side: the programs are mostly waited for.
-test: dev  ## everything: linters, types, contracts, all tests with real daemons
-	@$(MAKE) --no-print-directory --output-sync=target -j 3 openstack condor mps prometheus tardis chromium apache sudo slurm lint types contracts
+test: dev  ## everything: linters, types, contracts, all tests with real daemons; ends with the twenty slowest
+	@$(MAKE) --no-print-directory --output-sync=target -j 3 openstack condor mps prometheus tardis chromium apache sudo slurm compiled lint types contracts
 	$(PYTEST) -m "not matrix" tests
 
 # Nothing that `make test` has run: its version of Slurm is the first here, and tests/live/conftest.py marks the others.
 test-matrix: SLURM_SUITES := $(SLURM_MATRIX)
-test-matrix: condor tardis slurm openstack kubernetes pyslurm  ## what `make test` leaves out: sites with older HTCondor, Slurm 22.05 and 26.05, pyslurm, Kubernetes
-	PROVISIONER_SLURM_SUITES=$$(echo $(SLURM_MATRIX) | tr ' ' ,) $(PYTEST) -m "matrix or kubernetes" tests/live
+test-matrix: condor tardis slurm openstack kubernetes pyslurm  ## what `make test` leaves out: live tests with older HTCondor, Slurm 22.05 and 26.05, pyslurm, Kubernetes; tests of more than 30 s
+	PROVISIONER_SLURM_SUITES=$$(echo $(SLURM_MATRIX) | tr ' ' ,) $(PYTEST) -m "matrix or kubernetes" tests
+
+check: dev  ## for the inner loop: linters, types, contracts, unit tests of what changed; two minutes at most
+	@$(MAKE) --no-print-directory --output-sync=target -j 2 lint types contracts
+	$(BIN)/python -m tests.changed
 
 test-quick: lint types contracts  ## the same without HTCondor daemons and without the slow ones
-	$(PYTEST) -m "not live and not slow" tests
+	$(PYTEST) -m "not live and not slow and not matrix" tests
 
 t: dev  ## the unit tests of one package: make t P=planner
-	$(BIN)/python -m pytest -q -n 2 --dist loadgroup -m "not live and not slow" tests/$(P)
+	$(BIN)/python -m pytest -q -n 2 --dist loadgroup -m "not live and not slow and not matrix" tests/$(P)
 
 # What changed last decides: a file of provisioner/planner runs tests/planner. It polls, since inotify needs a package.
 watch: dev  ## run the unit tests of a package again whenever one of its files changes
@@ -69,6 +75,11 @@ types: dev
 
 contracts: dev
 	$(BIN)/lint-imports
+
+# The workers of a run begin at the same time, and in a fresh clone each would compile all tests.
+compiled: dev
+	@$(BIN)/python -m pytest -qq --collect-only tests >/dev/null || \
+	{ echo "the tests cannot be loaded: see $(BIN)/python -m pytest --collect-only"; exit 1; }
 
 condor: dev
 	@for suite in $(CONDOR_SUITES); do PATH=$$PWD/$(BIN):$$PATH tests/labs/get-condor.sh $$suite || exit 1; done

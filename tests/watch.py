@@ -7,10 +7,9 @@ import sys
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+from tests.changed import ROOT, selected
+
 POLL_INTERVAL_S = 0.5
-FOLDERS = {"overlay": "htcondor_overlay", "site": "htcondor_site", "shared": "shared_commands"}
-"""Tests of packages that are not named like them."""
 
 
 def changed_at() -> dict[Path, float]:
@@ -21,15 +20,6 @@ def changed_at() -> dict[Path, float]:
     }
 
 
-def tests_of(path: Path) -> Path:
-    """Return the test file or folder to run after ``path`` changed."""
-    top, *folders = path.relative_to(ROOT).parent.parts
-    if top == "tests":
-        return path if path.name.startswith("test_") else path.parent
-    found = [ROOT / "tests" / FOLDERS.get(folder, folder) for folder in reversed(folders)]
-    return next((folder for folder in found if folder.is_dir()), ROOT / "tests" / "planner")
-
-
 def main() -> None:
     """Poll the files until interrupted."""
     before = changed_at()
@@ -37,9 +27,9 @@ def main() -> None:
     while True:
         time.sleep(POLL_INTERVAL_S)
         now = changed_at()
-        targets = sorted({str(tests_of(path)) for path in now if now[path] != before.get(path)})
+        changed = [path for path in now if now[path] != before.get(path)]
         before = now
-        if targets:
+        if changed:
             words = [
                 sys.executable,
                 "-m",
@@ -47,8 +37,8 @@ def main() -> None:
                 "-q",
                 "-x",
                 "-m",
-                "not live and not slow",
-                *targets,
+                "not live and not slow and not matrix",
+                *map(str, selected(changed)),
             ]
             subprocess.run(words, cwd=ROOT, check=False)
 
