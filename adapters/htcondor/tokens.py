@@ -47,7 +47,6 @@ class IdToken:
     subject: str
     scopes: frozenset[str] | None = None
     """Authorisations that it is limited to (``READ``); None: all that its identity has."""
-    expires_at: float = 0.0  # 0: never
 
 
 class InvalidTokenError(ValueError):
@@ -75,7 +74,7 @@ def read_token(text: str) -> IdToken:
         if isinstance(scope, str) and scope
         else None
     )
-    return IdToken(printable(issuer, 200), printable(subject, 200), scopes, float(expires))
+    return IdToken(printable(issuer, 200), printable(subject, 200), scopes)
 
 
 def idtoken_credential(

@@ -305,11 +305,11 @@ _HOSTLIST = re.compile(rf"{_HOSTLIST_TERM.pattern}(?:,{_HOSTLIST_TERM.pattern})*
 _NODE_RANGE = re.compile(r"(\d{1,18})(?:-(\d{1,18}))?")
 
 
-def expand_hostlist(text: str, limit: int = _MAX_NODES) -> tuple[str, ...]:
+def expand_hostlist(text: str) -> tuple[str, ...]:
     """Return the names of ``hkn[0801-0803,0901],login1`` in order; none for Slurm's empty value.
 
     A name may have several brackets, and text after them; numbers keep their leading zeros.
-    ValueError if it is not such a list, or has more than ``limit`` names.
+    ValueError if it is not such a list, or has too many names.
     """
     text = text.strip()
     if text in _SLURM_NOTHING:
@@ -320,22 +320,22 @@ def expand_hostlist(text: str, limit: int = _MAX_NODES) -> tuple[str, ...]:
     for term in _HOSTLIST_TERM.findall(text):
         names = [""]
         for plain, inside in re.findall(r"([^\[\]]+)|\[([^\]]*)\]", term):
-            choices = [plain] if plain else _node_numbers(inside, limit)
+            choices = [plain] if plain else _node_numbers(inside)
             # a short text can stand for a million names
-            if len(found) + len(names) * len(choices) > limit:
+            if len(found) + len(names) * len(choices) > _MAX_NODES:
                 raise ValueError(f"`{printable(term, 60)}` stands for more nodes than there can be")
             names = [f"{name}{choice}" for name in names for choice in choices]
         found += names
     return tuple(found)
 
 
-def _node_numbers(text: str, limit: int) -> list[str]:
+def _node_numbers(text: str) -> list[str]:
     """Return the numbers of ``0801-0803,0901``."""
     numbers: list[str] = []
     for part in text.split(","):
         found = _NODE_RANGE.fullmatch(part)
         first, last = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
-        if found is None or not 0 <= last - first < limit - len(numbers):
+        if found is None or not 0 <= last - first < _MAX_NODES - len(numbers):
             raise ValueError(f"`{printable(part, 60)}` is not a range of node numbers")
         numbers += [f"{number:0{len(found[1])}d}" for number in range(first, last + 1)]
     return numbers

@@ -70,30 +70,17 @@ GPU_JOBS = (
 kept: it gets a reason."""
 
 _NOT_REQUIREMENTS = frozenset(
-    {
-        "jobstatus",
-        "jobcount",
-        "jobids",
-        "id",
-        "jobprio",
-        "qdate",
-        "enteredcurrentstatus",
-        "mytype",
-        "targettype",
-    }
+    attribute_names(
+        "jobstatus jobcount jobids id jobprio qdate enteredcurrentstatus mytype targettype"
+    )
 )
 _OF_TIME = re.compile(
     r"\b(time\s*\(\s*\)|currenttime|servertime|qdate|enteredcurrentstatus)", re.IGNORECASE
 )
 _USAGE = frozenset(
-    {
-        "diskusage",
-        "memoryusage",
-        "imagesize",
-        "residentsetsize",
-        "transferinputsizemb",
-        "executablesize",
-    }
+    attribute_names(
+        "diskusage memoryusage imagesize residentsetsize transferinputsizemb executablesize"
+    )
 )
 """Measured while a job runs: a running job may differ here from its waiting brothers and is still of their class."""
 

@@ -15,15 +15,8 @@ from provisioner.values import frozen
 
 OUR_SLOTS = 'DroneId isnt undefined && SlotType isnt "Dynamic"'
 """A drone's partitionable slot tells all: what is free, how many slots were carved from it and what they do."""
-_TEXTS = (
-    "Name",
-    "DroneId",
-    "SiteName",
-    "DroneType",
-    "State",
-    "Activity",
-    "GPUs_DeviceName",
-    "RemoteOwner",
+_TEXTS = classads.attribute_names(
+    "Name DroneId SiteName DroneType State Activity GPUs_DeviceName RemoteOwner"
 )
 _MAX_TEXT = 1000
 """Characters of a text in a slot ad: a poll with a hundred forged ads of a megabyte each takes too long."""

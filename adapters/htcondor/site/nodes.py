@@ -36,16 +36,8 @@ _MAX_SLOT_GPUS = 256
 _BUSY_STATES = frozenset(
     {"owner", "drained", "claimed", "matched", "preempting", "backfill", "delete"}
 )
-_CHILD = (
-    "Name",
-    "State",
-    "Activity",
-    "RemoteUser",
-    "EnteredCurrentState",
-    "GPUs",
-    "Cpus",
-    "Memory",
-    "Disk",
+_CHILD = classads.attribute_names(
+    "Name State Activity RemoteUser EnteredCurrentState GPUs Cpus Memory Disk"
 )
 _MAX_DYNAMIC_SLOTS = 4096
 

@@ -46,6 +46,8 @@ STARTED = "((NumJobStarts ?: 0) > 0 || JobCurrentStartExecutingDate =!= undefine
 ONE_LIFE = "((MY.NumJobStarts ?: 0) == 0 && MY.JobCurrentStartExecutingDate =?= undefined)"
 """In the job's Requirements: between its eviction and the schedd's next evaluation of
 periodic_remove, a minute or more, it would be matched again."""
+_MAX_JOBS = 1000
+"""Jobs of one submit."""
 _LEAST_SPOOL_LIMIT_S = 120
 VRAM_TOLERANCE = 0.9
 """Tolerance for the VRAM that a type declares: a "32 GB" V100S reports 32510 MiB, a "24 GB" A10
@@ -102,7 +104,7 @@ def unsubmittable(order: StartOrder, controller: str) -> str:
 
 
 def batches(
-    orders: Sequence[StartOrder], config: HTCondorSiteConfig, controller: str, largest: int = 1000
+    orders: Sequence[StartOrder], config: HTCondorSiteConfig, controller: str
 ) -> Iterator[SubmitDescription]:
     """Yield the checked orders in as few submits as possible: those of one differ by nothing but their id."""
     alike: dict[str, list[StartOrder]] = {}
@@ -118,8 +120,8 @@ def batches(
         )
         alike.setdefault(repr(but_for_the_id), []).append(order)
     for each in alike.values():
-        for start in range(0, len(each), largest):
-            ids = tuple(order.drone_id for order in each[start : start + largest])
+        for start in range(0, len(each), _MAX_JOBS):
+            ids = tuple(order.drone_id for order in each[start : start + _MAX_JOBS])
             boots = each[0].bootstrap
             assert boots is not None
             batch = SubmitDescription("", ids, {BEGIN: _BEGIN, SCRIPT: boots.script, **boots.files})
