@@ -112,7 +112,6 @@ class World:
             ),
             sites={s: PolledSite(s, SiteView(s, self.now - 3, seen[s], free[s])) for s in seen},
             drones=dict(self.drones),
-            gpu_wanted_at=self.now,
         )
 
     def carry_out(self, plan: Plan) -> None:

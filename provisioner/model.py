@@ -789,14 +789,6 @@ class Credential:
         return bool(self.problem) or 0 < self.not_after <= now
 
 
-class ReserveWhen(StrEnum):
-    """Conditions under which a reserve is kept."""
-
-    ALWAYS = "always"
-    GPU_DEMAND = "gpu-demand"
-    """Released while no GPU job waits in the overlay; reclaimed from our own CPU drones when one does."""
-
-
 @frozen
 class Reserve:
     """Blocking: resources that each free GPU of certain nodes keeps for its next drone."""
@@ -805,8 +797,6 @@ class Reserve:
     cpus: int = 0
     memory_mib: int = 0
     disk_mib: int = 0
-    when: ReserveWhen = ReserveWhen.ALWAYS
-    release_after_s: float = 600.0
 
 
 @frozen
@@ -974,8 +964,6 @@ class Snapshot:
     requests: tuple[OperatorRequest, ...] = ()
     ended: Mapping[DroneId, DroneState] = field(default_factory=dict)
     """Final states of recorded drones that have ended, and that a site still lists or in which jobs failed lately."""
-    gpu_wanted_at: float = 0.0
-    """Time at which a GPU job was last seen waiting, or the start of the controller if that was later."""
     patience: Mapping[str, OwnerClaimBackoff] = field(default_factory=dict)
     reserved: Mapping[str, NodeReserved] = field(default_factory=dict)
     """Reservations for jobs of several GPUs by site, as the plan before made them."""
@@ -1029,8 +1017,6 @@ class Start:
     """GPUs that one of these jobs requests, 0 if not several: at first the drone takes no smaller jobs."""
     walltime_s: float = 0.0
     """Longest life, if a downtime makes it shorter than that of its type. 0: as its type."""
-    uses_reserve: bool = False
-    """A CPU drone that may use the reserve of GPUs because no GPU job waits."""
 
 
 @frozen
@@ -1130,8 +1116,6 @@ class StartOrder:
     kept_gpus: int = 0
     """For the same time it accepts only jobs that request at least so many GPUs."""
     kept_s: float = 0.0
-    uses_reserve: bool = False
-    """It may use the reserve of GPUs; the site's own blocking must let it."""
     avoids: str = ""
     """Users whose jobs it must refuse, separated by commas; each of letters, digits and ``._@-``."""
     min_gpus: int = 0

@@ -18,7 +18,7 @@ from adapters.slurm.capacity import MISMATCH_DIMENSIONS, SlurmDroneType
 from adapters.slurm.records import Partition, SlurmNode, expand_hostlist
 from adapters.slurm.settings import LIMIT_CHECK_INTERVAL_S, SlurmNodeHardware, SlurmSiteConfig
 from provisioner.interfaces import AuditFinding
-from provisioner.model import DroneType, Reserve, ReserveWhen, SitePolicy
+from provisioner.model import DroneType, Reserve, SitePolicy
 from provisioner.values import frozen
 
 CPU_PARTITION = "cpu-beside-gpus"
@@ -192,11 +192,6 @@ def _limitations(policy: SitePolicy) -> Iterator[str]:
     )
     if any(reserve.disk_mib for reserve in policy.blocking):
         yield "# - Disk: Slurm does not give it out (TmpDisk is compared, and never counted down). Not kept."
-    if any(reserve.when is ReserveWhen.GPU_DEMAND for reserve in policy.blocking):
-        yield from _comment(
-            "- `when: gpu-demand`: these lines do not know whether GPU work waits. CPU drones that the provisioner asks"
-            " for then wait in the queue: write `when: always`."
-        )
     yield ""
 
 

@@ -134,7 +134,6 @@ def crowd(seed: int, drones: int = 1000, shapes: int = 20) -> Snapshot:
         drones={drone.id: drone for drone in made},
         breakers=_breakers(rng, types, classes, node_count) if load.breakers else {},
         requests=_requests(rng, ids) if load.requests else (),
-        gpu_wanted_at=NOW,
         estimates=_learned(rng, load, types),
     )
 

@@ -42,7 +42,6 @@ from provisioner.model import (
     RemoteEnd,
     RemoteState,
     Reserve,
-    ReserveWhen,
     Sharing,
     SitePolicy,
     SiteView,
@@ -138,7 +137,6 @@ def world(seed: int) -> Snapshot:
         ),
         requests=trouble.requests(rng, SITES, list(drones), 3) if rng.random() < 0.3 else (),
         ended={drone_id: rng.choice(list(ENDS)) for drone_id in ended if rng.random() < 0.5},
-        gpu_wanted_at=one(rng, NOW, NOW - 5000, 0.0, NOW + 100),
         patience={"a": OwnerClaimBackoff("a", odd_time(rng), rng.randint(0, 3), rng.randint(0, 3))}
         if rng.random() < 0.2
         else {},
@@ -579,8 +577,6 @@ def random_site_policy(rng: Random, site: str) -> SitePolicy:
         cpus=4,
         memory_mib=1024,
         disk_mib=one(rng, 0, 1024),
-        when=rng.choice(list(ReserveWhen)),
-        release_after_s=one(rng, 0.0, 600.0),
     )
     return SitePolicy(
         site,

@@ -73,7 +73,7 @@ def _sample_answers() -> list[Listing | Document]:
     return [
         status.status_document(reader),
         drones.drone_document(reader, model.DroneId("a-b-1")),
-        sites.site_document(site, (), (), 0.0, ""),
+        sites.site_document(site, (), (), ""),
         jobs.class_document(reader, views, model.JobClass("1", 1000, 1, 1), ""),
         jobs.job_document(jobs.KnownJob("1.0", "running", "")),
         plan.plan_document(empty, ""),

@@ -416,10 +416,10 @@ CLAIM_COLUMNS = (
 
 
 def site_document(
-    row: SiteRow, live: Sequence[model.Drone], hazards: Sequence[Hazard], quiet_s: float, scope: str
+    row: SiteRow, live: Sequence[model.Drone], hazards: Sequence[Hazard], scope: str
 ) -> out.Document:
-    """Return a site as a document. ``quiet_s``: time without a waiting GPU job."""
-    nodes, claims = node_rows(row, live, quiet_s), row.view.claims if row.view else ()
+    """Return a site as a document."""
+    nodes, claims = node_rows(row, live), row.view.claims if row.view else ()
     taken = f"Taken back in the last {formatting.age(WEEK_S)}"
     unknown = "" if row.view else ": not known, the site was never seen"
     node_list = out.Listing(
@@ -446,12 +446,12 @@ def site_document(
     )
 
 
-def node_rows(row: SiteRow, live: Sequence[model.Drone], quiet_s: float) -> list[NodeRow]:
+def node_rows(row: SiteRow, live: Sequence[model.Drone]) -> list[NodeRow]:
     """Return the nodes of a site's newest view, by name."""
     from provisioner.planner.owner import FreeResources
 
     nodes = row.view.nodes if row.view else ()
-    free = FreeResources.of(nodes, row.policy.blocking if row.policy else (), quiet_s)
+    free = FreeResources.of(nodes, row.policy.blocking if row.policy else ())
     rows = []
     for node in sorted(nodes, key=lambda n: n.name):
         per_gpu = free.nodes[node.name].kept[1:]
@@ -504,15 +504,13 @@ def show_site(reader: Reader, *, query: opt.Query, name: SiteName) -> out.Docume
     found = next((row for row in rows if row.name == name), None)
     if found is None:
         raise opt.unknown("site", name, [row.name for row in rows], " on record")
-    snapshot = reader.snapshot()
-    quiet_s = snapshot.now - snapshot.gpu_wanted_at if snapshot else 0.0
     hazards = [
         h
         for h in reader.hazards(out.now() - WEEK_S, out.now())
         if h.scope.partition("/")[0] == name
     ]
     ours = [drone for drone in live if drone.site == name]
-    return site_document(found, ours, hazards, quiet_s, f"{name} {as_of(reader, views)}")
+    return site_document(found, ours, hazards, f"{name} {as_of(reader, views)}")
 
 
 @sites_app.command("reset")

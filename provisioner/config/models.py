@@ -43,8 +43,6 @@ from provisioner.model import (
     Credential,
     LowUseAction,
     Policy,
-    Reserve,
-    ReserveWhen,
     Sharing,
     SitePolicy,
 )
@@ -584,11 +582,6 @@ class BlockingSection(ConfigSection):
     """Memory per free GPU."""
     disk: Size = Field(0, examples=["50 GiB"])
     """Scratch disk per free GPU."""
-    when: ReserveWhen = Field(ReserveWhen.ALWAYS, examples=["always"])
-    """`always`; or `gpu-demand`: CPU drones of this controller may use it while no GPU job waits in
-    the pool, and are drained when one does."""
-    release_after: Duration = Field(Reserve().release_after_s, examples=["10min"])
-    """With `gpu-demand`: how long there must be no waiting GPU job before the reserve is released."""
 
     @model_validator(mode="after")
     def _keeps_something(self) -> Self:

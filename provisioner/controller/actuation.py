@@ -106,7 +106,6 @@ def _start_order(start: model.Start, kind: model.DroneType, policy: model.Policy
         kept_vram_mib=start.vram_mib,
         kept_gpus=start.kept_gpus,
         kept_s=KEEP_FOR_JOBS_S,
-        uses_reserve=start.uses_reserve,
         avoids=start.drone.avoids,
         min_gpus=start.drone.min_gpus,
         comes_within_s=limits.order_confirm_s

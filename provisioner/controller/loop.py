@@ -65,7 +65,6 @@ from provisioner.planner.lifecycle import (
     apply_start_result,
     apply_stop_result,
 )
-from provisioner.planner.matching import unmet_requirement
 from provisioner.planner.safeguards import PlanFunction, PlanValidator, SafePlan, safe_plan
 from provisioner.planner.validation import validate_plan
 from provisioner.reasons import Reason
@@ -164,7 +163,6 @@ class Controller:
     _orphans: OrphanWatch = field(default_factory=OrphanWatch)
     _twins: frozenset[str] = frozenset()
     """Records of other living controllers of this name, which were reported."""
-    _gpu_wanted_at: float = 0.0
     _requests: tuple[model.OperatorRequest, ...] = ()
     """The open requests of operators as they were last read: a site that one disables stays disabled."""
     _completed_jobs: frozenset[model.CompletedJob] = frozenset()
@@ -295,7 +293,6 @@ class Controller:
             breakers=dict(self.store.breakers),
             requests=self._requests,
             ended=ended,
-            gpu_wanted_at=self._gpu_wanted(),
             patience=dict(self.store.committed.patience),
             reserved=dict(self.store.committed.reserved),
             estimates=self.estimation.estimates,
@@ -471,26 +468,6 @@ class Controller:
         notice = f"{len(left_out)} slots of unknown drones are left out: their ads may be forged with a drone's token."
         slots = tuple(slot for slot in view.slots if slot.drone_id not in left_out)
         return replace(view, slots=slots, notices=(*view.notices, notice))
-
-    def _gpu_wanted(self) -> float:
-        """Return the time at which a job that needs a GPU was last seen to wait.
-
-        While the queue cannot be seen, one may wait.
-        """
-        overlay = self._poller.overlay_reading()
-        view = overlay.view
-        classes = (
-            view.classes
-            if view is not None and overlay.fault is None and not view.unheard
-            else None
-        )
-        needy = (c for c in classes or () if c.gpu_milli and not c.gpu_optional)
-        wait = (c for c in needy if c.waiting + c.fresh and not c.invalid)
-        # Jobs that nothing here could ever run want no GPU of ours.
-        wanted = any(unmet_requirement(job, kind) is None for job in wait for kind in self.types)
-        if not self._gpu_wanted_at or classes is None or wanted:
-            self._gpu_wanted_at = self.clock.now()
-        return self._gpu_wanted_at
 
     async def _ended(
         self, readings: Iterable[model.PolledSite], view: OverlayView | None

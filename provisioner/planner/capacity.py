@@ -215,15 +215,6 @@ class StartLimits:
             return self.counted[key]
         return int(self.free[kind.site].get(kind.name, 0.0)) if kind.site in self.free else None
 
-    def on_reserve(self, kind: DroneType) -> bool:
-        """Return True if the reserve for GPUs is now released to this type."""
-        site = self.context.snapshot.policy.sites.get(kind.site)
-        quiet_s = self.context.now - self.context.snapshot.gpu_wanted_at
-        rules = site.blocking if site and not kind.gpu_milli else ()
-        return any(
-            r.when is model.ReserveWhen.GPU_DEMAND and quiet_s >= r.release_after_s for r in rules
-        )
-
     def for_type(self, key: TypeKey) -> tuple[int, Reason | None]:
         """Return how many drones of a type may be started now, and the limit that binds."""
         if key in self.spent:

@@ -42,9 +42,7 @@ class NodeResources:
     whole: Resources
     free: Resources
     kept: Resources
-    """Reserve per free GPU for now: nothing if a reserve is released."""
-    claimable: Resources
-    """Reserve per free GPU that the site enforces for everyone."""
+    """Reserve per free GPU."""
     exclusive: tuple[str, ...]
     """Names of the types of which each drone gets the node as a whole."""
     idle: Resources
@@ -96,16 +94,11 @@ class FreeResources:
     nodes: dict[str, NodeResources] = field(default_factory=dict)
 
     @classmethod
-    def of(
-        cls, nodes: Iterable[Node], blocking: Iterable[Reserve], gpu_quiet_s: float
-    ) -> FreeResources:
-        """Collect the nodes. ``gpu_quiet_s`` is the time since a GPU job last waited."""
+    def of(cls, nodes: Iterable[Node], blocking: Iterable[Reserve]) -> FreeResources:
+        """Collect the nodes."""
         rules = tuple(blocking)
         return cls(
-            {
-                node.name: _node_resources(node, reserve_of(node.name, rules), gpu_quiet_s)
-                for node in nodes
-            }
+            {node.name: _node_resources(node, reserve_of(node.name, rules)) for node in nodes}
         )
 
     def _hosts(self, kind: DroneType) -> Iterator[NodeResources]:
@@ -152,17 +145,12 @@ def reserve_of(node: str, rules: Iterable[Reserve]) -> Reserve | None:
     )
 
 
-def _node_resources(node: Node, rule: Reserve | None, gpu_quiet_s: float) -> NodeResources:
+def _node_resources(node: Node, rule: Reserve | None) -> NodeResources:
     has_disk = node.disk_mib > 0
-    enforced = (
+    kept = (
         Resources(0, rule.cpus, rule.memory_mib, rule.disk_mib if has_disk else 0)
         if rule
         else NO_RESOURCES
-    )
-    released = (
-        rule is not None
-        and rule.when is model.ReserveWhen.GPU_DEMAND
-        and gpu_quiet_s >= rule.release_after_s
     )
     disk_mib, free_disk_mib = (
         (node.disk_mib, node.free_disk_mib) if has_disk else (UNKNOWN_DISK_MIB, UNKNOWN_DISK_MIB)
@@ -173,8 +161,7 @@ def _node_resources(node: Node, rule: Reserve | None, gpu_quiet_s: float) -> Nod
         frozenset(node.types),
         Resources(node.gpu_milli, node.cpus, node.memory_mib, disk_mib),
         free,
-        NO_RESOURCES if released else enforced,
-        enforced,
+        kept,
         node.exclusive,
         free,
     )
@@ -265,8 +252,8 @@ class OwnerReservations:
         view: model.SiteView,
         drones: Sequence[Drone],
     ) -> None:
-        site, quiet_s = policy.site, context.now - context.snapshot.gpu_wanted_at
-        free_nodes = self.free[site] = FreeResources.of(view.nodes, policy.blocking, quiet_s)
+        site = policy.site
+        free_nodes = self.free[site] = FreeResources.of(view.nodes, policy.blocking)
         # else nobody will be asked to leave, nor is anything kept
         if view.claims or policy.blocking:
             _add_drones(context, policy, view, free_nodes, drones)
@@ -413,7 +400,7 @@ def _make_room(
     for free_now in (True, False):
         for node_room in nodes:
             room = node_room.free if free_now else node_room.soon
-            jobs = min(most, count_fits(need, room, node_room.claimable))
+            jobs = min(most, count_fits(need, room, node_room.kept))
             if jobs > 0:
                 most -= jobs
                 node_room.promise(need, jobs)
@@ -425,7 +412,7 @@ def _make_room(
         for name in unknown:
             node_room = free_nodes.nodes[name]
             victims = cheapest_set(
-                need, node_room.soon, node_room.claimable, node_room.candidates, effort
+                need, node_room.soon, node_room.kept, node_room.candidates, effort
             )
             if victims:
                 offers[name] = (
@@ -457,7 +444,7 @@ def lost_work_gpu_s(drone: Drone, now: float) -> float:
 def reclaim_reserve(
     context: PlanningContext, reservations: OwnerReservations, lacking_room: Mapping[TypeKey, int]
 ) -> list[PreemptionOrder]:
-    """Return the CPU drones that leave a lent reserve for GPU drones, those that lose least, node by node.
+    """Return the CPU drones that leave the reserve of GPUs to GPU drones, those that lose least, node by node.
 
     ``lacking_room`` is the number of drones by GPU drone type that are lacking only because no node
     has room.

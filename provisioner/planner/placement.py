@@ -232,7 +232,7 @@ class Allocation:
                 job.id.removeprefix(HEADROOM_PREFIX), job.waiting, covered, count
             )
             vram_mib = kept_gpus = 0
-        life_s, on_reserve = shortened_life_s(self.context, kind), self.limits.on_reserve(kind)
+        life_s = shortened_life_s(self.context, kind)
         self.risk.book(kind, count)
         self.limits.start(kind.key, count)
         avoids = self.risk.excluded_users(job, kind)
@@ -252,7 +252,7 @@ class Allocation:
                 avoids=avoids,
                 min_gpus=min_gpus,
             )
-            self.starts.append(Start(drone, reason, vram_mib, kept_gpus, life_s, on_reserve))
+            self.starts.append(Start(drone, reason, vram_mib, kept_gpus, life_s))
         ends_at = drone_end_at(self.context, kind)
         shape = SlotShape(resources_of_type(kind), ends_at, True, avoids=avoids, min_gpus=min_gpus)
         self.supply.add(DroneSlots(kind, shape, count))

@@ -278,10 +278,7 @@ def _owners(snapshot: Snapshot, plan: Plan) -> Iterator[Breach]:
             asks = [(start, _amounts(kind)[i]) for start, kind in sizes]
             who = f"starts at {site} ask for "
             yield from _beyond(what, asks, sum(f[i] for f in free), who=who, are="are free")
-        if (
-            all(rule.when.value == "always" and "*" in rule.nodes for rule in limits.blocking)
-            and limits.blocking
-        ):
+        if limits.blocking and all("*" in rule.nodes for rule in limits.blocking):
             kept = limits.blocking[0].cpus
             rest = sum(max(0, cpus - kept * milli // 1000) for milli, cpus, _ in free)
             asks = [(start, kind.cpus) for start, kind in sizes if not kind.gpu_milli]

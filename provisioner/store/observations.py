@@ -56,7 +56,7 @@ def free_by_model(view: SiteView, types: Sequence[DroneType]) -> dict[str, int]:
     from provisioner.planner.owner import FreeResources  # the reader of a record must start quickly
 
     found: dict[str, int] = {}
-    room = FreeResources.of(view.nodes, (), 0.0)
+    room = FreeResources.of(view.nodes, ())
     for kind in types if view.nodes or view.free is not None else ():
         places = room.count(kind) if view.nodes else (view.free or {}).get(kind.name, 0)
         places = min(places, (view.quota or {}).get(kind.name, places))

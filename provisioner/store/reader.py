@@ -381,7 +381,6 @@ class Reader:
                 patience=patience_of(newest),
                 reserved=reserved_of(newest),
                 requests=tables.waiting_requests(sql),
-                gpu_wanted_at=float(meta.get("gpu_wanted_at", views.at)),
                 estimates=views.estimates,
                 credentials=views.credentials,
             )

@@ -144,7 +144,7 @@ class SqlStore(store.Store):
                     f"DELETE FROM snapshots WHERE tick NOT IN ({newest})", (self._snapshots_kept,)
                 )
             moment = tables.moment_of(plan.at, snapshot.drift_s)
-            self._write_state(sql, state, gpu_wanted_at=repr(snapshot.gpu_wanted_at), moment=moment)
+            self._write_state(sql, state, moment=moment)
         self._state, self._view_parts, self._newest_plan = state, view_parts, recorded_plan
         self._counts.clear()
 

@@ -178,8 +178,7 @@ SITE_SHOWN = ("site", "enabled", "breaker", "drones", "max_drones", "owner", "vi
 def _types_now(reader: Reader, of_sites: out.Listing) -> PageTable:
     """Return the drone types under their sites, those that are configured and those that still have drones."""
     live = Counter((drone.type, drone.state) for drone in reader.drones())
-    snapshot, views, newest = reader.snapshot(), reader.views(), jobs.newest_plan(reader)
-    quiet_s = snapshot.now - snapshot.gpu_wanted_at if snapshot else 0.0
+    views, newest = reader.views(), jobs.newest_plan(reader)
     configured = {kind.key: kind for kind in views.types} if views else {}
     by_name: dict[str, sites.SiteRow] = {row.name: row for row in of_sites.rows}
     known = {*configured, *(kind for kind, _ in live)}
@@ -189,7 +188,7 @@ def _types_now(reader: Reader, of_sites: out.Listing) -> PageTable:
     refused = {key: _refused(newest, row, key) for key, row in site_of.items()}
 
     def free(key: model.TypeKey) -> str:
-        places = _free_places(site_of[key], configured[key], quiet_s) if key in configured else None
+        places = _free_places(site_of[key], configured[key]) if key in configured else None
         return "?" if places is None else str(places)
 
     def counts(key: model.TypeKey) -> dict[str, int]:
@@ -225,14 +224,13 @@ def _types_now(reader: Reader, of_sites: out.Listing) -> PageTable:
     return made._replace(heads=keyed, groups={n: about[site] for site, n in first.items()})
 
 
-def _free_places(row: sites.SiteRow, kind: model.DroneType, quiet_s: float) -> int | None:
+def _free_places(row: sites.SiteRow, kind: model.DroneType) -> int | None:
     """Return how many drones of a type could start at a site by its newest view."""
     from provisioner.planner.owner import FreeResources
 
     if row.view is not None and row.view.nodes:
-        return FreeResources.of(
-            row.view.nodes, row.policy.blocking if row.policy else (), quiet_s
-        ).count(kind)
+        blocking = row.policy.blocking if row.policy else ()
+        return FreeResources.of(row.view.nodes, blocking).count(kind)
     return (
         row.view.free.get(kind.name, 0)
         if row.view is not None and row.view.free is not None

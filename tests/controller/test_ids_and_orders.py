@@ -16,7 +16,7 @@ from provisioner.controller.serials import SERIAL_MARGIN, SERIALS_MISSED
 from provisioner.interfaces import UnavailableError
 from provisioner.planner import decide
 from provisioner.simulator.loop import VirtualClock
-from tests.controller.world import EPOCH, GPU, JOB, Place, Pool, in_virtual_time, run_for, serving
+from tests.controller.world import EPOCH, GPU, Place, Pool, in_virtual_time, run_for, serving
 from tests.store.story import TemporaryStore
 
 S = model.DroneState
@@ -193,55 +193,6 @@ async def test_a_banned_site_rests_only_if_it_cannot_be_looked_at(
             {"here": banned}
         )
     assert len(asked) == looks
-
-
-@in_virtual_time
-async def test_a_pool_that_cannot_be_seen_may_have_gpu_jobs() -> None:
-    class Away(Pool):
-        away, unheard = False, ()
-
-        async def poll(self, types: object) -> model.OverlayView:
-            if self.away:
-                raise UnavailableError("no route")
-            return model.OverlayView(
-                VirtualClock().now(), (replace(JOB, gpu_milli=0),), unheard=self.unheard
-            )
-
-    pool = Away()
-    async with serving(Place(), pool=pool) as controller:
-        seen = spied(controller)
-        for pool.away, pool.unheard in (
-            (False, ()),
-            (False, ()),
-            (False, ("b",)),
-            (False, ()),
-            (True, ()),
-        ):
-            await controller.tick()
-            await asyncio.sleep(60)
-    first, second, partial, fourth, away = seen
-    assert second.gpu_wanted_at == first.gpu_wanted_at
-    assert fourth.gpu_wanted_at == partial.gpu_wanted_at == partial.now
-    assert away.gpu_wanted_at == away.now
-
-
-@in_virtual_time
-@pytest.mark.parametrize("optional", [True, False])
-async def test_jobs_with_an_optional_gpu_do_not_keep_the_reserve_from_cpu_drones(
-    optional: bool,
-) -> None:
-    class Waits(Pool):
-        async def poll(self, types: object) -> model.OverlayView:
-            return model.OverlayView(
-                VirtualClock().now(), (replace(JOB, gpu_optional=optional, waiting=1),)
-            )
-
-    async with serving(Place(), pool=Waits()) as controller:
-        seen = spied(controller)
-        for _ in range(2):
-            await controller.tick()
-            await asyncio.sleep(60)
-    assert (seen[1].gpu_wanted_at == seen[0].gpu_wanted_at) is optional
 
 
 HERE = model.SiteView("here", EPOCH)

@@ -34,7 +34,7 @@ def actions(plan: Plan) -> Iterator[str]:
         drone = start.drone
         yield (
             f"start {drone.id} {drone.type} class={drone.for_class} vram={start.vram_mib} "
-            f"walltime={start.walltime_s:.3f} reserve={start.uses_reserve:d} avoids={drone.avoids} "
+            f"walltime={start.walltime_s:.3f} reserve=0 avoids={drone.avoids} "  # reserve: is gone
             f"min_gpus={drone.min_gpus}"
         )
     yield from sorted(f"drain {d.drone.id} {MODES[d.mode]}" for d in plan.drains)

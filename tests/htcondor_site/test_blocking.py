@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from adapters.htcondor.classads import Ad, as_number, evaluated, expression
 from adapters.htcondor.site.blocking import OWNER_RANK, pattern, render
-from provisioner.model import Reserve, ReserveWhen, SitePolicy
+from provisioner.model import Reserve, SitePolicy
 from tests.htcondor_site.slot_ads import job, pslot
 
 BEFORE = {
@@ -105,39 +105,6 @@ def test_disk_is_kept_in_its_own_unit_and_what_the_site_demanded_before_stays() 
     assert not start(TOPAS, pslot(), job(1, more="Banned = true"))
     assert start(TOPAS, pslot(gpus=0, cpus=8), job(1, gpus=0, cpus=8)), (
         "a node without GPUs keeps nothing"
-    )
-
-
-RELEASED = (Reserve(nodes=("topas-v100-*",), cpus=6), Reserve(cpus=8, when=ReserveWhen.GPU_DEMAND))
-
-
-MARK = "ProvisionerUsesReserve = true"
-TRUSTED = {"PROVISIONER_TRUSTED_JOBS": 'TARGET.User == "g@s"'}
-
-
-@pytest.mark.parametrize(
-    ("machine", "user", "more", "before", "taken"),
-    [
-        ("topas-a100-1.test", "x@s", "", {}, False),
-        ("topas-a100-1.test", "x@s", MARK, {}, True),
-        ("topas-v100-1.test", "x@s", MARK, {}, False),
-        ("topas-a100-1.test", "x@s", MARK, TRUSTED, False),
-        ("topas-a100-1.test", "g@s", MARK, TRUSTED, True),
-    ],
-    ids=[
-        "others",
-        "our CPU drones",
-        "where it is always kept",
-        "whoever is not trusted",
-        "who is trusted",
-    ],
-)
-def test_a_reserve_is_released_for_marked_jobs_of_trusted_users_only(
-    machine: str, user: str, more: str, before: dict[str, str], taken: bool
-) -> None:
-    assert (
-        start(RELEASED, pslot(machine), job(1, gpus=0, cpus=190, user=user, more=more), **before)
-        is taken
     )
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from pathlib import Path
 
 import classad2
@@ -18,7 +17,7 @@ import pytest
 from adapters.htcondor.classads import Ad, whole
 from adapters.htcondor.site import nodes, owner
 from adapters.htcondor.site.blocking import gaps, render
-from provisioner.model import DroneType, OwnerLoad, Reserve, ReserveWhen, SitePolicy
+from provisioner.model import DroneType, OwnerLoad, Reserve, SitePolicy
 from tests.labs.htcondor import Condor, Pool, until
 from tests.labs.shared_gpu_site import one_host
 
@@ -185,26 +184,6 @@ def test_without_it_cpu_jobs_shut_the_drones_out_and_the_audit_tells(condor: Con
         assert found[0].message.startswith(
             "8 free GPUs keep 0 of 192 CPUs, wanted 64: START takes a job"
         )
-
-
-def test_a_released_reserve_is_for_marked_jobs_of_whom_the_site_trusts(condor: Condor) -> None:
-    released = replace(
-        POLICY, blocking=(Reserve(cpus=8, memory_mib=20480, when=ReserveWhen.GPU_DEMAND),)
-    )
-    trusted = 'PROVISIONER_TRUSTED_JOBS = TARGET.User == "alice@site.test"\n'
-    with site(condor, NODE + trusted + render(released), 1) as pool:
-        assert gaps(machines(pool), released, TYPES) == ()
-        large = sleepers(1, cpus=150, more="+ProvisionerUsesReserve = True")
-        others, unmarked = pool.submit(large, "admin"), pool.submit(sleepers(1, cpus=150), "alice")
-        after = [pool.submit(sleepers(1), user) for user in ("admin", "alice")]
-        until(
-            lambda: all(running(pool, one) == 1 for one in after),
-            60,
-            what="whoever came later has been served",
-        )
-        assert (pool.statuses(others), pool.statuses(unmarked)) == ([1], [1])
-        ours = pool.submit(large, "alice")
-        until(lambda: running(pool, ours) == 1, 60, what="the provisioner's own CPU drone runs")
 
 
 def test_the_owners_job_takes_a_drones_slot_after_notice_and_grace(empty: Pool) -> None:

@@ -110,7 +110,6 @@ def snapshot(
     nodes: Iterable[model.Node] = (),
     claims: Iterable[model.OwnerDemand] = (),
     evictions: tuple[model.Eviction, ...] | None = None,
-    gpu_wanted_at: float = NOW,
     policy: model.Policy | None = None,
     limits: Mapping[str, object] | None = None,
     breakers: Iterable[model.Breaker] = (),
@@ -157,7 +156,6 @@ def snapshot(
         drones={d.id: d for d in drones},
         breakers={b.scope: b for b in breakers},
         requests=tuple(requests),
-        gpu_wanted_at=gpu_wanted_at,
     )
 
 

@@ -207,13 +207,11 @@ WIDE = {"max_drones": 100, "max_pending": 100, "max_starts_per_tick": 100}
 
 def cpu_plan(**limits: object) -> model.Plan:
     both, many = node("n1", 8, kinds=("a100", "cpu")), replace(CPU_JOB, waiting=90)
-    wanted_at = limits.pop("gpu_wanted_at", NOW)
     return plan_for(
         types=(A100, CPU),
         nodes=[both],
         classes=[many],
         limits=WIDE | limits,
-        gpu_wanted_at=wanted_at,
     )
 
 
@@ -222,27 +220,16 @@ def test_cpu_drones_take_the_rest_of_a_gpu_node_and_never_the_reserve() -> None:
     plan = cpu_plan(blocking=(KEEP,))
     assert started(plan) == [CPU.key] * 16
     assert why(plan, "class:cpu-work") == [reasons.ReserveKept("topas/cpu", 8.0)]
-    assert not any(s.uses_reserve for s in plan.starts)
-
-
-GENTLE = replace(KEEP, when=model.ReserveWhen.GPU_DEMAND, release_after_s=600.0)
-
-
-def test_the_reserve_is_released_while_no_gpu_job_waits_and_its_drones_are_marked() -> None:
-    assert len(started(cpu_plan(blocking=(GENTLE,), gpu_wanted_at=NOW - 599))) == 16
-    released = cpu_plan(blocking=(GENTLE,), gpu_wanted_at=NOW - 600)
-    assert len(released.starts) == 24
-    assert all(s.uses_reserve for s in released.starts)
 
 
 @pytest.mark.parametrize(("most", "gone"), [(100, ["kit-ab12-1", "kit-ab12-2"]), (24, [])])
-def test_and_taken_back_from_our_own_cpu_drones_when_a_gpu_job_waits(
+def test_the_reserve_is_taken_back_from_our_own_cpu_drones_when_a_gpu_job_waits(
     most: int, gone: list[str]
 ) -> None:
     work = {"kind": CPU, "age_s": 1000, "node": "n1", "work_gpu_milli": 8000}
     cpus = [drone(f"kit-ab12-{i}", S.BUSY, work_at=NOW - 10 * i, **work) for i in range(1, 25)]
     nodes = [node("n1", 8, kinds=("a100", "cpu"), free_cpus=0, free_gib=500)]
-    limits = {"blocking": (GENTLE,), "max_drones": most}
+    limits = {"blocking": (KEEP,), "max_drones": most}
     plan = told(cpus, waiting=2, types=(A100, CPU), nodes=nodes, limits=limits)
     assert preemptions(plan) == gone, (
         "one for each job, those that lose least; none where more could not start anyway"

@@ -144,7 +144,7 @@ async def test_the_patience_with_an_owners_queue_survives_and_is_in_the_next_sna
 async def test_the_next_snapshot_is_put_together_from_the_record(file: Path) -> None:
     async with store_at(file) as store:
         plan = starts(7, drone(1), drone(2))
-        last = seen(store, plan, estimates=LEARNED, gpu_wanted_at=88.5)
+        last = seen(store, plan, estimates=LEARNED)
         await store.record(plan, last)
         Reader(file).ask(m.RequestKind.KILL, [drone(1).id], reason="broken fan", by="mg", at=105.0)
         await store.record_results(

@@ -29,12 +29,10 @@ from adapters.htcondor.site.nodes import (
 )
 from adapters.shared.printing import printable
 from provisioner.interfaces import AuditFinding
-from provisioner.model import DroneType, Reserve, ReserveWhen, SitePolicy
+from provisioner.model import DroneType, Reserve, SitePolicy
 
 BACKFILL = "(TARGET.ProvisionerController =!= undefined || TARGET.IsBackfill =?= True)"
 """True for a drone's job, at startd and negotiator. Users who lie about it only put themselves last."""
-USES_RESERVE = "ProvisionerUsesReserve"
-"""Job attribute of CPU drones that may use what free GPUs keep, while no GPU job waits in the overlay."""
 JOB_ATTRS = ("IsBackfill", "ProvisionerController", "DroneId")
 # the startd rounds what a job asks for up to this (MODIFY_REQUEST_EXPR_REQUESTMEMORY)
 MEMORY_QUANTUM_MIB = 128
@@ -91,13 +89,6 @@ def render(policy: SitePolicy) -> str:
     return "\n".join((head, blocking, _preemption(policy), _CENTRAL, "# ---- end\n"))
 
 
-_RELEASED_HEAD = """\
-# While no GPU job waits in the overlay the provisioner's own CPU drones may use the share; it asks them to
-# leave when one does. Any user can write the mark into their job: say in PROVISIONER_TRUSTED_JOBS, in a file
-# before this one, whose jobs may, say:  PROVISIONER_TRUSTED_JOBS = TARGET.User == "grid@site.example.org"
-"""
-
-
 def _blocking(reserves: Sequence[Reserve]) -> str:
     lines = [
         "# ---- Blocking (execute nodes)",
@@ -109,10 +100,7 @@ def _blocking(reserves: Sequence[Reserve]) -> str:
         sizes = ", ".join(
             f"{amount} {each.kept}" for each in _KEPT_RESOURCES if (amount := each.amount(reserve))
         )
-        released = (
-            ", released while no GPU job waits" if reserve.when is ReserveWhen.GPU_DEMAND else ""
-        )
-        lines.append(f"#   {' '.join(reserve.nodes)}: {sizes}{released}")
+        lines.append(f"#   {' '.join(reserve.nodes)}: {sizes}")
     lines += ["# It also stops a GPU job that takes more than the other free GPUs can spare.", ""]
     conditions = []
     for resource in _KEPT_RESOURCES:
@@ -128,17 +116,7 @@ def _blocking(reserves: Sequence[Reserve]) -> str:
             conditions.append(f"{left} >= $({macro}) * $(PROVISIONER_GPUS_LEFT)")
     lines += ["PROVISIONER_GPUS_LEFT = ((MY.GPUs ?: 0) - (TARGET.RequestGPUs ?: 0))"]
     lines += ["PROVISIONER_KEEPS_RESERVE = (" + " && \\\n    ".join(conditions) + ")"]
-    if any(reserve.when is ReserveWhen.GPU_DEMAND for reserve in reserves):
-        where = _by_class(
-            reserves, [str(each.when is ReserveWhen.GPU_DEMAND) for each in reserves], "False"
-        )
-        lines += [
-            *_RELEASED_HEAD.splitlines(),
-            f"PROVISIONER_RELEASED = (TARGET.{USES_RESERVE} =?= True && {where} && ($(PROVISIONER_TRUSTED_JOBS:True)))",
-            "START = ($(START)) && ($(PROVISIONER_KEEPS_RESERVE) || $(PROVISIONER_RELEASED))",
-        ]
-    else:
-        lines += ["START = ($(START)) && $(PROVISIONER_KEEPS_RESERVE)"]
+    lines += ["START = ($(START)) && $(PROVISIONER_KEEPS_RESERVE)"]
     return "\n".join(lines) + "\n"
 
 
@@ -351,7 +329,7 @@ def _reserve_gap(slot: MachineSlot, resource: _KeptResource, kept: int, repair: 
 
 def _cpu_job(more: Mapping[str, object]) -> Ad:
     smallest = SlotResources(cpus=1, memory_mib=MEMORY_QUANTUM_MIB, disk_mib=1)
-    return request(smallest, {"RequestGPUs": 0, USES_RESERVE: False, **more})
+    return request(smallest, {"RequestGPUs": 0, **more})
 
 
 def _identities(start: str, state: Ad) -> Iterator[Mapping[str, object]]:

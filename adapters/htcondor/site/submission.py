@@ -274,7 +274,6 @@ def _ours(order: StartOrder, controller: str, digest: str, forwarded: bool) -> M
         "DroneType": f'"{order.type.name}"',
         "DroneGraceS": str(round(order.grace_s)),
         "DroneInputs": f'"{digest}"',
-        **({"ProvisionerUsesReserve": "True"} if order.uses_reserve else {}),
     }
     scopes = ("My.", "My.remote_") if forwarded else ("My.",)
     return {f"{scope}{name}": value for scope in scopes for name, value in attributes.items()}
