@@ -1048,11 +1048,13 @@ take_order() {
 look_for_order() {
     every_s=$DRONE_ORDER_S
     [ "$running" -eq 0 ] || [ "$every_s" -ge 10 ] || every_s=10      # only one that is idle can leave at once
+    if [ ! -e "$D/order" ] && [ ! -e "$D/order.new" ] && [ $((now - order_asked_at)) -ge "$every_s" ]; then
+        ask_order
+        for _ in 1 2 3 4 5; do [ -e "$D/order" ] || rest 0.1; done      # mostly it is there at once
+    fi
     if [ -e "$D/order" ]; then
         take_order
         rm -f "$D/order"
-    elif [ ! -e "$D/order.new" ] && [ $((now - order_asked_at)) -ge "$every_s" ]; then
-        ask_order
     fi
 }
 # tell_startd LINE...: set its configuration; the slot's ad shows that to the pool within a second or two.
@@ -1233,6 +1235,7 @@ while alive "$master"; do
         leave "$asked" $OK stopped "told to leave by SIG$asked"
     else
         look
+        [ -z "$drains_since" ] || [ "$running" -gt 0 ] || pause_s=0
         [ -n "$leaving" ] || if [ "$pause_s" -eq 0 ]; then rest 0.3; else rest 1; fi
     fi
 done
