@@ -389,6 +389,26 @@ def test_verdicts_that_could_not_be_written_are_written_later(tmp_path: Path) ->
     assert (tmp_path / "said").read_text() == "read\n"
 
 
+ORDERED = """
+D=$PWD OK=0 running=0 now=10 order_asked_at=8 order='' prefix='' DRONE_ORDER_S=2 DRONE_ORDERS_FROM=boss DRONE_ID=kit-1
+say() { :; }
+as_drone() { echo 7 graceful boss; }
+rest() { until [ -e order ]; do sleep 0.01; done; }
+leave() { echo "$3: $4"; }
+look_for_order
+"""
+
+
+def test_an_order_is_obeyed_in_the_look_that_asks_for_it(tmp_path: Path) -> None:
+    """The next look comes a second later."""
+    functions = map(function_of_the_drone, ("ask_order", "take_order", "look_for_order"))
+    text = "".join(functions) + ORDERED
+    done = subprocess.run(
+        ["sh", "-uc", text], cwd=tmp_path, timeout=60, check=True, capture_output=True, text=True
+    )
+    assert done.stdout == "drained: ordered by boss\n"
+
+
 @pytest.mark.parametrize("limit", ["kernel", "mps", "none", ""])
 def test_a_site_that_shares_its_gpus_itself_says_how_vram_is_limited(limit: str) -> None:
     """The monitor of a drone does not see the processes of strangers on its GPU."""

@@ -198,7 +198,7 @@ def _says(said: str, signs: Sequence[str]) -> bool:
 
 
 ORDER_READ_INTERVAL_S = 2.0
-"""Interval at which an idle drone asks the collector for its order. A query takes 2 ms of the collector's processor time."""
+"""Interval at which an idle drone asks the collector for its order. That takes 2 ms of the collector's processor."""
 # in a large pool drones ask less often, so that all of them together ask about this often
 ORDER_READS_PER_S = 50.0
 ORDER_TIMEOUT_S, REHEARSAL_TIMEOUT_S = 10.0, 30.0  # no drone waits for the answer to a rehearsal
