@@ -21,7 +21,6 @@ from adapters.embedded import queue
 from provisioner.store.reader import Reader
 
 CAP = 4
-KILLS = int(os.environ.get("PROVISIONER_CRASH_KILLS", "50"))
 SEED = int(os.environ.get("PROVISIONER_CRASH_SEED", "1"))
 
 CONTROLLER = """\
@@ -128,7 +127,10 @@ def controller(place: Path) -> subprocess.Popen[bytes]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_killed_at_any_moment_it_loses_orphans_and_doubles_nothing(place: tuple[Path, str]) -> None:
+@pytest.mark.parametrize("kills", [12, pytest.param(50, marks=pytest.mark.matrix)])
+def test_killed_at_any_moment_it_loses_orphans_and_doubles_nothing(
+    place: tuple[Path, str], kills: int
+) -> None:
     directory, name = place
     moments = random.Random(SEED)
     watch = Watch(name)
@@ -146,7 +148,7 @@ def test_killed_at_any_moment_it_loses_orphans_and_doubles_nothing(place: tuple[
     until_busy_s = time.monotonic() - began  # on this host, as busy as it is
     process.send_signal(signal.SIGKILL)
     process.wait()
-    for _ in range(KILLS - 1):
+    for _ in range(kills - 1):
         process = controller(directory)
         # From before it holds its record until well into its ticks; new jobs keep it busy.
         time.sleep(moments.uniform(0.1, max(2.0, 2 * until_busy_s)))
@@ -169,7 +171,7 @@ def test_killed_at_any_moment_it_loses_orphans_and_doubles_nothing(place: tuple[
     watch.over.set()
     watch.join()
     assert killed_while_busy >= CAP // 2, "the run was busy"
-    assert watch.looks > KILLS
+    assert watch.looks > kills
     assert {j.state for j in queue.jobs(directory / "queue.db", ids=submitted, limit=10000)} == {
         queue.JobState.DONE
     }
@@ -180,5 +182,5 @@ def test_killed_at_any_moment_it_loses_orphans_and_doubles_nothing(place: tuple[
     recorded = {str(d.id) for d in reader.drones(ended=None)}
     assert watch.seen <= recorded, "nothing ran that was not on record"
     print(
-        f"{KILLS} kills, {len(recorded)} drones on record, {len(watch.seen)} ran, at most {watch.most} at once"
+        f"{kills} kills, {len(recorded)} drones on record, {len(watch.seen)} ran, at most {watch.most} at once"
     )

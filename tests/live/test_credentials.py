@@ -41,6 +41,7 @@ def _foreign(token: str) -> str:
     )
 
 
+@pytest.mark.matrix
 def test_a_dead_drone_token_is_told_within_a_tick_and_its_renewal_too(
     lab: tuple[Pool, LabController],
 ) -> None:

@@ -56,7 +56,8 @@ def test_without_idle_jobs_no_drone_is_ever_started(lab: tuple[Pool, LabControll
     assert not controller.processes()
 
 
-@pytest.mark.parametrize("daemon", [pytest.param("collector", marks=pytest.mark.matrix), "schedd"])
+@pytest.mark.matrix
+@pytest.mark.parametrize("daemon", ["collector", "schedd"])
 @pytest.mark.parametrize("lab", [DEAD_FOR_15_S], indirect=True, ids=["30s"])
 def test_a_silent_then_dead_daemon_changes_nothing_but_the_age_of_the_view(
     lab: tuple[Pool, LabController], daemon: str

@@ -316,7 +316,7 @@ def room(lab: Drill) -> None:
         lab.watch()
 
 
-@pytest.mark.parametrize("kills", [5, pytest.param(20, marks=pytest.mark.matrix)])
+@pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.matrix)])
 def test_killed_between_create_and_answer(openstack: OpenStackLab, kills: int) -> None:
     quick = {"order_deadline": "5s", "order_confirm": "5s"}
     with drill(openstack, most=CAP, timeouts=quick, options={"create_deadline": "4s"}) as lab:

@@ -8,7 +8,7 @@ from tests.labs.facilities import GridkaLab, gridka
 from tests.labs.htcondor import Condor, until
 from tests.labs.openstack import OWNER, OpenStackLab
 
-pytestmark = pytest.mark.xdist_group("openstack")
+pytestmark = [pytest.mark.matrix, pytest.mark.xdist_group("openstack")]
 
 VGPU = "gpu.h100.vgpu"
 
@@ -65,7 +65,6 @@ def test_two_servers_of_the_owner_cost_two_drones(
         until(lambda: not lab.overlay.jobs(), 120, what="all eight jobs are done", every_s=0.5)
 
 
-@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("how", "word"), [("os-stop", "stop"), ("delete", "delete"), ("suspend", "suspend")]
 )

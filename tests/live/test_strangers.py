@@ -20,6 +20,7 @@ ONLY_THE_TEMPLATE = 'requirements = TARGET.Name == "slot1@template"'
 """True for what the planner believes a slot to be, and for no slot."""
 
 
+@pytest.mark.matrix
 def test_jobs_that_match_no_drone_leave_the_type_to_all_others(
     lab: tuple[Pool, LabController],
 ) -> None:

@@ -29,7 +29,6 @@ from tests.local.conftest import MakeSite
 from tests.local.drones import HERE, LIVING, STUBBORN, all_tagged, holds, launchers, tagged
 
 Order = Callable[..., StartOrder]
-ROUNDS = 40
 
 
 def in_a_process_of_its_own(work: Callable[[], object]) -> int:
@@ -44,12 +43,13 @@ def in_a_process_of_its_own(work: Callable[[], object]) -> int:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("rounds", [12, pytest.param(40, marks=pytest.mark.matrix)])
 def test_killed_anywhere_in_start_no_drone_is_unlisted_or_doubled(
-    make_site: MakeSite, order: Order, root: Path, controller: str
+    make_site: MakeSite, order: Order, root: Path, controller: str, rounds: int
 ) -> None:
     dice = random.Random(20)
     cut_short = 0
-    for turn in range(ROUNDS):
+    for turn in range(rounds):
         orders = [order(10 * turn + n) for n in (1, 2, 3)]
         victim = in_a_process_of_its_own(lambda: asyncio.run(make_site().start(orders)))  # noqa: B023
         time.sleep(dice.uniform(0.0, 0.04))
@@ -57,7 +57,7 @@ def test_killed_anywhere_in_start_no_drone_is_unlisted_or_doubled(
         cut_short += os.WIFSIGNALED(os.waitpid(victim, 0)[1])
         asyncio.run(_settle(make_site, orders, controller))
         assert not list(root.glob(".new-*"))
-    assert cut_short > ROUNDS / 4, "hardly any round was cut short: it tests nothing"
+    assert cut_short > rounds / 4, "hardly any round was cut short: it tests nothing"
 
 
 async def _settle(make_site: MakeSite, orders: Sequence[StartOrder], controller: str) -> None:
