@@ -28,7 +28,7 @@ from provisioner.model import (
 )
 from provisioner.planner.context import PlanningContext
 from provisioner.planner.matching import NO_RESOURCES, UNKNOWN_DISK_MIB, Resources, count_fits
-from provisioner.planner.victims import NodeCandidates, SearchBudget, VictimCandidate, cheapest_set
+from provisioner.planner.victims import NodeCandidates, VictimCandidate, cheapest_set
 from provisioner.reasons import Reason
 from provisioner.values import frozen
 
@@ -221,7 +221,6 @@ class OwnerReservations:
     """Types of which none is started now: it might take room that others leave for the owner."""
     claimed: dict[str, Reason] = field(default_factory=dict)
     """By site: the owner's jobs that got room."""
-    effort: SearchBudget = field(default_factory=SearchBudget)
     patience: list[OwnerClaimBackoff] = field(default_factory=list)
 
     @classmethod
@@ -264,9 +263,7 @@ class OwnerReservations:
             view.claims, key=lambda c: (-c.gpu_milli, -c.cpus, -c.memory_mib, c.since)
         ):
             most = claim.count if left is None else min(claim.count, left - jobs)
-            for hole in _make_room(
-                claim, most, free_nodes, self.effort, ask=policy.preempt_proactively
-            ):
+            for hole in _make_room(claim, most, free_nodes, ask=policy.preempt_proactively):
                 jobs, milli = jobs + hole.jobs, milli + hole.jobs * claim.gpu_milli
                 if hole.free_now:
                     standing += hole.jobs
@@ -382,7 +379,6 @@ def _make_room(
     claim: model.OwnerDemand,
     most: int,
     free_nodes: FreeResources,
-    effort: SearchBudget,
     *,
     ask: bool,
 ) -> Iterator[JobRoom]:
@@ -411,9 +407,7 @@ def _make_room(
     while ask and most > 0:
         for name in unknown:
             node_room = free_nodes.nodes[name]
-            victims = cheapest_set(
-                need, node_room.soon, node_room.kept, node_room.candidates, effort
-            )
+            victims = cheapest_set(need, node_room.soon, node_room.kept, node_room.candidates)
             if victims:
                 offers[name] = (
                     sum(victim.lost_gpu_s for victim in victims),
@@ -458,9 +452,7 @@ def reclaim_reserve(
         for node_room in reservations.free[kind.site].nodes.values():
             while lack > 0 and node_room.kept != NO_RESOURCES and kind.name in node_room.types:
                 movable = node_room.candidates.only(lambda space: not space.gpu_milli)
-                found = cheapest_set(
-                    need, node_room.soon, NO_RESOURCES, movable, reservations.effort
-                )
+                found = cheapest_set(need, node_room.soon, NO_RESOURCES, movable)
                 if not found:
                     break
                 why = reasons.ReserveReclaimed(node_room.name)
