@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Self
 
 from adapters.shared import optional_packages
+from adapters.shared.failed_nodes import FailedNodes
 from adapters.shared.housekeeping import Housekeeping
 from adapters.shared.parcel import UnfitError
 from adapters.shared.starts import Starts, done, failed, outcome_unknown, rejected
@@ -50,6 +51,7 @@ class SlurmSite:
         self._cluster: SlurmClient
         self._stack = contextlib.AsyncExitStack()
         self._drones = SlurmDrones(controller, name, config.retain_finished, since=time.time())
+        self._failed_nodes = FailedNodes()
         self._starts = Starts(name, _LATE_SUBMIT_S)
         self._slurm_conf: Mapping[str, str] = {}
         self._housekeeping = Housekeeping(name)
@@ -77,14 +79,20 @@ class SlurmSite:
         forgotten, accounting_notices = await self._drones.forgotten(
             self._cluster, listing.drones, taken_at
         )
+        drones = {**forgotten, **listing.drones}
+        notices = [*listing.notices, *accounting_notices]
+        notices += self._failed_nodes.note(drones, taken_at)
         slurm_nodes = await self._cluster.nodes()
         partitions, types = await self._partitions()
         reservations = await self._cluster.reservations()
         downtime_at = capacity.next_downtime(reservations, slurm_nodes, types, taken_at)
-        cluster = slurm_nodes, partitions, types, config, reservations
+        for_drones = [
+            replace(each, state="AVOIDED") if each.name in self._failed_nodes.avoided else each
+            for each in slurm_nodes
+        ]
+        cluster = for_drones, partitions, types, config, reservations
         ours = {name for job in jobs if is_alive(job) for name in job.nodes}
         nodes = capacity.list_nodes(*cluster, now=taken_at, downtime_at=downtime_at, ours=ours)
-        notices = [*listing.notices, *accounting_notices]
         demands: tuple[model.OwnerDemand, ...] = ()
         load = None
         if config.owner is not None:
@@ -98,7 +106,7 @@ class SlurmSite:
         return model.SiteView(
             site=self._name,
             taken_at=taken_at,
-            drones={**forgotten, **listing.drones},
+            drones=drones,
             free=None if nodes else {each.name: 0 for each in self._types},
             nodes=nodes,
             claims=demands,
@@ -197,7 +205,8 @@ class SlurmSite:
             else:
                 missing.append(order)
         largest = max_array_size(await self._configuration() if len(missing) > 1 else {})
-        for batch in make_batches(missing, self._config, largest):
+        avoided = self._failed_nodes.avoided
+        for batch in make_batches(missing, self._config, largest, avoided):
             if not given_up.is_set():
                 results += await self._submit(batch)
         return results
@@ -218,9 +227,13 @@ class SlurmSite:
             )
             if not half or not is_too_large or not isinstance(error, RejectedError):
                 return [failed(drone_id, error) for drone_id in batch.drone_ids]
-            first = await self._submit(make_batch(batch.orders[:half], self._config))
+            first = await self._submit(
+                make_batch(batch.orders[:half], self._config, self._failed_nodes.avoided)
+            )
             if first[-1].answer is OrderOutcome.OK:
-                return first + await self._submit(make_batch(batch.orders[half:], self._config))
+                return first + await self._submit(
+                    make_batch(batch.orders[half:], self._config, self._failed_nodes.avoided)
+                )
             fault = first[-1].fault
             return first + [
                 OrderResult(each, OrderOutcome.REJECTED, "", fault)

@@ -58,7 +58,10 @@ def validate_order(order: StartOrder, controller: str) -> None:
 
 
 def make_batches(
-    orders: Sequence[StartOrder], config: SlurmSiteConfig, max_array_size: int
+    orders: Sequence[StartOrder],
+    config: SlurmSiteConfig,
+    max_array_size: int,
+    avoided: Sequence[str] = (),
 ) -> Iterator[SlurmBatch]:
     """Yield validated orders in as few submissions as possible. ``max_array_size``: task numbers are smaller."""
     groups: list[list[StartOrder]] = []
@@ -73,17 +76,25 @@ def make_batches(
         begin = 0
         for end in range(1, len(group) + 1):
             if end == len(group) or _number(group[end]) - _number(group[begin]) >= max_array_size:
-                yield make_batch(group[begin:end], config)
+                yield make_batch(group[begin:end], config, avoided)
                 begin = end
 
 
-def make_batch(orders: Sequence[StartOrder], config: SlurmSiteConfig) -> SlurmBatch:
-    """Return one submission for orders that differ only in their number, ascending."""
+def make_batch(
+    orders: Sequence[StartOrder], config: SlurmSiteConfig, avoided: Sequence[str] = ()
+) -> SlurmBatch:
+    """Return one submission for orders that differ only in their number, ascending.
+
+    ``avoided``: nodes that are excluded, unless the options name nodes, or a file of nodes.
+    """
     drone_type = orders[0].type
     base = _number(orders[0])
     options = config.options_for(drone_type.name).sbatch_options()
     if drone_type.gpu_milli:
         options["gres"] = _gres(drone_type, config)
+    excluded = str(options.get("exclude", ""))
+    if avoided and "/" not in excluded and "nodelist" not in options:
+        options["exclude"] = ",".join(filter(None, (excluded, *avoided)))
     output = "/dev/null"
     if config.output_directory:
         output = f"{config.output_directory.rstrip('/')}/drone-{'%A_%a' if len(orders) > 1 else '%j'}.log"

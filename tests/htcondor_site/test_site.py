@@ -10,6 +10,7 @@ from typing import Self
 import classad2
 import pytest
 
+from adapters.htcondor import classads
 from adapters.htcondor import site as site_module
 from adapters.htcondor.classads import Ad
 from adapters.htcondor.site import HTCondorSite, NodeRegistry
@@ -19,7 +20,7 @@ from adapters.htcondor.site.submission import SubmitDescription
 from provisioner.adapter_tests import eventually
 from provisioner.interfaces import AuthError, UnavailableError
 from provisioner.model import DroneId, DroneType, EndKind, RemoteState
-from tests.htcondor_site.orders import A100, CONTROLLER, config
+from tests.htcondor_site.orders import A100, CONTROLLER, config, order
 from tests.htcondor_site.slot_ads import pslot
 
 
@@ -30,6 +31,7 @@ class FakeCluster:
         self.nodes: list[Ad] = [pslot()]
         self.queue: list[Ad] = []
         self.done: list[str] = []
+        self.submitted: list[SubmitDescription] = []
         self.removal_fails = False
         """What was changed, and fetched."""
         self.collects_for_ever = False
@@ -52,6 +54,7 @@ class FakeCluster:
 
     async def submit(self, batch: SubmitDescription) -> int:
         self.done.append("submit")
+        self.submitted.append(batch)
         return 1
 
     async def collect(self, job_ids: Mapping[DroneId, str]) -> Mapping[DroneId, str]:
@@ -108,6 +111,45 @@ async def test_who_looks_but_once_changes_nothing(cluster: FakeCluster) -> None:
         await it.poll()
         await asyncio.sleep(0)
     assert cluster.done == []
+
+
+async def test_a_node_on_which_two_gpu_checks_failed_is_avoided_for_an_hour(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """HTCondor would match the next drone with the same GPU again: it is free there."""
+    bad, good = "topas-a100-1.etp.test", "topas-a100-2.etp.test"
+    now = time.time()
+    cluster.nodes = [pslot(bad), pslot(good)]
+
+    def failed(proc: int) -> Ad:
+        times = {"JobCurrentStartDate": now - 60, "CompletionDate": now}
+        host = f"slot1_1@{bad}"
+        return job(proc, JobStatus=4, ExitCode=71, NumJobStarts=1, LastRemoteHost=host, **times)
+
+    async def free(it: HTCondorSite) -> dict[str, int]:
+        view = await it.poll()
+        assert any(f"node {bad} is avoided" in each for each in view.notices) is (
+            len(cluster.queue) > 1
+        )
+        return {each.name: each.free_gpu_milli for each in view.nodes}
+
+    async with site() as it:
+        cluster.queue = [failed(1)]
+        assert await free(it) == {bad: 8000, good: 8000}
+        cluster.queue = [failed(1), failed(2)]
+        assert await free(it) == {bad: 0, good: 8000}
+        await it.start([order(3)])
+        [batch] = cluster.submitted
+        [line] = [
+            each for each in batch.description.splitlines() if each.startswith("requirements")
+        ]
+        for name in (bad, good):
+            slot = classad2.ClassAd({"Machine": name, "Arch": "X86_64"})
+            met = classads.evaluated(line.partition(" = ")[2], classad2.ClassAd({}), slot)
+            assert met is (name == good)
+        cluster.queue = []
+        monkeypatch.setattr(time, "time", lambda: now + 3700)
+        assert await free(it) == {bad: 8000, good: 8000}
 
 
 async def test_house_is_kept_between_looks_and_holds_none_up(cluster: FakeCluster) -> None:

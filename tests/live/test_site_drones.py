@@ -49,9 +49,9 @@ def drone_id(serial: int) -> model.DroneId:
     return model.DroneId(f"{CONTROLLER}-ab12-{serial}")
 
 
-def order(serial: int, kind: model.DroneType = A100) -> model.StartOrder:
+def order(serial: int, kind: model.DroneType = A100, script: bytes = WORKS) -> model.StartOrder:
     return model.StartOrder(
-        drone_id(serial), kind, 600.0, 3.0, model.Bootstrap(WORKS, {}, {"token": b"secret"})
+        drone_id(serial), kind, 600.0, 3.0, model.Bootstrap(script, {}, {"token": b"secret"})
     )
 
 
@@ -98,6 +98,28 @@ async def test_an_evicted_drone_is_preempted_and_never_begins_again(
         # A start under its id is still the same drone, and no second life either.
         [again] = await site.start([order(1)])
         assert (again.answer, again.remote_id) == (model.OrderOutcome.OK, remote_id)
+
+
+async def test_a_node_on_which_two_gpu_checks_failed_gets_no_further_drone(
+    farm: Pool, tmp_path: Path
+) -> None:
+    async with site_on(farm, tmp_path) as site:
+        orders = [order(serial, script=b"#!/bin/sh\nexit 71\n") for serial in (1, 2)]
+        await site.start(orders)
+        nodes = set()
+        for serial in (1, 2):
+            ended = await seen(site, serial, lambda drone: drone.end)
+            assert ended.end is not None
+            assert ended.end.exit_code == 71
+            nodes.add(ended.node)
+        view = await site.poll()
+        assert {each.free_gpu_milli for each in view.nodes if each.name in nodes} == {0}
+        await site.start([order(3)])
+        waits = await seen(site, 3, lambda drone: drone.reason)
+        assert waits.state is model.RemoteState.PENDING
+        await asyncio.sleep(10)  # several negotiations
+        [waits] = [each for each in farm.jobs() if each["DroneId"] == drone_id(3)]
+        assert waits["JobStatus"] == 1
 
 
 async def test_what_a_drone_leaves_comes_home_even_when_it_is_stopped(

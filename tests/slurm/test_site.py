@@ -356,6 +356,31 @@ async def test_a_drone_that_slurmctld_has_forgotten_is_asked_of_accounting(
     assert cluster.asked == [(), ("101_0",)]
 
 
+async def test_a_node_on_which_two_gpu_checks_failed_is_avoided_for_an_hour(
+    cluster: Remembered, site: SlurmSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slurm would send the next drone to the same GPU again: it is free there."""
+    now = time.time()
+    for n in (1, 2):
+        await site.start([order(n)])
+        view = await site.poll()
+        assert view.nodes and view.nodes[0].free_gpu_milli == 4000
+        job = cluster.jobs[str(100 + n)]
+        failed = {"state": "FAILED", "exit_code": 71, "nodes": (NODE.name,)}
+        cluster.jobs[str(100 + n)] = replace(job, ends_at=now + 1, **failed)
+    view = await site.poll()
+    assert view.nodes and view.nodes[0].free_gpu_milli == 0
+    assert any(f"node {NODE.name} is avoided" in each for each in view.notices)
+    await site.start([order(3)])
+    assert [each.options.get("exclude") for each in cluster.submitted] == [None, None, NODE.name]
+    cluster.jobs.clear()
+    monkeypatch.setattr(time, "time", lambda: now + 3700)
+    view = await site.poll()
+    assert view.nodes and view.nodes[0].free_gpu_milli == 4000
+    await site.start([order(4)])
+    assert "exclude" not in cluster.submitted[-1].options
+
+
 async def test_forgotten_is_not_gone_while_accounting_does_not_answer(
     cluster: Remembered, site: SlurmSite
 ) -> None:

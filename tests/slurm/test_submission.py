@@ -55,6 +55,22 @@ def test_drones_of_a_type_go_as_one_array_whose_tasks_are_their_numbers_and_one_
     assert batch.remote_ids(55) == ("55",)
 
 
+@pytest.mark.parametrize(
+    ("options", "excluded"),
+    [
+        ({}, "n1,n2"),
+        ({"exclude": "n[7-9]"}, "n[7-9],n1,n2"),
+        ({"exclude": "/etc/bad-nodes"}, "/etc/bad-nodes"),
+        ({"nodelist": "n1"}, None),
+    ],
+)
+def test_nodes_that_are_avoided_are_excluded_unless_the_operator_names_nodes(
+    options: dict[str, str], excluded: str | None
+) -> None:
+    [batch] = make_batches([order(1)], config(submit=options), 1001, ("n1", "n2"))
+    assert batch.submission.options.get("exclude") == excluded
+
+
 def test_orders_that_differ_in_more_than_the_number_are_separate() -> None:
     other = replace(DRONE, files={"token": b"another"})
     hurried, picky = replace(order(4), idle_timeout_s=60.0), replace(order(7), avoids="anna")

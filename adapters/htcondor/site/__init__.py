@@ -18,6 +18,7 @@ from adapters.htcondor.site.history import site_history
 from adapters.htcondor.site.mig import mig_gaps
 from adapters.htcondor.site.owner import OwnerQueuePoller
 from adapters.htcondor.site.settings import HTCondorSiteConfig
+from adapters.shared.failed_nodes import FailedNodes
 from adapters.shared.housekeeping import Housekeeping
 from adapters.shared.printing import printable
 from adapters.shared.starts import done, failed, rejected
@@ -60,6 +61,7 @@ class HTCondorSite:
         }
         self._on_nodes = not all(submission.is_grid(config, kind) for kind in self._types)
         """False if drones run on nodes behind a computing element, not on those of this pool."""
+        self._failed_nodes = FailedNodes()
         self._housekeeping = Housekeeping(name)
         self._not_removed = ""  # why the newest removal of jobs without their files failed
 
@@ -92,8 +94,16 @@ class HTCondorSite:
         self._sent = {cluster: at for cluster, at in self._sent.items() if cluster in listed}
         owner = await self._owner.poll(machines)
         shapes = {kind.name: nodes.shape(kind) for kind in self._types}
-        more = nodes.corrections(machines, found.drones.values(), shapes, owner.held, found.users)
+        more = dict(
+            nodes.corrections(machines, found.drones.values(), shapes, owner.held, found.users)
+        )
         errors = list(self._housekeeping.notices)
+        errors += self._failed_nodes.note(found.drones, taken_at)
+        more |= {
+            each.name: nodes.SlotResources() - each.free
+            for each in machines
+            if each.name in self._failed_nodes.avoided
+        }
         if found.abandoned and self._not_removed:
             errors.append(
                 f"jobs whose files never reached the schedd were not removed: {self._not_removed}"
@@ -188,7 +198,8 @@ class HTCondorSite:
                 drone_id = DroneId(text(ad, "DroneId"))
                 results[drone_id] = done(drone_id, job_id(ad))
         missing = [order for order in fit if order.drone_id not in results]
-        for batch in submission.batches(missing, self._config, self._controller):
+        avoided = self._failed_nodes.avoided
+        for batch in submission.batches(missing, self._config, self._controller, avoided):
             results |= {result.drone_id: result for result in await self._submit(batch)}
         return [results[order.drone_id] for order in orders]
 

@@ -104,9 +104,15 @@ def unsubmittable(order: StartOrder, controller: str) -> str:
 
 
 def batches(
-    orders: Sequence[StartOrder], config: HTCondorSiteConfig, controller: str
+    orders: Sequence[StartOrder],
+    config: HTCondorSiteConfig,
+    controller: str,
+    avoided: Sequence[str] = (),
 ) -> Iterator[SubmitDescription]:
-    """Yield the checked orders in as few submits as possible: those of one differ by nothing but their id."""
+    """Yield the checked orders in as few submits as possible: those of one differ by nothing but their id.
+
+    ``avoided``: machines that they do not run on.
+    """
     alike: dict[str, list[StartOrder]] = {}
     for order in orders:
         assert order.bootstrap is not None
@@ -126,7 +132,8 @@ def batches(
             assert boots is not None
             batch = SubmitDescription("", ids, {BEGIN: _BEGIN, SCRIPT: boots.script, **boots.files})
             yield replace(
-                batch, description=_description(each[0], boots, config, controller, batch.digest)
+                batch,
+                description=_description(each[0], boots, config, controller, batch.digest, avoided),
             )
 
 
@@ -136,6 +143,7 @@ def _description(
     config: HTCondorSiteConfig,
     controller: str,
     digest: str,
+    avoided: Sequence[str],
 ) -> str:
     kind = order.type
     joined = ("requirements", "require_gpus")
@@ -147,6 +155,9 @@ def _description(
     taken = sorted({name.split("/")[0] for name in bootstrap.files} | {SCRIPT})
     demanded = admins_requirements(config, kind)
     requirements = [ONE_LIFE, f'(TARGET.Arch == "{kind.arch}")', *([demanded] if demanded else [])]
+    if avoided:
+        names = ", ".join(map(classad2.quote, avoided))
+        requirements.append(f"(member(TARGET.Machine, {{{names}}}) =!= True)")
     grid = is_grid(config, kind)
     # for a controller that has died too
     limit_s = max(_LEAST_SPOOL_LIMIT_S, round(4 * config.submit_deadline))
