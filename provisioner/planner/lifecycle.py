@@ -28,12 +28,33 @@ from provisioner.reasons import Reason
 S = DroneState
 
 
-_BY_SLOT = {
+_IN_POOL = (S.JOINED, S.IDLE, S.BUSY)
+_SHOWN = {
     SlotState.CHECKING: S.JOINED,
     SlotState.IDLE: S.IDLE,
     SlotState.BUSY: S.BUSY,
     SlotState.DRAINING: S.DRAINING,
 }
+BY_LISTING: Mapping[tuple[DroneState, RemoteState], DroneState] = {
+    (S.REQUESTED, RemoteState.UNKNOWN): S.SUBMITTED,
+    **{(state, RemoteState.PENDING): S.QUEUED for state in model.PENDING},
+    **{(state, RemoteState.RUNNING): S.BOOTING for state in model.PENDING},
+    # Preempted, and put back into the queue by its site.
+    **{(state, RemoteState.PENDING): S.QUEUED for state in _IN_POOL},
+    **{(state, RemoteState.STOPPED): S.STOPPING for state in S if not state.ended},
+}
+"""State of a drone by its state and that in the listing of its site. All other pairs change nothing."""
+BY_SLOT: Mapping[tuple[DroneState, SlotState], DroneState] = {
+    **{
+        (state, slot): shown
+        for state in (*model.PENDING, *_IN_POOL)
+        for slot, shown in _SHOWN.items()
+    },
+    # Taken back into service by the pool.
+    (S.DRAINING, SlotState.IDLE): S.IDLE,
+    (S.DRAINING, SlotState.BUSY): S.BUSY,
+}
+"""State of a drone by its state and that of its slot. All other pairs change nothing."""
 
 EVICTION_SLACK_S = 30.0
 """An eviction may be dated this much before the notice that caused it: two clocks with whole seconds."""
@@ -134,43 +155,34 @@ def observe(
     """
     seen, reason = drone, None
     remote = view.drones.get(drone.id) if view is not None else None
-    stopped = remote is not None and remote.state is RemoteState.STOPPED
-    if (
-        remote is not None
-        and not stopped
-        and (remote.end is not None or remote.state is RemoteState.ENDED)
-    ):
-        how = remote.end or model.RemoteEnd(EndKind.FAULT, 0.0, None, "its site does not say how")
-        priced = _with_lost_work(drone, slot, evictions, policy, how.at or now)
-        if (
-            how.kind is EndKind.EXITED
-            and how.exit_code == 0
-            and evictions is not None
-            and not priced.lost_jobs
-        ):
-            priced = replace(priced, jobs=0)  # they were done between two polls
-        return _ended(priced, how, policy, now)
     if remote is not None:
+        if _is_over(remote):
+            return _ended(drone, remote, slot, evictions, policy, now)
         seen, reason = _listed(drone, remote, now)
     elif view is not None:
         seen, reason = _unlisted(drone, view, slot, policy, doubted=doubted, now=now)
-    if not stopped and not seen.state.ended:
+    if seen.state.ended:
+        # The site listed it until it was missed: it lived at least as long, whenever the pool last
+        # heard from it.
+        at = max(drone.heard_at, drone.missing_at) or now
+        priced = _with_lost_work(drone, slot, evictions, policy, at)
+        seen = replace(seen, lost_gpu_s=priced.lost_gpu_s, lost_jobs=priced.lost_jobs)
+    elif remote is None or remote.state is not RemoteState.STOPPED:
         if slot is not None:
             seen, reason = _in_pool(seen, slot, reason, now, lends=lends)
         elif pool_fresh and seen.joined_at and not seen.unslotted_at:
             seen = replace(seen, unslotted_at=now)
-    if seen.state.ended:
-        # The site listed it until it was missed: it lived at least as long, whenever the pool last
-        # heard from it.
-        priced = _with_lost_work(
-            drone, slot, evictions, policy, max(drone.heard_at, drone.missing_at) or now
-        )
-        seen = replace(seen, lost_gpu_s=priced.lost_gpu_s, lost_jobs=priced.lost_jobs)
     if seen is drone or seen == drone:
         return None
     return StateChange(
         seen, drone.state, reason or reasons.SeenAtSite(seen.state.value, seen.site_reason)
     )
+
+
+def _is_over(remote: model.RemoteDrone) -> bool:
+    """Return True if its site reports the end of a drone. A stopped one still holds resources."""
+    reported = remote.end is not None or remote.state is RemoteState.ENDED
+    return reported and remote.state is not RemoteState.STOPPED
 
 
 def _with(drone: Drone, **changes: Any) -> Drone:
@@ -183,36 +195,22 @@ def _with(drone: Drone, **changes: Any) -> Drone:
 
 def _listed(drone: Drone, remote: model.RemoteDrone, now: float) -> tuple[Drone, Reason | None]:
     """Return the drone as its site lists it. One that the site reports as stopped counts as asked to stop."""
-    running, stopped = remote.state is RemoteState.RUNNING, remote.state is RemoteState.STOPPED
-    started_at = (remote.started_at if running or stopped else 0.0) or (now if running else 0.0)
-    state = drone.state
-    if stopped:
-        state = S.STOPPING
-    elif state in (S.JOINED, S.IDLE, S.BUSY) and remote.state is RemoteState.PENDING:
-        # Preempted and put back into the queue by its site, if that has listed it as running; else
-        # its listing lags.
-        state = S.QUEUED if drone.started_at < drone.joined_at else state
-    elif state in (S.REQUESTED, S.SUBMITTED, S.QUEUED, S.BOOTING):
-        if running:
-            state = S.BOOTING
-        elif remote.state is RemoteState.PENDING:
-            state = S.QUEUED
-        elif state is S.REQUESTED:
-            state = S.SUBMITTED
-    ours = drone.notice_at if drone.state is S.STOPPING else 0.0
+    stopped = remote.state is RemoteState.STOPPED
+    state = BY_LISTING.get((drone.state, remote.state), drone.state)
+    if state is S.QUEUED and drone.state in _IN_POOL and drone.started_at >= drone.joined_at:
+        state = drone.state  # its site has not listed it as running yet: the listing lags
     seen = _with(
         drone,
         state=state,
         since=drone.since if state is drone.state else now,
         remote_id=remote.remote_id or drone.remote_id,
         submitted_at=drone.submitted_at or now,
-        started_at=drone.started_at or started_at,
+        started_at=drone.started_at or _started_at(remote, now),
         missing_at=0.0,
         site_reason=remote.reason,
         node=remote.node or drone.node,
         site_slot=remote.slot or drone.site_slot,
-        # The first notice counts: ours, if we asked before the site did.
-        notice_at=ours if ours else remote.notice_at and (drone.notice_at or remote.notice_at),
+        notice_at=_notice_at(drone, remote),
     )
     if stopped and state is not drone.state:
         seen = replace(seen, asked_at=now, asked=1)
@@ -221,6 +219,19 @@ def _listed(drone: Drone, remote: model.RemoteDrone, now: float) -> tuple[Drone,
     if seen.notice_at and not drone.notice_at and not stopped:
         return seen, reasons.PreemptionNotice(remote.reason)
     return seen, reasons.SeenAtSite(remote.state.value, remote.reason)
+
+
+def _started_at(remote: model.RemoteDrone, now: float) -> float:
+    if remote.state is RemoteState.RUNNING:
+        return remote.started_at or now
+    return remote.started_at if remote.state is RemoteState.STOPPED else 0.0
+
+
+def _notice_at(drone: Drone, remote: model.RemoteDrone) -> float:
+    """Return the time of the first notice: ours, if we asked before the site did."""
+    if drone.state is S.STOPPING or remote.notice_at:
+        return drone.notice_at or remote.notice_at
+    return 0.0
 
 
 def _unlisted(
@@ -267,35 +278,9 @@ def _in_pool(
     drone: Drone, slot: model.Slot, reason: Reason | None, now: float, *, lends: bool
 ) -> tuple[Drone, Reason | None]:
     """Return the drone as its slot shows it."""
-    state = _BY_SLOT[slot.state]
-    returned = drone.state is S.DRAINING and not drone.asked_at and state in (S.IDLE, S.BUSY)
-    if drone.state is S.STOPPING or (drone.state is S.DRAINING and not returned):
-        state = drone.state  # asked to leave: what its slot does meanwhile is no news
-    elif state is S.DRAINING and drone.state in (S.IDLE, S.BUSY) and slot.heard_at < drone.since:
-        state = drone.state  # an ad from before the drone was taken back into service
-    elif drone.state is S.QUEUED and drone.started_at:
-        state = drone.state  # put back by its site: an old slot ad must not bring it to life
-    worked = slot.jobs > 0 or slot.jobs_started > drone.jobs_started or slot.state is SlotState.BUSY
-    busy_at = drone.busy_at or (now if worked else 0.0)
-    idle_at = drone.idle_at if drone.joined_at else 0.0
-    if slot.jobs > 0 or slot.state is SlotState.BUSY:
-        # A GPU that only optional jobs use is idle for the planner. What a claim runs may be
-        # unknown for a while.
-        idle = slot.only_optional and drone.gpu_milli > 0
-        new_claim = lends and drone.state is S.IDLE
-        goes_on = drone.state is S.BUSY and (
-            drone.work_at > 0 or now - drone.since <= CLAIM_UNKNOWN_S
-        )
-        unknown = not slot.work_at and (new_claim or goes_on)
-        idle_at = idle_at or now if idle else idle_at if unknown else 0.0
-    elif drone.jobs:
-        # HTCondor's ad at the end of a job still has the idle time of before it
-        # (NumDynamicSlotsTime of the claim).
-        idle_at = idle_at or now
-    elif worked:  # a job came and went between two polls
-        idle_at = max(slot.idle_since, drone.since) if slot.idle_since else now
-    elif slot.state is not SlotState.CHECKING:
-        idle_at = idle_at or now
+    state = _state_in_pool(drone, slot)
+    busy_at = drone.busy_at or (now if _has_worked(drone, slot) else 0.0)
+    returned = drone.state is S.DRAINING and state is not S.DRAINING
     leaving = None if returned else drone.leaving
     if state is S.DRAINING and leaving is None:
         # it leaves by itself: end of life, or its own time-out
@@ -311,7 +296,7 @@ def _in_pool(
         started_at=drone.started_at or now,
         submitted_at=drone.submitted_at or now,
         busy_at=busy_at,
-        idle_at=idle_at,
+        idle_at=_idle_at(drone, slot, now, lends=lends),
         jobs=slot.jobs,
         jobs_started=max(slot.jobs_started, drone.jobs_started),
         leaving=leaving,
@@ -329,6 +314,52 @@ def _in_pool(
     if state is not drone.state or reason is None:
         reason = _seen_in_pool(drone, slot, now)
     return seen, reason
+
+
+def _state_in_pool(drone: Drone, slot: model.Slot) -> DroneState:
+    """Return the state that a slot shows, or the drone's own where the slot says nothing about it."""
+    state = BY_SLOT.get((drone.state, slot.state), drone.state)
+    if drone.state is S.DRAINING and drone.asked_at:
+        return drone.state  # asked to leave: what its slot does meanwhile is no news
+    if drone.state is S.QUEUED and drone.started_at:
+        return drone.state  # put back by its site: an old slot ad must not bring it to life
+    if state is S.DRAINING and drone.state in (S.IDLE, S.BUSY) and slot.heard_at < drone.since:
+        return drone.state  # an ad from before the drone was taken back into service
+    return state
+
+
+def _is_working(slot: model.Slot) -> bool:
+    return slot.jobs > 0 or slot.state is SlotState.BUSY
+
+
+def _has_worked(drone: Drone, slot: model.Slot) -> bool:
+    """Return True if a job runs, or has come since the last view."""
+    return _is_working(slot) or slot.jobs_started > drone.jobs_started
+
+
+def _idle_at(drone: Drone, slot: model.Slot, now: float, *, lends: bool) -> float:
+    """Return the time since which no job has needed the drone; 0 if one does, or it accepts none yet."""
+    idle_at = drone.idle_at if drone.joined_at else 0.0
+    if _is_working(slot):
+        # A GPU that only optional jobs use is idle for the planner.
+        if slot.only_optional and drone.gpu_milli:
+            return idle_at or now
+        return idle_at if _is_unknown_work(drone, slot, now, lends=lends) else 0.0
+    if not drone.jobs and _has_worked(drone, slot):  # a job came and went between two polls
+        return max(slot.idle_since, drone.since) if slot.idle_since else now
+    # HTCondor's ad at the end of a job still has the idle time of before it (NumDynamicSlotsTime
+    # of the claim).
+    return idle_at or (now if drone.jobs or slot.state is not SlotState.CHECKING else 0.0)
+
+
+def _is_unknown_work(drone: Drone, slot: model.Slot, now: float, *, lends: bool) -> bool:
+    """Return True while the queue does not show yet what a claim runs."""
+    if slot.work_at:
+        return False
+    if drone.state is S.IDLE:
+        return lends
+    recent = now - drone.since <= CLAIM_UNKNOWN_S
+    return drone.state is S.BUSY and (drone.work_at > 0 or recent)
 
 
 def _with_lost_work(
@@ -356,8 +387,21 @@ def _with_lost_work(
     return replace(drone, lost_gpu_s=lost, lost_jobs=drone.jobs)
 
 
-def _ended(drone: Drone, how: model.RemoteEnd, policy: model.SitePolicy, now: float) -> StateChange:
+def _ended(
+    drone: Drone,
+    remote: model.RemoteDrone,
+    slot: model.Slot | None,
+    evictions: Sequence[model.Eviction] | None,
+    policy: model.SitePolicy,
+    now: float,
+) -> StateChange:
+    """Return the change of a drone whose end its site reports."""
+    how = remote.end or model.RemoteEnd(EndKind.FAULT, 0.0, None, "its site does not say how")
     at = how.at or now
+    drone = _with_lost_work(drone, slot, evictions, policy, at)
+    in_order = how.kind is EndKind.EXITED and how.exit_code == 0
+    if in_order and evictions is not None and not drone.lost_jobs:
+        drone = replace(drone, jobs=0)  # they were done between two polls
     lived = max(0.0, at - drone.started_at) if drone.started_at else 0.0
     ended = ended_record(drone, end_state(drone, how), now, how.message)
     # It may have run and gone between two polls: that it ran at all is known now.

@@ -52,6 +52,38 @@ def test_every_live_state_stands_in_the_table_and_leads_only_to_known_ones() -> 
     assert all(rule.limit and rule.ends_as in model.ENDS for rule in STATE_RULES.values())
 
 
+LIVE = [state for state in S if not state.ended]
+
+
+def observed(before: model.Drone, remote: model.RemoteState, slot: model.Slot | None = None) -> S:
+    listed = model.RemoteDrone(before.id, remote, before.remote_id)
+    view = model.SiteView("topas", NOW, {before.id: listed})
+    move = observe(before, view, slot, pool_fresh=True, policy=LIMITS, doubted=False, now=NOW)
+    return move.drone.state if move is not None else before.state
+
+
+@pytest.mark.parametrize("listed", [each for each in model.RemoteState if each.value != "ended"])
+@pytest.mark.parametrize("state", LIVE)
+def test_a_listing_changes_a_state_as_the_table_says(state: S, listed: model.RemoteState) -> None:
+    times = {"started_at": NOW - 60, "joined_at": NOW - 30} if state in IN_POOL else {}
+    before = replace(drone("kit-ab12-1", state), **times)  # type: ignore[arg-type]
+    assert observed(before, listed) is lifecycle.BY_LISTING.get((state, listed), state)
+
+
+@pytest.mark.parametrize("shown", model.SlotState)
+@pytest.mark.parametrize("state", LIVE)
+def test_a_slot_changes_a_state_as_the_table_says(state: S, shown: model.SlotState) -> None:
+    before = replace(drone("kit-ab12-1", state, age_s=60), asked_at=0.0, started_at=0.0)
+    slot = model.Slot(before.id, shown, NOW)
+    after = lifecycle.BY_SLOT.get((state, shown), state)
+    assert observed(before, model.RemoteState.UNKNOWN, slot) is after
+
+
+def test_no_table_begins_or_leads_to_an_end() -> None:
+    for table in (lifecycle.BY_LISTING, lifecycle.BY_SLOT):
+        assert not model.ENDS & {*table.values(), *(state for state, _ in table)}
+
+
 def gone(state: S, missing_s: float, age_s: float = 60.0, **more: object) -> model.Drone:
     return drone("kit-ab12-1", state, age_s=age_s, missing_at=NOW - missing_s, **more)
 
