@@ -56,6 +56,19 @@ def on_their_way(for_class: str) -> dict[str, object]:
     return {"drones": [drone(f"d-{n}", DroneState.BOOTING, for_class=for_class) for n in range(3)]}
 
 
+def test_users_of_an_empty_pool_differ_by_no_more_than_the_starts_of_one_plan() -> None:
+    users = [jobs(waiting=100, id=name, owner=name, cpus=n) for n, name in enumerate(("a", "b"), 1)]
+    limits, drones = {"max_drones": 20, "max_pending": 20, "max_starts_per_tick": 4}, []
+    while len(drones) < 20:
+        plan = plan_of(snapshot(classes=users, drones=drones, limits=limits, free={"a100": 20}))
+        drones += [
+            drone(f"d-{len(drones) + n}", DroneState.BOOTING, for_class=start.drone.for_class)
+            for n, start in enumerate(plan.starts)
+        ]
+        held = Counter(each.for_class for each in drones)
+        assert plan.starts and abs(held["a"] - held["b"]) <= 4, held
+
+
 TEN = [of("physics.atlas", 10)]
 MAYBE = [of("physics.atlas", 10, gpu_optional=True)]
 CPUS = {"types": (A100, DroneType("topas", "cpu", 0, 8, 20480, 0))}
