@@ -22,9 +22,11 @@ from pydantic_core import PydanticUndefined
 
 from provisioner import loader, reasons
 from provisioner import reasons as r
+from provisioner.answers.errors import Exit
+from provisioner.answers.query import ListQuery, Query, parameters
+from provisioner.answers.schemas import output_schemas
 from provisioner.cli.__main__ import VERBS, LazyVerbs, app
-from provisioner.cli.options import EXIT_HELP, Exit, Pick, Show, Where
-from provisioner.cli.schema import output_schemas
+from provisioner.cli.options import EXIT_HELP, Screen, Where
 from provisioner.config.messages import fields_of, flow, is_model, union_members
 from provisioner.config.models import ControllerFile, SiteFile
 from provisioner.config.schema import adapter_configs, controller_schema, schema_text, site_schema
@@ -40,7 +42,13 @@ PAGE_NOTICE = "<!-- Made by `python -m docs.make_reference`; do not edit. -->"
 # ---------------------------------------------------------------------------------------------------------
 # command line
 
-SHARED_OPTIONS = {f.name: group.__name__ for group in (Where, Show, Pick) for f in fields(group)}
+OPTION_GROUPS = {"Where": (Where,), "Show": (Query, Screen), "Pick": (ListQuery,)}
+SHARED_OPTIONS = {
+    parameter.field: group
+    for group, kinds in reversed(OPTION_GROUPS.items())
+    for kind in kinds
+    for parameter in parameters(kind)
+}
 OPTION_GROUP_WORDS = {
     "Where": "where the record is",
     "Show": "form of the output",

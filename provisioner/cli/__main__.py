@@ -13,24 +13,23 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from provisioner.cli.options import EXIT_HELP, Exit, VerbError, verb_error
+from provisioner.answers import QUESTIONS, load_question
+from provisioner.answers.errors import Exit, VerbError
+from provisioner.cli.options import EXIT_HELP, verb_error
 from provisioner.formatting import sanitize
 
-VERBS = {
+OWN_VERBS = {
     "run": "run:run",
-    "serve": "provisioner.web.serve:serve",
+    "serve": "serve:serve",
     "check": "check:check",
     "render": "check:render_app",
     "reload": "run:reload",
     "status": "status:status",
     "drones": "drones:drones_app",
     "sites": "sites:sites_app",
-    "demand": "jobs:demand",
-    "explain": "jobs:explain_app",
-    "plan": "plan:plan",
+    "explain": "questions:explain_app",
     "events": "status:events",
     "estimates": "estimates:estimates_app",
-    "usage": "usage:usage",
     "snapshot": "plan:snapshot",
     "replay": "plan:replay",
     "simulate": "simulate:simulate",
@@ -42,26 +41,37 @@ VERBS = {
     "schema": "schema:schema",
     "version": "__main__:version",
 }
-"""Verbs in the order of the help, each with module and function (or group of verbs). Start-up imports one module.
+"""Verbs that do more than ask a question, each with module and function (or group of verbs)."""
+VERBS = list(
+    dict.fromkeys(
+        (*list(OWN_VERBS)[:5], *(words.partition(" ")[0] for words in QUESTIONS), *OWN_VERBS)
+    )
+)
+"""Verbs in the order of the help. Start-up imports one module."""
 
-A module without a dot is one of this package."""
+
+def _verb(name: str) -> Any:
+    """Return the function of a verb, or its group of verbs."""
+    if name not in OWN_VERBS:
+        from provisioner.cli.questions import verb_of
+
+        return verb_of(load_question(name))
+    module, _, function = OWN_VERBS[name].partition(":")
+    return getattr(import_module(f"provisioner.cli.{module}"), function)
 
 
 class LazyVerbs(TyperGroup):
     """Group of verbs that imports the module of a verb when it is asked for."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        return list(VERBS)
+        return VERBS
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in VERBS:
             # for "did you mean"
             self.commands = {verb: self.get_command(ctx, verb) for verb in VERBS}
             return None
-        module, _, name = VERBS[cmd_name].partition(":")
-        verb = getattr(
-            import_module(module if "." in module else f"provisioner.cli.{module}"), name
-        )
+        verb = _verb(cmd_name)
         if not isinstance(verb, typer.Typer):
             function, verb = verb, typer.Typer(add_completion=False, rich_markup_mode=None)
             verb.command()(function)

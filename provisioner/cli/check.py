@@ -12,15 +12,28 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Se
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import typer
 
 from provisioner import config, formatting, loader, mig
+from provisioner.answers.columns import Listing, picked
+from provisioner.answers.errors import Exit, VerbError, reported, unknown
+from provisioner.answers.files import (
+    FINDING_COLUMNS,
+    IMPORT_SCHEMA,
+    OUTCOME_TINTS,
+    PROBE_COLUMNS,
+    PROBES_SCHEMA,
+    PROBLEM_COLUMNS,
+    PROBLEMS_SCHEMA,
+    Probe,
+)
+from provisioner.answers.lookup import controller_of
+from provisioner.answers.query import ListQuery, Query
+from provisioner.answers.sites import gpu_count, owner_words
 from provisioner.cli import options as opt
 from provisioner.cli import output as out
-from provisioner.cli.drones import controller_of
-from provisioner.cli.sites import gpu_count, owner_words
 from provisioner.config import strict_yaml as yaml
 from provisioner.interfaces import (
     AdapterError,
@@ -30,22 +43,12 @@ from provisioner.interfaces import (
     SupportsRenderAccess,
     SupportsRenderBlocking,
 )
-from provisioner.migrate import ImportFinding, ImportOutcome, ImportSource, convert
+from provisioner.migrate import ImportOutcome, ImportSource, convert
 from provisioner.model import OverlayView, SiteView
 from provisioner.store import StoreError
 from provisioner.store.reader import Reader
 
-PROBLEMS_SCHEMA = "provisioner.problems/1"
-PROBES_SCHEMA = "provisioner.looks/1"
-IMPORT_SCHEMA = "provisioner.import/1"
 WARNING = "warning: "
-
-PROBLEM_COLUMNS = (
-    out.text("file", "File.", level=0),
-    out.whole("line", "Line, from 1.", level=0),
-    out.whole("col", "Column, from 1.", level=0),
-    out.words("message", "What is wrong, and the repair.", least=20),
-)
 
 
 def against_record(settings: config.Settings, path: Path) -> Iterator[config.Problem]:
@@ -102,7 +105,8 @@ _LIVE_HELP = "Also look at each site and the overlay once, and compare them with
 
 @opt.shared
 def check(
-    query: opt.Query,
+    query: Query,
+    host: opt.Host,
     path: opt.ConfigArgument = None,
     live: Annotated[bool, opt.switch(_LIVE_HELP, "--live")] = False,
 ) -> None:
@@ -118,77 +122,33 @@ def check(
       provisioner check /etc/provisioner/provisioner.yaml --live
       provisioner check --live -o json | jq '.items[] | select(.dimension != null) | {view, nodes, text}'
     """
-    target = path or opt.config_path(query)
+    target = path or opt.config_path(host)
     if not target.exists():
-        raise opt.VerbError(f"no configuration at {target}")
+        raise VerbError(f"no configuration at {target}")
     problems, found_odd = list(config.check(target)), list(config.warnings(target))
     try:
         settings = config.load(target)
     except config.ConfigError:  # of a site file alone there is no whole
         settings = None
     if settings is not None:
-        for problem in against_record(settings, query.store or settings.store.path):
+        for problem in against_record(settings, host.store or settings.store.path):
             (found_odd if problem.message.startswith(WARNING) else problems).append(problem)
     if query.output.for_people:
         sys.stdout.write("".join(f"{formatting.sanitize(str(p))}\n" for p in problems))
         sys.stdout.flush()
     elif problems or not live:
-        out.present(query, lambda: out.Listing(PROBLEMS_SCHEMA, PROBLEM_COLUMNS, problems))
+        out.present(query, host, lambda: Listing(PROBLEMS_SCHEMA, PROBLEM_COLUMNS, problems))
     if problems:
-        raise opt.VerbError(
-            f"{target}: {formatting.count(len(problems), 'problem')}", code=opt.Exit.UNMET
-        )
+        raise VerbError(f"{target}: {formatting.count(len(problems), 'problem')}", code=Exit.UNMET)
     out.note(*map(str, found_odd), f"{target}: no problem")
     if live:
-        _check_live(settings or config.load(target), query)
+        _check_live(settings or config.load(target), query, host)
 
 
-class Probe(NamedTuple):
-    """Result of polling a site or the overlay once; with ``dimension`` a gap between policy and site."""
-
-    view: str
-    ok: bool
-    text: str
-    dimension: str = ""
-    nodes: Sequence[str] = ()
-    """All nodes that have the gap."""
-
-
-PROBE_COLUMNS = (
-    out.text("view", "overlay, site:<name>, or store.", level=0),
-    out.flag(
-        "ok", "Did it succeed? A gap is never ok.", level=0, tint={True: "green", False: "red"}
-    ),
-    out.items(
-        "nodes",
-        "Nodes of a gap.",
-        level=0,
-        least=12,
-        wrap=True,
-        spare=1,
-        unit=formatting.fold_hostlist,
-    ),
-    out.text(
-        "dimension",
-        "Of a gap: cpus, grace, ...",
-        lambda p: p.dimension or None,
-        null=True,
-        head="GAP",
-        spare=1,
-    ),
-    out.words(
-        "text",
-        "What was seen or went wrong; of a gap, what is so, and the repair.",
-        head="SEEN",
-        least=30,
-    ),
-)
-
-
-def _check_live(settings: config.Settings, show: opt.Show) -> None:
+def _check_live(settings: config.Settings, query: Query, host: opt.Host) -> None:
     looks = [*asyncio.run(_probes(settings)), *_probe_store(settings.store.path)]
-    listing = out.Listing(PROBES_SCHEMA, PROBE_COLUMNS, looks, lambda probe: probe.view)
-    out.present(replace(show, watch=False), lambda: listing)
+    listing = Listing(PROBES_SCHEMA, PROBE_COLUMNS, looks, lambda probe: probe.view)
+    out.present(query, replace(host, watch=False), lambda: listing)
     failed = [x.view for x in looks if not x.ok and not x.dimension]
     gaps = [x.view for x in looks if x.dimension]
     wrong = (
@@ -201,7 +161,7 @@ def _check_live(settings: config.Settings, show: opt.Show) -> None:
             f"{formatting.count(len(gaps), 'gap')} between policy and site: {', '.join(dict.fromkeys(gaps))}"
         )
     if wrong:
-        raise opt.VerbError(*wrong, code=opt.Exit.UNMET)
+        raise VerbError(*wrong, code=Exit.UNMET)
 
 
 async def _probes(settings: config.Settings) -> list[Probe]:
@@ -354,7 +314,7 @@ def blocking(
     Examples:
       provisioner render blocking --site topas | ssh root@topas-a100-1 'cat > /etc/condor/config.d/60-provisioner.conf'
     """
-    text = _rendered_blocking(*_named_site(opt.config_path(opt.Where(path)), site))
+    text = _rendered_blocking(*_named_site(opt.config_path(opt.Where(config=path)), site))
     sys.stdout.write(text if text.endswith("\n") else f"{text}\n")
     sys.stdout.flush()
     out.note(
@@ -375,8 +335,8 @@ def kubernetes(
     Examples:
       provisioner render kubernetes --site cern | kubectl apply -f -
     """
-    controller, spec = _named_site(opt.config_path(opt.Where(path)), site)
-    with opt.reported(
+    controller, spec = _named_site(opt.config_path(opt.Where(config=path)), site)
+    with reported(
         AdapterError,
         loader.AdapterBrokenError,
         loader.AdapterUnknownError,
@@ -384,7 +344,7 @@ def kubernetes(
     ):
         made = _adapter(spec, controller)
         if not isinstance(made, SupportsRenderAccess):
-            raise opt.VerbError(
+            raise VerbError(
                 f"site {spec.name} is no Kubernetes site: its adapter is {spec.adapter}"
             )
         sys.stdout.write(made.render_access(spec.policy))
@@ -403,16 +363,16 @@ def mig_layout(
     Examples:
       provisioner render mig --site topas > mig.sh
     """
-    spec = _named_site(opt.config_path(opt.Where(path)), site)[1]
+    spec = _named_site(opt.config_path(opt.Where(config=path)), site)[1]
     if not spec.policy.mig:
-        raise opt.VerbError(
+        raise VerbError(
             f"{spec.path}: site {spec.name} has no `mig`, so there is nothing to render",
             "name the instances of each GPU, at the top level of that file:",
             "  mig: [{gpu_model: A100-40, layout: [3g.20gb, 2g.10gb, 1g.5gb, 1g.5gb]}]",
-            code=opt.Exit.UNMET,
+            code=Exit.UNMET,
         )
     layouts = [(each.gpu_model, each.layout, each.nodes) for each in spec.policy.mig]
-    with opt.reported(
+    with reported(
         loader.AdapterBrokenError, loader.AdapterUnknownError, prefix=f"site {spec.name}: "
     ):
         audits = getattr(loader.site_adapter(spec.adapter), "audits_mig", False)
@@ -473,18 +433,18 @@ def _named_site(path: Path, name: str) -> tuple[str, config.SiteConfig]:
     for spec in sites:
         if spec.name == name:
             return controller, spec
-    raise opt.unknown("site", name, [spec.name for spec in sites], f" in {path.absolute()}")
+    raise unknown("site", name, [spec.name for spec in sites], f" in {path.absolute()}")
 
 
 def _rendered_blocking(controller: str, spec: config.SiteConfig) -> str:
     if not spec.policy.blocking:
-        raise opt.VerbError(
+        raise VerbError(
             f"{spec.path}: site {spec.name} has no blocking, so there is nothing to render",
             "say what each free GPU keeps, at the top level of that file:",
             "  blocking: [{cpus: 8, memory: 20 GiB, disk: 50 GiB}]",
-            code=opt.Exit.UNMET,
+            code=Exit.UNMET,
         )
-    with opt.reported(
+    with reported(
         AdapterError,
         loader.AdapterBrokenError,
         loader.AdapterUnknownError,
@@ -493,59 +453,16 @@ def _rendered_blocking(controller: str, spec: config.SiteConfig) -> str:
         made = _adapter(spec, controller)
         if isinstance(made, SupportsRenderBlocking):
             return made.render_blocking(spec.policy)
-    raise opt.VerbError(
+    raise VerbError(
         f"adapter {spec.adapter} of site {spec.name} cannot render blocking: what its site needs for it is "
         "for its administrator to say; the planner and the drones keep the reserve all the same"
     )
 
 
-OUTCOME_TINTS = {
-    ImportOutcome.NEEDED: "red",
-    ImportOutcome.DROPPED: "yellow",
-    ImportOutcome.CHANGED: "yellow",
-    ImportOutcome.CONVERTED: "green",
-}
-"""Colours of the outcomes, in the order of the list."""
-
-
-def _finding_place(finding: ImportFinding) -> str:
-    return f"{os.path.basename(finding.file)}:{finding.line}"
-
-
-def _finding_words(finding: ImportFinding) -> str:
-    return f"{finding.ours}: {finding.text}" if finding.ours else finding.text
-
-
-_OUTCOMES = tuple(outcome.value for outcome in ImportOutcome)
-FINDING_COLUMNS = (
-    out.ident(
-        "file", "File of the old configuration.", head="WHERE", least=16, show=_finding_place
-    ),
-    out.whole("line", "Line, from 1."),
-    out.text(
-        "verdict",
-        "What became of it.",
-        "verdict.value",
-        head="BECAME",
-        choices=_OUTCOMES,
-        tint=OUTCOME_TINTS,
-    ),
-    out.ident("key", "Its key there, dotted.", least=20),
-    out.text("ours", "File and key here; empty for none.", level=1),
-    out.words(
-        "text",
-        "What became of it, and what to do.",
-        head="HOW, AND WHAT TO DO",
-        least=30,
-        show=_finding_words,
-    ),
-)
-
-
 @opt.shared
 def import_tardis(
-    show: opt.Show,
-    pick: opt.Pick,
+    query: ListQuery,
+    screen: opt.Screen,
     tardis: Annotated[
         Path, opt.argument("TARDIS_YML", "TARDIS' configuration, or COBalD's with `tardis`.")
     ],
@@ -598,19 +515,21 @@ def import_tardis(
             for problem in document.problems
         ]
         summary = f"{formatting.count(len(problems), 'problem')}: nothing is written"
-        raise opt.VerbError(*problems, summary, code=opt.Exit.UNMET)
+        raise VerbError(*problems, summary, code=Exit.UNMET)
     _write_files(to, made.files, force)
     rows = sorted(made.findings, key=lambda finding: list(OUTCOME_TINTS).index(finding.verdict))
-    listing = out.Listing(IMPORT_SCHEMA, FINDING_COLUMNS, rows, lambda finding: finding.key)
-    out.present(replace(show, watch=False), lambda: out.picked(listing, pick))
+    listing = Listing(IMPORT_SCHEMA, FINDING_COLUMNS, rows, lambda finding: finding.key)
+    out.present(
+        query,
+        replace(screen, watch=False),
+        lambda: picked(listing, query.sort, query.limit),
+    )
     out.note(f"written to {to}: {', '.join(made.files)}")
     counts = ", ".join(
         f"{made.count(outcome)} {outcome.value}" for outcome in ImportOutcome if made.count(outcome)
     )
     if made.count(ImportOutcome.NEEDED):
-        raise opt.VerbError(
-            f"{counts}; fill in each <...>, then: provisioner check", code=opt.Exit.UNMET
-        )
+        raise VerbError(f"{counts}; fill in each <...>, then: provisioner check", code=Exit.UNMET)
     out.note(counts)
 
 
@@ -618,7 +537,7 @@ def _write_files(to: Path, files: Mapping[str, str], force: bool) -> None:
     """Write all files, or none if one exists."""
     there = [to / name for name in files if os.path.lexists(to / name)]
     if there and not force:
-        raise opt.VerbError(
+        raise VerbError(
             *(f"{path} exists already" for path in there),
             "nothing is written: name another directory with --to, or write over it with --force",
         )

@@ -23,9 +23,12 @@ from rich.table import Table
 from rich.text import Text
 
 from provisioner import formatting
+from provisioner.answers.demand import class_rows
+from provisioner.answers.drones import STATE_TINTS
+from provisioner.answers.errors import Exit, VerbError
+from provisioner.answers.lookup import newest_plan
 from provisioner.cli import options as opt
-from provisioner.cli.drones import STATE_TINTS
-from provisioner.cli.jobs import answer_of, class_rows, newest_plan, open_queue
+from provisioner.cli.jobs import answer_of, open_queue
 from provisioner.model import Drone, DroneState
 from provisioner.processes import DRONE_TAG, end_tagged, tagged
 from provisioner.reasons import JobsWaiting, Reason
@@ -177,7 +180,7 @@ def run_demo(
                         if ended
                         else f"is not done after {DEMO_LIMIT_S:g} s"
                     )
-                    raise opt.VerbError(f"the controller {what}; end of its log:", *last_lines)
+                    raise VerbError(f"the controller {what}; end of its log:", *last_lines)
                 asked_to_end.wait(DEMO_POLL_S)
         if process.returncode:
             faults.append(f"the controller ended with status {process.returncode}: {log}")
@@ -240,7 +243,7 @@ def demo_directory(directory: Path | None) -> Iterator[Path]:
     if directory is not None:
         directory.mkdir(parents=True, exist_ok=True)
         if any(directory.iterdir()):
-            raise opt.VerbError(f"{directory} is not empty: name a new directory")
+            raise VerbError(f"{directory} is not empty: name a new directory")
     place = directory.resolve() if directory else Path(tempfile.mkdtemp(prefix="provisioner-demo-"))
     configuration = importlib.resources.files("provisioner.cli") / "demo_config"  # in a wheel
     if not configuration.is_dir():
@@ -387,9 +390,9 @@ def demo(
             display.console.print(summary(view, faults))
     except KeyboardInterrupt:
         ended = "stopped; the controller, its drones and their jobs are gone"
-        raise opt.VerbError(ended, code=opt.Exit.INTERRUPTED) from None
+        raise VerbError(ended, code=Exit.INTERRUPTED) from None
     if faults:
-        raise opt.VerbError(*faults)
+        raise VerbError(*faults)
 
 
 def _stop_request() -> threading.Event:

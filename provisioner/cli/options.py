@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from difflib import get_close_matches
-from enum import IntEnum, StrEnum
+from collections.abc import Callable
+from dataclasses import MISSING, dataclass
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from provisioner.formatting import count, local_times, sanitize
-from provisioner.model import DroneId
+from provisioner.answers.errors import Exit, VerbError
+from provisioner.answers.query import Options, Parameter, parameters
+from provisioner.answers.query import option as declared
+from provisioner.answers.query import switch as declared_switch
+from provisioner.formatting import count
 
 if TYPE_CHECKING:
     from provisioner.store.reader import Reader
@@ -23,32 +23,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Exit(IntEnum):
-    """Exit codes, the same for every verb."""
-
-    OK = 0
-    FAILED = 1
-    USAGE = 2
-    UNMET = 3
-    PARTIAL = 4
-    TIMED_OUT = 124
-    INTERRUPTED = 130
-
-
 EXIT_HELP = (
     "Exit codes: 0 success, an empty list included; 1 failed; 2 wrong usage; 3 condition not met (check found "
     "problems, replay differs, reload refused, configuration invalid); 4 some of several succeeded; 124 time is up; "
     "130 interrupted."
 )
-
-
-class VerbError(Exception):
-    """Error of a verb that cannot do what was asked. Its lines go to stderr, without a traceback."""
-
-    def __init__(self, *lines: str, code: Exit = Exit.FAILED) -> None:
-        super().__init__("\n".join(lines))
-        self.lines = lines
-        self.code = code
 
 
 _WEB = ("aiohttp", "jinja2", "jwt", "prometheus_client", "pygal")
@@ -85,40 +64,6 @@ def verb_error(error: BaseException) -> VerbError | None:
             return None
 
 
-def unknown(
-    what: str, name: str, known: Sequence[str], where: str = "", code: Exit = Exit.FAILED
-) -> VerbError:
-    """Return the error for a name that is not among the known ones."""
-    near = get_close_matches(name[:200], known, n=1)
-    instead = f"did you mean `{near[0]}`?" if near else f"known: {named(known) or 'none'}"
-    return VerbError(f"no {what} `{sanitize(name, 80)}`{where}; {instead}", code=code)
-
-
-MAX_NAMED = 8
-
-
-def named(ids: Sequence[str]) -> str:
-    """Return the first of many ids, and how many more there are."""
-    shown = ", ".join(sanitize(i, 80) for i in ids[:MAX_NAMED])
-    return shown + (f" and {len(ids) - MAX_NAMED} more" if len(ids) > MAX_NAMED else "")
-
-
-class Format(StrEnum):
-    """Output formats. All but table and wide are for programs: never shortened, never coloured."""
-
-    TABLE = "table"
-    WIDE = "wide"
-    JSON = "json"
-    JSONL = "jsonl"
-    YAML = "yaml"
-    CSV = "csv"
-    NAME = "name"
-
-    @property
-    def for_people(self) -> bool:
-        return self in (Format.TABLE, Format.WIDE)
-
-
 def option(metavar: str, help: str, *flags: str, **more: Any) -> Any:
     """Return an option with a value; its name is that of the parameter unless ``flags`` are given."""
     return typer.Option(*flags, metavar=metavar, help=help, **more)
@@ -133,11 +78,6 @@ def argument(metavar: str, help: str, **more: Any) -> Any:
     return typer.Argument(metavar=metavar, help=help, show_default=False, **more)
 
 
-def _env_option(metavar: str | None, help: str, *flags: str) -> Any:
-    env = f"PROVISIONER_{flags[0].removeprefix('--').upper()}"
-    return typer.Option(*flags, envvar=env, show_envvar=False, metavar=metavar, help=help)
-
-
 _CONFIG_HELP = (
     "Configuration file [env: PROVISIONER_CONFIG; default: ./provisioner.yaml, ./site_configs/provisioner.yaml, "
     "/etc/provisioner/provisioner.yaml]."
@@ -145,7 +85,17 @@ _CONFIG_HELP = (
 _STORE_HELP = "The record itself, without reading a configuration [env: PROVISIONER_STORE]."
 _URL_HELP = "Web service to ask instead, https://HOST:PORT or unix:PATH [env: PROVISIONER_URL]."
 _TOKEN_HELP = "With --url: bearer token to send; over https by default that of BEARER_TOKEN or BEARER_TOKEN_FILE."
-ConfigPath = Annotated[Path | None, _env_option("PATH", _CONFIG_HELP, "--config", "-c")]
+CONFIG_OPTION = declared("PATH", _CONFIG_HELP, "--config", "-c", variable="PROVISIONER_CONFIG")
+ConfigPath = Annotated[
+    Path | None,
+    typer.Option(
+        *CONFIG_OPTION.flags,
+        envvar=CONFIG_OPTION.variable,
+        show_envvar=False,
+        metavar=CONFIG_OPTION.metavar,
+        help=CONFIG_OPTION.help,
+    ),
+]
 ConfigArgument = Annotated[
     Path | None, argument("PATH", "Configuration file; default as --config.")
 ]
@@ -157,98 +107,95 @@ def tick_option(help: str) -> Any:
     return option("N", help, "--tick", min=0, max=2**63 - 1)
 
 
-class OptionGroup:
-    """Base of dataclasses whose fields are options: a verb takes one as a parameter, see :func:`shared`."""
+@dataclass(frozen=True, kw_only=True)
+class Where(Options):
+    """Place of the record and of the configuration."""
 
-    __slots__ = ()
-    __dataclass_fields__: ClassVar[dict[str, Any]]
-
-
-@dataclass(frozen=True)
-class Where(OptionGroup):
-    """Options: the place of the record and of the configuration."""
-
-    config: ConfigPath = None
-    store: Annotated[Path | None, _env_option("PATH", _STORE_HELP, "--store")] = None
-    url: Annotated[str | None, _env_option("URL", _URL_HELP, "--url")] = None
-    token_file: Annotated[Path | None, option("FILE", _TOKEN_HELP, "--token-file")] = None
-
-
-@dataclass(frozen=True)
-class Show(OptionGroup):
-    """Options: the form of the answer."""
-
-    output: Annotated[
-        Format, _env_option(None, "Form of the output [env: PROVISIONER_OUTPUT].", "--output", "-o")
-    ] = Format.TABLE
-    columns: Annotated[
-        str | None, option("A,B", "Only these, in this order; names as in JSON.")
-    ] = None
-    no_header: Annotated[bool, switch("No header line and no line of scope.", "--no-header")] = (
-        False
-    )
-    no_color: Annotated[bool, switch("No colour, as with NO_COLOR set.", "--no-color")] = False
-    watch: Annotated[
-        bool, switch("Show again and again; JSON as one object per line.", "--watch", "-w")
-    ] = False
-    interval: Annotated[
-        float, option("SECONDS", "Pause with --watch.", "--interval", "-i", min=0.1, max=86400)
-    ] = 2.0
-    local: Annotated[
-        bool, switch("Times in the local zone (TZ), not in UTC; tables only.", "--local")
-    ] = False
-
-
-@dataclass(frozen=True)
-class Pick(OptionGroup):
-    """Options: the rows of a list, and their order."""
-
-    sort: Annotated[
-        str | None, option("A,-B", "Order by these heads or keys; a leading - turns one round.")
-    ] = None
-    limit: Annotated[int | None, option("N", "No more rows than this.", "--limit", "-n", min=0)] = (
+    config: Annotated[Path | None, CONFIG_OPTION] = None
+    store: Annotated[Path | None, declared("PATH", _STORE_HELP, variable="PROVISIONER_STORE")] = (
         None
     )
+    url: Annotated[str | None, declared("URL", _URL_HELP, variable="PROVISIONER_URL")] = None
+    token_file: Annotated[Path | None, declared("FILE", _TOKEN_HELP)] = None
 
 
-@dataclass(frozen=True)
-class Query(Where, Show):
-    """Options of verbs that answer from the record."""
+@dataclass(frozen=True, kw_only=True)
+class Screen(Options):
+    """Terminal on which an answer is shown."""
+
+    no_color: Annotated[bool, declared_switch("No colour, as with NO_COLOR set.")] = False
+    watch: Annotated[
+        bool,
+        declared_switch("Show again and again; JSON as one object per line.", "--watch", "-w"),
+    ] = False
+    interval: Annotated[
+        float,
+        declared("SECONDS", "Pause with --watch.", "--interval", "-i", least=0.1, most=86400),
+    ] = 2.0
+    local: Annotated[
+        bool, declared_switch("Times in the local zone (TZ), not in UTC; tables only.")
+    ] = False
 
 
-@dataclass(frozen=True)
-class ListQuery(Where, Show, Pick):
-    """Options of verbs that list what is on record."""
+@dataclass(frozen=True, kw_only=True)
+class Host(Screen, Where):
+    """Options of verbs that show an answer on this host."""
 
 
-def shared(verb: Callable[..., T]) -> Callable[..., T]:
-    """Replace each parameter of ``verb`` that is an :class:`OptionGroup` by an option per field."""
-    groups: dict[str, type[OptionGroup]] = {}
+def shared(verb: Callable[..., T], help: str = "") -> Callable[..., T]:
+    """Replace each parameter of ``verb`` that is a class of options by an option per field.
+
+    Typer makes its options of a signature. ``help``: instead of the docstring.
+    """
+    groups: dict[str, tuple[Parameter, ...]] = {}
+    kinds: dict[str, type[Options]] = {}
     own: list[inspect.Parameter] = []
-    spread: list[inspect.Parameter] = []
     for parameter in inspect.signature(verb, eval_str=True).parameters.values():
         kind = parameter.annotation
-        if isinstance(kind, type) and issubclass(kind, OptionGroup):
-            groups[parameter.name] = kind
-            spread += inspect.signature(kind, eval_str=True).parameters.values()
+        if isinstance(kind, type) and issubclass(kind, Options):
+            groups[parameter.name], kinds[parameter.name] = parameters(kind), kind
         else:
-            own.append(parameter)
-    parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in (*own, *spread)]
+            own.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+    spread = [_typer_parameter(each) for group in groups.values() for each in group]
 
     @wraps(verb)
     def call(**given: Any) -> T:
         made = {
-            name: kind(**{f: given.pop(f) for f in kind.__dataclass_fields__})
-            for name, kind in groups.items()
+            name: kinds[name](**{each.field: given.pop(each.field) for each in group})
+            for name, group in groups.items()
         }
-        show = next((group for group in made.values() if isinstance(group, Show)), None)
-        with local_times(show is not None and show.local and show.output.for_people):
-            return verb(**given, **made)
+        return verb(**given, **made)
 
     del call.__wrapped__
-    call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    call.__annotations__ = {p.name: p.annotation for p in parameters}
+    call.__signature__ = inspect.Signature([*own, *spread])  # type: ignore[attr-defined]
+    call.__annotations__ = {each.name: each.annotation for each in (*own, *spread)}
+    call.__doc__ = help or verb.__doc__
     return call
+
+
+def _typer_parameter(of: Parameter) -> inspect.Parameter:
+    """Return an option or argument of a verb as Typer wants it."""
+    declared, flags = of.option, of.option.flags or (f"--{of.name}",)
+    info: Any
+    if declared.is_subject:
+        info = argument(declared.metavar or "", declared.help)
+    else:
+        info = typer.Option(
+            *flags,
+            metavar=declared.metavar,
+            help=declared.help,
+            min=declared.least,
+            max=declared.most,
+            envvar=declared.variable,
+            show_envvar=False,
+            case_sensitive=False,
+        )
+    return inspect.Parameter(
+        of.field,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=inspect.Parameter.empty if of.default is MISSING else of.default,
+        annotation=Annotated[of.annotation, info],
+    )
 
 
 def verb_follows(ctx: typer.Context) -> bool:
@@ -266,23 +213,6 @@ def verb_follows(ctx: typer.Context) -> bool:
             f"put {option} after `{ctx.info_name} {ctx.invoked_subcommand}`", code=Exit.USAGE
         )
     return True
-
-
-@contextmanager
-def reported(*kinds: type[Exception], prefix: str = "", code: Exit = Exit.FAILED) -> Iterator[None]:
-    """Turn errors of these kinds, whose messages are for people, into :class:`VerbError`."""
-    try:
-        yield
-    except kinds as error:
-        raise VerbError(
-            *(f"{prefix}{line}" for line in str(error).splitlines()), code=code
-        ) from error
-
-
-def parsed(parse: Callable[[str], T], option: str, text: str) -> T:
-    """Return the value of an option. Raises :class:`VerbError` that names the option and the remedy."""
-    with reported(ValueError, prefix=f"{option}: ", code=Exit.USAGE):
-        return parse(text)
 
 
 CONFIG_PATHS = tuple(
@@ -345,40 +275,3 @@ def open_record(where: Where) -> Reader:
     from provisioner.store.reader import Reader
 
     return Reader(path)
-
-
-SUGGESTED_FROM = 200
-"""Newest drones among whose ids the nearest to an unknown one is sought."""
-
-
-def find_drone(reader: Reader, any_id: str) -> DroneId:
-    """Return the drone of an id, a remote id or a slot name. Raises :class:`VerbError` that names the candidates."""
-    found = reader.find(any_id) if any_id.strip() else []
-    if len(found) > 1:
-        raise VerbError(f"{sanitize(any_id, 80)} means {len(found)} drones: {named(found)}")
-    if not found:
-        ids = [
-            i
-            for d in reader.drones(ended=None, limit=SUGGESTED_FROM)
-            for i in (d.id, d.remote_id, d.slot, d.site_slot)
-            if i
-        ]
-        raise unknown("drone", any_id, ids, " on record")
-    return found[0]
-
-
-def require_known_sites(reader: Reader, sites: Sequence[str]) -> None:
-    """Raise :class:`VerbError` for the first of ``sites`` that is neither configured nor has had a drone.
-
-    Before the first tick the record does not tell what is configured.
-    """
-    views = reader.views() if sites else None
-    if views is None:
-        return
-    for site in sites:
-        if site not in views.policy.sites and not reader.drones(ended=None, sites=[site], limit=1):
-            known = sorted({*views.policy.sites, *(drone.site for drone in reader.drones())})
-            raise unknown("site", site, known, " on record")
-
-
-DroneArgument = Annotated[str, argument("ID", "Any id of a drone.")]

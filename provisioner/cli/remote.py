@@ -11,45 +11,15 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from email.message import Message as HTTPMessage
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 from urllib.parse import quote, unquote, urlencode, urlsplit
 
-import typer
-
+from provisioner.answers.errors import Exit, VerbError, reported
+from provisioner.answers.forms import dumps
+from provisioner.answers.query import API, Format, Query, RecordQuestion, written
 from provisioner.cli import options as opt
 from provisioner.cli import output as out
-from provisioner.cli.options import Exit, Format, VerbError
 
-API = "/api/v1"
-RESOURCES: Mapping[str, str] = {
-    "/status": "status",
-    "/drones": "drones",
-    "/drones/{id}": "drones show",
-    "/sites": "sites",
-    "/sites/{id}": "sites show",
-    "/demand": "demand",
-    "/jobs/{id}": "explain job",
-    "/classes/{id}": "explain class",
-    "/plan": "plan",
-    "/events": "events",
-    "/usage": "usage",
-    "/estimates": "estimates",
-}
-"""Paths below :data:`API` with the verbs that they answer as."""
-LOCAL_OPTIONS = frozenset(
-    {
-        *opt.Where.__dataclass_fields__,
-        "no_color",
-        "watch",
-        "interval",
-        "local",
-        "follow",
-        "check",
-        "help",
-    }
-)
-"""Options that the client itself acts on, by parameter."""
-SAME_AS = {"explain drone": "drones show"}
 TIMEOUT_S = 60.0
 """Silence after which an answer is taken for lost: a stream has a comment more often."""
 RETRY_S = 2.0
@@ -59,42 +29,24 @@ class ServiceUnavailableError(VerbError):
     """Error of a service that does not answer now, but may soon."""
 
 
-def answer(ctx: typer.Context, query: opt.Query | opt.ListQuery) -> out.Rendered:
-    """Return the answer of the service to the verb and options of ``ctx``."""
-    verb = ctx.command_path.partition(" ")[2]
-    path = next(path for path, each in RESOURCES.items() if each == SAME_AS.get(verb, verb))
-    if ctx.params.get("follow"):
-        _follow(query)
-    if query.local:
+def answer(question: RecordQuestion, query: Query, host: opt.Host) -> out.Rendered:
+    """Return the answer of the service to a question."""
+    if host.local:
         raise VerbError(
             "--local is for a record on this host: the service writes times in UTC", code=Exit.USAGE
         )
-    asked: list[tuple[str, str]] = [("output", query.output.value)]
-    for parameter in ctx.command.params:
-        source = getattr(ctx.get_parameter_source(parameter.name or ""), "name", "")
-        value = ctx.params.get(parameter.name or "")
-        if parameter.param_type_name == "argument":
-            path = path.replace("{id}", quote(str(value), safe=""))
-        elif source == "COMMANDLINE" and parameter.name not in LOCAL_OPTIONS:
-            asked += _asked(parameter.opts[0].removeprefix("--"), value)
-    page = out.Page.of(query)
-    if query.output.for_people:
-        asked += [("color", "true")] * page.color + (
-            [("width", str(page.width))] if page.width else []
-        )
-    body, headers = _call(query, "GET", f"{path}?{urlencode(asked)}")
+    page = out.page_of(query, host)
+    asked = {**written(query), "output": [query.output.value]}
+    if query.output.for_people and page.color:
+        asked["color"] = ["true"]
+    if query.output.for_people and page.width:
+        asked["width"] = [str(page.width)]
+    path = question.path.replace("{id}", quote(getattr(query, "id", ""), safe=""))
+    body, headers = _call(host, "GET", f"{path}?{urlencode(asked, doseq=True)}")
     text = body.decode()
-    if query.watch and query.output is Format.JSON:
-        text = out.dumps(json.loads(text)) + "\n"
+    if host.watch and query.output is Format.JSON:
+        text = dumps(json.loads(text)) + "\n"
     return out.Rendered(text, unquote(headers.get("Provisioner-Scope", "")))
-
-
-def _asked(name: str, value: Any) -> Iterator[tuple[str, str]]:
-    for each in value if isinstance(value, list | tuple) else [value]:
-        yield (
-            name,
-            str(each).lower() if isinstance(each, bool) else str(getattr(each, "value", each)),
-        )
 
 
 def post(where: opt.Where, path: str, **body: str | None) -> None:
@@ -112,21 +64,18 @@ def names(where: opt.Where, path: str, query: Mapping[str, Sequence[str]]) -> li
     return _call(where, "GET", f"{path}?{asked}")[0].decode().splitlines()
 
 
-def _follow(query: opt.Query | opt.ListQuery) -> NoReturn:
-    """Print what happens from now on until interrupted, across restarts of the service."""
-    from provisioner.cli.status import followed_line, require_followable
-
-    require_followable(query)
+def followed(where: opt.Where) -> Iterator[Mapping[str, Any]]:
+    """Yield what happens from now on, across restarts of the service."""
     last = ""
     while True:
         try:
-            with _opened(query, "GET", "/events/stream", last_id=last) as response:
+            with _opened(where, "GET", "/events/stream", last_id=last) as response:
                 for line in response:
                     name, _, value = line.decode().strip().partition(": ")
                     if name == "id":
                         last = value
                     elif name == "data":
-                        print(followed_line(json.loads(value), query), flush=True)
+                        yield json.loads(value)
         except (ServiceUnavailableError, OSError, http.client.HTTPException):
             if not last:
                 raise
@@ -136,7 +85,7 @@ def _follow(query: opt.Query | opt.ListQuery) -> NoReturn:
 def _call(
     where: opt.Where, method: str, path: str, body: bytes | None = None
 ) -> tuple[bytes, HTTPMessage]:
-    cut_short = opt.reported(
+    cut_short = reported(
         OSError, http.client.HTTPException, prefix=f"no whole answer from {where.url}: "
     )
     with _opened(where, method, path, body) as response, cut_short:
@@ -195,7 +144,7 @@ class _UnixConnection(http.client.HTTPConnection):
 
 def _connection(url: str) -> tuple[http.client.HTTPConnection, str]:
     """Return a connection, and the path before that of the API."""
-    with opt.reported(ValueError, prefix=f"--url {url}: ", code=Exit.USAGE):
+    with reported(ValueError, prefix=f"--url {url}: ", code=Exit.USAGE):
         parts, port = urlsplit(url), urlsplit(url).port
     if parts.scheme == "unix" and parts.path:
         return _UnixConnection(parts.path), ""
@@ -207,7 +156,7 @@ def _connection(url: str) -> tuple[http.client.HTTPConnection, str]:
         ), parts.path.rstrip("/")
     context = ssl.create_default_context()
     if certificate := os.environ.get("X509_USER_CERT"):
-        with opt.reported(OSError, prefix="X509_USER_CERT, X509_USER_KEY: "):
+        with reported(OSError, prefix="X509_USER_CERT, X509_USER_KEY: "):
             context.load_cert_chain(certificate, os.environ.get("X509_USER_KEY"))
     made = http.client.HTTPSConnection(parts.hostname, port, timeout=TIMEOUT_S, context=context)
     return made, parts.path.rstrip("/")

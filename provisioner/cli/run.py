@@ -13,10 +13,10 @@ from typing import Annotated
 import typer
 
 from provisioner import formatting
+from provisioner.answers.errors import Exit, VerbError, reported
+from provisioner.answers.events import NO_LIMIT
 from provisioner.cli import options as opt
-from provisioner.cli.options import VerbError
 from provisioner.cli.output import note
-from provisioner.cli.status import NO_LIMIT
 from provisioner.logs import LogFormat, LogLevel, log_to_stderr
 from provisioner.store.lock import process_of
 from provisioner.store.reader import Reader
@@ -62,7 +62,7 @@ def run(
         signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     config = opt.config_path(opt.Where(config=path or config))
     log_to_stderr(log_level, log_format)
-    with opt.reported(AdapterError, AdapterBrokenError, AdapterUnknownError):
+    with reported(AdapterError, AdapterBrokenError, AdapterUnknownError):
         code = asyncio.run(process.run(config, once=once, root=root, shadow=shadow))
     raise typer.Exit(code)
 
@@ -103,14 +103,14 @@ def reload(
         if time.monotonic() >= deadline:
             raise VerbError(
                 f"no answer from process {pid} after {formatting.age(timeout)}",
-                code=opt.Exit.TIMED_OUT,
+                code=Exit.TIMED_OUT,
             )
         time.sleep(RELOAD_POLL_S)
     event = found[0]
     lines = "\n".join(map(str, event.fields.values())).splitlines()
     if event.name == RELOAD_REFUSED_EVENT:
         refused = f"process {pid} refused the configuration and keeps the old one"
-        raise VerbError(refused, *lines, code=opt.Exit.UNMET)
+        raise VerbError(refused, *lines, code=Exit.UNMET)
     note(f"process {pid} took over the configuration", *lines)
 
 

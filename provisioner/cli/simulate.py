@@ -8,252 +8,29 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
 from math import inf, isfinite
 from pathlib import Path
-from statistics import fmean
-from typing import Annotated, NamedTuple, NoReturn
+from typing import Annotated, NoReturn
 
 from provisioner import formatting
+from provisioner.answers.errors import Exit, VerbError, parsed, reported, unknown
+from provisioner.answers.query import Format, Options, Query, option, switch
+from provisioner.answers.simulation import simulation, world_notes
 from provisioner.cli import options as opt
 from provisioner.cli import output as out
-from provisioner.cli.options import Exit, VerbError
 from provisioner.cli.output import note
 from provisioner.config import ConfigError, load
 from provisioner.durations import parse_duration
 from provisioner.planner.matching import nearness
 from provisioner.simulator import report as report_page
-from provisioner.simulator import results as figures
 from provisioner.simulator import traces, what_if
 from provisioner.simulator.replay import REPLAY_LIMIT_S, Replay, run_all
-from provisioner.simulator.results import FIGURES, KeyFigure, PairedDifference, Runs, SeedStatistics
 from provisioner.simulator.traces import Trace, TraceError, TraceSelection
-from provisioner.simulator.world_file import describe_world, world_of
-from provisioner.values import frozen
-
-SIMULATION_SCHEMA = "provisioner.simulation/1"
-
-
-class FigureRow(NamedTuple):
-    """Figure of one policy, and its difference from the first policy."""
-
-    heading: str
-    figure: KeyFigure
-    policy: str
-    over: SeedStatistics
-    versus: PairedDifference | None
-
-
-class WaitRow(NamedTuple):
-    """Waits of jobs of one size under one policy; means over the seeds."""
-
-    label: str
-    policy: str
-    jobs: float
-    mean_s: float
-    p50_s: float
-    p95_s: float
-    why: str
-    """Main reasons for the waits."""
-
-
-class ViolationRow(NamedTuple):
-    policy: str
-    seed: int
-    text: str
-
-
-class SimulationRow(NamedTuple):
-    trace: Trace
-    seeds: list[int]
-    policies: list[str]
-    world: list[str]
-    notes: list[str]
-
-
-SIMULATION_FACTS = (
-    out.text("trace", "Name of the trace; `recorded` for jobs on record.", "trace.name", level=0),
-    out.whole("jobs", "Jobs replayed.", lambda f: len(f.trace.jobs), level=0),
-    out.span_s(
-        "span_s", "From begin to last submission, seconds.", "trace.span_s", head="SPAN", null=False
-    ),
-    out.whole("left_out", "Jobs without a run time or a GPU.", "trace.left_out"),
-    out.whole(
-        "bad_lines",
-        "Lines left out because they could not be understood.",
-        lambda f: len(f.trace.bad),
-    ),
-    out.items("seeds", "Seeds of the replays.", level=0),
-    out.items(
-        "policies",
-        "What was replayed; others are compared with the first.",
-        level=0,
-        unit="; ".join,
-    ),
-    out.items("world", "The sites of the first.", level=0, unit="; ".join),
-    out.items("notes", "Assumptions about the sites, where no file has the value."),
-)
-
-
-def _deviation(over: SeedStatistics | None) -> str:
-    return figures.amount(over.deviation) if over and over.count > 1 else ""
-
-
-def _difference_deviation(row: FigureRow) -> str:
-    return _deviation(row.versus.spread) if row.versus else ""
-
-
-def _improved(row: FigureRow) -> str:
-    return (
-        f"{row.versus.improved} of {row.versus.spread.count}"
-        if row.versus and row.figure.better
-        else ""
-    )
-
-
-_amount = partial(out.number, null=True, convert=out.finite)
-_POLICY = out.ident("policy", "Under which policy.", least=16)
-_DIFFERENCE = "Mean difference to the first policy, seed by seed; null for the first."
-_SPREAD = "versus.spread.deviation"
-FIGURE_COLUMNS = (
-    out.text("group", "What the figure is about.", "heading"),
-    out.text("figure", "Its name.", "figure.name", level=0),
-    out.text("unit", "Its unit; empty for a count.", "figure.unit", level=0),
-    _POLICY,
-    _amount(
-        "mean", "Mean over the seeds; null: infinite.", "over.mean", level=0, unit=figures.amount
-    ),
-    _amount(
-        "deviation",
-        "Over the seeds.",
-        "over.deviation",
-        head="+-",
-        spare=2,
-        show=lambda r: _deviation(r.over),
-    ),
-    out.whole("seeds", "Replays that tell the figure.", "over.count"),
-    _amount(
-        "difference",
-        _DIFFERENCE,
-        "versus.spread.mean",
-        head="DIFFERENCE",
-        spare=1,
-        unit=figures.change,
-    ),
-    _amount(
-        "difference_deviation", "Of these.", _SPREAD, head="+-", spare=2, show=_difference_deviation
-    ),
-    out.whole(
-        "improved",
-        "Seeds.",
-        "versus.improved",
-        null=True,
-        head="BETTER IN",
-        spare=2,
-        show=_improved,
-    ),
-)
-_wait = partial(out.number, convert=out.rounded, unit=figures.amount)
-WAIT_COLUMNS = (
-    out.ident("class", "What the jobs ask for.", "label", least=16),
-    _POLICY,
-    out.number("jobs", "Jobs done.", level=0, unit=figures.amount),
-    _wait("mean_s", "Mean wait.", head="MEAN s"),
-    _wait("p50_s", "Median wait.", head="MEDIAN s"),
-    _wait("p95_s", "95th percentile.", head="P95 s"),
-    out.words(
-        "why", "Main reasons of the planner, with their shares of the waiting time.", least=20
-    ),
-)
-VIOLATION_COLUMNS = (
-    out.text("policy", "Under which policy.", level=0),
-    out.whole("seed", "With which seed.", level=0),
-    out.words("text", "The promise that was broken.", least=30),
-)
-
-
-def simulation(
-    trace: Trace, replays: Sequence[Replay], runs: Runs, *, brief: bool = False
-) -> out.Document:
-    """Return the answer; with ``brief`` only the main figures."""
-    results = [(policy, result) for policy, of_policy in runs.items() for result in of_policy]
-    facts = SimulationRow(
-        trace,
-        seeds=[result.seed for result in next(iter(runs.values()), ())],
-        policies=list(runs),
-        world=[line for replay in replays[:1] for line in describe_world(replay.world)],
-        notes=_world_notes(replays),
-    )
-    violations = [
-        ViolationRow(policy, result.seed, line)
-        for policy, result in results
-        for line in result.violations
-    ]
-    shown, title = list(_figure_rows(runs, brief)), "figures, mean over the seeds"
-    return out.Document(
-        SIMULATION_SCHEMA,
-        SIMULATION_FACTS,
-        facts,
-        {
-            "figures": out.Listing("", FIGURE_COLUMNS, shown, lambda r: r.figure.name, title=title),
-            "classes": out.Listing(
-                "", WAIT_COLUMNS, list(_wait_rows(runs)), title="waits by size of the jobs"
-            ),
-            "violations": out.Listing("", VIOLATION_COLUMNS, violations),
-        },
-        main="figures",
-        name=trace.name,
-    )
-
-
-def _world_notes(replays: Sequence[Replay]) -> list[str]:
-    return list(dict.fromkeys(line for replay in replays for line in replay.world.notes))
-
-
-def _figure_rows(runs: Runs, brief: bool) -> Iterator[FigureRow]:
-    first = next(iter(runs.values()), ())
-    for heading, of_heading in FIGURES.items():
-        for figure in of_heading:
-            if brief and figure.detail:
-                continue
-            for n, (policy, results) in enumerate(runs.items()):
-                if (over := figures.spread(figure.of(result) for result in results)) is not None:
-                    versus = figures.paired(figure, first, results) if n else None
-                    yield FigureRow(heading, figure, policy, over, versus)
-
-
-_WAIT_MEANS = ("jobs", "mean_s", "p50_s", "p95_s")
-
-
-def _wait_rows(runs: Runs) -> Iterator[WaitRow]:
-    for label in sorted(
-        {label for results in runs.values() for r in results for label in r.waits_by_class}
-    ):
-        for policy, results in runs.items():
-            waits = [r.waits_by_class[label] for r in results if label in r.waits_by_class]
-            if waits:
-                jobs, mean_s, p50_s, p95_s = (
-                    fmean(getattr(w, key) for w in waits) for key in _WAIT_MEANS
-                )
-                why = _main_reasons(r.waits_why.get(label, {}) for r in results)
-                yield WaitRow(label, policy, jobs, mean_s, p50_s, p95_s, why)
-
-
-def _main_reasons(waits_why: Iterable[Mapping[str, float]]) -> str:
-    """Return the reasons for most of the waiting, with their shares: ``node-reserved 60 %, site-full 35 %``."""
-    total: dict[str, float] = {}
-    for each in waits_why:
-        for kind, part_s in each.items():
-            total[kind] = total.get(kind, 0.0) + part_s
-    parts = sorted(
-        ((100 * part_s / sum(total.values()), kind) for kind, part_s in total.items() if part_s),
-        reverse=True,
-    )
-    return ", ".join(f"{kind} {percent:.0f} %" for percent, kind in parts[:3])
+from provisioner.simulator.world_file import world_of
 
 
 def _replays(
@@ -273,7 +50,7 @@ def _replays(
     others = []
     for each in replays:
         changed = each.world
-        with opt.reported(what_if.QuestionError, prefix="--what-if: ", code=Exit.USAGE):
+        with reported(what_if.QuestionError, prefix="--what-if: ", code=Exit.USAGE):
             for asked in changes:
                 question = what_if.read(asked, [facility.name for facility in changed.facilities])
                 changed = what_if.changed(changed, question)
@@ -378,49 +155,41 @@ WHAT_IF_HELP = (
 )
 
 
-@frozen
-class JobOptions(opt.OptionGroup):
+@dataclass(frozen=True, kw_only=True)
+class JobOptions(Options):
     """Options: how a trace is read, and which of its jobs are replayed."""
 
-    trace_columns: Annotated[str | None, opt.option("A=B,...", COLUMNS_HELP)] = None
+    trace_columns: Annotated[str | None, option("A=B,...", COLUMNS_HELP)] = None
     group: Annotated[
-        list[str] | None, opt.option("NAME", "Jobs of this group or user only; repeatable.")
+        list[str] | None, option("NAME", "Jobs of this group or user only; repeatable.")
     ] = None
     begin: Annotated[
-        str | None, opt.option("TIME", "Begin so long after the first job, as in 28d.", "--from")
+        str | None, option("TIME", "Begin so long after the first job, as in 28d.", "--from")
     ] = None
-    span: Annotated[str | None, opt.option("TIME", "Jobs of so long only, as in 7d.")] = None
-    limit: Annotated[int | None, opt.option("N", "No more jobs than this.", min=1)] = None
+    span: Annotated[str | None, option("TIME", "Jobs of so long only, as in 7d.")] = None
+    limit: Annotated[int | None, option("N", "No more jobs than this.", least=1)] = None
     gpus: Annotated[
-        list[int] | None, opt.option("N", "Jobs of so many GPUs only; repeatable.", min=1)
+        list[int] | None, option("N", "Jobs of so many GPUs only; repeatable.", least=1)
     ] = None
     cap_duration: Annotated[
-        str | None, opt.option("TIME", "Longer jobs end after this, as in 24h.")
+        str | None, option("TIME", "Longer jobs end after this, as in 24h.")
     ] = None
-    vram_mix: Annotated[
-        bool, opt.switch("Draw the GPU memory of each job, 8 to 80 GB.", "--vram-mix")
-    ] = False
+    vram_mix: Annotated[bool, switch("Draw the GPU memory of each job, 8 to 80 GB.")] = False
     ignore: Annotated[
-        list[str] | None, opt.option("FIELD", "Take this field as unknown; repeatable.")
+        list[str] | None, option("FIELD", "Take this field as unknown; repeatable.")
     ] = None
-    skip_bad: Annotated[
-        bool, opt.switch("Leave out lines that cannot be understood.", "--skip-bad")
-    ] = False
+    skip_bad: Annotated[bool, switch("Leave out lines that cannot be understood.")] = False
 
     def selection(self) -> TraceSelection:
         if wrong := [name for name in self.ignore or () if name not in IGNORABLE_FIELDS]:
-            raise opt.unknown("field", wrong[0], IGNORABLE_FIELDS, code=Exit.USAGE)
+            raise unknown("field", wrong[0], IGNORABLE_FIELDS, code=Exit.USAGE)
         return TraceSelection(
             groups=tuple(name for names in self.group or () for name in names.split(",")),
-            from_s=opt.parsed(parse_duration, "--from", self.begin)
-            if self.begin is not None
-            else 0.0,
-            span_s=opt.parsed(parse_duration, "--span", self.span)
-            if self.span is not None
-            else inf,
+            from_s=parsed(parse_duration, "--from", self.begin) if self.begin is not None else 0.0,
+            span_s=parsed(parse_duration, "--span", self.span) if self.span is not None else inf,
             limit=self.limit,
             gpus=tuple(self.gpus or ()),
-            cap_s=opt.parsed(parse_duration, "--cap-duration", self.cap_duration)
+            cap_s=parsed(parse_duration, "--cap-duration", self.cap_duration)
             if self.cap_duration
             else inf,
             vram_seed=VRAM_SEED if self.vram_mix else None,
@@ -457,7 +226,8 @@ def simulate(
     ] = None,
     *,
     options: JobOptions,
-    query: opt.Query,
+    query: Query,
+    host: opt.Host,
 ) -> None:
     """Replay jobs against the configured sites, with the real service in simulated time.
 
@@ -482,15 +252,15 @@ def simulate(
         raise VerbError(
             "--seed is one seed, --seeds is seeds 1 to N: leave one out", code=Exit.USAGE
         )
-    configs = [*(compare or (opt.config_path(query),)), *([policy] if policy else [])]
+    configs = [*(compare or (opt.config_path(host),)), *([policy] if policy else [])]
     _require_writable(report, json_file)
     read = (
         _trace(trace, cut, options)
         if trace is not None
-        else _recorded_trace(opt.store_path(query), cut)
+        else _recorded_trace(opt.store_path(host), cut)
     )
     replays = _replays(configs, world, changes or (), read, compare=compare is not None)
-    notes = _world_notes(replays)
+    notes = world_notes(replays)
     note(*notes, *dict.fromkeys(line for each in replays for line in _misfit_notes(each)))
     every_seed = [seed] if seed is not None else range(1, seeds + 1)
     try:
@@ -510,8 +280,8 @@ def simulate(
             encoding="utf-8",
         )
         note(f"report: {report}")
-    answer = simulation(read, replays, runs, brief=query.output is opt.Format.TABLE)
-    out.present(replace(query, watch=False), lambda: answer)
+    answer = simulation(read, replays, runs, brief=query.output is Format.TABLE)
+    out.present(query, replace(host, watch=False), lambda: answer)
     broken = [line for results in runs.values() for result in results for line in result.violations]
     if broken:
         more = [f"and {len(broken) - 5} more"] if len(broken) > 5 else []
@@ -520,7 +290,7 @@ def simulate(
 
 
 def _trace(path: Path, cut: TraceSelection, options: JobOptions) -> Trace:
-    with opt.reported(TraceError, prefix="--trace-columns: ", code=Exit.USAGE):
+    with reported(TraceError, prefix="--trace-columns: ", code=Exit.USAGE):
         columns = (
             traces.declared_columns(options.trace_columns)
             if options.trace_columns is not None
@@ -532,7 +302,7 @@ def _trace(path: Path, cut: TraceSelection, options: JobOptions) -> Trace:
             f"no trace at {path}",
             "a name alone is also looked for in the directory PROVISIONER_TRACES",
         )
-    with opt.reported(TraceError, code=Exit.UNMET):
+    with reported(TraceError, code=Exit.UNMET):
         read = traces.read_trace(found, cut, columns=columns, skip_bad=options.skip_bad)
     if read.left_out:
         note(
@@ -558,7 +328,7 @@ def _recorded_trace(path: Path, cut: TraceSelection) -> Trace:
     found, notes = traces.recorded_jobs(path, since=since, until=until)
     begin_s = found[0].submit_s if found else 0.0
     note(*notes, f"the replay begins with the first job, at {formatting.iso(since + begin_s)}")
-    with opt.reported(TraceError, prefix=f"{path}: ", code=Exit.UNMET):
+    with reported(TraceError, prefix=f"{path}: ", code=Exit.UNMET):
         return Trace("recorded", traces.cut_jobs(found, replace(cut, from_s=begin_s, span_s=inf)))
 
 
@@ -568,5 +338,5 @@ def _require_writable(report: Path | None, json_file: Path | None) -> None:
         if path.is_dir() or not os.access(path.parent, os.W_OK):
             raise VerbError(f"{path}: no file in a directory that can be written to")
     if report is not None:
-        with opt.reported(report_page.PlotsMissingError, prefix=f"{report}: "):
+        with reported(report_page.PlotsMissingError, prefix=f"{report}: "):
             report_page.require_matplotlib()

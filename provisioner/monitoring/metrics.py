@@ -241,7 +241,7 @@ def read_values(
 TroubleKinds = Callable[[Reader], Iterable[tuple[str, str]]]
 """Returns severity and kind of each trouble on record.
 
-The rules are in :mod:`provisioner.cli.troubles`.
+The rules are in :mod:`provisioner.answers.troubles`.
 """
 
 

@@ -6,22 +6,31 @@ import asyncio
 import gzip
 import io
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 from urllib.parse import quote
 
 import structlog
-import typer
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from provisioner import formatting
-from provisioner.cli import options as opt
-from provisioner.cli import output as out
-from provisioner.cli.__main__ import app as command_line
-from provisioner.cli.options import Exit, Format, VerbError
-from provisioner.cli.remote import API, LOCAL_OPTIONS, RESOURCES
-from provisioner.cli.sites import site_request, troubled_scopes
+from provisioner.answers.columns import Listing, one_moment
+from provisioner.answers.errors import Exit, VerbError, parsed
+from provisioner.answers.forms import Page, write
+from provisioner.answers.lookup import find_drone
+from provisioner.answers.query import (
+    API,
+    Format,
+    Option,
+    Options,
+    Query,
+    RecordQuestion,
+    parameters,
+    read_query,
+)
+from provisioner.answers.sites import site_request, troubled_scopes
 from provisioner.durations import parse_duration
 from provisioner.model import DrainMode, DroneId, RequestKind
 from provisioner.store.reader import Reader
@@ -41,7 +50,6 @@ TEXT_TYPE = "text/plain"
 """Content type of all other forms."""
 VITAL_PATHS = (f"{API}/status",)
 """Resources that monitoring asks for: without a parameter their answers wait for no others."""
-MIN_WIDTH, MAX_WIDTH = 20, 1000
 
 
 class ApiModel(BaseModel):
@@ -50,100 +58,55 @@ class ApiModel(BaseModel):
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
 
-class Resource:
-    """Resource that answers as a verb of the command line does."""
+@dataclass(frozen=True, kw_only=True)
+class Width(Options):
+    """Parameters of the API alone: those of a terminal."""
 
-    def __init__(self, path: str, verb: str) -> None:
-        self.path, self.verb = path, verb
-        command, context = (
-            typer.main.get_command(command_line),
-            typer.Context(typer.main.get_command(command_line)),
-        )
-        for word in verb.split():
-            command = command.get_command(context, word)  # type: ignore[attr-defined]
-        self.command: Any = command
-        shown: list[Any] = [
-            p
-            for p in command.params
-            if p.param_type_name == "option" and p.name not in LOCAL_OPTIONS
-        ]
-        self.options = {p.opts[0].removeprefix("--"): p for p in shown}
-
-    def arguments(
-        self, subject: str | None, query: Mapping[str, Sequence[str]]
-    ) -> tuple[list[str], out.Page]:
-        """Return the words of the command line that a query means, and the page. Raises :class:`VerbError`."""
-        words, options = ["--output=json"], dict(query)
-        width, color = options.pop("width", None), options.pop("color", ["false"])
-        page = out.Page(
-            opt.parsed(_width, "width", width[-1]) if width else None,
-            opt.parsed(_flag, "color", color[-1]),
-        )
-        for name, values in options.items():
-            if name not in self.options:
-                raise opt.unknown(
-                    "parameter", name, [*self.options, "width", "color"], code=Exit.USAGE
-                )
-            if self.options[name].is_flag:
-                words += [f"--{name}"] * opt.parsed(_flag, name, values[-1])
-            else:
-                words += [f"--{name}={value}" for value in values]
-        return words + ([] if subject is None else ["--", subject]), page
-
-    def ask(self, reader: Reader, words: Sequence[str]) -> tuple[out.Answer, opt.Show]:
-        """Return what the verb answers, and the form that is asked for. Raises :class:`VerbError`, ``StoreError``."""
-        try:
-            with self.command.make_context(self.verb, list(words), obj=reader) as context:
-                answered: tuple[out.Answer, opt.Show] = self.command.invoke(context)
-                return answered
-        except Exception as error:
-            if hasattr(error, "format_message"):  # usage errors have no fixed class in Typer
-                raise VerbError(error.format_message(), code=Exit.USAGE) from None
-            raise
-
-    def answer(self, reader: Reader, words: Sequence[str], page: out.Page) -> Answered:
-        """Return what the verb answers, in the form that is asked for. Raises as :meth:`ask`."""
-        with out.one_moment(reader.now):
-            answer, show = self.ask(reader, words)
-            written = io.StringIO()
-            wide = show.output is Format.WIDE
-            out.write(answer, show, out.Page(None, page.color) if wide else page, written)
-        more = answer.more if isinstance(answer, out.Listing) else ""
-        return Answered(
-            written.getvalue().encode(),
-            CONTENT_TYPES.get(show.output, TEXT_TYPE),
-            answer.scope,
-            more,
-        )
+    width: Annotated[int | None, Option("", least=20, most=1000)] = None
+    color: Annotated[bool, Option("")] = False
 
 
-def _flag(text: str) -> bool:
-    if text not in ("true", "false"):
-        raise ValueError("write true or false")
-    return text == "true"
+def read_request(
+    question: RecordQuestion, subject: str | None, given: Mapping[str, Sequence[str]]
+) -> tuple[Query, Page]:
+    """Return the query and the page of a request. Raises :class:`VerbError`."""
+    of_page = [each.name for each in parameters(Width)]
+    page = read_query(Width, {name: given[name] for name in of_page if name in given})
+    texts = {"output": ["json"], **given}
+    texts = {name: texts[name] for name in texts if name not in of_page}
+    if subject is not None:
+        texts["id"] = [subject]
+    query = read_query(question.query, texts, *of_page)
+    width = None if query.output is Format.WIDE else page.width
+    return query, Page(width, page.color)
 
 
-def _width(text: str) -> int:
-    if not (
-        text.isascii()
-        and text.isdecimal()
-        and len(text) < 5
-        and MIN_WIDTH <= int(text) <= MAX_WIDTH
-    ):
-        raise ValueError(f"write a number from {MIN_WIDTH} to {MAX_WIDTH}")
-    return int(text)
+def answer_query(question: RecordQuestion, reader: Reader, query: Query, page: Page) -> Answered:
+    """Return the answer to a question in the form that is asked for.
+
+    Raises :class:`VerbError`, ``StoreError``.
+    """
+    with one_moment(reader.now):
+        answer = question(reader, query)
+        written = io.StringIO()
+        write(answer, query, page, written)
+    return Answered(
+        written.getvalue().encode(),
+        CONTENT_TYPES.get(query.output, TEXT_TYPE),
+        answer.scope,
+        answer.more if isinstance(answer, Listing) else "",
+    )
 
 
-async def answer_resource(
-    resource: Resource, record: SharedRecord, request: web.Request
+async def answer_question(
+    question: RecordQuestion, record: SharedRecord, request: web.Request
 ) -> web.Response:
     """Answer a GET request of a resource."""
-    query = {name: request.query.getall(name) for name in request.query}
-    words, page = resource.arguments(request.match_info.get("id"), query)
-    key = f"{resource.path} {words} {page}"
-    return await answer_shared(
-        record, request, key, partial(resource.answer, record.reader, words, page)
-    )
+    given = {name: request.query.getall(name) for name in request.query}
+    query, page = read_request(question, request.match_info.get("id"), given)
+    key = f"{question.path} {query} {page}"
+    make = partial(answer_query, question, record.reader, query, page)
+    return await answer_shared(record, request, key, make)
 
 
 async def answer_shared(
@@ -202,8 +165,8 @@ async def answer_series(record: SharedRecord, request: web.Request) -> web.Respo
     """Answer with the time series of a metric: ``metric``, ``since`` (an age) and ``step`` (a duration)."""
     query, now = request.query, await record.glance(record.reader.now)
     metric = query.get("metric", "")
-    since_s = opt.parsed(parse_duration, "since", query.get("since", "1d"))
-    step_s = max(1.0, opt.parsed(parse_duration, "step", query.get("step", "5min")))
+    since_s = parsed(parse_duration, "since", query.get("since", "1d"))
+    step_s = max(1.0, parsed(parse_duration, "step", query.get("step", "5min")))
     if since_s / step_s > MOST_POINTS:
         raise VerbError(f"more than {MOST_POINTS} points: write a longer `step`", code=Exit.USAGE)
     found = await record.run(record.reader.series, metric, now - since_s, now, step_s)
@@ -249,7 +212,7 @@ RequestWords = tuple[list[DroneId], str]
 
 
 def _leave(kind: RequestKind, reader: Reader, any_id: str, body: ChangeBody) -> RequestWords:
-    drone_id = opt.find_drone(reader, any_id)
+    drone_id = find_drone(reader, any_id)
     drone = reader.drone(drone_id)
     if drone is None or drone.state.ended:
         raise VerbError(f"drone {drone_id} has ended already", code=Exit.UNMET)
@@ -353,7 +316,3 @@ def _ask(
     mode = body.mode if isinstance(body, DrainBody) else DrainMode.PEACEFUL
     number = reader.ask(change.kind, ids, reason=body.reason, by=by, at=reader.now(), mode=mode)
     return RecordedRequest(request=number, said=said, controller_runs=reader.holder() is not None)
-
-
-def resources() -> list[Resource]:
-    return [Resource(f"{API}{path}", verb) for path, verb in RESOURCES.items()]

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from aiohttp import web
 
-from provisioner.cli.options import VerbError
+from provisioner.answers.errors import VerbError
 from provisioner.config.models import (
     Role,
     WebProxySection,

@@ -1,30 +1,23 @@
-"""OpenAPI document of the API, made from its routes, the options of the verbs and their JSON Schemas."""
+"""OpenAPI document of the API, made from the questions, their queries and the JSON Schemas of the answers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from enum import Enum
 from http import HTTPStatus
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any
 
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from provisioner import __version__
-from provisioner.cli.remote import API
-from provisioner.cli.schema import output_schemas
+from provisioner.answers import QUESTIONS, load_question
+from provisioner.answers.query import API, Parameter, RecordQuestion, parameters
+from provisioner.answers.schemas import output_schemas
 from provisioner.web import api
-from provisioner.web.api import CONTENT_TYPES, TEXT_TYPE, Change, Resource
+from provisioner.web.api import CONTENT_TYPES, TEXT_TYPE, Change
 
 Json = dict[str, Any]
 
-ANSWERS: Mapping[str, Sequence[str]] = {
-    "drones show": ["provisioner.drone/1"],
-    "sites show": ["provisioner.site/1"],
-    "explain job": ["provisioner.class/1", "provisioner.job/1"],
-    "explain class": ["provisioner.class/1"],
-}
-"""Schemas of what verbs answer that have another name than the verb."""
 CHOSEN_COLUMNS: Json = {
     "description": "Rows with the columns that were asked for.",
     "type": "object",
@@ -43,8 +36,9 @@ SUBJECT: Json = {
 }
 
 
-def document(resources: Sequence[Resource]) -> Json:
+def document() -> Json:
     """Return the OpenAPI 3.1 document."""
+    questions = list(map(load_question, QUESTIONS))
     schemas = {
         _component(name): {k: v for k, v in s.items() if k != "$schema"}
         for name, s in output_schemas().items()
@@ -55,7 +49,7 @@ def document(resources: Sequence[Resource]) -> Json:
     schemas |= models_json_schema([(body, "validation") for body in bodies], ref_template=template)[
         1
     ]["$defs"]
-    paths: dict[str, Json] = {resource.path: {"get": _reading(resource)} for resource in resources}
+    paths: dict[str, Json] = {f"{API}{each.path}": {"get": _reading(each)} for each in questions}
     paths |= {f"{API}{change.path}": {"post": _changing(change)} for change in api.CHANGE_RESOURCES}
     paths |= {f"{API}{path}": {"get": each} for path, each in _others().items()}
     return {
@@ -105,28 +99,17 @@ def _json(schema: Json) -> Json:
     return {"application/json": {"schema": schema}}
 
 
-def _reading(resource: Resource) -> Json:
-    names = ANSWERS.get(resource.verb, [f"provisioner.{resource.verb}/1"])
-    schemas = [_ref(_component(name)) for name in names]
-    schemas += [_ref("columns")] if "columns" in resource.options else []
+def _reading(question: RecordQuestion) -> Json:
+    schemas = [_ref(_component(sample.schema)) for sample in question.samples()]
+    schemas.append(_ref("columns"))
     body: Json = {kind: {"schema": TEXT} for kind in (*CONTENT_TYPES.values(), TEXT_TYPE)}
     body["application/json"] = body["application/yaml"] = {"schema": {"anyOf": schemas}}
     body["application/jsonl"] = {"schema": {"type": "object"}}
-    kinds = get_type_hints(resource.command.callback)
-    width = {"type": "integer", "minimum": api.MIN_WIDTH, "maximum": api.MAX_WIDTH}
-    parameters = [
-        *([SUBJECT] if "{id}" in resource.path else []),
-        *(
-            _parameter(name, option, kinds[option.name])
-            for name, option in resource.options.items()
-        ),
-        _query("width", width),
-        _query("color", {"type": "boolean"}),
-    ]
-    summary = (resource.command.help or "").strip().partition("\n")[0]
-    operation_id = resource.verb.replace(" ", "-")
+    options = map(_parameter, (*parameters(question.query), *parameters(api.Width)))
+    summary = question.help.strip().partition("\n")[0]
+    operation_id = question.verb.replace(" ", "-")
     found = _operation(
-        summary, body, HTTPStatus.NOT_FOUND, operationId=operation_id, parameters=parameters
+        summary, body, HTTPStatus.NOT_FOUND, operationId=operation_id, parameters=[*options]
     )
     found["responses"]["304"] = {
         "description": "Nothing new is on record since the answer with this ETag."
@@ -138,18 +121,19 @@ def _query(name: str, schema: Json = TEXT, **more: Any) -> Json:
     return {"name": name, "in": "query", "schema": schema, **more}
 
 
-def _parameter(name: str, option: Any, annotation: Any) -> Json:
-    """Return the parameter of an option, whose annotation is as ``int | None`` or ``list[str] | None``."""
-    kind = next(each for each in (*get_args(annotation), annotation) if each is not type(None))
-    inner = get_args(kind)[0] if get_origin(kind) is list else kind
-    schema: Json = {"type": {bool: "boolean", int: "integer"}.get(inner, "string")}
-    if inner is int:
-        schema |= {"minimum": 0, "maximum": 10**9}
-    elif issubclass(inner, Enum):
-        schema = {"enum": [each.value for each in inner]}
-    if inner is not kind:
+def _parameter(of: Parameter) -> Json:
+    """Return the parameter of a field of a query."""
+    if of.option.is_subject:
+        return SUBJECT
+    schema: Json = {"type": {bool: "boolean", int: "integer"}.get(of.kind, "string")}
+    if of.kind is int:
+        least, most = of.bounds
+        schema |= {"minimum": least, "maximum": most}
+    elif issubclass(of.kind, Enum):
+        schema = {"enum": [each.value for each in of.kind]}
+    if of.is_list:
         schema = {"type": "array", "items": schema}
-    return _query(name, schema, description=option.help or "")
+    return _query(of.name, schema, description=of.option.help)
 
 
 def _changing(change: Change) -> Json:

@@ -16,17 +16,30 @@ from urllib.parse import urlencode
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
 from provisioner import __version__, formatting, model, reasons
-from provisioner.cli import drones, jobs, plan, sites, usage
-from provisioner.cli import options as opt
-from provisioner.cli import output as out
-from provisioner.cli.options import Exit, VerbError
+from provisioner.answers import demand, drones, explain, plan, sites, usage
+from provisioner.answers.columns import (
+    Column,
+    Document,
+    Listing,
+    data,
+    ident,
+    now,
+    number,
+    text,
+    whole,
+    words,
+)
+from provisioner.answers.errors import Exit, VerbError, parsed, unknown
+from provisioner.answers.lookup import as_of, newest_plan
+from provisioner.answers.query import RecordQuestion
+from provisioner.answers.status import status
 from provisioner.durations import parse_duration
 from provisioner.model import DroneState
 from provisioner.reasons import Reason
 from provisioner.store.reader import Reader
 from provisioner.values import frozen
 from provisioner.web import charts, tables
-from provisioner.web.api import Resource
+from provisioner.web.api import read_request
 from provisioner.web.charts import PageChart
 from provisioner.web.tables import PageCell, PageHead, PageTable, page_table
 
@@ -74,9 +87,9 @@ def render(path: str, reader: Reader, query: Query) -> str:
     elif not name and head in PAGES:
         page = PAGES[head](reader, query)
     else:
-        raise opt.unknown("page", path, [f"/{known}" for known in PAGES])
+        raise unknown("page", path, [f"/{known}" for known in PAGES])
     asked = formatting.sanitize(query.get("q", ""), formatting.SHORT_TEXT)
-    return _html(page, head, asked, drones.as_of(reader, reader.views()))
+    return _html(page, head, asked, as_of(reader, reader.views()))
 
 
 def render_error(title: str, lines: Sequence[str]) -> str:
@@ -104,25 +117,23 @@ def _template() -> Template:
     return made.get_template("page.html")
 
 
-@cache
-def _resource(verb: str) -> Resource:
-    return Resource("", verb)
-
-
 def _answer(
-    verb: str, reader: Reader, query: Query, subject: str | None = None, limit: str | None = None
+    question: RecordQuestion,
+    reader: Reader,
+    query: Query,
+    subject: str | None = None,
+    limit: str | None = None,
 ) -> Any:
-    """Return what a verb answers to the parameters of a page, of which commas separate several values."""
+    """Return the answer to the parameters of a page, of which commas separate several values."""
     given = {
         key: value.split(",") for key, value in query.items() if key not in tables.TABLE_PARAMETERS
     }
     if limit is not None:
-        given["limit"] = [str(opt.parsed(tables.row_limit, "limit", limit))]
-    words, _ = _resource(verb).arguments(subject, given)
-    return _resource(verb).ask(reader, words)[0]
+        given["limit"] = [str(parsed(tables.row_limit, "limit", limit))]
+    return question(reader, read_request(question, subject, given)[0])
 
 
-def _document(title: str, document: out.Document, query: Query, *lines: str) -> WebPage:
+def _document(title: str, document: Document, query: Query, *lines: str) -> WebPage:
     """Return the page of a document: facts, then its parts; the parameters sort the main one."""
     parts = [
         page_table(part, query if key == document.main else None)
@@ -134,7 +145,7 @@ def _document(title: str, document: out.Document, query: Query, *lines: str) -> 
     return WebPage(title, lines, facts=tables.facts(replace(document, facts=others)), tables=parts)
 
 
-def _shown(columns: Iterable[out.Column], *keys: str) -> list[out.Column]:
+def _shown(columns: Iterable[Column], *keys: str) -> list[Column]:
     """Return the columns, of which people see those with these keys."""
     return [replace(c, level=0 if c.key in keys else 2, head=c.head or c.fact) for c in columns]
 
@@ -158,7 +169,7 @@ _DEMAND_SHOWN = ("id", "owner", "waiting", "running", "drones", "oldest_s", "nee
 
 
 def _now(reader: Reader, query: Query) -> WebPage:
-    document = _answer("status", reader, query)
+    document = _answer(status, reader, query)
     troubles, demand = document.parts["troubles"], document.parts["demand"]
     verdict = document.scope.partition(": ")[0] if troubles.rows else "All is well"
     parts = {"demand": replace(demand, columns=_shown(demand.columns, *_DEMAND_SHOWN))}
@@ -175,10 +186,10 @@ def _now(reader: Reader, query: Query) -> WebPage:
 SITE_SHOWN = ("site", "enabled", "breaker", "drones", "max_drones", "owner", "view_age_s")
 
 
-def _types_now(reader: Reader, of_sites: out.Listing) -> PageTable:
+def _types_now(reader: Reader, of_sites: Listing) -> PageTable:
     """Return the drone types under their sites, those that are configured and those that still have drones."""
     live = Counter((drone.type, drone.state) for drone in reader.drones())
-    views, newest = reader.views(), jobs.newest_plan(reader)
+    views, newest = reader.views(), newest_plan(reader)
     configured = {kind.key: kind for kind in views.types} if views else {}
     by_name: dict[str, sites.SiteRow] = {row.name: row for row in of_sites.rows}
     known = {*configured, *(kind for kind, _ in live)}
@@ -197,23 +208,23 @@ def _types_now(reader: Reader, of_sites: out.Listing) -> PageTable:
             for group, states in STATE_GROUPS.items()
         }
 
-    def in_group(group: str) -> out.Column:
-        return out.whole(group, f"Drones that are {group}.", lambda key: counts(key)[group])
+    def in_group(group: str) -> Column:
+        return whole(group, f"Drones that are {group}.", lambda key: counts(key)[group])
 
     columns = (
-        out.ident("type", "Drone type.", str, show=lambda key: key.partition("/")[2]),
-        out.whole("free", "Drones that could start now.", free),
+        ident("type", "Drone type.", str, show=lambda key: key.partition("/")[2]),
+        whole("free", "Drones that could start now.", free),
         *map(in_group, STATE_GROUPS),
-        out.data("share", "Part of the drones in each state.", counts),
-        out.whole(
+        data("share", "Part of the drones in each state.", counts),
+        whole(
             "refused",
             "Waiting jobs that the newest plan starts nothing for here.",
             lambda key: refused[key][0],
         ),
-        out.words("why", "Reason of most of them.", lambda key: refused[key][1]),
+        words("why", "Reason of most of them.", lambda key: refused[key][1]),
     )
     shown = [replace(column, level=0) for column in columns]
-    made = page_table(out.Listing("", shown, list(site_of), title="Drones by site and type"))
+    made = page_table(Listing("", shown, list(site_of), title="Drones by site and type"))
     keyed = [
         h._replace(kind=f"amount key {h.text.lower()}") if h.text.lower() in STATE_GROUPS else h
         for h in made.heads
@@ -285,7 +296,7 @@ def _why(reader: Reader, query: Query) -> WebPage:
 
 
 def _drone(reader: Reader, any_id: str, query: Query) -> WebPage:
-    document = _answer("drones show", reader, {}, any_id)
+    document = _answer(drones.show_drone, reader, {}, any_id)
     life, last_words = document.parts["history"], document.parts["last_words"].rows
     page = _document(f"Drone {document.name}", replace(document, parts={}), query)
     return replace(
@@ -294,18 +305,18 @@ def _drone(reader: Reader, any_id: str, query: Query) -> WebPage:
 
 
 def _class(reader: Reader, class_id: str, query: Query) -> WebPage:
-    document = _answer("explain class", reader, {}, class_id)
+    document = _answer(explain.explain_class, reader, {}, class_id)
     return _document(_named("Class", class_id), document, query, document.scope.partition(": ")[2])
 
 
 def _job(reader: Reader, job_id: str, query: Query) -> WebPage:
     """Return the page of one job for its user: it has nothing on other users."""
-    document = _answer("explain job", reader, {}, job_id)
+    document = _answer(explain.explain_job, reader, {}, job_id)
     title = _named("Job", job_id)
     public = replace(
         document, facts=[fact for fact in document.facts if fact.key in JOB_FACTS_SHOWN]
     )
-    if document.schema != jobs.CLASS_SCHEMA:
+    if document.schema != explain.CLASS_SCHEMA:
         return _document(
             f"{title} {JOB_STATES[document.of.state]}", public, query, document.of.said
         )
@@ -318,7 +329,7 @@ def _job(reader: Reader, job_id: str, query: Query) -> WebPage:
         "said": replace(document.parts["said"], rows=said),
         "types": document.parts["types"],
     }
-    first = said[0].describe() if said else jobs.NO_PLAN_YET
+    first = said[0].describe() if said else demand.NO_PLAN_YET
     return _document(f"{title} waits", replace(public, parts=parts), query, first)
 
 
@@ -361,35 +372,35 @@ GIVING_WAY_SHOWN = ("id", "type", "state", "node", "notice_at", "grace_used_s", 
 
 
 def _sites(reader: Reader, query: Query) -> WebPage:
-    listing = replace(_answer("sites", reader, query), title="All sites")
+    listing = replace(_answer(sites.sites, reader, query), title="All sites")
     return WebPage("Sites", tables=[page_table(listing, query)])
 
 
 def _site(reader: Reader, name: str, query: Query) -> WebPage:
-    return _document(_named("Site", name), _answer("sites show", reader, query, name), query)
+    return _document(_named("Site", name), _answer(sites.show_site, reader, query, name), query)
 
 
 def _owner(reader: Reader, query: Query) -> WebPage:
-    listing = _answer("sites", reader, query)
+    listing = _answer(sites.sites, reader, query)
     shown = [
         replace(c, head=OWNER_SHOWN.get(c.key, "")) for c in _shown(listing.columns, *OWNER_SHOWN)
     ]
     owners = replace(listing, columns=shown, title="Owners")
-    hazards = reader.hazards(out.now() - sites.WEEK_S, out.now())
+    hazards = reader.hazards(now() - sites.WEEK_S, now())
     claims = [
         (row.name, claim) for row in listing.rows for claim in (row.view.claims if row.view else ())
     ]
-    site_column = out.text("site", "Site.", lambda pair: pair[0], level=0)
+    site_column = text("site", "Site.", lambda pair: pair[0], level=0)
     of_claim = [replace(c, of=lambda pair, of=c.of: of(pair[1])) for c in sites.CLAIM_COLUMNS]
     leaving = [drone for drone in reader.drones() if drone.notice_at]
     made = (
         page_table(owners, query),
         page_table(
-            out.Listing("", sites.HAZARD_COLUMNS, hazards, title="Taken back in the last 7 days")
+            Listing("", sites.HAZARD_COLUMNS, hazards, title="Taken back in the last 7 days")
         ),
-        page_table(out.Listing("", [site_column, *of_claim], claims, title="Their jobs that wait")),
+        page_table(Listing("", [site_column, *of_claim], claims, title="Their jobs that wait")),
         page_table(
-            out.Listing(
+            Listing(
                 "",
                 _shown(drones.DRONE_COLUMNS, *GIVING_WAY_SHOWN),
                 leaving,
@@ -429,7 +440,7 @@ def _choices(
     """Return the value of a parameter that has few, and links to all. Raises :class:`VerbError` for another value."""
     given = query.get(key, usual)
     if given not in words:
-        raise opt.unknown(key, given, list(words), code=Exit.USAGE)
+        raise unknown(key, given, list(words), code=Exit.USAGE)
     links = [
         Choice(text, f"?{urlencode({**query, key: value})}", value == given)
         for value, text in words.items()
@@ -443,7 +454,7 @@ def _use(reader: Reader, query: Query) -> WebPage:
         query, "by", {str(each): f"by {each}" for each in usage.Grouping}, "class"
     )
     limit = "100" if by == usage.Grouping.DRONE else None
-    document = _answer("usage", reader, {**query, "since": period, "by": by}, limit=limit)
+    document = _answer(usage.usage, reader, {**query, "since": period, "by": by}, limit=limit)
     items, report = document.parts["items"], document.of
     document = replace(
         document, parts={"items": replace(items, columns=_shown(items.columns, *USE_SHOWN))}
@@ -471,9 +482,9 @@ USES: Mapping[str, str] = {
 
 def _waste(reader: Reader, query: Query) -> WebPage:
     period, periods = _choices(query, "since", PERIODS, "1d")
-    now = out.now()
+    until = now()
     gpu_s, lost_s = (
-        charts.Increases(reader, metric, now, parse_duration(period), BAR_S[period])
+        charts.Increases(reader, metric, until, parse_duration(period), BAR_S[period])
         for metric in (WASTE_METRIC, LOST_METRIC)
     )
     found, lost, none = gpu_s.by("site", "use"), lost_s.by("site"), [0.0] * len(gpu_s.times)
@@ -514,21 +525,21 @@ def _good_and_lost(busy: Sequence[float], lost: Sequence[float]) -> tuple[list[f
     return good, cut
 
 
-def _hours_by_site(gpu_s: Mapping[tuple[str, ...], Sequence[float]]) -> out.Listing:
+def _hours_by_site(gpu_s: Mapping[tuple[str, ...], Sequence[float]]) -> Listing:
     """Return a row for each site of the increases by site and use."""
 
-    def hours(key: str, doc: str, *uses: str) -> out.Column:
+    def hours(key: str, doc: str, *uses: str) -> Column:
         def found(site: str) -> float:
             return sum(sum(gpu_s.get((site, use), ())) for use in uses)
 
-        return out.number(key, doc, found, level=0, unit=lambda gpu_s: charts.amount(gpu_s / 3600))
+        return number(key, doc, found, level=0, unit=lambda gpu_s: charts.amount(gpu_s / 3600))
 
     columns = (
-        out.ident("site", "Site.", str),
+        ident("site", "Site.", str),
         hours("total", "GPU-hours that drones held.", *USES),
         *(hours(use, f"GPU-hours: {words}.", use) for use, words in USES.items()),
     )
-    return out.Listing("", columns, sorted({site for site, _ in gpu_s}), title="GPU-hours by site")
+    return Listing("", columns, sorted({site for site, _ in gpu_s}), title="GPU-hours by site")
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -536,7 +547,7 @@ def _hours_by_site(gpu_s: Mapping[tuple[str, ...], Sequence[float]]) -> out.List
 
 
 def _plan(reader: Reader, query: Query) -> WebPage:
-    document = _answer("plan", reader, query)
+    document = _answer(plan.plan, reader, query)
     return _document(
         "Plan", document, query, f"The next tick would do this: {plan.plan_summary(document.of)}."
     )
@@ -549,7 +560,9 @@ def _drones(reader: Reader, query: Query) -> WebPage:
     }
     asked = filters if shown == "live" else {**filters, shown: "true"}
     page = {"limit": "500", **query}
-    listing = _answer("drones", reader, asked, limit=None if "sort" in query else page["limit"])
+    listing = _answer(
+        drones.drones, reader, asked, limit=None if "sort" in query else page["limit"]
+    )
     columns = [replace(c, level=2) if c.key in DRONE_NOT_SHOWN else c for c in listing.columns]
     only = [f"{key}: {', '.join(value.split(','))}" for key, value in filters.items()]
     title = "; ".join(

@@ -15,7 +15,7 @@ from threading import Lock
 from typing import Any, NamedTuple, TypeVar, cast
 from weakref import WeakValueDictionary
 
-from provisioner.cli.options import VerbError
+from provisioner.answers.errors import VerbError
 from provisioner.model import Drone, Snapshot
 from provisioner.store import Views
 from provisioner.store.reader import Reader, RecordPosition

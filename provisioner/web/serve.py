@@ -1,9 +1,8 @@
-"""``provisioner serve``: the web service as a process."""
+"""The web service as a process."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import signal
 import socket
@@ -11,13 +10,11 @@ import ssl
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import structlog
 
-from provisioner.cli import options as opt
-from provisioner.cli.options import VerbError
-from provisioner.logs import LogFormat, LogLevel, log_to_stderr
+from provisioner.answers.errors import VerbError
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -31,41 +28,13 @@ CLIENTS_WAIT_S = 5.0
 SOCKET_NAME = "web.sock"
 
 
-def serve(
-    path: opt.ConfigArgument = None,
-    config: opt.ConfigPath = None,
-    log_format: Annotated[
-        LogFormat | None, opt.switch("Form of the log lines.", "--log-format")
-    ] = None,
-    log_level: Annotated[
-        LogLevel, opt.switch("Log nothing below this.", "--log-level")
-    ] = LogLevel.INFO,
-) -> None:
-    """Run the web service: API, metrics and pages.
-
-    It reads the record beside the controller, and works while the controller is down. It listens where the section
-    `web` of the configuration says: by default on a unix socket beside the record and on http://127.0.0.1:8618, where
-    everybody may look and only root, its own user and configured accounts may change something, over the socket.
-    It ends by SIGTERM or Ctrl-C.
-
-    \b
-    Examples:
-      provisioner serve /etc/provisioner/provisioner.yaml
-      provisioner serve --log-format json
-    """
-    from provisioner.config import load_web
+async def serve_record(store: Path, section: WebSection) -> None:
+    """Serve a record until SIGTERM or SIGINT."""
     from provisioner.web.record import SharedReader
     from provisioner.web.server import WebService
 
-    store, section = load_web(opt.config_path(opt.Where(config=path or config)))
-    log_to_stderr(log_level, log_format)
-    # it tells of each client that speaks no HTTP
-    logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)
-    asyncio.run(
-        _serve(
-            WebService(SharedReader(store), section), section.socket or store.parent / SOCKET_NAME
-        )
-    )
+    service = WebService(SharedReader(store), section)
+    await _serve(service, section.socket or store.parent / SOCKET_NAME)
 
 
 async def _serve(service: WebService, path: Path) -> None:

@@ -14,12 +14,12 @@ from typing import Any
 import structlog
 from aiohttp import web
 
-from provisioner.cli import options as opt
-from provisioner.cli import output as out
-from provisioner.cli.options import Exit, VerbError
-from provisioner.cli.remote import API
-from provisioner.cli.schema import output_schemas
-from provisioner.cli.status import trouble_kinds
+from provisioner.answers import QUESTIONS, load_question
+from provisioner.answers.columns import one_moment
+from provisioner.answers.errors import Exit, VerbError, unknown
+from provisioner.answers.query import API
+from provisioner.answers.schemas import output_schemas
+from provisioner.answers.status import trouble_kinds
 from provisioner.config.models import Role, WebSection
 from provisioner.monitoring.metrics import content_type, exposition, health
 from provisioner.store import StoreError
@@ -75,12 +75,12 @@ class WebService:
             self.record.close()
 
     def _add_routes(self) -> None:
-        resources, static = api.resources(), Path(str(files("provisioner.web"))) / "static"
+        static = Path(str(files("provisioner.web"))) / "static"
         self._get("/-/healthy", _healthy, None)
         self._get("/-/ready", self._ready)
         self._get("/metrics", self._metrics)
         self._get(f"{API}/series", partial(api.answer_series, self.record))
-        self._get(f"{API}/openapi.json", partial(_document, openapi.document(resources)))
+        self._get(f"{API}/openapi.json", partial(_document, openapi.document()))
         self._get(f"{API}/schemas", partial(_document, list(output_schemas())))
         self._get(f"{API}/schemas/{{id:.+}}", partial(_schema, output_schemas()))
         self._get(f"{API}/events/stream", self._events)
@@ -89,8 +89,9 @@ class WebService:
         for name in pages.PAGES_OF_ONE:
             self._get(f"/{name}/{{id}}", self._page, None if name == PUBLIC_PAGE else Role.READ)
         self._get("/{unknown}", self._page)
-        for resource in resources:
-            self._get(resource.path, partial(api.answer_resource, resource, self.record))
+        for question in map(load_question, QUESTIONS):
+            answer = partial(api.answer_question, question, self.record)
+            self._get(f"{API}{question.path}", answer)
         for change in api.CHANGE_RESOURCES:
             self.app.router.add_post(
                 f"{API}{change.path}", self._guarded(partial(self._change, change), Role.OPERATE)
@@ -169,7 +170,7 @@ class WebService:
         query = {} if is_public else dict(request.query)
 
         def rendered() -> Answered:
-            with out.one_moment(self.record.reader.now):
+            with one_moment(self.record.reader.now):
                 return Answered(
                     pages.render(request.path, self.record.reader, query).encode(), "text/html"
                 )
@@ -249,7 +250,7 @@ async def _document(tree: object, request: web.Request) -> web.Response:
 async def _schema(schemas: Mapping[str, object], request: web.Request) -> web.Response:
     name = request.match_info["id"]
     if name not in schemas:
-        raise opt.unknown("schema", name, list(schemas))
+        raise unknown("schema", name, list(schemas))
     return web.json_response(schemas[name], content_type="application/schema+json")
 
 

@@ -8,9 +8,10 @@ import time
 import structlog
 from aiohttp import web
 
-from provisioner.cli import options as opt
-from provisioner.cli import output as out
-from provisioner.cli.status import EVENT_COLUMNS, Happening, StreamPosition, happenings
+from provisioner.answers.columns import Cell, Listing
+from provisioner.answers.errors import parsed
+from provisioner.answers.events import EVENT_COLUMNS, Happening, StreamPosition, happenings
+from provisioner.answers.forms import dumps
 from provisioner.store import StoreError
 from provisioner.store.reader import RecordPosition
 from provisioner.web.record import SharedRecord, TooManyReadsError
@@ -33,15 +34,15 @@ Message = tuple[StreamPosition, bytes]
 def messages(record: SharedRecord, after: StreamPosition) -> list[Message]:
     """Return what happened after a position, at most a page of it."""
     found = happenings(record.reader, 0.0, after, PAGE_LENGTH)
-    rows = out.Listing("", EVENT_COLUMNS, found).plain()
+    rows = Listing("", EVENT_COLUMNS, found).plain()
     return [
         (happening.position, _text(happening, row))
         for happening, row in zip(found, rows, strict=True)
     ]
 
 
-def _text(happening: Happening, row: dict[str, out.Cell]) -> bytes:
-    return f"id: {happening.position}\nevent: {happening.kind}\ndata: {out.dumps(row)}\n\n".encode()
+def _text(happening: Happening, row: dict[str, Cell]) -> bytes:
+    return f"id: {happening.position}\nevent: {happening.kind}\ndata: {dumps(row)}\n\n".encode()
 
 
 class EventStream:
@@ -113,7 +114,7 @@ class EventStream:
             raise web.HTTPServiceUnavailable(
                 text="too many clients listen", headers={"Retry-After": "60"}
             )
-        wanted = opt.parsed(StreamPosition.parsed, "Last-Event-ID", last_id) if last_id else None
+        wanted = parsed(StreamPosition.parsed, "Last-Event-ID", last_id) if last_id else None
         newest = await self._record.glance(self._record.reader.position)
         position = StreamPosition(newest.step, newest.event)
         if wanted is not None:  # it may be one of another record

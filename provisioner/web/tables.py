@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlencode
 
-from provisioner.cli import options as opt
-from provisioner.cli import output as out
-from provisioner.cli.options import Pick
+from provisioner.answers.columns import Column, Document, Listing, chosen_columns, picked
+from provisioner.answers.errors import parsed
 from provisioner.model import Drone
 
 TINTS = {"red": "bad", "yellow": "warn", "green": "good", "blue": "info", "dim": "faint"}
@@ -58,19 +57,17 @@ class PageTable(NamedTuple):
     """Cells of the heading above a row, by the number of the row."""
 
 
-def page_table(listing: out.Listing, query: Mapping[str, str] | None = None) -> PageTable:
+def page_table(listing: Listing, query: Mapping[str, str] | None = None) -> PageTable:
     """Return a list as a table. ``query``: the parameters of the page, which sort the table and choose its columns.
 
     Raises :class:`VerbError` for a column that the list does not have.
     """
     columns = [c for c in listing.columns if c.level <= 0]
     if query is not None:
-        limit = opt.parsed(row_limit, "limit", query["limit"]) if query.get("limit") else None
-        listing = out.picked(listing, Pick(query.get("sort"), limit))
+        limit = parsed(row_limit, "limit", query["limit"]) if query.get("limit") else None
+        listing = picked(listing, query.get("sort"), limit)
         columns = (
-            out.chosen_columns(listing.columns, query["columns"])
-            if query.get("columns")
-            else columns
+            chosen_columns(listing.columns, query["columns"]) if query.get("columns") else columns
         )
     cells = [(column, _cells(column, listing.rows)) for column in columns]
     shown = [
@@ -87,14 +84,14 @@ def row_limit(text: str) -> int:
     return int(text)
 
 
-def facts(document: out.Document) -> list[tuple[PageHead, PageCell]]:
+def facts(document: Document) -> list[tuple[PageHead, PageCell]]:
     """Return the facts of a document that people see and that have a value."""
     columns = [c for c in document.facts if c.level <= 0]
     found = [(PageHead(spelled(c.title), c.doc), _cells(c, [document.of])[0]) for c in columns]
     return [(head, cell) for head, cell in found if cell.text != "-"]
 
 
-def _head(column: out.Column, query: Mapping[str, str] | None) -> PageHead:
+def _head(column: Column, query: Mapping[str, str] | None) -> PageHead:
     is_amount = column.kind in ("integer", "number") and not column.key.endswith("at")  # a time
     kind = "amount" if is_amount else "name" if column.tail else "text" if column.wrap else ""
     if query is None or column.kind in ("array", "object"):
@@ -112,7 +109,7 @@ def spelled(title: str) -> str:
     return re.sub(r"(?i)\b(gpu|cpu|vram)(?=s?\b)", lambda word: word[0].upper(), title.capitalize())
 
 
-def _cells(column: out.Column, rows: Sequence[Any]) -> list[PageCell]:
+def _cells(column: Column, rows: Sequence[Any]) -> list[PageCell]:
     tints, cells = column.tint or {}, []
     for text, row in zip(column.texts(rows), rows, strict=True):
         value = column.of(row)

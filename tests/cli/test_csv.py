@@ -7,8 +7,9 @@ import io
 
 import pytest
 
-from provisioner.cli import output as out
-from provisioner.cli.options import Format, Show
+from provisioner.answers import columns as out
+from provisioner.answers import forms
+from provisioner.answers.query import Format, Query
 
 
 @pytest.mark.parametrize("start", ["=", "+", "-", "@", " =", "\t=", "\r+", "\uff1d"])
@@ -16,10 +17,10 @@ def test_a_name_is_no_formula(start: str) -> None:
     columns = [out.ident("id", "Id.", str), out.number("n", "Number.", lambda name: -1.5, level=0)]
     name = f"{start}HYPERLINK(1)"
     written = io.StringIO()
-    out.write(
+    forms.write(
         out.Listing("", columns, [name, "plain-name"]),
-        Show(output=Format.CSV),
-        out.Page(None, False),
+        Query(output=Format.CSV),
+        forms.Page(None, False),
         written,
     )
     header, first, second = csv.reader(io.StringIO(written.getvalue()))

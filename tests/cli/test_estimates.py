@@ -8,9 +8,9 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from provisioner.cli.estimates import ESTIMATES_SCHEMA
-from provisioner.cli.options import Exit
-from provisioner.cli.schema import output_schemas
+from provisioner.answers.errors import Exit
+from provisioner.answers.estimates import ESTIMATES_SCHEMA
+from provisioner.answers.schemas import output_schemas
 from provisioner.estimates import (
     HORIZONS_S,
     UNKNOWN,

@@ -7,7 +7,7 @@ from typing import cast
 
 import pytest
 
-from provisioner.cli.jobs import job_document, known_job
+from provisioner.answers.explain import job_document, known_job
 from provisioner.model import (
     CompletedJob,
     DroneId,

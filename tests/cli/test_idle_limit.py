@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from provisioner import model as m
-from provisioner.cli.drones import state_limit
+from provisioner.answers.drones import state_limit
 from provisioner.estimates import Estimates
 from provisioner.store import Views
 

@@ -13,7 +13,7 @@ import pytest
 from adapters.htcondor.site.mig import mig_gaps
 from adapters.htcondor.site.nodes import machines_of
 from provisioner import config, mig
-from provisioner.cli.options import Exit
+from provisioner.answers.errors import Exit
 from provisioner.config import ConfigError
 from provisioner.drone import script
 from provisioner.model import MigLayout, SitePolicy

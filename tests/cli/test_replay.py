@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from provisioner.cli.options import Exit
+from provisioner.answers.errors import Exit
 from provisioner.cli.plan import read_snapshot, snapshot_text
 from provisioner.model import CompletedJob, DroneId, Group, Plan, Snapshot
 from provisioner.planner import decide

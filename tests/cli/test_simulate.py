@@ -14,7 +14,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from provisioner.cli.schema import output_schemas
+from provisioner.answers.schemas import output_schemas
 from provisioner.config import load
 from provisioner.simulator.jobs import JobRequirements, SimulatedJob
 from provisioner.simulator.report import from_json

@@ -7,8 +7,8 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from provisioner.cli.options import Exit
-from provisioner.cli.schema import output_schemas
+from provisioner.answers.errors import Exit
+from provisioner.answers.schemas import output_schemas
 from tests.cli.conftest import Cli
 
 SITE = '''

@@ -13,14 +13,15 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from provisioner import model as m
-from provisioner.cli.check import PROBE_COLUMNS, Probe
-from provisioner.cli.drones import DRONE_COLUMNS
-from provisioner.cli.jobs import CLASS_COLUMNS, ClassRow
-from provisioner.cli.options import Format, Show
-from provisioner.cli.output import Column, Listing, Page, shorten, table_lines, text_width, write
-from provisioner.cli.plan import PLAN_COLUMNS, PlanRow
-from provisioner.cli.sites import SITE_COLUMNS, SiteRow, site_document
-from provisioner.cli.status import EVENT_COLUMNS, Happening
+from provisioner.answers.columns import Column, Listing
+from provisioner.answers.demand import CLASS_COLUMNS, ClassRow
+from provisioner.answers.drones import DRONE_COLUMNS
+from provisioner.answers.events import EVENT_COLUMNS, Happening
+from provisioner.answers.files import PROBE_COLUMNS, Probe
+from provisioner.answers.forms import Page, shorten, table_lines, text_width, write
+from provisioner.answers.plan import PLAN_COLUMNS, PlanRow
+from provisioner.answers.query import Format, Query
+from provisioner.answers.sites import SITE_COLUMNS, SiteRow, site_document
 from provisioner.reasons import BadRequest
 from provisioner.store import Hazard
 
@@ -115,7 +116,7 @@ def test_a_table_fits_100_columns(
 @settings(deadline=None)
 @given(SITES, st.lists(HAZARDS, max_size=3))
 def test_a_site_in_full_fits_100_columns(row: SiteRow, hazards: list[Hazard]) -> None:
-    document = site_document(row, (), hazards, 0.0, "")
+    document = site_document(row, (), hazards, "")
     for part in document.parts.values():
         _fits(tuple(part.columns), list(part.rows))
 
@@ -137,7 +138,7 @@ EVIL = replace(
 def _written(output: Format, rows: list[m.Drone], **more: Any) -> str:
     listing = Listing("provisioner.drones/1", DRONE_COLUMNS, rows, lambda d: d.id, "")
     out = io.StringIO()
-    write(listing, Show(output=output, **more), Page(WIDTH, False), out)
+    write(listing, Query(output=output, **more), Page(WIDTH, False), out)
     return out.getvalue()
 
 

@@ -10,8 +10,14 @@ from typing import Any
 import pytest
 
 from provisioner import model as m
-from provisioner.cli import troubles as trouble_lists
-from provisioner.cli.troubles import OperatorTrouble, Severity, TroubleContext, check_line, troubles
+from provisioner.answers import troubles as trouble_lists
+from provisioner.answers.troubles import (
+    OperatorTrouble,
+    Severity,
+    TroubleContext,
+    check_line,
+    troubles,
+)
 from provisioner.reasons import BadRequest, IdleDroneRefuses, Reason
 from provisioner.store import Event, Holder, Views
 from provisioner.store.reader import Reader

@@ -21,8 +21,8 @@ import pytest
 import yaml
 
 from adapters.embedded.queue import remove
-from provisioner.cli.options import Exit
-from provisioner.cli.schema import output_schemas
+from provisioner.answers.errors import Exit
+from provisioner.answers.schemas import output_schemas
 from provisioner.model import DrainMode, RequestKind
 from provisioner.planner.capacity import Supply
 from provisioner.planner.context import PlanningContext
@@ -169,10 +169,11 @@ def test_a_watch_keeps_the_top_of_the_screen(running: Path) -> None:
 def test_a_watch_goes_on_when_the_record_cannot_be_read_for_a_while(
     on: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from provisioner.cli import output, status
+    from provisioner.answers import status
+    from provisioner.cli import output
     from provisioner.store import StoreError
 
-    document, times = status.status_document, []
+    facts_of, times = status.facts_of, []
 
     def sometimes(*args: object) -> object:
         times.append(1)
@@ -180,9 +181,9 @@ def test_a_watch_goes_on_when_the_record_cannot_be_read_for_a_while(
             raise StoreError("database or disk is full")
         if len(times) == 3:
             raise KeyboardInterrupt
-        return document(*args)  # type: ignore[arg-type]
+        return facts_of(*args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(status, "status_document", sometimes)
+    monkeypatch.setattr(status, "facts_of", sometimes)
     monkeypatch.setattr(output.time, "sleep", lambda s: None)
     ran = on("status", "--watch")
     assert ran.code == Exit.INTERRUPTED and len(times) == 3

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.cli.options import Exit, VerbError, Where, store_path
+from provisioner.answers.errors import Exit, VerbError
+from provisioner.cli.options import Where, store_path
 from tests.cli.conftest import Cli, process
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from provisioner import model
-from provisioner.cli.troubles import TroubleContext, troubles
+from provisioner.answers.troubles import TroubleContext, troubles
 from provisioner.model import DroneId, RemoteState, RequestKind
 from tests.controller.world import Place, Pool, in_virtual_time, run_for, serving, wall
 from tests.store.story import TemporaryStore

@@ -10,7 +10,7 @@ from itertools import pairwise
 import pytest
 
 from provisioner import model
-from provisioner.cli.drones import drone_note
+from provisioner.answers.drones import drone_note
 from provisioner.controller.actuation import FORGET_ATTEMPTS
 from provisioner.controller.loop import Controller
 from provisioner.interfaces import AuthError

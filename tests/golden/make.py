@@ -23,8 +23,8 @@ from unittest.mock import patch
 
 import provisioner
 from docs.make_reference import REASON_EXAMPLES
+from provisioner.answers.query import Format
 from provisioner.cli.__main__ import run_verb
-from provisioner.cli.options import Format
 from provisioner.config import ConfigError, check
 from provisioner.store.writer import SqlStore
 from tests.golden import plans, story

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from provisioner.cli.drones import DroneFilter, drone_listing
+from provisioner.answers.drones import DroneFilter, drone_listing
 from provisioner.store import StoreError
 from provisioner.store.reader import Reader
 from tests.labs.htcondor import (

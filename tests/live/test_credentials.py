@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from provisioner.cli.status import trouble_kinds
+from provisioner.answers.status import trouble_kinds
 from provisioner.monitoring.metrics import exposition
 from tests.labs.controller import SMALL, LabController
 from tests.labs.htcondor import IDENTITIES, Pool, gpu_job, until

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from provisioner.cli.jobs import explained_class, explained_job
-from provisioner.cli.options import VerbError
-from provisioner.cli.output import Document
+from provisioner.answers.columns import Document
+from provisioner.answers.errors import VerbError
+from provisioner.answers.explain import explained_class, explained_job
 from provisioner.model import (
     Blame,
     Breaker,

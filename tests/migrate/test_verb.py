@@ -8,9 +8,9 @@ from pathlib import Path
 import jsonschema
 import pytest
 
+from provisioner.answers.errors import Exit
+from provisioner.answers.schemas import output_schemas
 from provisioner.cli.__main__ import run_verb
-from provisioner.cli.options import Exit
-from provisioner.cli.schema import output_schemas
 from tests.migrate.examples import COBALD, GPU_JDL, HTCONDOR, WHOLE_JDL
 
 FILES = ["provisioner.yaml", "site_configs/topas.yaml"]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from provisioner import reasons
-from provisioner.cli.jobs import class_rows, why_waiting
+from provisioner.answers.demand import class_rows, why_waiting
 from provisioner.estimates import Estimates
 from provisioner.model import DroneId, DroneState, Plan, Snapshot
 from provisioner.planner import decide, retirement

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from provisioner.cli.shadow import comparison_document, shadow_document
+from provisioner.answers.shadow import comparison_document, shadow_document
 from provisioner.controller.loop import Controller
 from provisioner.controller.shadow import decide_without_orders, observed_overlay, observed_site
 from provisioner.model import DroneId, DroneType, OtherDrones, OverlayView, Policy, SiteView

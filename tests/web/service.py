@@ -10,7 +10,7 @@ from importlib.resources import files
 
 from aiohttp import web
 
-from provisioner.cli.options import VerbError
+from provisioner.answers.errors import VerbError
 from provisioner.store.reader import Reader
 from provisioner.web.pages import render
 

@@ -16,7 +16,7 @@ import jsonschema
 import pytest
 import yaml
 
-from provisioner.cli.schema import output_schemas
+from provisioner.answers.schemas import output_schemas
 from provisioner.model import DrainMode, RequestKind
 from provisioner.store.reader import Reader
 from provisioner.web import pages

@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import NameOID
 
-from provisioner.cli.options import VerbError
+from provisioner.answers.errors import VerbError
 from provisioner.config import ConfigError, load_web
 from provisioner.store.reader import Reader
 from provisioner.web import identity, tokens

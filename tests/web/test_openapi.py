@@ -18,14 +18,14 @@ from schemathesis.specs.openapi import checks as openapi_checks
 
 from provisioner.config.models import WebSection
 from provisioner.store.reader import Reader
-from provisioner.web import api, openapi
+from provisioner.web import openapi
 from provisioner.web.serve import listen
 from provisioner.web.server import WebService
 from tests.cli.conftest import _story
 from tests.web.conftest import API, Serve, free_port
 from tests.web.test_identity import Issuer
 
-DOCUMENT = openapi.document(api.resources())
+DOCUMENT = openapi.document()
 OPERATIONS = [
     (method, path)
     for path, item in DOCUMENT["paths"].items()

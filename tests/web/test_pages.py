@@ -14,9 +14,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from provisioner.cli import jobs
-from provisioner.cli.jobs import explained_job
-from provisioner.cli.options import VerbError
+from provisioner.answers import explain
+from provisioner.answers.errors import VerbError
+from provisioner.answers.explain import explained_job
 from provisioner.model import BreakerState, DroneState, Refusal
 from provisioner.reasons import (
     BackingOff,
@@ -342,7 +342,7 @@ def test_the_advice_on_the_page_of_a_job_has_no_words_of_a_site(
 ) -> None:
     now = StartForecast(StartOutcome.NEVER)
     advice = RequestAdvice(now=now, why=BackingOff("topas", 2e9, "denied", "no account bob"))
-    monkeypatch.setattr(jobs, "request_advice", lambda *_: [advice])
+    monkeypatch.setattr(explain, "request_advice", lambda *_: [advice])
     page = Rendered(reader, "/job/8831.2")
     assert (
         "no change of the request helps: topas is not used" in page.text

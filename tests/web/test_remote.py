@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from provisioner.cli.options import Exit, VerbError, Where
+from provisioner.answers.errors import Exit, VerbError
+from provisioner.cli.options import Where
 from provisioner.cli.remote import bearer_token
 from provisioner.model import RequestKind
 from provisioner.store.reader import Reader

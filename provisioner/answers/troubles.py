@@ -14,8 +14,8 @@ from functools import partial
 from typing import NamedTuple
 
 from provisioner import descriptions, formatting
-from provisioner.cli import output as out
-from provisioner.cli.options import named
+from provisioner.answers.columns import ident, items, span_s, text, time_at, words
+from provisioner.answers.errors import named
 from provisioner.model import (
     Breaker,
     BreakerState,
@@ -123,18 +123,18 @@ def troubles(facts: TroubleContext) -> list[OperatorTrouble]:
 
 _SEVERITY = "critical: nothing is done; warning: something is not; note: no fault of ours."
 TROUBLE_COLUMNS = (
-    out.text(
+    text(
         "severity",
         _SEVERITY,
         level=0,
         choices=tuple(Severity),
         tint={"critical": "red", "warning": "yellow"},
     ),
-    out.text("kind", "Stable name of the kind of trouble."),
-    out.ident(
+    text("kind", "Stable name of the kind of trouble."),
+    ident(
         "subject", "overlay, controller, site:NAME, type:SITE/NAME, class:ID or drone:ID.", least=12
     ),
-    out.words("text", "What is wrong, and what to do.", head="TROUBLE", least=30),
+    words("text", "What is wrong, and what to do.", head="TROUBLE", least=30),
 )
 
 _critical = partial(OperatorTrouble, Severity.CRITICAL)
@@ -218,25 +218,23 @@ def view_rows(views: Views | None, now: float) -> list[ViewRow]:
 
 
 CREDENTIAL_COLUMNS = (
-    out.ident("used_by", "overlay, site:NAME or web.", least=12),
-    out.text("name", "Option that names it.", level=0),
-    out.words("identity", "User or subject; empty: unknown.", least=12),
-    out.items("scopes", "Rights that it is limited to; empty: not limited, or unknown.", least=12),
-    out.time_at("not_after", "Its end, or null without one.", head="EXPIRES"),
-    out.words("problem", "Why it cannot be used; empty: it can.", least=12),
-    out.words("source", "File or variable that it is read from.", least=20),
+    ident("used_by", "overlay, site:NAME or web.", least=12),
+    text("name", "Option that names it.", level=0),
+    words("identity", "User or subject; empty: unknown.", least=12),
+    items("scopes", "Rights that it is limited to; empty: not limited, or unknown.", least=12),
+    time_at("not_after", "Its end, or null without one.", head="EXPIRES"),
+    words("problem", "Why it cannot be used; empty: it can.", least=12),
+    words("source", "File or variable that it is read from.", least=20),
 )
 VIEW_TINTS = {"failed": "red", "never": "red", "old": "yellow", "fresh": ""}
 _VERDICT = "fresh; old: past its limit; failed: the newest look failed; never: none succeeded."
 VIEW_COLUMNS = (
-    out.ident("view", "overlay, or site:<name>.", least=12),
-    out.text("verdict", _VERDICT, head="STATE", choices=tuple(VIEW_TINTS), tint=VIEW_TINTS),
-    out.span_s("age_s", "Age of the newest good view, seconds; null: there is none.", head="AGE"),
-    out.span_s("limit_s", "Older than this it is not acted on, seconds.", head="LIMIT"),
-    out.text(
-        "fault", "Kind of fault of the newest look; null: it succeeded.", "fault.kind", null=True
-    ),
-    out.words(
+    ident("view", "overlay, or site:<name>.", least=12),
+    text("verdict", _VERDICT, head="STATE", choices=tuple(VIEW_TINTS), tint=VIEW_TINTS),
+    span_s("age_s", "Age of the newest good view, seconds; null: there is none.", head="AGE"),
+    span_s("limit_s", "Older than this it is not acted on, seconds.", head="LIMIT"),
+    text("fault", "Kind of fault of the newest look; null: it succeeded.", "fault.kind", null=True),
+    words(
         "message",
         "What went wrong; of a view that is good, what is odd in it.",
         head="NOTE",
@@ -361,19 +359,7 @@ def _after_repair(scope: str) -> str:
     return f"After the repair: `provisioner sites reset {site}{f' --type {kind}' if kind else ''}`"
 
 
-def _events(facts: TroubleContext) -> Iterator[OperatorTrouble]:
-    lasting: dict[str, Event] = {}
-    recent: dict[tuple[str, str], Event] = {}
-    for event in facts.events:
-        lasting = {name: began for name, began in lasting.items() if EVENT_ENDS[name] != event.name}
-        failed = (
-            event.name.endswith((".rejected", ".failed", "_failed"))
-            and event.name not in DRONE_EVENTS
-        )
-        if event.name in EVENT_ENDS:
-            lasting[event.name] = event
-        elif failed or event.name in _EVENT_WORDS:
-            recent[event.name, str(event.fields.get("drone", ""))] = event
+def _stopped_elsewhere(facts: TroubleContext) -> Iterator[OperatorTrouble]:
     stopped = [
         e
         for e in facts.events
@@ -388,6 +374,21 @@ def _events(facts: TroubleContext) -> Iterator[OperatorTrouble]:
         yield _warning(
             "stopped-elsewhere", "controller", f"{message} controller of this name, or ask the site"
         )
+
+
+def _events(facts: TroubleContext) -> Iterator[OperatorTrouble]:
+    lasting: dict[str, Event] = {}
+    recent: dict[tuple[str, str], Event] = {}
+    for event in facts.events:
+        lasting = {name: began for name, began in lasting.items() if EVENT_ENDS[name] != event.name}
+        failed = (
+            event.name.endswith((".rejected", ".failed", "_failed"))
+            and event.name not in DRONE_EVENTS
+        )
+        if event.name in EVENT_ENDS:
+            lasting[event.name] = event
+        elif failed or event.name in _EVENT_WORDS:
+            recent[event.name, str(event.fields.get("drone", ""))] = event
     for event in (*lasting.values(), *recent.values()):
         holds = facts.now - event.at <= RECENT_TROUBLE_S
         if event.name in EVENT_ENDS:  # the start of a controller counts only where clocks agree
@@ -466,6 +467,7 @@ TROUBLE_RULES: Sequence[TroubleRule] = (
     _credentials,
     _negotiator_silent,
     _breakers_not_active,
+    _stopped_elsewhere,
     _events,
     _drones,
     _refusals,

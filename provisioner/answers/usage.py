@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
 from typing import Annotated, Any
 
 from provisioner import formatting
-from provisioner.cli import options as opt
-from provisioner.cli import output as out
+from provisioner.answers.columns import (
+    Column,
+    Document,
+    Listing,
+    ident,
+    items,
+    mib,
+    now,
+    number,
+    picked,
+    rounded,
+    time_at,
+    whole,
+)
+from provisioner.answers.errors import parsed
+from provisioner.answers.query import ListQuery, option, question
 from provisioner.model import DroneId, LowUseAction
 from provisioner.store import Views
 from provisioner.store.reader import Reader
@@ -34,7 +48,7 @@ class RecordedUse:
         *,
         by_drone: bool = False,
     ) -> None:
-        self._since, self._until = out.now() - DAY_S if since is None else since, out.now()
+        self._since, self._until = now() - DAY_S if since is None else since, now()
         self._types, pool = (views.types, views.overlay.view) if views else ((), None)
         self._runs = reader.use(
             self._since, self._until, pool.slots if pool else (), of, by_drone=by_drone
@@ -45,8 +59,8 @@ class RecordedUse:
 
 
 def with_use(
-    columns: Sequence[out.Column], report: UsageReport, name: Callable[[Any], str]
-) -> list[out.Column]:
+    columns: Sequence[Column], report: UsageReport, name: Callable[[Any], str]
+) -> list[Column]:
     """Return the columns of a list with the use by each row's jobs. ``name``: of the row in the report."""
     known = {row.name: row.mean for row in report.rows}
     return [
@@ -60,7 +74,7 @@ def underused(reader: Reader, views: Views | None) -> list[MeasuredUse]:
     policy = views.policy.low_use if views else None
     if policy is None or policy.action is LowUseAction.NONE:
         return []
-    return low_use(RecordedUse(reader, views, out.now() - policy.window_s).by("class"), policy)
+    return low_use(RecordedUse(reader, views, now() - policy.window_s).by("class"), policy)
 
 
 def _hours(gpu_s: float) -> str:
@@ -77,26 +91,24 @@ def _vram_words(use: MeasuredUse) -> str:
     return f"{formatting.size(peak_mib) if peak_mib else ''}{'?' if use.without_vram else ''}"
 
 
-_gpu_s = partial(out.number, convert=out.rounded, unit=_hours)
-_part = partial(out.number, null=True, convert=out.rounded, unit="{:.0%}".format)
+_gpu_s = partial(number, convert=rounded, unit=_hours)
+_part = partial(number, null=True, convert=rounded, unit="{:.0%}".format)
 _UNKNOWN = "null: none was measured"
 _USE = f"Part of their GPUs used by jobs that ended in the last day (`drones show`: in its life); {_UNKNOWN}."
 _USE_OF_ALL = "Part of their GPUs used by all jobs that ended in the last day"
 USE_COLUMN = _part("use", _USE, lambda _: None, level=0, spare=4, fact="use of GPUs")
 """For rows of other lists: :func:`with_use` fills it."""
 
-_vram = partial(out.mib, null=True)
+_vram = partial(mib, null=True)
 USAGE_COLUMNS = (
-    out.ident(
+    ident(
         "name",
         "Class (user and size of a job), user, site, drone type or drone.",
         head="OF",
         least=16,
     ),
-    out.whole(
-        "jobs", "Ended runs of jobs, those that were evicted, held or removed as well.", level=0
-    ),
-    out.whole("measured", "Of those, runs whose use was measured.", level=1),
+    whole("jobs", "Ended runs of jobs, those that were evicted, held or removed as well.", level=0),
+    whole("measured", "Of those, runs whose use was measured.", level=1),
     _gpu_s("held_gpu_s", "GPUs that they held, GPU-seconds.", "held_s", head="GPU-H"),
     _gpu_s("measured_gpu_s", "Of those, held by measured runs.", "measured_s"),
     _gpu_s("used_gpu_s", "Of those, used.", "used_s", head="GPU-H USED", level=1),
@@ -125,19 +137,19 @@ USAGE_COLUMNS = (
         head="VRAM",
         show=_vram_words,
     ),
-    out.mib(
+    mib(
         "vram_asked_mib",
         "Most that a run asked for; 0: any.",
         "asked_vram_mib",
         level=1,
         head="VRAM ASKED",
     ),
-    out.whole(
+    whole(
         "without_vram",
         "Measured runs without a peak: they may have needed all the memory that they had.",
     ),
-    out.whole("energy_j", "Energy of runs that report it, joules; null: none does.", null=True),
-    out.items(
+    whole("energy_j", "Energy of runs that report it, joules; null: none does.", null=True),
+    items(
         "fits",
         "Smallest drone types that its classes would fit.",
         lambda u: sorted(u.fits),
@@ -152,8 +164,8 @@ USAGE_COLUMNS = (
     ),
 )
 USAGE_FACTS = (
-    out.time_at("since_at", "Begin of the period.", "since"),
-    out.time_at("until_at", "Its end.", "until"),
+    time_at("since_at", "Begin of the period.", "since"),
+    time_at("until_at", "Its end.", "until"),
     _gpu_s(
         "total_gpu_s",
         "GPU-seconds of all drones: the sum of the next four.",
@@ -181,20 +193,20 @@ USAGE_FACTS = (
 )
 
 
-def usage_document(report: UsageReport, scope: str = "") -> out.Document:
-    listing = out.Listing(
+def usage_document(report: UsageReport, scope: str = "") -> Document:
+    listing = Listing(
         "",
         USAGE_COLUMNS,
         report.rows,
         lambda row: row.name,
         title="Lowest use, the largest saving first",
     )
-    return out.Document(
+    return Document(
         USAGE_SCHEMA, USAGE_FACTS, report, {"items": listing}, main="items", scope=scope
     )
 
 
-def use_fact(report: UsageReport) -> out.Column:
+def use_fact(report: UsageReport) -> Column:
     """Return the fact of ``status`` about the use of the last day."""
     mean = report.used_s / report.measured_s if report.measured_s else None
     words = (
@@ -211,14 +223,16 @@ def use_fact(report: UsageReport) -> out.Column:
     )
 
 
-@out.answering
-def usage(
-    reader: Reader,
-    *,
-    query: opt.ListQuery,
-    since: Annotated[str, opt.option("AGE", "Go back this far: 12h, 7d, 30d.")] = "30d",
-    by: Annotated[Grouping, opt.option(None, "What a row is.")] = Grouping.CLASS,
-) -> out.Document:
+@dataclass(frozen=True, kw_only=True)
+class UsageQuery(ListQuery):
+    """Use of GPUs by jobs that ended in a period."""
+
+    since: Annotated[str, option("AGE", "Go back this far: 12h, 7d, 30d.")] = "30d"
+    by: Annotated[Grouping, option(None, "What a row is.")] = Grouping.CLASS
+
+
+@question("usage", "/usage", lambda: [usage_document(UsageReport(0.0, 0.0))])
+def usage(reader: Reader, query: UsageQuery) -> Document:
     """Report how much of their GPUs jobs use: who wastes most, and the smallest drone type that would do.
 
     A class is all jobs of a user with one size. A type fits if 95 of 100 runs used no more than a job gets there, and
@@ -234,21 +248,22 @@ def usage(
     """
     from provisioner.durations import parse_duration
 
-    age_s = opt.parsed(parse_duration, "--since", since)
+    since, by = query.since, query.by
+    age_s = parsed(parse_duration, "--since", since)
     limit = query.limit if query.limit is not None else WORST if query.output.for_people else None
-    begin, views = out.now() - age_s, reader.views()
+    begin, views = now() - age_s, reader.views()
     if by is Grouping.DRONE and limit is not None and not query.sort:
         # of hundreds of thousands only these are read run by run
-        drones, number = reader.most_unused(begin, limit)
+        drones, total = reader.most_unused(begin, limit)
         shown = RecordedUse(reader, views, begin, drones).by(by)
         report = replace(RecordedUse(reader, views, begin).by("class"), rows=shown.rows)
     else:
         report = RecordedUse(reader, views, begin, by_drone=by is Grouping.DRONE).by(by)
-        number = len(report.rows)
-    found = formatting.count(number, by.value, "classes" if by is Grouping.CLASS else "")
-    cut = f"; {limit} shown" if limit is not None and limit < number else ""
+        total = len(report.rows)
+    found = formatting.count(total, by.value, "classes" if by is Grouping.CLASS else "")
+    cut = f"; {limit} shown" if limit is not None and limit < total else ""
     why = "" if report.measured_s else "; no run was measured: see docs/how-to/gpu-use.md"
     made = usage_document(report, f"{found} with jobs that ended in the last {since}{cut}{why}")
-    items = replace(made.parts["items"], total=number)
-    listing = out.picked(items, replace(query, limit=limit))
+    items = replace(made.parts["items"], total=total)
+    listing = picked(items, query.sort, limit)
     return replace(made, parts={"items": listing})

@@ -1,0 +1,186 @@
+"""``provisioner demand``, ``explain``, ``jobs`` and ``submit``: why jobs wait, and the jobs of the embedded queue."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, NamedTuple, TypeVar
+
+from provisioner import formatting
+from provisioner.answers.columns import (
+    Listing,
+    age_s,
+    ident,
+    items,
+    mib,
+    picked,
+    reason_data,
+    span_s,
+    text,
+    whole,
+    words,
+)
+from provisioner.answers.lookup import as_of, newest_plan
+from provisioner.answers.query import ListQuery, question, switch
+from provisioner.answers.usage import USE_COLUMN, RecordedUse, with_use
+from provisioner.model import Drone, JobClass, Plan
+from provisioner.reasons import (
+    NothingFits,
+    Reason,
+)
+from provisioner.store import Views
+from provisioner.store.measures import reasons_by_class
+from provisioner.store.reader import Reader
+from provisioner.usage import class_name
+
+DEMAND_SCHEMA = "provisioner.demand/1"
+T = TypeVar("T")
+
+
+class ClassRow(NamedTuple):
+    """Job class with the reasons of the newest plan."""
+
+    job: JobClass
+    reasons: Sequence[Reason]
+    """Weightiest first: what keeps jobs waiting before what is on its way."""
+    fits: Sequence[str]
+    nearest: str
+    """The drone type that fits, cheapest first, or else the one that nearly does."""
+    drones: int
+
+
+def class_rows(
+    views: Views | None,
+    plan: Plan | None,
+    live: Sequence[Drone],
+    only: Sequence[JobClass] | None = None,
+) -> list[ClassRow]:
+    """Return a row per class of the newest overlay view, or for ``only`` some of them, matched with the drone types."""
+    from provisioner.planner.matching import unmet_requirement
+
+    if views is None or views.overlay.view is None:
+        return []
+    of_class = reasons_by_class(plan)
+    started, by_price = (
+        Counter(d.for_class for d in live),
+        sorted(views.types, key=lambda t: (t.price, t.key)),
+    )
+    rows = []
+    for job in views.overlay.view.classes if only is None else only:
+        reasons = (*of_class.get("", ()), *of_class.get(job.id, ()))
+        fits = [t.key for t in by_price if not job.invalid and unmet_requirement(job, t) is None]
+        nearest = next((r.nearest for r in reasons if isinstance(r, NothingFits)), "")
+        rows.append(ClassRow(job, reasons, fits, fits[0] if fits else nearest, started[job.id]))
+    return rows
+
+
+NO_PLAN_YET = "no plan on record speaks of it yet"
+
+
+def why_waiting(row: ClassRow) -> str:
+    if row.reasons:
+        more = f" (+{len(row.reasons) - 1})" if len(row.reasons) > 1 else ""
+        return row.reasons[0].describe() + more
+    if row.job.invalid:
+        return formatting.sanitize(row.job.invalid, formatting.SHORT_TEXT)
+    return NO_PLAN_YET if row.job.waiting or row.job.fresh else "nothing waits"
+
+
+def _needs(row: ClassRow) -> str:
+    job = row.job
+    optional = " (optional)" if job.gpu_optional else ""
+    parts = [f"{formatting.gpus(job.gpu_milli)} GPU{optional}"] if job.gpu_milli else ["no GPU"]
+    if job.vram_mib:
+        parts.append(f"VRAM {formatting.size(job.vram_mib)}")
+    if job.capability:
+        parts.append(f"CC {formatting.capability(job.capability)}")
+    if job.driver:
+        parts.append(f"CUDA {formatting.driver(job.driver)}")
+    return ", ".join([*parts, f"{job.cpus} CPU", formatting.size(job.memory_mib)])
+
+
+def _reasons_data(row: ClassRow) -> list[Any]:
+    return list(map(reason_data, row.reasons))
+
+
+CLASS_COLUMNS = (
+    ident("id", "Id of the class.", "job.id", head="CLASS", fact="class"),
+    text("owner", "User or accounting group.", "job.owner", level=0, least=8, fact="owner"),
+    whole(
+        "waiting",
+        "Idle jobs that negotiation has left idle.",
+        "job.waiting",
+        level=0,
+        fact="waiting",
+    ),
+    whole(
+        "fresh", "Idle jobs not yet negotiated.", "job.fresh", level=1, fact="not yet negotiated"
+    ),
+    whole("running", "Running jobs.", "job.running", level=0, fact="running"),
+    whole("held", "Held jobs.", "job.held", level=1, fact="held"),
+    whole("drones", "Live drones that were started for it.", level=0, fact="drones started for it"),
+    USE_COLUMN,
+    age_s(
+        "oldest_s",
+        "Age of the oldest idle job, seconds; null: none.",
+        "job.oldest_at",
+        head="OLDEST",
+    ),
+    words("needs", "What one job asks for, in words.", _needs, least=12, fact="needs"),
+    words("why", "Why it waits, in words.", why_waiting, least=28),
+    ident(
+        "nearest", "Cheapest drone type that fits, or nearly does; may be empty.", level=1, least=10
+    ),
+    items("fits", "Drone types that fit, cheapest first."),
+    items("reasons", "What the newest plan says of it, as data, weightiest first.", _reasons_data),
+    whole("gpu_milli", "Thousandths of a GPU per job.", "job.gpu_milli"),
+    whole("cpus", "CPUs per job.", "job.cpus"),
+    mib("memory_mib", "Memory per job, MiB.", "job.memory_mib"),
+    mib("disk_mib", "Disk per job, MiB.", "job.disk_mib"),
+    mib("vram_mib", "Least VRAM per GPU, MiB; 0: any.", "job.vram_mib"),
+    whole("capability", "Least CUDA compute capability times 10; 0: any.", "job.capability"),
+    whole("driver", "Least CUDA version times 1000 (12040 is 12.4); 0: any.", "job.driver"),
+    text("arch", "CPU architecture; empty: any.", "job.arch"),
+    span_s(
+        "walltime_s", "Its own limit, seconds; null: none.", lambda row: row.job.walltime_s or None
+    ),
+    whole("priority", "Priority.", "job.priority"),
+    text(
+        "job_ids", "Ids of the idle jobs as ranges.", "job.job_ids", level=1, least=12, fact="jobs"
+    ),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemandQuery(ListQuery):
+    """Job classes."""
+
+    waiting: Annotated[bool, switch("Only classes with jobs that wait.")] = False
+
+
+@question("demand", "/demand", lambda: [Listing(DEMAND_SCHEMA, CLASS_COLUMNS, ())])
+def demand(reader: Reader, query: DemandQuery) -> Listing:
+    """List what waits, and why.
+
+    A class is all jobs with identical requirements. The reason is the weightiest that the newest plan has; -o json has
+    all of them as data, and `provisioner explain class ID` tells them in words.
+
+    \b
+    Examples:
+      provisioner demand -o json | jq '.items[] | {id, waiting, why}'
+    """
+    views = reader.views()
+    rows = class_rows(views, newest_plan(reader), reader.drones())
+    if query.waiting:
+        rows = [row for row in rows if row.job.waiting or row.job.fresh]
+    idle = formatting.count(sum(row.job.waiting + row.job.fresh for row in rows), "idle job")
+    classes = formatting.count(len(rows), "class", "classes") + (
+        " with waiting jobs" if query.waiting else ""
+    )
+    scope = f"{classes}, {idle}, {as_of(reader, views)}"
+    columns = with_use(
+        CLASS_COLUMNS, RecordedUse(reader, views).by("class"), lambda row: class_name(row.job)
+    )
+    found = Listing(DEMAND_SCHEMA, columns, rows, lambda row: row.job.id, scope)
+    return picked(found, query.sort, query.limit)

@@ -1,0 +1,436 @@
+"""``provisioner demand``, ``explain``, ``jobs`` and ``submit``: why jobs wait, and the jobs of the embedded queue."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, NamedTuple
+
+from provisioner import descriptions, formatting
+from provisioner.answers.columns import (
+    Document,
+    Listing,
+    ago,
+    as_facts,
+    data,
+    flag,
+    ident,
+    now,
+    number,
+    reason_data,
+    span_s,
+    text,
+    time_at,
+    whole,
+    words,
+)
+from provisioner.answers.demand import CLASS_COLUMNS, ClassRow, class_rows, why_waiting
+from provisioner.answers.errors import VerbError, named, unknown
+from provisioner.answers.lookup import newest_plan
+from provisioner.answers.query import Query, question, subject
+from provisioner.answers.usage import USE_COLUMN
+from provisioner.model import DroneType, JobClass, Plan, UnmetRequirement
+from provisioner.reasons import (
+    BadRequest,
+    Category,
+    PlannerFailed,
+    Reason,
+    RequestAdvice,
+    StartOutcome,
+)
+from provisioner.store import Views
+from provisioner.store.reader import Reader
+
+CLASS_SCHEMA = "provisioner.class/1"
+
+
+_JOB = r"(?:([^#\s,]+)#)?(\d+)(?:\.(\d+))?"
+_JOB_ID, _JOB_RANGE = re.compile(_JOB), re.compile(rf"{_JOB}(?:\s*-\s*{_JOB})?")
+
+JobId = tuple[str, int, int]
+"""Queue (schedd) or empty, cluster, process; -1 where an id has no process part."""
+
+
+def parse_job_id(text: str) -> JobId | None:
+    """Return a job id; None if it is none."""
+    found = _JOB_ID.fullmatch(text.strip())
+    if found is None or len(text) > 300:
+        return None
+    queue, cluster, proc = found.groups()
+    return queue or "", int(cluster), int(proc or -1)
+
+
+def holds_job(ranges: str, job: JobId) -> bool:
+    """Return True if ``job`` is in ``ranges``; without process it matches any process, without queue any queue."""
+    asked_queue, cluster, proc = job
+    for found in _JOB_RANGE.finditer(ranges):
+        queue, low_cluster, low_proc, _, high_cluster, high_proc = found.groups()
+        if high_cluster is None:
+            high_cluster, high_proc = low_cluster, low_proc
+        low, high = (
+            (int(low_cluster), int(low_proc or -1)),
+            (int(high_cluster), int(high_proc or -1)),
+        )
+        if asked_queue and queue and asked_queue != queue:
+            continue
+        if proc < 0 and low_proc is not None:
+            low, high = (low[0], -1), (high[0], -1)
+        if low <= (cluster, proc) <= high:
+            return True
+    return False
+
+
+COMPLETED_JOBS_S = 7 * 86400.0
+
+
+class KnownJob(NamedTuple):
+    """Facts about a job that does not wait."""
+
+    job: str
+    state: str
+    said: str
+    drone: str = ""
+    class_id: str = ""
+    ended_at: float = 0.0
+    run_s: float | None = None
+
+
+def known_job(
+    reader: Reader, views: Views, classes: Sequence[JobClass], title: str
+) -> KnownJob | None:
+    """Return a job that runs, is held, or is done; None if the record does not know it."""
+    job = parse_job_id(title)
+    view = views.overlay.view
+    if job is None or view is None:
+        return None
+    for slot in view.slots:
+        if holds_job(slot.job_ids, job):
+            since = f" since {formatting.iso(slot.begun_at)}" if slot.begun_at else ""
+            said = f"runs in drone {slot.drone_id}{since}; `provisioner drones show {slot.drone_id}` tells its life"
+            return KnownJob(title, "running", said, drone=slot.drone_id)
+    for each in classes:
+        if holds_job(each.running_ids, job):
+            return KnownJob(
+                title, "running", "runs, but in no drone of this controller", class_id=each.id
+            )
+        if holds_job(each.held_ids, job):
+            said = "is held: nothing is started for it. `condor_q -hold` tells why, `condor_release` lets it wait again"
+            return KnownJob(title, "held", said, class_id=each.id)
+    for done in reversed(
+        reader.completions(now() - COMPLETED_JOBS_S, now() + COMPLETED_JOBS_S, job[1])
+    ):
+        if holds_job(done.job_id, job):
+            where = f" in drone {done.drone_id}" if done.drone_id else ""
+            ran = formatting.seconds(round(done.run_s))
+            said = f"is done since {formatting.iso(done.ended_at)}: it ran for {ran}{where}"
+            return KnownJob(
+                title, "done", said, done.drone_id or "", ended_at=done.ended_at, run_s=done.run_s
+            )
+    return None
+
+
+JOB_FACTS = (
+    text("job", "Id, as it was asked for.", level=0),
+    text("state", "State at the newest look.", level=0, choices=("running", "held", "done")),
+    words("said", "The same in words, with what to do.", head="which", least=30),
+    text("drone", "Drone that it runs or ran in; empty: none of this controller.", level=0),
+    text("class", "Its class; empty: unknown.", "class_id"),
+    time_at("ended_at", "When it was done."),
+    span_s("run_s", "How long its last run took, seconds; null: it is not done."),
+)
+
+
+def job_document(known: KnownJob) -> Document:
+    """Return the document of ``explain job`` for a job that does not wait."""
+    return Document(
+        "provisioner.job/1",
+        JOB_FACTS,
+        known,
+        name=known.job,
+        scope=f"job {formatting.sanitize(known.job, 80)}",
+    )
+
+
+class TypeFit(NamedTuple):
+    """Fit of a class to a drone type. ``misfit`` is the first dimension that fails; None: it fits."""
+
+    kind: DroneType
+    misfit: UnmetRequirement | None
+    live: int
+
+
+def _amount(place: int) -> Callable[[TypeFit], str]:
+    return lambda f: (
+        formatting.amounts(f.misfit.requested, f.misfit.available)[place] if f.misfit else ""
+    )
+
+
+FIT_COLUMNS = (
+    ident("type", "Drone type, as site/name.", "kind.key", least=12),
+    flag("fits", "Could an empty drone of it run one job?", lambda f: f.misfit is None, level=0),
+    text(
+        "dimension",
+        "First dimension that fails; empty: none.",
+        "misfit.dimension",
+        head="FAILS",
+        least=8,
+    ),
+    text(
+        "wanted",
+        "What the jobs want there.",
+        "misfit.requested",
+        level=0,
+        least=10,
+        show=_amount(0),
+    ),
+    text(
+        "offered",
+        "What the type has there.",
+        "misfit.available",
+        level=0,
+        least=10,
+        show=_amount(1),
+    ),
+    whole("drones", "Live drones of the type.", "live", level=0),
+    number("price", "Relative price of a GPU-hour.", "kind.price", level=1),
+)
+REASON_COLUMNS = (
+    text(
+        "category",
+        "Category of the reason.",
+        lambda reason: reason.category,
+        level=0,
+        choices=tuple(Category),
+    ),
+    words("text", "In words.", lambda reason: reason.describe(), head="WHY", least=30),
+    data("reason", "As data.", reason_data),
+)
+START_OUTCOMES = tuple(StartOutcome)
+ADVICE_COLUMNS = (
+    words(
+        "text",
+        "The change and what it wins, or why none helps.",
+        descriptions.advise,
+        head="ADVICE",
+        least=30,
+    ),
+    text("dimension", "What to change; empty: nothing. no-*: drop the requirement `requested`."),
+    text("requested", "What the jobs ask for now."),
+    text("advised", "What to ask for instead, never more."),
+    text(
+        "outcome",
+        "Without a change: starts, waits for a place, or never.",
+        "now.outcome",
+        choices=START_OUTCOMES,
+    ),
+    span_s(
+        "wait_s",
+        "Expected time until the start without a change, seconds; null: unknown.",
+        "now.wait_s",
+    ),
+    text(
+        "then_outcome",
+        "The same with the change; empty: no change.",
+        "then.outcome",
+        choices=("", *START_OUTCOMES),
+    ),
+    span_s(
+        "then_wait_s",
+        "Expected time with the change, seconds; null: unknown, or no change.",
+        "then.wait_s",
+    ),
+    data(
+        "reason",
+        "What holds the jobs back now; null: nothing.",
+        "why",
+        null=True,
+        convert=reason_data,
+    ),
+)
+
+
+def request_advice(reader: Reader, plan: Plan | None, job: JobClass) -> list[RequestAdvice]:
+    """Return the advice for a waiting class, by the snapshot of the next tick; empty if there is none."""
+    from provisioner.planner.advice import advise
+
+    failed = any(
+        isinstance(refusal.reason, PlannerFailed) for refusal in (plan.refusals if plan else ())
+    )
+    if failed or not (job.waiting or job.fresh):
+        return []
+    snapshot = reader.snapshot()
+    return [advise(snapshot, job, reader.peak_vram_mib(job))] if snapshot is not None else []
+
+
+def class_document(reader: Reader, views: Views, job: JobClass, title: str) -> Document:
+    """Return the document of ``explain class`` and ``explain job``."""
+    from provisioner.planner.demand import UserShares
+    from provisioner.planner.matching import unmet_requirement
+
+    plan, live = newest_plan(reader), reader.drones()
+    advice = request_advice(reader, plan, job)
+    (row,) = class_rows(views, plan, live, [job])
+    reasons = row.reasons or ([BadRequest(job.invalid)] if job.invalid else [])
+    view = views.overlay.view
+    if view is not None and job.waiting:
+        slots = {slot.drone_id: slot for slot in view.slots}
+        turn = UserShares.of(view.classes, view.priorities, live, slots).turn_of(job.owner)
+        reasons = [*reasons, turn] if turn else reasons
+    of_type = Counter(drone.type for drone in live)
+    fits = [TypeFit(t, unmet_requirement(job, t), of_type[t.key]) for t in views.types]
+    fits.sort(key=lambda f: (f.misfit is not None, f.kind.price, f.kind.key))
+    when = f"tick {plan.tick}, {ago(plan.at)} ago" if plan else "no plan is on record yet"
+    return _class_parts(row, reasons, advice, fits, when, title)
+
+
+def _class_parts(
+    row: ClassRow,
+    reasons: Sequence[Reason],
+    advice: Sequence[RequestAdvice],
+    fits: Sequence[TypeFit],
+    when: str,
+    title: str,
+) -> Document:
+    return Document(
+        CLASS_SCHEMA,
+        as_facts([column for column in CLASS_COLUMNS if column is not USE_COLUMN]),
+        row,
+        {
+            "said": Listing(
+                "", REASON_COLUMNS, reasons, title=f"What the newest plan says ({when})"
+            ),
+            "advice": Listing(
+                "", ADVICE_COLUMNS, advice, title="What would start it soonest" if advice else ""
+            ),
+            "types": Listing("", FIT_COLUMNS, fits, title="Drone types"),
+        },
+        name=row.job.id,
+        scope=f"{title}: {why_waiting(row)}",
+    )
+
+
+def _sample_class() -> Document:
+    row = ClassRow(JobClass("1", 1000, 1, 1), (), (), "", 0)
+    return _class_parts(row, (), (), (), "", "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobQuery(Query):
+    """Job."""
+
+    id: Annotated[str, subject("ID", "As 204.17.")]
+
+
+@question(
+    "explain job",
+    "/jobs/{id}",
+    lambda: [_sample_class(), job_document(KnownJob("1.0", "running", ""))],
+)
+def explain_job(reader: Reader, query: JobQuery) -> Document:
+    """Explain why a job waits, or where it is.
+
+    Of one that waits its class, what the newest plan says of that, the one change of its request that would start it
+    soonest, and how each drone type fits. Of one that runs or is done the drone; one that is held says so.
+
+    \b
+    Examples:
+      provisioner explain job schedd.example.org#204.17
+      provisioner explain job 204.17 -o json | jq -r '.advice[].text'
+    """
+    return explained_job(reader, query.id)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassQuery(Query):
+    """Job class."""
+
+    id: Annotated[str, subject("ID", "As in `demand`.")]
+
+
+@question("explain class", "/classes/{id}", lambda: [_sample_class()])
+def explain_class(reader: Reader, query: ClassQuery) -> Document:
+    """Explain why the jobs of a class wait.
+
+    Every reason of the newest plan in words, the one change of the request that would start one of the jobs soonest,
+    and for each drone type the first dimension that does not fit.
+
+    \b
+    Examples:
+      provisioner explain class 12 -o json | jq '.types[] | select(.fits)'
+    """
+    return explained_class(reader, query.id)
+
+
+def explained_job(reader: Reader, text: str) -> Document:
+    """Return the document of ``explain job``. Raises :class:`VerbError` for a job that is not known."""
+    views, classes = _views_and_classes(reader)
+    job, shown = parse_job_id(text), formatting.sanitize(text, 80)
+    if job is None:
+        raise VerbError(f"{shown!r} is not a job id: write it as 204.17, 17 or schedd#204.17")
+    found = [c for c in classes if holds_job(c.job_ids, job)]
+    if len(found) > 1:
+        raise VerbError(
+            f"job {shown} may be in {len(found)} classes: {named([c.id for c in found])}",
+            "say the whole id (schedd#cluster.process), or explain the class",
+        )
+    if found:
+        return class_document(reader, views, found[0], f"job {shown}{_faults(reader, job)}")
+    if (known := known_job(reader, views, classes, text.strip())) is not None:
+        return job_document(known._replace(said=known.said + _faults(reader, job)))
+    view = views.overlay.view
+    known_at = view.completions_at or view.taken_at if view is not None else 0.0
+    lines = [
+        f"job {shown} is unknown: at the newest look it was neither idle, running nor held, and it was not done in "
+        f"the last 7 days, as far as done jobs are known: up to {formatting.iso(known_at)}, {ago(known_at)} ago. "
+        "It may be too new, removed, or in a queue that is not looked at"
+    ]
+    if all(kind.gpu_milli for kind in views.types):
+        lines.append(
+            "jobs that ask for no GPU are not looked at: no drone type without GPUs is configured"
+        )
+    if cut := [c.id for c in classes if "..." in c.job_ids or "\u2026" in c.job_ids]:
+        lines.append(
+            f"the lists of ids are shortened for classes {named(cut)}: it may be in one of them"
+        )
+    raise VerbError(*lines)
+
+
+def _faults(reader: Reader, job: JobId) -> str:
+    """Return the failures of a job on shared GPUs in words; empty if there are none on record."""
+    found = [
+        each for b in reader.breakers().values() for each in b.faults if holds_job(each.job_id, job)
+    ]
+    told = (f"{each.cause} in {each.drone_id} at {formatting.iso(each.at)}" for each in found[-3:])
+    return f" ({'; '.join(formatting.sanitize(each, 300) for each in told)})" if found else ""
+
+
+def explained_class(reader: Reader, class_id: str) -> Document:
+    """Return the document of ``explain class``. Raises :class:`VerbError` for a class that is not known."""
+    from provisioner.planner.demand import headroom_classes
+
+    views, classes = _views_and_classes(reader)
+    classes += headroom_classes(views.policy, views.types, now())
+    for job in classes:
+        if job.id == class_id:
+            return class_document(reader, views, job, f"class {formatting.sanitize(job.id, 80)}")
+    if past := reader.drones_for(class_id):
+        count, last = past
+        end = f"ended {ago(last.ended_at)} ago as" if last.ended_at else "is"
+        raise VerbError(
+            f"class {formatting.sanitize(class_id, 80)} has no jobs any more: at the newest look none waits, runs or "
+            f"is held. {formatting.count(count, 'drone')} on record for it; the newest, {last.id}, {end} "
+            f"{last.state.value}",
+            f"`provisioner drones show {last.id}` tells its life, `provisioner explain job ID` of a job that is done",
+        )
+    raise unknown("job class", class_id, [c.id for c in classes], " in the newest look")
+
+
+def _views_and_classes(reader: Reader) -> tuple[Views, list[JobClass]]:
+    views = reader.views()
+    if views is None:
+        raise VerbError("no tick is on record yet: `provisioner run` makes the first")
+    if views.overlay.view is None:
+        raise VerbError("the overlay was never seen: `provisioner status` tells why")
+    return views, list(views.overlay.view.classes)

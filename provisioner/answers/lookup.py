@@ -1,0 +1,63 @@
+"""Things on record by the names that people give them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from provisioner.answers.columns import ago
+from provisioner.answers.errors import VerbError, named, unknown
+from provisioner.formatting import sanitize
+from provisioner.model import DroneId, Plan
+from provisioner.store import Views
+from provisioner.store.reader import Reader
+
+SUGGESTED_FROM = 200
+"""Newest drones among whose ids the nearest to an unknown one is sought."""
+
+
+def find_drone(reader: Reader, any_id: str) -> DroneId:
+    """Return the drone of an id, a remote id or a slot name. Raises :class:`VerbError` that names the candidates."""
+    found = reader.find(any_id) if any_id.strip() else []
+    if len(found) > 1:
+        raise VerbError(f"{sanitize(any_id, 80)} means {len(found)} drones: {named(found)}")
+    if not found:
+        ids = [
+            i
+            for d in reader.drones(ended=None, limit=SUGGESTED_FROM)
+            for i in (d.id, d.remote_id, d.slot, d.site_slot)
+            if i
+        ]
+        raise unknown("drone", any_id, ids, " on record")
+    return found[0]
+
+
+def require_known_sites(reader: Reader, sites: Sequence[str]) -> None:
+    """Raise :class:`VerbError` for the first of ``sites`` that is neither configured nor has had a drone.
+
+    Before the first tick the record does not tell what is configured.
+    """
+    views = reader.views() if sites else None
+    if views is None:
+        return
+    for site in sites:
+        if site not in views.policy.sites and not reader.drones(ended=None, sites=[site], limit=1):
+            known = sorted({*views.policy.sites, *(drone.site for drone in reader.drones())})
+            raise unknown("site", site, known, " on record")
+
+
+def as_of(reader: Reader, views: Views | None) -> str:
+    """Return how old what is shown is, and whether a controller renews it."""
+    if views is None:
+        return "no tick is on record yet"
+    runs = "" if reader.holder() else "; no controller runs: as last recorded"
+    return f"as of tick {views.tick}, {ago(views.at)} ago{runs}"
+
+
+def controller_of(drone_id: str) -> str:
+    """Return the name of the controller in a drone id (``<controller>-<store birth>-<serial>``)."""
+    return drone_id.rsplit("-", 2)[0]
+
+
+def newest_plan(reader: Reader) -> Plan | None:
+    plans = reader.plans(limit=1)
+    return plans[-1] if plans else None

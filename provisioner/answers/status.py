@@ -1,0 +1,207 @@
+"""``provisioner status`` and ``events``: one screen of the whole, and what happened."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from provisioner import formatting
+from provisioner.answers import troubles
+from provisioner.answers.columns import (
+    Column,
+    Document,
+    Listing,
+    ago,
+    flag,
+    gpus,
+    now,
+    text,
+    time_at,
+    whole,
+)
+from provisioner.answers.demand import CLASS_COLUMNS, class_rows
+from provisioner.answers.events import EVENT_COLUMNS, of_event
+from provisioner.answers.lookup import newest_plan
+from provisioner.answers.plan import plan_summary
+from provisioner.answers.query import Query, question
+from provisioner.answers.sites import SITE_COLUMNS, SiteRow, site_rows
+from provisioner.answers.usage import RecordedUse, underused, use_fact, with_use
+from provisioner.model import DroneState
+from provisioner.store.reader import Reader
+from provisioner.usage import UsageReport, class_name
+
+STATUS_SCHEMA = "provisioner.status/1"
+MAX_EVENTS_SHOWN = 5
+MAX_SHOWN = 10
+_SITE_COLUMNS = ("site", "breaker", "drones", "max_drones", "gpu_milli", "states", "owner", "note")
+_DEMAND_KEYS = ("id", "waiting", "running", "drones", "oldest_s", "why")
+
+
+@question("status", "/status", lambda: [_sample_screen()])
+def status(reader: Reader, query: Query) -> Document:
+    """Show the whole on one screen.
+
+    Who runs, every trouble in one line, how old each view is, sites with breakers and drones, what waits and why, the
+    last events of the controller. The exit code is 0 whatever is shown; with --check it tells the worst.
+
+    \b
+    Examples:
+      provisioner status --watch --interval 5
+      provisioner status -o json | jq '.views[] | select(.verdict != "fresh")'
+    """
+    facts = facts_of(reader)
+    use = RecordedUse(reader, facts.views)
+    sites = site_rows(reader, facts.views, facts.live)
+    return _screen(facts, sites, use.by("site"), use.by("class"))
+
+
+def _sample_screen() -> Document:
+    no_use = UsageReport(0.0, 0.0)
+    return _screen(troubles.TroubleContext(0.0, None, None, None, (), ()), (), no_use, no_use)
+
+
+def _screen(
+    facts: troubles.TroubleContext,
+    sites: Sequence[SiteRow],
+    site_use: UsageReport,
+    class_use: UsageReport,
+) -> Document:
+    views, plan, live, waiting = facts.views, facts.plan, facts.live, facts.waiting
+    found = troubles.troubles(facts)
+    shown_classes = class_rows(views, plan, live, waiting[:MAX_SHOWN])
+    recent = [of_event(event) for event in facts.events[-MAX_EVENTS_SHOWN:]]
+    idle = formatting.count(sum(c.waiting + c.fresh for c in waiting), "job")
+    scope = "no trouble on record"
+    if found:
+        nouns = {troubles.Severity.CRITICAL: "critical trouble"}
+        severities = Counter(trouble.severity for trouble in found)
+        numbers = ", ".join(
+            formatting.count(number, nouns.get(each, each.value))
+            for each, number in severities.items()
+        )
+        scope = f"{numbers}: {found[0].subject}: {found[0].text}"
+    more = f", the largest {MAX_SHOWN} of {len(waiting)}" if len(waiting) > MAX_SHOWN else ""
+    classes = formatting.count(len(waiting), "class", "classes")
+
+    site_columns = with_use(SITE_COLUMNS, site_use, lambda row: row.name)
+    class_columns = with_use(CLASS_COLUMNS, class_use, lambda row: class_name(row.job))
+
+    def part(title: str, columns: Sequence[Column], rows: Sequence[Any], *keys: str) -> Listing:
+        """Return a part; with ``keys`` people see only these columns."""
+        shown = [replace(c, level=0 if c.key in keys else 2) for c in columns] if keys else columns
+        return Listing("", shown, rows, title=title)
+
+    return Document(
+        STATUS_SCHEMA,
+        (*STATUS_FACTS, use_fact(site_use)),
+        facts,
+        {
+            "troubles": part(troubles.title(found), troubles.TROUBLE_COLUMNS, found),
+            "views": part("Views", troubles.VIEW_COLUMNS, troubles.view_rows(views, now())),
+            "credentials": part(
+                "Credentials", troubles.CREDENTIAL_COLUMNS, views.credentials if views else ()
+            ),
+            "sites": part("Sites", site_columns, sites, *_SITE_COLUMNS),
+            "demand": part(
+                f"Waiting: {idle} in {classes}{more}", class_columns, shown_classes, *_DEMAND_KEYS
+            ),
+            "events": part(
+                "Last events of the controller", EVENT_COLUMNS, recent, "at", "name", "text"
+            ),
+        },
+        scope=scope,
+    )
+
+
+def trouble_kinds(reader: Reader) -> list[tuple[str, str]]:
+    """Return severity and kind of each trouble on record."""
+    return [
+        (each.severity.value, each.kind) for each in troubles.troubles(facts_of(reader, bulk=False))
+    ]
+
+
+def facts_of(reader: Reader, *, bulk: bool = True) -> troubles.TroubleContext:
+    """Return the facts that the rules of troubles need, and the screen; without ``bulk`` those of the rules alone."""
+    views, holder, at = reader.views(bulk=bulk), reader.holder(), now()
+    # since then by this host's clock, which may have been set before or after that
+    if holder is not None:
+        holder = replace(holder, since=min(holder.since, holder.since - (time.time() - at)))
+    classes = views.overlay.view.classes if views and views.overlay.view else ()
+    return troubles.TroubleContext(
+        at,
+        holder,
+        views,
+        newest_plan(reader),
+        list(reader.breakers().values()),
+        sorted((c for c in classes if c.waiting or c.fresh), key=lambda c: -(c.waiting + c.fresh)),
+        reader.recent_events(
+            at - troubles.RECENT_TROUBLE_S, troubles.LASTING_EVENTS, MAX_EVENTS_SHOWN
+        ),
+        reader.drones(ended=True, states=[DroneState.FAILED, DroneState.JOIN_TIMEOUT], limit=50),
+        reader.drones(),
+        shutil.disk_usage(reader.path.parent).free,
+        underused(reader, views),
+        reader.is_shadow(),
+        controller=reader.controller(),
+    )
+
+
+def _holder_words(facts: troubles.TroubleContext) -> str:
+    name = f"{facts.controller}: " if facts.live else ""
+    if (holder := facts.holder) is None:
+        return f"{name}not running; what follows is as last recorded"
+    shadow = "; a shadow, it starts nothing" if facts.shadow else ""
+    return f"{name}runs as process {holder.pid} on {holder.host} for {ago(holder.since)}{shadow}"
+
+
+def _tick_words(facts: troubles.TroubleContext) -> str:
+    if facts.views is None:
+        return "none yet"
+    did = f"; last plan: {plan_summary(facts.plan)}" if facts.plan else ""
+    return f"{facts.views.tick}, {ago(facts.views.at)} ago{did}"
+
+
+STATUS_FACTS = (
+    text("controller", "Name.", "controller"),
+    flag(
+        "running",
+        "Does one run?",
+        lambda facts: facts.holder is not None,
+        head="controller",
+        show=_holder_words,
+    ),
+    flag("shadow", "Is it a shadow, which starts nothing?"),
+    whole("pid", "Its process; null: none runs.", "holder.pid", null=True),
+    text("host", "Its host; null: none runs.", "holder.host", null=True),
+    time_at("running_since_at", "Since when it runs.", "holder.since"),
+    whole(
+        "tick",
+        "The newest; null: none yet.",
+        "views.tick",
+        null=True,
+        head="newest tick",
+        show=_tick_words,
+    ),
+    time_at("tick_at", "When it was.", "views.at"),
+    whole(
+        "live_drones", "Drones not confirmed gone.", lambda facts: len(facts.live), head="drones"
+    ),
+    whole(
+        "max_drones",
+        "Limit on them; null: unknown.",
+        "views.policy.max_drones",
+        null=True,
+        head="limit of drones",
+    ),
+    gpus(
+        "gpu_milli",
+        "Thousandths of GPUs in them.",
+        lambda facts: sum(d.gpu_milli for d in facts.live),
+        head="gpus",
+    ),
+    whole("max_gpu_milli", "Limit on those; null: none.", "views.policy.max_gpu_milli", null=True),
+)

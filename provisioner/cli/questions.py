@@ -1,0 +1,69 @@
+"""Verbs that ask a question about the record, here or of the web service."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import typer
+
+from provisioner.answers import QUESTIONS, load_question
+from provisioner.answers.query import Query, RecordQuestion
+from provisioner.cli import options as opt
+from provisioner.cli.output import present
+
+
+def ask(question: RecordQuestion, query: Query, host: opt.Host) -> None:
+    """Show the answer from the record, or that of the service at ``--url``."""
+    if host.url is not None:
+        from provisioner.cli import remote
+
+        present(query, host, partial(remote.answer, question, query, host))
+        return
+    reader = opt.open_record(host)
+    present(query, host, partial(question, reader, query), reader.now)
+
+
+def verb_of(question: RecordQuestion, help: str = "") -> Callable[..., None]:
+    """Return the verb that asks a question."""
+
+    def verb(ctx: typer.Context, query: Query, host: opt.Host) -> None:
+        if not opt.verb_follows(ctx):
+            ask(question, query, host)
+
+    verb.__annotations__ = {"ctx": typer.Context, "query": question.query, "host": opt.Host}
+    return opt.shared(verb, help or question.help)
+
+
+def question_app(words: str) -> typer.Typer:
+    """Return the group of a question and those whose words begin with its."""
+    app = typer.Typer(add_completion=False, rich_markup_mode=None)
+    app.callback(invoke_without_command=True)(verb_of(load_question(words)))
+    for longer in QUESTIONS:
+        if longer.startswith(f"{words} "):
+            app.command(longer.partition(" ")[2])(verb_of(load_question(longer)))
+    return app
+
+
+explain_app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
+
+
+@explain_app.callback()
+def explain() -> None:
+    """Explain a job, a drone or a job class.
+
+    Why a job waits, why a drone is in its state and what comes next, how a job class fits each drone type.
+    """
+
+
+EXPLAIN_DRONE_HELP = """Explain why a drone is as it is, as `drones show` does.
+
+Every step with its reason, how long its state may last, and what happens then.
+
+\b
+Examples:
+  provisioner explain drone 8812.0 -o json
+"""
+explain_app.command("job")(verb_of(load_question("explain job")))
+explain_app.command("class")(verb_of(load_question("explain class")))
+explain_app.command("drone")(verb_of(load_question("drones show"), EXPLAIN_DRONE_HELP))

@@ -1,0 +1,42 @@
+"""``provisioner serve``: the verb that starts the web service."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Annotated
+
+from provisioner.cli import options as opt
+from provisioner.logs import LogFormat, LogLevel, log_to_stderr
+
+
+def serve(
+    path: opt.ConfigArgument = None,
+    config: opt.ConfigPath = None,
+    log_format: Annotated[
+        LogFormat | None, opt.switch("Form of the log lines.", "--log-format")
+    ] = None,
+    log_level: Annotated[
+        LogLevel, opt.switch("Log nothing below this.", "--log-level")
+    ] = LogLevel.INFO,
+) -> None:
+    """Run the web service: API, metrics and pages.
+
+    It reads the record beside the controller, and works while the controller is down. It listens where the section
+    `web` of the configuration says: by default on a unix socket beside the record and on http://127.0.0.1:8618, where
+    everybody may look and only root, its own user and configured accounts may change something, over the socket.
+    It ends by SIGTERM or Ctrl-C.
+
+    \b
+    Examples:
+      provisioner serve /etc/provisioner/provisioner.yaml
+      provisioner serve --log-format json
+    """
+    from provisioner.config import load_web
+    from provisioner.web.serve import serve_record
+
+    store, section = load_web(opt.config_path(opt.Where(config=path or config)))
+    log_to_stderr(log_level, log_format)
+    # it tells of each client that speaks no HTTP
+    logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)
+    asyncio.run(serve_record(store, section))
