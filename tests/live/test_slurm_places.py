@@ -81,7 +81,7 @@ def places(
     lab: SlurmLab, way: str, work: Path, partition: str = "accelerated", *kinds: DroneType
 ) -> int:
     node = view_of(lab, way, work, partition, *kinds)
-    count = FreeResources.of([node], (), 0.0).count((kinds or (DRONE,))[0])
+    count = FreeResources.of([node], ()).count((kinds or (DRONE,))[0])
     assert kinds or count == node.free_gpu_milli // 1000
     return count
 

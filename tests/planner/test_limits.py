@@ -167,7 +167,7 @@ def test_gpus_in_all_bind_gpu_types_only_and_types_that_are_not_configured_do_no
 
 def test_the_fullest_nodes_are_filled_first_and_what_finds_no_room_is_counted() -> None:
     nodes = [node("wide", 8), node("full", 8, free_gpus=2), node("other", 8, kinds=("v100",))]
-    free_nodes = FreeResources.of(nodes, (), 0.0)
+    free_nodes = FreeResources.of(nodes, ())
     assert free_nodes.count(A100) == 10
     assert free_nodes.book(A100, 3) == 0
     assert [each.free.gpu_milli for each in free_nodes.nodes.values()] == [7000, 0, 8000]
@@ -181,7 +181,7 @@ def test_the_fullest_nodes_are_filled_first_and_what_finds_no_room_is_counted() 
 def test_disk_binds_where_a_node_tells_it(whole_mib: int, free_mib: int, count: int) -> None:
     kind = replace(A100, disk_mib=100)
     told = model.Node("w1", ("a100",), 4000, 192, 1 << 20, whole_mib, 4000, 192, 1 << 20, free_mib)
-    assert FreeResources.of([told], (), 0.0).count(kind) == count
+    assert FreeResources.of([told], ()).count(kind) == count
 
 
 NODE, KEPT = Resources(8000, 192, 1048576), Resources(0, 8, 20480)

@@ -281,7 +281,7 @@ FOR_ONE_USER = printed("22.05", "ExclusiveUser=NO", "ExclusiveUser=YES")
 
 def places(node: Node, *kinds: DroneType) -> tuple[int, ...]:
     """Return how many drones of each type the planner would start there, each type alone."""
-    return tuple(FreeResources.of([node], (), 0.0).count(kind) for kind in kinds)
+    return tuple(FreeResources.of([node], ()).count(kind) for kind in kinds)
 
 
 @pytest.mark.parametrize(
@@ -302,7 +302,7 @@ def test_an_empty_node_that_is_given_as_a_whole_has_one_place_for_each_size(
     assert places(both, A100, FULL) == (1, 1)
     small = one(NODE, A100, partition=partition, **more)
     assert (places(small, A100), small.gpu_milli, small.free_gpu_milli) == ((1,), 4000, 1000)
-    room = FreeResources.of([both], (), 0.0)
+    room = FreeResources.of([both], ())
     assert (room.book(A100, 3), room.count(A100), room.count(FULL), room.count(CPU)) == (2, 0, 0, 0)
     used = replace(NODE, state="MIXED", used_cpus=2)
     for ours in ((), (NODE.name,)):
@@ -324,7 +324,7 @@ def test_a_node_in_a_partition_that_shares_and_in_one_that_does_not() -> None:
         types=types,
     )
     assert (node.types, places(node, A100, CPU)) == (("a100", "cpu"), (1, 19))
-    room = FreeResources.of([node], (), 0.0)
+    room = FreeResources.of([node], ())
     assert (room.book(CPU, 1), room.count(A100), room.count(CPU)) == (0, 0, 18)
 
 

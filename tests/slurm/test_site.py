@@ -160,7 +160,7 @@ async def test_with_select_linear_every_job_gets_a_whole_node(cluster: Remembere
         cluster.configured = {"SLURM_VERSION": "24.11.5", "SelectType": select}
         async with slurm_site() as site:
             [node] = (await site.poll()).nodes
-            assert FreeResources.of([node], (), 0.0).count(A100) == places
+            assert FreeResources.of([node], ()).count(A100) == places
             gaps = await site.audit(model.SitePolicy(site="hk"))
             assert any(gap.dimension == "exclusive" for gap in gaps) == (places == 1)
 
