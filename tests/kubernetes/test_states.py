@@ -14,6 +14,7 @@ NAMES = PodNames("kit", "cern")
 LABELS = NAMES.labels("kit-a1-7", "a100")
 T0 = "2026-11-20T10:00:00Z"
 SECONDS = 1795168800.0
+DELETED = {"deletionTimestamp": "2026-11-20T10:00:40Z", "deletionGracePeriodSeconds": 40}
 
 
 def pod(status: dict[str, Any], spec: dict[str, Any] | None = None, **meta: Any) -> DronePod:
@@ -132,7 +133,6 @@ def test_obstacles_that_pass_keep_a_pod_waiting(obstacles: str) -> None:
 @pytest.mark.parametrize(
     "obstacles",
     [
-        "3 node(s) didn't match Pod's node affinity/selector",
         "1 node(s) had untolerated taint {dedicated: training}, 2 node(s) had untolerated taint"
         " {cloud.google.com/gke-preemptible: true}",
         'persistentvolumeclaim "software" not found',
@@ -231,11 +231,7 @@ def test_a_pod_on_a_lost_node_is_unknown(
 
 
 def test_a_pod_that_others_delete_has_a_notice() -> None:
-    meta: dict[str, Any] = {
-        "deletionTimestamp": "2026-11-20T10:00:40Z",
-        "deletionGracePeriodSeconds": 40,
-    }
-    found = pod({"phase": "Running", **container(running={"startedAt": T0})}, **meta)
+    found = pod({"phase": "Running", **container(running={"startedAt": T0})}, **DELETED)
     assert found.remote().notice_at == SECONDS
     assert found.remote().state is RemoteState.RUNNING
     assert found.remote(asked=True).notice_at == 0.0
@@ -397,11 +393,7 @@ def test_a_pod_that_is_deleted_before_its_end_tells_why(
     status: str, reason: str, kind: EndKind, fault: FaultKind | None, words: str
 ) -> None:
     target = {"type": "DisruptionTarget", "status": status, "reason": reason, "message": "by x"}
-    meta: dict[str, Any] = {
-        "deletionTimestamp": "2026-11-20T10:00:40Z",
-        "deletionGracePeriodSeconds": 40,
-    }
-    leaving = pod({"phase": "Running", "conditions": [target]}, **meta)
+    leaving = pod({"phase": "Running", "conditions": [target]}, **DELETED)
     assert (leaving.drone.state, leaving.drone.end) == (RemoteState.RUNNING, None)
     assert leaving.remote().reason == (words if status == "True" else "it is being deleted")
     end = end_of(leaving, asked=False, now=5.0)
