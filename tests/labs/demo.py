@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from adapters.embedded import queue
-from provisioner.cli.demo import kill_drone_processes
+from provisioner.cli.demo import end_drones
 from provisioner.store.reader import Reader
 from tests.labs import htcondor
 
@@ -108,4 +108,4 @@ def running_demo(path: Path) -> Iterator[DemoHost]:
         for process in made.running.values():
             process.kill()
             process.wait(60)
-        kill_drone_processes(Reader(path / "provisioner.db"))
+        end_drones(Reader(path / "provisioner.db"))
