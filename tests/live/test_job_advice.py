@@ -185,6 +185,7 @@ def blame(controller: LabController) -> None:
     asyncio.run(record())
 
 
+@pytest.mark.matrix
 @pytest.mark.timeout(840)
 @pytest.mark.parametrize("lab", [POOL], indirect=True)
 def test_twenty_idle_jobs_are_explained_alike_and_start_as_advised(

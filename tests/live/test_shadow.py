@@ -74,10 +74,9 @@ def recorded_use(record: Path) -> tuple[float, float, int]:
     return held, busy, joined
 
 
+@pytest.mark.matrix
 @pytest.mark.timeout(7200)
-@pytest.mark.parametrize(
-    "bursts", [BURSTS, pytest.param(HOUR, marks=pytest.mark.matrix, id="hour")]
-)
+@pytest.mark.parametrize("bursts", [BURSTS, pytest.param(HOUR, id="hour")])
 def test_it_touches_nothing_and_its_figures_follow_from_both_records(
     beside: tuple[TopasLab, Tardis], bursts: tuple[tuple[int, int], ...]
 ) -> None:

@@ -162,6 +162,7 @@ async def test_each_end_and_each_wait_is_told_for_what_it_is(
         )
 
 
+@pytest.mark.matrix
 def test_a_quota_is_told_and_never_overstepped(
     newest_condor: Condor, new_slurm: Callable[..., SlurmLab]
 ) -> None:

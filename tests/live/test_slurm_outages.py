@@ -13,7 +13,7 @@ from tests.labs.facilities import HorekaLab, horeka
 from tests.labs.htcondor import Condor, kill, meanwhile, until
 from tests.labs.slurm import SlurmLab
 
-pytestmark = pytest.mark.xdist_group("slurm")
+pytestmark = [pytest.mark.matrix, pytest.mark.xdist_group("slurm")]
 
 SLOW_SBATCH = """\
 #!/bin/sh
@@ -28,7 +28,6 @@ exit $code
 """
 
 
-@pytest.mark.matrix
 def test_slurmctld_is_down_for_a_minute(
     newest_condor: Condor, new_slurm: Callable[..., SlurmLab]
 ) -> None:
