@@ -184,6 +184,4 @@ async def test_it_may_ask_for_the_past_of_those_that_remember() -> None:
 
 
 def test_the_protocols_are_all_here() -> None:
-    assert {"start", "stop", "drain", "bootstrap", "forget", "hold", "audit", "probe"} <= set(
-        ORDERS
-    )
+    assert {"start", "stop", "drain", "bootstrap", "forget", "audit", "probe"} <= set(ORDERS)
