@@ -336,7 +336,7 @@ class BlackHoleDrone(LeaveReason):
     def describe(self) -> str:
         on = f" on {short(self.node)}" if self.node else ""
         return (
-            f"eats jobs{on}: {count(self.failed, 'start')} of jobs of {count(self.owners, 'user')} failed within "
+            f"jobs fail in it{on}: {count(self.failed, 'start')} of jobs of {count(self.owners, 'user')} failed within "
             f"seconds or ended in a hold, {count(self.good, 'job')} went well{tail(self.message)}"
         )
 
@@ -345,7 +345,7 @@ class BlackHoleDrone(LeaveReason):
 class BlackHoleNode(LeaveReason):
     """It has no job yet, and several drones on its node made jobs fail. The node is avoided for a while."""
 
-    sentence = "its node {node} is avoided until {until:time}: {failures:drone} on it ate jobs{message:tail}"
+    sentence = "its node {node} is avoided until {until:time}: jobs failed in {failures:drone} on it{message:tail}"
 
     node: str
     until: float
@@ -535,7 +535,7 @@ class JobsWaiting(StartReason):
         verb = "waits" if self.waiting == 1 else "wait"
         return (
             f"{count(self.waiting, 'job')} of class {short(self.class_id)} {verb},"
-            f" {self.covered} of them taken care of: {count(self.starts, 'drone')} of this type more"
+            f" {self.covered} of them covered: {count(self.starts, 'drone')} of this type more"
         )
 
 

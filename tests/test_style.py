@@ -29,6 +29,10 @@ PHRASES = (
     r"\bstands? (before|for so long)\b",
     r"\bfor nothing\b",
     r"\bwithout a word\b",
+    r"\beats? jobs\b|\bate jobs\b",
+    r"\bit said last\b|\bown words?\b|\bnot a word\b",
+    r"\bfor ever\b|\bin vain\b|\blive on\b",
+    r"\bdoes not get on\b|\blet (it|them) go\b|\bsettles first\b|\btaken care of\b",
 )
 """Phrases that STYLE.md forbids in messages, ``--help`` and docs."""
 

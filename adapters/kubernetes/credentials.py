@@ -145,7 +145,7 @@ def _tree(path: Path) -> Record:
         )
         raise KubeconfigError(message) from None
     except (yaml.YAMLError, RecursionError, ValueError) as error:
-        # its own words quote the file, which holds secrets
+        # the message of the error quotes the file, which holds secrets
         mark = getattr(error, "problem_mark", None)
         line = f":{mark.line + 1}" if mark else ""
         raise KubeconfigError(f"{path}{line}: the kubeconfig is not YAML") from None

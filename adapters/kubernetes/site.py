@@ -111,7 +111,7 @@ class KubernetesSite:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        """Disconnect, after creates under way have ended. Drones live on."""
+        """Disconnect, after creates under way have ended. Drones keep running."""
         await self._starts.close(self._config.deadline)
         await self._housekeeping.close()
         for cache in self._caches:

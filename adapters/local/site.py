@@ -98,7 +98,7 @@ class LocalSite:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        """Do nothing: drones live on."""
+        """Do nothing: drones keep running."""
 
     async def poll(self) -> model.SiteView:
         """List the drones of this controller; ended ones for ``retain_finished``. Raises :class:`UnavailableError`."""

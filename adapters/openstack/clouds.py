@@ -175,7 +175,7 @@ def _clouds(file: Path) -> Mapping[str, Any]:
     except OSError as error:
         raise NoAccessError(f"{file}: it cannot be read: {_why(error)}") from None
     except yaml.MarkedYAMLError as error:
-        # Its own words quote the file, and where a quote is forgotten what stands there may be the
+        # The message of the error quotes the file, and where a quote is forgotten what stands there may be the
         # secret.
         mark = error.problem_mark or error.context_mark
         line = f":{mark.line + 1}" if mark else ""

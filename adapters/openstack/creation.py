@@ -301,7 +301,7 @@ def server_request(
             volume["volume_type"] = wanted.boot_volume.type
         body["block_device_mapping_v2"] = [volume]
     # Nova gives them to the ports that it makes; without a network it makes none, and looks for
-    # their names in vain.
+    # their names to no effect.
     if ids.security_groups and ids.networks != ():
         body["security_groups"] = [{"name": name} for name in ids.security_groups]
     special = {

@@ -310,7 +310,7 @@ def _by_drone(servers: Iterable[Server], names: ServerNames) -> Mapping[DroneId,
 
 
 def _seniority(server: Server) -> tuple[int, bool, float, str]:
-    """Return a sort key: running, possibly running, waiting, waiting in vain, over; then the launched and the older."""
+    """Return a sort key: running, possibly running, waiting, never launched, over; then the launched and the older."""
     phase = server_phase(server)
     rank = 3 if phase.final else _RANKS.get(phase.state, 4)
     return rank, not server.launched_at, server.created_at, server.id

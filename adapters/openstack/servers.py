@@ -323,7 +323,7 @@ def server_phase(server: Server) -> ServerPhase:
 def _phase_in_error(server: Server) -> ServerPhase:
     """Return the phase of a server in ERROR.
 
-    One that was never launched waits in vain. Another is dead, unless the hypervisor says that its
+    One that was never launched never runs. Another is dead, unless the hypervisor says that its
     guest runs: a failed live migration leaves jobs at work in such a server.
     """
     words = printable(server.fault.message.strip(), MAX_REASON) if server.fault is not None else ""

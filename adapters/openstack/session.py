@@ -90,7 +90,7 @@ class OpenStackReply:
             )
         if request := self.headers.get("x-openstack-request-id"):
             parts.append(printable(request, 60))
-        return f"{printable(words, 300) or 'not a word'} ({', '.join(parts)})"
+        return f"{printable(words, 300) or 'no message'} ({', '.join(parts)})"
 
 
 def _is_passing(reply: OpenStackReply) -> bool:

@@ -85,7 +85,7 @@ class OpenStackSite:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        """Disconnect, after creates under way have ended. Drones live on."""
+        """Disconnect, after creates under way have ended. Drones keep running."""
         await self._creation.starts.close(self._config.create_deadline)
         await self._housekeeping.close()
         await self._stack.aclose()

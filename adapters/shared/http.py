@@ -115,7 +115,7 @@ async def _note_sent(_: aiohttp.ClientSession, context: SimpleNamespace, params:
 
 def words_of(error: Exception) -> str:
     """Return what is wrong with a call, in words."""
-    # its own words hold the address of a Python object
+    # the message of the error has the address of a Python object
     if isinstance(error, aiohttp.ClientConnectorError):
         cause = getattr(error, "certificate_error", None) or error.os_error
         return printable(f"cannot connect to {error.host}:{error.port}: {cause}")

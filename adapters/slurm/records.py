@@ -2,7 +2,7 @@
 
 A transport (command-line tools, slurmrestd, pyslurm) says which of its words is which field of a
 record. The values are read here, by the type of the field and in any notation: ``1:00:00``, ``60``
-or ``{"set": true, "number": 60}``. Records keep Slurm's own words: states in capitals, reasons as
+or ``{"set": true, "number": 60}``. Records keep the terms of Slurm: states in capitals, reasons as
 ``squeue %r`` prints them (:mod:`adapters.slurm.states` maps them). Times are seconds since the
 epoch, 0 for none; memory is in MiB. Readers raise ValueError for an invalid value: it is no
 complete answer.

@@ -214,7 +214,7 @@ DRONE_COLUMNS = (
     ),
     whole("lost_jobs", "Jobs that lost it."),
     text("drain_refusal", "Why the overlay refused to drain or resume it.", fact="drain refused"),
-    text("site_reason", "The site's own word.", unit=formatting.excerpt, fact="the site says"),
+    text("site_reason", "The text of the site.", unit=formatting.excerpt, fact="the site says"),
 )
 
 
@@ -244,7 +244,7 @@ HISTORY_COLUMNS = (
     data("reason", "Why, as data.", "transition.reason", convert=reason_data),
 )
 LAST_OUTPUT_LINE = words(
-    "line", "A line of what it said last, where its site tells: a console's end.", str, least=40
+    "line", "A line of its last output, where the site has it: the end of a console.", str, least=40
 )
 
 
@@ -268,7 +268,7 @@ class StateLimit(NamedTuple):
 _ACTION_WORDS = {
     "forget": "the record of it ends",
     "stop": "the site is asked to end it",
-    "drain": "the pool is asked to let it go",
+    "drain": "the pool is asked to release it",
     "insist": "the site is asked again, at last without notice",
 }
 
@@ -520,7 +520,7 @@ def _life(
         {
             "history": Listing("", HISTORY_COLUMNS, steps, title="Life"),
             "last_words": Listing(
-                "", (LAST_OUTPUT_LINE,), words, title="What it said last" if words else ""
+                "", (LAST_OUTPUT_LINE,), words, title="Last output" if words else ""
             ),
         },
         name=drone.id,

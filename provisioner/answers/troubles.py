@@ -143,7 +143,7 @@ _note = partial(OperatorTrouble, Severity.NOTE)
 
 
 def _controller(facts: TroubleContext) -> Iterator[OperatorTrouble]:
-    """Yield that no controller runs, or that it does not get on."""
+    """Yield that no controller runs, or that it makes no progress."""
     if facts.holder is None:
         last = (
             f", the last tick was {formatting.ago(facts.views.at, facts.now)} ago"
@@ -313,7 +313,7 @@ def _breakers_not_active(facts: TroubleContext) -> Iterator[OperatorTrouble]:
             and breaker.state is BreakerState.ACTIVE
             and breaker.until > facts.now
         ):
-            text_ = f"it was out of sight and settles first: nothing is started until {formatting.iso(breaker.until)}"
+            text_ = f"its view has just come back: nothing is started until {formatting.iso(breaker.until)}"
             yield _note("settling", "overlay", text_)
         if breaker.state is BreakerState.ACTIVE or breaker.scope == OVERLAY_SCOPE:  # told as a view
             continue
@@ -341,9 +341,9 @@ def _breakers_not_active(facts: TroubleContext) -> Iterator[OperatorTrouble]:
             state = (
                 f"node {formatting.sanitize(node, 80)} {f'avoided{until}' if until else 'watched'}"
             )
-            eaten = f"{formatting.count(breaker.failures, 'drone')} on it ate jobs{message}"
+            failed = f"jobs failed in {formatting.count(breaker.failures, 'drone')} on it{message}"
             yield _warning(
-                "black-hole-node", f"site:{site}", f"{state}, {eaten}. {_after_repair(site)}"
+                "black-hole-node", f"site:{site}", f"{state}, {failed}. {_after_repair(site)}"
             )
         elif not (of_type and fault is not None and fault.kind in _EXPECTED_FAULTS):
             why = f" ({fault.kind.value}){message}" if fault else ""

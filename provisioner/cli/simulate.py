@@ -98,7 +98,7 @@ def _misfit_notes(replay: Replay) -> list[str]:
     more = f" and {len(jobs) - 3} more sizes" if len(jobs) > 3 else ""
     total = formatting.count(jobs.total(), "job")
     return [
-        f"{replay.policy}: {total} of {len(replay.jobs):,} fit no drone type and wait for ever: {shown}{more}"
+        f"{replay.policy}: {total} of {len(replay.jobs):,} fit no drone type and never start: {shown}{more}"
     ]
 
 

@@ -65,7 +65,7 @@ RISE_EVERY_S = 4 * 3600.0
 RISE_QUANTILES = 500
 GAPS_KEPT = 200
 DEPARTED_KEPT_S = 3600.0
-"""A drone that left, and that no other drone replaced within this time, would have waited in vain."""
+"""A drone that left, and that no other drone replaced within this time, would have waited without a job."""
 IDLE_CHOICES_S = (15.0, 30.0, 60.0, 120.0, 240.0, 480.0, 900.0, 1800.0, 3600.0)
 """Candidates for an idle timeout, none shorter than a tick."""
 MEAN_WEIGHT = 0.1

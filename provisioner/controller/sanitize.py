@@ -353,7 +353,7 @@ def _drones_in(view: SiteView | OverlayView) -> Collection[model.Slot] | Collect
 
 
 def sanitize_result(receipt: OrderResult) -> OrderResult:
-    """Return ``receipt`` with valid values: a result that cannot be recorded would be tried again for ever."""
+    """Return ``receipt`` with valid values: a result that cannot be recorded would be tried again without end."""
     fault = receipt.fault
     if fault is not None:
         fault = replace(fault, message=limited_text(fault.message), at=_number(fault.at))

@@ -2,7 +2,7 @@
 
 A job class backs off on one drone type after a drone that was started for it received none of its
 jobs. The pool knows more than the planner: a parallel job, a used-up concurrency limit, a START
-expression that the template lacks. Such a drone idles in vain for these jobs and serves all others.
+expression that the template lacks. Such a drone stays idle for these jobs and serves all others.
 So only the class backs off, only on that type: after a pause one more drone is tried, and each
 failure doubles the pause. The scope of that breaker is ``<site>/<type>#<class id>``.
 """

@@ -143,7 +143,7 @@ def _no_starts_reason(context: PlanningContext) -> Refusal | None:
     outage = context.breakers.get(OVERLAY_SCOPE)
     if outage is not None and context.now < outage.until:
         fault = outage.fault or model.Fault(
-            model.FaultKind.DOWN, "it was out of sight and settles first", outage.since
+            model.FaultKind.DOWN, "its view has just come back", outage.since
         )
         return Refusal(
             "all",

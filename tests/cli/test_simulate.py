@@ -150,7 +150,7 @@ def test_jobs_that_fit_no_drone_are_told_by_size(here: Path, cli: Cli) -> None:
         and figures(ran.json)["Jobs that fit no drone", "provisioner.yaml"]["mean"] == 6
     )
     told = "3 of 1 GPU (cpus), 2 of 4 GPU (gpus), 1 of 8 GPU (gpus)"
-    assert f"6 jobs of 7 fit no drone type and wait for ever: {told}" in ran.err
+    assert f"6 jobs of 7 fit no drone type and never start: {told}" in ran.err
 
 
 def test_a_page_is_written(here: Path, cli: Cli) -> None:

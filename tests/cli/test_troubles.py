@@ -136,12 +136,12 @@ CASES: list[tuple[dict[str, Any], str, str]] = [
     (
         breaker("here@n1", EATEN, failures=2),
         "warning site:here",
-        "2 drones on it ate jobs: kit-7: job 7.3 held with",
+        "jobs failed in 2 drones on it: kit-7: job 7.3 held with",
     ),
     (
-        event("drone.black_hole", drone="kit-7", why="eats jobs"),
+        event("drone.black_hole", drone="kit-7", why="jobs fail in it"),
         "warning drone:kit-7",
-        "its node (1m ago): eats jobs",
+        "its node (1m ago): jobs fail in it",
     ),
     (
         breaker("here/a100#7", MISFIT),

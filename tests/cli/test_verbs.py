@@ -278,7 +278,7 @@ def test_explain_drone_says_why_how_long_and_what_then(on: Cli) -> None:
     assert (tree["limit"], tree["limit_s"]) == ("idle_timeout_s", 600.0)
     assert tree["limit_by"] == "the configured time-out"
     assert "10m (the configured time-out)" in on("drones", "show", "3").out
-    assert tree["then"].startswith("the pool is asked to let it go")
+    assert tree["then"].startswith("the pool is asked to release it")
     assert tree["history"][-1]["reason"]["kind"] == "seen-in-pool"
 
 

@@ -70,7 +70,7 @@ class HTCondorSite:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        """Let the drones live on."""
+        """Leave the drones running."""
         await self._housekeeping.close()
         await self._client.__aexit__(*exc)
 

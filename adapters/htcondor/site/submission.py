@@ -183,7 +183,7 @@ def _description(
         "leave_in_queue": f"(JobStatus == 3 || JobStatus == 4) && time() - EnteredCurrentStatus <"
         f" {round(config.retain_finished)}",
         # An evicted job would begin a second life; a held one would wait for a person; one that
-        # never gets its files would wait for ever.
+        # never gets its files would wait without end.
         "periodic_remove": f"(JobStatus == 1 && {STARTED}) ||"
         f" (JobStatus == 5 && (HoldReasonCode =!= {SPOOLING} || ({abandoned})))",
         **_ours(order, controller, digest, forwarded=grid),
