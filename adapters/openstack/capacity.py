@@ -7,7 +7,7 @@ not seen; where there are any, the operator configures hosts with what is left o
 Nova knows no queue: a create that finds no host becomes a server in ERROR, and only its owner tries
 again. So one that found no room claims it for a while (``wait``) after it failed, that its owner
 may try again and find it; then no more, or servers that were forgotten long ago, or made anew under
-another name, would claim room for ever. A server that was made anew under its own name claims
+another name, would claim room without end. A server that was made anew under its own name claims
 nothing.
 """
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Annotated, Any
+from typing import Annotated
 
 from provisioner.answers.errors import unknown
 from provisioner.cli import options
@@ -28,12 +28,15 @@ def schema(
     from provisioner.answers.schemas import output_schemas
     from provisioner.config.schema import controller_schema, site_schema
 
-    known: dict[str, Any] = {"controller": controller_schema(), "site": site_schema()}
-    known |= output_schemas()
+    # Those of the files need every adapter, and so its extra.
+    of_files = {"controller": controller_schema, "site": site_schema}
+    of_output = output_schemas()
+    known = [*of_files, *of_output]
     if name is None:
         sys.stdout.write("".join(f"{n}\n" for n in known))
         return
     if name not in known:
-        raise unknown("schema", name, list(known))
-    sys.stdout.write(json.dumps(known[name], indent=2) + "\n")
+        raise unknown("schema", name, known)
+    found = of_files[name]() if name in of_files else of_output[name]
+    sys.stdout.write(json.dumps(found, indent=2) + "\n")
     note(f"JSON Schema of {name}")

@@ -204,7 +204,7 @@ class Controller:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: object
     ) -> None:
-        """Cancel polls and wait for orders under way, though not for ever.
+        """Cancel polls and wait for orders under way, up to a deadline.
 
         Their intent is on record, and listings will show the next controller what came of them.
         """

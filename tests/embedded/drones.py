@@ -12,7 +12,7 @@ from pathlib import Path
 from adapters.embedded import EmbeddedOverlayConfig
 from provisioner.drone import environment
 from provisioner.model import DroneId, DroneType, StartOrder
-from provisioner.processes import DRONE_TAG, end_tagged
+from provisioner.processes import end_tagged
 
 CPU = DroneType("here", "cpu", gpu_milli=0, cpus=8, memory_mib=16384, disk_mib=100)
 KIND = replace(CPU, name="pair", gpu_milli=2000, vram_mib=40960, capability=80, gpu_model="A100")
@@ -70,7 +70,7 @@ class Drones:
         return (self.directory(drone_id) / "outcome").read_text().strip()
 
     def close(self) -> None:
-        """End whatever a story left running, jobs among it, as a site does."""
+        """End whatever a story left running, jobs among it. Other tests have drones of the same names."""
         for drone_id, process in self.processes.items():
-            assert end_tagged(f"{DRONE_TAG}={drone_id}")
+            assert end_tagged(f"DRONE_DIR={self.directory(drone_id)}")
             process.wait(10)
