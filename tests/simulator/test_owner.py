@@ -302,6 +302,7 @@ def judge(count: int, loads: Mapping[str, OwnerLoadSeries] | None) -> None:
     assert statistics.median(ratios) <= 0.8
 
 
+@pytest.mark.matrix
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.skipif(
