@@ -225,7 +225,7 @@ class Rule(ABC):
         """Ask for drones, and let some go."""
 
     def _retire(self, sight: Sight) -> None:
-        """Those that have a job may end it; one that is idle gets one more, and goes then. (If the
+        """Let drones with a job end it; give an idle one a last job first. (If the
         world sent idle ones home, each day COBalD's last drone in an idle pool would go, and the
         whole pool be filled again.) Retiring is the world's doing, not the rule's: to the rule such
         a drone is busy until its job has ended."""

@@ -1,4 +1,4 @@
-"""``provisioner demand``, ``explain``, ``jobs`` and ``submit``: why jobs wait, and the jobs of the embedded queue."""
+"""Demand: job classes that wait, and the reasons that hold them back."""
 
 from __future__ import annotations
 

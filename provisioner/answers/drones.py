@@ -1,4 +1,4 @@
-"""``provisioner drones``: list them, show the life of one, ask some to leave."""
+"""Drones: a list of them, and the life of one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``provisioner estimates``: what the planner has learned from the past, and a way to forget some of it."""
+"""Estimates: what the planner has learned from the past."""
 
 from __future__ import annotations
 

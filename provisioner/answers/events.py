@@ -1,4 +1,4 @@
-"""``provisioner status`` and ``events``: one screen of the whole, and what happened."""
+"""Events of the controller and steps of drones, as a list and for the stream."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class EventsQuery(ListQuery):
 
     @property
     def start(self) -> float:
-        """Time from which on it is told. Raises :class:`VerbError`."""
+        """Return the time of the oldest event to show. Raises :class:`VerbError`."""
         from provisioner.durations import parse_duration
 
         if self.since == "all":
@@ -117,7 +117,7 @@ class EventsQuery(ListQuery):
 
     @property
     def begin(self) -> StreamPosition:
-        """Position after which it is told. Raises :class:`VerbError`."""
+        """Return the position in the stream after which events are shown. Raises :class:`VerbError`."""
         if not self.after:
             return StreamPosition()
         return parsed(StreamPosition.parsed, "--after", self.after)

@@ -1,4 +1,4 @@
-"""``provisioner demand``, ``explain``, ``jobs`` and ``submit``: why jobs wait, and the jobs of the embedded queue."""
+"""Explanations of one job and of one job class: where it is, or why it waits."""
 
 from __future__ import annotations
 

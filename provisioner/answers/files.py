@@ -1,4 +1,4 @@
-"""``provisioner check``, ``render`` and ``import``: mistakes in the configuration, gaps at sites, files for both."""
+"""Columns of the mistakes, gaps and findings that ``check`` and ``import`` report."""
 
 from __future__ import annotations
 

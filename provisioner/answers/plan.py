@@ -1,4 +1,4 @@
-"""``provisioner plan``, ``snapshot`` and ``replay``: plan on the record or a file, save what a tick knew."""
+"""Plans: the one on record, and the difference between two."""
 
 from __future__ import annotations
 

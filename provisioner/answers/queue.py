@@ -1,4 +1,4 @@
-"""``provisioner demand``, ``explain``, ``jobs`` and ``submit``: why jobs wait, and the jobs of the embedded queue."""
+"""Columns of the jobs of the embedded queue, as ``provisioner jobs`` and ``submit`` show them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``provisioner shadow``: what a shadow has seen of another system, beside what a controller would have done."""
+"""Comparison of a shadow with the other system."""
 
 from __future__ import annotations
 

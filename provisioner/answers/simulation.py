@@ -1,4 +1,4 @@
-"""``provisioner simulate``: replay a trace, or jobs on record, against the configured sites; compare, ask what if."""
+"""Results of a simulation, and of several beside each other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``provisioner sites``: list them, show one, lift bans, disable and enable."""
+"""Sites: a list of them, one with its nodes and claims, and requests about one."""
 
 from __future__ import annotations
 

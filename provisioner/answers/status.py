@@ -1,4 +1,4 @@
-"""``provisioner status`` and ``events``: one screen of the whole, and what happened."""
+"""Status of the controller: one screen of the whole."""
 
 from __future__ import annotations
 

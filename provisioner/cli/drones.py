@@ -1,4 +1,4 @@
-"""``provisioner drones``: list them, show the life of one, ask some to leave."""
+"""``provisioner drones drain`` and ``kill``: ask drones to leave."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``provisioner sites``: list them, show one, lift bans, disable and enable."""
+"""``provisioner sites``: lift bans, disable and enable, decide about orphans."""
 
 from __future__ import annotations
 

@@ -239,7 +239,7 @@ def test_what_is_forgotten_is_what_was_named() -> None:
 
     etp_left = {"etp/a", "etp/a/1000/8/2048", "/1/2/3"}
     assert set(left("user:etp").runs) == etp_left, (
-        "the key names the user, not a part of him; everybody's had his"
+        "the key names the whole user, and each user had one"
     )
     assert set(left("user:etp/a").runs) == {"etp", "etp/1/2/3", "/1/2/3"}
     topas = left("site:topas")

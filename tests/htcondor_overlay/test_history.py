@@ -230,7 +230,7 @@ def test_a_history_is_read_back_to_where_it_was_read_before() -> None:
     assert holds(newest, EnteredCurrentStatus="9900"), "the newest that was told"
     assert not holds(newest, ProcId="8", EnteredCurrentStatus="9900")
     assert holds(newest, ProcId="8", EnteredCurrentStatus="6000"), (
-        "long before: whatever came of the one that was told"
+        "long before, for any end of the reported one"
     )
     first = stop("", 10_000.0)
     assert holds(first) and not holds(first, EnteredCurrentStatus="9900")

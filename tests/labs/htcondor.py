@@ -595,7 +595,7 @@ class Pool:
 
     def empty(self, *which: str, force_after_s: float = 0.0) -> None:
         """Ask again and again that jobs go, ``which`` by words of condor_rm, until the queue is
-        empty: each owner for his own, as 25.x takes nothing from one who has not submitted yet, a
+        empty: each owner for their own, as 25.x takes nothing from one who has not submitted yet, a
         superuser included ("anonymous user not permitted"). A job removed as it starts waits for
         its lease to end, half an hour or more, unless forced."""
         began = time.monotonic()

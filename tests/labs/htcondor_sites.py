@@ -1,6 +1,6 @@
 """An owner's cluster in the lab: nodes with declared GPUs that preempt drones, a schedd that flocks there, our overlay.
 
-Three pools on loopback. What happened is told afterwards by the pools' own event logs, to the
+Three pools on loopback. The pools' event logs show afterwards what happened, to the
 millisecond: a sample taken while it happens misses what is short, and a busy host is no reason for
 a test to fail.
 """

@@ -160,8 +160,9 @@ def servers_named(
 
 
 def left_of(lab: OpenStackLab, drone_id: str) -> list[str]:
-    """What of a drone uses anything: servers, whatever their state, what belonged to them, and
-    processes. A volume that is attached to nothing may have been its own."""
+    """Return all of a drone that uses anything: servers in any state, their parts, and processes.
+
+    A volume that is attached to nothing may have been its own."""
     there = [each["id"] for each in servers_named(lab, drone_id)]
     once = {each["id"] for each in servers_named(lab, drone_id, deleted=True)} | set(there)
     ports = lab.admin("GET", "neutron:/ports")["ports"]

@@ -107,8 +107,8 @@ class Watch(Sightings):
         return Counter(each["name"] for each in now)
 
     def ever(self) -> Counter[str]:
-        """How many servers each drone has ever had, as Nova's tables tell, deleted ones included:
-        all but those that were deleted before they were on a host."""
+        """Count the servers that each drone has ever had by Nova's tables, deleted ones included: all
+        but those that were deleted before they were on a host."""
         return Counter(each["name"] for each in self.servers(**{"changes-since": self._began}))
 
 

@@ -50,7 +50,7 @@ TOOLS = (
 )
 
 SIMULATED: Mapping[str, int] = {"a100": 4, "h100": 2}
-"""What a drone finds on a node whose GPUs are of this type, by its number in ``condor_gpu_discovery
+"""GPUs that a drone finds on a node of this type, by its number in ``condor_gpu_discovery
 -simulate``: an A100-SXM4-40GB of 47661 MiB; for an H100, which it does not know, a Tesla
 V100-PCIE-16GB of 24220 MiB."""
 

@@ -1,4 +1,4 @@
-"""What clouds do to those who ask: a real Nova says no, says yes and means no, says nothing, and
+"""Faults of clouds: a real Nova says no, says yes and means no, says nothing, and
 forgets who we are. Each time the right thing is left alone for the right time, a person reads why,
 and nothing is left behind."""
 

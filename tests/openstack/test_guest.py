@@ -1,4 +1,4 @@
-"""What user data do in a server. Here they run in a directory that stands for it, with commands
+"""User data in a server. Here they run in a directory that stands for it, with commands
 that do nothing to this host: on their PATH is only what ``machine`` puts there."""
 
 from __future__ import annotations

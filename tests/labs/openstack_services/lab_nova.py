@@ -15,7 +15,7 @@ _started: list[Any] = []
 
 
 def _import_early() -> None:
-    """What takes most of the time, while the other services start. The configuration first: some of
+    """Import the slowest modules while the other services start. The configuration first: some of
     it is read once, when a class is made."""
     from nova import config
 
