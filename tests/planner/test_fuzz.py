@@ -14,6 +14,7 @@ from provisioner.planner import decide
 pytest.importorskip("classad2")
 
 COUNT = 1000
+STORIES = 30
 
 
 def test_deciding_never_fails_and_no_plan_is_refused_whole() -> None:
@@ -40,10 +41,10 @@ def test_the_hunt_sees_what_goes_wrong() -> None:
 
 def test_a_controller_whose_site_and_pool_lie_decides_on() -> None:
     found = Found()
-    for seed in range(12, 24):
+    for seed in range(STORIES):
         story(found, seed)
-    assert found.worlds == 12 * answers.LIVES * answers.TICKS
-    assert found.acted > found.worlds // 5
+    assert found.worlds == STORIES * answers.LIVES * answers.TICKS
+    assert found.acted > found.worlds // 10, "plans that do nothing show nothing"
     assert not found.exceptions, found.exceptions
     assert not found.refused_whole, found.refused_whole
     assert not found.breaches, found.breaches
