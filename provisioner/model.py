@@ -172,17 +172,15 @@ class JobClass:
     ends_within_s: float = 0.0
     """The overlay ends a run after this time; 0: never."""
     gpu_optional: bool = False
-    """A free GPU is used, on a CPU drone the jobs run without one, and no GPU drone is started for them."""
+    """A GPU drone lends them an idle GPU by its START. For the planner they are jobs without a GPU."""
 
     @property
     def waits_since(self) -> float:
         return self.idle_at or self.oldest_at
 
-    def on_type(self, kind: DroneType) -> JobClass:
-        """Return the class as its jobs are on a drone of ``kind``: without the GPU if that is optional and missing."""
-        if not self.gpu_optional or kind.gpu_milli:
-            return self
-        return replace(self, gpu_milli=0, vram_mib=0, capability=0, driver=0)
+    def with_optional_gpu(self) -> JobClass:
+        """Return the class as one whose GPU is optional."""
+        return replace(self, gpu_milli=0, vram_mib=0, capability=0, driver=0, gpu_optional=True)
 
 
 class SlotState(StrEnum):

@@ -592,8 +592,6 @@ class NothingFits(NothingFitsReason):
     dimension: str
     requested: str
     available: str
-    gpu_optional: bool = False
-    """The jobs can do without a GPU: a CPU drone type of their size would do."""
     kind: Literal["nothing-fits"] = "nothing-fits"
 
     def describe(self) -> str:
@@ -603,10 +601,7 @@ class NothingFits(NothingFitsReason):
             if self.nearest
             else "there is no drone type at all"
         )
-        remedy = (
-            "; a CPU drone type (`gpus: 0`) of their size would do" if self.gpu_optional else ""
-        )
-        return f"no drone type fits: {short(self.dimension)} must be {short(wanted)}; {nearest}{remedy}"
+        return f"no drone type fits: {short(self.dimension)} must be {short(wanted)}; {nearest}"
 
 
 @frozen
@@ -964,7 +959,7 @@ class AwaitingIdleGpu(WaitingSiteReason):
     """Jobs for which a GPU is optional wait for a drone that is there, or for one without a GPU."""
 
     cpu_type: str
-    """Drone type without a GPU that they could get; empty if none fits."""
+    """Drone type without a GPU that they could get, or the nearest one; empty if there is none."""
     held_back: str = ""
     """Kind of the reason why no drone of that type is started; empty if there is none."""
     kind: Literal["awaiting-idle-gpu"] = "awaiting-idle-gpu"

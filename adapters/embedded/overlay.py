@@ -209,18 +209,17 @@ def _classes(
         request = tuple(row[name] for name in _REQUEST)
         wanted, ids, optional = row.pop("gpu_model"), row.pop("ids"), bool(row.pop("gpu_optional"))
         request += ("optional",) if optional else ()
-        yield model.JobClass(
+        found = model.JobClass(
             **row,
             id=hashlib.blake2s(repr(request).encode(), digest_size=4).hexdigest(),
             refuses={
                 kind.key: model.UnmetRequirement("gpu_model", wanted, kind.gpu_model or "unknown")
                 for kind in types
-                if canonical(wanted) not in ("", canonical(kind.gpu_model))
-                and (kind.gpu_milli or not optional)
+                if canonical(wanted) not in ("", canonical(kind.gpu_model)) and not optional
             },
-            gpu_optional=optional,
             job_ids=_ranges(map(int, filter(None, ids.split(",")))),
         )
+        yield found.with_optional_gpu() if optional else found
 
 
 def _ranges(ids: Iterable[int]) -> str:
@@ -244,7 +243,7 @@ WITH work AS (
         'job_ids', substr(group_concat(id, ', '), 1, 2000), 'work_gpu_milli', sum(milli),
         'optional_jobs', sum(gpu_optional), 'work_at', sum(milli * started_at) / sum(milli),
         'begun_at', min(started_at), 'owner', CASE WHEN count(DISTINCT owner) = 1 THEN min(owner) ELSE '' END,
-        'job_gpu_milli', (count(*) = 1) * min(gpu_milli), 'job_cpus', (count(*) = 1) * min(cpus),
+        'job_gpu_milli', (count(*) = 1) * min(used_gpu_milli), 'job_cpus', (count(*) = 1) * min(cpus),
         'job_memory_mib', (count(*) = 1) * min(memory_mib)
     ) AS fields FROM work GROUP BY drone_id
 )

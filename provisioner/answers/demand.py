@@ -89,8 +89,8 @@ def why_waiting(row: ClassRow) -> str:
 
 def _needs(row: ClassRow) -> str:
     job = row.job
-    optional = " (optional)" if job.gpu_optional else ""
-    parts = [f"{formatting.gpus(job.gpu_milli)} GPU{optional}"] if job.gpu_milli else ["no GPU"]
+    without = "GPU optional" if job.gpu_optional else "no GPU"
+    parts = [f"{formatting.gpus(job.gpu_milli)} GPU" if job.gpu_milli else without]
     if job.vram_mib:
         parts.append(f"VRAM {formatting.size(job.vram_mib)}")
     if job.capability:

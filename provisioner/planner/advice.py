@@ -258,12 +258,7 @@ class WhatIf:
             ]
         for group in sorted({job.group for job in own} - {one.group, ""}):
             yield [RequestChange(replace(one, group=group), "group", one.group, group, 0.8)]
-        if one.gpu_milli and not one.gpu_optional:
-            yield [
-                RequestChange(
-                    replace(one, gpu_optional=True), "optional", "required", "optional", 2.0
-                )
-            ]
+        yield from _without_gpu(one, context)
 
 
 def _places(context: PlanningContext) -> Iterator[DroneSlots]:
@@ -277,6 +272,14 @@ def _places(context: PlanningContext) -> Iterator[DroneSlots]:
 
 def _takes(slots: DroneSlots, job: JobClass, now: float) -> bool:
     return unmet_requirement(job, slots.kind) is None and slots.holds(job, now) > 0
+
+
+def _without_gpu(one: JobClass, context: PlanningContext) -> Iterator[Sequence[RequestChange]]:
+    """Yield the change to a GPU that is optional, if a type without GPUs runs such jobs."""
+    optional = one.with_optional_gpu()
+    on_cpus = any(unmet_requirement(optional, kind) is None for kind in context.types.values())
+    if one.gpu_milli and on_cpus:
+        yield [RequestChange(optional, "optional", "required", "optional", 2.0)]
 
 
 def _fewer_gpus(one: JobClass, context: PlanningContext) -> set[int]:

@@ -402,8 +402,6 @@ class DroneSlots:
         """Return how many jobs of the class one of these drones can still take before it ends."""
         shape = self.shape
         too_long = job.walltime_s and now + job.walltime_s > shape.ends_at
-        if job.gpu_optional and self.kind.gpu_milli and shape.on_the_way:
-            return 0
         return 0 if too_long or is_refused(job, shape) else count_jobs(job, shape.room, self.kind)
 
     def fill(self, job: JobClass, jobs: int, each: int) -> list[DroneSlots]:
@@ -491,20 +489,6 @@ class Supply:
         for (key, shape), count in shared.items():
             supply.add(DroneSlots(context.types[key], shape, count))
         return supply
-
-    def gpu_slots(self) -> dict[TypeKey, list[DroneSlots]]:
-        """Return a copy of the slots in GPU drones as they are now."""
-        return {
-            key: list(map(replace, have))
-            for key, have in self.slots.items()
-            if have[0].kind.gpu_milli
-        }
-
-    def put_back(self, gpu_slots: Mapping[TypeKey, list[DroneSlots]]) -> None:
-        """Forget what was booked into GPU drones since the copy was made."""
-        others = {key: have for key, have in self.slots.items() if not have[0].kind.gpu_milli}
-        self.slots = {**others, **gpu_slots}
-        self._lacking.clear()
 
     def add_preemptible(self, context: PlanningContext) -> None:
         """Add, for headroom, the part of drones that runs nothing but jobs that give way."""

@@ -298,8 +298,6 @@ class PlanningContext:
     orphan_counts: Mapping[str, int]
     """By site: listed drones without a live record. They count against the limits until they are gone."""
     too_unhealthy: Reason | None
-    idle_gpus: Mapping[str, CompatibleTypes]
-    """For classes with an optional GPU: all types that can run their jobs. ``compatible`` has those without a GPU."""
     costs: StartCosts
     late: frozenset[DroneId]
     """Drones that are delayed at their site (:func:`delayed_drones`)."""
@@ -330,9 +328,6 @@ class PlanningContext:
         known = compatibility_cache(snapshot.types, snapshot.policy)
         class_backoffs = ClassBackoffs.of(breakers, live.values())
         compatible = dict(known.table((*classes, *headroom)))
-        idle_gpus = {job.id: compatible[job.id] for job in classes if job.gpu_optional}
-        for class_id, every in idle_gpus.items():
-            compatible[class_id] = every.only(kind for kind in every.kinds if not kind.gpu_milli)
         for class_id, banned in class_backoffs.banned.items():
             if fits := compatible.get(class_id):
                 compatible[class_id] = fits.only(
@@ -353,7 +348,6 @@ class PlanningContext:
             class_backoffs=class_backoffs,
             exclusive=exclusive,
             orphan_counts=_orphan_counts(snapshot, live),
-            idle_gpus=idle_gpus,
             too_unhealthy=_too_many_unhealthy(snapshot.policy, live.values()),
             costs=costs,
             late=delayed_drones(snapshot, validity, costs, live.values()),

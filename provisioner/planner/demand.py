@@ -37,7 +37,7 @@ from provisioner.model import (
     JobClass,
     Policy,
 )
-from provisioner.planner.matching import count_jobs, is_refused, request_of, resources_for_needy
+from provisioner.planner.matching import count_jobs, is_refused, request_of, resources_for_gpu_jobs
 from provisioner.reasons import GroupQuota
 from provisioner.values import frozen
 
@@ -80,7 +80,7 @@ class GroupShares:
 
     def book(self, job: JobClass, jobs: int) -> None:
         for name in self._chain(job.group) if self.groups else ():
-            self.granted[name] = self.granted.get(name, 0) + jobs * _quota_milli(job)
+            self.granted[name] = self.granted.get(name, 0) + jobs * job.gpu_milli
 
     def in_turn(self, context: PlanningContext) -> list[JobClass]:
         """Return the classes in the order in which drones are started for them.
@@ -172,13 +172,9 @@ class GroupShares:
 
 def _jobs_in_quota(job: JobClass, milli: int, most: int) -> int:
     """Return how many jobs of a class fit into the rest of a quota; ``most`` if they take none of it."""
-    each = _quota_milli(job)
-    return max(0, milli // each) if each else most if milli > 0 else 0
-
-
-def _quota_milli(job: JobClass) -> int:
-    """Return the GPUs that a drone for the job takes of a quota: none of an optional one, which starts no GPU drone."""
-    return 0 if job.gpu_optional else job.gpu_milli
+    if job.gpu_milli:
+        return max(0, milli // job.gpu_milli)
+    return most if milli > 0 else 0
 
 
 @frozen
@@ -351,7 +347,7 @@ def kept_for_headroom(
             places.append((order, drone))
     drones = [drone for _, drone in sorted(places, key=itemgetter(0))]
     rooms = {
-        drone.id: resources_for_needy(context.slots[drone.id], context.types[drone.type])
+        drone.id: resources_for_gpu_jobs(context.slots[drone.id], context.types[drone.type])
         for drone in drones
     }
     warm: set[DroneId] = set()

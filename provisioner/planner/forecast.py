@@ -36,9 +36,10 @@ def forecast_start(
     why = given[-1] if given else None
     if why is None or (isinstance(why, reasons.DemandCovered) and not why.drones):
         return StartForecast(StartOutcome.STARTS, 0.0), None
-    if job.invalid or all(unmet_requirement(job, kind) for kind in context.types.values()):
+    fits = any(unmet_requirement(job, kind) is None for kind in context.types.values())
+    if job.invalid or not (fits or job.gpu_optional):
         return StartForecast(StartOutcome.NEVER), why
-    compatible = context.idle_gpus.get(job.id) or context.compatible.get(job.id)
+    compatible = context.compatible.get(job.id)
     if compatible is None or isinstance(why, reasons.GroupQuota):
         return StartForecast(StartOutcome.WAITS), why
     if isinstance(why, reasons.DemandCovered):

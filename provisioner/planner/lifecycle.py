@@ -83,7 +83,7 @@ def observe_all(
     evictions = defaultdict[model.DroneId, list[model.Eviction]](list)
     for eviction in view.evictions or () if view is not None else ():
         evictions[eviction.drone_id].append(eviction)
-    lends = view is not None and any(job.gpu_optional for job in view.classes)
+    any_optional = view is not None and any(job.gpu_optional for job in view.classes)
     none_reported = () if view is not None and _reports_all_evictions(view) else None
     views = {name: validity.site_view(snapshot, name) for name in snapshot.policy.sites}
     seen = {drone.id: _seen(drone, validity, views) for drone in snapshot.drones.values()}
@@ -100,7 +100,7 @@ def observe_all(
             pool_fresh=validity.overlay is None,
             evictions=evictions.get(drone_id, none_reported),
             policy=snapshot.policy.of_site(drone.site),
-            lends=lends,
+            any_optional=any_optional,
             doubted=drone.site in validity.vanished,
             now=snapshot.now,
         )
@@ -144,14 +144,14 @@ def observe(
     pool_fresh: bool,
     evictions: Sequence[model.Eviction] | None = None,
     policy: model.SitePolicy,
-    lends: bool = False,
+    any_optional: bool = False,
     doubted: bool,
     now: float,
 ) -> StateChange | None:
     """Return the change that the site's view and the slot show for one drone, or None if nothing is new.
 
     A view or slot is None if no fresh one exists, ``evictions`` if the overlay does not report
-    them. ``lends``: there are jobs with an optional GPU.
+    them. ``any_optional``: there are jobs with an optional GPU.
     """
     seen, reason = drone, None
     remote = view.drones.get(drone.id) if view is not None else None
@@ -169,7 +169,7 @@ def observe(
         seen = replace(seen, lost_gpu_s=priced.lost_gpu_s, lost_jobs=priced.lost_jobs)
     elif remote is None or remote.state is not RemoteState.STOPPED:
         if slot is not None:
-            seen, reason = _in_pool(seen, slot, reason, now, lends=lends)
+            seen, reason = _in_pool(seen, slot, reason, now, any_optional=any_optional)
         elif pool_fresh and seen.joined_at and not seen.unslotted_at:
             seen = replace(seen, unslotted_at=now)
     if seen is drone or seen == drone:
@@ -275,7 +275,7 @@ def _unlisted(
 
 
 def _in_pool(
-    drone: Drone, slot: model.Slot, reason: Reason | None, now: float, *, lends: bool
+    drone: Drone, slot: model.Slot, reason: Reason | None, now: float, *, any_optional: bool
 ) -> tuple[Drone, Reason | None]:
     """Return the drone as its slot shows it."""
     state = _state_in_pool(drone, slot)
@@ -296,7 +296,7 @@ def _in_pool(
         started_at=drone.started_at or now,
         submitted_at=drone.submitted_at or now,
         busy_at=busy_at,
-        idle_at=_idle_at(drone, slot, now, lends=lends),
+        idle_at=_idle_at(drone, slot, now, any_optional=any_optional),
         jobs=slot.jobs,
         jobs_started=max(slot.jobs_started, drone.jobs_started),
         leaving=leaving,
@@ -337,14 +337,14 @@ def _has_worked(drone: Drone, slot: model.Slot) -> bool:
     return _is_working(slot) or slot.jobs_started > drone.jobs_started
 
 
-def _idle_at(drone: Drone, slot: model.Slot, now: float, *, lends: bool) -> float:
+def _idle_at(drone: Drone, slot: model.Slot, now: float, *, any_optional: bool) -> float:
     """Return the time since which no job has needed the drone; 0 if one does, or it accepts none yet."""
     idle_at = drone.idle_at if drone.joined_at else 0.0
     if _is_working(slot):
         # A GPU that only optional jobs use is idle for the planner.
         if slot.only_optional and drone.gpu_milli:
             return idle_at or now
-        return idle_at if _is_unknown_work(drone, slot, now, lends=lends) else 0.0
+        return idle_at if _is_unknown_work(drone, slot, now, any_optional=any_optional) else 0.0
     if not drone.jobs and _has_worked(drone, slot):  # a job came and went between two polls
         return max(slot.idle_since, drone.since) if slot.idle_since else now
     # HTCondor's ad at the end of a job still has the idle time of before it (NumDynamicSlotsTime
@@ -352,12 +352,12 @@ def _idle_at(drone: Drone, slot: model.Slot, now: float, *, lends: bool) -> floa
     return idle_at or (now if drone.jobs or slot.state is not SlotState.CHECKING else 0.0)
 
 
-def _is_unknown_work(drone: Drone, slot: model.Slot, now: float, *, lends: bool) -> bool:
+def _is_unknown_work(drone: Drone, slot: model.Slot, now: float, *, any_optional: bool) -> bool:
     """Return True while the queue does not show yet what a claim runs."""
     if slot.work_at:
         return False
     if drone.state is S.IDLE:
-        return lends
+        return any_optional
     recent = now - drone.since <= CLAIM_UNKNOWN_S
     return drone.state is S.BUSY and (drone.work_at > 0 or recent)
 

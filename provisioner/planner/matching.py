@@ -84,7 +84,6 @@ def limit_by_reserve(most: int, each: Resources, free: Resources, kept: Resource
 
 def unmet_requirement(job: JobClass, kind: DroneType) -> UnmetRequirement | None:
     """Return the first requirement of a job that one empty drone of the type does not meet, or None."""
-    job = job.on_type(kind)
     broken = job.gpu_milli < 0 or (job.gpu_milli > WHOLE_GPU and job.gpu_milli % WHOLE_GPU)
     # Jobs without a GPU go to CPU drones alone: what a GPU drone has is for its GPUs.
     if broken or job.gpu_milli > kind.gpu_milli or (kind.gpu_milli and not job.gpu_milli):
@@ -196,7 +195,6 @@ def _gpu_milli_taken(job: JobClass, kind: DroneType) -> int:
 
 def request_of(job: JobClass, kind: DroneType) -> Resources:
     """Return what one job of a class takes of a drone."""
-    job = job.on_type(kind)
     return Resources(_gpu_milli_taken(job, kind), job.cpus, job.memory_mib, job.disk_mib)
 
 
@@ -213,7 +211,7 @@ def free_resources(slot: Slot) -> Resources:
     )
 
 
-def resources_for_needy(slot: Slot, kind: DroneType) -> Resources:
+def resources_for_gpu_jobs(slot: Slot, kind: DroneType) -> Resources:
     """Return what is free in a slot for jobs that need its GPU: they preempt jobs with an optional GPU."""
     if not kind.gpu_milli or not slot.only_optional:
         return free_resources(slot)
@@ -225,9 +223,10 @@ def resources_for_needy(slot: Slot, kind: DroneType) -> Resources:
 
 def lent_resources(slot: Slot, kind: DroneType) -> Resources:
     """Return what jobs with an optional GPU use of a slot, beside what is free in it."""
-    free, needy = free_resources(slot), resources_for_needy(slot, kind)
-    lent = needy.plus(free, -1)
-    disk_mib = needy.disk_mib if free.disk_mib == UNKNOWN_DISK_MIB else lent.disk_mib
+    free = free_resources(slot)
+    most = resources_for_gpu_jobs(slot, kind)
+    lent = most.plus(free, -1)
+    disk_mib = most.disk_mib if free.disk_mib == UNKNOWN_DISK_MIB else lent.disk_mib
     # What rounding leaves of each GPU is in both parts: :func:`count_jobs` takes it off again.
     rest_milli = kind.gpu_milli // WHOLE_GPU * (WHOLE_GPU - kind.shares * share_milli(kind.shares))
     return lent._replace(gpu_milli=lent.gpu_milli + rest_milli, disk_mib=disk_mib)
@@ -238,8 +237,6 @@ def count_jobs(job: JobClass, space: Resources, kind: DroneType) -> int:
 
     Each of its GPUs that is still free then keeps its reserve, as the drone's START requires.
     """
-    if job.gpu_optional:
-        job = job.on_type(kind)
     too_few_gpus = space.gpu_milli < job.gpu_milli and not kind.vram_pool
     if too_few_gpus or space.cpus < job.cpus or space.memory_mib < job.memory_mib:
         return 0  # as nearly always: a plan for a large site asks a hundred thousand times
@@ -332,7 +329,7 @@ _requested_fields = attrgetter(
         "disk_mib",
         "arch",
     ),
-    *("walltime_s", "invalid", "gpu_optional"),
+    *("walltime_s", "invalid"),
 )
 
 
@@ -346,9 +343,9 @@ class CompatibleTypes:
     """Number of such jobs that an empty drone of each type takes at once, in the same order."""
     cheapest: tuple[TypeKey, ...]
     """The same types by price per job, then by how little VRAM and capability is left unused."""
-    hardness: tuple[int, int, int, int] = (0, 0, 0, 0)
-    """Sort key of placement: shapes that use a GPU only if one is idle last, those with few types
-    first, then those with many GPUs, then those with much VRAM."""
+    hardness: tuple[int, int, int] = (0, 0, 0)
+    """Sort key of placement: shapes with few types first, then those with many GPUs, then those
+    with much VRAM."""
     nearest: tuple[TypeKey, UnmetRequirement] | None = None
     """If no type matches: the nearest type and its unmet requirement, unless that depends on the jobs' own ones."""
 
@@ -410,7 +407,7 @@ class CompatibilityCache:
             kinds=tuple(fits),
             jobs=jobs,
             cheapest=tuple(key for *_, key in ranked),
-            hardness=(int(job.gpu_optional), len(fits), -job.gpu_milli, -job.vram_mib),
+            hardness=(len(fits), -job.gpu_milli, -job.vram_mib),
             nearest=nearest(job, self.types)
             if not fits and not job.invalid and not job.refuses
             else None,

@@ -2,8 +2,7 @@
 
 Each class is covered by existing drones, then by undraining, then by starts of the cheapest type
 that can start now within every limit. Undraining is cheaper than a start for as long as the drone
-still runs something. Classes with an optional GPU come after all others that are real: idle GPUs
-cover them, and only drones without a GPU are started or undrained for them.
+still runs something. Classes with an optional GPU come after all others that are real.
 
 A start must be worth its cost (:mod:`provisioner.planner.costs`): jobs that drones which are there
 take soon wait for these, and many short jobs share a drone.
@@ -18,6 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
+from operator import attrgetter
 from typing import NamedTuple
 
 from provisioner import model, reasons
@@ -67,7 +67,7 @@ from provisioner.planner.matching import (
     count_jobs,
     is_refused,
     nearest,
-    resources_for_needy,
+    resources_for_gpu_jobs,
     resources_of_type,
 )
 from provisioner.planner.owner import OwnerReservations
@@ -98,18 +98,16 @@ def place(context: PlanningContext, reservations: OwnerReservations, supply: Sup
     if blind is not None:
         placement.refusals.append(blind)
         return placement
-    turn = placement.shares.in_turn(context)
-    needy = [job for job in turn if not job.gpu_optional]
-    hardest = sorted(enumerate(needy), key=lambda each: context.compatible[each[1].id].hardness)
+    turn = sorted(placement.shares.in_turn(context), key=attrgetter("gpu_optional"))
+
+    def hardness(each: tuple[int, JobClass]) -> tuple[object, ...]:
+        job = each[1]
+        return job.gpu_optional, context.compatible[job.id].hardness
+
+    hardest = sorted(enumerate(turn), key=hardness)
     covered = {n: placement.cover(job, context.compatible[job.id]) for n, job in hardest}
-    for n, job in enumerate(needy):
+    for n, job in enumerate(turn):
         placement.start(job, context.compatible[job.id], covered[n])
-    if optional := [job for job in turn if job.gpu_optional]:
-        lendable = supply.gpu_slots()
-        for job in optional:
-            placement.serve(job, context.compatible[job.id])
-        # headroom counts the GPUs that such jobs are about to get as free
-        supply.put_back(lendable)
     supply.add_preemptible(context)
     without = sites_without_headroom(context, placement.refusals, reservations.claimed)
     placement.without_headroom = without
@@ -366,26 +364,22 @@ class Placement:
 
     def cover(self, job: JobClass, compatible: CompatibleTypes) -> Coverage:
         """Book the jobs that their group is entitled to into existing drones."""
-        with_idle_gpus = self.context.idle_gpus.get(job.id, compatible)
         entitled, _ = self.shares.entitled(job)
-        if not entitled or not with_idle_gpus.kinds:
+        if not entitled or not compatible.kinds:
             return NO_COVERAGE
         taken = self.allocation.supply.take_own(job, entitled)
         if taken.jobs < entitled:
-            taken = taken.plus(
-                self.allocation.supply.take(job, with_idle_gpus, entitled - taken.jobs)
-            )
+            taken = taken.plus(self.allocation.supply.take(job, compatible, entitled - taken.jobs))
         self.shares.book(job, min(taken.jobs, entitled))
         return taken
 
     def start(self, job: JobClass, compatible: CompatibleTypes, taken: Coverage) -> None:
         """Take back or start drones for the jobs that are not ``taken``, up to what their group is entitled to."""
-        with_idle_gpus = self.context.idle_gpus.get(job.id, compatible)
         if job.fresh:
             self.refuse(job, job.fresh, reasons.AwaitingNegotiation(job.fresh))
         if job.limited:
             self.refuse(job, job.limited, reasons.PoolLimit(job.limit))
-        if not with_idle_gpus.kinds:
+        if not compatible.kinds:
             self.refuse(job, job.waiting + job.fresh, self._never(job, compatible))
             return
         if job.waiting and (alone := self.context.exclusive.why.get(job.id)) is not None:
@@ -401,10 +395,10 @@ class Placement:
             return
         booked, late, elsewhere = min(taken.jobs, job.waiting), NO_COVERAGE, ""
         if entitled > 0:  # drones that this plan starts for others may have room for more
-            taken = taken.plus(self.allocation.supply.take(job, with_idle_gpus, entitled))
+            taken = taken.plus(self.allocation.supply.take(job, compatible, entitled))
         covered = taken.jobs
         lacks = taken.jobs < job.waiting or taken.drones > 0
-        for why in self._idle.refusing(job, with_idle_gpus):
+        for why in self._idle.refusing(job, compatible):
             if lacks or why.rule == "kept":  # for a short time: such a drone counts as supply
                 self.refuse(job, 0, why)
         if covered < job.waiting and self._draining:
@@ -450,7 +444,7 @@ class Placement:
             fits = drone.type in compatible.jobs and not is_refused(job, drone)
             kind = context.types[drone.type] if fits else None
             room = (
-                count_jobs(job, resources_for_needy(context.slots[drone.id], kind), kind)
+                count_jobs(job, resources_for_gpu_jobs(context.slots[drone.id], kind), kind)
                 if kind
                 else 0
             )
@@ -613,9 +607,7 @@ class Placement:
             if count > 0:
                 allocation.allocate(candidate.kind, count, job, covered)
                 covered += allocation.supply.take(job, compatible, lack, key).jobs
-        if job.gpu_optional:
-            wanted, held_back = job.waiting, held_back or served
-        elif served is not None and job.waiting > max(covered, wanted):
+        if served is not None and job.waiting > max(covered, wanted):
             self.refuse(job, job.waiting - max(covered, wanted), served)
         if wanted > covered:
             self._report_lack(job, compatible, cost, wanted - covered, held_back)
@@ -643,7 +635,7 @@ class Placement:
         if job.gpu_optional:
             why = reasons.AwaitingIdleGpu(key, why.kind if key and why is not None else "")
         reserved: Reason | None = None
-        if job.gpu_milli > model.WHOLE_GPU and not job.gpu_optional:
+        if job.gpu_milli > model.WHOLE_GPU:
             reserved = allocation.reserved.reserve(
                 job, compatible, cost, allocation.limits, allocation.risk
             )
@@ -679,9 +671,11 @@ class Placement:
                 "", "type", "any", "no drone type is configured"
             )
         key, why = found
-        return reasons.NothingFits(
-            key, why.dimension, why.requested, why.available, job.gpu_optional
-        )
+        if job.gpu_optional and why.dimension == "gpus":  # there is no CPU drone type
+            return reasons.AwaitingIdleGpu("")
+        if job.gpu_optional:
+            return reasons.AwaitingIdleGpu(key, "nothing-fits")
+        return reasons.NothingFits(key, why.dimension, why.requested, why.available)
 
     def refuse(self, job: JobClass, count: int, why: Reason) -> None:
         self.refusals.append(Refusal(f"class:{job.id}", count, why))

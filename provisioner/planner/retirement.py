@@ -25,7 +25,7 @@ from provisioner.planner.capacity import Supply, passes_soon
 from provisioner.planner.context import PlanningContext
 from provisioner.planner.demand import GroupShares, is_headroom, kept_for_headroom
 from provisioner.planner.lifecycle import ended_record, undrained_record
-from provisioner.planner.matching import count_jobs, is_refused, resources_for_needy
+from provisioner.planner.matching import count_jobs, is_refused, resources_for_gpu_jobs
 from provisioner.planner.owner import PreemptionOrder
 from provisioner.planner.placement import Placement
 from provisioner.planner.states import STATE_RULES, OnTimeout, idle_limit
@@ -168,7 +168,7 @@ class Retirement:
     def matchable(self, drone: Drone) -> bool:
         """Return True if jobs wait that fit a drone: then the negotiator should act, not the planner."""
         context, kind = self.context, self.context.types[drone.type]
-        room = resources_for_needy(context.slots[drone.id], kind)
+        room = resources_for_gpu_jobs(context.slots[drone.id], kind)
         return any(
             count_jobs(job, room, kind)
             for job in self._matchable_classes

@@ -313,15 +313,9 @@ def _start_reasons(snapshot: Snapshot, plan: Plan) -> Iterator[Breach]:
         if job is not None and kind is not None:
             needs = (job.gpu_milli, job.vram_mib, job.capability, job.cpus, job.memory_mib)
             offers = (kind.gpu_milli, kind.vram_mib, kind.capability, kind.cpus, kind.memory_mib)
-            if job.gpu_optional:
-                if kind.gpu_milli:
-                    yield Breach(
-                        f"{start.drone.id} has a GPU, which is optional for class {job.id}",
-                        (start,),
-                    )
-                needs = (0, 0, 0, job.cpus, job.memory_mib)
             too_small = any(need > offer for need, offer in zip(needs, offers, strict=True))
-            if job.invalid or kind.key in job.refuses or too_small:
+            for_gpu_jobs = kind.gpu_milli and not job.gpu_milli
+            if job.invalid or kind.key in job.refuses or too_small or for_gpu_jobs:
                 yield Breach(f"{start.drone.id} of {kind.key} cannot run class {job.id}", (start,))
             user = known.get(f"user:{job.owner}")
             if (

@@ -194,7 +194,7 @@ class QueuedJobClass:
         }
         wants = asdict(self.wants)
         del wants["gpu_model"]
-        return JobClass(
+        found = JobClass(
             id=self.name,
             waiting=len(self._idle) - len(self._fresh),
             fresh=len(self._fresh),
@@ -206,6 +206,7 @@ class QueuedJobClass:
             idle_at=start_epoch() + self._waits[0][0] if self._idle else 0.0,
             **wants,
         )
+        return found.with_optional_gpu() if found.gpu_optional else found
 
 
 class SimulatedJobQueue:

@@ -203,7 +203,7 @@ class SimulatedSlot:
                 work_at=epoch + work_s / work_milli if work_milli else 0.0,
                 owner=owners.pop() if len(owners) == 1 else "",
                 begun_at=epoch + min(run.begun_s for run in runs) if runs else 0.0,
-                job_gpu_milli=alone.gpu_milli if alone else 0,
+                job_gpu_milli=alone.gpu_milli if alone and kind.gpu_milli else 0,
                 job_cpus=alone.cpus if alone else 0,
                 job_memory_mib=alone.memory_mib if alone else 0,
                 optional_jobs=sum(run.queued.wants.gpu_optional for run in runs),

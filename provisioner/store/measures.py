@@ -225,13 +225,12 @@ def gauges(
             values.add(
                 MetricKey.of("provisioner_jobs_waiting", category=category), job.waiting + job.fresh
             )
-        wanted = (c for c in classes if not c.gpu_optional)
         oldest_at = min(
             (c.waits_since for c in classes if c.waiting + c.fresh and c.waits_since), default=now
         )
         values[MetricKey("provisioner_jobs_running")] = sum(c.running for c in classes)
         values[MetricKey("provisioner_gpus_wanted")] = (
-            sum((c.waiting + c.fresh) * c.gpu_milli for c in wanted) / 1000
+            sum((c.waiting + c.fresh) * c.gpu_milli for c in classes) / 1000
         )
         values[MetricKey("provisioner_oldest_job_wait_seconds")] = max(0.0, now - oldest_at)
     return values

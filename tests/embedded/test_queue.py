@@ -140,7 +140,8 @@ async def test_a_slot_tells_whose_jobs_run_and_since_when(path: Path) -> None:
     queue.submit(path, ["true"], owner="ann")
     queue.submit(path, ["true"], owner="ben")
     begins = (
-        "UPDATE job SET state = 'running', drone_id = 'kit-abcd-1', started_at = ? WHERE id = ?"
+        "UPDATE job SET state = 'running', drone_id = 'kit-abcd-1', used_gpu_milli = gpu_milli,"
+        " started_at = ? WHERE id = ?"
     )
     with contextlib.closing(queue.connect(path)) as connection:
         queue.publish(connection, "kit-abcd-1", SLOT)

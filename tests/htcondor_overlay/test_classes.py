@@ -145,17 +145,17 @@ OPTIONAL = '"optional"'
 @pytest.mark.parametrize(
     ("asked", "requires", "share", "gpu_milli", "optional"),
     [
-        (RECIPE, OPTIONAL, "undefined", 1000, True),
-        (RECIPE, '"OPTIONAL"', "250", 250, True),
-        ("(TARGET.GPUs ?: 0) > 1 ? 2 : 0", OPTIONAL, "undefined", 1000, True),
+        (RECIPE, OPTIONAL, "undefined", 0, True),
+        (RECIPE, '"OPTIONAL"', "250", 0, True),
+        ("(TARGET.GPUs ?: 0) > 1 ? 2 : 0", OPTIONAL, "undefined", 0, True),
         (
             "(countMatches(MY.RequireGPUs, TARGET.AvailableGPUs) ?: 0) > 0 ? 1 : 0",
             OPTIONAL,
             "undefined",
-            1000,
+            0,
             True,
         ),
-        ("1", OPTIONAL, "undefined", 1000, True),  # an idle GPU or nothing
+        ("1", OPTIONAL, "undefined", 0, True),  # an idle GPU or nothing
         ("0", OPTIONAL, "undefined", 0, False),  # the attribute alone asks for no GPU
         ("undefined", OPTIONAL, "undefined", 0, False),
         ("1", '"required"', "undefined", 1000, False),
@@ -170,9 +170,9 @@ def test_a_gpu_is_optional_by_the_attribute_and_a_request_that_can_be_one(
     ad = job(RequestGPUs=asked, RequiresGPU=requires, GpuMilli=share)
     (found,) = classes(ad)
     assert (found.gpu_milli, found.gpu_optional, found.invalid) == (gpu_milli, optional, "")
-    assert (classad2.ExprTree(job_classes.GPU_JOBS).eval(ad) is True) is bool(gpu_milli), (
-        "looked at without CPU drones"
-    )
+    assert (classad2.ExprTree(job_classes.GPU_JOBS).eval(ad) is True) is (
+        bool(gpu_milli) or optional
+    ), "looked at without CPU drones"
 
 
 @pytest.mark.parametrize(

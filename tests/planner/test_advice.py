@@ -292,7 +292,7 @@ def applied(what_if: WhatIf, found: RequestAdvice) -> JobClass:
     job, amount = what_if.one, found.advised.partition(" ")[0]
     match found.dimension:
         case "optional":
-            return replace(job, gpu_optional=True)
+            return job.with_optional_gpu()
         case "group":
             return replace(job, group=found.advised)
         case "priority":

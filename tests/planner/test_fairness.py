@@ -70,7 +70,7 @@ def test_users_of_an_empty_pool_differ_by_no_more_than_the_starts_of_one_plan() 
 
 
 TEN = [of("physics.atlas", 10)]
-MAYBE = [of("physics.atlas", 10, gpu_optional=True)]
+MAYBE = [TEN[0].with_optional_gpu()]
 CPUS = {"types": (A100, DroneType("topas", "cpu", 0, 8, 20480, 0))}
 PHYSICS = Group("physics", quota_milli=6000, used_milli=5000, surplus=False)
 GUESTS = Group("guests", quota_milli=None, used_milli=9000, surplus=False)

@@ -8,7 +8,7 @@ import pytest
 
 from provisioner import model, reasons
 from provisioner.planner import matching
-from provisioner.reasons import AwaitingIdleGpu, DemandCovered, IdleTimeout, OptionalJobsOnly
+from provisioner.reasons import AwaitingIdleGpu, IdleTimeout, OptionalJobsOnly
 from tests.planner import scenes
 from tests.planner.scenes import (
     A100,
@@ -27,7 +27,7 @@ from tests.planner.scenes import (
 
 S = model.DroneState
 CPU = model.DroneType("topas", "cpu", 0, 8, 20480, 0)
-MAYBE = replace(SMALL, gpu_optional=True)
+MAYBE = SMALL.with_optional_gpu()
 """Named as SMALL is, for :func:`scenes.tell`."""
 IDLE = drone("kit-ab12-1")
 WARM = model.Headroom("warm", cpus=8, memory_mib=20480, count=1, from_h=0, to_h=24)
@@ -46,11 +46,11 @@ WARM = model.Headroom("warm", cpus=8, memory_mib=20480, count=1, from_h=0, to_h=
             types=(A100, CPU),
             free={"a100": 4, "cpu": 0},
         ),
-        story("an idle GPU", [], [DemandCovered(1, 0)], classes=[jobs(MAYBE)], drones=[IDLE]),
+        story("an idle GPU", [], [AwaitingIdleGpu("")], classes=[jobs(MAYBE)], drones=[IDLE]),
         story(
-            "an idle GPU, and a CPU drone for the other",
-            [CPU],
-            [DemandCovered(1, 0)],
+            "an idle GPU beside CPU drones",
+            [CPU] * 2,
+            [],
             classes=[jobs(MAYBE, 2)],
             types=(A100, CPU),
             drones=[IDLE],
@@ -66,20 +66,29 @@ WARM = model.Headroom("warm", cpus=8, memory_mib=20480, count=1, from_h=0, to_h=
             "what needs a GPU comes first, whatever fits how many types",
             [],
             [AwaitingIdleGpu("")],
-            classes=[
-                jobs(MAYBE, vram_mib=40960, oldest_at=NOW - 9999, priority=9),
-                jobs(id="needs-it"),
-            ],
+            classes=[jobs(MAYBE, oldest_at=NOW - 9999, priority=9), jobs(id="needs-it")],
             types=(A100, QUAD),
             drones=[IDLE],
+        ),
+        story(
+            "what needs no GPU comes first, whatever the priorities",
+            [],
+            [AwaitingIdleGpu(CPU.key, "site-full")],
+            classes=[jobs(MAYBE, priority=9), jobs(MAYBE, id="no-gpu", gpu_optional=False)],
+            types=(A100, CPU),
+            drones=[drone("kit-ab12-1", kind=CPU)],
+            free={"a100": 4, "cpu": 0},
         ),
         story(
             "VRAM and capability count on GPUs alone",
             [CPU],
             [],
-            classes=[jobs(MAYBE, vram_mib=80000, capability=90, driver=13000)],
+            classes=[
+                jobs(
+                    vram_mib=80000, capability=90, driver=13000, gpu_milli=8000
+                ).with_optional_gpu()
+            ],
             types=(A100, CPU),
-            drones=[IDLE],
         ),
         story(
             "refused by CPU drones",
@@ -88,24 +97,19 @@ WARM = model.Headroom("warm", cpus=8, memory_mib=20480, count=1, from_h=0, to_h=
             classes=[jobs(MAYBE, refuses={CPU.key: model.UnmetRequirement("gpus", "1", "0")})],
             types=(A100, CPU),
         ),
-        story("nothing fits", [], None, classes=[jobs(MAYBE, cpus=99)], types=(A100, CPU)),
+        story(
+            "too large for CPU drones",
+            [],
+            [AwaitingIdleGpu(CPU.key, "nothing-fits")],
+            classes=[jobs(MAYBE, cpus=99)],
+            types=(A100, CPU),
+        ),
     ],
 )
 def test_what_is_started_for_jobs_with_an_optional_gpu(
     kinds: list[model.DroneType], refused: list[object], given: dict[str, object]
 ) -> None:
     scenes.tell(kinds, refused, given)
-
-
-def test_a_job_that_no_gpu_type_fits_is_told_that_a_cpu_type_would_do() -> None:
-    asks = jobs(MAYBE, vram_mib=80000)
-    (reason,) = why(plan_for(classes=[asks]), f"class:{asks.id}")
-    assert reason == reasons.NothingFits(
-        A100.key, "vram", "80000 MiB", "40960 MiB", gpu_optional=True
-    )
-    assert reason.describe().endswith("; a CPU drone type (`gpus: 0`) of their size would do")
-    (reason,) = why(plan_for(classes=[jobs(vram_mib=80000)]), f"class:{asks.id}")
-    assert isinstance(reason, reasons.NothingFits) and not reason.gpu_optional
 
 
 def test_a_job_that_needs_the_gpu_gets_a_drone_as_if_others_had_taken_it() -> None:
@@ -115,14 +119,6 @@ def test_a_job_that_needs_the_gpu_gets_a_drone_as_if_others_had_taken_it() -> No
     assert scenes.started(plan) == [A100.key]
     assert plan.starts[0].drone.for_class == "small"
     assert why(plan, "class:maybe") == [AwaitingIdleGpu("")]
-
-
-def test_fewer_types_do_not_bring_them_forward() -> None:
-    snap = snapshot(
-        classes=[jobs(MAYBE, id="maybe", vram_mib=40960), jobs(vram_mib=1)], types=(A100, QUAD)
-    )
-    known = matching.compatibility_cache(snap.types, snap.policy).table(snap.overlay.view.classes)  # type: ignore[union-attr]
-    assert known["maybe"].hardness > known["small"].hardness
 
 
 def leaves(each: model.Drone, **given: object) -> list[object]:
@@ -266,9 +262,7 @@ def test_headroom_starts_no_drone_in_place_of_idle_ones_that_they_will_get(count
     warm = model.Policy(headroom=(replace(WARM, count=2),))
     idle = [IDLE, drone("kit-ab12-2")]
     plan = plan_of(snapshot(classes=[jobs(MAYBE, count)], drones=idle, policy=warm))
-    assert scenes.started(plan) == [] and DemandCovered(min(count, 2), 0) in why(
-        plan, "class:small"
-    )
+    assert scenes.started(plan) == []
     needs = plan_of(
         snapshot(classes=[jobs(id="needs"), jobs(MAYBE, count)], drones=idle, policy=warm)
     )
@@ -320,16 +314,16 @@ def test_the_shares_that_are_lent_and_those_that_are_free_add_up(taken: int) -> 
 
 def test_a_gpu_that_is_offline_is_not_free_for_a_job_that_needs_one() -> None:
     lent = slot_of(drone("kit-ab12-1", S.BUSY, QUAD), QUAD, optional_jobs=1, gpus_offline=1)
-    assert matching.resources_for_needy(lent, QUAD).gpu_milli == 3000
+    assert matching.resources_for_gpu_jobs(lent, QUAD).gpu_milli == 3000
     mig = replace(QUAD, gpu_milli=1000, sharing=model.Sharing.MIG, shares=4)
-    assert matching.resources_for_needy(lent, mig).gpu_milli == 750, "under MIG it is a slice"
+    assert matching.resources_for_gpu_jobs(lent, mig).gpu_milli == 750, "under MIG it is a slice"
 
 
 def test_a_start_of_a_gpu_drone_for_them_would_be_refused() -> None:
     snap = snapshot(classes=[jobs(MAYBE)])
     (start,) = plan_for(waiting=1).starts
     plan = replace(plan_of(snap), starts=(start,))
-    assert "has a GPU, which is optional for class small" in str(
+    assert "of topas/a100 cannot run class small" in str(
         next(iter(scenes.validate_plan(snap, plan)))
     )
 

@@ -25,7 +25,7 @@ from adapters.htcondor.classads import (
 )
 from adapters.htcondor.daemons import Collectors
 from adapters.htcondor.overlay import work
-from adapters.htcondor.overlay.job_classes import OPTIONAL, gpu_optional, request
+from adapters.htcondor.overlay.job_classes import OPTIONAL, request, request_in_slot
 from adapters.htcondor.overlay.schedds import ScheddQueue, queues_of
 from adapters.htcondor.overlay.settings import HTCondorConfig
 from adapters.htcondor.overlay.work import EVICTION_REPORTED_S, cause_of_end, drone_named
@@ -199,10 +199,7 @@ def ended_run(
     used, peak_mib, energy_j = (
         _measured(ad, name) if of_this_run else None for name in _MEASURED_USE
     )
-    asked = request(ad)[0]
-    # it ran without a GPU
-    if of_this_run and gpu_optional(ad) and not whole(ad, "GPUsProvisioned"):
-        asked = asked._replace(gpu_milli=0, vram_mib=0, capability=0)
+    asked = request_in_slot(ad) if of_this_run else request(ad)[0]
     return CompletedJob(
         job_id=f"{printable(schedd, 120)}#{job_id(ad)}",
         ended_at=to_our_clock(ended),

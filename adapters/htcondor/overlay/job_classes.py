@@ -201,11 +201,7 @@ def job_class(
     waiting = sum(g.count for g in idle)
     fresh = min(fresh, waiting)
     asks, driver, invalid = request(ad, slots)
-    shares = (number(ad, name) for name in ("GpuDuty", "GpuWidth"))  # from 0 to 1, in thousandths
-    duty_milli, width_milli = (
-        round(each * 1000) if each is not None and 0 <= each <= 1 else 0 for each in shares
-    )
-    return JobClass(
+    found = JobClass(
         id=class_id,
         **asks._asdict(),
         driver=driver,
@@ -221,13 +217,19 @@ def job_class(
         running_ids=_ids(running),
         held_ids=_ids(held),
         group=groups[0].accounting,
-        duty_milli=duty_milli,
-        width_milli=width_milli,
+        duty_milli=_thousandths(ad, "GpuDuty"),
+        width_milli=_thousandths(ad, "GpuWidth"),
         splits=False,
         idle_at=waits.idle_at if idle else 0.0,
-        gpu_optional=gpu_optional(ad),
         ends_within_s=float(whole(ad, "AllowedJobDuration") or whole(ad, "AllowedExecuteDuration")),
     )
+    return found.with_optional_gpu() if gpu_optional(ad) else found
+
+
+def _thousandths(ad: Ad, name: str) -> int:
+    """Return a number from 0 to 1 in thousandths; 0 if it is none."""
+    share = number(ad, name)
+    return round(share * 1000) if share is not None and 0 <= share <= 1 else 0
 
 
 def _ids(groups: list[JobGroup]) -> str:
@@ -278,6 +280,14 @@ def request(ad: Ad, slots: Slots = NO_SLOTS) -> tuple[JobRequest, int, str]:
         gpu_milli, cpus, memory_mib, math.ceil(disk_kib / 1024), *per_gpu, float(walltime_s)
     )
     return asks, math.ceil(driver), invalid or _undefined(ad, asked)
+
+
+def request_in_slot(ad: Ad) -> JobRequest:
+    """Return what a job asks for in the slot of its run: no GPU if that is optional and the slot has none."""
+    asks, _, _ = request(ad)
+    if gpu_optional(ad) and not whole(ad, "GPUsProvisioned"):
+        return asks._replace(gpu_milli=0, vram_mib=0, capability=0)
+    return asks
 
 
 def _asked(ad: Ad, name: str, slots: Sequence[Ad]) -> float | None:

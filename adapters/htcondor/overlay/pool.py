@@ -536,7 +536,6 @@ class Verdicts:
 
 def numbers_fit(jobs: JobClass, kind: DroneType) -> bool:
     """Return True if the plain numbers fit. If not, the reason is plain without a verdict of ours."""
-    jobs = jobs.on_type(kind)
     return (
         bool(jobs.gpu_milli) == bool(kind.gpu_milli)  # what a drone has beside its GPUs is for them
         and jobs.gpu_milli <= kind.gpu_milli

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from adapters.htcondor import classad2, classads
 from adapters.htcondor.classads import HELD, IDLE, IN_SLOT, Ad, job_id, moment, number, text, whole
-from adapters.htcondor.overlay.job_classes import JobRequest, gpu_optional, request
+from adapters.htcondor.overlay.job_classes import JobRequest, gpu_optional, request_in_slot
 from adapters.htcondor.overlay.slots import DRONE_ID
 from provisioner.model import WHOLE_GPU, Blame, CompletedJob, DroneId, Eviction, JobFailure, Slot
 from provisioner.values import frozen
@@ -146,7 +146,7 @@ def work(
             begun_at = min(to_our_clock(began), now) if began else now
             milli = _milli(ad, device_milli.get(drone_id))
             owner = text(ad, "Owner", 80)
-            asks = request(ad)[0]
+            asks = request_in_slot(ad)
             optional = gpu_optional(ad)
             runs.append(JobRun(drone_id, milli, since, begun_at, owner, asks, job_id(ad), optional))
     return PoolWork(tuple(runs), tuple(evictions), tuple(failures), frozenset(ran))
