@@ -14,14 +14,15 @@ from enum import StrEnum
 from typing import NewType, final
 
 from provisioner.estimates import NO_ESTIMATES, Estimates
+from provisioner.keys import Scope as Scope
+from provisioner.keys import Subject as Subject
+from provisioner.keys import TypeKey as TypeKey
+from provisioner.keys import site_of
 from provisioner.reasons import NodeReserved, Reason
 from provisioner.values import frozen
 
 DroneId = NewType("DroneId", str)
 """Id of a drone, chosen before its order: ``<controller>-<store birth>-<serial>``, ``[a-z0-9-]``, a DNS label."""
-
-TypeKey = NewType("TypeKey", str)
-"""``<site>/<drone type>``: names a drone type across all sites."""
 
 WHOLE_GPU = 1000
 """One GPU in milli-GPU. Shares are integers: 0.2 + 0.1 must be 0.3."""
@@ -85,6 +86,10 @@ class DroneType:
     @property
     def key(self) -> TypeKey:
         return TypeKey(f"{self.site}/{self.name}")
+
+    @property
+    def scope(self) -> Scope:
+        return Scope(self.site, self.name)
 
     @property
     def gpu_target(self) -> str:
@@ -611,7 +616,7 @@ class Drone:
 
     @property
     def site(self) -> str:
-        return self.type.partition("/")[0]
+        return site_of(self.type)
 
     @property
     def is_leaving(self) -> bool:
@@ -672,12 +677,9 @@ class BreakerState(StrEnum):
 
 @frozen
 class Breaker:
-    """Circuit breaker of a scope: ``<site>``, ``<site>/<type>``, ``<site>/<type>#<class id>`` or ``<site>@<node>``.
+    """Circuit breaker of a part of the world."""
 
-    The use of shared GPUs by a user has the scope ``user:<name>``.
-    """
-
-    scope: str
+    scope: Scope
     state: BreakerState = BreakerState.ACTIVE
     since: float = 0.0
     """Start of the state. Of a user: the last reset, or 0; failures before it do not count."""
@@ -691,40 +693,15 @@ class Breaker:
     """Failures of a user's jobs on shared GPUs, oldest first."""
 
     @property
-    def class_id(self) -> str:
-        return self.scope.partition("#")[2]
-
-    @property
-    def node(self) -> str:
-        return "" if "/" in self.scope or self.user else self.scope.partition("@")[2]
-
-    @property
-    def user(self) -> str:
-        return self.scope[len(USER_SCOPE) :] if self.scope.startswith(USER_SCOPE) else ""
-
-    @property
     def forgotten(self) -> bool:
         """Return True if it says no more than a missing record, and need not be kept."""
-        spent = self.class_id or self.node or (self.user and not self.since)
+        scope = self.scope
+        spent = scope.class_id or scope.node or (scope.user and not self.since)
         return self.state is BreakerState.ACTIVE and bool(spent)
 
 
-USER_SCOPE = "user:"
 USER_NAME = re.compile(r"[A-Za-z0-9._@-]{1,80}")
 """Names of users that a drone can refuse."""
-
-
-def class_scope(key: TypeKey, class_id: str) -> str:
-    return f"{key}#{class_id}"
-
-
-def node_scope(site: str, node: str) -> str:
-    return f"{site}@{node}"
-
-
-def is_within_scope(scope: str, outer: str) -> bool:
-    """Return True if a breaker's scope is ``outer`` or part of it: a type, a node or a class of a site or type."""
-    return scope == outer or scope.startswith((f"{outer}/", f"{outer}#", f"{outer}@"))
 
 
 @frozen
@@ -958,7 +935,7 @@ class Snapshot:
     overlay: PolledOverlay
     sites: Mapping[str, PolledSite]
     drones: Mapping[DroneId, Drone]
-    breakers: Mapping[str, Breaker] = field(default_factory=dict)
+    breakers: Mapping[Scope, Breaker] = field(default_factory=dict)
     requests: tuple[OperatorRequest, ...] = ()
     ended: Mapping[DroneId, DroneState] = field(default_factory=dict)
     """Final states of recorded drones that have ended, and that a site still lists or in which jobs failed lately."""
@@ -1050,9 +1027,9 @@ class StopOrphan:
 
 @frozen
 class Refusal:
-    """Something not done: ``class:<id>``, ``drone:<id>``, ``site:<name>`` or ``all`` is its subject."""
+    """Something not done."""
 
-    subject: str
+    subject: Subject
     count: int
     reason: Reason
 

@@ -15,6 +15,7 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple, TypeVar
 
+from provisioner.keys import site_of
 from provisioner.model import WHOLE_GPU, DroneId, DroneType, JobClass, LowUsePolicy, TypeKey
 from provisioner.sharing import pool_milli, share_milli, shares_needed
 from provisioner.values import frozen
@@ -88,7 +89,7 @@ def _class_name(owner: str, gpu_milli: int, cpus: int, memory_mib: int) -> str:
 GROUPINGS: Mapping[str, Callable[[UseSum], str]] = {
     "class": class_name,
     "user": lambda runs: runs.owner,
-    "site": lambda runs: runs.type.partition("/")[0],
+    "site": lambda runs: site_of(runs.type),
     "type": lambda runs: runs.type,
     "drone": lambda runs: runs.drone_id or "",
 }

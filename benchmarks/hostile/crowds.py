@@ -33,6 +33,7 @@ from provisioner.model import (
     RemoteState,
     RequestKind,
     Reserve,
+    Scope,
     SitePolicy,
     SiteView,
     Slot,
@@ -298,11 +299,15 @@ def _groups(rng: Random) -> tuple[Group, ...]:
 
 def _breakers(
     rng: Random, types: Sequence[DroneType], classes: Sequence[JobClass], node_count: int
-) -> dict[str, Breaker]:
+) -> dict[Scope, Breaker]:
     scopes = [str(kind.key) for kind in types] + [f"{SITE}@n{n}" for n in range(node_count)]
     scopes += [f"{kind.key}#{job.id}" for kind in types for job in classes]
     share = one(rng, 0.1, 0.5)
-    return {scope: trouble.breaker(rng, scope) for scope in scopes if rng.random() < share}
+    return {
+        scope: trouble.breaker(rng, scope)
+        for scope in map(Scope.parse, scopes)
+        if rng.random() < share
+    }
 
 
 def _requests(rng: Random, ids: Sequence[DroneId]) -> tuple[OperatorRequest, ...]:

@@ -21,6 +21,7 @@ from provisioner.model import (
     JobFailure,
     OperatorRequest,
     RequestKind,
+    Scope,
 )
 
 T = TypeVar("T")
@@ -99,10 +100,10 @@ def evictions(rng: Random, drones: Sequence[DroneId], most: int) -> tuple[Evicti
     )
 
 
-def breaker(rng: Random, scope: str) -> Breaker:
+def breaker(rng: Random, scope: Scope) -> Breaker:
     """Return a breaker in some state, with times and a fault that need not agree with it."""
     state = rng.choice(list(BreakerState))
-    if scope == "overlay":
+    if scope == Scope("overlay"):
         state = one(rng, BreakerState.DEGRADED, BreakerState.ACTIVE)
     fault = Fault(
         rng.choice(list(FaultKind)), "x", odd_time(rng), rng.random() < 0.5, rng.random() < 0.5
@@ -120,13 +121,15 @@ def breakers(
     types: Sequence[DroneType],
     classes: Sequence[JobClass],
     share: float,
-) -> dict[str, Breaker]:
+) -> dict[Scope, Breaker]:
     """Return breakers of a ``share`` of all that can have one: sites, types, classes on types, nodes."""
     scopes = ["overlay", *sites, "gone", "gone/type#c0", "a@", "a@odd node"]
     scopes += [str(kind.key) for kind in types]
     scopes += [f"{kind.key}#{job.id}" for kind in types for job in classes[:20]]
     scopes += [f"{site}@{node}" for site in sites for node in NODES]
-    return {scope: breaker(rng, scope) for scope in scopes if rng.random() < share}
+    return {
+        scope: breaker(rng, scope) for scope in map(Scope.parse, scopes) if rng.random() < share
+    }
 
 
 def requests(

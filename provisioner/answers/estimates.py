@@ -37,6 +37,7 @@ from provisioner.estimates import (
     mean_run_s,
     owner_of,
 )
+from provisioner.keys import site_of
 from provisioner.planner.costs import PRIOR_DELAYS
 from provisioner.store import EstimateReset
 from provisioner.store.reader import Reader
@@ -293,7 +294,7 @@ def require_known(samples: EstimateSamples, users: Sequence[str], sites: Sequenc
     of_sites = {
         *samples.sites,
         *samples.histories,
-        *(key.partition("/")[0] for key in samples.delays),
+        *(site_of(key) for key in samples.delays),
     } - {""}
     for kind, names, known in (
         ("user", users, set(map(owner_of, samples.runs))),

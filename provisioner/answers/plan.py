@@ -73,9 +73,9 @@ def plan_rows(plan: Plan) -> list[PlanRow]:
         ),
         *(row("stop-orphan", o.site, o.reason, o.drone_id) for o in plan.orphans),
         *(row("move", m.drone.type, m.reason, m.drone.id, step(m)) for m in plan.moves),
-        *(PlanRow("breaker", b.scope, 1, None, breaker_words(b)) for b in plan.breakers),
+        *(PlanRow("breaker", str(b.scope), 1, None, breaker_words(b)) for b in plan.breakers),
         *(
-            PlanRow("refuse", r.subject, r.count, r.reason, r.reason.describe())
+            PlanRow("refuse", str(r.subject), r.count, r.reason, r.reason.describe())
             for r in plan.refusals
         ),
     ]
@@ -85,7 +85,7 @@ def breaker_words(breaker: Breaker) -> str:
     """Return the state of a circuit breaker, until when, and why."""
     why = f": {formatting.excerpt(breaker.fault.message)}" if breaker.fault else ""
     until = f" until {formatting.iso(breaker.until)}" if breaker.until else ""
-    words = "on shared GPUs" if breaker.user else descriptions.BREAKER_WORDS[breaker.state]
+    words = "on shared GPUs" if breaker.scope.user else descriptions.BREAKER_WORDS[breaker.state]
     return f"{breaker.state.value}{until}, {words}{why}"
 
 

@@ -38,6 +38,7 @@ from provisioner.answers.lookup import as_of, require_known_sites
 from provisioner.answers.plan import breaker_words
 from provisioner.answers.query import ListQuery, Query, question, subject
 from provisioner.answers.usage import USE_COLUMN, RecordedUse, with_use
+from provisioner.keys import Scope, site_of
 from provisioner.model import BreakerState
 from provisioner.store import Hazard, Views
 from provisioner.store.reader import Reader
@@ -113,15 +114,17 @@ def site_rows(reader: Reader, views: Views | None, live: Sequence[model.Drone]) 
     measured = {hazard.scope: hazard for hazard in reader.hazards(now() - WEEK_S, now())}
     breakers, disabled = reader.breakers(), model.disabled_sites(reader.requests())
     troubled = [
-        (scope, b) for scope, b in sorted(breakers.items()) if b.state is not BreakerState.ACTIVE
+        breakers[scope]
+        for scope in sorted(breakers, key=str)
+        if breakers[scope].state is not BreakerState.ACTIVE
     ]
     return [
         SiteRow(
             name,
             policies.get(name),
             readings.get(name),
-            breakers.get(name) or model.Breaker(name),
-            [b for scope, b in troubled if scope.startswith((f"{name}/", f"{name}@"))],
+            breakers.get(Scope(name)) or model.Breaker(Scope(name)),
+            [b for b in troubled if b.scope.site == name and b.scope != Scope(name)],
             states.get(name, {}),
             milli[name],
             measured.get(name),
@@ -182,11 +185,12 @@ def _free_words(row: SiteRow) -> str:
 
 
 def _breaker_note(breaker: model.Breaker) -> str:
-    if not breaker.class_id:
-        return f"{breaker.scope} {breaker_words(breaker)}"
-    kind = breaker.scope.partition("#")[0]  # open to all other classes
+    scope = breaker.scope
+    if not scope.class_id:
+        return f"{scope} {breaker_words(breaker)}"
     why = f": {formatting.excerpt(breaker.fault.message)}" if breaker.fault else ""
-    return f"job class {breaker.class_id} backs off on {kind} until {formatting.iso(breaker.until)}{why}"
+    until = formatting.iso(breaker.until)  # open to all other classes
+    return f"job class {scope.class_id} backs off on {scope.type_key} until {until}{why}"
 
 
 def site_note(row: SiteRow) -> str:
@@ -506,7 +510,7 @@ class SiteQuery(Query):
 
 
 def _sample_site() -> Document:
-    row = SiteRow("s", None, None, model.Breaker("s"), (), {}, 0)
+    row = SiteRow("s", None, None, model.Breaker(Scope("s")), (), {}, 0)
     return site_document(row, (), (), "")
 
 
@@ -526,25 +530,23 @@ def show_site(reader: Reader, query: SiteQuery) -> Document:
     found = next((row for row in rows if row.name == name), None)
     if found is None:
         raise unknown("site", name, [row.name for row in rows], " on record")
-    hazards = [
-        h for h in reader.hazards(now() - WEEK_S, now()) if h.scope.partition("/")[0] == name
-    ]
+    hazards = [h for h in reader.hazards(now() - WEEK_S, now()) if site_of(h.scope) == name]
     ours = [drone for drone in live if drone.site == name]
     return site_document(found, ours, hazards, f"{name} {as_of(reader, views)}")
 
 
-def troubled_scopes(reader: Reader, name: str, type_: str | None) -> tuple[str, list[str]]:
+def troubled_scopes(reader: Reader, name: str, type_: str | None) -> tuple[Scope, list[Scope]]:
     """Return the scope of a site, a type of it or ``user:NAME``, and the banned scopes in it."""
-    if not name.startswith(model.USER_SCOPE):
+    scope, views = Scope.parse(name), reader.views()
+    if not scope.user:
         require_known_sites(reader, [name])
-    scope, views = name, reader.views()
     if type_ is not None:
-        scope = f"{name}/{type_.removeprefix(f'{name}/')}"
-        known = sorted(str(t.key) for t in views.types) if views else [scope]
-        if scope not in known:  # a misspelling would reset nothing
-            raise unknown("drone type", scope, known)
+        scope = Scope(name, type_.removeprefix(f"{name}/"))
+        known = sorted(t.key for t in views.types) if views else [scope.type_key]
+        if scope.type_key not in known:  # a misspelling would reset nothing
+            raise unknown("drone type", scope.type_key, known)
     failing = (s for s, b in reader.breakers().items() if b.failures or b.faults)
-    return scope, [s for s in failing if model.is_within_scope(s, scope)]
+    return scope, [s for s in failing if s.is_within(scope)]
 
 
 SITE_REQUESTS = {

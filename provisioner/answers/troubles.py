@@ -16,6 +16,7 @@ from typing import NamedTuple
 from provisioner import descriptions, formatting
 from provisioner.answers.columns import ident, items, span_s, text, time_at, words
 from provisioner.answers.errors import named
+from provisioner.keys import Scope
 from provisioner.model import (
     Breaker,
     BreakerState,
@@ -320,30 +321,29 @@ def _breakers_not_active(facts: TroubleContext) -> Iterator[OperatorTrouble]:
         fault, banned, of_type = (
             breaker.fault,
             breaker.state is BreakerState.BANNED,
-            "/" in breaker.scope,
+            bool(breaker.scope.type),
         )
         message = f": {formatting.excerpt(fault.message)}" if fault else ""
         until = f" until {formatting.iso(breaker.until)}" if banned else ""
-        if breaker.class_id:  # the type is open to all other jobs
-            text_ = (
-                f"no drone of {breaker.scope.partition('#')[0]} is started for it{until}{message}"
-            )
-            yield _note("class-backs-off", f"class:{breaker.class_id}", text_)
-        elif breaker.user:
+        if breaker.scope.class_id:  # the type is open to all other jobs
+            text_ = f"no drone of {breaker.scope.type_key} is started for it{until}{message}"
+            yield _note("class-backs-off", f"class:{breaker.scope.class_id}", text_)
+        elif breaker.scope.user:
             text_ = (
                 f"exclusive GPUs only{until}{message}"
                 if banned
                 else f"failures on shared GPUs{message}"
             )
-            yield _note("shared-gpu-faults", f"user:{breaker.user}", text_)
-        elif breaker.node:
-            site, _, node = breaker.scope.partition("@")
-            state = (
-                f"node {formatting.sanitize(node, 80)} {f'avoided{until}' if until else 'watched'}"
-            )
+            yield _note("shared-gpu-faults", str(breaker.scope), text_)
+        elif breaker.scope.node:
+            site = breaker.scope.site
+            node = formatting.sanitize(breaker.scope.node, 80)
+            state = f"node {node} {f'avoided{until}' if until else 'watched'}"
             failed = f"jobs failed in {formatting.count(breaker.failures, 'drone')} on it{message}"
             yield _warning(
-                "black-hole-node", f"site:{site}", f"{state}, {failed}. {_after_repair(site)}"
+                "black-hole-node",
+                f"site:{site}",
+                f"{state}, {failed}. {_after_repair(Scope(site))}",
             )
         elif not (of_type and fault is not None and fault.kind in _EXPECTED_FAULTS):
             why = f" ({fault.kind.value}){message}" if fault else ""
@@ -354,8 +354,8 @@ def _breakers_not_active(facts: TroubleContext) -> Iterator[OperatorTrouble]:
             )
 
 
-def _after_repair(scope: str) -> str:
-    site, _, kind = (formatting.sanitize(part, 80) for part in scope.partition("/"))
+def _after_repair(scope: Scope) -> str:
+    site, kind = (formatting.sanitize(part, 80) for part in (scope.site, scope.type))
     return f"After the repair: `provisioner sites reset {site}{f' --type {kind}' if kind else ''}`"
 
 
@@ -410,7 +410,9 @@ def _drones(facts: TroubleContext) -> Iterator[OperatorTrouble]:
             )
             yield _warning("drain.rejected", f"drone:{drone.id}", text_)
     failed: dict[str, list[Drone]] = {}
-    told = {breaker.scope for breaker in facts.breakers if breaker.state is not BreakerState.ACTIVE}
+    told = {
+        str(breaker.scope) for breaker in facts.breakers if breaker.state is not BreakerState.ACTIVE
+    }
     for drone in facts.ended:
         if facts.now - drone.ended_at <= RECENT_TROUBLE_S and drone.type not in told:
             failed.setdefault(str(drone.type), []).append(drone)

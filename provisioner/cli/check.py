@@ -43,6 +43,7 @@ from provisioner.interfaces import (
     SupportsRenderAccess,
     SupportsRenderBlocking,
 )
+from provisioner.keys import site_of, type_name
 from provisioner.migrate import ImportOutcome, ImportSource, convert
 from provisioner.model import OverlayView, SiteView
 from provisioner.store import StoreError
@@ -89,9 +90,10 @@ def against_record(settings: config.Settings, path: Path) -> Iterator[config.Pro
         )
         yield _problem_at(settings.path, ("sites",), message)
     for kind, count in counted(d.type for d in live if d.site in files and d.type not in types):
-        site, _, name = kind.partition("/")
-        message = f"{WARNING}type `{name}` was removed or renamed: its {count} will be drained"
-        yield _problem_at(files[site], ("types",), message)
+        message = (
+            f"{WARNING}type `{type_name(kind)}` was removed or renamed: its {count} will be drained"
+        )
+        yield _problem_at(files[site_of(kind)], ("types",), message)
 
 
 def _problem_at(path: Path, at: tuple[str, ...], message: str) -> config.Problem:

@@ -47,9 +47,11 @@ def reset_site(
     if not troubled:
         out.note(f"{scope} is not banned: nothing was asked for")
         return None
-    of_user = name.startswith(model.USER_SCOPE)
-    what = f"forget the faults of {name}" if of_user else f"use {', '.join(troubled)} again"
-    return record_request(reader, model.RequestKind.RESET, [model.DroneId(scope)], reason, what)
+    again = f"use {', '.join(map(str, troubled))} again"
+    what = f"forget the faults of {name}" if scope.user else again
+    return record_request(
+        reader, model.RequestKind.RESET, [model.DroneId(str(scope))], reason, what
+    )
 
 
 @sites_app.command("disable")

@@ -29,6 +29,7 @@ from provisioner.estimates import (
     SiteSamples,
     StartDelays,
 )
+from provisioner.keys import site_of
 from provisioner.model import (
     PENDING,
     CompletedJob,
@@ -373,7 +374,7 @@ class EstimateCollector:
                     "",
                     *self.histories,
                     *self.sites,
-                    *(key.partition("/")[0] for key in self.delays),
+                    *(site_of(key) for key in self.delays),
                 }
                 self.runs, self.delays, self.sites, self._unfinished = {}, {}, {}, UnfinishedJobs()
                 self.histories, self.forgotten_at = dict.fromkeys(read, HistorySummary(now)), now
@@ -388,9 +389,7 @@ class EstimateCollector:
                 self.histories[""] = HistorySummary(now)
             case "site":
                 self.sites.pop(name, None)
-                self.delays = {
-                    key: d for key, d in self.delays.items() if key.partition("/")[0] != name
-                }
+                self.delays = {key: d for key, d in self.delays.items() if site_of(key) != name}
                 self.histories[name] = HistorySummary(now)
         self.estimates = self._estimated()
 
@@ -480,7 +479,7 @@ class EstimateCollector:
         # sites tell whole seconds, by clocks of their own: what began before it was ordered began
         # at once
         queue_s, boot_s = max(0.0, queue_s), max(0.0, boot_s)
-        past = self.histories.get(kind.partition("/")[0], NO_HISTORY)
+        past = self.histories.get(site_of(kind), NO_HISTORY)
         known = self.delays.get(kind, StartDelays(past.queues.get(kind, queue_s), boot_s))
         self.delays[kind] = StartDelays(
             known.queue_s + MEAN_WEIGHT * (queue_s - known.queue_s),
@@ -508,7 +507,7 @@ class EstimateCollector:
     def _estimated(self) -> Estimates:
         boots: dict[str, float] = {}
         for key, delays in self.delays.items():
-            site = key.partition("/")[0]
+            site = site_of(key)
             boots[site] = min(boots.get(site, delays.boot_s), delays.boot_s)
         queues = (each for past in self.histories.values() for each in past.queues.items())
         told = {key: StartDelays(queue_s, PRIOR_DELAYS.boot_s) for key, queue_s in queues}

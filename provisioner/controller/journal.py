@@ -8,6 +8,7 @@ from typing import TypeVar
 import structlog
 
 from provisioner import formatting, reasons
+from provisioner.keys import Scope
 from provisioner.model import Breaker, BreakerState, DroneState, Plan, StateChange
 from provisioner.reasons import Reason
 from provisioner.store import StoreError
@@ -79,7 +80,7 @@ def log_moves(moves: Sequence[StateChange]) -> None:
         )
 
 
-def log_breakers(before: Mapping[str, Breaker], changed: Iterable[Breaker]) -> None:
+def log_breakers(before: Mapping[Scope, Breaker], changed: Iterable[Breaker]) -> None:
     for breaker in changed:
         was = before[breaker.scope].state if breaker.scope in before else BreakerState.ACTIVE
         if breaker.state is was:
@@ -93,7 +94,11 @@ def log_breakers(before: Mapping[str, Breaker], changed: Iterable[Breaker]) -> N
             }
         tell = log.warning if banned else log.info
         tell(
-            "breaker.changed", scope=breaker.scope, was=was.value, state=breaker.state.value, **more
+            "breaker.changed",
+            scope=str(breaker.scope),
+            was=was.value,
+            state=breaker.state.value,
+            **more,
         )
 
 

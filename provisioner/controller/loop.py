@@ -49,6 +49,7 @@ from provisioner.interfaces import (
     SupportsConsoleOutput,
     SupportsCredentials,
 )
+from provisioner.keys import Scope
 from provisioner.model import (
     Breaker,
     DroneId,
@@ -191,7 +192,7 @@ class Controller:
             self._history,
             LowUseWatch(self.store, self.clock, self.event),
         )
-        overlay = PollTarget(OVERLAY_SCOPE, lambda: self.overlay.poll(self.types), 0.0)
+        overlay = PollTarget("overlay", lambda: self.overlay.poll(self.types), 0.0)
         self._poller = Poller(self._group, self.clock, overlay)
 
     async def __aenter__(self) -> Self:
@@ -531,7 +532,7 @@ class Controller:
             scopes = [
                 s
                 for s in failing
-                if any(model.is_within_scope(s, each) for each in request.drone_ids)
+                if any(s.is_within(Scope.parse(each)) for each in request.drone_ids)
             ]
             lifted = [Breaker(s, since=now, blind_until=known[s].blind_until) for s in scopes]
             if not lifted:
@@ -540,7 +541,7 @@ class Controller:
                 "breaker.reset_failed", self.store.record_results(self.store.tick, (), lifted)
             ):
                 return
-            names = ", ".join(scopes)[:2000]
+            names = ", ".join(map(str, scopes))[:2000]
             await self.event("breaker.reset", scopes=names, by=request.by, reason=request.reason)
 
     async def _act(self, plan: Plan) -> None:
@@ -610,10 +611,14 @@ class Controller:
                 settle = apply_stop_result if answers.site else apply_drain_result
                 moves.append(settle(drone, receipt))
         types = {
-            r.drone_id: str(drones[r.drone_id].type) for r in answers.starts if r.drone_id in drones
+            r.drone_id: Scope.parse(drones[r.drone_id].type)
+            for r in answers.starts
+            if r.drone_id in drones
         }
         known = [r for r in answers.starts if r.drone_id in types]
-        breakers = update_by_order_results(self.store.breakers, answers.site, types, known, now)
+        breakers = update_by_order_results(
+            self.store.breakers, Scope(answers.site), types, known, now
+        )
         overlay = {r.drone_id: OVERLAY_SCOPE for r in answers.admissions}
         breakers += update_by_order_results(
             self.store.breakers, OVERLAY_SCOPE, overlay, answers.admissions, now

@@ -27,7 +27,6 @@ from provisioner.interfaces import (
     UnavailableError,
 )
 from provisioner.model import Fault, FaultKind, OverlayView, PolledOverlay, PolledSite, SiteView
-from provisioner.planner.breakers import OVERLAY_SCOPE
 
 log = structlog.get_logger()
 
@@ -157,7 +156,7 @@ class PollTarget(Generic[View]):
         """Poll within one deadline, and note the view or the fault. Never raises."""
         loop = asyncio.get_running_loop()
         started = loop.time()
-        began, before, of_overlay = clock.now(), self.fault, self.name == OVERLAY_SCOPE
+        began, before, of_overlay = clock.now(), self.fault, self.name == "overlay"
         try:
             view = self.sanitizer.sanitized(
                 await within(self.deadline_s, self._poll_twice()), began, clock.drift_s()
@@ -271,7 +270,7 @@ class Poller:
         sites = any(target.view is None and target.fault is None for target in self.sites.values())
         return sites or (self.overlay.view is None and self.overlay.fault is None)
 
-    async def poll(self, breakers: Mapping[str, model.Breaker]) -> None:
+    async def poll(self, breakers: Mapping[model.Scope, model.Breaker]) -> None:
         """Begin every poll that is due, and wait for those begun now. A banned site that did not answer is left out.
 
         One with a renewed credential is polled in spite of its ban. A target whose last poll took
@@ -281,7 +280,7 @@ class Poller:
         await self.credentials.refresh(self.group, self.clock.now() + self.clock.drift_s())
         now, banned = self.clock.now(), model.BreakerState.BANNED
         rests = {
-            scope
+            str(scope)
             for scope, breaker in breakers.items()
             if breaker.state is banned and now < breaker.until
         }

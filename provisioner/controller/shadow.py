@@ -15,6 +15,7 @@ from typing import Any, NoReturn, Self
 
 from provisioner.history import SiteHistoryView
 from provisioner.interfaces import Overlay, RejectedError, Site, SupportsOtherDrones
+from provisioner.keys import Subject
 from provisioner.model import DroneType, FaultKind, OverlayView, Plan, Refusal, Snapshot
 from provisioner.planner import decide
 from provisioner.reasons import ShadowOnly
@@ -74,7 +75,9 @@ def decide_without_orders(snapshot: Snapshot) -> Plan:
     starts = Counter((s.drone.for_class, s.drone.site, s.drone.type) for s in plan.starts)
     refusals = tuple(
         Refusal(
-            f"class:{class_id}" if class_id else f"site:{site}", number, ShadowOnly(key, number)
+            Subject("class", class_id) if class_id else Subject("site", site),
+            number,
+            ShadowOnly(key, number),
         )
         for (class_id, site, key), number in starts.items()
     )

@@ -19,6 +19,7 @@ from prometheus_client.metrics_core import Metric as MetricFamily
 from prometheus_client.registry import Collector
 
 from provisioner import __version__, formatting
+from provisioner.keys import Scope
 from provisioner.model import Breaker, BreakerState, DroneState, FaultKind
 from provisioner.store import Holder, StoreError, Views
 from provisioner.store.measures import GPU_USES, WAITING_CATEGORIES, MetricKey, MetricValues, gauges
@@ -224,14 +225,15 @@ def read_values(
     breakers = reader.breakers()
     bans = [each for each in breakers.values() if each.state is BreakerState.BANNED]
     for scope in (OVERLAY, *views.policy.sites, *(kind.key for kind in views.types)):
-        breaker = breakers.get(scope) or Breaker(scope)
+        place = Scope.parse(scope)
+        breaker = breakers.get(place) or Breaker(place)
         fault = breaker.fault.kind.value if breaker.fault else ""
         values[
             of("provisioner_breaker_state", scope=scope, state=breaker.state.value, fault=fault)
         ] = 1.0
         if breaker in bans:
             values[of("provisioner_breaker_until_timestamp_seconds", scope=scope)] = breaker.until
-    avoided = Counter(each.scope.partition("@")[0] for each in bans if each.node)
+    avoided = Counter(each.scope.site for each in bans if each.scope.node)
     for site, policy in views.policy.sites.items():
         values[of("provisioner_drones_limit", site=site)] = policy.max_drones
         values[of("provisioner_nodes_avoided", site=site)] = avoided[site]

@@ -15,14 +15,13 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import NamedTuple
 
+from provisioner.keys import Scope
 from provisioner.model import (
     WHOLE_GPU,
     Breaker,
     JobClass,
     Snapshot,
     StateChange,
-    TypeKey,
-    class_scope,
 )
 from provisioner.planner.breakers import update_breakers
 from provisioner.planner.capacity import DroneSlots, SlotShape, Supply
@@ -175,7 +174,7 @@ class WhatIf:
     """The classes beside the one job."""
     validity: ViewValidity
     observed: Sequence[StateChange]
-    breakers: Mapping[str, Breaker]
+    breakers: Mapping[Scope, Breaker]
     one: JobClass
     """One job of the class, as a class that is served behind it."""
 
@@ -191,8 +190,8 @@ class WhatIf:
         validity = check_views(snapshot)
         observed = observe_all(snapshot, validity)
         breakers = dict(update_breakers(snapshot, observed))
-        for each in [each for each in breakers.values() if each.class_id == job.id]:
-            scope = class_scope(TypeKey(each.scope.partition("#")[0]), one.id)
+        for each in [each for each in breakers.values() if each.scope.class_id == job.id]:
+            scope = replace(each.scope, class_id=one.id)
             breakers[scope] = replace(each, scope=scope)
         view = snapshot.overlay.view
         classes = [

@@ -30,7 +30,7 @@ from provisioner.model import (
     DroneState,
     Fault,
     FaultKind,
-    node_scope,
+    Scope,
 )
 from provisioner.planner.breakers import after_failure, after_success
 from provisioner.planner.context import PlanningContext
@@ -62,13 +62,13 @@ class BlackHoles:
     """Drones that leave because they or their nodes are black holes, and the changed breakers of nodes."""
 
     leave: tuple[tuple[Drone, BlackHoleDrone | BlackHoleNode], ...] = ()
-    breakers: Mapping[str, Breaker] = field(default_factory=dict)
+    breakers: Mapping[Scope, Breaker] = field(default_factory=dict)
 
     @classmethod
     def of(cls, context: PlanningContext) -> BlackHoles:
         """Judge the drones by the jobs that failed in them. Nothing is judged while the pool's view is doubted."""
         view, now = context.snapshot.overlay.view, context.now
-        nodes = {scope: each for scope, each in context.breakers.items() if each.node}
+        nodes = {scope: each for scope, each in context.breakers.items() if scope.node}
         doubted = context.validity.overlay is not None or context.too_unhealthy is not None
         if view is None or doubted or not (view.mishaps or nodes):
             return NO_BLACK_HOLES
@@ -86,7 +86,7 @@ class BlackHoles:
                 left[drone.site] -= 1
                 leave[drone.id] = drone, why
                 if _NODE_NAME.fullmatch(drone.node):
-                    scope = node_scope(drone.site, drone.node)
+                    scope = Scope(drone.site, node=drone.node)
                     breaker = nodes.get(scope) or Breaker(scope, since=now)
                     fault = Fault(FaultKind.BLACK_HOLE, f"{drone.id}: {why.message}", now)
                     nodes[scope] = after[scope] = after_failure(breaker, fault, now)
@@ -197,7 +197,7 @@ def _elsewhere(counts: Counter[DroneId], drone_id: DroneId) -> int:
 
 
 def _drones_on_avoided_nodes(
-    context: PlanningContext, nodes: Mapping[str, Breaker]
+    context: PlanningContext, nodes: Mapping[Scope, Breaker]
 ) -> Iterator[tuple[Drone, BlackHoleNode]]:
     """Yield drones without a job on banned nodes, if their site has drones on others: a start might lead there."""
     banned = {scope: each for scope, each in nodes.items() if each.state is BreakerState.BANNED}
@@ -206,9 +206,9 @@ def _drones_on_avoided_nodes(
         if banned
         else set()
     )
-    others = {site for site, node in places if node_scope(site, node) not in banned}
+    others = {site for site, node in places if Scope(site, node=node) not in banned}
     for drone in context.drones.values() if others else ():
-        slot, breaker = context.slots.get(drone.id), banned.get(node_scope(drone.site, drone.node))
+        slot, breaker = context.slots.get(drone.id), banned.get(Scope(drone.site, node=drone.node))
         if (
             breaker is None
             or drone.site not in others

@@ -1,9 +1,8 @@
 """Blame for failures on shared GPUs, and the users whose jobs get exclusive GPUs for it.
 
 A fatal fault of one job on a GPU that is shared by MPS ends the jobs beside it. Those are
-*collateral*: recorded, and never held against their users. The record of a user is a breaker of the
-scope ``user:<name>``: ``banned`` means exclusive GPUs only, ``degraded`` that there are failures on
-record.
+*collateral*: recorded, and never held against their users. The record of a user is a breaker:
+``banned`` means exclusive GPUs only, ``degraded`` that there are failures on record.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ from provisioner.model import (
     JobClass,
     JobFailure,
     Policy,
+    Scope,
 )
 from provisioner.planner.matching import CompatibleTypes
 from provisioner.reasons import ExclusiveOnly
@@ -40,14 +40,16 @@ MAX_FAILURES_KEPT = 50
 _ByClass = Mapping[str, CompatibleTypes]
 
 
-def judge_users(snapshot: model.Snapshot, known: Mapping[str, Breaker]) -> Mapping[str, Breaker]:
+def judge_users(
+    snapshot: model.Snapshot, known: Mapping[Scope, Breaker]
+) -> Mapping[Scope, Breaker]:
     """Return the changed breakers of users after what this snapshot shows."""
     view = snapshot.overlay.view
-    news: dict[str, list[JobFailure]] = defaultdict(list)
+    news: dict[Scope, list[JobFailure]] = defaultdict(list)
     for failure in view.mishaps if view is not None else ():
         if failure.blame is not Blame.UNKNOWN and model.USER_NAME.fullmatch(failure.owner):
-            news[f"{model.USER_SCOPE}{failure.owner}"].append(failure)
-    before = {scope: each for scope, each in known.items() if each.user}
+            news[Scope(user=failure.owner)].append(failure)
+    before = {scope: each for scope, each in known.items() if scope.user}
     before |= {scope: Breaker(scope) for scope in news.keys() - before.keys()}
     ended = (view.completions if view and before else None) or ()
     completed = {job.job_id: job.ended_at for job in ended if not job.unfinished}
@@ -126,15 +128,15 @@ class ExclusiveUsers:
     def of(
         cls,
         policy: Policy,
-        breakers: Mapping[str, Breaker],
+        breakers: Mapping[Scope, Breaker],
         classes: Iterable[JobClass],
         compatible: _ByClass,
     ) -> ExclusiveUsers:
         """Collect the users and their classes. A job without blame shares a GPU if no exclusive type fits."""
         banned = {
-            each.user: each
-            for each in breakers.values()
-            if each.user and each.state is BreakerState.BANNED
+            scope.user: each
+            for scope, each in breakers.items()
+            if scope.user and each.state is BreakerState.BANNED
         }
         users, why, left = set(banned), dict[str, ExclusiveOnly](), dict[str, CompatibleTypes]()
         for job in classes if banned else ():

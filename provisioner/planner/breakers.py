@@ -4,7 +4,7 @@ A job class backs off on one drone type after a drone that was started for it re
 jobs. The pool knows more than the planner: a parallel job, a used-up concurrency limit, a START
 expression that the template lacks. Such a drone stays idle for these jobs and serves all others.
 So only the class backs off, only on that type: after a pause one more drone is tried, and each
-failure doubles the pause. The scope of that breaker is ``<site>/<type>#<class id>``.
+failure doubles the pause.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from provisioner.model import (
     DroneState,
     Fault,
     FaultKind,
+    Scope,
     Snapshot,
     StateChange,
     TypeKey,
@@ -28,7 +29,7 @@ from provisioner.planner.blame import judge_users
 from provisioner.reasons import EXIT_WORDS, EndedAtSite, StartsUnmatched
 from provisioner.values import frozen
 
-OVERLAY_SCOPE = "overlay"
+OVERLAY_SCOPE = Scope("overlay")
 """Breaker scope of the overlay. Failed polls never ban it."""
 OVERLAY_SETTLE_MAX_S = 60.0
 
@@ -88,22 +89,24 @@ def after_success(breaker: Breaker, now: float) -> Breaker:
     return Breaker(breaker.scope, BreakerState.ACTIVE, since=now, blind_until=breaker.blind_until)
 
 
-def update_breakers(snapshot: Snapshot, moves: Sequence[StateChange]) -> Mapping[str, Breaker]:
+def update_breakers(snapshot: Snapshot, moves: Sequence[StateChange]) -> Mapping[Scope, Breaker]:
     """Return all breakers after what this snapshot shows."""
     now = snapshot.now
     known = dict(snapshot.breakers)
     for scope, breaker in known.items():
-        if breaker.state is BreakerState.BANNED and now >= breaker.until and not breaker.user:
+        if breaker.state is BreakerState.BANNED and now >= breaker.until and not scope.user:
             known[scope] = replace(breaker, state=BreakerState.PROBING, since=now)
     for scope, breaker in known.items():  # refused for the credential that was there before
-        site = scope.partition("/")[0]
         kind = breaker.fault.kind if breaker.fault is not None else None
-        by_pool = kind is FaultKind.DRONE and OVERLAY_SCOPE in snapshot.renewed
-        if by_pool or (kind is FaultKind.DENIED and f"site:{site}" in snapshot.renewed):
+        by_pool = kind is FaultKind.DRONE and "overlay" in snapshot.renewed
+        if by_pool or (kind is FaultKind.DENIED and f"site:{scope.site}" in snapshot.renewed):
             known[scope] = after_success(breaker, now)
-    polls: list[tuple[str, bool, Fault | None]] = [
+    polls: list[tuple[Scope, bool, Fault | None]] = [
         (OVERLAY_SCOPE, snapshot.overlay.view is not None, snapshot.overlay.fault),
-        *((name, polled.view is not None, polled.fault) for name, polled in snapshot.sites.items()),
+        *(
+            (Scope(name), polled.view is not None, polled.fault)
+            for name, polled in snapshot.sites.items()
+        ),
     ]
     for scope, seen, fault in polls:
         if fault is None and scope not in known:
@@ -144,7 +147,7 @@ def update_breakers(snapshot: Snapshot, moves: Sequence[StateChange]) -> Mapping
     }.items():
         known[scope] = after_failure(known.get(scope) or Breaker(scope, since=now), fault, now)
     for move in moves:
-        key, site = str(move.drone.type), move.drone.site
+        key, site = Scope.parse(move.drone.type), Scope(move.drone.site)
         # whatever the answer was
         taken = move.was is DroneState.REQUESTED and not move.drone.state.ended
         if taken and site in known and _by_order(known[site]):
@@ -188,18 +191,19 @@ def _clears_fault(snapshot: Snapshot, move: StateChange, breaker: Breaker) -> bo
     return drone.requested_at >= fault.at and (started or joined)
 
 
-def _scope(kind: FaultKind, drone: Drone) -> str:
+def _scope(kind: FaultKind, drone: Drone) -> Scope:
     """Return the scope of the breaker that a fault of a drone concerns."""
-    return str(drone.type) if BACKOFF_POLICIES[kind].per_type else drone.site
+    place = Scope.parse(drone.type)
+    return place if BACKOFF_POLICIES[kind].per_type else Scope(place.site)
 
 
-def _early_exits(snapshot: Snapshot, moves: Sequence[StateChange]) -> Mapping[str, Fault]:
+def _early_exits(snapshot: Snapshot, moves: Sequence[StateChange]) -> Mapping[Scope, Fault]:
     """Return one fault per drone type whose drones ended badly now: many ends in one tick are one failure in a row.
 
     A fault that the site reports backs off at its own level. A drone that had work says nothing
     about its type.
     """
-    found: dict[str, Fault] = {}
+    found: dict[Scope, Fault] = {}
     for move in moves:
         drone = move.drone
         if not drone.state.ended:
@@ -222,7 +226,7 @@ def _early_exits(snapshot: Snapshot, moves: Sequence[StateChange]) -> Mapping[st
             if code and not why:
                 why = f"exit code {code}" + (f": {EXIT_WORDS[code]}" if code in EXIT_WORDS else "")
             text = f"{drone.id} ended {drone.state.value}" + (f": {why}" if why else "")
-            found[str(drone.type)] = Fault(FaultKind.DRONE, text, snapshot.now)
+            found[_scope(FaultKind.DRONE, drone)] = Fault(FaultKind.DRONE, text, snapshot.now)
         failed = drone.state is DroneState.FAILED
         reported = move.reason.fault if failed and isinstance(move.reason, EndedAtSite) else ""
         if reported and not (worked and reported in _FAULTS_OF_JOBS):
@@ -241,9 +245,9 @@ def _remote(snapshot: Snapshot, drone: Drone) -> model.RemoteDrone | None:
     )
 
 
-def _never_starting(snapshot: Snapshot, drones: Iterable[Drone]) -> Mapping[str, Fault]:
+def _never_starting(snapshot: Snapshot, drones: Iterable[Drone]) -> Mapping[Scope, Fault]:
     """Return one fault for drones that their site will never start. They are stopped in the same tick."""
-    found: dict[str, Fault] = {}
+    found: dict[Scope, Fault] = {}
     for drone in drones:
         if not drone.waits_at_site or drone.started_at or drone.is_leaving:
             continue
@@ -257,26 +261,26 @@ def _never_starting(snapshot: Snapshot, drones: Iterable[Drone]) -> Mapping[str,
 
 
 def update_by_order_results(
-    known: Mapping[str, Breaker],
-    site: str,
-    types: Mapping[model.DroneId, str],
+    known: Mapping[Scope, Breaker],
+    site: Scope,
+    types: Mapping[model.DroneId, Scope],
     results: Sequence[model.OrderResult],
     now: float,
 ) -> list[Breaker]:
     """Return the breakers changed by the results of a batch of start orders at one site.
 
-    ``types`` maps drone ids to type keys. An accepted order clears a fault that an order has met.
+    ``types`` has the scopes of drone types by drone id. An accepted order clears a fault that an order has met.
     It clears neither early exits nor drones that never start, nor a failed poll.
     """
-    worst: dict[str, Fault] = {}
-    accepted: list[str] = []
+    worst: dict[Scope, Fault] = {}
+    accepted: list[Scope] = []
     for result in results:
         if result.answer is model.OrderOutcome.OK:
             accepted += types[result.drone_id], site
         elif result.fault is not None:
             scope = types[result.drone_id] if BACKOFF_POLICIES[result.fault.kind].per_type else site
             worst.setdefault(scope, replace(result.fault, of_order=True))
-    changed: dict[str, Breaker] = {}
+    changed: dict[Scope, Breaker] = {}
     for scope in dict.fromkeys(accepted):
         if scope not in worst and scope in known and _by_order(known[scope]):
             changed[scope] = after_success(known[scope], now)
@@ -286,23 +290,24 @@ def update_by_order_results(
 
 
 def _after_trials(
-    snapshot: Snapshot, moves: Sequence[StateChange], known: Mapping[str, Breaker]
-) -> Mapping[str, Breaker]:
+    snapshot: Snapshot, moves: Sequence[StateChange], known: Mapping[Scope, Breaker]
+) -> Mapping[Scope, Breaker]:
     """Return all breakers after the trials of job classes that ended in this snapshot."""
     view, now = snapshot.overlay.view, snapshot.now
     tried = _trials(snapshot, moves)
-    ours = _class_breakers(known)
+    ours = [breaker for breaker in known.values() if breaker.scope.class_id]
     if view is None or view.unheard or snapshot.overlay.fault is not None or not (tried or ours):
         return known  # jobs of a queue that does not answer get no drone, whatever they ask for
     after = dict(known)
     classes = {job.id: job for job in view.classes}
-    types = {str(kind.key) for kind in snapshot.types}
-    for key, class_id, breaker in ours:
-        gone = class_id not in classes or key not in types
+    types = {kind.key for kind in snapshot.types}
+    for breaker in ours:
+        gone = breaker.scope.class_id not in classes or breaker.scope.type_key not in types
         if gone and breaker.state is not BreakerState.BANNED:
             after[breaker.scope] = after_success(breaker, now)
     for drone in tried:
-        scope, job = model.class_scope(drone.type, drone.for_class), classes.get(drone.for_class)
+        scope = replace(Scope.parse(drone.type), class_id=drone.for_class)
+        job = classes.get(drone.for_class)
         if drone.state is DroneState.UNUSED:
             breaker = after.get(scope) or Breaker(scope, since=now)
             # One batch is one failure: a drone that was ordered before an earlier one failed is
@@ -332,13 +337,6 @@ def _trials(snapshot: Snapshot, moves: Sequence[StateChange]) -> list[Drone]:
     return [d for d in tried if d != replace(before[d.id], heard_at=d.heard_at)]
 
 
-def _class_breakers(breakers: Mapping[str, Breaker]) -> list[tuple[TypeKey, str, Breaker]]:
-    """Return the breakers of classes on drone types, with type and class id."""
-    return [
-        (TypeKey(b.scope.partition("#")[0]), b.class_id, b) for b in breakers.values() if b.class_id
-    ]
-
-
 @frozen
 class ClassBackoffs:
     """Job classes that back off on drone types, by class id."""
@@ -349,15 +347,17 @@ class ClassBackoffs:
     """One drone of these types is tried for the class. Values: drones on their way, or idle in the pool."""
 
     @classmethod
-    def of(cls, breakers: Mapping[str, Breaker], drones: Iterable[Drone]) -> ClassBackoffs:
+    def of(cls, breakers: Mapping[Scope, Breaker], drones: Iterable[Drone]) -> ClassBackoffs:
         """Collect the breakers of classes. ``drones`` are the live drones."""
         banned: dict[str, dict[TypeKey, Breaker]] = {}
         probing: dict[str, dict[TypeKey, int]] = {}
-        for key, class_id, breaker in _class_breakers(breakers):
+        for scope, breaker in breakers.items():
+            if not scope.class_id:
+                continue
             if breaker.state is BreakerState.BANNED:
-                banned.setdefault(class_id, {})[key] = breaker
+                banned.setdefault(scope.class_id, {})[scope.type_key] = breaker
             elif breaker.state is BreakerState.PROBING:
-                probing.setdefault(class_id, {})[key] = 0
+                probing.setdefault(scope.class_id, {})[scope.type_key] = 0
         for drone in drones if probing else ():
             probed = probing.get(drone.for_class, {})
             idle = drone.state in (*model.PENDING, DroneState.JOINED, DroneState.IDLE)

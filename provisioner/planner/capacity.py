@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from provisioner import model, reasons
+from provisioner.keys import Scope, site_of, type_name
 from provisioner.model import (
     ON_THE_WAY,
     WHOLE_GPU,
@@ -135,7 +136,9 @@ class StartLimits:
             if view.quota is not None:
                 limits.quota[site] = {name: float(count) for name, count in view.quota.items()}
         probing = {
-            b.scope: b.since for b in context.breakers.values() if b.state is BreakerState.PROBING
+            str(b.scope): b.since
+            for b in context.breakers.values()
+            if b.state is BreakerState.PROBING
         }
         for drone in context.drones.values():
             if drone.state not in model.PENDING:
@@ -162,7 +165,7 @@ class StartLimits:
 
     def _count(self, scope: str, count: int, gpu_milli: int) -> None:
         """Count drones of a type, or of a site whose types are unknown."""
-        site = scope.partition("/")[0]
+        site = site_of(scope)
         for each in dict.fromkeys((scope, site, "")):
             self.drones[each] += count
         for each in (site, ""):
@@ -174,7 +177,7 @@ class StartLimits:
         No type has more places than the free GPUs of its site. Without that number, all types lose
         in proportion.
         """
-        site, _, name = key.partition("/")
+        site = site_of(key)
         left, in_all = self.free.get(site), self.free_milli.get(site)
         if left is None:
             return
@@ -185,6 +188,7 @@ class StartLimits:
         in_all = self.free_milli[site] = max(
             0, in_all - count * (kind.gpu_milli if kind is not None else WHOLE_GPU)
         )
+        name = type_name(key)
         left[name] = max(0.0, left.get(name, 0.0) - count)
         for other in left:
             each = self.context.types.get(TypeKey(f"{site}/{other}"))
@@ -200,9 +204,7 @@ class StartLimits:
             counts.update({site: count, key: count})
         if site in self.reservations.free:
             self.reservations.free[site].book(kind, count)
-            self.counted = {
-                other: n for other, n in self.counted.items() if other.partition("/")[0] != site
-            }
+            self.counted = {other: n for other, n in self.counted.items() if site_of(other) != site}
         self._promise(key, count)
         _take_share(self.quota.get(site, {}), key, count)
 
@@ -267,7 +269,7 @@ class StartLimits:
         quota = self.quota.get(kind.site, {}).get(kind.name)
         if quota is not None and int(quota) < least[0]:
             least = int(quota), reasons.SiteQuota(key)
-        for breaker in (self._breaker(kind.site), self._breaker(key)):
+        for breaker in (self._breaker(Scope(kind.site)), self._breaker(kind.scope)):
             if breaker is not None and breaker[0] < least[0]:
                 least = breaker
         return least
@@ -284,8 +286,8 @@ class StartLimits:
         )
         return short or self.reservations.claimed.get(kind.site) or reasons.SiteFull(kind.key, lack)
 
-    def _breaker(self, scope: str | TypeKey) -> tuple[int, Reason | None] | None:
-        breaker = self.context.breakers.get(scope)
+    def _breaker(self, of: Scope) -> tuple[int, Reason | None] | None:
+        breaker, scope = self.context.breakers.get(of), str(of)
         if breaker is None:
             return None
         match breaker.state:
@@ -303,7 +305,7 @@ class StartLimits:
 
 def _take_share(left: dict[str, float], key: TypeKey, count: int) -> None:
     """Take ``count`` of one type of a site, and the same share of all others."""
-    name = key.partition("/")[2]
+    name = type_name(key)
     mine = left.get(name, 0.0)
     share = min(1.0, count / mine) if mine > 0 else 1.0
     for other in left:

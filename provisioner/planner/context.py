@@ -8,6 +8,7 @@ from dataclasses import replace
 from itertools import filterfalse
 
 from provisioner import model, reasons
+from provisioner.keys import Scope
 from provisioner.model import (
     Breaker,
     Drone,
@@ -283,7 +284,7 @@ class PlanningContext:
 
     snapshot: Snapshot
     validity: ViewValidity
-    breakers: Mapping[str, Breaker]
+    breakers: Mapping[Scope, Breaker]
     drones: Mapping[DroneId, Drone]
     """Live drones, after the state changes."""
     types: Mapping[TypeKey, DroneType]
@@ -308,7 +309,7 @@ class PlanningContext:
         snapshot: Snapshot,
         validity: ViewValidity,
         moves: Sequence[model.StateChange],
-        breakers: Mapping[str, Breaker],
+        breakers: Mapping[Scope, Breaker],
     ) -> PlanningContext:
         """Derive the context from a snapshot."""
         live = dict(snapshot.drones)

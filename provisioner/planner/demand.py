@@ -308,8 +308,9 @@ def sites_without_headroom(
         return frozenset()
     sites = set(claimed)
     for refusal in refusals:
-        kind, _, class_id = refusal.subject.partition(":")
-        if kind != "class" or is_headroom(class_id) or not isinstance(refusal.reason, _YIELDS_TO):
+        class_id = refusal.subject.name
+        of_job = refusal.subject.kind == "class" and not is_headroom(class_id)
+        if not of_job or not isinstance(refusal.reason, _YIELDS_TO):
             continue
         if isinstance(refusal.reason, reasons.LimitReached) and refusal.reason.scope == "all sites":
             sites.update(context.snapshot.policy.sites)

@@ -9,6 +9,7 @@ from heapq import heapify, heapreplace
 
 from provisioner import reasons
 from provisioner.estimates import mean_run_s
+from provisioner.keys import ALL, Subject
 from provisioner.model import ON_THE_WAY, Drone, JobClass, Slot, TypeKey
 from provisioner.planner.context import PlanningContext
 from provisioner.planner.costs import RunTimeSums
@@ -30,7 +31,9 @@ def forecast_start(
             return StartForecast(
                 StartOutcome.STARTS, _start_delay_s(context, start.drone.type)
             ), None
-    given = [each.reason for each in placed.refusals if each.subject in ("all", f"class:{job.id}")]
+    given = [
+        each.reason for each in placed.refusals if each.subject in (ALL, Subject("class", job.id))
+    ]
     # others may take the job
     given = [each for each in given if not isinstance(each, reasons.IdleDroneRefuses)]
     why = given[-1] if given else None
@@ -118,7 +121,7 @@ def _release_s(
     for other in GroupShares.of(context).in_turn(context):
         if other.id == job.id:
             break
-        ahead = lacking.get(f"class:{other.id}", 0) if other.waiting else 0
+        ahead = lacking.get(Subject("class", other.id), 0) if other.waiting else 0
         if ahead and not context.compatible[other.id].jobs.keys().isdisjoint(compatible.jobs):
             if (run_s := _run_s(context, other)) is None:
                 return None

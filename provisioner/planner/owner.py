@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 
 from provisioner import model, reasons
+from provisioner.keys import type_name
 from provisioner.model import (
     WHOLE_GPU,
     Drone,
@@ -355,7 +356,7 @@ def _add_drones(
         if node_room is None:
             continue
         space = spaces.get(drone.type) or Resources(drone.gpu_milli)
-        if drone.type.rpartition("/")[2] in node_room.exclusive:
+        if type_name(drone.type) in node_room.exclusive:
             space = node_room.whole
         asked_at = drone.asked_at or drone.notice_at or drone.since
         ran_enough = (

@@ -21,6 +21,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from provisioner import model, reasons
+from provisioner.keys import ALL, Subject
 from provisioner.model import (
     Drain,
     DrainMode,
@@ -121,7 +122,7 @@ def place(context: PlanningContext, reservations: OwnerReservations, supply: Sup
             placement.serve(job, here)
     doubts = context.validity.sites.items()
     placement.refusals += [
-        Refusal(f"site:{site}", 0, why) for site, why in doubts if why is not None
+        Refusal(Subject("site", site), 0, why) for site, why in doubts if why is not None
     ]
     placement.at_risk = placement.allocation.risk.most_exposed()
     placement.allocation.lift_exclusions()
@@ -131,22 +132,22 @@ def place(context: PlanningContext, reservations: OwnerReservations, supply: Sup
 def _no_starts_reason(context: PlanningContext) -> Refusal | None:
     """Return the reason why nothing at all is started, if any."""
     for record, evidence in context.snapshot.twins.items():
-        return Refusal("all", len(context.drones), reasons.LiveTwin(record, evidence))
+        return Refusal(ALL, len(context.drones), reasons.LiveTwin(record, evidence))
     if context.too_unhealthy is not None:
-        return Refusal("all", len(context.drones), context.too_unhealthy)
+        return Refusal(ALL, len(context.drones), context.too_unhealthy)
     if context.validity.overlay is not None:
-        return Refusal("all", 0, context.validity.overlay)
+        return Refusal(ALL, 0, context.validity.overlay)
     if (dead := dead_credential(context.snapshot, "overlay")) is not None:
-        return Refusal("all", 0, dead)
+        return Refusal(ALL, 0, dead)
     outage = context.breakers.get(OVERLAY_SCOPE)
     if outage is not None and context.now < outage.until:
         fault = outage.fault or model.Fault(
             model.FaultKind.DOWN, "its view has just come back", outage.since
         )
         return Refusal(
-            "all",
+            ALL,
             0,
-            reasons.BackingOff(OVERLAY_SCOPE, outage.until, fault.kind.value, fault.message),
+            reasons.BackingOff("overlay", outage.until, fault.kind.value, fault.message),
         )
     return None
 
@@ -311,7 +312,8 @@ def one_probe(
     tried = allocation.context.class_backoffs.probing.get(start.job.id, {}).get(start.kind.key)
     if tried is None:
         return count, None
-    return min(count, 1 - tried), reasons.Probing(model.class_scope(start.kind.key, start.job.id))
+    scope = model.Scope(start.kind.site, start.kind.name, start.job.id)
+    return min(count, 1 - tried), reasons.Probing(str(scope))
 
 
 def owner_risk(
@@ -678,7 +680,7 @@ class Placement:
         return reasons.NothingFits(key, why.dimension, why.requested, why.available)
 
     def refuse(self, job: JobClass, count: int, why: Reason) -> None:
-        self.refusals.append(Refusal(f"class:{job.id}", count, why))
+        self.refusals.append(Refusal(Subject("class", job.id), count, why))
 
 
 def _is_temporary(why: Reason | None) -> bool:

@@ -27,6 +27,7 @@ from typing import NamedTuple
 
 from provisioner import model
 from provisioner.estimates import RELEASE_S
+from provisioner.keys import Scope
 from provisioner.model import (
     WHOLE_GPU,
     BreakerState,
@@ -294,7 +295,7 @@ class JobReservations:
         if not shared and room is None:
             return
         context, (count, why) = self.context, limits.for_type(kind.key)
-        banned = (context.breakers.get(scope) for scope in (kind.site, kind.key))
+        banned = (context.breakers.get(scope) for scope in (Scope(kind.site), kind.scope))
         lacks_room = isinstance(
             why, SiteFull | GpusStranded | LimitReached | SiteQuota
         ) and not passes_soon(why)

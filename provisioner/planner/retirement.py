@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from provisioner import model, reasons
+from provisioner.keys import Subject
 from provisioner.model import (
     Drain,
     DrainMode,
@@ -215,7 +216,7 @@ class Retirement:
         lacking = {
             who for who, why in told if isinstance(why, _LACKS_ROOM) and not passes_soon(why)
         }
-        jobs = (job for job in self.context.classes if f"class:{job.id}" in lacking)
+        jobs = (job for job in self.context.classes if Subject("class", job.id) in lacking)
         alike = {
             (job.owner, job.gpu_milli, *self.context.compatible[job.id].jobs): job for job in jobs
         }
@@ -299,14 +300,14 @@ def _carry_out(retirement: Retirement, request: model.OperatorRequest) -> bool:
     doubt = retirement.context.validity.overlay
     of_overlay = any(d.joined_at or d.state is DroneState.DRAINING for d in named)
     if doubt is not None and request.kind is RequestKind.DRAIN and of_overlay:
-        retirement.refusals.extend(Refusal(f"drone:{d.id}", 1, doubt) for d in named)
+        retirement.refusals.extend(Refusal(Subject("drone", d.id), 1, doubt) for d in named)
         return False
     reason = reasons.OperatorRequested(request.by, request.reason)
     for drone_id in request.drone_ids:
         drone = drones.get(drone_id)
         if drone is None:
             retirement.refusals.append(
-                Refusal(f"drone:{drone_id}", 1, reasons.UnknownDrone(drone_id))
+                Refusal(Subject("drone", drone_id), 1, reasons.UnknownDrone(drone_id))
             )
         elif drone.id in retirement.asked:
             continue
@@ -326,7 +327,7 @@ def _carry_out(retirement: Retirement, request: model.OperatorRequest) -> bool:
             )
         elif request.mode is DrainMode.RESUME:
             why = reasons.NotDraining(drone.id, drone.state.value)
-            retirement.refusals.append(Refusal(f"drone:{drone.id}", 1, why))
+            retirement.refusals.append(Refusal(Subject("drone", drone.id), 1, why))
         elif drone.state is not DroneState.STOPPING:
             retirement.drain_or_stop(drone, reason, DroneState.CANCELLED, request.mode)
     return True
@@ -614,7 +615,7 @@ def _stop_orphans(retirement: Retirement, paused: bool) -> None:
                 kept.setdefault(drone_id.rpartition("-")[0], []).append(until)
         for record, times in kept.items():
             why = reasons.OrphansKept(site, record, len(times), max(times))
-            retirement.refusals.append(Refusal(f"site:{site}", len(times), why))
+            retirement.refusals.append(Refusal(Subject("site", site), len(times), why))
 
 
 def _has_no_job(context: PlanningContext, remote: model.RemoteDrone) -> bool:
@@ -637,7 +638,7 @@ def _settle_orphans(retirement: Retirement, request: model.OperatorRequest, site
             retirement.orphans.append(model.StopOrphan(site, drone_id, remote.remote_id, reason))
         elif kind is None:
             retirement.refusals.append(
-                Refusal(f"drone:{drone_id}", 1, reasons.TypeRemoved(f"{site}/{remote.type}"))
+                Refusal(Subject("drone", drone_id), 1, reasons.TypeRemoved(f"{site}/{remote.type}"))
             )
         else:
             runs = remote.state is RemoteState.RUNNING

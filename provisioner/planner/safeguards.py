@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 
+from provisioner.keys import ALL, Subject
 from provisioner.model import (
     Drain,
     Plan,
@@ -96,7 +97,7 @@ def plan_isolated(
     if plan is None:
         return SafePlan(_requests_alone(snapshot, planner, why, error), faults, error)
     out = [job for n, job in enumerate(classes) if n not in kept]
-    refusals = (Refusal(f"class:{job.id}", job.waiting + job.fresh, why) for job in out)
+    refusals = (Refusal(Subject("class", job.id), job.waiting + job.fresh, why) for job in out)
     plan = replace(plan, refusals=(*refusals, *plan.refusals))
     return SafePlan(plan, faults, error, tuple(job.id for job in out))
 
@@ -153,15 +154,19 @@ def _requests_alone(
             plan = planner(replace(snapshot, overlay=overlay, sites={}, breakers={}, patience={}))
         except Exception:
             continue
-        asked = {drone_id for request in snapshot.requests for drone_id in request.drone_ids}
-        about_them = (r for r in plan.refusals if r.subject.removeprefix("drone:") in asked)
+        asked = {
+            Subject("drone", drone_id)
+            for request in snapshot.requests
+            for drone_id in request.drone_ids
+        }
+        about_them = (r for r in plan.refusals if r.subject in asked)
         return Plan(
             plan.tick,
             plan.at,
             moves=tuple(filter(_by_operator, plan.moves)),
             drains=tuple(filter(_by_operator, plan.drains)),
             stops=tuple(filter(_by_operator, plan.stops)),
-            refusals=(Refusal("all", len(snapshot.drones), why), *about_them),
+            refusals=(Refusal(ALL, len(snapshot.drones), why), *about_them),
             requests_done=plan.requests_done,
         )
     raise error
@@ -227,15 +232,15 @@ def _failure_text(who: str, error: Exception) -> str:
     return f"the {who} failed: {type(error).__name__}: {error}"
 
 
-def _describe_action(action: Action) -> tuple[str, str]:
+def _describe_action(action: Action) -> tuple[Subject, str]:
     """Return the subject of an action's refusal, and the action in words."""
     match action:
         case Start(drone=drone):
-            return f"class:{drone.for_class}", f"start {drone.id} of {drone.type}"
+            return Subject("class", drone.for_class), f"start {drone.id} of {drone.type}"
         case StopOrphan(site=site, drone_id=drone_id):
-            return f"drone:{drone_id}", f"stop the stray {drone_id} at {site}"
+            return Subject("drone", drone_id), f"stop the stray {drone_id} at {site}"
         case Drain(drone=drone) | Stop(drone=drone):
             return (
-                f"drone:{drone.id}",
+                Subject("drone", drone.id),
                 f"{'drain' if isinstance(action, Drain) else 'stop'} {drone.id}",
             )

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from operator import attrgetter
 
 from provisioner import model
+from provisioner.keys import Scope, site_of
 from provisioner.model import (
     BreakerState,
     Drain,
@@ -114,7 +116,7 @@ def _caps(snapshot: Snapshot, plan: Plan) -> Iterator[Breach]:
     for drone_id in [m.drone.id for m in plan.moves if m.drone.state.ended]:
         del live[drone_id]
     for (key, gpu_milli, state), count in Counter(map(_cap_key, live.values())).items():
-        site = key.partition("/")[0]
+        site = site_of(key)
         drones[site] += count
         kinds[key] += count
         milli[site] += count * gpu_milli
@@ -204,8 +206,9 @@ def _unseen(snapshot: Snapshot, plan: Plan) -> Iterator[Breach]:
             )
     known = {**snapshot.breakers, **{b.scope: b for b in plan.breakers}}
     for start in plan.starts:
-        key = str(start.drone.type)
-        for scope in (start.drone.site, key, f"{key}#{start.drone.for_class}"):
+        kind = Scope.parse(start.drone.type)
+        of_class = replace(kind, class_id=start.drone.for_class)
+        for scope in (Scope(kind.site), kind, of_class):
             breaker = known.get(scope)
             if breaker is not None and breaker.state is BreakerState.BANNED:
                 text = f"{start.drone.id} is started although {scope} is banned until {breaker.until:.0f}"
@@ -317,7 +320,7 @@ def _start_reasons(snapshot: Snapshot, plan: Plan) -> Iterator[Breach]:
             for_gpu_jobs = kind.gpu_milli and not job.gpu_milli
             if job.invalid or kind.key in job.refuses or too_small or for_gpu_jobs:
                 yield Breach(f"{start.drone.id} of {kind.key} cannot run class {job.id}", (start,))
-            user = known.get(f"user:{job.owner}")
+            user = known.get(Scope(user=job.owner))
             if (
                 kind.shares_faults
                 and user

@@ -15,6 +15,7 @@ import structlog
 
 from provisioner.controller.loop import Controller
 from provisioner.interfaces import Overlay, Site
+from provisioner.keys import Subject
 from provisioner.model import (
     WHOLE_GPU,
     Breaker,
@@ -183,18 +184,17 @@ class RunRecord:
         """By size of the jobs and kind of the reason: job-seconds of waiting."""
         self._refused: list[tuple[str, str, int]] = []
         self._refused_at = 0.0
-        self._labels: dict[str, str] = {}
+        self._labels: dict[Subject, str] = {}
 
     def waited(self, plan: Plan, snapshot: Snapshot) -> None:
         """Add the time since the previous plan to the reasons that it gave for waiting jobs."""
         for label, kind, count in self._refused:
             self.waits_why[label][kind] += count * (plan.at - self._refused_at)
         for job in snapshot.overlay.view.classes if snapshot.overlay.view is not None else ():
-            if job.id not in self._labels:
-                self._labels[job.id] = JobRequirements.of(job).label
-        named = (
-            (self._labels.get(each.subject.removeprefix("class:")), each) for each in plan.refusals
-        )
+            subject = Subject("class", job.id)
+            if subject not in self._labels:
+                self._labels[subject] = JobRequirements.of(job).label
+        named = ((self._labels.get(each.subject), each) for each in plan.refusals)
         self._refused = [
             (label, each.reason.kind, each.count) for label, each in named if label is not None
         ]

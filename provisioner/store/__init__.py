@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Self
 
 from provisioner import model, reasons
 from provisioner.estimates import NO_ESTIMATES, Estimates, EstimateSamples
+from provisioner.keys import Scope
 from provisioner.model import Breaker, Drone, DroneId, DroneState, Plan, Snapshot, StateChange
 from provisioner.reasons import Reason
 from provisioner.usage import RecordedRuns
@@ -177,7 +178,7 @@ class CommittedState:
     """The first serial number never used in a drone id, whatever crashed in between."""
     drones: Mapping[DroneId, Drone] = field(default_factory=dict)
     """Recorded and not ended."""
-    breakers: Mapping[str, Breaker] = field(default_factory=dict)
+    breakers: Mapping[Scope, Breaker] = field(default_factory=dict)
     patience: Mapping[str, model.OwnerClaimBackoff] = field(default_factory=dict)
     """Back-off of owners' claims by site, as the newest plan recorded it."""
     reserved: Mapping[str, reasons.NodeReserved] = field(default_factory=dict)
@@ -299,7 +300,7 @@ class Store:
         return self.committed.drones
 
     @property
-    def breakers(self) -> Mapping[str, Breaker]:
+    def breakers(self) -> Mapping[Scope, Breaker]:
         return self.committed.breakers
 
     async def __aenter__(self) -> Self:

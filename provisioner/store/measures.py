@@ -6,12 +6,12 @@ a drone or a job, or a user.
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from provisioner import model, reasons
+from provisioner.keys import site_of, type_name
 from provisioner.model import WHOLE_GPU, Drone, DroneState, Plan, TypeKey
 from provisioner.reasons import Category
 from provisioner.store import RecordChange, Views
@@ -47,8 +47,7 @@ class MetricKey(NamedTuple):
     @classmethod
     def of_type(cls, metric: str, kind: TypeKey, **labels: str) -> MetricKey:
         """Return the key with the labels ``site`` and ``type`` of a drone type before the others."""
-        site, _, name = kind.partition("/")
-        return cls.of(metric, site=site, type=name, **labels)
+        return cls.of(metric, site=site_of(kind), type=type_name(kind), **labels)
 
 
 MetricValues = Mapping[MetricKey, float]
@@ -73,7 +72,7 @@ class MetricCounts(dict[MetricKey, float]):
 def counts_of_change(
     change: RecordChange,
     known: Mapping[model.DroneId, Drone],
-    breakers: Mapping[str, model.Breaker],
+    breakers: Mapping[model.Scope, model.Breaker],
 ) -> MetricCounts:
     """Return the counts of a change of the record in which the live drones ``known`` and ``breakers`` were."""
     counts, of_type = MetricCounts(), MetricKey.of_type
@@ -102,10 +101,11 @@ def counts_of_change(
         failures = breaker.failures - (
             breakers[breaker.scope].failures if breaker.scope in breakers else 0
         )
-        if failures > 0 and breaker.fault is not None and not breaker.user:
-            scope = re.split("[/@#]", breaker.scope, maxsplit=1)[0]
+        if failures > 0 and breaker.fault is not None and not breaker.scope.user:
             key = MetricKey.of(
-                "provisioner_faults_total", scope=scope, kind=breaker.fault.kind.value
+                "provisioner_faults_total",
+                scope=breaker.scope.site,
+                kind=breaker.fault.kind.value,
             )
             counts.add(key, failures)
     return counts
@@ -240,9 +240,8 @@ def reasons_by_class(plan: Plan | None) -> dict[str, list[reasons.Reason]]:
     """Return the reasons of a plan by class, weightiest first; of starts one per drone type. Under "": of all."""
     found: dict[str, list[reasons.Reason]] = {}
     for refusal in plan.refusals if plan else ():
-        kind, _, name = refusal.subject.partition(":")
-        if kind in ("class", "all"):
-            found.setdefault(name, []).append(refusal.reason)
+        if refusal.subject.kind in ("class", "all"):
+            found.setdefault(refusal.subject.name, []).append(refusal.reason)
     starts: dict[tuple[str, str], reasons.Reason] = {}
     for start in plan.starts if plan else ():
         if isinstance(start.reason, reasons.JobsWaiting | reasons.HeadroomShort):

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 from provisioner import model, store
 from provisioner.estimates import EstimateSamples
+from provisioner.keys import site_of
 from provisioner.model import (
     CompletedJob,
     DrainMode,
@@ -349,7 +350,7 @@ class Reader:
         with self._open() as sql:
             return series.read_series(sql, metric, since, until, step_s)
 
-    def breakers(self) -> Mapping[str, model.Breaker]:
+    def breakers(self) -> Mapping[model.Scope, model.Breaker]:
         """Return the circuit breakers by scope."""
         with self._open() as sql:
             return tables.read_breakers(sql)
@@ -555,7 +556,7 @@ def hazards_of(drones: Iterable[DroneLifetime]) -> list[store.Hazard]:
     """Return one :class:`Hazard` per site and one per drone type, sites before their types."""
     by_scope: dict[str, list[DroneLifetime]] = {}
     for drone in drones:
-        for scope in (drone.type.partition("/")[0], drone.type):
+        for scope in (site_of(drone.type), drone.type):
             by_scope.setdefault(scope, []).append(drone)
     return [_hazard(scope, by_scope[scope]) for scope in sorted(by_scope)]
 

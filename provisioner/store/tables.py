@@ -313,10 +313,10 @@ def controller_now(sql: sqlite3.Connection) -> float:
     return went_on if abs(went_on - by_wall) > CLOCK_STEP_S else by_wall
 
 
-def read_breakers(sql: sqlite3.Connection) -> dict[str, model.Breaker]:
+def read_breakers(sql: sqlite3.Connection) -> dict[model.Scope, model.Breaker]:
     """Return the circuit breakers by scope."""
     rows = sql.execute("SELECT scope, body FROM breakers ORDER BY scope")
-    return {scope: unpack(model.Breaker, body) for scope, body in rows}
+    return {model.Scope.parse(scope): unpack(model.Breaker, body) for scope, body in rows}
 
 
 def read_newest_plan(sql: sqlite3.Connection) -> model.Plan:

@@ -197,10 +197,10 @@ class SqlStore(store.Store):
             tables.TRANSITIONS.row(each, reason=to_json(each.reason)) for each in change.transitions
         ]
         insert(sql, "transitions", *rows)
-        forgotten = [(breaker.scope,) for breaker in change.breakers if breaker.forgotten]
+        forgotten = [(str(breaker.scope),) for breaker in change.breakers if breaker.forgotten]
         sql.executemany("DELETE FROM breakers WHERE scope = ?", forgotten)
         kept = [
-            {"scope": each.scope, "body": tables.pack(each)}
+            {"scope": str(each.scope), "body": tables.pack(each)}
             for each in change.breakers
             if not each.forgotten
         ]

@@ -226,7 +226,7 @@ def _reset(kind: RequestKind, reader: Reader, site: str, body: ChangeBody) -> Re
     )
     if not troubled:
         raise VerbError(f"{scope} is not banned", code=Exit.UNMET)
-    return [DroneId(scope)], f"use {', '.join(troubled)} again"
+    return [DroneId(str(scope))], f"use {', '.join(map(str, troubled))} again"
 
 
 def _site(kind: RequestKind, reader: Reader, site: str, body: ChangeBody) -> RequestWords:

@@ -34,6 +34,7 @@ from provisioner.answers.lookup import as_of, newest_plan
 from provisioner.answers.query import RecordQuestion
 from provisioner.answers.status import status
 from provisioner.durations import parse_duration
+from provisioner.keys import site_of, type_name
 from provisioner.model import DroneState
 from provisioner.reasons import Reason
 from provisioner.store.reader import Reader
@@ -193,13 +194,11 @@ def _types_now(reader: Reader, of_sites: Listing) -> PageTable:
     configured = {kind.key: kind for kind in views.types} if views else {}
     by_name: dict[str, sites.SiteRow] = {row.name: row for row in of_sites.rows}
     known = {*configured, *(kind for kind, _ in live)}
-    site_of = {
-        key: by_name[site] for key in sorted(known) if (site := key.partition("/")[0]) in by_name
-    }
-    refused = {key: _refused(newest, row, key) for key, row in site_of.items()}
+    row_of = {key: by_name[site_of(key)] for key in sorted(known) if site_of(key) in by_name}
+    refused = {key: _refused(newest, row, key) for key, row in row_of.items()}
 
     def free(key: model.TypeKey) -> str:
-        places = _free_places(site_of[key], configured[key]) if key in configured else None
+        places = _free_places(row_of[key], configured[key]) if key in configured else None
         return "?" if places is None else str(places)
 
     def counts(key: model.TypeKey) -> dict[str, int]:
@@ -212,7 +211,7 @@ def _types_now(reader: Reader, of_sites: Listing) -> PageTable:
         return whole(group, f"Drones that are {group}.", lambda key: counts(key)[group])
 
     columns = (
-        ident("type", "Drone type.", str, show=lambda key: key.partition("/")[2]),
+        ident("type", "Drone type.", str, show=type_name),
         whole("free", "Drones that could start now.", free),
         *map(in_group, STATE_GROUPS),
         data("share", "Part of the drones in each state.", counts),
@@ -224,14 +223,14 @@ def _types_now(reader: Reader, of_sites: Listing) -> PageTable:
         words("why", "Reason of most of them.", lambda key: refused[key][1]),
     )
     shown = [replace(column, level=0) for column in columns]
-    made = page_table(Listing("", shown, list(site_of), title="Drones by site and type"))
+    made = page_table(Listing("", shown, list(row_of), title="Drones by site and type"))
     keyed = [
         h._replace(kind=f"amount key {h.text.lower()}") if h.text.lower() in STATE_GROUPS else h
         for h in made.heads
     ]
     of_site = [replace(column, spare=0) for column in _shown(of_sites.columns, *SITE_SHOWN)]
     about = dict(zip(by_name, page_table(replace(of_sites, columns=of_site)).rows, strict=True))
-    first = {row.name: n for n, row in reversed([*enumerate(site_of.values())])}
+    first = {row.name: n for n, row in reversed([*enumerate(row_of.values())])}
     return made._replace(heads=keyed, groups={n: about[site] for site, n in first.items()})
 
 
@@ -261,7 +260,7 @@ def _refused(newest: model.Plan | None, row: sites.SiteRow, key: model.TypeKey) 
             by_reason[refusal.reason.describe()] += refusal.count
     if by_reason:
         return by_reason.total(), by_reason.most_common(1)[0][0]
-    breakers = [b for b in (row.breaker, *row.type_breakers) if b.scope in (row.name, key)]
+    breakers = [b for b in (row.breaker, *row.type_breakers) if str(b.scope) in (row.name, key)]
     troubled = next((b for b in breakers if b.state is not model.BreakerState.ACTIVE), None)
     return 0, plan.breaker_words(troubled) if troubled else ""
 

@@ -268,7 +268,7 @@ def _accepted(drone: m.Drone, number: int) -> m.StateChange:
 
 def _banned() -> m.Breaker:
     fault = m.Fault(m.FaultKind.DENIED, "token has expired", NOW - 60)
-    return m.Breaker("horeka", m.BreakerState.BANNED, NOW - 60, 2, NOW + 600, fault)
+    return m.Breaker(m.Scope("horeka"), m.BreakerState.BANNED, NOW - 60, 2, NOW + 600, fault)
 
 
 def _now(was: m.Drone, state: m.DroneState, at: float, reason: Any, **known: Any) -> m.StateChange:

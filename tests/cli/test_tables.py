@@ -72,7 +72,9 @@ SITES = st.builds(
     name=NAME,
     policy=st.builds(m.SitePolicy, site=NAME, max_drones=COUNT) | st.none(),
     reading=st.builds(m.PolledSite, NAME, VIEWS, FAULTS | st.none()),
-    breaker=st.builds(m.Breaker, NAME, st.sampled_from(m.BreakerState), fault=FAULTS),
+    breaker=st.builds(
+        m.Breaker, st.builds(m.Scope, NAME), st.sampled_from(m.BreakerState), fault=FAULTS
+    ),
     type_breakers=st.just(()),
     states=st.dictionaries(st.sampled_from(m.DroneState), COUNT),
     gpu_milli=COUNT,

@@ -82,7 +82,11 @@ def breaker(
     scope: str, fault: m.Fault, state: m.BreakerState = m.BreakerState.BANNED, failures: int = 0
 ) -> dict[str, Any]:
     until = NOW + 60 if state is m.BreakerState.BANNED else 0.0
-    return {"breakers": (m.Breaker(scope, state, failures=failures, until=until, fault=fault),)}
+    return {
+        "breakers": (
+            m.Breaker(m.Scope.parse(scope), state, failures=failures, until=until, fault=fault),
+        )
+    }
 
 
 def event(name: str, ago_s: float = 60, **fields: str | float) -> dict[str, Any]:
@@ -90,7 +94,7 @@ def event(name: str, ago_s: float = 60, **fields: str | float) -> dict[str, Any]
 
 
 def refused(subject: str, count: int, reason: Reason) -> dict[str, Any]:
-    return {"plan": m.Plan(1, NOW, refusals=(m.Refusal(subject, count, reason),))}
+    return {"plan": m.Plan(1, NOW, refusals=(m.Refusal(m.Subject.parse(subject), count, reason),))}
 
 
 EATEN = m.Fault(m.FaultKind.BLACK_HOLE, "kit-7: job 7.3 held with code 12", NOW)
@@ -274,7 +278,9 @@ def test_a_ban_is_lifted_through_the_record_and_a_misspelling_is_not_recorded(
 async def test_a_ban_of_a_node_alone_is_lifted_with_its_site(on: Cli, record: Path) -> None:
     async with SqlStore(record, CONTROLLER, 1e9, 10) as store:
         fault = m.Fault(m.FaultKind.BLACK_HOLE, "3 drones on it failed jobs", NOW)
-        banned = m.Breaker("topas@n1", m.BreakerState.BANNED, failures=3, until=NOW, fault=fault)
+        banned = m.Breaker(
+            m.Scope("topas", node="n1"), m.BreakerState.BANNED, failures=3, until=NOW, fault=fault
+        )
         await store.record_results(store.tick, (), [banned])
     ran = on("sites", "reset", "topas", "--reason", "disk repaired")
     assert ran.code == 0 and "recorded: use topas@n1 again" in ran.err
@@ -288,7 +294,7 @@ async def test_the_faults_of_a_user_are_told_with_the_job_and_forgotten_on_reque
     async with SqlStore(record, CONTROLLER, 1e9, 10) as store:
         cause = ("ann", "ended by the fault of a neighbour on a shared GPU", m.Blame.COLLATERAL)
         told = m.JobFailure(m.DroneId("kit-3"), "submit.test#204.2", NOW, *cause)
-        known = m.Breaker("user:ann", m.BreakerState.DEGRADED, faults=(told,))
+        known = m.Breaker(m.Scope(user="ann"), m.BreakerState.DEGRADED, faults=(told,))
         await store.record_results(store.tick, (), [known])
     assert "neighbour on a shared GPU in kit-3" in on("explain", "job", "204.2").err
     assert "neighbour" not in on("explain", "job", "204.3").err
@@ -311,7 +317,7 @@ def test_notes_alone_are_no_troubles() -> None:
 
 def test_what_settles_after_an_outage_is_said_and_does_not_alarm() -> None:
     """Nothing was started for a minute, and only `demand` said why."""
-    settles = m.Breaker("overlay", m.BreakerState.ACTIVE, until=NOW + 30)
+    settles = m.Breaker(m.Scope("overlay"), m.BreakerState.ACTIVE, until=NOW + 30)
     (found,) = troubles(CALM._replace(breakers=(settles,)))
     assert (found.kind, found.subject, found.severity) == ("settling", "overlay", Severity.NOTE)
     assert troubles(CALM._replace(breakers=(replace(settles, until=NOW - 1),))) == []

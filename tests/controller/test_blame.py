@@ -46,7 +46,7 @@ async def test_faults_are_recorded_once_survive_a_restart_and_expire() -> None:
     ]
     async with serving(Place(), store=store, pool=pool) as controller:
         await run_for(controller, 60)
-        assert store.breakers["user:ann"].state is BreakerState.BANNED
+        assert store.breakers[model.Scope(user="ann")].state is BreakerState.BANNED
         faulted, beside = "job.faulted", "job.collateral"
         assert sorted(events(store)) == [
             (beside, "schedd#3.0"),
@@ -54,19 +54,19 @@ async def test_faults_are_recorded_once_survive_a_restart_and_expire() -> None:
             (faulted, "schedd#2.0"),
         ]
     async with serving(Place(), store=store, pool=pool) as controller:
-        known = store.breakers["user:ann"]
+        known = store.breakers[model.Scope(user="ann")]
         assert known.failures == 2 and len(known.faults) == 3, "as before the restart"
         await run_for(controller, 60)
-        assert store.breakers["user:ann"] == known and len(events(store)) == 3, (
+        assert store.breakers[model.Scope(user="ann")] == known and len(events(store)) == 3, (
             "told again, and nothing new"
         )
         assert store.reader().snapshot() is not None
         pool.told = []
         controller.interval_s = 3600.0
         await run_for(controller, WINDOW_S + 7200)
-        assert "user:ann" not in store.breakers
+        assert model.Scope(user="ann") not in store.breakers
     async with store:
-        assert "user:ann" not in store.breakers, "nor in the file"
+        assert model.Scope(user="ann") not in store.breakers, "nor in the file"
 
 
 @in_virtual_time
@@ -75,12 +75,12 @@ async def test_an_operator_forgets_the_faults_of_a_user() -> None:
     pool.told = [failure("1.0", wall() - 5), failure("2.0", wall() - 4, drone_id=D_2)]
     async with serving(Place(), store=store, pool=pool) as controller:
         await run_for(controller, 30)
-        assert store.breakers["user:ann"].state is BreakerState.BANNED
+        assert store.breakers[model.Scope(user="ann")].state is BreakerState.BANNED
         store.reader().ask(
             model.RequestKind.RESET, [DroneId("user:ann")], reason="fixed", by="mg", at=EPOCH
         )
         await run_for(controller, 60)
-        assert store.breakers["user:ann"].state is BreakerState.ACTIVE, (
+        assert store.breakers[model.Scope(user="ann")].state is BreakerState.ACTIVE, (
             "though the drone reports them still"
         )
         assert len(events(store)) == 2
@@ -88,7 +88,7 @@ async def test_an_operator_forgets_the_faults_of_a_user() -> None:
         assert (told["scopes"], told["by"]) == ("user:ann", "mg")
         pool.told.append(failure("3.0", wall()))
         await run_for(controller, 30)
-        assert store.breakers["user:ann"].failures == 1, "a new one counts"
+        assert store.breakers[model.Scope(user="ann")].failures == 1, "a new one counts"
 
 
 @in_virtual_time
@@ -101,14 +101,14 @@ async def test_a_collateral_record_alone_can_be_forgotten_too() -> None:
     async with serving(Place(), store=store, pool=pool) as controller:
         await run_for(controller, 30)
         assert (
-            store.breakers["user:ann"].state is BreakerState.BANNED
-            and not store.breakers["user:ann"].failures
+            store.breakers[model.Scope(user="ann")].state is BreakerState.BANNED
+            and not store.breakers[model.Scope(user="ann")].failures
         )
         store.reader().ask(
             model.RequestKind.RESET, [DroneId("user:ann")], reason="alone", by="mg", at=EPOCH
         )
         await run_for(controller, 30)
-        assert store.breakers["user:ann"].state is BreakerState.ACTIVE
+        assert store.breakers[model.Scope(user="ann")].state is BreakerState.ACTIVE
 
 
 @in_virtual_time

@@ -240,7 +240,9 @@ async def test_the_time_in_which_no_controller_ran_does_not_count_against_drones
     async with life(store, here) as controller:
         await run_for(controller, 30)
     requested = dict(store.drones)
-    banned = model.Breaker("there", model.BreakerState.BANNED, since=EPOCH, until=EPOCH + 600)
+    banned = model.Breaker(
+        model.Scope("there"), model.BreakerState.BANNED, since=EPOCH, until=EPOCH + 600
+    )
     await store.record_results(store.tick, [], [banned])
     ahead_s.set(2 * DAY_S)
     async with life(store, here, ntp=ntp) as controller:
@@ -252,7 +254,7 @@ async def test_the_time_in_which_no_controller_ran_does_not_count_against_drones
             (gone_s,) = {
                 d.requested_at - requested[i].requested_at for i, d in store.drones.items()
             }
-            assert gone_s > DAY_S and store.breakers["there"].until > EPOCH + DAY_S
+            assert gone_s > DAY_S and store.breakers[model.Scope("there")].until > EPOCH + DAY_S
 
 
 @pytest.mark.parametrize("restarts", [False, True], ids=["goes-on", "restarts"])

@@ -230,7 +230,7 @@ async def test_a_class_that_the_planner_fails_on_costs_the_others_nothing(
         assert (await controller.tick()).faults == ()
         assert [e.name for e in store.reader().events()] == ["plan.rejected", "plan.accepted"]
         assert ("class:odd", "planner-failed") in [
-            (r.subject, r.reason.kind) for r in reports[-1].plan.refusals
+            (str(r.subject), r.reason.kind) for r in reports[-1].plan.refusals
         ]
 
 
@@ -243,7 +243,7 @@ async def test_an_overlay_that_admits_nobody_is_not_the_sites_fault() -> None:
     async with serving(here, store=store, pool=pool) as controller:
         await run_for(controller, 100)
         assert here.told == []
-        assert list(store.breakers) == ["overlay"]
+        assert list(map(str, store.breakers)) == ["overlay"]
         assert len(store.reader().drones(ended=None)) == 1, "tried once, then left in peace"
         pool.admission_wire = Pool().admission_wire
         await run_for(controller, 60)
@@ -293,7 +293,7 @@ async def test_an_operator_lifts_a_ban_and_the_site_is_used_at_the_next_tick() -
     here, store = Place(start_wire=denied), TemporaryStore("kit", 1e9, 10)
     async with serving(here, store=store) as controller:
         await run_for(controller, 20)
-        assert store.breakers["here"].state is model.BreakerState.BANNED
+        assert store.breakers[model.Scope("here")].state is model.BreakerState.BANNED
         tried = len(here.told)
         here.start_wire = Place().start_wire
         store.reader().ask(

@@ -186,7 +186,7 @@ async def test_a_banned_site_rests_only_if_it_cannot_be_looked_at(
     async def pool() -> model.OverlayView:
         return model.OverlayView(EPOCH)
 
-    banned = model.Breaker("here", model.BreakerState.BANNED, until=EPOCH + 100)
+    banned = model.Breaker(model.Scope("here"), model.BreakerState.BANNED, until=EPOCH + 100)
     async with asyncio.TaskGroup() as group:
         sites = {"here": PollTarget("here", poll, 5.0, fault=fault)}
         await Poller(group, VirtualClock(), PollTarget("overlay", pool, 5.0), sites).poll(

@@ -116,7 +116,10 @@ async def test_it_decides_and_orders_nothing() -> None:
         for _ in range(3):
             report = await shadow.tick()
         assert not report.plan.acts and report.recorded and not report.faults
-        assert model.Refusal("class:jobs", 2, ShadowOnly(GPU.key, 2)) in report.plan.refusals
+        assert (
+            model.Refusal(model.Subject("class", "jobs"), 2, ShadowOnly(GPU.key, 2))
+            in report.plan.refusals
+        )
         assert not store.drones and not await store.requests()
     assert set(site.calls) | set(overlay.calls) == CALLS
 

@@ -222,13 +222,6 @@ async def test_a_drone_that_eats_jobs_is_drained_with_its_reason_and_one_event()
         )
 
 
-def test_the_reset_of_a_site_reaches_its_nodes() -> None:
-    assert model.is_within_scope("here@n1", "here")
-    assert not model.is_within_scope("here2@n1", "here") and not model.is_within_scope(
-        "here@n1", "here/a100"
-    )
-
-
 @in_virtual_time
 async def test_a_refused_drain_is_told_once_kept_on_record_and_tried_until_the_drone_drains() -> (
     None

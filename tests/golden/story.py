@@ -124,17 +124,39 @@ def _fault(kind: m.FaultKind, message: str, ago_s: float) -> m.Fault:
 
 BREAKERS = (
     m.Breaker(
-        "horeka", BANNED, NOW - 60, 2, NOW + 600, _fault(m.FaultKind.DENIED, "token expired", 60)
-    ),
-    m.Breaker("topas/a100", DEGRADED, NOW - 90, 1, 0.0, _fault(m.FaultKind.DRONE, "exit=71", 90)),
-    m.Breaker(
-        "cloud/t4", PROBING, NOW - 9, 3, NOW, _fault(m.FaultKind.QUOTA, "quota of 4 GPUs", 900)
-    ),
-    m.Breaker(
-        "topas/a100#9", BANNED, NOW - 9, 1, NOW + 60, _fault(m.FaultKind.JOBS, "no job came", 9)
+        m.Scope("horeka"),
+        BANNED,
+        NOW - 60,
+        2,
+        NOW + 600,
+        _fault(m.FaultKind.DENIED, "token expired", 60),
     ),
     m.Breaker(
-        "topas@topas-a100-2",
+        m.Scope("topas", "a100"),
+        DEGRADED,
+        NOW - 90,
+        1,
+        0.0,
+        _fault(m.FaultKind.DRONE, "exit=71", 90),
+    ),
+    m.Breaker(
+        m.Scope("cloud", "t4"),
+        PROBING,
+        NOW - 9,
+        3,
+        NOW,
+        _fault(m.FaultKind.QUOTA, "quota of 4 GPUs", 900),
+    ),
+    m.Breaker(
+        m.Scope("topas", "a100", "9"),
+        BANNED,
+        NOW - 9,
+        1,
+        NOW + 60,
+        _fault(m.FaultKind.JOBS, "no job came", 9),
+    ),
+    m.Breaker(
+        m.Scope("topas", node="topas-a100-2"),
         BANNED,
         NOW - 9,
         2,
@@ -357,7 +379,8 @@ async def write(path: Path, *, decided: bool) -> None:
         wish = OperatorRequested("alice", "node needs a new fan")
         busy, idle = made[6], made[5]
         refusals = [
-            m.Refusal("class:7" if n % 3 else "site:topas", n + 1, e) for n, e in enumerate(others)
+            m.Refusal(m.Subject("class", "7") if n % 3 else m.Subject("site", "topas"), n + 1, e)
+            for n, e in enumerate(others)
         ]
         plan = m.Plan(
             3,

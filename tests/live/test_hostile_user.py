@@ -233,7 +233,7 @@ def poll(pool: Pool, controller: LabController, told: Told) -> None:
     theirs = {c.id for c in overlay.classes if c.owner == "alice"} if overlay is not None else set()
     for scope, breaker in controller.record.breakers().items():
         if breaker.state is not BreakerState.ACTIVE and (
-            not breaker.class_id or breaker.class_id in theirs
+            not scope.class_id or scope.class_id in theirs
         ):
             told.bans.add(f"{scope}: {breaker.state.value}, {breaker.fault}")
 

@@ -26,6 +26,7 @@ from provisioner.model import (
     Fault,
     FaultKind,
     JobFailure,
+    Scope,
 )
 from provisioner.store.writer import SqlStore
 from tests.labs.controller import A100, BIG, LabController, LabSite, Settings
@@ -172,7 +173,7 @@ def blame(controller: LabController) -> None:
     ]
     fault = Fault(FaultKind.JOBS, "job 1.0 in lab-old-1: CUDA error 700", now)
     breaker = Breaker(
-        "user:admin", BreakerState.BANNED, 0.0, 2, now + 86400, fault, faults=tuple(faults)
+        Scope(user="admin"), BreakerState.BANNED, 0.0, 2, now + 86400, fault, faults=tuple(faults)
     )
 
     async def record() -> None:

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from adapters.embedded import queue
-from provisioner.model import BreakerState, FaultKind, SitePolicy
+from provisioner.model import BreakerState, FaultKind, Scope, SitePolicy
 from tests.labs.admission import NAME, admission_webhook
 from tests.labs.controller import LabController, Settings, Sightings, limits
 from tests.labs.htcondor import LabError, lab_directory, meanwhile, until
@@ -120,7 +120,7 @@ class Drill:
 
     def banned(self, kind: FaultKind, *words: str, scope: str = KIND) -> None:
         self.noted(f"{scope} banned", *words)
-        breaker = self.controller.record.breakers()[scope]
+        breaker = self.controller.record.breakers()[Scope.parse(scope)]
         assert breaker.fault is not None
         assert (breaker.state, breaker.fault.kind) == (BreakerState.BANNED, kind)
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from provisioner.model import BreakerState, FaultKind
+from provisioner.model import BreakerState, FaultKind, Scope
 from provisioner.planner.breakers import BACKOFF_POLICIES
 from tests.labs.htcondor import until
 from tests.labs.openstack import OpenStack, OpenStackLab, running_openstack
@@ -45,7 +45,7 @@ def banned(
 ) -> None:
     """The site's note tells that ``scope`` is left alone and why, and it is so for as long as for such a fault."""
     lab.noted(f"{scope} banned", *words, within_s=within_s)
-    breaker = lab.controller.record.breakers()[scope]
+    breaker = lab.controller.record.breakers()[Scope.parse(scope)]
     assert breaker.fault is not None
     assert (breaker.state, breaker.fault.kind) == (BreakerState.BANNED, kind)
     rule = BACKOFF_POLICIES[kind]

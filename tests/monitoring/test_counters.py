@@ -172,18 +172,20 @@ async def test_faults_count_by_site_and_kind_when_a_breaker_notes_another_failur
     file: Path,
 ) -> None:
     fault = m.Fault(m.FaultKind.DENIED, "no", 1.0)
-    banned = m.Breaker("topas/a100", m.BreakerState.BANNED, failures=2, fault=fault)
-    user = m.Breaker("user:ann", m.BreakerState.BANNED, since=1.0, failures=3, fault=fault)
+    banned = m.Breaker(m.Scope("topas", "a100"), m.BreakerState.BANNED, failures=2, fault=fault)
+    user = m.Breaker(m.Scope(user="ann"), m.BreakerState.BANNED, since=1.0, failures=3, fault=fault)
     async with store_at(file) as store:
         await record(
             store,
             m.Plan(
-                1, 100.0, breakers=(banned, user, m.Breaker("overlay", failures=1, fault=fault))
+                1,
+                100.0,
+                breakers=(banned, user, m.Breaker(m.Scope("overlay"), failures=1, fault=fault)),
             ),
         )
         await record(store, m.Plan(2, 101.0, breakers=(replace(banned, until=900.0),)))
         await store.record_results(2, (), (replace(banned, failures=3),))
-        await record(store, m.Plan(3, 102.0, breakers=(m.Breaker("topas/a100"),)))
+        await record(store, m.Plan(3, 102.0, breakers=(m.Breaker(m.Scope("topas", "a100")),)))
         orphan = m.StopOrphan("topas", drone(9).id, "1", PreemptedForOwner(1, 1.0))
         await record(store, m.Plan(4, 103.0, orphans=(orphan,)))
     counts = {

@@ -50,15 +50,15 @@ async def test_a_scrape_shows_demand_supply_and_sites_as_on_record() -> None:
     store = TemporaryStore()
     await record(store, starts(1, drone(1), drone(2)))
     banned = m.Breaker(
-        "topas/a100",
+        m.Scope("topas", "a100"),
         m.BreakerState.BANNED,
         90.0,
         3,
         700.0,
         m.Fault(m.FaultKind.DRONE, "dies", 90.0),
     )
-    node = m.Breaker("topas@w1", m.BreakerState.BANNED, until=900.0)
-    full = m.Refusal("class:class-9", 40, SiteFull("topas/a100"))
+    node = m.Breaker(m.Scope("topas", node="w1"), m.BreakerState.BANNED, until=900.0)
+    full = m.Refusal(m.Subject("class", "class-9"), 40, SiteFull("topas/a100"))
     moves = (now_is(drone(1), DroneState.BUSY, at=110.0, joined_at=110.0),)
     plan = m.Plan(2, 120.0, moves=moves, breakers=(banned, node), refusals=(full,))
     await store.record(plan, seen(store, plan))

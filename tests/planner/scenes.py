@@ -212,7 +212,7 @@ def started(plan: model.Plan) -> list[model.TypeKey]:
 
 
 def why(plan: model.Plan, subject: str) -> list[object]:
-    return [r.reason for r in plan.refusals if r.subject == subject]
+    return [r.reason for r in plan.refusals if str(r.subject) == subject]
 
 
 DOWN = model.Fault(model.FaultKind.DOWN, "connection refused", NOW - 1)

@@ -18,7 +18,9 @@ from provisioner.model import (
     Fault,
     FaultKind,
     JobClass,
+    Scope,
     Sharing,
+    Subject,
     UnmetRequirement,
 )
 from provisioner.planner import decide
@@ -233,11 +235,15 @@ def test_a_drone_is_expected_by_the_usual_delays_unless_it_is_delayed(
         ({"invalid": "1.5 GPUs: write 1 or 2"}, reasons.BadRequest),
         ({"limited": 1, "limit": "concurrency limit licence is used up"}, reasons.PoolLimit),
         (
-            {"breakers": [Breaker("topas", BreakerState.BANNED, NOW, 1, NOW + 60, DENIED)]},
+            {"breakers": [Breaker(Scope("topas"), BreakerState.BANNED, NOW, 1, NOW + 60, DENIED)]},
             reasons.BackingOff,
         ),
         (
-            {"breakers": [Breaker("topas/a100#small", BreakerState.BANNED, NOW, 1, NOW + 60)]},
+            {
+                "breakers": [
+                    Breaker(Scope("topas", "a100", "small"), BreakerState.BANNED, NOW, 1, NOW + 60)
+                ]
+            },
             reasons.StartsUnmatched,
         ),
         (
@@ -335,7 +341,7 @@ def test_in_random_worlds_the_advised_change_does_what_it_promises(first_seed: i
             held = [
                 each.reason
                 for each in again.refusals
-                if each.subject in ("all", f"class:{changed.id}")
+                if each.subject in (Subject("all"), Subject("class", changed.id))
             ]
             begins = all(isinstance(reason, reasons.DemandCovered) for reason in held)
             assert begins == (then.outcome is StartOutcome.STARTS), seed
@@ -353,7 +359,9 @@ def planned(snap: model.Snapshot, job: JobClass, changed: JobClass) -> model.Pla
         for each in snap.overlay.view.classes
     ]
     scopes = {
-        each.scope: f"{each.scope}~" for each in snap.breakers.values() if each.class_id == job.id
+        each: replace(each, class_id=f"{each.class_id}~")
+        for each in snap.breakers
+        if each.class_id == job.id
     }
     copies = {new: replace(snap.breakers[old], scope=new) for old, new in scopes.items()}
     snap = replace(snap, breakers={**snap.breakers, **copies})

@@ -228,7 +228,7 @@ def node_after(
 
 def test_a_node_backs_off_after_its_second_drone_and_longer_after_each_further_one() -> None:
     first = node_after("d-1")
-    assert (first.scope, first.node, first.state, first.failures) == (
+    assert (str(first.scope), first.scope.node, first.state, first.failures) == (
         "topas@n1",
         "n1",
         model.BreakerState.DEGRADED,
@@ -251,7 +251,10 @@ def test_a_node_backs_off_after_its_second_drone_and_longer_after_each_further_o
 
 def test_a_node_is_forgotten_after_a_quiet_hour() -> None:
     old = model.Breaker(
-        "topas@n1", model.BreakerState.DEGRADED, since=NOW - NODE_QUIET_S - 1, failures=1
+        model.Scope("topas", node="n1"),
+        model.BreakerState.DEGRADED,
+        since=NOW - NODE_QUIET_S - 1,
+        failures=1,
     )
     (after,) = decide(pool(idle("d-1"), mishaps=[], breakers=[old])).breakers
     assert after.state is model.BreakerState.ACTIVE and after.forgotten
@@ -266,7 +269,9 @@ def test_a_node_with_an_odd_name_gets_no_breaker() -> None:
 
 
 WHY = model.Fault(model.FaultKind.BLACK_HOLE, "why", NOW)
-BANNED = model.Breaker("topas@n1", model.BreakerState.BANNED, NOW, 2, NOW + 900, WHY)
+BANNED = model.Breaker(
+    model.Scope("topas", node="n1"), model.BreakerState.BANNED, NOW, 2, NOW + 900, WHY
+)
 
 
 @pytest.mark.parametrize("here", [drone("boots", S.BOOTING, node="n1"), idle("free")])

@@ -68,11 +68,15 @@ def starts(plan: model.Plan) -> dict[str, set[str]]:
 
 
 def of_class(plan: model.Plan, name: str) -> list[object]:
-    return [refusal.reason for refusal in plan.refusals if refusal.subject == f"class:{name}"]
+    return [
+        refusal.reason
+        for refusal in plan.refusals
+        if refusal.subject == model.Subject("class", name)
+    ]
 
 
 def record(plan: model.Plan, user: str = "ann") -> model.Breaker:
-    (found,) = (each for each in plan.breakers if each.scope == f"user:{user}")
+    (found,) = (each for each in plan.breakers if each.scope == model.Scope(user=user))
     return found
 
 
@@ -157,7 +161,7 @@ def test_the_limit_is_configurable() -> None:
 def test_a_fault_that_is_reported_again_counts_once_though_clocks_are_compared_anew() -> None:
     first = decide(story(failure("1.0")))
     again = story(failure("1.0"), failure("1.0", NOW), breakers=[record(first)])
-    assert not [each for each in decide(again).breakers if each.user], "nothing has changed"
+    assert not [each for each in decide(again).breakers if each.scope.user], "nothing has changed"
     later = story(failure("1.0", NOW + 300), breakers=[record(first)])
     assert record(decide(later)).failures == 1, (
         "it ran again and faulted again: one job is one fault"
@@ -171,20 +175,22 @@ def test_the_record_expires_and_is_forgotten() -> None:
     assert (one.state, one.failures) == (BreakerState.DEGRADED, 1)
     assert starts(decide(then)) == {"anns": {"mps"}}
     gone = record(decide(fresh(story(breakers=[one]), NOW + WEEK)))
-    assert gone == model.Breaker("user:ann") and gone.forgotten
+    assert gone == model.Breaker(model.Scope(user="ann")) and gone.forgotten
 
 
 def test_after_a_reset_reports_of_the_same_faults_do_not_count_again() -> None:
     faults = [failure("1.0", NOW - 3000, name="d-0"), failure("2.0")]
-    reset = model.Breaker("user:ann", since=NOW)
+    reset = model.Breaker(model.Scope(user="ann"), since=NOW)
     assert not reset.forgotten
-    assert not [each for each in decide(story(*faults, breakers=[reset])).breakers if each.user]
+    assert not [
+        each for each in decide(story(*faults, breakers=[reset])).breakers if each.scope.user
+    ]
     new = record(decide(story(*faults, failure("3.0", NOW + 5), breakers=[reset])))
     assert (new.failures, new.since) == (1, NOW)
     assert not [
         each
         for each in decide(story(*faults, failure("3.0", NOW + 5), breakers=[new])).breakers
-        if each.user
+        if each.scope.user
     ]
     (gone,) = decide(fresh(story(breakers=[reset]), NOW + WEEK + 1)).breakers
     assert gone.forgotten

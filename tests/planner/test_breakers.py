@@ -43,20 +43,23 @@ IDLE, AT_WORK = (
 )
 
 
+TOPAS = model.Scope("topas")
+
+
 def tripped(
-    state: B, kind: K, scope: str = "topas", until: float = NOW + 100, **more: bool
+    state: B, kind: K, scope: model.Scope = TOPAS, until: float = NOW + 100, **more: bool
 ) -> model.Breaker:
     return model.Breaker(scope, state, NOW - 60, 2, until, replace(fault(kind, NOW - 15), **more))
 
 
-BAD_NODES = tripped(B.PROBING, K.NODE, A100.key, of_order=True, accepted=True)
+BAD_NODES = tripped(B.PROBING, K.NODE, A100.scope, of_order=True, accepted=True)
 
 
 @pytest.mark.parametrize(
     ("known", "given", "after"),
     [
         # A ban leads only to probing, and there is no other overlay: it is never banned.
-        (tripped(B.BANNED, K.DRONE, A100.key, NOW - 1), {}, (B.PROBING, 2)),
+        (tripped(B.BANNED, K.DRONE, A100.scope, NOW - 1), {}, (B.PROBING, 2)),
         (tripped(B.DEGRADED, K.DOWN, OVERLAY_SCOPE, 0.0), {"overlay_fault": DOWN}, (B.DEGRADED, 3)),
         # A listing that works clears what a poll has met, and nothing that orders have met.
         (tripped(B.BANNED, K.DENIED), {}, (B.ACTIVE, 0)),
@@ -70,11 +73,11 @@ BAD_NODES = tripped(B.PROBING, K.NODE, A100.key, of_order=True, accepted=True)
         (tripped(B.DEGRADED, K.DOWN, of_order=True), {"drones": [QUEUED], "remotes": [RUNS]}, None),
         # A drone that works clears the blame of its type.
         (
-            tripped(B.PROBING, K.DRONE, A100.key),
+            tripped(B.PROBING, K.DRONE, A100.scope),
             {"drones": [IDLE], "slots": [slot_of(AT_WORK)]},
             (B.ACTIVE, 0),
         ),
-        (tripped(B.PROBING, K.DRONE, A100.key), {"drones": [IDLE]}, None),
+        (tripped(B.PROBING, K.DRONE, A100.scope), {"drones": [IDLE]}, None),
         # The same failed look is counted once.
         (replace(tripped(B.DEGRADED, K.DOWN), fault=DOWN), {"site_fault": DOWN}, None),
         # Machines that fail as they boot are cured by one in the pool, not by one that boots.
@@ -104,11 +107,11 @@ def test_an_accepted_order_clears_what_orders_had_tripped_but_not_the_blame_for_
     None
 ):
     one = [model.OrderResult(model.DroneId("kit-ab12-1"), model.OrderOutcome.OK, "1")]
-    types = {model.DroneId("kit-ab12-1"): "topas/a100"}
-    quota = {A100.key: tripped(B.PROBING, K.QUOTA, A100.key, of_order=True)}
-    dying = {A100.key: tripped(B.PROBING, K.DRONE, A100.key)}
-    assert [b.state for b in update_by_order_results(quota, "topas", types, one, NOW)] == [B.ACTIVE]
-    assert update_by_order_results(dying, "topas", types, one, NOW) == []
+    types = {model.DroneId("kit-ab12-1"): A100.scope}
+    quota = {A100.scope: tripped(B.PROBING, K.QUOTA, A100.scope, of_order=True)}
+    dying = {A100.scope: tripped(B.PROBING, K.DRONE, A100.scope)}
+    assert [b.state for b in update_by_order_results(quota, TOPAS, types, one, NOW)] == [B.ACTIVE]
+    assert update_by_order_results(dying, TOPAS, types, one, NOW) == []
 
 
 def test_a_site_that_never_answers_a_start_is_banned_though_its_listings_work() -> None:
@@ -124,7 +127,7 @@ def test_a_site_that_never_answers_a_start_is_banned_though_its_listings_work() 
         ]
         known = {b.scope: b for b in breakers}
         breakers = update_by_order_results(
-            known, "topas", {unsure[0].drone_id: A100.key}, unsure, NOW
+            known, TOPAS, {unsure[0].drone_id: A100.scope}, unsure, NOW
         )
         states.append(breakers[0].state)
     assert states == [B.DEGRADED, B.DEGRADED, B.BANNED]
@@ -141,7 +144,7 @@ def test_a_type_whose_drones_vanish_before_they_work_is_slowed(
         waiting=5, drones=[drone("kit-ab12-1", state, missing_at=NOW - gone_s)], remotes=[]
     )
     assert [m.drone.state for m in plan.moves] == [model.DroneState.LOST]
-    assert [b.scope for b in plan.breakers] == ["topas/a100"]
+    assert [b.scope for b in plan.breakers] == [A100.scope]
     assert len(plan.starts) == 1, "one is tried, not five"
 
 
@@ -180,13 +183,13 @@ def test_refused_orders_ban_what_the_fault_concerns_for_a_pause_that_doubles(
 ) -> None:
     i = model.DroneId("kit-ab12-1")
     refused = [model.OrderResult(i, model.OrderOutcome.REJECTED, fault=fault(kind))]
-    known: dict[str, model.Breaker] = {}
+    known: dict[model.Scope, model.Breaker] = {}
     pauses = []
     for _ in range(failures + 12):
-        (after,) = update_by_order_results(known, "topas", {i: A100.key}, refused, NOW)
+        (after,) = update_by_order_results(known, TOPAS, {i: A100.scope}, refused, NOW)
         known = {after.scope: after}
         pauses.append(after.until - NOW if after.state is B.BANNED else None)
-    assert list(known) == [scope]
+    assert list(map(str, known)) == [scope]
     assert pauses[: failures + 2] == [None] * (failures - 1) + [
         first_s,
         2 * first_s,
@@ -251,20 +254,20 @@ def test_a_bad_end_is_blamed_on_the_type(
 ) -> None:
     ended = replace(remote_of(there), state=model.RemoteState.ENDED, end=end)
     plan = plan_for(drones=[there], remotes=[ended], slots=[])
-    assert [b.fault.kind for b in plan.breakers if b.fault and b.scope == A100.key] == (
+    assert [b.fault.kind for b in plan.breakers if b.fault and b.scope == A100.scope] == (
         [blamed] if blamed else []
     )
 
 
 def test_the_answers_of_a_batch_count_once_and_a_refusal_outweighs_an_accepted_order() -> None:
-    ids, key = [model.DroneId(f"kit-ab12-{i}") for i in range(3)], str(A100.key)
+    ids, key = [model.DroneId(f"kit-ab12-{i}") for i in range(3)], A100.scope
     full = fault(model.FaultKind.QUOTA)
     known = {key: model.Breaker(key, B.PROBING, NOW - 9, 2, 0.0, replace(full, of_order=True))}
     batch = [
         model.OrderResult(ids[0], model.OrderOutcome.OK, "1"),
         *(model.OrderResult(i, model.OrderOutcome.REJECTED, fault=full) for i in ids[1:]),
     ]
-    (after,) = update_by_order_results(known, "topas", dict.fromkeys(ids, key), batch, NOW)
+    (after,) = update_by_order_results(known, TOPAS, dict.fromkeys(ids, key), batch, NOW)
     assert (after.state, after.failures, after.until) == (B.BANNED, 3, NOW + 480)
     assert after.fault is not None and after.fault.of_order
 
@@ -285,7 +288,7 @@ def test_what_waits_for_nothing_that_comes_by_waiting_backs_off_where_the_fault_
 ) -> None:
     held = {"state": model.RemoteState.PENDING, "blocked": K.CONFIG, "reason": "no such partition"}
     plan = plan_for(drones=[there], remotes=[replace(remote_of(there), **held | more)])
-    assert [breaker.scope for breaker in plan.breakers] == ([scope] if scope else [])
+    assert [str(breaker.scope) for breaker in plan.breakers] == ([scope] if scope else [])
     for breaker in plan.breakers:
         assert (
             breaker.fault is not None
@@ -298,7 +301,7 @@ def test_what_waits_for_nothing_that_comes_by_waiting_backs_off_where_the_fault_
 
 PARALLEL = replace(scenes.SMALL, id="parallel", owner="eve", oldest_at=NOW - 5000, waiting=3)
 PLAIN = replace(scenes.SMALL, id="plain", owner="alice", oldest_at=NOW - 5000, waiting=2)
-SCOPE = model.class_scope(A100.key, "parallel")
+SCOPE = replace(A100.scope, class_id="parallel")
 
 
 def idled(name: str = "kit-ab12-1", **more: object) -> model.Drone:
@@ -379,11 +382,11 @@ def test_drones_of_one_batch_are_one_failure() -> None:
 def test_after_the_pause_one_drone_is_tried_and_only_one() -> None:
     plan = plan_for(classes=[PARALLEL], breakers=[banned(until=NOW - 1)])
     assert started_for(plan) == {"parallel": 1}
-    assert why(plan, "class:parallel")[-1] == Probing(SCOPE)
+    assert why(plan, "class:parallel")[-1] == Probing(str(SCOPE))
     trying = drone("kit-ab12-7", model.DroneState.BOOTING, for_class="parallel")
     again = plan_for(classes=[PARALLEL], drones=[trying], breakers=[banned(state=B.PROBING)])
     assert again.starts == ()
-    assert Probing(SCOPE) in why(again, "class:parallel")
+    assert Probing(str(SCOPE)) in why(again, "class:parallel")
 
 
 def test_a_drone_that_is_tried_does_not_idle_three_times_as_long() -> None:
@@ -434,7 +437,7 @@ def test_jobs_that_did_not_wait_all_the_time_are_not_blamed(
 
 def test_a_drone_that_the_pool_never_saw_is_still_the_types_fault() -> None:
     _, plan = after(idled(joined_at=0.0, idle_at=0.0))
-    assert [b.scope for b in plan.breakers] == [A100.key]
+    assert [b.scope for b in plan.breakers] == [A100.scope]
 
 
 @pytest.mark.parametrize("state", [model.DroneState.BUSY, model.DroneState.BOOTING])
@@ -465,6 +468,6 @@ def test_the_trouble_of_a_failing_type_has_the_meaning_of_the_exit_code() -> Non
     (breaker,) = (
         b
         for b in plan_of(snapshot(drones=[before], remotes=[remote])).breakers
-        if b.scope == before.type
+        if str(b.scope) == before.type
     )
     assert breaker.fault is not None and "exit code 71: GPU check failed" in breaker.fault.message

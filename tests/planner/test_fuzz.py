@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.hostile import answers, worlds
 from benchmarks.hostile.run import Found, hunt, judge, story
-from provisioner.model import Breaker, BreakerState
+from provisioner.model import Breaker, BreakerState, Scope
 from provisioner.planner import decide
 
 pytest.importorskip("classad2")
@@ -29,7 +29,7 @@ def test_deciding_never_fails_and_no_plan_is_refused_whole() -> None:
 def test_the_hunt_sees_what_goes_wrong() -> None:
     snap = next(s for s in map(worlds.world, range(200)) if decide(s).starts)
     plan = decide(snap)
-    scope = plan.starts[0].drone.site
+    scope = Scope(plan.starts[0].drone.site)
     banned = replace(
         snap, breakers={scope: Breaker(scope, BreakerState.BANNED, until=worlds.NOW + 60)}
     )

@@ -46,7 +46,7 @@ ASKED = drone("kit-ab12-1", model.DroneState.REQUESTED, age_s=5.0)
 
 
 def breaker(scope: str, state: model.BreakerState) -> model.Breaker:
-    return model.Breaker(scope, state, NOW - 300, 2, 0.0, TROUBLE)
+    return model.Breaker(model.Scope.parse(scope), state, NOW - 300, 2, 0.0, TROUBLE)
 
 
 def many(

@@ -13,7 +13,7 @@ import pytest
 from benchmarks import with_memory
 from benchmarks.hostile import answers
 from benchmarks.ticks import World
-from provisioner.model import Breaker, BreakerState, DroneState, Plan, Snapshot, class_scope
+from provisioner.model import Breaker, BreakerState, DroneState, Plan, Scope, Snapshot
 from provisioner.planner import decide, planner
 from provisioner.planner.context import HEARTBEAT_RECORD_INTERVAL_S
 from provisioner.planner.lifecycle import Unchanged
@@ -88,7 +88,9 @@ def test_a_sign_of_life_alone_is_recorded_and_says_nothing_about_a_back_off() ->
         replace(slot, heard_at=later) if slot.drone_id == before.id else slot for slot in view.slots
     )
     backs_off = Breaker(
-        class_scope(before.type, before.for_class), BreakerState.DEGRADED, failures=1
+        replace(Scope.parse(before.type), class_id=before.for_class),
+        BreakerState.DEGRADED,
+        failures=1,
     )
     heard = replace(
         with_pool(seen, slots=slots, classes=classes), breakers={backs_off.scope: backs_off}

@@ -383,7 +383,7 @@ def test_a_new_drone_with_room_for_several_large_jobs_takes_small_ones_at_once()
 PENDING = drone("d-9", S.QUEUED, A100)
 PROBE = drone("d-8", S.QUEUED, PAIR, for_class="large")
 PROBING = model.Breaker(
-    model.class_scope(PAIR.key, "large"), model.BreakerState.PROBING, since=NOW - 900
+    replace(PAIR.scope, class_id="large"), model.BreakerState.PROBING, since=NOW - 900
 )
 
 

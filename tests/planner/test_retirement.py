@@ -44,9 +44,11 @@ def overdue(state: S, for_s: float, limit_s: float) -> reasons.StateTimeout:
 
 
 UNSEEN_POOL = model.Breaker(
-    "overlay", model.BreakerState.ACTIVE, since=NOW - 30, blind_until=NOW - 30
+    model.Scope("overlay"), model.BreakerState.ACTIVE, since=NOW - 30, blind_until=NOW - 30
 )
-SETTLING = model.Breaker("overlay", model.BreakerState.ACTIVE, since=NOW - 5, until=NOW + 25)
+SETTLING = model.Breaker(
+    model.Scope("overlay"), model.BreakerState.ACTIVE, since=NOW - 5, until=NOW + 25
+)
 CHECKS = there(S.JOINED, 302)
 OLD = drone("kit-ab12-1", S.BUSY, V100)
 BACK = there(S.BUSY, 500)

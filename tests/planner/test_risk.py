@@ -322,8 +322,10 @@ def crippled(made: Snapshot, how: str) -> Snapshot:
             return with_site(made, "horeka", drones={stuck.id: remote})
         case scope:
             fault = replace(scenes.DOWN, of_order=True)
-            breaker = model.Breaker(scope, model.BreakerState.BANNED, NOW - 60, 3, NOW + 600, fault)
-            return replace(made, breakers={scope: breaker})
+            breaker = model.Breaker(
+                model.Scope.parse(scope), model.BreakerState.BANNED, NOW - 60, 3, NOW + 600, fault
+            )
+            return replace(made, breakers={breaker.scope: breaker})
 
 
 HOW = ("stale", "downtime", "full by its limit", "blocked", HPC.key, "horeka")

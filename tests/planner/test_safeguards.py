@@ -112,7 +112,7 @@ def test_operators_requests_pass_where_nothing_else_can_be_decided() -> None:
     assert [d.drone.id for d in found.plan.drains] == ["kit-ab12-2"]
     assert not found.plan.starts
     assert found.plan.requests_done == (3, 4)
-    assert [type(r.reason) for r in found.plan.refusals if r.subject == "all"] == [
+    assert [type(r.reason) for r in found.plan.refusals if str(r.subject) == "all"] == [
         reasons.PlannerFailed
     ]
     assert validate_plan(snap, found.plan) == ()

@@ -27,7 +27,7 @@ from tests.planner.scenes import (
 S = model.DroneState
 WAITS = jobs(waiting=3)
 CPU = model.DroneType("topas", "cpu", 0, 8, 20480, 0)
-BANNED = model.Breaker("topas", model.BreakerState.BANNED, NOW, 3, NOW + 9)
+BANNED = model.Breaker(model.Scope("topas"), model.BreakerState.BANNED, NOW, 3, NOW + 9)
 OPERATOR = reasons.OperatorRequested("ada", "drain")
 UNNEEDED = reasons.Unneeded("idle")
 CLAIM = reasons.PreemptedForOwner(1, 60.0)
@@ -349,7 +349,9 @@ def test_nothing_is_asked_of_a_site_that_was_never_seen() -> None:
         assert breach.actions == (*leaves.stops, *leaves.orphans)
 
 
-@pytest.mark.parametrize("scope", ["topas", A100.key, model.class_scope(A100.key, "small")])
+@pytest.mark.parametrize(
+    "scope", [model.Scope("topas"), A100.scope, replace(A100.scope, class_id="small")]
+)
 def test_what_is_banned_before_or_by_this_plan_is_not_started(scope: str) -> None:
     text = f"kit-ab12-42 is started although {scope} is banned until {NOW + 60:.0f}"
     banned = model.Breaker(scope, model.BreakerState.BANNED, NOW, 3, NOW + 60)

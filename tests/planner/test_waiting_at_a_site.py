@@ -119,7 +119,7 @@ def test_a_drone_that_will_never_start_leaves_and_its_type_backs_off(
         reasons.StartBlocked("horeka/a100", fault.value, "Bad"),
     )
     [breaker] = plan.breakers
-    assert breaker.scope == "horeka/a100" and breaker.fault is not None
+    assert str(breaker.scope) == "horeka/a100" and breaker.fault is not None
     assert (breaker.fault.kind, breaker.fault.message) == (fault, "kit-ab12-1 waits: Bad")
     assert plan.starts == ()
     # The next tick: it is on its way out, counted once, and nothing new is asked for.
@@ -343,10 +343,12 @@ def test_a_cloud_that_accepts_the_probe_has_shown_nothing_yet() -> None:
         of_order=True,
         accepted=True,
     )
-    breaker = model.Breaker("cloud/h100", model.BreakerState.PROBING, NOW - 60, 2, 0.0, met)
+    breaker = model.Breaker(
+        model.Scope("cloud", "h100"), model.BreakerState.PROBING, NOW - 60, 2, 0.0, met
+    )
     accepted = model.OrderResult(model.DroneId("kit-ab12-2"), model.OrderOutcome.OK, "vm-2")
-    known, types = {breaker.scope: breaker}, {accepted.drone_id: VM.key}
-    assert update_by_order_results(known, "cloud", types, [accepted], NOW) == []
+    known, types = {breaker.scope: breaker}, {accepted.drone_id: VM.scope}
+    assert update_by_order_results(known, model.Scope("cloud"), types, [accepted], NOW) == []
     was = drone("kit-ab12-2", S.SUBMITTED, VM, age_s=5)
     waits = model.RemoteDrone(was.id, model.RemoteState.PENDING, "vm-2", reason="BUILD")
     given = {"waiting": 9, "types": (VM,), "drones": [was], "breakers": [breaker]}
@@ -369,7 +371,9 @@ def test_one_of_the_same_batch_that_starts_later_shows_no_room_for_more(
     met = model.Fault(
         fault, "kit-ab12-1 waits: quota exceeded", NOW - 5, of_order=True, accepted=True
     )
-    breaker = model.Breaker("cloud/h100", model.BreakerState.BANNED, NOW - 5, 2, NOW + 100, met)
+    breaker = model.Breaker(
+        model.Scope("cloud", "h100"), model.BreakerState.BANNED, NOW - 5, 2, NOW + 100, met
+    )
     for age_s, cured in ((30.0, False), (2.0, True)):
         was = drone("kit-ab12-2", S.QUEUED, VM, age_s=age_s)
         runs = model.RemoteDrone(was.id, model.RemoteState.RUNNING, "vm-2", started_at=NOW - 1)

@@ -44,7 +44,7 @@ class WatchedReservations:
         plan = decide(snapshot)
         reserved = [each.reason for each in plan.refusals if isinstance(each.reason, NodeReserved)]
         self.said |= {
-            each.subject for each in plan.refusals if isinstance(each.reason, NodeReserved)
+            str(each.subject) for each in plan.refusals if isinstance(each.reason, NodeReserved)
         }
         self.drains += sum(isinstance(each.reason, NodeReserved) for each in plan.drains)
         for each in reserved:

@@ -31,7 +31,7 @@ CONTROLLER = "kit"
 WHY: Reason = JobsWaiting("class-1", waiting=7, covered=2, starts=1)
 SEEN: Reason = SeenInPool("idle", jobs=0, after_s=61.5)
 NOTHING_FITS = m.Refusal(
-    "class:class-9", 40, NothingFits("horeka/h100", "vram_mib", "200000", "95830")
+    m.Subject("class", "class-9"), 40, NothingFits("horeka/h100", "vram_mib", "200000", "95830")
 )
 
 A100 = m.DroneType(

@@ -46,7 +46,7 @@ async def test_a_clock_that_was_set_is_on_record_with_the_times_that_were_moved(
         await record(store, starts(1, one))
         assert store.committed.recorded_at == 100.0
         moved = replace(one, since=one.since + 900.0, requested_at=one.requested_at + 900.0)
-        breaker = m.Breaker("topas", since=900.0)
+        breaker = m.Breaker(m.Scope("topas"), since=900.0)
         await store.record_results(
             1, (m.StateChange(moved, moved.state, SEEN),), (breaker,), set_to=1000.0
         )
@@ -54,7 +54,10 @@ async def test_a_clock_that_was_set_is_on_record_with_the_times_that_were_moved(
         await store.record_results(1, (), (), set_to=1100.0)
     async with store_at(file) as store:
         assert (store.committed.recorded_at, store.committed.recorded_drift_s) == (1100.0, 0.0)
-        assert dict(store.drones) == {one.id: moved} and store.breakers["topas"].since == 900.0
+        assert (
+            dict(store.drones) == {one.id: moved}
+            and store.breakers[m.Scope("topas")].since == 900.0
+        )
         await store.record_results(1, (), ())
         assert store.committed.recorded_at == 1100.0
 
@@ -148,11 +151,13 @@ async def test_the_next_snapshot_is_put_together_from_the_record(file: Path) -> 
         await store.record(plan, last)
         Reader(file).ask(m.RequestKind.KILL, [drone(1).id], reason="broken fan", by="mg", at=105.0)
         await store.record_results(
-            7, (now_is(drone(1), S.SUBMITTED, at=101.0, remote_id="1"),), (m.Breaker("topas"),)
+            7,
+            (now_is(drone(1), S.SUBMITTED, at=101.0, remote_id="1"),),
+            (m.Breaker(m.Scope("topas")),),
         )
         known = {
             "drones": store.drones,
-            "breakers": {"topas": m.Breaker("topas")},
+            "breakers": {m.Scope("topas"): m.Breaker(m.Scope("topas"))},
             "requests": await store.requests(),
         }
         assert Reader(file).snapshot() == replace(last, now=100.0, tick=8, next_serial=3, **known)

@@ -163,7 +163,7 @@ async def _one(
         moves=_moves(store, tick.moves, now),
         starts=tuple(m.Start(drone(serial, at=now), WHY) for serial in sorted(tick.starts)),
         refusals=(NOTHING_FITS,) if tick.refuses else (),
-        breakers=(m.Breaker("topas", tick.breaker, now),) if tick.breaker else (),
+        breakers=(m.Breaker(m.Scope("topas"), tick.breaker, now),) if tick.breaker else (),
         requests_done=tuple(each.id for each in await store.requests()) if tick.takes_up else (),
     )
     for each in (store, memory):
@@ -177,7 +177,9 @@ async def _one(
         if tick.tells:
             await each.event(now, "told", {"tick": number})
         await each.record_results(
-            number, moves, (m.Breaker("topas/a100", tick.breaker),) if tick.breaker else ()
+            number,
+            moves,
+            (m.Breaker(m.Scope("topas", "a100"), tick.breaker),) if tick.breaker else (),
         )
         await each.record_completed(
             [m.CompletedJob(f"s#{n}.0", at, 50.0, now, 1000, n, 2048) for n, at in tick.done]

@@ -448,9 +448,9 @@ class BusyPool:
         made, now = self.drones(), self.now
         banned = m.Fault(m.FaultKind.DENIED, self.word("token expired at 06:00:00Z"), now - 2900)
         breakers = (
-            m.Breaker("horeka", m.BreakerState.BANNED, now - 2900, 5, now + 1500, banned),
+            m.Breaker(m.Scope("horeka"), m.BreakerState.BANNED, now - 2900, 5, now + 1500, banned),
             m.Breaker(
-                "topas@topas-a100-03.example.org", m.BreakerState.BANNED, now - 900, 2, now + 6300,
+                m.Scope("topas", node="topas-a100-03.example.org"), m.BreakerState.BANNED, now - 900, 2, now + 6300,
                 m.Fault(m.FaultKind.BLACK_HOLE, self.word("4 jobs failed within 5 s"), now - 900),
             ),
         )  # fmt: skip

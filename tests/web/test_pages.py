@@ -17,7 +17,7 @@ import pytest
 from provisioner.answers import explain
 from provisioner.answers.errors import VerbError
 from provisioner.answers.explain import explained_job
-from provisioner.model import BreakerState, DroneState, Refusal
+from provisioner.model import BreakerState, DroneState, Refusal, Scope, Subject
 from provisioner.reasons import (
     BackingOff,
     PlannerFailed,
@@ -213,7 +213,7 @@ def test_what_is_refused_has_the_reason_of_most_jobs(reader: SeriesReader) -> No
     rows = {row[0]: row for row in Rendered(reader, "/").rows("Drones by site and type")}
     assert rows["cpu"][-2] == "63" and "no free place for topas/cpu" in rows["cpu"][-1]
     assert "the view of site:horeka" in rows["h100"][-1]
-    assert reader.breakers()["horeka"].state is BreakerState.BANNED
+    assert reader.breakers()[Scope("horeka")].state is BreakerState.BANNED
     sites = [name for name, *cells in rows.items() if len(cells[0]) == 1]
     assert [site.split()[0] for site in sites] == ["cloud", "horeka", "nemo", "topas"]
     assert (
@@ -328,7 +328,7 @@ def test_the_page_of_a_job_has_neither_names_of_operators_nor_words_of_sites(
         reader.plans(limit=1),
         [c for c in reader.views().overlay.view.classes if "8831" in c.job_ids],
     )  # type: ignore[union-attr]
-    refusal = Refusal(f"class:{job.id}", 1, reason)
+    refusal = Refusal(Subject("class", job.id), 1, reason)
     monkeypatch.setattr(
         reader, "plans", lambda **_: [replace(plan, starts=(), refusals=(refusal,))]
     )
