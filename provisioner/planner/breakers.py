@@ -294,40 +294,40 @@ def _after_trials(
 ) -> Mapping[Scope, Breaker]:
     """Return all breakers after the trials of job classes that ended in this snapshot."""
     view, now = snapshot.overlay.view, snapshot.now
-    tried = _trials(snapshot, moves)
-    ours = [breaker for breaker in known.values() if breaker.scope.class_id]
-    if view is None or view.unheard or snapshot.overlay.fault is not None or not (tried or ours):
-        return known  # jobs of a queue that does not answer get no drone, whatever they ask for
+    # jobs of a queue that does not answer get no drone, whatever they ask for
+    if view is None or view.unheard or snapshot.overlay.fault is not None:
+        return known
     after = dict(known)
     classes = {job.id: job for job in view.classes}
     types = {kind.key for kind in snapshot.types}
-    for breaker in ours:
-        gone = breaker.scope.class_id not in classes or breaker.scope.type_key not in types
-        if gone and breaker.state is not BreakerState.BANNED:
-            after[breaker.scope] = after_success(breaker, now)
-    for drone in tried:
+    for scope, breaker in known.items():
+        gone = scope.class_id not in classes or scope.type_key not in types
+        if scope.class_id and gone and breaker.state is not BreakerState.BANNED:
+            after[scope] = after_success(breaker, now)
+    for drone in _trials(snapshot, moves):
         scope = replace(Scope.parse(drone.type), class_id=drone.for_class)
+        breaker = after.get(scope) or Breaker(scope, since=now)
         job = classes.get(drone.for_class)
-        if drone.state is DroneState.UNUSED:
-            breaker = after.get(scope) or Breaker(scope, since=now)
-            # One batch is one failure: a drone that was ordered before an earlier one failed is
-            # counted already.
-            counted = breaker.fault is not None and drone.requested_at <= breaker.fault.at
-            idle_at = drone.idle_at or drone.joined_at
-            negotiated = not view.negotiated_at or view.negotiated_at > idle_at
-            if (
-                job is not None
-                and job.waiting > 0
-                and job.waits_since <= idle_at
-                and negotiated
-                and not counted
-            ):
-                text = f"{drone.id} idled until it left, and no job of the class came"
-                fault = Fault(FaultKind.JOBS, text, now, of_order=True, accepted=True)
-                after[scope] = after_failure(breaker, fault, now)
-        elif scope in after and drone.busy_at and job is not None and job.running:
-            after[scope] = after_success(after[scope], now)
+        if drone.state is not DroneState.UNUSED:
+            if scope in after and drone.busy_at and job is not None and job.running:
+                after[scope] = after_success(breaker, now)
+        elif job is not None and _idled_beside(job, drone, view, breaker):
+            text = f"{drone.id} idled until it left, and no job of the class came"
+            fault = Fault(FaultKind.JOBS, text, now, of_order=True, accepted=True)
+            after[scope] = after_failure(breaker, fault, now)
     return after
+
+
+def _idled_beside(
+    job: model.JobClass, drone: Drone, view: model.OverlayView, breaker: Breaker
+) -> bool:
+    """Return True if jobs waited for all of a drone's idle time, and no earlier failure counts it."""
+    idle_at = drone.idle_at or drone.joined_at
+    waited = job.waiting > 0 and job.waits_since <= idle_at
+    negotiated = not view.negotiated_at or view.negotiated_at > idle_at
+    # One batch is one failure: a drone that was ordered before an earlier one failed is counted.
+    counted = breaker.fault is not None and drone.requested_at <= breaker.fault.at
+    return waited and negotiated and not counted
 
 
 def _trials(snapshot: Snapshot, moves: Sequence[StateChange]) -> list[Drone]:
