@@ -75,8 +75,10 @@ class ClockWatch:
 
     async def turn(self, work: WorkContext) -> None:
         """Report a clock that was set, and its end."""
+        self.clock.now()  # notices a step since the begin of the tick, which may be one to doubt
         drift = self.clock.drift_s()
-        stepped = abs(drift) > CLOCK_STEP_S and not self.doubted
+        doubted = self.doubted or self.clock.doubted()
+        stepped = abs(drift) > CLOCK_STEP_S and not doubted
         if stepped is not self._stepped:
             self._stepped = stepped
             await self.event(
