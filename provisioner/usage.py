@@ -257,9 +257,12 @@ def _smallest_type(
 ) -> tuple[TypeKey, int] | None:
     from provisioner.planner.matching import unmet_requirement
 
-    most_milli, uses = max(milli for _, milli in held), Counter[int]()
-    for each, _ in held:
+    uses = Counter[int]()
+    there: dict[TypeKey, int] = {}
+    for each, milli in held:
         uses[each.used_milli or 0] += each.jobs
+        there[each.type] = max(milli, there.get(each.type, 0))
+    most_milli = max(there.values())
     need = max(1, quantile(uses, 0.95) or 0)
     need = min(most_milli, need if need <= WHOLE_GPU else _gpus(need) * WHOLE_GPU)
     vram_mib = max(_vram_mib(each, kinds.get(each.type)) for each, _ in held)
@@ -275,25 +278,22 @@ def _smallest_type(
         alike = places <= {(kind.vendor, kind.arch)}
         if not kind.gpu_milli or not alike or unmet_requirement(job, kind) is not None:
             continue
-        there = [milli for each, milli in held if each.type == kind.key]
-        milli = _held_share(job, kind, there, splits=run.splits)
-        if milli is not None:
+        share = _held_share(job, kind, there.get(kind.key), splits=run.splits)
+        if share is not None:
             share_mib = kind.vram_mib // kind.shares
-            found.append((milli, share_mib, kind.gpu_milli, kind.price, kind.key))
+            found.append((share, share_mib, kind.gpu_milli, kind.price, kind.key))
     return (min(found)[-1], min(found)[0]) if found else None
 
 
-def _held_share(
-    job: JobClass, kind: DroneType, there: Sequence[int], *, splits: bool
-) -> int | None:
+def _held_share(job: JobClass, kind: DroneType, there: int | None, *, splits: bool) -> int | None:
     """Return the milli-GPUs that a job would hold on a type; None if these are no share of it.
 
-    ``there``: what its runs held on this type.
+    ``there``: the most that a run of them held on this type; None: none ran there.
     """
     milli = held_milli(job.gpu_milli, job.vram_mib, job.splits, kind)
     if kind.vram_pool:
-        if there:
-            return max(there)
+        if there is not None:
+            return there
         return milli if job.gpu_milli <= milli < WHOLE_GPU else None
     shares = shares_needed(job.gpu_milli, kind.shares) if kind.shares > 1 else 1
     # all shares of a GPU are no share, and HTCondor joins none

@@ -140,9 +140,10 @@ def report_of(
     slots: Iterable[Slot] = (),
 ) -> UsageReport:
     """Return the report of a record with these drones and runs."""
-    slots = [replace(each, begun_at=BEGIN + each.begun_at) for each in slots]
+    slots = tuple(replace(each, begun_at=BEGIN + each.begun_at) for each in slots)
     sql = record_of(drones, runs)
-    found = tables.read_use(sql, BEGIN + since, BEGIN + until, slots, by_drone=by == "drone")
+    tables.insert(sql, "views", {"name": "slots", "body": tables.pack_view_part("slots", slots)})
+    found = tables.read_use(sql, BEGIN + since, BEGIN + until, by_drone=by == "drone")
     return usage_report(found, types, since, until, by)
 
 

@@ -324,19 +324,6 @@ _SHOWN_IN_FULL: dict[str, Callable[[Drone], str]] = {
 }
 
 
-def _gpus_offline(drone: Drone, views: Views | None) -> int:
-    """Return how many GPUs of a drone its checks have taken offline, by the newest view of the pool."""
-    slots = views.overlay.view.slots if views is not None and views.overlay.view is not None else ()
-    return next(
-        (
-            slot.gpus_offline
-            for slot in slots
-            if slot.drone_id == drone.id and not drone.state.ended
-        ),
-        0,
-    )
-
-
 def _drone_facts(
     limit: StateLimit, gpus_offline: int, columns: Sequence[Column]
 ) -> tuple[Column, ...]:
@@ -496,17 +483,19 @@ def drone_document(reader: Reader, drone_id: DroneId) -> Document:
     use = RecordedUse(reader, views, drone.requested_at, [drone.id])
     columns = with_use(DRONE_COLUMNS, use.by("drone"), lambda d: d.id)
     words = reader.last_output(drone.id).splitlines()
-    return _life(drone, views, columns, reader.history(drone.id), words)
+    offline = 0 if drone.state.ended else reader.gpus_offline(drone.id)
+    return _life(drone, views, offline, columns, reader.history(drone.id), words)
 
 
 def _sample_life() -> Document:
     drone = Drone(DroneId("a-b-1"), TypeKey("s/t"), DroneState.IDLE, 1.0, 1.0, 1000)
-    return _life(drone, None, DRONE_COLUMNS, (), ())
+    return _life(drone, None, 0, DRONE_COLUMNS, (), ())
 
 
 def _life(
     drone: Drone,
     views: Views | None,
+    gpus_offline: int,
     columns: Sequence[Column],
     history: Sequence[Transition],
     words: Sequence[str],
@@ -515,7 +504,7 @@ def _life(
     steps = [LifeStep(step, spent_s) for step, spent_s in zip_longest(history, spent)]
     return Document(
         "provisioner.drone/1",
-        _drone_facts(state_limit(drone, views), _gpus_offline(drone, views), columns),
+        _drone_facts(state_limit(drone, views), gpus_offline, columns),
         drone,
         {
             "history": Listing("", HISTORY_COLUMNS, steps, title="Life"),

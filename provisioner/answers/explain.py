@@ -105,7 +105,7 @@ def known_job(
     view = views.overlay.view
     if job is None or view is None:
         return None
-    for slot in view.slots:
+    for slot in reader.slots():
         if holds_job(slot.job_ids, job):
             since = f" since {formatting.iso(slot.begun_at)}" if slot.begun_at else ""
             said = f"runs in drone {slot.drone_id}{since}; `provisioner drones show {slot.drone_id}` tells its life"
@@ -275,7 +275,7 @@ def class_document(reader: Reader, views: Views, job: JobClass, title: str) -> D
     reasons = row.reasons or ([BadRequest(job.invalid)] if job.invalid else [])
     view = views.overlay.view
     if view is not None and job.waiting:
-        slots = {slot.drone_id: slot for slot in view.slots}
+        slots = {slot.drone_id: slot for slot in reader.slots()}
         turn = UserShares.of(view.classes, view.priorities, live, slots).turn_of(job.owner)
         reasons = [*reasons, turn] if turn else reasons
     of_type = Counter(drone.type for drone in live)

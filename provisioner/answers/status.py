@@ -119,14 +119,12 @@ def _screen(
 
 def trouble_kinds(reader: Reader) -> list[tuple[str, str]]:
     """Return severity and kind of each trouble on record."""
-    return [
-        (each.severity.value, each.kind) for each in troubles.troubles(facts_of(reader, bulk=False))
-    ]
+    return [(each.severity.value, each.kind) for each in troubles.troubles(facts_of(reader))]
 
 
-def facts_of(reader: Reader, *, bulk: bool = True) -> troubles.TroubleContext:
-    """Return the facts that the rules of troubles need, and the screen; without ``bulk`` those of the rules alone."""
-    views, holder, at = reader.views(bulk=bulk), reader.holder(), now()
+def facts_of(reader: Reader) -> troubles.TroubleContext:
+    """Return the facts that the rules of troubles need, and the screen."""
+    views, holder, at = reader.views(), reader.holder(), now()
     # since then by this host's clock, which may have been set before or after that
     if holder is not None:
         holder = replace(holder, since=min(holder.since, holder.since - (time.time() - at)))

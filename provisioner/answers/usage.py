@@ -49,10 +49,8 @@ class RecordedUse:
         by_drone: bool = False,
     ) -> None:
         self._since, self._until = now() - DAY_S if since is None else since, now()
-        self._types, pool = (views.types, views.overlay.view) if views else ((), None)
-        self._runs = reader.use(
-            self._since, self._until, pool.slots if pool else (), of, by_drone=by_drone
-        )
+        self._types = views.types if views else ()
+        self._runs = reader.use(self._since, self._until, of, by_drone=by_drone)
 
     def by(self, grouping: str) -> UsageReport:
         return usage_report(self._runs, self._types, self._since, self._until, grouping)

@@ -96,7 +96,7 @@ def _run_check(where: opt.Where) -> int:
     try:
         reader = opt.open_record(where)
         with one_moment(reader.now):
-            return _print_check(facts_of(reader, bulk=False))
+            return _print_check(facts_of(reader))
     except Exception as error:
         failure = opt.verb_error(error)
         if failure is None:

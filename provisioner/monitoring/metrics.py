@@ -257,7 +257,7 @@ def families(
     Counters with labels that the metric no longer has are left out.
     """
     views, found = (
-        reader.views(bulk=False),
+        reader.views(),
         dict[tuple[str, tuple[str, ...]], dict[tuple[str, ...], float]](),
     )
     for key, value in read_values(reader, views, now).items():
@@ -334,7 +334,7 @@ class Health(NamedTuple):
 def health(reader: Reader) -> Health:
     """Return the answer to ``/-/ready``."""
     try:
-        return readiness(reader.views(bulk=False), reader.holder(), reader.now())
+        return readiness(reader.views(), reader.holder(), reader.now())
     except (StoreError, OSError) as error:
         return Health(False, (str(error),))
 

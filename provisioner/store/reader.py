@@ -331,10 +331,21 @@ class Reader:
             ).fetchone()
         return RecordPosition(*map(int, row))
 
-    def views(self, *, bulk: bool = True) -> store.Views | None:
-        """Return the newest views; None in a new store. ``bulk`` as for :func:`tables.read_views`."""
+    def views(self) -> store.Views | None:
+        """Return the newest views without slots, completions and listed drones; None in a new store."""
         with self._open() as sql:
-            return tables.read_views(sql, bulk=bulk)
+            return tables.read_views(sql, bulk=False)
+
+    def slots(self) -> tuple[model.Slot, ...]:
+        """Return the slots of the drones as the overlay showed them last."""
+        with self._open() as sql:
+            return tables.read_slots(sql)
+
+    def gpus_offline(self, drone_id: DroneId) -> int:
+        """Return how many GPUs of a drone its checks have taken offline, by the newest views."""
+        with self._open() as sql:
+            trees = tables.slot_trees(sql)
+            return next((t.get("gpus_offline", 0) for t in trees if t["drone_id"] == drone_id), 0)
 
     def counters(self) -> Mapping[MetricKey, float]:
         """Return the counters since the store was created."""

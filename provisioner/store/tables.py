@@ -194,6 +194,8 @@ _RUNNING = f"""
         FROM json_each(:slots)
     ) JOIN drones USING (id) WHERE live AND gpu_milli > 0 AND {BEGAN} > 0"""
 
+_DECODER = json.JSONDecoder()
+
 MOST_UNUSED = """
     SELECT drone_id, count(*) OVER () FROM completed_jobs
     WHERE drone_id IS NOT NULL AND ended_at >= ? AND gpu_milli > 0
@@ -204,7 +206,6 @@ def read_use(
     sql: sqlite3.Connection,
     since: float,
     until: float,
-    slots: Iterable[model.Slot] = (),
     of: Iterable[DroneId] | None = None,
     *,
     by_drone: bool = False,
@@ -213,15 +214,19 @@ def read_use(
 
     Of whole days there are sums, which do not tell drones apart: single runs are read of the time
     before the first midnight, ``of`` some drones, and ``by_drone``. Runs that ended in whole days
-    and began before ``since`` are read as well, to count less. ``slots``: those of the drones at
-    ``until``, with running jobs.
+    and began before ``since`` are read as well, to count less. The newest views have the running
+    jobs.
     """
     (oldest,) = sql.execute("SELECT coalesce(min(ended_at), 0) FROM completed_jobs").fetchone()
     day = int(max(since, oldest) // DAY_S) + 1
     (longest_s,) = sql.execute(
         "SELECT coalesce(max(longest_s), 0) FROM use_days WHERE day >= ?", (day,)
     ).fetchone()
-    work = [(slot.drone_id, slot.begun_at, slot.work_gpu_milli) for slot in slots if slot.begun_at]
+    work = [
+        (slot["drone_id"], slot["begun_at"], slot.get("work_gpu_milli", 0))
+        for slot in slot_trees(sql)
+        if slot.get("begun_at")
+    ]
     values = {
         "since": since,
         "until": until,
@@ -248,6 +253,19 @@ def read_use(
         had_s.update(dict(sql.execute(f"{_LIVES}{each} GROUP BY type", values)))
     (running_s,) = sql.execute(_RUNNING, values).fetchone()
     return RecordedRuns([UseSum._make(row) for row in sql.execute(sums, values)], had_s, running_s)
+
+
+def slot_trees(sql: sqlite3.Connection) -> Iterator[dict[str, Any]]:
+    """Yield the slots of the newest views as they are on record.
+
+    One at a time: 10,000 slots at once take 20 MiB, and as much in each thread of the web service.
+    """
+    row = sql.execute("SELECT body FROM views WHERE name = 'slots'").fetchone()
+    text, at = zlib.decompress(row[0]).decode() if row else "[]", 1
+    while text.startswith("{", at):
+        tree, end = _DECODER.raw_decode(text, at)
+        yield tree
+        at = end + 1
 
 
 def start_delays(sql: sqlite3.Connection, since: float) -> list[tuple[model.TypeKey, float, float]]:
@@ -409,6 +427,12 @@ def split_views(snapshot: Snapshot) -> dict[str, Any]:
 
 def pack_view_part(name: str, value: object) -> bytes:
     return pack(value, _VIEW_PARTS[name.partition("/")[0]])
+
+
+def read_slots(sql: sqlite3.Connection) -> tuple[model.Slot, ...]:
+    """Return the slots of the drones as the overlay showed them last."""
+    row = sql.execute("SELECT body FROM views WHERE name = 'slots'").fetchone()
+    return unpack(_VIEW_PARTS["slots"], row[0]) if row else ()
 
 
 def read_views(sql: sqlite3.Connection, *, bulk: bool = True) -> Views | None:

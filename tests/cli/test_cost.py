@@ -11,7 +11,18 @@ from typing import Any
 
 import pytest
 
-from provisioner.model import Drone, DroneState, OverlayView, PolledOverlay, TypeKey
+from provisioner.model import (
+    Drone,
+    DroneId,
+    DroneState,
+    OverlayView,
+    Policy,
+    PolledOverlay,
+    RemoteDrone,
+    Slot,
+    TypeKey,
+)
+from provisioner.store import tables
 from provisioner.store.reader import Reader
 from provisioner.web.pages import render
 from tests.cli.conftest import NOW, PLAIN, Cli
@@ -127,6 +138,22 @@ def test_a_page_reads_what_it_shows(
 ) -> None:
     assert "<h1" in render(path, Reader(days), query)
     assert 0 < rows[0] <= FEW * 2, "its parts ask for the same views"
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "/sites", "/drones", "/owner", "/use", "/waste", f"/drone/{LAST}"]
+)
+def test_a_page_decodes_no_bulk_of_the_views(
+    days: Path, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    """Slots and listed drones, 10,000 each, took 30 MiB of the web service."""
+    decoded, unpack = list[Any](), tables.unpack
+    monkeypatch.setattr(
+        tables, "unpack", lambda kind, body: decoded.append(kind) or unpack(kind, body)
+    )
+    assert "<h1" in render(path, Reader(days), {})
+    assert Policy in decoded
+    assert not {tuple[Slot, ...], dict[DroneId, RemoteDrone]} & {*decoded}
 
 
 def test_the_first_rows_are_those_of_the_whole_list(cli: Cli, days: Path) -> None:

@@ -182,12 +182,14 @@ async def test_views_are_the_newest_ones(file: Path) -> None:
             later.policy,
             later.types,
         )
-        assert (views.overlay, views.sites) == (later.overlay, later.sites)
+        whole = Reader(file).snapshot()
+        assert whole is not None and (whole.overlay, whole.sites) == (later.overlay, later.sites)
         assert later.overlay.view is not None
+        assert Reader(file).slots() == later.overlay.view.slots
         silent = m.PolledOverlay(replace(later.overlay.view, completions=None))
         await store.record(m.Plan(3, 120.0), replace(later, overlay=silent))
-        views = Reader(file).views()
-        assert views is not None and views.overlay == silent, "not told is not the same as none"
+        whole = Reader(file).snapshot()
+        assert whole is not None and whole.overlay == silent, "not told is not the same as none"
 
 
 async def test_a_request_waits_until_a_plan_takes_it_up(file: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import threading
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -50,7 +51,7 @@ def test_the_bulk_is_decoded_once_for_each_state_of_the_record(
 ) -> None:
     reader, plain = SharedReader(record), Reader(record)
     assert reader.views() == plain.views() and reader.views() is reader.views()
-    assert reader.views(bulk=False) == plain.views(bulk=False) != plain.views()
+    assert reader.slots() == plain.slots() != () and reader.slots() is reader.slots()
     assert reader.snapshot() == plain.snapshot() and reader.snapshot() is reader.snapshot()
     assert reader.drones() == plain.drones() and reader.drones(ended=True) == plain.drones(
         ended=True
@@ -60,6 +61,31 @@ def test_the_bulk_is_decoded_once_for_each_state_of_the_record(
     before = reader.views()
     ask(record)
     assert reader.views() is not before and reader.snapshot().requests == plain.snapshot().requests  # type: ignore[union-attr]
+
+
+def test_a_state_is_gone_before_the_next_is_read(
+    record: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both at once would take twice the memory."""
+
+    class Bulk:
+        """Anything that takes memory."""
+
+    made: list[weakref.ref[Bulk]] = []
+    left: list[list[Bulk | None]] = []
+
+    def read(_: Reader) -> Bulk:
+        left.append([each() for each in made])
+        bulk = Bulk()
+        made.append(weakref.ref(bulk))
+        return bulk
+
+    monkeypatch.setattr(Reader, "snapshot", read)
+    reader = SharedReader(record)
+    reader.snapshot()
+    ask(record)
+    reader.snapshot()
+    assert left == [[], [None]]
 
 
 def test_threads_that_ask_at_once_wait_for_one_reading(
