@@ -127,7 +127,7 @@ def controller(place: Path) -> subprocess.Popen[bytes]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("kills", [12, pytest.param(50, marks=pytest.mark.matrix)])
+@pytest.mark.parametrize("kills", [8, pytest.param(50, marks=pytest.mark.matrix)])
 def test_killed_at_any_moment_it_loses_orphans_and_doubles_nothing(
     place: tuple[Path, str], kills: int
 ) -> None:

@@ -108,6 +108,7 @@ class HorekaSite:
     slurm: SlurmLab
     way: str = "tools"
     most: int = 12
+    most_by_type: Mapping[str, int] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
     more: Settings = field(default_factory=dict)
     name: str = "horeka"
@@ -129,7 +130,10 @@ class HorekaSite:
             "limits": limits(self.most),
             "timeouts": controller.timeouts(missing="3s", grace="4s", **deadlines),
             # The lab's H100 nodes have the smaller one of the two GPUs.
-            "types": {"a100": gpu_type(*A100, **size), "h100": gpu_type(*V100, **size)},
+            "types": {
+                name: gpu_type(*gpu, max_drones=self.most_by_type.get(name, self.most), **size)
+                for name, gpu in (("a100", A100), ("h100", V100))
+            },
             "options": {"same_account": True, **options, **self.options},
             **self.more,
         }

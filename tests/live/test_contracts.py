@@ -1,7 +1,7 @@
 """The sites keep the contract of a site, on real daemons, by each way to them.
 
-Slurm over ssh only in the matrix: what is said there is the same, and test_drones.py goes all four
-ways.
+One way to each in `make test`, and the others in the matrix: test_site_tools.py, test_drones.py and
+test_slurm_transports.py go those ways with other stories.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def farm(condor: Condor) -> Iterator[Pool]:
         yield pool
 
 
-@pytest.mark.parametrize("transport", ["bindings", "tools"])
+@pytest.mark.parametrize("transport", ["bindings", pytest.param("tools", marks=pytest.mark.matrix)])
 class TestHTCondorSite(SiteContract):
     @pytest.fixture
     def world(
@@ -52,10 +52,10 @@ class TestHTCondorSite(SiteContract):
         clear(farm, controller)
 
 
-IN_THE_MATRIX = [pytest.param(way, marks=pytest.mark.matrix) for way in ("ssh", "socket")]
+IN_THE_MATRIX = [pytest.param(way, marks=pytest.mark.matrix) for way in ("tools", "ssh", "socket")]
 
 
-@pytest.mark.parametrize("way", ["tools", "rest", *IN_THE_MATRIX])
+@pytest.mark.parametrize("way", ["rest", *IN_THE_MATRIX])
 class TestSlurmSite(SiteContract):
     pytestmark: ClassVar = pytest.mark.xdist_group("slurm")
 

@@ -12,38 +12,40 @@ from tests.labs.openstack import OpenStackLab
 from tests.labs.slurm import SlurmLab
 from tests.labs.slurm_sites import speaks
 
-# The contract suite goes these ways; ssh tells the same two apart.
-IN_THE_MATRIX = [pytest.param(way, marks=pytest.mark.matrix) for way in ("tools", "rest", "socket")]
+# With the GPUs of all nodes; in `make test` with half of them.
+IN_THE_MATRIX = [
+    pytest.param(way, 8, 4, marks=pytest.mark.matrix) for way in ("ssh", "tools", "rest", "socket")
+]
 
 
 @pytest.mark.xdist_group("slurm")
-@pytest.mark.parametrize("way", ["ssh", *IN_THE_MATRIX])
-def test_twenty_jobs_run_on_nodes_with_the_gpus_that_they_need(
-    newest_condor: Condor, slurm: SlurmLab, way: str
+@pytest.mark.parametrize(("way", "whole", "small"), [("ssh", 4, 2), *IN_THE_MATRIX])
+def test_jobs_run_on_nodes_with_the_gpus_that_they_need(
+    newest_condor: Condor, slurm: SlurmLab, way: str, whole: int, small: int
 ) -> None:
     speaks(slurm, way)
-    with horeka(newest_condor, slurm, way) as lab:
-        twenty_jobs_run_at_slurm(lab)
+    with horeka(newest_condor, slurm, way, most_by_type={"a100": whole, "h100": small}) as lab:
+        jobs_run_at_slurm(lab, whole, small)
 
 
-def twenty_jobs_run_at_slurm(lab: HorekaLab) -> None:
-    twenty_jobs_run(lab, 8, 4)
+def jobs_run_at_slurm(lab: HorekaLab, whole: int, small: int) -> None:
+    more_jobs_than_gpus_run(lab, whole, small)
     jobs = dict(lab.jobs())
     for drone in lab.controller.live():
         node = jobs[drone["id"]].node
         assert drone["node"] == node
         assert node.startswith({"horeka/a100": "hkn08", "horeka/h100": "hkn09"}[drone["type"]])
-    assert len({job.id.partition("_")[0] for job in jobs.values()}) < 12, (
+    assert len({job.id.partition("_")[0] for job in jobs.values()}) < whole + small, (
         "in arrays, not one by one"
     )
-    twenty_jobs_end(lab)
-    assert len(lab.controller.drones()) == 12, "no drone more than GPUs"
+    jobs_end(lab)
+    assert len(lab.controller.drones()) == whole + small, "no drone more than GPUs"
 
 
-def twenty_jobs_run(lab: Facility, whole: int, small: int) -> None:
-    """Twelve jobs that need the larger of the site's two GPUs, and eight that any will do for: each GPU has its job."""
+def more_jobs_than_gpus_run(lab: Facility, whole: int, small: int) -> None:
+    """Run jobs that need the larger of the site's two GPUs, and others that any will do for: each GPU has its job."""
     lab.controller.start()
-    clusters = lab.submit(12, large=True), lab.submit(8)
+    clusters = lab.submit(whole + whole // 2, large=True), lab.submit(2 * small)
 
     def all_gpus_busy() -> bool:
         return [lab.overlay.statuses(each).count(2) for each in clusters] == [whole, small]
@@ -59,21 +61,24 @@ def twenty_jobs_run(lab: Facility, whole: int, small: int) -> None:
     )
 
 
-def twenty_jobs_end(lab: HorekaLab | GridkaLab) -> None:
-    clusters = {ad["ClusterId"] for ad in lab.overlay.jobs()}
+def jobs_end(lab: HorekaLab | GridkaLab) -> None:
+    jobs = lab.overlay.jobs()
     lab.let_go()
-    until(lambda: not lab.overlay.jobs(), 120, what="all twenty are done", every_s=0.5)
-    done = [ad for each in clusters for ad in lab.overlay.history(each)]
-    assert [(ad["JobStatus"], ad["NumJobStarts"]) for ad in done] == [(4, 1)] * 20
+    until(lambda: not lab.overlay.jobs(), 120, what="all jobs are done", every_s=0.5)
+    done = [ad for each in {ad["ClusterId"] for ad in jobs} for ad in lab.overlay.history(each)]
+    assert [(ad["JobStatus"], ad["NumJobStarts"]) for ad in done] == [(4, 1)] * len(jobs)
     lab.nothing_left()
 
 
 @pytest.mark.xdist_group("openstack")
-def test_twenty_jobs_run_in_servers_with_the_gpus_that_they_need(
-    newest_condor: Condor, openstack: OpenStackLab
+@pytest.mark.parametrize(
+    ("whole", "virtual"), [(3, 2), pytest.param(6, 4, marks=pytest.mark.matrix)]
+)
+def test_jobs_run_in_servers_with_the_gpus_that_they_need(
+    newest_condor: Condor, openstack: OpenStackLab, whole: int, virtual: int
 ) -> None:
-    with gridka(newest_condor, openstack, whole=6, virtual=4) as lab:
-        twenty_jobs_run(lab, 6, 4)
+    with gridka(newest_condor, openstack, whole=whole, virtual=virtual) as lab:
+        more_jobs_than_gpus_run(lab, whole, virtual)
         seen = lab.controller.live()
         servers = {each["name"]: each for each in openstack.servers()}
         assert servers.keys() == {d["id"] for d in seen}
@@ -107,9 +112,9 @@ def test_twenty_jobs_run_in_servers_with_the_gpus_that_they_need(
         ]
         assert sorted(attached) == sorted(from_volume)
 
-        twenty_jobs_end(lab)
+        jobs_end(lab)
         drones = lab.controller.drones()
-        assert [d["state"] for d in drones if d["id"] in servers] == ["done"] * 10, (
+        assert [d["state"] for d in drones if d["id"] in servers] == ["done"] * (whole + virtual), (
             "no drone more than GPUs"
         )
         # Nova's scheduler learns a moment later which host has a whole GPU left.

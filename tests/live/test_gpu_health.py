@@ -14,7 +14,7 @@ from tests.labs.controller import LabController, Settings
 from tests.labs.gpu import FakeGpus
 from tests.labs.htcondor import DroneProcess, Pool, StartDrone, gpu_job, until
 
-VERDICT_S = 60
+VERDICT_S = 30
 
 
 def start(

@@ -24,17 +24,17 @@ def test_idle_jobs_become_drones_run_and_the_drones_go_again(
 ) -> None:
     pool, controller = lab
     controller.start()
-    plain = pool.submit(gpu_job(12, n=10))
-    big = pool.submit(gpu_job(12, more="gpus_minimum_memory = 30000", n=10))
-    never = pool.submit(gpu_job(12, more="require_gpus = Capability >= 9.5", n=10))
-    until(lambda: len(controller.drones()) >= 20, what="all the drones that the jobs need")
+    plain = pool.submit(gpu_job(12, n=6))
+    big = pool.submit(gpu_job(12, more="gpus_minimum_memory = 30000", n=6))
+    never = pool.submit(gpu_job(12, more="require_gpus = Capability >= 9.5", n=6))
+    until(lambda: len(controller.drones()) >= 12, what="all the drones that the jobs need")
     until(
         lambda: not pool.jobs(plain) and not pool.jobs(big),
         240,
         what="all matchable jobs done",
         every_s=1,
     )
-    assert len(pool.history(plain)) == len(pool.history(big)) == 10
+    assert len(pool.history(plain)) == len(pool.history(big)) == 6
 
     assert set(pool.statuses(never)) == {1}
     told = controller.prints("explain", "job", f"{never}.0")
@@ -42,7 +42,7 @@ def test_idle_jobs_become_drones_run_and_the_drones_go_again(
 
     controller.all_gone(pool.slots)
     kinds = Counter(d["type"] for d in controller.drones())
-    assert kinds == {"big/a100": 10, "small/v100": 10}, (
+    assert kinds == {"big/a100": 6, "small/v100": 6}, (
         "exactly the drones needed, none for the third class"
     )
     assert set(controller.states()) <= {"done", "unused"}, controller.states()

@@ -12,7 +12,9 @@ from provisioner.model import Eviction, OverlayView
 from tests.htcondor_overlay.live import A100, overlay_on, slot_of
 from tests.labs.htcondor import QUICK_DRONE, Diary, Pool, StartDrone, gpu_job, own, until
 
-RUN_S = 42
+RUN_S = 24
+CLOCK_S = 2.1
+"""The whole seconds of HTCondor's clock, at both ends of a run."""
 
 BODIES: Mapping[str, tuple[str, str]] = {
     # what it does with `n`, which counts tenths of a second or so, and its lines of the submit
@@ -118,8 +120,8 @@ async def test_what_is_told_is_what_the_jobs_wrote_down(
             assert asked_at - 2 < found.at < time.time() + 2
             again = [at for at, what in job.diary.lines() if what == "began"][-1]
             ran_s, lost_s = job.truth(again - 0.001 if job is moved else time.time())
-            assert ran_s > 40
-            assert abs(found.lost_s - lost_s) <= 0.05 * ran_s, (job.name, found.lost_s, lost_s)
+            assert ran_s > RUN_S - 2
+            assert abs(found.lost_s - lost_s) <= CLOCK_S, (job.name, found.lost_s, lost_s)
         pool.run("condor_release", str(held.cluster), identity="alice")
 
         # the schedd waits for a drone that has vanished until the job's lease is over
@@ -133,8 +135,8 @@ async def test_what_is_told_is_what_the_jobs_wrote_down(
             "told the same again"
         )
         assert held.drone_id not in later and removed.drone_id not in later
-        ran_s, lost_s = lost.truth(time.time())
-        assert abs(later[lost.drone_id].lost_s - lost_s) <= 0.05 * ran_s, (
+        _, lost_s = lost.truth(time.time())
+        assert abs(later[lost.drone_id].lost_s - lost_s) <= CLOCK_S, (
             later[lost.drone_id],
             lost_s,
         )

@@ -27,7 +27,7 @@ from tests.labs.htcondor import OWN, Condor, children_of, fetched, own
 from tests.labs.slurm import Slurm, SlurmLab, running_slurm
 from tests.labs.slurm_sites import SlurmWorld, lab_job
 from tests.live.conftest import programs
-from tests.live.test_drones import twenty_jobs_run_at_slurm
+from tests.live.test_drones import jobs_run_at_slurm
 from tests.live.test_slurm_transports import TransportStories, in_state, seen, unique
 
 CHECKOUT = Path(__file__).parents[2]
@@ -125,7 +125,7 @@ def test_twenty_jobs_run_on_the_gpus_that_they_need(
     newest_condor: Condor, slurm: SlurmLab, python: Path
 ) -> None:
     with horeka(newest_condor, slurm, "native", options={"native": {"python": str(python)}}) as lab:
-        twenty_jobs_run_at_slurm(lab)
+        jobs_run_at_slurm(lab, 8, 4)
 
 
 async def test_a_long_array_waits_whole(cluster: SlurmNativeClient) -> None:

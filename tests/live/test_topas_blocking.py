@@ -20,7 +20,8 @@ from tests.labs.htcondor_sites import (
     topas_lab,
 )
 
-pytestmark = [pytest.mark.timeout(840), pytest.mark.xdist_group("topas")]
+# In `make test` test_site_blocking.py plays what the printed text does to startds.
+pytestmark = [pytest.mark.matrix, pytest.mark.timeout(840), pytest.mark.xdist_group("topas")]
 
 TOPAS = NodeShape("node1", gpus=8, cpus=192, memory_mib=1024 * 1024)
 CPU_JOBS = owner_job(gpus=0, cpus=4, memory_mib=1024, n=60)

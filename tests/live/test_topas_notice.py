@@ -20,7 +20,7 @@ from tests.labs.htcondor_sites import (
     topas_lab,
 )
 
-pytestmark = [pytest.mark.timeout(840), pytest.mark.xdist_group("topas")]
+pytestmark = [pytest.mark.matrix, pytest.mark.timeout(840), pytest.mark.xdist_group("topas")]
 
 TWO_GPUS = NodeShape("node1", gpus=2, cpus=32, memory_mib=128 * 1024)
 RUNS_FOR_S = 40

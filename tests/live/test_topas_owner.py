@@ -149,6 +149,7 @@ LARGE = owner_job(5, gpus=6, cpus=48, memory_mib=200 * 1024)
 """Beside eight drones (160 GB of 300 GB, 64 of 128 CPUs) there is neither GPU nor memory for it on any node."""
 
 
+@pytest.mark.matrix
 def test_a_large_job_gets_its_hole_on_one_node(newest_condor: Condor) -> None:
     with topas_lab(newest_condor, TWO) as lab:
         lab.controller.idle_s = 60

@@ -101,10 +101,8 @@ def most_at_once(log: str) -> int:
     return most
 
 
-@pytest.mark.parametrize(
-    "when",
-    [files_begin, *(pytest.param(w, marks=pytest.mark.matrix) for w in (committed, files_come))],
-)
+@pytest.mark.matrix
+@pytest.mark.parametrize("when", [files_begin, committed, files_come])
 def test_no_orphan_no_duplicate_and_the_cap_holds(
     newest_condor: Condor, when: Callable[[SitePool], bool]
 ) -> None:

@@ -314,10 +314,11 @@ def test_the_owner_does_not_wait_because_of_us_under_the_load_of_a_trace() -> No
     judge(SEEDS, read_loads(TRACE))
 
 
+@pytest.mark.matrix
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_the_owner_does_not_wait_because_of_us_under_a_made_load() -> None:
-    """A fifth of the seeds: this runs everywhere, trace or not."""
+    """A fifth of the seeds, trace or not."""
     judge(-(-SEEDS // 5), None)
 
 
