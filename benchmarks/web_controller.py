@@ -92,14 +92,12 @@ async def control(path: Path) -> None:
     async with SqlStore(path, "bench", keep_s=30 * 86400.0, snapshots=50) as store:
         controller = MeasuredController(
             name="bench",
-            policy=place.scenario.full_policy,
+            policy=replace(place.scenario.full_policy, interval_s=TICK_S, active_interval_s=TICK_S),
             types=place.types,
             overlay=place.overlay,
             sites=dict(place.sites),
             store=store,
             clock=simulated.VirtualClock(),
-            interval_s=TICK_S,
-            active_interval_s=TICK_S,
         )
         controller.ticks = []
         async with controller:

@@ -151,8 +151,6 @@ async def _opened(
         clock=SteadyClock(
             not_before=store.committed.recorded_at, drift_s=store.committed.recorded_drift_s
         ),
-        interval_s=settings.interval_s,
-        active_interval_s=settings.active_interval_s,
         credentials=_credential_sources(settings),
         planner=decide_without_orders if shadow else planner(),
     )
@@ -205,10 +203,8 @@ async def _reloaded(
     opened = await adapters.opened(new, change.rebuilt)
     async with controller.between_ticks:
         adapters.become(new, opened)
-        intervals, credentials = (new.interval_s, new.active_interval_s), _credential_sources(new)
-        return change, controller.apply(
-            new.policy, new.types, adapters.sites, *intervals, credentials
-        )
+        credentials = _credential_sources(new)
+        return change, controller.apply(new.policy, new.types, adapters.sites, credentials)
 
 
 def _credential_troubles(settings: Settings) -> list[str]:

@@ -19,94 +19,21 @@ from provisioner.keys import Subject as Subject
 from provisioner.keys import TypeKey as TypeKey
 from provisioner.keys import site_of
 from provisioner.reasons import NodeReserved, Reason
+from provisioner.settings import NVIDIA as NVIDIA
+from provisioner.settings import WHOLE_GPU as WHOLE_GPU
+from provisioner.settings import DroneType as DroneType
+from provisioner.settings import Headroom as Headroom
+from provisioner.settings import LowUseAction as LowUseAction
+from provisioner.settings import LowUsePolicy as LowUsePolicy
+from provisioner.settings import MigLayout as MigLayout
+from provisioner.settings import Policy as Policy
+from provisioner.settings import Reserve as Reserve
+from provisioner.settings import Sharing as Sharing
+from provisioner.settings import SitePolicy as SitePolicy
 from provisioner.values import frozen
 
 DroneId = NewType("DroneId", str)
 """Id of a drone, chosen before its order: ``<controller>-<store birth>-<serial>``, ``[a-z0-9-]``, a DNS label."""
-
-WHOLE_GPU = 1000
-"""One GPU in milli-GPU. Shares are integers: 0.2 + 0.1 must be 0.3."""
-
-
-class Sharing(StrEnum):
-    """Ways in which jobs of one drone share a GPU."""
-
-    EXCLUSIVE = "exclusive"
-    TIME_SLICED = "time-sliced"
-    MPS = "mps"
-    MIG = "mig"
-
-
-NVIDIA = "nvidia"
-
-
-@frozen
-class DroneType:
-    """Shape of a drone that a site can start: of the whole drone, but for ``vram_mib``, which is per GPU.
-
-    A type without a GPU is a CPU drone: it takes jobs without a GPU, and never uses the reserve of
-    free GPUs.
-    """
-
-    site: str
-    name: str
-    gpu_milli: int
-    cpus: int
-    memory_mib: int
-    disk_mib: int
-    vram_mib: int = 0
-    gpu_model: str = ""
-    capability: int = 0
-    """CUDA compute capability times 10: 8.0 is 80. 0: no GPU, or unknown."""
-    driver: int = 0
-    """Newest CUDA version that the driver supports, in HTCondor's form: 12.4 is 12040. 0: unknown."""
-    arch: str = "X86_64"
-    walltime_s: float = 0.0
-    """Longest life that the site allows; 0: no limit."""
-    margin_s: float = 0.0
-    """Part of the walltime that no job gets: the start, the site's grace period, and the reserve of its adapter."""
-    sharing: Sharing = Sharing.EXCLUSIVE
-    price: float = 1.0
-    max_drones: int | None = None
-    ad: Mapping[str, str] = field(default_factory=dict)
-    shares: int = 1
-    """Shares of each GPU for small jobs if ``sharing`` is not exclusive, each with ``vram_mib // shares`` of VRAM."""
-    vram_pool: bool = False
-    """The VRAM of its one GPU is a pool: a job takes what it requests of it, and at least an equal share."""
-    power_w: float = 0.0
-    """Power of one of its GPUs at work, with its part of the node; 0: unknown."""
-    kept_cpus: int = 0
-    """CPUs of the drone that each of its free GPUs keeps for its next job (blocking)."""
-    kept_memory_mib: int = 0
-    kept_disk_mib: int = 0
-    vendor: str = NVIDIA
-    target: str = ""
-    """Instruction set of the GPUs (``sm_80``, ``gfx90a``); empty: by ``capability``."""
-
-    @property
-    def key(self) -> TypeKey:
-        return TypeKey(f"{self.site}/{self.name}")
-
-    @property
-    def scope(self) -> Scope:
-        return Scope(self.site, self.name)
-
-    @property
-    def gpu_target(self) -> str:
-        """Return the instruction set of the GPUs; empty: unknown."""
-        return self.target or (
-            f"sm_{self.capability}" if self.vendor == NVIDIA and self.capability else ""
-        )
-
-    @property
-    def shares_faults(self) -> bool:
-        """Return True if a job can end its neighbours on the GPU. MIG instances isolate faults."""
-        return self.sharing in (Sharing.MPS, Sharing.TIME_SLICED)
-
-    @property
-    def longest_job_s(self) -> float:
-        """Return the longest walltime of a job that may get a new drone of the type; 0: no limit."""
-        return max(1.0, self.walltime_s - self.margin_s) if self.walltime_s else 0.0
 
 
 @frozen
@@ -762,134 +689,6 @@ class Credential:
 
     def is_dead(self, now: float) -> bool:
         return bool(self.problem) or 0 < self.not_after <= now
-
-
-@frozen
-class Reserve:
-    """Blocking: resources that each free GPU of certain nodes keeps for its next drone."""
-
-    nodes: tuple[str, ...] = ("*",)
-    cpus: int = 0
-    memory_mib: int = 0
-    disk_mib: int = 0
-
-
-@frozen
-class MigLayout:
-    """MIG instances that the administrator has made of each GPU of certain nodes."""
-
-    gpu_model: str
-    layout: tuple[str, ...]
-    """Names of profiles, one for each instance."""
-    nodes: tuple[str, ...] = ("*",)
-
-
-@frozen
-class SitePolicy:
-    """Policy of one site; ``config/models.py`` explains its settings, which have the same names there.
-
-    Limits count drones that were ordered and are not confirmed gone.
-    """
-
-    site: str
-    enabled: bool = True
-    max_drones: int = 10
-    max_gpu_milli: int | None = None
-    max_pending: int = 20
-    max_starts_per_tick: int = 10
-    price: float = 1.0
-    queue_when_full: bool = False
-    view_max_age_s: float = 120.0
-    poll_deadline_s: float = 20.0
-    order_deadline_s: float = 60.0
-    order_confirm_s: float = 120.0
-    missing_s: float = 30.0
-    queued_s: float = 86400.0
-    booting_s: float = 600.0
-    joining_s: float = 300.0
-    slot_loss_s: float = 300.0
-    draining_s: float = 86400.0
-    stopping_s: float = 60.0
-    grace_s: float = 30.0
-    blocking: tuple[Reserve, ...] = ()
-    mig: tuple[MigLayout, ...] = ()
-    preempt_proactively: bool = True
-    min_runtime_s: float = 0.0
-    idle_timeout_s: float | None = None
-    idle_fixed: bool | None = None
-    """Both override those of the policy."""
-
-
-@frozen
-class Headroom:
-    """Warm drones: room for a number of jobs of one shape that have not arrived yet."""
-
-    name: str
-    gpu_milli: int = WHOLE_GPU
-    cpus: int = 1
-    memory_mib: int = 1024
-    disk_mib: int = 0
-    vram_mib: int = 0
-    count: int = 1
-    site: str = ""
-    types: tuple[str, ...] = ()
-    from_h: int = 0
-    """Kept from this hour of the day (UTC) until ``to_h``, which may be after midnight."""
-    to_h: int = 24
-
-
-class LowUseAction(StrEnum):
-    """Actions on job classes that use little of their GPUs."""
-
-    NONE = "none"
-    WARN = "warn"
-
-
-@frozen
-class LowUsePolicy:
-    """Policy for job classes that use little of their GPUs; ``config/models.py`` explains its settings."""
-
-    action: LowUseAction = LowUseAction.NONE
-    below: float = 0.15
-    jobs: int = 20
-    window_s: float = 7 * 86400.0
-
-
-@frozen
-class Policy:
-    """Policy for all sites together; ``config/models.py`` explains its settings."""
-
-    idle_timeout_s: float = 600.0
-    max_drones: int = 1000
-    max_gpu_milli: int | None = None
-    overlay_max_age_s: float = 120.0
-    slot_max_age_s: float = 900.0
-    max_unhealthy_fraction: float = 0.2
-    min_unhealthy: int = 5
-    sites: Mapping[str, SitePolicy] = field(default_factory=dict)
-    headroom: tuple[Headroom, ...] = ()
-    waiting_cost: float = 1.0
-    """GPU-seconds that one second of a job's waiting is worth (:mod:`provisioner.planner.costs`)."""
-    waiting_cost_by_group: Mapping[str, float] = field(default_factory=dict)
-    """The same for the jobs of accounting groups, by name; it holds for the groups within as well."""
-    longest_hole_s: float = 86400.0
-    """Longest time for which free GPUs may wait for the last one that a job of several GPUs needs."""
-    idle_fixed: bool = False
-    orphan_grace_s: float = 900.0
-    fault_limit: int = 2
-    fault_window_s: float = 7 * 86400.0
-    low_use: LowUsePolicy = LowUsePolicy()
-
-    def of_site(self, site: str) -> SitePolicy:
-        return self.sites.get(site) or SitePolicy(site)
-
-    def idle_fixed_at(self, site: str) -> bool:
-        own = self.of_site(site).idle_fixed
-        return self.idle_fixed if own is None else own
-
-    def idle_timeout_at(self, site: str) -> float:
-        own = self.of_site(site).idle_timeout_s
-        return self.idle_timeout_s if own is None else own
 
 
 class RequestKind(StrEnum):

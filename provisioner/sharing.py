@@ -36,8 +36,6 @@ SLICES = {
     7: MIG_WHOLE / 2.18 / 1.48 / 1.97,
 }
 """Rate of a saturating job in one of so many equal slices: 7g, 3g, 2g, 1g (CERN)."""
-MOST_SHARES = 32
-"""Maximum of shares of one GPU: with more of them the rounding losses would add up to another share."""
 MOST_SLICES = 7
 
 

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TypeVar, dataclass_transform
+from dataclasses import MISSING, dataclass, field
+from typing import Any, TypeVar, dataclass_transform
 
 T = TypeVar("T")
 
 
-@dataclass_transform(frozen_default=True, field_specifiers=(field,))
+def setting(*, default: Any = MISSING, **written: Any) -> Any:
+    """Declare a field that is a setting (:mod:`provisioner.settings`) and is limited in what may be written.
+
+    ``written``: bounds (``ge``, ``le``, ...), ``zero=True`` for a duration that may be 0, an
+    ``example`` other than the default, or an ``alias``, the key where it is not the name of the
+    field.
+    """
+    return field(default=default, metadata={"written": written})
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(field, setting))
 def frozen(made: type[T]) -> type[T]:
     """Make a frozen dataclass with slots of a class, which type checkers know as one (PEP 681)."""
     return dataclass(frozen=True, slots=True)(made)

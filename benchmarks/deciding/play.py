@@ -323,9 +323,12 @@ def _reference(rule: str, jobs: tuple[SimulatedJob, ...]) -> Scenario:
     return Scenario(
         (),
         jobs,
-        policy=Policy(idle_timeout_s=own_s, max_drones=UNLIMITED),
-        interval_s=made.interval_s,
-        active_interval_s=made.interval_s,
+        policy=Policy(
+            idle_timeout_s=own_s,
+            max_drones=UNLIMITED,
+            interval_s=made.interval_s,
+            active_interval_s=made.interval_s,
+        ),
         pool=POOL,
         limit_s=jobs[-1].submit_s + PATIENCE_S,
         planner=lambda: REFERENCE[rule](QUOTAS, last_at, RETIRE_S),

@@ -66,8 +66,7 @@ def replay(name: str, seed: int) -> Replay:
         trace="a day",
         jobs=day(count=JOBS, seed=seed, shapes=(Shape(JobRequirements(), Uniform(120.0, 1800.0)),)),
         world=WORLD,
-        rules=Policy(idle_timeout_s=TIMEOUTS_S[name]),
-        interval_s=30.0,
+        rules=Policy(idle_timeout_s=TIMEOUTS_S[name], interval_s=30.0),
     )
 
 

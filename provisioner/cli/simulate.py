@@ -72,9 +72,6 @@ def _replay_of(config: Path, world: Path | None, trace: Trace) -> Replay:
         jobs=trace.jobs,
         world=plan,
         rules=settings.policy,
-        interval_s=settings.interval_s,
-        active_interval_s=settings.active_interval_s,
-        carbon_g_per_kwh=settings.carbon_g_per_kwh,
     )
 
 

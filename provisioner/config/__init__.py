@@ -41,13 +41,7 @@ class Settings:
     overlay: OverlayConfig
     sites: tuple[SiteConfig, ...]
     policy: Policy
-    interval_s: float
-    """Longest pause between two ticks."""
-    active_interval_s: float
-    """Pause between two ticks while orders are in progress."""
     web: WebSection = field(default_factory=WebSection)
-    carbon_g_per_kwh: float | None = None
-    """CO2 of the electricity; None if unknown."""
     warnings: tuple[Problem, ...] = ()
     """Settings that are valid but probably not intended; for the log and for ``check``."""
 
@@ -103,8 +97,7 @@ def changes(old: Settings, new: Settings, live_by_site: Mapping[str, int]) -> Co
     removed = [name for name in before if name not in after]
     kept = [(before[name], site) for name, site in after.items() if name in before]
     policy_fields = [field.name for field in fields(Policy) if field.name != "sites"]
-    notes = [*_notes("", old, new, ("interval_s", "active_interval_s"))]
-    notes += _notes("policy.", old.policy, new.policy, policy_fields)
+    notes = [*_notes("policy.", old.policy, new.policy, policy_fields)]
     notes += [f"site {name}: added" for name in after if name not in before]
     notes += [f"site {name}: removed" for name in removed]
     notes += [note for was, now in kept for note in _site_notes(was, now)]

@@ -8,9 +8,9 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
@@ -18,14 +18,14 @@ from provisioner import mig
 from provisioner.config import ConfigError, OverlayConfig, Problem, Settings, SiteConfig
 from provisioner.config.accounts import account_problem, secret_files
 from provisioner.config.credentials import credentials_of
-from provisioner.config.messages import choices, missing_mapping, report_errors
+from provisioner.config.messages import choices, fields_of, missing_mapping, report_errors
 from provisioner.config.models import (
     ControllerFile,
-    HeadroomSection,
     SiteFile,
     WebSection,
     placing_options,
 )
+from provisioner.config.sections import as_settings
 from provisioner.config.strict_yaml import Steps, YamlDocument, read
 from provisioner.descriptions import credential_trouble
 from provisioner.durations import format_duration
@@ -51,14 +51,9 @@ from provisioner.model import (
     NVIDIA,
     WHOLE_GPU,
     DroneType,
-    Headroom,
     LowUseAction,
     LowUsePolicy,
-    MigLayout,
-    Policy,
-    Reserve,
     Sharing,
-    SitePolicy,
 )
 
 M = TypeVar("M", bound=BaseModel)
@@ -197,29 +192,21 @@ class _ConfigReader:
             _check_headroom(document, model, read_models)
         for site in sites:
             if site.model is not None:
-                _check_type_gpus(
-                    site.document, site.model, model.policy.max_gpus, "policy.max_gpus"
-                )
+                most = model.policy.settings.max_gpu_milli
+                _check_type_gpus(site.document, site.model, most, "policy.max_gpus")
         if self.problems() or overlay is None:
             return None
         configs = tuple(map(_site_config, sites))
-        headroom = tuple(map(_headroom, model.policy.headroom))
-        more: dict[str, Any] = {
-            "sites": {site.name: site.policy for site in configs},
-            "headroom": headroom,
-        }
-        more["low_use"] = LowUsePolicy(**_by_field(LowUsePolicy, model.policy.low_use))
         return Settings(
             path=path.absolute(),
             controller=model.controller,
             store=model.store,
             overlay=OverlayConfig(adapter=model.overlay.adapter, options=overlay),
             sites=configs,
-            policy=Policy(**_by_field(Policy, model.policy) | more),
-            interval_s=model.policy.interval,
-            active_interval_s=model.policy.active_interval,
+            policy=replace(
+                model.policy.settings, sites={site.name: site.policy for site in configs}
+            ),
             web=model.web,
-            carbon_g_per_kwh=model.policy.carbon,
             warnings=tuple(self.warnings()),
         )
 
@@ -353,41 +340,11 @@ def _check_credentials(document: YamlDocument, below: Steps, options: BaseModel)
         document.fail(below, _adapter_failed(error))
 
 
-def _by_field(target: type, *sections: BaseModel) -> dict[str, Any]:
-    """Return the settings of ``sections`` that dataclass ``target`` has a field for, by the names of its fields.
-
-    A field has the name of its YAML key with the unit as a suffix: ``booting`` is ``booting_s``,
-    ``memory`` is ``memory_mib``, and ``max_gpus`` is ``max_gpu_milli``.
-    """
-    settings = {key: value for section in sections for key, value in section}
-    keys = {
-        each.name: re.sub(r"_(s|mib|w)$", "", each.name).replace("gpu_milli", "gpus")
-        for each in fields(target)
-    }
-    return {name: settings[key] for name, key in keys.items() if key in settings}
-
-
 def _site_config(site: _ReadSite) -> SiteConfig:
     assert site.model is not None and site.options is not None
     model = site.model
-    policy = SitePolicy(
-        **_by_field(SitePolicy, model, model.limits, model.timeouts, model.owner)
-        | {
-            "blocking": tuple(Reserve(**_by_field(Reserve, section)) for section in model.blocking),
-            "mig": tuple(MigLayout(**_by_field(MigLayout, section)) for section in model.mig),
-            "idle_timeout_s": model.timeouts.idle,
-        }
-    )
     return SiteConfig(
-        model.site, model.adapter, site.options, site.types, policy, site.path.absolute()
-    )
-
-
-def _headroom(section: HeadroomSection) -> Headroom:
-    from_h, to_h = section.hours or (0, 24)
-    return Headroom(
-        **_by_field(Headroom, section)
-        | {"site": section.site or "", "from_h": from_h, "to_h": to_h}
+        model.site, model.adapter, site.options, site.types, model.policy, site.path.absolute()
     )
 
 
@@ -398,34 +355,26 @@ def _drone_types(site: SiteFile, options: BaseModel) -> tuple[DroneType, ...]:
     any node of the site reserves, and never more than the drone has.
     """
     found = []
-    for name, section in site.types.items():
-        gpus, walltime_s = section.gpus // WHOLE_GPU, section.walltime or 0.0
-        kept = {
-            field: min(
-                max((getattr(each, key) for each in site.blocking), default=0),
-                getattr(section, key) // gpus,
-            )
-            for field, key in (
-                ("kept_cpus", "cpus"),
-                ("kept_memory_mib", "memory"),
-                ("kept_disk_mib", "disk"),
-            )
-            if gpus
-        }
+    policy = site.policy
+    for shape in site.shapes.values():
         margin_s = 0.0
         # no job gets this part of it; an adapter may need more than the grace at the end
-        if walltime_s:
-            margin_s = min(DRONE_STARTUP_S, walltime_s / 10) + site.timeouts.grace
+        if shape.walltime_s:
+            margin_s = min(DRONE_STARTUP_S, shape.walltime_s / 10) + policy.grace_s
             if isinstance(options, SupportsKeptLife):
-                margin_s += options.kept_life_s(walltime_s, site.timeouts.grace)
-        rest = {
-            "site": site.site,
-            "name": name,
-            "walltime_s": walltime_s,
-            "margin_s": margin_s,
-            "ad": dict(section.ad),
-        }
-        found.append(DroneType(**_by_field(DroneType, section) | kept | rest))
+                margin_s += options.kept_life_s(shape.walltime_s, policy.grace_s)
+        gpus = shape.gpu_milli // WHOLE_GPU
+        if gpus and policy.blocking:
+            kept = policy.blocking
+            shape = replace(
+                shape,
+                kept_cpus=min(max(each.cpus for each in kept), shape.cpus // gpus),
+                kept_memory_mib=min(
+                    max(each.memory_mib for each in kept), shape.memory_mib // gpus
+                ),
+                kept_disk_mib=min(max(each.disk_mib for each in kept), shape.disk_mib // gpus),
+            )
+        found.append(replace(shape, margin_s=margin_s))
     return tuple(found)
 
 
@@ -508,18 +457,23 @@ def _check_store_path(document: YamlDocument, store: Path, overlay: BaseModel) -
 
 def _check_low_use(document: YamlDocument, controller: ControllerFile) -> None:
     """Warn of settings of ``policy.low_use`` that cannot work."""
-    low, keep_s, at = controller.policy.low_use, controller.store.keep, ("policy", "low_use")
+    low = as_settings(LowUsePolicy, controller.policy.low_use)
+    keep_s, at = controller.store.keep, ("policy", "low_use")
+    written = [
+        key for key in fields_of(type(controller.policy.low_use)) if (*at, key) in document.values
+    ]
     if low.action is LowUseAction.NONE:
-        if "action" not in low.model_fields_set and (key := next(iter(low.model_fields_set), "")):
+        if "action" not in written and (key := next(iter(written), "")):
             document.warn(
                 (*at, key), f"`{key}` has no effect without `action`: write `action: warn`"
             )
         return
-    if low.window > keep_s:
-        keep, written = format_duration(keep_s), "window" in low.model_fields_set
-        window = "`window`" if written else f"`window` ({format_duration(low.window)})"
+    if low.window_s > keep_s:
+        keep = format_duration(keep_s)
+        own = "window" in written
+        window = "`window`" if own else f"`window` ({format_duration(low.window_s)})"
         message = f"{window} is longer than `store.keep` ({keep}), and older runs are deleted: write at most `{keep}`"
-        document.warn((*at, "window") if written else ("policy", "low_use"), message)
+        document.warn((*at, "window") if own else at, message)
 
 
 def _check_headroom(
@@ -546,12 +500,13 @@ def _check_headroom(
 
 def _check_site(document: YamlDocument, site: SiteFile) -> None:
     """Refuse types beyond the limits of their own site, and warn of stops that are repeated within the grace."""
-    _check_type_gpus(document, site, site.limits.max_gpus, "limits.max_gpus")
+    policy = site.policy
+    _check_type_gpus(document, site, policy.max_gpu_milli, "limits.max_gpus")
     if site.mig:
         _check_mig(document, site)
-    grace_s, stopping_s = site.timeouts.grace, site.timeouts.stopping
-    for name, shape in site.types.items():
-        if shape.walltime is not None and shape.walltime <= grace_s:
+    grace_s, stopping_s = policy.grace_s, policy.stopping_s
+    for name, shape in site.shapes.items():
+        if shape.walltime_s and shape.walltime_s <= grace_s:
             least = f"must be longer than `timeouts.grace` ({format_duration(grace_s)})"
             document.complain_at(
                 ("types", name, "walltime"), f"`walltime` {least}: drones would leave at once"
@@ -568,12 +523,12 @@ def _check_site(document: YamlDocument, site: SiteFile) -> None:
 
 def _check_mig(document: YamlDocument, site: SiteFile) -> None:
     """Warn of types that find other instances than their shares promise."""
-    if not any(shape.gpus and shape.vendor == NVIDIA for shape in site.types.values()):
+    if not any(shape.gpu_milli and shape.vendor == NVIDIA for shape in site.shapes.values()):
         document.warn(
             ("mig",), "no drone type has GPUs of NVIDIA: remove `mig`, or correct `vendor`"
         )
     layouts = [entry.layout for entry in site.mig]
-    for name, shape in site.types.items():
+    for name, shape in site.shapes.items():
         if shape.sharing is not Sharing.MIG:
             continue
         found = [layout for layout in layouts if len(layout) == shape.shares]
@@ -591,10 +546,10 @@ def _check_mig(document: YamlDocument, site: SiteFile) -> None:
 def _check_type_gpus(
     document: YamlDocument, site: SiteFile, max_gpus: int | None, limit: str
 ) -> None:
-    for name, shape in site.types.items():
-        if max_gpus is not None and shape.gpus > max_gpus:
+    for name, shape in site.shapes.items():
+        if max_gpus is not None and shape.gpu_milli > max_gpus:
             problem = f"a drone has more than `{limit}` ({gpus(max_gpus)}) and can never start"
-            remedy = f"raise the limit to `{gpus(shape.gpus)}`"
+            remedy = f"raise the limit to `{gpus(shape.gpu_milli)}`"
             document.complain_at(("types", name, "gpus"), f"`gpus`: {problem}: {remedy}")
 
 

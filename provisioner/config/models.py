@@ -7,7 +7,7 @@ The reference and the JSON Schemas are generated from these classes.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from enum import StrEnum
 from ipaddress import ip_address
 from typing import Annotated, Any, Literal, Self, TypeVar
@@ -26,31 +26,28 @@ from pydantic_core import PydanticCustomError
 
 from provisioner import mig
 from provisioner.config.credentials import authorities_credential, certificate_credential
+from provisioner.config.sections import as_settings, settings_of
 from provisioner.config.units import (
-    Capability,
     ConfigPath,
-    CudaVersion,
-    Duration,
-    Gpus,
     Name,
     PositiveDuration,
-    Size,
 )
 from provisioner.durations import format_duration
 from provisioner.model import (
     NVIDIA,
     WHOLE_GPU,
     Credential,
-    LowUseAction,
+    DroneType,
+    Headroom,
+    LowUsePolicy,
+    MigLayout,
     Policy,
+    Reserve,
     Sharing,
     SitePolicy,
 )
-from provisioner.sharing import MOST_SHARES, MOST_SLICES
+from provisioner.sharing import MOST_SLICES
 
-_POLICY_DEFAULTS = Policy()
-_LOW_USE_DEFAULTS = _POLICY_DEFAULTS.low_use
-_SITE_DEFAULTS = SitePolicy(site="")
 _MAX_CONTROLLER_NAME = 32
 """Most characters: a drone's id begins with the name and is a DNS label of at most 63."""
 
@@ -114,23 +111,17 @@ def _two_hours(hours: tuple[int, ...]) -> tuple[int, ...]:
     return hours
 
 
-class HeadroomSection(ConfigSection):
-    """Headroom: free room for a number of equal jobs that have not been submitted yet."""
-
+@settings_of(Headroom, "gpu_milli", "vram_mib")
+class _HeadroomSettings(ConfigSection):
     name: Name = Field(examples=["day-shift"])
     """Name of this headroom, as shown to people."""
     count: int = Field(ge=1, le=100_000, examples=[2])
     """Number of jobs of this shape."""
-    gpus: Gpus = Field(WHOLE_GPU, examples=[1])
-    """GPUs of each job."""
-    vram: Size = Field(0, examples=["40 GiB"])
-    """Memory that a job needs on each GPU."""
-    cpus: int = Field(1, ge=1, le=100_000, examples=[8])
-    """CPU cores of each job."""
-    memory: Size = Field(1024, examples=["20 GiB"])
-    """Memory of each job."""
-    disk: Size = Field(0, examples=["10 GiB"])
-    """Scratch disk of each job."""
+
+
+class HeadroomSection(_HeadroomSettings):
+    """Headroom: free room for a number of equal jobs that have not been submitted yet."""
+
     site: Name | None = Field(None, examples=["topas"])
     """Only at this site. Default: any site."""
     types: tuple[Name, ...] = Field((), examples=[["a100"]])
@@ -141,6 +132,12 @@ class HeadroomSection(ConfigSection):
     """From the first full hour of the day (UTC) up to the second; past midnight if the second is
     smaller. Default: always."""
 
+    @property
+    def settings(self) -> Headroom:
+        """Return what the planner reads."""
+        from_h, to_h = self.hours or (0, 24)
+        return as_settings(Headroom, self, site=self.site or "", from_h=from_h, to_h=to_h)
+
 
 def _names_differ(entries: tuple[HeadroomSection, ...]) -> tuple[HeadroomSection, ...]:
     names = [entry.name for entry in entries]
@@ -150,71 +147,23 @@ def _names_differ(entries: tuple[HeadroomSection, ...]) -> tuple[HeadroomSection
     return entries
 
 
+@settings_of(LowUsePolicy, "action", "window_s")
 class LowUseSection(ConfigSection):
     """Job classes (the jobs of a user with one size) that use little of their GPUs."""
 
-    action: LowUseAction = Field(_LOW_USE_DEFAULTS.action, examples=["warn"])
-    """`warn`: an event, and a note in `status`. `none`: neither."""
-    below: float = Field(_LOW_USE_DEFAULTS.below, gt=0, le=1, examples=[0.15])
-    """Low use is a mean use of less than this part of the GPUs that the jobs held."""
-    jobs: int = Field(_LOW_USE_DEFAULTS.jobs, ge=1, le=1_000_000, examples=[20])
-    """Fewest measured jobs of a class."""
-    window: PositiveDuration = Field(_LOW_USE_DEFAULTS.window_s, examples=["7d"])
-    """Only jobs that ended within this time count; at most `store.keep`."""
+
+@settings_of(Policy, "interval_s", "waiting_cost")
+class _PolicySettings(ConfigSection):
+    pass
 
 
-class PolicySection(ConfigSection):
+class PolicySection(_PolicySettings):
     """The policy for all sites together."""
 
-    interval: PositiveDuration = Field(15.0, examples=["15s"])
-    """Longest pause between two ticks."""
-    active_interval: PositiveDuration = Field(2.0, examples=["2s"])
-    """Pause between two ticks while orders are in progress; at most `interval`."""
-    idle_timeout: PositiveDuration = Field(_POLICY_DEFAULTS.idle_timeout_s, examples=["10min"])
-    """Longest time that a drone is kept without a job, at least `interval`. Once the first drone of
-    a site has joined, a shorter time applies: the cost of another start there, or the time that
-    would have cost least over the gaps between jobs (`provisioner estimates` and `provisioner
-    explain drone` show it). With `idle_fixed` it applies exactly."""
-    idle_fixed: bool = Field(_POLICY_DEFAULTS.idle_fixed, examples=[True])
-    """Keep an idle drone for `idle_timeout`, regardless of estimates and of how long it took to
-    start. Longer only while jobs wait that it could run; shorter only if it takes large jobs alone
-    and smaller ones lack its room."""
-    max_drones: int = Field(_POLICY_DEFAULTS.max_drones, ge=0, le=1_000_000, examples=[1000])
-    """Most drones at one time at all sites together; 0 starts nothing."""
-    max_gpus: Gpus | None = Field(None, examples=[500])
-    """Most GPUs at one time, at all sites together."""
-    overlay_max_age: PositiveDuration = Field(_POLICY_DEFAULTS.overlay_max_age_s, examples=["2min"])
-    """A view of the pool that is older than this is not used for decisions; at least `interval`."""
-    slot_max_age: PositiveDuration = Field(_POLICY_DEFAULTS.slot_max_age_s, examples=["15min"])
-    """A slot without an update for this long does not count as alive."""
-    max_unhealthy_fraction: float = Field(
-        _POLICY_DEFAULTS.max_unhealthy_fraction, gt=0, le=1, examples=[0.2]
-    )
-    """If more than this share of all drones is unhealthy at once, nothing is started or stopped."""
-    min_unhealthy: int = Field(_POLICY_DEFAULTS.min_unhealthy, ge=1, examples=[5])
-    """Fewer unhealthy drones than this never pause the controller."""
-    orphan_grace: PositiveDuration = Field(_POLICY_DEFAULTS.orphan_grace_s, examples=["15min"])
-    """Drones with this controller's name that are not on record are left alone for so long, for an
-    operator to decide (`provisioner sites adopt-orphans` or `stop-orphans`). Then those without a
-    job are stopped."""
-    waiting_cost: float = Field(_POLICY_DEFAULTS.waiting_cost, ge=0, le=1e6, examples=[0.3])
-    """GPU-seconds that one second of one job's waiting is worth. The larger, the more drones are
-    started for short jobs and beside drones that wait in a queue, and the longer idle drones are
-    kept; 0: a drone for each job that waits."""
     waiting_cost_by_group: dict[str, Annotated[float, Field(ge=0, le=1e6)]] = Field(
         {}, examples=[{"cms.urgent": 5}]
     )
     """The same for the jobs of accounting groups, and of the groups within these."""
-    longest_hole: PositiveDuration = Field(_POLICY_DEFAULTS.longest_hole_s, examples=["12h"])
-    """A node is reserved for a job of several GPUs only if its free GPUs wait for the last one no longer than this."""
-    carbon: float | None = Field(None, ge=0, le=10_000, examples=[380])
-    """Grams of CO2 per kWh of electricity, for the CO2 of jobs on types with `power`."""
-    fault_limit: int = Field(_POLICY_DEFAULTS.fault_limit, ge=1, le=20, examples=[2])
-    """A user of whom so many jobs faulted on GPUs shared by MPS or time-slicing, or were held for
-    more VRAM than their share, in at least two drones, gets exclusive GPUs only."""
-    fault_window: PositiveDuration = Field(_POLICY_DEFAULTS.fault_window_s, examples=["7d"])
-    """Only faults of this last period count for `fault_limit`."""
-
     headroom: Annotated[tuple[HeadroomSection, ...], AfterValidator(_names_differ)] = Field(
         (), examples=[[{"name": "day-shift", "count": 2, "hours": [7, 17]}]]
     )
@@ -226,21 +175,32 @@ class PolicySection(ConfigSection):
 
     @model_validator(mode="after")
     def _times_agree(self) -> Self:
-        interval = format_duration(self.interval)
-        if self.active_interval > self.interval:
+        policy = self.settings
+        interval = format_duration(policy.interval_s)
+        if policy.active_interval_s > policy.interval_s:
             raise mistake_at(
                 "active_interval",
                 f"is longer than `interval` ({interval}): write at most `{interval}`",
             )
-        for key, consequence in (
-            ("idle_timeout", "drones would leave between two ticks"),
-            ("overlay_max_age", "views would always be too old"),
+        for key, given_s, consequence in (
+            ("idle_timeout", policy.idle_timeout_s, "drones would leave between two ticks"),
+            ("overlay_max_age", policy.overlay_max_age_s, "views would always be too old"),
         ):
-            if getattr(self, key) < self.interval:
+            if given_s < policy.interval_s:
                 raise mistake_at(
                     key, f"is shorter than `interval`: {consequence}; write at least `{interval}`"
                 )
         return self
+
+    @property
+    def settings(self) -> Policy:
+        """Return what the planner reads, without the sites."""
+        return as_settings(
+            Policy,
+            self,
+            headroom=tuple(each.settings for each in self.headroom),
+            low_use=as_settings(LowUsePolicy, self.low_use),
+        )
 
 
 def parse_address(text: str) -> tuple[str, int]:
@@ -487,67 +447,26 @@ class ControllerFile(ConfigSection):
 # site file
 
 
+@settings_of(SitePolicy, "max_drones", "max_starts_per_tick")
 class LimitsSection(ConfigSection):
     """The limits of the site. They count drones that were requested and are not confirmed gone."""
 
-    max_drones: int = Field(_SITE_DEFAULTS.max_drones, ge=0, le=1_000_000, examples=[4])
-    """Most drones at one time; 0 starts nothing."""
-    max_gpus: Gpus | None = Field(None, examples=[4])
-    """Most GPUs at one time."""
-    max_pending: int = Field(_SITE_DEFAULTS.max_pending, ge=1, examples=[4])
-    """Most drones that were requested and have not joined the pool yet."""
-    max_starts_per_tick: int = Field(_SITE_DEFAULTS.max_starts_per_tick, ge=1, examples=[4])
-    """Most drones requested in one tick."""
 
-
+@settings_of(SitePolicy, "view_max_age_s", "grace_s")
 class TimeoutsSection(ConfigSection):
     """The timeouts of the site."""
 
-    view_max_age: PositiveDuration = Field(_SITE_DEFAULTS.view_max_age_s, examples=["2min"])
-    """A view of the site that is older than this is not used; longer than `poll_deadline`."""
-    poll_deadline: PositiveDuration = Field(_SITE_DEFAULTS.poll_deadline_s, examples=["20s"])
-    """Longest time for one poll of the site."""
-    order_deadline: PositiveDuration = Field(_SITE_DEFAULTS.order_deadline_s, examples=["60s"])
-    """Longest time for one batch of starts or stops."""
-    order_confirm: PositiveDuration = Field(_SITE_DEFAULTS.order_confirm_s, examples=["2min"])
-    """After this time, a poll without a requested drone means that the order never arrived; at
-    least `order_deadline`."""
-    missing: PositiveDuration = Field(_SITE_DEFAULTS.missing_s, examples=["30s"])
-    """A drone that is missing from at least two polls, for this long, is gone."""
-    queued: PositiveDuration = Field(_SITE_DEFAULTS.queued_s, examples=["24h"])
-    """Longest time in the site's own queue."""
-    booting: PositiveDuration = Field(_SITE_DEFAULTS.booting_s, examples=["10min"])
-    """Longest time from running at the site to joining the pool."""
-    joining: PositiveDuration = Field(_SITE_DEFAULTS.joining_s, examples=["5min"])
-    """Longest time in the pool without accepting jobs (the GPU check)."""
-    slot_loss: PositiveDuration = Field(_SITE_DEFAULTS.slot_loss_s, examples=["5min"])
-    """Longest time that a joined drone may be missing from the pool while the site still runs it."""
-    idle: PositiveDuration | None = Field(None, examples=["10min"])
-    """Longest time that a drone of this site is kept without a job; a drone that took longer from
-    its start to the pool is kept for that long, up to three times this. Estimates shorten it, see
-    `policy.idle_timeout`. Default: `policy.idle_timeout`."""
-    idle_fixed: bool | None = Field(None, examples=[True])
-    """Keep an idle drone of this site for exactly `idle`, regardless of estimates and of how long
-    it took to start. Default: `policy.idle_fixed`."""
-    draining: PositiveDuration = Field(_SITE_DEFAULTS.draining_s, examples=["24h"])
-    """Longest time for the last jobs of a draining drone."""
-    stopping: PositiveDuration = Field(_SITE_DEFAULTS.stopping_s, examples=["1min"])
-    """A drone that has not stopped after this time is stopped again."""
-    grace: Duration = Field(_SITE_DEFAULTS.grace_s, examples=["30s"])
-    """Time that the site gives a drone between notice and kill."""
-
     @model_validator(mode="after")
     def _times_agree(self) -> Self:
-        order_deadline, poll_deadline = (
-            format_duration(self.order_deadline),
-            format_duration(self.poll_deadline),
-        )
-        if self.order_confirm < self.order_deadline:
+        policy = as_settings(SitePolicy, self, site="")
+        order_deadline = format_duration(policy.order_deadline_s)
+        poll_deadline = format_duration(policy.poll_deadline_s)
+        if policy.order_confirm_s < policy.order_deadline_s:
             consequence = (
                 f"unfinished orders would count as lost; write at least `{order_deadline}`"
             )
             raise mistake_at("order_confirm", f"is shorter than `order_deadline`: {consequence}")
-        if self.view_max_age <= self.poll_deadline:
+        if policy.view_max_age_s <= policy.poll_deadline_s:
             message = (
                 f"must be longer than `poll_deadline` ({poll_deadline}): a view may take that long"
             )
@@ -569,6 +488,7 @@ def _node_patterns(names: tuple[str, ...]) -> tuple[str, ...]:
     return names
 
 
+@settings_of(Reserve, "cpus", "disk_mib")
 class BlockingSection(ConfigSection):
     """Resources that each free GPU of certain nodes reserves for its next drone, so that CPU work cannot block it."""
 
@@ -576,16 +496,11 @@ class BlockingSection(ConfigSection):
         ("*",), min_length=1, examples=[["topas-a100-*"]]
     )
     """Node names; `*`, `?` and `[...]` as in file names. The first entry that matches a node applies."""
-    cpus: int = Field(0, ge=0, le=100_000, examples=[8])
-    """CPU cores per free GPU."""
-    memory: Size = Field(0, examples=["20 GiB"])
-    """Memory per free GPU."""
-    disk: Size = Field(0, examples=["50 GiB"])
-    """Scratch disk per free GPU."""
 
     @model_validator(mode="after")
     def _keeps_something(self) -> Self:
-        if not (self.cpus or self.memory or self.disk):
+        reserve = as_settings(Reserve, self)
+        if not (reserve.cpus or reserve.memory_mib or reserve.disk_mib):
             raise mistake_at(
                 "cpus", "nothing is reserved: write at least one of `cpus`, `memory` and `disk`"
             )
@@ -629,13 +544,9 @@ def _each_is_reached(entries: NodeSections, info: ValidationInfo) -> NodeSection
     return entries
 
 
+@settings_of(SitePolicy, "preempt_proactively", "min_runtime_s")
 class OwnerSection(ConfigSection):
     """The behaviour of drones towards the owner of the hardware."""
-
-    preempt_proactively: bool = Field(_SITE_DEFAULTS.preempt_proactively, examples=[True])
-    """Drain drones for the owner's waiting jobs before the site preempts them; `false`: leave it to the site."""
-    min_runtime: Duration = Field(_SITE_DEFAULTS.min_runtime_s, examples=["0s"])
-    """Drones whose first job began less than this time ago are not drained; the owner may have to wait that long."""
 
 
 _ATTRIBUTE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
@@ -663,151 +574,125 @@ def _slot_ad(ad: dict[str, str]) -> dict[str, str]:
     return ad
 
 
-class TypeSection(ConfigSection):
+@settings_of(DroneType, "gpu_milli", "max_drones")
+class _TypeSettings(ConfigSection):
+    pass
+
+
+class TypeSection(_TypeSettings):
     """A drone type: a shape of drones that the site can start."""
 
-    gpus: Gpus = Field(examples=[1])
-    """GPUs of one drone: a whole number, or a share of one in steps of 0.001; `0` is a CPU drone."""
-    gpu_model: str = Field(
-        "", pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._()/+-]{0,127}$", examples=["A100-SXM4-40GB"]
-    )
-    """Model of the GPUs as the driver names it. `NVIDIA`, `Tesla` or `GeForce` in front and case
-    make no difference, nor do dashes for spaces in common models."""
-    vram: Size = Field(0, examples=["40 GiB"])
-    """Memory of each GPU."""
-    capability: Capability = Field(0, examples=[8.0])
-    """CUDA compute capability of the GPUs."""
-    driver: CudaVersion = Field(0, examples=["12.4"])
-    """Newest CUDA version that the driver supports, in quotes."""
-    vendor: Literal["nvidia", "amd", "intel"] = Field("nvidia", examples=["nvidia"])
-    """Vendor of the GPUs. Only those of NVIDIA have a `capability` and a `driver`."""
-    target: str = Field("", pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,31}$", examples=["gfx90a"])
-    """Instruction set of the GPUs, the attribute `GpuTarget` of the slot. Default: `sm_80` for `capability: 8.0`."""
-    arch: Literal["X86_64", "aarch64", "ppc64le"] = Field("X86_64", examples=["X86_64"])
-    """CPU architecture."""
-    cpus: int = Field(ge=1, le=100_000, examples=[8])
-    """CPU cores of one drone."""
-    memory: Size = Field(examples=["20 GiB"])
-    """Memory of one drone."""
-    disk: Size = Field(examples=["50 GiB"])
-    """Scratch disk of one drone."""
-    walltime: PositiveDuration | None = Field(None, examples=["24h"])
-    """Longest run of a drone at the site; longer than `timeouts.grace`. Default: no limit."""
-    sharing: Sharing = Field(Sharing.EXCLUSIVE, examples=["exclusive"])
-    """Way in which the jobs of one drone share a GPU. All but `exclusive` need `shares`."""
-    shares: int = Field(1, ge=1, le=MOST_SHARES, examples=[4])
-    """Number of shares that each GPU is offered as, to jobs that request a part of a GPU: each gets
-    one share, or as many as it requests, with their part of the VRAM. Jobs that request a whole GPU
-    do not match. Not with `sharing: exclusive`; at most 32, with `mig` at most 7."""
-    vram_pool: bool = Field(False, examples=[True])
-    """With `sharing: mps`: jobs request VRAM in MiB (`request_gpumem`) instead of equal shares, and
-    at least an equal share is counted for each. For `gpus: 1`, with `vram` and `shares` (the most
-    jobs on the GPU)."""
-    power: float = Field(0.0, ge=0, le=100_000, examples=[400])
-    """Watts of one busy GPU, with its part of the node, for the energy of jobs; `0`: unknown."""
-    price: float = Field(1.0, ge=0, le=1e9, examples=[1.0])
-    """Relative cost of one GPU-hour; the cheapest type that fits is started first."""
-    max_drones: int | None = Field(None, ge=0, examples=[2])
-    """Most drones of this type at one time; 0 starts none."""
     ad: Annotated[dict[str, str], AfterValidator(_slot_ad)] = Field(
         default_factory=dict, examples=[{"HasCVMFS": "true"}]
     )
     """Further ClassAd attributes of the drone's slot, as expressions in quotes, for matching."""
 
+    def shape(self, site: str, name: str) -> DroneType:
+        """Return the drone type without what follows from its site: the margin, and the reserve of free GPUs."""
+        return as_settings(DroneType, self, site=site, name=name)
+
     @model_validator(mode="after")
     def _can_exist(self) -> Self:
-        if self.gpus == 0:
-            self._check_without_gpu()
-        self._check_vendor()
-        if self.gpus > WHOLE_GPU and self.gpus % WHOLE_GPU:
+        shape = self.shape("", "")
+        if shape.gpu_milli == 0:
+            _check_without_gpu(shape, self.model_fields_set)
+        _check_vendor(shape)
+        if shape.gpu_milli > WHOLE_GPU and shape.gpu_milli % WHOLE_GPU:
             problem = "more than one GPU must be a whole number"
             raise mistake_at("gpus", f"{problem}: write `1`, `2`, ... or a share below 1")
-        for key, size_mib in (("memory", self.memory), ("disk", self.disk)):
+        for key, size_mib in (("memory", shape.memory_mib), ("disk", shape.disk_mib)):
             if size_mib == 0:
                 raise mistake_at(key, f"must be more than 0: write `{key}: 20 GiB`")
-        if self.sharing is not Sharing.EXCLUSIVE or self.shares > 1:
-            self._check_shares()
-        self._check_vram_pool()
+        if shape.sharing is not Sharing.EXCLUSIVE or shape.shares > 1:
+            _check_shares(shape)
+        _check_vram_pool(shape)
         return self
 
-    def _check_without_gpu(self) -> None:
-        """Reject options of GPUs for a drone without one."""
-        given = [
-            key
-            for key in ("gpu_model", "vram", "capability", "driver", "power")
-            if getattr(self, key)
-        ]
-        given += sorted({"vendor", "target"} & self.model_fields_set)
-        if given:
-            remedy = f"remove `{given[0]}`, or add a GPU"
-            raise mistake_at(given[0], f"a CPU drone (`gpus: 0`) has no GPU: {remedy}")
-        if self.sharing is not Sharing.EXCLUSIVE:
-            problem = "a CPU drone (`gpus: 0`) has no GPU to share"
-            raise mistake_at("sharing", f"{problem}: remove `sharing`")
 
-    def _check_shares(self) -> None:
-        """Reject shares that do not agree with the kind of sharing."""
-        key = "sharing" if self.shares == 1 else "shares"
-        if self.shares > 1 and self.sharing is Sharing.EXCLUSIVE:
-            remedy = "add `sharing: mps`, `mig` or `time-sliced`, or remove `shares`"
-            raise mistake_at(key, f"an exclusive GPU has no shares: {remedy}")
-        if self.sharing is Sharing.MIG and self.shares > MOST_SLICES:
-            problem = f"MIG has at most {MOST_SLICES} slices per GPU"
-            raise mistake_at(key, f"{problem}: write at most {MOST_SLICES}")
-        if self.gpus < WHOLE_GPU:
-            remedy = f"write `gpus: 1`, or remove `{key}`"
-            raise mistake_at(key, f"a share of a GPU cannot be shared: {remedy}")
-        if self.shares == 1:
-            remedy = "write `shares: 4`, or remove `sharing`"
-            remedy += " (a type of one instance has none)" if self.sharing is Sharing.MIG else ""
-            problem = f"`{self.sharing.value}` with one share means exclusive"
-            raise mistake_at(key, f"{problem}: {remedy}")
+def _check_without_gpu(shape: DroneType, written: Collection[str]) -> None:
+    """Reject options of GPUs for a drone without one."""
+    settings = {
+        "gpu_model": shape.gpu_model,
+        "vram": shape.vram_mib,
+        "capability": shape.capability,
+        "driver": shape.driver,
+        "power": shape.power_w,
+    }
+    given = [key for key, value in settings.items() if value]
+    given += sorted({"vendor", "target"} & set(written))
+    if given:
+        remedy = f"remove `{given[0]}`, or add a GPU"
+        raise mistake_at(given[0], f"a CPU drone (`gpus: 0`) has no GPU: {remedy}")
+    if shape.sharing is not Sharing.EXCLUSIVE:
+        problem = "a CPU drone (`gpus: 0`) has no GPU to share"
+        raise mistake_at("sharing", f"{problem}: remove `sharing`")
 
-    def _check_vram_pool(self) -> None:
-        is_shared = self.sharing is Sharing.MPS and self.shares > 1
-        if self.vram_pool and not (is_shared and self.gpus == WHOLE_GPU and self.vram):
-            problem = "a pool is the VRAM of one GPU that several jobs share"
-            remedy = "write `sharing: mps`, `gpus: 1`, `shares` above 1 and `vram`, or remove `vram_pool`"
-            raise mistake_at("vram_pool", f"{problem}: {remedy}")
 
-    def _check_vendor(self) -> None:
-        """Reject options that the GPUs of the vendor do not have."""
-        for prefix, vendor, name in (("sm_", NVIDIA, "NVIDIA"), ("gfx", "amd", "AMD")):
-            if self.target.lower().startswith(prefix) and self.vendor != vendor:
-                remedy = f"write `vendor: {vendor}`, or correct `target`"
-                raise mistake_at("target", f"`{self.target}` is of GPUs of {name}: {remedy}")
-        if self.vendor == NVIDIA:
-            found = re.match(r"sm_(\d+)", self.target)
-            if found and self.capability and int(found[1]) != self.capability:
-                capability = f"{self.capability / 10:.1f}"
-                raise mistake_at(
-                    "target", f"`{self.target}` is not capability {capability}: change one of them"
-                )
-            return
-        for key in ("capability", "driver"):
-            if getattr(self, key):
-                raise mistake_at(key, f"only GPUs of NVIDIA have a `{key}`: remove `{key}`")
-        if self.sharing in (Sharing.MPS, Sharing.MIG):
+def _check_shares(shape: DroneType) -> None:
+    """Reject shares that do not agree with the kind of sharing."""
+    key = "sharing" if shape.shares == 1 else "shares"
+    if shape.shares > 1 and shape.sharing is Sharing.EXCLUSIVE:
+        remedy = "add `sharing: mps`, `mig` or `time-sliced`, or remove `shares`"
+        raise mistake_at(key, f"an exclusive GPU has no shares: {remedy}")
+    if shape.sharing is Sharing.MIG and shape.shares > MOST_SLICES:
+        problem = f"MIG has at most {MOST_SLICES} slices per GPU"
+        raise mistake_at(key, f"{problem}: write at most {MOST_SLICES}")
+    if shape.gpu_milli < WHOLE_GPU:
+        remedy = f"write `gpus: 1`, or remove `{key}`"
+        raise mistake_at(key, f"a share of a GPU cannot be shared: {remedy}")
+    if shape.shares == 1:
+        remedy = "write `shares: 4`, or remove `sharing`"
+        remedy += " (a type of one instance has none)" if shape.sharing is Sharing.MIG else ""
+        problem = f"`{shape.sharing.value}` with one share means exclusive"
+        raise mistake_at(key, f"{problem}: {remedy}")
+
+
+def _check_vram_pool(shape: DroneType) -> None:
+    is_shared = shape.sharing is Sharing.MPS and shape.shares > 1
+    if shape.vram_pool and not (is_shared and shape.gpu_milli == WHOLE_GPU and shape.vram_mib):
+        problem = "a pool is the VRAM of one GPU that several jobs share"
+        remedy = (
+            "write `sharing: mps`, `gpus: 1`, `shares` above 1 and `vram`, or remove `vram_pool`"
+        )
+        raise mistake_at("vram_pool", f"{problem}: {remedy}")
+
+
+def _check_vendor(shape: DroneType) -> None:
+    """Reject options that the GPUs of the vendor do not have."""
+    for prefix, vendor, name in (("sm_", NVIDIA, "NVIDIA"), ("gfx", "amd", "AMD")):
+        if shape.target.lower().startswith(prefix) and shape.vendor != vendor:
+            remedy = f"write `vendor: {vendor}`, or correct `target`"
+            raise mistake_at("target", f"`{shape.target}` is of GPUs of {name}: {remedy}")
+    if shape.vendor == NVIDIA:
+        found = re.match(r"sm_(\d+)", shape.target)
+        if found and shape.capability and int(found[1]) != shape.capability:
+            capability = f"{shape.capability / 10:.1f}"
             raise mistake_at(
-                "sharing", f"`{self.sharing.value}` is for GPUs of NVIDIA: write `time-sliced`"
+                "target", f"`{shape.target}` is not capability {capability}: change one of them"
             )
+        return
+    for key, given in (("capability", shape.capability), ("driver", shape.driver)):
+        if given:
+            raise mistake_at(key, f"only GPUs of NVIDIA have a `{key}`: remove `{key}`")
+    if shape.sharing in (Sharing.MPS, Sharing.MIG):
+        raise mistake_at(
+            "sharing", f"`{shape.sharing.value}` is for GPUs of NVIDIA: write `time-sliced`"
+        )
 
 
-class SiteFile(ConfigSection):
-    """The site file: one place where drones run, the drone types that it can start, and its limits."""
-
+@settings_of(SitePolicy, "enabled", "queue_when_full")
+class _SiteSettings(ConfigSection):
     site: Name = Field(examples=["local"])
     """Name of the site."""
     adapter: str = Field(examples=["local"])
     """Name of the site adapter."""
-    enabled: bool = Field(_SITE_DEFAULTS.enabled, examples=[True])
-    """`false`: start nothing there; running drones may finish."""
+
+
+class SiteFile(_SiteSettings):
+    """The site file: one place where drones run, the drone types that it can start, and its limits."""
+
     limits: LimitsSection = Field(default_factory=LimitsSection, examples=[{"max_drones": 4}])
     """Limits of the site."""
-    price: float = Field(_SITE_DEFAULTS.price, ge=0, le=1e9, examples=[1.0])
-    """Factor on the prices of the site's types: the operator's preference between sites."""
-    queue_when_full: bool = Field(_SITE_DEFAULTS.queue_when_full, examples=[False])
-    """Request drones even if the site reports no free capacity."""
     timeouts: TimeoutsSection = Field(
         default_factory=TimeoutsSection, examples=[{"booting": "10min"}]
     )
@@ -831,3 +716,18 @@ class SiteFile(ConfigSection):
     """Drone types by name."""
     options: dict[str, Any] = Field(default_factory=dict, examples=[{}])
     """Options of the adapter, see below."""
+
+    @property
+    def policy(self) -> SitePolicy:
+        """Return the policy of the site."""
+        return as_settings(
+            SitePolicy,
+            *(self, self.limits, self.timeouts, self.owner),
+            blocking=tuple(Reserve(**dict(each)) for each in self.blocking),
+            mig=tuple(MigLayout(**dict(each)) for each in self.mig),
+        )
+
+    @property
+    def shapes(self) -> dict[str, DroneType]:
+        """Return the drone types by name, without what follows from the site."""
+        return {name: section.shape(self.site, name) for name, section in self.types.items()}

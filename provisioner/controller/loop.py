@@ -124,11 +124,7 @@ class PlannerFailures:
 
 @dataclass(slots=True)
 class Controller:
-    """The control loop. Enter it, then call :meth:`tick` or :meth:`run`.
-
-    ``interval_s`` is the longest pause between two ticks, ``active_interval_s`` the pause while
-    drones change their state.
-    """
+    """The control loop. Enter it, then call :meth:`tick` or :meth:`run`."""
 
     name: str
     policy: model.Policy
@@ -137,8 +133,6 @@ class Controller:
     sites: Mapping[str, Site]
     store: Store
     clock: Clock
-    interval_s: float = 15.0
-    active_interval_s: float = 2.0
     estimation: EstimateCollector = field(default_factory=EstimateCollector)
     planner: PlanFunction = decide
     judge: PlanValidator = validate_plan
@@ -630,8 +624,6 @@ class Controller:
         policy: model.Policy,
         types: Sequence[model.DroneType],
         sites: Mapping[str, Site],
-        interval_s: float,
-        active_interval_s: float,
         credentials: Mapping[str, CredentialSource],
     ) -> Collection[asyncio.Task[actuation.BatchResults]]:
         """Take over a changed configuration between two ticks.
@@ -640,7 +632,6 @@ class Controller:
         are done.
         """
         self.policy, self.types, self.sites = policy, types, sites
-        self.interval_s, self.active_interval_s = interval_s, active_interval_s
         self.credentials = credentials
         self._set_poll_targets()
         return list(self._orders)
@@ -674,13 +665,13 @@ class Controller:
 
     def _pause(self, report: TickReport) -> float:
         if not report.recorded:
-            return self.interval_s
+            return self.policy.interval_s
         since = self.clock.now() - ACTIVE_FOR_S
         moving = any(d.state in CHANGING and d.since > since for d in self.store.drones.values())
         view = self._poller.overlay.view
         waiting = view is not None and any(job.fresh for job in view.classes)
         active = report.plan.acts or moving or waiting or self._poller.unanswered
-        return self.active_interval_s if active else self.interval_s
+        return self.policy.active_interval_s if active else self.policy.interval_s
 
     async def event(self, name: str, *, warn: bool = False, **fields: str | int | float) -> None:
         """Log and record an event that is no transition of a drone, as a warning with ``warn``."""

@@ -85,9 +85,6 @@ class Replay:
     jobs: tuple[SimulatedJob, ...]
     world: WorldPlan
     rules: Policy
-    interval_s: float = 15.0
-    active_interval_s: float = 2.0
-    carbon_g_per_kwh: float | None = None
 
     @property
     def span_s(self) -> float:
@@ -103,8 +100,6 @@ class Replay:
             jobs=self.jobs,
             seed=seed,
             policy=self.rules,
-            interval_s=self.interval_s,
-            active_interval_s=self.active_interval_s,
             pool=self.world.pool,
             hardware_faults=self.world.hardware_faults,
             limit_s=self.span_s + REPLAY_LIMIT_S,
@@ -129,7 +124,10 @@ def run(
 
     outcome = simulate(replace(scenario, judge=judge))
     return summarize(
-        outcome, policy=replay.policy, trace=replay.trace, carbon_g_per_kwh=replay.carbon_g_per_kwh
+        outcome,
+        policy=replay.policy,
+        trace=replay.trace,
+        carbon_g_per_kwh=replay.rules.carbon_g_per_kwh,
     )
 
 

@@ -114,10 +114,8 @@ def compare(
     scenario = Scenario(
         facilities=tuple(_facilities(views, spans, boot_s)),
         jobs=tuple(sorted(jobs, key=lambda job: job.submit_s)),
-        policy=views.policy,
+        policy=replace(views.policy, interval_s=REPLAY_TICK_S, active_interval_s=REPLAY_TICK_S),
         pool=PoolBehaviour(cycle_s),
-        interval_s=REPLAY_TICK_S,
-        active_interval_s=REPLAY_TICK_S,
         limit_s=until - since + REPLAY_LIMIT_S,
         stall_s=REPLAY_STALL_S,
     )

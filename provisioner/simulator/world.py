@@ -55,8 +55,6 @@ class Scenario:
     seed: int = 0
     policy: Policy = field(default_factory=Policy)
     """``sites`` is filled in from the facilities."""
-    interval_s: float = 15.0
-    active_interval_s: float = 2.0
     pool: PoolBehaviour = field(default_factory=PoolBehaviour)
     hardware_faults: tuple[HardwareFault, ...] = ()
     least_s: float = 0.0
@@ -329,8 +327,6 @@ class Simulation:
                 sites=sites,
                 store=store,
                 clock=VirtualClock(),
-                interval_s=scenario.interval_s,
-                active_interval_s=scenario.active_interval_s,
                 planner=scenario.planner(),
                 judge=self._judge,
             )

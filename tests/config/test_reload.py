@@ -31,20 +31,20 @@ def settings(*sites: SiteConfig, **changed: object) -> Settings:
         store=StoreSection(path=Path("record.db")),
         overlay=OverlayConfig("embedded", Options()),
         sites=sites,
-        policy=Policy(sites={spec.name: spec.policy for spec in sites}),
-        interval_s=15,
-        active_interval_s=2,
+        policy=Policy(
+            sites={spec.name: spec.policy for spec in sites}, interval_s=15, active_interval_s=2
+        ),
     )
     return replace(made, **changed)  # type: ignore[arg-type]
 
 
 def test_policy_and_limits_change_in_place() -> None:
     old = settings(site("a"))
-    new = settings(site("a", policy=SitePolicy(site="a", max_drones=20)), interval_s=30)
-    new = replace(new, policy=replace(new.policy, idle_timeout_s=300.0))
+    new = settings(site("a", policy=SitePolicy(site="a", max_drones=20)))
+    new = replace(new, policy=replace(new.policy, idle_timeout_s=300.0, interval_s=30))
     assert changes(old, new, {"a": 3}) == ConfigChange(
         notes=(
-            "interval_s: 15 -> 30",
+            "policy.interval_s: 15 -> 30",
             "policy.idle_timeout_s: 600.0 -> 300.0",
             "site a.max_drones: 10 -> 20",
         )

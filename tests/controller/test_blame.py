@@ -62,7 +62,7 @@ async def test_faults_are_recorded_once_survive_a_restart_and_expire() -> None:
         )
         assert store.reader().snapshot() is not None
         pool.told = []
-        controller.interval_s = 3600.0
+        controller.policy = replace(controller.policy, interval_s=3600.0)
         await run_for(controller, WINDOW_S + 7200)
         assert model.Scope(user="ann") not in store.breakers
     async with store:

@@ -68,9 +68,7 @@ def scripted_day(hours: int = HOURS) -> ScrapedStore:
         poisson_mix(
             (MEASURED, replace(IMPOSSIBLE, weight=0.05)), per_hour=40.0, span_s=span_s, seed=1
         ),
-        policy=Policy(idle_timeout_s=120.0),
-        interval_s=20.0,
-        active_interval_s=20.0,
+        policy=Policy(idle_timeout_s=120.0, interval_s=20.0, active_interval_s=20.0),
         limit_s=span_s,
         service_faults=(
             ServiceFault(ServiceFaultKind.DENIED, "kit", "poll", 2 * HOUR_S, 2.5 * HOUR_S),

@@ -95,9 +95,7 @@ def owned(
         ),
         jobs=_work(rng, 0.8 * left_gpu_s),
         seed=seed,
-        policy=Policy(idle_timeout_s=120.0),
-        interval_s=TICK_S,
-        active_interval_s=TICK_S,
+        policy=Policy(idle_timeout_s=120.0, interval_s=TICK_S, active_interval_s=TICK_S),
         pool=PoolBehaviour(negotiation_s=20.0),
         limit_s=6 * SPAN_S,
     )

@@ -45,8 +45,7 @@ def played(watched: Watched, seed: int) -> SimulationOutcome:
             facilities=(small(gpus=8, max_drones=8, behaviour=HABITS),),
             jobs=work,
             seed=seed,
-            policy=BRISK,
-            interval_s=10.0,
+            policy=replace(BRISK, interval_s=10.0),
             limit_s=4 * 3600.0,
             planner=lambda: watched,
         )

@@ -24,8 +24,7 @@ def played(*headroom: Headroom) -> SimulationOutcome:
         Scenario(
             facilities=(small(gpus=4, max_drones=4, behaviour=slow),),
             jobs=(SimulatedJob(COME_S, WORKS_S, JobRequirements(cpus=8, memory_mib=8192)),) * 2,
-            policy=replace(BRISK, headroom=headroom),
-            interval_s=15.0,
+            policy=replace(BRISK, headroom=headroom, interval_s=15.0),
             limit_s=4 * 3600.0,
         )
     )

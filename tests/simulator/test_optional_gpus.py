@@ -36,8 +36,7 @@ def played(
     scenario = Scenario(
         facilities=(site,),
         jobs=tuple(sorted(jobs, key=lambda job: job.submit_s)),
-        policy=Policy(idle_timeout_s=300.0, idle_fixed=True, headroom=headroom),
-        interval_s=TICK_S,
+        policy=Policy(idle_timeout_s=300.0, idle_fixed=True, headroom=headroom, interval_s=TICK_S),
         **{"limit_s": 6 * 3600.0, **given},
     )
     outcome = simulate(scenario)

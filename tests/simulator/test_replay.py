@@ -31,7 +31,11 @@ def result(
     rules = Policy(idle_timeout_s=600.0)
     return run(
         Replay(
-            "ours", "t", jobs or (JOB,), world, rules, interval_s=300.0, active_interval_s=300.0
+            "ours",
+            "t",
+            jobs or (JOB,),
+            world,
+            replace(rules, interval_s=300.0, active_interval_s=300.0),
         ),
         seed=1,
     )

@@ -49,7 +49,10 @@ def a_scenario(policy: Policy) -> Scenario:
     ]
     facility = small("kit", behaviour=BEHAVIOUR)
     return Scenario(
-        (facility,), tuple(jobs), policy=policy, pool=PoolBehaviour(CYCLE_S), interval_s=TICK_S
+        (facility,),
+        tuple(jobs),
+        policy=replace(policy, interval_s=TICK_S),
+        pool=PoolBehaviour(CYCLE_S),
     )
 
 
@@ -102,13 +105,12 @@ async def side_by_side(path: Path, scenario: Scenario) -> tuple[World, Simulatio
             store,
             Controller(
                 "sim-shadow",
-                replace(THRIFTY, sites=scenario.full_policy.sites),
+                replace(THRIFTY, sites=scenario.full_policy.sites, interval_s=TICK_S),
                 world.types,
                 observed_overlay(PoolSeenFromOutside(world)),  # type: ignore[arg-type]
                 {"kit": observed_site(SiteSeenFromOutside(world))},  # type: ignore[arg-type]
                 store,
                 VirtualClock(),
-                interval_s=TICK_S,
                 planner=decide_without_orders,
             ) as controller,
         ):

@@ -148,8 +148,7 @@ def kit_burst(kind: DroneType, gpu_milli: int) -> SimulationOutcome:
         Scenario(
             facilities=(site(kind, gpus=8, behaviour=replace(STEADY, queue=Fixed(10.0))),),
             jobs=tuple(SimulatedJob(0.0, KIT_RUN_S, wants) for _ in range(KIT_JOBS)),
-            policy=Policy(idle_timeout_s=60.0),
-            interval_s=15.0,
+            policy=Policy(idle_timeout_s=60.0, interval_s=15.0),
             pool=PoolBehaviour(negotiation_s=0.0),
             limit_s=86400.0,
         )

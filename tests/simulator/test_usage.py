@@ -6,6 +6,7 @@ import json
 import math
 import time
 from collections import defaultdict
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -76,9 +77,7 @@ def test_a_month_names_the_worst_classes_and_adds_up() -> None:
     scenario = CrashScenario(
         (site,),
         tuple(month),
-        policy=policy,
-        interval_s=TICK_S,
-        active_interval_s=TICK_S,
+        policy=replace(policy, interval_s=TICK_S, active_interval_s=TICK_S),
         pool=PoolBehaviour(negotiation_s=0.0, latency=Fixed(0.0)),
         limit_s=31 * DAY_S,
     )

@@ -61,9 +61,9 @@ def plain(seed: int) -> CrashScenario:
             max_drones=rng.randint(4, 12),
             max_gpu_milli=rng.choice([None, 4000]),
             slot_max_age_s=rng.choice([120.0, 900.0]),
+            interval_s=10.0,
+            active_interval_s=3.0,
         ),
-        interval_s=10.0,
-        active_interval_s=3.0,
         service_faults=_lies(facilities, rng)
         + (unreliable_network(seed, chance=0.2) if rng.random() < 0.7 else ()),
         hardware_faults=_hardware_faults(facilities, rng),

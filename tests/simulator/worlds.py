@@ -178,8 +178,7 @@ def calm(
         facilities=(small(gpus=gpus, max_drones=gpus),),
         jobs=burst(12, SHORT, seed=seed) if jobs is None else jobs,
         seed=seed,
-        policy=BRISK,
-        interval_s=10.0,
+        policy=replace(BRISK, interval_s=10.0),
         limit_s=4 * 3600.0,
     )
 
@@ -201,8 +200,7 @@ def rough(seed: int) -> CrashScenario:
         facilities=(replace(kit, retain_finished_s=rng.choice([0.0, 20.0, 3600.0])), hut),
         jobs=burst(8, SHORT, seed=seed) + burst(4, SHORT, at_s=rng.uniform(50.0, 250.0), seed=seed),
         seed=seed,
-        policy=replace(BRISK, max_drones=rng.randint(3, 6)),
-        interval_s=10.0,
+        policy=replace(BRISK, max_drones=rng.randint(3, 6), interval_s=10.0),
         pool=PoolBehaviour(lease_s=30.0),
         service_faults=unreliable_network(seed),
         crashes=crashes(seed, 3, furthest=50, acts_only=rng.random() < 0.8),

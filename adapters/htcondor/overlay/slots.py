@@ -10,7 +10,8 @@ from adapters.htcondor import classads
 from adapters.htcondor.classads import Ad, moment, source, text, value, whole
 from adapters.shared.printing import printable
 from provisioner.model import WHOLE_GPU, Blame, DroneId, JobFailure, Slot, SlotState, TypeKey
-from provisioner.sharing import MOST_SHARES, share_milli
+from provisioner.settings import MOST_SHARES
+from provisioner.sharing import share_milli
 from provisioner.values import frozen
 
 OUR_SLOTS = 'DroneId isnt undefined && SlotType isnt "Dynamic"'

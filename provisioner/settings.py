@@ -1,0 +1,315 @@
+"""Settings of sites, drone types and the policy, as the planner reads them and as operators write them.
+
+A setting is declared here alone: its default, its bounds, and its meaning in the text below it. Its
+key in the file is the name of the field without the unit at the end, and the unit decides how the
+value is written: ``booting_s`` is ``booting: 10min``. :mod:`provisioner.config.sections` makes
+sections of the configuration of them. This module imports no pydantic: verbs would start later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import field
+from enum import StrEnum
+from typing import Final, Literal
+
+from provisioner.keys import Scope, TypeKey
+from provisioner.values import frozen, setting
+
+WHOLE_GPU = 1000
+"""One GPU in milli-GPU. Shares are integers: 0.2 + 0.1 must be 0.3."""
+MOST_SHARES = 32
+"""Maximum of shares of one GPU: with more of them the rounding losses would add up to another share."""
+
+
+class Sharing(StrEnum):
+    """Ways in which jobs of one drone share a GPU."""
+
+    EXCLUSIVE = "exclusive"
+    TIME_SLICED = "time-sliced"
+    MPS = "mps"
+    MIG = "mig"
+
+
+NVIDIA: Final = "nvidia"
+
+
+@frozen
+class DroneType:
+    """Shape of a drone that a site can start: of the whole drone, but for ``vram_mib``, which is per GPU.
+
+    A type without a GPU is a CPU drone: it takes jobs without a GPU, and never uses the reserve of
+    free GPUs.
+    """
+
+    site: str
+    name: str
+    gpu_milli: int = setting(example=1)
+    """GPUs of one drone: a whole number, or a share of one in steps of 0.001; `0` is a CPU drone."""
+    cpus: int = setting(ge=1, le=100_000, example=8)
+    """CPU cores of one drone."""
+    memory_mib: int = setting(example="20 GiB")
+    """Memory of one drone."""
+    disk_mib: int = setting(example="50 GiB")
+    """Scratch disk of one drone."""
+    vram_mib: int = 0
+    """Memory of each GPU."""
+    gpu_model: str = setting(
+        default="", pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._()/+-]{0,127}$", example="A100-SXM4-40GB"
+    )
+    """Model of the GPUs as the driver names it. `NVIDIA`, `Tesla` or `GeForce` in front and case
+    make no difference, nor do dashes for spaces in common models."""
+    capability: int = 0
+    """CUDA compute capability of the GPUs."""
+    driver: int = 0
+    """Newest CUDA version that the driver supports, in quotes."""
+    vendor: Literal["nvidia", "amd", "intel"] = NVIDIA
+    """Vendor of the GPUs. Only those of NVIDIA have a `capability` and a `driver`."""
+    target: str = setting(
+        default="", pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,31}$", example="gfx90a"
+    )
+    """Instruction set of the GPUs, the attribute `GpuTarget` of the slot. Default: `sm_80` for `capability: 8.0`."""
+    arch: Literal["X86_64", "aarch64", "ppc64le"] = "X86_64"
+    """CPU architecture."""
+    walltime_s: float = setting(default=0.0, example="24h")
+    """Longest run of a drone at the site; longer than `timeouts.grace`. Default: no limit."""
+    sharing: Sharing = Sharing.EXCLUSIVE
+    """Way in which the jobs of one drone share a GPU. All but `exclusive` need `shares`."""
+    shares: int = setting(default=1, ge=1, le=MOST_SHARES, example=4)
+    """Number of shares that each GPU is offered as, to jobs that request a part of a GPU: each gets
+    one share, or as many as it requests, with their part of the VRAM. Jobs that request a whole GPU
+    do not match. Not with `sharing: exclusive`; at most 32, with `mig` at most 7."""
+    vram_pool: bool = False
+    """With `sharing: mps`: jobs request VRAM in MiB (`request_gpumem`) instead of equal shares, and
+    at least an equal share is counted for each. For `gpus: 1`, with `vram` and `shares` (the most
+    jobs on the GPU)."""
+    power_w: float = setting(default=0.0, ge=0, le=100_000, example=400)
+    """Watts of one busy GPU, with its part of the node, for the energy of jobs; `0`: unknown."""
+    price: float = setting(default=1.0, ge=0, le=1e9)
+    """Relative cost of one GPU-hour; the cheapest type that fits is started first."""
+    max_drones: int | None = setting(default=None, ge=0, example=2)
+    """Most drones of this type at one time; 0 starts none."""
+    margin_s: float = 0.0
+    """Part of the walltime that no job gets: the start, the site's grace period, and the reserve of its adapter."""
+    ad: Mapping[str, str] = field(default_factory=dict)
+    kept_cpus: int = 0
+    """CPUs of the drone that each of its free GPUs keeps for its next job (blocking)."""
+    kept_memory_mib: int = 0
+    kept_disk_mib: int = 0
+
+    @property
+    def key(self) -> TypeKey:
+        return TypeKey(f"{self.site}/{self.name}")
+
+    @property
+    def scope(self) -> Scope:
+        return Scope(self.site, self.name)
+
+    @property
+    def gpu_target(self) -> str:
+        """Return the instruction set of the GPUs; empty: unknown."""
+        return self.target or (
+            f"sm_{self.capability}" if self.vendor == NVIDIA and self.capability else ""
+        )
+
+    @property
+    def shares_faults(self) -> bool:
+        """Return True if a job can end its neighbours on the GPU. MIG instances isolate faults."""
+        return self.sharing in (Sharing.MPS, Sharing.TIME_SLICED)
+
+    @property
+    def longest_job_s(self) -> float:
+        """Return the longest walltime of a job that may get a new drone of the type; 0: no limit."""
+        return max(1.0, self.walltime_s - self.margin_s) if self.walltime_s else 0.0
+
+
+@frozen
+class Reserve:
+    """Blocking: resources that each free GPU of certain nodes keeps for its next drone."""
+
+    nodes: tuple[str, ...] = ("*",)
+    cpus: int = setting(default=0, ge=0, le=100_000, example=8)
+    """CPU cores per free GPU."""
+    memory_mib: int = 0
+    """Memory per free GPU."""
+    disk_mib: int = 0
+    """Scratch disk per free GPU."""
+
+
+@frozen
+class MigLayout:
+    """MIG instances that the administrator has made of each GPU of certain nodes."""
+
+    gpu_model: str
+    layout: tuple[str, ...]
+    """Names of profiles, one for each instance."""
+    nodes: tuple[str, ...] = ("*",)
+
+
+@frozen
+class SitePolicy:
+    """The policy of one site. Limits count drones that were requested and are not confirmed gone."""
+
+    site: str
+    enabled: bool = True
+    """`false`: start nothing there; running drones may finish."""
+    price: float = setting(default=1.0, ge=0, le=1e9)
+    """Factor on the prices of the site's types: the operator's preference between sites."""
+    queue_when_full: bool = False
+    """Request drones even if the site reports no free capacity."""
+    max_drones: int = setting(default=10, ge=0, le=1_000_000, example=4)
+    """Most drones at one time; 0 starts nothing."""
+    max_gpu_milli: int | None = None
+    """Most GPUs at one time."""
+    max_pending: int = setting(default=20, ge=1, example=4)
+    """Most drones that were requested and have not joined the pool yet."""
+    max_starts_per_tick: int = setting(default=10, ge=1, example=4)
+    """Most drones requested in one tick."""
+    view_max_age_s: float = 120.0
+    """A view of the site that is older than this is not used; longer than `poll_deadline`."""
+    poll_deadline_s: float = 20.0
+    """Longest time for one poll of the site."""
+    order_deadline_s: float = 60.0
+    """Longest time for one batch of starts or stops."""
+    order_confirm_s: float = 120.0
+    """After this time, a poll without a requested drone means that the order never arrived; at
+    least `order_deadline`."""
+    missing_s: float = 30.0
+    """A drone that is missing from at least two polls, for this long, is gone."""
+    queued_s: float = 86400.0
+    """Longest time in the site's own queue."""
+    booting_s: float = 600.0
+    """Longest time from running at the site to joining the pool."""
+    joining_s: float = 300.0
+    """Longest time in the pool without accepting jobs (the GPU check)."""
+    slot_loss_s: float = 300.0
+    """Longest time that a joined drone may be missing from the pool while the site still runs it."""
+    idle_timeout_s: float | None = setting(default=None, alias="idle", example="10min")
+    """Longest time that a drone of this site is kept without a job; a drone that took longer from
+    its start to the pool is kept for that long, up to three times this. Estimates shorten it, see
+    `policy.idle_timeout`. Default: `policy.idle_timeout`."""
+    idle_fixed: bool | None = setting(default=None, example=True)
+    """Keep an idle drone of this site for exactly `idle`, regardless of estimates and of how long
+    it took to start. Default: `policy.idle_fixed`."""
+    draining_s: float = 86400.0
+    """Longest time for the last jobs of a draining drone."""
+    stopping_s: float = 60.0
+    """A drone that has not stopped after this time is stopped again."""
+    grace_s: float = setting(default=30.0, zero=True)
+    """Time that the site gives a drone between notice and kill."""
+    preempt_proactively: bool = True
+    """Drain drones for the owner's waiting jobs before the site preempts them; `false`: leave it to the site."""
+    min_runtime_s: float = setting(default=0.0, zero=True, example="0s")
+    """Drones whose first job began less than this time ago are not drained; the owner may have to wait that long."""
+    blocking: tuple[Reserve, ...] = ()
+    mig: tuple[MigLayout, ...] = ()
+
+
+@frozen
+class Headroom:
+    """Warm drones: room for a number of jobs of one shape that have not arrived yet."""
+
+    name: str
+    gpu_milli: int = setting(default=WHOLE_GPU, example=1)
+    """GPUs of each job."""
+    cpus: int = setting(default=1, ge=1, le=100_000, example=8)
+    """CPU cores of each job."""
+    memory_mib: int = 1024
+    """Memory of each job."""
+    disk_mib: int = 0
+    """Scratch disk of each job."""
+    vram_mib: int = 0
+    """Memory that a job needs on each GPU."""
+    count: int = 1
+    site: str = ""
+    types: tuple[str, ...] = ()
+    from_h: int = 0
+    """Kept from this hour of the day (UTC) until ``to_h``, which may be after midnight."""
+    to_h: int = 24
+
+
+class LowUseAction(StrEnum):
+    """Actions on job classes that use little of their GPUs."""
+
+    NONE = "none"
+    WARN = "warn"
+
+
+@frozen
+class LowUsePolicy:
+    """Job classes (the jobs of a user with one size) that use little of their GPUs."""
+
+    action: LowUseAction = setting(default=LowUseAction.NONE, example="warn")
+    """`warn`: an event, and a note in `status`. `none`: neither."""
+    below: float = setting(default=0.15, gt=0, le=1)
+    """Low use is a mean use of less than this part of the GPUs that the jobs held."""
+    jobs: int = setting(default=20, ge=1, le=1_000_000)
+    """Fewest measured jobs of a class."""
+    window_s: float = 7 * 86400.0
+    """Only jobs that ended within this time count; at most `store.keep`."""
+
+
+@frozen
+class Policy:
+    """The policy for all sites together."""
+
+    interval_s: float = 15.0
+    """Longest pause between two ticks."""
+    active_interval_s: float = 2.0
+    """Pause between two ticks while orders are in progress; at most `interval`."""
+    idle_timeout_s: float = 600.0
+    """Longest time that a drone is kept without a job, at least `interval`. Once the first drone of
+    a site has joined, a shorter time applies: the cost of another start there, or the time that
+    would have cost least over the gaps between jobs (`provisioner estimates` and `provisioner
+    explain drone` show it). With `idle_fixed` it applies exactly."""
+    idle_fixed: bool = False
+    """Keep an idle drone for `idle_timeout`, regardless of estimates and of how long it took to
+    start. Longer only while jobs wait that it could run; shorter only if it takes large jobs alone
+    and smaller ones lack its room."""
+    max_drones: int = setting(default=1000, ge=0, le=1_000_000)
+    """Most drones at one time at all sites together; 0 starts nothing."""
+    max_gpu_milli: int | None = None
+    """Most GPUs at one time, at all sites together."""
+    overlay_max_age_s: float = 120.0
+    """A view of the pool that is older than this is not used for decisions; at least `interval`."""
+    slot_max_age_s: float = 900.0
+    """A slot without an update for this long does not count as alive."""
+    max_unhealthy_fraction: float = setting(default=0.2, gt=0, le=1)
+    """If more than this share of all drones is unhealthy at once, nothing is started or stopped."""
+    min_unhealthy: int = setting(default=5, ge=1)
+    """Fewer unhealthy drones than this never pause the controller."""
+    orphan_grace_s: float = 900.0
+    """Drones with this controller's name that are not on record are left alone for so long, for an
+    operator to decide (`provisioner sites adopt-orphans` or `stop-orphans`). Then those without a
+    job are stopped."""
+    longest_hole_s: float = 86400.0
+    """A node is reserved for a job of several GPUs only if its free GPUs wait for the last one no longer than this."""
+    carbon_g_per_kwh: float | None = setting(
+        default=None, alias="carbon", ge=0, le=10_000, example=380
+    )
+    """Grams of CO2 per kWh of electricity, for the CO2 of jobs on types with `power`."""
+    fault_limit: int = setting(default=2, ge=1, le=20)
+    """A user of whom so many jobs faulted on GPUs shared by MPS or time-slicing, or were held for
+    more VRAM than their share, in at least two drones, gets exclusive GPUs only."""
+    fault_window_s: float = 7 * 86400.0
+    """Only faults of this last period count for `fault_limit`."""
+    waiting_cost: float = setting(default=1.0, ge=0, le=1e6, example=0.3)
+    """GPU-seconds that one second of one job's waiting is worth. The larger, the more drones are
+    started for short jobs and beside drones that wait in a queue, and the longer idle drones are
+    kept; 0: a drone for each job that waits."""
+    sites: Mapping[str, SitePolicy] = field(default_factory=dict)
+    headroom: tuple[Headroom, ...] = ()
+    waiting_cost_by_group: Mapping[str, float] = field(default_factory=dict)
+    """The same for the jobs of accounting groups, by name; it holds for the groups within as well."""
+    low_use: LowUsePolicy = LowUsePolicy()
+
+    def of_site(self, site: str) -> SitePolicy:
+        return self.sites.get(site) or SitePolicy(site)
+
+    def idle_fixed_at(self, site: str) -> bool:
+        own = self.of_site(site).idle_fixed
+        return self.idle_fixed if own is None else own
+
+    def idle_timeout_at(self, site: str) -> float:
+        own = self.of_site(site).idle_timeout_s
+        return self.idle_timeout_s if own is None else own
