@@ -701,8 +701,9 @@ STARTD_ATTRS = \$(STARTD_ATTRS) DroneEndsAt DroneRetiresAt"
         needs='(TARGET.AllowedJobDuration ?: (TARGET.AllowedExecuteDuration ?: ((TARGET.MaxWallTimeMins * 60) ?: 0)))'
         fits="(time() < MY.DroneRetiresAt && time() + $needs <= MY.DroneEndsAt - $DRONE_GRACE_S)"
     fi
-    # Kept for its first jobs: until the time is over, or they have run.
-    free="(time() > $(($(date +%s) + DRONE_KEPT_S)) || (MY.JobStarts ?: 0) > 0 && (MY.NumDynamicSlots ?: 0) == 0)"
+    # Kept for its first jobs: until the time is over, or one of them has ended. Then more jobs have
+    # started than there are claims, and that stays so: the next job does not close the drone again.
+    free="(time() > $(($(date +%s) + DRONE_KEPT_S)) || (MY.JobStarts ?: 0) > (MY.NumDynamicSlots ?: 0))"
     kept=True
     two=
     if [ "$DRONE_KEPT_VRAM_MIB" -gt 0 ] && [ "$DRONE_KEPT_S" -gt 0 ]; then

@@ -534,7 +534,7 @@ class SimulatedOverlay:
         if jobs.wants.gpu_milli < slot.drone.order.min_gpus * model.WHOLE_GPU:
             return False
         unchanged = reuses or now_s() - slot.changed_s >= self._behaviour.optional_after_s
-        kept = slot.kept_until_s > now_s() and (slot.running or not slot.jobs_started)
+        kept = slot.kept_until_s > now_s() and slot.jobs_started <= len(slot.running)
         if kept and jobs.wants.gpu_milli < slot.drone.order.kept_gpus * model.WHOLE_GPU:
             return False
         if jobs.wants.gpu_optional and slot.drone.type.gpu_milli and not unchanged:

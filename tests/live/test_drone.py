@@ -125,6 +125,21 @@ def test_at_first_it_takes_only_jobs_of_the_vram_that_it_was_started_for(
     assert (first, set(rest)) == (large, set(others)), "older, but kept out"
 
 
+def test_it_takes_all_jobs_that_fit_once_a_first_job_has_ended(
+    pool: Pool, drone_on: StartDrone
+) -> None:
+    enough = pool.file("kept-3.enough")
+    small = pool.submit(gpu_job(until_there=enough, n=2))
+    two = {"DRONE_GPUS": "2", "DRONE_GPU_MILLI": "2000", "CUDA_VISIBLE_DEVICES": "0,1"}
+    drone = drone_on(pool, "kept-3", env={**two, "DRONE_KEPT_GPUS": "2", "DRONE_KEPT_S": "600"})
+    drone.slot(pool)
+    large = pool.submit(gpu_job(0.5, gpus=2))
+    until(lambda: not pool.jobs(large), what="the job that it is kept for is done")
+    until(lambda: pool.statuses(small) == [2, 2], what="both GPUs have a small job at once")
+    enough.touch()
+    until(lambda: drone.ended_jobs() == 3, what="all jobs are done")
+
+
 def test_it_takes_all_jobs_once_its_time_is_over(pool: Pool, drone_on: StartDrone) -> None:
     plain = pool.submit(gpu_job(0.5))
     drone = drone_on(pool, "kept-2", env={"DRONE_KEPT_VRAM_MIB": "30000", "DRONE_KEPT_S": "1"})
