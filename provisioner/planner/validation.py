@@ -1,15 +1,20 @@
 """Independent validation of plans: it shares no code with the planner and names the actions that break a promise.
 
-It works from the snapshot and the plan alone, by counting. What it names is left out of the plan
-(:mod:`provisioner.planner.safeguards`); the rest is carried out.
+It works from the snapshot and the plan alone, by counting. A promise is a function of
+:data:`PROMISES`. None relies on another one: each can be checked in any plan, whatever else is
+wrong with it. The actions that a breach names are left out of the plan
+(:mod:`provisioner.planner.safeguards`), and the rest is checked again: so a breach names no more
+actions than must go for its promise.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from operator import attrgetter
+from typing import NamedTuple, TypeVar
 
 from provisioner import model
 from provisioner.keys import Scope, site_of
@@ -17,7 +22,9 @@ from provisioner.model import (
     BreakerState,
     Drain,
     DrainMode,
+    DroneId,
     DroneState,
+    DroneType,
     Plan,
     RemoteState,
     Snapshot,
@@ -37,9 +44,6 @@ _MAY_STOP_BUSY = frozenset(
         "seen-at-site",
     }
 )
-_cap_key = attrgetter("type", "gpu_milli", "state")
-_amounts = attrgetter("gpu_milli", "cpus", "memory_mib", "disk_mib")
-_QUEUED_STATES = (DroneState.SUBMITTED, DroneState.QUEUED)
 _MAY_DRAIN_BUSY = _MAY_STOP_BUSY | {
     "type-removed",
     "demand-returned",
@@ -48,8 +52,14 @@ _MAY_DRAIN_BUSY = _MAY_STOP_BUSY | {
     "black-hole",
     "optional-jobs-only",
 }
+_QUEUED_STATES = (DroneState.SUBMITTED, DroneState.QUEUED)
+_ON_THE_WAY = (DroneState.REQUESTED, *_QUEUED_STATES, DroneState.BOOTING)
+_cap_key = attrgetter("type", "gpu_milli", "state")
+_amounts = attrgetter("gpu_milli", "cpus", "memory_mib", "disk_mib")
+_sizes = attrgetter("gpu_milli", "vram_mib", "capability", "cpus", "memory_mib")
 
 Action = Start | Drain | Stop | model.StopOrphan
+A = TypeVar("A", bound=Action)
 
 
 @frozen
@@ -67,99 +77,98 @@ def validate_plan(snapshot: Snapshot, plan: Plan) -> tuple[Breach, ...]:
     """Return the promises that a plan breaks; empty if it keeps them all."""
     if not plan.acts:  # it asks nobody for anything
         return ()
-    return tuple(breach for promise in PROMISES for breach in promise(snapshot, plan))
+    check = PlanCheck(snapshot, plan)
+    return tuple(breach for promise in PROMISES for breach in promise(check))
 
 
-def _duplicates(snapshot: Snapshot, plan: Plan) -> Iterator[Breach]:
-    """Yield drones that are asked for two things, and ids that are used or unknown."""
-    asked: dict[tuple[str, str], list[Action]] = defaultdict(list)
-    for action in plan.asks:
-        asked[action.drone.id, ""].append(action)
-    # Two sites may list the same stray by mistake: each is asked to end its own.
-    for orphan in plan.orphans:
-        key = orphan.drone_id, orphan.site
-        asked.setdefault(key, list(asked.get((orphan.drone_id, ""), ()))).append(orphan)
-    for (drone_id, _), actions in asked.items():
-        if len(actions) > 1:
-            kept = next((n for n, action in enumerate(actions) if _by_operator(action)), 0)
-            others = (*actions[:kept], *actions[kept + 1 :])
-            yield Breach(f"{drone_id} is asked for {len(actions)} things at once", others)
-    for start in plan.starts:
-        if start.drone.id in snapshot.drones:
-            yield Breach(f"{start.drone.id} is started but is on record already", (start,))
-        serial = start.drone.id.rpartition("-")[2]
-        if not serial.isdigit() or int(serial) < snapshot.next_serial:
-            text = f"{start.drone.id} may have been used before: serials from {snapshot.next_serial} on are free"
-            yield Breach(text, (start,))
-        if start.drone.state is not DroneState.REQUESTED:
-            yield Breach(f"{start.drone.id} starts its life as {start.drone.state}", (start,))
-    ended = {m.drone.id for m in plan.moves if m.drone.state.ended}
-    for action in plan.leaves:
-        if action.drone.id not in snapshot.drones:
-            yield Breach(f"{action.drone.id} is asked to leave but is not on record", (action,))
-        if action.drone.id in ended:
-            yield Breach(f"{action.drone.id} has ended and is asked to leave", (action,))
-    for orphan in plan.orphans:
-        if orphan.drone_id in snapshot.drones and orphan.drone_id not in ended:
-            yield Breach(f"{orphan.drone_id} is stopped as a stray but is on record", (orphan,))
+class PlanCheck:
+    """A plan and its snapshot, with what several promises look up."""
 
+    def __init__(self, snapshot: Snapshot, plan: Plan) -> None:
+        self.snapshot = snapshot
+        self.plan = plan
+        self.types: dict[str, DroneType] = {kind.key: kind for kind in snapshot.types}
+        polled = snapshot.sites.items()
+        self.views = {name: site.view for name, site in polled if site.view is not None}
+        self.moved = {move.drone.id: move.drone for move in plan.moves}
+        """Drones whose state the plan changes, as they are afterwards."""
+        self.breakers = {**snapshot.breakers, **{each.scope: each for each in plan.breakers}}
+        view = snapshot.overlay.view
+        classes = {job.id: job for job in view.classes} if view is not None else {}
+        self.starts = [
+            (start, classes.get(start.drone.for_class), self.types.get(start.drone.type))
+            for start in plan.starts
+        ]
+        """Starts with their job class and drone type, None if these do not exist."""
+        self.warm = {f"headroom:{each.name}": each.count for each in snapshot.policy.headroom}
+        """Drones that each headroom wants, by the class id of its starts."""
 
-def _caps(snapshot: Snapshot, plan: Plan) -> Iterator[Breach]:
-    """Yield limits that the plan's starts exceed. A start that adds nothing to a limit does not exceed it."""
-    if not plan.starts:
-        return
-    drones: Counter[str] = Counter()
-    milli: Counter[str] = Counter()
-    kinds: Counter[str] = Counter()
-    pending: Counter[str] = Counter()
-    live = {**snapshot.drones, **{m.drone.id: m.drone for m in plan.moves}}
-    for drone_id in [m.drone.id for m in plan.moves if m.drone.state.ended]:
-        del live[drone_id]
-    for (key, gpu_milli, state), count in Counter(map(_cap_key, live.values())).items():
-        site = site_of(key)
-        drones[site] += count
-        kinds[key] += count
-        milli[site] += count * gpu_milli
-        pending[site] += (
-            count if state.value in ("requested", "submitted", "queued", "booting") else 0
-        )
-    for site, polled in snapshot.sites.items():
-        if polled.view is not None and polled.fault is None:
-            listed = polled.view.drones
-            unknown = sum(listed[i].state is not RemoteState.ENDED for i in listed if i not in live)
+    def has_ended(self, drone_id: DroneId) -> bool:
+        return drone_id in self.moved and self.moved[drone_id].state.ended
+
+    @cached_property
+    def in_use(self) -> Counter[str]:
+        """Amounts that count against limits, after the plan's own changes of state, by the limits' names."""
+        live = {**self.snapshot.drones, **self.moved}
+        for drone_id in filter(self.has_ended, self.moved):
+            del live[drone_id]
+        use = Counter[str]()
+        # 100,000 drones have few different keys.
+        for (key, gpu_milli, state), count in Counter(map(_cap_key, live.values())).items():
+            site = site_of(key)
+            use[f"drones of {key}"] += count
+            use[f"drones on their way at {site}"] += count * (state in _ON_THE_WAY)
+            for where in ("in all", f"at {site}"):
+                use[f"drones {where}"] += count
+                use[f"GPUs {where}"] += count * gpu_milli
+        for site, view in self.views.items():
+            listed = view.drones if self.snapshot.sites[site].fault is None else {}
+            unknown = [listed[drone_id].state for drone_id in listed if drone_id not in live]
+            count = sum(state is not RemoteState.ENDED for state in unknown)
             # Of which type they are is not known for sure: each counts as the largest.
-            largest = max((t.gpu_milli for t in snapshot.types if t.site == site), default=0)
-            drones[site] += unknown
-            milli[site] += unknown * largest
-    policy, types = snapshot.policy, {t.key: t for t in snapshot.types}
-    every = [(start, 1) for start in plan.starts]
-    gpus = [(start, start.drone.gpu_milli) for start in plan.starts]
-    yield from _beyond("drones in all", every, policy.max_drones, drones.total())
-    yield from _beyond("GPUs in all", gpus, policy.max_gpu_milli, milli.total(), 1000)
-    for site in dict.fromkeys(start.drone.site for start in plan.starts):
-        limits = policy.sites.get(site)
-        mine = [ask for ask in every if ask[0].drone.site == site]
-        if limits is None or not limits.enabled or site in snapshot.disabled:
-            yield Breach(
-                f"{len(mine)} starts at {site}, which is not enabled",
-                tuple(start for start, _ in mine),
+            sizes = [kind.gpu_milli for kind in self.snapshot.types if kind.site == site]
+            for where in ("in all", f"at {site}"):
+                use[f"drones {where}"] += count
+                use[f"GPUs {where}"] += count * max(sizes, default=0)
+        return use
+
+    @cached_property
+    def owners(self) -> list[OwnerCheck]:
+        stops = [
+            stop
+            for stop in self.plan.stops
+            if stop.reason.kind == "preempted-for-owner"
+            and stop.was not in _QUEUED_STATES
+            and stop.drone.type in self.types
+        ]
+        return [
+            OwnerCheck(
+                site,
+                self.views[site].claims if site in self.views else (),
+                _grouped(mine, "drone.node"),
             )
-            continue
-        my_gpus = [ask for ask in gpus if ask[0].drone.site == site]
-        yield from _beyond(f"drones at {site}", mine, limits.max_drones, drones[site])
-        yield from _beyond(f"GPUs at {site}", my_gpus, limits.max_gpu_milli, milli[site], 1000)
-        yield from _beyond(
-            f"drones on their way at {site}", mine, limits.max_pending, pending[site]
-        )
-        yield from _beyond(f"starts at once at {site}", mine, limits.max_starts_per_tick)
-    for key in {start.drone.type for start in plan.starts}:
-        of_kind = [ask for ask in every if ask[0].drone.type == key]
-        if key not in types:
-            yield Breach(
-                f"{key} is started but is not configured", tuple(start for start, _ in of_kind)
-            )
-        else:
-            yield from _beyond(f"drones of {key}", of_kind, types[key].max_drones, kinds[key])
+            for site, mine in _grouped(stops, "drone.site").items()
+        ]
+
+
+class OwnerCheck(NamedTuple):
+    """Waiting jobs of the owner of a site, and the drones that leave for them, by node."""
+
+    site: str
+    claims: Sequence[model.OwnerDemand]
+    leaving: Mapping[str, Sequence[Stop]]
+
+
+def _grouped(actions: Iterable[A], key: str) -> Mapping[str, list[A]]:
+    """Return the actions by one of their attributes, in their order."""
+    found = defaultdict[str, list[A]](list)
+    for action in actions:
+        found[attrgetter(key)(action)].append(action)
+    return found
+
+
+def _by_operator(action: Action) -> bool:
+    return action.reason.kind == "operator-requested"
 
 
 def _beyond(
@@ -171,192 +180,353 @@ def _beyond(
     who: str = "",
     are: str = "allowed",
 ) -> Iterator[Breach]:
-    """Yield a breach that names the starts whose amounts, after the earlier ones and ``used``, exceed ``allowed``."""
-    named, count = [], used
+    """Yield a breach that names the starts whose amounts, after the earlier ones and ``used``, exceed ``allowed``.
+
+    A start that adds nothing to a limit does not exceed it.
+    """
+    if allowed is None:
+        return
+    named: list[Start] = []
+    count = used
     for start, amount in asks:
         count += amount
-        if allowed is not None and amount and count > allowed:
+        if amount and count > allowed:
             named.append(start)
-    if named and allowed is not None:
+    if named:
         asked, limit = (count, allowed) if unit == 1 else (count / unit, allowed / unit)
         yield Breach(f"{who}{asked} {what}, {limit} {are}", tuple(named))
 
 
-def _unseen(snapshot: Snapshot, plan: Plan) -> Iterator[Breach]:
-    """Yield actions that rest on no fresh view, and starts against a ban."""
-    view, now = snapshot.overlay.view, snapshot.now
-    seen = view is not None and snapshot.overlay.fault is None
-    fresh = seen and view is not None and now - view.taken_at <= snapshot.policy.overlay_max_age_s
-    if not fresh and (plan.starts or plan.drains):
-        text = f"{len(plan.starts)} starts and {len(plan.drains)} drains without a fresh view of the overlay"
-        yield Breach(text, (*plan.starts, *plan.drains))
-    touched: dict[str, list[Action]] = defaultdict(list)
-    for action in plan.asks:
-        if not _by_operator(action):
-            touched[action.drone.site].append(action)
-    for orphan in plan.orphans:
-        touched[orphan.site].append(orphan)
-    for site, actions in touched.items():
-        polled, limits = snapshot.sites.get(site), snapshot.policy.sites.get(site)
-        if polled is None or polled.view is None or limits is None:
-            yield Breach(f"{len(actions)} actions at {site}, which was never seen", tuple(actions))
-        elif polled.fault is not None or now - polled.view.taken_at > limits.view_max_age_s:
-            yield Breach(
-                f"{len(actions)} actions at {site} without a fresh view of it", tuple(actions)
-            )
-    known = {**snapshot.breakers, **{b.scope: b for b in plan.breakers}}
-    for start in plan.starts:
-        kind = Scope.parse(start.drone.type)
-        of_class = replace(kind, class_id=start.drone.for_class)
-        for scope in (Scope(kind.site), kind, of_class):
-            breaker = known.get(scope)
-            if breaker is not None and breaker.state is BreakerState.BANNED:
-                text = f"{start.drone.id} is started although {scope} is banned until {breaker.until:.0f}"
-                yield Breach(text, (start,))
+# --- promises about the drones that are asked
 
 
-def _by_operator(action: Action) -> bool:
-    return action.reason.kind == "operator-requested"
+def one_order_each(check: PlanCheck) -> Iterator[Breach]:
+    """Ask one thing of a drone. The operator's order is kept, else the first."""
+    asked: dict[tuple[str, str], list[Action]] = defaultdict(list)
+    for action in check.plan.asks:
+        asked[action.drone.id, ""].append(action)
+    # Two sites may list the same orphan by mistake: each is asked to end its own.
+    for orphan in check.plan.orphans:
+        key = orphan.drone_id, orphan.site
+        asked.setdefault(key, list(asked.get((orphan.drone_id, ""), ()))).append(orphan)
+    for (drone_id, _), actions in asked.items():
+        if len(actions) > 1:
+            kept = next((n for n, action in enumerate(actions) if _by_operator(action)), 0)
+            others = (*actions[:kept], *actions[kept + 1 :])
+            yield Breach(f"{drone_id} is asked for {len(actions)} things at once", others)
 
 
-def _busy_drones(snapshot: Snapshot, plan: Plan) -> Iterator[Breach]:
-    """Yield drones with a job that are ended without one of the few good reasons."""
-    after = {m.drone.id: m.drone for m in plan.moves}
-    for action in plan.leaves:
-        grounds = _MAY_STOP_BUSY
-        if isinstance(action, Drain):
-            if action.mode is DrainMode.RESUME:
-                continue
-            grounds = _MAY_DRAIN_BUSY
-            was = snapshot.drones.get(action.drone.id)
-            if (
-                was is not None
-                and was.state is DroneState.DRAINING
-                and was.drain_mode is action.mode
-            ):
-                grounds |= {"drain-repeated"}
-        now_known = after.get(action.drone.id) or snapshot.drones.get(action.drone.id)
-        if now_known is not None and now_known.jobs > 0 and action.reason.kind not in grounds:
-            text = f"{action.drone.id} has {now_known.jobs} jobs and is asked to leave because {action.reason.kind}"
+def known_drones_leave(check: PlanCheck) -> Iterator[Breach]:
+    """Ask only drones to leave that are on record and have not ended."""
+    for action in check.plan.leaves:
+        if action.drone.id not in check.snapshot.drones:
+            yield Breach(f"{action.drone.id} is asked to leave but is not on record", (action,))
+        if check.has_ended(action.drone.id):
+            yield Breach(f"{action.drone.id} has ended and is asked to leave", (action,))
+
+
+def orphans_have_no_record(check: PlanCheck) -> Iterator[Breach]:
+    """Stop as an orphan only a drone without a live record."""
+    for orphan in check.plan.orphans:
+        if orphan.drone_id in check.snapshot.drones and not check.has_ended(orphan.drone_id):
+            yield Breach(f"{orphan.drone_id} is stopped as a stray but is on record", (orphan,))
+
+
+def jobs_are_left_alone(check: PlanCheck) -> Iterator[Breach]:
+    """End a drone with a job only for one of the few good reasons."""
+    for action in check.plan.leaves:
+        now_known = check.moved.get(action.drone.id) or check.snapshot.drones.get(action.drone.id)
+        if now_known is None or not now_known.jobs or action.reason.kind in _grounds(check, action):
+            continue
+        text = f"{action.drone.id} has {now_known.jobs} jobs and is asked to leave because {action.reason.kind}"
+        if not (isinstance(action, Drain) and action.mode is DrainMode.RESUME):
             yield Breach(text, (action,))
 
 
-def _owners(snapshot: Snapshot, plan: Plan) -> Iterator[Breach]:
-    """Yield stops that no owner's claim justifies, and starts beyond what is free on the nodes and not reserved."""
-    types = {t.key: t for t in snapshot.types}
-    views = {n: r.view for n, r in snapshot.sites.items() if r.view is not None}
-    leave: dict[str, dict[str, list[Stop]]] = defaultdict(lambda: defaultdict(list))
-    for stop in plan.stops:
-        if stop.reason.kind == "preempted-for-owner":
-            of_site = leave[stop.drone.site]
-            if stop.was not in _QUEUED_STATES and stop.drone.type in types:
-                of_site[stop.drone.node].append(stop)
-    for site, nodes in leave.items():
-        claims = views[site].claims if site in views else ()
+def _grounds(check: PlanCheck, action: Drain | Stop) -> frozenset[str]:
+    """Return the kinds of reasons for which a drone with a job may get an order."""
+    if not isinstance(action, Drain):
+        return _MAY_STOP_BUSY
+    was = check.snapshot.drones.get(action.drone.id)
+    repeats = was is not None and was.state is DroneState.DRAINING
+    if was is not None and repeats and was.drain_mode is action.mode:
+        return _MAY_DRAIN_BUSY | {"drain-repeated"}
+    return _MAY_DRAIN_BUSY
+
+
+# --- promises about views
+
+
+def fresh_view_of_the_pool(check: PlanCheck) -> Iterator[Breach]:
+    """Start and drain nothing without a fresh view of the overlay."""
+    overlay, plan = check.snapshot.overlay, check.plan
+    seen_at = overlay.view.taken_at if overlay.view is not None and overlay.fault is None else None
+    max_age_s = check.snapshot.policy.overlay_max_age_s
+    is_fresh = seen_at is not None and check.snapshot.now - seen_at <= max_age_s
+    if not is_fresh and (plan.starts or plan.drains):
+        text = f"{len(plan.starts)} starts and {len(plan.drains)} drains without a fresh view of the overlay"
+        yield Breach(text, (*plan.starts, *plan.drains))
+
+
+def fresh_views_of_sites(check: PlanCheck) -> Iterator[Breach]:
+    """Ask nothing of a site without a fresh view of it, but for operators."""
+    touched: dict[str, list[Action]] = defaultdict(list)
+    for action in check.plan.asks:
+        if not _by_operator(action):
+            touched[action.drone.site].append(action)
+    for orphan in check.plan.orphans:
+        touched[orphan.site].append(orphan)
+    for site, actions in touched.items():
+        view, limits = check.views.get(site), check.snapshot.policy.sites.get(site)
+        if view is None or limits is None:
+            yield Breach(f"{len(actions)} actions at {site}, which was never seen", tuple(actions))
+            continue
+        is_old = check.snapshot.now - view.taken_at > limits.view_max_age_s
+        if is_old or check.snapshot.sites[site].fault is not None:
+            text = f"{len(actions)} actions at {site} without a fresh view of it"
+            yield Breach(text, tuple(actions))
+
+
+# --- promises about limits
+
+
+def limits_of_all(check: PlanCheck) -> Iterator[Breach]:
+    """Keep the limits of the policy."""
+    starts, policy = check.plan.starts, check.snapshot.policy
+    yield from _beyond_limit(check, starts, "drones in all", policy.max_drones)
+    yield from _beyond_limit(check, starts, "GPUs in all", policy.max_gpu_milli, of_gpus=True)
+
+
+def limits_of_sites(check: PlanCheck) -> Iterator[Breach]:
+    """Keep the limits of each site, and start nothing at one that is not enabled."""
+    for site, starts in _grouped(check.plan.starts, "drone.site").items():
+        limits = check.snapshot.policy.sites.get(site)
+        if limits is None or not limits.enabled or site in check.snapshot.disabled:
+            yield Breach(f"{len(starts)} starts at {site}, which is not enabled", tuple(starts))
+            continue
+        for what, allowed in (
+            ("drones", limits.max_drones),
+            ("drones on their way", limits.max_pending),
+            ("starts at once", limits.max_starts_per_tick),
+        ):
+            yield from _beyond_limit(check, starts, f"{what} at {site}", allowed)
+        milli = limits.max_gpu_milli
+        yield from _beyond_limit(check, starts, f"GPUs at {site}", milli, of_gpus=True)
+
+
+def limits_of_types(check: PlanCheck) -> Iterator[Breach]:
+    """Keep the limit of each drone type, and start none that is not configured."""
+    for key, starts in _grouped(check.plan.starts, "drone.type").items():
+        if key in check.types:
+            yield from _beyond_limit(check, starts, f"drones of {key}", check.types[key].max_drones)
+        else:
+            yield Breach(f"{key} is started but is not configured", tuple(starts))
+
+
+def _beyond_limit(
+    check: PlanCheck,
+    starts: Sequence[Start],
+    what: str,
+    allowed: int | None,
+    *,
+    of_gpus: bool = False,
+) -> Iterator[Breach]:
+    if starts:
+        asks = [(start, start.drone.gpu_milli if of_gpus else 1) for start in starts]
+        unit = 1000 if of_gpus else 1
+        yield from _beyond(what, asks, allowed, check.in_use[what], unit)
+
+
+# --- promises to owners
+
+
+def nodes_for_owner(check: PlanCheck) -> Iterator[Breach]:
+    """Free no more nodes for the owner of a site than their jobs wait."""
+    for site, claims, leaving in check.owners:
         jobs = sum(claim.count for claim in claims)
+        nodes = list(leaving)
         if len(nodes) > jobs:
             text = (
                 f"drones on {len(nodes)} nodes of {site} leave for {jobs} waiting jobs of its owner"
             )
-            yield Breach(text, tuple(stop for node in list(nodes)[jobs:] for stop in nodes[node]))
-        limits = snapshot.policy.sites.get(site)
-        # then freed GPUs keep some of what is freed
-        blocked = limits is not None and limits.blocking
+            yield Breach(text, tuple(stop for node in nodes[jobs:] for stop in leaving[node]))
+
+
+def drones_for_owner(check: PlanCheck) -> Iterator[Breach]:
+    """Let no drone leave a node if the others that leave it free enough for all of the owner's waiting jobs."""
+    for site, claims, leaving in check.owners:
+        limits = check.snapshot.policy.sites.get(site)
+        if limits is not None and limits.blocking:
+            continue  # then freed GPUs keep some of what is freed
         wanted = [sum(claim.count * _amounts(claim)[i] for claim in claims) for i in range(4)]
-        for node, stops in nodes.items():
-            freed = list(zip(*(_amounts(types[stop.drone.type]) for stop in stops), strict=True))
-            if not blocked and all(
-                sum(row) - max(row) >= want for row, want in zip(freed, wanted, strict=True)
-            ):
+        for node, stops in leaving.items():
+            freed = zip(*(_amounts(check.types[stop.drone.type]) for stop in stops), strict=True)
+            spared = [sum(amounts) - max(amounts) for amounts in freed]
+            if all(left >= want for left, want in zip(spared, wanted, strict=True)):
                 text = f"{len(stops)} drones leave {node} of {site}, more than all of its owner's waiting jobs need"
                 yield Breach(text, (stops[-1],))
-    for site, view in views.items():
-        limits = snapshot.policy.sites.get(site)
-        mine = [s for s in plan.starts if s.drone.site == site and s.drone.type in types]
-        if not view.nodes or limits is None or limits.queue_when_full or not mine:
-            continue
-        sizes = [(start, types[start.drone.type]) for start in mine]
-        free = [(n.free_gpu_milli, n.free_cpus, n.free_memory_mib) for n in view.nodes]
+
+
+def room_on_nodes(check: PlanCheck) -> Iterator[Breach]:
+    """Start no more at a site without a queue than is free on its nodes."""
+    for site, free, starts in _on_nodes(check):
         for i, what in enumerate(("milli-GPU", "CPUs", "MiB of memory")):
-            asks = [(start, _amounts(kind)[i]) for start, kind in sizes]
+            asks = [(start, _amounts(kind)[i]) for start, kind in starts]
             who = f"starts at {site} ask for "
-            yield from _beyond(what, asks, sum(f[i] for f in free), who=who, are="are free")
-        if limits.blocking and all("*" in rule.nodes for rule in limits.blocking):
-            kept = limits.blocking[0].cpus
-            rest = sum(max(0, cpus - kept * milli // 1000) for milli, cpus, _ in free)
-            asks = [(start, kind.cpus) for start, kind in sizes if not kind.gpu_milli]
+            yield from _beyond(what, asks, sum(row[i] for row in free), who=who, are="are free")
+
+
+def cpus_for_free_gpus(check: PlanCheck) -> Iterator[Breach]:
+    """Leave the CPUs on the nodes of a blocked site that are kept for its free GPUs."""
+    for site, free, starts in _on_nodes(check):
+        rules = check.snapshot.policy.sites[site].blocking
+        if rules and all("*" in rule.nodes for rule in rules):
+            rest = sum(max(0, cpus - rules[0].cpus * milli // 1000) for milli, cpus, _ in free)
+            asks = [(start, kind.cpus) for start, kind in starts if not kind.gpu_milli]
             who = f"CPU drones at {site} ask for "
             yield from _beyond("CPUs", asks, rest, who=who, are="are not kept for free GPUs")
 
 
-def _start_reasons(snapshot: Snapshot, plan: Plan) -> Iterator[Breach]:
-    """Yield starts for neither waiting jobs nor headroom, and starts that do not fit their reason."""
-    waiting = {c.id: c for c in snapshot.overlay.view.classes} if snapshot.overlay.view else {}
-    warm = {f"headroom:{h.name}": h.count for h in snapshot.policy.headroom}
-    types = {t.key: t for t in snapshot.types}
-    known = {**snapshot.breakers, **{b.scope: b for b in plan.breakers}}
-    starts: dict[str, tuple[Start, ...]] = defaultdict(tuple)
-    for start in plan.starts:
-        starts[start.drone.for_class] += (start,)
-    for class_id, mine in starts.items():
-        job, count = waiting.get(class_id), len(mine)
-        if class_id in warm:
-            if count > warm[class_id]:
-                text = f"{count} drones are started for {class_id}, which wants {warm[class_id]}"
-                yield Breach(text, mine[warm[class_id] :])
-        elif job is None or job.waiting <= 0:
-            yield Breach(
-                f"{count} drones are started for class {class_id}, of which nothing waits", mine
-            )
-        elif count > job.waiting:
-            text = f"{count} drones are started for {job.waiting} waiting jobs of class {class_id}"
-            yield Breach(text, mine[job.waiting :])
-    for start in plan.starts:
-        job, kind = waiting.get(start.drone.for_class), types.get(start.drone.type)
-        if job is not None and kind is not None:
-            needs = (job.gpu_milli, job.vram_mib, job.capability, job.cpus, job.memory_mib)
-            offers = (kind.gpu_milli, kind.vram_mib, kind.capability, kind.cpus, kind.memory_mib)
-            too_small = any(need > offer for need, offer in zip(needs, offers, strict=True))
-            for_gpu_jobs = kind.gpu_milli and not job.gpu_milli
-            if job.invalid or kind.key in job.refuses or too_small or for_gpu_jobs:
-                yield Breach(f"{start.drone.id} of {kind.key} cannot run class {job.id}", (start,))
-            user = known.get(Scope(user=job.owner))
-            if (
-                kind.shares_faults
-                and user
-                and user.until
-                and user.failures >= snapshot.policy.fault_limit
-            ):
-                yield Breach(
-                    f"{start.drone.id} is shared, and the user of class {job.id} may share no GPU",
-                    (start,),
-                )
-        if job is not None and job.owner and job.owner in start.drone.avoids.split(","):
-            yield Breach(
-                f"{start.drone.id} is started for class {job.id} and avoids its user", (start,)
-            )
-        if job is not None and job.gpu_milli < start.drone.min_gpus * 1000:
-            yield Breach(
-                f"{start.drone.id} is started for class {job.id} and refuses jobs of so few GPUs",
-                (start,),
-            )
-        polled = snapshot.sites.get(start.drone.site)
-        down_at = polled.view.downtime_at if polled is not None and polled.view is not None else 0.0
+def _on_nodes(
+    check: PlanCheck,
+) -> Iterator[tuple[str, list[tuple[int, int, int]], list[tuple[Start, DroneType]]]]:
+    """Yield each site whose nodes are known and that has no queue, what is free on each node, and the starts there."""
+    for site, view in check.views.items():
+        limits = check.snapshot.policy.sites.get(site)
+        if view.nodes and limits is not None and not limits.queue_when_full:
+            free = [
+                (node.free_gpu_milli, node.free_cpus, node.free_memory_mib) for node in view.nodes
+            ]
+            starts = [
+                (start, kind) for start, _, kind in check.starts if kind and kind.site == site
+            ]
+            yield site, free, starts
+
+
+# --- promises about starts
+
+
+def starts_for_demand(check: PlanCheck) -> Iterator[Breach]:
+    """Start no more drones for a class than its jobs wait, or than its headroom wants."""
+    jobs = {start.drone.for_class: job for start, job, _ in check.starts}
+    for class_id, starts in _grouped(check.plan.starts, "drone.for_class").items():
+        job = jobs[class_id]
+        text = f"{len(starts)} drones are started for "
+        if class_id in check.warm:
+            wanted = check.warm[class_id]
+            text += f"{class_id}, which wants {wanted}"
+        elif job is not None and job.waiting > 0:
+            wanted = job.waiting
+            text += f"{wanted} waiting jobs of class {class_id}"
+        else:
+            wanted = 0
+            text += f"class {class_id}, of which nothing waits"
+        if len(starts) > wanted:
+            yield Breach(text, tuple(starts[wanted:]))
+
+
+def new_drones(check: PlanCheck) -> Iterator[Breach]:
+    """Start a drone only under an id that was never used, and record it before it is ordered."""
+    first = check.snapshot.next_serial
+    for start in check.plan.starts:
+        serial = start.drone.id.rpartition("-")[2]
+        if start.drone.id in check.snapshot.drones:
+            yield _of(start, "is started but is on record already")
+        if not serial.isdigit() or int(serial) < first:
+            yield _of(start, f"may have been used before: serials from {first} on are free")
+        if start.drone.state is not DroneState.REQUESTED:
+            yield _of(start, f"starts its life as {start.drone.state}")
+
+
+def nothing_banned(check: PlanCheck) -> Iterator[Breach]:
+    """Start nothing that is banned: neither at the site, nor of the type, nor of the type for the class."""
+    for start in check.plan.starts:
+        kind = Scope.parse(start.drone.type)
+        of_class = replace(kind, class_id=start.drone.for_class)
+        for scope in (Scope(kind.site), kind, of_class):
+            breaker = check.breakers.get(scope)
+            if breaker is not None and breaker.state is BreakerState.BANNED:
+                until = f"{breaker.until:.0f}"
+                yield _of(start, f"is started although {scope} is banned until {until}")
+
+
+def able_drones(check: PlanCheck) -> Iterator[Breach]:
+    """Start only drones that can run the jobs for which they are started: with GPUs, only jobs that need one."""
+    for start, job, kind in check.starts:
+        if job is None or kind is None:
+            continue
+        pairs = zip(_sizes(job), _sizes(kind), strict=True)
+        too_small = any(need > offer for need, offer in pairs)
+        for_gpu_jobs = kind.gpu_milli and not job.gpu_milli
+        if job.invalid or kind.key in job.refuses or too_small or for_gpu_jobs:
+            yield _of(start, f"of {kind.key} cannot run class {job.id}")
+
+
+def users_who_may_share(check: PlanCheck) -> Iterator[Breach]:
+    """Start no drone that shares a GPU for a user whose jobs cause faults."""
+    limit = check.snapshot.policy.fault_limit
+    for start, job, kind in check.starts:
+        if job is not None and kind is not None and kind.shares_faults:
+            user = check.breakers.get(Scope(user=job.owner))
+            if user is not None and user.until and user.failures >= limit:
+                yield _of(start, f"is shared, and the user of class {job.id} may share no GPU")
+
+
+def willing_drones(check: PlanCheck) -> Iterator[Breach]:
+    """Start no drone that refuses the jobs for which it is started."""
+    for start, job, _ in check.starts:
+        if job is None:
+            continue
+        if job.owner and job.owner in start.drone.avoids.split(","):
+            yield _of(start, f"is started for class {job.id} and avoids its user")
+        if job.gpu_milli < start.drone.min_gpus * 1000:
+            yield _of(start, f"is started for class {job.id} and refuses jobs of so few GPUs")
+
+
+def lives_before_downtimes(check: PlanCheck) -> Iterator[Breach]:
+    """Start no drone that would live into a downtime of its site."""
+    for start, _, kind in check.starts:
+        site = start.drone.site
+        down_at = check.views[site].downtime_at if site in check.views else 0.0
+        left_s = down_at - check.snapshot.now
         lives_s = start.walltime_s or (kind.walltime_s if kind is not None else 0.0)
-        if down_at > snapshot.now and not 0 < lives_s <= down_at - snapshot.now:
-            text = f"{start.drone.id} is started to live into the downtime of {start.drone.site}"
-            yield Breach(text, (start,))
-        if start.reason.kind != (
-            "headroom-short" if start.drone.for_class in warm else "jobs-waiting"
-        ):
-            yield Breach(f"{start.drone.id} is started because {start.reason.kind}", (start,))
+        if left_s > 0 and not 0 < lives_s <= left_s:
+            yield _of(start, f"is started to live into the downtime of {site}")
 
 
-PROMISES: tuple[Callable[[Snapshot, Plan], Iterator[Breach]], ...] = (
-    _duplicates,
-    _caps,
-    _unseen,
-    _busy_drones,
-    _owners,
-    _start_reasons,
+def reasons_of_starts(check: PlanCheck) -> Iterator[Breach]:
+    """Give the reason that the class calls for: waiting jobs, or headroom."""
+    for start in check.plan.starts:
+        is_warm = start.drone.for_class in check.warm
+        if start.reason.kind != ("headroom-short" if is_warm else "jobs-waiting"):
+            yield _of(start, f"is started because {start.reason.kind}")
+
+
+def _of(start: Start, broken: str) -> Breach:
+    return Breach(f"{start.drone.id} {broken}", (start,))
+
+
+PROMISES: tuple[Callable[[PlanCheck], Iterator[Breach]], ...] = (
+    one_order_each,
+    new_drones,
+    known_drones_leave,
+    orphans_have_no_record,
+    limits_of_all,
+    limits_of_sites,
+    limits_of_types,
+    fresh_view_of_the_pool,
+    fresh_views_of_sites,
+    nothing_banned,
+    jobs_are_left_alone,
+    nodes_for_owner,
+    drones_for_owner,
+    room_on_nodes,
+    cpus_for_free_gpus,
+    starts_for_demand,
+    able_drones,
+    users_who_may_share,
+    willing_drones,
+    lives_before_downtimes,
+    reasons_of_starts,
 )
+"""Promises of a plan, in the order of their messages."""
