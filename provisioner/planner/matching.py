@@ -84,6 +84,16 @@ def limit_by_reserve(most: int, each: Resources, free: Resources, kept: Resource
 
 def unmet_requirement(job: JobClass, kind: DroneType) -> UnmetRequirement | None:
     """Return the first requirement of a job that one empty drone of the type does not meet, or None."""
+    return (
+        _unmet_gpus(job, kind)
+        or _unmet_abilities(job, kind)
+        or _unmet_sizes(job, kind)
+        or _unmet_times(job, kind)
+        or job.refuses.get(kind.key)
+    )
+
+
+def _unmet_gpus(job: JobClass, kind: DroneType) -> UnmetRequirement | None:
     broken = job.gpu_milli < 0 or (job.gpu_milli > WHOLE_GPU and job.gpu_milli % WHOLE_GPU)
     # Jobs without a GPU go to CPU drones alone: what a GPU drone has is for its GPUs.
     if broken or job.gpu_milli > kind.gpu_milli or (kind.gpu_milli and not job.gpu_milli):
@@ -91,24 +101,30 @@ def unmet_requirement(job: JobClass, kind: DroneType) -> UnmetRequirement | None
     if job.gpu_milli <= 0 and job.cpus <= 0 and job.memory_mib <= 0 and job.disk_mib <= 0:
         # A slot is made of what a job asks for: HTCondor matches such a job to nothing.
         return UnmetRequirement("cpus", "1 or more (the job requests no resource)", str(kind.cpus))
-    if kind.shares > 1:
-        if too_much := _unmet_by_shares(job, kind):
-            return too_much
-    elif job.vram_mib > kind.vram_mib:
-        return UnmetRequirement("vram", f"{job.vram_mib} MiB", f"{kind.vram_mib} MiB")
-    if kind.vendor != NVIDIA and (job.capability or job.driver):
-        asked = (
-            ("capability", f"{job.capability / 10:.1f}")
-            if job.capability
-            else ("driver", _cuda(job.driver))
-        )
-        return UnmetRequirement(*asked, f"none: {kind.vendor} GPUs have no CUDA")
-    if job.capability > kind.capability:
-        return UnmetRequirement(
-            "capability", f"{job.capability / 10:.1f}", f"{kind.capability / 10:.1f}"
-        )
-    if job.driver > kind.driver > 0:
-        return UnmetRequirement("driver", _cuda(job.driver), _cuda(kind.driver))
+    return _unmet_by_shares(job, kind) if kind.shares > 1 else _unmet_vram(job, kind)
+
+
+def _unmet_vram(job: JobClass, kind: DroneType) -> UnmetRequirement | None:
+    if job.vram_mib <= kind.vram_mib:
+        return None
+    return UnmetRequirement("vram", f"{job.vram_mib} MiB", f"{kind.vram_mib} MiB")
+
+
+def _unmet_abilities(job: JobClass, kind: DroneType) -> UnmetRequirement | None:
+    """Return the CUDA capability or driver that a drone's GPUs lack, or None."""
+    has_cuda = kind.vendor == NVIDIA
+    without = f"none: {kind.vendor} GPUs have no CUDA"
+    if job.capability > (kind.capability if has_cuda else 0):
+        there = f"{kind.capability / 10:.1f}" if has_cuda else without
+        return UnmetRequirement("capability", f"{job.capability / 10:.1f}", there)
+    if job.driver > kind.driver > 0 or (job.driver and not has_cuda):
+        there = _cuda(kind.driver) if has_cuda else without
+        return UnmetRequirement("driver", _cuda(job.driver), there)
+    return None
+
+
+def _unmet_sizes(job: JobClass, kind: DroneType) -> UnmetRequirement | None:
+    """Return the resource beside the GPUs of which the drone has too little, or too little for its other GPUs."""
     if job.cpus > kind.cpus:
         return UnmetRequirement("cpus", str(job.cpus), str(kind.cpus))
     if job.memory_mib > kind.memory_mib:
@@ -117,16 +133,18 @@ def unmet_requirement(job: JobClass, kind: DroneType) -> UnmetRequirement | None
         return UnmetRequirement("disk", f"{job.disk_mib} MiB", f"{kind.disk_mib} MiB")
     if job.arch and job.arch != kind.arch:
         return UnmetRequirement("arch", job.arch, kind.arch)
-    if (kind.kept_cpus or kind.kept_memory_mib or kind.kept_disk_mib) and count_jobs_in_type(
-        job, kind
-    ) < 1:
+    reserves = kind.kept_cpus or kind.kept_memory_mib or kind.kept_disk_mib
+    if reserves and count_jobs_in_type(job, kind) < 1:
         return _reserve_violated(job, kind)
-    if kind.walltime_s and job.walltime_s > kind.longest_job_s:
-        less = f" of a walltime of {kind.walltime_s:g} s" if kind.margin_s else ""
-        return UnmetRequirement(
-            "walltime", f"{job.walltime_s:g} s", f"{kind.longest_job_s:g} s{less}"
-        )
-    return job.refuses.get(kind.key)
+    return None
+
+
+def _unmet_times(job: JobClass, kind: DroneType) -> UnmetRequirement | None:
+    if not kind.walltime_s or job.walltime_s <= kind.longest_job_s:
+        return None
+    less = f" of a walltime of {kind.walltime_s:g} s" if kind.margin_s else ""
+    longest = f"{kind.longest_job_s:g} s{less}"
+    return UnmetRequirement("walltime", f"{job.walltime_s:g} s", longest)
 
 
 def _cuda(version: int) -> str:
@@ -138,12 +156,7 @@ def _unmet_by_shares(job: JobClass, kind: DroneType) -> UnmetRequirement | None:
     most, each_mib = share_milli(kind.shares), kind.vram_mib // kind.shares
     # its VRAM is its request, beside one GPU
     if kind.vram_pool and job.vram_mib and not job.splits:
-        too_much = job.vram_mib > kind.vram_mib
-        return (
-            UnmetRequirement("vram", f"{job.vram_mib} MiB", f"{kind.vram_mib} MiB")
-            if too_much
-            else None
-        )
+        return _unmet_vram(job, kind)
     if job.gpu_milli >= WHOLE_GPU or (kind.sharing is Sharing.MIG and job.gpu_milli > most):
         return UnmetRequirement(
             "gpus", format_gpus(job.gpu_milli), f"shares of {format_gpus(most)}"
