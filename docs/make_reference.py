@@ -220,8 +220,8 @@ REASON_EXAMPLES: tuple[reasons.Reason, ...] = (
     r.ReserveReclaimed("topas-v100s-1"),
     r.TypeRemoved("horeka/a100"),
     r.Orphan("lost"),
-    r.DemandReturned("12", 4),
-    r.JobsWaiting("12", 30, 6, 4),
+    r.DemandReturned("3f2a91c07be4d856", "alice: 1 GPU, 40 GiB VRAM (3f2a)", 4),
+    r.JobsWaiting("3f2a91c07be4d856", "alice: 1 GPU, 40 GiB VRAM (3f2a)", 30, 6, 4),
     r.HeadroomShort("day-shift", 4, 1, 3),
     r.BadRequest("1.5 GPUs: write 1 or 2, only less than one GPU can be a share"),
     r.PlannerFailed("ZeroDivisionError: integer division or modulo by zero"),
@@ -255,7 +255,9 @@ REASON_EXAMPLES: tuple[reasons.Reason, ...] = (
     r.CredentialUnusable("overlay", "drone_token", "drone@pool.example.org", 1769860800.0),
     r.NegotiatorSilent(960.0),
     r.OwnerWaits("topas", 3, 8),
-    r.NodeReserved("topas", "topas-a100-2", "12", 4, 1769860800.0, 5400.0),
+    r.NodeReserved(
+        "topas", "topas-a100-2", "b81e5d02c9a7f346", "bob: 4 GPUs (b81e)", 4, 1769860800.0, 5400.0
+    ),
     r.ReserveKept("topas/cpu", 4),
     r.SiteDisabled("gridka-cloud", "alice", "cooling is repaired"),
     r.UserTurn(2, 5, 12.0, 3.0),

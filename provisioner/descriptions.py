@@ -1,10 +1,175 @@
-"""Words for states, credentials and advice, for people."""
+"""Words for job classes, states, credentials and advice, for people."""
 
 from __future__ import annotations
 
-from provisioner.formatting import SHORT_TEXT, age, amounts, count, iso, sanitize, short
-from provisioner.model import BreakerState, Credential, DrainMode, DroneState
+import re
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import cached_property
+from itertools import takewhile
+from typing import NamedTuple
+
+from provisioner.formatting import (
+    SHORT_TEXT,
+    age,
+    amounts,
+    capability,
+    count,
+    driver,
+    gpus,
+    iso,
+    sanitize,
+    short,
+    size,
+)
+from provisioner.keys import Scope, Subject
+from provisioner.model import (
+    WHOLE_GPU,
+    BreakerState,
+    Credential,
+    DrainMode,
+    DroneState,
+    JobClass,
+    OverlayView,
+)
 from provisioner.reasons import RequestAdvice, StartForecast, StartOutcome
+
+USUAL_CPUS = 16
+"""More CPUs than this for each GPU are unusual: the name of a class has them."""
+USUAL_MEMORY_MIB = 128 * 1024
+"""The same of memory."""
+SHORTEST_CLASS_ID = 4
+_HASH = re.compile(r"[0-9a-f]{5,}")
+
+
+class _NamePart(NamedTuple):
+    text: str
+    """Empty if the jobs do not ask for it."""
+    is_usual: bool = True
+    """It is left out unless it distinguishes classes."""
+
+
+def gpu_words(gpu_milli: int) -> str:
+    """Return ``1 GPU``, ``0.5 GPU``, ``8 GPUs``; empty for 0."""
+    plural = "s" if gpu_milli > WHOLE_GPU else ""
+    return f"{gpus(gpu_milli)} GPU{plural}" if gpu_milli else ""
+
+
+def _size_parts(job: JobClass) -> list[_NamePart]:
+    # Jobs without a GPU have no other size than CPUs and memory: for them these are never left out.
+    whole_gpus = -(-job.gpu_milli // WHOLE_GPU)
+    gpu = "optional GPU" if job.gpu_optional else gpu_words(job.gpu_milli)
+    return [
+        _NamePart(gpu, is_usual=False),
+        _NamePart(f"{size(job.vram_mib)} VRAM" if job.vram_mib else "", is_usual=False),
+        _NamePart(f"CC {capability(job.capability)}" if job.capability else ""),
+        _NamePart(f"CUDA {driver(job.driver)}" if job.driver else ""),
+        _NamePart(count(job.cpus, "CPU"), job.cpus <= USUAL_CPUS * whole_gpus),
+        _NamePart(f"{size(job.memory_mib)} RAM", job.memory_mib <= USUAL_MEMORY_MIB * whole_gpus),
+    ]
+
+
+def _name_parts(job: JobClass) -> list[_NamePart]:
+    others = (
+        f"{size(job.disk_mib)} disk" if job.disk_mib else "",
+        job.arch,
+        f"up to {age(job.walltime_s)}" if job.walltime_s else "",
+        f"group {job.group}" if job.group else "",
+        f"priority {job.priority}",
+    )
+    return [*_size_parts(job), *map(_NamePart, others)]
+
+
+def job_size(job: JobClass) -> str:
+    """Return what one job asks for: ``1 GPU, 40 GiB VRAM, 2 CPUs, 4 GiB RAM``."""
+    texts = [part.text for part in _size_parts(job)]
+    texts[0] = texts[0] or "no GPU"
+    return ", ".join(filter(None, texts))
+
+
+class ClassNames:
+    """Names of job classes for people: ``alice: 1 GPU, 40 GiB VRAM (3f2a)``.
+
+    A name has the owner, what one job asks for, and the begin of the id, which is as short as is
+    unique among all known classes. CPUs, memory and what else jobs can ask for are in it if they
+    distinguish classes of one owner, or are unusual. Classes of which only the id is known
+    (``others``) have a short id alone. Names are made when they are asked for.
+    """
+
+    def __init__(
+        self,
+        view: OverlayView | None,
+        more: Iterable[JobClass] = (),
+        others: Iterable[str] = (),
+    ) -> None:
+        self._classes = {job.id: job for job in (*(view.classes if view else ()), *more)}
+        self._others = others
+        self._sizes: dict[str, str] = {}
+
+    @cached_property
+    def _ids(self) -> list[str]:
+        return sorted({*self._classes, *self._others})
+
+    @cached_property
+    def _of_owner(self) -> dict[str, list[JobClass]]:
+        found = defaultdict[str, list[JobClass]](list)
+        for job in self._classes.values():
+            found[job.owner].append(job)
+        return found
+
+    def of(self, class_id: str) -> str:
+        """Return the name of a class."""
+        job = self._classes.get(class_id)
+        if job is None:
+            return self.short_id(class_id)
+        if class_id not in self._sizes:
+            self._sizes |= _distinct_sizes(self._of_owner[job.owner])
+        owner = f"{short(job.owner)}: " if job.owner else ""
+        return f"{owner}{self._sizes[class_id]} ({self.short_id(class_id)})"
+
+    def short_id(self, class_id: str) -> str:
+        """Return the begin of an id that no other class has; an id that is no hash as it is."""
+        if not _HASH.fullmatch(class_id):
+            return class_id
+        at = bisect_left(self._ids, class_id)
+        near = [each for each in self._ids[max(0, at - 1) : at + 2] if each != class_id]
+        alike = max((_common_length(class_id, each) for each in near), default=0)
+        return class_id[: max(SHORTEST_CLASS_ID, alike + 1)]
+
+    def in_key(self, key: str) -> str:
+        """Return a subject with the name of its class, or a scope with the short id of its class, if it has one."""
+        subject, scope = Subject.parse(key), Scope.parse(key)
+        if subject.kind == "class":
+            return self.of(subject.name)
+        return str(replace(scope, class_id=self.short_id(scope.class_id)))
+
+
+def _common_length(one: str, other: str) -> int:
+    pairs = zip(one, other, strict=False)
+    return len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
+
+
+def _distinct_sizes(classes: list[JobClass]) -> dict[str, str]:
+    """Return what the classes of one owner ask for, by id, as far as it distinguishes them or is unusual."""
+    told: dict[str, list[str]] = {job.id: [] for job in classes}
+    parts = {job.id: _name_parts(job) for job in classes}
+    alike = [list(parts)]
+    for place in range(len(parts[classes[0].id])):
+        split = list[list[str]]()
+        for group in alike:
+            by_text = defaultdict[str, list[str]](list)
+            for class_id in group:
+                by_text[parts[class_id][place].text].append(class_id)
+            for class_id in group:
+                part = parts[class_id][place]
+                if part.text and (len(by_text) > 1 or not part.is_usual):
+                    told[class_id].append(sanitize(part.text, SHORT_TEXT))
+            split += by_text.values()
+        alike = split
+    return {class_id: ", ".join(texts) for class_id, texts in told.items()}
+
 
 STATE_WORDS = {
     DroneState.REQUESTED: "recorded and being asked for; the site has not confirmed it",

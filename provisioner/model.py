@@ -110,6 +110,11 @@ class JobClass:
     def waits_since(self) -> float:
         return self.idle_at or self.oldest_at
 
+    @property
+    def idle(self) -> int:
+        """Return the number of idle jobs, negotiated or not."""
+        return self.waiting + self.fresh
+
     def with_optional_gpu(self) -> JobClass:
         """Return the class as one whose GPU is optional."""
         return replace(self, gpu_milli=0, vram_mib=0, capability=0, driver=0, gpu_optional=True)

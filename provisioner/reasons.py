@@ -516,9 +516,10 @@ class LiveTwin(ConfigurationReason):
 
 @frozen
 class DemandReturned(StepReason):
-    sentence = "back into service: {waiting:job} of class {class_id} wait that it can run"
+    sentence = "back into service: {waiting:job} of class {class_name} wait that it can run"
 
     class_id: str
+    class_name: str
     waiting: int
     kind: Literal["demand-returned"] = "demand-returned"
 
@@ -526,6 +527,7 @@ class DemandReturned(StepReason):
 @frozen
 class JobsWaiting(StartReason):
     class_id: str
+    class_name: str
     waiting: int
     covered: int
     starts: int
@@ -534,7 +536,7 @@ class JobsWaiting(StartReason):
     def describe(self) -> str:
         verb = "waits" if self.waiting == 1 else "wait"
         return (
-            f"{count(self.waiting, 'job')} of class {short(self.class_id)} {verb},"
+            f"{count(self.waiting, 'job')} of class {short(self.class_name)} {verb},"
             f" {self.covered} of them covered: {count(self.starts, 'drone')} of this type more"
         )
 
@@ -862,6 +864,7 @@ class NodeReserved(WaitingSiteReason):
     site: str
     node: str
     class_id: str
+    class_name: str
     gpus: float
     """Request of the job."""
     at: float
@@ -871,9 +874,10 @@ class NodeReserved(WaitingSiteReason):
     kind: Literal["node-reserved"] = "node-reserved"
 
     def describe(self) -> str:
+        node = f"node {short(self.node)} at {short(self.site)}"
         return (
-            f"node {short(self.node)} at {short(self.site)} is reserved for a job of class {short(self.class_id)} with"
-            f" {number(self.gpus)} GPUs: its room is expected to be free at {iso(self.at)}"
+            f"{node} is reserved for a job of class {short(self.class_name)} with {number(self.gpus)} GPUs:"
+            f" its room is expected to be free at {iso(self.at)}"
             + (
                 f", {age(self.overran_s)} later than promised, as a running job overran"
                 if self.overran_s

@@ -15,6 +15,8 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple, TypeVar
 
+from provisioner.descriptions import gpu_words
+from provisioner.formatting import count, size
 from provisioner.keys import site_of
 from provisioner.model import WHOLE_GPU, DroneId, DroneType, JobClass, LowUsePolicy, TypeKey
 from provisioner.sharing import pool_milli, share_milli, shares_needed
@@ -83,7 +85,9 @@ def class_name(job: UseSum | JobClass) -> str:
 
 @lru_cache(10_000)
 def _class_name(owner: str, gpu_milli: int, cpus: int, memory_mib: int) -> str:
-    return f"{owner}/{gpu_milli / WHOLE_GPU:g}gpu/{cpus}cpu/{memory_mib}mib"
+    # exact: users may have classes that differ by a MiB
+    memory = f"{memory_mib} MiB" if memory_mib % 1024 else size(memory_mib)
+    return f"{owner}: {gpu_words(gpu_milli)}, {count(cpus, 'CPU')}, {memory} RAM"
 
 
 GROUPINGS: Mapping[str, Callable[[UseSum], str]] = {

@@ -85,7 +85,7 @@ def ended(
     )
 
 
-ANN = "ann/1gpu/2cpu/4096mib"
+ANN = "ann: 1 GPU, 2 CPUs, 4 GiB RAM"
 BEGIN = 100.5 * 24 * HOUR
 """Time on record of 0 here."""
 

@@ -150,7 +150,7 @@ class Sight:
                 requested_at=self.now,
                 gpu_milli=herd.kind.gpu_milli,
             )
-            self.starts.append(Start(drone, JobsWaiting("", 0, 0, count)))
+            self.starts.append(Start(drone, JobsWaiting("", "", 0, 0, count)))
             herd.enter(drone)
 
     def withdraw(self, herd: Herd, count: int) -> None:

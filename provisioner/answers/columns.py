@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import field, replace
@@ -229,6 +229,11 @@ def as_facts(columns: Sequence[Column]) -> tuple[Column, ...]:
     return tuple(
         replace(c, level=0 if c.fact else 2, spare=0, head=c.fact or c.head) for c in columns
     )
+
+
+def shown_as(columns: Iterable[Column], key: str, show: Callable[[Any], str]) -> tuple[Column, ...]:
+    """Return the columns, of which ``key`` shows people ``show`` of the row."""
+    return tuple(replace(each, show=show) if each.key == key else each for each in columns)
 
 
 def picked(listing: Listing, sort: str | None, limit: int | None) -> Listing:

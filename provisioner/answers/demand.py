@@ -21,9 +21,10 @@ from provisioner.answers.columns import (
     whole,
     words,
 )
-from provisioner.answers.lookup import as_of, newest_plan
+from provisioner.answers.lookup import as_of, class_names, newest_plan
 from provisioner.answers.query import ListQuery, question, switch
 from provisioner.answers.usage import USE_COLUMN, RecordedUse, with_use
+from provisioner.descriptions import ClassNames, job_size
 from provisioner.model import Drone, JobClass, Plan
 from provisioner.reasons import (
     NothingFits,
@@ -42,6 +43,8 @@ class ClassRow(NamedTuple):
     """Job class with the reasons of the newest plan."""
 
     job: JobClass
+    name: str
+    short_id: str
     reasons: Sequence[Reason]
     """Weightiest first: what keeps jobs waiting before what is on its way."""
     fits: Sequence[str]
@@ -55,12 +58,17 @@ def class_rows(
     plan: Plan | None,
     live: Sequence[Drone],
     only: Sequence[JobClass] | None = None,
+    names: ClassNames | None = None,
 ) -> list[ClassRow]:
-    """Return a row per class of the newest overlay view, or for ``only`` some of them, matched with the drone types."""
+    """Return a row per class of the newest overlay view, or for ``only`` some of them, matched with the drone types.
+
+    ``names``: by default those of the classes in the view.
+    """
     from provisioner.planner.matching import unmet_requirement
 
     if views is None or views.overlay.view is None:
         return []
+    names = names or ClassNames(views.overlay.view)
     of_class = reasons_by_class(plan)
     started, by_price = (
         Counter(d.for_class for d in live),
@@ -71,7 +79,17 @@ def class_rows(
         reasons = (*of_class.get("", ()), *of_class.get(job.id, ()))
         fits = [t.key for t in by_price if not job.invalid and unmet_requirement(job, t) is None]
         nearest = next((r.nearest for r in reasons if isinstance(r, NothingFits)), "")
-        rows.append(ClassRow(job, reasons, fits, fits[0] if fits else nearest, started[job.id]))
+        rows.append(
+            ClassRow(
+                job,
+                names.of(job.id),
+                names.short_id(job.id),
+                reasons,
+                fits,
+                fits[0] if fits else nearest,
+                started[job.id],
+            )
+        )
     return rows
 
 
@@ -84,20 +102,7 @@ def why_waiting(row: ClassRow) -> str:
         return row.reasons[0].describe() + more
     if row.job.invalid:
         return formatting.sanitize(row.job.invalid, formatting.SHORT_TEXT)
-    return NO_PLAN_YET if row.job.waiting or row.job.fresh else "nothing waits"
-
-
-def _needs(row: ClassRow) -> str:
-    job = row.job
-    without = "GPU optional" if job.gpu_optional else "no GPU"
-    parts = [f"{formatting.gpus(job.gpu_milli)} GPU" if job.gpu_milli else without]
-    if job.vram_mib:
-        parts.append(f"VRAM {formatting.size(job.vram_mib)}")
-    if job.capability:
-        parts.append(f"CC {formatting.capability(job.capability)}")
-    if job.driver:
-        parts.append(f"CUDA {formatting.driver(job.driver)}")
-    return ", ".join([*parts, f"{job.cpus} CPU", formatting.size(job.memory_mib)])
+    return NO_PLAN_YET if row.job.idle else "nothing waits"
 
 
 def _reasons_data(row: ClassRow) -> list[Any]:
@@ -105,7 +110,10 @@ def _reasons_data(row: ClassRow) -> list[Any]:
 
 
 CLASS_COLUMNS = (
-    ident("id", "Id of the class.", "job.id", head="CLASS", fact="class"),
+    ident("id", "Id of the class.", "job.id", head="CLASS", show=lambda row: row.short_id),
+    text(
+        "name", "Its name: its owner, what distinguishes it, and the begin of its id.", fact="class"
+    ),
     text("owner", "User or accounting group.", "job.owner", level=0, least=8, fact="owner"),
     whole(
         "waiting",
@@ -127,7 +135,13 @@ CLASS_COLUMNS = (
         "job.oldest_at",
         head="OLDEST",
     ),
-    words("needs", "What one job asks for, in words.", _needs, least=12, fact="needs"),
+    words(
+        "needs",
+        "What one job asks for, in words.",
+        lambda row: job_size(row.job),
+        least=12,
+        fact="needs",
+    ),
     words("why", "Why it waits, in words.", why_waiting, least=28),
     ident(
         "nearest", "Cheapest drone type that fits, or nearly does; may be empty.", level=1, least=10
@@ -171,10 +185,11 @@ def demand(reader: Reader, query: DemandQuery) -> Listing:
       provisioner demand -o json | jq '.items[] | {id, waiting, why}'
     """
     views = reader.views()
-    rows = class_rows(views, newest_plan(reader), reader.drones())
+    names = class_names(reader, views)
+    rows = class_rows(views, newest_plan(reader), reader.drones(), names=names)
     if query.waiting:
-        rows = [row for row in rows if row.job.waiting or row.job.fresh]
-    idle = formatting.count(sum(row.job.waiting + row.job.fresh for row in rows), "idle job")
+        rows = [row for row in rows if row.job.idle]
+    idle = formatting.count(sum(row.job.idle for row in rows), "idle job")
     classes = formatting.count(len(rows), "class", "classes") + (
         " with waiting jobs" if query.waiting else ""
     )
@@ -182,5 +197,5 @@ def demand(reader: Reader, query: DemandQuery) -> Listing:
     columns = with_use(
         CLASS_COLUMNS, RecordedUse(reader, views).by("class"), lambda row: class_name(row.job)
     )
-    found = Listing(DEMAND_SCHEMA, columns, rows, lambda row: row.job.id, scope)
+    found = Listing(DEMAND_SCHEMA, columns, rows, lambda row: row.short_id, scope)
     return picked(found, query.sort, query.limit)

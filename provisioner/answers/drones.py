@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import pairwise, zip_longest
 from math import isfinite
 from typing import Annotated, Any, NamedTuple
@@ -23,6 +24,7 @@ from provisioner.answers.columns import (
     number,
     picked,
     reason_data,
+    shown_as,
     span_s,
     text,
     time_at,
@@ -30,7 +32,7 @@ from provisioner.answers.columns import (
     words,
 )
 from provisioner.answers.errors import VerbError
-from provisioner.answers.lookup import controller_of, find_drone, require_known_sites
+from provisioner.answers.lookup import class_names, controller_of, find_drone, require_known_sites
 from provisioner.answers.query import (
     Format,
     ListQuery,
@@ -451,6 +453,8 @@ def drone_listing(
             RecordedUse(reader, reader.views(), of=[d.id for d in found]).by("drone"),
             lambda d: d.id,
         )
+    names = cache(lambda: class_names(reader, reader.views()))
+    columns = shown_as(columns, "for_class", lambda d: names().short_id(d.for_class))
     return Listing(
         DRONES_SCHEMA, columns, found, lambda d: d.id, scope, cursor=lambda d: d.id, total=total
     )
@@ -481,7 +485,9 @@ def drone_document(reader: Reader, drone_id: DroneId) -> Document:
         raise VerbError(f"drone {drone_id} is no longer on record")
     views = reader.views()
     use = RecordedUse(reader, views, drone.requested_at, [drone.id])
-    columns = with_use(DRONE_COLUMNS, use.by("drone"), lambda d: d.id)
+    used = with_use(DRONE_COLUMNS, use.by("drone"), lambda d: d.id)
+    names = class_names(reader, views, reader.past_classes(drone.for_class))
+    columns = shown_as(used, "for_class", lambda d: names.of(d.for_class))
     words = reader.last_output(drone.id).splitlines()
     offline = 0 if drone.state.ended else reader.gpus_offline(drone.id)
     return _life(drone, views, offline, columns, reader.history(drone.id), words)

@@ -49,9 +49,9 @@ def unknown(
 MAX_NAMED = 8
 
 
-def named(ids: Sequence[str]) -> str:
+def named(ids: Sequence[str], joint: str = ", ") -> str:
     """Return the first of many ids, and how many more there are."""
-    shown = ", ".join(sanitize(i, 80) for i in ids[:MAX_NAMED])
+    shown = joint.join(sanitize(i, 80) for i in ids[:MAX_NAMED])
     return shown + (f" and {len(ids) - MAX_NAMED} more" if len(ids) > MAX_NAMED else "")
 
 

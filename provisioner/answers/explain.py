@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, NamedTuple
 
 from provisioner import descriptions, formatting
@@ -27,11 +27,12 @@ from provisioner.answers.columns import (
     words,
 )
 from provisioner.answers.demand import CLASS_COLUMNS, ClassRow, class_rows, why_waiting
-from provisioner.answers.errors import VerbError, named, unknown
-from provisioner.answers.lookup import newest_plan
+from provisioner.answers.errors import VerbError, named
+from provisioner.answers.lookup import class_names, find_class, newest_plan
 from provisioner.answers.query import Query, question, subject
 from provisioner.answers.usage import USE_COLUMN
-from provisioner.model import DroneType, JobClass, Plan, UnmetRequirement
+from provisioner.descriptions import ClassNames
+from provisioner.model import Drone, DroneType, JobClass, Plan, UnmetRequirement
 from provisioner.reasons import (
     BadRequest,
     Category,
@@ -40,7 +41,7 @@ from provisioner.reasons import (
     RequestAdvice,
     StartOutcome,
 )
-from provisioner.store import Views
+from provisioner.store import PastClass, Views
 from provisioner.store.reader import Reader
 
 CLASS_SCHEMA = "provisioner.class/1"
@@ -258,31 +259,57 @@ def request_advice(reader: Reader, plan: Plan | None, job: JobClass) -> list[Req
     failed = any(
         isinstance(refusal.reason, PlannerFailed) for refusal in (plan.refusals if plan else ())
     )
-    if failed or not (job.waiting or job.fresh):
+    if failed or not job.idle:
         return []
     snapshot = reader.snapshot()
     return [advise(snapshot, job, reader.peak_vram_mib(job))] if snapshot is not None else []
 
 
-def class_document(reader: Reader, views: Views, job: JobClass, title: str) -> Document:
-    """Return the document of ``explain class`` and ``explain job``."""
+def class_document(
+    reader: Reader, views: Views, job: JobClass, names: ClassNames, title: str = ""
+) -> Document:
+    """Return the document of ``explain class`` and ``explain job``, by default with the name of the class as title."""
     from provisioner.planner.demand import UserShares
-    from provisioner.planner.matching import unmet_requirement
 
     plan, live = newest_plan(reader), reader.drones()
     advice = request_advice(reader, plan, job)
-    (row,) = class_rows(views, plan, live, [job])
+    (row,) = class_rows(views, plan, live, [job], names)
     reasons = row.reasons or ([BadRequest(job.invalid)] if job.invalid else [])
     view = views.overlay.view
     if view is not None and job.waiting:
         slots = {slot.drone_id: slot for slot in reader.slots()}
         turn = UserShares.of(view.classes, view.priorities, live, slots).turn_of(job.owner)
         reasons = [*reasons, turn] if turn else reasons
+    fits = _type_fits(job, views, live)
+    when = f"tick {plan.tick}, {ago(plan.at)} ago" if plan else "no plan is on record yet"
+    said = f"What the newest plan says ({when})"
+    scope = f"{title or f'class {row.name}'}: {why_waiting(row)}"
+    return _class_parts(row, reasons, advice, fits, said, scope)
+
+
+def past_class_document(
+    reader: Reader, views: Views, past: PastClass, names: ClassNames
+) -> Document:
+    """Return the document of ``explain class`` for a class that has left the queue."""
+    job = replace(past.job, waiting=0, fresh=0, running=0, held=0, oldest_at=0.0, job_ids="")
+    live = reader.drones()
+    (row,) = class_rows(views, None, live, [job], names)
+    reasons = [past.reason] if past.reason else []
+    scope = f"class {row.name} has left the queue: last seen {ago(past.seen_at)} ago"
+    if found := reader.drones_for(past.id):
+        drones, newest = found
+        scope += f"; {formatting.count(drones, 'drone')} on record for it, the newest {newest.id}"
+    fits, said = _type_fits(job, views, live), "What the last plan with waiting jobs of it said"
+    return _class_parts(row, reasons, (), fits, said, scope, past.seen_at)
+
+
+def _type_fits(job: JobClass, views: Views, live: Sequence[Drone]) -> list[TypeFit]:
+    """Return how each drone type fits a class, those that fit first."""
+    from provisioner.planner.matching import unmet_requirement
+
     of_type = Counter(drone.type for drone in live)
     fits = [TypeFit(t, unmet_requirement(job, t), of_type[t.key]) for t in views.types]
-    fits.sort(key=lambda f: (f.misfit is not None, f.kind.price, f.kind.key))
-    when = f"tick {plan.tick}, {ago(plan.at)} ago" if plan else "no plan is on record yet"
-    return _class_parts(row, reasons, advice, fits, when, title)
+    return sorted(fits, key=lambda f: (f.misfit is not None, f.kind.price, f.kind.key))
 
 
 def _class_parts(
@@ -290,29 +317,36 @@ def _class_parts(
     reasons: Sequence[Reason],
     advice: Sequence[RequestAdvice],
     fits: Sequence[TypeFit],
-    when: str,
-    title: str,
+    said: str,
+    scope: str,
+    last_seen_at: float = 0.0,
 ) -> Document:
+    columns = [column for column in CLASS_COLUMNS if column is not USE_COLUMN]
+    last_seen = time_at(
+        "last_seen_at",
+        "When it was last seen, of a class that has left the queue.",
+        lambda _: last_seen_at,
+        level=0 if last_seen_at else 2,
+        head="last seen",
+    )
     return Document(
         CLASS_SCHEMA,
-        as_facts([column for column in CLASS_COLUMNS if column is not USE_COLUMN]),
+        (*as_facts(columns), last_seen),
         row,
         {
-            "said": Listing(
-                "", REASON_COLUMNS, reasons, title=f"What the newest plan says ({when})"
-            ),
+            "said": Listing("", REASON_COLUMNS, reasons, title=said),
             "advice": Listing(
                 "", ADVICE_COLUMNS, advice, title="What would start it soonest" if advice else ""
             ),
             "types": Listing("", FIT_COLUMNS, fits, title="Drone types"),
         },
-        name=row.job.id,
-        scope=f"{title}: {why_waiting(row)}",
+        name=row.name,
+        scope=scope,
     )
 
 
 def _sample_class() -> Document:
-    row = ClassRow(JobClass("1", 1000, 1, 1), (), (), "", 0)
+    row = ClassRow(JobClass("1", 1000, 1, 1), "", "", (), (), "", 0)
     return _class_parts(row, (), (), (), "", "")
 
 
@@ -346,7 +380,7 @@ def explain_job(reader: Reader, query: JobQuery) -> Document:
 class ClassQuery(Query):
     """Job class."""
 
-    id: Annotated[str, subject("ID", "As in `demand`.")]
+    id: Annotated[str, subject("ID", "As in `demand`, or the begin of it.")]
 
 
 @question("explain class", "/classes/{id}", lambda: [_sample_class()])
@@ -354,11 +388,12 @@ def explain_class(reader: Reader, query: ClassQuery) -> Document:
     """Explain why the jobs of a class wait.
 
     Every reason of the newest plan in words, the one change of the request that would start one of the jobs soonest,
-    and for each drone type the first dimension that does not fit.
+    and for each drone type the first dimension that does not fit. Of a class that has left the queue what is on
+    record: when it was last seen, and the last reason.
 
     \b
     Examples:
-      provisioner explain class 12 -o json | jq '.types[] | select(.fits)'
+      provisioner explain class 3f2a -o json | jq '.types[] | select(.fits)'
     """
     return explained_class(reader, query.id)
 
@@ -366,17 +401,20 @@ def explain_class(reader: Reader, query: ClassQuery) -> Document:
 def explained_job(reader: Reader, text: str) -> Document:
     """Return the document of ``explain job``. Raises :class:`VerbError` for a job that is not known."""
     views, classes = _views_and_classes(reader)
+    names = class_names(reader, views)
     job, shown = parse_job_id(text), formatting.sanitize(text, 80)
     if job is None:
         raise VerbError(f"{shown!r} is not a job id: write it as 204.17, 17 or schedd#204.17")
     found = [c for c in classes if holds_job(c.job_ids, job)]
     if len(found) > 1:
         raise VerbError(
-            f"job {shown} may be in {len(found)} classes: {named([c.id for c in found])}",
+            f"job {shown} may be in {len(found)} classes: "
+            + named([names.of(each.id) for each in found], "; "),
             "say the whole id (schedd#cluster.process), or explain the class",
         )
     if found:
-        return class_document(reader, views, found[0], f"job {shown}{_faults(reader, job)}")
+        title = f"job {shown}{_faults(reader, job)}"
+        return class_document(reader, views, found[0], names, title)
     if (known := known_job(reader, views, classes, text.strip())) is not None:
         return job_document(known._replace(said=known.said + _faults(reader, job)))
     view = views.overlay.view
@@ -390,7 +428,9 @@ def explained_job(reader: Reader, text: str) -> Document:
         lines.append(
             "jobs that ask for no GPU are not looked at: no drone type without GPUs is configured"
         )
-    if cut := [c.id for c in classes if "..." in c.job_ids or "\u2026" in c.job_ids]:
+    if cut := [
+        names.short_id(c.id) for c in classes if "..." in c.job_ids or "\u2026" in c.job_ids
+    ]:
         lines.append(
             f"the lists of ids are shortened for classes {named(cut)}: it may be in one of them"
         )
@@ -406,25 +446,17 @@ def _faults(reader: Reader, job: JobId) -> str:
     return f" ({'; '.join(formatting.sanitize(each, 300) for each in told)})" if found else ""
 
 
-def explained_class(reader: Reader, class_id: str) -> Document:
+def explained_class(reader: Reader, any_id: str) -> Document:
     """Return the document of ``explain class``. Raises :class:`VerbError` for a class that is not known."""
     from provisioner.planner.demand import headroom_classes
 
     views, classes = _views_and_classes(reader)
     classes += headroom_classes(views.policy, views.types, now())
-    for job in classes:
-        if job.id == class_id:
-            return class_document(reader, views, job, f"class {formatting.sanitize(job.id, 80)}")
-    if past := reader.drones_for(class_id):
-        count, last = past
-        end = f"ended {ago(last.ended_at)} ago as" if last.ended_at else "is"
-        raise VerbError(
-            f"class {formatting.sanitize(class_id, 80)} has no jobs any more: at the newest look none waits, runs or "
-            f"is held. {formatting.count(count, 'drone')} on record for it; the newest, {last.id}, {end} "
-            f"{last.state.value}",
-            f"`provisioner drones show {last.id}` tells its life, `provisioner explain job ID` of a job that is done",
-        )
-    raise unknown("job class", class_id, [c.id for c in classes], " in the newest look")
+    found = find_class(reader, classes, any_id)
+    if isinstance(found, PastClass):
+        names = class_names(reader, views, [found])
+        return past_class_document(reader, views, found, names)
+    return class_document(reader, views, found, class_names(reader, views))
 
 
 def _views_and_classes(reader: Reader) -> tuple[Views, list[JobClass]]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from provisioner.answers.columns import ago
-from provisioner.answers.errors import VerbError, named, unknown
+from provisioner.answers.errors import MAX_NAMED, VerbError, named, unknown
+from provisioner.descriptions import SHORTEST_CLASS_ID, ClassNames
 from provisioner.formatting import sanitize
-from provisioner.model import DroneId, Plan
-from provisioner.store import Views
+from provisioner.model import DroneId, JobClass, Plan
+from provisioner.store import PastClass, Views
 from provisioner.store.reader import Reader
 
 SUGGESTED_FROM = 200
@@ -56,6 +57,37 @@ def as_of(reader: Reader, views: Views | None) -> str:
 def controller_of(drone_id: str) -> str:
     """Return the name of the controller in a drone id (``<controller>-<store birth>-<serial>``)."""
     return drone_id.rsplit("-", 2)[0]
+
+
+def class_names(reader: Reader, views: Views | None, past: Iterable[PastClass] = ()) -> ClassNames:
+    """Return the names of the job classes in the newest view and of ``past``, with ids unique among all on record."""
+    view = views.overlay.view if views is not None else None
+    present = {job.id for job in (view.classes if view is not None else ())}
+    gone = [each.job for each in past if each.id not in present]
+    return ClassNames(view, gone, reader.past_class_ids())
+
+
+def find_class(reader: Reader, classes: Sequence[JobClass], any_id: str) -> JobClass | PastClass:
+    """Return the class of an id or of its begin: one of ``classes``, else one on record.
+
+    Raises :class:`VerbError` that names the candidates.
+    """
+    past = reader.past_classes(any_id)
+    found: dict[str, JobClass | PastClass] = {each.id: each for each in past}
+    found |= {job.id: job for job in classes if job.id.startswith(any_id)}
+    if any_id in found:
+        return found[any_id]
+    names = ClassNames(None, (*(each.job for each in past), *classes))
+    if len(any_id) < SHORTEST_CLASS_ID or not found:
+        known = [names.short_id(job.id) for job in classes]
+        raise unknown("job class", any_id, known, " in the newest look or on record")
+    if len(found) > 1:
+        some = sorted(found)[:MAX_NAMED]
+        raise VerbError(
+            f"`{sanitize(any_id, 80)}` means {len(found)} job classes. Type more of the id:",
+            *map(names.of, some),
+        )
+    return found.popitem()[1]
 
 
 def newest_plan(reader: Reader) -> Plan | None:

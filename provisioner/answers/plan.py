@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
 
 from provisioner import descriptions, formatting
 from provisioner.answers.columns import (
+    Column,
     Document,
     Listing,
     data,
@@ -14,6 +16,7 @@ from provisioner.answers.columns import (
     ident,
     items,
     reason_data,
+    shown_as,
     text,
     time_at,
     whole,
@@ -21,6 +24,7 @@ from provisioner.answers.columns import (
 )
 from provisioner.answers.errors import VerbError
 from provisioner.answers.query import Query, question
+from provisioner.descriptions import ClassNames
 from provisioner.model import Breaker, Plan, Snapshot, Start, StateChange
 from provisioner.reasons import Reason
 from provisioner.store.reader import Reader
@@ -117,13 +121,21 @@ PLAN_FACTS = (
 )
 
 
-def plan_document(plan: Plan, origin: str) -> Document:
+def _with_names(columns: Sequence[Column], names: ClassNames) -> Sequence[Column]:
+    return shown_as(columns, "subject", lambda row: names.in_key(row.subject))
+
+
+def plan_document(plan: Plan, origin: str, names: ClassNames) -> Document:
     """Return a plan with its lines for people and as a whole for ``replay --expect``. ``origin``: its source."""
     from provisioner.serialization import to_plain
 
     schema, title = "provisioner.plan-items/1", f"Plan for tick {plan.tick}"
     rows = Listing(
-        schema, PLAN_COLUMNS, plan_rows(plan), lambda r: f"{r.action}:{r.subject}", title=title
+        schema,
+        _with_names(PLAN_COLUMNS, names),
+        plan_rows(plan),
+        lambda r: f"{r.action}:{names.in_key(r.subject)}",
+        title=title,
     )
     return Document(
         PLAN_SCHEMA,
@@ -211,14 +223,18 @@ DIFFERENCE_COLUMNS = (
 DIFFERENCE_FACTS = (flag("same", "Are the plans the same?", lambda differences: not differences),)
 
 
-def plan_diff_document(before: Plan, after: Plan, origin: str) -> Document:
+def plan_diff_document(before: Plan, after: Plan, origin: str, names: ClassNames) -> Document:
     """Return both plans for machines, and for people where they differ. ``origin``: what was asked."""
     from provisioner.serialization import to_plain
 
     found, title = plan_differences(before, after), f"Plan for tick {before.tick}, otherwise"
     schema, count = "provisioner.plan-diff-items/1", formatting.count(len(found), "difference")
     rows = Listing(
-        schema, DIFFERENCE_COLUMNS, found, lambda d: f"{d.action}:{d.subject}", title=title
+        schema,
+        _with_names(DIFFERENCE_COLUMNS, names),
+        found,
+        lambda d: f"{d.action}:{names.in_key(d.subject)}",
+        title=title,
     )
     return Document(
         "provisioner.plan-diff/1",
@@ -231,7 +247,7 @@ def plan_diff_document(before: Plan, after: Plan, origin: str) -> Document:
     )
 
 
-@question("plan", "/plan", lambda: [plan_document(Plan(1, 1.0), "")])
+@question("plan", "/plan", lambda: [plan_document(Plan(1, 1.0), "", ClassNames(None))])
 def plan(reader: Reader, query: Query) -> Document:
     """Say what the next tick would do, and why.
 
@@ -246,9 +262,8 @@ def plan(reader: Reader, query: Query) -> Document:
     from provisioner.planner.safeguards import safe_plan
 
     seen = kept_snapshot(reader, None)
-    return plan_document(
-        safe_plan(seen).plan, f"dry run on the record at {formatting.iso(seen.now)}"
-    )
+    origin = f"dry run on the record at {formatting.iso(seen.now)}"
+    return plan_document(safe_plan(seen).plan, origin, ClassNames(seen.overlay.view))
 
 
 SNAPSHOTS_SCHEMA = "provisioner.snapshots/1"

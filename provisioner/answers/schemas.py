@@ -7,6 +7,7 @@ from typing import Any
 
 from provisioner.answers import QUESTIONS, files, load_question, plan, queue, shadow, simulation
 from provisioner.answers.columns import Answer, Column, Document, Listing
+from provisioner.descriptions import ClassNames
 from provisioner.model import Plan
 from provisioner.simulator.shadow import Comparison
 from provisioner.simulator.traces import Trace
@@ -17,7 +18,7 @@ def _samples() -> Iterator[Answer]:
     for words in QUESTIONS:
         yield from load_question(words).samples()
     empty = Plan(1, 1.0)
-    yield plan.plan_diff_document(empty, empty, "")
+    yield plan.plan_diff_document(empty, empty, "", ClassNames(None))
     yield simulation.simulation(Trace("", ()), (), {})
     yield shadow.comparison_document(Comparison())
     yield Listing(plan.SNAPSHOTS_SCHEMA, plan.SNAPSHOT_COLUMNS, ())

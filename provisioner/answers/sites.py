@@ -34,10 +34,11 @@ from provisioner.answers.columns import (
     words,
 )
 from provisioner.answers.errors import Exit, VerbError, unknown
-from provisioner.answers.lookup import as_of, require_known_sites
+from provisioner.answers.lookup import as_of, class_names, require_known_sites
 from provisioner.answers.plan import breaker_words
 from provisioner.answers.query import ListQuery, Query, question, subject
 from provisioner.answers.usage import USE_COLUMN, RecordedUse, with_use
+from provisioner.descriptions import ClassNames
 from provisioner.keys import Scope, site_of
 from provisioner.model import BreakerState
 from provisioner.store import Hazard, Views
@@ -74,6 +75,7 @@ class SiteRow:
     """None: no drone has run there of late."""
     disabled: model.OperatorRequest | None = None
     """The request of an operator that disabled it; None: none did."""
+    names: ClassNames = ClassNames(None)
 
     @property
     def view(self) -> model.SiteView | None:
@@ -118,6 +120,7 @@ def site_rows(reader: Reader, views: Views | None, live: Sequence[model.Drone]) 
         for scope in sorted(breakers, key=str)
         if breakers[scope].state is not BreakerState.ACTIVE
     ]
+    names = class_names(reader, views)
     return [
         SiteRow(
             name,
@@ -129,6 +132,7 @@ def site_rows(reader: Reader, views: Views | None, live: Sequence[model.Drone]) 
             milli[name],
             measured.get(name),
             disabled.get(name),
+            names,
         )
         for name in sorted({*policies, *states})
     ]
@@ -184,13 +188,14 @@ def _free_words(row: SiteRow) -> str:
     return ", ".join(f"{n} {name}" for name, n in sorted(row.view.free.items())) or "0"
 
 
-def _breaker_note(breaker: model.Breaker) -> str:
+def _breaker_note(breaker: model.Breaker, names: ClassNames) -> str:
     scope = breaker.scope
     if not scope.class_id:
         return f"{scope} {breaker_words(breaker)}"
     why = f": {formatting.excerpt(breaker.fault.message)}" if breaker.fault else ""
     until = formatting.iso(breaker.until)  # open to all other classes
-    return f"job class {scope.class_id} backs off on {scope.type_key} until {until}{why}"
+    name = names.of(scope.class_id)
+    return f"job class {name} backs off on {scope.type_key} until {until}{why}"
 
 
 def site_note(row: SiteRow) -> str:
@@ -210,7 +215,7 @@ def site_note(row: SiteRow) -> str:
     elif row.taken_at and now() - row.taken_at > row.policy.view_max_age_s:
         parts.append("view too old")
     troubled = [b for b in (row.breaker, *row.type_breakers) if b.state is not BreakerState.ACTIVE]
-    parts += map(_breaker_note, troubled[:MAX_BREAKERS_NAMED])
+    parts += [_breaker_note(breaker, row.names) for breaker in troubled[:MAX_BREAKERS_NAMED]]
     if len(troubled) > MAX_BREAKERS_NAMED:
         parts.append(f"{len(troubled) - MAX_BREAKERS_NAMED} more breakers are not active")
     view = row.view

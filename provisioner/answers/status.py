@@ -19,13 +19,14 @@ from provisioner.answers.columns import (
     flag,
     gpus,
     now,
+    shown_as,
     text,
     time_at,
     whole,
 )
 from provisioner.answers.demand import CLASS_COLUMNS, class_rows
 from provisioner.answers.events import EVENT_COLUMNS, of_event
-from provisioner.answers.lookup import newest_plan
+from provisioner.answers.lookup import class_names, newest_plan
 from provisioner.answers.plan import plan_summary
 from provisioner.answers.query import Query, question
 from provisioner.answers.sites import SITE_COLUMNS, SiteRow, site_rows
@@ -72,9 +73,9 @@ def _screen(
 ) -> Document:
     views, plan, live, waiting = facts.views, facts.plan, facts.live, facts.waiting
     found = troubles.troubles(facts)
-    shown_classes = class_rows(views, plan, live, waiting[:MAX_SHOWN])
+    shown_classes = class_rows(views, plan, live, waiting[:MAX_SHOWN], facts.names)
     recent = [of_event(event) for event in facts.events[-MAX_EVENTS_SHOWN:]]
-    idle = formatting.count(sum(c.waiting + c.fresh for c in waiting), "job")
+    idle = formatting.count(sum(c.idle for c in waiting), "job")
     scope = "no trouble on record"
     if found:
         nouns = {troubles.Severity.CRITICAL: "critical trouble"}
@@ -83,7 +84,10 @@ def _screen(
             formatting.count(number, nouns.get(each, each.value))
             for each, number in severities.items()
         )
-        scope = f"{numbers}: {found[0].subject}: {found[0].text}"
+        scope = f"{numbers}: {facts.names.in_key(found[0].subject)}: {found[0].text}"
+    trouble_columns = shown_as(
+        troubles.TROUBLE_COLUMNS, "subject", lambda trouble: facts.names.in_key(trouble.subject)
+    )
     more = f", the largest {MAX_SHOWN} of {len(waiting)}" if len(waiting) > MAX_SHOWN else ""
     classes = formatting.count(len(waiting), "class", "classes")
 
@@ -100,7 +104,7 @@ def _screen(
         (*STATUS_FACTS, use_fact(site_use)),
         facts,
         {
-            "troubles": part(troubles.title(found), troubles.TROUBLE_COLUMNS, found),
+            "troubles": part(troubles.title(found), trouble_columns, found),
             "views": part("Views", troubles.VIEW_COLUMNS, troubles.view_rows(views, now())),
             "credentials": part(
                 "Credentials", troubles.CREDENTIAL_COLUMNS, views.credentials if views else ()
@@ -135,7 +139,7 @@ def facts_of(reader: Reader) -> troubles.TroubleContext:
         views,
         newest_plan(reader),
         list(reader.breakers().values()),
-        sorted((c for c in classes if c.waiting or c.fresh), key=lambda c: -(c.waiting + c.fresh)),
+        sorted((c for c in classes if c.idle), key=lambda c: -c.idle),
         reader.recent_events(
             at - troubles.RECENT_TROUBLE_S, troubles.LASTING_EVENTS, MAX_EVENTS_SHOWN
         ),
@@ -145,6 +149,7 @@ def facts_of(reader: Reader) -> troubles.TroubleContext:
         underused(reader, views),
         reader.is_shadow(),
         controller=reader.controller(),
+        names=class_names(reader, views),
     )
 
 

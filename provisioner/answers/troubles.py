@@ -16,6 +16,7 @@ from typing import NamedTuple
 from provisioner import descriptions, formatting
 from provisioner.answers.columns import ident, items, span_s, text, time_at, words
 from provisioner.answers.errors import named
+from provisioner.descriptions import ClassNames
 from provisioner.keys import Scope
 from provisioner.model import (
     Breaker,
@@ -110,6 +111,7 @@ class TroubleContext(NamedTuple):
     shadow: bool = False
     controller: str = ""
     """Name of the controller whose record this is."""
+    names: ClassNames = ClassNames(None)
 
 
 TroubleRule = Callable[[TroubleContext], Iterator[OperatorTrouble]]
@@ -300,7 +302,7 @@ def _negotiator_silent(facts: TroubleContext) -> Iterator[OperatorTrouble]:
     view = facts.views.overlay.view if facts.views and facts.views.overlay.fault is None else None
     silent_s = negotiator_silent_s(view, facts.waiting) if view is not None else 0.0
     if silent_s:
-        count = sum(c.waiting + c.fresh for c in facts.waiting if not c.invalid)
+        count = sum(c.idle for c in facts.waiting if not c.invalid)
         wait = f"{formatting.count(count, 'job')} {'waits' if count == 1 else 'wait'}"
         advice = "Is the negotiator alive? See `condor_status -negotiator` and its NegotiatorLog"
         message = f"no negotiation cycle for {formatting.age(silent_s)} although {wait}. {advice}"
@@ -450,11 +452,9 @@ def _refusals(facts: TroubleContext) -> Iterator[OperatorTrouble]:
     ]
     if never:
         subject = f"class:{never[0]}" if len(never) == 1 else "classes"
-        yield _note(
-            "hopeless",
-            subject,
-            f"classes that can never start: {named(never)}. See `provisioner demand`",
-        )
+        which = named([facts.names.of(class_id) for class_id in never], "; ")
+        text_ = f"classes that can never start: {which}. See `provisioner demand`"
+        yield _note("hopeless", subject, text_)
 
 
 def _low_use(facts: TroubleContext) -> Iterator[OperatorTrouble]:

@@ -11,9 +11,8 @@ import tempfile
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext, suppress
-from dataclasses import field, replace
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -31,7 +30,7 @@ from provisioner.cli import options as opt
 from provisioner.cli.jobs import answer_of, open_queue
 from provisioner.model import Drone, DroneState
 from provisioner.processes import DRONE_TAG, end_tagged, tagged
-from provisioner.reasons import JobsWaiting, Reason
+from provisioner.reasons import Reason
 from provisioner.store import StoreError, Transition
 from provisioner.store.reader import Reader
 from provisioner.values import frozen
@@ -89,8 +88,6 @@ class DemoView:
     drones: Sequence[Drone]
     news: Sequence[Transition]
     now: float
-    classes: Mapping[str, str] = field(default_factory=dict)
-    """Names of the shapes by the id of their job class."""
 
     @property
     def live(self) -> list[Drone]:
@@ -109,8 +106,7 @@ def watch(directory: Path, reader: Reader) -> Generator[DemoView, None, None]:
     Closed, it removes the jobs that never fit, so that the controller can leave nothing behind.
     """
     queue = open_queue(opt.Where(config=directory / "provisioner.yaml"))
-    began, seen, classes = time.time(), 0, dict[str, str]()
-    names = {shape.vram_mib: shape.name for shape in JOB_SHAPES}
+    began, seen = time.time(), 0
     jobs: dict[JobShape, Sequence[int]] = {}
     for shape in JOB_SHAPES:
         argv = ["sleep", f"{shape.run_s:g}"]
@@ -123,9 +119,8 @@ def watch(directory: Path, reader: Reader) -> Generator[DemoView, None, None]:
             with suppress(StoreError):  # it is not there yet
                 drones, steps = reader.drones(ended=None), reader.transitions(after=seen)
                 for row in class_rows(reader.views(), newest_plan(reader), ()):
-                    if row.job.vram_mib in names:  # it distinguishes the shapes
-                        classes[row.job.id] = names[row.job.vram_mib]
-                        why |= {row.job.vram_mib: row.reasons[0]} if row.reasons else {}
+                    if row.reasons:  # VRAM distinguishes the shapes
+                        why[row.job.vram_mib] = row.reasons[0]
             seen = max((number for number, _ in steps), default=seen)
             states = {job.id: str(job.state) for job in answer_of(queue.jobs())}
             shapes = []
@@ -142,7 +137,7 @@ def watch(directory: Path, reader: Reader) -> Generator[DemoView, None, None]:
                     )
                 )
             now = time.time()
-            yield DemoView(now - began, shapes, drones, [step for _, step in steps], now, classes)
+            yield DemoView(now - began, shapes, drones, [step for _, step in steps], now)
     finally:
         answer_of(
             queue.remove([job for shape, ids in jobs.items() if not shape.fits for job in ids])
@@ -290,15 +285,12 @@ class DemoDisplay:
 
 
 def step_line(step: Transition, view: DemoView) -> Text:
-    """Return one step of a drone, with the name of the shape for the id of its class."""
-    reason = step.reason
-    if isinstance(reason, JobsWaiting):
-        reason = replace(reason, class_id=view.classes.get(reason.class_id, reason.class_id))
+    """Return one step of a drone."""
     return Text.assemble(
         (f"{max(0.0, view.at_s - (view.now - step.at)):5.1f} s  ", "dim"),
         f"{step.drone_id}  ",
         (f"{step.state:<15}", STATE_TINTS.get(step.state, "cyan")),
-        reason.describe(),
+        step.reason.describe(),
         overflow="ellipsis",
         no_wrap=True,
     )

@@ -25,6 +25,7 @@ from provisioner.answers.plan import (
 from provisioner.answers.query import Query
 from provisioner.cli import options as opt
 from provisioner.cli import output as out
+from provisioner.descriptions import ClassNames
 from provisioner.model import Plan, Snapshot
 from provisioner.store.reader import Reader
 
@@ -166,11 +167,9 @@ def replay(
         _compare_plans(query, host, snapshot, origin, policy, what_if or [])
         return
     again = safe_plan(snapshot).plan
-    out.present(
-        query,
-        host,
-        lambda: plan_document(again, f"replay of {origin} at {formatting.iso(snapshot.now)}"),
-    )
+    names = ClassNames(snapshot.overlay.view)
+    replayed = f"replay of {origin} at {formatting.iso(snapshot.now)}"
+    out.present(query, host, lambda: plan_document(again, replayed, names))
     if expected is not None:
         _require_same(expected, again)
     elif reader is not None:  # the record keeps a plan without refreshes
@@ -209,7 +208,8 @@ def _compare_plans(
         otherwise, more = on_snapshot(changed, questions)
     asked = ", ".join([*([f"by {policy}"] if policy else []), *what_if])
     before, after = (safe_plan(each).plan for each in (snapshot, otherwise))
-    out.present(query, host, lambda: plan_diff_document(before, after, f"{origin} {asked}"))
+    names = ClassNames(snapshot.overlay.view)
+    out.present(query, host, lambda: plan_diff_document(before, after, f"{origin} {asked}", names))
     out.note(*notes, *more)
 
 

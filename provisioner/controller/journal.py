@@ -8,8 +8,16 @@ from typing import TypeVar
 import structlog
 
 from provisioner import formatting, reasons
+from provisioner.descriptions import ClassNames
 from provisioner.keys import Scope
-from provisioner.model import Breaker, BreakerState, DroneState, Plan, StateChange
+from provisioner.model import (
+    Breaker,
+    BreakerState,
+    DroneState,
+    OverlayView,
+    Plan,
+    StateChange,
+)
 from provisioner.reasons import Reason
 from provisioner.store import StoreError
 
@@ -80,7 +88,11 @@ def log_moves(moves: Sequence[StateChange]) -> None:
         )
 
 
-def log_breakers(before: Mapping[Scope, Breaker], changed: Iterable[Breaker]) -> None:
+def log_breakers(
+    before: Mapping[Scope, Breaker], changed: Iterable[Breaker], view: OverlayView | None = None
+) -> None:
+    """Log the breakers whose state has changed. ``view``: of the overlay, which names the job classes."""
+    names = ClassNames(view)
     for breaker in changed:
         was = before[breaker.scope].state if breaker.scope in before else BreakerState.ACTIVE
         if breaker.state is was:
@@ -93,13 +105,10 @@ def log_breakers(before: Mapping[Scope, Breaker], changed: Iterable[Breaker]) ->
                 "why": formatting.excerpt(breaker.fault.message),
             }
         tell = log.warning if banned else log.info
-        tell(
-            "breaker.changed",
-            scope=str(breaker.scope),
-            was=was.value,
-            state=breaker.state.value,
-            **more,
-        )
+        if breaker.scope.class_id:
+            more["job_class"] = names.of(breaker.scope.class_id)
+        scope = names.in_key(str(breaker.scope))
+        tell("breaker.changed", scope=scope, was=was.value, state=breaker.state.value, **more)
 
 
 def _why(reason: Reason) -> dict[str, str]:

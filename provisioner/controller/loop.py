@@ -232,7 +232,7 @@ class Controller:
             found = safe_plan(snapshot, self.planner, self.judge, self._suspects)
         self._suspects = found.classes
         self._failures.note(found.error)
-        await self._report_breaches(found)
+        await self._report_breaches(found, snapshot)
         if not await self._record(found.plan, snapshot):
             return TickReport(found.plan, found.faults, recorded=False)
         self.estimation.note(snapshot, found.plan)
@@ -387,7 +387,7 @@ class Controller:
                 return False
         log_plan(plan)
         await self._report_unasked(plan, snapshot)
-        log_breakers(before, plan.breakers)
+        log_breakers(before, plan.breakers, snapshot.overlay.view)
         for drain in plan.drains:
             if isinstance(drain.reason, reasons.BlackHoleDrone):
                 why = drain.reason.describe()
@@ -406,9 +406,10 @@ class Controller:
                 )
         return True
 
-    async def _report_breaches(self, found: SafePlan) -> None:
+    async def _report_breaches(self, found: SafePlan, snapshot: Snapshot) -> None:
         if found.faults and found.faults != self._faults:
-            left_out = (*(f"class {each}" for each in found.classes), *found.actions)
+            names = descriptions.ClassNames(snapshot.overlay.view)
+            left_out = (*(f"class {names.of(each)}" for each in found.classes), *found.actions)
             await self.event(
                 "plan.rejected",
                 warn=True,

@@ -36,7 +36,7 @@ _TIME_SUFFIXES = ("at", "since")
 _NAMES: dict[type, str] = {
     OverlayView: "overlay",
     model.Slot: "slot {0.drone_id}",
-    JobClass: "class {0.id}",
+    JobClass: "class {0.id:.8}",
     model.UnmetRequirement: "class",
     model.Eviction: "eviction from {0.drone_id}",
     CompletedJob: "end of job {0.job_id}",
@@ -254,7 +254,9 @@ class _Repair:
         first = {job.id: job for job in reversed(classes)}
         again = [job for job in classes if first[job.id] is not job]
         # the adapter makes the ids: this one is for operators
-        self.repaired += [("overlay", f"class {job.id}: a second one of this id") for job in again]
+        self.repaired += [
+            ("overlay", f"class {job.id:.8}: a second one of this id") for job in again
+        ]
         return tuple(job for job in classes if first[job.id] is job) if again else classes
 
     def notices(self, own: tuple[str, ...], *, of_users: bool) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from itertools import filterfalse
 
 from provisioner import model, reasons
+from provisioner.descriptions import ClassNames
 from provisioner.keys import Scope
 from provisioner.model import (
     Breaker,
@@ -302,6 +303,7 @@ class PlanningContext:
     costs: StartCosts
     late: frozenset[DroneId]
     """Drones that are delayed at their site (:func:`delayed_drones`)."""
+    names: ClassNames
 
     @classmethod
     def of(
@@ -352,6 +354,7 @@ class PlanningContext:
             too_unhealthy=_too_many_unhealthy(snapshot.policy, live.values()),
             costs=costs,
             late=delayed_drones(snapshot, validity, costs, live.values()),
+            names=ClassNames(snapshot.overlay.view, headroom),
         )
 
     @property

@@ -220,7 +220,8 @@ class Allocation:
 
     def allocate(self, kind: DroneType, count: int, job: JobClass, covered: int) -> None:
         """Start ``count`` drones of a type for a class of which ``covered`` jobs are covered."""
-        reason: Reason = reasons.JobsWaiting(job.id, job.waiting, covered, count)
+        name = self.context.names.of(job.id)
+        reason: Reason = reasons.JobsWaiting(job.id, name, job.waiting, covered, count)
         vram_mib, snapshot = job.vram_mib, self.context.snapshot
         # Jobs of other classes are counted on for the rest of drones that the class does not fill.
         fills = job.waiting - covered >= count * self.context.compatible[job.id].jobs[kind.key]
@@ -457,7 +458,7 @@ class Placement:
                 del self._draining[drone.id]
                 back, reason = (
                     undrained_record(drone, context.now),
-                    reasons.DemandReturned(job.id, job.waiting),
+                    reasons.DemandReturned(job.id, context.names.of(job.id), job.waiting),
                 )
                 self.undrained.append(Drain(back, drone.state, DrainMode.RESUME, reason))
                 covered += room

@@ -199,7 +199,13 @@ class JobReservations:
         elif promised:
             overran_s = promised.overran_s + at - promised.at
         reason = NodeReserved(
-            kind.site, hole.node, job.id, job.gpu_milli / WHOLE_GPU, at, overran_s
+            kind.site,
+            hole.node,
+            job.id,
+            self.context.names.of(job.id),
+            job.gpu_milli / WHOLE_GPU,
+            at,
+            overran_s,
         )
         self.by_site[kind.site] = NodeReservation(
             kind,

@@ -17,6 +17,7 @@ from operator import attrgetter
 from typing import NamedTuple, TypeVar
 
 from provisioner import model
+from provisioner.descriptions import ClassNames
 from provisioner.keys import Scope, site_of
 from provisioner.model import (
     BreakerState,
@@ -94,6 +95,7 @@ class PlanCheck:
         """Drones whose state the plan changes, as they are afterwards."""
         self.breakers = {**snapshot.breakers, **{each.scope: each for each in plan.breakers}}
         view = snapshot.overlay.view
+        self.names = ClassNames(view)
         classes = {job.id: job for job in view.classes} if view is not None else {}
         self.starts = [
             (start, classes.get(start.drone.for_class), self.types.get(start.drone.type))
@@ -417,10 +419,10 @@ def starts_for_demand(check: PlanCheck) -> Iterator[Breach]:
             text += f"{class_id}, which wants {wanted}"
         elif job is not None and job.waiting > 0:
             wanted = job.waiting
-            text += f"{wanted} waiting jobs of class {class_id}"
+            text += f"{wanted} waiting jobs of class {check.names.of(class_id)}"
         else:
             wanted = 0
-            text += f"class {class_id}, of which nothing waits"
+            text += f"class {check.names.of(class_id)}, of which nothing waits"
         if len(starts) > wanted:
             yield Breach(text, tuple(starts[wanted:]))
 
@@ -447,7 +449,10 @@ def nothing_banned(check: PlanCheck) -> Iterator[Breach]:
             breaker = check.breakers.get(scope)
             if breaker is not None and breaker.state is BreakerState.BANNED:
                 until = f"{breaker.until:.0f}"
-                yield _of(start, f"is started although {scope} is banned until {until}")
+                yield _of(
+                    start,
+                    f"is started although {check.names.in_key(str(scope))} is banned until {until}",
+                )
 
 
 def able_drones(check: PlanCheck) -> Iterator[Breach]:
@@ -459,7 +464,7 @@ def able_drones(check: PlanCheck) -> Iterator[Breach]:
         too_small = any(need > offer for need, offer in pairs)
         for_gpu_jobs = kind.gpu_milli and not job.gpu_milli
         if job.invalid or kind.key in job.refuses or too_small or for_gpu_jobs:
-            yield _of(start, f"of {kind.key} cannot run class {job.id}")
+            yield _of(start, f"of {kind.key} cannot run class {check.names.of(job.id)}")
 
 
 def users_who_may_share(check: PlanCheck) -> Iterator[Breach]:
@@ -469,7 +474,10 @@ def users_who_may_share(check: PlanCheck) -> Iterator[Breach]:
         if job is not None and kind is not None and kind.shares_faults:
             user = check.breakers.get(Scope(user=job.owner))
             if user is not None and user.until and user.failures >= limit:
-                yield _of(start, f"is shared, and the user of class {job.id} may share no GPU")
+                yield _of(
+                    start,
+                    f"is shared, and the user of class {check.names.of(job.id)} may share no GPU",
+                )
 
 
 def willing_drones(check: PlanCheck) -> Iterator[Breach]:
@@ -478,9 +486,12 @@ def willing_drones(check: PlanCheck) -> Iterator[Breach]:
         if job is None:
             continue
         if job.owner and job.owner in start.drone.avoids.split(","):
-            yield _of(start, f"is started for class {job.id} and avoids its user")
+            yield _of(start, f"is started for class {check.names.of(job.id)} and avoids its user")
         if job.gpu_milli < start.drone.min_gpus * 1000:
-            yield _of(start, f"is started for class {job.id} and refuses jobs of so few GPUs")
+            yield _of(
+                start,
+                f"is started for class {check.names.of(job.id)} and refuses jobs of so few GPUs",
+            )
 
 
 def lives_before_downtimes(check: PlanCheck) -> Iterator[Breach]:

@@ -89,6 +89,18 @@ class Views:
 
 
 @dataclass(frozen=True, slots=True)
+class PastClass:
+    """A job class that has left the queue, or of which no job waits any more."""
+
+    id: str
+    seen_at: float
+    """Time of the newest tick that saw it, or jobs of it that waited."""
+    job: model.JobClass
+    reason: Reason | None
+    """Weightiest reason of the newest plan that spoke of it; None: its jobs never waited."""
+
+
+@dataclass(frozen=True, slots=True)
 class EstimateReset:
     """The request of an operator to forget estimates."""
 

@@ -46,6 +46,8 @@ _NO_LOG = (
     sqlite3.SQLITE_CANTOPEN,
 )
 """Errors where the log or its index cannot be created: a full disk, a directory that this user may not write."""
+MAX_PAST_CLASSES = 10_000
+"""Largest number of classes that have left the queue among which a short id is unique."""
 FIND_LIMIT = 100
 """Largest number of drones that one ambiguous id is answered with."""
 
@@ -158,6 +160,24 @@ class Reader:
                 sql, "WHERE serial = ? AND for_class = ?", (newest, class_id)
             )
             return (count, next(found)) if count else None
+
+    def past_classes(self, prefix: str) -> list[store.PastClass]:
+        """Return the job classes with ids that begin with ``prefix``, as they were last seen, newest first.
+
+        An empty prefix begins none.
+        """
+        with self._open() as sql:
+            rest = "WHERE ? AND substr(id, 1, ?) = ? ORDER BY seen_at DESC LIMIT ?"
+            values = (len(prefix), len(prefix), prefix, MAX_PAST_CLASSES)
+            return [*tables.PAST_CLASSES.select(sql, rest, values)]
+
+    def past_class_ids(self) -> list[str]:
+        """Return the ids of the newest job classes that have left the queue, or of which no job waits any more."""
+        with self._open() as sql:
+            rows = sql.execute(
+                "SELECT id FROM past_classes ORDER BY seen_at DESC LIMIT ?", (MAX_PAST_CLASSES,)
+            )
+            return [class_id for (class_id,) in rows]
 
     def drone(self, drone_id: DroneId) -> Drone | None:
         """Return one drone, if it is on record."""

@@ -25,6 +25,7 @@ from provisioner.store import (
     EstimateReset,
     EstimatesUnreadableError,
     Event,
+    PastClass,
     Transition,
     Views,
     serial_of,
@@ -89,6 +90,14 @@ def _reason_of(text: str) -> reasons.Reason:
     return reason
 
 
+def _reason_or_none(text: str | None) -> reasons.Reason | None:
+    return _reason_of(text) if text else None
+
+
+def _job_class(body: bytes) -> model.JobClass:
+    return unpack(model.JobClass, body)
+
+
 def _state(text: str | None) -> DroneState | None:
     return DroneState(text) if text else None
 
@@ -131,6 +140,7 @@ TRANSITIONS = Table(
 )
 COMPLETED_JOBS = Table("completed_jobs", model.CompletedJob, {"unfinished": bool, "splits": bool})
 EVENTS = Table("events", Event, {"fields": json.loads})
+PAST_CLASSES = Table("past_classes", PastClass, {"job": _job_class, "reason": _reason_or_none})
 ESTIMATE_RESETS = Table("estimate_resets", EstimateReset, {})
 REQUESTS = Table(
     "requests",

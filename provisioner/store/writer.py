@@ -21,7 +21,9 @@ from provisioner.model import (
     CompletedJob,
     DroneId,
     DroneState,
+    JobClass,
     OperatorRequest,
+    OverlayView,
     Plan,
     Snapshot,
     StateChange,
@@ -91,6 +93,9 @@ class SqlStore(store.Store):
         self._newest_plan: Plan | None = None
         self._view_parts: Mapping[str, Any] | None = None
         """As recorded; None after opening: then all of them are written."""
+        self._classes: Sequence[JobClass] = ()
+        """Job classes of the newest view on record."""
+        self._last_plan: Plan | None = None
         self._counts = measures.MetricCounts()
         """Counts for the next plan that is recorded."""
 
@@ -126,6 +131,7 @@ class SqlStore(store.Store):
             series.add_counts(sql, measures.counts_of_plan(plan), passed, self._counts)
             self._write_plan(sql, recorded_plan)
             self._write_views(sql, view_parts)
+            self._write_past_classes(sql, snapshot.overlay.view)
             if self._shadow:
                 observations.write_observation(sql, observations.observed(snapshot))
             done = [(plan.tick, number) for number in plan.requests_done]
@@ -146,6 +152,9 @@ class SqlStore(store.Store):
             moment = tables.moment_of(plan.at, snapshot.drift_s)
             self._write_state(sql, state, moment=moment)
         self._state, self._view_parts, self._newest_plan = state, view_parts, recorded_plan
+        self._last_plan = plan
+        if snapshot.overlay.view is not None:
+            self._classes = snapshot.overlay.view.classes
         self._counts.clear()
 
     def count(self, counts: measures.MetricValues) -> None:
@@ -238,6 +247,26 @@ class SqlStore(store.Store):
             for name, part in changed.items()
         ]
         insert(sql, "views", *rows, keys=("name",))
+
+    def _write_past_classes(self, sql: sqlite3.Connection, view: OverlayView | None) -> None:
+        """Write the classes that have left the queue since the tick before, or of which no job waits any more."""
+        present = {job.id: job for job in (view.classes if view is not None else ())}
+        past = []
+        for job in self._classes if view is not None else ():
+            now = present.get(job.id)
+            if now is None or (job.idle and not now.idle):
+                past.append(job)
+        reasons = measures.reasons_by_class(self._last_plan) if past else {}
+        rows = []
+        for job in past:
+            given = (*reasons.get("", ()), *reasons.get(job.id, ()))
+            reason = to_json(given[0]) if given and job.idle else None
+            rows.append((job.id, self.committed.recorded_at, tables.pack(job), reason))
+        sql.executemany(
+            "INSERT INTO past_classes (id, seen_at, job, reason) VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE"
+            " SET seen_at = excluded.seen_at, job = excluded.job, reason = coalesce(excluded.reason, reason)",
+            rows,
+        )
 
     @_on_worker
     def requests(self) -> tuple[OperatorRequest, ...]:
@@ -336,6 +365,7 @@ class SqlStore(store.Store):
             ("console_outputs", "drone_id", "at < ?", (before,)),
             ("requests", "id", "done_tick IS NOT NULL AND at < ?", (before,)),
             ("events", "id", "at < ? OR id <= ?", (before, newest - MAX_EVENTS)),
+            ("past_classes", "id", "seen_at < ?", (before,)),
             *(
                 ("samples", "step_s, series, at", *old)
                 for old in series.old_samples(now, self._series_s)
@@ -377,6 +407,9 @@ class SqlStore(store.Store):
                 raise lock.held(path, other)  # somebody removed its lock file
             write_meta(sql, **{lock.HOLDER: self._claim})
             newest, views = tables.read_newest_plan(sql), tables.read_views(sql)
+            self._last_plan = newest
+            if views is not None and views.overlay.view is not None:
+                self._classes = views.overlay.view.classes
             self._state = store.CommittedState(
                 birth=meta["birth"],
                 tick=int(meta["tick"]),

@@ -33,6 +33,7 @@ from provisioner.answers.errors import Exit, VerbError, parsed, unknown
 from provisioner.answers.lookup import as_of, newest_plan
 from provisioner.answers.query import RecordQuestion
 from provisioner.answers.status import status
+from provisioner.descriptions import SHORTEST_CLASS_ID
 from provisioner.durations import parse_duration
 from provisioner.keys import site_of, type_name
 from provisioner.model import DroneState
@@ -142,7 +143,7 @@ def _document(title: str, document: Document, query: Query, *lines: str) -> WebP
         if part.title
     ]
     # the title has them
-    others = [fact for fact in document.facts if fact.key not in ("id", "site")]
+    others = [fact for fact in document.facts if fact.key not in ("id", "name", "site")]
     return WebPage(title, lines, facts=tables.facts(replace(document, facts=others)), tables=parts)
 
 
@@ -305,7 +306,8 @@ def _drone(reader: Reader, any_id: str, query: Query) -> WebPage:
 
 def _class(reader: Reader, class_id: str, query: Query) -> WebPage:
     document = _answer(explain.explain_class, reader, {}, class_id)
-    return _document(_named("Class", class_id), document, query, document.scope.partition(": ")[2])
+    why = document.scope.removeprefix(f"class {document.name}").removeprefix(": ")
+    return _document(f"Class {document.name}", document, query, why)
 
 
 def _job(reader: Reader, job_id: str, query: Query) -> WebPage:
@@ -333,7 +335,9 @@ def _job(reader: Reader, job_id: str, query: Query) -> WebPage:
 
 
 def _public(reason: Reason) -> Reason:
-    """Return a reason without the name of an operator, the words of a site and those of an error of ours."""
+    """Return a reason without names of operators and other users, the words of a site and those of an error of ours."""
+    if isinstance(reason, reasons.NodeReserved):
+        return replace(reason, class_name=reason.class_id[:SHORTEST_CLASS_ID])
     if isinstance(reason, reasons.SiteDisabled) and reason.by:
         return replace(reason, by="an operator")
     if isinstance(reason, reasons.PlannerFailed):

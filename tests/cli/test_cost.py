@@ -217,10 +217,14 @@ def test_a_job_that_was_just_done_is_not_denied(cli: Cli, days: Path) -> None:
 
 
 def test_a_class_without_jobs_is_told_by_its_drones(cli: Cli, days: Path) -> None:
+    gone = tables.pack(replace(PLAIN, id="gone"))
     with sqlite3.connect(days) as sql:
         sql.execute("UPDATE drones SET for_class = 'gone' WHERE id = ?", (MIDDLE,))
+        sql.execute("INSERT INTO past_classes VALUES ('gone', ?, ?, NULL)", (NOW - 60, gone))
     ran = cli("explain", "class", "gone", "--store", days)
-    assert ran.code and f"1 drone on record for it; the newest, {MIDDLE}, ended" in ran.err
+    assert f"1 drone on record for it, the newest {MIDDLE}" in ran.err
+    ran = cli("drones", "show", MIDDLE, "--store", days)
+    assert "alice: 1 GPU (gone)" in ran.out
     assert "no job class `never`" in cli("explain", "class", "never", "--store", days).err
 
 

@@ -59,7 +59,7 @@ def test_the_status_has_the_use_and_a_note_of_low_use(measured: TemporaryStore, 
     assert status["use"] == 0.04 and status["demand"][0]["use"] == 0.04
     (note,) = [each for each in status["troubles"] if each["kind"] == "low-use"]
     assert note["severity"] == "note" and note["text"].startswith(
-        "ann/1gpu/2cpu/4096mib: 4% of 1.0 GPU-hours used"
+        "ann: 1 GPU, 2 CPUs, 4 GiB RAM: 4% of 1.0 GPU-hours used"
     )
     assert (
         "4% of 1 GPU-hours of jobs in the last day" in cli("status", "--store", measured.path).out
@@ -68,7 +68,7 @@ def test_the_status_has_the_use_and_a_note_of_low_use(measured: TemporaryStore, 
 
 def test_the_table_names_the_class_and_the_parts(measured: TemporaryStore, cli: Cli) -> None:
     ran = cli("usage", "--store", measured.path)
-    assert "ann/1gpu/2cpu/4096mib" in ran.out and "topas/a100" in ran.out
+    assert "ann: 1 GPU, 2 CPUs, 4 GiB RAM" in ran.out and "topas/a100" in ran.out
     found = cli("usage", "-o", "json", "--store", measured.path).json
     assert found["total_gpu_s"] == pytest.approx(7200, abs=600)
     assert (found["measured_gpu_s"], found["used_gpu_s"]) == (
@@ -93,7 +93,7 @@ async def test_small_amounts_are_hours_as_the_heads_say_and_a_missing_peak_is_ma
     assert {"GPU-H", "GPU-H SAVED"} <= set(
         re.split(r"  +", next(x for x in out.splitlines() if "JOBS" in x).strip())
     )
-    rows = {line.split("/")[0]: line for line in out.splitlines() if "/1gpu/" in line}
+    rows = {line.split(":")[0]: line for line in out.splitlines() if ": 1 GPU, " in line}
     assert "2 GiB " in rows["ann"] and "2 GiB? " in rows["ben"] and " ? " in rows["cat"]
     assert (
         re.search(r"gpu-h used +0\.49\n", out)

@@ -268,7 +268,7 @@ def test_explain_job_says_when_it_does_not_know_or_cannot_tell(on: Cli) -> None:
     assert "shortened for classes 11" in unknown.err
     several = on("explain", "job", "207")
     assert several.code == Exit.FAILED
-    assert "may be in 2 classes: 7, 11" in several.err
+    assert "may be in 2 classes: alice: 1 GPU (7); eve: 0.5 GPU (11)" in several.err
     assert "is not a job id" in on("explain", "job", "x; rm -rf /").err
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from docs.make_reference import REASON_EXAMPLES
 from provisioner import descriptions, formatting, reasons
+from provisioner.descriptions import SHORTEST_CLASS_ID
 from provisioner.model import DroneState
 
 HOSTILE = "slot\x1b[31m\r\nrm -rf /\u202e\x07" + "x" * 100_000
@@ -37,6 +38,8 @@ def test_a_reason_is_told_in_one_line_with_all_it_knows(reason: reasons.Reason) 
         if field.name in ("kind", "rule") or isinstance(value, bool | float):
             continue  # these are worded: rules and conditions; ages, percentages, times
         told = formatting.amounts(str(value), "")[0]
+        if field.name == "class_id":
+            told = told[:SHORTEST_CLASS_ID]  # the name has it
         assert told in line, f"{field.name} of {reason.kind} is not told"
 
 

@@ -225,7 +225,9 @@ async def test_a_class_that_the_planner_fails_on_costs_the_others_nothing(
         assert here.told == ["start kit-mem0-1"]
         assert all("ZeroDivisionError" in r.faults[0] for r in reports)
         (told,) = store.reader().events()
-        assert (told.name, told.fields["left_out"]) == ("plan.rejected", "class odd"), "told once"
+        assert (told.name, told.fields["left_out"]) == ("plan.rejected", "class 1 GPU (odd)"), (
+            "told once"
+        )
         controller.overlay.classes = jobs[:1]  # type: ignore[attr-defined]
         assert (await controller.tick()).faults == ()
         assert [e.name for e in store.reader().events()] == ["plan.rejected", "plan.accepted"]

@@ -32,7 +32,7 @@ from tests.planner.scenes import A100, NOW, drone, snapshot, with_pool, with_sit
 
 S = model.DroneState
 RUNS = reasons.SeenInPool("busy", 1, 1.0)
-WANTED = model.Start(drone("e", S.REQUESTED), reasons.JobsWaiting("small", 1, 0, 1))
+WANTED = model.Start(drone("e", S.REQUESTED), reasons.JobsWaiting("small", "small", 1, 0, 1))
 
 
 def note(learning: EstimateCollector, made: model.Snapshot, **plan: object) -> EstimateCollector:

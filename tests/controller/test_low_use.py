@@ -82,7 +82,7 @@ async def test_a_class_is_reported_when_its_use_becomes_low() -> None:
     assert await pool.turn() == [], "too few jobs to judge by"
     await pool.store.record_completed(LOW)
     assert await pool.turn() == ["gpus.underused"]
-    assert pool.events[0][1]["job_class"] == "ann/1gpu/2cpu/4096mib"
+    assert pool.events[0][1]["job_class"] == "ann: 1 GPU, 2 CPUs, 4 GiB RAM"
     assert str(pool.events[0][1]["why"]).startswith(
         "4% of 0.1 GPU-hours used, runs measured: 3, VRAM up to 2.0 GiB"
     )

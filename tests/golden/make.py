@@ -44,7 +44,8 @@ status
 drones | drones --all | drones show 7 | drones show 12
 sites | sites show topas | sites show horeka
 demand | demand --waiting
-explain class 7 | explain class 9 | explain job 204.2 | explain job 999.0 | explain drone 7
+explain class 7f3a91c07be4d856 | explain class 9be2 | explain class 5c0f | explain class 1
+explain job 204.2 | explain job 999.0 | explain drone 7
 plan
 events --since all
 estimates | estimates --user etp/anna

@@ -18,7 +18,14 @@ from provisioner.estimates import (
     StartDelays,
 )
 from provisioner.planner.safeguards import safe_plan
-from provisioner.reasons import Category, JobsWaiting, OperatorRequested, Orphan, Unneeded
+from provisioner.reasons import (
+    Category,
+    JobsWaiting,
+    OperatorRequested,
+    Orphan,
+    OwnerWaits,
+    Unneeded,
+)
 from provisioner.store.reader import Reader
 from provisioner.store.writer import SqlStore
 
@@ -83,12 +90,35 @@ RUNNING = {"running": 2, "running_ids": "203.1-203.2", "group": "physics.atlas"}
 REFUSES = {TYPES[2].key: m.UnmetRequirement("requirements", 'Site == "topas"', "horeka")}
 LIMITED = {"limited": 3, "limit": "concurrency limit licence is used up"}
 CLASSES = (
-    _jobs("7", 1000, 2, 4, 7200, "alice", "204.0-204.3, 207.1", waiting=5, **RUNNING),
-    _jobs("9", 1000, 2, 4, 90000, "bob", "205.0-205.41", waiting=40, fresh=2, vram_mib=200000),
-    _jobs("11", 500, 1, 1, 5, "eve", "207.2-207.4", fresh=3, held=1, held_ids="9.0"),
-    _jobs("12", 1500, 1, 1, 60, "eve", "208.0-208.1", waiting=2, invalid="1.5 GPUs: write 1 or 2"),
     _jobs(
-        "13",
+        "7f3a91c07be4d856", 1000, 2, 4, 7200, "alice", "204.0-204.3, 207.1", waiting=5, **RUNNING
+    ),
+    _jobs(
+        "9be20c55d1f0a347",
+        1000,
+        2,
+        4,
+        90000,
+        "bob",
+        "205.0-205.41",
+        waiting=40,
+        fresh=2,
+        vram_mib=200000,
+    ),
+    _jobs("11c9d04be2a7f683", 500, 1, 1, 5, "eve", "207.2-207.4", fresh=3, held=1, held_ids="9.0"),
+    _jobs(
+        "12e6a8f03b5cd917",
+        1500,
+        1,
+        1,
+        60,
+        "eve",
+        "208.0-208.1",
+        waiting=2,
+        invalid="1.5 GPUs: write 1 or 2",
+    ),
+    _jobs(
+        "13a4f7c2906be8d5",
         4000,
         8,
         64,
@@ -100,8 +130,12 @@ CLASSES = (
         walltime_s=7200.0,
         refuses=REFUSES,
     ),
-    _jobs("14", 0, 4, 8, 300, "carol", "210.0-210.7", waiting=8, **LIMITED),
+    _jobs("14d2b90c6ef731a8", 0, 4, 8, 300, "carol", "210.0-210.7", waiting=8, **LIMITED),
 )
+GONE = _jobs(
+    "5c0f7d1e94ab3268", 1000, 4, 8, 9000, "carol", "201.0-201.1", waiting=2, vram_mib=40 * GIB
+)
+"""It leaves the queue before the last tick."""
 SIZE = (8000, 192, 1024 * GIB, 2048 * GIB)
 NODES = tuple(
     m.Node(
@@ -148,7 +182,7 @@ BREAKERS = (
         _fault(m.FaultKind.QUOTA, "quota of 4 GPUs", 900),
     ),
     m.Breaker(
-        m.Scope("topas", "a100", "9"),
+        m.Scope("topas", "a100", "9be20c55d1f0a347"),
         BANNED,
         NOW - 9,
         1,
@@ -213,7 +247,7 @@ def _drone(serial: int, state: m.DroneState) -> m.Drone:
         NOW - 10 * serial,
         at,
         kind.gpu_milli,
-        "7",
+        "7f3a91c07be4d856",
     )
     if state is m.DroneState.REQUESTED:
         return replace(made, since=NOW - serial)
@@ -299,6 +333,7 @@ def snapshot(store: SqlStore, at: float) -> m.Snapshot:
     )
     odd = ("an ad named `x; rm -rf /` has no drone id of ours",)
     denied = m.Fault(m.FaultKind.DENIED, "token has \x1b[31mexpired\x1b[0m", at - 1)
+    classes = (*CLASSES, GONE) if at <= NOW - 1000 else CLASSES
     polled = (
         m.PolledSite("topas", topas),
         m.PolledSite("horeka", None, denied),
@@ -312,7 +347,7 @@ def snapshot(store: SqlStore, at: float) -> m.Snapshot:
         next_serial=store.next_serial,
         policy=POLICY,
         types=TYPES,
-        overlay=m.PolledOverlay(m.OverlayView(at - 2, CLASSES, slots, at - 20, odd, groups=groups)),
+        overlay=m.PolledOverlay(m.OverlayView(at - 2, classes, slots, at - 20, odd, groups=groups)),
         sites={site.site: site for site in polled},
         drones=dict(store.drones),
         breakers=dict(store.breakers),
@@ -336,13 +371,16 @@ async def write(path: Path, *, decided: bool) -> None:
             for d in made
         ]
         seen = replace(snapshot(store, NOW - 4000), next_serial=len(made) + 1)
-        starts = tuple(m.Start(d, JobsWaiting("7", 5, 0, 5)) for d in first)
+        starts = tuple(
+            m.Start(d, JobsWaiting("7f3a91c07be4d856", "alice: 1 GPU (7f3a)", 5, 0, 5))
+            for d in first
+        )
         await store.record(m.Plan(1, seen.now, starts=starts), seen)
         rounds = [made[n % len(made)] for n in range(max(len(made), len(steps)))]
         moves = [m.StateChange(d, asked, steps[n % len(steps)]) for n, d in enumerate(rounds)]
-        await store.record(
-            m.Plan(2, NOW - 1000, tuple(moves), breakers=BREAKERS), snapshot(store, NOW - 1000)
-        )
+        full = m.Refusal(m.Subject("class", GONE.id), 2, OwnerWaits("topas", 3, 4))
+        plan = m.Plan(2, NOW - 1000, tuple(moves), breakers=BREAKERS, refusals=(full,))
+        await store.record(plan, snapshot(store, NOW - 1000))
         at = NOW - 30
         if decided:
             await store.record_estimates(SAMPLES)
@@ -379,7 +417,11 @@ async def write(path: Path, *, decided: bool) -> None:
         wish = OperatorRequested("alice", "node needs a new fan")
         busy, idle = made[6], made[5]
         refusals = [
-            m.Refusal(m.Subject("class", "7") if n % 3 else m.Subject("site", "topas"), n + 1, e)
+            m.Refusal(
+                m.Subject("class", "7f3a91c07be4d856") if n % 3 else m.Subject("site", "topas"),
+                n + 1,
+                e,
+            )
             for n, e in enumerate(others)
         ]
         plan = m.Plan(

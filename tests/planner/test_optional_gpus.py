@@ -323,7 +323,7 @@ def test_a_start_of_a_gpu_drone_for_them_would_be_refused() -> None:
     snap = snapshot(classes=[jobs(MAYBE)])
     (start,) = plan_for(waiting=1).starts
     plan = replace(plan_of(snap), starts=(start,))
-    assert "of topas/a100 cannot run class small" in str(
+    assert "of topas/a100 cannot run class optional GPU, 8 CPUs, 20 GiB RAM (small)" in str(
         next(iter(scenes.validate_plan(snap, plan)))
     )
 

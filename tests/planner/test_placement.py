@@ -184,7 +184,9 @@ def test_starts_and_the_reason_why_no_more(
 def test_starts_have_new_ids_in_order_and_their_reason() -> None:
     plan = plan_for(waiting=3)
     assert [s.drone.id for s in plan.starts] == ["kit-ab12-42", "kit-ab12-43", "kit-ab12-44"]
-    assert plan.starts[0].reason == reasons.JobsWaiting("small", waiting=3, covered=0, starts=3)
+    assert plan.starts[0].reason == reasons.JobsWaiting(
+        "small", "1 GPU (small)", waiting=3, covered=0, starts=3
+    )
 
 
 def test_jobs_that_the_pool_would_match_with_no_slot_get_no_drone_and_are_told_why() -> None:
@@ -222,7 +224,7 @@ def test_an_undrained_drone_takes_what_it_has_room_for_not_what_it_had_when_empt
     )
     plan = plan_for(waiting=3, types=(QUAD,), drones=[busy], slots=[slot])
     assert [(d.mode, d.reason) for d in plan.drains] == [
-        (model.DrainMode.RESUME, reasons.DemandReturned("small", 3))
+        (model.DrainMode.RESUME, reasons.DemandReturned("small", "1 GPU (small)", 3))
     ]
     assert len(plan.starts) == 1, "two jobs are left for it"
 

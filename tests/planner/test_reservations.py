@@ -103,7 +103,9 @@ def test_the_node_with_the_smallest_hole_is_drained_and_both_classes_have_the_re
     assert drained(plan) == ["d-1", "d-2"], (
         "10 min pass between their ends, and nearly an hour on the other node"
     )
-    expected = reasons.NodeReserved("topas", "n1", "large", 2.0, NOW + 2420.0)
+    expected = reasons.NodeReserved(
+        "topas", "n1", "large", "bob: 2 GPUs (large)", 2.0, NOW + 2420.0
+    )
     assert why(plan, "class:large") == [expected]
     assert (
         plan.drains[0].drone.leaving is S.DONE and plan.drains[0].mode is model.DrainMode.PEACEFUL
@@ -160,7 +162,7 @@ def test_a_drone_takes_more_jobs_for_as_long_as_they_end_before_the_room_is_need
 def reserved_before(world: model.Snapshot, at: float, class_id: str = "large") -> model.Snapshot:
     """The same after a plan that reserved node n1."""
     return replace(
-        world, reserved={"topas": reasons.NodeReserved("topas", "n1", class_id, 2.0, at)}
+        world, reserved={"topas": reasons.NodeReserved("topas", "n1", class_id, class_id, 2.0, at)}
     )
 
 
@@ -174,14 +176,14 @@ def test_a_reservation_keeps_its_node_and_its_promised_time() -> None:
     kept = plan_of(reserved_before(world, NOW + 900))
     assert drained(kept) == ["d-1", "d-2"]
     assert why(kept, "class:large") == [
-        reasons.NodeReserved("topas", "n1", "large", 2.0, NOW + 900)
+        reasons.NodeReserved("topas", "n1", "large", "bob: 2 GPUs (large)", 2.0, NOW + 900)
     ]
 
 
 def test_a_promised_time_moves_once_it_has_passed_and_the_reason_says_by_how_much() -> None:
     plan = plan_of(reserved_before(scene(SOONER, LARGE, SMALL_JOBS), NOW - 60))
     assert why(plan, "class:large") == [
-        reasons.NodeReserved("topas", "n1", "large", 2.0, NOW + 2420, 2480.0)
+        reasons.NodeReserved("topas", "n1", "large", "bob: 2 GPUs (large)", 2.0, NOW + 2420, 2480.0)
     ]
     assert "41m20s later than promised" in why(plan, "class:large")[0].describe()
 
@@ -306,7 +308,7 @@ def test_a_large_drone_full_of_small_jobs_drains_until_the_job_fits_and_then_tak
     )
     back = at(replace(leaving, jobs=2), jobs=2, free_gpu_milli=2000, **room)
     assert [(order.mode, order.reason) for order in back.drains] == [
-        (model.DrainMode.RESUME, reasons.DemandReturned("large", 1))
+        (model.DrainMode.RESUME, reasons.DemandReturned("large", "bob: 2 GPUs (large)", 1))
     ]
 
 

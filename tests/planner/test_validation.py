@@ -40,7 +40,9 @@ def start(
     serial: int = 42, kind: model.DroneType = A100, reason: Reason | None = None, **more: object
 ) -> model.Start:
     made = drone(f"kit-ab12-{serial}", S.REQUESTED, kind, age_s=0, for_class="small")
-    return model.Start(replace(made, **more), reason or reasons.JobsWaiting("small", 3, 0, 1))
+    return model.Start(
+        replace(made, **more), reason or reasons.JobsWaiting("small", "small", 3, 0, 1)
+    )
 
 
 def stop(of: model.Drone, reason: Reason) -> model.Stop:
@@ -186,12 +188,12 @@ def listed(state: model.RemoteState) -> model.RemoteDrone:
         (
             waits(classes=[jobs(owner="bob")]),
             start(avoids="eve,bob"),
-            ["kit-ab12-42 is started for class small and avoids its user"],
+            ["kit-ab12-42 is started for class bob: 1 GPU (small) and avoids its user"],
         ),
         (
             waits(),
             start(min_gpus=2),
-            ["kit-ab12-42 is started for class small and refuses jobs of so few GPUs"],
+            ["kit-ab12-42 is started for class 1 GPU (small) and refuses jobs of so few GPUs"],
         ),
         # ---- jobs
         (snapshot(drones=[BUSY]), stop(BUSY, OPERATOR), []),
@@ -456,7 +458,9 @@ def test_a_drone_is_started_only_for_jobs_that_it_can_run(asks: dict[str, object
     exact = {"gpu_milli": 1000, "vram_mib": 40960, "capability": 80, "cpus": 8, "memory_mib": 20480}
     assert texts(waits(classes=[replace(WAITS, **exact)]), start()) == []
     found = texts(waits(classes=[replace(WAITS, **{**exact, **asks})]), start())
-    assert found == ["kit-ab12-42 of topas/a100 cannot run class small"]
+    (text,) = found
+    assert text.startswith("kit-ab12-42 of topas/a100 cannot run class ")
+    assert text.endswith(" (small)")
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ KEEP_S = 1000.0
 SNAPSHOTS = 3
 CONTROLLER = "kit"
 
-WHY: Reason = JobsWaiting("class-1", waiting=7, covered=2, starts=1)
+WHY: Reason = JobsWaiting("class-1", "class-1", waiting=7, covered=2, starts=1)
 SEEN: Reason = SeenInPool("idle", jobs=0, after_s=61.5)
 NOTHING_FITS = m.Refusal(
     m.Subject("class", "class-9"), 40, NothingFits("horeka/h100", "vram_mib", "200000", "95830")

@@ -471,7 +471,7 @@ class BusyPool:
                 for d in made
             ]
             first = replace(self.snapshot(store, now - 90000), next_serial=len(made) + 1)
-            starts = tuple(m.Start(d, r.JobsWaiting("41", 38, 21, 17)) for d in asked)
+            starts = tuple(m.Start(d, r.JobsWaiting("41", "41", 38, 21, 17)) for d in asked)
             await store.record(m.Plan(1, first.now, starts=starts), first)
             steps: list[m.StateChange] = []
             for before, d in zip(asked, made, strict=True):

@@ -42,7 +42,11 @@ PATHS = {
         "Waiting: 147 jobs in 7 classes",
     ),
     "/why": ("Why does a job wait",),
-    "/class/47": ("Class 47", "no drone type fits: vram must be 160 GiB", "etp/jonas"),
+    "/class/47": (
+        "Class etp/jonas: 1 GPU, 160 GiB VRAM (47)",
+        "no drone type fits: vram must be 160 GiB",
+        "etp/jonas",
+    ),
     "/sites": ("All sites", "banned", "Authentication failed: token expired at 06:00:00Z"),
     "/sites/topas": ("Site topas", "topas-a100-04.example.org", "8 CPU, 32 GiB"),
     "/sites/horeka": ("look failed (denied)", "Authentication failed"),
@@ -53,13 +57,13 @@ PATHS = {
     "/owner": ("physics/anna", "Drones that give way now", "nemo/l40s"),
     "/use": (
         "GPU-hours of drones in the last 7 days",
-        "theory/kim/1gpu/4cpu/16384mib",
+        "theory/kim: 1 GPU, 4 CPUs, 16 GiB RAM",
         "VRAM asked",
         "24 GiB",
     ),
     "/use?by=user&since=30d": ("cms/ariane", "last 30 days"),
     "/waste": ("GPU-hours in the last day", "good 74%", "The figures as a table"),
-    "/plan": ("Plan for tick 4", "class:58", "no slot can ever offer"),
+    "/plan": ("Plan for tick 4", "atlas/mia: 1.5 GPUs (58)", "no slot can ever offer"),
     "/drone/30": (
         "Drone etp-k7f2-30",
         "horeka/h100",
@@ -286,8 +290,8 @@ def test_an_id_of_several_kinds_is_a_choice_and_an_unknown_one_says_so(
 ) -> None:
     page = Rendered(reader, "/why?q=41")
     links = {"".join(link.itertext()): link.get("href", "") for link in page.root.iter("a")}
-    assert {"Drone etp-k7f2-41", "Class 41"} <= links.keys()
-    for title in ("Drone etp-k7f2-41", "Class 41"):
+    assert {"Drone etp-k7f2-41", "Class cms/ariane: 1 GPU, 24 GiB VRAM (41)"} <= links.keys()
+    for title in ("Drone etp-k7f2-41", "Class cms/ariane: 1 GPU, 24 GiB VRAM (41)"):
         assert Rendered(reader, unquote(links[title])).title.startswith(title)
     unknown = Rendered(reader, "/why?q=nosuch").text
     assert "no drone `nosuch` on record" in unknown and "no job class `nosuch`" in unknown
