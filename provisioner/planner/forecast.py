@@ -25,7 +25,12 @@ MAX_JOBS_AHEAD = 10_000
 def forecast_start(
     context: PlanningContext, placed: Placement, job: JobClass
 ) -> tuple[StartForecast, Reason | None]:
-    """Return when a class of one job starts by a placement, and what holds it back."""
+    """Return when a class of one job starts by a placement, and what holds it back.
+
+    The placement has decided; this reads its decision. A start for the class counts first, then the
+    last reason that was given: as the class has one job, that is the one that holds it back. The
+    time comes from the drones on their way, or from the jobs that run.
+    """
     for start in placed.allocation.starts:
         if start.drone.for_class == job.id:
             return StartForecast(

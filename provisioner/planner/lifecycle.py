@@ -78,7 +78,12 @@ the last one.
 def observe_all(
     snapshot: model.Snapshot, validity: ViewValidity, unchanged: Unchanged | None = None
 ) -> list[StateChange]:
-    """Return the state changes that fresh views show. ``unchanged`` is renewed."""
+    """Return the state changes that fresh views show. ``unchanged`` is renewed.
+
+    Each drone is observed by itself: by its record, its entry in the site's listing and its slot,
+    each of which may be missing. No change depends on another drone, but for what concerns a whole
+    view: whether it is fresh, doubted, or silent about evictions.
+    """
     view = snapshot.overlay.view if validity.overlay is None else None
     evictions = defaultdict[model.DroneId, list[model.Eviction]](list)
     for eviction in view.evictions or () if view is not None else ():
@@ -152,6 +157,10 @@ def observe(
 
     A view or slot is None if no fresh one exists, ``evictions`` if the overlay does not report
     them. ``any_optional``: there are jobs with an optional GPU.
+
+    The site decides whether a drone exists, and the pool what it does. So an end comes from the
+    site alone (or from its silence, after a while), the slot is read last and wins where both have
+    news, and a drone that the site has stopped is not brought back to life by an old slot ad.
     """
     seen, reason = drone, None
     remote = view.drones.get(drone.id) if view is not None else None
@@ -194,7 +203,11 @@ def _with(drone: Drone, **changes: Any) -> Drone:
 
 
 def _listed(drone: Drone, remote: model.RemoteDrone, now: float) -> tuple[Drone, Reason | None]:
-    """Return the drone as its site lists it. One that the site reports as stopped counts as asked to stop."""
+    """Return the drone as its site lists it. One that the site reports as stopped counts as asked to stop.
+
+    What the site has reported once stays until it reports something else: ids, node and times are
+    never emptied by a listing that lacks them. Its reason and its notice are those of this listing.
+    """
     stopped = remote.state is RemoteState.STOPPED
     state = BY_LISTING.get((drone.state, remote.state), drone.state)
     if state is S.QUEUED and drone.state in _IN_POOL and drone.started_at >= drone.joined_at:
@@ -243,7 +256,13 @@ def _unlisted(
     doubted: bool,
     now: float,
 ) -> tuple[Drone, Reason | None]:
-    """Return the change of a drone that the listing lacks: missing once is not gone."""
+    """Return the change of a drone that the listing lacks: missing once is not gone.
+
+    A drone that the site has confirmed is given up only if a listing that began after its order
+    lacks it, a later one lacks it too, the pool has not heard from it in between, and the site's
+    limit has passed. An error costs more than a wait: a drone whose record ends too early is
+    stopped as an orphan when it is listed again, with its jobs.
+    """
     ordered_at = (
         drone.since if drone.state is S.REQUESTED else drone.submitted_at or drone.requested_at
     )
@@ -277,7 +296,12 @@ def _unlisted(
 def _in_pool(
     drone: Drone, slot: model.Slot, reason: Reason | None, now: float, *, any_optional: bool
 ) -> tuple[Drone, Reason | None]:
-    """Return the drone as its slot shows it."""
+    """Return the drone as its slot shows it.
+
+    A slot proves that the drone was started, and jobs in it that it has been busy: these times are
+    set once and stay. The number of jobs and the work at stake are those of this slot ad.
+    ``heard_at`` alone is no news: it is recorded now and then, as each record is a write.
+    """
     state = _state_in_pool(drone, slot)
     busy_at = drone.busy_at or (now if _has_worked(drone, slot) else 0.0)
     returned = drone.state is S.DRAINING and state is not S.DRAINING

@@ -173,7 +173,11 @@ def _requests_alone(
 
 
 def drop_invalid(snapshot: Snapshot, plan: Plan, judge: PlanValidator) -> SafePlan:
-    """Leave out the actions that break a promise; if one remains, all but operators' requests, and then these too."""
+    """Leave out the actions that break a promise; if one remains, all but operators' requests, and then these too.
+
+    What is left may break another promise, so it is validated again. Each round leaves out at least
+    one action, and the rounds are limited: this ends even if the validation names no action.
+    """
     breaches: list[Breach] = []
     left_out: list[Action] = []
     for turn in range(MAX_VALIDATION_ROUNDS + 2):
