@@ -243,37 +243,22 @@ def submit(
         "memory_mib": memory_mib,
         "disk_mib": disk_mib,
         "vram_mib": vram_mib,
+        "capability": capability,
+        "walltime_s": walltime_s,
     }
-    sizes |= {"capability": capability, "walltime_s": walltime_s}
-    for name, number in {"count": count, **sizes}.items():
-        lowest = 1 if name in ("count", "cpus") else 0
-        if not lowest <= number < _MAX_INTEGER:  # false for NaN too
-            raise InvalidJobError(f"{name} = {number}: at least {lowest}, and below 2^62")
-    if not -_MAX_INTEGER < priority < _MAX_INTEGER:
-        raise InvalidJobError(f"priority {priority} is out of range")
-    for name, text in (("owner", owner), ("gpu_model", gpu_model)):
-        if len(text) > _TEXT_LIMIT or not text.isprintable():
-            raise InvalidJobError(f"{name}: at most {_TEXT_LIMIT} printable characters")
-    if isinstance(argv, str) or not argv or not argv[0] or any("\0" in word for word in argv):
-        raise InvalidJobError("argv: a list of a program and its arguments, without NUL characters")
-    for name, value in (env or {}).items():
-        if not _JOB_VARIABLE.fullmatch(name) or "\0" in value:
-            raise InvalidJobError(f"env: `{name[:40]}` cannot be an environment variable")
+    _check_numbers({"count": count, **sizes}, priority)
+    _check_texts(argv, env or {}, owner=owner, gpu_model=gpu_model)
     gpu_milli = _gpu_milli(gpus)
     row = {
-        **{
-            "owner": owner,
-            "priority": priority,
-            "gpu_milli": gpu_milli,
-            **sizes,
-            "gpu_model": gpu_model,
-        },
+        "owner": owner,
+        "priority": priority,
+        "gpu_milli": gpu_milli,
+        **sizes,
+        "gpu_model": gpu_model,
         "gpu_optional": int(gpu_optional and gpu_milli > 0),
-        **{
-            "argv": json.dumps(list(argv)),
-            "env": json.dumps(dict(env or {})),
-            "submitted_at": time.time(),
-        },
+        "argv": json.dumps(list(argv)),
+        "env": json.dumps(dict(env or {})),
+        "submitted_at": time.time(),
     }
     create(path)
     statement = (
@@ -281,6 +266,28 @@ def submit(
     )
     with _opened(path) as connection:
         return [int(connection.execute(statement, row).lastrowid or 0) for _ in range(count)]
+
+
+def _check_numbers(sizes: Mapping[str, float], priority: int) -> None:
+    """Raise InvalidJobError for a number that no job can have."""
+    for name, number in sizes.items():
+        lowest = 1 if name in ("count", "cpus") else 0
+        if not lowest <= number < _MAX_INTEGER:  # false for NaN too
+            raise InvalidJobError(f"{name} = {number}: at least {lowest}, and below 2^62")
+    if not -_MAX_INTEGER < priority < _MAX_INTEGER:
+        raise InvalidJobError(f"priority {priority} is out of range")
+
+
+def _check_texts(argv: Sequence[str], env: Mapping[str, str], **names: str) -> None:
+    """Raise InvalidJobError for a program, a variable or a name that no job can have."""
+    for name, text in names.items():
+        if len(text) > _TEXT_LIMIT or not text.isprintable():
+            raise InvalidJobError(f"{name}: at most {_TEXT_LIMIT} printable characters")
+    if isinstance(argv, str) or not argv or not argv[0] or any("\0" in word for word in argv):
+        raise InvalidJobError("argv: a list of a program and its arguments, without NUL characters")
+    for name, value in env.items():
+        if not _JOB_VARIABLE.fullmatch(name) or "\0" in value:
+            raise InvalidJobError(f"env: `{name[:40]}` cannot be an environment variable")
 
 
 def _gpu_milli(gpus: int | float | str | Decimal) -> int:

@@ -246,37 +246,40 @@ class DriverLibrary:
         return f"{(text.value or b'error').decode(errors='replace')} ({code})"
 
 
-def nvml_findings(uuid: str, free_mib: int) -> Iterator[tuple[str, str]]:
-    """Yield finding and text of what NVML reports of a GPU. ``free_mib``: VRAM that has to be free."""
-    nvml, ref = DriverLibrary("libnvidia-ml.so.1"), ctypes.byref
-    nvml("nvmlInit_v2", needed=True)
+def nvml_device(nvml: DriverLibrary, uuid: str) -> Any:
+    """Return NVML's handle of the GPU with a UUID, or of the one that a MIG instance is part of. Raises OSError."""
+    ref = ctypes.byref
     count, gpu, name = ctypes.c_uint(), ctypes.c_void_p(), ctypes.create_string_buffer(96)
     if uuid.startswith("MIG-") and "/" not in uuid:
         instance = ctypes.c_void_p()
         nvml("nvmlDeviceGetHandleByUUID", uuid.encode(), ref(instance), needed=True)
         nvml("nvmlDeviceGetDeviceHandleFromMigDeviceHandle", instance, ref(gpu), needed=True)
-    else:
-        start = uuid.replace("MIG-", "").partition("/")[0].encode()
-        nvml("nvmlDeviceGetCount_v2", ref(count), needed=True)
-        for index in range(count.value):
-            listed = nvml("nvmlDeviceGetHandleByIndex_v2", index, ref(gpu)) and nvml(
-                "nvmlDeviceGetUUID", gpu, name, 96
-            )
-            if listed and name.value.startswith(start):
-                break
-        else:
-            yield "driver", "the driver does not list it"
-            return
+        return gpu
+    start = uuid.replace("MIG-", "").partition("/")[0].encode()
+    nvml("nvmlDeviceGetCount_v2", ref(count), needed=True)
+    for index in range(count.value):
+        listed = nvml("nvmlDeviceGetHandleByIndex_v2", index, ref(gpu)) and nvml(
+            "nvmlDeviceGetUUID", gpu, name, 96
+        )
+        if listed and name.value.startswith(start):
+            return gpu
+    raise OSError("the driver does not list it")
+
+
+def nvml_findings(uuid: str, free_mib: int) -> Iterator[tuple[str, str]]:
+    """Yield finding and text of what NVML reports of a GPU. ``free_mib``: VRAM that has to be free."""
+    nvml, ref = DriverLibrary("libnvidia-ml.so.1"), ctypes.byref
+    nvml("nvmlInit_v2", needed=True)
+    gpu = nvml_device(nvml, uuid)
     errors, memory = ctypes.c_ulonglong(), (ctypes.c_ulonglong * 3)()
     if nvml("nvmlDeviceGetTotalEccErrors", gpu, 1, 0, ref(errors)) and errors.value:
         yield "ecc", f"{errors.value} uncorrectable memory errors"
     rows = [ctypes.c_uint() for _ in range(4)]
-    if nvml("nvmlDeviceGetRemappedRows", gpu, *map(ref, rows)) and (rows[2].value or rows[3].value):
-        failed = bool(rows[3].value)
-        yield (
-            "remap-failed" if failed else "remap-pending",
-            f"row remapping {'has failed' if failed else 'is pending'}",
-        )
+    if nvml("nvmlDeviceGetRemappedRows", gpu, *map(ref, rows)):
+        if rows[3].value:
+            yield "remap-failed", "row remapping has failed"
+        elif rows[2].value:
+            yield "remap-pending", "row remapping is pending"
     throttled = ~0
     for wait_s in (0, 0.5):  # a momentary one is no fault
         time.sleep(wait_s)
@@ -491,12 +494,12 @@ def started_at(pid: int) -> str:
 
 def probe_all(
     asked: dict[str, dict[str, Any]], state: dict[str, Any]
-) -> tuple[dict[str, list[list[str]]], set[str]]:
+) -> tuple[dict[str, Any], set[str]]:
     """Return the findings of each GPU, and the sources that answered. A probe that hangs is a finding.
 
     One that cannot be killed is left behind; its GPU gets no other before that has gone.
     """
-    findings: dict[str, list[list[str]]] = {each: [] for each in asked}
+    findings: dict[str, Any] = {each: [] for each in asked}
     stuck = {
         each: old for each, old in state.get("stuck", {}).items() if started_at(old[0]) == old[1]
     }
@@ -543,30 +546,41 @@ def probe_all(
     return findings, sources
 
 
+def print_missing(found: int, wanted: int) -> None:
+    """Print how many GPUs the site did not assign, and why if the driver knows."""
+    why = ""
+    if VENDOR == "nvidia":
+        why = run([sys.executable, os.path.abspath(__file__), "driver"], 20).strip()
+    visible = ENV.get("CUDA_VISIBLE_DEVICES", "all")
+    print(f"the site assigned {found} of {wanted} GPUs: {visible}{'; ' if why else ''}{why}")
+
+
+def probe_verdicts(
+    findings: dict[str, Any], ignored: list[str], expiry_s: dict[str, int], now: float
+) -> Iterator[tuple[str, str, str, float]]:
+    """Yield GPU, group, text and end of the verdict of each finding that counts."""
+    taken = assigned()  # a job that has come meanwhile uses the VRAM
+    for each, found in findings.items():
+        for kind, text in found:
+            if kind not in ignored and not (each in taken and kind in ("vram", "cuda")):
+                group = "fatal" if kind in FATAL_FINDINGS else "reset"
+                yield each, group, text, now + expiry_s[group]
+
+
 def main() -> int:
     """Judge each GPU, write the drone's configuration with those that are offline, print a line; 1 if none is good."""
     os.umask(0o077)
     state: dict[str, Any] = {}
     with contextlib.suppress(ValueError):
         state = json.loads(read(STATE) or "{}")
-    first, now = (
-        "gpus" not in state and not os.path.exists(os.path.join(DIR, "etc", "condor_config")),
-        time.time(),
-    )
+    first = "gpus" not in state and not os.path.exists(os.path.join(DIR, "etc", "condor_config"))
+    now = time.time()
     gpus = state["gpus"] = state.get("gpus") or devices()  # which may hang by one GPU, so once
     wanted = number("DRONE_GPUS", 1) * (
         number("DRONE_SHARES", 1) if ENV.get("DRONE_SHARING") == "mig" else 1
     )
     if len(gpus) < wanted:
-        why = (
-            run([sys.executable, os.path.abspath(__file__), "driver"], 20).strip()
-            if VENDOR == "nvidia"
-            else ""
-        )
-        visible = ENV.get("CUDA_VISIBLE_DEVICES", "all")
-        print(
-            f"the site assigned {len(gpus)} of {wanted} GPUs: {visible}{'; ' if why else ''}{why}"
-        )
+        print_missing(len(gpus), wanted)
         return 1
     expiry_s = {
         "reset": number("DRONE_GPU_RESET_S", 1800),
@@ -575,26 +589,22 @@ def main() -> int:
     ignored = words(ENV.get("DRONE_GPU_IGNORE", ""))
     verdicts = {each: old for each, old in state.get("verdicts", {}).items() if old[2] > now}
     findings, sources = probe_all(requests(gpus, verdicts, first), state)
-    taken = assigned()  # a job that has come meanwhile uses the VRAM
-    new: list[tuple[str, str, str, float]] = []
-    for each, (kind, text) in ((gpu, found) for gpu in gpus for found in findings[gpu]):
-        if kind not in ignored and not (each in taken and kind in ("vram", "cuda")):
-            group = "fatal" if kind in FATAL_FINDINGS else "reset"
-            new.append((each, group, text, now + expiry_s[group]))
+    new = [*probe_verdicts(findings, ignored, expiry_s, now)]
     log = kernel_log() if VENDOR == "nvidia" and "xid" not in ignored else None
     if log is not None:
         new += xid_verdicts(log, state, expiry_s, now)
-        # else it is not known whose
-        sources.update(["xid"] if all(gpu["pci"] for gpu in gpus.values()) else [])
+        if all(gpu["pci"] for gpu in gpus.values()):  # else it is not known whose
+            sources.add("xid")
     for each, group, text, until in new:
         if each not in verdicts or until > verdicts[each][2]:
             verdicts[each] = [group, text, until]
     state["verdicts"] = verdicts
     write(STATE, json.dumps(state))
+    checked = ",".join(sorted(sources))
     why = "; ".join(
         f"{each}: {verdicts[each][1]} ({verdicts[each][0]})" for each in sorted(verdicts)
     )
-    why, checked = re.sub(r"[^A-Za-z0-9 ,.:;()/=_+-]", "", why)[:500], ",".join(sorted(sources))
+    why = re.sub(r"[^A-Za-z0-9 ,.:;()/=_+-]", "", why)[:500]
     config = f"OFFLINE_MACHINE_RESOURCE_GPUs = {', '.join(sorted(verdicts))}\nDroneGpusOffline = {len(verdicts)}\n"
     config += f'DroneGpusOfflineWhy = "{why}"\nDroneGpuCheck = "{checked}"\n'
     if config.strip() != read(CONFIG):
