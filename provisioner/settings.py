@@ -184,7 +184,7 @@ class SitePolicy:
     """Longest time in the pool without accepting jobs (the GPU check)."""
     slot_loss_s: float = 300.0
     """Longest time that a joined drone may be missing from the pool while the site still runs it."""
-    idle_timeout_s: float | None = setting(default=None, alias="idle", example="10min")
+    idle_timeout_s: float | None = setting(default=None, key="idle", example="10min")
     """Longest time that a drone of this site is kept without a job; a drone that took longer from
     its start to the pool is kept for that long, up to three times this. Estimates shorten it, see
     `policy.idle_timeout`. Default: `policy.idle_timeout`."""
@@ -285,7 +285,7 @@ class Policy:
     longest_hole_s: float = 86400.0
     """A node is reserved for a job of several GPUs only if its free GPUs wait for the last one no longer than this."""
     carbon_g_per_kwh: float | None = setting(
-        default=None, alias="carbon", ge=0, le=10_000, example=380
+        default=None, key="carbon", ge=0, le=10_000, example=380
     )
     """Grams of CO2 per kWh of electricity, for the CO2 of jobs on types with `power`."""
     fault_limit: int = setting(default=2, ge=1, le=20)

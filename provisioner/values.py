@@ -12,8 +12,8 @@ def setting(*, default: Any = MISSING, **written: Any) -> Any:
     """Declare a field that is a setting (:mod:`provisioner.settings`) and is limited in what may be written.
 
     ``written``: bounds (``ge``, ``le``, ...), ``zero=True`` for a duration that may be 0, an
-    ``example`` other than the default, or an ``alias``, the key where it is not the name of the
-    field.
+    ``example`` other than the default, or a ``key``, where that is not the name of the field. (To
+    type checkers an ``alias`` would be the name of the argument.)
     """
     return field(default=default, metadata={"written": written})
 

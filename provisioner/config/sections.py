@@ -56,7 +56,7 @@ def settings_of(kind: type, first: str, last: str) -> Callable[[type[M]], type[M
 def _key(setting: Any, hint: Any, meaning: str) -> tuple[Any, Any]:
     """Return type and declaration of the key of a setting."""
     name = setting.name.replace("gpu_milli", "gpus")
-    written = {"alias": re.sub("_(s|mib|w)$", "", name), **setting.metadata.get("written", {})}
+    written = {"key": re.sub("_(s|mib|w)$", "", name), **setting.metadata.get("written", {})}
     kind = _WRITTEN.get(name.rpartition("_")[2], hint)
     if written.pop("zero", False):
         kind = units.Duration
@@ -67,7 +67,8 @@ def _key(setting: Any, hint: Any, meaning: str) -> tuple[Any, Any]:
         example = unit.format(default) if default else unit.schema["examples"][0]
     if default is None:
         kind = kind | None
-    return kind, Field(default, description=meaning, examples=[example], **written)
+    key = written.pop("key")
+    return kind, Field(default, alias=key, description=meaning, examples=[example], **written)
 
 
 def as_settings(kind: type[T], *sections: BaseModel, **more: object) -> T:
