@@ -60,7 +60,8 @@ def test_a_constant_has_one_value_in_the_product() -> None:
                 node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
             )
             if isinstance(target, ast.Name) and re.fullmatch(r"_?[A-Z][A-Z0-9_]+", target.id):
-                values[target.id].add(ast.unparse(node.value) if node.value else "")
+                value = getattr(node, "value", None)
+                values[target.id].add(ast.unparse(value) if value else "")
     several = {name: found for name, found in values.items() if len(found) > 1}
     assert not several
 

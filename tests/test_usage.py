@@ -423,7 +423,7 @@ def slow_parts(
                 run.walltime_s,
                 run.ended_at,
             )
-            one = UseSum(
+            one = UseSum(  # type: ignore[call-arg]
                 of.id,
                 *alike,
                 *asked,

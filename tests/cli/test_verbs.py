@@ -27,7 +27,7 @@ from provisioner.model import DrainMode, RequestKind
 from provisioner.planner.capacity import Supply
 from provisioner.planner.context import PlanningContext
 from provisioner.planner.owner import OwnerReservations
-from provisioner.planner.placement import Placement
+from provisioner.planner.placement import Placement, place
 from provisioner.store.reader import Reader
 from tests.cli.conftest import Cli, process
 
@@ -170,7 +170,6 @@ def test_a_watch_goes_on_when_the_record_cannot_be_read_for_a_while(
     on: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from provisioner.answers import status
-    from provisioner.cli import output
     from provisioner.store import StoreError
 
     facts_of, times = status.facts_of, []
@@ -184,7 +183,7 @@ def test_a_watch_goes_on_when_the_record_cannot_be_read_for_a_while(
         return facts_of(*args)  # type: ignore[arg-type]
 
     monkeypatch.setattr(status, "facts_of", sometimes)
-    monkeypatch.setattr(output.time, "sleep", lambda s: None)
+    monkeypatch.setattr(time, "sleep", lambda s: None)
     ran = on("status", "--watch")
     assert ran.code == Exit.INTERRUPTED and len(times) == 3
     assert "database or disk is full" in ran.err and "Troubles" in ran.out
@@ -308,14 +307,12 @@ def test_plan_leaves_out_a_class_that_the_planner_fails_on(
     """It ended with a traceback."""
     from provisioner import planner
 
-    real = planner.place
-
     def fails(
         context: PlanningContext, reservations: OwnerReservations, supply: Supply
     ) -> Placement:
         if any(job.id == "7" for job in context.classes):
             raise ZeroDivisionError("integer division or modulo by zero")
-        return real(context, reservations, supply)
+        return place(context, reservations, supply)
 
     monkeypatch.setattr(planner, "place", fails)
     ran = on("plan")

@@ -28,6 +28,7 @@ from provisioner.estimates import (
     StartDelays,
 )
 from provisioner.planner.risk import expected_loss
+from provisioner.planner.states import MIN_IDLE_GAPS
 from tests.planner.scenes import A100, NOW, drone, snapshot, with_pool, with_site
 
 S = model.DroneState
@@ -129,7 +130,7 @@ def test_idle_time_outs_come_from_gaps_that_were_and_gaps_that_would_have_been()
     # been long enough.
     idled = reasons.IdleTimeout(600.0, 600.0)
     left = model.Drain(replace(idle, state=S.DRAINING), idle.state, model.DrainMode.PEACEFUL, idled)
-    for n in range(estimation.MIN_IDLE_GAPS):
+    for n in range(MIN_IDLE_GAPS):
         note(learning, at(100.0 * n, drones=(idle,)), drains=(left,))
         note(learning, at(100.0 * n + 10.0, drones=(idle,)), starts=(WANTED,))
     assert set(learning.sites["topas"].gaps_s) == {610.0}

@@ -19,6 +19,7 @@ from provisioner.model import (
     Policy,
     Sharing,
 )
+from provisioner.usage import usage_report
 from tests.controller.world import work
 from tests.simulator.worlds import drone_type
 from tests.store.story import TemporaryStore, drone, record, starts
@@ -121,9 +122,10 @@ async def test_an_error_in_the_record_is_reported_and_ends_nothing(
 
 async def test_a_report_is_made_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     pool, threads = await watched(*LOW), list[int]()
-    report = low_use.usage_report
     monkeypatch.setattr(
-        low_use, "usage_report", lambda *given: (threads.append(get_ident()), report(*given))[1]
+        low_use,
+        "usage_report",
+        lambda *given: (threads.append(get_ident()), usage_report(*given))[1],
     )
     assert await pool.turn() == ["gpus.underused"]
     assert threads and threads != [get_ident()]

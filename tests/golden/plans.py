@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 from provisioner.cli.plan import read_snapshot
 from provisioner.model import DrainMode, DroneState, Plan, Snapshot
@@ -50,7 +51,14 @@ def steps(plan: Plan) -> Iterator[str]:
 def reasons(plan: Plan) -> Counter[str]:
     """Count the reasons of a plan by what they are given for."""
     names = ("start", "drain", "stop", "orphan", "step", "refusal")
-    given = (plan.starts, plan.drains, plan.stops, plan.orphans, plan.moves, plan.refusals)
+    given: tuple[Iterable[Any], ...] = (
+        plan.starts,
+        plan.drains,
+        plan.stops,
+        plan.orphans,
+        plan.moves,
+        plan.refusals,
+    )
     return Counter(
         f"{name}:{each.reason.kind}"
         for name, rows in zip(names, given, strict=True)

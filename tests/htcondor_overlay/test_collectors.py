@@ -44,7 +44,7 @@ def remote(monkeypatch: pytest.MonkeyPatch) -> type[Remote]:
     class Fresh(Remote):
         told: list[str] = []  # noqa: RUF012
 
-    monkeypatch.setattr(module.htcondor2, "Collector", Fresh)
+    monkeypatch.setattr("adapters.htcondor.htcondor2.Collector", Fresh)
     monkeypatch.setattr(
         module, "BindingsErrors", lambda: SimpleNamespace(translated=lambda _: nullcontext())
     )

@@ -66,7 +66,7 @@ def read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Reading:
     def completed(clock: list[float], *schedds: Schedd) -> RunHistoryView:
         queues = [ScheddQueue(f"s{n}", schedd, 0.0) for n, schedd in enumerate(schedds)]
         monkeypatch.setattr(past, "queues_of", lambda *given: queues)
-        config = HTCondorConfig.model_construct(
+        config = HTCondorConfig.model_construct(  # type: ignore[call-arg]
             collector="127.0.0.1:9618", schedds=(), constraint="true", owner_attribute="AcctGroup"
         )
         return PastReader(config, "kit", lambda: clock[0]).completed(SINCE)

@@ -97,11 +97,11 @@ def make(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Lab]:
     monkeypatch.setattr(
         daemons, "BindingsErrors", lambda: SimpleNamespace(translated=lambda _: nullcontext())
     )
-    monkeypatch.setattr(daemons.htcondor2, "Collector", lambda _: None)
+    monkeypatch.setattr("adapters.htcondor.htcondor2.Collector", lambda _: None)
 
     def made(*names: str, **more: Any) -> Lab:
         lab = Lab(*names, **{"memory": tmp_path / "schedds", **more})
-        monkeypatch.setattr(daemons.htcondor2, "Schedd", lab.schedd)
+        monkeypatch.setattr("adapters.htcondor.htcondor2.Schedd", lab.schedd)
         return lab
 
     return made

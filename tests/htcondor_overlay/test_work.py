@@ -84,7 +84,8 @@ def test_a_job_counts_by_what_it_holds_of_a_gpu(
     known = {"a_1": device_milli} if device_milli else {}
     told = {"RequestGPUs": requested, "GPUsProvisioned": provisioned, "GpuMilli": share}
     found = seen({**RUNS, **told}, {**LEFT, **told}, **known)
-    assert [each.gpu_milli for each in (*found.runs, *found.evictions)] == [counts, counts]
+    assert [each.gpu_milli for each in found.runs] == [counts]
+    assert [each.gpu_milli for each in found.evictions] == [counts]
 
 
 def test_a_slot_tells_whose_jobs_run_and_since_when() -> None:

@@ -133,7 +133,7 @@ def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[BindingsWor
     schedd = Schedd(log)
     monkeypatch.setitem(htcondor2.param, "TOOL_LOG", str(log))
     monkeypatch.setattr(Collectors, "schedds", lambda self: {"head": {}})
-    monkeypatch.setattr(client.htcondor2, "Schedd", lambda ad: schedd)
+    monkeypatch.setattr("adapters.htcondor.htcondor2.Schedd", lambda ad: schedd)
     return BindingsWorker("127.0.0.1:9618", "head"), schedd
 
 

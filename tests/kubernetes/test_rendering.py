@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import yaml
 from kubernetes.aio import client
+from pydantic import BaseModel
 
 from adapters.kubernetes.capacity import ClusterCapacity
 from adapters.kubernetes.rendering import (
@@ -29,7 +30,7 @@ OPTIONS = {
     "types": {"mig": {"resource": "nvidia.com/mig-1g.10gb"}},
     "pod": {"tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}]},
 }
-MODELS = {
+MODELS: dict[str, type[BaseModel]] = {
     "NetworkPolicy": client.V1NetworkPolicy,
     "Role": client.V1Role,
     "RoleBinding": client.V1RoleBinding,

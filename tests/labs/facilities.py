@@ -179,7 +179,9 @@ class HorekaLab(Facility):
 def horeka(condor: Condor, slurm: SlurmLab, way: str = "tools", **site: Any) -> Iterator[HorekaLab]:
     """``site``: fields of :class:`HorekaSite`."""
     here = HorekaSite(slurm, way, **site)
-    with _standing(condor, here, lambda *made: HorekaLab(*made, slurm), slurm.empty) as lab:
+    with _standing(
+        condor, here, lambda overlay, controller: HorekaLab(overlay, controller, slurm), slurm.empty
+    ) as lab:
         yield lab
 
 
@@ -285,7 +287,10 @@ class GridkaLab(Facility):
 def gridka(condor: Condor, cloud: OpenStackLab, **site: Any) -> Iterator[GridkaLab]:
     """``site``: fields of :class:`GridkaSite`."""
     with _standing(
-        condor, GridkaSite(cloud, **site), lambda *made: GridkaLab(*made, cloud), cloud.reset
+        condor,
+        GridkaSite(cloud, **site),
+        lambda overlay, controller: GridkaLab(overlay, controller, cloud),
+        cloud.reset,
     ) as lab:
         yield lab
 
@@ -355,6 +360,9 @@ class CernLab(Facility):
 def cern(condor: Condor, cluster: KubernetesLab, **site: Any) -> Iterator[CernLab]:
     """``site``: fields of :class:`CernSite`."""
     with _standing(
-        condor, CernSite(cluster, **site), lambda *made: CernLab(*made, cluster), cluster.reset
+        condor,
+        CernSite(cluster, **site),
+        lambda overlay, controller: CernLab(overlay, controller, cluster),
+        cluster.reset,
     ) as lab:
         yield lab

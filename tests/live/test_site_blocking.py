@@ -17,6 +17,7 @@ import pytest
 from adapters.htcondor.classads import Ad, whole
 from adapters.htcondor.site import nodes, owner
 from adapters.htcondor.site.blocking import gaps, render
+from adapters.htcondor.site.settings import HTCondorOwnerConfig
 from provisioner.model import DroneType, OwnerLoad, Reserve, SitePolicy
 from tests.labs.htcondor import Condor, Pool, until
 from tests.labs.shared_gpu_site import one_host
@@ -247,7 +248,7 @@ def taken_back(pool: Pool) -> list[Ad]:
 
 
 def test_claims_name_the_nodes_on_which_the_jobs_then_really_run(empty: Pool) -> None:
-    settings = owner.HTCondorOwnerConfig(jobs='Owner == "admin"', schedds=("any",))
+    settings = HTCondorOwnerConfig(jobs='Owner == "admin"', schedds=("any",))
     full = empty.submit(sleepers(16, gpus=1, cpus=1))
     until(lambda: running(empty, full) == 16, 120, what="every GPU is taken")
     wide = empty.submit(
@@ -289,7 +290,7 @@ def test_claims_name_the_nodes_on_which_the_jobs_then_really_run(empty: Pool) ->
 
 
 def queue(
-    pool: Pool, settings: owner.HTCondorOwnerConfig, known: tuple[nodes.PoolMachine, ...]
+    pool: Pool, settings: HTCondorOwnerConfig, known: tuple[nodes.PoolMachine, ...]
 ) -> owner.OwnerJobQueue:
     """Asked until all is known that the jobs' expressions look at."""
     names = owner.wanted_by(known)

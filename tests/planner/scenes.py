@@ -10,6 +10,7 @@ import pytest
 from provisioner import model
 from provisioner.planner import decide
 from provisioner.planner.validation import validate_plan
+from provisioner.reasons import Reason
 
 NOW = 1_000_000.0
 
@@ -211,7 +212,7 @@ def started(plan: model.Plan) -> list[model.TypeKey]:
     return [s.drone.type for s in plan.starts]
 
 
-def why(plan: model.Plan, subject: str) -> list[object]:
+def why(plan: model.Plan, subject: str) -> list[Reason]:
     return [r.reason for r in plan.refusals if str(r.subject) == subject]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -50,7 +51,7 @@ def idle(name: str, node: str = "n1", **more: object) -> model.Drone:
     return drone(name, S.IDLE, age_s=10, node=node, **more)
 
 
-def preemptions(plan: model.Plan) -> dict[str, object]:
+def preemptions(plan: model.Plan) -> dict[str, Any]:
     return {
         a.drone.id: a.reason
         for a in plan.leaves

@@ -8,6 +8,7 @@ import pytest
 
 from benchmarks.hostile import answers, worlds
 from benchmarks.hostile.run import Found, hunt, judge, story
+from benchmarks.hostile.trouble import NOW
 from provisioner.model import Breaker, BreakerState, Scope
 from provisioner.planner import decide
 
@@ -30,9 +31,7 @@ def test_the_hunt_sees_what_goes_wrong() -> None:
     snap = next(s for s in map(worlds.world, range(200)) if decide(s).starts)
     plan = decide(snap)
     scope = Scope(plan.starts[0].drone.site)
-    banned = replace(
-        snap, breakers={scope: Breaker(scope, BreakerState.BANNED, until=worlds.NOW + 60)}
-    )
+    banned = replace(snap, breakers={scope: Breaker(scope, BreakerState.BANNED, until=NOW + 60)})
     found = Found()
     judge(found, replace(banned, drones={}), replace(plan, breakers=()), 7)
     assert any("banned" in kind for kind in found.breaches)

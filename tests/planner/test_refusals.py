@@ -13,6 +13,7 @@ from provisioner.estimates import Estimates
 from provisioner.model import DroneId, DroneState, Plan, Snapshot
 from provisioner.planner import decide, retirement
 from provisioner.planner.advice import advise
+from provisioner.planner.matching import is_refused
 from provisioner.store import Views
 from tests.planner.scenes import (
     A100,
@@ -187,11 +188,11 @@ def test_a_decision_looks_at_each_user_once(monkeypatch: pytest.MonkeyPatch) -> 
         drones=[drone(f"d-{n}", avoids="bob") for n in range(40)],
         limits={"max_drones": 40},
     )
-    asked, refuses = [], retirement.is_refused
+    asked = []
 
     def counted(*given: Any) -> bool:
         asked.append(given)
-        return refuses(*given)
+        return is_refused(*given)
 
     monkeypatch.setattr(retirement, "is_refused", counted)
     assert len(drained(decide(made))) == 1

@@ -296,7 +296,7 @@ GRACE_S = model.Policy().orphan_grace_s
 
 def orphaned(
     remote: model.RemoteDrone = STRAY, *, jobs: int | None = 1, age_s: float = 0.0, **more: object
-) -> object:
+) -> model.Snapshot:
     """A drone without a record, whose slot in our pool has so many jobs; None: it is not in our pool."""
     slot = slot_of(drone(remote.drone_id, S.BUSY), jobs=jobs or 0)
     made = snapshot(remotes=[remote], slots=[slot] if jobs is not None else [], **more)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -129,7 +130,8 @@ def names(first: Collection[str]) -> object:
     """A judge that names the actions on these drones."""
 
     def judge(snap: model.Snapshot, plan: model.Plan) -> tuple[Breach, ...]:
-        found = tuple(a for a in (*plan.starts, *plan.drains, *plan.stops) if a.drone.id in first)
+        actions: tuple[Any, ...] = (*plan.starts, *plan.drains, *plan.stops)
+        found = tuple(a for a in actions if a.drone.id in first)
         return tuple(Breach(f"{a.drone.id} is wrong", (a,)) for a in found)
 
     return judge

@@ -7,6 +7,7 @@ that sites run.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack
@@ -15,7 +16,6 @@ from pathlib import Path
 import asyncssh
 import pytest
 
-from adapters.shared.commands import ssh_login
 from adapters.shared.commands.settings import SshSettings
 from adapters.shared.commands.ssh import SshRunner
 from adapters.shared.commands.ssh_login import CODE_INTERVAL_S, Codes, one_time_code
@@ -44,8 +44,8 @@ async def test_no_code_is_given_twice(monkeypatch: pytest.MonkeyPatch) -> None:
         waits.append(seconds)
         now[0] += seconds
 
-    monkeypatch.setattr(ssh_login.time, "time", lambda: now[0])
-    monkeypatch.setattr(ssh_login.asyncio, "sleep", sleep)
+    monkeypatch.setattr(time, "time", lambda: now[0])
+    monkeypatch.setattr(asyncio, "sleep", sleep)
     codes = Codes()
     given = [await codes.next(RFC_SEED) for _ in range(3)]
     first = 1_000_000_005 // 30

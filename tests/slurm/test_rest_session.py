@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from adapters.slurm import rest
+from adapters.slurm import records
 from adapters.slurm.records import SlurmJob, SlurmSubmission
 from adapters.slurm.rest import SlurmRestClient
 from provisioner.interfaces import AuthError, OutcomeUnknownError, RejectedError, UnavailableError
@@ -290,9 +290,9 @@ async def test_past_jobs_are_parsed_beside_the_event_loop_and_once_each(
     restd: Restd, slurm: SlurmRestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     records_read = list[int]()
-    read = rest.records.read_job
+    read = records.read_job
     monkeypatch.setattr(
-        rest.records,
+        records,
         "read_job",
         lambda raw: (records_read.append(threading.get_ident()), read(raw))[1],
     )

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from provisioner.monitoring.metrics import exposition
 from provisioner.web import pages, server
 from provisioner.web import record as web_record
 from tests.web.conftest import API, Serve, until
@@ -87,7 +88,7 @@ async def test_a_caller_with_too_many_reads_is_refused_and_others_are_not(
 async def test_metrics_are_computed_once_for_all_who_ask(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made, exposition = Held(), server.exposition
+    made = Held()
 
     def slow(*args: Any) -> bytes:
         made.hold("/metrics")
