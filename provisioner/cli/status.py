@@ -46,6 +46,7 @@ def _events(
     else:
         from provisioner.cli import remote
 
+        _ = query.start, query.begin  # wrong ones are refused before the stream begins
         rows = remote.followed(host)
     with local_times(host.local and query.output.for_people):
         for row in rows:

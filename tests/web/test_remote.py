@@ -94,6 +94,8 @@ def without_seconds(ran: Ran) -> tuple[int, list[str], list[str]]:
         ("drones --columns nosuch", Exit.USAGE, "no column `nosuch`"),
         ("events --since nonsense", Exit.USAGE, "--since"),
         ("events --follow -o csv", Exit.USAGE, "--follow gives"),
+        ("events --follow --since nonsense", Exit.USAGE, "--since"),
+        ("events --follow --after nonsense", Exit.USAGE, "--after"),
         ("status --local", Exit.USAGE, "--local is for a record on this host"),
         ("snapshot", Exit.FAILED, "leave out --url"),
         ("sites enable topas --reason x", Exit.UNMET, "is not disabled"),
