@@ -29,6 +29,7 @@ from provisioner.planner.matching import nearness
 from provisioner.simulator import report as report_page
 from provisioner.simulator import traces, what_if
 from provisioner.simulator.replay import REPLAY_LIMIT_S, Replay, run_all
+from provisioner.simulator.results import Runs
 from provisioner.simulator.traces import Trace, TraceError, TraceSelection
 from provisioner.simulator.world_file import world_of
 
@@ -177,6 +178,10 @@ class JobOptions(Options):
     ] = None
     skip_bad: Annotated[bool, switch("Leave out lines that cannot be understood.")] = False
 
+    @property
+    def are_for_a_trace(self) -> bool:
+        return bool(self.begin or self.ignore or self.trace_columns or self.skip_bad)
+
     def selection(self) -> TraceSelection:
         if wrong := [name for name in self.ignore or () if name not in IGNORABLE_FIELDS]:
             raise unknown("field", wrong[0], IGNORABLE_FIELDS, code=Exit.USAGE)
@@ -241,7 +246,7 @@ def simulate(
     cut = options.selection()
     if recorded == (trace is not None):
         raise VerbError("name a TRACE, or take the jobs on record with --recorded", code=Exit.USAGE)
-    if recorded and (options.begin or options.ignore or options.trace_columns or options.skip_bad):
+    if recorded and options.are_for_a_trace:
         raise VerbError(
             "--from, --ignore, --trace-columns and --skip-bad are for a TRACE", code=Exit.USAGE
         )
@@ -260,13 +265,7 @@ def simulate(
     notes = world_notes(replays)
     note(*notes, *dict.fromkeys(line for each in replays for line in _misfit_notes(each)))
     every_seed = [seed] if seed is not None else range(1, seeds + 1)
-    try:
-        tell = progress(len(replays) * len(every_seed), max(replay.span_s for replay in replays))
-        with interruptible():
-            runs = run_all(replays, every_seed, jobs=jobs or os.cpu_count() or 1, tell=tell)
-    except BrokenProcessPool:
-        advice = "if memory was short: fewer at a time, --jobs 1"
-        raise VerbError("the process of a replay was killed", advice) from None
+    runs = _run(replays, every_seed, jobs or os.cpu_count() or 1)
     if json_file is not None:
         json_file.write_text(report_page.to_json(runs), encoding="utf-8")
         note(f"all numbers: {json_file}")
@@ -279,6 +278,21 @@ def simulate(
         note(f"report: {report}")
     answer = simulation(read, replays, runs, brief=query.output is Format.TABLE)
     out.present(query, replace(host, watch=False), lambda: answer)
+    _require_kept_promises(runs)
+
+
+def _run(replays: Sequence[Replay], seeds: Sequence[int], jobs: int) -> Runs:
+    tell = progress(len(replays) * len(seeds), max(replay.span_s for replay in replays))
+    try:
+        with interruptible():
+            return run_all(replays, seeds, jobs=jobs, tell=tell)
+    except BrokenProcessPool:
+        advice = "if memory was short: fewer at a time, --jobs 1"
+        raise VerbError("the process of a replay was killed", advice) from None
+
+
+def _require_kept_promises(runs: Runs) -> None:
+    """Raise :class:`VerbError` if a promise was broken in a replay."""
     broken = [line for results in runs.values() for result in results for line in result.violations]
     if broken:
         more = [f"and {len(broken) - 5} more"] if len(broken) > 5 else []

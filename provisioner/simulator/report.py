@@ -21,7 +21,7 @@ from pydantic import TypeAdapter
 from provisioner import __version__, serialization
 from provisioner.formatting import count, duration, iso, sanitize
 from provisioner.simulator import results as figures
-from provisioner.simulator.results import KeyFigure, ReplayResult, Runs, SeedStatistics
+from provisioner.simulator.results import KeyFigure, ReplayResult, Runs, Sample, SeedStatistics
 from provisioner.values import frozen
 
 if TYPE_CHECKING:
@@ -353,6 +353,22 @@ def time_line(figure: Figure, result: ReplayResult) -> None:
         label="owner's",
     )
     places.set_title("GPUs held, by site")
+    layers = _gpus_by_site(samples)
+    if layers:
+        places.stackplot(
+            times, *layers.values(), labels=list(layers), colors=[*COLOURS, "#a0a0a0"], linewidth=0
+        )
+    places.set_xlabel(unit)
+    for axes in (jobs, gpus, places):
+        axes.set_ylim(bottom=0)
+        axes.margins(x=0)
+        axes.grid(axis="y")
+        if axes.get_legend_handles_labels()[0]:
+            axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.05))
+
+
+def _gpus_by_site(samples: Sequence[Sample]) -> dict[str, list[float]]:
+    """Return the GPUs held at each sample, by the name of the site in a legend; the smallest sites as one."""
     held: Counter[str] = Counter()
     for sample in samples:
         held.update(sample.by_site)
@@ -365,14 +381,4 @@ def time_line(figure: Figure, result: ReplayResult) -> None:
         layers[f"{len(others)} others"] = [
             sum(s.by_site.get(site, 0.0) for site in others) for s in samples
         ]
-    if layers:
-        places.stackplot(
-            times, *layers.values(), labels=list(layers), colors=[*COLOURS, "#a0a0a0"], linewidth=0
-        )
-    places.set_xlabel(unit)
-    for axes in (jobs, gpus, places):
-        axes.set_ylim(bottom=0)
-        axes.margins(x=0)
-        axes.grid(axis="y")
-        if axes.get_legend_handles_labels()[0]:
-            axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.05))
+    return layers
