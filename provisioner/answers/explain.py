@@ -271,8 +271,10 @@ def class_document(
     """Return the document of ``explain class`` and ``explain job``, by default with the name of the class as title."""
     from provisioner.planner.demand import UserShares
 
-    plan, live = newest_plan(reader), reader.drones()
+    plan = newest_plan(reader)
     advice = request_advice(reader, plan, job)
+    # after the snapshot, which has them as well
+    live = reader.drones()
     (row,) = class_rows(views, plan, live, [job], names)
     reasons = row.reasons or ([BadRequest(job.invalid)] if job.invalid else [])
     view = views.overlay.view

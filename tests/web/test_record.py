@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import operator
 import threading
 import weakref
 from collections.abc import Iterator
@@ -58,6 +59,8 @@ def test_the_bulk_is_decoded_once_for_each_state_of_the_record(
     )
     reader.drones().clear()
     assert reader.drones(), "each has a list of its own"
+    taken = [*reader.snapshot().drones.values()]  # type: ignore[union-attr]
+    assert all(map(operator.is_, reader.drones(), taken)), "once in memory"
     before = reader.views()
     ask(record)
     assert reader.views() is not before and reader.snapshot().requests == plain.snapshot().requests  # type: ignore[union-attr]
