@@ -246,7 +246,7 @@ REASON_EXAMPLES: tuple[reasons.Reason, ...] = (
         2,
         "kit-x7q2-31 idled until it left, and no job of the class came",
     ),
-    r.IdleDroneRefuses("kit-x7q2-17", "topas/a100", "avoids", 2, 1769860800.0),
+    r.IdleDroneRefuses("kit-x7q2-17", "topas/a100", "excluded_users", 2, 1769860800.0),
     r.SiteFull("topas/v100", "cpus 8 > 2 of this host"),
     r.GpusStranded("cluster/h100", 63, 504, "cpus", 8, 2),
     r.SiteQuota("gridka-cloud/h100"),

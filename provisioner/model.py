@@ -14,6 +14,7 @@ from enum import StrEnum
 from typing import NewType, final
 
 from provisioner.estimates import NO_ESTIMATES, Estimates
+from provisioner.job_filter import TAKES_ALL, JobFilter
 from provisioner.keys import Scope as Scope
 from provisioner.keys import Subject as Subject
 from provisioner.keys import TypeKey as TypeKey
@@ -537,10 +538,7 @@ class Drone:
     lost_gpu_s: float = 0.0
     """GPU-seconds (of a CPU drone: CPU-seconds) of work that its end has cost."""
     lost_jobs: int = 0
-    avoids: str = ""
-    """Users whose jobs it refuses, separated by commas: an owner is likely to preempt them."""
-    min_gpus: int = 0
-    """It refuses jobs that request fewer GPUs: one of them would keep all its other GPUs from larger jobs. 0: none."""
+    job_filter: JobFilter = TAKES_ALL
     drain_mode: DrainMode = DrainMode.PEACEFUL
     """Mode of the last drain order; a repeated order uses the same."""
     drain_refusal: str = ""
@@ -790,10 +788,6 @@ class Start:
 
     drone: Drone
     reason: Reason
-    vram_mib: int = 0
-    """VRAM per GPU that the jobs need for which it is started."""
-    kept_gpus: int = 0
-    """GPUs that one of these jobs requests, 0 if not several: at first the drone takes no smaller jobs."""
     walltime_s: float = 0.0
     """Longest life, if a downtime makes it shorter than that of its type. 0: as its type."""
 
@@ -890,15 +884,8 @@ class StartOrder:
     grace_s: float
     bootstrap: Bootstrap | None = None
     """None when the overlay is asked; set when the site is."""
-    kept_vram_mib: int = 0
-    """For its first ``kept_s`` in the pool it accepts only jobs that need at least this much VRAM per GPU."""
-    kept_gpus: int = 0
-    """For the same time it accepts only jobs that request at least so many GPUs."""
-    kept_s: float = 0.0
-    avoids: str = ""
-    """Users whose jobs it must refuse, separated by commas; each of letters, digits and ``._@-``."""
-    min_gpus: int = 0
-    """It must refuse jobs that request fewer GPUs; 0: none."""
+    job_filter: JobFilter = TAKES_ALL
+    """Jobs that it must refuse."""
     comes_within_s: float = 0.0
     """Longest time from the order until it accepts jobs: a token for it has to outlast this and its walltime."""
 

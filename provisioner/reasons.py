@@ -26,6 +26,7 @@ from provisioner.formatting import (
     tail,
     whole,
 )
+from provisioner.job_filter import FILTER_WORDS
 from provisioner.values import frozen
 
 
@@ -140,12 +141,7 @@ IDLE_LIMIT_WORDS = {
     "refused-jobs": "waiting jobs that it refuses lack its room, and none waits that it takes",
 }
 """Source of the limit of an idle drone."""
-REFUSAL_RULE_WORDS = {
-    "avoids": "it takes none of their user, who would lose more to the owner of the site there than a wait costs",
-    "min_gpus": "it takes only jobs of several GPUs, as it was started for one",
-    "kept": "it is new, and kept at first for the jobs that it was started for",
-    "ends": "it ends before their walltime would",
-}
+REFUSAL_RULE_WORDS = FILTER_WORDS | {"ends": "it ends before their walltime would"}
 """Causes for which an idle drone refuses jobs."""
 
 
@@ -664,7 +660,7 @@ class IdleDroneRefuses(LimitReason):
     """One of them."""
     type: str
     rule: str
-    """``avoids`` (their user), ``min_gpus`` (smaller jobs), ``kept`` (for larger jobs, at first) or ``ends``."""
+    """A rule of the job filter, or ``ends``."""
     drones: int
     until: float
     kind: Literal["idle-drone-refuses"] = "idle-drone-refuses"

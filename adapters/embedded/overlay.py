@@ -115,8 +115,6 @@ class EmbeddedOverlay:
             "EMBEDDED_MAX_LOST": str(config.max_lost),
             "EMBEDDED_GPU_MODEL": order.type.gpu_model,
             "EMBEDDED_CAPABILITY": str(order.type.capability),
-            "EMBEDDED_AVOIDS": order.avoids,
-            "EMBEDDED_MIN_GPUS": str(order.min_gpus),
         }
         return model.Bootstrap(script.encode(), env)
 

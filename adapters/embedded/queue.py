@@ -21,9 +21,11 @@ from dataclasses import fields
 from decimal import Decimal, InvalidOperation
 from enum import StrEnum
 from pathlib import Path
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from provisioner.gpu_models import canonical
+from provisioner.job_filter import JobFilter
 from provisioner.processes import Process, end_tagged
 from provisioner.values import frozen
 
@@ -182,6 +184,7 @@ def _connect(
     connection = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=busy_s)
     connection.row_factory = sqlite3.Row
     connection.create_function("canonical", 1, canonical, deterministic=True)
+    connection.create_function("refuses", 4, _refuses, deterministic=True)
     # survives any crash of ours; a power cut may cost a commit
     connection.execute("PRAGMA synchronous = NORMAL")
     return connection
@@ -344,6 +347,18 @@ def release(path: Path, ids: Sequence[int]) -> int:
         return sum(connection.execute(statement, (job_id,)).rowcount for job_id in ids)
 
 
+class _Request(NamedTuple):
+    """Part of a job that a drone's filter judges."""
+
+    owner: str
+    gpu_milli: int
+    vram_mib: int
+
+
+def _refuses(job_filter: str, *request: Any) -> bool:
+    return bool(JobFilter.parse(job_filter).refuses(_Request(*request)))
+
+
 _FITS = """
     state = 'idle' AND cpus <= :cpus AND memory_mib <= :memory_mib AND disk_mib <= :disk_mib
     AND (NOT gpu_optional OR NOT :has_gpus OR :unchanged)  -- a GPU is idle if nothing that needs it has come for long
@@ -353,8 +368,7 @@ _FITS = """
     AND (vram_mib <= :vram_mib AND capability <= :capability AND canonical(gpu_model) IN ('', canonical(:gpu_model))
          OR gpu_optional AND NOT :has_gpus)
     AND walltime_s <= :life_s                         -- time that a job may still run there
-    AND gpu_milli >= 1000 * :min_gpus
-    AND (:avoids = '' OR instr(',' || :avoids || ',', ',' || owner || ',') = 0)
+    AND (:job_filter = '' OR NOT refuses(:job_filter, owner, gpu_milli, vram_mib))
 """
 """Jobs that fit an offer: what a drone still has for one more job."""
 Offer = Mapping[str, float | str]

@@ -49,6 +49,7 @@ class WorkerSettings:
     drone_idle_s: float
     drone_grace_s: float
     drone_walltime_s: float
+    drone_job_filter: str
     cuda_visible_devices: tuple[str, ...]
     embedded_queue: Path
     embedded_capability: int
@@ -56,10 +57,6 @@ class WorkerSettings:
     embedded_lease_s: float
     embedded_poll_s: float
     embedded_max_lost: int
-    embedded_avoids: str
-    """Users whose jobs it does not take, with commas between."""
-    embedded_min_gpus: int
-    """It takes no jobs of fewer GPUs."""
 
     @classmethod
     def read(cls, env: Mapping[str, str]) -> Self:
@@ -376,8 +373,7 @@ class Worker:
             "capability": settings.embedded_capability,
             "gpu_model": settings.embedded_gpu_model,
             "life_s": self._retires_at - time.monotonic(),
-            "avoids": settings.embedded_avoids,
-            "min_gpus": settings.embedded_min_gpus,
+            "job_filter": settings.drone_job_filter,
         }
 
     def _report(self) -> None:

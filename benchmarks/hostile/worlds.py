@@ -16,6 +16,7 @@ from benchmarks.hostile import ads, trouble
 from benchmarks.hostile.trouble import NODES, NOW, PREFIX, odd_time, one, past
 from provisioner.controller.sanitize import Sanitizer
 from provisioner.estimates import HORIZONS_S, NO_ESTIMATES, Estimates, OwnerGrowth, StartDelays
+from provisioner.job_filter import JobFilter
 from provisioner.model import (
     ENDS,
     WHOLE_GPU,
@@ -390,7 +391,7 @@ def random_drone(rng: Random, number: int, types: Sequence[DroneType]) -> Drone:
         notice_at=one(rng, 0.0, 0.0, past(rng)),
         work_gpu_milli=one(rng, 0, 1000),
         work_at=past(rng),
-        avoids=one(rng, "", "", "u1", "u1,u2"),
+        job_filter=JobFilter(one(rng, (), (), ("u1",), ("u1", "u2"))),
         for_class=one(rng, "", "c0", "c1", "headroom:h", "headroom:gone"),
         drain_mode=rng.choice(list(DrainMode)),
         drain_refusal=one(rng, "", "", "no"),

@@ -154,11 +154,11 @@ DRONE_COLUMNS = (
         least=6,
         fact="for class",
     ),
-    text("avoids", "Users whose jobs it does not take.", fact="takes no jobs of"),
-    whole(
-        "min_gpus",
-        "GPUs that a job requests at least for the drone to take it; 0: any.",
-        fact="fewest gpus",
+    text(
+        "job_filter",
+        "Rules on the jobs that it takes, such as `excluded_users=anna,ben min_gpus=2`.",
+        lambda drone: str(drone.job_filter),
+        fact="job filter",
     ),
     ident("remote_id", "The site's id.", head="REMOTE", fact="id at the site"),
     ident(

@@ -34,7 +34,6 @@ from provisioner.model import (
     StartOrder,
     StopOrder,
 )
-from provisioner.planner.refusals import KEEP_FOR_JOBS_S
 from provisioner.reasons import EndedAtSite, Preempted
 from provisioner.values import frozen
 
@@ -103,11 +102,7 @@ def _start_order(start: model.Start, kind: model.DroneType, policy: model.Policy
         replace(kind, walltime_s=start.walltime_s or kind.walltime_s),
         idle_timeout_s,
         limits.grace_s,
-        kept_vram_mib=start.vram_mib,
-        kept_gpus=start.kept_gpus,
-        kept_s=KEEP_FOR_JOBS_S,
-        avoids=start.drone.avoids,
-        min_gpus=start.drone.min_gpus,
+        job_filter=start.drone.job_filter,
         comes_within_s=limits.order_confirm_s
         + limits.queued_s
         + limits.booting_s

@@ -91,6 +91,7 @@ def environment(order: StartOrder) -> Mapping[str, str]:
         "DRONE_KEPT_CPUS": str(kind.kept_cpus),
         "DRONE_KEPT_MEMORY_MIB": str(kind.kept_memory_mib),
         "DRONE_KEPT_DISK_MIB": str(kind.kept_disk_mib),
+        "DRONE_JOB_FILTER": str(order.job_filter),
         "DRONE_IDLE_S": str(round(order.idle_timeout_s)),
         "DRONE_GRACE_S": str(round(order.grace_s)),
         "DRONE_WALLTIME_S": str(int(kind.walltime_s)),

@@ -53,11 +53,16 @@ number DRONE_IDLE_S 600
 number DRONE_GRACE_S 30
 number DRONE_WALLTIME_S 0          # 0: without end
 number DRONE_RETIRE_S "$((DRONE_GRACE_S + (DRONE_WALLTIME_S < 36000 ? DRONE_WALLTIME_S / 10 : 3600)))"
-number DRONE_KEPT_VRAM_MIB 0       # for its first DRONE_KEPT_S it takes only jobs that need so much
-number DRONE_KEPT_GPUS 0           # for the same time it takes only jobs that request so many GPUs
-number DRONE_KEPT_S 0
-number DRONE_MIN_GPUS 0            # it never takes jobs that request fewer GPUs
-word DRONE_AVOIDS 'A-Za-z0-9._@,-' ,   # users whose jobs it does not take
+# Rules on the jobs that it takes, by name: "min_gpus=2 first_s=90" sets rule_min_gpus and rule_first_s.
+word DRONE_JOB_FILTER 'A-Za-z0-9._@,= -' ' '
+for rule in $DRONE_JOB_FILTER; do
+    case $rule in [a-z]*=*) eval "rule_$rule" ;; *) refuse "DRONE_JOB_FILTER has a rule without a value: $rule" ;; esac
+done
+word rule_excluded_users 'A-Za-z0-9._@,-' ,   # users whose jobs it does not take
+number rule_min_gpus 0             # it never takes jobs that request fewer GPUs
+number rule_first_s 0
+number rule_first_gpus 0           # for its first rule_first_s it takes only jobs that request so many GPUs
+number rule_first_vram_mib 0       # for the same time it takes only jobs that need so much
 number DRONE_KEPT_CPUS 0           # of its own, what each of its free GPUs keeps for the job that will take it
 number DRONE_KEPT_MEMORY_MIB 0
 number DRONE_KEPT_DISK_MIB 0
@@ -703,20 +708,20 @@ STARTD_ATTRS = \$(STARTD_ATTRS) DroneEndsAt DroneRetiresAt"
     fi
     # Kept for its first jobs: until the time is over, or one of them has ended. Then more jobs have
     # started than there are claims, and that stays so: the next job does not close the drone again.
-    free="(time() > $(($(date +%s) + DRONE_KEPT_S)) || (MY.JobStarts ?: 0) > (MY.NumDynamicSlots ?: 0))"
-    kept=True
+    free="(time() > $(($(date +%s) + rule_first_s)) || (MY.JobStarts ?: 0) > (MY.NumDynamicSlots ?: 0))"
+    first=True
     two=
-    if [ "$DRONE_KEPT_VRAM_MIB" -gt 0 ] && [ "$DRONE_KEPT_S" -gt 0 ]; then
+    if [ "$rule_first_vram_mib" -gt 0 ] && [ "$rule_first_s" -gt 0 ]; then
         # gpus_minimum_memory, or a require_gpus that takes a GPU like ours and not one with less memory.
         like_ours='Capability = GPUs_Capability; DeviceName = GPUs_DeviceName; MaxSupportedVersion = GPUs_MaxSupportedVersion'
         # An attribute: inside the expression its parts would not see those of the slot on HTCondor 23.
-        two="DroneKeptFor = {[GlobalMemoryMb = GPUs_GlobalMemoryMb; $like_ours], [GlobalMemoryMb = $((DRONE_KEPT_VRAM_MIB - 1)); $like_ours]}
-STARTD_ATTRS = \$(STARTD_ATTRS) DroneKeptFor"
-        kept="($free || (TARGET.GPUsMinMemory ?: 0) >= $DRONE_KEPT_VRAM_MIB ||"
-        kept="$kept countMatches(TARGET.RequireGPUs, DroneKeptFor) == 1)"
+        two="DroneFirstJobs = {[GlobalMemoryMb = GPUs_GlobalMemoryMb; $like_ours], [GlobalMemoryMb = $((rule_first_vram_mib - 1)); $like_ours]}
+STARTD_ATTRS = \$(STARTD_ATTRS) DroneFirstJobs"
+        first="($free || (TARGET.GPUsMinMemory ?: 0) >= $rule_first_vram_mib ||"
+        first="$first countMatches(TARGET.RequireGPUs, DroneFirstJobs) == 1)"
     fi
-    if [ "$DRONE_KEPT_GPUS" -gt 1 ] && [ "$DRONE_KEPT_S" -gt 0 ]; then
-        kept="$kept && ($free || (TARGET.RequestGPUs ?: 0) >= $DRONE_KEPT_GPUS)"
+    if [ "$rule_first_gpus" -gt 1 ] && [ "$rule_first_s" -gt 0 ]; then
+        first="$first && ($free || (TARGET.RequestGPUs ?: 0) >= $rule_first_gpus)"
     fi
     orders=
     if [ "$DRONE_ORDERS_FROM" != , ]; then
@@ -724,9 +729,9 @@ STARTD_ATTRS = \$(STARTD_ATTRS) DroneKeptFor"
 DroneDraining = False
 STARTD_ATTRS = \$(STARTD_ATTRS) DroneOrder DroneDraining"
     fi
-    welcome=True users=$(echo "$DRONE_AVOIDS" | sed 's/^,*//; s/,*$//; s/,,*/", "/g')
+    welcome=True users=$(echo "$rule_excluded_users" | sed 's/^,*//; s/,*$//; s/,,*/", "/g')
     [ -z "$users" ] || welcome="(member(TARGET.Owner, {\"$users\"}) =!= True)"
-    [ "$DRONE_MIN_GPUS" -le 1 ] || welcome="$welcome && (TARGET.RequestGPUs ?: 0) >= $DRONE_MIN_GPUS"
+    [ "$rule_min_gpus" -le 1 ] || welcome="$welcome && (TARGET.RequestGPUs ?: 0) >= $rule_min_gpus"
     vram_policy= strays=
     if [ "$DRONE_GPUS" -gt 0 ]; then
         gpus="USE FEATURE : GPUs
@@ -838,7 +843,7 @@ $wrapper
 
 # --- what it takes, once its token is put away: jobs that want a GPU (or, without GPUs, that want none), that say no
 # longer than we live, while all checks are good
-START = MY.DroneReady && $takes && $healthy${mps:+ && (MY.DroneMpsReady =!= False)}$strays && $fits && $kept && $welcome
+START = MY.DroneReady && $takes && $healthy${mps:+ && (MY.DroneMpsReady =!= False)}$strays && $fits && $first && $welcome
 IS_OWNER = False
 SUSPEND = False
 PREEMPT = False

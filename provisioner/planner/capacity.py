@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from provisioner import model, reasons
+from provisioner.job_filter import TAKES_ALL, JobFilter
 from provisioner.keys import Scope, site_of, type_name
 from provisioner.model import (
     ON_THE_WAY,
@@ -34,7 +35,6 @@ from provisioner.planner.matching import (
     Resources,
     count_jobs,
     free_resources,
-    is_refused,
     lent_resources,
     request_of,
     resources_of_type,
@@ -388,8 +388,8 @@ class SlotShape(NamedTuple):
     on_the_way: bool
     late: bool = False
     """They wait at their site and will not start soon (:func:`context.delayed_drones`)."""
-    avoids: str = ""
-    min_gpus: int = 0
+    job_filter: JobFilter = TAKES_ALL
+    """The lasting rules."""
 
 
 @dataclass(slots=True)
@@ -404,7 +404,9 @@ class DroneSlots:
         """Return how many jobs of the class one of these drones can still take before it ends."""
         shape = self.shape
         too_long = job.walltime_s and now + job.walltime_s > shape.ends_at
-        return 0 if too_long or is_refused(job, shape) else count_jobs(job, shape.room, self.kind)
+        if too_long or shape.job_filter.refuses(job):
+            return 0
+        return count_jobs(job, shape.room, self.kind)
 
     def fill(self, job: JobClass, jobs: int, each: int) -> list[DroneSlots]:
         """Put ``jobs`` jobs into these drones, ``each`` to a drone, and return the slots that are left."""
@@ -509,7 +511,7 @@ class Supply:
                     lent_resources(slot, kind),
                     slot.retires_at or NO_END,
                     False,
-                    min_gpus=drone.min_gpus,
+                    job_filter=drone.job_filter.lasting,
                 )
                 self.add(DroneSlots(kind, shape, 1))
 
@@ -570,14 +572,12 @@ class Supply:
             self._lacking.add(request)
         return NO_COVERAGE
 
-    def untouched(self, kind: DroneType, avoids: str, min_gpus: int) -> int:
-        """Return the number of drones of a type on their way that refuse such jobs and into which none is booked."""
-        wanted = resources_of_type(kind), True, avoids, min_gpus
+    def untouched(self, kind: DroneType, job_filter: JobFilter) -> int:
+        """Return the number of drones of a type and filter on their way into which no job is booked."""
+        wanted = resources_of_type(kind), True, job_filter
         stocked = ((each.shape, each.count) for each in self.slots.get(kind.key, ()))
         return sum(
-            n
-            for each, n in stocked
-            if (each.room, each.on_the_way, each.avoids, each.min_gpus) == wanted
+            n for each, n in stocked if (each.room, each.on_the_way, each.job_filter) == wanted
         )
 
 
@@ -603,8 +603,8 @@ def _slot_shape(
             else NO_END
         )
         ends_at = min(ends_at, downtimes[kind.site] - DOWNTIME_MARGIN_S)
-        return SlotShape(empties[drone.type], ends_at, True, late, drone.avoids, drone.min_gpus)
+        return SlotShape(empties[drone.type], ends_at, True, late, drone.job_filter.lasting)
     if slot is None or (slot.free_gpu_milli if kind.gpu_milli else slot.free_cpus) <= 0:
         return None
     ends_at = min(slot.retires_at or NO_END, downtimes[kind.site])
-    return SlotShape(free_resources(slot), ends_at, False, late, drone.avoids, drone.min_gpus)
+    return SlotShape(free_resources(slot), ends_at, False, late, drone.job_filter.lasting)

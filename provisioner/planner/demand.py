@@ -37,7 +37,7 @@ from provisioner.model import (
     JobClass,
     Policy,
 )
-from provisioner.planner.matching import count_jobs, is_refused, request_of, resources_for_gpu_jobs
+from provisioner.planner.matching import count_jobs, request_of, resources_for_gpu_jobs
 from provisioner.reasons import GroupQuota
 from provisioner.values import frozen
 
@@ -362,8 +362,10 @@ def kept_for_headroom(
         for drone in drones:
             if lack <= 0:
                 break
-            takers = (other for other in wanted.get(drone.type, ()) if not is_refused(other, drone))
-            if drone.type not in keys or is_refused(job, drone):
+            takers = (
+                other for other in wanted.get(drone.type, ()) if not drone.job_filter.refuses(other)
+            )
+            if drone.type not in keys or drone.job_filter.refuses(job):
                 continue
             if drone.site in sites_without_headroom and not any(takers):
                 continue

@@ -14,7 +14,7 @@ from provisioner.model import ON_THE_WAY, Drone, JobClass, Slot, TypeKey
 from provisioner.planner.context import PlanningContext
 from provisioner.planner.costs import RunTimeSums
 from provisioner.planner.demand import GroupShares
-from provisioner.planner.matching import CompatibleTypes, is_refused, unmet_requirement
+from provisioner.planner.matching import CompatibleTypes, unmet_requirement
 from provisioner.planner.placement import Placement
 from provisioner.planner.risk import runs_of
 from provisioner.reasons import Reason, StartForecast, StartOutcome
@@ -80,7 +80,9 @@ def _arrival_s(
 
 
 def _may_take(drone: Drone, job: JobClass, compatible: CompatibleTypes) -> bool:
-    return drone.type in compatible.jobs and not drone.is_leaving and not is_refused(job, drone)
+    return (
+        drone.type in compatible.jobs and not drone.is_leaving and not drone.job_filter.refuses(job)
+    )
 
 
 def _remaining_s(context: PlanningContext, drone: Drone) -> float | None:

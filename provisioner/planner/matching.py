@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from provisioner.model import (
     NVIDIA,
@@ -272,21 +272,6 @@ def count_jobs(job: JobClass, space: Resources, kind: DroneType) -> int:
     if need.cpus > 0 or need.memory_mib > 0 or need.disk_mib > 0:  # else the shares alone decide
         most = min(most, count_fits(need._replace(gpu_milli=0), space))
     return limit_by_reserve(most, need, space, kept)
-
-
-class Selective(Protocol):
-    """A drone, or slots of drones, by the jobs that it refuses."""
-
-    @property
-    def avoids(self) -> str: ...
-    @property
-    def min_gpus(self) -> int: ...
-
-
-def is_refused(job: JobClass, drone: Selective) -> bool:
-    """Return True if a drone refuses the jobs of a class: it avoids their user, or they request too few GPUs."""
-    too_small = job.gpu_milli < drone.min_gpus * WHOLE_GPU
-    return too_small or (bool(drone.avoids) and job.owner in drone.avoids.split(","))
 
 
 def count_jobs_in_type(job: JobClass, kind: DroneType) -> int:

@@ -21,6 +21,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from provisioner import model, reasons
+from provisioner.job_filter import FIRST_JOBS, FIRST_JOBS_S, JobFilter
 from provisioner.keys import ALL, Subject
 from provisioner.model import (
     Drain,
@@ -66,7 +67,6 @@ from provisioner.planner.lifecycle import undrained_record
 from provisioner.planner.matching import (
     CompatibleTypes,
     count_jobs,
-    is_refused,
     nearest,
     resources_for_gpu_jobs,
     resources_of_type,
@@ -222,24 +222,17 @@ class Allocation:
         """Start ``count`` drones of a type for a class of which ``covered`` jobs are covered."""
         name = self.context.names.of(job.id)
         reason: Reason = reasons.JobsWaiting(job.id, name, job.waiting, covered, count)
-        vram_mib, snapshot = job.vram_mib, self.context.snapshot
+        snapshot = self.context.snapshot
         # Jobs of other classes are counted on for the rest of drones that the class does not fill.
         fills = job.waiting - covered >= count * self.context.compatible[job.id].jobs[kind.key]
-        whole = job.gpu_milli > model.WHOLE_GPU and fills
-        kept_gpus = job.gpu_milli // model.WHOLE_GPU if whole else 0
-        if is_headroom(job.id):  # any job may take a warm drone
+        if is_headroom(job.id):
             reason = reasons.HeadroomShort(
                 job.id.removeprefix(HEADROOM_PREFIX), job.waiting, covered, count
             )
-            vram_mib = kept_gpus = 0
         life_s = shortened_life_s(self.context, kind)
         self.risk.book(kind, count)
         self.limits.start(kind.key, count)
-        avoids = self.risk.excluded_users(job, kind)
-        # One small job would keep all other GPUs of the drone from large jobs, for as long as it
-        # runs.
-        all_gpus = kept_gpus if kept_gpus * model.WHOLE_GPU == kind.gpu_milli else 0
-        min_gpus = all_gpus if all_gpus and self._has_room_for_smaller(kind) else 0
+        job_filter = self._job_filter(kind, job, fills)
         for _ in range(count):
             drone = Drone(
                 id=DroneId(f"{snapshot.id_prefix}-{snapshot.next_serial + len(self.starts)}"),
@@ -249,29 +242,46 @@ class Allocation:
                 requested_at=snapshot.now,
                 gpu_milli=kind.gpu_milli,
                 for_class=job.id,
-                avoids=avoids,
-                min_gpus=min_gpus,
+                job_filter=job_filter,
             )
-            self.starts.append(Start(drone, reason, vram_mib, kept_gpus, life_s))
+            self.starts.append(Start(drone, reason, life_s))
         ends_at = drone_end_at(self.context, kind)
-        shape = SlotShape(resources_of_type(kind), ends_at, True, avoids=avoids, min_gpus=min_gpus)
+        shape = SlotShape(resources_of_type(kind), ends_at, True, job_filter=job_filter.lasting)
         self.supply.add(DroneSlots(kind, shape, count))
+
+    def _job_filter(self, kind: DroneType, job: JobClass, fills: bool) -> JobFilter:
+        """Return the rules on the jobs of a drone started for a class, of which jobs ``fills`` all such drones."""
+        found = JobFilter(self.risk.excluded_users(job, kind))
+        gpus = job.gpu_milli // model.WHOLE_GPU
+        if is_headroom(job.id):  # any job may take a warm drone
+            return found
+        first_gpus = gpus if fills and job.gpu_milli > model.WHOLE_GPU else 0
+        if first_gpus or job.vram_mib:
+            found = replace(
+                found, first_s=FIRST_JOBS_S, first_gpus=first_gpus, first_vram_mib=job.vram_mib
+            )
+        # One small job would keep all other GPUs of the drone from large jobs, for as long as it
+        # runs.
+        takes_all = first_gpus * model.WHOLE_GPU == kind.gpu_milli > 0
+        if takes_all and self._has_room_for_smaller(kind):
+            found = replace(found, min_gpus=first_gpus)
+        return found
 
     def lift_exclusions(self) -> None:
         """Let the drones of this plan take the jobs of users who have no safer place left after all its starts."""
         jobs = {job.id: job for job in (*self.context.classes, *self.context.headroom)}
-        excluded: dict[tuple[str, TypeKey], list[str]] = {}
+        excluded: dict[tuple[str, TypeKey], tuple[str, ...]] = {}
         for n, start in enumerate(self.starts):
             drone = start.drone
-            if drone.avoids:
+            if drone.job_filter.excluded_users:
                 key = drone.for_class, drone.type
                 if key not in excluded:
-                    users = self.risk.excluded_users(
+                    excluded[key] = self.risk.excluded_users(
                         jobs[drone.for_class], self.context.types[drone.type]
                     )
-                    excluded[key] = users.split(",")
-                avoids = ",".join(user for user in drone.avoids.split(",") if user in excluded[key])
-                self.starts[n] = replace(start, drone=replace(drone, avoids=avoids))
+                users = tuple(u for u in drone.job_filter.excluded_users if u in excluded[key])
+                job_filter = replace(drone.job_filter, excluded_users=users)
+                self.starts[n] = replace(start, drone=replace(drone, job_filter=job_filter))
 
     def _has_room_for_smaller(self, kind: DroneType) -> bool:
         """Return True if a drone of fewer GPUs of the same model can start soon at the site of a type."""
@@ -402,7 +412,7 @@ class Placement:
         covered = taken.jobs
         lacks = taken.jobs < job.waiting or taken.drones > 0
         for why in self._idle.refusing(job, compatible):
-            if lacks or why.rule == "kept":  # for a short time: such a drone counts as supply
+            if lacks or why.rule == FIRST_JOBS:  # for a short time: such a drone counts as supply
                 self.refuse(job, 0, why)
         if covered < job.waiting and self._draining:
             covered += self._undrain(job, compatible, job.waiting - covered)
@@ -444,7 +454,7 @@ class Placement:
                 break
             if drone.site not in exposed:
                 exposed[drone.site] = self.allocation.risk.exposed(job, compatible, drone.site)
-            fits = drone.type in compatible.jobs and not is_refused(job, drone)
+            fits = drone.type in compatible.jobs and not drone.job_filter.refuses(job)
             kind = context.types[drone.type] if fits else None
             room = (
                 count_jobs(job, resources_for_gpu_jobs(context.slots[drone.id], kind), kind)

@@ -53,7 +53,6 @@ from provisioner.planner.matching import (
     CompatibleTypes,
     Resources,
     count_fits,
-    is_refused,
 )
 from provisioner.planner.owner import NodeResources, OwnerReservations, drone_resources
 from provisioner.planner.risk import PreemptionRisk, waiting_time
@@ -369,7 +368,7 @@ class JobReservations:
         each_milli = (drone.gpu_milli - slot.free_gpu_milli) / slot.jobs
         ends = -int((slot.free_gpu_milli - job.gpu_milli) // each_milli)
         # a drained drone leaves once it is empty
-        if ends < slot.jobs and not is_refused(job, drone):
+        if ends < slot.jobs and not drone.job_filter.refuses(job):
             times = _ends_s(self._rest_s(slot), slot.jobs)[:ends]
             ends_at = min(slot.retires_at or NO_END, downtime_at(self.context, drone.site))
             if self.context.now + times[-1] + job.walltime_s > ends_at:
@@ -384,7 +383,7 @@ class JobReservations:
         """Return True if a drone can take such jobs without a reservation: it has no job, or one as large."""
         slot = self.context.slots.get(drone.id)
         fits = drone.type in self.context.compatible[job.id].jobs
-        suits = fits and not drone.is_leaving and not is_refused(job, drone)
+        suits = fits and not drone.is_leaving and not drone.job_filter.refuses(job)
         return suits and (slot is None or not slot.jobs or slot.job_gpu_milli >= job.gpu_milli)
 
     @cached_property

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from provisioner import model, reasons
+from provisioner.job_filter import TAKES_ALL, JobFilter
 from provisioner.keys import Subject
 from provisioner.model import (
     Drain,
@@ -26,7 +27,7 @@ from provisioner.planner.capacity import Supply, passes_soon
 from provisioner.planner.context import PlanningContext
 from provisioner.planner.demand import GroupShares, is_headroom, kept_for_headroom
 from provisioner.planner.lifecycle import ended_record, undrained_record
-from provisioner.planner.matching import count_jobs, is_refused, resources_for_gpu_jobs
+from provisioner.planner.matching import count_jobs, resources_for_gpu_jobs
 from provisioner.planner.owner import PreemptionOrder
 from provisioner.planner.placement import Placement
 from provisioner.planner.states import STATE_RULES, OnTimeout, idle_limit
@@ -44,8 +45,8 @@ MATCHABLE_IDLE_FACTOR = 3
 """An idle drone that waiting jobs fit is kept for this many idle timeouts: the negotiator should match it soon."""
 REFUSED_ROOM_S = 90.0
 """An idle drone of several GPUs leaves after this time if smaller jobs, which it refuses, lack its
-room. Larger ones that are already waiting have it by then. One that avoids users leaves at once,
-unless jobs wait that it takes."""
+room. Larger ones that are already waiting have it by then. One that excludes users leaves at
+once, unless jobs wait that it takes."""
 _LACKS_ROOM = (reasons.LimitReached, reasons.SiteFull, reasons.GpusStranded, reasons.SiteQuota)
 
 
@@ -174,7 +175,7 @@ class Retirement:
             count_jobs(job, room, kind)
             for job in self._matchable_classes
             if drone.type in context.compatible[job.id].jobs
-            and not is_refused(job, drone)
+            and not drone.job_filter.refuses(job)
             and not context.class_backoffs.doubted(job.id, drone.type)
         )
 
@@ -192,7 +193,9 @@ class Retirement:
         keys = {drone.type, *context.costs.smaller.get(drone.type, ())}
         for job in self._lacking_room:
             compatible = context.compatible[job.id]
-            if not is_refused(job, drone) or any(is_refused(job, left) for left in self._left):
+            if not drone.job_filter.refuses(job) or any(
+                left.job_filter.refuses(job) for left in self._left
+            ):
                 continue
             kinds = (context.types[key] for key in compatible.jobs if key in keys)
             if any(risk.allowed(job, compatible, kind, 1, drone.gpu_milli)[0] for kind in kinds):
@@ -275,15 +278,15 @@ class Retirement:
             for key in compatible.jobs.keys() & supply.late if wanted > 0 else ():
                 # Of delayed drones, as many of each type: which of them starts first is unknown.
                 supply.take(job, compatible, wanted, key, late=True)
-        return {kind: supply.untouched(context.types[kind[0]], *kind[1:]) for kind in kinds}
+        return {(key, rules): supply.untouched(context.types[key], rules) for key, rules in kinds}
 
 
-DroneKind = tuple[model.TypeKey, str, int]
-"""Type of a drone, and the jobs that it refuses: ``avoids`` and ``min_gpus``."""
+DroneKind = tuple[model.TypeKey, JobFilter]
+"""Type of a drone, and the jobs that it refuses for as long as it lives."""
 
 
 def _kind_of(drone: Drone) -> DroneKind:
-    return drone.type, drone.avoids, drone.min_gpus
+    return drone.type, drone.job_filter.lasting
 
 
 def _carry_out(retirement: Retirement, request: model.OperatorRequest) -> bool:
@@ -443,9 +446,9 @@ def idle(retirement: Retirement, drone: Drone) -> bool:
     policy = context.snapshot.policy
     limit_s, by = idle_limit(drone, policy, context.snapshot.estimates)
     idle_s = context.now - (drone.idle_at or drone.since)
-    refused_s = REFUSED_ROOM_S if drone.min_gpus else 0.0
-    refuses = (drone.avoids or drone.min_gpus) and refused_s < idle_s <= limit_s
-    if refuses and retirement.makes_room(drone):
+    refused_s = REFUSED_ROOM_S if drone.job_filter.min_gpus else 0.0
+    refuses_some = drone.job_filter.lasting != TAKES_ALL
+    if refuses_some and refused_s < idle_s <= limit_s and retirement.makes_room(drone):
         limit_s, by = refused_s, "refused-jobs"
     if idle_s > limit_s and not retirement.matched_soon(drone, idle_s):
         retirement.drain(drone, reasons.IdleTimeout(idle_s, limit_s, by), _final_state(drone))

@@ -35,7 +35,7 @@ from statistics import fmean
 from provisioner.estimates import HORIZONS_S, Estimates
 from provisioner.model import USER_NAME, Drone, DroneId, DroneType, JobClass
 from provisioner.planner.context import PlanningContext
-from provisioner.planner.matching import CompatibleTypes, is_refused
+from provisioner.planner.matching import CompatibleTypes
 from provisioner.reasons import DrainAtRisk, OwnerRisk
 
 LOSS_DOUBLES_AFTER_S = 8 * 3600.0
@@ -212,8 +212,8 @@ class PreemptionRisk:
         )
         return good, why if good < most else None
 
-    def excluded_users(self, job: JobClass, kind: DroneType) -> str:
-        """Return the users that a drone started for a class should exclude, separated by commas."""
+    def excluded_users(self, job: JobClass, kind: DroneType) -> tuple[str, ...]:
+        """Return the users that a drone started for a class should exclude."""
         head, barred = (
             self.head_milli.get(kind.site),
             self.context.exclusive.users if kind.shares_faults else (),
@@ -230,7 +230,7 @@ class PreemptionRisk:
                 found.add(other.owner)
         users = [*sorted(barred), *sorted(found.difference(barred))]
         lengths = accumulate(len(user) + 1 for user in users)
-        return ",".join(
+        return tuple(
             user
             for user, length in zip(users, lengths, strict=True)
             if length <= MAX_EXCLUSION_CHARS
@@ -306,7 +306,7 @@ class PreemptionRisk:
             if drone.joined_at
             and not drone.notice_at
             and drone.type in compatible.jobs
-            and not is_refused(job, drone)
+            and not drone.job_filter.refuses(job)
         }
 
     def _owned_sites(self, compatible: CompatibleTypes) -> frozenset[str]:

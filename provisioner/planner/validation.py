@@ -483,15 +483,10 @@ def users_who_may_share(check: PlanCheck) -> Iterator[Breach]:
 def willing_drones(check: PlanCheck) -> Iterator[Breach]:
     """Start no drone that refuses the jobs for which it is started."""
     for start, job, _ in check.starts:
-        if job is None:
-            continue
-        if job.owner and job.owner in start.drone.avoids.split(","):
-            yield _of(start, f"is started for class {check.names.of(job.id)} and avoids its user")
-        if job.gpu_milli < start.drone.min_gpus * 1000:
-            yield _of(
-                start,
-                f"is started for class {check.names.of(job.id)} and refuses jobs of so few GPUs",
-            )
+        rule = start.drone.job_filter.refuses(job, at_first=True) if job is not None else ""
+        if job is not None and rule:
+            name = check.names.of(job.id)
+            yield _of(start, f"is started for class {name} and refuses its jobs: {rule}")
 
 
 def lives_before_downtimes(check: PlanCheck) -> Iterator[Breach]:

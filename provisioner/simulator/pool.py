@@ -6,7 +6,7 @@ import asyncio
 import heapq
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Self, TypeVar
 
 from provisioner import model
@@ -85,11 +85,12 @@ class SimulatedSlot:
         self.joined_s = self.changed_s = self.idle_since_s = now_s()
         self.lost_s: float | None = None
         self.serving = False
-        self.kept_until_s = 0.0
+        self.first_jobs_until_s = 0.0
         self.draining = False
         self.jobs_started = 0
         self.free = ResourceVector.of(drone.type)
-        self.avoids = frozenset(filter(None, drone.order.avoids.split(",")))
+        # The simulated pool keeps no drone for jobs of much VRAM.
+        self.job_filter = replace(drone.order.job_filter, first_vram_mib=0)
         self.running: dict[int, SimulatedAttempt] = {}
         self.idle_timer: asyncio.TimerHandle | None = None
         self._ended = ended
@@ -529,13 +530,12 @@ class SimulatedOverlay:
         reuses: bool = False,
         evicts: bool = False,
     ) -> bool:
-        if not slot.open or jobs.wants.owner in slot.avoids or not (evicts or slot.fits(jobs)):
-            return False
-        if jobs.wants.gpu_milli < slot.drone.order.min_gpus * model.WHOLE_GPU:
+        if not slot.open or not (evicts or slot.fits(jobs)):
             return False
         unchanged = reuses or now_s() - slot.changed_s >= self._behaviour.optional_after_s
-        kept = slot.kept_until_s > now_s() and slot.jobs_started <= len(slot.running)
-        if kept and jobs.wants.gpu_milli < slot.drone.order.kept_gpus * model.WHOLE_GPU:
+        is_new = slot.jobs_started <= len(slot.running)
+        at_first = is_new and slot.first_jobs_until_s > now_s()
+        if slot.job_filter.refuses(jobs.wants, at_first=at_first):
             return False
         if jobs.wants.gpu_optional and slot.drone.type.gpu_milli and not unchanged:
             return False
@@ -651,9 +651,9 @@ class SimulatedOverlay:
         slot = self._slot_of(drone)
         if slot is not None:
             slot.serving = True
-            if drone.order.kept_gpus:
-                slot.kept_until_s = now_s() + drone.order.kept_s
-                after(drone.order.kept_s, self._offer_to_all, slot)
+            if slot.job_filter.first_gpus:
+                slot.first_jobs_until_s = now_s() + slot.job_filter.first_s
+                after(slot.job_filter.first_s, self._offer_to_all, slot)
             self._idle(slot)
             self._opened(slot)
             if self._at_once and self._any_optional:

@@ -19,6 +19,7 @@ from typing import Any, Generic, TypeVar
 
 from provisioner import model, reasons
 from provisioner.estimates import Estimates, EstimateSamples
+from provisioner.job_filter import JobFilter
 from provisioner.model import DrainMode, DroneId, DroneState, PolledSite, Snapshot
 from provisioner.store import (
     MAX_DELAYS,
@@ -133,7 +134,14 @@ class Table(Generic[T]):
 
 
 DRONES = Table(
-    "drones", model.Drone, {"state": DroneState, "leaving": _state, "drain_mode": DrainMode}
+    "drones",
+    model.Drone,
+    {
+        "state": DroneState,
+        "leaving": _state,
+        "drain_mode": DrainMode,
+        "job_filter": JobFilter.parse,
+    },
 )
 TRANSITIONS = Table(
     "transitions", Transition, {"was": _state, "state": DroneState, "reason": _reason_of}
@@ -291,7 +299,11 @@ def start_delays(sql: sqlite3.Connection, since: float) -> list[tuple[model.Type
 def drone_row(drone: model.Drone) -> dict[str, object]:
     """Return the row of ``drone``, with the columns by which drones are found."""
     return DRONES.row(
-        drone, site=drone.site, serial=serial_of(drone.id), live=not drone.state.ended
+        drone,
+        site=drone.site,
+        serial=serial_of(drone.id),
+        live=not drone.state.ended,
+        job_filter=str(drone.job_filter),
     )
 
 

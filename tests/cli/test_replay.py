@@ -83,7 +83,7 @@ NEW = {
     "shares",
     "power_w",
 }
-NEW |= {"job_gpu_milli", "job_cpus", "job_memory_mib", "avoids"}
+NEW |= {"job_gpu_milli", "job_cpus", "job_memory_mib", "job_filter"}
 
 
 def without(tree: Any, names: set[str]) -> Any:

@@ -108,7 +108,7 @@ UNPLACED = m.Fault(m.FaultKind.CONFIG, "2 node(s) didn't match Pod's node affini
 MISFIT = m.Fault(m.FaultKind.JOBS, "no job of the class was given to kit-3", NOW - 9)
 THREE_ENDED = {"ended": tuple(map(ended, range(1, 4)))}
 REFUSED = replace(ended(1), state=m.DroneState.BUSY, drain_refusal="not on PATH")
-UNWELCOME = IdleDroneRefuses("kit-1", "here/a100", "avoids", 2, NOW + 60)
+UNWELCOME = IdleDroneRefuses("kit-1", "here/a100", "excluded_users", 2, NOW + 60)
 CASES: list[tuple[dict[str, Any], str, str]] = [
     ({"holder": None}, "critical controller", "no controller runs"),
     ({"views": views(at=NOW - 145)}, "critical controller", "no tick recorded for 2m25s"),

@@ -36,8 +36,7 @@ OFFER: queue.Offer = {
         "capability": 80,
         "gpu_model": "A100",
         "life_s": 1e12,
-        "avoids": "",
-        "min_gpus": 0,
+        "job_filter": "",
     },
 }
 
@@ -235,9 +234,13 @@ async def test_a_removed_job_is_killed_where_it_runs(
 @pytest.mark.parametrize(
     ("requests", "offer", "taken"),
     [
-        ([{"owner": owner} for owner in ("ann", "an", "ben", "")], {"avoids": "ann,ben"}, [2, 4]),
+        (
+            [{"owner": owner} for owner in ("ann", "an", "ben", "")],
+            {"job_filter": "excluded_users=ann,ben"},
+            [2, 4],
+        ),
         ([{"gpus": gpus} for gpus in ("0.6", "0.5", 1, 3, 0)], {"share_milli": 500}, [2, 3]),
-        ([{"gpus": gpus} for gpus in (1, 2, "0.5")], {"min_gpus": 2}, [2]),
+        ([{"gpus": gpus} for gpus in (1, 2, "0.5")], {"job_filter": "min_gpus=2"}, [2]),
     ],
     ids=["avoided users", "GPUs", "fewest GPUs"],
 )

@@ -23,8 +23,7 @@ GPU = {
     "capability": 80,
     "gpu_model": "A100",
     "life_s": 1e9,
-    "avoids": "",
-    "min_gpus": 0,
+    "job_filter": "",
 }
 CPU = {
     **GPU,

@@ -33,10 +33,11 @@ def actions(plan: Plan) -> Iterator[str]:
     """Yield what a plan does, a line each. Starts are in their order, which chooses their ids."""
     for start in plan.starts:
         drone = start.drone
+        rules = drone.job_filter
         yield (
-            f"start {drone.id} {drone.type} class={drone.for_class} vram={start.vram_mib} "
-            f"walltime={start.walltime_s:.3f} reserve=0 avoids={drone.avoids} "  # reserve: is gone
-            f"min_gpus={drone.min_gpus}"
+            f"start {drone.id} {drone.type} class={drone.for_class} vram={rules.first_vram_mib} "
+            f"walltime={start.walltime_s:.3f} reserve=0 "  # reserve: is gone
+            f"avoids={','.join(rules.excluded_users)} min_gpus={rules.min_gpus}"
         )
     yield from sorted(f"drain {d.drone.id} {MODES[d.mode]}" for d in plan.drains)
     yield from sorted(f"{'kill' if s.kill else 'stop'} {s.drone.id}" for s in plan.stops)

@@ -98,8 +98,8 @@ def test_at_first_a_drone_takes_only_jobs_of_as_many_gpus(
     gpus: int | None, left_s: int, takes: bool
 ) -> None:
     (free,) = re.findall(r'^ +free="(.*)"$', SCRIPT, re.MULTILINE)
-    free = free.replace("$(($(date +%s) + DRONE_KEPT_S))", f"{int(time.time()) + left_s}")
-    (text,) = re.findall(r'kept="\$kept && (.*TARGET\.RequestGPUs.*)"$', SCRIPT, re.MULTILINE)
-    start = classad2.ExprTree(text.replace("$free", free).replace("$DRONE_KEPT_GPUS", "2"))
+    free = free.replace("$(($(date +%s) + rule_first_s))", f"{int(time.time()) + left_s}")
+    (text,) = re.findall(r'first="\$first && (.*TARGET\.RequestGPUs.*)"$', SCRIPT, re.MULTILINE)
+    start = classad2.ExprTree(text.replace("$free", free).replace("$rule_first_gpus", "2"))
     job = classad2.ClassAd({} if gpus is None else {"RequestGPUs": gpus})
     assert str(start.simplify(classad2.ClassAd(), job)).lower() == str(takes).lower()

@@ -112,7 +112,7 @@ def test_at_first_it_takes_only_jobs_of_the_vram_that_it_was_started_for(
             "require_gpus = GlobalMemoryMb >= 20000 && Capability >= 7.0",
         )
     ]
-    drone = drone_on(pool, "kept-1", env={"DRONE_KEPT_VRAM_MIB": "30000", "DRONE_KEPT_S": "600"})
+    drone = drone_on(pool, "kept-1", env={"DRONE_JOB_FILTER": "first_vram_mib=30000 first_s=600"})
     drone.slot(pool)
     large = pool.submit(gpu_job(0.5, more=more))
     until(
@@ -142,29 +142,33 @@ def test_it_takes_all_jobs_that_fit_once_a_first_job_has_ended(
 
 def test_it_takes_all_jobs_once_its_time_is_over(pool: Pool, drone_on: StartDrone) -> None:
     plain = pool.submit(gpu_job(0.5))
-    drone = drone_on(pool, "kept-2", env={"DRONE_KEPT_VRAM_MIB": "30000", "DRONE_KEPT_S": "1"})
+    drone = drone_on(pool, "kept-2", env={"DRONE_JOB_FILTER": "first_vram_mib=30000 first_s=1"})
     drone.slot(pool)
     until(lambda: not pool.jobs(plain), what="it runs although no larger one has come")
 
 
-def test_it_takes_no_jobs_of_users_whom_it_avoids(pool: Pool, drone_on: StartDrone) -> None:
-    avoided, other = pool.submit(gpu_job(0.5)), pool.submit(gpu_job(0.5), identity="admin")
-    (user,) = {str(ad["Owner"]) for ad in pool.jobs(avoided)}
-    drone = drone_on(pool, "avoids-1", env={"DRONE_AVOIDS": f"somebody,{user}"})
+def test_it_takes_no_jobs_of_excluded_users(pool: Pool, drone_on: StartDrone) -> None:
+    excluded, other = pool.submit(gpu_job(0.5)), pool.submit(gpu_job(0.5), identity="admin")
+    (user,) = {str(ad["Owner"]) for ad in pool.jobs(excluded)}
+    drone = drone_on(
+        pool, "excludes-1", env={"DRONE_JOB_FILTER": f"excluded_users=somebody,{user}"}
+    )
     until(lambda: not pool.jobs(other), what="the job of another user is done")
     until(lambda: drone.ended_jobs() == 1, what="the drone has noted it")
-    assert pool.statuses(avoided) == [1], "older, but kept out"
+    assert pool.statuses(excluded) == [1], "older, but kept out"
 
-    after = drone_on(pool, "avoids-2", env={"DRONE_AVOIDS": f"somebody,{user[1:]},{user}s"})
-    until(lambda: not pool.jobs(avoided), what="it runs in a drone that takes it")
+    after = drone_on(
+        pool, "excludes-2", env={"DRONE_JOB_FILTER": f"excluded_users=somebody,{user[1:]},{user}s"}
+    )
+    until(lambda: not pool.jobs(excluded), what="it runs in a drone that takes it")
     until(lambda: after.ended_jobs() == 1, what="that drone has noted it")
-    assert drone.ended_jobs() == 1, "not in the one that avoids it"
+    assert drone.ended_jobs() == 1, "not in the one that excludes its user"
 
 
 def test_a_drone_for_large_jobs_takes_no_small_ones(pool: Pool, drone_on: StartDrone) -> None:
     small, large = pool.submit(gpu_job(0.5)), pool.submit(gpu_job(0.5, gpus=2))
     two = {"DRONE_GPUS": "2", "DRONE_GPU_MILLI": "2000", "CUDA_VISIBLE_DEVICES": "0,1"}
-    drone = drone_on(pool, "min-gpus-1", env={**two, "DRONE_MIN_GPUS": "2"})
+    drone = drone_on(pool, "min-gpus-1", env={**two, "DRONE_JOB_FILTER": "min_gpus=2"})
     until(lambda: not pool.jobs(large), what="the job of two GPUs is done")
     until(lambda: drone.ended_jobs() == 1, what="the drone has noted it")
     assert pool.statuses(small) == [1], "older, but kept out"
@@ -501,6 +505,9 @@ def test_a_drone_whose_gpu_falls_ill_takes_no_more_jobs_and_leaves(
         ("DRONE_SITE", "$(whoami)", "DRONE_SITE has a character"),
         ("DRONE_COLLECTOR", "host:1\nSTART = True", "DRONE_COLLECTOR has a character"),
         ("DRONE_KEPT_CPUS", "1 || True", "DRONE_KEPT_CPUS has a character"),
+        ("DRONE_JOB_FILTER", "min_gpus=2;START", "DRONE_JOB_FILTER has a character"),
+        ("DRONE_JOB_FILTER", "min_gpus=two", "rule_min_gpus has a character"),
+        ("DRONE_JOB_FILTER", "min_gpus", "DRONE_JOB_FILTER has a rule without a value: min_gpus"),
         ("DRONE_GPUS", "many", "DRONE_GPUS has a character"),
         ("DRONE_TOKEN_FILE", "elsewhere", "no token file elsewhere"),
         ("DRONE_DIR", "/nonexistent", "no directory /nonexistent"),

@@ -83,7 +83,7 @@ def record(plan: model.Plan, user: str = "ann") -> model.Breaker:
 def test_one_fault_is_recorded_and_costs_nothing() -> None:
     plan = plan_of(story(failure("1.0")))
     assert starts(plan) == {"anns": {"mps"}}, "one drone of four shares for both classes"
-    assert plan.starts[0].drone.avoids == "" and of_class(plan, "anns") == []
+    assert plan.starts[0].drone.job_filter.excluded_users == () and of_class(plan, "anns") == []
     found = record(plan)
     assert (found.state, found.failures, found.until) == (BreakerState.DEGRADED, 1, 0.0)
     assert found.faults == (failure("1.0"),)
@@ -92,7 +92,10 @@ def test_one_fault_is_recorded_and_costs_nothing() -> None:
 def test_after_two_faults_a_user_gets_exclusive_gpus_and_new_shared_drones_refuse_them() -> None:
     plan = plan_of(story(failure("1.0", NOW - 3000, name="d-0"), failure("2.0")))
     assert starts(plan) == {"anns": {"whole"}, "bobs": {"mps"}}
-    assert {s.drone.for_class: s.drone.avoids for s in plan.starts} == {"anns": "", "bobs": "ann"}
+    assert {s.drone.for_class: s.drone.job_filter.excluded_users for s in plan.starts} == {
+        "anns": (),
+        "bobs": ("ann",),
+    }
     (why,) = (each for each in of_class(plan, "anns") if isinstance(each, ExclusiveOnly))
     assert why == ExclusiveOnly(2, WEEK, NOW - 3000 + WEEK, "job schedd.test#2.0 in d-1: faulted")
     text = why.describe()
@@ -198,7 +201,9 @@ def test_after_a_reset_reports_of_the_same_faults_do_not_count_again() -> None:
 
 def test_collateral_is_recorded_and_held_against_nobody() -> None:
     plan = plan_of(story(*(collateral(f"{n}.0", NOW - 3000 + 300 * n) for n in range(9))))
-    assert starts(plan) == {"anns": {"mps"}} and plan.starts[0].drone.avoids == ""
+    assert (
+        starts(plan) == {"anns": {"mps"}} and plan.starts[0].drone.job_filter.excluded_users == ()
+    )
     found = record(plan)
     assert (found.state, found.failures, len(found.faults)) == (BreakerState.DEGRADED, 0, 9)
 

@@ -11,6 +11,7 @@ import pytest
 from provisioner import model, reasons
 from provisioner.cli.plan import read_snapshot
 from provisioner.estimates import Estimates, run_keys
+from provisioner.job_filter import JobFilter
 from provisioner.planner import matching
 from provisioner.planner.safeguards import safe_plan
 from tests.planner import scenes
@@ -391,7 +392,7 @@ def test_a_large_drone_takes_small_jobs_only_if_there_is_no_room_for_small_drone
 ) -> None:
     free = {"a100": free_small, "a100x2": 2}
     plan = plan_of(snapshot(classes=[job], types=(A100, pair), free=free, limits=limits))
-    assert [(start.drone.type, start.drone.min_gpus) for start in plan.starts] == [
+    assert [(start.drone.type, start.drone.job_filter.min_gpus) for start in plan.starts] == [
         (pair.key, min_gpus)
     ]
 
@@ -401,7 +402,7 @@ def test_a_large_drone_takes_small_jobs_only_if_there_is_no_room_for_small_drone
 def test_a_drone_for_large_jobs_is_no_supply_for_small_ones(
     state: model.DroneState, min_gpus: int, starts: list[str]
 ) -> None:
-    large = drone("d-1", state, PAIR, min_gpus=min_gpus)
+    large = drone("d-1", state, PAIR, job_filter=JobFilter(min_gpus=min_gpus))
     made = snapshot(classes=[SMALL], drones=[large], types=(A100, PAIR), free={"a100": 4})
     assert started(plan_of(made)) == starts
 
@@ -427,7 +428,7 @@ def test_an_idle_drone_leaves_soon_if_jobs_that_it_refuses_lack_its_room(
     headroom: tuple[model.Headroom, ...],
 ) -> None:
     policy = model.Policy(idle_timeout_s=600.0, max_drones=max_drones, headroom=headroom)
-    large = drone("d-1", S.IDLE, PAIR, age_s=idle_s, min_gpus=min_gpus)
+    large = drone("d-1", S.IDLE, PAIR, age_s=idle_s, job_filter=JobFilter(min_gpus=min_gpus))
     made = snapshot(classes=[SMALL], drones=[large], types=(A100, PAIR), policy=policy)
     kept = headroom and max_drones > 1
     assert bool(plan_of(made).drains) is (leaves and not kept)
@@ -435,7 +436,8 @@ def test_an_idle_drone_leaves_soon_if_jobs_that_it_refuses_lack_its_room(
 
 def test_of_two_drones_in_a_queue_the_one_that_refuses_the_jobs_is_unneeded() -> None:
     wide = replace(SMALL, cpus=16)
-    closed = drone("d-1", S.QUEUED, PAIR, age_s=300.0, min_gpus=2, for_class="gone")
+    pair_only = JobFilter(min_gpus=2)
+    closed = drone("d-1", S.QUEUED, PAIR, age_s=300.0, job_filter=pair_only, for_class="gone")
     free = drone("d-2", S.QUEUED, PAIR, age_s=200.0, for_class=wide.id)
     plan = plan_of(snapshot(classes=[wide], drones=[closed, free], types=(A100, PAIR)))
     assert [move.drone.id for move in plan.moves if isinstance(move.reason, reasons.Unneeded)] == [

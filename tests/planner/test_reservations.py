@@ -262,7 +262,7 @@ def test_once_the_room_is_free_the_job_gets_its_drone_which_takes_no_smaller_job
     None
 ):
     plan = plan_of(scene(FULL[2:], LARGE, SMALL_JOBS, free_gpus={"n1": 2, "n2": 0}))
-    assert started(plan) == [PAIR.key] and plan.starts[0].kept_gpus == 2
+    assert started(plan) == [PAIR.key] and plan.starts[0].drone.job_filter.first_gpus == 2
     assert drained(plan) == []
 
 
@@ -379,7 +379,11 @@ def test_a_new_drone_with_room_for_several_large_jobs_takes_small_ones_at_once()
             classes=(LARGE, SMALL_JOBS), types=(FOUR,), nodes=[node("n1", 4, kinds=("a100x4",))]
         )
     )
-    assert [start.kept_gpus for start in plan.starts if start.drone.for_class == "large"] == [0]
+    assert [
+        start.drone.job_filter.first_gpus
+        for start in plan.starts
+        if start.drone.for_class == "large"
+    ] == [0]
 
 
 PENDING = drone("d-9", S.QUEUED, A100)

@@ -18,6 +18,7 @@ from provisioner.estimates import (
     mean_run_s,
     run_keys,
 )
+from provisioner.job_filter import JobFilter
 from provisioner.model import (
     DrainMode,
     Drone,
@@ -452,7 +453,11 @@ def world_excluded(
 
 def avoided(made: Snapshot, owner: str) -> set[str]:
     """By all drones that are started for a user's jobs."""
-    return {start.drone.avoids for start in plan_of(made).starts if start.drone.for_class == owner}
+    return {
+        ",".join(start.drone.job_filter.excluded_users)
+        for start in plan_of(made).starts
+        if start.drone.for_class == owner
+    }
 
 
 @pytest.mark.parametrize(
@@ -477,7 +482,7 @@ def test_a_drone_for_short_jobs_takes_none_of_a_user_who_would_lose_too_much_the
 
 
 def long_runs(*owners: str) -> set[str]:
-    """Whom a drone for short jobs avoids where jobs of all these run for a day."""
+    """Users whom a drone for short jobs excludes where jobs of all these run for a day."""
     others = [replace(of("long"), id=f"{n:03}", owner=owner) for n, owner in enumerate(owners)]
     made = world_excluded(of("short"), *others)
     runs = {size_key(owner): (24 * HOUR_S,) for owner in owners}
@@ -513,12 +518,12 @@ def test_names_that_no_expression_could_hold_are_left_out_and_the_list_is_bounde
     )
 
 
-def test_a_drone_is_no_supply_for_those_whom_it_avoids() -> None:
+def test_a_drone_is_no_supply_for_excluded_users() -> None:
     coming = tuple(drone(f"d-{n}", DroneState.BOOTING) for n in range(3))
     plan = plan_of(world_excluded(of("other"), drones=coming))
     assert not plan.starts
     assert why(plan, "class:other") == [DemandCovered(3, 3)]
-    exclusions = tuple(replace(each, avoids="long,other") for each in coming)
+    exclusions = tuple(replace(each, job_filter=JobFilter(("long", "other"))) for each in coming)
     plan = plan_of(world_excluded(of("other"), drones=exclusions))
     assert len(plan.starts) == 3, "they need drones of their own"
     plan = plan_of(world_excluded(of("short"), drones=exclusions))
@@ -544,8 +549,16 @@ def test_users_without_a_safer_place_after_all_starts_of_the_plan_are_not_exclud
     """Drones that started before the plan filled the safer place, and those that started after it, take their jobs."""
     plan = plan_of(with_nowhere_else())
     assert at("horeka", plan) == 5
-    found = {(s.drone.for_class, s.drone.avoids) for s in plan.starts if s.drone.site == "topas"}
-    assert found == {("short", ""), ("last", ""), ("long", "")}
+    found = {
+        (s.drone.for_class, s.drone.job_filter.excluded_users)
+        for s in plan.starts
+        if s.drone.site == "topas"
+    }
+    assert found == {("short", ()), ("last", ()), ("long", ())}
     roomy = plan_of(with_nowhere_else(elsewhere=50))
-    told = {s.drone.avoids for s in roomy.starts if s.drone.for_class in ("short", "last")}
-    assert told == {"long"}, "with room left there they wait for it"
+    told = {
+        s.drone.job_filter.excluded_users
+        for s in roomy.starts
+        if s.drone.for_class in ("short", "last")
+    }
+    assert told == {("long",)}, "with room left there they wait for it"

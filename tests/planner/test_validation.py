@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from provisioner import model, reasons
+from provisioner.job_filter import JobFilter
 from provisioner.planner.validation import Action, validate_plan
 from provisioner.reasons import Reason
 from tests.planner.scenes import (
@@ -184,16 +185,23 @@ def listed(state: model.RemoteState) -> model.RemoteDrone:
             start(for_class="headroom:desk"),
             ["kit-ab12-42 is started because jobs-waiting"],
         ),
-        (waits(classes=[jobs(owner="ada")]), start(avoids="eve,bob"), []),
+        (waits(classes=[jobs(owner="ada")]), start(job_filter=JobFilter(("eve", "bob"))), []),
         (
             waits(classes=[jobs(owner="bob")]),
-            start(avoids="eve,bob"),
-            ["kit-ab12-42 is started for class bob: 1 GPU (small) and avoids its user"],
+            start(job_filter=JobFilter(("eve", "bob"))),
+            [
+                "kit-ab12-42 is started for class bob: 1 GPU (small) and refuses its jobs: excluded_users"
+            ],
         ),
         (
             waits(),
-            start(min_gpus=2),
-            ["kit-ab12-42 is started for class 1 GPU (small) and refuses jobs of so few GPUs"],
+            start(job_filter=JobFilter(min_gpus=2)),
+            ["kit-ab12-42 is started for class 1 GPU (small) and refuses its jobs: min_gpus"],
+        ),
+        (
+            waits(),
+            start(job_filter=JobFilter(first_s=90, first_vram_mib=1)),
+            ["kit-ab12-42 is started for class 1 GPU (small) and refuses its jobs: first_jobs"],
         ),
         # ---- jobs
         (snapshot(drones=[BUSY]), stop(BUSY, OPERATOR), []),

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from provisioner.job_filter import JobFilter
 from provisioner.model import DroneId, EndKind, OwnerLoad, StartOrder, StopOrder
 from provisioner.simulator.jobs import JobRequirements, SimulatedJob
 from provisioner.simulator.sites import Facility, GpuPool
@@ -205,9 +206,9 @@ ANN, BEN = (
 
 
 @played(cluster(), [ANN, BEN])
-async def test_a_drone_takes_no_jobs_of_users_whom_it_avoids(world: World) -> None:
+async def test_a_drone_takes_no_jobs_of_excluded_users(world: World) -> None:
     first, second = orders(2)
-    await world.sites["topas"].start([replace(first, avoids="ann,carl")])
+    await world.sites["topas"].start([replace(first, job_filter=JobFilter(("ann", "carl")))])
     await until(200.0)
     view = await world.overlay.poll(world.types)
     assert {job.owner: (job.waiting, job.running) for job in view.classes} == {

@@ -16,6 +16,7 @@ import pytest
 from adapters.shared.parcel import UnfitError
 from adapters.slurm.settings import SlurmSiteConfig, drone_lifetime_s
 from adapters.slurm.submission import SlurmBatch, make_batches, validate_order
+from provisioner.job_filter import JobFilter
 from provisioner.model import Bootstrap, DroneId, DroneType, StartOrder
 from tests.labs.htcondor import processes_with, until
 
@@ -73,7 +74,8 @@ def test_nodes_that_are_avoided_are_excluded_unless_the_operator_names_nodes(
 
 def test_orders_that_differ_in_more_than_the_number_are_separate() -> None:
     other = replace(DRONE, files={"token": b"another"})
-    hurried, picky = replace(order(4), idle_timeout_s=60.0), replace(order(7), avoids="anna")
+    hurried = replace(order(4), idle_timeout_s=60.0)
+    picky = replace(order(7), job_filter=JobFilter(("anna",)))
     reborn = replace(order(6), drone_id=DroneId("kit-cd34-6"))
     found = submitted(
         order(1), order(2, CPU), order(3, A100, other), hurried, order(5), reborn, picky

@@ -25,7 +25,8 @@ import provisioner.store.file as store_file
 import provisioner.store.reader as store_reader
 import provisioner.store.series as store_series
 import provisioner.store.tables as store_tables
-from provisioner.model import DroneState, Plan, RequestKind
+from provisioner.job_filter import TAKES_ALL, JobFilter
+from provisioner.model import Drone, DroneState, Plan, RequestKind
 from provisioner.store import StoreUnusableError
 from provisioner.store.reader import Reader
 from provisioner.store.writer import SqlStore
@@ -98,7 +99,15 @@ def test_scripts_that_stores_have_seen_stay_as_they_were() -> None:
         "0005_sums_of_use.sql": "86780726df64",
         "0006_unused_time.sql": "fa152780fbfe",
         "0007_past_classes.sql": "11f8520472d3",
+        "0008_job_filter.sql": "f401e11edc76",
     }
+
+
+def _first_row(drone: Drone, write: Any = store_tables.drone_row) -> dict[str, Any]:
+    """Return the row of a drone as the program of the first schema wrote it."""
+    row = write(drone)
+    del row["job_filter"]
+    return row | {"avoids": ""}
 
 
 async def test_a_store_of_the_first_schema_opens_records_and_reads(
@@ -109,8 +118,7 @@ async def test_a_store_of_the_first_schema_opens_records_and_reads(
         # the program of that time had no counters
         old.setattr(store_series, "add_counts", lambda *_: None)
         old.setattr(SqlStore, "_write_past_classes", lambda *_: None)
-        columns = tuple(name for name in store_tables.DRONES.columns if name != "min_gpus")
-        old.setitem(store_tables.DRONES.__dict__, "columns", columns)
+        old.setattr(store_tables, "drone_row", _first_row)
         async with store_at(file) as store:
             await record(store, starts(1, drone(1)))
     before = {name: getattr(DONE, name) for name in sorted(_columns(file, "completed_jobs"))}
@@ -135,6 +143,28 @@ async def test_a_store_of_the_first_schema_opens_records_and_reads(
     assert Reader(file).snapshot(1) is not None and len(Reader(file).plans()) == 2
 
 
+async def test_jobs_that_drones_refuse_are_migrated(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = {1: ("anna,ben", 2), 2: ("anna", 0), 3: ("", 4), 4: ("", 0)}
+    with monkeypatch.context() as before:
+        before.setattr(store_file, "MIGRATIONS", store_file.MIGRATIONS[:7])
+        before.setattr(store_tables, "drone_row", _first_row)
+        async with store_at(file) as store:
+            await record(store, starts(1, *map(drone, old)))
+    with sqlite3.connect(file) as sql:
+        changes = [(*values, serial) for serial, values in old.items()]
+        sql.executemany("UPDATE drones SET avoids = ?, min_gpus = ? WHERE serial = ?", changes)
+    async with store_at(file) as store:
+        found = [each.job_filter for each in store.drones.values()]
+    assert found == [
+        JobFilter(("anna", "ben"), min_gpus=2),
+        JobFilter(("anna",)),
+        JobFilter(min_gpus=4),
+        TAKES_ALL,
+    ]
+
+
 GOOD_MIGRATION = "ALTER TABLE drones ADD COLUMN rack TEXT NOT NULL DEFAULT '';"
 
 
@@ -154,7 +184,7 @@ async def test_a_controller_migrates_an_older_store_and_a_reader_does_not(
 ) -> None:
     before = _bytes(filled)
     with pytest.raises(
-        StoreUnusableError, match="older schema 7: `provisioner run` brings it up to 8"
+        StoreUnusableError, match="older schema 8: `provisioner run` brings it up to 9"
     ):
         await _read(filled)()
     assert _bytes(filled) == before

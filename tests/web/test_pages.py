@@ -144,7 +144,7 @@ def test_a_page_keeps_to_the_policy_and_is_small(reader: SeriesReader, address: 
     assert len(page.source.encode()) - charts - rows + static < 60_000
 
 
-@pytest.mark.parametrize("address", [*PATHS, "/drones?show=all&columns=id,node,note,avoids"])
+@pytest.mark.parametrize("address", [*PATHS, "/drones?show=all&columns=id,node,note,job_filter"])
 def test_foreign_text_stays_text(reader: SeriesReader, strange: SeriesReader, address: str) -> None:
     tame, told = Rendered(reader, address), Rendered(strange, address)
     assert {each.tag for each in told.root.iter()} <= {each.tag for each in tame.root.iter()} | {

@@ -267,11 +267,6 @@ class HTCondorOverlay:
             "DRONE_COLLECTOR": config.collector,
             "DRONE_TRUST_DOMAIN": config.trust_domain,
             "DRONE_TOKEN_FILE": "token",
-            "DRONE_KEPT_VRAM_MIB": str(order.kept_vram_mib),
-            "DRONE_KEPT_GPUS": str(order.kept_gpus),
-            "DRONE_KEPT_S": str(round(order.kept_s)),
-            "DRONE_AVOIDS": order.avoids,
-            "DRONE_MIN_GPUS": str(order.min_gpus),
         }
         if identity := config.drone_identities:
             env["DRONE_IDENTITY"] = identity.replace("{drone}", order.drone_id)
