@@ -57,6 +57,7 @@ _QUEUED_STATES = (DroneState.SUBMITTED, DroneState.QUEUED)
 _ON_THE_WAY = (DroneState.REQUESTED, *_QUEUED_STATES, DroneState.BOOTING)
 _cap_key = attrgetter("type", "gpu_milli", "state")
 _amounts = attrgetter("gpu_milli", "cpus", "memory_mib", "disk_mib")
+_free = attrgetter("free_gpu_milli", "free_cpus", "free_memory_mib")
 _sizes = attrgetter("gpu_milli", "vram_mib", "capability", "cpus", "memory_mib")
 
 Action = Start | Drain | Stop | model.StopOrphan
@@ -96,9 +97,9 @@ class PlanCheck:
         self.breakers = {**snapshot.breakers, **{each.scope: each for each in plan.breakers}}
         view = snapshot.overlay.view
         self.names = ClassNames(view)
-        classes = {job.id: job for job in view.classes} if view is not None else {}
+        self.classes = {job.id: job for job in view.classes} if view is not None else {}
         self.starts = [
-            (start, classes.get(start.drone.for_class), self.types.get(start.drone.type))
+            (start, self.classes.get(start.drone.for_class), self.types.get(start.drone.type))
             for start in plan.starts
         ]
         """Starts with their job class and drone type, None if these do not exist."""
@@ -371,38 +372,41 @@ def drones_for_owner(check: PlanCheck) -> Iterator[Breach]:
 
 def room_on_nodes(check: PlanCheck) -> Iterator[Breach]:
     """Start no more at a site without a queue than is free on its nodes."""
-    for site, free, starts in _on_nodes(check):
+    for site, nodes, starts in _on_nodes(check):
         for i, what in enumerate(("milli-GPU", "CPUs", "MiB of memory")):
             asks = [(start, _amounts(kind)[i]) for start, kind in starts]
+            free = sum(_free(node)[i] for node in nodes)
             who = f"starts at {site} ask for "
-            yield from _beyond(what, asks, sum(row[i] for row in free), who=who, are="are free")
+            yield from _beyond(what, asks, free, who=who, are="are free")
 
 
 def cpus_for_free_gpus(check: PlanCheck) -> Iterator[Breach]:
     """Leave the CPUs on the nodes of a blocked site that are kept for its free GPUs."""
-    for site, free, starts in _on_nodes(check):
+    for site, nodes, starts in _on_nodes(check):
         rules = check.snapshot.policy.sites[site].blocking
         if rules and all("*" in rule.nodes for rule in rules):
-            rest = sum(max(0, cpus - rules[0].cpus * milli // 1000) for milli, cpus, _ in free)
+            kept = rules[0].cpus
+            left = (node.free_cpus - kept * node.free_gpu_milli // 1000 for node in nodes)
             asks = [(start, kind.cpus) for start, kind in starts if not kind.gpu_milli]
             who = f"CPU drones at {site} ask for "
-            yield from _beyond("CPUs", asks, rest, who=who, are="are not kept for free GPUs")
+            yield from _beyond(
+                "CPUs",
+                asks,
+                sum(max(0, cpus) for cpus in left),
+                who=who,
+                are="are not kept for free GPUs",
+            )
 
 
 def _on_nodes(
     check: PlanCheck,
-) -> Iterator[tuple[str, list[tuple[int, int, int]], list[tuple[Start, DroneType]]]]:
-    """Yield each site whose nodes are known and that has no queue, what is free on each node, and the starts there."""
+) -> Iterator[tuple[str, Sequence[model.Node], list[tuple[Start, DroneType]]]]:
+    """Yield each site whose nodes are known and that has no queue, with its nodes and the starts there, if any."""
     for site, view in check.views.items():
         limits = check.snapshot.policy.sites.get(site)
-        if view.nodes and limits is not None and not limits.queue_when_full:
-            free = [
-                (node.free_gpu_milli, node.free_cpus, node.free_memory_mib) for node in view.nodes
-            ]
-            starts = [
-                (start, kind) for start, _, kind in check.starts if kind and kind.site == site
-            ]
-            yield site, free, starts
+        starts = [(start, kind) for start, _, kind in check.starts if kind and kind.site == site]
+        if starts and view.nodes and limits is not None and not limits.queue_when_full:
+            yield site, view.nodes, starts
 
 
 # --- promises about starts
@@ -410,9 +414,8 @@ def _on_nodes(
 
 def starts_for_demand(check: PlanCheck) -> Iterator[Breach]:
     """Start no more drones for a class than its jobs wait, or than its headroom wants."""
-    jobs = {start.drone.for_class: job for start, job, _ in check.starts}
     for class_id, starts in _grouped(check.plan.starts, "drone.for_class").items():
-        job = jobs[class_id]
+        job = check.classes.get(class_id)
         text = f"{len(starts)} drones are started for "
         if class_id in check.warm:
             wanted = check.warm[class_id]
