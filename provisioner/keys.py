@@ -102,7 +102,7 @@ class Subject(TextKey):
         return cls(cast(SubjectKind, kind), name)
 
     def __str__(self) -> str:
-        return f"{self.kind}:{self.name}" if self.name else self.kind
+        return "all" if self.kind == "all" else f"{self.kind}:{self.name}"
 
 
 ALL = Subject("all")

@@ -611,13 +611,9 @@ class Controller:
             if r.drone_id in drones
         }
         known = [r for r in answers.starts if r.drone_id in types]
-        breakers = update_by_order_results(
-            self.store.breakers, Scope(answers.site), types, known, now
-        )
+        breakers = update_by_order_results(self.store.breakers, types, known, now)
         overlay = {r.drone_id: OVERLAY_SCOPE for r in answers.admissions}
-        breakers += update_by_order_results(
-            self.store.breakers, OVERLAY_SCOPE, overlay, answers.admissions, now
-        )
+        breakers += update_by_order_results(self.store.breakers, overlay, answers.admissions, now)
         return [m for m in moves if m is not None], breakers
 
     def apply(

@@ -9,7 +9,7 @@ failure doubles the pause.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from provisioner import model
@@ -20,13 +20,15 @@ from provisioner.model import (
     DroneState,
     Fault,
     FaultKind,
+    PolledOverlay,
+    PolledSite,
     Scope,
     Snapshot,
     StateChange,
     TypeKey,
 )
 from provisioner.planner.blame import judge_users
-from provisioner.reasons import EXIT_WORDS, EndedAtSite, StartsUnmatched
+from provisioner.reasons import EXIT_WORDS, EndedAtSite, Reason, StartsUnmatched
 from provisioner.values import frozen
 
 OVERLAY_SCOPE = Scope("overlay")
@@ -41,45 +43,42 @@ class BackoffPolicy:
     after: int
     base_s: float
     cap_s: float
-    per_type: bool
+    per_type: bool = False
     """The fault concerns the drone type, not the whole site."""
 
 
 BACKOFF_POLICIES: Mapping[FaultKind, BackoffPolicy] = {
-    FaultKind.DOWN: BackoffPolicy(after=3, base_s=10, cap_s=300, per_type=False),
-    FaultKind.UNKNOWN: BackoffPolicy(after=3, base_s=30, cap_s=600, per_type=False),
-    FaultKind.DENIED: BackoffPolicy(after=1, base_s=120, cap_s=1800, per_type=False),
-    FaultKind.THROTTLED: BackoffPolicy(after=1, base_s=60, cap_s=900, per_type=False),
-    FaultKind.CAPACITY: BackoffPolicy(after=1, base_s=60, cap_s=600, per_type=True),
-    FaultKind.QUOTA: BackoffPolicy(after=1, base_s=120, cap_s=1800, per_type=True),
-    FaultKind.CONFIG: BackoffPolicy(after=1, base_s=600, cap_s=7200, per_type=True),
-    FaultKind.NODE: BackoffPolicy(after=3, base_s=60, cap_s=1800, per_type=True),
-    FaultKind.DRONE: BackoffPolicy(after=3, base_s=60, cap_s=3600, per_type=True),
-    FaultKind.JOBS: BackoffPolicy(after=1, base_s=600, cap_s=7200, per_type=True),
-    FaultKind.BLACK_HOLE: BackoffPolicy(after=2, base_s=1800, cap_s=21600, per_type=False),
+    # after, base_s, cap_s
+    FaultKind.DOWN: BackoffPolicy(3, 10, 300),
+    FaultKind.UNKNOWN: BackoffPolicy(3, 30, 600),
+    FaultKind.DENIED: BackoffPolicy(1, 120, 1800),
+    FaultKind.THROTTLED: BackoffPolicy(1, 60, 900),
+    FaultKind.CAPACITY: BackoffPolicy(1, 60, 600, per_type=True),
+    FaultKind.QUOTA: BackoffPolicy(1, 120, 1800, per_type=True),
+    FaultKind.CONFIG: BackoffPolicy(1, 600, 7200, per_type=True),
+    FaultKind.NODE: BackoffPolicy(3, 60, 1800, per_type=True),
+    FaultKind.DRONE: BackoffPolicy(3, 60, 3600, per_type=True),
+    FaultKind.JOBS: BackoffPolicy(1, 600, 7200, per_type=True),
+    FaultKind.BLACK_HOLE: BackoffPolicy(2, 1800, 21600),
 }
 _FAULTS_OF_JOBS = (FaultKind.DRONE, FaultKind.JOBS)
 """Faults that jobs in a drone can cause: they say nothing about the type of a drone that has had a job."""
 
 
+_Known = Mapping[Scope, Breaker]
+_Moves = Sequence[StateChange]
+
+
 def after_failure(breaker: Breaker, fault: Fault, now: float) -> Breaker:
     """Return the breaker after one more failure. A failed probe is banned again, for longer."""
     rule = BACKOFF_POLICIES[fault.kind]
-    failures = breaker.failures + 1
-    if failures < rule.after and breaker.state is not BreakerState.PROBING:
+    failed = replace(breaker, failures=breaker.failures + 1, fault=fault)
+    excess = failed.failures - rule.after
+    if excess < 0 and breaker.state is not BreakerState.PROBING:
         since = breaker.since if breaker.state is BreakerState.DEGRADED else now
-        return replace(
-            breaker, state=BreakerState.DEGRADED, since=since, failures=failures, fault=fault
-        )
-    pause_s = min(rule.cap_s, rule.base_s * 2.0 ** min(30, max(0, failures - rule.after)))
-    return replace(
-        breaker,
-        state=BreakerState.BANNED,
-        since=now,
-        failures=failures,
-        until=now + pause_s,
-        fault=fault,
-    )
+        return replace(failed, state=BreakerState.DEGRADED, since=since)
+    pause_s = min(rule.cap_s, rule.base_s * 2.0 ** min(30, max(0, excess)))
+    return replace(failed, state=BreakerState.BANNED, since=now, until=now + pause_s)
 
 
 def after_success(breaker: Breaker, now: float) -> Breaker:
@@ -89,76 +88,18 @@ def after_success(breaker: Breaker, now: float) -> Breaker:
     return Breaker(breaker.scope, BreakerState.ACTIVE, since=now, blind_until=breaker.blind_until)
 
 
-def update_breakers(snapshot: Snapshot, moves: Sequence[StateChange]) -> Mapping[Scope, Breaker]:
-    """Return all breakers after what this snapshot shows."""
-    now = snapshot.now
+def count_failure(known: _Known, scope: Scope, fault: Fault, now: float) -> Breaker:
+    """Return the breaker of a scope, known or new, after one more failure."""
+    return after_failure(known.get(scope) or Breaker(scope, since=now), fault, now)
+
+
+def update_breakers(snapshot: Snapshot, moves: _Moves) -> _Known:
+    """Return all breakers after what this snapshot shows: each rule sees the changes of those before it."""
     known = dict(snapshot.breakers)
-    for scope, breaker in known.items():
-        if breaker.state is BreakerState.BANNED and now >= breaker.until and not scope.user:
-            known[scope] = replace(breaker, state=BreakerState.PROBING, since=now)
-    for scope, breaker in known.items():  # refused for the credential that was there before
-        kind = breaker.fault.kind if breaker.fault is not None else None
-        by_pool = kind is FaultKind.DRONE and "overlay" in snapshot.renewed
-        if by_pool or (kind is FaultKind.DENIED and f"site:{scope.site}" in snapshot.renewed):
-            known[scope] = after_success(breaker, now)
-    polls: list[tuple[Scope, bool, Fault | None]] = [
-        (OVERLAY_SCOPE, snapshot.overlay.view is not None, snapshot.overlay.fault),
-        *(
-            (Scope(name), polled.view is not None, polled.fault)
-            for name, polled in snapshot.sites.items()
-        ),
-    ]
-    for scope, seen, fault in polls:
-        if fault is None and scope not in known:
-            continue
-        breaker = known.get(scope) or Breaker(scope, since=now)
-        if fault is not None:
-            # The same fault is reported every tick until the next poll: count it once.
-            known[scope] = breaker if breaker.fault == fault else after_failure(breaker, fault, now)
-            # there is only one: it is asked again at every tick, whatever happened
-            if scope == OVERLAY_SCOPE:
-                # The length of the outage that the failed poll belongs to decides what it hid.
-                goes_on = (
-                    breaker.state is BreakerState.DEGRADED
-                    and breaker.fault
-                    and not breaker.fault.of_order
-                )
-                since = breaker.since if goes_on else now
-                known[scope] = replace(
-                    known[scope], state=BreakerState.DEGRADED, until=0.0, since=since
-                )
-        elif seen and not (breaker.fault and breaker.fault.of_order):
-            known[scope] = after_success(breaker, now)
-            if scope == OVERLAY_SCOPE and breaker.failures:
-                # The pool gets time to recover for as long as the outage lasted: right after the
-                # restart of a schedd, jobs that lost their slot look as if they needed another. A
-                # short outage hid nothing.
-                away_s = now - breaker.since
-                blind_until = (
-                    now if away_s > snapshot.policy.overlay_max_age_s else breaker.blind_until
-                )
-                until = now + min(OVERLAY_SETTLE_MAX_S, away_s)
-                known[scope] = replace(known[scope], until=until, blind_until=blind_until)
-    after = {move.drone.id: move.drone for move in moves}
-    now_known = (after.get(drone.id, drone) for drone in snapshot.drones.values())
-    for scope, fault in {
-        **_early_exits(snapshot, moves),
-        **_never_starting(snapshot, now_known),
-    }.items():
-        known[scope] = after_failure(known.get(scope) or Breaker(scope, since=now), fault, now)
-    for move in moves:
-        key, site = Scope.parse(move.drone.type), Scope(move.drone.site)
-        # whatever the answer was
-        taken = move.was is DroneState.REQUESTED and not move.drone.state.ended
-        if taken and site in known and _by_order(known[site]):
-            known[site] = after_success(known[site], now)
-        for scope in (key, site):
-            if scope in known and _clears_fault(snapshot, move, known[scope]):
-                known[scope] = after_success(known[scope], now)
-        before = snapshot.drones.get(move.drone.id)
-        if key in known and move.drone.busy_at and not (before and before.busy_at):  # its first job
-            known[key] = after_success(known[key], now)
-    return {**_after_trials(snapshot, moves, known), **judge_users(snapshot, known)}
+    for rule in _RULES:
+        for changed in rule(snapshot, moves, known):
+            known[changed.scope] = changed
+    return {**known, **judge_users(snapshot, known)}
 
 
 def shift_breaker(breaker: Breaker, by_s: float) -> Breaker:
@@ -172,17 +113,106 @@ def shift_breaker(breaker: Breaker, by_s: float) -> Breaker:
     )
 
 
-def _by_order(breaker: Breaker) -> bool:
+# -----------------------------------------------------------------------------------------------------------------
+# rules: each yields the breakers that it changes
+
+
+def _end_bans(snapshot: Snapshot, moves: _Moves, known: _Known) -> Iterator[Breaker]:
+    """Let a ban that is over lead to a probe. That of a user just ends: :mod:`provisioner.planner.blame`."""
+    for breaker in list(known.values()):
+        over = breaker.state is BreakerState.BANNED and snapshot.now >= breaker.until
+        if over and not breaker.scope.user:
+            yield replace(breaker, state=BreakerState.PROBING, since=snapshot.now)
+
+
+def _forgive_old_credentials(snapshot: Snapshot, moves: _Moves, known: _Known) -> Iterator[Breaker]:
+    """Clear what was refused for the credential that was there before."""
+    for breaker in list(known.values()):
+        kind = breaker.fault.kind if breaker.fault is not None else None
+        by_pool = kind is FaultKind.DRONE and "overlay" in snapshot.renewed
+        by_site = kind is FaultKind.DENIED and f"site:{breaker.scope.site}" in snapshot.renewed
+        if by_pool or by_site:
+            yield after_success(breaker, snapshot.now)
+
+
+def _count_polls(snapshot: Snapshot, moves: _Moves, known: _Known) -> Iterator[Breaker]:
+    """Count failed polls of the overlay and of sites, and clear their faults by good ones."""
+    polls: dict[Scope, PolledOverlay | PolledSite] = {OVERLAY_SCOPE: snapshot.overlay}
+    polls.update((Scope(name), polled) for name, polled in snapshot.sites.items())
+    for scope, polled in polls.items():
+        breaker = known.get(scope) or Breaker(scope, since=snapshot.now)
+        after = _after_poll(breaker, polled, snapshot.now)
+        if scope == OVERLAY_SCOPE:
+            after = _with_outage(snapshot, breaker, after)
+        if after is not breaker:
+            yield after
+
+
+def _after_poll(breaker: Breaker, polled: PolledOverlay | PolledSite, now: float) -> Breaker:
+    """Return the breaker after the newest poll. Every tick until the next one reports its fault: it counts once."""
+    if polled.fault is not None:
+        same = breaker.fault == polled.fault
+        return breaker if same else after_failure(breaker, polled.fault, now)
+    of_order = breaker.fault is not None and breaker.fault.of_order
+    return breaker if of_order or polled.view is None else after_success(breaker, now)
+
+
+def _with_outage(snapshot: Snapshot, before: Breaker, after: Breaker) -> Breaker:
+    """Return the overlay's breaker with the times of its outage. There is only one overlay: it is never banned."""
+    now = snapshot.now
+    if snapshot.overlay.fault is not None:
+        # The length of the outage that the failed poll belongs to decides what it hid.
+        polls_failed = before.fault is not None and not before.fault.of_order
+        goes_on = polls_failed and before.state is BreakerState.DEGRADED
+        since = before.since if goes_on else now
+        return replace(after, state=BreakerState.DEGRADED, until=0.0, since=since)
+    if after is before or not before.failures:
+        return after
+    # The pool gets time to recover for as long as the outage lasted: right after the restart of a
+    # schedd, jobs that lost their slot look as if they needed another. A short outage hid nothing.
+    away_s = now - before.since
+    hid = away_s > snapshot.policy.overlay_max_age_s
+    return replace(
+        after,
+        until=now + min(OVERLAY_SETTLE_MAX_S, away_s),
+        blind_until=now if hid else before.blind_until,
+    )
+
+
+def _count_faults_of_drones(snapshot: Snapshot, moves: _Moves, known: _Known) -> Iterator[Breaker]:
+    """Count one failure for each scope whose drones ended badly or will never start."""
+    after = {move.drone.id: move.drone for move in moves}
+    drones = (after.get(drone.id, drone) for drone in snapshot.drones.values())
+    faults = {**_early_exits(snapshot, moves), **_never_starting(snapshot, drones)}
+    for scope, fault in faults.items():
+        yield count_failure(known, scope, fault, snapshot.now)
+
+
+def _clear_by_progress(snapshot: Snapshot, moves: _Moves, known: _Known) -> Iterator[Breaker]:
+    """Clear the faults that a drone has got past: by its acceptance, its start or join, or its first job."""
+    for move in moves if known else ():
+        kind = Scope.parse(move.drone.type)
+        site = Scope(kind.site)
+        before = snapshot.drones.get(move.drone.id)
+        accepted = move.was is DroneState.REQUESTED and not move.drone.state.ended
+        first_job = move.drone.busy_at and not (before and before.busy_at)
+        passed = {site: accepted and _by_order(known.get(site)), kind: first_job}
+        for scope in (kind, site):
+            breaker = known.get(scope)
+            if breaker and (passed[scope] or _clears_fault(move.drone, before, breaker.fault)):
+                yield after_success(breaker, snapshot.now)
+
+
+def _by_order(breaker: Breaker | None) -> bool:
     """Return True if an accepted order shows that the fault has passed."""
-    return breaker.fault is not None and breaker.fault.of_order and not breaker.fault.accepted
+    fault = breaker.fault if breaker is not None else None
+    return fault is not None and fault.of_order and not fault.accepted
 
 
-def _clears_fault(snapshot: Snapshot, move: StateChange, breaker: Breaker) -> bool:
+def _clears_fault(drone: Drone, before: Drone | None, fault: Fault | None) -> bool:
     """Return True if a drone has passed the obstacle that others met after their orders were accepted."""
-    fault, drone = breaker.fault, move.drone
     if fault is None or not fault.accepted or drone.state.ended:
         return False
-    before = snapshot.drones.get(drone.id)
     joined = bool(drone.joined_at) and not (before and before.joined_at)
     if fault.kind not in (FaultKind.CAPACITY, FaultKind.QUOTA):
         return joined  # what starts may still fail while it boots
@@ -191,58 +221,130 @@ def _clears_fault(snapshot: Snapshot, move: StateChange, breaker: Breaker) -> bo
     return drone.requested_at >= fault.at and (started or joined)
 
 
-def _scope(kind: FaultKind, drone: Drone) -> Scope:
-    """Return the scope of the breaker that a fault of a drone concerns."""
-    place = Scope.parse(drone.type)
+def _judge_trials(snapshot: Snapshot, moves: _Moves, known: _Known) -> Iterator[Breaker]:
+    """Judge job classes on drone types by the drones that were started for them."""
+    view, now = snapshot.overlay.view, snapshot.now
+    # jobs of a queue that does not answer get no drone, whatever they ask for
+    if view is None or view.unheard or snapshot.overlay.fault is not None:
+        return
+    classes = {job.id: job for job in view.classes}
+    types = {kind.key for kind in snapshot.types}
+    for scope, breaker in list(known.items()):
+        gone = scope.class_id not in classes or scope.type_key not in types
+        if scope.class_id and gone and breaker.state is not BreakerState.BANNED:
+            yield after_success(breaker, now)
+    for drone in _trials(snapshot, moves):
+        job = classes.get(drone.for_class)
+        if job is None:
+            continue
+        scope = replace(Scope.parse(drone.type), class_id=job.id)
+        if drone.state is not DroneState.UNUSED:
+            if scope in known and drone.busy_at and job.running:
+                yield after_success(known[scope], now)
+        elif _idled_beside(job, drone, view, known.get(scope)):
+            text = f"{drone.id} idled until it left, and no job of the class came"
+            yield count_failure(known, scope, _accepted_fault(FaultKind.JOBS, text, now), now)
+
+
+_RULES = (
+    _end_bans,
+    _forgive_old_credentials,
+    _count_polls,
+    _count_faults_of_drones,
+    _clear_by_progress,
+    _judge_trials,
+)
+
+
+def _trials(snapshot: Snapshot, moves: _Moves) -> list[Drone]:
+    """Return the drones with news that were started for a class and have joined; a sign of life alone is no news."""
+    tried = (move.drone for move in moves if move.drone.for_class and move.drone.joined_at)
+    before = snapshot.drones
+    return [d for d in tried if d != replace(before[d.id], heard_at=d.heard_at)]
+
+
+def _idled_beside(
+    job: model.JobClass, drone: Drone, view: model.OverlayView, breaker: Breaker | None
+) -> bool:
+    """Return True if jobs waited for all of a drone's idle time, and no earlier failure counts it."""
+    idle_at = drone.idle_at or drone.joined_at
+    waited = job.waiting > 0 and job.waits_since <= idle_at
+    negotiated = not view.negotiated_at or view.negotiated_at > idle_at
+    # One batch is one failure: a drone that was ordered before an earlier one failed is counted.
+    fault = breaker.fault if breaker is not None else None
+    counted = fault is not None and drone.requested_at <= fault.at
+    return waited and negotiated and not counted
+
+
+# -----------------------------------------------------------------------------------------------------------------
+# faults of drones and orders
+
+
+def _scope(kind: FaultKind, place: Scope) -> Scope:
+    """Return the scope that a fault met by a drone type concerns: the type, or its whole site."""
     return place if BACKOFF_POLICIES[kind].per_type else Scope(place.site)
 
 
-def _early_exits(snapshot: Snapshot, moves: Sequence[StateChange]) -> Mapping[Scope, Fault]:
+def _accepted_fault(kind: FaultKind, message: str, now: float) -> Fault:
+    """Return a fault that a drone met after its order was accepted."""
+    return Fault(kind, message, now, of_order=True, accepted=True)
+
+
+def _early_exits(snapshot: Snapshot, moves: _Moves) -> Mapping[Scope, Fault]:
     """Return one fault per drone type whose drones ended badly now: many ends in one tick are one failure in a row.
 
     A fault that the site reports backs off at its own level. A drone that had work says nothing
     about its type.
     """
     found: dict[Scope, Fault] = {}
-    for move in moves:
-        drone = move.drone
-        if not drone.state.ended:
-            continue
-        remote = _remote(snapshot, drone)
-        contained = remote is not None and remote.end is not None and remote.end.contained
+    for drone, reason in ((move.drone, move.reason) for move in moves if move.drone.state.ended):
+        kind = Scope.parse(drone.type)
         # a job may come and end the drone between two polls
         worked = drone.busy_at > 0 or drone.lost_jobs > 0
-        bad = {
-            DroneState.FAILED: bool(drone.started_at) and not worked and not contained,
-            DroneState.JOIN_TIMEOUT: True,
-            # Taken by the site and never seen again, or gone before it did anything.
-            DroneState.LOST: not worked,
-            # It says that it is done, and the pool never saw it. One that joined: see
-            # :func:`_after_trials`.
-            DroneState.UNUSED: not drone.joined_at,
-        }.get(drone.state, False)
-        if bad:
-            why, code = drone.site_reason, getattr(move.reason, "exit_code", None)
-            if code and not why:
-                why = f"exit code {code}" + (f": {EXIT_WORDS[code]}" if code in EXIT_WORDS else "")
-            text = f"{drone.id} ended {drone.state.value}" + (f": {why}" if why else "")
-            found[_scope(FaultKind.DRONE, drone)] = Fault(FaultKind.DRONE, text, snapshot.now)
+        if _ended_badly(snapshot, drone, worked):
+            found[kind] = Fault(FaultKind.DRONE, _end_words(drone, reason), snapshot.now)
         failed = drone.state is DroneState.FAILED
-        reported = move.reason.fault if failed and isinstance(move.reason, EndedAtSite) else ""
+        reported = reason.fault if failed and isinstance(reason, EndedAtSite) else ""
         if reported and not (worked and reported in _FAULTS_OF_JOBS):
-            kind, text = FaultKind(reported), f"{drone.id}: {drone.site_reason}"
-            found[_scope(kind, drone)] = Fault(
-                kind, text, snapshot.now, of_order=True, accepted=True
-            )
+            fault = FaultKind(reported)
+            text = f"{drone.id}: {drone.site_reason}"
+            found[_scope(fault, kind)] = _accepted_fault(fault, text, snapshot.now)
     return found
+
+
+def _ended_badly(snapshot: Snapshot, drone: Drone, worked: bool) -> bool:
+    """Return True if the end of a drone counts against its type."""
+    match drone.state:
+        case DroneState.FAILED:
+            remote = _remote(snapshot, drone)
+            contained = remote is not None and remote.end is not None and remote.end.contained
+            return bool(drone.started_at) and not worked and not contained
+        case DroneState.JOIN_TIMEOUT:
+            return True
+        case (
+            DroneState.LOST
+        ):  # taken by the site and never seen again, or gone before it did anything
+            return not worked
+        case (
+            DroneState.UNUSED
+        ):  # it says that it is done; of one that joined: :func:`_judge_trials`
+            return not drone.joined_at
+    return False
+
+
+def _end_words(drone: Drone, reason: Reason) -> str:
+    """Return the end of a drone in words, with the site's reason or the exit code."""
+    why, code = drone.site_reason, getattr(reason, "exit_code", None)
+    if code and not why:
+        why = f"exit code {code}" + (f": {EXIT_WORDS[code]}" if code in EXIT_WORDS else "")
+    return f"{drone.id} ended {drone.state.value}" + (f": {why}" if why else "")
 
 
 def _remote(snapshot: Snapshot, drone: Drone) -> model.RemoteDrone | None:
     """Return a drone as its site lists it."""
     polled = snapshot.sites.get(drone.site)
-    return (
-        polled.view.drones.get(drone.id) if polled is not None and polled.view is not None else None
-    )
+    view = polled.view if polled is not None else None
+    return view.drones.get(drone.id) if view is not None else None
 
 
 def _never_starting(snapshot: Snapshot, drones: Iterable[Drone]) -> Mapping[Scope, Fault]:
@@ -253,88 +355,39 @@ def _never_starting(snapshot: Snapshot, drones: Iterable[Drone]) -> Mapping[Scop
             continue
         remote = _remote(snapshot, drone)
         if remote is not None and remote.hopeless and remote.blocked:
-            kind, text = remote.blocked, f"{drone.id} waits: {remote.reason}"
-            found[_scope(kind, drone)] = Fault(
-                kind, text, snapshot.now, of_order=True, accepted=True
-            )
+            text = f"{drone.id} waits: {remote.reason}"
+            fault = _accepted_fault(remote.blocked, text, snapshot.now)
+            found[_scope(fault.kind, Scope.parse(drone.type))] = fault
     return found
 
 
 def update_by_order_results(
-    known: Mapping[Scope, Breaker],
-    site: Scope,
+    known: _Known,
     types: Mapping[model.DroneId, Scope],
     results: Sequence[model.OrderResult],
     now: float,
 ) -> list[Breaker]:
-    """Return the breakers changed by the results of a batch of start orders at one site.
+    """Return the breakers changed by the results of a batch of start orders.
 
-    ``types`` has the scopes of drone types by drone id. An accepted order clears a fault that an order has met.
-    It clears neither early exits nor drones that never start, nor a failed poll.
+    ``types`` has the scopes of drone types by drone id. An accepted order clears a fault that an
+    order has met. It clears neither early exits nor drones that never start, nor a failed poll.
     """
     worst: dict[Scope, Fault] = {}
     accepted: list[Scope] = []
     for result in results:
+        kind = types[result.drone_id]
         if result.answer is model.OrderOutcome.OK:
-            accepted += types[result.drone_id], site
+            accepted += kind, Scope(kind.site)
         elif result.fault is not None:
-            scope = types[result.drone_id] if BACKOFF_POLICIES[result.fault.kind].per_type else site
+            scope = _scope(result.fault.kind, kind)
             worst.setdefault(scope, replace(result.fault, of_order=True))
-    changed: dict[Scope, Breaker] = {}
-    for scope in dict.fromkeys(accepted):
-        if scope not in worst and scope in known and _by_order(known[scope]):
-            changed[scope] = after_success(known[scope], now)
-    for scope, fault in worst.items():
-        changed[scope] = after_failure(known.get(scope) or Breaker(scope, since=now), fault, now)
-    return [b for b in changed.values() if known.get(b.scope) != b]
-
-
-def _after_trials(
-    snapshot: Snapshot, moves: Sequence[StateChange], known: Mapping[Scope, Breaker]
-) -> Mapping[Scope, Breaker]:
-    """Return all breakers after the trials of job classes that ended in this snapshot."""
-    view, now = snapshot.overlay.view, snapshot.now
-    # jobs of a queue that does not answer get no drone, whatever they ask for
-    if view is None or view.unheard or snapshot.overlay.fault is not None:
-        return known
-    after = dict(known)
-    classes = {job.id: job for job in view.classes}
-    types = {kind.key for kind in snapshot.types}
-    for scope, breaker in known.items():
-        gone = scope.class_id not in classes or scope.type_key not in types
-        if scope.class_id and gone and breaker.state is not BreakerState.BANNED:
-            after[scope] = after_success(breaker, now)
-    for drone in _trials(snapshot, moves):
-        scope = replace(Scope.parse(drone.type), class_id=drone.for_class)
-        breaker = after.get(scope) or Breaker(scope, since=now)
-        job = classes.get(drone.for_class)
-        if drone.state is not DroneState.UNUSED:
-            if scope in after and drone.busy_at and job is not None and job.running:
-                after[scope] = after_success(breaker, now)
-        elif job is not None and _idled_beside(job, drone, view, breaker):
-            text = f"{drone.id} idled until it left, and no job of the class came"
-            fault = Fault(FaultKind.JOBS, text, now, of_order=True, accepted=True)
-            after[scope] = after_failure(breaker, fault, now)
-    return after
-
-
-def _idled_beside(
-    job: model.JobClass, drone: Drone, view: model.OverlayView, breaker: Breaker
-) -> bool:
-    """Return True if jobs waited for all of a drone's idle time, and no earlier failure counts it."""
-    idle_at = drone.idle_at or drone.joined_at
-    waited = job.waiting > 0 and job.waits_since <= idle_at
-    negotiated = not view.negotiated_at or view.negotiated_at > idle_at
-    # One batch is one failure: a drone that was ordered before an earlier one failed is counted.
-    counted = breaker.fault is not None and drone.requested_at <= breaker.fault.at
-    return waited and negotiated and not counted
-
-
-def _trials(snapshot: Snapshot, moves: Sequence[StateChange]) -> list[Drone]:
-    """Return the drones with news that were started for a class and have joined; a sign of life alone is no news."""
-    tried = (move.drone for move in moves if move.drone.for_class and move.drone.joined_at)
-    before = snapshot.drones
-    return [d for d in tried if d != replace(before[d.id], heard_at=d.heard_at)]
+    changed = [
+        after_success(known[scope], now)
+        for scope in dict.fromkeys(accepted)
+        if scope not in worst and _by_order(known.get(scope))
+    ]
+    changed += [count_failure(known, scope, fault, now) for scope, fault in worst.items()]
+    return [breaker for breaker in changed if known.get(breaker.scope) != breaker]
 
 
 @frozen
@@ -347,7 +400,7 @@ class ClassBackoffs:
     """One drone of these types is tried for the class. Values: drones on their way, or idle in the pool."""
 
     @classmethod
-    def of(cls, breakers: Mapping[Scope, Breaker], drones: Iterable[Drone]) -> ClassBackoffs:
+    def of(cls, breakers: _Known, drones: Iterable[Drone]) -> ClassBackoffs:
         """Collect the breakers of classes. ``drones`` are the live drones."""
         banned: dict[str, dict[TypeKey, Breaker]] = {}
         probing: dict[str, dict[TypeKey, int]] = {}

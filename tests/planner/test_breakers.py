@@ -110,8 +110,8 @@ def test_an_accepted_order_clears_what_orders_had_tripped_but_not_the_blame_for_
     types = {model.DroneId("kit-ab12-1"): A100.scope}
     quota = {A100.scope: tripped(B.PROBING, K.QUOTA, A100.scope, of_order=True)}
     dying = {A100.scope: tripped(B.PROBING, K.DRONE, A100.scope)}
-    assert [b.state for b in update_by_order_results(quota, TOPAS, types, one, NOW)] == [B.ACTIVE]
-    assert update_by_order_results(dying, TOPAS, types, one, NOW) == []
+    assert [b.state for b in update_by_order_results(quota, types, one, NOW)] == [B.ACTIVE]
+    assert update_by_order_results(dying, types, one, NOW) == []
 
 
 def test_a_site_that_never_answers_a_start_is_banned_though_its_listings_work() -> None:
@@ -126,9 +126,7 @@ def test_a_site_that_never_answers_a_start_is_banned_though_its_listings_work() 
             )
         ]
         known = {b.scope: b for b in breakers}
-        breakers = update_by_order_results(
-            known, TOPAS, {unsure[0].drone_id: A100.scope}, unsure, NOW
-        )
+        breakers = update_by_order_results(known, {unsure[0].drone_id: A100.scope}, unsure, NOW)
         states.append(breakers[0].state)
     assert states == [B.DEGRADED, B.DEGRADED, B.BANNED]
     assert plan_for(waiting=1, breakers=breakers).starts == ()
@@ -186,7 +184,7 @@ def test_refused_orders_ban_what_the_fault_concerns_for_a_pause_that_doubles(
     known: dict[model.Scope, model.Breaker] = {}
     pauses = []
     for _ in range(failures + 12):
-        (after,) = update_by_order_results(known, TOPAS, {i: A100.scope}, refused, NOW)
+        (after,) = update_by_order_results(known, {i: A100.scope}, refused, NOW)
         known = {after.scope: after}
         pauses.append(after.until - NOW if after.state is B.BANNED else None)
     assert list(map(str, known)) == [scope]
@@ -267,7 +265,7 @@ def test_the_answers_of_a_batch_count_once_and_a_refusal_outweighs_an_accepted_o
         model.OrderResult(ids[0], model.OrderOutcome.OK, "1"),
         *(model.OrderResult(i, model.OrderOutcome.REJECTED, fault=full) for i in ids[1:]),
     ]
-    (after,) = update_by_order_results(known, TOPAS, dict.fromkeys(ids, key), batch, NOW)
+    (after,) = update_by_order_results(known, dict.fromkeys(ids, key), batch, NOW)
     assert (after.state, after.failures, after.until) == (B.BANNED, 3, NOW + 480)
     assert after.fault is not None and after.fault.of_order
 

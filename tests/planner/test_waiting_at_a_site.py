@@ -348,7 +348,7 @@ def test_a_cloud_that_accepts_the_probe_has_shown_nothing_yet() -> None:
     )
     accepted = model.OrderResult(model.DroneId("kit-ab12-2"), model.OrderOutcome.OK, "vm-2")
     known, types = {breaker.scope: breaker}, {accepted.drone_id: VM.scope}
-    assert update_by_order_results(known, model.Scope("cloud"), types, [accepted], NOW) == []
+    assert update_by_order_results(known, types, [accepted], NOW) == []
     was = drone("kit-ab12-2", S.SUBMITTED, VM, age_s=5)
     waits = model.RemoteDrone(was.id, model.RemoteState.PENDING, "vm-2", reason="BUILD")
     given = {"waiting": 9, "types": (VM,), "drones": [was], "breakers": [breaker]}
