@@ -17,8 +17,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field
+from itertools import chain, starmap
+from operator import attrgetter
 
 from provisioner import model
 from provisioner.model import (
@@ -32,7 +34,7 @@ from provisioner.model import (
     FaultKind,
     Scope,
 )
-from provisioner.planner.breakers import after_failure, after_success
+from provisioner.planner.breakers import after_success, count_failure
 from provisioner.planner.context import PlanningContext
 from provisioner.reasons import BlackHoleDrone, BlackHoleNode
 from provisioner.values import frozen
@@ -55,13 +57,14 @@ _ENDED_BY_SITE = (DroneState.PREEMPTED, DroneState.FAILED, DroneState.LOST)
 _TAKES_NO_JOB_YET = (DroneState.BOOTING, DroneState.JOINED, DroneState.IDLE)
 _JobKey = tuple[str, str]
 """Owner and number of a job: only some reports of one job name its schedd."""
+_Suspect = tuple[Drone, BlackHoleDrone | BlackHoleNode]
 
 
 @frozen
 class BlackHoles:
-    """Drones that leave because they or their nodes are black holes, and the changed breakers of nodes."""
+    """Drones that leave because they or their nodes are black holes, and the breakers of nodes afterwards."""
 
-    leave: tuple[tuple[Drone, BlackHoleDrone | BlackHoleNode], ...] = ()
+    leave: tuple[_Suspect, ...] = ()
     breakers: Mapping[Scope, Breaker] = field(default_factory=dict)
 
     @classmethod
@@ -72,29 +75,26 @@ class BlackHoles:
         doubted = context.validity.overlay is not None or context.too_unhealthy is not None
         if view is None or doubted or not (view.mishaps or nodes):
             return NO_BLACK_HOLES
-        after = {
-            scope: after_success(each, now)
-            for scope, each in nodes.items()
-            if each.state in (BreakerState.DEGRADED, BreakerState.PROBING)
-            and now - each.since > NODE_QUIET_S
-        }
-        nodes |= after
-        leave: dict[DroneId, tuple[Drone, BlackHoleDrone | BlackHoleNode]] = {}
+        for scope, each in nodes.items():
+            watched = each.state in (BreakerState.DEGRADED, BreakerState.PROBING)
+            if watched and now - each.since > NODE_QUIET_S:
+                nodes[scope] = after_success(each, now)
+        leave: dict[DroneId, _Suspect] = {}
         left = _leaving_allowed(context)
-        for drone, why in _black_hole_drones(context, view):
-            if left[drone.site] > 0:
-                left[drone.site] -= 1
-                leave[drone.id] = drone, why
-                if _NODE_NAME.fullmatch(drone.node):
-                    scope = Scope(drone.site, node=drone.node)
-                    breaker = nodes.get(scope) or Breaker(scope, since=now)
-                    fault = Fault(FaultKind.BLACK_HOLE, f"{drone.id}: {why.message}", now)
-                    nodes[scope] = after[scope] = after_failure(breaker, fault, now)
-        for drone, avoided in _drones_on_avoided_nodes(context, nodes):
-            if left[drone.site] > 0 and drone.id not in leave:
-                left[drone.site] -= 1
-                leave[drone.id] = drone, avoided
-        return cls(tuple(leave.values()), after)
+        suspects: Iterator[_Suspect] = chain(
+            _black_hole_drones(context, view), _drones_on_avoided_nodes(context, nodes)
+        )
+        for drone, why in suspects:
+            if drone.id in leave or left[drone.site] <= 0:
+                continue
+            left[drone.site] -= 1
+            leave[drone.id] = drone, why
+            # the second search, which begins after the first, sees the nodes that this one avoids
+            if isinstance(why, BlackHoleDrone) and _NODE_NAME.fullmatch(drone.node):
+                scope = Scope(drone.site, node=drone.node)
+                fault = Fault(FaultKind.BLACK_HOLE, f"{drone.id}: {why.message}", now)
+                nodes[scope] = count_failure(nodes, scope, fault, now)
+        return cls(tuple(leave.values()), nodes)
 
 
 NO_BLACK_HOLES = BlackHoles()
@@ -102,10 +102,9 @@ NO_BLACK_HOLES = BlackHoles()
 
 def _leaving_allowed(context: PlanningContext) -> Counter[str]:
     """Return how many more drones of each site may leave for this. Those that leave by any request count as well."""
-    there, leaving = Counter[str](), Counter[str]()
-    for drone in context.drones.values():
-        there[drone.site] += drone.joined_at > 0
-        leaving[drone.site] += drone.joined_at > 0 and drone.leaving is DroneState.CANCELLED
+    joined = [drone for drone in context.drones.values() if drone.joined_at]
+    there = Counter(drone.site for drone in joined)
+    leaving = Counter(drone.site for drone in joined if drone.leaving is DroneState.CANCELLED)
     return Counter(
         {
             site: max(1, count // MAX_LEAVING_FRACTION) - leaving[site]
@@ -118,63 +117,78 @@ def _black_hole_drones(
     context: PlanningContext, view: model.OverlayView
 ) -> Iterator[tuple[Drone, BlackHoleDrone]]:
     """Yield the black-hole drones, those with most failed jobs first."""
-    by_drone: dict[DroneId, dict[_JobKey, list[model.JobFailure]]] = defaultdict(
-        lambda: defaultdict(list)
-    )
-    drones_of: Counter[_JobKey] = Counter()
-    bad_in: dict[str, Counter[DroneId]] = defaultdict(Counter)
-    good_in: dict[str, Counter[DroneId]] = defaultdict(Counter)
-    good: Counter[DroneId] = Counter()
-    for mishap in _unexplained(context, view):
-        by_drone[mishap.drone_id][mishap.owner, mishap.job_number].append(mishap)
-    for drone_id, by_job in by_drone.items():
-        drones_of.update(by_job.keys())
-        for mishaps in by_job.values():
-            bad_in[mishaps[0].owner][drone_id] += 1
-    for done in view.completions or ():
-        if done.drone_id is None or done.unfinished:
-            continue
-        if (done.owner, done.job_number) not in by_drone.get(done.drone_id, ()):
-            good_in[done.owner][done.drone_id] += 1
-            good[done.drone_id] += 1
-    for slot in context.slots.values():
-        if slot.jobs and slot.begun_at and context.now - slot.begun_at > GOOD_RUN_S:
-            good[slot.drone_id] += 1
-            good_in[slot.owner][slot.drone_id] += 1
+    evidence = _Evidence.of(context, view)
     found = []
-    for drone_id, by_job in by_drone.items():
-        if sum(map(len, by_job.values())) < MIN_FAILED_JOBS:
+    for drone_id in evidence.failed:
+        drone = context.drones.get(drone_id)
+        slot = context.slots.get(drone_id)
+        if drone is None or slot is None or drone.is_leaving or not drone.joined_at:
             continue
-        drone, slot_there = context.drones.get(drone_id), context.slots.get(drone_id)
-        if drone is None or slot_there is None or drone.is_leaving or not drone.joined_at:
-            continue
-        if not context.can_act_on(drone):
-            continue
-        elsewhere = {
-            owner: _elsewhere(good_in[owner], drone_id)
-            for owner in {m[0].owner for m in by_job.values()}
-        }
-        theirs = {
-            o
-            for o, well in elsewhere.items()
-            if not (ill := _elsewhere(bad_in[o], drone_id)) or well > ill
-        }
-        counted = {job: mishaps for job, mishaps in by_job.items() if mishaps[0].owner in theirs}
-        most = slot_there.jobs_started - good[drone_id]
-        jobs = (
-            1 if drones_of[job] > 1 else -(-len(failed) // FAILURES_PER_JOB)
-            for job, failed in counted.items()
-        )
-        weight = min(most, sum(jobs))
-        convincing = len(theirs) > 1 or any(elsewhere[owner] for owner in theirs)
-        if convincing and weight >= MIN_FAILED_JOBS and weight > GOOD_JOB_WEIGHT * good[drone_id]:
-            every = [mishap for mishaps in counted.values() for mishap in mishaps]
-            last = max(every, key=lambda mishap: (mishap.at, mishap.job_id))
-            failed, message = min(most, len(every)), f"job {last.job_id} {last.cause}"
-            found.append(
-                (drone, BlackHoleDrone(failed, good[drone_id], len(theirs), drone.node, message))
-            )
+        why = evidence.against(drone, slot) if context.can_act_on(drone) else None
+        if why is not None:
+            found.append((drone, why))
     yield from sorted(found, key=lambda each: (-each[1].failed, each[0].id))
+
+
+@frozen
+class _Evidence:
+    """Jobs that have failed, and numbers of failed and good jobs by owner and drone."""
+
+    failed: Mapping[DroneId, Mapping[_JobKey, Sequence[model.JobFailure]]]
+    bad: Mapping[str, Counter[DroneId]]
+    good: Mapping[str, Counter[DroneId]]
+    drones_of: Counter[_JobKey]
+    """Number of drones in which a job failed."""
+
+    @classmethod
+    def of(cls, context: PlanningContext, view: model.OverlayView) -> _Evidence:
+        """Collect the failures without a known cause, and what succeeds beside them."""
+        failed = defaultdict[DroneId, dict[_JobKey, list[model.JobFailure]]](
+            lambda: defaultdict(list)
+        )
+        for failure in _unexplained(context, view):
+            failed[failure.drone_id][failure.owner, failure.job_number].append(failure)
+        bad = defaultdict[str, Counter[DroneId]](Counter)
+        for drone_id, jobs in failed.items():
+            for owner, _ in jobs:
+                bad[owner][drone_id] += 1
+        good = defaultdict[str, Counter[DroneId]](Counter)
+        for done in view.completions or ():
+            if done.drone_id is None or done.unfinished:
+                continue
+            if (done.owner, done.job_number) not in failed.get(done.drone_id, ()):
+                good[done.owner][done.drone_id] += 1
+        for slot in context.slots.values():
+            if slot.jobs and slot.begun_at and context.now - slot.begun_at > GOOD_RUN_S:
+                good[slot.owner][slot.drone_id] += 1
+        return cls(failed, bad, good, Counter(chain.from_iterable(failed.values())))
+
+    def against(self, drone: Drone, slot: model.Slot) -> BlackHoleDrone | None:
+        """Return the evidence against a drone, or None if it does not convince."""
+        jobs = self.failed[drone.id]
+        owners = {owner for owner, _ in jobs if self._is_trusted(owner, drone.id)}
+        counted = {job: failures for job, failures in jobs.items() if job[0] in owners}
+        good = sum(counts[drone.id] for counts in self.good.values())
+        most = slot.jobs_started - good
+        weight = min(most, sum(starmap(self._weight, counted.items())))
+        convincing = len(owners) > 1 or any(_elsewhere(self.good[o], drone.id) for o in owners)
+        enough = max(MIN_FAILED_JOBS, GOOD_JOB_WEIGHT * good + 1)
+        reports = sum(map(len, jobs.values()))
+        if not convincing or weight < enough or reports < MIN_FAILED_JOBS:
+            return None
+        failures = [each for failures in counted.values() for each in failures]
+        last = max(failures, key=attrgetter("at", "job_id"))
+        message = f"job {last.job_id} {last.cause}"
+        return BlackHoleDrone(min(most, len(failures)), good, len(owners), drone.node, message)
+
+    def _is_trusted(self, owner: str, drone_id: DroneId) -> bool:
+        """Return True if an owner's jobs succeed elsewhere, or have not run elsewhere."""
+        bad = _elsewhere(self.bad[owner], drone_id)
+        return not bad or _elsewhere(self.good[owner], drone_id) > bad
+
+    def _weight(self, job: _JobKey, failures: Sequence[model.JobFailure]) -> int:
+        """Return the number of jobs that one job counts for by its failures in a drone."""
+        return 1 if self.drones_of[job] > 1 else -(-len(failures) // FAILURES_PER_JOB)
 
 
 def _unexplained(context: PlanningContext, view: model.OverlayView) -> Iterator[model.JobFailure]:
@@ -201,21 +215,21 @@ def _drones_on_avoided_nodes(
 ) -> Iterator[tuple[Drone, BlackHoleNode]]:
     """Yield drones without a job on banned nodes, if their site has drones on others: a start might lead there."""
     banned = {scope: each for scope, each in nodes.items() if each.state is BreakerState.BANNED}
-    places = (
-        {(drone.site, drone.node) for drone in context.drones.values() if drone.node}
-        if banned
-        else set()
-    )
-    others = {site for site, node in places if Scope(site, node=node) not in banned}
-    for drone in context.drones.values() if others else ():
-        slot, breaker = context.slots.get(drone.id), banned.get(Scope(drone.site, node=drone.node))
-        if (
-            breaker is None
-            or drone.site not in others
-            or drone.is_leaving
-            or not context.can_act_on(drone)
-        ):
+    if not banned:
+        return
+    place = {each.id: Scope(each.site, node=each.node) for each in context.drones.values()}
+    others = {scope.site for scope in place.values() if scope.node and scope not in banned}
+    for drone in context.drones.values():
+        breaker = banned.get(place[drone.id])
+        if breaker is None or drone.site not in others or not _is_free(context, drone):
             continue
-        if drone.state in _TAKES_NO_JOB_YET and not drone.jobs and (slot is None or not slot.jobs):
-            message = breaker.fault.message if breaker.fault else ""
-            yield drone, BlackHoleNode(drone.node, breaker.until, breaker.failures, message)
+        message = breaker.fault.message if breaker.fault else ""
+        yield drone, BlackHoleNode(drone.node, breaker.until, breaker.failures, message)
+
+
+def _is_free(context: PlanningContext, drone: Drone) -> bool:
+    """Return True if a drone has no job, and may be asked to leave."""
+    slot = context.slots.get(drone.id)
+    working = drone.jobs or (slot is not None and slot.jobs)
+    stays = not drone.is_leaving and drone.state in _TAKES_NO_JOB_YET
+    return stays and not working and context.can_act_on(drone)

@@ -8,8 +8,9 @@ A fatal fault of one job on a GPU that is shared by MPS ends the jobs beside it.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from operator import attrgetter
 
 from provisioner import model
 from provisioner.model import (
@@ -41,22 +42,24 @@ _ByClass = Mapping[str, CompatibleTypes]
 
 
 def judge_users(
-    snapshot: model.Snapshot, known: Mapping[Scope, Breaker]
-) -> Mapping[Scope, Breaker]:
-    """Return the changed breakers of users after what this snapshot shows."""
+    snapshot: model.Snapshot,
+    moves: Sequence[model.StateChange],
+    known: Mapping[Scope, Breaker],
+) -> Iterator[Breaker]:
+    """Yield the changed breakers of users after what this snapshot shows."""
     view = snapshot.overlay.view
-    news: dict[Scope, list[JobFailure]] = defaultdict(list)
+    news = defaultdict[Scope, list[JobFailure]](list)
     for failure in view.mishaps if view is not None else ():
         if failure.blame is not Blame.UNKNOWN and model.USER_NAME.fullmatch(failure.owner):
             news[Scope(user=failure.owner)].append(failure)
-    before = {scope: each for scope, each in known.items() if scope.user}
-    before |= {scope: Breaker(scope) for scope in news.keys() - before.keys()}
-    ended = (view.completions if view and before else None) or ()
+    users = dict.fromkeys(scope for scope in (*known, *news) if scope.user)
+    ended = (view.completions if view and users else None) or ()
     completed = {job.job_id: job.ended_at for job in ended if not job.unfinished}
-    after = {
-        scope: _judged(each, news[scope], completed, snapshot) for scope, each in before.items()
-    }
-    return {scope: each for scope, each in after.items() if each != before[scope]}
+    for scope in users:
+        before = known.get(scope) or Breaker(scope)
+        after = _judged(before, news[scope], completed, snapshot)
+        if after != before:
+            yield after
 
 
 def _judged(
@@ -65,49 +68,70 @@ def _judged(
     completed: Mapping[str, float],
     snapshot: model.Snapshot,
 ) -> Breaker:
-    window_s, limit = snapshot.policy.fault_window_s, snapshot.policy.fault_limit
-    oldest = snapshot.now - window_s
-    faults = [each for each in before.faults if each.at > oldest]
-    for new in sorted(news, key=lambda each: (each.at, each.job_id)):
-        near = [
-            each.job_number
-            for each in faults
-            if abs(each.at - new.at) < SAME_FAILURE_S and each.drone_id == new.drone_id
-        ]
-        if new.at > max(oldest, before.since) and new.job_number not in near:
-            faults.append(new)
-    for n, each in enumerate(faults):
-        if (
-            each.blame is Blame.COLLATERAL
-            and completed.get(each.job_id, 0.0) > each.at - SAME_FAILURE_S
-        ):
-            faults[n] = replace(each, blame=Blame.SETTLED)
-    faults = _newest(faults)
+    """Return the breaker of a user after newly reported failures and completed jobs."""
+    oldest = snapshot.now - snapshot.policy.fault_window_s
+    faults = _newest(_settled(_with_news(before, news, oldest), completed))
     if not faults:
         return Breaker(before.scope, since=before.since if before.since > oldest else 0.0)
     # A job that runs again and faults again is still one job: it counts by its first fault.
-    by_job = {each.job_id: each for each in faults[::-1] if each.blame is Blame.JOB}
-    blamed = sorted(by_job.values(), key=lambda each: each.at)
-    times = Counter(each.job_id for each in faults if each.blame is Blame.COLLATERAL)
-    alone = [each for each in faults if times[each.job_id] >= COLLATERAL_LIMIT]
-    until, shown = 0.0, (blamed or faults)[-1]
-    if 0 < limit <= len(blamed) and len({each.drone_id for each in blamed}) >= DRONES_FOR_BAN:
-        until = blamed[-limit].at + window_s
-    elif alone and alone[-1].at + ALONE_S > snapshot.now:
-        until, shown = alone[-1].at + ALONE_S, alone[-1]
-    fault = Fault(
-        FaultKind.JOBS, f"job {shown.job_id} in {shown.drone_id}: {shown.cause}", shown.at
-    )
-    state = BreakerState.BANNED if until else BreakerState.DEGRADED
+    by_job = {each.job_id: each for each in reversed(faults) if each.blame is Blame.JOB}
+    blamed = sorted(by_job.values(), key=attrgetter("at"))
+    until, shown = _ban(faults, blamed, snapshot)
+    message = f"job {shown.job_id} in {shown.drone_id}: {shown.cause}"
     return Breaker(
-        before.scope, state, before.since, len(blamed), until, fault, faults=tuple(faults)
+        before.scope,
+        BreakerState.BANNED if until else BreakerState.DEGRADED,
+        before.since,
+        len(blamed),
+        until,
+        Fault(FaultKind.JOBS, message, shown.at),
+        faults=tuple(faults),
     )
+
+
+def _with_news(before: Breaker, news: Iterable[JobFailure], oldest: float) -> list[JobFailure]:
+    """Return the failures on record and the new ones, without those before the window or the last reset."""
+    faults = [each for each in before.faults if each.at > oldest]
+    for new in sorted(news, key=attrgetter("at", "job_id")):
+        reported = any(_is_same(each, new) for each in faults)
+        if new.at > max(oldest, before.since) and not reported:
+            faults.append(new)
+    return faults
+
+
+def _is_same(one: JobFailure, other: JobFailure) -> bool:
+    """Return True if two reports are about the same failure."""
+    same_job = (one.drone_id, one.job_number) == (other.drone_id, other.job_number)
+    return same_job and abs(one.at - other.at) < SAME_FAILURE_S
+
+
+def _settled(faults: Iterable[JobFailure], completed: Mapping[str, float]) -> Iterator[JobFailure]:
+    """Yield the failures, with those that neighbours caused as settled once the job has completed."""
+    for each in faults:
+        done = completed.get(each.job_id, 0.0) > each.at - SAME_FAILURE_S
+        collateral = each.blame is Blame.COLLATERAL
+        yield replace(each, blame=Blame.SETTLED) if done and collateral else each
+
+
+def _ban(
+    faults: Sequence[JobFailure], blamed: Sequence[JobFailure], snapshot: model.Snapshot
+) -> tuple[float, JobFailure]:
+    """Return the end of the time on exclusive GPUs, 0 if there is none, and the failure to show for it."""
+    limit = snapshot.policy.fault_limit
+    drones = {each.drone_id for each in blamed}
+    if 0 < limit <= len(blamed) and len(drones) >= DRONES_FOR_BAN:
+        return blamed[-limit].at + snapshot.policy.fault_window_s, blamed[-1]
+    times = Counter(each.job_id for each in faults if each.blame is Blame.COLLATERAL)
+    ended_often = [each for each in faults if times[each.job_id] >= COLLATERAL_LIMIT]
+    if ended_often and ended_often[-1].at + ALONE_S > snapshot.now:
+        return ended_often[-1].at + ALONE_S, ended_often[-1]
+    return 0.0, (blamed or faults)[-1]
 
 
 def _newest(faults: Iterable[JobFailure]) -> list[JobFailure]:
     """Return the newest failures of each blame, oldest first: those of neighbours must not push out a user's own."""
     kept, counts = list[JobFailure](), Counter[Blame]()
-    for each in sorted(faults, key=lambda each: each.at)[::-1]:
+    for each in sorted(faults, key=attrgetter("at"))[::-1]:
         counts[each.blame] += 1
         if counts[each.blame] <= MAX_FAILURES_KEPT:
             kept.append(each)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 
 from provisioner import model
 from provisioner.model import (
@@ -67,6 +68,8 @@ _FAULTS_OF_JOBS = (FaultKind.DRONE, FaultKind.JOBS)
 
 _Known = Mapping[Scope, Breaker]
 _Moves = Sequence[StateChange]
+_Changes = Iterator[Breaker]
+_Faults = Iterator[tuple[Scope, Fault]]
 
 
 def after_failure(breaker: Breaker, fault: Fault, now: float) -> Breaker:
@@ -99,7 +102,7 @@ def update_breakers(snapshot: Snapshot, moves: _Moves) -> _Known:
     for rule in _RULES:
         for changed in rule(snapshot, moves, known):
             known[changed.scope] = changed
-    return {**known, **judge_users(snapshot, known)}
+    return known
 
 
 def shift_breaker(breaker: Breaker, by_s: float) -> Breaker:
@@ -117,7 +120,7 @@ def shift_breaker(breaker: Breaker, by_s: float) -> Breaker:
 # rules: each yields the breakers that it changes
 
 
-def _end_bans(snapshot: Snapshot, moves: _Moves, known: _Known) -> Iterator[Breaker]:
+def _end_bans(snapshot: Snapshot, moves: _Moves, known: _Known) -> _Changes:
     """Let a ban that is over lead to a probe. That of a user just ends: :mod:`provisioner.planner.blame`."""
     for breaker in list(known.values()):
         over = breaker.state is BreakerState.BANNED and snapshot.now >= breaker.until
@@ -125,7 +128,7 @@ def _end_bans(snapshot: Snapshot, moves: _Moves, known: _Known) -> Iterator[Brea
             yield replace(breaker, state=BreakerState.PROBING, since=snapshot.now)
 
 
-def _forgive_old_credentials(snapshot: Snapshot, moves: _Moves, known: _Known) -> Iterator[Breaker]:
+def _forgive_old_credentials(snapshot: Snapshot, moves: _Moves, known: _Known) -> _Changes:
     """Clear what was refused for the credential that was there before."""
     for breaker in list(known.values()):
         kind = breaker.fault.kind if breaker.fault is not None else None
@@ -135,7 +138,7 @@ def _forgive_old_credentials(snapshot: Snapshot, moves: _Moves, known: _Known) -
             yield after_success(breaker, snapshot.now)
 
 
-def _count_polls(snapshot: Snapshot, moves: _Moves, known: _Known) -> Iterator[Breaker]:
+def _count_polls(snapshot: Snapshot, moves: _Moves, known: _Known) -> _Changes:
     """Count failed polls of the overlay and of sites, and clear their faults by good ones."""
     polls: dict[Scope, PolledOverlay | PolledSite] = {OVERLAY_SCOPE: snapshot.overlay}
     polls.update((Scope(name), polled) for name, polled in snapshot.sites.items())
@@ -179,16 +182,17 @@ def _with_outage(snapshot: Snapshot, before: Breaker, after: Breaker) -> Breaker
     )
 
 
-def _count_faults_of_drones(snapshot: Snapshot, moves: _Moves, known: _Known) -> Iterator[Breaker]:
+def _count_faults_of_drones(snapshot: Snapshot, moves: _Moves, known: _Known) -> _Changes:
     """Count one failure for each scope whose drones ended badly or will never start."""
     after = {move.drone.id: move.drone for move in moves}
     drones = (after.get(drone.id, drone) for drone in snapshot.drones.values())
-    faults = {**_early_exits(snapshot, moves), **_never_starting(snapshot, drones)}
+    # many ends in one tick are one failure in a row
+    faults = dict(chain(_early_exits(snapshot, moves), _never_starting(snapshot, drones)))
     for scope, fault in faults.items():
         yield count_failure(known, scope, fault, snapshot.now)
 
 
-def _clear_by_progress(snapshot: Snapshot, moves: _Moves, known: _Known) -> Iterator[Breaker]:
+def _clear_by_progress(snapshot: Snapshot, moves: _Moves, known: _Known) -> _Changes:
     """Clear the faults that a drone has got past: by its acceptance, its start or join, or its first job."""
     for move in moves if known else ():
         kind = Scope.parse(move.drone.type)
@@ -196,10 +200,10 @@ def _clear_by_progress(snapshot: Snapshot, moves: _Moves, known: _Known) -> Iter
         before = snapshot.drones.get(move.drone.id)
         accepted = move.was is DroneState.REQUESTED and not move.drone.state.ended
         first_job = move.drone.busy_at and not (before and before.busy_at)
-        passed = {site: accepted and _by_order(known.get(site)), kind: first_job}
-        for scope in (kind, site):
+        taken = accepted and _by_order(known.get(site))
+        for scope, passed in ((kind, first_job), (site, taken)):
             breaker = known.get(scope)
-            if breaker and (passed[scope] or _clears_fault(move.drone, before, breaker.fault)):
+            if breaker and (passed or _clears_fault(move.drone, before, breaker.fault)):
                 yield after_success(breaker, snapshot.now)
 
 
@@ -221,7 +225,7 @@ def _clears_fault(drone: Drone, before: Drone | None, fault: Fault | None) -> bo
     return drone.requested_at >= fault.at and (started or joined)
 
 
-def _judge_trials(snapshot: Snapshot, moves: _Moves, known: _Known) -> Iterator[Breaker]:
+def _judge_trials(snapshot: Snapshot, moves: _Moves, known: _Known) -> _Changes:
     """Judge job classes on drone types by the drones that were started for them."""
     view, now = snapshot.overlay.view, snapshot.now
     # jobs of a queue that does not answer get no drone, whatever they ask for
@@ -253,6 +257,7 @@ _RULES = (
     _count_faults_of_drones,
     _clear_by_progress,
     _judge_trials,
+    judge_users,
 )
 
 
@@ -280,9 +285,9 @@ def _idled_beside(
 # faults of drones and orders
 
 
-def _scope(kind: FaultKind, place: Scope) -> Scope:
+def _scope(fault: Fault, kind: Scope) -> Scope:
     """Return the scope that a fault met by a drone type concerns: the type, or its whole site."""
-    return place if BACKOFF_POLICIES[kind].per_type else Scope(place.site)
+    return kind if BACKOFF_POLICIES[fault.kind].per_type else Scope(kind.site)
 
 
 def _accepted_fault(kind: FaultKind, message: str, now: float) -> Fault:
@@ -290,26 +295,24 @@ def _accepted_fault(kind: FaultKind, message: str, now: float) -> Fault:
     return Fault(kind, message, now, of_order=True, accepted=True)
 
 
-def _early_exits(snapshot: Snapshot, moves: _Moves) -> Mapping[Scope, Fault]:
-    """Return one fault per drone type whose drones ended badly now: many ends in one tick are one failure in a row.
+def _early_exits(snapshot: Snapshot, moves: _Moves) -> _Faults:
+    """Yield a fault for each drone that ended badly now.
 
     A fault that the site reports backs off at its own level. A drone that had work says nothing
     about its type.
     """
-    found: dict[Scope, Fault] = {}
     for drone, reason in ((move.drone, move.reason) for move in moves if move.drone.state.ended):
         kind = Scope.parse(drone.type)
         # a job may come and end the drone between two polls
         worked = drone.busy_at > 0 or drone.lost_jobs > 0
         if _ended_badly(snapshot, drone, worked):
-            found[kind] = Fault(FaultKind.DRONE, _end_words(drone, reason), snapshot.now)
+            yield kind, Fault(FaultKind.DRONE, _end_words(drone, reason), snapshot.now)
         failed = drone.state is DroneState.FAILED
         reported = reason.fault if failed and isinstance(reason, EndedAtSite) else ""
         if reported and not (worked and reported in _FAULTS_OF_JOBS):
-            fault = FaultKind(reported)
             text = f"{drone.id}: {drone.site_reason}"
-            found[_scope(fault, kind)] = _accepted_fault(fault, text, snapshot.now)
-    return found
+            fault = _accepted_fault(FaultKind(reported), text, snapshot.now)
+            yield _scope(fault, kind), fault
 
 
 def _ended_badly(snapshot: Snapshot, drone: Drone, worked: bool) -> bool:
@@ -347,9 +350,8 @@ def _remote(snapshot: Snapshot, drone: Drone) -> model.RemoteDrone | None:
     return view.drones.get(drone.id) if view is not None else None
 
 
-def _never_starting(snapshot: Snapshot, drones: Iterable[Drone]) -> Mapping[Scope, Fault]:
-    """Return one fault for drones that their site will never start. They are stopped in the same tick."""
-    found: dict[Scope, Fault] = {}
+def _never_starting(snapshot: Snapshot, drones: Iterable[Drone]) -> _Faults:
+    """Yield a fault for each drone that its site will never start. It is stopped in the same tick."""
     for drone in drones:
         if not drone.waits_at_site or drone.started_at or drone.is_leaving:
             continue
@@ -357,8 +359,7 @@ def _never_starting(snapshot: Snapshot, drones: Iterable[Drone]) -> Mapping[Scop
         if remote is not None and remote.hopeless and remote.blocked:
             text = f"{drone.id} waits: {remote.reason}"
             fault = _accepted_fault(remote.blocked, text, snapshot.now)
-            found[_scope(fault.kind, Scope.parse(drone.type))] = fault
-    return found
+            yield _scope(fault, Scope.parse(drone.type)), fault
 
 
 def update_by_order_results(
@@ -379,8 +380,8 @@ def update_by_order_results(
         if result.answer is model.OrderOutcome.OK:
             accepted += kind, Scope(kind.site)
         elif result.fault is not None:
-            scope = _scope(result.fault.kind, kind)
-            worst.setdefault(scope, replace(result.fault, of_order=True))
+            fault = replace(result.fault, of_order=True)
+            worst.setdefault(_scope(fault, kind), fault)
     changed = [
         after_success(known[scope], now)
         for scope in dict.fromkeys(accepted)
