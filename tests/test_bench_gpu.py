@@ -85,6 +85,7 @@ def test_without_a_gpu_it_says_so_and_measures_nothing(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.matrix
 @pytest.mark.slow
 def test_the_table_has_a_row_for_each_mode_beside_the_model(bench: Bench, tmp_path: Path) -> None:
     done = bench("--only", "table", mps=MPS)
@@ -124,6 +125,7 @@ def test_a_step_says_why_it_is_skipped_and_a_counter_that_is_missing_is_left_out
     assert found["counters"]["time-sliced"]["SM, percent"] == dict.fromkeys(held, 50)
 
 
+@pytest.mark.matrix
 @pytest.mark.slow
 def test_limits_kills_and_counters_under_mps(bench: Bench, gpus: FakeGpus, tmp_path: Path) -> None:
     done = bench("--only", "limits", "kills", "counters", mps=MPS)

@@ -29,7 +29,7 @@ def submit(
     gpus: FakeGpus,
     name: str,
     *loads: tuple[int, int],
-    seconds: float = 60,
+    seconds: float = 30,
     more: str = "",
 ) -> int:
     """Submit a job that has a process for each load (percent and MiB)."""
@@ -116,6 +116,7 @@ def test_a_drone_takes_no_job_while_a_process_without_a_job_holds_vram(
     pool.remove(second)
 
 
+@pytest.mark.matrix
 def test_a_node_without_python_records_the_use_of_the_whole_gpu(
     pool: Pool, drone_on: StartDrone, gpus: FakeGpus
 ) -> None:
@@ -123,7 +124,7 @@ def test_a_node_without_python_records_the_use_of_the_whole_gpu(
     broken.write_text("#!/bin/sh\necho no such module\nexit 1\n")
     broken.chmod(0o755)
     try:
-        job = submit(pool, gpus, "no-python", (60, 9000))
+        job = submit(pool, gpus, "no-python", (60, 9000), seconds=60)
         drone = drone_on(pool, "use-device", env=gpus.drone_env)
         assert drone.slot(pool)["VramEnforced"] == "none"
         ad = record(pool, job)

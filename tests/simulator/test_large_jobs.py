@@ -137,7 +137,9 @@ def busy_world(sigma: float, planner: WatchedReservations) -> Scenario:
     return Scenario((site,), tuple(jobs), policy=Policy(max_drones=100), planner=lambda: planner)
 
 
-@pytest.mark.parametrize("sigma", [0.3, 0.8, 1.2])
+@pytest.mark.parametrize(
+    "sigma", [1.2, *(pytest.param(sigma, marks=pytest.mark.matrix) for sigma in (0.3, 0.8))]
+)
 def test_a_reservation_ends_though_run_times_have_tails(sigma: float) -> None:
     watched = WatchedReservations()
     outcome = simulate(busy_world(sigma, watched))
