@@ -193,7 +193,7 @@ class SupportsClaim(Protocol):
 class SupportsConsoleOutput(Protocol):
     """A site that can report the last output of a drone (a virtual machine's console). Optional."""
 
-    def last_words(self) -> Mapping[DroneId, str]:
+    def console_output(self) -> Mapping[DroneId, str]:
         """Return the output found since the last call, by drone.
 
         It is text for people, without secrets, a page or two at most. Called after each poll; it

@@ -104,7 +104,7 @@ class WorkerProcess:
         except (asyncio.IncompleteReadError, ConnectionError):
             code = await self._end(DYING_S)
             raise UnavailableError(
-                f"{name}: the child process ended ({_ending(code)}): {self._last_words()}"
+                f"{name}: the child process ended ({_ending(code)}): {self._last_output()}"
             ) from None
         except OSError as error:
             raise UnavailableError(
@@ -168,7 +168,7 @@ class WorkerProcess:
             process.stdin.close()
         return await process.wait()
 
-    def _last_words(self) -> str:
+    def _last_output(self) -> str:
         assert self._log is not None
         size = os.fstat(self._log.fileno()).st_size
         text = os.pread(self._log.fileno(), LAST_WORDS, max(0, size - LAST_WORDS)).decode(

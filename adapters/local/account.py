@@ -84,4 +84,4 @@ class DroneAccount:
 
     def kill(self, drone_id: str) -> None:
         """Kill the processes of a drone that run under this account. Raises :class:`DroneAccountError` if some stay."""
-        self.run("sh", "-s", drone_id, data=_TAGGED.read_bytes() + b'\nkill_strays "$1"\n')
+        self.run("sh", "-s", drone_id, data=_TAGGED.read_bytes() + b'\nkill_tagged "$1"\n')

@@ -57,9 +57,9 @@ run_script() {
 kill_all() {
     if [ -n "$account" ]; then
         # shellcheck disable=SC2016
-        { cat "$here/tagged.sh"; echo 'kill_strays "$1"'; } | as_account sh -s "$PROVISIONER_DRONE_ID" || return
+        { cat "$here/tagged.sh"; echo 'kill_tagged "$1"'; } | as_account sh -s "$PROVISIONER_DRONE_ID" || return
     fi
-    kill_strays "$PROVISIONER_DRONE_ID"
+    kill_tagged "$PROVISIONER_DRONE_ID"
 }
 
 leave() {
@@ -72,7 +72,7 @@ leave() {
 }
 
 here=${0%/*}/../shared
-. "$here/tagged.sh" || exit 1 # kill_strays, wait_for
+. "$here/tagged.sh" || exit 1 # kill_tagged, wait_for
 trap leave TERM INT
 
 # A hard link is made with its content or not at all; of two launchers, or a launcher and a clean-up, one gets it.

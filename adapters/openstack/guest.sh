@@ -85,7 +85,7 @@ finish() {
     trap : TERM INT
     code=$1 words=${2-}
     no_later_than "$((2 * slack_s))"
-    kill_strays "$drone_id"
+    kill_tagged "$drone_id"
     words=${words:-$(outcome)}
     [ "$code" = 0 ] || logs | show
     cd /
@@ -119,7 +119,7 @@ watching() {
         else
             late=$((late + 1))
             no_later_than "$((2 * slack_s))"
-            kill_strays "$drone_id"
+            kill_tagged "$drone_id"
         fi
     done 2>/dev/null
     power_off

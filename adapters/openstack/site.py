@@ -159,7 +159,7 @@ class OpenStackSite:
         self._housekeeping.begin(lambda: self._clean_up(found, ours))
         return view
 
-    def last_words(self) -> Mapping[DroneId, str]:
+    def console_output(self) -> Mapping[DroneId, str]:
         """Return the ends of consoles by drone."""
         consoles = self._consoles
         self._consoles = {}

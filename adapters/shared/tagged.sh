@@ -1,7 +1,7 @@
 # For the scripts that keep a drone: its processes are those that carry its tag.
 
-# kill_strays ID: end them, however they left the process group, and except this shell; false if something lives on.
-kill_strays() {
+# kill_tagged ID: end them, however they left the process group, and except this shell; false if something lives on.
+kill_tagged() {
     round=0
     while [ "$round" -lt 50 ]; do
         found=

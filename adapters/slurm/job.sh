@@ -31,7 +31,7 @@ leave() {
         sleep 1
         [ ! -e .site/pid ] || kill -s TERM "$(cat .site/pid)" 2>/dev/null
         sleep "$((grace_s > 1 ? grace_s - 1 : 0))"
-        kill_strays "$DRONE_ID"
+        kill_tagged "$DRONE_ID"
     ) 9<&- &
     timer=$!
 }
@@ -42,7 +42,7 @@ trap '' HUP INT
 finish() {
     trap '' TERM
     [ -z "$timer" ] || kill -s KILL "$timer" 2>/dev/null
-    kill_strays "$DRONE_ID"
+    kill_tagged "$DRONE_ID"
     cd /
     exec 9<&-
     if [ -d "$DRONE_DIR" ]; then

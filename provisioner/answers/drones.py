@@ -514,7 +514,7 @@ def _life(
         drone,
         {
             "history": Listing("", HISTORY_COLUMNS, steps, title="Life"),
-            "last_words": Listing(
+            "console_output": Listing(
                 "", (LAST_OUTPUT_LINE,), words, title="Last output" if words else ""
             ),
         },

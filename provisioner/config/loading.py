@@ -391,7 +391,7 @@ def _check_distinct_names(documents: Sequence[YamlDocument]) -> None:
 
 
 def _check_distinct_places(sites: Sequence[_ReadSite]) -> None:
-    """Refuse two sites with their drones in one place: each would stop the other's drones as strays.
+    """Refuse two sites with their drones in one place: each would stop the other's drones as orphans.
 
     Two sites are in one place if all of their placing options are the same.
     """

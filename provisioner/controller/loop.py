@@ -471,15 +471,19 @@ class Controller:
         """Return the final states on record of drones that a site still lists, or in which jobs failed lately."""
         known, ended = self.store.drones, model.RemoteState.ENDED
         listed = (each for r in readings if r.view is not None for each in r.view.drones.items())
-        strays = [
+        unrecorded = [
             drone_id
             for drone_id, drone in listed
             if drone_id not in known and drone.state is not ended
         ]
-        strays += (
+        unrecorded += (
             {each.drone_id for each in view.mishaps if each.drone_id not in known} if view else ()
         )
-        return await read_store("store.read_failed", self.store.ended(strays), {}) if strays else {}
+        return (
+            await read_store("store.read_failed", self.store.ended(unrecorded), {})
+            if unrecorded
+            else {}
+        )
 
     async def _record_console_output(self) -> None:
         """Record the last output of drones, for `drones show`. It decides nothing, so failures are only logged."""
@@ -488,7 +492,7 @@ class Controller:
             if not isinstance(site, SupportsConsoleOutput):
                 continue
             try:
-                words |= site.last_words()
+                words |= site.console_output()
             except Exception as error:
                 log.warning(
                     "console_output.read_failed",

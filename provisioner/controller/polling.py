@@ -108,8 +108,8 @@ class LazySite:
     async def claim(self, birth: str) -> Sequence[str]:
         return await self.site.claim(birth) if isinstance(self.site, SupportsClaim) else ()
 
-    def last_words(self) -> Mapping[model.DroneId, str]:
-        return self.site.last_words() if isinstance(self.site, SupportsConsoleOutput) else {}
+    def console_output(self) -> Mapping[model.DroneId, str]:
+        return self.site.console_output() if isinstance(self.site, SupportsConsoleOutput) else {}
 
     def credentials(self) -> Sequence[model.Credential]:
         return tuple(self.site.credentials() if isinstance(self.site, SupportsCredentials) else ())

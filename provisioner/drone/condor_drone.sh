@@ -1114,7 +1114,7 @@ refusal_of_pool() {
 }
 
 # Why the startd went, if it went by itself: the last words in the logs.
-last_words() { grep -hE 'ERROR|exited with status|died due to signal|FATAL' "$LOGS/MasterLog" "$LOGS/StartLog" 2>/dev/null | tail -n 3; }
+log_errors() { grep -hE 'ERROR|exited with status|died due to signal|FATAL' "$LOGS/MasterLog" "$LOGS/StartLog" 2>/dev/null | tail -n 3; }
 
 # --------------------------------------------------------------------------------------------------------- leaving
 # leave MODE CODE REASON WHY: ask the master to go; the loop waits for it, and pushes.
@@ -1141,7 +1141,7 @@ leave() {
 # The master has gone. Nobody here told it to: what did it?
 ended_by_itself() {
     if grep -qE 'STARTD \(pid [0-9]+\) (died due to signal|died on signal)' "$LOGS/MasterLog" 2>/dev/null; then
-        finish $NOT_STARTED startd-died "$(last_words)"
+        finish $NOT_STARTED startd-died "$(log_errors)"
     elif [ "$1" -gt 128 ]; then
         finish $NOT_STARTED master-died "condor_master ended by signal $(($1 - 128))"
     elif grep -q 'No resources have been claimed for' "$LOGS/StartLog" 2>/dev/null; then
@@ -1149,7 +1149,7 @@ ended_by_itself() {
     elif [ "$DRONE_SHARES" -gt 1 ] && grep -qs "Can't allocate 1st slot of type 1" "$LOGS/StartLog"; then
         finish $NOT_STARTED no-shares "its HTCondor counts a GPU once, however often it is shared: 23.9 does, 25 does not"
     elif [ -z "$joined" ]; then
-        finish $NOT_STARTED startd-died "$(last_words)"
+        finish $NOT_STARTED startd-died "$(log_errors)"
     fi
     # Whoever did it: the controller, where order ads do not reach us, or an administrator.
     finish $OK drained "by condor_drain$(sed -n 's/.*Processing drain request \(from .*\)/ \1/p' "$LOGS/StartLog" 2>/dev/null | tail -n 1)"

@@ -578,7 +578,7 @@ def _limit(retirement: Retirement, drone: Drone) -> tuple[float, float]:
             return setting, drone.since
 
 
-def _stray(context: PlanningContext, site: str) -> Mapping[model.DroneId, model.RemoteDrone]:
+def _orphans(context: PlanningContext, site: str) -> Mapping[model.DroneId, model.RemoteDrone]:
     """Return what carries our name at a site without a live record; nothing if the view of the site is doubted."""
     view = context.validity.site_view(context.snapshot, site)
     if (
@@ -602,7 +602,7 @@ def _stop_orphans(retirement: Retirement, paused: bool) -> None:
     decided |= {(move.drone.id, move.drone.site) for move in retirement.moves}
     for site in snapshot.policy.sites:
         kept: dict[str, list[float]] = {}
-        for drone_id, remote in _stray(context, site).items():
+        for drone_id, remote in _orphans(context, site).items():
             known = snapshot.ended.get(drone_id)
             until = snapshot.orphans.get(drone_id, context.now) + snapshot.policy.orphan_grace_s
             if (drone_id, site) in decided:
@@ -633,7 +633,7 @@ def _settle_orphans(retirement: Retirement, request: model.OperatorRequest, site
     if site in context.validity.sites and context.validity.sites[site] is not None:
         return False
     reason = reasons.OperatorRequested(request.by, request.reason)
-    for drone_id, remote in _stray(context, site).items():
+    for drone_id, remote in _orphans(context, site).items():
         kind = context.types.get(TypeKey(f"{site}/{remote.type}"))
         if drone_id in context.snapshot.ended:
             continue

@@ -242,7 +242,7 @@ def _describe_action(action: Action) -> tuple[Subject, str]:
         case Start(drone=drone):
             return Subject("class", drone.for_class), f"start {drone.id} of {drone.type}"
         case StopOrphan(site=site, drone_id=drone_id):
-            return Subject("drone", drone_id), f"stop the stray {drone_id} at {site}"
+            return Subject("drone", drone_id), f"stop the orphan {drone_id} at {site}"
         case Drain(drone=drone) | Stop(drone=drone):
             return (
                 Subject("drone", drone.id),

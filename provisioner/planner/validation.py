@@ -232,7 +232,7 @@ def orphans_have_no_record(check: PlanCheck) -> Iterator[Breach]:
     """Stop as an orphan only a drone without a live record."""
     for orphan in check.plan.orphans:
         if orphan.drone_id in check.snapshot.drones and not check.has_ended(orphan.drone_id):
-            yield Breach(f"{orphan.drone_id} is stopped as a stray but is on record", (orphan,))
+            yield Breach(f"{orphan.drone_id} is stopped as an orphan but is on record", (orphan,))
 
 
 def jobs_are_left_alone(check: PlanCheck) -> Iterator[Breach]:

@@ -361,7 +361,7 @@ class SqlStore(store.Store):
             ("plans", "seq", "last_at < ?", (before,)),
             ("completed_jobs", "ended_at, job_id", "ended_at < ?", (before,)),
             ("use_days", "day, kind, use_step, vram_step", "day < ?", (before // tables.DAY_S,)),
-            # of strays: no drone on record goes with them
+            # of orphans: no drone on record goes with them
             ("console_outputs", "drone_id", "at < ?", (before,)),
             ("requests", "id", "done_tick IS NOT NULL AND at < ?", (before,)),
             ("events", "id", "at < ? OR id <= ?", (before, newest - MAX_EVENTS)),

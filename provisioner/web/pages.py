@@ -297,10 +297,10 @@ def _why(reader: Reader, query: Query) -> WebPage:
 
 def _drone(reader: Reader, any_id: str, query: Query) -> WebPage:
     document = _answer(drones.show_drone, reader, {}, any_id)
-    life, last_words = document.parts["history"], document.parts["last_words"].rows
+    life, console_output = document.parts["history"], document.parts["console_output"].rows
     page = _document(f"Drone {document.name}", replace(document, parts={}), query)
     return replace(
-        page, life=page_table(life), output="\n".join(map(formatting.sanitize, last_words))
+        page, life=page_table(life), output="\n".join(map(formatting.sanitize, console_output))
     )
 
 

@@ -441,7 +441,7 @@ class Talking(Place):
 
     output: str = ""
 
-    def last_words(self) -> dict[model.DroneId, str]:
+    def console_output(self) -> dict[model.DroneId, str]:
         if not self.output:
             raise OSError("console server is down")
         return dict.fromkeys(self.running, self.output)

@@ -126,8 +126,8 @@ async def test_one_that_has_shut_down_is_asked_how_it_ended_and_deleted(fake: Fa
         assert (end.kind, end.exit_code, end.message) == (model.EndKind.EXITED, 3, "broken: no GPU")
         assert end.at == 1795302600.0, "when Nova found it off"
         assert fake.servers == {}
-        assert made.last_words() == {ONE: f"it says\n{last}"}
-        assert made.last_words() == {}, "told once"
+        assert made.console_output() == {ONE: f"it says\n{last}"}
+        assert made.console_output() == {}, "told once"
         consoles = [each for each in acts(fake) if each.endswith("/action")]
         assert (len(consoles), f"DELETE /compute/v2.1/servers/{server}" in acts(fake)) == (1, True)
 

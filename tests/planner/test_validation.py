@@ -134,7 +134,7 @@ def listed(state: model.RemoteState) -> model.RemoteDrone:
         (
             snapshot(drones=[IDLE]),
             orphan(IDLE.id),
-            ["kit-ab12-1 is stopped as a stray but is on record"],
+            ["kit-ab12-1 is stopped as an orphan but is on record"],
         ),
         (
             snapshot(drones=[IDLE]),
