@@ -141,27 +141,29 @@ class StartLimits:
             if b.state is BreakerState.PROBING
         }
         for drone in context.drones.values():
-            if drone.state not in model.PENDING:
-                continue
-            remote = context.remote(drone)
-            if (
-                remote is not None
-                and remote.blocked is not None
-                and remote.state is model.RemoteState.PENDING
-            ):
-                limits.blocked[drone.type] = reasons.StartBlocked(
-                    drone.type, remote.blocked.value, remote.reason
-                )
-            for scope in (drone.site, drone.type):
-                limits.pending[scope] += 1
-                limits.probes[scope] += drone.requested_at >= probing.get(scope, NO_END)
-            if drone.awaits_room:
-                limits._promise(drone.type, 1)
-            # The quota that a site tells may not know yet of an order that its listing does not
-            # show.
-            if remote is None:
-                _take_share(limits.quota.get(drone.site, {}), drone.type, 1)
+            if drone.state in model.PENDING:
+                limits._book_pending(drone, probing)
         return limits
+
+    def _book_pending(self, drone: Drone, probing: Mapping[str, float]) -> None:
+        """Book a drone that was ordered and is not in the pool yet. ``probing``: scopes that are probed, since when."""
+        remote = self.context.remote(drone)
+        if (
+            remote is not None
+            and remote.blocked is not None
+            and remote.state is model.RemoteState.PENDING
+        ):
+            self.blocked[drone.type] = reasons.StartBlocked(
+                drone.type, remote.blocked.value, remote.reason
+            )
+        for scope in (drone.site, drone.type):
+            self.pending[scope] += 1
+            self.probes[scope] += drone.requested_at >= probing.get(scope, NO_END)
+        if drone.awaits_room:
+            self._promise(drone.type, 1)
+        # The quota that a site tells may not know yet of an order that its listing does not show.
+        if remote is None:
+            _take_share(self.quota.get(drone.site, {}), drone.type, 1)
 
     def _count(self, scope: str, count: int, gpu_milli: int) -> None:
         """Count drones of a type, or of a site whose types are unknown."""
@@ -228,21 +230,12 @@ class StartLimits:
         return count, reason
 
     def _for_type(self, key: TypeKey, kind: DroneType) -> tuple[int, Reason | None]:
-        policy, site = (
-            self.context.snapshot.policy,
-            self.context.snapshot.policy.sites.get(kind.site),
-        )
-        if site is None or not site.enabled:
-            return 0, reasons.SiteDisabled(kind.site)
-        if (disabled := self.context.snapshot.disabled.get(kind.site)) is not None:
-            return 0, reasons.SiteDisabled(kind.site, disabled.by, disabled.reason)
-        doubt = dead_credential(
-            self.context.snapshot, f"site:{kind.site}"
-        ) or self.context.validity.sites.get(kind.site)
-        doubt = doubt or self.reservations.held.get(key)
-        doubt = doubt or self.blocked.get(key) or life_too_short(self.context, kind)
+        """Return the smallest bound, the first of equal ones: a doubt, else limits, room, quota and breakers."""
+        doubt = self._doubt(key, kind)
         if doubt is not None:
             return 0, doubt
+        policy = self.context.snapshot.policy
+        site = policy.sites[kind.site]
         least: tuple[int, Reason | None] = 1 << 30, None
         for limit, scope, counts, most, each in (
             ("max_starts_per_tick", kind.site, self.started, site.max_starts_per_tick, 1),
@@ -273,6 +266,23 @@ class StartLimits:
             if breaker is not None and breaker[0] < least[0]:
                 least = breaker
         return least
+
+    def _doubt(self, key: TypeKey, kind: DroneType) -> Reason | None:
+        """Return the reason for which no drone of a type may start, however much room there is."""
+        snapshot = self.context.snapshot
+        site = snapshot.policy.sites.get(kind.site)
+        if site is None or not site.enabled:
+            return reasons.SiteDisabled(kind.site)
+        disabled = snapshot.disabled.get(kind.site)
+        if disabled is not None:
+            return reasons.SiteDisabled(kind.site, disabled.by, disabled.reason)
+        return (
+            dead_credential(snapshot, f"site:{kind.site}")
+            or self.context.validity.sites.get(kind.site)
+            or self.reservations.held.get(key)
+            or self.blocked.get(key)
+            or life_too_short(self.context, kind)
+        )
 
     def _why_full(self, kind: DroneType) -> Reason:
         if kind.site in self.reservations.free and not kind.gpu_milli:

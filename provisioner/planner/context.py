@@ -169,23 +169,24 @@ def delayed_drones(
         remote = view.drones.get(drone.id)
         if remote is None:
             continue
-        if remote.blocked is None and remote.expected_start_at:
+        if remote.blocked is not None:
+            delayed = True
+        elif remote.expected_start_at:
             delayed = remote.expected_start_at > snapshot.now + quickest_s
+        elif drone.type not in costs.types:
+            delayed = False
         else:
-            kind = costs.types.get(drone.type)
-            delayed = remote.blocked is not None or (
-                kind is not None and costs.of_types[kind.key].queue_s > quickest_s
-            )
+            delayed = costs.of_types[drone.type].queue_s > quickest_s
             if not delayed and drone.awaits_room:
                 unreported.setdefault(drone.type, []).append(drone)
         if delayed:
             found.add(drone.id)
     for key, unplaced in unreported.items():
-        kind = costs.types.get(key)
-        view = validity.site_view(snapshot, kind.site) if kind is not None else None
-        free = _free_places(view, kind) if kind is not None and view is not None else None
-        if kind is not None and free is not None:
-            too_long_s = costs.of_types[kind.key].queue_s + quickest_s
+        kind = costs.types[key]
+        view = validity.site_view(snapshot, kind.site)
+        free = _free_places(view, kind) if view is not None else None
+        if free is not None:
+            too_long_s = costs.of_types[key].queue_s + quickest_s
             behind = sorted(unplaced, key=lambda d: (d.requested_at, d.id))[free:]
             found |= {
                 drone.id for drone in behind if snapshot.now - drone.requested_at > too_long_s
