@@ -131,7 +131,7 @@ def test_it_takes_all_jobs_that_fit_once_a_first_job_has_ended(
     enough = pool.file("kept-3.enough")
     small = pool.submit(gpu_job(until_there=enough, n=2))
     two = {"DRONE_GPUS": "2", "DRONE_GPU_MILLI": "2000", "CUDA_VISIBLE_DEVICES": "0,1"}
-    drone = drone_on(pool, "kept-3", env={**two, "DRONE_KEPT_GPUS": "2", "DRONE_KEPT_S": "600"})
+    drone = drone_on(pool, "kept-3", env={**two, "DRONE_JOB_FILTER": "first_gpus=2 first_s=600"})
     drone.slot(pool)
     large = pool.submit(gpu_job(0.5, gpus=2))
     until(lambda: not pool.jobs(large), what="the job that it is kept for is done")
