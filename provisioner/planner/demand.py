@@ -22,7 +22,6 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from provisioner import model, reasons
@@ -326,27 +325,7 @@ def kept_for_headroom(
     Free room beside running jobs comes first, then the drones that live longest: the same ones from
     tick to tick. A site without headroom keeps none but for real jobs.
     """
-    places = []
-    for drone in context.drones.values() if context.headroom else ():
-        slot, serves = (
-            context.slots.get(drone.id),
-            drone.state in (DroneState.IDLE, DroneState.BUSY),
-        )
-        if (
-            slot is not None
-            and serves
-            and drone.type in context.types
-            and not drone.is_leaving
-            and not drone.notice_at
-        ):
-            order = (
-                drone.state is DroneState.IDLE,
-                -(slot.retires_at or float("inf")),
-                drone.joined_at,
-                drone.id,
-            )
-            places.append((order, drone))
-    drones = [drone for _, drone in sorted(places, key=itemgetter(0))]
+    drones = _warm_candidates(context) if context.headroom else []
     rooms = {
         drone.id: resources_for_gpu_jobs(context.slots[drone.id], context.types[drone.type])
         for drone in drones
@@ -362,18 +341,33 @@ def kept_for_headroom(
         for drone in drones:
             if lack <= 0:
                 break
-            takers = (
-                other for other in wanted.get(drone.type, ()) if not drone.job_filter.refuses(other)
-            )
+            kind = context.types[drone.type]
             if drone.type not in keys or drone.job_filter.refuses(job):
                 continue
+            takers = (
+                each for each in wanted.get(kind.key, ()) if not drone.job_filter.refuses(each)
+            )
             if drone.site in sites_without_headroom and not any(takers):
                 continue
-            count = min(lack, count_jobs(job, rooms[drone.id], context.types[drone.type]))
+            count = min(lack, count_jobs(job, rooms[drone.id], kind))
             if count > 0:
                 lack -= count
-                rooms[drone.id] = rooms[drone.id].plus(
-                    request_of(job, context.types[drone.type]), -count
-                )
+                rooms[drone.id] = rooms[drone.id].plus(request_of(job, kind), -count)
                 warm.add(drone.id)
     return frozenset(warm)
+
+
+def _warm_candidates(context: PlanningContext) -> list[model.Drone]:
+    """Return the drones that headroom may count on, in the order in which it does."""
+
+    def order(drone: model.Drone) -> tuple[object, ...]:
+        retires_at = context.slots[drone.id].retires_at or float("inf")
+        return drone.state is DroneState.IDLE, -retires_at, drone.joined_at, drone.id
+
+    serving = (
+        drone
+        for drone in context.drones.values()
+        if drone.state in (DroneState.IDLE, DroneState.BUSY) and not drone.is_leaving
+    )
+    staying = (drone for drone in serving if not drone.notice_at and drone.id in context.slots)
+    return sorted((drone for drone in staying if drone.type in context.types), key=order)

@@ -298,42 +298,47 @@ def _carry_out(retirement: Retirement, request: model.OperatorRequest) -> bool:
         return all(settled)
     if request.kind not in (RequestKind.DRAIN, RequestKind.KILL):  # it is in the snapshot already
         return True
-    drones, now = retirement.context.drones, retirement.context.now
+    drones = retirement.context.drones
     named = [drones[i] for i in request.drone_ids if i in drones]
     doubt = retirement.context.validity.overlay
     of_overlay = any(d.joined_at or d.state is DroneState.DRAINING for d in named)
     if doubt is not None and request.kind is RequestKind.DRAIN and of_overlay:
         retirement.refusals.extend(Refusal(Subject("drone", d.id), 1, doubt) for d in named)
         return False
-    reason = reasons.OperatorRequested(request.by, request.reason)
     for drone_id in request.drone_ids:
         drone = drones.get(drone_id)
         if drone is None:
-            retirement.refusals.append(
-                Refusal(Subject("drone", drone_id), 1, reasons.UnknownDrone(drone_id))
-            )
-        elif drone.id in retirement.asked:
-            continue
-        elif request.kind is RequestKind.KILL:
-            if drone.site in retirement.context.snapshot.policy.sites:
-                retirement.stop(drone, reason, DroneState.CANCELLED, kill=True)
-            else:
-                # its site was taken out of the configuration: nobody can be asked, nothing else
-                # would ever end it
-                retirement.moves.append(
-                    StateChange(ended_record(drone, DroneState.LOST, now), drone.state, reason)
-                )
-                retirement.asked.add(drone.id)
-        elif request.mode is DrainMode.RESUME and drone.state is DroneState.DRAINING:
-            retirement.order(
-                Drain(undrained_record(drone, now), drone.state, DrainMode.RESUME, reason)
-            )
-        elif request.mode is DrainMode.RESUME:
-            why = reasons.NotDraining(drone.id, drone.state.value)
-            retirement.refusals.append(Refusal(Subject("drone", drone.id), 1, why))
-        elif drone.state is not DroneState.STOPPING:
-            retirement.drain_or_stop(drone, reason, DroneState.CANCELLED, request.mode)
+            unknown = reasons.UnknownDrone(drone_id)
+            retirement.refusals.append(Refusal(Subject("drone", drone_id), 1, unknown))
+        elif drone.id not in retirement.asked:
+            _order_by_operator(retirement, request, drone)
     return True
+
+
+def _order_by_operator(
+    retirement: Retirement, request: model.OperatorRequest, drone: Drone
+) -> None:
+    """Order what an operator wants of one drone: its end, a drain, or the end of a drain."""
+    reason = reasons.OperatorRequested(request.by, request.reason)
+    now = retirement.context.now
+    if request.kind is RequestKind.KILL:
+        if drone.site in retirement.context.snapshot.policy.sites:
+            retirement.stop(drone, reason, DroneState.CANCELLED, kill=True)
+            return
+        # its site was taken out of the configuration: nobody can be asked, nothing else would ever
+        # end it
+        lost = ended_record(drone, DroneState.LOST, now)
+        retirement.moves.append(StateChange(lost, drone.state, reason))
+        retirement.asked.add(drone.id)
+    elif request.mode is not DrainMode.RESUME:
+        if drone.state is not DroneState.STOPPING:
+            retirement.drain_or_stop(drone, reason, DroneState.CANCELLED, request.mode)
+    elif drone.state is DroneState.DRAINING:
+        undrained = undrained_record(drone, now)
+        retirement.order(Drain(undrained, drone.state, DrainMode.RESUME, reason))
+    else:
+        why = reasons.NotDraining(drone.id, drone.state.value)
+        retirement.refusals.append(Refusal(Subject("drone", drone.id), 1, why))
 
 
 def stop_for_owners(retirement: Retirement) -> None:
