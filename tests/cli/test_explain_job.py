@@ -37,6 +37,9 @@ DONE = CompletedJob(
 class Record:
     """The part of a record that is asked."""
 
+    def slots(self) -> tuple[Slot, ...]:
+        return (SLOT,)
+
     def completions(
         self, since: float, until: float, cluster: int | None = None
     ) -> list[CompletedJob]:
