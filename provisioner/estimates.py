@@ -98,20 +98,6 @@ class SiteSamples:
 
 
 @frozen
-class HistorySummary:
-    """Summary of the history of a site or the pool (:mod:`provisioner.history`): zeros once it was forgotten."""
-
-    at: float
-    use_s: float = 0.0
-    """Time over which it has the owner's use."""
-    queues: Mapping[str, float] = field(default_factory=dict)
-    """Mean queue times in seconds by drone type; the first drone that the controller measures adds to it."""
-    jobs: int = 0
-    """Number of completed jobs."""
-    left_out: bool = False
-
-
-@frozen
 class EstimateSamples:
     """Samples behind :class:`Estimates`, stored so that a restarted controller keeps them."""
 
@@ -122,8 +108,6 @@ class EstimateSamples:
     sites: Mapping[str, SiteSamples] = field(default_factory=dict)
     seen: frozenset[tuple[str, float]] = frozenset()
     """Recently counted ends of jobs, by id and time: they do not count twice."""
-    histories: Mapping[str, HistorySummary] = field(default_factory=dict)
-    """Histories by site, or "" for the pool. Each is read once."""
 
 
 def run_keys(owner: str, gpu_milli: int, cpus: int, memory_mib: int) -> tuple[str, str, str]:

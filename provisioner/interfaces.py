@@ -17,7 +17,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol, Self, runtime_checkable
 
 from provisioner import model
-from provisioner.history import RunHistoryView, SiteHistoryView
 from provisioner.model import (
     DroneId,
     DroneType,
@@ -208,30 +207,6 @@ class SupportsCredentials(Protocol):
 
     def credentials(self) -> Iterable[model.Credential]:
         """Return what is known of them now, without a secret. It is called at each poll and must not call the site."""
-        ...
-
-
-@runtime_checkable
-class SupportsSiteHistory(Protocol):
-    """A site that has records of the time before the controller. Optional."""
-
-    async def history(self, since: float) -> SiteHistoryView:
-        """Return the owner's use, and the queue times of drones and of jobs much like them, since a time.
-
-        It is called once, with a deadline, while too little is known of the site, and changes
-        nothing. ``since`` is in seconds since the epoch. The answer has the newest
-        :data:`provisioner.history.MAX_HISTORY_ROWS` jobs at most. It raises the four errors as
-        ``poll`` does.
-        """
-        ...
-
-
-@runtime_checkable
-class SupportsRunHistory(Protocol):
-    """An overlay that has records of jobs that completed before the controller. Optional."""
-
-    async def history(self, since: float) -> RunHistoryView:
-        """Return the jobs that completed since a time, under the rules of :meth:`SupportsSiteHistory.history`."""
         ...
 
 

@@ -79,11 +79,6 @@ _AT_REST = ("", "undefined", "false")
 ``condor_submit -spool``) may do as much as ten days later."""
 
 
-def at_rest(ad: Ad) -> bool:
-    """Return True if the job entered its schedd's history when it ended."""
-    return source(ad, "LeaveJobInQueue").lower() in _AT_REST
-
-
 def history_end(since: float) -> str:
     """Return the expression that ends the reading of a history, newest first, once all older entries ended before."""
     values = ", ".join(f'"{each}"' for each in _AT_REST)

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Self
 
 from adapters.openstack import capacity
 from adapters.openstack.creation import ServerCreation
-from adapters.openstack.history import past_servers, site_history
 from adapters.openstack.registry import (
     RegistryView,
     ServerListing,
@@ -33,7 +32,6 @@ from adapters.shared.housekeeping import Housekeeping, side_by_side
 from adapters.shared.printing import printable
 from adapters.shared.starts import done, failed
 from provisioner import model
-from provisioner.history import SiteHistoryView
 from provisioner.interfaces import AdapterError, AuditFinding, AuthError, OutcomeUnknownError
 from provisioner.model import DroneId, OrderResult
 
@@ -89,24 +87,6 @@ class OpenStackSite:
         await self._creation.starts.close(self._config.create_deadline)
         await self._housekeeping.close()
         await self._stack.aclose()
-
-    async def history(self, since: float) -> SiteHistoryView:
-        """Return the owner's use and the queue times of servers, by Nova's times of both projects' servers."""
-        config = self._config
-        cut = False
-        theirs: Sequence[Server] = ()
-        ours, left_out = await past_servers(self._cloud, since)
-        if self._owners_cloud is not None:
-            theirs, cut = await past_servers(self._owners_cloud, since)
-        # a deleted one has no metadata
-        theirs = [each for each in theirs if not self._names.is_ours(each.name)]
-        hosts = self._host_names()
-        flavors = await self._creation.resolver.flavors()
-        now = time.time()
-        left_out = left_out or cut
-        return site_history(
-            ours, flavors, theirs, config.owner, hosts, since, now, left_out=left_out
-        )
 
     def _host_names(self) -> Mapping[str, str]:
         """Return the hosts' names by the ids that they have to our project and the owner's."""

@@ -190,16 +190,6 @@ class SlurmClient(Protocol):
     ) -> Sequence[SlurmJob] | None:
         """Return what accounting has of these jobs, or with no ids of all of ours since then; None without it."""
 
-    async def past_jobs(
-        self, partitions: Collection[str], since: float, until: float
-    ) -> Sequence[SlurmJob] | None:
-        """Return the jobs of all users in these partitions that ran in a span of time, by accounting.
-
-        ``submitted_at`` is the time from which they could start. Unreadable entries are left out.
-        None without accounting, or if the transport cannot query it.
-        """
-        return None
-
     async def active_jobs(self, partitions: Collection[str]) -> Sequence[SlurmJob]:
         """Return the pending and running jobs of all users in these partitions, ours included."""
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import getpass
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, Self, TypeVar
@@ -222,18 +221,6 @@ class SlurmRestClient(SlurmClient):
                 parse_accounted_job, self._session.checked(response).items("jobs")
             )
         return found
-
-    async def past_jobs(
-        self, partitions: Collection[str], since: float, until: float
-    ) -> Sequence[SlurmJob] | None:
-        span = [("start_time", str(max(0, int(since)))), ("end_time", str(max(1, int(until))))]
-        query = [("partition", ",".join(partitions)), ("skip_steps", "true"), *span]
-        response = await self._session.request("GET", "slurmdb/{}/jobs/", query)
-        if response.status == 404 and not response.body:
-            return None
-        return await asyncio.to_thread(
-            parse_past_jobs, self._session.checked(response).items("jobs")
-        )
 
     async def nodes(self, *, reserves: bool = False) -> Sequence[SlurmNode]:
         # All of it, 2.5 kB a node. With `update_time` 24.11 answers "nothing has changed" with
@@ -455,32 +442,6 @@ def parse_accounted_job(record: JsonObject) -> SlurmJob:
     return records.read_job(
         {**records.pick(record, _REST_ACCOUNTED_JOB), "remote_id": _accounted_id(record)}
     )
-
-
-def parse_past_job(record: JsonObject) -> SlurmJob:
-    """Return an accounted job with its allocated resources; ``submitted_at`` is when it could start."""
-    more = records.pick(record, {"tres": "tres.allocated", "eligible": "time.eligible"})
-    given = [
-        each for each in more["tres"] or () if isinstance(each, dict) and each.get("type") == "gres"
-    ]
-    tres = ",".join(f"gres/{each.get('name')}={records.count(each.get('count'))}" for each in given)
-    raw = {
-        **records.pick(record, _REST_ACCOUNTED_JOB),
-        "tres": tres,
-        "node_count": record.get("allocation_nodes"),
-    }
-    job = records.read_job({**raw, "remote_id": _accounted_id(record)})
-    return replace(job, submitted_at=max(job.submitted_at, records.count(more["eligible"])))
-
-
-def parse_past_jobs(listed: Iterable[JsonObject]) -> list[SlurmJob]:
-    """Return the accounted jobs that have started. A record that cannot be read is left out."""
-    found = []
-    for record in listed:
-        with contextlib.suppress(ValueError):
-            job = parse_past_job(record)
-            found += [job] if job.state != "PENDING" else []
-    return found
 
 
 def parse_node(record: JsonObject) -> SlurmNode:

@@ -17,7 +17,6 @@ from adapters.shared.starts import Starts, done, failed, outcome_unknown, reject
 from adapters.slurm import capacity
 from adapters.slurm.blocking import SlurmAudit, render_blocking
 from adapters.slurm.drones import SlurmDrones, is_alive
-from adapters.slurm.history import site_history
 from adapters.slurm.records import Partition, SlurmClient
 from adapters.slurm.settings import SlurmSiteConfig
 from adapters.slurm.submission import (
@@ -28,7 +27,6 @@ from adapters.slurm.submission import (
     validate_order,
 )
 from provisioner import model
-from provisioner.history import SiteHistoryView
 from provisioner.interfaces import AdapterError, AuditFinding, OutcomeUnknownError, RejectedError
 from provisioner.model import DroneId, DroneType, FaultKind, OrderOutcome, OrderResult
 
@@ -114,20 +112,6 @@ class SlurmSite:
             downtime_at=downtime_at,
             notices=(*notices, *self._cluster.notices(), *self._housekeeping.notices),
         )
-
-    async def history(self, since: float) -> SiteHistoryView:
-        """Return the owner's use and queue times by accounting; an empty view without accounting."""
-        config = self._config
-        now = time.time()
-        slurm_nodes = await self._cluster.nodes()
-        partitions, types = await self._partitions()
-        nodes = [
-            each.name
-            for each in capacity.list_nodes(slurm_nodes, partitions, types, config, now=now)
-        ]
-        # no poll came before
-        user = next((job.user for job in await self._cluster.own_jobs() if job.user), "")
-        return await site_history(self._cluster, types, nodes, config.owner, since, now, user)
 
     async def _configuration(self) -> Mapping[str, str]:
         """Return slurm.conf as it was when it could be read first; nothing until then."""

@@ -113,14 +113,6 @@ class SlurmToolsClient(SlurmClient):
             selections or [["-S", f"uts{max(0, int(since))}"]], SACCT_COLUMNS, parse_ended_jobs
         )
 
-    async def past_jobs(
-        self, partitions: Collection[str], since: float, until: float
-    ) -> Sequence[SlurmJob] | None:
-        span = ["-S", f"uts{max(0, int(since))}", "-E", f"uts{max(1, int(until))}"]
-        return await self._accounted(
-            [["-a", "-r", ",".join(partitions), *span]], PAST_SACCT_COLUMNS, parse_past_jobs
-        )
-
     async def _accounted(
         self,
         selections: Iterable[Sequence[str]],
@@ -415,12 +407,6 @@ def parse_jobs(text: str, separator: str, columns: Columns) -> list[SlurmJob]:
     return [records.read_job(row) for row in parse_table(text, separator, columns)]
 
 
-PAST_SACCT_COLUMNS = {
-    **SACCT_COLUMNS,
-    **_same_headings({"Eligible": "eligible_at", "NNodes": "node_count", "AllocTRES": "tres"}),
-}
-
-
 _SACCT_ARRAY = re.compile(r"(?P<job>[0-9]{1,10})_\[(?P<tasks>[0-9,:%-]{1,400000})\]")
 
 
@@ -437,21 +423,6 @@ def parse_ended_jobs(text: str, separator: str) -> list[SlurmJob]:
             records.read_job({**row, "remote_id": remote_id, "state": state, "reason": reason})
             for remote_id in ids
         ]
-    return found
-
-
-def parse_past_jobs(text: str, separator: str) -> list[SlurmJob]:
-    """Return the jobs of ``sacct -o PAST_SACCT_COLUMNS`` that have started. A row that cannot be read is left out."""
-    found = []
-    for row in parse_table(text, separator, PAST_SACCT_COLUMNS):
-        if row["state"].startswith("PENDING"):
-            continue
-        with contextlib.suppress(ValueError):
-            job = records.read_job({**row, "state": row["state"].partition(" ")[0], "reason": ""})
-            eligible = records.read_job(
-                {**row, "state": job.state, "submitted_at": row["eligible_at"]}
-            ).submitted_at
-            found.append(replace(job, submitted_at=max(job.submitted_at, eligible)))
     return found
 
 

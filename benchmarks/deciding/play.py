@@ -120,8 +120,6 @@ class Run:
     """The policy's price of waiting."""
     without: str = ""
     """A rule of :data:`benchmarks.deciding.ablation.ABLATIONS` that is switched off."""
-    history: bool = True
-    """The owner's site has a history of the days before the replay."""
 
     @property
     def case(self) -> Case:
@@ -133,8 +131,7 @@ class Run:
         limits = [f"{self.limits} limits"] if self.limits != QUOTA else []
         price = [f"waiting cost {self.waiting_cost:g}"] if self.waiting_cost != WAITING_COST else []
         without = [f"without {self.without}"] if self.without else []
-        history = [] if self.history else ["no history"]
-        return (*limits, *price, *without, *history)
+        return (*limits, *price, *without)
 
     @property
     def variant(self) -> str:
@@ -153,13 +150,12 @@ class Run:
             self.limits,
             self.without,
             self.waiting_cost,
-            not self.history,
         )
 
     @property
     def usual(self) -> bool:
-        """True if no rule is switched off, and price and history are the usual ones."""
-        return self.waiting_cost == WAITING_COST and not self.without and self.history
+        """True if no rule is switched off, and the price is the usual one."""
+        return self.waiting_cost == WAITING_COST and not self.without
 
     def __str__(self) -> str:
         part = "" if math.isinf(self.days) else f"-{self.days:g}d"
@@ -253,7 +249,6 @@ def play_in(run: Run, jobs: tuple[SimulatedJob, ...], owner: Steps) -> Played:
             ours=ours,
             shipped=run.limits == SHIPPED,
             victims=VictimRule(run.victims),
-            history=run.history,
         ),
         seed=run.seed,
         planner=planner,

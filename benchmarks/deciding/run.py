@@ -56,7 +56,6 @@ def runs_of(wanted: argparse.Namespace) -> Iterator[Run]:
         days = min(wanted.days, DOCUMENTED_DAYS) if rule == DOCUMENTED else wanted.days
         run = Run(rule, trace, owner, seed, days, users, victims)
         if rule == OURS:
-            run = replace(run, history=not wanted.no_history)
             without = [*ABLATIONS] if "all" in wanted.without else wanted.without
             for limits in wanted.limits:
                 mine = [
@@ -153,11 +152,6 @@ def parser() -> argparse.ArgumentParser:
         default=math.inf,
         metavar="D",
         help="days of the trace, from its start",
-    )
-    parser.add_argument(
-        "--no-history",
-        action="store_true",
-        help="the owner's site has no history before the replay",
     )
     parser.add_argument("--jobs", type=int, default=2, metavar="N", help="runs at a time")
     parser.add_argument("--results", type=Path, default=RESULTS, metavar="DIR")

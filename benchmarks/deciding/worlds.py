@@ -18,7 +18,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from provisioner.history import HISTORY_S
 from provisioner.model import DroneType, SitePolicy, TypeKey
 from provisioner.simulator.drones import SiteBehaviour
 from provisioner.simulator.jobs import SimulatedJob
@@ -181,14 +180,6 @@ def owner_of(series: str) -> Steps:
     )
 
 
-def before(owner: Steps) -> Steps:
-    """Return an owner's use in the days before a replay: the last ones of their 31 days, which repeat."""
-    begin_s = OWNER_SPAN_S - HISTORY_S
-    return tuple(
-        (at_s - OWNER_SPAN_S, gpus) for at_s, gpus in owner if begin_s <= at_s < OWNER_SPAN_S
-    )
-
-
 def facilities(
     owner: Steps,
     *,
@@ -196,14 +187,12 @@ def facilities(
     ours: bool = True,
     shipped: bool = False,
     victims: VictimRule = VictimRule.YOUNGEST,
-    history: bool = True,
 ) -> tuple[Facility, ...]:
     """Return the three sites.
 
     For our rule the operator's limits are the sites' quotas, with ``shipped`` also all that the
     product limits by default, and drones retire after a day by themselves. Other rules know the
-    quotas, and see to retiring (:class:`benchmarks.deciding.rule.Rule`). With ``history`` TOpAS has
-    records of its owner's use before.
+    quotas, and see to retiring (:class:`benchmarks.deciding.rule.Rule`).
     """
     found = []
     for site in dict.fromkeys(place.site for place in PLACES):
@@ -235,9 +224,7 @@ def facilities(
                 reports_free=reports_free,
                 reports_claims=False,
                 retain_finished_s=120.0,
-                owner=OwnerSeries(owner, victim=victims, before=before(owner) if history else ())
-                if owned and owner
-                else None,
+                owner=OwnerSeries(owner, victim=victims) if owned and owner else None,
             )
         )
     return tuple(found)

@@ -33,12 +33,10 @@ from provisioner.estimates import (
     Estimates,
     EstimateSamples,
     SiteSamples,
-    StartDelays,
     mean_run_s,
     owner_of,
 )
 from provisioner.keys import site_of
-from provisioner.planner.costs import PRIOR_DELAYS
 from provisioner.store import EstimateReset
 from provisioner.store.reader import Reader
 
@@ -151,11 +149,6 @@ DELAY_COLUMNS = (
     span_s(
         "boot_s", "From its place to the pool, a mean, seconds.", lambda d: d[1].boot_s, head="BOOT"
     ),
-    text(
-        "source",
-        "measured; history: by the site's own records, with the default boot time.",
-        lambda d: d[2],
-    ),
 )
 SITE_ESTIMATE_COLUMNS = (
     text("site", "Site.", "name", level=0, least=8),
@@ -192,19 +185,6 @@ SITE_ESTIMATE_COLUMNS = (
         head="IDLE TIME-OUT",
     ),
 )
-PAST_COLUMNS = (
-    text("of", "Site; overlay: the pool.", lambda h: h[0] or "overlay", level=0, least=8),
-    time_at("at", "When the controller read the history.", lambda h: h[1].at, unit=ago),
-    span_s(
-        "owner_s",
-        "Time of the owner's use that it adds, seconds.",
-        lambda h: h[1].use_s,
-        head="OWNER",
-    ),
-    items("types", "Drone types whose queue times it has.", lambda h: sorted(h[1].queues)),
-    whole("jobs", "Completed jobs in it that count.", lambda h: h[1].jobs, level=0),
-    flag("left_out", "Did it have more than was read?", lambda h: h[1].left_out, level=0),
-)
 
 
 def estimates_document(known: EstimatesRow, user: str = "") -> Document:
@@ -215,14 +195,7 @@ def estimates_document(known: EstimatesRow, user: str = "") -> Document:
         scope = f"{formatting.count(len(samples.runs), 'kind')} of jobs known, as of {ago(samples.at)} ago"
     sites = [SiteEstimates(name, of, estimates) for name, of in sorted(samples.sites.items())]
     runs = _run_times(samples, user)
-    past = sorted(samples.histories.items())
-    told = {
-        key: StartDelays(queue_s, PRIOR_DELAYS.boot_s)
-        for _, of in past
-        for key, queue_s in of.queues.items()
-    }
-    delays = [(key, of, "history") for key, of in told.items() if key not in samples.delays]
-    delays += [(key, of, "measured") for key, of in samples.delays.items()]
+    delays = sorted(samples.delays.items())
     return Document(
         ESTIMATES_SCHEMA,
         ESTIMATES_FACTS,
@@ -231,9 +204,8 @@ def estimates_document(known: EstimatesRow, user: str = "") -> Document:
             "run_times": Listing(
                 "", RUN_COLUMNS, runs, lambda r: r.user, title="Run times of jobs"
             ),
-            "delays": Listing("", DELAY_COLUMNS, sorted(delays), title="Delays of drones"),
+            "delays": Listing("", DELAY_COLUMNS, delays, title="Delays of drones"),
             "sites": Listing("", SITE_ESTIMATE_COLUMNS, sites, title="Sites"),
-            "histories": Listing("", PAST_COLUMNS, past, title="From history" if past else ""),
         },
         main="run_times",
         name=user,
@@ -272,8 +244,7 @@ def estimates(reader: Reader, query: EstimatesQuery) -> Document:
     """Tell what was learned: run times by user, delays by drone type, and of each site its owner and its idle gaps.
 
     As the controller kept it last: it does so about every ten minutes and at its end. What the planner makes of it
-    (an owner's rises, idle time-outs) is as of the newest tick. "From history" lists what the controller read at its
-    first start from the records of sites and pool. `estimates forget` makes it forget some of it.
+    (an owner's rises, idle time-outs) is as of the newest tick. `estimates forget` makes it forget some of it.
 
     \b
     Examples:
@@ -293,7 +264,6 @@ def require_known(samples: EstimateSamples, users: Sequence[str], sites: Sequenc
     """
     of_sites = {
         *samples.sites,
-        *samples.histories,
         *(site_of(key) for key in samples.delays),
     } - {""}
     for kind, names, known in (

@@ -9,7 +9,7 @@ up.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, groupby, islice
 from math import ceil
@@ -24,7 +24,6 @@ from provisioner.estimates import (
     UNKNOWN,
     Estimates,
     EstimateSamples,
-    HistorySummary,
     OwnerGrowth,
     SiteSamples,
     StartDelays,
@@ -42,7 +41,6 @@ from provisioner.model import (
     Snapshot,
     TypeKey,
 )
-from provisioner.planner.costs import PRIOR_DELAYS
 from provisioner.planner.states import MIN_IDLE_GAPS
 from provisioner.reasons import IdleTimeout, OptionalJobsOnly
 from provisioner.store import Store, StoreError
@@ -59,8 +57,6 @@ USE_EVERY_S = 120.0
 USE_KEPT = 14 * 86400 // 120
 USE_FILLED = 15
 """Up to this many samples in a row that are missing (half an hour) get the value of the next one; more are unknown."""
-USE_WANTED_S = 4 * 3600.0
-"""A site whose owner's use is known over less time is asked for its past."""
 RISE_EVERY_S = 4 * 3600.0
 """Interval at which the growth of an owner is estimated; at first after each quarter of the time observed so far."""
 RISE_QUANTILES = 500
@@ -86,8 +82,6 @@ LONGER = 2.0
 """A job that has run longer than all completed ones is expected to run this many times as long:
 seen at any moment of its life a job is, in the median, half done (Gott, "Implications of the
 Copernican principle", Nature 363, 1993)."""
-
-NO_HISTORY = HistorySummary(0.0)
 
 Keys = tuple[str, ...]
 """Keys of the run times of a job (:func:`provisioner.estimates.run_keys`), the widest last."""
@@ -170,44 +164,6 @@ class SiteHistory:
             site.rise, site.rise_at = rise_of(site.use_milli), now
         return site
 
-    @property
-    def use_known_s(self) -> float:
-        """Return the time over which the owner's use is known."""
-        return USE_EVERY_S * (len(self.use_milli) - self.use_milli.count(UNKNOWN))
-
-    def learn_use(self, earlier: Callable[[float], int | None], now: float) -> float:
-        """Add the owner's use at times without a sample of our own, and return the seconds that this adds.
-
-        ``earlier`` returns the use at a time, or None before the first known one.
-        """
-        missed = int((now - self.used_at) // USE_EVERY_S) if self.used_at else 0
-        if missed > USE_FILLED:
-            self.use_milli.extend([UNKNOWN] * min(missed, USE_KEPT))
-            self.used_at += missed * USE_EVERY_S
-        unknown, first_at = (
-            self.use_milli.count(UNKNOWN),
-            self.used_at - (len(self.use_milli) - 1) * USE_EVERY_S,
-        )
-        for n, own in enumerate(list(self.use_milli)):
-            if own == UNKNOWN and (held := earlier(first_at + n * USE_EVERY_S)) is not None:
-                self.use_milli[n] = held
-        begin = (
-            (self.used_at or now)
-            - len(self.use_milli) * USE_EVERY_S
-            - (USE_EVERY_S if not self.used_at else 0.0)
-        )
-        added, filled = 0, unknown - self.use_milli.count(UNKNOWN)
-        while (
-            len(self.use_milli) < USE_KEPT
-            and (held := earlier(begin - added * USE_EVERY_S)) is not None
-        ):
-            self.use_milli.appendleft(held)
-            added += 1
-        if added or filled:
-            self.used_at = self.used_at or begin
-            self.rise, self.rise_at = rise_of(self.use_milli), now
-        return (added + filled) * USE_EVERY_S
-
     def kept(self) -> SiteSamples:
         return SiteSamples(
             tuple(self.use_milli), self.used_at, tuple(self.gaps_s), self.taken, self.run_s
@@ -226,17 +182,7 @@ class EstimateCollector:
     """By the keys of a job; never changed in place: the recorded samples share these values."""
     delays: dict[str, StartDelays] = field(default_factory=dict)
     sites: dict[str, SiteHistory] = field(default_factory=dict)
-    histories: dict[str, HistorySummary] = field(default_factory=dict)
-    """Summaries of the histories that were read, by site, or "" for the pool."""
-    forgotten_at: float = 0.0
-    """Time at which everything was forgotten: older questions about histories must not bring it back."""
-    counted_from: float = 0.0
-    """Time of the first view of the pool with completed jobs since this controller started."""
     estimates: Estimates = est.NO_ESTIMATES
-    _well_known: set[str] = field(default_factory=set)
-    """Sites whose own samples suffice: to count them takes long."""
-    _recalled: dict[str, int] = field(default_factory=dict)
-    """Number of the run times that an earlier controller recorded, by key."""
     _seen: frozenset[tuple[str, float]] = frozenset()
     """Counted jobs: those reported now, and of those reported before the ones that ended in the last :data:`SEEN_S`."""
     _counted: tuple[CompletedJob, ...] | None = None
@@ -259,8 +205,6 @@ class EstimateCollector:
         )
         if view is not None and view.completions and view.completions is not self._counted:
             self._note_runs(view.completions, now)
-        if view is not None and view.completions is not None:
-            self.counted_from = self.counted_from or now
         if (
             view is not None
             and view.completions is not None
@@ -286,9 +230,7 @@ class EstimateCollector:
     def samples(self, now: float) -> EstimateSamples:
         """Return the samples to record."""
         sites = {name: site.kept() for name, site in self.sites.items()}
-        return EstimateSamples(
-            now, dict(self.runs), dict(self.delays), sites, self._seen, dict(self.histories)
-        )
+        return EstimateSamples(now, dict(self.runs), dict(self.delays), sites, self._seen)
 
     def recall(self, kept: EstimateSamples, now: float, waiting_cost: float) -> None:
         """Begin with the samples of an earlier controller: its estimates hold from the first tick on."""
@@ -296,8 +238,6 @@ class EstimateCollector:
         self.runs, self.delays = dict(kept.runs), dict(kept.delays)
         self.sites = {name: SiteHistory.of(site, now, away_s) for name, site in kept.sites.items()}
         self._seen, self._waiting_cost = kept.seen, waiting_cost
-        self.histories = dict(kept.histories)
-        self._recalled = {key: len(runs) for key, runs in self.runs.items()}
         self.estimates = self._estimated()
 
     def learn_delays(self, starts: Iterable[tuple[TypeKey, float, float]]) -> None:
@@ -306,79 +246,16 @@ class EstimateCollector:
             self._note_delays(kind, queue_s, boot_s)
         self.estimates = self._estimated()
 
-    def wants_history(self, scope: str) -> bool:
-        """Return True if too little is known of a site, or "" for the pool, and its history was not read yet."""
-        if scope in self.histories or scope in self._well_known:
-            return False
-        if not scope:
-            return len(self.runs.get("", ())) < RUNS_NEEDED
-        if scope in self.sites and self.sites[scope].use_known_s >= USE_WANTED_S:
-            self._well_known.add(scope)
-        return scope not in self._well_known
-
-    def learn_site(
-        self,
-        name: str,
-        earlier: Callable[[float], int | None],
-        queues: Mapping[str, float],
-        now: float,
-        *,
-        left_out: bool = False,
-    ) -> None:
-        """Add the history of a site: the owner's use as a function of time, and mean queue times by type.
-
-        A queue time counts as long as no drone of the type was measured.
-        """
-        added_s = self._site(name).learn_use(earlier, now)
-        self.histories[name] = HistorySummary(now, added_s, dict(queues), left_out=left_out)
-        self.estimates, self._dirty = self._estimated(), True
-
-    def learn_runs(
-        self, jobs: Iterable[CompletedJob], now: float, *, left_out: bool = False
-    ) -> None:
-        """Add jobs that completed before the controller began to count, oldest first."""
-        number = 0
-        earlier: dict[str, deque[float]] = {}
-        for each in jobs:
-            if each.ended_at >= (self.counted_from or now) - SEEN_S:  # it may be counted anyway
-                continue
-            number += 1
-            for key in dict.fromkeys(
-                est.run_keys(each.owner, each.gpu_milli, each.cpus, each.memory_mib)
-            ):
-                runs = earlier.pop(key, None) or deque(maxlen=RUNS_KEPT)
-                runs.append(max(SHORTEST_RUN_S, round(each.run_s, 1)))
-                earlier[key] = runs
-        # the history has the jobs that an earlier controller counted
-        own = {
-            key: runs[self._recalled.get(key, 0) if key in earlier else 0 :]
-            for key, runs in self.runs.items()
-        }
-        self.runs = {key: tuple(runs) for key, runs in earlier.items() if key not in own}
-        self.runs |= {key: (*earlier.get(key, ()), *runs)[-RUNS_KEPT:] for key, runs in own.items()}
-        self._limit_keys()
-        self.histories[""] = HistorySummary(now, jobs=number, left_out=left_out)
-        self.estimates, self._dirty = self._estimated(), True
-
-    def forget(self, what: str, now: float) -> None:
+    def forget(self, what: str) -> None:
         """Forget samples as an operator asks: ``all``, ``user:NAME`` or ``site:NAME``. Counted jobs stay counted.
 
         Run times of all users together go with any user's, as they cannot be told apart; ten jobs
-        fill them again. The histories that could bring the samples back count as read, those that
-        were never read as well.
+        fill them again.
         """
         kind, _, name = what.partition(":")
         match kind:
             case "all":
-                read = {
-                    "",
-                    *self.histories,
-                    *self.sites,
-                    *(site_of(key) for key in self.delays),
-                }
                 self.runs, self.delays, self.sites, self._unfinished = {}, {}, {}, UnfinishedJobs()
-                self.histories, self.forgotten_at = dict.fromkeys(read, HistorySummary(now)), now
-                self._recalled = {}
             case "user":
                 self.runs = {
                     key: runs
@@ -386,11 +263,9 @@ class EstimateCollector:
                     if key and est.owner_of(key) != name
                 }
                 self._unfinished.forget(name)
-                self.histories[""] = HistorySummary(now)
             case "site":
                 self.sites.pop(name, None)
                 self.delays = {key: d for key, d in self.delays.items() if site_of(key) != name}
-                self.histories[name] = HistorySummary(now)
         self.estimates = self._estimated()
 
     def _site(self, name: str) -> SiteHistory:
@@ -479,8 +354,7 @@ class EstimateCollector:
         # sites tell whole seconds, by clocks of their own: what began before it was ordered began
         # at once
         queue_s, boot_s = max(0.0, queue_s), max(0.0, boot_s)
-        past = self.histories.get(site_of(kind), NO_HISTORY)
-        known = self.delays.get(kind, StartDelays(past.queues.get(kind, queue_s), boot_s))
+        known = self.delays.get(kind, StartDelays(queue_s, boot_s))
         self.delays[kind] = StartDelays(
             known.queue_s + MEAN_WEIGHT * (queue_s - known.queue_s),
             known.boot_s + MEAN_WEIGHT * (boot_s - known.boot_s),
@@ -509,11 +383,9 @@ class EstimateCollector:
         for key, delays in self.delays.items():
             site = site_of(key)
             boots[site] = min(boots.get(site, delays.boot_s), delays.boot_s)
-        queues = (each for past in self.histories.values() for each in past.queues.items())
-        told = {key: StartDelays(queue_s, PRIOR_DELAYS.boot_s) for key, queue_s in queues}
         return Estimates(
             runs=self._runs(),
-            delays=told | self.delays,
+            delays=dict(self.delays),
             rises={name: site.rise for name, site in self.sites.items() if site.rise is not None},
             taken_per_s={
                 name: s.taken / s.run_s for name, s in self.sites.items() if s.taken and s.run_s
@@ -707,7 +579,7 @@ class EstimateRecorder:
         self._asked_at = self.clock.now()
         asked = await read_store("estimates.forget_failed", self.store.estimate_resets(), ())
         for each in asked:
-            self.estimation.forget(each.what, self._asked_at)
+            self.estimation.forget(each.what)
         if asked and await self.keep([each.id for each in asked]):
             for each in asked:
                 await self.event(

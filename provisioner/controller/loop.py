@@ -16,7 +16,6 @@ from provisioner.controller.actuation import DeadSlots
 from provisioner.controller.clock import Clock
 from provisioner.controller.clock_watch import ClockWatch
 from provisioner.controller.estimation import EstimateCollector, EstimateRecorder
-from provisioner.controller.history import HistoryLoader
 from provisioner.controller.journal import (
     log_breakers,
     log_moves,
@@ -166,7 +165,6 @@ class Controller:
     recorder: EstimateRecorder = field(init=False)
     _clock_watch: ClockWatch = field(init=False)
     _serials: Serials = field(init=False)
-    _history: HistoryLoader = field(init=False)
     _periodic: Sequence[PeriodicWork] = field(init=False)
     """Work between two ticks, in this order."""
     _dead_slots: DeadSlots = field(init=False)
@@ -175,7 +173,6 @@ class Controller:
         self._dead_slots = DeadSlots(self.overlay, self.clock)
         self.measures = TickMeasures(self.store, self.clock)
         self.recorder = EstimateRecorder(self.estimation, self.store, self.clock, self.event)
-        self._history = HistoryLoader(self.estimation, self.clock, self.event)
         self._clock_watch = ClockWatch(self.clock, self.store, self.event)
         self._serials = Serials(self.name, self.store, self.event)
         self._periodic = (
@@ -183,7 +180,6 @@ class Controller:
             Pruning(self.store, self.clock),
             self.measures,
             self.recorder,
-            self._history,
             LowUseWatch(self.store, self.clock, self.event),
         )
         overlay = PollTarget("overlay", lambda: self.overlay.poll(self.types), 0.0)
@@ -205,7 +201,6 @@ class Controller:
         """
         self._poller.close()
         self._dead_slots.close()
-        self._history.close()
         try:
             if error is None:
                 await self.recorder.keep()
@@ -245,7 +240,6 @@ class Controller:
     async def run(self, stop: asyncio.Event) -> None:
         """Tick until ``stop`` is set: quickly while something is on the move, else slowly."""
         self._poller.first_wait_s = FIRST_POLL_WAIT_S
-        await self._history.begin(self._work(), stop)
         while not stop.is_set():
             async with self.between_ticks:
                 with self.measures.timed(TICK_SECONDS):

@@ -16,14 +16,12 @@ import structlog
 from provisioner import model
 from provisioner.controller.clock import Clock
 from provisioner.controller.sanitize import Sanitizer, limited_text
-from provisioner.history import SiteHistoryView
 from provisioner.interfaces import (
     AdapterError,
     Site,
     SupportsClaim,
     SupportsConsoleOutput,
     SupportsCredentials,
-    SupportsSiteHistory,
     UnavailableError,
 )
 from provisioner.model import Fault, FaultKind, OverlayView, PolledOverlay, PolledSite, SiteView
@@ -35,8 +33,6 @@ TICK_WAIT_S = 5.0
 FIRST_POLL_WAIT_S = 2.0
 """Longest time that the first tick waits for polls: owners may wait for it. The next one follows soon."""
 RETRY_AFTER_S = 0.2
-OPEN_WAIT_S = 15.0
-"""Longest time that the reading of a history waits for the connection, for polls wait for it meanwhile."""
 
 T = TypeVar("T")
 View = TypeVar("View", SiteView, OverlayView)
@@ -113,16 +109,6 @@ class LazySite:
 
     def credentials(self) -> Sequence[model.Credential]:
         return tuple(self.site.credentials() if isinstance(self.site, SupportsCredentials) else ())
-
-    async def history(self, since: float) -> SiteHistoryView:
-        if not isinstance(self.site, SupportsSiteHistory):
-            return SiteHistoryView()
-        try:
-            async with asyncio.timeout(OPEN_WAIT_S):
-                await self.open()
-        except TimeoutError:
-            self._must_be_open()
-        return await self.site.history(since)
 
     def _must_be_open(self) -> None:
         if self._stack is None:

@@ -1,8 +1,8 @@
 """Shadow mode: adapters reduced to their polls, and plans without orders.
 
 A shadow is the controller with other adapters and another planner. No order can leave it: what it
-has in the place of a site or an overlay holds the adapter's connection, its ``poll`` and its
-``history``, and nothing that starts, stops, drains or holds.
+has in the place of a site or an overlay holds the adapter's connection and its ``poll``, and
+nothing that starts, stops or drains.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import Any, NoReturn, Self
 
-from provisioner.history import SiteHistoryView
 from provisioner.interfaces import Overlay, RejectedError, Site, SupportsOtherDrones
 from provisioner.keys import Subject
 from provisioner.model import DroneType, FaultKind, OverlayView, Plan, Refusal, Snapshot
@@ -32,12 +31,10 @@ async def _refuse(*_: object) -> NoReturn:
 
 @frozen
 class ObservedAdapter:
-    """A site or an overlay that can only be polled and asked for its past."""
+    """A site or an overlay that can only be polled."""
 
     connection: AbstractAsyncContextManager[object]
     poll: Callable[..., Coroutine[Any, Any, Any]]
-    past: Callable[[float], Coroutine[Any, Any, Any]] | None = None
-    """The adapter's ``history``, if it has one."""
     start = stop = drain = bootstrap = staticmethod(_refuse)
 
     async def __aenter__(self) -> Self:
@@ -47,26 +44,22 @@ class ObservedAdapter:
     async def __aexit__(self, *exc: Any) -> None:
         await self.connection.__aexit__(*exc)
 
-    async def history(self, since: float) -> Any:
-        return await self.past(since) if self.past is not None else SiteHistoryView()
-
 
 def observed_site(site: Site) -> Site:
-    """Return a site reduced to its poll and its history."""
-    return ObservedAdapter(site, site.poll, getattr(site, "history", None))
+    """Return a site reduced to its poll."""
+    return ObservedAdapter(site, site.poll)
 
 
 def observed_overlay(overlay: Overlay) -> Overlay:
-    """Return an overlay reduced to its poll and its history, whose view has the drones of other systems, too."""
-    past = getattr(overlay, "history", None)
+    """Return an overlay reduced to its poll, whose view has the drones of other systems, too."""
     if not isinstance(overlay, SupportsOtherDrones):
-        return ObservedAdapter(overlay, overlay.poll, past)
+        return ObservedAdapter(overlay, overlay.poll)
     poll_pool, poll_others = overlay.poll, overlay.other_drones
 
     async def poll(types: Sequence[DroneType]) -> OverlayView:
         return replace(await poll_pool(types), others=tuple(await poll_others()))
 
-    return ObservedAdapter(overlay, poll, past)
+    return ObservedAdapter(overlay, poll)
 
 
 def decide_without_orders(snapshot: Snapshot) -> Plan:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from provisioner.model import OwnerDemand, OwnerLoad
 from provisioner.simulator.drones import SimulatedDrone
-from provisioner.simulator.loop import at, now, now_s, rng_for, start_epoch
+from provisioner.simulator.loop import at, now, now_s, rng_for
 from provisioner.values import frozen
 
 if TYPE_CHECKING:
@@ -64,10 +64,6 @@ class SimulatedOwner:
     def load(self) -> OwnerLoad | None:
         return None
 
-    def past(self) -> tuple[tuple[float, int], ...]:
-        """Return times before the simulation, and GPUs in thousandths that the owner held from then on."""
-        return ()
-
     def drone_left(self, drone: SimulatedDrone) -> None:
         """Use the room of a drone that left a node."""
 
@@ -88,8 +84,6 @@ class OwnerSeries:
     victim: VictimRule = VictimRule.YOUNGEST
     notice_s: float = 0.0
     """Between the owner's wish and the drone's end; 0 is without notice."""
-    before: tuple[tuple[float, int], ...] = ()
-    """The same at times before the simulation, below 0: the history that the site reports."""
 
     def at(self, site: SimulatedSite) -> SimulatedOwner:
         return SeriesOwner(self, site)
@@ -111,11 +105,6 @@ class SeriesOwner(SimulatedOwner):
 
     def load(self) -> OwnerLoad | None:
         return OwnerLoad(gpu_milli=self.held_milli)
-
-    def past(self) -> tuple[tuple[float, int], ...]:
-        return tuple(
-            (start_epoch() + at_s, gpus * ONE_GPU) for at_s, gpus in self._series.before if at_s < 0
-        )
 
     def _have(self, gpus: int) -> None:
         rng = rng_for(self.site.seed, "owner series", self.site.name, now_s())

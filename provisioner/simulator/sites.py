@@ -7,7 +7,6 @@ from dataclasses import field
 from typing import TYPE_CHECKING, Self
 
 from provisioner import model
-from provisioner.history import SiteHistoryView
 from provisioner.interfaces import UnavailableError
 from provisioner.model import (
     DroneId,
@@ -174,10 +173,6 @@ class SimulatedSite:
 
     async def stop(self, orders: Sequence[model.StopOrder]) -> Sequence[OrderResult]:
         return await self._network.call("stop", lambda: [self._stop(order) for order in orders])
-
-    async def history(self, since: float) -> SiteHistoryView:
-        """Return the owner's use before the simulation. It takes no time."""
-        return SiteHistoryView(tuple(step for step in self.owner.past() if step[0] >= since))
 
     def _listing(self) -> SiteView:
         self._check_open()

@@ -16,7 +16,6 @@ from provisioner.estimates import (
     UNKNOWN,
     Estimates,
     EstimateSamples,
-    HistorySummary,
     OwnerGrowth,
     SiteSamples,
     StartDelays,
@@ -36,10 +35,6 @@ EXPERIENCE = EstimateSamples(
             (8000,) * 700 + (UNKNOWN,) * 90 + (0,) * 20, NOW - 95, (5.0, 40.0, 900.0)
         ),
         "horeka": SiteSamples(taken=3.0, run_s=7200.0),
-    },
-    histories={
-        "": HistorySummary(NOW - 9000, jobs=4000, left_out=True),
-        "horeka": HistorySummary(NOW - 9000, 86400.0, {"horeka/h100": 1830.0, "topas/a100": 40.0}),
     },
 )
 LEARNED = Estimates(
@@ -89,21 +84,12 @@ def test_before_anything_was_kept_it_says_when_that_will_be(cli: Cli, tmp_path: 
     assert ran.code == Exit.FAILED and "keeps it every ten minutes and at its end" in ran.err
 
 
-def test_what_comes_from_history_is_shown_as_such(on: Cli) -> None:
+def test_delays_are_shown_as_they_were_measured(on: Cli) -> None:
     told = on("estimates", "-o", "json").json
     jsonschema.validate(told, output_schemas()[ESTIMATES_SCHEMA])
     assert told["delays"] == [
-        {"type": "horeka/h100", "queue_s": 1830.0, "boot_s": 90.0, "source": "history"},
-        {"type": "topas/a100", "queue_s": 12.5, "boot_s": 61.0, "source": "measured"},
+        {"type": "topas/a100", "queue_s": 12.5, "boot_s": 61.0},
     ]
-    overlay, horeka = told["histories"]
-    assert (overlay["of"], overlay["jobs"], overlay["left_out"]) == ("overlay", 4000, True)
-    assert (horeka["of"], horeka["owner_s"], horeka["types"]) == (
-        "horeka",
-        86400.0,
-        ["horeka/h100", "topas/a100"],
-    )
-    assert "From history" in on("estimates").out
 
 
 def test_what_is_to_be_forgotten_is_recorded_and_shown_until_it_is(on: Cli, record: Path) -> None:

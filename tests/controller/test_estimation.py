@@ -23,7 +23,6 @@ from provisioner.estimates import (
     UNKNOWN,
     Estimates,
     EstimateSamples,
-    HistorySummary,
     SiteSamples,
     StartDelays,
 )
@@ -234,7 +233,7 @@ def test_what_is_forgotten_is_what_was_named() -> None:
     def left(what: str) -> EstimateSamples:
         learning = EstimateCollector()
         learning.recall(EstimateSamples(NOW, runs, delays, sites), NOW, 0.3)
-        learning.forget(what, NOW)
+        learning.forget(what)
         assert set(learning.estimates.runs) == set(learning.runs), "the next tick plans without it"
         return learning.samples(NOW)
 
@@ -249,13 +248,7 @@ def test_what_is_forgotten_is_what_was_named() -> None:
         {"horeka"},
         {"horeka/h100"},
     )
-    read = HistorySummary(NOW)
-    assert left("all") == EstimateSamples(
-        NOW, histories=dict.fromkeys(("", "topas", "horeka"), read)
-    )
-    assert (topas.histories, left("user:etp").histories) == ({"topas": read}, {"": read}), (
-        "or it would come back"
-    )
+    assert left("all") == EstimateSamples(NOW)
 
 
 # --------------------------- What is learned from jobs that are not done: those that run, and those

@@ -12,7 +12,6 @@ import pytest
 from provisioner import interfaces, model
 from provisioner.controller.loop import Controller
 from provisioner.controller.shadow import decide_without_orders, observed_overlay, observed_site
-from provisioner.history import SiteHistoryView
 from provisioner.interfaces import RejectedError
 from provisioner.model import DrainMode, DroneId, DroneState, Plan, RequestKind, Snapshot
 from provisioner.planner import decide
@@ -24,7 +23,6 @@ from tests.store.story import SEEN, TemporaryStore
 
 OTHERS = (model.OtherDrones("here", "A100", 2, 2000, 1000, joined=5),)
 CALLS = {"poll", "other_drones"}
-HISTORY = {"SupportsSiteHistory", "SupportsRunHistory"}
 """All that a shadow may call."""
 
 
@@ -59,7 +57,7 @@ ORDERS = sorted(
         for name in vars(each)
         if not name.startswith("_") and callable(getattr(each, name))
     }
-    - {"poll", "other_drones", "history"}
+    - {"poll", "other_drones"}
 )
 for _name in ORDERS:
     setattr(Recorder, _name, _method(_name))
@@ -166,24 +164,13 @@ async def test_each_method_but_the_polls_is_out_of_reach(name: str) -> None:
             with pytest.raises(RejectedError, match="this controller is a shadow"):
                 await getattr(observed, name)([])
         for protocol in PROTOCOLS:
-            if (
-                protocol.__name__.startswith("Supports")
-                and protocol.__name__ not in HISTORY
-                and getattr(protocol, "_is_runtime_protocol", False)
+            if protocol.__name__.startswith("Supports") and getattr(
+                protocol, "_is_runtime_protocol", False
             ):
                 assert not isinstance(observed, protocol), (
                     f"the controller would take it for {protocol.__name__}"
                 )
     assert not site.calls and not overlay.calls
-
-
-async def test_it_may_ask_for_the_past_of_those_that_remember() -> None:
-    class Old(RecordingSite):
-        async def history(self, since: float) -> SiteHistoryView:
-            return SiteHistoryView(((since, 1000),))
-
-    assert (await observed_site(Old()).history(5.0)).owner_steps == ((5.0, 1000),)  # type: ignore[arg-type, attr-defined]
-    assert await observed_site(RecordingSite()).history(5.0) == SiteHistoryView()  # type: ignore[arg-type, attr-defined]
 
 
 def test_the_protocols_are_all_here() -> None:

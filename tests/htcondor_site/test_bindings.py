@@ -39,9 +39,6 @@ class SlowSide:
     ) -> list[Ad]:
         return [classad2.ClassAd({"Pid": os.getpid()})]
 
-    def history(self, *args: object) -> list[Ad]:
-        return [classad2.ClassAd({"Pid": os.getpid()})]
-
     def submit(self, *args: object) -> int:
         time.sleep(3600)
         return 1
@@ -64,15 +61,6 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BindingsClient:
 async def asked(cluster: BindingsClient) -> int:
     [ad] = await cluster.ads("jobs", "true", ())
     return int(ad["Pid"])
-
-
-async def test_a_history_leaves_no_process_behind(cluster: BindingsClient) -> None:
-    async with cluster:
-        looks = await asked(cluster)
-        [ad] = await cluster.history("", "true", (), "false", 10)
-        with pytest.raises(ProcessLookupError):
-            os.kill(int(ad["Pid"]), 0)
-        assert await asked(cluster) == looks
 
 
 async def test_a_look_waits_behind_no_submit_and_behind_no_silent_schedd(

@@ -128,41 +128,6 @@ class TransportStories:
         assert since is not None and set(found) <= {job.remote_id for job in since}
         assert await cluster.ended_jobs(["999999"], before) == []
 
-    async def test_accounting_reports_the_past_of_everybody_in_a_partition(
-        self, slurm: SlurmLab, cluster: SlurmClient
-    ) -> None:
-        before, gpu = time.time() - 5, ("-p", "accelerated", "--gres=gpu:a100:2")
-        theirs = slurm.sbatch("#!/bin/sh\nexit 0\n", *gpu, "-o", "/dev/null", user="owner")
-        number = await cluster.submit(lab_job(unique("past")))
-        await asyncio.to_thread(slurm.reaches, theirs, "COMPLETED")
-        await asyncio.to_thread(slurm.reaches, number, "RUNNING")
-
-        async def ask() -> dict[str, SlurmJob]:
-            found = await cluster.past_jobs(["accelerated"], before, time.time() + 60)
-            jobs = {job.remote_id: job for job in found or ()}
-            done = found is None or (
-                "COMPLETED" in [jobs[key].state for key in (str(theirs),) if key in jobs]
-            )
-            return jobs if done and (found is None or str(number) in jobs) else {}
-
-        if await cluster.past_jobs(["accelerated"], before, time.time()) is None:
-            return  # this transport cannot ask
-        jobs = await eventually("the accounts have both", ask, 60, 0.3)
-        done, runs = jobs[str(theirs)], jobs[str(number)]
-        assert (done.user, dict(done.gpus), done.node_count, len(done.nodes)) == (
-            "owner",
-            {"a100": 2},
-            1,
-            1,
-        )
-        assert before < done.submitted_at <= done.started_at <= done.ends_at < time.time() + 5
-        assert (runs.state, dict(runs.gpus), runs.partition) == (
-            "RUNNING",
-            {"a100": 1},
-            "accelerated",
-        )
-        assert await cluster.past_jobs(["accelerated-h100"], before, time.time() + 60) == []
-
     async def test_nodes_partitions_reservations_and_version(
         self, slurm: SlurmLab, cluster: SlurmClient
     ) -> None:

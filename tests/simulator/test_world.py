@@ -212,17 +212,6 @@ async def test_an_owner_that_gives_notice_is_seen_as_a_claim_meanwhile(world: Wo
     assert (await site.poll()).free == {"gpu": 4}
 
 
-REMEMBERED = OwnerSeries(((100.0, 4),), before=((-90.0, 1), (-50.0, 3), (5.0, 9)))
-
-
-@played(replace(KIT, owner=REMEMBERED))
-async def test_a_site_tells_its_owners_use_before_the_simulation_as_history(world: World) -> None:
-    site = world.sites["kit"]
-    assert (await site.history(-1000.0)).owner_steps == ((-90.0, 1000), (-50.0, 3000))
-    assert (await site.history(-60.0)).owner_steps == ((-50.0, 3000),)
-    assert (await site.poll()).owner_runs == m.OwnerLoad(), "the past is over"
-
-
 OVERLAPPING = (
     HardwareFault(HardwareFaultKind.DOWNTIME, 1.0, 200.0, "kit"),
     HardwareFault(HardwareFaultKind.DOWNTIME, 60.0, 20.0, "kit"),

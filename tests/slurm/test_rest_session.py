@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from adapters.slurm import records
 from adapters.slurm.records import SlurmJob, SlurmSubmission
 from adapters.slurm.rest import SlurmRestClient
 from provisioner.interfaces import AuthError, OutcomeUnknownError, RejectedError, UnavailableError
@@ -284,25 +282,3 @@ async def test_cancelling_a_job_of_somebody_else_is_denied() -> None:
     async with running(Restd(reply=(200, denied))) as restd, rest_client(restd.url) as slurm:
         with pytest.raises(AuthError, match="28: Access/permission denied"):
             await slurm.cancel(["28"])
-
-
-async def test_past_jobs_are_parsed_beside_the_event_loop_and_once_each(
-    restd: Restd, slurm: SlurmRestClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    records_read = list[int]()
-    read = records.read_job
-    monkeypatch.setattr(
-        records,
-        "read_job",
-        lambda raw: (records_read.append(threading.get_ident()), read(raw))[1],
-    )
-    past = {
-        "job_id": 7,
-        "state": {"current": ["COMPLETED"]},
-        "time": {"submission": 10, "start": 20, "end": 30},
-    }
-    await slurm.own_jobs()  # negotiates the version
-    restd.reply = (200, json.dumps({"jobs": [past, {"job_id": 8}], "errors": []}))
-    records_read.clear()
-    assert [job.remote_id for job in await slurm.past_jobs(["accelerated"], 0, 100) or ()] == ["7"]
-    assert len(records_read) == 2 and threading.get_ident() not in records_read

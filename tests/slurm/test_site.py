@@ -76,11 +76,6 @@ class Remembered:
             job for job in self.accounted.values() if not remote_ids or job.remote_id in remote_ids
         ]
 
-    async def past_jobs(
-        self, partitions: Collection[str], since: float, until: float
-    ) -> Sequence[SlurmJob] | None:
-        return self.visible
-
     async def active_jobs(self, partitions: Collection[str]) -> Sequence[SlurmJob]:
         assert self.visible is not None, "no owner is configured"
         return self.visible
@@ -312,29 +307,6 @@ async def test_private_data_hides_the_owner_and_is_reported(cluster: Remembered)
         assert view.owner_runs is not None
         assert not view.notices
         assert not await site.audit(policy)
-
-
-async def test_a_history_of_our_own_jobs_alone_is_not_the_owners_use(cluster: Remembered) -> None:
-    now = time.time()
-    times = {"submitted_at": now - 900, "started_at": now - 800, "ends_at": now - 60}
-    mine = SlurmJob(
-        "1",
-        "mine",
-        "COMPLETED",
-        user="kit",
-        account="etp",
-        partition="accelerated",
-        nodes=(NODE.name,),
-    )
-    mine = replace(mine, gpus={"a100": 1}, **times)  # type: ignore[arg-type]
-    cluster.jobs["2"] = replace(mine, remote_id="2")
-    async with slurm_site(owner={"partitions": ["accelerated"], "accounts": ["etp"]}) as site:
-        for jobs, known in (
-            ((mine,), False),
-            ((mine, replace(mine, remote_id="3", user="anna")), True),
-        ):
-            cluster.visible = jobs
-            assert bool((await site.history(now - 7200)).owner_steps) is known
 
 
 async def test_a_drone_that_slurmctld_has_forgotten_is_asked_of_accounting(

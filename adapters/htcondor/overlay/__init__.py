@@ -17,7 +17,6 @@ from typing import Self
 
 from adapters.htcondor.overlay.drain import COLLECTOR_ADS, Drainer, DrainOrders, read_every_s
 from adapters.htcondor.overlay.history import HistoryPoller
-from adapters.htcondor.overlay.past import PAST_DEADLINE_S, PAST_READER
 from adapters.htcondor.overlay.pool import PolledPool
 from adapters.htcondor.overlay.schedds import asked
 from adapters.htcondor.overlay.settings import HTCondorConfig
@@ -34,7 +33,6 @@ from adapters.shared.printing import printable
 from adapters.shared.starts import done, failed, rejected
 from provisioner import drone, model
 from provisioner.config.units import SecretUnreadableError
-from provisioner.history import RunHistoryView
 from provisioner.interfaces import (
     AdapterError,
     AuditFinding,
@@ -126,17 +124,6 @@ class HTCondorOverlay:
         self._connection = None
         if connection is not None:
             await connection.close()
-
-    async def history(self, since: float) -> RunHistoryView:
-        """Return the jobs that completed since a time, by the schedds' histories."""
-        directory = self._connected().directory
-        env = directory.env | {"_CONDOR_TOOL_LOG": str(directory.path / "past.log")}
-        reader = WorkerProcess(PAST_READER, self._config, self._controller, env=env)
-        try:
-            past: RunHistoryView = await reader.call("completed", since, deadline_s=PAST_DEADLINE_S)
-        finally:
-            await reader.close()
-        return past
 
     def _connected(self) -> _Connection:
         """Return the connection, with the tokens in the client's directory as they are now."""

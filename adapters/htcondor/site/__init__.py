@@ -14,7 +14,6 @@ from adapters.htcondor.classads import HELD, REMOVED, Ad, job_id, text, whole
 from adapters.htcondor.site import listing, nodes, submission
 from adapters.htcondor.site.blocking import gaps, render
 from adapters.htcondor.site.client import HTCondorClient, client_for
-from adapters.htcondor.site.history import site_history
 from adapters.htcondor.site.mig import mig_gaps
 from adapters.htcondor.site.owner import OwnerQueuePoller
 from adapters.htcondor.site.settings import HTCondorSiteConfig
@@ -23,7 +22,6 @@ from adapters.shared.housekeeping import Housekeeping
 from adapters.shared.printing import printable
 from adapters.shared.starts import done, failed, rejected
 from provisioner import model
-from provisioner.history import SiteHistoryView
 from provisioner.interfaces import AdapterError, AuditFinding, UnavailableError
 from provisioner.model import DroneId, DroneType, FaultKind, OrderResult
 
@@ -136,13 +134,6 @@ class HTCondorSite:
         ahead_s = ahead_s if ahead_s > classads.SAME_CLOCK_S else 0.0
         machines = nodes.machines_of(slot_ads, newest - self._config.slot_max_age)
         return machines, nodes.notices(noticed, ahead_s)
-
-    async def history(self, since: float) -> SiteHistoryView:
-        """Return the owner's use and the queue times of drones, by the histories of the schedds."""
-        machines, _ = await self._machines()
-        return await site_history(
-            self._client, self._config.owner, self._ours, machines, since, time.time()
-        )
 
     async def _clean_up(self, found: listing.DroneJobsView) -> None:
         try:

@@ -17,7 +17,6 @@ from typing import Any, Literal, Self, TypeAlias
 from adapters.htcondor import classad2, htcondor2
 from adapters.htcondor.classads import REMOVED, Ad
 from adapters.htcondor.daemons import SESSION_REJECTED, Collectors, with_new_session
-from adapters.htcondor.site.history import PAST_TIMEOUT_S
 from adapters.htcondor.site.owner import OWNER_JOB_PROJECTION, OwnerJobQueue, group_jobs
 from adapters.htcondor.site.settings import HTCondorSiteConfig
 from adapters.htcondor.site.submission import JobFiles, SubmitDescription, of_drones
@@ -87,12 +86,6 @@ class HTCondorClient(ABC):
 
         ``schedd`` names the schedd that has the jobs; "" is ours.
         """
-
-    @abstractmethod
-    async def history(
-        self, schedd: str, constraint: str, projection: Sequence[str], stop: str, limit: int
-    ) -> Sequence[Ad]:
-        """Return jobs that have left a schedd, newest first, until ``stop`` is true for one."""
 
     @abstractmethod
     async def owner_queue(
@@ -213,16 +206,6 @@ class BindingsClient(HTCondorClient):
         purpose = f"owner {schedd}" if schedd else "poll"
         return list(await self._call(purpose, "ads", kind, constraint, tuple(projection), schedd))
 
-    async def history(
-        self, schedd: str, constraint: str, projection: Sequence[str], stop: str, limit: int
-    ) -> Sequence[Ad]:
-        what = (schedd, constraint, tuple(projection), stop, limit)
-        try:
-            return list(await self._call("history", "history", *what, deadline_s=PAST_TIMEOUT_S))
-        finally:  # it is asked once in the life of a controller
-            if worker := self._workers.pop("history", None):
-                await worker.close()
-
     async def owner_queue(
         self, schedd: str, constraint: str, names: Sequence[str]
     ) -> OwnerJobQueue:
@@ -278,13 +261,6 @@ class BindingsWorker:
             )
         types = {"slots": htcondor2.AdType.Startd, "submitters": htcondor2.AdType.Submitter}
         return self._collector.query(types[kind], constraint, projection)
-
-    def history(
-        self, schedd: str, constraint: str, projection: Sequence[str], stop: str, limit: int
-    ) -> list[Ad]:
-        return list(
-            self._asked(schedd, lambda it: it.history(constraint, list(projection), limit, stop))
-        )
 
     def owner_queue(self, schedd: str, constraint: str, names: Sequence[str]) -> OwnerJobQueue:
         return group_jobs(
@@ -433,25 +409,6 @@ class CondorToolsClient(HTCondorClient):
         return await self._listed(
             tool, [*argv, "-long", *attributes, "-constraint", constraint], always[0]
         )
-
-    async def history(
-        self, schedd: str, constraint: str, projection: Sequence[str], stop: str, limit: int
-    ) -> Sequence[Ad]:
-        argv = [
-            *self._addressed("condor_history", schedd or await self._schedd()),
-            "-limit",
-            str(limit),
-        ]
-        argv += [
-            "-since",
-            stop,
-            "-long",
-            "-attributes",
-            ",".join(projection),
-            "-constraint",
-            constraint,
-        ]
-        return await self._listed("condor_history", argv, "ClusterId", PAST_TIMEOUT_S)
 
     async def _listed(
         self, tool: str, argv: Sequence[str], key: str, deadline_s: float = 0.0
