@@ -10,7 +10,7 @@ from typing import Self, TypeVar
 
 import structlog
 
-from provisioner import descriptions, formatting, model, reasons
+from provisioner import formatting, model, reasons
 from provisioner.controller import actuation
 from provisioner.controller.actuation import DeadSlots
 from provisioner.controller.clock import Clock
@@ -24,7 +24,7 @@ from provisioner.controller.journal import (
     write_store,
 )
 from provisioner.controller.low_use import LowUseWatch
-from provisioner.controller.orphans import OrphanWatch, record_of
+from provisioner.controller.orphans import OrphanWatch
 from provisioner.controller.periodic import PeriodicWork, Pruning, WorkContext
 from provisioner.controller.polling import (
     FIRST_POLL_WAIT_S,
@@ -34,6 +34,7 @@ from provisioner.controller.polling import (
     PollTarget,
     within,
 )
+from provisioner.controller.reports import Reports
 from provisioner.controller.serials import Serials
 from provisioner.controller.tick_measures import (
     DECISION_SECONDS,
@@ -41,6 +42,7 @@ from provisioner.controller.tick_measures import (
     TICK_SECONDS,
     TickMeasures,
 )
+from provisioner.controller.view_doubts import ViewDoubts
 from provisioner.interfaces import (
     Overlay,
     Site,
@@ -65,9 +67,8 @@ from provisioner.planner.lifecycle import (
     apply_start_result,
     apply_stop_result,
 )
-from provisioner.planner.safeguards import PlanFunction, PlanValidator, SafePlan, safe_plan
+from provisioner.planner.safeguards import PlanFunction, PlanValidator, safe_plan
 from provisioner.planner.validation import validate_plan
-from provisioner.reasons import Reason
 from provisioner.store import Store
 from provisioner.values import frozen
 
@@ -76,8 +77,6 @@ log = structlog.get_logger()
 T = TypeVar("T")
 
 CLAIM_DEADLINE_S = 1.0
-UNKNOWN_SLOTS = 1000
-"""Slots of drones that neither the record nor a site knows: more of them are left out of a view."""
 SHUTDOWN_WAIT_S = 60.0
 """Longest wait for orders under way at the end. The next controller settles those without a result."""
 ACTIVE_FOR_S = 300.0
@@ -146,17 +145,9 @@ class Controller:
     _orders: dict[asyncio.Task[actuation.BatchResults], str] = field(default_factory=dict)
     """Orders under way, or answered and not yet on record, with the site that they went to."""
     _failures: PlannerFailures = field(default_factory=PlannerFailures)
-    _shortened: dict[str, model.JobClass] = field(default_factory=dict)
-    """Classes of the newest view that claim to have waited for longer than the record has seen, as planned."""
-    _faults: tuple[str, ...] = ()
-    """Breaches at the newest tick, so that each is reported once and not at every tick."""
-    _credential_troubles: dict[tuple[str, str], bool] = field(default_factory=dict)
-    """Credentials, by user and name, that are reported: True for one that cannot be used."""
     _suspects: tuple[str, ...] = ()
     """Job classes on which the planner failed at the newest tick."""
     _orphans: OrphanWatch = field(default_factory=OrphanWatch)
-    _twins: frozenset[str] = frozenset()
-    """Records of other living controllers of this name, which were reported."""
     _requests: tuple[model.OperatorRequest, ...] = ()
     """The open requests of operators as they were last read: a site that one disables stays disabled."""
     _completed_jobs: frozenset[model.CompletedJob] = frozenset()
@@ -164,6 +155,8 @@ class Controller:
     measures: TickMeasures = field(init=False)
     recorder: EstimateRecorder = field(init=False)
     _clock_watch: ClockWatch = field(init=False)
+    _reports: Reports = field(init=False)
+    _doubts: ViewDoubts = field(init=False)
     _serials: Serials = field(init=False)
     _periodic: Sequence[PeriodicWork] = field(init=False)
     """Work between two ticks, in this order."""
@@ -174,6 +167,8 @@ class Controller:
         self.measures = TickMeasures(self.store, self.clock)
         self.recorder = EstimateRecorder(self.estimation, self.store, self.clock, self.event)
         self._clock_watch = ClockWatch(self.clock, self.store, self.event)
+        self._reports = Reports(self.event)
+        self._doubts = ViewDoubts(self.store, self.clock)
         self._serials = Serials(self.name, self.store, self.event)
         self._periodic = (
             self._clock_watch,
@@ -222,12 +217,12 @@ class Controller:
         await self._clock_watch.settle()
         await self._take_up_requests()
         snapshot = await self._poll()
-        await self._report_credentials(snapshot)
+        await self._reports.credentials(snapshot)
         with self.measures.timed(DECISION_SECONDS):
             found = safe_plan(snapshot, self.planner, self.judge, self._suspects)
         self._suspects = found.classes
         self._failures.note(found.error)
-        await self._report_breaches(found, snapshot)
+        await self._reports.breaches(found, snapshot)
         if not await self._record(found.plan, snapshot):
             return TickReport(found.plan, found.faults, recorded=False)
         self.estimation.note(snapshot, found.plan)
@@ -266,9 +261,9 @@ class Controller:
         ended = await self._ended(readings.values(), overlay.view)
         found = set(self._orphans.since)
         self._orphans.note(readings.values(), self.store.drones.keys(), ended, now)
-        await self._report_orphans(found)
+        await self._reports.orphans(self._orphans.since.keys() - found)
         twins = rivals | self._orphans.twins(self.policy.orphan_grace_s, now)
-        await self._report_twins(twins)
+        await self._reports.twins(twins)
         return Snapshot(
             now=now,
             tick=self.store.tick + 1,
@@ -297,28 +292,6 @@ class Controller:
         views = (reading.view for reading in self._poller.site_readings().values())
         return {drone_id for view in views if view is not None for drone_id in view.drones}
 
-    async def _report_credentials(self, snapshot: Snapshot) -> None:
-        """Report each credential that begins or ceases to be a trouble, once."""
-        now = snapshot.now + snapshot.drift_s
-        before, self._credential_troubles = self._credential_troubles, {}
-        for each in snapshot.credentials:
-            key = each.used_by, each.name
-            dead = each.is_dead(now)
-            why = descriptions.credential_trouble(each, now)
-            user, name = key
-            if why:
-                self._credential_troubles[key] = dead
-            if why and before.get(key) is not dead:
-                await self.event(
-                    "credential.unusable" if dead else "credential.expires",
-                    warn=True,
-                    used_by=user,
-                    credential=name,
-                    why=why,
-                )
-            elif key in before and not why:
-                await self.event("credential.renewed", used_by=user, credential=name)
-
     async def _rivals(self) -> dict[str, str]:
         """Return the other processes that hold a claim at a site under our name, by their records."""
         found: dict[str, str] = {}
@@ -337,127 +310,25 @@ class Controller:
                     }
         return found
 
-    async def _report_orphans(self, known: Collection[DroneId]) -> None:
-        """Record the orphans that are new, in one event for each record that they belong to."""
-        new: dict[str, list[DroneId]] = {}
-        for drone_id in self._orphans.since.keys() - known:
-            new.setdefault(record_of(drone_id), []).append(drone_id)
-        for record, ids in new.items():
-            named = ", ".join(sorted(ids))[:2000]
-            await self.event("orphan.found", warn=True, record=record, drones=len(ids), ids=named)
-
-    async def _report_twins(self, twins: Mapping[str, str]) -> None:
-        for record in twins.keys() - self._twins:
-            await self.event(
-                "controller.twin_found", warn=True, record=record, evidence=twins[record]
-            )
-        if self._twins and not twins:
-            await self.event("controller.twin_gone", records=", ".join(sorted(self._twins)))
-        self._twins = frozenset(twins)
-
-    async def _report_unasked(self, plan: Plan, snapshot: Snapshot) -> None:
-        """Record the orphans that a plan stops or adopts, and the drones that somebody else stopped."""
-        for orphan in plan.orphans:
-            why = orphan.reason.describe()
-            await self.event(
-                "orphan.stop_ordered", drone=orphan.drone_id, site=orphan.site, why=why
-            )
-        for move in plan.moves:
-            before = snapshot.drones.get(move.drone.id)
-            if before is None:
-                await self.event("orphan.adopted", drone=move.drone.id, why=move.reason.describe())
-            elif _stopped_elsewhere(before, move.reason):
-                why = move.reason.describe()
-                await self.event(
-                    "drone.stopped_elsewhere", warn=True, drone=before.id, site=before.site, why=why
-                )
-
     async def _record(self, plan: Plan, snapshot: Snapshot) -> bool:
         """Record and log a plan. Return False if the store cannot take it: then nothing may be acted on."""
-        before = dict(self.store.breakers)
         self.measures.note(snapshot, plan)
         with self.measures.timed(STORE_WRITE_SECONDS):
             if not await write_store("store.write_failed", self.store.record(plan, snapshot)):
                 return False
         log_plan(plan)
-        await self._report_unasked(plan, snapshot)
-        log_breakers(before, plan.breakers, snapshot.overlay.view)
-        for drain in plan.drains:
-            if isinstance(drain.reason, reasons.BlackHoleDrone):
-                why = drain.reason.describe()
-                await self.event("drone.black_hole", warn=True, drone=drain.drone.id, why=why)
-        for breaker in plan.breakers:
-            known = before[breaker.scope].faults if breaker.scope in before else ()
-            for fault in breaker.faults:
-                if fault in known or fault.blame is model.Blame.SETTLED:
-                    continue
-                await self.event(
-                    "job.faulted" if fault.blame is model.Blame.JOB else "job.collateral",
-                    job=fault.job_id,
-                    drone=fault.drone_id,
-                    user=fault.owner,
-                    why=formatting.excerpt(fault.cause),
-                )
+        log_breakers(snapshot.breakers, plan.breakers)
+        await self._reports.plan(plan, snapshot)
         return True
-
-    async def _report_breaches(self, found: SafePlan, snapshot: Snapshot) -> None:
-        if found.faults and found.faults != self._faults:
-            names = descriptions.ClassNames(snapshot.overlay.view)
-            left_out = (*(f"class {names.of(each)}" for each in found.classes), *found.actions)
-            await self.event(
-                "plan.rejected",
-                warn=True,
-                faults="; ".join(found.faults)[:2000],
-                left_out=", ".join(left_out)[:2000],
-            )
-        elif self._faults and not found.faults:
-            await self.event("plan.accepted")
-        self._faults = found.faults
 
     def _polled_overlay(self) -> model.PolledOverlay:
         reading = self._poller.overlay_reading()
-        if reading.view is not None and len(reading.view.slots) > UNKNOWN_SLOTS:
-            reading = replace(reading, view=self._without_forged_slots(reading.view))
         if reading.view is None:
             return reading
-        view = self._with_seen_waits(reading.view)
+        view = self._doubts.without_forged_slots(reading.view, self._listed())
+        view = self._doubts.with_seen_waits(view)
         notices = (*view.notices, *self._clock_watch.notices())
         return replace(reading, view=replace(view, notices=notices))
-
-    def _with_seen_waits(self, view: OverlayView) -> OverlayView:
-        """Return a view whose jobs have waited no longer than the record has seen them wait.
-
-        Users can write the times of their jobs themselves.
-        """
-        known, now = self.store.committed.waiting_since, self.clock.now()
-        before, self._shortened = self._shortened, {}
-        classes = []
-        for job in view.classes:
-            since = known.get(job.id, now)
-            if 0 < job.oldest_at < since or 0 < job.idle_at < since:
-                idle_at = max(job.idle_at, since) if job.idle_at else 0.0
-                told = replace(job, oldest_at=max(job.oldest_at, since), idle_at=idle_at)
-                last = before.get(job.id, told)
-                # The same object as in the last tick: what is worked out of it is kept by that.
-                job = last if last == told else told
-                self._shortened[job.id] = job
-            classes.append(job)
-        return replace(view, classes=tuple(classes))
-
-    def _without_forged_slots(self, view: OverlayView) -> OverlayView:
-        """Return a view with a limited number of slots of drones that neither the record nor a site knows.
-
-        A user with a drone's token can advertise any number of them, and each tick would work on
-        all.
-        """
-        known = self.store.drones.keys() | self._listed()
-        unknown = [slot.drone_id for slot in view.slots if slot.drone_id not in known]
-        if len(unknown) <= UNKNOWN_SLOTS:
-            return view
-        left_out = frozenset(unknown[UNKNOWN_SLOTS:])
-        notice = f"{len(left_out)} slots of unknown drones are left out: their ads may be forged with a drone's token."
-        slots = tuple(slot for slot in view.slots if slot.drone_id not in left_out)
-        return replace(view, slots=slots, notices=(*view.notices, notice))
 
     async def _ended(
         self, readings: Iterable[model.PolledSite], view: OverlayView | None
@@ -672,9 +543,3 @@ class Controller:
         """Log and record an event that is no transition of a drone, as a warning with ``warn``."""
         (log.warning if warn else log.info)(name, **fields)
         await write_store("store.write_failed", self.store.event(self.clock.now(), name, fields))
-
-
-def _stopped_elsewhere(drone: model.Drone, reason: Reason) -> bool:
-    """Return True if a drone was stopped at its site and neither this controller nor the site's owner asked for it."""
-    stopped = isinstance(reason, reasons.EndedAtSite) and reason.end == model.EndKind.STOPPED
-    return stopped and not drone.asked_at and not drone.notice_at

@@ -10,9 +10,10 @@ import pytest
 
 from provisioner import model
 from provisioner.controller.actuation import OrderBatch, carry_out
-from provisioner.controller.loop import UNKNOWN_SLOTS, Controller
+from provisioner.controller.loop import Controller
 from provisioner.controller.polling import RETRY_AFTER_S, Poller, PollTarget
 from provisioner.controller.serials import SERIAL_MARGIN, SERIALS_MISSED
+from provisioner.controller.view_doubts import UNKNOWN_SLOTS
 from provisioner.interfaces import UnavailableError
 from provisioner.planner import decide
 from provisioner.simulator.loop import VirtualClock
