@@ -217,6 +217,7 @@ REASON_EXAMPLES: tuple[reasons.Reason, ...] = (
     r.PreemptedForOwner(3, 95.0, "topas-a100-2", 6, 5400.0),
     r.Preempted("the owner's job took its place", 9.2, 10.0, 312.0, 1),
     r.PreemptionNotice("preempted by its site"),
+    r.Requeued("preempted"),
     r.ReserveReclaimed("topas-v100s-1"),
     r.TypeRemoved("horeka/a100"),
     r.Orphan("lost"),

@@ -448,6 +448,16 @@ class PreemptionNotice(StepReason):
 
 
 @frozen
+class Requeued(LeaveReason):
+    """It does not start again: a second run would begin with old tokens, and nobody requested it."""
+
+    sentence = "its site preempted it and put it back into the queue{site_reason:tail}"
+
+    site_reason: str = ""
+    kind: Literal["requeued"] = "requeued"
+
+
+@frozen
 class ReserveReclaimed(LeaveReason):
     sentence = "it stands on what {node} keeps for a free GPU, and a GPU job waits"
 
@@ -1074,6 +1084,7 @@ _Asked = (
     | PreemptedForOwner
     | Preempted
     | PreemptionNotice
+    | Requeued
     | ReserveReclaimed
     | TypeRemoved
     | Orphan

@@ -386,11 +386,7 @@ def requeued(retirement: Retirement, drone: Drone) -> bool:
     """Stop a drone that its site has preempted and put back into the queue."""
     if not drone.started_at:
         return False
-    retirement.stop(
-        drone,
-        reasons.SeenAtSite(RemoteState.PENDING.value, drone.site_reason),
-        DroneState.PREEMPTED,
-    )
+    retirement.stop(drone, reasons.Requeued(drone.site_reason), DroneState.PREEMPTED)
     return True
 
 

@@ -42,7 +42,7 @@ _MAY_STOP_BUSY = frozenset(
         "reserve-reclaimed",
         "state-timeout",
         "left-pool",
-        "seen-at-site",
+        "requeued",
     }
 )
 _MAY_DRAIN_BUSY = _MAY_STOP_BUSY | {

@@ -126,7 +126,7 @@ AGAIN = overdue(S.STOPPING, 99, 60)
         ),
         (
             BACK,
-            (S.STOPPING, S.PREEMPTED, reasons.SeenAtSite("pending", "preempted")),
+            (S.STOPPING, S.PREEMPTED, reasons.Requeued("preempted")),
             {"waiting": 1, "remotes": [PENDING], "slots": []},
         ),
         (OLD, (S.DRAINING, S.DONE, reasons.TypeRemoved("topas/v100")), {"types": (A100,)}),
