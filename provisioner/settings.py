@@ -178,9 +178,6 @@ class SitePolicy:
     """A drone that is missing from at least two polls, for this long, is gone."""
     queued_s: float = 86400.0
     """Longest time in the site's own queue."""
-    unneeded_s: float = setting(default=120.0, example="10min")
-    """A drone that waits at the site is cancelled when no job has needed it for this long, or for
-    `idle` if that is shorter."""
     booting_s: float = 600.0
     """Longest time from running at the site to joining the pool."""
     joining_s: float = 300.0

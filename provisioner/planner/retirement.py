@@ -37,6 +37,10 @@ KILL_AFTER_STOPS = 3
 """A drone that was asked to stop this often is killed without notice."""
 DRAIN_REPEAT_MIN_S, DRAIN_REPEAT_MAX_S = 30.0, 600.0
 """Shortest and longest time between two drain orders that have no effect."""
+CANCEL_AFTER_S = 120.0
+"""A drone that waits at its site is cancelled when no job has needed it for this long, or for the
+idle timeout if that is shorter. In replays five minutes served bursts better, but started too many
+unused drones where jobs come singly."""
 MATCHABLE_IDLE_FACTOR = 3
 """An idle drone that waiting jobs fit is kept for this many idle timeouts: the negotiator should match it soon."""
 REFUSED_ROOM_S = 90.0
@@ -246,15 +250,16 @@ class Retirement:
             waiting, key=lambda d: (d.id not in context.late, -d.requested_at, d.id)
         ):
             left[_kind_of(drone)] -= 1
-            needed = left[_kind_of(drone)] < 0
-            policy = context.snapshot.policy
-            limit_s = min(policy.of_site(drone.site).unneeded_s, policy.idle_timeout_at(drone.site))
+            needed, limit_s = (
+                left[_kind_of(drone)] < 0,
+                context.snapshot.policy.idle_timeout_at(drone.site),
+            )
             if needed is bool(drone.idle_at):
                 after = replace(drone, idle_at=0.0 if needed else context.now)
                 self.moves.append(
                     StateChange(after, drone.state, reasons.Unneeded(drone.state.value))
                 )
-            elif not needed and context.now - drone.idle_at >= limit_s:
+            elif not needed and context.now - drone.idle_at >= min(CANCEL_AFTER_S, limit_s):
                 self.unneeded.add(drone.id)
 
     def _uncovered_types(self, kinds: Collection[DroneKind]) -> dict[DroneKind, int]:

@@ -48,7 +48,7 @@ limits: {max_drones: 5, max_gpus: 4, max_pending: 3, max_starts_per_tick: 2}
 price: 1.5
 queue_when_full: true
 timeouts: {view_max_age: 3min, poll_deadline: 21s, order_deadline: 61s, order_confirm: 121s, missing: 31s, queued: 23h,
-           booting: 11min, joining: 6min, slot_loss: 7min, draining: 22h, stopping: 2min, grace: 40s, unneeded: 3min}
+           booting: 11min, joining: 6min, slot_loss: 7min, draining: 22h, stopping: 2min, grace: 40s}
 types:
   a100:
     gpus: 1

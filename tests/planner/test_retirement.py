@@ -8,6 +8,7 @@ import pytest
 
 from provisioner import model, reasons
 from provisioner.estimates import Estimates
+from provisioner.planner.retirement import CANCEL_AFTER_S
 from provisioner.planner.states import MIN_IDLE_GAPS, idle_limit
 from provisioner.reasons import IdleTimeout
 from tests.planner import scenes
@@ -166,10 +167,10 @@ def test_drones_waiting_at_a_site_are_withdrawn_when_no_job_needs_them_any_more(
         then = [
             replace(marked[d.id], idle_at=NOW - seconds) if d.id in marked else d for d in waiting
         ]
-        return plan_for(waiting=1, drones=then, limits={"unneeded_s": 300})
+        return plan_for(waiting=1, drones=then)
 
-    assert not unneeded_for(299).acts
-    plan = unneeded_for(300)
+    assert not unneeded_for(CANCEL_AFTER_S - 1).acts
+    plan = unneeded_for(CANCEL_AFTER_S)
     assert {s.drone.id for s in plan.stops} == {"kit-ab12-1", "kit-ab12-2", "kit-ab12-3"}
     assert plan.stops[0].reason == reasons.Unneeded("queued")
     assert plan.stops[0].drone.leaving is S.CANCELLED
