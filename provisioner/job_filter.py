@@ -21,7 +21,6 @@ FILTER_WORDS = {
     "excluded_users": "it takes none of their user, who would lose more to the owner of the site there"
     " than a wait costs",
     "min_gpus": "it takes only jobs of several GPUs, as it was started for one",
-    "min_cpus": "it takes only jobs of many CPUs, as it was started for one",
     FIRST_JOBS: "it is new, and kept at first for the jobs that it was started for",
 }
 """Rules by which a drone refuses jobs."""
@@ -37,8 +36,6 @@ class FilteredJob(Protocol):
     def gpu_milli(self) -> int: ...
     @property
     def vram_mib(self) -> int: ...
-    @property
-    def cpus(self) -> int: ...
 
 
 @frozen
@@ -55,15 +52,11 @@ class JobFilter:
     """It refuses jobs that request fewer GPUs."""
     first_vram_mib: int = 0
     """It refuses jobs that need less VRAM per GPU."""
-    min_cpus: int = 0
-    """It refuses jobs that request fewer CPUs: one of them would keep its other CPUs from larger jobs."""
 
     def refuses(self, job: FilteredJob, *, at_first: bool = False) -> str:
         """Return the rule by which it refuses a job, empty if none. ``at_first``: its first jobs may still come."""
         if job.gpu_milli < self.min_gpus * _GPU_MILLI:
             return "min_gpus"
-        if job.cpus < self.min_cpus:
-            return "min_cpus"
         if job.owner in self.excluded_users:
             return "excluded_users"
         if at_first:

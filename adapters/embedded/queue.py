@@ -184,7 +184,7 @@ def _connect(
     connection = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=busy_s)
     connection.row_factory = sqlite3.Row
     connection.create_function("canonical", 1, canonical, deterministic=True)
-    connection.create_function("refuses", 5, _refuses, deterministic=True)
+    connection.create_function("refuses", 4, _refuses, deterministic=True)
     # survives any crash of ours; a power cut may cost a commit
     connection.execute("PRAGMA synchronous = NORMAL")
     return connection
@@ -353,7 +353,6 @@ class _Request(NamedTuple):
     owner: str
     gpu_milli: int
     vram_mib: int
-    cpus: int
 
 
 def _refuses(job_filter: str, *request: Any) -> bool:
@@ -369,7 +368,7 @@ _FITS = """
     AND (vram_mib <= :vram_mib AND capability <= :capability AND canonical(gpu_model) IN ('', canonical(:gpu_model))
          OR gpu_optional AND NOT :has_gpus)
     AND walltime_s <= :life_s                         -- time that a job may still run there
-    AND (:job_filter = '' OR NOT refuses(:job_filter, owner, gpu_milli, vram_mib, cpus))
+    AND (:job_filter = '' OR NOT refuses(:job_filter, owner, gpu_milli, vram_mib))
 """
 """Jobs that fit an offer: what a drone still has for one more job."""
 Offer = Mapping[str, float | str]

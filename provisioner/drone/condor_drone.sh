@@ -60,7 +60,6 @@ for rule in $DRONE_JOB_FILTER; do
 done
 word rule_excluded_users 'A-Za-z0-9._@,-' ,   # users whose jobs it does not take
 number rule_min_gpus 0             # it never takes jobs that request fewer GPUs
-number rule_min_cpus 0             # it never takes jobs that request fewer CPUs
 number rule_first_s 0
 number rule_first_gpus 0           # for its first rule_first_s it takes only jobs that request so many GPUs
 number rule_first_vram_mib 0       # for the same time it takes only jobs that need so much
@@ -733,7 +732,6 @@ STARTD_ATTRS = \$(STARTD_ATTRS) DroneOrder DroneDraining"
     welcome=True users=$(echo "$rule_excluded_users" | sed 's/^,*//; s/,*$//; s/,,*/", "/g')
     [ -z "$users" ] || welcome="(member(TARGET.Owner, {\"$users\"}) =!= True)"
     [ "$rule_min_gpus" -le 1 ] || welcome="$welcome && (TARGET.RequestGPUs ?: 0) >= $rule_min_gpus"
-    [ "$rule_min_cpus" -le 1 ] || welcome="$welcome && (TARGET.RequestCpus ?: 1) >= $rule_min_cpus"
     vram_policy= strays=
     if [ "$DRONE_GPUS" -gt 0 ]; then
         gpus="USE FEATURE : GPUs

@@ -265,8 +265,6 @@ class Allocation:
         takes_all = first_gpus * model.WHOLE_GPU == kind.gpu_milli > 0
         if takes_all and self._has_room_for_smaller(kind):
             found = replace(found, min_gpus=first_gpus)
-        if fills and not kind.gpu_milli and job.cpus == kind.cpus > 1:
-            found = replace(found, min_cpus=job.cpus)
         return found
 
     def lift_exclusions(self) -> None:

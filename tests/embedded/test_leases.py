@@ -241,9 +241,8 @@ async def test_a_removed_job_is_killed_where_it_runs(
         ),
         ([{"gpus": gpus} for gpus in ("0.6", "0.5", 1, 3, 0)], {"share_milli": 500}, [2, 3]),
         ([{"gpus": gpus} for gpus in (1, 2, "0.5")], {"job_filter": "min_gpus=2"}, [2]),
-        ([{"cpus": cpus} for cpus in (1, 2)], {"job_filter": "min_cpus=2"}, [2]),
     ],
-    ids=["avoided users", "GPUs", "fewest GPUs", "fewest CPUs"],
+    ids=["avoided users", "GPUs", "fewest GPUs"],
 )
 def test_a_drone_takes_only_what_it_offers(
     path: Path, requests: list[dict[str, str]], offer: queue.Offer, taken: list[int]

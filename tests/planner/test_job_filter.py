@@ -16,7 +16,6 @@ ALL_RULES = JobFilter(("anna", "ben@site"), 2, 90, 4, 30_000)
         (TAKES_ALL, ""),
         (JobFilter(("anna",)), "excluded_users=anna"),
         (JobFilter(min_gpus=2), "min_gpus=2"),
-        (JobFilter(min_cpus=8), "min_cpus=8"),
         (
             ALL_RULES,
             "excluded_users=anna,ben@site min_gpus=2 first_s=90 first_gpus=4 first_vram_mib=30000",

@@ -397,14 +397,6 @@ def test_a_large_drone_takes_small_jobs_only_if_there_is_no_room_for_small_drone
     ]
 
 
-@pytest.mark.parametrize(("cpus", "min_cpus"), [(8, 8), (2, 0)])
-def test_a_cpu_drone_that_a_class_fills_takes_no_smaller_jobs(cpus: int, min_cpus: int) -> None:
-    cores = replace(A100, name="cpu", gpu_milli=0, vram_mib=0, cpus=8)
-    wide = replace(SMALL, id="wide", gpu_milli=0, vram_mib=0, cpus=cpus)
-    (start,) = plan_of(snapshot(classes=[wide], types=(cores,))).starts
-    assert start.drone.job_filter == JobFilter(min_cpus=min_cpus)
-
-
 @pytest.mark.parametrize(("min_gpus", "starts"), [(0, []), (2, [A100.key])])
 @pytest.mark.parametrize("state", [S.BOOTING, S.IDLE])
 def test_a_drone_for_large_jobs_is_no_supply_for_small_ones(

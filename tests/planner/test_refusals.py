@@ -54,7 +54,6 @@ def told(plan: Plan) -> list[tuple[str, str]]:
         ({"job_filter": JobFilter(("eve", "bob"))}, {"owner": "bob"}, "excluded_users"),
         ({"kind": QUAD, "job_filter": JobFilter(min_gpus=4)}, {}, "min_gpus"),
         ({"kind": QUAD, "job_filter": JobFilter(min_gpus=4)}, {"gpu_milli": 2000}, "min_gpus"),
-        ({"kind": QUAD, "job_filter": JobFilter(min_cpus=8)}, {"cpus": 4}, "min_cpus"),
         # For its first 90 s a drone takes no smaller jobs than those that it was started for, even
         # if these have gone.
         ({"job_filter": FIRST_VRAM, "for_class": "gone", "age_s": 30.0}, {}, "first_jobs"),
