@@ -2,7 +2,9 @@
 
 A rule is decided when the drone is ordered (:mod:`provisioner.planner.placement`). A new one is a
 field of :class:`JobFilter`, a line in :meth:`JobFilter.refuses` and a sentence in
-:data:`FILTER_WORDS`. The drone script (``condor_drone.sh``) reads it as a variable.
+:data:`FILTER_WORDS`. The drone script (``condor_drone.sh``) reads it as a variable. Two more places
+name the fields of a request that the rules judge (:class:`FilteredJob`): the embedded queue and
+:attr:`provisioner.planner.retirement.Retirement._lacking_room`.
 """
 
 from __future__ import annotations

@@ -3,7 +3,9 @@
 A setting is declared here alone: its default, its bounds, and its meaning in the text below it. Its
 key in the file is the name of the field without the unit at the end, and the unit decides how the
 value is written: ``booting_s`` is ``booting: 10min``. :mod:`provisioner.config.sections` makes
-sections of the configuration of them. This module imports no pydantic: verbs would start later.
+sections of the configuration of them, each of adjacent fields: the place of a field decides its
+section (``settings_of`` in :mod:`provisioner.config.models`). This module imports no pydantic:
+verbs would start later.
 """
 
 from __future__ import annotations
