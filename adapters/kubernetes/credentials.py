@@ -4,8 +4,8 @@ The file is read as kubectl reads it ("Organizing Cluster Access Using kubeconfi
 only. What the adapter cannot do is refused and not ignored.
 
 Why not kubernetes_asyncio (36.1): of 23 mistakes that are refused here it accepts 7 (such as ``as``
-and ``proxy-url``) and names the file for 3; its plugins have no deadline and no certificates for
-TLS; keys are left in temporary files; its import takes 0.25 s and 38 MiB.
+and ``proxy-url``) and names the file for 3; its plugins have no deadline;
+keys are left in temporary files; its import takes 0.25 s and 38 MiB.
 """
 
 from __future__ import annotations
