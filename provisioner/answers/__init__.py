@@ -24,7 +24,6 @@ QUESTIONS: Mapping[str, str] = {
     "explain class": "explain:explain_class",
     "plan": "plan:plan",
     "events": "events:events",
-    "starts": "starts:starts",
     "estimates": "estimates:estimates",
     "usage": "usage:usage",
 }

@@ -32,7 +32,6 @@ from provisioner.answers.columns import (
 from provisioner.answers.errors import Exit, VerbError, parsed, unknown
 from provisioner.answers.lookup import as_of, newest_plan
 from provisioner.answers.query import RecordQuestion
-from provisioner.answers.starts import starts
 from provisioner.answers.status import status
 from provisioner.descriptions import SHORTEST_CLASS_ID
 from provisioner.durations import parse_duration
@@ -576,11 +575,6 @@ def _drones(reader: Reader, query: Query) -> WebPage:
     return WebPage("Drones", choices=[links], tables=[table])
 
 
-def _starts(reader: Reader, query: Query) -> WebPage:
-    listing = _answer(starts, reader, query)
-    return WebPage("Starts", [listing.scope], tables=[page_table(listing, query)])
-
-
 DRONE_NOT_SHOWN = ("remote_id", "site_slot", "slot")
 """Shown where ``columns`` names them."""
 
@@ -591,7 +585,6 @@ PAGES: Mapping[str, Callable[[Reader, Query], WebPage]] = {
     "owner": _owner,
     "use": _use,
     "waste": _waste,
-    "starts": _starts,
     "plan": _plan,
     "why": _why,
 }

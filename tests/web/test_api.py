@@ -40,7 +40,6 @@ SAME = [
     ("plan", "/plan"),
     ("events --since all", "/events?since=all"),
     ("usage --by type", "/usage?by=type"),
-    ("starts --since 7d --sort -starts", "/starts?since=7d&sort=-starts"),
     ("estimates", "/estimates"),
 ]
 

@@ -63,7 +63,6 @@ PATHS = {
     ),
     "/use?by=user&since=30d": ("cms/ariane", "last 30 days"),
     "/waste": ("GPU-hours in the last day", "good 74%", "The figures as a table"),
-    "/starts?since=7d": ("83 starts", "horeka/h100"),
     "/plan": ("Plan for tick 4", "atlas/mia: 1.5 GPUs (58)", "no slot can ever offer"),
     "/drone/30": (
         "Drone etp-k7f2-30",
