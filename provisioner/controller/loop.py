@@ -32,6 +32,7 @@ from provisioner.controller.polling import (
     CredentialSource,
     Poller,
     PollTarget,
+    adapter_of,
     within,
 )
 from provisioner.controller.reports import Reports
@@ -296,9 +297,10 @@ class Controller:
         """Return the other processes that hold a claim at a site under our name, by their records."""
         found: dict[str, str] = {}
         for name, site in self.sites.items():
-            if isinstance(site, SupportsClaim):
+            adapter = adapter_of(site)
+            if isinstance(adapter, SupportsClaim):
                 try:
-                    others = await within(CLAIM_DEADLINE_S, site.claim(self.store.birth))
+                    others = await within(CLAIM_DEADLINE_S, adapter.claim(self.store.birth))
                 except Exception as error:  # of an optional help: it decides nothing
                     log.warning(
                         "claim.failed", site=name, message=f"{type(error).__name__}: {error}"
@@ -354,10 +356,11 @@ class Controller:
         """Record the last output of drones, for `drones show`. It decides nothing, so failures are only logged."""
         words: dict[DroneId, str] = {}
         for name, site in self.sites.items():
-            if not isinstance(site, SupportsConsoleOutput):
+            adapter = adapter_of(site)
+            if not isinstance(adapter, SupportsConsoleOutput):
                 continue
             try:
-                words |= site.console_output()
+                words |= adapter.console_output()
             except Exception as error:
                 log.warning(
                     "console_output.read_failed",
@@ -516,7 +519,7 @@ class Controller:
             gone.close()
         adapters = {
             "overlay": self.overlay,
-            **{f"site:{name}": site for name, site in self.sites.items()},
+            **{f"site:{name}": adapter_of(site) for name, site in self.sites.items()},
         }
         sources = {user: [source] for user, source in self.credentials.items()}
         for user, adapter in adapters.items():

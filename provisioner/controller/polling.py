@@ -19,9 +19,6 @@ from provisioner.controller.sanitize import Sanitizer, limited_text
 from provisioner.interfaces import (
     AdapterError,
     Site,
-    SupportsClaim,
-    SupportsConsoleOutput,
-    SupportsCredentials,
     UnavailableError,
 )
 from provisioner.model import Fault, FaultKind, OverlayView, PolledOverlay, PolledSite, SiteView
@@ -101,15 +98,6 @@ class LazySite:
         self._must_be_open()
         return await self.site.stop(orders)
 
-    async def claim(self, birth: str) -> Sequence[str]:
-        return await self.site.claim(birth) if isinstance(self.site, SupportsClaim) else ()
-
-    def console_output(self) -> Mapping[model.DroneId, str]:
-        return self.site.console_output() if isinstance(self.site, SupportsConsoleOutput) else {}
-
-    def credentials(self) -> Sequence[model.Credential]:
-        return tuple(self.site.credentials() if isinstance(self.site, SupportsCredentials) else ())
-
     def _must_be_open(self) -> None:
         if self._stack is None:
             raise UnavailableError("it could not be connected yet")
@@ -120,6 +108,11 @@ class LazySite:
 
     async def __aexit__(self, *exc: object) -> None:
         await self.close()
+
+
+def adapter_of(site: Site) -> Site:
+    """Return the adapter of a site, which has its optional methods."""
+    return site.site if isinstance(site, LazySite) else site
 
 
 @dataclass(slots=True)

@@ -12,6 +12,7 @@ from functools import wraps
 from provisioner import model
 from provisioner.controller.loop import Controller
 from provisioner.controller.periodic import WorkContext
+from provisioner.controller.polling import LazySite
 from provisioner.interfaces import Site
 from provisioner.simulator.loop import VirtualClock, run_virtual
 from provisioner.store import StoreUnusableError
@@ -182,7 +183,7 @@ async def serving(
     ]
     policy = model.Policy(sites={p.name: model.SitePolicy(p.name, **limits) for p in places})  # type: ignore[arg-type]
     async with store or TemporaryStore("kit", 1e9, 10) as kept:
-        sites = {p.name: p for p in places}
+        sites = {p.name: LazySite(p) for p in places}  # as in production
         controller = Controller("kit", policy, types, pool or Pool(), sites, kept, SetClock())
         async with controller:
             yield controller
