@@ -113,15 +113,6 @@ class SupportsAudit(Protocol):
 
 
 @runtime_checkable
-class SupportsSoftware(Protocol):
-    """A site that can name its software (``provisioner check --live``). Optional."""
-
-    async def software(self) -> str:
-        """Return name and version for people, empty if unknown. Called after a poll; the four errors as there."""
-        ...
-
-
-@runtime_checkable
 class SupportsProbe(Protocol):
     """An overlay that can report what would fail later (``provisioner check --live``). Optional."""
 

@@ -131,11 +131,6 @@ class SlurmSite:
         """Return the task that a poll leaves: to cancel jobs that are the same drone as another one."""
         return [self._cluster.cancel(duplicates)] if duplicates else []
 
-    async def software(self) -> str:
-        """Return the release of Slurm."""
-        release = (await self._configuration()).get("SLURM_VERSION", "")
-        return f"Slurm {release}" if release else ""
-
     async def audit(self, policy: model.SitePolicy) -> Sequence[AuditFinding]:
         """Return where the cluster's configuration does not do what ``policy`` says."""
         nodes = await self._cluster.nodes(reserves=True)

@@ -42,7 +42,6 @@ from provisioner.interfaces import (
     SupportsProbe,
     SupportsRenderAccess,
     SupportsRenderBlocking,
-    SupportsSoftware,
 )
 from provisioner.keys import site_of, type_name
 from provisioner.migrate import ImportOutcome, ImportSource, convert
@@ -262,9 +261,8 @@ async def _probe_site(settings: config.Settings, spec: config.SiteConfig) -> lis
             (kind, f"can never start there: {lack}. Change the type")
             for kind, lack in view.unfit.items()
         )
-        software = await site.software() if isinstance(site, SupportsSoftware) else ""
         return [
-            Probe(name, True, "; ".join(filter(None, (software, _site_words(view))))),
+            Probe(name, True, _site_words(view)),
             *(Probe(name, False, f"{spec.name}/{kind} {why}", "fit") for kind, why in unfit),
         ]
 

@@ -150,12 +150,6 @@ async def end_of(site: SlurmSite, drone_id: model.DroneId = FIRST) -> model.Remo
     return end
 
 
-async def test_it_names_its_release(cluster: Remembered) -> None:
-    cluster.configured = {"SLURM_VERSION": "24.11.5"}
-    async with slurm_site() as site:
-        assert await site.software() == "Slurm 24.11.5"
-
-
 async def test_with_select_linear_every_job_gets_a_whole_node(cluster: Remembered) -> None:
     for select, places in (("select/cons_tres", 4), ("select/linear", 1)):
         cluster.configured = {"SLURM_VERSION": "24.11.5", "SelectType": select}
