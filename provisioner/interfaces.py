@@ -8,7 +8,8 @@ class attribute ``Config``, a pydantic model with ``extra="forbid"``.
 ``async with`` connects and disconnects. A site that cannot be connected is tried again at each
 poll, and it may be left in another task than it was entered in. Calls overlap: a poll with an
 order, a stop with a start. What an adapter may offer beyond these methods is a protocol of its own,
-``Supports...``.
+``Supports...``. Its caller asks by ``isinstance`` whether the adapter, or its options, has the
+method.
 """
 
 from __future__ import annotations

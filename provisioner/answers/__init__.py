@@ -1,7 +1,8 @@
 """Questions about the record and their answers, which command line, API and pages show.
 
 To add one, write a function of a reader and a query in a module here, and name it in
-:data:`QUESTIONS`: command line, API and OpenAPI follow from its query.
+:data:`QUESTIONS`: command line, API and OpenAPI follow from its query. A page of it is written in
+``provisioner/web/pages.py``.
 """
 
 from __future__ import annotations

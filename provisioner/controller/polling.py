@@ -67,6 +67,7 @@ class LazySite:
     """A :class:`~provisioner.interfaces.Site` that is connected by the first poll that succeeds in it.
 
     A site that is down when the controller starts must not keep the controller from the others.
+    Optional methods are those of the adapter (:func:`adapter_of`), which may not be connected yet.
     """
 
     site: Site
