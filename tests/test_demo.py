@@ -30,8 +30,9 @@ def test_the_demo_runs_what_fits_and_says_why_the_rest_does_not(played: Played) 
     assert re.search(r"^small +24 +24 +0 ", played.out, re.MULTILINE)
     assert re.search(r"^huge +6 +0 +6 .*no drone type fits", played.out, re.MULTILINE)
     assert "no process is left" in played.out
-    assert re.search(r"requested +10 jobs of class large wait", played.out), (
-        "by its name, not by its id"
+    name = r"\S+: 1 GPU, 36 GiB VRAM \([0-9a-f]{4,15}\)"
+    assert re.search(rf"requested +10 jobs of class {name} wait", played.out), (
+        "by what it asks for, not by its whole id"
     )
 
 

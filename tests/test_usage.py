@@ -107,6 +107,8 @@ def record_of(
     """Return a record with these drones and runs."""
     sql = sqlite3.connect(":memory:", isolation_level=None)
     sql.deserialize(empty_record(schema))
+    columns = {name for _, name, *_ in sql.execute("PRAGMA table_info(drones)")}
+    of_older = {"avoids": "", "min_gpus": 0}
     for each in drones:
         ended_at = each.ended_at and BEGIN + each.ended_at
         known = Drone(
@@ -118,7 +120,15 @@ def record_of(
             each.gpu_milli,
         )
         known = replace(known, started_at=BEGIN + each.began_at, ended_at=ended_at)
-        tables.insert(sql, "drones", tables.drone_row(known))
+        tables.insert(
+            sql,
+            "drones",
+            {
+                key: row
+                for key, row in (of_older | tables.drone_row(known)).items()
+                if key in columns
+            },
+        )
     for number, run in enumerate(runs):
         moved = replace(
             run,

@@ -90,7 +90,7 @@ def test_a_month_names_the_worst_classes_and_adds_up() -> None:
     found = json.loads(ran.stdout)
     held: dict[str, float] = defaultdict(float)
     for row in found["items"]:
-        user = row["name"].partition("/")[0]
+        user = row["name"].partition(":")[0]
         held[user] = row["held_gpu_s"]
         duty, vram, kind, milli = CLASSES[user]
         assert row["fits"] == [kind], row
@@ -104,8 +104,8 @@ def test_a_month_names_the_worst_classes_and_adds_up() -> None:
     assert all(held[user] >= good[user] - 1.0 for user in CLASSES), (
         "attempts that were cut short count as well"
     )
-    order = [row["name"].partition("/")[0] for row in found["items"]]
-    saved = {row["name"].partition("/")[0]: row["saved_gpu_s"] for row in found["items"]}
+    order = [row["name"].partition(":")[0] for row in found["items"]]
+    saved = {row["name"].partition(":")[0]: row["saved_gpu_s"] for row in found["items"]}
     assert set(order[:10]) == {user for user in CLASSES if CLASSES[user][3] <= 500}, "the ten worst"
     assert order[:10] == sorted(order[:10], key=lambda user: -saved[user])
 

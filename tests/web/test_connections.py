@@ -115,7 +115,8 @@ def process(
         for _ in range(600):
             with suppress(OSError):
                 answer(path)
-                break
+                if listening(plain) and listening(tls):
+                    break
             assert started.poll() is None
             time.sleep(0.1)
         yield plain, tls, path
