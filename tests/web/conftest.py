@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import pwd
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -27,15 +26,10 @@ from tests.cli.conftest import cli as cli
 from tests.cli.conftest import on as on
 from tests.cli.conftest import record as record
 from tests.cli.conftest import running as running
+from tests.labs.htcondor import free_port as free_port
 
 ME = pwd.getpwuid(os.geteuid()).pw_name
 API = "/api/v1"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @dataclass(frozen=True)
