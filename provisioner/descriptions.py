@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import cached_property
 from itertools import takewhile
+from operator import attrgetter
 from typing import NamedTuple
 
 from provisioner.formatting import (
@@ -106,7 +107,7 @@ class ClassNames:
     ) -> None:
         self._classes = {job.id: job for job in (*(view.classes if view else ()), *more)}
         self._others = others
-        self._sizes: dict[str, str] = {}
+        self._distinguishing: dict[str, set[int]] = {}
 
     @cached_property
     def _ids(self) -> list[str]:
@@ -124,10 +125,15 @@ class ClassNames:
         job = self._classes.get(class_id)
         if job is None:
             return self.short_id(class_id)
-        if class_id not in self._sizes:
-            self._sizes |= _distinct_sizes(self._of_owner[job.owner])
+        if class_id not in self._distinguishing:
+            self._distinguishing |= _distinguishing_parts(self._of_owner[job.owner])
+        shown = [
+            sanitize(part.text, SHORT_TEXT)
+            for place, part in enumerate(_name_parts(job))
+            if part.text and (place in self._distinguishing[class_id] or not part.is_usual)
+        ]
         owner = f"{short(job.owner)}: " if job.owner else ""
-        return f"{owner}{self._sizes[class_id]} ({self.short_id(class_id)})"
+        return f"{owner}{', '.join(shown)} ({self.short_id(class_id)})"
 
     def short_id(self, class_id: str) -> str:
         """Return the begin of an id that no other class has; an id that is no hash as it is."""
@@ -151,24 +157,42 @@ def _common_length(one: str, other: str) -> int:
     return len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
 
 
-def _distinct_sizes(classes: list[JobClass]) -> dict[str, str]:
-    """Return what the classes of one owner ask for, by id, as far as it distinguishes them or is unusual."""
-    told: dict[str, list[str]] = {job.id: [] for job in classes}
-    parts = {job.id: _name_parts(job) for job in classes}
-    alike = [list(parts)]
-    for place in range(len(parts[classes[0].id])):
-        split = list[list[str]]()
+_PART_VALUES: tuple[Callable[[JobClass], object], ...] = (
+    attrgetter("gpu_milli", "gpu_optional"),
+    attrgetter("vram_mib"),
+    attrgetter("capability"),
+    attrgetter("driver"),
+    attrgetter("cpus"),
+    attrgetter("memory_mib"),
+    attrgetter("disk_mib"),
+    attrgetter("arch"),
+    attrgetter("walltime_s"),
+    attrgetter("group"),
+    attrgetter("priority"),
+)
+"""Values of the parts of a name, in the order of ``_name_parts``."""
+
+
+def _distinguishing_parts(classes: list[JobClass]) -> dict[str, set[int]]:
+    """Return by id the places of the parts that tell the classes of one owner apart.
+
+    Values are compared and no texts: one user may have 20,000 classes, of which few are named. Each
+    part splits the classes that all parts before it leave alike; a class that is alone needs no more.
+    """
+    found: dict[str, set[int]] = {job.id: set() for job in classes}
+    alike = [classes]
+    for place, value_of in enumerate(_PART_VALUES):
+        split = list[list[JobClass]]()
         for group in alike:
-            by_text = defaultdict[str, list[str]](list)
-            for class_id in group:
-                by_text[parts[class_id][place].text].append(class_id)
-            for class_id in group:
-                part = parts[class_id][place]
-                if part.text and (len(by_text) > 1 or not part.is_usual):
-                    told[class_id].append(sanitize(part.text, SHORT_TEXT))
-            split += by_text.values()
+            by_value = defaultdict[object, list[JobClass]](list)
+            for job in group:
+                by_value[value_of(job)].append(job)
+            if len(by_value) > 1:
+                for job in group:
+                    found[job.id].add(place)
+            split += (jobs for jobs in by_value.values() if len(jobs) > 1)
         alike = split
-    return {class_id: ", ".join(texts) for class_id, texts in told.items()}
+    return found
 
 
 STATE_WORDS = {
