@@ -34,6 +34,7 @@ from provisioner.answers.query import ListQuery, Query
 from provisioner.answers.sites import gpu_count, owner_words
 from provisioner.cli import options as opt
 from provisioner.cli import output as out
+from provisioner.cli.pipes import closed_pipes_raise
 from provisioner.config import strict_yaml as yaml
 from provisioner.interfaces import (
     AdapterError,
@@ -148,7 +149,9 @@ def check(
 
 
 def _check_live(settings: config.Settings, query: Query, host: opt.Host) -> None:
-    looks = [*asyncio.run(_probes(settings)), *_probe_store(settings.store.path)]
+    with closed_pipes_raise():
+        probed = asyncio.run(_probes(settings))
+    looks = [*probed, *_probe_store(settings.store.path)]
     listing = Listing(PROBES_SCHEMA, PROBE_COLUMNS, looks, lambda probe: probe.view)
     out.present(query, replace(host, watch=False), lambda: listing)
     failed = [x.view for x in looks if not x.ok and not x.dimension]

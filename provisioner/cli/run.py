@@ -17,6 +17,7 @@ from provisioner.answers.errors import Exit, VerbError, reported
 from provisioner.answers.events import NO_LIMIT
 from provisioner.cli import options as opt
 from provisioner.cli.output import note
+from provisioner.cli.pipes import closed_pipes_raise
 from provisioner.logs import LogFormat, LogLevel, log_to_stderr
 from provisioner.store.lock import process_of
 from provisioner.store.reader import Reader
@@ -58,11 +59,9 @@ def run(
     from provisioner.interfaces import AdapterError
     from provisioner.loader import AdapterBrokenError, AdapterUnknownError
 
-    if hasattr(signal, "SIGPIPE"):
-        signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     config = opt.config_path(opt.Where(config=path or config))
     log_to_stderr(log_level, log_format)
-    with reported(AdapterError, AdapterBrokenError, AdapterUnknownError):
+    with closed_pipes_raise(), reported(AdapterError, AdapterBrokenError, AdapterUnknownError):
         code = asyncio.run(process.run(config, once=once, root=root, shadow=shadow))
     raise typer.Exit(code)
 

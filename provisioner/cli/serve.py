@@ -7,6 +7,7 @@ import logging
 from typing import Annotated
 
 from provisioner.cli import options as opt
+from provisioner.cli.pipes import closed_pipes_raise
 from provisioner.logs import LogFormat, LogLevel, log_to_stderr
 
 
@@ -39,4 +40,5 @@ def serve(
     log_to_stderr(log_level, log_format)
     # it tells of each client that speaks no HTTP
     logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)
-    asyncio.run(serve_record(store, section))
+    with closed_pipes_raise():
+        asyncio.run(serve_record(store, section))

@@ -23,6 +23,7 @@ from provisioner.answers.simulation import simulation, world_notes
 from provisioner.cli import options as opt
 from provisioner.cli import output as out
 from provisioner.cli.output import note
+from provisioner.cli.pipes import closed_pipes_raise
 from provisioner.config import ConfigError, load
 from provisioner.durations import parse_duration
 from provisioner.planner.matching import nearness
@@ -122,7 +123,7 @@ def interruptible() -> Iterator[None]:
     """Let SIGTERM and a closed terminal end the replays as Ctrl-C does, their processes included.
 
     A pool of processes that is given up may write to a pipe that it has closed itself, and expects
-    an error from that; the SIGPIPE of a command line would end us at once.
+    an error from that.
     """
 
     def interrupt(*_: object) -> NoReturn:
@@ -131,9 +132,9 @@ def interruptible() -> Iterator[None]:
     before = {
         number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)
     }
-    before[signal.SIGPIPE] = signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     try:
-        yield
+        with closed_pipes_raise():
+            yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -9,6 +9,7 @@ import resource
 import signal
 import socket
 import ssl
+import struct
 import subprocess
 import sys
 import time
@@ -159,6 +160,19 @@ def test_connections_of_any_kind_leave_the_others_their_answers(
                         answer(place, context if place == tls else None),
                     }
                 assert healthy == {b"HTTP/1.1 200 OK"}, (place, sent[:30])
+
+
+def test_a_client_that_leaves_early_does_not_end_the_service(
+    record: Path, authority: Authority
+) -> None:
+    """A write to a client that has gone is a SIGPIPE, which ends a command line."""
+    with process(record, authority) as (plain, _, path):
+        with connect(path) as made:
+            service, _, _ = struct.unpack(
+                "3i", made.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+            )
+        os.kill(service, signal.SIGPIPE)
+        assert answer(plain) == b"HTTP/1.1 200 OK"
 
 
 @pytest.fixture
