@@ -197,10 +197,8 @@ def _unexplained(context: PlanningContext, view: model.OverlayView) -> Iterator[
         (each.drone_id, each.job_number) for each in view.mishaps if each.blame is not Blame.UNKNOWN
     }
     for failure in dict.fromkeys(view.mishaps):
-        drone, end = (
-            context.drones.get(failure.drone_id),
-            context.snapshot.ended.get(failure.drone_id),
-        )
+        drone = context.drones.get(failure.drone_id)
+        end = context.snapshot.ended.get(failure.drone_id)
         by_site = end in _ENDED_BY_SITE or (drone is not None and 0 < drone.notice_at <= failure.at)
         if not by_site and (failure.drone_id, failure.job_number) not in explained:
             yield failure

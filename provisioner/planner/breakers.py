@@ -324,9 +324,8 @@ def _ended_badly(snapshot: Snapshot, drone: Drone, worked: bool) -> bool:
             return bool(drone.started_at) and not worked and not contained
         case DroneState.JOIN_TIMEOUT:
             return True
-        case (
-            DroneState.LOST
-        ):  # taken by the site and never seen again, or gone before it did anything
+        case DroneState.LOST:
+            # taken by the site and never seen again, or gone before it did anything
             return not worked
         case (
             DroneState.UNUSED

@@ -6,8 +6,8 @@ never one per job.
 Accounting groups come out of the ads that the negotiator leaves at the collector after each cycle.
 Quotas and usage there are sums of slot weights, which are CPUs unless a pool says otherwise. They
 become GPUs by what the group's own jobs ask for: where its GPU jobs, those of its sub-groups
-included, ask for 8 CPUs a GPU on average, a quota of 64 is one of 8 GPUs. That is exact for a group
-whose jobs are alike, and an average for others. The quota that jobs without a GPU use counts as
+included, ask for 8 CPUs a GPU on average, a quota of 64 is one of 8 GPUs. That is exact if the jobs
+of a group are alike, and an average otherwise. The quota that jobs without a GPU use counts as
 well: it is no longer available. The negotiator reports the usage of a group without its sub-groups;
 here it is with them, as the quota is. A dynamic quota (a share of the pool) is no limit here: the
 pool grows with every drone, and the share with it. Quotas are taken as they were written: in a pool
