@@ -2,7 +2,7 @@
 
 Nothing is judged: the figures depend on the machine. Ratios to COBalD/TARDIS are of one run on one machine.
 
-    run.py [--only NAME ...]     NAME: decide, steady, victims, rival, query, listing, openstack, slurm,
+    run.py [--only NAME ...]     NAME: decide, loop, steady, victims, rival, query, listing, openstack, slurm,
                                  kubernetes, web
 """
 
@@ -28,6 +28,7 @@ from benchmarks.cost import Figure  # noqa: E402
 
 MODULES = {
     "decide": "benchmarks.decide_scale",
+    "loop": "benchmarks.loop",
     "steady": "benchmarks.steady",
     "victims": "benchmarks.victims",
     "rival": "benchmarks.rival",

@@ -10,6 +10,7 @@ does the world, unless ``anew`` is set. Drones report every five minutes, as by 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from benchmarks.world import NOW, drone_types, drones, job_classes, slot_of
@@ -131,6 +132,11 @@ class World:
         for leave in plan.leaves:
             self.drones[leave.drone.id] = leave.drone
         self.serial += len(plan.starts)
+        self.follow(self.drones, self.now + TICK_S)
+
+    def follow(self, drones: Mapping[DroneId, Drone], now: float) -> None:
+        """The next tick is at ``now``, with these drones on record; some of them end."""
+        self.drones = dict(drones)
         gone = [
             d.id
             for d in self.drones.values()
@@ -138,7 +144,7 @@ class World:
         ]
         busy = [d.id for d in self.drones.values() if d.state is DroneState.BUSY]
         self.ends = {*gone, *busy[self.tick % ENDS_EVERY :: ENDS_EVERY]}
-        self.now += TICK_S
+        self.now = now
         self.tick += 1
 
     def _polled(self, drone: Drone) -> tuple[Slot | None, RemoteDrone]:

@@ -233,15 +233,20 @@ class Controller:
         await self._record_completed(snapshot.overlay.view)
         return TickReport(found.plan, found.faults)
 
+    async def turn(self) -> TickReport:
+        """Tick, and do the work between ticks that is due."""
+        async with self.between_ticks:
+            with self.measures.timed(TICK_SECONDS):
+                report = await self.tick()
+            for each in self._periodic:
+                await each.turn(self._work())
+        return report
+
     async def run(self, stop: asyncio.Event) -> None:
         """Tick until ``stop`` is set: quickly while something is on the move, else slowly."""
         self._poller.first_wait_s = FIRST_POLL_WAIT_S
         while not stop.is_set():
-            async with self.between_ticks:
-                with self.measures.timed(TICK_SECONDS):
-                    report = await self.tick()
-                for each in self._periodic:
-                    await each.turn(self._work())
+            report = await self.turn()
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._pause(report)):
                     await stop.wait()
