@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields
 from enum import StrEnum
 from string import Formatter
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from provisioner.formatting import (
     age,
@@ -1123,7 +1123,18 @@ _Doubted = (
 )
 _Unknown = UnknownDrone | NotDraining | ShadowOnly | OrphansKept | LiveTwin
 _Held = _Limited | _Waiting | _AtSite | _Withheld | _Doubted | _Unknown
-Reason = _Ordered | _Observed | _Timed | _Asked | _Wanted | _Held
+
+
+class _ByKind:
+    """Mark of a union that pydantic reads and writes by the ``kind`` alone, not by trying one after the other."""
+
+    def __get_pydantic_core_schema__(self, source: object, schema_of: Any) -> Any:
+        kinds = {each.__dataclass_fields__["kind"].default: each for each in get_args(source)}
+        choices = {kind: schema_of.generate_schema(each) for kind, each in kinds.items()}
+        return {"type": "tagged-union", "discriminator": "kind", "choices": choices}
+
+
+Reason = Annotated[_Ordered | _Observed | _Timed | _Asked | _Wanted | _Held, _ByKind()]
 
 
 class StartOutcome(StrEnum):

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
 
-from pydantic import Field, TypeAdapter
-
-from provisioner import reasons
+from pydantic import TypeAdapter
 
 T = TypeVar("T")
 
 
-_REASON = Annotated[reasons.Reason, Field(discriminator="kind")]
 _adapters: dict[Any, TypeAdapter[Any]] = {}
 
 
 def _adapter(kind: Any) -> TypeAdapter[Any]:
     # Building one takes milliseconds: keep them.
     if kind not in _adapters:
-        _adapters[kind] = TypeAdapter(_REASON if kind is reasons.Reason else kind)
+        _adapters[kind] = TypeAdapter(kind)
     return _adapters[kind]
 
 

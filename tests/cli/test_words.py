@@ -18,10 +18,10 @@ HOSTILE = "slot\x1b[31m\r\nrm -rf /\u202e\x07" + "x" * 100_000
 
 
 def test_every_reason_has_an_example() -> None:
-    assert [type(e) for e in REASON_EXAMPLES] == list(get_args(reasons.Reason))
+    assert [type(e) for e in REASON_EXAMPLES] == list(get_args(get_args(reasons.Reason)[0]))
     bases = reasons._Reason.__subclasses__()
     names = {one.__name__ for base in bases for one in base.__subclasses__()}
-    assert names == {one.__name__ for one in get_args(reasons.Reason)}
+    assert names == {one.__name__ for one in get_args(get_args(reasons.Reason)[0])}
     kinds = [e.kind for e in REASON_EXAMPLES]
     assert kinds == [type(e).__dataclass_fields__["kind"].default for e in REASON_EXAMPLES]
     assert len(set(kinds)) == len(kinds)
