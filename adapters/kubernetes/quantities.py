@@ -25,6 +25,8 @@ _FACTORS = {
 def quantity(value: object) -> float:
     """Return a quantity (``500m``, ``20Gi``, ``1e3``, 4) in its base unit; 0 if it is none.
 
+    Nodes and pods have none that is malformed: the API server refuses it with 400.
+
     Source: "Quantity" in the Kubernetes API reference.
     """
     found = _QUANTITY.fullmatch(str(value))
