@@ -18,7 +18,7 @@ import yaml
 from tests.labs import htcondor
 from tests.labs.controller import A100, V100, LabController, Settings, gpu_type
 from tests.labs.facilities import IMAGE
-from tests.labs.htcondor import IDENTITIES, Condor, Pool, free_port
+from tests.labs.htcondor import IDENTITIES, Condor, Pool
 from tests.labs.htcondor_sites import (
     ETP_SCHEDD,
     EVENT_LOG,
@@ -34,6 +34,7 @@ from tests.labs.htcondor_sites import (
 from tests.labs.openstack import OWNER as CLOUD_OWNER
 from tests.labs.openstack import OpenStack, OpenStackLab, running_openstack
 from tests.labs.openstack_sites import access
+from tests.labs.ports import free_port
 from tests.labs.slurm import Slurm, SlurmLab, running_slurm
 from tests.labs.slurm_sites import ways
 

@@ -18,6 +18,7 @@ from adapters.embedded import queue
 from provisioner.cli.demo import end_drones
 from provisioner.store.reader import Reader
 from tests.labs import htcondor
+from tests.labs.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 
@@ -29,7 +30,7 @@ class DemoHost:
         self.path, self.running = path, dict[str, subprocess.Popen[bytes]]()
         for file in (ROOT / "site_configs" / "demo").glob("*.yaml"):
             shutil.copy(file, path)
-        self.file, self.url = path / "provisioner.yaml", f"http://127.0.0.1:{htcondor.free_port()}"
+        self.file, self.url = path / "provisioner.yaml", f"http://127.0.0.1:{free_port()}"
         web = f"\nweb:\n  listen: {self.url.removeprefix('http://')}\n"
         self.file.write_text(self.file.read_text() + web)
         self.env = {

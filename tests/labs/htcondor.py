@@ -8,12 +8,10 @@ from __future__ import annotations
 import json
 import os
 import pwd
-import random
 import re
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -29,6 +27,7 @@ from pathlib import Path
 from typing import Any, TypedDict, TypeVar, Unpack
 
 from provisioner import drone
+from tests.labs.ports import free_port
 
 T = TypeVar("T")
 
@@ -202,15 +201,6 @@ def children_of(pid: int) -> dict[int, str]:
                 if int(rest.split()[1]) == pid:
                     found[int(entry.name)] = head.partition("(")[2]
     return found
-
-
-def free_port() -> int:
-    """A port outside the range that the kernel hands to outgoing connections, so nobody takes it meanwhile."""
-    while True:
-        port = random.SystemRandom().randrange(20000, 32000)
-        with socket.socket() as probe, suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
 
 
 def launch(

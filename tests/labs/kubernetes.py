@@ -27,8 +27,9 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
-from tests.labs.htcondor import LabError, fetched, free_port, kill, lab_directory, living_in, until
+from tests.labs.htcondor import LabError, fetched, kill, lab_directory, living_in, until
 from tests.labs.kueue import Kueue
+from tests.labs.ports import free_port
 
 NAMESPACE = "drones"
 GPU, SHARED, SLICE = "nvidia.com/gpu", "nvidia.com/gpu.shared", "nvidia.com/mig-1g.10gb"

@@ -27,7 +27,6 @@ from urllib.parse import urlsplit
 from tests.labs.htcondor import (
     LabError,
     fetched,
-    free_port,
     kill,
     lab_directory,
     living_in,
@@ -38,6 +37,7 @@ from tests.labs.openstack_fakes import Network, Volumes
 from tests.labs.openstack_proxy import Front
 from tests.labs.openstack_services.services import answers, launch
 from tests.labs.openstack_services.settings import FRONTS, SERVICES, Settings
+from tests.labs.ports import free_port
 
 MICROVERSION = "2.90"
 

@@ -25,12 +25,12 @@ from tests.labs.htcondor import (
     LabError,
     children_of,
     fetched,
-    free_port,
     kill,
     lab_directory,
     launch,
     until,
 )
+from tests.labs.ports import free_port
 
 HERE = Path(__file__).parent
 ACCOUNTS: Mapping[str, str] = {"drone": "lab", "owner": "group"}

@@ -14,6 +14,7 @@ from provisioner.model import DrainMode, DroneId, OrderOutcome, SlotState, Start
 from tests.htcondor_overlay.live import A100, in_state, overlay_on, seen, slot_of
 from tests.labs import htcondor
 from tests.labs.htcondor import QUICK_DRONE, Condor, Pool, StartDrone, gpu_job, until
+from tests.labs.ports import free_port
 
 
 @contextmanager
@@ -36,7 +37,7 @@ def second_collector(pool: Pool, port: int) -> Iterator[None]:
 async def test_a_pool_goes_on_when_one_of_its_two_collectors_dies(
     new_pool: Callable[[], Pool], drone_on: StartDrone
 ) -> None:
-    pool, port = new_pool(), htcondor.free_port()
+    pool, port = new_pool(), free_port()
     other = f"127.0.0.1:{port}"
     both = f"{other},{pool.collector}"
     with pool.config.open("a") as config:

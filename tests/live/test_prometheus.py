@@ -20,7 +20,8 @@ from aiohttp import web
 from docs.make_reference import MONITORING, alert_rules, dashboards, queries
 from provisioner.monitoring.metrics import content_type, exposition
 from provisioner.store.reader import Reader
-from tests.labs.htcondor import free_port, lab_directory
+from tests.labs.htcondor import lab_directory
+from tests.labs.ports import free_port
 from tests.labs.prometheus import PrometheusPrograms, PrometheusServer, running_prometheus
 from tests.monitoring.day import END, ScrapedStore, openmetrics, scripted_day
 from tests.store.story import record, starts

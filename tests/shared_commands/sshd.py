@@ -21,11 +21,11 @@ from tests.labs.htcondor import (
     account,
     children_of,
     end,
-    free_port,
     lab_directory,
     living_in,
     until,
 )
+from tests.labs.ports import free_port
 
 USER = "drone"
 

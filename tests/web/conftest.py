@@ -26,7 +26,7 @@ from tests.cli.conftest import cli as cli
 from tests.cli.conftest import on as on
 from tests.cli.conftest import record as record
 from tests.cli.conftest import running as running
-from tests.labs.htcondor import free_port as free_port
+from tests.labs.ports import free_port as free_port
 
 ME = pwd.getpwuid(os.geteuid()).pw_name
 API = "/api/v1"
