@@ -214,8 +214,14 @@ def test_nova_is_away_for_a_while(openstack: OpenStackLab) -> None:
         before = {each["id"] for each in lab.controller.live()}
         with openstack.nova.failing(status=503, body="<html>503 Service Unavailable</html>"):
             lab.submit(2)
-            row = lab.noted("503", within_s=60)
-            assert row["fault"] == "down"
+            # A create may be refused before a look fails: then the note tells of that first.
+            until(
+                lambda: lab.controller.site_row()["fault"] == "down",
+                60,
+                what="a look has failed",
+                every_s=0.3,
+            )
+            assert "503" in lab.controller.site_row()["note"]
             until(
                 lambda: lab.controller.site_row()["breaker"] == "banned",
                 60,
