@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from provisioner.answers.drones import DroneFilter, drone_listing
+from provisioner.answers.query import ListQuery
+from provisioner.answers.sites import sites
 from provisioner.store import StoreError
 from provisioner.store.reader import Reader
 from tests.labs.htcondor import (
@@ -243,14 +245,14 @@ class LabController:
     def json(self, *words: str) -> Any:
         return json.loads(self.prints(*words, "-o", "json"))
 
-    def site_row(self) -> dict[str, Any]:
-        """The only site as `sites` tells it."""
-        [row] = self.json("sites")["items"]
-        return row
-
     # Polls in a loop run the code of the command in this process, not in one of their own: a third
     # of a second of processor time each, by three workers, is more than the daemons themselves
     # need.
+
+    def site_row(self) -> dict[str, Any]:
+        """The only site as `sites` tells it."""
+        [row] = json.loads(json.dumps(sites(self.record, ListQuery()).plain()))
+        return row
 
     @property
     def record(self) -> Reader:

@@ -208,13 +208,14 @@ def drill(
     with lab_directory("drill") as directory:
         # A name that no drill before had: Nova tells of servers that are gone as well.
         name = own(f"drill{secrets.token_hex(2)}")
-        quick = {"interval": "500ms", "active_interval": "300ms"}
+        # Each look, ours and the controller's, is some calls of Nova, which costs more than all else.
+        quick = {"interval": "1s", "active_interval": "500ms"}
         controller = QueueController(
             cast(Pool, None), directory / "c", (here,), boot_s=1800, name=name, policy=quick
         )
         found = Drill(cloud, here, controller, Watch(cloud, controller))
         try:
-            with meanwhile(found.watch, 0.3):
+            with meanwhile(found.watch, 0.6):
                 yield found
         except BaseException:
             print(found.story())

@@ -101,6 +101,7 @@ def test_a_gpu_that_is_bad_at_the_start_is_not_offered_and_a_drone_without_a_goo
     assert "0 of 2 GPUs are healthy" in drone.outcome["why"].replace("%20", " ")
 
 
+@pytest.mark.matrix
 def test_a_local_site_goes_on_with_its_other_gpu(
     lab: tuple[Pool, LabController], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -45,6 +45,7 @@ async def test_the_pool_tells_its_groups(new_pool: Callable[[str], Pool]) -> Non
     pool.remove(cluster)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("lab", [GROUPS], indirect=True)
 def test_no_drone_is_started_beyond_a_quota_and_explain_says_why(
     lab: tuple[Pool, LabController],

@@ -81,6 +81,7 @@ def test_it_waits_for_an_idle_gpu_and_the_attribute_alone_asks_for_none(
         assert "CUDA_VISIBLE_DEVICES=GPU-" not in environment.read_text()
 
 
+@pytest.mark.matrix
 def test_fifty_of_them_start_no_gpu_drone_and_use_one_that_others_have_started(
     lab: tuple[Pool, LabController],
 ) -> None:

@@ -156,7 +156,7 @@ def forged_order(pool: Pool, drone_id: str, identity: str) -> None:
     pool.advertise(ad, identity=identity, command="UPDATE_AD_GENERIC")
 
 
-@pytest.mark.parametrize("number", [4, pytest.param(20, marks=pytest.mark.matrix)])
+@pytest.mark.parametrize("number", [2, pytest.param(20, marks=pytest.mark.matrix)])
 async def test_drones_that_reach_the_pool_alone_drain_return_and_end(
     isolated: IsolatedPool, number: int
 ) -> None:

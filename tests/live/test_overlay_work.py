@@ -12,7 +12,7 @@ from provisioner.model import Eviction, OverlayView
 from tests.htcondor_overlay.live import A100, overlay_on, slot_of
 from tests.labs.htcondor import QUICK_DRONE, Diary, Pool, StartDrone, gpu_job, own, until
 
-RUN_S = 24
+RUN_S = 14
 CLOCK_S = 2.1
 """The whole seconds of HTCondor's clock, at both ends of a run."""
 
@@ -42,7 +42,7 @@ class Job:
         where = " || ".join(
             f'TARGET.DroneId == "{each}"' for each in (self.drone_id, *other_drones)
         )
-        more = f"requirements = {where}\njob_lease_duration = 20\n{more}"
+        more = f"requirements = {where}\njob_lease_duration = 10\n{more}"
         self.cluster = pool.submit(
             gpu_job(cpus=2, program=self.diary.program(f"say began\n{does}\n"), more=more)
         )

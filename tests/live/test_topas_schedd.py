@@ -138,12 +138,7 @@ def test_a_restarted_schedd_takes_its_first_orders(newest_condor: Condor) -> Non
         lab.controller.sites = (TopasSite(lab.site, lab.etp, most=CAP),)
         lab.controller.start()
         lab.overlay.submit(gpu_job(0, until_there=(over := lab.overlay.file("over"))))
-        until(
-            lambda: lab.controller.states()["busy"] == 1,
-            240,
-            what="a job runs in the first drone",
-            every_s=0.5,
-        )
+        until(lambda: lab.drones_at().total() == 1, 240, what="the first drone runs")
         schedd = lab.site.daemon("schedd")
         os.kill(schedd, signal.SIGKILL)
         assert until(

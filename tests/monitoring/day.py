@@ -24,7 +24,7 @@ from tests.simulator.owner_queue import Owner, OwnerJob
 from tests.simulator.worlds import IMPOSSIBLE, Shape, poisson_mix, small, topas
 from tests.store.story import TemporaryStore
 
-HOURS = 8
+HOURS = 6
 HOUR_S = 3600.0
 END = START_EPOCH + HOURS * HOUR_S
 MEASURED = Shape(
