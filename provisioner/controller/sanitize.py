@@ -8,9 +8,9 @@ neither stop the planner nor make the whole tick unrecordable: it is replaced by
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
-from operator import attrgetter, eq, is_
+from operator import attrgetter
 from typing import Any, TypeVar
 
 from provisioner import model
@@ -65,7 +65,13 @@ _REQUESTS = (
 )
 _AS_THEY_ARE = {"drone_id", "taken_at", "notices", "remarks", "exit_code"}
 """Fields that are repaired otherwise, and one that may be less than 0."""
-_ID = attrgetter("drone_id")
+_FOUND_BY: dict[type, Callable[[Any], object]] = {
+    model.Slot: attrgetter("drone_id"),
+    JobClass: attrgetter("id"),
+    CompletedJob: attrgetter("job_id"),
+    model.Node: attrgetter("name"),
+}
+"""Keys by which a value is found in the view before; others are compared with the same object alone."""
 _NESTED = re.compile(rf"(tuple|Mapping|{'|'.join(kind.__name__ for kind in _NAMES)})\b")
 
 T = TypeVar("T")
@@ -130,26 +136,22 @@ def _repaired_request(job: JobClass, odd: Sequence[str]) -> dict[str, Any]:
 
 
 class _Repair:
-    """Repair of one view; notes what had to be repaired."""
+    """Repair of one view; notes what had to be repaired.
 
-    def __init__(self, ahead_s: float, known: Mapping[int, object]) -> None:
-        self.ahead_s = ahead_s if abs(ahead_s) > CLOCK_TOLERANCE_S else 0.0
-        self.known = {} if self.ahead_s else known
-        """The values that were sound in the view before, by identity: adapters give the same ones again."""
-        self.sound: dict[int, object] = {}
-        """Sound values of this view."""
+    What equals its part of the view before is that part: it is sound, and whoever sees the same
+    object again has no news of it.
+    """
+
+    def __init__(self, ahead_s: float) -> None:
+        self.ahead_s = ahead_s
         self.repaired: list[tuple[str, str]] = []
         """The name of the value, and what was wrong with it."""
 
-    def value(self, value: T, within: object = None) -> T | None:
-        """Return ``value`` repaired, itself where nothing is to be repaired, or None if it has no valid drone id."""
-        sound = value if id(value) in self.known else self._repaired(value, within)
-        # an adapter may change the mappings of a view in place
-        if sound is value and within is not None:
-            self.sound[id(value)] = value
-        return sound
+    def value(self, value: T, before: T | None, within: object = None) -> T | None:
+        """Return ``before`` if ``value`` equals it, else ``value`` repaired, or None if it has no valid drone id."""
+        return before if value == before else self._repaired(value, before, within)
 
-    def _repaired(self, value: T, within: object) -> T | None:
+    def _repaired(self, value: T, before: T | None, within: object) -> T | None:
         drone_id = getattr(value, "drone_id", None)
         if drone_id is not None and not (drone_id.isascii() and len(drone_id) <= 63):
             # one that the controller cannot have given
@@ -169,9 +171,9 @@ class _Repair:
             new |= _repaired_request(value, odd)
         self.repaired += [(_NAMES[type(value)].format(value, within), what) for what in odd]
         for field in shape.nested:
-            before = getattr(value, field)
-            after = self.nested(value, field, before)
-            if after is not before:
+            part = getattr(value, field)
+            after = self._nested(value, field, part, getattr(before, field, None))
+            if after is not part:
                 new[field] = after
         return replace(value, **new) if new else value  # type: ignore[type-var]
 
@@ -189,60 +191,54 @@ class _Repair:
             new[field] = max(0.0, sound - shift) if shift else sound
         return new | {field: limited_text(getattr(value, field)) for field in shape.texts}
 
-    def nested(self, within: object, field: str, part: Any) -> Any:
-        """Return a field that contains other values, repaired; itself where nothing is to be repaired."""
+    def _nested(self, within: object, field: str, part: Any, before: Any) -> Any:
+        """Return a field that contains other values, repaired; that of the view before where both are equal."""
         match part:
-            case None:
-                return None
+            case None | ():
+                return part
+            case tuple() | Mapping() if part == before:
+                return before
             case tuple():
-                if self._unchanged(part):
-                    return part
-                each_valid = (
-                    limited_text(each) if isinstance(each, str) else self.value(each, within)
-                    for each in part
-                )
-                valid = [each for each in each_valid if each is not None]
-                return (
-                    part if len(valid) == len(part) and all(map(is_, valid, part)) else tuple(valid)
-                )
+                return self._tuple(within, part, before or ())
             case Mapping():
-                return self._mapping(within, field, part)
+                return self._mapping(within, field, part, before or {})
             case _:
-                return self.value(part, within)
+                return self.value(part, before, within)
 
-    def _mapping(self, within: object, field: str, part: Mapping[Any, Any]) -> Mapping[Any, Any]:
-        """Return a mapping to other values, repaired."""
-        if (
-            field == "drones"
-            and self._unchanged(part.values())
-            and all(map(eq, part, map(_ID, part.values())))
-        ):
-            return dict(part)  # its adapter may change it in place
+    def _tuple(
+        self, within: object, part: tuple[Any, ...], before: tuple[Any, ...]
+    ) -> tuple[Any, ...]:
+        if isinstance(part[0], str):
+            return tuple(map(limited_text, part))
+        key = _FOUND_BY.get(type(part[0]), id)
+        known = dict(zip(map(key, before), before, strict=True))
+        pairs = zip(part, map(known.get, map(key, part)), strict=True)
+        found = [each if each is old else self.value(each, old, within) for each, old in pairs]
+        return tuple(each for each in found if each is not None)
+
+    def _mapping(
+        self, within: object, field: str, part: Mapping[Any, Any], before: Mapping[Any, Any]
+    ) -> Mapping[Any, Any]:
         sound = {}
         for key, each in part.items():
+            old = before.get(key)
+            if each is old:
+                sound[key] = each
+                continue
             if isinstance(each, RemoteDrone) and each.drone_id != key:
                 each = replace(each, drone_id=key)
-            new = self.mapping_value(field, key, each, within)
+            new = self._mapping_value(field, key, each, old, within)
             if new is not None:
                 sound[limited_text(key)] = new
-        # those of a site may be changed in place by its adapter; others are shared by many
-        # values
-        same = len(sound) == len(part) and all(sound.get(key) is part[key] for key in part)
-        return part if same and not isinstance(within, SiteView) else sound
+        # those of a view may be changed in place by its adapter; others are shared by many values
+        of_view = isinstance(within, SiteView | OverlayView)
+        return part if sound == part and not of_view else sound
 
-    def _unchanged(self, values: Collection[Any]) -> bool:
-        """Return True if all of them were sound in the view before, quickly: views have tens of thousands of them."""
-        by_identity = dict(zip(map(id, values), values, strict=True))
-        unchanged = by_identity.keys() <= self.known.keys()
-        if unchanged:
-            self.sound |= by_identity
-        return unchanged
-
-    def mapping_value(self, field: str, key: str, value: Any, within: object) -> Any:
+    def _mapping_value(self, field: str, key: str, value: Any, before: Any, within: object) -> Any:
         if isinstance(value, str):
             return limited_text(value)
         if type(value) in _SHAPES:
-            return self.value(value, within)
+            return self.value(value, before, within)
         number = _number(value)
         sound = number if field == "priorities" else int(number)
         if sound != value:
@@ -280,9 +276,8 @@ class Sanitizer:
         """The result for each of the reported ones."""
         self._known: dict[tuple[str, float], CompletedJob] = {}
         """By job and reported end; empty unless the clock was off when one of them was reported."""
-        self._sound: Mapping[int, object] = {}
-        self._drones: Mapping[model.DroneId, object] = {}
-        """Sound slots, or listing entries, of the previous view."""
+        self._before: Any = None
+        """The previous view, as it was repaired."""
 
     def sanitized(self, view: View, began: float, ahead_s: float) -> View:
         """Return ``view`` with valid values only and its times on the controller's clock.
@@ -291,13 +286,12 @@ class Sanitizer:
         nothing of what happened since. ``ahead_s`` is the lead of the host's clock, by which
         adapters read time, over the controller's.
         """
-        repair, taken_at = _Repair(ahead_s, self._sound), _number(view.taken_at)
-        sound = repair.value(self._as_before(view))
-        self._sound = repair.sound
+        repair = _Repair(ahead_s if abs(ahead_s) > CLOCK_TOLERANCE_S else 0.0)
+        taken_at = _number(view.taken_at)
+        before: View | None = None if repair.ahead_s else self._before
+        sound = repair.value(view, before)
         assert sound is not None
-        self._drones = {
-            each.drone_id: each for each in _drones_in(sound) if id(each) in self._sound
-        }
+        self._before = sound
         if isinstance(sound, OverlayView):
             completions = self._as_first_given(view, sound.completions, repair.ahead_s)
             sound = replace(
@@ -309,24 +303,6 @@ class Sanitizer:
             notices=repair.notices(view.notices, of_users=False),
             remarks=repair.notices(view.remarks, of_users=True),
         )
-
-    def _as_before(self, view: View) -> View:
-        """Return ``view`` with the objects of the previous view for slots and entries that are equal.
-
-        Comparing is quicker than checking, and the planner does not compare the same objects again.
-        """
-        if isinstance(view, OverlayView):
-            return replace(
-                view, slots=tuple(self._kept(slot.drone_id, slot) for slot in view.slots)
-            )
-        return replace(
-            view,
-            drones={drone_id: self._kept(drone_id, each) for drone_id, each in view.drones.items()},
-        )
-
-    def _kept(self, drone_id: model.DroneId, new: T) -> T:
-        old = self._drones.get(drone_id)
-        return old if old is not new and old == new else new
 
     def _as_first_given(
         self, view: OverlayView, given: tuple[CompletedJob, ...] | None, ahead_s: float
@@ -348,10 +324,6 @@ class Sanitizer:
             self._known = known if off else {}
         self._reported, self._given = view.completions, given
         return given
-
-
-def _drones_in(view: SiteView | OverlayView) -> Collection[model.Slot] | Collection[RemoteDrone]:
-    return view.slots if isinstance(view, OverlayView) else view.drones.values()
 
 
 def sanitize_result(receipt: OrderResult) -> OrderResult:
