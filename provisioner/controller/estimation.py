@@ -8,7 +8,7 @@ up.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, groupby, islice
@@ -222,6 +222,7 @@ class EstimateCollector:
             self._note_move(snapshot.drones.get(move.drone.id), move.drone, now, watched)
         for name, reading in snapshot.sites.items():
             self._note_use(name, reading, snapshot)
+        self._note_preemption_chances(snapshot)
         self._note_gaps(snapshot, plan)
         if self._dirty and now - self._at >= ESTIMATE_EVERY_S:
             self._at, self._dirty = now, False
@@ -303,7 +304,6 @@ class EstimateCollector:
         if view is None or reading.fault is not None:
             return
         if view.owner_runs is None:
-            self._note_preemption_chance(name, snapshot)
             return
         site = self._site(name)
         missed = int((now - site.used_at) // USE_EVERY_S) if site.used_at else 1
@@ -315,19 +315,23 @@ class EstimateCollector:
             if now - site.rise_at >= min(RISE_EVERY_S, USE_EVERY_S * len(site.use_milli) / 4):
                 site.rise, site.rise_at, self._dirty = rise_of(site.use_milli), now, True
 
-    def _note_preemption_chance(self, name: str, snapshot: Snapshot) -> None:
-        site, now = self._site(name), snapshot.now
-        past_s = now - site.counted_at
-        if past_s < ESTIMATE_EVERY_S:
+    def _note_preemption_chances(self, snapshot: Snapshot) -> None:
+        """Count the time in which drones ran at the sites whose views do not show the owner's use."""
+        now = snapshot.now
+        views = {name: each.view for name, each in snapshot.sites.items() if each.fault is None}
+        sites = {name: self._site(name) for name, v in views.items() if v and v.owner_runs is None}
+        due = {n: site for n, site in sites.items() if now - site.counted_at >= ESTIMATE_EVERY_S}
+        if not due:
             return
-        if site.counted_at:
-            site.run_s += past_s * sum(
-                1 for d in snapshot.drones.values() if d.joined_at and d.site == name
-            )
-            kept = 0.5 ** (past_s / FADE_S)
-            site.taken, site.run_s = site.taken * kept, site.run_s * kept
-            self._dirty = self._dirty or site.taken > 0
-        site.counted_at = now
+        joined = Counter(drone.type for drone in snapshot.drones.values() if drone.joined_at)
+        for name, site in due.items():
+            past_s = now - site.counted_at
+            if site.counted_at:
+                site.run_s += past_s * sum(n for kind, n in joined.items() if site_of(kind) == name)
+                kept = 0.5 ** (past_s / FADE_S)
+                site.taken, site.run_s = site.taken * kept, site.run_s * kept
+                self._dirty = self._dirty or site.taken > 0
+            site.counted_at = now
 
     def _note_move(self, was: Drone | None, drone: Drone, now: float, watched: bool) -> None:
         if was is None:

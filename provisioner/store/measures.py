@@ -6,7 +6,7 @@ a drone or a job, or a user.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
@@ -146,53 +146,54 @@ def counts_of_time(
     start late, was not counted yet. So the sums over a drone's life are the time from its start to
     its end on record, as in ``usage``.
     """
-    counts, gpu_s, notices = (
-        MetricCounts(),
-        defaultdict[tuple[TypeKey, str], float](float),
-        dict[str, float](),
-    )
-    pool = snapshot.overlay.view
-    free = (
-        {slot.drone_id: slot.free_gpu_milli for slot in pool.slots if slot.free_gpu_milli}
-        if pool
-        else {}
-    )
-    for drone in snapshot.drones.values():
-        known = after.get(drone.id, drone)
-        began = known.started_at or known.joined_at
-        if drone.gpu_milli and began:
-            counted = drone.started_at or drone.joined_at
-            held_s = max(
-                0.0, (known.ended_at or snapshot.now) - (max(began, since) if counted else began)
-            )
-            idle = (
-                min(free.get(drone.id, 0), drone.gpu_milli) if drone.state is DroneState.BUSY else 0
-            )
-            gpu_s[drone.type, GPU_USES.get(drone.state, "boot")] += (
-                (drone.gpu_milli - idle) / WHOLE_GPU * held_s
-            )
-            gpu_s[drone.type, GPU_USES[DroneState.IDLE]] += idle / WHOLE_GPU * held_s
-        if drone.notice_at:
-            notices[drone.site] = min(drone.notice_at, notices.get(drone.site, drone.notice_at))
-    for (kind, use), amount in gpu_s.items():
+    counts = MetricCounts()
+    for (kind, use), amount in _gpu_seconds(snapshot, after, since).items():
         counts.add(MetricKey.of_type("provisioner_gpu_seconds_total", kind, use=use), amount)
     elapsed_s = max(0.0, snapshot.now - since) if since else 0.0
+    notices: dict[str, float] = {}
+    for drone in snapshot.drones.values():
+        if drone.notice_at:
+            notices[drone.site] = min(drone.notice_at, notices.get(drone.site, drone.notice_at))
     for site, notice_at in notices.items():
-        view, policy = (
-            snapshot.sites[site].view if site in snapshot.sites else None,
-            snapshot.policy.of_site(site),
-        )
-        if view is not None and view.claims:
-            grace = (
-                "over"
-                if snapshot.now - notice_at > policy.grace_s + policy.stopping_s
-                else "within"
-            )
-            counts.add(
-                MetricKey.of("provisioner_owner_wait_seconds_total", site=site, grace=grace),
-                elapsed_s,
-            )
+        polled, policy = snapshot.sites.get(site), snapshot.policy.of_site(site)
+        if polled is not None and polled.view is not None and polled.view.claims:
+            over = snapshot.now - notice_at > policy.grace_s + policy.stopping_s
+            grace = "over" if over else "within"
+            key = MetricKey.of("provisioner_owner_wait_seconds_total", site=site, grace=grace)
+            counts.add(key, elapsed_s)
     return counts
+
+
+def _gpu_seconds(
+    snapshot: model.Snapshot, after: Mapping[model.DroneId, Drone], since: float
+) -> Mapping[tuple[TypeKey, str], float]:
+    """Return the GPU time by drone type and use, as for :func:`counts_of_time`."""
+    gpu_s = defaultdict[tuple[TypeKey, str], float](float)
+    pool = snapshot.overlay.view
+    slots = pool.slots if pool is not None else ()
+    free = {slot.drone_id: slot.free_gpu_milli for slot in slots if slot.free_gpu_milli}
+    held = Counter[tuple[TypeKey, DroneState, int]]()
+    for drone in snapshot.drones.values():
+        if not drone.gpu_milli:
+            continue
+        began = drone.started_at or drone.joined_at
+        if 0.0 < began <= since and drone.id not in after and drone.id not in free:
+            held[drone.type, drone.state, drone.gpu_milli] += 1  # from since on, like nearly all
+            continue
+        known = after.get(drone.id, drone)
+        began_now = known.started_at or known.joined_at
+        if not began_now:
+            continue
+        counted_from = max(began_now, since) if began else began_now
+        held_s = max(0.0, (known.ended_at or snapshot.now) - counted_from) / WHOLE_GPU
+        idle = min(free.get(drone.id, 0), drone.gpu_milli) * (drone.state is DroneState.BUSY)
+        gpu_s[drone.type, GPU_USES.get(drone.state, "boot")] += (drone.gpu_milli - idle) * held_s
+        gpu_s[drone.type, GPU_USES[DroneState.IDLE]] += idle * held_s
+    elapsed_s = max(0.0, snapshot.now - since) / WHOLE_GPU
+    for (kind, state, gpu_milli), number in held.items():
+        gpu_s[kind, GPU_USES.get(state, "boot")] += number * gpu_milli * elapsed_s
+        gpu_s[kind, GPU_USES[DroneState.IDLE]] += 0.0
+    return gpu_s
 
 
 def gauges(
@@ -200,13 +201,12 @@ def gauges(
 ) -> MetricValues:
     """Return the demand, the supply and the owners' claims at ``now``, as far as the views show them."""
     values = MetricCounts()
-    for drone in drones:
-        state = drone.state.value
-        values.add(MetricKey.of_type("provisioner_drones", drone.type, state=state))
-        values.add(
-            MetricKey.of_type("provisioner_gpus", drone.type, state=state),
-            drone.gpu_milli / WHOLE_GPU,
-        )
+    alike = Counter((drone.type, drone.state, drone.gpu_milli) for drone in drones)
+    for (kind, state, gpu_milli), number in alike.items():
+        of_state = {"state": state.value}
+        values.add(MetricKey.of_type("provisioner_drones", kind, **of_state), number)
+        gpus = number * gpu_milli / WHOLE_GPU
+        values.add(MetricKey.of_type("provisioner_gpus", kind, **of_state), gpus)
     for name, polled in views.sites.items():
         if polled.view is not None:
             waiting = sum(claim.count for claim in polled.view.claims)
