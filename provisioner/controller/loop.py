@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import filterfalse
 from typing import Self, TypeVar
 
 import structlog
@@ -58,6 +59,7 @@ from provisioner.model import (
     DroneState,
     OverlayView,
     Plan,
+    RemoteDrone,
     Snapshot,
     StateChange,
 )
@@ -151,8 +153,8 @@ class Controller:
     _orphans: OrphanWatch = field(default_factory=OrphanWatch)
     _requests: tuple[model.OperatorRequest, ...] = ()
     """The open requests of operators as they were last read: a site that one disables stays disabled."""
-    _completed_jobs: frozenset[model.CompletedJob] = frozenset()
-    """The jobs of the newest poll that are on record: an overlay reports each in many polls."""
+    _completed_jobs: tuple[model.CompletedJob, ...] = ()
+    """The jobs of the newest poll that are on record: an overlay reports each, as the same object, in many polls."""
     measures: TickMeasures = field(init=False)
     recorder: EstimateRecorder = field(init=False)
     _clock_watch: ClockWatch = field(init=False)
@@ -255,16 +257,18 @@ class Controller:
         await self._poller.poll(self.store.breakers)
         await self._record_console_output()
         readings = self._poller.site_readings()
-        pool = self._poller.overlay.view
-        slots = pool.slots if pool is not None else ()
-        next_serial = await self._serials.next(self._listed() | {each.drone_id for each in slots})
+        unrecorded = self._unrecorded(readings.values())
+        listed = {each.drone_id for each in unrecorded}
+        view = self._poller.overlay.view
+        slots = self._doubts.unrecorded_slots(view) if view is not None else ()
+        next_serial = await self._serials.next({*listed, *slots})
         rivals = await self._rivals()
         # its last orders are still under way: what it shows now is half the truth
         for site in self._orders.values():
             if site in readings:
                 readings[site] = replace(readings[site], busy=True)
-        overlay, now = self._polled_overlay(), self.clock.now()
-        ended = await self._ended(readings.values(), overlay.view)
+        overlay, now = self._polled_overlay(listed), self.clock.now()
+        ended = await self._ended(unrecorded, overlay.view)
         found = set(self._orphans.since)
         self._orphans.note(readings.values(), self.store.drones.keys(), ended, now)
         await self._reports.orphans(self._orphans.since.keys() - found)
@@ -279,12 +283,12 @@ class Controller:
             types=tuple(self.types),
             overlay=overlay,
             sites=readings,
-            drones=dict(self.store.drones),
-            breakers=dict(self.store.breakers),
+            drones=self.store.drones,
+            breakers=self.store.breakers,
             requests=self._requests,
             ended=ended,
-            patience=dict(self.store.committed.patience),
-            reserved=dict(self.store.committed.reserved),
+            patience=self.store.committed.patience,
+            reserved=self.store.committed.reserved,
             estimates=self.estimation.estimates,
             drift_s=self.clock.drift_s(),
             credentials=self._poller.credentials.known,
@@ -293,10 +297,11 @@ class Controller:
             twins=twins,
         )
 
-    def _listed(self) -> set[DroneId]:
-        """Return the ids of all drones that sites list."""
-        views = (reading.view for reading in self._poller.site_readings().values())
-        return {drone_id for view in views if view is not None for drone_id in view.drones}
+    def _unrecorded(self, readings: Iterable[model.PolledSite]) -> list[RemoteDrone]:
+        """Return the drones that sites list and the record does not know."""
+        views = [reading.view for reading in readings if reading.view is not None]
+        is_known = self.store.drones.__contains__
+        return [view.drones[i] for view in views for i in filterfalse(is_known, view.drones)]
 
     async def _rivals(self) -> dict[str, str]:
         """Return the other processes that hold a claim at a site under our name, by their records."""
@@ -328,34 +333,26 @@ class Controller:
         await self._reports.plan(plan, snapshot)
         return True
 
-    def _polled_overlay(self) -> model.PolledOverlay:
+    def _polled_overlay(self, listed: Collection[DroneId]) -> model.PolledOverlay:
         reading = self._poller.overlay_reading()
         if reading.view is None:
             return reading
-        view = self._doubts.without_forged_slots(reading.view, self._listed())
+        view = self._doubts.without_forged_slots(reading.view, listed)
         view = self._doubts.with_seen_waits(view)
         notices = (*view.notices, *self._clock_watch.notices())
         return replace(reading, view=replace(view, notices=notices))
 
     async def _ended(
-        self, readings: Iterable[model.PolledSite], view: OverlayView | None
+        self, unrecorded: Iterable[RemoteDrone], view: OverlayView | None
     ) -> Mapping[DroneId, DroneState]:
         """Return the final states on record of drones that a site still lists, or in which jobs failed lately."""
-        known, ended = self.store.drones, model.RemoteState.ENDED
-        listed = (each for r in readings if r.view is not None for each in r.view.drones.items())
-        unrecorded = [
-            drone_id
-            for drone_id, drone in listed
-            if drone_id not in known and drone.state is not ended
-        ]
-        unrecorded += (
-            {each.drone_id for each in view.mishaps if each.drone_id not in known} if view else ()
-        )
-        return (
-            await read_store("store.read_failed", self.store.ended(unrecorded), {})
-            if unrecorded
-            else {}
-        )
+        ended = model.RemoteState.ENDED
+        asked = [each.drone_id for each in unrecorded if each.state is not ended]
+        mishaps = view.mishaps if view is not None else ()
+        asked += {each.drone_id for each in mishaps if each.drone_id not in self.store.drones}
+        if not asked:
+            return {}
+        return await read_store("store.read_failed", self.store.ended(asked), {})
 
     async def _record_console_output(self) -> None:
         """Record the last output of drones, for `drones show`. It decides nothing, so failures are only logged."""
@@ -381,11 +378,12 @@ class Controller:
         """Record the completed jobs that are new. A write that fails is tried again at the next tick."""
         if view is None or view.completions is None:
             return
-        new = [job for job in view.completions if job not in self._completed_jobs]
+        known = set(map(id, self._completed_jobs))
+        new = [job for job in view.completions if id(job) not in known]
         if not new or await write_store(
             "completed_jobs.write_failed", self.store.record_completed(new)
         ):
-            self._completed_jobs = frozenset(view.completions)
+            self._completed_jobs = view.completions
 
     async def _take_up_requests(self) -> None:
         """Read the requests of operators; lift bans and reload. The plan that follows marks them as done."""
@@ -541,7 +539,7 @@ class Controller:
         if not report.recorded:
             return self.policy.interval_s
         since = self.clock.now() - ACTIVE_FOR_S
-        moving = any(d.state in CHANGING and d.since > since for d in self.store.drones.values())
+        moving = any(d.since > since and d.state in CHANGING for d in self.store.drones.values())
         view = self._poller.overlay.view
         waiting = view is not None and any(job.fresh for job in view.classes)
         active = report.plan.acts or moving or waiting or self._poller.unanswered

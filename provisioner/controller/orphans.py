@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import filterfalse
 
 from provisioner.model import DroneId, DroneState, PolledSite, RemoteState
 from provisioner.store import serial_of
@@ -52,8 +53,9 @@ class OrphanWatch:
                 }
                 continue
             settled = now - self._looked_at.setdefault(polled.site, now) > SETTLE_S
-            for drone_id, drone in polled.view.drones.items():
-                if drone.state is RemoteState.ENDED or drone_id in known or drone_id in ended:
+            drones = polled.view.drones
+            for drone_id in filterfalse(known.__contains__, drones):
+                if drones[drone_id].state is RemoteState.ENDED or drone_id in ended:
                     continue
                 record, serial = record_of(drone_id), serial_of(drone_id) or 0
                 listed[drone_id] = self.since.get(drone_id, now)

@@ -29,8 +29,10 @@ class Serials:
     _outdated: bool = False
     """The record was found to be older than what runs, and that was reported."""
 
-    async def next(self, shown: Collection[DroneId]) -> int:
+    async def next(self, unrecorded: Collection[DroneId]) -> int:
         """Return the first serial number that neither the record nor any view knows: no id is ever given twice.
+
+        ``unrecorded``: drones that a view shows and the record does not know.
 
         A view shows an id beyond those of the record only where the record was restored from a
         backup. Drones that no view shows yet may have later ids still: a margin is left for them.
@@ -40,11 +42,7 @@ class Serials:
         known = self.store.next_serial
         self._first = self._first or known
         ours, below = f"{self.name}-{self.store.birth}-", self._first + SERIALS_MISSED
-        unknown = (
-            serial_of(each)
-            for each in shown
-            if each not in self.store.drones and each.startswith(ours)
-        )
+        unknown = (serial_of(each) for each in unrecorded if each.startswith(ours))
         newest = max(
             (serial for serial in unknown if serial is not None and serial < below), default=0
         )

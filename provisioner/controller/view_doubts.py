@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
 from provisioner.controller.clock import Clock
@@ -41,16 +42,22 @@ class ViewDoubts:
             classes.append(job)
         return replace(view, classes=tuple(classes))
 
-    def without_forged_slots(self, view: OverlayView, listed: set[DroneId]) -> OverlayView:
+    def unrecorded_slots(self, view: OverlayView) -> list[DroneId]:
+        """Return the drones that have a slot and are not on record."""
+        known = self.store.drones
+        return [slot.drone_id for slot in view.slots if slot.drone_id not in known]
+
+    def without_forged_slots(self, view: OverlayView, listed: Collection[DroneId]) -> OverlayView:
         """Return a view with a limited number of slots of drones that neither the record nor a site knows.
+
+        ``listed``: drones that sites list, and the record does not know.
 
         A user with a drone's token can advertise any number of them, and each tick would work on
         all.
         """
         if len(view.slots) <= UNKNOWN_SLOTS:
             return view
-        known = self.store.drones.keys() | listed
-        unknown = [slot.drone_id for slot in view.slots if slot.drone_id not in known]
+        unknown = [each for each in self.unrecorded_slots(view) if each not in listed]
         if len(unknown) <= UNKNOWN_SLOTS:
             return view
         left_out = frozenset(unknown[UNKNOWN_SLOTS:])
