@@ -22,7 +22,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -194,7 +194,9 @@ class Measured:
 
 
 async def put_on_record(store: SqlStore, world: World) -> None:
-    """Have the world's drones on record."""
+    """Have the world's drones on record, and its jobs since they wait."""
+    begun_at = NOW - 86_400.0
+    await store.record(model.Plan(1, begun_at), replace(world.snapshot(), now=begun_at))
     why = reasons.JobsWaiting("0", "0", waiting=1, covered=0, starts=1)
     begun = [model.StateChange(drone, None, why) for drone in world.drones.values()]
     await store.record_results(0, begun, ())
@@ -222,6 +224,7 @@ async def play(size: tuple[int, int, int], path: Path, ticks: int, asked: Asked)
             clock=clock,
             planner=spent.timed("plan", planner()),
             judge=spent.timed("validate", validate_plan),
+            threaded=True,
         )
         profile = cProfile.Profile() if asked.profile else None
         async with controller:

@@ -153,6 +153,7 @@ async def _opened(
         ),
         credentials=_credential_sources(settings),
         planner=decide_without_orders if shadow else planner(),
+        threaded=True,
     )
     return await stack.enter_async_context(controller), adapters
 

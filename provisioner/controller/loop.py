@@ -16,6 +16,7 @@ from provisioner.controller import actuation
 from provisioner.controller.actuation import DeadSlots
 from provisioner.controller.clock import Clock
 from provisioner.controller.clock_watch import ClockWatch
+from provisioner.controller.compute_thread import ComputeThread
 from provisioner.controller.estimation import EstimateCollector, EstimateRecorder
 from provisioner.controller.journal import (
     log_breakers,
@@ -143,6 +144,10 @@ class Controller:
     """Functions that return the credentials of the options, by their user: ``overlay``, ``site:<name>``, ``web``."""
     on_reload: Callable[[], None] = lambda: None
     """Called when an operator has requested to read the configuration again."""
+    threaded: bool = False
+    """Sanitize, plan and estimate in a thread, so that the loop goes on; inline on a virtual clock."""
+    _stop: asyncio.Event = field(default_factory=asyncio.Event)
+    _compute: ComputeThread = field(init=False)
     _group: asyncio.TaskGroup = field(default_factory=asyncio.TaskGroup)
     _poller: Poller = field(init=False)
     _orders: dict[asyncio.Task[actuation.BatchResults], str] = field(default_factory=dict)
@@ -166,6 +171,7 @@ class Controller:
     _dead_slots: DeadSlots = field(init=False)
 
     def __post_init__(self) -> None:
+        self._compute = ComputeThread(self.threaded)
         self._dead_slots = DeadSlots(self.overlay, self.clock)
         self.measures = TickMeasures(self.store, self.clock)
         self.recorder = EstimateRecorder(self.estimation, self.store, self.clock, self.event)
@@ -181,7 +187,7 @@ class Controller:
             LowUseWatch(self.store, self.clock, self.event),
         )
         overlay = PollTarget("overlay", lambda: self.overlay.poll(self.types), 0.0)
-        self._poller = Poller(self._group, self.clock, overlay)
+        self._poller = Poller(self._group, self.clock, self._compute, overlay)
 
     async def __aenter__(self) -> Self:
         await self._clock_watch.settle(start=True)
@@ -212,6 +218,7 @@ class Controller:
         finally:
             for task in self._orders:
                 task.cancel()
+            self._compute.close()
             await self._group.__aexit__(kind, error, None)
 
     async def tick(self) -> TickReport:
@@ -222,13 +229,17 @@ class Controller:
         snapshot = await self._poll()
         await self._reports.credentials(snapshot)
         with self.measures.timed(DECISION_SECONDS):
-            found = safe_plan(snapshot, self.planner, self.judge, self._suspects)
+            found = await self._compute.run(
+                safe_plan, snapshot, self.planner, self.judge, self._suspects
+            )
+        if self.threaded and self._stop.is_set():  # the next controller plans anew
+            return TickReport(found.plan, found.faults, recorded=False)
         self._suspects = found.classes
         self._failures.note(found.error)
         await self._reports.breaches(found, snapshot)
         if not await self._record(found.plan, snapshot):
             return TickReport(found.plan, found.faults, recorded=False)
-        self.estimation.note(snapshot, found.plan)
+        await self._compute.run(self.estimation.note, snapshot, found.plan)
         await self._remove_dead_slots(snapshot, found.plan)
         await self._act(found.plan)
         await self._record_results()
@@ -247,6 +258,7 @@ class Controller:
     async def run(self, stop: asyncio.Event) -> None:
         """Tick until ``stop`` is set: quickly while something is on the move, else slowly."""
         self._poller.first_wait_s = FIRST_POLL_WAIT_S
+        self._stop = stop
         while not stop.is_set():
             report = await self.turn()
             with suppress(TimeoutError):

@@ -15,6 +15,7 @@ import structlog
 
 from provisioner import model
 from provisioner.controller.clock import Clock
+from provisioner.controller.compute_thread import ComputeThread
 from provisioner.controller.sanitize import Sanitizer, limited_text
 from provisioner.interfaces import (
     AdapterError,
@@ -132,15 +133,14 @@ class PollTarget(Generic[View]):
     _first: UnavailableError | None = None
     """Error of the first attempt of the poll under way."""
 
-    async def once(self, clock: Clock) -> None:
+    async def once(self, clock: Clock, compute: ComputeThread) -> None:
         """Poll within one deadline, and note the view or the fault. Never raises."""
         loop = asyncio.get_running_loop()
         started = loop.time()
         began, before, of_overlay = clock.now(), self.fault, self.name == "overlay"
         try:
-            view = self.sanitizer.sanitized(
-                await within(self.deadline_s, self._poll_twice()), began, clock.drift_s()
-            )
+            polled = await within(self.deadline_s, self._poll_twice())
+            view = await compute.run(self.sanitizer.sanitized, polled, began, clock.drift_s())
         except Exception as error:
             # the deadline of both attempts says less than what the first one failed for
             cause = (
@@ -238,6 +238,7 @@ class Poller:
 
     group: asyncio.TaskGroup
     clock: Clock
+    compute: ComputeThread
     overlay: PollTarget[OverlayView]
     sites: dict[str, PollTarget[SiteView]] = field(default_factory=dict)
     first_wait_s: float = TICK_WAIT_S
@@ -276,7 +277,7 @@ class Poller:
         for target in due:
             if target.in_flight is None or target.in_flight.done():
                 target.in_flight = self.group.create_task(
-                    target.once(self.clock), name=f"poll:{target.name}"
+                    target.once(self.clock, self.compute), name=f"poll:{target.name}"
                 )
                 if target.took_s < TICK_WAIT_S:
                     begun.append(target.in_flight)

@@ -138,8 +138,8 @@ def _repaired_request(job: JobClass, odd: Sequence[str]) -> dict[str, Any]:
 class _Repair:
     """Repair of one view; notes what had to be repaired.
 
-    What equals its part of the view before is that part: it is sound, and whoever sees the same
-    object again has no news of it.
+    A part that equals its part of the view before is replaced by that one, which is sound. The same
+    object in two views tells planner and store that there is no news of it.
     """
 
     def __init__(self, ahead_s: float) -> None:

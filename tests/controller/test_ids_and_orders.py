@@ -10,6 +10,7 @@ import pytest
 
 from provisioner import model
 from provisioner.controller.actuation import OrderBatch, carry_out
+from provisioner.controller.compute_thread import ComputeThread
 from provisioner.controller.loop import Controller
 from provisioner.controller.polling import RETRY_AFTER_S, Poller, PollTarget
 from provisioner.controller.serials import SERIAL_MARGIN, SERIALS_MISSED
@@ -190,9 +191,8 @@ async def test_a_banned_site_rests_only_if_it_cannot_be_looked_at(
     banned = model.Breaker(model.Scope("here"), model.BreakerState.BANNED, until=EPOCH + 100)
     async with asyncio.TaskGroup() as group:
         sites = {"here": PollTarget("here", poll, 5.0, fault=fault)}
-        await Poller(group, VirtualClock(), PollTarget("overlay", pool, 5.0), sites).poll(
-            {"here": banned}
-        )
+        overlay, inline = PollTarget("overlay", pool, 5.0), ComputeThread(threaded=False)
+        await Poller(group, VirtualClock(), inline, overlay, sites).poll({"here": banned})
     assert len(asked) == looks
 
 
@@ -237,6 +237,6 @@ async def test_a_poll_without_an_answer_is_repeated_once(
 
     target = PollTarget("here", poll, 5.0)
     while left:
-        await target.once(VirtualClock())
+        await target.once(VirtualClock(), ComputeThread(threaded=False))
     assert (target.fault and target.fault.message, target.view) == (fault, view)
     assert asked_s[-1] - asked_s[-2] == RETRY_AFTER_S
