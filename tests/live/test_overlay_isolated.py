@@ -57,6 +57,9 @@ class Networks:
             pytest.skip(f"no network namespaces here: {error.stderr.strip()}")
         self._link("", self.controller, f"lc{self._tag}")
         self._link(self.drone_namespace, self.drones, f"ld{self._tag}")
+        # What a drone sends to the controller is lost, as behind a firewall. Without a route, HTCondor's shared
+        # port tries again and again at once, and needs a whole core.
+        self._ip("-n", self.drone_namespace, "route", "add", self.controller, "via", self.pool)
         return self
 
     def __exit__(self, *exc: object) -> None:
