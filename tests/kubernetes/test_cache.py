@@ -252,7 +252,7 @@ async def test_while_the_pods_of_all_namespaces_are_late_there_is_no_view(
     cluster.put(NODES, node())
     if at_first:
         cluster.answers["GET", ALL_PODS] = silent
-    async with cluster.site(deadline="1s") as site:
+    async with cluster.site(deadline="4s") as site:
         if not at_first:
             assert [each.free_gpu_milli for each in (await site.poll()).nodes] == [4000]
             cluster.answers = {("GET", ALL_PODS): down, ("WATCH", ALL_PODS): down}

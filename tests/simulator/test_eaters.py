@@ -59,7 +59,9 @@ def blind(snapshot: Snapshot) -> Snapshot:
     return replace(snapshot, overlay=replace(snapshot.overlay, view=bare))
 
 
-@pytest.mark.parametrize("seed", [1, 7, 8])
+@pytest.mark.parametrize(
+    "seed", [1, *(pytest.param(seed, marks=pytest.mark.matrix) for seed in (7, 8))]
+)
 def test_drones_that_eat_jobs_are_let_go_and_no_others(seed: int) -> None:
     """One, three and six drones eat jobs; without the rule some jobs are never done."""
     watched, before = Watched(), Watched(blind)
