@@ -140,7 +140,7 @@ def fired(
     for test, name in zip(alive, NAMES, strict=True):
         test["exp_samples"] = [{"labels": "{}", "value": 1}] if name in expected else []  # type: ignore[assignment]
     story = {"interval": "1m", "input_series": given, "promql_expr_test": alive}
-    tests = {"rule_files": ["rules.yml"], "evaluation_interval": "1m", "tests": [story]}
+    tests = {"rule_files": ["rules.yml"], "evaluation_interval": "5m", "tests": [story]}
     (directory / "tests.yml").write_text(json.dumps(tests))
     assert "SUCCESS" in programs.promtool("test", "rules", str(directory / "tests.yml"))
 
