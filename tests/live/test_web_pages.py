@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 import pytest
@@ -38,8 +39,15 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PageService]:
         yield found
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", WIDTHS)
+LOOKS = tuple(zip(WIDTHS, ("light", "dark", "light"), strict=True))
+"""Each width and each scheme of colours once; the matrix has the others."""
+OTHER_LOOKS = sorted({*product(WIDTHS, ("light", "dark"))} - {*LOOKS})
+
+
+@pytest.mark.parametrize(
+    ("width", "scheme"),
+    [*LOOKS, *(pytest.param(*look, marks=pytest.mark.matrix) for look in OTHER_LOOKS)],
+)
 def test_every_page_fits_and_axe_finds_nothing(
     browser: Browser, service: PageService, width: int, scheme: Any
 ) -> None:
