@@ -21,7 +21,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 P ?= planner
-.PHONY: help venv dev demo test test-matrix test-quick check compiled t watch lint format types contracts condor slurm openstack pyslurm bench \
+.PHONY: help venv dev demo test tested test-matrix test-quick check compiled t watch lint format types contracts condor slurm openstack pyslurm bench \
         bench-deciding bench-gpu bench-hostile bench-worlds mutants docs check-docs build clean kubernetes mps prometheus tardis \
         chromium apache sudo
 
@@ -36,9 +36,13 @@ dev: $(VENV)/.dev  ## .venv with all that the tests need as well
 demo: venv  ## 40 GPU jobs on this host: drones start, run them and leave (no root, no HTCondor, under a minute)
 	@$(BIN)/provisioner demo
 
-# Side by side: the programs are mostly waited for.
+# Side by side: the programs are mostly waited for. Types are checked beside the live tests, which leave a fifth of
+# two cores; a mistake in them ends the run in the end.
 test: dev  ## everything: linters, types, contracts, all tests with real daemons; ends with the twenty slowest
-	@$(MAKE) --no-print-directory --output-sync=target -j 3 openstack condor mps prometheus tardis chromium apache sudo slurm compiled lint types contracts
+	@$(MAKE) --no-print-directory --output-sync=target -j 3 openstack condor mps prometheus tardis chromium apache sudo slurm compiled lint contracts
+	@$(MAKE) --no-print-directory -j 2 types tested
+
+tested: dev
 	$(PYTEST) -m "not matrix" tests
 
 # Nothing that `make test` has run: its version of Slurm is the first here, and tests/live/conftest.py marks the others.
@@ -71,7 +75,7 @@ format: dev  ## lay out all code
 	$(BIN)/ruff format .
 
 types: dev
-	$(BIN)/mypy
+	nice $(BIN)/mypy
 
 contracts: dev
 	$(BIN)/lint-imports
