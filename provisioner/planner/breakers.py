@@ -185,7 +185,11 @@ def _with_outage(snapshot: Snapshot, before: Breaker, after: Breaker) -> Breaker
 def _count_faults_of_drones(snapshot: Snapshot, moves: _Moves, known: _Known) -> _Changes:
     """Count one failure for each scope whose drones ended badly or will never start."""
     after = {move.drone.id: move.drone for move in moves}
-    drones = (after.get(drone.id, drone) for drone in snapshot.drones.values())
+    drones = (
+        after.get(drone.id, drone)
+        for drone in snapshot.drones.values()
+        if drone.state is not DroneState.BUSY or drone.id in after
+    )
     # many ends in one tick are one failure in a row
     faults = dict(chain(_early_exits(snapshot, moves), _never_starting(snapshot, drones)))
     for scope, fault in faults.items():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -140,7 +140,7 @@ class StartLimits:
             for b in context.breakers.values()
             if b.state is BreakerState.PROBING
         }
-        for drone in context.drones.values():
+        for drone in context.not_busy:
             if drone.state in model.PENDING:
                 limits._book_pending(drone, probing)
         return limits
@@ -289,7 +289,7 @@ class StartLimits:
             gpus = self.reservations.free[kind.site].unblocked_gpus(kind)
             if gpus:
                 return reasons.ReserveKept(kind.key, gpus)
-        view = self.context.validity.site_view(self.context.snapshot, kind.site)
+        view = self.context.validity.views.get(kind.site)
         short = stranded_gpus(kind, view.nodes) if view is not None and view.nodes else None
         lack = (
             (view.unfit.get(kind.name) or view.lacks.get(kind.name, "")) if view is not None else ""
@@ -384,7 +384,7 @@ class TypeRanking:
             else 0
         )
         turn = keys[max(0, unsure - 1) : unsure + 1] if self.any_late else ()
-        if compatible.jobs.keys().isdisjoint(still_open):  # as for most classes once all is full
+        if compatible.keys.isdisjoint(still_open):  # as for most classes once all is full
             return turn
         return [key for key in keys if key in still_open or key in turn]
 
@@ -474,7 +474,7 @@ class Supply:
             site: downtime_at(context, site)
             for site in {kind.site for kind in context.types.values()}
         }
-        for drone in context.drones.values():
+        for drone in _with_room(context):
             shape = _slot_shape(context, drone, empties, downtimes)
             if shape is not None:
                 own = (
@@ -552,10 +552,10 @@ class Supply:
         """Book up to ``jobs`` jobs into drones that are delayed (``late``) or not, of all types or of ``key``."""
         booked, drones, request = 0, 0, (compatible, job.owner, late)
         stocked = self.late if late else self.slots.keys()
-        if request in self._lacking or compatible.jobs.keys().isdisjoint(stocked):
+        if request in self._lacking or compatible.keys.isdisjoint(stocked):
             return NO_COVERAGE
         for kind in (
-            (key,) if key else sorted(compatible.jobs.keys() & stocked, key=self.order.__getitem__)
+            (key,) if key else sorted(compatible.keys & stocked, key=self.order.__getitem__)
         ):
             rest: list[DroneSlots] = []
             for have in self.slots.get(kind, ()):
@@ -589,6 +589,21 @@ class Supply:
         return sum(
             n for each, n in stocked if (each.room, each.on_the_way, each.job_filter) == wanted
         )
+
+
+def _with_room(context: PlanningContext) -> Iterator[Drone]:
+    """Yield the drones without the busy ones that are full: nearly all of a large site are."""
+    slots = context.slots
+    without_gpu = {key for key, kind in context.types.items() if not kind.gpu_milli}
+    for drone in context.drones.values():
+        if drone.state is DroneState.BUSY:
+            slot = slots.get(drone.id)
+            if slot is None:
+                continue
+            free = slot.free_cpus if drone.type in without_gpu else slot.free_gpu_milli
+            if free <= 0:
+                continue
+        yield drone
 
 
 def _slot_shape(

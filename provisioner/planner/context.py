@@ -9,7 +9,7 @@ from itertools import filterfalse
 
 from provisioner import model, reasons
 from provisioner.descriptions import ClassNames
-from provisioner.keys import Scope
+from provisioner.keys import Scope, site_of
 from provisioner.model import (
     Breaker,
     Drone,
@@ -46,17 +46,12 @@ class ViewValidity:
 
     overlay: Reason | None
     sites: Mapping[str, Reason | None]
-    vanished: frozenset[str]
     slots: Mapping[DroneId, Slot]
     """Slots with a recent sign of life; none if the overlay's view is doubted."""
-
-    def site_view(self, snapshot: Snapshot, site: str) -> SiteView | None:
-        """Return the view of a site if it is fresh, even if many drones vanished from it."""
-        doubt = self.sites.get(site)
-        if doubt is not None and not isinstance(doubt, reasons.AllVanished):
-            return None
-        polled = snapshot.sites.get(site)
-        return polled.view if polled else None
+    views: Mapping[str, SiteView]
+    """Fresh views of sites, even if many drones vanished from them."""
+    listings: Mapping[TypeKey, Mapping[DroneId, model.RemoteDrone]]
+    """Drones in these views, by the types of the drones on record."""
 
 
 def check_views(snapshot: Snapshot) -> ViewValidity:
@@ -81,8 +76,11 @@ def check_views(snapshot: Snapshot) -> ViewValidity:
             else:
                 views[name] = polled.view
         sites[name] = doubt
-    vanished = _vanished(policy, views, snapshot.drones.values())
-    return ViewValidity(overlay, {**sites, **vanished}, frozenset(vanished), slots)
+    drones = snapshot.drones.values()
+    keys = {drone.type for drone in drones}
+    listings = {key: views[site].drones for key in keys if (site := site_of(key)) in views}
+    vanished = _vanished(policy, views, listings, drones)
+    return ViewValidity(overlay, {**sites, **vanished}, slots, views, listings)
 
 
 def _stale(
@@ -106,17 +104,21 @@ def _should_be_there(drone: Drone) -> bool:
 
 
 def _vanished(
-    policy: Policy, views: Mapping[str, SiteView], drones: Collection[Drone]
+    policy: Policy,
+    views: Mapping[str, SiteView],
+    listings: Mapping[TypeKey, Mapping[DroneId, model.RemoteDrone]],
+    drones: Collection[Drone],
 ) -> Mapping[str, Reason]:
     """Return the sites whose listing lacks so many drones at once that it is doubted."""
     missing: Counter[str] = Counter()
     for drone in drones:
-        view = views.get(drone.site)
-        if view is None or drone.id in view.drones or not _should_be_there(drone):
+        listing = listings.get(drone.type)
+        if listing is None or drone.id in listing or not _should_be_there(drone):
             continue
-        limit_s = policy.sites[drone.site].missing_s * VANISHED_WAIT_FACTOR
-        new = not drone.missing_at or view.taken_at - drone.missing_at < limit_s
-        missing[drone.site] += new
+        site = drone.site
+        limit_s = policy.sites[site].missing_s * VANISHED_WAIT_FACTOR
+        missing_s = views[site].taken_at - drone.missing_at
+        missing[site] += not drone.missing_at or missing_s < limit_s
     if max(missing.values(), default=0) < VANISHED_MIN_DRONES:
         return {}
     known = Counter(drone.site for drone in drones if _should_be_there(drone))
@@ -160,7 +162,7 @@ def delayed_drones(
     waiting = [
         (drone, view)
         for drone in drones
-        if drone.waits_at_site and (view := validity.site_view(snapshot, drone.site))
+        if drone.waits_at_site and (view := validity.views.get(drone.site))
     ]
     if not waiting:
         return frozenset()
@@ -183,7 +185,7 @@ def delayed_drones(
             found.add(drone.id)
     for key, unplaced in unreported.items():
         kind = costs.types[key]
-        view = validity.site_view(snapshot, kind.site)
+        view = validity.views.get(kind.site)
         free = _free_places(view, kind) if view is not None else None
         if free is not None:
             too_long_s = costs.of_types[key].queue_s + quickest_s
@@ -199,7 +201,7 @@ def _second_start_s(snapshot: Snapshot, validity: ViewValidity, costs: StartCost
     cost = snapshot.policy.waiting_cost
     found = NO_END
     for kind in costs.types.values() if cost else ():
-        view = validity.site_view(snapshot, kind.site)
+        view = validity.views.get(kind.site)
         queues = snapshot.policy.of_site(kind.site).queue_when_full
         if view is not None and (queues or _free_places(view, kind) != 0):
             found = min(found, costs.start(kind, 1, JobCost(0.0, cost)) / cost)
@@ -289,6 +291,8 @@ class PlanningContext:
     breakers: Mapping[Scope, Breaker]
     drones: Mapping[DroneId, Drone]
     """Live drones, after the state changes."""
+    not_busy: Sequence[Drone]
+    """Drones that are not busy, in the same order: few of a large site."""
     types: Mapping[TypeKey, DroneType]
     classes: tuple[model.JobClass, ...]
     """Job classes with waiting or fresh jobs; empty without a fresh view."""
@@ -321,6 +325,7 @@ class PlanningContext:
                 del live[move.drone.id]
             else:
                 live[move.drone.id] = move.drone
+        not_busy = [drone for drone in live.values() if drone.state is not DroneState.BUSY]
         view = snapshot.overlay.view if validity.overlay is None else None
         # What the overlay's own limits hold back is no demand.
         classes = tuple(
@@ -330,7 +335,7 @@ class PlanningContext:
         )
         headroom = headroom_classes(snapshot.policy, snapshot.types, snapshot.now) if view else ()
         known = compatibility_cache(snapshot.types, snapshot.policy)
-        class_backoffs = ClassBackoffs.of(breakers, live.values())
+        class_backoffs = ClassBackoffs.of(breakers, not_busy)
         compatible = dict(known.table((*classes, *headroom)))
         for class_id, banned in class_backoffs.banned.items():
             if fits := compatible.get(class_id):
@@ -345,6 +350,7 @@ class PlanningContext:
             validity=validity,
             breakers=breakers,
             drones=live,
+            not_busy=not_busy,
             types=known.by_key,
             classes=classes,
             headroom=headroom,
@@ -354,7 +360,7 @@ class PlanningContext:
             orphan_counts=_orphan_counts(snapshot, live),
             too_unhealthy=_too_many_unhealthy(snapshot.policy, live.values()),
             costs=costs,
-            late=delayed_drones(snapshot, validity, costs, live.values()),
+            late=delayed_drones(snapshot, validity, costs, not_busy),
             names=ClassNames(snapshot.overlay.view, headroom),
         )
 
@@ -373,8 +379,8 @@ class PlanningContext:
 
     def remote(self, drone: Drone) -> model.RemoteDrone | None:
         """Return the drone in the valid view of its site, or None."""
-        view = self.validity.site_view(self.snapshot, drone.site)
-        return view.drones.get(drone.id) if view is not None else None
+        listing = self.validity.listings.get(drone.type)
+        return listing.get(drone.id) if listing is not None else None
 
 
 def _orphan_counts(snapshot: Snapshot, live: Mapping[DroneId, Drone]) -> Mapping[str, int]:

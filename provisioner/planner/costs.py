@@ -195,8 +195,9 @@ class RunTimeSums:
     sums: tuple[float, ...]
 
     @classmethod
+    @lru_cache(maxsize=10_000)  # estimates stay the same from tick to tick
     def of(cls, runs: tuple[float, ...]) -> RunTimeSums:
-        return _run_times(runs)
+        return cls(runs, tuple(accumulate(runs, initial=0.0)))
 
     @property
     def mean_s(self) -> float:
@@ -220,9 +221,3 @@ class RunTimeSums:
             return 0.0
         left_s = (self.sums[last] - self.sums[first]) / (last - first) - ran_s
         return (last - first) / (len(self.runs) - first) * (1.0 + (within_s - left_s) / self.mean_s)
-
-
-@lru_cache(maxsize=10_000)
-def _run_times(runs: tuple[float, ...]) -> RunTimeSums:
-    """Add up run times once for all plans: estimates stay the same from tick to tick."""
-    return RunTimeSums(runs, tuple(accumulate(runs, initial=0.0)))

@@ -63,11 +63,11 @@ class GroupShares:
         view = context.snapshot.overlay.view if context.validity.overlay is None else None
         return cls({group.name.casefold(): group for group in view.groups} if view else {})
 
-    def entitled(self, job: JobClass) -> tuple[int, GroupQuota | None]:
-        """Return how many waiting jobs the negotiator would match at most, and the quota that limits them."""
-        found: tuple[int, GroupQuota | None] = (job.waiting, None)
+    def entitled(self, job: JobClass, jobs: int) -> tuple[int, GroupQuota | None]:
+        """Return how many of ``jobs`` the negotiator would match at most, and the quota that limits them."""
+        found: tuple[int, GroupQuota | None] = (jobs, None)
         for group, quota, used in self._limits(job) if self.groups else ():
-            count = _jobs_in_quota(job, quota - used, job.waiting)
+            count = _jobs_in_quota(job, quota - used, jobs)
             if count < found[0]:
                 found = count, GroupQuota(group.name, used / WHOLE_GPU, quota / WHOLE_GPU)
         return found
@@ -210,8 +210,11 @@ class UserShares:
                 oldest[job.owner] = min(job.oldest_at or math.inf, oldest.get(job.owner, math.inf))
         coming = []
         for drone in drones:
-            ordered_for, slot = jobs.get(drone.for_class), slots.get(drone.id)
-            if ordered_for is not None and not drone.is_leaving and (slot is None or not slot.jobs):
+            slot = slots.get(drone.id)
+            if slot is not None and slot.jobs:
+                continue
+            ordered_for = jobs.get(drone.for_class)
+            if ordered_for is not None and not drone.is_leaving:
                 held[ordered_for.owner] += drone.gpu_milli or _weight_milli(ordered_for)
                 if drone.state in ON_THE_WAY:
                     coming.append((ordered_for, drone.gpu_milli))

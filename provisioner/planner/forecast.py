@@ -129,7 +129,7 @@ def _release_s(
         if other.id == job.id:
             break
         ahead = lacking.get(Subject("class", other.id), 0) if other.waiting else 0
-        if ahead and not context.compatible[other.id].jobs.keys().isdisjoint(compatible.jobs):
+        if ahead and not context.compatible[other.id].keys.isdisjoint(compatible.keys):
             if (run_s := _run_s(context, other)) is None:
                 return None
             for _ in range(min(ahead, MAX_JOBS_AHEAD)):

@@ -346,6 +346,10 @@ class CompatibleTypes:
     with much VRAM."""
     nearest: tuple[TypeKey, UnmetRequirement] | None = None
     """If no type matches: the nearest type and its unmet requirement, unless that depends on the jobs' own ones."""
+    keys: frozenset[TypeKey] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "keys", frozenset(self.jobs))
 
     def only(self, some: Iterable[DroneType]) -> CompatibleTypes:
         """Return the same with only some of the types."""

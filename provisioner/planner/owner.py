@@ -228,10 +228,7 @@ class OwnerReservations:
     def of(cls, context: PlanningContext) -> OwnerReservations:
         """Reserve room at every site with a valid view."""
         reservations = cls()
-        polled = {
-            name: context.validity.site_view(context.snapshot, name)
-            for name in context.snapshot.policy.sites
-        }
+        polled = {name: context.validity.views.get(name) for name in context.snapshot.policy.sites}
         views = {
             n: v
             for n, v in polled.items()

@@ -377,7 +377,7 @@ class Placement:
 
     def cover(self, job: JobClass, compatible: CompatibleTypes) -> Coverage:
         """Book the jobs that their group is entitled to into existing drones."""
-        entitled, _ = self.shares.entitled(job)
+        entitled, _ = self.shares.entitled(job, job.waiting)
         if not entitled or not compatible.kinds:
             return NO_COVERAGE
         taken = self.allocation.supply.take_own(job, entitled)
@@ -398,9 +398,7 @@ class Placement:
         if job.waiting and (alone := self.context.exclusive.why.get(job.id)) is not None:
             self.refuse(job, job.waiting, alone)
         rest = job.waiting - taken.jobs
-        entitled, over = (
-            self.shares.entitled(replace(job, waiting=rest)) if rest > 0 else (rest, None)
-        )
+        entitled, over = self.shares.entitled(job, rest) if rest > 0 else (rest, None)
         if over is not None:
             self.refuse(job, rest - entitled, over)
             job = replace(job, waiting=taken.jobs + entitled)
@@ -436,7 +434,7 @@ class Placement:
         """Drones that still run something and leave for want of work or at risk: others are never taken back."""
         return {
             drone.id: drone
-            for drone in self.context.drones.values()
+            for drone in self.context.not_busy
             if drone.state is DroneState.DRAINING
             and drone.leaving in (DroneState.DONE, DroneState.UNUSED)
             and drone.asked_at
@@ -600,7 +598,7 @@ class Placement:
             allocation.limits.startable,
         )
         # as for most classes once all is full
-        if not any_late and compatible.jobs.keys().isdisjoint(startable):
+        if not any_late and compatible.keys.isdisjoint(startable):
             self._report_lack(job, compatible, cost, job.waiting - covered, None)
             return covered, late, ""
         enough, served = self._worthwhile(job, compatible, runs, cost, job.waiting - covered)

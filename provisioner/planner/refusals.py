@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from provisioner.job_filter import FIRST_JOBS, JobFilter
+from provisioner.job_filter import FIRST_JOBS, TAKES_ALL, JobFilter
 from provisioner.model import Drone, DroneState, JobClass, TypeKey
 from provisioner.planner.context import NO_END, PlanningContext
 from provisioner.planner.matching import CompatibleTypes
@@ -30,7 +30,7 @@ class IdleDrones:
     def _alike(self) -> Mapping[IdleKind, list[Drone]]:
         """Drones that refuse the same jobs, by type and the rules that hold for them now."""
         found: dict[IdleKind, list[Drone]] = {}
-        for drone in self.context.drones.values():
+        for drone in self.context.not_busy:
             if (
                 drone.state is DroneState.IDLE
                 and drone.id in self.context.slots
@@ -42,10 +42,16 @@ class IdleDrones:
                 found.setdefault((drone.type, rules), []).append(drone)
         return found
 
+    @cached_property
+    def _with_rules(self) -> Mapping[IdleKind, list[Drone]]:
+        return {kind: drones for kind, drones in self._alike.items() if kind[1] != TAKES_ALL}
+
     def refusing(self, job: JobClass, compatible: CompatibleTypes) -> Iterator[IdleDroneRefuses]:
         """Yield one reason for each rule by which idle drones of fitting types refuse the jobs of a class."""
         found: dict[str, list[Drone]] = {}
-        for (key, rules), drones in self._alike.items():
+        # without rules they refuse only what outlives them
+        kinds = self._alike if job.walltime_s else self._with_rules
+        for (key, rules), drones in kinds.items():
             if key in compatible.jobs and (rule := self._rule(job, drones, rules)):
                 found.setdefault(rule, []).extend(drones)
         for rule, drones in found.items():

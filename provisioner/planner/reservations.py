@@ -17,8 +17,7 @@ overran.
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -159,53 +158,28 @@ class JobReservations:
         risk: PreemptionRisk,
     ) -> NodeReserved | None:
         """Reserve room for one job of a class that lacks room, if its wait has cost more than the hole does."""
-        kinds = [
-            kind
-            for kind in compatible.kinds
-            if kind.gpu_milli and self._may_reserve(job, kind.site)
-        ]
-        considered = self._considered
-        if not kinds or considered.total() >= MAX_RESERVING_CLASSES:
-            return None
         waited = self._overtaken_s(job, compatible) * cost.per_s
-        if waited <= 0.0 or considered[job.owner] >= MAX_RESERVING_CLASSES_OF_USER:
+        considered = self._considered
+        is_full = considered.total() >= MAX_RESERVING_CLASSES
+        if waited <= 0.0 or is_full or considered[job.owner] >= MAX_RESERVING_CLASSES_OF_USER:
+            return None
+        sites = {kind.site for kind in compatible.kinds if kind.gpu_milli}
+        undecided = {site for site in sites if self._may_reserve(job, site)}
+        kinds = [k for k in compatible.kinds if k.gpu_milli and k.site in undecided]
+        if not kinds:
             return None
         considered[job.owner] += 1
-        best: tuple[float, DroneType, Hole, NodeReserved | None] | None = None
-        longest_s = self.context.snapshot.policy.longest_hole_s
+        best: _Offer | None = None
         for kind in kinds:
-            start = self.context.costs.of_types[kind.key]
-            # An idle GPU keeps other jobs waiting even if it has no price.
-            per_s = max(start.per_s, kind.gpu_milli / WHOLE_GPU)
             for hole in self._holes(job, kind, limits, risk):
-                # The room is empty until the new drone takes the job.
-                start_s = start.queue_s + start.boot_s + RELEASE_S if hole.starts else 0.0
-                spent = per_s * (hole.cost * WHOLE_GPU / kind.gpu_milli + start_s)
-                total = spent + (hole.ready_s + start_s) * cost.per_s
-                promised = self._promised(job, kind.site, hole.node)
-                if promised:  # it is kept, whatever it costs by now
-                    spent, total = 0.0, -1.0
-                too_long = hole.ready_s + (promised.overran_s if promised else 0.0) > longest_s
-                better = spent <= waited and not too_long and (best is None or total < best[0])
+                offer = self._offer(job, kind, cost, waited, hole)
+                better = offer is not None and (best is None or offer.total < best.total)
                 if better and self._may_use(job, kind, hole, risk):
-                    best = total, kind, hole, promised
+                    best = offer
         if best is None:
             return None
-        _, kind, hole, promised = best
-        at, overran_s = self.context.now + hole.ready_s, 0.0
-        if promised and promised.at > self.context.now:
-            at, overran_s = promised.at, promised.overran_s
-        elif promised:
-            overran_s = promised.overran_s + at - promised.at
-        reason = NodeReserved(
-            kind.site,
-            hole.node,
-            job.id,
-            self.context.names.of(job.id),
-            job.gpu_milli / WHOLE_GPU,
-            at,
-            overran_s,
-        )
+        kind, hole = best.kind, best.hole
+        reason = self._reason(job, best)
         self.by_site[kind.site] = NodeReservation(
             kind,
             reason,
@@ -218,6 +192,38 @@ class JobReservations:
         if hole.starts:
             self.owners.free[kind.site].nodes[hole.node].reserved = True
         return reason
+
+    def _offer(
+        self, job: JobClass, kind: DroneType, cost: JobCost, waited: float, hole: Hole
+    ) -> _Offer | None:
+        """Return what a hole would cost; None if that is more than the wait has, or the hole lasts too long."""
+        start = self.context.costs.of_types[kind.key]
+        # An idle GPU keeps other jobs waiting even if it has no price.
+        per_s = max(start.per_s, kind.gpu_milli / WHOLE_GPU)
+        # The room is empty until the new drone takes the job.
+        start_s = start.queue_s + start.boot_s + RELEASE_S if hole.starts else 0.0
+        spent = per_s * (hole.cost * WHOLE_GPU / kind.gpu_milli + start_s)
+        total = spent + (hole.ready_s + start_s) * cost.per_s
+        promised = self._promised(job, kind.site, hole.node)
+        lasts_s = hole.ready_s
+        if promised is not None:  # it is kept, whatever it costs by now
+            spent, total = 0.0, -1.0
+            lasts_s += promised.overran_s
+        too_long = lasts_s > self.context.snapshot.policy.longest_hole_s
+        return None if too_long or spent > waited else _Offer(total, kind, hole, promised)
+
+    def _reason(self, job: JobClass, offer: _Offer) -> NodeReserved:
+        """Return the reason of a reservation. A promised time moves only once it has passed."""
+        at, overran_s = self.context.now + offer.hole.ready_s, 0.0
+        promised = offer.promised
+        if promised is not None and promised.at > self.context.now:
+            at, overran_s = promised.at, promised.overran_s
+        elif promised is not None:
+            overran_s = promised.overran_s + at - promised.at
+        name = self.context.names.of(job.id)
+        gpus = job.gpu_milli / WHOLE_GPU
+        site, node = offer.kind.site, offer.hole.node
+        return NodeReserved(site, node, job.id, name, gpus, at, overran_s)
 
     def places_beside(
         self, job: JobClass, kind: DroneType, most: int
@@ -263,34 +269,35 @@ class JobReservations:
 
         If no smaller job waits, it is the whole wait of the class.
         """
-        waited_s, since = waiting_time(self.context, job), self.context.now
-        for key in compatible.jobs if waited_s else ():
-            sizes, oldest = self._waiting_since.get((job.owner, key), ((), ()))
-            smaller = bisect_left(sizes, job.gpu_milli)
-            if smaller:
-                since = min(since, oldest[smaller - 1])
+        waited_s = waiting_time(self.context, job)
+        since = self._smaller_since.get((job.gpu_milli, job.owner, compatible.keys), NO_END)
         return waited_s - max(0.0, self.context.now - since)
 
     @cached_property
-    def _waiting_since(self) -> Mapping[tuple[str, TypeKey], tuple[Sequence[int], Sequence[float]]]:
-        """Sizes of waiting jobs by user and type, ascending, and since when a job of at most this size waits.
+    def _smaller_since(self) -> Mapping[tuple[int, str, frozenset[TypeKey]], float]:
+        """Since when a smaller job of a user waits that fits one of a set of types, by size, user and set.
 
-        A user may submit tens of thousands of classes, so each is looked at once.
+        A user may submit tens of thousands of classes: those of one size and set count as one.
         """
-        found: dict[tuple[str, TypeKey], dict[int, float]] = {}
+        sizes = defaultdict[int, dict[tuple[str, frozenset[TypeKey]], float]](dict)
         for job in self.context.classes:
-            for key in (
-                self.context.compatible[job.id].jobs if job.waiting and job.waits_since else ()
-            ):
-                sizes = found.setdefault((job.owner, key), {})
-                sizes[job.gpu_milli] = min(
-                    job.waits_since, sizes.get(job.gpu_milli, job.waits_since)
+            if job.waiting and job.waits_since:
+                alike = sizes[job.gpu_milli]
+                who = job.owner, self.context.compatible[job.id].keys
+                alike[who] = min(job.waits_since, alike.get(who, NO_END))
+        found = {}
+        oldest = defaultdict[str, dict[TypeKey, float]](dict)
+        for size, alike in sorted(sizes.items()):
+            for owner, types in alike:
+                smaller = oldest[owner]
+                found[size, owner, types] = min(
+                    (smaller[key] for key in types if key in smaller), default=NO_END
                 )
-        ordered = {key: sorted(sizes.items()) for key, sizes in found.items()}
-        return {
-            key: ([size for size, _ in each], list(accumulate((since for _, since in each), min)))
-            for key, each in ordered.items()
-        }
+            for (owner, types), since in alike.items():
+                smaller = oldest[owner]
+                for key in types:
+                    smaller[key] = min(since, smaller.get(key, NO_END))
+        return found
 
     def _holes(
         self, job: JobClass, kind: DroneType, limits: StartLimits, risk: PreemptionRisk
@@ -311,7 +318,7 @@ class JobReservations:
         # the pool is to match the probe first
         if context.class_backoffs.probing.get(job.id, {}).get(kind.key):
             return
-        if context.validity.site_view(context.snapshot, kind.site) is None:
+        if context.validity.views.get(kind.site) is None:
             return
         for drone in shared:
             yield from self._in_drone(job, kind, drone)
@@ -454,6 +461,15 @@ class JobReservations:
         runs = self.context.snapshot.estimates.runs_of(*request, walltime_s=0.0)
         by_runs = runs[-1] * RUN_MARGIN if len(runs) >= FEWEST_RUNS else NO_END
         return min(by_runs, job.ends_within_s or NO_END)
+
+
+class _Offer(NamedTuple):
+    """A hole of a drone type, with what it costs and the promise of it by the plan before."""
+
+    total: float
+    kind: DroneType
+    hole: Hole
+    promised: NodeReserved | None
 
 
 def shares_hardware(kind: DroneType, other: DroneType) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -24,7 +24,7 @@ from provisioner.model import (
 from provisioner.planner.black_holes import NO_BLACK_HOLES, BlackHoles
 from provisioner.planner.breakers import OVERLAY_SCOPE
 from provisioner.planner.capacity import Supply, passes_soon
-from provisioner.planner.context import PlanningContext
+from provisioner.planner.context import NO_END, PlanningContext
 from provisioner.planner.demand import GroupShares, is_headroom, kept_for_headroom
 from provisioner.planner.lifecycle import ended_record, undrained_record
 from provisioner.planner.matching import count_jobs, resources_for_gpu_jobs
@@ -66,10 +66,11 @@ def retire(
         for rule in PLAN_RULES:
             rule(retirement)
         retirement.find_unneeded()
-        for drone in filter(retirement.may_ask, context.drones.values()):
-            for retires in DRONE_RULES[drone.state]:
-                if retires(retirement, drone):
-                    break
+        for drone in retirement.to_judge():
+            if retirement.may_ask(drone):
+                for retires in DRONE_RULES[drone.state]:
+                    if retires(retirement, drone):
+                        break
     _stop_orphans(retirement, paused)
     return retirement
 
@@ -96,6 +97,23 @@ class Retirement:
     def may_ask(self, drone: Drone) -> bool:
         """Return True if the drone has no order yet and its site's view is valid."""
         return drone.id not in self.asked and self.context.can_act_on(drone)
+
+    def to_judge(self) -> Iterator[Drone]:
+        """Yield the drones without the busy ones to which no rule applies: nearly all of a large site are."""
+        now, most_s = self.context.now, self.most_busy_s
+        for drone in self.context.drones.values():
+            unusual = drone.state is not DroneState.BUSY or drone.unslotted_at or drone.idle_at
+            if unusual or now - (drone.started_at or drone.since) > most_s.get(drone.type, 0.0):
+                yield drone
+
+    @cached_property
+    def most_busy_s(self) -> Mapping[TypeKey, float]:
+        """Longest life of a busy drone by type, from its start at the site."""
+        of_site = self.context.snapshot.policy.of_site
+        return {
+            key: kind.walltime_s + of_site(kind.site).grace_s if kind.walltime_s else NO_END
+            for key, kind in self.context.types.items()
+        }
 
     def order(self, order: Drain | Stop) -> None:
         self.asked.add(order.drone.id)
@@ -240,7 +258,7 @@ class Retirement:
             return
         drones = (
             d
-            for d in context.drones.values()
+            for d in context.not_busy
             if d.waits_at_site and not d.is_leaving and d.type in context.types
         )
         waiting = [d for d in drones if not d.jobs and not d.started_at and d.id not in self.asked]
@@ -249,11 +267,10 @@ class Retirement:
         for drone in sorted(
             waiting, key=lambda d: (d.id not in context.late, -d.requested_at, d.id)
         ):
-            left[_kind_of(drone)] -= 1
-            needed, limit_s = (
-                left[_kind_of(drone)] < 0,
-                context.snapshot.policy.idle_timeout_at(drone.site),
-            )
+            kind = _kind_of(drone)
+            left[kind] -= 1
+            needed = left[kind] < 0
+            limit_s = context.snapshot.policy.idle_timeout_at(drone.site)
             if needed is bool(drone.idle_at):
                 after = replace(drone, idle_at=0.0 if needed else context.now)
                 self.moves.append(
@@ -275,7 +292,7 @@ class Retirement:
                 )
             wanted -= supply.take_own(job, wanted).jobs
             wanted -= supply.take(job, compatible, wanted).jobs
-            for key in compatible.jobs.keys() & supply.late if wanted > 0 else ():
+            for key in compatible.keys & supply.late if wanted > 0 else ():
                 # Of delayed drones, as many of each type: which of them starts first is unknown.
                 supply.take(job, compatible, wanted, key, late=True)
         return {(key, rules): supply.untouched(context.types[key], rules) for key, rules in kinds}
@@ -565,9 +582,8 @@ def _limit(retirement: Retirement, drone: Drone) -> tuple[float, float]:
     """Return how long the drone's state may last, and the start of that time."""
     policy = retirement.context.snapshot.policy.of_site(drone.site)
     if drone.state is DroneState.BUSY:
-        kind = retirement.context.types.get(drone.type)
-        walltime_s = kind.walltime_s if kind is not None else 0.0
-        return walltime_s and walltime_s + policy.grace_s, drone.started_at or drone.since
+        most_s = retirement.most_busy_s.get(drone.type, NO_END)
+        return most_s, drone.started_at or drone.since
     setting = float(getattr(policy, STATE_RULES[drone.state].limit, 0.0))
     match drone.state:
         case DroneState.STOPPING:
@@ -581,7 +597,7 @@ def _limit(retirement: Retirement, drone: Drone) -> tuple[float, float]:
 
 def _orphans(context: PlanningContext, site: str) -> Mapping[model.DroneId, model.RemoteDrone]:
     """Return what carries our name at a site without a live record; nothing if the view of the site is doubted."""
-    view = context.validity.site_view(context.snapshot, site)
+    view = context.validity.views.get(site)
     if (
         view is None
         or context.validity.sites.get(site) is not None

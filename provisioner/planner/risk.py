@@ -105,7 +105,7 @@ def waiting_time(context: PlanningContext, job: JobClass) -> float:
 
 def free_gpus_at(context: PlanningContext, site: str) -> int | None:
     """Return the free milli-GPUs of a site, or None if unknown. Of counts by type only the largest is certain."""
-    view = context.validity.site_view(context.snapshot, site)
+    view = context.validity.views.get(site)
     if view is None:
         return None
     if view.nodes:
