@@ -86,6 +86,9 @@ class Scope(TextKey):
         return outer in (self, replace(self, class_id=""), Scope(self.site))
 
 
+OVERLAY_SCOPE = Scope("overlay")
+"""Breaker scope of the overlay. Failed polls never ban it."""
+
 SubjectKind = Literal["class", "drone", "site", "all"]
 
 

@@ -284,6 +284,10 @@ class OtherDrones:
     """Drones that have joined since the first poll; it begins anew with the process that polls."""
 
 
+NEGOTIATION_TIMEOUT_S = 300.0
+"""HTCondor negotiates once a minute by default. Jobs that waited for five without a cycle wait for a person."""
+
+
 @final
 @frozen
 class OverlayView:
@@ -310,6 +314,18 @@ class OverlayView:
     """Names of queues that did not answer: their jobs are as of their last answer, or missing."""
     others: tuple[OtherDrones, ...] | None = None
     """Drones of other systems; None if they were not queried: only a shadow does."""
+
+    def silent_s(self, classes: Iterable[JobClass]) -> float:
+        """Return for how long no negotiation cycle has run although ``classes`` wait; 0 while that is no trouble."""
+        jobs = [job for job in classes if (job.waiting or job.fresh) and not job.invalid]
+        if not jobs:
+            return 0.0
+        fresh_since = min(
+            (job.waits_since for job in jobs if job.fresh and job.waits_since),
+            default=self.taken_at,
+        )
+        silent_s = self.taken_at - (self.negotiated_at or fresh_since)
+        return silent_s if silent_s > NEGOTIATION_TIMEOUT_S else 0.0
 
 
 class RemoteState(StrEnum):

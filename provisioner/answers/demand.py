@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Annotated, Any, NamedTuple, TypeVar
 
 from provisioner import formatting
@@ -25,7 +25,7 @@ from provisioner.answers.lookup import as_of, class_names, newest_plan
 from provisioner.answers.query import ListQuery, question, switch
 from provisioner.answers.usage import USE_COLUMN, RecordedUse, with_use
 from provisioner.descriptions import ClassNames, job_size
-from provisioner.model import Drone, JobClass, Plan
+from provisioner.model import DroneType, JobClass
 from provisioner.reasons import (
     NothingFits,
     Reason,
@@ -47,50 +47,54 @@ class ClassRow(NamedTuple):
     short_id: str
     reasons: Sequence[Reason]
     """Weightiest first: what keeps jobs waiting before what is on its way."""
-    fits: Sequence[str]
-    nearest: str
-    """The drone type that fits, cheapest first, or else the one that nearly does."""
     drones: int
+    types: Sequence[DroneType]
+    """All that are configured, cheapest first."""
+
+    @property
+    def fits(self) -> list[str]:
+        return list(self._fitting())
+
+    @property
+    def nearest(self) -> str:
+        """The drone type that fits, cheapest first, or else the one that nearly does."""
+        nearly = (r.nearest for r in self.reasons if isinstance(r, NothingFits))
+        return next(chain(self._fitting(), nearly), "")
+
+    def _fitting(self) -> Iterator[str]:
+        from provisioner.planner.matching import unmet_requirement
+
+        types = () if self.job.invalid else self.types
+        return (kind.key for kind in types if unmet_requirement(self.job, kind) is None)
 
 
 def class_rows(
     views: Views | None,
-    plan: Plan | None,
-    live: Sequence[Drone],
-    only: Sequence[JobClass] | None = None,
+    reasons: Mapping[str, Sequence[Reason]],
+    started: Mapping[str, int],
     names: ClassNames | None = None,
+    only: Iterable[JobClass] | None = None,
 ) -> list[ClassRow]:
-    """Return a row per class of the newest overlay view, or for ``only`` some of them, matched with the drone types.
+    """Return a row per class of the newest overlay view, or for ``only`` some of them.
 
+    ``reasons``: those of the newest plan by class; ``started``: the live drones by class;
     ``names``: by default those of the classes in the view.
     """
-    from provisioner.planner.matching import unmet_requirement
-
     if views is None or views.overlay.view is None:
         return []
-    names = names or ClassNames(views.overlay.view)
-    of_class = reasons_by_class(plan)
-    started, by_price = (
-        Counter(d.for_class for d in live),
-        sorted(views.types, key=lambda t: (t.price, t.key)),
-    )
-    rows = []
-    for job in views.overlay.view.classes if only is None else only:
-        reasons = (*of_class.get("", ()), *of_class.get(job.id, ()))
-        fits = [t.key for t in by_price if not job.invalid and unmet_requirement(job, t) is None]
-        nearest = next((r.nearest for r in reasons if isinstance(r, NothingFits)), "")
-        rows.append(
-            ClassRow(
-                job,
-                names.of(job.id),
-                names.short_id(job.id),
-                reasons,
-                fits,
-                fits[0] if fits else nearest,
-                started[job.id],
-            )
+    by_price = sorted(views.types, key=lambda t: (t.price, t.key))
+    names, of_all = names or ClassNames(views.overlay.view), reasons.get("", ())
+    return [
+        ClassRow(
+            job,
+            names.of(job.id),
+            names.short_id(job.id),
+            (*of_all, *reasons.get(job.id, ())),
+            started.get(job.id, 0),
+            by_price,
         )
-    return rows
+        for job in (views.overlay.view.classes if only is None else only)
+    ]
 
 
 NO_PLAN_YET = "no plan on record speaks of it yet"
@@ -186,7 +190,8 @@ def demand(reader: Reader, query: DemandQuery) -> Listing:
     """
     views = reader.views()
     names = class_names(reader, views)
-    rows = class_rows(views, newest_plan(reader), reader.drones(), names=names)
+    reasons = reasons_by_class(newest_plan(reader))
+    rows = class_rows(views, reasons, reader.live_by_class(), names)
     if query.waiting:
         rows = [row for row in rows if row.job.idle]
     idle = formatting.count(sum(row.job.idle for row in rows), "idle job")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, NamedTuple
 
@@ -32,7 +32,8 @@ from provisioner.answers.lookup import class_names, find_class, newest_plan
 from provisioner.answers.query import Query, question, subject
 from provisioner.answers.usage import USE_COLUMN
 from provisioner.descriptions import ClassNames
-from provisioner.model import Drone, DroneType, JobClass, Plan, UnmetRequirement
+from provisioner.keys import TypeKey
+from provisioner.model import DroneType, JobClass, Plan, UnmetRequirement
 from provisioner.reasons import (
     BadRequest,
     Category,
@@ -42,6 +43,7 @@ from provisioner.reasons import (
     StartOutcome,
 )
 from provisioner.store import PastClass, Views
+from provisioner.store.measures import DroneCount, reasons_by_class
 from provisioner.store.reader import Reader
 
 CLASS_SCHEMA = "provisioner.class/1"
@@ -273,16 +275,16 @@ def class_document(
 
     plan = newest_plan(reader)
     advice = request_advice(reader, plan, job)
-    # after the snapshot, which has them as well
-    live = reader.drones()
-    (row,) = class_rows(views, plan, live, [job], names)
+    (row,) = class_rows(views, reasons_by_class(plan), reader.live_by_class([job.id]), names, [job])
     reasons = row.reasons or ([BadRequest(job.invalid)] if job.invalid else [])
     view = views.overlay.view
     if view is not None and job.waiting:
+        # after the snapshot, which has them as well
         slots = {slot.drone_id: slot for slot in reader.slots()}
-        turn = UserShares.of(view.classes, view.priorities, live, slots).turn_of(job.owner)
+        shares = UserShares.of(view.classes, view.priorities, reader.drones(), slots)
+        turn = shares.turn_of(job.owner)
         reasons = [*reasons, turn] if turn else reasons
-    fits = _type_fits(job, views, live)
+    fits = _type_fits(job, views, reader.live_counts())
     when = f"tick {plan.tick}, {ago(plan.at)} ago" if plan else "no plan is on record yet"
     said = f"What the newest plan says ({when})"
     scope = f"{title or f'class {row.name}'}: {why_waiting(row)}"
@@ -294,22 +296,24 @@ def past_class_document(
 ) -> Document:
     """Return the document of ``explain class`` for a class that has left the queue."""
     job = replace(past.job, waiting=0, fresh=0, running=0, held=0, oldest_at=0.0, job_ids="")
-    live = reader.drones()
-    (row,) = class_rows(views, None, live, [job], names)
+    (row,) = class_rows(views, {}, reader.live_by_class([job.id]), names, [job])
     reasons = [past.reason] if past.reason else []
     scope = f"class {row.name} has left the queue: last seen {ago(past.seen_at)} ago"
     if found := reader.drones_for(past.id):
         drones, newest = found
         scope += f"; {formatting.count(drones, 'drone')} on record for it, the newest {newest.id}"
-    fits, said = _type_fits(job, views, live), "What the last plan with waiting jobs of it said"
+    fits = _type_fits(job, views, reader.live_counts())
+    said = "What the last plan with waiting jobs of it said"
     return _class_parts(row, reasons, (), fits, said, scope, past.seen_at)
 
 
-def _type_fits(job: JobClass, views: Views, live: Sequence[Drone]) -> list[TypeFit]:
+def _type_fits(job: JobClass, views: Views, live: Iterable[DroneCount]) -> list[TypeFit]:
     """Return how each drone type fits a class, those that fit first."""
     from provisioner.planner.matching import unmet_requirement
 
-    of_type = Counter(drone.type for drone in live)
+    of_type = Counter[TypeKey]()
+    for each in live:
+        of_type[each.type] += each.drones
     fits = [TypeFit(t, unmet_requirement(job, t), of_type[t.key]) for t in views.types]
     return sorted(fits, key=lambda f: (f.misfit is not None, f.kind.price, f.kind.key))
 
@@ -348,7 +352,7 @@ def _class_parts(
 
 
 def _sample_class() -> Document:
-    row = ClassRow(JobClass("1", 1000, 1, 1), "", "", (), (), "", 0)
+    row = ClassRow(JobClass("1", 1000, 1, 1), "", "", (), 0, ())
     return _class_parts(row, (), (), (), "", "")
 
 

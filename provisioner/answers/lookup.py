@@ -42,7 +42,7 @@ def require_known_sites(reader: Reader, sites: Sequence[str]) -> None:
         return
     for site in sites:
         if site not in views.policy.sites and not reader.drones(ended=None, sites=[site], limit=1):
-            known = sorted({*views.policy.sites, *(drone.site for drone in reader.drones())})
+            known = sorted({*views.policy.sites, *(each.site for each in reader.live_counts())})
             raise unknown("site", site, known, " on record")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
@@ -42,6 +42,7 @@ from provisioner.descriptions import ClassNames
 from provisioner.keys import Scope, site_of
 from provisioner.model import BreakerState
 from provisioner.store import Hazard, Views
+from provisioner.store.measures import DroneCount
 from provisioner.store.reader import Reader
 from provisioner.values import frozen
 
@@ -104,13 +105,13 @@ class SiteRow:
         return sum(n.gpu_milli for n in self.view.nodes) if self.view and self.view.nodes else None
 
 
-def site_rows(reader: Reader, views: Views | None, live: Sequence[model.Drone]) -> list[SiteRow]:
+def site_rows(reader: Reader, views: Views | None, live: Iterable[DroneCount]) -> list[SiteRow]:
     """Return a row per site that is configured or has live drones."""
     states: defaultdict[str, Counter[model.DroneState]] = defaultdict(Counter)
     milli: Counter[str] = Counter()
-    for drone in live:
-        states[drone.site][drone.state] += 1
-        milli[drone.site] += drone.gpu_milli
+    for each in live:
+        states[each.site][each.state] += each.drones
+        milli[each.site] += each.gpu_milli
     policies = views.policy.sites if views else {}
     readings = views.sites if views else {}
     measured = {hazard.scope: hazard for hazard in reader.hazards(now() - WEEK_S, now())}
@@ -476,15 +477,15 @@ def node_rows(row: SiteRow, live: Sequence[model.Drone]) -> list[NodeRow]:
 
     nodes = row.view.nodes if row.view else ()
     free = FreeResources.of(nodes, row.policy.blocking if row.policy else ())
-    rows = []
+    there, rows = defaultdict[str, list[str]](list), []
+    for drone in live:
+        there[drone.node].append(drone.id)
     for node in sorted(nodes, key=lambda n: n.name):
         per_gpu = free.nodes[node.name].kept[1:]
         cpus, memory_mib, disk_mib = (
             -(-most * node.free_gpu_milli // model.WHOLE_GPU) for most in per_gpu
         )
-        rows.append(
-            NodeRow(node, cpus, memory_mib, disk_mib, [d.id for d in live if d.node == node.name])
-        )
+        rows.append(NodeRow(node, cpus, memory_mib, disk_mib, there[node.name]))
     return rows
 
 
@@ -500,7 +501,7 @@ def sites(reader: Reader, query: ListQuery) -> Listing:
       provisioner sites -o json | jq '.items[] | select(.claims > 0) | {site, claims, claims_gpu_milli}'
     """
     views = reader.views()
-    rows = site_rows(reader, views, reader.drones())
+    rows = site_rows(reader, views, reader.live_counts())
     scope = f"{formatting.count(len(rows), 'site')}, {as_of(reader, views)}"
     columns = with_use(SITE_COLUMNS, RecordedUse(reader, views).by("site"), lambda row: row.name)
     found = Listing(SITES_SCHEMA, columns, rows, lambda row: row.name, scope)
@@ -530,14 +531,15 @@ def show_site(reader: Reader, query: SiteQuery) -> Document:
       provisioner sites show topas -o csv --columns node,free_gpu_milli,free_cpus,kept_cpus
       provisioner sites show topas -o json | jq '.hazards[] | {scope, preempted, per_1000_h}'
     """
-    name, views, live = query.id, reader.views(), reader.drones()
-    rows = site_rows(reader, views, live)
+    name, views = query.id, reader.views()
+    rows = site_rows(reader, views, reader.live_counts())
     found = next((row for row in rows if row.name == name), None)
     if found is None:
         raise unknown("site", name, [row.name for row in rows], " on record")
     hazards = [h for h in reader.hazards(now() - WEEK_S, now()) if site_of(h.scope) == name]
-    ours = [drone for drone in live if drone.site == name]
-    return site_document(found, ours, hazards, f"{name} {as_of(reader, views)}")
+    return site_document(
+        found, reader.drones(sites=[name]), hazards, f"{name} {as_of(reader, views)}"
+    )
 
 
 def troubled_scopes(reader: Reader, name: str, type_: str | None) -> tuple[Scope, list[Scope]]:

@@ -24,7 +24,7 @@ from provisioner.answers.columns import (
     time_at,
     whole,
 )
-from provisioner.answers.demand import CLASS_COLUMNS, class_rows
+from provisioner.answers.demand import CLASS_COLUMNS, ClassRow, class_rows
 from provisioner.answers.events import EVENT_COLUMNS, of_event
 from provisioner.answers.lookup import class_names, newest_plan
 from provisioner.answers.plan import plan_summary
@@ -32,6 +32,7 @@ from provisioner.answers.query import Query, question
 from provisioner.answers.sites import SITE_COLUMNS, SiteRow, site_rows
 from provisioner.answers.usage import RecordedUse, underused, use_fact, with_use
 from provisioner.model import DroneState
+from provisioner.store.measures import reasons_by_class
 from provisioner.store.reader import Reader
 from provisioner.usage import UsageReport, class_name
 
@@ -57,23 +58,27 @@ def status(reader: Reader, query: Query) -> Document:
     facts = facts_of(reader)
     use = RecordedUse(reader, facts.views)
     sites = site_rows(reader, facts.views, facts.live)
-    return _screen(facts, sites, use.by("site"), use.by("class"))
+    largest = facts.waiting[:MAX_SHOWN]
+    started = reader.live_by_class([job.id for job in largest])
+    reasons = reasons_by_class(facts.plan)
+    classes = class_rows(facts.views, reasons, started, facts.names, largest)
+    return _screen(facts, sites, classes, use.by("site"), use.by("class"))
 
 
 def _sample_screen() -> Document:
     no_use = UsageReport(0.0, 0.0)
-    return _screen(troubles.TroubleContext(0.0, None, None, None, (), ()), (), no_use, no_use)
+    return _screen(troubles.TroubleContext(0.0, None, None, None, (), ()), (), (), no_use, no_use)
 
 
 def _screen(
     facts: troubles.TroubleContext,
     sites: Sequence[SiteRow],
+    shown_classes: Sequence[ClassRow],
     site_use: UsageReport,
     class_use: UsageReport,
 ) -> Document:
-    views, plan, live, waiting = facts.views, facts.plan, facts.live, facts.waiting
+    views, waiting = facts.views, facts.waiting
     found = troubles.troubles(facts)
-    shown_classes = class_rows(views, plan, live, waiting[:MAX_SHOWN], facts.names)
     recent = [of_event(event) for event in facts.events[-MAX_EVENTS_SHOWN:]]
     idle = formatting.count(sum(c.idle for c in waiting), "job")
     scope = "no trouble on record"
@@ -133,18 +138,21 @@ def facts_of(reader: Reader) -> troubles.TroubleContext:
     if holder is not None:
         holder = replace(holder, since=min(holder.since, holder.since - (time.time() - at)))
     classes = views.overlay.view.classes if views and views.overlay.view else ()
+    live, plan = reader.live_counts(), newest_plan(reader)
+    refusing = any(each.refusing for each in live)
     return troubles.TroubleContext(
         at,
         holder,
         views,
-        newest_plan(reader),
+        plan,
         list(reader.breakers().values()),
         sorted((c for c in classes if c.idle), key=lambda c: -c.idle),
         reader.recent_events(
             at - troubles.RECENT_TROUBLE_S, troubles.LASTING_EVENTS, MAX_EVENTS_SHOWN
         ),
         reader.drones(ended=True, states=[DroneState.FAILED, DroneState.JOIN_TIMEOUT], limit=50),
-        reader.drones(),
+        live,
+        reader.drones(having="drain_refusal") if refusing else (),
         shutil.disk_usage(reader.path.parent).free,
         underused(reader, views),
         reader.is_shadow(),
@@ -191,7 +199,10 @@ STATUS_FACTS = (
     ),
     time_at("tick_at", "When it was.", "views.at"),
     whole(
-        "live_drones", "Drones not confirmed gone.", lambda facts: len(facts.live), head="drones"
+        "live_drones",
+        "Drones not confirmed gone.",
+        lambda facts: sum(each.drones for each in facts.live),
+        head="drones",
     ),
     whole(
         "max_drones",
@@ -203,7 +214,7 @@ STATUS_FACTS = (
     gpus(
         "gpu_milli",
         "Thousandths of GPUs in them.",
-        lambda facts: sum(d.gpu_milli for d in facts.live),
+        lambda facts: sum(each.gpu_milli for each in facts.live),
         head="gpus",
     ),
     whole("max_gpu_milli", "Limit on those; null: none.", "views.policy.max_gpu_milli", null=True),

@@ -17,7 +17,7 @@ from provisioner import descriptions, formatting
 from provisioner.answers.columns import ident, items, span_s, text, time_at, words
 from provisioner.answers.errors import named
 from provisioner.descriptions import ClassNames
-from provisioner.keys import Scope
+from provisioner.keys import OVERLAY_SCOPE, Scope
 from provisioner.model import (
     Breaker,
     BreakerState,
@@ -29,8 +29,6 @@ from provisioner.model import (
     PolledOverlay,
     PolledSite,
 )
-from provisioner.planner.breakers import OVERLAY_SCOPE
-from provisioner.planner.context import negotiator_silent_s
 from provisioner.reasons import (
     AllVanished,
     Category,
@@ -41,7 +39,7 @@ from provisioner.reasons import (
     TooManyUnhealthy,
 )
 from provisioner.store import Event, Holder, Views
-from provisioner.store.measures import reasons_by_class
+from provisioner.store.measures import DroneCount, reasons_by_class
 from provisioner.usage import MeasuredUse, describe_use
 
 RECENT_TROUBLE_S = 3600.0
@@ -103,7 +101,9 @@ class TroubleContext(NamedTuple):
     waiting: Sequence[JobClass]
     events: Sequence[Event] = ()
     ended: Sequence[Drone] = ()
-    live: Sequence[Drone] = ()
+    live: Sequence[DroneCount] = ()
+    refusing: Sequence[Drone] = ()
+    """Live drones whose drain the overlay refused."""
     free_bytes: int | None = None
     """On the store's disk; None: not known."""
     underused: Sequence[MeasuredUse] = ()
@@ -300,7 +300,7 @@ def _credentials(facts: TroubleContext) -> Iterator[OperatorTrouble]:
 
 def _negotiator_silent(facts: TroubleContext) -> Iterator[OperatorTrouble]:
     view = facts.views.overlay.view if facts.views and facts.views.overlay.fault is None else None
-    silent_s = negotiator_silent_s(view, facts.waiting) if view is not None else 0.0
+    silent_s = view.silent_s(facts.waiting) if view is not None else 0.0
     if silent_s:
         count = sum(c.idle for c in facts.waiting if not c.invalid)
         wait = f"{formatting.count(count, 'job')} {'waits' if count == 1 else 'wait'}"
@@ -405,12 +405,9 @@ def _events(facts: TroubleContext) -> Iterator[OperatorTrouble]:
 
 
 def _drones(facts: TroubleContext) -> Iterator[OperatorTrouble]:
-    for drone in facts.live:
-        if drone.drain_refusal:
-            text_ = (
-                f"drain refused, it goes on taking jobs: {formatting.excerpt(drone.drain_refusal)}"
-            )
-            yield _warning("drain.rejected", f"drone:{drone.id}", text_)
+    for drone in facts.refusing:
+        text_ = f"drain refused, it goes on taking jobs: {formatting.excerpt(drone.drain_refusal)}"
+        yield _warning("drain.rejected", f"drone:{drone.id}", text_)
     failed: dict[str, list[Drone]] = {}
     told = {
         str(breaker.scope) for breaker in facts.breakers if breaker.state is not BreakerState.ACTIVE

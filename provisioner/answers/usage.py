@@ -47,10 +47,11 @@ class RecordedUse:
         of: Sequence[DroneId] | None = None,
         *,
         by_drone: bool = False,
+        running: bool = False,
     ) -> None:
         self._since, self._until = now() - DAY_S if since is None else since, now()
         self._types = views.types if views else ()
-        self._runs = reader.use(self._since, self._until, of, by_drone=by_drone)
+        self._runs = reader.use(self._since, self._until, of, by_drone=by_drone, running=running)
 
     def by(self, grouping: str) -> UsageReport:
         return usage_report(self._runs, self._types, self._since, self._until, grouping)
@@ -254,9 +255,11 @@ def usage(reader: Reader, query: UsageQuery) -> Document:
         # of hundreds of thousands only these are read run by run
         drones, total = reader.most_unused(begin, limit)
         shown = RecordedUse(reader, views, begin, drones).by(by)
-        report = replace(RecordedUse(reader, views, begin).by("class"), rows=shown.rows)
+        every = RecordedUse(reader, views, begin, running=True).by("class")
+        report = replace(every, rows=shown.rows)
     else:
-        report = RecordedUse(reader, views, begin, by_drone=by is Grouping.DRONE).by(by)
+        by_drone = by is Grouping.DRONE
+        report = RecordedUse(reader, views, begin, by_drone=by_drone, running=True).by(by)
         total = len(report.rows)
     found = formatting.count(total, by.value, "classes" if by is Grouping.CLASS else "")
     cut = f"; {limit} shown" if limit is not None and limit < total else ""

@@ -32,6 +32,7 @@ from provisioner.model import Drone, DroneState
 from provisioner.processes import DRONE_TAG, end_tagged, tagged
 from provisioner.reasons import Reason
 from provisioner.store import StoreError, Transition
+from provisioner.store.measures import reasons_by_class
 from provisioner.store.reader import Reader
 from provisioner.values import frozen
 
@@ -118,7 +119,8 @@ def watch(directory: Path, reader: Reader) -> Generator[DemoView, None, None]:
             drones, steps, why = list[Drone](), list[tuple[int, Transition]](), dict[int, Reason]()
             with suppress(StoreError):  # it is not there yet
                 drones, steps = reader.drones(ended=None), reader.transitions(after=seen)
-                for row in class_rows(reader.views(), newest_plan(reader), ()):
+                reasons = reasons_by_class(newest_plan(reader))
+                for row in class_rows(reader.views(), reasons, {}):
                     if row.reasons:  # VRAM distinguishes the shapes
                         why[row.job.vram_mib] = row.reasons[0]
             seen = max((number for number, _ in steps), default=seen)

@@ -111,7 +111,8 @@ def _run_check(where: opt.Where) -> int:
 
 
 def _print_check(facts: troubles.TroubleContext) -> int:
-    drones, idle = len(facts.live), sum(c.waiting + c.fresh for c in facts.waiting)
+    drones = sum(each.drones for each in facts.live)
+    idle = sum(each.idle for each in facts.waiting)
     last_tick = ago(facts.views.at) if facts.views else "-"
     counts = f"{formatting.count(drones, 'drone')}, {formatting.count(idle, 'idle job')}"
     code, line = troubles.check_line(

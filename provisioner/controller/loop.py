@@ -53,7 +53,7 @@ from provisioner.interfaces import (
     SupportsConsoleOutput,
     SupportsCredentials,
 )
-from provisioner.keys import Scope
+from provisioner.keys import OVERLAY_SCOPE, Scope
 from provisioner.model import (
     Breaker,
     DroneId,
@@ -65,7 +65,7 @@ from provisioner.model import (
     StateChange,
 )
 from provisioner.planner import decide
-from provisioner.planner.breakers import OVERLAY_SCOPE, update_by_order_results
+from provisioner.planner.breakers import update_by_order_results
 from provisioner.planner.lifecycle import (
     apply_drain_result,
     apply_start_result,

@@ -12,7 +12,13 @@ from provisioner.controller.journal import write_store
 from provisioner.controller.periodic import WorkContext
 from provisioner.model import Plan, Snapshot
 from provisioner.store import Store
-from provisioner.store.measures import MetricCounts, MetricKey, MetricValues, gauges
+from provisioner.store.measures import (
+    MetricCounts,
+    MetricKey,
+    MetricValues,
+    count_drones,
+    gauges,
+)
 
 TICK_SECONDS = MetricKey("provisioner_tick_seconds")
 DECISION_SECONDS = MetricKey("provisioner_decision_seconds")
@@ -48,7 +54,9 @@ class TickMeasures:
         self._durations.clear()
         if self._sampled_at is None or now - self._sampled_at >= SAMPLE_EVERY_S:
             self._sampled_at = now
-            self._gauges = gauges(snapshot, snapshot.drones.values(), plan, snapshot.now)
+            self._gauges = gauges(
+                snapshot, count_drones(snapshot.drones.values()), plan, snapshot.now
+            )
 
     async def turn(self, work: WorkContext) -> None:
         """Record the sample that is due. One that cannot be written is left out of the gauges."""

@@ -206,7 +206,7 @@ def read_values(
     if views is None:
         return values
     plan = next(iter(reader.plans(limit=1)), None)
-    values |= gauges(views, reader.drones(), plan, now)
+    values |= gauges(views, reader.live_counts(), plan, now)
     for each in views.credentials:
         where = {"scope": each.used_by, "name": each.name}
         values[of("provisioner_credential_usable", **where)] = float(not each.is_dead(now))

@@ -30,7 +30,6 @@ from provisioner.planner.context import (
     ViewValidity,
     check_views,
     drone_end_at,
-    negotiator_silent_s,
 )
 from provisioner.planner.forecast import forecast_start
 from provisioner.planner.lifecycle import observe_all
@@ -67,7 +66,7 @@ def advise(snapshot: Snapshot, job: JobClass, peak_vram_mib: int = 0) -> Request
     what_if = WhatIf.of(snapshot, job)
     now, why = what_if.forecast(RequestChange(what_if.one))
     view = snapshot.overlay.view
-    silent_s = negotiator_silent_s(view, view.classes) if view is not None else 0.0
+    silent_s = view.silent_s(view.classes) if view is not None else 0.0
     if silent_s and now.outcome is not StartOutcome.NEVER:
         return RequestAdvice(StartForecast(StartOutcome.WAITS), NegotiatorSilent(silent_s))
     if job.limited:

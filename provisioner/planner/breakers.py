@@ -14,6 +14,7 @@ from dataclasses import replace
 from itertools import chain
 
 from provisioner import model
+from provisioner.keys import OVERLAY_SCOPE
 from provisioner.model import (
     Breaker,
     BreakerState,
@@ -32,8 +33,6 @@ from provisioner.planner.blame import judge_users
 from provisioner.reasons import EXIT_WORDS, EndedAtSite, Reason, StartsUnmatched
 from provisioner.values import frozen
 
-OVERLAY_SCOPE = Scope("overlay")
-"""Breaker scope of the overlay. Failed polls never ban it."""
 OVERLAY_SETTLE_MAX_S = 60.0
 
 

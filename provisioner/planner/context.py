@@ -236,22 +236,6 @@ def drone_end_at(context: PlanningContext, kind: DroneType) -> float:
     return min(own, downtime_at(context, kind.site) - DOWNTIME_MARGIN_S)
 
 
-NEGOTIATION_TIMEOUT_S = 300.0
-"""HTCondor negotiates once a minute by default. Jobs that waited for five without a cycle wait for a person."""
-
-
-def negotiator_silent_s(view: model.OverlayView, classes: Iterable[model.JobClass]) -> float:
-    """Return for how long no negotiation cycle has run although ``classes`` wait; 0 while that is no trouble."""
-    jobs = [job for job in classes if (job.waiting or job.fresh) and not job.invalid]
-    if not jobs:
-        return 0.0
-    fresh_since = min(
-        (job.waits_since for job in jobs if job.fresh and job.waits_since), default=view.taken_at
-    )
-    silent_s = view.taken_at - (view.negotiated_at or fresh_since)
-    return silent_s if silent_s > NEGOTIATION_TIMEOUT_S else 0.0
-
-
 def dead_credential(snapshot: Snapshot, used_by: str) -> reasons.CredentialUnusable | None:
     """Return the first credential of the overlay or of a site that cannot be used, or None."""
     now = snapshot.now + snapshot.drift_s

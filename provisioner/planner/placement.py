@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from provisioner import model, reasons
 from provisioner.job_filter import FIRST_JOBS, FIRST_JOBS_S, JobFilter
-from provisioner.keys import ALL, Subject
+from provisioner.keys import ALL, OVERLAY_SCOPE, Subject
 from provisioner.model import (
     Drain,
     DrainMode,
@@ -35,7 +35,6 @@ from provisioner.model import (
     Start,
     TypeKey,
 )
-from provisioner.planner.breakers import OVERLAY_SCOPE
 from provisioner.planner.capacity import (
     NO_COVERAGE,
     Coverage,

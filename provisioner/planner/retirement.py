@@ -8,7 +8,7 @@ from functools import cached_property
 
 from provisioner import model, reasons
 from provisioner.job_filter import TAKES_ALL, JobFilter
-from provisioner.keys import Subject
+from provisioner.keys import OVERLAY_SCOPE, Subject
 from provisioner.model import (
     Drain,
     DrainMode,
@@ -22,7 +22,6 @@ from provisioner.model import (
     TypeKey,
 )
 from provisioner.planner.black_holes import NO_BLACK_HOLES, BlackHoles
-from provisioner.planner.breakers import OVERLAY_SCOPE
 from provisioner.planner.capacity import Supply, passes_soon
 from provisioner.planner.context import NO_END, PlanningContext
 from provisioner.planner.demand import GroupShares, is_headroom, kept_for_headroom

@@ -196,17 +196,37 @@ def _gpu_seconds(
     return gpu_s
 
 
+class DroneCount(NamedTuple):
+    """Live drones of one type in one state."""
+
+    type: TypeKey
+    state: DroneState
+    drones: int
+    gpu_milli: int
+    """In all of them."""
+    refusing: int = 0
+    """Drones among them whose drain the overlay refused."""
+
+    @property
+    def site(self) -> str:
+        return site_of(self.type)
+
+
+def count_drones(drones: Iterable[Drone]) -> list[DroneCount]:
+    found = Counter((drone.type, drone.state, drone.gpu_milli) for drone in drones)
+    return [DroneCount(kind, state, n, n * milli) for (kind, state, milli), n in found.items()]
+
+
 def gauges(
-    views: Views | model.Snapshot, drones: Iterable[Drone], plan: Plan | None, now: float
+    views: Views | model.Snapshot, drones: Iterable[DroneCount], plan: Plan | None, now: float
 ) -> MetricValues:
     """Return the demand, the supply and the owners' claims at ``now``, as far as the views show them."""
     values = MetricCounts()
-    alike = Counter((drone.type, drone.state, drone.gpu_milli) for drone in drones)
-    for (kind, state, gpu_milli), number in alike.items():
-        of_state = {"state": state.value}
-        values.add(MetricKey.of_type("provisioner_drones", kind, **of_state), number)
-        gpus = number * gpu_milli / WHOLE_GPU
-        values.add(MetricKey.of_type("provisioner_gpus", kind, **of_state), gpus)
+    for each in drones:
+        state, of_type = each.state.value, MetricKey.of_type
+        values.add(of_type("provisioner_drones", each.type, state=state), each.drones)
+        gpus = each.gpu_milli / WHOLE_GPU
+        values.add(of_type("provisioner_gpus", each.type, state=state), gpus)
     for name, polled in views.sites.items():
         if polled.view is not None:
             waiting = sum(claim.count for claim in polled.view.claims)

@@ -11,6 +11,7 @@ import os
 import re
 import sqlite3
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -34,7 +35,7 @@ from provisioner.model import (
 from provisioner.store import patience_of, reserved_of, series, tables
 from provisioner.store.file import BUSY_TIMEOUT_S, MIGRATIONS, SHADOW, schema_version, unusable
 from provisioner.store.lock import HOLDER, holder_of, is_alive, read_claim
-from provisioner.store.measures import MetricKey
+from provisioner.store.measures import DroneCount, MetricKey
 from provisioner.store.observations import Observation
 from provisioner.usage import RecordedRuns
 
@@ -105,6 +106,7 @@ class Reader:
         states: Sequence[DroneState] = (),
         types: Sequence[str] = (),
         nodes: Sequence[str] = (),
+        having: str = "",
         limit: int | None = None,
         first: int | None = None,
         after: Drone | None = None,
@@ -113,9 +115,12 @@ class Reader:
 
         ``ended``: False only live ones, True only ended ones, None both. ``types`` by key
         (``site/type``) or by name alone; ``nodes`` by whole name or by the part before the first
-        dot. ``after``: only those behind this one.
+        dot. ``having``: only those in which this field is neither empty nor 0. ``after``: only those
+        behind this one.
         """
         where, values = _drones_where(sites, states, types, nodes)
+        if having:
+            where += f" AND {having} NOT IN ('', 0)"
         if after is not None:
             where += " AND requested_at >= ? AND (requested_at, serial, id) > (?, ?, ?)"
             values += [
@@ -149,6 +154,25 @@ class Reader:
         query = f"SELECT count(*) FROM drones WHERE live = ?{where}"
         with self._open() as sql:
             return sum(int(sql.execute(query, (live, *values)).fetchone()[0]) for live in lives)
+
+    def live_counts(self) -> list[DroneCount]:
+        """Return the live drones by type and state, in the order of the first of each."""
+        query = (
+            "SELECT type, state, count(*), sum(gpu_milli), sum(drain_refusal != '')"
+            " FROM drones WHERE live = 1 GROUP BY type, state ORDER BY min(requested_at), min(serial)"
+        )
+        with self._open() as sql:
+            return [
+                DroneCount(kind, DroneState(state), *counts)
+                for kind, state, *counts in sql.execute(query)
+            ]
+
+    def live_by_class(self, class_ids: Sequence[str] = ()) -> Counter[str]:
+        """Return the number of live drones that were started for some job classes, by default for each."""
+        chosen = "AND for_class IN (SELECT value FROM json_each(?))" if class_ids else ""
+        query = f"SELECT for_class, count(*) FROM drones WHERE live = 1 {chosen} GROUP BY for_class"
+        with self._open() as sql:
+            return Counter(dict(sql.execute(query, [json.dumps([*class_ids])] * bool(class_ids))))
 
     def drones_for(self, class_id: str) -> tuple[int, Drone] | None:
         """Return the number of drones that were started for a job class, and the newest; None if there are none."""

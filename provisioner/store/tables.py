@@ -227,13 +227,14 @@ def read_use(
     of: Iterable[DroneId] | None = None,
     *,
     by_drone: bool = False,
+    running: bool = False,
 ) -> RecordedRuns:
     """Return what runs that ended from ``since`` to ``until`` held and used, and what GPU drones had.
 
     Of whole days there are sums, which do not tell drones apart: single runs are read of the time
     before the first midnight, ``of`` some drones, and ``by_drone``. Runs that ended in whole days
-    and began before ``since`` are read as well, to count less. The newest views have the running
-    jobs.
+    and began before ``since`` are read as well, to count less. ``running``: what the jobs hold that
+    run in the newest views, which takes a while.
     """
     (oldest,) = sql.execute("SELECT coalesce(min(ended_at), 0) FROM completed_jobs").fetchone()
     day = int(max(since, oldest) // DAY_S) + 1
@@ -242,7 +243,7 @@ def read_use(
     ).fetchone()
     work = [
         (slot["drone_id"], slot["begun_at"], slot.get("work_gpu_milli", 0))
-        for slot in slot_trees(sql)
+        for slot in (slot_trees(sql) if running else ())
         if slot.get("begun_at")
     ]
     values = {
@@ -269,7 +270,7 @@ def read_use(
     had_s = Counter[model.TypeKey]()
     for each in lives:
         had_s.update(dict(sql.execute(f"{_LIVES}{each} GROUP BY type", values)))
-    (running_s,) = sql.execute(_RUNNING, values).fetchone()
+    (running_s,) = sql.execute(_RUNNING, values).fetchone() if running else (0.0,)
     return RecordedRuns([UseSum._make(row) for row in sql.execute(sums, values)], had_s, running_s)
 
 

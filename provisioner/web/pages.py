@@ -190,7 +190,7 @@ SITE_SHOWN = ("site", "enabled", "breaker", "drones", "max_drones", "owner", "vi
 
 def _types_now(reader: Reader, of_sites: Listing) -> PageTable:
     """Return the drone types under their sites, those that are configured and those that still have drones."""
-    live = Counter((drone.type, drone.state) for drone in reader.drones())
+    live = Counter({(each.type, each.state): each.drones for each in reader.live_counts()})
     views, newest = reader.views(), newest_plan(reader)
     configured = {kind.key: kind for kind in views.types} if views else {}
     by_name: dict[str, sites.SiteRow] = {row.name: row for row in of_sites.rows}
@@ -395,7 +395,7 @@ def _owner(reader: Reader, query: Query) -> WebPage:
     ]
     site_column = text("site", "Site.", lambda pair: pair[0], level=0)
     of_claim = [replace(c, of=lambda pair, of=c.of: of(pair[1])) for c in sites.CLAIM_COLUMNS]
-    leaving = [drone for drone in reader.drones() if drone.notice_at]
+    leaving = reader.drones(having="notice_at")
     made = (
         page_table(owners, query),
         page_table(

@@ -105,8 +105,6 @@ class SharedReader(Reader):
     def snapshot(self, tick: int | None = None) -> Snapshot | None:
         if tick is not None:
             return super().snapshot(tick)
-        # a snapshot has the live drones as well: 12 MiB with 10,000 of them
-        self._kept.pop("drones", None)
         return self._once("snapshot", super().snapshot)
 
     def drones(self, **chosen: Any) -> list[Drone]:
@@ -115,7 +113,7 @@ class SharedReader(Reader):
         known, snapshot = self._kept.get("snapshot", (None, None))
         if snapshot is not None and known == self.position():
             return [*snapshot.drones.values()]
-        return [*self._once("drones", super().drones)]
+        return super().drones()
 
 
 class SharedRecord:

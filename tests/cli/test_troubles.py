@@ -159,7 +159,7 @@ CASES: list[tuple[dict[str, Any], str, str]] = [
     ),
     (event("clock.stepped", drift_s=600.0), "warning controller", "600"),
     (
-        {"live": (REFUSED,)} | event("drain.rejected", drone="kit-1", why="off"),
+        {"refusing": (REFUSED,)} | event("drain.rejected", drone="kit-1", why="off"),
         "warning drone:kit-1",
         "not on PATH",
     ),

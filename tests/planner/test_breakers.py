@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from provisioner import model, reasons
-from provisioner.planner.breakers import OVERLAY_SCOPE, update_by_order_results
+from provisioner.keys import OVERLAY_SCOPE
+from provisioner.planner.breakers import update_by_order_results
 from provisioner.planner.context import check_views
 from provisioner.reasons import Probing, StartsUnmatched
 from tests.planner import scenes

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from provisioner import model, reasons
+from provisioner.keys import OVERLAY_SCOPE
 from provisioner.planner import lifecycle
-from provisioner.planner.breakers import OVERLAY_SCOPE
 from provisioner.planner.lifecycle import (
     apply_drain_result,
     apply_stop_result,

@@ -15,6 +15,7 @@ from provisioner.model import DroneId, DroneState, Plan, Snapshot
 from provisioner.planner import decide
 from provisioner.planner.advice import advise
 from provisioner.store import Views
+from provisioner.store.measures import reasons_by_class
 from tests.planner.scenes import (
     A100,
     NOW,
@@ -134,7 +135,7 @@ def test_drones_that_refuse_for_one_cause_are_one_reason() -> None:
     (reason,) = reasons_given(plan)
     assert reason.drones == 6 and "6 idle drones" in reason.describe()
     (row,) = class_rows(
-        Views(7, NOW, made.policy, made.types, made.overlay, made.sites), plan, drones
+        Views(7, NOW, made.policy, made.types, made.overlay, made.sites), reasons_by_class(plan), {}
     )
     assert [each.kind for each in row.reasons] == ["idle-drone-refuses", "limit-reached"]
     assert "6 idle drones" in why_waiting(row), (
