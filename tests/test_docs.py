@@ -343,6 +343,28 @@ def test_the_list_of_log_events_is_complete() -> None:
     assert all(re.fullmatch(r"[a-z_]+\.[a-z_]+", name) for name in logged)
 
 
+OF_OVERLAYS = {"probe", "forget", "other_drones", "runs_jobs_of_others"}
+
+
+def test_each_optional_method_of_a_site_has_a_row() -> None:
+    tree = ast.parse((ROOT / "provisioner" / "interfaces.py").read_text())
+    protocols = [
+        each
+        for each in tree.body
+        if isinstance(each, ast.ClassDef) and each.name.startswith("Supports")
+    ]
+    methods = {
+        each.name
+        for protocol in protocols
+        for each in protocol.body
+        if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)
+    }
+    assert methods >= OF_OVERLAYS
+    page = (ROOT / "docs" / "how-to" / "add-a-site.md").read_text()
+    rows = set(re.findall(r"^\| `(?:async )?(\w+)\(self", page, re.MULTILINE))
+    assert rows == methods - OF_OVERLAYS
+
+
 def test_each_test_that_the_page_about_security_names_exists() -> None:
     named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", (ROOT / "SECURITY.md").read_text())
     assert len(named) > 20

@@ -12,14 +12,14 @@ from tests.labs.openstack import OpenStackLab
 from tests.labs.slurm import SlurmLab
 from tests.labs.slurm_sites import speaks
 
-# With the GPUs of all nodes; in `make test` with half of them.
+# With the GPUs of all nodes; in `make test` with a quarter of them.
 IN_THE_MATRIX = [
     pytest.param(way, 8, 4, marks=pytest.mark.matrix) for way in ("ssh", "tools", "rest", "socket")
 ]
 
 
 @pytest.mark.xdist_group("slurm")
-@pytest.mark.parametrize(("way", "whole", "small"), [("ssh", 4, 2), *IN_THE_MATRIX])
+@pytest.mark.parametrize(("way", "whole", "small"), [("ssh", 2, 1), *IN_THE_MATRIX])
 def test_jobs_run_on_nodes_with_the_gpus_that_they_need(
     newest_condor: Condor, slurm: SlurmLab, way: str, whole: int, small: int
 ) -> None:
@@ -72,7 +72,7 @@ def jobs_end(lab: HorekaLab | GridkaLab) -> None:
 
 @pytest.mark.xdist_group("openstack")
 @pytest.mark.parametrize(
-    ("whole", "virtual"), [(3, 2), pytest.param(6, 4, marks=pytest.mark.matrix)]
+    ("whole", "virtual"), [(2, 1), pytest.param(6, 4, marks=pytest.mark.matrix)]
 )
 def test_jobs_run_in_servers_with_the_gpus_that_they_need(
     newest_condor: Condor, openstack: OpenStackLab, whole: int, virtual: int
