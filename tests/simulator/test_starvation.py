@@ -82,7 +82,7 @@ def played(*, blocking: bool) -> tuple[Watched, SimulationOutcome]:
                 *(SimulatedJob(0.0, CPU_WORK_S, BATCH) for _ in range(NODES * CORES // 16)),
                 *(SimulatedJob(COME_S, 600.0, GANG) for _ in range(NODES)),
             ),
-            policy=Policy(idle_timeout_s=120.0, interval_s=15.0, active_interval_s=15.0),
+            policy=Policy(idle_timeout_s=120.0, interval_s=60.0, active_interval_s=60.0),
             limit_s=12 * 3600.0,
             planner=lambda: watched,
         )
