@@ -81,6 +81,8 @@ class Place:
     """Pool and sites as they are in the next tick."""
 
     seen: model.Snapshot
+    drained_at: float = 0.0
+    """Time of the newest drain."""
 
     def site(self, name: str) -> PreparedSite:
         return PreparedSite(self, name)
@@ -106,6 +108,7 @@ class PreparedPool(_Entered):
     async def drain(
         self, drone_ids: Sequence[model.DroneId], mode: model.DrainMode, reason: str
     ) -> list[OrderResult]:
+        self.place.drained_at = time.perf_counter()
         return [OrderResult(each, OrderOutcome.OK) for each in drone_ids]
 
     async def bootstrap(self, order: model.StartOrder) -> model.Bootstrap:
@@ -167,6 +170,11 @@ class MeasuredStore(SqlStore):
     """The store, with what a plan's record costs; nothing else of the process works meanwhile."""
 
     spent: Spent
+    asked: tuple[model.OperatorRequest, ...] = ()
+    """Requests of operators."""
+
+    async def requests(self) -> tuple[model.OperatorRequest, ...]:
+        return (*await super().requests(), *self.asked)
 
     async def record(self, plan: model.Plan, snapshot: model.Snapshot) -> None:
         with self.spent.of("record", time.process_time):
@@ -191,6 +199,26 @@ class Measured:
     block_s: float
     resident_mib: float
     peak_mib: float
+    acted_s: dict[str, float]
+    """From the begin of the tick that sees a request to its order, and from SIGTERM in a tick to the end."""
+
+
+async def drain_s(
+    controller: Controller, store: MeasuredStore, place: Place, world: World, clock: SteppedClock
+) -> float:
+    """Return the seconds from the begin of a tick that sees an operator's request to the order to drain."""
+    busy = next(d for d in store.drones.values() if d.state is model.DroneState.BUSY)
+    drain = model.RequestKind.DRAIN
+    store.asked = (model.OperatorRequest(1, clock.at, drain, (busy.id,), "bench", "op"),)
+    clock.at += TICK_S
+    world.follow(store.drones, clock.at)
+    world.ends = set()
+    place.seen = world.snapshot()
+    place.drained_at, began = 0.0, time.perf_counter()
+    await controller.turn()
+    store.asked = ()
+    assert place.drained_at, "the request was not carried out"
+    return place.drained_at - began
 
 
 async def put_on_record(store: SqlStore, world: World) -> None:
@@ -226,7 +254,7 @@ async def play(size: tuple[int, int, int], path: Path, ticks: int, asked: Asked)
             judge=spent.timed("validate", validate_plan),
             threaded=True,
         )
-        profile = cProfile.Profile() if asked.profile else None
+        profile = cProfile.Profile(time.thread_time) if asked.profile else None
         async with controller:
             watch = asyncio.create_task(spent.watch())
             for number in range(WARM_UP + ticks):
@@ -246,7 +274,15 @@ async def play(size: tuple[int, int, int], path: Path, ticks: int, asked: Asked)
                     acting += report.plan.acts
                     rows.append((wall, used, Counter(spent.parts), spent.block_s))
             watch.cancel()
-        resident = resident_mib()
+            resident = resident_mib()
+            acted = {"an operator's drain": await drain_s(controller, store, place, world, clock)}
+            stop = asyncio.Event()
+            life = asyncio.create_task(controller.run(stop))
+            await asyncio.sleep(statistics.mean(row[0] for row in rows) / 2)
+            stopped = time.perf_counter()
+            stop.set()
+            await life
+        acted["SIGTERM"] = time.perf_counter() - stopped
     assert acting, "plans that do nothing measure nothing"
     if profile:
         profile.dump_stats(asked.profile)
@@ -264,6 +300,7 @@ async def play(size: tuple[int, int, int], path: Path, ticks: int, asked: Asked)
         max(blocks),
         resident,
         peak_mib(),
+        acted,
     )
 
 
@@ -290,6 +327,10 @@ def figures(found: Measured) -> list[Figure]:
         *(Figure(f"    {name}", cost_s, "s") for name, cost_s in found.parts.items()),
         Figure("  longest block of the event loop", found.block_s, "s", f"<= {block_s}"),
         Figure("  resident memory, world included", found.resident_mib, "MiB", f"<= {resident}"),
+        *(
+            Figure(f"  until acted on: {what}", acted_s, "s", "<= 2")
+            for what, acted_s in found.acted_s.items()
+        ),
     ]
 
 

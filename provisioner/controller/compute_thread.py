@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from typing import ParamSpec, TypeVar
+from typing import Any, TypeVar
 
-P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -23,12 +21,11 @@ class ComputeThread:
     def __init__(self, threaded: bool) -> None:
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="compute") if threaded else None
 
-    async def run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    async def run(self, work: Callable[..., T], *args: Any) -> T:
         """Return the result of ``work``. A cancelled caller does not wait for it."""
         if self._worker is None:
-            return work(*args, **kwargs)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._worker, partial(work, *args, **kwargs))
+            return work(*args)
+        return await asyncio.get_running_loop().run_in_executor(self._worker, work, *args)
 
     def close(self) -> None:
         """Let the thread end with what it is doing."""

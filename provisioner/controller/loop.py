@@ -268,18 +268,18 @@ class Controller:
     async def _poll(self) -> Snapshot:
         await self._poller.poll(self.store.breakers)
         await self._record_console_output()
-        readings = self._poller.site_readings()
+        readings, pool = self._poller.site_readings(), self._poller.overlay_reading()
         unrecorded = self._unrecorded(readings.values())
         listed = {each.drone_id for each in unrecorded}
-        view = self._poller.overlay.view
-        slots = self._doubts.unrecorded_slots(view) if view is not None else ()
+        slots = self._doubts.unrecorded_slots(pool.view)
         next_serial = await self._serials.next({*listed, *slots})
         rivals = await self._rivals()
         # its last orders are still under way: what it shows now is half the truth
         for site in self._orders.values():
             if site in readings:
                 readings[site] = replace(readings[site], busy=True)
-        overlay, now = self._polled_overlay(listed), self.clock.now()
+        unknown = [each for each in slots if each not in listed]
+        overlay, now = self._doubted(pool, unknown), self.clock.now()
         ended = await self._ended(unrecorded, overlay.view)
         found = set(self._orphans.since)
         self._orphans.note(readings.values(), self.store.drones.keys(), ended, now)
@@ -345,11 +345,12 @@ class Controller:
         await self._reports.plan(plan, snapshot)
         return True
 
-    def _polled_overlay(self, listed: Collection[DroneId]) -> model.PolledOverlay:
-        reading = self._poller.overlay_reading()
+    def _doubted(
+        self, reading: model.PolledOverlay, unknown: Sequence[DroneId]
+    ) -> model.PolledOverlay:
         if reading.view is None:
             return reading
-        view = self._doubts.without_forged_slots(reading.view, listed)
+        view = self._doubts.without_forged_slots(reading.view, unknown)
         view = self._doubts.with_seen_waits(view)
         notices = (*view.notices, *self._clock_watch.notices())
         return replace(reading, view=replace(view, notices=notices))

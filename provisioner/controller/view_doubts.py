@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import filterfalse
+from operator import attrgetter
 
 from provisioner.controller.clock import Clock
 from provisioner.model import DroneId, JobClass, OverlayView
 from provisioner.store import Store
 
+_SLOT_DRONE = attrgetter("drone_id")
 UNKNOWN_SLOTS = 1000
 """Slots of drones that neither the record nor a site knows: more of them are left out of a view."""
 
@@ -42,22 +45,17 @@ class ViewDoubts:
             classes.append(job)
         return replace(view, classes=tuple(classes))
 
-    def unrecorded_slots(self, view: OverlayView) -> list[DroneId]:
+    def unrecorded_slots(self, view: OverlayView | None) -> list[DroneId]:
         """Return the drones that have a slot and are not on record."""
-        known = self.store.drones
-        return [slot.drone_id for slot in view.slots if slot.drone_id not in known]
+        slots = view.slots if view is not None else ()
+        return list(filterfalse(self.store.drones.__contains__, map(_SLOT_DRONE, slots)))
 
-    def without_forged_slots(self, view: OverlayView, listed: Collection[DroneId]) -> OverlayView:
+    def without_forged_slots(self, view: OverlayView, unknown: Sequence[DroneId]) -> OverlayView:
         """Return a view with a limited number of slots of drones that neither the record nor a site knows.
-
-        ``listed``: drones that sites list, and the record does not know.
 
         A user with a drone's token can advertise any number of them, and each tick would work on
         all.
         """
-        if len(view.slots) <= UNKNOWN_SLOTS:
-            return view
-        unknown = [each for each in self.unrecorded_slots(view) if each not in listed]
         if len(unknown) <= UNKNOWN_SLOTS:
             return view
         left_out = frozenset(unknown[UNKNOWN_SLOTS:])

@@ -207,7 +207,7 @@ async def test_a_clock_that_is_wrong_at_the_start_deletes_nothing_and_ends_no_dr
     ahead_s.set(ahead)
     async with life(store, here) as controller:
         await run_for(controller, 60)
-        view = controller._polled_overlay(()).view
+        view = controller._doubted(controller._poller.overlay_reading(), ()).view
         assert view is not None and "clock" in view.notices[-1], "operators see it"
     assert events_unharmed(store, here) == ["clock.doubted"]
     assert len(store.reader().plans(limit=1000)) >= known
