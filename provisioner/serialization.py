@@ -19,9 +19,12 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
     return _adapters[kind]
 
 
-def to_json(value: object, kind: Any = None) -> str:
-    """Return ``value`` as compact JSON. ``kind``: its type where that is not ``type(value)`` (a union, a tuple)."""
-    return _adapter(kind or type(value)).dump_json(value).decode()
+def to_json(value: object, kind: Any = None, *, exclude: Any = None) -> str:
+    """Return ``value`` as compact JSON. ``kind``: its type where that is not ``type(value)`` (a union, a tuple).
+
+    ``exclude``: fields to leave out, as for pydantic.
+    """
+    return _adapter(kind or type(value)).dump_json(value, exclude=exclude).decode()
 
 
 def from_json(kind: type[T], text: str | bytes) -> T:

@@ -25,7 +25,7 @@ from provisioner.model import (
     SlotState,
     TypeKey,
 )
-from provisioner.store import tables
+from provisioner.store import tables, view_log
 from provisioner.store.file import MIGRATIONS, migrate
 from provisioner.usage import (
     GROUPINGS,
@@ -152,8 +152,11 @@ def report_of(
     """Return the report of a record with these drones and runs."""
     slots = tuple(replace(each, begun_at=BEGIN + each.begun_at) for each in slots)
     sql = record_of(drones, runs)
-    tables.insert(sql, "views", {"name": "slots", "body": tables.pack_view_part("slots", slots)})
-    found = tables.read_use(sql, BEGIN + since, BEGIN + until, by_drone=by == "drone")
+    work = view_log.ViewLog()
+    work.write(sql, {"slots": {each.drone_id: each for each in slots}})
+    found = tables.read_use(
+        sql, view_log.slot_trees(sql), BEGIN + since, BEGIN + until, by_drone=by == "drone"
+    )
     return usage_report(found, types, since, until, by)
 
 
@@ -514,7 +517,11 @@ def test_sums_of_days_are_those_of_single_runs(
     sql, since = record_of(drones, runs, schema), -age_h * HOUR
     migrate(sql)
     report = usage_report(
-        tables.read_use(sql, BEGIN + since, BEGIN, by_drone=by == "drone"), TYPES, since, 0.0, by
+        tables.read_use(sql, (), BEGIN + since, BEGIN, by_drone=by == "drone"),
+        TYPES,
+        since,
+        0.0,
+        by,
     )
     names: dict[str, Callable[[Any], str]] = {
         "class": lambda pair: class_name(pair[0]),
@@ -557,7 +564,7 @@ def test_runs_that_hold_more_than_their_drone_all_count_less() -> None:
         sql = record_of(drones, runs, schema)
         migrate(sql)
         report = usage_report(
-            tables.read_use(sql, BEGIN - 60 * HOUR, BEGIN), TYPES, 0.0, 0.0, "user"
+            tables.read_use(sql, (), BEGIN - 60 * HOUR, BEGIN), TYPES, 0.0, 0.0, "user"
         )
         held = {row.name: row.held_s / HOUR for row in report.rows}
         # 40 hours are 30 in the life of the drone

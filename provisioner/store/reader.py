@@ -32,7 +32,7 @@ from provisioner.model import (
     Plan,
     Snapshot,
 )
-from provisioner.store import patience_of, reserved_of, series, tables
+from provisioner.store import patience_of, reserved_of, series, tables, view_log
 from provisioner.store.file import BUSY_TIMEOUT_S, MIGRATIONS, SHADOW, schema_version, unusable
 from provisioner.store.lock import HOLDER, holder_of, is_alive, read_claim
 from provisioner.store.measures import DroneCount, MetricKey
@@ -312,7 +312,7 @@ class Reader:
     def use(self, since: float, until: float, *given: Any, **more: Any) -> RecordedRuns:
         """Return as :func:`tables.read_use <provisioner.store.tables.read_use>`."""
         with self._open() as sql:
-            return tables.read_use(sql, since, until, *given, **more)
+            return tables.read_use(sql, view_log.slot_trees(sql), since, until, *given, **more)
 
     def most_unused(self, since: float, limit: int) -> tuple[list[DroneId], int]:
         """Return the drones whose runs left most GPU time unused, and the number of all with runs."""
@@ -378,17 +378,17 @@ class Reader:
     def views(self) -> store.Views | None:
         """Return the newest views without slots, completions and listed drones; None in a new store."""
         with self._open() as sql:
-            return tables.read_views(sql, bulk=False)
+            return view_log.read_views(sql, bulk=False)
 
     def slots(self) -> tuple[model.Slot, ...]:
         """Return the slots of the drones as the overlay showed them last."""
         with self._open() as sql:
-            return tables.read_slots(sql)
+            return view_log.read_slots(sql)
 
     def gpus_offline(self, drone_id: DroneId) -> int:
         """Return how many GPUs of a drone its checks have taken offline, by the newest views."""
         with self._open() as sql:
-            trees = tables.slot_trees(sql)
+            trees = view_log.slot_trees(sql)
             return next((t.get("gpus_offline", 0) for t in trees if t["drone_id"] == drone_id), 0)
 
     def counters(self) -> Mapping[MetricKey, float]:
@@ -417,9 +417,8 @@ class Reader:
         """
         with self._open() as sql:
             if tick is not None:
-                row = sql.execute("SELECT body FROM snapshots WHERE tick = ?", (tick,)).fetchone()
-                return tables.unpack(Snapshot, row[0]) if row else None
-            views, meta = tables.read_views(sql), tables.read_meta(sql)
+                return view_log.read_snapshot(sql, tick)
+            views, meta = view_log.read_views(sql), tables.read_meta(sql)
             if views is None:
                 return None
             newest = tables.read_newest_plan(sql)

@@ -11,16 +11,16 @@ import time
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import cache, cached_property
 from math import inf
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from provisioner import model, reasons
-from provisioner.estimates import Estimates, EstimateSamples
+from provisioner.estimates import EstimateSamples
 from provisioner.job_filter import JobFilter
-from provisioner.model import DrainMode, DroneId, DroneState, PolledSite, Snapshot
+from provisioner.model import DrainMode, DroneId, DroneState
 from provisioner.store import (
     MAX_DELAYS,
     EstimateReset,
@@ -28,7 +28,6 @@ from provisioner.store import (
     Event,
     PastClass,
     Transition,
-    Views,
     serial_of,
 )
 from provisioner.store.lock import boot_id
@@ -69,11 +68,11 @@ def insert(
     )
 
 
-def pack(value: object, kind: Any = None) -> bytes:
-    """Return ``value`` as compressed JSON; ``kind`` as for :func:`provisioner.serialization.to_json`."""
+def pack(value: object, kind: Any = None, **options: Any) -> bytes:
+    """Return ``value`` as compressed JSON; all else as for :func:`provisioner.serialization.to_json`."""
     from provisioner import serialization
 
-    return zlib.compress(serialization.to_json(value, kind).encode(), 1)
+    return zlib.compress(serialization.to_json(value, kind, **options).encode(), 1)
 
 
 def unpack(kind: type[T], body: bytes) -> T:
@@ -212,8 +211,6 @@ _RUNNING = f"""
         FROM json_each(:slots)
     ) JOIN drones USING (id) WHERE live AND gpu_milli > 0 AND {BEGAN} > 0"""
 
-_DECODER = json.JSONDecoder()
-
 MOST_UNUSED = """
     SELECT drone_id, count(*) OVER () FROM completed_jobs
     WHERE drone_id IS NOT NULL AND ended_at >= ? AND gpu_milli > 0
@@ -222,6 +219,7 @@ MOST_UNUSED = """
 
 def read_use(
     sql: sqlite3.Connection,
+    slots: Iterable[Mapping[str, Any]],
     since: float,
     until: float,
     of: Iterable[DroneId] | None = None,
@@ -234,7 +232,7 @@ def read_use(
     Of whole days there are sums, which do not tell drones apart: single runs are read of the time
     before the first midnight, ``of`` some drones, and ``by_drone``. Runs that ended in whole days
     and began before ``since`` are read as well, to count less. ``running``: what the jobs hold that
-    run in the newest views, which takes a while.
+    run in the newest views, as their ``slots`` on record show, which takes a while.
     """
     (oldest,) = sql.execute("SELECT coalesce(min(ended_at), 0) FROM completed_jobs").fetchone()
     day = int(max(since, oldest) // DAY_S) + 1
@@ -243,7 +241,7 @@ def read_use(
     ).fetchone()
     work = [
         (slot["drone_id"], slot["begun_at"], slot.get("work_gpu_milli", 0))
-        for slot in (slot_trees(sql) if running else ())
+        for slot in (slots if running else ())
         if slot.get("begun_at")
     ]
     values = {
@@ -272,19 +270,6 @@ def read_use(
         had_s.update(dict(sql.execute(f"{_LIVES}{each} GROUP BY type", values)))
     (running_s,) = sql.execute(_RUNNING, values).fetchone() if running else (0.0,)
     return RecordedRuns([UseSum._make(row) for row in sql.execute(sums, values)], had_s, running_s)
-
-
-def slot_trees(sql: sqlite3.Connection) -> Iterator[dict[str, Any]]:
-    """Yield the slots of the newest views as they are on record.
-
-    One at a time: 10,000 slots at once take 20 MiB, and as much in each thread of the web service.
-    """
-    row = sql.execute("SELECT body FROM views WHERE name = 'slots'").fetchone()
-    text, at = zlib.decompress(row[0]).decode() if row else "[]", 1
-    while text.startswith("{", at):
-        tree, end = _DECODER.raw_decode(text, at)
-        yield tree
-        at = end + 1
 
 
 def start_delays(sql: sqlite3.Connection, since: float) -> list[tuple[model.TypeKey, float, float]]:
@@ -401,91 +386,3 @@ def _first_problem(error: Exception) -> str:
         return str(error)
     first = errors(include_url=False, include_input=False)[0]
     return f"{'.'.join(map(str, first['loc'])) or 'document'}: {first['msg']}"[:200]
-
-
-_VIEW_PARTS: dict[str, Any] = {
-    "policy": model.Policy,
-    "types": tuple[model.DroneType, ...],
-    "estimates": Estimates,
-    "credentials": tuple[model.Credential, ...],
-    "taken_at": dict[str, float],
-    "overlay": model.PolledOverlay,
-    "slots": tuple[model.Slot, ...],
-    "completions": tuple[model.CompletedJob, ...] | None,
-    "site": PolledSite,
-    "drones": dict[DroneId, model.RemoteDrone],
-}
-"""Types of the parts of the views, by the name of the part up to a slash."""
-
-
-def split_views(snapshot: Snapshot) -> dict[str, Any]:
-    """Return the views of ``snapshot`` in parts that change at different rates, by name; each is one row.
-
-    The bulk is apart from the rest, and so are the times of the views, which change when nothing
-    else does.
-    """
-    overlay, taken_at = snapshot.overlay, dict[str, float]()
-    parts: dict[str, Any] = {
-        "policy": snapshot.policy,
-        "types": snapshot.types,
-        "estimates": snapshot.estimates,
-    }
-    if overlay.view is not None:
-        taken_at[""], parts["slots"], parts["completions"] = (
-            overlay.view.taken_at,
-            overlay.view.slots,
-            overlay.view.completions,
-        )
-        overlay = replace(
-            overlay, view=replace(overlay.view, taken_at=0.0, slots=(), completions=None)
-        )
-    for name, polled in snapshot.sites.items():
-        rest = polled
-        if polled.view is not None:
-            taken_at[name], parts[f"drones/{name}"] = polled.view.taken_at, polled.view.drones
-            rest = replace(polled, view=replace(polled.view, taken_at=0.0, drones={}))
-        parts[f"site/{name}"] = rest
-    return parts | {"overlay": overlay, "taken_at": taken_at, "credentials": snapshot.credentials}
-
-
-def pack_view_part(name: str, value: object) -> bytes:
-    return pack(value, _VIEW_PARTS[name.partition("/")[0]])
-
-
-def read_slots(sql: sqlite3.Connection) -> tuple[model.Slot, ...]:
-    """Return the slots of the drones as the overlay showed them last."""
-    row = sql.execute("SELECT body FROM views WHERE name = 'slots'").fetchone()
-    return unpack(_VIEW_PARTS["slots"], row[0]) if row else ()
-
-
-def read_views(sql: sqlite3.Connection, *, bulk: bool = True) -> Views | None:
-    """Return the newest views, put together from the parts that :func:`split_views` made; None in a new store.
-
-    Without ``bulk`` slots, completions and listed drones are left out, which are most of them.
-    """
-    light = (
-        "" if bulk else "WHERE name NOT IN ('slots', 'completions') AND name NOT LIKE 'drones/%'"
-    )
-    rows: Iterable[tuple[str, bytes]] = sql.execute(
-        f"SELECT name, body FROM views {light} ORDER BY name"
-    )
-    parts = {name: unpack(_VIEW_PARTS[name.partition("/")[0]], body) for name, body in rows}
-    if not parts:
-        return None
-    meta, overlay, taken_at = read_meta(sql), parts["overlay"], parts["taken_at"]
-    if overlay.view is not None:
-        most = {"slots": parts["slots"], "completions": parts["completions"]} if bulk else {}
-        overlay = replace(overlay, view=replace(overlay.view, taken_at=taken_at[""], **most))
-    sites: dict[str, PolledSite] = {}
-    for part, polled in parts.items():
-        kind, _, name = part.partition("/")
-        if kind == "site":
-            sites[name] = polled
-            if polled.view is not None:
-                view = replace(
-                    polled.view, taken_at=taken_at[name], drones=parts.get(f"drones/{name}", {})
-                )
-                sites[name] = replace(polled, view=view)
-    tick, at = int(meta["tick"]), float(meta["at"])
-    rest = parts["estimates"], parts.get("credentials", ())
-    return Views(tick, at, parts["policy"], parts["types"], overlay, sites, *rest)

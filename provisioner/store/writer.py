@@ -30,10 +30,11 @@ from provisioner.model import (
     TypeKey,
 )
 from provisioner.serialization import to_json
-from provisioner.store import lock, measures, observations, series, tables
+from provisioner.store import lock, measures, observations, series, tables, view_log
 from provisioner.store.file import open_store, unrecordable, unusable
 from provisioner.store.reader import Reader
 from provisioner.store.tables import insert, write_meta
+from provisioner.store.view_log import ViewLog
 from provisioner.usage import RecordedRuns
 
 P = ParamSpec("P")
@@ -91,8 +92,9 @@ class SqlStore(store.Store):
         self._claim = ""
         self._state = None
         self._newest_plan: Plan | None = None
-        self._view_parts: Mapping[str, Any] | None = None
-        """As recorded; None after opening: then all of them are written."""
+        self._view_log = ViewLog()
+        self._newest: Snapshot | None = None
+        """Of the newest record since the store was opened."""
         self._classes: Sequence[JobClass] = ()
         """Job classes of the newest view on record."""
         self._last_plan: Plan | None = None
@@ -124,13 +126,17 @@ class SqlStore(store.Store):
     def record(self, plan: Plan, snapshot: Snapshot) -> None:
         change = store.RecordChange.by_plan(plan)
         state = self.committed.after_plan(change, plan, snapshot)
-        recorded_plan, view_parts = store.without_refreshes(plan), tables.split_views(snapshot)
+        recorded_plan = store.without_refreshes(plan)
+        keeps = plan.acts and self._snapshots_kept > 0
+        parts = view_log.parts_of(snapshot) | ({"drones": snapshot.drones} if keeps else {})
+        log = self._view_log
+        self._view_log = ViewLog()  # should this fail
         with self._transaction() as sql:
             self._write_change(sql, change)
             passed = measures.counts_of_time(snapshot, change.drones, self.committed.recorded_at)
             series.add_counts(sql, measures.counts_of_plan(plan), passed, self._counts)
             self._write_plan(sql, recorded_plan)
-            self._write_views(sql, view_parts)
+            newest_row = log.write(sql, parts)
             self._write_past_classes(sql, snapshot.overlay.view)
             if self._shadow:
                 observations.write_observation(sql, observations.observed(snapshot))
@@ -138,21 +144,13 @@ class SqlStore(store.Store):
             sql.executemany(
                 "UPDATE requests SET done_tick = ? WHERE id = ? AND done_tick IS NULL", done
             )
-            if plan.acts and self._snapshots_kept > 0:
-                insert(
-                    sql,
-                    "snapshots",
-                    {"tick": plan.tick, "body": tables.pack(snapshot)},
-                    keys=("tick",),
-                )
-                newest = "SELECT tick FROM snapshots ORDER BY tick DESC LIMIT ?"
-                sql.execute(
-                    f"DELETE FROM snapshots WHERE tick NOT IN ({newest})", (self._snapshots_kept,)
-                )
+            if keeps:
+                view_log.write_snapshot(sql, snapshot, newest_row, self._snapshots_kept)
+            view_log.delete_unused(sql)
             moment = tables.moment_of(plan.at, snapshot.drift_s)
             self._write_state(sql, state, moment=moment)
-        self._state, self._view_parts, self._newest_plan = state, view_parts, recorded_plan
-        self._last_plan = plan
+        self._state, self._newest_plan, self._last_plan = state, recorded_plan, plan
+        self._view_log, self._newest = log, snapshot
         if snapshot.overlay.view is not None:
             self._classes = snapshot.overlay.view.classes
         self._counts.clear()
@@ -230,24 +228,6 @@ class SqlStore(store.Store):
         times = {"tick": plan.tick, "at": plan.at, "last_tick": plan.tick, "last_at": plan.at}
         insert(sql, "plans", {**times, "acting": plan.acts, "body": tables.pack(plan)})
 
-    def _write_views(self, sql: sqlite3.Connection, parts: Mapping[str, Any]) -> None:
-        """Write the parts that differ from those on record; after opening all of them."""
-        known = self._view_parts
-        if known is None:
-            sql.execute("DELETE FROM views")
-            known = {}
-        sql.executemany(
-            "DELETE FROM views WHERE name = ?", [(name,) for name in known.keys() - parts.keys()]
-        )
-        changed = {
-            name: part for name, part in parts.items() if name not in known or known[name] != part
-        }
-        rows = [
-            {"name": name, "body": tables.pack_view_part(name, part)}
-            for name, part in changed.items()
-        ]
-        insert(sql, "views", *rows, keys=("name",))
-
     def _write_past_classes(self, sql: sqlite3.Connection, view: OverlayView | None) -> None:
         """Write the classes that have left the queue since the tick before, or of which no job waits any more."""
         present = {job.id: job for job in (view.classes if view is not None else ())}
@@ -289,7 +269,7 @@ class SqlStore(store.Store):
 
     @_on_worker
     def record_completed(self, completions: Sequence[CompletedJob]) -> None:
-        kinds = {kind.key: kind for kind in (self._view_parts or {}).get("types", ())}
+        kinds = {kind.key: kind for kind in (self._newest.types if self._newest else ())}
         with self._transaction() as sql:
             new = [run for run in completions if tables.add_run(sql, run)]
             ids = json.dumps([run.drone_id for run in new])
@@ -373,9 +353,9 @@ class SqlStore(store.Store):
             *([("observations", "seq", "last_at < ?", (before,))] if self._shadow else ()),
         ]
         more = [all(self._prune_batch(*kind) for _ in range(BATCHES_PER_PRUNING)) for kind in kinds]
-        if parts := self._view_parts:
+        if newest := self._newest:
             with self._transaction() as sql:
-                series.forget(sql, parts["policy"].sites, [kind.key for kind in parts["types"]])
+                series.forget(sql, newest.policy.sites, [kind.key for kind in newest.types])
         return any(more)
 
     def _prune_batch(self, table: str, key: str, old: str, values: Sequence[float]) -> bool:
@@ -398,7 +378,8 @@ class SqlStore(store.Store):
         self._sql = open_store(path, self._controller, self._new_birth, shadow=self._shadow)
         if self._shadow:
             self._sql.executescript(observations.SCHEMA)
-        self._newest_plan = self._view_parts = None
+        self._newest_plan = self._newest = None
+        self._view_log = ViewLog()
         self._claim = lock.claim_of(holder, path)
         with self._transaction(claims=True) as sql:
             meta = tables.read_meta(sql)
@@ -406,7 +387,7 @@ class SqlStore(store.Store):
             if claimed == lock.file_id(path) and other.pid != os.getpid() and lock.is_alive(other):
                 raise lock.held(path, other)  # somebody removed its lock file
             write_meta(sql, **{lock.HOLDER: self._claim})
-            newest, views = tables.read_newest_plan(sql), tables.read_views(sql)
+            newest, views = tables.read_newest_plan(sql), view_log.read_views(sql, bulk=False)
             self._last_plan = newest
             if views is not None and views.overlay.view is not None:
                 self._classes = views.overlay.view.classes

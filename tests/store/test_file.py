@@ -26,8 +26,8 @@ import provisioner.store.reader as store_reader
 import provisioner.store.series as store_series
 import provisioner.store.tables as store_tables
 from provisioner.job_filter import TAKES_ALL, JobFilter
-from provisioner.model import Drone, DroneState, Plan, RequestKind
-from provisioner.store import StoreUnusableError
+from provisioner.model import Drone, DroneState, Plan, RequestKind, Snapshot
+from provisioner.store import StoreUnusableError, view_log
 from provisioner.store.reader import Reader
 from provisioner.store.writer import SqlStore
 from tests.store.story import DONE, drone, now_is, record, starts, store_at
@@ -100,6 +100,7 @@ def test_scripts_that_stores_have_seen_stay_as_they_were() -> None:
         "0006_unused_time.sql": "fa152780fbfe",
         "0007_past_classes.sql": "11f8520472d3",
         "0008_job_filter.sql": "f401e11edc76",
+        "0009_view_log.sql": "4b4382146fe6",
     }
 
 
@@ -108,6 +109,19 @@ def _first_row(drone: Drone, write: Any = store_tables.drone_row) -> dict[str, A
     row = write(drone)
     del row["job_filter"]
     return row | {"avoids": ""}
+
+
+def _without_log(old: pytest.MonkeyPatch) -> None:
+    """Keep whole snapshots and no views, as a program of a schema without a log of views."""
+
+    def write_snapshot(sql: sqlite3.Connection, snapshot: Snapshot, *_: int) -> None:
+        known = {"tick": snapshot.tick, "body": store_tables.pack(snapshot)}
+        store_tables.insert(sql, "snapshots", known)
+
+    old.setattr(view_log.ViewLog, "write", lambda *_: 0)
+    old.setattr(view_log, "delete_unused", lambda _: None)
+    old.setattr(view_log, "read_views", lambda *_, **more: None)
+    old.setattr(view_log, "write_snapshot", write_snapshot)
 
 
 async def test_a_store_of_the_first_schema_opens_records_and_reads(
@@ -119,8 +133,9 @@ async def test_a_store_of_the_first_schema_opens_records_and_reads(
         old.setattr(store_series, "add_counts", lambda *_: None)
         old.setattr(SqlStore, "_write_past_classes", lambda *_: None)
         old.setattr(store_tables, "drone_row", _first_row)
+        _without_log(old)
         async with store_at(file) as store:
-            await record(store, starts(1, drone(1)))
+            snapshot = await record(store, starts(1, drone(1)))
     before = {name: getattr(DONE, name) for name in sorted(_columns(file, "completed_jobs"))}
     assert "unfinished" not in before and "used_milli" not in before
     with sqlite3.connect(file) as sql:
@@ -140,7 +155,7 @@ async def test_a_store_of_the_first_schema_opens_records_and_reads(
         assert [*store_tables.COMPLETED_JOBS.select(sql)] == [DONE, measured] and len(
             Reader(file).drones()
         ) == 2
-    assert Reader(file).snapshot(1) is not None and len(Reader(file).plans()) == 2
+    assert Reader(file).snapshot(1) == snapshot and len(Reader(file).plans()) == 2
 
 
 async def test_jobs_that_drones_refuse_are_migrated(
@@ -150,6 +165,7 @@ async def test_jobs_that_drones_refuse_are_migrated(
     with monkeypatch.context() as before:
         before.setattr(store_file, "MIGRATIONS", store_file.MIGRATIONS[:7])
         before.setattr(store_tables, "drone_row", _first_row)
+        _without_log(before)
         async with store_at(file) as store:
             await record(store, starts(1, *map(drone, old)))
     with sqlite3.connect(file) as sql:
@@ -184,7 +200,7 @@ async def test_a_controller_migrates_an_older_store_and_a_reader_does_not(
 ) -> None:
     before = _bytes(filled)
     with pytest.raises(
-        StoreUnusableError, match="older schema 8: `provisioner run` brings it up to 9"
+        StoreUnusableError, match="older schema 9: `provisioner run` brings it up to 10"
     ):
         await _read(filled)()
     assert _bytes(filled) == before

@@ -1,0 +1,297 @@
+"""Views on record as logs of changed entries, from which the newest views and those of kept snapshots are read.
+
+Views consist of parts: the slots by drone, the job classes by id, the listed drones of a site, the policy, ...
+Each part is a mapping of entries by key, and each tick writes the entries that have changed since the
+tick before. A row of ``view_log`` is a batch of them: compressed JSON ``[entries, order]``, with null for
+a removed entry; ``order`` are all keys where new entries do not come last. Once the changes exceed half of the
+part, it is written whole again: this begins a new ``cycle``, the number of its first row. The
+part as of a row is therefore the newest cycle up to it, applied in order. A cycle that is neither the
+newest nor that of a kept snapshot is deleted.
+
+What classes refuse is shared by many of them, and seldom changes while their numbers of jobs always do:
+``refusals`` has each distinct mapping once, by the first of its classes, and ``refusing`` the name of that class.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import compress, filterfalse
+from operator import attrgetter, is_not
+from sys import maxsize
+from typing import Any, Final
+
+from provisioner import model
+from provisioner.estimates import NO_ESTIMATES, Estimates
+from provisioner.model import Snapshot
+from provisioner.store import Views
+from provisioner.store.tables import insert, pack, read_meta, unpack
+
+BATCH_ENTRIES: Final = 500
+"""Entries in a row. Packing them holds the interpreter's lock for some milliseconds: the loop waits for it."""
+WHOLE_ENTRIES: Final = 50_000
+"""Entries after which further parts that are to be written whole wait for the next tick."""
+NEWEST: Final = maxsize
+
+_KINDS: dict[str, Any] = {
+    "policy": model.Policy,
+    "types": tuple[model.DroneType, ...],
+    "estimates": Estimates,
+    "credentials": tuple[model.Credential, ...],
+    "taken_at": float,
+    "overlay": model.PolledOverlay,
+    "completions": tuple[model.CompletedJob, ...],
+    "slots": model.Slot,
+    "classes": model.JobClass,
+    "refusing": str,
+    "refusals": dict[model.TypeKey, model.UnmetRequirement],
+    "sites": model.PolledSite,
+    "listed": model.RemoteDrone,
+    "drones": model.Drone,
+}
+"""Types of entries, by the name of the part up to a slash."""
+_ROWS = """
+    FROM view_log WHERE name = ?1 AND seq <= ?2
+    AND cycle = (SELECT max(cycle) FROM view_log WHERE name = ?1 AND cycle <= ?2) ORDER BY seq"""
+_UNUSED = """
+    SELECT cycle FROM (
+        SELECT cycle, lead(cycle) OVER (PARTITION BY name ORDER BY cycle) AS next
+        FROM (SELECT DISTINCT name, cycle FROM view_log)
+    ) WHERE next IS NOT NULL AND NOT EXISTS (SELECT 1 FROM snapshots WHERE parts >= cycle AND parts < next)"""
+
+Parts = Mapping[str, Mapping[Any, Any]]
+
+
+@dataclass(slots=True)
+class _RecordedPart:
+    """Entries of a part as they are on record."""
+
+    cycle: int = 0
+    changes: int = 0
+    """Entries written since the part was written whole."""
+    entries: dict[Any, Any] = field(default_factory=dict)
+
+    def changes_to(self, now: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the entries that are new or differ, and None for those that are gone."""
+        known = self.entries
+        # the sanitizer hands on the values of the poll before where they are equal
+        other = compress(now.items(), map(is_not, map(known.get, now), now.values()))
+        changed = {key: entry for key, entry in other if known.get(key) != entry}
+        return changed | dict.fromkeys(filterfalse(now.__contains__, known))
+
+    def apply(self, changed: Mapping[str, Any], order: Iterable[str] = ()) -> None:
+        for key, entry in changed.items():
+            if entry is None:
+                self.entries.pop(key, None)
+            else:
+                self.entries[key] = entry
+        if order:
+            self.entries = {key: self.entries[key] for key in order}
+
+
+class ViewLog:
+    """Writer of parts that knows what is on record. A new one writes all of them whole.
+
+    After a failed transaction it knows too much: go on with a new one.
+    """
+
+    def __init__(self) -> None:
+        self._parts: dict[str, _RecordedPart] = {}
+
+    def write(self, sql: sqlite3.Connection, parts: Parts) -> int:
+        """Write the changes of parts; others stay as they are. Return the number of the newest row."""
+        (seq,) = sql.execute("SELECT coalesce(max(seq), 0) FROM view_log").fetchone()
+        whole_entries = 0
+        for name, now in parts.items():
+            part = self._parts.get(name, _RecordedPart())
+            changed = part.changes_to(now)
+            part.changes += len(changed)
+            is_due = 2 * part.changes > len(now) and whole_entries < WHOLE_ENTRIES
+            if is_due or not part.cycle:
+                part = self._parts[name] = _RecordedPart(seq + 1)
+                whole_entries += len(now)
+                bodies = _bodies(name, now) or [_packed(name, {})]
+                part.apply(now)
+            else:
+                bodies = _bodies(name, changed)
+                part.apply(changed)
+            if [*part.entries] != [*now]:
+                part.apply({}, now)
+                bodies.append(_packed(name, {}, tuple(now)))
+            numbered = enumerate(bodies, seq + 1)
+            rows = [(number, name, part.cycle, body) for number, body in numbered]
+            sql.executemany("INSERT INTO view_log VALUES (?, ?, ?, ?)", rows)
+            seq += len(rows)
+        return int(seq)
+
+
+def _bodies(name: str, entries: Mapping[str, Any]) -> list[bytes]:
+    """Return the bodies of the rows with these entries."""
+    items = [*entries.items()]
+    starts = range(0, len(items), BATCH_ENTRIES)
+    return [_packed(name, dict(items[start : start + BATCH_ENTRIES])) for start in starts]
+
+
+def _packed(name: str, entries: Mapping[str, Any], order: tuple[str, ...] = ()) -> bytes:
+    without = {0: {"__all__": {"refuses"}}} if name == "classes" else None
+    return pack((entries, order), _kind(name), exclude=without)
+
+
+def _kind(name: str) -> Any:
+    entry = _KINDS[name.partition("/")[0]]
+    return tuple[dict[str, entry | None], tuple[str, ...]]  # type: ignore[valid-type]
+
+
+def delete_unused(sql: sqlite3.Connection) -> None:
+    """Delete the cycles from which neither the newest views nor a kept snapshot is read."""
+    sql.execute(f"DELETE FROM view_log WHERE cycle IN ({_UNUSED})")
+
+
+def parts_of(snapshot: Snapshot) -> dict[str, Mapping[Any, Any]]:
+    """Return the parts of a snapshot's views by name, those that change most apart from the rest."""
+    overlay = snapshot.overlay
+    view = overlay.view or model.OverlayView(0.0)
+    if overlay.view is not None:
+        rest = replace(view, taken_at=0.0, classes=(), slots=(), completions=None)
+        overlay = replace(overlay, view=rest)
+    holders = dict[int, str]()
+    refusing = {
+        job.id: holders.setdefault(id(job.refuses), job.id) for job in view.classes if job.refuses
+    }
+    refusals = {job.id: job.refuses for job in view.classes if refusing.get(job.id) == job.id}
+    taken_at = {"": view.taken_at}
+    sites = dict(snapshot.sites)
+    parts: dict[str, Mapping[Any, Any]] = {}
+    for name, polled in snapshot.sites.items():
+        if polled.view is not None:
+            taken_at[name] = polled.view.taken_at
+            parts[f"listed/{name}"] = polled.view.drones
+            sites[name] = replace(polled, view=replace(polled.view, taken_at=0.0, drones={}))
+    return parts | {
+        "policy": {"": snapshot.policy},
+        "types": {"": snapshot.types},
+        "estimates": {"": snapshot.estimates},
+        "credentials": {"": snapshot.credentials},
+        "taken_at": taken_at,
+        "overlay": {"": overlay},
+        "completions": {} if view.completions is None else {"": view.completions},
+        "slots": _by_key(view.slots, "drone_id"),
+        "classes": _by_key(view.classes, "id"),
+        "refusing": refusing,
+        "refusals": refusals,
+        "sites": sites,
+    }
+
+
+def _by_key(values: Sequence[Any], name: str) -> dict[str, Any]:
+    """Return values by a field; by their places if it tells them not apart."""
+    keys = map(attrgetter(name), values)
+    found = dict(zip(keys, values, strict=True))
+    return found if len(found) == len(values) else {str(n): each for n, each in enumerate(values)}
+
+
+def write_snapshot(sql: sqlite3.Connection, snapshot: Snapshot, row: int, kept: int) -> None:
+    """Write the rest of a snapshot whose parts are those as of a row of the log, and keep the newest snapshots."""
+    rest = replace(
+        snapshot,
+        policy=model.Policy(),
+        types=(),
+        overlay=model.PolledOverlay(),
+        sites={},
+        drones={},
+        estimates=NO_ESTIMATES,
+        credentials=(),
+    )
+    known = {"tick": snapshot.tick, "body": pack(rest), "parts": row}
+    insert(sql, "snapshots", known, keys=("tick",))
+    newest = "SELECT tick FROM snapshots ORDER BY tick DESC LIMIT ?"
+    sql.execute(f"DELETE FROM snapshots WHERE tick NOT IN ({newest})", (kept,))
+
+
+def read_snapshot(sql: sqlite3.Connection, tick: int) -> Snapshot | None:
+    """Return the snapshot of a tick, as long as it is kept."""
+    found = sql.execute("SELECT body, parts FROM snapshots WHERE tick = ?", (tick,)).fetchone()
+    if found is None:
+        return None
+    body, row = found
+    rest = unpack(Snapshot, body)
+    if row is None:
+        return rest  # it was written before there was a log
+    return replace(rest, drones=read_part(sql, "drones", row), **read_parts(sql, row))
+
+
+def read_part(sql: sqlite3.Connection, name: str, row: int = NEWEST) -> dict[Any, Any]:
+    """Return the entries of a part as of a row of the log."""
+    part = _RecordedPart()
+    for (body,) in sql.execute(f"SELECT body {_ROWS}", (name, row)):
+        part.apply(*unpack(_kind(name), body))
+    return part.entries
+
+
+def slot_trees(sql: sqlite3.Connection) -> Iterator[dict[str, Any]]:
+    """Yield the slots of the newest views as they are on record, a batch at a time.
+
+    10,000 slots at once take 20 MiB, and as much in each thread of the web service.
+    """
+    seen = set[str]()
+    for (body,) in sql.execute(f"SELECT body {_ROWS} DESC", ("slots", NEWEST)):
+        entries = json.loads(zlib.decompress(body))[0]
+        yield from (tree for key, tree in entries.items() if tree and key not in seen)
+        seen |= entries.keys()
+
+
+def read_slots(sql: sqlite3.Connection) -> tuple[model.Slot, ...]:
+    """Return the slots of the drones as the overlay showed them last."""
+    return tuple(read_part(sql, "slots").values())
+
+
+def _read_overlay(sql: sqlite3.Connection, row: int, bulk: bool) -> model.PolledOverlay:
+    overlay: model.PolledOverlay = read_part(sql, "overlay", row)[""]
+    if overlay.view is None:
+        return overlay
+    refusals = read_part(sql, "refusals", row)
+    refusing = read_part(sql, "refusing", row)
+    classes = tuple(
+        replace(job, refuses=refusals[refusing[job.id]]) if job.id in refusing else job
+        for job in read_part(sql, "classes", row).values()
+    )
+    view = replace(overlay.view, taken_at=read_part(sql, "taken_at", row)[""], classes=classes)
+    if bulk:
+        slots = tuple(read_part(sql, "slots", row).values())
+        completions = read_part(sql, "completions", row).get("")
+        view = replace(view, slots=slots, completions=completions)
+    return replace(overlay, view=view)
+
+
+def _read_sites(sql: sqlite3.Connection, row: int, bulk: bool) -> dict[str, model.PolledSite]:
+    sites: dict[str, model.PolledSite] = read_part(sql, "sites", row)
+    taken_at = read_part(sql, "taken_at", row)
+    for name, polled in sites.items():
+        if polled.view is not None:
+            drones = read_part(sql, f"listed/{name}", row) if bulk else {}
+            view = replace(polled.view, taken_at=taken_at[name], drones=drones)
+            sites[name] = replace(polled, view=view)
+    return sites
+
+
+def read_parts(sql: sqlite3.Connection, row: int = NEWEST, *, bulk: bool = True) -> dict[str, Any]:
+    """Return the fields that views and snapshots have in common, as of a row of the log.
+
+    Without ``bulk`` slots, completions and listed drones are left out, which are most of them.
+    """
+    single = ("policy", "types", "estimates", "credentials")
+    return {name: read_part(sql, name, row)[""] for name in single} | {
+        "overlay": _read_overlay(sql, row, bulk),
+        "sites": _read_sites(sql, row, bulk),
+    }
+
+
+def read_views(sql: sqlite3.Connection, *, bulk: bool = True) -> Views | None:
+    """Return the newest views; None in a new store. ``bulk`` as for :func:`read_parts`."""
+    if not read_part(sql, "policy"):
+        return None
+    meta = read_meta(sql)
+    return Views(int(meta["tick"]), float(meta["at"]), **read_parts(sql, bulk=bulk))
