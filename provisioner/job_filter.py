@@ -71,6 +71,7 @@ class JobFilter:
         """Return the rules that hold for as long as the drone lives."""
         return replace(self, first_s=0, first_gpus=0, first_vram_mib=0) if self.first_s else self
 
+    @lru_cache(maxsize=1024)  # noqa: B019 (drones of a few classes have few filters)
     def __str__(self) -> str:
         values = {each.name: getattr(self, each.name) for each in fields(self)}
         values["excluded_users"] = ",".join(self.excluded_users)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache, cached_property
 from math import inf
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -115,6 +116,10 @@ class Table(Generic[T]):
     def columns(self) -> tuple[str, ...]:
         return tuple(each.name for each in fields(self.kind))  # type: ignore[arg-type]
 
+    @cached_property
+    def _values(self) -> Callable[[T], tuple[object, ...]]:
+        return attrgetter(*self.columns)
+
     def select(
         self, sql: sqlite3.Connection, rest: str = "", values: Sequence[object] = ()
     ) -> Iterator[T]:
@@ -129,7 +134,7 @@ class Table(Generic[T]):
 
     def row(self, value: T, **more: object) -> dict[str, object]:
         """Return the row of ``value``, in which further columns replace, or are added to, those of its fields."""
-        return {name: getattr(value, name) for name in self.columns} | more
+        return dict(zip(self.columns, self._values(value), strict=True)) | more
 
 
 DRONES = Table(
