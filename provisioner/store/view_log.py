@@ -36,7 +36,7 @@ WHOLE_ENTRIES: Final = 50_000
 """Entries after which further parts that are to be written whole wait for the next tick."""
 NEWEST: Final = maxsize
 
-_KINDS: dict[str, Any] = {
+_ENTRY_TYPES: dict[str, Any] = {
     "policy": model.Policy,
     "types": tuple[model.DroneType, ...],
     "estimates": Estimates,
@@ -141,7 +141,7 @@ def _packed(name: str, entries: Mapping[str, Any], order: tuple[str, ...] = ()) 
 
 
 def _kind(name: str) -> Any:
-    entry = _KINDS[name.partition("/")[0]]
+    entry = _ENTRY_TYPES[name.partition("/")[0]]
     return tuple[dict[str, entry | None], tuple[str, ...]]  # type: ignore[valid-type]
 
 
