@@ -94,7 +94,7 @@ class SqlStore(store.Store):
         self._newest_plan: Plan | None = None
         self._view_log = ViewLog()
         self._newest: Snapshot | None = None
-        """Of the newest record since the store was opened."""
+        """Snapshot of the newest record since the store was opened."""
         self._classes: Sequence[JobClass] = ()
         """Job classes of the newest view on record."""
         self._last_plan: Plan | None = None
