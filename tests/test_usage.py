@@ -154,8 +154,9 @@ def report_of(
     sql = record_of(drones, runs)
     work = view_log.ViewLog()
     work.write(sql, {"slots": {each.drone_id: each for each in slots}})
+    trees = view_log.slot_trees(sql)
     found = tables.read_use(
-        sql, view_log.slot_trees(sql), BEGIN + since, BEGIN + until, by_drone=by == "drone"
+        sql, trees, BEGIN + since, BEGIN + until, by_drone=by == "drone", running=True
     )
     return usage_report(found, types, since, until, by)
 
