@@ -123,12 +123,10 @@ class StartLimits:
                     (t.gpu_milli for t in context.snapshot.types if t.site == site), default=0
                 )
                 limits._count(site, count, largest)
-        views = {
-            site: polled.view
-            for site, polled in context.snapshot.sites.items()
-            if polled.view is not None
-        }
-        for site, view in views.items():
+        for site, polled in context.snapshot.sites.items():
+            view = polled.view
+            if view is None:
+                continue
             if view.free is not None and not view.nodes:
                 limits.free[site] = {name: float(count) for name, count in view.free.items()}
                 if view.free_gpu_milli is not None:

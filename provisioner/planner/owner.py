@@ -228,12 +228,8 @@ class OwnerReservations:
     def of(cls, context: PlanningContext) -> OwnerReservations:
         """Reserve room at every site with a valid view."""
         reservations = cls()
-        polled = {name: context.validity.views.get(name) for name in context.snapshot.policy.sites}
-        views = {
-            n: v
-            for n, v in polled.items()
-            if v is not None and v.nodes and context.validity.sites.get(n) is None
-        }
+        doubts = context.validity.sites
+        views = {n: v for n, v in context.validity.views.items() if v.nodes and not doubts[n]}
         drones: dict[str, list[Drone]] = {name: [] for name in views}
         for drone in context.drones.values() if views else ():
             if drone.site in drones:
