@@ -23,6 +23,9 @@ import pytest
 import typer
 
 from docs import make_reference
+from provisioner.answers import QUESTIONS, load_question
+from provisioner.web import pages
+from provisioner.web.api import CHANGE_RESOURCES
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(
@@ -363,6 +366,25 @@ def test_each_optional_method_of_a_site_has_a_row() -> None:
     page = (ROOT / "docs" / "how-to" / "add-a-site.md").read_text()
     rows = set(re.findall(r"^\| `(?:async )?(\w+)\(self", page, re.MULTILINE))
     assert rows == methods - OF_OVERLAYS
+
+
+def _addresses(page: str, pattern: str) -> set[str]:
+    """Return the addresses in the first column of the tables of a page about the web."""
+    found = re.findall(r"^\|([^|]+)\|", (ROOT / "docs" / "how-to" / page).read_text(), re.MULTILINE)
+    return {each for cell in found for each in re.findall(pattern, cell)}
+
+
+def test_the_pages_of_the_web_service_are_listed() -> None:
+    known = {f"/{name}" for name in pages.PAGES} | {f"/{name}/" for name in pages.PAGES_OF_ONE}
+    assert _addresses("web-pages.md", r"`(/[a-z]*/?)(?:ID|NAME|\?q=ID)?`") == known
+
+
+def test_the_resources_of_the_web_service_are_listed() -> None:
+    paths = {load_question(words).path for words in QUESTIONS}
+    paths |= {change.path for change in CHANGE_RESOURCES}
+    others = {"/events/stream", "/schemas", "/openapi.json"}
+    listed = _addresses("web-service.md", r"`(/[a-z/.-]+(?:(?:ID|NAME)[a-z/-]*)?)`")
+    assert {re.sub("ID|NAME", "{id}", path) for path in listed} - others == paths
 
 
 def test_each_test_that_the_page_about_security_names_exists() -> None:

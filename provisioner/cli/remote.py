@@ -19,6 +19,7 @@ from provisioner.answers.forms import dumps
 from provisioner.answers.query import API, Format, Query, RecordQuestion, written
 from provisioner.cli import options as opt
 from provisioner.cli import output as out
+from provisioner.cli.pipes import closed_pipes_raise
 
 TIMEOUT_S = 60.0
 """Silence after which an answer is taken for lost: a stream has a comment more often."""
@@ -64,12 +65,13 @@ def names(where: opt.Where, path: str, query: Mapping[str, Sequence[str]]) -> li
     return _call(where, "GET", f"{path}?{asked}")[0].decode().splitlines()
 
 
-def followed(where: opt.Where) -> Iterator[Mapping[str, Any]]:
-    """Yield what happens from now on, across restarts of the service."""
-    last = ""
+def followed(where: opt.Where, last: str = "") -> Iterator[Mapping[str, Any]]:
+    """Yield what happens behind the position ``last`` or from now on, across restarts of the service."""
+    begun = False
     while True:
         try:
             with _opened(where, "GET", "/events/stream", last_id=last) as response:
+                begun = True
                 for line in response:
                     name, _, value = line.decode().strip().partition(": ")
                     if name == "id":
@@ -77,7 +79,7 @@ def followed(where: opt.Where) -> Iterator[Mapping[str, Any]]:
                     elif name == "data":
                         yield json.loads(value)
         except (ServiceUnavailableError, OSError, http.client.HTTPException):
-            if not last:
+            if not begun:
                 raise
         time.sleep(RETRY_S)
 
@@ -105,7 +107,8 @@ def _opened(
             raise VerbError("the bearer token is not one line of ASCII: is its file the right one?")
         headers["Authorization"] = f"Bearer {token}"
     try:
-        connection.request(method, f"{prefix}{API}{path}", body, headers)
+        with closed_pipes_raise():
+            connection.request(method, f"{prefix}{API}{path}", body, headers)
         response = connection.getresponse()
         if response.status < 300 and response.headers.get_content_type() != "text/html":
             return response

@@ -15,7 +15,7 @@ from provisioner.answers.errors import Exit, VerbError
 from provisioner.answers.events import EVENT_COLUMNS, EventsQuery, happenings
 from provisioner.answers.events import events as event_list
 from provisioner.answers.forms import dumps, shorten
-from provisioner.answers.query import Format, Query
+from provisioner.answers.query import Format, Query, written
 from provisioner.answers.status import facts_of
 from provisioner.answers.status import status as screen
 from provisioner.cli import options as opt
@@ -47,7 +47,10 @@ def _events(
         from provisioner.cli import remote
 
         _ = query.start, query.begin  # wrong ones are refused before the stream begins
-        rows = remote.followed(host)
+        if "since" in written(query):
+            wrong = "--since with --follow needs the record: write --after, or leave out --url"
+            raise VerbError(wrong, code=Exit.USAGE)
+        rows = remote.followed(host, query.after or "")
     with local_times(host.local and query.output.for_people):
         for row in rows:
             print(_line(row, query, host), flush=True)

@@ -96,6 +96,7 @@ def without_seconds(ran: Ran) -> tuple[int, list[str], list[str]]:
         ("events --follow -o csv", Exit.USAGE, "--follow gives"),
         ("events --follow --since nonsense", Exit.USAGE, "--since"),
         ("events --follow --after nonsense", Exit.USAGE, "--after"),
+        ("events --follow --since 2h", Exit.USAGE, "write --after, or leave out --url"),
         ("status --local", Exit.USAGE, "--local is for a record on this host"),
         ("snapshot", Exit.FAILED, "leave out --url"),
         ("sites enable topas --reason x", Exit.UNMET, "is not disabled"),
@@ -148,6 +149,30 @@ async def test_events_are_followed(serve: Serve, record: Path) -> None:
         )
     process.terminate()
     await process.wait()
+
+
+async def test_events_are_followed_from_a_position(serve: Serve, record: Path) -> None:
+    served = await serve()
+    env = {**os.environ, "PROVISIONER_URL": f"unix:{served.path}"}
+    command = [sys.executable, "-m", "provisioner.cli", "events", "--follow", "--after", "0.0"]
+    process = await asyncio.create_subprocess_exec(*command, stdout=-1, env=env)
+    assert process.stdout
+    async with asyncio.timeout(30):
+        assert b"config.reloaded: changes max_drones" in await process.stdout.readline()
+    process.terminate()
+    await process.wait()
+
+
+async def test_a_service_that_closes_early_is_told(serve: Serve, tmp_path: Path) -> None:
+    place = tmp_path / "early.sock"
+
+    async def closed(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+
+    words = ("drones", "kill", "1", "--reason", "hung")
+    async with await asyncio.start_unix_server(closed, place):
+        ran = await remote(await serve(), *words, url=f"unix:{place}")
+    assert ran.code == Exit.FAILED and "no answer from unix:" in ran.err
 
 
 async def test_nobody_there_is_told(serve: Serve, tmp_path: Path) -> None:
