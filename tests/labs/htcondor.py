@@ -146,8 +146,8 @@ def lab_directory(name: str) -> Iterator[Path]:
     account().give(root)
     try:
         yield root
-        # A job or a daemon may be on its way out when its parent has just gone.
-        limit = time.monotonic() + 5
+        # A job or a daemon may be on its way out when its parent has just gone; condor_procd looks once a minute.
+        limit = time.monotonic() + 60
         while (left := living_in(root)) and time.monotonic() < limit:
             time.sleep(0.1)
         assert not left, f"processes left behind: {left}"
