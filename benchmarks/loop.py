@@ -200,7 +200,7 @@ class Measured:
     resident_mib: float
     peak_mib: float
     acted_s: dict[str, float]
-    """From the begin of the tick that sees a request to its order, and from SIGTERM in a tick to the end."""
+    """From the begin of a tick that sees a request to its order; from SIGTERM in a tick to the end of the loop."""
 
 
 async def drain_s(
