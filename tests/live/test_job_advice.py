@@ -258,9 +258,7 @@ def explained(controller: LabController, cluster: int, case: Case) -> dict[str, 
         except VerbError:  # it is too new
             return None
         kinds = [each["reason"]["kind"] for each in document["said"]]
-        if [kind for kind in kinds if kind not in ("user-turn", "idle-drone-refuses")] != [
-            case.why
-        ]:
+        if [kind for kind in kinds if kind != "idle-drone-refuses"] != [case.why]:
             return None
         words = " ".join(controller.prints("explain", "job", f"{cluster}.0").split())
         agree = all(each["text"] in words for each in (*document["said"], *document["advice"]))
@@ -274,7 +272,9 @@ def explained(controller: LabController, cluster: int, case: Case) -> dict[str, 
         parts: dict[str, Any] = json.loads(json.dumps(answer.plain()))
         for each in parts.get("advice", ()):
             del each["wait_s"], each["then_wait_s"]  # they change with each tick
-        return {name: parts.get(name, []) for name in ("id", "said", "advice")}
+        # So does the effective priority of a user.
+        told = [each for each in parts.get("said", ()) if each["reason"]["kind"] != "user-turn"]
+        return {"id": parts.get("id", []), "said": told, "advice": parts.get("advice", [])}
 
     document: dict[str, Any] = until(found, 90, what=f"{cluster} is {case.why}", every_s=0.5)
     assert document["advice"][0]["reason"]["kind"] == case.why
