@@ -22,7 +22,7 @@ from provisioner.answers.columns import (
     words,
 )
 from provisioner.answers.lookup import as_of, class_names, newest_plan
-from provisioner.answers.query import ListQuery, question, switch
+from provisioner.answers.query import Format, ListQuery, question, switch
 from provisioner.answers.usage import USE_COLUMN, RecordedUse, with_use
 from provisioner.descriptions import ClassNames, job_size
 from provisioner.model import DroneType, JobClass
@@ -191,9 +191,11 @@ def demand(reader: Reader, query: DemandQuery) -> Listing:
     views = reader.views()
     names = class_names(reader, views)
     reasons = reasons_by_class(newest_plan(reader))
-    rows = class_rows(views, reasons, reader.live_by_class(), names)
-    if query.waiting:
-        rows = [row for row in rows if row.job.idle]
+    view = views.overlay.view if views else None
+    shown = [job for job in (view.classes if view else ()) if job.idle or not query.waiting]
+    if query.output is not Format.TABLE or query.columns:
+        shown = [*reader.with_refusals(shown)]  # they tell which types fit
+    rows = class_rows(views, reasons, reader.live_by_class(), names, shown)
     idle = formatting.count(sum(row.job.idle for row in rows), "idle job")
     classes = formatting.count(len(rows), "class", "classes") + (
         " with waiting jobs" if query.waiting else ""

@@ -273,7 +273,7 @@ def class_document(
     """Return the document of ``explain class`` and ``explain job``, by default with the name of the class as title."""
     from provisioner.planner.demand import UserShares
 
-    plan = newest_plan(reader)
+    (job,), plan = reader.with_refusals([job]), newest_plan(reader)
     advice = request_advice(reader, plan, job)
     (row,) = class_rows(views, reasons_by_class(plan), reader.live_by_class([job.id]), names, [job])
     reasons = row.reasons or ([BadRequest(job.invalid)] if job.invalid else [])

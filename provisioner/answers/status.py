@@ -59,6 +59,8 @@ def status(reader: Reader, query: Query) -> Document:
     use = RecordedUse(reader, facts.views)
     sites = site_rows(reader, facts.views, facts.live)
     largest = facts.waiting[:MAX_SHOWN]
+    if not query.output.for_people:
+        largest = reader.with_refusals(largest)
     started = reader.live_by_class([job.id for job in largest])
     reasons = reasons_by_class(facts.plan)
     classes = class_rows(facts.views, reasons, started, facts.names, largest)

@@ -376,9 +376,14 @@ class Reader:
         return RecordPosition(*map(int, row))
 
     def views(self) -> store.Views | None:
-        """Return the newest views without slots, completions and listed drones; None in a new store."""
+        """Return the newest views without slots, completions, listed drones and refusals; None in a new store."""
         with self._open() as sql:
             return view_log.read_views(sql, bulk=False)
+
+    def with_refusals(self, classes: Iterable[JobClass]) -> tuple[JobClass, ...]:
+        """Return job classes of the newest views with the types that they refuse."""
+        with self._open() as sql:
+            return view_log.with_refusals(sql, classes)
 
     def slots(self) -> tuple[model.Slot, ...]:
         """Return the slots of the drones as the overlay showed them last."""

@@ -248,21 +248,28 @@ def read_slots(sql: sqlite3.Connection) -> tuple[model.Slot, ...]:
     return tuple(read_part(sql, "slots").values())
 
 
+def with_refusals(
+    sql: sqlite3.Connection, classes: Iterable[model.JobClass], row: int = NEWEST
+) -> tuple[model.JobClass, ...]:
+    """Return job classes with the types that they refuse, as of a row of the log."""
+    refusing, refusals = (read_part(sql, name, row) for name in ("refusing", "refusals"))
+    return tuple(
+        replace(job, refuses=refusals[refusing[job.id]]) if job.id in refusing else job
+        for job in classes
+    )
+
+
 def _read_overlay(sql: sqlite3.Connection, row: int, bulk: bool) -> model.PolledOverlay:
     overlay: model.PolledOverlay = read_part(sql, "overlay", row)[""]
     if overlay.view is None:
         return overlay
-    refusals = read_part(sql, "refusals", row)
-    refusing = read_part(sql, "refusing", row)
-    classes = tuple(
-        replace(job, refuses=refusals[refusing[job.id]]) if job.id in refusing else job
-        for job in read_part(sql, "classes", row).values()
-    )
+    classes = tuple(read_part(sql, "classes", row).values())
     view = replace(overlay.view, taken_at=read_part(sql, "taken_at", row)[""], classes=classes)
     if bulk:
         slots = tuple(read_part(sql, "slots", row).values())
         completions = read_part(sql, "completions", row).get("")
-        view = replace(view, slots=slots, completions=completions)
+        classes = with_refusals(sql, classes, row)
+        view = replace(view, slots=slots, completions=completions, classes=classes)
     return replace(overlay, view=view)
 
 
@@ -280,7 +287,8 @@ def _read_sites(sql: sqlite3.Connection, row: int, bulk: bool) -> dict[str, mode
 def read_parts(sql: sqlite3.Connection, row: int = NEWEST, *, bulk: bool = True) -> dict[str, Any]:
     """Return the fields that views and snapshots have in common, as of a row of the log.
 
-    Without ``bulk`` slots, completions and listed drones are left out, which are most of them.
+    Without ``bulk`` slots, completions, listed drones and the types that classes refuse are left
+    out, which are most of them.
     """
     single = ("policy", "types", "estimates", "credentials")
     return {name: read_part(sql, name, row)[""] for name in single} | {

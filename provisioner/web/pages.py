@@ -171,7 +171,7 @@ _DEMAND_SHOWN = ("id", "owner", "waiting", "running", "drones", "oldest_s", "nee
 
 
 def _now(reader: Reader, query: Query) -> WebPage:
-    document = _answer(status, reader, query)
+    document = _answer(status, reader, {**query, "output": "table"})
     troubles, demand = document.parts["troubles"], document.parts["demand"]
     verdict = document.scope.partition(": ")[0] if troubles.rows else "All is well"
     parts = {"demand": replace(demand, columns=_shown(demand.columns, *_DEMAND_SHOWN))}
