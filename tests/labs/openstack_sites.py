@@ -78,7 +78,7 @@ class OpenStackWorld(ShellDrones):
     kind: DroneType = H100
     impossible: DroneType = HUGE
     grace_s = 2.0
-    longest_wait_s = 60.0
+    longest_wait_s = 180.0
     reports_free = False
     reports_exit_codes = True
 
