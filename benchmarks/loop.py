@@ -37,6 +37,7 @@ from provisioner.controller.sanitize import Sanitizer
 from provisioner.model import OrderOutcome, OrderResult
 from provisioner.planner import planner
 from provisioner.planner.validation import validate_plan
+from provisioner.simulator.loop import VirtualClock
 from provisioner.store.writer import SqlStore
 
 SIZES = ((1_000, 100, 20), (10_000, 1_000, 100), (100_000, 10_000, 500))
@@ -54,26 +55,14 @@ GROWTH_DRONES = (1_000, 10_000, 100_000)
 WATCH_S = 0.01
 
 
-@dataclass(slots=True)
-class SteppedClock:
-    """A :class:`~provisioner.controller.clock.Clock` that is set before each tick."""
+@dataclass
+class SteppedClock(VirtualClock):
+    """The controller's clock, set before each tick."""
 
     at: float = NOW
 
     def now(self) -> float:
         return self.at
-
-    def drift_s(self) -> float:
-        return 0.0
-
-    def doubted(self) -> bool:
-        return False
-
-    def due_s(self) -> float:
-        return 0.0
-
-    def settle(self) -> None:
-        return None
 
 
 @dataclass(slots=True)
@@ -191,7 +180,7 @@ class Measured:
     acting: float
     """Part of the ticks that started or ended a drone."""
     mean_s: float
-    """Of a tick, by the wall clock."""
+    """Wall-clock seconds of a tick in the mean."""
     worst_s: float
     cpu_s: float
     """Processor time of all threads in a tick."""

@@ -213,6 +213,7 @@ class DroneCount(NamedTuple):
 
 
 def count_drones(drones: Iterable[Drone]) -> list[DroneCount]:
+    """Return the numbers of live drones by type, state and size."""
     found = Counter((drone.type, drone.state, drone.gpu_milli) for drone in drones)
     return [DroneCount(kind, state, n, n * milli) for (kind, state, milli), n in found.items()]
 
