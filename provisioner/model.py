@@ -314,6 +314,8 @@ class OverlayView:
     """Names of queues that did not answer: their jobs are as of their last answer, or missing."""
     others: tuple[OtherDrones, ...] | None = None
     """Drones of other systems; None if they were not queried: only a shadow does."""
+    routed: Mapping[str, str] = field(default_factory=dict)
+    """Ids of jobs that do not count, as a router manages them, with those of their routed copies, which do."""
 
     def silent_s(self, classes: Iterable[JobClass]) -> float:
         """Return for how long no negotiation cycle has run although ``classes`` wait; 0 while that is no trouble."""

@@ -411,19 +411,15 @@ def explained_job(reader: Reader, text: str) -> Document:
     job, shown = parse_job_id(text), formatting.sanitize(text, 80)
     if job is None:
         raise VerbError(f"{shown!r} is not a job id: write it as 204.17, 17 or schedd#204.17")
-    found = [c for c in classes if holds_job(c.job_ids, job)]
-    if len(found) > 1:
-        raise VerbError(
-            f"job {shown} may be in {len(found)} classes: "
-            + named([names.of(each.id) for each in found], "; "),
-            "say the whole id (schedd#cluster.process), or explain the class",
-        )
-    if found:
-        title = f"job {shown}{_faults(reader, job)}"
-        return class_document(reader, views, found[0], names, title)
-    if (known := known_job(reader, views, classes, text.strip())) is not None:
-        return job_document(known._replace(said=known.said + _faults(reader, job)))
+    if (found := _known_document(reader, views, classes, names, text.strip())) is not None:
+        return found
     view = views.overlay.view
+    for source, copy in view.routed.items() if view is not None else ():
+        if holds_job(source, job):
+            found = _known_document(reader, views, classes, names, copy)
+            if found is not None:
+                routed = f"job {formatting.sanitize(source)} is routed, and its routed copy counts"
+                return replace(found, scope=f"{routed}: {found.scope}")
     known_at = view.completions_at or view.taken_at if view is not None else 0.0
     lines = [
         f"job {shown} is unknown: at the newest look it was neither idle, running nor held, and it was not done in "
@@ -441,6 +437,28 @@ def explained_job(reader: Reader, text: str) -> Document:
             f"the lists of ids are shortened for classes {named(cut)}: it may be in one of them"
         )
     raise VerbError(*lines)
+
+
+def _known_document(
+    reader: Reader, views: Views, classes: Sequence[JobClass], names: ClassNames, text: str
+) -> Document | None:
+    """Return the document of a job in the newest view or on record; None if neither knows the job."""
+    job, shown = parse_job_id(text), formatting.sanitize(text, 80)
+    if job is None:
+        return None
+    found = [c for c in classes if holds_job(c.job_ids, job)]
+    if len(found) > 1:
+        raise VerbError(
+            f"job {shown} may be in {len(found)} classes: "
+            + named([names.of(each.id) for each in found], "; "),
+            "say the whole id (schedd#cluster.process), or explain the class",
+        )
+    if found:
+        title = f"job {shown}{_faults(reader, job)}"
+        return class_document(reader, views, found[0], names, title)
+    if (known := known_job(reader, views, classes, text)) is not None:
+        return job_document(known._replace(said=known.said + _faults(reader, job)))
+    return None
 
 
 def _faults(reader: Reader, job: JobId) -> str:

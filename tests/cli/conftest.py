@@ -180,7 +180,12 @@ def _look(
     store: SqlStore, at: float, slots: tuple[m.Slot, ...], remotes: dict[Any, m.RemoteDrone]
 ) -> m.Snapshot:
     overlay = m.OverlayView(
-        at - 2, (PLAIN, HUGE, FRESH), slots, negotiated_at=at - 20, notices=(ODD,)
+        at - 2,
+        (PLAIN, HUGE, FRESH),
+        slots,
+        negotiated_at=at - 20,
+        notices=(ODD,),
+        routed={"180.0": "204.2", "181.0": "999.0"},
     )
     topas = m.PolledSite("topas", m.SiteView("topas", at - 1, remotes, {"a100": 3}))
     denied = m.Fault(m.FaultKind.DENIED, "token has \x1b[31mexpired\x1b[0m", at - 1)

@@ -260,6 +260,13 @@ def test_explain_job_finds_the_class_by_its_id(on: Cli, job: str, class_id: str)
     assert on("explain", "job", job, "-o", "json").json["id"] == class_id
 
 
+def test_explain_job_of_a_routed_job_shows_its_routed_copy(on: Cli) -> None:
+    ran = on("explain", "job", "180")
+    assert "job 180.0 is routed, and its routed copy counts: job 204.2" in ran.err
+    assert on("explain", "job", "180.0", "-o", "json").json["id"] == "7"
+    assert "job 181.0 is unknown" in on("explain", "job", "181.0").err, "its copy is not there"
+
+
 def test_explain_job_says_when_it_does_not_know_or_cannot_tell(on: Cli) -> None:
     unknown = on("explain", "job", "999.0")
     assert unknown.code == Exit.FAILED

@@ -206,10 +206,21 @@ def without_gpus() -> classad2.ClassAd:
         (without_gpus(), False),
         (job(JobUniverse="7"), False),
         (job(JobStatus="4"), False),
+        (job(Managed='"External"'), False),
+        (job(Managed='"Schedd"'), True),
+        (job(Managed='"ScheddDone"'), True),
+        (job(Managed="17"), True),
     ],
 )
 def test_which_groups_are_gpu_jobs(ad: classad2.ClassAd, counts: bool) -> None:
     assert (classad2.ExprTree(job_classes.GPU_JOBS).eval(ad) is True) is counts
+
+
+def test_jobs_that_a_router_gave_back_are_of_the_class_of_the_others() -> None:
+    (found,) = classes(
+        job(JobCount="2"), job(Managed='"Schedd"'), job(RouteName='"pool"', JobIds='"9.0"')
+    )
+    assert found.waiting == 4
 
 
 @pytest.mark.parametrize("ad", [job(RequestGPUs="undefined"), without_gpus()])

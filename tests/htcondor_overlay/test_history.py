@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import classad2
 import htcondor2  # noqa: F401 - makes ClassAds know HTCondor's own functions
+import pytest
 
 from adapters.htcondor.overlay.history import HISTORY_PROJECTION, constraint, ended_run, stop
 from provisioner.model import CompletedJob, DroneId
@@ -104,6 +105,13 @@ def test_only_jobs_that_count_and_are_done_are_asked_for() -> None:
     ):
         assert not holds(asked, **other), other
     assert holds(constraint("true", "kit", 1499.7, gpus_only=False), RequestGPUs="undefined")
+
+
+@pytest.mark.parametrize("managed", ["External", "ScheddDone"])
+def test_the_run_of_a_routed_copy_is_not_told_by_its_source_job_again(managed: str) -> None:
+    asked = constraint("true", "kit", 1499.7, gpus_only=True)
+    assert not holds(asked, Managed=f'"{managed}"', LastRemoteHost="undefined")
+    assert holds(asked, Managed=f'"{managed}"'), "anybody may write that into a job that does run"
 
 
 OPTIONAL = {

@@ -475,6 +475,7 @@ class Pool:
         identities: Mapping[str, tuple[str, ...]] = IDENTITIES,
     ) -> None:
         self.condor, self.name, self.root, self.dir = condor, name, root, root / name
+        self.daemons = daemons.split()
         self.account = account()
         self.port = free_port()
         self.collector = f"127.0.0.1:{self.port}"
@@ -672,7 +673,7 @@ class Pool:
     # the pool
 
     def start(self) -> Pool:
-        """Start, and wait until the pool answers and knows its schedd and its negotiator."""
+        """Start, and wait until the pool answers and knows its schedd and its negotiator, if it has one."""
         self.process = self._master(self.dir, self.config)
         until(self._up, 60, what=f"pool {self.name} is up")
         return self
@@ -691,9 +692,8 @@ class Pool:
             raise AssertionError(
                 f"condor_master ended at once:\n{self.log('out')}\n{self.log('MasterLog')}"
             )
-        return {"Scheduler", "Negotiator"} <= set(
-            self.run("condor_status", "-any", "-af", "MyType").split()
-        )
+        wanted = {"Scheduler", "Negotiator"} if "NEGOTIATOR" in self.daemons else {"Scheduler"}
+        return wanted <= set(self.run("condor_status", "-any", "-af", "MyType").split())
 
     def daemon(self, name: str) -> int:
         """The pid of a daemon of the pool: ``collector``, ``schedd``, ``negotiator``, ``shared_port``."""

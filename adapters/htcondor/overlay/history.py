@@ -53,7 +53,11 @@ HISTORY_PROJECTION = attribute_names(
 )
 """The last four are what requests that were left to the schedd refer to."""
 
-RUNS_IN_SLOTS = "member(JobUniverse, {7,9,12}) isnt true"
+RUNS_IN_SLOTS = (
+    "member(JobUniverse, {7,9,12}) isnt true"
+    ' && (member(Managed, {"External", "ScheddDone"}) isnt true || LastRemoteHost isnt undefined)'
+)
+"""A JobRouter writes the times of the routed copy's run into the source job, but not its host."""
 WITH_GPUS = f"((RequestGPUs ?: 0) > 0 || {OPTIONAL})"
 
 

@@ -46,7 +46,7 @@ GROUPED = attribute_names(
     """
     JobStatus RequestGPUs RequestCpus RequestMemory RequestDisk GpuMilli GpuDuty GpuWidth RequireGPUs RequiresGPU
     Requirements GPUsMinMemory GPUsMinCapability GPUsMaxCapability GPUsMinRuntime Owner JobPrio JobUniverse
-    AllowedJobDuration AllowedExecuteDuration MaxWallTimeMins ConcurrencyLimits RequestGPUMem
+    AllowedJobDuration AllowedExecuteDuration MaxWallTimeMins ConcurrencyLimits RequestGPUMem Managed RouteName
     """
 )
 """Attributes that the schedd groups by; it adds by itself those that their expressions refer to."""
@@ -54,8 +54,12 @@ GROUPED = attribute_names(
 
 _PARALLEL_JOB = "the parallel universe is not supported: drones have no dedicated scheduler; write universe = vanilla"
 
-JOBS = "member(JobStatus, {1,2,5,6,7}) && member(JobUniverse, {7,9,12}) isnt true"
-"""Put to the ads of the groups, not of the jobs. Universes 7, 9, 12 (scheduler, grid, local) never run in a slot."""
+JOBS = (
+    "member(JobStatus, {1,2,5,6,7}) && member(JobUniverse, {7,9,12}) isnt true"
+    ' && Managed isnt "External"'
+)
+"""Put to the ads of the groups, not of the jobs. Universes 7, 9, 12 (scheduler, grid, local) never run in a slot.
+Nor does a job that a JobRouter manages: its routed copy does. A job that the router gives back counts again."""
 
 OPTIONAL = (
     '((RequiresGPU == "optional") is true && !member(unparse(RequestGPUs), {"", "undefined", "0"}))'
@@ -71,7 +75,7 @@ kept: it gets a reason."""
 
 _NOT_REQUIREMENTS = frozenset(
     attribute_names(
-        "jobstatus jobcount jobids id jobprio qdate enteredcurrentstatus mytype targettype"
+        "jobstatus jobcount jobids id jobprio qdate enteredcurrentstatus mytype targettype managed routename"
     )
 )
 _OF_TIME = re.compile(

@@ -51,6 +51,9 @@ _ITS_OWN = "UpdateSequenceNumber is undefined"
 _SAME_START_S = 2.0  # two starts of the collector differ by more than this
 # jobs of one schedd that the negotiator has refused and that are looked at
 _MAX_REFUSED_JOBS = 1000
+# routed copies of one schedd whose source jobs `explain job` finds
+_MAX_ROUTED_JOBS = 2000
+_MAX_JOB_ID = 30
 # slots that were sent with stolen tokens are counted anew after this long
 _FORGERS_INTERVAL_S = 60.0
 _RELEARN_S = 600.0  # a drone type's received slot is looked at anew after this long
@@ -140,6 +143,7 @@ class PoolPoller:
             priorities=job_classes.user_priorities(accounting, classes),
             mishaps=at_work.failures,
             unheard=self._schedds.unheard(config.schedds),
+            routed={k: v for answer in answers.values() for k, v in answer.routed.items()},
         )
         users = {each.slot.drone_id: each.users for each in seen.drones}
         faults = tuple(fault for each in seen.drones for fault in each.faults)
@@ -271,9 +275,9 @@ class PoolPoller:
             try:
                 at_work = self._at_work(queue, now)
                 groups = self._groups(queue, constraint)
-                found = ScheddAnswer(
-                    now, tuple(groups), at_work, queue.slack, self._refusals(queue, groups, now)
-                )
+                refusals = self._refusals(queue, groups, now)
+                routed = self._routed(queue, groups)
+                found = ScheddAnswer(now, tuple(groups), at_work, queue.slack, refusals, routed)
                 self._schedds.heard(queue.name, found)
             except AdapterError as error:
                 self._schedds.failed(queue.name, error, now)
@@ -399,6 +403,15 @@ class PoolPoller:
         refused = f"JobStatus == {IDLE} && ConcurrencyLimits isnt undefined && LastRejMatchTime > 0"
         projection = ["JobStatus", "ServerTime", *classads.LIMITS_PROJECTION]
         return classads.refusals(self._query(queue, refused, projection, _MAX_REFUSED_JOBS), now)
+
+    def _routed(self, queue: ScheddQueue, groups: Sequence[JobGroup]) -> dict[str, str]:
+        """Return the ids of routed copies by those of their source jobs, of the oldest copies in a schedd's queue."""
+        if not any(source(each.ad, "RouteName") for each in groups):
+            return {}
+        copies = "RouteName isnt undefined && RoutedFromJobId isnt undefined && JobStatus != 4"
+        projection = ["ClusterId", "ProcId", "RoutedFromJobId"]
+        ads = self._query(queue, copies, projection, _MAX_ROUTED_JOBS)
+        return {text(ad, "RoutedFromJobId", _MAX_JOB_ID): classads.job_id(ad) for ad in ads}
 
     def _waits_of(
         self, by_class: dict[str, list[JobGroup]], queues: Sequence[ScheddQueue], now: float

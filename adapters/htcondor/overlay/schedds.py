@@ -59,6 +59,8 @@ class ScheddAnswer:
     slack: int | None = None  # as of :class:`ScheddQueue`
     refusals: Mapping[str, Refusal] = field(default_factory=dict)
     """Newest refusal of a waiting job by its concurrency limits."""
+    routed: Mapping[str, str] = field(default_factory=dict)
+    """Ids of routed copies by those of their source jobs."""
 
     def work_now(self, slots: Sequence[Slot], now: float) -> PoolWork:
         """Return its work that may still go on in ``slots``, and its recent ends."""

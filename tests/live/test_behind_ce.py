@@ -1,0 +1,70 @@
+"""The controller behind a compute element: jobs that a real JobRouter manages, and their routed copies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from provisioner.model import (
+    OverlayView,
+    Policy,
+    PolledOverlay,
+    PolledSite,
+    SitePolicy,
+    SiteView,
+    Snapshot,
+)
+from provisioner.planner import decide
+from tests.htcondor_overlay.live import A100, overlay_on, seen
+from tests.labs.compute_element import ROUTE_GROUP, ROUTED_OWNER, running_ce, submit, tokens
+from tests.labs.htcondor import Condor, Pool, StartDrone, until
+
+JOBS = 20
+
+
+def drones_for(view: OverlayView) -> int:
+    """Return how many drones the planner starts where there is room for all."""
+    now = view.taken_at
+    most = {"max_drones": 100, "max_pending": 100, "max_starts_per_tick": 100}
+    policy = Policy(max_drones=100, sites={"lab": SitePolicy("lab", **most)})
+    polled = {"lab": PolledSite("lab", SiteView("lab", now))}
+    overlay = PolledOverlay(view)
+    snapshot = Snapshot(now, 1, "kit-ab", 1, policy, (A100,), overlay, polled, {})
+    return len(decide(snapshot).starts)
+
+
+def done_sources(ce: Pool, cluster: int) -> int:
+    """Return how many source jobs the router has finished."""
+    return sum(ad.get("Managed") == "ScheddDone" for ad in ce.jobs(cluster))
+
+
+@pytest.fixture(params=[1, 2], ids=["one-schedd", "two-schedds"])
+def ce_and_pool(condor: Condor, request: pytest.FixtureRequest) -> Iterator[tuple[Pool, Pool]]:
+    with running_ce(condor, schedds=request.param) as found:
+        yield found
+
+
+async def test_what_a_router_manages_counts_once(
+    ce_and_pool: tuple[Pool, Pool], drone_on: StartDrone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("adapters.htcondor.overlay.history.HISTORY_INTERVAL_S", 1.0)
+    ce, pool = ce_and_pool
+    cluster = submit(ce, JOBS, seconds=1)
+    both = {"token": None, "token_directory": str(tokens(ce, pool))}
+    async with overlay_on(pool, **both) as overlay:
+        view = await seen(overlay, lambda v: len(v.routed) == JOBS and v.classes[0].waiting == JOBS)
+        assert not view.notices
+        (jobs,) = view.classes
+        assert (jobs.waiting, jobs.fresh, jobs.gpu_milli) == (JOBS, 0, 1000)
+        assert (jobs.owner, jobs.group) == (ROUTED_OWNER, ROUTE_GROUP)
+        assert drones_for(view) == JOBS
+        assert view.routed.keys() == {f"{cluster}.{n}" for n in range(JOBS)}
+        copies = {f"{ad['ClusterId']}.{ad['ProcId']}" for ad in pool.jobs() if "RoutedBy" in ad}
+        assert {*view.routed.values()} == copies
+
+        drone_on(pool, "kit-1")
+        until(lambda: done_sources(ce, cluster) >= 2, 120, what="the router has finished two")
+        view = await seen(overlay, lambda v: len(v.completions or ()) >= 2)
+        assert {each.job_number for each in view.completions or ()} <= copies
+        assert sum(each.idle + each.running for each in view.classes) < JOBS
