@@ -21,6 +21,7 @@ import structlog
 from benchmarks.cost import Figure, cpu_s, peak_mib, tell
 from provisioner.controller.loop import Controller
 from provisioner.model import DroneState, Policy, SitePolicy
+from provisioner.planner import planner
 from provisioner.simulator.drones import SiteBehaviour
 from provisioner.simulator.jobs import SimulatedJob
 from provisioner.simulator.loop import Fixed, VirtualClock, run_virtual
@@ -71,6 +72,7 @@ async def play(drones: int, path: Path) -> list[Figure]:
             sites=dict(world.sites),
             store=store,
             clock=VirtualClock(),
+            planner=planner(),
         )
         async with controller:
             begin_cpu = cpu_s()
