@@ -3,7 +3,7 @@
 Sites and pool answer at once from memory with what :mod:`benchmarks.ticks` prepared before the tick.
 The store writes in its thread, to a real disk. Each tick is 15 s after the last one on the
 controller's clock. ``python -m benchmarks.loop --size DRONES CLASSES TYPES`` measures one size,
-with ``--profile FILE`` under cProfile, and ``--anew`` with adapters that build each value again.
+with ``--profile FILE`` under cProfile and without threads, and ``--anew`` with adapters that build each value again.
 ``--plot FILE.svg`` also measures how a tick grows with drones and classes, and draws it.
 """
 
@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -70,11 +70,14 @@ class Place:
     """Pool and sites as they are in the next tick."""
 
     seen: model.Snapshot
-    drained_at: float = 0.0
-    """Time of the newest drain."""
+    ordered_at: float = 0.0
+    """Time of the first order to drain or stop drones since it was 0."""
 
     def site(self, name: str) -> PreparedSite:
         return PreparedSite(self, name)
+
+    def ordered(self) -> None:
+        self.ordered_at = self.ordered_at or time.perf_counter()
 
 
 class _Entered:
@@ -97,7 +100,7 @@ class PreparedPool(_Entered):
     async def drain(
         self, drone_ids: Sequence[model.DroneId], mode: model.DrainMode, reason: str
     ) -> list[OrderResult]:
-        self.place.drained_at = time.perf_counter()
+        self.place.ordered()
         return [OrderResult(each, OrderOutcome.OK) for each in drone_ids]
 
     async def bootstrap(self, order: model.StartOrder) -> model.Bootstrap:
@@ -118,6 +121,7 @@ class PreparedSite(_Entered):
         return [OrderResult(o.drone_id, OrderOutcome.OK, remote_id=o.drone_id) for o in orders]
 
     async def stop(self, orders: Sequence[model.StopOrder]) -> list[OrderResult]:
+        self.place.ordered()
         return [OrderResult(each.drone_id, OrderOutcome.OK) for each in orders]
 
 
@@ -192,22 +196,39 @@ class Measured:
     """From the begin of a tick that sees a request to its order; from SIGTERM in a tick to the end of the loop."""
 
 
-async def drain_s(
-    controller: Controller, store: MeasuredStore, place: Place, world: World, clock: SteppedClock
-) -> float:
-    """Return the seconds from the begin of a tick that sees an operator's request to the order to drain."""
-    busy = next(d for d in store.drones.values() if d.state is model.DroneState.BUSY)
-    drain = model.RequestKind.DRAIN
-    store.asked = (model.OperatorRequest(1, clock.at, drain, (busy.id,), "bench", "op"),)
+async def ordered_s(controller: Controller, place: Place, seen: model.Snapshot) -> float:
+    """Return the seconds from the begin of a tick that sees this to the first order that frees a GPU."""
+    place.seen = seen
+    place.ordered_at, began = 0.0, time.perf_counter()
+    await controller.turn()
+    assert place.ordered_at, "the request was not carried out"
+    return place.ordered_at - began
+
+
+def with_claim(
+    seen: model.Snapshot, kinds: Mapping[model.TypeKey, model.DroneType]
+) -> model.Snapshot:
+    """Return a snapshot in which each drone of a site has a node of its own, and an owner wants one."""
+    drone = next(d for d in seen.drones.values() if d.state is model.DroneState.BUSY)
+    polled = seen.sites[drone.site]
+    assert polled.view is not None
+    listed = {i: replace(remote, node=i) for i, remote in polled.view.drones.items()}
+    nodes = []
+    for drone_id in listed:
+        kind = kinds[seen.drones[drone_id].type]
+        whole = (kind.gpu_milli, kind.cpus, kind.memory_mib, kind.disk_mib)
+        nodes.append(model.Node(drone_id, (kind.name,), *whole, 0, 0, 0, 0))
+    claim = model.OwnerDemand(1, drone.gpu_milli, 1, 1024, seen.now - 1, nodes=(drone.id,))
+    view = replace(polled.view, drones=listed, nodes=tuple(nodes), claims=(claim,))
+    return replace(seen, sites={**seen.sites, drone.site: replace(polled, view=view)})
+
+
+def turned(world: World, store: SqlStore, clock: SteppedClock) -> model.Snapshot:
+    """Return what is seen in the next tick, in which no drone ends."""
     clock.at += TICK_S
     world.follow(store.drones, clock.at)
     world.ends = set()
-    place.seen = world.snapshot()
-    place.drained_at, began = 0.0, time.perf_counter()
-    await controller.turn()
-    store.asked = ()
-    assert place.drained_at, "the request was not carried out"
-    return place.drained_at - began
+    return world.snapshot()
 
 
 async def put_on_record(store: SqlStore, world: World) -> None:
@@ -228,7 +249,9 @@ async def play(size: tuple[int, int, int], path: Path, ticks: int, asked: Asked)
     Sanitizer.sanitized = spent.timed("sanitize", sound)  # type: ignore[method-assign]
     rows: list[tuple[float, float, Counter[str], float]] = []
     acting = 0
-    async with MeasuredStore(path, "bench", keep_s=30 * 86400.0, snapshots=50) as store:
+    async with MeasuredStore(
+        path, "bench", keep_s=30 * 86400.0, snapshots=50, threaded=not asked.profile
+    ) as store:
         store.spent = spent
         await put_on_record(store, world)
         controller = Controller(
@@ -241,7 +264,7 @@ async def play(size: tuple[int, int, int], path: Path, ticks: int, asked: Asked)
             clock=clock,
             planner=spent.timed("plan", planner()),
             judge=spent.timed("validate", validate_plan),
-            threaded=True,
+            threaded=not asked.profile,
         )
         profile = cProfile.Profile(time.thread_time) if asked.profile else None
         async with controller:
@@ -264,7 +287,14 @@ async def play(size: tuple[int, int, int], path: Path, ticks: int, asked: Asked)
                     rows.append((wall, used, Counter(spent.parts), spent.block_s))
             watch.cancel()
             resident = resident_mib()
-            acted = {"an operator's drain": await drain_s(controller, store, place, world, clock)}
+            seen = with_claim(turned(world, store, clock), world.by_key)
+            acted = {"an owner's claim": await ordered_s(controller, place, seen)}
+            seen = turned(world, store, clock)
+            busy = next(d.id for d in seen.drones.values() if d.state is model.DroneState.BUSY)
+            drain = model.RequestKind.DRAIN
+            store.asked = (model.OperatorRequest(1, clock.at, drain, (busy,), "bench", "op"),)
+            acted["an operator's drain"] = await ordered_s(controller, place, seen)
+            store.asked = ()
             stop = asyncio.Event()
             life = asyncio.create_task(controller.run(stop))
             await asyncio.sleep(statistics.mean(row[0] for row in rows) / 2)

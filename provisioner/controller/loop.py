@@ -27,7 +27,12 @@ from provisioner.controller.journal import (
 )
 from provisioner.controller.low_use import LowUseWatch
 from provisioner.controller.orphans import OrphanWatch
-from provisioner.controller.periodic import PeriodicWork, Pruning, WorkContext
+from provisioner.controller.periodic import (
+    GarbageCollection,
+    PeriodicWork,
+    Pruning,
+    WorkContext,
+)
 from provisioner.controller.polling import (
     FIRST_POLL_WAIT_S,
     TICK_WAIT_S,
@@ -185,6 +190,7 @@ class Controller:
             self.measures,
             self.recorder,
             LowUseWatch(self.store, self.clock, self.event),
+            *([GarbageCollection(self.clock)] if self.threaded else ()),
         )
         overlay = PollTarget("overlay", lambda: self.overlay.poll(self.types), 0.0)
         self._poller = Poller(self._group, self.clock, self._compute, overlay)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -15,6 +16,9 @@ from provisioner.store import Store
 from provisioner.values import frozen
 
 PRUNE_EVERY_S = 3600.0
+COLLECT_ALL_EVERY_S = 86400.0
+NEW_OBJECTS = 200_000
+"""New objects after which garbage is collected within a tick, or between two that are far apart."""
 
 
 @frozen
@@ -52,3 +56,26 @@ class Pruning:
         if self._goes_on or now - self._pruned_at > PRUNE_EVERY_S:
             self._pruned_at = now
             self._goes_on = await read_store("store.prune_failed", self.store.prune(now), False)
+
+
+@dataclass(slots=True)
+class GarbageCollection:
+    """Garbage collection between ticks, of the objects that are new since the last one; of all once a day.
+
+    Left to itself, the interpreter walks through all objects amid decisions. With 100,000 drones
+    that takes 0.5 s, in which no thread works, at three of four ticks; the new ones take 0.1 s.
+    """
+
+    clock: Clock
+    _all_at: float = 0.0
+
+    def __post_init__(self) -> None:
+        gc.set_threshold(NEW_OBJECTS)
+
+    async def turn(self, work: WorkContext) -> None:
+        now = self.clock.now()
+        if now - self._all_at > COLLECT_ALL_EVERY_S:
+            self._all_at = now
+            gc.unfreeze()
+        gc.collect()
+        gc.freeze()
