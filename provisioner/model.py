@@ -22,6 +22,7 @@ from provisioner.keys import site_of
 from provisioner.reasons import NodeReserved, Reason
 from provisioner.settings import NVIDIA as NVIDIA
 from provisioner.settings import WHOLE_GPU as WHOLE_GPU
+from provisioner.settings import Benchmark as Benchmark
 from provisioner.settings import DroneType as DroneType
 from provisioner.settings import Headroom as Headroom
 from provisioner.settings import LowUseAction as LowUseAction

@@ -10,6 +10,7 @@ verbs would start later.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import field
 from enum import StrEnum
@@ -34,6 +35,28 @@ class Sharing(StrEnum):
 
 
 NVIDIA: Final = "nvidia"
+
+
+@frozen
+class Benchmark:
+    """Result of a benchmark on nodes of a drone type."""
+
+    name: str = setting(pattern=r"^[A-Za-z][A-Za-z0-9_]{0,31}$", example="HEPscore23")
+    """Name of the benchmark. For accounting by HTCondor-CE that of `manual_spec` in its `client.cfg`."""
+    value: float = setting(gt=0, le=1e9, example=14.4)
+    """Result per core, or per GPU."""
+    date: str = setting(
+        pattern=r"^\d{4}-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])$", example="2026-11-01"
+    )
+    """Day of the measurement, in quotes."""
+    per: Literal["core", "gpu"] = "core"
+    """Unit of the result: one core or one whole GPU."""
+    average: float | None = setting(default=None, gt=0, le=1e9, example=12.5)
+    """Average of the benchmark over the resources behind the CE, for `ApelScaling`. Default: unknown."""
+
+
+_PER_CORE = re.compile(r"hepspec|hepscore|hs\d", re.IGNORECASE)
+"""Beginnings of the names of benchmarks that pilots know as `HEPSPEC_PER_CORE`."""
 
 
 @frozen
@@ -94,6 +117,11 @@ class DroneType:
     margin_s: float = 0.0
     """Part of the walltime that no job gets: the start, the site's grace period, and the reserve of its adapter."""
     ad: Mapping[str, str] = field(default_factory=dict)
+    benchmark: tuple[Benchmark, ...] = ()
+    speed: Mapping[str, float] = field(default_factory=dict)
+    """TFLOPS of each GPU by precision."""
+    glidein_site: str = ""
+    """Name of the site in the grid."""
     kept_cpus: int = 0
     """CPUs of the drone that each of its free GPUs keeps for its next job (blocking)."""
     kept_memory_mib: int = 0
@@ -115,6 +143,28 @@ class DroneType:
         )
 
     @property
+    def published(self) -> Mapping[str, str]:
+        """Return attributes that pilots and accounting read in the slot, as ClassAd expressions without blanks."""
+        found = {}
+        if self.glidein_site:
+            found["GLIDEIN_Site"] = f'"{self.glidein_site}"'
+        for name, per in (("ApelSpecs", "core"), ("GpuSpecs", "gpu")):
+            results = {each.name: f"{each.value:.6g}" for each in self.benchmark if each.per == per}
+            found[name] = _record(results)
+        for each in reversed(self.benchmark):
+            if each.per != "core":
+                continue
+            if _PER_CORE.match(each.name):
+                found["HEPSPEC_PER_CORE"] = f"{each.value:.6g}"
+            if each.average:
+                found["ApelScaling"] = f"{each.value / each.average:.6g}"
+        dates = {each.name: f'"{each.date}"' for each in self.benchmark}
+        found["BenchmarkDates"] = _record(dates)
+        speeds = {name.upper(): f"{tflops:.6g}" for name, tflops in self.speed.items()}
+        found["GpuSpeed"] = _record(speeds)
+        return {name: text for name, text in found.items() if text}
+
+    @property
     def shares_faults(self) -> bool:
         """Return True if a job can end its neighbours on the GPU. MIG instances isolate faults."""
         return self.sharing in (Sharing.MPS, Sharing.TIME_SLICED)
@@ -123,6 +173,14 @@ class DroneType:
     def longest_job_s(self) -> float:
         """Return the longest walltime of a job that may get a new drone of the type; 0: no limit."""
         return max(1.0, self.walltime_s - self.margin_s) if self.walltime_s else 0.0
+
+
+def _record(values: Mapping[str, str]) -> str:
+    """Return a ClassAd of these values; empty without any."""
+    if not values:
+        return ""
+    fields = ";".join(f"{name}={text}" for name, text in values.items())
+    return f"[{fields}]"
 
 
 @frozen

@@ -36,6 +36,7 @@ from provisioner.durations import format_duration
 from provisioner.model import (
     NVIDIA,
     WHOLE_GPU,
+    Benchmark,
     Credential,
     DroneType,
     Headroom,
@@ -574,6 +575,19 @@ def _slot_ad(ad: dict[str, str]) -> dict[str, str]:
     return ad
 
 
+@settings_of(Benchmark, "name", "average")
+class BenchmarkSection(ConfigSection):
+    """A result of a benchmark, for pilots and accounting."""
+
+
+def _results_differ(entries: tuple[BenchmarkSection, ...]) -> tuple[BenchmarkSection, ...]:
+    results = [as_settings(Benchmark, entry).name for entry in entries]
+    for n, name in enumerate(results):
+        if name in results[:n]:
+            raise mistake_at(n, f"duplicate benchmark `{name}`: remove one of the results")
+    return entries
+
+
 @settings_of(DroneType, "gpu_milli", "max_drones")
 class _TypeSettings(ConfigSection):
     pass
@@ -586,10 +600,20 @@ class TypeSection(_TypeSettings):
         default_factory=dict, examples=[{"HasCVMFS": "true"}]
     )
     """Further ClassAd attributes of the drone's slot, as expressions in quotes, for matching."""
+    benchmark: Annotated[tuple[BenchmarkSection, ...], AfterValidator(_results_differ)] = Field(
+        (), examples=[[{"name": "HEPscore23", "value": 14.4, "date": "2026-11-01"}]]
+    )
+    """Results of benchmarks per core and per GPU, for the slot's attributes `ApelSpecs`,
+    `ApelScaling`, `HEPSPEC_PER_CORE`, `GpuSpecs` and `BenchmarkDates`."""
+    speed: dict[Literal["fp32", "fp64"], Annotated[float, Field(gt=0, le=1e6)]] = Field(
+        default_factory=dict, examples=[{"fp32": 19.5, "fp64": 9.7}]
+    )
+    """Peak speed of each GPU by precision, in TFLOPS: the slot's attribute `GpuSpeed`."""
 
     def shape(self, site: str, name: str) -> DroneType:
         """Return the drone type without what follows from its site: the margin, and the reserve of free GPUs."""
-        return as_settings(DroneType, self, site=site, name=name)
+        benchmark = tuple(as_settings(Benchmark, each) for each in self.benchmark)
+        return as_settings(DroneType, self, site=site, name=name, benchmark=benchmark)
 
     @model_validator(mode="after")
     def _can_exist(self) -> Self:
@@ -617,6 +641,8 @@ def _check_without_gpu(shape: DroneType, written: Collection[str]) -> None:
         "capability": shape.capability,
         "driver": shape.driver,
         "power": shape.power_w,
+        "speed": shape.speed,
+        "benchmark": any(each.per == "gpu" for each in shape.benchmark),
     }
     given = [key for key, value in settings.items() if value]
     given += sorted({"vendor", "target"} & set(written))
@@ -691,6 +717,10 @@ class _SiteSettings(ConfigSection):
 class SiteFile(_SiteSettings):
     """The site file: one place where drones run, the drone types that it can start, and its limits."""
 
+    glidein_site: str = Field(
+        "", pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]{0,63})?$", examples=["FZK-LCG2"]
+    )
+    """Name of the site in the grid: `GLIDEIN_Site` of its drones' slots, which pilots report."""
     limits: LimitsSection = Field(default_factory=LimitsSection, examples=[{"max_drones": 4}])
     """Limits of the site."""
     timeouts: TimeoutsSection = Field(

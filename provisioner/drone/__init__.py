@@ -73,6 +73,7 @@ def environment(order: StartOrder) -> Mapping[str, str]:
     (:class:`provisioner.model.Bootstrap`).
     """
     kind = order.type
+    published = [f"{name}={expression}" for name, expression in kind.published.items()]
     return {
         "DRONE_ID": order.drone_id,
         "DRONE_SITE": kind.site,
@@ -88,6 +89,7 @@ def environment(order: StartOrder) -> Mapping[str, str]:
         **({"DRONE_VRAM_POOL": "1"} if kind.vram_pool else {}),
         **({"DRONE_VENDOR": kind.vendor} if kind.vendor != NVIDIA else {}),
         **({"DRONE_TARGET": kind.gpu_target} if kind.gpu_target else {}),
+        **({"DRONE_AD": " ".join(published)} if published else {}),
         "DRONE_KEPT_CPUS": str(kind.kept_cpus),
         "DRONE_KEPT_MEMORY_MIB": str(kind.kept_memory_mib),
         "DRONE_KEPT_DISK_MIB": str(kind.kept_disk_mib),

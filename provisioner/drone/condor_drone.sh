@@ -49,6 +49,7 @@ number DRONE_SHARES 1              # as how many GPUs each of them is offered
 number DRONE_VRAM_POOL 0           # 1: jobs share the VRAM of the GPU by what they ask for (request_gpumem)
 word DRONE_VENDOR 'a-z' nvidia
 [ -z "${DRONE_TARGET:-}" ] || word DRONE_TARGET 'A-Za-z0-9_.-' ''   # instruction set of the GPUs: sm_80, gfx90a
+word DRONE_AD ']A-Za-z0-9._+;"= [-' ' '   # further attributes of the slot: NAME=EXPRESSION without blanks, ...
 number DRONE_IDLE_S 600
 number DRONE_GRACE_S 30
 number DRONE_WALLTIME_S 0          # 0: without end
@@ -732,6 +733,14 @@ STARTD_ATTRS = \$(STARTD_ATTRS) DroneOrder DroneDraining"
     welcome=True users=$(echo "$rule_excluded_users" | sed 's/^,*//; s/,*$//; s/,,*/", "/g')
     [ -z "$users" ] || welcome="(member(TARGET.Owner, {\"$users\"}) =!= True)"
     [ "$rule_min_gpus" -le 1 ] || welcome="$welcome && (TARGET.RequestGPUs ?: 0) >= $rule_min_gpus"
+    published=
+    set -f      # `[...]` is a ClassAd, no pattern of files
+    for each in $DRONE_AD; do
+        published="$published
+${each%%=*} = ${each#*=}
+STARTD_ATTRS = \$(STARTD_ATTRS) ${each%%=*}"
+    done
+    set +f
     vram_policy= strays=
     if [ "$DRONE_GPUS" -gt 0 ]; then
         gpus="USE FEATURE : GPUs
@@ -826,6 +835,7 @@ $gpus
 NUM_SLOTS_TYPE_1 = 1
 SLOT_TYPE_1 = CPUs=100%, Memory=100%, Disk=100%, Swap=100%, GPUs=$((DRONE_GPUS * DRONE_SHARES))${pool:+, GPUMem=100%}
 SLOT_TYPE_1_PARTITIONABLE = True
+$published
 DroneId = "$DRONE_ID"
 SiteName = "$DRONE_SITE"
 DroneType = "$DRONE_TYPE"

@@ -189,7 +189,7 @@ def template(kind: DroneType, received: ReceivedSlot | None = None, drone_config
     for name in ("Cpus", "Memory", "Disk", "GPUs"):
         _put(ad, {f"Total{name}": source(ad, name), f"TotalSlot{name}": source(ad, name)})
     lives = f" && {STATED_WALLTIME} <= {kind.longest_job_s:.0f}" if kind.walltime_s else ""
-    _put(ad, {"WithinResourceLimits": WITHIN_LIMITS, **kind.ad})
+    _put(ad, {"WithinResourceLimits": WITHIN_LIMITS, **kind.published, **kind.ad})
     if not any(name.lower() == "start" for name in kind.ad):
         _put(ad, {"Start": operator_start(drone_config, start(kind) + lives, ad)})
     _put(ad, {"Requirements": "Start && WithinResourceLimits"})
