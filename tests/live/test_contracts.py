@@ -15,6 +15,7 @@ from typing import ClassVar
 import pytest
 
 from provisioner.adapter_tests import SiteContract, SiteWorld
+from tests.labs.grid_site import AccessPoint, ElementWorld, through_element
 from tests.labs.htcondor import OWN, Condor, Pool
 from tests.labs.kubernetes import KubernetesLab
 from tests.labs.kubernetes_sites import KubernetesWorld
@@ -50,6 +51,26 @@ class TestHTCondorSite(SiteContract):
             farm, tmp_path / "work", controller, **(tools if transport == "tools" else {})
         )
         clear(farm, controller)
+
+
+@pytest.fixture(scope="module")
+def element(newest_condor: Condor) -> Iterator[tuple[AccessPoint, Pool]]:
+    with through_element(newest_condor) as pools:
+        yield pools
+
+
+class TestThroughComputingElement(SiteContract):
+    """Condor-C and a JobRouter take half a minute for each drone, so the matrix has most of it."""
+
+    pytestmark: ClassVar = [pytest.mark.asyncio, pytest.mark.matrix]
+
+    @pytest.fixture
+    def world(
+        self, element: tuple[AccessPoint, Pool], tmp_path: Path, controller: str
+    ) -> Iterator[SiteWorld]:
+        access, behind = element
+        yield ElementWorld(access, behind, tmp_path / "work", controller)
+        clear(access, controller)
 
 
 IN_THE_MATRIX = [pytest.param(way, marks=pytest.mark.matrix) for way in ("tools", "ssh", "socket")]

@@ -57,7 +57,7 @@ class HTCondorSite:
         self._requirements = {
             kind.name: submission.admins_requirements(config, kind) for kind in types
         }
-        self._on_nodes = not all(submission.is_grid(config, kind) for kind in self._types)
+        self._on_nodes = not all(map(config.is_grid, self._types))
         """False if drones run on nodes behind a computing element, not on those of this pool."""
         self._failed_nodes = FailedNodes()
         self._housekeeping = Housekeeping(name)
@@ -80,7 +80,7 @@ class HTCondorSite:
         it. UnavailableError if the nodes that were there a while ago are not listed.
         """
         taken_at = time.time()
-        machines, noticed = await self._machines()
+        machines, noticed = await self._machines() if self._on_nodes else ((), {})
         missed = self._registry.notices(each.name for each in machines) if self._on_nodes else ()
         ads = await self._client.ads("jobs", self._ours, listing.DRONE_JOB_PROJECTION)
         # then their sender has been cut short

@@ -6,11 +6,12 @@ import errno
 import json
 import math
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from adapters.htcondor import classads
 from adapters.htcondor.classads import Ad, job_id, moment, our_moment, text, value, whole
+from adapters.htcondor.site import grid
 from adapters.shared.printing import printable
 from provisioner.model import DroneId, EndKind, FaultKind, RemoteDrone, RemoteEnd, RemoteState
 from provisioner.values import frozen
@@ -24,6 +25,7 @@ DRONE_JOB_PROJECTION = classads.attribute_names(
     ExitBySignal ExitSignal HoldReason HoldReasonCode HoldReasonSubCode LastHoldReason LastHoldReasonCode
     LastHoldReasonSubCode RemoveReason
     """
+    + grid.GRID_PROJECTION
 )
 _GRACE_SLACK_S = 5.0
 _LONGEST_GRACE_S = 7 * 86400
@@ -51,7 +53,7 @@ def our_jobs(controller: str, site: str) -> str:
 
 
 def list_drones(
-    ads: Iterable[Ad],
+    ads: Sequence[Ad],
     controller: str,
     noticed: Mapping[str, float] = {},
     now: float | None = None,
@@ -98,6 +100,7 @@ def list_drones(
             )
         if other is None or _rank(drone) > _rank(other):
             drones[drone_id] = drone
+    notices += grid.silence(ads, now)
     return DroneJobsView(
         drones, frozenset(inputs), tuple(notices), tuple(abandoned), frozenset(users - {""})
     )
@@ -114,7 +117,8 @@ def is_spooling(ad: Ad) -> bool:
 
 def has_started(ad: Ad) -> bool:
     """Return True if a job has begun its one life."""
-    return whole(ad, "NumJobStarts") > 0 or moment(ad, "JobCurrentStartExecutingDate") > 0
+    started = whole(ad, "NumJobStarts") > 0 or moment(ad, "JobCurrentStartExecutingDate") > 0
+    return started or grid.has_started(ad)
 
 
 def leaves_until(ad: Ad, now: float, carved: Mapping[str, frozenset[str]] = {}) -> float:
@@ -127,9 +131,12 @@ def leaves_until(ad: Ad, now: float, carved: Mapping[str, frozenset[str]] = {}) 
     slot = text(ad, "RemoteHost")
     if not slot or slot not in carved.get(slot.rpartition("@")[2], {slot}):
         return 0.0
-    grace_s = min(whole(ad, "DroneGraceS"), _LONGEST_GRACE_S)
-    until = our_moment(ad, "EnteredCurrentStatus", now) + grace_s + _GRACE_SLACK_S
+    until = our_moment(ad, "EnteredCurrentStatus", now) + _grace_s(ad)
     return until if until > now else 0.0
+
+
+def _grace_s(ad: Ad) -> float:
+    return min(whole(ad, "DroneGraceS"), _LONGEST_GRACE_S) + _GRACE_SLACK_S
 
 
 def _remote_drone(
@@ -156,6 +163,7 @@ def _remote_drone(
         slot=host,
         # the slot of a removed job is vacated because we asked
         notice_at=noticed.get(slot, 0.0) if whole(ad, "JobStatus") == classads.RUNNING else 0.0,
+        blocked=grid.obstacle(ad) if state is RemoteState.PENDING else None,
     )
 
 
@@ -165,6 +173,8 @@ def _state(
     match whole(ad, "JobStatus"):
         case classads.IDLE if has_started(ad):
             return RemoteState.ENDED, "", _evicted(ad, now)
+        case classads.IDLE if grid.is_grid_job(ad):
+            return RemoteState.PENDING, grid.waiting(ad), None
         case classads.IDLE:
             rejected = text(ad, "LastRejMatchReason", _MAX_REASON).strip()
             return (
@@ -177,11 +187,13 @@ def _state(
             # place as free.
             return RemoteState.PENDING, "matched; its shadow starts", None
         case classads.RUNNING:
-            return RemoteState.RUNNING, "", None
+            return RemoteState.RUNNING, grid.running(ad), None
         case classads.TRANSFERRING_OUTPUT:
             return RemoteState.RUNNING, "its files are brought back", None
         case classads.REMOVED if until := leaves_until(ad, now, carved):
             return RemoteState.RUNNING, f"removed; gone within {round(until - now)} s", None
+        case classads.REMOVED if why := grid.leaving(ad, now, _grace_s(ad)):
+            return RemoteState.RUNNING, why, None
         case classads.REMOVED:
             return RemoteState.ENDED, "", _removed(ad, now)
         case classads.COMPLETED:
@@ -228,7 +240,11 @@ def _held(ad: Ad, last: str, now: float) -> RemoteEnd:
         kind = FaultKind.QUOTA
     elif code in _SETUP and subcode in (errno.EACCES, errno.EPERM) and code != 6:
         kind = FaultKind.DENIED
+    elif not code and grid.is_grid_job(ad):
+        kind = grid.hold_kind(why)
     at = our_moment(ad, "EnteredCurrentStatus", now)
+    if grid.is_gone(why):
+        return RemoteEnd(EndKind.PREEMPTED, at, None, why)
     return RemoteEnd(EndKind.FAULT, at, None, f"held ({code}/{subcode}): {why}", kind)
 
 

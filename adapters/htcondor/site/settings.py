@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
 from adapters.htcondor.classads import Expression, attribute_names, is_expression
+from adapters.htcondor.site import grid
 from adapters.htcondor.tokens import directory_credentials, idtoken_credential
 from adapters.shared.commands.settings import SshSettings
 from adapters.shared.parcel import check_environment
@@ -263,11 +264,27 @@ class HTCondorSiteConfig(ConfigSection):
             yield from directory_credentials("token_directory", self.token_directory)
         if self.transport == "tools" and self.tools.ssh:
             return  # the files of submit commands are on the login node
-        for command, value in self.submit.items():
+        mine = [("submit", self.submit)]
+        mine += [(f"types.{name}.submit", each.submit) for name, each in self.types.items()]
+        for place, command, value in ((p, *item) for p, each in mine for item in each.items()):
             if command.lower() == "x509userproxy" and value.startswith("/"):
-                yield certificate_credential(f"submit.{command}", Path(value))
+                yield certificate_credential(f"{place}.{command}", Path(value))
             elif command.lower() == "scitokens_file" and value.startswith("/"):
-                yield secret_credential(f"submit.{command}", Secret(file=Path(value)), is_jwt=True)
+                yield secret_credential(f"{place}.{command}", Secret(file=Path(value)), is_jwt=True)
+
+    def commands(self, kind: DroneType) -> Mapping[str, str]:
+        """Return the admin's submit commands for a type, whose own replace the general ones."""
+        special = self.types.get(kind.name)
+        mine = special.submit if special else {}
+        replaced = {name.lower() for name in mine}
+        general = {
+            name: value for name, value in self.submit.items() if name.lower() not in replaced
+        }
+        return general | mine
+
+    def is_grid(self, kind: DroneType) -> bool:
+        """Return True if a type's drones run behind a computing element."""
+        return grid.is_grid(self.commands(kind))
 
     def drone_account(self) -> tuple[str, str | None]:
         """Return the option that names the account of drones, and that account; None if the site chooses it."""
@@ -284,7 +301,40 @@ class HTCondorSiteConfig(ConfigSection):
                 )
                 yield ("types", kind.name, "gpus"), message
         names = [kind.name for kind in types]
+        yield from self._grid_conflicts(types)
         for name in self.types:
             if name not in names:
                 message = f"there is no drone type `{name[:63]}`: {choices(name, names)}"
                 yield ("options", "types", name), message
+
+    def _grid_conflicts(self, types: Sequence[DroneType]) -> Iterator[OptionFinding]:
+        """Yield what cannot work through a computing element."""
+        through = [kind for kind in types if self.is_grid(kind)]
+        for kind in types:
+            if kind not in through and "grid_resource" in self.commands(kind):
+                message = "`grid_resource` wants `universe: grid`: add it, or remove this"
+                yield self._place(kind, "grid_resource"), message
+        if not through:
+            return
+        if len(through) < len(types):
+            message = (
+                "`universe`: drones of one site are all in the grid universe, or none is: make two "
+                "sites of it"
+            )
+            yield self._place(through[0], "universe"), message
+        for kind in through:
+            for name, message in grid.conflicts(self.commands(kind)):
+                yield self._place(kind, name), message
+            special = self.types.get(kind.name)
+            if special is not None and special.requirements:
+                place = ("options", "types", kind.name, "requirements")
+                yield place, f"`requirements`: {grid.NODES_HIDDEN}"
+        yield from grid.useless_options(sorted(self.model_fields_set), through)
+
+    def _place(self, kind: DroneType, name: str) -> tuple[str, ...]:
+        """Return the keys that lead to a submit command."""
+        special = self.types.get(kind.name)
+        own = ("types", kind.name) if special and name in grid.bare_names(special.submit) else ()
+        given = special.submit if special and own else self.submit
+        written = (each for each in given if name in grid.bare_names({each: ""}))
+        return ("options", *own, "submit", next(written, name))

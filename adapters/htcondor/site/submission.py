@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 
 from adapters.htcondor import classad2
+from adapters.htcondor.site import grid
 from adapters.htcondor.site.listing import SPOOLING
 from adapters.htcondor.site.settings import HTCondorSiteConfig
 from adapters.shared import parcel
@@ -31,15 +32,19 @@ BEGIN = "begin.sh"
 SCRIPT = "drone.sh"
 LOG = "drone.log"
 LEFT_BEHIND = (LOG, "outcome", "log")  # output of a drone, in its directory below ``$(outputs)``
-_BEGIN = f"""\
+PARCEL = "drone.tar"  # input of a drone that a computing element starts: some take no directories
+_BEGIN = """\
 #!/bin/sh
 # What HTCondor runs: the drone, with all that it says and leaves among the files that come home. (A job's standard
 # output does not when the job is removed, and a file that is missing would put it on hold.)
 umask 077
+"""
+_UNPACK_PARCEL = f"tar -xf {PARCEL} || exit 70\n"
+_RUN = f"""\
 mkdir -p log
 : >>outcome
 exec /bin/sh ./{SCRIPT} >{LOG} 2>&1
-""".encode()
+"""
 
 STARTED = "((NumJobStarts ?: 0) > 0 || JobCurrentStartExecutingDate =!= undefined)"
 """The count alone is late: the shadow reports it every SHADOW_QUEUE_UPDATE_INTERVAL, a quarter of an hour."""
@@ -130,11 +135,20 @@ def batches(
             ids = tuple(order.drone_id for order in each[start : start + _MAX_JOBS])
             boots = each[0].bootstrap
             assert boots is not None
-            batch = SubmitDescription("", ids, {BEGIN: _BEGIN, SCRIPT: boots.script, **boots.files})
+            batch = SubmitDescription("", ids, _inputs(boots, packed=config.is_grid(each[0].type)))
             yield replace(
                 batch,
                 description=_description(each[0], boots, config, controller, batch.digest, avoided),
             )
+
+
+def _inputs(bootstrap: Bootstrap, *, packed: bool) -> Mapping[str, bytes]:
+    files = {SCRIPT: bootstrap.script, **bootstrap.files}
+    if not packed:
+        return {BEGIN: (_BEGIN + _RUN).encode(), **files}
+    scripts = [name for name in files if name.endswith(".sh")]
+    parcel_of_files = parcel.archive(dict(sorted(files.items())), scripts)
+    return {BEGIN: (_BEGIN + _UNPACK_PARCEL + _RUN).encode(), PARCEL: parcel_of_files}
 
 
 def _description(
@@ -148,34 +162,43 @@ def _description(
     kind = order.type
     joined = ("requirements", "require_gpus")
     plain = {
-        name: value
-        for name, value in _admins_commands(config, kind).items()
-        if name.lower() not in joined
+        name: value for name, value in config.commands(kind).items() if name.lower() not in joined
     }
     taken = sorted({name.split("/")[0] for name in bootstrap.files} | {SCRIPT})
+    left: tuple[str, ...] = LEFT_BEHIND
     demanded = admins_requirements(config, kind)
     requirements = [ONE_LIFE, f'(TARGET.Arch == "{kind.arch}")', *([demanded] if demanded else [])]
     if avoided:
         names = ", ".join(map(classad2.quote, avoided))
         requirements.append(f"(member(TARGET.Machine, {{{names}}}) =!= True)")
-    grid = is_grid(config, kind)
+    requests = {
+        "requirements": " && ".join(requirements),
+        "job_lease_duration": str(round(config.lease)),
+    }
+    started = STARTED
+    through_element = config.is_grid(kind)
+    if through_element:
+        # No lease: the drones would end whenever the way to the element is cut for as long.
+        requests = grid.request(kind, plain)
+        started = grid.STARTED_THERE
+        taken = [PARCEL]
+        left = LEFT_BEHIND[: 2 if grid.is_arc(plain) else 3]  # an ARC brings no directory home
     # for a controller that has died too
     limit_s = max(_LEAST_SPOOL_LIMIT_S, round(4 * config.submit_deadline))
     abandoned = f"HoldReasonCode == {SPOOLING} && time() - EnteredCurrentStatus > {limit_s}"
     commands = {
         "universe": "vanilla",
         **plain,
+        **requests,
         "executable": f"$(inputs)/{BEGIN}",
         "transfer_input_files": ", ".join(f"$(inputs)/{name}" for name in taken),
         "initialdir": "$(outputs)/$(drone_id)",
-        "transfer_output_files": ", ".join(LEFT_BEHIND),
+        "transfer_output_files": ", ".join(left),
         "should_transfer_files": "YES",
         "when_to_transfer_output": "ON_EXIT_OR_EVICT",
         "environment": _environment(order, bootstrap, config),
         **_shape(kind, _admins_command(config, kind, "require_gpus")),
-        **({} if grid else {"requirements": " && ".join(requirements)}),
         "notification": "never",
-        "job_lease_duration": str(round(config.lease)),
         "max_job_retirement_time": "0",
         "job_max_vacate_time": str(max(1, round(order.grace_s))),
         "want_graceful_removal": "True",
@@ -184,9 +207,9 @@ def _description(
         f" {round(config.retain_finished)}",
         # An evicted job would begin a second life; a held one would wait for a person; one that
         # never gets its files would wait without end.
-        "periodic_remove": f"(JobStatus == 1 && {STARTED}) ||"
+        "periodic_remove": f"(JobStatus == 1 && {started}) ||"
         f" (JobStatus == 5 && (HoldReasonCode =!= {SPOOLING} || ({abandoned})))",
-        **_ours(order, controller, digest, forwarded=grid),
+        **_ours(order, controller, digest, forwarded=through_element),
     }
     return "".join(f"{name} = {value}\n" for name, value in commands.items())
 
@@ -200,26 +223,11 @@ def admins_requirements(config: HTCondorSiteConfig, kind: DroneType) -> str:
     )
 
 
-def _admins_commands(config: HTCondorSiteConfig, kind: DroneType) -> Mapping[str, str]:
-    """Return the site admin's commands; those of the type replace the general ones."""
-    special = config.types.get(kind.name)
-    mine = special.submit if special else {}
-    replaced = {name.lower() for name in mine}
-    return {
-        name: value for name, value in config.submit.items() if name.lower() not in replaced
-    } | mine
-
-
 def _admins_command(config: HTCondorSiteConfig, kind: DroneType, name: str) -> str:
     return next(
-        (value for each, value in _admins_commands(config, kind).items() if each.lower() == name),
+        (value for each, value in config.commands(kind).items() if each.lower() == name),
         "",
     )
-
-
-def is_grid(config: HTCondorSiteConfig, kind: DroneType) -> bool:
-    """Return True if a type's drones run behind a computing element."""
-    return _admins_command(config, kind, "universe").strip().lower() == "grid"
 
 
 def _shape(kind: DroneType, wanted_gpus: str) -> Mapping[str, str]:

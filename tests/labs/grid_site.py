@@ -1,0 +1,113 @@
+"""A compute element in the lab: a schedd with a JobRouter and nodes behind it, and the access point that submits to it.
+
+What HTCondor-CE is made of: Condor-C (gridmanager and c-gahp) hands a job to the element's schedd,
+whose JobRouter makes a job of the pool out of it. Two pools on loopback.
+"""
+
+from __future__ import annotations
+
+import pwd
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from provisioner.model import DroneId
+from tests.labs import htcondor
+from tests.labs.htcondor import ONE_SLOT, Condor, Pool, until
+from tests.labs.shared_gpu_site import SITE, FarmWorld
+
+ELEMENT_SCHEDD = "ce@ce.test"
+
+ROUTER = """
+SCHEDD_NAME = ce@ce.test
+NETWORK_HOSTNAME = ce.test
+JOB_ROUTER_POLLING_PERIOD = 1
+JOB_ROUTER_ROUTE_NAMES = pool
+JOB_ROUTER_ROUTE_pool @=route
+  REQUIREMENTS (RoutedBy is undefined)
+  UNIVERSE VANILLA
+  SET AcctGroup "atlas"
+@route
+# the pool behind an element has a negotiator, and its own schedd has none: only routed jobs may match
+START = TARGET.RoutedBy isnt undefined
+"""
+
+ACCESS = """
+NETWORK_HOSTNAME = ap.test
+SCHEDD_NAME = ap@ap.test
+# quick: a minute or more for all of these
+GRIDMANAGER_JOB_PROBE_INTERVAL = 2
+GRIDMANAGER_CHECKPROXY_INTERVAL = 5
+GRIDMANAGER_CONTACT_SCHEDD_DELAY = 1
+GRIDMANAGER_RESOURCE_PROBE_INTERVAL = 3
+GRIDMANAGER_RESOURCE_PROBE_DELAY = 3
+PERIODIC_EXPR_INTERVAL = 2
+SUBMIT_REQUIREMENT_NAMES = Gpus
+SUBMIT_REQUIREMENT_Gpus = (RequestGPUs ?: 0) <= 8
+SUBMIT_REQUIREMENT_Gpus_REASON = "no node has more than 8 GPUs"
+"""
+
+
+def owner(element: Pool) -> str:
+    """Return the account of the lab: a JobRouter that is not root routes the jobs of its own account alone."""
+    return pwd.getpwuid(element.account.uid).pw_name
+
+
+class AccessPoint(Pool):
+    """The schedd that the controller submits to, whose gridmanager has a token of the element."""
+
+    def __init__(self, root: Path, condor: Condor, element: Pool) -> None:
+        super().__init__(root, condor, "ap", "COLLECTOR NEGOTIATOR SCHEDD", ACCESS)
+        file = self.dir / "etc/tokens/element"
+        file.touch(mode=0o600)
+        file.write_text(element.token(owner(element), ("READ", "WRITE")) + "\n")
+        self.account.give(file.parent)
+
+
+@contextmanager
+def through_element(condor: Condor, more: str = "") -> Iterator[tuple[AccessPoint, Pool]]:
+    """Start an element with a node of 8 GPUs, and an access point; ``more`` configures the element."""
+    with htcondor.lab_directory("element") as root:
+        daemons = "COLLECTOR NEGOTIATOR SCHEDD STARTD JOB_ROUTER"
+        element = Pool(root, condor, "ce", daemons, ONE_SLOT + SITE + ROUTER + more)
+        element.config.write_text(
+            element.config.read_text() + f"ALLOW_WRITE = $(ALLOW_WRITE) {owner(element)}@ce.test\n"
+        )
+        access = AccessPoint(root, condor, element)
+        with htcondor.running(element), htcondor.running(access):
+            until(
+                lambda: len(element.slots('SlotType == "Partitionable"')) == 1,
+                60,
+                what="the node is in the pool",
+            )
+            yield access, element
+
+
+def grid_commands(element: Pool) -> dict[str, str]:
+    """Submit commands that send a drone to the element."""
+    return {
+        "universe": "grid",
+        "grid_resource": f"condor {ELEMENT_SCHEDD} {element.collector}",
+    }
+
+
+class ElementWorld(FarmWorld):
+    """The contract's view of the access point, and of what runs behind the element."""
+
+    longest_wait_s = 120.0
+
+    def __init__(
+        self, access: AccessPoint, element: Pool, work: Path, controller: str, **options: object
+    ) -> None:
+        super().__init__(access, work, controller, submit=grid_commands(element), **options)
+        self.element = element
+
+    async def alive(self, drone_id: DroneId) -> int:
+        """Count here and there: a drone that runs twice behind the element is one job here."""
+        routed = [
+            ad
+            for ad in self.element.jobs()
+            if ad.get("DroneId") == drone_id and "RoutedFromJobId" in ad
+        ]
+        there = len([ad for ad in routed if ad["JobStatus"] not in (3, 4)])
+        return max(there, await super().alive(drone_id))
