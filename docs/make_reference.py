@@ -483,7 +483,7 @@ def _default(field: FieldInfo) -> str:
     if field.is_required():
         return "required"
     value = field.default
-    if value is PydanticUndefined or value is None or value in ("", (), [], {}):
+    if isinstance(value, BaseModel) or value in (PydanticUndefined, None, "", (), [], {}):
         return ""
     unit = unit_of(field.annotation, field.metadata)
     if unit is None:

@@ -46,11 +46,11 @@ class EmbeddedOverlayConfig(ConfigSection):
     """The queue: a SQLite file on a local disk of this host. Made if missing."""
     lease: Duration = Field(30.0, ge=1.0, le=queue.LONGEST_LEASE_S)
     """Time for which a job belongs to a drone that gives no sign of life; then it waits again. From 1s to 10min."""
-    poll: PositiveDuration = Field(0.5)
+    poll: PositiveDuration = 0.5
     """Time between two looks for jobs of a drone with room."""
     max_lost: int = Field(10, ge=1)
     """A job whose drone was lost under it this often is held instead of run again."""
-    keep: Duration = Field(30 * 86400.0)
+    keep: Duration = 30 * 86400.0
     """Time for which finished jobs stay in the queue file."""
 
     def runs_jobs_of_others(self) -> bool:

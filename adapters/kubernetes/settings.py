@@ -96,18 +96,16 @@ class PodOptions(ConfigSection):
     """PriorityClass. Pods of a higher priority are the owner's, and come first. Default: the cluster's."""
     queue: str = Field("", pattern=rf"^$|{_DNS_LABEL}", examples=["drones"])
     """LocalQueue of Kueue that admits the pods. Default: none."""
-    node_selector: _Labels = Field(default_factory=dict, examples=[{"pool": "gpu"}])
+    node_selector: _Labels = Field({}, examples=[{"pool": "gpu"}])
     """Labels that a node must have."""
-    labels: _Labels = Field(default_factory=dict, examples=[{"cost-centre": "wlcg"}])
+    labels: _Labels = Field({}, examples=[{"cost-centre": "wlcg"}])
     """Further labels of each pod."""
-    annotations: _Annotations = Field(default_factory=dict, examples=[{"gpu-fraction": "0.25"}])
+    annotations: _Annotations = Field({}, examples=[{"gpu-fraction": "0.25"}])
     """Annotations of each pod, as for the scheduler of KAI."""
-    pod: _Fields = Field(
-        default_factory=dict, examples=[{"tolerations": [{"key": "gpu", "operator": "Exists"}]}]
-    )
+    pod: _Fields = Field({}, examples=[{"tolerations": [{"key": "gpu", "operator": "Exists"}]}])
     """Further fields of the pod's `spec`: tolerations, `imagePullSecrets`, `schedulerName`, volumes, ..."""
     container: _Fields = Field(
-        default_factory=dict, examples=[{"volumeMounts": [{"name": "sw", "mountPath": "/sw"}]}]
+        {}, examples=[{"volumeMounts": [{"name": "sw", "mountPath": "/sw"}]}]
     )
     """Further fields of its container: `volumeMounts`, `imagePullPolicy`, ..."""
 
@@ -120,11 +118,9 @@ class KubernetesTypeConfig(PodOptions):
     )
     """Name of the resource of which a drone gets one for each of its GPUs; `none` if a scheduler
     assigns them by an annotation, as KAI does. Default: the vendor's whole GPU."""
-    products: list[str] = Field(
-        default_factory=list, max_length=32, examples=[["NVIDIA-A100-SXM4-40GB"]]
-    )
+    products: list[str] = Field([], max_length=32, examples=[["NVIDIA-A100-SXM4-40GB"]])
     """Values of the node label `nvidia.com/gpu.product` that fit: any one of them. Default: all."""
-    resources: _Resources = Field(default_factory=dict, examples=[{"nvidia.com/gpumem": 8000}])
+    resources: _Resources = Field({}, examples=[{"nvidia.com/gpumem": 8000}])
     """Further resources of the container, as those of HAMi."""
     claim_template: str = Field("", pattern=rf"^$|{_DNS_NAME}", examples=["one-mig-slice"])
     """ResourceClaimTemplate of the namespace (DRA) that the GPUs come from, instead of `resource`."""
@@ -144,11 +140,11 @@ class KubernetesSiteConfig(PodOptions):
     """Context of the kubeconfig. Default: its current one."""
     namespace: str = Field("", pattern=rf"^$|{_DNS_LABEL}", examples=["gpu-drones"])
     """Namespace of the drones. Default: the context's, or that of the controller's pod."""
-    types: dict[str, KubernetesTypeConfig] = Field(default_factory=dict)
+    types: dict[str, KubernetesTypeConfig] = Field({})
     """Resources, and what else is special, of each drone type, by its name."""
     env: Annotated[
         dict[str, str], AfterValidator(partial(check_environment, reserved=_RESERVED))
-    ] = Field(default_factory=dict, examples=[{"CONDOR_PREFIX": "/opt/condor"}])
+    ] = Field({}, examples=[{"CONDOR_PREFIX": "/opt/condor"}])
     """Environment variables for each drone. `CONDOR_PREFIX` here is used instead of the overlay's `condor_prefix`."""
     run_as: int = Field(1000, ge=1, le=2**31 - 1)
     """User and group id of the drones. Drones never run as root."""

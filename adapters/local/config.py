@@ -62,7 +62,7 @@ class LocalSiteConfig(ConfigSection):
     """Niceness of drones; 0 is that of the controller."""
     env: Annotated[
         dict[str, str], AfterValidator(partial(check_environment, reserved=_SITE_VARIABLES))
-    ] = Field(default_factory=dict)
+    ] = Field({})
     """Environment variables added for each drone."""
 
     def drone_account(self) -> tuple[str, str]:

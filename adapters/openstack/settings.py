@@ -109,9 +109,7 @@ class ServerOptions(ConfigSection):
     """Servers boot from a volume made from the image. Default: from the image itself."""
     networks: list[Annotated[str, Field(pattern=_OBJECT_NAME)]] | None = Field(None, max_length=8)
     """Names or ids of networks; `[]` is none. Default: as the cloud sees fit."""
-    security_groups: list[Annotated[str, Field(pattern=_OBJECT_NAME)]] = Field(
-        default_factory=list, max_length=16
-    )
+    security_groups: list[Annotated[str, Field(pattern=_OBJECT_NAME)]] = Field([], max_length=16)
     """Names or ids of security groups. Default: the project's."""
     key_pair: str = Field("", pattern=_OPTIONAL_NAME)
     """Key pair for a person who looks into a server. Default: none."""
@@ -122,7 +120,7 @@ class ServerOptions(ConfigSection):
     config_drive: bool | None = None
     """True if the server gets its data by a config drive. Default: the cloud's."""
     metadata: Annotated[dict[str, str], AfterValidator(_check_metadata)] = Field(
-        default_factory=dict, examples=[{"cost_centre": "wlcg"}]
+        {}, examples=[{"cost_centre": "wlcg"}]
     )
     """Further metadata of each server."""
 
@@ -141,7 +139,7 @@ class HostConfig(ConfigSection):
         min_length=1, max_length=1000, examples=[["gk-gpu-01", "gk-gpu-02"]]
     )
     """Their names, as nova-compute has them (`openstack compute service list`)."""
-    types: list[str] = Field(default_factory=list)
+    types: list[str] = Field([])
     """Drone types that fit them. Default: all of the site."""
     gpus: int = Field(ge=1, le=64, examples=[4])
     """GPUs of one host."""
@@ -177,7 +175,7 @@ class OpenStackSiteConfig(CloudAccess, ServerOptions):
     """Flavour, and what else is special, of each drone type, by its name."""
     env: Annotated[
         dict[str, str], AfterValidator(partial(check_environment, reserved=_RESERVED))
-    ] = Field(default_factory=dict, examples=[{"CONDOR_PREFIX": "/opt/condor"}])
+    ] = Field({}, examples=[{"CONDOR_PREFIX": "/opt/condor"}])
     """Environment variables for each drone. `CONDOR_PREFIX` here is said instead of the overlay's
     `condor_prefix`: where HTCondor is in the image. `DRONE_USER`: the account that drones run as.
     """
@@ -186,7 +184,7 @@ class OpenStackSiteConfig(CloudAccess, ServerOptions):
     sent along, so it must hold no secret; it is ended after a quarter of an hour."""
     scratch: str = Field("/var/tmp", pattern=r"^/[A-Za-z0-9_./+-]*$")
     """Directory in the server below which its drone works."""
-    hosts: list[HostConfig] = Field(default_factory=list)
+    hosts: list[HostConfig] = Field([])
     """The hosts with GPUs, where their operator tells them: only then is it known which servers
     stand in the owner's way, and where GPUs are free. Default: only quotas are looked at."""
     owner: OpenStackOwnerConfig | None = None

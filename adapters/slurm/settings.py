@@ -99,7 +99,7 @@ class SlurmJobOptions(ConfigSection):
     """Reservation that drones run in."""
     constraint: str = Field("", pattern=r"^[A-Za-z0-9_.&|()\[\]*:,+-]{0,255}$", examples=["LSDF"])
     """Features that nodes must have."""
-    submit: Options = Field(default_factory=dict, examples=[{"exclude": "hkn0815", "nice": "100"}])
+    submit: Options = Field({}, examples=[{"exclude": "hkn0815", "nice": "100"}])
     """Further options of sbatch by their long names without dashes, as text, or `true` for those
     that take no value. Options that define a drone are refused."""
 
@@ -185,11 +185,11 @@ class SlurmOwnerConfig(ConfigSection):
         min_length=1, examples=[["accelerated"]]
     )
     """Partitions in which the owner's jobs wait."""
-    accounts: list[str] = Field(default_factory=list)
+    accounts: list[str] = Field([])
     """Only jobs of these accounts. Default: of any."""
-    qos: list[str] = Field(default_factory=list)
+    qos: list[str] = Field([])
     """Only jobs of these QOS. Default: of any."""
-    users: list[str] = Field(default_factory=list)
+    users: list[str] = Field([])
     """Only jobs of these users. Default: of any but ours."""
 
 
@@ -222,15 +222,15 @@ class SlurmSiteConfig(SlurmJobOptions):
 
     transport: Literal["tools", "rest", "native"] = "tools"
     """Interface to Slurm: its command-line `tools` (here or over ssh), slurmrestd (`rest`), or pyslurm (`native`)."""
-    tools: SlurmToolsConfig = Field(default_factory=SlurmToolsConfig)
+    tools: SlurmToolsConfig = SlurmToolsConfig()
     """Host and directory of the tools, with `transport: tools`."""
     rest: SlurmRestConfig | None = None
     """slurmrestd, with `transport: rest`."""
-    native: SlurmNativeConfig = Field(default_factory=SlurmNativeConfig)
+    native: SlurmNativeConfig = SlurmNativeConfig()
     """Interpreter that has pyslurm, with `transport: native`."""
-    types: dict[str, SlurmTypeOptions] = Field(default_factory=dict)
+    types: dict[str, SlurmTypeOptions] = Field({})
     """Options of single drone types, by name."""
-    env: Environment = Field(default_factory=dict, examples=[{"CONDOR_PREFIX": "/home/kit/condor"}])
+    env: Environment = Field({}, examples=[{"CONDOR_PREFIX": "/home/kit/condor"}])
     """Environment variables for each drone. `CONDOR_PREFIX` here replaces the overlay's
     `condor_prefix`: the directory of HTCondor on the nodes of this site."""
     scratch: str = Field(
@@ -247,7 +247,7 @@ class SlurmSiteConfig(SlurmJobOptions):
     owner: SlurmOwnerConfig | None = None
     """Jobs that have priority over drones. Default: no owner."""
     hardware: list[SlurmNodeHardware] = Field(
-        default_factory=list,
+        [],
         examples=[
             [{"nodes": "hkn[0801-0967]", "cores_per_socket": 38, "memory": "512000 MiB", "gpus": 4}]
         ],

@@ -100,7 +100,7 @@ class OverlaySection(ConfigSection):
 
     adapter: str = Field(examples=["htcondor"])
     """Name of the overlay adapter."""
-    options: dict[str, Any] = Field(default_factory=dict, examples=[{}])
+    options: dict[str, Any] = Field({}, examples=[{}])
     """Options of the adapter, see below."""
 
 
@@ -169,9 +169,7 @@ class PolicySection(_PolicySettings):
         (), examples=[[{"name": "day-shift", "count": 2, "hours": [7, 17]}]]
     )
     """Free room kept for jobs that have not been submitted yet."""
-    low_use: LowUseSection = Field(
-        default_factory=LowUseSection, examples=[{"action": "warn", "below": 0.15}]
-    )
+    low_use: LowUseSection = Field(LowUseSection(), examples=[{"action": "warn", "below": 0.15}])
     """Job classes that use little of their GPUs."""
 
     @model_validator(mode="after")
@@ -344,7 +342,7 @@ class WebProxySection(ConfigSection):
     origin: Annotated[str, AfterValidator(_origin)] = Field(examples=["https://drones.example.edu"])
     """Scheme and host as browsers see them; a change from a page of any other origin is refused."""
     groups: dict[str, Role] = Field(
-        default_factory=dict, examples=[{"gpu-users": "read", "gpu-operators": "operate"}]
+        {}, examples=[{"gpu-users": "read", "gpu-operators": "operate"}]
     )
     """Role of each group; a user has the highest of theirs. `*` stands for everybody who is logged in."""
     group_separator: str = Field(",", min_length=1, max_length=8, examples=["|"])
@@ -384,9 +382,7 @@ class WebSection(ConfigSection):
         "127.0.0.1:8618", examples=["127.0.0.1:8618"]
     )
     """Loopback address and port; all who reach it may read. `""`: none."""
-    operators: WebOperatorsSection = Field(
-        default_factory=WebOperatorsSection, examples=[{"users": ["ann"]}]
-    )
+    operators: WebOperatorsSection = Field(WebOperatorsSection(), examples=[{"users": ["ann"]}])
     """Accounts that may operate over the unix socket."""
     tls: WebTlsSection | None = Field(
         None,
@@ -438,9 +434,9 @@ class ControllerFile(ConfigSection):
     """The pool where jobs wait and drones join."""
     sites: list[str] = Field(min_length=1, examples=[["site_configs/*.yaml"]])
     """Site files: paths or patterns (`*`, `**`), from this file's directory."""
-    policy: PolicySection = Field(default_factory=PolicySection, examples=[{"interval": "15s"}])
+    policy: PolicySection = Field(PolicySection(), examples=[{"interval": "15s"}])
     """The policy for all sites together."""
-    web: WebSection = Field(default_factory=WebSection, examples=[{"listen": "127.0.0.1:8618"}])
+    web: WebSection = Field(WebSection(), examples=[{"listen": "127.0.0.1:8618"}])
     """The web service."""
 
 
@@ -489,14 +485,16 @@ def _node_patterns(names: tuple[str, ...]) -> tuple[str, ...]:
     return names
 
 
-@settings_of(Reserve, "cpus", "disk_mib")
-class BlockingSection(ConfigSection):
-    """Resources that each free GPU of certain nodes reserves for its next drone, so that CPU work cannot block it."""
-
+class _NodesSection(ConfigSection):
     nodes: Annotated[tuple[_NodePattern, ...], AfterValidator(_node_patterns)] = Field(
         ("*",), min_length=1, examples=[["topas-a100-*"]]
     )
     """Node names; `*`, `?` and `[...]` as in file names. The first entry that matches a node applies."""
+
+
+@settings_of(Reserve, "cpus", "disk_mib")
+class BlockingSection(_NodesSection):
+    """Resources that each free GPU of certain nodes reserves for its next drone, so that CPU work cannot block it."""
 
     @model_validator(mode="after")
     def _keeps_something(self) -> Self:
@@ -508,13 +506,9 @@ class BlockingSection(ConfigSection):
         return self
 
 
-class MigSection(ConfigSection):
+class MigSection(_NodesSection):
     """MIG instances that the site's administrator makes of each GPU of certain nodes (`provisioner render mig`)."""
 
-    nodes: Annotated[tuple[_NodePattern, ...], AfterValidator(_node_patterns)] = Field(
-        ("*",), min_length=1, examples=[["topas-a100-*"]]
-    )
-    """Node names; `*`, `?` and `[...]` as in file names. The first entry that matches a node applies."""
     gpu_model: Literal[
         "A100-40", "A100-80", "H100-80", "H100-94", "H100-96", "H200-141", "A30-24"
     ] = Field(examples=["A100-40"])
@@ -597,7 +591,7 @@ class TypeSection(_TypeSettings):
     """A drone type: a shape of drones that the site can start."""
 
     ad: Annotated[dict[str, str], AfterValidator(_slot_ad)] = Field(
-        default_factory=dict, examples=[{"HasCVMFS": "true"}]
+        {}, examples=[{"HasCVMFS": "true"}]
     )
     """Further ClassAd attributes of the drone's slot, as expressions in quotes, for matching."""
     benchmark: Annotated[tuple[BenchmarkSection, ...], AfterValidator(_results_differ)] = Field(
@@ -721,11 +715,9 @@ class SiteFile(_SiteSettings):
         "", pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]{0,63})?$", examples=["FZK-LCG2"]
     )
     """Name of the site in the grid: `GLIDEIN_Site` of its drones' slots, which pilots report."""
-    limits: LimitsSection = Field(default_factory=LimitsSection, examples=[{"max_drones": 4}])
+    limits: LimitsSection = Field(LimitsSection(), examples=[{"max_drones": 4}])
     """Limits of the site."""
-    timeouts: TimeoutsSection = Field(
-        default_factory=TimeoutsSection, examples=[{"booting": "10min"}]
-    )
+    timeouts: TimeoutsSection = Field(TimeoutsSection(), examples=[{"booting": "10min"}])
     """Timeouts of the site."""
     blocking: Annotated[tuple[BlockingSection, ...], AfterValidator(_each_is_reached)] = Field(
         (), examples=[[{"cpus": 8, "memory": "20 GiB"}]]
@@ -735,16 +727,14 @@ class SiteFile(_SiteSettings):
         (), examples=[[{"gpu_model": "A100-40", "layout": ["3g.20gb", "3g.20gb"]}]]
     )
     """MIG layouts of nodes; `check --live` reports nodes that differ, where the site can be asked."""
-    owner: OwnerSection = Field(
-        default_factory=OwnerSection, examples=[{"preempt_proactively": True}]
-    )
+    owner: OwnerSection = Field(OwnerSection(), examples=[{"preempt_proactively": True}])
     """Behaviour towards the owner of the hardware."""
     types: dict[Name, TypeSection] = Field(
         min_length=1,
         examples=[{"a100": {"gpus": 1, "cpus": 8, "memory": "20 GiB", "disk": "50 GiB"}}],
     )
     """Drone types by name."""
-    options: dict[str, Any] = Field(default_factory=dict, examples=[{}])
+    options: dict[str, Any] = Field({}, examples=[{}])
     """Options of the adapter, see below."""
 
     @property

@@ -43,12 +43,12 @@ _POOL = PoolBehaviour()
 class DrawSection(ConfigSection):
     """A duration that differs from drone to drone; a plain duration is always the same."""
 
-    fixed: Duration | None = Field(default=None, examples=["75s"])
-    low: Duration | None = Field(default=None, examples=["10s"])
-    high: Duration | None = Field(default=None, examples=["1min"])
-    median: PositiveDuration | None = Field(default=None, examples=["45s"])
-    sigma: float | None = Field(default=None, ge=0, le=5, examples=[0.4])
-    most: Duration | None = Field(default=None, examples=["1h"])
+    fixed: Duration | None = None
+    low: Duration | None = None
+    high: Duration | None = None
+    median: PositiveDuration | None = None
+    sigma: float | None = Field(None, ge=0, le=5)
+    most: Duration | None = None
 
     @model_validator(mode="after")
     def _is_one_kind(self) -> Self:
@@ -80,14 +80,17 @@ Spread = Annotated[
 ]
 
 
+_Chance = Annotated[float, Field(ge=0, le=1)]
+
+
 class FailureSection(ConfigSection):
     """Chances of the defects of a drone, each from 0 to 1."""
 
-    dies_young: float = Field(default=0.0, ge=0, le=1, examples=[0.01])
-    never_joins: float = Field(default=0.0, ge=0, le=1, examples=[0.01])
-    hangs_in_check: float = Field(default=0.0, ge=0, le=1, examples=[0.01])
-    matches_nothing: float = Field(default=0.0, ge=0, le=1, examples=[0.01])
-    eats_jobs: float = Field(default=0.0, ge=0, le=1, examples=[0.01])
+    dies_young: _Chance = 0.0
+    never_joins: _Chance = 0.0
+    hangs_in_check: _Chance = 0.0
+    matches_nothing: _Chance = 0.0
+    eats_jobs: _Chance = 0.0
 
     @model_validator(mode="after")
     def _add_up(self) -> Self:
@@ -100,13 +103,13 @@ class FailureSection(ConfigSection):
 class BehaviourSection(ConfigSection):
     """Behaviour of a site towards drones; fields as in :class:`SiteBehaviour`."""
 
-    queue: Spread | None = Field(default=None, examples=["45s"])
-    boot: Spread | None = Field(default=None, examples=["75s"])
-    check: Spread | None = Field(default=None, examples=["5s"])
-    release: Spread | None = Field(default=None, examples=["5s"])
-    lifetime: Spread | None = Field(default=None, examples=["30d"])
-    retire: PositiveDuration | None = Field(default=None, examples=["24h"])
-    failures: FailureSection | None = Field(default=None, examples=[{"dies_young": 0.01}])
+    queue: Spread | None = None
+    boot: Spread | None = None
+    check: Spread | None = None
+    release: Spread | None = None
+    lifetime: Spread | None = None
+    retire: PositiveDuration | None = None
+    failures: FailureSection | None = None
 
     def over(self, behaviour: SiteBehaviour) -> SiteBehaviour:
         """Return ``behaviour`` with what is set here."""
@@ -127,11 +130,11 @@ class BehaviourSection(ConfigSection):
 class NodesSection(ConfigSection):
     """Nodes of one kind; without ``cpus`` or ``memory`` these are not counted."""
 
-    nodes: int = Field(default=1, ge=1, le=100_000, examples=[4])
+    nodes: int = Field(1, ge=1, le=100_000)
     gpus: int = Field(ge=0, le=1024, examples=[8])
-    cpus: int = Field(default=0, ge=0, le=100_000, examples=[192])
-    memory: Size = Field(default=0, examples=["1 TiB"])
-    serves: tuple[str, ...] = Field(default=(), examples=[["a100"]])
+    cpus: int = Field(0, ge=0, le=100_000)
+    memory: Size = 0
+    serves: tuple[str, ...] = ()
 
 
 class SeriesSection(ConfigSection):
@@ -139,64 +142,54 @@ class SeriesSection(ConfigSection):
 
     file: str = Field(min_length=1, examples=["owner_load_public.csv.gz"])
     vc: str = Field(min_length=1, examples=["vc8Sj"])
-    gpus: int | None = Field(default=None, ge=1, examples=[56])
-    nodes: tuple[str, ...] = Field(default=(), examples=[["a100"]])
-    pending: bool = Field(default=False, examples=[False])
-    victim: VictimRule = Field(default=VictimRule.YOUNGEST, examples=["youngest"])
-    notice: Duration = Field(default=0.0, examples=["30s"])
+    gpus: int | None = Field(None, ge=1)
+    nodes: tuple[str, ...] = ()
+    pending: bool = False
+    victim: VictimRule = VictimRule.YOUNGEST
+    notice: Duration = 0.0
 
 
 class SiteSection(BehaviourSection):
     """One site."""
 
-    nodes: dict[Name, NodesSection] = Field(
-        default_factory=dict, examples=[{"a100": {"nodes": 3, "gpus": 8}}]
-    )
-    types: dict[str, BehaviourSection] = Field(
-        default_factory=dict, examples=[{"h100": {"queue": "30min"}}]
-    )
-    owner: SeriesSection | None = Field(
-        default=None, examples=[{"file": "owner_load_public.csv.gz", "vc": "vc8Sj"}]
-    )
-    reports_free: bool = Field(default=True, examples=[True])
-    reports_nodes: bool = Field(default=False, examples=[False])
-    queues: bool = Field(default=True, examples=[True])
-    quota: int | None = Field(default=None, ge=0, examples=[56])
-    latency: Spread | None = Field(default=None, examples=["200ms"])
+    nodes: dict[Name, NodesSection] = Field({})
+    types: dict[str, BehaviourSection] = Field({})
+    owner: SeriesSection | None = None
+    reports_free: bool = True
+    reports_nodes: bool = False
+    queues: bool = True
+    quota: int | None = Field(None, ge=0)
+    latency: Spread | None = None
 
 
 class PoolSection(ConfigSection):
     """The overlay pool; fields as in :class:`PoolBehaviour`."""
 
-    negotiation: Duration = Field(default=_POOL.negotiation_s, examples=["20s"])
-    update: PositiveDuration = Field(default=_POOL.update_s, examples=["1min"])
-    slot_lifetime: PositiveDuration = Field(default=_POOL.slot_lifetime_s, examples=["15min"])
-    lease: PositiveDuration = Field(default=_POOL.lease_s, examples=["1min"])
-    best_fit: bool = Field(default=_POOL.best_fit, examples=[True])
-    reuses_claims: bool = Field(default=_POOL.reuses_claims, examples=[True])
+    negotiation: Duration = _POOL.negotiation_s
+    update: PositiveDuration = _POOL.update_s
+    slot_lifetime: PositiveDuration = _POOL.slot_lifetime_s
+    lease: PositiveDuration = _POOL.lease_s
+    best_fit: bool = _POOL.best_fit
+    reuses_claims: bool = _POOL.reuses_claims
 
 
 class HardwareFaultSection(ConfigSection):
     """Fault of hardware; fields as in :class:`HardwareFault`."""
 
     kind: HardwareFaultKind = Field(examples=["downtime"])
-    where: str = Field(default=OVERLAY, examples=["horeka"])
+    where: str = OVERLAY
     at: Duration = Field(examples=["2d"])
     for_: PositiveDuration = Field(alias="for", examples=["6h"])
-    node: int = Field(default=0, ge=0, examples=[0])
-    notice: Duration = Field(default=0.0, examples=["1h"])
+    node: int = Field(0, ge=0)
+    notice: Duration = 0.0
 
 
 class WorldFile(ConfigSection):
     """The world file; docs/how-to/simulate.md explains its keys."""
 
-    pool: PoolSection = Field(default_factory=PoolSection, examples=[{"negotiation": "20s"}])
-    sites: dict[Name, SiteSection] = Field(
-        default_factory=dict, examples=[{"horeka": {"queue": "15min"}}]
-    )
-    hardware_faults: tuple[HardwareFaultSection, ...] = Field(
-        default=(), examples=[[{"kind": "downtime", "where": "horeka", "at": "2d", "for": "6h"}]]
-    )
+    pool: PoolSection = PoolSection()
+    sites: dict[Name, SiteSection] = Field({})
+    hardware_faults: tuple[HardwareFaultSection, ...] = ()
 
 
 DEFAULT_BEHAVIOUR = SiteBehaviour(boot=Fixed(75.0), check=Fixed(0.0), release=Fixed(5.0))

@@ -67,7 +67,7 @@ class HTCondorConfig(ConfigSection):
     """A token of `signing-key` expires this long after the last moment at which the drone may be
     there: the site's `timeouts` for `queued`, `booting` and `joining`, then the walltime of its
     type and `timeouts.grace`."""
-    drone_token_lifetime: PositiveDuration = Field(7 * 86400.0)
+    drone_token_lifetime: PositiveDuration = 7 * 86400.0
     """The same for a drone without a walltime, in place of walltime and margin."""
     deadline: PositiveDuration = 20.0
     """Longest time for one poll of the pool."""

@@ -117,7 +117,7 @@ _SUBMITTER_PATTERN = r"^[A-Za-z0-9@._*?\[\]-]{1,255}$"
 class OwnerJobShape(ConfigSection):
     """Resources that one job is taken to need where its queue may not be read."""
 
-    gpus: int = Field(1, ge=0, le=1000, examples=[1])
+    gpus: int = Field(1, ge=0, le=1000)
     """GPUs of one job."""
     cpus: int = Field(1, ge=1, le=100_000, examples=[4])
     """CPU cores of one job."""
@@ -141,7 +141,7 @@ class HTCondorOwnerConfig(ConfigSection):
     not be read: the site's collector tells how many of their jobs are idle, and `shape` is what one
     needs."""
     shape: OwnerJobShape = Field(
-        default_factory=OwnerJobShape, examples=[{"gpus": 1, "cpus": 4, "memory": "16 GiB"}]
+        OwnerJobShape(), examples=[{"gpus": 1, "cpus": 4, "memory": "16 GiB"}]
     )
     """Assumed request of one job of `submitters`."""
 
@@ -179,7 +179,7 @@ class CondorToolsConfig(ConfigSection):
 class HTCondorTypeConfig(ConfigSection):
     """Options of submitting one drone type."""
 
-    submit: Commands = Field(default_factory=dict)
+    submit: Commands = Field({})
     """Submit commands for this type; they take the place of those under `submit`."""
     requirements: Expression | None = Field(None, examples=['TARGET.GpuClass == "a100"'])
     """Only slots for which this holds (`TARGET.` is the slot)."""
@@ -197,7 +197,7 @@ class HTCondorSiteConfig(ConfigSection):
     """Name of the schedd that drones are submitted to. Default: the only one that the collector lists."""
     transport: Literal["bindings", "tools"] = "bindings"
     """Interface to HTCondor: its Python `bindings`, or its command-line `tools`."""
-    tools: CondorToolsConfig = Field(default_factory=CondorToolsConfig)
+    tools: CondorToolsConfig = CondorToolsConfig()
     """Place of the tools and the way to run them, with `transport: tools`."""
     token: Secret | None = None
     """Token of the account that owns the drones' jobs: READ and WRITE at the schedd."""
@@ -213,16 +213,13 @@ class HTCondorSiteConfig(ConfigSection):
     """Directory, on the controller's host, for what drones take along and what they leave: their
     log and their outcome, in a directory each. Made if missing."""
     submit: Commands = Field(
-        default_factory=dict,
-        examples=[{"+IsBackfill": "True", "accounting_group": "group_backfill"}],
+        {}, examples=[{"+IsBackfill": "True", "accounting_group": "group_backfill"}]
     )
     """Submit commands for every drone, in quotes: attributes, accounting group, universe, rank;
     `requirements` and `require_gpus` are joined to those that follow from the type."""
-    types: dict[str, HTCondorTypeConfig] = Field(default_factory=dict)
+    types: dict[str, HTCondorTypeConfig] = Field({})
     """Options of single drone types, by name."""
-    env: Annotated[dict[str, FilledIn], AfterValidator(_plain_environment)] = Field(
-        default_factory=dict
-    )
+    env: Annotated[dict[str, FilledIn], AfterValidator(_plain_environment)] = Field({})
     """Environment variables added for each drone."""
     owner: HTCondorOwnerConfig | None = Field(
         None, examples=[{"jobs": 'AcctGroup == "etp"', "schedds": ["submit.etp.example.org"]}]
