@@ -8,7 +8,6 @@ health".
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import glob
 import json
 import os
@@ -18,6 +17,19 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
+from ctypes import (
+    CDLL,
+    addressof,
+    byref,
+    c_char_p,
+    c_int,
+    c_size_t,
+    c_uint,
+    c_uint64,
+    c_ulonglong,
+    c_void_p,
+    create_string_buffer,
+)
 from datetime import datetime
 from typing import Any
 
@@ -225,7 +237,7 @@ class DriverLibrary:
     """A library of the driver. A call returns True if it succeeds; one that is ``needed`` raises OSError otherwise."""
 
     def __init__(self, name: str) -> None:
-        self.library = ctypes.CDLL(name)
+        self.library = CDLL(name)
 
     def __call__(self, name: str, *arguments: Any, needed: bool = False) -> bool:
         """Call a function; one that the library lacks fails."""
@@ -237,28 +249,27 @@ class DriverLibrary:
 
     def error(self, code: int) -> str:
         """Return the driver's own text for an error code."""
-        text = ctypes.c_char_p()
+        text = c_char_p()
         with contextlib.suppress(AttributeError):
-            self.library.nvmlErrorString.restype = ctypes.c_char_p
+            self.library.nvmlErrorString.restype = c_char_p
             text.value = self.library.nvmlErrorString(code)
         with contextlib.suppress(AttributeError):
-            self.library.cuGetErrorName(code, ctypes.byref(text))
+            self.library.cuGetErrorName(code, byref(text))
         return f"{(text.value or b'error').decode(errors='replace')} ({code})"
 
 
 def nvml_device(nvml: DriverLibrary, uuid: str) -> Any:
     """Return NVML's handle of the GPU with a UUID, or of the one that a MIG instance is part of. Raises OSError."""
-    ref = ctypes.byref
-    count, gpu, name = ctypes.c_uint(), ctypes.c_void_p(), ctypes.create_string_buffer(96)
+    count, gpu, name = c_uint(), c_void_p(), create_string_buffer(96)
     if uuid.startswith("MIG-") and "/" not in uuid:
-        instance = ctypes.c_void_p()
-        nvml("nvmlDeviceGetHandleByUUID", uuid.encode(), ref(instance), needed=True)
-        nvml("nvmlDeviceGetDeviceHandleFromMigDeviceHandle", instance, ref(gpu), needed=True)
+        instance = c_void_p()
+        nvml("nvmlDeviceGetHandleByUUID", uuid.encode(), byref(instance), needed=True)
+        nvml("nvmlDeviceGetDeviceHandleFromMigDeviceHandle", instance, byref(gpu), needed=True)
         return gpu
     start = uuid.replace("MIG-", "").partition("/")[0].encode()
-    nvml("nvmlDeviceGetCount_v2", ref(count), needed=True)
+    nvml("nvmlDeviceGetCount_v2", byref(count), needed=True)
     for index in range(count.value):
-        listed = nvml("nvmlDeviceGetHandleByIndex_v2", index, ref(gpu)) and nvml(
+        listed = nvml("nvmlDeviceGetHandleByIndex_v2", index, byref(gpu)) and nvml(
             "nvmlDeviceGetUUID", gpu, name, 96
         )
         if listed and name.value.startswith(start):
@@ -268,14 +279,14 @@ def nvml_device(nvml: DriverLibrary, uuid: str) -> Any:
 
 def nvml_findings(uuid: str, free_mib: int) -> Iterator[tuple[str, str]]:
     """Yield finding and text of what NVML reports of a GPU. ``free_mib``: VRAM that has to be free."""
-    nvml, ref = DriverLibrary("libnvidia-ml.so.1"), ctypes.byref
+    nvml = DriverLibrary("libnvidia-ml.so.1")
     nvml("nvmlInit_v2", needed=True)
     gpu = nvml_device(nvml, uuid)
-    errors, memory = ctypes.c_ulonglong(), (ctypes.c_ulonglong * 3)()
-    if nvml("nvmlDeviceGetTotalEccErrors", gpu, 1, 0, ref(errors)) and errors.value:
+    errors, memory = c_ulonglong(), (c_ulonglong * 3)()
+    if nvml("nvmlDeviceGetTotalEccErrors", gpu, 1, 0, byref(errors)) and errors.value:
         yield "ecc", f"{errors.value} uncorrectable memory errors"
-    rows = [ctypes.c_uint() for _ in range(4)]
-    if nvml("nvmlDeviceGetRemappedRows", gpu, *map(ref, rows)):
+    rows = [c_uint() for _ in range(4)]
+    if nvml("nvmlDeviceGetRemappedRows", gpu, *map(byref, rows)):
         if rows[3].value:
             yield "remap-failed", "row remapping has failed"
         elif rows[2].value:
@@ -283,17 +294,17 @@ def nvml_findings(uuid: str, free_mib: int) -> Iterator[tuple[str, str]]:
     throttled = ~0
     for wait_s in (0, 0.5):  # a momentary one is no fault
         time.sleep(wait_s)
-        reasons = ctypes.c_ulonglong()
+        reasons = c_ulonglong()
         throttled &= (
-            nvml("nvmlDeviceGetCurrentClocksThrottleReasons", gpu, ref(reasons)) and reasons.value
+            nvml("nvmlDeviceGetCurrentClocksThrottleReasons", gpu, byref(reasons)) and reasons.value
         )
     for text in (text for bit, text in HARDWARE_THROTTLE.items() if throttled & bit):
         yield "throttle", text
-    width, widest = ctypes.c_uint(), ctypes.c_uint()
-    known = nvml("nvmlDeviceGetCurrPcieLinkWidth", gpu, ref(width))
+    width, widest = c_uint(), c_uint()
+    known = nvml("nvmlDeviceGetCurrPcieLinkWidth", gpu, byref(width))
     if (
         known
-        and nvml("nvmlDeviceGetMaxPcieLinkWidth", gpu, ref(widest))
+        and nvml("nvmlDeviceGetMaxPcieLinkWidth", gpu, byref(widest))
         and 0 < width.value < widest.value
     ):
         yield "pcie", f"PCIe width x{width.value} of x{widest.value}"
@@ -345,39 +356,39 @@ _OUT_OF_MEMORY = 2
 
 def cuda_findings(pci: str, mib: int) -> Iterator[tuple[str, str]]:
     """Yield a finding if ``mib`` of VRAM cannot be allocated, written by one kernel and read by another."""
-    cuda, ref, size = DriverLibrary("libcuda.so.1"), ctypes.byref, ctypes.c_size_t
-    device, count, context = ctypes.c_int(), ctypes.c_int(), ctypes.c_void_p()
+    cuda = DriverLibrary("libcuda.so.1")
+    device, count, context = c_int(), c_int(), c_void_p()
     cuda("cuInit", 0, needed=True)
-    cuda("cuDeviceGetCount", ref(count), needed=True)
+    cuda("cuDeviceGetCount", byref(count), needed=True)
     for index in range(count.value):
-        name = ctypes.create_string_buffer(32)
-        cuda("cuDeviceGet", ref(device), index, needed=True)
+        name = create_string_buffer(32)
+        cuda("cuDeviceGet", byref(device), index, needed=True)
         listed = cuda("cuDeviceGetPCIBusId", name, 32, device)
         if count.value == 1 or (listed and pci_address(name.value.decode(errors="replace")) == pci):
             break
     else:
         yield "cuda", f"CUDA lists {count.value} devices, and not this one"
         return
-    cuda("cuCtxCreate_v2", ref(context), 0, device, needed=True)
-    data, total, answer, amount = (ctypes.c_uint64(each) for each in (0, 0, 0, (mib << 20) // 8))
-    code = cuda.library.cuMemAlloc_v2(ref(data), size(mib << 20))
+    cuda("cuCtxCreate_v2", byref(context), 0, device, needed=True)
+    data, total, answer, amount = (c_uint64(each) for each in (0, 0, 0, (mib << 20) // 8))
+    code = cuda.library.cuMemAlloc_v2(byref(data), c_size_t(mib << 20))
     if code == _OUT_OF_MEMORY:
-        free, there = size(), size()
-        cuda("cuMemGetInfo_v2", ref(free), ref(there))
+        free, there = c_size_t(), c_size_t()
+        cuda("cuMemGetInfo_v2", byref(free), byref(there))
         yield "vram", f"no {mib} MiB of VRAM: {free.value >> 20} of {there.value >> 20} are free"
         return
     if code:
         raise OSError(f"cuMemAlloc_v2: {cuda.error(code)}")
-    cuda("cuMemAlloc_v2", ref(total), size(8), needed=True)
-    cuda("cuMemsetD32_v2", total, 0, size(2), needed=True)
-    module, kernel = ctypes.c_void_p(), ctypes.c_void_p()
-    cuda("cuModuleLoadDataEx", ref(module), PTX.encode(), 0, None, None, needed=True)
-    arguments = (ctypes.c_void_p * 3)(*(ctypes.addressof(each) for each in (data, amount, total)))
+    cuda("cuMemAlloc_v2", byref(total), c_size_t(8), needed=True)
+    cuda("cuMemsetD32_v2", total, 0, c_size_t(2), needed=True)
+    module, kernel = c_void_p(), c_void_p()
+    cuda("cuModuleLoadDataEx", byref(module), PTX.encode(), 0, None, None, needed=True)
+    arguments = (c_void_p * 3)(*(addressof(each) for each in (data, amount, total)))
     for entry in (b"fill", b"sum"):
-        cuda("cuModuleGetFunction", ref(kernel), module, entry, needed=True)
+        cuda("cuModuleGetFunction", byref(kernel), module, entry, needed=True)
         cuda("cuLaunchKernel", kernel, 1024, 1, 1, 256, 1, 1, 0, None, arguments, None, needed=True)
         cuda("cuCtxSynchronize", needed=True)
-    cuda("cuMemcpyDtoH_v2", ref(answer), total, size(8), needed=True)
+    cuda("cuMemcpyDtoH_v2", byref(answer), total, c_size_t(8), needed=True)
     expected = amount.value * (amount.value - 1) // 2 % (1 << 64)
     if answer.value != expected:
         yield (

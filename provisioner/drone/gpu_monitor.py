@@ -4,24 +4,25 @@ Runs on worker nodes with Python 3.7 or newer and its standard library alone.
 ``docs/reference/drone.md`` documents it.
 """
 
-import ctypes
+from __future__ import annotations
+
 import glob
 import os
 import re
 import sys
 import time
-from typing import (
-    Dict,
-    Iterable,
-    Iterator,
-    List,
-    Mapping,
-    NamedTuple,
-    Optional,
-    Sequence,
-    Set,
-    Tuple,
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from ctypes import (
+    CDLL,
+    Structure,
+    byref,
+    c_int,
+    c_uint,
+    c_ulonglong,
+    c_void_p,
+    create_string_buffer,
 )
+from typing import NamedTuple, Tuple
 
 PERIOD_S = 2.0
 SUSTAINED_S = 4.0
@@ -38,9 +39,9 @@ Process = Tuple[int, int]
 class GpuProcess(NamedTuple):
     """A process on a device."""
 
-    slot: Optional[Slot]
+    slot: Slot | None
     """Slot of its job; None for a process of somebody else."""
-    use: Optional[float]
+    use: float | None
     """Part of the interval in which it computed; None if the driver does not say."""
     vram_mib: float
 
@@ -49,23 +50,23 @@ class DeviceReading(NamedTuple):
     """One device over one interval. Its memory is unknown (None) where it is the host's."""
 
     seconds: float
-    busy: Optional[float]
+    busy: float | None
     """Part of the interval in which the device computed; None if the driver does not say."""
-    joules: Optional[float]
-    used_mib: Optional[float]
-    total_mib: Optional[float]
+    joules: float | None
+    used_mib: float | None
+    total_mib: float | None
     processes: Sequence[GpuProcess]
 
 
 class SlotUsage(NamedTuple):
     """Resources that one slot used on one device in one interval."""
 
-    gpu_seconds: Optional[float]
-    vram_mib: Optional[float]
-    joules: Optional[float]
+    gpu_seconds: float | None
+    vram_mib: float | None
+    joules: float | None
 
 
-def divide(reading: DeviceReading, slots: Sequence[Slot], exclusive: bool) -> Dict[Slot, SlotUsage]:
+def divide(reading: DeviceReading, slots: Sequence[Slot], exclusive: bool) -> dict[Slot, SlotUsage]:
     """Divide the use of a device among the slots to which it, or a share of it, is assigned.
 
     The sum over the slots never exceeds the device. On an exclusive device everything is charged to
@@ -96,7 +97,7 @@ def divide(reading: DeviceReading, slots: Sequence[Slot], exclusive: bool) -> Di
 
 def _parts(
     busy: float, processes: Sequence[GpuProcess], own: Mapping[Slot, Sequence[GpuProcess]]
-) -> Dict[Slot, float]:
+) -> dict[Slot, float]:
     """Return the part of the interval that is charged to each slot of a shared device."""
     if any(each.use is not None for each in processes):
         together = sum(each.use or 0.0 for each in processes)
@@ -115,9 +116,9 @@ class SlotJob:
     def __init__(self, slot: Slot, devices: Sequence[str]) -> None:
         self.slot, self.devices = slot, devices
         self.joules = 0.0
-        self._held: List[Tuple[float, float]] = []
+        self._held: list[tuple[float, float]] = []
 
-    def sustained(self, now: float, vram_mib: float) -> Tuple[float, float]:
+    def sustained(self, now: float, vram_mib: float) -> tuple[float, float]:
         """Record VRAM; return the least of the last SUSTAINED_S (0 before that), and the time of its first sample."""
         self._held.append((now, vram_mib))
         while len(self._held) > 1 and now - self._held[1][0] >= SUSTAINED_S:
@@ -133,15 +134,15 @@ class SlotJob:
 _STARTER_SLOT = re.compile("\0(?:-a2?|--slot-name)\0slot([0-9]{1,9})_([0-9]{1,9})\0")
 
 
-def jobs_in(execute: str, known: Mapping[int, SlotJob]) -> Dict[int, SlotJob]:
+def jobs_in(execute: str, known: Mapping[int, SlotJob]) -> dict[int, SlotJob]:
     """Return jobs by the process id of their starter, from the starters' directories and the machine ads in them.
 
     A job can make such a directory and replace its ad. So a starter is a child of this process's
     parent, and its slot is that of its command line. One that names none there gets no slot that
     another has.
     """
-    found: Dict[int, SlotJob] = {}
-    unnamed: Dict[int, SlotJob] = {}
+    found: dict[int, SlotJob] = {}
+    unnamed: dict[int, SlotJob] = {}
     for directory in glob.glob(os.path.join(execute, "dir_*")):
         pid = directory.rpartition("_")[2]
         if not pid.isdigit() or _parent_and_start(pid)[0] not in (os.getpid(), os.getppid()):
@@ -162,7 +163,7 @@ def jobs_in(execute: str, known: Mapping[int, SlotJob]) -> Dict[int, SlotJob]:
     return {**{pid: job for pid, job in unnamed.items() if job.slot not in taken}, **found}
 
 
-def _machine_ad(path: str) -> Dict[str, str]:
+def _machine_ad(path: str) -> dict[str, str]:
     """Return attributes of a machine ad by lower-case name. The job could have replaced the file, by a pipe even."""
     flags = os.O_NONBLOCK | os.O_NOFOLLOW
     try:
@@ -182,7 +183,7 @@ def _machine_ad(path: str) -> Dict[str, str]:
 
 def owners(
     jobs: Mapping[int, SlotJob], before: Mapping[Process, SlotJob]
-) -> Dict[Process, SlotJob]:
+) -> dict[Process, SlotJob]:
     """Return the job of each process that is below a starter, or was (``before``) and has left its parents since.
 
     The environment of a process is no evidence: it may name the job of a neighbour.
@@ -214,7 +215,7 @@ def left_behind(pid: int) -> bool:
     return left and not _contents("/proc/%d/comm" % pid).startswith(_MPS_SERVER)
 
 
-def _parent_and_start(pid: str) -> Tuple[int, int]:
+def _parent_and_start(pid: str) -> tuple[int, int]:
     """Return the parent of a process, and its start in the kernel's units; zeros if it has ended."""
     words = _contents("/proc/%s/stat" % pid).rpartition(b")")[2].split()
     return (int(words[1]), int(words[19])) if len(words) > 19 else (0, 0)
@@ -236,11 +237,11 @@ class DeviceSample(NamedTuple):
     """State of one device as its driver reports it: ``processes`` has use and VRAM (MiB) by process id."""
 
     seconds: float
-    busy: Optional[float]
-    joules: Optional[float]
-    used_mib: Optional[float]
-    total_mib: Optional[float]
-    processes: Mapping[int, Tuple[Optional[float], float]]
+    busy: float | None
+    joules: float | None
+    used_mib: float | None
+    total_mib: float | None
+    processes: Mapping[int, tuple[float | None, float]]
 
 
 class GpuDriver:
@@ -248,44 +249,44 @@ class GpuDriver:
 
     sees_processes = False
 
-    def read(self, device: str, since: float, now: float) -> Optional[DeviceSample]:
+    def read(self, device: str, since: float, now: float) -> DeviceSample | None:
         """Return a device of HTCondor's name over the interval; None if it cannot be read."""
         raise NotImplementedError
 
 
-class _ProcessInfo(ctypes.Structure):
+class _ProcessInfo(Structure):
     _fields_ = [
-        ("pid", ctypes.c_uint),
-        ("used", ctypes.c_ulonglong),
-        ("gpu_instance", ctypes.c_uint),
-        ("compute_instance", ctypes.c_uint),
+        ("pid", c_uint),
+        ("used", c_ulonglong),
+        ("gpu_instance", c_uint),
+        ("compute_instance", c_uint),
     ]
 
 
-class _OldProcessInfo(ctypes.Structure):
-    _fields_ = [("pid", ctypes.c_uint), ("used", ctypes.c_ulonglong)]
+class _OldProcessInfo(Structure):
+    _fields_ = [("pid", c_uint), ("used", c_ulonglong)]
 
 
-class _ProcessUse(ctypes.Structure):
+class _ProcessUse(Structure):
     _fields_ = [
-        ("pid", ctypes.c_uint),
-        ("at", ctypes.c_ulonglong),
-        ("sm", ctypes.c_uint),
-        ("memory", ctypes.c_uint),
-        ("encoder", ctypes.c_uint),
-        ("decoder", ctypes.c_uint),
+        ("pid", c_uint),
+        ("at", c_ulonglong),
+        ("sm", c_uint),
+        ("memory", c_uint),
+        ("encoder", c_uint),
+        ("decoder", c_uint),
     ]
 
 
-class _Sample(ctypes.Structure):
-    _fields_ = [("at", ctypes.c_ulonglong), ("value", ctypes.c_ulonglong)]
+class _Sample(Structure):
+    _fields_ = [("at", c_ulonglong), ("value", c_ulonglong)]
 
 
-class _Memory(ctypes.Structure):
+class _Memory(Structure):
     _fields_ = [
-        ("total", ctypes.c_ulonglong),
-        ("free", ctypes.c_ulonglong),
-        ("used", ctypes.c_ulonglong),
+        ("total", c_ulonglong),
+        ("free", c_ulonglong),
+        ("used", c_ulonglong),
     ]
 
 
@@ -298,13 +299,13 @@ class Nvml(GpuDriver):
     """Not initialized, no such device, lost, requires a reset."""
 
     def __init__(self) -> None:
-        self._lib = ctypes.CDLL("libnvidia-ml.so.1")
+        self._lib = CDLL("libnvidia-ml.so.1")
         status = self._call("nvmlInit_v2")
         if status:
             raise OSError("nvmlInit: error %d" % status)
         self._handles = dict(self._found())
-        self._sampled: Dict[str, int] = {}  # the latest sample that was counted, in microseconds
-        self._energy: Dict[str, Tuple[int, float]] = {}
+        self._sampled: dict[str, int] = {}  # the latest sample that was counted, in microseconds
+        self._energy: dict[str, tuple[int, float]] = {}
         self.sees_processes = any(
             self._memory(handle) is not None for handle in self._handles.values()
         )
@@ -313,39 +314,39 @@ class Nvml(GpuDriver):
         function = getattr(self._lib, name, None)
         return self.UNKNOWN_FUNCTION if function is None else int(function(*arguments))
 
-    def _found(self) -> Iterator[Tuple[str, ctypes.c_void_p]]:
+    def _found(self) -> Iterator[tuple[str, c_void_p]]:
         """Yield UUID and handle of each GPU and of each MIG instance that this account may see."""
-        count, instances = ctypes.c_uint(0), ctypes.c_uint(0)
-        self._call("nvmlDeviceGetCount_v2", ctypes.byref(count))
+        count, instances = c_uint(0), c_uint(0)
+        self._call("nvmlDeviceGetCount_v2", byref(count))
         for index in range(count.value):
-            gpu = ctypes.c_void_p()
-            if self._call("nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(index), ctypes.byref(gpu)):
+            gpu = c_void_p()
+            if self._call("nvmlDeviceGetHandleByIndex_v2", c_uint(index), byref(gpu)):
                 continue
             handles = [gpu]
-            if self._call("nvmlDeviceGetMaxMigDeviceCount", gpu, ctypes.byref(instances)):
+            if self._call("nvmlDeviceGetMaxMigDeviceCount", gpu, byref(instances)):
                 instances.value = 0
             for at in range(instances.value):
-                instance = ctypes.c_void_p()
+                instance = c_void_p()
                 if not self._call(
                     "nvmlDeviceGetMigDeviceHandleByIndex",
                     gpu,
-                    ctypes.c_uint(at),
-                    ctypes.byref(instance),
+                    c_uint(at),
+                    byref(instance),
                 ):
                     handles.append(instance)
             for handle in handles:
-                uuid = ctypes.create_string_buffer(96)
-                if not self._call("nvmlDeviceGetUUID", handle, uuid, ctypes.c_uint(96)):
+                uuid = create_string_buffer(96)
+                if not self._call("nvmlDeviceGetUUID", handle, uuid, c_uint(96)):
                     yield uuid.value.decode(), handle
 
-    def read(self, device: str, since: float, now: float) -> Optional[DeviceSample]:
+    def read(self, device: str, since: float, now: float) -> DeviceSample | None:
         """Return a device, by its UUID or the beginning of it."""
         uuid = next((each for each in self._handles if each.startswith(device)), None)
         memory = _Memory()
         if uuid is None:
             return None
         handle = self._handles[uuid]
-        status = self._call("nvmlDeviceGetMemoryInfo", handle, ctypes.byref(memory))
+        status = self._call("nvmlDeviceGetMemoryInfo", handle, byref(memory))
         if status in self.GONE:
             return None
         before = self._sampled.get(uuid, 0)
@@ -365,12 +366,12 @@ class Nvml(GpuDriver):
         return DeviceSample(seconds, busy, joules, used, total, processes)
 
     def _busy(
-        self, uuid: str, handle: ctypes.c_void_p, begin: int, interval_s: float
-    ) -> Tuple[Optional[float], float]:
+        self, uuid: str, handle: c_void_p, begin: int, interval_s: float
+    ) -> tuple[float | None, float]:
         """Return the part of the time in which a device computed, and the seconds that this covers."""
-        samples, count, kind = (_Sample * self.MOST)(), ctypes.c_uint(self.MOST), ctypes.c_int()
-        where = (ctypes.byref(kind), ctypes.byref(count), samples)
-        status = self._call("nvmlDeviceGetSamples", handle, 1, ctypes.c_ulonglong(begin), *where)
+        samples, count, kind = (_Sample * self.MOST)(), c_uint(self.MOST), c_int()
+        where = (byref(kind), byref(count), samples)
+        status = self._call("nvmlDeviceGetSamples", handle, 1, c_ulonglong(begin), *where)
         if status == self.NOT_FOUND:
             return 0.0, interval_s
         if status:  # a MIG instance has no such counter
@@ -385,10 +386,10 @@ class Nvml(GpuDriver):
         self._sampled[uuid] = at
         return busy / (at - begin), (at - begin) / 1e6
 
-    def _memory(self, handle: ctypes.c_void_p) -> Optional[Dict[int, float]]:
+    def _memory(self, handle: c_void_p) -> dict[int, float] | None:
         """Return VRAM in MiB by process, those of an MPS server too; None if the driver does not say."""
-        found: Optional[Dict[int, float]] = None
-        self._mps_clients: Set[int] = set()
+        found: dict[int, float] | None = None
+        self._mps_clients: set[int] = set()
         for name in (
             "nvmlDeviceGetComputeRunningProcesses",
             "nvmlDeviceGetMPSComputeRunningProcesses",
@@ -398,8 +399,8 @@ class Nvml(GpuDriver):
                 ("_v2", _ProcessInfo),
                 ("", _OldProcessInfo),
             ):
-                infos, count = (kind * self.MOST)(), ctypes.c_uint(self.MOST)
-                status = self._call(name + version, handle, ctypes.byref(count), infos)
+                infos, count = (kind * self.MOST)(), c_uint(self.MOST)
+                status = self._call(name + version, handle, byref(count), infos)
                 if status == 0:
                     found = {} if found is None else found
                     for each in infos[: count.value]:
@@ -411,23 +412,23 @@ class Nvml(GpuDriver):
                     break
         return found
 
-    def _use(self, handle: ctypes.c_void_p, begin: int) -> Optional[Dict[int, float]]:
+    def _use(self, handle: c_void_p, begin: int) -> dict[int, float] | None:
         """Return the part of the time in which each process computed; None if the driver does not say."""
-        samples, count = (_ProcessUse * self.MOST)(), ctypes.c_uint(self.MOST)
-        arguments = (samples, ctypes.byref(count), ctypes.c_ulonglong(begin))
+        samples, count = (_ProcessUse * self.MOST)(), c_uint(self.MOST)
+        arguments = (samples, byref(count), c_ulonglong(begin))
         status = self._call("nvmlDeviceGetProcessUtilization", handle, *arguments)
         if status:
             return {} if status == self.NOT_FOUND else None
-        found: Dict[int, List[int]] = {}
+        found: dict[int, list[int]] = {}
         for each in samples[: count.value]:
             if each.sm <= 100:
                 found.setdefault(each.pid, []).append(each.sm)
         return {pid: sum(percents) / len(percents) / 100.0 for pid, percents in found.items()}
 
-    def _joules(self, uuid: str, handle: ctypes.c_void_p, now: float) -> Optional[float]:
+    def _joules(self, uuid: str, handle: c_void_p, now: float) -> float | None:
         """Return the energy since the last call; None if that was long ago, or if the driver does not say."""
-        total = ctypes.c_ulonglong(0)
-        if self._call("nvmlDeviceGetTotalEnergyConsumption", handle, ctypes.byref(total)):
+        total = c_ulonglong(0)
+        if self._call("nvmlDeviceGetTotalEnergyConsumption", handle, byref(total)):
             return None
         before, at = self._energy.get(uuid, (0, 0.0))
         self._energy[uuid] = (total.value, now)
@@ -435,7 +436,7 @@ class Nvml(GpuDriver):
         return max(total.value - before, 0) / 1000.0 if now - at < 3 * PERIOD_S else None
 
 
-def _of_mps_clients(use: Dict[int, float], clients: Set[int]) -> Dict[int, float]:
+def _of_mps_clients(use: dict[int, float], clients: set[int]) -> dict[int, float]:
     """Divide the use that NVML charges to the MPS server equally among its clients, which have no own figures."""
     servers = [
         pid
@@ -462,7 +463,7 @@ class AmdSysfs(GpuDriver):
         if not self._cards:
             raise OSError("no GPU in " + sysfs)
 
-    def read(self, device: str, since: float, now: float) -> Optional[DeviceSample]:
+    def read(self, device: str, since: float, now: float) -> DeviceSample | None:
         """Return a device by its unique id, which HIP gives as a number or as the bytes of its digits."""
         wanted = re.sub(r"^gpu|[^0-9a-f]", "", device.lower())
         found = self._cards if len(self._cards) == 1 else []
@@ -489,7 +490,7 @@ class AmdSysfs(GpuDriver):
         )
 
 
-def _number(path: str, unit: int) -> Optional[float]:
+def _number(path: str, unit: int) -> float | None:
     text = _contents(path).strip()
     return int(text) / unit if text.isdigit() else None
 
@@ -511,26 +512,26 @@ class GpuMonitor:
 
     def __init__(self, devices: GpuDriver, execute: str, exclusive: bool) -> None:
         self._devices, self._execute, self._exclusive = devices, execute, exclusive
-        self._jobs: Dict[int, SlotJob] = {}
-        self._owners: Dict[Process, SlotJob] = {}
-        self.strays: Dict[str, float] = {}
+        self._jobs: dict[int, SlotJob] = {}
+        self._owners: dict[Process, SlotJob] = {}
+        self.strays: dict[str, float] = {}
         """VRAM of processes that jobs left behind, on the devices of jobs and while there is some."""
 
-    def usage(self, since: float, now: float) -> Dict[Slot, Optional[Tuple[SlotJob, SlotUsage]]]:
+    def usage(self, since: float, now: float) -> dict[Slot, tuple[SlotJob, SlotUsage] | None]:
         """Return jobs and their use in an interval by slot; None where a device of the job cannot be read."""
         self._jobs = jobs_in(self._execute, self._jobs)
         self._owners = owners(self._jobs, self._owners)
         slot_of = {pid: job.slot for (pid, _), job in self._owners.items()}
-        on: Dict[str, List[Slot]] = {}
+        on: dict[str, list[Slot]] = {}
         for job in self._jobs.values():
             for device in job.devices:
                 on.setdefault(device, []).append(job.slot)
-        used: Dict[Slot, List[Optional[SlotUsage]]] = {job.slot: [] for job in self._jobs.values()}
+        used: dict[Slot, list[SlotUsage | None]] = {job.slot: [] for job in self._jobs.values()}
         before, self.strays = self.strays, {}
         for device in {*on, *before}:
             slots = on.get(device, [])
             found = self._devices.read(device, since, now)
-            shares: Dict[Slot, SlotUsage] = {}
+            shares: dict[Slot, SlotUsage] = {}
             if found is not None:
                 processes = found.processes.items()
                 left = [
@@ -558,7 +559,7 @@ def _together(used: Iterable[SlotUsage]) -> SlotUsage:
 
 
 def lines(
-    slot: Slot, usage: SlotUsage, joules: Optional[float], held_mib: float = 0.0, since: float = 0.0
+    slot: Slot, usage: SlotUsage, joules: float | None, held_mib: float = 0.0, since: float = 0.0
 ) -> Iterator[str]:
     """Yield the report of a slot: increments of its use, and the energy of its job so far."""
     yield "SlotMergeConstraint = TARGET.SlotID == %d && TARGET.DSlotId == %d" % slot
@@ -574,13 +575,13 @@ def lines(
 
 
 def report(
-    found: Mapping[Slot, Optional[Tuple[SlotJob, SlotUsage]]],
+    found: Mapping[Slot, tuple[SlotJob, SlotUsage] | None],
     slots: Iterable[Slot],
     idle: SlotUsage,
     now: float,
 ) -> None:
     """Print a report for each slot, zero for one without a job. A startd needs one from before a job began."""
-    text: List[str] = []
+    text: list[str] = []
     for slot in sorted({*slots, *found}):
         if slot not in found:
             text += lines(slot, idle, idle.joules)
