@@ -168,7 +168,7 @@ class KubernetesApi:
         for _ in range(_MAX_LIST_PAGES):
             page = await self.read(path, [*query, ("limit", _PAGE), *more])
             items = (page or {}).get("items")
-            meta = mapping((page or {}).get("metadata"))
+            meta = mapping(page, "metadata")
             # Go writes an empty list as null
             if not isinstance(items, list) and not (items is None and meta):
                 raise UnavailableError("a list has no `items`")
@@ -311,7 +311,7 @@ def _parsed(raw: bytes) -> Record:
 
 def _event(event: Record) -> tuple[str, Record]:
     kind = text(event, "type")
-    found = mapping(event.get("object"))
+    found = mapping(event, "object")
     if kind != "ERROR":
         return kind, found
     code: Any = found.get("code")

@@ -88,7 +88,7 @@ class ResourceCache(Generic[T]):
 
     def add(self, found: Record) -> None:
         """Include an object that a call has returned, until the watch reaches its version."""
-        version = _number(text(mapping(found.get("metadata")), "resourceVersion"))
+        version = _number(text(found, "metadata", "resourceVersion"))
         self._newer[_key(found)] = version, self._parse(found)
         self._reach(self._version)
 
@@ -140,7 +140,7 @@ class ResourceCache(Generic[T]):
         events = self._api.watch(self._path, self._query, self._version, random.randint(*_WATCH_S))
         async for kind, found in events:
             if kind:
-                newer = text(mapping(found.get("metadata")), "resourceVersion") or self._version
+                newer = text(found, "metadata", "resourceVersion") or self._version
                 self._version = ""  # a list follows if the event cannot be applied
                 self._apply(kind, found)
                 self._reach(newer)
@@ -168,5 +168,5 @@ def _number(version: str) -> int:
 
 
 def _key(found: Record) -> str:
-    meta = mapping(found.get("metadata"))
+    meta = mapping(found, "metadata")
     return f"{text(meta, 'namespace')}/{text(meta, 'name')}"

@@ -95,21 +95,19 @@ class ClusterPod:
 
 
 def cluster_node(found: Record) -> ClusterNode:
-    meta, spec, status = (mapping(found.get(key)) for key in ("metadata", "spec", "status"))
+    meta, spec, status = (mapping(found, key) for key in ("metadata", "spec", "status"))
     conditions = {
-        text(each, "type"): text(each, "status") for each in mappings(status.get("conditions"))
+        text(each, "type"): text(each, "status") for each in mappings(status, "conditions")
     }
-    taints = [
-        each for each in mappings(spec.get("taints")) if text(each, "effect") in _CLOSING_EFFECTS
-    ]
+    taints = [each for each in mappings(spec, "taints") if text(each, "effect") in _CLOSING_EFFECTS]
     passing = [
         each for each in taints if PASSING.search(f"{text(each, 'key')}: {text(each, 'value')}")
     ]
     return ClusterNode(
         name=text(meta, "name"),
-        labels=mapping(meta.get("labels")),
+        labels=mapping(meta, "labels"),
         allocatable={
-            name: quantity(amount) for name, amount in mapping(status.get("allocatable")).items()
+            name: quantity(amount) for name, amount in mapping(status, "allocatable").items()
         },
         taints=tuple(each for each in taints if each not in passing),
         open=conditions.get("Ready") == "True"
@@ -119,10 +117,10 @@ def cluster_node(found: Record) -> ClusterNode:
 
 
 def cluster_pod(found: Record, is_ours: bool) -> ClusterPod:
-    meta, spec, status = (mapping(found.get(key)) for key in ("metadata", "spec", "status"))
+    meta, spec, status = (mapping(found, key) for key in ("metadata", "spec", "status"))
     phase = text(status, "phase")
     scheduled = [
-        each for each in mappings(status.get("conditions")) if text(each, "type") == "PodScheduled"
+        each for each in mappings(status, "conditions") if text(each, "type") == "PodScheduled"
     ]
     waits = phase == "Pending" and any(
         text(each, "reason") == "Unschedulable" for each in scheduled
@@ -140,14 +138,12 @@ def cluster_pod(found: Record, is_ours: bool) -> ClusterPod:
 
 
 def pod_shape(spec: Record) -> PodShape:
-    affinity = mapping(mapping(spec.get("affinity")).get("nodeAffinity"))
+    affinity = mapping(spec, "affinity", "nodeAffinity")
     terms = mappings(
-        mapping(affinity.get("requiredDuringSchedulingIgnoredDuringExecution")).get(
-            "nodeSelectorTerms"
-        )
+        affinity, "requiredDuringSchedulingIgnoredDuringExecution", "nodeSelectorTerms"
     )
     return PodShape(
-        _held(spec), mapping(spec.get("nodeSelector")), mappings(spec.get("tolerations")), terms
+        _held(spec), mapping(spec, "nodeSelector"), mappings(spec, "tolerations"), terms
     )
 
 
@@ -158,9 +154,9 @@ def _held(spec: Record) -> Amounts:
     beside the init containers after them (KEP-753). Requests of the pod as a whole come before
     those of its containers (KEP-2837).
     """
-    first, main = (mappings(spec.get(key)) for key in ("initContainers", "containers"))
+    first, main = (mappings(spec, key) for key in ("initContainers", "containers"))
     whole = _requests(spec)
-    overhead = mapping(spec.get("overhead"))
+    overhead = mapping(spec, "overhead")
 
     def of_containers(name: str) -> float:
         beside = most = 0.0
@@ -176,7 +172,7 @@ def _held(spec: Record) -> Amounts:
 
 
 def _requests(holder: Record) -> Record:
-    return mapping(mapping(holder.get("resources")).get("requests"))
+    return mapping(holder, "resources", "requests")
 
 
 def _tolerates(toleration: Record, taint: Record) -> bool:
@@ -191,7 +187,7 @@ def _tolerates(toleration: Record, taint: Record) -> bool:
 def _matches(term: Record, node: ClusterNode) -> bool:
     """Return whether a term of a node affinity matches; an empty one matches no node."""
     values = {**node.labels, "metadata.name": node.name}  # the only field that may be matched
-    found = mappings(term.get("matchExpressions")) + mappings(term.get("matchFields"))
+    found = mappings(term, "matchExpressions") + mappings(term, "matchFields")
     return bool(found) and all(_holds(each, values.get(text(each, "key"))) for each in found)
 
 
@@ -278,10 +274,10 @@ class ClusterCapacity:
         """Return how many more drones of each type the namespace's quotas allow; None without any."""
         found: dict[str, int] = {}
         for each in quotas:
-            spec = mapping(each.get("spec"))
-            status = mapping(each.get("status"))
-            hard = mapping(status.get("hard"))
-            used = mapping(status.get("used"))
+            spec = mapping(each, "spec")
+            status = mapping(each, "status")
+            hard = mapping(status, "hard")
+            used = mapping(status, "used")
             for kind in (each for each in self._types if self._in_scope(each, spec)):
                 for name, need in self._quota_needs(kind).items():
                     if name in hard:
@@ -303,7 +299,7 @@ class ClusterCapacity:
 
     def _in_scope(self, kind: DroneType, spec: Record) -> bool:
         """Return whether a quota counts pods of a type ("Quota scopes")."""
-        selected = mappings(mapping(spec.get("scopeSelector")).get("matchExpressions"))
+        selected = mappings(spec, "scopeSelector", "matchExpressions")
         scopes = {*(spec.get("scopes") or []), *(text(each, "scopeName") for each in selected)}
         if scopes & {
             "BestEffort",

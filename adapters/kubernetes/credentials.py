@@ -127,14 +127,14 @@ def read_kubeconfig(settings: KubernetesSiteConfig) -> Kubeconfig:
     tree = _tree(path)
     name = settings.context or text(tree, "current-context")
     if not name:
-        known = choices("", [text(each, "name") for each in mappings(tree.get("contexts"))])
+        known = choices("", [text(each, "name") for each in mappings(tree, "contexts")])
         raise KubeconfigError(
             f"{path}: it has no `current-context`: write `context: NAME`: {known}"
         )
     context = _named(path, tree, "context", name)
     user, cluster = (_named(path, tree, kind, text(context, kind)) for kind in ("user", "cluster"))
     namespace = settings.namespace or context.get("namespace")
-    values = {**mapping(user.get("exec")), **user, **cluster, "namespace": namespace}
+    values = {**mapping(user, "exec"), **user, **cluster, "namespace": namespace}
     found = Kubeconfig(f"{path}: context `{printable(name, 80)}`", path.parent, values)
     _check_support(found)
     return found
@@ -175,7 +175,7 @@ def _check_support(found: Kubeconfig) -> None:
 
 
 def _named(path: Path, tree: Record, kind: str, name: str) -> Record:
-    entries = {text(each, "name"): each.get(kind) for each in mappings(tree.get(f"{kind}s"))}
+    entries = {text(each, "name"): each.get(kind) for each in mappings(tree, f"{kind}s")}
     if name not in entries:
         raise KubeconfigError(
             f"{path}: there is no {kind} `{printable(name, 80)}`: {choices(name, entries)}"
@@ -247,7 +247,7 @@ async def _run_plugin(found: Kubeconfig) -> ServerAccess:
         done = await runner.run([command, *args], deadline_s=_PLUGIN_DEADLINE_S)
         if done.code:
             raise ValueError(f"exit status {done.code}")
-        status = mapping(mapping(json.loads(done.out)).get("status"))
+        status = mapping(json.loads(done.out), "status")
         names = {
             "client-certificate-data": "clientCertificateData",
             "client-key-data": "clientKeyData",

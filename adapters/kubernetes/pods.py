@@ -51,7 +51,7 @@ class PodNames(NamedTuple):
 
     def drone_id(self, found: Record) -> DroneId | None:
         """Return the drone that an object belongs to; None if it is not of this controller at this site."""
-        labels = mapping(mapping(found.get("metadata")).get("labels"))
+        labels = mapping(found, "metadata", "labels")
         ours = (labels.get(CONTROLLER), labels.get(SITE)) == (self.controller, self.site)
         return DroneId(text(labels, DRONE)) if ours and text(labels, DRONE) else None
 

@@ -72,9 +72,9 @@ def _fields(found: dict[str, Any]) -> dict[str, Any]:
             raise mistake_at(
                 key, f"`{key}` must be a list of mappings: write one, or remove `{key}`"
             )
-    variables = [text(each, "name") for each in mappings(found.get("env"))]
+    variables = [text(each, "name") for each in mappings(found, "env")]
     ours = [name for name in variables if _RESERVED.fullmatch(name)]
-    for key in [*ours, *sorted(_OURS & {*found, *mapping(found.get("securityContext"))})]:
+    for key in [*ours, *sorted(_OURS & {*found, *mapping(found, "securityContext")})]:
         raise mistake_at(key, f"`{key}` is set by the provisioner: remove it, or use its option")
     return found
 

@@ -355,7 +355,7 @@ class KubernetesSite:
             "spec": {"resourceAttributes": wanted},
         }
         reply = await self._api.order("POST", f"/apis/{version}/selfsubjectaccessreviews", review)
-        return mapping(reply.body.get("status")).get("allowed") is True
+        return mapping(reply.body, "status").get("allowed") is True
 
     def render_blocking(self, policy: model.SitePolicy) -> str:
         """Return placeholder pods that keep room for free GPUs."""
@@ -421,7 +421,7 @@ class KubernetesSite:
             refusal = error
         try:
             found = found or await self._api.read(path, optional=True) or {}
-            uid = text(mapping(found.get("metadata")), "uid")
+            uid = text(found, "metadata", "uid")
             if self._names.drone_id(found) == order.drone_id:
                 refusal = await self._give_secret(order, uid)
         except AdapterError as error:  # there may be a pod now
@@ -475,7 +475,7 @@ class KubernetesSite:
             if (found or others) and is_first:  # before the API server is called
                 self._asked[drone_id] = time.monotonic()
             if found:
-                uid = text(mapping(found.get("metadata")), "uid")
+                uid = text(found, "metadata", "uid")
                 await self._delete(path, uid, kill=order.kill)
                 is_first = False  # a Job's pod will end by our request whatever follows
             elif not others and self._starts.may_come(drone_id):

@@ -113,12 +113,12 @@ def drone_pod(found: Record, names: PodNames) -> DronePod | None:
     drone_id = names.drone_id(found)
     if drone_id is None:
         return None
-    meta, spec, status = (mapping(found.get(key)) for key in ("metadata", "spec", "status"))
-    conditions = {text(each, "type"): each for each in mappings(status.get("conditions"))}
-    containers = {text(each, "name"): each for each in mappings(status.get("containerStatuses"))}
-    container = mapping(containers.get(CONTAINER, {}).get("state"))
+    meta, spec, status = (mapping(found, key) for key in ("metadata", "spec", "status"))
+    conditions = {text(each, "type"): each for each in mappings(status, "conditions")}
+    containers = {text(each, "name"): each for each in mappings(status, "containerStatuses")}
+    container = mapping(containers.get(CONTAINER, {}), "state")
     waiting, running, terminated = (
-        mapping(container.get(key)) for key in ("waiting", "running", "terminated")
+        mapping(container, key) for key in ("waiting", "running", "terminated")
     )
     deleted_at = moment(meta, "deletionTimestamp")
     if deleted_at:
@@ -128,12 +128,12 @@ def drone_pod(found: Record, names: PodNames) -> DronePod | None:
     if deleted_at and state is RemoteState.RUNNING:
         reason = disruption.words if disruption is not None else "it is being deleted"
     code = terminated.get("exitCode")
-    jobs = [each for each in mappings(meta.get("ownerReferences")) if text(each, "kind") == "Job"]
+    jobs = [each for each in mappings(meta, "ownerReferences") if text(each, "kind") == "Job"]
     drone = RemoteDrone(
         drone_id,
         state,
         remote_id=text(jobs[0] if jobs else meta, "uid"),
-        type=text(mapping(meta.get("labels")), TYPE),
+        type=text(meta, "labels", TYPE),
         started_at=moment(running, "startedAt") or moment(terminated, "startedAt"),
         reason=printable(reason, _LONGEST),
         end=_end(status, disruption, terminated) if state is RemoteState.ENDED else None,
@@ -186,7 +186,7 @@ def _state(
         return RemoteState.RUNNING, "", None
     if phase != "Pending":
         return RemoteState.UNKNOWN, f"phase {phase or 'unknown'}", None
-    if gates := [text(each, "name") for each in mappings(spec.get("schedulingGates"))]:
+    if gates := [text(each, "name") for each in mappings(spec, "schedulingGates")]:
         what = "waits for quota" if any(gate.startswith(KUEUE_GATE) for gate in gates) else "waits"
         return RemoteState.PENDING, f"{what}: scheduling gate {', '.join(gates)}", FaultKind.QUOTA
     scheduled = conditions.get("PodScheduled", {})
@@ -270,12 +270,12 @@ def _outcome(message: str) -> str:
 def waiting_job(found: Record, names: PodNames) -> DronePod | None:
     """Return a Job without a pod as a drone that waits; None if it is none of ours or has ended."""
     drone_id = names.drone_id(found)
-    meta, spec, status = (mapping(found.get(key)) for key in ("metadata", "spec", "status"))
+    meta, spec, status = (mapping(found, key) for key in ("metadata", "spec", "status"))
     if drone_id is None:
         return None
     ended = [
         text(each, "type")
-        for each in mappings(status.get("conditions"))
+        for each in mappings(status, "conditions")
         if text(each, "status") == "True"
     ]
     end = None
@@ -289,7 +289,7 @@ def waiting_job(found: Record, names: PodNames) -> DronePod | None:
         drone_id,
         RemoteState.ENDED if end else RemoteState.PENDING,
         remote_id=text(meta, "uid"),
-        type=text(mapping(meta.get("labels")), TYPE),
+        type=text(meta, "labels", TYPE),
         reason="waits for quota: its Job is suspended" if quota else "its Job has no pod yet",
         end=end,
         slot=name,

@@ -151,7 +151,7 @@ def _entry(file: Path, name: str) -> tuple[str, Mapping[str, Any]]:
     entries = [clouds[name], _clouds(secure).get(name) if secure is not None else None]
     # as openstacksdk has it, what stands beside `auth` comes before what stands in it
     for entry in entries:
-        found |= mapping(mapping(entry).get("auth"))
+        found |= mapping(entry, "auth")
     for entry in entries:
         found |= mapping(entry)
     return where, {

@@ -50,7 +50,7 @@ class OpenStackCloud(OpenStackSession):
         """Create a server and return its id. Raises RejectedError (QUOTA, CAPACITY, CONFIG, THROTTLED)."""
         body = {"server": dict(server), **({"os:scheduler_hints": dict(hints)} if hints else {})}
         reply = await self.order("compute", "POST", "/servers", body, deadline_s=deadline_s)
-        server_id = text(mapping(reply.body.get("server")), "id")
+        server_id = text(reply.body, "server", "id")
         if not servers.is_id(server_id):
             raise OutcomeUnknownError("compute: it takes a server and does not tell its id")
         return server_id
@@ -90,7 +90,7 @@ class OpenStackCloud(OpenStackSession):
         page = await self.read("compute", f"/servers/{server_id}", lacking=(404,))
         if page is None:
             return None
-        if not (record := mapping(page.get("server"))):
+        if not (record := mapping(page, "server")):
             raise UnavailableError("compute: it gives an answer without a `server`")
         return servers.parse_server(record)
 
@@ -118,7 +118,7 @@ class OpenStackCloud(OpenStackSession):
 
     async def limits(self) -> Limits:
         page = await self.read("compute", "/limits")
-        absolute = mapping((page or {}).get("limits")).get("absolute")
+        absolute = mapping(page, "limits").get("absolute")
         if not isinstance(absolute, dict):
             raise UnavailableError("compute: it gives an answer without `limits`")
         return servers.parse_limits(absolute)
@@ -157,7 +157,7 @@ class OpenStackCloud(OpenStackSession):
 
     async def key_pairs(self) -> Sequence[str]:
         found = await self.pages("compute", "/os-keypairs", "keypairs")
-        return [name for each in found if (name := text(mapping(each.get("keypair")), "name"))]
+        return [name for each in found if (name := text(each, "keypair", "name"))]
 
     async def ports(self) -> Mapping[str, str]:
         """Return the servers of the project's ports, by port; none where the cloud offers no network service.

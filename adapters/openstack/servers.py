@@ -122,9 +122,9 @@ class Server:
 
 def parse_server(record: Record) -> Server:
     """Parse a server of a detailed listing. One of a cell that is down has little more than id and UNKNOWN."""
-    flavor = mapping(record.get("flavor"))
+    flavor = mapping(record, "flavor")
     fault = record.get("fault")
-    attached = mappings(record.get("os-extended-volumes:volumes_attached"))
+    attached = mappings(record, "os-extended-volumes:volumes_attached")
     return Server(
         id=identity(record, "server"),
         name=text(record, "name"),

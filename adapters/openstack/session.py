@@ -330,13 +330,13 @@ class OpenStackSession:
             if reply.status not in (200, 201) or not is_token:
                 raise _login_refusal(where, access, reply)
             described = mapping(described)
-            if not (project := text(mapping(described.get("project")), "id")):
+            if not (project := text(described, "project", "id")):
                 raise AuthError(
                     f"{access.source}: the token is for no project: set `project_name`",
                     FaultKind.CONFIG,
                 )
             self.project = project
-            self.user = text(mapping(described.get("user")), "id")
+            self.user = text(described, "user", "id")
             good_until = time.monotonic() + _life_s(described) - _RENEWED_BEFORE_S
             login = Login(
                 token,
@@ -356,15 +356,15 @@ class OpenStackSession:
     async def _credential_end(self, login: Login, described: Record) -> float:
         """Return when the application credential or the password ends; 0: never, or Keystone does not tell us."""
         access = login.access
-        given = mapping(mapping(access.identity.get("identity")).get("application_credential"))
+        given = mapping(access.identity, "identity", "application_credential")
         if not given:
-            return moment(mapping(described.get("user")), "password_expires_at")
-        name = text(mapping(described.get("application_credential")), "id") or text(given, "id")
+            return moment(described, "user", "password_expires_at")
+        name = text(described, "application_credential", "id") or text(given, "id")
         url = f"{access.auth_url}/users/{self.user}/application_credentials/{name}"
         reply = await self._exchange(
             login.trust, "GET", url, headers={"X-Auth-Token": login.token}, sent=[]
         )
-        return moment(mapping(reply.body.get("application_credential")), "expires_at")
+        return moment(reply.body, "application_credential", "expires_at")
 
     async def _microversion(self, login: Login) -> Version:
         """Return the newest microversion that Nova and this adapter support."""
@@ -380,7 +380,7 @@ class OpenStackSession:
             raise read_error(
                 reply.status, reply.fault[0], f"compute: it does not tell its version: {reply}"
             )
-        newest = _MICROVERSION.fullmatch(str(mapping(reply.body.get("version")).get("version")))
+        newest = _MICROVERSION.fullmatch(str(mapping(reply.body, "version").get("version")))
         if newest is None or (version := (int(newest[1]), int(newest[2]))) < OLDEST_VERSION:
             theirs = f"up to {newest[0]}" if newest else "not at all"
             message = f"compute: it speaks microversions {theirs}, and at least 2.61 is wanted (Nova of Rocky, 2018)"
@@ -425,7 +425,7 @@ def _catalogue(catalogue: object, interface: str) -> Sequence[tuple[str, str, st
             text(each, "url").rstrip("/"),
         )
         for service in mappings(catalogue)
-        for each in mappings(service.get("endpoints"))
+        for each in mappings(service, "endpoints")
         if text(each, "interface") == interface and HTTP_URL.fullmatch(text(each, "url"))
     ]
 
@@ -441,7 +441,7 @@ def listed(service: str, page: Record | None, key: str) -> list[Record]:
 def _next_marker(page: Record, key: str) -> str | None:
     """Return the marker of the next page, empty if its link has none; None at the end."""
     links = [
-        each.get("href") for each in mappings(page.get(f"{key}_links")) if each.get("rel") == "next"
+        each.get("href") for each in mappings(page, f"{key}_links") if each.get("rel") == "next"
     ]
     href = next(iter(links), page.get("next"))  # Glance
     if not href:

@@ -11,16 +11,22 @@ Record = Mapping[str, Any]
 _MAX_NUMBER = 2**53
 
 
-def mapping(value: object) -> Record:
+def mapping(value: object, *keys: str) -> Record:
+    """Return the object at a path of keys below an object."""
+    for key in keys:
+        value = mapping(value).get(key)
     return value if isinstance(value, dict) else {}
 
 
-def mappings(value: object) -> list[Record]:
-    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
+def mappings(value: object, *keys: str) -> list[Record]:
+    """Return the objects in the list at a path of keys below an object."""
+    found = mapping(value, *keys[:-1]).get(keys[-1]) if keys else value
+    return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
 
 
-def text(record: Record, key: str) -> str:
-    value = record.get(key)
+def text(record: object, *keys: str) -> str:
+    """Return the text at a path of keys below an object."""
+    value = mapping(record, *keys[:-1]).get(keys[-1])
     return value if isinstance(value, str) else ""
 
 
@@ -31,10 +37,10 @@ def number(record: Record, key: str, default: int = 0) -> int:
     return value
 
 
-def moment(record: Record, key: str) -> float:
-    """Return a time as seconds since the epoch; 0 if there is none. One without a zone is UTC."""
+def moment(record: object, *keys: str) -> float:
+    """Return the time at a path of keys as seconds since the epoch; 0 if there is none. One without a zone is UTC."""
     try:
-        at = datetime.fromisoformat(text(record, key))
+        at = datetime.fromisoformat(text(record, *keys))
         return max(0.0, (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp())
     except (ValueError, OverflowError):
         return 0.0
