@@ -11,22 +11,27 @@ Record = Mapping[str, Any]
 _MAX_NUMBER = 2**53
 
 
-def mapping(value: object, *keys: str) -> Record:
-    """Return the object at a path of keys below an object."""
+def _at(value: Any, keys: tuple[str, ...]) -> object:
     for key in keys:
-        value = mapping(value).get(key)
-    return value if isinstance(value, dict) else {}
+        value = value.get(key) if isinstance(value, dict) else None
+    return value
+
+
+def mapping(value: object, *keys: str) -> Record:
+    """Return the object at a path of keys."""
+    found = _at(value, keys)
+    return found if isinstance(found, dict) else {}
 
 
 def mappings(value: object, *keys: str) -> list[Record]:
-    """Return the objects in the list at a path of keys below an object."""
-    found = mapping(value, *keys[:-1]).get(keys[-1]) if keys else value
+    """Return the objects in the list at a path of keys."""
+    found = _at(value, keys)
     return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
 
 
 def text(record: object, *keys: str) -> str:
-    """Return the text at a path of keys below an object."""
-    value = mapping(record, *keys[:-1]).get(keys[-1])
+    """Return the text at a path of keys."""
+    value = _at(record, keys)
     return value if isinstance(value, str) else ""
 
 

@@ -6,6 +6,7 @@ import base64
 import hashlib
 import io
 import re
+import shlex
 import tarfile
 from collections.abc import Collection, Mapping
 from difflib import get_close_matches
@@ -143,9 +144,7 @@ def packed(content: Mapping[str, bytes]) -> bytes:
 
 def exports(env: Mapping[str, str]) -> list[str]:
     """Return lines of a shell script that set these variables, whatever is in them."""
-    return [
-        f"export {name}=" + "'" + value.replace("'", "'\\''") + "'" for name, value in env.items()
-    ]
+    return [f"export {name}={shlex.quote(value)}" for name, value in env.items()]
 
 
 def step(env: Mapping[str, str]) -> bytes:

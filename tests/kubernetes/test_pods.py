@@ -199,8 +199,8 @@ def test_the_secret_belongs_to_the_pod_and_holds_the_files(
     files = unpacked(secret)
     assert files["token"] == b"secret"
     assert files[".site/script"] == SCRIPT
-    assert b"export CONDOR_PREFIX='/opt/condor'" in files[".site/step"]
-    assert b"export DRONE_TYPE='a100'" in files[".site/step"]
+    assert b"export CONDOR_PREFIX=/opt/condor" in files[".site/step"]
+    assert b"export DRONE_TYPE=a100" in files[".site/step"]
 
 
 def test_files_that_exceed_a_secret_are_unfit() -> None:

@@ -7,7 +7,7 @@ import contextlib
 import datetime
 import shlex
 from collections.abc import Callable, Sequence
-from typing import Self, TypeVar, cast
+from typing import Self, TypeVar
 
 import asyncssh
 
@@ -298,22 +298,12 @@ class _SocketChannel(asyncssh.SSHUNIXSession[bytes]):
     """An adapter from asyncssh's channel to a protocol of asyncio. A channel offers what a transport does."""
 
     def __init__(self, ends: asyncio.Protocol) -> None:
-        self.ends = ends
-
-    def connection_made(self, chan: asyncssh.SSHUNIXChannel[bytes]) -> None:
-        self.ends.connection_made(cast(asyncio.Transport, chan))
+        self._ends = ends
+        for name in ("connection_made", "connection_lost", "pause_writing", "resume_writing"):
+            setattr(self, name, getattr(ends, name))
 
     def data_received(self, data: bytes, datatype: int | None) -> None:
-        self.ends.data_received(data)
+        self._ends.data_received(data)
 
     def eof_received(self) -> bool:
-        return bool(self.ends.eof_received())
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self.ends.connection_lost(exc)
-
-    def pause_writing(self) -> None:
-        self.ends.pause_writing()
-
-    def resume_writing(self) -> None:
-        self.ends.resume_writing()
+        return bool(self._ends.eof_received())
