@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
+from typing import NamedTuple
 
+import pytest
+
+from adapters.htcondor import classad2
 from adapters.htcondor.classads import number
-from adapters.htcondor.overlay.matching import template
+from adapters.htcondor.overlay.matching import ReceivedSlot, template, unmet_requirement
 from provisioner.config import load_site
-from provisioner.drone import environment
+from provisioner.drone import environment, script
 from provisioner.model import DroneId, DroneType, StartOrder
+from tests.labs.gpu import FakeGpus
 
 SITE = """\
 site: kit
@@ -57,3 +63,133 @@ def test_jobs_are_matched_with_what_the_slot_will_publish(tmp_path: Path) -> Non
     types = types_of(tmp_path, SITE)
     assert number(template(types["a100"]), "HEPSPEC_PER_CORE") == 14.409
     assert "ApelSpecs" not in template(types["plain"])
+
+
+QUERY = ("--query-gpu=name,memory.total,driver_version", "--format=csv,noheader,nounits")
+
+
+@pytest.fixture
+def gpus(tmp_path: Path) -> FakeGpus:
+    return FakeGpus.build(tmp_path / "gpus")
+
+
+def job_sees(
+    gpus: FakeGpus, tmp_path: Path, ids: str, *words: str, share_mib: str = "", slot: str = ""
+) -> tuple[int, str]:
+    """Exit status and output of the nvidia-smi that a drone gives its jobs, in a job with these devices."""
+    program, ad = tmp_path / "nvidia-smi", tmp_path / "machine.ad"
+    head = f"#!/bin/sh\nreal={gpus.directory}/nvidia-smi\nshare_mib={share_mib}\n"
+    program.write_text(head + script("nvidia_smi.sh").decode())
+    program.chmod(0o755)
+    ad.write_text(slot)
+    env = {**gpus.env, "_CONDOR_AssignedGPUs": ids, "_CONDOR_MACHINE_AD": str(ad)}
+    done = subprocess.run([program, *words], env=env, text=True, capture_output=True, timeout=60)
+    return done.returncode, done.stdout
+
+
+def test_a_job_sees_its_own_devices_with_the_memory_of_its_share(
+    gpus: FakeGpus, tmp_path: Path
+) -> None:
+    second = gpus.uuid(1)[:12]
+    gpus.set(1, 20, 15000)
+
+    def sees(*words: str, ids: str = second, **how: str) -> tuple[int, str]:
+        return job_sees(gpus, tmp_path, ids, *words, **how)
+
+    assert sees(*QUERY) == (0, "NVIDIA A100-SXM4-40GB, 40536, 580.159.04\n")
+    assert sees(*QUERY, share_mib="10134") == (0, "NVIDIA A100-SXM4-40GB, 10134, 580.159.04\n")
+    amounts = "--query-gpu=memory.total,index,memory.used,memory.free"
+    units = sees(amounts, "--format=csv,noheader", "-i", "0", share_mib="10134")
+    assert units == (0, "10134 MiB, 1, 10134 MiB, 10134 MiB\n")
+    pooled = sees(*QUERY, share_mib="10134", slot="GPUMem = 20000\n")
+    assert pooled == (0, "NVIDIA A100-SXM4-40GB, 20000, 580.159.04\n")
+    assert sees("-L") == (0, f"GPU 1: NVIDIA A100-SXM4-40GB (UUID: {gpus.uuid(1)})\n")
+    assert sees(*QUERY, ids="") == (6, "No devices were found\n")
+    both = sees("--query-gpu=index", "--format=csv,noheader", ids=f"{gpus.uuid(0)}, {second}")
+    assert both == (0, "0\n1\n")
+    gpus.fail("nvmlInit_v2", 9)
+    assert sees(*QUERY)[0] == 9
+
+
+def test_a_job_on_an_instance_sees_its_memory_and_itself_alone(
+    gpus: FakeGpus, tmp_path: Path
+) -> None:
+    gpus.mig(0, 2, 20096)
+    own = {"share_mib": "slot", "slot": "GPUs_GlobalMemoryMb = 20096\n"}
+    instance = gpus.uuid(0, 1)
+    query = job_sees(gpus, tmp_path, instance, *QUERY, **own)
+    assert query == (0, "NVIDIA A100-SXM4-40GB, 20096, 580.159.04\n")
+    listed = job_sees(gpus, tmp_path, instance, "-L", **own)[1]
+    assert listed.count("UUID") == 2 and gpus.uuid(0, 0) not in listed
+
+
+class GpuRequest(NamedTuple):
+    """A job's request, as PanDA brokers it."""
+
+    vram_mib: int = 0
+    driver: tuple[int, ...] = ()
+    model: str = ""
+
+
+def brokered(views: list[str], request: GpuRequest) -> bool:
+    """PanDA's rule: minimum VRAM and driver must hold on all nodes of a queue, the model on any (panda-server#748)."""
+    nodes = [view.strip().split(", ") for view in views]
+    enough = all(
+        int(vram) >= request.vram_mib and tuple(map(int, driver.split("."))) >= request.driver
+        for _, vram, driver in nodes
+    )
+    return enough and any(request.model in name for name, _, _ in nodes)
+
+
+@pytest.mark.parametrize(
+    ("shares", "request_", "fits"),
+    [
+        (("",), GpuRequest(40000), True),
+        (("", "10134"), GpuRequest(40000), False),
+        (("", "10134"), GpuRequest(10000), True),
+        (("10134", "20268"), GpuRequest(10134, (580,), "A100"), True),
+        (("10134",), GpuRequest(10134, (581,)), False),
+        (("10134",), GpuRequest(10134, (), "H100"), False),
+        (("20096 of MIG", "10134"), GpuRequest(20000), False),
+        (("20096 of MIG",), GpuRequest(20000), True),
+    ],
+)
+def test_panda_brokers_by_the_smallest_share_of_a_queue(
+    gpus: FakeGpus, tmp_path: Path, shares: tuple[str, ...], request_: GpuRequest, fits: bool
+) -> None:
+    views = [
+        job_sees(gpus, tmp_path, gpus.uuid(0), *QUERY, share_mib=share.split(" ")[0])[1]
+        for share in shares
+    ]
+    assert brokered(views, request_) == fits
+
+
+QUARTERS = SITE.replace("gpus: 1\n", "gpus: 1\n    sharing: mps\n    shares: 4\n")
+JOB = "Requirements = true; RequestGPUs = 1; RequestCpus = 1; RequestMemory = 1; RequestDisk = 1"
+
+
+@pytest.mark.parametrize(
+    ("text", "job", "fits"),
+    [
+        (QUARTERS, "GpuMilli = 250", True),
+        (QUARTERS, 'GpuMilli = 250; GpuApi = "CUDA"', True),
+        (QUARTERS, 'GpuMilli = 250; GpuApi = "opencl"', False),
+        (QUARTERS, "GpuMilli = 250; GpuApi = 7", False),
+        (QUARTERS.replace("mps", "time-sliced"), 'GpuMilli = 250; GpuApi = "hip"', True),
+        (SITE, 'GpuApi = "opencl"', True),
+    ],
+)
+def test_jobs_of_other_interfaces_than_cuda_are_no_demand_for_mps(
+    tmp_path: Path, text: str, job: str, fits: bool
+) -> None:
+    slot = template(types_of(tmp_path, text)["a100"])
+    found = unmet_requirement(classad2.ClassAd(f"[{JOB}; {job}]"), slot)
+    assert (found is None) == fits, found
+
+
+def test_interactive_jobs_are_no_demand_for_a_type_without_sshd(tmp_path: Path) -> None:
+    kind = types_of(tmp_path, SITE)["a100"]
+    job = classad2.ClassAd(f"[{JOB}; InteractiveJob = true]")
+    assert unmet_requirement(job, template(kind)) is None
+    seen = ReceivedSlot({"SshToJob": "false"})
+    assert unmet_requirement(job, template(kind, seen)) is not None

@@ -483,6 +483,8 @@ exit 71 # @include job_wrapper.sh
 JOB_WRAPPER
     chmod 700 "$D/job_wrapper.sh"
     for copy in drone_wrapper gpu_wrapper; do cp "$D/job_wrapper.sh" "$D/$copy.sh"; done
+    { grep -v '^tty:' /etc/group || true; } >"$D/group" 2>/dev/null
+    chmod 644 "$D/group"
     : >"$D/gpus"
     [ "$DRONE_GPUS" -eq 0 ] || gpu_table >"$D/gpus"
     devices=$(grep -c . "$D/gpus")
@@ -499,7 +501,47 @@ JOB_WRAPPER
     elif [ "$devices" -le 1 ] && knows_gpus && ask_driver 20 others_are_refused; then
         gpu_guard=cgroup
     fi
-    [ -z "$wrapper$mps" ] || wrapper="USER_JOB_WRAPPER = $D/job_wrapper.sh"
+    choose_view
+    [ -z "$wrapper$mps$view" ] || wrapper="USER_JOB_WRAPPER = $D/job_wrapper.sh"
+}
+# Pilots report the first GPU that nvidia-smi lists, with its memory. Where that is another one than the job's, or has more
+# memory than its share, jobs get an nvidia-smi that asks NVIDIA's for theirs. GpuViewTrue: it was tried, and is right.
+choose_view() {
+    view='' view_true=True
+    real=$(command -v nvidia-smi)
+    case $real in *[!A-Za-z0-9._/+@=-]*) real= ;; esac
+    if [ -z "$real" ]; then
+        [ "$DRONE_GPUS" -eq 0 ] || view_true=False      # they see no GPU at all
+        return
+    fi
+    [ "$DRONE_SHARES" -gt 1 ] || [ $gpu_guard = environment ] || return
+    share_mib=
+    if [ "$DRONE_SHARES" -gt 1 ]; then
+        share_mib=slot
+        [ "$DRONE_SHARING" = mig ] || [ "$DRONE_VRAM_MIB" -eq 0 ] || share_mib=$((DRONE_VRAM_MIB / DRONE_SHARES))
+    fi
+    mkdir -p "$D/bin"
+    { printf '%s\n' '#!/bin/sh' "real='$real'" "share_mib=$share_mib"; cat <<'NVIDIA_SMI'
+exit 71 # @include nvidia_smi.sh
+NVIDIA_SMI
+    } >"$D/bin/nvidia-smi"
+    chmod 700 "$D/bin/nvidia-smi"
+    view=yes
+    [ "$DRONE_GPUS" -gt 0 ] || return
+    # Tried with the first device, as HTCondor finds it.
+    # shellcheck disable=SC2086
+    ask_driver 60 $clean "$DRONE_DISCOVERY" $DRONE_DISCOVERY_OPTIONS
+    first=$(sed -n 's/^DetectedGPUs="\([^", ]*\).*/\1/p' "$D/said")
+    found_mib=$(sed -n 's/.*GlobalMemoryMb=\([0-9]*\).*/\1/p' "$D/said" | head -n 1)
+    echo "GPUs_GlobalMemoryMb = ${found_mib:-0}" >"$D/view.ad"
+    expected=$share_mib
+    [ "$expected" != slot ] || expected=${found_mib:-none}
+    # shellcheck disable=SC2086
+    ask_driver 60 $clean _CONDOR_AssignedGPUs="$first" _CONDOR_MACHINE_AD="$D/view.ad" "$D/bin/nvidia-smi" \
+        --query-gpu=name,memory.total,driver_version --format=csv,noheader,nounits || view_true=False
+    # shellcheck disable=SC2254
+    case $(wc -l <"$D/said"):$(cat "$D/said") in 1:*,\ ${expected:-[0-9]*},*) ;; *) view_true=False ;; esac
+    [ $view_true = True ] || say "nvidia-smi does not show the GPU of a job: $(said_by_driver)"
 }
 # shellcheck disable=SC2016
 namespace_works() {
@@ -582,6 +624,31 @@ assigned() {
     return 1
 }
 
+# condor_submit -i and condor_ssh_to_job need the node's sshd, and files of HTCondor that are not below LIB in each package.
+choose_ssh() {
+    ssh_why='' ssh=''
+    sshd=$(command -v sshd) keygen=$(command -v ssh-keygen)
+    template=''
+    for directory in "$prefix/lib/condor" "$prefix/lib64/condor" "$prefix/lib" "$prefix/lib64"; do
+        file=$directory/condor_ssh_to_job_sshd_config_template
+        [ -n "$template" ] || [ ! -r "$file" ] || template=$file
+    done
+    case $sshd:$keygen:$template in
+        *[!A-Za-z0-9._/:+@=-]*) ssh_why="a path has a character that is not one of A-Za-z0-9._/+@=-" ;;
+        :*) ssh_why="there is no sshd on this node" ;;
+        *::*) ssh_why="there is no ssh-keygen on this node" ;;
+        *:) ssh_why="HTCondor below $prefix has no condor_ssh_to_job_sshd_config_template" ;;
+    esac
+    if [ -n "$ssh_why" ]; then
+        ssh="SshToJob = False"
+        return
+    fi
+    ssh="SSH_TO_JOB_SSHD = $sshd
+SSH_TO_JOB_SSH_KEYGEN = $keygen
+SSH_TO_JOB_SSHD_CONFIG_TEMPLATE = $template
+SshToJob = True"
+}
+
 # The kind of job that a drone with GPUs takes: one that wants some, and after which every GPU that is still free keeps
 # its share of the rest. (The slot's Cpus, Memory, Disk and GPUs are what is left. A startd rounds memory up to 128 MiB.)
 # Of shared GPUs a job gets one share, which must be enough for it: HTCondor would give it two of different GPUs.
@@ -595,6 +662,8 @@ takes_gpu_jobs() {
             $((1000 / DRONE_SHARES))
         printf ' && MY.GPUMem >= %s' "$pooled"
     fi
+    # MPS serves CUDA alone: beside its server other interfaces do not work, or take the GPU from its clients.
+    [ "$DRONE_SHARING" != mps ] || printf ' && (TARGET.GpuApi ?: "cuda") == "cuda"'
     keeps 'MY.Cpus - (TARGET.RequestCpus ?: 1)' "$DRONE_KEPT_CPUS"
     keeps 'MY.Memory - quantize(TARGET.RequestMemory ?: 128, 128)' "$DRONE_KEPT_MEMORY_MIB"
     keeps 'MY.Disk - (TARGET.RequestDisk ?: 0)' $((DRONE_KEPT_DISK_MIB * 1024))
@@ -741,6 +810,8 @@ ${each%%=*} = ${each#*=}
 STARTD_ATTRS = \$(STARTD_ATTRS) ${each%%=*}"
     done
     set +f
+    choose_ssh
+    talks='(TARGET.InteractiveJob =!= True || MY.SshToJob)'
     vram_policy= strays=
     if [ "$DRONE_GPUS" -gt 0 ]; then
         gpus="USE FEATURE : GPUs
@@ -844,6 +915,10 @@ DroneShares = $DRONE_SHARES
 DroneReady = False
 GpuGuard = "$gpu_guard"
 STARTD_ATTRS = \$(STARTD_ATTRS) DroneId SiteName DroneType DroneGpuMilli DroneShares DroneReady GpuGuard
+GpuViewTrue = $view_true
+$ssh
+SshToJobWhy = "$ssh_why"
+STARTD_ATTRS = \$(STARTD_ATTRS) GpuViewTrue SshToJob SshToJobWhy
 MASTER_ATTRS = \$(MASTER_ATTRS) DroneId
 $ends
 $orders
@@ -853,7 +928,7 @@ $wrapper
 
 # --- what it takes, once its token is put away: jobs that want a GPU (or, without GPUs, that want none), that say no
 # longer than we live, while all checks are good
-START = MY.DroneReady && $takes && $healthy${mps:+ && (MY.DroneMpsReady =!= False)}$strays && $fits && $first && $welcome
+START = MY.DroneReady && $takes && $talks && $healthy${mps:+ && (MY.DroneMpsReady =!= False)}$strays && $fits && $first && $welcome
 IS_OWNER = False
 SUSPEND = False
 PREEMPT = False

@@ -16,9 +16,18 @@ become='for name in PATH LD_LIBRARY_PATH LD_PRELOAD; do
         shift
     done
     exec "$@"'
+session=
 if [ $# -gt 0 ]; then
     path=
     case $(export -p) in *'export PATH='*) path=x$PATH ;; esac
+    if [ "${0##*/}" = job_wrapper.sh ] && [ -x "$here/bin/nvidia-smi" ]; then
+        path=${path:-x/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin}
+        path=x$here/bin:${path#x}
+    fi
+    # A session of condor_ssh_to_job: sshd, whose shells read their environment from a file beside its configuration.
+    for last; do :; done
+    # shellcheck disable=SC2154
+    case $last in "${_CONDOR_SCRATCH_DIR:-?}"/.condor_ssh_to_job_*/sshd_config) session=${last%/*}/env.sh ;; esac
     set -- /bin/sh -c "$become" become "$path" \
         "${LD_LIBRARY_PATH+x$LD_LIBRARY_PATH}" "${LD_PRELOAD+x$LD_PRELOAD}" "$@"
 fi
@@ -45,6 +54,7 @@ join_mps() {
     export CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="0=${mib}M"
     mine=${_CONDOR_SCRATCH_DIR#"$here"/execute/}        # HTCondor 25 has dir_N/scratch
     mine=$here/mps/jobs/${mine%%/*}
+    [ -z "$session" ] || mine=/dev/null     # its job has written that
     owner=$(job Owner)
     echo "$number $(job GlobalJobId) ${owner:-unknown}" >"$mine"
 }
@@ -89,12 +99,14 @@ guard_gpus() {
     # Mounts of the host (autofs, CVMFS) still come through.
     # shellcheck disable=SC2154
     exec "$unshare" --user --map-root-user --mount --propagation slave /bin/sh -c "$hide" hide \
-        "$unshare" "$mount" "$uid" "$gid" "$hidden" "$@"
+        "$unshare" "$mount" "$uid" "$gid" "$here/group" "$hidden" "$@"
 }
 # HTCondor starts the job again, elsewhere, if there is a file of the wrapper's failure.
 # shellcheck disable=SC2016
-hide='unshare=$1 mount=$2 uid=$3 gid=$4 hidden=$5
-    shift 5
+hide='unshare=$1 mount=$2 uid=$3 gid=$4 group=$5 hidden=$6
+    shift 6
+    # The group tty has no number there, and sshd would give terminals to it.
+    [ ! -r "$group" ] || "$mount" --bind "$group" /etc/group 2>/dev/null
     for file in $hidden; do
         why=$("$mount" --bind "$file" "$file" 2>&1) &&
             why=$("$mount" -o remount,bind,nodev,nosuid,noexec "$file" 2>&1) && continue
@@ -104,9 +116,17 @@ hide='unshare=$1 mount=$2 uid=$3 gid=$4 hidden=$5
     done
     exec "$unshare" --user --map-user="$uid" --map-group="$gid" -- "$@"'
 
+tell_session() {
+    [ ! -x "$here/bin/nvidia-smi" ] || echo "export PATH='$here/bin':\"\${PATH:-/usr/bin:/bin}\""
+    export -p | grep -E '^export CUDA_(MPS_|VISIBLE_DEVICES)'
+}
+
 case ${0##*/} in
     drone_wrapper.sh) guard_gpus "$@" ;;
-    job_wrapper.sh) [ ! -e "$here/mps/gpus" ] || { join_mps; run_under_mps "$@"; } ;;
+    job_wrapper.sh)
+        [ ! -e "$here/mps/gpus" ] || join_mps
+        [ ! -w "$session" ] || tell_session >>"$session"
+        [ ! -e "$here/mps/gpus" ] || run_under_mps "$@" ;;
 esac
 # shellcheck disable=SC2154
 [ "$guard_jobs" = no ] || guard_gpus "$@"

@@ -15,7 +15,7 @@ GPU_NODES = (
 )
 """Two NVIDIA GPUs, what all of them share, an AMD GPU, and two MIG instances of the first GPU."""
 
-_KEPT = ("null", "zero", "full", "random", "urandom", "tty", "ptmx")
+_KEPT = ("null", "zero", "full", "random", "urandom", "tty")
 
 _SET_UP = """
 set -e
@@ -25,6 +25,9 @@ mount -t tmpfs -o mode=755 none "$dev"
 for node in {kept}; do : >"$dev/$node"; mount --bind "/dev/$node" "$dev/$node"; done
 ln -s /proc/self/fd "$dev/fd"
 mkdir -m 1777 "$dev/shm"
+mkdir "$dev/pts"
+mount -t devpts -o newinstance,ptmxmode=0666,mode=620 none "$dev/pts"
+ln -s pts/ptmx "$dev/ptmx"
 mkdir "$dev/dri" "$dev/nvidia-caps"
 for node in {nodes}; do : >"$dev/$node"; mount --bind /dev/zero "$dev/$node"; done
 for node in {closed}; do mount -o remount,bind,nodev,nosuid,noexec "$dev/$node"; done

@@ -1,4 +1,4 @@
-/* Stand-in for nvidia-smi: `-L` and `--query-gpu=FIELDS --format=csv[,noheader][,nounits] [-i N]`, by fake_gpu.c. */
+/* Stand-in for nvidia-smi: `-L` and `--query-gpu=FIELDS --format=csv[,noheader][,nounits] [-i IDS]`, by fake_gpu.c. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -131,17 +131,31 @@ static int list(unsigned count)
     return 0;
 }
 
+/* Return true if a list of indices and UUIDs, with commas between, has a device. */
+static int named(const char *list, unsigned index)
+{
+    char words[1024] = "", uuid[96] = "", number[16], *word, *rest = words;
+    device gpu;
+    if (!list) return 1;
+    snprintf(words, sizeof words, "%s", list);
+    snprintf(number, sizeof number, "%u", index);
+    if (!nvmlDeviceGetHandleByIndex_v2(index, &gpu)) nvmlDeviceGetUUID(gpu, uuid, sizeof uuid);
+    while ((word = strsep(&rest, ",")))
+        if (!strcmp(word, number) || !strcmp(word, uuid)) return 1;
+    return 0;
+}
+
 int main(int argc, char **argv)
 {
-    char *fields = NULL, *format = "";
-    unsigned count = 0, only = ~0u;
+    char *fields = NULL, *format = "", *only = NULL;
+    unsigned count = 0;
     int listing = 0;
     for (int i = 1; i < argc; i++) {
         if (!strncmp(argv[i], "--query-gpu=", 12)) fields = argv[i] + 12;
         else if (!strncmp(argv[i], "--format=", 9)) format = argv[i] + 9;
         else if (!strcmp(argv[i], "-L")) listing = 1;
-        else if (!strcmp(argv[i], "-i") && i + 1 < argc) only = (unsigned)atoi(argv[++i]);
-        else if (!strncmp(argv[i], "--id=", 5)) only = (unsigned)atoi(argv[i] + 5);
+        else if (!strcmp(argv[i], "-i") && i + 1 < argc) only = argv[++i];
+        else if (!strncmp(argv[i], "--id=", 5)) only = argv[i] + 5;
         else return printf("Option %s is not recognized by the fake nvidia-smi.\n", argv[i]), 2;
     }
     if (nvmlInit_v2() || nvmlDeviceGetCount_v2(&count)) return failed();
@@ -149,7 +163,7 @@ int main(int argc, char **argv)
     if (!fields) return puts("The fake nvidia-smi has -L and --query-gpu only."), 2;
     if (!strstr(format, "noheader")) puts(fields);
     for (unsigned i = 0; i < count; i++) {
-        int code = only != ~0u && only != i ? 0 : query(fields, i, !strstr(format, "nounits"));
+        int code = !named(only, i) ? 0 : query(fields, i, !strstr(format, "nounits"));
         if (code) return code;
     }
     return 0;

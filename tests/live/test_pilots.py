@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from provisioner import drone
-from provisioner.model import Benchmark, DroneId, DroneType, StartOrder
+from provisioner.model import Benchmark, DroneId, DroneType, Sharing, StartOrder
+from tests.labs import mps as labs_mps
+from tests.labs.device_nodes import with_device_nodes
+from tests.labs.gpu import FakeGpus
 from tests.labs.htcondor import Pool, StartDrone, gpu_job, until
 
 MEASURED = "2026-11-01"
@@ -62,3 +68,76 @@ def test_the_slot_shows_what_is_configured_and_nothing_else(
     assert set(pool.run("condor_status", str(plain), "-af:,", *shown).strip().split(", ")) == {
         "undefined"
     }
+
+
+QUERY = (
+    "nvidia-smi --query-gpu=name,memory.total,driver_version --format=csv,noheader,nounits; echo $?"
+)
+"""The query of ATLAS pilots (pilot3, `pilot/util/workernode.py`)."""
+DRIVER = "580.159.04"
+HALF = "+GpuMilli = 500"
+
+
+def seen(pool: Pool, gpus: int = 1, more: str = HALF) -> list[str]:
+    """Lines that a pilot gets by its query."""
+    cluster = pool.submit(gpu_job(program=pool.program("pilot", QUERY), gpus=gpus, more=more))
+    until(lambda: not pool.jobs(cluster), what="the pilot has ended")
+    return (pool.dir / f"jobs/out.{cluster}.0").read_text().splitlines()
+
+
+@pytest.mark.parametrize("sharing", [Sharing.TIME_SLICED, Sharing.MPS])
+def test_a_pilot_on_a_share_sees_one_gpu_with_the_memory_of_the_share(
+    pool: Pool, drone_on: StartDrone, sharing: Sharing
+) -> None:
+    if pool.condor.version.startswith("23."):
+        pytest.skip("this HTCondor counts each GPU once, but for the slices of MIG")
+    gpus = FakeGpus.build(pool.root / "two-gpus", 2)
+    labs_mps.stand_in(gpus.directory)
+    shares = {"DRONE_SHARING": sharing.value, "DRONE_SHARES": "2", "DRONE_CPUS": "4"}
+    drone = drone_on(pool, f"view-{sharing.value}", env={**gpus.drone_env, **shares})
+    assert drone.slot(pool)["GpuViewTrue"] is True, drone.said
+    assert seen(pool) == [f"NVIDIA A100-SXM4-40GB, 20268, {DRIVER}", "0"]
+
+
+def test_a_pilot_on_an_instance_of_mig_sees_its_memory(pool: Pool, drone_on: StartDrone) -> None:
+    gpus = FakeGpus.build(pool.root / "mig-gpus", 1)
+    gpus.mig(0, 2, 20096)
+    halves = {"DRONE_SHARING": "mig", "DRONE_SHARES": "2", "DRONE_CPUS": "4"}
+    drone = drone_on(
+        pool,
+        "view-mig",
+        env={
+            **gpus.drone_env,
+            **halves,
+            "DRONE_VRAM_MIB": "40192",
+            "CUDA_VISIBLE_DEVICES": f"{gpus.uuid(0, 0)},{gpus.uuid(0, 1)}",
+        },
+    )
+    assert drone.slot(pool)["GpuViewTrue"] is True, drone.said
+    assert seen(pool) == [f"NVIDIA A100-SXM4-40GB, 20096, {DRIVER}", "0"]
+
+
+def test_a_pilot_on_whole_gpus_sees_that_of_its_job_alone(pool: Pool, drone_on: StartDrone) -> None:
+    gpus = FakeGpus.build(pool.root / "two-gpus", 2)
+    drone = drone_on(pool, "view-whole", env=gpus.drone_env)
+    assert drone.slot(pool)["GpuViewTrue"] is True, drone.said
+    assert seen(pool, more="") == [f"NVIDIA A100-SXM4-40GB, 40536, {DRIVER}", "0"]
+
+
+def test_a_pilot_on_a_cpu_drone_sees_no_gpu(pool: Pool, drone_on: StartDrone) -> None:
+    gpus = FakeGpus.build(pool.root / "two-gpus", 2)
+    root = pool.root / f"node-{time.monotonic_ns()}"
+    (root / "dev").mkdir(parents=True)
+    pool.account.give(root)
+    me = pool.account
+    around = with_device_nodes(root / "dev", me.uid, me.gid, namespaces=False)
+    none = {"DRONE_GPUS": "0", "DRONE_GPU_MILLI": "0", "CUDA_VISIBLE_DEVICES": ""}
+    drone = drone_on(pool, "view-cpu", shell=(*around, "/bin/sh"), env={**gpus.env, **none})
+    slot = drone.slot(pool)
+    assert (slot["GpuGuard"], slot["GpuViewTrue"]) == ("environment", True)
+    assert seen(pool, 0, "") == ["No devices were found", "6"]
+
+
+def test_the_ad_says_where_pilots_do_not_see_the_gpu(pool: Pool, drone_on: StartDrone) -> None:
+    drone = drone_on(pool, "view-none")
+    assert drone.slot(pool)["GpuViewTrue"] is False, "nvidia-smi is not on this host"

@@ -47,6 +47,7 @@ GROUPED = attribute_names(
     JobStatus RequestGPUs RequestCpus RequestMemory RequestDisk GpuMilli GpuDuty GpuWidth RequireGPUs RequiresGPU
     Requirements GPUsMinMemory GPUsMinCapability GPUsMaxCapability GPUsMinRuntime Owner JobPrio JobUniverse
     AllowedJobDuration AllowedExecuteDuration MaxWallTimeMins ConcurrencyLimits RequestGPUMem Managed RouteName
+    GpuApi InteractiveJob
     """
 )
 """Attributes that the schedd groups by; it adds by itself those that their expressions refer to."""

@@ -79,8 +79,9 @@ class ReceivedSlot:
 
 def start(kind: DroneType) -> str:
     """Return START of a drone as ``provisioner/drone/condor_drone.sh`` writes it, without its health and its end."""
+    talks = "(TARGET.InteractiveJob =!= True || MY.SshToJob)"
     if not kind.gpu_milli:
-        return "(TARGET.RequestGPUs ?: 0) == 0"
+        return f"(TARGET.RequestGPUs ?: 0) == 0 && {talks}"
     rests = (
         ("MY.Cpus - (TARGET.RequestCpus ?: 1)", kind.kept_cpus),
         ("MY.Memory - quantize(TARGET.RequestMemory ?: 128, 128)", kind.kept_memory_mib),
@@ -106,7 +107,9 @@ def start(kind: DroneType) -> str:
         keeps = [
             f"({rest}) * {WHOLE_GPU} >= {kept * share} * {left}" for rest, kept in rests if kept
         ]
-    return " && ".join([wants, *keeps])
+    if kind.sharing is Sharing.MPS:
+        wants += ' && (TARGET.GpuApi ?: "cuda") == "cuda"'
+    return " && ".join([wants, *keeps, talks])
 
 
 def operator_start(drone_config: str, built_in: str, slot: Ad) -> str:
@@ -156,6 +159,8 @@ def template(kind: DroneType, received: ReceivedSlot | None = None, drone_config
             "DroneSite": kind.site,
             "DroneType": kind.name,
             "DroneReady": True,
+            "SshToJob": True,
+            "GpuViewTrue": True,
             "DroneShares": kind.shares,
             **({"GpuVendor": kind.vendor, "GpuTarget": kind.gpu_target} if kind.gpu_milli else {}),
             "Cpus": kind.cpus,
