@@ -505,7 +505,8 @@ GPU-seconds: a drone with two GPUs adds two in each second. All durations are in
 METRIC_LABELS = {
     "site": "name of the site",
     "type": "name of the drone type at its site",
-    "state": "state of a drone, or of a breaker",
+    "state": "state of a drone, or of a breaker; of jobs `waiting` or `running`",
+    "vo": "virtual organisation of jobs, `none` or `other`; users may have written it",
     "scope": "`overlay` or a site; of a breaker also `SITE/TYPE`; of a credential `overlay`, `site:NAME` or `web`",
     "category": "category of the weightiest [reason](reasons.md) of a job class, or `none`",
     "reason": "`kind` of a [reason](reasons.md)",
@@ -518,7 +519,8 @@ METRIC_LABELS = {
     "grace": "`within` the grace period and the stop timeout of the site, or `over` both",
     "version": "version of the program that reads the record",
 }
-"""The labels of all metrics. None has more values than the configuration has sites and types, or the code has words."""
+"""The labels of all metrics. But for `vo`, which has 21 values at a time, none has more values than the configuration
+has sites and types, or the code has words."""
 
 
 def alert_rules() -> list[dict[str, Any]]:

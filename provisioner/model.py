@@ -107,6 +107,10 @@ class JobClass:
     """The overlay ends a run after this time; 0: never."""
     gpu_optional: bool = False
     """A GPU drone lends them an idle GPU by its START. For the planner they are jobs without a GPU."""
+    vo: str = ""
+    """Virtual organisation; empty: none, or unknown."""
+    vo_member: str = ""
+    """Member of the VO (a FQAN, or issuer and subject of a token); empty unless the overlay is configured to tell."""
 
     @property
     def waits_since(self) -> float:
@@ -208,6 +212,9 @@ class CompletedJob:
     peak_vram_mib: int | None = None
     """Largest use of memory per GPU."""
     energy_j: int | None = None
+    vo: str = ""
+    vo_member: str = ""
+    """As of its class."""
 
     @property
     def job_number(self) -> str:

@@ -25,6 +25,8 @@ from provisioner.values import frozen
 N = TypeVar("N", int, float)
 
 _UNKNOWN_VRAM_MIB = 1 << 50
+NO_VO = "none"
+"""Name of the sum of all jobs without a VO."""
 
 
 class UseSum(NamedTuple):
@@ -39,6 +41,7 @@ class UseSum(NamedTuple):
     type: TypeKey
     drone_milli: int
     owner: str
+    vo: str
     gpu_milli: int
     cpus: int
     memory_mib: int
@@ -96,6 +99,7 @@ GROUPINGS: Mapping[str, Callable[[UseSum], str]] = {
     "site": lambda runs: site_of(runs.type),
     "type": lambda runs: runs.type,
     "drone": lambda runs: runs.drone_id or "",
+    "vo": lambda runs: runs.vo or NO_VO,
 }
 
 

@@ -107,7 +107,10 @@ def record_of(
     """Return a record with these drones and runs."""
     sql = sqlite3.connect(":memory:", isolation_level=None)
     sql.deserialize(empty_record(schema))
-    columns = {name for _, name, *_ in sql.execute("PRAGMA table_info(drones)")}
+    columns, of_runs = (
+        {name for _, name, *_ in sql.execute(f"PRAGMA table_info({table})")}
+        for table in ("drones", "completed_jobs")
+    )
     of_older = {"avoids": "", "min_gpus": 0}
     for each in drones:
         ended_at = each.ended_at and BEGIN + each.ended_at
@@ -136,7 +139,10 @@ def record_of(
             ended_at=BEGIN + run.ended_at,
             submitted_at=BEGIN + run.submitted_at,
         )
-        tables.insert(sql, "completed_jobs", tables.COMPLETED_JOBS.row(moved))
+        row = tables.COMPLETED_JOBS.row(moved)
+        tables.insert(
+            sql, "completed_jobs", {key: value for key, value in row.items() if key in of_runs}
+        )
     return sql
 
 
@@ -427,7 +433,7 @@ def slow_parts(
             alike = (
                 of.type,
                 of.gpu_milli,
-                *(getattr(run, key) for key in ("owner", "gpu_milli", "cpus", "memory_mib")),
+                *(getattr(run, key) for key in ("owner", "vo", "gpu_milli", "cpus", "memory_mib")),
             )
             asked = (
                 run.vram_mib,
@@ -490,6 +496,7 @@ def _months(draw: st.DrawFn) -> tuple[list[GpuDrone], list[CompletedJob]]:
                 begin_h += hours
                 more = {
                     "owner": draw(st.sampled_from(["ann", "ben"])),
+                    "vo": draw(st.sampled_from(["", "cms", "atlas"])),
                     "cpus": draw(st.integers(1, 2)),
                 }
                 more |= {
@@ -507,7 +514,8 @@ def _months(draw: st.DrawFn) -> tuple[list[GpuDrone], list[CompletedJob]]:
 
 
 @pytest.mark.parametrize(
-    ("by", "schema"), [*((by, len(MIGRATIONS)) for by in GROUPINGS), ("class", 4), ("type", 4)]
+    ("by", "schema"),
+    [*((by, len(MIGRATIONS)) for by in GROUPINGS), ("class", 4), ("type", 4), ("user", 9)],
 )
 @given(_months(), st.floats(1.0, 620.0).map(lambda hours: round(hours, 3)))
 def test_sums_of_days_are_those_of_single_runs(
@@ -527,6 +535,7 @@ def test_sums_of_days_are_those_of_single_runs(
     names: dict[str, Callable[[Any], str]] = {
         "class": lambda pair: class_name(pair[0]),
         "user": lambda pair: pair[0].owner,
+        "vo": lambda pair: pair[0].vo or "none",
         "site": lambda pair: pair[1].type.partition("/")[0],
         "type": lambda pair: pair[1].type,
         "drone": lambda pair: pair[1].id,

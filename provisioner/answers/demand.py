@@ -22,7 +22,7 @@ from provisioner.answers.columns import (
     words,
 )
 from provisioner.answers.lookup import as_of, class_names, newest_plan
-from provisioner.answers.query import Format, ListQuery, question, switch
+from provisioner.answers.query import Format, ListQuery, option, question, switch
 from provisioner.answers.usage import USE_COLUMN, RecordedUse, with_use
 from provisioner.descriptions import ClassNames, job_size
 from provisioner.model import DroneType, JobClass
@@ -119,6 +119,7 @@ CLASS_COLUMNS = (
         "name", "Its name: its owner, what distinguishes it, and the begin of its id.", fact="class"
     ),
     text("owner", "User or accounting group.", "job.owner", level=0, least=8, fact="owner"),
+    text("vo", "Virtual organisation; empty: none.", "job.vo", level=1, least=8, fact="vo"),
     whole(
         "waiting",
         "Idle jobs that negotiation has left idle.",
@@ -164,6 +165,7 @@ CLASS_COLUMNS = (
         "walltime_s", "Its own limit, seconds; null: none.", lambda row: row.job.walltime_s or None
     ),
     whole("priority", "Priority.", "job.priority"),
+    text("vo_member", "Member of the VO; empty unless configured.", "job.vo_member"),
     text(
         "job_ids", "Ids of the idle jobs as ranges.", "job.job_ids", level=1, least=12, fact="jobs"
     ),
@@ -175,6 +177,7 @@ class DemandQuery(ListQuery):
     """Job classes."""
 
     waiting: Annotated[bool, switch("Only classes with jobs that wait.")] = False
+    vo: Annotated[str | None, option("NAME", "Only classes of this virtual organisation.")] = None
 
 
 @question("demand", "/demand", lambda: [Listing(DEMAND_SCHEMA, CLASS_COLUMNS, ())])
@@ -193,6 +196,8 @@ def demand(reader: Reader, query: DemandQuery) -> Listing:
     reasons = reasons_by_class(newest_plan(reader))
     view = views.overlay.view if views else None
     shown = [job for job in (view.classes if view else ()) if job.idle or not query.waiting]
+    if query.vo is not None:
+        shown = [job for job in shown if job.vo == query.vo]
     if query.output is not Format.TABLE or query.columns:
         shown = [*reader.with_refusals(shown)]  # they tell which types fit
     rows = class_rows(views, reasons, reader.live_by_class(), names, shown)

@@ -33,7 +33,7 @@ from provisioner.usage import MeasuredUse, UsageReport, low_use, quantile, usage
 USAGE_SCHEMA = "provisioner.usage/1"
 DAY_S = 86400.0
 WORST = 10  # rows that people see unless they ask for more
-Grouping = StrEnum("Grouping", "CLASS USER SITE TYPE DRONE")
+Grouping = StrEnum("Grouping", "CLASS USER VO SITE TYPE DRONE")
 
 
 class RecordedUse:
@@ -102,7 +102,7 @@ _vram = partial(mib, null=True)
 USAGE_COLUMNS = (
     ident(
         "name",
-        "Class (user and size of a job), user, site, drone type or drone.",
+        "Class (user and size of a job), user, VO, site, drone type or drone.",
         head="OF",
         least=16,
     ),

@@ -22,7 +22,14 @@ from provisioner import __version__, formatting
 from provisioner.keys import Scope
 from provisioner.model import Breaker, BreakerState, DroneState, FaultKind
 from provisioner.store import Holder, StoreError, Views
-from provisioner.store.measures import GPU_USES, WAITING_CATEGORIES, MetricKey, MetricValues, gauges
+from provisioner.store.measures import (
+    GPU_USES,
+    WAITING_CATEGORIES,
+    MetricKey,
+    MetricValues,
+    gauges,
+    vo_gauges,
+)
 from provisioner.store.reader import Reader
 from provisioner.values import frozen
 
@@ -73,6 +80,7 @@ _LEAVES = ("black-hole", "black-hole-node", "idle-timeout", "preempted-for-owner
 METRICS: Sequence[MetricSpec] = (
     _gauge("jobs_waiting", "Idle jobs in the pool.", "category", WAITING_CATEGORIES),
     _gauge("jobs_running", "Running jobs in the pool."),
+    _gauge("vo_jobs", "Jobs in the pool by VO: 20 with most jobs, and `other`.", "vo state"),
     _gauge("gpus_wanted", "GPUs that idle jobs request; optional ones do not count."),
     _gauge("oldest_job_wait_seconds", "Wait of the oldest idle job."),
     _summary(
@@ -207,6 +215,7 @@ def read_values(
         return values
     plan = next(iter(reader.plans(limit=1)), None)
     values |= gauges(views, reader.live_counts(), plan, now)
+    values |= vo_gauges(views.overlay.view.classes if views.overlay.view else ())
     for each in views.credentials:
         where = {"scope": each.used_by, "name": each.name}
         values[of("provisioner_credential_usable", **where)] = float(not each.is_dead(now))

@@ -15,7 +15,7 @@ from provisioner.keys import site_of, type_name
 from provisioner.model import WHOLE_GPU, Drone, DroneState, Plan, TypeKey
 from provisioner.reasons import Category
 from provisioner.store import RecordChange, Views
-from provisioner.usage import held_milli
+from provisioner.usage import NO_VO, held_milli
 
 LEAVING_STATES = (DroneState.DRAINING, DroneState.STOPPING)
 GPU_USES = {
@@ -254,6 +254,28 @@ def gauges(
             sum((c.waiting + c.fresh) * c.gpu_milli for c in classes) / 1000
         )
         values[MetricKey("provisioner_oldest_job_wait_seconds")] = max(0.0, now - oldest_at)
+    return values
+
+
+MOST_VOS = 20
+"""VOs with gauges of their own, those with most jobs; the others are one."""
+OTHER_VOS = "other"
+
+
+def vo_gauges(classes: Iterable[model.JobClass]) -> MetricValues:
+    """Return the waiting and running jobs by VO, whose names users may have written."""
+    jobs = Counter[tuple[str, str]]()
+    totals = Counter[str]()
+    for job in classes:
+        vo = job.vo or NO_VO
+        jobs[vo, "waiting"] += job.idle
+        jobs[vo, "running"] += job.running
+        totals[vo] += job.idle + job.running
+    own = sorted(totals, key=lambda vo: (-totals[vo], vo))[:MOST_VOS]
+    values = MetricCounts()
+    for (vo, state), count in jobs.items():
+        shown = vo if vo in own else OTHER_VOS
+        values.add(MetricKey.of("provisioner_vo_jobs", vo=shown, state=state), count)
     return values
 
 

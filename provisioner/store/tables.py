@@ -199,7 +199,7 @@ _OF_DAYS = """
     UNION ALL SELECT NULL, kind, use_step, vram_step, ended_at, jobs, ran_s, used, used_milli, peak_vram_mib, energy_j
     FROM use_days WHERE day >= :day"""
 _SUMS = """
-    SELECT {drone}, type, drone_milli, owner, gpu_milli, cpus, memory_mib, vram_mib, splits, disk_mib, capability,
+    SELECT {drone}, type, drone_milli, owner, vo, gpu_milli, cpus, memory_mib, vram_mib, splits, disk_mib, capability,
         walltime_s, ended_at, jobs, ran_s, used / 1e3, used_milli, peak_vram_mib, energy_j
     FROM (
         SELECT {drone}, kind, max(ended_at) AS ended_at, sum(jobs) AS jobs, sum(ran_s) AS ran_s, total(used) AS used,

@@ -25,9 +25,11 @@ from tests.store.story import A100, TemporaryStore, drone, seen, starts
 NOW = time.time()
 DRONE = drone(1, DroneState.BUSY, at=NOW - 7200, started_at=NOW - 7200)
 RUN = CompletedJob(
-    "s#1.0", NOW - 60, NOW - 9000, 3600.0, 1000, 2, 4096, owner="ann", drone_id=DRONE.id
+    "s#1.0", NOW - 60, NOW - 9000, 3600.0, 1000, 2, 4096, owner="ann", drone_id=DRONE.id, vo="cms"
 )
-WAITING = JobClass("c1", 1000, 2, 4096, owner="ann", waiting=3, oldest_at=NOW - 60)
+FORMULA = '=1+1"\n'
+WAITING = JobClass("c1", 1000, 2, 4096, owner="ann", waiting=3, oldest_at=NOW - 60, vo="cms")
+HOSTILE = replace(WAITING, id="c2", waiting=2, vo=FORMULA, vo_member="/C=DE\n/CN=x")
 
 
 @pytest.fixture
@@ -127,3 +129,27 @@ async def test_a_record_without_a_measured_run_says_where_to_look(
     assert "no run was measured" not in cli("usage", "--store", measured.path).err
     ran = cli("usage", "--since", "30s", "--store", measured.path)
     assert "; no run was measured: see docs/how-to/gpu-use.md" in ran.err
+
+
+def test_use_by_vo(measured: TemporaryStore, cli: Cli) -> None:
+    found = cli("usage", "--by", "vo", "-o", "json", "--store", measured.path).json["items"]
+    assert [(each["name"], each["jobs"]) for each in found] == [("cms", 1)]
+
+
+async def test_demand_by_vo(cli: Cli) -> None:
+    store = TemporaryStore()
+    view = PolledOverlay(OverlayView(NOW, (WAITING, HOSTILE, replace(WAITING, id="c3", vo=""))))
+    await store.record(starts(1), seen(store, starts(1), overlay=view))
+    rows = cli("demand", "-o", "json", "--store", store.path).json["items"]
+    assert [(each["id"], each["vo"]) for each in rows] == [
+        ("c1", "cms"),
+        ("c2", FORMULA),
+        ("c3", ""),
+    ]
+    for vo, ids in (("cms", "c1"), ("", "c3"), ("atlas", "")):
+        ran = cli("demand", "--vo", vo, "-o", "name", "--store", store.path)
+        assert ran.out.split() == ids.split()
+    table = cli("demand", "-o", "wide", "--store", store.path).out
+    assert "VO" in table.splitlines()[0] and len(table.splitlines()) == 4
+    cells = cli("demand", "-o", "csv", "--columns", "vo", "--store", store.path).out.splitlines()
+    assert len(cells) == 4 and cells[2].lstrip('"').startswith("'=1+1")

@@ -5,6 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import classad2
+import htcondor2  # noqa: F401 - makes ClassAds know HTCondor's own functions
+
+from adapters.htcondor.overlay.affiliation import DEFAULT_VO, Affiliation
+
+AFFILIATION = Affiliation("AcctGroup", DEFAULT_VO.format(group="AcctGroup"))
 
 REQUIREMENTS = (
     '(TARGET.Arch == "X86_64") && (TARGET.OpSys == "LINUX") && (TARGET.Disk >= RequestDisk)'

@@ -6,13 +6,14 @@ import classad2
 import pytest
 
 from adapters.htcondor.overlay import job_classes
+from adapters.htcondor.overlay.affiliation import Affiliation
 from adapters.htcondor.overlay.job_classes import QueueWait
 from provisioner.model import JobClass
-from tests.htcondor_overlay.jobs import job
+from tests.htcondor_overlay.jobs import AFFILIATION, job
 
 
 def grouped(ad: classad2.ClassAd, schedd: str = "s1") -> job_classes.JobGroup:
-    found = job_classes.group(ad, schedd, "AcctGroup")
+    found = job_classes.group(ad, schedd, AFFILIATION)
     assert found is not None
     return found
 
@@ -232,9 +233,15 @@ def test_jobs_that_want_no_gpu_are_classes_where_they_count(ad: classad2.ClassAd
 
 def test_an_operators_constraint_is_grouped_by() -> None:
     constraint = 'OWNER != "test" && TARGET.x == 1 && MY.ProjectName == "p"'
-    assert "ProjectName" in job_classes.group_attributes("AcctGroup", constraint)
+    assert "ProjectName" in job_classes.group_attributes(AFFILIATION, constraint)
     assert (
-        len([a for a in job_classes.group_attributes("owner", constraint) if a.lower() == "owner"])
+        len(
+            [
+                a
+                for a in job_classes.group_attributes(Affiliation("owner", ""), constraint)
+                if a.lower() == "owner"
+            ]
+        )
         == 1
     )
 

@@ -8,7 +8,7 @@ import pytest
 
 from adapters.htcondor.overlay.history import HISTORY_PROJECTION, constraint, ended_run, stop
 from provisioner.model import CompletedJob, DroneId
-from tests.htcondor_overlay.jobs import ad_of, exprs
+from tests.htcondor_overlay.jobs import AFFILIATION, ad_of, exprs
 
 DONE = exprs(
     """
@@ -28,7 +28,7 @@ def ad(**attributes: str) -> classad2.ClassAd:
 
 def told(ahead_s: float = 0.0, **attributes: str) -> CompletedJob | None:
     return ended_run(
-        ad(**attributes), "submit.test", "kit", "AcctGroup", lambda theirs: theirs - ahead_s
+        ad(**attributes), "submit.test", "kit", AFFILIATION, lambda theirs: theirs - ahead_s
     )
 
 
@@ -53,6 +53,7 @@ def test_a_job_that_is_done_is_told_with_all_that_it_asked_for() -> None:
         walltime_s=900,
         drone_id=DroneId("kit-a-1"),
         splits=False,
+        vo="group_a",
     )
     share = told(GpuMilli="200", AcctGroup="undefined", LastRemoteHost='"slot1@their-node"')
     assert share is not None and (share.gpu_milli, share.group, share.drone_id) == (200, "", None)
@@ -129,7 +130,7 @@ def projected(**attributes: str) -> classad2.ClassAd:
 
 def sent(**attributes: str) -> CompletedJob:
     found = ended_run(
-        projected(**attributes), "submit.test", "kit", "AcctGroup", lambda theirs: theirs
+        projected(**attributes), "submit.test", "kit", AFFILIATION, lambda theirs: theirs
     )
     assert found is not None
     return found

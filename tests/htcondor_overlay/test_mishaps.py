@@ -14,7 +14,7 @@ from adapters.htcondor.overlay.slots import ours, slots_view
 from adapters.htcondor.overlay.work import ClaimWitnesses, cause_of_end, confirmed_faults
 from provisioner.model import Blame, CompletedJob, DroneId, DroneState, JobFailure
 from provisioner.reasons import BlackHoleDrone
-from tests.htcondor_overlay.jobs import ad_of, exprs
+from tests.htcondor_overlay.jobs import AFFILIATION, ad_of, exprs
 from tests.htcondor_overlay.test_slots import ad as slot_ad
 from tests.planner.scenes import NOW, drone, plan_of, slot_of, snapshot, with_pool
 
@@ -84,7 +84,7 @@ def test_jobs_that_a_drone_makes_fail_are_no_good_jobs_of_it_in_the_plan() -> No
     ads = [ad(ClusterId=f"{n}", Owner=f'"user{n % 2}"', **times) for n in range(6)]
     failures = work.work(ads, "kit", NOW, lambda theirs: theirs, {}).failures
     runs = [
-        history.ended_run(each, "submit.test", "kit", "AcctGroup", lambda theirs: theirs)
+        history.ended_run(each, "submit.test", "kit", AFFILIATION, lambda theirs: theirs)
         for each in ads
     ]
     assert len(failures) == 6 and all(run is not None and run.drone_id == A_1 for run in runs)

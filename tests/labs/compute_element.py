@@ -17,11 +17,18 @@ from tests.labs.htcondor import Condor, Pool, account, gpu_job, lab_directory, r
 ROUTE_GROUP = "group_cms"
 ROUTED_OWNER = pwd.getpwuid(account().uid).pw_name
 
-EVERYBODY = """
+EVERYBODY = f"""
 ALLOW_WRITE = *@$(TRUST_DOMAIN)
 ALLOW_ADVERTISE_SCHEDD = *@$(TRUST_DOMAIN)
 QUEUE_SUPER_USER_MAY_IMPERSONATE = .*
+JOB_TRANSFORM_NAMES = local
+JOB_TRANSFORM_local @=end
+  REQUIREMENTS Owner != "{ROUTED_OWNER}"
+  DELETE orig_AuthTokenIssuer
+@end
+PROTECTED_JOB_ATTRS = orig_AuthTokenIssuer
 """
+"""Anybody may submit; only the router says where a job comes from. From docs/how-to/behind-a-ce.md."""
 ROUTER = f"""
 DAEMON_LIST = $(DAEMON_LIST) JOB_ROUTER
 JOB_ROUTER_NAME = router
@@ -34,9 +41,7 @@ JOB_ROUTER_ROUTE_pool @=end
   SET RequestGPUs 1
   DELETE WantRoute
   DELETE orig_AuthTokenIssuer
-  DELETE orig_AuthTokenGroups
   COPY AuthTokenIssuer orig_AuthTokenIssuer
-  COPY AuthTokenGroups orig_AuthTokenGroups
 @end
 """
 

@@ -18,7 +18,7 @@ from provisioner.model import (
 from provisioner.planner import decide
 from tests.htcondor_overlay.live import A100, overlay_on, seen
 from tests.labs.compute_element import ROUTE_GROUP, ROUTED_OWNER, running_ce, submit, tokens
-from tests.labs.htcondor import Condor, Pool, StartDrone, until
+from tests.labs.htcondor import Condor, LabError, Pool, StartDrone, gpu_job, until
 
 JOBS = 20
 
@@ -68,3 +68,49 @@ async def test_what_a_router_manages_counts_once(
         view = await seen(overlay, lambda v: len(v.completions or ()) >= 2)
         assert {each.job_number for each in view.completions or ()} <= copies
         assert sum(each.idle + each.running for each in view.classes) < JOBS
+
+
+POSES = """
++x509UserProxyVOName = "cms"
++x509UserProxyFirstFQAN = "/cms/Role=pilot"
++AuthTokenIssuer = "https://cms"
++orig_AuthTokenIssuer = "https://cms"
+"""
+GROUPS = {
+    "nothing": ("", ""),
+    "a group": ('"group_atlas"', "group_atlas"),
+    "a mebibyte": (f'"{"c" * (1 << 20)}"', "c" * 77 + "..."),
+    "quotes and a backslash": (r'"cms\"} 1\nx"', "cms???1?nx"),
+    "a number": ("17", ""),
+}
+
+
+async def test_nobody_poses_as_another_vo(condor: Condor) -> None:
+    with running_ce(condor, schedds=1) as (_, pool):
+        pilots = submit(pool, 1, POSES)
+        expected = {}
+        for n, (group, vo) in enumerate(GROUPS.values()):
+            more = POSES + (f"+AcctGroup = {group}\n" if group else "")
+            expected[pool.submit(gpu_job(more=more, memory_mib=200 + n))] = vo
+        last = max(expected)
+        for name in ("x509UserProxyVOName", "AuthTokenIssuer", "orig_AuthTokenIssuer"):
+            with pytest.raises(LabError, match=f'"{name}"'):
+                pool.run("condor_qedit", str(last), name, '"cms"', identity="alice")
+        async with overlay_on(pool) as overlay:
+            view = await seen(overlay, lambda v: v.routed and len(v.classes) == 1 + len(expected))
+        vos = {int(float(each.job_ids)): each.vo for each in view.classes}
+        copy = int(float(view.routed[f"{pilots}.0"]))
+        assert vos == {**expected, copy: pool.domain}, (
+            "the issuer of the token, as the router saw it"
+        )
+
+
+async def test_an_operator_names_the_vo_and_its_member(condor: Condor) -> None:
+    with running_ce(condor, schedds=1) as (_, pool):
+        submit(pool, 1)
+        name = 'ifThenElse(orig_AuthTokenIssuer == "overlay.test", "ours", undefined)'
+        member = 'strcat(RouteName, " ", Owner)'
+        async with overlay_on(pool, vo=name, vo_member=member) as overlay:
+            view = await seen(overlay, lambda v: v.routed)
+        (jobs,) = view.classes
+        assert (jobs.vo, jobs.vo_member) == ("ours", f"pool {ROUTED_OWNER}")

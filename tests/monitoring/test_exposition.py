@@ -94,6 +94,31 @@ async def test_a_scrape_shows_demand_supply_and_sites_as_on_record() -> None:
     assert not any("kit-ab12" in text or "class-9" in text for key in found for text in key)
 
 
+async def test_vos_have_few_series_whatever_users_call_them() -> None:
+    store = TemporaryStore()
+    odd = 'cms"} 1\nprovisioner_vo_jobs{vo="atlas\\'
+    names = ["cms", "", odd, *(f"vo{n:02}" for n in range(40))]
+    classes = tuple(
+        m.JobClass(str(n), 1000, 1, 1, waiting=100 - n, running=2, vo=name)
+        for n, name in enumerate(names)
+    )
+    view = m.PolledOverlay(m.OverlayView(90.0, classes))
+    await store.record(starts(1), seen(store, starts(1), overlay=view))
+    for body, parse in (
+        (exposition(store.reader()), text_families),
+        (exposition(store.reader(), OPENMETRICS), openmetrics_families),
+    ):
+        found = {
+            key[1:]: value
+            for key, value in samples(body, parse).items()
+            if key[0] == "provisioner_vo_jobs"
+        }
+        assert found["cms", "waiting"] == 100 and found["none", "waiting"] == 99
+        assert found[odd, "running"] == 2 and ("atlas", "running") not in found
+        assert len({vo for vo, _ in found}) == 21 and found["other", "running"] == 2 * 23
+        assert sum(found.values()) == sum(each.waiting + 2 for each in classes)
+
+
 def test_both_formats_have_the_whole_table_and_its_labels_and_nothing_else(
     day: ScrapedStore,
 ) -> None:

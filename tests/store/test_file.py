@@ -101,6 +101,7 @@ def test_scripts_that_stores_have_seen_stay_as_they_were() -> None:
         "0007_past_classes.sql": "11f8520472d3",
         "0008_job_filter.sql": "f401e11edc76",
         "0009_view_log.sql": "4b4382146fe6",
+        "0010_vo.sql": "efef84a9b37f",
     }
 
 
@@ -200,7 +201,7 @@ async def test_a_controller_migrates_an_older_store_and_a_reader_does_not(
 ) -> None:
     before = _bytes(filled)
     with pytest.raises(
-        StoreUnusableError, match="older schema 9: `provisioner run` brings it up to 10"
+        StoreUnusableError, match="older schema 10: `provisioner run` brings it up to 11"
     ):
         await _read(filled)()
     assert _bytes(filled) == before

@@ -25,6 +25,7 @@ from adapters.htcondor.classads import (
 )
 from adapters.htcondor.daemons import Collectors
 from adapters.htcondor.overlay import work
+from adapters.htcondor.overlay.affiliation import Affiliation
 from adapters.htcondor.overlay.job_classes import OPTIONAL, request, request_in_slot
 from adapters.htcondor.overlay.schedds import ScheddQueue, queues_of
 from adapters.htcondor.overlay.settings import HTCondorConfig
@@ -135,7 +136,8 @@ class HistoryReader:
         there_now = now + ahead_s
         long_ago = there_now - EVICTION_REPORTED_S
         wanted = constraint(config.constraint, self._controller, long_ago, gpus_only)
-        projection = sorted({*HISTORY_PROJECTION, config.owner_attribute})
+        affiliation = config.affiliation
+        projection = sorted({*HISTORY_PROJECTION, *affiliation.attributes})
         until = stop(known.newest, max(known.read_at, long_ago))
         with self._collector.errors.translated(f"schedd {printable(queue.name, 80)}"):
             left = queue.schedd.history(wanted, projection, HISTORY_LIMIT, until)
@@ -147,7 +149,7 @@ class HistoryReader:
                 ad,
                 queue.name,
                 self._controller,
-                config.owner_attribute,
+                affiliation,
                 lambda theirs: theirs - ahead_s,
             )
             if done is None:
@@ -189,7 +191,7 @@ def ended_run(
     ad: Ad,
     schedd: str,
     controller: str,
-    owner_attribute: str,
+    of: Affiliation,
     to_our_clock: Callable[[float], float],
 ) -> CompletedJob | None:
     """Return the last run of a job that ended; None if its ad has none."""
@@ -211,7 +213,9 @@ def ended_run(
         run_s=ended - began,
         **asked._asdict(),
         owner=text(ad, "Owner", 80),
-        group=text(ad, owner_attribute, 80),
+        group=text(ad, of.group, 80),
+        vo=of.vo_of(ad),
+        vo_member=of.member_of(ad),
         drone_id=drone_named(ad, host, controller),
         unfinished=status != classads.COMPLETED,
         splits=False,

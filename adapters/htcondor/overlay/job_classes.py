@@ -37,6 +37,7 @@ from adapters.htcondor.classads import (
     text,
     whole,
 )
+from adapters.htcondor.overlay.affiliation import Affiliation, referred
 from adapters.htcondor.overlay.matching import bound, clauses
 from adapters.shared.printing import printable
 from provisioner.model import WHOLE_GPU, Group, JobClass
@@ -108,19 +109,22 @@ class JobGroup:
     job_ids: str
     owner: str
     accounting: str  # its accounting group; empty if it has none
+    vo: str
+    vo_member: str
     priority: int
     ad: Ad = field(repr=False, compare=False)
 
 
-def group(ad: Ad, schedd: str, owner_attribute: str) -> JobGroup | None:
+def group(ad: Ad, schedd: str, of: Affiliation) -> JobGroup | None:
     """Return a group ad as a value; None if it is none that counts."""
     if (count := whole(ad, "JobCount")) == 0:
         return None
     attributes = {name.lower(): source(ad, name) for name in ad}
     kept = {name: text for name, text in attributes.items() if name not in _NOT_REQUIREMENTS}
     ids = text(ad, "JobIds")
-    owners = _OWNERS | {owner_attribute.lower()}
-    about_owner = any(name in text.lower() for text in kept.values() for name in owners)
+    owners = _OWNERS.union(map(str.lower, of.attributes))
+    all_of_it = "\0".join(kept.values()).lower()
+    about_owner = any(name in all_of_it for name in owners)
     return JobGroup(
         schedd=schedd,
         key=_digest(kept),
@@ -134,7 +138,9 @@ def group(ad: Ad, schedd: str, owner_attribute: str) -> JobGroup | None:
         last=ids.rsplit(" ", 1)[-1],
         job_ids=ids.replace(" ... ", "-").replace(" ", ", "),
         owner=text(ad, "Owner", 80),
-        accounting=text(ad, owner_attribute, 80),
+        accounting=text(ad, of.group, 80),
+        vo=of.vo_of(ad),
+        vo_member=of.member_of(ad),
         priority=int(max(-(2**31), min(2**31, number(ad, "JobPrio") or 0))),
         ad=ad,
     )
@@ -222,6 +228,8 @@ def job_class(
         running_ids=_ids(running),
         held_ids=_ids(held),
         group=groups[0].accounting,
+        vo=groups[0].vo,
+        vo_member=groups[0].vo_member,
         duty_milli=_thousandths(ad, "GpuDuty"),
         width_milli=_thousandths(ad, "GpuWidth"),
         splits=False,
@@ -385,10 +393,10 @@ def as_job(ad: Ad) -> Ad:
     )
 
 
-def group_attributes(owner_attribute: str, constraint: str) -> list[str]:
+def group_attributes(of: Affiliation, constraint: str) -> list[str]:
     """Return the attributes to group by, those of the operator's constraint as well: it is put to groups."""
-    also = (name.rpartition(".")[2] for name in classads.references(constraint))
-    return sorted({name.lower(): name for name in (*also, owner_attribute, *GROUPED)}.values())
+    wanted = (*referred(constraint), *of.attributes, *GROUPED)
+    return sorted({name.lower(): name for name in wanted}.values())
 
 
 ACCOUNTING_PROJECTION = attribute_names(

@@ -74,7 +74,8 @@ class PoolPoller:
         """Connect to the pool. ``memory``: directory for what must outlive this process, which a poll may end."""
         self._config = config
         self._controller = controller
-        self._attributes = job_classes.group_attributes(config.owner_attribute, config.constraint)
+        self._affiliation = config.affiliation
+        self._attributes = job_classes.group_attributes(self._affiliation, config.constraint)
         self._collector = Collectors(config.collector)
         self._schedds = ScheddRegistry(config.collector_memory, Path(memory))
         self._waits: dict[tuple[str, str], QueueWait] = {}  # by schedd and job id
@@ -365,7 +366,7 @@ class PoolPoller:
     def _groups(self, queue: ScheddQueue, constraint: str, *also: str) -> list[JobGroup]:
         """Return the groups that count. ``also``: an attribute to group by beside the usual ones."""
         ads = self._query(queue, constraint, [*self._attributes, *also], grouped=True)
-        found = (job_classes.group(ad, queue.name, self._config.owner_attribute) for ad in ads)
+        found = (job_classes.group(ad, queue.name, self._affiliation) for ad in ads)
         return [each for each in found if each is not None]
 
     def _fresh(

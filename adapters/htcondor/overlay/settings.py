@@ -8,6 +8,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from adapters.htcondor.classads import Expression
+from adapters.htcondor.overlay.affiliation import DEFAULT_VO, Affiliation
 from adapters.htcondor.tokens import (
     DRONE_NEEDS,
     directory_credentials,
@@ -77,6 +78,13 @@ class HTCondorConfig(ConfigSection):
     """Only jobs for which this ClassAd expression is true count."""
     owner_attribute: str = Field("AcctGroup", pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
     """Job attribute that names the accounting group a job belongs to; its user is its `Owner`."""
+    vo: Expression | None = Field(None, examples=["x509UserProxyVOName"])
+    """Expression for the virtual organisation of a job. Default: that of its proxy
+    (`x509UserProxyVOName`, else `x509UserProxyFirstFQAN`), else the issuer of the token with which
+    it came to a compute element (`orig_AuthTokenIssuer`), else its accounting group."""
+    vo_member: Expression | None = Field(None, examples=["x509UserProxyFirstFQAN"])
+    """Expression for the member of the VO, which is recorded with each job class and run: a FQAN, or
+    issuer and subject of a token. Default: nothing, as it may be personal data."""
     negotiation_period: PositiveDuration = 300.0
     """After this long an idle job counts as seen by the negotiator, where the pool does not
     advertise its accounting and so tells the end of a cycle only every NEGOTIATOR_UPDATE_INTERVAL.
@@ -95,6 +103,11 @@ class HTCondorConfig(ConfigSection):
     the node's architecture (`uname -m`). Default: found on PATH there."""
     drone_config: str = ""
     """Lines to add to every drone's HTCondor configuration."""
+
+    @property
+    def affiliation(self) -> Affiliation:
+        vo = self.vo or DEFAULT_VO.format(group=self.owner_attribute)
+        return Affiliation(self.owner_attribute, vo, self.vo_member or "")
 
     @property
     def drone_identities(self) -> str:
