@@ -1,7 +1,7 @@
 """Reasons why something is done or not done: typed values with their numbers.
 
-A reason is one class: its base is the category, ``kind`` is its stable name in records and JSON,
-``sentence`` or ``describe`` says it to people, and a docstring says what the sentence does not.
+A reason is one class: its base is the category, its name makes the stable ``kind`` of records and
+JSON, ``sentence`` or ``describe`` says it to people, and a docstring says what the sentence does not.
 ``docs/explanation/loop.md`` describes the categories. A new class also goes into one of the unions
 at the end, which tell pydantic how to read it. The reasons for which a drone that has a job may leave
 are also listed in :mod:`provisioner.planner.validation`.
@@ -9,11 +9,12 @@ are also listed in :mod:`provisioner.planner.validation`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from enum import StrEnum
 from string import Formatter
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, dataclass_transform, get_args
 
 from provisioner.formatting import (
     age,
@@ -69,6 +70,7 @@ class _Reason:
     """A reason with its sentence for people."""
 
     __slots__ = ()
+    kind: str
     category: ClassVar[Category]
     sentence: ClassVar[str] = ""
     """Text with the fields in braces, formatted by :class:`_SentenceFormatter`."""
@@ -77,6 +79,18 @@ class _Reason:
         """Return one line for people, with the numbers of the reason; foreign texts are cut."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
         return _SENTENCE_FORMATTER.vformat(self.sentence, (), values)
+
+
+R = TypeVar("R", bound=_Reason)
+
+
+@dataclass_transform(frozen_default=True)
+def _reason(made: type[R]) -> type[R]:
+    """Make a frozen dataclass of a reason, with its ``kind``: by default the name of the class with hyphens."""
+    words = re.findall("[A-Z][a-z]+", made.__name__)
+    made.kind = made.__dict__.get("kind") or "-".join(words).lower()
+    made.__annotations__["kind"] = Literal[made.kind]
+    return frozen(made)
 
 
 class StepReason(_Reason):
@@ -146,16 +160,15 @@ REFUSAL_RULE_WORDS = FILTER_WORDS | {"ends": "it ends before their walltime woul
 """Causes for which an idle drone refuses jobs."""
 
 
-@frozen
+@_reason
 class Accepted(StepReason):
     remote_id: str
-    kind: Literal["accepted"] = "accepted"
 
     def describe(self) -> str:
         return f"the site took the order{tail(self.remote_id, ' as ')}"
 
 
-@frozen
+@_reason
 class OrderRefused(StepReason):
     """The site certainly did not carry the order out."""
 
@@ -163,88 +176,78 @@ class OrderRefused(StepReason):
 
     fault: str
     message: str
-    kind: Literal["order-refused"] = "order-refused"
 
 
-@frozen
+@_reason
 class DrainRefused(StepReason):
     """The overlay certainly did not carry out an order to drain or to undrain."""
 
     fault: str
     message: str
-    kind: Literal["drain-refused"] = "drain-refused"
 
     def describe(self) -> str:
         fault = f" ({short(self.fault)})" if self.fault else ""
         return f"the overlay refused the order to drain{fault}{tail(self.message)}"
 
 
-@frozen
+@_reason
 class DrainRepeated(LeaveReason):
     sentence = "asked again: it still takes jobs {after_s:seconds} after it was asked to drain{message:tail}"
 
     after_s: float
     message: str = ""
-    kind: Literal["drain-repeated"] = "drain-repeated"
 
 
-@frozen
+@_reason
 class OutcomeUnknown(StepReason):
     sentence = (
         "no answer to the order; it counts as carried out until a poll settles it{message:tail}"
     )
 
     message: str
-    kind: Literal["outcome-unknown"] = "outcome-unknown"
 
 
-@frozen
+@_reason
 class SeenAtSite(StepReason):
     sentence = "the site lists it as {site_state}{site_reason:tail}"
 
     site_state: str
     site_reason: str = ""
-    kind: Literal["seen-at-site"] = "seen-at-site"
 
 
-@frozen
+@_reason
 class SeenInPool(StepReason):
     sentence = "in the pool, {slot_state} with {jobs:job}, {after_s:seconds} after it was asked for"
 
     slot_state: str
     jobs: int
     after_s: float
-    kind: Literal["seen-in-pool"] = "seen-in-pool"
 
 
-@frozen
+@_reason
 class NotInListing(StepReason):
     sentence = "missing from a fresh listing of the site; not yet taken for gone"
 
-    kind: Literal["not-in-listing"] = "not-in-listing"
 
-
-@frozen
+@_reason
 class NeverArrived(StepReason):
     waited_s: float
     limit_s: float
-    kind: Literal["never-arrived"] = "never-arrived"
 
     def describe(self) -> str:
         return f"the order never arrived: not in the site's listings for {_over(self.waited_s, self.limit_s)}"
 
 
-@frozen
+@_reason
 class Disappeared(StepReason):
     missing_s: float
     limit_s: float
-    kind: Literal["disappeared"] = "disappeared"
 
     def describe(self) -> str:
         return f"gone from the site: missing from its listings for {_over(self.missing_s, self.limit_s)}"
 
 
-@frozen
+@_reason
 class EndedAtSite(StepReason):
     end: str
     exit_code: int | None
@@ -252,7 +255,6 @@ class EndedAtSite(StepReason):
     lived_s: float
     jobs_started: int
     fault: str = ""
-    kind: Literal["ended-at-site"] = "ended-at-site"
 
     def describe(self) -> str:
         code = "" if self.exit_code is None else f", exit code {self.exit_code}"
@@ -272,13 +274,12 @@ EXIT_WORDS = {
 """Meanings of the drone's own exit codes (the contract of the drone script)."""
 
 
-@frozen
+@_reason
 class IdleTimeout(LeaveReason):
     idle_s: float
     limit_s: float
     by: str = ""
     """Source of the limit, as in :class:`provisioner.planner.states.IdleLimit`; empty in old records."""
-    kind: Literal["idle-timeout"] = "idle-timeout"
 
     def describe(self) -> str:
         return ", ".join(
@@ -289,13 +290,12 @@ class IdleTimeout(LeaveReason):
         )
 
 
-@frozen
+@_reason
 class OptionalJobsOnly(LeaveReason):
     """``idle_s`` is the time since the drone last ran a job that needs its GPU, or since it joined."""
 
     idle_s: float
     limit_s: float
-    kind: Literal["optional-jobs-only"] = "optional-jobs-only"
 
     def describe(self) -> str:
         return (
@@ -304,7 +304,7 @@ class OptionalJobsOnly(LeaveReason):
         )
 
 
-@frozen
+@_reason
 class DrainAtRisk(LeaveReason):
     sentence = (
         "ends what it runs and takes no more: the owner of {site} is likely to take its place, and "
@@ -315,10 +315,9 @@ class DrainAtRisk(LeaveReason):
     lost: float
     tolerated: float
     """Expected share of lost work of such jobs there, and the share that they accept."""
-    kind: Literal["drain-at-risk"] = "drain-at-risk"
 
 
-@frozen
+@_reason
 class BlackHoleDrone(LeaveReason):
     """It takes no more jobs: jobs fail in it within seconds that succeed elsewhere or belong to several users."""
 
@@ -328,7 +327,7 @@ class BlackHoleDrone(LeaveReason):
     owners: int
     node: str
     message: str
-    kind: Literal["black-hole"] = "black-hole"
+    kind = "black-hole"
 
     def describe(self) -> str:
         on = f" on {short(self.node)}" if self.node else ""
@@ -338,7 +337,7 @@ class BlackHoleDrone(LeaveReason):
         )
 
 
-@frozen
+@_reason
 class BlackHoleNode(LeaveReason):
     """It has no job yet, and several drones on its node made jobs fail. The node is avoided for a while."""
 
@@ -348,48 +347,43 @@ class BlackHoleNode(LeaveReason):
     until: float
     failures: int
     message: str
-    kind: Literal["black-hole-node"] = "black-hole-node"
 
 
-@frozen
+@_reason
 class Unneeded(LeaveReason):
     sentence = "no waiting job needs it any more, and it was only {state}"
 
     state: str
-    kind: Literal["unneeded"] = "unneeded"
 
 
-@frozen
+@_reason
 class StateTimeout(LeaveReason):
     state: str
     for_s: float
     limit_s: float
-    kind: Literal["state-timeout"] = "state-timeout"
 
     def describe(self) -> str:
         return f"{short(self.state)} for {_over(self.for_s, self.limit_s)}"
 
 
-@frozen
+@_reason
 class LeftPool(LeaveReason):
     for_s: float
     limit_s: float
-    kind: Literal["left-pool"] = "left-pool"
 
     def describe(self) -> str:
         return f"out of the pool for {_over(self.for_s, self.limit_s)} while the site still runs it"
 
 
-@frozen
+@_reason
 class OperatorRequested(LeaveReason):
     sentence = "{by} asked{text:tail}"
 
     by: str
     text: str
-    kind: Literal["operator-requested"] = "operator-requested"
 
 
-@frozen
+@_reason
 class PreemptedForOwner(LeaveReason):
     """The owner of the hardware waits for its place: with others on its node it frees room for one of their jobs."""
 
@@ -401,7 +395,6 @@ class PreemptedForOwner(LeaveReason):
     lost_gpu_s: float = 0.0
     """Work lost by its end, as far as its slot reports it, in ``unit``."""
     unit: str = "GPU-seconds"
-    kind: Literal["preempted-for-owner"] = "preempted-for-owner"
 
     def describe(self) -> str:
         where = f" on {short(self.node)}" if self.node else ""
@@ -413,7 +406,7 @@ class PreemptedForOwner(LeaveReason):
         return f"the owner of the hardware needs it{where}: {waits}{cost}"
 
 
-@frozen
+@_reason
 class Preempted(StepReason):
     """Its site has taken its place back, or the owner has by way of the provisioner."""
 
@@ -425,7 +418,6 @@ class Preempted(StepReason):
     """Work of jobs that must be repeated, in ``unit``."""
     lost_jobs: int
     unit: str = "GPU-seconds"
-    kind: Literal["preempted"] = "preempted"
 
     def describe(self) -> str:
         grace = (
@@ -440,44 +432,40 @@ class Preempted(StepReason):
         return f"taken back for the owner{grace}, {lost} lost{tail(self.message)}"
 
 
-@frozen
+@_reason
 class PreemptionNotice(StepReason):
     sentence = "its site has asked it to leave{message:tail}"
 
     message: str
-    kind: Literal["notice"] = "notice"
+    kind = "notice"
 
 
-@frozen
+@_reason
 class Requeued(LeaveReason):
     """It does not start again: a second run would begin with old tokens, and nobody requested it."""
 
     sentence = "its site preempted it and put it back into the queue{site_reason:tail}"
 
     site_reason: str = ""
-    kind: Literal["requeued"] = "requeued"
 
 
-@frozen
+@_reason
 class ReserveReclaimed(LeaveReason):
     sentence = "it stands on what {node} keeps for a free GPU, and a GPU job waits"
 
     node: str
-    kind: Literal["reserve-reclaimed"] = "reserve-reclaimed"
 
 
-@frozen
+@_reason
 class TypeRemoved(LeaveReason):
     sentence = "drone type {type} is no longer in the configuration"
 
     type: str
-    kind: Literal["type-removed"] = "type-removed"
 
 
-@frozen
+@_reason
 class Orphan(LeaveReason):
     recorded_end: str = ""
-    kind: Literal["orphan"] = "orphan"
 
     def describe(self) -> str:
         return "carries our tag at the site, but " + (
@@ -487,7 +475,7 @@ class Orphan(LeaveReason):
         )
 
 
-@frozen
+@_reason
 class OrphansKept(ConfigurationReason):
     """A lost or restored record, or a second controller of this name: an operator decides."""
 
@@ -503,10 +491,9 @@ class OrphansKept(ConfigurationReason):
     drones: int
     until: float
     """Time after which those without a job are stopped."""
-    kind: Literal["orphans-kept"] = "orphans-kept"
 
 
-@frozen
+@_reason
 class LiveTwin(ConfigurationReason):
     """Nothing is started or stopped beside another living controller of this name."""
 
@@ -518,27 +505,24 @@ class LiveTwin(ConfigurationReason):
     record: str
     evidence: str
     """Its newest drone, or its process."""
-    kind: Literal["live-twin"] = "live-twin"
 
 
-@frozen
+@_reason
 class DemandReturned(StepReason):
     sentence = "back into service: {waiting:job} of class {class_name} wait that it can run"
 
     class_id: str
     class_name: str
     waiting: int
-    kind: Literal["demand-returned"] = "demand-returned"
 
 
-@frozen
+@_reason
 class JobsWaiting(StartReason):
     class_id: str
     class_name: str
     waiting: int
     covered: int
     starts: int
-    kind: Literal["jobs-waiting"] = "jobs-waiting"
 
     def describe(self) -> str:
         verb = "waits" if self.waiting == 1 else "wait"
@@ -548,7 +532,7 @@ class JobsWaiting(StartReason):
         )
 
 
-@frozen
+@_reason
 class HeadroomShort(StartReason):
     sentence = (
         "headroom {name}: room for {wanted:job} is kept warm, there is some for {covered}: "
@@ -559,18 +543,16 @@ class HeadroomShort(StartReason):
     wanted: int
     covered: int
     starts: int
-    kind: Literal["headroom-short"] = "headroom-short"
 
 
-@frozen
+@_reason
 class BadRequest(ConfigurationReason):
     sentence = "no slot can ever offer what the jobs ask for{message:tail}"
 
     message: str
-    kind: Literal["bad-request"] = "bad-request"
 
 
-@frozen
+@_reason
 class PlannerFailed(ConfigurationReason):
     """The planner fails on these jobs by an error of its own. They are left out; all others are planned."""
 
@@ -580,10 +562,9 @@ class PlannerFailed(ConfigurationReason):
     )
 
     error: str
-    kind: Literal["planner-failed"] = "planner-failed"
 
 
-@frozen
+@_reason
 class InvalidAction(ConfigurationReason):
     """The independent validation of plans has left out this action: it would have broken a promise."""
 
@@ -592,16 +573,14 @@ class InvalidAction(ConfigurationReason):
     )
 
     promise: str
-    kind: Literal["invalid-action"] = "invalid-action"
 
 
-@frozen
+@_reason
 class NothingFits(NothingFitsReason):
     nearest: str
     dimension: str
     requested: str
     available: str
-    kind: Literal["nothing-fits"] = "nothing-fits"
 
     def describe(self) -> str:
         wanted, offered = amounts(self.requested, self.available)
@@ -613,7 +592,7 @@ class NothingFits(NothingFitsReason):
         return f"no drone type fits: {short(self.dimension)} must be {short(wanted)}; {nearest}"
 
 
-@frozen
+@_reason
 class LimitReached(LimitReason):
     sentence = "limit {limit} of {scope} is reached: {used}/{allowed}"
 
@@ -621,10 +600,9 @@ class LimitReached(LimitReason):
     scope: str
     used: float
     allowed: float
-    kind: Literal["limit-reached"] = "limit-reached"
 
 
-@frozen
+@_reason
 class GroupQuota(LimitReason):
     sentence = (
         "group {group} has used up its quota ({used_gpus}/{quota_gpus} GPUs) and takes no surplus: the "
@@ -635,18 +613,16 @@ class GroupQuota(LimitReason):
     """The group with the quota: the jobs' own, or one that contains it."""
     used_gpus: float
     quota_gpus: float
-    kind: Literal["group-quota"] = "group-quota"
 
 
-@frozen
+@_reason
 class PoolLimit(LimitReason):
     sentence = "the pool would match no more of these jobs, whatever slots came{message:tail}"
 
     message: str
-    kind: Literal["pool-limit"] = "pool-limit"
 
 
-@frozen
+@_reason
 class OwnerRisk(WaitingSiteReason):
     sentence = (
         "jobs of typically {typical_s:seconds} would lose more than {tolerated:percent} of their work to "
@@ -660,10 +636,9 @@ class OwnerRisk(WaitingSiteReason):
     tolerated: float
     safe_s: float = 0.0
     """Expected wait for a place without an owner."""
-    kind: Literal["owner-risk"] = "owner-risk"
 
 
-@frozen
+@_reason
 class IdleDroneRefuses(LimitReason):
     """Given beside the reason that counts the jobs."""
 
@@ -674,7 +649,6 @@ class IdleDroneRefuses(LimitReason):
     """A rule of the job filter, or ``ends``."""
     drones: int
     until: float
-    kind: Literal["idle-drone-refuses"] = "idle-drone-refuses"
 
     def describe(self) -> str:
         rule = REFUSAL_RULE_WORDS.get(self.rule, short(self.rule))
@@ -685,7 +659,7 @@ class IdleDroneRefuses(LimitReason):
         )
 
 
-@frozen
+@_reason
 class ExistingDronesSuffice(WaitingSiteReason):
     sentence = (
         "such jobs run for {mean_s:seconds}: to wait for drones that are there costs less "
@@ -694,19 +668,17 @@ class ExistingDronesSuffice(WaitingSiteReason):
 
     mean_s: float
     running: int
-    kind: Literal["existing-drones-suffice"] = "existing-drones-suffice"
 
 
-@frozen
+@_reason
 class HeadroomYields(WaitingSiteReason):
     sentence = "headroom {name} (room for {wanted:job}) waits: real jobs or the owner come first"
 
     name: str
     wanted: int
-    kind: Literal["headroom-yields"] = "headroom-yields"
 
 
-@frozen
+@_reason
 class BackingOff(BackOffReason):
     """A circuit breaker is open."""
 
@@ -716,10 +688,9 @@ class BackingOff(BackOffReason):
     until: float
     fault: str
     message: str
-    kind: Literal["backing-off"] = "backing-off"
 
 
-@frozen
+@_reason
 class NegotiatorSilent(BackOffReason):
     """No job of the pool starts anywhere, whatever it requests."""
 
@@ -729,10 +700,9 @@ class NegotiatorSilent(BackOffReason):
     )
 
     silent_s: float
-    kind: Literal["negotiator-silent"] = "negotiator-silent"
 
 
-@frozen
+@_reason
 class CredentialUnusable(BackOffReason):
     """A token, key or certificate that drones or their orders need is expired, damaged or gone."""
 
@@ -741,7 +711,6 @@ class CredentialUnusable(BackOffReason):
     identity: str = ""
     expired_at: float = 0.0
     problem: str = ""
-    kind: Literal["credential-unusable"] = "credential-unusable"
 
     def describe(self) -> str:
         return (
@@ -751,7 +720,7 @@ class CredentialUnusable(BackOffReason):
         )
 
 
-@frozen
+@_reason
 class StartsUnmatched(BackOffReason):
     sentence = (
         "the pool gave none of these jobs to drones of {type} that were started for them "
@@ -762,17 +731,15 @@ class StartsUnmatched(BackOffReason):
     until: float
     failures: int
     message: str
-    kind: Literal["starts-unmatched"] = "starts-unmatched"
 
 
-@frozen
+@_reason
 class ExclusiveOnly(BackOffReason):
     faults: int
     """Faults of the user's jobs on shared GPUs; 0: neighbours ended one of their jobs repeatedly."""
     window_s: float
     until: float
     message: str
-    kind: Literal["exclusive-only"] = "exclusive-only"
 
     def describe(self) -> str:
         why = f"{count(self.faults, 'fault')} on shared GPUs in {age(self.window_s)}: exclusive GPUs only"
@@ -784,17 +751,16 @@ class ExclusiveOnly(BackOffReason):
         return f"{why} until {iso(self.until)}{tail(self.message)}"
 
 
-@frozen
+@_reason
 class SiteFull(WaitingSiteReason):
     sentence = "the site shows no free place for {type} or any other type that fits{lack:tail}"
 
     type: str
     lack: str = ""
     """Shortage, if the site reports it: ``cpus 8 > 2 free``."""
-    kind: Literal["site-full"] = "site-full"
 
 
-@frozen
+@_reason
 class GpusStranded(WaitingSiteReason):
     """GPUs are free, but others hold what a drone needs beside them on those nodes (blocking prevents that)."""
 
@@ -806,7 +772,6 @@ class GpusStranded(WaitingSiteReason):
     """Resource that is short on most of them: ``cpus``, ``memory`` or ``disk``."""
     wanted: int
     free: int
-    kind: Literal["gpus-stranded"] = "gpus-stranded"
 
     def describe(self) -> str:
         show = number if self.dimension == "cpus" else size
@@ -817,15 +782,14 @@ class GpusStranded(WaitingSiteReason):
         )
 
 
-@frozen
+@_reason
 class SiteQuota(LimitReason):
     sentence = "the site's quota leaves no place for {type} or any other type that fits"
 
     type: str
-    kind: Literal["site-quota"] = "site-quota"
 
 
-@frozen
+@_reason
 class StartBlocked(WaitingSiteReason):
     """A drone of the type waits at its site for an obstacle that another one would meet as well."""
 
@@ -834,10 +798,9 @@ class StartBlocked(WaitingSiteReason):
     type: str
     fault: str
     message: str
-    kind: Literal["start-blocked"] = "start-blocked"
 
 
-@frozen
+@_reason
 class Downtime(WaitingSiteReason):
     sentence = (
         "{site} goes down at {at:time}: {left_s:seconds} are left, {wanted_s:seconds} are wanted"
@@ -847,15 +810,13 @@ class Downtime(WaitingSiteReason):
     at: float
     left_s: float
     wanted_s: float
-    kind: Literal["downtime"] = "downtime"
 
 
-@frozen
+@_reason
 class OwnerWaits(WaitingSiteReason):
     site: str
     jobs: int
     gpus: float
-    kind: Literal["owner-waits"] = "owner-waits"
 
     def describe(self) -> str:
         return (
@@ -864,7 +825,7 @@ class OwnerWaits(WaitingSiteReason):
         )
 
 
-@frozen
+@_reason
 class NodeReserved(WaitingSiteReason):
     """A job of several GPUs needs a node: its drones take no more jobs, and others get room on other nodes only."""
 
@@ -878,7 +839,6 @@ class NodeReserved(WaitingSiteReason):
     """Time at which the room is expected to be free."""
     overran_s: float = 0.0
     """The promised time has moved by so much, as a running job overran."""
-    kind: Literal["node-reserved"] = "node-reserved"
 
     def describe(self) -> str:
         node = f"node {short(self.node)} at {short(self.site)}"
@@ -893,7 +853,7 @@ class NodeReserved(WaitingSiteReason):
         )
 
 
-@frozen
+@_reason
 class UserTurn(WaitingSiteReason):
     """Turn of the user of some jobs when drones are started. ``explain`` tells it; no plan has it."""
 
@@ -909,10 +869,9 @@ class UserTurn(WaitingSiteReason):
     """GPUs of the user's running jobs, and of drones that were started for them and have no job yet."""
     factor: float
     """Effective priority of the user in the pool, as a multiple of the smallest one: the greater, the later."""
-    kind: Literal["user-turn"] = "user-turn"
 
 
-@frozen
+@_reason
 class ReserveKept(WaitingSiteReason):
     sentence = (
         "nodes have room for {type}, but `blocking` reserves it for their {free_gpus} free GPUs"
@@ -920,17 +879,15 @@ class ReserveKept(WaitingSiteReason):
 
     type: str
     free_gpus: float
-    kind: Literal["reserve-kept"] = "reserve-kept"
 
 
-@frozen
+@_reason
 class SiteDisabled(ConfigurationReason):
     """Disabled in the configuration, or by the operator ``by``."""
 
     site: str
     by: str = ""
     text: str = ""
-    kind: Literal["site-disabled"] = "site-disabled"
 
     def describe(self) -> str:
         return f"site {short(self.site)} is disabled " + (
@@ -938,7 +895,7 @@ class SiteDisabled(ConfigurationReason):
         )
 
 
-@frozen
+@_reason
 class DemandCovered(WaitingSiteReason):
     jobs: int
     drones: int
@@ -946,7 +903,6 @@ class DemandCovered(WaitingSiteReason):
     """Number of these drones that are delayed: their jobs take room elsewhere, if there is some."""
     held_back: str = ""
     """Kind of the reason why no drone is started elsewhere in place of a delayed one; empty if there is none."""
-    kind: Literal["demand-covered"] = "demand-covered"
 
     def describe(self) -> str:
         delayed = ""
@@ -957,15 +913,14 @@ class DemandCovered(WaitingSiteReason):
         return f"{jobs} will be taken by free slots and {drones} on the way{delayed}"
 
 
-@frozen
+@_reason
 class AwaitingNegotiation(WaitingNegotiationReason):
     sentence = "{fresh:job} so new that no negotiation cycle has seen them"
 
     fresh: int
-    kind: Literal["awaiting-negotiation"] = "awaiting-negotiation"
 
 
-@frozen
+@_reason
 class AwaitingIdleGpu(WaitingSiteReason):
     """Jobs for which a GPU is optional wait for a drone that is there, or for one without a GPU."""
 
@@ -973,7 +928,6 @@ class AwaitingIdleGpu(WaitingSiteReason):
     """Drone type without a GPU that they could get, or the nearest one; empty if there is none."""
     held_back: str = ""
     """Kind of the reason why no drone of that type is started; empty if there is none."""
-    kind: Literal["awaiting-idle-gpu"] = "awaiting-idle-gpu"
 
     def describe(self) -> str:
         cpu_slot = ""
@@ -986,14 +940,13 @@ class AwaitingIdleGpu(WaitingSiteReason):
         )
 
 
-@frozen
+@_reason
 class StaleView(WaitingSiteReason):
     view: str
     age_s: float
     """-1 if there never was one."""
     limit_s: float
     message: str
-    kind: Literal["stale-view"] = "stale-view"
 
     def describe(self) -> str:
         how = f"could not be renewed, the newest is {seconds(whole(self.age_s))} old"
@@ -1004,7 +957,7 @@ class StaleView(WaitingSiteReason):
         return f"the view of {short(self.view)} {how}: what depends on it is left alone{tail(self.message)}"
 
 
-@frozen
+@_reason
 class AllVanished(WaitingSiteReason):
     """Many drones of a site vanished from its listing at once: this is believed only after some time."""
 
@@ -1012,15 +965,13 @@ class AllVanished(WaitingSiteReason):
 
     site: str
     drones: int
-    kind: Literal["all-vanished"] = "all-vanished"
 
 
-@frozen
+@_reason
 class TooManyUnhealthy(BackOffReason):
     unhealthy: int
     drones: int
     fraction: float
-    kind: Literal["too-many-unhealthy"] = "too-many-unhealthy"
 
     def describe(self) -> str:
         return (
@@ -1029,7 +980,7 @@ class TooManyUnhealthy(BackOffReason):
         )
 
 
-@frozen
+@_reason
 class ShadowOnly(StartReason):
     """A start that a controller would make, beside the drones of the other system, were it no shadow."""
 
@@ -1040,32 +991,28 @@ class ShadowOnly(StartReason):
 
     type: str
     drones: int
-    kind: Literal["shadow-only"] = "shadow-only"
 
 
-@frozen
+@_reason
 class Probing(BackOffReason):
     sentence = "{scope} is tried with one drone before more are started"
 
     scope: str
-    kind: Literal["probing"] = "probing"
 
 
-@frozen
+@_reason
 class UnknownDrone(ConfigurationReason):
     sentence = "no live drone {drone_id} is on record"
 
     drone_id: str
-    kind: Literal["unknown-drone"] = "unknown-drone"
 
 
-@frozen
+@_reason
 class NotDraining(ConfigurationReason):
     sentence = "{drone_id} is {state}: only a draining drone can be taken back into service"
 
     drone_id: str
     state: str
-    kind: Literal["not-draining"] = "not-draining"
 
 
 _Ordered = Accepted | OrderRefused | DrainRefused | DrainRepeated | OutcomeUnknown
