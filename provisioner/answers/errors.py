@@ -31,10 +31,24 @@ class VerbError(Exception):
     Its lines go to stderr, without a traceback.
     """
 
-    def __init__(self, *lines: str, code: Exit = Exit.FAILED) -> None:
+    code = Exit.FAILED
+
+    def __init__(self, *lines: str, code: Exit | None = None) -> None:
         super().__init__("\n".join(lines))
         self.lines = lines
-        self.code = code
+        self.code = code or self.code
+
+
+class UsageError(VerbError):
+    """Error of a verb that is called wrongly."""
+
+    code = Exit.USAGE
+
+
+class UnmetError(VerbError):
+    """Error of a verb whose condition is not met."""
+
+    code = Exit.UNMET
 
 
 def unknown(

@@ -24,7 +24,7 @@ from provisioner.answers.columns import (
     time_at,
     whole,
 )
-from provisioner.answers.errors import Exit, VerbError, unknown
+from provisioner.answers.errors import UsageError, unknown
 from provisioner.answers.query import Query, option, question
 from provisioner.controller.estimation import RUNS_NEEDED, RUNS_TOLD, USE_EVERY_S, thinned
 from provisioner.estimates import (
@@ -272,6 +272,6 @@ def require_known(samples: EstimateSamples, users: Sequence[str], sites: Sequenc
     ):
         for name in names:
             if not name.strip():
-                raise VerbError(f"--{kind} must not be empty: name one", code=Exit.USAGE)
+                raise UsageError(f"--{kind} must not be empty: name one")
             if name not in known:
                 raise unknown(kind, name, sorted(known - {""}), " in the estimates")

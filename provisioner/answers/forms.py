@@ -9,7 +9,7 @@ from itertools import accumulate, zip_longest
 from typing import Any, TextIO
 
 from provisioner.answers.columns import Answer, Cell, Column, Document, chosen_columns
-from provisioner.answers.errors import Exit, VerbError
+from provisioner.answers.errors import UsageError
 from provisioner.answers.query import Format, Query
 from provisioner.formatting import sanitize
 from provisioner.values import frozen
@@ -60,7 +60,7 @@ def write(answer: Answer, query: Query, page: Page, out: TextIO) -> None:
 
 def _write_document(document: Document, query: Query, page: Page, out: TextIO) -> None:
     if query.columns:
-        raise VerbError("--columns is for lists; this answer is a document", code=Exit.USAGE)
+        raise UsageError("--columns is for lists; this answer is a document")
     match query.output:
         case Format.TABLE | Format.WIDE:
             out.writelines(f"{line}\n" for line in _document_lines(document, query, page))
@@ -68,7 +68,7 @@ def _write_document(document: Document, query: Query, page: Page, out: TextIO) -
             out.write(f"{sanitize(document.name)}\n")
         case Format.NAME | Format.CSV:
             advice = "this answer takes table, wide, json, jsonl, yaml"
-            raise VerbError(f"{query.output.value} is for lists; {advice}", code=Exit.USAGE)
+            raise UsageError(f"{query.output.value} is for lists; {advice}")
         case _:
             _write_tree(document.plain(), query, page, out)
 

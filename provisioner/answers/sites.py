@@ -33,7 +33,7 @@ from provisioner.answers.columns import (
     whole,
     words,
 )
-from provisioner.answers.errors import Exit, VerbError, unknown
+from provisioner.answers.errors import UnmetError, unknown
 from provisioner.answers.lookup import as_of, class_names, require_known_sites
 from provisioner.answers.plan import breaker_words
 from provisioner.answers.query import ListQuery, Query, question, subject
@@ -569,5 +569,5 @@ def site_request(reader: Reader, kind: model.RequestKind, site: str) -> str:
     require_known_sites(reader, [site])
     known = model.disabled_sites(reader.requests()).get(site)
     if kind is model.RequestKind.ENABLE and known is None:
-        raise VerbError(f"site {site} is not disabled by an operator", code=Exit.UNMET)
+        raise UnmetError(f"site {site} is not disabled by an operator")
     return SITE_REQUESTS[kind].format(site=site)

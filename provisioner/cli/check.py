@@ -18,7 +18,7 @@ import typer
 
 from provisioner import config, formatting, loader, mig
 from provisioner.answers.columns import Listing, picked
-from provisioner.answers.errors import Exit, VerbError, reported, unknown
+from provisioner.answers.errors import UnmetError, VerbError, reported, unknown
 from provisioner.answers.files import (
     FINDING_COLUMNS,
     IMPORT_SCHEMA,
@@ -142,7 +142,7 @@ def check(
     elif problems or not live:
         out.present(query, host, lambda: Listing(PROBLEMS_SCHEMA, PROBLEM_COLUMNS, problems))
     if problems:
-        raise VerbError(f"{target}: {formatting.count(len(problems), 'problem')}", code=Exit.UNMET)
+        raise UnmetError(f"{target}: {formatting.count(len(problems), 'problem')}")
     out.note(*map(str, found_odd), f"{target}: no problem")
     if live:
         _check_live(settings or config.load(target), query, host)
@@ -166,7 +166,7 @@ def _check_live(settings: config.Settings, query: Query, host: opt.Host) -> None
             f"{formatting.count(len(gaps), 'gap')} between policy and site: {', '.join(dict.fromkeys(gaps))}"
         )
     if wrong:
-        raise VerbError(*wrong, code=Exit.UNMET)
+        raise UnmetError(*wrong)
 
 
 async def _probes(settings: config.Settings) -> list[Probe]:
@@ -370,11 +370,10 @@ def mig_layout(
     """
     spec = _named_site(opt.config_path(opt.Where(config=path)), site)[1]
     if not spec.policy.mig:
-        raise VerbError(
+        raise UnmetError(
             f"{spec.path}: site {spec.name} has no `mig`, so there is nothing to render",
             "name the instances of each GPU, at the top level of that file:",
             "  mig: [{gpu_model: A100-40, layout: [3g.20gb, 2g.10gb, 1g.5gb, 1g.5gb]}]",
-            code=Exit.UNMET,
         )
     layouts = [(each.gpu_model, each.layout, each.nodes) for each in spec.policy.mig]
     with reported(
@@ -443,11 +442,10 @@ def _named_site(path: Path, name: str) -> tuple[str, config.SiteConfig]:
 
 def _rendered_blocking(controller: str, spec: config.SiteConfig) -> str:
     if not spec.policy.blocking:
-        raise VerbError(
+        raise UnmetError(
             f"{spec.path}: site {spec.name} has no blocking, so there is nothing to render",
             "say what each free GPU keeps, at the top level of that file:",
             "  blocking: [{cpus: 8, memory: 20 GiB, disk: 50 GiB}]",
-            code=Exit.UNMET,
         )
     with reported(
         AdapterError,
@@ -520,7 +518,7 @@ def import_tardis(
             for problem in document.problems
         ]
         summary = f"{formatting.count(len(problems), 'problem')}: nothing is written"
-        raise VerbError(*problems, summary, code=Exit.UNMET)
+        raise UnmetError(*problems, summary)
     _write_files(to, made.files, force)
     rows = sorted(made.findings, key=lambda finding: list(OUTCOME_TINTS).index(finding.verdict))
     listing = Listing(IMPORT_SCHEMA, FINDING_COLUMNS, rows, lambda finding: finding.key)
@@ -534,7 +532,7 @@ def import_tardis(
         f"{made.count(outcome)} {outcome.value}" for outcome in ImportOutcome if made.count(outcome)
     )
     if made.count(ImportOutcome.NEEDED):
-        raise VerbError(f"{counts}; fill in each <...>, then: provisioner check", code=Exit.UNMET)
+        raise UnmetError(f"{counts}; fill in each <...>, then: provisioner check")
     out.note(counts)
 
 

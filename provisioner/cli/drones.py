@@ -15,7 +15,7 @@ import typer
 
 from provisioner import descriptions, formatting
 from provisioner.answers.drones import DroneFilter
-from provisioner.answers.errors import Exit, VerbError, named
+from provisioner.answers.errors import Exit, UsageError, VerbError, named
 from provisioner.answers.lookup import find_drone
 from provisioner.answers.query import option, subject, switch
 from provisioner.cli import options as opt
@@ -89,20 +89,16 @@ def _request_leave(
 ) -> None:
     """Record the request. Raises ``typer.Exit`` with :attr:`Exit.PARTIAL` if only some ids are known."""
     if not options.reason.strip():
-        raise VerbError(
-            "--reason must not be empty: it is recorded with every step", code=Exit.USAGE
-        )
+        raise UsageError("--reason must not be empty: it is recorded with every step")
     if bool(options.ids) == bool(options.given):
         which = "which drones? Name them, or select with --site, --state, --type, --node, not both"
-        raise VerbError(which, code=Exit.USAGE)
+        raise UsageError(which)
     reader: Reader | None = None
     if where.url is None:
         reader = opt.open_record(where)
         chosen, gone, complaints = _selected(reader, options)
     elif options.wait:
-        raise VerbError(
-            "--wait needs the record itself: leave it out, or leave out --url", code=Exit.USAGE
-        )
+        raise UsageError("--wait needs the record itself: leave it out, or leave out --url")
     else:
         from provisioner.cli import remote
 
@@ -126,9 +122,7 @@ def _request_leave(
         if not options.yes and len(chosen) >= CONFIRM_FROM:
             question = f"{what}: {named(chosen)}?"
             if not sys.stdin.isatty():
-                raise VerbError(
-                    question, "not a terminal to ask at: say --yes to do it", code=Exit.USAGE
-                )
+                raise UsageError(question, "not a terminal to ask at: say --yes to do it")
             typer.confirm(formatting.sanitize(question), err=True, abort=True)
         if reader is None:
             complaints = _ask_service(where, kind, mode, chosen, options.reason)

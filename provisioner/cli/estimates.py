@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from provisioner.answers.errors import Exit, VerbError
+from provisioner.answers.errors import UsageError, VerbError
 from provisioner.answers.estimates import NOTHING_KEPT, require_known
 from provisioner.cli import options as opt
 from provisioner.cli import output as out
@@ -39,9 +39,9 @@ def forget(
     users, sites = list(dict.fromkeys(user or ())), list(dict.fromkeys(site or ()))
     what = [f"user:{name}" for name in users] + [f"site:{name}" for name in sites]
     if not reason.strip():
-        raise VerbError("--reason must not be empty: it is recorded as an event", code=Exit.USAGE)
+        raise UsageError("--reason must not be empty: it is recorded as an event")
     if all_ is bool(what):
-        raise VerbError("forget what? --all, or some with --user and --site", code=Exit.USAGE)
+        raise UsageError("forget what? --all, or some with --user and --site")
     reader = opt.open_record(where)
     if not all_:
         samples = reader.estimate_samples()

@@ -10,7 +10,7 @@ import typer
 
 from provisioner import formatting
 from provisioner.answers.columns import Listing, picked
-from provisioner.answers.errors import Exit, VerbError, parsed, reported
+from provisioner.answers.errors import Exit, UsageError, VerbError, parsed, reported
 from provisioner.answers.query import ListQuery
 from provisioner.answers.queue import JOBS_SCHEMA, QUEUE_COLUMNS
 from provisioner.cli import options as opt
@@ -130,9 +130,7 @@ def submit(
     queue = open_queue(where)
     variables = [variable.partition("=") for variable in env or ()]
     if wrong := [name for name, equals, _ in variables if not equals]:
-        raise VerbError(
-            f"--env {formatting.sanitize(wrong[0], 60)}: write NAME=VALUE", code=Exit.USAGE
-        )
+        raise UsageError(f"--env {formatting.sanitize(wrong[0], 60)}: write NAME=VALUE")
     request = {
         "gpus": gpus,
         "cpus": cpus,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from provisioner.answers.errors import Exit, VerbError
+from provisioner.answers.errors import UnmetError, UsageError, VerbError
 from provisioner.answers.query import Options, Parameter, parameters
 from provisioner.answers.query import option as declared
 from provisioner.answers.query import switch as declared_switch
@@ -50,7 +50,7 @@ def verb_error(error: BaseException) -> VerbError | None:
             return error
         case ConfigError():
             advice = f"{count(len(error.problems), 'problem')} in the configuration; `provisioner check` shows them too"
-            return VerbError(*map(str, error.problems), advice, code=Exit.UNMET)
+            return UnmetError(*map(str, error.problems), advice)
         case StoreError():
             return VerbError(str(error))
         case ModuleNotFoundError() if (package := (error.name or "").partition(".")[0]) in EXTRAS:
@@ -209,9 +209,7 @@ def verb_follows(ctx: typer.Context) -> bool:
     ]
     if given:
         option = "--" + given[0].rstrip("_").replace("_", "-")
-        raise VerbError(
-            f"put {option} after `{ctx.info_name} {ctx.invoked_subcommand}`", code=Exit.USAGE
-        )
+        raise UsageError(f"put {option} after `{ctx.info_name} {ctx.invoked_subcommand}`")
     return True
 
 
@@ -256,7 +254,7 @@ def store_path(where: Where) -> Path:
     if not isinstance(path, str) or not path:
         problems = [] if document.is_mapping else map(str, document.problems[:1])
         more = f"{config}: no store.path in it; `provisioner check` says more"
-        raise VerbError(*problems, more, code=Exit.UNMET)
+        raise UnmetError(*problems, more)
     return config.parent / Path(path).expanduser()
 
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from provisioner import formatting
 from provisioner.answers.columns import Listing
-from provisioner.answers.errors import Exit, T, VerbError, reported
+from provisioner.answers.errors import Exit, T, UnmetError, UsageError, VerbError, reported
 from provisioner.answers.plan import (
     PLAN_SCHEMA,
     SNAPSHOT_COLUMNS,
@@ -151,12 +151,9 @@ def replay(
     from provisioner.store import without_refreshes
 
     if (policy or what_if) and expect is not None:
-        raise VerbError(
-            "--expect is for the plan as it is: leave out --policy and --what-if",
-            code=Exit.USAGE,
-        )
+        raise UsageError("--expect is for the plan as it is: leave out --policy and --what-if")
     if (file is None) == (tick is None):
-        raise VerbError("name a snapshot FILE, or a recorded tick with --tick N", code=Exit.USAGE)
+        raise UsageError("name a snapshot FILE, or a recorded tick with --tick N")
     reader = opt.open_record(host) if file is None else None
     snapshot = (
         kept_snapshot(reader, tick) if reader is not None else read_snapshot(file or Path("-"))
@@ -224,4 +221,4 @@ def _require_same(expected: Plan, again: Plan) -> None:
         out.note("the plan is the same")
         return
     changed = difflib.unified_diff(old, new, "expected", "now", lineterm="", n=1)
-    raise VerbError("the plan differs:", *islice(changed, MAX_LINES_SHOWN), code=Exit.UNMET)
+    raise UnmetError("the plan differs:", *islice(changed, MAX_LINES_SHOWN))

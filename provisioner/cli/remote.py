@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote, urlencode, urlsplit
 
-from provisioner.answers.errors import Exit, VerbError, reported
+from provisioner.answers.errors import Exit, UsageError, VerbError, reported
 from provisioner.answers.forms import dumps
 from provisioner.answers.query import API, Format, Query, RecordQuestion, written
 from provisioner.cli import options as opt
@@ -33,9 +33,7 @@ class ServiceUnavailableError(VerbError):
 def answer(question: RecordQuestion, query: Query, host: opt.Host) -> out.Rendered:
     """Return the answer of the service to a question."""
     if host.local:
-        raise VerbError(
-            "--local is for a record on this host: the service writes times in UTC", code=Exit.USAGE
-        )
+        raise UsageError("--local is for a record on this host: the service writes times in UTC")
     page = out.page_of(query, host)
     asked = {**written(query), "output": [query.output.value]}
     if query.output.for_people and page.color:
@@ -152,7 +150,7 @@ def _connection(url: str) -> tuple[http.client.HTTPConnection, str]:
     if parts.scheme == "unix" and parts.path:
         return _UnixConnection(parts.path), ""
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise VerbError(f"--url {url}: write https://HOST:PORT or unix:PATH", code=Exit.USAGE)
+        raise UsageError(f"--url {url}: write https://HOST:PORT or unix:PATH")
     if parts.scheme == "http":
         return http.client.HTTPConnection(
             parts.hostname, port, timeout=TIMEOUT_S
@@ -176,9 +174,8 @@ def bearer_token(where: opt.Where) -> str:
 
         parts = urlsplit(where.url or "")
         if parts.scheme == "http" and not is_loopback(parts.hostname or ""):
-            raise VerbError(
-                f"--token-file: it would go to {parts.hostname} in the clear; write https://",
-                code=Exit.USAGE,
+            raise UsageError(
+                f"--token-file: it would go to {parts.hostname} in the clear; write https://"
             )
         return where.token_file.read_text("utf-8-sig").strip()
     if not (where.url or "").startswith("https:"):

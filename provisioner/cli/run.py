@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from provisioner import formatting
-from provisioner.answers.errors import Exit, VerbError, reported
+from provisioner.answers.errors import Exit, UnmetError, VerbError, reported
 from provisioner.answers.events import NO_LIMIT
 from provisioner.cli import options as opt
 from provisioner.cli.output import note
@@ -109,7 +109,7 @@ def reload(
     lines = "\n".join(map(str, event.fields.values())).splitlines()
     if event.name == RELOAD_REFUSED_EVENT:
         refused = f"process {pid} refused the configuration and keeps the old one"
-        raise VerbError(refused, *lines, code=Exit.UNMET)
+        raise UnmetError(refused, *lines)
     note(f"process {pid} took over the configuration", *lines)
 
 

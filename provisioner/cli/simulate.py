@@ -17,7 +17,15 @@ from pathlib import Path
 from typing import Annotated, NoReturn
 
 from provisioner import formatting
-from provisioner.answers.errors import Exit, VerbError, parsed, reported, unknown
+from provisioner.answers.errors import (
+    Exit,
+    UnmetError,
+    UsageError,
+    VerbError,
+    parsed,
+    reported,
+    unknown,
+)
 from provisioner.answers.query import Format, Options, Query, option, switch
 from provisioner.answers.simulation import simulation, world_notes
 from provisioner.cli import options as opt
@@ -45,7 +53,7 @@ def _replays(
 ) -> list[Replay]:
     """Return the replays to compare: what is, and what would be."""
     if twice := next((config for n, config in enumerate(configs) if config in configs[:n]), None):
-        raise VerbError(f"{twice} is named twice: there is nothing to compare", code=Exit.USAGE)
+        raise UsageError(f"{twice} is named twice: there is nothing to compare")
     replays = [_replay_of(config, world, trace) for config in configs]
     if not changes:
         return replays
@@ -67,7 +75,7 @@ def _replay_of(config: Path, world: Path | None, trace: Trace) -> Replay:
         plan = world_of(settings, world, span_s=trace.span_s + REPLAY_LIMIT_S)
     except ConfigError as error:
         advice = "the world file's keys: docs/how-to/simulate.md"
-        raise VerbError(*map(str, error.problems), advice, code=Exit.UNMET) from None
+        raise UnmetError(*map(str, error.problems), advice) from None
     return Replay(
         policy=str(config),
         trace=trace.name,
@@ -246,15 +254,11 @@ def simulate(
     """
     cut = options.selection()
     if recorded == (trace is not None):
-        raise VerbError("name a TRACE, or take the jobs on record with --recorded", code=Exit.USAGE)
+        raise UsageError("name a TRACE, or take the jobs on record with --recorded")
     if recorded and options.are_for_a_trace:
-        raise VerbError(
-            "--from, --ignore, --trace-columns and --skip-bad are for a TRACE", code=Exit.USAGE
-        )
+        raise UsageError("--from, --ignore, --trace-columns and --skip-bad are for a TRACE")
     if seed is not None and seeds > 1:
-        raise VerbError(
-            "--seed is one seed, --seeds is seeds 1 to N: leave one out", code=Exit.USAGE
-        )
+        raise UsageError("--seed is one seed, --seeds is seeds 1 to N: leave one out")
     configs = [*(compare or (opt.config_path(host),)), *([policy] if policy else [])]
     _require_writable(report, json_file)
     read = (
@@ -298,7 +302,7 @@ def _require_kept_promises(runs: Runs) -> None:
     if broken:
         more = [f"and {len(broken) - 5} more"] if len(broken) > 5 else []
         summary = f"{formatting.count(len(broken), 'violation')} in the replays:"
-        raise VerbError(summary, *broken[:5], *more, code=Exit.UNMET)
+        raise UnmetError(summary, *broken[:5], *more)
 
 
 def _trace(path: Path, cut: TraceSelection, options: JobOptions) -> Trace:

@@ -6,7 +6,7 @@ from typing import Annotated
 from urllib.parse import quote
 
 from provisioner import model
-from provisioner.answers.errors import Exit, VerbError
+from provisioner.answers.errors import UsageError
 from provisioner.answers.sites import site_request, troubled_scopes
 from provisioner.cli import options as opt
 from provisioner.cli import output as out
@@ -106,7 +106,7 @@ def stop_orphans(where: opt.Where, name: SiteName, reason: opt.EventReason = "")
 
 def _ask_site(where: opt.Where, kind: model.RequestKind, name: str, reason: str) -> None:
     if kind is model.RequestKind.DISABLE and not reason.strip():
-        raise VerbError("--reason must not be empty: it is shown with the site", code=Exit.USAGE)
+        raise UsageError("--reason must not be empty: it is shown with the site")
     if where.url is not None:
         from provisioner.cli import remote
 

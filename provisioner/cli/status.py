@@ -11,7 +11,7 @@ import typer
 from provisioner import formatting
 from provisioner.answers import troubles
 from provisioner.answers.columns import Listing, ago, one_moment
-from provisioner.answers.errors import Exit, VerbError
+from provisioner.answers.errors import UsageError
 from provisioner.answers.events import EVENT_COLUMNS, EventsQuery, happenings
 from provisioner.answers.events import events as event_list
 from provisioner.answers.forms import dumps, shorten
@@ -40,7 +40,7 @@ def _events(
         return
     if not (query.output.for_people or query.output in (Format.JSONL, Format.JSON)):
         wrong = f"--follow gives table, wide or jsonl, not {query.output.value}"
-        raise VerbError(wrong, code=Exit.USAGE)
+        raise UsageError(wrong)
     if host.url is None:
         rows = _followed(opt.open_record(host), query, host.interval)
     else:
@@ -49,7 +49,7 @@ def _events(
         _ = query.start, query.begin  # wrong ones are refused before the stream begins
         if "since" in written(query):
             wrong = "--since with --follow needs the record: write --after, or leave out --url"
-            raise VerbError(wrong, code=Exit.USAGE)
+            raise UsageError(wrong)
         rows = remote.followed(host, query.after or "")
     with local_times(host.local and query.output.for_people):
         for row in rows:

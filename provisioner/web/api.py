@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from provisioner import formatting
 from provisioner.answers.columns import Listing, one_moment
-from provisioner.answers.errors import Exit, VerbError, parsed
+from provisioner.answers.errors import UnmetError, UsageError, VerbError, parsed
 from provisioner.answers.forms import Page, write
 from provisioner.answers.lookup import find_drone
 from provisioner.answers.query import (
@@ -168,7 +168,7 @@ async def answer_series(record: SharedRecord, request: web.Request) -> web.Respo
     since_s = parsed(parse_duration, "since", query.get("since", "1d"))
     step_s = max(1.0, parsed(parse_duration, "step", query.get("step", "5min")))
     if since_s / step_s > MOST_POINTS:
-        raise VerbError(f"more than {MOST_POINTS} points: write a longer `step`", code=Exit.USAGE)
+        raise UsageError(f"more than {MOST_POINTS} points: write a longer `step`")
     found = await record.run(record.reader.series, metric, now - since_s, now, step_s)
     if not found:
         raise VerbError(f"no series of metric `{formatting.sanitize(metric, 80)}` on record")
@@ -215,7 +215,7 @@ def _leave(kind: RequestKind, reader: Reader, any_id: str, body: ChangeBody) -> 
     drone_id = find_drone(reader, any_id)
     drone = reader.drone(drone_id)
     if drone is None or drone.state.ended:
-        raise VerbError(f"drone {drone_id} has ended already", code=Exit.UNMET)
+        raise UnmetError(f"drone {drone_id} has ended already")
     mode = f" ({body.mode.value})" if isinstance(body, DrainBody) else ""
     return [drone_id], f"{kind.value}{mode} {drone_id}"
 
@@ -225,7 +225,7 @@ def _reset(kind: RequestKind, reader: Reader, site: str, body: ChangeBody) -> Re
         reader, site, body.type if isinstance(body, ResetBody) else None
     )
     if not troubled:
-        raise VerbError(f"{scope} is not banned", code=Exit.UNMET)
+        raise UnmetError(f"{scope} is not banned")
     return [DroneId(str(scope))], f"use {', '.join(map(str, troubled))} again"
 
 
