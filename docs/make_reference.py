@@ -20,8 +20,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from provisioner import loader, reasons
-from provisioner import reasons as r
+from provisioner import loader, reasons, reasons as r
 from provisioner.answers.errors import Exit
 from provisioner.answers.query import ListQuery, Query, parameters
 from provisioner.answers.schemas import output_schemas

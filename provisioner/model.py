@@ -15,23 +15,22 @@ from typing import NewType, final
 
 from provisioner.estimates import NO_ESTIMATES, Estimates
 from provisioner.job_filter import TAKES_ALL, JobFilter
-from provisioner.keys import Scope as Scope
-from provisioner.keys import Subject as Subject
-from provisioner.keys import TypeKey as TypeKey
-from provisioner.keys import site_of
+from provisioner.keys import Scope as Scope, Subject as Subject, TypeKey as TypeKey, site_of
 from provisioner.reasons import NodeReserved, Reason
-from provisioner.settings import NVIDIA as NVIDIA
-from provisioner.settings import WHOLE_GPU as WHOLE_GPU
-from provisioner.settings import Benchmark as Benchmark
-from provisioner.settings import DroneType as DroneType
-from provisioner.settings import Headroom as Headroom
-from provisioner.settings import LowUseAction as LowUseAction
-from provisioner.settings import LowUsePolicy as LowUsePolicy
-from provisioner.settings import MigLayout as MigLayout
-from provisioner.settings import Policy as Policy
-from provisioner.settings import Reserve as Reserve
-from provisioner.settings import Sharing as Sharing
-from provisioner.settings import SitePolicy as SitePolicy
+from provisioner.settings import (
+    NVIDIA as NVIDIA,
+    WHOLE_GPU as WHOLE_GPU,
+    Benchmark as Benchmark,
+    DroneType as DroneType,
+    Headroom as Headroom,
+    LowUseAction as LowUseAction,
+    LowUsePolicy as LowUsePolicy,
+    MigLayout as MigLayout,
+    Policy as Policy,
+    Reserve as Reserve,
+    Sharing as Sharing,
+    SitePolicy as SitePolicy,
+)
 from provisioner.values import frozen
 
 DroneId = NewType("DroneId", str)

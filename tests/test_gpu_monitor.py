@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from provisioner.drone import _without_python_comments, gpu_monitor, script
 from provisioner.drone.gpu_monitor import (

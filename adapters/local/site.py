@@ -42,8 +42,7 @@ from adapters.local.resources import (
     survey,
 )
 from adapters.shared.starts import outcome_unknown, rejected
-from provisioner import drone as drone_contract
-from provisioner import model
+from provisioner import drone as drone_contract, model
 from provisioner.interfaces import AuditFinding, UnavailableError
 from provisioner.model import DroneId, FaultKind, OrderOutcome, OrderResult, RemoteState
 from provisioner.processes import DRONE_TAG, Process

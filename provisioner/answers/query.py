@@ -9,8 +9,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from inspect import get_annotations
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar, get_args, get_origin
-from typing import get_type_hints as type_hints
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    NamedTuple,
+    TypeVar,
+    get_args,
+    get_origin,
+    get_type_hints as type_hints,
+)
 
 from provisioner.answers.columns import Answer
 from provisioner.answers.errors import Exit, parsed, unknown

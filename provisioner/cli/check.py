@@ -32,8 +32,7 @@ from provisioner.answers.files import (
 from provisioner.answers.lookup import controller_of
 from provisioner.answers.query import ListQuery, Query
 from provisioner.answers.sites import gpu_count, owner_words
-from provisioner.cli import options as opt
-from provisioner.cli import output as out
+from provisioner.cli import options as opt, output as out
 from provisioner.cli.pipes import closed_pipes_raise
 from provisioner.config import strict_yaml as yaml
 from provisioner.interfaces import (

@@ -18,8 +18,7 @@ from provisioner.answers.drones import DroneFilter
 from provisioner.answers.errors import Exit, UsageError, VerbError, named
 from provisioner.answers.lookup import find_drone
 from provisioner.answers.query import option, subject, switch
-from provisioner.cli import options as opt
-from provisioner.cli import output as out
+from provisioner.cli import options as opt, output as out
 from provisioner.cli.questions import question_app
 from provisioner.model import (
     DrainMode,

@@ -6,8 +6,7 @@ from typing import Annotated
 
 from provisioner.answers.errors import UsageError, VerbError
 from provisioner.answers.estimates import NOTHING_KEPT, require_known
-from provisioner.cli import options as opt
-from provisioner.cli import output as out
+from provisioner.cli import options as opt, output as out
 from provisioner.cli.drones import operator
 from provisioner.cli.questions import question_app
 

@@ -13,8 +13,7 @@ from provisioner.answers.columns import Listing, picked
 from provisioner.answers.errors import Exit, UsageError, VerbError, parsed, reported
 from provisioner.answers.query import ListQuery
 from provisioner.answers.queue import JOBS_SCHEMA, QUEUE_COLUMNS
-from provisioner.cli import options as opt
-from provisioner.cli import output as out
+from provisioner.cli import options as opt, output as out
 
 T = TypeVar("T")
 QUEUE_TIMEOUT_S = 30.0

@@ -12,9 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from provisioner.answers.errors import UnmetError, UsageError, VerbError
-from provisioner.answers.query import Options, Parameter, parameters
-from provisioner.answers.query import option as declared
-from provisioner.answers.query import switch as declared_switch
+from provisioner.answers.query import (
+    Options,
+    Parameter,
+    option as declared,
+    parameters,
+    switch as declared_switch,
+)
 from provisioner.formatting import count
 
 if TYPE_CHECKING:

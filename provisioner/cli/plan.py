@@ -23,8 +23,7 @@ from provisioner.answers.plan import (
     plan_document,
 )
 from provisioner.answers.query import Query
-from provisioner.cli import options as opt
-from provisioner.cli import output as out
+from provisioner.cli import options as opt, output as out
 from provisioner.descriptions import ClassNames
 from provisioner.model import Plan, Snapshot
 from provisioner.store.reader import Reader

@@ -17,8 +17,7 @@ from urllib.parse import quote, unquote, urlencode, urlsplit
 from provisioner.answers.errors import Exit, UsageError, VerbError, reported
 from provisioner.answers.forms import dumps
 from provisioner.answers.query import API, Format, Query, RecordQuestion, written
-from provisioner.cli import options as opt
-from provisioner.cli import output as out
+from provisioner.cli import options as opt, output as out
 from provisioner.cli.pipes import closed_pipes_raise
 
 TIMEOUT_S = 60.0

@@ -10,8 +10,7 @@ from provisioner.answers.columns import now
 from provisioner.answers.errors import parsed
 from provisioner.answers.query import Query
 from provisioner.answers.shadow import shadow_document
-from provisioner.cli import options as opt
-from provisioner.cli import output as out
+from provisioner.cli import options as opt, output as out
 
 shadow_app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
 

@@ -28,15 +28,13 @@ from provisioner.answers.errors import (
 )
 from provisioner.answers.query import Format, Options, Query, option, switch
 from provisioner.answers.simulation import simulation, world_notes
-from provisioner.cli import options as opt
-from provisioner.cli import output as out
+from provisioner.cli import options as opt, output as out
 from provisioner.cli.output import note
 from provisioner.cli.pipes import closed_pipes_raise
 from provisioner.config import ConfigError, load
 from provisioner.durations import parse_duration
 from provisioner.planner.matching import nearness
-from provisioner.simulator import report as report_page
-from provisioner.simulator import traces, what_if
+from provisioner.simulator import report as report_page, traces, what_if
 from provisioner.simulator.replay import REPLAY_LIMIT_S, Replay, run_all
 from provisioner.simulator.results import Runs
 from provisioner.simulator.traces import Trace, TraceError, TraceSelection

@@ -8,8 +8,7 @@ from urllib.parse import quote
 from provisioner import model
 from provisioner.answers.errors import UsageError
 from provisioner.answers.sites import site_request, troubled_scopes
-from provisioner.cli import options as opt
-from provisioner.cli import output as out
+from provisioner.cli import options as opt, output as out
 from provisioner.cli.drones import record_request
 from provisioner.cli.questions import question_app
 

@@ -12,14 +12,11 @@ from provisioner import formatting
 from provisioner.answers import troubles
 from provisioner.answers.columns import Listing, ago, one_moment
 from provisioner.answers.errors import UsageError
-from provisioner.answers.events import EVENT_COLUMNS, EventsQuery, happenings
-from provisioner.answers.events import events as event_list
+from provisioner.answers.events import EVENT_COLUMNS, EventsQuery, events as event_list, happenings
 from provisioner.answers.forms import dumps, shorten
 from provisioner.answers.query import Format, Query, written
-from provisioner.answers.status import facts_of
-from provisioner.answers.status import status as screen
-from provisioner.cli import options as opt
-from provisioner.cli import output as out
+from provisioner.answers.status import facts_of, status as screen
+from provisioner.cli import options as opt, output as out
 from provisioner.cli.questions import ask
 from provisioner.formatting import local_times
 from provisioner.store.reader import Reader

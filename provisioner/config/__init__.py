@@ -181,8 +181,10 @@ def _leaves_drones(
 
 
 # Imported last: this module uses the classes above.
-from provisioner.config.loading import check as check  # noqa: E402
-from provisioner.config.loading import load as load  # noqa: E402
-from provisioner.config.loading import load_site as load_site  # noqa: E402
-from provisioner.config.loading import load_web as load_web  # noqa: E402
-from provisioner.config.loading import warnings as warnings  # noqa: E402
+from provisioner.config.loading import (  # noqa: E402
+    check as check,
+    load as load,
+    load_site as load_site,
+    load_web as load_web,
+    warnings as warnings,
+)

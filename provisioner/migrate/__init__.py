@@ -16,9 +16,17 @@ from provisioner.migrate.kubernetes import KubernetesSiteImport
 from provisioner.migrate.openstack import OpenStackSiteImport
 from provisioner.migrate.sites import EXECUTORS, ReadFile, SiteImport, drones_in, our_name, renamed
 from provisioner.migrate.slurm import SlurmSiteImport
-from provisioner.migrate.source import CHANGED, DROPPED, NEEDED, ImportReport, KeyReader, read, walk
-from provisioner.migrate.source import ImportFinding as ImportFinding
-from provisioner.migrate.source import ImportOutcome as ImportOutcome
+from provisioner.migrate.source import (
+    CHANGED,
+    DROPPED,
+    NEEDED,
+    ImportFinding as ImportFinding,
+    ImportOutcome as ImportOutcome,
+    ImportReport,
+    KeyReader,
+    read,
+    walk,
+)
 from provisioner.values import frozen
 
 _KINDS = {

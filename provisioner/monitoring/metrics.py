@@ -14,8 +14,7 @@ from functools import partial
 from typing import NamedTuple
 
 from prometheus_client.exposition import choose_encoder
-from prometheus_client.metrics_core import GaugeMetricFamily
-from prometheus_client.metrics_core import Metric as MetricFamily
+from prometheus_client.metrics_core import GaugeMetricFamily, Metric as MetricFamily
 from prometheus_client.registry import Collector
 
 from provisioner import __version__, formatting

@@ -15,8 +15,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
-from provisioner.config import ConfigError, Settings, SiteConfig
-from provisioner.config import strict_yaml as yaml
+from provisioner.config import ConfigError, Settings, SiteConfig, strict_yaml as yaml
 from provisioner.config.messages import choices, report_errors
 from provisioner.config.models import ConfigSection, mistake_at
 from provisioner.config.strict_yaml import YamlDocument

@@ -7,8 +7,7 @@ import io
 
 import pytest
 
-from provisioner.answers import columns as out
-from provisioner.answers import forms
+from provisioner.answers import columns as out, forms
 from provisioner.answers.query import Format, Query
 
 

@@ -6,8 +6,7 @@ from dataclasses import fields, replace
 from typing import Any, get_args
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from docs.make_reference import REASON_EXAMPLES
 from provisioner import descriptions, formatting, reasons

@@ -10,8 +10,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from hypothesis import example, given, settings, strategies as st
 from pydantic import BaseModel
 
 from adapters.embedded.overlay import EmbeddedOverlayConfig as QueueConfig

@@ -7,8 +7,7 @@ from math import inf, nan
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from provisioner import model, serialization
 from provisioner.controller import sanitize

@@ -9,8 +9,7 @@ from fnmatch import fnmatchcase
 
 import classad2
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from adapters.htcondor.classads import Ad, as_number, evaluated, expression
 from adapters.htcondor.site.blocking import OWNER_RANK, pattern, render

@@ -11,12 +11,12 @@ from adapters.htcondor.classads import Ad, expression, holds
 from adapters.htcondor.site.nodes import PoolMachine, machines_of
 from adapters.htcondor.site.owner import (
     HTCondorOwnerView,
+    claims as claims_of,
     group_jobs,
     job_constraint,
     running,
     submitter_claims,
 )
-from adapters.htcondor.site.owner import claims as claims_of
 from adapters.htcondor.site.settings import HTCondorOwnerConfig, OwnerJobShape
 from provisioner.model import OwnerDemand, OwnerLoad
 from tests.htcondor_site.slot_ads import A100, NOW, V100S, job, pslot

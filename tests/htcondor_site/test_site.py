@@ -10,8 +10,7 @@ from typing import Self
 import classad2
 import pytest
 
-from adapters.htcondor import classads
-from adapters.htcondor import site as site_module
+from adapters.htcondor import classads, site as site_module
 from adapters.htcondor.classads import Ad
 from adapters.htcondor.site import HTCondorSite, NodeRegistry
 from adapters.htcondor.site.nodes import MACHINE_SLOTS

@@ -31,8 +31,7 @@ from tests.labs.htcondor_sites import (
     SitePool,
     etp_pool,
 )
-from tests.labs.openstack import OWNER as CLOUD_OWNER
-from tests.labs.openstack import OpenStack, OpenStackLab, running_openstack
+from tests.labs.openstack import OWNER as CLOUD_OWNER, OpenStack, OpenStackLab, running_openstack
 from tests.labs.openstack_sites import access
 from tests.labs.ports import free_port
 from tests.labs.slurm import Slurm, SlurmLab, running_slurm

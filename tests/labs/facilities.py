@@ -21,8 +21,7 @@ from tests.labs.controller import (
 )
 from tests.labs.htcondor import Condor, LabError, Pool, gpu_job, lab_directory, running_pool
 from tests.labs.kubernetes import GPU, SHARED, SLICE, KubernetesLab
-from tests.labs.kubernetes_sites import left_of as remains_of
-from tests.labs.kubernetes_sites import site_options
+from tests.labs.kubernetes_sites import left_of as remains_of, site_options
 from tests.labs.openstack import OWNER, OpenStackLab
 from tests.labs.openstack_sites import HOSTS, access, left_of
 from tests.labs.slurm import Job, SlurmLab

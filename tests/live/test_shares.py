@@ -17,8 +17,7 @@ from pathlib import Path
 import pytest
 
 from provisioner.model import Sharing
-from tests.labs import controller as lab_controller
-from tests.labs import mps as labs_mps
+from tests.labs import controller as lab_controller, mps as labs_mps
 from tests.labs.controller import LabController, LabSite
 from tests.labs.htcondor import DroneProcess, Pool, StartDrone, gpu_job, until
 

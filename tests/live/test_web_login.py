@@ -16,10 +16,14 @@ import pytest
 from provisioner.store.reader import Reader
 from tests.labs.apache import Apache, running_apache
 from tests.labs.htcondor import LabError
-from tests.web.conftest import API, Serve, free_port
-from tests.web.conftest import _filled as _filled
-from tests.web.conftest import record as record
-from tests.web.conftest import serve as serve
+from tests.web.conftest import (
+    API,
+    Serve,
+    _filled as _filled,
+    free_port,
+    record as record,
+    serve as serve,
+)
 
 USERS = {"ann": ["staff", "gpu-operators"], "bob": ["gpu-users"], "eve": ["students"]}
 

@@ -12,8 +12,7 @@ import pytest
 
 from adapters.local.account import DroneAccount
 from tests.labs.accounts import CONTROLLER_ID, DRONES, DRONES_ID, run_as_controller
-from tests.local.drones import all_tagged
-from tests.local.drones import config as site_config
+from tests.local.drones import all_tagged, config as site_config
 
 
 def processes_of(uid: int) -> list[str]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from provisioner.config.strict_yaml import YamlDocument, parse
 from provisioner.migrate import ImportOutcome

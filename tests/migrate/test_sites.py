@@ -8,8 +8,7 @@ import pytest
 import yaml
 
 from adapters.htcondor.site import settings
-from adapters.slurm.settings import REFUSED_SBATCH_OPTIONS as REFUSED_BY_SLURM_SITE
-from adapters.slurm.settings import SlurmSiteConfig
+from adapters.slurm.settings import REFUSED_SBATCH_OPTIONS as REFUSED_BY_SLURM_SITE, SlurmSiteConfig
 from provisioner.migrate import ImportOutcome, ImportResult
 from provisioner.migrate.htcondor import RESERVED
 from provisioner.migrate.slurm import slurm_walltime_s

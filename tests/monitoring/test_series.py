@@ -6,8 +6,7 @@ import sqlite3
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from provisioner.store.file import migrate
 from provisioner.store.measures import MetricKey

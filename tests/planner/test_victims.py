@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from itertools import chain, combinations
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from provisioner.model import DroneId
 from provisioner.planner.matching import NO_RESOURCES, Resources, count_fits

@@ -13,8 +13,14 @@ from provisioner.planner import decide
 from provisioner.simulator.drones import HardwareFaultKind
 from provisioner.simulator.loop import Fixed, LogNormal, Uniform
 from provisioner.simulator.sites import Facility
-from provisioner.simulator.what_if import FOREVER_S, Question, QuestionError, on_snapshot, read
-from provisioner.simulator.what_if import changed as changed_plan
+from provisioner.simulator.what_if import (
+    FOREVER_S,
+    Question,
+    QuestionError,
+    changed as changed_plan,
+    on_snapshot,
+    read,
+)
 from provisioner.simulator.world_file import WorldPlan, world_of
 from tests.simulator.declared import declared, world
 

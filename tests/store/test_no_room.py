@@ -14,8 +14,7 @@ import pytest
 
 from provisioner.store import StoreUnusableError
 from provisioner.store.reader import Reader
-from tests.cli.conftest import _filled as _filled
-from tests.cli.conftest import record as record
+from tests.cli.conftest import _filled as _filled, record as record
 
 
 def _asked(ask: Callable[[Reader], Any], path: Path, answers: Any) -> None:

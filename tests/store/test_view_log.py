@@ -7,12 +7,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from provisioner import model as m
-from provisioner.store import StoreError, tables, view_log
-from provisioner.store import file as store_file
+from provisioner.store import StoreError, file as store_file, tables, view_log
 from provisioner.store.file import MIGRATIONS
 from provisioner.store.reader import Reader
 from provisioner.store.writer import SqlStore

@@ -20,12 +20,14 @@ from provisioner.config.models import WebSection
 from provisioner.web.record import SharedReader
 from provisioner.web.serve import listen
 from provisioner.web.server import WebService
-from tests.cli.conftest import _filled as _filled
-from tests.cli.conftest import _own_environment as _own_environment
-from tests.cli.conftest import cli as cli
-from tests.cli.conftest import on as on
-from tests.cli.conftest import record as record
-from tests.cli.conftest import running as running
+from tests.cli.conftest import (
+    _filled as _filled,
+    _own_environment as _own_environment,
+    cli as cli,
+    on as on,
+    record as record,
+    running as running,
+)
 from tests.labs.ports import free_port as free_port
 
 ME = pwd.getpwuid(os.geteuid()).pw_name

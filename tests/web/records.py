@@ -11,8 +11,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from provisioner import model as m
-from provisioner import reasons as r
+from provisioner import model as m, reasons as r
 from provisioner.planner.safeguards import safe_plan
 from provisioner.store.reader import Reader
 from provisioner.store.writer import SqlStore

@@ -19,8 +19,7 @@ import yaml
 from provisioner.answers.schemas import output_schemas
 from provisioner.model import DrainMode, RequestKind
 from provisioner.store.reader import Reader
-from provisioner.web import pages
-from provisioner.web import record as shared_record
+from provisioner.web import pages, record as shared_record
 from tests.cli.conftest import NOW, Cli
 from tests.web.conftest import API, Serve
 

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from provisioner.monitoring.metrics import exposition
-from provisioner.web import pages, server
-from provisioner.web import record as web_record
+from provisioner.web import pages, record as web_record, server
 from tests.web.conftest import API, Serve, until
 
 PATIENCE_S = 20.0
