@@ -25,7 +25,7 @@ from provisioner.model import (
     Snapshot,
 )
 from provisioner.planner import decide
-from provisioner.planner.lifecycle import Unchanged
+from provisioner.planner.context import SettledDrones
 
 TICKS = 10
 T = TypeVar("T")
@@ -63,7 +63,7 @@ _OF_RECORDS: dict[str, Sequence[Any]] = {
 
 def compare(seed: int) -> int:
     """Play one world; return the number of drones recognised by the memory. Raises AssertionError if plans differ."""
-    rng, memory, recognised = Random(seed), Unchanged(), 0
+    rng, memory, recognised = Random(seed), SettledDrones(), 0
     alive = rng.randint(1, 40)
     world = World.of(
         jobs=rng.randint(0, 200), classes=rng.randint(1, 8), types=rng.randint(1, 6), alive=alive

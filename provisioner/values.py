@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import MISSING, dataclass, field
+from collections.abc import Callable
+from dataclasses import MISSING, dataclass, field, fields
+from operator import attrgetter
 from typing import Any, TypeVar, dataclass_transform
 
 T = TypeVar("T")
@@ -22,3 +24,8 @@ def setting(*, default: Any = MISSING, **written: Any) -> Any:
 def frozen(made: type[T]) -> type[T]:
     """Make a frozen dataclass with slots of a class, which type checkers know as one (PEP 681)."""
     return dataclass(frozen=True, slots=True)(made)
+
+
+def all_but(made: type, name: str) -> Callable[[Any], tuple[Any, ...]]:
+    """Return a function that returns the values of all fields but one."""
+    return attrgetter(*(each.name for each in fields(made) if each.name != name))

@@ -14,8 +14,8 @@ from provisioner.model import Plan, Snapshot, StateChange
 from provisioner.planner.black_holes import BlackHoles
 from provisioner.planner.breakers import update_breakers
 from provisioner.planner.capacity import Supply
-from provisioner.planner.context import PlanningContext, check_views
-from provisioner.planner.lifecycle import Unchanged, observe_all
+from provisioner.planner.context import PlanningContext, SettledDrones, check_views
+from provisioner.planner.lifecycle import observe_all
 from provisioner.planner.owner import OwnerReservations, reclaim_reserve
 from provisioner.planner.placement import place
 from provisioner.planner.retirement import retire
@@ -23,13 +23,13 @@ from provisioner.planner.retirement import retire
 __all__ = ["decide", "planner"]
 
 
-def decide(snapshot: Snapshot, unchanged: Unchanged | None = None) -> Plan:
+def decide(snapshot: Snapshot, settled: SettledDrones | None = None) -> Plan:
     """Return the changes that a snapshot calls for, with their reasons. The same snapshot gives the same plan.
 
-    ``unchanged``: drones without news in the last plan, which only saves time.
+    ``settled``: drones without news in the last plan, which only saves time.
     """
-    validity = check_views(snapshot)
-    observed = observe_all(snapshot, validity, unchanged)
+    validity = check_views(snapshot, settled)
+    observed = observe_all(snapshot, validity, settled)
     breakers = update_breakers(snapshot, observed)
     context = PlanningContext.of(snapshot, validity, observed, breakers)
     black_holes = BlackHoles.of(context)
@@ -72,4 +72,4 @@ def decide(snapshot: Snapshot, unchanged: Unchanged | None = None) -> Plan:
 
 def planner() -> Callable[[Snapshot], Plan]:
     """Return :func:`decide` for the snapshots of one controller, which skips drones without news."""
-    return partial(decide, unchanged={})
+    return partial(decide, settled={})

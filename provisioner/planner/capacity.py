@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import NamedTuple
 
 from provisioner import model, reasons
@@ -23,7 +24,6 @@ from provisioner.model import (
 )
 from provisioner.planner.context import (
     DOWNTIME_MARGIN_S,
-    NO_END,
     PlanningContext,
     dead_credential,
     downtime_at,
@@ -40,6 +40,7 @@ from provisioner.planner.matching import (
     resources_of_type,
 )
 from provisioner.planner.owner import OwnerReservations
+from provisioner.planner.states import NO_END
 from provisioner.reasons import Reason
 
 
@@ -114,7 +115,7 @@ class StartLimits:
     def of(cls, context: PlanningContext, reservations: OwnerReservations) -> StartLimits:
         """Count everything once."""
         limits = cls(context, reservations, startable=set(context.types))
-        sizes = Counter((drone.type, drone.gpu_milli) for drone in context.drones.values())
+        sizes = Counter(map(attrgetter("type", "gpu_milli"), context.drones.values()))
         for (key, gpu_milli), count in sizes.items():
             limits._count(key, count, gpu_milli)
         for site, count in context.orphan_counts.items():
@@ -138,7 +139,7 @@ class StartLimits:
             for b in context.breakers.values()
             if b.state is BreakerState.PROBING
         }
-        for drone in context.not_busy:
+        for drone in context.unsettled:
             if drone.state in model.PENDING:
                 limits._book_pending(drone, probing)
         return limits
@@ -472,7 +473,7 @@ class Supply:
             site: downtime_at(context, site)
             for site in {kind.site for kind in context.types.values()}
         }
-        for drone in _with_room(context):
+        for drone in context.unsettled:
             shape = _slot_shape(context, drone, empties, downtimes)
             if shape is not None:
                 own = (
@@ -587,21 +588,6 @@ class Supply:
         return sum(
             n for each, n in stocked if (each.room, each.on_the_way, each.job_filter) == wanted
         )
-
-
-def _with_room(context: PlanningContext) -> Iterator[Drone]:
-    """Yield the drones without the busy ones that are full: nearly all of a large site are."""
-    slots = context.slots
-    without_gpu = {key for key, kind in context.types.items() if not kind.gpu_milli}
-    for drone in context.drones.values():
-        if drone.state is DroneState.BUSY:
-            slot = slots.get(drone.id)
-            if slot is None:
-                continue
-            free = slot.free_cpus if drone.type in without_gpu else slot.free_gpu_milli
-            if free <= 0:
-                continue
-        yield drone
 
 
 def _slot_shape(

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import filterfalse
 
 from provisioner import model, reasons
 from provisioner.descriptions import ClassNames
-from provisioner.keys import Scope, site_of
+from provisioner.keys import Scope
 from provisioner.model import (
     Breaker,
     Drone,
@@ -27,10 +27,10 @@ from provisioner.planner.breakers import ClassBackoffs
 from provisioner.planner.costs import JobCost, StartCosts
 from provisioner.planner.demand import headroom_classes
 from provisioner.planner.matching import CompatibleTypes, compatibility_cache
+from provisioner.planner.states import NO_END, longest_busy_s
 from provisioner.reasons import Reason
-from provisioner.values import frozen
+from provisioner.values import all_but, frozen
 
-NO_END = float("inf")
 _UNKNOWN_SITE = object()
 VANISHED_MIN_DRONES = 3
 VANISHED_FRACTION = 0.5
@@ -38,6 +38,20 @@ VANISHED_WAIT_FACTOR = 10
 """When at least this many drones, and this fraction of a site's drones, vanish at once, the planner
 waits this many times longer before it believes it: an empty listing is far more often a broken
 listing."""
+
+
+SeenDrone = tuple[Drone, Slot | None, model.RemoteDrone | None, DroneType | None]
+"""Record, slot, entry in the listing and type of a drone."""
+SettledDrones = dict[DroneId, SeenDrone]
+"""Drones of which nothing was new, and to which no rule applied (:func:`is_settled`).
+
+They are passed over while these are the same objects, as a poll keeps those of the last one where
+nothing changed: 100,000 drones take 0.2 s of a decision instead of 1.0, and the plan is the same.
+"""
+_UNSEEN = None, None, None, None
+_Listing = Mapping[DroneId, model.RemoteDrone]
+_REMOVED_TYPE: tuple[None, _Listing, float] = None, {}, NO_END
+_news_of = all_but(Slot, "heard_at")
 
 
 @frozen
@@ -50,12 +64,15 @@ class ViewValidity:
     """Slots with a recent sign of life; none if the overlay's view is doubted."""
     views: Mapping[str, SiteView]
     """Fresh views of sites, even if many drones vanished from them."""
-    listings: Mapping[TypeKey, Mapping[DroneId, model.RemoteDrone]]
-    """Drones in these views, by the types of the drones on record."""
+    news: Sequence[SeenDrone]
+    """The drones on record but those that are settled."""
 
 
-def check_views(snapshot: Snapshot) -> ViewValidity:
-    """Check each view for age and faults, and each listing for vanished drones."""
+def check_views(snapshot: Snapshot, settled: SettledDrones | None = None) -> ViewValidity:
+    """Check each view for age and faults, and each listing for vanished drones.
+
+    Drones that are no longer ``settled`` are removed from there.
+    """
     now, policy, view = snapshot.now, snapshot.policy, snapshot.overlay.view
     overlay = _stale("overlay", view, snapshot.overlay.fault, now, policy.overlay_max_age_s)
     slots: dict[DroneId, Slot] = {}
@@ -76,11 +93,66 @@ def check_views(snapshot: Snapshot) -> ViewValidity:
             else:
                 views[name] = polled.view
         sites[name] = doubt
-    drones = snapshot.drones.values()
-    keys = {drone.type for drone in drones}
-    listings = {key: views[site].drones for key in keys if (site := site_of(key)) in views}
-    vanished = _vanished(policy, views, listings, drones)
-    return ViewValidity(overlay, {**sites, **vanished}, slots, views, listings)
+    news = _news(snapshot, slots, views, {} if settled is None else settled)
+    vanished = _vanished(snapshot, views, news)
+    return ViewValidity(overlay, {**sites, **vanished}, slots, views, news)
+
+
+def _news(
+    snapshot: Snapshot,
+    slots: Mapping[DroneId, Slot],
+    views: Mapping[str, SiteView],
+    settled: SettledDrones,
+) -> list[SeenDrone]:
+    """Return the drones that are not settled, in their order."""
+    usual = dict[TypeKey, tuple[DroneType | None, _Listing, float]]()
+    for each in snapshot.types:
+        listing = views[each.site].drones if each.site in views else {}
+        # one second too many, whatever rounding does
+        oldest_at = snapshot.now + 1.0 - longest_busy_s(each, snapshot.policy)
+        usual[each.key] = each, listing, oldest_at
+    found: list[SeenDrone] = []
+    for drone_id, drone in snapshot.drones.items():
+        kind, listing, oldest_at = usual.get(drone.type, _REMOVED_TYPE)
+        slot, remote = slots.get(drone_id), listing.get(drone_id)
+        before = settled.get(drone_id, _UNSEEN)
+        if (
+            before[0] is not drone
+            or before[2] is not remote
+            or before[3] is not kind
+            or drone.started_at < oldest_at
+        ):
+            found.append((drone, slot, remote, kind))
+        elif before[1] is not slot:
+            seen = drone, slot, remote, kind
+            if _only_heard(drone, before[1], slot):
+                settled[drone_id] = seen
+            else:
+                found.append(seen)
+    gone = filterfalse(snapshot.drones.__contains__, settled)
+    for drone_id in [*gone, *(seen[0].id for seen in found)]:
+        settled.pop(drone_id, None)
+    return found
+
+
+def _only_heard(drone: Drone, before: Slot | None, slot: Slot | None) -> bool:
+    """Return True if nothing of a slot is new but a sign of life, and that is not recorded yet."""
+    if before is None or slot is None:
+        return False
+    soon = slot.heard_at - drone.heard_at < HEARTBEAT_RECORD_INTERVAL_S
+    return soon and _news_of(before) == _news_of(slot)
+
+
+def is_settled(seen: SeenDrone) -> bool:
+    """Return True if no rule applies to a drone of which nothing is new, but the time limit of its life.
+
+    It is busy and full, and its site lists it.
+    """
+    drone, slot, remote, kind = seen
+    if slot is None or remote is None or kind is None or drone.idle_at or not slot.jobs:
+        return False
+    full = (slot.free_gpu_milli if kind.gpu_milli else slot.free_cpus) <= 0
+    return full and drone.state is DroneState.BUSY and slot.state is model.SlotState.BUSY
 
 
 def _stale(
@@ -104,24 +176,20 @@ def _should_be_there(drone: Drone) -> bool:
 
 
 def _vanished(
-    policy: Policy,
-    views: Mapping[str, SiteView],
-    listings: Mapping[TypeKey, Mapping[DroneId, model.RemoteDrone]],
-    drones: Collection[Drone],
+    snapshot: Snapshot, views: Mapping[str, SiteView], news: Iterable[SeenDrone]
 ) -> Mapping[str, Reason]:
     """Return the sites whose listing lacks so many drones at once that it is doubted."""
     missing: Counter[str] = Counter()
-    for drone in drones:
-        listing = listings.get(drone.type)
-        if listing is None or drone.id in listing or not _should_be_there(drone):
-            continue
+    for drone, *_ in news:
         site = drone.site
-        limit_s = policy.sites[site].missing_s * VANISHED_WAIT_FACTOR
+        if site not in views or drone.id in views[site].drones or not _should_be_there(drone):
+            continue
+        limit_s = snapshot.policy.sites[site].missing_s * VANISHED_WAIT_FACTOR
         missing_s = views[site].taken_at - drone.missing_at
         missing[site] += not drone.missing_at or missing_s < limit_s
     if max(missing.values(), default=0) < VANISHED_MIN_DRONES:
         return {}
-    known = Counter(drone.site for drone in drones if _should_be_there(drone))
+    known = Counter(drone.site for drone in snapshot.drones.values() if _should_be_there(drone))
     return {
         site: reasons.AllVanished(site, count)
         for site, count in missing.items()
@@ -275,8 +343,8 @@ class PlanningContext:
     breakers: Mapping[Scope, Breaker]
     drones: Mapping[DroneId, Drone]
     """Live drones, after the state changes."""
-    not_busy: Sequence[Drone]
-    """Drones that are not busy, in the same order: few of a large site."""
+    unsettled: Sequence[Drone]
+    """Drones but the settled ones, in the same order: few of a large site."""
     types: Mapping[TypeKey, DroneType]
     classes: tuple[model.JobClass, ...]
     """Job classes with waiting or fresh jobs; empty without a fresh view."""
@@ -309,7 +377,7 @@ class PlanningContext:
                 del live[move.drone.id]
             else:
                 live[move.drone.id] = move.drone
-        not_busy = [drone for drone in live.values() if drone.state is not DroneState.BUSY]
+        unsettled = [live[drone.id] for drone, *_ in validity.news if drone.id in live]
         view = snapshot.overlay.view if validity.overlay is None else None
         # What the overlay's own limits hold back is no demand.
         classes = tuple(
@@ -319,7 +387,7 @@ class PlanningContext:
         )
         headroom = headroom_classes(snapshot.policy, snapshot.types, snapshot.now) if view else ()
         known = compatibility_cache(snapshot.types, snapshot.policy)
-        class_backoffs = ClassBackoffs.of(breakers, not_busy)
+        class_backoffs = ClassBackoffs.of(breakers, unsettled)
         compatible = dict(known.table((*classes, *headroom)))
         for class_id, banned in class_backoffs.banned.items():
             if fits := compatible.get(class_id):
@@ -334,7 +402,7 @@ class PlanningContext:
             validity=validity,
             breakers=breakers,
             drones=live,
-            not_busy=not_busy,
+            unsettled=unsettled,
             types=known.by_key,
             classes=classes,
             headroom=headroom,
@@ -342,9 +410,9 @@ class PlanningContext:
             class_backoffs=class_backoffs,
             exclusive=exclusive,
             orphan_counts=_orphan_counts(snapshot, live),
-            too_unhealthy=_too_many_unhealthy(snapshot.policy, live.values()),
+            too_unhealthy=_too_many_unhealthy(snapshot.policy, unsettled, len(live)),
             costs=costs,
-            late=delayed_drones(snapshot, validity, costs, not_busy),
+            late=delayed_drones(snapshot, validity, costs, unsettled),
             names=ClassNames(snapshot.overlay.view, headroom),
         )
 
@@ -363,8 +431,8 @@ class PlanningContext:
 
     def remote(self, drone: Drone) -> model.RemoteDrone | None:
         """Return the drone in the valid view of its site, or None."""
-        listing = self.validity.listings.get(drone.type)
-        return listing.get(drone.id) if listing is not None else None
+        view = self.validity.views.get(drone.site)
+        return view.drones.get(drone.id) if view is not None else None
 
 
 def _orphan_counts(snapshot: Snapshot, live: Mapping[DroneId, Drone]) -> Mapping[str, int]:
@@ -392,10 +460,10 @@ def _orphan_counts(snapshot: Snapshot, live: Mapping[DroneId, Drone]) -> Mapping
     return count
 
 
-def _too_many_unhealthy(policy: Policy, drones: Collection[Drone]) -> Reason | None:
+def _too_many_unhealthy(policy: Policy, drones: Iterable[Drone], of: int) -> Reason | None:
     """Return the reason to pause if more drones are unhealthy than can be their own fault."""
     unseen = [drone for drone in drones if drone.missing_at or drone.unslotted_at]
     ill = sum(map(_should_be_there, unseen))
-    if ill < policy.min_unhealthy or ill <= policy.max_unhealthy_fraction * len(drones):
+    if ill < policy.min_unhealthy or ill <= policy.max_unhealthy_fraction * of:
         return None
-    return reasons.TooManyUnhealthy(ill, len(drones), policy.max_unhealthy_fraction)
+    return reasons.TooManyUnhealthy(ill, of, policy.max_unhealthy_fraction)

@@ -90,9 +90,7 @@ class GroupShares:
         their own jobs, and of age.
         """
         view = context.snapshot.overlay.view or model.OverlayView(0.0)
-        shares = UserShares.of(
-            view.classes, view.priorities, context.drones.values(), context.slots
-        )
+        shares = UserShares.of(view.classes, view.priorities, context.unsettled, context.slots)
         reserved = {each.class_id for each in context.snapshot.reserved.values()}
         coming = Counter[str]()  # milli-GPUs by the group that they were ordered for
         for job, milli in shares.coming if self.groups else ():

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import filterfalse
 from typing import Any
 
 from provisioner import model, reasons
@@ -22,7 +21,9 @@ from provisioner.model import (
 from provisioner.planner.context import (
     HEARTBEAT_RECORD_INTERVAL_S,
     VANISHED_WAIT_FACTOR,
+    SettledDrones,
     ViewValidity,
+    is_settled,
 )
 from provisioner.reasons import Reason
 
@@ -65,21 +66,10 @@ EXIT_JOIN_TIMEOUT = 73
 """Exit code of a drone that could not join the pool (``docs/reference/drone.md``)."""
 
 
-SeenDrone = tuple[Drone, model.Slot | None, model.RemoteDrone | None]
-"""Record, slot and entry in the listing of a drone."""
-Unchanged = dict[model.DroneId, SeenDrone]
-"""Drones without news.
-
-They are not observed again while these are the same objects, as a poll keeps those of the last one
-where nothing changed: with 10,000 drones this halves the time of a decision, and the plan is the
-same.
-"""
-
-
 def observe_all(
-    snapshot: model.Snapshot, validity: ViewValidity, unchanged: Unchanged | None = None
+    snapshot: model.Snapshot, validity: ViewValidity, settled: SettledDrones | None = None
 ) -> list[StateChange]:
-    """Return the state changes that fresh views show. ``unchanged`` is renewed.
+    """Return the state changes that fresh views show. Drones that are ``settled`` are added there.
 
     Each drone is observed by itself: by its record, its entry in the site's listing and its slot,
     each of which may be missing. No change depends on another drone, but for what concerns a whole
@@ -91,10 +81,9 @@ def observe_all(
         evictions[eviction.drone_id].append(eviction)
     any_optional = view is not None and any(job.gpu_optional for job in view.classes)
     none_reported = () if view is not None and _reports_all_evictions(view) else None
-    known = {} if unchanged is None else unchanged
     moves = []
-    for seen in _with_news(snapshot.drones, validity, known):
-        drone, slot, _ = seen
+    for seen in validity.news:
+        drone, slot, *_ = seen
         move = observe(
             drone,
             validity.views.get(drone.site),
@@ -108,34 +97,9 @@ def observe_all(
         )
         if move is not None:
             moves.append(move)
-        elif _waits_for_news(seen):
-            known[drone.id] = seen
+        elif settled is not None and is_settled(seen):
+            settled[drone.id] = seen
     return moves
-
-
-def _with_news(
-    drones: Mapping[model.DroneId, Drone], validity: ViewValidity, known: Unchanged
-) -> list[SeenDrone]:
-    """Return the drones that are not ``known`` as they are, and forget what is known of them and of others."""
-    slots, listings = validity.slots, validity.listings
-    found: list[SeenDrone] = []
-    for drone_id, drone in drones.items():
-        slot = slots.get(drone_id)
-        listing = listings.get(drone.type)
-        remote = listing.get(drone_id) if listing is not None else None
-        before = known.get(drone_id, (None, None, None))
-        if before[0] is not drone or before[1] is not slot or before[2] is not remote:
-            found.append((drone, slot, remote))
-    gone = filterfalse(drones.__contains__, known)
-    for drone_id in [*gone, *(drone.id for drone, _, _ in found)]:
-        known.pop(drone_id, None)
-    return found
-
-
-def _waits_for_news(seen: SeenDrone) -> bool:
-    """Return True if time alone changes nothing: pool and site list the drone, and it is not idle."""
-    drone, slot, remote = seen
-    return slot is not None and remote is not None and not drone.idle_at
 
 
 def _reports_all_evictions(view: model.OverlayView) -> bool:

@@ -433,7 +433,7 @@ class Placement:
         """Drones that still run something and leave for want of work or at risk: others are never taken back."""
         return {
             drone.id: drone
-            for drone in self.context.not_busy
+            for drone in self.context.unsettled
             if drone.state is DroneState.DRAINING
             and drone.leaving in (DroneState.DONE, DroneState.UNUSED)
             and drone.asked_at

@@ -12,9 +12,9 @@ from functools import cached_property
 
 from provisioner.job_filter import FIRST_JOBS, TAKES_ALL, JobFilter
 from provisioner.model import Drone, DroneState, JobClass, TypeKey
-from provisioner.planner.context import NO_END, PlanningContext
+from provisioner.planner.context import PlanningContext
 from provisioner.planner.matching import CompatibleTypes
-from provisioner.planner.states import idle_limit
+from provisioner.planner.states import NO_END, idle_limit
 from provisioner.reasons import IdleDroneRefuses
 
 IdleKind = tuple[TypeKey, JobFilter]
@@ -30,7 +30,7 @@ class IdleDrones:
     def _alike(self) -> Mapping[IdleKind, list[Drone]]:
         """Drones that refuse the same jobs, by type and the rules that hold for them now."""
         found: dict[IdleKind, list[Drone]] = {}
-        for drone in self.context.not_busy:
+        for drone in self.context.unsettled:
             if (
                 drone.state is DroneState.IDLE
                 and drone.id in self.context.slots

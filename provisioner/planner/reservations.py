@@ -41,7 +41,6 @@ from provisioner.model import (
 from provisioner.planner.capacity import StartLimits, passes_soon
 from provisioner.planner.context import (
     MAX_JOBS_COUNTED,
-    NO_END,
     PlanningContext,
     downtime_at,
     life_too_short,
@@ -55,6 +54,7 @@ from provisioner.planner.matching import (
 )
 from provisioner.planner.owner import NodeResources, OwnerReservations, drone_resources
 from provisioner.planner.risk import PreemptionRisk, waiting_time
+from provisioner.planner.states import NO_END
 from provisioner.reasons import GpusStranded, LimitReached, NodeReserved, SiteFull, SiteQuota
 
 MAX_RESERVABLE_NODES = 50

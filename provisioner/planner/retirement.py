@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -23,13 +23,19 @@ from provisioner.model import (
 )
 from provisioner.planner.black_holes import NO_BLACK_HOLES, BlackHoles
 from provisioner.planner.capacity import Supply, passes_soon
-from provisioner.planner.context import NO_END, PlanningContext
+from provisioner.planner.context import PlanningContext
 from provisioner.planner.demand import GroupShares, is_headroom, kept_for_headroom
 from provisioner.planner.lifecycle import ended_record, undrained_record
 from provisioner.planner.matching import count_jobs, resources_for_gpu_jobs
 from provisioner.planner.owner import PreemptionOrder
 from provisioner.planner.placement import Placement
-from provisioner.planner.states import STATE_RULES, OnTimeout, idle_limit
+from provisioner.planner.states import (
+    NO_END,
+    STATE_RULES,
+    OnTimeout,
+    idle_limit,
+    longest_busy_s,
+)
 from provisioner.reasons import Reason
 
 KILL_AFTER_STOPS = 3
@@ -65,7 +71,7 @@ def retire(
         for rule in PLAN_RULES:
             rule(retirement)
         retirement.find_unneeded()
-        for drone in retirement.to_judge():
+        for drone in context.unsettled:
             if retirement.may_ask(drone):
                 for retires in DRONE_RULES[drone.state]:
                     if retires(retirement, drone):
@@ -96,23 +102,6 @@ class Retirement:
     def may_ask(self, drone: Drone) -> bool:
         """Return True if the drone has no order yet and its site's view is valid."""
         return drone.id not in self.asked and self.context.can_act_on(drone)
-
-    def to_judge(self) -> Iterator[Drone]:
-        """Yield the drones without the busy ones to which no rule applies: nearly all of a large site are."""
-        now, most_s = self.context.now, self.most_busy_s
-        for drone in self.context.drones.values():
-            unusual = drone.state is not DroneState.BUSY or drone.unslotted_at or drone.idle_at
-            if unusual or now - (drone.started_at or drone.since) > most_s.get(drone.type, 0.0):
-                yield drone
-
-    @cached_property
-    def most_busy_s(self) -> Mapping[TypeKey, float]:
-        """Longest life of a busy drone by type, from its start at the site."""
-        of_site = self.context.snapshot.policy.of_site
-        return {
-            key: kind.walltime_s + of_site(kind.site).grace_s if kind.walltime_s else NO_END
-            for key, kind in self.context.types.items()
-        }
 
     def order(self, order: Drain | Stop) -> None:
         self.asked.add(order.drone.id)
@@ -225,9 +214,7 @@ class Retirement:
     @cached_property
     def _left(self) -> list[Drone]:
         """Drones that leave without a job."""
-        return [
-            drone for drone in self.context.drones.values() if drone.is_leaving and not drone.jobs
-        ]
+        return [drone for drone in self.context.unsettled if drone.is_leaving and not drone.jobs]
 
     @cached_property
     def _lacking_room(self) -> list[model.JobClass]:
@@ -257,7 +244,7 @@ class Retirement:
             return
         drones = (
             d
-            for d in context.not_busy
+            for d in context.unsettled
             if d.waits_at_site and not d.is_leaving and d.type in context.types
         )
         waiting = [d for d in drones if not d.jobs and not d.started_at and d.id not in self.asked]
@@ -581,7 +568,8 @@ def _limit(retirement: Retirement, drone: Drone) -> tuple[float, float]:
     """Return how long the drone's state may last, and the start of that time."""
     policy = retirement.context.snapshot.policy.of_site(drone.site)
     if drone.state is DroneState.BUSY:
-        most_s = retirement.most_busy_s.get(drone.type, NO_END)
+        kind = retirement.context.types.get(drone.type)
+        most_s = longest_busy_s(kind, retirement.context.snapshot.policy) if kind else NO_END
         return most_s, drone.started_at or drone.since
     setting = float(getattr(policy, STATE_RULES[drone.state].limit, 0.0))
     match drone.state:

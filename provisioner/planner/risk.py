@@ -157,7 +157,7 @@ class PreemptionRisk:
     def head_milli(self) -> dict[str, int]:
         """By site with an owner: free milli-GPUs that are not promised to drones on their way."""
         heads = dict(self._free_milli)
-        for drone in self.context.drones.values() if heads else ():
+        for drone in self.context.unsettled if heads else ():
             if drone.site in heads and drone.awaits_room:
                 heads[drone.site] -= drone.gpu_milli
         return heads

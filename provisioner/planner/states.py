@@ -14,11 +14,12 @@ from typing import NamedTuple
 
 from provisioner import model
 from provisioner.estimates import NO_ESTIMATES, Estimates
-from provisioner.model import Drone, DroneState
+from provisioner.model import Drone, DroneState, DroneType
 from provisioner.values import frozen
 
 S = DroneState
 
+NO_END = float("inf")
 MAX_IDLE_STRETCH = 3.0
 """A drone that took very long to start is kept for at most this many timeouts: it leaves by itself soon after."""
 MIN_IDLE_GAPS = 20
@@ -61,6 +62,11 @@ STATE_RULES: Mapping[DroneState, StateRule] = {
     S.STOPPING: StateRule("stopping_s", OnTimeout.INSIST, S.CANCELLED),
 }
 """The rules of all live states; :class:`provisioner.model.DroneState` documents these."""
+
+
+def longest_busy_s(kind: DroneType, policy: model.Policy) -> float:
+    """Return the longest life of a busy drone of a type, from its start at the site."""
+    return kind.walltime_s + policy.of_site(kind.site).grace_s if kind.walltime_s else NO_END
 
 
 class IdleLimit(NamedTuple):

@@ -15,8 +15,7 @@ from benchmarks.hostile import answers
 from benchmarks.ticks import World
 from provisioner.model import Breaker, BreakerState, DroneState, Plan, Scope, Snapshot
 from provisioner.planner import decide, planner
-from provisioner.planner.context import HEARTBEAT_RECORD_INTERVAL_S
-from provisioner.planner.lifecycle import Unchanged
+from provisioner.planner.context import HEARTBEAT_RECORD_INTERVAL_S, SettledDrones
 from provisioner.simulator.world import simulate
 from tests.planner.scenes import with_pool
 from tests.simulator.wild import wild
@@ -57,7 +56,7 @@ def test_plans_of_simulated_lives_are_the_same_with_a_memory() -> None:
 
 
 def test_drones_without_news_are_remembered() -> None:
-    world, memory = World.of(jobs=100, classes=5, types=3, alive=50), Unchanged()
+    world, memory = World.of(jobs=100, classes=5, types=3, alive=50), SettledDrones()
     for _ in range(4):
         world.carry_out(decide(world.snapshot(), memory))
     before = dict(memory)
@@ -66,7 +65,7 @@ def test_drones_without_news_are_remembered() -> None:
 
 
 def test_what_the_memory_holds_of_drones_that_have_gone_is_forgotten() -> None:
-    world, memory = World.of(jobs=100, classes=5, types=3, alive=50), Unchanged()
+    world, memory = World.of(jobs=100, classes=5, types=3, alive=50), SettledDrones()
     seen = world.snapshot()
     decide(seen, memory)
     assert memory
@@ -103,7 +102,7 @@ def test_a_sign_of_life_alone_is_recorded_and_says_nothing_about_a_back_off() ->
 
 @pytest.mark.parametrize("jobs", [0, 3, 1 << 53])
 def test_a_slot_may_tell_any_number_of_jobs(jobs: int) -> None:
-    world, memory = World.of(jobs=100, classes=5, types=3, alive=20), Unchanged()
+    world, memory = World.of(jobs=100, classes=5, types=3, alive=20), SettledDrones()
     seen = world.snapshot()
     assert seen.overlay.view is not None
     seen = replace(seen, drones={i: replace(d, jobs=jobs) for i, d in seen.drones.items()})

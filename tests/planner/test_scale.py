@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 
-from benchmarks.hostile import worlds
 from benchmarks.ticks import World
-from provisioner.model import Drone, DroneState
-from provisioner.planner import capacity, decide, lifecycle, matching, planner
+from provisioner.model import DroneState
+from provisioner.planner import decide, lifecycle, matching, planner
 from provisioner.planner.capacity import DroneSlots, SlotShape, Supply
 from provisioner.planner.lifecycle import observe
 from provisioner.planner.matching import (
@@ -19,7 +17,6 @@ from provisioner.planner.matching import (
     resources_of_type,
     unmet_requirement,
 )
-from provisioner.planner.retirement import Retirement
 from tests.planner.scenes import A100, QUAD, SMALL, V100, snapshot, with_pool
 
 
@@ -91,21 +88,3 @@ def test_only_drones_with_news_are_compared(monkeypatch: pytest.MonkeyPatch) -> 
     decides(steady)
     assert sum(d.state is DroneState.BUSY for d in steady.drones.values()) > 150
     assert 0 < len(looked) < 60
-
-
-def test_the_busy_drones_that_are_passed_over_change_no_plan(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    pytest.importorskip("classad2")
-    snapshots = [worlds.world(seed) for seed in range(150)]
-    plans = [decide(seen) for seen in snapshots]
-    judged: list[str] = []
-
-    def all_drones(retirement: Retirement) -> Iterator[Drone]:
-        judged.extend(retirement.context.drones)
-        yield from retirement.context.drones.values()
-
-    monkeypatch.setattr(Retirement, "to_judge", all_drones)
-    monkeypatch.setattr(capacity, "_with_room", lambda context: context.drones.values())
-    assert [decide(seen) for seen in snapshots] == plans
-    assert len(judged) > 150
