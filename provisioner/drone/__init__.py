@@ -18,6 +18,8 @@ GPU_CHECK_EXITS = (71, 72)
 """Exit codes of a drone whose check of its GPUs failed or hung."""
 _INCLUDE = re.compile(rb"^.*# @include (?P<name>[a-z_]+\.(sh|py))$", re.MULTILINE)
 _HERE_DOCUMENT = re.compile(rb"<<-?\s*['\"]?(?P<end>[A-Za-z_]\w*)['\"]?")
+_SHELL_INDENT = re.compile(rb"^(?: {4})+")
+_SHELL_REMARK = re.compile(rb" {2,}# [^'\"\n]*$")
 _MEANS_SOMETHING = re.compile(rb"#!|# limit: \d+$")
 """Comments that are read: an interpreter, the time limit of a check."""
 
@@ -36,10 +38,13 @@ def script(name: str) -> bytes:
 
 
 def _without_shell_comments(text: bytes) -> bytes:
-    """Return a shell script without blank lines and lines of comments, except in here-documents."""
+    """Return a shell script without blank lines, comments and wide indents, except in here-documents."""
     kept, end = [], b""
     for line in text.splitlines(keepends=True):
         bare = line.strip()
+        if not end and not _MEANS_SOMETHING.match(bare):
+            line = _SHELL_INDENT.sub(lambda found: b" " * (len(found[0]) // 4), line)
+            line = _SHELL_REMARK.sub(b"", line)
         if end or (bare and not bare.startswith(b"#")) or _MEANS_SOMETHING.match(bare):
             kept.append(line)
         if end:
@@ -50,13 +55,15 @@ def _without_shell_comments(text: bytes) -> bytes:
 
 
 def _without_python_comments(text: bytes) -> bytes:
-    """Return a Python program without blank lines, lines of comments and docstrings; other strings stay."""
+    """Return a Python program without blank lines, comments and docstrings; other strings stay."""
     lines = text.splitlines(keepends=True)
     before = tokenize.NEWLINE
     for token, after in pairwise(tokenize.tokenize(io.BytesIO(text).readline)):
         alone = token.line.strip().startswith("#") or not token.line.strip()
         if token.type == tokenize.NL and alone:
             lines[token.start[0] - 1] = b""
+        if token.type == tokenize.COMMENT and not alone:
+            lines[token.start[0] - 1] = token.line[: token.start[1]].rstrip().encode() + b"\n"
         begins = before in (tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
         if token.type == tokenize.STRING and begins and after.type == tokenize.NEWLINE:
             first, last = token.start[0] - 1, token.end[0]
