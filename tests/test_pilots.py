@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from typer.testing import CliRunner
 
 from adapters.htcondor import classad2
 from adapters.htcondor.classads import number
 from adapters.htcondor.overlay.matching import ReceivedSlot, template, unmet_requirement
+from provisioner.cli.check import render_app
 from provisioner.config import load_site
 from provisioner.drone import environment, script
 from provisioner.model import DroneId, DroneType, StartOrder
@@ -193,3 +195,18 @@ def test_interactive_jobs_are_no_demand_for_a_type_without_sshd(tmp_path: Path) 
     assert unmet_requirement(job, template(kind)) is None
     seen = ReceivedSlot({"SshToJob": "false"})
     assert unmet_requirement(job, template(kind, seen)) is not None
+
+
+def test_the_rendered_start_keeps_pilots_from_drones_that_show_them_another_gpu(
+    tmp_path: Path,
+) -> None:
+    clause = CliRunner().invoke(render_app, ["gpu-view"]).stdout
+    kind = types_of(tmp_path, SITE)["a100"]
+    pilot = classad2.ClassAd(f'[{JOB}; RoutedFromJobId = "1.0"]')
+    for shown, job, fits in (
+        ("true", pilot, True),
+        ("false", pilot, False),
+        ("false", classad2.ClassAd(f"[{JOB}]"), True),
+    ):
+        slot = template(kind, ReceivedSlot({"GpuViewTrue": shown}), clause)
+        assert (unmet_requirement(job, slot) is None) == fits, shown

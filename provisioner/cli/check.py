@@ -387,6 +387,25 @@ def mig_layout(
     out.note(f"site {site}: run it as root on each node; then {then}")
 
 
+@render_app.command("gpu-view")
+def gpu_view(
+    jobs: Annotated[
+        str, opt.option("EXPR", "ClassAd expression for the jobs; TARGET is the job.")
+    ] = "TARGET.RoutedFromJobId isnt undefined",
+) -> None:
+    """Print START of drones that refuse jobs where nvidia-smi does not show the job's GPU and its memory.
+
+    The jobs are those that choose by what pilots report: by default all that came through a CE. The line belongs
+    into overlay.options.drone_config.
+
+    \b
+    Examples:
+      provisioner render gpu-view
+      provisioner render gpu-view --jobs 'TARGET.x509UserProxyVOName == "atlas"'
+    """
+    sys.stdout.write(f"START = $(START) && (MY.GpuViewTrue =!= False || ({jobs}) =!= True)\n")
+
+
 @render_app.command("grafana")
 def grafana(
     to: Annotated[Path, opt.option("DIRECTORY", "Where the files are written.")] = Path("."),
