@@ -2,8 +2,8 @@
 
 Nothing is judged: the figures depend on the machine. Ratios to COBalD/TARDIS are of one run on one machine.
 
-    run.py [--only NAME ...]     NAME: decide, loop, steady, victims, rival, query, listing, openstack, slurm,
-                                 kubernetes, web
+    run.py [--only NAME ...]     NAME: decide, loop, steady, victims, rival, query, listing, answers, openstack,
+                                 slurm, kubernetes, web
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ MODULES = {
     "rival": "benchmarks.rival",
     "query": "benchmarks.query",
     "listing": "benchmarks.listing",
+    "answers": "benchmarks.answers",
     "openstack": "benchmarks.openstack",
     "slurm": "benchmarks.slurm",
     "kubernetes": "benchmarks.kubernetes",

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from itertools import chain
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
 
 from provisioner import formatting
 from provisioner.answers.columns import (
@@ -25,7 +26,7 @@ from provisioner.answers.lookup import as_of, class_names, newest_plan
 from provisioner.answers.query import Format, ListQuery, option, question, switch
 from provisioner.answers.usage import USE_COLUMN, RecordedUse, with_use
 from provisioner.descriptions import ClassNames, job_size
-from provisioner.model import DroneType, JobClass
+from provisioner.model import JobClass
 from provisioner.reasons import (
     NothingFits,
     Reason,
@@ -34,6 +35,9 @@ from provisioner.store import Views
 from provisioner.store.measures import reasons_by_class
 from provisioner.store.reader import Reader
 from provisioner.usage import class_name
+
+if TYPE_CHECKING:
+    from provisioner.planner.matching import CompatibleTypes
 
 DEMAND_SCHEMA = "provisioner.demand/1"
 T = TypeVar("T")
@@ -48,24 +52,18 @@ class ClassRow(NamedTuple):
     reasons: Sequence[Reason]
     """Weightiest first: what keeps jobs waiting before what is on its way."""
     drones: int
-    types: Sequence[DroneType]
-    """All that are configured, cheapest first."""
+    compatible: Callable[[], Mapping[str, CompatibleTypes]]
+    """Returns by class the drone types that can run its jobs, cheapest first."""
 
     @property
     def fits(self) -> list[str]:
-        return list(self._fitting())
+        return list(self.compatible()[self.job.id].jobs)
 
     @property
     def nearest(self) -> str:
         """The drone type that fits, cheapest first, or else the one that nearly does."""
         nearly = (r.nearest for r in self.reasons if isinstance(r, NothingFits))
-        return next(chain(self._fitting(), nearly), "")
-
-    def _fitting(self) -> Iterator[str]:
-        from provisioner.planner.matching import unmet_requirement
-
-        types = () if self.job.invalid else self.types
-        return (kind.key for kind in types if unmet_requirement(self.job, kind) is None)
+        return next(chain(self.fits, nearly), "")
 
 
 def class_rows(
@@ -82,8 +80,9 @@ def class_rows(
     """
     if views is None or views.overlay.view is None:
         return []
-    by_price = sorted(views.types, key=lambda t: (t.price, t.key))
     names, of_all = names or ClassNames(views.overlay.view), reasons.get("", ())
+    jobs = [*(views.overlay.view.classes if only is None else only)]
+    compatible = cache(partial(_compatible, views, jobs))
     return [
         ClassRow(
             job,
@@ -91,10 +90,17 @@ def class_rows(
             names.short_id(job.id),
             (*of_all, *reasons.get(job.id, ())),
             started.get(job.id, 0),
-            by_price,
+            compatible,
         )
-        for job in (views.overlay.view.classes if only is None else only)
+        for job in jobs
     ]
+
+
+def _compatible(views: Views, jobs: Iterable[JobClass]) -> Mapping[str, CompatibleTypes]:
+    from provisioner.planner.matching import compatibility_cache
+
+    by_price = sorted(views.types, key=lambda t: (t.price, t.key))
+    return compatibility_cache(tuple(by_price), views.policy).table(jobs)
 
 
 NO_PLAN_YET = "no plan on record speaks of it yet"

@@ -33,7 +33,7 @@ from provisioner.answers.query import Query, question, subject
 from provisioner.answers.usage import USE_COLUMN
 from provisioner.descriptions import ClassNames
 from provisioner.keys import TypeKey
-from provisioner.model import DroneType, JobClass, Plan, UnmetRequirement
+from provisioner.model import DroneType, JobClass, Plan, Snapshot, UnmetRequirement
 from provisioner.reasons import (
     BadRequest,
     Category,
@@ -254,17 +254,16 @@ ADVICE_COLUMNS = (
 )
 
 
-def request_advice(reader: Reader, plan: Plan | None, job: JobClass) -> list[RequestAdvice]:
+def request_advice(
+    reader: Reader, snapshot: Snapshot, plan: Plan | None, job: JobClass
+) -> list[RequestAdvice]:
     """Return the advice for a waiting class, by the snapshot of the next tick; empty if there is none."""
     from provisioner.planner.advice import advise
 
-    failed = any(
-        isinstance(refusal.reason, PlannerFailed) for refusal in (plan.refusals if plan else ())
-    )
-    if failed or not job.idle:
+    refusals = plan.refusals if plan else ()
+    if any(isinstance(each.reason, PlannerFailed) for each in refusals):
         return []
-    snapshot = reader.snapshot()
-    return [advise(snapshot, job, reader.peak_vram_mib(job))] if snapshot is not None else []
+    return [advise(snapshot, job, reader.peak_vram_mib(job))]
 
 
 def class_document(
@@ -273,17 +272,21 @@ def class_document(
     """Return the document of ``explain class`` and ``explain job``, by default with the name of the class as title."""
     from provisioner.planner.demand import UserShares
 
-    (job,), plan = reader.with_refusals([job]), newest_plan(reader)
-    advice = request_advice(reader, plan, job)
+    plan, advice, turn = newest_plan(reader), list[RequestAdvice](), None
+    snapshot = reader.snapshot() if job.idle else None
+    view = snapshot.overlay.view if snapshot is not None else None
+    if snapshot is None or view is None:
+        (job,) = reader.with_refusals([job])
+    else:
+        job = next((each for each in view.classes if each.id == job.id), job)
+        advice = request_advice(reader, snapshot, plan, job)
+        if job.waiting:
+            slots = {slot.drone_id: slot for slot in view.slots}
+            drones = snapshot.drones.values()
+            turn = UserShares.of(view.classes, view.priorities, drones, slots).turn_of(job.owner)
     (row,) = class_rows(views, reasons_by_class(plan), reader.live_by_class([job.id]), names, [job])
     reasons = row.reasons or ([BadRequest(job.invalid)] if job.invalid else [])
-    view = views.overlay.view
-    if view is not None and job.waiting:
-        # after the snapshot, which has them as well
-        slots = {slot.drone_id: slot for slot in reader.slots()}
-        shares = UserShares.of(view.classes, view.priorities, reader.drones(), slots)
-        turn = shares.turn_of(job.owner)
-        reasons = [*reasons, turn] if turn else reasons
+    reasons = [*reasons, turn] if turn else reasons
     fits = _type_fits(job, views, reader.live_counts())
     when = f"tick {plan.tick}, {ago(plan.at)} ago" if plan else "no plan is on record yet"
     said = f"What the newest plan says ({when})"
@@ -352,7 +355,7 @@ def _class_parts(
 
 
 def _sample_class() -> Document:
-    row = ClassRow(JobClass("1", 1000, 1, 1), "", "", (), 0, ())
+    row = ClassRow(JobClass("1", 1000, 1, 1), "", "", (), 0, dict)
     return _class_parts(row, (), (), (), "", "")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import os
 import shutil
@@ -15,6 +16,12 @@ from provisioner.answers.forms import Page, text_width, write
 from provisioner.answers.query import Format, Query
 from provisioner.cli.options import Screen
 from provisioner.formatting import iso, local_times, sanitize
+
+ANSWER_GARBAGE = 1_000_000
+"""Values that an answer may leave behind before they are looked through.
+
+`explain class` with 100,000 drones takes 5.9 s instead of 6.9 (make bench, answers).
+"""
 
 
 class Rendered(NamedTuple):
@@ -62,6 +69,7 @@ def _present(
 ) -> None:
     from provisioner.store import StoreError
 
+    gc.set_threshold(ANSWER_GARBAGE)
     while True:
         try:
             with one_moment(clock):

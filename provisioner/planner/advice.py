@@ -21,7 +21,6 @@ from provisioner.model import (
     Breaker,
     JobClass,
     Snapshot,
-    StateChange,
 )
 from provisioner.planner.breakers import update_breakers
 from provisioner.planner.capacity import DroneSlots, SlotShape, Supply
@@ -32,7 +31,6 @@ from provisioner.planner.context import (
     drone_end_at,
 )
 from provisioner.planner.forecast import forecast_start
-from provisioner.planner.lifecycle import observe_all
 from provisioner.planner.matching import format_gpus, resources_of_type, unmet_requirement
 from provisioner.planner.owner import OwnerReservations
 from provisioner.planner.placement import place
@@ -172,7 +170,6 @@ class WhatIf:
     classes: Sequence[JobClass]
     """The classes beside the one job."""
     validity: ViewValidity
-    observed: Sequence[StateChange]
     breakers: Mapping[Scope, Breaker]
     one: JobClass
     """One job of the class, as a class that is served behind it."""
@@ -187,8 +184,7 @@ class WhatIf:
             fresh=job.fresh if job.waiting else max(0, job.fresh - 1),
         )
         validity = check_views(snapshot)
-        observed = observe_all(snapshot, validity)
-        breakers = dict(update_breakers(snapshot, observed))
+        breakers = dict(update_breakers(snapshot, ()))
         for each in [each for each in breakers.values() if each.scope.class_id == job.id]:
             scope = replace(each.scope, class_id=one.id)
             breakers[scope] = replace(each, scope=scope)
@@ -197,7 +193,7 @@ class WhatIf:
             left if each.id == job.id else each
             for each in (view.classes if view is not None else ())
         ]
-        return cls(snapshot, classes, validity, observed, breakers, one)
+        return cls(snapshot, classes, validity, breakers, one)
 
     def forecast(self, change: RequestChange) -> tuple[StartForecast, Reason | None]:
         """Return when the changed job would start, and what holds it back."""
@@ -215,7 +211,7 @@ class WhatIf:
             )
             overlay = replace(overlay, view=replace(overlay.view, classes=(*classes, change.job)))
         return PlanningContext.of(
-            replace(self.snapshot, overlay=overlay), self.validity, self.observed, self.breakers
+            replace(self.snapshot, overlay=overlay), self.validity, (), self.breakers
         )
 
     def candidates(self, peak_vram_mib: int = 0) -> Iterator[Sequence[RequestChange]]:

@@ -142,7 +142,12 @@ class Reader:
                 found += tables.DRONES.select(
                     sql, rest, (live, *values, -1 if most is None else most)
                 )
-        found.sort(key=lambda drone: (drone.requested_at, store.serial_of(drone.id) or 0, drone.id))
+        if ended is None:
+            found.sort(
+                key=lambda drone: (drone.requested_at, store.serial_of(drone.id) or 0, drone.id)
+            )
+        elif limit is not None:
+            found.reverse()
         if limit is not None:
             return found[max(0, len(found) - limit) :]
         return found[:first]
@@ -393,7 +398,7 @@ class Reader:
     def gpus_offline(self, drone_id: DroneId) -> int:
         """Return how many GPUs of a drone its checks have taken offline, by the newest views."""
         with self._open() as sql:
-            trees = view_log.slot_trees(sql)
+            trees = view_log.slot_trees(sql, drone_id)
             return next((t.get("gpus_offline", 0) for t in trees if t["drone_id"] == drone_id), 0)
 
     def counters(self) -> Mapping[MetricKey, float]:

@@ -6,7 +6,7 @@ To add a page, write a function that returns a :class:`WebPage` and name it in :
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -196,7 +196,8 @@ def _types_now(reader: Reader, of_sites: Listing) -> PageTable:
     by_name: dict[str, sites.SiteRow] = {row.name: row for row in of_sites.rows}
     known = {*configured, *(kind for kind, _ in live)}
     row_of = {key: by_name[site_of(key)] for key in sorted(known) if site_of(key) in by_name}
-    refused = {key: _refused(newest, row, key) for key, row in row_of.items()}
+    at = _refused_at(newest)
+    refused = {key: _refused(at, row, key) for key, row in row_of.items()}
 
     def free(key: model.TypeKey) -> str:
         places = _free_places(row_of[key], configured[key]) if key in configured else None
@@ -249,16 +250,27 @@ def _free_places(row: sites.SiteRow, kind: model.DroneType) -> int | None:
     )
 
 
-def _refused(newest: model.Plan | None, row: sites.SiteRow, key: model.TypeKey) -> tuple[int, str]:
-    """Return the jobs that the newest plan refuses for a type or its site, and the reason of most of them."""
-    by_reason: Counter[str] = Counter()
+RefusedAt = Mapping[str, Mapping[Reason, int]]
+"""Refused jobs by the drone type or site that a reason names, and by the reason."""
+
+
+def _refused_at(newest: model.Plan | None) -> RefusedAt:
+    found = defaultdict[str, Counter[Reason]](Counter)
     for refusal in newest.refusals if newest else ():
-        places = {
-            getattr(refusal.reason, name, "")
-            for name in ("type", "scope", "site", "nearest", "view")
-        }
-        if places & {str(key), row.name, f"site:{row.name}"}:
-            by_reason[refusal.reason.describe()] += refusal.count
+        names = ("type", "scope", "site", "nearest", "view")
+        for place in {getattr(refusal.reason, name, "") for name in names}:
+            found[place][refusal.reason] += refusal.count
+    return found
+
+
+def _refused(at: RefusedAt, row: sites.SiteRow, key: model.TypeKey) -> tuple[int, str]:
+    """Return the jobs that the newest plan refuses for a type or its site, and the reason of most of them."""
+    known: dict[Reason, int] = {}
+    for place in (key, row.name, f"site:{row.name}"):
+        known |= at.get(place, {})
+    by_reason: Counter[str] = Counter()
+    for reason, count in known.items():
+        by_reason[reason.describe()] += count
     if by_reason:
         return by_reason.total(), by_reason.most_common(1)[0][0]
     breakers = [b for b in (row.breaker, *row.type_breakers) if str(b.scope) in (row.name, key)]

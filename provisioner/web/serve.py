@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import socket
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 CLIENTS_WAIT_S = 5.0
+SERVICE_GARBAGE = 100_000
+"""Values left behind before they are looked through: `/class/1` with 100,000 drones takes 6.5 s instead of 7.8."""
 SOCKET_NAME = "web.sock"
 
 
@@ -33,6 +36,7 @@ async def serve_record(store: Path, section: WebSection) -> None:
     from provisioner.web.record import SharedReader
     from provisioner.web.server import WebService
 
+    gc.set_threshold(SERVICE_GARBAGE)
     service = WebService(SharedReader(store), section)
     await _serve(service, section.socket or store.parent / SOCKET_NAME)
 

@@ -21,6 +21,7 @@ from provisioner.answers.forms import Page, shorten, table_lines, text_width, wr
 from provisioner.answers.plan import PLAN_COLUMNS, PlanRow
 from provisioner.answers.query import Format, Query
 from provisioner.answers.sites import SITE_COLUMNS, SiteRow, site_document
+from provisioner.planner.matching import compatibility_cache
 from provisioner.reasons import BadRequest
 from provisioner.store import Hazard
 
@@ -53,7 +54,21 @@ REASONS = st.lists(st.builds(BadRequest, TEXT), max_size=2).map(tuple)
 NAMES = st.lists(NAME, max_size=9).map(tuple)
 LARGE = dict.fromkeys(("gpu_milli", "cpus", "memory_mib", "vram_mib"), st.just(10**9))
 TYPES = st.lists(st.builds(m.DroneType, site=NAME, name=NAME, **LARGE), max_size=9)
-CLASSES = st.builds(ClassRow, job=JOBS, reasons=REASONS, types=TYPES, drones=COUNT)
+
+
+def class_row(
+    job: m.JobClass,
+    name: str,
+    short_id: str,
+    reasons: tuple[BadRequest, ...],
+    drones: int,
+    types: list[m.DroneType],
+) -> ClassRow:
+    compatible = compatibility_cache(tuple(types), m.Policy()).table([job])
+    return ClassRow(job, name, short_id, reasons, drones, lambda: compatible)
+
+
+CLASSES = st.builds(class_row, job=JOBS, reasons=REASONS, types=TYPES, drones=COUNT)
 FAULTS = st.builds(m.Fault, st.sampled_from(m.FaultKind), TEXT, AT)
 NODES = st.builds(m.Node, NAME, st.just(("a100",)), *[COUNT] * 8)
 CLAIMS = st.builds(m.OwnerDemand, COUNT, COUNT, COUNT, COUNT, AT, nodes=NAMES, who=TEXT)
