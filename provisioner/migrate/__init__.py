@@ -81,7 +81,7 @@ def convert(
     root = KeyReader(inside, "", notes)
     inner = root.peek("tardis")
     # COBalD's configuration, with TARDIS's in it
-    if root.peek("Sites") is None and inner is not None:
+    if inner and not root.peek("Sites"):
         whole, inside, root = root, inner, root.below("tardis")
         limit = controller.pipeline(whole)
     sites = _sites(root, tardis.document, read_file)
@@ -89,7 +89,7 @@ def convert(
         return None
     if cobald is not None and outer is not None:
         section = KeyReader(outer[0], "", ImportReport(cobald.document.file, notes.found))
-        if section.take("tardis") is not None:
+        if section.take("tardis"):
             section.dropped("tardis", "a TARDIS configuration of its own: import it by itself")
         limit = controller.pipeline(section)
     files = {site.file: site.text(tardis.document.file, installed) for site in sites}
@@ -116,9 +116,9 @@ def convert(
 def _sites(root: KeyReader, document: YamlDocument, read_file: ReadFile) -> list[SiteImport]:
     """Return the sites. Adds a problem if this is not a TARDIS configuration."""
     setting = root.take("Sites")
-    if setting is None or not setting.items:
+    if not setting.items:
         message = "missing key `Sites`: a list of sites, each with `name` and `adapter`"
-        if setting is None and (named := controller.tardis_file(root.peek("pipeline"))):
+        if not setting and (named := controller.tardis_file(root.peek("pipeline"))):
             theirs = sanitize(str(PurePath(document.file).parent / named), 200)
             command = f"`provisioner import {theirs} --cobald {document.file}`"
             message = f"this is COBalD's configuration, which names that of TARDIS: {command}"
@@ -128,7 +128,7 @@ def _sites(root: KeyReader, document: YamlDocument, read_file: ReadFile) -> list
     for n, one in enumerate(setting.items):
         entry = KeyReader(one, f"{root.name('Sites')}[{n}]", root.notes)
         name, adapter = entry.take("name"), entry.take("adapter")
-        if name is None or not name.text or adapter is None or not adapter.text:
+        if not name.text or not adapter.text:
             document.complain(
                 Position(one.line, 1), "expected a mapping with `name` and `adapter`, both text"
             )

@@ -7,7 +7,14 @@ from math import inf
 from typing import NamedTuple
 
 from provisioner.config.units import parse_addresses
-from provisioner.migrate.source import CONVERTED, DROPPED, ImportReport, KeyReader, YamlValue
+from provisioner.migrate.source import (
+    CONVERTED,
+    DROPPED,
+    MISSING,
+    ImportReport,
+    KeyReader,
+    YamlValue,
+)
 from provisioner.migrate.yaml_writer import YamlBlock, placeholder
 
 FILE = "provisioner.yaml"
@@ -44,7 +51,7 @@ _POOL_ACCESS = (
 def overlay(given: KeyReader) -> YamlBlock:
     """Return ``overlay`` of the controller file."""
     setting = given.take("adapter")
-    kind = (setting.text or "") if setting is not None else ""
+    kind = setting.text or ""
     at = f"{FILE}: overlay.adapter"
     if kind == "HTCondor":
         given.converted("adapter", at)
@@ -52,8 +59,8 @@ def overlay(given: KeyReader) -> YamlBlock:
         remedy = "the overlay is to be an HTCondor pool that you name"
         given.needed("adapter", at, f"drones join an HTCondor pool, not {kind or 'this'}: {remedy}")
     options, block = given.below("options"), YamlBlock()
-    pool = options.take("pool") if kind == "HTCondor" else None
-    collector = address(pool.text or "") if pool is not None else ""
+    pool = options.take("pool") if kind == "HTCondor" else MISSING
+    collector = address(pool.text or "")
     if collector:
         block.put("collector", collector)
         options.converted("pool", f"{_OPTIONS}.collector", "drones must reach it too")
@@ -70,10 +77,10 @@ def overlay(given: KeyReader) -> YamlBlock:
     )
     given.drop(_UNUSED_POOL_KEYS)
     executor = given.take("executor")
-    if executor is not None and executor.kind != "ShellExecutor":
+    if executor and executor.kind != "ShellExecutor":
         text = "the pool is not asked over ssh: its collector and schedds must be reachable from here, with the token"
         given.needed("executor", f"{_OPTIONS}.token", text)
-    elif executor is not None:
+    elif executor:
         given.dropped("executor", "no shell is needed: HTCondor's bindings ask the pool")
     given.drop_rest("TARDIS knows no such key of a batch system")
     return YamlBlock({"adapter": "htcondor", "options": block})
@@ -95,7 +102,7 @@ def address(pool: str) -> str:
 
 def plugins(given: KeyReader) -> None:
     """Report what becomes of ``Plugins``; nothing of them is written."""
-    if given.take("SqliteRegistry") is not None:
+    if given.take("SqliteRegistry"):
         text = (
             "the record is always kept, in a form of its own. Drones that TARDIS has started are unknown to it: stop"
             " TARDIS's demand and let them run out first"
@@ -150,9 +157,9 @@ _STEPS = {
 _POOLS = {"TardisPoolFactory", "PoolFactory", "create_composite_pool"}
 
 
-def tardis_file(pipeline: YamlValue | None) -> str:
+def tardis_file(pipeline: YamlValue) -> str:
     """Return the file that a step of ``pipeline`` names as TARDIS's configuration; empty if none does."""
-    for step in pipeline.items if pipeline is not None else []:
+    for step in pipeline.items:
         named = step.value.get("configuration") if isinstance(step.value, dict) else None
         if named is not None and named.text:
             return named.text
@@ -172,7 +179,7 @@ def pipeline(root: KeyReader) -> CoreLimit | None:
     """Report what becomes of a COBalD configuration; return its limit, the lowest if there are several."""
     notes, setting = root.notes, root.take("pipeline")
     limit: CoreLimit | None = None
-    for n, step in enumerate(setting.items if setting is not None else []):
+    for n, step in enumerate(setting.items):
         path = f"pipeline[{n}]"
         key = f"{path} {step.tag}".strip()
         if step.kind in _POOLS:
@@ -201,10 +208,10 @@ def pipeline(root: KeyReader) -> CoreLimit | None:
 def _limit(given: KeyReader, limit: CoreLimit | None) -> CoreLimit | None:
     """Report the keys of a Limiter or Standardiser; return the lower one of its limit and ``limit``."""
     most = given.take("maximum")
-    cores = most.number if most is not None else None
+    cores = most.number
     if cores is not None and 0 < cores < (limit.cores if limit else inf):
         limit = CoreLimit(cores, given.notes, given.line_of("maximum"), given.name("maximum"))
-    elif most is not None and (cores is None or cores <= 0):
+    elif most and (cores is None or cores <= 0):
         given.dropped("maximum", "no number of cores: write `policy.max_drones`")
     given.drop(
         {

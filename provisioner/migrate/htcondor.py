@@ -151,7 +151,7 @@ class HTCondorSiteImport(SiteImport):
     def machine(self, machine: MachineType, given: KeyReader) -> None:
         setting, submit_options = given.take("jdl"), given.below("SubmitOptions")
         given.drop_rest("TARDIS's HTCondor adapter has no such option")
-        file = setting.text if setting is not None else None
+        file = setting.text
         text = self.read_file(file) if file else None
         if file and text is not None:
             found = commands(text)

@@ -24,20 +24,20 @@ class KubernetesSiteImport(SiteImport):
 
     def machine(self, machine: MachineType, given: KeyReader) -> None:
         image = given.take("image")
-        if image is not None and image.text:
+        if image.text:
             text = "HTCondor must be in it: the drone's own script starts it"
             given.converted("image", self.put(machine, image.text, "image"), text)
         else:
             place = self.put(machine, placeholder("container image with HTCondor"), "image")
             given.needed("image", place, "write the image")
         setting, place = given.take("namespace"), f"{self.ours}.namespace"
-        namespace = (setting.text if setting is not None else None) or "default"
+        namespace = setting.text or "default"
         if machine is self.machines[0]:
             self._namespace = namespace
         if namespace != self._namespace:
             text = f"a site has one namespace, which is `{self._namespace}` now: make another site of this type"
             given.needed("namespace", place, text)
-        elif setting is not None:
+        elif setting:
             given.converted("namespace", place)
         given.drop({"args": "the drone's own script runs in the container"})
         given.drop(dict.fromkeys(_SCALING, "the planner decides on the number of drones"))

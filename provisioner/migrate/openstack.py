@@ -32,12 +32,12 @@ class OpenStackSiteImport(SiteImport):
     def machine(self, machine: MachineType, given: KeyReader) -> None:
         for theirs, (name, what, read) in _SERVER_OPTIONS.items():
             setting = given.take(theirs)
-            if setting is None and theirs not in _REQUIRED_SERVER_KEYS:
+            if not setting and theirs not in _REQUIRED_SERVER_KEYS:
                 continue
-            if theirs == "networks" and setting is not None and setting.text == "auto":
+            if theirs == "networks" and setting.text == "auto":
                 given.converted(theirs, "", "as the cloud sees fit: so without it, too")
                 continue
-            value = read(setting) if setting is not None else None
+            value = read(setting)
             place = self.put(machine, _blank(what) if value is None else value, name)
             if value is None:
                 given.needed(
@@ -50,7 +50,7 @@ class OpenStackSiteImport(SiteImport):
                     else ""
                 )
                 given.converted(theirs, place, text)
-        if given.take("block_device_mapping_v2") is not None:
+        if given.take("block_device_mapping_v2"):
             text = (
                 "a server boots from its image, or from one volume that is made of it, and has no other: write"
                 " `boot_volume: {size: 40 GiB}`, or nothing if the flavour's disk will do"
@@ -62,10 +62,7 @@ class OpenStackSiteImport(SiteImport):
         given.drop_rest("drones have no such request to Nova")
 
     def site_options(self, block: YamlBlock) -> None:
-        if any(
-            self.section.peek(f"application_credential_{key}") is not None
-            for key in ("id", "secret")
-        ):
+        if any(self.section.peek(f"application_credential_{key}") for key in ("id", "secret")):
             self._credential(block)
         else:
             self.section.drop(

@@ -158,20 +158,14 @@ class SiteImport:
 
     def _quota(self) -> float | None:
         """Return the quota in cores; None if there is no limit or it cannot be read."""
-        setting = self.entry.peek("quota")
-        return (
-            setting.number
-            if setting is not None and setting.number is not None and setting.number > 0
-            else None
-        )
+        number = self.entry.peek("quota").number
+        return number if number and number > 0 else None
 
     def _limits(self) -> YamlBlock:
         block, at = YamlBlock(), f"{self.file}: limits.max_drones"
         quota, setting = self._quota(), self.entry.take("quota")
         cores = [machine.cores for machine in self.machines if machine.cores]
-        no_limit = (
-            setting is None or setting.number or (not setting.tag and setting.value == math.inf)
-        )
+        no_limit = not setting or setting.number or (not setting.tag and setting.value == math.inf)
         if quota is None and no_limit:
             block.put(
                 "max_drones", SitePolicy(self.name).max_drones, "the default; TARDIS had no limit"
@@ -199,7 +193,7 @@ class SiteImport:
     def _types(self) -> YamlBlock:
         types, at = YamlBlock(), f"{self.file}: types"
         setting, key = self.section.take("MachineTypes"), self.section.name("MachineTypes")
-        for one in setting.items if setting is not None else []:
+        for one in setting.items:
             name = one.text
             if name is None:
                 self.notes.add(NEEDED, one.line, key, at, "a name is wanted here")
@@ -225,8 +219,8 @@ class SiteImport:
         for machine in self.machines:
             own = sizes.below(machine.theirs)
             for amount, unit in (("Cores", 1), ("Memory", 1024), ("Disk", 1024 * 1024)):
-                if (setting := own.peek(amount)) is not None and setting.number:
-                    machine.numbers[amount] = f"{setting.number * unit:g}"
+                if number := own.peek(amount).number:
+                    machine.numbers[amount] = f"{number * unit:g}"
             self.machine(machine, given.below(machine.theirs))
             shape = self._drone_type(machine, own)
             if len(self.machines) > 1 and quota is not None and machine.cores:
@@ -251,8 +245,7 @@ class SiteImport:
             remedy=remedy,
         )
         for theirs, key in (("Memory", "memory"), ("Disk", "disk")):
-            setting = sizes.take(theirs)
-            gib = setting.number if setting is not None else None
+            gib = sizes.take(theirs).number
             if gib is not None and 0 < gib <= _MAX_SIZE_MIB / 1024:
                 size = format_size(max(math.ceil(gib * 1024), 1))
                 block.put(key, size)
@@ -318,7 +311,7 @@ _SECRET_OPTIONS = {
 def put_executor(section: KeyReader, options: YamlBlock, ours: str) -> None:
     """Take ``executor`` from a site's section and write ``transport`` and ``tools`` into its options at ``ours``."""
     setting = section.take("executor")
-    if setting is None:
+    if not setting:
         options.put("transport", "tools", "the site's tools, run on this host")
         return
     if setting.kind not in EXECUTORS:
@@ -353,7 +346,7 @@ def put_executor(section: KeyReader, options: YamlBlock, ours: str) -> None:
 
 def _put_login(given: KeyReader, block: YamlBlock, ours: str) -> None:
     for theirs, name in (("host", "host"), ("username", "user"), ("tunnel", "jump")):
-        if name != "jump" or ((tunnel := given.peek(theirs)) and tunnel.text):
+        if name != "jump" or given.peek(theirs).text:
             what = f"{name} at the login node"
             given.put(
                 block,
@@ -363,7 +356,7 @@ def _put_login(given: KeyReader, block: YamlBlock, ours: str) -> None:
                 what=what,
                 remedy="write it",
             )
-    if given.peek("port") is not None:
+    if given.peek("port"):
         text = "the ssh port"
         given.put(
             block,
@@ -375,7 +368,7 @@ def _put_login(given: KeyReader, block: YamlBlock, ours: str) -> None:
             remedy=text,
         )
     has_credential = False
-    if (keys := given.take("client_keys")) is not None:
+    if keys := given.take("client_keys"):
         has_credential = True
         first, *others = [one.text or "" for one in keys.items or [keys]]
         if first:
@@ -386,14 +379,14 @@ def _put_login(given: KeyReader, block: YamlBlock, ours: str) -> None:
             block.put("key", placeholder("file of the private key"))
             given.needed("client_keys", f"{ours}.key", "name the file of the private key")
     known_hosts = given.take("known_hosts")
-    if known_hosts is not None and known_hosts.text:
+    if known_hosts.text:
         block.put("known_hosts", known_hosts.text)
         given.converted("known_hosts", f"{ours}.known_hosts")
-    elif known_hosts is not None:
+    elif known_hosts:
         text = "TARDIS believed any host. Here the host must be in ~/.ssh/known_hosts, or in the file named here"
         given.changed("known_hosts", f"{ours}.known_hosts", text)
     for theirs, (name, remedy) in _SECRET_OPTIONS.items():
-        if given.take(theirs) is not None:
+        if given.take(theirs):
             has_credential |= name != "passphrase"
             block.put(name, placeholder(f"{{file: PATH}} with the {name}"))
             given.needed(theirs, f"{ours}.{name}", remedy)

@@ -40,10 +40,8 @@ class SlurmSiteImport(SiteImport):
 
     def machine(self, machine: MachineType, given: KeyReader) -> None:
         setting, at = given.take("Walltime"), f"{self.file}: types.{machine.ours}.walltime"
-        walltime_s = (
-            slurm_walltime_s(setting.text) if setting is not None and setting.text else None
-        )
-        if setting is not None and walltime_s is not None:
+        walltime_s = slurm_walltime_s(setting.text) if setting.text else None
+        if walltime_s is not None:
             machine.walltime = format_duration(walltime_s)
             given.converted(
                 "Walltime", at, f"`--time={setting.text}`; a drone takes no job near its end"
@@ -52,7 +50,7 @@ class SlurmSiteImport(SiteImport):
             machine.walltime = placeholder("longest run of a drone, as 24h")
             given.needed("Walltime", at, "write how long a drone may run, as `24h`")
         partition = given.take("Partition")
-        if partition is not None and partition.text:
+        if partition.text:
             given.converted("Partition", self.put(machine, partition.text, "partition"))
         else:
             place = self.put(machine, placeholder("partition"), "partition")

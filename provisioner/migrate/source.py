@@ -36,6 +36,10 @@ class YamlValue:
     tag: str = ""
     """``!SSHExecutor``, also for COBalD's ``__type__: package.SSHExecutor``; empty for plain values."""
 
+    def __bool__(self) -> bool:
+        """Return False for :data:`MISSING` alone."""
+        return self.line > 0
+
     @property
     def kind(self) -> str:
         """``SSHExecutor`` for ``!TardisSSHExecutor`` and ``!SSHExecutor``; other tags unchanged."""
@@ -78,6 +82,10 @@ class YamlValue:
     def items(self) -> list[YamlValue]:
         """The items of a plain list; of anything else none."""
         return self.value if isinstance(self.value, list) and not self.tag else []
+
+
+MISSING = YamlValue(None, 0)
+"""Value of a key that is not there."""
 
 
 def read(text: str, document: YamlDocument) -> tuple[YamlValue, list[tuple[int, str]]] | None:
@@ -231,17 +239,15 @@ class KeyReader:
     or about the empty one, has the line of the mapping.
     """
 
-    def __init__(
-        self, setting: YamlValue | None, path: str, notes: ImportReport, line: int = 1
-    ) -> None:
+    def __init__(self, setting: YamlValue, path: str, notes: ImportReport, line: int = 1) -> None:
         self.path, self.notes = path, notes
-        self.line = setting.line if setting is not None else line
-        self.is_there = setting is not None and isinstance(setting.value, dict)
+        self.line = setting.line or line
+        self.is_there = isinstance(setting.value, dict)
         self._left: dict[str, YamlValue] = {}
-        if setting is not None and isinstance(setting.value, dict):
+        if isinstance(setting.value, dict):
             if not setting.tag:
                 self._left = dict(setting.value)
-        elif setting is not None and setting.value is not None:
+        elif setting.value is not None:
             notes.add(
                 NEEDED,
                 setting.line,
@@ -251,12 +257,12 @@ class KeyReader:
             )
         self._lines = {key: value.line for key, value in self._left.items()}
 
-    def take(self, key: str) -> YamlValue | None:
+    def take(self, key: str) -> YamlValue:
         """Return the value of ``key``, once."""
-        return self._left.pop(key, None)
+        return self._left.pop(key, MISSING)
 
-    def peek(self, key: str) -> YamlValue | None:
-        return self._left.get(key)
+    def peek(self, key: str) -> YamlValue:
+        return self._left.get(key, MISSING)
 
     def below(self, key: str) -> KeyReader:
         return KeyReader(self.take(key), self.name(key), self.notes, self.line)
@@ -291,8 +297,7 @@ class KeyReader:
         remedy: str = "",
     ) -> T | None:
         """Write the value of ``key`` into ``block``, or a placeholder for ``what``, report it, and return it."""
-        setting, name = self.take(key), ours.rpartition(".")[2]
-        value = read(setting) if setting is not None else None
+        name, value = ours.rpartition(".")[2], read(self.take(key))
         if value is None:
             block.put(name, placeholder(what))
             self.needed(key, ours, remedy or f"write it: {what}")
@@ -309,7 +314,7 @@ class KeyReader:
     def drop(self, why: Mapping[str, str]) -> None:
         """Report keys without a counterpart, with the reason of each."""
         for key, text in why.items():
-            if self.take(key) is not None:
+            if self.take(key):
                 self.dropped(key, text)
 
     def drop_rest(self, text: str) -> None:
