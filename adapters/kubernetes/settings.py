@@ -14,11 +14,11 @@ from adapters.kubernetes.credentials import access_by, read_kubeconfig
 from adapters.shared.json_records import mapping, mappings, text
 from adapters.shared.parcel import check_environment
 from provisioner.config.credentials import pem_credential, token_credential
-from provisioner.config.messages import choices
+from provisioner.config.messages import type_findings
 from provisioner.config.models import ConfigSection, mistake_at
 from provisioner.config.units import ConfigPath, Duration, PositiveDuration
 from provisioner.interfaces import AdapterError, OptionFinding
-from provisioner.model import WHOLE_GPU, Credential, DroneType
+from provisioner.model import Credential, DroneType
 
 _RESERVED = re.compile(
     r"PROVISIONER_.*|DRONE_(?!USER$).*|_CONDOR_.*|CONDOR_(?!PREFIX$).*|CUDA_VISIBLE_DEVICES",
@@ -187,13 +187,11 @@ class KubernetesSiteConfig(PodOptions):
 
     def type_conflicts(self, types: Sequence[DroneType]) -> Iterator[OptionFinding]:
         """Yield what does not agree with the site's drone types: path in the site file, and message."""
-        names = [kind.name for kind in types]
+        shares = "a pod gets whole units of its resource: write `gpus: 1` and the share's `vram`"
+        yield from type_findings(types, self.types, shares)
         for kind in types:
             options = self.options(kind.name)
             place = ("options", "types", kind.name)
-            if kind.gpu_milli % WHOLE_GPU:
-                message = "`gpus`: a pod gets whole units of its resource: write `gpus: 1` and the share's `vram`"
-                yield ("types", kind.name, "gpus"), message
             if not options.image:
                 yield ("options",), f"drone type `{kind.name}` has no image: write `image: NAME`"
             if options.claim_template and options.resource:
@@ -216,12 +214,6 @@ class KubernetesSiteConfig(PodOptions):
                 yield (
                     (*place, "products"),
                     "`products` and `nodeSelectorTerms` exclude each other: remove one",
-                )
-        for name in self.types:
-            if name not in names:
-                yield (
-                    ("options", "types", name),
-                    f"there is no drone type `{name[:63]}`: {choices(name, names)}",
                 )
 
     def credentials(self) -> Iterator[Credential]:

@@ -11,11 +11,11 @@ from pydantic import AfterValidator, Field, model_validator
 
 from adapters.shared.parcel import check_environment
 from provisioner.config.credentials import authorities_credential
-from provisioner.config.messages import choices
+from provisioner.config.messages import choices, type_findings
 from provisioner.config.models import ConfigSection, mistake_at
 from provisioner.config.units import ConfigPath, Duration, PositiveDuration, Secret, Size
 from provisioner.interfaces import OptionFinding
-from provisioner.model import WHOLE_GPU, Credential, DroneType
+from provisioner.model import Credential, DroneType
 
 _RESERVED = re.compile(
     r"PROVISIONER_.*|DRONE_(?!USER$).*|_CONDOR_.*|CONDOR_(?!PREFIX$).*|CUDA_VISIBLE_DEVICES",
@@ -230,12 +230,9 @@ class OpenStackSiteConfig(CloudAccess, ServerOptions):
     def type_conflicts(self, types: Sequence[DroneType]) -> Iterator[OptionFinding]:
         """Yield what does not agree with the site's drone types: path in the site file, and message."""
         names = [kind.name for kind in types]
+        shares = "a server has what its flavour calls GPUs, whole ones: write `gpus: 1`"
+        yield from type_findings(types, self.types, shares)
         for kind in types:
-            if kind.gpu_milli % WHOLE_GPU:
-                message = (
-                    "`gpus`: a server has what its flavour calls GPUs, whole ones: write `gpus: 1`"
-                )
-                yield ("types", kind.name, "gpus"), message
             if kind.name not in self.types:
                 message = f"drone type `{kind.name}` has no flavour: write `types: {{{kind.name}: {{flavor: NAME}}}}`"
                 yield ("options", "types"), message
@@ -244,17 +241,11 @@ class OpenStackSiteConfig(CloudAccess, ServerOptions):
                     ("options", "types", kind.name),
                     f"drone type `{kind.name}` has no image: write `image: NAME`",
                 )
-        named: list[tuple[tuple[str | int, ...], str]] = [
-            (("options", "types", name), name) for name in self.types
-        ]
-        named += [
-            (("options", "hosts", n, "types"), name)
-            for n, host in enumerate(self.hosts)
-            for name in host.types
-        ]
-        for path, name in named:
-            if name not in names:
-                yield path, f"there is no drone type `{name[:63]}`: {choices(name, names)}"
+        for n, host in enumerate(self.hosts):
+            for name in host.types:
+                if name not in names:
+                    message = f"there is no drone type `{name[:63]}`: {choices(name, names)}"
+                    yield ("options", "hosts", n, "types"), message
 
     def host_warnings(self) -> Iterator[OptionFinding]:
         """Yield what would not work on this host: path below the options, and message."""

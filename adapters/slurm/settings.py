@@ -13,11 +13,11 @@ from adapters.shared.commands.settings import SshSettings
 from adapters.shared.parcel import check_environment
 from adapters.slurm.options import convert_options
 from provisioner.config.credentials import authorities_credential, secret_credential
-from provisioner.config.messages import choices
+from provisioner.config.messages import type_findings
 from provisioner.config.models import ConfigSection, mistake_at
 from provisioner.config.units import ConfigPath, Duration, PositiveDuration, Secret, Size
 from provisioner.interfaces import OptionFinding
-from provisioner.model import WHOLE_GPU, Credential, DroneType
+from provisioner.model import Credential, DroneType
 
 _SLURM_NAME = r"[A-Za-z0-9_.@+:-]{1,127}"
 _SLURM_NAMES = rf"^{_SLURM_NAME}(,{_SLURM_NAME})*$"
@@ -297,23 +297,15 @@ class SlurmSiteConfig(SlurmJobOptions):
 
     def type_conflicts(self, types: Sequence[DroneType]) -> Iterator[OptionFinding]:
         """Yield conflicts with the site's drone types: path in the site file, and message."""
+        shares = "Slurm allocates whole GPUs: write `gpus: 1`"
+        yield from type_findings(types, self.types, shares)
         for each in types:
-            if each.gpu_milli % WHOLE_GPU:
-                yield (
-                    ("types", each.name, "gpus"),
-                    "`gpus`: Slurm allocates whole GPUs: write `gpus: 1`",
-                )
             if each.walltime_s < 60:
                 message = "`walltime` of at least a minute is required at a Slurm site: without it the partition's"
                 yield (
                     ("types", each.name, "walltime"),
                     f"{message} DefaultTime, often minutes, would end the drone",
                 )
-        names = [each.name for each in types]
-        for name in self.types:
-            if name not in names:
-                message = f"there is no drone type `{name[:63]}`: {choices(name, names)}"
-                yield ("options", "types", name), message
         if self.transport != "tools":
             unsupported: dict[tuple[str, ...], str] = {}
             special = [

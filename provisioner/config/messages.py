@@ -16,6 +16,8 @@ from pydantic_core import ErrorDetails
 
 from provisioner.config.strict_yaml import Steps, YamlDocument, is_plain_text
 from provisioner.durations import shortened
+from provisioner.interfaces import OptionFinding
+from provisioner.model import WHOLE_GPU, DroneType
 
 _REPEATABLE = {"missing", "extra_forbidden", "mistake_at"}
 """Error types of which one place may have several; of all others only the first is reported."""
@@ -243,6 +245,24 @@ def choices(word: str, valid: Iterable[str]) -> str:
     if not names:
         return "there are none"
     return f"choose from {', '.join(names)}"
+
+
+def type_findings(
+    types: Sequence[DroneType], named: Iterable[str], of_shares: str
+) -> Iterator[OptionFinding]:
+    """Yield what does not agree with a site's drone types, where GPUs are whole: a path in its file, and a message.
+
+    ``named``: names under ``types`` of the adapter's options. ``of_shares``: what is wrong with a
+    share of a GPU.
+    """
+    for kind in types:
+        if kind.gpu_milli % WHOLE_GPU:
+            yield ("types", kind.name, "gpus"), f"`gpus`: {of_shares}"
+    known = [kind.name for kind in types]
+    for name in named:
+        if name not in known:
+            message = f"there is no drone type `{name[:63]}`: {choices(name, known)}"
+            yield ("options", "types", name), message
 
 
 def fields_of(model: type[BaseModel]) -> dict[str, FieldInfo]:

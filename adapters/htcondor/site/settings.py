@@ -15,11 +15,11 @@ from adapters.htcondor.tokens import directory_credentials, idtoken_credential
 from adapters.shared.commands.settings import SshSettings
 from adapters.shared.parcel import check_environment
 from provisioner.config.credentials import certificate_credential, secret_credential
-from provisioner.config.messages import choices
+from provisioner.config.messages import type_findings
 from provisioner.config.models import ConfigSection, mistake_at
 from provisioner.config.units import Addresses, ConfigPath, Duration, PositiveDuration, Secret, Size
 from provisioner.interfaces import OptionFinding
-from provisioner.model import WHOLE_GPU, Credential, DroneType
+from provisioner.model import Credential, DroneType
 
 _SUBMIT_COMMAND = re.compile(r"(?:\+|[Mm][Yy]\.)?[A-Za-z_][A-Za-z0-9_.]{0,127}")
 _UNFILLED = re.compile(r"<[^<>]+ [^<>]+>")
@@ -291,18 +291,9 @@ class HTCondorSiteConfig(ConfigSection):
 
     def type_conflicts(self, types: Sequence[DroneType]) -> Iterator[OptionFinding]:
         """Yield errors in combination with the site's drone types: path in the site file, and message."""
-        for kind in types:
-            if kind.gpu_milli % WHOLE_GPU:
-                message = (
-                    "`gpus`: a share of a GPU is a whole one to an HTCondor site: write `gpus: 1`"
-                )
-                yield ("types", kind.name, "gpus"), message
-        names = [kind.name for kind in types]
+        shares = "a share of a GPU is a whole one to an HTCondor site: write `gpus: 1`"
+        yield from type_findings(types, self.types, shares)
         yield from self._grid_conflicts(types)
-        for name in self.types:
-            if name not in names:
-                message = f"there is no drone type `{name[:63]}`: {choices(name, names)}"
-                yield ("options", "types", name), message
 
     def _grid_conflicts(self, types: Sequence[DroneType]) -> Iterator[OptionFinding]:
         """Yield what cannot work through a computing element."""
