@@ -150,7 +150,7 @@ def pod_body(
     }
 
 
-def job_body(pod: Mapping[str, Any]) -> dict[str, Any]:
+def job_body(pod: Record) -> dict[str, Any]:
     """Return a Job that makes this pod once and never again (JobSpec, batch/v1)."""
     meta = pod["metadata"]
     template = {
@@ -200,7 +200,7 @@ def secret_body(
     }
 
 
-def _merged(own: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+def _merged(own: Record, options: Record) -> dict[str, Any]:
     """Return both; mappings and lists of both are merged, of other values the operator's counts."""
     found = dict(own)
     for key, value in options.items():

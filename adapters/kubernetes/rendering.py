@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from adapters.kubernetes.settings import KubernetesSiteConfig
+from adapters.shared.json_records import Record
 from provisioner.model import WHOLE_GPU, DroneType, SitePolicy
 
 ROLE = "gpu-drone-provisioner"
@@ -61,7 +62,7 @@ def render_access(
         ],
     }
     purpose = "Pilots that run when nobody else needs the GPUs."
-    objects: list[Mapping[str, Any]] = [
+    objects: list[Record] = [
         _object("v1", "Namespace", {"name": namespace}),
         _object("v1", "ServiceAccount", own),
         _object(f"{_RBAC}/v1", "Role", own, rules=rules),
@@ -90,7 +91,7 @@ def render_blocking(
     """
     namespace = config.namespace or "gpu-drones"
     resources = sorted({config.resource(kind) for kind in types} - {""})
-    objects: list[Mapping[str, Any]] = [
+    objects: list[Record] = [
         _priority("gpu-placeholder", PLACEHOLDER_PRIORITY, "Keeps CPUs and memory for free GPUs.")
     ]
     for number, reserve in enumerate(policy.blocking, 1):
@@ -137,30 +138,28 @@ def render_blocking(
     return head + _dumped(objects)
 
 
-def _rules(group: str, rights: Mapping[str, Sequence[str]]) -> list[Mapping[str, Any]]:
+def _rules(group: str, rights: Mapping[str, Sequence[str]]) -> list[Record]:
     return [
         {"apiGroups": [group], "resources": [name], "verbs": list(verbs)}
         for name, verbs in rights.items()
     ]
 
 
-def _binding(
-    kind: str, meta: Mapping[str, str], role: str, subject: Mapping[str, str]
-) -> Mapping[str, Any]:
+def _binding(kind: str, meta: Mapping[str, str], role: str, subject: Mapping[str, str]) -> Record:
     reference = {"apiGroup": _RBAC, "kind": role, "name": ROLE}
     return _object(f"{_RBAC}/v1", kind, meta, roleRef=reference, subjects=[subject])
 
 
-def _priority(name: str, value: int, description: str) -> Mapping[str, Any]:
+def _priority(name: str, value: int, description: str) -> Record:
     more = {"value": value, "preemptionPolicy": "PreemptLowerPriority", "description": description}
     return _object("scheduling.k8s.io/v1", "PriorityClass", {"name": name}, **more)
 
 
-def _object(version: str, kind: str, meta: Mapping[str, str], **content: Any) -> Mapping[str, Any]:
+def _object(version: str, kind: str, meta: Mapping[str, str], **content: Any) -> Record:
     return {"apiVersion": version, "kind": kind, "metadata": dict(meta), **content}
 
 
-def _dumped(objects: Iterable[Mapping[str, Any]]) -> str:
+def _dumped(objects: Iterable[Record]) -> str:
     # YAML would write what two have in common as an alias
     plain = json.loads(json.dumps(list(objects)))
     return "".join(

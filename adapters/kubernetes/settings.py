@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field
 
 from adapters.kubernetes.credentials import access_by, read_kubeconfig
-from adapters.shared.json_records import mapping, mappings, text
+from adapters.shared.json_records import Record, mapping, mappings, text
 from adapters.shared.parcel import check_environment
 from provisioner.config.credentials import pem_credential, token_credential
 from provisioner.config.messages import type_findings
@@ -52,7 +52,7 @@ _LISTS = ("volumes", "volumeMounts", "env", "tolerations", "resourceClaims")
 """Fields that the adapter reads or adds to."""
 
 
-def _names(what: str, found: Mapping[str, Any]) -> Mapping[str, Any]:
+def _names(what: str, found: Record) -> Record:
     for key, value in found.items():
         if not _RESOURCE.fullmatch(key):
             raise mistake_at(key, f"`{key[:80]}` is no name of a {what}: write `example.org/name`")

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import re
 import ssl
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -135,7 +135,7 @@ def _found(named: Path | None) -> Path:
     )
 
 
-def _entry(file: Path, name: str) -> tuple[str, Mapping[str, Any]]:
+def _entry(file: Path, name: str) -> tuple[str, Record]:
     """Return the place of the entry and its content, with secure.yaml laid over it."""
     clouds = _clouds(file)
     if name not in clouds:
@@ -168,7 +168,7 @@ class _CloudsLoader(yaml.SafeLoader):
     }
 
 
-def _clouds(file: Path) -> Mapping[str, Any]:
+def _clouds(file: Path) -> Record:
     """Return the entries under ``clouds`` in a file."""
     try:
         tree = yaml.load(file.read_text("utf-8-sig"), _CloudsLoader)
@@ -194,7 +194,7 @@ def _clouds(file: Path) -> Mapping[str, Any]:
 class _EntryReader:
     """One entry of a clouds.yaml."""
 
-    def __init__(self, where: str, entry: Mapping[str, Any]) -> None:
+    def __init__(self, where: str, entry: Record) -> None:
         self._where = where
         self._entry = entry
 

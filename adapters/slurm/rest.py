@@ -22,6 +22,7 @@ from adapters.slurm.records import (
 )
 from adapters.slurm.rest_session import (
     MAX_CONNECTIONS,
+    JsonObject,
     RestResponse,
     RestResponseTooLargeError,
     RestSession,
@@ -38,7 +39,6 @@ from provisioner.interfaces import (
 from provisioner.model import FaultKind
 
 T = TypeVar("T")
-JsonObject = Mapping[str, Any]
 
 _CONFIGURATION_PATH = "slurm/v0.0.45/conf"
 """The first version that reports slurm.conf; 26.05 offers it."""
@@ -278,7 +278,7 @@ class SlurmRestClient(SlurmClient):
                 await self._delete({"jobs": some, "signal": "KILL", "flags": ["FULL_STEPS_ONLY"]})
             await self._delete({"jobs": some})
 
-    async def _delete(self, body: Mapping[str, Any]) -> None:
+    async def _delete(self, body: JsonObject) -> None:
         response = await self._order("DELETE", "slurm/{}/jobs/", body, self._config.deadline)
         for each in response.items("status"):
             error = each.get("error")
@@ -297,7 +297,7 @@ class SlurmRestClient(SlurmClient):
             )
 
     async def _order(
-        self, method: str, path: str, body: Mapping[str, Any], deadline_s: float
+        self, method: str, path: str, body: JsonObject, deadline_s: float
     ) -> RestResponse:
         response = await self._session.request(method, path, body=body, deadline_s=deadline_s)
         if response.is_complete:
@@ -308,7 +308,7 @@ class SlurmRestClient(SlurmClient):
         raise refusal_error(response.message)
 
 
-def job_description(submission: SlurmSubmission) -> Mapping[str, Any]:
+def job_description(submission: SlurmSubmission) -> JsonObject:
     job: dict[str, Any] = {
         **convert_options(submission.options, "rest")[0],
         "name": submission.name,

@@ -25,6 +25,7 @@ from provisioner.values import frozen
 if TYPE_CHECKING:
     from adapters.shared.commands.ssh import SshRunner
 
+JsonObject = Mapping[str, Any]
 SUPPORTED_VERSIONS = ("v0.0.45", "v0.0.44", "v0.0.43", "v0.0.42", "v0.0.41", "v0.0.40")
 """Versions of the API, newest first, that answer our questions in the same way."""
 MAX_RESPONSE_BYTES = 64 * 1024**2
@@ -42,7 +43,7 @@ class RestResponse:
     """An answer of slurmrestd and the errors in it."""
 
     status: int
-    body: Mapping[str, Any]
+    body: JsonObject
     errors: Sequence[tuple[int, str]]
     """Slurm's error number (0: none) and text."""
 
@@ -55,7 +56,7 @@ class RestResponse:
     def is_complete(self) -> bool:
         return self.status == 200 and not self.errors
 
-    def items(self, key: str) -> Sequence[Mapping[str, Any]]:
+    def items(self, key: str) -> Sequence[JsonObject]:
         """Return the list that the answer is about. UnavailableError if it is missing or incomplete."""
         found = self.body.get(key)
         if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
@@ -122,7 +123,7 @@ class RestSession:
         path: str,
         query: Sequence[tuple[str, str]] = (),
         *,
-        body: Mapping[str, Any] | None = None,
+        body: JsonObject | None = None,
         deadline_s: float | None = None,
     ) -> RestResponse:
         """Return the answer to one request, a refusal included.
@@ -170,7 +171,7 @@ class RestSession:
         method: str,
         path: str,
         query: Sequence[tuple[str, str]] = (),
-        body: Mapping[str, Any] | None = None,
+        body: JsonObject | None = None,
         sent: list[bool] | None = None,
     ) -> RestResponse:
         """Return the answer to a request with our token."""
