@@ -125,7 +125,9 @@ CLASS_COLUMNS = (
         "name", "Its name: its owner, what distinguishes it, and the begin of its id.", fact="class"
     ),
     text("owner", "User or accounting group.", "job.owner", level=0, least=8, fact="owner"),
-    text("vo", "Virtual organisation; empty: none.", "job.vo", level=1, least=8, fact="vo"),
+    text(
+        "vo", "Virtual organisation; empty: none.", "job.vo", level=0, least=8, spare=5, fact="VO"
+    ),
     whole(
         "waiting",
         "Idle jobs that negotiation has left idle.",

@@ -271,7 +271,7 @@ def vo_gauges(classes: Iterable[model.JobClass]) -> MetricValues:
         jobs[vo, "waiting"] += job.idle
         jobs[vo, "running"] += job.running
         totals[vo] += job.idle + job.running
-    own = sorted(totals, key=lambda vo: (-totals[vo], vo))[:MOST_VOS]
+    own = {*sorted(totals, key=lambda vo: (-totals[vo], vo))[:MOST_VOS]}
     values = MetricCounts()
     for (vo, state), count in jobs.items():
         shown = vo if vo in own else OTHER_VOS

@@ -167,7 +167,7 @@ STATE_GROUPS: Mapping[str, Sequence[DroneState]] = {
 }
 
 
-_DEMAND_SHOWN = ("id", "owner", "waiting", "running", "drones", "oldest_s", "needs", "why")
+_DEMAND_SHOWN = ("id", "owner", "vo", "waiting", "running", "drones", "oldest_s", "needs", "why")
 
 
 def _now(reader: Reader, query: Query) -> WebPage:

@@ -106,7 +106,9 @@ def _head(column: Column, query: Mapping[str, str] | None) -> PageHead:
 
 def spelled(title: str) -> str:
     """Return a heading of the terminal (``GPUS``, ``TAKEN BACK``) as one of a page."""
-    return re.sub(r"(?i)\b(gpu|cpu|vram)(?=s?\b)", lambda word: word[0].upper(), title.capitalize())
+    return re.sub(
+        r"(?i)\b(gpu|cpu|vram|vo)(?=s?\b)", lambda word: word[0].upper(), title.capitalize()
+    )
 
 
 def _cells(column: Column, rows: Sequence[Any]) -> list[PageCell]:

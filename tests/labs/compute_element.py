@@ -48,6 +48,7 @@ JOB_ROUTER_ROUTE_pool @=end
 
 SECOND = """
 SCHEDD_NAME = ce@ce.test
+UID_DOMAIN = overlay.test
 FLOCK_TO = {collector}
 JOB_ROUTER_SCHEDD2_NAME = pool@overlay.test
 JOB_ROUTER_SCHEDD2_POOL = {collector}
@@ -71,6 +72,7 @@ def running_ce(condor: Condor, *, schedds: int) -> Iterator[tuple[Pool, Pool]]:
         pool = Pool(root, condor, config=EVERYBODY + name)
         second = SECOND.format(collector=pool.collector, spool=pool.dir / "spool")
         ce = Pool(root, condor, "ce", "COLLECTOR SCHEDD", EVERYBODY + ROUTER + second)
+        pool.client(ROUTED_OWNER)
         ce.client(ROUTED_OWNER)
         ce.write_token("pool", ce.dir / "etc/tokens", pool.token(ROUTED_OWNER))
         with running(pool), running(ce):

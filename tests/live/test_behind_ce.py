@@ -63,6 +63,14 @@ async def test_what_a_router_manages_counts_once(
         copies = {f"{ad['ClusterId']}.{ad['ProcId']}" for ad in pool.jobs() if "RoutedBy" in ad}
         assert {*view.routed.values()} == copies
 
+        def routed_again(view: OverlayView) -> bool:
+            assert sum(each.idle for each in view.classes) <= JOBS
+            return len(view.routed) == JOBS and {*view.routed.values()} != copies
+
+        pool.run("condor_rm", sorted(copies)[0], identity=ROUTED_OWNER)
+        view = await seen(overlay, routed_again)
+        copies |= {*view.routed.values()}
+
         drone_on(pool, "kit-1")
         until(lambda: done_sources(ce, cluster) >= 2, 120, what="the router has finished two")
         view = await seen(overlay, lambda v: len(v.completions or ()) >= 2)
