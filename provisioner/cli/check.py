@@ -102,7 +102,10 @@ def _problem_at(path: Path, at: tuple[str, ...], message: str) -> config.Problem
     return config.Problem(str(path), spot.line, spot.col, message)
 
 
-_LIVE_HELP = "Also look at each site and the overlay once, and compare them with the policy; changes nothing."
+_LIVE_HELP = (
+    "Also look at each site and the overlay once, and compare them with the policy; changes nothing, but a computing "
+    "element is sent a job that ends at once."
+)
 
 
 @opt.shared

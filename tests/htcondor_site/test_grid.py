@@ -7,6 +7,7 @@ import re
 import tarfile
 from dataclasses import replace
 
+import classad2
 import pytest
 
 from adapters.htcondor.site.listing import list_drones
@@ -39,6 +40,12 @@ BROUGHT_BACK = "its files are brought back"
         (AT_CE, RemoteState.PENDING, "waits at the computing element: sent"),
         (
             {**AT_CE, "GridJobStatus": "IDLE"},
+            RemoteState.PENDING,
+            "waits at the computing element: IDLE",
+        ),
+        # mirrored before the element says that it runs
+        (
+            {**RUNS_THERE, "JobStatus": 1, "NumJobStarts": 1, "GridJobStatus": "IDLE"},
             RemoteState.PENDING,
             "waits at the computing element: IDLE",
         ),
@@ -85,7 +92,8 @@ GONE = "Job disappeared from remote schedd"
     ("values", "kind", "detail"),
     [
         # idle again: its second life is not awaited
-        ({**RUNS_THERE, "JobStatus": 1, "GridJobStatus": "IDLE"}, EndKind.PREEMPTED, None),
+        ({**RUNS_THERE, "JobStatus": 1, "LastJobStatus": 2}, EndKind.PREEMPTED, None),
+        ({**RUNS_THERE, "JobStatus": 1, "NumJobStarts": 2}, EndKind.PREEMPTED, None),
         ({**RUNS_THERE, "JobStatus": 4, "ExitCode": 73}, EndKind.EXITED, 73),
         (
             {**RUNS_THERE, "JobStatus": 3, "Managed": "ScheddDone", "RemoveReason": OURS},
@@ -160,9 +168,9 @@ def test_an_htcondor_ce_gets_what_pilots_say_and_lets_no_drone_live_twice() -> N
         "20480",
         "1440",
     )
-    assert "JobCurrentStartDate" in found["My.remote_PeriodicRemove"]
-    assert "JobCurrentStartDate" in found["periodic_remove"]
+    assert found["My.remote_PeriodicRemove"] in found["periodic_remove"]
     assert found["My.remote_DroneId"] == '"$(drone_id)"'
+    assert "NumJobStarts" in found["My.remote_Requirements"]
     assert not {"requirements", "job_lease_duration"} & found.keys(), (
         "with a lease the element would end the drones when the way to it is cut"
     )
@@ -179,10 +187,26 @@ def test_an_arc_gets_its_request_from_the_drone_type() -> None:
         f"<DiskSpaceRequirement>{50000 << 20}</DiskSpaceRequirement><WallTime>86400</WallTime>"
     ), "memory is counted for each core"
     assert found["transfer_output_files"] == "drone.log, outcome"
-    assert "My.xcount" not in found
+    assert not [name for name in found if name in ("My.xcount", "My.remote_Requirements")]
     admins = "<WallTime>60</WallTime><Coprocessor>CUDA</Coprocessor>"
     given = lines(CPU, **ARC, arc_resources=admins)["arc_resources"]
     assert given.endswith(admins) and given.count("<WallTime>") == 1
+
+
+@pytest.mark.parametrize(
+    ("life", "back"),
+    [
+        ({"JobStatus": 1, "LastJobStatus": 5}, False),
+        ({"JobStatus": 1, "LastJobStatus": 0, "NumJobStarts": 1}, False),
+        ({"JobStatus": 2, "LastJobStatus": 1, "NumJobStarts": 2}, False),
+        ({"JobStatus": 1, "LastJobStatus": 2}, True),
+        ({"JobStatus": 1, "LastJobStatus": 5, "NumJobStarts": 2}, True),
+    ],
+)
+def test_a_job_is_removed_when_it_is_back_in_the_queue(life: dict[str, object], back: bool) -> None:
+    job = ad(1, **{"NumJobStarts": None, **life})
+    policy = lines(**CE)["My.remote_PeriodicRemove"]
+    assert (classad2.ExprTree(policy).eval(job) is True) == back
 
 
 def test_files_go_as_one_archive() -> None:

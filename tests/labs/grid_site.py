@@ -7,12 +7,15 @@ whose JobRouter makes a job of the pool out of it. Two pools on loopback.
 from __future__ import annotations
 
 import pwd
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from provisioner.model import DroneId
 from tests.labs import htcondor
+from tests.labs.controller import A100, LabController, Settings, gpu_type
 from tests.labs.htcondor import ONE_SLOT, Condor, Pool, until
 from tests.labs.shared_gpu_site import SITE, FarmWorld
 
@@ -111,3 +114,51 @@ class ElementWorld(FarmWorld):
         ]
         there = len([ad for ad in routed if ad["JobStatus"] not in (3, 4)])
         return max(there, await super().alive(drone_id))
+
+
+@dataclass(frozen=True)
+class ElementSite:
+    """The access point and the element as a site of a controller."""
+
+    access: AccessPoint
+    element: Pool
+    most: int
+    max_pending: int
+    name: str = "behind"
+
+    def settings(self, controller: LabController) -> Settings:
+        controller.secret("access.token", self.access.token("alice") + "\n")
+        size = {"cpus": 2, "memory": "512 MiB", "disk": "10 MiB"}
+        return {
+            "adapter": "htcondor",
+            "limits": {
+                "max_drones": self.most,
+                "max_pending": self.max_pending,
+                "max_starts_per_tick": self.most,
+            },
+            "timeouts": controller.timeouts(
+                missing="5s",
+                grace="3s",
+                poll_deadline="20s",
+                order_deadline="30s",
+                order_confirm="40s",
+                stopping="90s",
+            ),
+            "types": {"a100": gpu_type(*A100, **size)},
+            "options": {
+                "collector": self.access.collector,
+                "token": {"file": "access.token"},
+                "client_config": htcondor.LOOPBACK,
+                "work_directory": "work-behind",
+                "submit": grid_commands(self.element),
+                "submit_deadline": "25s",
+            },
+        }
+
+    def there(self) -> Counter[str]:
+        """Count the jobs of each drone that wait or run behind the element."""
+        return Counter(
+            str(ad["DroneId"])
+            for ad in self.element.jobs()
+            if "RoutedFromJobId" in ad and ad["JobStatus"] in (1, 2, 6)
+        )

@@ -17,6 +17,7 @@ from adapters.htcondor.site.client import HTCondorClient, client_for
 from adapters.htcondor.site.mig import mig_gaps
 from adapters.htcondor.site.owner import OwnerQueuePoller
 from adapters.htcondor.site.settings import HTCondorSiteConfig
+from adapters.htcondor.site.trial import try_submits
 from adapters.shared.failed_nodes import FailedNodes
 from adapters.shared.housekeeping import Housekeeping
 from adapters.shared.printing import printable
@@ -160,7 +161,9 @@ class HTCondorSite:
             self._tried |= dict.fromkeys(some.keys() - failed.keys(), _COLLECT_TRIES)
 
     async def audit(self, policy: model.SitePolicy) -> Sequence[AuditFinding]:
-        """Return where the nodes do not do what ``policy`` says, by their slot ads."""
+        """Return where the nodes do not do what ``policy`` says, or a computing element takes no job."""
+        if not self._on_nodes:
+            return await try_submits(self._client, self._config, self._types)
         machines, _ = await self._machines()
         attributes = dict(_plain_attributes(self._config.submit))
         return (

@@ -12,8 +12,9 @@ from provisioner.model import DroneType, FaultKind
 
 GRID_PROJECTION = "JobUniverse GridJobId GridJobStatus GridResourceUnavailableTime Managed"
 """Attributes of jobs that this module reads."""
-STARTED_THERE = "((NumJobStarts ?: 0) > 0 || (JobCurrentStartDate ?: 0) > 0)"
-"""A JobRouter mirrors the start date at once, and the count late or never."""
+BACK_IN_QUEUE = "(JobStatus == 1 && (LastJobStatus == 2 || (NumJobStarts ?: 0) > 1))"
+"""A job that waits for its second life. A JobRouter mirrors the date of the first start before it says that
+the job runs, and the count late."""
 _GRID_UNIVERSE = 9
 _MIB = 1 << 20
 _ENDED_THERE = frozenset(
@@ -38,6 +39,12 @@ def has_started(ad: Ad) -> bool:
     """Return True if the job of a computing element has begun its one life there."""
     began = moment(ad, "JobCurrentStartDate") > 0 or whole(ad, "JobStatus") == RUNNING
     return is_grid_job(ad) and began
+
+
+def waits(ad: Ad) -> bool:
+    """Return True if an idle job of a computing element has not run there before."""
+    was_there = whole(ad, "LastJobStatus") == RUNNING or whole(ad, "NumJobStarts") > 1
+    return is_grid_job(ad) and not was_there
 
 
 def obstacle(ad: Ad) -> FaultKind | None:
@@ -115,8 +122,8 @@ def request(kind: DroneType, commands: Mapping[str, str]) -> dict[str, str]:
         for name, value in _pilots_attributes(kind).items()
         if name.lower() not in given
     }
-    # the element gives no job of Condor-C our periodic_remove, and would start an evicted one again
-    found["My.remote_PeriodicRemove"] = f"JobStatus == 1 && {STARTED_THERE}"
+    # the element gets none of our policy otherwise, and would start an evicted job again
+    found["My.remote_PeriodicRemove"] = BACK_IN_QUEUE
     return found
 
 

@@ -150,7 +150,7 @@ def _remote_drone(
     state, reason, end = _state(ad, now, carved)
     # One that could not be started where it was matched last waits anew, and has no place.
     host = slot if state is RemoteState.PENDING else slot or text(ad, "LastRemoteHost")
-    ran = state is RemoteState.RUNNING or has_started(ad)
+    ran = state is RemoteState.RUNNING or (has_started(ad) and end is not None)
     return RemoteDrone(
         drone_id=drone_id,
         state=state,
@@ -171,10 +171,10 @@ def _state(
     ad: Ad, now: float, carved: Mapping[str, frozenset[str]]
 ) -> tuple[RemoteState, str, RemoteEnd | None]:
     match whole(ad, "JobStatus"):
+        case classads.IDLE if grid.waits(ad):
+            return RemoteState.PENDING, grid.waiting(ad), None
         case classads.IDLE if has_started(ad):
             return RemoteState.ENDED, "", _evicted(ad, now)
-        case classads.IDLE if grid.is_grid_job(ad):
-            return RemoteState.PENDING, grid.waiting(ad), None
         case classads.IDLE:
             rejected = text(ad, "LastRejMatchReason", _MAX_REASON).strip()
             return (

@@ -54,6 +54,7 @@ periodic_remove, a minute or more, it would be matched again."""
 _MAX_JOBS = 1000
 """Jobs of one submit."""
 _LEAST_SPOOL_LIMIT_S = 120
+_LONGEST_TRIAL_S = 600
 VRAM_TOLERANCE = 0.9
 """Tolerance for the VRAM that a type declares: a "32 GB" V100S reports 32510 MiB, a "24 GB" A10
 22731. No two sizes of card are that close together."""
@@ -175,12 +176,14 @@ def _description(
         "requirements": " && ".join(requirements),
         "job_lease_duration": str(round(config.lease)),
     }
-    started = STARTED
+    back = f"(JobStatus == 1 && {STARTED})"
     through_element = config.is_grid(kind)
     if through_element:
         # No lease: the drones would end whenever the way to the element is cut for as long.
         requests = grid.request(kind, plain)
-        started = grid.STARTED_THERE
+        if not grid.is_arc(plain):  # for a routed job whose route keeps them
+            requests["My.remote_Requirements"] = " && ".join(requirements)
+        back = grid.BACK_IN_QUEUE
         taken = [PARCEL]
         left = LEFT_BEHIND[: 2 if grid.is_arc(plain) else 3]  # an ARC brings no directory home
     # for a controller that has died too
@@ -207,11 +210,30 @@ def _description(
         f" {round(config.retain_finished)}",
         # An evicted job would begin a second life; a held one would wait for a person; one that
         # never gets its files would wait without end.
-        "periodic_remove": f"(JobStatus == 1 && {started}) ||"
+        "periodic_remove": f"{back} ||"
         f" (JobStatus == 5 && (HoldReasonCode =!= {SPOOLING} || ({abandoned})))",
         **_ours(order, controller, digest, forwarded=through_element),
     }
     return "".join(f"{name} = {value}\n" for name, value in commands.items())
+
+
+def trial(config: HTCondorSiteConfig, kind: DroneType, name: DroneId) -> SubmitDescription:
+    """Return a job of a type's shape that ends at once and is none of our drones."""
+    plain = config.commands(kind)
+    commands = {
+        **plain,
+        **grid.request(kind, plain),
+        **_shape(kind, _admins_command(config, kind, "require_gpus")),
+        "executable": "/bin/true",
+        "transfer_executable": "False",
+        "should_transfer_files": "YES",
+        "initialdir": "$(outputs)/$(drone_id)",
+        "notification": "never",
+        "periodic_remove": f"time() - QDate > {_LONGEST_TRIAL_S}",
+        "My.DroneId": '"$(drone_id)"',
+    }
+    description = "".join(f"{command} = {value}\n" for command, value in commands.items())
+    return SubmitDescription(description, (name,))
 
 
 def admins_requirements(config: HTCondorSiteConfig, kind: DroneType) -> str:
