@@ -159,9 +159,13 @@ def report_of(
     sql = record_of(drones, runs)
     work = view_log.ViewLog()
     work.write(sql, {"slots": {each.drone_id: each for each in slots}})
-    trees = view_log.slot_trees(sql)
     found = tables.read_use(
-        sql, trees, BEGIN + since, BEGIN + until, by_drone=by == "drone", running=True
+        sql,
+        view_log.slot_work(sql),
+        BEGIN + since,
+        BEGIN + until,
+        by_drone=by == "drone",
+        running=True,
     )
     return usage_report(found, types, since, until, by)
 

@@ -317,7 +317,7 @@ class Reader:
     def use(self, since: float, until: float, *given: Any, **more: Any) -> RecordedRuns:
         """Return as :func:`tables.read_use <provisioner.store.tables.read_use>`."""
         with self._open() as sql:
-            return tables.read_use(sql, view_log.slot_trees(sql), since, until, *given, **more)
+            return tables.read_use(sql, view_log.slot_work(sql), since, until, *given, **more)
 
     def most_unused(self, since: float, limit: int) -> tuple[list[DroneId], int]:
         """Return the drones whose runs left most GPU time unused, and the number of all with runs."""
@@ -398,8 +398,8 @@ class Reader:
     def gpus_offline(self, drone_id: DroneId) -> int:
         """Return how many GPUs of a drone its checks have taken offline, by the newest views."""
         with self._open() as sql:
-            trees = view_log.slot_trees(sql, drone_id)
-            return next((t.get("gpus_offline", 0) for t in trees if t["drone_id"] == drone_id), 0)
+            slots = view_log.slot_work(sql, drone_id)
+            return next((each.gpus_offline for each in slots if each.drone_id == drone_id), 0)
 
     def counters(self) -> Mapping[MetricKey, float]:
         """Return the counters since the store was created."""

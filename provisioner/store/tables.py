@@ -222,9 +222,19 @@ MOST_UNUSED = """
     GROUP BY drone_id ORDER BY total(run_s * (gpu_milli - used_milli)) DESC LIMIT ?"""
 
 
+@dataclass(frozen=True, slots=True)
+class SlotWork:
+    """The part of a slot on record that its drone does not tell."""
+
+    drone_id: DroneId
+    begun_at: float = 0.0
+    work_gpu_milli: int = 0
+    gpus_offline: int = 0
+
+
 def read_use(
     sql: sqlite3.Connection,
-    slots: Iterable[Mapping[str, Any]],
+    slots: Iterable[SlotWork],
     since: float,
     until: float,
     of: Iterable[DroneId] | None = None,
@@ -245,9 +255,9 @@ def read_use(
         "SELECT coalesce(max(longest_s), 0) FROM use_days WHERE day >= ?", (day,)
     ).fetchone()
     work = [
-        (slot["drone_id"], slot["begun_at"], slot.get("work_gpu_milli", 0))
+        (slot.drone_id, slot.begun_at, slot.work_gpu_milli)
         for slot in (slots if running else ())
-        if slot.get("begun_at")
+        if slot.begun_at
     ]
     values = {
         "since": since,

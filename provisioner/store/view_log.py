@@ -14,7 +14,6 @@ What classes refuse is shared by many of them, and seldom changes while their nu
 
 from __future__ import annotations
 
-import json
 import sqlite3
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -28,7 +27,7 @@ from provisioner import model
 from provisioner.estimates import NO_ESTIMATES, Estimates
 from provisioner.model import Snapshot
 from provisioner.store import Views
-from provisioner.store.tables import insert, pack, read_meta, unpack
+from provisioner.store.tables import SlotWork, insert, pack, read_meta, unpack
 
 BATCH_ENTRIES: Final = 500
 """Entries in a row. Packing them holds the interpreter's lock for some milliseconds: the loop waits for it."""
@@ -231,19 +230,16 @@ def read_part(sql: sqlite3.Connection, name: str, row: int = NEWEST) -> dict[Any
     return part.entries
 
 
-def slot_trees(
-    sql: sqlite3.Connection, of: model.DroneId | None = None
-) -> Iterator[dict[str, Any]]:
-    """Yield the slots of the newest views as they are on record, a batch at a time; ``of`` one drone or few beside it.
+def slot_work(sql: sqlite3.Connection, of: model.DroneId | None = None) -> Iterator[SlotWork]:
+    """Yield the work in the slots of the newest views, a batch at a time; ``of`` one drone or few beside it.
 
-    10,000 slots at once take 20 MiB, and as much in each thread of the web service.
+    100,000 slots take 0.4 s; all of them as JSON values would take 1.3 s and 200 MiB.
     """
-    seen = set[str]()
+    seen, kind = set[str](), tuple[dict[str, SlotWork | None], tuple[str, ...]]
     for (body,) in sql.execute(f"SELECT body {_ROWS} DESC", ("slots", NEWEST)):
-        text = zlib.decompress(body)
-        if of is None or of.encode() in text:
-            entries = json.loads(text)[0]
-            yield from (tree for key, tree in entries.items() if tree and key not in seen)
+        if of is None or of.encode() in zlib.decompress(body):
+            entries, _ = unpack(kind, body)
+            yield from (work for key, work in entries.items() if work and key not in seen)
             seen |= entries.keys()
 
 

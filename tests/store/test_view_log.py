@@ -41,9 +41,9 @@ class Poll:
     restarts: bool
 
     def snapshot(self, store: SqlStore, plan: m.Plan) -> m.Snapshot:
+        heard = {n: self.heard_at if n % 3 == 0 else 5.0 for n in self.slots}
         slots = tuple(
-            m.Slot(drone(n).id, m.SlotState.BUSY, self.heard_at if n % 3 == 0 else 5.0)
-            for n in self.slots
+            m.Slot(drone(n).id, m.SlotState.BUSY, at, begun_at=at - 2.0) for n, at in heard.items()
         )
         classes = tuple(
             m.JobClass(f"c{n}", 1000, n, 2048, waiting=self.waiting * n, refuses=dict(REFUSALS[of]))
@@ -131,10 +131,8 @@ async def test_each_kept_snapshot_is_what_was_recorded(
         assert (views.overlay, views.sites) == (snapshot.overlay, snapshot.sites)
         assert slots == (snapshot.overlay.view.slots if snapshot.overlay.view else ())
         with reader._open() as sql:
-            trees = {tree["drone_id"]: tree for tree in view_log.slot_trees(sql)}
-        assert {key: tree["heard_at"] for key, tree in trees.items()} == {
-            slot.drone_id: slot.heard_at for slot in slots
-        }
+            begun = {each.drone_id: each.begun_at for each in view_log.slot_work(sql)}
+        assert begun == {slot.drone_id: slot.begun_at for slot in slots}
     assert reader.kept_snapshots() == [each.tick for each in kept]
     for each in kept:
         found = reader.snapshot(each.tick)
