@@ -72,4 +72,4 @@ def decide(snapshot: Snapshot, settled: SettledDrones | None = None) -> Plan:
 
 def planner() -> Callable[[Snapshot], Plan]:
     """Return :func:`decide` for the snapshots of one controller, which skips drones without news."""
-    return partial(decide, settled={})
+    return partial(decide, settled=SettledDrones())

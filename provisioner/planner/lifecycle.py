@@ -23,7 +23,6 @@ from provisioner.planner.context import (
     VANISHED_WAIT_FACTOR,
     SettledDrones,
     ViewValidity,
-    is_settled,
 )
 from provisioner.reasons import Reason
 
@@ -81,9 +80,10 @@ def observe_all(
         evictions[eviction.drone_id].append(eviction)
     any_optional = view is not None and any(job.gpu_optional for job in view.classes)
     none_reported = () if view is not None and _reports_all_evictions(view) else None
+    kinds = {kind.key: kind for kind in snapshot.types}
     moves = []
     for seen in validity.news:
-        drone, slot, *_ = seen
+        drone, slot, _ = seen
         move = observe(
             drone,
             validity.views.get(drone.site),
@@ -97,8 +97,8 @@ def observe_all(
         )
         if move is not None:
             moves.append(move)
-        elif settled is not None and is_settled(seen):
-            settled[drone.id] = seen
+        elif settled is not None:
+            settled.add(seen, snapshot, kinds.get(drone.type))
     return moves
 
 
