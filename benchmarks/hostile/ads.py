@@ -6,6 +6,7 @@ from random import Random
 
 import classad2
 
+from adapters.htcondor.overlay.affiliation import Affiliation
 from adapters.htcondor.overlay.job_classes import QueueWait, group, job_class
 from adapters.htcondor.overlay.slots import slots_view
 from provisioner.model import DroneId, JobClass, Slot
@@ -88,7 +89,8 @@ def classes(rng: Random) -> tuple[JobClass, ...]:
             f"Requirements={rng.choice(_EXPRESSIONS)}",
         ]
         lines += [f"{name}={rng.choice(_NUMBERS)}" for name in _REQUESTS if rng.random() < 0.5]
-        made = group(classad2.ClassAd(f"[{';'.join(lines)}]"), "schedd", "AccountingGroup")
+        of = Affiliation("AccountingGroup", "")
+        made = group(classad2.ClassAd(f"[{';'.join(lines)}]"), "schedd", of)
         if made is not None:
             found.append(
                 job_class(
