@@ -18,7 +18,7 @@ GPU_CHECK_EXITS = (71, 72)
 """Exit codes of a drone whose check of its GPUs failed or hung."""
 _INCLUDE = re.compile(rb"^.*# @include (?P<name>[a-z_]+\.(sh|py))$", re.MULTILINE)
 _HERE_DOCUMENT = re.compile(rb"<<-?\s*['\"]?(?P<end>[A-Za-z_]\w*)['\"]?")
-_SHELL_INDENT = re.compile(rb"^(?: {4})+")
+_INDENT = re.compile(rb"^(?: {4})+")
 _SHELL_REMARK = re.compile(rb" {2,}# [^'\"\n]*$")
 _MEANS_SOMETHING = re.compile(rb"#!|# limit: \d+$")
 """Comments that are read: an interpreter, the time limit of a check."""
@@ -38,12 +38,11 @@ def script(name: str) -> bytes:
 
 
 def _without_shell_comments(text: bytes) -> bytes:
-    """Return a shell script without blank lines, comments and wide indents, except in here-documents."""
+    """Return a shell script without blank lines and comments, except in here-documents."""
     kept, end = [], b""
     for line in text.splitlines(keepends=True):
         bare = line.strip()
         if not end and not _MEANS_SOMETHING.match(bare):
-            line = _SHELL_INDENT.sub(lambda found: b" " * (len(found[0]) // 4), line)
             line = _SHELL_REMARK.sub(b"", line)
         if end or (bare and not bare.startswith(b"#")) or _MEANS_SOMETHING.match(bare):
             kept.append(line)
@@ -55,7 +54,7 @@ def _without_shell_comments(text: bytes) -> bytes:
 
 
 def _without_python_comments(text: bytes) -> bytes:
-    """Return a Python program without blank lines, comments and docstrings; other strings stay."""
+    """Return a Python program without blank lines, comments, docstrings and wide indents; other strings stay."""
     lines = text.splitlines(keepends=True)
     before = tokenize.NEWLINE
     for token, after in pairwise(tokenize.tokenize(io.BytesIO(text).readline)):
@@ -70,7 +69,19 @@ def _without_python_comments(text: bytes) -> bytes:
             lines[first:last] = [b" " * token.start[1] + b'""\n', *[b""] * (last - first - 1)]
         if token.type not in (tokenize.NL, tokenize.COMMENT, tokenize.ENCODING):
             before = token.type
-    return b"".join(lines)
+    return _narrow(b"".join(lines))
+
+
+def _narrow(program: bytes) -> bytes:
+    """Return a Python program that is indented by one space a level, outside strings."""
+    within = set[int]()
+    for token in tokenize.tokenize(io.BytesIO(program).readline):
+        within.update(range(token.start[0] + 1, token.end[0] + 1))
+    narrowed = [
+        line if number in within else _INDENT.sub(lambda found: found[0][::4], line)
+        for number, line in enumerate(program.splitlines(keepends=True), 1)
+    ]
+    return b"".join(narrowed)
 
 
 def environment(order: StartOrder) -> Mapping[str, str]:

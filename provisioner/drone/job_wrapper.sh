@@ -102,10 +102,10 @@ guard_gpus() {
         "$unshare" "$mount" "$uid" "$gid" "$here/group" "$hidden" "$@"
 }
 # HTCondor starts the job again, elsewhere, if there is a file of the wrapper's failure.
+# The group tty has no number there, and sshd would give terminals to it: /etc/group is one without it.
 # shellcheck disable=SC2016
 hide='unshare=$1 mount=$2 uid=$3 gid=$4 group=$5 hidden=$6
     shift 6
-    # The group tty has no number there, and sshd would give terminals to it.
     [ ! -r "$group" ] || "$mount" --bind "$group" /etc/group 2>/dev/null
     for file in $hidden; do
         why=$("$mount" --bind "$file" "$file" 2>&1) &&
