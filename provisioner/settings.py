@@ -122,6 +122,8 @@ class DroneType:
     """TFLOPS of each GPU by precision."""
     glidein_site: str = ""
     """Name of the site in the grid."""
+    dcgm_jobs: str = ""
+    """Directory of dcgm-exporter's job mapping on the nodes."""
     kept_cpus: int = 0
     """CPUs of the drone that each of its free GPUs keeps for its next job (blocking)."""
     kept_memory_mib: int = 0

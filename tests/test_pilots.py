@@ -22,6 +22,7 @@ SITE = """\
 site: kit
 adapter: local
 glidein_site: FZK-LCG2
+dcgm_jobs: /run/dcgm-job-map
 types:
   a100:
     gpus: 1
@@ -56,6 +57,7 @@ def test_benchmarks_become_what_the_slot_publishes(tmp_path: Path) -> None:
         'BenchmarkDates=[HEPscore23="2026-11-01";HEPSPEC="2026-10-01";MLPERF="2026-11-01"]',
         "GpuSpeed=[FP64=9.7]",
     ]
+    assert told["DRONE_DCGM_JOBS"] == "/run/dcgm-job-map"
     assert types["plain"].published == {"GLIDEIN_Site": '"FZK-LCG2"'}
     nameless = types_of(tmp_path, SITE.replace("glidein_site: FZK-LCG2\n", ""))["plain"]
     assert "DRONE_AD" not in environment(StartOrder(DroneId("d"), nameless, 1.0, 1.0))

@@ -374,7 +374,11 @@ def _drone_types(site: SiteFile, options: BaseModel) -> tuple[DroneType, ...]:
                 ),
                 kept_disk_mib=min(max(each.disk_mib for each in kept), shape.disk_mib // gpus),
             )
-        found.append(replace(shape, margin_s=margin_s, glidein_site=site.glidein_site))
+        found.append(
+            replace(
+                shape, margin_s=margin_s, glidein_site=site.glidein_site, dcgm_jobs=site.dcgm_jobs
+            )
+        )
     return tuple(found)
 
 

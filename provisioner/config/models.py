@@ -715,6 +715,11 @@ class SiteFile(_SiteSettings):
         "", pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]{0,63})?$", examples=["FZK-LCG2"]
     )
     """Name of the site in the grid: `GLIDEIN_Site` of its drones' slots, which pilots report."""
+    dcgm_jobs: str = Field(
+        "", pattern=r"^(/[A-Za-z0-9._/+@=-]{1,255})?$", examples=["/run/dcgm-job-map"]
+    )
+    """Directory on the nodes that dcgm-exporter reads (`--hpc-job-mapping-dir`), for files with the jobs
+    of each GPU. Drones must be able to write there."""
     limits: LimitsSection = Field(LimitsSection(), examples=[{"max_drones": 4}])
     """Limits of the site."""
     timeouts: TimeoutsSection = Field(TimeoutsSection(), examples=[{"booting": "10min"}])

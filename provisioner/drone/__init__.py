@@ -107,6 +107,7 @@ def environment(order: StartOrder) -> Mapping[str, str]:
         **({"DRONE_VRAM_POOL": "1"} if kind.vram_pool else {}),
         **({"DRONE_VENDOR": kind.vendor} if kind.vendor != NVIDIA else {}),
         **({"DRONE_TARGET": kind.gpu_target} if kind.gpu_target else {}),
+        **({"DRONE_DCGM_JOBS": kind.dcgm_jobs} if kind.dcgm_jobs else {}),
         **({"DRONE_AD": " ".join(published)} if published else {}),
         "DRONE_KEPT_CPUS": str(kind.kept_cpus),
         "DRONE_KEPT_MEMORY_MIB": str(kind.kept_memory_mib),

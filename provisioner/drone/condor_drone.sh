@@ -50,6 +50,7 @@ number DRONE_VRAM_POOL 0           # 1: jobs share the VRAM of the GPU by what t
 word DRONE_VENDOR 'a-z' nvidia
 [ -z "${DRONE_TARGET:-}" ] || word DRONE_TARGET 'A-Za-z0-9_.-' ''   # instruction set of the GPUs: sm_80, gfx90a
 word DRONE_AD ']A-Za-z0-9._+;"= [-' ' '   # further attributes of the slot: NAME=EXPRESSION without blanks, ...
+[ -z "${DRONE_DCGM_JOBS:-}" ] || word DRONE_DCGM_JOBS 'A-Za-z0-9._/+@=-' ''   # directory of dcgm-exporter's job mapping
 number DRONE_IDLE_S 600
 number DRONE_GRACE_S 30
 number DRONE_WALLTIME_S 0          # 0: without end
@@ -239,6 +240,7 @@ finish() {
     kill_all
     ended=$(jobs_ended)
     started=$((ended + $(jobs_running)))
+    [ -z "${DRONE_DCGM_JOBS:-}" ] || [ ! -r "$D/dcgm" ] || unmap_jobs
     [ $started -ge $jobs_begun ] || started=$jobs_begun      # a startd that was killed has not written down its last job
     chmod -R u+rwx "$D" 2>/dev/null
     rm -rf "$D" extra.conf checks 2>/dev/null
@@ -486,6 +488,7 @@ JOB_WRAPPER
     { grep -v '^tty:' /etc/group || true; } >"$D/group" 2>/dev/null
     chmod 644 "$D/group"
     : >"$D/gpus"
+    : >"$D/dcgm"
     [ "$DRONE_GPUS" -eq 0 ] || gpu_table >"$D/gpus"
     devices=$(grep -c . "$D/gpus")
     # Where some are hidden the others may have other indices.
@@ -604,7 +607,10 @@ gpu_files() {
         for node in "/sys/bus/pci/devices/$address/drm"/*; do
             [ ! -e "$node" ] || files="$files /dev/dri/${node##*/}"
         done
-        if assigned "$index" || assigned "$gpu"; then echo "$gpu $files "; fi
+        if assigned "$index" || assigned "$gpu"; then
+            echo "$gpu $files "
+            echo "$gpu $1" >>"$D/dcgm"
+        fi
     fi
     for each in $instances; do
         uuid=$(echo "$uuids" | sed -n "s/^$index[.]${each%%:*} //p")
@@ -612,6 +618,8 @@ gpu_files() {
         each=${each#*:}
         caps=$(sed -n "s,^gpu$1/${each%:*}/access ,,p; s,^gpu$1/${each%:*}/${each#*:}/access ,,p" \
             /proc/driver/nvidia-caps/mig-minors 2>/dev/null)
+        instance=${each%:*}
+        echo "$uuid $1.${instance#gi}" >>"$D/dcgm"
         [ -z "$caps" ] || echo "$uuid $files$(printf ' /dev/nvidia-caps/nvidia-cap%s' $caps) "
     done
 }
@@ -983,6 +991,43 @@ start_condor() {
     guard=$!
 }
 
+# Where the site runs dcgm-exporter with a job mapping: a file for each GPU or MIG instance, named NUMBER or NUMBER.INSTANCE,
+# with the id of each of its jobs on a line. Written when the set of jobs has changed. A job may write its ads; so a pipe in
+# their place must not stop us, and its names reach no other GPU than ours.
+map_jobs() {
+    present=$(echo "$D"/execute/dir_*)
+    [ "$present" != "$mapped" ] || return
+    mapped=$present
+    found=
+    for directory in "$D"/execute/dir_*; do
+        [ -d "$directory" ] || continue
+        place=$directory/scratch
+        [ -d "$place" ] || place=$directory
+        ids=$(from_ad AssignedGPUs "$place/.machine.ad" | tr ',' ' ')
+        job=$(from_ad GlobalJobId "$place/.job.ad" | tr -cd 'A-Za-z0-9@#._-' | cut -c 1-200)
+        [ -n "$job" ] || mapped=        # it has no ads yet
+        for id in $ids; do
+            found="$found
+$id $job"
+        done
+    done
+    while read -r uuid name; do
+        echo "$found" | while read -r id job; do
+            case $uuid in "${id:-none}"*) echo "$job" ;; esac
+        done >"$D/dcgm.new"
+        cp "$D/dcgm.new" "$DRONE_DCGM_JOBS/.$name.$DRONE_ID" 2>/dev/null &&
+            chmod 644 "$DRONE_DCGM_JOBS/.$name.$DRONE_ID" &&
+            mv "$DRONE_DCGM_JOBS/.$name.$DRONE_ID" "$DRONE_DCGM_JOBS/$name" && continue
+        say "cannot write $DRONE_DCGM_JOBS/$name: dcgm-exporter gets no jobs from this drone"
+        DRONE_DCGM_JOBS=
+        return
+    done <"$D/dcgm"
+}
+from_ad() { timeout -k 1 2 sed -n "s/^$1 = \"\(.*\)\"\$/\1/p" "$2" 2>/dev/null | head -n 1; }
+unmap_jobs() {
+    while read -r _ name; do rm -f "$DRONE_DCGM_JOBS/$name"; done <"$D/dcgm"
+}
+
 jobs_running() {
     count=0
     for directory in "$D"/execute/dir_*; do [ ! -d "$directory" ] || count=$((count + 1)); done
@@ -1254,6 +1299,7 @@ look() {
     hear_pool
     [ -z "$leaving" ] || return
     running=$(jobs_running)
+    [ -z "${DRONE_DCGM_JOBS:-}" ] || map_jobs
     let_idle_go
     [ ! -e "$D/etc/config.d/10-ready" ] || apply_gpu_verdicts
     if [ -n "$joined" ] && [ "$DRONE_ORDERS_FROM" != , ]; then
@@ -1315,6 +1361,7 @@ say "checked; starts HTCondor from $prefix"
 start_condor
 
 launched=$now joined='' heard=$now asking='' asked_at=0 pool_says='' gone_at=0 pause_s=1
+mapped=none
 may_go_as='' idle_since=$now order='' ordered_by='' order_asked_at=$now drains_since=''
 ask_every_s=$((DRONE_POOL_LOST_S / 4 < 120 ? DRONE_POOL_LOST_S / 4 + 1 : 120))
 while alive "$master"; do

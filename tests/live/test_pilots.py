@@ -12,7 +12,7 @@ import pytest
 from provisioner import drone
 from provisioner.model import Benchmark, DroneId, DroneType, Sharing, StartOrder
 from tests.labs import mps as labs_mps
-from tests.labs.device_nodes import with_device_nodes
+from tests.labs.device_nodes import nvidia_smi, with_device_nodes
 from tests.labs.gpu import FakeGpus
 from tests.labs.htcondor import Pool, StartDrone, gpu_job, until
 
@@ -141,3 +141,32 @@ def test_a_pilot_on_a_cpu_drone_sees_no_gpu(pool: Pool, drone_on: StartDrone) ->
 def test_the_ad_says_where_pilots_do_not_see_the_gpu(pool: Pool, drone_on: StartDrone) -> None:
     drone = drone_on(pool, "view-none")
     assert drone.slot(pool)["GpuViewTrue"] is False, "nvidia-smi is not on this host"
+
+
+def test_dcgm_exporter_is_told_the_jobs_of_each_gpu(pool: Pool, drone_on: StartDrone) -> None:
+    root = pool.root / f"node-{time.monotonic_ns()}"
+    jobs = root / "jobs"
+    for directory in (root / "dev", root / "bin", jobs):
+        directory.mkdir(parents=True)
+    (root / "bin/nvidia-smi").write_text(nvidia_smi())
+    (root / "bin/nvidia-smi").chmod(0o755)
+    pool.account.give(root)
+    around = with_device_nodes(root / "dev", pool.account.uid, pool.account.gid)
+    both = {"DRONE_GPUS": "2", "DRONE_GPU_SIMULATE": "4,2", "CUDA_VISIBLE_DEVICES": "0,1"}
+    env = {"PATH": f"{root}/bin:/usr/bin:/bin", **both, "DRONE_DCGM_JOBS": str(jobs)}
+    drone = drone_on(pool, "dcgm-1", shell=(*around, "/bin/sh"), env=env)
+    drone.slot(pool)
+    enough = pool.file("enough")
+    cluster = pool.submit(gpu_job(n=2, until_there=enough))
+
+    def told() -> list[str]:
+        return sorted(line for n in "01" for line in (jobs / n).read_text().splitlines())
+
+    until(lambda: pool.statuses(cluster) == [2, 2], what="both run")
+    ids = sorted(str(ad["GlobalJobId"]) for ad in pool.jobs(cluster))
+    until(lambda: told() == ids, what="both are in the files")
+    assert all(len((jobs / n).read_text().splitlines()) == 1 for n in "01"), "one for each GPU"
+    enough.touch()
+    until(lambda: told() == [], what="none is there")
+    drone.stop()
+    assert not list(jobs.iterdir())
