@@ -19,6 +19,8 @@ GPU_CHECK_EXITS = (71, 72)
 _INCLUDE = re.compile(rb"^.*# @include (?P<name>[a-z_]+\.(sh|py))$", re.MULTILINE)
 _HERE_DOCUMENT = re.compile(rb"<<-?\s*['\"]?(?P<end>[A-Za-z_]\w*)['\"]?")
 _INDENT = re.compile(rb"^(?: {4})+")
+_SHELL_STRING = re.compile(rb"\\.|'[^']*'|\"(?:\\.|[^\"\\])*\"")
+"""A string on one line, or an escaped character."""
 _SHELL_REMARK = re.compile(rb" {2,}# [^'\"\n]*$")
 _MEANS_SOMETHING = re.compile(rb"#!|# limit: \d+$")
 """Comments that are read: an interpreter, the time limit of a check."""
@@ -38,19 +40,31 @@ def script(name: str) -> bytes:
 
 
 def _without_shell_comments(text: bytes) -> bytes:
-    """Return a shell script without blank lines and comments, except in here-documents."""
+    """Return a shell script without blank lines, comments and wide indents, except in strings of several lines."""
     kept, end = [], b""
+    quote = b""  # of a string that an earlier line has begun
     for line in text.splitlines(keepends=True):
         bare = line.strip()
-        if not end and not _MEANS_SOMETHING.match(bare):
-            line = _SHELL_REMARK.sub(b"", line)
-        if end or (bare and not bare.startswith(b"#")) or _MEANS_SOMETHING.match(bare):
+        if end or _MEANS_SOMETHING.match(bare):
             kept.append(line)
-        if end:
             end = b"" if bare == end else end
-        elif opened := _HERE_DOCUMENT.search(line):
+            continue
+        if not bare or bare.startswith(b"#"):
+            continue
+        kept.append(_SHELL_REMARK.sub(b"", line if quote else _INDENT.sub(_one_space, line)))
+        if quote and quote not in line:
+            continue
+        rest = line.partition(quote)[2] if quote else line
+        begun = re.search(rb"['\"]", _SHELL_STRING.sub(b"", rest))
+        quote = begun[0] if begun else b""
+        if opened := _HERE_DOCUMENT.search(line):
             end = opened["end"]
     return b"".join(kept)
+
+
+def _one_space(indent: re.Match[bytes]) -> bytes:
+    """Return an indent with one space a level."""
+    return indent[0][::4]
 
 
 def _without_python_comments(text: bytes) -> bytes:
@@ -78,7 +92,7 @@ def _narrow(program: bytes) -> bytes:
     for token in tokenize.tokenize(io.BytesIO(program).readline):
         within.update(range(token.start[0] + 1, token.end[0] + 1))
     narrowed = [
-        line if number in within else _INDENT.sub(lambda found: found[0][::4], line)
+        line if number in within else _INDENT.sub(_one_space, line)
         for number, line in enumerate(program.splitlines(keepends=True), 1)
     ]
     return b"".join(narrowed)
