@@ -250,11 +250,8 @@ def _free_places(row: sites.SiteRow, kind: model.DroneType) -> int | None:
     )
 
 
-RefusedAt = Mapping[str, Mapping[Reason, int]]
-"""Refused jobs by the drone type or site that a reason names, and by the reason."""
-
-
-def _refused_at(newest: model.Plan | None) -> RefusedAt:
+def _refused_at(newest: model.Plan | None) -> Mapping[str, Mapping[Reason, int]]:
+    """Return the refused jobs by the drone type or site that a reason names, and by the reason."""
     found = defaultdict[str, Counter[Reason]](Counter)
     for refusal in newest.refusals if newest else ():
         names = ("type", "scope", "site", "nearest", "view")
@@ -263,7 +260,9 @@ def _refused_at(newest: model.Plan | None) -> RefusedAt:
     return found
 
 
-def _refused(at: RefusedAt, row: sites.SiteRow, key: model.TypeKey) -> tuple[int, str]:
+def _refused(
+    at: Mapping[str, Mapping[Reason, int]], row: sites.SiteRow, key: model.TypeKey
+) -> tuple[int, str]:
     """Return the jobs that the newest plan refuses for a type or its site, and the reason of most of them."""
     known: dict[Reason, int] = {}
     for place in (key, row.name, f"site:{row.name}"):

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 from weakref import WeakValueDictionary
 
 from provisioner.answers.errors import VerbError
-from provisioner.model import Drone, Slot, Snapshot
+from provisioner.model import Slot, Snapshot
 from provisioner.store import Views
 from provisioner.store.reader import Reader, RecordPosition
 
@@ -106,14 +106,6 @@ class SharedReader(Reader):
         if tick is not None:
             return super().snapshot(tick)
         return self._once("snapshot", super().snapshot)
-
-    def drones(self, **chosen: Any) -> list[Drone]:
-        if chosen:
-            return super().drones(**chosen)
-        known, snapshot = self._kept.get("snapshot", (None, None))
-        if snapshot is not None and known == self.position():
-            return [*snapshot.drones.values()]
-        return super().drones()
 
 
 class SharedRecord:
