@@ -178,7 +178,7 @@ class Controller:
     def __post_init__(self) -> None:
         self._compute = ComputeThread(self.threaded)
         self._dead_slots = DeadSlots(self.overlay, self.clock)
-        self.measures = TickMeasures(self.store, self.clock)
+        self.measures = TickMeasures(self.store, self.clock, self._compute)
         self.recorder = EstimateRecorder(self.estimation, self.store, self.clock, self.event)
         self._clock_watch = ClockWatch(self.clock, self.store, self.event)
         self._reports = Reports(self.event)
@@ -275,7 +275,8 @@ class Controller:
         await self._poller.poll(self.store.breakers)
         await self._record_console_output()
         readings, pool = self._poller.site_readings(), self._poller.overlay_reading()
-        unrecorded = self._unrecorded(readings.values())
+        by_site = self._unrecorded(readings.values())
+        unrecorded = [each for drones in by_site.values() for each in drones]
         listed = {each.drone_id for each in unrecorded}
         slots = self._doubts.unrecorded_slots(pool.view)
         next_serial = await self._serials.next({*listed, *slots})
@@ -288,7 +289,7 @@ class Controller:
         overlay, now = self._doubted(pool, unknown), self.clock.now()
         ended = await self._ended(unrecorded, overlay.view)
         found = set(self._orphans.since)
-        self._orphans.note(readings.values(), self.store.drones.keys(), ended, now)
+        self._orphans.note(readings.values(), by_site, ended, now)
         await self._reports.orphans(self._orphans.since.keys() - found)
         twins = rivals | self._orphans.twins(self.policy.orphan_grace_s, now)
         await self._reports.twins(twins)
@@ -315,11 +316,14 @@ class Controller:
             twins=twins,
         )
 
-    def _unrecorded(self, readings: Iterable[model.PolledSite]) -> list[RemoteDrone]:
-        """Return the drones that sites list and the record does not know."""
-        views = [reading.view for reading in readings if reading.view is not None]
+    def _unrecorded(self, readings: Iterable[model.PolledSite]) -> dict[str, list[RemoteDrone]]:
+        """Return by site the drones that it lists and the record does not know."""
         is_known = self.store.drones.__contains__
-        return [view.drones[i] for view in views for i in filterfalse(is_known, view.drones)]
+        return {
+            each.site: [each.view.drones[i] for i in filterfalse(is_known, each.view.drones)]
+            for each in readings
+            if each.view is not None
+        }
 
     async def _rivals(self) -> dict[str, str]:
         """Return the other processes that hold a claim at a site under our name, by their records."""

@@ -7,11 +7,10 @@ the record in their ids.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import filterfalse
 
-from provisioner.model import DroneId, DroneState, PolledSite, RemoteState
+from provisioner.model import DroneId, DroneState, PolledSite, RemoteDrone, RemoteState
 from provisioner.store import serial_of
 
 SETTLE_S = 60.0
@@ -38,11 +37,15 @@ class OrphanWatch:
     def note(
         self,
         sites: Iterable[PolledSite],
-        known: Collection[DroneId],
+        unrecorded: Mapping[str, Sequence[RemoteDrone]],
         ended: Mapping[DroneId, DroneState],
         now: float,
     ) -> None:
-        """Take in the views of the sites. ``ended``: final states of drones on record that are still listed."""
+        """Take in the views of the sites.
+
+        ``unrecorded``: by site, the listed drones that are no live ones of the record. ``ended``:
+        final states of those that were.
+        """
         listed: dict[DroneId, float] = {}
         for polled in sites:
             if polled.view is None or polled.fault is not None:
@@ -53,9 +56,9 @@ class OrphanWatch:
                 }
                 continue
             settled = now - self._looked_at.setdefault(polled.site, now) > SETTLE_S
-            drones = polled.view.drones
-            for drone_id in filterfalse(known.__contains__, drones):
-                if drones[drone_id].state is RemoteState.ENDED or drone_id in ended:
+            for remote in unrecorded[polled.site]:
+                drone_id = remote.drone_id
+                if remote.state is RemoteState.ENDED or drone_id in ended:
                     continue
                 record, serial = record_of(drone_id), serial_of(drone_id) or 0
                 listed[drone_id] = self.since.get(drone_id, now)

@@ -214,7 +214,7 @@ class _Repair:
         known = dict(zip(map(key, before), before, strict=True))
         pairs = zip(part, map(known.get, map(key, part)), strict=True)
         found = [each if each is old else self.value(each, old, within) for each, old in pairs]
-        return tuple(each for each in found if each is not None)
+        return tuple(filter(None, found))
 
     def _mapping(
         self, within: object, field: str, part: Mapping[Any, Any], before: Mapping[Any, Any]
@@ -232,7 +232,7 @@ class _Repair:
                 sound[limited_text(key)] = new
         # those of a view may be changed in place by its adapter; others are shared by many values
         of_view = isinstance(within, SiteView | OverlayView)
-        return part if sound == part and not of_view else sound
+        return part if not of_view and sound == part else sound
 
     def _mapping_value(self, field: str, key: str, value: Any, before: Any, within: object) -> Any:
         if isinstance(value, str):

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from provisioner.controller.clock import Clock
+from provisioner.controller.compute_thread import ComputeThread
 from provisioner.controller.journal import write_store
 from provisioner.controller.periodic import WorkContext
 from provisioner.model import Plan, Snapshot
@@ -32,10 +33,11 @@ class TickMeasures:
 
     store: Store
     clock: Clock
+    compute: ComputeThread
     _durations: MetricCounts = field(default_factory=MetricCounts)
     _sampled_at: float | None = None
-    _gauges: MetricValues | None = None
-    """Values of the sample that is due."""
+    _due: tuple[Snapshot, Plan] | None = None
+    """Snapshot and plan of the sample that is due."""
 
     @contextmanager
     def timed(self, duration: MetricKey) -> Iterator[None]:
@@ -48,19 +50,22 @@ class TickMeasures:
             self._durations.add_duration(duration, loop.time() - began)
 
     def note(self, snapshot: Snapshot, plan: Plan) -> None:
-        """Count durations and take the sample that is due, for the transaction of ``plan``."""
+        """Count durations, and note what the sample that is due shows, for the transaction of ``plan``."""
         now = asyncio.get_running_loop().time()
         self.store.count(self._durations)
         self._durations.clear()
         if self._sampled_at is None or now - self._sampled_at >= SAMPLE_EVERY_S:
             self._sampled_at = now
-            self._gauges = gauges(
-                snapshot, count_drones(snapshot.drones.values()), plan, snapshot.now
-            )
+            self._due = snapshot, plan
 
     async def turn(self, work: WorkContext) -> None:
         """Record the sample that is due. One that cannot be written is left out of the gauges."""
-        values, self._gauges = self._gauges, None
-        if values is not None:
+        due, self._due = self._due, None
+        if due is not None:
+            values = await self.compute.run(_gauges, *due)
             sample = self.store.record_sample(self.clock.now(), values)
             await write_store("series.write_failed", sample)
+
+
+def _gauges(snapshot: Snapshot, plan: Plan) -> MetricValues:
+    return gauges(snapshot, count_drones(snapshot.drones.values()), plan, snapshot.now)

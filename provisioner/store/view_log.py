@@ -3,8 +3,9 @@
 Views consist of parts: the slots by drone, the job classes by id, the listed drones of a site, the policy, ...
 Each part is a mapping of entries by key, and each tick writes the entries that have changed since the
 tick before. A row of ``view_log`` is a batch of them: compressed JSON ``[entries, order]``, with null for
-a removed entry; ``order`` are all keys where new entries do not come last. Once the changes exceed half of the
-part, it is written whole again: this begins a new ``cycle``, the number of its first row. The
+a removed entry, and ``heard_at`` alone for a slot that is else as it was; ``order`` are all keys where
+new entries do not come last. Once the changes take more than half the bytes of the whole part, it is
+written whole again: this begins a new ``cycle``, the number of its first row. The
 part as of a row is therefore the newest cycle up to it, applied in order. A cycle that is neither the
 newest nor that of a kept snapshot is deleted.
 
@@ -17,8 +18,8 @@ from __future__ import annotations
 import sqlite3
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import compress, filterfalse
+from dataclasses import dataclass, field, fields, replace
+from itertools import compress, filterfalse, islice
 from operator import attrgetter, is_not
 from sys import maxsize
 from typing import Any, Final
@@ -43,7 +44,7 @@ _ENTRY_TYPES: dict[str, Any] = {
     "taken_at": float,
     "overlay": model.PolledOverlay,
     "completions": tuple[model.CompletedJob, ...],
-    "slots": model.Slot,
+    "slots": model.Slot | float,
     "classes": model.JobClass,
     "refusing": str,
     "refusals": dict[model.TypeKey, model.UnmetRequirement],
@@ -62,33 +63,21 @@ _UNUSED = """
     ) WHERE next IS NOT NULL AND NOT EXISTS (SELECT 1 FROM snapshots WHERE parts >= cycle AND parts < next)"""
 
 Parts = Mapping[str, Mapping[Any, Any]]
+_POLLED = (model.Slot, model.JobClass, model.RemoteDrone, model.Drone)
+"""Values that are the same objects as in the tick before where they are equal: there are many of them."""
+_BUT_HEARD_AT = attrgetter(*(each.name for each in fields(model.Slot) if each.name != "heard_at"))
 
 
 @dataclass(slots=True)
 class _RecordedPart:
-    """Entries of a part as they are on record."""
+    """A part as it is on record."""
 
-    cycle: int = 0
-    changes: int = 0
-    """Entries written since the part was written whole."""
-    entries: dict[Any, Any] = field(default_factory=dict)
-
-    def changes_to(self, now: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the entries that are new or differ, and None for those that are gone."""
-        known = self.entries
-        # the sanitizer hands on the values of the poll before where they are equal
-        other = compress(now.items(), map(is_not, map(known.get, now), now.values()))
-        changed = {key: entry for key, entry in other if known.get(key) != entry}
-        return changed | dict.fromkeys(filterfalse(now.__contains__, known))
-
-    def apply(self, changed: Mapping[str, Any], order: Iterable[str] = ()) -> None:
-        for key, entry in changed.items():
-            if entry is None:
-                self.entries.pop(key, None)
-            else:
-                self.entries[key] = entry
-        if order:
-            self.entries = {key: self.entries[key] for key in order}
+    cycle: int
+    whole: int = 0
+    """Bytes of the whole part as it was written."""
+    written: int = 0
+    """Bytes of that and of the changes since."""
+    entries: Mapping[str, Any] = field(default_factory=dict)
 
 
 class ViewLog:
@@ -105,33 +94,50 @@ class ViewLog:
         (seq,) = sql.execute("SELECT coalesce(max(seq), 0) FROM view_log").fetchone()
         whole_entries = 0
         for name, now in parts.items():
-            part = self._parts.get(name, _RecordedPart())
-            changed = part.changes_to(now)
-            part.changes += len(changed)
-            is_due = 2 * part.changes > len(now) and whole_entries < WHOLE_ENTRIES
-            if is_due or not part.cycle:
+            part = self._parts.get(name)
+            if part is None or (part.written > 1.5 * part.whole and whole_entries < WHOLE_ENTRIES):
                 part = self._parts[name] = _RecordedPart(seq + 1)
                 whole_entries += len(now)
-                bodies = _bodies(name, now) or [_packed(name, {})]
-                part.apply(now)
-            else:
-                bodies = _bodies(name, changed)
-                part.apply(changed)
-            if [*part.entries] != [*now]:
-                part.apply({}, now)
-                bodies.append(_packed(name, {}, tuple(now)))
-            numbered = enumerate(bodies, seq + 1)
-            rows = [(number, name, part.cycle, body) for number, body in numbered]
+            changed, order = _changes(part.entries, now)
+            items = iter(changed.items())
+            starts = range(0, len(changed), BATCH_ENTRIES)
+            bodies = [_packed(name, dict(islice(items, BATCH_ENTRIES))) for _ in starts]
+            if order or not (changed or part.whole):
+                bodies.append(_packed(name, {}, order))
+            part.entries = now
+            part.written += sum(map(len, bodies))
+            part.whole = part.whole or part.written
+            rows = [(number, name, part.cycle, body) for number, body in enumerate(bodies, seq + 1)]
             sql.executemany("INSERT INTO view_log VALUES (?, ?, ?, ?)", rows)
             seq += len(rows)
         return int(seq)
 
 
-def _bodies(name: str, entries: Mapping[str, Any]) -> list[bytes]:
-    """Return the bodies of the rows with these entries."""
-    items = [*entries.items()]
-    starts = range(0, len(items), BATCH_ENTRIES)
-    return [_packed(name, dict(items[start : start + BATCH_ENTRIES])) for start in starts]
+def _changes(
+    known: Mapping[str, Any], now: Mapping[str, Any]
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return the entries that are new or differ, and all keys unless new ones come last.
+
+    An entry that is gone is None, and a slot that was only heard again the time of that.
+    """
+    # the sanitizer hands on the values of the poll before where they are equal
+    other = compress(now.items(), map(is_not, map(known.get, now), now.values()))
+    changed = dict[str, Any]()
+    for key, entry in other:
+        before = known.get(key)
+        if (
+            before
+            and isinstance(entry, model.Slot)
+            and _BUT_HEARD_AT(before) == _BUT_HEARD_AT(entry)
+        ):
+            changed[key] = entry.heard_at
+        elif isinstance(entry, _POLLED) or before != entry:
+            changed[key] = entry
+    new = [*filterfalse(known.__contains__, changed)]
+    is_any_gone = len(known) + len(new) > len(now)
+    gone = dict.fromkeys(filterfalse(now.__contains__, known) if is_any_gone else ())
+    kept = filterfalse(gone.__contains__, known)
+    return changed | gone, () if [*kept, *new] == [*now] else tuple(now)
 
 
 def _packed(name: str, entries: Mapping[str, Any], order: tuple[str, ...] = ()) -> bytes:
@@ -224,10 +230,18 @@ def read_snapshot(sql: sqlite3.Connection, tick: int) -> Snapshot | None:
 
 def read_part(sql: sqlite3.Connection, name: str, row: int = NEWEST) -> dict[Any, Any]:
     """Return the entries of a part as of a row of the log."""
-    part = _RecordedPart()
+    entries = dict[Any, Any]()
     for (body,) in sql.execute(f"SELECT body {_ROWS}", (name, row)):
-        part.apply(*unpack(_kind(name), body))
-    return part.entries
+        changed, order = unpack(_kind(name), body)
+        for key, entry in changed.items():
+            slot = entries.pop(key, None) if entry is None else entries.get(key)
+            if isinstance(slot, model.Slot) and isinstance(entry, float):
+                entry = replace(slot, heard_at=entry)
+            if entry is not None:
+                entries[key] = entry
+        if order:
+            entries = {key: entries[key] for key in order}
+    return entries
 
 
 def slot_work(sql: sqlite3.Connection, of: model.DroneId | None = None) -> Iterator[SlotWork]:
@@ -235,12 +249,13 @@ def slot_work(sql: sqlite3.Connection, of: model.DroneId | None = None) -> Itera
 
     100,000 slots take 0.4 s; all of them as JSON values would take 1.3 s and 200 MiB.
     """
-    seen, kind = set[str](), tuple[dict[str, SlotWork | None], tuple[str, ...]]
+    seen, kind = set[str](), tuple[dict[str, SlotWork | float | None], tuple[str, ...]]
     for (body,) in sql.execute(f"SELECT body {_ROWS} DESC", ("slots", NEWEST)):
         if of is None or of.encode() in zlib.decompress(body):
             entries, _ = unpack(kind, body)
-            yield from (work for key, work in entries.items() if work and key not in seen)
-            seen |= entries.keys()
+            found = {key: work for key, work in entries.items() if not isinstance(work, float)}
+            yield from (work for key, work in found.items() if work and key not in seen)
+            seen |= found.keys()
 
 
 def read_slots(sql: sqlite3.Connection) -> tuple[model.Slot, ...]:

@@ -12,6 +12,7 @@ from structlog.testing import capture_logs
 
 from provisioner import model as m
 from provisioner.controller.clock import SteadyClock
+from provisioner.controller.compute_thread import ComputeThread
 from provisioner.controller.tick_measures import TICK_SECONDS, TickMeasures
 from provisioner.model import DroneState
 from provisioner.reasons import PreemptedForOwner
@@ -299,7 +300,7 @@ async def test_a_clock_that_is_set_is_no_gpu_time() -> None:
 async def test_a_sample_that_cannot_be_written_ends_nothing(file: Path) -> None:
     async with store_at(file) as store:
         await record(store, starts(1, drone(1)))
-        measures = TickMeasures(store, SteadyClock())
+        measures = TickMeasures(store, SteadyClock(), ComputeThread(threaded=False))
         plan = m.Plan(2, 100.0)
         measures.note(seen(store, plan), plan)
         with sqlite3.connect(file) as sql:
