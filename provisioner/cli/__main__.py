@@ -15,7 +15,7 @@ from typer.core import TyperGroup
 
 from provisioner.answers import QUESTIONS, load_question
 from provisioner.answers.errors import Exit, VerbError
-from provisioner.cli.options import EXIT_HELP, verb_error
+from provisioner.cli.options import EXIT_HELP, verb_error, verbs
 from provisioner.formatting import sanitize
 
 OWN_VERBS = {
@@ -73,7 +73,7 @@ class LazyVerbs(TyperGroup):
             return None
         verb = _verb(cmd_name)
         if not isinstance(verb, typer.Typer):
-            function, verb = verb, typer.Typer(add_completion=False, rich_markup_mode=None)
+            function, verb = verb, verbs()
             verb.command()(function)
         command = typer.main.get_command(verb)
         command.name = cmd_name

@@ -9,12 +9,11 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any
-
-import typer
 
 from provisioner import config, formatting, loader, mig
 from provisioner.answers.columns import Listing, picked
@@ -298,7 +297,7 @@ def _site_words(view: SiteView) -> str:
     return "; ".join([*parts, *(*view.notices, *view.remarks)[:3]])
 
 
-render_app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
+render_app = opt.verbs(no_args_is_help=True)
 
 
 @render_app.callback()
@@ -343,12 +342,7 @@ def kubernetes(
       provisioner render kubernetes --site cern | kubectl apply -f -
     """
     controller, spec = _named_site(opt.config_path(opt.Where(config=path)), site)
-    with reported(
-        AdapterError,
-        loader.AdapterBrokenError,
-        loader.AdapterUnknownError,
-        prefix=f"site {spec.name}: ",
-    ):
+    with _reported_of(spec):
         made = _adapter(spec, controller)
         if not isinstance(made, SupportsRenderAccess):
             raise VerbError(
@@ -378,9 +372,7 @@ def mig_layout(
             "  mig: [{gpu_model: A100-40, layout: [3g.20gb, 2g.10gb, 1g.5gb, 1g.5gb]}]",
         )
     layouts = [(each.gpu_model, each.layout, each.nodes) for each in spec.policy.mig]
-    with reported(
-        loader.AdapterBrokenError, loader.AdapterUnknownError, prefix=f"site {spec.name}: "
-    ):
+    with _reported_of(spec):
         audits = getattr(loader.site_adapter(spec.adapter), "audits_mig", False)
     sys.stdout.write(mig.script(site, layouts))
     sys.stdout.flush()
@@ -461,6 +453,12 @@ def _named_site(path: Path, name: str) -> tuple[str, config.SiteConfig]:
     raise unknown("site", name, [spec.name for spec in sites], f" in {path.absolute()}")
 
 
+def _reported_of(spec: config.SiteConfig) -> AbstractContextManager[None]:
+    """Report what an adapter raises as an error of its site."""
+    broken = (loader.AdapterBrokenError, loader.AdapterUnknownError)
+    return reported(AdapterError, *broken, prefix=f"site {spec.name}: ")
+
+
 def _rendered_blocking(controller: str, spec: config.SiteConfig) -> str:
     if not spec.policy.blocking:
         raise UnmetError(
@@ -468,12 +466,7 @@ def _rendered_blocking(controller: str, spec: config.SiteConfig) -> str:
             "say what each free GPU keeps, at the top level of that file:",
             "  blocking: [{cpus: 8, memory: 20 GiB, disk: 50 GiB}]",
         )
-    with reported(
-        AdapterError,
-        loader.AdapterBrokenError,
-        loader.AdapterUnknownError,
-        prefix=f"site {spec.name}: ",
-    ):
+    with _reported_of(spec):
         made = _adapter(spec, controller)
         if isinstance(made, SupportsRenderBlocking):
             return made.render_blocking(spec.policy)

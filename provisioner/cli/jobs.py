@@ -90,7 +90,7 @@ def jobs(
     out.present(query, host, listing)
 
 
-submit_app = typer.Typer(add_completion=False, rich_markup_mode=None)
+submit_app = opt.verbs()
 
 
 @submit_app.command(context_settings={"allow_interspersed_args": False})

@@ -68,6 +68,11 @@ def verb_error(error: BaseException) -> VerbError | None:
             return None
 
 
+def verbs(**more: Any) -> typer.Typer:
+    """Return a group of verbs, which has none yet."""
+    return typer.Typer(add_completion=False, rich_markup_mode=None, **more)
+
+
 def option(metavar: str, help: str, *flags: str, **more: Any) -> Any:
     """Return an option with a value; its name is that of the parameter unless ``flags`` are given."""
     return typer.Option(*flags, metavar=metavar, help=help, **more)

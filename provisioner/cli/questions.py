@@ -37,7 +37,7 @@ def verb_of(question: RecordQuestion, help: str = "") -> Callable[..., None]:
 
 def question_app(words: str) -> typer.Typer:
     """Return the group of a question and those whose words begin with its."""
-    app = typer.Typer(add_completion=False, rich_markup_mode=None)
+    app = opt.verbs()
     app.callback(invoke_without_command=True)(verb_of(load_question(words)))
     for longer in QUESTIONS:
         if longer.startswith(f"{words} "):
@@ -45,7 +45,7 @@ def question_app(words: str) -> typer.Typer:
     return app
 
 
-explain_app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
+explain_app = opt.verbs(no_args_is_help=True)
 
 
 @explain_app.callback()

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
 from provisioner.answers.columns import now
 from provisioner.answers.errors import parsed
 from provisioner.answers.query import Query
 from provisioner.answers.shadow import shadow_document
 from provisioner.cli import options as opt, output as out
 
-shadow_app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
+shadow_app = opt.verbs(no_args_is_help=True)
 
 
 @shadow_app.callback()
