@@ -146,7 +146,8 @@ class ClassNames:
 
     def in_key(self, key: str) -> str:
         """Return a subject with the name of its class, or a scope with the short id of its class, if it has one."""
-        subject, scope = Subject.parse(key), Scope.parse(key)
+        subject = Subject.parse(key)
+        scope = Scope.parse(key)
         if subject.kind == "class":
             return self.of(subject.name)
         return str(replace(scope, class_id=self.short_id(scope.class_id)))
@@ -235,7 +236,8 @@ DRAIN_MODE_WORDS = {
 
 def credential_trouble(credential: Credential, now: float) -> str:
     """Return why a credential cannot be used, or when it ends if that is soon; empty: it can be used."""
-    name, who = f"`{credential.name}`: ", sanitize(credential.identity or credential.source, 200)
+    name = f"`{credential.name}`: "
+    who = sanitize(credential.identity or credential.source, 200)
     if credential.problem:
         return name + sanitize(credential.problem, SHORT_TEXT)
     left_s = credential.not_after - now

@@ -141,7 +141,8 @@ class WaitingNegotiationReason(_Reason):
 def _over(value_s: float, limit_s: float) -> str:
     """Return ``612 s > 600 s``, with decimals where rounding would hide the difference."""
     sign = ">" if value_s > limit_s else "<" if value_s < limit_s else "="
-    left, right = seconds(whole(value_s)), seconds(whole(limit_s))
+    left = seconds(whole(value_s))
+    right = seconds(whole(limit_s))
     if sign != "=" and left == right:
         left, right = f"{value_s:.3f} s", f"{limit_s:.3f} s"
     return f"{left} {sign} {right}"
@@ -909,7 +910,8 @@ class DemandCovered(WaitingSiteReason):
         if self.delayed:
             other = f"; no other is started: {short(self.held_back)}" if self.held_back else ""
             delayed = f" ({self.delayed} delayed{other})"
-        jobs, drones = count(self.jobs, "job"), count(self.drones, "drone")
+        jobs = count(self.jobs, "job")
+        drones = count(self.drones, "drone")
         return f"{jobs} will be taken by free slots and {drones} on the way{delayed}"
 
 

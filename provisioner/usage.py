@@ -177,7 +177,8 @@ def usage_report(
     had, they count less.
     """
     kinds = {kind.key: kind for kind in types}
-    held, held_s = [(each, each.held_milli(kinds)) for each in runs.sums], Counter[TypeKey]()
+    held = [(each, each.held_milli(kinds)) for each in runs.sums]
+    held_s = Counter[TypeKey]()
     for each, milli in held:
         held_s[each.type] += milli / WHOLE_GPU * each.ran_s  # type: ignore[assignment]
     smallest = smallest_types(held, kinds)
@@ -185,7 +186,8 @@ def usage_report(
     measured_s = unmeasured_s = 0.0
     for each, milli in held:
         scale = min(1.0, runs.had_s.get(each.type, 0.0) / (held_s[each.type] or 1.0))
-        here_s, name = milli / WHOLE_GPU * each.ran_s * scale, GROUPINGS[by](each)
+        here_s = milli / WHOLE_GPU * each.ran_s * scale
+        name = GROUPINGS[by](each)
         row = rows.get(name) or rows.setdefault(name, MeasuredUse(name))
         row.add(each._replace(used_s=each.used_s * scale), milli, here_s)
         if (fit := smallest.get(class_name(each))) is not None:
@@ -224,7 +226,8 @@ def low_use(report: UsageReport, policy: LowUsePolicy) -> list[MeasuredUse]:
 
 def describe_use(use: MeasuredUse) -> str:
     """Return the measured use in words: how little, of how much, and what it would fit."""
-    mean, vram_mib = use.mean or 0.0, quantile(use.vram_mib, 0.95)
+    mean = use.mean or 0.0
+    vram_mib = quantile(use.vram_mib, 0.95)
     peak = "" if vram_mib is None else f", VRAM up to {vram_mib / 1024:.1f} GiB in 95 of 100"
     fits = f"; {' or '.join(sorted(use.fits))} would do" if use.saved_s else ""
     return f"{mean:.0%} of {use.measured_s / 3600:.1f} GPU-hours used, runs measured: {use.measured}{peak}{fits}"

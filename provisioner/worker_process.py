@@ -55,7 +55,9 @@ class WorkerProcess:
         library that only that one has; it sees the two packages of this module and of ``target``,
         which must need nothing else.
         """
-        self._target, self._args, self._python = target, args, python
+        self._target = target
+        self._args = args
+        self._python = python
         self._env = dict(os.environ if env is None else env)
         self._process: asyncio.subprocess.Process | None = None
         self._log: IO[bytes] | None = None
@@ -235,12 +237,14 @@ def _answer(name: str, call: Callable[[], Any]) -> bytes:
 
 def main() -> None:
     """Serve the parent until it closes the pipe."""
-    parent, target = int(sys.argv[1]), sys.argv[2]
+    parent = int(sys.argv[1])
+    target = sys.argv[2]
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:  # it has died already
         os._exit(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's ^C is for the parent
-    questions, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    questions = os.fdopen(os.dup(0), "rb")
+    answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what the library prints is not an answer
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)

@@ -105,7 +105,8 @@ class EmbeddedOverlay:
         )
 
     async def bootstrap(self, order: model.StartOrder) -> model.Bootstrap:
-        config, python = self._config, shlex.quote(sys.executable)
+        config = self._config
+        python = shlex.quote(sys.executable)
         script = f"#!/bin/sh\nexec {python} -S -P -m adapters.embedded.worker\n"
         env = {
             "PYTHONPATH": str(_PACKAGES),
@@ -205,7 +206,9 @@ def _classes(
 ) -> Iterator[model.JobClass]:
     for row in map(dict, connection.execute(_CLASSES)):
         request = tuple(row[name] for name in _REQUEST)
-        wanted, ids, optional = row.pop("gpu_model"), row.pop("ids"), bool(row.pop("gpu_optional"))
+        wanted = row.pop("gpu_model")
+        ids = row.pop("ids")
+        optional = bool(row.pop("gpu_optional"))
         request += ("optional",) if optional else ()
         found = model.JobClass(
             **row,

@@ -360,7 +360,8 @@ class Worker:
             self._heartbeat()
 
     def _offer(self) -> queue.Offer:
-        settings, jobs = self._settings, [one.job for one in self._jobs]
+        settings = self._settings
+        jobs = [one.job for one in self._jobs]
         return {
             "has_gpus": settings.drone_gpu_milli > 0,
             "unchanged": time.monotonic() - self._changed_at > settings.embedded_lease_s,

@@ -123,7 +123,8 @@ class LocalDrone:
 
         Empty once the verdict has expired, by the settings in ``env``, or the host has been booted.
         """
-        end, own = self.end, self.record.allocation.gpus.keys()
+        end = self.end
+        own = self.record.allocation.gpus.keys()
         if end is None or not end.contained or Process.parse(self.record.starter).boot != boot_id():
             return ()
         name, default = _VERDICTS["(fatal)" in end.message]

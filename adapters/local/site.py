@@ -108,7 +108,8 @@ class LocalSite:
         return await asyncio.to_thread(self._claim, birth)
 
     def _claim(self, birth: str) -> Sequence[str]:
-        mine, others = self._root / f".claim-{self._controller}-{birth}-{os.getpid()}", list[str]()
+        mine = self._root / f".claim-{self._controller}-{birth}-{os.getpid()}"
+        others = list[str]()
         if mine not in _CLAIMS or not mine.exists():
             fd = os.open(mine, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             # of a process with our number in another container
@@ -182,7 +183,8 @@ class LocalSite:
         notices += [
             f"GPU {gpu} is left out: its check failed in {bad[gpu].id}. {_TRY_AGAIN}" for gpu in bad
         ]
-        whole, room = FreeHostResources.of(host), FreeHostResources.of(_without(host, bad))
+        whole = FreeHostResources.of(host)
+        room = FreeHostResources.of(_without(host, bad))
         old: list[LocalDrone] = []
         for drone in listed:
             if not self._owns(drone.record):  # left as it is

@@ -130,7 +130,8 @@ def run_process(argv: Sequence[str] | None = None) -> int:
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     nowhere = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - as long as the process
     # closed by who started us (`>&-`)
-    sys.stdout, sys.stderr = sys.stdout or nowhere, sys.stderr or nowhere
+    sys.stdout = sys.stdout or nowhere
+    sys.stderr = sys.stderr or nowhere
     code = run_verb(argv)
     try:
         sys.stderr.flush()

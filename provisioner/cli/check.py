@@ -129,7 +129,8 @@ def check(
     target = path or opt.config_path(host)
     if not target.exists():
         raise VerbError(f"no configuration at {target}")
-    problems, found_odd = list(config.check(target)), list(config.warnings(target))
+    problems = list(config.check(target))
+    found_odd = list(config.warnings(target))
     try:
         settings = config.load(target)
     except config.ConfigError:  # of a site file alone there is no whole
@@ -284,10 +285,8 @@ def _adapter(spec: config.SiteConfig, controller: str) -> Any:
 def _site_words(view: SiteView) -> str:
     parts = [formatting.count(len(view.drones), "drone")]
     if view.nodes:
-        free, total = (
-            sum(n.free_gpu_milli for n in view.nodes),
-            sum(n.gpu_milli for n in view.nodes),
-        )
+        free = sum(n.free_gpu_milli for n in view.nodes)
+        total = sum(n.gpu_milli for n in view.nodes)
         nodes = formatting.count(len(view.nodes), "node")
         parts.append(f"{nodes} with {formatting.gpus(free)} of {gpu_count(total)} free")
     if view.free is not None:
@@ -440,7 +439,8 @@ def alerts(
 
 def _named_site(path: Path, name: str) -> tuple[str, config.SiteConfig]:
     """Return the controller's name and a site: of a site file alone, of a file beside it, or of a configuration."""
-    tree, beside = yaml.read(path).tree, path.parent / f"{name}.yaml"
+    tree = yaml.read(path).tree
+    beside = path.parent / f"{name}.yaml"
     controller = str(tree.get("controller") or "provisioner")
     sites = [config.load_site(path)] if "site" in tree else []
     if not sites and "/" not in name and beside.is_file():

@@ -116,9 +116,12 @@ def watch(directory: Path, reader: Reader) -> Generator[DemoView, None, None]:
         )
     try:
         while True:
-            drones, steps, why = list[Drone](), list[tuple[int, Transition]](), dict[int, Reason]()
+            drones = list[Drone]()
+            steps = list[tuple[int, Transition]]()
+            why = dict[int, Reason]()
             with suppress(StoreError):  # it is not there yet
-                drones, steps = reader.drones(ended=None), reader.transitions(after=seen)
+                drones = reader.drones(ended=None)
+                steps = reader.transitions(after=seen)
                 reasons = reasons_by_class(newest_plan(reader))
                 for row in class_rows(reader.views(), reasons, {}):
                     if row.reasons:  # VRAM distinguishes the shapes
@@ -306,7 +309,8 @@ def screen(view: DemoView, news: Iterable[Text]) -> RenderableType:
     title = ("GPU drone provisioner", "bold")
     heading = Text.assemble(title, f"   {view.at_s:4.1f} s   ", ("drones: ", "dim"), counts, "\n")
     jobs = _table("jobs", "each requests", "", "done>", "running>", "waiting>", "why they wait")
-    jobs.columns[2].no_wrap, jobs.columns[2].min_width = True, BAR_WIDTH
+    jobs.columns[2].no_wrap = True
+    jobs.columns[2].min_width = BAR_WIDTH
     for each in view.shapes:
         done = BAR_WIDTH * each.done // each.shape.jobs
         running = -(-BAR_WIDTH * (each.done + each.running) // each.shape.jobs) - done

@@ -35,7 +35,8 @@ def forget(
     Examples:
       provisioner estimates forget --user anna --user bert --reason "new framework, jobs run ten times faster"
     """
-    users, sites = list(dict.fromkeys(user or ())), list(dict.fromkeys(site or ()))
+    users = list(dict.fromkeys(user or ()))
+    sites = list(dict.fromkeys(site or ()))
     what = [f"user:{name}" for name in users] + [f"site:{name}" for name in sites]
     if not reason.strip():
         raise UsageError("--reason must not be empty: it is recorded as an event")

@@ -184,7 +184,8 @@ def shared(verb: Callable[..., T], help: str = "") -> Callable[..., T]:
 
 def _typer_parameter(of: Parameter) -> inspect.Parameter:
     """Return an option or argument of a verb as Typer wants it."""
-    declared, flags = of.option, of.option.flags or (f"--{of.name}",)
+    declared = of.option
+    flags = of.option.flags or (f"--{of.name}",)
     info: Any
     if declared.is_subject:
         info = argument(declared.metavar or "", declared.help)

@@ -191,7 +191,8 @@ def _compare_plans(
 
     changed, notes = snapshot, list[str]()
     if policy is not None:
-        settings, known = load(policy, connects=False), {kind.key for kind in snapshot.types}
+        settings = load(policy, connects=False)
+        known = {kind.key for kind in snapshot.types}
         unseen = [name for name in settings.policy.sites if name not in snapshot.sites]
         notes += [
             f"{name}: no look at it is in the snapshot, so nothing starts there" for name in unseen

@@ -116,10 +116,8 @@ def _opened(
     kind = ServiceUnavailableError if response.status >= 500 else VerbError
     try:
         problem = json.loads(told)
-        lines, code = (
-            str(problem["detail"]).splitlines(),
-            Exit(problem.get("exit_code", Exit.FAILED)),
-        )
+        lines = str(problem["detail"]).splitlines()
+        code = Exit(problem.get("exit_code", Exit.FAILED))
     except (ValueError, KeyError, TypeError):
         wrong = f"{url} answers {response.status} {response.reason}, and is no provisioner"
         log_in = [

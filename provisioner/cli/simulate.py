@@ -110,7 +110,8 @@ def _misfit_notes(replay: Replay) -> list[str]:
 def progress(turns: int, span_s: float) -> Callable[[int, float], None]:
     """Return a listener that prints now and then how far the replays are: ``turns`` of ``span_s`` of simulated time."""
     reached: dict[int, float] = {}
-    interval_s, printed_at = 3.0 if sys.stderr.isatty() else 30.0, time.monotonic()
+    interval_s = 3.0 if sys.stderr.isatty() else 30.0
+    printed_at = time.monotonic()
 
     def tell(turn: int, at_s: float) -> None:
         nonlocal printed_at

@@ -138,7 +138,8 @@ def _site_notes(old: SiteConfig, new: SiteConfig) -> Iterator[str]:
 
 def _notes(scope: str, old: object, new: object, names: Iterable[str]) -> Iterator[str]:
     for name in names:
-        before, after = getattr(old, name, None), getattr(new, name)
+        before = getattr(old, name, None)
+        after = getattr(new, name)
         if before != after:
             yield f"{scope}{name}: {before} -> {after}"
 

@@ -133,7 +133,8 @@ def pem_credential(found: Credential, content: bytes, *, last: bool = False) -> 
     except ValueError:
         return replace(found, problem="no certificate in PEM form, or a damaged one")
     decides = (max if last else min)(chain, key=lambda each: each.not_valid_after_utc)
-    begins, ends = decides.not_valid_before_utc.timestamp(), decides.not_valid_after_utc.timestamp()
+    begins = decides.not_valid_before_utc.timestamp()
+    ends = decides.not_valid_after_utc.timestamp()
     return _dated(found, content, names[-1].value if names else "", begins, ends)
 
 

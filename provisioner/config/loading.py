@@ -270,7 +270,8 @@ class _ConfigReader:
         ):
             document.complain_at_key((*at, "adapter"), missing_mapping("options", config))
             return None
-        given, below = section.get("options", {}), (*at, "options")
+        given = section.get("options", {})
+        below = (*at, "options")
         options = (
             self.validated(document, config, below, given, path)
             if isinstance(given, dict)

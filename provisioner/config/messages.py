@@ -109,7 +109,8 @@ _LENGTHS = {
 
 
 def _message(detail: ErrorDetails, model: type[BaseModel], steps: Steps, at: Steps) -> str:
-    below, key = steps[len(at) :], _name(steps)
+    below = steps[len(at) :]
+    key = _name(steps)
     kind, context = detail["type"], _context(detail)
     if kind in ("mistake_at", "value_error"):
         message = str(context["message" if kind == "mistake_at" else "error"])
@@ -140,7 +141,9 @@ def _context(detail: ErrorDetails) -> dict[str, Any]:
 
 def _value_message(detail: ErrorDetails, key: str, prefix: str, remedy: str) -> str:
     """Return the message for a value that is not allowed; ``prefix`` comes before it in a remedy."""
-    kind, found, text = detail["type"], detail["input"], detail["msg"]
+    kind = detail["type"]
+    found = detail["input"]
+    text = detail["msg"]
     is_number = isinstance(found, bool | int | float)
     shown = f", is `{shortened(json.dumps(found) if is_number else str(found))}`"
     if _BOUNDS.keys() & _context(detail).keys():

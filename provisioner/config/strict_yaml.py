@@ -131,7 +131,8 @@ def text_of(path: Path, document: YamlDocument) -> str | None:
             Position(1, 1), known.get(type(error), f"cannot be read: {error.strerror}")
         )
     except UnicodeDecodeError as error:
-        before, byte = raw[: error.start].decode("utf-8", "replace"), raw[error.start]
+        before = raw[: error.start].decode("utf-8", "replace")
+        byte = raw[error.start]
         document.complain(
             _spot_at(before, len(before)), f"byte 0x{byte:02x} is not UTF-8: save the file as UTF-8"
         )

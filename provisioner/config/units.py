@@ -94,7 +94,8 @@ def parse_size(value: object) -> int:
 
 def _wrong_size_unit(number: str, unit: str) -> str:
     if unit.upper() in ("K", "M", "G", "T"):
-        binary, decimal = f"{unit.upper()}iB", "kB" if unit.upper() == "K" else f"{unit.upper()}B"
+        binary = f"{unit.upper()}iB"
+        decimal = "kB" if unit.upper() == "K" else f"{unit.upper()}B"
         return f"`{unit}` can mean two things: write `{number} {binary}` (1024s) or `{number} {decimal}` (1000s)"
     same = next((known for known in _SIZE_BYTES if known.lower() == unit.lower()), "GiB")
     return f"`{unit}` is not a unit of size: write `{number} {same}`; known are {', '.join(_SIZE_BYTES)}"

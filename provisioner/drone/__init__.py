@@ -79,7 +79,8 @@ def _without_python_comments(text: bytes) -> bytes:
             lines[token.start[0] - 1] = token.line[: token.start[1]].rstrip().encode() + b"\n"
         begins = before in (tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
         if token.type == tokenize.STRING and begins and after.type == tokenize.NEWLINE:
-            first, last = token.start[0] - 1, token.end[0]
+            first = token.start[0] - 1
+            last = token.end[0]
             lines[first:last] = [b" " * token.start[1] + b'""\n', *[b""] * (last - first - 1)]
         if token.type not in (tokenize.NL, tokenize.COMMENT, tokenize.ENCODING):
             before = token.type

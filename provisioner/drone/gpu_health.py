@@ -179,13 +179,15 @@ def logged_at(head: str, now: float) -> float | None:
 
     None if there is none, or if it is more than a day in the future: that of a wrong clock.
     """
-    iso, old = _ISO_TIME.search(head), _SYSLOG_TIME.search(head)
+    iso = _ISO_TIME.search(head)
+    old = _SYSLOG_TIME.search(head)
     texts = []
     if iso:
         form = "%Y-%m-%d %H:%M:%S %z" if iso.group(3) else "%Y-%m-%d %H:%M:%S None"
         texts = [" ".join(map(str, iso.groups()))]
     elif old:
-        form, next_year = "%Y %b %d %H:%M:%S", datetime.fromtimestamp(now).year + 1
+        form = "%Y %b %d %H:%M:%S"
+        next_year = datetime.fromtimestamp(now).year + 1
         # the latest that has come
         texts = [f"{next_year - back} {old.group(1)} {old.group(2)}" for back in range(10)]
     for text in texts:
@@ -216,7 +218,8 @@ def xid_verdicts(
     lines: Iterable[str], state: dict[str, Any], expiry_s: dict[str, int], now: float
 ) -> Iterator[tuple[str, str, str, float]]:
     """Yield id, class, text and expiry of the verdict on a GPU for each Xid in the kernel's log, if not expired."""
-    old, current = state.get("seen", {}), {}
+    old = state.get("seen", {})
+    current = {}
     for line in lines:
         found = _XID.search(line)
         group = xid_class(found.group(2)) if found else ""
@@ -260,7 +263,9 @@ class DriverLibrary:
 
 def nvml_device(nvml: DriverLibrary, uuid: str) -> Any:
     """Return NVML's handle of the GPU with a UUID, or of the one that a MIG instance is part of. Raises OSError."""
-    count, gpu, name = c_uint(), c_void_p(), create_string_buffer(96)
+    count = c_uint()
+    gpu = c_void_p()
+    name = create_string_buffer(96)
     if uuid.startswith("MIG-") and "/" not in uuid:
         instance = c_void_p()
         nvml("nvmlDeviceGetHandleByUUID", uuid.encode(), byref(instance), needed=True)
@@ -357,7 +362,9 @@ _OUT_OF_MEMORY = 2
 def cuda_findings(pci: str, mib: int) -> Iterator[tuple[str, str]]:
     """Yield a finding if ``mib`` of VRAM cannot be allocated, written by one kernel and read by another."""
     cuda = DriverLibrary("libcuda.so.1")
-    device, count, context = c_int(), c_int(), c_void_p()
+    device = c_int()
+    count = c_int()
+    context = c_void_p()
     cuda("cuInit", 0, needed=True)
     cuda("cuDeviceGetCount", byref(count), needed=True)
     for index in range(count.value):
@@ -411,7 +418,8 @@ def sysfs_findings(card: str, vram_mib: int) -> Iterator[tuple[str, str]]:
     )
     if errors:
         yield "ecc", f"{errors} uncorrectable memory errors"
-    width, widest = read(card, "current_link_width"), read(card, "max_link_width")
+    width = read(card, "current_link_width")
+    widest = read(card, "max_link_width")
     if width.isdigit() and widest.isdigit() and 0 < int(width) < int(widest):
         yield "pcie", f"PCIe width x{width} of x{widest}"
 
@@ -473,7 +481,9 @@ def requests(
     shares = number("DRONE_SHARES", 1) if ENV.get("DRONE_SHARING") in ("mig", "mps") else 1
     most = number("DRONE_VRAM_MIB", 0) // shares * 9 // 10
     others_use_it = number("DRONE_GPU_MILLI", 1000) % 1000 != 0
-    busy, places, found = assigned(), cards(gpus), {}
+    busy = assigned()
+    places = cards(gpus)
+    found = {}
     for each, gpu in gpus.items():
         full = (first or each in offline) and not others_use_it
         found[each] = {
@@ -514,7 +524,10 @@ def probe_all(
     stuck = {
         each: old for each, old in state.get("stuck", {}).items() if started_at(old[0]) == old[1]
     }
-    running, sources, limit_s, mps = {}, set(), number("DRONE_GPU_PROBE_S", 45), mps_environment()
+    running = {}
+    sources = set()
+    limit_s = number("DRONE_GPU_PROBE_S", 45)
+    mps = mps_environment()
     for each, request in asked.items():
         if each in stuck:
             findings[each].append(["hung", "an earlier probe still hangs"])

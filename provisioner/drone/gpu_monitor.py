@@ -352,7 +352,8 @@ class Nvml(GpuDriver):
         before = self._sampled.get(uuid, 0)
         begin = before if now - before / 1e6 < 3 * PERIOD_S else int(since * 1e6)
         busy, seconds = self._busy(uuid, handle, begin, now - since)
-        listed, use = self._memory(handle), self._use(handle, begin)
+        listed = self._memory(handle)
+        use = self._use(handle, begin)
         held = listed or {}
         use = use and _of_mps_clients(use, self._mps_clients)
         processes = {
@@ -369,7 +370,9 @@ class Nvml(GpuDriver):
         self, uuid: str, handle: c_void_p, begin: int, interval_s: float
     ) -> tuple[float | None, float]:
         """Return the part of the time in which a device computed, and the seconds that this covers."""
-        samples, count, kind = (_Sample * self.MOST)(), c_uint(self.MOST), c_int()
+        samples = (_Sample * self.MOST)()
+        count = c_uint(self.MOST)
+        kind = c_int()
         where = (byref(kind), byref(count), samples)
         status = self._call("nvmlDeviceGetSamples", handle, 1, c_ulonglong(begin), *where)
         if status == self.NOT_FOUND:
@@ -399,7 +402,8 @@ class Nvml(GpuDriver):
                 ("_v2", _ProcessInfo),
                 ("", _OldProcessInfo),
             ):
-                infos, count = (kind * self.MOST)(), c_uint(self.MOST)
+                infos = (kind * self.MOST)()
+                count = c_uint(self.MOST)
                 status = self._call(name + version, handle, byref(count), infos)
                 if status == 0:
                     found = {} if found is None else found
@@ -414,7 +418,8 @@ class Nvml(GpuDriver):
 
     def _use(self, handle: c_void_p, begin: int) -> dict[int, float] | None:
         """Return the part of the time in which each process computed; None if the driver does not say."""
-        samples, count = (_ProcessUse * self.MOST)(), c_uint(self.MOST)
+        samples = (_ProcessUse * self.MOST)()
+        count = c_uint(self.MOST)
         arguments = (samples, byref(count), c_ulonglong(begin))
         status = self._call("nvmlDeviceGetProcessUtilization", handle, *arguments)
         if status:
@@ -511,7 +516,9 @@ class GpuMonitor:
     """Use of GPUs by the drone's slots, interval by interval. ``exclusive``: no device is shared by two slots."""
 
     def __init__(self, devices: GpuDriver, execute: str, exclusive: bool) -> None:
-        self._devices, self._execute, self._exclusive = devices, execute, exclusive
+        self._devices = devices
+        self._execute = execute
+        self._exclusive = exclusive
         self._jobs: dict[int, SlotJob] = {}
         self._owners: dict[Process, SlotJob] = {}
         self.strays: dict[str, float] = {}
@@ -617,7 +624,8 @@ def main() -> int:
             print(error)
             return 1
     of = os.environ
-    gpus, shares = int(of.get("DRONE_GPUS", "1")), int(of.get("DRONE_SHARES", "1"))
+    gpus = int(of.get("DRONE_GPUS", "1"))
+    shares = int(of.get("DRONE_SHARES", "1"))
     sliced = of.get("DRONE_SHARING") == "mig" or of.get("CUDA_VISIBLE_DEVICES", "").startswith(
         "MIG"
     )

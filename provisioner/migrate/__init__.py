@@ -82,7 +82,9 @@ def convert(
     inner = root.peek("tardis")
     # COBalD's configuration, with TARDIS's in it
     if inner and not root.peek("Sites"):
-        whole, inside, root = root, inner, root.below("tardis")
+        whole = root
+        inside = inner
+        root = root.below("tardis")
         limit = controller.pipeline(whole)
     sites = _sites(root, tardis.document, read_file)
     if tardis.document.problems:
@@ -127,7 +129,8 @@ def _sites(root: KeyReader, document: YamlDocument, read_file: ReadFile) -> list
     found: list[SiteImport] = []
     for n, one in enumerate(setting.items):
         entry = KeyReader(one, f"{root.name('Sites')}[{n}]", root.notes)
-        name, adapter = entry.take("name"), entry.take("adapter")
+        name = entry.take("name")
+        adapter = entry.take("adapter")
         if not name.text or not adapter.text:
             document.complain(
                 Position(one.line, 1), "expected a mapping with `name` and `adapter`, both text"

@@ -149,7 +149,8 @@ class HTCondorSiteImport(SiteImport):
         """``collector`` and ``schedd`` from ``SubmitOptions`` of the first type."""
 
     def machine(self, machine: MachineType, given: KeyReader) -> None:
-        setting, submit_options = given.take("jdl"), given.below("SubmitOptions")
+        setting = given.take("jdl")
+        submit_options = given.below("SubmitOptions")
         given.drop_rest("TARDIS's HTCondor adapter has no such option")
         file = setting.text
         text = self.read_file(file) if file else None
@@ -160,7 +161,8 @@ class HTCondorSiteImport(SiteImport):
                 if command.bare in ("request_gpus", "requestgpus") and re.fullmatch(
                     r"\d{1,4}", command.value
                 ):
-                    machine.gpus, machine.gpu_key = int(command.value), f"{file}: {command.name}"
+                    machine.gpus = int(command.value)
+                    machine.gpu_key = f"{file}: {command.name}"
                 if command.bare in ("gpus_minimum_memory", "gpusminmemory") and re.fullmatch(
                     r"\d{1,7}", command.value
                 ):
@@ -199,7 +201,8 @@ class HTCondorSiteImport(SiteImport):
             self.places = {name: value for name, (value, _) in places.items()}
         for name in sorted(self.places.keys() | places.keys()):
             value, theirs = places.get(name, ("", ""))
-            first, place = self.places.get(name, ""), f"{self.ours}.{name}"
+            first = self.places.get(name, "")
+            place = f"{self.ours}.{name}"
             if value == first:
                 given.converted(theirs, place)
             else:
@@ -207,7 +210,9 @@ class HTCondorSiteImport(SiteImport):
                 given.needed(theirs, place, text)
 
     def _command(self, machine: MachineType, notes: ImportReport, command: SubmitCommand) -> None:
-        line, name, bare = command.line, command.name, command.bare
+        line = command.line
+        name = command.name
+        bare = command.bare
         value, unknown = filled(command.value, machine.numbers)
         if not name:
             text = "no command with a value: write it there"

@@ -95,13 +95,11 @@ class SiteImport:
     def __init__(
         self, entry: KeyReader, section: KeyReader, name: str, kind: str, read_file: ReadFile
     ) -> None:
-        self.entry, self.section, self.name, self.kind, self.read_file = (
-            entry,
-            section,
-            name,
-            kind,
-            read_file,
-        )
+        self.entry = entry
+        self.section = section
+        self.name = name
+        self.kind = kind
+        self.read_file = read_file
         self.notes = section.notes
         self.file = f"site_configs/{name}.yaml"
         self.ours = f"{self.file}: options"
@@ -163,7 +161,8 @@ class SiteImport:
 
     def _limits(self) -> YamlBlock:
         block, at = YamlBlock(), f"{self.file}: limits.max_drones"
-        quota, setting = self._quota(), self.entry.take("quota")
+        quota = self._quota()
+        setting = self.entry.take("quota")
         cores = [machine.cores for machine in self.machines if machine.cores]
         no_limit = not setting or setting.number or (not setting.tag and setting.value == math.inf)
         if quota is None and no_limit:
@@ -192,7 +191,8 @@ class SiteImport:
 
     def _types(self) -> YamlBlock:
         types, at = YamlBlock(), f"{self.file}: types"
-        setting, key = self.section.take("MachineTypes"), self.section.name("MachineTypes")
+        setting = self.section.take("MachineTypes")
+        key = self.section.name("MachineTypes")
         for one in setting.items:
             name = one.text
             if name is None:
@@ -211,10 +211,8 @@ class SiteImport:
                 )
         if not self.machines:
             self.section.needed("MachineTypes", at, "no machine type: write one")
-        given, sizes = (
-            self.section.below("MachineTypeConfiguration"),
-            self.section.below("MachineMetaData"),
-        )
+        given = self.section.below("MachineTypeConfiguration")
+        sizes = self.section.below("MachineMetaData")
         quota = self._quota()
         for machine in self.machines:
             own = sizes.below(machine.theirs)

@@ -221,11 +221,9 @@ class ImportReport:
     found: list[ImportFinding] = field(default_factory=list)
 
     def add(self, verdict: ImportOutcome, line: int, key: str, ours: str, text: str) -> None:
-        key, ours, text = (
-            sanitize(key, 160),
-            sanitize(ours, 160),
-            sanitize(text or "taken over", _MAX_FINDING_CHARS),
-        )
+        key = sanitize(key, 160)
+        ours = sanitize(ours, 160)
+        text = sanitize(text or "taken over", _MAX_FINDING_CHARS)
         self.found.append(ImportFinding(verdict, self.file, line, key, ours, text))
 
 
@@ -297,7 +295,8 @@ class KeyReader:
         remedy: str = "",
     ) -> T | None:
         """Write the value of ``key`` into ``block``, or a placeholder for ``what``, report it, and return it."""
-        name, value = ours.rpartition(".")[2], read(self.take(key))
+        name = ours.rpartition(".")[2]
+        value = read(self.take(key))
         if value is None:
             block.put(name, placeholder(what))
             self.needed(key, ours, remedy or f"write it: {what}")

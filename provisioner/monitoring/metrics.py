@@ -199,7 +199,8 @@ def read_values(
 
     Raises :class:`StoreError`.
     """
-    of, log = MetricKey.of, reader.path.with_name(reader.path.name + "-wal")
+    of = MetricKey.of
+    log = reader.path.with_name(reader.path.name + "-wal")
     values = {
         **reader.counters(),
         of("provisioner_info", version=__version__): 1.0,
@@ -264,10 +265,8 @@ def families(
 
     Counters with labels that the metric no longer has are left out.
     """
-    views, found = (
-        reader.views(),
-        dict[tuple[str, tuple[str, ...]], dict[tuple[str, ...], float]](),
-    )
+    views = reader.views()
+    found = dict[tuple[str, tuple[str, ...]], dict[tuple[str, ...], float]]()
     for key, value in read_values(reader, views, now).items():
         labels = dict(key.labels)
         found.setdefault((key.metric, tuple(labels)), {})[tuple(labels.values())] = value

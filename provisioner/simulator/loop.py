@@ -87,7 +87,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
                 f"nothing will ever happen again at {self._now_s:.3f} s; {self._waiting()}"
             )
         if not (ready or self._stopping or agenda[0][0] <= self._now_s):
-            self._turns, self._now_s = 0, agenda[0][0]
+            self._turns = 0
+            self._now_s = agenda[0][0]
         elif self._turns > TURNS_WITHOUT_TIME:
             self._turns = 0  # the loop is still to be cleared away
             raise LivelockError(f"time stands still at {self._now_s:.3f} s; {self._waiting()}")

@@ -173,7 +173,8 @@ class SimulatedSlot:
         heard_s = max(periodic_s, self.changed_s)
         epoch = start_epoch()
         if self._view is None or self._view.heard_at != epoch + heard_s:
-            kind, runs = self.drone.type, self.running.values()
+            kind = self.drone.type
+            runs = self.running.values()
             work_milli, work_s = 0, 0.0
             for run in runs:
                 weight = self.weight_of(run.queued)
@@ -576,9 +577,12 @@ class SimulatedOverlay:
 
     def _close(self, slot: SimulatedSlot, queued: QueuedJob, done: bool) -> QueuedJobClass:
         """Book the end of an attempt; a job that is not done waits again."""
-        jobs, kind, until_s = self._queue.of(queued.wants), slot.drone.type, slot.until_s
+        jobs = self._queue.of(queued.wants)
+        kind = slot.drone.type
+        until_s = slot.until_s
         run = slot.running[queued.serial]
-        ran_s, saved_s = until_s - run.begun_s, queued.job.saved_s(run.worked(until_s))
+        ran_s = until_s - run.begun_s
+        saved_s = queued.job.saved_s(run.worked(until_s))
         lost_s = None if done else ran_s - run.kept_s(until_s)
         gpu_milli = slot.milli_of(queued.wants)
         self._metrics.attempt(kind, gpu_milli, ran_s, lost_s, busy_s=slot.end(run))

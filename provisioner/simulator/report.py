@@ -140,10 +140,12 @@ def _verdict(runs: Runs) -> str:
 
 def _answer(policy: str, results: Sequence[ReplayResult]) -> str:
     """Return the figures that most readers look for; means over the seeds."""
-    done, jobs = fmean(r.jobs_done for r in results), fmean(r.jobs for r in results)
+    done = fmean(r.jobs_done for r in results)
+    jobs = fmean(r.jobs for r in results)
     parts = [f"{figures.amount(done)} of {figures.amount(jobs)} jobs done"]
     if waits := [r.waits for r in results if r.waits.jobs]:
-        mean_s, p95_s = fmean(each.mean_s for each in waits), fmean(each.p95_s for each in waits)
+        mean_s = fmean(each.mean_s for each in waits)
+        p95_s = fmean(each.p95_s for each in waits)
         parts.append(f"mean wait {duration(mean_s)}, 95 % of waits within {duration(p95_s)}")
     if wastes := figures.spread(figures.waste(r.gpu_hours) for r in results):
         parts.append(f"waste {figures.amount(wastes.mean)} % of the good GPU-hours")
@@ -267,7 +269,8 @@ def _plots(runs: Runs) -> Iterator[str]:
 
 
 def _section(title: str, words: str, picture: bytes) -> str:
-    title, data = escape(title), base64.b64encode(picture).decode()
+    title = escape(title)
+    data = base64.b64encode(picture).decode()
     image = f'<img alt="{title}" src="data:image/svg+xml;base64,{data}"/>'
     return (
         f"<section>\n<h2>{title}</h2>\n<p>{escape(words)}</p>\n<figure>{image}</figure>\n</section>"

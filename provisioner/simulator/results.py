@@ -206,7 +206,8 @@ class Metrics:
 
     def held(self, kind: DroneType, held_s: float, boot_s: float, release_s: float) -> None:
         """Enter the GPU time of a drone: held in all, before it took jobs, and after its exit."""
-        account, gpus = self.by_site[kind.site], kind.gpu_milli / 1000
+        account = self.by_site[kind.site]
+        gpus = kind.gpu_milli / 1000
         account.held += held_s * gpus
         account.boot += boot_s * gpus
         account.release += release_s * gpus
@@ -324,7 +325,8 @@ def paired(
     before = {(result.trace, result.seed): figure.of(result) for result in first}
     changes: list[float] = []
     for result in second:
-        a, b = before.get((result.trace, result.seed)), figure.of(result)
+        a = before.get((result.trace, result.seed))
+        b = figure.of(result)
         if a is not None and b is not None and isfinite(a) and isfinite(b):
             changes.append(b - a)
     over = spread(changes)

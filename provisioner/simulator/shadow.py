@@ -97,11 +97,9 @@ def compare(
     A queue cuts the time of a submission to whole seconds, so the comparison begins with a whole
     second.
     """
-    since, until, spans = (
-        floor(observations[0].at),
-        observations[-1].last_at,
-        [*_spans(observations)],
-    )
+    since = floor(observations[0].at)
+    until = observations[-1].last_at
+    spans = [*_spans(observations)]
     done = [
         each
         for each in completed
@@ -147,15 +145,14 @@ def _spans(observations: Sequence[Observation]) -> Iterator[_Span]:
 
 def _use(spans: Sequence[_Span]) -> dict[str, GpuUse]:
     """Return the use by the drones of the other system."""
-    drones, held_s, busy_s = (
-        Counter[str](),
-        defaultdict[str, float](float),
-        defaultdict[str, float](float),
-    )
+    drones = Counter[str]()
+    held_s = defaultdict[str, float](float)
+    busy_s = defaultdict[str, float](float)
     joined = {(each.site, each.gpu_model): each.joined for each in spans[0][2].others or ()}
     for begin, end, seen in spans:
         for each in seen.others or ():
-            site, before = each.site.casefold(), joined.get((each.site, each.gpu_model), 0)
+            site = each.site.casefold()
+            before = joined.get((each.site, each.gpu_model), 0)
             drones[site] += each.joined - before if each.joined >= before else each.joined
             joined[each.site, each.gpu_model] = each.joined
             held_s[site] += each.gpu_milli / WHOLE_GPU * (end - begin)
@@ -203,10 +200,8 @@ def _facilities(views: Views, spans: Sequence[_Span], boot_s: float) -> Iterator
                 )
             )
         serves = {kind.name: kind.gpu_model or "gpu" for kind in kinds}
-        policy, behaviour = (
-            views.policy.of_site(site),
-            replace(DEFAULT_BEHAVIOUR, boot=Fixed(boot_s)),
-        )
+        policy = views.policy.of_site(site)
+        behaviour = replace(DEFAULT_BEHAVIOUR, boot=Fixed(boot_s))
         owner = OwnersByPool(tuple(owners))
         yield Facility(policy, tuple(kinds), tuple(pools), serves, behaviour, owner=owner)
 

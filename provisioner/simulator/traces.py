@@ -289,8 +289,10 @@ def _job(row: Mapping[str, str | None], columns: Mapping[str, TraceColumn]) -> S
         value = text(name)
         return _number(value, columns[name].name) * columns[name].factor if value else default
 
-    submit_s, duration_s = _moment(text("submit"), columns["submit"]), number("duration", 0.0)
-    gpus, share_milli = number("gpus", float("gpus" not in columns)), number("gpu_milli", 0.0)
+    submit_s = _moment(text("submit"), columns["submit"])
+    duration_s = number("duration", 0.0)
+    gpus = number("gpus", float("gpus" not in columns))
+    share_milli = number("gpu_milli", 0.0)
     gpu_milli = (
         round(gpus * (share_milli or 1000.0)) if gpus >= 1 else round(share_milli or gpus * 1000)
     )

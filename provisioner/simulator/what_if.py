@@ -133,7 +133,9 @@ def _with_gpus(facility: Facility, wanted: int) -> Facility:
         raise QuestionError(
             f"`{facility.name} gpus={wanted}`: {facility.name} has no GPUs to begin with"
         )
-    ratio, policy, gpus = wanted / total, facility.policy, _shares(facility, wanted)
+    ratio = wanted / total
+    policy = facility.policy
+    gpus = _shares(facility, wanted)
     types = []
     for kind in facility.types:
         if not kind.gpu_milli:
@@ -159,13 +161,16 @@ def _shares(facility: Facility, wanted: int) -> dict[str, int]:
     for kind in facility.types:
         name = facility.pool_of(kind)
         size[name] = max(size[name], ceil(kind.gpu_milli / WHOLE_GPU))
-    shares, left, had_left = {}, wanted, sum(pool.gpus for pool in facility.pools)
+    shares = {}
+    left = wanted
+    had_left = sum(pool.gpus for pool in facility.pools)
     for pool in sorted(facility.pools, key=lambda pool: -size[pool.name]):
         each = size[pool.name]
         shares[pool.name] = each * min(
             left // each, round(left * pool.gpus / max(1, had_left) / each)
         )
-        left, had_left = left - shares[pool.name], had_left - pool.gpus
+        left = left - shares[pool.name]
+        had_left = had_left - pool.gpus
     if left:
         question = f"`{facility.name} gpus={wanted}`"
         raise QuestionError(

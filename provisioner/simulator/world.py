@@ -361,7 +361,8 @@ class Simulation:
             if settled and now_s() >= scenario.least_s:
                 return
             if world.overlay.running or world.overlay.starts != starts:
-                ran_s, starts = max(ran_s, now_s()), world.overlay.starts
+                ran_s = max(ran_s, now_s())
+                starts = world.overlay.starts
             elif world.jobs_left and now_s() - ran_s >= scenario.stall_s:
                 self.stalled_s = ran_s
                 return
@@ -388,7 +389,8 @@ class Simulation:
             yield f"{jobs} were not done after {now_s():.0f} s{stalled}"
         elif world.drones:
             yield f"{len(world.drones)} drones still live {now_s():.0f} s after the start, and no job needs them"
-        live, recorded = {drone.id for drone in world.drones}, set(self.record.live)
+        live = {drone.id for drone in world.drones}
+        recorded = set(self.record.live)
         for drone_id in sorted(live - recorded):
             yield f"{drone_id} lives without a record"
         for drone_id in sorted(recorded - live):

@@ -251,7 +251,8 @@ def _check_sites(document: YamlDocument, model: WorldFile, settings: Settings) -
                 ("sites", name), f"no site `{name}` is configured: {choices(name, names)}"
             )
     for n, fault in enumerate(model.hardware_faults):
-        at, known = ("hardware_faults", n), (*names, OVERLAY)
+        at = ("hardware_faults", n)
+        known = (*names, OVERLAY)
         if fault.where not in known:
             wrong = f"no site `{fault.where}` is configured: {choices(fault.where, known)}"
             document.complain_at((*at, "where"), wrong)

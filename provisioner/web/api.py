@@ -114,7 +114,8 @@ async def answer_shared(
 ) -> web.Response:
     """Answer with what ``make`` returns, once for all requests with the same key; 304 if the caller has it."""
     vital = request.rel_url.path_qs in VITAL_PATHS
-    version, headers = await record.version(vital=vital), {"Cache-Control": "no-cache"}
+    version = await record.version(vital=vital)
+    headers = {"Cache-Control": "no-cache"}
     if any(tag.value in (version, "*") for tag in request.if_none_match or ()):
         return web.Response(status=304, headers={"ETag": f'W/"{version}"', **headers})
     answered = await record.answer(key, version, make, vital=vital)
@@ -131,7 +132,8 @@ def response_of(
     answered: Answered, request: web.Request, headers: Mapping[str, str]
 ) -> web.Response:
     """Return the response with an answer, compressed if it is long and the client takes that."""
-    headers, body = {"Vary": "Accept-Encoding", **headers}, answered.body
+    headers = {"Vary": "Accept-Encoding", **headers}
+    body = answered.body
     if answered.zipped and "gzip" in request.headers.get("Accept-Encoding", ""):
         headers["Content-Encoding"] = "gzip"
     elif answered.zipped:
@@ -163,7 +165,8 @@ class SeriesAnswer(ApiModel):
 
 async def answer_series(record: SharedRecord, request: web.Request) -> web.Response:
     """Answer with the time series of a metric: ``metric``, ``since`` (an age) and ``step`` (a duration)."""
-    query, now = request.query, await record.glance(record.reader.now)
+    query = request.query
+    now = await record.glance(record.reader.now)
     metric = query.get("metric", "")
     since_s = parsed(parse_duration, "since", query.get("since", "1d"))
     step_s = max(1.0, parsed(parse_duration, "step", query.get("step", "5min")))

@@ -72,7 +72,8 @@ class Authenticator:
         transport = request.transport
         if transport is None:
             raise web.HTTPBadRequest(text="the connection is closed")
-        place, tls = transport.get_extra_info("sockname"), transport.get_extra_info("ssl_object")
+        place = transport.get_extra_info("sockname")
+        tls = transport.get_extra_info("ssl_object")
         by_proxy = self.is_proxied(request)
         if by_proxy and peer_of(transport)[0] not in self.proxy_uids:
             raise web.HTTPForbidden(text="this socket is for the reverse proxy alone")
@@ -161,7 +162,8 @@ def proxied(section: WebProxySection, request: web.Request) -> Caller:
             )
         return "".join(values).strip()
 
-    name, listed = sanitize(header("X-Remote-User"), NAME_LENGTH), header("X-Remote-Groups")
+    name = sanitize(header("X-Remote-User"), NAME_LENGTH)
+    listed = header("X-Remote-Groups")
     if not name:
         return Caller()
     groups = {group.strip() for group in listed.split(section.group_separator)} | {"*"}

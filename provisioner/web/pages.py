@@ -172,7 +172,8 @@ _DEMAND_SHOWN = ("id", "owner", "vo", "waiting", "running", "drones", "oldest_s"
 
 def _now(reader: Reader, query: Query) -> WebPage:
     document = _answer(status, reader, {**query, "output": "table"})
-    troubles, demand = document.parts["troubles"], document.parts["demand"]
+    troubles = document.parts["troubles"]
+    demand = document.parts["demand"]
     verdict = document.scope.partition(": ")[0] if troubles.rows else "All is well"
     parts = {"demand": replace(demand, columns=_shown(demand.columns, *_DEMAND_SHOWN))}
     parts |= {key: document.parts[key] for key in ("views", "events")}
@@ -308,7 +309,8 @@ def _why(reader: Reader, query: Query) -> WebPage:
 
 def _drone(reader: Reader, any_id: str, query: Query) -> WebPage:
     document = _answer(drones.show_drone, reader, {}, any_id)
-    life, console_output = document.parts["history"], document.parts["console_output"].rows
+    life = document.parts["history"]
+    console_output = document.parts["console_output"].rows
     page = _document(f"Drone {document.name}", replace(document, parts={}), query)
     return replace(
         page, life=page_table(life), output="\n".join(map(formatting.sanitize, console_output))
@@ -501,7 +503,9 @@ def _waste(reader: Reader, query: Query) -> WebPage:
         charts.Increases(reader, metric, until, parse_duration(period), BAR_S[period])
         for metric in (WASTE_METRIC, LOST_METRIC)
     )
-    found, lost, none = gpu_s.by("site", "use"), lost_s.by("site"), [0.0] * len(gpu_s.times)
+    found = gpu_s.by("site", "use")
+    lost = lost_s.by("site")
+    none = [0.0] * len(gpu_s.times)
     for site in {site for site, _ in found}:
         good_and_lost = _good_and_lost(found.pop((site, "busy"), none), lost.get((site,), none))
         found[site, "good"], found[site, "lost"] = good_and_lost
@@ -530,7 +534,9 @@ def _waste(reader: Reader, query: Query) -> WebPage:
 
 def _good_and_lost(busy: Sequence[float], lost: Sequence[float]) -> tuple[list[float], list[float]]:
     """Return the parts of the busy time, each by step. A loss counts at the end of its drone, after the busy time."""
-    good, cut, due = [*busy], [0.0] * len(busy), 0.0
+    good = [*busy]
+    cut = [0.0] * len(busy)
+    due = 0.0
     for n in reversed(range(len(busy))):
         due += lost[n]
         cut[n] = min(due, busy[n])

@@ -197,10 +197,8 @@ class SharedRecord:
         will_do = not made if vital else self._busy and (not made or age_s <= BUSY_KEPT_S)
         if future is None or not (as_new or will_do):
             call = partial(self._call, self._vital) if vital else self.run
-            known_version, future = (
-                version,
-                asyncio.ensure_future(call(lambda: make().compressed())),
-            )
+            known_version = version
+            future = asyncio.ensure_future(call(lambda: make().compressed()))
             self._answers[key] = version, time.monotonic(), future
         self._answers.move_to_end(key)
         while len(self._answers) > MOST_ANSWERS_KEPT:

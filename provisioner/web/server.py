@@ -128,7 +128,8 @@ class WebService:
         """Refuse a change that a page of another origin sends with the log-in of the person who looks at it."""
         ours = f"{request.scheme}://{request.host}"
         if self.callers.is_proxied(request) and self.section.proxy and bearer_of(request) is None:
-            ours, origin = self.section.proxy.origin, request.headers.get("Origin", "none")
+            ours = self.section.proxy.origin
+            origin = request.headers.get("Origin", "none")
         else:
             origin = request.headers.get("Origin", ours)
         if origin != ours:
