@@ -236,9 +236,7 @@ class ServerPhase:
     """It waits, and will never start."""
 
 
-_PENDING = RemoteState.PENDING
-_RUNNING = RemoteState.RUNNING
-_UNKNOWN = RemoteState.UNKNOWN
+_PENDING, _RUNNING, _UNKNOWN = RemoteState.PENDING, RemoteState.RUNNING, RemoteState.UNKNOWN
 _OFF, _ENDED = RemoteState.STOPPED, RemoteState.ENDED
 
 SERVER_STATES: Mapping[str, ServerPhase] = {
