@@ -16,7 +16,7 @@ from adapters.htcondor.overlay.job_classes import NO_WAITS, group, job_class, me
 from adapters.htcondor.overlay.schedds import ScheddAnswer, ScheddQueue
 from adapters.htcondor.overlay.work import PoolWork
 from provisioner.model import JobClass
-from tests.htcondor_overlay.jobs import job
+from tests.htcondor_overlay.jobs import AFFILIATION, job
 
 
 class Judge(pool.PoolPoller):
@@ -28,7 +28,7 @@ class Judge(pool.PoolPoller):
     def classes(
         self, ads: Sequence[Ad], refused: Sequence[Ad] = (), slack: int | None = None
     ) -> list[JobClass]:
-        groups = [each for ad in ads if (each := group(ad, "s1", "AcctGroup"))]
+        groups = [each for ad in ads if (each := group(ad, "s1", AFFILIATION))]
         queue = ScheddQueue("s1", SimpleNamespace(query=lambda *_, **__: list(refused)), 0.0, slack)
         by_class = merged(groups)
         answer = ScheddAnswer(

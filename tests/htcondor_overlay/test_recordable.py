@@ -13,7 +13,7 @@ from adapters.htcondor.overlay.job_classes import QueueWait, group, job_class
 from adapters.htcondor.overlay.slots import slots_view
 from provisioner import serialization
 from provisioner.model import DroneType, OverlayView
-from tests.htcondor_overlay.jobs import BASE, job
+from tests.htcondor_overlay.jobs import AFFILIATION, BASE, job
 from tests.htcondor_overlay.test_slots import REAL, ad
 from tests.htcondor_overlay.test_work import run
 
@@ -87,7 +87,7 @@ def view_of_slot(attributes: dict[str, str]) -> OverlayView:
 
 def view_of_class(attributes: dict[str, str]) -> OverlayView:
     made = job(**attributes)
-    found = group(made, "s1", "AcctGroup")
+    found = group(made, "s1", AFFILIATION)
     if found is None:
         return OverlayView(taken_at=1.0)
     waits = QueueWait.of(made, 1000.0)

@@ -19,7 +19,7 @@ from adapters.htcondor.overlay.job_classes import (
 )
 from adapters.htcondor.overlay.pool import Verdicts
 from provisioner.model import DroneType, JobClass, UnmetRequirement
-from tests.htcondor_overlay.jobs import job
+from tests.htcondor_overlay.jobs import AFFILIATION, job
 from tests.htcondor_overlay.test_matching import A100
 
 
@@ -29,7 +29,7 @@ def judged(verdicts: Verdicts, one: JobGroup, types: list[DroneType], until: flo
 
 
 def a_group() -> JobGroup:
-    found = group(job(Requirements="TARGET.HasCVMFS"), "s1", "AcctGroup")
+    found = group(job(Requirements="TARGET.HasCVMFS"), "s1", AFFILIATION)
     assert found is not None
     return found
 
@@ -76,11 +76,11 @@ def test_a_wish_that_is_relaxed_after_an_hour_is_judged_again(
 ) -> None:
     monkeypatch.setattr(pool, "_REJUDGED_S", -1.0)
     submitted = time.time() - 3590
-    one = group(job(Requirements=wish, QDate=f"{submitted:.0f}"), "s1", "AcctGroup")
+    one = group(job(Requirements=wish, QDate=f"{submitted:.0f}"), "s1", AFFILIATION)
     assert one is not None
     judge, later = Verdicts(""), time.monotonic() + 600
     assert set(judged(judge, one, [A100], later).refuses) == {A100.key}
-    relaxed = group(job(Requirements=wish, QDate=f"{submitted - 60:.0f}"), "s1", "AcctGroup")
+    relaxed = group(job(Requirements=wish, QDate=f"{submitted - 60:.0f}"), "s1", AFFILIATION)
     assert relaxed is not None and relaxed.shape == one.shape
     assert judged(judge, relaxed, [A100], time.monotonic() - 1).refuses, (
         "no time is left: the old verdict holds"
@@ -90,7 +90,7 @@ def test_a_wish_that_is_relaxed_after_an_hour_is_judged_again(
 
 def test_of_jobs_that_were_submitted_one_after_the_other_the_first_is_judged() -> None:
     groups = [
-        group(job(Requirements=RELAXED, QDate=str(at)), "s1", "AcctGroup") for at in (300, 100, 200)
+        group(job(Requirements=RELAXED, QDate=str(at)), "s1", AFFILIATION) for at in (300, 100, 200)
     ]
     assert len({each.key for each in groups if each}) == 1
     assert number(representative([each for each in groups if each]), "QDate") == 100
@@ -170,7 +170,7 @@ CPU = replace(
 
 def asked(types: list[DroneType], **attributes: str) -> JobClass:
     """Return the class of a job as a poll makes it."""
-    one, verdicts = group(job(**attributes), "s1", "AcctGroup"), Verdicts("")
+    one, verdicts = group(job(**attributes), "s1", AFFILIATION), Verdicts("")
     assert one is not None
     verdicts.keep({one.key: [one]}, types)
     jobs = job_class(one.key, [one], 0, NO_WAITS, verdicts.slots())
@@ -238,7 +238,7 @@ def test_a_negative_request_counts_as_nothing_as_in_htcondor(name: str) -> None:
     found = asked([SMALL], **{name: "-400"})
     assert (found.invalid, found.refuses) == ("", {})
     assert min(found.cpus, found.memory_mib, found.disk_mib) == 0
-    one = group(job(**{name: "-400"}), "s1", "AcctGroup")
+    one = group(job(**{name: "-400"}), "s1", AFFILIATION)
     assert one is not None
     (line,) = negative_requests([[one]])
     assert line.startswith("jobs 1.0: request_") and line.endswith(" = -400 counts as 0")
