@@ -81,11 +81,13 @@ def site_of(controller: LabController) -> ElementSite:
     return site
 
 
-def all_done(controller: LabController, overlay: Pool, jobs: int, within_s: float) -> None:
+def all_done(
+    controller: LabController, overlay: Pool, jobs: int, within_s: float, *ends: str
+) -> None:
     until(lambda: not overlay.jobs(jobs), within_s, what="all jobs are done", every_s=1.0)
     until(lambda: not controller.live(), within_s, what="all drones are gone", every_s=1.0)
     until(lambda: not site_of(controller).there(), 60, what="none is left at the element")
-    assert controller.states().keys() <= {"done", "cancelled", "unused"}
+    assert controller.states().keys() <= {"done", "cancelled", "unused", *ends}
 
 
 def test_drones_come_run_jobs_and_go_and_only_those_that_wait_are_pending(
@@ -165,6 +167,7 @@ def test_a_cut_network_costs_no_drone(newest_condor: Condor) -> None:
                 site.element.signal("shared_port", signal.SIGCONT)
             with meanwhile(seen, 2.0):
                 over.touch()
-                all_done(controller, overlay, jobs, 180)
+                # the port is that of the element's node as well, whose claims may end after the cut
+                all_done(controller, overlay, jobs, 180, "preempted")
         seen.no_orphan_no_duplicate(4)
         states.never_back_in_the_queue()
