@@ -223,6 +223,11 @@ def with_claim(
     return replace(seen, sites={**seen.sites, drone.site: replace(polled, view=view)})
 
 
+def without_claims(polled: model.PolledSite) -> model.PolledSite:
+    assert polled.view is not None
+    return replace(polled, view=replace(polled.view, claims=()))
+
+
 def turned(world: World, store: SqlStore, clock: SteppedClock) -> model.Snapshot:
     """Return what is seen in the next tick, in which no drone ends."""
     clock.at += TICK_S
@@ -288,6 +293,9 @@ async def play(size: tuple[int, int, int], path: Path, ticks: int, asked: Asked)
             watch.cancel()
             resident = resident_mib()
             seen = with_claim(turned(world, store, clock), world.by_key)
+            quiet = {name: without_claims(polled) for name, polled in seen.sites.items()}
+            place.seen = replace(seen, sites=quiet)  # the nodes alone are no news of the owner
+            await controller.turn()
             acted = {"an owner's claim": await ordered_s(controller, place, seen)}
             seen = turned(world, store, clock)
             busy = next(d.id for d in seen.drones.values() if d.state is model.DroneState.BUSY)
