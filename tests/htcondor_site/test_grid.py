@@ -142,6 +142,13 @@ def test_holds_of_the_gridmanager_are_told_apart_by_their_words(why: str, kind: 
     assert remote.end is not None and remote.end.fault is FaultKind.DRONE, "a code says more"
 
 
+def test_a_hold_for_credentials_says_who_refuses_them() -> None:
+    why = 'Error connecting to schedd ce: SECMAN:2010:Received "DENIED" from server for user x'
+    held = drone(**{**AT_CE, "JobStatus": 5, "HoldReason": why})
+    assert held.end is not None
+    assert held.end.message == f"the computing element refuses the credentials: {why}"
+
+
 def test_a_computing_element_that_does_not_answer_is_noticed_and_holds_further_drones_back() -> (
     None
 ):

@@ -61,10 +61,12 @@ class AccessPoint(Pool):
 
     def __init__(self, root: Path, condor: Condor, element: Pool) -> None:
         super().__init__(root, condor, "ap", "COLLECTOR NEGOTIATOR SCHEDD", ACCESS)
-        file = self.dir / "etc/tokens/element"
-        file.touch(mode=0o600)
-        file.write_text(element.token(owner(element), ("READ", "WRITE")) + "\n")
-        self.account.give(file.parent)
+        self.let_in(element, "READ", "WRITE")
+
+    def let_in(self, element: Pool, *authz: str) -> None:
+        """Have a token of the element that is good for no more than this."""
+        token = element.token(owner(element), authz)
+        self.write_token("element", self.dir / "etc/tokens", token)
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from provisioner.model import FaultKind
 from tests.labs import htcondor
 from tests.labs.controller import LabController, Sightings
 from tests.labs.grid_site import ElementSite, through_element
@@ -171,3 +172,22 @@ def test_a_cut_network_costs_no_drone(newest_condor: Condor) -> None:
                 all_done(controller, overlay, jobs, 180, "preempted")
         seen.no_orphan_no_duplicate(4)
         states.never_back_in_the_queue()
+
+
+@pytest.mark.matrix
+def test_an_element_that_refuses_the_token_gets_no_further_drones(newest_condor: Condor) -> None:
+    with behind(newest_condor, most=2, max_pending=2) as (overlay, controller):
+        site = site_of(controller)
+        site.access.let_in(site.element, "READ")
+        controller.start()
+        overlay.submit(gpu_job(20, n=2))
+        # the gridmanager tries four times, and looks in between whether the element answers at all
+        until(lambda: controller.states()["failed"] == 2, 180, what="both failed", every_s=1.0)
+        faults = [each.fault for each in controller.record.breakers().values()]
+        assert {fault.kind for fault in faults if fault} == {FaultKind.DENIED}
+        told = controller.site_row()["note"]
+        assert "the computing element refuses the credentials: " in told
+        assert 'Received "DENIED" from server' in told
+        controller.ticks(10)
+        assert len(controller.drones()) == 2
+        assert not site.there()

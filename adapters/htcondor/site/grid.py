@@ -29,6 +29,7 @@ _HOLD_WORDS = (
     (r"", FaultKind.CONFIG),
 )
 """Kinds by the words of the gridmanager's own holds, first match."""
+_REFUSED = "the computing element refuses the credentials"
 
 
 def is_grid_job(ad: Ad) -> bool:
@@ -55,7 +56,7 @@ def obstacle(ad: Ad) -> FaultKind | None:
 def waiting(ad: Ad) -> str:
     """Return the reason for which a job waits."""
     if obstacle(ad):
-        return "the computing element does not answer"
+        return "the computing element does not answer, or refuses the credentials"
     if text(ad, "GridJobId"):
         return f"waits at the computing element: {text(ad, 'GridJobStatus', 40) or 'sent'}"
     return "waits to be sent to the computing element"
@@ -85,6 +86,11 @@ def is_gone(why: str) -> bool:
 def hold_kind(why: str) -> FaultKind:
     """Return the kind of fault behind a hold of the gridmanager's own, which has no code."""
     return next(kind for words, kind in _HOLD_WORDS if re.search(words, why, re.IGNORECASE))
+
+
+def held(why: str, kind: FaultKind) -> str:
+    """Return the sentence for such a hold."""
+    return f"{_REFUSED if kind is FaultKind.DENIED else 'held by the gridmanager'}: {why}"
 
 
 def silence(ads: Iterable[Ad], now: float) -> Iterator[str]:

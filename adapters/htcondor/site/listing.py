@@ -233,6 +233,7 @@ def _held(ad: Ad, last: str, now: float) -> RemoteEnd:
     code = whole(ad, f"{last}HoldReasonCode")
     subcode = whole(ad, f"{last}HoldReasonSubCode")
     why = printable(text(ad, f"{last}HoldReason", _MAX_REASON) or "without a reason", _MAX_REASON)
+    message = f"held ({code}/{subcode}): {why}"
     kind = next((kind for kind, codes in _HOLD_KINDS.items() if code in codes), FaultKind.UNKNOWN)
     if code == _STARTD_HELD and subcode in _USED_TOO_MUCH:
         kind = FaultKind.DRONE
@@ -242,10 +243,11 @@ def _held(ad: Ad, last: str, now: float) -> RemoteEnd:
         kind = FaultKind.DENIED
     elif not code and grid.is_grid_job(ad):
         kind = grid.hold_kind(why)
+        message = grid.held(why, kind)
     at = our_moment(ad, "EnteredCurrentStatus", now)
     if grid.is_gone(why):
         return RemoteEnd(EndKind.PREEMPTED, at, None, why)
-    return RemoteEnd(EndKind.FAULT, at, None, f"held ({code}/{subcode}): {why}", kind)
+    return RemoteEnd(EndKind.FAULT, at, None, message, kind)
 
 
 def _removed(ad: Ad, now: float) -> RemoteEnd:

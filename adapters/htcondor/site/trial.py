@@ -70,5 +70,5 @@ async def _refusal(client: HTCondorClient, cluster: int) -> str:
             break
         await asyncio.sleep(_ASK_EVERY_S)
     if grid.obstacle(job):
-        return "it does not answer. Look at the network and at its schedd or web service"
+        return "it does not answer. Look at the network, the credentials, and its schedd or web service"
     return f"it was not taken within {TAKEN_WITHIN_S:.0f} s. Look at GridmanagerLog on the host of the schedd"
