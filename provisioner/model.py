@@ -214,6 +214,9 @@ class CompletedJob:
     vo: str = ""
     vo_member: str = ""
     """As of its class."""
+    used_cpu_s: int | None = None
+    """CPU time of all its processes; None: not measured, as in the next."""
+    peak_memory_mib: int | None = None
 
     @property
     def job_number(self) -> str:

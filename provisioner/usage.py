@@ -58,9 +58,14 @@ class UseSum(NamedTuple):
     used_s: float
     """GPU-seconds; 0 if not measured."""
     used_milli: int | None
-    """Highest; None: not measured, as in the next two."""
+    """Highest; None: not measured, as in the others that may be None."""
     peak_vram_mib: int | None
     energy_j: int | None
+    used_cpu_s: int | None
+    """CPU time of whole runs."""
+    asked_cpu_s: float
+    """Core-seconds that runs with a measured CPU time asked for."""
+    peak_memory_mib: int | None
 
     def held_milli(self, kinds: Mapping[TypeKey, DroneType]) -> int:
         """Return the GPUs that each run held, in thousandths."""
@@ -128,11 +133,24 @@ class MeasuredUse:
     """Most VRAM per GPU that a run asked for; 0: none did."""
     without_vram: int = 0
     """Number of measured runs without a peak of VRAM."""
+    used_cpu_s: int | None = None
+    asked_cpu_s: float = 0.0
+    """Core-seconds of the runs in ``used_cpu_s``."""
+    peak_memory_mib: int | None = None
+    asked_memory_mib: int = 0
+    """Most that a run asked for."""
 
     @property
     def mean(self) -> float | None:
         """The used part of what measured runs held; None if none was measured."""
         return self.used_s / self.measured_s if self.measured_s else None
+
+    @property
+    def cpu_efficiency(self) -> float | None:
+        """Return the CPU time used by the core-seconds asked for; None if it was not measured."""
+        if self.used_cpu_s is None or not self.asked_cpu_s:
+            return None
+        return self.used_cpu_s / self.asked_cpu_s
 
     def add(self, runs: UseSum, milli: int, held_s: float) -> None:
         self.jobs += runs.jobs
@@ -148,6 +166,12 @@ class MeasuredUse:
             self.vram_mib[runs.peak_vram_mib] += runs.jobs
         if runs.energy_j is not None:
             self.energy_j = (self.energy_j or 0) + runs.energy_j
+        self.asked_memory_mib = max(self.asked_memory_mib, runs.memory_mib)
+        self.asked_cpu_s += runs.asked_cpu_s
+        if runs.used_cpu_s is not None:
+            self.used_cpu_s = (self.used_cpu_s or 0) + runs.used_cpu_s
+        if runs.peak_memory_mib is not None:
+            self.peak_memory_mib = max(self.peak_memory_mib or 0, runs.peak_memory_mib)
 
 
 @frozen

@@ -197,6 +197,24 @@ def test_each_figure_of_a_class() -> None:
     assert (report.running_s, report.idle_s) == (0.0, HOUR)
 
 
+def test_cpu_and_ram_of_whole_runs_beside_what_they_asked_for() -> None:
+    runs = [
+        ended(1, 2.0, used_cpu_s=1800, peak_memory_mib=1000),
+        ended(2, used_cpu_s=9000, peak_memory_mib=3000, memory_mib=8192),
+        ended(3, used_cpu_s=0),
+        ended(4, 40.0),
+        ended(5, owner="ben"),
+    ]
+    ann, ben = report_of([drone()], runs, TYPES, 0.0, 5 * HOUR, "user").rows
+    assert (ann.used_cpu_s, ann.asked_cpu_s) == (10800, 2 * 4 * HOUR), "two CPUs, 4 h measured"
+    assert ann.cpu_efficiency == pytest.approx(0.375)
+    assert (ann.peak_memory_mib, ann.asked_memory_mib) == (3000, 8192)
+    assert (ben.used_cpu_s, ben.cpu_efficiency, ben.peak_memory_mib) == (None, None, None)
+    free = [ended(1, cpus=0, used_cpu_s=60)]
+    (row,) = report_of([drone()], free, TYPES, 0.0, 5 * HOUR).rows
+    assert (row.used_cpu_s, row.cpu_efficiency) == (60, None), "it asked for no CPU"
+
+
 @pytest.mark.parametrize(
     ("runs", "fits", "share"),
     [
@@ -456,6 +474,9 @@ def slow_parts(
                 run.used_milli,
                 run.peak_vram_mib,
                 run.energy_j,
+                run.used_cpu_s,
+                0.0,
+                run.peak_memory_mib,
             )
             fits_of.setdefault("", []).append((one, milli))
     fits = smallest_types(fits_of.get("", []), kinds)
@@ -470,6 +491,12 @@ def slow_parts(
             row["p50"].append(run.used_milli / milli)
         if run.peak_vram_mib is not None:
             row["vram"].append(run.peak_vram_mib)
+        if run.used_cpu_s is not None:
+            row["used_cpu_s"] += run.used_cpu_s
+            row["asked_cpu_s"] += run.run_s * run.cpus
+        if run.peak_memory_mib is not None:
+            row["peak_memory_mib"] = max(row["peak_memory_mib"], run.peak_memory_mib)
+        row["asked_memory_mib"] = max(row["asked_memory_mib"], run.memory_mib)
         if fit := fits.get(class_name(run)):  # type: ignore[arg-type]
             row["fits"].add(fit[0])
             row["saved_s"] += held_s * max(0.0, 1.0 - fit[1] / milli)
@@ -509,6 +536,11 @@ def _months(draw: st.DrawFn) -> tuple[list[GpuDrone], list[CompletedJob]]:
                 more |= {
                     "vram_mib": draw(st.sampled_from([0, 9000])),
                     "drone_id": DroneId(f"d-{number}"),
+                }
+                more |= {
+                    "used_cpu_s": draw(st.sampled_from([None, 0, 600, 9000])),
+                    "peak_memory_mib": draw(st.sampled_from([None, 1, 3000, 9000])),
+                    "memory_mib": draw(st.sampled_from([4096, 8192])),
                 }
                 used = draw(st.one_of(st.none(), st.integers(0, 100).map(lambda part: 10 * part)))
                 peak = draw(st.one_of(st.none(), st.integers(0, 150).map(lambda step: 256 * step)))
@@ -551,6 +583,13 @@ def test_sums_of_days_are_those_of_single_runs(
         assert (row.jobs, row.measured, set(row.fits)) == (of["jobs"], of["measured"], of["fits"])
         for sum_s in ("held_s", "measured_s", "used_s", "saved_s"):
             assert getattr(row, sum_s) == pytest.approx(of[sum_s], abs=1e-3), sum_s
+        # the oldest schemas have no CPU time and no peak of RAM: these stay unknown
+        known = of if schema == len(MIGRATIONS) else {}
+        assert (row.used_cpu_s is None) == ("used_cpu_s" not in known)
+        assert (row.used_cpu_s or 0) == known.get("used_cpu_s", 0)
+        assert row.asked_cpu_s == pytest.approx(known.get("asked_cpu_s", 0.0))
+        assert row.peak_memory_mib == known.get("peak_memory_mib")
+        assert row.asked_memory_mib == of["asked_memory_mib"]
         assert quantile(row.uses, 0.5) == quantile(Counter(of["p50"]), 0.5)
         assert quantile(row.vram_mib, 0.95) == quantile(Counter(of["vram"]), 0.95)
 

@@ -98,7 +98,7 @@ _USE_OF_ALL = "Part of their GPUs used by all jobs that ended in the last day"
 USE_COLUMN = _part("use", _USE, lambda _: None, level=0, spare=4, fact="use of GPUs")
 """For rows of other lists: :func:`with_use` fills it."""
 
-_vram = partial(mib, null=True)
+_peak = partial(mib, null=True)
 USAGE_COLUMNS = (
     ident(
         "name",
@@ -124,12 +124,12 @@ USAGE_COLUMNS = (
         lambda u: quantile(u.uses, 0.95),
         head="P95",
     ),
-    _vram(
+    _peak(
         "vram_p50_mib",
         f"Half of the peaks were no higher; {_UNKNOWN}.",
         lambda u: quantile(u.vram_mib, 0.5),
     ),
-    _vram(
+    _peak(
         "vram_p95_mib",
         f"95 of 100 were no higher; {_UNKNOWN}.",
         lambda u: quantile(u.vram_mib, 0.95),
@@ -148,6 +148,33 @@ USAGE_COLUMNS = (
         "Measured runs without a peak: they may have needed all the memory that they had.",
     ),
     whole("energy_j", "Energy of runs that report it, joules; null: none does.", null=True),
+    number(
+        "cpu_asked_s",
+        "Core-seconds that runs with a measured CPU time asked for.",
+        "asked_cpu_s",
+        convert=rounded,
+    ),
+    whole("cpu_used_s", f"CPU time that they used, seconds; {_UNKNOWN}.", "used_cpu_s", null=True),
+    _part(
+        "cpu_efficiency",
+        f"CPU time used by core-seconds asked for, above 1 if more cores were busy; {_UNKNOWN}.",
+        head="CPU",
+        spare=2,
+    ),
+    _peak(
+        "memory_peak_mib",
+        f"Highest peak of RAM; {_UNKNOWN}.",
+        "peak_memory_mib",
+        head="RAM",
+        spare=2,
+    ),
+    mib(
+        "memory_asked_mib",
+        "Most RAM that a run asked for.",
+        "asked_memory_mib",
+        head="RAM ASKED",
+        spare=3,
+    ),
     items(
         "fits",
         "Smallest drone types that its classes would fit.",

@@ -188,7 +188,9 @@ def add_run(sql: sqlite3.Connection, run: model.CompletedJob) -> bool:
 
 _SINGLE = """
     SELECT drone_id, kind, use_step, vram_step, ended_at, jobs, scale * counted_s AS ran_s,
-        scale * counted_s * used_milli AS used, used_milli, peak_vram_mib, CASE WHEN jobs THEN energy_j END AS energy_j
+        scale * counted_s * used_milli AS used, used_milli, peak_vram_mib, CASE WHEN jobs THEN energy_j END AS energy_j,
+        CASE WHEN jobs THEN used_cpu_s END AS used_cpu_s, jobs * asked_cpu_s AS asked_cpu_s,
+        CASE WHEN jobs THEN peak_memory_mib END AS peak_memory_mib
     FROM (
         SELECT *, ended_at < :edge AS jobs,
             CASE WHEN ended_at < :edge THEN min(until_at, :until) - max(begun_at, :since)
@@ -196,14 +198,17 @@ _SINGLE = """
         FROM counted_runs WHERE until_at > :since AND (ended_at < :edge OR begun_at < :since)
     ) WHERE """
 _OF_DAYS = """
-    UNION ALL SELECT NULL, kind, use_step, vram_step, ended_at, jobs, ran_s, used, used_milli, peak_vram_mib, energy_j
+    UNION ALL SELECT NULL, kind, use_step, vram_step, ended_at, jobs, ran_s, used, used_milli, peak_vram_mib, energy_j,
+        used_cpu_s, asked_cpu_s, peak_memory_mib
     FROM use_days WHERE day >= :day"""
 _SUMS = """
     SELECT {drone}, type, drone_milli, owner, vo, gpu_milli, cpus, memory_mib, vram_mib, splits, disk_mib, capability,
-        walltime_s, ended_at, jobs, ran_s, used / 1e3, used_milli, peak_vram_mib, energy_j
+        walltime_s, ended_at, jobs, ran_s, used / 1e3, used_milli, peak_vram_mib, energy_j, used_cpu_s,
+        asked_cpu_s, peak_memory_mib
     FROM (
         SELECT {drone}, kind, max(ended_at) AS ended_at, sum(jobs) AS jobs, sum(ran_s) AS ran_s, total(used) AS used,
-            max(used_milli) AS used_milli, max(peak_vram_mib) AS peak_vram_mib, sum(energy_j) AS energy_j
+            max(used_milli) AS used_milli, max(peak_vram_mib) AS peak_vram_mib, sum(energy_j) AS energy_j,
+            sum(used_cpu_s) AS used_cpu_s, total(asked_cpu_s) AS asked_cpu_s, max(peak_memory_mib) AS peak_memory_mib
         FROM ({runs}) GROUP BY {drone}, kind, use_step, vram_step
     ) JOIN run_kinds USING (kind)"""
 _HAD = f"min(coalesce(nullif(ended_at, 0), :until), :until) - max({BEGAN}, :since)"

@@ -131,6 +131,28 @@ async def test_a_record_without_a_measured_run_says_where_to_look(
     assert "; no run was measured: see docs/how-to/gpu-use.md" in ran.err
 
 
+async def test_cpu_and_ram_are_shown_beside_what_was_asked_for(
+    measured: TemporaryStore, cli: Cli
+) -> None:
+    known = replace(RUN, job_id="s#2.0", owner="ben", used_cpu_s=1800, peak_memory_mib=3072)
+    await measured.record_completed([known])
+    items = cli("usage", "-o", "json", "--store", measured.path).json["items"]
+    keys = "cpu_efficiency", "cpu_used_s", "cpu_asked_s", "memory_peak_mib", "memory_asked_mib"
+    assert {item["name"][:3]: tuple(item[key] for key in keys) for item in items} == {
+        "ann": (None, None, 0.0, None, 4096),
+        "ben": (0.25, 1800, 7200.0, 3072, 4096),
+    }
+    head, *rows = cli("usage", "--by", "user", "--store", measured.path).out.splitlines()[-3:]
+    assert re.search(r"CPU +RAM +RAM ASKED", head)
+    ann, ben = sorted(rows)
+    assert re.search(r" - +- +4 GiB ", ann) and re.search(r" 25% +3 GiB +4 GiB ", ben)
+    chosen = ("--columns", "name,cpu_efficiency,memory_peak_mib", "--by", "user")
+    table = cli("usage", "-o", "csv", *chosen, "--store", measured.path).out.splitlines()
+    assert sorted(table[1:]) == ["ann,,", "ben,0.25,3072"]
+    page = re.sub(r"<[^>]*>|\s+", " ", render("/use", measured.reader(), {}))
+    assert re.search(r" 25% +3 GiB +4 GiB ", page)
+
+
 def test_use_by_vo(measured: TemporaryStore, cli: Cli) -> None:
     found = cli("usage", "--by", "vo", "-o", "json", "--store", measured.path).json["items"]
     assert [(each["name"], each["jobs"]) for each in found] == [("cms", 1)]

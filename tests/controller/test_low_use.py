@@ -141,11 +141,14 @@ async def test_every_figure_of_a_run_is_as_it_was_recorded() -> None:
         capability=70,
         walltime_s=8.0,
         vo="cms",
+        used_cpu_s=90,
+        peak_memory_mib=3000,
     )
     pool = await watched(done, replace(done, job_id="elsewhere", drone_id=None))
     found = await pool.store.use(0.0, 2 * HOUR)
     alike = (DRONE.type, 1000, "ann", "cms", 1000, 2, 4096, 6, False, 5, 70, 8.0)
-    assert found.sums == [(None, *alike, done.ended_at, 1, 60.0, 15.0, 250, 2048, 77)]
+    used = (15.0, 250, 2048, 77, 90, 120.0, 3000)
+    assert found.sums == [(None, *alike, done.ended_at, 1, 60.0, *used)]
     assert (found.had_s, found.running_s) == ({DRONE.type: 2 * HOUR - 100}, 0.0)
     assert pool.store.reader().use(0.0, 2 * HOUR) == found
     assert pool.store.reader().completions(0.0, 1e9) == [], "it has not completed"

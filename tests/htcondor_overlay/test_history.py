@@ -54,6 +54,7 @@ def test_a_job_that_is_done_is_told_with_all_that_it_asked_for() -> None:
         drone_id=DroneId("kit-a-1"),
         splits=False,
         vo="group_a",
+        peak_memory_mib=2048,
     )
     share = told(GpuMilli="200", AcctGroup="undefined", LastRemoteHost='"slot1@their-node"')
     assert share is not None and (share.gpu_milli, share.group, share.drone_id) == (200, "", None)
@@ -188,6 +189,32 @@ def test_measured_use_is_of_the_run_and_unknown_where_it_is_not_recorded() -> No
         "GPUsEnergyUsage": 'real("INF")',
     }
     assert measured(**forged) == (None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("user", "system", "memory", "used_s", "peak_mib"),
+    [
+        ("600.0", "12.4", "2048", 612, 2048),
+        ("undefined", "undefined", "2048", None, 2048),
+        ("600.0", "undefined", "2048", None, 2048),
+        ("0.0", "0.0", "(ResidentSetSize + 1023) / 1024", None, None),
+        ("0.0", "0.0", "3", 0, 3),
+        ("5.0", "0.0", "undefined", 5, None),
+        ('"all"', "0.0", '"much"', None, None),
+        ("-1.0", "0.0", "-1", None, None),
+        ('real("INF")', "0.0", 'real("NaN")', None, None),
+        ("1E12", "1E12", "1E13", 300 * 4096, None),
+    ],
+)
+def test_cpu_time_and_peak_of_memory_are_those_that_a_starter_reported(
+    user: str, system: str, memory: str, used_s: int | None, peak_mib: int | None
+) -> None:
+    use = {"RemoteUserCpu": user, "RemoteSysCpu": system, "MemoryUsage": memory}
+    found = sent(**use, ResidentSetSize="0")
+    assert (found.used_cpu_s, found.peak_memory_mib) == (used_s, peak_mib)
+    runs_again = {"JobStatus": "2", "JobLastStartDate": "1190", "JobCurrentStartDate": "1600"}
+    evicted = sent(**{**EVICTED, **use, **runs_again})
+    assert (evicted.used_cpu_s, evicted.peak_memory_mib) == (None, None)
 
 
 def test_a_run_that_was_evicted_held_or_removed_counts_as_unfinished() -> None:

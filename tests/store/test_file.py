@@ -101,7 +101,7 @@ def test_scripts_that_stores_have_seen_stay_as_they_were() -> None:
         "0007_past_classes.sql": "11f8520472d3",
         "0008_job_filter.sql": "f401e11edc76",
         "0009_view_log.sql": "4b4382146fe6",
-        "0010_vo.sql": "efef84a9b37f",
+        "0010_vo_and_cpu.sql": "a117af3fedd7",
     }
 
 
@@ -148,6 +148,7 @@ async def test_a_store_of_the_first_schema_opens_records_and_reads(
     measured = replace(
         DONE, job_id="8.0", ended_at=95.0, unfinished=True, splits=False, used_milli=40, energy_j=7
     )
+    measured = replace(measured, used_cpu_s=30, peak_memory_mib=900)
     async with store_at(file) as store:
         await record(store, starts(2, drone(2)))
         await store.record_completed([DONE, measured])

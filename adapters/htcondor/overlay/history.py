@@ -48,7 +48,7 @@ HISTORY_PROJECTION = attribute_names(
     RequiresGPU RequestGPUMem GPUsProvisioned
     GPUsMinCapability GPUsMaxCapability GPUsMinRuntime AllowedJobDuration AllowedExecuteDuration MaxWallTimeMins
     JobStatus LastJobStatus EnteredCurrentStatus LastVacateTime JobLastStartDate LastHoldReasonCode
-    GPUsAverageUsage GPUsMemoryUsage GPUsEnergyUsage
+    GPUsAverageUsage GPUsMemoryUsage GPUsEnergyUsage RemoteUserCpu RemoteSysCpu
     ExitBySignal ExitCode MemoryUsage ResidentSetSize ImageSize DiskUsage
     """
 )
@@ -202,7 +202,7 @@ def ended_run(
     of_this_run = status not in IN_SLOT
     # a forced removal ends a run at once, and leaves the host where it was
     host = "RemoteHost" if of_this_run and text(ad, "RemoteHost") else "LastRemoteHost"
-    used, peak_mib, energy_j = (
+    used, peak_mib, energy_j, user_s, system_s, memory_mib = (
         _measured(ad, name) if of_this_run else None for name in _MEASURED_USE
     )
     asked = request_in_slot(ad) if of_this_run else request(ad)[0]
@@ -222,10 +222,32 @@ def ended_run(
         used_milli=None if used is None else round(min(used, work.MAX_DEVICES_PER_JOB) * WHOLE_GPU),
         peak_vram_mib=None if peak_mib is None else round(peak_mib),
         energy_j=None if energy_j is None else round(energy_j),
+        used_cpu_s=_cpu_s(user_s, system_s, memory_mib, ended - began),
+        peak_memory_mib=round(memory_mib) if memory_mib else None,
     )
 
 
-_MEASURED_USE = ("GPUsAverageUsage", "GPUsMemoryUsage", "GPUsEnergyUsage")
+_MEASURED_USE = (
+    "GPUsAverageUsage",
+    "GPUsMemoryUsage",
+    "GPUsEnergyUsage",
+    "RemoteUserCpu",
+    "RemoteSysCpu",
+    "MemoryUsage",
+)
+
+
+def _cpu_s(
+    user_s: float | None, system_s: float | None, memory_mib: float | None, run_s: float
+) -> int | None:
+    """Return the CPU time of a run in seconds; None if the starter reported none."""
+    if user_s is None or system_s is None:
+        return None
+    used_s = user_s + system_s
+    # submitted jobs have zeros, until a report brings CPU time and memory
+    if not used_s and not memory_mib:
+        return None
+    return round(min(used_s, run_s * work.MAX_DEVICES_PER_JOB))
 
 
 def _measured(ad: Ad, name: str) -> float | None:
