@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pwd
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +17,7 @@ from provisioner.model import DroneId
 from tests.labs import htcondor
 from tests.labs.controller import A100, LabController, Settings, gpu_type
 from tests.labs.htcondor import ONE_SLOT, Condor, Pool, until
+from tests.labs.network import Apart, inside
 from tests.labs.shared_gpu_site import SITE, FarmWorld
 
 ELEMENT_SCHEDD = "ce@ce.test"
@@ -59,7 +60,12 @@ def owner(element: Pool) -> str:
 class AccessPoint(Pool):
     """The schedd that the controller submits to, whose gridmanager has a token of the element."""
 
-    def __init__(self, root: Path, condor: Condor, element: Pool) -> None:
+    def __init__(
+        self, root: Path, condor: Condor, element: Pool, apart: Apart | None = None
+    ) -> None:
+        if apart:
+            self.around = inside(apart.namespace)
+            self.address, self.clients_address = apart.there, apart.here
         super().__init__(root, condor, "ap", "COLLECTOR NEGOTIATOR SCHEDD", ACCESS)
         self.let_in(element, "READ", "WRITE")
 
@@ -69,16 +75,30 @@ class AccessPoint(Pool):
         self.write_token("element", self.dir / "etc/tokens", token)
 
 
-@contextmanager
-def through_element(condor: Condor, more: str = "") -> Iterator[tuple[AccessPoint, Pool]]:
-    """Start an element with a node of 8 GPUs, and an access point; ``more`` configures the element."""
-    with htcondor.lab_directory("element") as root:
+class Element(Pool):
+    """The element and its pool."""
+
+    def __init__(self, root: Path, condor: Condor, more: str, apart: Apart | None) -> None:
+        if apart:
+            self.address = self.clients_address = apart.far
         daemons = "COLLECTOR NEGOTIATOR SCHEDD STARTD JOB_ROUTER"
-        element = Pool(root, condor, "ce", daemons, ONE_SLOT + SITE + ROUTER + more)
+        super().__init__(root, condor, "ce", daemons, ONE_SLOT + SITE + ROUTER + more)
+
+
+@contextmanager
+def through_element(
+    condor: Condor, more: str = "", apart: Apart | None = None
+) -> Iterator[tuple[AccessPoint, Pool]]:
+    """Start an element with a node of 8 GPUs, and an access point; ``more`` configures the element.
+
+    ``apart``: the network of the access point, from which the element's address can be cut off.
+    """
+    with htcondor.lab_directory("element") as root:
+        element = Element(root, condor, more, apart)
         element.config.write_text(
             element.config.read_text() + f"ALLOW_WRITE = $(ALLOW_WRITE) {owner(element)}@ce.test\n"
         )
-        access = AccessPoint(root, condor, element)
+        access = AccessPoint(root, condor, element, apart)
         with htcondor.running(element), htcondor.running(access):
             until(
                 lambda: len(element.slots('SlotType == "Partitionable"')) == 1,
@@ -150,7 +170,7 @@ class ElementSite:
             "options": {
                 "collector": self.access.collector,
                 "token": {"file": "access.token"},
-                "client_config": htcondor.LOOPBACK,
+                "client_config": htcondor.interface(self.access.clients_address),
                 "work_directory": "work-behind",
                 "submit": grid_commands(self.element),
                 "submit_deadline": "25s",
@@ -164,3 +184,11 @@ class ElementSite:
             for ad in self.element.jobs()
             if "RoutedFromJobId" in ad and ad["JobStatus"] in (1, 2, 6)
         )
+
+    def at_the_element(self) -> Mapping[str, str]:
+        """Return the element's name of each job that it has of ours, by drone."""
+        return {
+            str(ad["DroneId"]): str(ad["GridJobId"])
+            for ad in self.access.jobs()
+            if "GridJobId" in ad
+        }

@@ -336,6 +336,7 @@ class Condor:
         return f"{self.prefix}/usr/bin:{self.prefix}/usr/sbin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
+LOCAL = "127.0.0.1"
 LOOPBACK = """
 NETWORK_INTERFACE = 127.0.0.1
 BIND_ALL_INTERFACES = False
@@ -344,9 +345,13 @@ NO_DNS = True
 DEFAULT_DOMAIN_NAME = test
 """
 
-COMMON = (
-    LOOPBACK
-    + """
+
+def interface(address: str) -> str:
+    """Return the configuration of programs that use one address of this host alone."""
+    return LOOPBACK.replace(LOCAL, address)
+
+
+COMMON = """
 RELEASE_DIR = {prefix}/usr
 LIB = $(RELEASE_DIR)/lib/condor
 LIBEXEC = $(RELEASE_DIR)/libexec/condor
@@ -361,7 +366,7 @@ LOCAL_CONFIG_DIR =
 REQUIRE_LOCAL_CONFIG_FILE = False
 
 COLLECTOR_HOST = {collector}
-CONDOR_HOST = 127.0.0.1
+CONDOR_HOST = {address}
 UID_DOMAIN = {domain}
 FILESYSTEM_DOMAIN = {name}.local
 TRUST_DOMAIN = {domain}
@@ -389,7 +394,6 @@ DISCARD_SESSION_KEYRING_ON_STARTUP = False
 USE_PROCD = True
 MAX_DEFAULT_LOG = 20 Mb
 """
-)
 
 DAEMONS = """
 DAEMON_LIST = MASTER SHARED_PORT {daemons}
@@ -464,6 +468,9 @@ class Pool:
 
     around: Sequence[str] = ()
     """Words before the command of a master that leave root's account by themselves."""
+    address = LOCAL
+    """Its daemons listen there."""
+    clients_address = LOCAL
 
     def __init__(
         self,
@@ -478,7 +485,7 @@ class Pool:
         self.daemons = daemons.split()
         self.account = account()
         self.port = free_port()
-        self.collector = f"127.0.0.1:{self.port}"
+        self.collector = f"{self.address}:{self.port}"
         self.domain = f"{name}.test"
         self.process: subprocess.Popen[bytes] | None = None
         self.masters: list[subprocess.Popen[bytes]] = []
@@ -498,9 +505,11 @@ class Pool:
             self.client(identity, authz)
 
     def _common(self, directory: Path, tokens: Path, keys: Path) -> str:
-        return COMMON.format(
+        ours = self.address if directory == self.dir else self.clients_address
+        return interface(ours) + COMMON.format(
             prefix=self.condor.prefix,
             dir=directory,
+            address=self.address,
             collector=self.collector,
             domain=self.domain,
             name=self.name,

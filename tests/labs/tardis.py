@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.labs import htcondor
-from tests.labs.htcondor import COMMON, Pool, until
+from tests.labs.htcondor import COMMON, LOCAL, LOOPBACK, Pool, until
 from tests.labs.htcondor_sites import GRID, NODE, SitePool
 
 SITE_NAME, MACHINE_TYPE = "Topas", "a100"
@@ -124,8 +124,10 @@ class Tardis:
             "keys": "$ENV(HERE)/no-keys",
         }
         pool = {"collector": self.overlay.collector, "domain": self.overlay.domain}
-        common = COMMON.format(name=self.overlay.name, **where, **pool)
-        config = common + NODE.format(domain=self.overlay.domain, grace_s=5, **node) + STARTD
+        common = COMMON.format(name=self.overlay.name, address=LOCAL, **where, **pool)
+        config = (
+            LOOPBACK + common + NODE.format(domain=self.overlay.domain, grace_s=5, **node) + STARTD
+        )
         (self.directory / "drone.conf").write_text(config)
         drops = (
             f"setpriv --reuid={account.uid} --regid={account.gid} --clear-groups"

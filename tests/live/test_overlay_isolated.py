@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import random
-import shutil
 import subprocess
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -18,18 +16,14 @@ from adapters.htcondor.overlay.drain import Drainer
 from provisioner.model import DrainMode, DroneId, DroneType, OrderOutcome, SlotState, StartOrder
 from tests.htcondor_overlay.live import A100, config, in_state, overlay_on, seen
 from tests.htcondor_overlay.test_overlay_parts import Board
-from tests.labs import htcondor
+from tests.labs import htcondor, network
 from tests.labs.htcondor import Condor, DroneProcess, Pool, gpu_job, until
+from tests.labs.network import inside, ip
 
 pytestmark = [
     pytest.mark.timeout(900),
-    pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root"),
-    pytest.mark.skipif(
-        shutil.which("ip") is None, reason="network namespaces are made by `ip` of iproute2"
-    ),
+    pytest.mark.skipif(not network.available(), reason=network.WANTED),
 ]
-
-AS_NOBODY = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
 
 
 class Networks:
@@ -50,8 +44,8 @@ class Networks:
     def __enter__(self) -> Networks:
         try:
             for namespace in (self.pool_namespace, self.drone_namespace):
-                self._ip("netns", "add", namespace)
-                self._ip("-n", namespace, "link", "set", "lo", "up")
+                ip("netns", "add", namespace)
+                ip("-n", namespace, "link", "set", "lo", "up")
         except subprocess.CalledProcessError as error:
             self.__exit__()
             pytest.skip(f"no network namespaces here: {error.stderr.strip()}")
@@ -59,47 +53,34 @@ class Networks:
         self._link(self.drone_namespace, self.drones, f"ld{self._tag}")
         # What a drone sends to the controller is lost, as behind a firewall. Without a route, HTCondor's shared
         # port tries again and again at once, and needs a whole core.
-        self._ip("-n", self.drone_namespace, "route", "add", self.controller, "via", self.pool)
+        ip("-n", self.drone_namespace, "route", "add", self.controller, "via", self.pool)
         return self
 
     def __exit__(self, *exc: object) -> None:
         for namespace in (self.pool_namespace, self.drone_namespace):
             with contextlib.suppress(subprocess.CalledProcessError):
-                self._ip("netns", "del", namespace)  # takes its links along
-
-    def inside(self, namespace: str) -> tuple[str, ...]:
-        """Return the words that begin a command which runs in a namespace as an ordinary account."""
-        return ("ip", "netns", "exec", namespace, *AS_NOBODY)
+                ip("netns", "del", namespace)  # takes its links along
 
     def _link(self, namespace: str, address: str, name: str) -> None:
         """Link a network with the pool's: each end has a route to the one address at the other end."""
         there = ("-n", namespace) if namespace else ()
-        self._ip(*there, "link", "add", name, "type", "veth", "peer", "name", f"{name}p")
-        self._ip(*there, "link", "set", f"{name}p", "netns", self.pool_namespace)
+        ip(*there, "link", "add", name, "type", "veth", "peer", "name", f"{name}p")
+        ip(*there, "link", "set", f"{name}p", "netns", self.pool_namespace)
         for where, interface, mine, theirs in (
             (there, name, address, self.pool),
             (("-n", self.pool_namespace), f"{name}p", self.pool, address),
         ):
-            self._ip(*where, "addr", "add", mine, "peer", theirs, "dev", interface)
-            self._ip(*where, "link", "set", interface, "up")
-
-    def _ip(self, *words: str) -> None:
-        subprocess.run(["ip", *words], check=True, text=True, capture_output=True)
+            ip(*where, "addr", "add", mine, "peer", theirs, "dev", interface)
+            ip(*where, "link", "set", interface, "up")
 
 
 class IsolatedPool(Pool):
     """A pool in a network of its own; its clients are on this host."""
 
     def __init__(self, root: Path, condor: Condor, networks: Networks) -> None:
-        self.networks, self.around = networks, networks.inside(networks.pool_namespace)
+        self.networks, self.around = networks, inside(networks.pool_namespace)
+        self.address, self.clients_address = networks.pool, networks.controller
         super().__init__(root, condor)
-
-    def _common(self, directory: Path, tokens: Path, keys: Path) -> str:
-        self.collector = f"{self.networks.pool}:{self.port}"
-        ours = self.networks.pool if directory == self.dir else self.networks.controller
-        text = super()._common(directory, tokens, keys)
-        text = text.replace("NETWORK_INTERFACE = 127.0.0.1", f"NETWORK_INTERFACE = {ours}")
-        return text.replace("CONDOR_HOST = 127.0.0.1", f"CONDOR_HOST = {self.networks.pool}")
 
 
 @pytest.fixture
@@ -127,7 +108,7 @@ async def drones_of(
             bootstrap = await overlay.bootstrap(order)
             env = {**bootstrap.env, "DRONE_IDLE_S": "600"}
             files = {**bootstrap.files, "extra.conf": config}
-            shell = (*pool.networks.inside(pool.networks.drone_namespace), "/bin/sh")
+            shell = (*inside(pool.networks.drone_namespace), "/bin/sh")
             how = {"env": env, "files": files, "shell": shell, "as_root": True}
             made.append(htcondor.start_drone(pool, order.drone_id, bootstrap.script, **how))
         yield made
@@ -165,7 +146,7 @@ async def test_drones_that_reach_the_pool_alone_drain_return_and_end(
 ) -> None:
     """Every drain of a drone behind CCB was refused, and a draining drone took more jobs."""
     pool = isolated
-    client = htcondor.LOOPBACK.replace("127.0.0.1", pool.networks.controller)
+    client = htcondor.interface(pool.clients_address)
     patient_s = htcondor.PATIENCE * (60.0 + 6 * number)
     async with (
         overlay_on(pool, client_config=client, deadline="60s") as overlay,

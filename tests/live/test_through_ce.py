@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 import pytest
 
 from provisioner.model import FaultKind
-from tests.labs import htcondor
+from tests.labs import htcondor, network
 from tests.labs.controller import LabController, Sightings
 from tests.labs.grid_site import ElementSite, through_element
 from tests.labs.htcondor import Condor, Pool, gpu_job, meanwhile, running_pool, until
+from tests.labs.network import Apart
 
 pytestmark = [pytest.mark.timeout(1500), pytest.mark.xdist_group("element")]
 
@@ -24,11 +25,10 @@ NUM_CPUS = 128
 MEMORY = 262144
 GPU_DISCOVERY_EXTRA = -extra -simulate:4,40
 STARTER_JOB_ENVIRONMENT = "DRONE_GPU_SIMULATE=4,40"
-ALIVE_INTERVAL = 3600
 """
 CUT_S = 300
-"""Within it the element sends its own node no word that the claim is alive (ALIVE_INTERVAL): its port
-is cut for that, too."""
+AFTERWARDS_S = 20
+"""The gridmanager asks for each job several times meanwhile."""
 IN_POOL = {"joined", "idle", "busy"}
 
 
@@ -56,10 +56,12 @@ class States:
 
 
 @contextmanager
-def behind(condor: Condor, most: int, max_pending: int) -> Iterator[tuple[Pool, LabController]]:
+def behind(
+    condor: Condor, most: int, max_pending: int, apart: Apart | None = None
+) -> Iterator[tuple[Pool, LabController]]:
     with (
         running_pool(condor) as overlay,
-        through_element(condor, MANY_GPUS) as (access, element),
+        through_element(condor, MANY_GPUS, apart) as (access, element),
         htcondor.lab_directory("controller") as directory,
     ):
         site = ElementSite(access, element, most, max_pending)
@@ -82,13 +84,15 @@ def site_of(controller: LabController) -> ElementSite:
     return site
 
 
-def all_done(
-    controller: LabController, overlay: Pool, jobs: int, within_s: float, *ends: str
-) -> None:
+def is_silent(controller: LabController) -> bool:
+    return "the computing element has not answered for" in controller.site_row()["note"]
+
+
+def all_done(controller: LabController, overlay: Pool, jobs: int, within_s: float) -> None:
     until(lambda: not overlay.jobs(jobs), within_s, what="all jobs are done", every_s=1.0)
     until(lambda: not controller.live(), within_s, what="all drones are gone", every_s=1.0)
     until(lambda: not site_of(controller).there(), 60, what="none is left at the element")
-    assert controller.states().keys() <= {"done", "cancelled", "unused", *ends}
+    assert controller.states().keys() <= {"done", "cancelled", "unused"}
 
 
 def test_drones_come_run_jobs_and_go_and_only_those_that_wait_are_pending(
@@ -149,27 +153,36 @@ def test_thirty_drones_outlive_the_deaths_of_the_controller_and_of_the_elements_
 
 
 @pytest.mark.matrix
+@pytest.mark.skipif(not network.available(), reason=network.WANTED)
 def test_a_cut_network_costs_no_drone(newest_condor: Condor) -> None:
-    """The port of the element is silent for new connections; what runs behind it goes on."""
-    with behind(newest_condor, most=4, max_pending=4) as (overlay, controller):
+    """The element's address is silent for the access point alone; what runs behind it goes on."""
+    with (
+        Apart() as apart,
+        behind(newest_condor, most=4, max_pending=4, apart=apart) as (overlay, controller),
+    ):
         site = site_of(controller)
         seen = Sightings(controller, site.there)
         states = States(controller)
         controller.start()
         jobs = overlay.submit(gpu_job(0, n=4, until_there=(over := overlay.file("over"))))
         until(lambda: controller.states()["busy"] == 4, 180, what="all run", every_s=0.5)
-        with meanwhile(states, 2.0):
-            site.element.signal("shared_port", signal.SIGSTOP)
-            try:
-                time.sleep(CUT_S)
+        before = site.at_the_element()
+        assert len(before) == 4
+        with meanwhile(states, 2.0), meanwhile(seen, 5.0):
+            with apart.cut():
+                time.sleep(CUT_S / 2)
+                controller.kill()
+                controller.begin()
+                time.sleep(CUT_S / 2)
+                assert is_silent(controller)
                 assert controller.states() == {"busy": 4}
-                assert len(overlay.slots('SlotType == "Dynamic"')) == 4
-            finally:
-                site.element.signal("shared_port", signal.SIGCONT)
-            with meanwhile(seen, 2.0):
-                over.touch()
-                # the port is that of the element's node as well, whose claims may end after the cut
-                all_done(controller, overlay, jobs, 180, "preempted")
+                assert site.there().total() == 4
+            until(lambda: not is_silent(controller), 180, what="the element answers", every_s=1.0)
+            time.sleep(AFTERWARDS_S)
+            assert site.at_the_element() == before, "the same jobs, known again"
+            assert controller.states() == {"busy": 4}
+            over.touch()
+            all_done(controller, overlay, jobs, 180)
         seen.no_orphan_no_duplicate(4)
         states.never_back_in_the_queue()
 
