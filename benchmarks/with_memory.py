@@ -25,7 +25,7 @@ from provisioner.model import (
     Snapshot,
 )
 from provisioner.planner import decide
-from provisioner.planner.context import SettledDrones
+from provisioner.planner.settled import SettledDrones
 
 TICKS = 10
 T = TypeVar("T")

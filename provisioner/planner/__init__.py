@@ -14,11 +14,12 @@ from provisioner.model import Plan, Snapshot, StateChange
 from provisioner.planner.black_holes import BlackHoles
 from provisioner.planner.breakers import update_breakers
 from provisioner.planner.capacity import Supply
-from provisioner.planner.context import PlanningContext, SettledDrones, check_views
+from provisioner.planner.context import PlanningContext, check_views
 from provisioner.planner.lifecycle import observe_all
 from provisioner.planner.owner import OwnerReservations, reclaim_reserve
 from provisioner.planner.placement import place
 from provisioner.planner.retirement import retire
+from provisioner.planner.settled import SettledDrones
 
 __all__ = ["decide", "planner"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import filterfalse, repeat
+from itertools import filterfalse
 
 from provisioner import model, reasons
 from provisioner.descriptions import ClassNames
@@ -27,9 +27,10 @@ from provisioner.planner.breakers import ClassBackoffs
 from provisioner.planner.costs import JobCost, StartCosts
 from provisioner.planner.demand import headroom_classes
 from provisioner.planner.matching import CompatibleTypes, compatibility_cache
-from provisioner.planner.states import NO_END, longest_busy_s
+from provisioner.planner.settled import SeenDrone, SettledDrones
+from provisioner.planner.states import NO_END
 from provisioner.reasons import Reason
-from provisioner.values import all_but, frozen
+from provisioner.values import frozen
 
 _UNKNOWN_SITE = object()
 VANISHED_MIN_DRONES = 3
@@ -38,72 +39,6 @@ VANISHED_WAIT_FACTOR = 10
 """When at least this many drones, and this fraction of a site's drones, vanish at once, the planner
 waits this many times longer before it believes it: an empty listing is far more often a broken
 listing."""
-
-
-SeenDrone = tuple[Drone, Slot | None, model.RemoteDrone | None]
-"""Record, slot and entry in the listing of a drone."""
-
-
-class SettledDrones(dict[DroneId, tuple[Drone, Slot, model.RemoteDrone, float]]):
-    """Drones of which nothing was new, and to which no rule applied until a time.
-
-    They are passed over while these are the same objects, as a poll keeps those of the last one
-    where nothing changed: with 100,000 drones a decision takes two thirds of the time, and the plan
-    is the same.
-    """
-
-    by: tuple[object, object] = None, None
-    """Types and policy for which that is so."""
-
-    def add(self, seen: SeenDrone, snapshot: Snapshot, kind: DroneType | None) -> None:
-        """Add a drone if it is busy and full, and its site lists it. Nothing of it is new."""
-        drone, slot, remote = seen
-        if slot is None or remote is None or kind is None or drone.idle_at or not slot.jobs:
-            return
-        full = (slot.free_gpu_milli if kind.gpu_milli else slot.free_cpus) <= 0
-        if full and drone.state is DroneState.BUSY and slot.state is model.SlotState.BUSY:
-            # one second less, whatever rounding does
-            ends_at = drone.started_at + longest_busy_s(kind, snapshot.policy) - 1.0
-            self[drone.id] = drone, slot, remote, ends_at
-
-    def others(
-        self, snapshot: Snapshot, slots: Mapping[DroneId, Slot], views: Mapping[str, SiteView]
-    ) -> list[SeenDrone]:
-        """Return all other drones on record, in their order. Those that are settled no longer are forgotten."""
-        if self.by != (snapshot.types, snapshot.policy):
-            self.clear()
-            self.by = snapshot.types, snapshot.policy
-        drones, now = snapshot.drones, snapshot.now
-        listed: dict[DroneId, model.RemoteDrone] = {}
-        for view in views.values():
-            listed |= view.drones
-        found: list[SeenDrone] = []
-        for drone, slot, remote, before in zip(
-            drones.values(),
-            map(slots.get, drones),
-            map(listed.get, drones),
-            map(self.get, drones, repeat(_UNSEEN)),
-            strict=True,
-        ):
-            old_slot = before[1]
-            if before[0] is not drone or before[2] is not remote or before[3] < now:
-                found.append((drone, slot, remote))
-            elif old_slot is slot:
-                continue
-            elif old_slot and slot and _only_heard(drone, old_slot, slot):
-                self[drone.id] = drone, slot, remote, before[3]
-            else:
-                found.append((drone, slot, remote))
-        for drone, *_ in found:
-            self.pop(drone.id, None)
-        if len(self) > len(drones) - len(found):
-            for gone in self.keys() - drones.keys():
-                del self[gone]
-        return found
-
-
-_UNSEEN = None, None, None, 0.0
-_news_of = all_but(Slot, "heard_at")
 
 
 @frozen
@@ -151,12 +86,6 @@ def check_views(snapshot: Snapshot, settled: SettledDrones | None = None) -> Vie
     return ViewValidity(overlay, {**sites, **vanished}, slots, views, news)
 
 
-def _only_heard(drone: Drone, before: Slot, slot: Slot) -> bool:
-    """Return True if nothing of a slot is new but a sign of life, and that is not recorded yet."""
-    soon = slot.heard_at - drone.heard_at < HEARTBEAT_RECORD_INTERVAL_S
-    return soon and _news_of(before) == _news_of(slot)
-
-
 def _stale(
     name: str,
     view: model.OverlayView | SiteView | None,
@@ -199,8 +128,6 @@ def _vanished(
     }
 
 
-HEARTBEAT_RECORD_INTERVAL_S = 300.0
-"""Interval at which the last sign of life of an otherwise unchanged drone is recorded."""
 MAX_JOBS_COUNTED = 1000
 """Jobs of one slot that count at most: its ad may report any number."""
 RunShape = tuple[str, int, int, int]

@@ -18,12 +18,8 @@ from provisioner.model import (
     SlotState,
     StateChange,
 )
-from provisioner.planner.context import (
-    HEARTBEAT_RECORD_INTERVAL_S,
-    VANISHED_WAIT_FACTOR,
-    SettledDrones,
-    ViewValidity,
-)
+from provisioner.planner.context import VANISHED_WAIT_FACTOR, ViewValidity
+from provisioner.planner.settled import HEARTBEAT_RECORD_INTERVAL_S, SettledDrones
 from provisioner.reasons import Reason
 
 S = DroneState

@@ -18,7 +18,7 @@ from __future__ import annotations
 import sqlite3
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from itertools import compress, filterfalse, islice
 from operator import attrgetter, is_not
 from sys import maxsize
@@ -29,6 +29,7 @@ from provisioner.estimates import NO_ESTIMATES, Estimates
 from provisioner.model import Snapshot
 from provisioner.store import Views
 from provisioner.store.tables import SlotWork, insert, pack, read_meta, unpack
+from provisioner.values import all_but
 
 BATCH_ENTRIES: Final = 500
 """Entries in a row. Packing them holds the interpreter's lock for some milliseconds: the loop waits for it."""
@@ -65,7 +66,7 @@ _UNUSED = """
 Parts = Mapping[str, Mapping[Any, Any]]
 _POLLED = (model.Slot, model.JobClass, model.RemoteDrone, model.Drone)
 """Values that are the same objects as in the tick before where they are equal: there are many of them."""
-_BUT_HEARD_AT = attrgetter(*(each.name for each in fields(model.Slot) if each.name != "heard_at"))
+_BUT_HEARD_AT = all_but(model.Slot, "heard_at")
 
 
 @dataclass(slots=True)
@@ -192,7 +193,7 @@ def parts_of(snapshot: Snapshot) -> dict[str, Mapping[Any, Any]]:
 
 
 def _by_key(values: Sequence[Any], name: str) -> dict[str, Any]:
-    """Return values by a field; by their places if it tells them not apart."""
+    """Return values by a field, or by their places where two have the same value of that field."""
     keys = map(attrgetter(name), values)
     found = dict(zip(keys, values, strict=True))
     return found if len(found) == len(values) else {str(n): each for n, each in enumerate(values)}

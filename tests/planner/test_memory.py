@@ -15,7 +15,7 @@ from benchmarks.hostile import answers
 from benchmarks.ticks import World
 from provisioner.model import Breaker, BreakerState, DroneState, Plan, Scope, Snapshot
 from provisioner.planner import decide, planner
-from provisioner.planner.context import HEARTBEAT_RECORD_INTERVAL_S, SettledDrones
+from provisioner.planner.settled import HEARTBEAT_RECORD_INTERVAL_S, SettledDrones
 from provisioner.simulator.world import simulate
 from tests.planner.scenes import with_pool
 from tests.simulator.wild import wild

@@ -1,0 +1,86 @@
+"""Settled drones: those that a decision passes over, as nothing of them is new."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import repeat
+from typing import Final
+
+from provisioner import model
+from provisioner.model import Drone, DroneId, DroneState, DroneType, SiteView, Slot, Snapshot
+from provisioner.planner.states import longest_busy_s
+from provisioner.values import all_but
+
+HEARTBEAT_RECORD_INTERVAL_S = 300.0
+"""Interval at which the last sign of life of an otherwise unchanged drone is recorded."""
+
+_UNSEEN: Final = None, None, None, 0.0
+"""Entry of a drone that is not settled."""
+_but_heard_at = all_but(Slot, "heard_at")
+
+SeenDrone = tuple[Drone, Slot | None, model.RemoteDrone | None]
+"""Record, slot and entry in the listing of a drone."""
+
+
+class SettledDrones(dict[DroneId, tuple[Drone, Slot, model.RemoteDrone, float]]):
+    """Drones of which nothing was new, and to which no rule applied until a time.
+
+    They are passed over while these are the same objects, as a poll keeps those of the last one
+    where nothing changed: with 100,000 drones a decision takes two thirds of the time, and the plan
+    is the same.
+    """
+
+    by: tuple[object, object] = None, None
+    """Types and policy for which that is so."""
+
+    def add(self, seen: SeenDrone, snapshot: Snapshot, kind: DroneType | None) -> None:
+        """Add a drone if it is busy and full, and its site lists it. Nothing of it is new."""
+        drone, slot, remote = seen
+        if slot is None or remote is None or kind is None or drone.idle_at or not slot.jobs:
+            return
+        full = (slot.free_gpu_milli if kind.gpu_milli else slot.free_cpus) <= 0
+        if full and drone.state is DroneState.BUSY and slot.state is model.SlotState.BUSY:
+            # one second less, whatever rounding does
+            ends_at = drone.started_at + longest_busy_s(kind, snapshot.policy) - 1.0
+            self[drone.id] = drone, slot, remote, ends_at
+
+    def others(
+        self, snapshot: Snapshot, slots: Mapping[DroneId, Slot], views: Mapping[str, SiteView]
+    ) -> list[SeenDrone]:
+        """Return all other drones on record, in their order. Those that are settled no longer are forgotten."""
+        if self.by != (snapshot.types, snapshot.policy):
+            self.clear()
+            self.by = snapshot.types, snapshot.policy
+        drones, now = snapshot.drones, snapshot.now
+        listed: dict[DroneId, model.RemoteDrone] = {}
+        for view in views.values():
+            listed |= view.drones
+        found: list[SeenDrone] = []
+        for drone, slot, remote, before in zip(
+            drones.values(),
+            map(slots.get, drones),
+            map(listed.get, drones),
+            map(self.get, drones, repeat(_UNSEEN)),
+            strict=True,
+        ):
+            old_slot = before[1]
+            if before[0] is not drone or before[2] is not remote or before[3] < now:
+                found.append((drone, slot, remote))
+            elif old_slot is slot:
+                continue
+            elif old_slot and slot and _only_heard(drone, old_slot, slot):
+                self[drone.id] = drone, slot, remote, before[3]
+            else:
+                found.append((drone, slot, remote))
+        for drone, *_ in found:
+            self.pop(drone.id, None)
+        if len(self) > len(drones) - len(found):
+            for gone in self.keys() - drones.keys():
+                del self[gone]
+        return found
+
+
+def _only_heard(drone: Drone, before: Slot, slot: Slot) -> bool:
+    """Return True if nothing of a slot is new but a sign of life, and that is not recorded yet."""
+    soon = slot.heard_at - drone.heard_at < HEARTBEAT_RECORD_INTERVAL_S
+    return soon and _but_heard_at(before) == _but_heard_at(slot)
