@@ -190,6 +190,7 @@ class Controller:
             self.measures,
             self.recorder,
             LowUseWatch(self.store, self.clock, self.event),
+            # it sets thresholds of the whole process, which belongs to the controller in the service alone
             *([GarbageCollection(self.clock)] if self.threaded else ()),
         )
         overlay = PollTarget("overlay", lambda: self.overlay.poll(self.types), 0.0)

@@ -170,9 +170,9 @@ _USELESS_OPTIONS = {
     "lease": "`lease`: the computing element decides how long a drone outlives a cut: remove it",
 }
 NODES_HIDDEN = (
-    "nodes {} its routes choose them. Remove it, and set an attribute that a route reads "
+    f"nodes {_HIDDEN}; its routes choose them. Remove it, and set an attribute that a route reads "
     "(`+remote_queue: '\"gpu\"'`), or with ARC `batch_queue` or `arc_rte`"
-).format(f"{_HIDDEN};")
+)
 
 
 def is_grid(commands: Mapping[str, str]) -> bool:
