@@ -34,7 +34,7 @@ EXIT_HELP = (
 )
 
 
-_WEB = ("aiohttp", "jinja2", "jwt", "prometheus_client", "pygal")
+_WEB = ("aiohttp", "jinja2", "jwt", "prometheus_client")
 EXTRAS = {
     **dict.fromkeys(_WEB, "web"),
     "matplotlib": "report",

@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
+from markupsafe import Markup
 
-from provisioner import __version__, formatting, model, reasons
+from provisioner import __version__, formatting, model, reasons, svg
 from provisioner.answers import demand, drones, explain, plan, sites, usage
 from provisioner.answers.columns import (
     Column,
@@ -39,10 +40,11 @@ from provisioner.keys import site_of, type_name
 from provisioner.model import DroneState
 from provisioner.reasons import Reason
 from provisioner.store.reader import Reader
+from provisioner.svg import Layer
 from provisioner.values import frozen
 from provisioner.web import charts, tables
 from provisioner.web.api import read_request
-from provisioner.web.charts import PageChart
+from provisioner.web.charts import PageCharts
 from provisioner.web.tables import PageCell, PageHead, PageTable, page_table
 
 Query = Mapping[str, str]
@@ -67,7 +69,7 @@ class WebPage:
     choices: Sequence[Sequence[Choice]] = ()
     troubles: PageTable | None = None
     facts: Sequence[tuple[PageHead, PageCell]] = ()
-    chart: PageChart | None = None
+    charts: PageCharts | None = None
     tables: Sequence[PageTable] = ()
     life: PageTable | None = None
     """The states of a drone in their order."""
@@ -116,6 +118,7 @@ def _template() -> Template:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    made.filters["bar"] = lambda parts: Markup(svg.bar(parts))
     return made.get_template("page.html")
 
 
@@ -167,6 +170,43 @@ STATE_GROUPS: Mapping[str, Sequence[DroneState]] = {
 }
 
 
+GPU_STATES: Mapping[str, tuple[Sequence[DroneState], str]] = {
+    "running": ((DroneState.BUSY,), "with jobs"),
+    "idle": ((DroneState.IDLE,), "no job"),
+    "starting": ((DroneState.BOOTING, DroneState.JOINED), "drones that boot"),
+    "draining": (STATE_GROUPS["draining"], "drones that leave"),
+    "waiting": (model.WAITING, "drones without a place"),
+}
+"""States of the GPUs in a chart, with their meaning."""
+WANTED = "GPUs that waiting jobs ask for"
+DAY_S, DAY_STEP_S = 86400.0, 600.0
+YOUNG_S, YOUNG_STEP_S = 7200.0, 60.0
+"""Span of a chart of a record that is not older, and its steps."""
+
+
+def _gpu_charts(reader: Reader, *labels: str) -> PageCharts | None:
+    """Return the chart of the last day, or those by site with the label ``site``; None if nothing is on record."""
+    span_s, step_s = DAY_S, DAY_STEP_S
+    gpus = charts.TimeSteps(reader, "provisioner_gpus", now(), span_s, step_s)
+    if gpus.first_at > now() - YOUNG_S:
+        span_s, step_s = YOUNG_S, YOUNG_STEP_S
+        gpus = charts.TimeSteps(reader, "provisioner_gpus", now(), span_s, step_s)
+    found = gpus.by(*labels, "state")
+    wanted = charts.TimeSteps(reader, "provisioner_gpus_wanted", now(), span_s, step_s)
+    places: dict[str, Sequence[Layer]] = {}
+    for place in sorted({tuple(of) for *of, _ in found}):
+        layers = [
+            Layer(name, name, gpus.total(found, [(*place, state) for state in states]), meaning)
+            for name, (states, meaning) in GPU_STATES.items()
+        ]
+        waiting = layers.pop()._replace(is_line=True)
+        if not labels:
+            waiting = waiting._replace(values=wanted.total(wanted.by(), [()]), meaning=WANTED)
+        places[", ".join(place)] = [*layers, waiting]
+    title = f"GPUs in the last {span_s / charts.HOUR_S:.0f} hours"
+    return PageCharts.of(title, "GPUs", gpus.times, places) if places else None
+
+
 _DEMAND_SHOWN = ("id", "owner", "vo", "waiting", "running", "drones", "oldest_s", "needs", "why")
 
 
@@ -181,6 +221,7 @@ def _now(reader: Reader, query: Query) -> WebPage:
     return replace(
         page,
         troubles=page_table(troubles) if troubles.rows else None,
+        charts=_gpu_charts(reader),
         tables=[_types_now(reader, document.parts["sites"]), *page.tables],
         verdict=troubles.rows[0].severity if troubles.rows else "well",
     )
@@ -389,7 +430,8 @@ GIVING_WAY_SHOWN = ("id", "type", "state", "node", "notice_at", "grace_used_s", 
 
 def _sites(reader: Reader, query: Query) -> WebPage:
     listing = replace(_answer(sites.sites, reader, query), title="All sites")
-    return WebPage("Sites", tables=[page_table(listing, query)])
+    of_sites = _gpu_charts(reader, "site")
+    return WebPage("Sites", charts=of_sites, tables=[page_table(listing, query)])
 
 
 def _site(reader: Reader, name: str, query: Query) -> WebPage:
@@ -478,7 +520,7 @@ def _use(reader: Reader, query: Query) -> WebPage:
     document = replace(
         document, parts={"items": replace(items, columns=_shown(items.columns, *USE_SHOWN))}
     )
-    held = f"{charts.amount(report.total_s / 3600)} GPU-hours of drones in the {PERIODS[period]}"
+    held = f"{svg.amount(report.total_s / 3600)} GPU-hours of drones in the {PERIODS[period]}"
     used = (
         f"jobs used {report.used_s / report.measured_s:.0%} of what they held"
         if report.measured_s
@@ -503,7 +545,7 @@ def _waste(reader: Reader, query: Query) -> WebPage:
     period, periods = _choices(query, "since", PERIODS, "1d")
     until = now()
     gpu_s, lost_s = (
-        charts.Increases(reader, metric, until, parse_duration(period), BAR_S[period])
+        charts.TimeSteps(reader, metric, until, parse_duration(period), BAR_S[period])
         for metric in (WASTE_METRIC, LOST_METRIC)
     )
     found = gpu_s.by("site", "use")
@@ -516,21 +558,26 @@ def _waste(reader: Reader, query: Query) -> WebPage:
         use: zip(none, *(each for key, each in found.items() if key[1] == use), strict=True)
         for use in USES
     }
-    hours = {use: [sum(each) / 3600 for each in of_use] for use, of_use in steps.items()}
-    total = sum(map(sum, hours.values()))
+    hours = [
+        Layer(use, f"use-{use}", [sum(each) / 3600 for each in of_use], USES[use])
+        for use, of_use in steps.items()
+    ]
+    total = sum(sum(each.values) for each in hours)
     parts = (
-        ", ".join(f"{use} {sum(each) / total:.0%}" for use, each in hours.items())
+        ", ".join(f"{each.name} {sum(each.values) / total:.0%}" for each in hours)
         if total
         else "none on record"
     )
     words = PERIODS[period]
+    title = f"GPU-hours in the {words}"
+    unit = f"GPU-hours in each {formatting.duration(BAR_S[period])}"
+    chart = PageCharts.of(title, unit, gpu_s.times, {"": hours})
+    chart = chart._replace(table=charts.figures(title, hours, gpu_s.times))
     return WebPage(
         "Waste",
-        [f"{charts.amount(total)} GPU-hours in the {words}: {parts}."],
+        [f"{svg.amount(total)} GPU-hours in the {words}: {parts}."],
         (periods,),
-        chart=charts.stacked_bars(f"GPU-hours in the {words}", hours, USES, gpu_s.times)
-        if total
-        else None,
+        charts=chart if total else None,
         tables=[page_table(_hours_by_site(found), query)],
     )
 
@@ -555,7 +602,7 @@ def _hours_by_site(gpu_s: Mapping[tuple[str, ...], Sequence[float]]) -> Listing:
         def found(site: str) -> float:
             return sum(sum(gpu_s.get((site, use), ())) for use in uses)
 
-        return number(key, doc, found, level=0, unit=lambda gpu_s: charts.amount(gpu_s / 3600))
+        return number(key, doc, found, level=0, unit=lambda gpu_s: svg.amount(gpu_s / 3600))
 
     columns = (
         ident("site", "Site.", str),

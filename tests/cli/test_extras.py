@@ -13,7 +13,6 @@ PACKAGES = (
     "jinja2",
     "jwt",
     "prometheus_client",
-    "pygal",
     "matplotlib",
     "htcondor2",
     "classad2",

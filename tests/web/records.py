@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from math import cos, tau
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -113,21 +114,46 @@ USES = {
 """Part of the GPU time by metric and use."""
 
 
+STATES = {"busy": 0.8, "idle": 0.08, "booting": 0.1, "draining": 0.04, "queued": 0.12}
+"""Part of the GPUs by state."""
+
+
 class SeriesReader(Reader):
-    """The record with the GPU-seconds of four sites."""
+    """The record with the GPU-seconds of four sites, and the GPUs of the last day."""
 
     def series(self, metric: str, since: float, until: float, step_s: float) -> list[MadeSeries]:
+        if metric not in USES:
+            return self._gauges(metric, since, until, step_s)
         uses, found = USES[metric], []
         for site, gpus in (("topas", 23), ("horeka", 7), ("nemo", 13), ("cloud", 6)):
             for use, part in uses.items():
                 points, rng = [], Random(f"{site}/{use}")
                 for n in range(round((until - since) / step_s) - 1):
                     at = since + n * step_s
-                    busy = 0.55 + 0.45 * abs((at / 3600) % 24 - 4) / 20
+                    busy = 0.75 + 0.25 * cos((at / 3600 - 15) / 24 * tau)
                     points.append((at, gpus * part * busy * step_s * rng.uniform(0.6, 1.2)))
                 found.append(
                     MadeSeries({"site": site} | ({"use": use} if use else {}), points, step_s)
                 )
+        return found
+
+    def _gauges(self, metric: str, since: float, until: float, step_s: float) -> list[MadeSeries]:
+        labels = [
+            ({"site": site, "state": state}, gpus * part)
+            for site, gpus in (("topas", 23), ("horeka", 7), ("nemo", 13), ("cloud", 6))
+            for state, part in STATES.items()
+        ]
+        wanted = [({}, 60.0)] if metric == "provisioner_gpus_wanted" else labels
+        found = []
+        for labels, most in wanted:
+            rng = Random(f"{labels}")
+            points, level = [], rng.random()
+            for n in range(int((self.now() - since) / step_s) + 1):
+                at = since + n * step_s
+                level = min(1.0, max(0.0, level + rng.uniform(-0.1, 0.1)))
+                busy = 0.75 + 0.25 * cos((at / 3600 - 15) / 24 * tau)
+                points.append((at, most * busy * (0.5 + level / 2)))
+            found.append(MadeSeries(labels, points, step_s))
         return found
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import re
+import sqlite3
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from html import unescape
 from importlib.resources import files
 from pathlib import Path
@@ -29,6 +31,9 @@ from provisioner.reasons import (
     StartForecast,
     StartOutcome,
 )
+from provisioner.store.measures import MetricKey
+from provisioner.store.reader import Reader
+from provisioner.store.series import add_sample
 from provisioner.store.writer import SqlStore
 from provisioner.web.pages import PAGES, _good_and_lost, render
 from tests.web import records
@@ -94,7 +99,7 @@ def strange(tmp_path_factory: pytest.TempPathFactory) -> SeriesReader:
 class Rendered:
     """A page taken apart: it is well-formed XML."""
 
-    def __init__(self, reader: SeriesReader, address: str) -> None:
+    def __init__(self, reader: Reader, address: str) -> None:
         path, _, query = address.partition("?")
         pairs = (pair.partition("=")[::2] for pair in query.split("&") if pair)
         self.source = render(path, reader, {key: unquote(value) for key, value in pairs})
@@ -225,6 +230,59 @@ def test_what_is_refused_has_the_reason_of_most_jobs(reader: SeriesReader) -> No
         and "7 of at most 30 drones" in sites[1]
         and "owner: 4 jobs wait" in sites[2]
     )
+
+
+def test_the_charts_have_the_gpus_of_the_last_day_of_all_sites_and_by_site(
+    reader: SeriesReader,
+) -> None:
+    def drawn(address: str) -> dict[str, str]:
+        page = Rendered(reader, address)
+        assert "GPUs in the last 24 hours" in page.text
+        charts = [each for each in page.root.iter("svg") if each.get("class") == "chart"]
+        return {
+            each.get("aria-label", "").partition(" GPUs")[0]: each.get("aria-label", "")
+            for each in charts
+        }
+
+    (whole,) = drawn("/").values()
+    by_site = drawn("/sites")
+    assert [*by_site] == ["cloud", "horeka", "nemo", "topas"]
+
+    def newest(label: str, name: str) -> float:
+        return float(re.findall(rf"{name} ([0-9.]+)", label)[0])
+
+    for name in ("running", "idle", "starting", "draining"):
+        total = sum(newest(label, name) for label in by_site.values())
+        assert newest(whole, name) == pytest.approx(total, rel=0.1), name
+    assert newest(whole, "waiting") > newest(whole, "running"), "GPUs that jobs ask for"
+
+
+def test_the_chart_of_a_young_record_has_its_minutes(tmp_path: Path) -> None:
+    async def create() -> None:
+        async with SqlStore(tmp_path / "new.db", "kit", 1e9, 10):
+            pass
+
+    asyncio.run(create())
+    reader = Reader(tmp_path / "new.db")
+    gpus = partial(MetricKey.of_type, "provisioner_gpus", "a/one")
+    wanted = MetricKey("provisioner_gpus_wanted")
+    with sqlite3.connect(reader.path) as sql:
+        for minute in range(20):
+            gauges = {gpus(state="busy"): 3.0, gpus(state="queued"): 2.0, wanted: 9.0}
+            add_sample(sql, reader.now() - 60.0 * minute, gauges)
+    for address, waiting in (("/", 9.0), ("/sites", 2.0)):
+        (chart,) = [
+            each
+            for each in Rendered(reader, address).root.iter("svg")
+            if each.get("class") == "chart"
+        ]
+        assert "in the last 2 hours" in chart.get("aria-label", "")
+        assert f"running 3.0, idle 0, starting 0, draining 0, waiting {waiting}" in chart.get(
+            "aria-label", ""
+        )
+        (running,) = [p for p in chart.iter("path") if p.get("class") == "area running"]
+        begin = float(re.findall(r"H(\d+)V", running.get("d", ""))[0]) / 1000
+        assert begin == pytest.approx(100, abs=1.5), "minutes without a controller are empty"
 
 
 def test_waste_adds_up_the_series(reader: SeriesReader) -> None:
