@@ -32,13 +32,14 @@ from provisioner.answers.columns import (
 )
 from provisioner.answers.errors import Exit, VerbError, parsed, unknown
 from provisioner.answers.lookup import as_of, newest_plan
-from provisioner.answers.query import RecordQuestion
-from provisioner.answers.status import status
+from provisioner.answers.query import Format, RecordQuestion
+from provisioner.answers.status import MAX_SHOWN, status
 from provisioner.descriptions import SHORTEST_CLASS_ID
 from provisioner.durations import parse_duration
 from provisioner.keys import site_of, type_name
 from provisioner.model import DroneState
 from provisioner.reasons import Reason
+from provisioner.store.measures import MOST_VOS
 from provisioner.store.reader import Reader
 from provisioner.svg import Layer
 from provisioner.values import frozen
@@ -211,20 +212,44 @@ _DEMAND_SHOWN = ("id", "owner", "vo", "waiting", "running", "drones", "oldest_s"
 
 
 def _now(reader: Reader, query: Query) -> WebPage:
-    document = _answer(status, reader, {**query, "output": "table"})
+    rest = {key: value for key, value in query.items() if key != "vo"}
+    document = _answer(status, reader, {**rest, "output": "table"})
     troubles = document.parts["troubles"]
-    demand = document.parts["demand"]
+    vo, choices = _vos(document.of.waiting, query)
+    waiting = _waiting_of_vo(reader, vo) if vo else document.parts["demand"]
     verdict = document.scope.partition(": ")[0] if troubles.rows else "All is well"
-    parts = {"demand": replace(demand, columns=_shown(demand.columns, *_DEMAND_SHOWN))}
+    parts = {"demand": replace(waiting, columns=_shown(waiting.columns, *_DEMAND_SHOWN))}
     parts |= {key: document.parts[key] for key in ("views", "events")}
     page = _document(verdict, replace(document, parts=parts), query)
     return replace(
         page,
+        choices=choices,
         troubles=page_table(troubles) if troubles.rows else None,
         charts=_gpu_charts(reader),
         tables=[_types_now(reader, document.parts["sites"]), *page.tables],
         verdict=troubles.rows[0].severity if troubles.rows else "well",
     )
+
+
+def _vos(waiting: Iterable[model.JobClass], query: Query) -> tuple[str, list[list[Choice]]]:
+    """Return the chosen VO, and links to those with most waiting jobs; without VOs no link."""
+    jobs = Counter[str]()
+    for each in waiting:
+        jobs[each.vo] += each.idle
+    asked = query.get("vo", "")
+    known = [vo for vo, _ in jobs.most_common(MOST_VOS) if vo]
+    words = {vo: _named("VO", vo) for vo in (*known, asked) if vo}
+    vo, links = _choices(query, "vo", {"": "all VOs", **words}, "")
+    return vo, [links] if words else []
+
+
+def _waiting_of_vo(reader: Reader, vo: str) -> Any:
+    asked = demand.DemandQuery(
+        vo=vo, waiting=True, sort="-waiting", limit=MAX_SHOWN, output=Format.TABLE
+    )
+    found: Any = demand.demand(reader, asked)
+    more = f", the largest {MAX_SHOWN} of {found.total}" if (found.total or 0) > MAX_SHOWN else ""
+    return replace(found, title=f"Waiting jobs of {_named('VO', vo)}{more}")
 
 
 SITE_SHOWN = ("site", "enabled", "breaker", "drones", "max_drones", "owner", "view_age_s")

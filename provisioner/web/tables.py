@@ -20,6 +20,7 @@ PAGE_OF_SUBJECT = {
     "type": "/drones?type=",
     "drone": "/drone/",
     "class": "/class/",
+    "vo": "/?vo=",
 }
 """Begin of the address of a page by the kind of what it is about."""
 

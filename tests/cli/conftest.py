@@ -60,7 +60,15 @@ HUGE = m.JobClass(
     job_ids="205.0-205.41",
 )
 FRESH = m.JobClass(
-    "11", 500, 1, 1024, fresh=3, oldest_at=NOW - 5, owner="eve", job_ids="207.2-207.4, 300.0 ..."
+    "11",
+    500,
+    1,
+    1024,
+    fresh=3,
+    oldest_at=NOW - 5,
+    owner="eve",
+    job_ids="207.2-207.4, 300.0 ...",
+    vo="belle2",
 )
 
 POLICY = m.Policy(

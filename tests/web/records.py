@@ -186,6 +186,7 @@ class BusyPool:
             oldest_at=at,
             owner=self.word(owner),
             job_ids=ids,
+            vo=self.word(owner.partition("/")[0]),
             **more,
         )
 

@@ -34,11 +34,13 @@ SAME = [
     ("sites", "/sites"),
     ("sites show topas", "/sites/topas"),
     ("demand --waiting", "/demand?waiting=true"),
+    ("demand --vo belle2", "/demand?vo=belle2"),
     ("explain class 9", "/classes/9"),
     ("explain job 204.2", "/jobs/204.2"),
     ("plan", "/plan"),
     ("events --since all", "/events?since=all"),
     ("usage --by type", "/usage?by=type"),
+    ("usage --by vo", "/usage?by=vo"),
     ("estimates", "/estimates"),
 ]
 

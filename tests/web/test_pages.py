@@ -46,6 +46,8 @@ PATHS = {
         "token expired at 06:00:00Z",
         "Waiting: 147 jobs in 7 classes",
     ),
+    "/?vo=cms": ("all VOs", "VO theory", "Waiting jobs of VO cms", "cms/ariane"),
+    "/?vo=nosuch": ("VO nosuch", "Waiting jobs of VO nosuch: none"),
     "/why": ("Why does a job wait",),
     "/class/47": (
         "Class etp/jonas: 1 GPU, 160 GiB VRAM (47)",
@@ -216,6 +218,26 @@ def test_a_bar_has_the_states_of_a_type_one_after_the_other(reader: SeriesReader
         ("draining", "5", "1"),
     ]
     assert bars[0].get("viewBox") == "0 0 6 1" and len(bars) == 6
+
+
+def test_a_vo_has_its_waiting_classes_those_with_most_jobs_first(
+    reader: SeriesReader, strange: SeriesReader
+) -> None:
+    heads, *rows = Rendered(reader, "/?vo=cms").rows("Waiting jobs of VO cms")
+    shown = [dict(zip(heads, row, strict=True)) for row in rows]
+    assert [(row["VO"], row["Waiting"]) for row in shown] == [("cms", "38"), ("cms", "0")]
+    everything = Rendered(reader, "/").root
+    links = {"".join(link.itertext()): link.get("href", "") for link in everything.iter("a")}
+    assert links["cms"] == "/?vo=cms" and links["VO theory"] == "?vo=theory"
+    (link,) = {
+        link.get("href", "")
+        for link in Rendered(strange, "/").root.iter("a")
+        if link.get("href", "").startswith("/?vo=")
+    }
+    page = Rendered(strange, link)
+    assert len(page.rows("Waiting jobs of VO <script>alert")) == 8
+    long = Rendered(reader, f"/?vo={'v' * 4000}")
+    assert "v" * 80 not in long.text
 
 
 def test_what_is_refused_has_the_reason_of_most_jobs(reader: SeriesReader) -> None:
