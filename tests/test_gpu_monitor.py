@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from provisioner.drone import _without_python_comments, gpu_monitor, script
+from provisioner.drone import gpu_monitor, script
 from provisioner.drone.gpu_monitor import (
     DeviceReading,
     DeviceSample,
@@ -595,12 +595,6 @@ def test_what_is_left_out_of_a_script_does_not_change_it() -> None:
             assert kept and kept == _printed(bash, file.read_bytes()), file.name
     assert b"\n# limit: 60\n" in script("mps_check.sh")
     assert script("condor_drone.sh").startswith(b"#!/bin/sh\n")
-
-
-def test_only_a_string_alone_is_left_out_of_a_program() -> None:
-    program = b'"""Doc."""\n\n"a".join(x)\n"b" + y\n("c", "d")\ndef f():\n    "doc"\n    "%s" % print("e")\n'
-    shipped = _without_python_comments(program)
-    assert _dumped(shipped) == _dumped(program) and b"doc" not in shipped.lower()
 
 
 def _dumped(text: bytes) -> str:

@@ -257,7 +257,7 @@ def user_data(
     }
     head = "".join(f"{name}={shlex.quote(value)}\n" for name, value in variables.items())
     text = f"#!/bin/sh\n{head}{files_function(archive)}{scripts(__package__, 'guest.sh')}"
-    script = gzip.compress(text.encode("ascii"), mtime=0)
+    script = gzip.compress(drone.without_comments(text.encode("ascii")), mtime=0)
     size = len(base64.b64encode(script))
     if size > MAX_USER_DATA:
         sizes = f"the drone's files {sum(map(len, files.values()))} bytes, the setup script {len(setup)} bytes"

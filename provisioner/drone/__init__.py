@@ -5,25 +5,18 @@ Handed out as bytes, because sites ship it.
 
 from __future__ import annotations
 
-import io
 import re
-import tokenize
 from collections.abc import Mapping
 from importlib import resources
-from itertools import pairwise
 
 from provisioner.model import NVIDIA, WHOLE_GPU, StartOrder
 
 GPU_CHECK_EXITS = (71, 72)
 """Exit codes of a drone whose check of its GPUs failed or hung."""
 _INCLUDE = re.compile(rb"^.*# @include (?P<name>[a-z_]+\.(sh|py))$", re.MULTILINE)
-_HERE_DOCUMENT = re.compile(rb"<<-?\s*['\"]?(?P<end>[A-Za-z_]\w*)['\"]?")
-_INDENT = re.compile(rb"^(?: {4})+")
-_SHELL_STRING = re.compile(rb"\\.|'[^']*'|\"(?:\\.|[^\"\\])*\"")
-"""A string on one line, or an escaped character."""
-_SHELL_REMARK = re.compile(rb" {2,}# [^'\"\n]*$")
-_MEANS_SOMETHING = re.compile(rb"#!|# limit: \d+$")
-"""Comments that are read: an interpreter, the time limit of a check."""
+_COMMENT = re.compile(rb"^(?: *#(?!!| limit: ).*)?\n", re.MULTILINE)
+"""A blank line, or a comment on a line of its own, unless it names an interpreter or the limit of a check."""
+_DOCSTRING = re.compile(rb'^( *)"""(?:[^"]|"(?!""))*"""$', re.MULTILINE)
 
 
 def script(name: str) -> bytes:
@@ -34,69 +27,15 @@ def script(name: str) -> bytes:
     no job. Blank lines, comments and docstrings are left out: some sites limit the size of what
     they ship.
     """
-    text = resources.files(__package__).joinpath(name).read_bytes()
-    text = _without_python_comments(text) if name.endswith(".py") else _without_shell_comments(text)
+    text = without_comments(resources.files(__package__).joinpath(name).read_bytes())
+    if name.endswith(".py"):
+        text = _DOCSTRING.sub(rb'\1""', text)
     return _INCLUDE.sub(lambda found: script(found["name"].decode()).rstrip(b"\n"), text)
 
 
-def _without_shell_comments(text: bytes) -> bytes:
-    """Return a shell script without blank lines, comments and wide indents, except in strings of several lines."""
-    kept, end = [], b""
-    quote = b""  # of a string that an earlier line has begun
-    for line in text.splitlines(keepends=True):
-        bare = line.strip()
-        if end or _MEANS_SOMETHING.match(bare):
-            kept.append(line)
-            end = b"" if bare == end else end
-            continue
-        if not bare or bare.startswith(b"#"):
-            continue
-        kept.append(_SHELL_REMARK.sub(b"", line if quote else _INDENT.sub(_one_space, line)))
-        if quote and quote not in line:
-            continue
-        rest = line.partition(quote)[2] if quote else line
-        begun = re.search(rb"['\"]", _SHELL_STRING.sub(b"", rest))
-        quote = begun[0] if begun else b""
-        if opened := _HERE_DOCUMENT.search(line):
-            end = opened["end"]
-    return b"".join(kept)
-
-
-def _one_space(indent: re.Match[bytes]) -> bytes:
-    """Return an indent with one space a level."""
-    return indent[0][::4]
-
-
-def _without_python_comments(text: bytes) -> bytes:
-    """Return a Python program without blank lines, comments, docstrings and wide indents; other strings stay."""
-    lines = text.splitlines(keepends=True)
-    before = tokenize.NEWLINE
-    for token, after in pairwise(tokenize.tokenize(io.BytesIO(text).readline)):
-        alone = token.line.strip().startswith("#") or not token.line.strip()
-        if token.type == tokenize.NL and alone:
-            lines[token.start[0] - 1] = b""
-        if token.type == tokenize.COMMENT and not alone:
-            lines[token.start[0] - 1] = token.line[: token.start[1]].rstrip().encode() + b"\n"
-        begins = before in (tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
-        if token.type == tokenize.STRING and begins and after.type == tokenize.NEWLINE:
-            first = token.start[0] - 1
-            last = token.end[0]
-            lines[first:last] = [b" " * token.start[1] + b'""\n', *[b""] * (last - first - 1)]
-        if token.type not in (tokenize.NL, tokenize.COMMENT, tokenize.ENCODING):
-            before = token.type
-    return _narrow(b"".join(lines))
-
-
-def _narrow(program: bytes) -> bytes:
-    """Return a Python program that is indented by one space a level, outside strings."""
-    within = set[int]()
-    for token in tokenize.tokenize(io.BytesIO(program).readline):
-        within.update(range(token.start[0] + 1, token.end[0] + 1))
-    narrowed = [
-        line if number in within else _INDENT.sub(_one_space, line)
-        for number, line in enumerate(program.splitlines(keepends=True), 1)
-    ]
-    return b"".join(narrowed)
+def without_comments(text: bytes) -> bytes:
+    """Return a script without blank lines and without comments on lines of their own, also in here-documents."""
+    return _COMMENT.sub(b"", text)
 
 
 def environment(order: StartOrder) -> Mapping[str, str]:
