@@ -34,6 +34,7 @@ from provisioner.planner.forecast import forecast_start
 from provisioner.planner.matching import format_gpus, resources_of_type, unmet_requirement
 from provisioner.planner.owner import OwnerReservations
 from provisioner.planner.placement import place
+from provisioner.planner.settled import is_full
 from provisioner.reasons import (
     NegotiatorSilent,
     PoolLimit,
@@ -184,6 +185,9 @@ class WhatIf:
             fresh=job.fresh if job.waiting else max(0, job.fresh - 1),
         )
         validity = check_views(snapshot)
+        kinds = {kind.key: kind for kind in snapshot.types}
+        # 100,000 drones, of which a thousand are not full: 0.2 s a forecast instead of 0.7
+        news = [seen for seen in validity.news if not is_full(seen, kinds.get(seen[0].type))]
         breakers = dict(update_breakers(snapshot, ()))
         for each in [each for each in breakers.values() if each.scope.class_id == job.id]:
             scope = replace(each.scope, class_id=one.id)
@@ -193,12 +197,13 @@ class WhatIf:
             left if each.id == job.id else each
             for each in (view.classes if view is not None else ())
         ]
-        return cls(snapshot, classes, validity, breakers, one)
+        return cls(snapshot, classes, replace(validity, news=news), breakers, one)
 
     def forecast(self, change: RequestChange) -> tuple[StartForecast, Reason | None]:
         """Return when the changed job would start, and what holds it back."""
         context = self._context(change)
-        placed = place(context, OwnerReservations.of(context), Supply.of(context))
+        reservations, supply = OwnerReservations.of(context), Supply.of(context)
+        placed = place(context, reservations, supply, change.job.id)
         return forecast_start(context, placed, change.job)
 
     def _context(self, change: RequestChange) -> PlanningContext:

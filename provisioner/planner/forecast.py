@@ -11,9 +11,8 @@ from provisioner import reasons
 from provisioner.estimates import mean_run_s
 from provisioner.keys import ALL, Subject
 from provisioner.model import ON_THE_WAY, Drone, JobClass, Slot, TypeKey
-from provisioner.planner.context import PlanningContext
+from provisioner.planner.context import PlanningContext, run_shape
 from provisioner.planner.costs import RunTimeSums
-from provisioner.planner.demand import GroupShares
 from provisioner.planner.matching import CompatibleTypes, unmet_requirement
 from provisioner.planner.placement import Placement
 from provisioner.planner.risk import runs_of
@@ -109,9 +108,11 @@ def _release_s(
 ) -> float | None:
     """Return when a running job leaves its place to this one, behind the jobs that are served before it.
 
-    List scheduling: the next job in line gets the place that is free first. None if a run time is
-    unknown.
+    List scheduling: the next job in line gets the place that is free first. None if no run time is
+    known.
     """
+    if not context.snapshot.estimates.runs:
+        return None
     free_s = [
         end_s
         for slot in context.slots.values()
@@ -125,24 +126,15 @@ def _release_s(
         for each in placed.refusals
         if not isinstance(each.reason, reasons.DemandCovered)
     }
-    for other in GroupShares.of(context).in_turn(context):
+    for other in placed.turn:
         if other.id == job.id:
             break
         ahead = lacking.get(Subject("class", other.id), 0) if other.waiting else 0
         if ahead and not context.compatible[other.id].keys.isdisjoint(compatible.keys):
-            if (run_s := _run_s(context, other)) is None:
-                return None
+            run_s = mean_run_s(runs_of(context, other))
             for _ in range(min(ahead, MAX_JOBS_AHEAD)):
                 heapreplace(free_s, free_s[0] + run_s)
     return free_s[0]
-
-
-def _run_s(context: PlanningContext, job: JobClass) -> float | None:
-    return (
-        mean_run_s(runs_of(context, job))
-        if job.walltime_s or context.snapshot.estimates.runs
-        else None
-    )
 
 
 def _end_s(
@@ -152,8 +144,7 @@ def _end_s(
     drone, estimates = context.drones.get(slot.drone_id), context.snapshot.estimates
     if drone is None or not _may_take(drone, job, compatible):
         return None
-    request = slot.owner, slot.job_gpu_milli, slot.job_cpus, slot.job_memory_mib
-    if slot.jobs != 1 or not slot.begun_at or not estimates.runs:
+    if slot.jobs != 1 or not slot.begun_at:
         return None
     ran_s = max(0.0, context.now - slot.begun_at)
-    return RunTimeSums.of(estimates.runs_of(*request, walltime_s=0.0)).rest_s(ran_s)
+    return RunTimeSums.of(estimates.runs_of(*run_shape(slot), walltime_s=0.0)).rest_s(ran_s)

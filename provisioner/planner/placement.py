@@ -85,11 +85,13 @@ _PASSING = (*_NO_ROOM_AT_SITE, reasons.SiteQuota, reasons.OwnerWaits)
 """Reasons against a start that pass without anybody's action."""
 
 
-def place(context: PlanningContext, reservations: OwnerReservations, supply: Supply) -> Placement:
+def place(
+    context: PlanningContext, reservations: OwnerReservations, supply: Supply, last: str = ""
+) -> Placement:
     """Serve the classes, and headroom last.
 
     Existing drones take the jobs that are hardest to place first, as the fewest drones are missing
-    then. Drones are started for the others in turns between users.
+    then. Drones are started for the others in turns between users, up to the class ``last``.
     """
     placement = Placement(
         context, Allocation(context, reservations, supply), GroupShares.of(context)
@@ -98,7 +100,9 @@ def place(context: PlanningContext, reservations: OwnerReservations, supply: Sup
     if blind is not None:
         placement.refusals.append(blind)
         return placement
-    turn = sorted(placement.shares.in_turn(context), key=attrgetter("gpu_optional"))
+    turn = placement.turn = sorted(
+        placement.shares.in_turn(context), key=attrgetter("gpu_optional")
+    )
 
     def hardness(each: tuple[int, JobClass]) -> tuple[object, ...]:
         job = each[1]
@@ -108,6 +112,8 @@ def place(context: PlanningContext, reservations: OwnerReservations, supply: Sup
     covered = {n: placement.cover(job, context.compatible[job.id]) for n, job in hardest}
     for n, job in enumerate(turn):
         placement.start(job, context.compatible[job.id], covered[n])
+        if job.id == last:
+            return placement
     supply.add_preemptible(context)
     without = sites_without_headroom(context, placement.refusals, reservations.claimed)
     placement.without_headroom = without
@@ -358,6 +364,8 @@ class Placement:
     context: PlanningContext
     allocation: Allocation
     shares: GroupShares
+    turn: Sequence[JobClass] = ()
+    """The classes in the order in which drones are started for them."""
     undrained: list[Drain] = field(default_factory=list)
     refusals: list[Refusal] = field(default_factory=list)
     lacking_room: dict[TypeKey, int] = field(default_factory=dict)

@@ -44,6 +44,7 @@ from provisioner.planner.context import (
     PlanningContext,
     downtime_at,
     life_too_short,
+    run_shape,
 )
 from provisioner.planner.costs import JobCost, RunTimeSums
 from provisioner.planner.matching import (
@@ -428,8 +429,8 @@ class JobReservations:
 
     def _rest_s(self, slot: model.Slot) -> float:
         """Return the expected remaining run time of a slot's job, by the runs of such jobs."""
-        request = slot.owner, slot.job_gpu_milli, slot.job_cpus, slot.job_memory_mib
-        runs = RunTimeSums.of(self.context.snapshot.estimates.runs_of(*request, walltime_s=0.0))
+        estimates = self.context.snapshot.estimates
+        runs = RunTimeSums.of(estimates.runs_of(*run_shape(slot), walltime_s=0.0))
         return runs.rest_s(max(0.0, self.context.now - slot.begun_at) if slot.begun_at else 0.0)
 
     def _leaves_now(self, job: JobClass, holder: NodeHolder, ready_s: float) -> bool:

@@ -22,7 +22,18 @@ SeenDrone = tuple[Drone, Slot | None, model.RemoteDrone | None]
 """Record, slot and entry in the listing of a drone."""
 
 
-class SettledDrones(dict[DroneId, tuple[Drone, Slot, model.RemoteDrone, float]]):
+def is_full(seen: SeenDrone, kind: DroneType | None) -> bool:
+    """Return True if a drone is busy and full, and its site and the pool list it as before."""
+    drone, slot, remote = seen
+    missed = drone.missing_at or drone.unslotted_at
+    if slot is None or remote is None or kind is None or drone.idle_at or missed:
+        return False
+    free = slot.free_gpu_milli if kind.gpu_milli else slot.free_cpus
+    is_busy = drone.state is DroneState.BUSY and slot.state is model.SlotState.BUSY
+    return is_busy and free <= 0 < slot.jobs
+
+
+class SettledDrones(dict[DroneId, tuple[*SeenDrone, float]]):
     """Drones of which nothing was new, and to which no rule applied until a time.
 
     They are passed over while these are the same objects, as a poll keeps those of the last one
@@ -34,15 +45,12 @@ class SettledDrones(dict[DroneId, tuple[Drone, Slot, model.RemoteDrone, float]])
     """Types and policy for which that is so."""
 
     def add(self, seen: SeenDrone, snapshot: Snapshot, kind: DroneType | None) -> None:
-        """Add a drone if it is busy and full, and its site lists it. Nothing of it is new."""
-        drone, slot, remote = seen
-        if slot is None or remote is None or kind is None or drone.idle_at or not slot.jobs:
-            return
-        full = (slot.free_gpu_milli if kind.gpu_milli else slot.free_cpus) <= 0
-        if full and drone.state is DroneState.BUSY and slot.state is model.SlotState.BUSY:
+        """Add a drone if it is busy and full. Nothing of it is new."""
+        drone = seen[0]
+        if kind is not None and is_full(seen, kind):
             # one second less, whatever rounding does
             ends_at = drone.started_at + longest_busy_s(kind, snapshot.policy) - 1.0
-            self[drone.id] = drone, slot, remote, ends_at
+            self[drone.id] = *seen, ends_at
 
     def others(
         self, snapshot: Snapshot, slots: Mapping[DroneId, Slot], views: Mapping[str, SiteView]
