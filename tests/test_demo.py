@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from provisioner.cli.demo import JOB_SHAPES, DemoView, ShapeView, screen
+from provisioner.cli.demo import JOB_SHAPES, DemoView, ShapeView, screen, step_cells
 from provisioner.model import Drone, DroneId, DroneState, TypeKey
-from provisioner.reasons import JobsWaiting, NothingFits
+from provisioner.reasons import JobsWaiting, NothingFits, StateTimeout
+from provisioner.store import Transition
 from provisioner.store.reader import Reader
 from tests.conftest import Played
 from tests.local.drones import all_tagged
@@ -103,9 +104,15 @@ def test_the_screen_fits_a_small_terminal_and_says_why() -> None:
         ShapeView(huge, 0, 0, 0, NothingFits("local/a100", "vram", "81920 MiB", "40960 MiB")),
     )
     console = Console(width=80, file=io.StringIO(), record=True, color_system=None)
-    console.print(screen(DemoView(12.0, shapes, (drone,), (), now=100.0), []))
+    view = DemoView(12.0, shapes, (drone,), (), now=100.0)
+    why = StateTimeout("booting", 75.0, 60.0)
+    step = Transition(drone.id, 99.0, DroneState.BOOTING, DroneState.FAILED, why, 1)
+    console.print(screen(view, [step_cells(step, view)]))
     lines = console.export_text().splitlines()
     assert max(map(len, lines)) <= 80
     shown = " ".join(" ".join(lines).split())
     assert "local/a100 busy 5s" in shown
     assert "no drone type fits" in shown
+    assert "GiB" in shown.partition("nearest is local/a100 with 40")[2]
+    _, _, words = shown.partition(" failed ")
+    assert words == why.describe()

@@ -17,6 +17,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from string import Formatter
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ import typer
 
 from docs import make_reference
 from provisioner.answers import QUESTIONS, load_question
+from provisioner.answers.events import EVENT_SENTENCES
 from provisioner.web import pages
 from provisioner.web.api import CHANGE_RESOURCES
 
@@ -123,7 +125,8 @@ def command_tree() -> Any:
 
 
 def sub_command(command: Any, name: str) -> Any:
-    return command.get_command(command.make_context("x", [], resilient_parsing=True), name)
+    context = command.make_context("x", [], resilient_parsing=True)
+    return command.resolve_command(context, [name])[1]
 
 
 def unknown_in(mention: Sequence[str], root: Any) -> str:
@@ -344,6 +347,30 @@ def test_the_list_of_log_events_is_complete() -> None:
     documented = re.findall(r"^\| `([^`]+)` \|", page, re.MULTILINE)
     assert sorted(documented) == sorted(logged)
     assert all(re.fullmatch(r"[a-z_]+\.[a-z_]+", name) for name in logged)
+
+
+def _fields_of_events(source: str) -> Iterator[tuple[str, set[str | None]]]:
+    """Yield the names of recorded events and the fields that they are recorded with."""
+    for call in ast.walk(ast.parse(source)):
+        if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute)):
+            continue
+        if call.func.attr == "event":
+            fields = {each.arg for each in call.keywords}
+            constants = (each for each in ast.walk(call.args[0]) if isinstance(each, ast.Constant))
+            yield from ((each.value, fields) for each in constants if isinstance(each.value, str))
+
+
+def test_each_recorded_event_has_a_sentence_with_fields_that_it_has() -> None:
+    sources = [ROOT / "provisioner" / "app.py", *(ROOT / "provisioner" / "controller").glob("*.py")]
+    recorded = dict(each for path in sources for each in _fields_of_events(path.read_text()))
+    recorded["request.recorded"] = {"request", "kind", "by", "reason", "of"}  # by the store
+    recorded["config.reloaded"].add("changes")
+    page = (ROOT / "docs" / "reference" / "log-events.md").read_text()
+    documented = re.findall(r"^\| `([^`]+)` \| [a-z, ]+ \| yes \|", page, re.MULTILINE)
+    assert set(documented) == set(recorded) == set(EVENT_SENTENCES)
+    for name, sentence in EVENT_SENTENCES.items():
+        fields = {field for _, field, _, _ in Formatter().parse(sentence) if field}
+        assert fields <= recorded[name], name
 
 
 OF_OVERLAYS = {"probe", "forget", "other_drones", "runs_jobs_of_others"}

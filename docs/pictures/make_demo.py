@@ -6,13 +6,14 @@ import io
 import re
 import threading
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 from rich.rule import Rule
 from rich.text import Text
 
-from provisioner.cli.demo import DemoView, demo_directory, run_demo, screen, step_line, summary
+from provisioner.cli.demo import DemoView, demo_directory, run_demo, screen, step_cells, summary
 from provisioner.model import DroneState
 
 WIDTH = 118
@@ -21,12 +22,12 @@ MOMENT_S = 6.0
 
 
 def main() -> None:
-    frames: list[tuple[DemoView, list[Text]]] = []
-    recent: deque[Text] = deque(maxlen=6)
+    frames: list[tuple[DemoView, list[Sequence[Text]]]] = []
+    recent: deque[Sequence[Text]] = deque(maxlen=6)
 
     def keep(view: DemoView) -> None:
         recent.extend(
-            step_line(step, view) for step in view.news if step.state is not DroneState.SUBMITTED
+            step_cells(step, view) for step in view.news if step.state is not DroneState.SUBMITTED
         )
         frames.append((view, list(recent)))
 

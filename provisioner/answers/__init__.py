@@ -23,6 +23,7 @@ QUESTIONS: Mapping[str, str] = {
     "demand": "demand:demand",
     "explain job": "explain:explain_job",
     "explain class": "explain:explain_class",
+    "explain id": "explain:explain_id",
     "plan": "plan:plan",
     "events": "events:events",
     "estimates": "estimates:estimates",

@@ -347,7 +347,7 @@ def _drone_facts(
         text(
             "limit", "Setting that limits the state; empty: it has ended.", lambda _: limit.setting
         ),
-        replace(may_last, level=0, head="may last", show=lambda _: limit.words),
+        replace(may_last, level=0, head="limit", show=lambda _: limit.words),
         text("limit_by", by_doc, lambda _: limit.by),
         text("then", "What happens after that.", lambda _: limit.then, head="and then"),
     )

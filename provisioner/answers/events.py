@@ -31,6 +31,39 @@ from provisioner.store.reader import Reader
 
 EVENTS_SCHEMA = "provisioner.events/1"
 NO_LIMIT = 10**9
+EVENT_SENTENCES = {
+    "breaker.reset": "{by} lifted the bans of {scopes}: {reason}",
+    "clock.caught_up": "the clock of the controller agrees with that of the host again",
+    "clock.doubted": "the clock of the host is {drift_s:.0f} s off the record: {advice}",
+    "clock.set": "the clock of the controller was set by {by_s:.0f} s: {advice}",
+    "clock.stepped": "the clock of the host was set by {drift_s:.0f} s; the controller follows slowly",
+    "clock.trusted": "the clock of the host is used again, {drift_s:.0f} s off the record",
+    "config.rejected": "the changed configuration was refused: {problems}",
+    "config.reloaded": "the changed configuration is in force: {changes}",
+    "controller.twin_found": "another controller of this name is alive (record {record}): {evidence}",
+    "controller.twin_gone": "the other controller of this name is gone (record {records})",
+    "credential.expires": "{credential} of {used_by}: {why}",
+    "credential.renewed": "{credential} of {used_by} was replaced",
+    "credential.unusable": "{credential} of {used_by} cannot be used: {why}",
+    "drain.failed": "it is not known whether {drone} got the order to drain: {why}",
+    "drain.rejected": "the order to drain {drone} was refused: {why}",
+    "drone.black_hole": "{drone} is drained, as jobs fail in it one after the other: {why}",
+    "drone.stopped_elsewhere": "{drone} was stopped at {site}, and not by this controller: {why}",
+    "estimates.forgotten": "{by} deleted the estimates of {what}: {reason}",
+    "estimates.reset": "the recorded estimates cannot be read, so estimation starts again: {message}",
+    "gpus.underused": "{job_class}: {why}",
+    "job.collateral": "job {job} of {user} ended by the fault of a neighbour in {drone}: {why}",
+    "job.faulted": "job {job} of {user} faulted in {drone}: {why}",
+    "orphan.adopted": "{drone} was put on record: {why}",
+    "orphan.found": "{drones} drones run that are not on record: {ids}",
+    "orphan.stop_ordered": "{drone} at {site} is not on record and is stopped: {why}",
+    "plan.accepted": "the plan has no breaches any more",
+    "plan.rejected": "parts of a plan were refused: {faults}; left out: {left_out}",
+    "request.recorded": "{by} requested {kind} of {of}: {reason}",
+    "slots.not_removed": "the pool did not remove the slots of dead drones: {why}",
+    "store.outdated": "sites list drone {newest_serial}, newer than the record knows: {advice}",
+}
+"""Sentences about recorded events, with the fields of each."""
 
 
 class StreamPosition(NamedTuple):
@@ -78,7 +111,10 @@ def _of_step(step: Transition) -> Happening:
 
 
 def of_event(event: Event) -> Happening:
-    text = ", ".join(f"{key} {value}" for key, value in event.fields.items())
+    try:
+        text = EVENT_SENTENCES[event.name].format_map(event.fields)
+    except (KeyError, ValueError):  # of another release
+        text = ", ".join(f"{key} {value}" for key, value in event.fields.items())
     return Happening(event.at, "event", event.name, text, fields=event.fields)
 
 

@@ -10,6 +10,7 @@ from typing import Annotated, NamedTuple
 
 from provisioner import descriptions, formatting
 from provisioner.answers.columns import (
+    Answer,
     Document,
     Listing,
     ago,
@@ -27,9 +28,11 @@ from provisioner.answers.columns import (
     words,
 )
 from provisioner.answers.demand import CLASS_COLUMNS, ClassRow, class_rows, why_waiting
+from provisioner.answers.drones import DroneQuery, show_drone
 from provisioner.answers.errors import VerbError, named
-from provisioner.answers.lookup import class_names, find_class, newest_plan
+from provisioner.answers.lookup import class_names, find_class, newest_plan, things_of_id
 from provisioner.answers.query import Query, question, subject
+from provisioner.answers.sites import SiteQuery, show_site
 from provisioner.answers.usage import USE_COLUMN
 from provisioner.descriptions import ClassNames
 from provisioner.keys import TypeKey
@@ -405,6 +408,47 @@ def explain_class(reader: Reader, query: ClassQuery) -> Document:
       provisioner explain class 3f2a -o json | jq '.types[] | select(.fits)'
     """
     return explained_class(reader, query.id)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnyIdQuery(Query):
+    """Drone, job, job class or site."""
+
+    id: Annotated[
+        str, subject("ID", "Any id of a drone, a job, a job class, or the name of a site.")
+    ]
+
+
+@question(
+    "explain id",
+    "/explain/{id}",
+    lambda: [each for verb in (show_drone, explain_job, show_site) for each in verb.samples()],
+)
+def explain_id(reader: Reader, query: AnyIdQuery) -> Answer:
+    """Explain the drone, job, job class or site of an id.
+
+    `explain ID` is short for it.
+
+    \b
+    Examples:
+      provisioner explain 204.17
+    """
+    found, lines = things_of_id(
+        query.id,
+        {
+            "explain drone": lambda any_id: show_drone.answer(reader, DroneQuery(id=any_id)),
+            "explain job": lambda any_id: explained_job(reader, any_id),
+            "explain class": lambda any_id: explained_class(reader, any_id),
+            "sites show": lambda any_id: show_site.answer(reader, SiteQuery(id=any_id)),
+        },
+    )
+    if not found:
+        raise VerbError(*lines)
+    if len(found) > 1:
+        shown = formatting.sanitize(query.id, 80)
+        choices = (f"provisioner {verb} {shown}" for verb in found)
+        raise VerbError(f"`{shown}` means more than one thing. Ask for one of them:", *choices)
+    return found.popitem()[1]
 
 
 def explained_job(reader: Reader, text: str) -> Document:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeVar
 
 from provisioner.answers.columns import ago
 from provisioner.answers.errors import MAX_NAMED, VerbError, named, unknown
@@ -11,6 +12,8 @@ from provisioner.formatting import sanitize
 from provisioner.model import DroneId, JobClass, Plan
 from provisioner.store import PastClass, Views
 from provisioner.store.reader import Reader
+
+T = TypeVar("T")
 
 SUGGESTED_FROM = 200
 """Newest drones among whose ids the nearest to an unknown one is sought."""
@@ -30,6 +33,20 @@ def find_drone(reader: Reader, any_id: str) -> DroneId:
         ]
         raise unknown("drone", any_id, ids, " on record")
     return found[0]
+
+
+def things_of_id(
+    any_id: str, finders: Mapping[str, Callable[[str], T]]
+) -> tuple[dict[str, T], list[str]]:
+    """Return what an id means, by kind of thing, and the lines of the finders that find nothing."""
+    found: dict[str, T] = {}
+    lines: list[str] = []
+    for kind, find in finders.items():
+        try:
+            found[kind] = find(any_id)
+        except VerbError as missing:
+            lines += missing.lines
+    return found, list(dict.fromkeys(lines))
 
 
 def require_known_sites(reader: Reader, sites: Sequence[str]) -> None:

@@ -11,11 +11,10 @@ from importlib import import_module
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
 from provisioner.answers import QUESTIONS, load_question
 from provisioner.answers.errors import Exit, VerbError
-from provisioner.cli.options import EXIT_HELP, verb_error, verbs
+from provisioner.cli.options import EXIT_HELP, VerbGroup, verb_error, verbs
 from provisioner.formatting import sanitize
 
 OWN_VERBS = {
@@ -60,7 +59,7 @@ def _verb(name: str) -> Any:
     return getattr(import_module(f"provisioner.cli.{module}"), function)
 
 
-class LazyVerbs(TyperGroup):
+class LazyVerbs(VerbGroup):
     """Group of verbs that imports the module of a verb when it is asked for."""
 
     def list_commands(self, ctx: Any) -> list[str]:
@@ -68,8 +67,6 @@ class LazyVerbs(TyperGroup):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in VERBS:
-            # for "did you mean"
-            self.commands = {verb: self.get_command(ctx, verb) for verb in VERBS}
             return None
         verb = _verb(cmd_name)
         if not isinstance(verb, typer.Typer):

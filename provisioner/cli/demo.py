@@ -269,17 +269,17 @@ class DemoDisplay:
         )
         if self.live is None:
             self.console.width = PLAIN_WIDTH
-        self._news: deque[Text] = deque(maxlen=MAX_STEPS_SHOWN)
+        self._news: deque[Sequence[Text]] = deque(maxlen=MAX_STEPS_SHOWN)
         self._next_at_s = 0.0
 
     def show(self, view: DemoView) -> None:
         if self.live is not None:
-            self._news.extend(step_line(step, view) for step in view.news)
+            self._news.extend(step_cells(step, view) for step in view.news)
             self.live.update(screen(view, self._news), refresh=True)
             return
         for step in view.news:
             if step.state not in (DroneState.BUSY, DroneState.IDLE):
-                self.console.print(step_line(step, view), soft_wrap=True)
+                self.console.print(*step_cells(step, view), sep="  ", soft_wrap=True)
         if view.at_s >= self._next_at_s:
             self._next_at_s = view.at_s + JOB_LINE_INTERVAL_S
             jobs = "; ".join(
@@ -289,26 +289,24 @@ class DemoDisplay:
             self.console.print(f"{view.at_s:5.1f} s  jobs  {jobs}", soft_wrap=True)
 
 
-def step_line(step: Transition, view: DemoView) -> Text:
-    """Return one step of a drone."""
-    return Text.assemble(
-        (f"{max(0.0, view.at_s - (view.now - step.at)):5.1f} s  ", "dim"),
-        f"{step.drone_id}  ",
-        (f"{step.state:<15}", STATE_TINTS.get(step.state, "cyan")),
-        step.reason.describe(),
-        overflow="ellipsis",
-        no_wrap=True,
+def step_cells(step: Transition, view: DemoView) -> Sequence[Text]:
+    """Return time, drone, state and reason of one step of a drone."""
+    return (
+        Text(f"{max(0.0, view.at_s - (view.now - step.at)):5.1f} s", style="dim"),
+        Text(step.drone_id),
+        Text(f"{step.state:<9}", style=STATE_TINTS.get(step.state, "cyan")),
+        Text(step.reason.describe()),
     )
 
 
-def screen(view: DemoView, news: Iterable[Text]) -> RenderableType:
+def screen(view: DemoView, news: Iterable[Sequence[Text]]) -> RenderableType:
     counts = (
         ", ".join(f"{n} {state}" for state, n in Counter(d.state for d in view.live).items())
         or "none"
     )
     title = ("GPU drone provisioner", "bold")
     heading = Text.assemble(title, f"   {view.at_s:4.1f} s   ", ("drones: ", "dim"), counts, "\n")
-    jobs = _table("jobs", "each requests", "", "done>", "running>", "waiting>", "why they wait")
+    jobs = _table("jobs", "each requests", "", "done>", "running>", "waiting>")
     jobs.columns[2].no_wrap = True
     jobs.columns[2].min_width = BAR_WIDTH
     for each in view.shapes:
@@ -321,7 +319,11 @@ def screen(view: DemoView, news: Iterable[Text]) -> RenderableType:
         )
         numbers = map(str, (each.done, each.running, each.waiting))
         wants = f"1 GPU, {formatting.size(each.shape.vram_mib)}"
-        jobs.add_row(each.shape.name, wants, Text.assemble(*bar), *numbers, each.why_text)
+        jobs.add_row(each.shape.name, wants, Text.assemble(*bar), *numbers)
+    why = _table("jobs", "why they wait")
+    for each in view.shapes:
+        if each.why:
+            why.add_row(each.shape.name, each.why_text)
     drones = _table("drone", "type", "state", "for>", "jobs so far>")
     for drone in view.live:
         state = Text(drone.state, style=STATE_TINTS.get(drone.state, "cyan"))
@@ -332,7 +334,10 @@ def screen(view: DemoView, news: Iterable[Text]) -> RenderableType:
             formatting.ago(drone.since, view.now),
             str(drone.jobs_started),
         )
-    return Group(heading, jobs, Text(), drones, Text(), *news)
+    steps = _table("at>", "drone", "state", "reason")
+    for cells in news:
+        steps.add_row(*cells)
+    return Group(heading, jobs, Text(), why, Text(), drones, Text(), steps)
 
 
 def _table(*columns: str) -> Table:

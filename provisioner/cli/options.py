@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import MISSING, dataclass
+from difflib import get_close_matches
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
+from typer.core import TyperGroup
 
 from provisioner.answers.errors import UnmetError, UsageError, VerbError
 from provisioner.answers.query import (
@@ -68,9 +70,48 @@ def verb_error(error: BaseException) -> VerbError | None:
             return None
 
 
-def verbs(**more: Any) -> typer.Typer:
+LISTING_VERBS = {"list": "drones", "ls": "drones", "show": "drones show"}
+"""Verbs of other tools, by what they mean where no group is named."""
+
+
+class VerbGroup(TyperGroup):
+    """Group of verbs. For an unknown verb it suggests one of any group."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        try:
+            return super().resolve_command(ctx, args)
+        except Exception as error:  # usage errors have no fixed class in Typer
+            if hasattr(error, "message"):
+                said = error.message.partition(" Did you mean")[0].rstrip(".?")
+                meant = " or ".join(f"`{each}`" for each in _verbs_like(ctx, args[0]))
+                error.message = f"{said}. Did you mean {meant}?" if meant else f"{said}."
+            raise
+
+
+def _verbs_like(ctx: Any, word: str) -> list[str]:
+    """Return the verbs that ``word`` may mean: first those of the group in which it was written."""
+    _, _, group = ctx.command_path.partition(" ")
+    if word in LISTING_VERBS:
+        return [group or LISTING_VERBS[word]]
+    root = ctx.find_root()
+    known = {names: names.rpartition(" ")[2] for names in _all_verbs(root, root.command)}
+    near = [word] if word in known.values() else get_close_matches(word, set(known.values()))
+    found = [names for names in known if known[names] in near]
+    here = [names for names in found if group and names.startswith(f"{group} ")]
+    return here or sorted(found, key=lambda names: near.index(known[names]))
+
+
+def _all_verbs(ctx: Any, group: Any) -> Iterator[str]:
+    for name in group.list_commands(ctx):
+        yield name
+        command = group.get_command(ctx, name)
+        if isinstance(command, TyperGroup):
+            yield from (f"{name} {inner}" for inner in _all_verbs(ctx, command))
+
+
+def verbs(*, cls: type[VerbGroup] = VerbGroup, **more: Any) -> typer.Typer:
     """Return a group of verbs, which has none yet."""
-    return typer.Typer(add_completion=False, rich_markup_mode=None, **more)
+    return typer.Typer(add_completion=False, rich_markup_mode=None, cls=cls, **more)
 
 
 def option(metavar: str, help: str, *flags: str, **more: Any) -> Any:

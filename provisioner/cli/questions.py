@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import typer
 
@@ -45,12 +46,22 @@ def question_app(words: str) -> typer.Typer:
     return app
 
 
-explain_app = opt.verbs(no_args_is_help=True)
+class ExplainVerbs(opt.VerbGroup):
+    """Verbs that explain things of one kind; an id in the place of a verb is looked up among all kinds."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        is_misspelt = len(args) > 1 and not args[1].startswith("-")
+        if args[0] not in self.commands and not is_misspelt:
+            args = ["id", *args]
+        return super().resolve_command(ctx, args)
+
+
+explain_app = opt.verbs(no_args_is_help=True, cls=ExplainVerbs)
 
 
 @explain_app.callback()
 def explain() -> None:
-    """Explain a job, a drone or a job class.
+    """Explain a job, a drone, a job class or a site: `explain ID` finds out what it is.
 
     Why a job waits, why a drone is in its state and what comes next, how a job class fits each drone type.
     """
@@ -58,7 +69,7 @@ def explain() -> None:
 
 EXPLAIN_DRONE_HELP = """Explain why a drone is as it is, as `drones show` does.
 
-Every step with its reason, how long its state may last, and what happens then.
+Every step with its reason, the limit of its state, and what happens then.
 
 \b
 Examples:
@@ -66,4 +77,5 @@ Examples:
 """
 explain_app.command("job")(verb_of(load_question("explain job")))
 explain_app.command("class")(verb_of(load_question("explain class")))
+explain_app.command("id")(verb_of(load_question("explain id")))
 explain_app.command("drone")(verb_of(load_question("drones show"), EXPLAIN_DRONE_HELP))

@@ -565,7 +565,7 @@ def _works_again(context: PlanningContext, drone: Drone) -> bool:
 
 
 def _limit(retirement: Retirement, drone: Drone) -> tuple[float, float]:
-    """Return how long the drone's state may last, and the start of that time."""
+    """Return the time limit of the drone's state, and the start of that time."""
     policy = retirement.context.snapshot.policy.of_site(drone.site)
     if drone.state is DroneState.BUSY:
         kind = retirement.context.types.get(drone.type)

@@ -30,8 +30,8 @@ from provisioner.answers.columns import (
     whole,
     words,
 )
-from provisioner.answers.errors import Exit, VerbError, parsed, unknown
-from provisioner.answers.lookup import as_of, newest_plan
+from provisioner.answers.errors import Exit, parsed, unknown
+from provisioner.answers.lookup import as_of, newest_plan, things_of_id
 from provisioner.answers.query import Format, RecordQuestion
 from provisioner.answers.status import MAX_SHOWN, status
 from provisioner.descriptions import SHORTEST_CLASS_ID
@@ -350,7 +350,7 @@ def _refused(
 WHY_HELP = (
     "Why does a job wait, why is a drone as it is, and what comes next?",
     "Ask in the box at the top: a job (204.17, schedd#204.17), a drone by its id, its number, its id at the site or "
-    "the name of its slot, or a job class.",
+    "the name of its slot, a job class, or a site.",
 )
 
 
@@ -359,13 +359,11 @@ def _why(reader: Reader, query: Query) -> WebPage:
     asked = query.get("q", "").strip()
     if not asked:
         return WebPage("Why", WHY_HELP)
-    found: dict[str, WebPage] = {}
-    lines: list[str] = []
-    for kind in FINDERS:
-        try:
-            found[kind] = PAGES_OF_ONE[kind](reader, asked, {})
-        except VerbError as missing:
-            lines += missing.lines
+
+    def page_of(kind: str) -> Callable[[str], WebPage]:
+        return lambda any_id: PAGES_OF_ONE[kind](reader, any_id, {})
+
+    found, lines = things_of_id(asked, {kind: page_of(kind) for kind in FINDERS})
     if len(found) == 1:
         return next(iter(found.values()))
     links = [Choice(page.title, tables.address(f"/{kind}/", asked)) for kind, page in found.items()]
@@ -435,7 +433,7 @@ WITH_WORDS_OF_SITES = (
 )
 JOB_FACTS_SHOWN = ("drone", "needs", "waiting", "running", "drones")
 JOB_STATES = {"running": "runs", "held": "is held", "done": "is done"}
-FINDERS = ("drone", "job", "class")
+FINDERS = ("drone", "job", "class", "sites")
 """Kinds of ids, in the order in which they are looked for."""
 
 

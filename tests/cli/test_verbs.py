@@ -105,7 +105,13 @@ def test_a_number_that_is_too_large_is_wrong_usage(on: Cli, words: str) -> None:
         ("drones kill 1 --reason ' '", Exit.USAGE, "--reason must not be empty"),
         ("replay", Exit.USAGE, "name a snapshot FILE"),
         ("reload", Exit.FAILED, "no controller runs"),
-        ("explain jbo 4", Exit.USAGE, "Did you mean 'job'?"),
+        ("explain jbo 4", Exit.USAGE, "Did you mean `explain job`?"),
+        ("drain kit-ab12-1", Exit.USAGE, "Did you mean `drones drain`?"),
+        ("sites drain topas", Exit.USAGE, "Did you mean `drones drain`?"),
+        ("list", Exit.USAGE, "Did you mean `drones`?"),
+        ("sites ls", Exit.USAGE, "Did you mean `sites`?"),
+        ("xyzzy", Exit.USAGE, "No such command 'xyzzy'."),
+        ("explain nosuch", Exit.FAILED, "no site `nosuch` on record"),
     ],
 )
 def test_a_mistake_is_told_with_what_to_do(
@@ -258,6 +264,22 @@ def test_a_request_is_recorded_for_the_next_tick(
 @pytest.mark.parametrize(("job", "class_id"), [("204.2", "7"), ("207.3", "11"), ("300", "11")])
 def test_explain_job_finds_the_class_by_its_id(on: Cli, job: str, class_id: str) -> None:
     assert on("explain", "job", job, "-o", "json").json["id"] == class_id
+
+
+@pytest.mark.parametrize(
+    ("any_id", "verb"),
+    [
+        ("kit-ab12-1", "explain drone"),
+        ("204.2", "explain job"),
+        ("topas", "sites show"),
+    ],
+)
+def test_explain_finds_out_what_an_id_means(on: Cli, any_id: str, verb: str) -> None:
+    ran = on("explain", any_id, "-o", "json")
+    asked = on(*verb.split(), any_id, "-o", "json").json
+    assert ran.code == Exit.OK and ran.json.keys() == asked.keys()
+    for key in ("schema", "id", "site"):
+        assert ran.json.get(key) == asked.get(key)
 
 
 def test_explain_job_of_a_routed_job_shows_its_routed_copy(on: Cli) -> None:

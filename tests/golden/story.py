@@ -201,11 +201,14 @@ BREAKERS = (
 EVENTS: tuple[tuple[str, dict[str, str | float]], ...] = (
     ("config.rejected", {"problems": "topas.yaml:3:1: unknown key"}),
     ("config.reloaded", {"changes": "max_drones 40 -> 50"}),
-    ("plan.rejected", {"faults": "41 drones at horeka, 40 allowed"}),
+    (
+        "plan.rejected",
+        {"faults": "41 drones at horeka, 40 allowed", "left_out": "start of a drone"},
+    ),
     ("clock.stepped", {"drift_s": 600.0}),
     ("clock.caught_up", {"drift_s": 0.0}),
     ("clock.doubted", {"drift_s": 7200.0, "advice": "set the clock"}),
-    ("store.outdated", {"newest_serial": 99}),
+    ("store.outdated", {"newest_serial": 99, "next_serial": 13, "advice": "restore a newer copy"}),
     ("drone.black_hole", {"drone": f"{CONTROLLER}-{BIRTH}-7", "why": "held"}),
     ("slots.not_removed", {"why": "denied"}),
     ("keep.failed", {"why": "disk full"}),

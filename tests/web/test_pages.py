@@ -18,7 +18,7 @@ import pytest
 
 from provisioner.answers import explain
 from provisioner.answers.errors import VerbError
-from provisioner.answers.explain import explained_job
+from provisioner.answers.explain import AnyIdQuery, explain_id, explained_job
 from provisioner.model import BreakerState, DroneState, Refusal, Scope, Subject
 from provisioner.reasons import (
     BackingOff,
@@ -373,6 +373,13 @@ def test_an_id_of_several_kinds_is_a_choice_and_an_unknown_one_says_so(
     assert {"Drone etp-k7f2-41", "Class cms/ariane: 1 GPU, 24 GiB VRAM (41)"} <= links.keys()
     for title in ("Drone etp-k7f2-41", "Class cms/ariane: 1 GPU, 24 GiB VRAM (41)"):
         assert Rendered(reader, unquote(links[title])).title.startswith(title)
+    with pytest.raises(VerbError, match="`41` means more than one thing") as choice:
+        explain_id(reader, AnyIdQuery(id="41"))
+    assert choice.value.lines[1:] == (
+        "provisioner explain drone 41",
+        "provisioner explain class 41",
+    )
+    assert Rendered(reader, "/why?q=topas").title == Rendered(reader, "/sites/topas").title
     unknown = Rendered(reader, "/why?q=nosuch").text
     assert "no drone `nosuch` on record" in unknown and "no job class `nosuch`" in unknown
 
