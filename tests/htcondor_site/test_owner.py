@@ -133,9 +133,11 @@ def test_what_cannot_be_judged_from_here_is_a_claim() -> None:
         ('ProvisionerController = "kit"', False),
         ('AcctGroup = "cms"', False),
         ("JobUniverse = 12", False),
+        ('Managed = "External"', False),
+        ('Managed = "Schedd"', True),
     ],
 )
-def test_the_queue_is_asked_for_the_owners_jobs_and_never_for_drones(
+def test_the_queue_is_asked_for_the_owners_jobs_and_never_for_drones_or_what_a_router_manages(
     more: str, wanted: bool
 ) -> None:
     settings = HTCondorOwnerConfig(

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from adapters.htcondor.site.owner import group_jobs, job_constraint
+from adapters.htcondor.site.settings import HTCondorOwnerConfig
 from provisioner.model import (
     OverlayView,
     Policy,
@@ -19,6 +21,7 @@ from provisioner.planner import decide
 from tests.htcondor_overlay.live import A100, overlay_on, seen
 from tests.labs.compute_element import ROUTE_GROUP, ROUTED_OWNER, running_ce, submit, tokens
 from tests.labs.htcondor import Condor, LabError, Pool, StartDrone, gpu_job, until
+from tests.live.test_site_blocking import parsed
 
 JOBS = 20
 
@@ -37,6 +40,16 @@ def drones_for(view: OverlayView) -> int:
 def done_sources(ce: Pool, cluster: int) -> int:
     """Return how many source jobs the router has finished."""
     return sum(ad.get("Managed") == "ScheddDone" for ad in ce.jobs(cluster))
+
+
+def owners_waiting_jobs(ce: Pool, pool: Pool) -> int:
+    """Return how many jobs wait for the site adapter, where these schedds are those of a site's owner."""
+    which = job_constraint(HTCondorOwnerConfig(schedds=("ce", "pool")))
+    queues = [
+        parsed(each.run("condor_q", "-allusers", "-long", "-constraint", which))
+        for each in {ce, pool}
+    ]
+    return sum(len(group.submitted) for ads in queues for group in group_jobs(ads).groups)
 
 
 @pytest.fixture(params=[1, 2], ids=["one-schedd", "two-schedds"])
@@ -62,6 +75,7 @@ async def test_what_a_router_manages_counts_once(
         assert view.routed.keys() == {f"{cluster}.{n}" for n in range(JOBS)}
         copies = {f"{ad['ClusterId']}.{ad['ProcId']}" for ad in pool.jobs() if "RoutedBy" in ad}
         assert {*view.routed.values()} == copies
+        assert owners_waiting_jobs(ce, pool) == JOBS
 
         def routed_again(view: OverlayView) -> bool:
             assert sum(each.idle for each in view.classes) <= JOBS

@@ -42,6 +42,10 @@ if TYPE_CHECKING:
 
 # universes of jobs that do not run on a machine of the pool: scheduler, grid, local
 ELSEWHERE = (7, 9, 12)
+_NO_DRONE_OR_SOURCE = (
+    'ProvisionerController =?= undefined && IsBackfill =!= true && Managed =!= "External"'
+)
+"""False for drones, and for jobs that a JobRouter manages: their routed copies run instead of them."""
 OWNER_JOB_PROJECTION = (
     *attribute_names(
         """
@@ -97,14 +101,14 @@ class OwnerJobQueue:
 
 
 def job_constraint(settings: HTCondorOwnerConfig) -> str:
-    """Return the constraint for jobs of the owner that wait or run on machines. Drones are left out."""
+    """Return the constraint for jobs of the owner that wait or run on machines."""
     return f"{owner_jobs(settings)} && (JobStatus == {IDLE} || JobStatus == {RUNNING})"
 
 
 def owner_jobs(settings: HTCondorOwnerConfig) -> str:
-    """Return the constraint for jobs of the owner that use machines, in any state."""
+    """Return the constraint for jobs of the owner that use machines, in any state. Drones are left out."""
     elsewhere = "".join(f" && JobUniverse =!= {universe}" for universe in ELSEWHERE)
-    return f"({settings.jobs}){elsewhere} && ProvisionerController =?= undefined && IsBackfill =!= true"
+    return f"({settings.jobs}){elsewhere} && {_NO_DRONE_OR_SOURCE}"
 
 
 def group_jobs(
