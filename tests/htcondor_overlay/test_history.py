@@ -212,6 +212,8 @@ def test_cpu_time_and_peak_of_memory_are_those_that_a_starter_reported(
     use = {"RemoteUserCpu": user, "RemoteSysCpu": system, "MemoryUsage": memory}
     found = sent(**use, ResidentSetSize="0")
     assert (found.used_cpu_s, found.peak_memory_mib) == (used_s, peak_mib)
+    again = sent(**use, ResidentSetSize="0", NumJobStarts="2")
+    assert again.used_cpu_s == (used_s or None), "a start sets zeros, and keeps the peak of memory"
     runs_again = {"JobStatus": "2", "JobLastStartDate": "1190", "JobCurrentStartDate": "1600"}
     evicted = sent(**{**EVICTED, **use, **runs_again})
     assert (evicted.used_cpu_s, evicted.peak_memory_mib) == (None, None)

@@ -10,7 +10,7 @@ import pytest
 
 from provisioner.model import CompletedJob, OverlayView
 from tests.htcondor_overlay.live import A100, classes_of, overlay_on, seen
-from tests.labs.htcondor import Pool, StartDrone, gpu_job, until
+from tests.labs.htcondor import QUICK_DRONE, Pool, StartDrone, gpu_job, until
 from tests.live.test_optional_gpus import CPU_DRONE, SOON, optional_job
 
 
@@ -66,6 +66,38 @@ async def test_what_is_done_is_told_as_the_queue_has_it(
     async with overlay_on(pool, "reader") as overlay:
         anew = await overlay.poll([A100])
         assert anew.completions == view.completions, "and to one that may do nothing but READ"
+
+
+EACH_SECOND = f"{QUICK_DRONE}PROCD_MAX_SNAPSHOT_INTERVAL = 1\n".encode()
+NEVER = (
+    f"{QUICK_DRONE}STARTER_INITIAL_UPDATE_INTERVAL = 600\nSTARTER_UPDATE_INTERVAL = 600\n".encode()
+)
+
+
+@pytest.mark.matrix
+async def test_a_run_that_reports_nothing_has_no_cpu_time_and_not_that_of_the_run_before(
+    new_pool: Callable[[], Pool], drone_on: StartDrone
+) -> None:
+    pool = new_pool()
+    began = pool.file("began")
+    again = f"[ $(wc -l <{began}) = 1 ] || exec sleep 600"
+    busy = f"echo >>{began}\n{again}\nexec timeout 600 awk 'BEGIN {{ while (1) {{}} }}'\n"
+    job = pool.submit(gpu_job(program=pool.program("busy", busy)))
+    first = drone_on(pool, "kit-1", files={"extra.conf": EACH_SECOND})
+    until(lambda: pool.jobs(job)[0]["RemoteUserCpu"] >= 2, 120, what="a report came")
+    pool.run("condor_vacate_job", str(job), identity="alice")
+    until(lambda: pool.statuses(job) == [1], 60, what="it waits again")
+    first.stop()
+    second = drone_on(pool, "kit-2", files={"extra.conf": NEVER})
+    until(lambda: len(began.read_text().splitlines()) == 2, 120, what="its second run")
+    async with overlay_on(pool) as overlay:
+        view = await overlay.poll([A100])
+        assert [run.used_cpu_s for run in told(view, job)] == [None], "of a run that goes on"
+        pool.remove(job)
+    async with overlay_on(pool) as overlay:
+        view = await seen(overlay, lambda v: len(told(v, job)) == 1 and not v.classes)
+    (run,) = told(view, job)
+    assert (run.drone_id, run.used_cpu_s) == (second.id, None)
 
 
 async def test_a_job_with_an_optional_gpu_is_told_with_the_gpu_that_it_got(

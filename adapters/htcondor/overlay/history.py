@@ -48,7 +48,7 @@ HISTORY_PROJECTION = attribute_names(
     RequiresGPU RequestGPUMem GPUsProvisioned
     GPUsMinCapability GPUsMaxCapability GPUsMinRuntime AllowedJobDuration AllowedExecuteDuration MaxWallTimeMins
     JobStatus LastJobStatus EnteredCurrentStatus LastVacateTime JobLastStartDate LastHoldReasonCode
-    GPUsAverageUsage GPUsMemoryUsage GPUsEnergyUsage RemoteUserCpu RemoteSysCpu
+    GPUsAverageUsage GPUsMemoryUsage GPUsEnergyUsage RemoteUserCpu RemoteSysCpu NumJobStarts
     ExitBySignal ExitCode MemoryUsage ResidentSetSize ImageSize DiskUsage
     """
 )
@@ -222,7 +222,7 @@ def ended_run(
         used_milli=None if used is None else round(min(used, work.MAX_DEVICES_PER_JOB) * WHOLE_GPU),
         peak_vram_mib=None if peak_mib is None else round(peak_mib),
         energy_j=None if energy_j is None else round(energy_j),
-        used_cpu_s=_cpu_s(user_s, system_s, memory_mib, ended - began),
+        used_cpu_s=_cpu_s(user_s, system_s, ended - began, _is_reported(ad, memory_mib)),
         peak_memory_mib=round(memory_mib) if memory_mib else None,
     )
 
@@ -237,15 +237,22 @@ _MEASURED_USE = (
 )
 
 
+def _is_reported(ad: Ad, memory_mib: float | None) -> bool:
+    """Return True if CPU times of 0 are those of the run that ended last.
+
+    A submitted job has zeros, and each start sets them anew, but keeps the peak of memory (23.9, 25.14).
+    """
+    return bool(memory_mib) and whole(ad, "NumJobStarts") <= 1
+
+
 def _cpu_s(
-    user_s: float | None, system_s: float | None, memory_mib: float | None, run_s: float
+    user_s: float | None, system_s: float | None, run_s: float, is_reported: bool
 ) -> int | None:
     """Return the CPU time of a run in seconds; None if the starter reported none."""
     if user_s is None or system_s is None:
         return None
     used_s = user_s + system_s
-    # submitted jobs have zeros, until a report brings CPU time and memory
-    if not used_s and not memory_mib:
+    if not used_s and not is_reported:
         return None
     return round(min(used_s, run_s * work.MAX_DEVICES_PER_JOB))
 
