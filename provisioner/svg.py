@@ -121,3 +121,12 @@ def bar(parts: Mapping[str, float], whole: float = 0.0) -> str:
         f'<svg class="bar" viewBox="0 0 {whole or begin:.6g} 1" preserveAspectRatio="none" '
         f'aria-hidden="true">{drawn}</svg>'
     )
+
+
+def scale(axis: Axis, unit: str) -> str:
+    """Return the axis of bars whose ``whole`` is its end."""
+    numbers = "".join(
+        f'<text class="time{" odd" if n % 2 else ""}" x="{100 * part:.4g}%" y="1em">{text}</text>'
+        for n, (part, text) in enumerate(axis.labels)
+    )
+    return f'<span>{escape(unit)}</span><svg class="scale" aria-hidden="true">{numbers}</svg>'

@@ -1,4 +1,4 @@
-"""Draw docs/pictures/report.svg: a day of jobs at two sites under three idle time-outs, as the report shows it."""
+"""Photograph the report on a day of jobs at two sites under three idle time-outs: docs/pictures/report.png."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from provisioner.simulator.jobs import JobRequirements, SimulatedJob
 from provisioner.simulator.loop import Fixed, Uniform
 from provisioner.simulator.pool import PoolBehaviour
 from provisioner.simulator.replay import Replay, run
-from provisioner.simulator.report import hours_by_policy, svg
+from provisioner.simulator.report import html_page
 from provisioner.simulator.sites import Facility, GpuPool
 from provisioner.simulator.world_file import WorldPlan
+from tests.labs.chromium import running_chromium
 from tests.simulator.worlds import Shape, drone_type, small
 
 
@@ -57,7 +58,10 @@ def main() -> None:
     runs = {
         f"idle for {name}": [run(replay(name, seed), seed) for seed in SEEDS] for name in TIMEOUTS_S
     }
-    (Path(__file__).parent / "report.svg").write_bytes(svg(hours_by_policy, runs))
+    with running_chromium() as browser:
+        page = browser.new_page(viewport={"width": 1120, "height": 1040})
+        page.set_content(html_page(runs))
+        page.screenshot(path=Path(__file__).parent / "report.png")
 
 
 def replay(name: str, seed: int) -> Replay:

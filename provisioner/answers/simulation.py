@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
-from statistics import fmean
 from typing import NamedTuple
 
 from provisioner.answers.columns import (
@@ -37,19 +36,6 @@ class FigureRow(NamedTuple):
     policy: str
     over: SeedStatistics
     versus: PairedDifference | None
-
-
-class WaitRow(NamedTuple):
-    """Waits of jobs of one size under one policy; means over the seeds."""
-
-    label: str
-    policy: str
-    jobs: float
-    mean_s: float
-    p50_s: float
-    p95_s: float
-    why: str
-    """Main reasons for the waits."""
 
 
 class ViolationRow(NamedTuple):
@@ -91,7 +77,7 @@ SIMULATION_FACTS = (
 
 
 def _deviation(over: SeedStatistics | None) -> str:
-    return figures.amount(over.deviation) if over and over.count > 1 else ""
+    return figures.amount(over.deviation) if over and over.deviation > 1e-9 else ""
 
 
 def _difference_deviation(row: FigureRow) -> str:
@@ -190,7 +176,7 @@ def simulation(
         {
             "figures": Listing("", FIGURE_COLUMNS, shown, lambda r: r.figure.name, title=title),
             "classes": Listing(
-                "", WAIT_COLUMNS, list(_wait_rows(runs)), title="waits by size of the jobs"
+                "", WAIT_COLUMNS, list(figures.wait_rows(runs)), title="waits by size of the jobs"
             ),
             "violations": Listing("", VIOLATION_COLUMNS, violations),
         },
@@ -213,33 +199,3 @@ def _figure_rows(runs: Runs, brief: bool) -> Iterator[FigureRow]:
                 if (over := figures.spread(figure.of(result) for result in results)) is not None:
                     versus = figures.paired(figure, first, results) if n else None
                     yield FigureRow(heading, figure, policy, over, versus)
-
-
-_WAIT_MEANS = ("jobs", "mean_s", "p50_s", "p95_s")
-
-
-def _wait_rows(runs: Runs) -> Iterator[WaitRow]:
-    for label in sorted(
-        {label for results in runs.values() for r in results for label in r.waits_by_class}
-    ):
-        for policy, results in runs.items():
-            waits = [r.waits_by_class[label] for r in results if label in r.waits_by_class]
-            if waits:
-                jobs, mean_s, p50_s, p95_s = (
-                    fmean(getattr(w, key) for w in waits) for key in _WAIT_MEANS
-                )
-                why = _main_reasons(r.waits_why.get(label, {}) for r in results)
-                yield WaitRow(label, policy, jobs, mean_s, p50_s, p95_s, why)
-
-
-def _main_reasons(waits_why: Iterable[Mapping[str, float]]) -> str:
-    """Return the reasons for most of the waiting, with their shares: ``node-reserved 60 %, site-full 35 %``."""
-    total: dict[str, float] = {}
-    for each in waits_why:
-        for kind, part_s in each.items():
-            total[kind] = total.get(kind, 0.0) + part_s
-    parts = sorted(
-        ((100 * part_s / sum(total.values()), kind) for kind, part_s in total.items() if part_s),
-        reverse=True,
-    )
-    return ", ".join(f"{kind} {percent:.0f} %" for percent, kind in parts[:3])

@@ -39,7 +39,6 @@ EXIT_HELP = (
 _WEB = ("aiohttp", "jinja2", "jwt", "prometheus_client")
 EXTRAS = {
     **dict.fromkeys(_WEB, "web"),
-    "matplotlib": "report",
     "htcondor2": "htcondor",
     "classad2": "htcondor",
 }

@@ -352,6 +352,3 @@ def _require_writable(report: Path | None, json_file: Path | None) -> None:
     for path in filter(None, (report, json_file)):
         if path.is_dir() or not os.access(path.parent, os.W_OK):
             raise VerbError(f"{path}: no file in a directory that can be written to")
-    if report is not None:
-        with reported(report_page.PlotsMissingError, prefix=f"{report}: "):
-            report_page.require_matplotlib()

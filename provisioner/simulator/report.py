@@ -2,32 +2,24 @@
 
 from __future__ import annotations
 
-import base64
 import json
-import textwrap
-import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from html import escape
 from importlib.resources import files
-from io import BytesIO
 from math import inf
 from statistics import fmean
 from string import Template
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import Any, Literal
 
 from pydantic import TypeAdapter
 
-from provisioner import __version__, serialization
+from provisioner import __version__, serialization, svg
 from provisioner.formatting import count, duration, iso, sanitize
 from provisioner.simulator import results as figures
 from provisioner.simulator.results import KeyFigure, ReplayResult, Runs, Sample, SeedStatistics
+from provisioner.svg import Layer
 from provisioner.values import frozen
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-T = TypeVar("T")
 
 # ----------------------------------------------------------------------------------------------------------
 # JSON form
@@ -67,15 +59,14 @@ def schema() -> dict[str, Any]:
 
 
 MAX_NAME_LENGTH = 60
-"""Longest foreign name in a table; in plots it is shorter."""
+"""Longest foreign name in a table; in legends it is shorter."""
 MAX_VIOLATIONS = 100
 
 
 def html_page(runs: Runs, *, notes: Sequence[str] = (), command: str = "", at: float = 0.0) -> str:
     """Return the page on ``runs``, of which there is at least one of each policy; the same for the same input.
 
-    ``command`` is the command line that made it, ``at`` the time. Raises PlotsMissingError without
-    matplotlib.
+    ``command`` is the command line that made it, ``at`` the time.
     """
     results = [result for each in runs.values() for result in each]
     traces = ", ".join(sorted({name(result.trace) for result in results}))
@@ -91,7 +82,7 @@ def html_page(runs: Runs, *, notes: Sequence[str] = (), command: str = "", at: f
     caption = "Figures by policy: mean ± standard deviation over the seeds"
     if others:
         caption += "; differences seed by seed over the seeds that both have"
-    head = ["", *map(name, runs), *(f"{name(other)} less {name(first)}" for other in others)]
+    head = ["Figure", *map(name, runs), *(f"{name(other)} less {name(first)}" for other in others)]
     return Template(
         files(__package__).joinpath("report.html").read_text(encoding="utf-8")
     ).substitute(
@@ -153,7 +144,7 @@ def _answer(policy: str, results: Sequence[ReplayResult]) -> str:
 
 
 def _rows(runs: Runs) -> Iterator[str]:
-    """Yield the rows of the table: each known figure by policy, and the differences from the first policy."""
+    """Yield the rows of the table: figures by policy, unless all are 0, and differences from the first policy."""
     for heading, of_heading in figures.FIGURES.items():
         known = [row for figure in of_heading if (row := _row(figure, runs))]
         if known:
@@ -164,15 +155,15 @@ def _rows(runs: Runs) -> Iterator[str]:
 def _row(figure: KeyFigure, runs: Runs) -> str:
     first, *others = runs.values()
     means = [figures.spread(figure.of(result) for result in results) for results in runs.values()]
-    if not any(means):
+    if not any(over and over.mean for over in means):
         return ""
     written = _durations if figure.unit == "s" else figures.amount
     cells = ["-" if over is None else _cell(over, written) for over in means]
     for results in others:
         versus = figures.paired(figure, first, results)
         better = (
-            f", better in {versus.improved} of {versus.spread.count}"
-            if versus and figure.better
+            f"better in {versus.improved} of {versus.spread.count}"
+            if versus and figure.better and (versus.improved or versus.spread.mean)
             else ""
         )
         cells.append("-" if versus is None else _cell(versus.spread, written, better, sign="+"))
@@ -188,65 +179,23 @@ def _cell(
     over: SeedStatistics, written: Callable[[float], str], more: str = "", sign: str = ""
 ) -> str:
     text = f"{sign if over.mean > 1e-9 else ''}{written(over.mean)}"
-    deviation = f" ± {written(over.deviation)}" if over.count > 1 else ""
-    return f'<data value="{over.mean!r}">{text}</data> <span class="aside">{deviation}{more}</span>'
+    deviation = f"± {written(over.deviation)}" if over.deviation > 1e-9 else ""
+    told = ", ".join(filter(None, (deviation, more)))
+    return f'<data value="{over.mean!r}">{text}</data> <span class="aside">{told}</span>'
 
 
-INK, DARK_INK = "#1a1f25", "#dde3e9"
-"""Colours of the page's text, light and dark."""
-_PLOT_STYLE = (
-    "text {font-family: system-ui, sans-serif !important}"
-    "@media (prefers-color-scheme: dark) {"
-    f'[style*="fill: {INK}"] {{fill: {DARK_INK} !important}}'
-    f'[style*="stroke: {INK}"] {{stroke: {DARK_INK} !important}}}}'
-)
-STYLE: dict[str, Any] = {
-    "axes.spines.right": False,
-    "axes.spines.top": False,
-    "axes.titlelocation": "left",
-    **dict.fromkeys(
-        (
-            "axes.edgecolor",
-            "axes.labelcolor",
-            "grid.color",
-            "text.color",
-            "xtick.color",
-            "ytick.color",
-        ),
-        INK,
-    ),
-    "figure.constrained_layout.use": True,
-    "font.size": 9,
-    "grid.alpha": 0.2,
-    "legend.frameon": False,
-    "svg.fonttype": "none",
-    "svg.hashsalt": "report",
-    "text.parse_math": False,  # names may have dollar signs
+PARTS: Mapping[str, tuple[str, str]] = {
+    "good": ("use-good", "done work"),
+    "badput": ("use-lost", "work cut short"),
+    "boot": ("use-boot", "starting"),
+    "release": ("use-draining", "leaving"),
+    "idle": ("use-idle", "no job"),
 }
-PARTS = {
-    "good": "#3f9c66",
-    "badput": "#cf4b55",
-    "boot": "#5b8fd0",
-    "release": "#8a63b8",
-    "idle": "#d99a2b",
-}
-COLOURS = ("#5b8fd0", "#d1713a", "#3f9c66", "#b0529f", "#8c7a2b", "#2a9d9d", "#d1495b", "#7f7f7f")
+"""Parts of the GPU-hours, each with its class in the style sheet and its meaning."""
 MAX_SITES = 8
 MAX_POINTS = 300
-
-
-class PlotsMissingError(RuntimeError):
-    """The plotting library is not installed; the text says how to get it."""
-
-
-def require_matplotlib() -> None:
-    """Raise PlotsMissingError if matplotlib is not installed."""
-    try:
-        import matplotlib.figure  # noqa: F401
-    except ImportError:
-        raise PlotsMissingError(
-            "the report's plots need the Python package matplotlib: pip install 'gpu-drone-provisioner[report]'"
-        ) from None
+HOUR_S, DAY_S = 3600.0, 86400.0
+WAIT_UNITS = {"d": DAY_S, "h": HOUR_S, "min": 60.0, "s": 1.0}
 
 
 def _plots(runs: Runs) -> Iterator[str]:
@@ -255,133 +204,130 @@ def _plots(runs: Runs) -> Iterator[str]:
         "Where the GPU-hours went",
         "A drone holds its GPUs from grant to release. Good is what jobs have to show for it; badput is work that was "
         "cut short and must be done again. Means over the seeds.",
-        svg(hours_by_policy, runs),
+        _hours_by_policy(runs),
     )
+    if waits := list(figures.wait_rows(runs)):
+        yield _section(
+            "Waits by size of the jobs",
+            "From submission to the end, less the run time. Half of the jobs waited up to the end of the dark bar, "
+            "95 % up to the end of the light one. Means over the seeds.",
+            _wait_table(waits),
+        )
     for policy, results in runs.items():
         sampled = next((result for result in results if result.samples), None)
         if sampled is not None:
             title = f"Time line: {name(policy)}, trace {name(sampled.trace)}, seed {sampled.seed}"
-            yield _section(
-                title,
-                "Jobs; GPUs held, busy and the owner's; GPUs held by site.",
-                svg(time_line, sampled),
-            )
+            yield _section(title, "The line is in front of the areas.", _time_lines(sampled))
 
 
-def _section(title: str, words: str, picture: bytes) -> str:
-    title = escape(title)
-    data = base64.b64encode(picture).decode()
-    image = f'<img alt="{title}" src="data:image/svg+xml;base64,{data}"/>'
-    return (
-        f"<section>\n<h2>{title}</h2>\n<p>{escape(words)}</p>\n<figure>{image}</figure>\n</section>"
+def _section(title: str, words: str, body: str) -> str:
+    return f"<section>\n<h2>{escape(title)}</h2>\n<p>{escape(words)}</p>\n{body}\n</section>"
+
+
+def _hours_by_policy(runs: Runs) -> str:
+    """Return a bar for each policy, of the parts of the GPU-hours held."""
+    parts_of = {
+        policy: {
+            part: max(0.0, fmean(getattr(r.gpu_hours, part) for r in results)) for part in PARTS
+        }
+        for policy, results in runs.items()
+    }
+    axis = svg.Axis.to(max(sum(parts.values()) for parts in parts_of.values()))
+    rows = []
+    for policy, parts in parts_of.items():
+        over = figures.spread(figures.waste(result.gpu_hours) for result in runs[policy])
+        bar = svg.bar({PARTS[part][0]: hours for part, hours in parts.items()}, axis.end)
+        waste = f"{figures.amount(over.mean)} %" if over else "-"
+        rows.append([escape(name(policy)), bar, figures.amount(sum(parts.values())), waste])
+    heads = ["Policy", svg.scale(axis, "GPU-h"), "Held, GPU-h", "Waste"]
+    layers = [svg.Layer(part, colour, (), words) for part, (colour, words) in PARTS.items()]
+    return svg.legend(layers) + _table("GPU-hours by policy", heads, rows)
+
+
+def _wait_table(waits: Sequence[figures.WaitRow]) -> str:
+    """Return the waits by size of the jobs and policy, with bars and reasons."""
+    longest_s = max(row.p95_s for row in waits)
+    unit = next((unit for unit, unit_s in WAIT_UNITS.items() if longest_s >= 2 * unit_s), "s")
+    axis = svg.Axis.to(longest_s / WAIT_UNITS[unit])
+    rows = []
+    for row in waits:
+        median, most = (each / WAIT_UNITS[unit] for each in (row.p50_s, row.p95_s))
+        bar = svg.bar({"median": median, "most": max(0.0, most - median)}, axis.end)
+        times = [_durations(each) for each in (row.p50_s, row.mean_s, row.p95_s)]
+        cells = [figures.amount(row.jobs), *times, row.why]
+        rows.append([escape(name(row.label)), bar, escape(name(row.policy)), *cells])
+    heads = ["Jobs that ask for", svg.scale(axis, unit), "Policy", "Jobs done"]
+    heads += ["Median", "Mean", "95 %", "Main reasons"]
+    return _table("Waits by size", heads, rows)
+
+
+def _table(title: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table of HTML, of which the first column names the rows and the second has bars."""
+    head = "".join(f'<th scope="col">{each}</th>' for each in heads)
+    body = "\n".join(
+        f'<tr><th scope="row">{first}</th>{"".join(f"<td>{cell}</td>" for cell in cells)}</tr>'
+        for first, *cells in rows
     )
+    region = f'<div class="wide" role="region" tabindex="0" aria-label="{title}">'
+    table = f'<table class="bars"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
+    return f"{region}{table}</div>"
 
 
-def svg(paint: Callable[[Figure, T], None], subject: T) -> bytes:
-    """Return the SVG that ``paint`` draws of ``subject``, whatever the user's own settings of matplotlib are."""
-    require_matplotlib()
-    from matplotlib import style
-    from matplotlib.figure import Figure
-
-    page = BytesIO()
-    with style.context(STYLE, after_reset=True), warnings.catch_warnings():
-        # Only the layout suffers: the reader's browser has the glyph.
-        warnings.filterwarnings("ignore", "Glyph .* missing from font", UserWarning)
-        figure = Figure(figsize=(7.4, 5.6))
-        paint(figure, subject)
-        figure.savefig(page, format="svg", metadata={"Date": None}, transparent=True)
-    begin = b'<style type="text/css">'
-    return page.getvalue().replace(begin, begin + _PLOT_STYLE.encode(), 1)
-
-
-def hours_by_policy(figure: Figure, runs: Runs) -> None:
-    """Draw a bar for each policy, of the parts of the GPU-hours held."""
-    figure.set_figheight(0.95 + 0.32 * len(runs))
-    axes = figure.subplots()
-    lefts = [0.0] * len(runs)
-    for part, colour in PARTS.items():
-        widths = [
-            max(0.0, fmean(getattr(r.gpu_hours, part) for r in results))
-            for results in runs.values()
-        ]
-        bars = axes.barh(
-            range(len(runs)), widths, left=lefts, height=0.62, color=colour, label=part
-        )
-        lefts = [left + width for left, width in zip(lefts, widths, strict=True)]
-    wastes = [
-        figures.spread(figures.waste(result.gpu_hours) for result in results)
-        for results in runs.values()
-    ]
-    ends = [f"waste {figures.amount(over.mean)} %" if over else "" for over in wastes]
-    axes.bar_label(bars, ends, padding=4, fontsize=8)
-    axes.margins(x=0.16)
-    axes.set_xlabel("GPU-hours")
-    axes.set_yticks(range(len(runs)), [textwrap.fill(name(policy), 32) for policy in runs])
-    axes.tick_params(axis="y", length=0)
-    axes.set_ylim(len(runs) - 0.4, -0.6)
-    figure.legend(loc="outside upper left", ncols=len(PARTS))
-
-
-def time_line(figure: Figure, result: ReplayResult) -> None:
-    """Draw jobs, GPUs and sites over the time of one replay, one below the other."""
+def _time_lines(result: ReplayResult) -> str:
+    """Return charts of jobs, GPUs and sites over the time of one replay."""
     samples = result.samples[:: -(-len(result.samples) // MAX_POINTS)]
-    unit_s, unit = (86400.0, "days") if samples[-1].at_s > 3 * 86400 else (3600.0, "hours")
-    times = [sample.at_s / unit_s for sample in samples]
-    jobs, gpus, places = figure.subplots(3, sharex=True)
-    jobs.set_title("Jobs")
-    jobs.plot(
-        times,
-        [s.jobs_waiting for s in samples],
-        color="#d1713a",
-        linestyle="--",
-        linewidth=1.2,
-        label="waiting",
+    unit, unit_s = ("d", DAY_S) if samples[-1].at_s > 3 * DAY_S else ("h", HOUR_S)
+    step_s = samples[-1].at_s / max(1, len(samples) - 1)
+    span = (samples[-1].at_s + step_s) / unit_s or 1.0
+    axis = svg.Axis.to(span)
+    times = [
+        svg.AxisLabel(part * axis.end / span, f"{text} {unit}")
+        for part, text in axis.labels
+        if part * axis.end < span
+    ]
+
+    def layer(text: str, colour: str, of: Callable[[Sample], float], line: bool = False) -> Layer:
+        return Layer(text, colour, [of(sample) for sample in samples], is_line=line)
+
+    owners = layer("owner's", "waiting", lambda s: s.gpus_owner, line=True)
+    charts: dict[str, tuple[str, list[Layer]]] = {
+        "Jobs": (
+            "jobs",
+            [
+                layer("running", "running", lambda s: s.jobs_running),
+                layer("waiting", "waiting", lambda s: s.jobs_waiting, line=True),
+            ],
+        ),
+        "GPUs": (
+            "GPUs",
+            [
+                layer("busy", "running", lambda s: s.gpus_busy),
+                layer("held without work", "idle", lambda s: max(0.0, s.gpus_held - s.gpus_busy)),
+                *([owners] if any(owners.values) else []),
+            ],
+        ),
+        "GPUs held, by site": ("GPUs", _gpus_by_site(samples)),
+    }
+    drawn = "\n".join(
+        f"<figure><figcaption>{title}</figcaption>{svg.legend(layers)}"
+        f"{svg.time_chart(title, of, times, layers)}</figure>"
+        for title, (of, layers) in charts.items()
+        if layers
     )
-    jobs.plot(
-        times, [s.jobs_running for s in samples], color="#5b8fd0", linewidth=1.2, label="running"
-    )
-    gpus.set_title("GPUs")
-    gpus.fill_between(
-        times, [s.gpus_held for s in samples], color="#d99a2b", alpha=0.6, linewidth=0, label="held"
-    )
-    gpus.fill_between(
-        times, [s.gpus_busy for s in samples], color="#3f9c66", linewidth=0, label="busy"
-    )
-    gpus.plot(
-        times,
-        [s.gpus_owner for s in samples],
-        color=INK,
-        linestyle=":",
-        linewidth=1.2,
-        label="owner's",
-    )
-    places.set_title("GPUs held, by site")
-    layers = _gpus_by_site(samples)
-    if layers:
-        places.stackplot(
-            times, *layers.values(), labels=list(layers), colors=[*COLOURS, "#a0a0a0"], linewidth=0
-        )
-    places.set_xlabel(unit)
-    for axes in (jobs, gpus, places):
-        axes.set_ylim(bottom=0)
-        axes.margins(x=0)
-        axes.grid(axis="y")
-        if axes.get_legend_handles_labels()[0]:
-            axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.05))
+    return f'<div class="charts">{drawn}</div>'
 
 
-def _gpus_by_site(samples: Sequence[Sample]) -> dict[str, list[float]]:
-    """Return the GPUs held at each sample, by the name of the site in a legend; the smallest sites as one."""
+def _gpus_by_site(samples: Sequence[Sample]) -> list[Layer]:
+    """Return the GPUs held at each sample by site; the smallest sites as one."""
     held: Counter[str] = Counter()
     for sample in samples:
         held.update(sample.by_site)
     here = [site for site, gpus_held in held.most_common() if gpus_held]
-    names = {site: name(site, 30) for site in here[:MAX_SITES]}
-    # "_": not in a legend
-    names = {site: f" {text}" if text.startswith("_") else text for site, text in names.items()}
-    layers = {text: [s.by_site.get(site, 0.0) for s in samples] for site, text in names.items()}
+    layers = [
+        Layer(name(site, 30), f"site-{n}", [s.by_site.get(site, 0.0) for s in samples])
+        for n, site in enumerate(here[:MAX_SITES])
+    ]
     if others := here[MAX_SITES:]:
-        layers[f"{len(others)} others"] = [
-            sum(s.by_site.get(site, 0.0) for site in others) for s in samples
-        ]
+        rest = [sum(s.by_site.get(site, 0.0) for site in others) for s in samples]
+        layers.append(Layer(f"{len(others)} others", "draining", rest))
     return layers

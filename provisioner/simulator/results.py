@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 from math import inf, isfinite, isnan
 from typing import NamedTuple
@@ -383,3 +383,47 @@ FIGURES: Mapping[str, tuple[KeyFigure, ...]] = {
     ),
 }
 """By heading. Those that are not known of any replay are left out of a report."""
+
+
+class WaitRow(NamedTuple):
+    """Waits of jobs of one size under one policy; means over the seeds."""
+
+    label: str
+    policy: str
+    jobs: float
+    mean_s: float
+    p50_s: float
+    p95_s: float
+    why: str
+    """Main reasons for the waits."""
+
+
+_WAIT_MEANS = ("jobs", "mean_s", "p50_s", "p95_s")
+
+
+def wait_rows(runs: Runs) -> Iterator[WaitRow]:
+    """Yield the waits by size of the jobs and policy."""
+    for label in sorted(
+        {label for results in runs.values() for r in results for label in r.waits_by_class}
+    ):
+        for policy, results in runs.items():
+            waits = [r.waits_by_class[label] for r in results if label in r.waits_by_class]
+            if waits:
+                jobs, mean_s, p50_s, p95_s = (
+                    statistics.fmean(getattr(w, key) for w in waits) for key in _WAIT_MEANS
+                )
+                why = _main_reasons(r.waits_why.get(label, {}) for r in results)
+                yield WaitRow(label, policy, jobs, mean_s, p50_s, p95_s, why)
+
+
+def _main_reasons(waits_why: Iterable[Mapping[str, float]]) -> str:
+    """Return the reasons for most of the waiting, with their shares: ``node-reserved 60 %, site-full 35 %``."""
+    total: dict[str, float] = {}
+    for each in waits_why:
+        for kind, part_s in each.items():
+            total[kind] = total.get(kind, 0.0) + part_s
+    parts = sorted(
+        ((100 * part_s / sum(total.values()), kind) for kind, part_s in total.items() if part_s),
+        reverse=True,
+    )
+    return ", ".join(f"{kind} {percent:.0f} %" for percent, kind in parts[:3])

@@ -38,7 +38,7 @@ def run(directory: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize(
     ("words", "extra"),
-    [("serve", "web"), ("simulate --report x.html", "report")],
+    [("serve", "web")],
 )
 def test_a_verb_names_the_extra_that_it_needs(tmp_path: Path, words: str, extra: str) -> None:
     (tmp_path / "provisioner.yaml").write_text(CONTROLLER)

@@ -154,7 +154,6 @@ def test_jobs_that_fit_no_drone_are_told_by_size(here: Path, cli: Cli) -> None:
 
 
 def test_a_page_is_written(here: Path, cli: Cli) -> None:
-    pytest.importorskip("matplotlib")
     ran = cli("simulate", "t.csv", "-j", "1", "--report", "out.html")
     assert ran.code == 0, ran.err
     assert "</html>" in (here / "out.html").read_text() and "report: out.html" in ran.err
