@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import field, replace
 from functools import cache
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
@@ -46,7 +46,7 @@ from provisioner.values import frozen
 from provisioner.web import charts, tables
 from provisioner.web.api import read_request
 from provisioner.web.charts import PageCharts
-from provisioner.web.tables import PageCell, PageHead, PageTable, page_table
+from provisioner.web.tables import GroupHead, PageCell, PageHead, PageTable, page_table
 
 Query = Mapping[str, str]
 """Parameters of an address."""
@@ -70,6 +70,8 @@ class WebPage:
     choices: Sequence[Sequence[Choice]] = ()
     troubles: PageTable | None = None
     facts: Sequence[tuple[PageHead, PageCell]] = ()
+    fact_groups: Mapping[str, Sequence[tuple[PageHead, PageCell]]] = field(default_factory=dict)
+    """Facts by heading."""
     charts: PageCharts | None = None
     tables: Sequence[PageTable] = ()
     life: PageTable | None = None
@@ -119,7 +121,7 @@ def _template() -> Template:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters["bar"] = lambda parts: Markup(svg.bar(parts))
+    made.filters |= {"bar": lambda parts: Markup(svg.bar(parts)), "sentence": tables.sentence}
     return made.get_template("page.html")
 
 
@@ -208,7 +210,7 @@ def _gpu_charts(reader: Reader, *labels: str) -> PageCharts | None:
     return PageCharts.of(title, "GPUs", gpus.times, places) if places else None
 
 
-_DEMAND_SHOWN = ("id", "owner", "vo", "waiting", "running", "drones", "oldest_s", "needs", "why")
+_DEMAND_SHOWN = ("id", "vo", "needs", "waiting", "running", "drones", "oldest_s")
 
 
 def _now(reader: Reader, query: Query) -> WebPage:
@@ -218,15 +220,18 @@ def _now(reader: Reader, query: Query) -> WebPage:
     vo, choices = _vos(document.of.waiting, query)
     waiting = _waiting_of_vo(reader, vo) if vo else document.parts["demand"]
     verdict = document.scope.partition(": ")[0] if troubles.rows else "All is well"
-    parts = {"demand": replace(waiting, columns=_shown(waiting.columns, *_DEMAND_SHOWN))}
-    parts |= {key: document.parts[key] for key in ("views", "events")}
+    parts = {key: document.parts[key] for key in ("views", "events")}
     page = _document(verdict, replace(document, parts=parts), query)
     return replace(
         page,
         choices=choices,
         troubles=page_table(troubles) if troubles.rows else None,
         charts=_gpu_charts(reader),
-        tables=[_types_now(reader, document.parts["sites"]), *page.tables],
+        tables=[
+            _types_now(reader, document.parts["sites"]),
+            _by_reason(waiting),
+            *page.tables,
+        ],
         verdict=troubles.rows[0].severity if troubles.rows else "well",
     )
 
@@ -252,6 +257,30 @@ def _waiting_of_vo(reader: Reader, vo: str) -> Any:
     return replace(found, title=f"Waiting jobs of {_named('VO', vo)}{more}")
 
 
+def _by_reason(waiting: Listing) -> PageTable:
+    """Return the classes of a list under the main reasons for their waits, each of which is said once."""
+    rows = defaultdict[str, list[demand.ClassRow]](list)
+    for row in waiting.rows:
+        rows[row.reasons[0].describe() if row.reasons else demand.why_waiting(row)].append(row)
+    columns = [
+        replace(column, head="jobs of", show=lambda row: row.name.rpartition(" (")[0], tail=False)
+        if column.key == "id"
+        else column
+        for column in _shown(waiting.columns, *_DEMAND_SHOWN)
+    ]
+    ordered = [row for of_reason in rows.values() for row in of_reason]
+    reasons_said = f", for {formatting.count(len(rows), 'reason')}" if len(rows) > 1 else ""
+    title = f"{waiting.title}{reasons_said}"
+    made = page_table(replace(waiting, title=title, columns=columns, rows=ordered))
+    groups = {}
+    first = 0
+    for why, of_reason in rows.items():
+        jobs = sum(row.job.idle for row in of_reason)
+        groups[first] = GroupHead(PageCell(why), formatting.count(jobs, "job"))
+        first += len(of_reason)
+    return made._replace(groups=groups)
+
+
 SITE_SHOWN = ("site", "enabled", "breaker", "drones", "max_drones", "owner", "view_age_s")
 
 
@@ -265,6 +294,14 @@ def _types_now(reader: Reader, of_sites: Listing) -> PageTable:
     row_of = {key: by_name[site_of(key)] for key in sorted(known) if site_of(key) in by_name}
     at = _refused_at(newest)
     refused = {key: _refused(at, row, key) for key, row in row_of.items()}
+    said = dict[tuple[str, str], model.TypeKey]()
+    for key, (_, why) in refused.items():
+        said.setdefault((site_of(key), why), key)
+
+    def why_refused(key: model.TypeKey) -> str:
+        why = refused[key][1]
+        first = said[site_of(key), why]
+        return why if first == key or not why else f"as {type_name(first)}"
 
     def free(key: model.TypeKey) -> str:
         places = _free_places(row_of[key], configured[key]) if key in configured else None
@@ -289,7 +326,7 @@ def _types_now(reader: Reader, of_sites: Listing) -> PageTable:
             "Waiting jobs that the newest plan starts nothing for here.",
             lambda key: refused[key][0],
         ),
-        words("why", "Reason of most of them.", lambda key: refused[key][1]),
+        words("why", "Reason of most of them.", why_refused),
     )
     shown = [replace(column, level=0) for column in columns]
     made = page_table(Listing("", shown, list(row_of), title="Drones by site and type"))
@@ -300,7 +337,27 @@ def _types_now(reader: Reader, of_sites: Listing) -> PageTable:
     of_site = [replace(column, spare=0) for column in _shown(of_sites.columns, *SITE_SHOWN)]
     about = dict(zip(by_name, page_table(replace(of_sites, columns=of_site)).rows, strict=True))
     first = {row.name: n for n, row in reversed([*enumerate(row_of.values())])}
-    return made._replace(heads=keyed, groups={n: about[site] for site, n in first.items()})
+    groups = {n: _site_head(*about[site]) for site, n in first.items()}
+    return made._replace(heads=keyed, groups=groups)
+
+
+def _site_head(
+    name: PageCell,
+    enabled: PageCell,
+    breaker: PageCell,
+    drones: PageCell,
+    most: PageCell,
+    owner: PageCell,
+    age: PageCell,
+) -> GroupHead:
+    limit = f" of at most {most.text}" if most.text != "-" else ""
+    told = [
+        f"{drones.text}{limit} drones",
+        "never seen" if age.text == "-" else f"seen {age.text} ago",
+        *([f"owner: {owner.text}"] if owner.text != "-" else []),
+    ]
+    badge = PageCell("not used", "faint") if enabled.text == "no" else breaker
+    return GroupHead(name, " · ".join(told), badge if badge.tint else None)
 
 
 def _free_places(row: sites.SiteRow, kind: model.DroneType) -> int | None:
@@ -371,14 +428,49 @@ def _why(reader: Reader, query: Query) -> WebPage:
     return WebPage(_named("Why:", asked), told, [links])
 
 
+DRONE_FACT_GROUPS = {
+    "Place": ("type", "for_class", "job_filter", "node", "site_slot", "remote_id", "slot"),
+    "Times": tuple(c.key for c in drones.DRONE_COLUMNS if c.key.endswith("_at")),
+}
+"""Facts of a drone by heading; the others are about its state and work."""
+DRONE_VERDICTS = {"red": "critical", "yellow": "warning", "green": "well", "blue": "note"}
+
+
 def _drone(reader: Reader, any_id: str, query: Query) -> WebPage:
+    """Return the page of a drone: its state and what is wrong, then facts, life and last output."""
     document = _answer(drones.show_drone, reader, {}, any_id)
+    drone: model.Drone = document.of
     life = document.parts["history"]
-    console_output = document.parts["console_output"].rows
-    page = _document(f"Drone {document.name}", replace(document, parts={}), query)
-    return replace(
-        page, life=page_table(life), output="\n".join(map(formatting.sanitize, console_output))
+    output = "\n".join(map(formatting.sanitize, document.parts["console_output"].rows))
+    grouped = {key: group for group, keys in DRONE_FACT_GROUPS.items() for key in keys}
+    groups: dict[str, list[Column]] = {name: [] for name in ("State and work", *DRONE_FACT_GROUPS)}
+    for fact in document.facts:
+        if fact.key not in ("id", "state"):
+            groups[grouped.get(fact.key, "State and work")].append(fact)
+    state = next(fact.texts([drone])[0] for fact in document.facts if fact.key == "state")
+    why = drones.drone_note(drone)
+    if drone.state.ended and life.rows:
+        why = life.rows[-1].transition.reason.describe()
+    links = [Choice(f"job {job}", tables.address("/job/", job)) for job in _jobs_in(reader, drone)]
+    links += [Choice("last output", "#output")] if output else []
+    shown = {name: tables.facts(replace(document, facts=facts)) for name, facts in groups.items()}
+    return WebPage(
+        f"Drone {document.name}",
+        [*filter(None, (state, why))],
+        [links] if links else (),
+        fact_groups={name: found for name, found in shown.items() if found},
+        life=page_table(life),
+        output=output,
+        verdict=DRONE_VERDICTS.get(drones.STATE_TINTS.get(drone.state, ""), "note"),
     )
+
+
+def _jobs_in(reader: Reader, drone: model.Drone) -> list[str]:
+    """Return the ids of the jobs that run in a drone."""
+    if not drone.jobs or drone.state.ended:
+        return []
+    of_drone = (slot.job_ids for slot in reader.slots() if slot.drone_id == drone.id)
+    return [job for ids in of_drone for job in ids.split(",") if explain.parse_job_id(job)]
 
 
 def _class(reader: Reader, class_id: str, query: Query) -> WebPage:

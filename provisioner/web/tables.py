@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlencode
 
+from markupsafe import Markup
+
 from provisioner.answers.columns import Column, Document, Listing, chosen_columns, picked
 from provisioner.answers.errors import parsed
 from provisioner.model import Drone
@@ -48,14 +50,22 @@ class PageHead(NamedTuple):
     """``ascending``, ``descending``, or empty where another column gives the order."""
 
 
+class GroupHead(NamedTuple):
+    """Heading above the rows of a group."""
+
+    name: PageCell
+    aside: str
+    badge: PageCell | None = None
+
+
 class PageTable(NamedTuple):
     """Table of a page. ``title`` stands above it, and alone if there are no rows."""
 
     title: str
     heads: Sequence[PageHead]
     rows: Sequence[Sequence[PageCell]]
-    groups: Mapping[int, Sequence[PageCell]] = {}
-    """Cells of the heading above a row, by the number of the row."""
+    groups: Mapping[int, GroupHead] = {}
+    """Headings by the number of the row that they are above."""
 
 
 def page_table(listing: Listing, query: Mapping[str, str] | None = None) -> PageTable:
@@ -134,6 +144,33 @@ def _link_of(key: str, row: Any, name: str) -> str:
     elif key == "id":
         kind = "drone" if isinstance(row, Drone) else "class"
     return address(PAGE_OF_SUBJECT[kind], name) if name and kind in PAGE_OF_SUBJECT else ""
+
+
+PAGE_OF_COMMAND = {
+    "provisioner drones show": ("drone", "/drone/"),
+    "provisioner sites show": ("site", "/sites/"),
+    "provisioner explain class": ("class", "/class/"),
+    "provisioner demand": ("what waits", "/#waiting"),
+    "provisioner status": ("Now", "/"),
+}
+"""Words and begin of the address of a page that answers as a command does."""
+
+
+def sentence(text: str) -> Markup:
+    """Return a sentence in which a command in backticks is a link to its page, or code if there is none."""
+    made = Markup()
+    for n, part in enumerate(text.split("`")):
+        made += _command(part) if n % 2 else part
+    return made
+
+
+def _command(text: str) -> Markup:
+    for command, (words, page) in PAGE_OF_COMMAND.items():
+        if text.startswith(command):
+            name = text.removeprefix(command).strip()
+            link = address(page, name) if name else page
+            return Markup('<a href="{}">{}</a>').format(link, f"{words} {name}".strip())
+    return Markup("<code>{}</code>").format(text)
 
 
 def address(page: str, name: str) -> str:

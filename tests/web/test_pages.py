@@ -44,7 +44,8 @@ PATHS = {
         "1 critical trouble",
         "no controller runs",
         "token expired at 06:00:00Z",
-        "Waiting: 147 jobs in 7 classes",
+        "Waiting: 147 jobs in 7 classes, for 7 reasons",
+        "theory/kim: 8 CPUs, 24 GiB RAM",
     ),
     "/?vo=cms": ("all VOs", "VO theory", "Waiting jobs of VO cms", "cms/ariane"),
     "/?vo=nosuch": ("VO nosuch", "Waiting jobs of VO nosuch: none"),
@@ -77,7 +78,8 @@ PATHS = {
         "requested",
         "the site took the order as 5530.0",
     ),
-    "/drone/74": ("failed", "no CUDA device", "nvidia-smi: No devices were found"),
+    "/drone/74": ("failed", "no CUDA device", "Last output nvidia-smi: No devices were found"),
+    "/drone/2": ("busy for", "job 8790.1", "State and work", "Place", "Times"),
     "/job/8831.2": (
         "Job 8831.2 waits",
         "What would start it soonest",
@@ -224,7 +226,7 @@ def test_a_vo_has_its_waiting_classes_those_with_most_jobs_first(
     reader: SeriesReader, strange: SeriesReader
 ) -> None:
     heads, *rows = Rendered(reader, "/?vo=cms").rows("Waiting jobs of VO cms")
-    shown = [dict(zip(heads, row, strict=True)) for row in rows]
+    shown = [dict(zip(heads, row, strict=True)) for row in rows if len(row) > 1]
     assert [(row["VO"], row["Waiting"]) for row in shown] == [("cms", "38"), ("cms", "0")]
     everything = Rendered(reader, "/").root
     links = {"".join(link.itertext()): link.get("href", "") for link in everything.iter("a")}
@@ -235,9 +237,53 @@ def test_a_vo_has_its_waiting_classes_those_with_most_jobs_first(
         if link.get("href", "").startswith("/?vo=")
     }
     page = Rendered(strange, link)
-    assert len(page.rows("Waiting jobs of VO <script>alert")) == 8
+    assert len([row for row in page.rows("Waiting jobs of VO <script>alert") if len(row) > 1]) == 8
     long = Rendered(reader, f"/?vo={'v' * 4000}")
     assert "v" * 80 not in long.text
+
+
+def test_classes_that_wait_for_one_reason_have_it_once_above_them(
+    reader: SeriesReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (plan,) = reader.plans(limit=1)
+    why = SiteDisabled("topas", "carla", "cooling")
+    refusals = tuple(Refusal(Subject("class", of), 1, why) for of in ("41", "44", "60"))
+    other = Refusal(Subject("class", "47"), 1, PlannerFailed("KeyError"))
+    told = replace(plan, starts=(), refusals=(*refusals, other))
+    monkeypatch.setattr(reader, "plans", lambda **_: [told])
+    page = Rendered(reader, "/")
+    rows = page.rows("Waiting: 147 jobs in 7 classes, for 4 reasons")
+    heads = [" ".join(row) for row in rows if len(row) == 1]
+    assert heads[0] == "site topas is disabled by carla: cooling 114 jobs"
+    assert [row[0].partition(":")[0] for row in rows[2:5]] == [
+        "theory/kim",
+        "cms/ariane",
+        "belle2/tom",
+    ]
+    links = {"".join(link.itertext()): link.get("href") for link in page.root.iter("a")}
+    assert links["cms/ariane: 1 GPU, 24 GiB VRAM"] == "/class/41"
+
+
+def test_a_reason_of_several_types_of_a_site_is_said_once(
+    reader: SeriesReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (plan,) = reader.plans(limit=1)
+    refusal = Refusal(Subject("class", "41"), 7, StaleView("site:nemo", 400.0, 300.0, "gone"))
+    monkeypatch.setattr(
+        reader, "plans", lambda **_: [replace(plan, starts=(), refusals=(refusal,))]
+    )
+    rows = {row[0]: row for row in Rendered(reader, "/").rows("Drones by site and type")}
+    assert "the view of site:nemo" in rows["l40s"][-1] and rows["l40s-quarter"][-1] == "as l40s"
+
+
+def test_a_command_is_a_link_to_its_page_or_code(reader: SeriesReader) -> None:
+    page = Rendered(reader, "/")
+    assert "`" not in page.text
+    links = {"".join(link.itertext()): link.get("href") for link in page.root.iter("a")}
+    assert links["drone etp-k7f2-74"] == "/drone/etp-k7f2-74" and links["what waits"] == "/#waiting"
+    assert [each.get("id") for each in page.root.iter("caption")].count("waiting") == 1
+    code = ["".join(each.itertext()) for each in page.root.iter("code")]
+    assert "provisioner sites reset horeka" in code
 
 
 def test_what_is_refused_has_the_reason_of_most_jobs(reader: SeriesReader) -> None:
@@ -381,7 +427,7 @@ def test_an_id_of_several_kinds_is_a_choice_and_an_unknown_one_says_so(
     )
     assert Rendered(reader, "/why?q=topas").title == Rendered(reader, "/sites/topas").title
     unknown = Rendered(reader, "/why?q=nosuch").text
-    assert "no drone `nosuch` on record" in unknown and "no job class `nosuch`" in unknown
+    assert "no drone nosuch on record" in unknown and "no job class nosuch" in unknown
 
 
 def test_the_page_of_a_job_says_nothing_of_other_users(reader: SeriesReader) -> None:
