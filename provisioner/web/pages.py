@@ -46,7 +46,7 @@ from provisioner.values import frozen
 from provisioner.web import charts, tables
 from provisioner.web.api import read_request
 from provisioner.web.charts import PageCharts
-from provisioner.web.tables import GroupHead, PageCell, PageHead, PageTable, page_table
+from provisioner.web.tables import PageCell, PageHead, PageTable, page_table
 
 Query = Mapping[str, str]
 """Parameters of an address."""
@@ -210,7 +210,7 @@ def _gpu_charts(reader: Reader, *labels: str) -> PageCharts | None:
     return PageCharts.of(title, "GPUs", gpus.times, places) if places else None
 
 
-_DEMAND_SHOWN = ("id", "vo", "needs", "waiting", "running", "drones", "oldest_s")
+_DEMAND_SHOWN = ("id", "vo", "waiting", "running", "drones", "oldest_s", "needs", "why")
 
 
 def _now(reader: Reader, query: Query) -> WebPage:
@@ -259,26 +259,17 @@ def _waiting_of_vo(reader: Reader, vo: str) -> Any:
 
 def _by_reason(waiting: Listing) -> PageTable:
     """Return the classes of a list under the main reasons for their waits, each of which is said once."""
-    rows = defaultdict[str, list[demand.ClassRow]](list)
-    for row in waiting.rows:
-        rows[row.reasons[0].describe() if row.reasons else demand.why_waiting(row)].append(row)
+    shows: Mapping[str, Callable[[demand.ClassRow], str]] = {
+        "id": lambda row: row.name.rpartition(" (")[0],
+        "why": lambda row: row.reasons[0].describe() if row.reasons else demand.why_waiting(row),
+    }
     columns = [
-        replace(column, head="jobs of", show=lambda row: row.name.rpartition(" (")[0], tail=False)
-        if column.key == "id"
-        else column
-        for column in _shown(waiting.columns, *_DEMAND_SHOWN)
+        replace(c, show=shows.get(c.key, c.show), tail=False)
+        for c in _shown(waiting.columns, *_DEMAND_SHOWN)
     ]
-    ordered = [row for of_reason in rows.values() for row in of_reason]
-    reasons_said = f", for {formatting.count(len(rows), 'reason')}" if len(rows) > 1 else ""
-    title = f"{waiting.title}{reasons_said}"
-    made = page_table(replace(waiting, title=title, columns=columns, rows=ordered))
-    groups = {}
-    first = 0
-    for why, of_reason in rows.items():
-        jobs = sum(row.job.idle for row in of_reason)
-        groups[first] = GroupHead(PageCell(why), formatting.count(jobs, "job"))
-        first += len(of_reason)
-    return made._replace(groups=groups)
+    made = tables.grouped(page_table(replace(waiting, columns=columns)))
+    reasons_said = formatting.count(len(made.groups), "reason")
+    return made._replace(title=f"{made.title}, for {reasons_said}") if made.groups else made
 
 
 SITE_SHOWN = ("site", "enabled", "breaker", "drones", "max_drones", "owner", "view_age_s")
@@ -294,14 +285,6 @@ def _types_now(reader: Reader, of_sites: Listing) -> PageTable:
     row_of = {key: by_name[site_of(key)] for key in sorted(known) if site_of(key) in by_name}
     at = _refused_at(newest)
     refused = {key: _refused(at, row, key) for key, row in row_of.items()}
-    said = dict[tuple[str, str], model.TypeKey]()
-    for key, (_, why) in refused.items():
-        said.setdefault((site_of(key), why), key)
-
-    def why_refused(key: model.TypeKey) -> str:
-        why = refused[key][1]
-        first = said[site_of(key), why]
-        return why if first == key or not why else f"as {type_name(first)}"
 
     def free(key: model.TypeKey) -> str:
         places = _free_places(row_of[key], configured[key]) if key in configured else None
@@ -326,7 +309,7 @@ def _types_now(reader: Reader, of_sites: Listing) -> PageTable:
             "Waiting jobs that the newest plan starts nothing for here.",
             lambda key: refused[key][0],
         ),
-        words("why", "Reason of most of them.", why_refused),
+        words("why", "Reason of most of them.", lambda key: refused[key][1]),
     )
     shown = [replace(column, level=0) for column in columns]
     made = page_table(Listing("", shown, list(row_of), title="Drones by site and type"))
@@ -337,27 +320,7 @@ def _types_now(reader: Reader, of_sites: Listing) -> PageTable:
     of_site = [replace(column, spare=0) for column in _shown(of_sites.columns, *SITE_SHOWN)]
     about = dict(zip(by_name, page_table(replace(of_sites, columns=of_site)).rows, strict=True))
     first = {row.name: n for n, row in reversed([*enumerate(row_of.values())])}
-    groups = {n: _site_head(*about[site]) for site, n in first.items()}
-    return made._replace(heads=keyed, groups=groups)
-
-
-def _site_head(
-    name: PageCell,
-    enabled: PageCell,
-    breaker: PageCell,
-    drones: PageCell,
-    most: PageCell,
-    owner: PageCell,
-    age: PageCell,
-) -> GroupHead:
-    limit = f" of at most {most.text}" if most.text != "-" else ""
-    told = [
-        f"{drones.text}{limit} drones",
-        "never seen" if age.text == "-" else f"seen {age.text} ago",
-        *([f"owner: {owner.text}"] if owner.text != "-" else []),
-    ]
-    badge = PageCell("not used", "faint") if enabled.text == "no" else breaker
-    return GroupHead(name, " · ".join(told), badge if badge.tint else None)
+    return made._replace(heads=keyed, groups={n: about[site] for site, n in first.items()})
 
 
 def _free_places(row: sites.SiteRow, kind: model.DroneType) -> int | None:
@@ -428,12 +391,8 @@ def _why(reader: Reader, query: Query) -> WebPage:
     return WebPage(_named("Why:", asked), told, [links])
 
 
-DRONE_FACT_GROUPS = {
-    "Place": ("type", "for_class", "job_filter", "node", "site_slot", "remote_id", "slot"),
-    "Times": tuple(c.key for c in drones.DRONE_COLUMNS if c.key.endswith("_at")),
-}
-"""Facts of a drone by heading; the others are about its state and work."""
-DRONE_VERDICTS = {"red": "critical", "yellow": "warning", "green": "well", "blue": "note"}
+DRONE_PLACE = ("type", "for_class", "job_filter", "node", "site_slot", "remote_id", "slot")
+DRONE_VERDICTS = {"red": "critical", "yellow": "warning", "green": "well"}
 
 
 def _drone(reader: Reader, any_id: str, query: Query) -> WebPage:
@@ -442,12 +401,11 @@ def _drone(reader: Reader, any_id: str, query: Query) -> WebPage:
     drone: model.Drone = document.of
     life = document.parts["history"]
     output = "\n".join(map(formatting.sanitize, document.parts["console_output"].rows))
-    grouped = {key: group for group, keys in DRONE_FACT_GROUPS.items() for key in keys}
-    groups: dict[str, list[Column]] = {name: [] for name in ("State and work", *DRONE_FACT_GROUPS)}
+    groups: dict[str, list[Column]] = {"State and work": [], "Place": [], "Times": []}
     for fact in document.facts:
-        if fact.key not in ("id", "state"):
-            groups[grouped.get(fact.key, "State and work")].append(fact)
-    state = next(fact.texts([drone])[0] for fact in document.facts if fact.key == "state")
+        kind = "Times" if fact.key.endswith("_at") else "State and work"
+        groups["Place" if fact.key in DRONE_PLACE else kind].append(fact)
+    (state,) = groups["State and work"].pop(0).texts([drone])
     why = drones.drone_note(drone)
     if drone.state.ended and life.rows:
         why = life.rows[-1].transition.reason.describe()

@@ -50,22 +50,14 @@ class PageHead(NamedTuple):
     """``ascending``, ``descending``, or empty where another column gives the order."""
 
 
-class GroupHead(NamedTuple):
-    """Heading above the rows of a group."""
-
-    name: PageCell
-    aside: str
-    badge: PageCell | None = None
-
-
 class PageTable(NamedTuple):
     """Table of a page. ``title`` stands above it, and alone if there are no rows."""
 
     title: str
     heads: Sequence[PageHead]
     rows: Sequence[Sequence[PageCell]]
-    groups: Mapping[int, GroupHead] = {}
-    """Headings by the number of the row that they are above."""
+    groups: Mapping[int, Sequence[PageCell]] = {}
+    """Cells of the heading above a row, by the number of the row."""
 
 
 def page_table(listing: Listing, query: Mapping[str, str] | None = None) -> PageTable:
@@ -87,6 +79,19 @@ def page_table(listing: Listing, query: Mapping[str, str] | None = None) -> Page
     rows = list(zip(*(found for _, found in shown), strict=True))
     title = listing.title if listing.rows or ": " in listing.title else f"{listing.title}: none"
     return PageTable(title, [_head(column, query) for column, _ in shown], rows)
+
+
+def grouped(table: PageTable) -> PageTable:
+    """Return a table in which each cell of the last column is once the heading of its rows."""
+    found: dict[PageCell, list[Sequence[PageCell]]] = {}
+    for *row, heading in table.rows:
+        found.setdefault(heading, []).append(row)
+    groups: dict[int, Sequence[PageCell]] = {}
+    rows: list[Sequence[PageCell]] = []
+    for heading, of_heading in found.items():
+        groups[len(rows)] = (heading,)
+        rows += of_heading
+    return PageTable(table.title, table.heads[:-1], rows, groups)
 
 
 def row_limit(text: str) -> int:
