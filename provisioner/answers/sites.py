@@ -327,11 +327,11 @@ SITE_COLUMNS = (
         fact="the owner",
     ),
     whole("claims", "Jobs of the owner that wait there.", _claimed(lambda c: 1)),
-    whole("claims_gpu_milli", f"{_MILLI} that these want.", _claimed(lambda c: c.gpu_milli)),
+    gpus("claims_gpu_milli", f"{_MILLI} that these want.", _claimed(lambda c: c.gpu_milli)),
     whole(
         "owner_jobs", f"Jobs of the owner that run; {_UNTOLD}.", "view.owner_runs.jobs", null=True
     ),
-    whole(
+    gpus(
         "owner_gpu_milli",
         f"{_MILLI} that these hold; {_UNTOLD}.",
         "view.owner_runs.gpu_milli",

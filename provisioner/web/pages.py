@@ -153,9 +153,13 @@ def _document(title: str, document: Document, query: Query, *lines: str) -> WebP
     return WebPage(title, lines, facts=tables.facts(replace(document, facts=others)), tables=parts)
 
 
-def _shown(columns: Iterable[Column], *keys: str) -> list[Column]:
-    """Return the columns, of which people see those with these keys."""
-    return [replace(c, level=0 if c.key in keys else 2, head=c.head or c.fact) for c in columns]
+def _shown(columns: Iterable[Column], *keys: str, **heads: str) -> list[Column]:
+    """Return the columns, of which people see those with these keys, some with headings of their own."""
+    seen = (*keys, *heads)
+    return [
+        replace(c, level=0 if c.key in seen else 2, head=heads.get(c.key) or c.head or c.fact)
+        for c in columns
+    ]
 
 
 def _named(kind: str, name: str) -> str:
@@ -402,7 +406,7 @@ def _drone(reader: Reader, any_id: str, query: Query) -> WebPage:
     life = document.parts["history"]
     output = "\n".join(map(formatting.sanitize, document.parts["console_output"].rows))
     groups: dict[str, list[Column]] = {"State and work": [], "Place": [], "Times": []}
-    for fact in document.facts:
+    for fact in document.facts[1:]:  # the title has the id
         kind = "Times" if fact.key.endswith("_at") else "State and work"
         groups["Place" if fact.key in DRONE_PLACE else kind].append(fact)
     (state,) = groups["State and work"].pop(0).texts([drone])
@@ -493,9 +497,9 @@ FINDERS = ("drone", "job", "class", "sites")
 OWNER_SHOWN = {
     "site": "site",
     "claims": "waiting jobs",
-    "claims_gpu_milli": "milli-GPUs wanted",
+    "claims_gpu_milli": "GPUs wanted",
     "owner_jobs": "running jobs",
-    "owner_gpu_milli": "milli-GPUs held",
+    "owner_gpu_milli": "GPUs held",
 }
 """Columns with their headings."""
 GIVING_WAY_SHOWN = ("id", "type", "state", "node", "notice_at", "grace_used_s", "at_risk_gpu_s")
@@ -508,16 +512,17 @@ def _sites(reader: Reader, query: Query) -> WebPage:
 
 
 def _site(reader: Reader, name: str, query: Query) -> WebPage:
-    return _document(_named("Site", name), _answer(sites.show_site, reader, query, name), query)
+    page = _document(_named("Site", name), _answer(sites.show_site, reader, query, name), query)
+    of_sites = _gpu_charts(reader, "site")
+    if of_sites is None or name not in of_sites.charts:
+        return page
+    return replace(page, charts=of_sites._replace(charts={"": of_sites.charts[name]}))
 
 
 def _owner(reader: Reader, query: Query) -> WebPage:
     listing = _answer(sites.sites, reader, query)
-    shown = [
-        replace(c, head=OWNER_SHOWN.get(c.key, "")) for c in _shown(listing.columns, *OWNER_SHOWN)
-    ]
-    owners = replace(listing, columns=shown, title="Owners")
-    hazards = reader.hazards(now() - sites.WEEK_S, now())
+    owners = replace(listing, columns=_shown(listing.columns, **OWNER_SHOWN), title="Owners")
+    hazards = [each for each in reader.hazards(now() - sites.WEEK_S, now()) if each.preempted]
     claims = [
         (row.name, claim) for row in listing.rows for claim in (row.view.claims if row.view else ())
     ]
@@ -526,9 +531,6 @@ def _owner(reader: Reader, query: Query) -> WebPage:
     leaving = reader.drones(having="notice_at")
     made = (
         page_table(owners, query),
-        page_table(
-            Listing("", sites.HAZARD_COLUMNS, hazards, title="Taken back in the last 7 days")
-        ),
         page_table(Listing("", [site_column, *of_claim], claims, title="Their jobs that wait")),
         page_table(
             Listing(
@@ -537,6 +539,9 @@ def _owner(reader: Reader, query: Query) -> WebPage:
                 leaving,
                 title="Drones that give way now",
             )
+        ),
+        page_table(
+            Listing("", sites.HAZARD_COLUMNS, hazards, title="Taken back in the last 7 days")
         ),
     )
     return WebPage(
@@ -551,21 +556,10 @@ PERIODS = {"1d": "last day", "7d": "last 7 days", "30d": "last 30 days"}
 BAR_S = {"1d": 1800.0, "7d": 3 * 3600.0, "30d": 86400.0}
 """Length of a bar in the chart of a period, in seconds."""
 USE_SHOWN = (
-    *(
-        "name",
-        "jobs",
-        "held_gpu_s",
-        "mean",
-        "use_p95",
-        "vram_p95_mib",
-        "vram_asked_mib",
-        "cpu_efficiency",
-        "memory_peak_mib",
-        "memory_asked_mib",
-        "fits",
-        "saved_gpu_s",
-    ),
+    *("name", "jobs", "held_gpu_s", "vram_p95_mib", "vram_asked_mib", "cpu_efficiency"),
+    *("memory_peak_mib", "memory_asked_mib", "fits", "saved_gpu_s"),
 )
+USE_HEADS = {"mean": "mean use", "use_p95": "95% of runs below"}
 
 
 def _choices(
@@ -585,13 +579,17 @@ def _choices(
 def _use(reader: Reader, query: Query) -> WebPage:
     period, periods = _choices(query, "since", PERIODS, "7d")
     by, groupings = _choices(
-        query, "by", {str(each): f"by {each}" for each in usage.Grouping}, "class"
+        query,
+        "by",
+        {str(each): f"by {'VO' if each == 'vo' else each}" for each in usage.Grouping},
+        "class",
     )
     limit = "100" if by == usage.Grouping.DRONE else None
     document = _answer(usage.usage, reader, {**query, "since": period, "by": by}, limit=limit)
     items, report = document.parts["items"], document.of
     document = replace(
-        document, parts={"items": replace(items, columns=_shown(items.columns, *USE_SHOWN))}
+        document,
+        parts={"items": replace(items, columns=_shown(items.columns, *USE_SHOWN, **USE_HEADS))},
     )
     held = f"{svg.amount(report.total_s / 3600)} GPU-hours of drones in the {PERIODS[period]}"
     used = (

@@ -123,7 +123,7 @@ def _head(column: Column, query: Mapping[str, str] | None) -> PageHead:
 def spelled(title: str) -> str:
     """Return a heading of the terminal (``GPUS``, ``TAKEN BACK``) as one of a page."""
     return re.sub(
-        r"(?i)\b(gpu|cpu|vram|vo)(?=s?\b)", lambda word: word[0].upper(), title.capitalize()
+        r"(?i)\b(gpu|cpu|ram|vram|vo)(?=s?\b)", lambda word: word[0].upper(), title.capitalize()
     )
 
 
