@@ -214,7 +214,7 @@ def _gpu_charts(reader: Reader, *labels: str) -> PageCharts | None:
     return PageCharts.of(title, "GPUs", gpus.times, places) if places else None
 
 
-_DEMAND_SHOWN = ("id", "vo", "waiting", "running", "drones", "oldest_s", "needs", "why")
+_DEMAND_SHOWN = ("id", "vo", "waiting", "running", "drones", "oldest_s", "why")
 
 
 def _now(reader: Reader, query: Query) -> WebPage:
@@ -406,16 +406,17 @@ def _drone(reader: Reader, any_id: str, query: Query) -> WebPage:
     life = document.parts["history"]
     output = "\n".join(map(formatting.sanitize, document.parts["console_output"].rows))
     groups: dict[str, list[Column]] = {"State and work": [], "Place": [], "Times": []}
-    for fact in document.facts[1:]:  # the title has the id
+    facts = {fact.key: fact for fact in document.facts if fact.key != "id"}
+    (state,) = facts.pop("state").texts([drone])
+    for fact in facts.values():
         kind = "Times" if fact.key.endswith("_at") else "State and work"
         groups["Place" if fact.key in DRONE_PLACE else kind].append(fact)
-    (state,) = groups["State and work"].pop(0).texts([drone])
     why = drones.drone_note(drone)
     if drone.state.ended and life.rows:
         why = life.rows[-1].transition.reason.describe()
     links = [Choice(f"job {job}", tables.address("/job/", job)) for job in _jobs_in(reader, drone)]
     links += [Choice("last output", "#output")] if output else []
-    shown = {name: tables.facts(replace(document, facts=facts)) for name, facts in groups.items()}
+    shown = {name: tables.facts(replace(document, facts=each)) for name, each in groups.items()}
     return WebPage(
         f"Drone {document.name}",
         [*filter(None, (state, why))],

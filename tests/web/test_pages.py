@@ -73,6 +73,7 @@ PATHS = {
     "/waste": ("GPU-hours in the last day", "good 74%", "The figures as a table"),
     "/plan": ("Plan for tick 4", "atlas/mia: 1.5 GPUs (58)", "no slot can ever offer"),
     "/drone/30": (
+        "busy for",
         "Drone etp-k7f2-30",
         "horeka/h100",
         "requested",
@@ -131,6 +132,9 @@ def test_a_page_has_its_title_and_its_main_facts(reader: SeriesReader, address: 
     assert page.title.endswith(" · GPU drones")
     for fact in PATHS[address]:
         assert fact in page.text, page.text
+    if address.startswith("/drone/"):
+        (lead,) = [p.text for p in page.root.iter("p") if p.get("class") == "lead"]
+        assert lead.startswith(PATHS[address][0])
     assert len(list(page.root.iter("h1"))) == 1
 
 
