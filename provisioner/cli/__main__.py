@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -41,6 +43,8 @@ OWN_VERBS = {
     "version": "__main__:version",
 }
 """Verbs that do more than ask a question, each with module and function (or group of verbs)."""
+HIDDEN = {"names": "names:names"}
+"""Verbs for programs, which the help does not list."""
 VERBS = list(
     dict.fromkeys(
         (*list(OWN_VERBS)[:5], *(words.partition(" ")[0] for words in QUESTIONS), *OWN_VERBS)
@@ -51,11 +55,12 @@ VERBS = list(
 
 def _verb(name: str) -> Any:
     """Return the function of a verb, or its group of verbs."""
-    if name not in OWN_VERBS:
+    path = (OWN_VERBS | HIDDEN).get(name)
+    if path is None:
         from provisioner.cli.questions import verb_of
 
         return verb_of(load_question(name))
-    module, _, function = OWN_VERBS[name].partition(":")
+    module, _, function = path.partition(":")
     return getattr(import_module(f"provisioner.cli.{module}"), function)
 
 
@@ -66,7 +71,7 @@ class LazyVerbs(VerbGroup):
         return VERBS
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        if cmd_name not in VERBS:
+        if cmd_name not in (*VERBS, *HIDDEN):
             return None
         verb = _verb(cmd_name)
         if not isinstance(verb, typer.Typer):
@@ -115,10 +120,25 @@ def provisioner(
 
 
 def version() -> None:
-    """Print the version."""
-    from provisioner import __version__
+    """Print the version and the commit of which it was made."""
+    import provisioner
 
-    print(__version__)
+    commit = _commit(Path(provisioner.__file__).parent)
+    print(provisioner.__version__, *([f"(commit {commit})"] if commit else ()))
+
+
+def _commit(package: Path) -> str:
+    """Return the commit that a package was built from, or that is checked out; empty if that is unknown."""
+    built = package / "COMMIT"
+    if built.exists():
+        return built.read_text().strip()
+    if not (package.parent / ".git").exists():
+        return ""
+    describe = ["git", "-C", str(package.parent), "describe", "--always", "--dirty", "--exclude=*"]
+    with suppress(OSError, subprocess.SubprocessError):
+        found = subprocess.run(describe, capture_output=True, text=True, timeout=5, check=True)
+        return found.stdout.strip()
+    return ""
 
 
 def run_process(argv: Sequence[str] | None = None) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shlex
 import sqlite3
 import string
 from contextlib import closing
@@ -38,6 +39,7 @@ def open_store(
     try:
         if path.exists():
             _check_file(path)
+            _copy_before_migration(path)
         else:
             _create(
                 path,
@@ -109,9 +111,44 @@ def schema_version(connection: sqlite3.Connection, path: Path) -> int:
     if version > len(MIGRATIONS):
         raise StoreUnusableError(
             f"store {path} has schema {version}, this provisioner knows schemas up to {len(MIGRATIONS)}: "
-            f"install the newer provisioner that wrote it; or {_start_anew(path)}"
+            f"install the newer provisioner that wrote it; or {_go_back(path)}"
         )
     return int(version)
+
+
+def _copy_before_migration(path: Path) -> None:
+    """Copy a store of an older schema beside it, whole or not at all, for a downgrade."""
+    with closing(connect(path)) as store:
+        version = schema_version(store, path)
+        if version == len(MIGRATIONS):
+            return
+        unfinished = path.with_name(f"{path.name}.copying")
+        unfinished.unlink(missing_ok=True)
+        os.close(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o660))
+        with closing(connect(unfinished)) as copy:
+            store.backup(copy)
+    _publish(unfinished, _copy_of(path, version))
+
+
+def _copy_of(path: Path, version: int) -> Path:
+    """Return the place of the copy that a migration from a schema makes."""
+    return path.with_name(f"{path.name}.schema-{version}")
+
+
+def _go_back(path: Path) -> str:
+    """Return how to continue with the newest copy of a store that this version can read."""
+    copies = (_copy_of(path, version) for version in range(len(MIGRATIONS), 0, -1))
+    copy = next((each for each in copies if each.exists()), None)
+    if copy is None:
+        return _start_anew(path)
+    directory, name, old = (shlex.quote(str(each)) for each in (path.parent, path.name, copy.name))
+    aside = shlex.quote(f"newer-{path.name}")
+    command = f"cd {directory} && mkdir {aside} && mv {name}* {aside} && cp -p {aside}/{old} {name}"
+    return (
+        f"stop the controller and restore the copy from before the migration: `{command}`. Drones that were started "
+        "since are found at their sites by this controller's name and left running as orphans, until you adopt or "
+        "stop them"
+    )
 
 
 def _check_file(path: Path) -> None:
@@ -159,6 +196,11 @@ def _create(path: Path, controller: str, birth: str, shadow: bool) -> None:
         stale = path.with_name(path.name + suffix)
         if stale.exists():
             os.replace(stale, stale.with_name(stale.name + ".stale"))
+    _publish(unfinished, path)
+
+
+def _publish(unfinished: Path, path: Path) -> None:
+    """Give a finished file its name, durably."""
     os.replace(unfinished, path)
     directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:

@@ -127,6 +127,7 @@ def fixed() -> Iterator[Path]:
         # Else the monotonic clock, which goes on, contradicts the other on a host that needs half a minute.
         stack.enter_context(patch.object(tables, "boot_id", lambda: ""))
         stack.enter_context(patch.object(provisioner, "__version__", "0.0"))
+        stack.enter_context(patch("provisioner.cli.__main__._commit", lambda package: "0123abcd"))
         stack.enter_context(patch.object(sys, "argv", ["provisioner"]))
         yield Path(here)
 

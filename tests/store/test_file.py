@@ -11,6 +11,7 @@ import re
 import shutil
 import sqlite3
 import stat
+import subprocess
 import tempfile
 from collections.abc import Callable
 from contextlib import closing
@@ -50,6 +51,10 @@ def _bytes(file: Path) -> bytes:
 
 def _write(file: Path, text: str) -> None:
     file.write_text(text)
+
+
+def _shell(command: str) -> int:
+    return subprocess.run(command, shell=True, check=False, stderr=subprocess.DEVNULL).returncode
 
 
 def _modes(directory: Path) -> dict[str, int]:
@@ -211,6 +216,31 @@ async def test_a_controller_migrates_an_older_store_and_a_reader_does_not(
         await record(store, starts(101, drone(101)))
     assert "rack" in _columns(filled, "drones")
     assert len(Reader(filled).drones()) == 101
+
+
+async def test_a_downgrade_names_the_command_that_restores_the_copy_from_before_the_migration(
+    filled: Path, next_migration: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with store_at(filled) as store:
+        await record(store, starts(101, drone(101)))
+    copy = filled.with_name(f"{filled.name}.schema-10")
+    assert _modes(filled.parent)[copy.name] == _modes(filled.parent)[filled.name]
+    made = _bytes(copy)
+    async with store_at(filled):
+        pass
+    assert _bytes(copy) == made, "the second start of the newer version made a copy"
+
+    for module in (store_file, store_reader):
+        monkeypatch.setattr(module, "MIGRATIONS", module.MIGRATIONS[:-1])
+    with pytest.raises(StoreUnusableError, match="schema 11") as refused:
+        await _open(filled)()
+    command = str(refused.value).split("`")[1]
+    assert _shell(command) == 0
+    async with store_at(filled) as store:
+        assert len(store.drones) == 100
+    assert (filled.parent / f"newer-{filled.name}" / filled.name).exists()
+    assert _shell(command) != 0
+    assert len(Reader(filled).drones()) == 100, "the repeated command overwrote the record"
 
 
 async def test_a_migration_that_fails_leaves_the_store_as_it_was(
