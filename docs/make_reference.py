@@ -537,7 +537,7 @@ def dashboards() -> dict[str, dict[str, Any]]:
 def queries(dashboard: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield the title of each panel with its expression."""
     for panel in dashboard["panels"]:
-        for target in panel["targets"]:
+        for target in panel.get("targets", ()):  # the heading of a row has none
             yield panel["title"], target["expr"]
 
 

@@ -258,12 +258,11 @@ def test_dashboards_keep_their_uid_and_ask_for_their_data_source() -> None:
         )
         taken = set[tuple[int, int]]()
         for panel in board["panels"]:
-            assert panel["datasource"]["uid"] == "${datasource}" and "id" not in panel
-            assert panel["fieldConfig"]["defaults"]["unit"] and panel["type"] in (
-                "stat",
-                "timeseries",
-                "table",
-            )
+            assert "id" not in panel and panel["title"]
+            if panel["type"] != "row":
+                assert panel["datasource"]["uid"] == "${datasource}"
+                assert panel["fieldConfig"]["defaults"]["unit"]
+                assert panel["type"] in ("stat", "timeseries", "table")
             at = panel["gridPos"]
             cells = {
                 (x, y)
@@ -273,6 +272,15 @@ def test_dashboards_keep_their_uid_and_ask_for_their_data_source() -> None:
             assert not cells & taken and max(x for x, _ in cells) < 24
             taken |= cells
     assert [*dashboards()] == ["controller", "overview", "sites", "waste"]
+
+
+def test_the_overview_is_a_board_for_a_wall_with_titles_in_plain_words() -> None:
+    rows = [
+        panel["title"] for panel in dashboards()["overview"]["panels"] if panel["type"] == "row"
+    ]
+    assert rows == ["Health", "Demand and supply", "Owner", "Waste"]
+    titles = [panel["title"] for board in dashboards().values() for panel in board["panels"]]
+    assert not [t for t in titles if re.search(r"seconds|timestamp|bytes|_", t)]
 
 
 def test_each_alert_has_all_its_words_and_a_runbook() -> None:
