@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 from typing import NamedTuple
@@ -72,9 +73,14 @@ def test_jobs_are_matched_with_what_the_slot_will_publish(tmp_path: Path) -> Non
 QUERY = ("--query-gpu=name,memory.total,driver_version", "--format=csv,noheader,nounits")
 
 
+@pytest.fixture(scope="module")
+def gpu_programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("gpus")
+
+
 @pytest.fixture
-def gpus(tmp_path: Path) -> FakeGpus:
-    return FakeGpus.build(tmp_path / "gpus")
+def gpus(gpu_programs: Path) -> FakeGpus:
+    return FakeGpus.build(gpu_programs)
 
 
 def job_sees(
@@ -131,41 +137,111 @@ class GpuRequest(NamedTuple):
     """A job's request, as PanDA brokers it."""
 
     vram_mib: int = 0
-    driver: tuple[int, ...] = ()
+    cuda: str = "0"
+    driver: str = "0"
+    vendor: str = ""
     model: str = ""
 
 
-def brokered(views: list[str], request: GpuRequest) -> bool:
-    """PanDA's rule: minimum VRAM and driver must hold on all nodes of a queue, the model on any (panda-server#748)."""
-    nodes = [view.strip().split(", ") for view in views]
+class NodeEntry(NamedTuple):
+    """A node of a queue, as its pilots report it."""
+
+    vram_mib: int
+    cuda: str
+    driver: str
+    vendor: str
+    model: str
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    return tuple(map(int, version.split(".")))
+
+
+def brokered(queue: list[NodeEntry], request: GpuRequest) -> bool:
+    """PanDA's rule: minimum VRAM, CUDA and driver must hold on all nodes of a queue, vendor and model on any
+    (panda-server#748)."""
     enough = all(
-        int(vram) >= request.vram_mib and tuple(map(int, driver.split("."))) >= request.driver
-        for _, vram, driver in nodes
+        node.vram_mib >= request.vram_mib
+        and numbers(node.cuda) >= numbers(request.cuda)
+        and numbers(node.driver) >= numbers(request.driver)
+        for node in queue
     )
-    return enough and any(request.model in name for name, _, _ in nodes)
+    vendor = any(request.vendor in node.vendor for node in queue)
+    return enough and vendor and any(request.model in node.model for node in queue)
+
+
+SHARES = {"exclusive": "", "mps": "10134", "time-sliced": "20268", "mig": "slot", "cpu": ""}
+"""The memory of a share, as a drone writes it into the nvidia-smi of its jobs."""
+OLD_DRIVER = ("535.230.02", 12020)
+
+
+def reported(gpus: FakeGpus, tmp_path: Path, node: str) -> list[NodeEntry]:
+    """Return what a pilot reports from a drone, by the query and by the head of nvidia-smi's table.
+
+    ``node``: how the drone shares its GPU, and ``/old`` for a node with an older driver.
+    """
+    mode, _, old = node.partition("/")
+    ids = {"cpu": "", "mig": gpus.uuid(0, 1)}.get(mode, gpus.uuid(0))
+    gpus.mig(0, 2 * (mode == "mig"), 20096)
+    gpus.driver(*(OLD_DRIVER if old else ("580.159.04", 13000)))
+    drone = {"share_mib": SHARES[mode], "slot": "GPUs_GlobalMemoryMb = 20096\n"}
+    code, said = job_sees(gpus, tmp_path, ids, *QUERY, **drone)
+    table = job_sees(gpus, tmp_path, ids, **drone)
+    if mode == "cpu":
+        assert (code, said) == table == (6, "No devices were found\n")
+        return []
+    (line,) = said.splitlines()
+    name, vram, driver = line.split(", ")
+    vendor, _, model = name.partition(" ")
+    (cuda,) = re.findall(r"CUDA Version: ([0-9.]+)", table[1])
+    assert re.findall(r"/ +(\d+)MiB", table[1]) == [vram], "as the query says"
+    return [NodeEntry(int(vram), cuda, driver, vendor, model)]
+
+
+@pytest.mark.parametrize("mode", SHARES)
+def test_a_pilot_can_report_all_that_panda_brokers_by(
+    gpus: FakeGpus, tmp_path: Path, mode: str
+) -> None:
+    vram_mib = {"exclusive": 40536, "mps": 10134, "time-sliced": 20268, "mig": 20096}
+    known = [
+        NodeEntry(vram_mib[mode], cuda, driver, "NVIDIA", "A100-SXM4-40GB")
+        for cuda, driver in (("13.0", "580.159.04"), ("12.2", "535.230.02"))
+        if mode != "cpu"
+    ]
+    assert [each for old in ("", "/old") for each in reported(gpus, tmp_path, mode + old)] == known
 
 
 @pytest.mark.parametrize(
-    ("shares", "request_", "fits"),
+    ("queue", "request_", "fits"),
     [
-        (("",), GpuRequest(40000), True),
-        (("", "10134"), GpuRequest(40000), False),
-        (("", "10134"), GpuRequest(10000), True),
-        (("10134", "20268"), GpuRequest(10134, (580,), "A100"), True),
-        (("10134",), GpuRequest(10134, (581,)), False),
-        (("10134",), GpuRequest(10134, (), "H100"), False),
-        (("20096 of MIG", "10134"), GpuRequest(20000), False),
-        (("20096 of MIG",), GpuRequest(20000), True),
+        ("exclusive", GpuRequest(40000), True),
+        ("exclusive mps", GpuRequest(40000), False),
+        ("exclusive mps", GpuRequest(10000), True),
+        ("mps time-sliced", GpuRequest(10134, "13.0", "580", "NVIDIA", "A100"), True),
+        ("mps time-sliced", GpuRequest(10135), False),
+        ("mig mps", GpuRequest(20000), False),
+        ("mig", GpuRequest(20096), True),
+        ("mig", GpuRequest(20097), False),
+        ("time-sliced", GpuRequest(cuda="12.8"), True),
+        ("time-sliced/old", GpuRequest(cuda="12.8"), False),
+        ("time-sliced time-sliced/old", GpuRequest(cuda="12.8"), False),
+        ("time-sliced time-sliced/old", GpuRequest(cuda="12.2"), True),
+        ("mig", GpuRequest(cuda="13.1"), False),
+        ("mps mps/old", GpuRequest(driver="550.54.15"), False),
+        ("mps mps/old", GpuRequest(driver="535.230.02"), True),
+        ("exclusive", GpuRequest(driver="581"), False),
+        ("mps mig", GpuRequest(vendor="NVIDIA"), True),
+        ("mps mig", GpuRequest(vendor="AMD"), False),
+        ("mps", GpuRequest(model="H100"), False),
+        ("cpu mps", GpuRequest(10000, "13.0", "580", "NVIDIA", "A100"), True),
+        ("cpu", GpuRequest(), False),
     ],
 )
-def test_panda_brokers_by_the_smallest_share_of_a_queue(
-    gpus: FakeGpus, tmp_path: Path, shares: tuple[str, ...], request_: GpuRequest, fits: bool
+def test_panda_brokers_by_the_least_of_a_queue(
+    gpus: FakeGpus, tmp_path: Path, queue: str, request_: GpuRequest, fits: bool
 ) -> None:
-    views = [
-        job_sees(gpus, tmp_path, gpus.uuid(0), *QUERY, share_mib=share.split(" ")[0])[1]
-        for share in shares
-    ]
-    assert brokered(views, request_) == fits
+    nodes = [each for node in queue.split() for each in reported(gpus, tmp_path, node)]
+    assert brokered(nodes, request_) == fits
 
 
 QUARTERS = SITE.replace("gpus: 1\n", "gpus: 1\n    sharing: mps\n    shares: 4\n")

@@ -4,6 +4,7 @@
  * Answers come from files in the directory $FAKE_GPU_STATE (or "state" beside the library), which the test and its jobs
  * write (gpu.py has the methods):
  *
+ *   driver           "version cuda": the driver's version, and the newest CUDA that it supports (13000 is 13.0)
  *   gpu.N            "percent mib": load and used memory of device N without its processes
  *   gpu.N.PROPERTY   a number: see the calls of property() below
  *   gpu.N.mig        "count mib": MIG is on, with so many instances of so much memory
@@ -91,6 +92,16 @@ static int gpu_count(void)
     if (count) number = atoi(count);
     else read_state("count", "%d", &number);
     return number > MAX_GPUS ? MAX_GPUS : number;
+}
+
+/* Return the newest CUDA that the driver supports, and the driver's version. */
+static int driver_versions(char *driver)
+{
+    int cuda = 13000;
+    char version[32] = "580.159.04";
+    read_state("driver", "%31s %d", version, &cuda);
+    if (driver) strcpy(driver, version);
+    return cuda;
 }
 
 static u64 property(int gpu, const char *name, u64 otherwise)
@@ -262,8 +273,15 @@ int nvmlInitWithFlags(unsigned flags) { (void)flags; return nvmlInit_v2(); }
 int nvmlShutdown(void) { ENTER; return 0; }
 const char *nvmlErrorString(int code) { return code ? "error of the fake library" : "Success"; }
 
-int nvmlSystemGetDriverVersion(char *text, unsigned length) { ENTER; snprintf(text, length, "580.159.04"); return 0; }
-int nvmlSystemGetCudaDriverVersion_v2(int *version) { ENTER; *version = 13000; return 0; }
+int nvmlSystemGetDriverVersion(char *text, unsigned length)
+{
+    ENTER;
+    char driver[32];
+    driver_versions(driver);
+    snprintf(text, length, "%s", driver);
+    return 0;
+}
+int nvmlSystemGetCudaDriverVersion_v2(int *version) { ENTER; *version = driver_versions(NULL); return 0; }
 int nvmlDeviceGetCount_v2(unsigned *count) { ENTER; *count = (unsigned)gpu_count(); return 0; }
 int nvmlDeviceGetHandleByIndex_v2(unsigned i, nvmlDevice_t *device) { ENTER; return handle((int)i, -1, device); }
 int nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *device)
@@ -495,7 +513,7 @@ static int visible(int ordinal, int *gpu, int *instance)
     if (!visible(ordinal, &gpu, &instance)) return CUDA_INVALID_DEVICE
 
 int cuInit(unsigned flags) { ENTER; (void)flags; int g, i; return visible(0, &g, &i) ? 0 : CUDA_NO_DEVICE; }
-int cuDriverGetVersion(int *version) { ENTER; *version = 13000; return 0; }
+int cuDriverGetVersion(int *version) { ENTER; *version = driver_versions(NULL); return 0; }
 int cuDeviceGetCount(int *count) { ENTER; int g, i; for (*count = 0; visible(*count, &g, &i);) ++*count; return 0; }
 int cuDeviceGet(int *device, int ordinal) { ENTER; DEVICE(ordinal); *device = ordinal; return 0; }
 int cuDeviceGetName(char *text, int n, int device)

@@ -1,4 +1,5 @@
-/* Stand-in for nvidia-smi: `-L` and `--query-gpu=FIELDS --format=csv[,noheader][,nounits] [-i IDS]`, by fake_gpu.c. */
+/* Stand-in for nvidia-smi: `-L`, `--query-gpu=FIELDS --format=csv[,noheader][,nounits] [-i IDS]`, and without these the
+ * head and the amounts of memory of NVIDIA's table, by fake_gpu.c. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,6 +9,7 @@ typedef const struct handle *device;
 
 int nvmlInit_v2(void);
 int nvmlSystemGetDriverVersion(char *, unsigned);
+int nvmlSystemGetCudaDriverVersion_v2(int *);
 int nvmlDeviceGetCount_v2(unsigned *);
 int nvmlDeviceGetHandleByIndex_v2(unsigned, device *);
 int nvmlDeviceGetMigDeviceHandleByIndex(device, unsigned, device *);
@@ -145,6 +147,23 @@ static int named(const char *list, unsigned index)
     return 0;
 }
 
+static int table(const char *only, unsigned count)
+{
+    char driver[32], name[96];
+    int cuda = 0;
+    u64 memory[3] = {0};
+    device gpu;
+    if (nvmlSystemGetDriverVersion(driver, sizeof driver) || nvmlSystemGetCudaDriverVersion_v2(&cuda)) return failed();
+    printf("| NVIDIA-SMI %-22s Driver Version: %-14s CUDA Version: %d.%-8d |\n", driver, driver, cuda / 1000, cuda % 1000 / 10);
+    for (unsigned i = 0; i < count; i++) {
+        if (!named(only, i)) continue;
+        if (nvmlDeviceGetHandleByIndex_v2(i, &gpu)) return failed();
+        nvmlDeviceGetName(gpu, name, sizeof name), nvmlDeviceGetMemoryInfo(gpu, memory);
+        printf("| %3u  %-80s |\n| %55lluMiB / %6lluMiB |\n", i, name, memory[2] >> 20, memory[0] >> 20);
+    }
+    return 0;
+}
+
 int main(int argc, char **argv)
 {
     char *fields = NULL, *format = "", *only = NULL;
@@ -160,7 +179,7 @@ int main(int argc, char **argv)
     }
     if (nvmlInit_v2() || nvmlDeviceGetCount_v2(&count)) return failed();
     if (listing) return list(count);
-    if (!fields) return puts("The fake nvidia-smi has -L and --query-gpu only."), 2;
+    if (!fields) return table(only, count);
     if (!strstr(format, "noheader")) puts(fields);
     for (unsigned i = 0; i < count; i++) {
         int code = !named(only, i) ? 0 : query(fields, i, !strstr(format, "nounits"));

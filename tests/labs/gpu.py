@@ -95,6 +95,10 @@ class FakeGpus:
         parts = (text[:8], text[8:12], text[12:16], text[16:20], text[20:])
         return "-".join(("GPU" if instance is None else "MIG", *parts))
 
+    def driver(self, version: str, cuda: int) -> None:
+        """Set the driver's version, and the newest CUDA that it supports: 12020 is 12.2."""
+        self._write("driver", f"{version} {cuda}")
+
     def set(self, n: int, percent: int, used_mib: int = 0) -> None:
         """Set the load and the used memory of a GPU beside those of its processes."""
         self._write(f"gpu.{n}", f"{percent} {used_mib}")
