@@ -217,6 +217,8 @@ class CompletedJob:
     used_cpu_s: int | None = None
     """CPU time of all its processes; None: not measured, as in the next."""
     peak_memory_mib: int | None = None
+    routed_from: str = ""
+    """Id of the job whose routed copy it was; empty: of none."""
 
     @property
     def job_number(self) -> str:

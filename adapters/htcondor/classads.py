@@ -74,6 +74,11 @@ def job_id(ad: Ad) -> str:
     return f"{whole(ad, 'ClusterId')}.{whole(ad, 'ProcId')}"
 
 
+def routed_from(ad: Ad) -> str:
+    """Return the id of the job whose routed copy a job is; empty: of none."""
+    return text(ad, "RoutedFromJobId", 30)
+
+
 _AT_REST = ("", "undefined", "false")
 """Values of LeaveJobInQueue of jobs that enter the history when they end; others (of
 ``condor_submit -spool``) may do as much as ten days later."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, NamedTuple
 
@@ -36,7 +36,15 @@ from provisioner.answers.sites import SiteQuery, show_site
 from provisioner.answers.usage import USE_COLUMN
 from provisioner.descriptions import ClassNames
 from provisioner.keys import TypeKey
-from provisioner.model import DroneType, JobClass, Plan, Snapshot, UnmetRequirement
+from provisioner.model import (
+    CompletedJob,
+    DroneType,
+    JobClass,
+    OverlayView,
+    Plan,
+    Snapshot,
+    UnmetRequirement,
+)
 from provisioner.reasons import (
     BadRequest,
     Category,
@@ -124,9 +132,7 @@ def known_job(
         if holds_job(each.held_ids, job):
             said = "is held: nothing is started for it. `condor_q -hold` tells why, `condor_release` lets it wait again"
             return KnownJob(title, "held", said, class_id=each.id)
-    for done in reversed(
-        reader.completions(now() - COMPLETED_JOBS_S, now() + COMPLETED_JOBS_S, job[1])
-    ):
+    for done in reversed(_done_jobs(reader, job)):
         if holds_job(done.job_id, job):
             where = f" in drone {done.drone_id}" if done.drone_id else ""
             ran = formatting.seconds(round(done.run_s))
@@ -135,6 +141,20 @@ def known_job(
                 title, "done", said, done.drone_id or "", ended_at=done.ended_at, run_s=done.run_s
             )
     return None
+
+
+def _done_jobs(reader: Reader, job: JobId) -> list[CompletedJob]:
+    """Return the jobs on record that have the cluster of an id, or are routed from one that has it, newest last."""
+    return reader.completions(now() - COMPLETED_JOBS_S, now() + COMPLETED_JOBS_S, job[1])
+
+
+def _routed_copies(
+    reader: Reader, view: OverlayView | None, job: JobId
+) -> Iterator[tuple[str, str]]:
+    """Yield the ids of a job and of a routed copy of it: those in the queue, then those that are done."""
+    known = [*view.routed.items()] if view is not None else []
+    known += [(each.routed_from, each.job_id) for each in reversed(_done_jobs(reader, job))]
+    return ((source, copy) for source, copy in known if holds_job(source, job))
 
 
 JOB_FACTS = (
@@ -461,12 +481,11 @@ def explained_job(reader: Reader, text: str) -> Document:
     if (found := _known_document(reader, views, classes, names, text.strip())) is not None:
         return found
     view = views.overlay.view
-    for source, copy in view.routed.items() if view is not None else ():
-        if holds_job(source, job):
-            found = _known_document(reader, views, classes, names, copy)
-            if found is not None:
-                routed = f"job {formatting.sanitize(source)} is routed, and its routed copy counts"
-                return replace(found, scope=f"{routed}: {found.scope}")
+    for source, copy in _routed_copies(reader, view, job):
+        found = _known_document(reader, views, classes, names, copy)
+        if found is not None:
+            routed = f"job {formatting.sanitize(source)} is routed, and its routed copy counts"
+            return replace(found, scope=f"{routed}: {found.scope}")
     known_at = view.completions_at or view.taken_at if view is not None else 0.0
     lines = [
         f"job {shown} is unknown: at the newest look it was neither idle, running nor held, and it was not done in "

@@ -296,11 +296,12 @@ class Reader:
     ) -> list[CompletedJob]:
         """Return jobs that completed from ``since`` on and before ``until``, in the order of their ends.
 
-        ``cluster``: only those with this number in front of the process in their ids.
+        ``cluster``: only those with this number in front of the process in their ids, or in those of the jobs whose
+        routed copies they were.
         """
         rest, values = "WHERE ended_at >= ? AND ended_at < ? AND NOT unfinished", [since, until]
         if cluster is not None:
-            rest += f" AND instr('#' || job_id || '.', '#{cluster}.')"
+            rest += f" AND instr('#' || job_id || '.#' || routed_from || '.', '#{cluster}.')"
         with self._open() as sql:
             return [*tables.COMPLETED_JOBS.select(sql, f"{rest} ORDER BY ended_at, job_id", values)]
 

@@ -158,6 +158,29 @@ def test_use_by_vo(measured: TemporaryStore, cli: Cli) -> None:
     assert [(each["name"], each["jobs"]) for each in found] == [("cms", 1)]
 
 
+async def test_a_done_job_is_found_by_the_id_of_its_source_job(cli: Cli) -> None:
+    store = TemporaryStore()
+    view = PolledOverlay(OverlayView(NOW, (WAITING,), routed={"3.1": "9.0"}))
+    await store.record(starts(1), seen(store, starts(1), overlay=view))
+    routed = (("s#1.0", ""), ("s#7.2", "3.1"), ("s#8.0", "1.0"), ("s#8.1", "3.3 or so"))
+    await store.record_completed(
+        [replace(RUN, job_id=job, routed_from=source) for job, source in routed]
+    )
+
+    def explained(job: str) -> str:
+        ran = cli("explain", "job", job, "--store", store.path)
+        return ran.out + ran.err
+
+    copy = explained("3.3")
+    assert "job 3.3 or so is routed, and its routed copy counts: job s#8.1" in copy
+    assert f"it ran for 3600 s in drone {DRONE.id}" in copy
+    own = explained("1.0")
+    assert "is done since" in own and "routed" not in own, "its own run comes first"
+    assert "job s#7.2" in explained("3.1"), "the copy in the queue is unknown"
+    for unknown in ("3.0", "3.2", "17.2"):
+        assert f"job {unknown} is unknown" in explained(unknown)
+
+
 async def test_demand_by_vo(cli: Cli) -> None:
     store = TemporaryStore()
     view = PolledOverlay(OverlayView(NOW, (WAITING, HOSTILE, replace(WAITING, id="c3", vo=""))))

@@ -116,6 +116,20 @@ def test_the_run_of_a_routed_copy_is_not_told_by_its_source_job_again(managed: s
     assert holds(asked, Managed=f'"{managed}"'), "anybody may write that into a job that does run"
 
 
+def test_the_run_of_a_routed_copy_has_the_id_of_its_source_job() -> None:
+    routed = ended_run(
+        projected(RoutedFromJobId='"17.3"'),
+        "submit.test",
+        "kit",
+        AFFILIATION,
+        lambda theirs: theirs,
+    )
+    assert routed is not None and (routed.job_number, routed.routed_from) == ("204.7", "17.3")
+    long = told(RoutedFromJobId=f'"{"7" * 1000}\n"')
+    assert long is not None and long.routed_from == "7" * 27 + "..."
+    assert told(RoutedFromJobId="17.3") == told()
+
+
 OPTIONAL = {
     "RequestGPUs": "(TARGET.GPUs ?: 0) > 0 ? 1 : 0",
     "RequiresGPU": '"optional"',

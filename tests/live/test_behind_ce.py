@@ -72,7 +72,8 @@ async def test_what_a_router_manages_counts_once(
         assert (jobs.waiting, jobs.fresh, jobs.gpu_milli) == (JOBS, 0, 1000)
         assert (jobs.owner, jobs.group) == (ROUTED_OWNER, ROUTE_GROUP)
         assert drones_for(view) == JOBS
-        assert view.routed.keys() == {f"{cluster}.{n}" for n in range(JOBS)}
+        sources = {f"{cluster}.{n}" for n in range(JOBS)}
+        assert view.routed.keys() == sources
         copies = {f"{ad['ClusterId']}.{ad['ProcId']}" for ad in pool.jobs() if "RoutedBy" in ad}
         assert {*view.routed.values()} == copies
         assert owners_waiting_jobs(ce, pool) == JOBS
@@ -89,6 +90,7 @@ async def test_what_a_router_manages_counts_once(
         until(lambda: done_sources(ce, cluster) >= 2, 120, what="the router has finished two")
         view = await seen(overlay, lambda v: len(v.completions or ()) >= 2)
         assert {each.job_number for each in view.completions or ()} <= copies
+        assert {each.routed_from for each in view.completions or ()} <= sources
         assert sum(each.idle + each.running for each in view.classes) < JOBS
 
 

@@ -107,6 +107,7 @@ def test_scripts_that_stores_have_seen_stay_as_they_were() -> None:
         "0008_job_filter.sql": "f401e11edc76",
         "0009_view_log.sql": "4b4382146fe6",
         "0010_vo_and_cpu.sql": "a117af3fedd7",
+        "0011_routed_runs.sql": "0d914e847127",
     }
 
 
@@ -153,7 +154,7 @@ async def test_a_store_of_the_first_schema_opens_records_and_reads(
     measured = replace(
         DONE, job_id="8.0", ended_at=95.0, unfinished=True, splits=False, used_milli=40, energy_j=7
     )
-    measured = replace(measured, used_cpu_s=30, peak_memory_mib=900)
+    measured = replace(measured, used_cpu_s=30, peak_memory_mib=900, routed_from="4.0")
     async with store_at(file) as store:
         await record(store, starts(2, drone(2)))
         await store.record_completed([DONE, measured])
@@ -207,7 +208,7 @@ async def test_a_controller_migrates_an_older_store_and_a_reader_does_not(
 ) -> None:
     before = _bytes(filled)
     with pytest.raises(
-        StoreUnusableError, match="older schema 10: `provisioner run` brings it up to 11"
+        StoreUnusableError, match="older schema 11: `provisioner run` brings it up to 12"
     ):
         await _read(filled)()
     assert _bytes(filled) == before

@@ -49,7 +49,7 @@ HISTORY_PROJECTION = attribute_names(
     GPUsMinCapability GPUsMaxCapability GPUsMinRuntime AllowedJobDuration AllowedExecuteDuration MaxWallTimeMins
     JobStatus LastJobStatus EnteredCurrentStatus LastVacateTime JobLastStartDate LastHoldReasonCode
     GPUsAverageUsage GPUsMemoryUsage GPUsEnergyUsage RemoteUserCpu RemoteSysCpu NumJobStarts
-    ExitBySignal ExitCode MemoryUsage ResidentSetSize ImageSize DiskUsage
+    RoutedFromJobId ExitBySignal ExitCode MemoryUsage ResidentSetSize ImageSize DiskUsage
     """
 )
 """The last four are what requests that were left to the schedd refer to."""
@@ -224,6 +224,7 @@ def ended_run(
         energy_j=None if energy_j is None else round(energy_j),
         used_cpu_s=_cpu_s(user_s, system_s, ended - began, _is_reported(ad, memory_mib)),
         peak_memory_mib=round(memory_mib) if memory_mib else None,
+        routed_from=classads.routed_from(ad),
     )
 
 

@@ -53,7 +53,6 @@ _SAME_START_S = 2.0  # two starts of the collector differ by more than this
 _MAX_REFUSED_JOBS = 1000
 # routed copies of one schedd whose source jobs `explain job` finds
 _MAX_ROUTED_JOBS = 2000
-_MAX_JOB_ID = 30
 # slots that were sent with stolen tokens are counted anew after this long
 _FORGERS_INTERVAL_S = 60.0
 _RELEARN_S = 600.0  # a drone type's received slot is looked at anew after this long
@@ -412,7 +411,7 @@ class PoolPoller:
         copies = "RouteName isnt undefined && RoutedFromJobId isnt undefined && JobStatus != 4"
         projection = ["ClusterId", "ProcId", "RoutedFromJobId"]
         ads = self._query(queue, copies, projection, _MAX_ROUTED_JOBS)
-        return {text(ad, "RoutedFromJobId", _MAX_JOB_ID): classads.job_id(ad) for ad in ads}
+        return {classads.routed_from(ad): classads.job_id(ad) for ad in ads}
 
     def _waits_of(
         self, by_class: dict[str, list[JobGroup]], queues: Sequence[ScheddQueue], now: float
