@@ -642,7 +642,7 @@ def _waste(reader: Reader, query: Query) -> WebPage:
     )
     words = PERIODS[period]
     title = f"GPU-hours in the {words}"
-    unit = f"GPU-hours in each {formatting.duration(BAR_S[period])}"
+    unit = f"GPU-hours per {formatting.duration(BAR_S[period])}"
     chart = PageCharts.of(title, unit, gpu_s.times, {"": hours})
     chart = chart._replace(table=charts.figures(title, hours, gpu_s.times))
     return WebPage(
