@@ -87,18 +87,19 @@ class Element(Pool):
 
 @contextmanager
 def through_element(
-    condor: Condor, more: str = "", apart: Apart | None = None
+    condor: Condor, more: str = "", apart: Apart | None = None, ours: Condor | None = None
 ) -> Iterator[tuple[AccessPoint, Pool]]:
     """Start an element with a node of 8 GPUs, and an access point; ``more`` configures the element.
 
     ``apart``: the network of the access point, from which the element's address can be cut off.
+    ``ours``: another release of HTCondor on the access point.
     """
     with htcondor.lab_directory("element") as root:
         element = Element(root, condor, more, apart)
         element.config.write_text(
             element.config.read_text() + f"ALLOW_WRITE = $(ALLOW_WRITE) {owner(element)}@ce.test\n"
         )
-        access = AccessPoint(root, condor, element, apart)
+        access = AccessPoint(root, ours or condor, element, apart)
         with htcondor.running(element), htcondor.running(access):
             until(
                 lambda: len(element.slots('SlotType == "Partitionable"')) == 1,

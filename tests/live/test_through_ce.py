@@ -17,6 +17,7 @@ from tests.labs.controller import LabController, Sightings
 from tests.labs.grid_site import ElementSite, through_element
 from tests.labs.htcondor import Condor, Pool, gpu_job, meanwhile, running_pool, until
 from tests.labs.network import Apart
+from tests.live.conftest import programs
 
 pytestmark = [pytest.mark.timeout(1500), pytest.mark.xdist_group("element")]
 
@@ -57,11 +58,15 @@ class States:
 
 @contextmanager
 def behind(
-    condor: Condor, most: int, max_pending: int, apart: Apart | None = None
+    condor: Condor,
+    most: int,
+    max_pending: int,
+    apart: Apart | None = None,
+    ours: Condor | None = None,
 ) -> Iterator[tuple[Pool, LabController]]:
     with (
         running_pool(condor) as overlay,
-        through_element(condor, MANY_GPUS, apart) as (access, element),
+        through_element(condor, MANY_GPUS, apart, ours) as (access, element),
         htcondor.lab_directory("controller") as directory,
     ):
         site = ElementSite(access, element, most, max_pending)
@@ -95,10 +100,27 @@ def all_done(controller: LabController, overlay: Pool, jobs: int, within_s: floa
     assert controller.states().keys() <= {"done", "cancelled", "unused"}
 
 
+RELEASES = {"25 through 25": ("forky", "forky")}
+OLDER = {
+    "23 through 23": ("trixie", "trixie"),
+    "25 through 23": ("forky", "trixie"),
+    "23 through 25": ("trixie", "forky"),
+}
+"""Debian releases whose HTCondor the access point and the element have."""
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        *(pytest.param(*both, id=name) for name, both in RELEASES.items()),
+        *(pytest.param(*both, id=name, marks=pytest.mark.matrix) for name, both in OLDER.items()),
+    ],
+)
 def test_drones_come_run_jobs_and_go_and_only_those_that_wait_are_pending(
-    newest_condor: Condor,
+    ours: str, theirs: str
 ) -> None:
-    with behind(newest_condor, most=4, max_pending=2) as (overlay, controller):
+    access, element = (programs(Condor.fetched, suite) for suite in (ours, theirs))
+    with behind(element, most=4, max_pending=2, ours=access) as (overlay, controller):
         seen = Sightings(controller, site_of(controller).there)
         states = States(controller)
         controller.start()
