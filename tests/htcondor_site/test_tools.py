@@ -182,6 +182,7 @@ async def test_one_submit_starts_all_with_their_files_and_their_directories(
         (UNCOMMITTED, well(TWO), OutcomeUnknownError, FaultKind.UNKNOWN),
         (UNCOMMITTED, NoReplyError("cut"), OutcomeUnknownError, FaultKind.UNKNOWN),
         (badly(b"ERROR: MAX_JOBS_PER_OWNER exceeded"), well(), RejectedError, FaultKind.QUOTA),
+        (badly(b"ERROR: proxy has expired"), well(), RejectedError, FaultKind.DENIED),
     ],
 )
 async def test_a_submit_that_may_have_happened_is_never_called_refused(

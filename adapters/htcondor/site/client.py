@@ -233,8 +233,8 @@ class BindingsClient(HTCondorClient):
 _REFUSAL = re.compile(r"errmsg=|SCHEDD:\d+:|Submit:-?\d+:|Schedd says -\d+")
 _REFUSAL_KINDS = (
     (re.compile("Failed to connect"), FaultKind.DOWN),
-    # EACCES: this identity cannot own jobs; disabled
-    (re.compile(r"SCHEDD:13:|Schedd says -[56]\b"), FaultKind.DENIED),
+    # EACCES: this identity cannot own jobs; disabled; a proxy that has expired or cannot be read
+    (re.compile(r"SCHEDD:13:|Schedd says -[56]\b|\bproxy\b"), FaultKind.DENIED),
     (re.compile(r"Schedd says -[234]\b|MAX_JOBS|exceed|quota", re.IGNORECASE), FaultKind.QUOTA),
 )
 """Kinds by words of a refusal, first match; else the order itself is wrong. -2 to -4:
@@ -370,7 +370,10 @@ _DAEMON_NOT_FOUND = re.compile(
 _SUBMIT_NOT_BEGUN = re.compile(
     r"failed to connect to queue manager|can't find address", re.IGNORECASE
 )
-_JOB_LIMIT = re.compile(r"max_?jobs|exceed|limit|quota|too many", re.IGNORECASE)
+_TOOL_REFUSAL_KINDS = (
+    (re.compile(r"\bproxy\b"), FaultKind.DENIED),
+    (re.compile(r"max_?jobs|exceed|limit|quota|too many", re.IGNORECASE), FaultKind.QUOTA),
+)
 
 
 class CondorToolsClient(HTCondorClient):
@@ -461,9 +464,8 @@ class CondorToolsClient(HTCondorClient):
             why = await self._why(done)
             if isinstance(why, AuthError) or _SUBMIT_NOT_BEGUN.search(_words(done)):
                 raise why
-            raise RejectedError(
-                str(why), FaultKind.QUOTA if _JOB_LIMIT.search(str(why)) else FaultKind.CONFIG
-            )
+            kinds = (kind for sign, kind in _TOOL_REFUSAL_KINDS if sign.search(str(why)))
+            raise RejectedError(str(why), next(kinds, FaultKind.CONFIG))
         if (submitted := _TERSE_SUBMIT.fullmatch(done.out)) is None:
             words = printable(repr(done.out), 100)
             raise OutcomeUnknownError(

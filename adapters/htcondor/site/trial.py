@@ -13,12 +13,13 @@ from adapters.htcondor.site.client import HTCondorClient
 from adapters.htcondor.site.listing import is_spooling
 from adapters.htcondor.site.settings import HTCondorSiteConfig
 from adapters.shared.printing import printable
-from provisioner.interfaces import AuditFinding
+from provisioner.interfaces import AuditFinding, RejectedError
 from provisioner.model import DroneId, DroneType
 
 TAKEN_WITHIN_S = 22.0
 _ASK_EVERY_S = 1.0
 _MOST_WORDS = 200
+_NOT_TAKEN = "it was not taken: {}. Correct `grid_resource` or the credentials"
 _ATTRIBUTES = (
     "ClusterId",
     "JobStatus",
@@ -49,7 +50,10 @@ async def try_submits(
 async def _try_submit(client: HTCondorClient, config: HTCondorSiteConfig, kind: DroneType) -> str:
     """Return why an element has not taken a job; "" if it has."""
     name = DroneId(f"check-{secrets.token_hex(8)}")
-    cluster = await client.submit(submission.trial(config, kind, name))
+    try:
+        cluster = await client.submit(submission.trial(config, kind, name))
+    except RejectedError as error:  # our own schedd reads proxies, too
+        return _NOT_TAKEN.format(error)
     try:
         return await _refusal(client, cluster)
     finally:
@@ -65,7 +69,7 @@ async def _refusal(client: HTCondorClient, cluster: int) -> str:
         job = ads[0]
         if whole(job, "JobStatus") == HELD and not is_spooling(job):
             why = printable(text(job, "HoldReason", _MOST_WORDS), _MOST_WORDS)
-            return f"it was not taken: {why}. Correct `grid_resource` or the credentials"
+            return _NOT_TAKEN.format(why)
         if time.monotonic() > end:
             break
         await asyncio.sleep(_ASK_EVERY_S)
