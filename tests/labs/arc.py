@@ -7,7 +7,6 @@ reaches its port: A-REX listens on all addresses. So does the access point, for 
 from __future__ import annotations
 
 import asyncio
-import base64
 import json
 import os
 import ssl
@@ -15,18 +14,16 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import padding, rsa
 
 from adapters.htcondor.site import HTCondorSite, HTCondorSiteConfig
 from provisioner import model
 from tests.labs import htcondor
 from tests.labs.grid_site import ACCESS
 from tests.labs.htcondor import Condor, Pool, fetched, running
+from tests.labs.scitokens import Signer
 
 ELEMENT = "https://arc.test:443/arex/rest/1.0"
 ISSUER = "https://arc.test:8443/"
@@ -110,23 +107,10 @@ def start_arex(state: Path) -> None:
         _run(f"/usr/share/arc/{service}", cwd=state)
 
 
-def _encoded(part: bytes) -> str:
-    return base64.urlsafe_b64encode(part).rstrip(b"=").decode()
-
-
-def _number(value: int) -> str:
-    return _encoded(value.to_bytes((value.bit_length() + 7) // 8, "big"))
-
-
 def start_issuer(state: Path) -> str:
     """Start the issuer, and return a token of it that may do everything with jobs."""
-    key = rsa.generate_private_key(65537, 2048)
-    public = key.public_key().public_numbers()
-    one = {"kty": "RSA", "kid": "k1", "n": _number(public.n), "e": _number(public.e)}
-    answers: Mapping[bool, object] = {
-        True: {"issuer": ISSUER, "jwks_uri": f"{ISSUER}jwks"},
-        False: {"keys": [{**one, "use": "sig", "alg": "RS256"}]},
-    }
+    signer = Signer()
+    answers = {True: {"issuer": ISSUER, "jwks_uri": f"{ISSUER}jwks"}, False: signer.keys()}
 
     class Issuer(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -143,22 +127,14 @@ def start_issuer(state: Path) -> str:
     context.load_cert_chain(state / "etc-cert.pem", state / "etc-key.pem")
     server.socket = context.wrap_socket(server.socket, server_side=True)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    now = int(time.time())
     claims = {
         "iss": ISSUER,
         "sub": "drones",
         "aud": "https://wlcg.cern.ch/jwt/v1/any",
         "wlcg.ver": "1.0",
         "scope": "compute.create compute.read compute.modify compute.cancel",
-        "iat": now - 60,
-        "nbf": now - 60,
-        "exp": now + 86400,
-        "jti": "1",
     }
-    parts = ({"alg": "RS256", "typ": "JWT", "kid": "k1"}, claims)
-    text = ".".join(_encoded(json.dumps(part).encode()) for part in parts)
-    signature = key.sign(text.encode(), padding.PKCS1v15(), hashes.SHA256())
-    return f"{text}.{_encoded(signature)}"
+    return signer.token(**claims)
 
 
 def site_of(access: Pool, token: Path, work: Path) -> HTCondorSite:

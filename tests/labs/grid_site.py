@@ -10,7 +10,7 @@ import pwd
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from provisioner.model import DroneId
@@ -18,6 +18,7 @@ from tests.labs import htcondor
 from tests.labs.controller import A100, LabController, Settings, gpu_type
 from tests.labs.htcondor import ONE_SLOT, Condor, Pool, until
 from tests.labs.network import Apart, inside
+from tests.labs.scitokens import Issuer
 from tests.labs.shared_gpu_site import SITE, FarmWorld
 
 ELEMENT_SCHEDD = "ce@ce.test"
@@ -36,6 +37,13 @@ JOB_ROUTER_ROUTE_pool @=route
 START = TARGET.RoutedBy isnt undefined
 """
 
+MANY_GPUS = """
+NUM_CPUS = 128
+MEMORY = 262144
+GPU_DISCOVERY_EXTRA = -extra -simulate:4,40
+STARTER_JOB_ENVIRONMENT = "DRONE_GPU_SIMULATE=4,40"
+"""
+"""A node of the element where drones find their GPUs."""
 ACCESS = """
 NETWORK_HOSTNAME = ap.test
 SCHEDD_NAME = ap@ap.test
@@ -61,13 +69,20 @@ class AccessPoint(Pool):
     """The schedd that the controller submits to, whose gridmanager has a token of the element."""
 
     def __init__(
-        self, root: Path, condor: Condor, element: Pool, apart: Apart | None = None
+        self,
+        root: Path,
+        condor: Condor,
+        element: Pool,
+        apart: Apart | None = None,
+        issuer: Issuer | None = None,
     ) -> None:
         if apart:
             self.around = inside(apart.namespace)
             self.address, self.clients_address = apart.there, apart.here
-        super().__init__(root, condor, "ap", "COLLECTOR NEGOTIATOR SCHEDD", ACCESS)
-        self.let_in(element, "READ", "WRITE")
+        more = issuer.access_point if issuer else ""
+        super().__init__(root, condor, "ap", "COLLECTOR NEGOTIATOR SCHEDD", ACCESS + more)
+        if not issuer:
+            self.let_in(element, "READ", "WRITE")
 
     def let_in(self, element: Pool, *authz: str) -> None:
         """Have a token of the element that is good for no more than this."""
@@ -94,19 +109,45 @@ def through_element(
     ``apart``: the network of the access point, from which the element's address can be cut off.
     ``ours``: another release of HTCondor on the access point.
     """
-    with htcondor.lab_directory("element") as root:
-        element = Element(root, condor, more, apart)
-        element.config.write_text(
-            element.config.read_text() + f"ALLOW_WRITE = $(ALLOW_WRITE) {owner(element)}@ce.test\n"
+    with (
+        htcondor.lab_directory("element") as root,
+        _running(root, condor, more, apart, ours) as both,
+    ):
+        yield both
+
+
+@contextmanager
+def _running(
+    root: Path,
+    condor: Condor,
+    more: str,
+    apart: Apart | None = None,
+    ours: Condor | None = None,
+    issuer: Issuer | None = None,
+) -> Iterator[tuple[AccessPoint, Pool]]:
+    element = Element(root, condor, more, apart)
+    element.config.write_text(
+        element.config.read_text() + f"ALLOW_WRITE = $(ALLOW_WRITE) {owner(element)}@ce.test\n"
+    )
+    access = AccessPoint(root, ours or condor, element, apart, issuer)
+    with htcondor.running(element), htcondor.running(access):
+        until(
+            lambda: len(element.slots('SlotType == "Partitionable"')) == 1,
+            60,
+            what="the node is in the pool",
         )
-        access = AccessPoint(root, ours or condor, element, apart)
-        with htcondor.running(element), htcondor.running(access):
-            until(
-                lambda: len(element.slots('SlotType == "Partitionable"')) == 1,
-                60,
-                what="the node is in the pool",
-            )
-            yield access, element
+        yield access, element
+
+
+@contextmanager
+def trusting_element(condor: Condor) -> Iterator[tuple[AccessPoint, Pool, Issuer]]:
+    """Start an element that takes the tokens of an issuer, and an access point that has no other credentials."""
+    with htcondor.lab_directory("element") as root:
+        user = f"{pwd.getpwuid(htcondor.account().uid).pw_name}@ce.test"
+        issuer = Issuer(root / "issuer", user)
+        htcondor.account().give(issuer.directory)
+        with _running(root, condor, MANY_GPUS + issuer.element, issuer=issuer) as (access, element):
+            yield access, element, issuer
 
 
 def grid_commands(element: Pool) -> dict[str, str]:
@@ -148,6 +189,8 @@ class ElementSite:
     most: int
     max_pending: int
     name: str = "behind"
+    commands: Mapping[str, str] = field(default_factory=dict)
+    """Further submit commands."""
 
     def settings(self, controller: LabController) -> Settings:
         controller.secret("access.token", self.access.token("alice") + "\n")
@@ -173,7 +216,7 @@ class ElementSite:
                 "token": {"file": "access.token"},
                 "client_config": htcondor.interface(self.access.clients_address),
                 "work_directory": "work-behind",
-                "submit": grid_commands(self.element),
+                "submit": {**grid_commands(self.element), **self.commands},
                 "submit_deadline": "25s",
             },
         }

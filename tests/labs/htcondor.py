@@ -468,6 +468,8 @@ class Pool:
 
     around: Sequence[str] = ()
     """Words before the command of a master that leave root's account by themselves."""
+    more_env: Mapping[str, str] = {}
+    """Further environment of its daemons and tools."""
     address = LOCAL
     """Its daemons listen there."""
     clients_address = LOCAL
@@ -570,6 +572,7 @@ class Pool:
                 "CONDOR_CONFIG": str(config),
                 "HOME": str(self.dir),
                 "LANG": "C.UTF-8",
+                **self.more_env,
             },
             input=stdin,
             text=True,
@@ -691,6 +694,7 @@ class Pool:
         """A ``condor_master`` with a directory and a configuration."""
         command = (*self.around, self.condor.prefix / "usr/sbin/condor_master", "-f")
         env = {"PATH": self.condor.path, "CONDOR_CONFIG": str(config), "HOME": str(directory)}
+        env |= self.more_env
         run = Run() if self.around else self.account.run
         self.masters.append(launch(command, directory / "log/out", env=env, cwd=directory, **run))
         return self.masters[-1]

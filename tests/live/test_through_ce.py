@@ -14,19 +14,13 @@ import pytest
 from provisioner.model import FaultKind
 from tests.labs import htcondor, network
 from tests.labs.controller import LabController, Sightings
-from tests.labs.grid_site import ElementSite, through_element
+from tests.labs.grid_site import MANY_GPUS, ElementSite, through_element
 from tests.labs.htcondor import Condor, Pool, gpu_job, meanwhile, running_pool, until
 from tests.labs.network import Apart
 from tests.live.conftest import programs
 
 pytestmark = [pytest.mark.timeout(1500), pytest.mark.xdist_group("element")]
 
-MANY_GPUS = """
-NUM_CPUS = 128
-MEMORY = 262144
-GPU_DISCOVERY_EXTRA = -extra -simulate:4,40
-STARTER_JOB_ENVIRONMENT = "DRONE_GPU_SIMULATE=4,40"
-"""
 CUT_S = 300
 AFTERWARDS_S = 20
 """The gridmanager asks for each job several times meanwhile."""

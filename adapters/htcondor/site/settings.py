@@ -216,7 +216,9 @@ class HTCondorSiteConfig(ConfigSection):
         {}, examples=[{"+IsBackfill": "True", "accounting_group": "group_backfill"}]
     )
     """Submit commands for every drone, in quotes: attributes, accounting group, universe, rank;
-    `requirements` and `require_gpus` are joined to those that follow from the type."""
+    `requirements` and `require_gpus` are joined to those that follow from the type. Paths of
+    credentials for a computing element are `scitokens_file` and `x509userproxy`; `check` and
+    `status` tell when these expire."""
     types: dict[str, HTCondorTypeConfig] = Field({})
     """Options of single drone types, by name."""
     env: Annotated[dict[str, FilledIn], AfterValidator(_plain_environment)] = Field({})
