@@ -23,7 +23,7 @@ unexport PYTHONDONTWRITEBYTECODE
 P ?= planner
 .PHONY: help venv dev demo test tested test-matrix test-quick check compiled t watch lint format types contracts condor slurm openstack pyslurm bench \
         bench-deciding bench-gpu bench-hostile bench-worlds mutants docs check-docs build clean kubernetes mps prometheus tardis \
-        chromium apache sudo
+        chromium apache sudo packages test-packages
 
 help:  ## this list
 	@echo "GPU drone provisioner: starts pilot jobs for GPU jobs that wait in an HTCondor pool"; echo
@@ -48,7 +48,16 @@ tested: dev
 # Nothing that `make test` has run: its version of Slurm is the first here, and tests/live/conftest.py marks the others.
 test-matrix: SLURM_SUITES := $(SLURM_MATRIX)
 test-matrix: condor tardis slurm openstack kubernetes pyslurm  ## what `make test` leaves out: live tests with older HTCondor, Slurm 22.05 and 26.05, pyslurm, Kubernetes; tests of more than 30 s
-	PROVISIONER_SLURM_SUITES=$$(echo $(SLURM_MATRIX) | tr ' ' ,) $(PYTEST) -m "matrix or kubernetes" tests
+	PROVISIONER_SLURM_SUITES=$$(echo $(SLURM_MATRIX) | tr ' ' ,) $(PYTEST) -m "(matrix or kubernetes) and not packages" tests
+
+packages: dev  ## deb and RPM in var/packages, from the checkout and the wheels in packaging/requirements.txt
+	PYTHON=$$PWD/$(BIN)/python packaging/build.sh
+
+# Tools of Debian, which an ordinary user's tests do without: they are skipped.
+test-packages: dev  ## deb and RPM: contents, installation without a network, upgrade below live drones (as root; ten minutes)
+	@[ "$$(id -u)" != 0 ] || { apt-get -q update && DEBIAN_FRONTEND=noninteractive apt-get -q install -y --no-install-recommends \
+	rpm dpkg-dev mmdebstrap systemd; } >/dev/null
+	$(BIN)/python -m pytest -q --durations=10 -m packages tests/packages
 
 check: dev  ## for the inner loop: linters, types, contracts, unit tests of what changed; two minutes at most
 	@$(MAKE) --no-print-directory --output-sync=target -j 2 lint types contracts
