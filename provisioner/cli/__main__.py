@@ -22,6 +22,7 @@ from provisioner.formatting import sanitize
 OWN_VERBS = {
     "run": "run:run",
     "serve": "serve:serve",
+    "init": "init:init",
     "check": "check:check",
     "render": "check:render_app",
     "reload": "run:reload",
@@ -47,7 +48,7 @@ HIDDEN = {"names": "names:names"}
 """Verbs for programs, which the help does not list."""
 VERBS = list(
     dict.fromkeys(
-        (*list(OWN_VERBS)[:5], *(words.partition(" ")[0] for words in QUESTIONS), *OWN_VERBS)
+        (*list(OWN_VERBS)[:6], *(words.partition(" ")[0] for words in QUESTIONS), *OWN_VERBS)
     )
 )
 """Verbs in the order of the help. Start-up imports one module."""

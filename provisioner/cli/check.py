@@ -533,7 +533,7 @@ def import_tardis(
         ]
         summary = f"{formatting.count(len(problems), 'problem')}: nothing is written"
         raise UnmetError(*problems, summary)
-    _write_files(to, made.files, force)
+    write_files(to, made.files, force, ", or write over it with --force")
     rows = sorted(made.findings, key=lambda finding: list(OUTCOME_TINTS).index(finding.verdict))
     listing = Listing(IMPORT_SCHEMA, FINDING_COLUMNS, rows, lambda finding: finding.key)
     out.present(
@@ -550,13 +550,15 @@ def import_tardis(
     out.note(counts)
 
 
-def _write_files(to: Path, files: Mapping[str, str], force: bool) -> None:
+def write_files(
+    to: Path, files: Mapping[str, str], force: bool = False, otherwise: str = ""
+) -> None:
     """Write all files, or none if one exists."""
     there = [to / name for name in files if os.path.lexists(to / name)]
     if there and not force:
         raise VerbError(
             *(f"{path} exists already" for path in there),
-            "nothing is written: name another directory with --to, or write over it with --force",
+            f"nothing is written: name another directory with --to{otherwise}",
         )
     for name, content in files.items():
         path = to / name

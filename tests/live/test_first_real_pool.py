@@ -7,25 +7,22 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import re
 import secrets
+import sys
 from pathlib import Path
 
 import pytest
 
 from tests.labs.accounts import host_of_accounts
 from tests.labs.controller import LabController
+from tests.labs.gpu import FakeGpus
 from tests.labs.htcondor import Condor, Pool, gpu_job, lab_directory, own, running_pool, until
 
 ROOT = Path(__file__).parents[2]
 GUIDE = (ROOT / "docs" / "how-to" / "first-real-pool.md").read_text()
 SPY = Path(__file__).with_name("spy.py").read_text()
-
-
-def files() -> dict[str, str]:
-    """The two files of the guide, by name."""
-    blocks = re.findall(r"```yaml\n# ([\w.]+)\n(.*?)```", GUIDE, re.DOTALL)
-    return dict(blocks)
 
 
 def block(beginning: str) -> str:
@@ -41,9 +38,7 @@ def block(beginning: str) -> str:
 def scopes(identity: str) -> list[str]:
     """The `-authz` of the guide's command for a token."""
     (line,) = [
-        line
-        for line in GUIDE.splitlines()
-        if line.startswith(f"condor_token_create -identity {identity}@")
+        line for line in GUIDE.splitlines() if f"condor_token_create -identity {identity}@" in line
     ]
     return re.findall(r"-authz (\w+)", line)
 
@@ -70,6 +65,20 @@ def token_and_key(pool: Pool) -> dict[str, str]:
     }
 
 
+def declare_gpus(site: Path) -> None:
+    """Have the drones find GPUs that HTCondor simulates: those of this host are NVIDIA's libraries alone."""
+    gpus = "{count: 2, model: A100-SXM4-40GB, vram: 40536 MiB, capability: 8.0, simulate: 4}"
+    text = site.read_text()
+    assert "vram: 40536 MiB" in text and text.count("options:\n") == 1, "as nvidia-smi lists it"
+    site.write_text(text.replace("options:\n", f"options:\n  gpus: [{gpus}]\n"))
+
+
+def test_the_guide_has_twelve_commands() -> None:
+    steps = GUIDE.partition("If nothing happens")[0]
+    blocks = re.findall(r"```sh\n(.*?)```", steps, re.DOTALL)
+    assert len("".join(blocks).splitlines()) == 12
+
+
 def answer(pool: Pool, program: Path) -> str:
     """Return what a job prints."""
     job = pool.submit(gpu_job(program=program))
@@ -78,57 +87,41 @@ def answer(pool: Pool, program: Path) -> str:
 
 
 @pytest.mark.matrix
-def test_the_guide_ends_with_jobs_done(condor: Condor) -> None:
+def test_the_guide_ends_with_jobs_done(condor: Condor, monkeypatch: pytest.MonkeyPatch) -> None:
     with (
         lab_directory("guide") as place,
         host_of_accounts(place) as host,
         running_pool(condor) as pool,
     ):
+        gpus = FakeGpus.build(place / "gpus")
+        for name, value in gpus.env.items():
+            monkeypatch.setenv(name, value if name != "PATH" else f"{value}:{os.environ['PATH']}")
         host.add(user := "guide")
         # To begin with, the account may use `sudo`; the rule of the guide is all that stays.
         host.run(f"echo '{user} ALL=(ALL) NOPASSWD: ALL' >/etc/sudoers.d/setup")
-        directory = Path(host.run(block("export PATH") + "pwd", user, ROOT).strip())
+        home = host.place / "home" / user
+        directory = Path(host.run(block("mkdir") + "pwd", user, home).strip())
         host.run(block("sudo useradd"), user, directory)
         host.run("rm /etc/sudoers.d/setup")
         mark = f"SECRET-OF-CONTROLLER-{secrets.token_hex(4)}"
         controller = LabController(
             pool, directory, name=own("here"), around=[*host.words(user), f"MARK={mark}"]
         )
-        prefix = pool.condor.prefix
-        # What the reader changes: names of the pool, places of HTCondor, the shape of this host
-        # (its GPU is declared).
-        changes = {
-            "provisioner.yaml": {
-                "controller: here": f"controller: {controller.name}",
-                "pool.example.org:9618": pool.collector,
-                "trust_domain: pool.example.org": f"trust_domain: {pool.domain}",
-                "# condor_prefix: /opt/condor ": f"condor_prefix: {prefix} ",
-                "# drain_tool: /opt/condor/usr/bin/condor_drain": f"drain_tool: {prefix}/usr/bin/condor_drain",
-                "store:\n  path: var/provisioner.db": "store:\n  path: provisioner.db",
-            },
-            "local.yaml": {
-                "cpus: 8": "cpus: 1",
-                "memory: 20 GiB": "memory: 512 MiB",
-                "disk: 50 GiB": "disk: 1 GiB",
-                "options:\n": "options:\n  gpus: [{count: 2, model: A100-SXM4-40GB, vram: 40 GiB, capability: 8.0,"
-                " simulate: 4}]\n",
-            },
-        }
-        written = token_and_key(pool)
-        for name, text in files().items():
-            for old, new in changes[name].items():
-                assert old in text, f"{name} of the guide has no {old!r}"
-                text = text.replace(old, new)
-            written[name] = text
-        for name, text in written.items():
+        for name, text in token_and_key(pool).items():
             controller.secret(name, text)
         host.run(f"chown {user}: *", cwd=directory)
         try:
-            checked = controller.call("check")
-            assert checked.returncode == 0 and "warning" not in checked.stderr, (
-                checked.stdout + checked.stderr
-            )
-            controller.prints("check", "--live")
+            init = block("provisioner init").replace("pool.example.org:9618", pool.collector)
+            values = f"--set controller={controller.name} --set condor_prefix={pool.condor.prefix}"
+            provisioner = f'provisioner() {{ {sys.executable} -m provisioner.cli "$@"; }}'
+            for command in (
+                f"{init.strip()} {values}",
+                block("provisioner check").partition("#")[0],
+            ):
+                seen = host.run(f"{provisioner}\n{command} 2>&1", user, directory)
+                assert "warning" not in seen, seen
+            assert "site:local" in seen
+            declare_gpus(directory / "local.yaml")
             controller.begin()
             other = pool.submit(gpu_job(100, more='+Secret = "of another job"'))
             until(
@@ -148,7 +141,7 @@ def test_the_guide_ends_with_jobs_done(condor: Condor) -> None:
                 "drones", "drain", "--site", "local", "--reason", "end of the test", "--yes"
             )
             until(lambda: not controller.live(), 60, what="the drones have left", every_s=0.5)
-            assert drone["type"] == "local/a100" and controller.states()["failed"] == 0
+            assert drone["type"] == "local/a100-sxm4-40gb" and controller.states()["failed"] == 0
             assert mark not in controller.log()
         except AssertionError as error:
             raise AssertionError(f"{error}\n{controller.story()}") from error
