@@ -170,6 +170,10 @@ def reason_data(reason: Any) -> Any:
     return None if reason is None else to_plain(reason, Reason)
 
 
+ROWS_AT_ONCE = 1000
+"""Rows whose values are there at once: those of 100,000 drones take 300 MiB."""
+
+
 @frozen
 class Listing:
     """Rows of one kind, alone or as part of a document. ``scope`` says in one line what is and is not in it."""
@@ -188,12 +192,14 @@ class Listing:
     total: int | None = None
     """Number of all rows where ``rows`` are only the first; None: these are all."""
 
-    def plain(self, columns: Sequence[Column] = ()) -> list[dict[str, Cell]]:
-        """Return the rows as JSON values, by default of all columns."""
+    def plain(self, columns: Sequence[Column] = ()) -> Iterator[dict[str, Cell]]:
+        """Yield the rows as JSON values, by default of all columns."""
         columns = columns or self.columns
         keys = [column.key for column in columns]
-        cells = zip(*(column.cells(self.rows) for column in columns), strict=True)
-        return [dict(zip(keys, row, strict=True)) for row in cells]
+        for first in range(0, len(self.rows), ROWS_AT_ONCE):
+            rows = self.rows[first : first + ROWS_AT_ONCE]
+            cells = zip(*(column.cells(rows) for column in columns), strict=True)
+            yield from (dict(zip(keys, row, strict=True)) for row in cells)
 
 
 @frozen
@@ -216,7 +222,7 @@ class Document:
         return {
             "schema": self.schema,
             **facts,
-            **{key: part.plain() for key, part in self.parts.items()},
+            **{key: [*part.plain()] for key, part in self.parts.items()},
             **self.raw,
         }
 
@@ -252,7 +258,7 @@ def picked(listing: Listing, sort: str | None, limit: int | None) -> Listing:
         scope = f"{scope}; {limit} of {total} shown" if scope else scope
         rows = rows[:limit]
         more = listing.cursor(rows[-1]) if listing.cursor and rows and not sort else ""
-    return replace(listing, rows=rows, scope=scope, more=more)
+    return replace(listing, rows=rows, scope=scope, more=more, total=total)
 
 
 def _sort_key(value: Cell) -> tuple[float, str]:

@@ -47,6 +47,10 @@ class PlanRow(NamedTuple):
     text: str
     drones: tuple[str, ...] = ()
 
+    @property
+    def kind(self) -> str:
+        return f"{self.action} {self.reason.kind}" if self.reason else self.action
+
 
 def plan_rows(plan: Plan) -> list[PlanRow]:
     """Return the lines of a plan: actions (starts alike in one), changes of state and breakers, then refusals."""

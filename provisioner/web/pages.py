@@ -257,8 +257,7 @@ def _waiting_of_vo(reader: Reader, vo: str) -> Any:
         vo=vo, waiting=True, sort="-waiting", limit=MAX_SHOWN, output=Format.TABLE
     )
     found: Any = demand.demand(reader, asked)
-    more = f", the largest {MAX_SHOWN} of {found.total}" if (found.total or 0) > MAX_SHOWN else ""
-    return replace(found, title=f"Waiting jobs of {_named('VO', vo)}{more}")
+    return replace(found, title=f"Waiting jobs of {_named('VO', vo)}")
 
 
 def _by_reason(waiting: Listing) -> PageTable:
@@ -478,13 +477,11 @@ def _public(reason: Reason) -> Reason:
 
 
 WITH_WORDS_OF_SITES = (
-    *(
-        reasons.BackingOff,
-        reasons.StartsUnmatched,
-        reasons.ExclusiveOnly,
-        reasons.StartBlocked,
-        reasons.StaleView,
-    ),
+    reasons.BackingOff,
+    reasons.StartsUnmatched,
+    reasons.ExclusiveOnly,
+    reasons.StartBlocked,
+    reasons.StaleView,
 )
 JOB_FACTS_SHOWN = ("drone", "needs", "waiting", "running", "drones")
 JOB_STATES = {"running": "runs", "held": "is held", "done": "is done"}
@@ -689,10 +686,17 @@ def _hours_by_site(gpu_s: Mapping[tuple[str, ...], Sequence[float]]) -> Listing:
 
 
 def _plan(reader: Reader, query: Query) -> WebPage:
-    document = _answer(plan.plan, reader, query)
-    return _document(
-        "Plan", document, query, f"The next tick would do this: {plan.plan_summary(document.of)}."
-    )
+    given = {key: value for key, value in query.items() if key != "only"}
+    document = _answer(plan.plan, reader, given)
+    items = document.parts["items"]
+    counts = Counter(row.kind for row in items.rows)
+    words = {kind: f"{kind} ({n})" for kind, n in counts.most_common()}
+    only, links = _choices(query, "only", {"": f"all ({len(items.rows)})", **words}, "")
+    rows = [row for row in items.rows if only in ("", row.kind)]
+    # those of 10,000 classes would be 8 MB
+    table = page_table(replace(items, rows=rows), {"limit": "200", **query})
+    lead = f"The next tick would do this: {plan.plan_summary(document.of)}."
+    return WebPage("Plan", [lead], [links], tables=[table])
 
 
 def _drones(reader: Reader, query: Query) -> WebPage:

@@ -78,6 +78,8 @@ def page_table(listing: Listing, query: Mapping[str, str] | None = None) -> Page
     ]
     rows = list(zip(*(found for _, found in shown), strict=True))
     title = listing.title if listing.rows or ": " in listing.title else f"{listing.title}: none"
+    if (listing.total or 0) > len(rows):
+        title = f"{title}, {len(rows)} of {listing.total} rows"
     return PageTable(title, [_head(column, query) for column, _ in shown], rows)
 
 

@@ -11,7 +11,7 @@ from functools import partial
 from html import unescape
 from importlib.resources import files
 from pathlib import Path
-from urllib.parse import unquote
+from urllib.parse import unquote_plus
 from xml.etree import ElementTree
 
 import pytest
@@ -107,7 +107,7 @@ class Rendered:
     def __init__(self, reader: Reader, address: str) -> None:
         path, _, query = address.partition("?")
         pairs = (pair.partition("=")[::2] for pair in query.split("&") if pair)
-        self.source = render(path, reader, {key: unquote(value) for key, value in pairs})
+        self.source = render(path, reader, {key: unquote_plus(value) for key, value in pairs})
         self.root = ElementTree.fromstring(self.source)
         (main,) = self.root.iter("main")
         self.text = " ".join("".join(main.itertext()).split())
@@ -422,7 +422,7 @@ def test_an_id_of_several_kinds_is_a_choice_and_an_unknown_one_says_so(
     links = {"".join(link.itertext()): link.get("href", "") for link in page.root.iter("a")}
     assert {"Drone etp-k7f2-41", "Class cms/ariane: 1 GPU, 24 GiB VRAM (41)"} <= links.keys()
     for title in ("Drone etp-k7f2-41", "Class cms/ariane: 1 GPU, 24 GiB VRAM (41)"):
-        assert Rendered(reader, unquote(links[title])).title.startswith(title)
+        assert Rendered(reader, unquote_plus(links[title])).title.startswith(title)
     with pytest.raises(VerbError, match="`41` means more than one thing") as choice:
         explain_id(reader, AnyIdQuery(id="41"))
     assert choice.value.lines[1:] == (
@@ -497,6 +497,22 @@ def test_page_and_json_give_the_same_reason_and_the_same_advice(reader: SeriesRe
     assert document["said"] and document["advice"]
     for each in (*document["said"], *document["advice"]):
         assert each["text"] in page
+
+
+def test_a_long_plan_is_shown_in_part_and_by_reason(reader: SeriesReader) -> None:
+    def shown(address: str) -> tuple[list[str], dict[str, str]]:
+        page = Rendered(reader, address)
+        assert "Plan for tick 4" in page.text
+        rows = ["".join(row.itertext()) for body in page.root.iter("tbody") for row in body]
+        links = {"".join(each.itertext()): each.get("href", "") for each in page.root.iter("a")}
+        return rows, {text: href for text, href in links.items() if "only=" in href}
+
+    rows, links = shown("/plan")
+    assert f"all ({len(rows)})" in links
+    of_reasons = [shown(f"/plan{href}")[0] for text, href in links.items() if text[:3] != "all"]
+    assert len(of_reasons) > 3 and sum(map(len, of_reasons)) == len(rows)
+    assert shown("/plan?limit=3")[0] == rows[:3]
+    assert f"Plan for tick 4, 3 of {len(rows)} rows" in Rendered(reader, "/plan?limit=3").text
 
 
 def test_a_record_without_a_tick_has_all_pages_but_the_plan(tmp_path: Path) -> None:
