@@ -51,11 +51,16 @@ def write(answer: Answer, query: Query, page: Page, out: TextIO) -> None:
             out.writelines(f"{dumps(row)}\n" for row in answer.plain(columns))
         case Format.JSON if not page.is_repeated:
             # One row per line: a diff of two lists shows the rows that differ.
-            rows = ",\n  ".join(dumps(row, separators=None) for row in answer.plain(columns))
-            body = f"\n  {rows}\n" if answer.rows else ""
-            out.write(f'{{"schema": {dumps(answer.schema)}, "items": [{body}]}}\n')
+            out.write(f'{{"schema": {dumps(answer.schema)}, "items": [')
+            before = "\n  "
+            for row in answer.plain(columns):
+                out.write(f"{before}{dumps(row, separators=None)}")
+                before = ",\n  "
+            out.write("\n]}\n" if answer.rows else "]}\n")
         case _:
-            _write_tree({"schema": answer.schema, "items": answer.plain(columns)}, query, page, out)
+            _write_tree(
+                {"schema": answer.schema, "items": [*answer.plain(columns)]}, query, page, out
+            )
 
 
 def _write_document(document: Document, query: Query, page: Page, out: TextIO) -> None:

@@ -384,7 +384,7 @@ class Reader:
     def views(self) -> store.Views | None:
         """Return the newest views without slots, completions, listed drones and refusals; None in a new store."""
         with self._open() as sql:
-            return view_log.read_views(sql, bulk=False)
+            return view_log.read_views(sql)
 
     def with_refusals(self, classes: Iterable[JobClass]) -> tuple[JobClass, ...]:
         """Return job classes of the newest views with the types that they refuse."""
@@ -394,7 +394,7 @@ class Reader:
     def slots(self) -> tuple[model.Slot, ...]:
         """Return the slots of the drones as the overlay showed them last."""
         with self._open() as sql:
-            return view_log.read_slots(sql)
+            return tuple(view_log.read_part(sql, "slots").values())
 
     def gpus_offline(self, drone_id: DroneId) -> int:
         """Return how many GPUs of a drone its checks have taken offline, by the newest views."""
@@ -429,26 +429,21 @@ class Reader:
         with self._open() as sql:
             if tick is not None:
                 return view_log.read_snapshot(sql, tick)
-            views, meta = view_log.read_views(sql), tables.read_meta(sql)
-            if views is None:
+            meta = tables.read_meta(sql)
+            if not view_log.read_part(sql, "policy"):
                 return None
             newest = tables.read_newest_plan(sql)
             return Snapshot(
-                now=views.at,
-                tick=views.tick + 1,
+                now=float(meta["at"]),
+                tick=int(meta["tick"]) + 1,
                 id_prefix=f"{meta['controller']}-{meta['birth']}",
                 next_serial=int(meta["next_serial"]),
-                policy=views.policy,
-                types=views.types,
-                overlay=views.overlay,
-                sites=views.sites,
                 drones=tables.live_drones(sql),
                 breakers=tables.read_breakers(sql),
                 patience=patience_of(newest),
                 reserved=reserved_of(newest),
                 requests=tables.waiting_requests(sql),
-                estimates=views.estimates,
-                credentials=views.credentials,
+                **view_log.read_parts(sql),
             )
 
     def kept_snapshots(self) -> list[int]:

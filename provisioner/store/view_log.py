@@ -261,11 +261,6 @@ def slot_work(sql: sqlite3.Connection, of: model.DroneId | None = None) -> Itera
             seen |= found.keys()
 
 
-def read_slots(sql: sqlite3.Connection) -> tuple[model.Slot, ...]:
-    """Return the slots of the drones as the overlay showed them last."""
-    return tuple(read_part(sql, "slots").values())
-
-
 def with_refusals(
     sql: sqlite3.Connection, classes: Iterable[model.JobClass], row: int = NEWEST
 ) -> tuple[model.JobClass, ...]:
@@ -315,9 +310,9 @@ def read_parts(sql: sqlite3.Connection, row: int = NEWEST, *, bulk: bool = True)
     }
 
 
-def read_views(sql: sqlite3.Connection, *, bulk: bool = True) -> Views | None:
-    """Return the newest views; None in a new store. ``bulk`` as for :func:`read_parts`."""
+def read_views(sql: sqlite3.Connection) -> Views | None:
+    """Return the newest views, of which :func:`read_parts` leaves out the bulk; None in a new store."""
     if not read_part(sql, "policy"):
         return None
     meta = read_meta(sql)
-    return Views(int(meta["tick"]), float(meta["at"]), **read_parts(sql, bulk=bulk))
+    return Views(int(meta["tick"]), float(meta["at"]), **read_parts(sql, bulk=False))

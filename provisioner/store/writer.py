@@ -387,7 +387,7 @@ class SqlStore(store.Store):
             if claimed == lock.file_id(path) and other.pid != os.getpid() and lock.is_alive(other):
                 raise lock.held(path, other)  # somebody removed its lock file
             write_meta(sql, **{lock.HOLDER: self._claim})
-            newest, views = tables.read_newest_plan(sql), view_log.read_views(sql, bulk=False)
+            newest, views = tables.read_newest_plan(sql), view_log.read_views(sql)
             self._last_plan = newest
             if views is not None and views.overlay.view is not None:
                 self._classes = views.overlay.view.classes

@@ -88,10 +88,11 @@ def answer_query(question: RecordQuestion, reader: Reader, query: Query, page: P
     """
     with one_moment(reader.now):
         answer = question(reader, query)
-        written = io.StringIO()
+        body = io.BytesIO()
+        written = io.TextIOWrapper(body, "utf-8", write_through=True)
         write(answer, query, page, written)
     return Answered(
-        written.getvalue().encode(),
+        body.getvalue(),
         CONTENT_TYPES.get(query.output, TEXT_TYPE),
         answer.scope,
         answer.more if isinstance(answer, Listing) else "",

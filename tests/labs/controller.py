@@ -251,7 +251,7 @@ class LabController:
 
     def site_row(self) -> dict[str, Any]:
         """The only site as `sites` tells it."""
-        [row] = json.loads(json.dumps(sites(self.record, ListQuery()).plain()))
+        [row] = json.loads(json.dumps([*sites(self.record, ListQuery()).plain()]))
         return row
 
     @property
@@ -261,7 +261,7 @@ class LabController:
     def drones(self, ended: bool | None = None) -> list[dict[str, Any]]:
         """Drones on record as `drones` tells them, past ones included unless ``ended`` says which."""
         listing = drone_listing(self.record, DroneFilter(), ended)
-        return json.loads(json.dumps(listing.plain()))
+        return json.loads(json.dumps([*listing.plain()]))
 
     def states(self) -> Counter[str]:
         return Counter(d.state.value for d in self.record.drones(ended=None))
