@@ -22,7 +22,7 @@ from tests.htcondor_overlay.live import overlay_on, seen
 from tests.labs import htcondor, voms as voms_lab
 from tests.labs.controller import LabController
 from tests.labs.grid_site import ElementSite, grid_commands, through_element, trusting_element
-from tests.labs.htcondor import Condor, Pool, gpu_job, running_pool, until
+from tests.labs.htcondor import LOOPBACK, Condor, Pool, gpu_job, running_pool, until
 from tests.labs.scitokens import ISSUER, SUBJECT, Issuer
 from tests.labs.shared_gpu_site import A100, HERE, site_config
 
@@ -68,10 +68,8 @@ def give(pool: Pool, issuer: Issuer, token: str) -> None:
 
 
 @pytest.mark.matrix
-def test_a_drone_reaches_an_element_by_its_scitoken_until_that_expires(
-    newest_condor: Condor,
-) -> None:
-    with by_token(newest_condor) as (overlay, element, issuer, controller):
+def test_a_drone_reaches_an_element_by_its_scitoken_until_that_expires(condor: Condor) -> None:
+    with by_token(condor) as (overlay, element, issuer, controller):
         give(element, issuer, issuer.scitoken())
         controller.start()
         job = overlay.submit(gpu_job(1))
@@ -104,9 +102,29 @@ def test_a_drone_reaches_an_element_by_its_scitoken_until_that_expires(
         until(lambda: not overlay.jobs(job), 240, what="the job is done", every_s=0.5)
 
 
+@pytest.mark.matrix
+def test_a_scitoken_that_may_not_submit_fails_its_drones_as_refused(
+    newest_condor: Condor,
+) -> None:
+    with by_token(newest_condor) as (overlay, element, issuer, controller):
+        give(element, issuer, issuer.scitoken(scope="condor:/READ"))
+        controller.start()
+        overlay.submit(gpu_job(1))
+        # the gridmanager tries four times, and looks in between whether the element answers at all
+        until(lambda: controller.states()["failed"], 240, what="the drone failed", every_s=1.0)
+        faults = [each.fault for each in controller.record.breakers().values()]
+        assert {fault.kind for fault in faults if fault} == {FaultKind.DENIED}
+        told = controller.site_row()["note"]
+        assert "the computing element refuses the credentials: " in told
+
+
 def unusable(controller: LabController) -> list[str]:
     troubles = controller.json("status")["troubles"]
     return [each["text"] for each in troubles if each["kind"] == "credential-unusable"]
+
+
+COPIED = "DELEGATE_JOB_GSI_CREDENTIALS"
+"""23.9 of Debian cannot receive a delegated proxy."""
 
 
 @pytest.fixture
@@ -122,16 +140,21 @@ def voms(monkeypatch: pytest.MonkeyPatch) -> Iterator[voms_lab.Authority]:
 
 
 async def test_a_drones_job_carries_its_proxy_and_the_pool_behind_the_element_knows_the_vo(
-    newest_condor: Condor, voms: voms_lab.Authority, tmp_path: Path
+    condor: Condor, voms: voms_lab.Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    lines = LOOPBACK
+    if condor.version.startswith("23."):
+        lines += f"{COPIED} = False\n"
+        monkeypatch.setattr(Pool, "more_env", {**voms.env, f"_CONDOR_{COPIED}": "False"})
     expired = voms.proxy("expired", -10)
     good = voms.proxy("good")
     htcondor.account().give(voms.directory)
-    with through_element(newest_condor, voms_lab.READS_VOMS) as (access, element):
+    with through_element(condor, voms_lab.READS_VOMS) as (access, element):
 
         def site(proxy: Path) -> HTCondorSite:
             submit = {**grid_commands(element), "x509userproxy": str(proxy)}
-            config = site_config(access, tmp_path / proxy.name, submit=submit)
+            more = {"submit": submit, "client_config": lines}
+            config = site_config(access, tmp_path / proxy.name, **more)
             return HTCondorSite(HERE, config, [A100], "main-ab12")
 
         def order(serial: int) -> StartOrder:
