@@ -200,15 +200,19 @@ def _gpu_charts(reader: Reader, *labels: str) -> PageCharts | None:
         gpus = charts.TimeSteps(reader, "provisioner_gpus", now(), span_s, step_s)
     found = gpus.by(*labels, "state")
     wanted = charts.TimeSteps(reader, "provisioner_gpus_wanted", now(), span_s, step_s)
+    waiting_jobs = wanted.by()
+    here = {tuple(of) for *of, _ in found}
+    if waiting_jobs and not labels:
+        here.add(())  # jobs that wait without a drone
     places: dict[str, Sequence[Layer]] = {}
-    for place in sorted({tuple(of) for *of, _ in found}):
+    for place in sorted(here):
         layers = [
             Layer(name, name, gpus.total(found, [(*place, state) for state in states]), meaning)
             for name, (states, meaning) in GPU_STATES.items()
         ]
         waiting = layers.pop()._replace(is_line=True)
         if not labels:
-            waiting = waiting._replace(values=wanted.total(wanted.by(), [()]), meaning=WANTED)
+            waiting = waiting._replace(values=wanted.total(waiting_jobs, [()]), meaning=WANTED)
         places[", ".join(place)] = [*layers, waiting]
     title = f"GPUs in the last {span_s / charts.HOUR_S:.0f} hours"
     return PageCharts.of(title, "GPUs", gpus.times, places) if places else None

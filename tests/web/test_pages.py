@@ -357,6 +357,23 @@ def test_the_chart_of_a_young_record_has_its_minutes(tmp_path: Path) -> None:
         assert begin == pytest.approx(100, abs=1.5), "minutes without a controller are empty"
 
 
+def test_jobs_that_wait_without_a_drone_are_in_the_chart_of_all_sites(tmp_path: Path) -> None:
+    async def create() -> None:
+        async with SqlStore(tmp_path / "new.db", "kit", 1e9, 10):
+            pass
+
+    asyncio.run(create())
+    reader = Reader(tmp_path / "new.db")
+    assert "GPUs in the last" not in Rendered(reader, "/").text
+    with sqlite3.connect(reader.path) as sql:
+        add_sample(sql, reader.now(), {MetricKey("provisioner_gpus_wanted"): 9.0})
+    (chart,) = [
+        each for each in Rendered(reader, "/").root.iter("svg") if each.get("class") == "chart"
+    ]
+    assert "running 0, idle 0, starting 0, draining 0, waiting 9.0" in chart.get("aria-label", "")
+    assert "GPUs in the last" not in Rendered(reader, "/sites").text
+
+
 def test_waste_adds_up_the_series(reader: SeriesReader) -> None:
     page = Rendered(reader, "/waste?since=7d&sort=-total")
     *_, last = page.rows("GPU-hours by site")
