@@ -254,7 +254,7 @@ def _wait_table(waits: Sequence[figures.WaitRow]) -> str:
         median, most = (each / WAIT_UNITS[unit] for each in (row.p50_s, row.p95_s))
         bar = svg.bar({"median": median, "most": max(0.0, most - median)}, axis.end)
         times = [_durations(each) for each in (row.p50_s, row.mean_s, row.p95_s)]
-        cells = [figures.amount(row.jobs), *times, row.why]
+        cells = [figures.amount(row.jobs), *times, escape(sanitize(row.why))]
         rows.append([escape(name(row.label)), bar, escape(name(row.policy)), *cells])
     heads = ["Jobs that ask for", svg.scale(axis, unit), "Policy", "Jobs done"]
     heads += ["Median", "Mean", "95 %", "Main reasons"]

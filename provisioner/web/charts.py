@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import NamedTuple
 
@@ -29,25 +29,19 @@ class TimeSteps:
         self.first_at = min((at for each in self._found for at, _ in each.points), default=0.0)
         """Begin of the first step on record."""
 
-    def by(self, *names: str) -> dict[tuple[str, ...], list[float]]:
-        """Return the sums in each step by the values of labels."""
+    def by(
+        self, *names: str, groups: Mapping[str, str] | None = None
+    ) -> dict[tuple[str, ...], list[float]]:
+        """Return the sums in each step by the values of labels; ``groups``: names of several values."""
         sums: defaultdict[tuple[str, ...], defaultdict[float, float]] = defaultdict(
             lambda: defaultdict(float)
         )
         for each in self._found:
-            key = tuple(each.labels.get(name, "") for name in names)
+            values = [each.labels.get(name, "") for name in names]
+            key = tuple((groups or {}).get(value, value) for value in values)
             for at, value in each.points:
                 sums[key][at] += value
         return {key: [found[at] for at in self.times] for key, found in sums.items()}
-
-    def total(
-        self, found: Mapping[tuple[str, ...], Sequence[float]], keys: Iterable[tuple[str, ...]]
-    ) -> list[float]:
-        """Return the sums in each step of what was ``found`` under some keys."""
-        none = [0.0] * len(self.times)
-        return [
-            sum(each) for each in zip(none, *(found.get(key, none) for key in keys), strict=True)
-        ]
 
 
 class PageCharts(NamedTuple):

@@ -177,43 +177,49 @@ STATE_GROUPS: Mapping[str, Sequence[DroneState]] = {
 }
 
 
-GPU_STATES: Mapping[str, tuple[Sequence[DroneState], str]] = {
-    "running": ((DroneState.BUSY,), "with jobs"),
-    "idle": ((DroneState.IDLE,), "no job"),
-    "starting": ((DroneState.BOOTING, DroneState.JOINED), "drones that boot"),
-    "draining": (STATE_GROUPS["draining"], "drones that leave"),
-    "waiting": (model.WAITING, "drones without a place"),
+GPU_USES = {
+    "running": "with jobs",
+    "idle": "no job",
+    "starting": "drones that boot",
+    "draining": "drones that leave",
+    "waiting": "drones without a place",
 }
-"""States of the GPUs in a chart, with their meaning."""
-WANTED = "GPUs that waiting jobs ask for"
-DAY_S, DAY_STEP_S = 86400.0, 600.0
-YOUNG_S, YOUNG_STEP_S = 7200.0, 60.0
-"""Span of a chart of a record that is not older, and its steps."""
+"""Uses of the GPUs in a chart, with their meaning."""
+USE_OF_STATE: Mapping[str, str] = {
+    DroneState.BUSY: "running",
+    DroneState.BOOTING: "starting",
+    DroneState.JOINED: "starting",
+    DroneState.STOPPING: "draining",
+    **dict.fromkeys(model.WAITING, "waiting"),
+}
+"""The use where it is not the state itself."""
+YOUNG_S = 7200.0
+"""A chart of a record that is not older has its minutes."""
 
 
 def _gpu_charts(reader: Reader, *labels: str) -> PageCharts | None:
     """Return the chart of the last day, or those by site with the label ``site``; None if nothing is on record."""
-    span_s, step_s = DAY_S, DAY_STEP_S
+    span_s, step_s = 86400.0, 600.0
     gpus = charts.TimeSteps(reader, "provisioner_gpus", now(), span_s, step_s)
     if gpus.first_at > now() - YOUNG_S:
-        span_s, step_s = YOUNG_S, YOUNG_STEP_S
+        span_s, step_s = YOUNG_S, 60.0
         gpus = charts.TimeSteps(reader, "provisioner_gpus", now(), span_s, step_s)
-    found = gpus.by(*labels, "state")
-    wanted = charts.TimeSteps(reader, "provisioner_gpus_wanted", now(), span_s, step_s)
-    waiting_jobs = wanted.by()
-    here = {tuple(of) for *of, _ in found}
-    if waiting_jobs and not labels:
-        here.add(())  # jobs that wait without a drone
-    places: dict[str, Sequence[Layer]] = {}
-    for place in sorted(here):
-        layers = [
-            Layer(name, name, gpus.total(found, [(*place, state) for state in states]), meaning)
-            for name, (states, meaning) in GPU_STATES.items()
+    found = gpus.by(*labels, "state", groups=USE_OF_STATE)
+    meanings = GPU_USES
+    if not labels:
+        wanted = charts.TimeSteps(reader, "provisioner_gpus_wanted", now(), span_s, step_s)
+        found.pop(("waiting",), None)
+        for values in wanted.by().values():
+            found["waiting",] = values
+        meanings = {**GPU_USES, "waiting": "GPUs that waiting jobs ask for"}
+    none = [0.0] * len(gpus.times)
+    places = {
+        ", ".join(place): [
+            Layer(use, use, found.get((*place, use), none), meaning, use == "waiting")
+            for use, meaning in meanings.items()
         ]
-        waiting = layers.pop()._replace(is_line=True)
-        if not labels:
-            waiting = waiting._replace(values=wanted.total(waiting_jobs, [()]), meaning=WANTED)
-        places[", ".join(place)] = [*layers, waiting]
+        for place in sorted({key[:-1] for key in found})
+    }
     title = f"GPUs in the last {span_s / charts.HOUR_S:.0f} hours"
     return PageCharts.of(title, "GPUs", gpus.times, places) if places else None
 

@@ -96,6 +96,7 @@ def test_foreign_text_stays_text(text: str) -> None:
             trace=text,
             violations=(text,),
             waits_by_class={text: WaitStatistics(9, 1.0, 1.0, 2.0)},
+            waits_why={text: {text: 3.0}},
             by_site={text: GpuTime(2.0, 1.0, 1.0)},
             samples=tuple(Sample(at_s, 1, 1, 1.0, 1.0, 0.0, {text: 1.0}) for at_s in (0.0, 60.0)),
         )
