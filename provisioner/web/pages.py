@@ -177,7 +177,7 @@ STATE_GROUPS: Mapping[str, Sequence[DroneState]] = {
 }
 
 
-GPU_USES = {
+CHART_USES = {
     "running": "with jobs",
     "idle": "no job",
     "starting": "drones that boot",
@@ -205,13 +205,13 @@ def _gpu_charts(reader: Reader, *labels: str) -> PageCharts | None:
         span_s, step_s = YOUNG_S, 60.0
         gpus = charts.TimeSteps(reader, "provisioner_gpus", now(), span_s, step_s)
     found = gpus.by(*labels, "state", groups=USE_OF_STATE)
-    meanings = GPU_USES
+    meanings = CHART_USES
     if not labels:
         wanted = charts.TimeSteps(reader, "provisioner_gpus_wanted", now(), span_s, step_s)
         found.pop(("waiting",), None)
         for values in wanted.by().values():
             found["waiting",] = values
-        meanings = {**GPU_USES, "waiting": "GPUs that waiting jobs ask for"}
+        meanings = {**CHART_USES, "waiting": "GPUs that waiting jobs ask for"}
     none = [0.0] * len(gpus.times)
     places = {
         ", ".join(place): [
