@@ -14,18 +14,17 @@ nothing.
 from __future__ import annotations
 
 import hashlib
-import operator
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import NamedTuple
 
 from adapters.openstack.registry import DRONE_KEY, TYPE_KEY
 from adapters.openstack.servers import GONE, Flavor, Limits, Server, classify_fault
 from adapters.openstack.settings import HostConfig, OpenStackOwnerConfig, OpenStackSiteConfig
 from adapters.shared.printing import printable
 from provisioner.model import WHOLE_GPU, DroneType, FaultKind, Node, OwnerDemand, OwnerLoad
+from provisioner.resources import Resources
 
 MAX_HOST_NOTICES = 5
 MAX_OWNER_NOTICES = 10
@@ -33,20 +32,8 @@ _MAX_CLAIMS = 500
 _MAX_NAMES_OF_SERVERS = 3
 
 
-class FlavorSize(NamedTuple):
-    """Resources that one server holds of its host, or would hold."""
-
-    gpu_milli: int = 0
-    cpus: int = 0
-    memory_mib: int = 0
-    disk_mib: int = 0
-
-    def within(self, room: FlavorSize) -> bool:
-        return all(map(operator.le, self, room))
-
-
-def _total(sizes: Iterable[FlavorSize]) -> FlavorSize:
-    return FlavorSize(*map(sum, zip(FlavorSize(), *sizes, strict=True)))
+def _total(sizes: Iterable[Resources]) -> Resources:
+    return Resources(*map(sum, zip(Resources(), *sizes, strict=True)))
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -64,13 +51,13 @@ def host_names(hosts: Iterable[HostConfig], projects: Iterable[str]) -> Mapping[
     return {host_id(project, name): name for project in projects for name in names}
 
 
-def size_of(server: Server) -> FlavorSize:
+def size_of(server: Server) -> Resources:
     """Return the size of a server's flavour. One that asks for an unknown number of GPUs has one at least."""
     flavor = server.flavor
     if flavor is None:
-        return FlavorSize()
+        return Resources()
     gpus = gpus_of(flavor.extra)
-    return FlavorSize(
+    return Resources(
         WHOLE_GPU * (1 if gpus is None else gpus), flavor.vcpus, flavor.memory_mib, flavor.disk_mib
     )
 
@@ -80,19 +67,17 @@ def _has_volume(config: OpenStackSiteConfig, kind: str) -> bool:
     return kind in config.types and config.server(kind).boot_volume is not None
 
 
-def _type_sizes(
-    config: OpenStackSiteConfig, types: Iterable[DroneType]
-) -> Mapping[str, FlavorSize]:
+def _type_sizes(config: OpenStackSiteConfig, types: Iterable[DroneType]) -> Mapping[str, Resources]:
     found = {}
     for kind in types:
-        disk_mib = 0 if _has_volume(config, kind.name) else kind.disk_mib
-        found[kind.name] = FlavorSize(kind.gpu_milli, kind.cpus, kind.memory_mib, disk_mib)
+        size = Resources.of(kind)
+        found[kind.name] = size._replace(disk_mib=0) if _has_volume(config, kind.name) else size
     return found
 
 
 def _drone_size(
-    server: Server, config: OpenStackSiteConfig, type_sizes: Mapping[str, FlavorSize]
-) -> FlavorSize:
+    server: Server, config: OpenStackSiteConfig, type_sizes: Mapping[str, Resources]
+) -> Resources:
     """Return the size of a drone's server: GPUs by the drone type.
 
     The rest is by the server, which may be more than its drone uses.
@@ -122,13 +107,13 @@ def nodes(
     type_sizes = _type_sizes(config, types)
     sizes = {server.id: (server, size_of(server)) for server in others}
     sizes |= {server.id: (server, _drone_size(server, config, type_sizes)) for server in ours}
-    held: dict[str, list[FlavorSize]] = defaultdict(list)
+    held: dict[str, list[Resources]] = defaultdict(list)
     for server, size in sizes.values():
         if server.host_id in hosts:
             held[hosts[server.host_id]].append(size)
     found = []
     for host in config.hosts:
-        whole = FlavorSize(host.gpus * WHOLE_GPU, host.cpus, host.memory, host.disk)
+        whole = Resources(host.gpus * WHOLE_GPU, host.cpus, host.memory, host.disk)
         allowed_here = host.types or type_sizes
         fitting = tuple(
             name for name, size in type_sizes.items() if name in allowed_here and size.within(whole)
@@ -268,7 +253,7 @@ def claims(
     for each in theirs:
         if each.host_id or each.launched_at or each.status == "BUILD":
             placed[each.name] = max(each.created_at, placed[each.name])
-    groups: dict[FlavorSize, list[Server]] = defaultdict(list)
+    groups: dict[Resources, list[Server]] = defaultdict(list)
     for server in theirs:
         size = size_of(server)
         if (size.gpu_milli or with_cpu_servers) and _waits(
@@ -278,11 +263,7 @@ def claims(
     found: list[OwnerDemand] = []
     impossible: list[str] = []
     for size, waiting in groups.items():
-        could = tuple(
-            node.name
-            for node in nodes
-            if size.within(FlavorSize(node.gpu_milli, node.cpus, node.memory_mib, node.disk_mib))
-        )
+        could = tuple(node.name for node in nodes if size.within(Resources.of(node)))
         names = sorted({server.name for server in waiting})
         who = printable(
             ", ".join(names[:_MAX_NAMES_OF_SERVERS])

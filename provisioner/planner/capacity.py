@@ -32,7 +32,6 @@ from provisioner.planner.context import (
 from provisioner.planner.costs import JobCost, StartCosts
 from provisioner.planner.matching import (
     CompatibleTypes,
-    Resources,
     count_jobs,
     free_resources,
     lent_resources,
@@ -42,6 +41,7 @@ from provisioner.planner.matching import (
 from provisioner.planner.owner import OwnerReservations
 from provisioner.planner.states import NO_END
 from provisioner.reasons import Reason
+from provisioner.resources import Resources
 
 
 def stranded_gpus(kind: DroneType, nodes: Iterable[Node]) -> reasons.GpusStranded | None:

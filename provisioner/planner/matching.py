@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
-from typing import NamedTuple
 
 from provisioner.model import (
     NVIDIA,
@@ -24,31 +23,13 @@ from provisioner.model import (
     TypeKey,
     UnmetRequirement,
 )
+from provisioner.resources import NO_RESOURCES, Resources
 from provisioner.sharing import pool_milli, share_milli, shares_needed
 
 UNKNOWN_DISK_MIB = 1 << 50
 """Stands for a disk size that is not reported."""
 
 
-class Resources(NamedTuple):
-    """GPUs, CPUs, memory and disk: a request, or what is free somewhere."""
-
-    gpu_milli: int = 0
-    cpus: int = 0
-    memory_mib: int = 0
-    disk_mib: int = 0
-
-    def plus(self, other: Resources, count: int = 1) -> Resources:
-        """Return the sum with ``count`` times ``other``; a negative count subtracts."""
-        return Resources(
-            self.gpu_milli + count * other.gpu_milli,
-            self.cpus + count * other.cpus,
-            self.memory_mib + count * other.memory_mib,
-            self.disk_mib + count * other.disk_mib,
-        )
-
-
-NO_RESOURCES = Resources()
 UNLIMITED = 1 << 60
 
 

@@ -28,9 +28,10 @@ from provisioner.model import (
     TypeKey,
 )
 from provisioner.planner.context import PlanningContext
-from provisioner.planner.matching import NO_RESOURCES, UNKNOWN_DISK_MIB, Resources, count_fits
+from provisioner.planner.matching import UNKNOWN_DISK_MIB, count_fits
 from provisioner.planner.victims import NodeCandidates, VictimCandidate, cheapest_set
 from provisioner.reasons import Reason
+from provisioner.resources import NO_RESOURCES, Resources
 from provisioner.values import frozen
 
 
@@ -72,7 +73,7 @@ class NodeResources:
 
     def places(self, kind: DroneType) -> int:
         """Return how many drones of a type could start here right now."""
-        most = count_fits(drone_resources(kind), self.free, self.kept)
+        most = count_fits(Resources.of(kind), self.free, self.kept)
         return min(most, self.free == self.idle) if kind.name in self.exclusive else most
 
     def promise(self, each: Resources, count: int = 1) -> None:
@@ -114,13 +115,13 @@ class FreeResources:
         hosts = (
             node_room.free
             for node_room in self._hosts(kind)
-            if count_fits(drone_resources(kind), node_room.free)
+            if count_fits(Resources.of(kind), node_room.free)
         )
         return sum(free.gpu_milli for free in hosts) / WHOLE_GPU
 
     def book(self, kind: DroneType, count: int) -> int:
         """Promise room to ``count`` drones, the fullest nodes first, reserved ones last; return how many find none."""
-        each = drone_resources(kind)
+        each = Resources.of(kind)
         for node_room in sorted(
             self._hosts(kind), key=lambda s: (s.reserved, s.free.gpu_milli, s.free.cpus, s.name)
         ):
@@ -133,10 +134,6 @@ class FreeResources:
             if count <= 0:
                 break
         return count
-
-
-def drone_resources(kind: DroneType) -> Resources:
-    return Resources(kind.gpu_milli, kind.cpus, kind.memory_mib, kind.disk_mib)
 
 
 def reserve_of(node: str, rules: Iterable[Reserve]) -> Reserve | None:
@@ -335,9 +332,7 @@ def _add_drones(
     """Add our drones to their nodes: those that could be asked to leave, and the room of those that already leave."""
     now, candidates = context.now, dict[str, list[VictimCandidate]]()
     spaces = {
-        key: drone_resources(kind)
-        for key, kind in context.types.items()
-        if kind.site == policy.site
+        key: Resources.of(kind) for key, kind in context.types.items() if kind.site == policy.site
     }
     for drone in drones:
         remote = view.drones.get(drone.id)
@@ -377,7 +372,7 @@ def _make_room(
     ask: bool,
 ) -> Iterator[JobRoom]:
     """Yield room for up to ``most`` jobs of a claim: free now, then coming, then by the cheapest set of drones."""
-    need = Resources(claim.gpu_milli, claim.cpus, claim.memory_mib, claim.disk_mib)
+    need = Resources.of(claim)
     nodes = [free_nodes.nodes[n] for n in claim.nodes or free_nodes.nodes if n in free_nodes.nodes]
 
     # By how little is left over: what was made for one job is found by that job, and nodes stay
@@ -442,7 +437,7 @@ def reclaim_reserve(
         kind = context.types[key]
         if kind.site not in reservations.free or not kind.gpu_milli or key in reservations.held:
             continue
-        need = drone_resources(kind)
+        need = Resources.of(kind)
         for node_room in reservations.free[kind.site].nodes.values():
             while lack > 0 and node_room.kept != NO_RESOURCES and kind.name in node_room.types:
                 movable = node_room.candidates.only(lambda space: not space.gpu_milli)

@@ -48,15 +48,14 @@ from provisioner.planner.context import (
 )
 from provisioner.planner.costs import JobCost, RunTimeSums
 from provisioner.planner.matching import (
-    NO_RESOURCES,
     CompatibleTypes,
-    Resources,
     count_fits,
 )
-from provisioner.planner.owner import NodeResources, OwnerReservations, drone_resources
+from provisioner.planner.owner import NodeResources, OwnerReservations
 from provisioner.planner.risk import PreemptionRisk, waiting_time
 from provisioner.planner.states import NO_END
 from provisioner.reasons import GpusStranded, LimitReached, NodeReserved, SiteFull, SiteQuota
+from provisioner.resources import NO_RESOURCES, Resources
 
 MAX_RESERVABLE_NODES = 50
 """Number of nodes that are compared for one type: those with the most GPUs that are or will be free."""
@@ -349,7 +348,7 @@ class JobReservations:
                 each for each in holders.get(node.name, ()) if not self._serves(job, each.drone)
             ]
             if (
-                hole := hole_of(drone_resources(kind), free, node.name, others, node.kept)
+                hole := hole_of(Resources.of(kind), free, node.name, others, node.kept)
             ) is not None:
                 yield hole
 
@@ -384,7 +383,7 @@ class JobReservations:
             waits = slot.free_gpu_milli * times[-1] + sum(
                 each_milli * (times[-1] - end_s) for end_s in times
             )
-            holder = NodeHolder(NO_END, drone, drone_resources(kind))
+            holder = NodeHolder(NO_END, drone, Resources.of(kind))
             yield Hole(waits / WHOLE_GPU, times[-1], drone.node or drone.id, [holder], starts=False)
 
     def _serves(self, job: JobClass, drone: Drone) -> bool:
@@ -412,7 +411,7 @@ class JobReservations:
         A drone that the owner takes back makes no room.
         """
         context = self.context
-        spaces = {key: drone_resources(kind) for key, kind in context.types.items()}
+        spaces = {key: Resources.of(kind) for key, kind in context.types.items()}
         found: dict[str, dict[str, list[NodeHolder]]] = {site: {} for site in self.owners.free}
         for drone in context.drones.values():
             slot, site = context.slots.get(drone.id), drone.site

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 
 from provisioner.model import DroneId
-from provisioner.planner.matching import NO_RESOURCES, Resources, count_fits
+from provisioner.planner.matching import count_fits
+from provisioner.resources import NO_RESOURCES, Resources
 from provisioner.values import frozen
 
 Counts = tuple[int, ...]

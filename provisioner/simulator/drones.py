@@ -6,68 +6,32 @@ import asyncio
 from collections.abc import Callable, Hashable
 from dataclasses import field
 from enum import StrEnum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from provisioner.model import (
     DroneId,
-    DroneType,
     EndKind,
     RemoteDrone,
     RemoteEnd,
     RemoteState,
     StartOrder,
 )
+from provisioner.resources import NO_RESOURCES, Resources
 from provisioner.simulator.loop import AT_ONCE, Draw, Fixed, after, now, now_s, rng_for, start_epoch
 from provisioner.values import frozen
 
 if TYPE_CHECKING:
-    from provisioner.simulator.jobs import JobRequirements
     from provisioner.simulator.sites import SimulatedSite
 
 OVERLAY = "overlay"
 """Name of the overlay in ``where``; sites go by their names."""
 
 
-class ResourceVector(NamedTuple):
-    """Resources of a drone, a job or a node: GPUs in thousandths, CPUs, RAM and disk in MiB."""
-
-    gpu_milli: int = 0
-    cpus: int = 0
-    memory_mib: int = 0
-    disk_mib: int = 0
-
-    @classmethod
-    def of(cls, kind: DroneType | JobRequirements) -> ResourceVector:
-        """Return the resources that a drone of this type holds, or that a job asks for."""
-        return cls(kind.gpu_milli, kind.cpus, kind.memory_mib, kind.disk_mib)
-
-    def plus(self, other: ResourceVector) -> ResourceVector:
-        return ResourceVector(*(a + b for a, b in zip(self, other, strict=True)))
-
-    def less(self, other: ResourceVector) -> ResourceVector:
-        return ResourceVector(*(a - b for a, b in zip(self, other, strict=True)))
-
-    def within(self, room: ResourceVector) -> bool:
-        return (
-            self.gpu_milli <= room.gpu_milli
-            and self.cpus <= room.cpus
-            and self.memory_mib <= room.memory_mib
-            and self.disk_mib <= room.disk_mib
-        )
-
-    def goes_into(self, room: ResourceVector) -> int:
-        """Return how often it fits; at least one dimension must be requested."""
-        return max(0, min(there // each for each, there in zip(self, room, strict=True) if each))
-
-
-NOTHING = ResourceVector()
-
-
 class SimulatedNode:
     """One node. Its holders are drones and the owner's jobs."""
 
     def __init__(
-        self, name: str, pool: str, total: ResourceVector, kept: ResourceVector = NOTHING
+        self, name: str, pool: str, total: Resources, kept: Resources = NO_RESOURCES
     ) -> None:
         self.name = name
         self.pool = pool
@@ -79,16 +43,16 @@ class SimulatedNode:
         self.free = total
         self.slots = 0
         """Drones that it has ever had."""
-        self._held: dict[Hashable, ResourceVector] = {}
+        self._held: dict[Hashable, Resources] = {}
 
     @property
     def up(self) -> bool:
         return not self.outages
 
-    def hosts(self, amount: ResourceVector) -> bool:
+    def hosts(self, amount: Resources) -> bool:
         return self.up and self.admits(amount, self.free)
 
-    def admits(self, amount: ResourceVector, room: ResourceVector) -> bool:
+    def admits(self, amount: Resources, room: Resources) -> bool:
         """Return whether it goes into ``room`` and leaves the reserve of the GPUs that are then free."""
         if not amount.within(room):
             return False
@@ -98,9 +62,9 @@ class SimulatedNode:
             for each, there, keep in zip(amount[1:], room[1:], self.kept[1:], strict=True)
         )
 
-    def place(self, holder: Hashable, amount: ResourceVector) -> None:
+    def place(self, holder: Hashable, amount: Resources) -> None:
         self._held[holder] = amount
-        self.free = self.free.less(amount)
+        self.free = self.free.plus(amount, -1)
 
     def left(self, holder: Hashable) -> None:
         self.free = self.free.plus(self._held.pop(holder))

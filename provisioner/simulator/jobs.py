@@ -14,11 +14,11 @@ from provisioner.model import (
     CompletedJob,
     DroneType,
     JobClass,
-    Sharing,
     UnmetRequirement,
 )
-from provisioner.sharing import Load, load_of, share_milli, shares_needed
-from provisioner.simulator.drones import ResourceVector
+from provisioner.planner.matching import unmet_requirement
+from provisioner.resources import Resources
+from provisioner.sharing import Load, load_of
 from provisioner.simulator.loop import start_epoch
 from provisioner.values import frozen
 
@@ -79,37 +79,27 @@ class JobRequirements:
             }
         )
 
+    @property
+    def resources(self) -> Resources:
+        return Resources(self.gpu_milli, self.cpus, self.memory_mib, self.disk_mib)
+
+    def as_class(self, types: Iterable[DroneType], **queued: Any) -> JobClass:
+        """Return a class of such jobs. That they need a GPU model only the pool's own matchmaker knows."""
+        wants = asdict(self)
+        model = canonical(wants.pop("gpu_model"))
+        refuses = {
+            kind.key: UnmetRequirement("gpu_model", self.gpu_model, kind.gpu_model)
+            for kind in types
+            if kind.gpu_milli and model not in ("", canonical(kind.gpu_model))
+        }
+        found = JobClass(**wants, refuses=refuses, **queued)
+        return found.with_optional_gpu() if self.gpu_optional else found
+
     def unmet_requirement(self, kind: DroneType) -> UnmetRequirement | None:
-        """Return the first dimension in which an empty drone of ``kind`` falls short, if any."""
-        if self.gpu_optional and not kind.gpu_milli:
-            return replace(
-                self, gpu_milli=0, vram_mib=0, capability=0, gpu_model="", gpu_optional=False
-            ).unmet_requirement(kind)
-        # what a drone has beside its GPUs is for them: its START says so
-        if kind.gpu_milli and not self.gpu_milli:
-            return UnmetRequirement("gpus", "0", str(kind.gpu_milli))
-        gpu_milli, vram_mib = kind.gpu_milli, kind.vram_mib
-        if kind.shares > 1:
-            # Small jobs get shares of one GPU, and as much of its VRAM; MIG's slices cannot be
-            # joined.
-            most = share_milli(kind.shares) * (1 if kind.sharing is Sharing.MIG else kind.shares)
-            gpu_milli = min(most, WHOLE_GPU - 1)
-            vram_mib = kind.vram_mib // kind.shares * shares_needed(self.gpu_milli, kind.shares)
-        for dimension, wanted, offered in (
-            ("gpus", self.gpu_milli, gpu_milli),
-            ("vram", self.vram_mib, vram_mib),
-            ("capability", self.capability, kind.capability),
-            ("cpus", self.cpus, kind.cpus),
-            ("memory", self.memory_mib, kind.memory_mib),
-            ("disk", self.disk_mib, kind.disk_mib),
-        ):
-            if wanted > offered:
-                return UnmetRequirement(dimension, str(wanted), str(offered))
-        if self.gpu_model and canonical(self.gpu_model) != canonical(kind.gpu_model):
-            return UnmetRequirement("gpu_model", self.gpu_model, kind.gpu_model)
-        if self.walltime_s and kind.walltime_s and self.walltime_s > kind.walltime_s:
-            return UnmetRequirement("walltime", f"{self.walltime_s:.0f}", f"{kind.walltime_s:.0f}")
-        return None
+        """Return the first requirement that an empty drone of ``kind`` does not meet, if any."""
+        # a drone with GPUs takes jobs with an optional GPU as if they needed it
+        wants = replace(self, gpu_optional=self.gpu_optional and not kind.gpu_milli)
+        return unmet_requirement(wants.as_class([kind], id=""), kind)
 
 
 @frozen
@@ -153,7 +143,7 @@ class QueuedJobClass:
     def __init__(self, name: str, wants: JobRequirements) -> None:
         self.name = name
         self.wants = wants
-        self.amount = ResourceVector.of(wants)
+        self.amount = wants.resources
         self.running = 0
         self._idle: list[tuple[float, int, QueuedJob]] = []
         self._fresh: set[QueuedJob] = set()
@@ -189,24 +179,15 @@ class QueuedJobClass:
     def view(self, types: Iterable[DroneType]) -> JobClass:
         while self._idle and self._waits[0][0] != self._waits[0][1].idle_s:
             self._waits.popleft()
-        unmet = {
-            kind.key: self.wants.unmet_requirement(kind) for kind in types if self.wants.gpu_model
-        }
-        wants = asdict(self.wants)
-        del wants["gpu_model"]
-        found = JobClass(
+        return self.wants.as_class(
+            types,
             id=self.name,
             waiting=len(self._idle) - len(self._fresh),
             fresh=len(self._fresh),
             running=self.running,
             oldest_at=start_epoch() + self.first()[0] if self._idle else 0.0,
-            refuses={
-                key: each for key, each in unmet.items() if each and each.dimension == "gpu_model"
-            },
             idle_at=start_epoch() + self._waits[0][0] if self._idle else 0.0,
-            **wants,
         )
-        return found.with_optional_gpu() if found.gpu_optional else found
 
 
 class SimulatedJobQueue:

@@ -20,12 +20,12 @@ from provisioner.model import (
     Slot,
     SlotState,
 )
+from provisioner.resources import Resources
 from provisioner.sharing import rates, share_milli, shares_needed
 from provisioner.simulator.drones import (
     OVERLAY,
     DroneDefect,
     HardwareFaultKind,
-    ResourceVector,
     SimulatedDrone,
 )
 from provisioner.simulator.jobs import JobRequirements, QueuedJob, QueuedJobClass, SimulatedJobQueue
@@ -88,7 +88,7 @@ class SimulatedSlot:
         self.first_jobs_until_s = 0.0
         self.draining = False
         self.jobs_started = 0
-        self.free = ResourceVector.of(drone.type)
+        self.free = Resources.of(drone.type)
         # The simulated pool keeps no drone for jobs of much VRAM.
         self.job_filter = replace(drone.order.job_filter, first_vram_mib=0)
         self.running: dict[int, SimulatedAttempt] = {}
@@ -116,7 +116,7 @@ class SimulatedSlot:
 
     def start(self, queued: QueuedJob, work_s: float, done: bool) -> None:
         """Start a job here; there must be room."""
-        self.free = self.free.less(self._taken_by(queued.wants))
+        self.free = self.free.plus(self._taken_by(queued.wants), -1)
         self.jobs_started += 1
         run = self.running[queued.serial] = SimulatedAttempt(queued, work_s, done, now_s(), now_s())
         self._set_timer(run)
@@ -147,8 +147,8 @@ class SimulatedSlot:
                 return run
         return None
 
-    def _taken_by(self, wants: JobRequirements) -> ResourceVector:
-        return ResourceVector.of(wants)._replace(gpu_milli=self.milli_of(wants))
+    def _taken_by(self, wants: JobRequirements) -> Resources:
+        return wants.resources._replace(gpu_milli=self.milli_of(wants))
 
     def _set_timer(self, run: SimulatedAttempt) -> None:
         left_s = max(0.0, run.work_s - run.worked_s) / run.rate

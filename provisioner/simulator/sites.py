@@ -17,12 +17,13 @@ from provisioner.model import (
     OrderResult,
     SiteView,
 )
+from provisioner.planner.matching import count_fits
+from provisioner.resources import NO_RESOURCES, Resources
 from provisioner.simulator import drones
 from provisioner.simulator.drones import (
     DroneStage,
     HardwareFault,
     HardwareFaultKind,
-    ResourceVector,
     SiteBehaviour,
 )
 from provisioner.simulator.loop import Draw, Fixed, after, at, now, now_s, start_epoch
@@ -52,8 +53,8 @@ class GpuPool:
         return self.nodes * self.gpus_per_node
 
     @property
-    def node(self) -> ResourceVector:
-        return ResourceVector(
+    def node(self) -> Resources:
+        return Resources(
             self.gpus_per_node * 1000,
             self.cpus_per_node or UNCOUNTED,
             self.memory_mib_per_node or UNCOUNTED,
@@ -85,7 +86,7 @@ class Facility:
     reports_claims: bool = True
     """False: the owner's jobs are not listed, and the site alone makes room for them."""
     reports_nodes: bool = False
-    blocks: ResourceVector = drones.NOTHING
+    blocks: Resources = NO_RESOURCES
     """Reserve that the site itself keeps for each free GPU of its nodes; ``policy.blocking`` is the planner's view."""
 
     @property
@@ -97,7 +98,7 @@ class Facility:
 
 
 class GpuPoolState:
-    def __init__(self, pool: GpuPool, kept: ResourceVector) -> None:
+    def __init__(self, pool: GpuPool, kept: Resources) -> None:
         self.wanted_milli = 0
         """GPUs that the owner has or wants without a node."""
         names = [f"{pool.name}-{n}" for n in range(pool.nodes)]
@@ -111,16 +112,16 @@ class GpuPoolState:
         )
         return held_by_none - self.wanted_milli
 
-    def machine_for(self, amount: ResourceVector) -> drones.SimulatedNode | None:
+    def machine_for(self, amount: Resources) -> drones.SimulatedNode | None:
         """Return the fullest node with room for a drone, if any; an owner's series takes room, but no certain node."""
         if self.room_milli < amount.gpu_milli:
             return None
         fitting = [m for m in self.machines if m.hosts(amount)]
         return min(fitting, key=lambda m: m.free.gpu_milli, default=None)
 
-    def places(self, amount: ResourceVector) -> int:
+    def places(self, amount: Resources) -> int:
         """Return for how many drones of one size there is room, node by node."""
-        return sum(amount.goes_into(m.free) for m in self.machines if m.up)
+        return sum(count_fits(amount, m.free) for m in self.machines if m.up)
 
 
 class SimulatedSite:
@@ -213,12 +214,12 @@ class SimulatedSite:
         ):
             if m.up:
                 types = tuple(
-                    kind.name for kind in kinds[m.pool] if ResourceVector.of(kind).within(m.total)
+                    kind.name for kind in kinds[m.pool] if Resources.of(kind).within(m.total)
                 )
                 taken = min(m.free.gpu_milli, elsewhere[m.pool])
                 elsewhere[m.pool] -= taken
                 nodes.append(
-                    model.Node(m.name, types, *m.total, *m.free.less(ResourceVector(taken)))
+                    model.Node(m.name, types, *m.total, *m.free.plus(Resources(taken), -1))
                 )
         return tuple(nodes)
 
@@ -229,7 +230,7 @@ class SimulatedSite:
         """Return how many drones of a type could start right now, were it not for others that wait."""
         pool = self.pool_of(kind)
         by_gpus = max(0, pool.room_milli - promised_milli) // max(1, kind.gpu_milli)
-        return max(0, min(by_gpus, pool.places(ResourceVector.of(kind))))
+        return max(0, min(by_gpus, pool.places(Resources.of(kind))))
 
     def _free(self, kind: DroneType) -> int:
         """Return the same less what queued drones take."""
@@ -237,7 +238,7 @@ class SimulatedSite:
         queued = [b.type.gpu_milli for b in self._queue.values() if self.pool_of(b.type) is pool]
         return min(
             self._places(kind, sum(queued)),
-            max(0, pool.places(ResourceVector.of(kind)) - len(queued)),
+            max(0, pool.places(Resources.of(kind)) - len(queued)),
         )
 
     def _check_open(self) -> None:
@@ -297,7 +298,7 @@ class SimulatedSite:
         if self._downs:
             return
         for drone in list(self._queue.values()):
-            amount = ResourceVector.of(drone.type)
+            amount = Resources.of(drone.type)
             machine = self.pool_of(drone.type).machine_for(amount)
             if machine is not None:
                 del self._queue[drone.id]

@@ -22,11 +22,11 @@ from provisioner.config.strict_yaml import YamlDocument
 from provisioner.config.units import Duration, Name, PositiveDuration, Size
 from provisioner.formatting import count
 from provisioner.model import WHOLE_GPU, DroneType
+from provisioner.resources import Resources
 from provisioner.simulator.drones import (
     OVERLAY,
     HardwareFault,
     HardwareFaultKind,
-    ResourceVector,
     SiteBehaviour,
 )
 from provisioner.simulator.loop import Draw, Fixed, LogNormal, Uniform
@@ -334,7 +334,7 @@ class _Building:
             where = serves[kind.name]
             room = next(pool.node for pool in pools if pool.name == where)
             for key, wants, has in zip(
-                ("gpus", "cpus", "memory"), ResourceVector.of(kind), room, strict=False
+                ("gpus", "cpus", "memory"), Resources.of(kind), room, strict=False
             ):
                 if wants > has:
                     wrong = f"`{key}`: a drone of type `{kind.name}` has more than a node: it could never start"

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from adapters.openstack import capacity
-from adapters.openstack.capacity import FlavorSize
 from adapters.openstack.registry import ServerNames
 from adapters.openstack.servers import Flavor, Limits, Server, ServerFault
 from adapters.openstack.settings import OpenStackOwnerConfig, OpenStackSiteConfig
 from provisioner.model import DroneId, DroneType, Node, OwnerDemand, OwnerLoad
+from provisioner.resources import Resources
 
 
 @pytest.mark.parametrize(
@@ -111,8 +111,8 @@ def first(ours: list[Server], others: list[Server] | None = None, **more: Any) -
     return node
 
 
-def free(node: Node) -> FlavorSize:
-    return FlavorSize(node.free_gpu_milli, node.free_cpus, node.free_memory_mib, node.free_disk_mib)
+def free(node: Node) -> Resources:
+    return Resources(node.free_gpu_milli, node.free_cpus, node.free_memory_mib, node.free_disk_mib)
 
 
 def test_an_empty_host_is_free() -> None:
@@ -124,7 +124,7 @@ def test_an_empty_host_is_free() -> None:
     )
 
 
-ONE_HELD = FlavorSize(3000, 48, 196_608, 897_600)
+ONE_HELD = Resources(3000, 48, 196_608, 897_600)
 
 
 @pytest.mark.parametrize(
@@ -134,23 +134,23 @@ ONE_HELD = FlavorSize(3000, 48, 196_608, 897_600)
         # flavour's rest
         ([DRONE], [], ONE_HELD),
         ([replace(DRONE, flavor=replace(FLAVOR, extra={}))], [], ONE_HELD),
-        ([replace(DRONE, flavor=None)], [], FlavorSize(3000, 50, 202_144, 910_000)),
+        ([replace(DRONE, flavor=None)], [], Resources(3000, 50, 202_144, 910_000)),
         # what is over or not known holds its place; what is on no host holds nothing
         ([replace(DRONE, status="UNKNOWN")], [], ONE_HELD),
         (
             [replace(DRONE, status="BUILD", host_id="", launched_at=0.0)],
             [],
-            FlavorSize(4000, 64, 262_144, 1_000_000),
+            Resources(4000, 64, 262_144, 1_000_000),
         ),
         # the owner's holds what its flavour tells; one in both listings (the project may be the
         # same) holds once
-        ([DRONE], [THEIR], FlavorSize(2000, 32, 131_072, 795_200)),
+        ([DRONE], [THEIR], Resources(2000, 32, 131_072, 795_200)),
         ([DRONE], [DRONE], ONE_HELD),
-        ([replace(DRONE, id=f"s{n}") for n in range(9)], [], FlavorSize(0, 0, 0, 78_400)),
+        ([replace(DRONE, id=f"s{n}") for n in range(9)], [], Resources(0, 0, 0, 78_400)),
     ],
 )
 def test_what_servers_hold_of_their_host(
-    ours: list[Server], others: list[Server], left: FlavorSize
+    ours: list[Server], others: list[Server], left: Resources
 ) -> None:
     assert free(first(ours, others)) == left
     assert found(ours, others)[1] == ()

@@ -10,9 +10,10 @@ from hypothesis import given, strategies as st
 from provisioner import model, reasons
 from provisioner.planner import decide
 from provisioner.planner.capacity import stranded_gpus
-from provisioner.planner.matching import NO_RESOURCES, Resources, count_fits
+from provisioner.planner.matching import count_fits
 from provisioner.planner.owner import FreeResources
 from provisioner.reasons import GpusStranded
+from provisioner.resources import NO_RESOURCES, Resources
 from tests.planner import scenes
 from tests.planner.scenes import (
     A100,

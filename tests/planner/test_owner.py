@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from provisioner import model, reasons
-from provisioner.planner.matching import Resources, count_fits
+from provisioner.planner.matching import count_fits
+from provisioner.resources import Resources
 from tests.planner import scenes
 from tests.planner.scenes import (
     A100,

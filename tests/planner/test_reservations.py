@@ -13,7 +13,6 @@ from provisioner import model, reasons
 from provisioner.estimates import HORIZONS_S, Estimates, OwnerGrowth, StartDelays
 from provisioner.planner import decide
 from provisioner.planner.context import MAX_JOBS_COUNTED
-from provisioner.planner.matching import Resources
 from provisioner.planner.reservations import (
     FEWEST_RUNS,
     MAX_RESERVING_CLASSES,
@@ -21,6 +20,7 @@ from provisioner.planner.reservations import (
     NodeHolder,
     hole_of,
 )
+from provisioner.resources import Resources
 from tests.planner.scenes import (
     A100,
     NOW,

@@ -7,11 +7,12 @@ from itertools import chain, combinations
 from hypothesis import given, strategies as st
 
 from provisioner.model import DroneId
-from provisioner.planner.matching import NO_RESOURCES, Resources, count_fits
+from provisioner.planner.matching import count_fits
 from provisioner.planner.victims import (
     VictimCandidate,
     cheapest_set,
 )
+from provisioner.resources import NO_RESOURCES, Resources
 
 DRONE = Resources(1000, 8, 20480, 0)
 CPU_DRONE = Resources(0, 16, 32768, 0)

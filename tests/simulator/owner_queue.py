@@ -22,7 +22,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from provisioner.model import OwnerDemand, OwnerLoad
-from provisioner.simulator.drones import ResourceVector, SimulatedDrone, SimulatedNode
+from provisioner.resources import Resources
+from provisioner.simulator.drones import SimulatedDrone, SimulatedNode
 from provisioner.simulator.loop import after, at, now_s, rng_for, start_epoch
 from provisioner.simulator.owner import SimulatedOwner, VictimRule
 from provisioner.simulator.results import OwnerWait
@@ -42,8 +43,8 @@ class OwnerJob:
     """Runs in this GPU pool only; empty: in any."""
 
     @property
-    def amount(self) -> ResourceVector:
-        return ResourceVector(self.gpus * 1000, self.cpus, self.memory_mib)
+    def amount(self) -> Resources:
+        return Resources(self.gpus * 1000, self.cpus, self.memory_mib)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,7 @@ class QueuedOwnerJob:
     job: OwnerJob
     since_s: float
     """Since when it waits."""
-    amount: ResourceVector
+    amount: Resources
     promised: SimulatedDrone | None = None
     """The drone whose place it gets."""
     alone: bool = False
@@ -121,7 +122,7 @@ class SimulatedOwnerQueue(SimulatedOwner):
     # what is listed
 
     def claims(self) -> tuple[OwnerDemand, ...]:
-        shapes: dict[tuple[str, ResourceVector], list[QueuedOwnerJob]] = {}
+        shapes: dict[tuple[str, Resources], list[QueuedOwnerJob]] = {}
         for queued in self.waiting:
             shapes.setdefault((queued.job.pool, queued.amount), []).append(queued)
         return tuple(
@@ -182,7 +183,7 @@ class SimulatedOwnerQueue(SimulatedOwner):
         room = {m: m.total for m in self._machines if m.up}
         for queued, (machine, _) in self.running.items():
             if machine in room:
-                room[machine] = room[machine].less(queued.amount)
+                room[machine] = room[machine].plus(queued.amount, -1)
         for queued in self.waiting:
             queued.alone = self._takes(queued, room)
 
@@ -194,14 +195,14 @@ class SimulatedOwnerQueue(SimulatedOwner):
             if queued.promised is None:
                 queued.room = self._takes(queued, room)
 
-    def _takes(self, queued: QueuedOwnerJob, room: dict[SimulatedNode, ResourceVector]) -> bool:
+    def _takes(self, queued: QueuedOwnerJob, room: dict[SimulatedNode, Resources]) -> bool:
         """Take a job's part of the fullest node with room for it; return whether there is one."""
         fitting = [
             m for m in self._allowed(queued) if m in room and m.admits(queued.amount, room[m])
         ]
         if fitting:
             machine = min(fitting, key=lambda m: room[m].gpu_milli)
-            room[machine] = room[machine].less(queued.amount)
+            room[machine] = room[machine].plus(queued.amount, -1)
         return bool(fitting)
 
     def _start(self, queued: QueuedOwnerJob, machine: SimulatedNode) -> None:
@@ -232,7 +233,7 @@ class SimulatedOwnerQueue(SimulatedOwner):
             if b.machine in allowed and b.granted_s is not None and b.alive and not b.is_leaving
         ]
         ranked = sorted(standing, key=self._owner.victim.order(self.site.seed))
-        victim = next((b for b in ranked if queued.amount.within(ResourceVector.of(b.type))), None)
+        victim = next((b for b in ranked if queued.amount.within(Resources.of(b.type))), None)
         if victim is not None:
             queued.promised = victim
             self._promises[victim] = queued
@@ -252,7 +253,7 @@ class SimulatedOwnerQueue(SimulatedOwner):
             for drone in (b for b in ranked if b.machine is machine):
                 if queued.amount.within(room):
                     break
-                room = room.plus(ResourceVector.of(drone.type))
+                room = room.plus(Resources.of(drone.type))
                 leaving.append(drone)
             if leaving and queued.amount.within(room):
                 rank = sum(now_s() - (b.granted_s or 0.0) for b in leaving)

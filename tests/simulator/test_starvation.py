@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from provisioner.model import Plan, Policy, Reserve, SitePolicy, Snapshot
 from provisioner.planner import decide
 from provisioner.reasons import GpusStranded, Reason
-from provisioner.simulator.drones import NOTHING, ResourceVector, SiteBehaviour
+from provisioner.resources import NO_RESOURCES, Resources
+from provisioner.simulator.drones import SiteBehaviour
 from provisioner.simulator.jobs import JobRequirements, SimulatedJob
 from provisioner.simulator.loop import Fixed
 from provisioner.simulator.sites import Facility, GpuPool
@@ -72,7 +73,7 @@ def played(*, blocking: bool) -> tuple[Watched, SimulationOutcome]:
         pools=(GpuPool("nodes", GPUS, NODES, cpus_per_node=CORES, memory_mib_per_node=MEMORY_MIB),),
         behaviour=SiteBehaviour(boot=Fixed(30.0), check=Fixed(5.0), release=Fixed(2.0)),
         reports_nodes=True,
-        blocks=ResourceVector(0, KEPT.cpus, KEPT.memory_mib) if blocking else NOTHING,
+        blocks=Resources(0, KEPT.cpus, KEPT.memory_mib) if blocking else NO_RESOURCES,
     )
     watched = Watched()
     outcome = simulate(
