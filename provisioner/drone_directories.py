@@ -9,9 +9,6 @@ coreutils, and util-linux (``flock``, ``setsid``).
 from __future__ import annotations
 
 import asyncio
-import io
-import shlex
-import tarfile
 import time
 from collections.abc import Awaitable, Mapping, Sequence
 from typing import Protocol
@@ -123,27 +120,14 @@ def _archive(order: StartOrder) -> bytes:
         **drone.environment(order),
         "PROVISIONER_DRONE_ID": order.drone_id,
     }
-    exports = [f"export {name}={shlex.quote(value)}\n" for name, value in env.items()]
     files = {
         "launcher": _DIRECTORY_LAUNCHER,
         "script": order.bootstrap.script,
         "grace": f"{order.grace_s:g}\n".encode(),
-        "env": "".join(exports).encode(),
+        "env": "".join(f"{line}\n" for line in drone.exports(env)).encode(),
         **{f"work/{name}": data for name, data in order.bootstrap.files.items()},
     }
-    archive = io.BytesIO()
-    with tarfile.open(fileobj=archive, mode="w") as tar:
-        work = tarfile.TarInfo("work")
-        work.type = tarfile.DIRTYPE
-        work.mode = 0o700
-        tar.addfile(work)
-        for name, data in files.items():
-            entry = tarfile.TarInfo(name)
-            entry.mode = 0o600
-            entry.size = len(data)
-            entry.mtime = int(time.time())
-            tar.addfile(entry, io.BytesIO(data))
-    return archive.getvalue()
+    return drone.archive(files)
 
 
 def _remote_drone(line: str) -> RemoteDrone:

@@ -10,6 +10,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Self
@@ -24,7 +25,10 @@ _KILL_PAUSE_S = 0.02
 
 @cache
 def boot_id() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    """Return the mark of this boot of the host; empty if this is no Linux."""
+    with suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return ""
 
 
 @frozen
@@ -42,8 +46,13 @@ class Process:
         return cls(int(pid), int(start), boot)
 
     @classmethod
+    def of(cls, pid: int) -> Self:
+        """Return the process with a number. Its start is -1 if it does not run."""
+        return cls(pid, _start_and_session(pid)[0], boot_id())
+
+    @classmethod
     def own(cls) -> Self:
-        return cls(os.getpid(), _start_and_session(os.getpid())[0], boot_id())
+        return cls.of(os.getpid())
 
     def __str__(self) -> str:
         return f"{self.pid} {self.start} {self.boot}"

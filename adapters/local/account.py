@@ -6,13 +6,12 @@ do nothing as root.
 
 from __future__ import annotations
 
-import io
 import pwd
 import subprocess
-import tarfile
 from collections.abc import Mapping
 from pathlib import Path
 
+from provisioner.drone import archive
 from provisioner.values import frozen
 
 _SUDO_LIMIT_S = 10.0
@@ -64,19 +63,9 @@ class DroneAccount:
             return f"{self.name} cannot enter {root}. Let it pass through that directory and those above it"
         return ""
 
-    def unpack(
-        self,
-        directory: Path,
-        files: Mapping[str, bytes],
-    ) -> None:
+    def unpack(self, directory: Path, files: Mapping[str, bytes]) -> None:
         """Make a directory of this account, which nobody else can enter, with ``files`` in it."""
-        packed = io.BytesIO()
-        with tarfile.open(fileobj=packed, mode="w") as archive:
-            for name, content in files.items():
-                member = tarfile.TarInfo(name)
-                member.size, member.mode = len(content), 0o600
-                archive.addfile(member, io.BytesIO(content))
-        self.run("sh", "-c", _UNPACK, "sh", str(directory), data=packed.getvalue())
+        self.run("sh", "-c", _UNPACK, "sh", str(directory), data=archive(files))
 
     def empty(self, directory: Path) -> None:
         """Remove everything in a directory of this account."""

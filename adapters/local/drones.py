@@ -26,7 +26,7 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 
@@ -267,7 +267,7 @@ def claim(
     record: DroneRecord,
     starter: Process,
     bootstrap: Bootstrap,
-    environment: str = "",
+    environment: Iterable[str] = (),
 ) -> bool:
     """Make a drone's directory, with its script and files, at once; return False if the id is taken.
 
@@ -289,7 +289,7 @@ def claim(
             own = {
                 **bootstrap.files,
                 "script": bootstrap.script,
-                "environment": environment.encode(),
+                "environment": "\n".join([*environment, ""]).encode(),
             }
             account.unpack(fresh / "drone", own)
         else:

@@ -13,7 +13,6 @@ import fcntl
 import math
 import os
 import re
-import shlex
 import signal
 import subprocess
 import tempfile
@@ -319,7 +318,9 @@ class LocalSite:
                 environment = _drone_environment(
                     order, order.bootstrap, drone, record, self._config, host
                 )
-                if claim(drone.path, record, me, order.bootstrap, _exports(environment)):
+                if claim(
+                    drone.path, record, me, order.bootstrap, drone_contract.exports(environment)
+                ):
                     room.take(found)
             if not self._owns(drone.record):
                 return rejected(
@@ -429,11 +430,6 @@ def _without(host: LocalHost, bad: Container[int]) -> LocalHost:
 
 def _done(drone: LocalDrone) -> OrderResult:
     return OrderResult(drone.id, OrderOutcome.OK, drone.remote_id)
-
-
-def _exports(environment: Mapping[str, str]) -> str:
-    """Return a script that sets these variables."""
-    return "".join(f"export {name}={shlex.quote(value)}\n" for name, value in environment.items())
 
 
 def _drone_environment(

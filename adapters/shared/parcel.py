@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import io
 import re
-import shlex
-import tarfile
 from collections.abc import Collection, Mapping
 from difflib import get_close_matches
 from importlib import resources
 
 from adapters.shared.commands.runner import Runner
 from adapters.shared.drone_ids import is_drone_id
+from provisioner import drone
 from provisioner.config.models import mistake_at
 from provisioner.interfaces import UnavailableError
 from provisioner.model import Bootstrap, FaultKind, StartOrder
@@ -121,35 +119,18 @@ def sendable(bootstrap: Bootstrap) -> None:
             raise UnfitError(f"{name[:60]!r} cannot be an environment variable")
 
 
-def archive(files: Mapping[str, bytes], executable: Collection[str] = ()) -> bytes:
-    """Return a tar archive of private files that is equal for equal content: no times, no account names."""
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w", format=tarfile.GNU_FORMAT) as tar:
-        for name, content in files.items():
-            entry = tarfile.TarInfo(name)
-            entry.size = len(content)
-            entry.mode = 0o700 if name in executable else 0o600
-            tar.addfile(entry, io.BytesIO(content))
-    return out.getvalue()
-
-
 def packed(content: Mapping[str, bytes]) -> bytes:
     """Return the archive of a drone's directory.
 
     The last file in it (``.site/whole``) tells that it is complete: tar does not always report a
     truncated archive.
     """
-    return archive({**dict(sorted(content.items())), f"{OURS}/whole": b""})
-
-
-def exports(env: Mapping[str, str]) -> list[str]:
-    """Return lines of a shell script that set these variables, whatever is in them."""
-    return [f"export {name}={shlex.quote(value)}" for name, value in env.items()]
+    return drone.archive({**dict(sorted(content.items())), f"{OURS}/whole": b""})
 
 
 def step(env: Mapping[str, str]) -> bytes:
     """Return the script that sets a drone's environment and becomes the drone."""
-    return script(*exports(env), f"exec sh {OURS}/script")
+    return script(*drone.exports(env), f"exec sh {OURS}/script")
 
 
 def script(*lines: str) -> bytes:
@@ -216,7 +197,7 @@ async def put(
     for name in files:
         if not _PUT_FILE_NAME.fullmatch(name) or name.startswith(_MARK):
             raise ValueError(f"`{name[:60]}` is no name for a file that goes along")
-    packed = archive(dict(sorted(files.items())), executable)
+    packed = drone.archive(dict(sorted(files.items())), executable)
     argv = ["sh", "-c", _PUT, "put", _checked(directory), hashlib.sha256(packed).hexdigest()]
     done = await runner.run(argv, stdin=packed, deadline_s=deadline_s)
     if done.code:

@@ -11,7 +11,6 @@ from adapters.shared.parcel import (
     OURS,
     SYSTEM_PATH,
     UnfitError,
-    exports,
     files_function,
     packed,
     script,
@@ -173,7 +172,9 @@ def _step(order: StartOrder, env: Mapping[str, str], config: SlurmSiteConfig) ->
         # Not before: in the end a drone kills all that carries its tag but its parents, and srun is
         # none of those.
         'export PROVISIONER_DRONE_ID="$DRONE_ID"',
-        *exports({name: value for name, value in variables.items() if name not in _SET_BY_JOB}),
+        *drone.exports(
+            {name: value for name, value in variables.items() if name not in _SET_BY_JOB}
+        ),
         f"exec 9<{OURS}/lock",
         "flock -s 9 2>/dev/null",
         f"echo $$ >{OURS}/pid.new && mv {OURS}/pid.new {OURS}/pid || exit 69",

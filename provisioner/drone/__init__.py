@@ -5,8 +5,11 @@ Handed out as bytes, because sites ship it.
 
 from __future__ import annotations
 
+import io
 import re
-from collections.abc import Mapping
+import shlex
+import tarfile
+from collections.abc import Collection, Mapping
 from importlib import resources
 
 from provisioner.model import NVIDIA, WHOLE_GPU, StartOrder
@@ -36,6 +39,23 @@ def script(name: str) -> bytes:
 def without_comments(text: bytes) -> bytes:
     """Return a script without blank lines and without comments on lines of their own, also in here-documents."""
     return _COMMENT.sub(b"", text)
+
+
+def exports(env: Mapping[str, str]) -> list[str]:
+    """Return lines of a shell script that set these variables, whatever is in them."""
+    return [f"export {name}={shlex.quote(value)}" for name, value in env.items()]
+
+
+def archive(files: Mapping[str, bytes], executable: Collection[str] = ()) -> bytes:
+    """Return a tar archive of private files that is equal for equal content: no times, no account names."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w", format=tarfile.GNU_FORMAT) as tar:
+        for name, content in files.items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(content)
+            entry.mode = 0o700 if name in executable else 0o600
+            tar.addfile(entry, io.BytesIO(content))
+    return out.getvalue()
 
 
 def environment(order: StartOrder) -> Mapping[str, str]:

@@ -22,7 +22,7 @@ list)
 start)
     new=$(mktemp -d .new.XXXXXX) || exit
     trap 'rm -rf "$new"' EXIT
-    tar -x -C "$new" || exit                 # fails if the connection was cut: nothing was done
+    tar -xm -C "$new" && mkdir -p "$new/work" || exit   # fails if the connection was cut: nothing was done
     exec 8>lock && flock 8 || exit           # one start at a time
     if [ ! -e "$ours/$1" ]; then
         used=" $(for d in */*/; do ended "$d" || cat "$d/gpus"; done 2>/dev/null | tr '\n' ' ') "

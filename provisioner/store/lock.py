@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
+from provisioner.processes import Process
 from provisioner.store import Holder, StoreError, StoreHeldError
 
 _LOCK_ATTEMPTS = 10
@@ -114,29 +115,16 @@ def holder_of(store: Path) -> Holder | None:
         os.close(fd)
 
 
-def boot_id() -> str:
-    """Return the mark of this boot of the host; empty if this is no Linux."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""
-
-
 def process_of(pid: int) -> str:
     """Return boot, PID namespace and start time of a living process; empty if there is none, or no Linux.
 
     That distinguishes it from all others, also those that get its number later or have it in
     another container.
     """
-    try:
-        status = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return (
-            ""
-            if status[0] in "ZX"
-            else f"{boot_id()} {os.readlink('/proc/self/ns/pid')} {status[19]}"
-        )
-    except (OSError, IndexError):
+    process = Process.of(pid)
+    if process.start < 0:
         return ""
+    return f"{process.boot} {os.readlink('/proc/self/ns/pid')} {process.start}"
 
 
 def is_alive(holder: Holder) -> bool | None:

@@ -22,6 +22,7 @@ from provisioner import model, reasons
 from provisioner.estimates import EstimateSamples
 from provisioner.job_filter import JobFilter
 from provisioner.model import DrainMode, DroneId, DroneState
+from provisioner.processes import boot_id
 from provisioner.store import (
     MAX_DELAYS,
     EstimateReset,
@@ -31,7 +32,6 @@ from provisioner.store import (
     Transition,
     serial_of,
 )
-from provisioner.store.lock import boot_id
 from provisioner.usage import RecordedRuns, UseSum
 
 T = TypeVar("T")

@@ -148,7 +148,7 @@ def _inputs(bootstrap: Bootstrap, *, packed: bool) -> Mapping[str, bytes]:
     if not packed:
         return {BEGIN: (_BEGIN + _RUN).encode(), **files}
     scripts = [name for name in files if name.endswith(".sh")]
-    parcel_of_files = parcel.archive(dict(sorted(files.items())), scripts)
+    parcel_of_files = drone.archive(dict(sorted(files.items())), scripts)
     return {BEGIN: (_BEGIN + _UNPACK_PARCEL + _RUN).encode(), PARCEL: parcel_of_files}
 
 
