@@ -5,27 +5,20 @@ from __future__ import annotations
 import ast
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields
+from functools import cache
+from importlib import import_module
 from itertools import pairwise
 from typing import Any, TypeVar, get_type_hints
 
 from pydantic import BaseModel, Field, create_model
 
-from provisioner import settings
 from provisioner.config import units
 
 M = TypeVar("M", bound=BaseModel)
 T = TypeVar("T")
 
-_MEANINGS = {
-    (kind.name, ast.unparse(declared.target)): ast.literal_eval(text.value)
-    for kind in ast.parse(inspect.getsource(settings)).body
-    if isinstance(kind, ast.ClassDef)
-    for declared, text in pairwise(kind.body)
-    if isinstance(declared, ast.AnnAssign) and isinstance(text, ast.Expr)
-}
-"""The texts below the fields of all settings, by class and field."""
 _WRITTEN = {
     "s": units.PositiveDuration,
     "mib": units.Size,
@@ -37,15 +30,28 @@ _WRITTEN = {
 """Types of values in a file by the last word of a field's name."""
 
 
+@cache
+def _meanings(module: str) -> Mapping[tuple[str, str], str]:
+    """Return the texts below the fields of a module's dataclasses, by class and field."""
+    return {
+        (kind.name, ast.unparse(declared.target)): ast.literal_eval(text.value)
+        for kind in ast.parse(inspect.getsource(import_module(module))).body
+        if isinstance(kind, ast.ClassDef)
+        for declared, text in pairwise(kind.body)
+        if isinstance(declared, ast.AnnAssign) and isinstance(text, ast.Expr)
+    }
+
+
 def settings_of(kind: type, first: str, last: str) -> Callable[[type[M]], type[M]]:
     """Return a decorator that gives a model a key for each field of dataclass ``kind`` from ``first`` to ``last``."""
     hints = get_type_hints(kind)
+    meanings = _meanings(kind.__module__)
     names = [each.name for each in fields(kind)]
     chosen = fields(kind)[names.index(first) : names.index(last) + 1]
 
     def made(model: type[M]) -> type[M]:
         keys: dict[str, Any] = {
-            each.name: _key(each, hints[each.name], _MEANINGS[kind.__name__, each.name])
+            each.name: _key(each, hints[each.name], meanings[kind.__name__, each.name])
             for each in chosen
         }
         return create_model(model.__name__, __base__=model, __doc__=model.__doc__, **keys)

@@ -18,7 +18,7 @@ from provisioner.model import (
 )
 from provisioner.resources import NO_RESOURCES, Resources
 from provisioner.simulator.loop import AT_ONCE, Draw, Fixed, after, now, now_s, rng_for, start_epoch
-from provisioner.values import frozen
+from provisioner.values import frozen, setting
 
 if TYPE_CHECKING:
     from provisioner.simulator.sites import SimulatedSite
@@ -81,14 +81,20 @@ class HardwareFaultKind(StrEnum):
 
 @frozen
 class HardwareFault:
-    """Fault of hardware or pool at ``at_s``."""
+    """Fault of hardware or pool."""
 
-    kind: HardwareFaultKind
-    at_s: float
-    for_s: float
+    kind: HardwareFaultKind = setting(example="downtime")
+    """Kind of the fault."""
+    at_s: float = setting(zero=True, example="2d")
+    """Begin, in the time of the simulation."""
+    for_s: float = setting(example="6h")
+    """Duration."""
     where: str = OVERLAY
-    node: int = 0
-    notice_s: float = 0.0
+    """Name of the site, or `overlay`."""
+    node: int = setting(default=0, ge=0)
+    """Number of the node that fails, in the first pool of the site."""
+    notice_s: float = setting(default=0.0, zero=True)
+    """Time from the announcement of a downtime to its begin."""
 
 
 class DroneDefect(StrEnum):

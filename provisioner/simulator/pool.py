@@ -31,7 +31,7 @@ from provisioner.simulator.drones import (
 from provisioner.simulator.jobs import JobRequirements, QueuedJob, QueuedJobClass, SimulatedJobQueue
 from provisioner.simulator.loop import Draw, Fixed, after, at, now, now_s, start_epoch
 from provisioner.simulator.results import FinishedJob
-from provisioner.values import frozen
+from provisioner.values import frozen, setting
 
 if TYPE_CHECKING:
     from provisioner.simulator.world import World
@@ -291,7 +291,9 @@ ROUNDING_S = 1e-3
 
 @frozen
 class PoolBehaviour:
-    negotiation_s: float = 20.0
+    """Behaviour of the pool: a negotiator's, or without its cycles."""
+
+    negotiation_s: float = setting(default=20.0, zero=True)
     """Between two negotiation cycles. 0: there are none; jobs are matched as they come, and as slots open."""
     update_s: float = 60.0
     """Between two signs of life of a slot."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -18,6 +18,7 @@ from pydantic import BeforeValidator, Field, ValidationError, model_validator
 from provisioner.config import ConfigError, Settings, SiteConfig, strict_yaml as yaml
 from provisioner.config.messages import choices, report_errors
 from provisioner.config.models import ConfigSection, mistake_at
+from provisioner.config.sections import as_settings, settings_of
 from provisioner.config.strict_yaml import YamlDocument
 from provisioner.config.units import Duration, Name, PositiveDuration, Size
 from provisioner.formatting import count
@@ -35,8 +36,6 @@ from provisioner.simulator.pool import PoolBehaviour
 from provisioner.simulator.sites import Facility, GpuPool
 from provisioner.simulator.traces import TraceError, located, read_loads
 from provisioner.values import frozen
-
-_POOL = PoolBehaviour()
 
 
 class DrawSection(ConfigSection):
@@ -161,26 +160,14 @@ class SiteSection(BehaviourSection):
     latency: Spread | None = None
 
 
+@settings_of(PoolBehaviour, "negotiation_s", "best_fit")
 class PoolSection(ConfigSection):
-    """The overlay pool; fields as in :class:`PoolBehaviour`."""
-
-    negotiation: Duration = _POOL.negotiation_s
-    update: PositiveDuration = _POOL.update_s
-    slot_lifetime: PositiveDuration = _POOL.slot_lifetime_s
-    lease: PositiveDuration = _POOL.lease_s
-    best_fit: bool = _POOL.best_fit
-    reuses_claims: bool = _POOL.reuses_claims
+    """The overlay pool."""
 
 
+@settings_of(HardwareFault, "kind", "notice_s")
 class HardwareFaultSection(ConfigSection):
-    """Fault of hardware; fields as in :class:`HardwareFault`."""
-
-    kind: HardwareFaultKind = Field(examples=["downtime"])
-    where: str = OVERLAY
-    at: Duration = Field(examples=["2d"])
-    for_: PositiveDuration = Field(alias="for", examples=["6h"])
-    node: int = Field(0, ge=0)
-    notice: Duration = 0.0
+    """Fault of hardware."""
 
 
 class WorldFile(ConfigSection):
@@ -224,7 +211,8 @@ def world_of(settings: Settings, path: Path | None, *, span_s: float) -> WorldPl
     except ValidationError as error:
         report_errors(document, error, WorldFile)
         raise ConfigError(document.problems) from None
-    _check_sites(document, model, settings)
+    faults = tuple(as_settings(HardwareFault, each) for each in model.hardware_faults)
+    _check_sites(document, model, faults, settings)
     building = _Building(document, path, span_s)
     facilities = tuple(
         building.facility(spec, model.sites.get(spec.name, SiteSection()))
@@ -232,25 +220,20 @@ def world_of(settings: Settings, path: Path | None, *, span_s: float) -> WorldPl
     )
     if document.problems:
         raise ConfigError(document.in_order())
-    p = model.pool
-    behaviour = PoolBehaviour(
-        p.negotiation, p.update, p.slot_lifetime, p.lease, p.reuses_claims, p.best_fit
-    )
-    faults = tuple(
-        HardwareFault(f.kind, f.at, f.for_, f.where, f.node, f.notice)
-        for f in model.hardware_faults
-    )
-    return WorldPlan(facilities, behaviour, faults, tuple(building.notes))
+    pool = as_settings(PoolBehaviour, model.pool)
+    return WorldPlan(facilities, pool, faults, tuple(building.notes))
 
 
-def _check_sites(document: YamlDocument, model: WorldFile, settings: Settings) -> None:
+def _check_sites(
+    document: YamlDocument, model: WorldFile, faults: Sequence[HardwareFault], settings: Settings
+) -> None:
     names = tuple(spec.name for spec in settings.sites)
     for name in model.sites:
         if name not in names:
             document.complain_at_key(
                 ("sites", name), f"no site `{name}` is configured: {choices(name, names)}"
             )
-    for n, fault in enumerate(model.hardware_faults):
+    for n, fault in enumerate(faults):
         at = ("hardware_faults", n)
         known = (*names, OVERLAY)
         if fault.where not in known:
