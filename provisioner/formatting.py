@@ -185,6 +185,17 @@ _NUMBERED = re.compile(
 """The last number in the part before the first dot; names with a bracket or a comma in them are left alone."""
 
 
+def spans(numbers: Iterable[int], digits: int = 1) -> list[str]:
+    """Return numbers in ascending order, those in a row together: ``1-3`` and ``7``."""
+    runs = [
+        [n for _, n in run]
+        for _, run in groupby(enumerate(sorted(numbers)), lambda pair: pair[1] - pair[0])
+    ]
+    return [
+        f"{run[0]:0{digits}}" + (f"-{run[-1]:0{digits}}" if len(run) > 1 else "") for run in runs
+    ]
+
+
 def fold_hostlist(names: Iterable[str]) -> str:
     """Return node names as Slurm and pdsh write them: ``topas-a100-[1-3,7].example.org``.
 
@@ -201,17 +212,11 @@ def fold_hostlist(names: Iterable[str]) -> str:
             alone.add(name)
     parts = sorted(alone)
     for (before, after, width), numbers in sorted(series.items()):
-        runs = [
-            [n for _, n in run]
-            for _, run in groupby(enumerate(sorted(numbers)), lambda pair: pair[1] - pair[0])
-        ]
-        spans = [
-            f"{run[0]:0{width}}" + (f"-{run[-1]:0{width}}" if len(run) > 1 else "") for run in runs
-        ]
+        found = spans(numbers, width)
         parts.append(
-            f"{before}[{','.join(spans)}]{after}"
+            f"{before}[{','.join(found)}]{after}"
             if len(numbers) > 1
-            else f"{before}{spans[0]}{after}"
+            else f"{before}{found[0]}{after}"
         )
     return ",".join(parts)
 

@@ -10,8 +10,7 @@ import shlex
 import sqlite3
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import groupby
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -23,6 +22,7 @@ from adapters.shared.starts import rejected
 from provisioner import model
 from provisioner.config.models import ConfigSection
 from provisioner.config.units import ConfigPath, Duration, PositiveDuration
+from provisioner.formatting import spans
 from provisioner.gpu_models import canonical
 from provisioner.interfaces import UnavailableError
 from provisioner.model import DrainMode, DroneId, DroneType, OrderResult
@@ -207,7 +207,7 @@ def _classes(
     for row in map(dict, connection.execute(_CLASSES)):
         request = tuple(row[name] for name in _REQUEST)
         wanted = row.pop("gpu_model")
-        ids = row.pop("ids")
+        ids = spans(map(int, filter(None, row.pop("ids").split(","))))
         optional = bool(row.pop("gpu_optional"))
         request += ("optional",) if optional else ()
         found = model.JobClass(
@@ -218,19 +218,9 @@ def _classes(
                 for kind in types
                 if canonical(wanted) not in ("", canonical(kind.gpu_model)) and not optional
             },
-            job_ids=_ranges(map(int, filter(None, ids.split(",")))),
+            job_ids=", ".join(ids[:_RANGES] + ["..."] * (len(ids) > _RANGES)),
         )
         yield found.with_optional_gpu() if optional else found
-
-
-def _ranges(ids: Iterable[int]) -> str:
-    """Return ids as ``1-5, 9``."""
-    runs = [
-        [id_ for _, id_ in run]
-        for _, run in groupby(enumerate(sorted(ids)), lambda pair: pair[1] - pair[0])
-    ]
-    ranges = [f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs]
-    return ", ".join(ranges[:_RANGES] + ["..."] * (len(ranges) > _RANGES))
 
 
 # A job counts by its CPUs where it has no GPU. There are no checkpoints: all work since its start is

@@ -25,9 +25,9 @@ from adapters.kubernetes.settings import KubernetesSiteConfig
 from adapters.kubernetes.states import DronePod, drone_pod, end_of, waiting_job
 from adapters.shared.housekeeping import Housekeeping, side_by_side
 from adapters.shared.json_records import Record, mapping, text
-from adapters.shared.parcel import UnfitError, sendable
+from adapters.shared.parcel import sendable
 from adapters.shared.printing import printable
-from adapters.shared.starts import Starts, done, failed, outcome_unknown, rejected
+from adapters.shared.starts import Starts, done, failed, outcome_unknown
 from provisioner import model
 from provisioner.drone import GPU_CHECK_EXITS
 from provisioner.interfaces import (
@@ -387,14 +387,12 @@ class KubernetesSite:
             assert order.bootstrap is not None
             sendable(order.bootstrap)
             return done(drone_id, await self._created(order))
-        except (UnfitError, AdapterError) as error:
+        except AdapterError as error:
             if isinstance(error, OutcomeUnknownError):
                 self._starts.without_answer([drone_id])
             if self._starts.may_come(drone_id):  # perhaps of an earlier order
                 return outcome_unknown(drone_id, str(error))
-            if isinstance(error, AdapterError):
-                return failed(drone_id, error)
-            return rejected(drone_id, FaultKind.CONFIG, str(error))
+            return failed(drone_id, error)
 
     async def _created(self, order: model.StartOrder) -> str:
         """Create the pod, or the Job, and then its secret, which a waiting pod is started with. Return the uid.

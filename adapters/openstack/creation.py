@@ -366,8 +366,6 @@ class ServerCreation:
                 )
             try:
                 return done(order.drone_id, await self._create(order, setup))
-            except UnfitError as error:
-                return rejected(order.drone_id, FaultKind.CONFIG, str(error))
             except OutcomeUnknownError as error:
                 message = str(error)
             except AdapterError as error:

@@ -13,7 +13,7 @@ from adapters.shared.commands.runner import Runner
 from adapters.shared.drone_ids import is_drone_id
 from provisioner import drone
 from provisioner.config.models import mistake_at
-from provisioner.interfaces import UnavailableError
+from provisioner.interfaces import RejectedError, UnavailableError
 from provisioner.model import Bootstrap, FaultKind, StartOrder
 
 OURS = ".site"
@@ -24,8 +24,10 @@ _MAX_VALUE_BYTES = 100_000
 _SENDABLE_FILE = re.compile(r"[A-Za-z0-9_@+=.-]{1,128}(/[A-Za-z0-9_@+=.-]{1,128}){0,8}")
 
 
-class UnfitError(ValueError):
+class UnfitError(RejectedError):
     """An order that can never be carried out; the message says why."""
+
+    kind = FaultKind.CONFIG
 
 
 FINDINGS = frozenset(

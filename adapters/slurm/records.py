@@ -21,6 +21,7 @@ from typing import Any, Protocol, Self, TypeVar
 
 from adapters.shared.printing import printable
 from adapters.slurm.states import UNFINISHED_STATES
+from provisioner.formatting import spans
 from provisioner.values import frozen
 
 # -------------------------------------------------------------------------------------------------------------
@@ -259,13 +260,7 @@ def fold_job_ids(remote_ids: Sequence[str]) -> Iterator[str]:
 
 def format_ranges(ascending: Sequence[int]) -> str:
     """Return ascending task numbers as ``0-6,8``."""
-    parts: list[tuple[int, int]] = []
-    for each in ascending:
-        if parts and each == parts[-1][1] + 1:
-            parts[-1] = (parts[-1][0], each)
-        else:
-            parts.append((each, each))
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in parts)
+    return ",".join(spans(ascending))
 
 
 def parse_tasks(text: str) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ from adapters.shared import optional_packages
 from adapters.shared.failed_nodes import FailedNodes
 from adapters.shared.housekeeping import Housekeeping
 from adapters.shared.parcel import UnfitError
-from adapters.shared.starts import Starts, done, failed, outcome_unknown, rejected
+from adapters.shared.starts import Starts, done, failed, outcome_unknown
 from adapters.slurm import capacity
 from adapters.slurm.blocking import SlurmAudit, render_blocking
 from adapters.slurm.drones import SlurmDrones, is_alive
@@ -161,7 +161,7 @@ class SlurmSite:
                 validate_order(order, self._controller)
                 valid.append(order)
             except UnfitError as error:
-                results[order.drone_id] = rejected(order.drone_id, FaultKind.CONFIG, str(error))
+                results[order.drone_id] = failed(order.drone_id, error)
         if valid:
             drone_ids = [order.drone_id for order in valid]
             started = await self._starts.run(

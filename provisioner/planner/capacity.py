@@ -338,7 +338,6 @@ class TypeRanking:
     """Types of which a drone would start now, by what their site reports."""
     any_late: bool
     costs: StartCosts
-    _ordered: dict[tuple[CompatibleTypes, JobCost], Sequence[TypeKey]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, context: PlanningContext, limits: StartLimits) -> TypeRanking:
@@ -364,11 +363,7 @@ class TypeRanking:
 
     def for_jobs(self, compatible: CompatibleTypes, cost: JobCost) -> Sequence[TypeKey]:
         """Return the compatible types for jobs of one cost in the order in which they are tried."""
-        found = self._ordered.get((compatible, cost))
-        if found is None:
-            found = sorted(self.costs.ranked(compatible, cost), key=self.wait_h.__getitem__)
-            self._ordered[compatible, cost] = found
-        return found
+        return sorted(self.costs.ranked(compatible, cost), key=self.wait_h.__getitem__)
 
     def candidates(
         self, compatible: CompatibleTypes, cost: JobCost, still_open: Set[TypeKey]
