@@ -129,12 +129,7 @@ def check(
     target = path or opt.config_path(host)
     if not target.exists():
         raise VerbError(f"no configuration at {target}")
-    problems = list(config.check(target))
-    found_odd = list(config.warnings(target))
-    try:
-        settings = config.load(target)
-    except config.ConfigError:  # of a site file alone there is no whole
-        settings = None
+    problems, found_odd, settings = config.check(target)
     if settings is not None:
         for problem in against_record(settings, host.store or settings.store.path):
             (found_odd if problem.message.startswith(WARNING) else problems).append(problem)

@@ -146,7 +146,7 @@ def init(
         return
     write_files(to, made)
     controller = to / "provisioner.yaml"
-    if problems := config.check(controller):
+    if problems := config.check(controller).problems:
         raise UnmetError(*map(str, problems))
     out.note(*(f"written: {to / name}" for name in made))
     out.note(f"next: provisioner check --live {controller}")

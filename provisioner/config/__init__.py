@@ -187,5 +187,4 @@ from provisioner.config.loading import (  # noqa: E402
     load as load,
     load_site as load_site,
     load_web as load_web,
-    warnings as warnings,
 )

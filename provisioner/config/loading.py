@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
@@ -107,27 +107,27 @@ def load_site(path: Path) -> SiteConfig:
     return _site_config(site)
 
 
-def check(path: Path, *, root: Path | None = None) -> list[Problem]:
-    """Return every problem of the configuration at ``path``: a controller file with its sites, or one site file.
+class Checked(NamedTuple):
+    """The findings in a configuration."""
 
-    Settings that are valid but cannot work now, such as an expired token, are problems too.
-    """
-    reader = _checked(path, root)
-    return [
-        *reader.problems(),
-        *(failure for document in reader.documents for failure in document.failures),
-    ]
-
-
-def warnings(path: Path, *, root: Path | None = None) -> list[Problem]:
-    """Return what is valid in the configuration at ``path``, as for :func:`check`, but probably not intended."""
-    return _checked(path, root).warnings()
+    problems: list[Problem]
+    """With settings that are valid but cannot work now, such as an expired token."""
+    warnings: list[Problem]
+    """About settings that are valid, but probably not intended."""
+    settings: Settings | None
+    """None for a site file, or with mistakes."""
 
 
-def _checked(path: Path, root: Path | None) -> _ConfigReader:
+def check(path: Path, *, root: Path | None = None) -> Checked:
+    """Check the configuration at ``path``: a controller file with its sites, or one site file."""
     reader, document = _ConfigReader(root), read(path)
-    (reader.site if _is_site_file(document) else reader.controller)(path, document)
-    return reader
+    settings = None
+    if _is_site_file(document):
+        reader.site(path, document)
+    else:
+        settings = reader.controller(path, document)
+    failures = [failure for document in reader.documents for failure in document.failures]
+    return Checked([*reader.problems(), *failures], reader.warnings(), settings)
 
 
 def _is_site_file(document: YamlDocument) -> bool:

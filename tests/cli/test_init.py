@@ -81,7 +81,7 @@ def init(cli: Cli, *words: str, kind: str = "local"):
 def test_the_files_of_each_kind_of_site_are_accepted(cli: Cli, home: Path, kind: SiteKind) -> None:
     ran = init(cli, *REST[kind], kind=kind)
     assert ran.code == Exit.OK, ran.err
-    assert check(home / "provisioner.yaml") == []
+    assert check(home / "provisioner.yaml").problems == []
     settings = load(home / "provisioner.yaml")
     (site,) = settings.sites
     assert (site.name, site.adapter, len(site.types)) == (kind, kind, 1)
@@ -149,7 +149,7 @@ def test_the_gpus_of_this_host_are_those_of_nvidia_smi(cli: Cli, home: Path) -> 
     one = types["a100-sxm4-40gb"]
     assert len(types) == 1
     assert (one["gpus"], one["vram"], one["capability"]) == (1, "40536 MiB", 8.0)
-    assert check(home / "provisioner.yaml") == []
+    assert check(home / "provisioner.yaml").problems == []
 
 
 def test_the_pool_is_that_of_the_configuration_of_htcondor(cli: Cli, home: Path) -> None:

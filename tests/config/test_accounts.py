@@ -75,7 +75,7 @@ def problems(place: Path, site: tuple[str, str], *options: str, overlay: str = H
     (place / "provisioner.yaml").write_text(
         f"controller: kit\nstore: {{path: r.db}}\n{overlay}sites: [here.yaml]\n"
     )
-    found = "\n".join(map(str, configuration.check(place / "provisioner.yaml")))
+    found = "\n".join(map(str, configuration.check(place / "provisioner.yaml").problems))
     if "every job" in found:
         with pytest.raises(ConfigError, match="every job"):
             configuration.load(place / "provisioner.yaml")

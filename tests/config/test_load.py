@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from adapters.embedded.overlay import EmbeddedOverlayConfig as QueueConfig
 from adapters.local.config import LocalSiteConfig as HostConfig
 from provisioner import loader
-from provisioner.config import ConfigError, OverlayConfig, check, load, models, warnings
+from provisioner.config import ConfigError, OverlayConfig, check, load, models
 from provisioner.loader import AdapterBrokenError
 from provisioner.model import DroneType, Headroom, MigLayout, Policy, Reserve, Sharing, SitePolicy
 
@@ -192,7 +192,7 @@ def test_two_sites_with_their_drones_in_one_place_are_refused(
         )
         for name, project in (("a", "gpu"), ("b", "other"), ("c", "gpu"))
     }
-    [problem] = check(written(tmp_path, **sites))
+    [problem] = check(written(tmp_path, **sites)).problems
     assert problem.file == str(tmp_path / "sites/c.yaml")
     assert (
         problem.message
@@ -203,7 +203,7 @@ def test_two_sites_with_their_drones_in_one_place_are_refused(
 def test_a_site_file_can_be_checked_alone_but_not_run(tmp_path: Path) -> None:
     written(tmp_path, big=SITE)
     site = tmp_path / "sites/big.yaml"
-    assert check(site) == []
+    assert check(site).problems == []
     with pytest.raises(ConfigError, match=r"big.yaml:1:1: this is a site file"):
         load(site)
 
@@ -224,7 +224,7 @@ def test_what_is_valid_but_hardly_meant_is_a_warning(
         "    drone_token: {env: NO_SUCH_TOKEN}"
     )
     file = written(tmp_path, controller=with_pool(pool), big=hasty)
-    assert check(file) == []
+    assert check(file).problems == []
     told = [str(warning).removeprefix(f"{tmp_path}/") for warning in load(file).warnings]
     assert told == [
         "provisioner.yaml:9:18: warning: `drone_token`: all drones share one token, and a job that gets it can pose as "
@@ -237,7 +237,8 @@ def test_what_is_valid_but_hardly_meant_is_a_warning(
         "before it is over",
     ]
     assert [
-        str(each).removeprefix(f"{tmp_path}/") for each in warnings(tmp_path / "sites/big.yaml")
+        str(each).removeprefix(f"{tmp_path}/")
+        for each in check(tmp_path / "sites/big.yaml").warnings
     ] == told[5:6]
     real = pool.replace("cm.example.org", "cm.myexample.org").replace(
         ": example.org", ": example.org.cern.ch"
@@ -287,7 +288,7 @@ def test_types_that_do_not_fit_the_mig_layouts_are_a_warning(
     tmp_path: Path, layout: str, kind: str, line: int, said: str
 ) -> None:
     written(tmp_path, big=MIG_SITE.replace("LAYOUT", layout).replace("TYPE", kind))
-    found = [(w.line, w.message) for w in warnings(tmp_path / "sites/big.yaml")]
+    found = [(w.line, w.message) for w in check(tmp_path / "sites/big.yaml").warnings]
     assert found == ([(line, f"warning: {said}")] if said else [])
 
 
@@ -315,8 +316,8 @@ def test_settings_of_low_use_that_cannot_work_are_a_warning(
 ) -> None:
     controller = CONTROLLER.replace("keep: 7d", f"keep: {keep}") + f"  low_use: {low_use}\n"
     file = written(tmp_path, controller=controller, big=SITE)
-    assert check(file) == []
-    assert [str(each).partition("warning: ")[2] for each in warnings(file)] == (
+    assert check(file).problems == []
+    assert [str(each).partition("warning: ")[2] for each in check(file).warnings] == (
         [said] if said else []
     )
 
@@ -331,7 +332,7 @@ def test_an_adapter_judges_types_with_its_options(
         "        raise RuntimeError('not so')\n"
     )
     install_adapter("judging", method=judging)
-    problems = check(written(tmp_path, big=with_adapter("judging")))
+    problems = check(written(tmp_path, big=with_adapter("judging"))).problems
     assert [(p.line, p.message) for p in problems] == [
         (11, "no 1000 here"),
         (26, "the adapter failed on its options: RuntimeError: not so"),
@@ -349,7 +350,10 @@ def test_an_adapter_that_fails_when_asked_about_its_options_is_named(
     error = "ValueError: too many values to unpack (expected 2)"
     install_adapter(name, method=f"    def {hook}:\n        yield 'no pair'\n")
     file = written(tmp_path, big=with_adapter(name))
-    told = [(p.line, p.message) for p in (*check(file), *warnings(file)) if "adapter" in p.message]
+    found = check(file)
+    told = [
+        (p.line, p.message) for p in (*found.problems, *found.warnings) if "adapter" in p.message
+    ]
     assert told == [(26, f"{level}the adapter failed on its options: {error}")]
 
 
@@ -378,7 +382,7 @@ def test_however_a_file_is_mangled_the_answer_is_a_list_of_problems(
     first += len(put) - cut if at < first else 0
     with tempfile.TemporaryDirectory() as directory:
         file = written(Path(directory), controller=mangled[:first], big=mangled[first:])
-        for problem in check(file):
+        for problem in check(file).problems:
             assert problem.line >= 1 and "\n" not in problem.message
 
 
@@ -386,7 +390,7 @@ def test_of_thousands_of_unknown_keys_the_first_hundred_are_reported(tmp_path: P
     """Each has its nearest valid name looked for: a file of another program took minutes."""
     path = tmp_path / "provisioner.yaml"
     path.write_text("controller: kit\n" + "".join(f"key{n}: 1\n" for n in range(20_000)))
-    problems = check(path)
+    problems = check(path).problems
     assert len(problems) == 101 and "more than 100 problems" in " ".join(
         p.message for p in problems
     )

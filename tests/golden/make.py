@@ -237,7 +237,7 @@ def messages_records() -> Records:
     with fixed() as here:
         os.chdir(BROKEN.parent)
         found = (
-            (case.relative_to(BROKEN.parent), check(case.relative_to(BROKEN.parent)))
+            (case.relative_to(BROKEN.parent), check(case.relative_to(BROKEN.parent)).problems)
             for case in CASES
         )
         lines = [

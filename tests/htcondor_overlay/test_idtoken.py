@@ -12,7 +12,7 @@ import pytest
 
 from adapters.htcondor.overlay import explained, no_condor, probe
 from adapters.htcondor.tokens import InvalidTokenError, read_token
-from provisioner.config import check, load, warnings
+from provisioner.config import check, load
 from provisioner.interfaces import AuthError
 from tests.htcondor_overlay.test_overlay_parts import options
 
@@ -75,7 +75,7 @@ def test_a_token_that_cannot_work_fails_the_check_but_not_the_start(tmp_path: Pa
         (token(**CONTROLLER), token(**DRONE, nbf=9_000_000_000), "not valid before 2255-03-14"),
     ):
         path = written(tmp_path, controller, drone)
-        (problem,) = check(path)
+        (problem,) = check(path).problems
         assert words in problem.message and problem.line in (8, 9)
         assert load(path).controller == "kit", "it can be renewed while the controller runs"
 
@@ -108,17 +108,19 @@ def test_what_is_odd_in_a_token_is_a_warning(
     tmp_path: Path, controller: str, drone: str, words: str
 ) -> None:
     path = written(tmp_path, controller or token(**CONTROLLER, exp=int(time.time()) + 3600), drone)
-    assert check(path) == []
-    warning, shared = sorted(warnings(path), key=lambda each: "share one token" in each.message)
+    assert check(path).problems == []
+    warning, shared = sorted(
+        check(path).warnings, key=lambda each: "share one token" in each.message
+    )
     assert words in warning.message
     assert "Set `drone_signing_key`" in shared.message
 
 
 def test_a_token_file_that_others_can_read_is_a_warning(tmp_path: Path) -> None:
     path = written(tmp_path, token(**CONTROLLER), token(**DRONE))
-    assert check(path) == [] and len(warnings(path)) == 1
+    assert check(path).problems == [] and len(check(path).warnings) == 1
     (tmp_path / "drone.token").chmod(0o644)
-    assert sum(w.message.count("mode 0644") for w in warnings(path)) == 1
+    assert sum(w.message.count("mode 0644") for w in check(path).warnings) == 1
 
 
 def test_what_is_no_token_is_told_without_its_text() -> None:

@@ -73,7 +73,7 @@ def test_check_fails_for_a_type_that_this_host_can_never_hold_and_the_controller
         "  large: {gpus: 0, cpus: 8, memory: 1 GiB, disk: 1 MiB}\n"
         "options: {root: not/made/yet, gpus: [], cpus: 2, memory: 4 GiB}\n"
     )
-    (problem,) = check(tmp_path / "provisioner.yaml")
+    (problem,) = check(tmp_path / "provisioner.yaml").problems
     assert problem.message == "`large` can never start: CPUs 8 > 2. Make it smaller"
     assert (problem.line, problem.col) == (6, 3)
     assert len(load(tmp_path / "provisioner.yaml").types) == 2

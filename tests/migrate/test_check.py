@@ -40,7 +40,7 @@ def complained(problems: list[Problem]) -> set[tuple[str, int]]:
 def test_check_complains_of_each_mark_and_of_nothing_else(name: str, tmp_path: Path) -> None:
     made = converted(ALL[name], COBALD, installed=adapter_names(SITES))
     path = written(made, tmp_path)
-    problems = check(path)
+    problems = check(path).problems
     assert complained(problems) == marked(path), "\n".join(map(str, problems))
 
 
@@ -48,7 +48,7 @@ def test_check_complains_of_what_templates_left_open(tmp_path: Path) -> None:
     template = "requirements = ${Foo}\naccounting_group = ${Bar}\n+X = ${Baz}\nrequest_gpus = 1\n"
     made = converted(HTCONDOR, files={"gpu.jdl": template}, installed=adapter_names(SITES))
     path = written(made, tmp_path)
-    problems = check(path)
+    problems = check(path).problems
     assert complained(problems) == marked(path), "\n".join(map(str, problems))
     text = (tmp_path / "site_configs" / "topas.yaml").read_text()
     # three of the template; its vram and capability; the template that is missing

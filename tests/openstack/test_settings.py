@@ -125,9 +125,9 @@ options:
 def test_mistakes_are_told_where_they_stand(
     write: Any, right: str, wrong: str, told: dict[str, str]
 ) -> None:
-    assert check(write()) == []
+    assert check(write()).problems == []
     file = write(right, wrong)
-    found = {f"{p.line}:{p.col}": p for p in check(file)}
+    found = {f"{p.line}:{p.col}": p for p in check(file).problems}
     assert found.keys() == told.keys(), [*map(str, found.values())]
     assert all(words in found[spot].message for spot, words in told.items()), found
     assert {each.file for each in found.values()} == {str(file.with_name("gridka.yaml"))}
@@ -137,7 +137,7 @@ def test_mistakes_are_told_where_they_stand(
 
 def test_a_secret_is_never_written_down(write: Any) -> None:
     auth = "auth: {url: 'https://k.example.org', application_credential_id: a1, application_credential_secret: hunter2}"
-    [problem] = check(write("cloud: gridka", auth))
+    [problem] = check(write("cloud: gridka", auth)).problems
     assert problem.line == 6 and "`{file: path}` or `{env: NAME}`" in problem.message
     assert "hunter2" not in str(problem)
 
