@@ -23,7 +23,7 @@ unexport PYTHONDONTWRITEBYTECODE
 P ?= planner
 .PHONY: help venv dev demo test tested test-matrix test-quick check compiled t watch lint format types contracts condor slurm openstack pyslurm bench \
         bench-deciding bench-gpu bench-hostile bench-worlds mutants docs check-docs build clean kubernetes mps prometheus tardis \
-        chromium apache sudo packages test-packages
+        jupyterhub chromium apache sudo packages test-packages
 
 help:  ## this list
 	@echo "GPU drone provisioner: starts pilot jobs for GPU jobs that wait in an HTCondor pool"; echo
@@ -47,7 +47,7 @@ tested: dev
 
 # Nothing that `make test` has run: its version of Slurm is the first here, and tests/live/conftest.py marks the others.
 test-matrix: SLURM_SUITES := $(SLURM_MATRIX)
-test-matrix: condor tardis slurm openstack kubernetes pyslurm  ## what `make test` leaves out: live tests with older HTCondor, Slurm 22.05 and 26.05, pyslurm, Kubernetes; tests of more than 30 s
+test-matrix: condor tardis jupyterhub slurm openstack kubernetes pyslurm  ## what `make test` leaves out: live tests with older HTCondor, Slurm 22.05 and 26.05, pyslurm, Kubernetes; tests of more than 30 s
 	PROVISIONER_SLURM_SUITES=$$(echo $(SLURM_MATRIX) | tr ' ' ,) $(PYTEST) -m "(matrix or kubernetes) and not packages" tests
 
 packages: dev  ## deb and RPM in var/packages, from the checkout and the wheels in packaging/requirements.txt
@@ -107,6 +107,10 @@ prometheus:
 # From PyPI, where the tests have a real COBalD/TARDIS beside a shadow.
 tardis:
 	@tests/labs/get-tardis.sh --optional
+
+# From PyPI and npm, for notebooks as jobs.
+jupyterhub:
+	@tests/labs/get-jupyterhub.sh --optional
 
 apache:
 	@tests/labs/get-apache.sh --optional bookworm

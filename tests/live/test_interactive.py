@@ -54,6 +54,26 @@ def test_a_session_beside_a_job_on_a_share_has_its_gpu_alone(
     pool.remove(jobs)
 
 
+def test_a_session_beside_a_job_on_an_instance_of_mig_has_that_alone(
+    pool: Pool, drone_on: StartDrone, sshd: str
+) -> None:
+    gpus = FakeGpus.build(pool.root / "ssh-mig", 1)
+    gpus.mig(0, 2, 20096)
+    instances = [gpus.uuid(0, n) for n in range(2)]
+    halves = {"DRONE_SHARING": "mig", "DRONE_SHARES": "2", "DRONE_VRAM_MIB": "40192"}
+    env = {**gpus.drone_env, **halves, "CUDA_VISIBLE_DEVICES": ",".join(instances)}
+    path = f"{gpus.directory}:{sshd}:/usr/bin:/bin"
+    drone = drone_on(pool, "ssh-mig", env={**env, "DRONE_CPUS": "4", "PATH": path})
+    assert drone.slot(pool)["SshToJob"] is True
+    jobs = pool.submit(gpu_job(60, n=2, more="+GpuMilli = 500"))
+    until(lambda: pool.statuses(jobs) == [2, 2], what="both run")
+    query = "nvidia-smi --query-gpu=memory.total --format=csv,noheader,nounits"
+    show = f"{query}; nvidia-smi -L | grep -o 'MIG-[-0-9a-f]*'; echo $CUDA_VISIBLE_DEVICES"
+    found = [inside(pool, f"{jobs}.{proc}", show) for proc in range(2)]
+    assert sorted(found) == [["20096", each, each] for each in sorted(instances)]
+    pool.remove(jobs)
+
+
 def test_a_session_beside_a_job_opens_no_gpu_of_a_neighbour(
     pool: Pool, drone_on: StartDrone, sshd: str
 ) -> None:
