@@ -472,7 +472,7 @@ class Reader:
                 "kind": kind,
                 "by": by,
                 "reason": reason,
-                "of": ", ".join(drone_ids)[:2000],
+                "of": ", ".join(drone_ids)[:2000] or "the configuration",
             }
             tables.insert(
                 sql, "events", {"at": at, "name": "request.recorded", "fields": json.dumps(told)}
