@@ -16,7 +16,7 @@ from typing import Annotated, NamedTuple
 import typer
 
 from provisioner import config
-from provisioner.answers.errors import Exit, UnmetError, UsageError, unknown
+from provisioner.answers.errors import Exit, UnmetError, UsageError, parsed, unknown
 from provisioner.cli import discovery, options as opt, output as out
 from provisioner.cli.check import write_files
 from provisioner.cli.discovery import Values
@@ -78,6 +78,8 @@ def _answered(questions: Sequence[InitQuestion], values: Values) -> Values:
         answer = Template(each.default or "").substitute(values)
         if sys.stdin.isatty():
             answer = typer.prompt(each.text, default=answer or None, err=True)
+            if each.text.startswith("File") and Path(answer).exists():
+                answer = str(Path(answer).absolute())
         if not answer:
             flag = (
                 f"--{each.name} "
@@ -116,7 +118,9 @@ def made_files(kind: SiteKind, given: Values) -> Mapping[str, str]:
 
 
 def init(
-    kind: Annotated[SiteKind, opt.option("KIND", "Kind of the first site.")] = SiteKind.LOCAL,
+    kind: Annotated[
+        SiteKind | None, opt.option("KIND", f"Kind of the site: {', '.join(SiteKind)}.")
+    ] = None,
     pool: Annotated[str, opt.option("HOST:PORT", "Collector of the pool.")] = "",
     token: Annotated[str, opt.option("FILE", "Token of the controller.")] = "",
     key: Annotated[str, opt.option("FILE", "Key that signs the tokens of drones.")] = "",
@@ -140,6 +144,9 @@ def init(
     paths = {"token": token and Path(token).absolute(), "key": key and Path(key).absolute()}
     given = dict(each.partition("=")[::2] for each in values or ())
     given |= {name: str(value) for name, value in {"pool": pool, **paths}.items() if value}
+    if kind is None:
+        asked = InitQuestion("", "kind", f"Kind of the site ({', '.join(SiteKind)})", "local")
+        kind = parsed(SiteKind, "--kind", _answered([asked], {})["kind"])
     made = made_files(kind, given)
     if print_:
         print("\n".join(f"# {name}\n{text}" for name, text in made.items()))

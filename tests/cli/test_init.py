@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import yaml
 from provisioner.answers.errors import Exit
 from provisioner.cli.init import SiteKind
 from provisioner.config import check, load
-from tests.cli.conftest import Cli
+from tests.cli.conftest import Cli, process
 from tests.htcondor_overlay.test_idtoken import CONTROLLER, token
 
 GPU = ("gpu_model=A100-SXM4-40GB",)
@@ -130,6 +131,22 @@ def test_a_value_that_is_missing_or_wrong_names_its_option(
     ran = cli("init", *words)
     assert ran.code == Exit.USAGE and said in " ".join(ran.err.split())
     assert not (home / "provisioner.yaml").exists()
+
+
+def test_on_a_terminal_it_asks(home: Path) -> None:
+    """Kind, name, pool, token, key; the defaults of record and limit; the fields of the site."""
+    answers = ("htcondor", "kit", "cm.test:9618", "controller.token", "drones.key", "", "")
+    answers += ("cm.topas.test:9618", "submit.topas.test", "site.token", "A100-SXM4-40GB", "", "")
+    terminal, stdin = os.openpty()
+    os.write(terminal, "".join(f"{each}\n" for each in answers).encode())
+    ran = process("init", "--to", home / "new", stdin=stdin)
+    os.close(terminal)
+    assert ran.returncode == Exit.OK, ran.stderr
+    settings = load(home / "new" / "provisioner.yaml")
+    (site,) = settings.sites
+    assert (settings.controller, site.adapter, site.types[0].cpus) == ("kit", "htcondor", 8)
+    assert settings.overlay.options.token.file == home / "controller.token"
+    assert "Memory of a drone [20 GiB]" in ran.stderr
 
 
 def test_a_mistake_is_found_at_once(cli: Cli, home: Path) -> None:

@@ -266,7 +266,9 @@ class KubernetesLab:
         self, directory: Path, kubernetes: Kubernetes, nodes: Sequence[Mapping[str, Any]] = NODES
     ) -> None:
         self.directory, self.kubernetes, self.nodes = directory, kubernetes, nodes
-        self.port = free_port()
+        self.port, self.etcd, self.peer, self.manager, self.scheduler = (
+            free_port() for _ in range(5)
+        )
         self.url = f"https://127.0.0.1:{self.port}"
         self.front = Front(self.url)
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -360,10 +362,10 @@ class KubernetesLab:
 
     def _command(self, name: str) -> list[str]:
         d = str(self.directory)
-        etcd, config = self.port + 1, f"--kubeconfig={d}/admin.kubeconfig"
+        config = f"--kubeconfig={d}/admin.kubeconfig"
         if name == "kubelet":
             return [sys.executable, "-m", "tests.labs.kubelet", d]
-        client, peer = f"http://127.0.0.1:{etcd}", f"http://127.0.0.1:{etcd + 1}"
+        client, peer = (f"http://127.0.0.1:{port}" for port in (self.etcd, self.peer))
         arguments = {
             "etcd": [
                 *(
@@ -414,7 +416,7 @@ class KubernetesLab:
                 ),
                 *(
                     "--bind-address=127.0.0.1",
-                    f"--secure-port={self.port + 5}",
+                    f"--secure-port={self.manager}",
                     f"--cert-dir={d}/certs",
                 ),
                 *(
@@ -428,7 +430,7 @@ class KubernetesLab:
                     config,
                     "--leader-elect=false",
                     "--bind-address=127.0.0.1",
-                    f"--secure-port={self.port + 6}",
+                    f"--secure-port={self.scheduler}",
                 ),
                 *(f"--cert-dir={d}/certs", "--port=0"),
             ],
@@ -633,7 +635,7 @@ class KubernetesLab:
         """Make etcd forget all old versions."""
         etcdctl = [
             str(self.kubernetes.prefix / "etcdctl"),
-            f"--endpoints=http://127.0.0.1:{self.port + 1}",
+            f"--endpoints=http://127.0.0.1:{self.etcd}",
         ]
         env = {**os.environ, "ETCDCTL_API": "3"}
         told = subprocess.check_output(

@@ -51,6 +51,6 @@ def test_at_a_slurm_cluster(
 def test_at_a_kubernetes_cluster(
     operator: LabController, kubernetes: KubernetesLab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("KUBECONFIG", str(kubernetes.kubeconfig("robot", ROBOT)))
+    monkeypatch.setenv("KUBECONFIG", str(kubernetes.kubeconfig("robot", ROBOT, kubernetes.url)))
     types = init(operator, "kubernetes", "image=registry.invalid/drone:1")
     assert types.keys() == {"a100", "h100"}
