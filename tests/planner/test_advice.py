@@ -23,11 +23,12 @@ from provisioner.model import (
     Subject,
     UnmetRequirement,
 )
-from provisioner.planner import decide
+from provisioner.planner import advice, decide
 from provisioner.planner.advice import RequestChange, WhatIf, advise
 from provisioner.planner.breakers import update_breakers
 from provisioner.planner.context import check_views
 from provisioner.planner.lifecycle import observe_all
+from provisioner.planner.placement import place
 from provisioner.reasons import RequestAdvice, StartForecast, StartOutcome
 from tests.planner.scenes import (
     A100,
@@ -396,3 +397,16 @@ def test_nothing_is_promised_while_the_pool_does_not_negotiate() -> None:
     silent = replace(seen.overlay, view=replace(view, negotiated_at=view.taken_at - 900))
     found = advise(replace(seen, overlay=silent), view.classes[0])
     assert found.now == WAITS and found.why == reasons.NegotiatorSilent(900)
+
+
+def test_full_drones_and_classes_behind_change_no_advice(monkeypatch: pytest.MonkeyPatch) -> None:
+    def told() -> list[RequestAdvice]:
+        return [advise(world, job) for world, job in waiting]
+
+    seen = [worlds.world(seed) for seed in range(40)]
+    views = [(world, world.overlay.view) for world in seen]
+    waiting = [(world, job) for world, view in views if view for job in view.classes[:3]]
+    known = told()
+    monkeypatch.setattr(advice, "is_full", lambda *_: False)
+    monkeypatch.setattr(advice, "place", lambda *given: place(*given[:3]))
+    assert told() == known and len(known) > 50
