@@ -53,7 +53,7 @@ put 644 packaging/provisioner.sudoers /usr/share/$NAME/provisioner.sudoers
 put 644 "$source/LICENSE" /usr/share/doc/$NAME/copyright
 for example in "$source"/site_configs/*.yaml; do put 644 "$example" "/etc/provisioner/examples/${example##*/}"; done
 PYTHONPATH=$(ls -d "$lib/python$("$PYTHON" -c 'import sys; print("%d.%d" % sys.version_info[:2])')/site-packages") \
-    PYTHONDONTWRITEBYTECODE=1 "$PYTHON" packaging/make_cli_files.py "$root"
+    PYTHONDONTWRITEBYTECODE=1 "$PYTHON" docs/make_man.py "$root"
 find "$root" -exec touch -h -d "@$when" {} +
 chmod -R u=rwX,go=rX "$root"
 

@@ -188,7 +188,7 @@ def prefix_of(python: str) -> str | None:
         return None
 
 
-@pytest.mark.parametrize("version", ["3.11", "3.12"])
+@pytest.mark.parametrize("version", ["3.11", "3.12", "3.13"])
 def test_the_rpm_runs_with_this_python(packages: dict[str, Path], root: Path, version: str) -> None:
     python = root / "usr/bin/python3.11"
     if version != "3.11":

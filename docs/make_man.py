@@ -1,4 +1,4 @@
-"""Write man pages and completions of the command line below a root: ``make_cli_files.py ROOT``."""
+"""Write man pages and completions of the command line below a root: ``make_man.py ROOT``, when packages are built."""
 
 from __future__ import annotations
 
