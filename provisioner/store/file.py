@@ -125,8 +125,12 @@ def _copy_before_migration(path: Path) -> None:
         unfinished = path.with_name(f"{path.name}.copying")
         unfinished.unlink(missing_ok=True)
         os.close(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o660))
-        with closing(connect(unfinished)) as copy:
-            store.backup(copy)
+        try:
+            with closing(connect(unfinished)) as copy:
+                store.backup(copy)
+        except sqlite3.Error:
+            unfinished.unlink()  # what room there was must not stay taken
+            raise
     _publish(unfinished, _copy_of(path, version))
 
 

@@ -12,24 +12,25 @@ from typing import Any
 
 import pytest
 
+import provisioner.store.file as store_file
 from provisioner.store import StoreUnusableError
 from provisioner.store.reader import Reader
 from tests.cli.conftest import _filled as _filled, record as record
 
 
-def _asked(ask: Callable[[Reader], Any], path: Path, answers: Any) -> None:
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))  # no file can grow, as on a full disk
+def _asked(ask: Callable[[Reader], Any], path: Path, answers: Any, room: int) -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, room))  # no file can grow, as on a full disk
     try:
         answers.put(ask(Reader(path)))
     except StoreUnusableError as error:
         answers.put(error)
 
 
-def without_room(ask: Callable[[Reader], Any], path: Path) -> Any:
-    """Return what a process gets that can write no byte."""
+def without_room(ask: Callable[[Reader], Any], path: Path, room: int = 0) -> Any:
+    """Return what a process gets that can write no byte beyond ``room`` in a file."""
     context = multiprocessing.get_context("fork")
     answers = context.SimpleQueue()
-    child = context.Process(target=_asked, args=(ask, path, answers))
+    child = context.Process(target=_asked, args=(ask, path, answers, room))
     child.start()
     child.join(60)
     return answers.get() if not answers.empty() else None
@@ -62,6 +63,25 @@ def test_the_record_is_read_on_a_full_disk(record: Path) -> None:
     assert without_room(drones, record) == known
     refused = without_room(asked, record)
     assert isinstance(refused, StoreUnusableError) and "the room on it" in str(refused)
+
+
+def migrated(reader: Reader) -> None:
+    store_file.open_store(reader.path, "kit", None).close()
+
+
+def test_a_store_that_cannot_be_copied_is_not_migrated(
+    record: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    known = drones(Reader(record))
+    (tmp_path / "9999_next.sql").write_text("CREATE TABLE next (x INTEGER);")
+    with monkeypatch.context() as newer:
+        newer.setattr(
+            store_file, "MIGRATIONS", (*store_file.MIGRATIONS, tmp_path / "9999_next.sql")
+        )
+        refused = without_room(migrated, record, 64 << 10)  # enough for the index of the log
+    assert isinstance(refused, StoreUnusableError) and record.name in str(refused)
+    assert drones(Reader(record)) == known, "the schema has changed"
+    assert not list(record.parent.glob("*.copying")), "the disk stays full"
 
 
 def test_the_log_of_a_controller_that_was_killed_is_read_on_a_full_disk(record: Path) -> None:
