@@ -191,7 +191,9 @@ SCRIPT = b"#!/bin/sh\ncat token\nsleep ${SLEEPS}\necho left >outcome\nexit ${COD
 
 
 def _order(serial: int, **env: str) -> model.StartOrder:
-    boot = model.Bootstrap(SCRIPT, {"SLEEPS": "5", **env}, {"token": b"secret", "checks/a.sh": b""})
+    boot = model.Bootstrap(
+        SCRIPT, {"SLEEPS": "20", **env}, {"token": b"secret", "checks/a.sh": b""}
+    )
     return model.StartOrder(model.DroneId(f"main-ab12-{serial}"), KIND, 600.0, 5.0, boot)
 
 
