@@ -4,10 +4,10 @@ Views consist of parts: the slots by drone, the job classes by id, the listed dr
 Each part is a mapping of entries by key, and each tick writes the entries that have changed since the
 tick before. A row of ``view_log`` is a batch of them: compressed JSON ``[entries, order]``, with null for
 a removed entry, and ``heard_at`` alone for a slot that is else as it was; ``order`` are all keys where
-new entries do not come last. Once the changes take more than half the bytes of the whole part, it is
-written whole again: this begins a new ``cycle``, the number of its first row. The
-part as of a row is therefore the newest cycle up to it, applied in order. A cycle that is neither the
-newest nor that of a kept snapshot is deleted.
+new entries do not come last (of estimates never: their order does not matter). Once the changes take
+more than half the bytes of the whole part, it is written whole again: this begins a new ``cycle``, the
+number of its first row. The part as of a row is therefore the newest cycle up to it, applied in order.
+A cycle that is neither the newest nor that of a kept snapshot is deleted.
 
 What classes refuse is shared by many of them, and seldom changes while their numbers of jobs always do:
 ``refusals`` has each distinct mapping once, by the first of its classes, and ``refusing`` the name of that class.
@@ -25,7 +25,7 @@ from sys import maxsize
 from typing import Any, Final
 
 from provisioner import model
-from provisioner.estimates import NO_ESTIMATES, Estimates
+from provisioner.estimates import NO_ESTIMATES, Estimates, OwnerGrowth
 from provisioner.model import Snapshot
 from provisioner.store import Views
 from provisioner.store.tables import SlotWork, insert, pack, read_meta, unpack
@@ -41,6 +41,8 @@ _ENTRY_TYPES: dict[str, Any] = {
     "policy": model.Policy,
     "types": tuple[model.DroneType, ...],
     "estimates": Estimates,
+    "runs": tuple[float, ...],
+    "rises": OwnerGrowth,
     "credentials": tuple[model.Credential, ...],
     "taken_at": float,
     "overlay": model.PolledOverlay,
@@ -64,6 +66,8 @@ _UNUSED = """
     ) WHERE next IS NOT NULL AND NOT EXISTS (SELECT 1 FROM snapshots WHERE parts >= cycle AND parts < next)"""
 
 Parts = Mapping[str, Mapping[Any, Any]]
+_ESTIMATED = ("runs", "rises")
+"""Estimates by key, most of which stay as they are when others change."""
 _POLLED = (model.Slot, model.JobClass, model.RemoteDrone, model.Drone)
 """Values that are the same objects as in the tick before where they are equal: there are many of them."""
 _BUT_HEARD_AT = all_but(model.Slot, "heard_at")
@@ -103,7 +107,7 @@ class ViewLog:
             items = iter(changed.items())
             starts = range(0, len(changed), BATCH_ENTRIES)
             bodies = [_packed(name, dict(islice(items, BATCH_ENTRIES))) for _ in starts]
-            if order or not (changed or part.whole):
+            if (order and name not in _ESTIMATED) or not (changed or part.whole):
                 bodies.append(_packed(name, {}, order))
             part.entries = now
             part.written += sum(map(len, bodies))
@@ -158,7 +162,7 @@ def delete_unused(sql: sqlite3.Connection) -> None:
 
 def parts_of(snapshot: Snapshot) -> dict[str, Mapping[Any, Any]]:
     """Return the parts of a snapshot's views by name, those that change most apart from the rest."""
-    overlay = snapshot.overlay
+    overlay, estimates = snapshot.overlay, snapshot.estimates
     view = overlay.view or model.OverlayView(0.0)
     if overlay.view is not None:
         rest = replace(view, taken_at=0.0, classes=(), slots=(), completions=None)
@@ -179,7 +183,9 @@ def parts_of(snapshot: Snapshot) -> dict[str, Mapping[Any, Any]]:
     return parts | {
         "policy": {"": snapshot.policy},
         "types": {"": snapshot.types},
-        "estimates": {"": snapshot.estimates},
+        "estimates": {"": replace(estimates, runs={}, rises={})},
+        "runs": estimates.runs,
+        "rises": estimates.rises,
         "credentials": {"": snapshot.credentials},
         "taken_at": taken_at,
         "overlay": {"": overlay},
@@ -303,8 +309,12 @@ def read_parts(sql: sqlite3.Connection, row: int = NEWEST, *, bulk: bool = True)
     Without ``bulk`` slots, completions, listed drones and the types that classes refuse are left
     out, which are most of them.
     """
-    single = ("policy", "types", "estimates", "credentials")
+    single = ("policy", "types", "credentials")
+    estimates: Estimates = read_part(sql, "estimates", row)[""]
+    # an older record has all of them there
+    of_keys = {name: read_part(sql, name, row) or getattr(estimates, name) for name in _ESTIMATED}
     return {name: read_part(sql, name, row)[""] for name in single} | {
+        "estimates": replace(estimates, **of_keys),
         "overlay": _read_overlay(sql, row, bulk),
         "sites": _read_sites(sql, row, bulk),
     }

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from provisioner import model as m
+from provisioner.estimates import Estimates, OwnerGrowth
 from provisioner.store import StoreError, file as store_file, tables, view_log
 from provisioner.store.file import MIGRATIONS
 from provisioner.store.reader import Reader
@@ -36,6 +37,8 @@ class Poll:
     blind: bool
     without_site: bool
     completions: int
+    learned: dict[str, int]
+    """Run times by user, and growth of the owner, in any order."""
     acts: bool
     fails: bool
     restarts: bool
@@ -62,8 +65,11 @@ class Poll:
         sites = {"topas": m.PolledSite("topas", m.SiteView("topas", plan.at - 1, listed))}
         if self.without_site:
             sites = {"horeka": m.PolledSite("horeka")}
+        runs = {user: (60.0 * n, 90.0 * n) for user, n in self.learned.items()}
+        rises = {user: OwnerGrowth(((0, n),)) for user, n in self.learned.items() if n > 1}
         return replace(
             seen(store, plan),
+            estimates=Estimates(runs, rises=rises),
             overlay=m.PolledOverlay(None if self.blind else view),
             sites=sites,
             drones={drone(n).id: drone(n, jobs=self.waiting % 2) for n in self.recorded},
@@ -82,6 +88,7 @@ POLLS = st.lists(
         blind=st.sampled_from([False, False, False, True]),
         without_site=st.sampled_from([False, False, False, True]),
         completions=st.integers(0, 2),
+        learned=st.dictionaries(st.sampled_from("abc"), st.integers(1, 3)),
         acts=st.booleans(),
         fails=st.sampled_from([False, False, False, True]),
         restarts=st.sampled_from([False, False, False, True]),
@@ -130,6 +137,7 @@ async def test_each_kept_snapshot_is_what_was_recorded(
         views, slots = reader.snapshot(), reader.slots()
         assert views is not None
         assert (views.overlay, views.sites) == (snapshot.overlay, snapshot.sites)
+        assert views.estimates == snapshot.estimates
         assert slots == (snapshot.overlay.view.slots if snapshot.overlay.view else ())
         with reader._open() as sql:
             begun = {each.drone_id: each.begun_at for each in view_log.slot_work(sql)}
@@ -150,12 +158,15 @@ async def test_what_does_not_change_is_not_written_again(file: Path) -> None:
             now = (*slots[:tick], heard, *slots[tick + 1 :])
             plan = starts(tick, drone(tick), at=100.0 + tick)
             view = m.OverlayView(98.0 + tick, tuple(waiting), now)
-            await store.record(plan, seen(store, plan, overlay=m.PolledOverlay(view)))
+            runs = {f"user{n}": (60.0,) for n in range(500)} | {"ann": (60.0 + tick,)}
+            overlay, learned = m.PolledOverlay(view), Estimates(runs)
+            await store.record(plan, seen(store, plan, overlay=overlay, estimates=learned))
     with sqlite3.connect(file) as sql:
         rows = dict(sql.execute("SELECT name, count(*) FROM view_log GROUP BY name"))
         cycles = dict(sql.execute("SELECT name, count(DISTINCT cycle) FROM view_log GROUP BY name"))
     assert rows["slots"] == 2 + 28, "a thousand of them once, then those with news"
     assert rows["types"] == rows["policy"] == rows["refusals"] == rows["refusing"] == 1
+    assert cycles["runs"] == 1 and rows["runs"] > 2, "of one user alone in each tick"
     assert cycles["classes"] == 2, "those of kept snapshots; all of them change in each tick"
 
 
