@@ -12,7 +12,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import accumulate
 from operator import attrgetter
 from typing import NamedTuple
@@ -195,7 +195,6 @@ class RunTimeSums:
     sums: tuple[float, ...]
 
     @classmethod
-    @lru_cache(maxsize=10_000)  # estimates stay the same from tick to tick
     def of(cls, runs: tuple[float, ...]) -> RunTimeSums:
         return cls(runs, tuple(accumulate(runs, initial=0.0)))
 
