@@ -3,8 +3,8 @@
 More jobs wait than there is room for. What is asked for boots, joins and works; one drone in five
 hundred ends in each tick, as if jobs took two hours. Every poll creates its values anew; the
 service keeps equal values of the previous poll (:mod:`provisioner.controller.sanitize`), and so
-does the world, unless ``anew`` is set. Drones report every five minutes, as by HTCondor's
-``UPDATE_INTERVAL``; the numbers of waiting jobs change in every tick.
+does the world, unless ``anew`` is set. Drones report every two minutes, each at a moment of its own, as by
+the ``UPDATE_INTERVAL`` of their startds; the numbers of waiting jobs change in every tick.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ TICK_S = 15.0
 ENDS_EVERY = 500
 """One drone in so many ends in a tick."""
 BOOT_S = 60.0
-UPDATE_INTERVAL_S = 300.0
+UPDATE_INTERVAL_S = 120.0
+"""As ``condor_drone.sh`` sets it."""
 
 
 @dataclass(slots=True)

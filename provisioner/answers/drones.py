@@ -189,7 +189,11 @@ DRONE_COLUMNS = (
     time_at("joined_at", "When its slot came to the pool.", fact="joined the pool"),
     time_at("busy_at", "When it first had a job.", fact="first job"),
     time_at("idle_at", "Since when it has no job.", fact="idle since"),
-    time_at("heard_at", "Last sign of life in the pool.", fact="last heard of"),
+    time_at(
+        "heard_at",
+        "Last sign of life in the pool. While nothing else is new, recorded every 15 minutes.",
+        fact="last heard of",
+    ),
     time_at("missing_at", "Since when the site's listings lack it.", fact="missing since"),
     time_at("unslotted_at", "Since when the pool lacks its slot.", fact="out of pool since"),
     time_at("asked_at", "When it was last asked to drain or stop.", fact="asked to drain or stop"),

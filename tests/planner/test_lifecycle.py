@@ -435,10 +435,10 @@ def test_the_idle_clock_begins_at_the_end_of_the_job_though_the_slot_ad_keeps_an
 
 
 def test_the_last_sign_of_life_of_a_drone_without_other_news_is_recorded_now_and_then() -> None:
-    busy = drone("kit-ab12-1", S.BUSY, age_s=36_000, heard_at=NOW - 400, idle_at=0.0)
+    busy = drone("kit-ab12-1", S.BUSY, age_s=36_000, heard_at=NOW - 1000, idle_at=0.0)
     (move,) = plan_for(drones=[busy]).moves
     assert move.drone == replace(busy, heard_at=NOW - 1)
-    assert plan_for(drones=[replace(busy, heard_at=NOW - 200)]).moves == ()
+    assert plan_for(drones=[replace(busy, heard_at=NOW - 800)]).moves == ()
 
 
 def test_a_lost_drone_has_cost_its_work_up_to_when_it_was_missed() -> None:
