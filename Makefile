@@ -140,7 +140,7 @@ pyslurm: dev
 	@if [ "$$(id -u)" != 0 ]; then echo "not root: the tests with pyslurm will be skipped"; exit 0; fi; \
 	tests/labs/get-pyslurm.sh $$PWD/$(BIN)/python
 
-bench: dev  ## the benchmarks: a table, and benchmarks/results.json
+bench: dev  ## the benchmarks, as a table
 	$(BIN)/python benchmarks/run.py
 
 # Hours, of which it keeps what it has: it may be broken off, and goes on. One run: DECIDING="--pairs 6214e9/vc8Sj --seeds 1".

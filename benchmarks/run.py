@@ -1,4 +1,4 @@
-"""``make bench``: every measurement in a fresh process, one after the other; a table, and ``benchmarks/results.json``.
+"""``make bench``: every measurement in a fresh process, one after the other, and a table.
 
 Nothing is judged: the figures depend on the machine. Ratios to COBalD/TARDIS are of one run on one machine.
 
@@ -11,11 +11,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import subprocess
 import sys
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 
 from rich.console import Console
@@ -109,27 +107,10 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", nargs="+", choices=MODULES, default=list(MODULES), metavar="NAME")
-    parser.add_argument(
-        "--out", type=Path, default=ROOT / "benchmarks" / "results.json", metavar="FILE"
-    )
     wanted = parser.parse_args()
     found: dict[str, list[Figure] | str] = {name: measure(name) for name in wanted.only}
     if ratio := ratios(found):
         found["ratio"] = ratio
-    machine = {
-        "python": platform.python_version(),
-        "cpus": os.cpu_count(),
-        "system": platform.system(),
-    }
-    record = {
-        "at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": machine,
-        "figures": {
-            name: figures if isinstance(figures, str) else [vars_of(f) for f in figures]
-            for name, figures in found.items()
-        },
-    }
-    wanted.out.write_text(json.dumps(record, indent=1) + "\n")
     Console(width=None if sys.stdout.isatty() else 140).print(table(found))
     failed = [
         name
@@ -137,15 +118,6 @@ def main() -> int:
         if isinstance(figures, str) and not figures.startswith("not m")
     ]
     return 1 if failed else 0
-
-
-def vars_of(figure: Figure) -> dict[str, str | float]:
-    return {
-        "what": figure.what,
-        "value": round(figure.value, 6),
-        "unit": figure.unit,
-        "wanted": figure.wanted,
-    }
 
 
 if __name__ == "__main__":
