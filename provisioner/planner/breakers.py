@@ -30,8 +30,9 @@ from provisioner.model import (
     TypeKey,
 )
 from provisioner.planner.blame import judge_users
+from provisioner.planner.settled import but_heard_at
 from provisioner.reasons import EXIT_WORDS, EndedAtSite, Reason, StartsUnmatched
-from provisioner.values import all_but, frozen
+from provisioner.values import frozen
 
 OVERLAY_SETTLE_MAX_S = 60.0
 
@@ -264,14 +265,11 @@ _RULES = (
 )
 
 
-_news_of = all_but(Drone, "heard_at")
-
-
 def _trials(snapshot: Snapshot, moves: _Moves) -> list[Drone]:
     """Return the drones with news that were started for a class and have joined; a sign of life alone is no news."""
     tried = (move.drone for move in moves if move.drone.for_class and move.drone.joined_at)
     before = snapshot.drones
-    return [d for d in tried if _news_of(d) != _news_of(before[d.id])]
+    return [d for d in tried if but_heard_at(d) != but_heard_at(before[d.id])]
 
 
 def _idled_beside(

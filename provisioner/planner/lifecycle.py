@@ -93,8 +93,9 @@ def observe_all(
         )
         if move is not None:
             moves.append(move)
-        elif settled is not None:
-            settled.add(seen, snapshot, kinds.get(drone.type))
+        if settled is not None:
+            after = drone if move is None else move.drone
+            settled.add(seen, after, snapshot, kinds.get(drone.type))
     return moves
 
 

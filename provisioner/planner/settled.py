@@ -20,7 +20,8 @@ the pool, which is recorded. With 300 s a steady state costs a fifth more (``mak
 
 _UNSEEN: Final = None, None, None, 0.0
 """Entry of a drone that is not settled."""
-_but_heard_at = all_but(Slot, "heard_at")
+_slot_but_heard_at = all_but(Slot, "heard_at")
+but_heard_at = all_but(Drone, "heard_at")
 
 SeenDrone = tuple[Drone, Slot | None, model.RemoteDrone | None]
 """Record, slot and entry in the listing of a drone."""
@@ -48,13 +49,15 @@ class SettledDrones(dict[DroneId, tuple[*SeenDrone, float]]):
     by: tuple[object, object] = None, None
     """Types and policy for which that is so."""
 
-    def add(self, seen: SeenDrone, snapshot: Snapshot, kind: DroneType | None) -> None:
-        """Add a drone if it is busy and full. Nothing of it is new."""
-        drone = seen[0]
-        if kind is not None and is_full(seen, kind):
+    def add(
+        self, seen: SeenDrone, after: Drone, snapshot: Snapshot, kind: DroneType | None
+    ) -> None:
+        """Add a drone, ``after`` this tick, if it is busy and full, and nothing of it is new but a sign of life."""
+        drone, slot, remote = seen
+        if kind and is_full(seen, kind) and but_heard_at(after) == but_heard_at(drone):
             # one second less, whatever rounding does
             ends_at = drone.started_at + longest_busy_s(kind, snapshot.policy) - 1.0
-            self[drone.id] = *seen, ends_at
+            self[drone.id] = after, slot, remote, ends_at
 
     def others(
         self, snapshot: Snapshot, slots: Mapping[DroneId, Slot], views: Mapping[str, SiteView]
@@ -95,4 +98,4 @@ class SettledDrones(dict[DroneId, tuple[*SeenDrone, float]]):
 def _only_heard(drone: Drone, before: Slot, slot: Slot) -> bool:
     """Return True if nothing of a slot is new but a sign of life, and that is not recorded yet."""
     soon = slot.heard_at - drone.heard_at < HEARTBEAT_RECORD_INTERVAL_S
-    return soon and _but_heard_at(before) == _but_heard_at(slot)
+    return soon and _slot_but_heard_at(before) == _slot_but_heard_at(slot)
