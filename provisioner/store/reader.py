@@ -429,10 +429,9 @@ class Reader:
         with self._open() as sql:
             if tick is not None:
                 return view_log.read_snapshot(sql, tick)
-            meta = tables.read_meta(sql)
             if not view_log.read_part(sql, "policy"):
                 return None
-            newest = tables.read_newest_plan(sql)
+            meta, newest = tables.read_meta(sql), tables.read_newest_plan(sql)
             return Snapshot(
                 now=float(meta["at"]),
                 tick=int(meta["tick"]) + 1,

@@ -171,7 +171,6 @@ def parts_of(snapshot: Snapshot) -> dict[str, Mapping[Any, Any]]:
     refusing = {
         job.id: holders.setdefault(id(job.refuses), job.id) for job in view.classes if job.refuses
     }
-    refusals = {job.id: job.refuses for job in view.classes if refusing.get(job.id) == job.id}
     taken_at = {"": view.taken_at}
     sites = dict(snapshot.sites)
     parts: dict[str, Mapping[Any, Any]] = {}
@@ -193,7 +192,7 @@ def parts_of(snapshot: Snapshot) -> dict[str, Mapping[Any, Any]]:
         "slots": _by_key(view.slots, "drone_id"),
         "classes": _by_key(view.classes, "id"),
         "refusing": refusing,
-        "refusals": refusals,
+        "refusals": {job.id: job.refuses for job in view.classes if refusing.get(job.id) == job.id},
         "sites": sites,
     }
 
@@ -285,10 +284,12 @@ def _read_overlay(sql: sqlite3.Connection, row: int, bulk: bool) -> model.Polled
     classes = tuple(read_part(sql, "classes", row).values())
     view = replace(overlay.view, taken_at=read_part(sql, "taken_at", row)[""], classes=classes)
     if bulk:
-        slots = tuple(read_part(sql, "slots", row).values())
-        completions = read_part(sql, "completions", row).get("")
-        classes = with_refusals(sql, classes, row)
-        view = replace(view, slots=slots, completions=completions, classes=classes)
+        view = replace(
+            view,
+            slots=tuple(read_part(sql, "slots", row).values()),
+            completions=read_part(sql, "completions", row).get(""),
+            classes=with_refusals(sql, classes, row),
+        )
     return replace(overlay, view=view)
 
 

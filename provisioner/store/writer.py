@@ -91,13 +91,12 @@ class SqlStore(store.Store):
         self._sql: sqlite3.Connection | None = None
         self._claim = ""
         self._state = None
-        self._newest_plan: Plan | None = None
+        self._newest_plan = Plan(0, 0.0)
         self._view_log = ViewLog()
         self._newest: Snapshot | None = None
         """Snapshot of the newest record since the store was opened."""
         self._classes: Sequence[JobClass] = ()
         """Job classes of the newest view on record."""
-        self._last_plan: Plan | None = None
         self._counts = measures.MetricCounts()
         """Counts for the next plan that is recorded."""
 
@@ -149,7 +148,7 @@ class SqlStore(store.Store):
             view_log.delete_unused(sql)
             moment = tables.moment_of(plan.at, snapshot.drift_s)
             self._write_state(sql, state, moment=moment)
-        self._state, self._newest_plan, self._last_plan = state, recorded_plan, plan
+        self._state, self._newest_plan = state, recorded_plan
         self._view_log, self._newest = log, snapshot
         if snapshot.overlay.view is not None:
             self._classes = snapshot.overlay.view.classes
@@ -218,7 +217,7 @@ class SqlStore(store.Store):
         """Write a plan, unless it does nothing and equals the one before but for its tick and time."""
         before = self._newest_plan
         if (
-            before is not None
+            self._newest is not None
             and not plan.acts
             and replace(before, tick=plan.tick, at=plan.at) == plan
         ):
@@ -236,7 +235,7 @@ class SqlStore(store.Store):
             now = present.get(job.id)
             if now is None or (job.idle and not now.idle):
                 past.append(job)
-        reasons = measures.reasons_by_class(self._last_plan) if past else {}
+        reasons = measures.reasons_by_class(self._newest_plan) if past else {}
         rows = []
         for job in past:
             given = (*reasons.get("", ()), *reasons.get(job.id, ()))
@@ -378,7 +377,7 @@ class SqlStore(store.Store):
         self._sql = open_store(path, self._controller, self._new_birth, shadow=self._shadow)
         if self._shadow:
             self._sql.executescript(observations.SCHEMA)
-        self._newest_plan = self._newest = None
+        self._newest = None
         self._view_log = ViewLog()
         self._claim = lock.claim_of(holder, path)
         with self._transaction(claims=True) as sql:
@@ -387,8 +386,8 @@ class SqlStore(store.Store):
             if claimed == lock.file_id(path) and other.pid != os.getpid() and lock.is_alive(other):
                 raise lock.held(path, other)  # somebody removed its lock file
             write_meta(sql, **{lock.HOLDER: self._claim})
-            newest, views = tables.read_newest_plan(sql), view_log.read_views(sql)
-            self._last_plan = newest
+            newest = self._newest_plan = tables.read_newest_plan(sql)
+            views = view_log.read_views(sql)
             if views is not None and views.overlay.view is not None:
                 self._classes = views.overlay.view.classes
             self._state = store.CommittedState(
