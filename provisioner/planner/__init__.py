@@ -30,7 +30,7 @@ def decide(snapshot: Snapshot, settled: SettledDrones | None = None) -> Plan:
     ``settled``: drones without news in the last plan, which only saves time.
     """
     validity = check_views(snapshot, settled)
-    observed = observe_all(snapshot, validity, settled)
+    observed = observe_all(snapshot, validity)
     breakers = update_breakers(snapshot, observed)
     context = PlanningContext.of(snapshot, validity, observed, breakers)
     black_holes = BlackHoles.of(context)

@@ -53,6 +53,7 @@ class ViewValidity:
     """Fresh views of sites, even if many drones vanished from them."""
     news: Sequence[SeenDrone]
     """The drones on record but those that are settled."""
+    settled: SettledDrones
 
 
 def check_views(snapshot: Snapshot, settled: SettledDrones | None = None) -> ViewValidity:
@@ -83,7 +84,7 @@ def check_views(snapshot: Snapshot, settled: SettledDrones | None = None) -> Vie
     known = SettledDrones() if settled is None else settled
     news = known.others(snapshot, slots, views)
     vanished = _vanished(snapshot, views, news)
-    return ViewValidity(overlay, {**sites, **vanished}, slots, views, news)
+    return ViewValidity(overlay, {**sites, **vanished}, slots, views, news, known)
 
 
 def _stale(

@@ -69,11 +69,7 @@ class StartCosts:
         new = cls(policy, estimates, types)
         # others may plan in further threads
         known = next((each for each in tuple(_latest) if each == new), None)
-        if (
-            known is None
-            or len(known._of_classes) > MAX_CLASSES_KNOWN
-            or len(known._ranked) > MAX_CLASSES_KNOWN
-        ):
+        if known is None or max(len(known._of_classes), len(known._ranked)) > MAX_CLASSES_KNOWN:
             _latest.appendleft(new)
             return new
         return known
@@ -146,7 +142,7 @@ class StartCosts:
         key = job.owner, job.gpu_milli, job.cpus, job.memory_mib, job.walltime_s, job.group
         found = self._of_classes.get(key)
         if found is None:
-            runs = RunTimeSums.of(self.estimates.runs_of(*key[:5]))
+            runs = RunTimeSums(self.estimates.runs_of(*key[:5]))
             found = self._of_classes[key] = runs, self.of_job(job, runs.mean_s)
         return found
 
@@ -192,11 +188,10 @@ class RunTimeSums:
     """Equally likely run times of the jobs of a class, ascending, with their sums."""
 
     runs: tuple[float, ...]
-    sums: tuple[float, ...]
 
-    @classmethod
-    def of(cls, runs: tuple[float, ...]) -> RunTimeSums:
-        return cls(runs, tuple(accumulate(runs, initial=0.0)))
+    @cached_property
+    def sums(self) -> tuple[float, ...]:
+        return tuple(accumulate(self.runs, initial=0.0))
 
     @property
     def mean_s(self) -> float:

@@ -147,4 +147,4 @@ def _end_s(
     if slot.jobs != 1 or not slot.begun_at:
         return None
     ran_s = max(0.0, context.now - slot.begun_at)
-    return RunTimeSums.of(estimates.runs_of(*run_shape(slot), walltime_s=0.0)).rest_s(ran_s)
+    return RunTimeSums(estimates.runs_of(*run_shape(slot), walltime_s=0.0)).rest_s(ran_s)

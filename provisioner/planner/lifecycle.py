@@ -19,7 +19,7 @@ from provisioner.model import (
     StateChange,
 )
 from provisioner.planner.context import VANISHED_WAIT_FACTOR, ViewValidity
-from provisioner.planner.settled import HEARTBEAT_RECORD_INTERVAL_S, SettledDrones
+from provisioner.planner.settled import HEARTBEAT_RECORD_INTERVAL_S
 from provisioner.reasons import Reason
 
 S = DroneState
@@ -61,10 +61,8 @@ EXIT_JOIN_TIMEOUT = 73
 """Exit code of a drone that could not join the pool (``docs/reference/drone.md``)."""
 
 
-def observe_all(
-    snapshot: model.Snapshot, validity: ViewValidity, settled: SettledDrones | None = None
-) -> list[StateChange]:
-    """Return the state changes that fresh views show. Drones that are ``settled`` are added there.
+def observe_all(snapshot: model.Snapshot, validity: ViewValidity) -> list[StateChange]:
+    """Return the state changes that fresh views show. Drones that are settled now are noted as such.
 
     Each drone is observed by itself: by its record, its entry in the site's listing and its slot,
     each of which may be missing. No change depends on another drone, but for what concerns a whole
@@ -93,9 +91,8 @@ def observe_all(
         )
         if move is not None:
             moves.append(move)
-        if settled is not None:
-            after = drone if move is None else move.drone
-            settled.add(seen, after, snapshot, kinds.get(drone.type))
+        after = drone if move is None else move.drone
+        validity.settled.add(seen, after, snapshot, kinds.get(drone.type))
     return moves
 
 

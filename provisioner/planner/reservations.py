@@ -429,7 +429,7 @@ class JobReservations:
     def _rest_s(self, slot: model.Slot) -> float:
         """Return the expected remaining run time of a slot's job, by the runs of such jobs."""
         estimates = self.context.snapshot.estimates
-        runs = RunTimeSums.of(estimates.runs_of(*run_shape(slot), walltime_s=0.0))
+        runs = RunTimeSums(estimates.runs_of(*run_shape(slot), walltime_s=0.0))
         return runs.rest_s(max(0.0, self.context.now - slot.begun_at) if slot.begun_at else 0.0)
 
     def _leaves_now(self, job: JobClass, holder: NodeHolder, ready_s: float) -> bool:

@@ -399,10 +399,11 @@ class SimulatedOverlay:
 
     def _view(self, types: Sequence[DroneType]) -> OverlayView:
         behaviour, at_s = self._behaviour, now_s()
-        lost = [(i, slot.lost_s) for i, slot in self._slots.items() if slot.lost_s is not None]
-        for drone_id, lost_s in lost:
-            if at_s - lost_s >= behaviour.slot_lifetime_s:
-                del self._slots[drone_id]
+        self._slots = {
+            drone_id: slot
+            for drone_id, slot in self._slots.items()
+            if slot.lost_s is None or at_s - slot.lost_s < behaviour.slot_lifetime_s
+        }
         return OverlayView(
             taken_at=now(),
             classes=tuple(jobs.view(types) for jobs in self._queue.alive()),

@@ -128,7 +128,7 @@ def test_a_shared_type_says_nothing_of_the_delays_of_whole_gpus() -> None:
 def test_a_drone_serves_the_next_job_once_its_own_has_ended(
     ran_s: float, within_s: float, jobs: float
 ) -> None:
-    assert RunTimeSums.of((100.0, 1000.0)).served(ran_s, within_s) == pytest.approx(jobs)
+    assert RunTimeSums((100.0, 1000.0)).served(ran_s, within_s) == pytest.approx(jobs)
 
 
 @pytest.mark.parametrize(
