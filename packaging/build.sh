@@ -45,7 +45,7 @@ printf 'home = /usr/bin\ninclude-system-site-packages = false\n' >"$root$HOME_DI
 put() { install -D -m "$1" "$2" "$root$3"; }
 put 755 packaging/provisioner.sh $HOME_DIR/bin/provisioner
 ln -s $HOME_DIR/bin/provisioner "$root/usr/bin/provisioner"
-for unit in provisioner provisioner-web; do put 644 packaging/systemd/$unit.service /usr/lib/systemd/system/$unit.service; done
+for unit in packaging/systemd/*.service packaging/systemd/*.timer; do put 644 "$unit" "/usr/lib/systemd/system/${unit##*/}"; done
 put 644 packaging/systemd/provisioner.sysusers /usr/lib/sysusers.d/provisioner.conf
 put 644 packaging/systemd/provisioner.tmpfiles /usr/lib/tmpfiles.d/provisioner.conf
 put 644 packaging/systemd/provisioner-local.conf /usr/share/$NAME/provisioner-local.conf

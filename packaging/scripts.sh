@@ -18,7 +18,7 @@ after_install() {
 }
 
 before_remove() {
-    ! running || systemctl --now disable provisioner.service provisioner-web.service || :
+    ! running || systemctl --now disable provisioner-backup.timer provisioner.service provisioner-web.service || :
     forget_compiled
 }
 

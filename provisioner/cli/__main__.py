@@ -36,6 +36,8 @@ OWN_VERBS = {
     "replay": "plan:replay",
     "simulate": "simulate:simulate",
     "shadow": "shadow:shadow_app",
+    "backup": "copies:backup",
+    "restore": "copies:restore",
     "jobs": "jobs:jobs",
     "submit": "jobs:submit_app",
     "demo": "demo:demo",

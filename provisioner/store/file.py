@@ -116,22 +116,30 @@ def schema_version(connection: sqlite3.Connection, path: Path) -> int:
     return int(version)
 
 
+def copy_store(path: Path, copy: Path) -> None:
+    """Copy a store, whole or not at all, also while a controller writes it. An older copy is replaced.
+
+    Raises :class:`StoreUnusableError` if ``path`` is no store.
+    """
+    unfinished = copy.with_name(f"{copy.name}.copying")
+    try:
+        with closing(connect(path)) as store:
+            schema_version(store, path)
+            unfinished.unlink(missing_ok=True)
+            os.close(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o660))
+            with closing(connect(unfinished)) as target:
+                store.backup(target)
+    except sqlite3.Error as error:
+        raise unusable(path, error) from error
+    publish(unfinished, copy)
+
+
 def _copy_before_migration(path: Path) -> None:
-    """Copy a store of an older schema beside it, whole or not at all, for a downgrade."""
+    """Copy a store of an older schema beside it, for a downgrade."""
     with closing(connect(path)) as store:
         version = schema_version(store, path)
-        if version == len(MIGRATIONS):
-            return
-        unfinished = path.with_name(f"{path.name}.copying")
-        unfinished.unlink(missing_ok=True)
-        os.close(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o660))
-        try:
-            with closing(connect(unfinished)) as copy:
-                store.backup(copy)
-        except sqlite3.Error:
-            unfinished.unlink()  # what room there was must not stay taken
-            raise
-    _publish(unfinished, _copy_of(path, version))
+    if version < len(MIGRATIONS):
+        copy_store(path, _copy_of(path, version))
 
 
 def _copy_of(path: Path, version: int) -> Path:
@@ -200,10 +208,10 @@ def _create(path: Path, controller: str, birth: str, shadow: bool) -> None:
         stale = path.with_name(path.name + suffix)
         if stale.exists():
             os.replace(stale, stale.with_name(stale.name + ".stale"))
-    _publish(unfinished, path)
+    publish(unfinished, path)
 
 
-def _publish(unfinished: Path, path: Path) -> None:
+def publish(unfinished: Path, path: Path) -> None:
     """Give a finished file its name, durably."""
     os.replace(unfinished, path)
     directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
