@@ -224,7 +224,7 @@ async def test_a_downgrade_names_the_command_that_restores_the_copy_from_before_
 ) -> None:
     async with store_at(filled) as store:
         await record(store, starts(101, drone(101)))
-    copy = filled.with_name(f"{filled.name}.schema-10")
+    copy = filled.with_name(f"{filled.name}.schema-11")
     assert _modes(filled.parent)[copy.name] == _modes(filled.parent)[filled.name]
     made = _bytes(copy)
     async with store_at(filled):
