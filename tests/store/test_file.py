@@ -233,7 +233,7 @@ async def test_a_downgrade_names_the_command_that_restores_the_copy_from_before_
 
     for module in (store_file, store_reader):
         monkeypatch.setattr(module, "MIGRATIONS", module.MIGRATIONS[:-1])
-    with pytest.raises(StoreUnusableError, match="schema 11") as refused:
+    with pytest.raises(StoreUnusableError, match="schema 12") as refused:
         await _open(filled)()
     command = str(refused.value).split("`")[1]
     assert _shell(command) == 0
