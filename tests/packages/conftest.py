@@ -76,15 +76,18 @@ def before(place: Path, packages: dict[str, Path]) -> Path:
     return build(source, place / "before")["deb"]
 
 
-@pytest.fixture(scope="session")
-def base(place: Path) -> Path:
-    """A fresh Debian root, packed."""
-    packed = place / "root.tar"
-    made = ("mmdebstrap", "--quiet", "--variant=minbase", f"--include={IN_ROOT}", "bookworm")
+def make_root(packed: Path, include: str) -> Path:
+    """Make a fresh Debian root with these packages, packed."""
+    made = ("mmdebstrap", "--quiet", "--variant=minbase", f"--include={include}", "bookworm")
     built = subprocess.run([*made, packed], capture_output=True, text=True)
     if built.returncode:
         pytest.skip(f"mmdebstrap cannot make a root: {built.stderr[-300:]}")
     return packed
+
+
+@pytest.fixture(scope="session")
+def base(place: Path) -> Path:
+    return make_root(place / "root.tar", IN_ROOT)
 
 
 @pytest.fixture
