@@ -21,9 +21,9 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 P ?= planner
-.PHONY: help venv dev demo test tested test-matrix test-quick check compiled t watch lint format types contracts condor slurm openstack pyslurm bench \
+.PHONY: help venv dev demo test tested test-matrix test-quick unit check compiled t watch lint format types contracts condor slurm openstack pyslurm bench \
         bench-deciding bench-gpu bench-hostile bench-worlds mutants docs check-docs build clean kubernetes mps prometheus tardis \
-        jupyterhub chromium apache sudo packages test-packages
+        jupyterhub chromium apache sudo packages test-packages release
 
 help:  ## this list
 	@echo "GPU drone provisioner: starts pilot jobs for GPU jobs that wait in an HTCondor pool"; echo
@@ -53,17 +53,23 @@ test-matrix: condor tardis jupyterhub slurm openstack kubernetes pyslurm  ## wha
 packages: dev  ## deb and RPM in var/packages, from the checkout and the wheels in packaging/requirements.txt
 	PYTHON=$$PWD/$(BIN)/python packaging/build.sh
 
+# The tag names the version. It publishes nothing: CONTRIBUTING.md has the steps.
+release: $(VENV)/.release  ## all files of the release that the tag of HEAD names, under dist/
+	PYTHON=$$PWD/$(BIN)/python packaging/release.sh
+
 # Tools of Debian, which an ordinary user's tests do without: they are skipped.
-test-packages: dev  ## deb and RPM: contents, installation without a network, upgrade below live drones (as root; ten minutes)
+test-packages: $(VENV)/.release  ## deb and RPM, Puppet and Ansible, release: in fresh roots, below live drones (as root; fifteen minutes)
 	@[ "$$(id -u)" != 0 ] || { apt-get -q update && DEBIAN_FRONTEND=noninteractive apt-get -q install -y --no-install-recommends \
-	rpm dpkg-dev mmdebstrap systemd; } >/dev/null
+	rpm dpkg-dev mmdebstrap systemd puppet-agent puppet-lint; } >/dev/null
 	$(BIN)/python -m pytest -q --durations=10 -m packages tests/packages
 
 check: dev  ## for the inner loop: linters, types, contracts, unit tests of what changed; two minutes at most
 	@$(MAKE) --no-print-directory --output-sync=target -j 2 lint types contracts
 	$(BIN)/python -m tests.changed
 
-test-quick: lint types contracts  ## the same without HTCondor daemons and without the slow ones
+test-quick: lint types contracts unit  ## the same without HTCondor daemons and without the slow ones
+
+unit: dev
 	$(PYTEST) -m "not live and not slow and not matrix" tests
 
 t: dev  ## the unit tests of one package: make t P=planner
@@ -198,4 +204,9 @@ $(VENV)/.dev: $(VENV)/.runtime
 $(VENV)/.mutants: $(VENV)/.dev
 	@echo "adding what mutation testing needs"
 	@$(PIP) install -e '.[mutants]'
+	@touch $@
+
+$(VENV)/.release: $(VENV)/.dev
+	@echo "adding what a release and its checks need"
+	@$(PIP) install -e '.[release]'
 	@touch $@
