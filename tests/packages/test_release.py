@@ -54,13 +54,13 @@ def test_a_change_without_a_commit_is_refused(source: Path, tmp_path: Path) -> N
     assert (refused.returncode, "uncommitted changes" in refused.stderr) == (1, True)
 
 
-def test_a_tag_gives_all_files_with_their_checksums(source: Path, tmp_path: Path) -> None:
+def test_a_tag_gives_all_files_with_their_checksums(source: Path, place: Path) -> None:
     if missing := [
         name for name in ("twine", "cyclonedx_py") if not importlib.util.find_spec(name)
     ]:
         pytest.skip(f"not installed: {', '.join(missing)} (the extra `release`)")
     tag(source, f"v{__version__}")
-    out = tmp_path / "files"
+    out = place / "release"  # which is removed in the end: the files are large
     made = release(source, out)
     assert made.returncode == 0, made.stdout + made.stderr
     assert made.stdout.count("PASSED") == 2  # sdist and wheel
