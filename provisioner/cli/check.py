@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import json
 import os
 import sys
 import tempfile
@@ -13,6 +14,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
+from string import Template
 from typing import Annotated, Any
 
 from provisioner import config, formatting, loader, mig
@@ -343,6 +345,24 @@ def kubernetes(
                 f"site {spec.name} is no Kubernetes site: its adapter is {spec.adapter}"
             )
         sys.stdout.write(made.render_access(spec.policy))
+
+
+@render_app.command("deployment")
+def deployment(
+    image: Annotated[str, opt.option("IMAGE", "The image of packaging/images/controller.")],
+    namespace: Annotated[str, opt.option("NAME", "Where it runs.")] = "gpu-drones",
+) -> None:
+    """Print the controller and its web service as objects of Kubernetes: one replica, with its record in a volume.
+
+    Nothing is asked of a cluster, and nothing is changed there. The configuration is a ConfigMap and the tokens are a
+    Secret, both named gpu-drone-provisioner. At a Kubernetes site apply `render kubernetes` as well.
+
+    \b
+    Examples:
+      provisioner render deployment --image registry.example.org/provisioner:0.1.0 | kubectl apply -f -
+    """
+    template = Template((files("provisioner.cli") / "deployment.yaml").read_text(encoding="utf-8"))
+    sys.stdout.write(template.substitute(image=json.dumps(image), namespace=json.dumps(namespace)))
 
 
 @render_app.command("mig")

@@ -203,6 +203,7 @@ class Kubelets:
             "DRONE_NODE": spec["nodeName"],
             "LAB_POD": meta["uid"],
         }
+        env |= {each["name"]: each["value"] for each in container.get("env", []) if "value" in each}
         gpus = [
             name
             for name in container["resources"].get("limits", {})
