@@ -58,9 +58,10 @@ release: $(VENV)/.release  ## all files of the release that the tag of HEAD name
 	PYTHON=$$PWD/$(BIN)/python packaging/release.sh
 
 # Tools of Debian, which an ordinary user's tests do without: they are skipped.
-test-packages: $(VENV)/.release  ## deb and RPM, Puppet and Ansible, release: in fresh roots, below live drones (as root; fifteen minutes)
+test-packages: $(VENV)/.release  ## deb and RPM, images, Puppet and Ansible, release: in fresh roots, below live drones (as root; fifteen minutes)
 	@[ "$$(id -u)" != 0 ] || { apt-get -q update && DEBIAN_FRONTEND=noninteractive apt-get -q install -y --no-install-recommends \
-	rpm dpkg-dev mmdebstrap systemd puppet-agent puppet-lint; } >/dev/null
+	rpm dpkg-dev mmdebstrap systemd puppet-agent puppet-lint \
+	buildah podman crun runc; } >/dev/null
 	$(BIN)/python -m pytest -q --durations=10 -m packages tests/packages
 
 check: dev  ## for the inner loop: linters, types, contracts, unit tests of what changed; two minutes at most
