@@ -129,9 +129,11 @@ def copy_store(path: Path, copy: Path) -> None:
             os.close(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o660))
             with closing(connect(unfinished)) as target:
                 store.backup(target)
+        publish(unfinished, copy)
     except sqlite3.Error as error:
         raise unusable(path, error) from error
-    publish(unfinished, copy)
+    finally:
+        unfinished.unlink(missing_ok=True)
 
 
 def _copy_before_migration(path: Path) -> None:
