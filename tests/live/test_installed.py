@@ -21,6 +21,14 @@ ROOT = Path(__file__).parents[2]
 GUIDE = (ROOT / "docs" / "how-to" / "install.md").read_text()
 SPY = Path(__file__).with_name("spy.py").read_text()
 CONFIG = "/etc/provisioner/provisioner.yaml"
+AS_THE_PACKAGE = """
+systemd-sysusers $PWD/packaging/systemd/provisioner.sysusers
+systemd-tmpfiles --create $PWD/packaging/systemd/provisioner.tmpfiles
+mkdir /etc/provisioner/examples /etc/provisioner/shared
+cp site_configs/*.yaml /etc/provisioner/examples
+cp packaging/provisioner.sudoers packaging/systemd/provisioner-local.conf /etc/provisioner/shared
+"""
+"""Accounts, directories and files of the packages, whose own tests run them."""
 PLACES = (
     "/etc/provisioner",
     "/etc/provisioner/tokens",
@@ -66,21 +74,20 @@ def provisioner(host: HostOfAccounts, name: str, *verb: str) -> subprocess.Popen
 @pytest.fixture
 def host() -> Iterator[HostOfAccounts]:
     """A host on which the guide's commands have run."""
-    if shutil.which("systemd-sysusers") is None:
-        pytest.skip("there is no systemd-sysusers on this host")
+    for tool in ("systemd-sysusers", "systemd-tmpfiles"):
+        if shutil.which(tool) is None:
+            pytest.skip(f"there is no {tool} on this host")
     with tempfile.TemporaryDirectory(prefix="installed-") as name:
         place = Path(name)
         place.chmod(0o755)
         with host_of_accounts(place) as host:
             (place / "controller.token").write_text("token of the controller\n")
             (place / "drones.key").write_text("signing key\n")
-            host.run(block("sudo install -m 644 packaging/systemd/provisioner.sysusers"), cwd=ROOT)
-            host.run(
-                block("sudo install -d -m 700 -o provisioner /etc/provisioner/tokens"), cwd=place
-            )
-            host.run(block("sudo install -d -m 711"), cwd=ROOT)
-            mode = unit("provisioner", "StateDirectoryMode")
-            host.run(f"install -d -m {mode} -o provisioner -g provisioner /var/lib/provisioner")
+            host.run(AS_THE_PACKAGE, cwd=ROOT)
+            host.run(block("cd /etc/provisioner\n"))
+            host.run(block("sudo install -m 400 -o provisioner controller.token"), cwd=place)
+            shared = block("cd /usr/share/gpu-drone-provisioner\n")
+            host.run(shared.replace("/usr/share/gpu-drone-provisioner", "/etc/provisioner/shared"))
             yield host
 
 
