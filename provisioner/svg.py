@@ -76,11 +76,12 @@ def time_chart(title: str, unit: str, times: Sequence[AxisLabel], layers: Sequen
         f'<text class="value" x="-8" y="{100 - 100 * part:.4g}%" dy=".35em">{text}</text>'
         for part, text in axis.labels
     )
+    below = _labels(times, 'y="100%" dy="1.5em"')
     return (
         f'<svg class="chart" role="img" aria-label="{told}">'
         f'<text class="unit" y="-10">{escape(unit)}</text>{grid}<svg viewBox="0 0 '
         f'{SCALE * len(totals)} {SCALE}" preserveAspectRatio="none" width="100%" height="100%">'
-        f"{''.join(paths)}</svg>{_time_labels(times)}</svg>"
+        f"{''.join(paths)}</svg>{below}</svg>"
     )
 
 
@@ -94,9 +95,10 @@ def _steps(values: Sequence[float], top: float, closed: bool) -> str:
     return f"{path}H{SCALE * len(heights)}" + (f"V{SCALE}Z" if closed else "")
 
 
-def _time_labels(labels: Iterable[AxisLabel]) -> str:
+def _labels(labels: Iterable[AxisLabel], place: str) -> str:
+    """Return the labels of a horizontal axis; the style sheet hides every other one where it is narrow."""
     return "".join(
-        f'<text class="time{" odd" if n % 2 else ""}" x="{100 * part:.4g}%" y="100%" dy="1.5em">'
+        f'<text class="time{" odd" if n % 2 else ""}" x="{100 * part:.4g}%" {place}>'
         f"{escape(text)}</text>"
         for n, (part, text) in enumerate(labels)
     )
@@ -125,8 +127,5 @@ def bar(parts: Mapping[str, float], whole: float = 0.0) -> str:
 
 def scale(axis: Axis, unit: str) -> str:
     """Return the axis of bars whose ``whole`` is its end."""
-    numbers = "".join(
-        f'<text class="time{" odd" if n % 2 else ""}" x="{100 * part:.4g}%" y="1em">{text}</text>'
-        for n, (part, text) in enumerate(axis.labels)
-    )
+    numbers = _labels(axis.labels, 'y="1em"')
     return f'<span>{escape(unit)}</span><svg class="scale" aria-hidden="true">{numbers}</svg>'

@@ -19,7 +19,7 @@ MODELS: dict[str, type[BaseModel]] = {
     "NetworkPolicy": client.V1NetworkPolicy,
     "Deployment": client.V1Deployment,
 }
-"""Those of the newest release of Kubernetes."""
+"""Versions of objects in the newest release of Kubernetes."""
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ REST = {
         "site_token=site.token",
     ),
 }
-"""What each kind of site is told besides."""
+"""Further options for each kind of site."""
 KUBECONFIG = """\
 apiVersion: v1
 kind: Config

@@ -99,7 +99,7 @@ class Hub:
 
     @property
     def _proof(self) -> str:
-        """What shows that a request comes from a page of the hub."""
+        """Return the token by which the hub recognises requests of its own pages."""
         found = [each.value for each in self._cookies if each.name == "_xsrf"]
         return found[-1] or ""
 

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -90,14 +91,20 @@ def base(place: Path) -> Path:
     return make_root(place / "root.tar", IN_ROOT)
 
 
-@pytest.fixture
-def root(base: Path, tmp_path: Path) -> Iterator[Path]:
-    """A fresh Debian root."""
-    root = tmp_path / "root"
+@contextmanager
+def unpacked(base: Path, root: Path) -> Iterator[Path]:
+    """Unpack a packed root, which is removed in the end: it is large."""
     root.mkdir()
     run("tar", "-xf", base, "-C", root)
     yield root
     shutil.rmtree(root)
+
+
+@pytest.fixture
+def root(base: Path, tmp_path: Path) -> Iterator[Path]:
+    """A fresh Debian root."""
+    with unpacked(base, tmp_path / "root") as root:
+        yield root
 
 
 @pytest.fixture(scope="session")

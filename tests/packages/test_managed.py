@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.packages.conftest import CHECKOUT, inside, make_root, run
+from tests.packages.conftest import CHECKOUT, inside, make_root, unpacked
 
 TOOLS = "python3,python3-apt,systemd,procps,puppet-agent,ansible-core"
 NAME = "gpu_drone_provisioner"
@@ -25,11 +25,8 @@ def base_with_tools(place: Path) -> Path:
 @pytest.fixture
 def managed(base_with_tools: Path, tmp_path: Path) -> Iterator[Path]:
     """A fresh Debian root with Puppet and Ansible."""
-    root = tmp_path / "root"
-    root.mkdir()
-    run("tar", "-xf", base_with_tools, "-C", root)
-    yield root
-    shutil.rmtree(root)
+    with unpacked(base_with_tools, tmp_path / "root") as root:
+        yield root
 
 
 @pytest.mark.parametrize("tool", ["puppet", "ansible"])

@@ -1,4 +1,4 @@
-"""What an administrator does with the packages, in a root without a network; run there by ``test_upgrade.py``.
+"""Commands of an administrator on the packages, in a root without a network; run there by ``test_upgrade.py``.
 
 Standard library only. Drones are those of a site ``local`` with declared GPUs and the embedded queue.
 Each has a job.
