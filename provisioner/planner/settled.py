@@ -12,10 +12,11 @@ from provisioner.planner.states import longest_busy_s
 from provisioner.values import all_but
 
 HEARTBEAT_RECORD_INTERVAL_S = 900.0
-"""Interval at which the last sign of life of an otherwise unchanged drone is recorded, for people alone.
+"""Interval at which the last sign of life of an otherwise unchanged drone is recorded.
 
-Decisions go by its slot. A drone that is silent for longer than ``slot_max_age`` (15 min) is out of
-the pool, which is recorded. With 300 s a steady state costs a fifth more (``make bench``, steady).
+It is for people, and the least life of a drone that its site lost. Decisions go by its slot. A drone
+that is silent for longer than ``slot_max_age`` (15 min) is out of the pool, which is recorded. With
+300 s a steady state costs a fifth more (``make bench``, steady).
 """
 
 _UNSEEN: Final = None, None, None, 0.0
