@@ -290,7 +290,7 @@ def test_paths_in_docs_and_docstrings_exist() -> None:
 
 
 def test_the_example_of_a_simulation_runs() -> None:
-    (example,) = blocks(ROOT / "docs" / "explanation" / "simulator.md", "python")
+    (example,) = blocks(ROOT / "docs" / "internals" / "simulator.md", "python")
     known: dict[str, object] = {}
     exec(compile(example, "simulator.md", "exec"), known)
     assert "outcome" in known

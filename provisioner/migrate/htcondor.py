@@ -255,7 +255,7 @@ class HTCondorSiteImport(SiteImport):
     def site_options(self, block: YamlBlock) -> None:
         text = (
             "TARDIS knew neither what a free GPU keeps of its node nor whose jobs come first: both are in the file"
-            " as remarks, see docs/how-to/topas.md"
+            " as remarks, see docs/how-to/htcondor-cluster.md"
         )
         self.section.changed("", f"{self.file}: blocking, owner, options.owner", text)
         for name, value in self.places.items():

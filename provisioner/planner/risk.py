@@ -40,7 +40,7 @@ from provisioner.reasons import DrainAtRisk, OwnerRisk
 
 LOSS_DOUBLES_AFTER_S = 8 * 3600.0
 """Run time of jobs that lose twice the estimate: the past of an owner says less about a later time.
-Measured on four owners (``docs/explanation/measurements.md``)."""
+Measured on four owners (``benchmarks/measurements.md``)."""
 LOSS_GROWS_UNTIL_S = 86400.0
 """Longest run time that was measured: longer jobs count as four times the estimate as well."""
 

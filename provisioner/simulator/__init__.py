@@ -1,1 +1,1 @@
-"""The controller on a virtual clock, with simulated sites and overlay; see docs/explanation/simulator.md."""
+"""The controller on a virtual clock, with simulated sites and overlay; see docs/internals/simulator.md."""
