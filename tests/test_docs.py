@@ -89,6 +89,18 @@ def test_every_page_can_be_reached_from_the_index() -> None:
     assert [page_id(page) for page in PAGES if page not in seen] == []
 
 
+def test_one_page_has_the_rank_of_slots_for_the_negotiator() -> None:
+    """Two pages had different ones, and the second lost what the first kept of HTCondor's default."""
+    lines = [
+        line
+        for page in PAGES
+        for line in page.read_text().splitlines()
+        if line.startswith("NEGOTIATOR_PRE_JOB_RANK =")
+    ]
+    assert len(lines) == 1
+    assert "My.Rank" in lines[0]
+
+
 # ----------------------------------------------------------------------------------------------------------
 # commands
 
