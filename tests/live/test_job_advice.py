@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -279,19 +278,3 @@ def explained(controller: LabController, cluster: int, case: Case) -> dict[str, 
     document: dict[str, Any] = until(found, 90, what=f"{cluster} is {case.why}", every_s=0.5)
     assert document["advice"][0]["reason"]["kind"] == case.why
     return document
-
-
-def test_condor_q_prints_the_address_of_each_job(pool: Pool) -> None:
-    text = GUIDE.read_text()
-    (form,) = re.findall(r"```\n# job-url.cpf\n(.*?)```", text, re.DOTALL)
-    (plain,) = re.findall(r"condor_q -idle -af '(.*)'", text)
-    file = pool.file("job-url.cpf")
-    file.write_text(form)
-    file.chmod(0o644)
-    cluster = pool.submit(gpu_job(more="requirements = false", n=2))
-    addresses = [f"https://provisioner.example.org/job/{cluster}.{proc}" for proc in range(2)]
-    printed = pool.run("condor_q", "-allusers", "-print-format", str(file)).splitlines()
-    assert [line.split() for line in printed if "https:" in line] == [
-        [f"{cluster}.{proc}", "alice", address] for proc, address in enumerate(addresses)
-    ]
-    assert pool.run("condor_q", "-allusers", "-idle", "-af", plain).split() == addresses
