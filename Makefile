@@ -22,7 +22,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DELETE_ON_ERROR:
 P ?= planner
 .PHONY: help venv dev demo test tested test-matrix test-quick unit check compiled t watch lint format types contracts condor slurm openstack pyslurm bench \
-        bench-deciding bench-gpu bench-hostile bench-worlds mutants docs check-docs build clean kubernetes mps prometheus tardis \
+        bench-deciding bench-gpu bench-hostile bench-worlds mutants docs reference pictures check-docs build clean kubernetes mps prometheus tardis \
         jupyterhub chromium apache sudo packages test-packages release
 
 help:  ## this list
@@ -170,14 +170,19 @@ bench-gpu: dev  ## shared GPUs on a real one: MPS, kills, throughput and energy,
 mutants: $(VENV)/.mutants  ## mutation testing of planner, controller and store: scores by module, var/mutants
 	$(BIN)/python -m benchmarks.mutants $(MUTANTS)
 
-docs: dev  ## regenerate what is generated: references, schemas, pictures
+docs: reference  ## the documents as a site, with search: var/site/index.html
+	$(BIN)/python -m sphinx -q -n -E -W --keep-going -b html docs var/site
+
+reference: dev  ## regenerate the reference pages and schemas
 	$(BIN)/python -m docs.make_reference
+
+pictures: dev  ## regenerate the pictures of the documents (with a browser)
 	$(BIN)/python docs/pictures/make_demo.py
 	$(BIN)/python docs/pictures/make_report.py
 	$(BIN)/python -m docs.pictures.make_web
 
 check-docs: dev
-	$(PYTEST) tests/test_docs.py
+	$(PYTEST) tests/test_docs.py tests/test_site.py
 
 build: dev  ## wheel and sdist under dist/
 	$(BIN)/python -m build --outdir dist .

@@ -101,6 +101,18 @@ def test_one_page_has_the_rank_of_slots_for_the_negotiator() -> None:
     assert "My.Rank" in lines[0]
 
 
+def test_every_page_is_in_the_navigation_of_the_site() -> None:
+    """The lists of the index, and of README pages, are the navigation (`docs/conf.py`)."""
+    docs = ROOT / "docs"
+    listed = {
+        (page.parent / target).resolve()
+        for page in [docs / "index.md", *docs.rglob("README.md")]
+        for target in re.findall(r"^- \[[^\]]+\]\(([^)\s#]+\.md)\)", page.read_text(), re.MULTILINE)
+    }
+    pages = [page for page in PAGES if page.is_relative_to(docs) and page != docs / "index.md"]
+    assert [page_id(page) for page in pages if page not in listed] == []
+
+
 # ----------------------------------------------------------------------------------------------------------
 # commands
 
