@@ -1,8 +1,7 @@
 """One project of one cloud: the calls of Nova, and of Glance, Neutron and Cinder as far as drones need them.
 
-Reads raise UnavailableError or AuthError and are retried within the deadline. Writes are tried once
-and raise OutcomeUnknownError where their outcome is unknown. Ids in addresses are those of parsed
-records: they are safe there.
+Reads raise UnavailableError or AuthError. Writes raise OutcomeUnknownError where their outcome is
+unknown. Nothing is tried twice here. Ids in addresses are those of parsed records: they are safe there.
 """
 
 from __future__ import annotations

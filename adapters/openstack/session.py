@@ -1,4 +1,4 @@
-"""HTTP to the services of one cloud: login at Keystone, addresses of its catalogue, versions, retries and pages."""
+"""HTTP to the services of one cloud: login at Keystone, addresses of its catalogue, versions and pages."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ import json
 import re
 import ssl
 import time
-from collections.abc import AsyncGenerator, Awaitable, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from dataclasses import field, replace
 from datetime import datetime
 from typing import Any, Self
 from urllib.parse import parse_qs, urlsplit
 
 import aiohttp
-import tenacity
 
 from adapters.openstack.clouds import HTTP_URL, Access, read_access, trusted_certificates
 from adapters.openstack.servers import fault_in, order_error, read_error
@@ -37,8 +36,6 @@ OLDEST_VERSION: Version = (2, 61)
 within a server, 2.52 tags when a server is made; 2.69: servers of a cell that is down are listed,
 too."""
 
-_ATTEMPTS = 3
-_PAUSE_S = 0.2
 _MAX_PAGES = 500
 _MAX_REPLY_BYTES = 32 * 1024**2
 """Bytes of one answer, which is one page; of a longer one no more is read."""
@@ -91,15 +88,6 @@ class OpenStackReply:
         if request := self.headers.get("x-openstack-request-id"):
             parts.append(printable(request, 60))
         return f"{printable(words, 300) or 'no message'} ({', '.join(parts)})"
-
-
-def _is_passing(reply: OpenStackReply) -> bool:
-    # One that names a time is left alone until then.
-    return reply.status in (502, 503, 504) and "retry-after" not in reply.headers
-
-
-def _last_outcome(state: tenacity.RetryCallState) -> Any:
-    return state.outcome and state.outcome.result()
 
 
 @frozen
@@ -172,22 +160,13 @@ class OpenStackSession:
         body: Record | None = None,
         lacking: Collection[int] = (),
     ) -> Record | None:
-        """Return the answer at ``path``; None if the status is one of ``lacking``. Retries within the deadline.
+        """Return the answer at ``path``; None if the status is one of ``lacking``.
 
         Raises UnavailableError without an answer that can be parsed, and AuthError if it is not
         allowed.
         """
-        retried = tenacity.AsyncRetrying(
-            stop=tenacity.stop_after_attempt(_ATTEMPTS),
-            wait=tenacity.wait_exponential(_PAUSE_S),
-            retry=tenacity.retry_if_exception_type(aiohttp.ClientConnectionError)
-            | tenacity.retry_if_result(_is_passing),
-            retry_error_callback=_last_outcome,
-        )
         method = "GET" if body is None else "POST"
-        call: Awaitable[OpenStackReply] = retried(
-            self._authorized, service, method, path, query, body, []
-        )
+        call = self._authorized(service, method, path, query, body, [])
         reply = await http.answered(call, f"{service}: ", deadline_s=self._deadline_s)
         if reply.status in lacking:
             return None

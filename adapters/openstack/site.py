@@ -242,6 +242,6 @@ class OpenStackSite:
 
 
 def _connect(access: CloudAccess, config: OpenStackSiteConfig) -> OpenStackCloud:
-    with optional_packages("openstack", "OpenStack needs", "aiohttp", "tenacity"):
+    with optional_packages("openstack", "OpenStack needs", "aiohttp"):
         from adapters.openstack.nova import OpenStackCloud
     return OpenStackCloud(access, deadline_s=config.deadline, parallel=config.parallel)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
 import structlog
+import tenacity
 
 from provisioner import model
 from provisioner.controller.clock import Clock
@@ -30,6 +31,7 @@ TICK_WAIT_S = 5.0
 """Longest time that a tick waits for polls; the answer of one that takes longer serves a later tick."""
 FIRST_POLL_WAIT_S = 2.0
 """Longest time that the first tick waits for polls: owners may wait for it. The next one follows soon."""
+POLL_ATTEMPTS = 2
 RETRY_AFTER_S = 0.2
 
 T = TypeVar("T")
@@ -61,6 +63,11 @@ def fault_of(error: BaseException, at: float) -> Fault:
             return Fault(FaultKind.DOWN, "no answer within its deadline", at)
         case _:
             return Fault(FaultKind.UNKNOWN, limited_text(f"{type(error).__name__}: {error}"), at)
+
+
+def _may_pass(error: BaseException) -> bool:
+    """Return whether another attempt may succeed at once: no reply, and nobody who asked to wait."""
+    return isinstance(error, UnavailableError) and error.kind is FaultKind.DOWN
 
 
 @dataclass(slots=True, eq=False)
@@ -130,8 +137,8 @@ class PollTarget(Generic[View]):
     sanitizer: Sanitizer = field(default_factory=Sanitizer)
     took_s: float = 0.0
     """Duration of the newest poll that ended, by the event loop."""
-    _first: UnavailableError | None = None
-    """Error of the first attempt of the poll under way."""
+    _failure: UnavailableError | None = None
+    """Error of the newest failed attempt of the poll under way."""
 
     async def once(self, clock: Clock, compute: ComputeThread) -> None:
         """Poll within one deadline, and note the view or the fault. Never raises."""
@@ -139,16 +146,13 @@ class PollTarget(Generic[View]):
         started = loop.time()
         began, before, of_overlay = clock.now(), self.fault, self.name == "overlay"
         try:
-            polled = await within(self.deadline_s, self._poll_twice())
+            polled = await within(self.deadline_s, self._polled())
             view = await compute.run(self.sanitizer.sanitized, polled, began, clock.drift_s())
         except Exception as error:
-            # the deadline of both attempts says less than what the first one failed for
-            cause = (
-                self._first
-                if isinstance(error, TimeoutError) and self._first is not None
-                else error
-            )
-            self.fault = fault = fault_of(cause, began)
+            # the deadline says less than what an earlier attempt failed for
+            timed_out = isinstance(error, TimeoutError)
+            cause = self._failure if timed_out else None
+            self.fault = fault = fault_of(cause or error, began)
             if before is None or before.message != fault.message:
                 why = {"fault": fault.kind.value, "message": fault.message}
                 log.warning(
@@ -167,15 +171,23 @@ class PollTarget(Generic[View]):
                 )
         self.took_s = loop.time() - started
 
-    async def _poll_twice(self) -> View:
-        """Poll; once more if the service does not answer."""
-        self._first = None
+    async def _polled(self) -> View:
+        """Poll; again if the service does not answer. Adapters do not retry, and orders are never repeated."""
+        self._failure = None
+        attempts = tenacity.AsyncRetrying(
+            retry=tenacity.retry_if_exception(_may_pass),
+            stop=tenacity.stop_after_attempt(POLL_ATTEMPTS),
+            wait=tenacity.wait_fixed(RETRY_AFTER_S),
+            reraise=True,
+        )
+        return await attempts(self._attempt)
+
+    async def _attempt(self) -> View:
         try:
             return await self.poll()
         except UnavailableError as error:
-            self._first = error
-        await asyncio.sleep(RETRY_AFTER_S)
-        return await self.poll()
+            self._failure = error
+            raise
 
     def close(self) -> None:
         """Break off what is in flight."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -12,10 +13,10 @@ from provisioner import model
 from provisioner.controller.actuation import OrderBatch, carry_out
 from provisioner.controller.compute_thread import ComputeThread
 from provisioner.controller.loop import Controller
-from provisioner.controller.polling import RETRY_AFTER_S, Poller, PollTarget
+from provisioner.controller.polling import Poller, PollTarget
 from provisioner.controller.serials import SERIAL_MARGIN, SERIALS_MISSED
 from provisioner.controller.view_doubts import UNKNOWN_SLOTS
-from provisioner.interfaces import UnavailableError
+from provisioner.interfaces import OutcomeUnknownError, UnavailableError
 from provisioner.planner import decide
 from provisioner.simulator.loop import VirtualClock
 from tests.controller.world import EPOCH, GPU, Place, Pool, in_virtual_time, run_for, serving
@@ -198,29 +199,34 @@ async def test_a_banned_site_rests_only_if_it_cannot_be_looked_at(
 
 HERE = model.SiteView("here", EPOCH)
 DOWN, DOWN_STILL = UnavailableError("no route"), UnavailableError("no route, still")
+SLOW_DOWN = UnavailableError("too many requests", model.FaultKind.THROTTLED)
+UNSURE = OutcomeUnknownError("connection reset")
 
 
 @pytest.mark.parametrize(
-    ("answers", "fault", "view"),
+    ("answers", "pauses", "fault", "view"),
     [
-        pytest.param(
-            (DOWN, HERE), None, HERE, id="the age of a view counts from the first attempt"
-        ),
+        pytest.param((HERE,), [], None, HERE, id="an answer"),
+        pytest.param((DOWN, HERE), [0.2], None, HERE, id="an answer at the second attempt"),
         pytest.param(
             (HERE, DOWN, DOWN_STILL),
+            [0, 0.2],
             "no route, still",
             HERE,
             id="the newest error, and the view stays",
         ),
-        # The deadline of both attempts does not say who was silent.
+        # The deadline of all attempts does not say why there was no answer.
         pytest.param(
-            (DOWN, None), "no route", None, id="the error of the first attempt if the second hangs"
+            (DOWN, None), [0.2], "no route", None, id="the error before an attempt that hangs"
         ),
+        pytest.param((SLOW_DOWN,), [], "too many requests", None, id="a site that asks to wait"),
+        pytest.param((UNSURE,), [], "connection reset", None, id="an error of another kind"),
     ],
 )
 @in_virtual_time
-async def test_a_poll_without_an_answer_is_repeated_once(
+async def test_a_poll_without_an_answer_is_repeated_once_within_its_deadline(
     answers: tuple[model.SiteView | Exception | None, ...],
+    pauses: list[float],
     fault: str | None,
     view: model.SiteView | None,
 ) -> None:
@@ -239,4 +245,4 @@ async def test_a_poll_without_an_answer_is_repeated_once(
     while left:
         await target.once(VirtualClock(), ComputeThread(threaded=False))
     assert (target.fault and target.fault.message, target.view) == (fault, view)
-    assert asked_s[-1] - asked_s[-2] == RETRY_AFTER_S
+    assert [b - a for a, b in itertools.pairwise(asked_s)] == pytest.approx(pauses)

@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from adapters.openstack import session
 from adapters.openstack.nova import OpenStackCloud
 from tests.openstack.fake_openstack import FakeCloud, connect, running
 
@@ -14,7 +13,6 @@ from tests.openstack.fake_openstack import FakeCloud, connect, running
 @pytest.fixture(autouse=True)
 def secret(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CLOUD_SECRET", "s3cret")
-    monkeypatch.setattr(session, "_PAUSE_S", 0.001)
 
 
 @pytest.fixture

@@ -127,11 +127,9 @@ async def test_an_answer_that_is_packed_is_not_unpacked(fake: FakeCloud, nova: N
         await nova.servers()
 
 
-async def test_reads_are_retried_and_orders_are_not(fake: FakeCloud, nova: Nova) -> None:
-    left = [503, 502]
+async def test_reads_and_orders_are_tried_once(fake: FakeCloud, nova: Nova) -> None:
+    left = [503]
     fake.fail(SERVERS, lambda _: web.Response(status=left.pop(0), text="<html>") if left else None)
-    assert await nova.servers() == []
-    left += [503, 503, 503]
     with pytest.raises(UnavailableError):
         await nova.servers()
     left[:] = [503]
@@ -139,6 +137,7 @@ async def test_reads_are_retried_and_orders_are_not(fake: FakeCloud, nova: Nova)
         await create(nova)
     assert not fake.servers
     assert await create(nova) in fake.servers
+    assert await nova.servers() != []
 
 
 async def test_user_data_that_nova_repeats_are_not_quoted(fake: FakeCloud, nova: Nova) -> None:
