@@ -15,7 +15,7 @@ from typing import Any
 
 import structlog
 
-from provisioner import loader
+from provisioner import loader, systemd
 from provisioner.config import ConfigChange, ConfigError, Settings, SiteConfig, changes, load
 from provisioner.config.credentials import credentials_of
 from provisioner.controller.clock import SteadyClock
@@ -56,10 +56,10 @@ async def run(
     AdapterError (of the overlay, or of an adapter while it is built), AdapterBrokenError and
     AdapterUnknownError.
     """
-    settings = load(path, root=root)
     stop, hangup = _signals()
     try:
         async with AsyncExitStack() as stack:
+            settings = await asyncio.to_thread(load, path, root=root)
             controller, adapters = await _opened(stack, settings, shadow=shadow)
             controller.on_reload = hangup.set
             drones = controller.store.drones
@@ -73,9 +73,13 @@ async def run(
                 report = await controller.tick()
                 return 0 if report.recorded and not report.faults else 1
             async with asyncio.TaskGroup() as group:
-                reloads = group.create_task(_reloads(path, root, controller, adapters, hangup))
+                beside = [
+                    group.create_task(_reloads(path, root, controller, adapters, hangup)),
+                    group.create_task(systemd.heartbeat(controller.is_making_progress)),
+                ]
                 await controller.run(stop)
-                reloads.cancel()
+                for task in beside:
+                    task.cancel()
             log.info("controller.stopping", drones=len(controller.store.drones))
             return 0
     except asyncio.CancelledError:
@@ -104,6 +108,7 @@ def _signals() -> tuple[asyncio.Event, asyncio.Event]:
             loop.remove_signal_handler(number)
             task.cancel()
         stop.set()
+        systemd.notify("STOPPING=1")
 
     def not_wanted(name: str) -> None:
         log.warning("signal.ignored", signal=name)
@@ -163,8 +168,10 @@ async def _reloads(
 ) -> None:
     """Take over a valid configuration at each SIGHUP; keep the old one, and report why, if anything goes wrong."""
     while True:
+        systemd.notify("READY=1")
         await hangup.wait()
         hangup.clear()
+        systemd.notify("RELOADING=1")
         try:
             change, under_way = await _reloaded(path, root, controller, adapters)
         except Exception as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import os
 import signal
 import socket
@@ -55,6 +56,9 @@ def run(
       provisioner run --shadow shadow.yaml
       provisioner run --log-format json --log-level warning
     """
+    # Imports take a while. No file has been read yet, so that a request to read them again is met.
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    faulthandler.enable(2)  # a watchdog's SIGABRT leaves the stacks of all threads in the log
     from provisioner import app as process
     from provisioner.interfaces import AdapterError
     from provisioner.loader import AdapterBrokenError, AdapterUnknownError

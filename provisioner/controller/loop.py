@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import filterfalse
+from math import inf
 from typing import Self, TypeVar
 
 import structlog
@@ -88,6 +89,8 @@ T = TypeVar("T")
 CLAIM_DEADLINE_S = 1.0
 SHUTDOWN_WAIT_S = 60.0
 """Longest wait for orders under way at the end. The next controller settles those without a result."""
+TURN_LIMIT_S = 300.0
+"""A turn that takes longer hangs: its polls and orders have deadlines of seconds. The watchdog ends the process."""
 ACTIVE_FOR_S = 300.0
 """A drone that stays in one state for longer does not shorten the pause between ticks."""
 CHANGING = {
@@ -152,6 +155,8 @@ class Controller:
     threaded: bool = False
     """Sanitize, plan and estimate in a thread, so that the loop goes on; inline on a virtual clock."""
     _stop: asyncio.Event = field(default_factory=asyncio.Event)
+    _turn_due_at: float = inf
+    """When the turn of :meth:`run` that is under way has to be done, by the event loop."""
     _compute: ComputeThread = field(init=False)
     _group: asyncio.TaskGroup = field(default_factory=asyncio.TaskGroup)
     _poller: Poller = field(init=False)
@@ -266,11 +271,18 @@ class Controller:
         """Tick until ``stop`` is set: quickly while something is on the move, else slowly."""
         self._poller.first_wait_s = FIRST_POLL_WAIT_S
         self._stop = stop
+        loop = asyncio.get_running_loop()
         while not stop.is_set():
+            self._turn_due_at = loop.time() + TURN_LIMIT_S
             report = await self.turn()
+            self._turn_due_at = inf
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._pause(report)):
                     await stop.wait()
+
+    def is_making_progress(self) -> bool:
+        """Return False if a turn of :meth:`run` hangs."""
+        return asyncio.get_running_loop().time() < self._turn_due_at
 
     async def _poll(self) -> Snapshot:
         await self._poller.poll(self.store.breakers)

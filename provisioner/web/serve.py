@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from provisioner import systemd
 from provisioner.answers.errors import VerbError
 
 if TYPE_CHECKING:
@@ -61,7 +62,11 @@ async def _serve(service: WebService, path: Path) -> None:
     try:
         places = await listen(runner, service.section, path)
         log.info("service.started", at=places, store=str(service.record.reader.path))
+        systemd.notify("READY=1")
+        beats = asyncio.create_task(systemd.heartbeat())
         await stop.wait()
+        beats.cancel()
+        systemd.notify("STOPPING=1")
         log.info("service.stopping")
     finally:
         await runner.cleanup()

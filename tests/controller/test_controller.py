@@ -8,13 +8,14 @@ import os
 import subprocess
 import sys
 from dataclasses import dataclass, replace
+from math import inf
 
 import pytest
 import structlog
 from structlog.testing import capture_logs
 
 from provisioner import model
-from provisioner.controller.loop import SHUTDOWN_WAIT_S, Controller
+from provisioner.controller.loop import SHUTDOWN_WAIT_S, TURN_LIMIT_S, Controller
 from provisioner.controller.polling import TICK_WAIT_S
 from provisioner.interfaces import AuthError
 from provisioner.logs import LogFormat, LogLevel, log_to_stderr
@@ -500,3 +501,26 @@ async def test_a_job_has_waited_for_no_longer_than_the_record_has_seen_it_wait()
     async with serving(Place(), store=store, pool=pool) as controller:
         await run_for(controller, 60)
         assert waits()["made-up"] == (first_seen, first_seen), "a restart forgets nothing"
+
+
+class StuckStore(TemporaryStore):
+    """A store whose disk no longer answers."""
+
+    async def record(self, plan: model.Plan, snapshot: model.Snapshot) -> None:
+        await asyncio.sleep(inf)
+
+
+@in_virtual_time
+async def test_a_turn_that_hangs_is_no_progress_and_a_long_pause_is() -> None:
+    loop = asyncio.get_running_loop()
+    for store, progresses in ((TemporaryStore(), True), (StuckStore(), False)):
+        async with serving(Place(), store=store) as controller:
+            controller.policy = replace(controller.policy, interval_s=10 * TURN_LIMIT_S)
+            running = asyncio.create_task(controller.run(asyncio.Event()))
+            ends = loop.time() + 2.5 * TURN_LIMIT_S
+            while loop.time() < ends:
+                assert controller.is_making_progress() or not progresses
+                await asyncio.sleep(TURN_LIMIT_S / 4)
+            assert controller.is_making_progress() == progresses
+            running.cancel()
+            await asyncio.wait([running])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -22,7 +23,7 @@ pytestmark = pytest.mark.slow
 
 ADAPTER = '''
 """A site whose drones are files; it tells a log what becomes of it."""
-import asyncio, time
+import asyncio, os, time
 from pathlib import Path
 from pydantic import BaseModel, ConfigDict
 from provisioner.model import OrderOutcome, OrderResult, RemoteDrone, RemoteState, SiteView
@@ -37,6 +38,10 @@ class Config(BaseModel):
         if 13.0 in (self.start_s, other.start_s):
             raise ZeroDivisionError("a fault of the adapter")
         return super().__eq__(other)
+
+if importing := os.environ.get("IMPORTING"):
+    Path(importing).touch()
+    time.sleep(1)
 
 class Files:
     Config = Config
@@ -58,6 +63,8 @@ class Files:
         self.say("closed")
 
     async def poll(self):
+        if (self.root / "hang").exists():
+            time.sleep(60)
         here = {p.name: RemoteDrone(p.name, RemoteState.RUNNING, p.name) for p in (self.root / "drones").iterdir()}
         return SiteView(self.name, time.time(), here)
 
@@ -352,3 +359,81 @@ def test_signals_that_tools_send_by_habit_end_nothing_and_the_quit_signal_ends_i
     process.send_signal(signal.SIGQUIT)
     assert process.wait(30) == 0
     assert any(b"controller.stopping" in line for line in host.stderr())
+
+
+class Systemd:
+    """The socket on which systemd hears of a service."""
+
+    def __init__(self, host: Host, name: str, watchdog_s: float) -> None:
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.bind(name.replace("@", "\0"))
+        host.env["NOTIFY_SOCKET"] = name
+        host.env["WATCHDOG_USEC"] = str(int(watchdog_s * 1e6))
+
+    def next(self, *, within_s: float = 20.0) -> str:
+        self._socket.settimeout(within_s)
+        return self._socket.recv(100).decode()
+
+    def after_beats(self) -> str:
+        """Return the next state that is no heart-beat."""
+        while (state := self.next()) == "WATCHDOG=1":
+            pass
+        return state
+
+
+@pytest.mark.parametrize("abstract", [False, True])
+def test_systemd_hears_of_the_start_of_life_of_reloads_and_of_the_end(
+    host: Host, abstract: bool
+) -> None:
+    name = f"@{host.path.name}-{os.getpid()}" if abstract else str(host.path / "notify")
+    systemd = Systemd(host, name, watchdog_s=0.6)
+    host.site("here")
+    process = host.run()
+    assert systemd.after_beats() == "READY=1"
+    assert {systemd.next(within_s=2) for _ in range(5)} == {"WATCHDOG=1"}
+    for valid in (True, False):
+        if not valid:
+            (host.path / "provisioner.yaml").write_text("controller: [")
+        process.send_signal(signal.SIGHUP)
+        assert systemd.after_beats() == "RELOADING=1"
+        assert systemd.after_beats() == "READY=1"
+    process.send_signal(signal.SIGTERM)
+    assert systemd.after_beats() == "STOPPING=1"
+    assert process.wait(20) == 0
+
+
+def test_a_hung_controller_sends_no_heartbeat_and_leaves_its_stacks_to_the_journal(
+    host: Host,
+) -> None:
+    systemd = Systemd(host, str(host.path / "notify"), watchdog_s=0.6)
+    host.site("here")
+    process = host.run()
+    assert systemd.after_beats() == "READY=1"
+    assert systemd.next() == "WATCHDOG=1"
+    (host.path / "here" / "hang").touch()
+    with pytest.raises(TimeoutError):
+        while True:
+            systemd.next(within_s=3)
+    process.send_signal(signal.SIGABRT)  # as systemd does then
+    process.wait(20)
+    assert b"files_site.py" in (host.path / "stderr").read_bytes()
+
+
+def test_a_request_to_read_the_configuration_again_never_ends_a_controller_that_starts(
+    host: Host,
+) -> None:
+    host.env["IMPORTING"] = str(host.path / "importing")
+    host.site("here")
+    process = host.run()
+    host.until((host.path / "importing").exists)
+    process.send_signal(signal.SIGHUP)
+    host.until(lambda: host.record.path.exists() and host.told("config.reloaded"))
+    assert process.poll() is None
+
+
+def test_a_controller_with_a_wrong_configuration_never_says_that_it_is_ready(host: Host) -> None:
+    systemd = Systemd(host, str(host.path / "notify"), watchdog_s=0.6)
+    (host.path / "provisioner.yaml").write_text("controller: [")
+    assert host.run().wait(20) == 3
+    with pytest.raises(TimeoutError):
+        systemd.next(within_s=0.1)
