@@ -89,6 +89,20 @@ def test_every_page_can_be_reached_from_the_index() -> None:
     assert [page_id(page) for page in PAGES if page not in seen] == []
 
 
+SITE_GUIDES = ("htcondor-cluster", "kubernetes", "openstack", "slurm", "this-host", "through-a-ce")
+STEPS = ["What you need", "1. Get", "2. Configure", "3. Check", "4. First drone", "Stop", "Errors"]
+
+
+@pytest.mark.parametrize("name", SITE_GUIDES)
+def test_all_site_guides_have_the_same_steps(name: str) -> None:
+    text = FENCE.sub("", (ROOT / "docs" / "how-to" / f"{name}.md").read_text())
+    titles = re.findall(r"^## (.*)$", text, re.MULTILINE)
+    steps = [step for title in titles for step in STEPS if title.startswith(step)]
+    assert steps == STEPS
+    common = (ROOT / "docs" / "how-to" / "first-drone.md").read_text()
+    assert f"({name}.md)" in common
+
+
 def test_one_page_has_the_rank_of_slots_for_the_negotiator() -> None:
     """Two pages had different ones, and the second lost what the first kept of HTCondor's default."""
     lines = [
