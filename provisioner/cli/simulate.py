@@ -67,6 +67,20 @@ def _replays(
     return others if compare else [replays[0], others[-1]]
 
 
+def _require_drones_that_join(replays: Sequence[Replay]) -> None:
+    """Raise :class:`VerbError` for a world in which most drones of a site exceed one of its timeouts."""
+    found = [
+        f"{name}: `{key}` takes {formatting.duration(median_s)}, longer than `timeouts.{timeout}`"
+        f" ({formatting.duration(most_s)}): most drones would never run a job"
+        for replay in replays
+        for facility in replay.world.facilities
+        for name, key, median_s, timeout, most_s in facility.beyond_timeouts()
+    ]
+    if found:
+        advice = "name the real duration in a world file (--world), or raise the timeout in the site's file"
+        raise UnmetError(*dict.fromkeys(found), advice)
+
+
 def _replay_of(config: Path, world: Path | None, trace: Trace) -> Replay:
     settings = load(config, connects=False)
     try:
@@ -108,19 +122,22 @@ def _misfit_notes(replay: Replay) -> list[str]:
 
 
 def progress(turns: int, span_s: float) -> Callable[[int, float], None]:
-    """Return a listener that prints now and then how far the replays are: ``turns`` of ``span_s`` of simulated time."""
+    """Return a listener that prints now and then how far ``turns`` replays are; the last job arrives at ``span_s``."""
     reached: dict[int, float] = {}
     interval_s = 3.0 if sys.stderr.isatty() else 30.0
     printed_at = time.monotonic()
 
     def tell(turn: int, at_s: float) -> None:
         nonlocal printed_at
-        reached[turn] = min(at_s, span_s)
+        reached[turn] = at_s
         if time.monotonic() - printed_at >= interval_s:
             printed_at = time.monotonic()
-            done = sum(part_s >= span_s for part_s in reached.values())
-            days, of_days = (seconds / 86400 for seconds in (sum(reached.values()), turns * span_s))
-            note(f"{done} of {turns} replays done, {days:.1f} of {of_days:.1f} days")
+            running = [each_s for each_s in reached.values() if isfinite(each_s)]
+            said = f"{len(reached) - len(running)} of {turns} replays done"
+            if running:
+                last = formatting.duration(span_s)
+                said += f", simulated time {formatting.duration(max(running))}, the last job arrives at {last}"
+            note(said)
 
     return tell
 
@@ -266,6 +283,7 @@ def simulate(
         else _recorded_trace(opt.store_path(host), cut)
     )
     replays = _replays(configs, world, changes or (), read, compare=compare is not None)
+    _require_drones_that_join(replays)
     notes = world_notes(replays)
     note(*notes, *dict.fromkeys(line for each in replays for line in _misfit_notes(each)))
     every_seed = [seed] if seed is not None else range(1, seeds + 1)

@@ -187,6 +187,10 @@ class Fixed:
 
     value_s: float
 
+    @property
+    def median_s(self) -> float:
+        return self.value_s
+
     def times(self, factor: float) -> Fixed:
         return Fixed(self.value_s * factor)
 
@@ -200,6 +204,10 @@ class Uniform:
 
     low_s: float
     high_s: float
+
+    @property
+    def median_s(self) -> float:
+        return (self.low_s + self.high_s) / 2
 
     def times(self, factor: float) -> Uniform:
         return Uniform(self.low_s * factor, self.high_s * factor)

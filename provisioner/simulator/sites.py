@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field
 from typing import TYPE_CHECKING, Self
 
@@ -95,6 +95,21 @@ class Facility:
 
     def pool_of(self, kind: DroneType) -> str:
         return self.serves.get(kind.name, self.pools[0].name)
+
+    def beyond_timeouts(self) -> Iterator[tuple[str, str, float, str, float]]:
+        """Yield site or type, duration, median, timeout and its value where most drones would take too long."""
+        timeouts = {
+            "queue": ("queued", self.policy.queued_s),
+            "boot": ("booting", self.policy.booting_s),
+            "check": ("joining", self.policy.joining_s),
+        }
+        where = {self.name: self.behaviour}
+        where |= {f"{self.name}/{name}": each for name, each in self.behaviour_of.items()}
+        for name, behaviour in where.items():
+            for key, (timeout, most_s) in timeouts.items():
+                median_s = getattr(behaviour, key).median_s
+                if self.policy.enabled and median_s > most_s:
+                    yield name, key, median_s, timeout, most_s
 
 
 class GpuPoolState:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import signal
 import subprocess
@@ -15,6 +16,7 @@ import jsonschema
 import pytest
 
 from provisioner.answers.schemas import output_schemas
+from provisioner.cli.simulate import progress
 from provisioner.config import load
 from provisioner.simulator.jobs import JobRequirements, SimulatedJob
 from provisioner.simulator.report import from_json
@@ -308,3 +310,54 @@ def test_a_broken_line_of_a_trace_is_named_or_left_out(here: Path, cli: Cli) -> 
     ran = cli("simulate", "t.csv", "--skip-bad", "--limit", "3", "-j", "1", "-o", "json")
     assert ran.code == 0 and ran.json["bad_lines"] == 1 and ran.json["jobs"] == 3
     assert "left out 1 bad line, the first: t.csv:42" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("world", "change", "wrong"),
+    [
+        ("", "", "cloud: `boot` takes 1 min 15 s, longer than `timeouts.booting` (20 s)"),
+        (
+            "{cloud: {boot: 10s, queue: 2h}}",
+            "",
+            "cloud: `queue` takes 2 h, longer than `timeouts.queued` (1 h)",
+        ),
+        (
+            "{cloud: {boot: 10s, types: {gpu: {boot: {low: 1min, high: 3min}}}}}",
+            "",
+            "cloud/gpu: `boot` takes 2 min, longer than `timeouts.booting` (20 s)",
+        ),
+        ("{cloud: {boot: 10s}}", "cloud boot*6", "cloud: `boot` takes 1 min, longer than"),
+    ],
+)
+def test_a_world_whose_drones_would_all_time_out_is_refused(
+    here: Path, cli: Cli, world: str, change: str, wrong: str
+) -> None:
+    """Such a replay of the demo's jobs went on for two weeks of simulated time, and told nothing."""
+    cloud = here / "cloud.yaml"
+    cloud.write_text(cloud.read_text() + "timeouts: {booting: 20s, queued: 1h}\n")
+    (here / "world.yaml").write_text(f"sites: {world or '{}'}\n")
+    asked = ["--what-if", change] if change else []
+    ran = cli("simulate", "t.csv", "--world", "world.yaml", *asked)
+    assert ran.code == 3 and wrong in ran.err, ran.err
+    assert ran.err.count("takes") == 1 and "a world file (--world), or raise the timeout" in ran.err
+
+
+def test_a_site_that_is_not_enabled_may_take_any_time(here: Path, cli: Cli) -> None:
+    cloud = here / "cloud.yaml"
+    cloud.write_text(cloud.read_text() + "enabled: false\ntimeouts: {booting: 20s}\n")
+    ran = cli("simulate", "t.csv", "--world", "world.yaml")
+    assert ran.code == 0, ran.err
+
+
+def test_the_progress_names_the_simulated_time_and_the_end_of_the_jobs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = iter((0.0, 10.0, 40.0, 40.0, 80.0, 80.0))
+    monkeypatch.setattr("provisioner.cli.simulate.time.monotonic", lambda: next(clock))
+    tell = progress(2, 86400.0)
+    tell(0, 3600.0)
+    tell(0, 3 * 86400.0)
+    tell(0, math.inf)
+    one, two = capsys.readouterr().err.splitlines()
+    assert one.endswith("0 of 2 replays done, simulated time 3 d, the last job arrives at 1 d")
+    assert two.endswith("1 of 2 replays done")
