@@ -75,7 +75,9 @@ def _checked(group: str, point: EntryPoint) -> Any:
             extra = _EXTRAS.get(error.name or "")
             if error.name == "aiohttp" and _is_own(point):
                 extra = point.name  # several extras install it, each for the adapter of its name
-            repair = f": pip install 'gpu-drone-provisioner[{extra}]'" if extra else ""
+            repair = (
+                f": install the extra `{extra}` (docs/how-to/install.md#extras)" if extra else ""
+            )
             why = f"Python module `{error.name}` is missing{repair}"
         raise AdapterBrokenError(f"{what} cannot be imported: {why}") from error
     config = getattr(adapter, "Config", None)

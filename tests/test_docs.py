@@ -15,6 +15,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from string import Formatter
@@ -24,6 +25,7 @@ import pytest
 import typer
 
 from docs import make_reference
+from provisioner import __version__
 from provisioner.answers import QUESTIONS, load_question
 from provisioner.answers.events import EVENT_SENTENCES
 from provisioner.web import pages
@@ -459,3 +461,32 @@ def test_each_test_that_the_page_about_security_names_exists() -> None:
         f"{file}::{test}" for file, test in named if f"def {test}(" not in (ROOT / file).read_text()
     ]
     assert not missing
+
+
+def test_nobody_is_told_to_install_a_name_that_is_not_registered() -> None:
+    """Whoever registers the name would be installed on the controller's host."""
+    files = [
+        *PAGES,
+        *(f for top in ("provisioner", "adapters") for f in (ROOT / top).rglob("*.py")),
+    ]
+    by_name = re.compile(r"pip3? install\b[^`\n]*[\s'\"]gpu-drone-provisioner(?![/\w])")
+    assert [page_id(file) for file in files if by_name.search(file.read_text())] == []
+
+
+def test_the_table_of_extras_has_each_extra_that_an_operator_installs() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    page = (ROOT / "docs" / "how-to" / "install.md").read_text()
+    listed = re.findall(r"^\| `([a-z-]+)` \|", page.partition("### Extras")[2], re.MULTILINE)
+    assert sorted(listed) == sorted(set(extras) - {"dev", "docs", "mutants", "release"})
+
+
+def test_the_status_of_the_project_is_one_story() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert "Development Status :: 3 - Alpha" in project["classifiers"]
+    changes = (ROOT / "CHANGELOG.md").read_text()
+    for text in (changes, *((ROOT / page).read_text() for page in ("README.md", "SECURITY.md"))):
+        assert f"{__version__} is in development" in text
+    versions = re.findall(r"^## \[(?!Unreleased)(.*)$", changes, re.MULTILINE)
+    assert [each for each in versions if not re.search(r" - \d{4}-\d\d-\d\d$", each)] == []

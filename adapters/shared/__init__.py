@@ -18,5 +18,6 @@ def optional_packages(extra: str, needed_by: str, *packages: str) -> Iterator[No
         package = (error.name or "").partition(".")[0]
         if package not in packages:
             raise
-        message = f"{needed_by} the Python package {package}: pip install 'gpu-drone-provisioner[{extra}]'"
+        repair = f"install the extra `{extra}` (docs/how-to/install.md#extras)"
+        message = f"{needed_by} the Python package {package}: {repair}"
         raise UnavailableError(message, FaultKind.CONFIG) from None

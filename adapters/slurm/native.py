@@ -48,7 +48,7 @@ _NO_CONFIGURATION = re.compile(
     re.IGNORECASE,
 )
 PYSLURM_REQUIRED = (
-    "the native transport needs pyslurm: pip install 'gpu-drone-provisioner[slurm-native]' on a host of the cluster"
+    "the native transport needs pyslurm: install the extra `slurm-native` on a host of the cluster"
     " with a C compiler, Slurm's headers and libslurmfull.so, of the release of Slurm that this pyslurm is for"
 )
 _SIGKILL = 9

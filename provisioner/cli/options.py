@@ -59,8 +59,8 @@ def verb_error(error: BaseException) -> VerbError | None:
         case StoreError():
             return VerbError(str(error))
         case ModuleNotFoundError() if (package := (error.name or "").partition(".")[0]) in EXTRAS:
-            extra = f"pip install 'gpu-drone-provisioner[{EXTRAS[package]}]'"
-            return VerbError(f"this needs the Python package {package}: {extra}")
+            repair = f"install the extra `{EXTRAS[package]}` (docs/how-to/install.md#extras)"
+            return VerbError(f"this needs the Python package {package}: {repair}")
         case OSError() if error.filename is not None:
             return VerbError(f"{error.filename}: {error.strerror or error}")
         case OSError():
