@@ -27,7 +27,7 @@ P ?= planner
 
 help:  ## this list
 	@echo "GPU drone provisioner: starts pilot jobs for GPU jobs that wait in an HTCondor pool"; echo
-	@sed -n 's/^\([a-z-]*\):.*## *\(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-18s %s\n", $$1, $$2 }'
+	@sed -n 's/^\([a-z-]*\):.*## *\(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-22s %s\n", $$1, $$2 }'
 
 venv: $(VENV)/.runtime  ## .venv with the command .venv/bin/provisioner
 
@@ -42,12 +42,12 @@ test: dev  ## everything: linters, types, contracts, all tests with real daemons
 	@$(MAKE) --no-print-directory --output-sync=target -j 3 openstack condor mps prometheus tardis chromium apache sudo slurm compiled lint contracts
 	@$(MAKE) --no-print-directory -j 2 types tested
 
-tested: dev
+tested: dev  ## the tests of `make test` alone
 	$(PYTEST) -m "not matrix" tests
 
 # Nothing that `make test` has run: its version of Slurm is the first here, and tests/live/conftest.py marks the others.
 test-matrix: SLURM_SUITES := $(SLURM_MATRIX)
-test-matrix: condor tardis jupyterhub slurm openstack kubernetes pyslurm  ## what `make test` leaves out: live tests with older HTCondor, Slurm 22.05 and 26.05, pyslurm, Kubernetes; tests of more than 30 s
+test-matrix: condor tardis jupyterhub slurm openstack kubernetes pyslurm  ## what `make test` leaves out: older HTCondor, Slurm 22.05 and 26.05, pyslurm, Kubernetes, tests of more than 30 s
 	PROVISIONER_SLURM_SUITES=$$(echo $(SLURM_MATRIX) | tr ' ' ,) $(PYTEST) -m "(matrix or kubernetes) and not packages" tests
 
 packages: dev  ## deb and RPM in var/packages, from the checkout and the wheels in packaging/requirements.txt
@@ -68,9 +68,9 @@ check: dev  ## for the inner loop: linters, types, contracts, unit tests of what
 	@$(MAKE) --no-print-directory --output-sync=target -j 2 lint types contracts
 	$(BIN)/python -m tests.changed
 
-test-quick: lint types contracts unit  ## the same without HTCondor daemons and without the slow ones
+test-quick: lint types contracts unit  ## `make test` without daemons and without the slow tests
 
-unit: dev
+unit: dev  ## the tests of test-quick alone
 	$(PYTEST) -m "not live and not slow and not matrix" tests
 
 t: dev  ## the unit tests of one package: make t P=planner
@@ -80,7 +80,7 @@ t: dev  ## the unit tests of one package: make t P=planner
 watch: dev  ## run the unit tests of a package again whenever one of its files changes
 	$(BIN)/python -m tests.watch
 
-lint: dev
+lint: dev  ## ruff, codespell, size budgets
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/codespell
@@ -90,60 +90,60 @@ format: dev  ## lay out all code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-types: dev
+types: dev  ## mypy --strict
 	nice $(BIN)/mypy
 
-contracts: dev
+contracts: dev  ## import contracts between the layers
 	$(BIN)/lint-imports
 
 # The workers of a run begin at the same time, and in a fresh clone each would compile all tests.
-compiled: dev
+compiled: dev  ## load all tests once, so that their workers need not compile them
 	@$(BIN)/python -m pytest -qq --collect-only tests >/dev/null || \
 	{ echo "the tests cannot be loaded: see $(BIN)/python -m pytest --collect-only"; exit 1; }
 
-condor: dev
+condor: dev  ## fetch HTCondor for the live tests
 	@for suite in $(CONDOR_SUITES); do PATH=$$PWD/$(BIN):$$PATH tests/labs/get-condor.sh $$suite || exit 1; done
 
 # NVIDIA's, which not every Debian mirror has: without it the tests that need it are skipped.
-mps:
+mps:  ## fetch NVIDIA MPS for the tests
 	@tests/labs/get-mps.sh --optional trixie
 
-prometheus:
+prometheus:  ## fetch promtool for the tests of alerts
 	@tests/labs/get-prometheus.sh --optional bookworm
 
 # From PyPI, where the tests have a real COBalD/TARDIS beside a shadow.
-tardis:
+tardis:  ## fetch COBalD/TARDIS for the tests of a shadow
 	@tests/labs/get-tardis.sh --optional
 
 # From PyPI and npm, for notebooks as jobs.
-jupyterhub:
+jupyterhub:  ## fetch JupyterHub for the tests of notebooks
 	@tests/labs/get-jupyterhub.sh --optional
 
-apache:
+apache:  ## fetch Apache for the tests of the web service behind it
 	@tests/labs/get-apache.sh --optional bookworm
 
 # For tests with two accounts on this host, which need root.
-sudo:
+sudo:  ## install sudo for the tests with two accounts (as root)
 	@[ "$$(id -u)" != 0 ] || command -v sudo >/dev/null || \
 	{ apt-get -q update && DEBIAN_FRONTEND=noninteractive apt-get -q install -y sudo; } >/dev/null
 
 # For the tests of the web pages, which are skipped without it.
-chromium: dev
+chromium: dev  ## fetch Chromium for the tests of the web pages
 	@PATH=$$PWD/$(BIN):$$PATH tests/labs/get-chromium.sh --optional trixie
 
 # A Slurm cluster of a test lives in namespaces, and they need root: an ordinary user's tests leave it out.
-slurm:
+slurm:  ## fetch Slurm for the live tests (as root)
 	@if [ "$$(id -u)" != 0 ]; then echo "not root: the tests with Slurm will be skipped"; exit 0; fi; \
 	for suite in $(SLURM_SUITES); do tests/labs/get-slurm.sh $$suite || exit 1; done
 
-openstack: dev
+openstack: dev  ## fetch OpenStack for the live tests
 	@PATH=$$PWD/$(BIN):$$PATH tests/labs/get-openstack.sh
 
 # Built with a compiler, once: long for a test to wait. `make test` runs the tests with it where that was done.
 kubernetes:  ## build a Kubernetes control plane for the tests, in about five minutes
 	@tests/labs/get-kubernetes.sh
 
-pyslurm: dev
+pyslurm: dev  ## build pyslurm for the live tests (as root)
 	@if [ "$$(id -u)" != 0 ]; then echo "not root: the tests with pyslurm will be skipped"; exit 0; fi; \
 	tests/labs/get-pyslurm.sh $$PWD/$(BIN)/python
 
@@ -151,7 +151,7 @@ bench: dev  ## the benchmarks, as a table
 	$(BIN)/python benchmarks/run.py
 
 # Hours, of which it keeps what it has: it may be broken off, and goes on. One run: DECIDING="--pairs 6214e9/vc8Sj --seeds 1".
-bench-deciding: dev  ## our decisions beside other systems' rules and without each of ours, on public traces: tables, var/deciding
+bench-deciding: dev  ## the planner beside other systems' rules and without each of its rules, on public traces; var/deciding
 	$(BIN)/python -m benchmarks.deciding.run $(or $(DECIDING),--without all)
 
 # Ten minutes of one processor. One world: HOSTILE="1 --seed 4711".
@@ -159,7 +159,7 @@ bench-hostile: dev  ## decisions on 100,000 random and hostile snapshots, ads an
 	$(BIN)/python -m benchmarks.hostile.run $(or $(HOSTILE),100000)
 
 # Minutes. One world: WORLDS="--first 4711 --seeds 1".
-bench-worlds: dev  ## a thousand random worlds with faults: what is started, withdrawn and let go by job, promises broken
+bench-worlds: dev  ## a thousand random worlds with faults: starts, withdrawals and ends by job, violated invariants
 	$(BIN)/python -m benchmarks.oscillation $(WORLDS)
 
 # Ten minutes on one GPU, whose settings it leaves as they are. One step: GPU="--only table --seconds 30".
@@ -181,7 +181,7 @@ pictures: dev  ## regenerate the pictures of the documents (with a browser)
 	$(BIN)/python docs/pictures/make_report.py
 	$(BIN)/python -m docs.pictures.make_web
 
-check-docs: dev
+check-docs: dev  ## the tests of the documents alone
 	$(PYTEST) tests/test_docs.py tests/test_site.py
 
 build: dev  ## wheel and sdist under dist/

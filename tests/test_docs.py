@@ -430,7 +430,7 @@ def test_each_optional_method_of_a_site_has_a_row() -> None:
         if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)
     }
     assert methods >= OF_OVERLAYS
-    page = (ROOT / "docs" / "how-to" / "add-a-site.md").read_text()
+    page = (ROOT / "docs" / "internals" / "site-adapter.md").read_text()
     rows = set(re.findall(r"^\| `(?:async )?(\w+)\(self", page, re.MULTILINE))
     assert rows == methods - OF_OVERLAYS
 
@@ -452,6 +452,15 @@ def test_the_resources_of_the_web_service_are_listed() -> None:
     others = {"/events/stream", "/schemas", "/openapi.json"}
     listed = _addresses("web-service.md", r"`(/[a-z/.-]+(?:(?:ID|NAME)[a-z/-]*)?)`")
     assert {re.sub("ID|NAME", "{id}", path) for path in listed} - others == paths
+
+
+def test_each_decision_has_a_status_and_a_date() -> None:
+    pages = sorted((ROOT / "docs" / "decisions").glob("[0-9]*.md"))
+    status = re.compile(
+        r"^# \d{4} .+\n\nStatus: (accepted|superseded by \d{4})\. Date: \d{4}-\d\d-\d\d"
+    )
+    assert len(pages) > 10
+    assert [page.name for page in pages if not status.match(page.read_text())] == []
 
 
 def test_each_test_that_the_page_about_security_names_exists() -> None:
