@@ -37,7 +37,7 @@ class SiteKind(StrEnum):
 
 
 class InitQuestion(NamedTuple):
-    """Question about a value, at the begin of a template."""
+    """Question about a value, at the start of a template."""
 
     of_type: str
     """Not empty: it is about each drone type."""
