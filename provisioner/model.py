@@ -659,6 +659,11 @@ class Breaker:
         spent = scope.class_id or scope.node or (scope.user and not self.since)
         return self.state is BreakerState.ACTIVE and bool(spent)
 
+    def tells_of(self, fault: Fault) -> bool:
+        """Return True if the fault that the breaker met says the same."""
+        met = self.fault
+        return met is not None and (met.kind, met.message) == (fault.kind, fault.message)
+
 
 USER_NAME = re.compile(r"[A-Za-z0-9._@-]{1,80}")
 """Names of users that a drone can refuse."""

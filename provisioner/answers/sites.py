@@ -202,10 +202,9 @@ def _breaker_note(breaker: model.Breaker, names: ClassNames) -> str:
 def site_note(row: SiteRow) -> str:
     """Return what is unusual at a site, trouble first."""
     parts = []
-    if row.reading and row.reading.fault:
-        parts.append(
-            f"look failed ({row.reading.fault.kind.value}): {formatting.excerpt(row.reading.fault.message)}"
-        )
+    fault = row.reading.fault if row.reading else None
+    if fault and not row.breaker.tells_of(fault):
+        parts.append(f"poll failed ({fault.kind.value}): {formatting.excerpt(fault.message)}")
     if row.policy is None:
         parts.append("not in the configuration")
     elif not row.policy.enabled:
@@ -213,7 +212,7 @@ def site_note(row: SiteRow) -> str:
     elif row.disabled:
         why = formatting.excerpt(row.disabled.reason)
         parts.append(f"disabled by {row.disabled.by} {ago(row.disabled.at)} ago: {why}")
-    elif row.taken_at and now() - row.taken_at > row.policy.view_max_age_s:
+    elif not fault and row.taken_at and now() - row.taken_at > row.policy.view_max_age_s:
         parts.append("view too old")
     troubled = [b for b in (row.breaker, *row.type_breakers) if b.state is not BreakerState.ACTIVE]
     parts += [_breaker_note(breaker, row.names) for breaker in troubled[:MAX_BREAKERS_NAMED]]

@@ -249,8 +249,10 @@ VIEW_COLUMNS = (
 def _views(facts: TroubleContext) -> Iterator[OperatorTrouble]:
     """Yield the views that cannot be relied on, what is odd in the others, and the drone types that do not fit."""
     doubtful = facts.holder is not None and not _silent_s(facts)  # else every view is old
+    banned = {f"site:{each.scope}": each for each in facts.breakers if each.until > facts.now}
     for row in view_rows(facts.views, facts.now):
-        if doubtful and row.verdict != "fresh":
+        told = row.fault and row.view in banned and banned[row.view].tells_of(row.fault)
+        if doubtful and not told and row.verdict != "fresh":
             what, trouble = (
                 ("pool not visible", _critical)
                 if row.view == "overlay"

@@ -80,7 +80,12 @@ METRICS: Sequence[MetricSpec] = (
     _gauge("jobs_waiting", "Idle jobs in the pool.", "category", WAITING_CATEGORIES),
     _gauge("jobs_running", "Running jobs in the pool."),
     _gauge("vo_jobs", "Jobs in the pool by VO: 20 with most jobs, and `other`.", "vo state"),
-    _gauge("gpus_wanted", "GPUs that idle jobs request; optional ones do not count."),
+    _gauge(
+        "gpus_wanted",
+        "GPUs that idle jobs request; optional ones do not count.",
+        "category",
+        WAITING_CATEGORIES,
+    ),
     _gauge("oldest_job_wait_seconds", "Wait of the oldest idle job."),
     _summary(
         "job_wait_seconds",

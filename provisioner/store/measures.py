@@ -243,16 +243,14 @@ def gauges(
             category = Category.CONFIGURATION.value if job.invalid else NO_REASON
             if why := given.get(job.id) or given.get(""):
                 category = why[0].category.value
-            values.add(
-                MetricKey.of("provisioner_jobs_waiting", category=category), job.waiting + job.fresh
-            )
+            jobs = job.waiting + job.fresh
+            values.add(MetricKey.of("provisioner_jobs_waiting", category=category), jobs)
+            gpus = jobs * job.gpu_milli / WHOLE_GPU
+            values.add(MetricKey.of("provisioner_gpus_wanted", category=category), gpus)
         oldest_at = min(
             (c.waits_since for c in classes if c.waiting + c.fresh and c.waits_since), default=now
         )
         values[MetricKey("provisioner_jobs_running")] = sum(c.running for c in classes)
-        values[MetricKey("provisioner_gpus_wanted")] = (
-            sum((c.waiting + c.fresh) * c.gpu_milli for c in classes) / 1000
-        )
         values[MetricKey("provisioner_oldest_job_wait_seconds")] = max(0.0, now - oldest_at)
     return values
 

@@ -193,6 +193,8 @@ USE_OF_STATE: Mapping[str, str] = {
     **dict.fromkeys(model.WAITING, "waiting"),
 }
 """The use where it is not the state itself."""
+NEVER_STARTS = (reasons.Category.CONFIGURATION, reasons.Category.NOTHING_FITS)
+"""Jobs that wait for such reasons are no demand that a drone could serve."""
 YOUNG_S = 7200.0
 """A chart of a record that is not older has its minutes."""
 
@@ -206,13 +208,14 @@ def _gpu_charts(reader: Reader, *labels: str) -> PageCharts | None:
         gpus = charts.TimeSteps(reader, "provisioner_gpus", now(), span_s, step_s)
     found = gpus.by(*labels, "state", groups=USE_OF_STATE)
     meanings = CHART_USES
+    none = [0.0] * len(gpus.times)
     if not labels:
         wanted = charts.TimeSteps(reader, "provisioner_gpus_wanted", now(), span_s, step_s)
         found.pop(("waiting",), None)
-        for values in wanted.by().values():
-            found["waiting",] = values
-        meanings = {**CHART_USES, "waiting": "GPUs that waiting jobs ask for"}
-    none = [0.0] * len(gpus.times)
+        if by_category := wanted.by("category"):
+            able = [v for (category,), v in by_category.items() if category not in NEVER_STARTS]
+            found["waiting",] = [sum(step) for step in zip(none, *able, strict=True)]
+        meanings = {**CHART_USES, "waiting": "GPUs for waiting jobs that fit a drone type"}
     places = {
         ", ".join(place): [
             Layer(use, use, found.get((*place, use), none), meaning, use == "waiting")
@@ -529,7 +532,9 @@ def _site(reader: Reader, name: str, query: Query) -> WebPage:
 
 def _owner(reader: Reader, query: Query) -> WebPage:
     listing = _answer(sites.sites, reader, query)
-    owners = replace(listing, columns=_shown(listing.columns, **OWNER_SHOWN), title="Owners")
+    owned = [row for row in listing.rows if row.view and (row.view.owner_runs or row.view.claims)]
+    columns = _shown(listing.columns, **OWNER_SHOWN)
+    owners = replace(listing, columns=columns, rows=owned, title="Sites with an owner's jobs")
     hazards = [each for each in reader.hazards(now() - sites.WEEK_S, now()) if each.preempted]
     claims = [
         (row.name, claim) for row in listing.rows for claim in (row.view.claims if row.view else ())
@@ -650,7 +655,9 @@ def _waste(reader: Reader, query: Query) -> WebPage:
     words = PERIODS[period]
     title = f"GPU-hours in the {words}"
     unit = f"GPU-hours per {formatting.duration(BAR_S[period])}"
-    chart = PageCharts.of(title, unit, gpu_s.times, {"": hours})
+    begun = max(60.0, until - gpu_s.times[-1]) / BAR_S[period]  # else it looks like a collapse
+    drawn = [each._replace(values=[*each.values[:-1], each.values[-1] / begun]) for each in hours]
+    chart = PageCharts.of(title, unit, gpu_s.times, {"": drawn})
     chart = chart._replace(table=charts.figures(title, hours, gpu_s.times))
     return WebPage(
         "Waste",

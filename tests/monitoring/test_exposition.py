@@ -68,7 +68,7 @@ async def test_a_scrape_shows_demand_supply_and_sites_as_on_record() -> None:
         found[f"{name}jobs_waiting", "waiting-site"] == 40
         and found[f"{name}jobs_waiting", "limit"] == 0
     )
-    assert found[f"{name}gpus_wanted",] == 40 and found[f"{name}jobs_running",] == 0
+    assert found[f"{name}gpus_wanted", "waiting-site"] == 40 and found[f"{name}jobs_running",] == 0
     assert (
         found[f"{name}drones", "topas", "a100", "busy"]
         == 1

@@ -143,7 +143,8 @@ class SeriesReader(Reader):
             for site, gpus in (("topas", 23), ("horeka", 7), ("nemo", 13), ("cloud", 6))
             for state, part in STATES.items()
         ]
-        wanted = [({}, 60.0)] if metric == "provisioner_gpus_wanted" else labels
+        waiting = {"category": "waiting-site"}
+        wanted = [(waiting, 60.0)] if metric == "provisioner_gpus_wanted" else labels
         found = []
         for labels, most in wanted:
             rng = Random(f"{labels}")

@@ -57,7 +57,7 @@ PATHS = {
     ),
     "/sites": ("All sites", "banned", "Authentication failed: token expired at 06:00:00Z"),
     "/sites/topas": ("Site topas", "topas-a100-04.example.org", "8 CPU, 32 GiB"),
-    "/sites/horeka": ("look failed (denied)", "Authentication failed"),
+    "/sites/horeka": ("poll failed (denied)", "Authentication failed"),
     "/drones": ("55 drones", "etp-k7f2-30", "busy"),
     "/drones?site=nemo&state=busy,draining&sort=-age_s": (
         "11 drones; site: nemo; state: busy, draining",
@@ -337,10 +337,15 @@ def test_the_chart_of_a_young_record_has_its_minutes(tmp_path: Path) -> None:
     asyncio.run(create())
     reader = Reader(tmp_path / "new.db")
     gpus = partial(MetricKey.of_type, "provisioner_gpus", "a/one")
-    wanted = MetricKey("provisioner_gpus_wanted")
+    wanted = partial(MetricKey.of, "provisioner_gpus_wanted")
+    waiting_jobs = {
+        wanted(category="limit"): 4.0,
+        wanted(category="waiting-site"): 5.0,
+        wanted(category="nothing-fits"): 100.0,  # no demand that a drone could serve
+    }
     with sqlite3.connect(reader.path) as sql:
         for minute in range(20):
-            gauges = {gpus(state="busy"): 3.0, gpus(state="queued"): 2.0, wanted: 9.0}
+            gauges = {gpus(state="busy"): 3.0, gpus(state="queued"): 2.0, **waiting_jobs}
             add_sample(sql, reader.now() - 60.0 * minute, gauges)
     for address, waiting in (("/", 9.0), ("/sites", 2.0)):
         (chart,) = [
