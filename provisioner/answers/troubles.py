@@ -253,24 +253,7 @@ def _views(facts: TroubleContext) -> Iterator[OperatorTrouble]:
     for row in view_rows(facts.views, facts.now):
         told = row.fault and row.view in banned and banned[row.view].tells_of(row.fault)
         if doubtful and not told and row.verdict != "fresh":
-            what, trouble = (
-                ("pool not visible", _critical)
-                if row.view == "overlay"
-                else ("site not listed", _warning)
-            )
-            age = (
-                f", the newest view is {formatting.age(row.age_s)} old"
-                if row.age_s is not None
-                else ""
-            )
-            why = (
-                formatting.excerpt(row.fault.message)
-                if row.fault
-                else "nothing is decided on so old a view"
-            )
-            yield trouble(
-                "view-failed" if row.fault else "view-old", row.view, f"{what}{age}: {why}"
-            )
+            yield _view_failed(row)
         for kind, trouble, lines in (
             ("notice", _warning, row.notices),
             ("remark", _note, row.remarks),
@@ -287,6 +270,19 @@ def _views(facts: TroubleContext) -> Iterator[OperatorTrouble]:
         for kind, lack in polled.view.unfit.items() if polled.view else ():
             message = f"can never start there: {formatting.excerpt(lack)}. Change the type in the site's file"
             yield _warning("unfit", f"type:{name}/{kind}", message)
+
+
+def _view_failed(row: ViewRow) -> OperatorTrouble:
+    what, trouble = (
+        ("pool not visible", _critical) if row.view == "overlay" else ("site not listed", _warning)
+    )
+    age = f", the newest view is {formatting.age(row.age_s)} old" if row.age_s is not None else ""
+    why = (
+        formatting.excerpt(row.fault.message)
+        if row.fault
+        else "nothing is decided on so old a view"
+    )
+    return trouble("view-failed" if row.fault else "view-old", row.view, f"{what}{age}: {why}")
 
 
 def _credentials(facts: TroubleContext) -> Iterator[OperatorTrouble]:
