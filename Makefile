@@ -4,8 +4,9 @@
 SHELL := /bin/sh
 VENV  := .venv
 BIN   := $(VENV)/bin
-# Pinned for the build step as well, which older and newer pips take from different variables.
-PIP   := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt $(BIN)/python -m pip --disable-pip-version-check -q
+# Every file that pip installs has its hash in requirements/. This checkout is built by what is in the environment.
+PIP   := $(BIN)/python -m pip --disable-pip-version-check -q install
+LOCKED := $(PIP) --require-hashes
 
 # Real HTCondor daemons for the live tests: the suites of Debian that they are taken from (HTCondor 23 and 25).
 CONDOR_SUITES := trixie forky
@@ -23,7 +24,7 @@ unexport PYTHONDONTWRITEBYTECODE
 P ?= planner
 .PHONY: help venv dev demo test tested test-matrix test-quick unit check compiled t watch lint format types contracts condor slurm openstack pyslurm bench \
         bench-deciding bench-gpu bench-hostile bench-worlds mutants docs reference pictures check-docs build clean kubernetes mps prometheus tardis \
-        jupyterhub chromium apache sudo packages test-packages release
+        jupyterhub chromium apache sudo packages test-packages release audit
 
 help:  ## this list
 	@echo "GPU drone provisioner: starts pilot jobs for GPU jobs that wait in an HTCondor pool"; echo
@@ -50,15 +51,15 @@ test-matrix: SLURM_SUITES := $(SLURM_MATRIX)
 test-matrix: condor tardis jupyterhub slurm openstack kubernetes pyslurm  ## what `make test` leaves out: older HTCondor, Slurm 22.05 and 26.05, pyslurm, Kubernetes, tests of more than 30 s
 	PROVISIONER_SLURM_SUITES=$$(echo $(SLURM_MATRIX) | tr ' ' ,) $(PYTEST) -m "(matrix or kubernetes) and not packages" tests
 
-packages: dev  ## deb and RPM in var/packages, from the checkout and the wheels in packaging/requirements.txt
+packages: dev  ## deb and RPM in var/packages, from the checkout and the wheels in requirements/all.txt
 	PYTHON=$$PWD/$(BIN)/python packaging/build.sh
 
 # The tag names the version. It publishes nothing: CONTRIBUTING.md has the steps.
-release: $(VENV)/.release  ## all files of the release that the tag of HEAD names, under dist/
+release: $(VENV)/.tools  ## all files of the release that the tag of HEAD names, under dist/
 	PYTHON=$$PWD/$(BIN)/python packaging/release.sh
 
 # Tools of Debian, which an ordinary user's tests do without: they are skipped.
-test-packages: $(VENV)/.release  ## deb and RPM, images, Puppet and Ansible, release: in fresh roots, below live drones (as root; fifteen minutes)
+test-packages: $(VENV)/.tools  ## deb and RPM, images, Puppet and Ansible, release: in fresh roots, below live drones (as root; fifteen minutes)
 	@[ "$$(id -u)" != 0 ] || { apt-get -q update && DEBIAN_FRONTEND=noninteractive apt-get -q install -y --no-install-recommends \
 	rpm dpkg-dev mmdebstrap systemd puppet-agent puppet-lint \
 	buildah podman crun runc; } >/dev/null
@@ -84,7 +85,11 @@ lint: dev  ## ruff, codespell, size budgets
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/codespell
+	$(BIN)/reuse lint --lines
 	$(BIN)/python -m tests.budget
+
+audit: $(VENV)/.tools  ## known vulnerabilities of the versions in requirements/
+	$(BIN)/pip-audit --require-hashes --disable-pip $(patsubst %,-r %,$(wildcard requirements/*.txt))
 
 format: dev  ## lay out all code
 	$(BIN)/ruff check --fix .
@@ -167,7 +172,7 @@ bench-gpu: dev  ## shared GPUs on a real one: MPS, kills, throughput and energy,
 	$(BIN)/python -m benchmarks.gpu.run $(GPU)
 
 # Hours, of which it keeps what it has. A sample of one part: MUTANTS="--part lifecycle --sample 200".
-mutants: $(VENV)/.mutants  ## mutation testing of planner, controller and store: scores by module, var/mutants
+mutants: $(VENV)/.tools  ## mutation testing of planner, controller and store: scores by module, var/mutants
 	$(BIN)/python -m benchmarks.mutants $(MUTANTS)
 
 docs: reference  ## the documents as a site, with search: var/site/index.html
@@ -185,7 +190,7 @@ check-docs: dev  ## the tests of the documents alone
 	$(PYTEST) tests/test_docs.py tests/test_site.py
 
 build: dev  ## wheel and sdist under dist/
-	$(BIN)/python -m build --outdir dist .
+	$(BIN)/python -m build --no-isolation --outdir dist .
 
 clean:  ## remove the set-up and everything that was built
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
@@ -196,23 +201,19 @@ $(VENV)/.made: packaging/make-venv.sh
 	@packaging/make-venv.sh $(VENV)
 	@touch $@
 
-$(VENV)/.runtime: $(VENV)/.made pyproject.toml constraints.txt
+$(VENV)/.runtime: $(VENV)/.made pyproject.toml requirements/runtime.txt requirements/build.txt
 	@echo "installing Python packages into $(VENV)"
-	@$(PIP) install -e .
+	@$(LOCKED) -r requirements/build.txt -r requirements/runtime.txt
+	@$(PIP) --no-deps --no-build-isolation -e .
 	@echo "$(VENV) is ready"
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.runtime
+$(VENV)/.dev: $(VENV)/.runtime requirements/dev.txt
 	@echo "adding what the tests need"
-	@$(PIP) install -e '.[dev]'
+	@$(LOCKED) -r requirements/dev.txt
 	@touch $@
 
-$(VENV)/.mutants: $(VENV)/.dev
-	@echo "adding what mutation testing needs"
-	@$(PIP) install -e '.[mutants]'
-	@touch $@
-
-$(VENV)/.release: $(VENV)/.dev
-	@echo "adding what a release and its checks need"
-	@$(PIP) install -e '.[release]'
+$(VENV)/.tools: $(VENV)/.dev requirements/tools.txt
+	@echo "adding what mutation testing, a release and its checks need"
+	@$(LOCKED) -r requirements/tools.txt
 	@touch $@

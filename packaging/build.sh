@@ -21,10 +21,10 @@ trap 'rm -rf "$stage"' EXIT
 root=$stage/root lib=$stage/root$HOME_DIR/lib
 
 # The wheels, once for each list of requirements. Scripts of packages go: they would name the Python of the build.
-wheels=$PWD/var/packages/wheels-$(cat packaging/requirements.txt packaging/settings.sh | sha256sum | cut -c1-12)
+wheels=$PWD/var/packages/wheels-$(cat requirements/all.txt packaging/settings.sh | sha256sum | cut -c1-12)
 if [ ! -d "$wheels" ]; then
     for python in $PYTHONS; do
-        pip_for "$python" install --require-hashes --no-compile -r packaging/requirements.txt --target "$stage/wheels/python$python/site-packages"
+        pip_for "$python" install --require-hashes --no-compile -r requirements/all.txt --target "$stage/wheels/python$python/site-packages"
         rm -rf "$stage/wheels/python$python/site-packages/bin"
     done
     hardlink -q -t "$stage/wheels"  # most files are the same for each Python
@@ -32,7 +32,7 @@ if [ ! -d "$wheels" ]; then
 fi
 mkdir -p "$lib" "$root$HOME_DIR/bin" "$root/usr/bin"
 cp -al "$wheels/." "$lib" 2>/dev/null || cp -a "$wheels/." "$lib"  # another file system
-"$PYTHON" -m pip --disable-pip-version-check -q wheel --no-deps -w "$stage" "$source"
+"$PYTHON" -m pip --disable-pip-version-check -q wheel --no-deps --no-build-isolation -w "$stage" "$source"
 for python in $PYTHONS; do
     pip_for "$python" install --no-compile --no-index --target "$lib/python$python/site-packages" "$stage"/*.whl
     rm -rf "$lib/python$python/site-packages/bin"

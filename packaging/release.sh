@@ -1,7 +1,7 @@
 #!/bin/bash
 # release.sh [SOURCE [OUT]] - makes all files of the release that the tag of the checkout SOURCE names, in OUT (dist/TAG).
 #
-# Publishes nothing. Needs what build.sh needs, and build, twine and cyclonedx-bom (the extra `release`).
+# Publishes nothing. Needs what build.sh needs, and build, twine and cyclonedx-bom (`make .venv/.tools`).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . packaging/settings.sh
@@ -12,6 +12,8 @@ version=$(sed -n 's/^__version__ = "\(.*\)"/\1/p' "$source/provisioner/__init__.
 tag=$(git -C "$source" describe --tags --exact-match --match 'v*' 2>/dev/null) || fail "HEAD has no tag: run \`git tag v$version\`"
 [ "$tag" = "v$version" ] || fail "the tag $tag differs from the version $version in provisioner/__init__.py"
 [ -z "$(git -C "$source" status --porcelain)" ] || fail "uncommitted changes: see \`git status\`"
+entries=$(cd "$source" && ls changes.d | grep -v '^README.md$') &&
+    fail "changes.d has entries (${entries//$'\n'/, }): run \`towncrier build --version $version\`"
 out=$(realpath -m "${2:-dist/$tag}")
 [ ! -e "$out" ] || fail "$out exists: remove it first"
 mkdir -p "${out%/*}"
@@ -23,9 +25,9 @@ grep -q '[^[:space:]]' "$made/CHANGES.md" || fail "CHANGELOG.md has no section \
 
 SOURCE_DATE_EPOCH=$(git -C "$source" log -1 --format=%ct)
 export SOURCE_DATE_EPOCH
-"$PYTHON" -m build --outdir "$made" "$source" >/dev/null
+"$PYTHON" -m build --no-isolation --outdir "$made" "$source" >/dev/null
 "$PYTHON" -m twine check --strict "$made"/*.tar.gz "$made"/*.whl
-"$PYTHON" -m cyclonedx_py requirements "$source/packaging/requirements.txt" --pyproject "$source/pyproject.toml" \
+"$PYTHON" -m cyclonedx_py requirements "$source/requirements/all.txt" --pyproject "$source/pyproject.toml" \
     --output-reproducible -o "$made/$NAME-$version.cdx.json"
 packaging/build.sh "$source" "$made"
 sums=$(cd "$made" && sha256sum -- *)

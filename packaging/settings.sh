@@ -1,7 +1,7 @@
 # Settings of build.sh and lock.sh.
 NAME=gpu-drone-provisioner
 HOME_DIR=/opt/$NAME
-EXTRAS="htcondor ssh slurm-rest openstack kubernetes web report"  # all but slurm-native, which needs the site's libslurm
+EXTRAS=all
 PYTHONS="3.11 3.12 3.13"  # EL 9: 3.11 and 3.12, Debian 12: 3.11, Ubuntu 24.04: 3.12, Debian 13: 3.13
 PYTHON=${PYTHON:-python3}
 

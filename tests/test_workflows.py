@@ -39,7 +39,7 @@ def test_workflows_call_targets_and_scripts_that_exist() -> None:
                 assert script.stat().st_mode & 0o100
                 command = script.read_text()
             called += targets(command)
-    assert {"lint", "types", "contracts", "unit", "test", "release"} == set(called)
+    assert {"lint", "types", "contracts", "unit", "test", "release", "audit"} == set(called)
     assert set(called) <= TARGETS
 
 
@@ -55,6 +55,12 @@ def test_a_release_is_made_for_a_tag_alone_and_attached_to_its_run() -> None:
     assert release["on"] == {"push": {"tags": ["v*"]}}
     used = [step.get("uses", "") for step in release["jobs"]["files"]["steps"]]
     assert used[-1].startswith("actions/upload-artifact@")
+
+
+def test_locked_versions_are_audited_each_week_and_when_they_change() -> None:
+    events = workflow("audit.yml")["on"]
+    assert events["schedule"] and events["push"]["paths"] == ["requirements/**"]
+    assert commands("audit.yml") == ["make audit"]
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)

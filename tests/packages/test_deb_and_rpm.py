@@ -15,7 +15,7 @@ from tests.packages.conftest import CHECKOUT, inside, run
 
 HOME = "/opt/gpu-drone-provisioner"
 OURS = (HOME, "/etc/provisioner", "/usr/share/gpu-drone-provisioner")
-IMPORTS = "aiohttp, asyncssh, bcrypt, classad2, htcondor2, jinja2, jwt, matplotlib, prometheus_client, pygal, tenacity"
+IMPORTS = "aiohttp, asyncssh, bcrypt, classad2, htcondor2, jinja2, jwt, prometheus_client, tenacity"
 DEMO = f"{HOME}/lib/python$VERSION/site-packages/provisioner/cli/demo_config"
 
 

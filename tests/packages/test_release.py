@@ -58,7 +58,7 @@ def test_a_tag_gives_all_files_with_their_checksums(source: Path, place: Path) -
     if missing := [
         name for name in ("twine", "cyclonedx_py") if not importlib.util.find_spec(name)
     ]:
-        pytest.skip(f"not installed: {', '.join(missing)} (the extra `release`)")
+        pytest.skip(f"not installed: {', '.join(missing)} (`make .venv/.tools`)")
     tag(source, f"v{__version__}")
     out = place / "release"  # which is removed in the end: the files are large
     made = release(source, out)
@@ -90,7 +90,7 @@ def test_a_tag_gives_all_files_with_their_checksums(source: Path, place: Path) -
     assert listed["metadata"]["component"]["name"] == "gpu-drone-provisioner"
     pinned = re.findall(
         r"^([\w.-]+)==([^ ]+)",
-        (source / "packaging/requirements.txt").read_text(),
+        (source / "requirements/all.txt").read_text(),
         re.MULTILINE,
     )
     components = [(each["name"], each["version"]) for each in listed["components"]]
