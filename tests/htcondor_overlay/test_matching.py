@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import classad2
 import htcondor2
@@ -11,6 +13,7 @@ import pytest
 from adapters.htcondor.classads import holds, number
 from adapters.htcondor.overlay import matching
 from adapters.htcondor.overlay.job_classes import as_job
+from provisioner import drone
 from provisioner.model import DroneType, JobClass, Sharing, UnmetRequirement
 from provisioner.planner.matching import count_jobs_in_type
 from tests.htcondor_overlay.jobs import REQUIREMENTS, job
@@ -415,3 +418,13 @@ def test_large_drones_can_refuse_small_jobs() -> None:
 )
 def test_a_start_expression_that_cannot_be_known_is_left_to_the_pool(lines: str) -> None:
     assert judged(lines) is None
+
+
+def test_a_drone_publishes_each_attribute_that_its_template_promises() -> None:
+    """Jobs that required ``DroneSite`` got drones that never matched them."""
+    script = (Path(drone.__file__).parent / "condor_drone.sh").read_text()
+    promised = [
+        name for name in matching.template(QUAD) if name.startswith(("Drone", "Site", "Gpu"))
+    ]
+    assert len(promised) > 5
+    assert [name for name in promised if not re.search(rf"^{name} = ", script, re.MULTILINE)] == []

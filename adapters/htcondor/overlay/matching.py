@@ -156,7 +156,6 @@ def template(kind: DroneType, received: ReceivedSlot | None = None, drone_config
             "FileSystemDomain": "drone.invalid",
             "UidDomain": "drone.invalid",
             "SiteName": kind.site,
-            "DroneSite": kind.site,
             "DroneType": kind.name,
             "DroneReady": True,
             "SshToJob": True,
