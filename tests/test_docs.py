@@ -435,22 +435,24 @@ def test_each_optional_method_of_a_site_has_a_row() -> None:
     assert rows == methods - OF_OVERLAYS
 
 
-def _addresses(page: str, pattern: str) -> set[str]:
-    """Return the addresses in the first column of the tables of a page about the web."""
-    found = re.findall(r"^\|([^|]+)\|", (ROOT / "docs" / "how-to" / page).read_text(), re.MULTILINE)
+def _addresses(section: str, pattern: str) -> set[str]:
+    """Return the addresses in the first column of the tables of a section about the web service."""
+    page = (ROOT / "docs" / "how-to" / "web-service.md").read_text()
+    text = page.partition(f"\n## {section}\n")[2].partition("\n## ")[0]
+    found = re.findall(r"^\|([^|]+)\|", text, re.MULTILINE)
     return {each for cell in found for each in re.findall(pattern, cell)}
 
 
 def test_the_pages_of_the_web_service_are_listed() -> None:
     known = {f"/{name}" for name in pages.PAGES} | {f"/{name}/" for name in pages.PAGES_OF_ONE}
-    assert _addresses("web-pages.md", r"`(/[a-z]*/?)(?:ID|NAME|\?q=ID)?`") == known
+    assert _addresses("Pages", r"`(/[a-z]*/?)(?:ID|NAME|\?q=ID)?`") == known
 
 
 def test_the_resources_of_the_web_service_are_listed() -> None:
     paths = {load_question(words).path for words in QUESTIONS}
     paths |= {change.path for change in CHANGE_RESOURCES}
     others = {"/events/stream", "/schemas", "/openapi.json"}
-    listed = _addresses("web-service.md", r"`(/[a-z/.-]+(?:(?:ID|NAME)[a-z/-]*)?)`")
+    listed = _addresses("API", r"`(/[a-z/.-]+(?:(?:ID|NAME)[a-z/-]*)?)`")
     assert {re.sub("ID|NAME", "{id}", path) for path in listed} - others == paths
 
 

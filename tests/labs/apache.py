@@ -15,7 +15,7 @@ from pathlib import Path
 from tests.labs.htcondor import LabError, fetched
 
 MODULES = "mpm_event authn_core authz_core authz_user auth_openidc headers proxy proxy_http"
-HOW_TO = Path(__file__).parents[2] / "docs" / "how-to" / "web-service.md"
+HOW_TO = Path(__file__).parents[2] / "docs" / "how-to" / "web-login.md"
 SURROUNDINGS = """\
 ServerRoot {here}
 PidFile {here}/pid
