@@ -7,7 +7,7 @@ import re
 from operator import attrgetter
 from pathlib import Path
 
-PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "planning.md"
+PAGE = Path(__file__).parents[2] / "docs" / "internals" / "planner.md"
 SECTION = PAGE.read_text().partition("## The walk of one waiting class\n")[2].partition("\n## ")[0]
 STOPS = re.findall(r"^\| \d+ \| `([\w.]+)` \| `(\w+)` \|", SECTION, re.MULTILINE)
 SIDE_ROADS = re.findall(r"`([A-Z]\w+\.\w+)` in `(\w+)`", SECTION)
