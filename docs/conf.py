@@ -78,7 +78,7 @@ def navigation(name: str, text: str) -> Iterator[str]:
     else:
         return
     for caption, body in sections:
-        entries = [f"{title} <{target}>" for title, target in ENTRY.findall(body)]
+        entries = [f"{' '.join(t.split())} <{target}>" for t, target in ENTRY.findall(body)]
         options = [":hidden:", *([f":caption: {caption}"] if caption else [])]
         if entries:
             yield "\n".join(["", "```{toctree}", *options, "", *entries, "```", ""])

@@ -7,36 +7,31 @@ import inspect
 import json
 import re
 import sys
-import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import tomllib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
-from enum import Enum
+from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Any
 
 import typer
 import yaml
-from pydantic import BaseModel
-from pydantic.fields import FieldInfo
-from pydantic_core import PydanticUndefined
 
-from provisioner import loader, reasons, reasons as r
+from docs import configuration_pages
+from provisioner import reasons, reasons as r
 from provisioner.answers.errors import Exit
 from provisioner.answers.query import ListQuery, Query, parameters
 from provisioner.answers.schemas import output_schemas
 from provisioner.cli.__main__ import VERBS, LazyVerbs, app
 from provisioner.cli.options import EXIT_HELP, Screen, Where
-from provisioner.config.messages import fields_of, flow, is_model, union_members
-from provisioner.config.models import ControllerFile, SiteFile
-from provisioner.config.schema import adapter_configs, controller_schema, schema_text, site_schema
-from provisioner.config.units import Secret, Unit
+from provisioner.config.schema import controller_schema, schema_text, site_schema
 from provisioner.monitoring import metrics
 from provisioner.monitoring.metrics import METRICS
 from provisioner.simulator import report
 
+ROOT = Path(__file__).parents[1]
 REFERENCE = Path(__file__).parent / "reference"
 MONITORING = Path(metrics.__file__).parent
-PAGE_NOTICE = "<!-- Made by `python -m docs.make_reference`; do not edit. -->"
 
 # ---------------------------------------------------------------------------------------------------------
 # command line
@@ -49,9 +44,9 @@ SHARED_OPTIONS = {
     for parameter in parameters(kind)
 }
 OPTION_GROUP_WORDS = {
-    "Where": "where the record is",
-    "Show": "form of the output",
-    "Pick": "rows of a list",
+    "Where": "Record",
+    "Show": "Output",
+    "Pick": "Rows",
 }
 
 
@@ -61,7 +56,7 @@ def cli_page() -> str:
     assert isinstance(root, LazyVerbs)
     context = typer.Context(root, info_name="provisioner")
     lines = [
-        PAGE_NOTICE,
+        configuration_pages.NOTICE,
         "",
         "# The command line",
         "",
@@ -69,14 +64,11 @@ def cli_page() -> str:
         "",
         "## Exit codes",
         "",
-        "| code | means |",
-        "|---|---|",
-        *_exit_rows(),
+        *_exit_codes(),
         "",
-        "## Options that many verbs share",
+        "## Shared options",
         "",
         *_shared_options(root, context),
-        "",
     ]
     for verb in VERBS:
         command = root.get_command(context, verb)
@@ -85,65 +77,46 @@ def cli_page() -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _exit_rows() -> Iterator[str]:
+def _exit_codes() -> Iterator[str]:
     parts = EXIT_HELP.removeprefix("Exit codes: ").rstrip(".").split(";")
     meanings = dict(part.strip().split(" ", 1) for part in parts)
     for code in Exit:
-        yield f"| {code.value} | {meanings[str(code.value)]} |"
+        yield f"- `{code.value}`: {meanings[str(code.value)]}"
 
 
-def _shared_options(root: LazyVerbs, context: Any) -> list[str]:
+def _shared_options(root: LazyVerbs, context: Any) -> Iterator[str]:
     command = root.get_command(context, "drones")
-    shown = []
     for group, title in OPTION_GROUP_WORDS.items():
-        shown += [f"**{title[0].upper()}{title[1:]}**", "", "| option | means |", "|---|---|"]
-        shown += [
-            _parameter_row(p, context)
-            for p in command.params
-            if SHARED_OPTIONS.get(p.name) == group
-        ]
-        shown.append("")
-    return shown[:-1]
+        options = [p for p in command.params if SHARED_OPTIONS.get(p.name) == group]
+        yield from [f"### {title}", "", *(_parameter(p, context) for p in options), ""]
 
 
 def _verb(path: str, command: Any, context: Any, level: str) -> list[str]:
     """Return the section of a verb and of those below it."""
-    arguments = [p for p in command.params if p.param_type_name == "argument"]
-    own = [
-        p
-        for p in command.params
-        if p.param_type_name == "option" and p.name not in (*SHARED_OPTIONS, "help")
+    names = {p.name for p in command.params}
+    own = [p for p in command.params if p.name not in (*SHARED_OPTIONS, "help")]
+    own.sort(key=lambda p: p.param_type_name != "argument")
+    shared = [
+        f"[{title.lower()}](#{title.lower()})"
+        for group, title in OPTION_GROUP_WORDS.items()
+        if any(SHARED_OPTIONS.get(name) == group for name in names)
     ]
-    groups = [
-        w
-        for g, w in OPTION_GROUP_WORDS.items()
-        if any(SHARED_OPTIONS.get(p.name) == g for p in command.params)
-    ]
-    lines = [f"{level} `{path}`", "", *_prose(command.help or ""), ""]
-    if arguments:
-        lines += ["| argument | means |", "|---|---|"]
-        lines += [_parameter_row(p, context) for p in arguments]
-        lines.append("")
-    if own:
-        lines += ["| option | means |", "|---|---|", *(_parameter_row(p, context) for p in own), ""]
-    if groups:
-        lines += [f"Shared options: {'; '.join(groups)}.", ""]
+    items = [_parameter(p, context) for p in own]
+    items += [f"- Shared: {', '.join(shared)}."] if shared else []
+    lines = [f"{level} `{path}`", "", *_prose(command.help or ""), "", *items, ""]
     for name, below in getattr(command, "commands", {}).items():
         lines += _verb(f"{path} {name}", below, context, level + "#")
     return lines
 
 
-def _parameter_row(parameter: Any, context: Any) -> str:
+def _parameter(parameter: Any, context: Any) -> str:
     """Return an option or argument as its help shows it."""
     name, meaning = parameter.get_help_record(context) or ("", "")
     if parameter.param_type_name == "argument":
         name = (parameter.metavar or parameter.name) + (" ..." if parameter.nargs == -1 else "")
         meaning = meaning.removesuffix("[required]").rstrip()
-    return f"| `{_cell(name)}` | {_cell(meaning)} |"
-
-
-def _cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|")
+    meaning = re.sub(r" \[x>=0\]|; x>=0", "", meaning)
+    return f"- `{' '.join(name.split())}`: {' '.join(meaning.split())}"
 
 
 def _prose(help_text: str) -> list[str]:
@@ -276,16 +249,59 @@ REASON_EXAMPLES: tuple[reasons.Reason, ...] = (
 )
 
 
+REMEDIES = {
+    "bad-request": "tell the user; the sentence contains the remedy.",
+    "planner-failed": "report it, with the output of `provisioner snapshot`.",
+    "site-disabled": "`provisioner sites enable`, or `enabled: true` in its file.",
+    "nothing-fits": "change the job, or add a drone type.",
+    "limit-reached": "wait, or raise the limit.",
+    "group-quota": "wait, or raise the quota in the pool.",
+    "pool-limit": "wait, or raise the limit in the pool.",
+    "idle-drone-refuses": "wait, or `provisioner drones drain ID`. Drones refuse users who would [lose too much]"
+    "(../explanation/planning.md#owner-risk) to the owner (`excluded_users`), jobs that are [too small]"
+    "(../explanation/matching.md#drones-kept-for-their-jobs) (`min_gpus`), at first all but those that they were "
+    "started for (`first_jobs`), and jobs that run past their end (`ends`).",
+    "site-quota": "wait, or request more quota.",
+    "backing-off": "look at the fault; after a repair `provisioner sites reset`.",
+    "starts-unmatched": "compare the job with the slot of such a drone (`condor_q -better-analyze`), then "
+    "`provisioner sites reset`.",
+    "exclusive-only": "tell the user of the [faults](../explanation/sharing.md#faults-on-shared-gpus); after a repair "
+    "`provisioner sites reset user:NAME`.",
+    "credential-unusable": "renew it; the next tick uses it.",
+    "negotiator-silent": "repair the negotiator.",
+    "too-many-unhealthy": "look at the network and the controller's host.",
+    "probing": "wait for the one drone.",
+    "owner-risk": "wait, add a site without an owner, or raise `policy.waiting_cost`.",
+    "existing-drones-suffice": "wait, or raise `policy.waiting_cost`.",
+    "headroom-yields": "wait.",
+    "site-full": "wait.",
+    "gpus-stranded": "configure [blocking](../how-to/headroom-and-groups.md#free-gpus-without-cores-blocking).",
+    "start-blocked": "as the message of the site says.",
+    "downtime": "wait.",
+    "owner-waits": "wait; `provisioner sites show SITE` has the number of the owner's jobs.",
+    "node-reserved": "wait; see [large jobs](../explanation/planning.md#large-jobs).",
+    "reserve-kept": "wait.",
+    "user-turn": "wait.",
+    "demand-covered": "wait. For a drone that is [delayed](../explanation/planning.md#delayed-drones) the sentence "
+    "says why no other is started.",
+    "awaiting-idle-gpu": "wait, or add a CPU drone type; see [optional GPUs](../how-to/optional-gpus.md).",
+    "stale-view": "wait; if it lasts, restore the access to the site or the pool.",
+    "all-vanished": "wait for the next polls of the site.",
+    "awaiting-negotiation": "wait a minute.",
+}
+"""What an operator does about a job that waits for a reason."""
+
+
 def reasons_page() -> str:
     """Return ``docs/reference/reasons.md``."""
     lines = [
-        PAGE_NOTICE,
+        configuration_pages.NOTICE,
         "",
         "# Reasons",
         "",
-        "Every action, every refusal and every step of a drone has one of these. `kind` is its stable name in JSON, in",
-        "the record; the fields are its numbers. The loop page explains the categories:",
-        "[Reasons](../explanation/loop.md#reasons).",
+        "Every action, every refusal and every step of a drone has one of these: an example of its sentence, its",
+        "meaning, what to do, and in brackets its fields in JSON, where `kind` is its name. Jobs wait for a reason of",
+        "the first six [categories](../explanation/loop.md#reasons); a class shows the first that applies.",
     ]
     for category, (title, words) in CATEGORY_WORDS.items():
         lines += ["", f"## {title}", ""]
@@ -295,199 +311,25 @@ def reasons_page() -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-_TYPE_WORDS = {
-    "bool": "boolean",
-    "str": "text",
-    "int": "integer",
-    "float": "number",
-    "int | None": "integer or null",
-}
-
-
 def _reason_lines(example: reasons.Reason) -> list[str]:
     meaning = inspect.getdoc(type(example)) or ""
-    has_meaning = meaning and not meaning.startswith(f"{type(example).__name__}(")
-    named = ", ".join(
-        f"`{f.name}` ({_TYPE_WORDS[str(f.type)]})" for f in fields(example) if f.name != "kind"
-    )
+    if meaning.startswith(f"{type(example).__name__}("):
+        meaning = ""
+    remedy = REMEDIES.get(example.kind, "")
+    named = ", ".join(f"`{f.name}`" for f in fields(example) if f.name != "kind")
+    parts = [
+        " ".join(meaning.replace("``", "`").split()),
+        f"**Do:** {remedy}" if remedy else "",
+        f"({named})" if named else "",
+    ]
+    words = " ".join(filter(None, parts))
     return [
         f"### `{example.kind}`",
         "",
-        *([" ".join(meaning.split()), ""] if has_meaning else []),
-        *([f"Fields: {named}.", ""] if named else []),
         f"> {example.describe()}",
         "",
+        *([words, ""] if words else []),
     ]
-
-
-# --------------------------------------------------------------------------------------------------------
-# configuration
-
-INTRODUCTION = """\
-<!-- Made by `python -m docs.make_reference`; do not edit. -->
-
-# Configuration
-
-There is one controller file, and one file for each site that it lists under `sites`. `provisioner check FILE` reports
-every mistake in all of them at once, as `file:line:col: what is wrong: what to write instead`; it accepts a single site
-file too. Editors that support JSON Schema can use [controller.schema.json](controller.schema.json) and
-[site.schema.json](site.schema.json). Commented examples are in `site_configs/`.
-
-## Values
-
-| Value | Write | Not |
-|---|---|---|
-| size | `512 MiB`, `20 GiB`, `20 GB`, also B, kB, MB, TB, KiB, TiB; rounded up to whole MiB | `20`, `20G` |
-| duration | `30s`, `10min`, `2h30m`, `1d`, `250ms`, also w and m; the largest unit first | `30`, `12:30` |
-| GPUs | `1`, `4`, `0.5` (steps of 0.001) | `0.3333` |
-| number | `8.0` | `"8.0.1"`, `.5`, `1_000`, `.inf` |
-| version in quotes | `"12.4"` | `12.4` |
-| name | lower-case letters, digits, `-` inside, at most 63 characters | `My_Site` |
-| boolean | `true`, `false` | `yes`, `no`, `on`, `off` |
-| path | `/var/lib/x`, `~/x`, or relative to the directory of the file that contains it | |
-| secret by reference | `{file: /run/token}` or `{env: POOL_TOKEN}`; read at each use | the secret itself |
-
-YAML is read strictly: no duplicate or unknown keys, no empty values, no octal or base-60 numbers, no dates. Anchors,
-aliases and `<<` are supported. The options of each adapter are described at the end.
-"""
-
-
-def configuration_page() -> str:
-    """Return ``docs/reference/configuration.md``, with the adapters of this distribution."""
-    parts = [INTRODUCTION, "## Controller file\n", *_sections(ControllerFile, "")]
-    parts += ["## Site file\n", *_sections(SiteFile, "")]
-    for kind, group in (("Overlay", loader.OVERLAYS), ("Site", loader.SITES)):
-        for name, config in adapter_configs(group, shipped_only=True).items():
-            parts += [f"## {kind} adapter `{name}`: `options`\n", *_sections(config, "options")]
-    return "\n".join(parts)
-
-
-def _sections(model: type[BaseModel], path: str) -> Iterator[str]:
-    """Yield a table of the model's own keys, then one for each mapping below it."""
-    if path not in ("", "options"):
-        yield f"### `{path}`\n"
-    doc = (model.__doc__ or "").strip().partition("\n\n")[0].replace("``", "`")
-    if doc:
-        yield f"{' '.join(doc.split())}\n"
-    rows = [_row(key, field) for key, field in fields_of(model).items()]
-    yield (
-        "\n".join(["| Key | Value | Default | Meaning | Example |", "|---|---|---|---|---|", *rows])
-        + "\n"
-    )
-    for key, field in fields_of(model).items():
-        for below, suffix in _models_below(field.annotation):
-            yield from _sections(below, f"{path}.{key}{suffix}".lstrip("."))
-
-
-def _models_below(annotation: Any) -> Iterator[tuple[type[BaseModel], str]]:
-    for member in union_members(annotation):
-        origin = get_origin(member)
-        if is_model(member) and member is not Secret:
-            yield member, ""
-        elif origin in (dict, list, tuple):
-            mark = ".NAME" if origin is dict else "[]"
-            for model, suffix in _models_below(get_args(member)[1 if origin is dict else 0]):
-                yield model, mark + suffix
-
-
-def _row(key: str, field: FieldInfo) -> str:
-    cells = (
-        f"`{key}`",
-        in_words(field.annotation, field.metadata),
-        _default(field),
-        " ".join((field.description or "").split()),
-        _example(key, field),
-    )
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
-
-
-def _is_subclass(annotation: Any, of: type) -> bool:
-    return isinstance(annotation, type) and issubclass(annotation, of)
-
-
-def unit_of(annotation: Any, metadata: Sequence[Any] = ()) -> Unit | None:
-    """Return the unit of a type; None for a type without one."""
-    for mark in metadata:
-        if isinstance(mark, Unit):
-            return mark
-    if get_origin(annotation) is Annotated:
-        inner, *marks = get_args(annotation)
-        return unit_of(inner, marks)
-    if get_origin(annotation) in (Union, types.UnionType):
-        return next((unit for member in get_args(annotation) if (unit := unit_of(member))), None)
-    return None
-
-
-WORDS = {
-    int: "whole number",
-    float: "number",
-    str: "text",
-    bool: "`true` or `false`",
-    Path: "path",
-    Secret: "secret by reference",
-}
-
-
-def in_words(annotation: Any, metadata: Sequence[Any] = ()) -> str:
-    """Return what to write for a value of this type, in words."""
-    unit = unit_of(annotation, metadata)
-    if unit is not None:
-        return unit.name
-    return " or ".join(
-        dict.fromkeys(_member_in_words(member) for member in union_members(annotation))
-    )
-
-
-def _member_in_words(member: Any) -> str:
-    origin = get_origin(member)
-    if origin is Literal:
-        return ", ".join(f"`{value}`" for value in get_args(member))
-    if _is_subclass(origin, Mapping):
-        return _container_in_words("mapping", get_args(member)[1])
-    if _is_subclass(origin, Sequence):
-        return _container_in_words("list", get_args(member)[0])
-    if _is_subclass(member, Enum):
-        return ", ".join(f"`{each.value}`" for each in member)
-    return WORDS.get(member, "mapping" if is_model(member) else "value")
-
-
-def _container_in_words(container: str, inner: Any) -> str:
-    if inner is Any:
-        return container
-    words = in_words(inner)
-    return f"{container} of {'mappings' if words == 'mapping' else words}"
-
-
-_EXAMPLES = {
-    "size": "20 GiB",
-    "duration": "10min",
-    "path": "/var/lib/provisioner",
-    "secret by reference": "{file: /etc/provisioner/token}",
-    "whole number": "1",
-    "text": '"..."',
-    "mapping of text": '{NAME: "..."}',
-}
-
-
-def _example(key: str, field: FieldInfo) -> str:
-    """Return the field's own example; without one, the default, or a typical value of its type."""
-    if field.examples:
-        return f"`{key}: {flow(field.examples[0])}`"
-    text = _default(field).strip("`") if not field.is_required() else ""
-    text = text or _EXAMPLES.get(in_words(field.annotation, field.metadata), "")
-    return f"`{key}: {text}`" if text else ""
-
-
-def _default(field: FieldInfo) -> str:
-    if field.is_required():
-        return "required"
-    value = field.default
-    if isinstance(value, BaseModel) or value in (PydanticUndefined, None, "", (), [], {}):
-        return ""
-    unit = unit_of(field.annotation, field.metadata)
-    if unit is None:
-        return f"`{flow(getattr(value, 'value', value))}`"
-    return f"`{unit.format(value)}`" if value or unit.name in ("duration", "GPUs") else ""
 
 
 # --------------------------------------------------------------------------------------------------------------
@@ -498,7 +340,8 @@ METRICS_INTRODUCTION = """\
 
 [The how-to](../how-to/monitoring.md) shows how to scrape them. A `summary` has the sum of durations (`_sum`) and their
 number (`_count`). Counters count since the record was created, over restarts of all services. GPU time is in
-GPU-seconds: a drone with two GPUs adds two in each second. All durations are in seconds.
+GPU-seconds: a drone with two GPUs adds two in each second. All durations are in seconds. After a name come its kind
+and its labels.
 """
 
 METRIC_LABELS = {
@@ -543,34 +386,53 @@ def queries(dashboard: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 def metrics_page() -> str:
     """Return ``docs/reference/metrics.md``."""
-    lines = [
-        PAGE_NOTICE,
-        "",
-        METRICS_INTRODUCTION,
-        "| metric | kind | labels | meaning | shown in | alerts |",
-    ]
-    lines.append("|---|---|---|---|---|---|")
+    lines = [configuration_pages.NOTICE, "", METRICS_INTRODUCTION]
     for spec in METRICS:
         parts = re.compile(rf"\b(?:{'|'.join(spec.parts)})\b")
-        shown = [
-            name
-            for name, board in dashboards().items()
-            if any(parts.search(query) for _, query in queries(board))
-        ]
         rules = [rule["alert"] for rule in alert_rules() if parts.search(rule["expr"])]
-        named = [f"[{name}](../how-to/runbooks.md#{name.lower()})" for name in rules]
-        cells = (
-            f"`{spec.name}`",
-            spec.kind,
-            ", ".join(spec.labels),
-            spec.help,
-            ", ".join(shown),
-            ", ".join(named),
-        )
-        lines.append("| " + " | ".join(cells) + " |")
-    lines += ["", "## Labels", "", "| label | meaning |", "|---|---|"]
-    lines += [f"| `{name}` | {words} |" for name, words in METRIC_LABELS.items()]
+        alerts = ", ".join(f"[{name}](../how-to/runbooks.md#{name.lower()})" for name in rules)
+        kind = ": ".join(filter(None, [spec.kind, ", ".join(spec.labels)]))
+        alert = f" Alert: {alerts}." if alerts else ""
+        lines.append(f"- `{spec.name}` ({kind}): {spec.help}{alert}")
+    lines += ["", "## Labels", ""]
+    lines += [f"- `{name}`: {words}" for name, words in METRIC_LABELS.items()]
     return "\n".join(lines) + "\n"
+
+
+# ----------------------------------------------------------------------------------------------------------------
+# layers
+
+ARCHITECTURE = Path(__file__).parent / "internals" / "architecture.md"
+LAYERS_MARK = "<!-- Made by `python -m docs.make_reference`: layers -->"
+
+
+def layers() -> list[list[str]]:
+    """Return the modules of each layer, from the top, as the import contract has them."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    contracts = project["tool"]["importlinter"]["contracts"]
+    (contract,) = (each for each in contracts if each["id"] == "layers")
+    return [re.findall(r"[\w.]+", layer) for layer in contract["layers"]]
+
+
+def layers_list() -> str:
+    """Return the layers as a list, with what the docstring of each module says."""
+    lines = []
+    for number, modules in enumerate(layers(), 1):
+        described = [f"`{name.partition('.')[2]}` ({_subject(name)})" for name in modules]
+        lines.append(f"{number}. {', '.join(described)}")
+    return "\n".join(lines) + "\n"
+
+
+def _subject(module: str) -> str:
+    doc = inspect.getdoc(import_module(module)) or ""
+    first = re.split(r"[.:;] |\.?\n|\.$", doc.replace("``", "`"), maxsplit=1)[0]
+    return first[0].lower() + first[1:] if first[1:2].islower() else first
+
+
+def architecture_page() -> str:
+    """Return ``docs/internals/architecture.md`` with the list of layers between its marks."""
+    before, _, after = ARCHITECTURE.read_text(encoding="utf-8").split(LAYERS_MARK)
+    return f"{before}{LAYERS_MARK}\n\n{layers_list()}\n{LAYERS_MARK}{after}"
 
 
 # ----------------------------------------------------------------------------------------------------------------
@@ -580,18 +442,27 @@ PAGES: dict[str, Callable[[], str]] = {
     "cli.md": cli_page,
     "metrics.md": metrics_page,
     "reasons.md": reasons_page,
-    "configuration.md": configuration_page,
     "cli-schemas.json": lambda: json.dumps(output_schemas(), indent=1) + "\n",
     "controller.schema.json": lambda: schema_text(controller_schema(shipped_only=True)),
     "site.schema.json": lambda: schema_text(site_schema(shipped_only=True)),
     report.SCHEMA_FILE: lambda: schema_text(report.schema()),
+    "../internals/architecture.md": architecture_page,
 }
 
 
+def made_files() -> dict[str, str]:
+    """Return the text of each file, by its name below ``docs/reference``."""
+    made = {name: page() for name, page in PAGES.items()}
+    return made | {
+        f"configuration/{name}": text for name, text in configuration_pages.pages().items()
+    }
+
+
 def stale_files(directory: Path = REFERENCE) -> list[Path]:
-    """Return the files that do not exist or differ from what the code makes."""
-    made = {directory / name: page() for name, page in PAGES.items()}
-    return [
+    """Return the files that do not exist or differ from what the code makes, and those that nothing makes."""
+    made = {directory / name: text for name, text in made_files().items()}
+    left = set((directory / "configuration").glob("*")) - set(made)
+    return sorted(left) + [
         path
         for path, text in made.items()
         if not path.exists() or path.read_text(encoding="utf-8") != text
@@ -618,8 +489,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         stale = stale_files(given.directory)
         print("".join(f"{path}: stale. Run this without --check\n" for path in stale), end="")
         return 1 if stale else 0
-    for name, page in PAGES.items():
-        (given.directory / name).write_text(page(), encoding="utf-8")
+    for name, text in made_files().items():
+        path = given.directory / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text, encoding="utf-8")
     return 0
 
 

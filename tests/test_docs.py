@@ -10,6 +10,7 @@ not run, but each ``provisioner`` command in it must exist.
 from __future__ import annotations
 
 import ast
+import json
 import os
 import re
 import shlex
@@ -25,9 +26,10 @@ import pytest
 import typer
 
 from docs import make_reference
-from provisioner import __version__
+from provisioner import __version__, reasons
 from provisioner.answers import QUESTIONS, load_question
 from provisioner.answers.events import EVENT_SENTENCES
+from provisioner.config import schema
 from provisioner.web import pages
 from provisioner.web.api import CHANGE_RESOURCES
 
@@ -347,12 +349,52 @@ def test_the_reference_is_as_the_code_makes_it() -> None:
 def test_a_check_of_the_reference_names_stale_files(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert make_reference.main([str(tmp_path)]) == 0
-    assert make_reference.main([str(tmp_path), "--check"]) == 0
-    (tmp_path / "cli.md").unlink()
-    (tmp_path / "reasons.md").write_text("old")
-    assert make_reference.main([str(tmp_path), "--check"]) == 1
-    assert re.findall(r"([\w.]+): stale", capsys.readouterr().out) == ["cli.md", "reasons.md"]
+    reference = tmp_path / "reference"
+    reference.mkdir()
+    assert make_reference.main([str(reference)]) == 0
+    assert make_reference.main([str(reference), "--check"]) == 0
+    (reference / "cli.md").unlink()
+    (reference / "reasons.md").write_text("old")
+    (reference / "configuration/site-of-old.md").write_text("of an adapter that is gone")
+    assert make_reference.main([str(reference), "--check"]) == 1
+    stale = re.findall(r"([\w.-]+): stale", capsys.readouterr().out)
+    assert stale == ["site-of-old.md", "cli.md", "reasons.md"]
+
+
+def test_each_reason_that_jobs_wait_for_says_what_to_do() -> None:
+    jobs_wait = [
+        category
+        for category in reasons.Category
+        if category not in (reasons.Category.START, reasons.Category.LEAVE, reasons.Category.STEP)
+    ]
+    waiting = {e.kind for e in make_reference.REASON_EXAMPLES if e.category in jobs_wait}
+    of_actions = {"invalid-action", "unknown-drone", "not-draining", "orphans-kept", "live-twin"}
+    assert set(make_reference.REMEDIES) == waiting - of_actions
+
+
+def test_the_layers_of_the_architecture_name_every_package() -> None:
+    named = {name for layer in make_reference.layers() for name in layer}
+    packages = {
+        f"provisioner.{path.parent.name}" for path in (ROOT / "provisioner").glob("*/__init__.py")
+    }
+    assert packages - named == {
+        "provisioner.drone"
+    }  # no package imports it: it runs on worker nodes
+
+
+def test_a_file_below_etc_finds_its_schema() -> None:
+    """The modeline has the address of the schema, which the schema says is its own."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["urls"]["Documentation"] == schema.DOCUMENTATION
+    published = {
+        json.loads(path.read_text())["$id"]
+        for path in (ROOT / "docs/reference").glob("*.schema.json")
+        if path.stem in ("controller.schema", "site.schema")
+    }
+    assert published == {schema.schema_address("controller"), schema.schema_address("site")}
+    for path in (ROOT / "site_configs").rglob("*.yaml"):
+        for address in re.findall(r"^# yaml-language-server: \$schema=(.*)", path.read_text()):
+            assert address in published, path
 
 
 LOGGING_METHODS = frozenset({"debug", "info", "warning", "error", "exception", "critical"})
@@ -384,7 +426,7 @@ def test_the_list_of_log_events_is_complete() -> None:
     logged = {name for path in sources for name in _names_in(path.read_text())}
     logged.add("request.recorded")  # by the store, with the request itself
     page = (ROOT / "docs" / "reference" / "log-events.md").read_text()
-    documented = re.findall(r"^\| `([^`]+)` \|", page, re.MULTILINE)
+    documented = re.findall(r"^- `([^`]+)` \(", page, re.MULTILINE)
     assert sorted(documented) == sorted(logged)
     assert all(re.fullmatch(r"[a-z_]+\.[a-z_]+", name) for name in logged)
 
@@ -406,7 +448,7 @@ def test_each_recorded_event_has_a_sentence_with_fields_that_it_has() -> None:
     recorded["request.recorded"] = {"request", "kind", "by", "reason", "of"}  # by the store
     recorded["config.reloaded"].add("changes")
     page = (ROOT / "docs" / "reference" / "log-events.md").read_text()
-    documented = re.findall(r"^\| `([^`]+)` \| [a-z, ]+ \| yes \|", page, re.MULTILINE)
+    documented = re.findall(r"^- `([^`]+)` \([a-z, ]+, recorded\)", page, re.MULTILINE)
     assert set(documented) == set(recorded) == set(EVENT_SENTENCES)
     for name, sentence in EVENT_SENTENCES.items():
         fields = {field for _, field, _, _ in Formatter().parse(sentence) if field}

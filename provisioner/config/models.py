@@ -101,7 +101,7 @@ class OverlaySection(ConfigSection):
     adapter: str = Field(examples=["htcondor"])
     """Name of the overlay adapter."""
     options: dict[str, Any] = Field({}, examples=[{}])
-    """Options of the adapter, see below."""
+    """Options of the adapter."""
 
 
 def _two_hours(hours: tuple[int, ...]) -> tuple[int, ...]:
@@ -740,7 +740,7 @@ class SiteFile(_SiteSettings):
     )
     """Drone types by name."""
     options: dict[str, Any] = Field({}, examples=[{}])
-    """Options of the adapter, see below."""
+    """Options of the adapter."""
 
     @property
     def policy(self) -> SitePolicy:

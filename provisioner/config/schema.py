@@ -8,26 +8,29 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from provisioner import loader
+from provisioner import __version__, loader
 from provisioner.config.models import ControllerFile, SiteFile
 
 Json = dict[str, Any]
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
+DOCUMENTATION = "https://example.org/gpu-drone-provisioner/docs"
+"""Address of the published documents, as in pyproject.toml."""
+
+
+def schema_address(name: str) -> str:
+    """Return the published address of the schema of a file, ``controller`` or ``site``, of this version."""
+    return f"{DOCUMENTATION}/schemas/{__version__}/{name}.schema.json"
 
 
 def controller_schema(*, shipped_only: bool = False) -> Json:
     """Return the schema of the controller file, with the options of every installed overlay adapter."""
     configs = adapter_configs(loader.OVERLAYS, shipped_only)
-    return _schema(
-        ControllerFile, configs, "GPU drone provisioner: controller file", "OverlaySection"
-    )
+    return _schema("controller", ControllerFile, configs, "OverlaySection")
 
 
 def site_schema(*, shipped_only: bool = False) -> Json:
     """Return the schema of a site file, with the options of every installed site adapter."""
-    return _schema(
-        SiteFile, adapter_configs(loader.SITES, shipped_only), "GPU drone provisioner: site file"
-    )
+    return _schema("site", SiteFile, adapter_configs(loader.SITES, shipped_only))
 
 
 def adapter_configs(group: str, shipped_only: bool) -> dict[str, type[BaseModel]]:
@@ -41,7 +44,7 @@ def adapter_configs(group: str, shipped_only: bool) -> dict[str, type[BaseModel]
 
 
 def _schema(
-    top: type[BaseModel], configs: dict[str, type[BaseModel]], title: str, section: str = ""
+    name: str, top: type[BaseModel], configs: dict[str, type[BaseModel]], section: str = ""
 ) -> Json:
     """Return the schema of ``top``; in its ``section``, ``options`` beside ``adapter`` follow that adapter's schema."""
     references, generated = models_json_schema(
@@ -49,7 +52,7 @@ def _schema(
     )
     definitions = generated["$defs"]
     body = definitions.pop(references[top, "validation"]["$ref"].rpartition("/")[2])
-    schema = {"$schema": DIALECT, **body, "$defs": definitions}
+    schema = {"$schema": DIALECT, "$id": schema_address(name), **body, "$defs": definitions}
     place = definitions[section] if section else schema
     place["properties"]["adapter"]["enum"] = list(configs)
     options = place["properties"]["options"]
@@ -66,7 +69,7 @@ def _schema(
         }
         for name, config in configs.items()
     ]
-    return {**_written(schema), "title": title}
+    return {**_written(schema), "title": f"GPU drone provisioner: {name} file"}
 
 
 def _written(node: Any, is_names: bool = False) -> Any:

@@ -6,6 +6,7 @@ import re
 from math import inf
 from typing import NamedTuple
 
+from provisioner.config.schema import schema_address
 from provisioner.config.units import parse_addresses
 from provisioner.migrate.source import (
     CONVERTED,
@@ -114,7 +115,7 @@ def plugins(given: KeyReader) -> None:
 
 
 def put_header(block: YamlBlock, schema: str, what: str) -> None:
-    block.remark(f"yaml-language-server: $schema={schema}")
+    block.remark(f"yaml-language-server: $schema={schema_address(schema)}")
     block.remark("")
     block.remark(f"{what}, by `provisioner import`.")
     block.remark("Fill in each <...>: `provisioner check` names it with its line.")
@@ -126,7 +127,7 @@ def controller_file(
 ) -> str:
     """Return the text of the controller file. ``block``: its overlay."""
     whole = YamlBlock()
-    put_header(whole, "docs/reference/controller.schema.json", f"From {source}")
+    put_header(whole, "controller", f"From {source}")
     whole.put("controller", placeholder("name of this controller: it begins each drone's id"))
     for key, value in (
         ("store", {"path": "var/provisioner.db"}),

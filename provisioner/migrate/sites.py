@@ -125,7 +125,7 @@ class SiteImport:
 
     def text(self, source: str, installed: Collection[str]) -> str:
         block = YamlBlock()
-        put_header(block, "../docs/reference/site.schema.json", f"Site {self.name}, from {source}")
+        put_header(block, "site", f"Site {self.name}, from {source}")
         block.put("site", self.name)
         adapter, at = our_name(self.kind), f"{self.file}: adapter"
         block.put("adapter", adapter)
