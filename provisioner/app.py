@@ -8,7 +8,6 @@ import time
 from collections import Counter
 from collections.abc import Collection, Mapping
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,6 +30,7 @@ from provisioner.descriptions import credential_trouble
 from provisioner.interfaces import Overlay, UnavailableError
 from provisioner.planner import planner
 from provisioner.store.writer import SqlStore
+from provisioner.values import define, factory
 
 log = structlog.get_logger()
 
@@ -231,14 +231,14 @@ class ConfigNotAppliedError(Exception):
     """A valid configuration cannot be taken over now; the message says why."""
 
 
-@dataclass(slots=True)
+@define
 class Adapters:
     """The site adapters of a configuration; replaced one by one when it changes."""
 
     settings: Settings
     shadow: bool = False
-    sites: Mapping[str, LazySite] = field(default_factory=dict)
-    leaving: list[tuple[str, LazySite]] = field(default_factory=list)
+    sites: Mapping[str, LazySite] = factory(dict)
+    leaving: list[tuple[str, LazySite]] = factory(list)
     """Replaced or removed; closed when nothing that they were asked for is under way any more."""
 
     async def __aenter__(self) -> Adapters:

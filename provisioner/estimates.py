@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping
-from dataclasses import field
 
-from provisioner.values import frozen
+from provisioner.values import factory, frozen
 
 HORIZONS_S = (900.0, 1800.0, 3600.0, 7200.0, 14400.0, 28800.0, 57600.0, 115200.0, 230400.0)
 """Horizons over which the growth of an owner is estimated."""
@@ -58,14 +57,14 @@ class OwnerGrowth:
 
 @frozen
 class Estimates:
-    runs: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    runs: Mapping[str, tuple[float, ...]] = factory(dict)
     """Equally likely run times in seconds, ascending, by the keys of :func:`run_keys`."""
-    delays: Mapping[str, StartDelays] = field(default_factory=dict)
-    rises: Mapping[str, OwnerGrowth] = field(default_factory=dict)
-    taken_per_s: Mapping[str, float] = field(default_factory=dict)
+    delays: Mapping[str, StartDelays] = factory(dict)
+    rises: Mapping[str, OwnerGrowth] = factory(dict)
+    taken_per_s: Mapping[str, float] = factory(dict)
     """By site: preemptions per second of a drone's run, if no owner's use is reported."""
-    idle_s: Mapping[str, float] = field(default_factory=dict)
-    gaps: Mapping[str, int] = field(default_factory=dict)
+    idle_s: Mapping[str, float] = factory(dict)
+    gaps: Mapping[str, int] = factory(dict)
     """By site: number of known gaps between two jobs of a drone."""
 
     def runs_of(
@@ -102,10 +101,10 @@ class EstimateSamples:
     """Samples behind :class:`Estimates`, stored so that a restarted controller keeps them."""
 
     at: float
-    runs: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    runs: Mapping[str, tuple[float, ...]] = factory(dict)
     """The newest run times, the newest last, by the keys of :func:`run_keys`; the key used last comes last."""
-    delays: Mapping[str, StartDelays] = field(default_factory=dict)
-    sites: Mapping[str, SiteSamples] = field(default_factory=dict)
+    delays: Mapping[str, StartDelays] = factory(dict)
+    sites: Mapping[str, SiteSamples] = factory(dict)
     seen: frozenset[tuple[str, float]] = frozenset()
     """Recently counted ends of jobs, by id and time: they do not count twice."""
 

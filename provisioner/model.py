@@ -31,7 +31,7 @@ from provisioner.settings import (
     Sharing as Sharing,
     SitePolicy as SitePolicy,
 )
-from provisioner.values import frozen
+from provisioner.values import factory, frozen
 
 DroneId = NewType("DroneId", str)
 """Id of a drone, chosen before its order: ``<controller>-<store birth>-<serial>``, ``[a-z0-9-]``, a DNS label."""
@@ -85,7 +85,7 @@ class JobClass:
     """Declared run time (AllowedJobDuration, AllowedExecuteDuration, ...); 0 if undeclared."""
     invalid: str = ""
     """Problem of a request that no slot can ever meet, and what to write instead."""
-    refuses: Mapping[TypeKey, UnmetRequirement] = field(default_factory=dict)
+    refuses: Mapping[TypeKey, UnmetRequirement] = factory(dict)
     """Drone types that the jobs refuse, or whose START refuses them, by the overlay's own matchmaker."""
     job_ids: str = ""
     """Ids of the idle jobs as ranges, for display: ``204.0-204.99, 207.3``."""
@@ -316,7 +316,7 @@ class OverlayView:
     completions_at: float = 0.0
     """Time up to which completed jobs are known; 0: as of the view."""
     groups: tuple[Group, ...] = ()
-    priorities: Mapping[str, float] = field(default_factory=dict)
+    priorities: Mapping[str, float] = factory(dict)
     """Effective priorities of users, as the negotiator reports them: a lower value is a larger share."""
     mishaps: tuple[JobFailure, ...] = ()
     """Failed jobs of the last quarter of an hour or so; the overlay guarantees that each was in the drone."""
@@ -326,7 +326,7 @@ class OverlayView:
     """Names of queues that did not answer: their jobs are as of their last answer, or missing."""
     others: tuple[OtherDrones, ...] | None = None
     """Drones of other systems; None if they were not queried: only a shadow does."""
-    routed: Mapping[str, str] = field(default_factory=dict)
+    routed: Mapping[str, str] = factory(dict)
     """Ids of jobs that do not count, as a router manages them, with those of their routed copies, which do."""
 
     def silent_s(self, classes: Iterable[JobClass]) -> float:
@@ -450,7 +450,7 @@ class SiteView:
 
     site: str
     taken_at: float
-    drones: Mapping[DroneId, RemoteDrone] = field(default_factory=dict)
+    drones: Mapping[DroneId, RemoteDrone] = factory(dict)
     free: Mapping[str, int] | None = None
     """Number of drones of each type (by type name) that could start right now: alternatives, which
     may share the same hardware. Drones that wait there without a node are not subtracted. None if
@@ -466,9 +466,9 @@ class SiteView:
     """Number of further drones of each type within our quota, whatever is free: alternatives; None if unknown."""
     free_gpu_milli: int | None = None
     """Free GPUs of the whole site, like ``free``; None if ``nodes`` reports them, or unknown."""
-    lacks: Mapping[str, str] = field(default_factory=dict)
+    lacks: Mapping[str, str] = factory(dict)
     """Shortage by type name, for types of which none could start now: ``cpus 8 > 2 free``. Empty if unknown."""
-    unfit: Mapping[str, str] = field(default_factory=dict)
+    unfit: Mapping[str, str] = factory(dict)
     """The same for types of which none can ever start there, however empty the site is."""
     remarks: tuple[str, ...] = ()
     """Problems that the owner's users cause and that need no action (a job that fits no node), a line each."""
@@ -772,12 +772,12 @@ class Snapshot:
     overlay: PolledOverlay
     sites: Mapping[str, PolledSite]
     drones: Mapping[DroneId, Drone]
-    breakers: Mapping[Scope, Breaker] = field(default_factory=dict)
+    breakers: Mapping[Scope, Breaker] = factory(dict)
     requests: tuple[OperatorRequest, ...] = ()
-    ended: Mapping[DroneId, DroneState] = field(default_factory=dict)
+    ended: Mapping[DroneId, DroneState] = factory(dict)
     """Final states of recorded drones that have ended, and that a site still lists or in which jobs failed lately."""
-    patience: Mapping[str, OwnerClaimBackoff] = field(default_factory=dict)
-    reserved: Mapping[str, NodeReserved] = field(default_factory=dict)
+    patience: Mapping[str, OwnerClaimBackoff] = factory(dict)
+    reserved: Mapping[str, NodeReserved] = factory(dict)
     """Reservations for jobs of several GPUs by site, as the plan before made them."""
     estimates: Estimates = NO_ESTIMATES
     drift_s: float = 0.0
@@ -785,9 +785,9 @@ class Snapshot:
     credentials: tuple[Credential, ...] = ()
     renewed: frozenset[str] = frozenset()
     """Users of credentials (``used_by``) that have another one, or one that can be used again, since the last tick."""
-    orphans: Mapping[DroneId, float] = field(default_factory=dict)
+    orphans: Mapping[DroneId, float] = factory(dict)
     """Listed drones without any record, each with the time since which ``orphan_grace_s`` counts."""
-    twins: Mapping[str, str] = field(default_factory=dict)
+    twins: Mapping[str, str] = factory(dict)
     """Other living controllers of this name, by their records, each with its newest drone or its process."""
 
     @property
@@ -904,7 +904,7 @@ class Bootstrap:
     """
 
     script: bytes
-    env: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, str] = factory(dict)
     files: Mapping[str, bytes] = field(default_factory=dict, repr=False)
 
 

@@ -12,12 +12,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import field
 from enum import StrEnum
 from typing import Final, Literal
 
 from provisioner.keys import Scope, TypeKey
-from provisioner.values import frozen, setting
+from provisioner.values import factory, frozen, setting
 
 WHOLE_GPU = 1000
 """One GPU in milli-GPU. Shares are integers: 0.2 + 0.1 must be 0.3."""
@@ -116,9 +115,9 @@ class DroneType:
     """Most drones of this type at one time; 0 starts none."""
     margin_s: float = 0.0
     """Part of the walltime that no job gets: the start, the site's grace period, and the reserve of its adapter."""
-    ad: Mapping[str, str] = field(default_factory=dict)
+    ad: Mapping[str, str] = factory(dict)
     benchmark: tuple[Benchmark, ...] = ()
-    speed: Mapping[str, float] = field(default_factory=dict)
+    speed: Mapping[str, float] = factory(dict)
     """TFLOPS of each GPU by precision."""
     glidein_site: str = ""
     """Name of the site in the grid."""
@@ -359,9 +358,9 @@ class Policy:
     """GPU-seconds that one second of one job's waiting is worth. The larger, the more drones are
     started for short jobs and beside drones that wait in a queue, and the longer idle drones are
     kept; 0: a drone for each job that waits."""
-    sites: Mapping[str, SitePolicy] = field(default_factory=dict)
+    sites: Mapping[str, SitePolicy] = factory(dict)
     headroom: tuple[Headroom, ...] = ()
-    waiting_cost_by_group: Mapping[str, float] = field(default_factory=dict)
+    waiting_cost_by_group: Mapping[str, float] = factory(dict)
     """The same for the jobs of accounting groups, by name; it holds for the groups within as well."""
     low_use: LowUsePolicy = LowUsePolicy()
 

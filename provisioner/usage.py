@@ -10,7 +10,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple, TypeVar
@@ -20,7 +19,7 @@ from provisioner.formatting import count, size
 from provisioner.keys import site_of
 from provisioner.model import WHOLE_GPU, DroneId, DroneType, JobClass, LowUsePolicy, TypeKey
 from provisioner.sharing import pool_milli, share_milli, shares_needed
-from provisioner.values import frozen
+from provisioner.values import define, factory, frozen
 
 N = TypeVar("N", int, float)
 
@@ -108,7 +107,7 @@ GROUPINGS: Mapping[str, Callable[[UseSum], str]] = {
 }
 
 
-@dataclass(slots=True)
+@define
 class MeasuredUse:
     """Use of GPUs by the ended runs of one class, user, site, drone type or drone."""
 
@@ -123,11 +122,11 @@ class MeasuredUse:
     energy_j: int | None = None
     saved_s: float = 0.0
     """The part of ``held_s`` that the same runs would not have held on the types that fit."""
-    fits: dict[TypeKey, None] = field(default_factory=dict)
+    fits: dict[TypeKey, None] = factory(dict)
     """The smallest type for each of its classes."""
-    uses: Counter[float] = field(default_factory=Counter)
+    uses: Counter[float] = factory(Counter)
     """Number of measured runs by their use, in steps of 1 % of a GPU."""
-    vram_mib: Counter[int] = field(default_factory=Counter)
+    vram_mib: Counter[int] = factory(Counter)
     """Number of runs by their peak, in steps of 256 MiB."""
     asked_vram_mib: int = 0
     """Most VRAM per GPU that a run asked for; 0: none did."""

@@ -1,4 +1,4 @@
-"""Values: dataclasses that cannot be changed."""
+"""Dataclasses with slots, by the names that attrs has for them: those that cannot be changed, and those that can."""
 
 from __future__ import annotations
 
@@ -24,6 +24,18 @@ def setting(*, default: Any = MISSING, **written: Any) -> Any:
 def frozen(made: type[T]) -> type[T]:
     """Make a frozen dataclass with slots of a class, which type checkers know as one (PEP 681)."""
     return dataclass(frozen=True, slots=True)(made)
+
+
+@dataclass_transform(field_specifiers=(field,))
+def define(made: type[T]) -> type[T]:
+    """Make a dataclass with slots of a class."""
+    return dataclass(slots=True)(made)
+
+
+def factory(make: Callable[[], T]) -> T:
+    """Declare a field whose default is made anew for each object, as of ``dict``."""
+    made: T = field(default_factory=make)
+    return made
 
 
 def all_but(made: type, name: str) -> Callable[[Any], tuple[Any, ...]]:

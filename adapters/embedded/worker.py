@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, NoReturn, Self
 from adapters.embedded import queue
 from adapters.embedded.queue import EmbeddedJob, lease_clock
 from adapters.shared.printing import last_line
+from provisioner.values import define
 
 _WHOLE_GPU = 1000
 _EVENTS = {signal.SIGTERM, signal.SIGINT, signal.SIGCHLD}
@@ -126,7 +127,7 @@ def _signal_group(group: int, number: signal.Signals) -> None:
         os.killpg(group, number)
 
 
-@dataclass(slots=True)
+@define
 class JobAttempt:
     """One run of a job, in a directory and a process group of its own."""
 

@@ -7,14 +7,14 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 from adapters.local.config import LocalSiteConfig
 from provisioner.gpu_models import canonical
 from provisioner.interfaces import UnavailableError
 from provisioner.model import WHOLE_GPU, DroneType, FaultKind
-from provisioner.values import frozen
+from provisioner.values import define, factory, frozen
 
 PROBE_TIMEOUT_S = 20.0
 
@@ -163,10 +163,10 @@ class HostAllocation:
     cpus: int
     memory_mib: int
     disk_mib: int
-    gpus: Mapping[int, int] = field(default_factory=dict)
+    gpus: Mapping[int, int] = factory(dict)
 
 
-@dataclass(slots=True)
+@define
 class FreeHostResources:
     """Resources of a host that no drone holds."""
 

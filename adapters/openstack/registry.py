@@ -18,7 +18,7 @@ import hashlib
 import re
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from adapters.openstack.servers import GONE, MAX_REASON, Server, server_phase
@@ -26,7 +26,7 @@ from adapters.shared.drone_ids import is_drone_id
 from adapters.shared.printing import printable
 from provisioner.interfaces import UnavailableError
 from provisioner.model import DroneId, RemoteDrone, RemoteEnd, RemoteState
-from provisioner.values import frozen
+from provisioner.values import factory, frozen
 
 if TYPE_CHECKING:
     from adapters.openstack.nova import OpenStackCloud
@@ -86,7 +86,7 @@ class RegistryView:
 
     servers: tuple[Server, ...] = ()
     """Ours that are there; those of a cell that is down with all that was known of them, as UNKNOWN."""
-    gone: Mapping[str, Server] = field(default_factory=dict)
+    gone: Mapping[str, Server] = factory(dict)
     """Ours that were there or have been deleted of late, by id, as last known. DELETED: the cloud
     says so; any other status: it is not listed any more, for no known reason."""
     others: tuple[Server, ...] = ()
@@ -204,9 +204,9 @@ class ServerListing:
     drones: Mapping[DroneId, RemoteDrone]
     surplus: tuple[str, ...] = ()
     """Ids of servers that are a drone which another server is already: to be deleted."""
-    over: Mapping[DroneId, Server] = field(default_factory=dict)
+    over: Mapping[DroneId, Server] = factory(dict)
     """To be deleted, once it is known how they ended."""
-    unsettled: Mapping[DroneId, Server] = field(default_factory=dict)
+    unsettled: Mapping[DroneId, Server] = factory(dict)
     """Gone, and how is not known yet. What the cloud says to be deleted is listed as STOPPED until
     then, for as long as ``RegistryView.gone`` has it; what is merely not listed any more is left
     out."""

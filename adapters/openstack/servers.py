@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from enum import Enum, auto
 from typing import NamedTuple
@@ -35,7 +35,7 @@ from provisioner.interfaces import (
     UnavailableError,
 )
 from provisioner.model import FaultKind, RemoteState
-from provisioner.values import frozen
+from provisioner.values import factory, frozen
 
 _OBJECT_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,254}")
 
@@ -77,7 +77,7 @@ class Flavor:
     memory_mib: int
     disk_mib: int
     """Root disk; 0: as large as the image."""
-    extra: Mapping[str, str] = field(default_factory=dict)
+    extra: Mapping[str, str] = factory(dict)
     id: str = ""
     """Any text (``m1.small``)."""
     disabled: bool = False
@@ -114,7 +114,7 @@ class Server:
     host_id: str = ""
     """Host as its project sees it: sha224 of project id and host name (nova.utils.generate_hostid)."""
     flavor: Flavor | None = None
-    metadata: Mapping[str, str] = field(default_factory=dict)
+    metadata: Mapping[str, str] = factory(dict)
     fault: ServerFault | None = None
     volumes: tuple[str, ...] = ()
     """Ids of attached volumes that are to be deleted with it (``delete_on_termination``)."""

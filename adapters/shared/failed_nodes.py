@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 from provisioner.drone import GPU_CHECK_EXITS
 from provisioner.model import DroneId, RemoteDrone
+from provisioner.values import define, factory
 
 AVOIDED_S = 3600.0
 
 
-@dataclass(slots=True)
+@define
 class FailedNodes:
     """Nodes on which the GPU checks of two drones failed within an hour."""
 
     avoided: tuple[str, ...] = ()
-    _failed: dict[DroneId, tuple[str, float]] = field(default_factory=dict)
+    _failed: dict[DroneId, tuple[str, float]] = factory(dict)
 
     def note(self, drones: Mapping[DroneId, RemoteDrone], now: float) -> list[str]:
         """Record the ends of drones, and return a notice for each node that is avoided now."""

@@ -22,7 +22,7 @@ from typing import Any, Protocol, Self, TypeVar
 from adapters.shared.printing import printable
 from adapters.slurm.states import UNFINISHED_STATES
 from provisioner.formatting import spans
-from provisioner.values import frozen
+from provisioner.values import factory, frozen
 
 # -------------------------------------------------------------------------------------------------------------
 # records
@@ -76,7 +76,7 @@ class SlurmJob:
     node_count: int = 1
     cpus: int = 0
     memory_mib: Mib = 0
-    gpus: Gpus = field(default_factory=dict)
+    gpus: Gpus = factory(dict)
     required_nodes: RequestedHosts = ()
 
 
@@ -96,9 +96,9 @@ class SlurmNode:
     used_cpus: int = 0
     memory_mib: Mib = 0
     used_memory_mib: Mib = 0
-    gpus: Gpus = field(default_factory=dict)
+    gpus: Gpus = factory(dict)
     """By type as in ``Gres``; "" where the site names none."""
-    used_gpus: UsedGpus = field(default_factory=dict)
+    used_gpus: UsedGpus = factory(dict)
     threads_per_core: int = 0
     """0: not reported."""
     restricted_cores_per_gpu: int = 0
@@ -155,7 +155,7 @@ class SlurmSubmission:
     notice_s: int = 0
     """Seconds between the signal to the batch shell and the end (``--signal=B:TERM@N``)."""
     output: str = "/dev/null"
-    options: Mapping[str, str | bool] = field(default_factory=dict)
+    options: Mapping[str, str | bool] = factory(dict)
     """Further options of sbatch by long name without dashes (``partition``, ``gres``, ...); True
     for those without a value. Each transport expresses them in its own way: see
     :mod:`adapters.slurm.options`."""

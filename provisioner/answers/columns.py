@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import field, replace
+from dataclasses import replace
 from functools import partial
 from math import isfinite
 from operator import attrgetter
@@ -15,7 +15,7 @@ from typing import Any
 from provisioner import formatting
 from provisioner.answers.errors import Exit, unknown
 from provisioner.formatting import iso, sanitize
-from provisioner.values import frozen
+from provisioner.values import factory, frozen
 
 _answered_at: ContextVar[float] = ContextVar("answered_at", default=0.0)
 
@@ -209,12 +209,12 @@ class Document:
     schema: str
     facts: Sequence[Column]
     of: Any
-    parts: Mapping[str, Listing] = field(default_factory=dict)
+    parts: Mapping[str, Listing] = factory(dict)
     scope: str = ""
     name: str = ""
     main: str = ""
     """The part that csv, jsonl and name give; empty: jsonl gives the document, csv and name do not apply."""
-    raw: Mapping[str, Any] = field(default_factory=dict)
+    raw: Mapping[str, Any] = factory(dict)
 
     def plain(self) -> dict[str, Any]:
         """Return the document as JSON values."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache, partial
 from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
@@ -180,7 +179,6 @@ CLASS_COLUMNS = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
 class DemandQuery(ListQuery):
     """Job classes."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from itertools import pairwise, zip_longest
 from math import isfinite
@@ -360,7 +360,6 @@ def _drone_facts(
 _NODE_HELP = "Only on this node, by its name with or without the domain; repeatable."
 
 
-@dataclass(frozen=True, kw_only=True)
 class DroneFilter(Options):
     """Drones that pass every filter given."""
 
@@ -390,7 +389,6 @@ class DroneFilter(Options):
         return reader.drones(**page, **self.chosen)
 
 
-@dataclass(frozen=True, kw_only=True)
 class DronesQuery(DroneFilter, ListQuery):
     """Drones: which of them."""
 
@@ -464,7 +462,6 @@ def drone_listing(
     )
 
 
-@dataclass(frozen=True, kw_only=True)
 class DroneQuery(Query):
     """Drone, by any of its ids."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Annotated, NamedTuple
 
 from provisioner import formatting
@@ -232,7 +231,6 @@ def _run_times(samples: EstimateSamples, user: str) -> list[RunTimes]:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
 class EstimatesQuery(Query):
     """Estimates, of all users or of one."""
 

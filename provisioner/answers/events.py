@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from heapq import merge
 from itertools import islice
 from typing import Annotated, Any, NamedTuple
@@ -131,7 +131,6 @@ EVENT_COLUMNS = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
 class EventsQuery(ListQuery):
     """Events and steps of a time."""
 

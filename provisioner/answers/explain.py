@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated, NamedTuple
 
 from provisioner import descriptions, formatting
@@ -382,7 +382,6 @@ def _sample_class() -> Document:
     return _class_parts(row, (), (), (), "", "")
 
 
-@dataclass(frozen=True, kw_only=True)
 class JobQuery(Query):
     """Job."""
 
@@ -408,7 +407,6 @@ def explain_job(reader: Reader, query: JobQuery) -> Document:
     return explained_job(reader, query.id)
 
 
-@dataclass(frozen=True, kw_only=True)
 class ClassQuery(Query):
     """Job class."""
 
@@ -430,7 +428,6 @@ def explain_class(reader: Reader, query: ClassQuery) -> Document:
     return explained_class(reader, query.id)
 
 
-@dataclass(frozen=True, kw_only=True)
 class AnyIdQuery(Query):
     """Drone, job, job class or site."""
 

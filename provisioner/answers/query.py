@@ -15,6 +15,7 @@ from typing import (
     Any,
     NamedTuple,
     TypeVar,
+    dataclass_transform,
     get_args,
     get_origin,
     get_type_hints as type_hints,
@@ -63,9 +64,12 @@ def subject(metavar: str, help: str) -> Option:
     return Option(help, metavar, is_subject=True)
 
 
-@dataclass(frozen=True)
+@dataclass_transform(frozen_default=True, kw_only_default=True)
 class Options:
-    """Base of dataclasses whose fields are options."""
+    """Base of classes whose fields are options: each is a frozen dataclass with arguments by name."""
+
+    def __init_subclass__(cls) -> None:
+        dataclass(frozen=True, kw_only=True)(cls)
 
 
 class Parameter(NamedTuple):
@@ -122,7 +126,7 @@ class Parameter(NamedTuple):
 def parameters(kind: type[Options]) -> tuple[Parameter, ...]:
     """Return the fields of a class of options: its own, then those of its bases."""
     hints = type_hints(kind, include_extras=True)
-    defaults = {each.name: each.default for each in fields(kind)}
+    defaults = {each.name: each.default for each in fields(kind)}  # type: ignore[arg-type]
     names = [name for base in kind.__mro__ for name in get_annotations(base)]
     found = []
     for name in dict.fromkeys(names):
@@ -194,7 +198,6 @@ _OUTPUT = Option(
 )
 
 
-@dataclass(frozen=True, kw_only=True)
 class Query(Options):
     """Form of an answer."""
 
@@ -205,7 +208,6 @@ class Query(Options):
     no_header: Annotated[bool, switch("No header line and no line of scope.")] = False
 
 
-@dataclass(frozen=True, kw_only=True)
 class ListQuery(Query):
     """Form of an answer that is a list: rows and their order."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
 from typing import Annotated, NamedTuple
@@ -507,7 +506,6 @@ def sites(reader: Reader, query: ListQuery) -> Listing:
     return picked(found, query.sort, query.limit)
 
 
-@dataclass(frozen=True, kw_only=True)
 class SiteQuery(Query):
     """Site."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import StrEnum
 from functools import partial
 from typing import Annotated, Any
@@ -249,7 +249,6 @@ def use_fact(report: UsageReport) -> Column:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
 class UsageQuery(ListQuery):
     """Use of GPUs by jobs that ended in a period."""
 

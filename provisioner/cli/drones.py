@@ -7,7 +7,6 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Annotated
 from urllib.parse import quote
 
@@ -39,7 +38,6 @@ _MODE_HELP = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
 class LeaveOptions(DroneFilter):
     """Options of the verbs that make drones leave."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
-from dataclasses import MISSING, dataclass
+from dataclasses import MISSING
 from difflib import get_close_matches
 from functools import wraps
 from pathlib import Path
@@ -156,7 +156,6 @@ def tick_option(help: str) -> Any:
     return option("N", help, "--tick", min=0, max=2**63 - 1)
 
 
-@dataclass(frozen=True, kw_only=True)
 class Where(Options):
     """Place of the record and of the configuration."""
 
@@ -168,7 +167,6 @@ class Where(Options):
     token_file: Annotated[Path | None, declared("FILE", _TOKEN_HELP)] = None
 
 
-@dataclass(frozen=True, kw_only=True)
 class Screen(Options):
     """Terminal on which an answer is shown."""
 
@@ -186,7 +184,6 @@ class Screen(Options):
     ] = False
 
 
-@dataclass(frozen=True, kw_only=True)
 class Host(Screen, Where):
     """Options of verbs that show an answer on this host."""
 

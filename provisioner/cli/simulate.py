@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import inf, isfinite
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -178,7 +178,6 @@ WHAT_IF_HELP = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
 class JobOptions(Options):
     """Options: how a trace is read, and which of its jobs are replayed."""
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import field, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from provisioner.config.models import StoreSection, WebSection, placing_options
 from provisioner.formatting import count
 from provisioner.model import DroneType, Policy, SitePolicy
-from provisioner.values import frozen
+from provisioner.values import factory, frozen
 
 
 @frozen
@@ -41,7 +41,7 @@ class Settings:
     overlay: OverlayConfig
     sites: tuple[SiteConfig, ...]
     policy: Policy
-    web: WebSection = field(default_factory=WebSection)
+    web: WebSection = factory(WebSection)
     warnings: tuple[Problem, ...] = ()
     """Settings that are valid but probably not intended; for the log and for ``check``."""
 

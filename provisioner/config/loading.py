@@ -8,7 +8,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -55,6 +55,7 @@ from provisioner.model import (
     LowUsePolicy,
     Sharing,
 )
+from provisioner.values import define, factory
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -139,7 +140,7 @@ class _UnusedOptions(BaseModel):
     """The options of an adapter that is not loaded."""
 
 
-@dataclass(slots=True)
+@define
 class _ReadSite:
     """One site file as far as it could be understood."""
 
@@ -150,13 +151,13 @@ class _ReadSite:
     types: tuple[DroneType, ...] = ()
 
 
-@dataclass(slots=True)
+@define
 class _ConfigReader:
     """One pass over a controller file and its site files."""
 
     root: Path | None
     connects: bool = True
-    documents: list[YamlDocument] = field(default_factory=list)
+    documents: list[YamlDocument] = factory(list)
 
     def problems(self) -> list[Problem]:
         return [problem for document in self.documents for problem in document.in_order()]

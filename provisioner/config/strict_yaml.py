@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
 
 from provisioner.config import Problem
+from provisioner.values import define, factory
 
 CORE_TAG = "tag:yaml.org,2002:"
 Tree = None | bool | int | float | str | list["Tree"] | dict[str, "Tree"]
@@ -38,7 +38,7 @@ class Position(NamedTuple):
     col: int
 
 
-@dataclass(slots=True)
+@define
 class YamlDocument:
     """The content of a file with the position of each key and value.
 
@@ -46,15 +46,15 @@ class YamlDocument:
     """
 
     file: str
-    tree: dict[str, Tree] = field(default_factory=dict)
+    tree: dict[str, Tree] = factory(dict)
     is_mapping: bool = False
     """True if the file could be read and holds a mapping."""
-    keys: dict[Steps, Position] = field(default_factory=dict)
-    values: dict[Steps, Position] = field(default_factory=dict)
-    broken: set[Steps] = field(default_factory=set)
-    problems: list[Problem] = field(default_factory=list)
-    warnings: list[Problem] = field(default_factory=list)
-    failures: list[Problem] = field(default_factory=list)
+    keys: dict[Steps, Position] = factory(dict)
+    values: dict[Steps, Position] = factory(dict)
+    broken: set[Steps] = factory(set)
+    problems: list[Problem] = factory(list)
+    warnings: list[Problem] = factory(list)
+    failures: list[Problem] = factory(list)
     """Settings that are valid but cannot work now. The controller starts all the same."""
 
     @property

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from math import inf
 
@@ -35,7 +35,7 @@ from provisioner.model import (
     StopOrder,
 )
 from provisioner.reasons import EndedAtSite, Preempted
-from provisioner.values import frozen
+from provisioner.values import define, factory, frozen
 
 log = structlog.get_logger()
 
@@ -201,7 +201,7 @@ class _Dead:
     tried_at: float = 0.0
 
 
-@dataclass(slots=True)
+@define
 class DeadSlots:
     """Removal of the slots of dead drones from the overlay, in the background.
 
@@ -212,7 +212,7 @@ class DeadSlots:
 
     overlay: object
     clock: Clock
-    _dead: dict[DroneId, _Dead] = field(default_factory=dict)
+    _dead: dict[DroneId, _Dead] = factory(dict)
     _task: asyncio.Task[list[OrderResult]] | None = None
     _failing: bool = False
     """The newest attempt failed, and that was reported."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from provisioner import formatting, reasons
 from provisioner.controller.clock import Clock
@@ -12,6 +12,7 @@ from provisioner.model import DroneState, StateChange
 from provisioner.planner.breakers import shift_breaker
 from provisioner.planner.lifecycle import shift_drone
 from provisioner.store import Store
+from provisioner.values import define
 
 CLOCK_ADVICE = (
     "This host's clock and the record disagree. Until that is settled nothing is pruned and no limit ends a drone. "
@@ -26,7 +27,7 @@ CLOCK_STEP_S = 30.0
 """A wall clock that is off by more is worth an event."""
 
 
-@dataclass(slots=True)
+@define
 class ClockWatch:
     """Call :meth:`settle` at the start and before each tick."""
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import accumulate, groupby, islice
 from math import ceil
 
@@ -44,6 +44,7 @@ from provisioner.model import (
 from provisioner.planner.states import MIN_IDLE_GAPS
 from provisioner.reasons import IdleTimeout, OptionalJobsOnly
 from provisioner.store import Store, StoreError
+from provisioner.values import define, factory
 
 log = structlog.get_logger()
 
@@ -87,16 +88,16 @@ Keys = tuple[str, ...]
 """Keys of the run times of a job (:func:`provisioner.estimates.run_keys`), the widest last."""
 
 
-@dataclass(slots=True)
+@define
 class UnfinishedJobs:
     """Jobs that run alone in a drone, and those that were evicted from one.
 
     Forgotten with this life of the controller: running jobs are seen again.
     """
 
-    running: dict[DroneId, tuple[Keys, float]] = field(default_factory=dict)
+    running: dict[DroneId, tuple[Keys, float]] = factory(dict)
     """By drone: keys of the job that runs there, and its start."""
-    cut: dict[str, tuple[Keys, float]] = field(default_factory=dict)
+    cut: dict[str, tuple[Keys, float]] = factory(dict)
     """By job: its keys, and its longest run before an eviction."""
 
     def note(self, view: OverlayView) -> None:
@@ -133,7 +134,7 @@ class UnfinishedJobs:
         self.cut = {job: cut for job, cut in self.cut.items() if user not in cut[0]}
 
 
-@dataclass(slots=True)
+@define
 class SiteHistory:
     """The past of one site."""
 
@@ -170,7 +171,7 @@ class SiteHistory:
         )
 
 
-@dataclass(slots=True)
+@define
 class EstimateCollector:
     """Samples of what the controller observes.
 
@@ -178,10 +179,10 @@ class EstimateCollector:
     drones are forgotten with this life of the controller; the rest is recorded.
     """
 
-    runs: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    runs: dict[str, tuple[float, ...]] = factory(dict)
     """By the keys of a job; never changed in place: the recorded samples share these values."""
-    delays: dict[str, StartDelays] = field(default_factory=dict)
-    sites: dict[str, SiteHistory] = field(default_factory=dict)
+    delays: dict[str, StartDelays] = factory(dict)
+    sites: dict[str, SiteHistory] = factory(dict)
     estimates: Estimates = est.NO_ESTIMATES
     _seen: frozenset[tuple[str, float]] = frozenset()
     """Counted jobs: those reported now, and of those reported before the ones that ended in the last :data:`SEEN_S`."""
@@ -192,7 +193,7 @@ class EstimateCollector:
     """Cost of waiting in the policy, at the newest tick."""
     _pool_at: float = 0.0
     """Time of the newest view of the pool."""
-    _unfinished: UnfinishedJobs = field(default_factory=UnfinishedJobs)
+    _unfinished: UnfinishedJobs = factory(UnfinishedJobs)
     _examined_at: float = 0.0
     """Time at which the unfinished jobs were examined."""
 
@@ -524,7 +525,7 @@ ASK_EVERY_S = 60.0
 """Interval at which requests to forget are read."""
 
 
-@dataclass(slots=True)
+@define
 class EstimateRecorder:
     """The samples on record: read at the start, written regularly, and forgotten where an operator asks.
 

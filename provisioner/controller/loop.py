@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import filterfalse
 from math import inf
 from typing import Self, TypeVar
@@ -80,7 +80,7 @@ from provisioner.planner.lifecycle import (
 from provisioner.planner.safeguards import PlanFunction, PlanValidator, safe_plan
 from provisioner.planner.validation import validate_plan
 from provisioner.store import Store
-from provisioner.values import frozen
+from provisioner.values import define, factory, frozen
 
 log = structlog.get_logger()
 
@@ -108,7 +108,7 @@ class TickReport:
     """False if the store could not take the plan: then nothing was acted on either."""
 
 
-@dataclass(slots=True)
+@define
 class PlannerFailures:
     """Failures of the planner in a row.
 
@@ -132,7 +132,7 @@ class PlannerFailures:
             log.error("planner.failed", why=text, in_a_row=self.count)
 
 
-@dataclass(slots=True)
+@define
 class Controller:
     """The control loop. Enter it, then call :meth:`tick` or :meth:`run`."""
 
@@ -143,29 +143,29 @@ class Controller:
     sites: Mapping[str, Site]
     store: Store
     clock: Clock
-    estimation: EstimateCollector = field(default_factory=EstimateCollector)
+    estimation: EstimateCollector = factory(EstimateCollector)
     planner: PlanFunction = decide
     judge: PlanValidator = validate_plan
-    between_ticks: asyncio.Lock = field(default_factory=asyncio.Lock)
+    between_ticks: asyncio.Lock = factory(asyncio.Lock)
     """Held during a tick of :meth:`run`, and by each change of the configuration."""
-    credentials: Mapping[str, CredentialSource] = field(default_factory=dict)
+    credentials: Mapping[str, CredentialSource] = factory(dict)
     """Functions that return the credentials of the options, by their user: ``overlay``, ``site:<name>``, ``web``."""
     on_reload: Callable[[], None] = lambda: None
     """Called when an operator has requested to read the configuration again."""
     threaded: bool = False
     """Sanitize, plan and estimate in a thread, so that the loop goes on; inline on a virtual clock."""
-    _stop: asyncio.Event = field(default_factory=asyncio.Event)
+    _stop: asyncio.Event = factory(asyncio.Event)
     _turn_due_at: float = inf
     """When the turn of :meth:`run` that is under way has to be done, by the event loop."""
     _compute: ComputeThread = field(init=False)
-    _group: asyncio.TaskGroup = field(default_factory=asyncio.TaskGroup)
+    _group: asyncio.TaskGroup = factory(asyncio.TaskGroup)
     _poller: Poller = field(init=False)
-    _orders: dict[asyncio.Task[actuation.BatchResults], str] = field(default_factory=dict)
+    _orders: dict[asyncio.Task[actuation.BatchResults], str] = factory(dict)
     """Orders under way, or answered and not yet on record, with the site that they went to."""
-    _failures: PlannerFailures = field(default_factory=PlannerFailures)
+    _failures: PlannerFailures = factory(PlannerFailures)
     _suspects: tuple[str, ...] = ()
     """Job classes on which the planner failed at the newest tick."""
-    _orphans: OrphanWatch = field(default_factory=OrphanWatch)
+    _orphans: OrphanWatch = factory(OrphanWatch)
     _requests: tuple[model.OperatorRequest, ...] = ()
     """The open requests of operators as they were last read: a site that one disables stays disabled."""
     _completed_jobs: tuple[model.CompletedJob, ...] = ()

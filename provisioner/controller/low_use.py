@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 
 import structlog
 
@@ -15,13 +14,14 @@ from provisioner.formatting import excerpt
 from provisioner.model import LowUseAction
 from provisioner.store import Store
 from provisioner.usage import describe_use, low_use, usage_report
+from provisioner.values import define
 
 log = structlog.get_logger()
 
 WATCH_EVERY_S = 600.0
 
 
-@dataclass(slots=True)
+@define
 class LowUseWatch:
     """Call :meth:`turn` between ticks."""
 

@@ -8,10 +8,10 @@ the record in their ids.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 
 from provisioner.model import DroneId, DroneState, PolledSite, RemoteDrone, RemoteState
 from provisioner.store import serial_of
+from provisioner.values import define, factory
 
 SETTLE_S = 60.0
 """Time after the first view of a site in which it may list late what was started before."""
@@ -22,16 +22,16 @@ def record_of(drone_id: str) -> str:
     return drone_id.rpartition("-")[0]
 
 
-@dataclass(slots=True)
+@define
 class OrphanWatch:
     """Orphans by the time at which they were first seen, and signs of life of other controllers of our name."""
 
-    since: dict[DroneId, float] = field(default_factory=dict)
-    _looked_at: dict[str, float] = field(default_factory=dict)
+    since: dict[DroneId, float] = factory(dict)
+    _looked_at: dict[str, float] = factory(dict)
     """By site: time of the first view."""
-    _newest: dict[str, int] = field(default_factory=dict)
+    _newest: dict[str, int] = factory(dict)
     """By record: largest serial number seen."""
-    _grown_at: dict[str, float] = field(default_factory=dict)
+    _grown_at: dict[str, float] = factory(dict)
     """By record: time at which a drone with a larger number was seen, which only a living controller starts."""
 
     def note(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from provisioner.controller.clock import Clock
@@ -13,7 +12,7 @@ from provisioner.controller.journal import read_store
 from provisioner.interfaces import Overlay, Site
 from provisioner.model import DroneType, OverlayView, Policy
 from provisioner.store import Store
-from provisioner.values import frozen
+from provisioner.values import define, frozen
 
 PRUNE_EVERY_S = 3600.0
 COLLECT_ALL_EVERY_S = 86400.0
@@ -41,7 +40,7 @@ class PeriodicWork(Protocol):
         ...
 
 
-@dataclass(slots=True)
+@define
 class Pruning:
     """Deletion of what is too old from the record, in steps that no tick has to wait for."""
 
@@ -58,7 +57,7 @@ class Pruning:
             self._goes_on = await read_store("store.prune_failed", self.store.prune(now), False)
 
 
-@dataclass(slots=True)
+@define
 class GarbageCollection:
     """Garbage collection between ticks, of the objects that are new since the last one; of all once a day.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 import structlog
@@ -24,6 +24,7 @@ from provisioner.interfaces import (
     UnavailableError,
 )
 from provisioner.model import Fault, FaultKind, OverlayView, PolledOverlay, PolledSite, SiteView
+from provisioner.values import define, factory
 
 log = structlog.get_logger()
 
@@ -80,7 +81,7 @@ class LazySite:
 
     site: Site
     _stack: AsyncExitStack | None = None
-    _opening: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _opening: asyncio.Lock = factory(asyncio.Lock)
 
     async def open(self) -> None:
         """Enter the adapter. Raises what it raises; the next call tries again."""
@@ -124,7 +125,7 @@ def adapter_of(site: Site) -> Site:
     return site.site if isinstance(site, LazySite) else site
 
 
-@dataclass(slots=True)
+@define
 class PollTarget(Generic[View]):
     """The newest good view of one site or of the overlay, and what went wrong since."""
 
@@ -134,7 +135,7 @@ class PollTarget(Generic[View]):
     view: View | None = None
     fault: Fault | None = None
     in_flight: asyncio.Task[None] | None = None
-    sanitizer: Sanitizer = field(default_factory=Sanitizer)
+    sanitizer: Sanitizer = factory(Sanitizer)
     took_s: float = 0.0
     """Duration of the newest poll that ended, by the event loop."""
     _failure: UnavailableError | None = None
@@ -198,11 +199,11 @@ class PollTarget(Generic[View]):
 CredentialSource = Callable[[], Iterable[model.Credential]]
 
 
-@dataclass(slots=True)
+@define
 class CredentialReader:
     """The credentials of overlay, sites and web service, read anew at each tick in a thread: files may be far away."""
 
-    sources: Mapping[str, Sequence[CredentialSource]] = field(default_factory=dict)
+    sources: Mapping[str, Sequence[CredentialSource]] = factory(dict)
     """Functions that return them, by their user: ``overlay``, ``site:<name>``, ``web``."""
     known: tuple[model.Credential, ...] = ()
     renewed: frozenset[str] = frozenset()
@@ -244,7 +245,7 @@ class CredentialReader:
             self._reading.cancel()
 
 
-@dataclass(slots=True)
+@define
 class Poller:
     """All poll targets. Tasks live in the given group, so none outlives the service."""
 
@@ -252,10 +253,10 @@ class Poller:
     clock: Clock
     compute: ComputeThread
     overlay: PollTarget[OverlayView]
-    sites: dict[str, PollTarget[SiteView]] = field(default_factory=dict)
+    sites: dict[str, PollTarget[SiteView]] = factory(dict)
     first_wait_s: float = TICK_WAIT_S
     """Longest wait for the first polls of all."""
-    credentials: CredentialReader = field(default_factory=CredentialReader)
+    credentials: CredentialReader = factory(CredentialReader)
 
     @property
     def unanswered(self) -> bool:

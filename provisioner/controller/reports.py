@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
 
 from provisioner import descriptions, formatting, model, reasons
 from provisioner.controller.journal import EventWriter
@@ -11,16 +10,17 @@ from provisioner.controller.orphans import record_of
 from provisioner.model import DroneId, Plan, Snapshot
 from provisioner.planner.safeguards import SafePlan
 from provisioner.reasons import Reason
+from provisioner.values import define, factory
 
 
-@dataclass(slots=True)
+@define
 class Reports:
     """Reports of credentials, orphans, twins, plans and their breaches."""
 
     event: EventWriter
     _faults: tuple[str, ...] = ()
     """Breaches at the newest tick, so that each is reported once and not at every tick."""
-    _credential_troubles: dict[tuple[str, str], bool] = field(default_factory=dict)
+    _credential_troubles: dict[tuple[str, str], bool] = factory(dict)
     """Credentials, by user and name, that are reported: True for one that cannot be used."""
     _twins: frozenset[str] = frozenset()
     """Records of other living controllers of this name, which were reported."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
 
 from provisioner.controller.journal import EventWriter
 from provisioner.model import DroneId
 from provisioner.store import Store, serial_of
+from provisioner.values import define
 
 SERIAL_MARGIN = 1000
 """Serial numbers left out after a record that was older than what runs."""
@@ -16,7 +16,7 @@ SERIALS_MISSED = 1_000_000
 can send slot ads, and a user who shares our account at a site can have entries listed."""
 
 
-@dataclass(slots=True)
+@define
 class Serials:
     """The next serial number by the record and the views."""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 
 from provisioner.controller.clock import Clock
 from provisioner.controller.compute_thread import ComputeThread
@@ -20,6 +19,7 @@ from provisioner.store.measures import (
     count_drones,
     gauges,
 )
+from provisioner.values import define, factory
 
 TICK_SECONDS = MetricKey("provisioner_tick_seconds")
 DECISION_SECONDS = MetricKey("provisioner_decision_seconds")
@@ -27,14 +27,14 @@ STORE_WRITE_SECONDS = MetricKey("provisioner_store_write_seconds")
 SAMPLE_EVERY_S = 60.0
 
 
-@dataclass(slots=True)
+@define
 class TickMeasures:
     """Call :meth:`note` before a plan is recorded, and :meth:`turn` between ticks."""
 
     store: Store
     clock: Clock
     compute: ComputeThread
-    _durations: MetricCounts = field(default_factory=MetricCounts)
+    _durations: MetricCounts = factory(MetricCounts)
     _sampled_at: float | None = None
     _due: tuple[Snapshot, Plan] | None = None
     """Snapshot and plan of the sample that is due."""

@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import filterfalse
 from operator import attrgetter
 
 from provisioner.controller.clock import Clock
 from provisioner.model import DroneId, JobClass, OverlayView
 from provisioner.store import Store
+from provisioner.values import define, factory
 
 _SLOT_DRONE = attrgetter("drone_id")
 UNKNOWN_SLOTS = 1000
 """Slots of drones that neither the record nor a site knows: more of them are left out of a view."""
 
 
-@dataclass(slots=True)
+@define
 class ViewDoubts:
     """The view as far as record and sites bear it out."""
 
     store: Store
     clock: Clock
-    _shortened: dict[str, JobClass] = field(default_factory=dict)
+    _shortened: dict[str, JobClass] = factory(dict)
     """Classes of the newest view that claim to have waited for longer than the record has seen, as planned."""
 
     def with_seen_waits(self, view: OverlayView) -> OverlayView:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from provisioner.config.units import NAME_PATTERN, format_size
@@ -17,6 +16,7 @@ from provisioner.migrate.controller import put_header
 from provisioner.migrate.source import CHANGED, CONVERTED, NEEDED, KeyReader, YamlValue
 from provisioner.migrate.yaml_writer import Scalar, YamlBlock, placeholder
 from provisioner.model import SitePolicy
+from provisioner.values import define, factory
 
 Option = Scalar | Sequence[Scalar] | Mapping[str, Scalar]
 ReadFile = Callable[[str], str | None]
@@ -65,7 +65,7 @@ def drones_in(quota: float, cores: int) -> int:
     return min(max(int(quota // cores), 1), _MAX_DRONES)
 
 
-@dataclass(slots=True)
+@define
 class MachineType:
     """One of ``MachineTypes``, with what is known about it."""
 
@@ -80,7 +80,7 @@ class MachineType:
     """The name in the site's scheduler, not that of the driver."""
     vram_mib: int = 0
     walltime: str = ""
-    numbers: dict[str, str] = field(default_factory=dict)
+    numbers: dict[str, str] = factory(dict)
     """Values that TARDIS substitutes in a submit template."""
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TypeVar
 
@@ -20,7 +19,7 @@ from provisioner.config.strict_yaml import (
 )
 from provisioner.formatting import sanitize
 from provisioner.migrate.yaml_writer import Scalar, YamlBlock, placeholder
-from provisioner.values import frozen
+from provisioner.values import define, factory, frozen
 
 T = TypeVar("T", bound=Scalar)
 Value = None | bool | int | float | str | list["YamlValue"] | dict[str, "YamlValue"]
@@ -213,12 +212,12 @@ class ImportFinding:
     """The conversion that was made, and the remedy."""
 
 
-@dataclass(slots=True)
+@define
 class ImportReport:
     """The findings about one file, in the order of the import."""
 
     file: str
-    found: list[ImportFinding] = field(default_factory=list)
+    found: list[ImportFinding] = factory(list)
 
     def add(self, verdict: ImportOutcome, line: int, key: str, ours: str, text: str) -> None:
         key = sanitize(key, 160)

@@ -18,7 +18,6 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import field
 from itertools import chain, starmap
 from operator import attrgetter
 
@@ -37,7 +36,7 @@ from provisioner.model import (
 from provisioner.planner.breakers import after_success, count_failure
 from provisioner.planner.context import PlanningContext
 from provisioner.reasons import BlackHoleDrone, BlackHoleNode
-from provisioner.values import frozen
+from provisioner.values import factory, frozen
 
 MIN_FAILED_JOBS = 3
 """Fewer failed jobs are no sign."""
@@ -65,7 +64,7 @@ class BlackHoles:
     """Drones that leave because they or their nodes are black holes, and the breakers of nodes afterwards."""
 
     leave: tuple[_Suspect, ...] = ()
-    breakers: Mapping[Scope, Breaker] = field(default_factory=dict)
+    breakers: Mapping[Scope, Breaker] = factory(dict)
 
     @classmethod
     def of(cls, context: PlanningContext) -> BlackHoles:

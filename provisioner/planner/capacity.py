@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -42,6 +42,7 @@ from provisioner.planner.owner import OwnerReservations
 from provisioner.planner.states import NO_END
 from provisioner.reasons import Reason
 from provisioner.resources import Resources
+from provisioner.values import define, factory
 
 
 def stranded_gpus(kind: DroneType, nodes: Iterable[Node]) -> reasons.GpusStranded | None:
@@ -80,7 +81,7 @@ def passes_soon(why: Reason | None) -> bool:
     )
 
 
-@dataclass(slots=True)
+@define
 class StartLimits:
     """Remaining starts within every limit, breaker, quota and free capacity. Mutable, local to one plan.
 
@@ -89,26 +90,26 @@ class StartLimits:
 
     context: PlanningContext
     reservations: OwnerReservations
-    drones: Counter[str] = field(default_factory=Counter)
+    drones: Counter[str] = factory(Counter)
     """By site, by type key, and ``""`` for all."""
-    gpu_milli: Counter[str] = field(default_factory=Counter)
-    pending: Counter[str] = field(default_factory=Counter)
-    started: Counter[str] = field(default_factory=Counter)
-    probes: Counter[str] = field(default_factory=Counter)
+    gpu_milli: Counter[str] = factory(Counter)
+    pending: Counter[str] = factory(Counter)
+    started: Counter[str] = factory(Counter)
+    probes: Counter[str] = factory(Counter)
     """Pending drones that were ordered since their site or type is probed: older ones are no probes."""
-    free: dict[str, dict[str, float]] = field(default_factory=dict)
+    free: dict[str, dict[str, float]] = factory(dict)
     """By site and type name: free places at a site that does not report nodes, less those promised."""
-    free_milli: dict[str, int] = field(default_factory=dict)
+    free_milli: dict[str, int] = factory(dict)
     """By site: free milli-GPUs of the whole site, if reported."""
-    quota: dict[str, dict[str, float]] = field(default_factory=dict)
+    quota: dict[str, dict[str, float]] = factory(dict)
     """By site and type name: places that a site's quota allows, less those promised."""
-    counted: dict[TypeKey, int] = field(default_factory=dict)
+    counted: dict[TypeKey, int] = factory(dict)
     """Places on nodes by type, cached until more is promised there."""
-    blocked: dict[TypeKey, Reason] = field(default_factory=dict)
+    blocked: dict[TypeKey, Reason] = factory(dict)
     """Types with a drone that waits at its site for an obstacle that another one would meet as well."""
-    spent: dict[TypeKey, Reason | None] = field(default_factory=dict)
+    spent: dict[TypeKey, Reason | None] = factory(dict)
     """Types of which no more may be started, and the reason."""
-    startable: set[TypeKey] = field(default_factory=set)
+    startable: set[TypeKey] = factory(set)
     """All other types, as far as is known yet."""
 
     @classmethod
@@ -325,7 +326,7 @@ _FULL_SITE_H = 1_000_000
 """Waiting time of a full site: longer than any that a site expects."""
 
 
-@dataclass(slots=True)
+@define
 class TypeRanking:
     """Order of drone types: by expected start, then by cost, then by unused VRAM and capability.
 
@@ -396,7 +397,7 @@ class SlotShape(NamedTuple):
     """The lasting rules."""
 
 
-@dataclass(slots=True)
+@define
 class DroneSlots:
     """Free slots in ``count`` drones of one type."""
 
@@ -442,19 +443,19 @@ class Coverage(NamedTuple):
 NO_COVERAGE = Coverage()
 
 
-@dataclass(slots=True)
+@define
 class Supply:
     """Free slots of all drones by type. Mutable, local to one plan; :meth:`take` books jobs."""
 
     now: float
     order: Mapping[TypeKey, int]
     """Position of each type in the configuration."""
-    slots: dict[TypeKey, list[DroneSlots]] = field(default_factory=dict)
-    late: set[TypeKey] = field(default_factory=set)
+    slots: dict[TypeKey, list[DroneSlots]] = factory(dict)
+    late: set[TypeKey] = factory(set)
     """Types with slots in delayed drones."""
-    own: dict[str, Coverage] = field(default_factory=dict)
+    own: dict[str, Coverage] = factory(dict)
     """By class id: jobs that are booked into drones that were started for them."""
-    _lacking: set[tuple[CompatibleTypes, str, bool]] = field(default_factory=set)
+    _lacking: set[tuple[CompatibleTypes, str, bool]] = factory(set)
     """Request, user, and True for delayed drones: nothing was left for them since the slots last changed."""
 
     @classmethod

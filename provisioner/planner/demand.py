@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from provisioner import model, reasons
@@ -38,7 +38,7 @@ from provisioner.model import (
 )
 from provisioner.planner.matching import count_jobs, request_of, resources_for_gpu_jobs
 from provisioner.reasons import GroupQuota
-from provisioner.values import frozen
+from provisioner.values import define, factory, frozen
 
 if TYPE_CHECKING:
     from provisioner.planner.context import PlanningContext
@@ -48,13 +48,13 @@ CPUS_PER_GPU = 8
 """CPUs of the standard drone of one GPU."""
 
 
-@dataclass(slots=True)
+@define
 class GroupShares:
     """Use and grants of each group. Mutable, local to one plan."""
 
     groups: Mapping[str, Group]
     """By name in lower case."""
-    granted: dict[str, int] = field(default_factory=dict)
+    granted: dict[str, int] = factory(dict)
     """Milli-GPUs granted by this plan, by the same names."""
 
     @classmethod

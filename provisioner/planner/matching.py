@@ -25,6 +25,7 @@ from provisioner.model import (
 )
 from provisioner.resources import NO_RESOURCES, Resources
 from provisioner.sharing import pool_milli, share_milli, shares_needed
+from provisioner.values import define, factory
 
 UNKNOWN_DISK_MIB = 1 << 50
 """Stands for a disk size that is not reported."""
@@ -348,14 +349,14 @@ _Shape = tuple[object, ...]
 """Requests of the jobs of a class, and the types that they refuse."""
 
 
-@dataclass(slots=True)
+@define
 class CompatibilityCache:
     """The shapes of the newest plan, for one set of types and prices."""
 
     types: tuple[DroneType, ...]
     site_prices: Mapping[str, float]
     by_key: Mapping[TypeKey, DroneType]
-    known: dict[_Shape, CompatibleTypes] = field(default_factory=dict)
+    known: dict[_Shape, CompatibleTypes] = factory(dict)
 
     def table(self, classes: Iterable[JobClass]) -> Mapping[str, CompatibleTypes]:
         """Return the compatible types of each class, by class id. Shapes without a class are forgotten."""

@@ -12,7 +12,7 @@ that stands unused is given back, except for a few jobs that show when things ch
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from fnmatch import fnmatchcase
 
 from provisioner import model, reasons
@@ -32,10 +32,10 @@ from provisioner.planner.matching import UNKNOWN_DISK_MIB, count_fits
 from provisioner.planner.victims import NodeCandidates, VictimCandidate, cheapest_set
 from provisioner.reasons import Reason
 from provisioner.resources import NO_RESOURCES, Resources
-from provisioner.values import frozen
+from provisioner.values import define, factory, frozen
 
 
-@dataclass(slots=True)
+@define
 class NodeResources:
     """Resources of one node. Mutable, local to one plan."""
 
@@ -51,7 +51,7 @@ class NodeResources:
     """Resources that were free before this plan."""
     coming: Resources = NO_RESOURCES
     """Resources that drones which leave will free within the grace period, less what is promised of them."""
-    candidates: NodeCandidates = field(default_factory=NodeCandidates)
+    candidates: NodeCandidates = factory(NodeCandidates)
     """Drones that may be asked to leave."""
     reserved: bool = False
     """A job of several GPUs is to get room here: other drones are promised room elsewhere first."""
@@ -89,11 +89,11 @@ class NodeResources:
             self.coming = self.coming.plus(victim.space)
 
 
-@dataclass(slots=True)
+@define
 class FreeResources:
     """Free resources of a site by node, less what is promised, under blocking."""
 
-    nodes: dict[str, NodeResources] = field(default_factory=dict)
+    nodes: dict[str, NodeResources] = factory(dict)
 
     @classmethod
     def of(cls, nodes: Iterable[Node], blocking: Iterable[Reserve]) -> FreeResources:
@@ -209,17 +209,17 @@ class PreemptionOrder:
         return DroneState.CANCELLED if self.drone.state in model.WAITING else DroneState.PREEMPTED
 
 
-@dataclass(slots=True)
+@define
 class OwnerReservations:
     """Free resources of the sites that report node by node, after the owners' waiting jobs have theirs."""
 
-    free: dict[str, FreeResources] = field(default_factory=dict)
-    preemptions: list[PreemptionOrder] = field(default_factory=list)
-    held: dict[TypeKey, Reason] = field(default_factory=dict)
+    free: dict[str, FreeResources] = factory(dict)
+    preemptions: list[PreemptionOrder] = factory(list)
+    held: dict[TypeKey, Reason] = factory(dict)
     """Types of which none is started now: it might take room that others leave for the owner."""
-    claimed: dict[str, Reason] = field(default_factory=dict)
+    claimed: dict[str, Reason] = factory(dict)
     """By site: the owner's jobs that got room."""
-    patience: list[OwnerClaimBackoff] = field(default_factory=list)
+    patience: list[OwnerClaimBackoff] = factory(list)
 
     @classmethod
     def of(cls, context: PlanningContext) -> OwnerReservations:

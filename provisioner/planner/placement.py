@@ -14,7 +14,7 @@ import math
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
 from operator import attrgetter
@@ -75,6 +75,7 @@ from provisioner.planner.refusals import IdleDrones
 from provisioner.planner.reservations import JobReservations
 from provisioner.planner.risk import PreemptionRisk
 from provisioner.reasons import Reason
+from provisioner.values import factory
 
 AGES_S = tuple(1.2**n for n in range(90))
 """Steps in which run times so far are counted: a large pool has no more of them than a small one."""
@@ -164,7 +165,7 @@ class Allocation:
     context: PlanningContext
     reservations: OwnerReservations
     supply: Supply
-    starts: list[Start] = field(default_factory=list)
+    starts: list[Start] = factory(list)
 
     # Created when first used: most plans need no more than the limits, and many not even these.
 
@@ -366,16 +367,16 @@ class Placement:
     shares: GroupShares
     turn: Sequence[JobClass] = ()
     """The classes in the order in which drones are started for them."""
-    undrained: list[Drain] = field(default_factory=list)
-    refusals: list[Refusal] = field(default_factory=list)
-    lacking_room: dict[TypeKey, int] = field(default_factory=dict)
+    undrained: list[Drain] = factory(list)
+    refusals: list[Refusal] = factory(list)
+    lacking_room: dict[TypeKey, int] = factory(dict)
     """By drone type: number of drones that are lacking only because the site has no room."""
     without_headroom: frozenset[str] = frozenset()
     """Sites that keep no headroom now: real jobs lack room there, or the owner waits."""
-    _served: dict[tuple[object, ...], tuple[int, float]] = field(default_factory=dict)
+    _served: dict[tuple[object, ...], tuple[int, float]] = factory(dict)
     """Results of :meth:`_running`: many classes are alike."""
-    _ages_by_shape: dict[RunShape, list[tuple[float, int]]] = field(default_factory=dict)
-    at_risk: Mapping[DroneId, reasons.DrainAtRisk] = field(default_factory=dict)
+    _ages_by_shape: dict[RunShape, list[tuple[float, int]]] = factory(dict)
+    at_risk: Mapping[DroneId, reasons.DrainAtRisk] = factory(dict)
     """Drones that should take no more jobs because the owner is likely to take their place."""
 
     def serve(self, job: JobClass, compatible: CompatibleTypes) -> None:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 from typing import NamedTuple
@@ -56,6 +56,7 @@ from provisioner.planner.risk import PreemptionRisk, waiting_time
 from provisioner.planner.states import NO_END
 from provisioner.reasons import GpusStranded, LimitReached, NodeReserved, SiteFull, SiteQuota
 from provisioner.resources import NO_RESOURCES, Resources
+from provisioner.values import factory, frozen
 
 MAX_RESERVABLE_NODES = 50
 """Number of nodes that are compared for one type: those with the most GPUs that are or will be free."""
@@ -119,7 +120,7 @@ def hole_of(
     return Hole(waits / WHOLE_GPU, ready_s, node, chosen)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class NodeReservation:
     """Room that a job of several GPUs gets at a site."""
 
@@ -144,10 +145,10 @@ class JobReservations:
     owners: OwnerReservations
     starts: Sequence[Start] = ()
     """Starts of the plan so far."""
-    by_site: dict[str, NodeReservation] = field(default_factory=dict)
-    _considered: Counter[str] = field(default_factory=Counter)
+    by_site: dict[str, NodeReservation] = factory(dict)
+    _considered: Counter[str] = factory(Counter)
     """Number of classes by user."""
-    _next_runs_s: dict[tuple[TypeKey, int], float] = field(default_factory=dict)
+    _next_runs_s: dict[tuple[TypeKey, int], float] = factory(dict)
 
     def reserve(
         self,

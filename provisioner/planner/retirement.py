@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from provisioner import model, reasons
@@ -37,6 +37,7 @@ from provisioner.planner.states import (
     longest_busy_s,
 )
 from provisioner.reasons import Reason
+from provisioner.values import factory
 
 KILL_AFTER_STOPS = 3
 """A drone that was asked to stop this often is killed without notice."""
@@ -88,15 +89,15 @@ class Retirement:
     preemptions: Sequence[PreemptionOrder]
     placed: Placement
     black_holes: BlackHoles
-    drains: list[Drain] = field(default_factory=list)
-    stops: list[Stop] = field(default_factory=list)
-    orphans: list[model.StopOrphan] = field(default_factory=list)
-    refusals: list[Refusal] = field(default_factory=list)
-    requests_done: list[int] = field(default_factory=list)
-    moves: list[StateChange] = field(default_factory=list)
+    drains: list[Drain] = factory(list)
+    stops: list[Stop] = factory(list)
+    orphans: list[model.StopOrphan] = factory(list)
+    refusals: list[Refusal] = factory(list)
+    requests_done: list[int] = factory(list)
+    moves: list[StateChange] = factory(list)
     """Further changes of records, each after the changes that views have caused."""
-    asked: set[str] = field(default_factory=set)
-    unneeded: set[str] = field(default_factory=set)
+    asked: set[str] = factory(set)
+    unneeded: set[str] = factory(set)
     """Drones that wait at a site and that no job needs (:meth:`find_unneeded`)."""
 
     def may_ask(self, drone: Drone) -> bool:

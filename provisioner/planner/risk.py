@@ -27,7 +27,7 @@ import heapq
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import accumulate
 from statistics import fmean
@@ -37,6 +37,7 @@ from provisioner.model import USER_NAME, Drone, DroneId, DroneType, JobClass
 from provisioner.planner.context import PlanningContext
 from provisioner.planner.matching import CompatibleTypes
 from provisioner.reasons import DrainAtRisk, OwnerRisk
+from provisioner.values import factory
 
 LOSS_DOUBLES_AFTER_S = 8 * 3600.0
 """Run time of jobs that lose twice the estimate: the past of an owner says less about a later time.
@@ -136,7 +137,7 @@ class PreemptionRisk:
 
     Infinity if there is none.
     """
-    _owned: dict[CompatibleTypes, frozenset[str]] = field(default_factory=dict)
+    _owned: dict[CompatibleTypes, frozenset[str]] = factory(dict)
     _accepted: list[tuple[JobClass, CompatibleTypes, tuple[float, ...], float]] | None = None
     """Classes that may wait for a safer place, with the run times and the accepted loss of their jobs.
 

@@ -75,6 +75,9 @@ class Breach:
         return self.text
 
 
+Breaches = Iterator[Breach]
+
+
 def validate_plan(snapshot: Snapshot, plan: Plan) -> tuple[Breach, ...]:
     """Return the promises that a plan breaks; empty if it keeps them all."""
     if not plan.acts:  # it asks nobody for anything
@@ -182,7 +185,7 @@ def _beyond(
     unit: int = 1,
     who: str = "",
     are: str = "allowed",
-) -> Iterator[Breach]:
+) -> Breaches:
     """Yield a breach that names the starts whose amounts, after the earlier ones and ``used``, exceed ``allowed``.
 
     A start that adds nothing to a limit does not exceed it.
@@ -203,7 +206,7 @@ def _beyond(
 # --- promises about the drones that are asked
 
 
-def one_order_each(check: PlanCheck) -> Iterator[Breach]:
+def one_order_each(check: PlanCheck) -> Breaches:
     """Ask one thing of a drone. The operator's order is kept, else the first."""
     asked: dict[tuple[str, str], list[Action]] = defaultdict(list)
     for action in check.plan.asks:
@@ -219,7 +222,7 @@ def one_order_each(check: PlanCheck) -> Iterator[Breach]:
             yield Breach(f"{drone_id} is asked for {len(actions)} things at once", others)
 
 
-def known_drones_leave(check: PlanCheck) -> Iterator[Breach]:
+def known_drones_leave(check: PlanCheck) -> Breaches:
     """Ask only drones to leave that are on record and have not ended."""
     for action in check.plan.leaves:
         if action.drone.id not in check.snapshot.drones:
@@ -228,14 +231,14 @@ def known_drones_leave(check: PlanCheck) -> Iterator[Breach]:
             yield Breach(f"{action.drone.id} has ended and is asked to leave", (action,))
 
 
-def orphans_have_no_record(check: PlanCheck) -> Iterator[Breach]:
+def orphans_have_no_record(check: PlanCheck) -> Breaches:
     """Stop as an orphan only a drone without a live record."""
     for orphan in check.plan.orphans:
         if orphan.drone_id in check.snapshot.drones and not check.has_ended(orphan.drone_id):
             yield Breach(f"{orphan.drone_id} is stopped as an orphan but is on record", (orphan,))
 
 
-def jobs_are_left_alone(check: PlanCheck) -> Iterator[Breach]:
+def jobs_are_left_alone(check: PlanCheck) -> Breaches:
     """End a drone with a job only for one of the few good reasons."""
     for action in check.plan.leaves:
         now_known = check.moved.get(action.drone.id) or check.snapshot.drones.get(action.drone.id)
@@ -260,7 +263,7 @@ def _grounds(check: PlanCheck, action: Drain | Stop) -> frozenset[str]:
 # --- promises about views
 
 
-def fresh_view_of_the_pool(check: PlanCheck) -> Iterator[Breach]:
+def fresh_view_of_the_pool(check: PlanCheck) -> Breaches:
     """Start and drain nothing without a fresh view of the overlay."""
     overlay, plan = check.snapshot.overlay, check.plan
     seen_at = overlay.view.taken_at if overlay.view is not None and overlay.fault is None else None
@@ -271,7 +274,7 @@ def fresh_view_of_the_pool(check: PlanCheck) -> Iterator[Breach]:
         yield Breach(text, (*plan.starts, *plan.drains))
 
 
-def fresh_views_of_sites(check: PlanCheck) -> Iterator[Breach]:
+def fresh_views_of_sites(check: PlanCheck) -> Breaches:
     """Ask nothing of a site without a fresh view of it, but for operators."""
     touched: dict[str, list[Action]] = defaultdict(list)
     for action in check.plan.asks:
@@ -293,14 +296,14 @@ def fresh_views_of_sites(check: PlanCheck) -> Iterator[Breach]:
 # --- promises about limits
 
 
-def limits_of_all(check: PlanCheck) -> Iterator[Breach]:
+def limits_of_all(check: PlanCheck) -> Breaches:
     """Keep the limits of the policy."""
     starts, policy = check.plan.starts, check.snapshot.policy
     yield from _beyond_limit(check, starts, "drones in all", policy.max_drones)
     yield from _beyond_limit(check, starts, "GPUs in all", policy.max_gpu_milli, of_gpus=True)
 
 
-def limits_of_sites(check: PlanCheck) -> Iterator[Breach]:
+def limits_of_sites(check: PlanCheck) -> Breaches:
     """Keep the limits of each site, and start nothing at one that is not enabled."""
     for site, starts in _grouped(check.plan.starts, "drone.site").items():
         limits = check.snapshot.policy.sites.get(site)
@@ -317,7 +320,7 @@ def limits_of_sites(check: PlanCheck) -> Iterator[Breach]:
         yield from _beyond_limit(check, starts, f"GPUs at {site}", milli, of_gpus=True)
 
 
-def limits_of_types(check: PlanCheck) -> Iterator[Breach]:
+def limits_of_types(check: PlanCheck) -> Breaches:
     """Keep the limit of each drone type, and start none that is not configured."""
     for key, starts in _grouped(check.plan.starts, "drone.type").items():
         if key in check.types:
@@ -333,7 +336,7 @@ def _beyond_limit(
     allowed: int | None,
     *,
     of_gpus: bool = False,
-) -> Iterator[Breach]:
+) -> Breaches:
     if starts:
         asks = [(start, start.drone.gpu_milli if of_gpus else 1) for start in starts]
         unit = 1000 if of_gpus else 1
@@ -343,7 +346,7 @@ def _beyond_limit(
 # --- promises to owners
 
 
-def nodes_for_owner(check: PlanCheck) -> Iterator[Breach]:
+def nodes_for_owner(check: PlanCheck) -> Breaches:
     """Free no more nodes for the owner of a site than their jobs wait."""
     for site, claims, leaving in check.owners:
         jobs = sum(claim.count for claim in claims)
@@ -355,7 +358,7 @@ def nodes_for_owner(check: PlanCheck) -> Iterator[Breach]:
             yield Breach(text, tuple(stop for node in nodes[jobs:] for stop in leaving[node]))
 
 
-def drones_for_owner(check: PlanCheck) -> Iterator[Breach]:
+def drones_for_owner(check: PlanCheck) -> Breaches:
     """Let no drone leave a node if the others that leave it free enough for all of the owner's waiting jobs."""
     for site, claims, leaving in check.owners:
         limits = check.snapshot.policy.sites.get(site)
@@ -370,7 +373,7 @@ def drones_for_owner(check: PlanCheck) -> Iterator[Breach]:
                 yield Breach(text, (stops[-1],))
 
 
-def room_on_nodes(check: PlanCheck) -> Iterator[Breach]:
+def room_on_nodes(check: PlanCheck) -> Breaches:
     """Start no more at a site without a queue than is free on its nodes."""
     for site, nodes, starts in _on_nodes(check):
         for i, what in enumerate(("milli-GPU", "CPUs", "MiB of memory")):
@@ -380,7 +383,7 @@ def room_on_nodes(check: PlanCheck) -> Iterator[Breach]:
             yield from _beyond(what, asks, free, who=who, are="are free")
 
 
-def cpus_for_free_gpus(check: PlanCheck) -> Iterator[Breach]:
+def cpus_for_free_gpus(check: PlanCheck) -> Breaches:
     """Leave the CPUs on the nodes of a blocked site that are kept for its free GPUs."""
     for site, nodes, starts in _on_nodes(check):
         rules = check.snapshot.policy.sites[site].blocking
@@ -412,7 +415,7 @@ def _on_nodes(
 # --- promises about starts
 
 
-def starts_for_demand(check: PlanCheck) -> Iterator[Breach]:
+def starts_for_demand(check: PlanCheck) -> Breaches:
     """Start no more drones for a class than its jobs wait, or than its headroom wants."""
     for class_id, starts in _grouped(check.plan.starts, "drone.for_class").items():
         job = check.classes.get(class_id)
@@ -430,7 +433,7 @@ def starts_for_demand(check: PlanCheck) -> Iterator[Breach]:
             yield Breach(text, tuple(starts[wanted:]))
 
 
-def new_drones(check: PlanCheck) -> Iterator[Breach]:
+def new_drones(check: PlanCheck) -> Breaches:
     """Start a drone only under an id that was never used, and record it before it is ordered."""
     first = check.snapshot.next_serial
     for start in check.plan.starts:
@@ -443,7 +446,7 @@ def new_drones(check: PlanCheck) -> Iterator[Breach]:
             yield _of(start, f"starts its life as {start.drone.state}")
 
 
-def nothing_banned(check: PlanCheck) -> Iterator[Breach]:
+def nothing_banned(check: PlanCheck) -> Breaches:
     """Start nothing that is banned: neither at the site, nor of the type, nor of the type for the class."""
     for start in check.plan.starts:
         kind = Scope.parse(start.drone.type)
@@ -458,7 +461,7 @@ def nothing_banned(check: PlanCheck) -> Iterator[Breach]:
                 )
 
 
-def able_drones(check: PlanCheck) -> Iterator[Breach]:
+def able_drones(check: PlanCheck) -> Breaches:
     """Start only drones that can run the jobs for which they are started: with GPUs, only jobs that need one."""
     for start, job, kind in check.starts:
         if job is None or kind is None:
@@ -470,7 +473,7 @@ def able_drones(check: PlanCheck) -> Iterator[Breach]:
             yield _of(start, f"of {kind.key} cannot run class {check.names.of(job.id)}")
 
 
-def users_who_may_share(check: PlanCheck) -> Iterator[Breach]:
+def users_who_may_share(check: PlanCheck) -> Breaches:
     """Start no drone that shares a GPU for a user whose jobs cause faults."""
     limit = check.snapshot.policy.fault_limit
     for start, job, kind in check.starts:
@@ -483,7 +486,7 @@ def users_who_may_share(check: PlanCheck) -> Iterator[Breach]:
                 )
 
 
-def willing_drones(check: PlanCheck) -> Iterator[Breach]:
+def willing_drones(check: PlanCheck) -> Breaches:
     """Start no drone that refuses the jobs for which it is started."""
     for start, job, _ in check.starts:
         rule = start.drone.job_filter.refuses(job, at_first=True) if job is not None else ""
@@ -492,7 +495,7 @@ def willing_drones(check: PlanCheck) -> Iterator[Breach]:
             yield _of(start, f"is started for class {name} and refuses its jobs: {rule}")
 
 
-def lives_before_downtimes(check: PlanCheck) -> Iterator[Breach]:
+def lives_before_downtimes(check: PlanCheck) -> Breaches:
     """Start no drone that would live into a downtime of its site."""
     for start, _, kind in check.starts:
         site = start.drone.site
@@ -503,7 +506,7 @@ def lives_before_downtimes(check: PlanCheck) -> Iterator[Breach]:
             yield _of(start, f"is started to live into the downtime of {site}")
 
 
-def reasons_of_starts(check: PlanCheck) -> Iterator[Breach]:
+def reasons_of_starts(check: PlanCheck) -> Breaches:
     """Give the reason that the class calls for: waiting jobs, or headroom."""
     for start in check.plan.starts:
         is_warm = start.drone.for_class in check.warm
@@ -515,7 +518,7 @@ def _of(start: Start, broken: str) -> Breach:
     return Breach(f"{start.drone.id} {broken}", (start,))
 
 
-PROMISES: tuple[Callable[[PlanCheck], Iterator[Breach]], ...] = (
+PROMISES: tuple[Callable[[PlanCheck], Breaches], ...] = (
     one_order_each,
     new_drones,
     known_drones_leave,

@@ -17,7 +17,7 @@ from itertools import accumulate
 from provisioner.model import DroneId
 from provisioner.planner.matching import count_fits
 from provisioner.resources import NO_RESOURCES, Resources
-from provisioner.values import frozen
+from provisioner.values import define, factory, frozen
 
 Counts = tuple[int, ...]
 """Number of leaving drones of each shape."""
@@ -41,11 +41,11 @@ class VictimCandidate:
         return self.lost_gpu_s, self.rank, self.drone_id
 
 
-@dataclass(slots=True)
+@define
 class NodeCandidates:
     """Candidates of one node by shape, the cheapest first in each and over all. Mutable, local to one plan."""
 
-    by_shape: dict[Resources, list[VictimCandidate]] = field(default_factory=dict)
+    by_shape: dict[Resources, list[VictimCandidate]] = factory(dict)
     held: Resources = field(init=False)
     """Sum of their resources."""
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
 
 from provisioner.model import Plan, Snapshot
 from provisioner.planner import context
 from provisioner.planner.costs import StartCosts
 from provisioner.reasons import Unneeded
+from provisioner.values import define, factory
 
 
-@dataclass(slots=True)
+@define
 class HedgeCount:
     """Hedges of one replay, plan by plan."""
 
@@ -19,7 +19,7 @@ class HedgeCount:
     """Starts for a class of which drones are delayed, at most one for each of these and each plan."""
     withdrawn: int = 0
     """Drones of such a class that were cancelled because no job needed them, at most one for each hedge."""
-    _open: Counter[str] = field(default_factory=Counter)
+    _open: Counter[str] = factory(Counter)
     """Hedges of which no drone was cancelled yet, by class id."""
 
     def note(self, snapshot: Snapshot, plan: Plan) -> None:

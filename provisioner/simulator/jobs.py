@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from provisioner.gpu_models import canonical
@@ -20,7 +20,7 @@ from provisioner.planner.matching import unmet_requirement
 from provisioner.resources import Resources
 from provisioner.sharing import Load, load_of
 from provisioner.simulator.loop import start_epoch
-from provisioner.values import frozen
+from provisioner.values import factory, frozen
 
 UNRECORDED_FIELDS = frozenset(
     {"gpu_model", "priority", "duty_milli", "width_milli", "gpu_optional"}
@@ -108,7 +108,7 @@ class SimulatedJob:
 
     submit_s: float
     duration_s: float
-    wants: JobRequirements = field(default_factory=JobRequirements)
+    wants: JobRequirements = factory(JobRequirements)
     checkpoint_s: float = 0.0
     """Run time between two checkpoints, from which another attempt goes on; 0 for a job that makes none."""
 

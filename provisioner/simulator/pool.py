@@ -31,7 +31,7 @@ from provisioner.simulator.drones import (
 from provisioner.simulator.jobs import JobRequirements, QueuedJob, QueuedJobClass, SimulatedJobQueue
 from provisioner.simulator.loop import Draw, Fixed, after, at, now, now_s, start_epoch
 from provisioner.simulator.results import FinishedJob
-from provisioner.values import frozen, setting
+from provisioner.values import define, factory, frozen, setting
 
 if TYPE_CHECKING:
     from provisioner.simulator.world import World
@@ -226,10 +226,10 @@ class SimulatedSlot:
         return SlotState.BUSY if self.running else SlotState.IDLE
 
 
-@dataclass(slots=True)
+@define
 class _SharedGpu:
     free: int
-    runs: list[SimulatedAttempt] = field(default_factory=list)
+    runs: list[SimulatedAttempt] = factory(list)
     busy_since_s: float = 0.0
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, field
 from math import inf, isfinite, isnan
 from typing import NamedTuple
 
 from provisioner.model import DroneId, DroneType, EndKind, Policy
 from provisioner.simulator.drones import SimulatedNode
 from provisioner.simulator.loop import now_s
-from provisioner.values import frozen
+from provisioner.values import define, factory, frozen
 
 
 @frozen
@@ -25,7 +25,7 @@ class WaitStatistics:
     p95_s: float = 0.0
 
 
-@dataclass(slots=True)
+@define
 class GpuTime:
     """GPU time of drones by use, in hours or seconds of one GPU: ``held`` is the sum of the others."""
 
@@ -63,10 +63,10 @@ class Sample:
     gpus_held: float
     gpus_busy: float
     gpus_owner: float
-    by_site: Mapping[str, float] = field(default_factory=dict)
-    queued: Mapping[str, int] = field(default_factory=dict)
+    by_site: Mapping[str, float] = factory(dict)
+    queued: Mapping[str, int] = factory(dict)
     """Drones by site that wait for a place there."""
-    booting: Mapping[str, int] = field(default_factory=dict)
+    booting: Mapping[str, int] = factory(dict)
     """Drones by site that have a place and take no job yet."""
 
 
@@ -83,8 +83,8 @@ class ReplayResult:
     jobs_impossible: int
     gpu_hours: GpuTime
     waits: WaitStatistics
-    waits_by_class: Mapping[str, WaitStatistics] = field(default_factory=dict)
-    waits_why: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    waits_by_class: Mapping[str, WaitStatistics] = factory(dict)
+    waits_why: Mapping[str, Mapping[str, float]] = factory(dict)
     """Job-seconds of waiting, by size of the jobs and kind of the planner's reason."""
     requests: int = 0
     """Drones that sites accepted."""
@@ -102,7 +102,7 @@ class ReplayResult:
     energy_kwh: float | None = None
     """None where no drone type has a power."""
     co2_kg: float | None = None
-    by_site: Mapping[str, GpuTime] = field(default_factory=dict)
+    by_site: Mapping[str, GpuTime] = factory(dict)
     samples: tuple[Sample, ...] = ()
 
 
@@ -132,45 +132,45 @@ class FinishedJob(NamedTuple):
     """Requested GPUs."""
 
 
-@dataclass(slots=True)
+@define
 class Metrics:
     """Counts of a world. Limits are checked at every instant at which a count rises."""
 
     policy: Policy
     types: Sequence[DroneType]
-    accepted: Counter[str] = field(default_factory=Counter)
+    accepted: Counter[str] = factory(Counter)
     """Drones accepted, by site."""
     started: int = 0
     """Drones that were given a place."""
     withdrawn: int = 0
     """Drones that ended before that."""
-    ends: Counter[tuple[str, EndKind]] = field(default_factory=Counter)
-    finished: list[FinishedJob] = field(default_factory=list)
+    ends: Counter[tuple[str, EndKind]] = factory(Counter)
+    finished: list[FinishedJob] = factory(list)
     waits_by_class: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     """Waits of finished jobs in seconds, by size of the jobs (:attr:`JobRequirements.label`)."""
-    first_starts: list[tuple[float, float]] = field(default_factory=list)
+    first_starts: list[tuple[float, float]] = factory(list)
     """Submission and first start of each job that has ever begun, in that order."""
-    owner_waits: list[OwnerWait] = field(default_factory=list)
+    owner_waits: list[OwnerWait] = factory(list)
     """Per owner's job that has started, or still waits at the end."""
-    accepted_without_room: Counter[str] = field(default_factory=Counter)
+    accepted_without_room: Counter[str] = factory(Counter)
     """Drones accepted for which there was no room at that moment, by site."""
-    overfull: list[str] = field(default_factory=list)
+    overfull: list[str] = factory(list)
     """Nodes on which more was held than there is, a line each."""
     attempts: int = 0
     attempts_lost: int = 0
-    caps_broken: list[str] = field(default_factory=list)
+    caps_broken: list[str] = factory(list)
     """More drones, or GPUs, lived at one instant than the operator allowed: a line each."""
-    doubles: list[DroneId] = field(default_factory=list)
+    doubles: list[DroneId] = factory(list)
     """Ids under which two drones lived at once."""
     by_site: defaultdict[str, GpuTime] = field(default_factory=lambda: defaultdict(GpuTime))
     """GPU-seconds."""
     _energy_kwh: float = 0.0
-    peak: Counter[str] = field(default_factory=Counter)
+    peak: Counter[str] = factory(Counter)
     """Most drones alive at once at a site, of a type (by key), and of ``all``."""
-    _drones: Counter[str] = field(default_factory=Counter)
-    _gpu_milli: Counter[str] = field(default_factory=Counter)
-    _ids: Counter[DroneId] = field(default_factory=Counter)
-    _limits: dict[str, tuple[int | None, int | None]] = field(default_factory=dict)
+    _drones: Counter[str] = factory(Counter)
+    _gpu_milli: Counter[str] = factory(Counter)
+    _ids: Counter[DroneId] = factory(Counter)
+    _limits: dict[str, tuple[int | None, int | None]] = factory(dict)
 
     def __post_init__(self) -> None:
         self._limits["all"] = (self.policy.max_drones, self.policy.max_gpu_milli)

@@ -28,7 +28,7 @@ from provisioner.simulator.drones import (
 )
 from provisioner.simulator.loop import Draw, Fixed, after, at, now, now_s, start_epoch
 from provisioner.simulator.owner import OwnerModel, SimulatedOwner, VictimRule
-from provisioner.values import frozen
+from provisioner.values import factory, frozen
 
 if TYPE_CHECKING:
     from provisioner.simulator.world import World
@@ -69,10 +69,10 @@ class Facility:
     policy: model.SitePolicy
     types: tuple[DroneType, ...]
     pools: tuple[GpuPool, ...]
-    serves: Mapping[str, str] = field(default_factory=dict)
+    serves: Mapping[str, str] = factory(dict)
     """Drone type by name to GPU pool; the first pool for types not named."""
-    behaviour: SiteBehaviour = field(default_factory=SiteBehaviour)
-    behaviour_of: Mapping[str, SiteBehaviour] = field(default_factory=dict)
+    behaviour: SiteBehaviour = factory(SiteBehaviour)
+    behaviour_of: Mapping[str, SiteBehaviour] = factory(dict)
     """Behaviour towards drone types by name, where it differs from the site's."""
     latency: Draw = field(default_factory=lambda: Fixed(0.2))
     quota: int | None = None

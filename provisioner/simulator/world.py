@@ -9,7 +9,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import field, replace
+from dataclasses import replace
 
 import structlog
 
@@ -38,7 +38,7 @@ from provisioner.simulator.pool import PoolBehaviour, SimulatedOverlay
 from provisioner.simulator.results import Metrics, Sample
 from provisioner.simulator.sites import Facility, SimulatedSite
 from provisioner.store import Store
-from provisioner.values import frozen
+from provisioner.values import factory, frozen
 
 START_EPOCH = 1_750_000_000.0
 """Simulations begin on 15 June 2025."""
@@ -53,9 +53,9 @@ class Scenario:
     facilities: tuple[Facility, ...]
     jobs: tuple[SimulatedJob, ...]
     seed: int = 0
-    policy: Policy = field(default_factory=Policy)
+    policy: Policy = factory(Policy)
     """``sites`` is filled in from the facilities."""
-    pool: PoolBehaviour = field(default_factory=PoolBehaviour)
+    pool: PoolBehaviour = factory(PoolBehaviour)
     hardware_faults: tuple[HardwareFault, ...] = ()
     least_s: float = 0.0
     """It continues for so long even if all is over before."""

@@ -7,7 +7,7 @@ operator's side is :class:`provisioner.store.reader.Reader`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Self
 
 from provisioner import model, reasons
@@ -16,6 +16,7 @@ from provisioner.keys import Scope
 from provisioner.model import Breaker, Drone, DroneId, DroneState, Plan, Snapshot, StateChange
 from provisioner.reasons import Reason
 from provisioner.usage import RecordedRuns
+from provisioner.values import factory, frozen
 
 if TYPE_CHECKING:
     from provisioner.store.measures import MetricValues
@@ -37,7 +38,7 @@ class EstimatesUnreadableError(StoreError):
     """The recorded estimates cannot be read; the message says why, and how to get them back."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Transition:
     """One change of a drone's state."""
 
@@ -49,21 +50,21 @@ class Transition:
     tick: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Event:
     """A recorded log event that is no transition of a drone: a reload, a clock step, a rejected plan."""
 
     id: int
     at: float
     name: str
-    fields: Mapping[str, str | int | float] = field(default_factory=dict)
+    fields: Mapping[str, str | int | float] = factory(dict)
 
 
 MAX_DELAYS = 1000
 """Newest starts of drones of which the delays are read."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Holder:
     """The process that holds the store."""
 
@@ -74,7 +75,7 @@ class Holder:
     """Mark that distinguishes the process from any other with this pid, also in another container; empty if unknown."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Views:
     """The views and estimates of the controller at its newest tick."""
 
@@ -88,7 +89,7 @@ class Views:
     credentials: tuple[model.Credential, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PastClass:
     """A job class that has left the queue, or of which no job waits any more."""
 
@@ -100,7 +101,7 @@ class PastClass:
     """Weightiest reason of the newest plan that spoke of it; None: its jobs never waited."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class EstimateReset:
     """The request of an operator to forget estimates."""
 
@@ -112,7 +113,7 @@ class EstimateReset:
     by: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Hazard:
     """Preemptions at a site, or of one of its drone types, in a period, and their cost."""
 
@@ -140,7 +141,7 @@ class Hazard:
         return self.preempted * 3_600_000.0 / self.run_s if self.run_s >= 1.0 else None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RecordChange:
     """The last record of each drone concerned, and the transitions that led there, in order."""
 
@@ -178,7 +179,7 @@ class RecordChange:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class CommittedState:
     """The part of the record that is kept in memory: replaced whole after a commit, never changed in place."""
 
@@ -188,14 +189,14 @@ class CommittedState:
     """Number of the newest recorded tick; 0 in a new store."""
     next_serial: int = 1
     """The first serial number never used in a drone id, whatever crashed in between."""
-    drones: Mapping[DroneId, Drone] = field(default_factory=dict)
+    drones: Mapping[DroneId, Drone] = factory(dict)
     """Recorded and not ended."""
-    breakers: Mapping[Scope, Breaker] = field(default_factory=dict)
-    patience: Mapping[str, model.OwnerClaimBackoff] = field(default_factory=dict)
+    breakers: Mapping[Scope, Breaker] = factory(dict)
+    patience: Mapping[str, model.OwnerClaimBackoff] = factory(dict)
     """Back-off of owners' claims by site, as the newest plan recorded it."""
-    reserved: Mapping[str, reasons.NodeReserved] = field(default_factory=dict)
+    reserved: Mapping[str, reasons.NodeReserved] = factory(dict)
     """Reservations by site, likewise."""
-    waiting_since: Mapping[str, float] = field(default_factory=dict)
+    waiting_since: Mapping[str, float] = factory(dict)
     """By job class with idle jobs: time since which the record has seen some. Their own times may be made up."""
     recorded_at: float = 0.0
     """Time of the newest recorded tick, on the controller's clock; 0 in a new store."""

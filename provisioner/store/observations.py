@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from provisioner.model import DroneType, OtherDrones, SiteView, Snapshot
 from provisioner.store.tables import insert, pack
+from provisioner.values import frozen
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS observations (
@@ -24,7 +25,7 @@ CREATE INDEX IF NOT EXISTS observations_last ON observations (last_at);
 """
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Observation:
     """State of pool and sites from ``at`` until ``last_at``."""
 

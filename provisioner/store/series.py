@@ -10,9 +10,9 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 from provisioner.store.measures import MetricKey, MetricValues
+from provisioner.values import frozen
 
 STEPS_S = {60: 2 * 86400.0, 600: 30 * 86400.0, 3600: None}
 """Lengths of the intervals in seconds, with their retention; None: as the policy says."""
@@ -20,7 +20,7 @@ SERIES_KEEP_S = 400 * 86400.0
 _SAMPLES = MetricKey("")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Series:
     """Values of one metric with one set of labels, oldest first, as ``(begin of the interval, value)``.
 

@@ -33,6 +33,7 @@ from provisioner.store import (
     serial_of,
 )
 from provisioner.usage import RecordedRuns, UseSum
+from provisioner.values import frozen
 
 T = TypeVar("T")
 
@@ -227,7 +228,7 @@ MOST_UNUSED = """
     GROUP BY drone_id ORDER BY total(run_s * (gpu_milli - used_milli)) DESC LIMIT ?"""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SlotWork:
     """The part of a slot on record that its drone does not tell."""
 

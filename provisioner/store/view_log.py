@@ -18,7 +18,7 @@ from __future__ import annotations
 import sqlite3
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import compress, filterfalse, islice
 from operator import attrgetter, is_not
 from sys import maxsize
@@ -29,7 +29,7 @@ from provisioner.estimates import NO_ESTIMATES, Estimates, OwnerGrowth
 from provisioner.model import Snapshot
 from provisioner.store import Views
 from provisioner.store.tables import SlotWork, insert, pack, read_meta, unpack
-from provisioner.values import all_but
+from provisioner.values import all_but, define, factory
 
 BATCH_ENTRIES: Final = 500
 """Entries in a row. Packing them holds the interpreter's lock for some milliseconds: the loop waits for it."""
@@ -73,7 +73,7 @@ _POLLED = (model.Slot, model.JobClass, model.RemoteDrone, model.Drone)
 _BUT_HEARD_AT = all_but(model.Slot, "heard_at")
 
 
-@dataclass(slots=True)
+@define
 class _RecordedPart:
     """A part as it is on record."""
 
@@ -82,7 +82,7 @@ class _RecordedPart:
     """Bytes of the whole part as it was written."""
     written: int = 0
     """Bytes of that and of the changes since."""
-    entries: Mapping[str, Any] = field(default_factory=dict)
+    entries: Mapping[str, Any] = factory(dict)
 
 
 class ViewLog:

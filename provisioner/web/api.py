@@ -6,7 +6,6 @@ import asyncio
 import gzip
 import io
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, NamedTuple
 from urllib.parse import quote
@@ -58,7 +57,6 @@ class ApiModel(BaseModel):
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
 
-@dataclass(frozen=True, kw_only=True)
 class Width(Options):
     """Parameters of the API alone: those of a terminal."""
 

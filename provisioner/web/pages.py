@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import replace
 from functools import cache
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
@@ -42,7 +42,7 @@ from provisioner.reasons import Reason
 from provisioner.store.measures import MOST_VOS
 from provisioner.store.reader import Reader
 from provisioner.svg import Layer
-from provisioner.values import frozen
+from provisioner.values import factory, frozen
 from provisioner.web import charts, tables
 from provisioner.web.api import read_request
 from provisioner.web.charts import PageCharts
@@ -70,7 +70,7 @@ class WebPage:
     choices: Sequence[Sequence[Choice]] = ()
     troubles: PageTable | None = None
     facts: Sequence[tuple[PageHead, PageCell]] = ()
-    fact_groups: Mapping[str, Sequence[tuple[PageHead, PageCell]]] = field(default_factory=dict)
+    fact_groups: Mapping[str, Sequence[tuple[PageHead, PageCell]]] = factory(dict)
     """Facts by heading."""
     charts: PageCharts | None = None
     tables: Sequence[PageTable] = ()

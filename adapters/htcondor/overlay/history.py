@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from adapters.htcondor import classad2, classads
 from adapters.htcondor.classads import (
@@ -35,7 +35,7 @@ from adapters.shared.printing import printable
 from provisioner import formatting
 from provisioner.interfaces import AdapterError, AuthError, UnavailableError
 from provisioner.model import WHOLE_GPU, CompletedJob, JobFailure
-from provisioner.values import frozen
+from provisioner.values import define, frozen
 from provisioner.worker_process import WorkerProcess
 
 HISTORY_LIMIT = 5000  # jobs asked for in one question to one schedd
@@ -75,7 +75,7 @@ class HistoryView:
     """Ids of the jobs that completed with exit code 0."""
 
 
-@dataclass(slots=True)
+@define
 class _ScheddHistory:
     read_at: float = 0.0  # when its history was read last, by its own clock
     newest: str = ""  # the newest entry at that time

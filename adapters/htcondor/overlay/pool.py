@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -34,6 +34,7 @@ from provisioner.model import (
     TypeKey,
     UnmetRequirement,
 )
+from provisioner.values import define, factory
 
 # jobs whose waits are looked up in one poll: a query each, of a millisecond or two
 _MAX_LOOKUPS_PER_POLL = 100
@@ -448,7 +449,7 @@ class PoolPoller:
         return found
 
 
-@dataclass(slots=True)
+@define
 class _JudgedType:
     """Verdicts on one drone type, and the slot ad that they are about."""
 
@@ -456,7 +457,7 @@ class _JudgedType:
     template: Ad
     received: matching.ReceivedSlot | None = None  # the slot of a drone of this type, as it arrived
     learnt_at: float = 0.0
-    verdicts: dict[str, tuple[UnmetRequirement | None, float]] = field(default_factory=dict)
+    verdicts: dict[str, tuple[UnmetRequirement | None, float]] = factory(dict)
     """By shape of the jobs, with the time (monotonic) after which a verdict is made anew."""
 
 

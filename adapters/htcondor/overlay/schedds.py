@@ -14,7 +14,6 @@ import pickle
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import field
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ from adapters.htcondor.overlay.work import EVICTION_REPORTED_S, PoolWork
 from adapters.shared.printing import printable
 from provisioner.interfaces import AdapterError, UnavailableError
 from provisioner.model import Slot
-from provisioner.values import frozen
+from provisioner.values import factory, frozen
 
 SCHEDD_ANSWER_TIMEOUT_S = 3.0  # longest wait for the answer of a schedd to a trivial question
 SILENT_RETRY_S, HUNG_RETRY_S = 30.0, 300.0
@@ -57,9 +56,9 @@ class ScheddAnswer:
     groups: tuple[JobGroup, ...]
     work: PoolWork
     slack: int | None = None  # as of :class:`ScheddQueue`
-    refusals: Mapping[str, Refusal] = field(default_factory=dict)
+    refusals: Mapping[str, Refusal] = factory(dict)
     """Newest refusal of a waiting job by its concurrency limits."""
-    routed: Mapping[str, str] = field(default_factory=dict)
+    routed: Mapping[str, str] = factory(dict)
     """Ids of routed copies by those of their source jobs."""
 
     def work_now(self, slots: Sequence[Slot], now: float) -> PoolWork:

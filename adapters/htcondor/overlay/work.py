@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from adapters.htcondor import classad2, classads
 from adapters.htcondor.classads import HELD, IDLE, IN_SLOT, Ad, job_id, moment, number, text, whole
 from adapters.htcondor.overlay.job_classes import JobRequest, gpu_optional, request_in_slot
 from adapters.htcondor.overlay.slots import DRONE_ID
 from provisioner.model import WHOLE_GPU, Blame, CompletedJob, DroneId, Eviction, JobFailure, Slot
-from provisioner.values import frozen
+from provisioner.values import define, factory, frozen
 
 EVICTION_REPORTED_S = 900.0  # an eviction is reported for this long
 
@@ -308,13 +308,13 @@ def confirmed_faults(
     return [each for each in faults if (each.drone_id, each.owner, each.job_number) in known]
 
 
-@dataclass(slots=True)
+@define
 class ClaimWitnesses:
     """Users whose claims the slots of drones have shown, and the failures believed: an ad has its newest alone."""
 
-    _seen: dict[DroneId, dict[str, float]] = field(default_factory=dict)
+    _seen: dict[DroneId, dict[str, float]] = factory(dict)
     """When a claim of a user was shown last, for as long as the drone is there."""
-    _known: dict[JobFailure, None] = field(default_factory=dict)
+    _known: dict[JobFailure, None] = factory(dict)
 
     def note(self, users: Mapping[DroneId, frozenset[str]], now: float) -> None:
         """Record the owners of the claims in the slots.

@@ -15,7 +15,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
@@ -35,7 +35,7 @@ from adapters.htcondor.site.settings import HTCondorOwnerConfig
 from adapters.shared.printing import printable
 from provisioner.interfaces import AdapterError
 from provisioner.model import WHOLE_GPU, OwnerDemand, OwnerLoad
-from provisioner.values import frozen
+from provisioner.values import define, factory, frozen
 
 if TYPE_CHECKING:
     from adapters.htcondor.site.client import HTCondorClient
@@ -336,11 +336,11 @@ _MAX_NAMES = 300
 _MAX_QUERIES = 4  # an attribute that is looked at may be an expression that looks at others
 
 
-@dataclass(slots=True)
+@define
 class OwnerQueueState:
     """State of one schedd; times by the monotonic clock."""
 
-    queue: OwnerJobQueue = field(default_factory=OwnerJobQueue)  # its newest answer
+    queue: OwnerJobQueue = factory(OwnerJobQueue)  # its newest answer
     slots: frozenset[tuple[str, float]] = frozenset()
     """The dynamic slots of the site at that time: one that is not among them has begun since."""
     heard_at: float = -math.inf
