@@ -15,7 +15,7 @@ from typing import NamedTuple
 from adapters.kubernetes.pods import PodNames, pod_body
 from adapters.kubernetes.quantities import quantity
 from adapters.kubernetes.settings import KubernetesSiteConfig
-from adapters.shared.json_records import Record, mapping, mappings, moment, number, text
+from adapters.shared.json_records import Record, mapping, mappings, moment, number, parts, text
 from adapters.shared.printing import printable
 from provisioner.model import (
     WHOLE_GPU,
@@ -95,7 +95,7 @@ class ClusterPod:
 
 
 def cluster_node(found: Record) -> ClusterNode:
-    meta, spec, status = (mapping(found, key) for key in ("metadata", "spec", "status"))
+    meta, spec, status = parts(found)
     conditions = {
         text(each, "type"): text(each, "status") for each in mappings(status, "conditions")
     }
@@ -117,7 +117,7 @@ def cluster_node(found: Record) -> ClusterNode:
 
 
 def cluster_pod(found: Record, is_ours: bool) -> ClusterPod:
-    meta, spec, status = (mapping(found, key) for key in ("metadata", "spec", "status"))
+    meta, spec, status = parts(found)
     phase = text(status, "phase")
     scheduled = [
         each for each in mappings(status, "conditions") if text(each, "type") == "PodScheduled"

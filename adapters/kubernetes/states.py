@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from adapters.kubernetes.capacity import PASSING, ClusterPod, cluster_pod
 from adapters.kubernetes.pods import CONTAINER, TYPE, PodNames
-from adapters.shared.json_records import Record, mapping, mappings, moment, number, text
+from adapters.shared.json_records import Record, mapping, mappings, moment, number, parts, text
 from adapters.shared.printing import drone_report, printable
 from provisioner.model import EndKind, FaultKind, RemoteDrone, RemoteEnd, RemoteState
 from provisioner.values import frozen
@@ -113,7 +113,7 @@ def drone_pod(found: Record, names: PodNames) -> DronePod | None:
     drone_id = names.drone_id(found)
     if drone_id is None:
         return None
-    meta, spec, status = (mapping(found, key) for key in ("metadata", "spec", "status"))
+    meta, spec, status = parts(found)
     conditions = {text(each, "type"): each for each in mappings(status, "conditions")}
     containers = {text(each, "name"): each for each in mappings(status, "containerStatuses")}
     container = mapping(containers.get(CONTAINER, {}), "state")
@@ -270,7 +270,7 @@ def _outcome(message: str) -> str:
 def waiting_job(found: Record, names: PodNames) -> DronePod | None:
     """Return a Job without a pod as a drone that waits; None if it is none of ours or has ended."""
     drone_id = names.drone_id(found)
-    meta, spec, status = (mapping(found, key) for key in ("metadata", "spec", "status"))
+    meta, spec, status = parts(found)
     if drone_id is None:
         return None
     ended = [

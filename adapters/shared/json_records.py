@@ -23,6 +23,11 @@ def mapping(value: object, *keys: str) -> Record:
     return found if isinstance(found, dict) else {}
 
 
+def parts(found: Record) -> tuple[Record, Record, Record]:
+    """Return what an object of Kubernetes consists of: ``metadata``, ``spec`` and ``status``."""
+    return mapping(found, "metadata"), mapping(found, "spec"), mapping(found, "status")
+
+
 def mappings(value: object, *keys: str) -> list[Record]:
     """Return the objects in the list at a path of keys."""
     found = _at(value, keys)

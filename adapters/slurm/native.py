@@ -8,7 +8,6 @@ from 128 on.
 
 from __future__ import annotations
 
-import asyncio
 import ctypes
 import os
 import pwd
@@ -35,7 +34,7 @@ from adapters.slurm.records import (
 from adapters.slurm.states import query_error, refusal_error
 from provisioner.interfaces import OutcomeUnknownError, RejectedError, UnavailableError
 from provisioner.model import FaultKind
-from provisioner.worker_process import WorkerProcess
+from provisioner.worker_process import WorkerProcess, close_all
 
 if TYPE_CHECKING:  # the worker's interpreter has nothing of what the settings need
     from adapters.slurm.settings import SlurmSiteConfig
@@ -76,11 +75,7 @@ class SlurmNativeClient(SlurmClient):
 
     async def __aexit__(self, *exc: object) -> None:
         self._entered = False
-        workers = self._workers
-        self._workers = {}
-        async with asyncio.TaskGroup() as group:
-            for worker in workers.values():
-                group.create_task(worker.close())
+        await close_all(self._workers)
 
     async def own_jobs(self) -> Sequence[SlurmJob]:
         return await self._query(list, "own_jobs")

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Annotated
 
 from provisioner.cli import options as opt
 from provisioner.cli.pipes import closed_pipes_raise
-from provisioner.logs import LogFormat, LogLevel, log_to_stderr
+from provisioner.logs import LogLevel, log_to_stderr
 
 
 def serve(
     path: opt.ConfigArgument = None,
     config: opt.ConfigPath = None,
-    log_format: Annotated[
-        LogFormat | None, opt.switch("Form of the log lines.", "--log-format")
-    ] = None,
-    log_level: Annotated[
-        LogLevel, opt.switch("Log nothing below this.", "--log-level")
-    ] = LogLevel.INFO,
+    log_format: opt.LogForm = None,
+    log_level: opt.LogFrom = LogLevel.INFO,
 ) -> None:
     """Run the web service: API, metrics and pages.
 

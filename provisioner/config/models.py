@@ -140,11 +140,14 @@ class HeadroomSection(_HeadroomSettings):
         return as_settings(Headroom, self, site=self.site or "", from_h=from_h, to_h=to_h)
 
 
-def _names_differ(entries: tuple[HeadroomSection, ...]) -> tuple[HeadroomSection, ...]:
-    names = [entry.name for entry in entries]
+Named = TypeVar("Named", bound=tuple[ConfigSection, ...])
+
+
+def _names_differ(entries: Named, info: ValidationInfo) -> Named:
+    names = [entry.model_dump()["name"] for entry in entries]
     for n, name in enumerate(names):
         if name in names[:n]:
-            raise mistake_at(n, f"duplicate headroom `{name}`: choose another name")
+            raise mistake_at(n, f"duplicate {info.field_name} `{name}`: rename or remove one")
     return entries
 
 
@@ -574,14 +577,6 @@ class BenchmarkSection(ConfigSection):
     """A result of a benchmark, for pilots and accounting."""
 
 
-def _results_differ(entries: tuple[BenchmarkSection, ...]) -> tuple[BenchmarkSection, ...]:
-    results = [as_settings(Benchmark, entry).name for entry in entries]
-    for n, name in enumerate(results):
-        if name in results[:n]:
-            raise mistake_at(n, f"duplicate benchmark `{name}`: remove one of the results")
-    return entries
-
-
 @settings_of(DroneType, "gpu_milli", "max_drones")
 class _TypeSettings(ConfigSection):
     pass
@@ -594,7 +589,7 @@ class TypeSection(_TypeSettings):
         {}, examples=[{"HasCVMFS": "true"}]
     )
     """Further ClassAd attributes of the drone's slot, as expressions in quotes, for matching."""
-    benchmark: Annotated[tuple[BenchmarkSection, ...], AfterValidator(_results_differ)] = Field(
+    benchmark: Annotated[tuple[BenchmarkSection, ...], AfterValidator(_names_differ)] = Field(
         (), examples=[[{"name": "HEPscore23", "value": 14.4, "date": "2026-11-01"}]]
     )
     """Results of benchmarks per core and per GPU, for the slot's attributes `ApelSpecs`,

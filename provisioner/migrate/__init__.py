@@ -102,14 +102,14 @@ def convert(
         controller.FILE: controller.controller_file(tardis.document.file, pool, list(files), most)
     } | files
     text = "give it a name: it begins each drone's id, and no two controllers share one"
-    notes.add(NEEDED, 1, "", f"{controller.FILE}: controller", text)
+    notes.add(NEEDED, 1, "", text, f"{controller.FILE}: controller")
     root.drop_rest("no site of this name is in `Sites`, and TARDIS knows no such section: left out")
     for line, oddity in oddities:
-        notes.add(NEEDED, line, "", "", oddity)
+        notes.add(NEEDED, line, "", oddity)
     for value in walk(inside):
         if value.tag and value.kind not in _TAGS and not value.tag.startswith("!Tardis"):
             text = "nothing is done for a tag that TARDIS does not have: write the value"
-            notes.add(NEEDED, value.line, value.tag, "", text)
+            notes.add(NEEDED, value.line, value.tag, text)
     order = {tardis.document.file: 0} | ({cobald.document.file: 1} if cobald is not None else {})
     found = sorted(dict.fromkeys(notes.found), key=lambda f: (order.get(f.file, 2), f.file, f.line))
     return ImportResult(files, tuple(found))
@@ -157,11 +157,10 @@ def _max_drones(limit: controller.CoreLimit, sites: list[SiteImport]) -> tuple[i
             DROPPED,
             line,
             key,
-            "",
             f"{cores:g} cores, of types of unknown size: write `policy.max_drones`",
         )
         return None
     most = drones_in(cores, smallest)
     text = f"limits count drones, not cores: {cores:g} cores are {most} of the smallest type ({smallest} cores)"
-    notes.add(CHANGED, line, key, f"{controller.FILE}: policy.max_drones", text)
+    notes.add(CHANGED, line, key, text, f"{controller.FILE}: policy.max_drones")
     return most, f"{cores:g} cores, {smallest} each"

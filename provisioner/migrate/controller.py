@@ -184,16 +184,15 @@ def pipeline(root: KeyReader) -> CoreLimit | None:
         path = f"pipeline[{n}]"
         key = f"{path} {step.tag}".strip()
         if step.kind in _POOLS:
-            notes.add(CONVERTED, step.line, key, FILE, "the sites themselves")
+            notes.add(CONVERTED, step.line, key, "the sites themselves", FILE)
         elif step.kind in ("Limiter", "Standardiser"):
             limit = _limit(KeyReader(YamlValue(step.value, step.line), path, notes), limit)
-            notes.add(CONVERTED, step.line, key, "", "reported key by key")
+            notes.add(CONVERTED, step.line, key, "reported key by key")
         else:
             notes.add(
                 DROPPED,
                 step.line,
                 key,
-                "",
                 _STEPS.get(step.kind, "a step of COBalD that nothing here does"),
             )
     root.drop(

@@ -216,32 +216,29 @@ class HTCondorSiteImport(SiteImport):
         value, unknown = filled(command.value, machine.numbers)
         if not name:
             text = "no command with a value: write it there"
-            notes.add(NEEDED, line, command.value[:60], f"{self.ours}.submit", text)
+            notes.add(NEEDED, line, command.value[:60], text, f"{self.ours}.submit")
         elif bare in _CHANGED:
-            notes.add(CHANGED, line, name, "", _CHANGED[bare])
+            notes.add(CHANGED, line, name, _CHANGED[bare])
         elif _IN_EVERY_TEMPLATE.fullmatch(bare):
-            notes.add(
-                CONVERTED, line, name, "", f"the provisioner sets it itself ({RESERVED[bare]})"
-            )
+            notes.add(CONVERTED, line, name, f"the provisioner sets it itself ({RESERVED[bare]})")
         elif bare in RESERVED:
-            notes.add(DROPPED, line, name, "", f"the provisioner sets it itself: {RESERVED[bare]}")
+            notes.add(DROPPED, line, name, f"the provisioner sets it itself: {RESERVED[bare]}")
         elif unknown in _TARDIS_VARIABLES:
             notes.add(
                 DROPPED,
                 line,
                 name,
-                "",
                 f"`${unknown}` has no value here: TARDIS fills it in for your pilot",
             )
         elif unknown:
             mark = placeholder(f"{name} without ${unknown}, which is not known here")
             text = f"`${unknown}` has no value here: write the value, or remove the line"
-            notes.add(NEEDED, line, name, self._put_command(machine, command, mark), text)
+            notes.add(NEEDED, line, name, text, self._put_command(machine, command, mark))
         elif not value or not value.isprintable():
             text = "a value on one line is wanted: write it under `submit`"
-            notes.add(NEEDED, line, name, f"{self.ours}.submit", text)
+            notes.add(NEEDED, line, name, text, f"{self.ours}.submit")
         else:
-            notes.add(CONVERTED, line, name, self._put_command(machine, command, value), "")
+            notes.add(CONVERTED, line, name, "", self._put_command(machine, command, value))
 
     def _put_command(self, machine: MachineType, command: SubmitCommand, value: str) -> str:
         """Write a command, in the place of an earlier one of the same name, and return its place in our files."""

@@ -196,7 +196,7 @@ class SiteImport:
         for one in setting.items:
             name = one.text
             if name is None:
-                self.notes.add(NEEDED, one.line, key, at, "a name is wanted here")
+                self.notes.add(NEEDED, one.line, key, "a name is wanted here", at)
             elif name not in [machine.theirs for machine in self.machines]:
                 made = MachineType(
                     name, our_name(name, [machine.ours for machine in self.machines]), one.line
@@ -206,8 +206,8 @@ class SiteImport:
                     CONVERTED,
                     one.line,
                     f"{key}.{name}",
-                    f"{at}.{made.ours}",
                     renamed(name, made.ours),
+                    f"{at}.{made.ours}",
                 )
         if not self.machines:
             self.section.needed("MachineTypes", at, "no machine type: write one")
@@ -267,29 +267,29 @@ class SiteImport:
                 NEEDED,
                 machine.line,
                 key,
-                f"{at}.gpus",
                 f"only the flavour shows whether it has GPUs: {remedy}",
+                f"{at}.gpus",
             )
             return
         block.put("gpus", machine.gpus)
         if not machine.gpus:
             remedy = "a CPU drone. If it has some, write `gpus`, `vram` and `capability`"
             text = f"TARDIS does not know GPUs and nothing here asks for one: {remedy}"
-            notes.add(CHANGED, machine.line, key, f"{at}.gpus", text)
+            notes.add(CHANGED, machine.line, key, text, f"{at}.gpus")
             return
         if machine.vram_mib:
             block.put("vram", format_size(machine.vram_mib))
         else:
             block.put("vram", placeholder("memory of each GPU, as 40 GiB"))
             text = "jobs ask for GPUs by memory: write it, as `40 GiB`"
-            notes.add(NEEDED, machine.line, machine.gpu_key, f"{at}.vram", text)
+            notes.add(NEEDED, machine.line, machine.gpu_key, text, f"{at}.vram")
         block.put("capability", placeholder("CUDA compute capability, as 8.0"))
         site_model = f"; the site says {machine.gpu_model}" if machine.gpu_model else ""
         block.remark(f"gpu_model: A100-SXM4-40GB     # as `nvidia-smi` names it{site_model}")
         block.remark('driver: "12.4"                # newest CUDA version of the driver')
         text = "jobs ask for GPUs by capability, of which TARDIS knows nothing: write it; and `gpu_model`"
         notes.add(
-            NEEDED, machine.line, machine.gpu_key, f"{at}.capability", f"{text} if jobs ask for it"
+            NEEDED, machine.line, machine.gpu_key, f"{text} if jobs ask for it", f"{at}.capability"
         )
 
 

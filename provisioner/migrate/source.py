@@ -219,7 +219,7 @@ class ImportReport:
     file: str
     found: list[ImportFinding] = factory(list)
 
-    def add(self, verdict: ImportOutcome, line: int, key: str, ours: str, text: str) -> None:
+    def add(self, verdict: ImportOutcome, line: int, key: str, text: str, ours: str = "") -> None:
         key = sanitize(key, 160)
         ours = sanitize(ours, 160)
         text = sanitize(text or "taken over", _MAX_FINDING_CHARS)
@@ -246,11 +246,7 @@ class KeyReader:
                 self._left = dict(setting.value)
         elif setting.value is not None:
             notes.add(
-                NEEDED,
-                setting.line,
-                path,
-                "",
-                "expected a mapping: nothing of it could be imported",
+                NEEDED, setting.line, path, "expected a mapping: nothing of it could be imported"
             )
         self._lines = {key: value.line for key, value in self._left.items()}
 
@@ -271,16 +267,16 @@ class KeyReader:
         return self._lines.get(key, self.line)
 
     def converted(self, key: str, ours: str, text: str = "") -> None:
-        self.notes.add(CONVERTED, self.line_of(key), self.name(key), ours, text)
+        self.notes.add(CONVERTED, self.line_of(key), self.name(key), text, ours)
 
     def changed(self, key: str, ours: str, text: str) -> None:
-        self.notes.add(CHANGED, self.line_of(key), self.name(key), ours, text)
+        self.notes.add(CHANGED, self.line_of(key), self.name(key), text, ours)
 
     def dropped(self, key: str, text: str) -> None:
-        self.notes.add(DROPPED, self.line_of(key), self.name(key), "", text)
+        self.notes.add(DROPPED, self.line_of(key), self.name(key), text)
 
     def needed(self, key: str, ours: str, text: str) -> None:
-        self.notes.add(NEEDED, self.line_of(key), self.name(key), ours, text)
+        self.notes.add(NEEDED, self.line_of(key), self.name(key), text, ours)
 
     def put(
         self,

@@ -81,6 +81,10 @@ def passes_soon(why: Reason | None) -> bool:
     )
 
 
+PlacesAllowed = tuple[int, Reason | None]
+"""Number of drones that may start, and the reason that holds the next one back."""
+
+
 @define
 class StartLimits:
     """Remaining starts within every limit, breaker, quota and free capacity. Mutable, local to one plan.
@@ -219,7 +223,7 @@ class StartLimits:
             return self.counted[key]
         return int(self.free[kind.site].get(kind.name, 0.0)) if kind.site in self.free else None
 
-    def for_type(self, key: TypeKey) -> tuple[int, Reason | None]:
+    def for_type(self, key: TypeKey) -> PlacesAllowed:
         """Return how many drones of a type may be started now, and the limit that binds."""
         if key in self.spent:
             return 0, self.spent[key]
@@ -229,14 +233,14 @@ class StartLimits:
             self.startable.discard(key)
         return count, reason
 
-    def _for_type(self, key: TypeKey, kind: DroneType) -> tuple[int, Reason | None]:
+    def _for_type(self, key: TypeKey, kind: DroneType) -> PlacesAllowed:
         """Return the smallest bound, the first of equal ones: a doubt, else limits, room, quota and breakers."""
         doubt = self._doubt(key, kind)
         if doubt is not None:
             return 0, doubt
         policy = self.context.snapshot.policy
         site = policy.sites[kind.site]
-        least: tuple[int, Reason | None] = 1 << 30, None
+        least: PlacesAllowed = 1 << 30, None
         for limit, scope, counts, most, each in (
             ("max_starts_per_tick", kind.site, self.started, site.max_starts_per_tick, 1),
             ("max_pending", kind.site, self.pending, site.max_pending, 1),
@@ -296,7 +300,7 @@ class StartLimits:
         )
         return short or self.reservations.claimed.get(kind.site) or reasons.SiteFull(kind.key, lack)
 
-    def _breaker(self, of: Scope) -> tuple[int, Reason | None] | None:
+    def _breaker(self, of: Scope) -> PlacesAllowed | None:
         breaker, scope = self.context.breakers.get(of), str(of)
         if breaker is None:
             return None

@@ -39,6 +39,7 @@ from provisioner.planner.capacity import (
     NO_COVERAGE,
     Coverage,
     DroneSlots,
+    PlacesAllowed,
     SlotShape,
     StartLimits,
     Supply,
@@ -214,7 +215,7 @@ class Allocation:
             1, len(self.context.drones)
         )
 
-    def allowed(self, candidate: StartCandidate) -> tuple[int, Reason | None]:
+    def allowed(self, candidate: StartCandidate) -> PlacesAllowed:
         """Return how many drones may be started, and the reason of a rule for no more; limits are reported later."""
         count, reason = -(-candidate.lack // candidate.compatible.jobs[candidate.kind.key]), None
         for rule in START_RULES:
@@ -305,9 +306,7 @@ class StartCandidate(NamedTuple):
     lack: int
 
 
-def long_enough_life(
-    allocation: Allocation, start: StartCandidate, count: int
-) -> tuple[int, Reason | None]:
+def long_enough_life(allocation: Allocation, start: StartCandidate, count: int) -> PlacesAllowed:
     """Start no drone that ends before a job's declared walltime."""
     short = start.job.walltime_s and life_too_short(
         allocation.context, start.kind, start.job.walltime_s
@@ -315,16 +314,12 @@ def long_enough_life(
     return (0 if short else count), None
 
 
-def within_limits(
-    allocation: Allocation, start: StartCandidate, count: int
-) -> tuple[int, Reason | None]:
+def within_limits(allocation: Allocation, start: StartCandidate, count: int) -> PlacesAllowed:
     """Keep every limit, breaker, quota and free capacity."""
     return min(count, allocation.limits.for_type(start.kind.key)[0]), None
 
 
-def one_probe(
-    allocation: Allocation, start: StartCandidate, count: int
-) -> tuple[int, Reason | None]:
+def one_probe(allocation: Allocation, start: StartCandidate, count: int) -> PlacesAllowed:
     """Start one drone after a back-off of the class, until the pool has matched such jobs to it."""
     tried = allocation.context.class_backoffs.probing.get(start.job.id, {}).get(start.kind.key)
     if tried is None:
@@ -333,21 +328,19 @@ def one_probe(
     return min(count, 1 - tried), reasons.Probing(str(scope))
 
 
-def owner_risk(
-    allocation: Allocation, start: StartCandidate, count: int
-) -> tuple[int, Reason | None]:
+def owner_risk(allocation: Allocation, start: StartCandidate, count: int) -> PlacesAllowed:
     """Start no more drones than can expect to keep their place."""
     return allocation.risk.allowed(start.job, start.compatible, start.kind, count)
 
 
 def room_for_larger_jobs(
     allocation: Allocation, start: StartCandidate, count: int
-) -> tuple[int, Reason | None]:
+) -> PlacesAllowed:
     """Start no drone that would take the room that is reserved for a job of several GPUs."""
     return allocation.reserved.places_beside(start.job, start.kind, count)
 
 
-StartRule = Callable[[Allocation, StartCandidate, int], tuple[int, Reason | None]]
+StartRule = Callable[[Allocation, StartCandidate, int], PlacesAllowed]
 START_RULES: tuple[StartRule, ...] = (
     long_enough_life,
     within_limits,

@@ -125,8 +125,7 @@ def copy_store(path: Path, copy: Path) -> None:
     try:
         with closing(connect(path)) as store:
             schema_version(store, path)
-            unfinished.unlink(missing_ok=True)
-            os.close(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o660))
+            _make_empty(unfinished)
             with closing(connect(unfinished)) as target:
                 store.backup(target)
         publish(unfinished, copy)
@@ -134,6 +133,15 @@ def copy_store(path: Path, copy: Path) -> None:
         raise unusable(path, error) from error
     finally:
         unfinished.unlink(missing_ok=True)
+
+
+def _make_empty(path: Path) -> None:
+    """Make an empty file for a store.
+
+    SQLite itself makes 0644 files, whatever the umask allows: a group of operators could never write its requests.
+    """
+    path.unlink(missing_ok=True)
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o660))
 
 
 def _copy_before_migration(path: Path) -> None:
@@ -187,11 +195,8 @@ def _check_file(path: Path) -> None:
 def _create(path: Path, controller: str, birth: str, shadow: bool) -> None:
     """Create the store under another name first: at its own name it is whole or absent, whatever happens here."""
     unfinished = path.with_name(path.name + ".new")
-    for remnant in (unfinished, unfinished.with_name(unfinished.name + "-journal")):
-        remnant.unlink(missing_ok=True)
-    # SQLite itself creates 0644 files, whatever the umask allows: a group of operators could never
-    # write its requests.
-    os.close(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o660))
+    unfinished.with_name(unfinished.name + "-journal").unlink(missing_ok=True)
+    _make_empty(unfinished)
     with closing(connect(unfinished)) as connection:
         migrate(connection)
         meta = {

@@ -17,7 +17,7 @@ from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from provisioner import model, store
 from provisioner.estimates import EstimateSamples
@@ -39,6 +39,7 @@ from provisioner.store.measures import DroneCount, MetricKey
 from provisioner.store.observations import Observation
 from provisioner.usage import RecordedRuns
 
+T = TypeVar("T")
 _DYNAMIC_SLOT = re.compile(r"^(?P<parent>slot\d+)(?:_\d+)+@(?P<host>.+)$")
 _NO_LOG = (
     sqlite3.SQLITE_READONLY,
@@ -91,8 +92,7 @@ class Reader:
     def observations(self, since: float) -> list[Observation]:
         """Return the observations of a shadow after ``since``, oldest first. One that began before begins then."""
         query = "SELECT body, at, last_at FROM observations WHERE last_at >= ? ORDER BY seq"
-        with self._open() as sql:
-            rows = sql.execute(query, (since,)).fetchall()
+        rows = self._rows(query, since)
         return [
             replace(tables.unpack(Observation, body), at=max(at, since), last_at=end)
             for body, at, end in rows
@@ -176,8 +176,7 @@ class Reader:
         """Return the number of live drones that were started for some job classes, by default for each."""
         chosen = "AND for_class IN (SELECT value FROM json_each(?))" if class_ids else ""
         query = f"SELECT for_class, count(*) FROM drones WHERE live = 1 {chosen} GROUP BY for_class"
-        with self._open() as sql:
-            return Counter(dict(sql.execute(query, [json.dumps([*class_ids])] * bool(class_ids))))
+        return Counter(dict(self._rows(query, *[json.dumps([*class_ids])] * bool(class_ids))))
 
     def drones_for(self, class_id: str) -> tuple[int, Drone] | None:
         """Return the number of drones that were started for a job class, and the newest; None if there are none."""
@@ -195,23 +194,18 @@ class Reader:
 
         An empty prefix begins none.
         """
-        with self._open() as sql:
-            rest = "WHERE ? AND substr(id, 1, ?) = ? ORDER BY seen_at DESC LIMIT ?"
-            values = (len(prefix), len(prefix), prefix, MAX_PAST_CLASSES)
-            return [*tables.PAST_CLASSES.select(sql, rest, values)]
+        rest = "WHERE ? AND substr(id, 1, ?) = ? ORDER BY seen_at DESC LIMIT ?"
+        values = (len(prefix), len(prefix), prefix, MAX_PAST_CLASSES)
+        return self._select(tables.PAST_CLASSES, rest, *values)
 
     def past_class_ids(self) -> list[str]:
         """Return the ids of the newest job classes that have left the queue, or of which no job waits any more."""
-        with self._open() as sql:
-            rows = sql.execute(
-                "SELECT id FROM past_classes ORDER BY seen_at DESC LIMIT ?", (MAX_PAST_CLASSES,)
-            )
-            return [class_id for (class_id,) in rows]
+        query = "SELECT id FROM past_classes ORDER BY seen_at DESC LIMIT ?"
+        return [class_id for (class_id,) in self._rows(query, MAX_PAST_CLASSES)]
 
     def drone(self, drone_id: DroneId) -> Drone | None:
         """Return one drone, if it is on record."""
-        with self._open() as sql:
-            return next(tables.DRONES.select(sql, "WHERE id = ?", (drone_id,)), None)
+        return next(iter(self._select(tables.DRONES, "WHERE id = ?", drone_id)), None)
 
     def find(self, any_id: str) -> list[DroneId]:
         """Return the drones that an id of any kind means, newest first.
@@ -249,16 +243,12 @@ class Reader:
 
     def history(self, drone_id: DroneId) -> list[store.Transition]:
         """Return the transitions of one drone, oldest first."""
-        with self._open() as sql:
-            return [*tables.TRANSITIONS.select(sql, "WHERE drone_id = ? ORDER BY seq", (drone_id,))]
+        return self._select(tables.TRANSITIONS, "WHERE drone_id = ? ORDER BY seq", drone_id)
 
     def last_output(self, drone_id: DroneId) -> str:
         """Return its last output as its site reported it; empty if there is none."""
-        with self._open() as sql:
-            row = sql.execute(
-                "SELECT body FROM console_outputs WHERE drone_id = ?", (drone_id,)
-            ).fetchone()
-        return zlib.decompress(row[0]).decode("utf-8", "replace") if row else ""
+        rows = self._rows("SELECT body FROM console_outputs WHERE drone_id = ?", drone_id)
+        return zlib.decompress(rows[0][0]).decode("utf-8", "replace") if rows else ""
 
     def transitions(
         self, *, since: float = 0.0, after: int = 0, limit: int = 1000, by_time: bool = False
@@ -302,18 +292,14 @@ class Reader:
         rest, values = "WHERE ended_at >= ? AND ended_at < ? AND NOT unfinished", [since, until]
         if cluster is not None:
             rest += f" AND instr('#' || job_id || '.#' || routed_from || '.', '#{cluster}.')"
-        with self._open() as sql:
-            return [*tables.COMPLETED_JOBS.select(sql, f"{rest} ORDER BY ended_at, job_id", values)]
+        return self._select(tables.COMPLETED_JOBS, f"{rest} ORDER BY ended_at, job_id", *values)
 
     def peak_vram_mib(self, job: JobClass) -> int:
         """Return the largest use of memory per GPU that was measured in jobs of the class; 0: none was."""
         alike = "owner = ? AND gpu_milli = ? AND cpus = ? AND memory_mib = ?"
-        values = (job.owner, job.gpu_milli, job.cpus, job.memory_mib)
-        with self._open() as sql:
-            row = sql.execute(
-                f"SELECT max(peak_vram_mib) FROM completed_jobs WHERE {alike}", values
-            ).fetchone()
-        return row[0] or 0
+        query = f"SELECT max(peak_vram_mib) FROM completed_jobs WHERE {alike}"
+        rows = self._rows(query, job.owner, job.gpu_milli, job.cpus, job.memory_mib)
+        return rows[0][0] or 0
 
     def use(self, since: float, until: float, *given: Any, **more: Any) -> RecordedRuns:
         """Return as :func:`tables.read_use <provisioner.store.tables.read_use>`."""
@@ -322,8 +308,7 @@ class Reader:
 
     def most_unused(self, since: float, limit: int) -> tuple[list[DroneId], int]:
         """Return the drones whose runs left most GPU time unused, and the number of all with runs."""
-        with self._open() as sql:
-            rows = sql.execute(tables.MOST_UNUSED, (since, limit)).fetchall()
+        rows = self._rows(tables.MOST_UNUSED, since, limit)
         return [row[0] for row in rows], rows[0][1] if rows else 0
 
     def estimate_samples(self) -> EstimateSamples | None:
@@ -350,8 +335,7 @@ class Reader:
         self, *, since: float = 0.0, after: int = 0, limit: int = 1000, by_time: bool = False
     ) -> list[store.Event]:
         """Return recorded events with a number above ``after``, by that number or ``by_time``."""
-        with self._open() as sql:
-            return [*tables.EVENTS.select(sql, _rows_after("id", by_time), (after, since, limit))]
+        return self._select(tables.EVENTS, _rows_after("id", by_time), after, since, limit)
 
     def recent_events(self, since: float, names: Iterable[str], last: int) -> list[store.Event]:
         """Return the events since a time, the newest of each of ``names``, and the ``last`` ones, oldest first."""
@@ -359,8 +343,7 @@ class Reader:
             "WHERE at >= ? OR id IN (SELECT max(id) FROM events WHERE name IN (SELECT value FROM json_each(?))"
             " GROUP BY name) OR id IN (SELECT id FROM events ORDER BY id DESC LIMIT ?) ORDER BY id"
         )
-        with self._open() as sql:
-            return [*tables.EVENTS.select(sql, rest, (since, json.dumps([*names]), last))]
+        return self._select(tables.EVENTS, rest, since, json.dumps([*names]), last)
 
     def count_happenings(self, since: float, step: int = 0, event: int = 0) -> int:
         """Return the number of transitions and events since a time, with numbers above ``step`` and ``event``."""
@@ -368,17 +351,15 @@ class Reader:
             "SELECT (SELECT count(*) FROM transitions WHERE at >= ?1 AND seq > ?2)"
             " + (SELECT count(*) FROM events WHERE at >= ?1 AND id > ?3)"
         )
-        with self._open() as sql:
-            return int(sql.execute(query, (since, step, event)).fetchone()[0])
+        return int(self._rows(query, since, step, event)[0][0])
 
     def position(self) -> RecordPosition:
         """Return how far the record has come. Nothing on record changes without it; cheap."""
-        with self._open() as sql:
-            row = sql.execute(
-                "SELECT coalesce((SELECT value FROM meta WHERE key = 'tick'), 0),"
-                " coalesce((SELECT max(seq) FROM transitions), 0), coalesce((SELECT max(id) FROM events), 0),"
-                " coalesce((SELECT max(id) FROM requests), 0), coalesce((SELECT max(id) FROM estimate_resets), 0)"
-            ).fetchone()
+        (row,) = self._rows(
+            "SELECT coalesce((SELECT value FROM meta WHERE key = 'tick'), 0),"
+            " coalesce((SELECT max(seq) FROM transitions), 0), coalesce((SELECT max(id) FROM events), 0),"
+            " coalesce((SELECT max(id) FROM requests), 0), coalesce((SELECT max(id) FROM estimate_resets), 0)"
+        )
         return RecordPosition(*map(int, row))
 
     def views(self) -> store.Views | None:
@@ -404,8 +385,7 @@ class Reader:
 
     def counters(self) -> Mapping[MetricKey, float]:
         """Return the counters since the store was created."""
-        with self._open() as sql:
-            rows = sql.execute("SELECT metric, labels, value FROM counters").fetchall()
+        rows = self._rows("SELECT metric, labels, value FROM counters")
         return {
             MetricKey(metric, tuple(json.loads(labels).items())): value
             for metric, labels, value in rows
@@ -447,8 +427,7 @@ class Reader:
 
     def kept_snapshots(self) -> list[int]:
         """Return the ticks whose snapshots are kept."""
-        with self._open() as sql:
-            return [tick for (tick,) in sql.execute("SELECT tick FROM snapshots ORDER BY tick")]
+        return [tick for (tick,) in self._rows("SELECT tick FROM snapshots ORDER BY tick")]
 
     def ask(
         self,
@@ -492,8 +471,16 @@ class Reader:
 
     def estimate_resets(self) -> tuple[store.EstimateReset, ...]:
         """Return the requests to forget that are not carried out yet."""
+        return tuple(self._select(tables.ESTIMATE_RESETS, "ORDER BY id"))
+
+    def _rows(self, query: str, *values: object) -> list[Any]:
         with self._open() as sql:
-            return tuple(tables.ESTIMATE_RESETS.select(sql, "ORDER BY id"))
+            return sql.execute(query, values).fetchall()
+
+    def _select(self, table: tables.Table[T], rest: str, *values: object) -> list[T]:
+        """Return rows of a table as values; see :meth:`Table.select <provisioner.store.tables.Table.select>`."""
+        with self._open() as sql:
+            return [*table.select(sql, rest, values)]
 
     def _uri(self) -> str:
         """Return the URI for this user: a store at rest has no log, and one who may only read could not create it."""

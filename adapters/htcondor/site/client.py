@@ -32,7 +32,7 @@ from provisioner.interfaces import (
     UnavailableError,
 )
 from provisioner.model import DroneId, FaultKind
-from provisioner.worker_process import WorkerProcess
+from provisioner.worker_process import WorkerProcess, close_all
 
 BINDINGS_WORKER = "adapters.htcondor.site.client:BindingsWorker"
 _COLLECT_TIMEOUT_S = 8.0
@@ -174,11 +174,7 @@ class BindingsClient(HTCondorClient):
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        workers = self._workers
-        self._workers = {}
-        async with asyncio.TaskGroup() as group:
-            for worker in workers.values():
-                group.create_task(worker.close())
+        await close_all(self._workers)
         await super().__aexit__(*exc)
 
     async def _call(self, purpose: str, name: str, *args: object, deadline_s: float = 0.0) -> Any:
