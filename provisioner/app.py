@@ -99,8 +99,10 @@ def _signals() -> tuple[asyncio.Event, asyncio.Event]:
     Signals that other programs send by habit, as tools that rotate logs do, are only logged: by
     default they would end the process.
     """
-    stop, hangup = asyncio.Event(), asyncio.Event()
-    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    stop = asyncio.Event()
+    hangup = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    task = asyncio.current_task()
     assert task is not None
 
     def asked_to_stop(number: signal.Signals) -> None:
@@ -125,7 +127,8 @@ def _signals() -> tuple[asyncio.Event, asyncio.Event]:
 async def _opened(
     stack: AsyncExitStack, settings: Settings, *, shadow: bool
 ) -> tuple[Controller, Adapters]:
-    limits, name = settings.store, settings.controller + SHADOW_SUFFIX * shadow
+    limits = settings.store
+    name = settings.controller + SHADOW_SUFFIX * shadow
     store = SqlStore(
         limits.path,
         name,

@@ -144,7 +144,8 @@ def _over(value_s: float, limit_s: float) -> str:
     left = seconds(whole(value_s))
     right = seconds(whole(limit_s))
     if sign != "=" and left == right:
-        left, right = f"{value_s:.3f} s", f"{limit_s:.3f} s"
+        left = f"{value_s:.3f} s"
+        right = f"{limit_s:.3f} s"
     return f"{left} {sign} {right}"
 
 

@@ -148,7 +148,8 @@ class WorkerProcess:
 
         It has ``wait_s`` in which it may end by itself.
         """
-        process, self._process = self._process, None
+        process = self._process
+        self._process = None
         if process is None:
             return None
         # The number of one that ended between two calls may be another's by now; with a wait it

@@ -311,7 +311,8 @@ def jobs(
     limit: int = 1000,
 ) -> list[EmbeddedJob]:
     """Return jobs by id, limited to the given states and ids. Raises ``sqlite3.Error``."""
-    where, values = ["1"], list[object]()
+    where = ["1"]
+    values = list[object]()
     for column, wanted in (("state", states), ("id", ids)):
         if wanted:
             where.append(f"{column} IN ({', '.join('?' * len(wanted))})")

@@ -179,7 +179,8 @@ class JobAttempt:
                     preexec_fn=_unblock_signals,
                 )
         except (OSError, ValueError, subprocess.SubprocessError) as error:
-            self.trouble, self.exit_code = f"cannot be run: {error}"[:300], _CANNOT_RUN
+            self.trouble = f"cannot be run: {error}"[:300]
+            self.exit_code = _CANNOT_RUN
 
     def poll(self) -> bool:
         """Return whether it has just ended. What it left in its process group goes with it."""
@@ -339,7 +340,8 @@ class Worker:
             self._heartbeat_at = 0.0
 
     def _take(self) -> None:
-        settings, before = self._settings, self._jobs_started
+        settings = self._settings
+        before = self._jobs_started
         while True:
             lease_until = lease_clock() + settings.embedded_lease_s
             job = queue.take(self._queue, self._offer(), settings.drone_id, lease_until)

@@ -15,7 +15,13 @@ from provisioner.interfaces import UnavailableError
 LARGEST_NUMBER = 10**12  # beyond this a number from an ad is nonsense
 SAME_CLOCK_S = 2  # clocks closer than this count as one: times in ads are whole seconds
 # JobStatus
-IDLE, RUNNING, REMOVED, COMPLETED, HELD, TRANSFERRING_OUTPUT, SUSPENDED = 1, 2, 3, 4, 5, 6, 7
+IDLE = 1
+RUNNING = 2
+REMOVED = 3
+COMPLETED = 4
+HELD = 5
+TRANSFERRING_OUTPUT = 6
+SUSPENDED = 7
 # JobUniverse of jobs that a dedicated scheduler starts on several machines; they have no RemoteHost
 PARALLEL = 11
 IN_SLOT = frozenset({RUNNING, TRANSFERRING_OUTPUT, SUSPENDED})  # JobStatus of a job in a slot

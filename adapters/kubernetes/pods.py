@@ -23,7 +23,8 @@ DRONE, CONTROLLER, SITE, TYPE = (
     OWN_PREFIX + key for key in ("drone", "controller", "site", "type")
 )
 CONTAINER = "drone"
-_FILES, _WORK = "/drone/files", "/drone/work"
+_FILES = "/drone/files"
+_WORK = "/drone/work"
 _ARCHIVE = "files.tar.gz"
 _MAX_SECRET_BYTES = 1024**2 - 4096
 """An API server accepts 1 MiB of data in a secret."""

@@ -134,8 +134,10 @@ class LocalDrone:
 
     def listed(self) -> RemoteDrone:
         """Return its state; one without a launcher is brought to its end first."""
-        end, launcher = self.end, self.launcher
-        state, reason = RemoteState.RUNNING, ""
+        end = self.end
+        launcher = self.launcher
+        state = RemoteState.RUNNING
+        reason = ""
         if end is None and launcher is None:
             young = time.time() - (self._site / "order.json").stat().st_mtime < _CLAIM_LIMIT_S
             if (young and Process.parse(self.record.starter).alive) or not self.abandon():
@@ -145,10 +147,8 @@ class LocalDrone:
         elif end is None and launcher is not None and not launcher.alive:
             end = self.end  # it may have ended in order between the two questions
             if end is None and not self.kill():
-                state, reason = (
-                    RemoteState.UNKNOWN,
-                    "its launcher is gone, its processes cannot be killed",
-                )
+                state = RemoteState.UNKNOWN
+                reason = "its launcher is gone, its processes cannot be killed"
             elif end is None:
                 rebooted = launcher.boot != boot_id()
                 end = self.finish(

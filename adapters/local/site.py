@@ -76,12 +76,10 @@ class LocalSite:
         types: Sequence[model.DroneType],
         controller: str,
     ) -> None:
-        self._name, self._config, self._types, self._controller = (
-            name,
-            config,
-            tuple(types),
-            controller,
-        )
+        self._name = name
+        self._config = config
+        self._types = tuple(types)
+        self._controller = controller
         self._root = config.root.absolute()
         self._turn = threading.Lock()
         self._host: LocalHost | None = None
@@ -377,7 +375,8 @@ class LocalSite:
     @staticmethod
     def _undone(drone: LocalDrone, error: Exception) -> OrderResult:
         """Return a rejection where it is certain that nothing runs, else an unknown outcome."""
-        kind, what = FaultKind.NODE, str(error)
+        kind = FaultKind.NODE
+        what = str(error)
         if isinstance(error, OSError):
             kind = (
                 FaultKind.DENIED if error.errno in (errno.EACCES, errno.EPERM) else FaultKind.NODE

@@ -189,7 +189,8 @@ def misfits(
             "gpus",
             f"{name} has {gpus} GPUs, drone type `{kind.name}` {wants}: change `gpus` or `flavor`",
         )
-    disk_mib, disk = flavor.disk_mib or kind.disk_mib, name  # 0: as large as the image
+    disk_mib = flavor.disk_mib or kind.disk_mib
+    disk = name  # 0: as large as the image
     if wanted.boot_volume is not None:
         disk_mib = wanted.boot_volume.size
         disk = "its boot volume"

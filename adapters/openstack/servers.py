@@ -236,8 +236,11 @@ class ServerPhase:
     """It waits, and will never start."""
 
 
-_PENDING, _RUNNING, _UNKNOWN = RemoteState.PENDING, RemoteState.RUNNING, RemoteState.UNKNOWN
-_OFF, _ENDED = RemoteState.STOPPED, RemoteState.ENDED
+_PENDING = RemoteState.PENDING
+_RUNNING = RemoteState.RUNNING
+_UNKNOWN = RemoteState.UNKNOWN
+_OFF = RemoteState.STOPPED
+_ENDED = RemoteState.ENDED
 
 SERVER_STATES: Mapping[str, ServerPhase] = {
     "ACTIVE": ServerPhase(_RUNNING, stop=StopMethod.SHUT_DOWN),

@@ -22,7 +22,9 @@ from provisioner.model import DroneType, Reserve, SitePolicy
 from provisioner.values import frozen
 
 CPU_PARTITION = "cpu-beside-gpus"
-CPU_TIER, DRONE_TIER, OWNER_TIER = 1, 2, 10
+CPU_TIER = 1
+DRONE_TIER = 2
+OWNER_TIER = 10
 
 
 class ReserveLimits(NamedTuple):

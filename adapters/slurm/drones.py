@@ -219,7 +219,8 @@ class SlurmDrones:
         """Drones that were alive, and since when listings lack them."""
         self._ended: dict[DroneId, tuple[RemoteDrone, float]] = {}
         """And since when its end is known."""
-        self._asked_all, self._has_accounting = False, True
+        self._asked_all = False
+        self._has_accounting = True
 
     def jobs(self, jobs: Iterable[SlurmJob]) -> Mapping[DroneId, Sequence[SlurmJob]]:
         """Return the jobs of each drone: live ones before ended ones, then the oldest first."""

@@ -33,8 +33,10 @@ class SlurmStateMapping(NamedTuple):
     fault: FaultKind | None = None
 
 
-_PENDING, _RUNNING = RemoteState.PENDING, RemoteState.RUNNING
-_UNKNOWN, _ENDED = RemoteState.UNKNOWN, RemoteState.ENDED
+_PENDING = RemoteState.PENDING
+_RUNNING = RemoteState.RUNNING
+_UNKNOWN = RemoteState.UNKNOWN
+_ENDED = RemoteState.ENDED
 
 SLURM_STATES: Mapping[str, SlurmStateMapping] = {
     # Base states.

@@ -159,7 +159,8 @@ class SiteContract:
             await _end(world, site, [good, good_too])
 
     async def test_stopping_what_is_not_there_is_done(self, world: SiteWorld) -> None:
-        never, gone = _new_id(world), _new_id(world)
+        never = _new_id(world)
+        gone = _new_id(world)
         async with world.site() as site:
             [result] = await site.stop([StopOrder(never, "")])
             assert (result.drone_id, result.answer) == (never, OrderOutcome.OK)
@@ -175,7 +176,8 @@ class SiteContract:
     async def test_a_drone_that_ends_by_itself_is_listed_with_its_exit_code(
         self, world: SiteWorld
     ) -> None:
-        failing, leaving = _new_id(world), _new_id(world)
+        failing = _new_id(world)
+        leaving = _new_id(world)
         async with world.site() as site:
             for drone_id, code in ((failing, 3), (leaving, 0)):
                 await site.start([_order(world, drone_id, bootstrap=world.exiting(code))])
@@ -211,7 +213,8 @@ class SiteContract:
         self, world: SiteWorld
     ) -> None:
         other = f"{world.controller}-two"  # its ids begin as ours do
-        mine, foreign = _new_id(world), DroneId(f"{other}-abcd-1")
+        mine = _new_id(world)
+        foreign = DroneId(f"{other}-abcd-1")
         async with world.site() as site, world.site(other) as theirs:
             await _start(world, theirs, [foreign])
             await _start(world, site, [mine])
@@ -403,7 +406,8 @@ class SiteContract:
             await _end(world, site, [drone_id])
 
     async def test_nothing_of_an_ended_drone_is_left_at_the_site(self, world: SiteWorld) -> None:
-        stopped, leaving = _new_id(world), _new_id(world)
+        stopped = _new_id(world)
+        leaving = _new_id(world)
         try:
             assert await world.objects(stopped) == []
             forgetful = world.forgetful_site()

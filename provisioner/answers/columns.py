@@ -253,7 +253,9 @@ def picked(listing: Listing, sort: str | None, limit: int | None) -> Listing:
         known = [v for v in valued if v[0] is not None]
         known.sort(key=lambda v: _sort_key(v[0]), reverse=key.startswith("-"))
         rows = [row for _, row in known] + [row for value, row in valued if value is None]
-    scope, more, total = listing.scope, "", len(rows) if listing.total is None else listing.total
+    scope = listing.scope
+    more = ""
+    total = len(rows) if listing.total is None else listing.total
     if limit is not None and total > limit:
         scope = f"{scope}; {limit} of {total} shown" if scope else scope
         rows = rows[:limit]

@@ -79,7 +79,8 @@ def class_rows(
     """
     if views is None or views.overlay.view is None:
         return []
-    names, of_all = names or ClassNames(views.overlay.view), reasons.get("", ())
+    names = names or ClassNames(views.overlay.view)
+    of_all = reasons.get("", ())
     jobs = [*(views.overlay.view.classes if only is None else only)]
     compatible = cache(partial(_compatible, views, jobs))
     return [

@@ -287,7 +287,8 @@ def state_limit(drone: Drone, views: Views | None) -> StateLimit:
     rule = STATE_RULES.get(drone.state)
     if rule is None or views is None:
         return StateLimit(rule.limit if rule else "")
-    limit_s, by = None, ""
+    limit_s = None
+    by = ""
     match rule.limit:
         case "walltime_s":
             limit_s = next((t.walltime_s or None for t in views.types if t.key == drone.type), None)

@@ -188,7 +188,8 @@ SITE_ESTIMATE_COLUMNS = (
 
 def estimates_document(known: EstimatesRow, user: str = "") -> Document:
     """Return the answer of ``provisioner estimates``; with ``user`` their run times by size."""
-    samples, estimates = known.samples or EstimateSamples(0.0), known.estimates or Estimates()
+    samples = known.samples or EstimateSamples(0.0)
+    estimates = known.estimates or Estimates()
     scope = NOTHING_KEPT
     if known.samples is not None:
         scope = f"{formatting.count(len(samples.runs), 'kind')} of jobs known, as of {ago(samples.at)} ago"
@@ -248,7 +249,8 @@ def estimates(reader: Reader, query: EstimatesQuery) -> Document:
     Examples:
       provisioner estimates -o json | jq '.sites[] | {site, rise_1h_gpu_milli, idle_s}'
     """
-    samples, views = reader.estimate_samples(), reader.views()
+    samples = reader.estimate_samples()
+    views = reader.views()
     if query.user is not None and samples is not None:
         require_known(samples, [query.user], [])
     known = EstimatesRow(samples, views.estimates if views else None, reader.estimate_resets())

@@ -169,7 +169,9 @@ def events(reader: Reader, query: EventsQuery) -> Listing:
       provisioner events --since 4h
       provisioner events --follow -o jsonl | jq 'select(.name == "failed")'
     """
-    start, begin, since = query.start, query.begin, query.since
+    start = query.start
+    begin = query.begin
+    since = query.since
     # one more: does it go on?
     page = None if query.limit is None or query.sort else min(query.limit, NO_LIMIT) + 1
     found = happenings(reader, start, begin, page, by_time=not query.after)
@@ -202,7 +204,8 @@ def happenings(
     found_events = reader.events(since=start, after=after.event, limit=most, by_time=by_time)
     steps = [(number, _of_step(step)) for number, step in found_steps]
     events = [(event.id, of_event(event)) for event in found_events]
-    found, position = list[Happening](), after
+    found = list[Happening]()
+    position = after
     for number, happening in islice(
         merge(steps, events, key=lambda numbered: numbered[1].at), most
     ):

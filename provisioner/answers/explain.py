@@ -61,7 +61,8 @@ CLASS_SCHEMA = "provisioner.class/1"
 
 
 _JOB = r"(?:([^#\s,]+)#)?(\d+)(?:\.(\d+))?"
-_JOB_ID, _JOB_RANGE = re.compile(_JOB), re.compile(rf"{_JOB}(?:\s*-\s*{_JOB})?")
+_JOB_ID = re.compile(_JOB)
+_JOB_RANGE = re.compile(rf"{_JOB}(?:\s*-\s*{_JOB})?")
 
 JobId = tuple[str, int, int]
 """Queue (schedd) or empty, cluster, process; -1 where an id has no process part."""
@@ -82,15 +83,15 @@ def holds_job(ranges: str, job: JobId) -> bool:
     for found in _JOB_RANGE.finditer(ranges):
         queue, low_cluster, low_proc, _, high_cluster, high_proc = found.groups()
         if high_cluster is None:
-            high_cluster, high_proc = low_cluster, low_proc
-        low, high = (
-            (int(low_cluster), int(low_proc or -1)),
-            (int(high_cluster), int(high_proc or -1)),
-        )
+            high_cluster = low_cluster
+            high_proc = low_proc
+        low = (int(low_cluster), int(low_proc or -1))
+        high = (int(high_cluster), int(high_proc or -1))
         if asked_queue and queue and asked_queue != queue:
             continue
         if proc < 0 and low_proc is not None:
-            low, high = (low[0], -1), (high[0], -1)
+            low = (low[0], -1)
+            high = (high[0], -1)
         if low <= (cluster, proc) <= high:
             return True
     return False
@@ -295,7 +296,9 @@ def class_document(
     """Return the document of ``explain class`` and ``explain job``, by default with the name of the class as title."""
     from provisioner.planner.demand import UserShares
 
-    plan, advice, turn = newest_plan(reader), list[RequestAdvice](), None
+    plan = newest_plan(reader)
+    advice = list[RequestAdvice]()
+    turn = None
     snapshot = reader.snapshot() if job.idle else None
     view = snapshot.overlay.view if snapshot is not None else None
     if snapshot is None or view is None:
@@ -472,7 +475,8 @@ def explained_job(reader: Reader, text: str) -> Document:
     """Return the document of ``explain job``. Raises :class:`VerbError` for a job that is not known."""
     views, classes = _views_and_classes(reader)
     names = class_names(reader, views)
-    job, shown = parse_job_id(text), formatting.sanitize(text, 80)
+    job = parse_job_id(text)
+    shown = formatting.sanitize(text, 80)
     if job is None:
         raise VerbError(f"{shown!r} is not a job id: write it as 204.17, 17 or schedd#204.17")
     if (found := _known_document(reader, views, classes, names, text.strip())) is not None:
@@ -506,7 +510,8 @@ def _known_document(
     reader: Reader, views: Views, classes: Sequence[JobClass], names: ClassNames, text: str
 ) -> Document | None:
     """Return the document of a job in the newest view or on record; None if neither knows the job."""
-    job, shown = parse_job_id(text), formatting.sanitize(text, 80)
+    job = parse_job_id(text)
+    shown = formatting.sanitize(text, 80)
     if job is None:
         return None
     found = [c for c in classes if holds_job(c.job_ids, job)]

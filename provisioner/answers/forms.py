@@ -168,7 +168,8 @@ class _TableColumn:
 
     def __init__(self, column: Column, rows: Sequence[Any], *, header: bool, color: bool) -> None:
         texts = column.texts(rows)
-        self.column, self.texts = column, [column.title] * header + texts
+        self.column = column
+        self.texts = [column.title] * header + texts
         self.empty = all(text == "-" for text in texts)
         self.width = max(map(text_width, self.texts), default=0)
         self.tints = None
@@ -177,7 +178,8 @@ class _TableColumn:
 
     def padded(self) -> list[str]:
         """Return the cells in the width, the lines of each separated by newlines."""
-        column, width = self.column, self.width
+        column = self.column
+        width = self.width
         is_amount = column.kind in ("integer", "number") and not column.key.endswith("at")  # a time
         pad = str.rjust if is_amount else str.ljust
         if (
@@ -208,7 +210,9 @@ def table_lines(
     if page.width is not None:
         table = _columns_with_room(table, page.width)
         _narrow(table, page.width)
-    gap, blanks, lines = " " * COLUMN_GAP, [" " * column.width for column in table], []
+    gap = " " * COLUMN_GAP
+    blanks = [" " * column.width for column in table]
+    lines = []
     for row in zip(*(column.padded() for column in table), strict=True):
         if "\n" not in (line := gap.join(row)):
             lines.append(line.rstrip())

@@ -133,7 +133,8 @@ def plan_document(plan: Plan, origin: str, names: ClassNames) -> Document:
     """Return a plan with its lines for people and as a whole for ``replay --expect``. ``origin``: its source."""
     from provisioner.serialization import to_plain
 
-    schema, title = "provisioner.plan-items/1", f"Plan for tick {plan.tick}"
+    schema = "provisioner.plan-items/1"
+    title = f"Plan for tick {plan.tick}"
     rows = Listing(
         schema,
         _with_names(PLAN_COLUMNS, names),
@@ -183,7 +184,8 @@ class PlanDifference(NamedTuple):
 
 
 def plan_differences(before: Plan, after: Plan) -> list[PlanDifference]:
-    old, new = _plan_lines(before), _plan_lines(after)
+    old = _plan_lines(before)
+    new = _plan_lines(after)
     found = []
     for key in sorted({*old, *new}, key=lambda k: (PLAN_ACTIONS.index(k[0]), k)):
         (was, why_before), (now, why_after) = old.get(key, (0, "")), new.get(key, (0, ""))
@@ -231,8 +233,10 @@ def plan_diff_document(before: Plan, after: Plan, origin: str, names: ClassNames
     """Return both plans for machines, and for people where they differ. ``origin``: what was asked."""
     from provisioner.serialization import to_plain
 
-    found, title = plan_differences(before, after), f"Plan for tick {before.tick}, otherwise"
-    schema, count = "provisioner.plan-diff-items/1", formatting.count(len(found), "difference")
+    found = plan_differences(before, after)
+    title = f"Plan for tick {before.tick}, otherwise"
+    schema = "provisioner.plan-diff-items/1"
+    count = formatting.count(len(found), "difference")
     rows = Listing(
         schema,
         _with_names(DIFFERENCE_COLUMNS, names),

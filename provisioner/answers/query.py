@@ -136,7 +136,8 @@ def parameters(kind: type[Options]) -> tuple[Parameter, ...]:
         inner = next(each for each in (*get_args(annotation), annotation) if each is not type(None))
         is_list = get_origin(inner) is list
         if get_origin(annotation) is list:
-            inner, is_list = annotation, True
+            inner = annotation
+            is_list = True
         found.append(
             Parameter(
                 name.rstrip("_").replace("_", "-"),

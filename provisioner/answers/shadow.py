@@ -119,7 +119,8 @@ def shadow_document(reader: Reader, since: float, boot_s: float, cycle_s: float)
             f"store {reader.path} is not the record of a shadow",
             "`provisioner run --shadow` makes one",
         )
-    views, observations = reader.views(), reader.observations(since)
+    views = reader.views()
+    observations = reader.observations(since)
     if views is None or not observations:
         raise VerbError(
             f"store {reader.path} has no observation of that time", "is the shadow running?"
@@ -135,7 +136,8 @@ def shadow_document(reader: Reader, since: float, boot_s: float, cycle_s: float)
 def comparison_document(found: Comparison) -> Document:
     rows = []
     for site in sorted({*found.theirs, *found.ours}):
-        theirs, ours = found.theirs.get(site, GpuUse()), found.ours.get(site, GpuUse())
+        theirs = found.theirs.get(site, GpuUse())
+        ours = found.ours.get(site, GpuUse())
         their_waits, our_waits = (None, None) if site else (found.their_waits, found.our_waits)
         rows.append(SystemUse("other", site, theirs, their_waits))
         rows.append(SystemUse("ours", site, ours, our_waits, found.saved_s(theirs, ours)))

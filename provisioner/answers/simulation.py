@@ -168,7 +168,8 @@ def simulation(
         for policy, result in results
         for line in result.violations
     ]
-    shown, title = list(_figure_rows(runs, brief)), "figures, mean over the seeds"
+    shown = list(_figure_rows(runs, brief))
+    title = "figures, mean over the seeds"
     return Document(
         SIMULATION_SCHEMA,
         SIMULATION_FACTS,

@@ -114,7 +114,8 @@ def site_rows(reader: Reader, views: Views | None, live: Iterable[DroneCount]) -
     policies = views.policy.sites if views else {}
     readings = views.sites if views else {}
     measured = {hazard.scope: hazard for hazard in reader.hazards(now() - WEEK_S, now())}
-    breakers, disabled = reader.breakers(), model.disabled_sites(reader.requests())
+    breakers = reader.breakers()
+    disabled = model.disabled_sites(reader.requests())
     troubled = [
         breakers[scope]
         for scope in sorted(breakers, key=str)
@@ -162,10 +163,8 @@ def owner_words(view: model.SiteView | None) -> str:
     """Return ``3 jobs wait for 8 GPUs, 2 jobs run on 4 GPUs`` of the owner; empty: none, or not known."""
     if view is None:
         return ""
-    waiting, wanted = (
-        sum(c.count for c in view.claims),
-        sum(c.count * c.gpu_milli for c in view.claims),
-    )
+    waiting = sum(c.count for c in view.claims)
+    wanted = sum(c.count * c.gpu_milli for c in view.claims)
     running, held = (view.owner_runs.jobs, view.owner_runs.gpu_milli) if view.owner_runs else (0, 0)
     return ", ".join(
         (f"1 job {do}s" if jobs == 1 else f"{jobs} jobs {do}")
@@ -380,7 +379,8 @@ def _amount(
     key: str, what: str, head: str, unit: Callable[[int], str], level: int = 0
 ) -> tuple[Column, ...]:
     """Return the columns of all that a node has of something, and of what is free of that."""
-    left, total = attrgetter(f"node.free_{key}"), attrgetter(f"node.{key}")
+    left = attrgetter(f"node.free_{key}")
+    total = attrgetter(f"node.{key}")
 
     def show(row: NodeRow) -> str:
         return f"{unit(left(row))} of {unit(total(row))}" if total(row) else "-"
@@ -442,7 +442,8 @@ def site_document(
     row: SiteRow, live: Sequence[model.Drone], hazards: Sequence[Hazard], scope: str
 ) -> Document:
     """Return a site as a document."""
-    nodes, claims = node_rows(row, live), row.view.claims if row.view else ()
+    nodes = node_rows(row, live)
+    claims = row.view.claims if row.view else ()
     taken = f"Taken back in the last {formatting.age(WEEK_S)}"
     unknown = "" if row.view else ": not known, the site was never seen"
     node_list = Listing(
@@ -475,7 +476,8 @@ def node_rows(row: SiteRow, live: Sequence[model.Drone]) -> list[NodeRow]:
 
     nodes = row.view.nodes if row.view else ()
     free = FreeResources.of(nodes, row.policy.blocking if row.policy else ())
-    there, rows = defaultdict[str, list[str]](list), []
+    there = defaultdict[str, list[str]](list)
+    rows = []
     for drone in live:
         there[drone.node].append(drone.id)
     for node in sorted(nodes, key=lambda n: n.name):
@@ -528,7 +530,8 @@ def show_site(reader: Reader, query: SiteQuery) -> Document:
       provisioner sites show topas -o csv --columns node,free_gpu_milli,free_cpus,kept_cpus
       provisioner sites show topas -o json | jq '.hazards[] | {scope, preempted, per_1000_h}'
     """
-    name, views = query.id, reader.views()
+    name = query.id
+    views = reader.views()
     rows = site_rows(reader, views, reader.live_counts())
     found = next((row for row in rows if row.name == name), None)
     if found is None:
@@ -541,7 +544,8 @@ def show_site(reader: Reader, query: SiteQuery) -> Document:
 
 def troubled_scopes(reader: Reader, name: str, type_: str | None) -> tuple[Scope, list[Scope]]:
     """Return the scope of a site, a type of it or ``user:NAME``, and the banned scopes in it."""
-    scope, views = Scope.parse(name), reader.views()
+    scope = Scope.parse(name)
+    views = reader.views()
     if not scope.user:
         require_known_sites(reader, [name])
     if type_ is not None:

@@ -79,7 +79,8 @@ def _screen(
     site_use: UsageReport,
     class_use: UsageReport,
 ) -> Document:
-    views, waiting = facts.views, facts.waiting
+    views = facts.views
+    waiting = facts.waiting
     found = troubles.troubles(facts)
     recent = [of_event(event) for event in facts.events[-MAX_EVENTS_SHOWN:]]
     idle = formatting.count(sum(c.idle for c in waiting), "job")
@@ -135,12 +136,15 @@ def trouble_kinds(reader: Reader) -> list[tuple[str, str]]:
 
 def facts_of(reader: Reader) -> troubles.TroubleContext:
     """Return the facts that the rules of troubles need, and the screen."""
-    views, holder, at = reader.views(), reader.holder(), now()
+    views = reader.views()
+    holder = reader.holder()
+    at = now()
     # since then by this host's clock, which may have been set before or after that
     if holder is not None:
         holder = replace(holder, since=min(holder.since, holder.since - (time.time() - at)))
     classes = views.overlay.view.classes if views and views.overlay.view else ()
-    live, plan = reader.live_counts(), newest_plan(reader)
+    live = reader.live_counts()
+    plan = newest_plan(reader)
     refusing = any(each.refusing for each in live)
     return troubles.TroubleContext(
         at,

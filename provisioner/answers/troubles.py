@@ -288,7 +288,8 @@ def _view_failed(row: ViewRow) -> OperatorTrouble:
 def _credentials(facts: TroubleContext) -> Iterator[OperatorTrouble]:
     """Yield the credentials that cannot be used, and those that end soon."""
     for each in facts.views.credentials if facts.views else ():
-        dead, text_ = each.is_dead(facts.now), descriptions.credential_trouble(each, facts.now)
+        dead = each.is_dead(facts.now)
+        text_ = descriptions.credential_trouble(each, facts.now)
         if text_:
             kind, trouble = (
                 ("credential-unusable", _critical) if dead else ("credential-expires", _warning)
@@ -318,11 +319,9 @@ def _breakers_not_active(facts: TroubleContext) -> Iterator[OperatorTrouble]:
             yield _note("settling", "overlay", text_)
         if breaker.state is BreakerState.ACTIVE or breaker.scope == OVERLAY_SCOPE:  # told as a view
             continue
-        fault, banned, of_type = (
-            breaker.fault,
-            breaker.state is BreakerState.BANNED,
-            bool(breaker.scope.type),
-        )
+        fault = breaker.fault
+        banned = breaker.state is BreakerState.BANNED
+        of_type = bool(breaker.scope.type)
         message = f": {formatting.excerpt(fault.message)}" if fault else ""
         until = f" until {formatting.iso(breaker.until)}" if banned else ""
         if breaker.scope.class_id:  # the type is open to all other jobs
@@ -438,10 +437,8 @@ def _refusals(facts: TroubleContext) -> Iterator[OperatorTrouble]:
             f"drone:{beside.drone}",
             f"jobs wait beside it: {beside.describe()}",
         )
-    reasons, hopeless = (
-        reasons_by_class(facts.plan),
-        (Category.CONFIGURATION, Category.NOTHING_FITS),
-    )
+    reasons = reasons_by_class(facts.plan)
+    hopeless = (Category.CONFIGURATION, Category.NOTHING_FITS)
     never = [
         c.id for c in facts.waiting if any(r.category in hopeless for r in reasons.get(c.id, ()))
     ]

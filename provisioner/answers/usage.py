@@ -273,10 +273,12 @@ def usage(reader: Reader, query: UsageQuery) -> Document:
     """
     from provisioner.durations import parse_duration
 
-    since, by = query.since, query.by
+    since = query.since
+    by = query.by
     age_s = parsed(parse_duration, "--since", since)
     limit = query.limit if query.limit is not None else WORST if query.output.for_people else None
-    begin, views = now() - age_s, reader.views()
+    begin = now() - age_s
+    views = reader.views()
     if by is Grouping.DRONE and limit is not None and not query.sort:
         # of hundreds of thousands only these are read run by run
         drones, total = reader.most_unused(begin, limit)

@@ -78,7 +78,8 @@ class LazyVerbs(VerbGroup):
             return None
         verb = _verb(cmd_name)
         if not isinstance(verb, typer.Typer):
-            function, verb = verb, verbs()
+            function = verb
+            verb = verbs()
             verb.command()(function)
         command = typer.main.get_command(verb)
         command.name = cmd_name

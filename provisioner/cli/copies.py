@@ -82,7 +82,8 @@ def restore(
       provisioner restore /mnt/standby/provisioner.db --orphans adopt && systemctl start provisioner
     """
     settings = config.load(opt.config_path(opt.Where(config=path)))
-    record, target = _copy_of(copy, settings.controller), settings.store.path
+    record = _copy_of(copy, settings.controller)
+    target = settings.store.path
     if (holder := Reader(target).holder() if target.exists() else None) is not None:
         raise held(target, holder)
     listings = asyncio.run(_listings(settings))
@@ -139,7 +140,8 @@ def _copy_of(copy: Path, controller: str) -> Reader:
 
 def _refuse_beside_another(record: Reader, unknown: list[RemoteDrone]) -> None:
     """Raise :class:`UnmetError` while the controller that wrote the copy may live."""
-    views, now = record.views(), record.now()
+    views = record.views()
+    now = record.now()
     silent_s = now - views.at if views is not None else math.inf
     started = max(unknown, key=lambda each: each.started_at, default=None)
     if silent_s < SILENCE_S:

@@ -107,7 +107,8 @@ def watch(directory: Path, reader: Reader) -> Generator[DemoView, None, None]:
     Closed, it removes the jobs that never fit, so that the controller can leave nothing behind.
     """
     queue = open_queue(opt.Where(config=directory / "provisioner.yaml"))
-    began, seen = time.time(), 0
+    began = time.time()
+    seen = 0
     jobs: dict[JobShape, Sequence[int]] = {}
     for shape in JOB_SHAPES:
         argv = ["sleep", f"{shape.run_s:g}"]

@@ -102,7 +102,8 @@ def _request_leave(
         chosen = [
             DroneId(name) for name in options.ids or remote.names(where, "/drones", options.given)
         ]
-        gone, complaints = [], []
+        gone = []
+        complaints = []
     if gone:
         out.note(f"already ended, nothing to do: {named(gone)}")
     out.note(*complaints)

@@ -189,7 +189,8 @@ def _compare_plans(
     from provisioner.planner.safeguards import safe_plan
     from provisioner.simulator.what_if import QuestionError, on_snapshot, read
 
-    changed, notes = snapshot, list[str]()
+    changed = snapshot
+    notes = list[str]()
     if policy is not None:
         settings = load(policy, connects=False)
         known = {kind.key for kind in snapshot.types}

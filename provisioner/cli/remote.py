@@ -143,7 +143,8 @@ class _UnixConnection(http.client.HTTPConnection):
 def _connection(url: str) -> tuple[http.client.HTTPConnection, str]:
     """Return a connection, and the path before that of the API."""
     with reported(ValueError, prefix=f"--url {url}: ", code=Exit.USAGE):
-        parts, port = urlsplit(url), urlsplit(url).port
+        parts = urlsplit(url)
+        port = urlsplit(url).port
     if parts.scheme == "unix" and parts.path:
         return _UnixConnection(parts.path), ""
     if parts.scheme not in ("http", "https") or not parts.hostname:

@@ -59,7 +59,8 @@ events = opt.shared(_events, event_list.help)
 def _followed(reader: Reader, query: EventsQuery, interval_s: float) -> Iterator[Mapping[str, Any]]:
     """Yield what happened, and what happens."""
     with one_moment(reader.now):
-        start, position = query.start, query.begin
+        start = query.start
+        position = query.begin
     while True:
         found = happenings(reader, start, position)
         position = found[-1].position if found else position

@@ -170,7 +170,8 @@ def _leaves_drones(
         live = live_by_site.get(new.name, 0)
         if not live:
             continue
-        scope, drones = f"site {new.name}", count(live, "live drone")
+        scope = f"site {new.name}"
+        drones = count(live, "live drone")
         if old.adapter != new.adapter:
             remedy = "drain them first, or give the new one another name"
             change = f"adapter {old.adapter} -> {new.adapter}"

@@ -61,7 +61,8 @@ def _can_read(path: Path, uid: int, groups: Collection[int], new_gid: int) -> bo
 
 
 def _permits(path: Path, bit: int, uid: int, groups: Collection[int]) -> bool:
-    found, wanted = path.stat(), bit
+    found = path.stat()
+    wanted = bit
     if found.st_uid == uid:
         wanted <<= 6
     elif found.st_gid in groups:

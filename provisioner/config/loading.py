@@ -87,7 +87,8 @@ def load_web(path: Path) -> tuple[Path, WebSection]:
 
     Sites and adapters are not read: what is wrong there does not concern the service.
     """
-    reader, document = _ConfigReader(None), read(path)
+    reader = _ConfigReader(None)
+    document = read(path)
     reader.documents.append(document)
     model = (
         reader.validated(document, ControllerFile, (), document.tree, path)
@@ -121,7 +122,8 @@ class Checked(NamedTuple):
 
 def check(path: Path, *, root: Path | None = None) -> Checked:
     """Check the configuration at ``path``: a controller file with its sites, or one site file."""
-    reader, document = _ConfigReader(root), read(path)
+    reader = _ConfigReader(root)
+    document = read(path)
     settings = None
     if _is_site_file(document):
         reader.site(path, document)
@@ -433,7 +435,8 @@ def _check_accounts(
             or getattr(site.options, "same_account", False)
         ):
             continue
-        key, account = "adapter", None
+        key = "adapter"
+        account = None
         if isinstance(site.options, SupportsDroneAccount):
             key, account = site.options.drone_account()
         if account is None and getattr(site_adapter(site.model.adapter), "on_this_host", False):
@@ -464,7 +467,8 @@ def _check_store_path(document: YamlDocument, store: Path, overlay: BaseModel) -
 def _check_low_use(document: YamlDocument, controller: ControllerFile) -> None:
     """Warn of settings of ``policy.low_use`` that cannot work."""
     low = as_settings(LowUsePolicy, controller.policy.low_use)
-    keep_s, at = controller.store.keep, ("policy", "low_use")
+    keep_s = controller.store.keep
+    at = ("policy", "low_use")
     written = [
         key for key in fields_of(type(controller.policy.low_use)) if (*at, key) in document.values
     ]
@@ -510,7 +514,8 @@ def _check_site(document: YamlDocument, site: SiteFile) -> None:
     _check_type_gpus(document, site, policy.max_gpu_milli, "limits.max_gpus")
     if site.mig:
         _check_mig(document, site)
-    grace_s, stopping_s = policy.grace_s, policy.stopping_s
+    grace_s = policy.grace_s
+    stopping_s = policy.stopping_s
     for name, shape in site.shapes.items():
         if shape.walltime_s and shape.walltime_s <= grace_s:
             least = f"must be longer than `timeouts.grace` ({format_duration(grace_s)})"

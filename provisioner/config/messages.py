@@ -111,7 +111,8 @@ _LENGTHS = {
 def _message(detail: ErrorDetails, model: type[BaseModel], steps: Steps, at: Steps) -> str:
     below = steps[len(at) :]
     key = _name(steps)
-    kind, context = detail["type"], _context(detail)
+    kind = detail["type"]
+    context = _context(detail)
     if kind in ("mistake_at", "value_error"):
         message = str(context["message" if kind == "mistake_at" else "error"])
         return f"`{key}`: {message}" if key and not message.startswith(f"`{key}`") else message
@@ -166,7 +167,8 @@ def _value_message(detail: ErrorDetails, key: str, prefix: str, remedy: str) -> 
 
 def _bound(detail: ErrorDetails, key: str) -> tuple[str, str]:
     """Return the bound that a number breaks, and the remedy for one that was written in percent."""
-    context, found = _context(detail), detail["input"]
+    context = _context(detail)
+    found = detail["input"]
     bound = next(name for name in _BOUNDS if name in context)
     is_number = isinstance(found, bool | int | float)
     is_percent = context.get("le") == 1 and is_number and 1 < found <= 100

@@ -181,7 +181,8 @@ def parse(text: str, document: YamlDocument) -> None:
     """Fill ``document`` from ``text``."""
     tree = built(text, TreeBuilder(document))
     if isinstance(tree, dict):
-        document.tree, document.is_mapping = tree, True
+        document.tree = tree
+        document.is_mapping = True
     elif not document.problems:
         what = "is empty: write a mapping" if tree is None else "expected a mapping at the top,"
         document.complain(

@@ -232,7 +232,8 @@ class DeadSlots:
             if move.drone.state.ended and isinstance(move.reason, EndedAtSite | Preempted):
                 self._dead[move.drone.id] = _Dead(move.drone.ended_at)
         if self._task is None and (due := self._due(pool, sites, live)):
-            drift_s, overlay = self.clock.drift_s(), self.overlay
+            drift_s = self.clock.drift_s()
+            overlay = self.overlay
             wall = {drone_id: ended_at + drift_s for drone_id, ended_at in due.items()}
             removal = _asked(list(due), lambda: overlay.forget(wall), self.clock, FORGET_DEADLINE_S)
             self._task = group.create_task(removal, name="forget-drones")
@@ -241,8 +242,10 @@ class DeadSlots:
         """Return the fault of an attempt that failed, once until one succeeds."""
         if self._task is None or not self._task.done():
             return None
-        results, self._task = self._task.result(), None
-        now, fault = self.clock.now(), None
+        results = self._task.result()
+        self._task = None
+        now = self.clock.now()
+        fault = None
         for result in results:
             dead = self._dead.pop(result.drone_id, None)
             if result.answer is OrderOutcome.OK or dead is None:
@@ -255,7 +258,8 @@ class DeadSlots:
         done = [result.drone_id for result in results if result.answer is OrderOutcome.OK]
         if done:
             log.info("slots.removed", drones=", ".join(done))
-        known, self._failing = self._failing, fault is not None
+        known = self._failing
+        self._failing = fault is not None
         return None if known else fault
 
     def close(self) -> None:
@@ -269,7 +273,8 @@ class DeadSlots:
         live: Mapping[DroneId, object],
     ) -> Mapping[DroneId, float]:
         """Return the dead drones that a poll after their end still shows, each with its end."""
-        view, now = pool.view, self.clock.now()
+        view = pool.view
+        now = self.clock.now()
         if not self._dead or view is None or pool.fault is not None:
             return {}
         heard_at = {

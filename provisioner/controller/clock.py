@@ -74,7 +74,9 @@ class SteadyClock:
         drift_s: float = 0.0,
         synchronised: Callable[[], bool] = kernel_synchronised,
     ) -> None:
-        self._wall, self._monotonic, self._synchronised = wall, monotonic, synchronised
+        self._wall = wall
+        self._monotonic = monotonic
+        self._synchronised = synchronised
         self._mark = self._started = monotonic()  # the begin of a doubt
         self._at = wall()
         self._doubted = self._known = self._asked = False
@@ -87,12 +89,15 @@ class SteadyClock:
         elif abs(self._at - not_before) <= self.APART_S:
             self._at = max(self._at, not_before)
         else:
-            self._at, self._doubted = not_before, True
+            self._at = not_before
+            self._doubted = True
 
     def now(self) -> float:
-        mark, self._asked = self._monotonic(), True
+        mark = self._monotonic()
+        self._asked = True
         elapsed = mark - self._mark
-        self._at, self._mark = self._at + elapsed, mark
+        self._at = self._at + elapsed
+        self._mark = mark
         drift = self._wall() - self._at
         if not self._doubted and abs(drift) > self.APART_S:
             self._doubted = True

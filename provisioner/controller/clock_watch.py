@@ -59,7 +59,8 @@ class ClockWatch:
         an order whose result was not recorded gets none any more: ``order_confirm`` counts from
         now.
         """
-        now, moves = self.clock.now() + by_s, []
+        now = self.clock.now() + by_s
+        moves = []
         for drone in self.store.drones.values():
             new = shift_drone(drone, by_s, now)
             if start and drone.state is DroneState.REQUESTED:

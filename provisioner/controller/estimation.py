@@ -162,7 +162,8 @@ class SiteHistory:
         site.use_milli.extend(kept.use_milli)
         site.gaps_s.extend(kept.gaps_s)
         if site.use_milli:
-            site.rise, site.rise_at = rise_of(site.use_milli), now
+            site.rise = rise_of(site.use_milli)
+            site.rise_at = now
         return site
 
     def kept(self) -> SiteSamples:
@@ -199,11 +200,9 @@ class EstimateCollector:
 
     def note(self, snapshot: Snapshot, plan: Plan) -> None:
         """Add the samples of one tick."""
-        view, now, self._waiting_cost = (
-            snapshot.overlay.view,
-            snapshot.now,
-            snapshot.policy.waiting_cost,
-        )
+        view = snapshot.overlay.view
+        now = snapshot.now
+        self._waiting_cost = snapshot.policy.waiting_cost
         if view is not None and view.completions and view.completions is not self._counted:
             self._note_runs(view.completions, now)
         if (
@@ -226,7 +225,8 @@ class EstimateCollector:
         self._note_preemption_chances(snapshot)
         self._note_gaps(snapshot, plan)
         if self._dirty and now - self._at >= ESTIMATE_EVERY_S:
-            self._at, self._dirty = now, False
+            self._at = now
+            self._dirty = False
             self.estimates = self._estimated()
 
     def samples(self, now: float) -> EstimateSamples:
@@ -239,7 +239,8 @@ class EstimateCollector:
         away_s = max(0.0, now - kept.at)
         self.runs, self.delays = dict(kept.runs), dict(kept.delays)
         self.sites = {name: SiteHistory.of(site, now, away_s) for name, site in kept.sites.items()}
-        self._seen, self._waiting_cost = kept.seen, waiting_cost
+        self._seen = kept.seen
+        self._waiting_cost = waiting_cost
         self.estimates = self._estimated()
 
     def learn_delays(self, starts: Iterable[tuple[TypeKey, float, float]]) -> None:
@@ -301,7 +302,8 @@ class EstimateCollector:
             del self.runs[key]
 
     def _note_use(self, name: str, reading: PolledSite, snapshot: Snapshot) -> None:
-        view, now = reading.view, snapshot.now
+        view = reading.view
+        now = snapshot.now
         if view is None or reading.fault is not None:
             return
         if view.owner_runs is None:
@@ -314,7 +316,9 @@ class EstimateCollector:
             site.use_milli.extend([between] * (min(missed, USE_KEPT) - 1) + [held])
             site.used_at = now if not site.used_at else site.used_at + missed * USE_EVERY_S
             if now - site.rise_at >= min(RISE_EVERY_S, USE_EVERY_S * len(site.use_milli) / 4):
-                site.rise, site.rise_at, self._dirty = rise_of(site.use_milli), now, True
+                site.rise = rise_of(site.use_milli)
+                site.rise_at = now
+                self._dirty = True
 
     def _note_preemption_chances(self, snapshot: Snapshot) -> None:
         """Count the time in which drones ran at the sites whose views do not show the owner's use."""
@@ -330,7 +334,8 @@ class EstimateCollector:
             if site.counted_at:
                 site.run_s += past_s * sum(n for kind, n in joined.items() if site_of(kind) == name)
                 kept = 0.5 ** (past_s / FADE_S)
-                site.taken, site.run_s = site.taken * kept, site.run_s * kept
+                site.taken = site.taken * kept
+                site.run_s = site.run_s * kept
                 self._dirty = self._dirty or site.taken > 0
             site.counted_at = now
 
@@ -358,7 +363,8 @@ class EstimateCollector:
     def _note_delays(self, kind: TypeKey, queue_s: float, boot_s: float) -> None:
         # sites tell whole seconds, by clocks of their own: what began before it was ordered began
         # at once
-        queue_s, boot_s = max(0.0, queue_s), max(0.0, boot_s)
+        queue_s = max(0.0, queue_s)
+        boot_s = max(0.0, boot_s)
         known = self.delays.get(kind, StartDelays(queue_s, boot_s))
         self.delays[kind] = StartDelays(
             known.queue_s + MEAN_WEIGHT * (queue_s - known.queue_s),
@@ -441,7 +447,9 @@ def rise_of(use_milli: Iterable[int]) -> OwnerGrowth:
     """
     stretches = [list(noted) for known, noted in groupby(use_milli, UNKNOWN.__ne__) if known]
     longest = max(map(len, stretches), default=0)
-    highest, span, rows = stretches, 1, []  # highest[n][i]: of stretches[n][i : i + span]
+    highest = stretches
+    span = 1
+    rows = []  # highest[n][i]: of stretches[n][i : i + span]
     for horizon_s in est.HORIZONS_S:
         wanted = max(1, ceil(horizon_s / USE_EVERY_S))
         # what is left of the past must still be many moments
@@ -505,7 +513,8 @@ def expected(done: Sequence[float], unfinished: Sequence[float], count: int) -> 
             weight *= (longer + 1) / longer
     values, weights = zip(*sorted(weighted), strict=True)
     reached = list(accumulate(weights))
-    found, at = [], 0
+    found = []
+    at = 0
     for n in range(count):
         wanted = (n + 0.5) / count * reached[-1]
         while reached[at] < wanted:

@@ -75,7 +75,8 @@ _BAD_ENDS = frozenset({DroneState.FAILED, DroneState.LOST, DroneState.JOIN_TIMEO
 
 def log_moves(moves: Sequence[StateChange]) -> None:
     for move in moves:
-        state, refused = move.drone.state, isinstance(move.reason, reasons.OrderRefused)
+        state = move.drone.state
+        refused = isinstance(move.reason, reasons.OrderRefused)
         if state is move.was and not refused:
             continue
         tell = log.warning if refused or state in _BAD_ENDS else log.info

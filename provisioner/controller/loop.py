@@ -287,7 +287,8 @@ class Controller:
     async def _poll(self) -> Snapshot:
         await self._poller.poll(self.store.breakers)
         await self._record_console_output()
-        readings, pool = self._poller.site_readings(), self._poller.overlay_reading()
+        readings = self._poller.site_readings()
+        pool = self._poller.overlay_reading()
         by_site = self._unrecorded(readings.values())
         unrecorded = [each for drones in by_site.values() for each in drones]
         listed = {each.drone_id for each in unrecorded}
@@ -299,7 +300,8 @@ class Controller:
             if site in readings:
                 readings[site] = replace(readings[site], busy=True)
         unknown = [each for each in slots if each not in listed]
-        overlay, now = self._doubted(pool, unknown), self.clock.now()
+        overlay = self._doubted(pool, unknown)
+        now = self.clock.now()
         ended = await self._ended(unrecorded, overlay.view)
         found = set(self._orphans.since)
         self._orphans.note(readings.values(), by_site, ended, now)
@@ -431,7 +433,8 @@ class Controller:
                 self.on_reload()
             if request.kind is not model.RequestKind.RESET:
                 continue
-            known, now = self.store.breakers, self.clock.now()
+            known = self.store.breakers
+            now = self.clock.now()
             failing = [
                 scope for scope, breaker in known.items() if breaker.failures or breaker.faults
             ]
@@ -503,7 +506,8 @@ class Controller:
     def _changes_by_results(
         self, answers: actuation.BatchResults
     ) -> tuple[list[StateChange], list[Breaker]]:
-        now, drones = self.clock.now(), self.store.drones
+        now = self.clock.now()
+        drones = self.store.drones
         moves: list[StateChange | None] = []
         refused = (r for r in answers.admissions if r.answer is model.OrderOutcome.REJECTED)
         for receipt in (*answers.starts, *refused):
@@ -539,13 +543,16 @@ class Controller:
         Return the orders under way: the adapters that they were given to must stay open until they
         are done.
         """
-        self.policy, self.types, self.sites = policy, types, sites
+        self.policy = policy
+        self.types = types
+        self.sites = sites
         self.credentials = credentials
         self._set_poll_targets()
         return list(self._orders)
 
     def _set_poll_targets(self) -> None:
-        before, self._poller.sites = self._poller.sites, {}
+        before = self._poller.sites
+        self._poller.sites = {}
         for name, site in self.sites.items():
             target = before.pop(name, None)
             if target is not None and target.poll != site.poll:  # built anew: what is known stays

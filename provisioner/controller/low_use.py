@@ -37,7 +37,8 @@ class LowUseWatch:
         policy = work.policy.low_use
         if policy.action is LowUseAction.NONE or now < self._next_at:
             return
-        self._next_at, since = now + WATCH_EVERY_S, now - policy.window_s
+        self._next_at = now + WATCH_EVERY_S
+        since = now - policy.window_s
         try:
             runs = await self.store.use(since, now)
             low = low_use(

@@ -60,7 +60,8 @@ class OrphanWatch:
                 drone_id = remote.drone_id
                 if remote.state is RemoteState.ENDED or drone_id in ended:
                     continue
-                record, serial = record_of(drone_id), serial_of(drone_id) or 0
+                record = record_of(drone_id)
+                serial = serial_of(drone_id) or 0
                 listed[drone_id] = self.since.get(drone_id, now)
                 if settled and drone_id not in self.since and serial > self._newest.get(record, 0):
                     self._grown_at[record] = now

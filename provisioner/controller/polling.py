@@ -92,7 +92,8 @@ class LazySite:
                 self._stack = stack
 
     async def close(self) -> None:
-        stack, self._stack = self._stack, None
+        stack = self._stack
+        self._stack = None
         if stack is not None:
             await stack.aclose()
 
@@ -145,7 +146,9 @@ class PollTarget(Generic[View]):
         """Poll within one deadline, and note the view or the fault. Never raises."""
         loop = asyncio.get_running_loop()
         started = loop.time()
-        began, before, of_overlay = clock.now(), self.fault, self.name == "overlay"
+        began = clock.now()
+        before = self.fault
+        of_overlay = self.name == "overlay"
         try:
             polled = await within(self.deadline_s, self._polled())
             view = await compute.run(self.sanitizer.sanitized, polled, began, clock.drift_s())
@@ -162,7 +165,8 @@ class PollTarget(Generic[View]):
                     **why,
                 )
         else:
-            self.view, self.fault = view, None
+            self.view = view
+            self.fault = None
             if before is not None:
                 away_s = round(clock.now() - before.at, 1)
                 log.info(
@@ -272,7 +276,8 @@ class Poller:
         every tick.
         """
         await self.credentials.refresh(self.group, self.clock.now() + self.clock.drift_s())
-        now, banned = self.clock.now(), model.BreakerState.BANNED
+        now = self.clock.now()
+        banned = model.BreakerState.BANNED
         rests = {
             str(scope)
             for scope, breaker in breakers.items()

@@ -28,7 +28,8 @@ class Reports:
     async def credentials(self, snapshot: Snapshot) -> None:
         """Report each credential that begins or ceases to be a trouble, once."""
         now = snapshot.now + snapshot.drift_s
-        before, self._credential_troubles = self._credential_troubles, {}
+        before = self._credential_troubles
+        self._credential_troubles = {}
         for each in snapshot.credentials:
             key = each.used_by, each.name
             dead = each.is_dead(now)

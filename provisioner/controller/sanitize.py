@@ -111,7 +111,8 @@ class _Shape:
 
     def plain(self, values: tuple[Any, ...]) -> bool:
         """Return True if nothing is to be repaired, quickly: views have tens of thousands of entries."""
-        whole, some = len(self.counts), len(self.counts) + len(self.reals)
+        whole = len(self.counts)
+        some = len(self.counts) + len(self.reals)
         numbers = values[:some]
         # NaN is neither
         if numbers and not (min(numbers) >= 0 and max(numbers) < MAX_NUMBER and sum(numbers) >= 0):
@@ -322,7 +323,8 @@ class Sanitizer:
                 one is not each for one, each in zip(view.completions, given, strict=True)
             )
             self._known = known if off else {}
-        self._reported, self._given = view.completions, given
+        self._reported = view.completions
+        self._given = given
         return given
 
 

@@ -41,7 +41,8 @@ class Serials:
         """
         known = self.store.next_serial
         self._first = self._first or known
-        ours, below = f"{self.name}-{self.store.birth}-", self._first + SERIALS_MISSED
+        ours = f"{self.name}-{self.store.birth}-"
+        below = self._first + SERIALS_MISSED
         unknown = (serial_of(each) for each in unrecorded if each.startswith(ours))
         newest = max(
             (serial for serial in unknown if serial is not None and serial < below), default=0

@@ -54,7 +54,8 @@ def observed_overlay(overlay: Overlay) -> Overlay:
     """Return an overlay reduced to its poll, whose view has the drones of other systems, too."""
     if not isinstance(overlay, SupportsOtherDrones):
         return ObservedAdapter(overlay, overlay.poll)
-    poll_pool, poll_others = overlay.poll, overlay.other_drones
+    poll_pool = overlay.poll
+    poll_others = overlay.other_drones
 
     async def poll(types: Sequence[DroneType]) -> OverlayView:
         return replace(await poll_pool(types), others=tuple(await poll_others()))

@@ -60,7 +60,8 @@ class TickMeasures:
 
     async def turn(self, work: WorkContext) -> None:
         """Record the sample that is due. One that cannot be written is left out of the gauges."""
-        due, self._due = self._due, None
+        due = self._due
+        self._due = None
         if due is not None:
             values = await self.compute.run(_gauges, *due)
             sample = self.store.record_sample(self.clock.now(), values)

@@ -31,8 +31,10 @@ class ViewDoubts:
 
         Users can write the times of their jobs themselves.
         """
-        known, now = self.store.committed.waiting_since, self.clock.now()
-        before, self._shortened = self._shortened, {}
+        known = self.store.committed.waiting_since
+        now = self.clock.now()
+        before = self._shortened
+        self._shortened = {}
         classes = []
         for job in view.classes:
             since = known.get(job.id, now)

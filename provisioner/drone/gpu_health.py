@@ -287,7 +287,8 @@ def nvml_findings(uuid: str, free_mib: int) -> Iterator[tuple[str, str]]:
     nvml = DriverLibrary("libnvidia-ml.so.1")
     nvml("nvmlInit_v2", needed=True)
     gpu = nvml_device(nvml, uuid)
-    errors, memory = c_ulonglong(), (c_ulonglong * 3)()
+    errors = c_ulonglong()
+    memory = (c_ulonglong * 3)()
     if nvml("nvmlDeviceGetTotalEccErrors", gpu, 1, 0, byref(errors)) and errors.value:
         yield "ecc", f"{errors.value} uncorrectable memory errors"
     rows = [c_uint() for _ in range(4)]
@@ -305,7 +306,8 @@ def nvml_findings(uuid: str, free_mib: int) -> Iterator[tuple[str, str]]:
         )
     for text in (text for bit, text in HARDWARE_THROTTLE.items() if throttled & bit):
         yield "throttle", text
-    width, widest = c_uint(), c_uint()
+    width = c_uint()
+    widest = c_uint()
     known = nvml("nvmlDeviceGetCurrPcieLinkWidth", gpu, byref(width))
     if (
         known
@@ -380,7 +382,8 @@ def cuda_findings(pci: str, mib: int) -> Iterator[tuple[str, str]]:
     data, total, answer, amount = (c_uint64(each) for each in (0, 0, 0, (mib << 20) // 8))
     code = cuda.library.cuMemAlloc_v2(byref(data), c_size_t(mib << 20))
     if code == _OUT_OF_MEMORY:
-        free, there = c_size_t(), c_size_t()
+        free = c_size_t()
+        there = c_size_t()
         cuda("cuMemGetInfo_v2", byref(free), byref(there))
         yield "vram", f"no {mib} MiB of VRAM: {free.value >> 20} of {there.value >> 20} are free"
         return
@@ -388,7 +391,8 @@ def cuda_findings(pci: str, mib: int) -> Iterator[tuple[str, str]]:
         raise OSError(f"cuMemAlloc_v2: {cuda.error(code)}")
     cuda("cuMemAlloc_v2", byref(total), c_size_t(8), needed=True)
     cuda("cuMemsetD32_v2", total, 0, c_size_t(2), needed=True)
-    module, kernel = c_void_p(), c_void_p()
+    module = c_void_p()
+    kernel = c_void_p()
     cuda("cuModuleLoadDataEx", byref(module), PTX.encode(), 0, None, None, needed=True)
     arguments = (c_void_p * 3)(*(addressof(each) for each in (data, amount, total)))
     for entry in (b"fill", b"sum"):

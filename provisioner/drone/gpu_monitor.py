@@ -114,7 +114,8 @@ class SlotJob:
     """The job of a slot: its starter, its devices, and what it has used so far."""
 
     def __init__(self, slot: Slot, devices: Sequence[str]) -> None:
-        self.slot, self.devices = slot, devices
+        self.slot = slot
+        self.devices = devices
         self.joules = 0.0
         self._held: list[tuple[float, float]] = []
 
@@ -189,9 +190,12 @@ def owners(
     The environment of a process is no evidence: it may name the job of a neighbour.
     """
     running = {pid: _parent_and_start(pid) for pid in os.listdir("/proc") if jobs and pid.isdigit()}
-    current, found = set(jobs.values()), {}
+    current = set(jobs.values())
+    found = {}
     for pid, (_, started) in running.items():
-        job, at, passed = None, pid, set()
+        job = None
+        at = pid
+        passed = set()
         while job is None and at in running and at not in passed:
             passed.add(at)
             parent, began = running[at]
@@ -294,7 +298,8 @@ class Nvml(GpuDriver):
     """NVIDIA's library. Raises OSError if it is missing or refuses to start."""
 
     MOST = 1024
-    NOT_FOUND, UNKNOWN_FUNCTION = 6, 13
+    NOT_FOUND = 6
+    UNKNOWN_FUNCTION = 13
     GONE = (1, 2, 15, 16)
     """Not initialized, no such device, lost, requires a reset."""
 
@@ -316,7 +321,8 @@ class Nvml(GpuDriver):
 
     def _found(self) -> Iterator[tuple[str, c_void_p]]:
         """Yield UUID and handle of each GPU and of each MIG instance that this account may see."""
-        count, instances = c_uint(0), c_uint(0)
+        count = c_uint(0)
+        instances = c_uint(0)
         self._call("nvmlDeviceGetCount_v2", byref(count))
         for index in range(count.value):
             gpu = c_void_p()
@@ -379,7 +385,8 @@ class Nvml(GpuDriver):
             return 0.0, interval_s
         if status:  # a MIG instance has no such counter
             return None, interval_s
-        at, busy = begin, 0.0
+        at = begin
+        busy = 0.0
         for sample in sorted(samples[: count.value], key=lambda each: int(each.at)):
             if sample.at > at:
                 busy += (sample.at - at) * min(sample.value & 0xFFFFFFFF, 100) / 100.0
@@ -534,7 +541,8 @@ class GpuMonitor:
             for device in job.devices:
                 on.setdefault(device, []).append(job.slot)
         used: dict[Slot, list[SlotUsage | None]] = {job.slot: [] for job in self._jobs.values()}
-        before, self.strays = self.strays, {}
+        before = self.strays
+        self.strays = {}
         for device in {*on, *before}:
             slots = on.get(device, [])
             found = self._devices.read(device, since, now)
@@ -632,7 +640,8 @@ def main() -> int:
     slots = [(1, at) for at in range(1, min(gpus * shares, MOST_SLOTS) + 1)]
     idle = SlotUsage(None if sliced else 0.0, 0.0, 0.0)
     report({}, slots, idle, time.time())
-    monitor, before = None, time.time()
+    monitor = None
+    before = time.time()
     parent = os.getppid()
     while os.getppid() == parent:
         time.sleep(max(before + PERIOD_S - time.time(), 0.1))

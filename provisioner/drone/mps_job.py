@@ -130,7 +130,8 @@ def run(command: list[str], control: str, notice_s: float, notices: set[int]) ->
     while True:
         left_s = max(0.0, min(ends_at - time.monotonic(), 3600.0))
         seen = signal.sigtimedwait(FORWARDED | {signal.SIGCHLD}, left_s)
-        ended, status = 1, 0
+        ended = 1
+        status = 0
         while ended:
             ended, status = os.waitpid(-1, os.WNOHANG)
             if ended == child:

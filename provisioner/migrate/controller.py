@@ -59,7 +59,8 @@ def overlay(given: KeyReader) -> YamlBlock:
     else:
         remedy = "the overlay is to be an HTCondor pool that you name"
         given.needed("adapter", at, f"drones join an HTCondor pool, not {kind or 'this'}: {remedy}")
-    options, block = given.below("options"), YamlBlock()
+    options = given.below("options")
+    block = YamlBlock()
     pool = options.take("pool") if kind == "HTCondor" else MISSING
     collector = address(pool.text or "")
     if collector:
@@ -178,7 +179,8 @@ class CoreLimit(NamedTuple):
 
 def pipeline(root: KeyReader) -> CoreLimit | None:
     """Report what becomes of a COBalD configuration; return its limit, the lowest if there are several."""
-    notes, setting = root.notes, root.take("pipeline")
+    notes = root.notes
+    setting = root.take("pipeline")
     limit: CoreLimit | None = None
     for n, step in enumerate(setting.items):
         path = f"pipeline[{n}]"

@@ -39,7 +39,9 @@ def _bare(name: str) -> str:
 def commands(text: str) -> list[SubmitCommand]:
     """Return the commands of a template, in order. A multi-line value (``name @=end``) has an empty name."""
     found: list[SubmitCommand] = []
-    pending, began, until = "", 0, ""
+    pending = ""
+    began = 0
+    until = ""
     for number, line in enumerate(text.splitlines(), 1):
         if until:
             until = "" if line.strip() == until else until
@@ -54,7 +56,8 @@ def commands(text: str) -> list[SubmitCommand]:
         many = _MANY_LINES.fullmatch(line)
         until = f"@{many[1]}" if many else ""
         found.append(_parsed(began, pending + line))
-        pending, began = "", 0
+        pending = ""
+        began = 0
     if pending.strip():
         found.append(_parsed(began, pending))
     return found

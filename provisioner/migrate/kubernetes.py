@@ -30,7 +30,8 @@ class KubernetesSiteImport(SiteImport):
         else:
             place = self.put(machine, placeholder("container image with HTCondor"), "image")
             given.needed("image", place, "write the image")
-        setting, place = given.take("namespace"), f"{self.ours}.namespace"
+        setting = given.take("namespace")
+        place = f"{self.ours}.namespace"
         namespace = setting.text or "default"
         if machine is self.machines[0]:
             self._namespace = namespace

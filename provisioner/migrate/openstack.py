@@ -82,13 +82,16 @@ class OpenStackSiteImport(SiteImport):
 
     def _credential(self, block: YamlBlock) -> None:
         """Write ``auth``: the login in the site file itself, without the secret."""
-        auth, at, section = YamlBlock(), f"{self.ours}.auth", self.section
+        auth = YamlBlock()
+        at = f"{self.ours}.auth"
+        section = self.section
         section.put(
             auth, "auth_url", f"{at}.url", _url, what="https://keystone.example.org:5000/v3"
         )
         key = "application_credential_id"
         section.put(auth, key, f"{at}.{key}", _credential_id, what="id of the credential")
-        key, file = "application_credential_secret", f"{self.name}.secret"
+        key = "application_credential_secret"
+        file = f"{self.name}.secret"
         auth.put(key, placeholder(f"{{file: {file}}}"))
         section.take(key)
         remedy = (

@@ -49,9 +49,11 @@ def our_name(theirs: str, taken: Sequence[str] = ()) -> str:
     """Return a DNS label similar to ``theirs`` that is not in ``taken``."""
     base = re.sub(r"[^a-z0-9]+", "-", theirs.lower()).strip("-")[:60].strip("-") or "unnamed"
     assert re.fullmatch(NAME_PATTERN[1:-1], base)
-    name, n = base, 2
+    name = base
+    n = 2
     while name in taken:
-        name, n = f"{base[:58].strip('-')}-{n}", n + 1
+        name = f"{base[:58].strip('-')}-{n}"
+        n += 1
     return name
 
 
@@ -127,7 +129,8 @@ class SiteImport:
         block = YamlBlock()
         put_header(block, "site", f"Site {self.name}, from {source}")
         block.put("site", self.name)
-        adapter, at = our_name(self.kind), f"{self.file}: adapter"
+        adapter = our_name(self.kind)
+        at = f"{self.file}: adapter"
         block.put("adapter", adapter)
         if adapter in installed:
             self.entry.converted("adapter", at)
@@ -137,7 +140,8 @@ class SiteImport:
                 " (docs/how-to/add-a-site.md)"
             )
             self.entry.needed("adapter", at, f"no site adapter `{adapter}` is installed: {remedy}")
-        types, options = self._types(), YamlBlock()
+        types = self._types()
+        options = YamlBlock()
         self.site_options(options)
         self.section.drop(_COMMON_KEYS)
         self.section.drop_rest("the adapter of TARDIS has no such option")
@@ -160,7 +164,8 @@ class SiteImport:
         return number if number and number > 0 else None
 
     def _limits(self) -> YamlBlock:
-        block, at = YamlBlock(), f"{self.file}: limits.max_drones"
+        block = YamlBlock()
+        at = f"{self.file}: limits.max_drones"
         quota = self._quota()
         setting = self.entry.take("quota")
         cores = [machine.cores for machine in self.machines if machine.cores]
@@ -190,7 +195,8 @@ class SiteImport:
         return block
 
     def _types(self) -> YamlBlock:
-        types, at = YamlBlock(), f"{self.file}: types"
+        types = YamlBlock()
+        at = f"{self.file}: types"
         setting = self.section.take("MachineTypes")
         key = self.section.name("MachineTypes")
         for one in setting.items:
@@ -231,7 +237,8 @@ class SiteImport:
         return types
 
     def _drone_type(self, machine: MachineType, sizes: KeyReader) -> YamlBlock:
-        at, block = f"{self.file}: types.{machine.ours}", YamlBlock()
+        at = f"{self.file}: types.{machine.ours}"
+        block = YamlBlock()
         self._put_gpus(machine, block, sizes.path, at)
         remedy = "a whole number of cores is wanted"
         machine.cores = sizes.put(
@@ -326,7 +333,8 @@ def put_executor(section: KeyReader, options: YamlBlock, ours: str) -> None:
     given = KeyReader(
         YamlValue(setting.value, setting.line), section.name("executor"), section.notes
     )
-    ssh, ours = YamlBlock(), f"{ours}.tools.ssh"
+    ssh = YamlBlock()
+    ours = f"{ours}.tools.ssh"
     _put_login(given, ssh, ours)
     if setting.kind == "DupingSSHExecutor":
         ssh.put("forced_command", "stdin")

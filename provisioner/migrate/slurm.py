@@ -39,7 +39,8 @@ class SlurmSiteImport(SiteImport):
     """Import of one Slurm site: the options of ``sbatch`` by type."""
 
     def machine(self, machine: MachineType, given: KeyReader) -> None:
-        setting, at = given.take("Walltime"), f"{self.file}: types.{machine.ours}.walltime"
+        setting = given.take("Walltime")
+        at = f"{self.file}: types.{machine.ours}.walltime"
         walltime_s = slurm_walltime_s(setting.text) if setting.text else None
         if walltime_s is not None:
             machine.walltime = format_duration(walltime_s)

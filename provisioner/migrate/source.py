@@ -163,7 +163,8 @@ class _Yaml11Builder(TreeBuilder):
 
 def _scalar(node: yaml.ScalarNode) -> bool | int | float | str | None:
     """Return the value of a scalar in YAML 1.1; a date or an invalid number stays text."""
-    text, tag = str(node.value), node.tag
+    text = str(node.value)
+    tag = node.tag
     if tag == f"{CORE_TAG}str" and node.style is None:
         tag = str(_RESOLVER.resolve(yaml.ScalarNode, text, (True, False)))  # type: ignore[no-untyped-call]
     try:
@@ -237,7 +238,8 @@ class KeyReader:
     """
 
     def __init__(self, setting: YamlValue, path: str, notes: ImportReport, line: int = 1) -> None:
-        self.path, self.notes = path, notes
+        self.path = path
+        self.notes = notes
         self.line = setting.line or line
         self.is_there = isinstance(setting.value, dict)
         self._left: dict[str, YamlValue] = {}
@@ -302,7 +304,8 @@ class KeyReader:
 
     def left(self) -> Iterator[tuple[str, YamlValue]]:
         """Yield the keys that were not taken."""
-        rest, self._left = self._left, {}
+        rest = self._left
+        self._left = {}
         yield from rest.items()
 
     def drop(self, why: Mapping[str, str]) -> None:

@@ -69,7 +69,8 @@ def advise(snapshot: Snapshot, job: JobClass, peak_vram_mib: int = 0) -> Request
     if silent_s and now.outcome is not StartOutcome.NEVER:
         return RequestAdvice(StartForecast(StartOutcome.WAITS), NegotiatorSilent(silent_s))
     if job.limited:
-        now, why = StartForecast(StartOutcome.WAITS), PoolLimit(job.limit)
+        now = StartForecast(StartOutcome.WAITS)
+        why = PoolLimit(job.limit)
     soon = now.outcome is StartOutcome.STARTS and (now.wait_s is None or now.wait_s <= SOON_S)
     found: dict[RequestChange, StartForecast] = {}
     for steps in () if soon or job.limited or job.invalid else what_if.candidates(peak_vram_mib):
@@ -202,7 +203,8 @@ class WhatIf:
     def forecast(self, change: RequestChange) -> tuple[StartForecast, Reason | None]:
         """Return when the changed job would start, and what holds it back."""
         context = self._context(change)
-        reservations, supply = OwnerReservations.of(context), Supply.of(context)
+        reservations = OwnerReservations.of(context)
+        supply = Supply.of(context)
         placed = place(context, reservations, supply, change.job.id)
         return forecast_start(context, placed, change.job)
 
@@ -221,7 +223,8 @@ class WhatIf:
 
     def candidates(self, peak_vram_mib: int = 0) -> Iterator[Sequence[RequestChange]]:
         """Yield the changes of each dimension, the smallest first; at the end, to do without a GPU."""
-        context, one = self._context(RequestChange(self.one)), self.one
+        context = self._context(RequestChange(self.one))
+        one = self.one
         refusals = [why for why in one.refuses.values() if why.dimension not in _NOT_OF_THE_JOB]
         closed = [slots for slots in _places(context) if not _takes(slots, one, context.now)]
         for dimension in _AMOUNTS:

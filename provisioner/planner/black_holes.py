@@ -69,7 +69,8 @@ class BlackHoles:
     @classmethod
     def of(cls, context: PlanningContext) -> BlackHoles:
         """Judge the drones by the jobs that failed in them. Nothing is judged while the pool's view is doubted."""
-        view, now = context.snapshot.overlay.view, context.now
+        view = context.snapshot.overlay.view
+        now = context.now
         nodes = {scope: each for scope, each in context.breakers.items() if scope.node}
         doubted = context.validity.overlay is not None or context.too_unhealthy is not None
         if view is None or doubted or not (view.mishaps or nodes):

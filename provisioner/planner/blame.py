@@ -130,7 +130,8 @@ def _ban(
 
 def _newest(faults: Iterable[JobFailure]) -> list[JobFailure]:
     """Return the newest failures of each blame, oldest first: those of neighbours must not push out a user's own."""
-    kept, counts = list[JobFailure](), Counter[Blame]()
+    kept = list[JobFailure]()
+    counts = Counter[Blame]()
     for each in sorted(faults, key=attrgetter("at"))[::-1]:
         counts[each.blame] += 1
         if counts[each.blame] <= MAX_FAILURES_KEPT:
@@ -162,9 +163,12 @@ class ExclusiveUsers:
             for scope, each in breakers.items()
             if scope.user and each.state is BreakerState.BANNED
         }
-        users, why, left = set(banned), dict[str, ExclusiveOnly](), dict[str, CompatibleTypes]()
+        users = set(banned)
+        why = dict[str, ExclusiveOnly]()
+        left = dict[str, CompatibleTypes]()
         for job in classes if banned else ():
-            breaker, fits = banned.get(job.owner), compatible[job.id]
+            breaker = banned.get(job.owner)
+            fits = compatible[job.id]
             exclusive = fits.only(kind for kind in fits.kinds if not kind.shares_faults)
             if breaker is None or breaker.fault is None or exclusive.kinds == fits.kinds:
                 continue

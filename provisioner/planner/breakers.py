@@ -231,7 +231,8 @@ def _clears_fault(drone: Drone, before: Drone | None, fault: Fault | None) -> bo
 
 def _judge_trials(snapshot: Snapshot, moves: _Moves, known: _Known) -> _Changes:
     """Judge job classes on drone types by the drones that were started for them."""
-    view, now = snapshot.overlay.view, snapshot.now
+    view = snapshot.overlay.view
+    now = snapshot.now
     # jobs of a queue that does not answer get no drone, whatever they ask for
     if view is None or view.unheard or snapshot.overlay.fault is not None:
         return
@@ -340,7 +341,8 @@ def _ended_badly(snapshot: Snapshot, drone: Drone, worked: bool) -> bool:
 
 def _end_words(drone: Drone, reason: Reason) -> str:
     """Return the end of a drone in words, with the site's reason or the exit code."""
-    why, code = drone.site_reason, getattr(reason, "exit_code", None)
+    why = drone.site_reason
+    code = getattr(reason, "exit_code", None)
     if code and not why:
         why = f"exit code {code}" + (f": {EXIT_WORDS[code]}" if code in EXIT_WORDS else "")
     return f"{drone.id} ended {drone.state.value}" + (f": {why}" if why else "")

@@ -69,7 +69,8 @@ def stranded_gpus(kind: DroneType, nodes: Iterable[Node]) -> reasons.GpusStrande
     dimension, found = max(
         short.items(), key=lambda each: (sum(milli for milli, _ in each[1]), each[0])
     )
-    gpus, most = sum(milli for milli, _ in found) / WHOLE_GPU, max(amount for _, amount in found)
+    gpus = sum(milli for milli, _ in found) / WHOLE_GPU
+    most = max(amount for _, amount in found)
     return reasons.GpusStranded(kind.key, len(found), gpus, dimension, wanted[dimension], most)
 
 
@@ -184,7 +185,8 @@ class StartLimits:
         in proportion.
         """
         site = site_of(key)
-        left, in_all = self.free.get(site), self.free_milli.get(site)
+        left = self.free.get(site)
+        in_all = self.free_milli.get(site)
         if left is None:
             return
         if in_all is None:
@@ -301,7 +303,8 @@ class StartLimits:
         return short or self.reservations.claimed.get(kind.site) or reasons.SiteFull(kind.key, lack)
 
     def _breaker(self, of: Scope) -> PlacesAllowed | None:
-        breaker, scope = self.context.breakers.get(of), str(of)
+        breaker = self.context.breakers.get(of)
+        scope = str(of)
         if breaker is None:
             return None
         match breaker.state:
@@ -506,7 +509,8 @@ class Supply:
     def add_preemptible(self, context: PlanningContext) -> None:
         """Add, for headroom, the part of drones that runs nothing but jobs that give way."""
         for drone in context.drones.values() if context.headroom else ():
-            slot, kind = context.slots.get(drone.id), context.types.get(drone.type)
+            slot = context.slots.get(drone.id)
+            kind = context.types.get(drone.type)
             if slot and drone.idle_at and not slot.work_at:  # a claim whose job is not known yet
                 slot = replace(slot, optional_jobs=slot.jobs)
             if (
@@ -549,7 +553,9 @@ class Supply:
         late: bool = False,
     ) -> Coverage:
         """Book up to ``jobs`` jobs into drones that are delayed (``late``) or not, of all types or of ``key``."""
-        booked, drones, request = 0, 0, (compatible, job.owner, late)
+        booked = 0
+        drones = 0
+        request = (compatible, job.owner, late)
         stocked = self.late if late else self.slots.keys()
         if request in self._lacking or compatible.keys.isdisjoint(stocked):
             return NO_COVERAGE

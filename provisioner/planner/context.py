@@ -61,7 +61,9 @@ def check_views(snapshot: Snapshot, settled: SettledDrones | None = None) -> Vie
 
     Drones that are no longer ``settled`` are removed from there.
     """
-    now, policy, view = snapshot.now, snapshot.policy, snapshot.overlay.view
+    now = snapshot.now
+    policy = snapshot.policy
+    view = snapshot.overlay.view
     overlay = _stale("overlay", view, snapshot.overlay.fault, now, policy.overlay_max_age_s)
     slots: dict[DroneId, Slot] = {}
     if view is not None and overlay is None:
@@ -74,7 +76,8 @@ def check_views(snapshot: Snapshot, settled: SettledDrones | None = None) -> Vie
         doubt = _stale(f"site:{name}", polled.view, polled.fault, now, site_policy.view_max_age_s)
         if polled.view is not None and doubt is None:
             if polled.busy:
-                age_s, limit_s = now - polled.view.taken_at, site_policy.view_max_age_s
+                age_s = now - polled.view.taken_at
+                limit_s = site_policy.view_max_age_s
                 doubt = reasons.StaleView(
                     f"site:{name}", age_s, limit_s, "its last orders are still under way"
                 )

@@ -105,7 +105,8 @@ class StartCosts:
         A larger drone does not start sooner: similar types of which some have started bound what is
         assumed.
         """
-        delays, known = PRIOR_DELAYS, self.estimates.delays
+        delays = PRIOR_DELAYS
+        known = self.estimates.delays
         if self.policy.of_site(kind.site).queue_when_full:
             delays = replace(PRIOR_DELAYS, queue_s=PRIOR_QUEUE_S)
         for other in self._alike[kind.key] if kind.gpu_milli else ():
@@ -170,7 +171,8 @@ class StartCosts:
         A drone holds all its GPUs until the last of its jobs ends: the mean of the longest of n
         exponential runs.
         """
-        mine, gpus = self.of_types[kind.key], min(jobs, max(1, kind.gpu_milli // WHOLE_GPU))
+        mine = self.of_types[kind.key]
+        gpus = min(jobs, max(1, kind.gpu_milli // WHOLE_GPU))
         longest_s = cost.run_s * math.fsum(1.0 / n for n in range(1, gpus + 1))
         return (mine.overhead + mine.per_s * longest_s) / jobs + cost.per_s * (
             mine.queue_s + mine.boot_s
@@ -208,7 +210,8 @@ class RunTimeSums:
 
     def served(self, ran_s: float, within_s: float) -> float:
         """Return how many further jobs a drone is expected to take within a time, whose job has run for ``ran_s``."""
-        first, last = bisect_right(self.runs, ran_s), bisect_right(self.runs, ran_s + within_s)
+        first = bisect_right(self.runs, ran_s)
+        last = bisect_right(self.runs, ran_s + within_s)
         if first == len(self.runs):  # longer than any that is known: it may be half done
             return 1.0 if ran_s <= within_s else 0.0
         if first == last:

@@ -201,7 +201,9 @@ class UserShares:
         slots: Mapping[DroneId, model.Slot],
     ) -> UserShares:
         """Add up what the users hold: of ``drones``, those without jobs count."""
-        jobs, held, oldest = {job.id: job for job in classes}, Counter[str](), dict[str, float]()
+        jobs = {job.id: job for job in classes}
+        held = Counter[str]()
+        oldest = dict[str, float]()
         for job in jobs.values():
             held[job.owner] += job.running * _weight_milli(job)
             if job.waiting:
@@ -249,7 +251,8 @@ def _weight_milli(job: JobClass) -> int:
 
 HEADROOM_PREFIX = "headroom:"
 """Prefix of the ids of virtual classes; no overlay's class has it."""
-_DAY_S, _HOUR_S = 86400.0, 3600.0
+_DAY_S = 86400.0
+_HOUR_S = 3600.0
 _YIELDS_TO = (
     reasons.LimitReached,
     reasons.SiteFull,
@@ -338,7 +341,8 @@ def kept_for_headroom(
         for key in context.compatible[job.id].jobs:
             wanted.setdefault(key, []).append(job)
     for job in context.headroom:
-        lack, keys = job.waiting, context.compatible[job.id].jobs
+        lack = job.waiting
+        keys = context.compatible[job.id].jobs
         for drone in drones:
             if lack <= 0:
                 break

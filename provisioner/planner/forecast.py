@@ -89,11 +89,9 @@ def _remaining_s(context: PlanningContext, drone: Drone) -> float | None:
 
     None if no drone of its type has started yet, or if it is delayed and its site tells nothing.
     """
-    remote, delays, now = (
-        context.remote(drone),
-        context.snapshot.estimates.delays.get(drone.type),
-        context.now,
-    )
+    remote = context.remote(drone)
+    delays = context.snapshot.estimates.delays.get(drone.type)
+    now = context.now
     if remote is not None and drone.waits_at_site and remote.expected_start_at:
         return max(0.0, remote.expected_start_at - now) + (delays.boot_s if delays else 0.0)
     if delays is None or drone.id in context.late:
@@ -141,7 +139,8 @@ def _end_s(
     context: PlanningContext, slot: Slot, job: JobClass, compatible: CompatibleTypes
 ) -> float | None:
     """Return when the only job of a drone ends, by the runs of such jobs. One that outran them all is half done."""
-    drone, estimates = context.drones.get(slot.drone_id), context.snapshot.estimates
+    drone = context.drones.get(slot.drone_id)
+    estimates = context.snapshot.estimates
     if drone is None or not _may_take(drone, job, compatible):
         return None
     if slot.jobs != 1 or not slot.begun_at:

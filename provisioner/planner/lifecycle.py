@@ -126,7 +126,8 @@ def observe(
     site alone (or from its silence, after a while), the slot is read last and wins where both have
     news, and a drone that the site has stopped is not brought back to life by an old slot ad.
     """
-    seen, reason = drone, None
+    seen = drone
+    reason = None
     remote = view.drones.get(drone.id) if view is not None else None
     if remote is not None:
         if _is_over(remote):
@@ -233,7 +234,8 @@ def _unlisted(
     if view.taken_at <= ordered_at:
         return drone, None  # the listing began before the order was answered
     if drone.state is S.REQUESTED:
-        waited_s, limit_s = now - ordered_at, policy.order_confirm_s
+        waited_s = now - ordered_at
+        limit_s = policy.order_confirm_s
         if waited_s <= limit_s:
             return drone, None
         return ended_record(drone, drone.leaving or S.FAILED, now), reasons.NeverArrived(
@@ -513,7 +515,8 @@ def apply_drain_result(drone: Drone, result: OrderResult) -> StateChange | None:
     """
     if result.answer is OrderOutcome.OK or drone.state is S.STOPPING:
         return None
-    after, reason = replace(drone, drain_refusal=_message(result)), _failure(result)
+    after = replace(drone, drain_refusal=_message(result))
+    reason = _failure(result)
     if isinstance(reason, reasons.OrderRefused):
         asked = drone.asked + 1 if drone.state is S.DRAINING else drone.asked
         after = replace(after, drain_refusal=reason.message or "no reason given", asked=asked)

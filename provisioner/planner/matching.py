@@ -135,7 +135,8 @@ def _cuda(version: int) -> str:
 
 def _unmet_by_shares(job: JobClass, kind: DroneType) -> UnmetRequirement | None:
     """Return why shares of one GPU are not enough for a job, or None. MIG slices cannot be joined."""
-    most, each_mib = share_milli(kind.shares), kind.vram_mib // kind.shares
+    most = share_milli(kind.shares)
+    each_mib = kind.vram_mib // kind.shares
     # its VRAM is its request, beside one GPU
     if kind.vram_pool and job.vram_mib and not job.splits:
         return _unmet_vram(job, kind)
@@ -235,10 +236,8 @@ def count_jobs(job: JobClass, space: Resources, kind: DroneType) -> int:
     too_few_gpus = space.gpu_milli < job.gpu_milli and not kind.vram_pool
     if too_few_gpus or space.cpus < job.cpus or space.memory_mib < job.memory_mib:
         return 0  # as nearly always: a plan for a large site asks a hundred thousand times
-    need, kept = (
-        request_of(job, kind),
-        Resources(0, kind.kept_cpus, kind.kept_memory_mib, kind.kept_disk_mib),
-    )
+    need = request_of(job, kind)
+    kept = Resources(0, kind.kept_cpus, kind.kept_memory_mib, kind.kept_disk_mib)
     if kind.shares == 1 or kind.vram_pool:
         return count_fits(need, space, kept)
     share = share_milli(kind.shares)

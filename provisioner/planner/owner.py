@@ -249,13 +249,17 @@ class OwnerReservations:
             _add_drones(context, policy, view, free_nodes, drones)
         known = context.snapshot.patience.get(site)
         left = known.offer if known and known.offer else None  # None: all
-        jobs, milli, standing, narrow = 0, 0, 0, set[str]()
+        jobs = 0
+        milli = 0
+        standing = 0
+        narrow = set[str]()
         for claim in sorted(
             view.claims, key=lambda c: (-c.gpu_milli, -c.cpus, -c.memory_mib, c.since)
         ):
             most = claim.count if left is None else min(claim.count, left - jobs)
             for hole in _make_room(claim, most, free_nodes, ask=policy.preempt_proactively):
-                jobs, milli = jobs + hole.jobs, milli + hole.jobs * claim.gpu_milli
+                jobs += hole.jobs
+                milli += hole.jobs * claim.gpu_milli
                 if hole.free_now:
                     standing += hole.jobs
                 else:
@@ -330,7 +334,8 @@ def _add_drones(
     drones: Iterable[Drone],
 ) -> None:
     """Add our drones to their nodes: those that could be asked to leave, and the room of those that already leave."""
-    now, candidates = context.now, dict[str, list[VictimCandidate]]()
+    now = context.now
+    candidates = dict[str, list[VictimCandidate]]()
     spaces = {
         key: Resources.of(kind) for key, kind in context.types.items() if kind.site == policy.site
     }

@@ -217,7 +217,8 @@ class Allocation:
 
     def allowed(self, candidate: StartCandidate) -> PlacesAllowed:
         """Return how many drones may be started, and the reason of a rule for no more; limits are reported later."""
-        count, reason = -(-candidate.lack // candidate.compatible.jobs[candidate.kind.key]), None
+        count = -(-candidate.lack // candidate.compatible.jobs[candidate.kind.key])
+        reason = None
         for rule in START_RULES:
             count, why = rule(self, candidate, count)
             reason = why or reason
@@ -405,7 +406,9 @@ class Placement:
             job = replace(job, waiting=taken.jobs + entitled)
         if not job.waiting:
             return
-        booked, late, elsewhere = min(taken.jobs, job.waiting), NO_COVERAGE, ""
+        booked = min(taken.jobs, job.waiting)
+        late = NO_COVERAGE
+        elsewhere = ""
         if entitled > 0:  # drones that this plan starts for others may have room for more
             taken = taken.plus(self.allocation.supply.take(job, compatible, entitled))
         covered = taken.jobs
@@ -446,7 +449,8 @@ class Placement:
 
     def _undrain(self, job: JobClass, compatible: CompatibleTypes, lack: int) -> int:
         """Take back drones that have room for ``lack`` jobs and are safe enough; return for how many jobs or more."""
-        context, covered = self.context, 0
+        context = self.context
+        covered = 0
         exposed: dict[str, Collection[DroneId]] = {}
         for drone in list(self._draining.values()):
             if covered >= lack:
@@ -465,10 +469,8 @@ class Placement:
                 continue
             if room and drone.id not in exposed[drone.site]:
                 del self._draining[drone.id]
-                back, reason = (
-                    undrained_record(drone, context.now),
-                    reasons.DemandReturned(job.id, context.names.of(job.id), job.waiting),
-                )
+                back = undrained_record(drone, context.now)
+                reason = reasons.DemandReturned(job.id, context.names.of(job.id), job.waiting)
                 self.undrained.append(Drain(back, drone.state, DrainMode.RESUME, reason))
                 covered += room
         return covered
@@ -547,7 +549,8 @@ class Placement:
         found = self._ages_by_shape.get(shape)
         if found is None:
             found = self._ages_by_shape[shape] = []
-            begun, now = sorted(chain(*self._begun[shape])), self.context.now
+            begun = sorted(chain(*self._begun[shape]))
+            now = self.context.now
             last = len(begun)
             while last:
                 ran_s = AGES_S[bisect_left(AGES_S, now - begun[last - 1], 0, len(AGES_S) - 1)]
@@ -563,10 +566,8 @@ class Placement:
         The queue also counts jobs on dead drones until the lease ends, and jobs on drones that take
         no more.
         """
-        view, found = (
-            self.context.snapshot.overlay.view,
-            defaultdict[RunShape, list[Sequence[float]]](list),
-        )
+        view = self.context.snapshot.overlay.view
+        found = defaultdict[RunShape, list[Sequence[float]]](list)
         # An overlay may name classes by accounting group and slots by user: then the name tells
         # nothing.
         owners = {job.owner for job in view.classes} if view is not None else frozenset()
@@ -593,23 +594,23 @@ class Placement:
         """
         allocation = self.allocation
         runs, cost = self.context.costs.of_class(job)
-        any_late, late, startable = (
-            bool(allocation.supply.late),
-            NO_COVERAGE,
-            allocation.limits.startable,
-        )
+        any_late = bool(allocation.supply.late)
+        late = NO_COVERAGE
+        startable = allocation.limits.startable
         # as for most classes once all is full
         if not any_late and compatible.keys.isdisjoint(startable):
             self._report_lack(job, compatible, cost, job.waiting - covered, None)
             return covered, late, ""
         enough, served = self._worthwhile(job, compatible, runs, cost, job.waiting - covered)
         wanted = covered + enough
-        held_back, started = None, len(allocation.starts)
+        held_back = None
+        started = len(allocation.starts)
         for key in allocation.ranking.candidates(compatible, cost, startable):
             if any_late and key not in allocation.ranking.sure:
                 # From here on a drone might wait as well: those that wait already will do.
                 late = allocation.supply.take(job, compatible, job.waiting - covered, late=True)
-                covered, any_late = covered + late.jobs, False
+                covered += late.jobs
+                any_late = False
             lack = wanted - covered
             if lack <= 0:
                 break

@@ -68,7 +68,8 @@ class IdleDrones:
         """Return the rule by which drones refuse jobs; empty if one takes them."""
         if rule := rules.refuses(job):
             return rule
-        end_s, slots = self.context.now + job.walltime_s, self.context.slots
+        end_s = self.context.now + job.walltime_s
+        slots = self.context.slots
         if job.walltime_s and all(
             end_s > (slots[drone.id].retires_at or NO_END) for drone in drones
         ):

@@ -179,7 +179,8 @@ class JobReservations:
                     best = offer
         if best is None:
             return None
-        kind, hole = best.kind, best.hole
+        kind = best.kind
+        hole = best.hole
         reason = self._reason(job, best)
         self.by_site[kind.site] = NodeReservation(
             kind,
@@ -208,22 +209,26 @@ class JobReservations:
         promised = self._promised(job, kind.site, hole.node)
         lasts_s = hole.ready_s
         if promised is not None:  # it is kept, whatever it costs by now
-            spent, total = 0.0, -1.0
+            spent = 0.0
+            total = -1.0
             lasts_s += promised.overran_s
         too_long = lasts_s > self.context.snapshot.policy.longest_hole_s
         return None if too_long or spent > waited else _Offer(total, kind, hole, promised)
 
     def _reason(self, job: JobClass, offer: _Offer) -> NodeReserved:
         """Return the reason of a reservation. A promised time moves only once it has passed."""
-        at, overran_s = self.context.now + offer.hole.ready_s, 0.0
+        at = self.context.now + offer.hole.ready_s
+        overran_s = 0.0
         promised = offer.promised
         if promised is not None and promised.at > self.context.now:
-            at, overran_s = promised.at, promised.overran_s
+            at = promised.at
+            overran_s = promised.overran_s
         elif promised is not None:
             overran_s = promised.overran_s + at - promised.at
         name = self.context.names.of(job.id)
         gpus = job.gpu_milli / WHOLE_GPU
-        site, node = offer.kind.site, offer.hole.node
+        site = offer.kind.site
+        node = offer.hole.node
         return NodeReserved(site, node, job.id, name, gpus, at, overran_s)
 
     def places_beside(
@@ -304,7 +309,8 @@ class JobReservations:
         self, job: JobClass, kind: DroneType, limits: StartLimits, risk: PreemptionRisk
     ) -> Iterator[Hole]:
         """Yield ways to get room for a new drone of a type, or in an existing one."""
-        shared, room = self._with_several_jobs.get(kind.key, ()), self.owners.free.get(kind.site)
+        shared = self._with_several_jobs.get(kind.key, ())
+        room = self.owners.free.get(kind.site)
         if not shared and room is None:
             return
         context, (count, why) = self.context, limits.for_type(kind.key)
@@ -398,7 +404,8 @@ class JobReservations:
     def _with_several_jobs(self) -> Mapping[TypeKey, Sequence[Drone]]:
         """Drones with several jobs by type, in the order of their ids as text."""
         found: dict[TypeKey, list[Drone]] = {}
-        slots, drones = self.context.slots, self.context.drones
+        slots = self.context.slots
+        drones = self.context.drones
         for drone_id in sorted(drone_id for drone_id, slot in slots.items() if slot.jobs > 1):
             drone = drones.get(drone_id)
             if drone is not None and not drone.notice_at:
@@ -415,7 +422,8 @@ class JobReservations:
         spaces = {key: Resources.of(kind) for key, kind in context.types.items()}
         found: dict[str, dict[str, list[NodeHolder]]] = {site: {} for site in self.owners.free}
         for drone in context.drones.values():
-            slot, site = context.slots.get(drone.id), drone.site
+            slot = context.slots.get(drone.id)
+            site = drone.site
             serves = slot is not None or (drone.is_leaving and drone.started_at)
             if site in found and serves and not drone.notice_at:
                 free_in_s = RELEASE_S + (

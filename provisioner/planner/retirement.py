@@ -121,7 +121,8 @@ class Retirement:
         """Drain a drone, unless the overlay's view is invalid: it could not be asked, nor seen to be busy."""
         if self.context.validity.overlay is not None:
             return
-        draining, now = DroneState.DRAINING, self.context.now
+        draining = DroneState.DRAINING
+        now = self.context.now
         since = drone.since if drone.state is draining else now
         after = replace(
             drone,
@@ -137,7 +138,8 @@ class Retirement:
     def stop(
         self, drone: Drone, reason: Reason, leaving: DroneState | None, *, kill: bool = False
     ) -> None:
-        now, again = self.context.now, drone.state is DroneState.STOPPING
+        now = self.context.now
+        again = drone.state is DroneState.STOPPING
         since, asked = (drone.since, drone.asked + 1) if again else (now, 1)
         leaving = drone.leaving or leaving
         after = replace(
@@ -176,7 +178,8 @@ class Retirement:
 
     def matchable(self, drone: Drone) -> bool:
         """Return True if jobs wait that fit a drone: then the negotiator should act, not the planner."""
-        context, kind = self.context, self.context.types[drone.type]
+        context = self.context
+        kind = self.context.types[drone.type]
         room = resources_for_gpu_jobs(context.slots[drone.id], kind)
         return any(
             count_jobs(job, room, kind)
@@ -196,7 +199,8 @@ class Retirement:
 
         One drone leaves at a time for the jobs of a user.
         """
-        context, risk = self.context, self.placed.allocation.risk
+        context = self.context
+        risk = self.placed.allocation.risk
         keys = {drone.type, *context.costs.smaller.get(drone.type, ())}
         for job in self._lacking_room:
             compatible = context.compatible[job.id]
@@ -268,10 +272,12 @@ class Retirement:
 
     def _uncovered_types(self, kinds: Collection[DroneKind]) -> dict[DroneKind, int]:
         """Return how many drones of these kinds on their way no job, not even a fresh one, and no headroom needs."""
-        context, supply = self.context, Supply.of(self.context)
+        context = self.context
+        supply = Supply.of(self.context)
         real = sorted(context.classes, key=lambda c: (len(context.compatible[c.id].kinds), c.id))
         for job in (*real, *context.headroom):
-            compatible, wanted = context.compatible[job.id], job.waiting + job.fresh
+            compatible = context.compatible[job.id]
+            wanted = job.waiting + job.fresh
             if is_headroom(job.id):
                 without = self.placed.without_headroom
                 compatible = compatible.only(
@@ -454,7 +460,8 @@ def idle(retirement: Retirement, drone: Drone) -> bool:
     refused_s = REFUSED_ROOM_S if drone.job_filter.min_gpus else 0.0
     refuses_some = drone.job_filter.lasting != TAKES_ALL
     if refuses_some and refused_s < idle_s <= limit_s and retirement.makes_room(drone):
-        limit_s, by = refused_s, "refused-jobs"
+        limit_s = refused_s
+        by = "refused-jobs"
     if idle_s > limit_s and not retirement.matched_soon(drone, idle_s):
         retirement.drain(drone, reasons.IdleTimeout(idle_s, limit_s, by), _final_state(drone))
     return True
@@ -462,7 +469,8 @@ def idle(retirement: Retirement, drone: Drone) -> bool:
 
 def optional_jobs_only(retirement: Retirement, drone: Drone) -> bool:
     """Drain a drone whose GPU no job has needed for the idle timeout, unless headroom or waiting jobs need it."""
-    context, slot = retirement.context, retirement.context.slots.get(drone.id)
+    context = retirement.context
+    slot = retirement.context.slots.get(drone.id)
     if not drone.idle_at or slot is None or not slot.only_optional:
         return False
     limit_s, _ = idle_limit(drone, context.snapshot.policy, context.snapshot.estimates)
@@ -602,7 +610,8 @@ def _orphans(context: PlanningContext, site: str) -> Mapping[model.DroneId, mode
 
 def _stop_orphans(retirement: Retirement, paused: bool) -> None:
     """Stop the orphans that ended on record, as after a late answer, and others without a job after a grace."""
-    context, snapshot = retirement.context, retirement.context.snapshot
+    context = retirement.context
+    snapshot = retirement.context.snapshot
     decided = {(orphan.drone_id, orphan.site) for orphan in retirement.orphans}
     decided |= {(move.drone.id, move.drone.site) for move in retirement.moves}
     for site in snapshot.policy.sites:
@@ -634,7 +643,8 @@ def _has_no_job(context: PlanningContext, remote: model.RemoteDrone) -> bool:
 
 def _settle_orphans(retirement: Retirement, request: model.OperatorRequest, site: str) -> bool:
     """Adopt or stop the orphans of a site as an operator asks. Return False while its view is doubted."""
-    context, now = retirement.context, retirement.context.now
+    context = retirement.context
+    now = retirement.context.now
     if site in context.validity.sites and context.validity.sites[site] is not None:
         return False
     reason = reasons.OperatorRequested(request.by, request.reason)

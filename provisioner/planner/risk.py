@@ -55,7 +55,9 @@ def expected_loss(runs: tuple[float, ...], chances: tuple[float, ...]) -> float:
     """
     lost_s = done_s = 0.0
     for run_s in runs:
-        so_far, began_s, lost_before_s = 0.0, 0.0, lost_s
+        so_far = 0.0
+        began_s = 0.0
+        lost_before_s = lost_s
         for until_s, chance in zip(HORIZONS_S, chances, strict=False):
             if run_s <= began_s:
                 break
@@ -186,7 +188,8 @@ class PreemptionRisk:
         All, unless there is a safer place to wait for: work that is lost now and then is better
         than none. ``returned_milli`` is the number of milli-GPUs that drones give back before.
         """
-        head, rate = self.head_milli.get(kind.site), self.estimates.taken_per_s.get(kind.site, 0.0)
+        head = self.head_milli.get(kind.site)
+        rate = self.estimates.taken_per_s.get(kind.site, 0.0)
         if head is None and not rate:
             return most, None
         runs, tolerated = self._runs_and_accepted_loss(job, compatible)
@@ -202,7 +205,8 @@ class PreemptionRisk:
         )
         if head is None:
             return (most, None) if expected_loss_at_rate(runs, rate) <= tolerated else (0, why)
-        rise, head = self.estimates.rises[kind.site], head + returned_milli
+        rise = self.estimates.rises[kind.site]
+        head += returned_milli
         # The more there are, the likelier is the last one taken.
         good = bisect_left(
             range(1, most + 1),
@@ -215,10 +219,8 @@ class PreemptionRisk:
 
     def excluded_users(self, job: JobClass, kind: DroneType) -> tuple[str, ...]:
         """Return the users that a drone started for a class should exclude."""
-        head, barred = (
-            self.head_milli.get(kind.site),
-            self.context.exclusive.users if kind.shares_faults else (),
-        )
+        head = self.head_milli.get(kind.site)
+        barred = self.context.exclusive.users if kind.shares_faults else ()
         chances = self.estimates.rises[kind.site].chances(head) if head is not None else ()
         found: set[str] = set()
         for other, compatible, runs, accepted in self._waiting() if head is not None else ():
@@ -262,10 +264,8 @@ class PreemptionRisk:
         self, job: JobClass, compatible: CompatibleTypes
     ) -> tuple[tuple[float, ...], float]:
         """Return equally likely run times of a class, and its accepted loss: infinity if there is no safe place."""
-        runs, wait_s = (
-            runs_of(self.context, job),
-            self.safe_wait_s(compatible, waiting_time(self.context, job)),
-        )
+        runs = runs_of(self.context, job)
+        wait_s = self.safe_wait_s(compatible, waiting_time(self.context, job))
         if wait_s == math.inf:
             return runs, math.inf
         return runs, accepted_loss(self.context.costs.waiting_cost(job), wait_s, runs)

@@ -106,7 +106,8 @@ def _find_good_classes(
     snapshot: Snapshot, planner: PlanFunction, suspects: Collection[str]
 ) -> tuple[set[int], Plan | None]:
     """Return the positions of the classes with which the planner does not fail, and its plan for them, if any."""
-    view, kept = snapshot.overlay.view, set[int]()
+    view = snapshot.overlay.view
+    kept = set[int]()
     if view is None or not view.classes:
         return kept, None
 

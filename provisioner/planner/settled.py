@@ -67,7 +67,8 @@ class SettledDrones(dict[DroneId, tuple[*SeenDrone, float]]):
         if self.by != (snapshot.types, snapshot.policy):
             self.clear()
             self.by = snapshot.types, snapshot.policy
-        drones, now = snapshot.drones, snapshot.now
+        drones = snapshot.drones
+        now = snapshot.now
         listed: dict[DroneId, model.RemoteDrone] = {}
         for view in views.values():
             listed |= view.drones

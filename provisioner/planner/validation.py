@@ -265,7 +265,8 @@ def _grounds(check: PlanCheck, action: Drain | Stop) -> frozenset[str]:
 
 def fresh_view_of_the_pool(check: PlanCheck) -> Breaches:
     """Start and drain nothing without a fresh view of the overlay."""
-    overlay, plan = check.snapshot.overlay, check.plan
+    overlay = check.snapshot.overlay
+    plan = check.plan
     seen_at = overlay.view.taken_at if overlay.view is not None and overlay.fault is None else None
     max_age_s = check.snapshot.policy.overlay_max_age_s
     is_fresh = seen_at is not None and check.snapshot.now - seen_at <= max_age_s
@@ -283,7 +284,8 @@ def fresh_views_of_sites(check: PlanCheck) -> Breaches:
     for orphan in check.plan.orphans:
         touched[orphan.site].append(orphan)
     for site, actions in touched.items():
-        view, limits = check.views.get(site), check.snapshot.policy.sites.get(site)
+        view = check.views.get(site)
+        limits = check.snapshot.policy.sites.get(site)
         if view is None or limits is None:
             yield Breach(f"{len(actions)} actions at {site}, which was never seen", tuple(actions))
             continue
@@ -298,7 +300,8 @@ def fresh_views_of_sites(check: PlanCheck) -> Breaches:
 
 def limits_of_all(check: PlanCheck) -> Breaches:
     """Keep the limits of the policy."""
-    starts, policy = check.plan.starts, check.snapshot.policy
+    starts = check.plan.starts
+    policy = check.snapshot.policy
     yield from _beyond_limit(check, starts, "drones in all", policy.max_drones)
     yield from _beyond_limit(check, starts, "GPUs in all", policy.max_gpu_milli, of_gpus=True)
 

@@ -153,7 +153,8 @@ class DroneScript:
         rng = rng_for(seed, "fate", site, drone_id)
         drawn = (behaviour.queue, behaviour.boot, behaviour.check, behaviour.release)
         queue_s, boot_s, check_s, release_s = (each.draw(rng) for each in drawn)
-        chance, defect = rng.random(), DroneDefect.NONE
+        chance = rng.random()
+        defect = DroneDefect.NONE
         for candidate in list(DroneDefect)[1:]:
             share = getattr(behaviour, candidate)
             if 0.0 <= chance < share:
@@ -201,7 +202,8 @@ class SimulatedDrone:
 
     def grant(self, machine: SimulatedNode) -> None:
         machine.slots += 1
-        self.machine, self.slot = machine, f"slot1_{machine.slots}@{machine.name}"
+        self.machine = machine
+        self.slot = f"slot1_{machine.slots}@{machine.name}"
         self.stage, self.granted_s = DroneStage.BOOTING, now_s()
         if self.script.lifetime_s is not None:
             self._after(
@@ -313,7 +315,8 @@ class SimulatedDrone:
         """Return the drone as its site lists it: the same value for as long as nothing in it changes."""
         changed = self.stage, self._notice_s  # whatever else changes does so with the stage
         if self._listed is None or self._listed[0] != changed:
-            epoch, state = start_epoch(), RemoteState.RUNNING
+            epoch = start_epoch()
+            state = RemoteState.RUNNING
             if self.stage in (DroneStage.QUEUED, DroneStage.GONE):
                 state = (
                     RemoteState.PENDING if self.stage is DroneStage.QUEUED else RemoteState.ENDED

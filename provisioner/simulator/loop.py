@@ -78,7 +78,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def _run_once(self) -> None:
         """One turn of the loop: all that is due. If nothing is, the clock jumps to the next timer."""
-        ready, agenda = self._ready, self._agenda
+        ready = self._ready
+        agenda = self._agenda
         while agenda and agenda[0][2].cancelled():
             heappop(agenda)
         self._turns += 1

@@ -175,7 +175,8 @@ class SimulatedSlot:
         if self._view is None or self._view.heard_at != epoch + heard_s:
             kind = self.drone.type
             runs = self.running.values()
-            work_milli, work_s = 0, 0.0
+            work_milli = 0
+            work_s = 0.0
             for run in runs:
                 weight = self.weight_of(run.queued)
                 work_milli += weight
@@ -398,7 +399,8 @@ class SimulatedOverlay:
         return await self._network.call("bootstrap", lambda: files)
 
     def _view(self, types: Sequence[DroneType]) -> OverlayView:
-        behaviour, at_s = self._behaviour, now_s()
+        behaviour = self._behaviour
+        at_s = now_s()
         self._slots = {
             drone_id: slot
             for drone_id, slot in self._slots.items()
@@ -549,7 +551,8 @@ class SimulatedOverlay:
         key = jobs.name, slot.drone.type.key
         if key not in self._matches:
             self._matches[key] = jobs.wants.unmet_requirement(slot.drone.type) is None
-        ends_s, asked_s = slot.drone.walltime_end_s, jobs.wants.walltime_s
+        ends_s = slot.drone.walltime_end_s
+        asked_s = jobs.wants.walltime_s
         return self._matches[key] and (ends_s is None or not asked_s or now_s() + asked_s <= ends_s)
 
     def _start(self, jobs: QueuedJobClass, slot: SimulatedSlot) -> None:
@@ -630,7 +633,8 @@ class SimulatedOverlay:
         back: dict[str, QueuedJobClass] = {}
         for run in runs or list(slot.running.values()):
             lost_s = until_s - run.begun_s - run.kept_s(until_s)
-            job_id, weight = f"{run.queued.serial}.0", slot.weight_of(run.queued)
+            job_id = f"{run.queued.serial}.0"
+            weight = slot.weight_of(run.queued)
             self._evictions.append(
                 (now(), model.Eviction(slot.drone.id, job_id, now(), weight, lost_s))
             )

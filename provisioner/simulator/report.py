@@ -194,7 +194,8 @@ PARTS: Mapping[str, tuple[str, str]] = {
 """Parts of the GPU-hours, each with its class in the style sheet and its meaning."""
 MAX_SITES = 8
 MAX_POINTS = 300
-HOUR_S, DAY_S = 3600.0, 86400.0
+HOUR_S = 3600.0
+DAY_S = 86400.0
 WAIT_UNITS = {"d": DAY_S, "h": HOUR_S, "min": 60.0, "s": 1.0}
 
 

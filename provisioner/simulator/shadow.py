@@ -187,7 +187,8 @@ def _facilities(views: Views, spans: Sequence[_Span], boot_s: float) -> Iterator
         if kind.gpu_milli:
             by_site[kind.site].append(kind)
     for site, kinds in by_site.items():
-        pools, owners = [], []
+        pools = []
+        owners = []
         for model, most in _available(site, [kind.gpu_model for kind in kinds], spans).items():
             size = max(
                 ceil(kind.gpu_milli / WHOLE_GPU) for kind in kinds if kind.gpu_model == model

@@ -188,7 +188,8 @@ def cut_jobs(
     begin_s = cut.from_s + origin_s
     chosen: list[SimulatedJob] = []
     for job in sorted(jobs, key=lambda job: job.submit_s):
-        at_s, wants = job.submit_s - begin_s, job.wants
+        at_s = job.submit_s - begin_s
+        wants = job.wants
         if not 0.0 <= at_s < cut.span_s or (
             cut.gpus and math.ceil(wants.gpu_milli / WHOLE_GPU) not in cut.gpus
         ):

@@ -213,7 +213,8 @@ def on_snapshot(snapshot: Snapshot, questions: Sequence[Question]) -> tuple[Snap
     """
     notes: list[str] = []
     for question in questions:
-        site, key = question.site, question.key
+        site = question.site
+        key = question.key
         polled = snapshot.sites.get(site)
         if key == "down":
             if question.value or question.until_s != FOREVER_S:

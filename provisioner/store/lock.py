@@ -56,7 +56,8 @@ class StoreLock:
                 if free and os.path.samestat(os.fstat(fd), os.stat(path)):
                     break
             if attempt + 1 == _LOCK_ATTEMPTS:
-                holder, lockers = _read(fd), _lockers(fd)
+                holder = _read(fd)
+                lockers = _lockers(fd)
                 os.close(fd)
                 if not lockers or holder.pid in lockers:
                     raise held(

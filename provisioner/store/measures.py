@@ -75,9 +75,11 @@ def counts_of_change(
     breakers: Mapping[model.Scope, model.Breaker],
 ) -> MetricCounts:
     """Return the counts of a change of the record in which the live drones ``known`` and ``breakers`` were."""
-    counts, of_type = MetricCounts(), MetricKey.of_type
+    counts = MetricCounts()
+    of_type = MetricKey.of_type
     for step in change.transitions:
-        drone, why = change.drones[step.drone_id], step.reason.kind
+        drone = change.drones[step.drone_id]
+        why = step.reason.kind
         if step.was is None:
             counts.add(of_type("provisioner_drones_requested_total", drone.type, reason=why))
         if step.state in LEAVING_STATES and step.was not in LEAVING_STATES:
@@ -123,7 +125,8 @@ def counts_of_run(
     run: model.CompletedJob, drone: Drone, kind: model.DroneType | None
 ) -> MetricCounts:
     """Return the counts of a run that ended in ``drone``. ``kind`` is the type of the drone, None if unknown."""
-    counts, of_type = MetricCounts(), MetricKey.of_type
+    counts = MetricCounts()
+    of_type = MetricKey.of_type
     outcome = "unfinished" if run.unfinished else "completed"
     counts.add(of_type("provisioner_jobs_ended_total", drone.type, outcome=outcome))
     if not run.unfinished:
@@ -155,7 +158,8 @@ def counts_of_time(
         if drone.notice_at:
             notices[drone.site] = min(drone.notice_at, notices.get(drone.site, drone.notice_at))
     for site, notice_at in notices.items():
-        polled, policy = snapshot.sites.get(site), snapshot.policy.of_site(site)
+        polled = snapshot.sites.get(site)
+        policy = snapshot.policy.of_site(site)
         if polled is not None and polled.view is not None and polled.view.claims:
             over = snapshot.now - notice_at > policy.grace_s + policy.stopping_s
             grace = "over" if over else "within"
@@ -224,7 +228,8 @@ def gauges(
     """Return the demand, the supply and the owners' claims at ``now``, as far as the views show them."""
     values = MetricCounts()
     for each in drones:
-        state, of_type = each.state.value, MetricKey.of_type
+        state = each.state.value
+        of_type = MetricKey.of_type
         values.add(of_type("provisioner_drones", each.type, state=state), each.drones)
         gpus = each.gpu_milli / WHOLE_GPU
         values.add(of_type("provisioner_gpus", each.type, state=state), gpus)
@@ -238,7 +243,8 @@ def gauges(
             if free is not None:
                 values[MetricKey.of("provisioner_gpus_free", site=name)] = free / WHOLE_GPU
     if views.overlay.view is not None:
-        classes, given = views.overlay.view.classes, reasons_by_class(plan)
+        classes = views.overlay.view.classes
+        given = reasons_by_class(plan)
         for job in classes:
             category = Category.CONFIGURATION.value if job.invalid else NO_REASON
             if why := given.get(job.id) or given.get(""):

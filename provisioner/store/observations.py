@@ -39,7 +39,8 @@ class Observation:
 
 def observed(snapshot: Snapshot) -> Observation:
     """Return what the views of a snapshot show. A view that could not be renewed shows nothing."""
-    overlay, free = snapshot.overlay, {}
+    overlay = snapshot.overlay
+    free = {}
     for name, polled in snapshot.sites.items():
         types = [kind for kind in snapshot.types if kind.site == name and kind.gpu_milli]
         if (

@@ -135,7 +135,8 @@ class Reader:
             else "requested_at DESC, serial DESC, id DESC"
         )
         most = first if limit is None else limit
-        rest, found = f"WHERE live = ?{where} ORDER BY {order} LIMIT ?", list[Drone]()
+        rest = f"WHERE live = ?{where} ORDER BY {order} LIMIT ?"
+        found = list[Drone]()
         with self._open() as sql:
             # one range of the index each
             for live in (True, False) if ended is None else (not ended,):
@@ -216,7 +217,8 @@ class Reader:
         """
         if not any_id or any(0xD800 <= ord(letter) < 0xE000 for letter in any_id):
             return []  # arguments of a command may be any bytes, and SQLite takes only text
-        ascii_id, serial = any_id.isascii(), None
+        ascii_id = any_id.isascii()
+        serial = None
         if len(any_id) <= 18 and ascii_id and any_id.isdecimal():
             serial = int(any_id)
         dynamic = _DYNAMIC_SLOT.match(any_id)  # it belongs to the drone of its parent
@@ -254,7 +256,8 @@ class Reader:
         self, *, since: float = 0.0, after: int = 0, limit: int = 1000, by_time: bool = False
     ) -> list[tuple[int, store.Transition]]:
         """Return transitions of all drones with their sequence numbers, in that order or ``by_time``."""
-        rest, values = _rows_after("seq", by_time), (after, since, limit)
+        rest = _rows_after("seq", by_time)
+        values = (after, since, limit)
         with self._open() as sql:
             numbers = [
                 number for (number,) in sql.execute(f"SELECT seq FROM transitions {rest}", values)
@@ -289,7 +292,8 @@ class Reader:
         ``cluster``: only those with this number in front of the process in their ids, or in those of the jobs whose
         routed copies they were.
         """
-        rest, values = "WHERE ended_at >= ? AND ended_at < ? AND NOT unfinished", [since, until]
+        rest = "WHERE ended_at >= ? AND ended_at < ? AND NOT unfinished"
+        values = [since, until]
         if cluster is not None:
             rest += f" AND instr('#' || job_id || '.#' || routed_from || '.', '#{cluster}.')"
         return self._select(tables.COMPLETED_JOBS, f"{rest} ORDER BY ended_at, job_id", *values)
@@ -411,7 +415,8 @@ class Reader:
                 return view_log.read_snapshot(sql, tick)
             if not view_log.read_part(sql, "policy"):
                 return None
-            meta, newest = tables.read_meta(sql), tables.read_newest_plan(sql)
+            meta = tables.read_meta(sql)
+            newest = tables.read_newest_plan(sql)
             return Snapshot(
                 now=float(meta["at"]),
                 tick=int(meta["tick"]) + 1,
@@ -584,7 +589,8 @@ def _drones_where(
     nodes: Sequence[str] = (),
 ) -> tuple[str, list[object]]:
     """Return further conditions on drones, as ``AND ...``, with their values."""
-    where, values = "", list[object]()
+    where = ""
+    values = list[object]()
     for columns, wanted in (
         (("site",), sites),
         (("state",), states),

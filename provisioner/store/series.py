@@ -114,7 +114,8 @@ def read_series(
         "SELECT at / ?1 * ?1, sum(value) FROM samples WHERE step_s = ?2 AND series = ?3 AND at >= ?4 AND at < ?5"
         " GROUP BY 1 ORDER BY 1"
     )
-    begin, found = int(since) // step * step, list[Series]()
+    begin = int(since) // step * step
+    found = list[Series]()
     taken = dict(sql.execute(query, (step, stored_s, 0, begin, until)))
     grows = metric.endswith(("_total", "_sum", "_count"))
     divisors = dict.fromkeys(taken, 1.0) if grows else taken

@@ -277,11 +277,9 @@ def read_use(
     single = "ended_at >= :since AND ended_at < :last"
     if of is not None:
         chosen = "IN (SELECT value FROM json_each(:of))"
-        lives, single, by_drone = (
-            [f"id {chosen}"],
-            f"ended_at >= :since AND drone_id {chosen}",
-            True,
-        )
+        lives = [f"id {chosen}"]
+        single = f"ended_at >= :since AND drone_id {chosen}"
+        by_drone = True
     if by_drone:
         values |= {"edge": inf, "last": inf}
     runs = f"{_SINGLE}{single}{'' if by_drone else _OF_DAYS}"
@@ -351,7 +349,8 @@ def controller_now(sql: sqlite3.Connection) -> float:
     that, the wall clock was set since then, and the time is that of the tick plus what has passed
     by the monotonic clock.
     """
-    meta, host = read_meta(sql), time.time()
+    meta = read_meta(sql)
+    host = time.time()
     at, (boot, _, begin) = float(meta.get("at", 0.0)), meta.get("moment", "").partition(" ")
     if not at:
         return host

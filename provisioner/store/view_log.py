@@ -162,7 +162,8 @@ def delete_unused(sql: sqlite3.Connection) -> None:
 
 def parts_of(snapshot: Snapshot) -> dict[str, Mapping[Any, Any]]:
     """Return the parts of a snapshot's views by name, those that change most apart from the rest."""
-    overlay, estimates = snapshot.overlay, snapshot.estimates
+    overlay = snapshot.overlay
+    estimates = snapshot.estimates
     view = overlay.view or model.OverlayView(0.0)
     if overlay.view is not None:
         rest = replace(view, taken_at=0.0, classes=(), slots=(), completions=None)
@@ -257,7 +258,8 @@ def slot_work(sql: sqlite3.Connection, of: model.DroneId | None = None) -> Itera
 
     100,000 slots take 0.4 s; all of them as JSON values would take 1.3 s and 200 MiB.
     """
-    seen, kind = set[str](), tuple[dict[str, SlotWork | float | None], tuple[str, ...]]
+    seen = set[str]()
+    kind: Any = tuple[dict[str, SlotWork | float | None], tuple[str, ...]]
     for (body,) in sql.execute(f"SELECT body {_ROWS} DESC", ("slots", NEWEST)):
         if of is None or of.encode() in zlib.decompress(body):
             entries, _ = unpack(kind, body)

@@ -83,9 +83,13 @@ class SqlStore(store.Store):
     ) -> None:
         super().__init__()
         self.path = path
-        self._controller, self._new_birth = controller, birth
-        self._keep_s, self._snapshots_kept, self._series_s = keep_s, snapshots, series_s
-        self._threaded, self._shadow = threaded, shadow
+        self._controller = controller
+        self._new_birth = birth
+        self._keep_s = keep_s
+        self._snapshots_kept = snapshots
+        self._series_s = series_s
+        self._threaded = threaded
+        self._shadow = shadow
         self._lock = lock.StoreLock(path)
         self._worker: ThreadPoolExecutor | None = None
         self._sql: sqlite3.Connection | None = None
@@ -148,8 +152,10 @@ class SqlStore(store.Store):
             view_log.delete_unused(sql)
             moment = tables.moment_of(plan.at, snapshot.drift_s)
             self._write_state(sql, state, moment=moment)
-        self._state, self._newest_plan = state, recorded_plan
-        self._view_log, self._newest = log, snapshot
+        self._state = state
+        self._newest_plan = recorded_plan
+        self._view_log = log
+        self._newest = snapshot
         if snapshot.overlay.view is not None:
             self._classes = snapshot.overlay.view.classes
         self._counts.clear()

@@ -107,7 +107,8 @@ class ConnectionTable:
     """
 
     def __init__(self, most: int, shared: Collection[Hashable] = ()) -> None:
-        self._most, self._shared = most, shared
+        self._most = most
+        self._shared = shared
         self._by_peer: defaultdict[Hashable, dict[Connection, None]] = defaultdict(dict)
         self.count = 0
 
@@ -218,8 +219,10 @@ class BoundedSite(web.BaseSite):
     ) -> None:
         super().__init__(runner)
         assert runner.server is not None
-        self._web_server, self._connections = runner.server, connections
-        self._open_sockets, self._context = open_sockets, context
+        self._web_server = runner.server
+        self._connections = connections
+        self._open_sockets = open_sockets
+        self._context = context
         self._accepting: list[asyncio.Task[None]] = []
 
     @property

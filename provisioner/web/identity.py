@@ -61,7 +61,8 @@ class Authenticator:
     """
 
     def __init__(self, section: WebSection, tokens: TokenVerifier) -> None:
-        self._tokens, self._proxy = tokens, section.proxy
+        self._tokens = tokens
+        self._proxy = section.proxy
         self._subjects = section.tls.subjects if section.tls else ()
         self._operators = {uid_of(name) for name in section.operators.users} | {0, os.geteuid()}
         self._operator_groups = {gid_of(name) for name in section.operators.groups}

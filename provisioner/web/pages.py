@@ -201,10 +201,12 @@ YOUNG_S = 7200.0
 
 def _gpu_charts(reader: Reader, *labels: str) -> PageCharts | None:
     """Return the chart of the last day, or those by site with the label ``site``; None if nothing is on record."""
-    span_s, step_s = 86400.0, 600.0
+    span_s = 86400.0
+    step_s = 600.0
     gpus = charts.TimeSteps(reader, "provisioner_gpus", now(), span_s, step_s)
     if gpus.first_at > now() - YOUNG_S:
-        span_s, step_s = YOUNG_S, 60.0
+        span_s = YOUNG_S
+        step_s = 60.0
         gpus = charts.TimeSteps(reader, "provisioner_gpus", now(), span_s, step_s)
     found = gpus.by(*labels, "state", groups=USE_OF_STATE)
     meanings = CHART_USES
@@ -294,7 +296,8 @@ SITE_SHOWN = ("site", "enabled", "breaker", "drones", "max_drones", "owner", "vi
 def _types_now(reader: Reader, of_sites: Listing) -> PageTable:
     """Return the drone types under their sites, those that are configured and those that still have drones."""
     live = Counter({(each.type, each.state): each.drones for each in reader.live_counts()})
-    views, newest = reader.views(), newest_plan(reader)
+    views = reader.views()
+    newest = newest_plan(reader)
     configured = {kind.key: kind for kind in views.types} if views else {}
     by_name: dict[str, sites.SiteRow] = {row.name: row for row in of_sites.rows}
     known = {*configured, *(kind for kind, _ in live)}
@@ -599,7 +602,8 @@ def _use(reader: Reader, query: Query) -> WebPage:
     )
     limit = "100" if by == usage.Grouping.DRONE else None
     document = _answer(usage.usage, reader, {**query, "since": period, "by": by}, limit=limit)
-    items, report = document.parts["items"], document.of
+    items = document.parts["items"]
+    report = document.of
     document = replace(
         document,
         parts={"items": replace(items, columns=_shown(items.columns, *USE_SHOWN, **USE_HEADS))},
@@ -614,7 +618,8 @@ def _use(reader: Reader, query: Query) -> WebPage:
     return replace(page, choices=(periods, groupings))
 
 
-WASTE_METRIC, LOST_METRIC = "provisioner_gpu_seconds_total", "provisioner_lost_gpu_seconds_total"
+WASTE_METRIC = "provisioner_gpu_seconds_total"
+LOST_METRIC = "provisioner_lost_gpu_seconds_total"
 USES: Mapping[str, str] = {
     "good": "done work",
     "idle": "no job",

@@ -48,7 +48,8 @@ async def _serve(service: WebService, path: Path) -> None:
 
     from provisioner.web import connections
 
-    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     runner = web.AppRunner(

@@ -55,8 +55,10 @@ class WebService:
     """The application, with what its handlers share."""
 
     def __init__(self, reader: Reader, section: WebSection) -> None:
-        self.section, self.record = section, SharedRecord(reader)
-        self.stream, self.tokens = EventStream(self.record), TokenVerifier(section.tokens)
+        self.section = section
+        self.record = SharedRecord(reader)
+        self.stream = EventStream(self.record)
+        self.tokens = TokenVerifier(section.tokens)
         self.callers = Authenticator(section, self.tokens)
         self.app = web.Application(middlewares=[self._problems], client_max_size=api.LARGEST_BODY)
         self.connections = self.app[CONNECTIONS] = Connections(self.callers.proxy_uids)

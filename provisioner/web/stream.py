@@ -75,7 +75,8 @@ class EventStream:
                 # it may come again: a new version, a full disk
                 log.warning("stream.read_failed", why=str(error))
                 continue
-            seen, self._seen = self._seen, newest
+            seen = self._seen
+            self._seen = newest
             # another record is in its place
             if seen and (newest.step < seen.step or newest.event < seen.event):
                 await self.cut_off()

@@ -130,7 +130,8 @@ def spelled(title: str) -> str:
 
 
 def _cells(column: Column, rows: Sequence[Any]) -> list[PageCell]:
-    tints, cells = column.tint or {}, []
+    tints = column.tint or {}
+    cells = []
     for text, row in zip(column.texts(rows), rows, strict=True):
         value = column.of(row)
         named = value if isinstance(value, str) else ""

@@ -50,7 +50,8 @@ class IssuerKeys:
     """Public keys of one issuer by id, found by OpenID discovery."""
 
     def __init__(self, issuer: str, session: aiohttp.ClientSession) -> None:
-        self._issuer, self._session = issuer, session
+        self._issuer = issuer
+        self._session = session
         self._keys: dict[str, jwt.PyJWK] = {}
         self._tried_at = self._fetched_at = float("-inf")
         self._fetching: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -13,7 +13,8 @@ DEFAULT_VO = (
     'ifThenElse(isString(x509UserProxyFirstFQAN), split(x509UserProxyFirstFQAN, "/")[0], '
     "orig_AuthTokenIssuer ?: {group}))"
 )
-_LONGEST_VO, _LONGEST_MEMBER = 80, 160
+_LONGEST_VO = 80
+_LONGEST_MEMBER = 160
 _ODD = re.compile(r"[^\w.:/@=+-]", re.ASCII)
 """Characters that no name of a VO needs: with them one name can look like another, or like several."""
 

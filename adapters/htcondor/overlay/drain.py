@@ -201,7 +201,8 @@ ORDER_READ_INTERVAL_S = 2.0
 """Interval at which an idle drone asks the collector for its order. That takes 2 ms of the collector's processor."""
 # in a large pool drones ask less often, so that all of them together ask about this often
 ORDER_READS_PER_S = 50.0
-ORDER_TIMEOUT_S, REHEARSAL_TIMEOUT_S = 10.0, 30.0  # no drone waits for the answer to a rehearsal
+ORDER_TIMEOUT_S = 10.0
+REHEARSAL_TIMEOUT_S = 30.0  # no drone waits for the answer to a rehearsal
 
 
 def read_every_s(drones: int) -> float:

@@ -331,7 +331,8 @@ def running(
 SUBMITTER_PROJECTION = ("Name", "ScheddName", "IdleJobs", "LastHeardFrom", "MyAddress")
 OWNER_QUEUE_TIMEOUT_S = 6.0  # longest wait for all of them together
 REMEMBERED_S = 600.0  # the last answer of a silent queue counts for this long
-_FIRST_WAIT_S, _LONGEST_WAIT_S = 30.0, 300.0
+_FIRST_WAIT_S = 30.0
+_LONGEST_WAIT_S = 300.0
 _MAX_NAMES = 300
 _MAX_QUERIES = 4  # an attribute that is looked at may be an expression that looks at others
 
@@ -445,7 +446,9 @@ class OwnerQueuePoller:
             )
         else:
             known.queue, known.slots, known.heard_at = queue, slots, self._clock()
-            known.failures, known.error, known.ask_at = 0, "", 0.0
+            known.failures = 0
+            known.error = ""
+            known.ask_at = 0.0
 
 
 def dynamic_slots(machines: Iterable[PoolMachine]) -> frozenset[tuple[str, float]]:

@@ -158,7 +158,8 @@ class SshRunner:
         self._codes = Codes()
         self._connection: SshConnection | None = None
         self._connecting: asyncio.Task[SshConnection | AdapterError] | None = None
-        self._failures, self._not_before = 0, 0.0
+        self._failures = 0
+        self._not_before = 0.0
         self._last: AdapterError = UnavailableError(self.where)
 
     async def __aenter__(self) -> Self:
@@ -233,7 +234,8 @@ class SshRunner:
 
     def _worked(self) -> None:
         """Let the next attempt, when the connection is lost, come without a pause."""
-        self._failures, self._not_before = 0, 0.0
+        self._failures = 0
+        self._not_before = 0.0
 
     async def _begun(self, line: str, command: SshCommand) -> bool:
         """Return whether the command was sent; if not, it may be tried again."""
