@@ -25,7 +25,17 @@ from provisioner.config.units import ConfigPath, Duration, PositiveDuration
 from provisioner.formatting import spans
 from provisioner.gpu_models import canonical
 from provisioner.interfaces import UnavailableError
-from provisioner.model import DrainMode, DroneId, DroneType, OrderResult
+from provisioner.model import (
+    Bootstrap,
+    CompletedJob,
+    DrainMode,
+    DroneId,
+    DroneType,
+    JobClass,
+    OrderResult,
+    OverlayView,
+    Slot,
+)
 
 _PACKAGES = Path(__file__).resolve().parents[2]
 _RANGES = 8
@@ -86,7 +96,7 @@ class EmbeddedOverlay:
     async def __aexit__(self, *exc: object) -> None:
         """Do nothing: no connection is kept."""
 
-    async def poll(self, types: Sequence[DroneType]) -> model.OverlayView:
+    async def poll(self, types: Sequence[DroneType]) -> OverlayView:
         """Return classes and slots of one moment. Raises :class:`UnavailableError` if the queue file is missing."""
         return await asyncio.to_thread(
             self._with_queue, lambda connection: self._view(connection, types)
@@ -104,7 +114,7 @@ class EmbeddedOverlay:
             lambda connection: [_drain(connection, drone_id, mode) for drone_id in drone_ids],
         )
 
-    async def bootstrap(self, order: model.StartOrder) -> model.Bootstrap:
+    async def bootstrap(self, order: model.StartOrder) -> Bootstrap:
         config = self._config
         python = shlex.quote(sys.executable)
         script = f"#!/bin/sh\nexec {python} -S -P -m adapters.embedded.worker\n"
@@ -117,7 +127,7 @@ class EmbeddedOverlay:
             "EMBEDDED_GPU_MODEL": order.type.gpu_model,
             "EMBEDDED_CAPABILITY": str(order.type.capability),
         }
-        return model.Bootstrap(script.encode(), env)
+        return Bootstrap(script.encode(), env)
 
     async def submit(self, argv: Sequence[str], *, count: int = 1, **request: Any) -> Sequence[int]:
         return await asyncio.to_thread(queue.submit, self._path, argv, count=count, **request)
@@ -148,7 +158,7 @@ class EmbeddedOverlay:
         self,
         connection: sqlite3.Connection,
         types: Sequence[DroneType],
-    ) -> model.OverlayView:
+    ) -> OverlayView:
         now = time.time()
         clock = queue.lease_clock()
         silent_s = max(_SLOT_LEAST_S, _SLOT_LEASES * self._config.lease)
@@ -159,7 +169,7 @@ class EmbeddedOverlay:
         connection.execute(
             "DELETE FROM job WHERE ended_at > 0 AND ended_at < ?", (now - self._config.keep,)
         )
-        return model.OverlayView(
+        return OverlayView(
             taken_at=now,
             classes=tuple(_classes(connection, types)),
             slots=tuple(_slots(connection, now)),
@@ -201,16 +211,14 @@ FROM job WHERE state IN ('idle', 'running', 'held') GROUP BY {", ".join(_REQUEST
 """
 
 
-def _classes(
-    connection: sqlite3.Connection, types: Sequence[DroneType]
-) -> Iterator[model.JobClass]:
+def _classes(connection: sqlite3.Connection, types: Sequence[DroneType]) -> Iterator[JobClass]:
     for row in map(dict, connection.execute(_CLASSES)):
         request = tuple(row[name] for name in _REQUEST)
         wanted = row.pop("gpu_model")
         ids = spans(map(int, filter(None, row.pop("ids").split(","))))
         optional = bool(row.pop("gpu_optional"))
         request += ("optional",) if optional else ()
-        found = model.JobClass(
+        found = JobClass(
             **row,
             id=hashlib.blake2s(repr(request).encode(), digest_size=4).hexdigest(),
             refuses={
@@ -243,11 +251,11 @@ FROM drone LEFT JOIN sums USING (drone_id) WHERE slot IS NOT NULL ORDER BY drone
 """
 
 
-def _slots(connection: sqlite3.Connection, now: float) -> Iterator[model.Slot]:
+def _slots(connection: sqlite3.Connection, now: float) -> Iterator[Slot]:
     clock = queue.lease_clock()
     for row in connection.execute(_SLOTS):
         slot = json.loads(row["slot"])
-        yield model.Slot(
+        yield Slot(
             drone_id=DroneId(row["drone_id"]),
             state=model.SlotState(slot.pop("state")),
             heard_at=now - max(0.0, clock - row["heard"]),
@@ -255,11 +263,11 @@ def _slots(connection: sqlite3.Connection, now: float) -> Iterator[model.Slot]:
         )
 
 
-def _completions(connection: sqlite3.Connection, since: float) -> Iterator[model.CompletedJob]:
+def _completions(connection: sqlite3.Connection, since: float) -> Iterator[CompletedJob]:
     """Yield finished jobs, the newest first. One that failed by itself is done as well: it is not run again."""
     done = "SELECT * FROM job WHERE ended_at > 0 AND ended_at >= ? ORDER BY ended_at DESC LIMIT ?"
     for row in connection.execute(done, (since, _MAX_REPORTED_JOBS)):
-        yield model.CompletedJob(
+        yield CompletedJob(
             **{
                 name: row[name]
                 for name in ("owner", "walltime_s", *_SIZE_FIELDS, "submitted_at", "ended_at")

@@ -37,7 +37,17 @@ from provisioner.interfaces import (
     RejectedError,
     UnavailableError,
 )
-from provisioner.model import DroneId, FaultKind, OrderResult, RemoteState
+from provisioner.model import (
+    DroneId,
+    FaultKind,
+    OrderResult,
+    RemoteDrone,
+    RemoteState,
+    SitePolicy,
+    SiteView,
+    StartOrder,
+    StopOrder,
+)
 
 T = TypeVar("T")
 
@@ -121,7 +131,7 @@ class KubernetesSite:
     # ------------------------------------------------------------------------------------------------------------
     # poll
 
-    async def poll(self) -> model.SiteView:
+    async def poll(self) -> SiteView:
         """Return our drones and, where our rights allow, free capacity, quota and the owner's waiting pods.
 
         Nothing is called: watches keep copies. Ended drones are listed for ``retain_finished``.
@@ -149,7 +159,7 @@ class KubernetesSite:
         )
         notices = list(self._housekeeping.notices)
         quotas = await self._listed(self._quotas, "the quota is not known", notices)
-        view = model.SiteView(
+        view = SiteView(
             site=self._name,
             taken_at=self._pods.heard_at,
             drones=drones,
@@ -180,8 +190,8 @@ class KubernetesSite:
             return None
 
     async def _with_capacity(
-        self, view: model.SiteView, own: Mapping[str, DronePod | None], notices: list[str]
-    ) -> model.SiteView:
+        self, view: SiteView, own: Mapping[str, DronePod | None], notices: list[str]
+    ) -> SiteView:
         """Return a view with nodes, if they are known, and with what the owner waits for and uses."""
         if self._cluster.unknown:
             notices.append(self._cluster.unknown)
@@ -230,7 +240,7 @@ class KubernetesSite:
         )
         return [node for node, times in failed.items() if node and times > 1]
 
-    def _checked(self, drone: model.RemoteDrone) -> model.RemoteDrone:
+    def _checked(self, drone: RemoteDrone) -> RemoteDrone:
         """Return a drone; one whose secret does not exist will never start."""
         if self._examined.get(drone.remote_id, True):
             return drone
@@ -292,7 +302,7 @@ class KubernetesSite:
         )
         return bool(waits) and self._pods.heard_at - pod.created_at > _UNSTARTED_S
 
-    async def _examine(self, drone: model.RemoteDrone) -> None:
+    async def _examine(self, drone: RemoteDrone) -> None:
         await self._starts.settled([drone.drone_id])
         secret = await self._api.read(f"secrets/{drone.drone_id}", optional=True)
         self._examined[drone.remote_id] = secret is not None
@@ -300,7 +310,7 @@ class KubernetesSite:
     # -------------------------------------------------------------------------------------------
     # for the administrator
 
-    async def audit(self, policy: model.SitePolicy) -> Sequence[AuditFinding]:
+    async def audit(self, policy: SitePolicy) -> Sequence[AuditFinding]:
         """Return the rights that our account lacks, and what the API server would refuse of a drone of each type."""
         namespace = await self._api.namespace()
         found: list[AuditFinding] = []
@@ -328,7 +338,7 @@ class KubernetesSite:
                     )
                     found.append(AuditFinding("rights", resource, message))
         for kind in self._types:
-            order = model.StartOrder(DroneId("check"), kind, 60.0, 30.0)
+            order = StartOrder(DroneId("check"), kind, 60.0, 30.0)
             try:
                 await self._try(
                     pod_body(order, self._config, self._names), ("fieldValidation", "Strict")
@@ -357,18 +367,18 @@ class KubernetesSite:
         reply = await self._api.order("POST", f"/apis/{version}/selfsubjectaccessreviews", review)
         return mapping(reply.body, "status").get("allowed") is True
 
-    def render_blocking(self, policy: model.SitePolicy) -> str:
+    def render_blocking(self, policy: SitePolicy) -> str:
         """Return placeholder pods that keep room for free GPUs."""
         return rendering.render_blocking(self._config, self._types, policy)
 
-    def render_access(self, policy: model.SitePolicy) -> str:
+    def render_access(self, policy: SitePolicy) -> str:
         """Return the namespace, rights, quota and priority of the drones."""
         return rendering.render_access(self._config, self._types, policy)
 
     # ----------------------------------------------------------------------------------------------------------
     # orders
 
-    async def start(self, orders: Sequence[model.StartOrder]) -> Sequence[OrderResult]:
+    async def start(self, orders: Sequence[StartOrder]) -> Sequence[OrderResult]:
         """Create a pod and its secret for each drone that has none yet."""
 
         async def create(given_up: asyncio.Event) -> Sequence[OrderResult]:
@@ -378,7 +388,7 @@ class KubernetesSite:
 
         return await self._starts.run([order.drone_id for order in orders], create)
 
-    async def _create(self, order: model.StartOrder, given_up: asyncio.Event) -> OrderResult:
+    async def _create(self, order: StartOrder, given_up: asyncio.Event) -> OrderResult:
         """Create one drone. Never raises: another may have got through."""
         drone_id = order.drone_id
         try:
@@ -394,7 +404,7 @@ class KubernetesSite:
                 return outcome_unknown(drone_id, str(error))
             return failed(drone_id, error)
 
-    async def _created(self, order: model.StartOrder) -> str:
+    async def _created(self, order: StartOrder) -> str:
         """Create the pod, or the Job, and then its secret, which a waiting pod is started with. Return the uid.
 
         Raises OutcomeUnknownError if a pod may be left, and UnfitError or another AdapterError if
@@ -430,7 +440,7 @@ class KubernetesSite:
         (self._jobs if self._kind == "jobs" else self._pods).add(found)
         return uid
 
-    async def _give_secret(self, order: model.StartOrder, uid: str) -> AdapterError | None:
+    async def _give_secret(self, order: StartOrder, uid: str) -> AdapterError | None:
         """Create the secret. If it is refused, delete its owner, which would never start, and return the error."""
         body = secret_body(order, self._config, self._names, uid)
         try:
@@ -442,7 +452,7 @@ class KubernetesSite:
             return error
         return None
 
-    async def stop(self, orders: Sequence[model.StopOrder]) -> Sequence[OrderResult]:
+    async def stop(self, orders: Sequence[StopOrder]) -> Sequence[OrderResult]:
         """Delete the pods of drones, with their grace, or with ``kill`` at once."""
         await self._starts.settled({order.drone_id for order in orders})
         return await side_by_side([self._stop(order) for order in orders], self._config.parallel)
@@ -459,7 +469,7 @@ class KubernetesSite:
                 found |= {pod.path: None, f"pods/{pod.drone.slot}": None}
         return found
 
-    async def _stop(self, order: model.StopOrder) -> OrderResult:
+    async def _stop(self, order: StopOrder) -> OrderResult:
         """Stop one drone. An error is its result: the other drones are stopped all the same."""
         drone_id = order.drone_id
         uid = ""

@@ -43,7 +43,17 @@ from adapters.local.resources import (
 from adapters.shared.starts import outcome_unknown, rejected
 from provisioner import drone as drone_contract, model
 from provisioner.interfaces import AuditFinding, UnavailableError
-from provisioner.model import DroneId, FaultKind, OrderOutcome, OrderResult, RemoteState
+from provisioner.model import (
+    Bootstrap,
+    DroneId,
+    FaultKind,
+    OrderOutcome,
+    OrderResult,
+    RemoteState,
+    SiteView,
+    StartOrder,
+    StopOrder,
+)
 from provisioner.processes import DRONE_TAG, Process
 
 _INHERITED = ("PATH", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH")
@@ -96,7 +106,7 @@ class LocalSite:
     async def __aexit__(self, *exc: object) -> None:
         """Do nothing: drones keep running."""
 
-    async def poll(self) -> model.SiteView:
+    async def poll(self) -> SiteView:
         """List the drones of this controller; ended ones for ``retain_finished``. Raises :class:`UnavailableError`."""
         return await asyncio.to_thread(self._one_at_a_time, self._view)
 
@@ -137,11 +147,11 @@ class LocalSite:
         problem = await asyncio.to_thread(self._account.check, self._root) if self._account else ""
         return [AuditFinding("", "account", problem)] if problem else []
 
-    async def start(self, orders: Sequence[model.StartOrder]) -> Sequence[OrderResult]:
+    async def start(self, orders: Sequence[StartOrder]) -> Sequence[OrderResult]:
         """Start drones. If it is cancelled the thread goes on; the next poll lists what it began."""
         return await asyncio.to_thread(self._one_at_a_time, lambda: self._start_all(orders))
 
-    async def stop(self, orders: Sequence[model.StopOrder]) -> Sequence[OrderResult]:
+    async def stop(self, orders: Sequence[StopOrder]) -> Sequence[OrderResult]:
         """End drones. The launcher applies notice and grace."""
         return await asyncio.to_thread(self._one_at_a_time, lambda: self._stop_all(orders))
 
@@ -171,7 +181,7 @@ class LocalSite:
             else:
                 yield drone
 
-    def _view(self) -> model.SiteView:
+    def _view(self) -> SiteView:
         host = self._surveyed()
         notices = list(host.notices)
         drones: dict[DroneId, model.RemoteDrone] = {}
@@ -206,7 +216,7 @@ class LocalSite:
             if isinstance(found := room.find(t), str) and t.name not in unfit
         }
         free = {kind.name: room.count(kind) for kind in self._types}
-        view = model.SiteView(
+        view = SiteView(
             self._name,
             time.time(),
             drones,
@@ -253,7 +263,7 @@ class LocalSite:
                 with contextlib.suppress(OSError):  # tried again at the next poll
                     drone.remove()
 
-    def _start_all(self, orders: Sequence[model.StartOrder]) -> Sequence[OrderResult]:
+    def _start_all(self, orders: Sequence[StartOrder]) -> Sequence[OrderResult]:
         host = self._surveyed()
         with self._allocation_lock():
             drones = list(self._list([]))
@@ -280,7 +290,7 @@ class LocalSite:
 
     def _start(
         self,
-        order: model.StartOrder,
+        order: StartOrder,
         host: LocalHost,
         room: FreeHostResources,
     ) -> OrderResult:
@@ -342,8 +352,8 @@ class LocalSite:
     def _launch(
         self,
         drone: LocalDrone,
-        order: model.StartOrder,
-        bootstrap: model.Bootstrap,
+        order: StartOrder,
+        bootstrap: Bootstrap,
         host: LocalHost,
     ) -> None:
         """Run a launcher; of several launchers of a drone one wins."""
@@ -387,12 +397,12 @@ class LocalSite:
         drone.discard()
         return rejected(drone.id, kind, what)
 
-    def _stop_all(self, orders: Sequence[model.StopOrder]) -> Sequence[OrderResult]:
+    def _stop_all(self, orders: Sequence[StopOrder]) -> Sequence[OrderResult]:
         with os.scandir(self._root):  # without it nothing is known to be gone
             pass
         return [self._stop(order) for order in orders]
 
-    def _stop(self, order: model.StopOrder) -> OrderResult:
+    def _stop(self, order: StopOrder) -> OrderResult:
         drone = LocalDrone(self._root / order.drone_id)
         if not is_drone_id(order.drone_id) or not drone.path.is_dir():
             return OrderResult(order.drone_id, OrderOutcome.OK)
@@ -432,8 +442,8 @@ def _done(drone: LocalDrone) -> OrderResult:
 
 
 def _drone_environment(
-    order: model.StartOrder,
-    bootstrap: model.Bootstrap,
+    order: StartOrder,
+    bootstrap: Bootstrap,
     drone: LocalDrone,
     record: DroneRecord,
     config: LocalSiteConfig,

@@ -33,7 +33,7 @@ from adapters.shared.printing import printable
 from adapters.shared.starts import done, failed
 from provisioner import model
 from provisioner.interfaces import AdapterError, AuditFinding, AuthError, OutcomeUnknownError
-from provisioner.model import DroneId, OrderResult
+from provisioner.model import DroneId, OrderResult, SiteView, StopOrder
 
 if TYPE_CHECKING:
     from adapters.openstack.nova import OpenStackCloud
@@ -100,7 +100,7 @@ class OpenStackSite:
         found = {name: cloud.credential for name, cloud in clouds.items() if cloud is not None}
         return [replace(each, name=name) for name, each in found.items() if each is not None]
 
-    async def poll(self) -> model.SiteView:
+    async def poll(self) -> SiteView:
         """List our drones, our quota and, where hosts are known, free capacity and the owner's waiting servers.
 
         Ended drones are listed for ``retain_finished``. It takes three calls, with an owner four,
@@ -122,7 +122,7 @@ class OpenStackSite:
         claims, remarks = (
             capacity.claims(first, nodes, hosts, owner, taken_at) if owner is not None else ((), ())
         )
-        view = model.SiteView(
+        view = SiteView(
             site=self._name,
             taken_at=taken_at,
             drones=found.drones,
@@ -211,7 +211,7 @@ class OpenStackSite:
         """Create a server for each drone that has none yet."""
         return await self._creation.start(orders, self._known)
 
-    async def stop(self, orders: Sequence[model.StopOrder]) -> Sequence[OrderResult]:
+    async def stop(self, orders: Sequence[StopOrder]) -> Sequence[OrderResult]:
         """Shut down the guest, which notifies its drone, or delete a server that has no guest.
 
         A later poll deletes what was shut down.
@@ -225,7 +225,7 @@ class OpenStackSite:
         stops = [self._stop(order, there.get(order.drone_id, ())) for order in orders]
         return await side_by_side(stops, self._config.parallel)
 
-    async def _stop(self, order: model.StopOrder, servers: Sequence[Server]) -> OrderResult:
+    async def _stop(self, order: StopOrder, servers: Sequence[Server]) -> OrderResult:
         """Stop the servers of one drone. An error is its result: the other drones are stopped all the same."""
         try:
             for server in servers:

@@ -28,7 +28,16 @@ from adapters.slurm.submission import (
 )
 from provisioner import model
 from provisioner.interfaces import AdapterError, AuditFinding, OutcomeUnknownError, RejectedError
-from provisioner.model import DroneId, DroneType, FaultKind, OrderOutcome, OrderResult
+from provisioner.model import (
+    DroneId,
+    DroneType,
+    FaultKind,
+    OrderOutcome,
+    OrderResult,
+    SitePolicy,
+    SiteView,
+    StartOrder,
+)
 
 _LATE_SUBMIT_S = 180.0
 """A submission whose answer was lost may still get through for so long: sbatch itself retries."""
@@ -64,7 +73,7 @@ class SlurmSite:
         await self._housekeeping.close()
         await self._stack.aclose()
 
-    async def poll(self) -> model.SiteView:
+    async def poll(self) -> SiteView:
         """Return our drones, the nodes, and the owner's jobs; change nothing.
 
         In this order: a drone that starts meanwhile is counted twice rather than not at all, and an
@@ -101,7 +110,7 @@ class SlurmSite:
                 load = None
                 notices = [*notices, f"owner: {capacity.HIDDEN_OWNER_JOBS}"]
         self._housekeeping.begin(lambda: self._cancellations(listing.duplicates))
-        return model.SiteView(
+        return SiteView(
             site=self._name,
             taken_at=taken_at,
             drones=drones,
@@ -131,7 +140,7 @@ class SlurmSite:
         """Return the task that a poll leaves: to cancel jobs that are the same drone as another one."""
         return [self._cluster.cancel(duplicates)] if duplicates else []
 
-    async def audit(self, policy: model.SitePolicy) -> Sequence[AuditFinding]:
+    async def audit(self, policy: SitePolicy) -> Sequence[AuditFinding]:
         """Return where the cluster's configuration does not do what ``policy`` says."""
         nodes = await self._cluster.nodes(reserves=True)
         configuration = await self._cluster.configuration()
@@ -143,11 +152,11 @@ class SlurmSite:
                 return (*findings, AuditFinding("slurm.conf", "owner", capacity.HIDDEN_OWNER_JOBS))
         return findings
 
-    def render_blocking(self, policy: model.SitePolicy) -> str:
+    def render_blocking(self, policy: SitePolicy) -> str:
         """Return lines for the cluster's slurm.conf and gres.conf."""
         return render_blocking(policy, self._types, self._config)
 
-    async def start(self, orders: Sequence[model.StartOrder]) -> Sequence[OrderResult]:
+    async def start(self, orders: Sequence[StartOrder]) -> Sequence[OrderResult]:
         """Submit drones, one array for each type. Drones that exist already are done.
 
         A caller that gives up does not cut the submission in progress: it completes (nothing is
@@ -171,7 +180,7 @@ class SlurmSite:
         return [results[order.drone_id] for order in orders]
 
     async def _start(
-        self, orders: Sequence[model.StartOrder], given_up: asyncio.Event
+        self, orders: Sequence[StartOrder], given_up: asyncio.Event
     ) -> Sequence[OrderResult]:
         existing = self._drones.jobs(await self._cluster.own_jobs())
         self._starts.there(existing)

@@ -39,7 +39,7 @@ from provisioner.answers.query import ListQuery, Query, question, subject
 from provisioner.answers.usage import USE_COLUMN, RecordedUse, with_use
 from provisioner.descriptions import ClassNames
 from provisioner.keys import Scope, site_of
-from provisioner.model import BreakerState
+from provisioner.model import Breaker, BreakerState, Drone, DroneState, RequestKind, SiteView
 from provisioner.store import Hazard, Views
 from provisioner.store.measures import DroneCount
 from provisioner.store.reader import Reader
@@ -67,9 +67,9 @@ class SiteRow:
     policy: model.SitePolicy | None
     """None: it is not in the configuration of the newest tick, but has drones."""
     reading: model.PolledSite | None
-    breaker: model.Breaker
-    type_breakers: Sequence[model.Breaker]
-    states: Mapping[model.DroneState, int]
+    breaker: Breaker
+    type_breakers: Sequence[Breaker]
+    states: Mapping[DroneState, int]
     gpu_milli: int
     hazard: Hazard | None = None
     """None: no drone has run there of late."""
@@ -78,7 +78,7 @@ class SiteRow:
     names: ClassNames = ClassNames(None)
 
     @property
-    def view(self) -> model.SiteView | None:
+    def view(self) -> SiteView | None:
         return self.reading.view if self.reading else None
 
     @property
@@ -106,7 +106,7 @@ class SiteRow:
 
 def site_rows(reader: Reader, views: Views | None, live: Iterable[DroneCount]) -> list[SiteRow]:
     """Return a row per site that is configured or has live drones."""
-    states: defaultdict[str, Counter[model.DroneState]] = defaultdict(Counter)
+    states: defaultdict[str, Counter[DroneState]] = defaultdict(Counter)
     milli: Counter[str] = Counter()
     for each in live:
         states[each.site][each.state] += each.drones
@@ -127,7 +127,7 @@ def site_rows(reader: Reader, views: Views | None, live: Iterable[DroneCount]) -
             name,
             policies.get(name),
             readings.get(name),
-            breakers.get(Scope(name)) or model.Breaker(Scope(name)),
+            breakers.get(Scope(name)) or Breaker(Scope(name)),
             [b for b in troubled if b.scope.site == name and b.scope != Scope(name)],
             states.get(name, {}),
             milli[name],
@@ -159,7 +159,7 @@ def _preempted_words(row: SiteRow) -> str:
     )
 
 
-def owner_words(view: model.SiteView | None) -> str:
+def owner_words(view: SiteView | None) -> str:
     """Return ``3 jobs wait for 8 GPUs, 2 jobs run on 4 GPUs`` of the owner; empty: none, or not known."""
     if view is None:
         return ""
@@ -187,7 +187,7 @@ def _free_words(row: SiteRow) -> str:
     return ", ".join(f"{n} {name}" for name, n in sorted(row.view.free.items())) or "0"
 
 
-def _breaker_note(breaker: model.Breaker, names: ClassNames) -> str:
+def _breaker_note(breaker: Breaker, names: ClassNames) -> str:
     scope = breaker.scope
     if not scope.class_id:
         return f"{scope} {breaker_words(breaker)}"
@@ -439,7 +439,7 @@ CLAIM_COLUMNS = (
 
 
 def site_document(
-    row: SiteRow, live: Sequence[model.Drone], hazards: Sequence[Hazard], scope: str
+    row: SiteRow, live: Sequence[Drone], hazards: Sequence[Hazard], scope: str
 ) -> Document:
     """Return a site as a document."""
     nodes = node_rows(row, live)
@@ -470,7 +470,7 @@ def site_document(
     )
 
 
-def node_rows(row: SiteRow, live: Sequence[model.Drone]) -> list[NodeRow]:
+def node_rows(row: SiteRow, live: Sequence[Drone]) -> list[NodeRow]:
     """Return the nodes of a site's newest view, by name."""
     from provisioner.planner.owner import FreeResources
 
@@ -515,7 +515,7 @@ class SiteQuery(Query):
 
 
 def _sample_site() -> Document:
-    row = SiteRow("s", None, None, model.Breaker(Scope("s")), (), {}, 0)
+    row = SiteRow("s", None, None, Breaker(Scope("s")), (), {}, 0)
     return site_document(row, (), (), "")
 
 
@@ -558,17 +558,17 @@ def troubled_scopes(reader: Reader, name: str, type_: str | None) -> tuple[Scope
 
 
 SITE_REQUESTS = {
-    model.RequestKind.DISABLE: "start no drone at {site}; those there stay",
-    model.RequestKind.ENABLE: "start drones at {site} again",
-    model.RequestKind.ADOPT_ORPHANS: "put the orphans at {site} on record",
-    model.RequestKind.STOP_ORPHANS: "stop the orphans at {site}, with their jobs",
+    RequestKind.DISABLE: "start no drone at {site}; those there stay",
+    RequestKind.ENABLE: "start drones at {site} again",
+    RequestKind.ADOPT_ORPHANS: "put the orphans at {site} on record",
+    RequestKind.STOP_ORPHANS: "stop the orphans at {site}, with their jobs",
 }
 
 
-def site_request(reader: Reader, kind: model.RequestKind, site: str) -> str:
+def site_request(reader: Reader, kind: RequestKind, site: str) -> str:
     """Return the request to disable or enable a site in words. Raises :class:`VerbError` if there is nothing to ask."""
     require_known_sites(reader, [site])
     known = model.disabled_sites(reader.requests()).get(site)
-    if kind is model.RequestKind.ENABLE and known is None:
+    if kind is RequestKind.ENABLE and known is None:
         raise UnmetError(f"site {site} is not disabled by an operator")
     return SITE_REQUESTS[kind].format(site=site)

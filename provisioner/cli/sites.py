@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Annotated
 from urllib.parse import quote
 
-from provisioner import model
 from provisioner.answers.errors import UsageError
 from provisioner.answers.sites import site_request, troubled_scopes
 from provisioner.cli import options as opt, output as out
 from provisioner.cli.drones import record_request
 from provisioner.cli.questions import question_app
+from provisioner.model import DroneId, RequestKind
 
 sites_app = question_app("sites")
 SiteName = Annotated[str, opt.argument("SITE", "Name of the site.")]
@@ -48,9 +48,7 @@ def reset_site(
         return None
     again = f"use {', '.join(map(str, troubled))} again"
     what = f"forget the faults of {name}" if scope.user else again
-    return record_request(
-        reader, model.RequestKind.RESET, [model.DroneId(str(scope))], reason, what
-    )
+    return record_request(reader, RequestKind.RESET, [DroneId(str(scope))], reason, what)
 
 
 @sites_app.command("disable")
@@ -62,7 +60,7 @@ def disable_site(where: opt.Where, name: SiteName, reason: opt.EventReason) -> N
     Examples:
       provisioner sites disable topas --reason "cooling is being repaired"
     """
-    _ask_site(where, model.RequestKind.DISABLE, name, reason)
+    _ask_site(where, RequestKind.DISABLE, name, reason)
 
 
 @sites_app.command("enable")
@@ -74,7 +72,7 @@ def enable_site(where: opt.Where, name: SiteName, reason: opt.EventReason = "") 
     Examples:
       provisioner sites disable topas --reason "network" && provisioner sites enable topas
     """
-    _ask_site(where, model.RequestKind.ENABLE, name, reason)
+    _ask_site(where, RequestKind.ENABLE, name, reason)
 
 
 @sites_app.command("adopt-orphans")
@@ -88,7 +86,7 @@ def adopt_orphans(where: opt.Where, name: SiteName, reason: opt.EventReason = ""
     Examples:
       provisioner sites adopt-orphans topas --reason "the record was lost"
     """
-    _ask_site(where, model.RequestKind.ADOPT_ORPHANS, name, reason)
+    _ask_site(where, RequestKind.ADOPT_ORPHANS, name, reason)
 
 
 @sites_app.command("stop-orphans")
@@ -100,17 +98,15 @@ def stop_orphans(where: opt.Where, name: SiteName, reason: opt.EventReason = "")
     Examples:
       provisioner sites stop-orphans topas --reason "left by a test installation"
     """
-    _ask_site(where, model.RequestKind.STOP_ORPHANS, name, reason)
+    _ask_site(where, RequestKind.STOP_ORPHANS, name, reason)
 
 
-def _ask_site(where: opt.Where, kind: model.RequestKind, name: str, reason: str) -> None:
-    if kind is model.RequestKind.DISABLE and not reason.strip():
+def _ask_site(where: opt.Where, kind: RequestKind, name: str, reason: str) -> None:
+    if kind is RequestKind.DISABLE and not reason.strip():
         raise UsageError("--reason must not be empty: it is shown with the site")
     if where.url is not None:
         from provisioner.cli import remote
 
         return remote.post(where, f"/sites/{quote(name, safe='')}/{kind.value}", reason=reason)
     reader = opt.open_record(where)
-    return record_request(
-        reader, kind, [model.DroneId(name)], reason, site_request(reader, kind, name)
-    )
+    return record_request(reader, kind, [DroneId(name)], reason, site_request(reader, kind, name))

@@ -27,10 +27,14 @@ from provisioner.interfaces import (
 )
 from provisioner.model import (
     DroneId,
+    DroneType,
     Fault,
     FaultKind,
     OrderOutcome,
     OrderResult,
+    Policy,
+    PolledOverlay,
+    PolledSite,
     StartOrder,
     StopOrder,
 )
@@ -67,7 +71,7 @@ class BatchResults:
 
 
 def batches(
-    plan: model.Plan, types: dict[model.TypeKey, model.DroneType], policy: model.Policy
+    plan: model.Plan, types: dict[model.TypeKey, DroneType], policy: Policy
 ) -> list[OrderBatch]:
     """Return a plan's actions, grouped by the site or overlay that carries them out."""
     found = [OrderBatch("", drains=plan.drains)] if plan.drains else []
@@ -92,7 +96,7 @@ def batches(
     return found
 
 
-def _start_order(start: model.Start, kind: model.DroneType, policy: model.Policy) -> StartOrder:
+def _start_order(start: model.Start, kind: DroneType, policy: Policy) -> StartOrder:
     limits = policy.of_site(kind.site)
     idle_timeout_s = policy.idle_timeout_at(kind.site) * OWN_TIMEOUT_FACTOR + OWN_TIMEOUT_MORE_S
     if any(headroom.site in ("", kind.site) for headroom in policy.headroom):
@@ -221,8 +225,8 @@ class DeadSlots:
         self,
         group: asyncio.TaskGroup,
         moves: Iterable[model.StateChange],
-        pool: model.PolledOverlay,
-        sites: Iterable[model.PolledSite],
+        pool: PolledOverlay,
+        sites: Iterable[PolledSite],
         live: Mapping[DroneId, object],
     ) -> None:
         """Note the drones that ended by a plan on record, and begin a removal of listed slots if none is under way."""
@@ -268,8 +272,8 @@ class DeadSlots:
 
     def _due(
         self,
-        pool: model.PolledOverlay,
-        sites: Iterable[model.PolledSite],
+        pool: PolledOverlay,
+        sites: Iterable[PolledSite],
         live: Mapping[DroneId, object],
     ) -> Mapping[DroneId, float]:
         """Return the dead drones that a poll after their end still shows, each with its end."""

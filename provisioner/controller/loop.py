@@ -64,9 +64,13 @@ from provisioner.model import (
     Breaker,
     DroneId,
     DroneState,
+    DroneType,
     OverlayView,
     Plan,
+    Policy,
+    PolledOverlay,
     RemoteDrone,
+    RequestKind,
     Snapshot,
     StateChange,
 )
@@ -137,8 +141,8 @@ class Controller:
     """The control loop. Enter it, then call :meth:`tick` or :meth:`run`."""
 
     name: str
-    policy: model.Policy
-    types: Sequence[model.DroneType]
+    policy: Policy
+    types: Sequence[DroneType]
     overlay: Overlay
     sites: Mapping[str, Site]
     store: Store
@@ -370,9 +374,7 @@ class Controller:
         await self._reports.plan(plan, snapshot)
         return True
 
-    def _doubted(
-        self, reading: model.PolledOverlay, unknown: Sequence[DroneId]
-    ) -> model.PolledOverlay:
+    def _doubted(self, reading: PolledOverlay, unknown: Sequence[DroneId]) -> PolledOverlay:
         if reading.view is None:
             return reading
         view = self._doubts.without_forged_slots(reading.view, unknown)
@@ -429,9 +431,9 @@ class Controller:
             "requests.read_failed", self.store.requests(), self._requests
         )
         for request in self._requests:
-            if request.kind is model.RequestKind.RELOAD:
+            if request.kind is RequestKind.RELOAD:
                 self.on_reload()
-            if request.kind is not model.RequestKind.RESET:
+            if request.kind is not RequestKind.RESET:
                 continue
             known = self.store.breakers
             now = self.clock.now()
@@ -533,8 +535,8 @@ class Controller:
 
     def apply(
         self,
-        policy: model.Policy,
-        types: Sequence[model.DroneType],
+        policy: Policy,
+        types: Sequence[DroneType],
         sites: Mapping[str, Site],
         credentials: Mapping[str, CredentialSource],
     ) -> Collection[asyncio.Task[actuation.BatchResults]]:

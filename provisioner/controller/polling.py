@@ -23,7 +23,16 @@ from provisioner.interfaces import (
     Site,
     UnavailableError,
 )
-from provisioner.model import Fault, FaultKind, OverlayView, PolledOverlay, PolledSite, SiteView
+from provisioner.model import (
+    Credential,
+    Fault,
+    FaultKind,
+    OrderResult,
+    OverlayView,
+    PolledOverlay,
+    PolledSite,
+    SiteView,
+)
 from provisioner.values import define, factory
 
 log = structlog.get_logger()
@@ -101,11 +110,11 @@ class LazySite:
         await self.open()
         return await self.site.poll()
 
-    async def start(self, orders: Sequence[model.StartOrder]) -> Sequence[model.OrderResult]:
+    async def start(self, orders: Sequence[model.StartOrder]) -> Sequence[OrderResult]:
         self._must_be_open()
         return await self.site.start(orders)
 
-    async def stop(self, orders: Sequence[model.StopOrder]) -> Sequence[model.OrderResult]:
+    async def stop(self, orders: Sequence[model.StopOrder]) -> Sequence[OrderResult]:
         self._must_be_open()
         return await self.site.stop(orders)
 
@@ -200,7 +209,7 @@ class PollTarget(Generic[View]):
             self.in_flight.cancel()
 
 
-CredentialSource = Callable[[], Iterable[model.Credential]]
+CredentialSource = Callable[[], Iterable[Credential]]
 
 
 @define
@@ -209,7 +218,7 @@ class CredentialReader:
 
     sources: Mapping[str, Sequence[CredentialSource]] = factory(dict)
     """Functions that return them, by their user: ``overlay``, ``site:<name>``, ``web``."""
-    known: tuple[model.Credential, ...] = ()
+    known: tuple[Credential, ...] = ()
     renewed: frozenset[str] = frozenset()
     """Users that have another one, or one that can be used again, since the last tick."""
     _reading: asyncio.Task[None] | None = None
@@ -235,14 +244,14 @@ class CredentialReader:
                 changed.add(each.used_by)
         self.renewed = frozenset(changed)
 
-    def _all(self) -> Iterator[model.Credential]:
+    def _all(self) -> Iterator[Credential]:
         for used_by, sources in self.sources.items():
             for source in sources:
                 try:
                     yield from (replace(each, used_by=used_by) for each in source())
                 except Exception as error:  # an adapter's own code may raise anything
                     why = limited_text(f"{type(error).__name__}: {error}")
-                    yield model.Credential("credentials", used_by, problem=why, used_by=used_by)
+                    yield Credential("credentials", used_by, problem=why, used_by=used_by)
 
     def close(self) -> None:
         if self._reading is not None:

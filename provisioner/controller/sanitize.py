@@ -17,10 +17,12 @@ from provisioner import model
 from provisioner.model import (
     CompletedJob,
     JobClass,
+    Node,
     OrderResult,
     OverlayView,
     RemoteDrone,
     SiteView,
+    Slot,
 )
 from provisioner.values import frozen
 
@@ -35,7 +37,7 @@ ENDS_KEPT_S = 1200.0
 _TIME_SUFFIXES = ("at", "since")
 _NAMES: dict[type, str] = {
     OverlayView: "overlay",
-    model.Slot: "slot {0.drone_id}",
+    Slot: "slot {0.drone_id}",
     JobClass: "class {0.id:.8}",
     model.UnmetRequirement: "class",
     model.Eviction: "eviction from {0.drone_id}",
@@ -46,7 +48,7 @@ _NAMES: dict[type, str] = {
     SiteView: "site",
     RemoteDrone: "drone {0.drone_id}",
     model.RemoteEnd: "end of {1.drone_id}",
-    model.Node: "node {0.name}",
+    Node: "node {0.name}",
     model.OwnerDemand: "claim",
     model.OwnerLoad: "the owner's load",
 }
@@ -66,10 +68,10 @@ _REQUESTS = (
 _AS_THEY_ARE = {"drone_id", "taken_at", "notices", "remarks", "exit_code"}
 """Fields that are repaired otherwise, and one that may be less than 0."""
 _FOUND_BY: dict[type, Callable[[Any], object]] = {
-    model.Slot: attrgetter("drone_id"),
+    Slot: attrgetter("drone_id"),
     JobClass: attrgetter("id"),
     CompletedJob: attrgetter("job_id"),
-    model.Node: attrgetter("name"),
+    Node: attrgetter("name"),
 }
 """Keys by which a value is found in the view before; others are compared with the same object alone."""
 _NESTED = re.compile(rf"(tuple|Mapping|{'|'.join(kind.__name__ for kind in _NAMES)})\b")

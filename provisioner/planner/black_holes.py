@@ -31,6 +31,8 @@ from provisioner.model import (
     DroneState,
     Fault,
     FaultKind,
+    JobFailure,
+    OverlayView,
     Scope,
 )
 from provisioner.planner.breakers import after_success, count_failure
@@ -114,7 +116,7 @@ def _leaving_allowed(context: PlanningContext) -> Counter[str]:
 
 
 def _black_hole_drones(
-    context: PlanningContext, view: model.OverlayView
+    context: PlanningContext, view: OverlayView
 ) -> Iterator[tuple[Drone, BlackHoleDrone]]:
     """Yield the black-hole drones, those with most failed jobs first."""
     evidence = _Evidence.of(context, view)
@@ -134,18 +136,16 @@ def _black_hole_drones(
 class _Evidence:
     """Jobs that have failed, and numbers of failed and good jobs by owner and drone."""
 
-    failed: Mapping[DroneId, Mapping[_JobKey, Sequence[model.JobFailure]]]
+    failed: Mapping[DroneId, Mapping[_JobKey, Sequence[JobFailure]]]
     bad: Mapping[str, Counter[DroneId]]
     good: Mapping[str, Counter[DroneId]]
     drones_of: Counter[_JobKey]
     """Number of drones in which a job failed."""
 
     @classmethod
-    def of(cls, context: PlanningContext, view: model.OverlayView) -> _Evidence:
+    def of(cls, context: PlanningContext, view: OverlayView) -> _Evidence:
         """Collect the failures without a known cause, and what succeeds beside them."""
-        failed = defaultdict[DroneId, dict[_JobKey, list[model.JobFailure]]](
-            lambda: defaultdict(list)
-        )
+        failed = defaultdict[DroneId, dict[_JobKey, list[JobFailure]]](lambda: defaultdict(list))
         for failure in _unexplained(context, view):
             failed[failure.drone_id][failure.owner, failure.job_number].append(failure)
         bad = defaultdict[str, Counter[DroneId]](Counter)
@@ -186,12 +186,12 @@ class _Evidence:
         bad = _elsewhere(self.bad[owner], drone_id)
         return not bad or _elsewhere(self.good[owner], drone_id) > bad
 
-    def _weight(self, job: _JobKey, failures: Sequence[model.JobFailure]) -> int:
+    def _weight(self, job: _JobKey, failures: Sequence[JobFailure]) -> int:
         """Return the number of jobs that one job counts for by its failures in a drone."""
         return 1 if self.drones_of[job] > 1 else -(-len(failures) // FAILURES_PER_JOB)
 
 
-def _unexplained(context: PlanningContext, view: model.OverlayView) -> Iterator[model.JobFailure]:
+def _unexplained(context: PlanningContext, view: OverlayView) -> Iterator[JobFailure]:
     """Yield the failures without a known cause: a fault on a shared GPU, or the end of the drone by its site."""
     explained = {
         (each.drone_id, each.job_number) for each in view.mishaps if each.blame is not Blame.UNKNOWN

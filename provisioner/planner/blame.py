@@ -23,6 +23,7 @@ from provisioner.model import (
     JobFailure,
     Policy,
     Scope,
+    Snapshot,
 )
 from provisioner.planner.matching import CompatibleTypes
 from provisioner.reasons import ExclusiveOnly
@@ -42,7 +43,7 @@ _ByClass = Mapping[str, CompatibleTypes]
 
 
 def judge_users(
-    snapshot: model.Snapshot,
+    snapshot: Snapshot,
     moves: Sequence[model.StateChange],
     known: Mapping[Scope, Breaker],
 ) -> Iterator[Breaker]:
@@ -66,7 +67,7 @@ def _judged(
     before: Breaker,
     news: Iterable[JobFailure],
     completed: Mapping[str, float],
-    snapshot: model.Snapshot,
+    snapshot: Snapshot,
 ) -> Breaker:
     """Return the breaker of a user after newly reported failures and completed jobs."""
     oldest = snapshot.now - snapshot.policy.fault_window_s
@@ -114,7 +115,7 @@ def _settled(faults: Iterable[JobFailure], completed: Mapping[str, float]) -> It
 
 
 def _ban(
-    faults: Sequence[JobFailure], blamed: Sequence[JobFailure], snapshot: model.Snapshot
+    faults: Sequence[JobFailure], blamed: Sequence[JobFailure], snapshot: Snapshot
 ) -> tuple[float, JobFailure]:
     """Return the end of the time on exclusive GPUs, 0 if there is none, and the failure to show for it."""
     limit = snapshot.policy.fault_limit

@@ -28,6 +28,7 @@ from provisioner import model, reasons
 from provisioner.model import (
     ON_THE_WAY,
     WHOLE_GPU,
+    Drone,
     DroneId,
     DroneState,
     DroneType,
@@ -197,7 +198,7 @@ class UserShares:
         cls,
         classes: Iterable[JobClass],
         priorities: Mapping[str, float],
-        drones: Iterable[model.Drone],
+        drones: Iterable[Drone],
         slots: Mapping[DroneId, model.Slot],
     ) -> UserShares:
         """Add up what the users hold: of ``drones``, those without jobs count."""
@@ -362,10 +363,10 @@ def kept_for_headroom(
     return frozenset(warm)
 
 
-def _warm_candidates(context: PlanningContext) -> list[model.Drone]:
+def _warm_candidates(context: PlanningContext) -> list[Drone]:
     """Return the drones that headroom may count on, in the order in which it does."""
 
-    def order(drone: model.Drone) -> tuple[object, ...]:
+    def order(drone: Drone) -> tuple[object, ...]:
         retires_at = context.slots[drone.id].retires_at or float("inf")
         return drone.state is DroneState.IDLE, -retires_at, drone.joined_at, drone.id
 

@@ -12,9 +12,15 @@ from provisioner.model import (
     Drone,
     DroneState,
     EndKind,
+    Eviction,
     OrderOutcome,
     OrderResult,
+    RemoteDrone,
+    RemoteEnd,
     RemoteState,
+    SitePolicy,
+    SiteView,
+    Slot,
     SlotState,
     StateChange,
 )
@@ -69,7 +75,7 @@ def observe_all(snapshot: model.Snapshot, validity: ViewValidity) -> list[StateC
     view: whether it is fresh, doubted, or silent about evictions.
     """
     view = snapshot.overlay.view if validity.overlay is None else None
-    evictions = defaultdict[model.DroneId, list[model.Eviction]](list)
+    evictions = defaultdict[model.DroneId, list[Eviction]](list)
     for eviction in view.evictions or () if view is not None else ():
         evictions[eviction.drone_id].append(eviction)
     any_optional = view is not None and any(job.gpu_optional for job in view.classes)
@@ -101,18 +107,18 @@ def _reports_all_evictions(view: model.OverlayView) -> bool:
     return view.evictions is not None and not view.unheard
 
 
-def _seen_in_pool(drone: Drone, slot: model.Slot, now: float) -> reasons.SeenInPool:
+def _seen_in_pool(drone: Drone, slot: Slot, now: float) -> reasons.SeenInPool:
     return reasons.SeenInPool(slot.state.value, slot.jobs, now - drone.requested_at)
 
 
 def observe(
     drone: Drone,
-    view: model.SiteView | None,
-    slot: model.Slot | None,
+    view: SiteView | None,
+    slot: Slot | None,
     *,
     pool_fresh: bool,
-    evictions: Sequence[model.Eviction] | None = None,
-    policy: model.SitePolicy,
+    evictions: Sequence[Eviction] | None = None,
+    policy: SitePolicy,
     any_optional: bool = False,
     doubted: bool,
     now: float,
@@ -153,7 +159,7 @@ def observe(
     )
 
 
-def _is_over(remote: model.RemoteDrone) -> bool:
+def _is_over(remote: RemoteDrone) -> bool:
     """Return True if its site reports the end of a drone. A stopped one still holds resources."""
     reported = remote.end is not None or remote.state is RemoteState.ENDED
     return reported and remote.state is not RemoteState.STOPPED
@@ -167,7 +173,7 @@ def _with(drone: Drone, **changes: Any) -> Drone:
     return drone
 
 
-def _listed(drone: Drone, remote: model.RemoteDrone, now: float) -> tuple[Drone, Reason | None]:
+def _listed(drone: Drone, remote: RemoteDrone, now: float) -> tuple[Drone, Reason | None]:
     """Return the drone as its site lists it. One that the site reports as stopped counts as asked to stop.
 
     What the site has reported once stays until it reports something else: ids, node and times are
@@ -199,13 +205,13 @@ def _listed(drone: Drone, remote: model.RemoteDrone, now: float) -> tuple[Drone,
     return seen, reasons.SeenAtSite(remote.state.value, remote.reason)
 
 
-def _started_at(remote: model.RemoteDrone, now: float) -> float:
+def _started_at(remote: RemoteDrone, now: float) -> float:
     if remote.state is RemoteState.RUNNING:
         return remote.started_at or now
     return remote.started_at if remote.state is RemoteState.STOPPED else 0.0
 
 
-def _notice_at(drone: Drone, remote: model.RemoteDrone) -> float:
+def _notice_at(drone: Drone, remote: RemoteDrone) -> float:
     """Return the time of the first notice: ours, if we asked before the site did."""
     if drone.state is S.STOPPING or remote.notice_at:
         return drone.notice_at or remote.notice_at
@@ -214,9 +220,9 @@ def _notice_at(drone: Drone, remote: model.RemoteDrone) -> float:
 
 def _unlisted(
     drone: Drone,
-    view: model.SiteView,
-    slot: model.Slot | None,
-    policy: model.SitePolicy,
+    view: SiteView,
+    slot: Slot | None,
+    policy: SitePolicy,
     *,
     doubted: bool,
     now: float,
@@ -260,7 +266,7 @@ def _unlisted(
 
 
 def _in_pool(
-    drone: Drone, slot: model.Slot, reason: Reason | None, now: float, *, any_optional: bool
+    drone: Drone, slot: Slot, reason: Reason | None, now: float, *, any_optional: bool
 ) -> tuple[Drone, Reason | None]:
     """Return the drone as its slot shows it.
 
@@ -306,7 +312,7 @@ def _in_pool(
     return seen, reason
 
 
-def _state_in_pool(drone: Drone, slot: model.Slot) -> DroneState:
+def _state_in_pool(drone: Drone, slot: Slot) -> DroneState:
     """Return the state that a slot shows, or the drone's own where the slot says nothing about it."""
     state = BY_SLOT.get((drone.state, slot.state), drone.state)
     if drone.state is S.DRAINING and drone.asked_at:
@@ -318,16 +324,16 @@ def _state_in_pool(drone: Drone, slot: model.Slot) -> DroneState:
     return state
 
 
-def _is_working(slot: model.Slot) -> bool:
+def _is_working(slot: Slot) -> bool:
     return slot.jobs > 0 or slot.state is SlotState.BUSY
 
 
-def _has_worked(drone: Drone, slot: model.Slot) -> bool:
+def _has_worked(drone: Drone, slot: Slot) -> bool:
     """Return True if a job runs, or has come since the last view."""
     return _is_working(slot) or slot.jobs_started > drone.jobs_started
 
 
-def _idle_at(drone: Drone, slot: model.Slot, now: float, *, any_optional: bool) -> float:
+def _idle_at(drone: Drone, slot: Slot, now: float, *, any_optional: bool) -> float:
     """Return the time since which no job has needed the drone; 0 if one does, or it accepts none yet."""
     idle_at = drone.idle_at if drone.joined_at else 0.0
     if _is_working(slot):
@@ -342,7 +348,7 @@ def _idle_at(drone: Drone, slot: model.Slot, now: float, *, any_optional: bool) 
     return idle_at or (now if drone.jobs or slot.state is not SlotState.CHECKING else 0.0)
 
 
-def _is_unknown_work(drone: Drone, slot: model.Slot, now: float, *, any_optional: bool) -> bool:
+def _is_unknown_work(drone: Drone, slot: Slot, now: float, *, any_optional: bool) -> bool:
     """Return True while the queue does not show yet what a claim runs."""
     if slot.work_at:
         return False
@@ -354,9 +360,9 @@ def _is_unknown_work(drone: Drone, slot: model.Slot, now: float, *, any_optional
 
 def _with_lost_work(
     drone: Drone,
-    slot: model.Slot | None,
-    evictions: Sequence[model.Eviction] | None,
-    policy: model.SitePolicy,
+    slot: Slot | None,
+    evictions: Sequence[Eviction] | None,
+    policy: SitePolicy,
     at: float,
 ) -> Drone:
     """Return the drone with the work that its end at ``at`` has cost.
@@ -379,14 +385,14 @@ def _with_lost_work(
 
 def _ended(
     drone: Drone,
-    remote: model.RemoteDrone,
-    slot: model.Slot | None,
-    evictions: Sequence[model.Eviction] | None,
-    policy: model.SitePolicy,
+    remote: RemoteDrone,
+    slot: Slot | None,
+    evictions: Sequence[Eviction] | None,
+    policy: SitePolicy,
     now: float,
 ) -> StateChange:
     """Return the change of a drone whose end its site reports."""
-    how = remote.end or model.RemoteEnd(EndKind.FAULT, 0.0, None, "its site does not say how")
+    how = remote.end or RemoteEnd(EndKind.FAULT, 0.0, None, "its site does not say how")
     at = how.at or now
     drone = _with_lost_work(drone, slot, evictions, policy, at)
     in_order = how.kind is EndKind.EXITED and how.exit_code == 0
@@ -412,7 +418,7 @@ def _ended(
     return StateChange(ended, drone.state, reason)
 
 
-def end_state(drone: Drone, how: model.RemoteEnd) -> DroneState:
+def end_state(drone: Drone, how: RemoteEnd) -> DroneState:
     """Return the final state of a drone by the site's report and what the drone was asked to do."""
     worked = drone.busy_at > 0 or drone.jobs_started > 0
     match how.kind:

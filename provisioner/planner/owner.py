@@ -24,7 +24,11 @@ from provisioner.model import (
     DroneType,
     Node,
     OwnerClaimBackoff,
+    OwnerDemand,
+    RemoteState,
     Reserve,
+    SitePolicy,
+    SiteView,
     TypeKey,
 )
 from provisioner.planner.context import PlanningContext
@@ -192,7 +196,7 @@ def next_backoff(
     return replace(known, standing=standing)
 
 
-_HOLDS = (model.RemoteState.RUNNING, model.RemoteState.STOPPED, model.RemoteState.PENDING)
+_HOLDS = (RemoteState.RUNNING, RemoteState.STOPPED, RemoteState.PENDING)
 """States of drones that hold a place on the node that their site names; it names none for one in a queue."""
 
 
@@ -238,8 +242,8 @@ class OwnerReservations:
     def _site(
         self,
         context: PlanningContext,
-        policy: model.SitePolicy,
-        view: model.SiteView,
+        policy: SitePolicy,
+        view: SiteView,
         drones: Sequence[Drone],
     ) -> None:
         site = policy.site
@@ -304,7 +308,7 @@ class OwnerReservations:
             ):
                 lacking_room.add(drone.type)
 
-    def _leave(self, context: PlanningContext, claim: model.OwnerDemand, hole: JobRoom) -> None:
+    def _leave(self, context: PlanningContext, claim: OwnerDemand, hole: JobRoom) -> None:
         waited_s = max(0.0, context.now - claim.since)
         for victim in hole.victims:
             gpus = claim.gpu_milli / WHOLE_GPU
@@ -328,8 +332,8 @@ class JobRoom:
 
 def _add_drones(
     context: PlanningContext,
-    policy: model.SitePolicy,
-    view: model.SiteView,
+    policy: SitePolicy,
+    view: SiteView,
     free_nodes: FreeResources,
     drones: Iterable[Drone],
 ) -> None:
@@ -370,7 +374,7 @@ def _add_drones(
 
 
 def _make_room(
-    claim: model.OwnerDemand,
+    claim: OwnerDemand,
     most: int,
     free_nodes: FreeResources,
     *,

@@ -13,12 +13,17 @@ from provisioner.model import (
     Drain,
     DrainMode,
     Drone,
+    DroneId,
     DroneState,
+    JobClass,
+    OperatorRequest,
     Refusal,
+    RemoteDrone,
     RemoteState,
     RequestKind,
     StateChange,
     Stop,
+    StopOrphan,
     TypeKey,
 )
 from provisioner.planner.black_holes import NO_BLACK_HOLES, BlackHoles
@@ -91,7 +96,7 @@ class Retirement:
     black_holes: BlackHoles
     drains: list[Drain] = factory(list)
     stops: list[Stop] = factory(list)
-    orphans: list[model.StopOrphan] = factory(list)
+    orphans: list[StopOrphan] = factory(list)
     refusals: list[Refusal] = factory(list)
     requests_done: list[int] = factory(list)
     moves: list[StateChange] = factory(list)
@@ -173,7 +178,7 @@ class Retirement:
         return breaker.blind_until if breaker else 0.0
 
     @cached_property
-    def kept(self) -> frozenset[model.DroneId]:
+    def kept(self) -> frozenset[DroneId]:
         return kept_for_headroom(self.context, self.placed.without_headroom)
 
     def matchable(self, drone: Drone) -> bool:
@@ -222,7 +227,7 @@ class Retirement:
         return [drone for drone in self.context.unsettled if drone.is_leaving and not drone.jobs]
 
     @cached_property
-    def _lacking_room(self) -> list[model.JobClass]:
+    def _lacking_room(self) -> list[JobClass]:
         """Classes that lack room, one for each user, number of GPUs and set of drone types."""
         told = ((each.subject, each.reason) for each in self.placed.refusals)
         lacking = {
@@ -235,7 +240,7 @@ class Retirement:
         return list(alike.values())
 
     @cached_property
-    def _matchable_classes(self) -> list[model.JobClass]:
+    def _matchable_classes(self) -> list[JobClass]:
         shares = GroupShares.of(self.context)
         return [job for job in self.context.classes if not shares.used_up(job)]
 
@@ -291,7 +296,7 @@ class Retirement:
         return {(key, rules): supply.untouched(context.types[key], rules) for key, rules in kinds}
 
 
-DroneKind = tuple[model.TypeKey, JobFilter]
+DroneKind = tuple[TypeKey, JobFilter]
 """Type of a drone, and the jobs that it refuses for as long as it lives."""
 
 
@@ -299,7 +304,7 @@ def _kind_of(drone: Drone) -> DroneKind:
     return drone.type, drone.job_filter.lasting
 
 
-def _carry_out(retirement: Retirement, request: model.OperatorRequest) -> bool:
+def _carry_out(retirement: Retirement, request: OperatorRequest) -> bool:
     """Return True if the request is dealt with: a drain waits for the overlay, which alone can carry it out."""
     if request.kind is RequestKind.DISABLE:
         return request not in retirement.context.snapshot.disabled.values()
@@ -325,9 +330,7 @@ def _carry_out(retirement: Retirement, request: model.OperatorRequest) -> bool:
     return True
 
 
-def _order_by_operator(
-    retirement: Retirement, request: model.OperatorRequest, drone: Drone
-) -> None:
+def _order_by_operator(retirement: Retirement, request: OperatorRequest, drone: Drone) -> None:
     """Order what an operator wants of one drone: its end, a drain, or the end of a drain."""
     reason = reasons.OperatorRequested(request.by, request.reason)
     now = retirement.context.now
@@ -591,7 +594,7 @@ def _limit(retirement: Retirement, drone: Drone) -> tuple[float, float]:
             return setting, drone.since
 
 
-def _orphans(context: PlanningContext, site: str) -> Mapping[model.DroneId, model.RemoteDrone]:
+def _orphans(context: PlanningContext, site: str) -> Mapping[DroneId, RemoteDrone]:
     """Return what carries our name at a site without a live record; nothing if the view of the site is doubted."""
     view = context.validity.views.get(site)
     if (
@@ -625,9 +628,7 @@ def _stop_orphans(retirement: Retirement, paused: bool) -> None:
                 known is not None or (context.now >= until and _has_no_job(context, remote))
             ):
                 reason = reasons.Orphan(known.value if known is not None else "")
-                retirement.orphans.append(
-                    model.StopOrphan(site, drone_id, remote.remote_id, reason)
-                )
+                retirement.orphans.append(StopOrphan(site, drone_id, remote.remote_id, reason))
             elif known is None:
                 kept.setdefault(drone_id.rpartition("-")[0], []).append(until)
         for record, times in kept.items():
@@ -635,13 +636,13 @@ def _stop_orphans(retirement: Retirement, paused: bool) -> None:
             retirement.refusals.append(Refusal(Subject("site", site), len(times), why))
 
 
-def _has_no_job(context: PlanningContext, remote: model.RemoteDrone) -> bool:
+def _has_no_job(context: PlanningContext, remote: RemoteDrone) -> bool:
     """Return True if an orphan certainly runs no job. One that is not in this pool may be in that of its controller."""
     slot = context.slots.get(remote.drone_id)
     return remote.state is RemoteState.PENDING if slot is None else not slot.jobs
 
 
-def _settle_orphans(retirement: Retirement, request: model.OperatorRequest, site: str) -> bool:
+def _settle_orphans(retirement: Retirement, request: OperatorRequest, site: str) -> bool:
     """Adopt or stop the orphans of a site as an operator asks. Return False while its view is doubted."""
     context = retirement.context
     now = retirement.context.now
@@ -653,7 +654,7 @@ def _settle_orphans(retirement: Retirement, request: model.OperatorRequest, site
         if drone_id in context.snapshot.ended:
             continue
         if request.kind is RequestKind.STOP_ORPHANS:
-            retirement.orphans.append(model.StopOrphan(site, drone_id, remote.remote_id, reason))
+            retirement.orphans.append(StopOrphan(site, drone_id, remote.remote_id, reason))
         elif kind is None:
             retirement.refusals.append(
                 Refusal(Subject("drone", drone_id), 1, reasons.TypeRemoved(f"{site}/{remote.type}"))

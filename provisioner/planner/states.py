@@ -12,9 +12,8 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import NamedTuple
 
-from provisioner import model
 from provisioner.estimates import NO_ESTIMATES, Estimates
-from provisioner.model import Drone, DroneState, DroneType
+from provisioner.model import Drone, DroneState, DroneType, Policy
 from provisioner.values import frozen
 
 S = DroneState
@@ -64,7 +63,7 @@ STATE_RULES: Mapping[DroneState, StateRule] = {
 """The rules of all live states; :class:`provisioner.model.DroneState` documents these."""
 
 
-def longest_busy_s(kind: DroneType, policy: model.Policy) -> float:
+def longest_busy_s(kind: DroneType, policy: Policy) -> float:
     """Return the longest life of a busy drone of a type, from its start at the site."""
     return kind.walltime_s + policy.of_site(kind.site).grace_s if kind.walltime_s else NO_END
 
@@ -78,9 +77,7 @@ class IdleLimit(NamedTuple):
     (setting), ``refused-jobs`` (smaller jobs lack the room)."""
 
 
-def idle_limit(
-    drone: Drone, policy: model.Policy, estimates: Estimates = NO_ESTIMATES
-) -> IdleLimit:
+def idle_limit(drone: Drone, policy: Policy, estimates: Estimates = NO_ESTIMATES) -> IdleLimit:
     """Return the idle time that would have cost least so far at the drone's site.
 
     It is at most the idle timeout, or the time from the drone's start at the site to the pool, if

@@ -11,9 +11,13 @@ from typing import TYPE_CHECKING, Self, TypeVar
 
 from provisioner import model
 from provisioner.model import (
+    Bootstrap,
+    CompletedJob,
     DrainMode,
     DroneId,
     DroneType,
+    Eviction,
+    JobFailure,
     OrderOutcome,
     OrderResult,
     OverlayView,
@@ -347,9 +351,9 @@ class SimulatedOverlay:
         self._negotiated_s = 0.0
         self._paused_until_s = 0.0
         self._network = world.scenario.network(OVERLAY, self._behaviour.latency)
-        self._evictions: deque[tuple[float, model.Eviction]] = deque()
-        self._completions: deque[tuple[float, model.CompletedJob]] = deque()
-        self._failures: deque[tuple[float, model.JobFailure]] = deque()
+        self._evictions: deque[tuple[float, Eviction]] = deque()
+        self._completions: deque[tuple[float, CompletedJob]] = deque()
+        self._failures: deque[tuple[float, JobFailure]] = deque()
         self._pauses = [
             f for f in world.scenario.hardware_faults if f.kind is HardwareFaultKind.NO_NEGOTIATION
         ]
@@ -394,8 +398,8 @@ class SimulatedOverlay:
             "drain", lambda: [self._drain(drone_id, mode) for drone_id in drone_ids]
         )
 
-    async def bootstrap(self, order: model.StartOrder) -> model.Bootstrap:
-        files = model.Bootstrap(b"#!/bin/sh\n", {"DRONE_ID": order.drone_id})
+    async def bootstrap(self, order: model.StartOrder) -> Bootstrap:
+        files = Bootstrap(b"#!/bin/sh\n", {"DRONE_ID": order.drone_id})
         return await self._network.call("bootstrap", lambda: files)
 
     def _view(self, types: Sequence[DroneType]) -> OverlayView:
@@ -570,7 +574,7 @@ class SimulatedOverlay:
         """Give the slot of a job that ended by itself the next one, or let it fall idle."""
         jobs = self._close(slot, queued, done)
         if not done:
-            failure = model.JobFailure(
+            failure = JobFailure(
                 slot.drone.id, f"{queued.serial}.0", now(), queued.wants.owner, "broke off"
             )
             self._failures.append((now(), failure))
@@ -599,7 +603,7 @@ class SimulatedOverlay:
             * queued.wants.load.duty
             * run.worked(until_s)
         )
-        ended = model.CompletedJob(
+        ended = CompletedJob(
             job_id=f"{queued.serial}.0",
             ended_at=start_epoch() + until_s,
             submitted_at=start_epoch() + queued.job.submit_s,
@@ -635,9 +639,7 @@ class SimulatedOverlay:
             lost_s = until_s - run.begun_s - run.kept_s(until_s)
             job_id = f"{run.queued.serial}.0"
             weight = slot.weight_of(run.queued)
-            self._evictions.append(
-                (now(), model.Eviction(slot.drone.id, job_id, now(), weight, lost_s))
-            )
+            self._evictions.append((now(), Eviction(slot.drone.id, job_id, now(), weight, lost_s)))
             jobs = self._close(slot, run.queued, done=False)
             back[jobs.name] = jobs
         for jobs in back.values():

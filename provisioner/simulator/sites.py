@@ -13,9 +13,12 @@ from provisioner.model import (
     DroneType,
     EndKind,
     FaultKind,
+    Node,
     OrderOutcome,
     OrderResult,
     SiteView,
+    StartOrder,
+    StopOrder,
 )
 from provisioner.planner.matching import count_fits
 from provisioner.resources import NO_RESOURCES, Resources
@@ -184,10 +187,10 @@ class SimulatedSite:
     async def poll(self) -> SiteView:
         return await self._network.call("poll", self._listing)
 
-    async def start(self, orders: Sequence[model.StartOrder]) -> Sequence[OrderResult]:
+    async def start(self, orders: Sequence[StartOrder]) -> Sequence[OrderResult]:
         return await self._network.call("start", lambda: [self._accept(order) for order in orders])
 
-    async def stop(self, orders: Sequence[model.StopOrder]) -> Sequence[OrderResult]:
+    async def stop(self, orders: Sequence[StopOrder]) -> Sequence[OrderResult]:
         return await self._network.call("stop", lambda: [self._stop(order) for order in orders])
 
     def _listing(self) -> SiteView:
@@ -214,7 +217,7 @@ class SimulatedSite:
             free_gpu_milli=free_milli if facility.reports_free else None,
         )
 
-    def _nodes(self) -> tuple[model.Node, ...]:
+    def _nodes(self) -> tuple[Node, ...]:
         kinds: dict[str, list[DroneType]] = {name: [] for name in self.pools}
         for kind in self.facility.types:
             kinds[self.facility.pool_of(kind)].append(kind)
@@ -233,9 +236,7 @@ class SimulatedSite:
                 )
                 taken = min(m.free.gpu_milli, elsewhere[m.pool])
                 elsewhere[m.pool] -= taken
-                nodes.append(
-                    model.Node(m.name, types, *m.total, *m.free.plus(Resources(taken), -1))
-                )
+                nodes.append(Node(m.name, types, *m.total, *m.free.plus(Resources(taken), -1)))
         return tuple(nodes)
 
     def pool_of(self, kind: DroneType) -> GpuPoolState:
@@ -260,7 +261,7 @@ class SimulatedSite:
         if self._downs:
             raise UnavailableError(f"{self.name}: downtime")
 
-    def _accept(self, order: model.StartOrder) -> OrderResult:
+    def _accept(self, order: StartOrder) -> OrderResult:
         self._check_open()
         if (known := self.drones.get(order.drone_id)) is not None:
             return OrderResult(order.drone_id, OrderOutcome.OK, known.remote_id)
@@ -289,7 +290,7 @@ class SimulatedSite:
         fault = model.Fault(kind, f"{self.name}: {message}", now())
         return OrderResult(drone_id, OrderOutcome.REJECTED, fault=fault)
 
-    def _stop(self, order: model.StopOrder) -> OrderResult:
+    def _stop(self, order: StopOrder) -> OrderResult:
         self._check_open()
         drone = self.drones.get(order.drone_id)
         if drone is not None and order.kill:

@@ -13,7 +13,19 @@ from typing import TYPE_CHECKING, Self
 from provisioner import model, reasons
 from provisioner.estimates import NO_ESTIMATES, Estimates, EstimateSamples
 from provisioner.keys import Scope
-from provisioner.model import Breaker, Drone, DroneId, DroneState, Plan, Snapshot, StateChange
+from provisioner.model import (
+    Breaker,
+    Drone,
+    DroneId,
+    DroneState,
+    OperatorRequest,
+    OwnerClaimBackoff,
+    Plan,
+    PolledOverlay,
+    Snapshot,
+    StateChange,
+    TypeKey,
+)
 from provisioner.reasons import Reason
 from provisioner.usage import RecordedRuns
 from provisioner.values import factory, frozen
@@ -83,7 +95,7 @@ class Views:
     at: float
     policy: model.Policy
     types: tuple[model.DroneType, ...]
-    overlay: model.PolledOverlay
+    overlay: PolledOverlay
     sites: Mapping[str, model.PolledSite]
     estimates: Estimates = NO_ESTIMATES
     credentials: tuple[model.Credential, ...] = ()
@@ -192,7 +204,7 @@ class CommittedState:
     drones: Mapping[DroneId, Drone] = factory(dict)
     """Recorded and not ended."""
     breakers: Mapping[Scope, Breaker] = factory(dict)
-    patience: Mapping[str, model.OwnerClaimBackoff] = factory(dict)
+    patience: Mapping[str, OwnerClaimBackoff] = factory(dict)
     """Back-off of owners' claims by site, as the newest plan recorded it."""
     reserved: Mapping[str, reasons.NodeReserved] = factory(dict)
     """Reservations by site, likewise."""
@@ -238,7 +250,7 @@ class CommittedState:
         )
 
 
-def patience_of(plan: Plan) -> Mapping[str, model.OwnerClaimBackoff]:
+def patience_of(plan: Plan) -> Mapping[str, OwnerClaimBackoff]:
     """Return the back-off of owners' claims that ``plan`` leaves for the next tick, by site."""
     return {each.site: each for each in plan.patience}
 
@@ -249,7 +261,7 @@ def reserved_of(plan: Plan) -> Mapping[str, reasons.NodeReserved]:
     return {each.site: each for each in found if isinstance(each, reasons.NodeReserved)}
 
 
-def waiting_since(overlay: model.PolledOverlay | None) -> Mapping[str, float]:
+def waiting_since(overlay: PolledOverlay | None) -> Mapping[str, float]:
     """Return since when each class with idle jobs waits, as the newest view on record says."""
     view = overlay.view if overlay is not None else None
     return (
@@ -280,12 +292,12 @@ class Store:
 
     def __init__(self, birth: str = "mem0") -> None:
         """Take a fixed ``birth``: the same run gives the same ids."""
-        self.waiting: list[model.OperatorRequest] = []
+        self.waiting: list[OperatorRequest] = []
         """Requests that no plan has taken up."""
         self._state: CommittedState | None = CommittedState(birth)
         """Replaced after a commit; stays as it was when a write fails."""
         self._ended: dict[DroneId, DroneState] = {}
-        self._joined: dict[DroneId, tuple[float, model.TypeKey, float, float]] = {}
+        self._joined: dict[DroneId, tuple[float, TypeKey, float, float]] = {}
         """By drone: time at which it joined, its type, queue time and boot time."""
         self._samples: EstimateSamples | None = None
 
@@ -322,7 +334,7 @@ class Store:
     async def __aexit__(self, *exc: object) -> None:
         return None
 
-    async def requests(self) -> tuple[model.OperatorRequest, ...]:
+    async def requests(self) -> tuple[OperatorRequest, ...]:
         """Return operators' requests that no plan has taken up yet."""
         return tuple(self.waiting)
 
@@ -373,7 +385,7 @@ class Store:
     async def record_completed(self, completions: Sequence[model.CompletedJob]) -> None:
         """Commit ended runs of jobs. One that is on record already (by job id and end) stays as it is."""
 
-    async def start_delays(self, since: float) -> Sequence[tuple[model.TypeKey, float, float]]:
+    async def start_delays(self, since: float) -> Sequence[tuple[TypeKey, float, float]]:
         """Return type, queue time and boot time of the drones that came into the pool after ``since``, newest last."""
         after = sorted(
             (known[0], drone_id) for drone_id, known in self._joined.items() if known[0] > since

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from provisioner import model, reasons
 from provisioner.keys import site_of, type_name
-from provisioner.model import WHOLE_GPU, Drone, DroneState, Plan, TypeKey
+from provisioner.model import WHOLE_GPU, Drone, DroneId, DroneState, Plan, Snapshot, TypeKey
 from provisioner.reasons import Category
 from provisioner.store import RecordChange, Views
 from provisioner.usage import NO_VO, held_milli
@@ -71,7 +71,7 @@ class MetricCounts(dict[MetricKey, float]):
 
 def counts_of_change(
     change: RecordChange,
-    known: Mapping[model.DroneId, Drone],
+    known: Mapping[DroneId, Drone],
     breakers: Mapping[model.Scope, model.Breaker],
 ) -> MetricCounts:
     """Return the counts of a change of the record in which the live drones ``known`` and ``breakers`` were."""
@@ -141,7 +141,7 @@ def counts_of_run(
 
 
 def counts_of_time(
-    snapshot: model.Snapshot, after: Mapping[model.DroneId, Drone], since: float
+    snapshot: Snapshot, after: Mapping[DroneId, Drone], since: float
 ) -> MetricCounts:
     """Return the GPU time of drones, and the waits of owners, between the plan before, of ``since``, and ``snapshot``.
 
@@ -169,7 +169,7 @@ def counts_of_time(
 
 
 def _gpu_seconds(
-    snapshot: model.Snapshot, after: Mapping[model.DroneId, Drone], since: float
+    snapshot: Snapshot, after: Mapping[DroneId, Drone], since: float
 ) -> Mapping[tuple[TypeKey, str], float]:
     """Return the GPU time by drone type and use, as for :func:`counts_of_time`."""
     gpu_s = defaultdict[tuple[TypeKey, str], float](float)
@@ -223,7 +223,7 @@ def count_drones(drones: Iterable[Drone]) -> list[DroneCount]:
 
 
 def gauges(
-    views: Views | model.Snapshot, drones: Iterable[DroneCount], plan: Plan | None, now: float
+    views: Views | Snapshot, drones: Iterable[DroneCount], plan: Plan | None, now: float
 ) -> MetricValues:
     """Return the demand, the supply and the owners' claims at ``now``, as far as the views show them."""
     values = MetricCounts()

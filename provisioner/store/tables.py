@@ -21,7 +21,19 @@ from typing import Any, Generic, TypeVar
 from provisioner import model, reasons
 from provisioner.estimates import EstimateSamples
 from provisioner.job_filter import JobFilter
-from provisioner.model import DrainMode, DroneId, DroneState
+from provisioner.model import (
+    Breaker,
+    CompletedJob,
+    DrainMode,
+    Drone,
+    DroneId,
+    DroneState,
+    JobClass,
+    OperatorRequest,
+    Plan,
+    Scope,
+    TypeKey,
+)
 from provisioner.processes import boot_id
 from provisioner.store import (
     MAX_DELAYS,
@@ -96,8 +108,8 @@ def _reason_or_none(text: str | None) -> reasons.Reason | None:
     return _reason_of(text) if text else None
 
 
-def _job_class(body: bytes) -> model.JobClass:
-    return unpack(model.JobClass, body)
+def _job_class(body: bytes) -> JobClass:
+    return unpack(JobClass, body)
 
 
 def _state(text: str | None) -> DroneState | None:
@@ -140,7 +152,7 @@ class Table(Generic[T]):
 
 DRONES = Table(
     "drones",
-    model.Drone,
+    Drone,
     {
         "state": DroneState,
         "leaving": _state,
@@ -151,13 +163,13 @@ DRONES = Table(
 TRANSITIONS = Table(
     "transitions", Transition, {"was": _state, "state": DroneState, "reason": _reason_of}
 )
-COMPLETED_JOBS = Table("completed_jobs", model.CompletedJob, {"unfinished": bool, "splits": bool})
+COMPLETED_JOBS = Table("completed_jobs", CompletedJob, {"unfinished": bool, "splits": bool})
 EVENTS = Table("events", Event, {"fields": json.loads})
 PAST_CLASSES = Table("past_classes", PastClass, {"job": _job_class, "reason": _reason_or_none})
 ESTIMATE_RESETS = Table("estimate_resets", EstimateReset, {})
 REQUESTS = Table(
     "requests",
-    model.OperatorRequest,
+    OperatorRequest,
     {
         "kind": model.RequestKind,
         "drone_ids": lambda text: tuple(map(DroneId, json.loads(text))),
@@ -169,7 +181,7 @@ REQUESTS = Table(
 BEGAN = "coalesce(nullif(started_at, 0), joined_at)"
 
 
-def add_run(sql: sqlite3.Connection, run: model.CompletedJob) -> bool:
+def add_run(sql: sqlite3.Connection, run: CompletedJob) -> bool:
     """Insert an ended run. Return False if it is on record, though perhaps by another offset of its queue's clock.
 
     A controller estimates the offset anew when it starts. It moves the submission and the end of a
@@ -284,14 +296,14 @@ def read_use(
         values |= {"edge": inf, "last": inf}
     runs = f"{_SINGLE}{single}{'' if by_drone else _OF_DAYS}"
     sums = _SUMS.format(drone="drone_id" if by_drone else "NULL", runs=runs)
-    had_s = Counter[model.TypeKey]()
+    had_s = Counter[TypeKey]()
     for each in lives:
         had_s.update(dict(sql.execute(f"{_LIVES}{each} GROUP BY type", values)))
     (running_s,) = sql.execute(_RUNNING, values).fetchone() if running else (0.0,)
     return RecordedRuns([UseSum._make(row) for row in sql.execute(sums, values)], had_s, running_s)
 
 
-def start_delays(sql: sqlite3.Connection, since: float) -> list[tuple[model.TypeKey, float, float]]:
+def start_delays(sql: sqlite3.Connection, since: float) -> list[tuple[TypeKey, float, float]]:
     """Return type, queue time and boot time of the drones that joined after ``since``, the newest last."""
     joined = "FROM drones WHERE joined_at > ? AND started_at > 0"
     newest = f"type, started_at - requested_at, joined_at - started_at, joined_at, id {joined}"
@@ -301,7 +313,7 @@ def start_delays(sql: sqlite3.Connection, since: float) -> list[tuple[model.Type
     return [tuple(row[:3]) for row in sql.execute(limited, (since, since, since))][::-1]
 
 
-def drone_row(drone: model.Drone) -> dict[str, object]:
+def drone_row(drone: Drone) -> dict[str, object]:
     """Return the row of ``drone``, with the columns by which drones are found."""
     return DRONES.row(
         drone,
@@ -312,12 +324,12 @@ def drone_row(drone: model.Drone) -> dict[str, object]:
     )
 
 
-def live_drones(sql: sqlite3.Connection) -> dict[DroneId, model.Drone]:
+def live_drones(sql: sqlite3.Connection) -> dict[DroneId, Drone]:
     rows = DRONES.select(sql, "WHERE live = 1 ORDER BY requested_at, serial, id")
     return {drone.id: drone for drone in rows}
 
 
-def waiting_requests(sql: sqlite3.Connection) -> tuple[model.OperatorRequest, ...]:
+def waiting_requests(sql: sqlite3.Connection) -> tuple[OperatorRequest, ...]:
     """Return the requests that no plan has taken up, oldest first."""
     return tuple(REQUESTS.select(sql, "WHERE done_tick IS NULL ORDER BY id"))
 
@@ -359,19 +371,19 @@ def controller_now(sql: sqlite3.Connection) -> float:
     return went_on if abs(went_on - by_wall) > CLOCK_STEP_S else by_wall
 
 
-def read_breakers(sql: sqlite3.Connection) -> dict[model.Scope, model.Breaker]:
+def read_breakers(sql: sqlite3.Connection) -> dict[Scope, Breaker]:
     """Return the circuit breakers by scope."""
     rows = sql.execute("SELECT scope, body FROM breakers ORDER BY scope")
-    return {model.Scope.parse(scope): unpack(model.Breaker, body) for scope, body in rows}
+    return {Scope.parse(scope): unpack(Breaker, body) for scope, body in rows}
 
 
-def read_newest_plan(sql: sqlite3.Connection) -> model.Plan:
+def read_newest_plan(sql: sqlite3.Connection) -> Plan:
     """Return the newest plan; an empty one if there is none, or it cannot be decoded."""
     row = sql.execute("SELECT body FROM plans ORDER BY seq DESC LIMIT 1").fetchone()
     try:
-        return unpack(model.Plan, row[0]) if row else model.Plan(0, 0.0)
+        return unpack(Plan, row[0]) if row else Plan(0, 0.0)
     except (ValueError, zlib.error):
-        return model.Plan(0, 0.0)
+        return Plan(0, 0.0)
 
 
 def read_estimates(sql: sqlite3.Connection, path: Path) -> EstimateSamples | None:

@@ -26,7 +26,16 @@ from typing import Any, Final
 
 from provisioner import model
 from provisioner.estimates import NO_ESTIMATES, Estimates, OwnerGrowth
-from provisioner.model import Snapshot
+from provisioner.model import (
+    Drone,
+    JobClass,
+    Policy,
+    PolledOverlay,
+    PolledSite,
+    RemoteDrone,
+    Slot,
+    Snapshot,
+)
 from provisioner.store import Views
 from provisioner.store.tables import SlotWork, insert, pack, read_meta, unpack
 from provisioner.values import all_but, define, factory
@@ -38,22 +47,22 @@ WHOLE_ENTRIES: Final = 50_000
 NEWEST: Final = maxsize
 
 _ENTRY_TYPES: dict[str, Any] = {
-    "policy": model.Policy,
+    "policy": Policy,
     "types": tuple[model.DroneType, ...],
     "estimates": Estimates,
     "runs": tuple[float, ...],
     "rises": OwnerGrowth,
     "credentials": tuple[model.Credential, ...],
     "taken_at": float,
-    "overlay": model.PolledOverlay,
+    "overlay": PolledOverlay,
     "completions": tuple[model.CompletedJob, ...],
-    "slots": model.Slot | float,
-    "classes": model.JobClass,
+    "slots": Slot | float,
+    "classes": JobClass,
     "refusing": str,
     "refusals": dict[model.TypeKey, model.UnmetRequirement],
-    "sites": model.PolledSite,
-    "listed": model.RemoteDrone,
-    "drones": model.Drone,
+    "sites": PolledSite,
+    "listed": RemoteDrone,
+    "drones": Drone,
 }
 """Types of entries, by the name of the part up to a slash."""
 _ROWS = """
@@ -68,9 +77,9 @@ _UNUSED = """
 Parts = Mapping[str, Mapping[Any, Any]]
 _ESTIMATED = ("runs", "rises")
 """Estimates by key, most of which stay as they are when others change."""
-_POLLED = (model.Slot, model.JobClass, model.RemoteDrone, model.Drone)
+_POLLED = (Slot, JobClass, RemoteDrone, Drone)
 """Values that are the same objects as in the tick before where they are equal: there are many of them."""
-_BUT_HEARD_AT = all_but(model.Slot, "heard_at")
+_BUT_HEARD_AT = all_but(Slot, "heard_at")
 
 
 @define
@@ -130,11 +139,7 @@ def _changes(
     changed = dict[str, Any]()
     for key, entry in other:
         before = known.get(key)
-        if (
-            before
-            and isinstance(entry, model.Slot)
-            and _BUT_HEARD_AT(before) == _BUT_HEARD_AT(entry)
-        ):
+        if before and isinstance(entry, Slot) and _BUT_HEARD_AT(before) == _BUT_HEARD_AT(entry):
             changed[key] = entry.heard_at
         elif isinstance(entry, _POLLED) or before != entry:
             changed[key] = entry
@@ -209,9 +214,9 @@ def write_snapshot(sql: sqlite3.Connection, snapshot: Snapshot, row: int, kept: 
     """Write the rest of a snapshot whose parts are those as of a row of the log, and keep the newest snapshots."""
     rest = replace(
         snapshot,
-        policy=model.Policy(),
+        policy=Policy(),
         types=(),
-        overlay=model.PolledOverlay(),
+        overlay=PolledOverlay(),
         sites={},
         drones={},
         estimates=NO_ESTIMATES,
@@ -269,8 +274,8 @@ def slot_work(sql: sqlite3.Connection, of: model.DroneId | None = None) -> Itera
 
 
 def with_refusals(
-    sql: sqlite3.Connection, classes: Iterable[model.JobClass], row: int = NEWEST
-) -> tuple[model.JobClass, ...]:
+    sql: sqlite3.Connection, classes: Iterable[JobClass], row: int = NEWEST
+) -> tuple[JobClass, ...]:
     """Return job classes with the types that they refuse, as of a row of the log."""
     refusing, refusals = (read_part(sql, name, row) for name in ("refusing", "refusals"))
     return tuple(
@@ -279,8 +284,8 @@ def with_refusals(
     )
 
 
-def _read_overlay(sql: sqlite3.Connection, row: int, bulk: bool) -> model.PolledOverlay:
-    overlay: model.PolledOverlay = read_part(sql, "overlay", row)[""]
+def _read_overlay(sql: sqlite3.Connection, row: int, bulk: bool) -> PolledOverlay:
+    overlay: PolledOverlay = read_part(sql, "overlay", row)[""]
     if overlay.view is None:
         return overlay
     classes = tuple(read_part(sql, "classes", row).values())
@@ -295,8 +300,8 @@ def _read_overlay(sql: sqlite3.Connection, row: int, bulk: bool) -> model.Polled
     return replace(overlay, view=view)
 
 
-def _read_sites(sql: sqlite3.Connection, row: int, bulk: bool) -> dict[str, model.PolledSite]:
-    sites: dict[str, model.PolledSite] = read_part(sql, "sites", row)
+def _read_sites(sql: sqlite3.Connection, row: int, bulk: bool) -> dict[str, PolledSite]:
+    sites: dict[str, PolledSite] = read_part(sql, "sites", row)
     taken_at = read_part(sql, "taken_at", row)
     for name, polled in sites.items():
         if polled.view is not None:

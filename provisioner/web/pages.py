@@ -37,7 +37,7 @@ from provisioner.answers.status import MAX_SHOWN, status
 from provisioner.descriptions import SHORTEST_CLASS_ID
 from provisioner.durations import parse_duration
 from provisioner.keys import site_of, type_name
-from provisioner.model import DroneState
+from provisioner.model import Drone, DroneState, TypeKey
 from provisioner.reasons import Reason
 from provisioner.store.measures import MOST_VOS
 from provisioner.store.reader import Reader
@@ -305,11 +305,11 @@ def _types_now(reader: Reader, of_sites: Listing) -> PageTable:
     at = _refused_at(newest)
     refused = {key: _refused(at, row, key) for key, row in row_of.items()}
 
-    def free(key: model.TypeKey) -> str:
+    def free(key: TypeKey) -> str:
         places = _free_places(row_of[key], configured[key]) if key in configured else None
         return "?" if places is None else str(places)
 
-    def counts(key: model.TypeKey) -> dict[str, int]:
+    def counts(key: TypeKey) -> dict[str, int]:
         return {
             group: sum(live[key, state] for state in states)
             for group, states in STATE_GROUPS.items()
@@ -367,7 +367,7 @@ def _refused_at(newest: model.Plan | None) -> Mapping[str, Mapping[Reason, int]]
 
 
 def _refused(
-    at: Mapping[str, Mapping[Reason, int]], row: sites.SiteRow, key: model.TypeKey
+    at: Mapping[str, Mapping[Reason, int]], row: sites.SiteRow, key: TypeKey
 ) -> tuple[int, str]:
     """Return the jobs that the newest plan refuses for a type or its site, and the reason of most of them."""
     known: dict[Reason, int] = {}
@@ -417,7 +417,7 @@ DRONE_VERDICTS = {"red": "critical", "yellow": "warning", "green": "well"}
 def _drone(reader: Reader, any_id: str, query: Query) -> WebPage:
     """Return the page of a drone: its state and what is wrong, then facts, life and last output."""
     document = _answer(drones.show_drone, reader, {}, any_id)
-    drone: model.Drone = document.of
+    drone: Drone = document.of
     life = document.parts["history"]
     output = "\n".join(map(formatting.sanitize, document.parts["console_output"].rows))
     groups: dict[str, list[Column]] = {"State and work": [], "Place": [], "Times": []}
@@ -443,7 +443,7 @@ def _drone(reader: Reader, any_id: str, query: Query) -> WebPage:
     )
 
 
-def _jobs_in(reader: Reader, drone: model.Drone) -> list[str]:
+def _jobs_in(reader: Reader, drone: Drone) -> list[str]:
     """Return the ids of the jobs that run in a drone."""
     if not drone.jobs or drone.state.ended:
         return []

@@ -39,7 +39,7 @@ from provisioner.interfaces import (
     AuthError,
     UnavailableError,
 )
-from provisioner.model import DroneId, OrderResult
+from provisioner.model import Bootstrap, DroneId, OrderResult, OtherDrones, OverlayView
 from provisioner.worker_process import WorkerProcess
 
 __all__ = ["HTCondorConfig", "HTCondorOverlay"]
@@ -106,7 +106,7 @@ class HTCondorOverlay:
         self._config = config
         self._controller = controller
         self._connection: _Connection | None = None
-        self._view: model.OverlayView | None = None
+        self._view: OverlayView | None = None
         self._silent: tuple[str, ...] = ()
         """Schedds that did not answer at the newest poll, those that never have as well."""
         self._witnesses = ClaimWitnesses()
@@ -132,7 +132,7 @@ class HTCondorOverlay:
         self._connection.directory.refresh()
         return self._connection
 
-    async def poll(self, types: Sequence[model.DroneType]) -> model.OverlayView:
+    async def poll(self, types: Sequence[model.DroneType]) -> OverlayView:
         """Poll the pool.
 
         UnavailableError if the collector or all schedds did not answer in time, or AuthError. A
@@ -176,10 +176,10 @@ class HTCondorOverlay:
         )
         return self._view
 
-    async def other_drones(self) -> Sequence[model.OtherDrones]:
+    async def other_drones(self) -> Sequence[OtherDrones]:
         """Return the drones of TARDIS, glideinWMS and other controllers, by their slots in the collector."""
         connection = self._connected()
-        found: Sequence[model.OtherDrones] = await connection.others.call(
+        found: Sequence[OtherDrones] = await connection.others.call(
             "drones", deadline_s=self._config.deadline
         )
         return found
@@ -237,7 +237,7 @@ class HTCondorOverlay:
             directory.close()
         return list(map(done, ended_at))
 
-    async def bootstrap(self, order: model.StartOrder) -> model.Bootstrap:
+    async def bootstrap(self, order: model.StartOrder) -> Bootstrap:
         """Return the drone script, its token as file ``token``, and the operator's lines as ``extra.conf``."""
         config = self._config
         walltime_s = order.type.walltime_s
@@ -265,7 +265,7 @@ class HTCondorOverlay:
             env["CONDOR_PREFIX"] = config.condor_prefix
         if config.drone_config:
             files["extra.conf"] = config.drone_config.encode()
-        return model.Bootstrap(script=drone.script("condor_drone.sh"), env=env, files=files)
+        return Bootstrap(script=drone.script("condor_drone.sh"), env=env, files=files)
 
 
 PING_TIMEOUT_S = 20.0

@@ -24,7 +24,7 @@ from adapters.shared.printing import printable
 from adapters.shared.starts import done, failed, rejected
 from provisioner import model
 from provisioner.interfaces import AdapterError, AuditFinding, UnavailableError
-from provisioner.model import DroneId, DroneType, FaultKind, OrderResult
+from provisioner.model import DroneId, DroneType, FaultKind, OrderResult, SitePolicy, SiteView
 
 __all__ = ["HTCondorSite", "HTCondorSiteConfig"]
 
@@ -73,7 +73,7 @@ class HTCondorSite:
         await self._housekeeping.close()
         await self._client.__aexit__(*exc)
 
-    async def poll(self) -> model.SiteView:
+    async def poll(self) -> SiteView:
         """Return all nodes, then all of our jobs (ended ones for ``retain_finished``), then the owner's claims.
 
         They are asked in this order: what begins or ends meanwhile is then known to the queues, and
@@ -108,7 +108,7 @@ class HTCondorSite:
                 f"jobs whose files never reached the schedd were not removed: {self._not_removed}"
             )
         self._housekeeping.begin(lambda: [self._clean_up(found)])
-        return model.SiteView(
+        return SiteView(
             site=self._name,
             taken_at=taken_at,
             drones=found.drones,
@@ -160,7 +160,7 @@ class HTCondorSite:
             failed = await self._client.collect(some)
             self._tried |= dict.fromkeys(some.keys() - failed.keys(), _COLLECT_TRIES)
 
-    async def audit(self, policy: model.SitePolicy) -> Sequence[AuditFinding]:
+    async def audit(self, policy: SitePolicy) -> Sequence[AuditFinding]:
         """Return where the nodes do not do what ``policy`` says, or a computing element takes no job."""
         if not self._on_nodes:
             return await try_submits(self._client, self._config, self._types)
@@ -171,7 +171,7 @@ class HTCondorSite:
             *mig_gaps(machines, policy),
         )
 
-    def render_blocking(self, policy: model.SitePolicy) -> str:
+    def render_blocking(self, policy: SitePolicy) -> str:
         return render(policy)
 
     async def start(self, orders: Sequence[model.StartOrder]) -> Sequence[OrderResult]:
