@@ -64,6 +64,16 @@ class OutcomeUnknownError(AdapterError):
     """The order may have been carried out."""
 
 
+class AlwaysOpen:
+    """Base of what has nothing to open or to close."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        return None
+
+
 class Site(Protocol):
     """A site that can run drones."""
 

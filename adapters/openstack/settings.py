@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field
 
 from adapters.shared.parcel import check_environment
 from provisioner.config.credentials import authorities_credential
 from provisioner.config.messages import choices, type_findings
-from provisioner.config.models import ConfigSection, mistake_at
+from provisioner.config.models import ConfigSection, mistake_at, section_check
 from provisioner.config.units import ConfigPath, Duration, PositiveDuration, Secret, Size
 from provisioner.interfaces import OptionFinding
 from provisioner.model import Credential, DroneType
@@ -80,7 +80,7 @@ class CloudAccess(ConfigSection):
         if self.ca is not None:
             yield authorities_credential("ca", self.ca)
 
-    @model_validator(mode="after")
+    @section_check
     def _one_way(self) -> Self:
         if bool(self.cloud) == (self.auth is not None):
             raise ValueError(
@@ -159,7 +159,7 @@ class OpenStackOwnerConfig(CloudAccess):
     wait: Duration = 3600.0
     """A server that found no host counts as waiting for so long after its last change."""
 
-    @model_validator(mode="after")
+    @section_check
     def _regular(self) -> Self:
         try:
             re.compile(self.names)
@@ -202,7 +202,7 @@ class OpenStackSiteConfig(CloudAccess, ServerOptions):
     parallel: int = Field(8, ge=1, le=64)
     """Calls to the cloud at a time."""
 
-    @model_validator(mode="after")
+    @section_check
     def _each_host_once(self) -> Self:
         names = [name for host in self.hosts for name in host.names]
         if twice := sorted({name for name in names if names.count(name) > 1}):
@@ -211,7 +211,7 @@ class OpenStackSiteConfig(CloudAccess, ServerOptions):
             )
         return self
 
-    @model_validator(mode="after")
+    @section_check
     def _owner_on_hosts(self) -> Self:
         if self.owner is not None and not self.hosts:
             raise ValueError(

@@ -7,14 +7,14 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field
 
 from adapters.shared.commands.settings import SshSettings
 from adapters.shared.parcel import check_environment
 from adapters.slurm.options import convert_options
 from provisioner.config.credentials import authorities_credential, secret_credential
 from provisioner.config.messages import type_findings
-from provisioner.config.models import ConfigSection, mistake_at
+from provisioner.config.models import ConfigSection, mistake_at, section_check
 from provisioner.config.units import ConfigPath, Duration, PositiveDuration, Secret, Size
 from provisioner.interfaces import OptionFinding
 from provisioner.model import Credential, DroneType
@@ -146,7 +146,7 @@ class SlurmRestConfig(ConfigSection):
         if self.ca is not None:
             yield authorities_credential("ca", self.ca)
 
-    @model_validator(mode="after")
+    @section_check
     def _reachable(self) -> Self:
         if self.ssh is not None and not self.url.startswith("unix:"):
             raise ValueError(
@@ -264,7 +264,7 @@ class SlurmSiteConfig(SlurmJobOptions):
     submit_deadline: PositiveDuration = 45.0
     """Longest time for one submission."""
 
-    @model_validator(mode="after")
+    @section_check
     def _only_transport(self) -> Self:
         if self.transport == "rest" and self.rest is None:
             raise ValueError("`rest` is required with this transport: write `rest: {url: ...}`")

@@ -58,6 +58,10 @@ def mistake_at(key: str | int, message: str) -> PydanticCustomError:
     return PydanticCustomError("mistake_at", "{message}", {"message": message, "at": key})
 
 
+section_check = model_validator(mode="after")
+"""Decorator of the check of a section as a whole, after its fields are valid."""
+
+
 class ConfigSection(BaseModel):
     """A mapping with known keys only."""
 
@@ -175,7 +179,7 @@ class PolicySection(_PolicySettings):
     low_use: LowUseSection = Field(LowUseSection(), examples=[{"action": "warn", "below": 0.15}])
     """Job classes that use little of their GPUs."""
 
-    @model_validator(mode="after")
+    @section_check
     def _times_agree(self) -> Self:
         policy = self.settings
         interval = format_duration(policy.interval_s)
@@ -351,7 +355,7 @@ class WebProxySection(ConfigSection):
     group_separator: str = Field(",", min_length=1, max_length=8, examples=["|"])
     """Text between the groups. A group with it in its name counts as several: choose what no name has."""
 
-    @model_validator(mode="after")
+    @section_check
     def _whole_groups(self) -> Self:
         split = sorted(group for group in self.groups if self.group_separator in group)
         if split:
@@ -456,7 +460,7 @@ class LimitsSection(ConfigSection):
 class TimeoutsSection(ConfigSection):
     """The timeouts of the site."""
 
-    @model_validator(mode="after")
+    @section_check
     def _times_agree(self) -> Self:
         policy = as_settings(SitePolicy, self, site="")
         order_deadline = format_duration(policy.order_deadline_s)
@@ -499,7 +503,7 @@ class _NodesSection(ConfigSection):
 class BlockingSection(_NodesSection):
     """Resources that each free GPU of certain nodes reserves for its next drone, so that CPU work cannot block it."""
 
-    @model_validator(mode="after")
+    @section_check
     def _keeps_something(self) -> Self:
         reserve = as_settings(Reserve, self)
         if not (reserve.cpus or reserve.memory_mib or reserve.disk_mib):
@@ -521,7 +525,7 @@ class MigSection(_NodesSection):
     )
     """The profile of each instance."""
 
-    @model_validator(mode="after")
+    @section_check
     def _can_be_made(self) -> Self:
         if message := mig.mistake(self.gpu_model, self.layout):
             raise mistake_at("layout", message)
@@ -604,7 +608,7 @@ class TypeSection(_TypeSettings):
         benchmark = tuple(as_settings(Benchmark, each) for each in self.benchmark)
         return as_settings(DroneType, self, site=site, name=name, benchmark=benchmark)
 
-    @model_validator(mode="after")
+    @section_check
     def _can_exist(self) -> Self:
         shape = self.shape("", "")
         if shape.gpu_milli == 0:

@@ -7,9 +7,10 @@ import heapq
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from provisioner import model
+from provisioner.interfaces import AlwaysOpen
 from provisioner.model import (
     Bootstrap,
     CompletedJob,
@@ -328,7 +329,7 @@ def _by_vram(slot: SimulatedSlot) -> tuple[int, int]:
     return kind.vram_mib // kind.shares, kind.capability
 
 
-class SimulatedOverlay:
+class SimulatedOverlay(AlwaysOpen):
     """Implements :class:`provisioner.interfaces.Overlay`; the other methods are the world's."""
 
     def __init__(self, world: World) -> None:
@@ -381,12 +382,6 @@ class SimulatedOverlay:
             after(self._behaviour.negotiation_s, self._negotiate)
         for pause in self._pauses:
             at(pause.at_s, self._pause, pause.for_s)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        return None
 
     async def poll(self, types: Sequence[DroneType]) -> OverlayView:
         return await self._network.call("poll", lambda: self._view(types))

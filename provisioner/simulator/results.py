@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, field
 from math import inf, isfinite, isnan
+from operator import attrgetter
 from typing import NamedTuple
 
 from provisioner.model import DroneId, DroneType, EndKind, Policy
@@ -346,15 +347,20 @@ def _per_job(amount: float | None, result: ReplayResult, factor: float = 1.0) ->
     return None if amount is None or not result.jobs_done else factor * amount / result.jobs_done
 
 
+def _figure(name: str, unit: str, path: str, better: int = 0, *, detail: bool = False) -> KeyFigure:
+    """Return a figure that a replay has under this path of attributes."""
+    return KeyFigure(name, unit, attrgetter(path), better, detail)
+
+
 FIGURES: Mapping[str, tuple[KeyFigure, ...]] = {
     "GPU-hours": (
-        KeyFigure("Held", "GPU-h", lambda r: r.gpu_hours.held, detail=True),
-        KeyFigure("Good", "GPU-h", lambda r: r.gpu_hours.good, 1),
-        KeyFigure("Idle", "GPU-h", lambda r: r.gpu_hours.idle, -1),
+        _figure("Held", "GPU-h", "gpu_hours.held", detail=True),
+        _figure("Good", "GPU-h", "gpu_hours.good", 1),
+        _figure("Idle", "GPU-h", "gpu_hours.idle", -1),
         KeyFigure(
             "Boot and release", "GPU-h", lambda r: r.gpu_hours.boot + r.gpu_hours.release, -1
         ),
-        KeyFigure("Badput", "GPU-h", lambda r: r.gpu_hours.badput, -1),
+        _figure("Badput", "GPU-h", "gpu_hours.badput", -1),
     ),
     "Waste, of the good GPU-hours": (KeyFigure("Waste", "%", lambda r: waste(r.gpu_hours), -1),),
     "Waits": (
@@ -365,19 +371,19 @@ FIGURES: Mapping[str, tuple[KeyFigure, ...]] = {
         ),
     ),
     "Jobs and drones": (
-        KeyFigure("Jobs", "", lambda r: r.jobs, detail=True),
-        KeyFigure("Jobs done", "", lambda r: r.jobs_done, 1),
-        KeyFigure("Jobs that fit no drone", "", lambda r: r.jobs_impossible),
-        KeyFigure("Requests", "drones", lambda r: r.requests, -1),
-        KeyFigure("Started", "drones", lambda r: r.drones_started, detail=True),
-        KeyFigure("Withdrawn", "drones", lambda r: r.withdrawn, -1, detail=True),
-        KeyFigure("Hedges", "drones", lambda r: r.hedges, detail=True),
-        KeyFigure("Hedges withdrawn", "drones", lambda r: r.hedges_withdrawn, detail=True),
-        KeyFigure("Preempted", "attempts", lambda r: r.preempted, -1),
+        _figure("Jobs", "", "jobs", detail=True),
+        _figure("Jobs done", "", "jobs_done", 1),
+        _figure("Jobs that fit no drone", "", "jobs_impossible"),
+        _figure("Requests", "drones", "requests", -1),
+        _figure("Started", "drones", "drones_started", detail=True),
+        _figure("Withdrawn", "drones", "withdrawn", -1, detail=True),
+        _figure("Hedges", "drones", "hedges", detail=True),
+        _figure("Hedges withdrawn", "drones", "hedges_withdrawn", detail=True),
+        _figure("Preempted", "attempts", "preempted", -1),
         KeyFigure("Violations", "", lambda r: len(r.violations), -1),
     ),
     "Energy": (
-        KeyFigure("Energy", "kWh", lambda r: r.energy_kwh, -1, detail=True),
+        _figure("Energy", "kWh", "energy_kwh", -1, detail=True),
         KeyFigure("Energy per job", "kJ", lambda r: _per_job(r.energy_kwh, r, 3600.0), -1),
         KeyFigure("CO2 per job", "kg", lambda r: _per_job(r.co2_kg, r), -1, detail=True),
     ),

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from provisioner import model
-from provisioner.interfaces import UnavailableError
+from provisioner.interfaces import AlwaysOpen, UnavailableError
 from provisioner.model import (
     DroneId,
     DroneType,
@@ -142,7 +142,7 @@ class GpuPoolState:
         return sum(count_fits(amount, m.free) for m in self.machines if m.up)
 
 
-class SimulatedSite:
+class SimulatedSite(AlwaysOpen):
     """Implements :class:`provisioner.interfaces.Site`; the other methods are the world's."""
 
     def __init__(self, facility: Facility, world: World) -> None:
@@ -177,12 +177,6 @@ class SimulatedSite:
             if fault.kind is HardwareFaultKind.DOWNTIME:
                 at(max(0.0, fault.at_s - fault.notice_s), self._downtimes.append, fault)
             at(fault.at_s, self._hardware_fails, fault)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        return None
 
     async def poll(self) -> SiteView:
         return await self._network.call("poll", self._listing)

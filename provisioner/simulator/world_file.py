@@ -13,11 +13,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import BeforeValidator, Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, ValidationError
 
 from provisioner.config import ConfigError, Settings, SiteConfig, strict_yaml as yaml
 from provisioner.config.messages import choices, report_errors
-from provisioner.config.models import ConfigSection, mistake_at
+from provisioner.config.models import ConfigSection, mistake_at, section_check
 from provisioner.config.sections import as_settings, settings_of
 from provisioner.config.strict_yaml import YamlDocument
 from provisioner.config.units import Duration, Name, PositiveDuration, Size
@@ -48,7 +48,7 @@ class DrawSection(ConfigSection):
     sigma: float | None = Field(None, ge=0, le=5)
     most: Duration | None = None
 
-    @model_validator(mode="after")
+    @section_check
     def _is_one_kind(self) -> Self:
         given = {key for key, value in self if value is not None}
         if given not in (
@@ -90,7 +90,7 @@ class FailureSection(ConfigSection):
     matches_nothing: _Chance = 0.0
     eats_jobs: _Chance = 0.0
 
-    @model_validator(mode="after")
+    @section_check
     def _add_up(self) -> Self:
         total = sum(chance for _, chance in self)
         if total > 1:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from provisioner import model, reasons
 from provisioner.estimates import NO_ESTIMATES, Estimates, EstimateSamples
+from provisioner.interfaces import AlwaysOpen
 from provisioner.keys import Scope
 from provisioner.model import (
     Breaker,
@@ -281,7 +282,7 @@ def without_refreshes(plan: Plan) -> Plan:
     return plan if len(moves) == len(plan.moves) else replace(plan, moves=moves)
 
 
-class Store:
+class Store(AlwaysOpen):
     """The controller's side of the record. Entering opens and locks it.
 
     This class keeps in memory what a controller reads again, which is enough for simulations; it
@@ -327,12 +328,6 @@ class Store:
     @property
     def breakers(self) -> Mapping[Scope, Breaker]:
         return self.committed.breakers
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        return None
 
     async def requests(self) -> tuple[OperatorRequest, ...]:
         """Return operators' requests that no plan has taken up yet."""

@@ -16,7 +16,7 @@ from adapters.htcondor.tokens import (
     token_warnings,
 )
 from provisioner.config.credentials import secret_file_credential
-from provisioner.config.models import ConfigSection
+from provisioner.config.models import ConfigSection, section_check
 from provisioner.config.units import Addresses, ConfigPath, PositiveDuration, Secret
 from provisioner.interfaces import OptionFinding
 from provisioner.model import Credential
@@ -154,7 +154,7 @@ class HTCondorConfig(ConfigSection):
             return {"drone_token_mode": "static", **given}
         return given
 
-    @model_validator(mode="after")
+    @section_check
     def _some_token(self) -> Self:
         if self.token is None and self.token_directory is None:
             raise ValueError("`token` or `token_directory` is wanted: write `token: {file: path}`")

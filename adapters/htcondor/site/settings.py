@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field
 
 from adapters.htcondor.classads import Expression, attribute_names, is_expression
 from adapters.htcondor.site import grid
@@ -16,7 +16,7 @@ from adapters.shared.commands.settings import SshSettings
 from adapters.shared.parcel import check_environment
 from provisioner.config.credentials import certificate_credential, secret_credential
 from provisioner.config.messages import type_findings
-from provisioner.config.models import ConfigSection, mistake_at
+from provisioner.config.models import ConfigSection, mistake_at, section_check
 from provisioner.config.units import Addresses, ConfigPath, Duration, PositiveDuration, Secret, Size
 from provisioner.interfaces import OptionFinding
 from provisioner.model import Credential, DroneType
@@ -145,7 +145,7 @@ class HTCondorOwnerConfig(ConfigSection):
     )
     """Assumed request of one job of `submitters`."""
 
-    @model_validator(mode="after")
+    @section_check
     def _some_queue(self) -> Self:
         if not self.schedds and not self.submitters:
             raise ValueError("no queue is named: write `schedds: [name]`")
@@ -243,7 +243,7 @@ class HTCondorSiteConfig(ConfigSection):
     submit_deadline: PositiveDuration = 45.0
     """Longest time for one submit, with its files."""
 
-    @model_validator(mode="after")
+    @section_check
     def _some_token(self) -> Self:
         if self.token is None and self.token_directory is None and self.transport == "bindings":
             raise ValueError("`token` or `token_directory` is wanted: write `token: {file: path}`")

@@ -7,7 +7,7 @@ import contextlib
 import os
 import signal
 from collections.abc import Mapping, Sequence
-from typing import Self, cast
+from typing import cast
 
 from adapters.shared import optional_packages
 from adapters.shared.commands.runner import (
@@ -21,7 +21,7 @@ from adapters.shared.commands.runner import (
     too_much,
 )
 from adapters.shared.commands.settings import SshSettings
-from provisioner.interfaces import UnavailableError
+from provisioner.interfaces import AlwaysOpen, UnavailableError
 from provisioner.model import FaultKind
 
 _WHERE = "this host"
@@ -43,17 +43,11 @@ def own_environment(*dropped: str) -> dict[str, str]:
     return {name: text for name, text in os.environ.items() if not name.upper().startswith(starts)}
 
 
-class LocalRunner:
+class LocalRunner(AlwaysOpen):
     """Runs commands as ourselves with the environment ``env``."""
 
     def __init__(self, env: Mapping[str, str]) -> None:
         self._env = dict(env)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *exc: object) -> None:
-        pass
 
     async def run(self, argv: Sequence[str], *, stdin: bytes = b"", deadline_s: float) -> Finished:
         name = program(checked(argv))

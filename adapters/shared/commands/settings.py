@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from provisioner.config.credentials import secret_file_credential, ssh_credential
-from provisioner.config.models import ConfigSection
+from provisioner.config.models import ConfigSection, section_check
 from provisioner.config.units import ConfigPath, PositiveDuration, Secret
 from provisioner.model import Credential
 
@@ -75,7 +75,7 @@ class SshSettings(ConfigSection):
             if certificate.exists():
                 yield ssh_credential(certificate.name, certificate)
 
-    @model_validator(mode="after")
+    @section_check
     def _some_credential(self) -> Self:
         if self.key is None and not self.agent and self.password is None and self.totp is None:
             raise ValueError(
