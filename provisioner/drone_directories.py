@@ -28,6 +28,7 @@ from provisioner.model import (
     FaultKind,
     OrderOutcome,
     OrderResult,
+    OrderResults,
     RemoteDrone,
     RemoteEnd,
     RemoteState,
@@ -70,11 +71,11 @@ class DroneDirectories:
         if old:
             await self._lines("forget", *(each.drone_id for each in old), writes=True)
 
-    async def start(self, orders: Sequence[StartOrder]) -> Sequence[OrderResult]:
+    async def start(self, orders: Sequence[StartOrder]) -> OrderResults:
         """Start drones; an order for a drone that exists starts nothing."""
         return await asyncio.gather(*(_result(each.drone_id, self._start(each)) for each in orders))
 
-    async def stop(self, orders: Sequence[StopOrder]) -> Sequence[OrderResult]:
+    async def stop(self, orders: Sequence[StopOrder]) -> OrderResults:
         """Send SIGTERM, and SIGKILL after the grace period or at once; a drone that is gone needs nothing."""
         return await asyncio.gather(*(_result(each.drone_id, self._stop(each)) for each in orders))
 

@@ -22,7 +22,7 @@ from provisioner.model import (
     DroneId,
     DroneType,
     FaultKind,
-    OrderResult,
+    OrderResults,
     SitePolicy,
     SiteView,
     StartOrder,
@@ -90,11 +90,11 @@ class Site(Protocol):
         """
         ...
 
-    async def start(self, orders: Sequence[StartOrder]) -> Sequence[OrderResult]:
+    async def start(self, orders: Sequence[StartOrder]) -> OrderResults:
         """Start drones, one result per order. Idempotent under the drone id. Raising concerns the whole batch."""
         ...
 
-    async def stop(self, orders: Sequence[StopOrder]) -> Sequence[OrderResult]:
+    async def stop(self, orders: Sequence[StopOrder]) -> OrderResults:
         """Stop drones with notice and grace (at once with ``kill``).
 
         Return when that is requested, not when they are gone. A drone that is already gone is
@@ -144,7 +144,7 @@ class SupportsForget(Protocol):
     itself.
     """
 
-    async def forget(self, ended_at: Mapping[DroneId, float]) -> Sequence[OrderResult]:
+    async def forget(self, ended_at: Mapping[DroneId, float]) -> OrderResults:
         """Remove the slots of drones that their sites reported as ended, one result each.
 
         ``ended_at``: time of that report on the host's wall clock, by drone. A slot that the pool
@@ -234,7 +234,7 @@ class Overlay(Protocol):
 
     async def drain(
         self, drone_ids: Sequence[DroneId], mode: model.DrainMode, reason: str
-    ) -> Sequence[OrderResult]:
+    ) -> OrderResults:
         """Ask drones to leave the pool (or, with ``DrainMode.RESUME``, to stay), one result each."""
         ...
 

@@ -8,7 +8,7 @@ the epoch, UTC), ``gpu_milli`` (thousandths of one GPU, integer). Terms follow
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field, replace
 from enum import StrEnum
 from typing import NewType, final
@@ -665,6 +665,9 @@ class Breaker:
         return met is not None and (met.kind, met.message) == (fault.kind, fault.message)
 
 
+Breakers = Mapping[Scope, Breaker]
+
+
 USER_NAME = re.compile(r"[A-Za-z0-9._@-]{1,80}")
 """Names of users that a drone can refuse."""
 
@@ -772,7 +775,7 @@ class Snapshot:
     overlay: PolledOverlay
     sites: Mapping[str, PolledSite]
     drones: Mapping[DroneId, Drone]
-    breakers: Mapping[Scope, Breaker] = factory(dict)
+    breakers: Breakers = factory(dict)
     requests: tuple[OperatorRequest, ...] = ()
     ended: Mapping[DroneId, DroneState] = factory(dict)
     """Final states of recorded drones that have ended, and that a site still lists or in which jobs failed lately."""
@@ -948,3 +951,6 @@ class OrderResult:
     answer: OrderOutcome
     remote_id: str = ""
     fault: Fault | None = None
+
+
+OrderResults = Sequence[OrderResult]

@@ -33,6 +33,7 @@ from provisioner.model import (
     DroneType,
     JobClass,
     OrderResult,
+    OrderResults,
     OverlayView,
     Slot,
 )
@@ -107,7 +108,7 @@ class EmbeddedOverlay:
         drone_ids: Sequence[DroneId],
         mode: DrainMode,
         reason: str,
-    ) -> Sequence[OrderResult]:
+    ) -> OrderResults:
         """Record the request; a drone that has not joined yet finds it when it does."""
         return await asyncio.to_thread(
             self._with_queue,

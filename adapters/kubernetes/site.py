@@ -41,6 +41,7 @@ from provisioner.model import (
     DroneId,
     FaultKind,
     OrderResult,
+    OrderResults,
     RemoteDrone,
     RemoteState,
     SitePolicy,
@@ -378,10 +379,10 @@ class KubernetesSite:
     # ----------------------------------------------------------------------------------------------------------
     # orders
 
-    async def start(self, orders: Sequence[StartOrder]) -> Sequence[OrderResult]:
+    async def start(self, orders: Sequence[StartOrder]) -> OrderResults:
         """Create a pod and its secret for each drone that has none yet."""
 
-        async def create(given_up: asyncio.Event) -> Sequence[OrderResult]:
+        async def create(given_up: asyncio.Event) -> OrderResults:
             return await side_by_side(
                 [self._create(order, given_up) for order in orders], self._config.parallel
             )
@@ -452,7 +453,7 @@ class KubernetesSite:
             return error
         return None
 
-    async def stop(self, orders: Sequence[StopOrder]) -> Sequence[OrderResult]:
+    async def stop(self, orders: Sequence[StopOrder]) -> OrderResults:
         """Delete the pods of drones, with their grace, or with ``kill`` at once."""
         await self._starts.settled({order.drone_id for order in orders})
         return await side_by_side([self._stop(order) for order in orders], self._config.parallel)

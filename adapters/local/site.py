@@ -49,6 +49,7 @@ from provisioner.model import (
     FaultKind,
     OrderOutcome,
     OrderResult,
+    OrderResults,
     RemoteState,
     SiteView,
     StartOrder,
@@ -147,11 +148,11 @@ class LocalSite:
         problem = await asyncio.to_thread(self._account.check, self._root) if self._account else ""
         return [AuditFinding("", "account", problem)] if problem else []
 
-    async def start(self, orders: Sequence[StartOrder]) -> Sequence[OrderResult]:
+    async def start(self, orders: Sequence[StartOrder]) -> OrderResults:
         """Start drones. If it is cancelled the thread goes on; the next poll lists what it began."""
         return await asyncio.to_thread(self._one_at_a_time, lambda: self._start_all(orders))
 
-    async def stop(self, orders: Sequence[StopOrder]) -> Sequence[OrderResult]:
+    async def stop(self, orders: Sequence[StopOrder]) -> OrderResults:
         """End drones. The launcher applies notice and grace."""
         return await asyncio.to_thread(self._one_at_a_time, lambda: self._stop_all(orders))
 
@@ -263,7 +264,7 @@ class LocalSite:
                 with contextlib.suppress(OSError):  # tried again at the next poll
                     drone.remove()
 
-    def _start_all(self, orders: Sequence[StartOrder]) -> Sequence[OrderResult]:
+    def _start_all(self, orders: Sequence[StartOrder]) -> OrderResults:
         host = self._surveyed()
         with self._allocation_lock():
             drones = list(self._list([]))
@@ -397,7 +398,7 @@ class LocalSite:
         drone.discard()
         return rejected(drone.id, kind, what)
 
-    def _stop_all(self, orders: Sequence[StopOrder]) -> Sequence[OrderResult]:
+    def _stop_all(self, orders: Sequence[StopOrder]) -> OrderResults:
         with os.scandir(self._root):  # without it nothing is known to be gone
             pass
         return [self._stop(order) for order in orders]

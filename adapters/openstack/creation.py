@@ -31,7 +31,7 @@ from provisioner import drone
 from provisioner.config.messages import choices
 from provisioner.config.units import format_size
 from provisioner.interfaces import AdapterError, OutcomeUnknownError, RejectedError
-from provisioner.model import WHOLE_GPU, DroneType, FaultKind, OrderResult, StartOrder
+from provisioner.model import WHOLE_GPU, DroneType, FaultKind, OrderResult, OrderResults, StartOrder
 from provisioner.values import frozen
 
 if TYPE_CHECKING:
@@ -331,9 +331,7 @@ class ServerCreation:
         self.resolver = NameResolver(cloud, config)
         self.starts = Starts(names.site, _LATE_CREATE_S)
 
-    async def start(
-        self, orders: Sequence[StartOrder], known: Iterable[Server]
-    ) -> Sequence[OrderResult]:
+    async def start(self, orders: Sequence[StartOrder], known: Iterable[Server]) -> OrderResults:
         """Start drones. ``known`` are our servers as last seen: some may be in a cell that does not answer now."""
         drone_ids = [order.drone_id for order in orders]
         return await self.starts.run(
@@ -342,7 +340,7 @@ class ServerCreation:
 
     async def _start(
         self, orders: Sequence[StartOrder], known: Iterable[Server], given_up: asyncio.Event
-    ) -> Sequence[OrderResult]:
+    ) -> OrderResults:
         there = await servers_of(
             self._cloud, self._names, {order.drone_id for order in orders}, known
         )

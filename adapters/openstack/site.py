@@ -33,7 +33,7 @@ from adapters.shared.printing import printable
 from adapters.shared.starts import done, failed
 from provisioner import model
 from provisioner.interfaces import AdapterError, AuditFinding, AuthError, OutcomeUnknownError
-from provisioner.model import DroneId, OrderResult, SiteView, StopOrder
+from provisioner.model import DroneId, OrderResult, OrderResults, SiteView, StopOrder
 
 if TYPE_CHECKING:
     from adapters.openstack.nova import OpenStackCloud
@@ -207,11 +207,11 @@ class OpenStackSite:
             found.append(AuditFinding("project", "quota", message))
         return found
 
-    async def start(self, orders: Sequence[model.StartOrder]) -> Sequence[OrderResult]:
+    async def start(self, orders: Sequence[model.StartOrder]) -> OrderResults:
         """Create a server for each drone that has none yet."""
         return await self._creation.start(orders, self._known)
 
-    async def stop(self, orders: Sequence[StopOrder]) -> Sequence[OrderResult]:
+    async def stop(self, orders: Sequence[StopOrder]) -> OrderResults:
         """Shut down the guest, which notifies its drone, or delete a server that has no guest.
 
         A later poll deletes what was shut down.

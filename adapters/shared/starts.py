@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable
 
 from adapters.shared.printing import printable
 from provisioner.interfaces import AdapterError, OutcomeUnknownError
-from provisioner.model import DroneId, Fault, FaultKind, OrderOutcome, OrderResult
+from provisioner.model import DroneId, Fault, FaultKind, OrderOutcome, OrderResult, OrderResults
 
 
 def done(drone_id: DroneId, remote_id: str = "") -> OrderResult:
@@ -47,7 +47,7 @@ class Starts:
         self._site = site
         self._may_come_s = may_come_s
         self._turn = asyncio.Lock()
-        self._under_way: dict[asyncio.Task[Sequence[OrderResult]], frozenset[DroneId]] = {}
+        self._under_way: dict[asyncio.Task[OrderResults], frozenset[DroneId]] = {}
         """With those whose caller has given up."""
         self._unanswered: dict[DroneId, float] = {}
         """Monotonic time from which on it cannot succeed any more."""
@@ -55,12 +55,12 @@ class Starts:
     async def run(
         self,
         drone_ids: Iterable[DroneId],
-        work: Callable[[asyncio.Event], Awaitable[Sequence[OrderResult]]],
-    ) -> Sequence[OrderResult]:
+        work: Callable[[asyncio.Event], Awaitable[OrderResults]],
+    ) -> OrderResults:
         """Run ``work`` in its turn, in a task of its own. It sends no more orders once its event is set."""
         given_up = asyncio.Event()
 
-        async def in_turn() -> Sequence[OrderResult]:
+        async def in_turn() -> OrderResults:
             async with self._turn:
                 return [] if given_up.is_set() else await work(given_up)
 
@@ -73,7 +73,7 @@ class Starts:
             given_up.set()
             raise
 
-    def _done(self, task: asyncio.Task[Sequence[OrderResult]]) -> None:
+    def _done(self, task: asyncio.Task[OrderResults]) -> None:
         self._under_way.pop(task, None)
         if not task.cancelled():
             task.exception()  # a caller that gave up does not ask for it

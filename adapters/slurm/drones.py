@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from adapters.shared.drone_ids import DRONE_ID_PATTERN, LABEL, MAX_DRONE_ID_LENGTH
 from adapters.shared.printing import printable
-from adapters.slurm.records import SlurmClient, SlurmJob, split_job_id
+from adapters.slurm.records import SlurmClient, SlurmJob, SlurmJobs, split_job_id
 from adapters.slurm.states import SlurmStateMapping, classify_reason, map_state
 from provisioner.interfaces import AdapterError
 from provisioner.model import DroneId, EndKind, FaultKind, RemoteDrone, RemoteEnd, RemoteState
@@ -222,7 +222,7 @@ class SlurmDrones:
         self._asked_all = False
         self._has_accounting = True
 
-    def jobs(self, jobs: Iterable[SlurmJob]) -> Mapping[DroneId, Sequence[SlurmJob]]:
+    def jobs(self, jobs: Iterable[SlurmJob]) -> Mapping[DroneId, SlurmJobs]:
         """Return the jobs of each drone: live ones before ended ones, then the oldest first."""
         found: dict[DroneId, list[SlurmJob]] = {}
         for job in jobs:
@@ -233,7 +233,7 @@ class SlurmDrones:
             several.sort(key=lambda job: (not is_alive(job), split_job_id(job.remote_id) or ()))
         return found
 
-    def listing(self, jobs: Sequence[SlurmJob], now: float) -> SlurmDroneListing:
+    def listing(self, jobs: SlurmJobs, now: float) -> SlurmDroneListing:
         """Return the drones among our ``jobs``, which were listed at ``now``. Ended ones stay for a while."""
         self.user = next((job.user for job in jobs if job.user), self.user)
         self.cancelled = {d: at for d, at in self.cancelled.items() if at > now - _CANCELLED_TTL_S}

@@ -27,6 +27,7 @@ from adapters.slurm.records import (
     Reservation,
     SlurmClient,
     SlurmJob,
+    SlurmJobs,
     SlurmNode,
     SlurmSubmission,
     same,
@@ -77,17 +78,15 @@ class SlurmNativeClient(SlurmClient):
         self._entered = False
         await close_all(self._workers)
 
-    async def own_jobs(self) -> Sequence[SlurmJob]:
+    async def own_jobs(self) -> SlurmJobs:
         return await self._query(list, "own_jobs")
 
-    async def ended_jobs(
-        self, remote_ids: Collection[str], since: float
-    ) -> Sequence[SlurmJob] | None:
+    async def ended_jobs(self, remote_ids: Collection[str], since: float) -> SlurmJobs | None:
         answer = await self._query(object, "ended_jobs", tuple(remote_ids), since)
         assert answer is None or isinstance(answer, list)
         return answer
 
-    async def active_jobs(self, partitions: Collection[str]) -> Sequence[SlurmJob]:
+    async def active_jobs(self, partitions: Collection[str]) -> SlurmJobs:
         return await self._query(list, "active_jobs", tuple(partitions))
 
     async def nodes(self, *, reserves: bool = False) -> Sequence[SlurmNode]:
@@ -446,7 +445,7 @@ def convert_node(record: Any) -> SlurmNode:
 
 
 def used_gpus_by_node(
-    jobs: Sequence[SlurmJob], nodes: Mapping[str, Mapping[str, int]]
+    jobs: SlurmJobs, nodes: Mapping[str, Mapping[str, int]]
 ) -> Mapping[str, Mapping[str, int]]:
     """Return the GPUs that running jobs use, by node and type. ``nodes``: the GPUs of each."""
     used: dict[str, Counter[str]] = {name: Counter() for name in nodes}

@@ -80,6 +80,9 @@ class SlurmJob:
     required_nodes: RequestedHosts = ()
 
 
+SlurmJobs = Sequence[SlurmJob]
+
+
 @frozen
 class SlurmNode:
     """A node, with CPUs as Slurm counts them: usually hardware threads."""
@@ -183,15 +186,13 @@ class SlurmClient(Protocol):
 
     async def __aexit__(self, *exc: object) -> None: ...
 
-    async def own_jobs(self) -> Sequence[SlurmJob]:
+    async def own_jobs(self) -> SlurmJobs:
         """Return every job of our account that slurmctld remembers, ended ones included, arrays task by task."""
 
-    async def ended_jobs(
-        self, remote_ids: Collection[str], since: float
-    ) -> Sequence[SlurmJob] | None:
+    async def ended_jobs(self, remote_ids: Collection[str], since: float) -> SlurmJobs | None:
         """Return what accounting has of these jobs, or with no ids of all of ours since then; None without it."""
 
-    async def active_jobs(self, partitions: Collection[str]) -> Sequence[SlurmJob]:
+    async def active_jobs(self, partitions: Collection[str]) -> SlurmJobs:
         """Return the pending and running jobs of all users in these partitions, ours included."""
 
     async def nodes(self, *, reserves: bool = False) -> Sequence[SlurmNode]:

@@ -17,6 +17,7 @@ from adapters.slurm.records import (
     Reservation,
     SlurmClient,
     SlurmJob,
+    SlurmJobs,
     SlurmNode,
     SlurmSubmission,
 )
@@ -63,7 +64,7 @@ class _KnownJobs(NamedTuple):
 
     listed: frozenset[tuple[str, str]]
     array: int = 0
-    jobs: Sequence[SlurmJob] = ()
+    jobs: SlurmJobs = ()
 
 
 class SlurmRestClient(SlurmClient):
@@ -96,7 +97,7 @@ class SlurmRestClient(SlurmClient):
     async def __aexit__(self, *exc: object) -> None:
         await self._session.__aexit__(*exc)
 
-    async def own_jobs(self) -> Sequence[SlurmJob]:
+    async def own_jobs(self) -> SlurmJobs:
         def may_have_changed(number: int, known: _KnownJobs) -> bool:
             # of ours that live: a preemption and an expected start are in the details only
             is_own = any(job.user == self._user for job in known.jobs[:1])
@@ -113,7 +114,7 @@ class SlurmRestClient(SlurmClient):
                 raise UnavailableError(f"{self._session.where}: {message}", FaultKind.CONFIG)
         return [job for job in self._jobs() if job.user == self._user]
 
-    async def active_jobs(self, partitions: Collection[str]) -> Sequence[SlurmJob]:
+    async def active_jobs(self, partitions: Collection[str]) -> SlurmJobs:
         def is_in(job: SlurmJob) -> bool:
             return not set(job.partition.split(",")).isdisjoint(partitions)
 
@@ -203,9 +204,7 @@ class SlurmRestClient(SlurmClient):
         for (each, array), some in zip(ids, jobs, strict=True):
             self._known[each] = _KnownJobs(self._listing.get(each, frozenset()), array, some)
 
-    async def ended_jobs(
-        self, remote_ids: Collection[str], since: float
-    ) -> Sequence[SlurmJob] | None:
+    async def ended_jobs(self, remote_ids: Collection[str], since: float) -> SlurmJobs | None:
         selections = [
             [("step", each) for each in some]
             for some in records.job_id_chunks(remote_ids, _JOBS_PER_QUERY)
@@ -409,7 +408,7 @@ def _numbers(record: JsonObject) -> tuple[int, int]:
     return records.count(record.get("job_id")), records.count(record.get("array_job_id"))
 
 
-def parse_job(record: JsonObject, listed: Collection[tuple[str, str]] = ()) -> Sequence[SlurmJob]:
+def parse_job(record: JsonObject, listed: Collection[tuple[str, str]] = ()) -> SlurmJobs:
     """Return the job of a record of ``job/``, or the waiting tasks of an array.
 
     Of a long list of tasks the record has only the beginning: then they are those among ``listed``.

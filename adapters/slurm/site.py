@@ -34,6 +34,7 @@ from provisioner.model import (
     FaultKind,
     OrderOutcome,
     OrderResult,
+    OrderResults,
     SitePolicy,
     SiteView,
     StartOrder,
@@ -156,7 +157,7 @@ class SlurmSite:
         """Return lines for the cluster's slurm.conf and gres.conf."""
         return render_blocking(policy, self._types, self._config)
 
-    async def start(self, orders: Sequence[StartOrder]) -> Sequence[OrderResult]:
+    async def start(self, orders: Sequence[StartOrder]) -> OrderResults:
         """Submit drones, one array for each type. Drones that exist already are done.
 
         A caller that gives up does not cut the submission in progress: it completes (nothing is
@@ -179,9 +180,7 @@ class SlurmSite:
             results |= {result.drone_id: result for result in started}
         return [results[order.drone_id] for order in orders]
 
-    async def _start(
-        self, orders: Sequence[StartOrder], given_up: asyncio.Event
-    ) -> Sequence[OrderResult]:
+    async def _start(self, orders: Sequence[StartOrder], given_up: asyncio.Event) -> OrderResults:
         existing = self._drones.jobs(await self._cluster.own_jobs())
         self._starts.there(existing)
         results: list[OrderResult] = []
@@ -234,7 +233,7 @@ class SlurmSite:
             ]
         return list(map(done, batch.drone_ids, batch.remote_ids(job)))
 
-    async def stop(self, orders: Sequence[model.StopOrder]) -> Sequence[OrderResult]:
+    async def stop(self, orders: Sequence[model.StopOrder]) -> OrderResults:
         """Cancel drones: SIGTERM to the drone, SIGKILL after KillWait; with ``kill`` at once."""
         if not orders:
             return []

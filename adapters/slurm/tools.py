@@ -30,6 +30,7 @@ from adapters.slurm.records import (
     Reservation,
     SlurmClient,
     SlurmJob,
+    SlurmJobs,
     SlurmNode,
     SlurmSubmission,
 )
@@ -93,18 +94,16 @@ class SlurmToolsClient(SlurmClient):
             await self._runner.__aexit__(*exc)
             self._runner = None
 
-    async def own_jobs(self) -> Sequence[SlurmJob]:
+    async def own_jobs(self) -> SlurmJobs:
         return await self._table(
             "squeue", ["--me", "-a", "-r", "-t", "all"], OWN_JOB_COLUMNS, parse_jobs
         )
 
-    async def active_jobs(self, partitions: Collection[str]) -> Sequence[SlurmJob]:
+    async def active_jobs(self, partitions: Collection[str]) -> SlurmJobs:
         argv = ["-a", "-r", "-t", "PENDING,RUNNING", "-p", ",".join(sorted(partitions))]
         return await self._table("squeue", argv, ACTIVE_JOB_COLUMNS, parse_jobs)
 
-    async def ended_jobs(
-        self, remote_ids: Collection[str], since: float
-    ) -> Sequence[SlurmJob] | None:
+    async def ended_jobs(self, remote_ids: Collection[str], since: float) -> SlurmJobs | None:
         """Return jobs of the account that runs the tools; root sees those of everybody."""
         selections = [
             ["-j", ",".join(some)] for some in records.job_id_chunks(remote_ids, _JOBS_PER_CALL)
@@ -118,7 +117,7 @@ class SlurmToolsClient(SlurmClient):
         selections: Iterable[Sequence[str]],
         columns: Columns,
         parse: Callable[[str, str], list[SlurmJob]],
-    ) -> Sequence[SlurmJob] | None:
+    ) -> SlurmJobs | None:
         if not self._accounting:
             return None
         separator = _separator()

@@ -20,6 +20,7 @@ from provisioner.model import (
     EndKind,
     OrderOutcome,
     OrderResult,
+    OrderResults,
     RemoteDrone,
     RemoteState,
     StartOrder,
@@ -455,7 +456,7 @@ def _order(
     )
 
 
-def _assert_all_done(results: Sequence[OrderResult]) -> None:
+def _assert_all_done(results: OrderResults) -> None:
     done = [(OrderOutcome.OK, None)] * len(results)
     assert [(r.answer, r.fault) for r in results] == done  # a failure has its fault in the message
 
@@ -466,14 +467,14 @@ def _assert_has_fault(result: OrderResult) -> None:
     assert abs(result.fault.at - time.time()) < 60
 
 
-async def _assert_not_done(call: Awaitable[Sequence[OrderResult]]) -> None:
+async def _assert_not_done(call: Awaitable[OrderResults]) -> None:
     results = await outcome(call)
     if not isinstance(results, AdapterError):
         assert [result.answer is OrderOutcome.OK for result in results] == [False]
         _assert_has_fault(results[0])
 
 
-async def _done(call: Awaitable[Sequence[OrderResult]]) -> Sequence[DroneId]:
+async def _done(call: Awaitable[OrderResults]) -> Sequence[DroneId]:
     """Return the drones whose order was carried out; none if the call raised one of the four errors."""
     results = await outcome(call)
     if isinstance(results, AdapterError):

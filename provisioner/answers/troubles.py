@@ -92,6 +92,9 @@ class OperatorTrouble(NamedTuple):
     text: str
 
 
+Troubles = Iterator[OperatorTrouble]
+
+
 class TroubleContext(NamedTuple):
     now: float
     holder: Holder | None
@@ -114,7 +117,7 @@ class TroubleContext(NamedTuple):
     names: ClassNames = ClassNames(None)
 
 
-TroubleRule = Callable[[TroubleContext], Iterator[OperatorTrouble]]
+TroubleRule = Callable[[TroubleContext], Troubles]
 
 
 def troubles(facts: TroubleContext) -> list[OperatorTrouble]:
@@ -145,7 +148,7 @@ _warning = partial(OperatorTrouble, Severity.WARNING)
 _note = partial(OperatorTrouble, Severity.NOTE)
 
 
-def _controller(facts: TroubleContext) -> Iterator[OperatorTrouble]:
+def _controller(facts: TroubleContext) -> Troubles:
     """Yield that no controller runs, or that it makes no progress."""
     if facts.holder is None:
         last = (
@@ -246,7 +249,7 @@ VIEW_COLUMNS = (
 )
 
 
-def _views(facts: TroubleContext) -> Iterator[OperatorTrouble]:
+def _views(facts: TroubleContext) -> Troubles:
     """Yield the views that cannot be relied on, what is odd in the others, and the drone types that do not fit."""
     doubtful = facts.holder is not None and not _silent_s(facts)  # else every view is old
     banned = {f"site:{each.scope}": each for each in facts.breakers if each.until > facts.now}
@@ -285,7 +288,7 @@ def _view_failed(row: ViewRow) -> OperatorTrouble:
     return trouble("view-failed" if row.fault else "view-old", row.view, f"{what}{age}: {why}")
 
 
-def _credentials(facts: TroubleContext) -> Iterator[OperatorTrouble]:
+def _credentials(facts: TroubleContext) -> Troubles:
     """Yield the credentials that cannot be used, and those that end soon."""
     for each in facts.views.credentials if facts.views else ():
         dead = each.is_dead(facts.now)
@@ -297,7 +300,7 @@ def _credentials(facts: TroubleContext) -> Iterator[OperatorTrouble]:
             yield trouble(kind, each.used_by, text_)
 
 
-def _negotiator_silent(facts: TroubleContext) -> Iterator[OperatorTrouble]:
+def _negotiator_silent(facts: TroubleContext) -> Troubles:
     view = facts.views.overlay.view if facts.views and facts.views.overlay.fault is None else None
     silent_s = view.silent_s(facts.waiting) if view is not None else 0.0
     if silent_s:
@@ -308,7 +311,7 @@ def _negotiator_silent(facts: TroubleContext) -> Iterator[OperatorTrouble]:
         yield _critical("no-negotiation", "overlay", message)
 
 
-def _breakers_not_active(facts: TroubleContext) -> Iterator[OperatorTrouble]:
+def _breakers_not_active(facts: TroubleContext) -> Troubles:
     for breaker in facts.breakers:
         if (
             breaker.scope == OVERLAY_SCOPE
@@ -358,7 +361,7 @@ def _after_repair(scope: Scope) -> str:
     return f"After the repair: `provisioner sites reset {site}{f' --type {kind}' if kind else ''}`"
 
 
-def _stopped_elsewhere(facts: TroubleContext) -> Iterator[OperatorTrouble]:
+def _stopped_elsewhere(facts: TroubleContext) -> Troubles:
     stopped = [
         e
         for e in facts.events
@@ -375,7 +378,7 @@ def _stopped_elsewhere(facts: TroubleContext) -> Iterator[OperatorTrouble]:
         )
 
 
-def _events(facts: TroubleContext) -> Iterator[OperatorTrouble]:
+def _events(facts: TroubleContext) -> Troubles:
     lasting: dict[str, Event] = {}
     recent: dict[tuple[str, str], Event] = {}
     for event in facts.events:
@@ -401,7 +404,7 @@ def _events(facts: TroubleContext) -> Iterator[OperatorTrouble]:
             yield _warning(event.name, f"drone:{drone}" if drone else "controller", text_)
 
 
-def _drones(facts: TroubleContext) -> Iterator[OperatorTrouble]:
+def _drones(facts: TroubleContext) -> Troubles:
     for drone in facts.refusing:
         text_ = f"drain refused, it goes on taking jobs: {formatting.excerpt(drone.drain_refusal)}"
         yield _warning("drain.rejected", f"drone:{drone.id}", text_)
@@ -420,7 +423,7 @@ def _drones(facts: TroubleContext) -> Iterator[OperatorTrouble]:
             yield _warning("drones-failed", f"type:{kind}", message)
 
 
-def _refusals(facts: TroubleContext) -> Iterator[OperatorTrouble]:
+def _refusals(facts: TroubleContext) -> Troubles:
     """Yield what stops the controller from acting, and the classes that can never start."""
     refused: list[Reason] = [r.reason for r in facts.plan.refusals] if facts.plan else []
     for reason in dict.fromkeys(
@@ -449,7 +452,7 @@ def _refusals(facts: TroubleContext) -> Iterator[OperatorTrouble]:
         yield _note("hopeless", subject, text_)
 
 
-def _low_use(facts: TroubleContext) -> Iterator[OperatorTrouble]:
+def _low_use(facts: TroubleContext) -> Troubles:
     for use in facts.underused[:MAX_NOTICES]:
         yield _note(
             "low-use", "classes", f"{formatting.sanitize(use.name, 80)}: {describe_use(use)}"

@@ -22,7 +22,6 @@ from provisioner.answers.query import (
     switch as declared_switch,
 )
 from provisioner.formatting import count
-from provisioner.logs import LogFormat, LogLevel
 
 if TYPE_CHECKING:
     from provisioner.store.reader import Reader
@@ -149,8 +148,6 @@ ConfigPath = Annotated[
 ConfigArgument = Annotated[
     Path | None, argument("PATH", "Configuration file; default as --config.")
 ]
-LogForm = Annotated[LogFormat | None, switch("Form of the log lines.", "--log-format")]
-LogFrom = Annotated[LogLevel, switch("Log nothing below this.", "--log-level")]
 EventReason = Annotated[str, option("TEXT", "Why; it is recorded as an event.", "--reason", "-r")]
 
 

@@ -19,9 +19,12 @@ from provisioner.answers.events import NO_LIMIT
 from provisioner.cli import options as opt
 from provisioner.cli.output import note
 from provisioner.cli.pipes import closed_pipes_raise
-from provisioner.logs import LogLevel, log_to_stderr
+from provisioner.logs import LogFormat, LogLevel, log_to_stderr
 from provisioner.store.lock import process_of
 from provisioner.store.reader import Reader
+
+LogForm = Annotated[LogFormat | None, opt.switch("Form of the log lines.", "--log-format")]
+LogFrom = Annotated[LogLevel, opt.switch("Log nothing below this.", "--log-level")]
 
 
 def run(
@@ -34,8 +37,8 @@ def run(
     root: Annotated[
         Path | None, opt.option("DIR", "Relative paths start here, not where the files are.")
     ] = None,
-    log_format: opt.LogForm = None,
-    log_level: opt.LogFrom = LogLevel.INFO,
+    log_format: LogForm = None,
+    log_level: LogFrom = LogLevel.INFO,
 ) -> None:
     """Run the controller.
 

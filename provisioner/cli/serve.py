@@ -7,14 +7,15 @@ import logging
 
 from provisioner.cli import options as opt
 from provisioner.cli.pipes import closed_pipes_raise
+from provisioner.cli.run import LogForm, LogFrom
 from provisioner.logs import LogLevel, log_to_stderr
 
 
 def serve(
     path: opt.ConfigArgument = None,
     config: opt.ConfigPath = None,
-    log_format: opt.LogForm = None,
-    log_level: opt.LogFrom = LogLevel.INFO,
+    log_format: LogForm = None,
+    log_level: LogFrom = LogLevel.INFO,
 ) -> None:
     """Run the web service: API, metrics and pages.
 

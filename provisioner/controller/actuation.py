@@ -32,6 +32,7 @@ from provisioner.model import (
     FaultKind,
     OrderOutcome,
     OrderResult,
+    OrderResults,
     Policy,
     PolledOverlay,
     PolledSite,
@@ -164,7 +165,7 @@ async def _admit(
 
 async def _asked(
     ids: Sequence[DroneId],
-    ask: Callable[[], Awaitable[Sequence[OrderResult]]],
+    ask: Callable[[], Awaitable[OrderResults]],
     clock: Clock,
     deadline_s: float,
 ) -> list[OrderResult]:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TypeVar
 
 import structlog
 
 from provisioner import formatting, reasons
 from provisioner.descriptions import ClassNames
-from provisioner.keys import Scope
 from provisioner.model import (
     Breaker,
+    Breakers,
     BreakerState,
     DroneState,
     OverlayView,
@@ -90,7 +90,7 @@ def log_moves(moves: Sequence[StateChange]) -> None:
 
 
 def log_breakers(
-    before: Mapping[Scope, Breaker], changed: Iterable[Breaker], view: OverlayView | None = None
+    before: Breakers, changed: Iterable[Breaker], view: OverlayView | None = None
 ) -> None:
     """Log the breakers whose state has changed. ``view``: of the overlay, which names the job classes."""
     names = ClassNames(view)

@@ -27,7 +27,7 @@ from provisioner.model import (
     Credential,
     Fault,
     FaultKind,
-    OrderResult,
+    OrderResults,
     OverlayView,
     PolledOverlay,
     PolledSite,
@@ -110,11 +110,11 @@ class LazySite:
         await self.open()
         return await self.site.poll()
 
-    async def start(self, orders: Sequence[model.StartOrder]) -> Sequence[OrderResult]:
+    async def start(self, orders: Sequence[model.StartOrder]) -> OrderResults:
         self._must_be_open()
         return await self.site.start(orders)
 
-    async def stop(self, orders: Sequence[model.StopOrder]) -> Sequence[OrderResult]:
+    async def stop(self, orders: Sequence[model.StopOrder]) -> OrderResults:
         self._must_be_open()
         return await self.site.stop(orders)
 

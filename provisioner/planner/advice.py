@@ -15,13 +15,7 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import NamedTuple
 
-from provisioner.keys import Scope
-from provisioner.model import (
-    WHOLE_GPU,
-    Breaker,
-    JobClass,
-    Snapshot,
-)
+from provisioner.model import WHOLE_GPU, Breakers, JobClass, Snapshot
 from provisioner.planner.breakers import update_breakers
 from provisioner.planner.capacity import DroneSlots, SlotShape, Supply
 from provisioner.planner.context import (
@@ -172,7 +166,7 @@ class WhatIf:
     classes: Sequence[JobClass]
     """The classes beside the one job."""
     validity: ViewValidity
-    breakers: Mapping[Scope, Breaker]
+    breakers: Breakers
     one: JobClass
     """One job of the class, as a class that is served behind it."""
 

@@ -24,7 +24,7 @@ from operator import attrgetter
 from provisioner import model
 from provisioner.model import (
     Blame,
-    Breaker,
+    Breakers,
     BreakerState,
     Drone,
     DroneId,
@@ -66,7 +66,7 @@ class BlackHoles:
     """Drones that leave because they or their nodes are black holes, and the breakers of nodes afterwards."""
 
     leave: tuple[_Suspect, ...] = ()
-    breakers: Mapping[Scope, Breaker] = factory(dict)
+    breakers: Breakers = factory(dict)
 
     @classmethod
     def of(cls, context: PlanningContext) -> BlackHoles:
@@ -209,7 +209,7 @@ def _elsewhere(counts: Counter[DroneId], drone_id: DroneId) -> int:
 
 
 def _drones_on_avoided_nodes(
-    context: PlanningContext, nodes: Mapping[Scope, Breaker]
+    context: PlanningContext, nodes: Breakers
 ) -> Iterator[tuple[Drone, BlackHoleNode]]:
     """Yield drones without a job on banned nodes, if their site has drones on others: a start might lead there."""
     banned = {scope: each for scope, each in nodes.items() if each.state is BreakerState.BANNED}

@@ -16,6 +16,7 @@ from provisioner import model
 from provisioner.model import (
     Blame,
     Breaker,
+    Breakers,
     BreakerState,
     Fault,
     FaultKind,
@@ -45,7 +46,7 @@ _ByClass = Mapping[str, CompatibleTypes]
 def judge_users(
     snapshot: Snapshot,
     moves: Sequence[model.StateChange],
-    known: Mapping[Scope, Breaker],
+    known: Breakers,
 ) -> Iterator[Breaker]:
     """Yield the changed breakers of users after what this snapshot shows."""
     view = snapshot.overlay.view
@@ -154,7 +155,7 @@ class ExclusiveUsers:
     def of(
         cls,
         policy: Policy,
-        breakers: Mapping[Scope, Breaker],
+        breakers: Breakers,
         classes: Iterable[JobClass],
         compatible: _ByClass,
     ) -> ExclusiveUsers:

@@ -17,6 +17,7 @@ from provisioner import model
 from provisioner.keys import OVERLAY_SCOPE
 from provisioner.model import (
     Breaker,
+    Breakers,
     BreakerState,
     Drone,
     DroneState,
@@ -66,7 +67,7 @@ _FAULTS_OF_JOBS = (FaultKind.DRONE, FaultKind.JOBS)
 """Faults that jobs in a drone can cause: they say nothing about the type of a drone that has had a job."""
 
 
-_Known = Mapping[Scope, Breaker]
+_Known = Breakers
 _Moves = Sequence[StateChange]
 _Changes = Iterator[Breaker]
 _Faults = Iterator[tuple[Scope, Fault]]
@@ -370,7 +371,7 @@ def _never_starting(snapshot: Snapshot, drones: Iterable[Drone]) -> _Faults:
 def update_by_order_results(
     known: _Known,
     types: Mapping[model.DroneId, Scope],
-    results: Sequence[model.OrderResult],
+    results: model.OrderResults,
     now: float,
 ) -> list[Breaker]:
     """Return the breakers changed by the results of a batch of start orders.

@@ -9,9 +9,8 @@ from itertools import filterfalse
 
 from provisioner import model, reasons
 from provisioner.descriptions import ClassNames
-from provisioner.keys import Scope
 from provisioner.model import (
-    Breaker,
+    Breakers,
     Drone,
     DroneId,
     DroneState,
@@ -273,7 +272,7 @@ class PlanningContext:
 
     snapshot: Snapshot
     validity: ViewValidity
-    breakers: Mapping[Scope, Breaker]
+    breakers: Breakers
     drones: Mapping[DroneId, Drone]
     """Live drones, after the state changes."""
     unsettled: Sequence[Drone]
@@ -301,7 +300,7 @@ class PlanningContext:
         snapshot: Snapshot,
         validity: ViewValidity,
         moves: Sequence[model.StateChange],
-        breakers: Mapping[Scope, Breaker],
+        breakers: Breakers,
     ) -> PlanningContext:
         """Derive the context from a snapshot."""
         live = dict(snapshot.drones)

@@ -21,6 +21,7 @@ from provisioner.model import (
     JobFailure,
     OrderOutcome,
     OrderResult,
+    OrderResults,
     OverlayView,
     Slot,
     SlotState,
@@ -388,7 +389,7 @@ class SimulatedOverlay(AlwaysOpen):
 
     async def drain(
         self, drone_ids: Sequence[DroneId], mode: DrainMode, reason: str
-    ) -> Sequence[OrderResult]:
+    ) -> OrderResults:
         return await self._network.call(
             "drain", lambda: [self._drain(drone_id, mode) for drone_id in drone_ids]
         )

@@ -16,6 +16,7 @@ from provisioner.model import (
     Node,
     OrderOutcome,
     OrderResult,
+    OrderResults,
     SiteView,
     StartOrder,
     StopOrder,
@@ -181,10 +182,10 @@ class SimulatedSite(AlwaysOpen):
     async def poll(self) -> SiteView:
         return await self._network.call("poll", self._listing)
 
-    async def start(self, orders: Sequence[StartOrder]) -> Sequence[OrderResult]:
+    async def start(self, orders: Sequence[StartOrder]) -> OrderResults:
         return await self._network.call("start", lambda: [self._accept(order) for order in orders])
 
-    async def stop(self, orders: Sequence[StopOrder]) -> Sequence[OrderResult]:
+    async def stop(self, orders: Sequence[StopOrder]) -> OrderResults:
         return await self._network.call("stop", lambda: [self._stop(order) for order in orders])
 
     def _listing(self) -> SiteView:

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 from provisioner import model, reasons
 from provisioner.estimates import NO_ESTIMATES, Estimates, EstimateSamples
 from provisioner.interfaces import AlwaysOpen
-from provisioner.keys import Scope
 from provisioner.model import (
     Breaker,
+    Breakers,
     Drone,
     DroneId,
     DroneState,
@@ -204,7 +204,7 @@ class CommittedState:
     """The first serial number never used in a drone id, whatever crashed in between."""
     drones: Mapping[DroneId, Drone] = factory(dict)
     """Recorded and not ended."""
-    breakers: Mapping[Scope, Breaker] = factory(dict)
+    breakers: Breakers = factory(dict)
     patience: Mapping[str, OwnerClaimBackoff] = factory(dict)
     """Back-off of owners' claims by site, as the newest plan recorded it."""
     reserved: Mapping[str, reasons.NodeReserved] = factory(dict)
@@ -326,7 +326,7 @@ class Store(AlwaysOpen):
         return self.committed.drones
 
     @property
-    def breakers(self) -> Mapping[Scope, Breaker]:
+    def breakers(self) -> Breakers:
         return self.committed.breakers
 
     async def requests(self) -> tuple[OperatorRequest, ...]:

@@ -39,7 +39,7 @@ from provisioner.interfaces import (
     AuthError,
     UnavailableError,
 )
-from provisioner.model import Bootstrap, DroneId, OrderResult, OtherDrones, OverlayView
+from provisioner.model import Bootstrap, DroneId, OrderResults, OtherDrones, OverlayView
 from provisioner.worker_process import WorkerProcess
 
 __all__ = ["HTCondorConfig", "HTCondorOverlay"]
@@ -206,7 +206,7 @@ class HTCondorOverlay:
 
     async def drain(
         self, drone_ids: Sequence[DroneId], mode: model.DrainMode, reason: str
-    ) -> Sequence[OrderResult]:
+    ) -> OrderResults:
         """Drain by the slot names of the last poll. A drone that was not in it has left already: that is success."""
         connection = self._connected()
         if self._view is None:
@@ -217,7 +217,7 @@ class HTCondorOverlay:
             {each: names.get(each) for each in drone_ids}, mode, reason
         )
 
-    async def forget(self, ended_at: Mapping[DroneId, float]) -> Sequence[OrderResult]:
+    async def forget(self, ended_at: Mapping[DroneId, float]) -> OrderResults:
         """Have the collector drop the ads of drones that ended then, which only a drone's own token may do."""
         if not ended_at:
             return []

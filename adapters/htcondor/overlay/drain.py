@@ -33,7 +33,15 @@ from provisioner.interfaces import (
     RejectedError,
     UnavailableError,
 )
-from provisioner.model import DrainMode, DroneId, Fault, FaultKind, OrderOutcome, OrderResult
+from provisioner.model import (
+    DrainMode,
+    DroneId,
+    Fault,
+    FaultKind,
+    OrderOutcome,
+    OrderResult,
+    OrderResults,
+)
 from provisioner.worker_process import WorkerProcess
 
 COLLECTOR_ADS = "adapters.htcondor.overlay.drain:CollectorAds"
@@ -89,7 +97,7 @@ class Drainer:
 
     async def drain(
         self, names: Mapping[DroneId, str | None], mode: DrainMode, reason: str
-    ) -> Sequence[OrderResult]:
+    ) -> OrderResults:
         """Drain drones by name of their slot; None: it is not in the pool, so there is nothing to drain.
 
         The tool is first, because it takes effect at once. A drone that reads order ads gets one

@@ -24,7 +24,7 @@ from adapters.shared.printing import printable
 from adapters.shared.starts import done, failed, rejected
 from provisioner import model
 from provisioner.interfaces import AdapterError, AuditFinding, UnavailableError
-from provisioner.model import DroneId, DroneType, FaultKind, OrderResult, SitePolicy, SiteView
+from provisioner.model import DroneId, DroneType, FaultKind, OrderResults, SitePolicy, SiteView
 
 __all__ = ["HTCondorSite", "HTCondorSiteConfig"]
 
@@ -174,7 +174,7 @@ class HTCondorSite:
     def render_blocking(self, policy: SitePolicy) -> str:
         return render(policy)
 
-    async def start(self, orders: Sequence[model.StartOrder]) -> Sequence[OrderResult]:
+    async def start(self, orders: Sequence[model.StartOrder]) -> OrderResults:
         """Submit the drones that are not in the queue yet, in one submit for each type."""
         why = {
             order.drone_id: submission.unsubmittable(order, self._controller) for order in orders
@@ -197,7 +197,7 @@ class HTCondorSite:
             results |= {result.drone_id: result for result in await self._submit(batch)}
         return [results[order.drone_id] for order in orders]
 
-    async def _submit(self, batch: submission.SubmitDescription) -> Sequence[OrderResult]:
+    async def _submit(self, batch: submission.SubmitDescription) -> OrderResults:
         """Submit a batch. An error is its result: another batch may have gone through."""
         try:
             cluster = await self._client.submit(batch)
@@ -221,7 +221,7 @@ class HTCondorSite:
             sent_at is None or time.monotonic() - sent_at > _SPOOL_RELEASE_S
         )
 
-    async def stop(self, orders: Sequence[model.StopOrder]) -> Sequence[OrderResult]:
+    async def stop(self, orders: Sequence[model.StopOrder]) -> OrderResults:
         """Remove drones with the site's grace, or, with ``kill``, those already removed at once."""
         kill = {order.drone_id for order in orders if order.kill}
         polite = list[str]()
