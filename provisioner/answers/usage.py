@@ -92,8 +92,8 @@ def _vram_words(use: MeasuredUse) -> str:
 
 _gpu_s = partial(number, convert=rounded, unit=_hours)
 _part = partial(number, null=True, convert=rounded, unit="{:.0%}".format)
-_UNKNOWN = "null: none was measured"
-_USE = f"Part of their GPUs used by jobs that ended in the last day (`drones show`: in its life); {_UNKNOWN}."
+_NOT_MEASURED = "null: none was measured"
+_USE = f"Part of their GPUs used by jobs that ended in the last day (`drones show`: in its life); {_NOT_MEASURED}."
 _USE_OF_ALL = "Part of their GPUs used by all jobs that ended in the last day"
 USE_COLUMN = _part("use", _USE, lambda _: None, level=0, spare=4, fact="use of GPUs")
 """For rows of other lists: :func:`with_use` fills it."""
@@ -111,27 +111,27 @@ USAGE_COLUMNS = (
     _gpu_s("held_gpu_s", "GPUs that they held, GPU-seconds.", "held_s", head="GPU-H"),
     _gpu_s("measured_gpu_s", "Of those, held by measured runs.", "measured_s"),
     _gpu_s("used_gpu_s", "Of those, used.", "used_s", head="GPU-H USED", level=1),
-    _part("mean", f"Used part of what measured runs held; {_UNKNOWN}.", head="MEAN"),
+    _part("mean", f"Used part of what measured runs held; {_NOT_MEASURED}.", head="MEAN"),
     _part(
         "use_p50",
-        f"Half of the runs used no more; {_UNKNOWN}.",
+        f"Half of the runs used no more; {_NOT_MEASURED}.",
         lambda u: quantile(u.uses, 0.5),
         head="P50",
     ),
     _part(
         "use_p95",
-        f"95 of 100 used no more; {_UNKNOWN}.",
+        f"95 of 100 used no more; {_NOT_MEASURED}.",
         lambda u: quantile(u.uses, 0.95),
         head="P95",
     ),
     _peak(
         "vram_p50_mib",
-        f"Half of the peaks were no higher; {_UNKNOWN}.",
+        f"Half of the peaks were no higher; {_NOT_MEASURED}.",
         lambda u: quantile(u.vram_mib, 0.5),
     ),
     _peak(
         "vram_p95_mib",
-        f"95 of 100 were no higher; {_UNKNOWN}.",
+        f"95 of 100 were no higher; {_NOT_MEASURED}.",
         lambda u: quantile(u.vram_mib, 0.95),
         head="VRAM",
         show=_vram_words,
@@ -154,16 +154,18 @@ USAGE_COLUMNS = (
         "asked_cpu_s",
         convert=rounded,
     ),
-    whole("cpu_used_s", f"CPU time that they used, seconds; {_UNKNOWN}.", "used_cpu_s", null=True),
+    whole(
+        "cpu_used_s", f"CPU time that they used, seconds; {_NOT_MEASURED}.", "used_cpu_s", null=True
+    ),
     _part(
         "cpu_efficiency",
-        f"CPU time used by core-seconds asked for, above 1 if more cores were busy; {_UNKNOWN}.",
+        f"CPU time used by core-seconds asked for, above 1 if more cores were busy; {_NOT_MEASURED}.",
         head="CPU",
         spare=2,
     ),
     _peak(
         "memory_peak_mib",
-        f"Highest peak of RAM; {_UNKNOWN}.",
+        f"Highest peak of RAM; {_NOT_MEASURED}.",
         "peak_memory_mib",
         head="RAM",
         spare=2,
@@ -242,7 +244,7 @@ def use_fact(report: UsageReport) -> Column:
     )
     return _part(
         "use",
-        f"{_USE_OF_ALL}; {_UNKNOWN}.",
+        f"{_USE_OF_ALL}; {_NOT_MEASURED}.",
         lambda _: mean,
         head="use of gpus",
         show=lambda _: words,

@@ -71,7 +71,7 @@ _gauge = partial(_spec, "gauge")
 _summary = partial(_spec, "summary")
 
 _LIVE = tuple(state.value for state in DroneState if not state.ended)
-_ENDED = tuple(state.value for state in DroneState if state.ended)
+_ENDED_STATES = tuple(state.value for state in DroneState if state.ended)
 _USES = tuple(dict.fromkeys(GPU_USES.values()))
 _STARTS = ("jobs-waiting", "headroom-short")
 _LEAVES = ("black-hole", "black-hole-node", "idle-timeout", "preempted-for-owner", "unneeded")
@@ -100,7 +100,7 @@ METRICS: Sequence[MetricSpec] = (
         "Time from the order of a drone until it joined the pool.",
         "site type",
     ),
-    _counter("drones_ended_total", "Drones that ended.", "site type outcome", _ENDED),
+    _counter("drones_ended_total", "Drones that ended.", "site type outcome", _ENDED_STATES),
     _gauge("breaker_state", "1 for the state of a breaker.", "scope state fault"),
     _gauge("breaker_until_timestamp_seconds", "End of the ban of a banned breaker.", "scope"),
     _gauge("view_age_seconds", "Age of the newest good view; of enabled sites.", "scope"),

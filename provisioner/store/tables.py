@@ -226,7 +226,7 @@ _SUMS = """
     ) JOIN run_kinds USING (kind)"""
 _HAD = f"min(coalesce(nullif(ended_at, 0), :until), :until) - max({BEGAN}, :since)"
 _LIVES = f"SELECT type, sum(gpu_milli / 1e3 * max(0, {_HAD})) FROM drones WHERE gpu_milli > 0 AND {BEGAN} > 0 AND "
-_RUNNING = f"""
+_USE_OF_RUNNING = f"""
     SELECT total(min(gpu_milli * ({_HAD}), work_milli * max(0, :until - max(begun_at, {BEGAN}, :since))) / 1e3)
     FROM (
         SELECT json_extract(value, '$[0]') AS id, json_extract(value, '$[1]') AS begun_at,
@@ -299,7 +299,7 @@ def read_use(
     had_s = Counter[TypeKey]()
     for each in lives:
         had_s.update(dict(sql.execute(f"{_LIVES}{each} GROUP BY type", values)))
-    (running_s,) = sql.execute(_RUNNING, values).fetchone() if running else (0.0,)
+    (running_s,) = sql.execute(_USE_OF_RUNNING, values).fetchone() if running else (0.0,)
     return RecordedRuns([UseSum._make(row) for row in sql.execute(sums, values)], had_s, running_s)
 
 
