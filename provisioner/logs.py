@@ -44,7 +44,7 @@ class Stderr:
             sys.stderr.flush()
 
 
-def log_to_stderr(level: LogLevel = LogLevel.INFO, form: LogFormat | None = None) -> None:
+def log_to_stderr(level: LogLevel, form: LogFormat | None) -> None:
     """Write log lines to stderr in ``form``; without one for the journal if stderr leads there, else for people."""
     form = form or (LogFormat.JOURNAL if _leads_to_journal() else LogFormat.CONSOLE)
     processors: list[Processor] = [structlog.processors.add_log_level]

@@ -183,13 +183,6 @@ class WorkerProcess:
         )
 
 
-async def close_all(workers: dict[str, WorkerProcess]) -> None:
-    """End the children, and forget them."""
-    closing = [worker.close() for worker in workers.values()]
-    workers.clear()
-    await asyncio.gather(*closing)
-
-
 def _homes(target: str) -> list[str]:
     specs = [
         importlib.util.find_spec(name.partition(".")[0])

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from adapters.shared.printing import printable
 from provisioner.interfaces import AdapterError
+from provisioner.worker_process import WorkerProcess
 
 T = TypeVar("T")
 
@@ -67,3 +68,10 @@ class Housekeeping:
 
         await side_by_side(map(attempt, tasks()), self._parallel)
         self.notices = tuple(printable(line, 300) for line in failures[-1:])
+
+
+async def close_all(workers: dict[str, WorkerProcess]) -> None:
+    """End the children, and forget them."""
+    closing = [worker.close() for worker in workers.values()]
+    workers.clear()
+    await asyncio.gather(*closing)

@@ -19,6 +19,7 @@ from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
+from adapters.shared.housekeeping import close_all
 from adapters.shared.printing import printable
 from adapters.slurm import records
 from adapters.slurm.options import convert_options
@@ -35,7 +36,7 @@ from adapters.slurm.records import (
 from adapters.slurm.states import query_error, refusal_error
 from provisioner.interfaces import OutcomeUnknownError, RejectedError, UnavailableError
 from provisioner.model import FaultKind
-from provisioner.worker_process import WorkerProcess, close_all
+from provisioner.worker_process import WorkerProcess
 
 if TYPE_CHECKING:  # the worker's interpreter has nothing of what the settings need
     from adapters.slurm.settings import SlurmSiteConfig

@@ -23,6 +23,7 @@ from adapters.htcondor.site.submission import JobFiles, SubmitDescription, of_dr
 from adapters.htcondor.tokens import ClientDirectory
 from adapters.shared.commands.local import LocalRunner, own_environment, runner_for
 from adapters.shared.commands.runner import Finished, NoReplyError, Runner
+from adapters.shared.housekeeping import close_all
 from adapters.shared.printing import printable
 from provisioner.interfaces import (
     AdapterError,
@@ -32,7 +33,7 @@ from provisioner.interfaces import (
     UnavailableError,
 )
 from provisioner.model import DroneId, FaultKind
-from provisioner.worker_process import WorkerProcess, close_all
+from provisioner.worker_process import WorkerProcess
 
 BINDINGS_WORKER = "adapters.htcondor.site.client:BindingsWorker"
 _COLLECT_TIMEOUT_S = 8.0
