@@ -108,5 +108,26 @@ def test_no_text_has_a_phrase_that_the_style_guide_forbids(phrase: str) -> None:
     assert not found, "\n".join(found)
 
 
+WRAPPED = ("decisions", "explanation", "how-to", "internals", "tutorial")
+"""Folders of pages written by hand: those of the reference have a line for each entry."""
+UNWRAPPED = {"CHANGELOG.md", "architecture.md", "h200.md"}
+LONGEST_LINE = 120
+
+
+def test_documents_are_wrapped() -> None:
+    """Tables, blocks and lines of one link or picture may be longer."""
+    pages = [*ROOT.glob("*.md"), *(ROOT / "benchmarks").rglob("*.md")]
+    pages += [page for folder in WRAPPED for page in (ROOT / "docs" / folder).glob("*.md")]
+    assert len(pages) > 60
+    long = []
+    for page in pages:
+        prose = re.sub(r"^( *)```.*?^\1```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+        for line in prose.splitlines():
+            exempt = page.name in UNWRAPPED or re.match(r" *(\||!?\[[^]]*\]\S+$)", line)
+            if len(line) > LONGEST_LINE and not exempt:
+                long.append(f"{page.relative_to(ROOT)}: {line[:60]}")
+    assert not long, "\n".join(long)
+
+
 def test_packages_stay_within_their_budgets() -> None:
     assert not budget.exceeded()
