@@ -197,39 +197,39 @@ def _distinguishing_parts(classes: list[JobClass]) -> dict[str, set[int]]:
 
 
 STATE_WORDS = {
-    DroneState.REQUESTED: "recorded and being asked for; the site has not confirmed it",
-    DroneState.SUBMITTED: "the site took the order",
+    DroneState.REQUESTED: "recorded and ordered; the site has not confirmed it",
+    DroneState.SUBMITTED: "the site accepted the order",
     DroneState.QUEUED: "waits at the site",
     DroneState.BOOTING: "the site runs it; it is not in the pool yet",
-    DroneState.JOINED: "in the pool, checking its GPUs; takes no jobs yet",
+    DroneState.JOINED: "in the pool, checking its GPUs; accepts no jobs yet",
     DroneState.IDLE: "in the pool, ready for jobs, none runs",
     DroneState.BUSY: "runs jobs",
-    DroneState.DRAINING: "takes no new jobs; running ones may end",
-    DroneState.STOPPING: "the site was asked to end it; not confirmed gone",
-    DroneState.DONE: "ended: in order",
-    DroneState.CANCELLED: "ended: taken back, because no job needed it or an operator asked",
-    DroneState.PREEMPTED: "ended: the site took its resources back",
+    DroneState.DRAINING: "accepts no new jobs; running ones may finish",
+    DroneState.STOPPING: "the site was asked to stop it and has not confirmed the end",
+    DroneState.DONE: "ended: as planned",
+    DroneState.CANCELLED: "ended: cancelled, because no job needed it or an operator requested it",
+    DroneState.PREEMPTED: "ended: preempted by the site",
     DroneState.FAILED: "ended: could not start or broke",
     DroneState.LOST: "lost: disappeared from site and pool without an exit status",
-    DroneState.JOIN_TIMEOUT: "ended: the site ran it but it never came to the pool",
+    DroneState.JOIN_TIMEOUT: "ended: the site ran it but it did not join the pool in time",
     DroneState.UNUSED: "ended: was in the pool but never had a job",
 }
 
 
 BREAKER_WORDS = {
     BreakerState.ACTIVE: "works",
-    BreakerState.DEGRADED: "failed lately, still used",
+    BreakerState.DEGRADED: "failed recently, still used",
     BreakerState.BANNED: "not used",
-    BreakerState.PROBING: "tried with one drone",
+    BreakerState.PROBING: "tested with one drone",
 }
 
 
 DRAIN_MODE_WORDS = {
-    DrainMode.NONE: "let it run out",
-    DrainMode.PEACEFUL: "no new jobs, running ones end by themselves",
-    DrainMode.GRACEFUL: "no new jobs, running ones are asked to leave",
+    DrainMode.NONE: "jobs and drone are not affected",
+    DrainMode.PEACEFUL: "no new jobs, running ones finish",
+    DrainMode.GRACEFUL: "no new jobs, running ones get time to save and are then evicted",
     DrainMode.FAST: "no new jobs, running ones are killed",
-    DrainMode.RESUME: "take it back into service",
+    DrainMode.RESUME: "return to service",
 }
 """Effect of each mode on running jobs."""
 
@@ -250,15 +250,15 @@ def credential_trouble(credential: Credential, now: float) -> str:
 
 
 _ADVISED_CHANGES = {
-    "memory": "ask for {0} of memory instead of {1}, if the program can do with it",
-    "disk": "ask for {0} of disk instead of {1}, if the program can do with it",
-    "vram": "ask for GPUs with {0} of memory instead of {1}, if the program can do with it",
+    "memory": "ask for {0} of memory instead of {1}, if that is enough for the program",
+    "disk": "ask for {0} of disk instead of {1}, if that is enough for the program",
+    "vram": "ask for GPUs with {0} of memory instead of {1}, if that is enough for the program",
     "cpus": "ask for {0} CPU instead of {1}",
     "gpus": "ask for {0} GPU instead of {1}",
-    "capability": "ask for GPUs of compute capability {0} instead of {1}, if the program can do with it",
-    "driver": "ask for CUDA {0} instead of {1}, if the program can do with it",
+    "capability": "ask for GPUs of compute capability {0} instead of {1}, if that is enough for the program",
+    "driver": "ask for CUDA {0} instead of {1}, if that is enough for the program",
     "walltime": "declare a run time of {0} instead of {1}",
-    "optional": "declare the GPU as optional, if the program can do without one",
+    "optional": "declare the GPU as optional, if the program can run without one",
     "priority": "raise the priority of the job from {1} to {0}, above that of your other jobs",
     "group": "submit it for the group {0} instead of {1}",
 }
@@ -266,8 +266,8 @@ _ADVISED_CHANGES = {
 
 
 _START_OUTCOMES = {
-    StartOutcome.STARTS: "it starts as soon as its place is ready, how soon is unknown",
-    StartOutcome.WAITS: "it waits for a free place, how long is unknown",
+    StartOutcome.STARTS: "it starts as soon as its slot is ready, at an unknown time",
+    StartOutcome.WAITS: "it waits for a free slot for an unknown time",
     StartOutcome.NEVER: "it never starts",
 }
 """Outcomes with an unknown waiting time."""

@@ -20,10 +20,9 @@ FIRST_JOBS_S = 90
 default negotiation cycle (60 s) and some."""
 FIRST_JOBS = "first_jobs"
 FILTER_WORDS = {
-    "excluded_users": "it takes none of their user, who would lose more to the owner of the site there"
-    " than a wait costs",
-    "min_gpus": "it takes only jobs of several GPUs, as it was started for one",
-    FIRST_JOBS: "it is new, and kept at first for the jobs that it was started for",
+    "excluded_users": "this user would lose more work to the owner of the site than a wait costs",
+    "min_gpus": "it is for jobs of several GPUs",
+    FIRST_JOBS: "it is new and reserved for the jobs that it was started for",
 }
 """Rules by which a drone refuses jobs."""
 _GPU_MILLI = 1000

@@ -150,15 +150,15 @@ def _over(value_s: float, limit_s: float) -> str:
 
 
 IDLE_LIMIT_WORDS = {
-    "gaps": "the time-out that would have cost least over the known gaps between jobs at its site",
-    "start-cost": "what another start costs at its site, learned from the drones that came there",
-    "time-out": "the configured time-out",
-    "slow-start": "as long as the drone took to come, at most three times the configured time-out",
-    "fixed": "the configured time-out, which is fixed",
-    "refused-jobs": "waiting jobs that it refuses lack its room, and none waits that it takes",
+    "gaps": "the timeout that costs least over the recorded gaps between jobs at its site",
+    "start-cost": "the cost of another start at its site, learned from earlier drones there",
+    "time-out": "the configured timeout",
+    "slow-start": "the time that the drone needed to start, at most three times the configured timeout",
+    "fixed": "the configured timeout, which is fixed",
+    "refused-jobs": "it accepts none of the waiting jobs and occupies resources that they need",
 }
 """Source of the limit of an idle drone."""
-REFUSAL_RULE_WORDS = FILTER_WORDS | {"ends": "it ends before their walltime would"}
+REFUSAL_RULE_WORDS = FILTER_WORDS | {"ends": "it ends before the walltime of the jobs"}
 """Causes for which an idle drone refuses jobs."""
 
 
@@ -167,7 +167,7 @@ class Accepted(StepReason):
     remote_id: str
 
     def describe(self) -> str:
-        return f"the site took the order{tail(self.remote_id, ' as ')}"
+        return f"the site accepted the order{tail(self.remote_id, ' as ')}"
 
 
 @_reason
@@ -194,7 +194,7 @@ class DrainRefused(StepReason):
 
 @_reason
 class DrainRepeated(LeaveReason):
-    sentence = "asked again: it still takes jobs {after_s:seconds} after it was asked to drain{message:tail}"
+    sentence = "drain ordered again: jobs still start in it {after_s:seconds} after the first order{message:tail}"
 
     after_s: float
     message: str = ""
@@ -203,7 +203,7 @@ class DrainRepeated(LeaveReason):
 @_reason
 class OutcomeUnknown(StepReason):
     sentence = (
-        "no answer to the order; it counts as carried out until a poll settles it{message:tail}"
+        "outcome unknown (no reply to the order); the next poll will resolve it{message:tail}"
     )
 
     message: str
@@ -219,7 +219,7 @@ class SeenAtSite(StepReason):
 
 @_reason
 class SeenInPool(StepReason):
-    sentence = "in the pool, {slot_state} with {jobs:job}, {after_s:seconds} after it was asked for"
+    sentence = "in the pool, {slot_state} with {jobs:job}, {after_s:seconds} after the order"
 
     slot_state: str
     jobs: int
@@ -228,7 +228,9 @@ class SeenInPool(StepReason):
 
 @_reason
 class NotInListing(StepReason):
-    sentence = "missing from a fresh listing of the site; not yet taken for gone"
+    sentence = (
+        "missing from the newest listing of the site; waiting for more listings before acting"
+    )
 
 
 @_reason
@@ -246,7 +248,7 @@ class Disappeared(StepReason):
     limit_s: float
 
     def describe(self) -> str:
-        return f"gone from the site: missing from its listings for {_over(self.missing_s, self.limit_s)}"
+        return f"lost: missing from the site's listings for {_over(self.missing_s, self.limit_s)}"
 
 
 @_reason
@@ -301,16 +303,16 @@ class OptionalJobsOnly(LeaveReason):
 
     def describe(self) -> str:
         return (
-            f"takes no more jobs: for {_over(self.idle_s, self.limit_s)} none that needs its GPU,"
-            " only jobs for which it is optional"
+            f"draining: no job that needs a GPU for {_over(self.idle_s, self.limit_s)},"
+            " only jobs for which a GPU is optional"
         )
 
 
 @_reason
 class DrainAtRisk(LeaveReason):
     sentence = (
-        "ends what it runs and takes no more: the owner of {site} is likely to take its place, and "
-        "waiting jobs would lose {lost:percent} of their work there, where they accept {tolerated:percent}"
+        "draining: the owner of {site} will probably need this GPU, and waiting jobs would lose "
+        "{lost:percent} of their work there; they accept {tolerated:percent}"
     )
 
     site: str
@@ -321,11 +323,11 @@ class DrainAtRisk(LeaveReason):
 
 @_reason
 class BlackHoleDrone(LeaveReason):
-    """It takes no more jobs: jobs fail in it within seconds that succeed elsewhere or belong to several users."""
+    """The drone drains: jobs fail in it within seconds that succeed elsewhere or belong to several users."""
 
     failed: int
     good: int
-    """Failed starts of jobs in the last quarter of an hour, and jobs that succeeded in it meanwhile."""
+    """Failed starts of jobs in the last 15 minutes, and jobs that succeeded in it during that time."""
     owners: int
     node: str
     message: str
@@ -334,16 +336,19 @@ class BlackHoleDrone(LeaveReason):
     def describe(self) -> str:
         on = f" on {short(self.node)}" if self.node else ""
         return (
-            f"jobs fail in it{on}: {count(self.failed, 'start')} of jobs of {count(self.owners, 'user')} failed within "
-            f"seconds or ended in a hold, {count(self.good, 'job')} went well{tail(self.message)}"
+            f"black hole{on}: {count(self.failed, 'start')} of jobs of {count(self.owners, 'user')} failed within "
+            f"seconds or ended in a hold, {count(self.good, 'job')} succeeded{tail(self.message)}"
         )
 
 
 @_reason
 class BlackHoleNode(LeaveReason):
-    """It has no job yet, and several drones on its node made jobs fail. The node is avoided for a while."""
+    """The drone has no job yet, and jobs failed in several drones on its node."""
 
-    sentence = "its node {node} is avoided until {until:time}: jobs failed in {failures:drone} on it{message:tail}"
+    sentence = (
+        "node {node} is avoided until {until:time} because jobs failed in {failures:drone} on it"
+        "{message:tail}"
+    )
 
     node: str
     until: float
@@ -353,7 +358,7 @@ class BlackHoleNode(LeaveReason):
 
 @_reason
 class Unneeded(LeaveReason):
-    sentence = "no waiting job needs it any more, and it was only {state}"
+    sentence = "no waiting job needs it any more, and it is still {state}"
 
     state: str
 
@@ -374,12 +379,12 @@ class LeftPool(LeaveReason):
     limit_s: float
 
     def describe(self) -> str:
-        return f"out of the pool for {_over(self.for_s, self.limit_s)} while the site still runs it"
+        return f"missing from the pool for {_over(self.for_s, self.limit_s)}, but the site still runs it"
 
 
 @_reason
 class OperatorRequested(LeaveReason):
-    sentence = "{by} asked{text:tail}"
+    sentence = "requested by {by}{text:tail}"
 
     by: str
     text: str
@@ -387,7 +392,7 @@ class OperatorRequested(LeaveReason):
 
 @_reason
 class PreemptedForOwner(LeaveReason):
-    """The owner of the hardware waits for its place: with others on its node it frees room for one of their jobs."""
+    """The owner's jobs wait: together with other drones on its node it makes room for one of them."""
 
     waiting: int
     waited_s: float
@@ -400,17 +405,16 @@ class PreemptedForOwner(LeaveReason):
 
     def describe(self) -> str:
         where = f" on {short(self.node)}" if self.node else ""
-        size = f", {number(self.gpus)} GPUs each," if self.gpus else ","
-        cost = (
-            f"; {number(self.lost_gpu_s)} {short(self.unit)} of work go" if self.lost_gpu_s else ""
-        )
-        waits = f"{count(self.waiting, 'job')} of theirs{size} waiting {seconds(self.waited_s)}"
-        return f"the owner of the hardware needs it{where}: {waits}{cost}"
+        gpus = f" ({number(self.gpus)} GPUs each)" if self.gpus else ""
+        work = f"{number(self.lost_gpu_s)} {short(self.unit)}"
+        cost = f"; {work} of work are lost" if self.lost_gpu_s else ""
+        jobs = f"{count(self.waiting, 'job')} of the owner{gpus}"
+        return f"makes room for the owner of the hardware{where}: {jobs} waiting for {seconds(self.waited_s)}{cost}"
 
 
 @_reason
 class Preempted(StepReason):
-    """Its site has taken its place back, or the owner has by way of the provisioner."""
+    """The site preempted it, or the provisioner stopped it for the owner."""
 
     message: str
     notice_s: float
@@ -431,12 +435,12 @@ class Preempted(StepReason):
         lost = (
             f"{jobs}, {number(self.lost_gpu_s)} {short(self.unit)}" if self.lost_jobs else "no work"
         )
-        return f"taken back for the owner{grace}, {lost} lost{tail(self.message)}"
+        return f"preempted for the owner{grace}, {lost} lost{tail(self.message)}"
 
 
 @_reason
 class PreemptionNotice(StepReason):
-    sentence = "its site has asked it to leave{message:tail}"
+    sentence = "the site announced its preemption{message:tail}"
 
     message: str
     kind = "notice"
@@ -444,16 +448,16 @@ class PreemptionNotice(StepReason):
 
 @_reason
 class Requeued(LeaveReason):
-    """It does not start again: a second run would begin with old tokens, and nobody requested it."""
+    """A second run would begin with old tokens, and nobody requested it."""
 
-    sentence = "its site preempted it and put it back into the queue{site_reason:tail}"
+    sentence = "the site preempted and requeued it; it must not start again{site_reason:tail}"
 
     site_reason: str = ""
 
 
 @_reason
 class ReserveReclaimed(LeaveReason):
-    sentence = "it stands on what {node} keeps for a free GPU, and a GPU job waits"
+    sentence = "it uses the reserve of a free GPU on {node}, which a waiting GPU job needs"
 
     node: str
 
@@ -470,10 +474,10 @@ class Orphan(LeaveReason):
     recorded_end: str = ""
 
     def describe(self) -> str:
-        return "carries our tag at the site, but " + (
-            f"on record it ended as {short(self.recorded_end)}"
+        return "the site lists it under this controller's name, but " + (
+            f"the record says that it ended as {short(self.recorded_end)}"
             if self.recorded_end
-            else "there is no record of it"
+            else "it is not on record"
         )
 
 
@@ -482,9 +486,9 @@ class OrphansKept(ConfigurationReason):
     """A lost or restored record, or a second controller of this name: an operator decides."""
 
     sentence = (
-        "{drones:drone} named {record}-* at {site} are not on record: neither used nor stopped. If the "
-        "record was lost, adopt them with `provisioner sites adopt-orphans SITE`; else `stop-orphans`. Those without "
-        "a job are stopped at {until:time}"
+        "not on record, so neither used nor stopped: {drones:drone} named {record}-* at {site}. Run `provisioner "
+        "sites adopt-orphans SITE` if the record was lost, else `provisioner sites stop-orphans SITE`. "
+        "Drones without a job are stopped at {until:time}"
     )
 
     site: str
@@ -500,8 +504,8 @@ class LiveTwin(ConfigurationReason):
     """Nothing is started or stopped beside another living controller of this name."""
 
     sentence = (
-        "another controller of this name is alive (record {record}, {evidence}): nothing is started or "
-        "stopped. End one of the two, or give it another name (`controller:`)"
+        "another controller of this name is running (record {record}, {evidence}), so this one starts and "
+        "stops nothing. Stop one of the two, or rename it (`controller:`)"
     )
 
     record: str
@@ -511,7 +515,7 @@ class LiveTwin(ConfigurationReason):
 
 @_reason
 class DemandReturned(StepReason):
-    sentence = "back into service: {waiting:job} of class {class_name} wait that it can run"
+    sentence = "back in service: it can run waiting jobs of class {class_name} ({waiting:job})"
 
     class_id: str
     class_name: str
@@ -529,17 +533,14 @@ class JobsWaiting(StartReason):
     def describe(self) -> str:
         verb = "waits" if self.waiting == 1 else "wait"
         return (
-            f"{count(self.waiting, 'job')} of class {short(self.class_name)} {verb},"
-            f" {self.covered} of them covered: {count(self.starts, 'drone')} of this type more"
+            f"starting {count(self.starts, 'drone')}: {count(self.waiting, 'job')} of class"
+            f" {short(self.class_name)} {verb}, existing drones cover {self.covered}"
         )
 
 
 @_reason
 class HeadroomShort(StartReason):
-    sentence = (
-        "headroom {name}: room for {wanted:job} is kept warm, there is some for {covered}: "
-        "{starts:drone} of this type more"
-    )
+    sentence = "starting {starts:drone}: headroom {name} is for {wanted:job}, existing drones cover {covered}"
 
     name: str
     wanted: int
@@ -549,29 +550,26 @@ class HeadroomShort(StartReason):
 
 @_reason
 class BadRequest(ConfigurationReason):
-    sentence = "no slot can ever offer what the jobs ask for{message:tail}"
+    sentence = "no slot can ever satisfy the request of these jobs{message:tail}"
 
     message: str
 
 
 @_reason
 class PlannerFailed(ConfigurationReason):
-    """The planner fails on these jobs by an error of its own. They are left out; all others are planned."""
+    """An error of the planner, not of the jobs. All other jobs are planned."""
 
-    sentence = (
-        "the planner fails on this and leaves it out{error:tail}. Report it with "
-        "`provisioner snapshot`"
-    )
+    sentence = "the planner failed on these jobs and skips them{error:tail}. Report it with `provisioner snapshot`"
 
     error: str
 
 
 @_reason
 class InvalidAction(ConfigurationReason):
-    """The independent validation of plans has left out this action: it would have broken a promise."""
+    """The independent validation of plans found that this action breaks a promise."""
 
     sentence = (
-        "left out of the plan as invalid{promise:tail}. Report it with `provisioner snapshot`"
+        "removed from the plan as invalid{promise:tail}. Report it with `provisioner snapshot`"
     )
 
     promise: str
@@ -587,9 +585,9 @@ class NothingFits(NothingFitsReason):
     def describe(self) -> str:
         wanted, offered = amounts(self.requested, self.available)
         nearest = (
-            f"nearest is {short(self.nearest)} with {short(offered)}"
+            f"the nearest, {short(self.nearest)}, has {short(offered)}"
             if self.nearest
-            else "there is no drone type at all"
+            else "no drone type is configured"
         )
         return f"no drone type fits: {short(self.dimension)} must be {short(wanted)}; {nearest}"
 
@@ -607,8 +605,8 @@ class LimitReached(LimitReason):
 @_reason
 class GroupQuota(LimitReason):
     sentence = (
-        "group {group} has used up its quota ({used_gpus}/{quota_gpus} GPUs) and takes no surplus: the "
-        "negotiator would match no more of its jobs"
+        "group {group} has used its quota ({used_gpus}/{quota_gpus} GPUs) and accepts no surplus, so the "
+        "negotiator matches no more of its jobs"
     )
 
     group: str
@@ -619,7 +617,7 @@ class GroupQuota(LimitReason):
 
 @_reason
 class PoolLimit(LimitReason):
-    sentence = "the pool would match no more of these jobs, whatever slots came{message:tail}"
+    sentence = "the pool would match no more of these jobs to any slot{message:tail}"
 
     message: str
 
@@ -628,8 +626,8 @@ class PoolLimit(LimitReason):
 class OwnerRisk(WaitingSiteReason):
     sentence = (
         "jobs of typically {typical_s:seconds} would lose more than {tolerated:percent} of their work to "
-        "the owner of {site}: waiting for a place without an owner costs less (expected wait {safe_s:seconds}, waited "
-        "so far {waited_s:seconds})"
+        "the owner of {site}; waiting for a site without an owner costs less (expected wait {safe_s:seconds}, "
+        "waited so far {waited_s:seconds})"
     )
 
     site: str
@@ -637,7 +635,7 @@ class OwnerRisk(WaitingSiteReason):
     waited_s: float
     tolerated: float
     safe_s: float = 0.0
-    """Expected wait for a place without an owner."""
+    """Expected wait for a drone at a site without an owner."""
 
 
 @_reason
@@ -655,17 +653,16 @@ class IdleDroneRefuses(LimitReason):
     def describe(self) -> str:
         rule = REFUSAL_RULE_WORDS.get(self.rule, short(self.rule))
         return (
-            f"refused by {count(self.drones, 'idle drone')} of fitting types"
-            f" ({short(self.drone)} of {short(self.type)}): {rule}; until {iso(self.until)},"
-            " or longer if other jobs come for it"
+            f"refused by {count(self.drones, 'idle drone')} of fitting types until {iso(self.until)}, or"
+            f" later if other jobs arrive; {short(self.drone)} of {short(self.type)}: {rule}"
         )
 
 
 @_reason
 class ExistingDronesSuffice(WaitingSiteReason):
     sentence = (
-        "such jobs run for {mean_s:seconds}: to wait for drones that are there costs less "
-        "than to start more ({running} run now)"
+        "these jobs run for {mean_s:seconds}, so waiting for existing drones costs less than starting "
+        "more ({running} run now)"
     )
 
     mean_s: float
@@ -674,7 +671,7 @@ class ExistingDronesSuffice(WaitingSiteReason):
 
 @_reason
 class HeadroomYields(WaitingSiteReason):
-    sentence = "headroom {name} (room for {wanted:job}) waits: real jobs or the owner come first"
+    sentence = "headroom {name} (for {wanted:job}) waits because real jobs or the owner come first"
 
     name: str
     wanted: int
@@ -697,8 +694,8 @@ class NegotiatorSilent(BackOffReason):
     """No job of the pool starts anywhere, whatever it requests."""
 
     sentence = (
-        "the pool has run no negotiation cycle for {silent_s:seconds}: no job starts anywhere "
-        "until its administrator has repaired the negotiator"
+        "no negotiation cycle for {silent_s:seconds}, so no job starts in the pool: its administrator "
+        "must repair the negotiator"
     )
 
     silent_s: float
@@ -706,7 +703,7 @@ class NegotiatorSilent(BackOffReason):
 
 @_reason
 class CredentialUnusable(BackOffReason):
-    """A token, key or certificate that drones or their orders need is expired, damaged or gone."""
+    """A token, key or certificate that drones or their orders need is expired, damaged or missing."""
 
     used_by: str
     name: str
@@ -716,7 +713,7 @@ class CredentialUnusable(BackOffReason):
 
     def describe(self) -> str:
         return (
-            f"nothing is started with a credential of {short(self.used_by)} that cannot be used: {short(self.name)}"
+            f"no drone is started because a credential of {short(self.used_by)} is unusable: {short(self.name)}"
             + (f" of {short(self.identity)}" if self.identity else "")
             + (f" expired at {iso(self.expired_at)}" if self.expired_at else tail(self.problem))
         )
@@ -725,8 +722,8 @@ class CredentialUnusable(BackOffReason):
 @_reason
 class StartsUnmatched(BackOffReason):
     sentence = (
-        "the pool gave none of these jobs to drones of {type} that were started for them "
-        "({failures} in a row): the next one is tried at {until:time}; other jobs are not affected{message:tail}"
+        "the last drones of {type} for these jobs got none of them ({failures} in a row): the next attempt "
+        "is at {until:time}; other jobs are not affected{message:tail}"
     )
 
     type: str
@@ -747,15 +744,15 @@ class ExclusiveOnly(BackOffReason):
         why = f"{count(self.faults, 'fault')} on shared GPUs in {age(self.window_s)}: exclusive GPUs only"
         if not self.faults:
             why = (
-                "neighbours on shared GPUs ended a job twice, without its fault:"
-                " an exclusive GPU until it is done, or"
+                "neighbours on shared GPUs ended a job twice, not its own fault:"
+                " exclusive GPU until it is done, at most"
             )
         return f"{why} until {iso(self.until)}{tail(self.message)}"
 
 
 @_reason
 class SiteFull(WaitingSiteReason):
-    sentence = "the site shows no free place for {type} or any other type that fits{lack:tail}"
+    sentence = "the site has no free capacity for {type} or any other fitting type{lack:tail}"
 
     type: str
     lack: str = ""
@@ -764,7 +761,7 @@ class SiteFull(WaitingSiteReason):
 
 @_reason
 class GpusStranded(WaitingSiteReason):
-    """GPUs are free, but others hold what a drone needs beside them on those nodes (blocking prevents that)."""
+    """GPUs are free, but others use the CPUs, memory or disk of their nodes (blocking prevents that)."""
 
     type: str
     nodes: int
@@ -779,23 +776,23 @@ class GpusStranded(WaitingSiteReason):
         show = number if self.dimension == "cpus" else size
         where = f"{number(self.free_gpus)} GPUs are free on {count(self.nodes, 'node')}"
         return (
-            f"{where}, but others hold the {short(self.dimension)} there:"
-            f" {short(self.type)} wants {show(self.wanted)}, at most {show(self.free)} left"
+            f"{where}, but others use the {short(self.dimension)} there:"
+            f" {short(self.type)} needs {show(self.wanted)}, at most {show(self.free)} are free"
         )
 
 
 @_reason
 class SiteQuota(LimitReason):
-    sentence = "the site's quota leaves no place for {type} or any other type that fits"
+    sentence = "the site's quota allows no more drones of {type} or any other fitting type"
 
     type: str
 
 
 @_reason
 class StartBlocked(WaitingSiteReason):
-    """A drone of the type waits at its site for an obstacle that another one would meet as well."""
+    """A drone of the type waits at its site for a reason that would hold back another one, too."""
 
-    sentence = "the site lets no more of {type} start ({fault}){message:tail}"
+    sentence = "the site starts no more drones of {type} ({fault}){message:tail}"
 
     type: str
     fault: str
@@ -804,9 +801,7 @@ class StartBlocked(WaitingSiteReason):
 
 @_reason
 class Downtime(WaitingSiteReason):
-    sentence = (
-        "{site} goes down at {at:time}: {left_s:seconds} are left, {wanted_s:seconds} are wanted"
-    )
+    sentence = "downtime of {site} from {at:time}: {left_s:seconds} are left, {wanted_s:seconds} are needed"
 
     site: str
     at: float
@@ -822,14 +817,14 @@ class OwnerWaits(WaitingSiteReason):
 
     def describe(self) -> str:
         return (
-            f"the owner's jobs come first: {count(self.jobs, 'job')} of theirs get room at {short(self.site)}"
-            + (f" for {number(self.gpus)} GPUs" if self.gpus else "")
+            f"capacity at {short(self.site)} is reserved for {count(self.jobs, 'job')} of the owner"
+            + (f" ({number(self.gpus)} GPUs)" if self.gpus else "")
         )
 
 
 @_reason
 class NodeReserved(WaitingSiteReason):
-    """A job of several GPUs needs a node: its drones take no more jobs, and others get room on other nodes only."""
+    """A job of several GPUs needs a node: its drones drain, and no drone is started there for other jobs."""
 
     site: str
     node: str
@@ -838,17 +833,17 @@ class NodeReserved(WaitingSiteReason):
     gpus: float
     """Request of the job."""
     at: float
-    """Time at which the room is expected to be free."""
+    """Time at which its GPUs are expected to be free."""
     overran_s: float = 0.0
-    """The promised time has moved by so much, as a running job overran."""
+    """Delay against the promised time, caused by a running job that overran."""
 
     def describe(self) -> str:
         node = f"node {short(self.node)} at {short(self.site)}"
         return (
             f"{node} is reserved for a job of class {short(self.class_name)} with {number(self.gpus)} GPUs:"
-            f" its room is expected to be free at {iso(self.at)}"
+            f" expected to be free at {iso(self.at)}"
             + (
-                f", {age(self.overran_s)} later than promised, as a running job overran"
+                f", {age(self.overran_s)} later than promised because a running job overran"
                 if self.overran_s
                 else ""
             )
@@ -857,11 +852,11 @@ class NodeReserved(WaitingSiteReason):
 
 @_reason
 class UserTurn(WaitingSiteReason):
-    """Turn of the user of some jobs when drones are started. ``explain`` tells it; no plan has it."""
+    """Turn of the user of some jobs when drones are started. ``explain`` shows it; no plan contains it."""
 
     sentence = (
-        "when drones are started, the user of these jobs comes as number {place} of {users} with waiting "
-        "jobs: they hold {gpus} GPUs, which count {factor} times by their effective priority"
+        "for new drones the user of these jobs is number {place} of {users} with waiting jobs: "
+        "they hold {gpus} GPUs, weighted by {factor}, their effective priority"
     )
 
     place: int
@@ -876,7 +871,8 @@ class UserTurn(WaitingSiteReason):
 @_reason
 class ReserveKept(WaitingSiteReason):
     sentence = (
-        "nodes have room for {type}, but `blocking` reserves it for their {free_gpus} free GPUs"
+        "no free capacity for {type}: the free CPUs, memory and disk are reserved for {free_gpus} free GPUs "
+        "(`blocking`)"
     )
 
     type: str
@@ -902,33 +898,33 @@ class DemandCovered(WaitingSiteReason):
     jobs: int
     drones: int
     delayed: int = 0
-    """Number of these drones that are delayed: their jobs take room elsewhere, if there is some."""
+    """Number of these drones that are delayed: their jobs may start elsewhere."""
     held_back: str = ""
     """Kind of the reason why no drone is started elsewhere in place of a delayed one; empty if there is none."""
 
     def describe(self) -> str:
         delayed = ""
         if self.delayed:
-            other = f"; no other is started: {short(self.held_back)}" if self.held_back else ""
+            other = f"; no other one starts: {short(self.held_back)}" if self.held_back else ""
             delayed = f" ({self.delayed} delayed{other})"
         jobs = count(self.jobs, "job")
         drones = count(self.drones, "drone")
-        return f"{jobs} will be taken by free slots and {drones} on the way{delayed}"
+        return f"free slots and {drones} on the way{delayed} are enough for {jobs}"
 
 
 @_reason
 class AwaitingNegotiation(WaitingNegotiationReason):
-    sentence = "{fresh:job} so new that no negotiation cycle has seen them"
+    sentence = "{fresh:job} not yet considered in a negotiation cycle"
 
     fresh: int
 
 
 @_reason
 class AwaitingIdleGpu(WaitingSiteReason):
-    """Jobs for which a GPU is optional wait for a drone that is there, or for one without a GPU."""
+    """Jobs for which a GPU is optional wait for an existing drone, or for one without a GPU."""
 
     cpu_type: str
-    """Drone type without a GPU that they could get, or the nearest one; empty if there is none."""
+    """Drone type without a GPU that fits them best; empty if there is none."""
     held_back: str = ""
     """Kind of the reason why no drone of that type is started; empty if there is none."""
 
@@ -938,8 +934,8 @@ class AwaitingIdleGpu(WaitingSiteReason):
             held_back = f": {short(self.held_back)}" if self.held_back else ""
             cpu_slot = f" or a CPU slot (drone type {short(self.cpu_type)}{held_back})"
         return (
-            f"a GPU is optional for these jobs: they wait for an idle GPU{cpu_slot};"
-            " no GPU drone is started for them"
+            "no GPU drone is started because a GPU is optional for these jobs:"
+            f" they wait for an idle GPU{cpu_slot}"
         )
 
 
@@ -952,19 +948,19 @@ class StaleView(WaitingSiteReason):
     message: str
 
     def describe(self) -> str:
-        how = f"could not be renewed, the newest is {seconds(whole(self.age_s))} old"
+        how = f"{seconds(whole(self.age_s))} old, and the last poll failed"
         if self.age_s < 0:
-            how = "was never obtained"
+            how = "missing, because no poll has succeeded"
         elif self.age_s > self.limit_s:
-            how = f"is {_over(self.age_s, self.limit_s)} old"
-        return f"the view of {short(self.view)} {how}: what depends on it is left alone{tail(self.message)}"
+            how = f"too old ({_over(self.age_s, self.limit_s)})"
+        return f"no decision for {short(self.view)}: its view is {how}{tail(self.message)}"
 
 
 @_reason
 class AllVanished(WaitingSiteReason):
-    """Many drones of a site vanished from its listing at once: this is believed only after some time."""
+    """Several listings must confirm that many drones of a site are gone at once."""
 
-    sentence = "{drones:drone} vanished from the listing of {site} at once: not believed yet"
+    sentence = "{drones:drone} suddenly missing from the listing of {site}; waiting for more listings before acting"
 
     site: str
     drones: int
@@ -979,17 +975,18 @@ class TooManyUnhealthy(BackOffReason):
     def describe(self) -> str:
         return (
             f"{self.unhealthy} of {count(self.drones, 'drone')} look unhealthy,"
-            f" more than {number(100 * self.fraction)} %: nothing is done, the fault is probably ours"
+            f" more than {number(100 * self.fraction)} %: the controller has stopped acting;"
+            " check its host and network"
         )
 
 
 @_reason
 class ShadowOnly(StartReason):
-    """A start that a controller would make, beside the drones of the other system, were it no shadow."""
+    """A start that is suppressed in shadow mode."""
 
     sentence = (
-        "a shadow starts nothing: a controller would now start {drones:drone} of {type}, beside what the "
-        "other system has"
+        "shadow mode starts nothing; a controller would start {drones:drone} of {type} in addition to those "
+        "of the other system"
     )
 
     type: str
@@ -998,7 +995,7 @@ class ShadowOnly(StartReason):
 
 @_reason
 class Probing(BackOffReason):
-    sentence = "{scope} is tried with one drone before more are started"
+    sentence = "{scope} is tested with one drone before more are started"
 
     scope: str
 
@@ -1012,7 +1009,7 @@ class UnknownDrone(ConfigurationReason):
 
 @_reason
 class NotDraining(ConfigurationReason):
-    sentence = "{drone_id} is {state}: only a draining drone can be taken back into service"
+    sentence = "{drone_id} is {state}: only a draining drone can return to service"
 
     drone_id: str
     state: str
@@ -1091,7 +1088,7 @@ class StartOutcome(StrEnum):
     """Outcome of the next tick for one waiting job."""
 
     STARTS = "starts"
-    """It has a place: a free slot, a drone that is on its way, or one that is started for it."""
+    """A free slot, a drone on its way or a drone that is started now will run it."""
     WAITS = "waits"
     NEVER = "never"
     """Nothing that is configured can run it."""

@@ -160,7 +160,7 @@ def explain_token(secret: Secret, issuer: str, now: float) -> str:
     ]
     return (
         "; ".join(filter(None, found))
-        or "our token looks right: is its key the pool's own, and its identity allowed?"
+        or "the token looks right: is its key the pool's own, and its identity allowed?"
     )
 
 
@@ -235,7 +235,7 @@ SEC_TOKEN_SYSTEM_DIRECTORY = {tokens}
 # a client that can read the pool's signing key would use that, and be the pool
 SEC_PASSWORD_DIRECTORY = {home}/none
 SEC_TOKEN_POOL_SIGNING_KEY_FILE = {home}/none
-# a startd behind CCB calls the tool back; without daemons of ours no shared port daemon could take that call
+# a startd behind CCB calls the tool back; without own daemons no shared port daemon could take that call
 USE_SHARED_PORT = False
 UID_DOMAIN = client.invalid
 FILESYSTEM_DOMAIN = client.invalid

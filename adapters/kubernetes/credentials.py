@@ -43,7 +43,7 @@ _PLUGIN_VERSIONS = ("client.authentication.k8s.io/v1", "client.authentication.k8
 _REFUSED_KEYS = {
     "auth-provider": "providers were removed from Kubernetes 1.26: use `exec`",
     "username": "passwords were removed from Kubernetes 1.19: use a token",
-    "as": "impersonation is not supported: use an account of our own",
+    "as": "impersonation is not supported: use an account for the controller",
     "proxy-url": "proxies are not supported: use an address that can be reached directly",
     "tls-server-name": "another name is not supported: write a `server` that the certificate names",
 }

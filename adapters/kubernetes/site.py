@@ -335,7 +335,7 @@ class KubernetesSite:
                     verb for verb in verbs if not await self._may(where, group, resource, verb)
                 ]:
                     message = (
-                        f"our account may not {', '.join(lacking)} {resource} {scope}: {remedy}"
+                        f"the account may not {', '.join(lacking)} {resource} {scope}: {remedy}"
                     )
                     found.append(AuditFinding("rights", resource, message))
         for kind in self._types:

@@ -158,9 +158,11 @@ def end_of(pod: DronePod, *, asked: bool, now: float) -> RemoteEnd:
     own = pod.drone.end
     if asked:
         message = (
-            f"stopped on our request: {own.message}" if own is not None and own.message else ""
+            f"stopped by the controller: {own.message}" if own is not None and own.message else ""
         )
-        return RemoteEnd(EndKind.STOPPED, now, pod.exit_code, message or "stopped on our request")
+        return RemoteEnd(
+            EndKind.STOPPED, now, pod.exit_code, message or "stopped by the controller"
+        )
     if own is not None:
         return own
     kind, fault, words = pod.disruption or _preempted(DELETED_BY_OTHERS)

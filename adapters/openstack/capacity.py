@@ -132,7 +132,7 @@ def nodes(
 def _host_notices(elsewhere: int, seen: Iterable[Server]) -> Iterator[str]:
     """Yield notices. ``elsewhere``: servers of ours that are on other hosts."""
     if elsewhere:
-        yield f"{elsewhere} of our servers are on hosts that `hosts` does not name"
+        yield f"{elsewhere} drones are on hosts that `hosts` does not name"
     flavors = (each.flavor for each in seen if each.flavor)
     for name in sorted({flavor.name for flavor in flavors if gpus_of(flavor.extra) is None}):
         yield f"flavor {name} does not tell how many GPUs it has: one is counted"

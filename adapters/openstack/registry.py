@@ -161,7 +161,7 @@ class ServerRegistry:
         bare = {server.id for server in listed if server.status == "UNKNOWN" and not server.name}
         if strange := bare - known.keys():
             raise UnavailableError(
-                f"a part of the cloud (a cell) does not answer, and {len(strange)} servers in it may be ours"
+                f"a part of the cloud (a cell) does not answer, and {len(strange)} servers in it may be drones"
             )
         return [
             replace(known[s.id], status="UNKNOWN", task="", power=0) if s.id in bare else s

@@ -376,7 +376,7 @@ def _login_refusal(keystone: str, access: Access, reply: OpenStackReply) -> Adap
     if reply.status in (401, 403) or revoked:
         return AuthError(f"{keystone}: {access.user} ({access.source}) is refused: {words}")
     if 300 <= reply.status <= 308 or reply.status in (400, 404, 405):
-        what = f"it does not understand our login: check `auth_url` of {access.source}"
+        what = f"it does not understand the login: check `auth_url` of {access.source}"
         return UnavailableError(f"{keystone}: {what}: {words}", FaultKind.CONFIG)
     if reply.status < 300:
         return UnavailableError(f"{keystone}: it gives an answer that is no token")

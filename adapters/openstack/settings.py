@@ -54,7 +54,7 @@ class Credentials(ConfigSection):
 
 
 class CloudAccess(ConfigSection):
-    """A cloud, and who we are there: an entry of a clouds.yaml, or `auth`."""
+    """A cloud, and the account there: an entry of a clouds.yaml, or `auth`."""
 
     cloud: str = Field("", max_length=255, examples=["gridka"])
     """Name of an entry of clouds.yaml."""
@@ -133,7 +133,7 @@ class OpenStackTypeConfig(ServerOptions):
 
 
 class HostConfig(ConfigSection):
-    """Hosts of one kind whose GPUs our servers may have. A cloud tells its users nothing of them: its operator does."""
+    """Hosts of one kind whose GPUs drones may have. A cloud does not show them to users: ask its operator."""
 
     names: list[Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,253}$")]] = Field(
         min_length=1, max_length=1000, examples=[["gk-gpu-01", "gk-gpu-02"]]
@@ -194,11 +194,11 @@ class OpenStackSiteConfig(CloudAccess, ServerOptions):
     console_lines: int = Field(200, ge=0, le=2000)
     """Lines of its console that are kept of a server that ends; 0: none."""
     cleanup_interval: Duration = 600.0
-    """Interval of the cleanup of ports and volumes that our deleted servers have left; 0: never."""
+    """Interval of the cleanup of ports and volumes that deleted drones have left; 0: never."""
     deadline: PositiveDuration = 15.0
     """Longest time for one query to the cloud."""
     create_deadline: PositiveDuration = 60.0
-    """Longest time for one server to be accepted. Nova may accept it later all the same."""
+    """Longest time for one server to be accepted. Nova may still accept it later."""
     parallel: int = Field(8, ge=1, le=64)
     """Calls to the cloud at a time."""
 

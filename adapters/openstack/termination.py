@@ -67,7 +67,7 @@ def end_of(
         first is not None and bool(our_user) and first.user == our_user
     ):
         end = RemoteEnd(
-            EndKind.STOPPED, 0.0, None, f"stopped on our request{f': {words}' if words else ''}"
+            EndKind.STOPPED, 0.0, None, f"stopped by the controller{f': {words}' if words else ''}"
         )
     elif (taken := _taken(server, first)) is not None:
         end = taken
@@ -121,7 +121,7 @@ def _end_without_report(server: Server, first: ServerAction | None, output: str)
     elif first is None and server.status != "SHUTOFF" and server.power != servers.SHUT_DOWN_GUEST:
         why = "deleted by somebody"
     elif output:
-        why = "it went off without a last word of its drone"
+        why = "it shut down without an exit status of its drone"
         fault = FaultKind.NODE
     else:
         return RemoteEnd(

@@ -219,5 +219,5 @@ async def remove(runner: Runner, directory: str, *, deadline_s: float) -> None:
 
 def _checked(directory: str) -> str:
     if not _PUT_DIRECTORY.fullmatch(directory) or ".." in directory.split("/"):
-        raise ValueError(f"`{directory[:60]}` is no name for a directory of ours")
+        raise ValueError(f"`{directory[:60]}` is not a valid name of a directory")
     return directory

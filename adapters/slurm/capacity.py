@@ -367,7 +367,7 @@ _RESOURCE_REASONS = (
 others (limits, holds, dependencies, begin times, licences, nodes that are down)."""
 
 HIDDEN_OWNER_JOBS = (
-    "`PrivateData=jobs` in slurm.conf hides the jobs of other users from our account, and with them the owner's: drones"
+    "`PrivateData=jobs` in slurm.conf hides the jobs of other users from the account, and with them the owner's: drones"
     " do not make room for waiting jobs. Ask the admins for `sacctmgr modify user NAME set adminlevel=operator`, or"
     " have Slurm itself preempt drones, and remove `options.owner`"
 )

@@ -108,9 +108,7 @@ class SlurmRestClient(SlurmClient):
         for job in self._jobs():
             if job.user != self._user and job.remote_id.partition("_")[0] == self._last_submitted:
                 user = printable(job.user, 60)
-                message = (
-                    f"our jobs belong to `{user}`, not to `{self._user}`: write `user: {user}`"
-                )
+                message = f"the drones' jobs belong to `{user}`, not to `{self._user}`: write `user: {user}`"
                 raise UnavailableError(f"{self._session.where}: {message}", FaultKind.CONFIG)
         return [job for job in self._jobs() if job.user == self._user]
 
@@ -153,7 +151,7 @@ class SlurmRestClient(SlurmClient):
         except TimeoutError:
             unknown = len(self._listing.keys() - self._known.keys())
             total = len(self._listing)
-            why = f"still learning which jobs are ours: {total - unknown} of {total}"
+            why = f"reading the owners of jobs: {total - unknown} of {total} done"
             if not unknown:
                 why = f"no complete listing within {self._config.deadline:g} s"
             raise UnavailableError(f"{self._session.where}: {why}") from None

@@ -161,7 +161,7 @@ class RestSession:
                 if response.status != 404:
                     raise UnavailableError(f"{self.where}: {response.message}")
         raise UnavailableError(
-            f"{self.where}: it offers none of the versions of Slurm's API that we support,"
+            f"{self.where}: it offers no supported version of Slurm's API,"
             f" {SUPPORTED_VERSIONS[-1]} to {SUPPORTED_VERSIONS[0]} (Slurm 23.11 and later): use `transport: tools`",
             FaultKind.CONFIG,
         )

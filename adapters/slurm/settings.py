@@ -122,7 +122,7 @@ class SlurmTypeOptions(SlurmJobOptions):
 
 
 class SlurmRestConfig(ConfigSection):
-    """Address of slurmrestd and our account there."""
+    """Address of slurmrestd and the account there."""
 
     url: str = Field(
         pattern=r"^(https?://[^\s/?#@]+(/[^\s?#]*)?|unix:/[^\s]+)$",
@@ -190,7 +190,7 @@ class SlurmOwnerConfig(ConfigSection):
     qos: list[str] = Field([])
     """Only jobs of these QOS. Default: of any."""
     users: list[str] = Field([])
-    """Only jobs of these users. Default: of any but ours."""
+    """Only jobs of these users. Default: jobs of all other users."""
 
 
 class SlurmNodeHardware(ConfigSection):

@@ -194,10 +194,7 @@ class SlurmToolsClient(SlurmClient):
             text: at for text, at in self._remarks.items() if time.monotonic() - at < _REMARK_TTL_S
         }
         shown = list(self._remarks)[:_MAX_REMARKS]
-        return [
-            f"Slurm's tools print `{printable(each, 200)}` and answer all the same"
-            for each in shown
-        ]
+        return [f"Slurm's tools print `{printable(each, 200)}`, but they answer" for each in shown]
 
     def _new_errors(self, done: Finished) -> list[str]:
         """Return errors without the remarks that earlier complete answers had."""

@@ -103,7 +103,7 @@ def _compatible(views: Views, jobs: Iterable[JobClass]) -> Mapping[str, Compatib
     return compatibility_cache(tuple(by_price), views.policy).table(jobs)
 
 
-NO_PLAN_YET = "no plan on record speaks of it yet"
+NO_PLAN_YET = "no plan on record mentions it yet"
 
 
 def why_waiting(row: ClassRow) -> str:
@@ -122,7 +122,9 @@ def _reasons_data(row: ClassRow) -> list[Any]:
 CLASS_COLUMNS = (
     ident("id", "Id of the class.", "job.id", head="CLASS", show=lambda row: row.short_id),
     text(
-        "name", "Its name: its owner, what distinguishes it, and the begin of its id.", fact="class"
+        "name",
+        "Name of the class: owner, distinguishing requests, first characters of the id.",
+        fact="class",
     ),
     text("owner", "User or accounting group.", "job.owner", level=0, least=8, fact="owner"),
     text(
@@ -140,7 +142,7 @@ CLASS_COLUMNS = (
     ),
     whole("running", "Running jobs.", "job.running", level=0, fact="running"),
     whole("held", "Held jobs.", "job.held", level=1, fact="held"),
-    whole("drones", "Live drones that were started for it.", level=0, fact="drones started for it"),
+    whole("drones", "Live drones started for this class.", level=0, fact="drones started for it"),
     USE_COLUMN,
     age_s(
         "oldest_s",
@@ -150,17 +152,17 @@ CLASS_COLUMNS = (
     ),
     words(
         "needs",
-        "What one job asks for, in words.",
+        "Request of one job, in words.",
         lambda row: job_size(row.job),
         least=12,
         fact="needs",
     ),
-    words("why", "Why it waits, in words.", why_waiting, least=28),
+    words("why", "Reason of the wait, in words.", why_waiting, least=28),
     ident(
         "nearest", "Cheapest drone type that fits, or nearly does; may be empty.", level=1, least=10
     ),
     items("fits", "Drone types that fit, cheapest first."),
-    items("reasons", "What the newest plan says of it, as data, weightiest first.", _reasons_data),
+    items("reasons", "Reasons of the newest plan as data, the main one first.", _reasons_data),
     whole("gpu_milli", "Thousandths of a GPU per job.", "job.gpu_milli"),
     whole("cpus", "CPUs per job.", "job.cpus"),
     mib("memory_mib", "Memory per job, MiB.", "job.memory_mib"),
@@ -170,7 +172,9 @@ CLASS_COLUMNS = (
     whole("driver", "Least CUDA version times 1000 (12040 is 12.4); 0: any.", "job.driver"),
     text("arch", "CPU architecture; empty: any.", "job.arch"),
     span_s(
-        "walltime_s", "Its own limit, seconds; null: none.", lambda row: row.job.walltime_s or None
+        "walltime_s",
+        "Longest run time of the job, seconds; null: no limit.",
+        lambda row: row.job.walltime_s or None,
     ),
     whole("priority", "Priority.", "job.priority"),
     text("vo_member", "Member of the VO; empty unless configured.", "job.vo_member"),
@@ -183,16 +187,18 @@ CLASS_COLUMNS = (
 class DemandQuery(ListQuery):
     """Job classes."""
 
-    waiting: Annotated[bool, switch("Only classes with jobs that wait.")] = False
-    vo: Annotated[str | None, option("NAME", "Only classes of this virtual organisation.")] = None
+    waiting: Annotated[bool, switch("List only classes with waiting jobs.")] = False
+    vo: Annotated[str | None, option("NAME", "List only classes of this virtual organisation.")] = (
+        None
+    )
 
 
 @question("demand", "/demand", lambda: [Listing(DEMAND_SCHEMA, CLASS_COLUMNS, ())])
 def demand(reader: Reader, query: DemandQuery) -> Listing:
-    """List what waits, and why.
+    """List waiting jobs by class, with the reason.
 
-    A class is all jobs with identical requirements. The reason is the weightiest that the newest plan has; -o json has
-    all of them as data, and `provisioner explain class ID` tells them in words.
+    A class is all jobs with identical requirements. The table shows the main reason of the newest plan; -o json has
+    all reasons as data, and `provisioner explain class ID` in words.
 
     \b
     Examples:

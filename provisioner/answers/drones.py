@@ -75,7 +75,7 @@ def drone_note(drone: Drone) -> str:
     if not drone.state.ended:
         if drone.drain_refusal:
             parts.append(
-                f"drain refused, takes jobs still: {formatting.excerpt(drone.drain_refusal)}"
+                f"drain refused, jobs still start: {formatting.excerpt(drone.drain_refusal)}"
             )
         if drone.missing_at:
             parts.append(f"missing at the site for {ago(drone.missing_at)}")
@@ -84,9 +84,9 @@ def drone_note(drone: Drone) -> str:
         if drone.leaving is not None:
             parts.append(f"will end as {drone.leaving.value}")
         if drone.notice_at:
-            parts.append(f"asked to leave {ago(drone.notice_at)} ago")
+            parts.append(f"notice of preemption {ago(drone.notice_at)} ago")
         if drone.asked > 1:
-            parts.append(f"asked {drone.asked} times to stop")
+            parts.append(f"{drone.asked} orders to drain or stop")
     elif drone.lost_gpu_s or drone.lost_jobs:
         parts.append(f"lost {_lost_work(drone)}")
     if drone.site_reason:
@@ -129,14 +129,14 @@ _WORK_UNIT = "GPU-seconds, of a CPU drone CPU-seconds."
 _RISK = f"Work of jobs that would be lost if it ended now: {_WORK_UNIT}"
 
 DRONE_COLUMNS = (
-    ident("id", "Our id of the drone.", least=16, fact="drone"),
+    ident("id", "Id of the drone.", least=16, fact="drone"),
     text("site", "Site."),
     ident("type", "Drone type, as site/name.", least=10, fact="type"),
     text("state", "State.", level=0, tint=STATE_TINTS, choices=DRONE_STATES, fact="state"),
     age_s("state_s", "Time in this state, seconds.", "since", head="FOR"),
     span_s(
         "age_s",
-        "Time since it was asked for, until its end if it has ended, seconds.",
+        "Time since the order (until the end, if it has ended), seconds.",
         _age_s,
         head="AGE",
     ),
@@ -156,7 +156,7 @@ DRONE_COLUMNS = (
     ),
     text(
         "job_filter",
-        "Rules on the jobs that it takes, such as `excluded_users=anna,ben min_gpus=2`.",
+        "Rules on the jobs that it accepts, such as `excluded_users=anna,ben min_gpus=2`.",
         lambda drone: str(drone.job_filter),
         fact="job filter",
     ),
@@ -170,41 +170,50 @@ DRONE_COLUMNS = (
     ),
     ident(
         "site_slot",
-        "The site's name of its place.",
+        "Name of its slot at the site.",
         head="SITE SLOT",
         spare=3,
         fact="slot at the site",
     ),
-    ident("slot", "The pool's name of its slot.", spare=2, fact="slot in the pool"),
-    words("note", "What is worth knowing beside the state.", drone_note, least=18),
+    ident("slot", "Name of its slot in the pool.", spare=2, fact="slot in the pool"),
+    words("note", "Problems and facts in addition to the state.", drone_note, least=18),
     text(
         "leaving",
-        "The end that it will have; null: not asked to leave.",
+        "Final state after a drain or stop; null: neither is ordered.",
         null=True,
         fact="will end as",
     ),
-    time_at("requested_at", "When it was recorded and asked for.", fact="asked for"),
-    time_at("submitted_at", "When the site took the order.", fact="taken by the site"),
+    time_at("requested_at", "When it was recorded and ordered.", fact="asked for"),
+    time_at("submitted_at", "When the site accepted the order.", fact="taken by the site"),
     time_at("started_at", "When it began to run.", fact="started"),
-    time_at("joined_at", "When its slot came to the pool.", fact="joined the pool"),
+    time_at("joined_at", "When its slot joined the pool.", fact="joined the pool"),
     time_at("busy_at", "When it first had a job.", fact="first job"),
     time_at("idle_at", "Since when it has no job.", fact="idle since"),
     time_at(
         "heard_at",
-        "Last sign of life in the pool. While nothing else is new, recorded every 15 minutes.",
+        "Last sign of life in the pool, recorded at least every 15 minutes.",
         fact="last heard of",
     ),
-    time_at("missing_at", "Since when the site's listings lack it.", fact="missing since"),
-    time_at("unslotted_at", "Since when the pool lacks its slot.", fact="out of pool since"),
+    time_at(
+        "missing_at", "Since when it is missing from the site's listings.", fact="missing since"
+    ),
+    time_at(
+        "unslotted_at", "Since when its slot is missing from the pool.", fact="out of pool since"
+    ),
     time_at("asked_at", "When it was last asked to drain or stop.", fact="asked to drain or stop"),
-    time_at("retires_at", "When it takes no new job any more.", fact="retires"),
+    time_at("retires_at", "When it stops accepting jobs.", fact="retires"),
     time_at("ended_at", "When it ended.", fact="ended"),
     time_at(
         "notice_at",
-        "When it was first told or asked to leave for the owner.",
+        "When it first got a notice of preemption or an order to leave for the owner.",
         fact="asked to leave",
     ),
-    span_s("grace_used_s", "From that to its end, or until now.", _grace_used_s, fact="grace used"),
+    span_s(
+        "grace_used_s",
+        "Time from the notice to its end, or until now.",
+        _grace_used_s,
+        fact="grace used",
+    ),
     number(
         "at_risk_gpu_s",
         _RISK,
@@ -214,13 +223,18 @@ DRONE_COLUMNS = (
     ),
     number(
         "lost_gpu_s",
-        f"Work of jobs that its end has cost: {_WORK_UNIT}",
+        f"Work of jobs that its end destroyed: {_WORK_UNIT}",
         show=_lost_work,
         fact="work lost",
     ),
     whole("lost_jobs", "Jobs that lost it."),
     text("drain_refusal", "Why the overlay refused to drain or resume it.", fact="drain refused"),
-    text("site_reason", "The text of the site.", unit=formatting.excerpt, fact="the site says"),
+    text(
+        "site_reason",
+        "Reason as the site writes it.",
+        unit=formatting.excerpt,
+        fact="the site says",
+    ),
 )
 
 
@@ -232,10 +246,10 @@ class LifeStep(NamedTuple):
 HISTORY_COLUMNS = (
     time_at("at", "When.", "transition.at", level=0),
     text("was", "State before; null: none.", "transition.was", null=True),
-    text("state", "State from then on.", "transition.state", level=0, choices=DRONE_STATES),
+    text("state", "New state.", "transition.state", level=0, choices=DRONE_STATES),
     span_s(
         "for_s",
-        "How long it lasted, seconds; null: it still does, or is an end.",
+        "Duration of the state, seconds; null: it is the present or final state.",
         "spent_s",
         head="FOR",
     ),
@@ -250,7 +264,10 @@ HISTORY_COLUMNS = (
     data("reason", "Why, as data.", "transition.reason", convert=reason_data),
 )
 LAST_OUTPUT_LINE = words(
-    "line", "A line of its last output, where the site has it: the end of a console.", str, least=40
+    "line",
+    "Line of the last output: the end of the console log, if the site has it.",
+    str,
+    least=40,
 )
 
 
@@ -336,7 +353,7 @@ def _drone_facts(
 ) -> tuple[Column, ...]:
     facts = [replace(c, show=_SHOWN_IN_FULL.get(c.key, c.show)) for c in as_facts(columns)]
     facts = [replace(c, unit=_when) if c.key.endswith("_at") else c for c in facts]
-    by_doc = "Where the limit of an idle drone comes from, in words; empty: the setting."
+    by_doc = "Source of the limit of an idle drone, in words; empty: the setting."
     may_last = number(
         "limit_s", "Its value, seconds; null: no limit.", lambda _: limit.limit_s, null=True
     )
@@ -354,19 +371,25 @@ def _drone_facts(
         ),
         replace(may_last, level=0, head="limit", show=lambda _: limit.words),
         text("limit_by", by_doc, lambda _: limit.by),
-        text("then", "What happens after that.", lambda _: limit.then, head="and then"),
+        text("then", "Action at the limit.", lambda _: limit.then, head="and then"),
     )
 
 
-_NODE_HELP = "Only on this node, by its name with or without the domain; repeatable."
+_NODE_HELP = "Select drones on this node (with or without its domain); repeatable."
 
 
 class DroneFilter(Options):
     """Drones that pass every filter given."""
 
-    site: Annotated[list[str] | None, option("NAME", "Only of this site; repeatable.")] = None
-    state: Annotated[list[DroneState] | None, option("STATE", "In this state; repeatable.")] = None
-    type_: Annotated[list[str] | None, option("SITE/NAME", "Only of this type; repeatable.")] = None
+    site: Annotated[list[str] | None, option("NAME", "Select drones of this site; repeatable.")] = (
+        None
+    )
+    state: Annotated[
+        list[DroneState] | None, option("STATE", "Select drones in this state; repeatable.")
+    ] = None
+    type_: Annotated[
+        list[str] | None, option("SITE/NAME", "Select drones of this type; repeatable.")
+    ] = None
     node: Annotated[list[str] | None, option("NAME", _NODE_HELP)] = None
 
     @property
@@ -393,18 +416,18 @@ class DroneFilter(Options):
 class DronesQuery(DroneFilter, ListQuery):
     """Drones: which of them."""
 
-    ended: Annotated[bool, switch("Only those that have ended.")] = False
-    all_: Annotated[bool, switch("Live and ended ones.", "--all", "-a")] = False
-    after: Annotated[str | None, option("ID", "Only those asked for after this drone.")] = None
+    ended: Annotated[bool, switch("List only ended drones.")] = False
+    all_: Annotated[bool, switch("List live and ended drones.", "--all", "-a")] = False
+    after: Annotated[str | None, option("ID", "List only drones ordered after this one.")] = None
 
 
 @question("drones", "/drones", lambda: [Listing(DRONES_SCHEMA, DRONE_COLUMNS, ())])
 def drones(reader: Reader, query: DronesQuery) -> Listing:
     """List drones; show, drain or kill some.
 
-    Without options those that live, oldest first. Any id of a drone, where a verb takes one, is its id, its last
-    number, the site's id, or the name of its slot in the pool or of its place at the site. Where a drone runs is in the
-    table as far as that has room, and always in -o wide and -o json.
+    Lists live drones by default, oldest first. All verbs accept as ID of a drone: its id, the number at the end of its
+    id, the id at the site, or the name of its slot in the pool or at the site. A narrow table omits the node; use
+    -o wide or -o json.
 
     \b
     Examples:
@@ -466,12 +489,12 @@ def drone_listing(
 class DroneQuery(Query):
     """Drone, by any of its ids."""
 
-    id: Annotated[str, subject("ID", "Any id of a drone.")]
+    id: Annotated[str, subject("ID", "Id of a drone (see `provisioner drones --help`).")]
 
 
 @question("drones show", "/drones/{id}", lambda: [_sample_life()])
 def show_drone(reader: Reader, query: DroneQuery) -> Document:
-    """Show the whole life of one drone: every step with time, duration and reason.
+    """Show one drone: every step with time, duration and reason.
 
     \b
     Examples:

@@ -43,7 +43,9 @@ ESTIMATES_SCHEMA = "provisioner.estimates/1"
 
 _GROWTH_QUANTILE = 0.9
 """Quantile of the owner's growth that is shown: nine of ten were no higher."""
-NOTHING_KEPT = "nothing is on record yet: the controller keeps it every ten minutes and at its end"
+NOTHING_KEPT = (
+    "no estimates on record yet: the controller records them every ten minutes and at its end"
+)
 
 
 class EstimatesRow(NamedTuple):
@@ -96,10 +98,12 @@ def _rise(key: str, horizon_s: float, head: str) -> Column:
 
 
 ESTIMATES_FACTS = (
-    time_at("kept_at", "When it was kept last.", "samples.at", head="kept", unit=ago),
+    time_at(
+        "kept_at", "When the estimates were last recorded.", "samples.at", head="kept", unit=ago
+    ),
     items(
         "to_forget",
-        "What is to be forgotten.",
+        "Estimates with a recorded request for deletion.",
         lambda x: [each.what for each in x.forgets],
         head="to forget",
     ),
@@ -110,7 +114,7 @@ RUN_COLUMNS = (
     whole("cpus", "CPUs of such a job; null: any.", null=True, level=0),
     mib("memory_mib", "Memory of such a job, MiB; null: any.", null=True, head="MEMORY"),
     whole(
-        "jobs", "How many of the newest are known, 200 at most.", lambda r: len(r.runs_s), level=0
+        "jobs", "Number of known runs, the newest 200 at most.", lambda r: len(r.runs_s), level=0
     ),
     span_s(
         "median_s",
@@ -132,7 +136,7 @@ RUN_COLUMNS = (
     ),
     flag(
         "used",
-        f"Are they enough ({RUNS_NEEDED}) to be used?",
+        f"Whether they are enough ({RUNS_NEEDED}) for use.",
         lambda r: len(r.runs_s) >= RUNS_NEEDED,
         level=0,
     ),
@@ -141,33 +145,36 @@ DELAY_COLUMNS = (
     ident("type", "Drone type, as site/name.", lambda d: d[0], least=12),
     span_s(
         "queue_s",
-        "From order to place at the site, a mean, seconds.",
+        "Mean time from the order to the start at the site, seconds.",
         lambda d: d[1].queue_s,
         head="QUEUE",
     ),
     span_s(
-        "boot_s", "From its place to the pool, a mean, seconds.", lambda d: d[1].boot_s, head="BOOT"
+        "boot_s",
+        "Mean time from the start at the site to the pool, seconds.",
+        lambda d: d[1].boot_s,
+        head="BOOT",
     ),
 )
 SITE_ESTIMATE_COLUMNS = (
     text("site", "Site.", "name", level=0, least=8),
     span_s(
         "use_s",
-        "Over how much time its owner's use is known, 14 days at most, seconds.",
+        "Length of the known history of the owner's use, 14 days at most, seconds.",
         head="OWNER KNOWN",
     ),
     _rise("rise_1h_gpu_milli", 3600.0, "MORE IN 1H"),
     _rise("rise_8h_gpu_milli", 28800.0, "MORE IN 8H"),
     number(
         "taken_per_1000_h",
-        "Taken back in 1000 hours.",
+        "Preemptions in 1000 hours.",
         null=True,
         unit=formatting.number,
         head="TAKEN/1000H",
     ),
     whole(
         "gaps",
-        "Gaps between jobs that are known, 200 at most.",
+        "Number of known gaps between jobs, 200 at most.",
         lambda s: len(s.samples.gaps_s),
         level=0,
     ),
@@ -179,7 +186,7 @@ SITE_ESTIMATE_COLUMNS = (
     ),
     span_s(
         "idle_s",
-        "Learned time-out.",
+        "Idle timeout derived from them.",
         lambda s: s.estimates.idle_s.get(s.name),
         head="IDLE TIME-OUT",
     ),
@@ -235,15 +242,18 @@ def _run_times(samples: EstimateSamples, user: str) -> list[RunTimes]:
 class EstimatesQuery(Query):
     """Estimates, of all users or of one."""
 
-    user: Annotated[str | None, option("NAME", "Of this user: run times by size, too.")] = None
+    user: Annotated[
+        str | None, option("NAME", "Show only this user, with run times by job size.")
+    ] = None
 
 
 @question("estimates", "/estimates", lambda: [estimates_document(EstimatesRow(None, None))])
 def estimates(reader: Reader, query: EstimatesQuery) -> Document:
-    """Tell what was learned: run times by user, delays by drone type, and of each site its owner and its idle gaps.
+    """Show the estimates: run times, start delays, owner growth, idle gaps.
 
-    As the controller kept it last: it does so about every ten minutes and at its end. What the planner makes of it
-    (an owner's rises, idle time-outs) is as of the newest tick. `estimates forget` makes it forget some of it.
+    Run times are listed by user, delays by drone type, the rest by site. The controller records them every ten minutes
+    and at its end; values that the planner derives (owner growth, idle timeouts) are those of the newest tick.
+    `estimates forget` deletes some.
 
     \b
     Examples:

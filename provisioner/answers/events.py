@@ -34,31 +34,31 @@ NO_LIMIT = 10**9
 EVENT_SENTENCES = {
     "breaker.reset": "{by} lifted the bans of {scopes}: {reason}",
     "clock.caught_up": "the clock of the controller agrees with that of the host again",
-    "clock.doubted": "the clock of the host is {drift_s:.0f} s off the record: {advice}",
+    "clock.doubted": "the clock of the host differs from the record by {drift_s:.0f} s: {advice}",
     "clock.set": "the clock of the controller was set by {by_s:.0f} s: {advice}",
     "clock.stepped": "the clock of the host was set by {drift_s:.0f} s; the controller follows slowly",
-    "clock.trusted": "the clock of the host is used again, {drift_s:.0f} s off the record",
+    "clock.trusted": "the clock of the host is used again; it differs from the record by {drift_s:.0f} s",
     "config.rejected": "the changed configuration was refused: {problems}",
     "config.reloaded": "the changed configuration is in force: {changes}",
-    "controller.twin_found": "another controller of this name is alive (record {record}): {evidence}",
-    "controller.twin_gone": "the other controller of this name is gone (record {records})",
+    "controller.twin_found": "another controller of this name is running (record {record}): {evidence}",
+    "controller.twin_gone": "the other controller of this name has ended (record {records})",
     "credential.expires": "{credential} of {used_by}: {why}",
     "credential.renewed": "{credential} of {used_by} was replaced",
     "credential.unusable": "{credential} of {used_by} cannot be used: {why}",
-    "drain.failed": "it is not known whether {drone} got the order to drain: {why}",
-    "drain.rejected": "the order to drain {drone} was refused: {why}",
-    "drone.black_hole": "{drone} is drained, as jobs fail in it one after the other: {why}",
-    "drone.stopped_elsewhere": "{drone} was stopped at {site}, and not by this controller: {why}",
+    "drain.failed": "outcome of the order to drain {drone} unknown: {why}",
+    "drain.rejected": "order to drain {drone} refused: {why}",
+    "drone.black_hole": "{drone} is draining because jobs fail in it one after the other: {why}",
+    "drone.stopped_elsewhere": "another program stopped {drone} at {site}: {why}",
     "estimates.forgotten": "{by} deleted the estimates of {what}: {reason}",
     "estimates.reset": "the recorded estimates cannot be read, so estimation starts again: {message}",
     "gpus.underused": "{job_class}: {why}",
-    "job.collateral": "job {job} of {user} ended by the fault of a neighbour in {drone}: {why}",
+    "job.collateral": "a neighbour in {drone} ended job {job} of {user}: {why}",
     "job.faulted": "job {job} of {user} faulted in {drone}: {why}",
     "orphan.adopted": "{drone} was put on record: {why}",
-    "orphan.found": "{drones} drones run that are not on record: {ids}",
+    "orphan.found": "{drones} drones are not on record: {ids}",
     "orphan.stop_ordered": "{drone} at {site} is not on record and is stopped: {why}",
-    "plan.accepted": "the plan has no breaches any more",
-    "plan.rejected": "parts of a plan were refused: {faults}; left out: {left_out}",
+    "plan.accepted": "all parts of the plan are valid again",
+    "plan.rejected": "parts of a plan were refused: {faults}; not carried out: {left_out}",
     "request.recorded": "{by} requested {kind} of {of}: {reason}",
     "slots.not_removed": "the pool did not remove the slots of dead drones: {why}",
     "store.outdated": "sites list drone {newest_serial}, newer than the record knows: {advice}",
@@ -120,12 +120,12 @@ def of_event(event: Event) -> Happening:
 
 EVENT_COLUMNS = (
     time_at("at", "When.", level=0),
-    text("kind", "step of a drone, or event.", level=1, choices=("step", "event")),
+    text("kind", "Step of a drone, or event.", level=1, choices=("step", "event")),
     text("name", "The state that was entered, or the event's name.", level=0, least=20),
     ident("drone", "The drone; empty for events.", least=16),
-    words("text", "Why or what, in words.", head="WHY", least=24),
+    words("text", "Reason or description.", head="WHY", least=24),
     text("was", "State before.", null=True),
-    data("reason", "Why, as data; null for events.", convert=reason_data, null=True),
+    data("reason", "Reason as data; null for events.", convert=reason_data, null=True),
     data("fields", "Of an event.", null=True),
     whole("tick", "Number of the tick; null for events.", null=True, level=1),
 )
@@ -134,11 +134,11 @@ EVENT_COLUMNS = (
 class EventsQuery(ListQuery):
     """Events and steps of a time."""
 
-    since: Annotated[str, option("AGE", "Go back this far: 30m, 4h, 2d; all for everything.")] = (
-        "1h"
-    )
+    since: Annotated[
+        str, option("AGE", "List entries of this period: 30m, 4h, 2d; all: everything.")
+    ] = "1h"
     after: Annotated[
-        str | None, option("A.B", "Only what came after this position of the stream.")
+        str | None, option("A.B", "List only entries after this position of the stream.")
     ] = None
 
     @property
@@ -160,9 +160,9 @@ class EventsQuery(ListQuery):
 
 @question("events", "/events", lambda: [Listing(EVENTS_SCHEMA, EVENT_COLUMNS, ())])
 def events(reader: Reader, query: EventsQuery) -> Listing:
-    """Tell what happened.
+    """List recorded events.
 
-    Every step of every drone with its reason, and the events of the controller.
+    These are every step of every drone with its reason, and the events of the controller.
 
     \b
     Examples:

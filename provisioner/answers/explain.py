@@ -123,7 +123,7 @@ def known_job(
     for slot in reader.slots():
         if holds_job(slot.job_ids, job):
             since = f" since {formatting.iso(slot.begun_at)}" if slot.begun_at else ""
-            said = f"runs in drone {slot.drone_id}{since}; `provisioner drones show {slot.drone_id}` tells its life"
+            said = f"runs in drone {slot.drone_id}{since}; `provisioner drones show {slot.drone_id}` shows its steps"
             return KnownJob(title, "running", said, drone=slot.drone_id)
     for each in classes:
         if holds_job(each.running_ids, job):
@@ -159,9 +159,9 @@ def _routed_copies(
 
 
 JOB_FACTS = (
-    text("job", "Id, as it was asked for.", level=0),
-    text("state", "State at the newest look.", level=0, choices=("running", "held", "done")),
-    words("said", "The same in words, with what to do.", head="which", least=30),
+    text("job", "Id as requested.", level=0),
+    text("state", "State at the newest poll.", level=0, choices=("running", "held", "done")),
+    words("said", "State in words, with the remedy.", head="which", least=30),
     text("drone", "Drone that it runs or ran in; empty: none of this controller.", level=0),
     text("class", "Its class; empty: unknown.", "class_id"),
     time_at("ended_at", "When it was done."),
@@ -196,7 +196,12 @@ def _amount(place: int) -> Callable[[TypeFit], str]:
 
 FIT_COLUMNS = (
     ident("type", "Drone type, as site/name.", "kind.key", least=12),
-    flag("fits", "Could an empty drone of it run one job?", lambda f: f.misfit is None, level=0),
+    flag(
+        "fits",
+        "Whether an empty drone of this type can run one job.",
+        lambda f: f.misfit is None,
+        level=0,
+    ),
     text(
         "dimension",
         "First dimension that fails; empty: none.",
@@ -206,7 +211,7 @@ FIT_COLUMNS = (
     ),
     text(
         "wanted",
-        "What the jobs want there.",
+        "Request of the jobs in this dimension.",
         "misfit.requested",
         level=0,
         least=10,
@@ -214,7 +219,7 @@ FIT_COLUMNS = (
     ),
     text(
         "offered",
-        "What the type has there.",
+        "Offer of the type in this dimension.",
         "misfit.available",
         level=0,
         least=10,
@@ -238,17 +243,17 @@ START_OUTCOMES = tuple(StartOutcome)
 ADVICE_COLUMNS = (
     words(
         "text",
-        "The change and what it wins, or why none helps.",
+        "The change and its effect, or why no change helps.",
         descriptions.advise,
         head="ADVICE",
         least=30,
     ),
     text("dimension", "What to change; empty: nothing. no-*: drop the requirement `requested`."),
-    text("requested", "What the jobs ask for now."),
-    text("advised", "What to ask for instead, never more."),
+    text("requested", "Present request of the jobs."),
+    text("advised", "Smaller request that would start sooner."),
     text(
         "outcome",
-        "Without a change: starts, waits for a place, or never.",
+        "Forecast without a change: starts, waits, or never.",
         "now.outcome",
         choices=START_OUTCOMES,
     ),
@@ -259,7 +264,7 @@ ADVICE_COLUMNS = (
     ),
     text(
         "then_outcome",
-        "The same with the change; empty: no change.",
+        "Forecast with the change; empty: no change.",
         "then.outcome",
         choices=("", *START_OUTCOMES),
     ),
@@ -270,7 +275,7 @@ ADVICE_COLUMNS = (
     ),
     data(
         "reason",
-        "What holds the jobs back now; null: nothing.",
+        "Reason that holds the jobs back now; null: none.",
         "why",
         null=True,
         convert=reason_data,
@@ -359,7 +364,7 @@ def _class_parts(
     columns = [column for column in CLASS_COLUMNS if column is not USE_COLUMN]
     last_seen = time_at(
         "last_seen_at",
-        "When it was last seen, of a class that has left the queue.",
+        "When a class that has left the queue was last seen.",
         lambda _: last_seen_at,
         level=0 if last_seen_at else 2,
         head="last seen",
@@ -397,10 +402,10 @@ class JobQuery(Query):
     lambda: [_sample_class(), job_document(KnownJob("1.0", "running", ""))],
 )
 def explain_job(reader: Reader, query: JobQuery) -> Document:
-    """Explain why a job waits, or where it is.
+    """Explain why a job waits, or where it runs.
 
-    Of one that waits its class, what the newest plan says of that, the one change of its request that would start it
-    soonest, and how each drone type fits. Of one that runs or is done the drone; one that is held says so.
+    For a waiting job, show its class, the reasons of the newest plan, the one change of its request that would start
+    it soonest, and how each drone type fits. For a running or completed job, show the drone.
 
     \b
     Examples:
@@ -413,16 +418,16 @@ def explain_job(reader: Reader, query: JobQuery) -> Document:
 class ClassQuery(Query):
     """Job class."""
 
-    id: Annotated[str, subject("ID", "As in `demand`, or the begin of it.")]
+    id: Annotated[str, subject("ID", "Id as in `provisioner demand`, or its first characters.")]
 
 
 @question("explain class", "/classes/{id}", lambda: [_sample_class()])
 def explain_class(reader: Reader, query: ClassQuery) -> Document:
     """Explain why the jobs of a class wait.
 
-    Every reason of the newest plan in words, the one change of the request that would start one of the jobs soonest,
-    and for each drone type the first dimension that does not fit. Of a class that has left the queue what is on
-    record: when it was last seen, and the last reason.
+    Shows all reasons of the newest plan, the one change of the request that would start a job soonest, and for each
+    drone type the first dimension that does not fit. For a class that has left the queue, shows when it was last seen
+    and its last reason.
 
     \b
     Examples:
@@ -434,9 +439,7 @@ def explain_class(reader: Reader, query: ClassQuery) -> Document:
 class AnyIdQuery(Query):
     """Drone, job, job class or site."""
 
-    id: Annotated[
-        str, subject("ID", "Any id of a drone, a job, a job class, or the name of a site.")
-    ]
+    id: Annotated[str, subject("ID", "Id of a drone, job or job class, or name of a site.")]
 
 
 @question(
@@ -445,9 +448,9 @@ class AnyIdQuery(Query):
     lambda: [each for verb in (show_drone, explain_job, show_site) for each in verb.samples()],
 )
 def explain_id(reader: Reader, query: AnyIdQuery) -> Answer:
-    """Explain the drone, job, job class or site of an id.
+    """Explain the drone, job, job class or site with this id.
 
-    `explain ID` is short for it.
+    Short form: `provisioner explain ID`.
 
     \b
     Examples:

@@ -18,7 +18,7 @@ PROBLEM_COLUMNS = (
     text("file", "File.", level=0),
     whole("line", "Line, from 1.", level=0),
     whole("col", "Column, from 1.", level=0),
-    words("message", "What is wrong, and the repair.", least=20),
+    words("message", "Mistake and repair.", least=20),
 )
 
 
@@ -35,7 +35,12 @@ class Probe(NamedTuple):
 
 PROBE_COLUMNS = (
     text("view", "overlay, site:<name>, or store.", level=0),
-    flag("ok", "Did it succeed? A gap is never ok.", level=0, tint={True: "green", False: "red"}),
+    flag(
+        "ok",
+        "Whether the poll succeeded; false for a gap.",
+        level=0,
+        tint={True: "green", False: "red"},
+    ),
     items(
         "nodes",
         "Nodes of a gap.",
@@ -55,7 +60,7 @@ PROBE_COLUMNS = (
     ),
     words(
         "text",
-        "What was seen or went wrong; of a gap, what is so, and the repair.",
+        "Result or error of the poll; for a gap, the difference and the repair.",
         head="SEEN",
         least=30,
     ),
@@ -85,7 +90,7 @@ FINDING_COLUMNS = (
     whole("line", "Line, from 1."),
     text(
         "verdict",
-        "What became of it.",
+        "Outcome for this key.",
         "verdict.value",
         head="BECAME",
         choices=_OUTCOMES,
@@ -95,7 +100,7 @@ FINDING_COLUMNS = (
     text("ours", "File and key here; empty for none.", level=1),
     words(
         "text",
-        "What became of it, and what to do.",
+        "Outcome and remaining work.",
         head="HOW, AND WHAT TO DO",
         least=30,
         show=_finding_words,

@@ -111,17 +111,17 @@ PLAN_TINTS = {
     "refuse": "dim",
 }
 PLAN_COLUMNS = (
-    text("action", "What is done.", level=0, choices=PLAN_ACTIONS, tint=PLAN_TINTS),
-    ident("subject", "Drone type, site, scope, or what a refusal is about.", least=14),
-    whole("count", "Drones, or jobs that a refusal is about.", "number", level=0),
+    text("action", "Action.", level=0, choices=PLAN_ACTIONS, tint=PLAN_TINTS),
+    ident("subject", "Drone type, site or scope; for a refusal, its subject.", least=14),
+    whole("count", "Number of drones; for a refusal, of jobs.", "number", level=0),
     items("drones", "Ids of the drones.", level=0, show=_drone_range, least=14),
     words("text", "Why, in words.", head="WHY", least=24),
     data("reason", "Why, as data.", convert=reason_data, null=True),
 )
 PLAN_FACTS = (
     whole("tick", "Number of the tick.", level=1),
-    time_at("at", "The time that the plan is for.", level=1),
-    flag("acts", "Is anything started, drained or stopped?"),
+    time_at("at", "Time of the plan.", level=1),
+    flag("acts", "Whether the plan starts, drains or stops a drone."),
 )
 
 
@@ -214,19 +214,23 @@ CHANGES = {"more": "green", "less": "yellow", "why": ""}
 DIFFERENCE_COLUMNS = (
     text(
         "change",
-        "More or less of it, or another reason.",
+        "Kind of difference: more, less, or another reason.",
         level=0,
         choices=tuple(CHANGES),
         tint=CHANGES,
     ),
-    text("action", "What is done.", level=0, choices=PLAN_ACTIONS),
-    ident("subject", "Drone type, site, scope, or what a refusal is about.", least=14),
-    ident("drone", "Id of the drone, of what concerns one on record.", least=14),
-    whole("before", "Drones, or jobs that a refusal is about, in the plan as it is.", level=0),
-    whole("after", "The same in the other plan.", level=0),
-    words("why", "The other plan's reason; of what it does no more, the first one's.", least=24),
+    text("action", "Action.", level=0, choices=PLAN_ACTIONS),
+    ident("subject", "Drone type, site or scope; for a refusal, its subject.", least=14),
+    ident("drone", "Id of the drone, if the row concerns one on record.", least=14),
+    whole("before", "Number of drones (for a refusal, of jobs) in the first plan.", level=0),
+    whole("after", "Number in the other plan.", level=0),
+    words(
+        "why", "Reason in the other plan; for an action that it lacks, in the first plan.", least=24
+    ),
 )
-DIFFERENCE_FACTS = (flag("same", "Are the plans the same?", lambda differences: not differences),)
+DIFFERENCE_FACTS = (
+    flag("same", "Whether the plans are equal.", lambda differences: not differences),
+)
 
 
 def plan_diff_document(before: Plan, after: Plan, origin: str, names: ClassNames) -> Document:
@@ -257,10 +261,10 @@ def plan_diff_document(before: Plan, after: Plan, origin: str, names: ClassNames
 
 @question("plan", "/plan", lambda: [plan_document(Plan(1, 1.0), "", ClassNames(None))])
 def plan(reader: Reader, query: Query) -> Document:
-    """Say what the next tick would do, and why.
+    """Show what the next tick would do, and why.
 
-    A dry run on the newest recorded views: nothing is asked or changed. The same pure function decides as in the
-    controller. `replay` decides on a saved snapshot, or on that of a recorded tick.
+    A dry run of the controller's planner on the newest recorded views: no site is contacted and nothing is changed.
+    `provisioner replay` does the same for a saved snapshot or a recorded tick.
 
     \b
     Examples:
@@ -286,7 +290,7 @@ SNAPSHOT_COLUMNS = (
     whole("stops", "Drones stopped.", lambda p: len(p.stops) + len(p.orphans)),
     text(
         "did",
-        "What was done, in words.",
+        "Actions, in words.",
         lambda p: plan_summary(p) if p.acts else SAME,
         level=0,
         least=20,
@@ -305,5 +309,5 @@ def kept_snapshot(reader: Reader, tick: int | None) -> Snapshot:
     near = ", ".join(map(str, sorted(sorted(kept, key=lambda n: abs(n - tick))[:5])))
     raise VerbError(
         f"no snapshot of tick {tick} is kept; {f'nearest: {near}' if near else 'none is'}",
-        "only ticks that did something leave one, and only the newest are kept",
+        "only the newest ticks with actions have snapshots",
     )

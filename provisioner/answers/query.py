@@ -193,7 +193,7 @@ class Format(StrEnum):
 
 
 _OUTPUT = Option(
-    "Form of the output [env: PROVISIONER_OUTPUT].",
+    "Format of the output [env: PROVISIONER_OUTPUT].",
     flags=("--output", "-o"),
     variable="PROVISIONER_OUTPUT",
 )
@@ -204,19 +204,19 @@ class Query(Options):
 
     output: Annotated[Format, _OUTPUT] = Format.TABLE
     columns: Annotated[
-        str | None, option("A,B", "Only these, in this order; names as in JSON.")
+        str | None, option("A,B", "Print only these columns, in this order; names as in JSON.")
     ] = None
-    no_header: Annotated[bool, switch("No header line and no line of scope.")] = False
+    no_header: Annotated[bool, switch("Print neither header nor scope line.")] = False
 
 
 class ListQuery(Query):
     """Form of an answer that is a list: rows and their order."""
 
     sort: Annotated[
-        str | None, option("A,-B", "Order by these heads or keys; a leading - turns one round.")
+        str | None, option("A,-B", "Sort by these columns; - before a name: descending.")
     ] = None
     limit: Annotated[
-        int | None, option("N", "No more rows than this.", "--limit", "-n", least=0)
+        int | None, option("N", "Print at most this number of rows.", "--limit", "-n", least=0)
     ] = None
 
 

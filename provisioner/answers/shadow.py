@@ -55,29 +55,39 @@ def _assumptions(found: Comparison) -> str:
 _gpu_s = partial(number, convert=rounded, unit=_hours)
 USE_COLUMNS = (
     ident("site", "Site; empty: all of them."),
-    text("system", "The other system as observed, or ours as predicted.", level=0, choices=SYSTEMS),
+    text(
+        "system",
+        "The other system (observed) or the controller (predicted).",
+        level=0,
+        choices=SYSTEMS,
+    ),
     _gpu_s(
         "gpu_s",
-        "GPU-seconds of drones: of others in the pool, of ours with boot.",
+        "GPU-seconds of drones: of the other system in the pool, of the controller with boot.",
         "use.held_s",
         head="GPU-H",
     ),
     _gpu_s(
         "busy_gpu_s",
-        "Of those, claimed by jobs; of ours, by runs that end well.",
+        "Part of them claimed by jobs; for the controller, by runs that succeed.",
         "use.busy_s",
         head="USED",
     ),
     _gpu_s(
         "idle_gpu_s",
-        "The rest; of ours, boot, release and lost work too.",
+        "The remaining GPU-seconds; for the controller also boot, release and lost work.",
         "use.idle_s",
         head="IDLE",
     ),
-    whole("drones", "Drones of others that joined; of ours, that start.", "use.drones", level=0),
+    whole(
+        "drones",
+        "Drones of the other system that joined, or of the controller that start.",
+        "use.drones",
+        level=0,
+    ),
     _gpu_s(
         "saved_gpu_s",
-        "Replayed part of others' idle, less our idle; null: others.",
+        "Idle time of the other system (replayed part) minus that of the controller; null for the other system.",
         "saved_s",
         null=True,
         head="SAVED",
@@ -85,30 +95,32 @@ USE_COLUMNS = (
     whole("jobs", "Jobs done; null: of one site.", "waits.jobs", level=0, null=True),
     span_s(
         "wait_mean_s",
-        "Mean wait: end, less submission and run time.",
+        "Mean wait: end minus submission and run time.",
         "waits.mean_s",
         head="MEAN WAIT",
     ),
     span_s("wait_p95_s", "95 of 100 waited no longer.", "waits.p95_s", head="P95 WAIT"),
 )
 SHADOW_FACTS = (
-    time_at("since_at", "Begin of what was observed.", "since", head="from"),
-    time_at("until_at", "Its end.", "until", head="until"),
-    span_s("observed_s", "Of that, observed.", head="observed"),
-    whole("jobs", "GPU jobs submitted and completed meanwhile.", "their_waits.jobs", head="jobs"),
+    time_at("since_at", "Begin of the observed period.", "since", head="from"),
+    time_at("until_at", "End of the observed period.", "until", head="until"),
+    span_s("observed_s", "Time of the period with observations.", head="observed"),
+    whole(
+        "jobs", "GPU jobs submitted and completed in the period.", "their_waits.jobs", head="jobs"
+    ),
     number(
         "replayed",
-        "Part of others' used GPU time that is of them.",
+        "Share of the other system's used GPU time that belongs to these jobs.",
         convert=rounded,
         head="replayed",
     ),
     _gpu_s(
         "saved_gpu_s",
-        "That part of the idle GPU-seconds of others, less ours.",
+        "This share of the idle GPU-seconds of the other system, minus those of the controller.",
         lambda found: found.saved_s(found.theirs[""], found.ours[""]),
         head="GPU-h saved",
     ),
-    words("assumptions", "What the prediction takes for granted.", _assumptions, head="assumed"),
+    words("assumptions", "Assumptions of the prediction.", _assumptions, head="assumed"),
 )
 
 

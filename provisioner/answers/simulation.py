@@ -112,7 +112,7 @@ FIGURE_COLUMNS = (
         spare=2,
         show=lambda r: _deviation(r.over),
     ),
-    whole("seeds", "Replays that tell the figure.", "over.count"),
+    whole("seeds", "Replays with this figure.", "over.count"),
     _amount(
         "difference",
         _DIFFERENCE,

@@ -236,7 +236,11 @@ HAZARD_COLUMNS = (
     ident("scope", "The site, or a drone type as site/name.", head="OF", least=12),
     whole("ran", "Drones that ran in that time.", "drones", level=0),
     span_s("run_s", "How long they ran then, all together, seconds.", head="FOR"),
-    whole("preempted", "Of those, taken back by the site or for the owner.", head="TAKEN BACK"),
+    whole(
+        "preempted",
+        "Part of them that was preempted by the site or for the owner.",
+        head="TAKEN BACK",
+    ),
     number(
         "per_1000_h",
         "In 1000 hours.",
@@ -269,11 +273,11 @@ HAZARD_COLUMNS = (
 )
 
 _MILLI = "Thousandths of GPUs"
-_UNTOLD = "null: the site does not tell"
+_UNTOLD = "null: the site does not report it"
 
 SITE_COLUMNS = (
     ident("site", "Site.", "name", least=12, fact="site"),
-    flag("enabled", "May drones be started there?", _is_enabled, level=1, fact="enabled"),
+    flag("enabled", "Whether drones may be started there.", _is_enabled, level=1, fact="enabled"),
     text(
         "breaker",
         "Its state.",
@@ -285,9 +289,7 @@ SITE_COLUMNS = (
     ),
     time_at("until_at", "While banned: when it may be tried again.", "breaker.until"),
     whole("failures", "Failures in a row.", "breaker.failures", level=1),
-    whole(
-        "drones", "Live drones: asked for and not confirmed gone.", "live", level=0, fact="drones"
-    ),
+    whole("drones", "Live drones: ordered and not confirmed gone.", "live", level=0, fact="drones"),
     whole(
         "max_drones",
         "Limit on drones.",
@@ -307,7 +309,7 @@ SITE_COLUMNS = (
     data("states", "Live drones by state.", show=_state_words, fact="states", least=12, wrap=True),
     data(
         "free",
-        "Free places.",
+        "Number of drones that could start now.",
         "view.free",
         null=True,
         level=0,
@@ -353,7 +355,7 @@ SITE_COLUMNS = (
         fact="age of view",
     ),
     text("fault", "Kind of fault of the newest look; empty: it succeeded.", "reading.fault.kind"),
-    words("note", "What is wrong, if anything.", site_note, least=16, fact="note"),
+    words("note", "Problems.", site_note, least=16, fact="note"),
 )
 
 
@@ -387,9 +389,7 @@ def _amount(
 
     return (
         whole(key, f"{what} of the node.", total),
-        whole(
-            f"free_{key}", f"{what}: what nobody holds.", left, level=level, head=head, show=show
-        ),
+        whole(f"free_{key}", f"{what} that nobody holds.", left, level=level, head=head, show=show),
     )
 
 
@@ -399,11 +399,16 @@ SITE_NODE_COLUMNS = (
     *_amount("cpus", "CPUs", "CPUS", str),
     *_amount("memory_mib", "Memory, MiB", "MEMORY", formatting.size),
     *_amount("disk_mib", "Disk, MiB (0 in all: unknown)", "DISK", formatting.size, level=1),
-    words("kept", "What is kept for the free GPUs (blocking), in words.", least=12),
-    whole("kept_cpus", "CPUs kept for its free GPUs."),
-    whole("kept_memory_mib", "Memory kept for its free GPUs, MiB."),
-    whole("kept_disk_mib", "Disk kept for its free GPUs, MiB."),
-    items("drones", "Ids of our live drones there.", level=0, unit=lambda drones: str(len(drones))),
+    words("kept", "Resources reserved for the free GPUs (blocking), in words.", least=12),
+    whole("kept_cpus", "CPUs reserved for its free GPUs."),
+    whole("kept_memory_mib", "Memory reserved for its free GPUs, MiB."),
+    whole("kept_disk_mib", "Disk reserved for its free GPUs, MiB."),
+    items(
+        "drones",
+        "Ids of the live drones on the node.",
+        level=0,
+        unit=lambda drones: str(len(drones)),
+    ),
     items(
         "types", "Drone types that it could host if it were empty.", "node.types", level=1, least=8
     ),
@@ -491,10 +496,10 @@ def node_rows(row: SiteRow, live: Sequence[Drone]) -> list[NodeRow]:
 
 @question("sites", "/sites", lambda: [Listing(SITES_SCHEMA, SITE_COLUMNS, ())])
 def sites(reader: Reader, query: ListQuery) -> Listing:
-    """List the sites, show one, or use one again that is banned.
+    """List the sites; show, reset, disable or enable one.
 
-    Breaker, live drones and limits, free places, the owner's jobs, how often places were taken back in the last 7 days,
-    age of the view, and what is wrong. `sites show NAME` tells of one node by node.
+    Shows the breaker, live drones and limits, free capacity, the owner's jobs, preemptions in the last 7 days, the age
+    of the view, and problems. `provisioner sites show SITE` lists the nodes.
 
     \b
     Examples:
@@ -521,9 +526,9 @@ def _sample_site() -> Document:
 
 @question("sites show", "/sites/{id}", lambda: [_sample_site()])
 def show_site(reader: Reader, query: SiteQuery) -> Document:
-    """Tell all of one site: its nodes, the owner's jobs that wait, and how often it takes places back.
+    """Show one site: nodes, the owner's waiting jobs, preemptions.
 
-    Of each node what is free, what of that is kept for its free GPUs (blocking), and how many drones of ours are there.
+    For each node: free resources, how much of them is reserved for free GPUs (blocking), and its drones.
 
     \b
     Examples:

@@ -45,10 +45,10 @@ _DEMAND_KEYS = ("id", "waiting", "running", "drones", "oldest_s", "why")
 
 @question("status", "/status", lambda: [_sample_screen()])
 def status(reader: Reader, query: Query) -> Document:
-    """Show the whole on one screen.
+    """Show a summary: views, drones, demand, troubles.
 
-    Who runs, every trouble in one line, how old each view is, sites with breakers and drones, what waits and why, the
-    last events of the controller. The exit code is 0 whatever is shown; with --check it tells the worst.
+    Shows the controller, each trouble in one line, the age of each view, sites with breakers and drones, waiting jobs
+    with the reason, and the last events. The exit code is 0; with --check it is that of the worst trouble.
 
     \b
     Examples:
@@ -186,12 +186,12 @@ STATUS_FACTS = (
     text("controller", "Name.", "controller"),
     flag(
         "running",
-        "Does one run?",
+        "Whether a controller runs.",
         lambda facts: facts.holder is not None,
         head="controller",
         show=_holder_words,
     ),
-    flag("shadow", "Is it a shadow, which starts nothing?"),
+    flag("shadow", "Whether it runs in shadow mode."),
     whole("pid", "Its process; null: none runs.", "holder.pid", null=True),
     text("host", "Its host; null: none runs.", "holder.host", null=True),
     time_at("running_since_at", "Since when it runs.", "holder.since"),

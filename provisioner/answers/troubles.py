@@ -61,13 +61,13 @@ LASTING_EVENTS = (*EVENT_ENDS, *EVENT_ENDS.values())
 DRONE_EVENTS = frozenset({"drain.rejected", "drain.failed"})
 """Events whose trouble the drone's own record shows, for as long as it lasts."""
 _EVENT_WORDS = {
-    "config.rejected": "the changed configuration was refused and the old one is in force; run `provisioner check`",
+    "config.rejected": "the changed configuration is invalid; the old one stays in force. Run `provisioner check`",
     "plan.rejected": "parts of a plan were refused as inconsistent; report it with `provisioner snapshot`",
-    "clock.stepped": "the clock of this host was set; times are adjusted slowly",
-    "clock.doubted": "the clock of this host is doubted: no limit ends a drone and nothing is forgotten",
-    "drone.black_hole": "drained, as jobs failed in it one after the other; look at its node",
-    "slots.not_removed": "the pool keeps the slots of drones that died and may match jobs to them",
-    "store.outdated": "the record is older than what runs, as after a restored backup",
+    "clock.stepped": "the clock of this host was set; the controller adjusts its times slowly",
+    "clock.doubted": "the clock of this host may be wrong: no limit ends a drone and no record is deleted",
+    "drone.black_hole": "draining because jobs failed in it one after the other; check its node",
+    "slots.not_removed": "the pool still lists slots of dead drones and may match jobs to them",
+    "store.outdated": "the record is older than the drones at the sites, as after a restored backup",
 }
 STOPPED_ELSEWHERE = "drone.stopped_elsewhere"
 _EXPECTED_FAULTS = frozenset({FaultKind.CAPACITY, FaultKind.QUOTA})
@@ -127,7 +127,9 @@ def troubles(facts: TroubleContext) -> list[OperatorTrouble]:
     return sorted(found, key=lambda t: order.index(t.severity))
 
 
-_SEVERITY = "critical: nothing is done; warning: something is not; note: no fault of ours."
+_SEVERITY = (
+    "critical: the controller cannot act; warning: a part cannot; note: users or sites cause it."
+)
 TROUBLE_COLUMNS = (
     text(
         "severity",
@@ -140,7 +142,7 @@ TROUBLE_COLUMNS = (
     ident(
         "subject", "overlay, controller, site:NAME, type:SITE/NAME, class:ID or drone:ID.", least=12
     ),
-    words("text", "What is wrong, and what to do.", head="TROUBLE", least=30),
+    words("text", "Problem and remedy.", head="TROUBLE", least=30),
 )
 
 _critical = partial(OperatorTrouble, Severity.CRITICAL)
@@ -156,17 +158,17 @@ def _controller(facts: TroubleContext) -> Troubles:
             if facts.views
             else ""
         )
-        message = f"no controller runs{last}. Start it: nothing is started or drained meanwhile"
+        message = f"no controller runs{last}. Start it: until then no drone is started or drained"
         yield _critical("controller-down", "controller", message)
     elif silent_s := _silent_s(facts):
         message = (
             f"no tick recorded for {formatting.age(silent_s)} although the controller runs: the clock of this host "
-            "was set, the store cannot be written (disk full?) or the controller hangs. Look at its log"
+            "was set, the store cannot be written (disk full?) or the controller hangs. Check its log"
         )
         yield _critical("no-tick", "controller", message)
     if facts.free_bytes is not None and facts.free_bytes < MIN_FREE_BYTES:
         left = f"{facts.free_bytes >> 20} MiB"
-        message = f"disk of the store nearly full: {left} left. Make room: nothing is done that cannot be recorded"
+        message = f"disk of the store nearly full: {left} free. Free space: the controller acts only if it can record"
         yield _critical("disk-full", "controller", message)
 
 
@@ -225,24 +227,24 @@ def view_rows(views: Views | None, now: float) -> list[ViewRow]:
 
 CREDENTIAL_COLUMNS = (
     ident("used_by", "overlay, site:NAME or web.", least=12),
-    text("name", "Option that names it.", level=0),
+    text("name", "Option of the configuration that names it.", level=0),
     words("identity", "User or subject; empty: unknown.", least=12),
-    items("scopes", "Rights that it is limited to; empty: not limited, or unknown.", least=12),
-    time_at("not_after", "Its end, or null without one.", head="EXPIRES"),
+    items("scopes", "Scopes of a token; empty: unlimited or unknown.", least=12),
+    time_at("not_after", "Time at which it expires; null: never.", head="EXPIRES"),
     words("problem", "Why it cannot be used; empty: it can.", least=12),
     words("source", "File or variable that it is read from.", least=20),
 )
 VIEW_TINTS = {"failed": "red", "never": "red", "old": "yellow", "fresh": ""}
-_VERDICT = "fresh; old: past its limit; failed: the newest look failed; never: none succeeded."
+_VERDICT = "fresh; old: past its limit; failed: the newest poll failed; never: no poll succeeded."
 VIEW_COLUMNS = (
     ident("view", "overlay, or site:<name>.", least=12),
     text("verdict", _VERDICT, head="STATE", choices=tuple(VIEW_TINTS), tint=VIEW_TINTS),
-    span_s("age_s", "Age of the newest good view, seconds; null: there is none.", head="AGE"),
-    span_s("limit_s", "Older than this it is not acted on, seconds.", head="LIMIT"),
-    text("fault", "Kind of fault of the newest look; null: it succeeded.", "fault.kind", null=True),
+    span_s("age_s", "Age of the newest good view, seconds; null: none.", head="AGE"),
+    span_s("limit_s", "Greatest age for decisions, seconds.", head="LIMIT"),
+    text("fault", "Kind of fault of the newest poll; null: it succeeded.", "fault.kind", null=True),
     words(
         "message",
-        "What went wrong; of a view that is good, what is odd in it.",
+        "Error of the poll, or notices about a good view.",
         head="NOTE",
         least=20,
     ),
@@ -280,11 +282,7 @@ def _view_failed(row: ViewRow) -> OperatorTrouble:
         ("pool not visible", _critical) if row.view == "overlay" else ("site not listed", _warning)
     )
     age = f", the newest view is {formatting.age(row.age_s)} old" if row.age_s is not None else ""
-    why = (
-        formatting.excerpt(row.fault.message)
-        if row.fault
-        else "nothing is decided on so old a view"
-    )
+    why = formatting.excerpt(row.fault.message) if row.fault else "too old for decisions"
     return trouble("view-failed" if row.fault else "view-old", row.view, f"{what}{age}: {why}")
 
 
@@ -318,7 +316,7 @@ def _breakers_not_active(facts: TroubleContext) -> Troubles:
             and breaker.state is BreakerState.ACTIVE
             and breaker.until > facts.now
         ):
-            text_ = f"its view has just come back: nothing is started until {formatting.iso(breaker.until)}"
+            text_ = f"visible again: no drone is started until {formatting.iso(breaker.until)}"
             yield _note("settling", "overlay", text_)
         if breaker.state is BreakerState.ACTIVE or breaker.scope == OVERLAY_SCOPE:  # told as a view
             continue
@@ -328,7 +326,9 @@ def _breakers_not_active(facts: TroubleContext) -> Troubles:
         message = f": {formatting.excerpt(fault.message)}" if fault else ""
         until = f" until {formatting.iso(breaker.until)}" if banned else ""
         if breaker.scope.class_id:  # the type is open to all other jobs
-            text_ = f"no drone of {breaker.scope.type_key} is started for it{until}{message}"
+            text_ = (
+                f"no drone of {breaker.scope.type_key} is started for this class{until}{message}"
+            )
             yield _note("class-backs-off", f"class:{breaker.scope.class_id}", text_)
         elif breaker.scope.user:
             text_ = (
@@ -370,12 +370,10 @@ def _stopped_elsewhere(facts: TroubleContext) -> Troubles:
     if len(stopped) >= MIN_FAILED_DRONES:
         last = formatting.ago(stopped[-1].at, facts.now)
         message = (
-            f"somebody else stops our drones: {len(stopped)} within an hour, the last {last} "
-            "ago. Look for a second"
+            f"another program stops drones of this controller: {len(stopped)} within an hour, the last {last} "
+            "ago. Find a second controller of this name, or ask the site"
         )
-        yield _warning(
-            "stopped-elsewhere", "controller", f"{message} controller of this name, or ask the site"
-        )
+        yield _warning("stopped-elsewhere", "controller", message)
 
 
 def _events(facts: TroubleContext) -> Troubles:
@@ -406,7 +404,7 @@ def _events(facts: TroubleContext) -> Troubles:
 
 def _drones(facts: TroubleContext) -> Troubles:
     for drone in facts.refusing:
-        text_ = f"drain refused, it goes on taking jobs: {formatting.excerpt(drone.drain_refusal)}"
+        text_ = f"drain refused, jobs still start in it: {formatting.excerpt(drone.drain_refusal)}"
         yield _warning("drain.rejected", f"drone:{drone.id}", text_)
     failed: dict[str, list[Drone]] = {}
     told = {
@@ -438,7 +436,7 @@ def _refusals(facts: TroubleContext) -> Troubles:
         yield _note(
             beside.kind,
             f"drone:{beside.drone}",
-            f"jobs wait beside it: {beside.describe()}",
+            f"jobs wait although it is idle: {beside.describe()}",
         )
     reasons = reasons_by_class(facts.plan)
     hopeless = (Category.CONFIGURATION, Category.NOTHING_FITS)

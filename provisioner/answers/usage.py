@@ -186,7 +186,7 @@ USAGE_COLUMNS = (
     ),
     _gpu_s(
         "saved_gpu_s",
-        "What the same runs would not have held there, GPU-seconds.",
+        "GPU-seconds that the same runs would have saved on this type.",
         "saved_s",
         head="GPU-H SAVED",
     ),
@@ -254,17 +254,17 @@ def use_fact(report: UsageReport) -> Column:
 class UsageQuery(ListQuery):
     """Use of GPUs by jobs that ended in a period."""
 
-    since: Annotated[str, option("AGE", "Go back this far: 12h, 7d, 30d.")] = "30d"
-    by: Annotated[Grouping, option(None, "What a row is.")] = Grouping.CLASS
+    since: Annotated[str, option("AGE", "Length of the period: 12h, 7d, 30d.")] = "30d"
+    by: Annotated[Grouping, option(None, "Grouping of the rows.")] = Grouping.CLASS
 
 
 @question("usage", "/usage", lambda: [usage_document(UsageReport(0.0, 0.0))])
 def usage(reader: Reader, query: UsageQuery) -> Document:
-    """Report how much of their GPUs jobs use: who wastes most, and the smallest drone type that would do.
+    """Report the GPU use of jobs, and the smallest drone type that would be enough.
 
-    A class is all jobs of a user with one size. A type fits if 95 of 100 runs used no more than a job gets there, and
-    none more VRAM. Tables show the ten classes that would save most, or the ten drones whose jobs left most unused;
-    --limit shows more. The figures above the table are of all jobs and add up to the GPU-hours of the drones.
+    A class is all jobs of a user with one size. A type fits if 95 of 100 runs used no more than it offers, and no run
+    more VRAM. Tables show the ten classes that would save most, or the ten drones with the most unused GPU time;
+    --limit shows more. The figures above the table are for all jobs and add up to the GPU-hours of the drones.
     A ? after VRAM: some measured runs have no peak, and may have needed all memory.
 
     \b

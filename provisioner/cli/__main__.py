@@ -111,9 +111,10 @@ def provisioner(
 ) -> None:
     """Start pilot jobs (drones) at sites for GPU jobs that wait in an HTCondor pool.
 
-    All verbs but run, check --live, simulate, submit, jobs and demo read the record alone: they work while the
-    controller is down. Results go to stdout, everything else to stderr. Times are ISO-8601 in UTC, with --local in the
-    local zone; in JSON, YAML and CSV they are seconds since the epoch in keys that end in _at, and null means never.
+    These verbs read only the record and also work while the controller is down: status, drones, sites, demand,
+    explain, plan, events, estimates, usage, snapshot, replay, shadow report and backup. Results go to stdout,
+    messages to stderr. Times are ISO-8601 in UTC (--local: local zone). In JSON, YAML and CSV they are seconds since
+    the epoch in keys that end in _at; null means never.
 
     \b
     Examples:
@@ -124,7 +125,7 @@ def provisioner(
 
 
 def version() -> None:
-    """Print the version and the commit of which it was made."""
+    """Print the version and the commit."""
     import provisioner
 
     commit = _commit(Path(provisioner.__file__).parent)
@@ -187,7 +188,7 @@ def run_verb(argv: Sequence[str] | None = None) -> int:
         if hasattr(error, "show") and hasattr(error, "exit_code"):
             error.show()
             return Exit.USAGE
-        known = VerbError("given up") if isinstance(error, typer.Abort) else verb_error(error)
+        known = VerbError("aborted") if isinstance(error, typer.Abort) else verb_error(error)
         if known is None:
             raise
         first, *rest = [sanitize(part) for line in known.lines for part in line.splitlines()] or [

@@ -104,7 +104,7 @@ def _problem_at(path: Path, at: tuple[str, ...], message: str) -> config.Problem
 
 
 _LIVE_HELP = (
-    "Also look at each site and the overlay once, and compare them with the policy; changes nothing, but a computing "
+    "Also poll each site and the overlay once and compare them with the policy. Changes nothing, but a computing "
     "element is sent a job that ends at once."
 )
 
@@ -118,10 +118,9 @@ def check(
 ) -> None:
     """Check the configuration and its site files.
 
-    Each mistake is a line file:line:col with the repair, all of them at once; exit 3 if there are any. Drones on record
-    count: a change that leaves them without a controller is a mistake, one that drains them a warning. With --live also
-    if a look fails, or where a site does not do what the policy says (blocking, the owner's priority, grace, MIG
-    layouts).
+    Prints each mistake as file:line:col with the repair; exit 3 if there are any. Drones on record are checked, too: a
+    change that leaves them without a controller is a mistake, one that drains them is a warning. With --live, exit 3
+    also if a poll fails or a site differs from the policy (blocking, the owner's priority, grace, MIG layouts).
 
     \b
     Examples:
@@ -156,7 +155,7 @@ def _check_live(settings: config.Settings, query: Query, host: opt.Host) -> None
     failed = [x.view for x in looks if not x.ok and not x.dimension]
     gaps = [x.view for x in looks if x.dimension]
     wrong = (
-        [f"{len(failed)} of {len(looks) - len(gaps)} looks failed: {', '.join(failed)}"]
+        [f"{len(failed)} of {len(looks) - len(gaps)} polls failed: {', '.join(failed)}"]
         if failed
         else []
     )
@@ -298,19 +297,19 @@ render_app = opt.verbs(no_args_is_help=True)
 
 @render_app.callback()
 def render() -> None:
-    """Print configuration for others: what a site's administrator, or that of the monitoring, puts in place."""
+    """Print configuration for administrators of sites and of the monitoring."""
 
 
 @render_app.command("blocking")
 def blocking(
-    site: Annotated[str, opt.option("NAME", "The site whose configuration is wanted.")],
+    site: Annotated[str, opt.option("NAME", "Name of the site.")],
     path: opt.ConfigPath = None,
 ) -> None:
-    """Print what makes a site keep CPUs, memory and disk for its free GPUs, and put its owner first.
+    """Print the configuration with which a site reserves resources for its free GPUs and prefers its owner.
 
-    In the site's own language (for an HTCondor cluster, the configuration of its execution nodes). Nothing is asked of
-    the site, and nothing is changed there. The configuration may be the site's file alone; a site that the controller's
-    file does not list is read from NAME.yaml beside it.
+    The format is that of the site, for example the configuration of the execution nodes of an HTCondor cluster. The
+    site is not contacted. --config may name the site's file. A site that the controller's file does not list is read
+    from NAME.yaml beside it.
 
     \b
     Examples:
@@ -320,18 +319,18 @@ def blocking(
     sys.stdout.write(text if text.endswith("\n") else f"{text}\n")
     sys.stdout.flush()
     out.note(
-        f"site {site}: once it is in place, `provisioner check --live` tells where it does not hold"
+        f"site {site}: after its installation, `provisioner check --live` reports nodes that differ"
     )
 
 
 @render_app.command("kubernetes")
 def kubernetes(
-    site: Annotated[str, opt.option("NAME", "The site whose namespace and rights are wanted.")],
+    site: Annotated[str, opt.option("NAME", "Name of the site.")],
     path: opt.ConfigPath = None,
 ) -> None:
     """Print the namespace, rights, quota and priority of the drones of a Kubernetes site.
 
-    Nothing is asked of the site, and nothing is changed there. The administrator of the cluster applies it.
+    The site is not contacted. The administrator of the cluster applies the output.
 
     \b
     Examples:
@@ -342,20 +341,20 @@ def kubernetes(
         made = _adapter(spec, controller)
         if not isinstance(made, SupportsRenderAccess):
             raise VerbError(
-                f"site {spec.name} is no Kubernetes site: its adapter is {spec.adapter}"
+                f"site {spec.name} is not a Kubernetes site: its adapter is {spec.adapter}"
             )
         sys.stdout.write(made.render_access(spec.policy))
 
 
 @render_app.command("deployment")
 def deployment(
-    image: Annotated[str, opt.option("IMAGE", "The image of packaging/images/controller.")],
-    namespace: Annotated[str, opt.option("NAME", "Where it runs.")] = "gpu-drones",
+    image: Annotated[str, opt.option("IMAGE", "Image built from packaging/images/controller.")],
+    namespace: Annotated[str, opt.option("NAME", "Namespace of the objects.")] = "gpu-drones",
 ) -> None:
-    """Print the controller and its web service as objects of Kubernetes: one replica, with its record in a volume.
+    """Print Kubernetes objects for the controller and its web service.
 
-    Nothing is asked of a cluster, and nothing is changed there. The configuration is a ConfigMap and the tokens are a
-    Secret, both named gpu-drone-provisioner. At a Kubernetes site apply `render kubernetes` as well.
+    One replica, with its record in a volume. No cluster is contacted. The configuration is a ConfigMap and the tokens
+    are a Secret, both named gpu-drone-provisioner. For a Kubernetes site also apply `render kubernetes`.
 
     \b
     Examples:
@@ -367,12 +366,13 @@ def deployment(
 
 @render_app.command("mig")
 def mig_layout(
-    site: Annotated[str, opt.option("NAME", "The site whose MIG layouts are wanted.")],
+    site: Annotated[str, opt.option("NAME", "Name of the site.")],
     path: opt.ConfigPath = None,
 ) -> None:
-    """Print the script with which root divides the GPUs of a site into the MIG instances of its file.
+    """Print a script for root that divides the GPUs of a site into MIG instances.
 
-    Nothing is asked of the site, and nothing is changed there. Nothing may run on the GPUs while the script runs.
+    The instances are those of `mig` in the site's file. The site is not contacted. The GPUs must be unused while the
+    script runs.
 
     \b
     Examples:
@@ -382,7 +382,7 @@ def mig_layout(
     if not spec.policy.mig:
         raise UnmetError(
             f"{spec.path}: site {spec.name} has no `mig`, so there is nothing to render",
-            "name the instances of each GPU, at the top level of that file:",
+            "write the instances of each GPU at the top level of that file:",
             "  mig: [{gpu_model: A100-40, layout: [3g.20gb, 2g.10gb, 1g.5gb, 1g.5gb]}]",
         )
     layouts = [(each.gpu_model, each.layout, each.nodes) for each in spec.policy.mig]
@@ -399,13 +399,13 @@ def mig_layout(
 @render_app.command("gpu-view")
 def gpu_view(
     jobs: Annotated[
-        str, opt.option("EXPR", "ClassAd expression for the jobs; TARGET is the job.")
+        str, opt.option("EXPR", "ClassAd expression that selects the jobs; TARGET is the job.")
     ] = "TARGET.RoutedFromJobId isnt undefined",
 ) -> None:
-    """Print START of drones that refuse jobs where nvidia-smi does not show the job's GPU and its memory.
+    """Print a START expression by which drones refuse jobs if nvidia-smi does not show the job's GPU.
 
-    The jobs are those that choose by what pilots report: by default all that came through a CE. The line belongs
-    into overlay.options.drone_config.
+    Put the line into overlay.options.drone_config. It concerns pilot jobs, which choose their work by the GPU and the
+    memory that they find: by default all jobs that came through a CE.
 
     \b
     Examples:
@@ -417,11 +417,11 @@ def gpu_view(
 
 @render_app.command("grafana")
 def grafana(
-    to: Annotated[Path, opt.option("DIRECTORY", "Where the files are written.")] = Path("."),
+    to: Annotated[Path, opt.option("DIRECTORY", "Directory for the files.")] = Path("."),
 ) -> None:
-    """Write the Grafana dashboards, a JSON file each; files of these names are replaced.
+    """Write the Grafana dashboards, one JSON file each; existing files are replaced.
 
-    Grafana imports each, or finds them as provisioned files. They ask for their Prometheus data source.
+    Import them, or provision them as files. Each dashboard lets you choose the Prometheus data source.
 
     \b
     Examples:
@@ -437,7 +437,7 @@ def grafana(
 @render_app.command("alerts")
 def alerts(
     runbooks: Annotated[
-        str | None, opt.option("URL", "Page of the runbooks, for runbook_url.")
+        str | None, opt.option("URL", "Address of the runbooks, for runbook_url.")
     ] = None,
 ) -> None:
     """Print the alert rules for Prometheus.
@@ -478,7 +478,7 @@ def _rendered_blocking(controller: str, spec: config.SiteConfig) -> str:
     if not spec.policy.blocking:
         raise UnmetError(
             f"{spec.path}: site {spec.name} has no blocking, so there is nothing to render",
-            "say what each free GPU keeps, at the top level of that file:",
+            "write at the top level of that file what to reserve for each free GPU:",
             "  blocking: [{cpus: 8, memory: 20 GiB, disk: 50 GiB}]",
         )
     with _reported_of(spec):
@@ -487,7 +487,7 @@ def _rendered_blocking(controller: str, spec: config.SiteConfig) -> str:
             return made.render_blocking(spec.policy)
     raise VerbError(
         f"adapter {spec.adapter} of site {spec.name} cannot render blocking: what its site needs for it is "
-        "for its administrator to say; the planner and the drones keep the reserve all the same"
+        "for its administrator to say; the planner and the drones keep the reserve in any case"
     )
 
 
@@ -496,20 +496,23 @@ def import_tardis(
     query: ListQuery,
     screen: opt.Screen,
     tardis: Annotated[
-        Path, opt.argument("TARDIS_YML", "TARDIS' configuration, or COBalD's with `tardis`.")
+        Path,
+        opt.argument(
+            "TARDIS_YML", "Configuration of TARDIS, or of COBalD with a section `tardis`."
+        ),
     ],
     cobald: Annotated[
-        Path | None, opt.option("COBALD_YML", "COBalD's file, with the pipeline.")
+        Path | None, opt.option("COBALD_YML", "Configuration of COBalD with the pipeline.")
     ] = None,
-    to: Annotated[Path, opt.option("DIRECTORY", "Where the files are written.")] = Path("."),
-    force: Annotated[bool, opt.switch("Write over files that are there.", "--force")] = False,
+    to: Annotated[Path, opt.option("DIRECTORY", "Directory for the files.")] = Path("."),
+    force: Annotated[bool, opt.switch("Overwrite existing files.", "--force")] = False,
 ) -> None:
-    """Turn a COBalD/TARDIS configuration into ours.
+    """Convert a COBalD/TARDIS configuration.
 
-    Writes provisioner.yaml and a file per site, and reports what became of each key of the old files: converted;
-    changed (it means something else here); no counterpart; needs you. Values to fill in are <...> in our files,
-    and provisioner check names each. Nothing is run, and no secret is copied. Exit 3 if something needs you, or if the
-    old files cannot be understood; then nothing is written.
+    Writes provisioner.yaml and a file per site. Reports for each key of the old files: converted; changed (the meaning
+    differs); no counterpart; needs you. Fill in the values <...> of the new files; `provisioner check` lists them. No
+    old code runs, and no secret is copied. Exit 3 if a key needs you or the old files are invalid; invalid files write
+    nothing.
 
     \b
     Examples:
@@ -548,7 +551,7 @@ def import_tardis(
         ]
         summary = f"{formatting.count(len(problems), 'problem')}: nothing is written"
         raise UnmetError(*problems, summary)
-    write_files(to, made.files, force, ", or write over it with --force")
+    write_files(to, made.files, force, ", or overwrite it with --force")
     rows = sorted(made.findings, key=lambda finding: list(OUTCOME_TINTS).index(finding.verdict))
     listing = Listing(IMPORT_SCHEMA, FINDING_COLUMNS, rows, lambda finding: finding.key)
     out.present(

@@ -42,13 +42,13 @@ ORPHAN_REQUESTS = {Orphans.ADOPT: RequestKind.ADOPT_ORPHANS, Orphans.STOP: Reque
 
 @opt.shared
 def backup(
-    copy: Annotated[Path, opt.argument("FILE", "The copy. An older one is replaced.")],
+    copy: Annotated[Path, opt.argument("FILE", "File of the copy; an older copy is replaced.")],
     where: opt.Where,
 ) -> None:
     """Copy the record to a file, also while the controller runs.
 
-    The copy is written under another name first: FILE is a whole record at any time. The timer unit provisioner-backup
-    does this each minute.
+    The copy appears only when it is complete, so FILE is a valid record at any time. The timer unit provisioner-backup
+    runs this verb each minute.
 
     \b
     Examples:
@@ -59,23 +59,27 @@ def backup(
 
 @opt.shared
 def restore(
-    copy: Annotated[Path, opt.argument("FILE", "A copy that `provisioner backup` has made.")],
+    copy: Annotated[Path, opt.argument("FILE", "Copy made by `provisioner backup`.")],
     path: opt.ConfigPath = None,
     orphans: Annotated[
         Orphans,
-        opt.option("FATE", "Drones at the sites that the copy does not know: keep, adopt or stop."),
+        opt.option(
+            "FATE", "Action for drones at the sites that are not in the copy: keep, adopt or stop."
+        ),
     ] = Orphans.KEEP,
     fenced: Annotated[
         bool,
-        opt.switch("The host of the other controller is off, or has no network.", "--fenced"),
+        opt.switch(
+            "Confirm that the host of the other controller is off or has no network.", "--fenced"
+        ),
     ] = False,
 ) -> None:
-    """Put a copy of the record in the place of the record, on this host or on another one.
+    """Restore the record from a copy, on this host or on another one.
 
-    It looks at each site once, and says which drones are not in the copy. It refuses while another controller may live:
-    one holds the record here, the copy was written within three minutes, or a drone that is not in the copy started
-    within three minutes. With --fenced only the first of these counts. A record that is here is moved aside. The
-    controller is started afterwards. No id of a drone is given twice.
+    Polls each site once and lists the drones that are not in the copy. Refuses if another controller may run: one
+    holds the record on this host, the copy is less than three minutes old, or a drone that is not in the copy started
+    in the last three minutes. --fenced skips the last two checks. An existing record is renamed, and no drone id is
+    used twice. Start the controller afterwards.
 
     \b
     Examples:
@@ -107,7 +111,7 @@ def restore(
             ids = ", ".join(sorted(each.drone_id for each in unknown[site]))
             out.note(f"site {site}: {count(len(unknown[site]), 'orphan')} ({orphans}): {ids}")
     if aside is not None:
-        out.note(f"the record that was here: {aside}")
+        out.note(f"previous record: {aside}")
     if orphans in ORPHAN_REQUESTS:
         asked = Reader(target)
         sites = [DroneId(site) for site in listings]

@@ -373,13 +373,14 @@ def summary(view: DemoView, faults: Sequence[str]) -> RenderableType:
 
 def demo(
     directory: Annotated[
-        Path | None, opt.option("PATH", "Empty directory to run in and to keep.", "--dir")
+        Path | None,
+        opt.option("PATH", "Empty directory for the demo's files; they are kept.", "--dir"),
     ] = None,
 ) -> None:
-    """Watch 40 GPU jobs become drones on this host: no root, no GPU and no HTCondor needed.
+    """Run 40 jobs in drones on this host: no root, no GPU and no HTCondor needed.
 
-    The controller itself runs, with a queue in a file as its pool and this host as its site, with GPUs that it only
-    pretends to have. Jobs of three shapes wait; one shape fits no drone type. Drones start, run the jobs and leave.
+    A real controller runs with a queue in a file as its pool and with this host as its site; the GPUs are simulated.
+    Jobs of three shapes wait; one shape fits no drone type. Drones start, run the jobs and end.
 
     \b
     Examples:

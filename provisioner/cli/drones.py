@@ -41,13 +41,15 @@ _MODE_HELP = (
 class LeaveOptions(DroneFilter):
     """Options of the verbs that make drones leave."""
 
-    ids: Annotated[list[str] | None, subject("ID", "Any ids of drones.")] = None
-    reason: Annotated[str, option("TEXT", "Why; it is recorded with every step.", "--reason", "-r")]
+    ids: Annotated[
+        list[str] | None, subject("ID", "Ids of drones (see `provisioner drones --help`).")
+    ] = None
+    reason: Annotated[str, option("TEXT", "Reason, recorded with every step.", "--reason", "-r")]
     yes: Annotated[bool, switch("Do not ask for confirmation.", "--yes", "-y")] = False
-    dry_run: Annotated[bool, switch("Only say which drones are meant.")] = False
-    wait: Annotated[bool, switch("Return when all of them have ended.")] = False
+    dry_run: Annotated[bool, switch("Only list the selected drones.")] = False
+    wait: Annotated[bool, switch("Return after all of them have ended.")] = False
     timeout: Annotated[
-        float, option("SECONDS", "With --wait: give up after this; exit 124.", least=0)
+        float, option("SECONDS", "With --wait: stop waiting after this time (exit 124).", least=0)
     ] = 600.0
 
 
@@ -58,7 +60,7 @@ def drain(
     where: opt.Where,
     mode: Annotated[DrainMode, typer.Option("--mode", help=_MODE_HELP)] = DrainMode.PEACEFUL,
 ) -> None:
-    """Ask drones to leave the pool. It is recorded now and carried out at the controller's next tick.
+    """Drain drones: they accept no new jobs and end. The controller does this at its next tick.
 
     \b
     Examples:
@@ -72,7 +74,7 @@ def drain(
 @drones_app.command("kill")
 @opt.shared
 def kill(options: LeaveOptions, where: opt.Where) -> None:
-    """End drones at their sites without waiting for their jobs. Carried out at the controller's next tick.
+    """Stop drones at their sites without waiting for their jobs. The controller does this at its next tick.
 
     \b
     Examples:
@@ -88,14 +90,14 @@ def _request_leave(
     if not options.reason.strip():
         raise UsageError("--reason must not be empty: it is recorded with every step")
     if bool(options.ids) == bool(options.given):
-        which = "which drones? Name them, or select with --site, --state, --type, --node, not both"
+        which = "name drones, or select them with --site, --state, --type, --node, not both"
         raise UsageError(which)
     reader: Reader | None = None
     if where.url is None:
         reader = opt.open_record(where)
         chosen, gone, complaints = _selected(reader, options)
     elif options.wait:
-        raise UsageError("--wait needs the record itself: leave it out, or leave out --url")
+        raise UsageError("--wait needs the record itself: remove --wait or --url")
     else:
         from provisioner.cli import remote
 
@@ -109,8 +111,8 @@ def _request_leave(
     out.note(*complaints)
     if not chosen:
         if complaints:
-            raise VerbError("nothing was asked for")
-        out.note("no live drone is meant: nothing was asked for")
+            raise VerbError("nothing to do")
+        out.note("no live drone is selected: nothing to do")
         return
     what = f"{verb} {formatting.count(len(chosen), 'drone')}"
     if options.dry_run:
@@ -120,7 +122,7 @@ def _request_leave(
         if not options.yes and len(chosen) >= CONFIRM_FROM:
             question = f"{what}: {named(chosen)}?"
             if not sys.stdin.isatty():
-                raise UsageError(question, "not a terminal to ask at: say --yes to do it")
+                raise UsageError(question, "no terminal for the confirmation: add --yes")
             typer.confirm(formatting.sanitize(question), err=True, abort=True)
         if reader is None:
             complaints = _ask_service(where, kind, mode, chosen, options.reason)
@@ -164,7 +166,7 @@ def record_request(
     serial = reader.ask(kind, ids, reason=reason, by=operator(), at=reader.now(), mode=mode)
     out.note(f"request {serial} recorded: {what}")
     if reader.holder() is None:
-        out.note("no controller runs: it will be carried out when one does")
+        out.note("no controller runs: the next one will carry it out")
 
 
 def _selected(

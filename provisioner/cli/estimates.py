@@ -19,17 +19,20 @@ def forget(
     where: opt.Where,
     reason: opt.EventReason,
     user: Annotated[
-        list[str] | None, opt.option("NAME", "Run times of this user and of all; repeatable.")
+        list[str] | None,
+        opt.option("NAME", "Run times of this user and of all users together; repeatable."),
     ] = None,
     site: Annotated[
-        list[str] | None, opt.option("NAME", "This site's owner, gaps and delays; repeatable.")
+        list[str] | None,
+        opt.option("NAME", "Owner, idle gaps and start delays of this site; repeatable."),
     ] = None,
-    all_: Annotated[bool, opt.switch("All of it.", "--all")] = False,
+    all_: Annotated[bool, opt.switch("All estimates.", "--all")] = False,
 ) -> None:
-    """Remove estimates that do not apply any more: an owner who has changed, a user's new code.
+    """Remove estimates that no longer apply, for example after a change of the owner or of a user's code.
 
-    The controller does it within a minute, or when it starts. Drones and jobs on record stay. Run times of all users
-    together contain those of each user, so they are removed too. They are known again after ten jobs.
+    The controller does this within a minute, or when it starts. Drones and jobs on record are not affected. With
+    --user it also removes the run times of all users together, because they contain those of this user. New estimates
+    need ten jobs.
 
     \b
     Examples:
@@ -41,7 +44,7 @@ def forget(
     if not reason.strip():
         raise UsageError("--reason must not be empty: it is recorded as an event")
     if all_ is bool(what):
-        raise UsageError("forget what? --all, or some with --user and --site")
+        raise UsageError("nothing selected: write --all, --user or --site")
     reader = opt.open_record(where)
     if not all_:
         samples = reader.estimate_samples()
@@ -50,6 +53,6 @@ def forget(
         require_known(samples, users, sites)
     for each in ["all"] if all_ else what:
         reader.ask_estimate_reset(each, reason=reason, by=operator(), at=reader.now())
-        out.note(f"recorded: to forget {each}")
+        out.note(f"request recorded: forget {each}")
     if reader.holder() is None:
-        out.note("no controller runs: it will be done when one does")
+        out.note("no controller runs: the next one will carry it out")

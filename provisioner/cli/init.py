@@ -125,16 +125,18 @@ def init(
     token: Annotated[str, opt.option("FILE", "Token of the controller.")] = "",
     key: Annotated[str, opt.option("FILE", "Key that signs the tokens of drones.")] = "",
     values: Annotated[
-        list[str] | None, opt.option("NAME=VALUE", "Any other value; repeatable.", "--set")
+        list[str] | None, opt.option("NAME=VALUE", "Set any other value; repeatable.", "--set")
     ] = None,
-    to: Annotated[Path, opt.option("DIRECTORY", "Where the files are written.")] = Path("."),
-    print_: Annotated[bool, opt.switch("Print the files; write none.", "--print")] = False,
+    to: Annotated[Path, opt.option("DIRECTORY", "Directory for the files.")] = Path("."),
+    print_: Annotated[
+        bool, opt.switch("Print the files instead of writing them.", "--print")
+    ] = False,
 ) -> None:
-    """Write the two files of a first controller: its own, and that of one site.
+    """Write a first configuration: the file of a controller and the file of one site.
 
-    Reads what this host knows (HTCondor's configuration, nvidia-smi, sinfo, kubeconfig and kubectl, clouds.yaml), and
-    asks on a terminal for the rest; elsewhere a missing value is an error that names its option. The files have
-    comments, and none is overwritten. Exit 3 if `provisioner check` finds a mistake in them.
+    Values come from the options and from this host (HTCondor's configuration, nvidia-smi, sinfo, kubeconfig and
+    kubectl, clouds.yaml). On a terminal it asks for missing ones; otherwise they are errors that name the option. It
+    overwrites no file. Exit 3 if `provisioner check` finds a mistake in the new files.
 
     \b
     Examples:

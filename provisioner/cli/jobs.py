@@ -60,12 +60,12 @@ def answer_of(work: Coroutine[Any, Any, T]) -> T:
 def jobs(
     query: ListQuery,
     host: opt.Host,
-    ids: Annotated[list[int] | None, opt.argument("ID", "Only these.")] = None,
-    all_: Annotated[bool, opt.switch("Those that have ended, too.", "--all", "-a")] = False,
+    ids: Annotated[list[int] | None, opt.argument("ID", "List only these jobs.")] = None,
+    all_: Annotated[bool, opt.switch("Also list ended jobs.", "--all", "-a")] = False,
 ) -> None:
     """List the jobs of the embedded queue.
 
-    Without options those that have not ended. For a pool of HTCondor there is condor_q.
+    Lists unfinished jobs by default. In an HTCondor pool use condor_q.
 
     \b
     Examples:
@@ -98,26 +98,35 @@ submit_app = opt.verbs()
 def submit(
     where: opt.Where,
     command: Annotated[
-        list[str], typer.Argument(metavar="COMMAND", help="What to run, without a shell.")
+        list[str],
+        typer.Argument(metavar="COMMAND", help="Command of the job; it runs without a shell."),
     ],
-    count: Annotated[int, opt.option("N", "How many equal jobs.", "--count", "-n", min=1)] = 1,
-    gpus: Annotated[str, opt.option("N", "1, 2, or a share such as 0.5; 0 for none.")] = "1",
+    count: Annotated[int, opt.option("N", "Number of equal jobs.", "--count", "-n", min=1)] = 1,
+    gpus: Annotated[
+        str, opt.option("N", "GPUs per job: 1, 2, or a share such as 0.5; 0: none.")
+    ] = "1",
     cpus: Annotated[int, opt.option("N", "CPUs.", min=1)] = 1,
     memory: Annotated[str, opt.option("SIZE", "Memory.")] = "1 GiB",
     disk: Annotated[str, opt.option("SIZE", "Disk.")] = "0 MiB",
     vram: Annotated[str, opt.option("SIZE", "Least VRAM per GPU.")] = "0 MiB",
     capability: Annotated[float, opt.option("X", "Least compute capability, as 8.0.", min=0)] = 0.0,
-    gpu_model: Annotated[str, opt.option("NAME", "Only on this model.")] = "",
-    walltime: Annotated[str, opt.option("AGE", "Longest run time, as 2h30m.")] = "0s",
-    env: Annotated[list[str] | None, opt.option("NAME=VALUE", "Repeatable.")] = None,
-    priority: Annotated[int, opt.option("N", "Higher goes first.")] = 0,
+    gpu_model: Annotated[str, opt.option("NAME", "GPU model; default: any.")] = "",
+    walltime: Annotated[
+        str, opt.option("AGE", "Longest run time, for example 2h30m; 0s: no limit.")
+    ] = "0s",
+    env: Annotated[
+        list[str] | None, opt.option("NAME=VALUE", "Environment variable of the job; repeatable.")
+    ] = None,
+    priority: Annotated[
+        int, opt.option("N", "Priority; jobs with a higher number start first.")
+    ] = 0,
     gpu_optional: Annotated[
         bool, opt.switch("Use an idle GPU or a CPU drone; start no GPU drone.", "--gpu-optional")
     ] = False,
 ) -> None:
     """Submit jobs to the embedded queue.
 
-    Their ids go to stdout. For a pool of HTCondor there is condor_submit.
+    Prints their ids. In an HTCondor pool use condor_submit.
 
     \b
     Examples:

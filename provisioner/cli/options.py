@@ -30,8 +30,8 @@ T = TypeVar("T")
 
 
 EXIT_HELP = (
-    "Exit codes: 0 success, an empty list included; 1 failed; 2 wrong usage; 3 condition not met (check found "
-    "problems, replay differs, reload refused, configuration invalid); 4 some of several succeeded; 124 time is up; "
+    "Exit codes: 0 success, also for an empty list; 1 failure; 2 wrong usage; 3 condition not met (check found "
+    "problems, replay differs, reload refused, configuration invalid); 4 partial success; 124 timeout; "
     "130 interrupted."
 )
 
@@ -131,9 +131,11 @@ _CONFIG_HELP = (
     "Configuration file [env: PROVISIONER_CONFIG; default: ./provisioner.yaml, ./site_configs/provisioner.yaml, "
     "/etc/provisioner/provisioner.yaml]."
 )
-_STORE_HELP = "The record itself, without reading a configuration [env: PROVISIONER_STORE]."
-_URL_HELP = "Web service to ask instead, https://HOST:PORT or unix:PATH [env: PROVISIONER_URL]."
-_TOKEN_HELP = "With --url: bearer token to send; over https by default that of BEARER_TOKEN or BEARER_TOKEN_FILE."
+_STORE_HELP = "Read this record; no configuration is needed [env: PROVISIONER_STORE]."
+_URL_HELP = "Ask a web service, https://HOST:PORT or unix:PATH, instead of the record [env: PROVISIONER_URL]."
+_TOKEN_HELP = (
+    "With --url: file of the bearer token. Default over https: BEARER_TOKEN or BEARER_TOKEN_FILE."
+)
 CONFIG_OPTION = declared("PATH", _CONFIG_HELP, "--config", "-c", variable="PROVISIONER_CONFIG")
 ConfigPath = Annotated[
     Path | None,
@@ -146,9 +148,9 @@ ConfigPath = Annotated[
     ),
 ]
 ConfigArgument = Annotated[
-    Path | None, argument("PATH", "Configuration file; default as --config.")
+    Path | None, argument("PATH", "Configuration file; default: see --config.")
 ]
-EventReason = Annotated[str, option("TEXT", "Why; it is recorded as an event.", "--reason", "-r")]
+EventReason = Annotated[str, option("TEXT", "Reason, recorded as an event.", "--reason", "-r")]
 
 
 def tick_option(help: str) -> Any:
@@ -170,17 +172,24 @@ class Where(Options):
 class Screen(Options):
     """Terminal on which an answer is shown."""
 
-    no_color: Annotated[bool, declared_switch("No colour, as with NO_COLOR set.")] = False
+    no_color: Annotated[bool, declared_switch("Print no colours (as NO_COLOR does).")] = False
     watch: Annotated[
         bool,
-        declared_switch("Show again and again; JSON as one object per line.", "--watch", "-w"),
+        declared_switch("Repeat the output; JSON as one object per line.", "--watch", "-w"),
     ] = False
     interval: Annotated[
         float,
-        declared("SECONDS", "Pause with --watch.", "--interval", "-i", least=0.1, most=86400),
+        declared(
+            "SECONDS",
+            "Pause between outputs of --watch.",
+            "--interval",
+            "-i",
+            least=0.1,
+            most=86400,
+        ),
     ] = 2.0
     local: Annotated[
-        bool, declared_switch("Times in the local zone (TZ), not in UTC; tables only.")
+        bool, declared_switch("Print times of tables in the local zone (TZ), not in UTC.")
     ] = False
 
 
@@ -273,12 +282,12 @@ def config_path(where: Where) -> Path:
     if where.config is not None:
         if where.config.is_file():
             return where.config
-        raise VerbError(f"no configuration at {where.config}: it is no file")
+        raise VerbError(f"no configuration at {where.config}: not a file")
     if found := next((path for path in CONFIG_PATHS if path.is_file()), None):
         return found
     places = ", ".join(map(str, CONFIG_PATHS))
     raise VerbError(
-        f"no configuration found: looked for {places}",
+        f"no configuration found: tried {places}",
         "name it with --config PATH or PROVISIONER_CONFIG",
     )
 
@@ -300,7 +309,7 @@ def store_path(where: Where) -> Path:
     path = section.get("path") if isinstance(section, dict) else None
     if not isinstance(path, str) or not path:
         problems = [] if document.is_mapping else map(str, document.problems[:1])
-        more = f"{config}: no store.path in it; `provisioner check` says more"
+        more = f"{config}: no `store.path`; run `provisioner check`"
         raise UnmetError(*problems, more)
     return config.parent / Path(path).expanduser()
 
@@ -309,11 +318,13 @@ def open_record(where: Where) -> Reader:
     """Open the record for reading. Raises :class:`VerbError` if there is none, ``StoreError`` if it is unusable."""
     if where.url is not None:
         raise VerbError(
-            "this needs the record itself, on its host: leave out --url, and PROVISIONER_URL unset"
+            "this verb reads the record itself: run it on the record's host, without --url and PROVISIONER_URL"
         )
     path = store_path(where)
     if not path.exists():
-        advice = "`provisioner run` makes it; --store PATH or PROVISIONER_STORE names another"
+        advice = (
+            "`provisioner run` creates it; name another one with --store PATH or PROVISIONER_STORE"
+        )
         raise VerbError(f"no record at {path}", advice)
     if path.is_dir():
         raise VerbError(f"{path} is a directory, not a record")

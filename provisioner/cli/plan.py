@@ -71,18 +71,21 @@ def snapshot(
     query: Query,
     host: opt.Host,
     tick: Annotated[
-        int | None, opt.tick_option("Of this recorded tick; else as the next one begins.")
+        int | None,
+        opt.tick_option("Number of a recorded tick; default: the state before the next tick."),
     ] = None,
-    to: Annotated[Path | None, opt.option("FILE", "Write here instead of stdout.")] = None,
+    to: Annotated[
+        Path | None, opt.option("FILE", "File for the snapshot; default: stdout.")
+    ] = None,
     list_: Annotated[
-        bool, opt.switch("Only list the ticks with snapshots, and what each did.", "--list")
+        bool, opt.switch("List the ticks with snapshots and their actions instead.", "--list")
     ] = False,
 ) -> None:
     """Write a snapshot as JSON.
 
-    Job classes, slots, site views, drones and policy at one time: all that a decision depends on. Snapshots are
-    kept of the newest ticks that did something (store.snapshots in the configuration). They name owners of jobs,
-    hosts and drones, but hold no secret. A snapshot is always JSON: -o and the options that go with it are for --list.
+    A snapshot has all inputs of a decision: job classes, slots, site views, drones and policy at one time. The record
+    keeps those of the newest ticks with actions (store.snapshots in the configuration). They name owners of jobs,
+    hosts and drones, but contain no secret. A snapshot is always JSON; -o and the options of tables are for --list.
 
     \b
     Examples:
@@ -114,31 +117,30 @@ def _kept_ticks(reader: Reader) -> Listing:
 
 
 MAX_LINES_SHOWN = 40
-_WHAT_IF_HELP = (
-    "Decide as if this were so ('horeka down', 'topas gpus=20'), and show what differs; repeatable."
-)
+_WHAT_IF_HELP = "Plan under this assumption ('horeka down', 'topas gpus=20'), and show the differences; repeatable."
 
 
 @opt.shared
 def replay(
     query: Query,
     host: opt.Host,
-    file: Annotated[Path | None, opt.argument("FILE", "A snapshot; - is stdin.")] = None,
+    file: Annotated[Path | None, opt.argument("FILE", "Snapshot file; -: stdin.")] = None,
     expect: Annotated[
-        Path | None, opt.option("PLANFILE", "Compare with this plan; exit 3 if it differs.")
+        Path | None, opt.option("PLANFILE", "Compare with this saved plan; exit 3 if it differs.")
     ] = None,
     tick: Annotated[
-        int | None, opt.tick_option("This recorded tick; compare with its recorded plan.")
+        int | None, opt.tick_option("Use this recorded tick, and compare with its recorded plan.")
     ] = None,
     policy: Annotated[
-        Path | None, opt.option("CONFIG", "Decide by this file, and show what differs.")
+        Path | None, opt.option("CONFIG", "Plan with this configuration, and show the differences.")
     ] = None,
     what_if: Annotated[list[str] | None, opt.option("QUESTION", _WHAT_IF_HELP)] = None,
 ) -> None:
-    """Decide again on a saved snapshot.
+    """Recompute the plan of a saved snapshot.
 
-    Same snapshot, same plan: with --expect or --tick, exit 3 where the plan differs from the expected or recorded one.
-    With --policy or --what-if the plan is compared with the one that would be made then: nothing is asked or changed.
+    The same snapshot gives the same plan. With --expect or --tick, exit 3 if the plan differs from the expected or
+    recorded one. With --policy or --what-if, compare the plan with the one under these changes. No site is contacted
+    and nothing is changed.
 
     \b
     Examples:
@@ -150,7 +152,7 @@ def replay(
     from provisioner.store import without_refreshes
 
     if (policy or what_if) and expect is not None:
-        raise UsageError("--expect is for the plan as it is: leave out --policy and --what-if")
+        raise UsageError("--expect does not work with --policy and --what-if: remove it")
     if (file is None) == (tick is None):
         raise UsageError("name a snapshot FILE, or a recorded tick with --tick N")
     reader = opt.open_record(host) if file is None else None
@@ -196,7 +198,7 @@ def _compare_plans(
         known = {kind.key for kind in snapshot.types}
         unseen = [name for name in settings.policy.sites if name not in snapshot.sites]
         notes += [
-            f"{name}: no look at it is in the snapshot, so nothing starts there" for name in unseen
+            f"{name}: the snapshot has no view of it, so no drone starts there" for name in unseen
         ]
         unjudged = "the jobs' own requirements were never judged against it, only their numbers"
         notes += [f"{kind.key}: {unjudged}" for kind in settings.types if kind.key not in known]

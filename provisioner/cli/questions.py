@@ -61,15 +61,15 @@ explain_app = opt.verbs(no_args_is_help=True, cls=ExplainVerbs)
 
 @explain_app.callback()
 def explain() -> None:
-    """Explain a job, a drone, a job class or a site: `explain ID` finds out what it is.
+    """Explain a job, a drone, a job class or a site (`explain ID`).
 
-    Why a job waits, why a drone is in its state and what comes next, how a job class fits each drone type.
+    Shows why a job waits, why a drone is in its state and what happens next, or how a job class fits each drone type.
     """
 
 
-EXPLAIN_DRONE_HELP = """Explain why a drone is as it is, as `drones show` does.
+EXPLAIN_DRONE_HELP = """Explain the state of a drone, as `drones show` does.
 
-Every step with its reason, the limit of its state, and what happens then.
+Shows every step with its reason, the limit of its state, and the next step.
 
 \b
 Examples:

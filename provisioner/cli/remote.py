@@ -32,7 +32,7 @@ class ServiceUnavailableError(VerbError):
 def answer(question: RecordQuestion, query: Query, host: opt.Host) -> out.Rendered:
     """Return the answer of the service to a question."""
     if host.local:
-        raise UsageError("--local is for a record on this host: the service writes times in UTC")
+        raise UsageError("--local does not work with --url: the service writes times in UTC")
     page = out.page_of(query, host)
     asked = {**written(query), "output": [query.output.value]}
     if query.output.for_people and page.color:
@@ -53,7 +53,7 @@ def post(where: opt.Where, path: str, **body: str | None) -> None:
     answered = json.loads(_call(where, "POST", path, json.dumps(given).encode())[0])
     out.note(f"request {answered['request']} recorded: {answered['said']}")
     if not answered["controller_runs"]:
-        out.note("no controller runs: it will be carried out when one does")
+        out.note("no controller runs: the next one will carry it out")
 
 
 def names(where: opt.Where, path: str, query: Mapping[str, Sequence[str]]) -> list[str]:

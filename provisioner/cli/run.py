@@ -23,29 +23,35 @@ from provisioner.logs import LogFormat, LogLevel, log_to_stderr
 from provisioner.store.lock import process_of
 from provisioner.store.reader import Reader
 
-LogForm = Annotated[LogFormat | None, opt.switch("Form of the log lines.", "--log-format")]
-LogFrom = Annotated[LogLevel, opt.switch("Log nothing below this.", "--log-level")]
+LogForm = Annotated[
+    LogFormat | None,
+    opt.switch(
+        "Format of the log lines; default: journal under systemd, else console.", "--log-format"
+    ),
+]
+LogFrom = Annotated[LogLevel, opt.switch("Lowest level that is logged.", "--log-level")]
 
 
 def run(
     path: opt.ConfigArgument = None,
     config: opt.ConfigPath = None,
-    once: Annotated[bool, opt.switch("A single tick, then stop.", "--once")] = False,
+    once: Annotated[bool, opt.switch("Stop after a single tick.", "--once")] = False,
     shadow: Annotated[
-        bool, opt.switch("Observe and decide; start, drain and stop nothing.", "--shadow")
+        bool, opt.switch("Only observe and plan: start, drain and stop no drone.", "--shadow")
     ] = False,
     root: Annotated[
-        Path | None, opt.option("DIR", "Relative paths start here, not where the files are.")
+        Path | None,
+        opt.option("DIR", "Base of relative paths; default: the directory of each file."),
     ] = None,
     log_format: LogForm = None,
     log_level: LogFrom = LogLevel.INFO,
 ) -> None:
     """Run the controller.
 
-    It ends by SIGTERM or Ctrl-C; drones outlive it, and the next one takes them over. One controller at a time
-    holds a record; a second refuses and says who does. SIGHUP, or `provisioner reload`, takes over a changed
-    configuration. Log lines go to stderr: under systemd with the priorities of the journal, as JSON on request.
-    With --shadow it runs beside another system, polls pool and sites, and gives no order; its record is one of its own.
+    SIGTERM or Ctrl-C ends it. Its drones keep running, and the next controller continues with them. Only one
+    controller can hold a record; a second one refuses to start and names the first. SIGHUP or `provisioner reload`
+    reads a changed configuration. Log lines go to stderr, under systemd with priorities for the journal. With --shadow
+    it polls pool and sites beside another system and gives no orders; this needs a record of its own.
 
     \b
     Examples:
@@ -77,12 +83,15 @@ RELOAD_EVENTS = ("config.reloaded", RELOAD_REFUSED_EVENT)
 @opt.shared
 def reload(
     where: opt.Where,
-    timeout: Annotated[float, opt.option("SECONDS", "Give up after this; exit 124.", min=0)] = 60.0,
+    timeout: Annotated[
+        float, opt.option("SECONDS", "Stop waiting after this time (exit 124).", min=0)
+    ] = 60.0,
 ) -> None:
-    """Make the controller read its configuration anew.
+    """Make the controller read its configuration again.
 
-    A valid change is applied without dropping a drone; an invalid one is refused and the old stays: exit 3. Run it
-    on the host of the controller, as its user or root. With --url it is only requested: `events` tells how it ended.
+    A valid change applies without the loss of a drone. The controller refuses an invalid one and keeps the old
+    configuration (exit 3). Run this on the host of the controller, as its user or root. With --url the reload is only
+    requested; `provisioner events` shows the outcome.
 
     \b
     Examples:
@@ -113,7 +122,7 @@ def reload(
     if event.name == RELOAD_REFUSED_EVENT:
         refused = f"process {pid} refused the configuration and keeps the old one"
         raise UnmetError(refused, *lines)
-    note(f"process {pid} took over the configuration", *lines)
+    note(f"process {pid} uses the new configuration", *lines)
 
 
 def _signal_controller(reader: Reader) -> int:
@@ -126,7 +135,7 @@ def _signal_controller(reader: Reader) -> int:
         where = f"the controller runs on {holder.host}, this is {socket.gethostname()}"
         raise VerbError(f"{where}: run it there, or `kill -HUP {holder.pid}` there")
     if holder.process and holder.process != process_of(holder.pid):
-        unseen = f"the controller, process {holder.pid}, is no process that is seen from here"
+        unseen = f"the controller, process {holder.pid}, is not visible from here"
         raise VerbError(
             f"{unseen}: run it in the container of the controller, or send SIGHUP to it there"
         )
@@ -134,9 +143,9 @@ def _signal_controller(reader: Reader) -> int:
     try:
         os.kill(holder.pid, signal.SIGHUP)
     except PermissionError:
-        here = f"{process}, is of another user: run it as that user or root"
+        here = f"{process}, belongs to another user: run this verb as that user or as root"
         raise VerbError(
-            here, "operators ask the web service: provisioner reload --url unix:PATH_OF_WEB_SOCK"
+            here, "operators use the web service: provisioner reload --url unix:PATH_OF_WEB_SOCK"
         ) from None
     except ProcessLookupError:
         raise VerbError(f"{process}, has just ended") from None

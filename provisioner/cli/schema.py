@@ -13,13 +13,14 @@ from provisioner.cli.output import note
 
 def schema(
     name: Annotated[
-        str | None, options.argument("NAME", "controller, site, or as provisioner.drones/1.")
+        str | None,
+        options.argument("NAME", "controller, site, or a name such as provisioner.drones/1."),
     ] = None,
 ) -> None:
-    """Print a JSON Schema; without a name, list those there are.
+    """Print a JSON Schema; without a name, list all schemas.
 
-    controller and site describe the configuration files, for editors and CI. The others describe what -o json writes:
-    keys may be added under the same number, and are never renamed or removed without a new one.
+    controller and site describe the configuration files, for editors and CI. The others describe the output of -o json.
+    A version (/1) may gain keys; a renamed or removed key gets a new version.
 
     \b
     Examples:

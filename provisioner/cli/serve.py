@@ -19,10 +19,9 @@ def serve(
 ) -> None:
     """Run the web service: API, metrics and pages.
 
-    It reads the record beside the controller, and works while the controller is down. It listens where the section
-    `web` of the configuration says: by default on a unix socket beside the record and on http://127.0.0.1:8618, where
-    everybody may look and only root, its own user and configured accounts may change something, over the socket.
-    It ends by SIGTERM or Ctrl-C.
+    It reads the record and works while the controller is down. The section `web` of the configuration sets its
+    addresses. By default these are a unix socket beside the record and http://127.0.0.1:8618. Everybody may read;
+    only root, its own user and configured accounts may change something, over the socket. SIGTERM or Ctrl-C ends it.
 
     \b
     Examples:

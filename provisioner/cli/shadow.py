@@ -15,7 +15,7 @@ shadow_app = opt.verbs(no_args_is_help=True)
 
 @shadow_app.callback()
 def shadow() -> None:
-    """Compare another system with what a controller would have done (`provisioner run --shadow`)."""
+    """Compare another system with a controller in shadow mode."""
 
 
 @shadow_app.command("report")
@@ -23,16 +23,19 @@ def shadow() -> None:
 def report(
     query: Query,
     host: opt.Host,
-    since: Annotated[str, opt.option("AGE", "Go back this far: 12h, 3d, 4w.")] = "7d",
+    since: Annotated[str, opt.option("AGE", "Length of the period: 12h, 3d, 4w.")] = "7d",
     boot: Annotated[
-        str, opt.option("TIME", "From a place at a site to the pool, for our drones.")
+        str, opt.option("TIME", "Assumed time from the start of a drone at a site to the pool.")
     ] = "3min",
-    negotiation: Annotated[str, opt.option("TIME", "Interval of the pool's negotiation.")] = "60s",
+    negotiation: Annotated[
+        str, opt.option("TIME", "Assumed interval of the pool's negotiation.")
+    ] = "60s",
 ) -> None:
-    """Report GPU-hours, waits and drones of the other system beside those of a controller, by site.
+    """Compare GPU-hours, waits and drones of the other system and of a controller, by site.
 
-    Theirs are observed. Ours are predicted: the jobs that were submitted and completed meanwhile are replayed with
-    the real planner, on the GPUs that were free or that the other system held. The report says what it assumes.
+    The figures of the other system are observed, those of the controller predicted: the jobs submitted and completed
+    in the period are replayed with the real planner on the GPUs that were free or held by the other system. The report
+    lists its assumptions.
 
     \b
     Examples:

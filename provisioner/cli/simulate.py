@@ -169,12 +169,12 @@ VRAM_SEED = 7
 RECORDED_S = 30 * 86400.0
 IGNORABLE_FIELDS = ("gpu_milli", "cpus", "memory", "vram", "user", "group")
 COLUMNS_HELP = (
-    "Which column of a CSV holds what: submit, duration, gpus, gpu_milli, vram, cpus, memory, user, group; in s and "
+    "Columns of a CSV for submit, duration, gpus, gpu_milli, vram, cpus, memory, user, group; in s and "
     "MiB, or with a factor: memory=GB*1024."
 )
 WHAT_IF_HELP = (
-    "A change, beside what is: 'horeka down', 'horeka down 2d..3d', 'topas gpus=20', 'topas price=0.5', "
-    "'horeka queue*2', 'topas owner=none'. Several are made together."
+    "Also replay with this change: 'horeka down', 'horeka down 2d..3d', 'topas gpus=20', 'topas price=0.5', "
+    "'horeka queue*2', 'topas owner=none'. Several apply together."
 )
 
 
@@ -183,24 +183,27 @@ class JobOptions(Options):
 
     trace_columns: Annotated[str | None, option("A=B,...", COLUMNS_HELP)] = None
     group: Annotated[
-        list[str] | None, option("NAME", "Jobs of this group or user only; repeatable.")
+        list[str] | None, option("NAME", "Replay only jobs of this group or user; repeatable.")
     ] = None
     begin: Annotated[
-        str | None, option("TIME", "Begin so long after the first job, as in 28d.", "--from")
+        str | None, option("TIME", "Skip the first part of the trace, for example 28d.", "--from")
     ] = None
-    span: Annotated[str | None, option("TIME", "Jobs of so long only, as in 7d.")] = None
-    limit: Annotated[int | None, option("N", "No more jobs than this.", least=1)] = None
+    span: Annotated[
+        str | None, option("TIME", "Replay only this length of the trace, for example 7d.")
+    ] = None
+    limit: Annotated[int | None, option("N", "Replay at most this number of jobs.", least=1)] = None
     gpus: Annotated[
-        list[int] | None, option("N", "Jobs of so many GPUs only; repeatable.", least=1)
+        list[int] | None,
+        option("N", "Replay only jobs with this number of GPUs; repeatable.", least=1),
     ] = None
     cap_duration: Annotated[
-        str | None, option("TIME", "Longer jobs end after this, as in 24h.")
+        str | None, option("TIME", "Cut longer jobs to this run time, for example 24h.")
     ] = None
     vram_mix: Annotated[bool, switch("Draw the GPU memory of each job, 8 to 80 GB.")] = False
     ignore: Annotated[
-        list[str] | None, option("FIELD", "Take this field as unknown; repeatable.")
+        list[str] | None, option("FIELD", "Treat this field as unknown; repeatable.")
     ] = None
-    skip_bad: Annotated[bool, switch("Leave out lines that cannot be understood.")] = False
+    skip_bad: Annotated[bool, switch("Skip invalid lines.")] = False
 
     @property
     def are_for_a_trace(self) -> bool:
@@ -226,29 +229,44 @@ class JobOptions(Options):
 @opt.shared
 def simulate(
     trace: Annotated[
-        Path | None, opt.argument("TRACE", "A .csv or .csv.gz; here, or in PROVISIONER_TRACES.")
+        Path | None,
+        opt.argument(
+            "TRACE",
+            "Trace (.csv or .csv.gz): a path, or a name in the directory PROVISIONER_TRACES.",
+        ),
     ] = None,
     recorded: Annotated[
-        bool, opt.switch("The jobs on record, of 30 days or of --span.", "--recorded")
+        bool,
+        opt.switch("Replay the jobs on record of the last 30 days, or of --span.", "--recorded"),
     ] = False,
     world: Annotated[
-        Path | None, opt.option("PATH", "What the sites are; else derived from their limits.")
+        Path | None,
+        opt.option(
+            "PATH",
+            "World file with nodes, queues and boot times; default: derived from the limits.",
+        ),
     ] = None,
     seeds: Annotated[int, opt.option("N", "Replay with seeds 1 to N.", min=1, max=10_000)] = 1,
-    seed: Annotated[int | None, opt.option("N", "Replay with this seed alone.")] = None,
+    seed: Annotated[int | None, opt.option("N", "Replay with this single seed.")] = None,
     jobs: Annotated[
-        int | None, opt.option("N", "Replays at one time.", "--jobs", "-j", min=1)
+        int | None,
+        opt.option(
+            "N", "Number of concurrent replays; default: one per CPU.", "--jobs", "-j", min=1
+        ),
     ] = None,
     policy: Annotated[
-        Path | None, opt.option("PATH", "Another configuration, beside that of --config.")
+        Path | None,
+        opt.option(
+            "PATH", "Also replay with this configuration, and compare with that of --config."
+        ),
     ] = None,
     changes: Annotated[list[str] | None, opt.option("TEXT", WHAT_IF_HELP, "--what-if")] = None,
     compare: Annotated[
-        tuple[Path, Path] | None, opt.option("A B", "These two configurations side by side.")
+        tuple[Path, Path] | None, opt.option("A B", "Compare these two configurations.")
     ] = None,
-    report: Annotated[Path | None, opt.option("FILE", "Write a page with plots.")] = None,
+    report: Annotated[Path | None, opt.option("FILE", "Write an HTML page with plots.")] = None,
     json_file: Annotated[
-        Path | None, opt.option("FILE", "Write all numbers of all replays.", "--json")
+        Path | None, opt.option("FILE", "Write all numbers of all replays as JSON.", "--json")
     ] = None,
     *,
     options: JobOptions,
@@ -257,9 +275,9 @@ def simulate(
 ) -> None:
     """Replay jobs against the configured sites, with the real service in simulated time.
 
-    Nothing is connected to and nothing started: site files say types, limits, timeouts and prices, the world file what
-    the sites are. Same seed, same replay. Exit 3 if a promise was broken in a replay, a limit exceeded among them, or
-    if a file cannot be understood.
+    No site is contacted. The site files give types, limits, timeouts and prices; the world file gives nodes, queues and
+    boot times. The same seed gives the same replay. Exit 3 if a replay broke a promise (such as a limit) or a file is
+    invalid.
 
     \b
     Examples:
@@ -269,11 +287,11 @@ def simulate(
     """
     cut = options.selection()
     if recorded == (trace is not None):
-        raise UsageError("name a TRACE, or take the jobs on record with --recorded")
+        raise UsageError("name a TRACE, or replay the jobs on record with --recorded")
     if recorded and options.are_for_a_trace:
-        raise UsageError("--from, --ignore, --trace-columns and --skip-bad are for a TRACE")
+        raise UsageError("--from, --ignore, --trace-columns and --skip-bad need a TRACE")
     if seed is not None and seeds > 1:
-        raise UsageError("--seed is one seed, --seeds is seeds 1 to N: leave one out")
+        raise UsageError("--seed and --seeds exclude each other: remove one")
     configs = [*(compare or (opt.config_path(host),)), *([policy] if policy else [])]
     _require_writable(report, json_file)
     read = (
@@ -351,7 +369,8 @@ def _recorded_trace(path: Path, cut: TraceSelection) -> Trace:
     """Return the jobs on record of its last 30 days, or of ``--span``."""
     if not path.is_file():
         raise VerbError(
-            f"no record at {path}", "`provisioner run` makes it; --store PATH names another"
+            f"no record at {path}",
+            "`provisioner run` creates it; name another one with --store PATH",
         )
     view = traces.last_view(path)
     until = view.taken_at if view is not None else time.time()

@@ -22,15 +22,15 @@ def reset_site(
     where: opt.Where,
     name: Annotated[str, opt.argument("SITE", "Name of the site, or user:NAME.")],
     type_: Annotated[
-        str | None, opt.option("NAME", "Only this drone type of it.", "--type")
+        str | None, opt.option("NAME", "Reset only this drone type of the site.", "--type")
     ] = None,
     reason: opt.EventReason = "",
 ) -> None:
-    """Use a banned site or drone type again, now: after a repair. With `user:NAME`, forget the faults of a user.
+    """End the ban of a site or drone type after a repair, or delete the faults of a user.
 
-    It is recorded now and carried out at the controller's next tick. What still fails is banned again, for the shortest
-    time first. A user is named as in `provisioner status` (`shared-gpu-faults`): the controller forgets the faults of
-    their jobs on shared GPUs, and their jobs get shared GPUs again.
+    The controller does this at its next tick. If the site still fails, it is banned again, at first for the shortest
+    time. user:NAME is the subject of `shared-gpu-faults` in `provisioner status`: the controller deletes the faults of
+    this user's jobs on shared GPUs, and their jobs get shared GPUs again.
 
     \b
     Examples:
@@ -44,7 +44,7 @@ def reset_site(
     reader = opt.open_record(where)
     scope, troubled = troubled_scopes(reader, name, type_)
     if not troubled:
-        out.note(f"{scope} is not banned: nothing was asked for")
+        out.note(f"{scope} is not banned: nothing to do")
         return None
     again = f"use {', '.join(map(str, troubled))} again"
     what = f"forget the faults of {name}" if scope.user else again
@@ -54,7 +54,7 @@ def reset_site(
 @sites_app.command("disable")
 @opt.shared
 def disable_site(where: opt.Where, name: SiteName, reason: opt.EventReason) -> None:
-    """Start no drone at a site until `sites enable`; drones there stay. It lasts across restarts of the controller.
+    """Start no drone at a site until `sites enable`; its drones keep running. Survives restarts.
 
     \b
     Examples:
@@ -66,7 +66,7 @@ def disable_site(where: opt.Where, name: SiteName, reason: opt.EventReason) -> N
 @sites_app.command("enable")
 @opt.shared
 def enable_site(where: opt.Where, name: SiteName, reason: opt.EventReason = "") -> None:
-    """Use a site again that `sites disable` has disabled.
+    """Start drones again at a site that `sites disable` disabled.
 
     \b
     Examples:
@@ -78,9 +78,10 @@ def enable_site(where: opt.Where, name: SiteName, reason: opt.EventReason = "") 
 @sites_app.command("adopt-orphans")
 @opt.shared
 def adopt_orphans(where: opt.Where, name: SiteName, reason: opt.EventReason = "") -> None:
-    """Put drones of this controller's name that are not on record on it: they are used, drained and counted as others.
+    """Record the orphans at a site as drones: the controller uses, drains and counts them.
 
-    For a record that was lost, or restored from an older backup. It is carried out at the controller's next tick.
+    Orphans have this controller's name and are not on record, for example after the restore of an old backup. The
+    controller does this at its next tick.
 
     \b
     Examples:
@@ -92,7 +93,7 @@ def adopt_orphans(where: opt.Where, name: SiteName, reason: opt.EventReason = ""
 @sites_app.command("stop-orphans")
 @opt.shared
 def stop_orphans(where: opt.Where, name: SiteName, reason: opt.EventReason = "") -> None:
-    """Stop the drones of this controller's name at a site that are not on record. Their jobs end and run again.
+    """Stop the orphans at a site: drones of this controller's name that are not on record. Their jobs are requeued.
 
     \b
     Examples:

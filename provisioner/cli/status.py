@@ -29,14 +29,14 @@ def _events(
     query: EventsQuery,
     host: opt.Host,
     follow: Annotated[
-        bool, opt.switch("Go on with what comes; jsonl for programs.", "--follow", "-f")
+        bool, opt.switch("Continue with new entries; use -o jsonl for programs.", "--follow", "-f")
     ] = False,
 ) -> None:
     if not follow:
         ask(event_list, query, host)
         return
     if not (query.output.for_people or query.output in (Format.JSONL, Format.JSON)):
-        wrong = f"--follow gives table, wide or jsonl, not {query.output.value}"
+        wrong = f"--follow writes table, wide or jsonl, not {query.output.value}"
         raise UsageError(wrong)
     if host.url is None:
         rows = _followed(opt.open_record(host), query, host.interval)
@@ -45,7 +45,7 @@ def _events(
 
         _ = query.start, query.begin  # wrong ones are refused before the stream begins
         if "since" in written(query):
-            wrong = "--since with --follow needs the record: write --after, or leave out --url"
+            wrong = "--since with --follow needs the record: use --after, or remove --url"
             raise UsageError(wrong)
         rows = remote.followed(host, query.after or "")
     with local_times(host.local and query.output.for_people):
@@ -82,7 +82,11 @@ def _status(
     query: Query,
     host: opt.Host,
     check: Annotated[
-        bool, opt.switch("One line and exit code of a monitoring plugin.", "--check")
+        bool,
+        opt.switch(
+            "Print one line and exit as a monitoring plugin (0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN).",
+            "--check",
+        ),
     ] = False,
 ) -> None:
     if check:

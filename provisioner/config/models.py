@@ -317,7 +317,7 @@ class WebTlsSection(ConfigSection):
     """Certificate of this host, with its chain."""
     key: ConfigPath = Field(examples=["/etc/grid-security/hostkey.pem"])
     """Its private key."""
-    client_ca: ConfigPath | None = Field(None, examples=["/etc/grid-security/our-ca.pem"])
+    client_ca: ConfigPath | None = Field(None, examples=["/etc/grid-security/site-ca.pem"])
     """File, or directory with hashed names, of the authorities of client certificates. Default: none is asked for.
 
     Each of them may issue every subject: `signing_policy` files are not read. Name a file with
@@ -377,7 +377,7 @@ class WebTokenSection(ConfigSection):
     )
     """URL of the issuer, exactly as in its tokens. Its keys are found by OpenID discovery."""
     audience: tuple[str, ...] = Field(min_length=1, examples=[["https://drones.example.edu"]])
-    """Audiences that are ours. Tokens for any service pass if `https://wlcg.cern.ch/jwt/v1/any` or `ANY` is in here."""
+    """Audiences of this service. Tokens for any service pass with `https://wlcg.cern.ch/jwt/v1/any` or `ANY`."""
 
 
 class WebSection(ConfigSection):

@@ -15,13 +15,13 @@ from provisioner.store import Store
 from provisioner.values import define
 
 CLOCK_ADVICE = (
-    "This host's clock and the record disagree. Until that is settled nothing is pruned and no limit ends a drone. "
-    "Set the clock (NTP) if it is wrong. If it is right, wait: it is believed after an hour, or once NTP keeps it. "
-    "One that is behind the record is believed at the next start of the controller."
+    "Until this is resolved no record is deleted and no limit ends a drone. Set the clock (NTP) if it is wrong. If it "
+    "is right, wait: the controller trusts it after an hour or as soon as NTP synchronizes it, and a clock behind "
+    "the record at its next start."
 )
 MOVED_ADVICE = (
-    "For so long the controller did not run, or the clock was wrong: it does not count against the limits of drones. "
-    "If the host's clock is wrong now, set it."
+    "The controller did not run for this time, or the clock was wrong. The time does not count towards limits of "
+    "drones. If the host's clock is wrong now, set it."
 )
 CLOCK_STEP_S = 30.0
 """A wall clock that is off by more is worth an event."""
@@ -94,4 +94,4 @@ class ClockWatch:
         if not self.doubted:
             return ()
         off = formatting.age(abs(self.clock.drift_s()))
-        return (f"The host's clock is {off} off the record. {CLOCK_ADVICE}",)
+        return (f"The host's clock differs from the record by {off}. {CLOCK_ADVICE}",)

@@ -118,7 +118,7 @@ _IN_EVERY_TEMPLATE = re.compile(
 )
 """Commands of these that every template of TARDIS has, so that nothing is lost."""
 _PILOT_SCRIPT = (
-    "TARDIS starts your pilot script; here our drone script runs and starts HTCondor itself. What yours prepares (a"
+    "TARDIS starts your pilot script; here the drone script runs and starts HTCondor itself. What yours prepares (a"
     " container, mounts, a proxy) must be on the node already, or in `overlay.options.drone_config`"
 )
 _CHANGED = {

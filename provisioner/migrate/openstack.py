@@ -17,7 +17,7 @@ _SWITCHES = {"true": True, "false": False}
 _CREDENTIAL_ID = re.compile(r"[A-Za-z0-9_.-]{1,255}")
 _URL_PARTS = re.compile(r"(https?://)(?:[^@\s]*@)?([^\s?#@]+)")
 _NOT_OF_DRONES = {
-    "user_data": "ours is made: the drone starts HTCondor itself. What yours prepares (mounts, a proxy) has to be in"
+    "user_data": "generated here: the drone starts HTCondor itself. What yours prepares (mounts, a proxy) has to be in"
     " the image, or in a script that `setup` names; see docs/how-to/openstack.md",
     "personality": "files come with the drone; yours have to be in the image",
     "metadata": "not copied, as there may be secrets in it: write what is to stay under `metadata`",

@@ -346,7 +346,7 @@ def put_executor(section: KeyReader, options: YamlBlock, ours: str) -> None:
         )
     else:
         given.converted("", ours, "the tools run over one ssh connection")
-    given.drop_rest("an option of asyncssh: our ssh has its own, see `ssh` in the reference")
+    given.drop_rest("an option of asyncssh: see `ssh` in the reference for the options here")
     options.put("tools", {"ssh": ssh})
 
 

@@ -30,7 +30,7 @@ _ALL_OPTIONS = (*sorted(_RESERVED_OPTIONS | _GPU_OPTIONS), *_NAMED)
 """Options for which ``sbatch`` also takes a shortened name."""
 _GPU = re.compile(r"(?:gpu:?)?(?:([A-Za-z][\w.-]*):?)?(\d{1,4})?")
 _STARTUP = (
-    "TARDIS starts your pilot script; here our drone script runs: what yours prepares has to "
+    "TARDIS starts your pilot script; here the drone script runs: what yours prepares has to "
     "be there on the node"
 )
 
@@ -66,7 +66,7 @@ class SlurmSiteImport(SiteImport):
         given.drop(
             {
                 "StartupCommand": _STARTUP,
-                "StatusOptions": "jobs are found by our own tag, not by options of `squeue`",
+                "StatusOptions": "jobs are found by the controller's tag, not by options of `squeue`",
                 "TerminateOptions": "jobs are cancelled by their number alone",
             }
         )

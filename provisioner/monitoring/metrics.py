@@ -92,8 +92,8 @@ METRICS: Sequence[MetricSpec] = (
         "Time from the submission to the start of runs that completed.",
         "site type",
     ),
-    _gauge("drones", "Drones that are not confirmed gone.", "site type state", _LIVE),
-    _gauge("gpus", "GPUs of drones that are not confirmed gone.", "site type state", _LIVE),
+    _gauge("drones", "Live drones: ordered and not confirmed gone.", "site type state", _LIVE),
+    _gauge("gpus", "GPUs of live drones.", "site type state", _LIVE),
     _counter("drones_requested_total", "Drones that were ordered.", "site type reason", _STARTS),
     _summary(
         "drone_start_seconds",
@@ -115,7 +115,7 @@ METRICS: Sequence[MetricSpec] = (
     _gauge("drones_limit", "Largest number of drones at a site (`limits.max_drones`).", "site"),
     _gauge(
         "owner_jobs_waiting",
-        "Waiting jobs of the owner that need resources which drones may hold.",
+        "Waiting jobs of the owner that need resources of drones.",
         "site",
     ),
     _counter(
@@ -131,9 +131,7 @@ METRICS: Sequence[MetricSpec] = (
         "site type use",
         _USES,
     ),
-    _counter(
-        "lost_gpu_seconds_total", "Part of the busy GPU time that jobs must repeat.", "site type"
-    ),
+    _counter("lost_gpu_seconds_total", "Busy GPU time that jobs must repeat.", "site type"),
     _counter("jobs_lost_total", "Runs of jobs that the end of their drone ended.", "site type"),
     _counter(
         "jobs_ended_total",
@@ -149,7 +147,7 @@ METRICS: Sequence[MetricSpec] = (
     _counter("measured_gpu_seconds_used_total", "GPU time that these runs used.", "site type"),
     _counter(
         "drones_leaving_total",
-        "Drones asked to leave, or draining by themselves.",
+        "Drones ordered to drain or stop, or draining on their own.",
         "site type reason",
         _LEAVES,
     ),
@@ -157,7 +155,7 @@ METRICS: Sequence[MetricSpec] = (
     _gauge("record_up", "1 if the record can be read."),
     _gauge("controller_up", "1 if a controller holds the record."),
     _gauge("last_tick_timestamp_seconds", "Time of the newest recorded tick."),
-    _gauge("tick_age_seconds", "Age of the newest recorded tick, whatever clocks were set."),
+    _gauge("tick_age_seconds", "Age of the newest recorded tick, independent of clock changes."),
     _gauge("tick_limit_seconds", "Age from which the newest tick is too old (`overlay_max_age`)."),
     _counter("ticks_total", "Recorded ticks."),
     _summary("tick_seconds", "Time of one tick, with its waits for sites."),

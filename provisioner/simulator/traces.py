@@ -426,17 +426,17 @@ def recorded_jobs(
     added, unknown = _waiting(view.classes, done, since, until)
     if added:
         notes.append(
-            f"{count(len(added), 'job')} that waited at the last look are added as if submitted with the oldest of"
+            f"{count(len(added), 'job')} that waited at the last poll are added as if submitted with the oldest of"
             " their class, with the median run time of jobs like them"
         )
     if unknown:
         notes.append(
-            f"{count(unknown, 'job')} that waited at the last look are missing: nothing tells their run time"
+            f"{count(unknown, 'job')} that waited at the last poll are missing: their run time is unknown"
         )
     running = sum(each.running for each in view.classes)
     if running and view.taken_at >= since:
         notes.append(
-            f"{count(running, 'job')} that ran at the last look are missing: they have no run time yet"
+            f"{count(running, 'job')} that ran at the last poll are missing: they have no run time yet"
         )
     return sorted(jobs + added, key=lambda job: job.submit_s), notes
 

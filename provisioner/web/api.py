@@ -251,17 +251,21 @@ class Change(NamedTuple):
 
 CHANGE_RESOURCES = (
     Change(
-        "/drones/{id}/drain", RequestKind.DRAIN, "Ask a drone to leave the pool.", _leave, DrainBody
+        "/drones/{id}/drain",
+        RequestKind.DRAIN,
+        "Drain a drone: it accepts no new jobs and ends.",
+        _leave,
+        DrainBody,
     ),
     Change(
-        "/drones/{id}/kill", RequestKind.KILL, "End a drone without waiting for its jobs.", _leave
+        "/drones/{id}/kill", RequestKind.KILL, "Stop a drone without waiting for its jobs.", _leave
     ),
     Change("/sites/{id}/disable", RequestKind.DISABLE, "Start no drone at a site.", _site),
     Change("/sites/{id}/enable", RequestKind.ENABLE, "Start drones at a site again.", _site),
     Change(
         "/sites/{id}/adopt-orphans",
         RequestKind.ADOPT_ORPHANS,
-        "Put the orphans of a site on record.",
+        "Record the orphans of a site as drones.",
         _site,
     ),
     Change(
@@ -270,12 +274,12 @@ CHANGE_RESOURCES = (
     Change(
         "/sites/{id}/reset",
         RequestKind.RESET,
-        "Use a banned site or drone type again, now.",
+        "End the ban of a site or drone type.",
         _reset,
         ResetBody,
     ),
     Change(
-        "/reload", RequestKind.RELOAD, "Have the controller read its configuration again.", _reload
+        "/reload", RequestKind.RELOAD, "Make the controller read its configuration again.", _reload
     ),
 )
 LARGEST_BODY = 16384

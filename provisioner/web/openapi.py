@@ -19,7 +19,7 @@ from provisioner.web.api import CONTENT_TYPES, TEXT_TYPE, Change
 Json = dict[str, Any]
 
 CHOSEN_COLUMNS: Json = {
-    "description": "Rows with the columns that were asked for.",
+    "description": "Rows with the requested columns.",
     "type": "object",
     "properties": {
         "schema": {"type": "string"},
@@ -112,7 +112,7 @@ def _reading(question: RecordQuestion) -> Json:
         summary, body, HTTPStatus.NOT_FOUND, operationId=operation_id, parameters=[*options]
     )
     found["responses"]["304"] = {
-        "description": "Nothing new is on record since the answer with this ETag."
+        "description": "The record has not changed since the answer with this ETag."
     }
     return found
 
@@ -144,7 +144,7 @@ def _changing(change: Change) -> Json:
         *(HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT, *of_body),
         ok=HTTPStatus.ACCEPTED,
         operationId=change.path.strip("/").replace("/{id}/", "-"),
-        description="Recorded now, with the reason and who asked; carried out at the controller's next tick.",
+        description="Request recorded with its reason and author; the controller carries it out at its next tick.",
         parameters=[SUBJECT] if "{id}" in change.path else [],
         requestBody={"required": True, "content": _json(_ref(change.body.__name__))},
     )

@@ -182,7 +182,7 @@ CHART_USES = {
     "idle": "no job",
     "starting": "drones that boot",
     "draining": "drones that leave",
-    "waiting": "drones without a place",
+    "waiting": "drones in the site's queue",
 }
 """Uses of the GPUs in a chart, with their meaning."""
 USE_OF_STATE: Mapping[str, str] = {
@@ -320,12 +320,12 @@ def _types_now(reader: Reader, of_sites: Listing) -> PageTable:
 
     columns = (
         ident("type", "Drone type.", str, show=type_name),
-        whole("free", "Drones that could start now.", free),
+        whole("free", "Number of drones that could start now.", free),
         *map(in_group, STATE_GROUPS),
-        data("share", "Part of the drones in each state.", counts),
+        data("share", "Share of the drones in each state.", counts),
         whole(
             "refused",
-            "Waiting jobs that the newest plan starts nothing for here.",
+            "Waiting jobs for which the newest plan starts no drone of this type.",
             lambda key: refused[key][0],
         ),
         words("why", "Reason of most of them.", lambda key: refused[key][1]),
@@ -387,9 +387,9 @@ def _refused(
 # why
 
 WHY_HELP = (
-    "Why does a job wait, why is a drone as it is, and what comes next?",
-    "Ask in the box at the top: a job (204.17, schedd#204.17), a drone by its id, its number, its id at the site or "
-    "the name of its slot, a job class, or a site.",
+    "Why does a job wait? Why is a drone in its state, and what happens next?",
+    "Write its id into the box at the top: a job (204.17, schedd#204.17), a drone (its id, number, id at the site "
+    "or slot), a job class, or a site.",
 )
 
 
@@ -547,21 +547,23 @@ def _owner(reader: Reader, query: Query) -> WebPage:
     leaving = reader.drones(having="notice_at")
     made = (
         page_table(owners, query),
-        page_table(Listing("", [site_column, *of_claim], claims, title="Their jobs that wait")),
+        page_table(
+            Listing("", [site_column, *of_claim], claims, title="Waiting jobs of the owner")
+        ),
         page_table(
             Listing(
                 "",
                 _shown(drones.DRONE_COLUMNS, *GIVING_WAY_SHOWN),
                 leaving,
-                title="Drones that give way now",
+                title="Drones that leave for the owner",
             )
         ),
         page_table(
-            Listing("", sites.HAZARD_COLUMNS, hazards, title="Taken back in the last 7 days")
+            Listing("", sites.HAZARD_COLUMNS, hazards, title="Preempted in the last 7 days")
         ),
     )
     return WebPage(
-        "Owner", ["The owner's jobs come first: drones leave when they wait."], tables=made
+        "Owner", ["The owner's jobs come first: drones leave when these jobs wait."], tables=made
     )
 
 
@@ -717,7 +719,7 @@ def _plan(reader: Reader, query: Query) -> WebPage:
     rows = [row for row in items.rows if only in ("", row.kind)]
     # those of 10,000 classes would be 8 MB
     table = page_table(replace(items, rows=rows), {"limit": "200", **query})
-    lead = f"The next tick would do this: {plan.plan_summary(document.of)}."
+    lead = f"Next tick: {plan.plan_summary(document.of)}."
     return WebPage("Plan", [lead], [links], tables=[table])
 
 

@@ -198,12 +198,12 @@ def test_a_lasting_event_of_days_ago_is_still_a_trouble(cli: Cli, days: Path) ->
         sql.execute(
             "UPDATE events SET name = 'config.rejected' WHERE id = (SELECT min(id) + 5 FROM events)"
         )
-    assert "the changed configuration was refused" in cli("status", "--store", days).out
+    assert "the changed configuration is invalid" in cli("status", "--store", days).out
     with sqlite3.connect(days) as sql:
         sql.execute(
             "UPDATE events SET name = 'config.reloaded' WHERE id = (SELECT min(id) + 50 FROM events)"
         )
-    assert "the changed configuration was refused" not in cli("status", "--store", days).out
+    assert "the changed configuration is invalid" not in cli("status", "--store", days).out
 
 
 def test_a_job_that_was_just_done_is_not_denied(cli: Cli, days: Path) -> None:

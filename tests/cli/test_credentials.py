@@ -66,7 +66,7 @@ def test_a_drone_token_is_a_trouble_of_the_running_controller(
 
 
 def test_a_reload_tells_of_a_dead_token(tmp_path: Path) -> None:
-    """It took over the configuration without a word of the token."""
+    """It used to accept the configuration without a message about the token."""
     path = written(tmp_path, token(**CONTROLLER), token(**DRONE, exp=1_700_000_000))
     program = (sys.executable, "-m", "provisioner.cli")
     store = str(tmp_path / "provisioner.db")
@@ -88,7 +88,7 @@ def test_a_reload_tells_of_a_dead_token(tmp_path: Path) -> None:
         controller.wait(60)
     assert done.returncode == 0, done.stderr
     assert (
-        "took over" in done.stderr
+        "uses the new configuration" in done.stderr
         and "drone@pool.test expired at 2023-11-14T22:13:20Z" in done.stderr
     )
 

@@ -77,11 +77,11 @@ def record(tmp_path: Path) -> Path:
 def test_before_anything_was_kept_it_says_when_that_will_be(cli: Cli, tmp_path: Path) -> None:
     path = tmp_path / "new.db"
     asyncio.run(_kept(path, None))
-    assert "keeps it every ten minutes" in cli("estimates", "--store", path).err
+    assert "records them every ten minutes" in cli("estimates", "--store", path).err
     told = cli("estimates", "--store", path, "-o", "json").json
     jsonschema.validate(told, output_schemas()[ESTIMATES_SCHEMA])
     ran = cli("estimates", "forget", "--user", "bob", "--reason", "x", "--store", path)
-    assert ran.code == Exit.FAILED and "keeps it every ten minutes and at its end" in ran.err
+    assert ran.code == Exit.FAILED and "records them every ten minutes and at its end" in ran.err
 
 
 def test_delays_are_shown_as_they_were_measured(on: Cli) -> None:
@@ -96,7 +96,7 @@ def test_what_is_to_be_forgotten_is_recorded_and_shown_until_it_is(on: Cli, reco
     twice = ("--user", "bob", "--user", "bob", "--site", "topas", "--site", "topas")
     ran = on("estimates", "forget", *twice, "--reason", "new code")
     assert ran.code == 0, ran.err
-    assert "no controller runs: it will be done when one does" in ran.err
+    assert "no controller runs: the next one will carry it out" in ran.err
     resets = [(each.what, each.reason) for each in Reader(record).estimate_resets()]
     assert resets == [("user:bob", "new code"), ("site:topas", "new code")]
     assert on("estimates", "-o", "json").json["to_forget"] == ["user:bob", "site:topas"]
@@ -110,9 +110,9 @@ def test_what_is_to_be_forgotten_is_recorded_and_shown_until_it_is(on: Cli, reco
         (
             ["forget", "--reason", "x"],
             Exit.USAGE,
-            "forget what? --all, or some with --user and --site",
+            "nothing selected: write --all, --user or --site",
         ),
-        (["forget", "--all", "--user", "bob", "--reason", "x"], Exit.USAGE, "forget what?"),
+        (["forget", "--all", "--user", "bob", "--reason", "x"], Exit.USAGE, "nothing selected"),
         (
             ["forget", "--user", "bob", "--user", " ", "--reason", "x"],
             Exit.USAGE,

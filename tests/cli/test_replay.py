@@ -138,6 +138,6 @@ def test_another_policy_is_told_as_what_it_does_instead(on: Cli, saved: Path, co
         "the refusal names the new site, and nothing starts there"
     )
     table = on("replay", saved, "--policy", config)
-    assert "new: no look at it is in the snapshot, so nothing starts there" in table.err
+    assert "new: the snapshot has no view of it, so no drone starts there" in table.err
     assert "new/a100: the jobs' own requirements were never judged against it" in table.err
     assert "difference" in table.err and "instead of" in table.err

@@ -261,7 +261,7 @@ def test_a_polite_kill_ends_all_processes(here: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "told"),
     [
-        ((), 2, "name a TRACE, or take the jobs on record with --recorded"),
+        ((), 2, "name a TRACE, or replay the jobs on record with --recorded"),
         (("nothing.csv",), 1, "no trace at nothing.csv"),
         (("t.csv", "--group", "bob"), 3, "t.csv: none of its 40 jobs is left"),
         (
@@ -269,16 +269,16 @@ def test_a_polite_kill_ends_all_processes(here: Path) -> None:
             2,
             "--what-if: `fram down`: no site `fram` here: did you mean `farm`?",
         ),
-        (("t.csv", "--recorded"), 2, "name a TRACE, or take the jobs on record"),
+        (("t.csv", "--recorded"), 2, "name a TRACE, or replay the jobs on record"),
         (
             ("--recorded", "--from", "1d"),
             2,
-            "--from, --ignore, --trace-columns and --skip-bad are for a",
+            "--from, --ignore, --trace-columns and --skip-bad need a",
         ),
         (
             ("t.csv", "--seed", "3", "--seeds", "2"),
             2,
-            "--seed is one seed, --seeds is seeds 1 to N: leave one out",
+            "--seed and --seeds exclude each other: remove one",
         ),
         (("t.csv", "--compare", "other.yaml", "other.yaml"), 2, "other.yaml is named twice"),
         (

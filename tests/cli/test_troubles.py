@@ -113,7 +113,7 @@ CASES: list[tuple[dict[str, Any], str, str]] = [
     ({"holder": None}, "critical controller", "no controller runs"),
     ({"views": views(at=NOW - 145)}, "critical controller", "no tick recorded for 2m25s"),
     ({"views": None}, "critical controller", "no tick recorded"),
-    ({"free_bytes": 1 << 20}, "critical controller", "1 MiB left"),
+    ({"free_bytes": 1 << 20}, "critical controller", "1 MiB free"),
     (
         overlay(m.Fault(m.FaultKind.DOWN, "Connection refused", NOW)),
         "critical overlay",
@@ -150,7 +150,7 @@ CASES: list[tuple[dict[str, Any], str, str]] = [
     (
         breaker("here/a100#7", MISFIT),
         "note class:7",
-        "no drone of here/a100 is started for it until ",
+        "no drone of here/a100 is started for this class until ",
     ),
     (
         event("config.rejected", problems="site.yaml:3:1 unknown key"),
@@ -168,7 +168,7 @@ CASES: list[tuple[dict[str, Any], str, str]] = [
         "warning controller",
         "Set the clock",
     ),
-    (event("store.outdated", 900, newest_serial=9), "warning controller", "older than what runs"),
+    (event("store.outdated", 900, newest_serial=9), "warning controller", "older than the drones"),
     (
         THREE_ENDED,
         "warning type:here/a100",
@@ -183,7 +183,7 @@ CASES: list[tuple[dict[str, Any], str, str]] = [
     (
         refused("class:7", 0, UNWELCOME),
         "note drone:kit-1",
-        "jobs wait beside it: refused by 2 idle drones",
+        "jobs wait although it is idle: refused by 2 idle drones",
     ),
 ]
 

@@ -69,7 +69,7 @@ def test_a_row_in_a_pipe_is_one_line_however_wide(on: Cli, monkeypatch: pytest.M
     (demand,) = [
         line for line in on("demand", "--columns", "id,why,needs").lines if line.startswith("9 ")
     ]
-    assert "nearest is horeka/h100 with 95.5 GiB" in demand
+    assert "the nearest, horeka/h100, has 95.5 GiB" in demand
 
 
 HUGE = "99999999999999999999"
@@ -100,7 +100,7 @@ def test_a_number_that_is_too_large_is_wrong_usage(on: Cli, words: str) -> None:
             "no site `nosuch` on record; known: horeka, topas",
         ),
         ("drones --site horeka show 1", Exit.USAGE, "put --site after `drones show`"),
-        ("drones kill --reason x", Exit.USAGE, "which drones?"),
+        ("drones kill --reason x", Exit.USAGE, "name drones, or select"),
         ("drones kill 1 --site topas --reason x", Exit.USAGE, "not both"),
         ("drones kill 1 --reason ' '", Exit.USAGE, "--reason must not be empty"),
         ("replay", Exit.USAGE, "name a snapshot FILE"),
@@ -304,8 +304,8 @@ def test_explain_drone_says_why_how_long_and_what_then(on: Cli) -> None:
     tree = on("explain", "drone", "3", "-o", "json").json
     assert tree["state"] == "idle"
     assert (tree["limit"], tree["limit_s"]) == ("idle_timeout_s", 600.0)
-    assert tree["limit_by"] == "the configured time-out"
-    assert "10m (the configured time-out)" in on("drones", "show", "3").out
+    assert tree["limit_by"] == "the configured timeout"
+    assert "10m (the configured timeout)" in on("drones", "show", "3").out
     assert tree["then"].startswith("the pool is asked to release it")
     assert tree["history"][-1]["reason"]["kind"] == "seen-in-pool"
 
@@ -474,7 +474,7 @@ def test_reload_by_another_user_says_who_may(
     with held(record, "other"), monkeypatch.context() as patched:
         patched.setattr("os.kill", refused)
         ran = cli("reload", "--store", record, "--timeout", "1")
-    assert ran.code == Exit.FAILED and "of another user: run it as that user or root" in ran.err
+    assert ran.code == Exit.FAILED and "to another user: run this verb as that user" in ran.err
     assert "--url unix:" in ran.err and "Errno" not in ran.err
 
 
@@ -611,7 +611,8 @@ def test_a_running_controller_kills_what_it_is_told_to(cli: Cli, tmp_path: Path)
                 "60",
             )
             assert killed.code == Exit.OK, killed.err
-            assert "asked: enough" in " ".join(cli("drones", "show", drone, "-c", path).out.split())
+            life = " ".join(cli("drones", "show", drone, "-c", path).out.split())
+            assert "requested by" in life and "enough" in life
         finally:
             remove(tmp_path / "queue.db", [1])  # or a new drone would start for it
             for left in cli("drones", "-c", path, "-o", "name").lines:

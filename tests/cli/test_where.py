@@ -33,7 +33,7 @@ def test_the_path_is_found_where_yaml_puts_it(tmp_path: Path, text: str) -> None
 
 @pytest.mark.parametrize("text", ["", "store: 5", "store: {path: [a]}", "store: [", "\x00"])
 def test_a_configuration_without_a_path_says_so(tmp_path: Path, text: str) -> None:
-    with pytest.raises(VerbError, match="no store"):
+    with pytest.raises(VerbError, match="no `store"):
         _path(tmp_path, text)
 
 

@@ -36,6 +36,7 @@ def test_a_reason_is_told_in_one_line_with_all_it_knows(reason: reasons.Reason) 
         value = getattr(reason, field.name)
         if field.name in ("kind", "rule") or isinstance(value, bool | float):
             continue  # these are worded: rules and conditions; ages, percentages, times
+        value = reasons.IDLE_LIMIT_WORDS.get(value, value)
         told = formatting.amounts(str(value), "")[0]
         if field.name == "class_id":
             told = told[:SHORTEST_CLASS_ID]  # the name has it

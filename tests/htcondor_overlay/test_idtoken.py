@@ -142,7 +142,7 @@ def test_a_pool_that_does_not_authenticate_us_is_explained_by_the_token(tmp_path
             token(**CONTROLLER | {"iss": "other.test"}),
             "issuer is other.test, not `trust_domain` pool.test",
         ),
-        (token(**CONTROLLER), "our token looks right: is its key the pool's own"),
+        (token(**CONTROLLER), "the token looks right: is its key the pool's own"),
     ):
         (tmp_path / "token").write_text(text)
         assert words in str(explained(denied, config))
@@ -172,7 +172,9 @@ async def test_a_tool_that_drains_and_is_missing_is_a_gap(tmp_path: Path) -> Non
     assert await probe(config, dict(os.environ)) == []
     file.write_text(token(**CONTROLLER | {"scope": "condor:/READ"}))
     (gap,) = await probe(config, dict(os.environ))
-    assert "not good for ADMINISTRATOR; our token is not good for DAEMON" in gap.message
+    assert (
+        "does not allow ADMINISTRATOR; the controller's token does not allow DAEMON" in gap.message
+    )
     file.write_text(token(**CONTROLLER | {"scope": "condor:/READ condor:/DAEMON"}))
     assert await probe(config, dict(os.environ)) == [], "order ads are enough"
 

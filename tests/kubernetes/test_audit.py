@@ -40,7 +40,7 @@ async def test_missing_rights_to_a_resource_are_one_finding(cluster: FakeCluster
     cluster.answers["POST", REVIEWS] = may("get", "create")
     (finding,) = await audited(cluster)
     assert finding.message == (
-        "our account may not get, create secrets in namespace drones:"
+        "the account may not get, create secrets in namespace drones:"
         " apply `provisioner render kubernetes`, or change `namespace`"
     )
 

@@ -403,13 +403,13 @@ def test_a_pod_that_is_deleted_before_its_end_tells_why(
 
 def test_the_end_of_a_deleted_pod() -> None:
     running = pod({"phase": "Running"})
-    assert end_of(running, asked=True, now=5.0).message == "stopped on our request"
+    assert end_of(running, asked=True, now=5.0).message == "stopped by the controller"
     failed = pod(
         {"phase": "Failed", **container(terminated={"exitCode": 7, "message": "reason=idle"})}
     )
     stopped = end_of(failed, asked=True, now=5.0)
     assert (stopped.kind, stopped.exit_code) == (EndKind.STOPPED, 7)
-    assert stopped.message == "stopped on our request: idle"
+    assert stopped.message == "stopped by the controller: idle"
 
 
 def test_a_job_without_a_pod_waits() -> None:

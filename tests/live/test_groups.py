@@ -63,7 +63,7 @@ def test_no_drone_is_started_beyond_a_quota_and_explain_says_why(
         return controller.call("explain", "job", f"{atlas}.5").stdout
 
     until(
-        lambda: "group physics.atlas has used up its quota (2/2 GPUs)" in explained(),
+        lambda: "group physics.atlas has used its quota (2/2 GPUs)" in explained(),
         what="the reason",
     )
     guests = pool.submit(gpu_job(n=3, cpus=2, more=OF_GUESTS, until_there=flag))

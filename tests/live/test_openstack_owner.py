@@ -49,7 +49,9 @@ def test_two_servers_of_the_owner_cost_two_drones(
         left = {d["id"] for d in lab.controller.drones(ended=True)}
         assert left == least, "those with least to lose"
         told = [" ".join(lab.shown(drone_id).split()) for drone_id in sorted(left)]
-        assert all("the owner" in each and "stopped on our request" in each for each in told), told
+        assert all("the owner" in each and "stopped by the controller" in each for each in told), (
+            told
+        )
         here = lab.controller.site_row()
         assert (here["claims"], here["claims_gpu_milli"]) == (2, 2000), here
         lab.controller.ticks(5)

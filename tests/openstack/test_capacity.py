@@ -159,7 +159,7 @@ def test_what_servers_hold_of_their_host(
 def test_what_cannot_be_counted_is_told() -> None:
     lost = replace(DRONE, host_id=capacity.host_id(OURS, "gk-gpu-77"))
     hidden = replace(THEIR, flavor=replace(FLAVOR, name="odd", extra={"accel:device_profile": "p"}))
-    assert found([lost])[1] == ("1 of our servers are on hosts that `hosts` does not name",)
+    assert found([lost])[1] == ("1 drones are on hosts that `hosts` does not name",)
     assert found([], [hidden])[1] == (
         "flavor odd does not tell how many GPUs it has: one is counted",
     )

@@ -210,7 +210,7 @@ async def test_servers_of_a_cell_that_is_down_are_alive(nova: Nova) -> None:
     assert statuses(await looks.after()) == {"s1": "ACTIVE", "s2": "ACTIVE"}
     nova.boot("s3", "kit-a1b2-9")
     nova.cells["s3"], nova.down = "cell3", {"cell3"}
-    with pytest.raises(UnavailableError, match="1 servers in it may be ours"):
+    with pytest.raises(UnavailableError, match="1 servers in it may be drones"):
         await looks.after()
 
 

@@ -149,7 +149,7 @@ def test_a_job_that_starts_needs_no_change() -> None:
     found = advice_for()
     assert found == RequestAdvice(STARTS)
     assert descriptions.advise(found).startswith(
-        "no change is needed: it starts as soon as its place is ready"
+        "no change is needed: it starts as soon as its slot is ready"
     )
 
 
@@ -175,7 +175,7 @@ def test_seventeen_minutes_instead_of_nine_hours() -> None:
     assert found.now == StartForecast(StartOutcome.WAITS, 9 * 3600.0)
     assert found.then == StartForecast(StartOutcome.STARTS, 1020.0)
     assert descriptions.advise(found) == (
-        "ask for 20 GiB of memory instead of 41 GiB, if the program can do with it: it starts in about 17 minutes "
+        "ask for 20 GiB of memory instead of 41 GiB, if that is enough for the program: it starts in about 17 minutes "
         "instead of 9 hours"
     )
 
@@ -202,8 +202,8 @@ def test_a_free_slot_with_less_memory_is_a_place() -> None:
     found = advise(snap, job)
     assert (found.advised, found.then) == ("31744 MiB", StartForecast(StartOutcome.STARTS, 0.0))
     assert descriptions.advise(found) == (
-        "ask for 31 GiB of memory instead of 41 GiB, if the program can do with it: it starts at once. As it is, it "
-        "waits for a free place, how long is unknown"
+        "ask for 31 GiB of memory instead of 41 GiB, if that is enough for the program: it starts at once. As it is, "
+        "it waits for a free slot for an unknown time"
     )
 
 

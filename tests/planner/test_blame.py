@@ -214,7 +214,7 @@ def test_a_job_that_neighbours_ended_twice_runs_alone_until_it_is_done() -> None
     assert starts(plan) == {"anns": {"whole"}, "bobs": {"mps"}}
     (why,) = (each for each in of_class(plan, "anns") if isinstance(each, ExclusiveOnly))
     assert why == ExclusiveOnly(0, WEEK, NOW - 60 + ALONE_S, "job schedd.test#1.0 in d-1: faulted")
-    assert "without its fault" in why.describe()
+    assert "not its own fault" in why.describe()
     done = model.CompletedJob(
         "schedd.test#1.0", NOW + 10, NOW - 9000, 60.0, 250, 1, 1024, owner="ann"
     )

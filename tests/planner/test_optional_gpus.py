@@ -330,12 +330,8 @@ def test_a_start_of_a_gpu_drone_for_them_would_be_refused() -> None:
 
 def test_the_reasons_say_what_they_wait_for() -> None:
     assert AwaitingIdleGpu("topas/cpu", "site-full").describe() == (
-        "a GPU is optional for these jobs: they wait for an idle GPU or a CPU slot (drone type topas/cpu: site-full);"
-        " no GPU drone is started for them"
+        "no GPU drone is started because a GPU is optional for these jobs: they wait for an idle GPU or a CPU slot"
+        " (drone type topas/cpu: site-full)"
     )
-    assert (
-        AwaitingIdleGpu("")
-        .describe()
-        .startswith("a GPU is optional for these jobs: they wait for an idle GPU; no")
-    )
-    assert "jobs for which it is optional" in OptionalJobsOnly(905, 600).describe()
+    assert AwaitingIdleGpu("").describe().endswith("they wait for an idle GPU")
+    assert "jobs for which a GPU is optional" in OptionalJobsOnly(905, 600).describe()

@@ -493,7 +493,7 @@ def test_what_was_learned_shortens_the_time_out_and_says_so() -> None:
     [drain] = plan_of(replace(snapshot(drones=[idle]), estimates=few)).drains
     assert drain.reason == IdleTimeout(31, 26, "start-cost")
     assert drain.reason.describe().startswith(
-        "idle 31 s > 26 s, what another start costs at its site, learned from"
+        "idle 31 s > 26 s, the cost of another start at its site, learned from"
     )
 
 

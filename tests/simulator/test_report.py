@@ -208,10 +208,12 @@ def test_hours_are_bars_by_policy() -> None:
 def test_what_is_zero_everywhere_or_does_not_vary_is_left_out() -> None:
     runs = {"ours": [made(), made(seed=2)], "rival": [made("rival"), made("rival", 2)]}
     text = Page(runs).text
-    assert "Hedges" not in text and "Violations" not in text and not re.search("± 0( |$)", text)
+    assert (
+        "Second drones" not in text and "Violations" not in text and not re.search("± 0( |$)", text)
+    )
     assert "Jobs done98 98 0 Jobs that" in text, "no difference is no better"
     runs["rival"] = [made("rival", hedges=3), made("rival", 2, hedges=1)]
-    assert "Hedges (drones)0 2 ± 1.41" in Page(runs).text, "one of them has some"
+    assert "Second drones (drones)0 2 ± 1.41" in Page(runs).text, "one of them has some"
 
 
 def test_the_time_line_has_jobs_gpus_and_sites() -> None:

@@ -100,7 +100,7 @@ async def test_there_is_no_listing_until_the_details_of_every_job_are_known(rest
         restd.add(number, "drone" if number == 30 else "owner")
     restd.before = slow
     async with rest_client(restd.url) as slurm:
-        with pytest.raises(UnavailableError, match="still learning which jobs are ours: 10 of 30"):
+        with pytest.raises(UnavailableError, match="reading the owners of jobs: 10 of 30"):
             await slurm.own_jobs()
         let_in = 1000
         restd.looked_at()
@@ -188,7 +188,7 @@ async def test_a_server_without_a_supported_version_is_reported() -> None:
         rest_client(restd.url) as slurm,
     ):
         with pytest.raises(
-            UnavailableError, match=r"none of the versions .* v0\.0\.40 to v0\.0\.45"
+            UnavailableError, match=r"no supported version .* v0\.0\.40 to v0\.0\.45"
         ) as told:
             await slurm.own_jobs()
         assert told.value.kind is FaultKind.CONFIG

@@ -57,12 +57,12 @@ PATHS = {
     ),
     "/sites": ("All sites", "banned", "Authentication failed: token expired at 06:00:00Z"),
     "/sites/topas": ("Site topas", "topas-a100-04.example.org", "8 CPU, 32 GiB"),
-    "/sites/horeka": ("poll failed (denied)", "Authentication failed"),
+    "/sites/horeka": ("horeka banned until", "Authentication failed"),
     "/drones": ("55 drones", "etp-k7f2-30", "busy"),
     "/drones?site=nemo&state=busy,draining&sort=-age_s": (
         "11 drones; site: nemo; state: busy, draining",
     ),
-    "/owner": ("physics/anna", "Drones that give way now", "nemo/l40s"),
+    "/owner": ("physics/anna", "Drones that leave for the owner", "nemo/l40s"),
     "/use": (
         "GPU-hours of drones in the last 7 days",
         "theory/kim: 1 GPU, 4 CPUs, 16 GiB RAM",
@@ -71,13 +71,13 @@ PATHS = {
     ),
     "/use?by=user&since=30d": ("cms/ariane", "last 30 days"),
     "/waste": ("GPU-hours in the last day", "good 74%", "The figures as a table"),
-    "/plan": ("Plan for tick 4", "atlas/mia: 1.5 GPUs (58)", "no slot can ever offer"),
+    "/plan": ("Plan for tick 4", "atlas/mia: 1.5 GPUs (58)", "no slot can ever satisfy"),
     "/drone/30": (
         "busy for",
         "Drone etp-k7f2-30",
         "horeka/h100",
         "requested",
-        "the site took the order as 5530.0",
+        "the site accepted the order as 5530.0",
     ),
     "/drone/74": ("failed", "no CUDA device", "Last output nvidia-smi: No devices were found"),
     "/drone/2": ("busy for", "job 8790.1", "State and work", "Place", "Times"),
@@ -277,7 +277,9 @@ def test_a_reason_of_several_types_of_a_site_is_said_once(
         reader, "plans", lambda **_: [replace(plan, starts=(), refusals=(refusal,))]
     )
     rows = {row[0]: row for row in Rendered(reader, "/").rows("Drones by site and type")}
-    assert "the view of site:nemo" in rows["l40s"][-1] and rows["l40s-quarter"][-1] == "as above"
+    assert (
+        "no decision for site:nemo" in rows["l40s"][-1] and rows["l40s-quarter"][-1] == "as above"
+    )
 
 
 def test_a_command_is_a_link_to_its_page_or_code(reader: SeriesReader) -> None:
@@ -292,8 +294,8 @@ def test_a_command_is_a_link_to_its_page_or_code(reader: SeriesReader) -> None:
 
 def test_what_is_refused_has_the_reason_of_most_jobs(reader: SeriesReader) -> None:
     rows = {row[0]: row for row in Rendered(reader, "/").rows("Drones by site and type")}
-    assert rows["cpu"][-2] == "63" and "no free place for topas/cpu" in rows["cpu"][-1]
-    assert "the view of site:horeka" in rows["h100"][-1]
+    assert rows["cpu"][-2] == "63" and "no free capacity for topas/cpu" in rows["cpu"][-1]
+    assert "no decision for site:horeka" in rows["h100"][-1]
     assert reader.breakers()[Scope("horeka")].state is BreakerState.BANNED
     sites = [name for name, *cells in rows.items() if len(cells[0]) == 1]
     assert [site.split()[0] for site in sites] == ["cloud", "horeka", "nemo", "topas"]
@@ -477,11 +479,11 @@ def test_the_page_of_a_job_says_nothing_of_other_users(reader: SeriesReader) -> 
         (BackingOff("topas", 2e9, "denied", "no account bob"), "(denied)", "bob"),
         (
             StartBlocked("topas/a100", "denied", "quota of bob"),
-            "lets no more of topas/a100 start (denied)",
+            "the site starts no more drones of topas/a100 (denied)",
             "bob",
         ),
-        (StaleView("site:topas", 400.0, 300.0, "host bob"), "the view of site:topas", "bob"),
-        (PlannerFailed("KeyError: bob"), "the planner fails on this", "bob"),
+        (StaleView("site:topas", 400.0, 300.0, "host bob"), "no decision for site:topas", "bob"),
+        (PlannerFailed("KeyError: bob"), "the planner failed on these jobs", "bob"),
     ],
 )
 def test_the_page_of_a_job_has_neither_names_of_operators_nor_words_of_sites(

@@ -289,7 +289,7 @@ async def probe(config: HTCondorConfig, env: Mapping[str, str]) -> list[AuditFin
                 f"`{config.drain_tool}` is not on PATH: install HTCondor's tools, or set `drain_tool`"
             )
         elif scopes is not None and wanted not in scopes:
-            why.append(f"our token is not good for {wanted}")
+            why.append(f"the controller's token does not allow {wanted}")
         elif ping is None or not ping.exists():
             return []
         else:

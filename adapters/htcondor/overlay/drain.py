@@ -264,7 +264,7 @@ class DrainOrders:
         if not self.identities():
             return Fault(
                 FaultKind.CONFIG,
-                f"none of our tokens is of `trust_domain` {self._issuer}",
+                f"the controller has no token of `trust_domain` {self._issuer}",
                 time.time(),
             )
         refused = (await self.place([name], DrainMode.PEACEFUL, REHEARSAL_TIMEOUT_S))[name]
@@ -381,9 +381,11 @@ class CollectorAds:
             seen = printable(", ".join(others), 120)
             expected = ", ".join(identities)
             raise AuthError(
-                f"{whom} knows us as {seen}, drones obey {expected}: use a token of that identity"
+                f"{whom} maps the controller to {seen}, drones obey {expected}: use a token of that identity"
             )
-        raise AuthError(f"{whom} does not list our order ads: allow our identity DAEMON there")
+        raise AuthError(
+            f"{whom} does not list the controller's order ads: allow its identity DAEMON there"
+        )
 
     def withdraw(self, drone_ids: Collection[str]) -> None:
         wanted = " || ".join(f'DroneOrderFor == "{drone_id}"' for drone_id in drone_ids)

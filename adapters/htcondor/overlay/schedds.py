@@ -208,7 +208,7 @@ class ScheddRegistry:
             age = f"{minutes} min" if minutes else "less than a minute"
             if name not in self.answered and name not in named:
                 repair = (
-                    "name the schedds that count under `schedds`, or let our identity READ there"
+                    "name the schedds to query under `schedds`, or allow the controller READ there"
                 )
                 yield f"schedd {shown} has never answered and is left out ({why}): {repair}"
             elif name in self.last:

@@ -42,7 +42,7 @@ class HTCondorConfig(ConfigSection):
     schedds: tuple[str, ...] = Field((), examples=[["submit1.example.org"]])
     """Names of the schedds whose jobs count. Default: all that the collector lists."""
     token: Secret | None = None
-    """Our own token: READ at the collector and the schedds; at the collector DAEMON to drain by
+    """The controller's token: READ at the collector and the schedds; at the collector DAEMON to drain by
     order ads and ADMINISTRATOR to drain by `condor_drain`."""
     token_directory: ConfigPath | None = None
     """Directory with tokens, instead of `token` or beside it; all are offered to the pool."""

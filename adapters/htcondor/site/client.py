@@ -333,9 +333,9 @@ class BindingsWorker:
         action = htcondor2.JobAction.RemoveX if force else htcondor2.JobAction.Remove
         answer = self._asked("", lambda schedd: schedd.act(action, which, reason=(why, 0))) or {}
         if denied := answer.get("TotalPermissionDenied"):
-            raise AuthError(f"the schedd does not let us remove {denied} of our jobs")
+            raise AuthError(f"the schedd refused to remove {denied} drone jobs")
         if failed := answer.get("TotalError"):
-            raise OutcomeUnknownError(f"the schedd could not remove {failed} of our jobs")
+            raise OutcomeUnknownError(f"the schedd could not remove {failed} drone jobs")
 
     def collect(self, job_ids: Sequence[str]) -> dict[str, str]:
         """Fetch what spooled jobs have left, one by one: of those asked for together one failure ends all."""

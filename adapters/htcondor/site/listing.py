@@ -76,7 +76,7 @@ def list_drones(
         drone_id = DroneId(text(ad, "DroneId"))
         if not drone_id.startswith(f"{controller}-"):
             notices.append(
-                f"job {job_id(ad)} carries our tag, and {drone_id or 'nothing'} as its drone id"
+                f"job {job_id(ad)} has the controller's tag, but {drone_id or 'nothing'} as its drone id"
             )
             continue
         drone = _remote_drone(ad, drone_id, noticed, now, carved)

@@ -129,7 +129,7 @@ class HTCondorOwnerConfig(ConfigSection):
     """Jobs that come first at the site, and their queues."""
 
     jobs: Expression = Field("true", examples=['AcctGroup == "etp"'])
-    """A job for which this ClassAd expression is true is the owner's. Our own drones never are."""
+    """A job for which this ClassAd expression is true is the owner's. Drones of this controller never are."""
     schedds: tuple[Annotated[str, Field(pattern=_SCHEDD_PATTERN)], ...] = Field(
         (), examples=[["submit.etp.example.org"]]
     )

@@ -18,7 +18,7 @@ _SSH_USER = r"[A-Za-z0-9_][A-Za-z0-9._-]*"
 
 
 class SshSettings(ConfigSection):
-    """A login node and our credentials there. Nothing is taken from ``~/.ssh/config``."""
+    """A login node and the credentials there. Nothing is taken from ``~/.ssh/config``."""
 
     host: str = Field(pattern=rf"^({_SSH_HOST})$", examples=["login.example.org"])
     """Name or address of the login node."""
@@ -56,7 +56,7 @@ class SshSettings(ConfigSection):
     own input; `bash -s` is one."""
     max_sessions: int = Field(5, ge=1, le=100)
     """Commands at a time over the one connection. The server's own limit, MaxSessions, is 10 unless
-    set, and it counts a command for a moment longer than we do; refusals lower this by themselves.
+    set, and it counts a command for a moment longer than the controller; a refusal lowers this limit.
     """
     connect_deadline: PositiveDuration = 45.0
     """Longest time to connect and log in, the jump host and waiting for a code included."""

@@ -250,7 +250,7 @@ class SshRunner:
             if connection.lost.is_set():
                 return False
             raise UnavailableError(
-                f"{self.where}: it runs no commands for us: {printable(str(error))}"
+                f"{self.where}: it refuses to run commands: {printable(str(error))}"
             ) from None
 
     async def _connected(self) -> SshConnection:

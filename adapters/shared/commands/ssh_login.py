@@ -140,9 +140,7 @@ def _explained(host: str, settings: SshSettings, answers: _Answers) -> Iterator[
             " what the site says and put the key there, or find out who answers in its place"
         ) from None
     except (asyncssh.PermissionDenied, asyncssh.IllegalUserName) as error:
-        raise AuthError(
-            f"{host}: we are not let in: {answers.complaint or _words(error)}"
-        ) from None
+        raise AuthError(f"{host}: login refused: {answers.complaint or _words(error)}") from None
     except (asyncssh.Error, OSError) as error:
         raise UnavailableError(f"{host}: {_words(error)}") from None
 

@@ -32,7 +32,7 @@ function later() {
 }
 
 function lost() {
-  age.textContent = "The service cannot be reached: the page is as it was. It is renewed when the service is back.";
+  age.textContent = "The service does not answer. This page is not up to date; it updates when the service is back.";
 }
 
 function connect() {
