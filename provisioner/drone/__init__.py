@@ -59,7 +59,7 @@ def archive(files: Mapping[str, bytes], executable: Collection[str] = ()) -> byt
 
 
 def environment(order: StartOrder) -> Mapping[str, str]:
-    """Return the environment that every drone gets, wherever it runs (``docs/reference/drone.md``).
+    """Return the environment that every drone gets, wherever it runs (``docs/internals/drone.md``).
 
     Its site adds ``DRONE_DIR`` and the GPUs of the drone; the overlay adds its part
     (:class:`provisioner.model.Bootstrap`).
