@@ -176,7 +176,7 @@ mutants: $(VENV)/.tools  ## mutation testing of planner, controller and store: s
 	$(BIN)/python -m benchmarks.mutants $(MUTANTS)
 
 docs: reference  ## the documents as a site, with search: var/site/index.html
-	$(BIN)/python -m sphinx -q -n -E -W --keep-going -b html docs var/site
+	$(BIN)/python -m sphinx -q -E -W --keep-going -b html docs var/site
 
 reference: dev  ## regenerate the reference pages and schemas
 	$(BIN)/python -m docs.make_reference

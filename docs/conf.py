@@ -9,6 +9,7 @@ repository; a link to a section has the anchor that forges make of its heading.
 from __future__ import annotations
 
 import re
+import shutil
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -21,7 +22,9 @@ DOCS = Path(__file__).resolve().parent
 ROOT = DOCS.parent
 sys.path.insert(0, str(ROOT))
 
+from docs import openapi_page  # noqa: E402
 from provisioner import __version__  # noqa: E402
+from provisioner.config.schema import DOCUMENTATION, schema_address  # noqa: E402
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 REPOSITORY = PROJECT["urls"]["Source"]
@@ -33,7 +36,11 @@ version = release = __version__
 extensions = ["myst_parser", "sphinx.ext.autodoc"]
 exclude_patterns = ["_build"]
 templates_path: list[str] = []
-nitpicky = False
+toc_object_entries = False
+suppress_warnings = ["ref.python"]  # a field `type` beside the builtin in annotations
+autodoc_member_order = "bysource"
+autodoc_class_signature = "separated"
+autodoc_preserve_defaults = True
 
 myst_heading_anchors = 4
 myst_enable_extensions = ["colon_fence"]
@@ -50,6 +57,7 @@ html_theme_options = {
 FENCE = re.compile(r"^(```.*?^```)[ ]*$", re.MULTILINE | re.DOTALL)
 OUTSIDE = re.compile(r"\]\(((?:\.\./)+[^)\s#]*)(#[^)\s]*)?\)")
 ENTRY = re.compile(r"^- \[([^\]]+)\]\(([\w/.-]+)\.md\)", re.MULTILINE)
+AUTODOC = re.compile(r"^<!-- autodoc: ([\w.]+) -->$", re.MULTILINE)
 SECTION = re.compile(r"^## +(.+)\n((?:(?!## ).*\n?)*)", re.MULTILINE)
 
 
@@ -79,19 +87,44 @@ def navigation(name: str, text: str) -> Iterator[str]:
         return
     for caption, body in sections:
         entries = [f"{' '.join(t.split())} <{target}>" for t, target in ENTRY.findall(body)]
-        options = [":hidden:", *([f":caption: {caption}"] if caption else [])]
+        options = [":hidden:", ":titlesonly:", *([f":caption: {caption}"] if caption else [])]
         if entries:
             yield "\n".join(["", "```{toctree}", *options, "", *entries, "```", ""])
+
+
+def with_made_parts(text: str) -> str:
+    """Return a page with docstrings and the web API in the place of the comments that name them."""
+    text = AUTODOC.sub(
+        "```{eval-rst}\n.. automodule:: \\1\n   :members:\n   :undoc-members:\n```\n", text
+    )
+    return text.replace("<!-- openapi -->", openapi_page.page()) if "<!-- openapi" in text else text
+
+
+def documented_modules() -> list[str]:
+    """Return the modules whose docstrings are pages."""
+    texts = (path.read_text() for path in sorted((DOCS / "reference/api").glob("*.md")))
+    return [module for text in texts for module in AUTODOC.findall(text)]
 
 
 def read_source(app: Any, name: str, source: list[str]) -> None:
     """Translate a page from the Markdown of a forge."""
     folder = Path(app.env.doc2path(name)).parent
-    source[0] = with_repository_links(source[0], folder) + "".join(navigation(name, source[0]))
+    page = with_made_parts(source[0])
+    source[0] = with_repository_links(page, folder) + "".join(navigation(name, source[0]))
+
+
+def publish_schemas(app: Any, error: Exception | None) -> None:
+    """Put the schemas of configuration files where their ``$id`` says: below ``schemas/VERSION``."""
+    if error is None and app.builder.name == "html":
+        folder = Path(app.outdir) / schema_address("x").removeprefix(f"{DOCUMENTATION}/")
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        for name in ("controller", "site"):
+            shutil.copy(DOCS / "reference" / f"{name}.schema.json", folder.parent)
 
 
 def setup(app: Any) -> dict[str, bool]:
     """Register the translation with Sphinx."""
     app.connect("source-read", read_source)
+    app.connect("build-finished", publish_schemas)
     app.add_lexer("condor", IniLexer)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

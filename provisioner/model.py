@@ -113,6 +113,7 @@ class JobClass:
 
     @property
     def waits_since(self) -> float:
+        """Time since which its oldest idle job waits, in seconds since the epoch."""
         return self.idle_at or self.oldest_at
 
     @property
@@ -126,6 +127,8 @@ class JobClass:
 
 
 class SlotState(StrEnum):
+    """State of a drone in the overlay."""
+
     CHECKING = "checking"
     """In the pool but not accepting jobs yet."""
     IDLE = "idle"
@@ -303,6 +306,8 @@ NEGOTIATION_TIMEOUT_S = 300.0
 @final
 @frozen
 class OverlayView:
+    """View of the overlay: waiting jobs by class, and the slots of drones. Times are seconds since the epoch."""
+
     taken_at: float
     classes: tuple[JobClass, ...] = ()
     slots: tuple[Slot, ...] = ()
@@ -354,6 +359,8 @@ class RemoteState(StrEnum):
 
 
 class EndKind(StrEnum):
+    """Kinds of ends of a drone at its site."""
+
     EXITED = "exited"
     """By itself, with ``exit_code``."""
     STOPPED = "stopped"
@@ -364,6 +371,8 @@ class EndKind(StrEnum):
 
 @frozen
 class RemoteEnd:
+    """End of a drone at its site, at the time ``at`` (seconds since the epoch)."""
+
     kind: EndKind
     at: float
     exit_code: int | None = None
@@ -376,6 +385,8 @@ class RemoteEnd:
 
 @frozen
 class RemoteDrone:
+    """A drone as its site lists it. Times are seconds since the epoch."""
+
     drone_id: DroneId
     state: RemoteState
     remote_id: str = ""
@@ -418,6 +429,8 @@ class OwnerDemand:
 
 @frozen
 class OwnerLoad:
+    """Number of waiting jobs of the owner of a site, and the resources that they request together."""
+
     jobs: int = 0
     gpu_milli: int = 0
     cpus: int = 0
@@ -497,6 +510,7 @@ class DroneState(StrEnum):
 
     @property
     def ended(self) -> bool:
+        """True for a final state."""
         return self in ENDS
 
 
@@ -576,6 +590,7 @@ class Drone:
 
     @property
     def site(self) -> str:
+        """Name of the site of its drone type."""
         return site_of(self.type)
 
     @property
@@ -585,6 +600,7 @@ class Drone:
 
     @property
     def waits_at_site(self) -> bool:
+        """True while the site has the drone in a queue of its own."""
         return self.state in _AT_SITE
 
     @property
@@ -619,6 +635,8 @@ _PASSES = (None, FaultKind.QUOTA, FaultKind.CAPACITY, FaultKind.THROTTLED, Fault
 
 @frozen
 class Fault:
+    """A fault of a site, an order or a drone, met at the time ``at`` (seconds since the epoch)."""
+
     kind: FaultKind
     message: str
     at: float
@@ -629,6 +647,8 @@ class Fault:
 
 
 class BreakerState(StrEnum):
+    """State of a circuit breaker."""
+
     ACTIVE = "active"
     DEGRADED = "degraded"
     BANNED = "banned"
@@ -696,6 +716,8 @@ class PolledSite:
 
 @frozen
 class PolledOverlay:
+    """Result of one poll of the overlay: its view, or the fault."""
+
     view: OverlayView | None = None
     fault: Fault | None = None
 
@@ -729,10 +751,13 @@ class Credential:
     """``overlay``, ``site:<name>`` or ``web``."""
 
     def is_dead(self, now: float) -> bool:
+        """Return whether it cannot be used at ``now``, in seconds since the epoch."""
         return bool(self.problem) or 0 < self.not_after <= now
 
 
 class RequestKind(StrEnum):
+    """Kinds of requests of operators."""
+
     DRAIN = "drain"
     KILL = "kill"
     RESET = "reset"
@@ -872,6 +897,8 @@ class Refusal:
 
 @frozen
 class Plan:
+    """Everything that one tick does, and why it does not do more."""
+
     tick: int
     at: float
     moves: tuple[StateChange, ...] = ()
@@ -886,14 +913,17 @@ class Plan:
 
     @property
     def leaves(self) -> tuple[Drain | Stop, ...]:
+        """The orders to drain and to stop drones."""
         return (*self.drains, *self.stops)
 
     @property
     def asks(self) -> tuple[Start | Drain | Stop, ...]:
+        """The orders to start, drain and stop drones."""
         return (*self.starts, *self.drains, *self.stops)
 
     @property
     def acts(self) -> bool:
+        """True if the plan changes something at a site or in the overlay."""
         return bool(self.starts or self.drains or self.stops or self.orphans)
 
 
@@ -938,6 +968,8 @@ class StopOrder:
 
 
 class OrderOutcome(StrEnum):
+    """Outcome of an order to a site or to the overlay."""
+
     OK = "ok"
     REJECTED = "rejected"
     """Certainly not carried out."""
@@ -947,6 +979,8 @@ class OrderOutcome(StrEnum):
 
 @frozen
 class OrderResult:
+    """Answer to one order; with a ``fault`` unless its outcome is ``OK``."""
+
     drone_id: DroneId
     answer: OrderOutcome
     remote_id: str = ""

@@ -132,6 +132,35 @@ def test_every_page_is_in_the_navigation_of_the_site() -> None:
 
 
 # ----------------------------------------------------------------------------------------------------------
+# length
+
+WORDS = 81_000
+WORDS_FOR_OPERATORS = 34_000
+WORDS_OF_A_HOW_TO = 1_200
+WORDS_OF_THE_GENERATED_REFERENCE = 17_500
+"""What a reader has to look through: a page that grows makes another one shorter. Lower them when pages shrink."""
+
+
+def word_count(pages: Iterable[Path]) -> int:
+    return sum(len(page.read_text().split()) for page in pages)
+
+
+def test_the_documents_are_short_enough_to_find_something() -> None:
+    docs = ROOT / "docs"
+    assert word_count(docs.rglob("*.md")) <= WORDS
+    sections = (docs / "index.md").read_text().partition("## Reference")[0]
+    of_operators = set(re.findall(r"^- \[[^\]]+\]\(([^)\s#]+\.md)\)", sections, re.MULTILINE))
+    assert word_count(docs / name for name in of_operators) <= WORDS_FOR_OPERATORS
+    for page in (docs / "how-to").glob("*.md"):
+        assert word_count([page]) <= WORDS_OF_A_HOW_TO, page
+    made = [
+        docs / "reference" / f"{name}.md" for name in ("cli", "reasons", "log-events", "metrics")
+    ]
+    made += (docs / "reference/configuration").glob("*.md")
+    assert word_count(made) <= WORDS_OF_THE_GENERATED_REFERENCE
+
+
+# ----------------------------------------------------------------------------------------------------------
 # commands
 
 

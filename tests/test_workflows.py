@@ -39,7 +39,8 @@ def test_workflows_call_targets_and_scripts_that_exist() -> None:
                 assert script.stat().st_mode & 0o100
                 command = script.read_text()
             called += targets(command)
-    assert {"lint", "types", "contracts", "unit", "test", "release", "audit"} == set(called)
+    expected = {"lint", "types", "contracts", "unit", "test", "release", "audit", "docs"}
+    assert expected == set(called)
     assert set(called) <= TARGETS
 
 
@@ -67,8 +68,21 @@ def test_locked_versions_are_audited_each_week_and_when_they_change() -> None:
 def test_workflows_can_read_only_and_know_no_secret(path: Path) -> None:
     read = workflow(path.name)
     assert read["permissions"] == {"contents": "read"}
-    assert not [name for name, job in read["jobs"].items() if "permissions" in job]
+    may_write = [name for name, job in read["jobs"].items() if "permissions" in job]
+    assert may_write == (["deploy"] if path.name == "pages.yml" else [])
     assert "secrets." not in path.read_text()
+
+
+def test_the_site_is_published_from_main_alone_and_nothing_depends_on_it() -> None:
+    pages = workflow("pages.yml")
+    assert pages["on"] == {"push": {"branches": ["main"]}}
+    build, deploy = pages["jobs"]["build"], pages["jobs"]["deploy"]
+    assert build["steps"][-2]["run"] == "make docs"
+    assert build["steps"][-1]["with"]["path"] in (ROOT / "Makefile").read_text()
+    # the job that may write runs none of our code
+    assert deploy["permissions"] == {"pages": "write", "id-token": "write"}
+    assert [step["uses"].partition("@")[0] for step in deploy["steps"]] == ["actions/deploy-pages"]
+    assert not any("pages" in path.read_text() for path in WORKFLOWS if path.name != "pages.yml")
 
 
 def test_scripts_of_a_release_upload_nothing() -> None:

@@ -62,6 +62,7 @@ class OverlayContract:
     pytestmark = pytest.mark.asyncio
 
     async def test_an_empty_pool_is_empty(self, world: OverlayWorld) -> None:
+        """Check that a pool without jobs and drones has an empty view."""
         async with world.overlay() as overlay:
             view = await overlay.poll([world.kind])
             assert [c for c in view.classes if c.waiting or c.fresh or c.running] == []
@@ -69,6 +70,7 @@ class OverlayContract:
             assert abs(view.taken_at - time.time()) < world.longest_wait_s
 
     async def test_jobs_are_grouped_by_what_they_need(self, world: OverlayWorld) -> None:
+        """Check that jobs with the same request are one class, with its number of waiting jobs."""
         before = time.time()
         await world.submit(30, gpu_milli=1000)
         await world.submit(20, gpu_milli=2000, cpus=3)
@@ -91,6 +93,7 @@ class OverlayContract:
             assert {c.id for c in again} == {c.id for c in classes}
 
     async def test_a_drone_joins_runs_jobs_and_leaves_when_idle(self, world: OverlayWorld) -> None:
+        """Check that a drone joins, runs the waiting jobs, and ends after its idle timeout."""
         await world.submit(3, gpu_milli=1000)
         async with _drone(world, idle_timeout_s=2.0) as (overlay, drone_id):
             slot = await _slot(world, overlay, drone_id, *SlotState)
@@ -103,6 +106,7 @@ class OverlayContract:
             await _unslotted(world, overlay, drone_id)
 
     async def test_a_slot_tells_what_is_left_in_it(self, world: OverlayWorld) -> None:
+        """Check that a slot reports its free GPUs and CPUs and its jobs, idle and busy."""
         async with _drone(world) as (overlay, drone_id):
             idle = await _slot(world, overlay, drone_id, SlotState.IDLE)
             assert (idle.free_gpu_milli, idle.free_cpus) == (world.kind.gpu_milli, world.kind.cpus)
@@ -125,6 +129,7 @@ class OverlayContract:
     async def test_a_peaceful_drain_lets_jobs_end_and_takes_no_more(
         self, world: OverlayWorld
     ) -> None:
+        """Check that a drone that drains peacefully ends its job, takes no other and leaves."""
         async with _drone(world) as (overlay, drone_id):
             await _busy(world, overlay, drone_id, gpu_milli=world.kind.gpu_milli, seconds=2)
             await world.submit(1, gpu_milli=1000)
@@ -136,6 +141,7 @@ class OverlayContract:
             await _waiting(world, overlay, 1)
 
     async def test_a_fast_drain_gives_the_job_back_to_the_queue(self, world: OverlayWorld) -> None:
+        """Check that the job of a drone that drains fast waits again."""
         async with _drone(world) as (overlay, drone_id):
             await _busy(world, overlay, drone_id, seconds=600)
             [result] = await overlay.drain([drone_id], DrainMode.FAST, "tested")
@@ -144,6 +150,7 @@ class OverlayContract:
             await _waiting(world, overlay, 1)
 
     async def test_a_draining_drone_can_be_taken_back(self, world: OverlayWorld) -> None:
+        """Check that a draining drone takes jobs again after ``RESUME``."""
         async with _drone(world) as (overlay, drone_id):
             await _busy(world, overlay, drone_id, gpu_milli=world.kind.gpu_milli, seconds=4)
             await overlay.drain([drone_id], DrainMode.PEACEFUL, "tested")
@@ -157,6 +164,7 @@ class OverlayContract:
     async def test_a_drone_that_is_asked_to_leave_by_its_site_loses_no_job(
         self, world: OverlayWorld
     ) -> None:
+        """Check that the job of a drone that its site ends waits again."""
         async with _drone(world) as (overlay, drone_id):
             await _busy(world, overlay, drone_id, seconds=600)
             await world.end(drone_id)
@@ -166,6 +174,7 @@ class OverlayContract:
     async def test_draining_gives_one_result_each_whatever_the_name(
         self, world: OverlayWorld
     ) -> None:
+        """Check that each drain has a result in its place, for unknown and hostile names too."""
         names = [
             DroneId(name)
             for name in ("kit-abcd-77", "x'; DROP TABLE job; --", "a b\n$(touch x)", "\u202e")
@@ -179,6 +188,7 @@ class OverlayContract:
             await overlay.poll([world.kind])
 
     async def test_trouble_comes_as_one_of_the_four_errors(self, world: OverlayWorld) -> None:
+        """Check that an unreachable pool raises an adapter error, never returns an empty view."""
         await world.submit(2, gpu_milli=1000)
         async with world.overlay() as overlay:
             await _waiting(world, overlay, 2)
@@ -190,6 +200,7 @@ class OverlayContract:
     async def test_a_drain_that_does_not_reach_the_pool_is_not_done(
         self, world: OverlayWorld
     ) -> None:
+        """Check that a drain of an unreachable pool is not ``OK`` and has a fault."""
         async with _drone(world) as (overlay, drone_id):
             await _busy(world, overlay, drone_id, seconds=600)
             async with world.broken():

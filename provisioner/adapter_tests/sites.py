@@ -100,6 +100,7 @@ class SiteContract:
     pytestmark = pytest.mark.asyncio
 
     async def test_a_drone_is_started_listed_stopped_and_gone(self, world: SiteWorld) -> None:
+        """Check the life of a drone: started, listed as running, stopped, and no longer listed."""
         drone_id = _new_id(world)
         async with world.site() as site:
             assert drone_id not in (await site.poll()).drones
@@ -124,6 +125,7 @@ class SiteContract:
                 assert ended.end.kind is EndKind.STOPPED
 
     async def test_starting_the_same_id_again_is_the_same_drone(self, world: SiteWorld) -> None:
+        """Check that an order that is repeated, after a restart too, starts no second drone."""
         order = _order(world, _new_id(world))
         async with world.site() as site:
             first, again = [(await site.start([order]))[0] for _ in range(2)]
@@ -137,6 +139,7 @@ class SiteContract:
             await _end(world, restarted, [order.drone_id])
 
     async def test_one_bad_order_does_not_hurt_the_others(self, world: SiteWorld) -> None:
+        """Check that an impossible order of a batch is rejected alone, with results in the order of the orders."""
         good, bad, good_too = (_new_id(world) for _ in range(3))
         orders = [
             _order(world, good),
@@ -160,6 +163,7 @@ class SiteContract:
             await _end(world, site, [good, good_too])
 
     async def test_stopping_what_is_not_there_is_done(self, world: SiteWorld) -> None:
+        """Check that a stop of an unknown or ended drone is ``OK``."""
         never = _new_id(world)
         gone = _new_id(world)
         async with world.site() as site:
@@ -177,6 +181,7 @@ class SiteContract:
     async def test_a_drone_that_ends_by_itself_is_listed_with_its_exit_code(
         self, world: SiteWorld
     ) -> None:
+        """Check that a drone that exits is listed as ended, with its exit code where the site reports one."""
         failing = _new_id(world)
         leaving = _new_id(world)
         async with world.site() as site:
@@ -190,6 +195,7 @@ class SiteContract:
                 await _gone(world, site, drone_id)
 
     async def test_a_restarted_controller_lists_the_same_drones(self, world: SiteWorld) -> None:
+        """Check that a new connection lists the drones of an earlier one under the same ids."""
         drone_id = _new_id(world)
         async with world.site() as site:
             [before] = await _start(world, site, [drone_id])
@@ -202,6 +208,7 @@ class SiteContract:
     async def test_a_drone_that_will_not_leave_is_ended_with_all_it_started(
         self, world: SiteWorld, kill: bool
     ) -> None:
+        """Check that a drone that ignores signals is killed with all its processes."""
         drone_id = _new_id(world)
         async with world.site() as site:
             await site.start([_order(world, drone_id, bootstrap=world.stubborn())])
@@ -213,6 +220,7 @@ class SiteContract:
     async def test_another_controllers_drones_are_neither_listed_nor_touched(
         self, world: SiteWorld
     ) -> None:
+        """Check that a controller whose name begins with ours keeps its drones to itself."""
         other = f"{world.controller}-two"  # its ids begin as ours do
         mine = _new_id(world)
         foreign = DroneId(f"{other}-abcd-1")
@@ -226,6 +234,7 @@ class SiteContract:
             await _end(world, theirs, [foreign])
 
     async def test_free_counts_go_down_and_up(self, world: SiteWorld) -> None:
+        """Check that free capacity, where it is reported, follows starts and ends."""
         ids = [_new_id(world) for _ in range(2)]
         name = world.kind.name
         async with world.site() as site:
@@ -247,6 +256,7 @@ class SiteContract:
     async def test_a_start_cut_short_leaves_what_a_listing_can_settle(
         self, world: SiteWorld, after_s: float
     ) -> None:
+        """Check that a batch that was cancelled can be repeated, and starts each drone once."""
         orders = [_order(world, _new_id(world)) for _ in range(3)]
         async with world.site() as site:
             with pytest.raises(TimeoutError):
@@ -265,6 +275,7 @@ class SiteContract:
     async def test_what_runs_after_a_cut_start_is_listed_by_a_new_controller(
         self, world: SiteWorld
     ) -> None:
+        """Check that no drone of a cancelled batch runs unlisted."""
         orders = [_order(world, _new_id(world)) for _ in range(3)]
         async with world.site() as site:
             task = asyncio.ensure_future(site.start(orders))
@@ -279,6 +290,7 @@ class SiteContract:
             await _end(world, site, [order.drone_id for order in orders])
 
     async def test_calls_side_by_side_do_not_disturb_each_other(self, world: SiteWorld) -> None:
+        """Check that starts and polls may overlap."""
         ids = [_new_id(world) for _ in range(3)]
         async with world.site() as site:
             async with asyncio.TaskGroup() as group:
@@ -294,6 +306,7 @@ class SiteContract:
     async def test_trouble_comes_as_one_of_the_four_errors_or_as_results(
         self, world: SiteWorld
     ) -> None:
+        """Check that an unreachable site raises an adapter error, never returns an empty listing."""
         drone_id = _new_id(world)
         async with world.site() as site:
             async with world.broken():
@@ -310,6 +323,7 @@ class SiteContract:
     async def test_a_start_whose_reply_is_lost_is_unsure_and_never_refused(
         self, world: SiteWorld
     ) -> None:
+        """Check that a lost reply is ``UNKNOWN``: the drone may run."""
         await skip_unless_supported(world.lost_replies)
         order = _order(world, _new_id(world))
         async with world.site() as site:
@@ -332,6 +346,7 @@ class SiteContract:
             await _end(world, site, [order.drone_id])
 
     async def test_all_pages_of_a_listing_are_read(self, world: SiteWorld) -> None:
+        """Check that a listing in pages is whole, while drones come and go as well."""
         await skip_unless_supported(world.pages)
         ids = [_new_id(world) for _ in range(3)]
         async with world.site() as site:
@@ -355,6 +370,7 @@ class SiteContract:
                 await _gone(world, site, drone_id)
 
     async def test_half_a_listing_is_never_taken_for_the_whole(self, world: SiteWorld) -> None:
+        """Check that a listing that was cut off is an error."""
         await skip_unless_supported(world.cut_listings)
         ids = [_new_id(world) for _ in range(3)]
         async with world.site() as site:
@@ -371,6 +387,7 @@ class SiteContract:
             await _end(world, site, ids)
 
     async def test_a_rejected_start_makes_nothing(self, world: SiteWorld) -> None:
+        """Check that a start that the site refuses is ``REJECTED``, with its fault, and leaves nothing."""
         await skip_unless_supported(world.refused_starts)
         order = _order(world, _new_id(world))
         async with world.site() as site:
@@ -394,6 +411,7 @@ class SiteContract:
     async def test_a_stop_that_the_site_does_not_carry_out_is_not_done(
         self, world: SiteWorld, status: int
     ) -> None:
+        """Check that a stop that the site refuses is not ``OK``, and the drone runs on."""
         await skip_unless_supported(lambda: world.refused_stops(status))
         drone_id = _new_id(world)
         async with world.site() as site:
@@ -407,6 +425,7 @@ class SiteContract:
             await _end(world, site, [drone_id])
 
     async def test_nothing_of_an_ended_drone_is_left_at_the_site(self, world: SiteWorld) -> None:
+        """Check that files, ports and volumes of ended drones are removed."""
         stopped = _new_id(world)
         leaving = _new_id(world)
         try:
@@ -429,6 +448,7 @@ class SiteContract:
             )
 
     async def test_nothing_asked_for_is_nothing_done(self, world: SiteWorld) -> None:
+        """Check that empty batches have empty results, and an empty site an empty view."""
         async with world.site() as site:
             assert list(await site.start([])) == []
             assert list(await site.stop([])) == []
