@@ -3,7 +3,8 @@
 An adapter is a plain class with these methods; nothing is inherited. It is found by its entry point
 (groups ``provisioner.sites`` and ``provisioner.overlays``) and built as ``cls(name, config, types,
 controller)`` (site) or ``cls(config, controller)`` (overlay). ``config`` is an instance of the
-class attribute ``Config``, a pydantic model with ``extra="forbid"``.
+class attribute ``Config``, a pydantic model with ``extra="forbid"``. Its class attribute
+``interface_version`` is the :data:`INTERFACE_VERSION` that it was written for (1 without it).
 
 ``async with`` connects and disconnects. A site that cannot be connected is tried again at each
 poll, and it may be left in another task than it was entered in. Calls overlap: a poll with an
@@ -29,6 +30,9 @@ from provisioner.model import (
     StopOrder,
 )
 from provisioner.values import frozen
+
+INTERFACE_VERSION = 1
+"""Version of the interfaces: it changes with each change that an adapter of before would not survive."""
 
 
 class AdapterError(Exception):

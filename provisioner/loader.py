@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from pydantic import BaseModel
 
-from provisioner.interfaces import OverlayFactory, SiteFactory
+from provisioner.interfaces import INTERFACE_VERSION, OverlayFactory, SiteFactory
 
 SITES = "provisioner.sites"
 OVERLAYS = "provisioner.overlays"
@@ -80,6 +80,12 @@ def _checked(group: str, point: EntryPoint) -> Any:
             )
             why = f"Python module `{error.name}` is missing{repair}"
         raise AdapterBrokenError(f"{what} cannot be imported: {why}") from error
+    version = getattr(adapter, "interface_version", 1)
+    if version != INTERFACE_VERSION:
+        raise AdapterBrokenError(
+            f"{what} is for version {version} of the interface of adapters, this provisioner has version "
+            f"{INTERFACE_VERSION}: install a release of the adapter for it"
+        )
     config = getattr(adapter, "Config", None)
     if not (isinstance(config, type) and issubclass(config, BaseModel)):
         raise AdapterBrokenError(f"{what} has no `Config`, a pydantic model of its options")

@@ -65,6 +65,7 @@ class SshSite:
     """Drones as processes on one host."""
 
     Config = SshSiteConfig
+    interface_version = 1
 
     def __init__(
         self, name: str, config: SshSiteConfig, types: Sequence[DroneType], controller: str

@@ -429,6 +429,10 @@ def test_each_key_has_a_field_of_the_same_name(
         ),
         ("x = 1\n", "has no attribute 'Cloud'"),
         ("class Cloud: ...\n", "has no `Config`"),
+        (
+            "class Cloud: interface_version = 2\n",
+            "is for version 2 of the interface of adapters, this provisioner has version 1: install",
+        ),
         (CLOUD.replace('"forbid"', '"allow"'), "lets unknown options pass"),
         (CLOUD.replace("def stop", "def halt"), "lacks the methods stop"),
     ],
