@@ -63,7 +63,7 @@ test-packages: $(VENV)/.tools  ## deb and RPM, images, Puppet and Ansible, relea
 	@[ "$$(id -u)" != 0 ] || { apt-get -q update && DEBIAN_FRONTEND=noninteractive apt-get -q install -y --no-install-recommends \
 	rpm dpkg-dev mmdebstrap systemd puppet-agent puppet-lint \
 	buildah podman crun runc; } >/dev/null
-	$(BIN)/python -m pytest -q --durations=10 -m packages tests/packages
+	$(BIN)/python -m pytest -q -n 2 --dist loadgroup --durations=10 -m packages tests/packages
 
 check: dev  ## for the inner loop: linters, types, contracts, unit tests of what changed; two minutes at most
 	@$(MAKE) --no-print-directory --output-sync=target -j 2 lint types contracts

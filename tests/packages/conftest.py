@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import hashlib
 import os
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +19,9 @@ from tests.cli.conftest import _story
 
 CHECKOUT = Path(__file__).parents[2]
 TOOLS = ("dpkg-deb", "rpmbuild", "rpm", "mmdebstrap", "unshare", "hardlink")
-IN_ROOT = "python3,systemd,man-db,bash-completion,zsh,procps"
+IN_ROOT = "python3,ca-certificates,systemd,man-db,bash-completion,zsh,procps"
+ROOTS = CHECKOUT / "var/packages/roots"
+"""Packed roots of Debian, which are made anew each week."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -24,7 +29,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.packages)
             item.add_marker(pytest.mark.matrix)  # which `make test` leaves out
-            item.add_marker(pytest.mark.xdist_group("packages"))
+            item.add_marker(pytest.mark.xdist_group(f"packages {item.path.stem}"))
 
 
 def run(*words: str | Path, **more: object) -> str:
@@ -77,18 +82,32 @@ def before(place: Path, packages: dict[str, Path]) -> Path:
     return build(source, place / "before")["deb"]
 
 
-def make_root(packed: Path, include: str) -> Path:
-    """Make a fresh Debian root with these packages, packed."""
-    made = ("mmdebstrap", "--quiet", "--variant=minbase", f"--include={include}", "bookworm")
-    built = subprocess.run([*made, packed], capture_output=True, text=True)
-    if built.returncode:
-        pytest.skip(f"mmdebstrap cannot make a root: {built.stderr[-300:]}")
+def packed_root(include: str, suite: str = "bookworm") -> Path:
+    """Return a fresh Debian root with these packages, packed."""
+    week = time.strftime("%G-%V")
+    ROOTS.mkdir(parents=True, exist_ok=True)
+    with open(ROOTS / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # two tests may want the same one
+        for old in ROOTS.glob("*.tar"):
+            if not old.name.startswith(week):
+                old.unlink()
+        name = hashlib.sha256(f"{suite} {include}".encode()).hexdigest()[:12]
+        packed = ROOTS / f"{week}-{name}.tar"
+        if not packed.exists():
+            unfinished = packed.with_suffix(".new")
+            # The roots are thrown away: no file needs to be on the disk.
+            options = ("--quiet", "--variant=minbase", "--dpkgopt=force-unsafe-io")
+            words = ("mmdebstrap", *options, f"--include={include}", "--format=tar", suite)
+            built = subprocess.run([*words, unfinished], capture_output=True, text=True)
+            if built.returncode:
+                pytest.skip(f"mmdebstrap cannot make a root: {built.stderr[-300:]}")
+            unfinished.rename(packed)
     return packed
 
 
 @pytest.fixture(scope="session")
-def base(place: Path) -> Path:
-    return make_root(place / "root.tar", IN_ROOT)
+def base() -> Path:
+    return packed_root(IN_ROOT)
 
 
 @contextmanager

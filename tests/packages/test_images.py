@@ -12,15 +12,15 @@ from pathlib import Path
 import pytest
 
 from tests.labs.htcondor import Condor, LabError, gpu_job, own, running_pool, start_drone, until
-from tests.packages.conftest import CHECKOUT, run
+from tests.packages.conftest import CHECKOUT, IN_ROOT, packed_root, run
 
 # The limits of a host where podman's own ones are too high.
 LIMITS = ("--ulimit=nofile=1024:4096", "--ulimit=nproc=4096:4096")
 UNPRIVILEGED = (*LIMITS, "--cap-drop=all", "--security-opt=no-new-privileges")
 READ_ONLY = ("--read-only", "--read-only-tmpfs=false")
 BASES = {
-    "controller": ("bookworm", "python3,ca-certificates"),
-    "drone": ("trixie", "condor,python3,ca-certificates"),
+    "controller": (IN_ROOT, "bookworm"),
+    "drone": ("condor,python3,ca-certificates", "trixie"),
 }
 WRITABLE = "find / -xdev ! -type l -writable ! -path '/proc/*' ! -path '/dev/*'"
 
@@ -48,14 +48,8 @@ class Images:
 
     def build(self, name: str, context: Path) -> str:
         """Build an image on a fresh root of Debian, and return its name."""
-        suite, packages = BASES[name]
-        base = self.place / f"{name}.tar"
-        made = ("mmdebstrap", "--quiet", "--variant=minbase", f"--include={packages}", suite, base)
-        built = subprocess.run(made, capture_output=True, text=True)
-        if built.returncode:
-            pytest.skip(f"mmdebstrap cannot make a root: {built.stderr[-300:]}")
+        base = packed_root(*BASES[name])
         run(*self.podman, "import", "--quiet", base, f"localhost/base-{name}")
-        base.unlink()
         file = CHECKOUT / f"packaging/images/{name}.Containerfile"
         words = ("--isolation=chroot", "--pull=never", "--build-arg", f"BASE=base-{name}")
         run(*self.buildah, "build", *words, "-f", file, "-t", f"localhost/{name}", context)

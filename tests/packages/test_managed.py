@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.packages.conftest import CHECKOUT, inside, make_root, unpacked
+from tests.packages.conftest import CHECKOUT, inside, packed_root, unpacked
 
 TOOLS = "python3,python3-apt,systemd,procps,puppet-agent,ansible-core"
 NAME = "gpu_drone_provisioner"
@@ -19,7 +19,7 @@ NAME = "gpu_drone_provisioner"
 
 @pytest.fixture(scope="session")
 def base_with_tools(place: Path) -> Path:
-    return make_root(place / "managed.tar", TOOLS)
+    return packed_root(TOOLS)
 
 
 @pytest.fixture
