@@ -8,6 +8,7 @@ import hashlib
 import os
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ from tests.cli.conftest import _story
 CHECKOUT = Path(__file__).parents[2]
 TOOLS = ("dpkg-deb", "rpmbuild", "rpm", "mmdebstrap", "unshare", "hardlink")
 IN_ROOT = "python3,ca-certificates,systemd,man-db,bash-completion,zsh,procps"
+BUILD_ENVIRONMENT = {**os.environ, "PYTHON": sys.executable, "COMPRESSION": "none"}
 ROOTS = CHECKOUT / "var/packages/roots"
 """Packed roots of Debian, which are made anew each week."""
 
@@ -61,7 +63,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 def build(source: Path, out: Path) -> dict[str, Path]:
     """Build both packages of a checkout, and return them by their formats."""
-    run(CHECKOUT / "packaging/build.sh", source, out, env={**os.environ, "COMPRESSION": "none"})
+    run(CHECKOUT / "packaging/build.sh", source, out, env=BUILD_ENVIRONMENT)
     return {path.suffix[1:]: path for path in out.iterdir() if path.suffix in (".deb", ".rpm")}
 
 

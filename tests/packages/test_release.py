@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from provisioner import __version__
-from tests.packages.conftest import CHECKOUT, run
+from tests.packages.conftest import BUILD_ENVIRONMENT, CHECKOUT, run
 
 
 @pytest.fixture(scope="module")
@@ -26,9 +24,8 @@ def source(place: Path) -> Path:
 
 
 def release(source: Path, out: Path) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHON": sys.executable, "COMPRESSION": "none"}
     command = [CHECKOUT / "packaging/release.sh", source, out]
-    return subprocess.run(command, env=environment, capture_output=True, text=True)
+    return subprocess.run(command, env=BUILD_ENVIRONMENT, capture_output=True, text=True)
 
 
 def tag(source: Path, name: str) -> None:
