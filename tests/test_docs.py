@@ -329,9 +329,8 @@ def test_configurations_in_documents_are_valid(page: Path, tmp_path: Path) -> No
 
 
 def assert_valid(done: subprocess.CompletedProcess[str]) -> None:
-    """Assert that there is no mistake but a type that is too large for the host of this test."""
-    wrong = [line for line in done.stdout.splitlines() if "can never start" not in line]
-    assert wrong == [] and done.returncode == (3 if done.stdout else 0), done.stdout + done.stderr
+    """Assert that there is no mistake; a type may be too large for the host of this test."""
+    assert (done.returncode, done.stdout) == (0, ""), done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(

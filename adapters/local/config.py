@@ -82,5 +82,5 @@ class LocalSiteConfig(ConfigSection):
             if isinstance(found := whole.find(asked), str):
                 yield (
                     ("types", kind.name),
-                    f"`{kind.name}` can never start: {found}. Make it smaller",
+                    f"`{kind.name}` can never start on this host: {found}. Make it smaller",
                 )

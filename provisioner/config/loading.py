@@ -231,7 +231,7 @@ class _ConfigReader:
                 if isinstance(site.options, SupportsTypeConflicts):
                     _report(document.complain_at_key, (), site.options.type_conflicts, site.types)
                 if isinstance(site.options, SupportsTypesTooLarge):
-                    _report(document.fail, (), site.options.types_too_large, site.types)
+                    _report(document.warn, (), site.options.types_too_large, site.types)
         return site
 
     def validated(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import time
 from contextlib import closing
 from pathlib import Path
 
 from provisioner.store.file import connect, copy_store, publish
-from provisioner.store.lock import StoreLock
+from provisioner.store.lock import StoreLock, lock_path
 
 SERIALS_SKIPPED = 100_000
 """Serial numbers that a restored record leaves out.
@@ -32,9 +33,18 @@ def restore_store(copy: Path, path: Path) -> Path | None:
             )
         aside = _move_away(path)
         publish(unfinished, path)
+        _give_to_owner_of_directory(path, lock_path(path))
         return aside
     finally:
         lock.release()
+
+
+def _give_to_owner_of_directory(*files: Path) -> None:
+    """Let root leave files to the account of their directory: the controller has to write them."""
+    if os.geteuid() == 0:
+        for file in files:
+            owner = file.parent.stat()
+            os.chown(file, owner.st_uid, owner.st_gid)
 
 
 def _move_away(path: Path) -> Path | None:

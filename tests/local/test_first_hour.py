@@ -60,7 +60,7 @@ async def test_a_directory_that_cannot_be_written_is_a_gap(
     assert gap.dimension == "directory" and "cannot be written" in gap.message
 
 
-def test_check_fails_for_a_type_that_this_host_can_never_hold_and_the_controller_starts(
+def test_check_warns_of_a_type_that_this_host_can_never_hold(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "provisioner.yaml").write_text(
@@ -73,9 +73,13 @@ def test_check_fails_for_a_type_that_this_host_can_never_hold_and_the_controller
         "  large: {gpus: 0, cpus: 8, memory: 1 GiB, disk: 1 MiB}\n"
         "options: {root: not/made/yet, gpus: [], cpus: 2, memory: 4 GiB}\n"
     )
-    (problem,) = check(tmp_path / "provisioner.yaml").problems
-    assert problem.message == "`large` can never start: CPUs 8 > 2. Make it smaller"
-    assert (problem.line, problem.col) == (6, 3)
+    checked = check(tmp_path / "provisioner.yaml")
+    assert checked.problems == []
+    (told,) = checked.warnings
+    assert told.message == (
+        "warning: `large` can never start on this host: CPUs 8 > 2. Make it smaller"
+    )
+    assert told.line == 6
     assert len(load(tmp_path / "provisioner.yaml").types) == 2
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from pathlib import Path
 
@@ -49,6 +50,20 @@ async def test_a_restored_record_skips_ids_and_moves_the_old_record_aside(
     assert [each.id for each in Reader(file).drones()] == [drone(1).id]
     async with store_at(file) as store:
         assert store.next_serial == given + SERIALS_SKIPPED
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+async def test_what_root_restores_belongs_to_the_account_of_the_directory(
+    file: Path, tmp_path: Path
+) -> None:
+    async with store_at(file) as store:
+        await record(store, starts(1, drone(1), at=100.0))
+    place = tmp_path / "other host"
+    place.mkdir()
+    os.chown(place, 1234, 2345)
+    restore_store(file, place / "record.db")
+    owners = {each.name: (each.stat().st_uid, each.stat().st_gid) for each in place.iterdir()}
+    assert owners == {"record.db": (1234, 2345), "record.db.lock": (1234, 2345)}
 
 
 async def test_what_is_no_record_is_neither_copied_nor_restored(file: Path, tmp_path: Path) -> None:
