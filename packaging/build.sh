@@ -1,7 +1,6 @@
 #!/bin/bash
 # build.sh [SOURCE [OUT]] - packages the checkout SOURCE as deb and RPM of one staged tree, in OUT (var/packages).
-#
-# Needs python3.11 or newer with pip, dpkg-deb, rpmbuild, and the package index for what pip has not cached.
+# Needs PYTHON (python3.11 or newer) with requirements/build.txt, dpkg-deb, rpmbuild, hardlink, and the package index.
 # COMPRESSION=none is for tests: large and quick.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -48,8 +47,7 @@ ln -s $HOME_DIR/bin/provisioner "$root/usr/bin/provisioner"
 for unit in packaging/systemd/*.service packaging/systemd/*.timer; do put 644 "$unit" "/usr/lib/systemd/system/${unit##*/}"; done
 put 644 packaging/systemd/provisioner.sysusers /usr/lib/sysusers.d/provisioner.conf
 put 644 packaging/systemd/provisioner.tmpfiles /usr/lib/tmpfiles.d/provisioner.conf
-put 644 packaging/systemd/provisioner-local.conf /usr/share/$NAME/provisioner-local.conf
-put 644 packaging/provisioner.sudoers /usr/share/$NAME/provisioner.sudoers
+for file in packaging/systemd/provisioner-local.conf packaging/provisioner.sudoers; do put 644 "$file" "/usr/share/$NAME/${file##*/}"; done
 put 644 "$source/LICENSE" /usr/share/doc/$NAME/copyright
 for example in "$source"/site_configs/*.yaml; do put 644 "$example" "/etc/provisioner/examples/${example##*/}"; done
 PYTHONPATH=$(ls -d "$lib/python$("$PYTHON" -c 'import sys; print("%d.%d" % sys.version_info[:2])')/site-packages") \

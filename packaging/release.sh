@@ -1,6 +1,5 @@
 #!/bin/bash
 # release.sh [SOURCE [OUT]] - makes all files of the release that the tag of the checkout SOURCE names, in OUT (dist/TAG).
-#
 # Publishes nothing. Needs what build.sh needs, and build, twine and cyclonedx-bom (`make .venv/.tools`).
 set -euo pipefail
 cd "$(dirname "$0")/.."

@@ -1,8 +1,7 @@
 home=/opt/gpu-drone-provisioner
 running() { [ -d /run/systemd/system ]; }
 
-# $1: "upgrade", or empty.
-after_install() {
+after_install() {  # $1: "upgrade", or empty
     systemd-sysusers provisioner.conf
     systemd-tmpfiles --create provisioner.conf
     forget_compiled
