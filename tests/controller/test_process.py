@@ -18,6 +18,7 @@ from adapters.embedded import queue
 from provisioner.model import DroneState, Plan, RequestKind
 from provisioner.reasons import ShadowOnly
 from provisioner.store.reader import Reader
+from tests.labs.ports import free_port
 
 pytestmark = pytest.mark.slow
 
@@ -437,3 +438,20 @@ def test_a_controller_with_a_wrong_configuration_never_says_that_it_is_ready(hos
     assert host.run().wait(20) == 3
     with pytest.raises(TimeoutError):
         systemd.next(within_s=0.1)
+
+
+def test_systemd_hears_of_the_web_service_too(host: Host) -> None:
+    host.site("here")
+    assert host.call("run", "--once").returncode == 0
+    settings = host.path / "provisioner.yaml"
+    web = f"web: {{listen: '127.0.0.1:{free_port()}'}}\n"
+    settings.write_text(settings.read_text() + web)
+    systemd = Systemd(host, str(host.path / "notify"), watchdog_s=0.6)
+    command = [sys.executable, "-m", "provisioner.cli", "serve", "--config", str(settings)]
+    process = subprocess.Popen(command, env=host.env, cwd=host.path, stderr=subprocess.DEVNULL)
+    host.running.append(process)
+    assert systemd.after_beats() == "READY=1"
+    assert {systemd.next(within_s=2) for _ in range(5)} == {"WATCHDOG=1"}
+    process.send_signal(signal.SIGTERM)
+    assert systemd.after_beats() == "STOPPING=1"
+    assert process.wait(20) == 0
