@@ -79,6 +79,12 @@ def test_both_have_the_same_files_owners_and_scripts(
         assert common in run("rpm", "-qp", "--qf", f"%{{{of_rpm}}}", rpm)
 
 
+def test_the_rpm_requires_one_python_of_several(packages: dict[str, Path]) -> None:
+    needs = run("rpm", "-qp", "--requires", packages["rpm"]).splitlines()
+    own = {each for each in needs if not each.startswith("rpmlib(")}
+    assert own == {"(python3.11 or python3.12 or python3.13)", "systemd", "/bin/sh"}
+
+
 def test_programs_name_the_python_of_the_distribution(packages: dict[str, Path]) -> None:
     found = entries_of_deb(packages["deb"])
     programs = {name: each.link for name, each in found.items() if name.startswith(f"{HOME}/bin/")}
@@ -190,6 +196,7 @@ def prefix_of(python: str) -> str | None:
 
 @pytest.mark.parametrize("version", ["3.11", "3.12", "3.13"])
 def test_the_rpm_runs_with_this_python(packages: dict[str, Path], root: Path, version: str) -> None:
+    """In a root of Debian, whose empty RPM database knows no dependency: no distribution of RPMs is tried."""
     python = root / "usr/bin/python3.11"
     if version != "3.11":
         # Debian has no second Python; one from elsewhere is put where that of EL 9 is.
