@@ -8,7 +8,7 @@ import gzip
 import shlex
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
 from adapters.openstack.capacity import gpus_of
 from adapters.openstack.registry import ServerNames, servers_of
@@ -37,7 +37,6 @@ from provisioner.values import frozen
 if TYPE_CHECKING:
     from adapters.openstack.nova import OpenStackCloud
 
-T = TypeVar("T")
 
 _RESOLVED_FOR_S = 600.0
 """Lifetime of resolved names. A cloud changes rarely, and a rejected create clears them."""

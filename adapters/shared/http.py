@@ -7,15 +7,14 @@ import ssl
 from collections.abc import Awaitable, Collection, Mapping, Sequence
 from dataclasses import field
 from types import SimpleNamespace
-from typing import Any, TypeVar
+from typing import Any
 
 import aiohttp
 
 from adapters.shared.printing import printable
 from provisioner.interfaces import AdapterError, OutcomeUnknownError, UnavailableError
-from provisioner.values import frozen
+from provisioner.values import T, frozen
 
-T = TypeVar("T")
 HTTP_ERRORS = (aiohttp.ClientError, OSError, ValueError)
 """Errors of :func:`exchange`."""
 

@@ -237,6 +237,10 @@ def _preemption(
 # audit
 
 
+Gaps = Iterator[tuple[str, str, str]]
+"""Differences of a cluster from the policy: the place, the respect, and the sentence."""
+
+
 @frozen
 class SlurmAudit:
     """Comparison of the running configuration, as far as it is reported, with the policy and the drone types."""
@@ -253,7 +257,7 @@ class SlurmAudit:
         rest = (*self._blocking_gaps(), *self._grace_gaps(), *self._job_age_gaps())
         return [AuditFinding(*gap) for gap in (*self._partition_gaps(), *of_types, *rest)]
 
-    def _partition_gaps(self) -> Iterator[tuple[str, str, str]]:
+    def _partition_gaps(self) -> Gaps:
         named = {each.name: each for each in self.partitions}
         for name in dict.fromkeys(
             name for kind in self.types for name in kind.options.partition.split(",") if name
@@ -278,7 +282,7 @@ class SlurmAudit:
                     f"drones request one node and MinNodes is {least}: use another partition",
                 )
 
-    def _type_gaps(self, kind: SlurmDroneType) -> Iterator[tuple[str, str, str]]:
+    def _type_gaps(self, kind: SlurmDroneType) -> Gaps:
         if not kind.partitions:
             return  # _partition_gaps reports it
         label = f"drone type {kind.type.name}"
@@ -301,7 +305,7 @@ class SlurmAudit:
             yield where, "types", f"{label}: no node could host one. {printable(nearest, 300)}"
         yield from self._exclusive_gaps(kind)
 
-    def _exclusive_gaps(self, kind: SlurmDroneType) -> Iterator[tuple[str, str, str]]:
+    def _exclusive_gaps(self, kind: SlurmDroneType) -> Gaps:
         """Yield the first node that a drone gets as a whole without using all of it."""
         for node in self.nodes:
             part = kind.gpus < sum(node.gpus.values()) or (
@@ -313,7 +317,7 @@ class SlurmAudit:
                 yield node.name, "exclusive", f"{gets}: {repair}"
                 return
 
-    def _blocking_gaps(self) -> Iterator[tuple[str, str, str]]:
+    def _blocking_gaps(self) -> Gaps:
         for node in self.nodes:
             hosted = [kind for kind in self.types if kind.mismatch(node) is None]
             if not any(node.gpus.values()) or not any(kind.gpus for kind in hosted):
@@ -377,7 +381,7 @@ class SlurmAudit:
         if reserve.disk_mib:
             yield "disk", "Slurm keeps no disk: leave `disk` out of `blocking`, or live with it"
 
-    def _grace_gaps(self) -> Iterator[tuple[str, str, str]]:
+    def _grace_gaps(self) -> Gaps:
         grace_s = self.policy.grace_s
         kill_wait_s = self._seconds("KillWait")
         promised = f"`timeouts.grace` is {grace_s:.0f} s: drones would promise their jobs time that they do not have"
@@ -420,7 +424,7 @@ class SlurmAudit:
                 limits = f"GraceTime {each.grace_s:.0f} s, KillWait {kill_wait_s} s"
                 yield each.name, "grace", f"{killed} ({limits}), {promised}"
 
-    def _job_age_gaps(self) -> Iterator[tuple[str, str, str]]:
+    def _job_age_gaps(self) -> Gaps:
         age_s = self._seconds("MinJobAge")
         max_age_s = self.policy.view_max_age_s
         kept_in = self.configuration.get("AccountingStorageType", "unknown")

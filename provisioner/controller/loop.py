@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import field, replace
 from itertools import filterfalse
 from math import inf
-from typing import Self, TypeVar
+from typing import Self
 
 import structlog
 
@@ -88,7 +88,6 @@ from provisioner.values import define, factory, frozen
 
 log = structlog.get_logger()
 
-T = TypeVar("T")
 
 CLAIM_DEADLINE_S = 1.0
 SHUTDOWN_WAIT_S = 60.0

@@ -33,7 +33,7 @@ from provisioner.model import (
     PolledSite,
     SiteView,
 )
-from provisioner.values import define, factory
+from provisioner.values import T, define, factory
 
 log = structlog.get_logger()
 
@@ -44,7 +44,6 @@ FIRST_POLL_WAIT_S = 2.0
 POLL_ATTEMPTS = 2
 RETRY_AFTER_S = 0.2
 
-T = TypeVar("T")
 View = TypeVar("View", SiteView, OverlayView)
 
 

@@ -24,7 +24,7 @@ from provisioner.model import (
     SiteView,
     Slot,
 )
-from provisioner.values import frozen
+from provisioner.values import T, frozen
 
 MAX_NUMBER = 1 << 53
 """The largest whole number that every part of the way, down to JSON and SQL, holds exactly."""
@@ -76,7 +76,6 @@ _FOUND_BY: dict[type, Callable[[Any], object]] = {
 """Keys by which a value is found in the view before; others are compared with the same object alone."""
 _NESTED = re.compile(rf"(tuple|Mapping|{'|'.join(kind.__name__ for kind in _NAMES)})\b")
 
-T = TypeVar("T")
 View = TypeVar("View", SiteView, OverlayView)
 
 

@@ -17,9 +17,8 @@ from random import Random
 from typing import Any, NoReturn, TypeVar, TypeVarTuple
 
 from provisioner.interfaces import AdapterError
-from provisioner.values import frozen
+from provisioner.values import T, frozen
 
-T = TypeVar("T")
 V = TypeVar("V")
 Ts = TypeVarTuple("Ts")
 

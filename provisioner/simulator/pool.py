@@ -7,7 +7,7 @@ import heapq
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from provisioner import model
 from provisioner.interfaces import AlwaysOpen
@@ -37,12 +37,11 @@ from provisioner.simulator.drones import (
 from provisioner.simulator.jobs import JobRequirements, QueuedJob, QueuedJobClass, SimulatedJobQueue
 from provisioner.simulator.loop import Draw, Fixed, after, at, now, now_s, start_epoch
 from provisioner.simulator.results import FinishedJob
-from provisioner.values import define, factory, frozen, setting
+from provisioner.values import T, define, factory, frozen, setting
 
 if TYPE_CHECKING:
     from provisioner.simulator.world import World
 
-T = TypeVar("T")
 
 BLACK_HOLE_JOB_S = 5.0
 EVENT_RETENTION_S = 900.0

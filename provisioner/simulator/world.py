@@ -37,7 +37,7 @@ from provisioner.simulator.loop import Draw, Network, VirtualClock, now_s, run_v
 from provisioner.simulator.pool import PoolBehaviour, SimulatedOverlay
 from provisioner.simulator.results import Metrics, Sample
 from provisioner.simulator.sites import Facility, SimulatedSite
-from provisioner.store import Store
+from provisioner.store import EventFields, Store
 from provisioner.values import factory, frozen
 
 START_EPOCH = 1_750_000_000.0
@@ -217,7 +217,7 @@ class RunRecord:
                 self._write(move.drone.since, move.drone, move.was, move.reason.kind)
         self.live = live
 
-    def event(self, at: float, name: str, fields: Mapping[str, str | int | float]) -> None:
+    def event(self, at: float, name: str, fields: EventFields) -> None:
         if name == "plan.rejected":
             self.refused_plans.append(f"{at:.1f}: {fields}")
 
@@ -248,7 +248,7 @@ class RecordedStore(Store):
         await super().record_results(tick, moves, breakers, set_to=set_to)
         self._run.moved(moves, self.drones)
 
-    async def event(self, at: float, name: str, fields: Mapping[str, str | int | float]) -> None:
+    async def event(self, at: float, name: str, fields: EventFields) -> None:
         self._run.event(at, name, fields)
         await super().event(at, name, fields)
 

@@ -63,6 +63,9 @@ class Transition:
     tick: int
 
 
+EventFields = Mapping[str, str | int | float]
+
+
 @frozen
 class Event:
     """A recorded log event that is no transition of a drone: a reload, a clock step, a rejected plan."""
@@ -70,7 +73,7 @@ class Event:
     id: int
     at: float
     name: str
-    fields: Mapping[str, str | int | float] = factory(dict)
+    fields: EventFields = factory(dict)
 
 
 MAX_DELAYS = 1000
@@ -371,7 +374,7 @@ class Store(AlwaysOpen):
             else:
                 self._ended.pop(drone.id, None)
 
-    async def event(self, at: float, name: str, fields: Mapping[str, str | int | float]) -> None:
+    async def event(self, at: float, name: str, fields: EventFields) -> None:
         """Commit a log event."""
 
     async def record_outputs(self, at: float, outputs: Mapping[DroneId, str]) -> None:

@@ -16,7 +16,7 @@ from functools import cache, cached_property
 from math import inf
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic
 
 from provisioner import model, reasons
 from provisioner.estimates import EstimateSamples
@@ -45,9 +45,7 @@ from provisioner.store import (
     serial_of,
 )
 from provisioner.usage import RecordedRuns, UseSum
-from provisioner.values import frozen
-
-T = TypeVar("T")
+from provisioner.values import T, frozen
 
 DAY_S = 86400.0
 CLOCK_STEP_S = 30.0

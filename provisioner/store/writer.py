@@ -259,7 +259,7 @@ class SqlStore(store.Store):
             return tables.waiting_requests(sql)
 
     @_on_worker
-    def event(self, at: float, name: str, fields: Mapping[str, str | int | float]) -> None:
+    def event(self, at: float, name: str, fields: store.EventFields) -> None:
         with self._transaction() as sql:
             insert(sql, "events", {"at": at, "name": name, "fields": json.dumps(dict(fields))})
 
