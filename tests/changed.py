@@ -23,11 +23,24 @@ FOLDERS = {
     ),
     "benchmarks": ("test_bench_gpu.py", "test_deciding.py", "test_mutants.py"),
     "docs": ("test_docs.py",),
+    "templates": ("test_site_template.py",),
+    ".github": ("test_workflows.py", "test_public_face.py"),
+    "requirements": ("test_public_face.py",),
+    "changes.d": ("test_changelog.py",),
     "labs": (),
     "live": (),
 }
 """Tests of folders that are not named like them."""
 ALWAYS = ("test_style.py", "test_imports.py")
+WITH_TESTS = (
+    "provisioner",
+    "adapters",
+    "tests",
+    "templates",
+    ".github",
+    "requirements",
+    "changes.d",
+)
 WITHOUT_CODE = {".md", ".json", ".svg", ".txt", ".yaml", ".yml", ""}
 
 
@@ -37,9 +50,7 @@ def tests_of(path: Path) -> list[Path] | None:
     top, *folders = inside.parent.parts or [""]
     if top == "tests" and path.name.startswith("test_"):
         return [path] if path.exists() else []
-    if top == "docs" or (
-        inside.suffix in WITHOUT_CODE and top not in ("provisioner", "adapters", "tests")
-    ):
+    if top == "docs" or (inside.suffix in WITHOUT_CODE and top not in WITH_TESTS):
         return [TESTS / "test_docs.py"]
     for folder in reversed([top, *folders]):
         found = [TESTS / name for name in FOLDERS.get(folder, (folder,))]

@@ -18,6 +18,9 @@ from tests.changed import ALWAYS, ROOT, TESTS, selected
         ("tests/planner/test_costs.py", ["planner/test_costs.py"]),
         ("docs/reference/cli.md", ["test_docs.py"]),
         ("README.md", ["test_docs.py"]),
+        ("requirements/dev.txt", ["test_public_face.py"]),
+        ("templates/site-adapter/copier.yml", ["test_site_template.py"]),
+        (".github/workflows/ci.yml", ["test_workflows.py"]),
         ("tests/labs/htcondor.py", []),
     ],
 )
