@@ -6,6 +6,8 @@ import shlex
 from dataclasses import dataclass, replace
 from typing import Any
 
+import pytest
+
 from tests.labs.controller import BIG, SMALL, LabController, LabSite, Settings
 from tests.labs.htcondor import Pool, fetched, until
 from tests.users_page import NEEDS, ON_SIGTERM, PRINT_FORMAT, REASONS, SUBMIT_FILES
@@ -60,6 +62,8 @@ def test_each_submit_file_asks_for_what_the_page_says_and_runs_there(
     lab: tuple[Pool, LabController],
 ) -> None:
     pool, controller = lab
+    if pool.condor.version.startswith("23."):
+        pytest.skip("this HTCondor counts each GPU once, but for the slices of MIG")
     controller.sites = SITES
     train = pool.dir / "jobs" / "train.py"
     train.write_text(TRAIN)
