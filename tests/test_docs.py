@@ -483,28 +483,6 @@ def test_each_recorded_event_has_a_sentence_with_fields_that_it_has() -> None:
         assert fields <= recorded[name], name
 
 
-OF_OVERLAYS = {"probe", "forget", "other_drones", "runs_jobs_of_others"}
-
-
-def test_each_optional_method_of_a_site_has_a_row() -> None:
-    tree = ast.parse((ROOT / "provisioner" / "interfaces.py").read_text())
-    protocols = [
-        each
-        for each in tree.body
-        if isinstance(each, ast.ClassDef) and each.name.startswith("Supports")
-    ]
-    methods = {
-        each.name
-        for protocol in protocols
-        for each in protocol.body
-        if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)
-    }
-    assert methods >= OF_OVERLAYS
-    page = (ROOT / "docs" / "internals" / "site-adapter.md").read_text()
-    rows = set(re.findall(r"^\| `(?:async )?(\w+)\(self", page, re.MULTILINE))
-    assert rows == methods - OF_OVERLAYS
-
-
 def _addresses(section: str, pattern: str) -> set[str]:
     """Return the addresses in the first column of the tables of a section about the web service."""
     page = (ROOT / "docs" / "how-to" / "web-service.md").read_text()
