@@ -192,6 +192,18 @@ class SupportsRenderAccess(Protocol):
 
 
 @runtime_checkable
+class SupportsRenderAccounting(Protocol):
+    """An overlay that can print what accounting systems need of its pool (``provisioner render accounting``). Optional.
+
+    Called on an adapter that was built and not entered: it must not call the pool.
+    """
+
+    def render_accounting(self, types: Sequence[DroneType]) -> Mapping[str, str]:
+        """Return files by name: configuration of the pool and of exporters, and the meaning of what they record."""
+        ...
+
+
+@runtime_checkable
 class SupportsClaim(Protocol):
     """A site at which controllers of one name can see each other. Optional."""
 

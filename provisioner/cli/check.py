@@ -42,6 +42,7 @@ from provisioner.interfaces import (
     SupportsAudit,
     SupportsProbe,
     SupportsRenderAccess,
+    SupportsRenderAccounting,
     SupportsRenderBlocking,
 )
 from provisioner.keys import site_of, type_name
@@ -413,6 +414,31 @@ def gpu_view(
       provisioner render gpu-view --jobs 'TARGET.x509UserProxyVOName == "atlas"'
     """
     sys.stdout.write(f"START = $(START) && (MY.GpuViewTrue =!= False || ({jobs}) =!= True)\n")
+
+
+@render_app.command("accounting")
+def accounting(
+    path: opt.ConfigPath = None,
+    to: Annotated[Path, opt.option("DIRECTORY", "Where the files are written.")] = Path("."),
+) -> None:
+    """Write what AUDITOR and APEL need: lines of the pool, the configuration of both plug-ins, a table of components.
+
+    Files of these names are replaced. Nothing is asked of the pool, and nothing is sent.
+
+    \b
+    Examples:
+      provisioner render accounting --to accounting
+    """
+    settings = config.load(opt.config_path(opt.Where(config=path)))
+    overlay = loader.overlay_adapter(settings.overlay.adapter)(
+        settings.overlay.options, settings.controller
+    )
+    if not isinstance(overlay, SupportsRenderAccounting):
+        raise VerbError(f"overlay {settings.overlay.adapter} has no files for accounting systems")
+    to.mkdir(parents=True, exist_ok=True)
+    for name, text in overlay.render_accounting(settings.types).items():
+        (to / name).write_text(text, encoding="utf-8")
+        out.note(f"written: {to / name}")
 
 
 @render_app.command("grafana")

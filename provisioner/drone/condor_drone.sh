@@ -825,8 +825,11 @@ STARTD_ATTRS = \$(STARTD_ATTRS) ${each%%=*}"
         gpus="USE FEATURE : GPUs
 GPU_DISCOVERY_EXTRA = $DRONE_DISCOVERY_OPTIONS"
         pool= pooled="max({$((DRONE_VRAM_MIB / DRONE_SHARES)), TARGET.RequestGPUMem ?: 0})"
+        job_milli="MY.GPUs * $((1000 / DRONE_SHARES))"
         if [ "$DRONE_VRAM_POOL" = 1 ]; then
             # A job may ask for less than it is counted with: of a resource of ours only a consumption policy changes that.
+            job_milli="ifThenElse(MY.GPUMem <= $((DRONE_VRAM_MIB / DRONE_SHARES)), $((1000 / DRONE_SHARES)), \
+    (MY.GPUMem * 1000 + $((DRONE_VRAM_MIB - 1))) / $DRONE_VRAM_MIB)"
             pool=yes gpus="$gpus
 MACHINE_RESOURCE_GPUMem = $DRONE_VRAM_MIB
 SLOT_TYPE_1_CONSUMPTION_POLICY = True
@@ -844,7 +847,7 @@ SLOT_TYPE_1_CONSUMPTION_DISK = quantize(TARGET.RequestDisk ?: 1024, {1024})"
         # A startd looks for GPUs even where it is told of none: those of this node are for others.
         gpus="MACHINE_RESOURCE_GPUs = 0
 STARTD_DETECT_GPUS = False"
-        takes='(TARGET.RequestGPUs ?: 0) == 0' units=$DRONE_CPUS unit=Cpus optional=
+        takes='(TARGET.RequestGPUs ?: 0) == 0' units=$DRONE_CPUS unit=Cpus optional= job_milli=0
     fi
 
     cat >"$D/etc/condor_config" <<CONFIG
@@ -920,9 +923,12 @@ SiteName = "$DRONE_SITE"
 DroneType = "$DRONE_TYPE"
 DroneGpuMilli = $DRONE_GPU_MILLI
 DroneShares = $DRONE_SHARES
+DroneSharing = "$DRONE_SHARING"
+DroneJobMilli = $job_milli
 DroneReady = False
 GpuGuard = "$gpu_guard"
-STARTD_ATTRS = \$(STARTD_ATTRS) DroneId SiteName DroneType DroneGpuMilli DroneShares DroneReady GpuGuard
+STARTD_ATTRS = \$(STARTD_ATTRS) DroneId SiteName DroneType DroneGpuMilli DroneShares DroneSharing DroneJobMilli \
+    DroneReady GpuGuard
 GpuViewTrue = $view_true
 $ssh
 SshToJobWhy = "$ssh_why"

@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
+from adapters.htcondor.overlay import accounting
 from adapters.htcondor.overlay.drain import COLLECTOR_ADS, Drainer, DrainOrders, read_every_s
 from adapters.htcondor.overlay.history import HistoryPoller
 from adapters.htcondor.overlay.pool import PolledPool
@@ -196,6 +197,8 @@ class HTCondorOverlay:
         """Return what would keep drains from working, and drones from starting ``here``."""
         connection = self._connected()
         missing = list(no_condor(self._config)) if here else []
+        if self._config.accounting:
+            missing += await self._missing_attributes(connection.directory.env)
         refused = await connection.orders.rehearse(DroneId(f"{self._controller}-check"))
         if refused is None:
             return missing  # order ads reach every drone, whatever the tool can do
@@ -203,6 +206,24 @@ class HTCondorOverlay:
         allow = "Add the token's identity to `COLLECTOR.ALLOW_DAEMON`; a limited token needs `-authz DAEMON`"
         unreachable = AuditFinding("", "drain", f"{message} ({refused.message}). {allow}")
         return [*(await probe(self._config, connection.directory.env) or [unreachable]), *missing]
+
+    async def _missing_attributes(self, env: Mapping[str, str]) -> Sequence[AuditFinding]:
+        config = self._config
+        child = WorkerProcess(
+            "adapters.htcondor.overlay.accounting:MachineAttributesReader",
+            config.collector,
+            config.schedds,
+            env=env,
+        )
+        try:
+            found: Sequence[AuditFinding] = await child.call("findings", deadline_s=config.deadline)
+            return found
+        finally:
+            await child.close()
+
+    def render_accounting(self, types: Sequence[model.DroneType]) -> Mapping[str, str]:
+        """Return the pool's lines, and the configuration of AUDITOR's collector and of its APEL plug-in."""
+        return accounting.files(self._config, types)
 
     async def drain(
         self, drone_ids: Sequence[DroneId], mode: model.DrainMode, reason: str

@@ -21,6 +21,7 @@ from adapters.htcondor.classads import (
     moment,
     number,
     text,
+    value,
     whole,
 )
 from adapters.htcondor.daemons import Collectors
@@ -225,6 +226,8 @@ def ended_run(
         used_cpu_s=_cpu_s(user_s, system_s, ended - began, _is_reported(ad, memory_mib)),
         peak_memory_mib=round(memory_mib) if memory_mib else None,
         routed_from=classads.routed_from(ad),
+        failed=status == classads.COMPLETED
+        and bool(value(ad, "ExitBySignal") is True or number(ad, "ExitCode")),
     )
 
 

@@ -161,6 +161,7 @@ def template(kind: DroneType, received: ReceivedSlot | None = None, drone_config
             "SshToJob": True,
             "GpuViewTrue": True,
             "DroneShares": kind.shares,
+            "DroneSharing": kind.sharing.value,
             **({"GpuVendor": kind.vendor, "GpuTarget": kind.gpu_target} if kind.gpu_milli else {}),
             "Cpus": kind.cpus,
             "Memory": kind.memory_mib,

@@ -104,10 +104,17 @@ class HTCondorConfig(ConfigSection):
     drone_config: str = ""
     """Lines to add to every drone's HTCondor configuration."""
 
+    accounting: bool = False
+    """Jobs are accounted by what they keep of their drones: `check --live` reports schedds without the
+    lines of `provisioner render accounting`."""
+
+    @property
+    def vo_expression(self) -> str:
+        return self.vo or DEFAULT_VO.format(group=self.owner_attribute)
+
     @property
     def affiliation(self) -> Affiliation:
-        vo = self.vo or DEFAULT_VO.format(group=self.owner_attribute)
-        return Affiliation(self.owner_attribute, vo, self.vo_member or "")
+        return Affiliation(self.owner_attribute, self.vo_expression, self.vo_member or "")
 
     @property
     def drone_identities(self) -> str:

@@ -1,0 +1,217 @@
+"""Records of real jobs by AUDITOR's real HTCondor collector and APEL plug-in, with our rendered configuration."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from adapters.htcondor.overlay import HTCondorConfig, accounting
+from adapters.htcondor.overlay.accounting import MACHINE_ATTRIBUTES, pool_lines
+from provisioner import drone
+from provisioner.interfaces import AuditFinding
+from provisioner.model import Benchmark, DroneId, DroneType, Sharing, StartOrder
+from tests.htcondor_overlay.live import overlay_on
+from tests.labs import auditor, htcondor
+from tests.labs.auditor import AuditorServer
+from tests.labs.gpu import FakeGpus
+from tests.labs.htcondor import Pool, StartDrone, gpu_job, until
+
+SCORES = (
+    Benchmark("HEPscore23", 14.4, "2026-11-01"),
+    Benchmark("MLPERF", 1600, "2026-11-01", per="gpu"),
+)
+WHOLE_TYPES = (
+    DroneType("lab", "whole", 1000, 2, 512, 1024, benchmark=SCORES, glidein_site="LAB-GRID"),
+)
+
+
+@pytest.fixture
+def server() -> Iterator[AuditorServer]:
+    try:
+        htcondor.fetched("get-auditor.sh")
+    except htcondor.LabError as error:
+        pytest.skip(str(error))
+    with auditor.running_auditor() as server:
+        yield server
+
+
+def config_of(pool: Pool) -> HTCondorConfig:
+    return HTCondorConfig.model_validate(
+        {
+            "collector": pool.collector,
+            "trust_domain": pool.domain,
+            "token": {"file": pool.dir / "clients/admin/tokens/admin"},
+            "drone_signing_key": pool.key,
+            "vo": 'VO ?: "none"',
+        }
+    )
+
+
+class Accounts:
+    """The files of ``render accounting``, put in place for a lab."""
+
+    def __init__(self, pool: Pool, server: AuditorServer) -> None:
+        self._pool, self._directory, self._server = pool, pool.dir / "auditor", server
+        self._directory.mkdir()
+        # a token file counts only for the account that it belongs to
+        client = pool.dir / "clients/admin"
+        shutil.copytree(client, self._directory / "admin")
+        self._config = self._directory / "admin/condor_config"
+        self._config.write_text(
+            self._config.read_text().replace(str(client), str(self._config.parent))
+        )
+        [schedd] = pool.run("condor_status", "-schedd", "-af", "Name").split()
+        self._rendered = {
+            name: text.replace("SCHEDD", schedd)
+            .replace("auditor.example.org", "127.0.0.1")
+            .replace("port: 8000", f"port: {server.port}")
+            .replace("/var/lib/auditor", str(self._directory))
+            .replace("/etc/grid-security", str(self._directory))
+            .replace("log_level: INFO", "log_level: DEBUG")
+            for name, text in accounting.files(config_of(pool), WHOLE_TYPES).items()
+        }
+
+    def _file(self, name: str) -> Path:
+        file = self._directory / name
+        file.write_text(self._rendered[name])
+        return file
+
+    def collect(self) -> dict[int, dict[str, Any]]:
+        """Run the collector once, and return all records by cluster."""
+        env = {
+            "PATH": self._pool.condor.path,
+            "CONDOR_CONFIG": str(self._config),
+        }
+        said = auditor.run_plugin(
+            "auditor-htcondor-collector",
+            *("-c", self._file("auditor-htcondor-collector.yml"), "--one-shot"),
+            env=env,
+        )
+        assert "ERROR" not in said, said
+        return {
+            int(re.search(r"#(\d+)\.", name)[1]): record  # type: ignore[index]
+            for name, record in self._server.records.items()
+        }
+
+    def publish(self) -> str:
+        """Run the APEL plug-in without sending, and return its message."""
+        auditor.make_host_certificate(self._directory)
+        file = self._file("auditor-apel-plugin.yml")
+        return auditor.run_plugin("auditor-apel-publish", "-c", file, "--dry-run")
+
+
+def amounts(record: dict[str, Any]) -> dict[str, int]:
+    return {each["name"]: each["amount"] for each in record["components"]}
+
+
+def told(kind: DroneType) -> dict[str, str]:
+    """The part of a drone's environment that says what its slot publishes."""
+    env = drone.environment(StartOrder(DroneId("d"), kind, idle_timeout_s=1.0, grace_s=1.0))
+    return {"DRONE_AD": env["DRONE_AD"]}
+
+
+def run_s(ad: dict[str, Any]) -> int:
+    ended = ad["CompletionDate"] or ad["EnteredCurrentStatus"]
+    return int(ended - max(ad.get("JobCurrentStartExecutingDate", 0), ad["JobCurrentStartDate"]))
+
+
+def test_the_collector_records_jobs_on_whole_gpus_and_the_plugin_reports_them(
+    new_pool: Callable[[str], Pool], drone_on: StartDrone, server: AuditorServer
+) -> None:
+    pool = new_pool(pool_lines())
+    gpus = FakeGpus.build(pool.root / "gpus", 1)
+    vo = '+VO = "cms"'
+    load = pool.program("load", f"{gpus.declare(50, 20000)}\nsleep 12")
+    failing = pool.program("failing", "sleep 4; exit 3")
+    done = pool.submit(gpu_job(program=load, more=vo))
+    first = drone_on(pool, "acct-1", env={**gpus.drone_env, **told(WHOLE_TYPES[0])})
+    until(lambda: pool.history(done), 120, what="the job is done")
+    failed = pool.submit(gpu_job(program=failing, more=vo))
+    until(lambda: pool.history(failed), 60, what="the job has failed")
+    preempted = pool.submit(gpu_job(8, more=vo))
+    until(lambda: pool.statuses(preempted) == [2], 60, what="the job runs")
+    first.stop()
+    second = drone_on(pool, "acct-2", env=gpus.drone_env)
+    until(lambda: pool.history(preempted), 120, what="the job has run again")
+
+    accounts = Accounts(pool, server)
+    records = accounts.collect()
+    assert set(records) == {done, failed, preempted}
+    for cluster in records:
+        [ad] = pool.history(cluster)
+        found = amounts(records[cluster])
+        assert found["GPUMilli"] == 1000
+        assert found["GPUHeldMilliSeconds"] == 1000 * run_s(ad), "in whole GPU-milliseconds"
+        used = 1000 * ad["GPUsAverageUsage"] * run_s(ad)
+        assert found["GPUUsedMilliSeconds"] == pytest.approx(used, abs=1)
+        assert found["GPUEnergyJ"] == int(ad["GPUsEnergyUsage"])
+        assert records[cluster]["meta"]["site"] == ["lab"]
+        assert records[cluster]["meta"]["voms"] == ["cms"]
+        assert records[cluster]["meta"]["gpu_model"] == ["NVIDIA A100-SXM4-40GB"]
+        assert records[cluster]["meta"]["gpu_sharing"] == ["exclusive"]
+        assert records[cluster]["meta"]["gpu_use"] == ["measured"]
+    assert amounts(records[done])["GPUUsedMilliSeconds"] == pytest.approx(6000, rel=0.25), (
+        "half of 12 s"
+    )
+    assert amounts(records[done])["GPUPeakMiB"] == 20000
+    assert records[preempted]["meta"]["drone"] == [second.id], "of its last run alone"
+    scores = {
+        score["name"]: score["value"]
+        for each in records[done]["components"]
+        for score in each["scores"]
+    }
+    assert scores == {"HEPscore23": 14.4, "MLPERF": 1600.0}
+    assert accounts.collect() == records, "a second run adds none"
+
+    message = accounts.publish()
+    runtime_s = {cluster: record["runtime"] for cluster, record in records.items()}
+    scored_s = runtime_s[done] + runtime_s[failed]
+    assert "Site: LAB-GRID" in message and "NumberOfJobs: 3" in message, message
+    assert f"\nWallDuration: {sum(runtime_s.values())}\n" in message
+    [normalised] = re.findall(r"NormalisedWallDuration: (\d+)", message)
+    assert int(normalised) == pytest.approx(14.4 * scored_s, abs=2), "the second drone has no score"
+
+
+def test_the_collector_records_jobs_on_shares_and_drops_none(
+    new_pool: Callable[[str], Pool], drone_on: StartDrone, server: AuditorServer
+) -> None:
+    pool = new_pool(pool_lines())
+    gpus = FakeGpus.build(pool.root / "gpus", 1)
+    quarters = {"DRONE_SHARING": Sharing.TIME_SLICED.value, "DRONE_SHARES": "4", "DRONE_CPUS": "4"}
+    shared = drone_on(pool, "acct-shares", env={**gpus.drone_env, **quarters})
+    shared.slot(pool)
+    jobs = [pool.submit(gpu_job(5, more="+GpuMilli = 250")) for _ in range(2)]
+    until(lambda: all(map(pool.history, jobs)), 120, what="the jobs are done")
+    shared.stop()
+    plain = drone_on(pool, "acct-cpu", env={"DRONE_GPUS": "0", "DRONE_GPU_MILLI": "0"})
+    plain.slot(pool)
+    cpu = pool.submit(gpu_job(2, gpus=0))
+    until(lambda: pool.history(cpu), 120, what="the CPU job is done")
+
+    records = Accounts(pool, server).collect()
+    assert set(records) == {*jobs, cpu}
+    for cluster in jobs:
+        [ad] = pool.history(cluster)
+        assert amounts(records[cluster])["GPUMilli"] == 250
+        assert amounts(records[cluster])["GPUHeldMilliSeconds"] == 250 * run_s(ad)
+        assert records[cluster]["meta"]["gpu_sharing"] == ["time-sliced"]
+    assert amounts(records[cpu])["GPUHeldMilliSeconds"] == 0
+    assert records[cpu]["meta"]["gpu_use"] == ["unknown"], "a record without figures is no zero"
+
+
+def test_check_finds_a_schedd_that_lacks_the_lines(new_pool: Callable[[str], Pool]) -> None:
+    pool = new_pool("SYSTEM_JOB_MACHINE_ATTRS = SiteName, DroneId\n")
+
+    async def findings() -> list[AuditFinding]:
+        async with overlay_on(pool, accounting=True) as overlay:
+            return [*await overlay.probe(here=False)]
+
+    [finding] = [each for each in asyncio.run(findings()) if each.dimension == "accounting"]
+    assert all(name in finding.message for name in MACHINE_ATTRIBUTES[2:])
+    assert " SiteName" not in finding.message
