@@ -135,6 +135,7 @@ async def _opened(
         keep_s=limits.keep,
         snapshots=limits.snapshots,
         series_s=limits.series,
+        ledger_s=limits.ledger,
         shadow=shadow,
     )
     await stack.enter_async_context(store)

@@ -20,8 +20,10 @@ from provisioner.reasons import NodeReserved, Reason
 from provisioner.settings import (
     NVIDIA as NVIDIA,
     WHOLE_GPU as WHOLE_GPU,
+    AccountingPolicy as AccountingPolicy,
     Benchmark as Benchmark,
     DroneType as DroneType,
+    GpuBudget as GpuBudget,
     Headroom as Headroom,
     LowUseAction as LowUseAction,
     LowUsePolicy as LowUsePolicy,
@@ -222,6 +224,8 @@ class CompletedJob:
     peak_memory_mib: int | None = None
     routed_from: str = ""
     """Id of the job whose routed copy it was; empty: of none."""
+    failed: bool = False
+    """The job ended with a signal, or an exit code other than 0."""
 
     @property
     def job_number(self) -> str:

@@ -311,6 +311,27 @@ class LowUsePolicy:
 
 
 @frozen
+class GpuBudget:
+    """GPU-hours granted at a site, such as a project's allocation at a computing centre."""
+
+    site: str
+    gpu_hours: float
+    since: str
+    """First day, ``YYYY-MM-DD``."""
+    until: str
+    """Last day."""
+
+
+@frozen
+class AccountingPolicy:
+    """Figures that reports of accounting compare with."""
+
+    weight: str = ""
+    pledges: Mapping[str, float] = factory(dict)
+    budgets: tuple[GpuBudget, ...] = ()
+
+
+@frozen
 class Policy:
     """The policy for all sites together."""
 
@@ -363,6 +384,7 @@ class Policy:
     waiting_cost_by_group: Mapping[str, float] = factory(dict)
     """The same for the jobs of accounting groups, by name; it holds for the groups within as well."""
     low_use: LowUsePolicy = LowUsePolicy()
+    accounting: AccountingPolicy = AccountingPolicy()
 
     def of_site(self, site: str) -> SitePolicy:
         return self.sites.get(site) or SitePolicy(site)

@@ -28,6 +28,9 @@ QUESTIONS: Mapping[str, str] = {
     "events": "events:events",
     "estimates": "estimates:estimates",
     "usage": "usage:usage",
+    "accounting report": "accounting:report",
+    "accounting statement": "accounting:statement",
+    "accounting runs": "accounting:runs",
 }
 """Module and function of each question by its words on the command line, in the order of the help."""
 

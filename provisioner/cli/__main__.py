@@ -32,6 +32,7 @@ OWN_VERBS = {
     "explain": "questions:explain_app",
     "events": "status:events",
     "estimates": "estimates:estimates_app",
+    "accounting": "accounting:accounting_app",
     "snapshot": "plan:snapshot",
     "replay": "plan:replay",
     "simulate": "simulate:simulate",

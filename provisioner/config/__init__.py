@@ -152,7 +152,7 @@ def _fixed_while_running(old: Settings, new: Settings) -> Iterator[str]:
         )
     if old.store.path != new.store.path:
         yield f"store.path: {old.store.path} -> {new.store.path}: stop the controller, move the file, start it again"
-    kept = ("keep", "series", "snapshots")
+    kept = ("keep", "series", "ledger", "snapshots")
     if any(getattr(old.store, key) != getattr(new.store, key) for key in kept):
         yield "store: retention is read only at start; restart the controller, its drones stay"
     if old.overlay != new.overlay:

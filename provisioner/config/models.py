@@ -36,9 +36,11 @@ from provisioner.durations import format_duration
 from provisioner.model import (
     NVIDIA,
     WHOLE_GPU,
+    AccountingPolicy,
     Benchmark,
     Credential,
     DroneType,
+    GpuBudget,
     Headroom,
     LowUsePolicy,
     MigLayout,
@@ -95,6 +97,9 @@ class StoreSection(ConfigSection):
     """Finished drones, plans, events and completed jobs that are older than this are deleted."""
     series: PositiveDuration = Field(400 * 86400.0, examples=["400d"])
     """Hourly time series are kept for this long; those by the minute for 2 days, by ten minutes for 30 days."""
+    ledger: PositiveDuration = Field(5 * 365 * 86400.0, examples=["1825d"])
+    """Days of the accounting ledger are kept for this long; its entries of single runs and drones as
+    `keep` says, but at least for 40 days."""
     snapshots: int = Field(50, ge=0, le=100_000, examples=[50])
     """Number of full snapshots kept, of the newest ticks that acted (for `provisioner replay`)."""
 
@@ -160,6 +165,51 @@ class LowUseSection(ConfigSection):
     """Job classes (the jobs of a user with one size) that use little of their GPUs."""
 
 
+_DAY = r"^\d{4}-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])$"
+
+
+class BudgetSection(ConfigSection):
+    """GPU-hours granted at a site, such as a project's allocation at a computing centre."""
+
+    site: Name = Field(examples=["horeka"])
+    """Name of the site."""
+    gpu_hours: float = Field(gt=0, le=1e12, examples=[50000])
+    """GPU-hours of drones that may be used."""
+    since: str = Field(pattern=_DAY, examples=["2026-10-01"])
+    """First day, in quotes."""
+    until: str = Field(pattern=_DAY, examples=["2027-09-30"])
+    """Last day, in quotes."""
+
+
+class AccountingSection(ConfigSection):
+    """Figures that reports compare with (`provisioner accounting report`)."""
+
+    weight: str = Field("", pattern=r"^([A-Za-z][A-Za-z0-9_]{0,31})?$", examples=["HEPScore4GPU"])
+    """Name of a `benchmark` with `per: gpu` of drone types, which weights GPU-hours. Default: none."""
+    pledges: dict[str, Annotated[float, Field(gt=0, le=1e12)]] = Field({}, examples=[{"cms": 4000}])
+    """GPU-hours a month by VO."""
+    budgets: tuple[BudgetSection, ...] = Field(
+        (),
+        examples=[
+            [
+                {
+                    "site": "horeka",
+                    "gpu_hours": 50000,
+                    "since": "2026-10-01",
+                    "until": "2027-09-30",
+                }
+            ]
+        ],
+    )
+    """Granted GPU-hours by site."""
+
+    @property
+    def settings(self) -> AccountingPolicy:
+        """Return what reports read."""
+        budgets = tuple(as_settings(GpuBudget, each) for each in self.budgets)
+        return as_settings(AccountingPolicy, self, budgets=budgets)
+
+
 @settings_of(Policy, "interval_s", "waiting_cost")
 class _PolicySettings(ConfigSection):
     pass
@@ -178,6 +228,10 @@ class PolicySection(_PolicySettings):
     """Free room kept for jobs that have not been submitted yet."""
     low_use: LowUseSection = Field(LowUseSection(), examples=[{"action": "warn", "below": 0.15}])
     """Job classes that use little of their GPUs."""
+    accounting: AccountingSection = Field(
+        AccountingSection(), examples=[{"pledges": {"cms": 4000}}]
+    )
+    """Figures that reports of accounting compare with."""
 
     @section_check
     def _times_agree(self) -> Self:
@@ -206,6 +260,7 @@ class PolicySection(_PolicySettings):
             self,
             headroom=tuple(each.settings for each in self.headroom),
             low_use=as_settings(LowUsePolicy, self.low_use),
+            accounting=self.accounting.settings,
         )
 
 

@@ -20,6 +20,8 @@ from statistics import fmean, median
 from typing import Any, NamedTuple, TypeVar
 
 from provisioner import model, store
+from provisioner.accounting.reports import LedgerSum
+from provisioner.accounting.verification import LedgerFinding, LedgerRun
 from provisioner.estimates import EstimateSamples
 from provisioner.keys import site_of
 from provisioner.model import (
@@ -32,7 +34,7 @@ from provisioner.model import (
     Plan,
     Snapshot,
 )
-from provisioner.store import patience_of, reserved_of, series, tables, view_log
+from provisioner.store import ledger, patience_of, reserved_of, series, tables, view_log
 from provisioner.store.file import BUSY_TIMEOUT_S, MIGRATIONS, SHADOW, schema_version, unusable
 from provisioner.store.lock import HOLDER, holder_of, is_alive, read_claim
 from provisioner.store.measures import DroneCount, MetricKey
@@ -309,6 +311,36 @@ class Reader:
         """Return as :func:`tables.read_use <provisioner.store.tables.read_use>`."""
         with self._open() as sql:
             return tables.read_use(sql, view_log.slot_work(sql), since, until, *given, **more)
+
+    def ledger_sums(self, first: int, end: int) -> list[LedgerSum]:
+        """Return the sums of the ledger over days, counted from the epoch; ``end`` is not included."""
+        with self._open() as sql:
+            return ledger.read_sums(sql, first, end)
+
+    def ledger_days(self, first: int, end: int) -> list[tuple[int, str, int]]:
+        """Return day, account and GPU-milliseconds of these days."""
+        with self._open() as sql:
+            return ledger.read_days(sql, first, end)
+
+    def ledger_lives(self, site: str, first: int, end: int) -> int:
+        """Return the GPU-milliseconds that drones of a site had on these days."""
+        with self._open() as sql:
+            return ledger.read_lives(sql, site, first, end)
+
+    def ledger_runs(self, first: int, end: int, *, parts: bool = False) -> list[LedgerRun]:
+        """Return the runs that ended on these days; with ``parts`` what is booked on them of all runs."""
+        with self._open() as sql:
+            return (ledger.read_parts if parts else ledger.read_runs)(sql, first, end)
+
+    def ledger_findings(self, first: int, end: int) -> list[LedgerFinding]:
+        """Return what does not add up in the ledger on these days."""
+        with self._open() as sql:
+            return ledger.find_unbalanced(sql, first, end)
+
+    def ledger_open_day(self) -> int:
+        """Return the first day of the ledger that has not settled; 0: nothing was booked yet."""
+        with self._open() as sql:
+            return ledger.open_day(sql)
 
     def most_unused(self, since: float, limit: int) -> tuple[list[DroneId], int]:
         """Return the drones whose runs left most GPU time unused, and the number of all with runs."""

@@ -44,7 +44,7 @@ from provisioner.store import (
     Transition,
     serial_of,
 )
-from provisioner.usage import RecordedRuns, UseSum
+from provisioner.usage import RecordedRuns, UseSum, held_milli
 from provisioner.values import T, frozen
 
 DAY_S = 86400.0
@@ -161,7 +161,9 @@ DRONES = Table(
 TRANSITIONS = Table(
     "transitions", Transition, {"was": _state, "state": DroneState, "reason": _reason_of}
 )
-COMPLETED_JOBS = Table("completed_jobs", CompletedJob, {"unfinished": bool, "splits": bool})
+COMPLETED_JOBS = Table(
+    "completed_jobs", CompletedJob, {"unfinished": bool, "failed": bool, "splits": bool}
+)
 EVENTS = Table("events", Event, {"fields": json.loads})
 PAST_CLASSES = Table("past_classes", PastClass, {"job": _job_class, "reason": _reason_or_none})
 ESTIMATE_RESETS = Table("estimate_resets", EstimateReset, {})
@@ -195,6 +197,19 @@ def add_run(sql: sqlite3.Connection, run: CompletedJob) -> bool:
     if sql.execute(f"SELECT 1 FROM completed_jobs WHERE {near}", values).fetchone():
         return False
     return insert(sql, "completed_jobs", COMPLETED_JOBS.row(run), keep=True) > 0
+
+
+def add_held(
+    sql: sqlite3.Connection, runs: Iterable[tuple[model.CompletedJob, model.DroneType | None]]
+) -> None:
+    """Record the GPUs that new runs held, as the types of their drones are now."""
+    sql.executemany(
+        "UPDATE completed_jobs SET held_milli = ? WHERE ended_at = ? AND job_id = ?",
+        [
+            (held_milli(run.gpu_milli, run.vram_mib, run.splits, kind), run.ended_at, run.job_id)
+            for run, kind in runs
+        ],
+    )
 
 
 _SINGLE = """

@@ -30,7 +30,7 @@ from provisioner.model import (
     TypeKey,
 )
 from provisioner.serialization import to_json
-from provisioner.store import lock, measures, observations, series, tables, view_log
+from provisioner.store import ledger, lock, measures, observations, series, tables, view_log
 from provisioner.store.file import open_store, unrecordable, unusable
 from provisioner.store.reader import Reader
 from provisioner.store.tables import insert, write_meta
@@ -63,7 +63,8 @@ class SqlStore(store.Store):
     """:class:`provisioner.store.Store` in a SQLite file.
 
     ``keep_s``: retention of ended drones, plans and events. ``snapshots``: number of full snapshots
-    of acting ticks that are kept. ``series_s``: retention of time series. ``threaded``: work in one
+    of acting ticks that are kept. ``series_s``: retention of time series. ``ledger_s``: that of
+    the days of the ledger. ``threaded``: work in one
     thread of its own, so that a slow disk does not stop the loop; without it, inline, for a loop on
     a virtual clock. ``birth`` is drawn for a new store unless given (for reproducible runs).
     ``shadow``: the record of a shadow, which keeps its observations as well.
@@ -79,6 +80,7 @@ class SqlStore(store.Store):
         *,
         birth: str | None = None,
         series_s: float = series.SERIES_KEEP_S,
+        ledger_s: float = ledger.LEDGER_KEEP_S,
         shadow: bool = False,
     ) -> None:
         super().__init__()
@@ -88,6 +90,7 @@ class SqlStore(store.Store):
         self._keep_s = keep_s
         self._snapshots_kept = snapshots
         self._series_s = series_s
+        self._ledger_s = ledger_s
         self._threaded = threaded
         self._shadow = shadow
         self._lock = lock.StoreLock(path)
@@ -283,6 +286,7 @@ class SqlStore(store.Store):
             )
             drones = {str(drone.id): drone for drone in found}
             known = [(run, drones[run.drone_id]) for run in new if run.drone_id in drones]
+            tables.add_held(sql, [(run, kinds.get(of.type)) for run, of in known])
             series.add_counts(
                 sql, *(measures.counts_of_run(run, of, kinds.get(of.type)) for run, of in known)
             )
@@ -337,10 +341,11 @@ class SqlStore(store.Store):
     @_on_worker
     def prune(self, now: float) -> bool:
         before = now - self._keep_s
+        is_booking = self._book_due(now)
         with self._transaction() as sql:
             (newest,) = sql.execute("SELECT coalesce(max(id), 0) FROM events").fetchone()
         kinds: list[tuple[str, str, str, Sequence[float]]] = [
-            ("drones", "id", "live = 0 AND ended_at < ?", (before,)),
+            ("drones", "id", f"live = 0 AND ended_at < ? AND NOT {ledger.UNBOOKED}", (before,)),
             # the first transition of a drone on record stays, however old
             ("transitions", "seq", "at < ? AND was IS NOT NULL", (before,)),
             ("plans", "seq", "last_at < ?", (before,)),
@@ -355,13 +360,22 @@ class SqlStore(store.Store):
                 ("samples", "step_s, series, at", *old)
                 for old in series.old_samples(now, self._series_s)
             ),
+            *ledger.old_rows(now, self._keep_s, self._ledger_s),
             *([("observations", "seq", "last_at < ?", (before,))] if self._shadow else ()),
         ]
         more = [all(self._prune_batch(*kind) for _ in range(BATCHES_PER_PRUNING)) for kind in kinds]
         if newest := self._newest:
             with self._transaction() as sql:
                 series.forget(sql, newest.policy.sites, [kind.key for kind in newest.types])
-        return any(more)
+        return is_booking or any(more)
+
+    def _book_due(self, now: float) -> bool:
+        """Book some drones in the ledger. Return True if there may be more. A shadow starts none."""
+        if self._newest is None or self._shadow:
+            return False
+        types = {kind.key: kind for kind in self._newest.types}
+        with self._transaction() as sql:
+            return ledger.book_due(sql, now, types, self._keep_s)
 
     def _prune_batch(self, table: str, key: str, old: str, values: Sequence[float]) -> bool:
         """Delete some rows. Return True if there may be more."""

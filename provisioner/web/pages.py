@@ -17,7 +17,9 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from provisioner import __version__, formatting, model, reasons, svg
-from provisioner.answers import demand, drones, explain, plan, sites, usage
+from provisioner.accounting.entries import SECONDS_A_DAY
+from provisioner.accounting.reports import GPU_HOUR, REPORT_GROUPINGS
+from provisioner.answers import accounting, demand, drones, explain, plan, sites, usage
 from provisioner.answers.columns import (
     Column,
     Document,
@@ -705,6 +707,49 @@ def _hours_by_site(gpu_s: Mapping[tuple[str, ...], Sequence[float]]) -> Listing:
     return Listing("", columns, sorted({site for site, _ in gpu_s}), title="GPU-hours by site")
 
 
+MONTHS_SHOWN = 6
+LEDGER_USES = {
+    "completed": "good",
+    "failed": "good",
+    "preempted": "lost",
+    "stopped": "lost",
+    "evicted": "lost",
+    "boot": "boot",
+    "draining": "draining",
+    "idle": "idle",
+}
+"""Uses of the chart by account of the ledger."""
+
+
+def _accounting(reader: Reader, query: Query) -> WebPage:
+    newest = accounting.this_month()
+    months = [accounting.months_before(newest, n) for n in range(MONTHS_SHOWN)]
+    month, links = _choices(query, "month", dict(zip(months, months, strict=True)), newest)
+    words = {name: f"by {'VO' if name == 'vo' else name}" for name in REPORT_GROUPINGS}
+    by, groupings = _choices(query, "by", words, "vo")
+    document = _answer(accounting.report, reader, {**query, "month": month, "by": by})
+    report = document.of
+    hours = svg.amount(report.life / GPU_HOUR)
+    final = "final" if report.is_final else "not final"
+    page = _document("Accounting", document, query, f"{hours} GPU-hours in {month}, {final}.")
+    chart = _ledger_chart(reader, month) if report.life else None
+    return replace(page, choices=(links, groupings), charts=chart)
+
+
+def _ledger_chart(reader: Reader, month: str) -> PageCharts:
+    """Return a chart of the GPU-hours of each day of a month by use."""
+    first, end = accounting.parse_month(month)
+    hours = {use: [0.0] * (end - first) for use in USES}
+    for day, account, amount in reader.ledger_days(first, end):
+        if account in LEDGER_USES:
+            hours[LEDGER_USES[account]][day - first] += max(0, amount) / GPU_HOUR
+    layers = [Layer(use, f"use-{use}", hours[use], USES[use]) for use in USES]
+    times = [float(day * SECONDS_A_DAY) for day in range(first, end)]
+    title = f"GPU-hours in {month}"
+    chart = PageCharts.of(title, "GPU-hours per day", times, {"": layers})
+    return chart._replace(table=charts.figures(title, layers, times))
+
+
 # ----------------------------------------------------------------------------------------------------------------
 # lists
 
@@ -752,6 +797,7 @@ PAGES: Mapping[str, Callable[[Reader, Query], WebPage]] = {
     "owner": _owner,
     "use": _use,
     "waste": _waste,
+    "accounting": _accounting,
     "plan": _plan,
     "why": _why,
 }

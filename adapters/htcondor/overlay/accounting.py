@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 from adapters.htcondor import htcondor2
 from adapters.htcondor.daemons import Collectors
@@ -18,6 +17,7 @@ from adapters.htcondor.overlay.settings import HTCondorConfig
 from adapters.shared.printing import printable
 from provisioner.interfaces import AuditFinding
 from provisioner.model import DroneType
+from provisioner.values import frozen
 
 MACHINE_ATTRIBUTES = (
     "SiteName",
@@ -43,7 +43,7 @@ RECORDED_JOBS = f"({RUNS_IN_SLOTS}) && (JobStatus == 4 || member(LastJobStatus ?
 """A job that was removed while it waited has no end of its last run."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Component:
     """Component of a record: a whole number of one unit."""
 
