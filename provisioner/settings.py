@@ -86,7 +86,8 @@ class DroneType:
     capability: int = 0
     """CUDA compute capability of the GPUs."""
     driver: int = 0
-    """Newest CUDA version that the driver supports, in quotes."""
+    """Newest CUDA version that the driver supports, in quotes. Without it, no job of an HTCondor
+    pool that asks for a CUDA version (`gpus_minimum_runtime`) fits the type."""
     vendor: Literal["nvidia", "amd", "intel"] = NVIDIA
     """Vendor of the GPUs. Only those of NVIDIA have a `capability` and a `driver`."""
     target: str = setting(

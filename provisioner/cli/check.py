@@ -602,7 +602,7 @@ def write_files(
     if there and not force:
         raise VerbError(
             *(f"{path} exists already" for path in there),
-            f"nothing is written: name another directory with --to{otherwise}",
+            f"nothing is written: remove them or name another directory with --to{otherwise}",
         )
     for name, content in files.items():
         path = to / name

@@ -79,6 +79,8 @@ def host_types(values: Values) -> Iterator[Values]:
     """Yield the GPU models of this host as nvidia-smi lists them; without GPUs, a type of CPUs."""
     query = ("--query-gpu=name,memory.total,compute_cap", "--format=csv,noheader,nounits")
     models = Counter(printed("nvidia-smi", *query).splitlines())
+    cuda = re.search(r"CUDA (?:UMD )?Version\s*: (\d+\.\d+)", printed("nvidia-smi"))
+    driver = {"driver": cuda[1]} if cuda else {}
     root = Path(values["root"])
     while not root.exists():
         root = root.parent
@@ -92,7 +94,7 @@ def host_types(values: Values) -> Iterator[Values]:
     for line in models:
         model, vram_mib, capability = line.split(", ")
         gpu = {"gpu_model": model, "vram": f"{vram_mib} MiB", "capability": capability}
-        yield {"name": _name(model), "gpus": "1", **gpu, **room}
+        yield {"name": _name(model), "gpus": "1", **gpu, **driver, **room}
     if not models:
         yield {"name": "cpu", "gpus": "0", **room}
 

@@ -298,11 +298,16 @@ def _largest(one: JobClass, dimension: str, slots: DroneSlots, now: float) -> in
 
 
 def _with_amount(one: JobClass, dimension: str, amount: int) -> RequestChange:
-    """Return the change of one amount. Types refused for that amount alone are judged anew, by their numbers."""
+    """Return the change of one amount. Types refused for that amount alone are judged anew, by their numbers.
+
+    A type whose amount is unknown has no number: the pool refuses each job that requests any.
+    """
     field, text, _ = _AMOUNTS[dimension]
     asked = int(getattr(one, field))
     refuses = {
-        key: why for key, why in one.refuses.items() if why.others or why.dimension != dimension
+        key: why
+        for key, why in one.refuses.items()
+        if why.others or why.dimension != dimension or why.available == "unknown"
     }
     job = replace(one, refuses=refuses, **{field: amount})  # type: ignore[arg-type]
     return RequestChange(job, dimension, text(asked), text(amount), 1 - amount / asked)

@@ -65,10 +65,10 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def tool(home: Path, name: str, text: str) -> None:
-    """Put a program on PATH that prints what the real one was seen to print."""
+def tool(home: Path, name: str, text: str, bare: str = "") -> None:
+    """Put a program on PATH that prints what the real one was seen to print, ``bare`` without arguments."""
     path = home / "tools" / name
-    path.write_text(f"#!/bin/sh\ncat <<'END'\n{text}\nEND\n")
+    path.write_text(f"#!/bin/sh\n[ $# != 0 ] || exec echo '{bare}'\ncat <<'END'\n{text}\nEND\n")
     path.chmod(0o755)
 
 
@@ -160,12 +160,14 @@ def types_of(home: Path, site: str) -> dict[str, dict[str, object]]:
 
 def test_the_gpus_of_this_host_are_those_of_nvidia_smi(cli: Cli, home: Path) -> None:
     row = "NVIDIA A100-SXM4-40GB, 40536, 8.0"
-    tool(home, "nvidia-smi", f"{row}\n{row}")
+    head = "| NVIDIA-SMI 550.90  Driver Version: 550.90  CUDA Version: 12.4     |"
+    tool(home, "nvidia-smi", f"{row}\n{row}", head)
     assert init(cli, f"root={home}/drones").code == Exit.OK
     types = types_of(home, "local")
     one = types["a100-sxm4-40gb"]
     assert len(types) == 1
     assert (one["gpus"], one["vram"], one["capability"]) == (1, "40536 MiB", 8.0)
+    assert one["driver"] == "12.4"
     assert check(home / "provisioner.yaml").problems == []
 
 

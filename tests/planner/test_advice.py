@@ -134,6 +134,13 @@ def test_a_type_that_is_refused_for_two_reasons_is_not_promised() -> None:
     ).then
 
 
+def test_an_older_cuda_is_not_advised_for_a_type_whose_driver_is_unknown() -> None:
+    unmet = UnmetRequirement("driver", "CUDA 12.4", "unknown")
+    asks = {"driver": 12040, "types": [replace(A100, driver=0)]}
+    assert advice_for(refuses={A100.key: unmet}, **asks).then is None
+    assert advice_for(refuses={A100.key: replace(unmet, available="CUDA 12.2")}, **asks).then
+
+
 def test_less_vram_than_such_jobs_have_used_is_not_advised() -> None:
     job = jobs(vram_mib=50000)
     snap = snapshot(classes=[job], types=[V100, A100])
