@@ -20,6 +20,7 @@ import tomllib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from string import Formatter
+from textwrap import dedent
 from typing import Any
 
 import pytest
@@ -27,11 +28,12 @@ import typer
 
 from docs import make_reference
 from provisioner import __version__, reasons
-from provisioner.answers import QUESTIONS, load_question
+from provisioner.answers import QUESTIONS, columns, load_question
 from provisioner.answers.events import EVENT_SENTENCES
 from provisioner.config import schema
 from provisioner.web import pages
 from provisioner.web.api import CHANGE_RESOURCES
+from tests.cli import test_tables
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(
@@ -550,3 +552,16 @@ def test_the_status_of_the_project_is_one_story() -> None:
     versions = re.findall(r"^## \[(.*)$", changes, re.MULTILINE)
     undated = [each for each in versions if not re.search(r" - \d{4}-\d\d-\d\d$", each)]
     assert undated == [f"{__version__}] - unreleased"]
+
+
+def test_the_first_change_and_its_test_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (ROOT / "docs" / "how-to" / "first-change.md").read_text()
+    test, column = map(dedent, re.findall(r"^ *```python\n(.*?)^ *```", text, re.DOTALL | re.M))
+    (name,) = re.findall(r"def (\w+)", test)
+    names = dict(vars(test_tables))
+    exec(test, names)
+    with pytest.raises(KeyError, match="asked"):
+        names[name]()
+    more = eval(f"({column})", vars(columns))
+    monkeypatch.setattr(test_tables, "DRONE_COLUMNS", (*test_tables.DRONE_COLUMNS, *more))
+    names[name]()
