@@ -369,7 +369,7 @@ class Controller:
             if not await write_store("store.write_failed", self.store.record(plan, snapshot)):
                 return False
         log_plan(plan)
-        log_breakers(snapshot.breakers, plan.breakers)
+        log_breakers(snapshot.breakers, plan.breakers, snapshot.overlay.view)
         await self._reports.plan(plan, snapshot)
         return True
 
