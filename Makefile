@@ -59,7 +59,7 @@ release: $(VENV)/.tools  ## all files of the release that the tag of HEAD names,
 	PYTHON=$$PWD/$(BIN)/python packaging/release.sh
 
 # Tools of Debian, which an ordinary user's tests do without: they are skipped.
-test-packages: $(VENV)/.tools  ## deb and RPM, images, Puppet and Ansible, release: in fresh roots, below live drones (as root; fifteen minutes)
+test-packages: $(VENV)/.tools  ## deb and RPM, images, Puppet and Ansible, release: in fresh roots, below live drones (as root; ten minutes)
 	@[ "$$(id -u)" != 0 ] || { apt-get -q update && DEBIAN_FRONTEND=noninteractive apt-get -q install -y --no-install-recommends \
 	rpm dpkg-dev mmdebstrap systemd puppet-agent puppet-lint \
 	buildah podman crun runc; } >/dev/null
