@@ -46,6 +46,7 @@ myst_heading_anchors = 4
 myst_enable_extensions = ["colon_fence"]
 
 html_theme = "furo"
+html_search_scorer = str(DOCS / "search_scores.js")
 html_title = f"{project} {release}"
 html_copy_source = False
 html_show_sphinx = False
@@ -95,7 +96,8 @@ def navigation(name: str, text: str) -> Iterator[str]:
 def with_made_parts(text: str) -> str:
     """Return a page with docstrings and the web API in the place of the comments that name them."""
     text = AUTODOC.sub(
-        "```{eval-rst}\n.. automodule:: \\1\n   :members:\n   :undoc-members:\n```\n", text
+        "```{eval-rst}\n.. automodule:: \\1\n   :members:\n   :undoc-members:\n   :exclude-members: __init__, __new__\n```\n",
+        text,
     )
     return text.replace("<!-- openapi -->", openapi_page.page()) if "<!-- openapi" in text else text
 

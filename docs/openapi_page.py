@@ -40,8 +40,8 @@ def _operation(method: str, path: str, operation: Json) -> Iterator[str]:
             contents = answer.get("content", {})
             kinds = ", ".join(f"`{kind}`" for kind in contents)
             schema = contents.get("application/json", {}).get("schema")
-            of = f": {_kind(schema)}" if schema else ""
-            yield f"- Answer {status}{of} {kinds or answer['description']}"
+            of = f", {_kind(schema)}" if schema else ""
+            yield f"- Answer {status}{of}: {kinds or answer['description']}"
     errors = [status for status in operation["responses"] if int(status) >= HTTPStatus.BAD_REQUEST]
     yield from [f"- Errors: {', '.join(sorted(errors))}", ""]
 
