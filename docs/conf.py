@@ -59,6 +59,7 @@ FENCE = re.compile(r"^(```.*?^```)[ ]*$", re.MULTILINE | re.DOTALL)
 OUTSIDE = re.compile(r"\]\(((?:\.\./)+[^)\s#]*)(#[^)\s]*)?\)")
 ENTRY = re.compile(r"^- \[([^\]]+)\]\(([\w/.-]+)\.md\)", re.MULTILINE)
 AUTODOC = re.compile(r"^<!-- autodoc: ([\w.]+) -->$", re.MULTILINE)
+AUTODOC_OPTIONS = ("members:", "undoc-members:", "exclude-members: __init__, __new__")
 SECTION = re.compile(r"^## +(.+)\n((?:(?!## ).*\n?)*)", re.MULTILINE)
 
 
@@ -95,10 +96,8 @@ def navigation(name: str, text: str) -> Iterator[str]:
 
 def with_made_parts(text: str) -> str:
     """Return a page with docstrings and the web API in the place of the comments that name them."""
-    text = AUTODOC.sub(
-        "```{eval-rst}\n.. automodule:: \\1\n   :members:\n   :undoc-members:\n   :exclude-members: __init__, __new__\n```\n",
-        text,
-    )
+    options = "".join(f"   :{option}\n" for option in AUTODOC_OPTIONS)
+    text = AUTODOC.sub(f"```{{eval-rst}}\n.. automodule:: \\1\n{options}```\n", text)
     return text.replace("<!-- openapi -->", openapi_page.page()) if "<!-- openapi" in text else text
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import inspect
 import json
 import re
 import sys
 import tomllib
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
 from importlib import import_module
@@ -72,8 +74,7 @@ def cli_page() -> str:
     ]
     for verb in VERBS:
         command = root.get_command(context, verb)
-        if command is not None:
-            lines += _verb(f"provisioner {verb}", command, context, "##")
+        lines += _verb(f"provisioner {verb}", command, context, "##")
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -89,19 +90,48 @@ def _shared_options(root: LazyVerbs, context: Any) -> Iterator[str]:
     for group, title in OPTION_GROUP_WORDS.items():
         options = [p for p in command.params if SHARED_OPTIONS.get(p.name) == group]
         yield from [f"### {title}", "", *(_parameter(p, context) for p in options), ""]
+    yield from ["### Several verbs", "", *_repeated(root, context).values(), ""]
+
+
+@functools.cache
+def _repeated(root: LazyVerbs, context: Any) -> dict[str, str]:
+    """Return by name the options that several verbs have with the same words."""
+    found: Counter[tuple[str, str]] = Counter()
+    ahead = [root.get_command(context, verb) for verb in VERBS]
+    while ahead:
+        command = ahead.pop()
+        ahead += getattr(command, "commands", {}).values()
+        found.update((_spelled(p), _parameter(p, context)) for p in _own_options(command))
+    often = [item for item, number in found.most_common() if number > 1]
+    chosen = dict(reversed(often))  # the most common words of a name
+    return dict(sorted(chosen.items()))
+
+
+def _own_options(command: Any) -> list[Any]:
+    options = [p for p in command.params if p.param_type_name == "option"]
+    return [p for p in options if p.name not in (*SHARED_OPTIONS, "help")]
+
+
+def _spelled(option: Any) -> str:
+    return f"`{max(option.opts, key=len)}`"
 
 
 def _verb(path: str, command: Any, context: Any, level: str) -> list[str]:
     """Return the section of a verb and of those below it."""
     names = {p.name for p in command.params}
-    own = [p for p in command.params if p.name not in (*SHARED_OPTIONS, "help")]
-    own.sort(key=lambda p: p.param_type_name != "argument")
+    repeated = _repeated(context.command, context)
     shared = [
         f"[{title.lower()}](#{title.lower()})"
         for group, title in OPTION_GROUP_WORDS.items()
         if any(SHARED_OPTIONS.get(name) == group for name in names)
     ]
-    items = [_parameter(p, context) for p in own]
+    items = [_parameter(p, context) for p in command.params if p.param_type_name == "argument"]
+    for option in _own_options(command):
+        text = _parameter(option, context)
+        if repeated.get(_spelled(option)) == text:
+            shared.append(_spelled(option))
+        else:
+            items.append(text)
     items += [f"- Shared: {', '.join(shared)}."] if shared else []
     lines = [f"{level} `{path}`", "", *_prose(command.help or ""), "", *items, ""]
     for name, below in getattr(command, "commands", {}).items():

@@ -81,8 +81,8 @@ class DroneType:
     gpu_model: str = setting(
         default="", pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._()/+-]{0,127}$", example="A100-SXM4-40GB"
     )
-    """Model of the GPUs as the driver names it. `NVIDIA`, `Tesla` or `GeForce` in front and case
-    make no difference, nor do dashes for spaces in common models."""
+    """Model of the GPUs as the driver names it. Case, and `NVIDIA`, `Tesla` or `GeForce` in front, make no
+    difference; nor do dashes in common models."""
     capability: int = 0
     """CUDA compute capability of the GPUs."""
     driver: int = 0
@@ -101,13 +101,12 @@ class DroneType:
     sharing: Sharing = Sharing.EXCLUSIVE
     """Way in which the jobs of one drone share a GPU. All but `exclusive` need `shares`."""
     shares: int = setting(default=1, ge=1, le=MOST_SHARES, example=4)
-    """Number of shares that each GPU is offered as, to jobs that request a part of a GPU: each gets
-    one share, or as many as it requests, with their part of the VRAM. Jobs that request a whole GPU
-    do not match. Not with `sharing: exclusive`; at most 32, with `mig` at most 7."""
+    """Number of shares of each GPU. A job that requests a part of a GPU gets as many as it needs, with their
+    part of the VRAM; jobs for a whole GPU do not match. At most 32, with `mig` 7; not with `sharing:
+    exclusive`."""
     vram_pool: bool = False
-    """With `sharing: mps`: jobs request VRAM in MiB (`request_gpumem`) instead of equal shares, and
-    at least an equal share is counted for each. For `gpus: 1`, with `vram` and `shares` (the most
-    jobs on the GPU)."""
+    """With `sharing: mps`: jobs request VRAM in MiB (`request_gpumem`), and at least an equal share counts for
+    each. For `gpus: 1`, with `vram` and `shares`."""
     power_w: float = setting(default=0.0, ge=0, le=100_000, example=400)
     """Watts of one busy GPU, with its part of the node, for the energy of jobs; `0`: unknown."""
     price: float = setting(default=1.0, ge=0, le=1e9)
@@ -247,12 +246,10 @@ class SitePolicy:
     slot_loss_s: float = 300.0
     """Longest time that a joined drone may be missing from the pool while the site still runs it."""
     idle_timeout_s: float | None = setting(default=None, key="idle", example="10min")
-    """Longest time that a drone of this site is kept without a job; a drone that took longer from
-    its start to the pool is kept for that long, up to three times this. Estimates shorten it, see
-    `policy.idle_timeout`. Default: `policy.idle_timeout`."""
+    """Longest time that a drone of this site is kept without a job; up to three times as long if its start took
+    longer. Default: `policy.idle_timeout`."""
     idle_fixed: bool | None = setting(default=None, example=True)
-    """Keep an idle drone of this site for exactly `idle`, regardless of estimates and of how long
-    it took to start. Default: `policy.idle_fixed`."""
+    """Keep an idle drone of this site for exactly `idle`. Default: `policy.idle_fixed`."""
     draining_s: float = 86400.0
     """Longest time for the last jobs of a draining drone."""
     stopping_s: float = 60.0
@@ -262,7 +259,7 @@ class SitePolicy:
     preempt_proactively: bool = True
     """Drain drones for the owner's waiting jobs before the site preempts them; `false`: leave it to the site."""
     min_runtime_s: float = setting(default=0.0, zero=True, example="0s")
-    """Drones whose first job began less than this time ago are not drained; the owner may have to wait that long."""
+    """Time after its first job began in which a drone is not drained; the owner may wait as long."""
     blocking: tuple[Reserve, ...] = ()
     mig: tuple[MigLayout, ...] = ()
 
@@ -341,14 +338,11 @@ class Policy:
     active_interval_s: float = 2.0
     """Pause between two ticks while orders are in progress; at most `interval`."""
     idle_timeout_s: float = 600.0
-    """Longest time that a drone is kept without a job, at least `interval`. Once the first drone of
-    a site has joined, a shorter time applies: the cost of another start there, or the time that
-    would have cost least over the gaps between jobs (`provisioner estimates` and `provisioner
-    explain drone` show it). With `idle_fixed` it applies exactly."""
+    """Longest time that a drone is kept without a job, at least `interval`. Estimates shorten it, unless
+    `idle_fixed` is set; `provisioner estimates` shows by how much."""
     idle_fixed: bool = False
-    """Keep an idle drone for `idle_timeout`, regardless of estimates and of how long it took to
-    start. Longer only while jobs wait that it could run; shorter only if it takes large jobs alone
-    and smaller ones lack its room."""
+    """Keep an idle drone for exactly `idle_timeout`. It stays longer only for jobs that it could run, and
+    leaves earlier only if it takes large jobs alone and smaller ones lack its room."""
     max_drones: int = setting(default=1000, ge=0, le=1_000_000)
     """Most drones at one time at all sites together; 0 starts nothing."""
     max_gpu_milli: int | None = None
@@ -362,24 +356,22 @@ class Policy:
     min_unhealthy: int = setting(default=5, ge=1)
     """Fewer unhealthy drones than this never pause the controller."""
     orphan_grace_s: float = 900.0
-    """Drones with this controller's name that are not on record are left alone for so long, for an
-    operator to decide (`provisioner sites adopt-orphans` or `stop-orphans`). Then those without a
-    job are stopped."""
+    """Time for an operator to adopt or stop drones with this controller's name that are not on record
+    (`provisioner sites adopt-orphans`). Then those without a job are stopped."""
     longest_hole_s: float = 86400.0
-    """A node is reserved for a job of several GPUs only if its free GPUs wait for the last one no longer than this."""
+    """Longest time that free GPUs of a node wait to become enough for a job of several GPUs."""
     carbon_g_per_kwh: float | None = setting(
         default=None, key="carbon", ge=0, le=10_000, example=380
     )
     """Grams of CO2 per kWh of electricity, for the CO2 of jobs on types with `power`."""
     fault_limit: int = setting(default=2, ge=1, le=20)
-    """A user of whom so many jobs faulted on GPUs shared by MPS or time-slicing, or were held for
-    more VRAM than their share, in at least two drones, gets exclusive GPUs only."""
+    """A user with so many faults on shared GPUs, in at least two drones, gets exclusive GPUs only. Jobs held
+    for more VRAM than their share count, too."""
     fault_window_s: float = 7 * 86400.0
     """Only faults of this last period count for `fault_limit`."""
     waiting_cost: float = setting(default=1.0, ge=0, le=1e6, example=0.3)
-    """GPU-seconds that one second of one job's waiting is worth. The larger, the more drones are
-    started for short jobs and beside drones that wait in a queue, and the longer idle drones are
-    kept; 0: a drone for each job that waits."""
+    """GPU-seconds that one second of one job's waiting is worth. The larger, the more drones are started for
+    short jobs, and the longer idle ones are kept; 0: a drone for each waiting job."""
     sites: Mapping[str, SitePolicy] = factory(dict)
     headroom: tuple[Headroom, ...] = ()
     waiting_cost_by_group: Mapping[str, float] = factory(dict)

@@ -56,7 +56,7 @@ class EmbeddedOverlayConfig(ConfigSection):
     path: ConfigPath = Field(examples=["var/queue.db"])
     """The queue: a SQLite file on a local disk of this host. Made if missing."""
     lease: Duration = Field(30.0, ge=1.0, le=queue.LONGEST_LEASE_S)
-    """Time for which a job belongs to a drone that gives no sign of life; then it waits again. From 1s to 10min."""
+    """After this time without a sign of life of its drone a job waits again. From 1s to 10min."""
     poll: PositiveDuration = 0.5
     """Time between two looks for jobs of a drone with room."""
     max_lost: int = Field(10, ge=1)

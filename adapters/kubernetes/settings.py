@@ -116,8 +116,8 @@ class KubernetesTypeConfig(PodOptions):
     resource: str = Field(
         "", pattern=rf"^$|^{_RESOURCE.pattern}$", examples=["nvidia.com/mig-1g.10gb"]
     )
-    """Name of the resource of which a drone gets one for each of its GPUs; `none` if a scheduler
-    assigns them by an annotation, as KAI does. Default: the vendor's whole GPU."""
+    """Resource of which a drone gets one for each GPU; `none` if a scheduler assigns GPUs by annotation (KAI).
+    Default: the vendor's whole GPU."""
     products: list[str] = Field([], max_length=32, examples=[["NVIDIA-A100-SXM4-40GB"]])
     """Values of the node label `nvidia.com/gpu.product` that fit: any one of them. Default: all."""
     resources: _Resources = Field({}, examples=[{"nvidia.com/gpumem": 8000}])
@@ -125,9 +125,8 @@ class KubernetesTypeConfig(PodOptions):
     claim_template: str = Field("", pattern=rf"^$|{_DNS_NAME}", examples=["one-mig-slice"])
     """ResourceClaimTemplate of the namespace (DRA) that the GPUs come from, instead of `resource`."""
     enforced: Literal["", "kernel", "mps", "none"] = Field("", examples=["none"])
-    """Limit of the GPU memory where the site shares its GPUs: `none` for time-slicing and KAI,
-    `mps` for MPS with a memory limit. Default: a whole GPU or a MIG instance, which nobody else
-    uses."""
+    """Limit of GPU memory where the site shares GPUs: `none` for time-slicing and KAI, `mps` for MPS with a
+    memory limit. Default: a whole GPU or MIG instance."""
 
 
 class KubernetesSiteConfig(PodOptions):

@@ -32,15 +32,14 @@ class GpuSpec(ConfigSection):
     capability: Capability = Field(0, examples=[8.0])
     """CUDA compute capability."""
     simulate: int | None = Field(None, ge=0, le=9, examples=[4])
-    """Not real: a drone on them pretends to find the model of this number of `condor_gpu_discovery
-    -simulate` (2: V100, 4: A100), for tests."""
+    """For tests: pretend to find the model of this number of `condor_gpu_discovery -simulate` (2: V100, 4: A100)."""
 
 
 class LocalSiteConfig(ConfigSection):
     """Options of the ``local`` site."""
 
     root: ConfigPath = Field(examples=["var/drones"], json_schema_extra={"places_drones": "shared"})
-    """Directory, on a local disk, in which each drone gets its own, named by its id. Made if missing."""
+    """Directory on a local disk, with one below it for each drone. Made if missing."""
     gpus: Literal["auto"] | tuple[GpuSpec, ...] = "auto"
     """`auto`: what `nvidia-smi` lists, none where there is no `nvidia-smi`. A list declares GPUs,
     real or not; they are numbered from 0 in its order."""
@@ -53,9 +52,8 @@ class LocalSiteConfig(ConfigSection):
     retain_finished: Duration = 3600.0
     """Time for which the directory of an ended drone is kept for the operator."""
     account: str = Field("", pattern=r"^([a-z_][a-z0-9_-]*)?$", examples=["gpu-drones"])
-    """Account that drones run under, which `sudo` must let the controller become without a
-    password. Empty: the controller's own; drones of a controller that is root become `DRONE_USER`.
-    """
+    """Account of the drones, which the controller reaches by `sudo` without a password. Empty: the controller's
+    own; if that is root, `DRONE_USER`."""
     same_account: bool = False
     """Let jobs of other people run under an account that can read the controller's secrets, such as its own."""
     nice: int = Field(0, ge=0, le=19)

@@ -59,9 +59,8 @@ class CloudAccess(ConfigSection):
     cloud: str = Field("", max_length=255, examples=["gridka"])
     """Name of an entry of clouds.yaml."""
     clouds_file: ConfigPath | None = None
-    """The clouds.yaml. Default: `$OS_CLIENT_CONFIG_FILE`, else clouds.yaml in the controller's
-    working directory, ~/.config/openstack or /etc/openstack. A secure.yaml beside it is read as
-    well; vendors' profiles are not."""
+    """The clouds.yaml, with a secure.yaml beside it. Default: `$OS_CLIENT_CONFIG_FILE`, else in the working
+    directory, ~/.config/openstack or /etc/openstack. Vendors' profiles are not read."""
     auth: Credentials | None = None
     """Instead of an entry of clouds.yaml."""
     region: str = Field("", max_length=255)
@@ -176,12 +175,11 @@ class OpenStackSiteConfig(CloudAccess, ServerOptions):
     env: Annotated[
         dict[str, str], AfterValidator(partial(check_environment, reserved=_RESERVED))
     ] = Field({}, examples=[{"CONDOR_PREFIX": "/opt/condor"}])
-    """Environment variables for each drone. `CONDOR_PREFIX` here is said instead of the overlay's
-    `condor_prefix`: where HTCondor is in the image. `DRONE_USER`: the account that drones run as.
-    """
+    """Environment variables for each drone. `CONDOR_PREFIX`: directory of HTCondor in the image, instead of the
+    overlay's `condor_prefix`. `DRONE_USER`: account of drones."""
     setup: ConfigPath | None = None
-    """Shell script, run by root in each server before its drone: to mount what jobs need. It is
-    sent along, so it must hold no secret; it is ended after a quarter of an hour."""
+    """Shell script that root runs in each server before the drone, for mounts; no secrets. It is ended after 15
+    minutes."""
     scratch: str = Field("/var/tmp", pattern=r"^/[A-Za-z0-9_./+-]*$")
     """Directory in the server below which its drone works."""
     hosts: list[HostConfig] = Field([])

@@ -100,8 +100,8 @@ class SlurmJobOptions(ConfigSection):
     constraint: str = Field("", pattern=r"^[A-Za-z0-9_.&|()\[\]*:,+-]{0,255}$", examples=["LSDF"])
     """Features that nodes must have."""
     submit: Options = Field({}, examples=[{"exclude": "hkn0815", "nice": "100"}])
-    """Further options of sbatch by their long names without dashes, as text, or `true` for those
-    that take no value. Options that define a drone are refused."""
+    """Further long options of sbatch, without dashes: text, or `true` for those without a value. Options that
+    define a drone are refused."""
 
     def sbatch_options(self) -> dict[str, str | bool]:
         """Return all of these as options of sbatch by their long names: `submit`, and every other key that is set."""
@@ -132,8 +132,8 @@ class SlurmRestConfig(ConfigSection):
     user: str = Field("", pattern=r"^[A-Za-z0-9_.@-]{0,63}$")
     """Account that the token is for."""
     token: Secret | None = None
-    """JWT of the account (`scontrol token`). Its file is read for each request. Not needed at a
-    unix socket of the account itself."""
+    """JWT of the account (`scontrol token`), read for each request. Not needed at a unix socket of the account
+    itself."""
     ssh: SshSettings | None = None
     """Login node on which the unix socket of `url` is reached, forwarded over ssh."""
     ca: ConfigPath | None = None
@@ -174,8 +174,7 @@ class SlurmNativeConfig(ConfigSection):
     """Interpreter that has pyslurm."""
 
     python: str = Field("", pattern=r"^(/[A-Za-z0-9_.+/-]*)?$", examples=["/usr/bin/python3"])
-    """Interpreter (3.11 or newer) that has pyslurm, the system's own for example; it needs nothing
-    else that the provisioner needs. Default: the provisioner's."""
+    """Interpreter (3.11 or newer) that has pyslurm. Default: the provisioner's."""
 
 
 class SlurmOwnerConfig(ConfigSection):
@@ -231,15 +230,14 @@ class SlurmSiteConfig(SlurmJobOptions):
     types: dict[str, SlurmTypeOptions] = Field({})
     """Options of single drone types, by name."""
     env: Environment = Field({}, examples=[{"CONDOR_PREFIX": "/home/kit/condor"}])
-    """Environment variables for each drone. `CONDOR_PREFIX` here replaces the overlay's
-    `condor_prefix`: the directory of HTCondor on the nodes of this site."""
+    """Environment variables for each drone. `CONDOR_PREFIX`: directory of HTCondor on the nodes, instead of the
+    overlay's `condor_prefix`."""
     scratch: str = Field(
         "",
         pattern=r"^(\$[A-Za-z_][A-Za-z0-9_]*|/[A-Za-z0-9_./+-]*)?$",
         examples=["$TMPDIR", "/scratch"],
     )
-    """Directory on the nodes below which drones work, or the variable of the job's environment that
-    holds it. Default: `$TMPDIR`, or `/tmp` without it."""
+    """Directory of drones on the nodes, or the variable of the job that holds it. Default: `$TMPDIR`, else `/tmp`."""
     output_directory: str = Field(
         "", pattern=r"^(/[A-Za-z0-9_./+-]*)?$", examples=["/home/kit/drones/logs"]
     )
@@ -254,9 +252,8 @@ class SlurmSiteConfig(SlurmJobOptions):
     )
     """The nodes with GPUs, for `provisioner render blocking`."""
     same_account: bool = False
-    """Let jobs of other people run under an account that can read the controller's secrets, such as
-    its own. Slurm runs drones as the account that submits them; it can read nothing where the nodes
-    share no files with this host."""
+    """Let jobs run under an account that can read the controller's secrets. Slurm runs drones as the account
+    that submits them; it can read nothing if the nodes share no files with this host."""
     retain_finished: Duration = Field(600.0, ge=60.0)
     """Time for which ended drones are reported, as long as Slurm knows them."""
     deadline: PositiveDuration = 15.0

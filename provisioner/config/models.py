@@ -92,11 +92,11 @@ class StoreSection(ConfigSection):
     """The store: where the records are kept, and for how long."""
 
     path: ConfigPath = Field(examples=["var/provisioner.db"])
-    """SQLite file of the store; its directory is created if needed. One controller at a time uses it."""
+    """SQLite file of the store, for one controller. Its directory is created if needed."""
     keep: PositiveDuration = Field(30 * 86400.0, examples=["30d"])
     """Finished drones, plans, events and completed jobs that are older than this are deleted."""
     series: PositiveDuration = Field(400 * 86400.0, examples=["400d"])
-    """Hourly time series are kept for this long; those by the minute for 2 days, by ten minutes for 30 days."""
+    """Time for which hourly time series are kept; those by ten minutes stay 30 days, by the minute 2 days."""
     ledger: PositiveDuration = Field(5 * 365 * 86400.0, examples=["1825d"])
     """Days of the accounting ledger are kept for this long; its entries of single runs and drones as
     `keep` says, but at least for 40 days."""
@@ -139,8 +139,7 @@ class HeadroomSection(_HeadroomSettings):
     hours: Annotated[tuple[int, ...], AfterValidator(_two_hours)] | None = Field(
         None, examples=[[7, 17]]
     )
-    """From the first full hour of the day (UTC) up to the second; past midnight if the second is
-    smaller. Default: always."""
+    """From the first full hour of the day (UTC) up to the second; past midnight if that is smaller. Default: always."""
 
     @property
     def settings(self) -> Headroom:
@@ -373,11 +372,8 @@ class WebTlsSection(ConfigSection):
     key: ConfigPath = Field(examples=["/etc/grid-security/hostkey.pem"])
     """Its private key."""
     client_ca: ConfigPath | None = Field(None, examples=["/etc/grid-security/site-ca.pem"])
-    """File, or directory with hashed names, of the authorities of client certificates. Default: none is asked for.
-
-    Each of them may issue every subject: `signing_policy` files are not read. Name a file with
-    those that issue yours.
-    """
+    """File, or directory with hashed names, of the authorities of client certificates. Each of them may issue
+    every subject: `signing_policy` files are not read. Default: none is asked for."""
     subjects: tuple[WebSubjectSection, ...] = Field(
         (), examples=[[{"dn": "/DC=org/CN=Ann", "role": "operate"}]]
     )
@@ -402,13 +398,13 @@ class WebProxySection(ConfigSection):
     users: tuple[str, ...] = Field(("www-data",), min_length=1, examples=[["www-data"]])
     """Accounts under which the proxy runs. The kernel tells who connects; all others are refused."""
     origin: Annotated[str, AfterValidator(_origin)] = Field(examples=["https://drones.example.edu"])
-    """Scheme and host as browsers see them; a change from a page of any other origin is refused."""
+    """Scheme and host as browsers see them; changes from pages of other origins are refused."""
     groups: dict[str, Role] = Field(
         {}, examples=[{"gpu-users": "read", "gpu-operators": "operate"}]
     )
-    """Role of each group; a user has the highest of theirs. `*` stands for everybody who is logged in."""
+    """Role of each group, `*` for everybody who is logged in; a user has the highest."""
     group_separator: str = Field(",", min_length=1, max_length=8, examples=["|"])
-    """Text between the groups. A group with it in its name counts as several: choose what no name has."""
+    """Text between the groups, which no name of a group contains."""
 
     @section_check
     def _whole_groups(self) -> Self:
@@ -772,8 +768,7 @@ class SiteFile(_SiteSettings):
     dcgm_jobs: str = Field(
         "", pattern=r"^(/[A-Za-z0-9._/+@=-]{1,255})?$", examples=["/run/dcgm-job-map"]
     )
-    """Directory on the nodes that dcgm-exporter reads (`--hpc-job-mapping-dir`), for files with the jobs
-    of each GPU. Drones must be able to write there."""
+    """Directory on the nodes, writable for drones, that dcgm-exporter reads (`--hpc-job-mapping-dir`)."""
     limits: LimitsSection = Field(LimitsSection(), examples=[{"max_drones": 4}])
     """Limits of the site."""
     timeouts: TimeoutsSection = Field(TimeoutsSection(), examples=[{"booting": "10min"}])

@@ -35,8 +35,8 @@ class HTCondorConfig(ConfigSection):
     """Options of ``overlay: {adapter: htcondor}``."""
 
     collector: Addresses = Field(examples=["pool.example.org:9618"])
-    """Address of the pool's collector, `host:port` or `[IPv6]:port`; several that stand in for each
-    other with commas between. Drones must reach it too."""
+    """Address of the pool's collector, `host:port` or `[IPv6]:port`, which drones reach too; several of a
+    high-availability pair with commas."""
     trust_domain: str = Field(pattern=r"^[A-Za-z0-9._-]+$", examples=["pool.example.org"])
     """TRUST_DOMAIN of the pool: the issuer (`iss`) of its tokens."""
     schedds: tuple[str, ...] = Field((), examples=[["submit1.example.org"]])
@@ -47,27 +47,24 @@ class HTCondorConfig(ConfigSection):
     token_directory: ConfigPath | None = None
     """Directory with tokens, instead of `token` or beside it; all are offered to the pool."""
     drone_token_mode: Literal["static", "signing-key"] = "signing-key"
-    """Origin of the drones' tokens: `signing-key`, each drone gets a token of its own, signed with
-    `drone_signing_key` when the drone is ordered; `static`, all drones share `drone_token` (also if
-    that is the only one given)."""
+    """`signing-key`: each drone gets a token of its own, signed with `drone_signing_key`; `static`: all drones
+    share `drone_token` (also if that is the only one given)."""
     drone_token: Secret | None = None
-    """Token that all drones share, for pools whose signing key the controller may not have: READ,
-    ADVERTISE_STARTD and ADVERTISE_MASTER, nothing more."""
+    """Token that all drones share, where the controller may not have a signing key: READ, ADVERTISE_STARTD and
+    ADVERTISE_MASTER, nothing more."""
     drone_signing_key: ConfigPath | None = None
-    """Copy of a signing key of the pool (a file of SEC_PASSWORD_DIRECTORY) for `signing-key`. A
-    holder of a key can be any identity of the pool: keep the file as you would keep the
-    collector's."""
+    """Copy of a signing key of the pool (a file of SEC_PASSWORD_DIRECTORY). Its holder can be any identity of
+    the pool: protect it as the collector's."""
     drone_signing_key_id: str = Field("POOL", pattern=r"^[A-Za-z0-9._-]+$")
     """Name of that key in the pool (`kid` of its tokens)."""
     drone_user: str = Field(
         "drone-{drone}", pattern=r"^[A-Za-z0-9._-]*(\{drone\}[A-Za-z0-9._-]*)?$", min_length=1
     )
-    """User name in the tokens of `signing-key`; `{drone}` is the drone's id. With the default the
-    pool allows `drone-*@<trust domain>`."""
+    """User name in the tokens of `signing-key`; `{drone}` is the drone's id. With the default the pool allows
+    `drone-*@<trust domain>`."""
     drone_token_margin: PositiveDuration = 3600.0
-    """A token of `signing-key` expires this long after the last moment at which the drone may be
-    there: the site's `timeouts` for `queued`, `booting` and `joining`, then the walltime of its
-    type and `timeouts.grace`."""
+    """A token of `signing-key` lasts this long beyond the longest life of its drone: the site's `timeouts`, the
+    walltime of the type, and the grace."""
     drone_token_lifetime: PositiveDuration = 7 * 86400.0
     """The same for a drone without a walltime, in place of walltime and margin."""
     deadline: PositiveDuration = 20.0
@@ -79,28 +76,27 @@ class HTCondorConfig(ConfigSection):
     owner_attribute: str = Field("AcctGroup", pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
     """Job attribute that names the accounting group a job belongs to; its user is its `Owner`."""
     vo: Expression | None = Field(None, examples=["x509UserProxyVOName"])
-    """Expression for the virtual organisation of a job. Default: that of its proxy
-    (`x509UserProxyVOName`, else `x509UserProxyFirstFQAN`), else the issuer of the token with which
-    it came to a compute element (`orig_AuthTokenIssuer`), else its accounting group."""
+    """Expression for the virtual organisation of a job. Default: that of its proxy (`x509UserProxyVOName`,
+    `x509UserProxyFirstFQAN`), else the issuer of its token at a compute element (`orig_AuthTokenIssuer`), else
+    its accounting group."""
     vo_member: Expression | None = Field(None, examples=["x509UserProxyFirstFQAN"])
-    """Expression for the member of the VO, which is recorded with each job class and run: a FQAN, or
-    issuer and subject of a token. Default: nothing, as it may be personal data."""
+    """Expression for the member of the VO, recorded with each job class and run: a FQAN, or issuer and subject
+    of a token. Default: none, as it may be personal data."""
     negotiation_period: PositiveDuration = 300.0
-    """After this long an idle job counts as seen by the negotiator, where the pool does not
-    advertise its accounting and so tells the end of a cycle only every NEGOTIATOR_UPDATE_INTERVAL.
-    """
+    """Age from which an idle job counts as seen by the negotiator, where the pool does not advertise its
+    accounting (NEGOTIATOR_UPDATE_INTERVAL)."""
     slot_weight: Literal["cpus", "gpus"] = "cpus"
     """Unit of the pool's group quotas, by its SLOT_WEIGHT: `cpus` (HTCondor's default) or `gpus`."""
     collector_memory: PositiveDuration = 900.0
-    """Time for which slots keep their last state after a restart of the collector, and for which
-    the jobs of a schedd that does not answer count. Longer than UPDATE_INTERVAL of the pool."""
+    """Time for which slots keep their state after a restart of the collector, and the jobs of a silent schedd
+    count. Longer than the pool's UPDATE_INTERVAL."""
     drain_tool: str = Field("condor_drain", min_length=1)
     """The tool that drains; found on PATH."""
     client_config: str = ""
     """Lines to add to the controller's own HTCondor configuration."""
     condor_prefix: str = ""
-    """Directory of HTCondor on the worker nodes, above `usr/sbin/condor_master`; `{arch}` in it is
-    the node's architecture (`uname -m`). Default: found on PATH there."""
+    """Directory of HTCondor on the worker nodes, above `usr/sbin/condor_master`; `{arch}` is `uname -m`.
+    Default: found on PATH."""
     drone_config: str = ""
     """Lines to add to every drone's HTCondor configuration."""
 

@@ -129,17 +129,16 @@ class HTCondorOwnerConfig(ConfigSection):
     """Jobs that come first at the site, and their queues."""
 
     jobs: Expression = Field("true", examples=['AcctGroup == "etp"'])
-    """A job for which this ClassAd expression is true is the owner's. Drones of this controller never are."""
+    """ClassAd expression that is true for jobs of the owner. Drones of this controller never are."""
     schedds: tuple[Annotated[str, Field(pattern=_SCHEDD_PATTERN)], ...] = Field(
         (), examples=[["submit.etp.example.org"]]
     )
-    """Names of the schedds whose queues hold them, the site's own or those that flock to it; READ is needed there."""
+    """Names of the schedds whose queues hold them, flocking ones too; READ is needed there."""
     submitters: tuple[Annotated[str, Field(pattern=_SUBMITTER_PATTERN)], ...] = Field(
         (), examples=[["*@etp.example.org"]]
     )
-    """Submitters (`*`, `?` and `[...]` as in file names) that are the owner's but whose queue may
-    not be read: the site's collector tells how many of their jobs are idle, and `shape` is what one
-    needs."""
+    """Submitters (patterns as of file names) of the owner whose queue may not be read: the collector counts
+    their idle jobs, and `shape` is assumed for each."""
     shape: OwnerJobShape = Field(
         OwnerJobShape(), examples=[{"gpus": 1, "cpus": 4, "memory": "16 GiB"}]
     )
@@ -162,18 +161,15 @@ class CondorToolsConfig(ConfigSection):
     condor_config: str = Field(
         "", pattern=r"^(/[A-Za-z0-9._+@=-]+)*$", examples=["/etc/condor/condor_config"]
     )
-    """Configuration file for the tools (CONDOR_CONFIG). Default: the one made from `token` and
-    `token_directory` where these are set and the tools run on the controller's host, else
-    HTCondor's own."""
+    """Configuration file for the tools (CONDOR_CONFIG). Default: one made from `token` and `token_directory` if
+    these are set and the tools run here, else HTCondor's own."""
     ssh: SshSettings | None = None
-    """Login node that the tools are run on, as its user, with the tokens that it has there.
-    Default: the controller's host."""
+    """Login node for the tools, with the tokens that its user has there. Default: the controller's host."""
     directory: str = Field(
         "provisioner",
         pattern=r"^/?[A-Za-z0-9_][A-Za-z0-9._+@=-]*(/[A-Za-z0-9_][A-Za-z0-9._+@=-]*)*$",
     )
-    """Directory on the login node, from the user's home, that takes the place of `work_directory`:
-    for what drones take along and what they leave. Made if missing."""
+    """Directory on the login node, below the home, in place of `work_directory`. Made if missing."""
 
 
 class HTCondorTypeConfig(ConfigSection):
@@ -189,8 +185,8 @@ class HTCondorSiteConfig(ConfigSection):
     """Options of the ``htcondor`` site."""
 
     collector: Addresses = Field(examples=["condor.example.org:9618"])
-    """Address of the site's collector, `host:port` or `[IPv6]:port`; several that stand in for each
-    other with commas between."""
+    """Address of the site's collector, `host:port` or `[IPv6]:port`; several of a high-availability pair with
+    commas."""
     schedd: str = Field(
         "", pattern=r"^[A-Za-z0-9@._-]{0,255}$", examples=["grid@submit1.example.org"]
     )
@@ -210,15 +206,13 @@ class HTCondorSiteConfig(ConfigSection):
     work_directory: ConfigPath = Field(
         examples=["var/topas"], json_schema_extra={"places_drones": "shared"}
     )
-    """Directory, on the controller's host, for what drones take along and what they leave: their
-    log and their outcome, in a directory each. Made if missing."""
+    """Directory on the controller's host with the files of drones: what they take along, log and outcome. Made
+    if missing."""
     submit: Commands = Field(
         {}, examples=[{"+IsBackfill": "True", "accounting_group": "group_backfill"}]
     )
-    """Submit commands for every drone, in quotes: attributes, accounting group, universe, rank;
-    `requirements` and `require_gpus` are joined to those that follow from the type. Paths of
-    credentials for a computing element are `scitokens_file` and `x509userproxy`; `check` and
-    `status` tell when these expire."""
+    """Submit commands for every drone, in quotes; `requirements` and `require_gpus` are joined to those of the
+    type. For a computing element `scitokens_file` or `x509userproxy`, whose ends `check` and `status` watch."""
     types: dict[str, HTCondorTypeConfig] = Field({})
     """Options of single drone types, by name."""
     env: Annotated[dict[str, FilledIn], AfterValidator(_plain_environment)] = Field({})
@@ -230,12 +224,11 @@ class HTCondorSiteConfig(ConfigSection):
     slot_max_age: PositiveDuration = 900.0
     """A slot that was last heard from so long before the newest is dead, though the collector lists it."""
     lease: Duration = Field(60.0, ge=20.0)
-    """Time for which a drone survives a loss of contact between its schedd and its node, and for
-    which a job that is removed while the site vacates it stays in the queue."""
+    """Time for which a drone survives a loss of contact between schedd and node, and a removed job stays in the
+    queue."""
     same_account: bool = False
-    """Let jobs of other people run under an account that can read the controller's secrets, such as
-    its own. Without a token HTCondor runs drones as the account that submits them; it can read
-    nothing where the nodes share no files with this host."""
+    """Let jobs run under an account that can read the controller's secrets. Without a token HTCondor runs
+    drones as the account that submits them; it can read nothing if the nodes share no files with this host."""
     retain_finished: Duration = Field(600.0, ge=60.0)
     """Time for which an ended drone stays in the site's queue, so that its end is listed."""
     deadline: PositiveDuration = 15.0

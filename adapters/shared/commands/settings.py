@@ -29,8 +29,8 @@ class SshSettings(ConfigSection):
     known_hosts: ConfigPath = Field(
         Path("~/.ssh/known_hosts"), validate_default=True, examples=["known_hosts"]
     )
-    """File with the host keys that are believed, of the login node and of the jump host, as OpenSSH
-    writes it. A host that is not in it is not talked to, and there is no way to switch this off."""
+    """File with the host keys of login node and jump host, as OpenSSH writes it. Hosts that are not in it are
+    refused, always."""
     key: ConfigPath | None = Field(None, examples=["id_drones"])
     """File with the private key; a certificate beside it (`KEY-cert.pub`) is used too."""
     passphrase: Secret | None = None
@@ -40,9 +40,8 @@ class SshSettings(ConfigSection):
     password: Secret | None = None
     """Password, for login nodes that ask for one, alone or beside a key or a one-time code."""
     totp: Secret | None = None
-    """Seed of the one-time codes in base32, as the enrolment shows it beside the picture (RFC 6238:
-    SHA-1, six digits, thirty seconds). A code is used once: connecting again may wait for half a
-    minute."""
+    """Seed of the one-time codes (RFC 6238: SHA-1, six digits, thirty seconds) in base32. A code is used once:
+    connecting again may take half a minute."""
     jump: str | None = Field(
         None,
         pattern=rf"^({_SSH_USER}@)?({_SSH_HOST})(:\d{{1,5}})?$",
@@ -50,14 +49,12 @@ class SshSettings(ConfigSection):
     )
     """Host to go through, `[user@]host[:port]`; let in by the same key, agent, password and codes."""
     forced_command: Literal["stdin"] | None = None
-    """For keys with a forced command (`command=` in authorized_keys). One that looks at
-    SSH_ORIGINAL_COMMAND needs nothing here. `stdin`: it reads the command as its first line of
-    input, written `exec TOOL ARGUMENT...` in the shell's quoting, and what follows is the tool's
-    own input; `bash -s` is one."""
+    """For keys whose forced command (`command=` in authorized_keys) reads its command (`exec TOOL ARGUMENT...`)
+    as the first line of input, as `bash -s` does: `stdin`. One that looks at SSH_ORIGINAL_COMMAND needs nothing
+    here."""
     max_sessions: int = Field(5, ge=1, le=100)
-    """Commands at a time over the one connection. The server's own limit, MaxSessions, is 10 unless
-    set, and it counts a command for a moment longer than the controller; a refusal lowers this limit.
-    """
+    """Commands at a time over the one connection, less than the server's MaxSessions (10 unless set); a refusal
+    lowers it."""
     connect_deadline: PositiveDuration = 45.0
     """Longest time to connect and log in, the jump host and waiting for a code included."""
     keepalive: PositiveDuration = 15.0
