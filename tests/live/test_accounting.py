@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import re
 import shutil
+import sqlite3
+import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +19,12 @@ from adapters.htcondor.overlay.accounting import MACHINE_ATTRIBUTES, pool_lines
 from provisioner import drone
 from provisioner.interfaces import AuditFinding
 from provisioner.model import Benchmark, DroneId, DroneType, Sharing, StartOrder
+from provisioner.store import ledger
+from provisioner.store.file import connect
 from tests.htcondor_overlay.live import overlay_on
 from tests.labs import auditor, htcondor
 from tests.labs.auditor import AuditorServer
+from tests.labs.controller import A100, LabController, LabSite
 from tests.labs.gpu import FakeGpus
 from tests.labs.htcondor import Pool, StartDrone, gpu_job, until
 
@@ -215,3 +221,63 @@ def test_check_finds_a_schedd_that_lacks_the_lines(new_pool: Callable[[str], Poo
     [finding] = [each for each in asyncio.run(findings()) if each.dimension == "accounting"]
     assert all(name in finding.message for name in MACHINE_ATTRIBUTES[2:])
     assert " SiteName" not in finding.message
+
+
+QUARTERS = LabSite(
+    "quarters", "a100-4", A100, 4, type={"sharing": "time-sliced", "shares": 4, "cpus": 4}
+)
+WHOLES = LabSite("wholes", "a100", A100, 4)
+
+
+@pytest.mark.parametrize("lab", [pool_lines()], indirect=True, ids=[""])
+def test_the_ledger_of_a_controller_has_what_the_collector_recorded(
+    lab: tuple[Pool, LabController], server: AuditorServer
+) -> None:
+    pool, controller = lab
+    if pool.condor.version.startswith("23."):
+        pytest.skip("this HTCondor counts each GPU once, but for the slices of MIG")
+    controller.sites = (QUARTERS, WHOLES)
+    controller.start()
+    small = [pool.submit(gpu_job(seconds, more="+GpuMilli = 250")) for seconds in (5, 8)]
+    whole = [pool.submit(gpu_job(4)), pool.submit(gpu_job(program=pool.program("ends", "exit 3")))]
+    jobs = [*small, *whole]
+    until(lambda: all(map(pool.history, jobs)), 180, what="all jobs are done")
+    record = controller.directory / "provisioner.db"
+    until(lambda: runs_on_record(record) == len(jobs), 150, what="the controller has their runs")
+    controller.all_gone()
+    views = controller.record.views()
+    assert views is not None
+    types = {kind.key: kind for kind in views.types}
+    controller.stop()
+    with closing(connect(record)) as sql:
+        while ledger.book_due(sql, time.time() + 2 * 86400.0, types, 30 * 86400.0):
+            pass
+
+    records = Accounts(pool, server).collect()
+    month = time.strftime("%Y-%m", time.gmtime())
+    found = {
+        run["job_id"].rpartition("#")[2].partition(".")[0]: run
+        for run in controller.json("accounting", "runs", "--month", month)["items"]
+    }
+    assert {int(cluster) for cluster in found} == set(records) == set(jobs)
+    for cluster, each in records.items():
+        run = found[str(cluster)]
+        held = amounts(each)["GPUHeldMilliSeconds"]
+        near = abs(held - run["held_gpu_s"] * 1000) <= run["gpu_milli"]
+        assert near, f"{run}\n{pool.history(cluster)}"
+        assert amounts(each)["GPUMilli"] == run["gpu_milli"]
+        assert each["meta"]["drone"] == [run["drone_id"]]
+    assert [found[str(each)]["outcome"] for each in jobs] == ["completed"] * 3 + ["failed"]
+
+    url = f"http://127.0.0.1:{server.port}"
+    words = ("accounting", "verify", "--month", month, "--records", url)
+    agreed = controller.call(*words)
+    assert agreed.returncode == 0, agreed.stdout + agreed.stderr
+    server.records.popitem()
+    assert controller.call(*words).returncode == 3
+
+
+def runs_on_record(record: Path) -> int:
+    with closing(sqlite3.connect(record)) as sql:
+        (number,) = sql.execute("SELECT count(*) FROM completed_jobs").fetchone()
+    return int(number)
