@@ -50,6 +50,7 @@ html_search_scorer = str(DOCS / "search_scores.js")
 html_title = f"{project} {release}"
 html_copy_source = False
 html_show_sphinx = False
+html_search_scorer = str(DOCS / "search_scorer.js")
 html_theme_options = {
     "source_view_link": f"{REPOSITORY}/blob/main/docs/{{filename}}",
     "source_edit_link": f"{REPOSITORY}/edit/main/docs/{{filename}}",

@@ -562,6 +562,6 @@ def test_the_first_change_and_its_test_work(monkeypatch: pytest.MonkeyPatch) -> 
     exec(test, names)
     with pytest.raises(KeyError, match="asked"):
         names[name]()
-    more = eval(f"({column})", vars(columns))
-    monkeypatch.setattr(test_tables, "DRONE_COLUMNS", (*test_tables.DRONE_COLUMNS, *more))
+    added = eval(column, vars(columns))
+    monkeypatch.setattr(test_tables, "DRONE_COLUMNS", (*test_tables.DRONE_COLUMNS, added))
     names[name]()
