@@ -8,7 +8,7 @@ where nothing is known, nothing is held back.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from provisioner.values import factory, frozen
 
@@ -20,6 +20,10 @@ USUAL_RUN_S = 1800.0
 """Run time of a job about which nothing is known."""
 TAIL_FACTOR = 4.0
 """A mean run time counts up to this many medians plus a minute: one job of two weeks is no forecast."""
+RUNS_TOLD, RUNS_NEEDED = 20, 10
+"""Run times under one key: number of quantiles of an estimate, and of samples that it needs."""
+USE_EVERY_S = 120.0
+"""Interval at which an owner's use is recorded."""
 
 
 @frozen
@@ -123,3 +127,11 @@ def owner_of(key: str) -> str:
 def mean_run_s(runs: tuple[float, ...]) -> float:
     """Return the mean of equally likely run times, limited to what :data:`TAIL_FACTOR` allows."""
     return min(sum(runs) / len(runs), TAIL_FACTOR * runs[len(runs) // 2] + 60.0)
+
+
+def thinned(values: Iterable[float], count: int) -> tuple[float, ...]:
+    """Return ``count`` values at equal steps through the sorted ones, or all if there are no more."""
+    ordered = sorted(values)
+    if len(ordered) <= count:
+        return tuple(ordered)
+    return tuple(ordered[int((n + 0.5) * len(ordered) / count)] for n in range(count))

@@ -8,10 +8,11 @@ import sys
 from contextlib import suppress
 from enum import StrEnum
 from functools import cache
-from typing import TextIO, cast
+from typing import TYPE_CHECKING, TextIO, cast
 
-import structlog
-from structlog.typing import EventDict, Processor
+if TYPE_CHECKING:
+    import structlog
+    from structlog.typing import EventDict, Processor
 
 
 class LogFormat(StrEnum):
@@ -46,6 +47,8 @@ class Stderr:
 
 def log_to_stderr(level: LogLevel, form: LogFormat | None) -> None:
     """Write log lines to stderr in ``form``; without one for the journal if stderr leads there, else for people."""
+    import structlog
+
     form = form or (LogFormat.JOURNAL if _leads_to_journal() else LogFormat.CONSOLE)
     processors: list[Processor] = [structlog.processors.add_log_level]
     time = structlog.processors.TimeStamper(fmt="iso", utc=True)
@@ -77,6 +80,8 @@ def _for_people(*, colors: bool) -> structlog.dev.ConsoleRenderer:
     The pretty ones hold the values of all local variables, among them users' names, and take
     seconds to make.
     """
+    import structlog
+
     return structlog.dev.ConsoleRenderer(
         colors=colors, pad_event_to=14, exception_formatter=structlog.dev.plain_traceback
     )

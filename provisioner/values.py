@@ -22,8 +22,18 @@ def setting(*, default: Any = MISSING, **written: Any) -> Any:
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field, setting))
 def frozen(made: type[T]) -> type[T]:
-    """Make a frozen dataclass with slots of a class, which type checkers know as one (PEP 681)."""
-    return dataclass(frozen=True, slots=True)(made)
+    """Make a frozen dataclass with slots of a class, which type checkers know as one (PEP 681).
+
+    A docstring and a ``__repr__`` of its own would cost a fifth of the start-up time of a verb.
+    """
+    made.__doc__ = made.__doc__ or f"{made.__name__}()"
+    made.__repr__ = _shown  # type: ignore[method-assign]
+    return dataclass(frozen=True, slots=True, repr=False)(made)
+
+
+def _shown(value: Any) -> str:
+    shown = (f"{each.name}={getattr(value, each.name)!r}" for each in fields(value) if each.repr)
+    return f"{type(value).__qualname__}({', '.join(shown)})"
 
 
 @dataclass_transform(field_specifiers=(field,))

@@ -10,6 +10,10 @@ from pathlib import Path
 
 import grimp
 import pytest
+from typer.main import get_command
+
+from provisioner.answers import QUESTIONS
+from provisioner.cli.__main__ import OWN_VERBS, VERBS, LazyVerbs, app
 
 ROOT = Path(__file__).parents[1]
 
@@ -84,3 +88,31 @@ def test_no_modules_import_each_other_in_a_circle(package: str) -> None:
     while free := {name for name, needs in below.items() if not needs}:
         below = {name: needs - free for name, needs in below.items() if name not in free}
     assert not below, "what is left imports itself"
+
+
+LIGHT = [["--help"], *([verb, "--help"] for verb in VERBS)]
+HEAVY = ("provisioner.config.models", "provisioner.planner", "provisioner.simulator", "structlog")
+"""Packages that no help needs: each takes a tenth of a second."""
+
+
+@pytest.mark.parametrize("words", LIGHT, ids=lambda words: words[0])
+def test_a_help_imports_few_modules(words: list[str]) -> None:
+    program = (
+        f"import sys; from provisioner.cli.__main__ import run_verb; run_verb({words!r}); "
+        "print(*sys.modules, file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+    )
+    modules = done.stderr.split()
+    assert not [name for name in modules if name.startswith(HEAVY)]
+    own = [name for name in modules if name.startswith("provisioner")]
+    assert len(own) <= (12 if words == ["--help"] else 55), own
+
+
+def test_the_help_has_the_first_line_of_each_verb() -> None:
+    group = get_command(app)
+    assert isinstance(group, LazyVerbs)
+    firsts = {verb: group.get_command(None, verb).help.split("\n\n")[0] for verb in VERBS}
+    assert {verb: " ".join(first.split()) for verb, first in firsts.items()} == VERBS
+    assert VERBS.keys() == {words.partition(" ")[0] for words in QUESTIONS} | OWN_VERBS.keys()

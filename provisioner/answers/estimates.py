@@ -25,15 +25,18 @@ from provisioner.answers.columns import (
 )
 from provisioner.answers.errors import UsageError, unknown
 from provisioner.answers.query import Query, option, question
-from provisioner.controller.estimation import RUNS_NEEDED, RUNS_TOLD, USE_EVERY_S, thinned
 from provisioner.estimates import (
     HORIZONS_S,
+    RUNS_NEEDED,
+    RUNS_TOLD,
     UNKNOWN,
+    USE_EVERY_S,
     Estimates,
     EstimateSamples,
     SiteSamples,
     mean_run_s,
     owner_of,
+    thinned,
 )
 from provisioner.keys import site_of
 from provisioner.store import EstimateReset

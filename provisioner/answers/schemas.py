@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from provisioner.answers import QUESTIONS, files, load_question, plan, queue, shadow, simulation
+from provisioner.answers import (
+    QUESTIONS,
+    files,
+    load_question,
+    migration,
+    plan,
+    queue,
+    shadow,
+    simulation,
+)
 from provisioner.answers.columns import Answer, Column, Document, Listing
 from provisioner.descriptions import ClassNames
 from provisioner.model import Plan
@@ -25,7 +34,7 @@ def _samples() -> Iterator[Answer]:
     yield Listing(files.PROBLEMS_SCHEMA, files.PROBLEM_COLUMNS, ())
     yield Listing(files.PROBES_SCHEMA, files.PROBE_COLUMNS, ())
     yield Listing(queue.JOBS_SCHEMA, queue.QUEUE_COLUMNS, ())
-    yield Listing(files.IMPORT_SCHEMA, files.FINDING_COLUMNS, ())
+    yield Listing(migration.IMPORT_SCHEMA, migration.FINDING_COLUMNS, ())
 
 
 def output_schemas() -> dict[str, dict[str, Any]]:

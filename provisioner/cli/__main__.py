@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from provisioner.answers import QUESTIONS, load_question
+from provisioner.answers import load_question
 from provisioner.answers.errors import Exit, VerbError
 from provisioner.cli.options import EXIT_HELP, VerbGroup, verb_error, verbs
 from provisioner.formatting import sanitize
@@ -49,12 +49,37 @@ OWN_VERBS = {
 """Verbs that do more than ask a question, each with module and function (or group of verbs)."""
 HIDDEN = {"names": "names:names"}
 """Verbs for programs, which the help does not list."""
-VERBS = list(
-    dict.fromkeys(
-        (*list(OWN_VERBS)[:6], *(words.partition(" ")[0] for words in QUESTIONS), *OWN_VERBS)
-    )
-)
-"""Verbs in the order of the help. Start-up imports one module."""
+VERBS = {
+    "run": "Run the controller.",
+    "serve": "Run the web service: API, metrics and pages.",
+    "init": "Write a first configuration: the file of a controller and the file of one site.",
+    "check": "Check the configuration and its site files.",
+    "render": "Print configuration for administrators of sites and of the monitoring.",
+    "reload": "Make the controller read its configuration again.",
+    "status": "Show a summary: views, drones, demand, troubles.",
+    "drones": "List drones; show, drain or kill some.",
+    "sites": "List the sites; show, reset, disable or enable one.",
+    "demand": "List waiting jobs by class, with the reason.",
+    "explain": "Explain a job, a drone, a job class or a site (`explain ID`).",
+    "plan": "Show what the next tick would do, and why.",
+    "events": "List recorded events.",
+    "estimates": "Show the estimates: run times, start delays, owner growth, idle gaps.",
+    "usage": "Report the GPU use of jobs, and the smallest drone type that would be enough.",
+    "accounting": "Report GPU-hours from the controller's ledger, against pledges and for owners of sites.",
+    "snapshot": "Write a snapshot as JSON.",
+    "replay": "Recompute the plan of a saved snapshot.",
+    "simulate": "Replay jobs against the configured sites, with the real service in simulated time.",
+    "shadow": "Compare another system with a controller in shadow mode.",
+    "backup": "Copy the record to a file, also while the controller runs.",
+    "restore": "Restore the record from a copy, on this host or on another one.",
+    "jobs": "List the jobs of the embedded queue.",
+    "submit": "Submit jobs to the embedded queue.",
+    "demo": "Run 40 jobs in drones on this host: no root, no GPU and no HTCondor needed.",
+    "import": "Convert a COBalD/TARDIS configuration.",
+    "schema": "Print a JSON Schema; without a name, list all schemas.",
+    "version": "Print the version and the commit.",
+}
+"""First line of the help of each verb, in the order of the help: to list them must not import them all."""
 
 
 def _verb(name: str) -> Any:
@@ -72,7 +97,11 @@ class LazyVerbs(VerbGroup):
     """Group of verbs that imports the module of a verb when it is asked for."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        return VERBS
+        return list(VERBS)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(VERBS.items()))
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in (*VERBS, *HIDDEN):

@@ -44,7 +44,7 @@ accounting_app = opt.verbs(no_args_is_help=True)
 
 @accounting_app.callback()
 def accounting() -> None:
-    """Report GPU-hours from the controller's ledger: by VO, site or type, against pledges, and for owners of sites.
+    """Report GPU-hours from the controller's ledger, against pledges and for owners of sites.
 
     Compare the ledger with AUDITOR's records, and write files for accounting systems.
     """

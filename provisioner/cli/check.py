@@ -15,15 +15,12 @@ from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 from string import Template
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from provisioner import config, formatting, loader, mig
+from provisioner import formatting, loader, mig
 from provisioner.answers.columns import Listing, picked
 from provisioner.answers.errors import UnmetError, VerbError, reported, unknown
 from provisioner.answers.files import (
-    FINDING_COLUMNS,
-    IMPORT_SCHEMA,
-    OUTCOME_TINTS,
     PROBE_COLUMNS,
     PROBES_SCHEMA,
     PROBLEM_COLUMNS,
@@ -35,7 +32,6 @@ from provisioner.answers.query import ListQuery, Query
 from provisioner.answers.sites import gpu_count, owner_words
 from provisioner.cli import options as opt, output as out
 from provisioner.cli.pipes import closed_pipes_raise
-from provisioner.config import strict_yaml as yaml
 from provisioner.interfaces import (
     AdapterError,
     AuditFinding,
@@ -46,10 +42,12 @@ from provisioner.interfaces import (
     SupportsRenderBlocking,
 )
 from provisioner.keys import site_of, type_name
-from provisioner.migrate import ImportOutcome, ImportSource, convert
 from provisioner.model import OverlayView, SiteView
 from provisioner.store import StoreError
 from provisioner.store.reader import Reader
+
+if TYPE_CHECKING:
+    from provisioner import config
 
 WARNING = "warning: "
 
@@ -99,6 +97,9 @@ def against_record(settings: config.Settings, path: Path) -> Iterator[config.Pro
 
 
 def _problem_at(path: Path, at: tuple[str, ...], message: str) -> config.Problem:
+    from provisioner import config
+    from provisioner.config import strict_yaml as yaml
+
     document = yaml.read(path)
     spot = document.value_position(at) if at == ("controller",) else document.key_position(at)
     return config.Problem(str(path), spot.line, spot.col, message)
@@ -128,6 +129,8 @@ def check(
       provisioner check /etc/provisioner/provisioner.yaml --live
       provisioner check --live -o json | jq '.items[] | select(.dimension != null) | {view, nodes, text}'
     """
+    from provisioner import config
+
     target = path or opt.config_path(host)
     if not target.exists():
         raise VerbError(f"no configuration at {target}")
@@ -480,6 +483,9 @@ def alerts(
 
 def _named_site(path: Path, name: str) -> tuple[str, config.SiteConfig]:
     """Return the controller's name and a site: of a site file alone, of a file beside it, or of a configuration."""
+    from provisioner import config
+    from provisioner.config import strict_yaml as yaml
+
     tree = yaml.read(path).tree
     beside = path.parent / f"{name}.yaml"
     controller = str(tree.get("controller") or "provisioner")
@@ -545,6 +551,9 @@ def import_tardis(
       provisioner import tardis.yml --cobald cobald.yml --to new
       provisioner import tardis.yml --to new -o json | jq -r '.items[] | select(.verdict == "needs you") | .ours'
     """
+    from provisioner.answers.migration import FINDING_COLUMNS, IMPORT_SCHEMA, OUTCOME_TINTS
+    from provisioner.config import strict_yaml as yaml
+    from provisioner.migrate import ImportOutcome, ImportSource, convert
 
     def read_file(name: str) -> str | None:
         """Return a file that TARDIS names: beside its configuration, or here, where TARDIS is started."""

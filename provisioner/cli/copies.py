@@ -7,19 +7,19 @@ import math
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-from provisioner import config, loader
 from provisioner.answers.errors import UnmetError, VerbError
 from provisioner.cli import options as opt, output as out
-from provisioner.cli.drones import operator
-from provisioner.config import SiteConfig
 from provisioner.formatting import count, duration
 from provisioner.model import Drone, DroneId, RemoteDrone, RemoteState, RequestKind
 from provisioner.store.file import copy_store
 from provisioner.store.lock import held
 from provisioner.store.reader import Reader
 from provisioner.store.restore import restore_store
+
+if TYPE_CHECKING:
+    from provisioner.config import Settings, SiteConfig
 
 SILENCE_S = 180.0
 """A controller of which nothing newer is known has ended: it records each tick, and starts drones."""
@@ -85,6 +85,9 @@ def restore(
     Examples:
       provisioner restore /mnt/standby/provisioner.db --orphans adopt && systemctl start provisioner
     """
+    from provisioner import config
+    from provisioner.cli.drones import operator
+
     settings = config.load(opt.config_path(opt.Where(config=path)))
     record = _copy_of(copy, settings.controller)
     target = settings.store.path
@@ -161,7 +164,7 @@ def _refuse_beside_another(record: Reader, unknown: list[RemoteDrone]) -> None:
     )
 
 
-async def _listings(settings: config.Settings) -> dict[str, Listing | str]:
+async def _listings(settings: Settings) -> dict[str, Listing | str]:
     """Return the drones that each site lists, or why it does not."""
     async with asyncio.TaskGroup() as group:
         tasks = {
@@ -172,6 +175,8 @@ async def _listings(settings: config.Settings) -> dict[str, Listing | str]:
 
 
 async def _listing(spec: SiteConfig, controller: str) -> Listing | str:
+    from provisioner import loader
+
     make = loader.site_adapter(spec.adapter)
     try:
         async with (

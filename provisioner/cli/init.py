@@ -15,10 +15,8 @@ from typing import Annotated, NamedTuple
 
 import typer
 
-from provisioner import config
 from provisioner.answers.errors import Exit, UnmetError, UsageError, parsed, unknown
 from provisioner.cli import discovery, options as opt, output as out
-from provisioner.cli.check import write_files
 from provisioner.cli.discovery import Values
 
 TYPE_MARK = "#*"
@@ -143,6 +141,9 @@ def init(
       provisioner init --pool cm.example.org:9618 --token controller.token --key drones.key
       provisioner init --kind kubernetes --set image=registry.example.org/gpu-drone:25 --to /etc/provisioner
     """
+    from provisioner import config
+    from provisioner.cli.check import write_files
+
     paths = {"token": token and Path(token).absolute(), "key": key and Path(key).absolute()}
     given = dict(each.partition("=")[::2] for each in values or ())
     given |= {name: str(value) for name, value in {"pool": pool, **paths}.items() if value}

@@ -7,7 +7,6 @@ from typing import Annotated
 from provisioner.answers.columns import now
 from provisioner.answers.errors import parsed
 from provisioner.answers.query import Query
-from provisioner.answers.shadow import shadow_document
 from provisioner.cli import options as opt, output as out
 
 shadow_app = opt.verbs(no_args_is_help=True)
@@ -42,6 +41,7 @@ def report(
       provisioner shadow report --since 3d
       provisioner shadow report --boot 8min -o json | jq .saved_gpu_s
     """
+    from provisioner.answers.shadow import shadow_document
     from provisioner.durations import parse_duration
 
     age_s = parsed(parse_duration, "--since", since)

@@ -21,12 +21,16 @@ from provisioner.controller.clock import Clock
 from provisioner.controller.journal import EventWriter, read_store, write_store
 from provisioner.controller.periodic import WorkContext
 from provisioner.estimates import (
+    RUNS_NEEDED as RUNS_NEEDED,
+    RUNS_TOLD as RUNS_TOLD,
     UNKNOWN,
+    USE_EVERY_S as USE_EVERY_S,
     Estimates,
     EstimateSamples,
     OwnerGrowth,
     SiteSamples,
     StartDelays,
+    thinned,
 )
 from provisioner.keys import site_of
 from provisioner.model import (
@@ -48,13 +52,11 @@ from provisioner.values import define, factory
 
 log = structlog.get_logger()
 
-RUNS_KEPT, RUNS_TOLD, RUNS_NEEDED = 200, 20, 10
-"""Run times under one key: number of the newest that are kept, of quantiles of an estimate, and of samples it needs."""
+RUNS_KEPT = 200
+"""Number of the newest run times under one key that are kept."""
 UNFINISHED_EVERY_S = 300.0
 """Interval at which unfinished drones are examined."""
 KEYS_KEPT = 5000
-USE_EVERY_S = 120.0
-"""Interval at which an owner's use is recorded."""
 USE_KEPT = 14 * 86400 // 120
 USE_FILLED = 15
 """Up to this many samples in a row that are missing (half an hour) get the value of the next one; more are unknown."""
@@ -430,14 +432,6 @@ class EstimateCollector:
                 borrowed = expected(others, (), max(0, RUNS_NEEDED - len(done)))
                 told[key] = expected((*done, *borrowed), so_far, RUNS_TOLD)
         return told
-
-
-def thinned(values: Iterable[float], count: int) -> tuple[float, ...]:
-    """Return ``count`` values at equal steps through the sorted ones, or all if there are no more."""
-    ordered = sorted(values)
-    if len(ordered) <= count:
-        return tuple(ordered)
-    return tuple(ordered[int((n + 0.5) * len(ordered) / count)] for n in range(count))
 
 
 def rise_of(use_milli: Iterable[int]) -> OwnerGrowth:

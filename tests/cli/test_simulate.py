@@ -16,7 +16,7 @@ import jsonschema
 import pytest
 
 from provisioner.answers.schemas import output_schemas
-from provisioner.cli.simulate import progress
+from provisioner.cli.replays import progress
 from provisioner.config import load
 from provisioner.simulator.jobs import JobRequirements, SimulatedJob
 from provisioner.simulator.report import from_json
