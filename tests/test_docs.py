@@ -30,6 +30,7 @@ from docs import make_reference
 from provisioner import __version__, reasons
 from provisioner.answers import QUESTIONS, columns, load_question
 from provisioner.answers.events import EVENT_SENTENCES
+from provisioner.cli.__main__ import VERBS
 from provisioner.config import schema
 from provisioner.web import pages
 from provisioner.web.api import CHANGE_RESOURCES
@@ -400,6 +401,13 @@ def test_each_reason_that_jobs_wait_for_says_what_to_do() -> None:
     waiting = {e.kind for e in make_reference.REASON_EXAMPLES if e.category in jobs_wait}
     of_actions = {"invalid-action", "unknown-drone", "not-draining", "orphans-kept", "live-twin"}
     assert set(make_reference.REMEDIES) == waiting - of_actions
+
+
+def test_the_help_names_every_verb_that_reads_the_record_alone() -> None:
+    listed = re.search(r"controller is down: ([^.]*)\.", command_tree().help)
+    assert listed is not None
+    named = {name.split()[0] for name in re.split(r", | and ", " ".join(listed[1].split()))}
+    assert {verb.split()[0] for verb in QUESTIONS} <= named <= set(VERBS)
 
 
 def test_the_layers_of_the_architecture_name_every_package() -> None:

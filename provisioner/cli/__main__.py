@@ -142,9 +142,9 @@ def provisioner(
     """Start pilot jobs (drones) at sites for GPU jobs that wait in an HTCondor pool.
 
     These verbs read only the record and also work while the controller is down: status, drones, sites, demand,
-    explain, plan, events, estimates, usage, snapshot, replay, shadow report and backup. Results go to stdout,
-    messages to stderr. Times are ISO-8601 in UTC (--local: local zone). In JSON, YAML and CSV they are seconds since
-    the epoch in keys that end in _at; null means never.
+    explain, plan, events, estimates, usage, accounting, snapshot, replay, shadow report and backup. Results go to
+    stdout, messages to stderr. Times are ISO-8601 in UTC (--local: local zone). In JSON, YAML and CSV they are
+    seconds since the epoch in keys that end in _at; null means never.
 
     \b
     Examples:
