@@ -162,7 +162,8 @@ def _segments(
     marks = [life.joined, *(at for span in life.leaving for at in span)]
     begins: dict[int, list[Run]] = defaultdict(list)
     for run in runs:
-        if run.begun < life.end and run.ended > start:
+        # one that took no time has no end in a stretch that it begins
+        if max(run.begun, start) < min(run.ended, life.end):
             begins[max(run.begun, start)].append(run)
             marks += [run.begun, run.ended]
     cuts.update(at for at in marks if start < at < life.end)

@@ -83,6 +83,12 @@ def test_a_run_that_arrives_after_its_first_day_has_settled_is_booked_against_id
     assert again.runs[1, "1.0", long.ended].late == 0, "it was booked then"
 
 
+def test_a_run_that_took_no_time_holds_nothing() -> None:
+    made = entries(LIFE, [run(HOUR, HOUR, cpu_s=1)], 0)
+    assert made.runs[0, "1.0", HOUR] == RunDay(runs=1, cpu_s=1)
+    assert made.days[0].jobs == 0
+
+
 def test_a_run_outside_the_life_of_its_drone_holds_nothing_and_keeps_what_it_used() -> None:
     outside = run(5 * HOUR, 6 * HOUR, cpu_s=30)
     made = entries(LIFE, [outside], 0)
@@ -147,3 +153,4 @@ def test_days_balance_and_amounts_are_whole_whenever_days_settle(
         assert sum(part.used or 0 for part in its) == 7777
         assert sum(part.energy_j or 0 for part in its) == 991
         assert sum(part.runs for part in its) == 1
+        assert sum(part.held for part in its) <= each.milli * (each.ended - each.begun)

@@ -8,7 +8,6 @@ import pytest
 
 from adapters.htcondor.overlay.history import (
     HISTORY_PROJECTION,
-    awaits_update,
     constraint,
     ended_run,
     stop,
@@ -40,14 +39,6 @@ def told(ahead_s: float = 0.0, **attributes: str) -> CompletedJob | None:
 
 def holds(expression: str, **attributes: str) -> bool:
     return ad(**attributes, Asked=expression).eval("Asked") is True
-
-
-def test_a_job_that_has_just_completed_waits_for_the_begin_of_its_run() -> None:
-    """Seen with 25.14: the run seemed to be 9 s longer than in the history a moment later."""
-    assert awaits_update(ad(JobCurrentStartExecutingDate="undefined"))
-    assert awaits_update(ad(JobCurrentStartExecutingDate="1100")), "that of the run before"
-    assert not awaits_update(ad())
-    assert not awaits_update(ad(JobStatus="5", JobCurrentStartExecutingDate="undefined"))
 
 
 def test_a_job_that_failed_is_told_as_failed() -> None:

@@ -145,7 +145,7 @@ class HistoryReader:
             stays = queue.schedd.query(wanted, projection=projection, limit=HISTORY_LIMIT)
         known.newest = job_id(left[0]) if left else known.newest
         known.read_at = there_now
-        for ad in (*left, *(ad for ad in stays if not awaits_update(ad))):
+        for ad in (*left, *stays):
             done = ended_run(
                 ad,
                 queue.name,
@@ -239,16 +239,6 @@ _MEASURED_USE = (
     "RemoteSysCpu",
     "MemoryUsage",
 )
-
-
-def awaits_update(ad: Ad) -> bool:
-    """Return True if a job in the queue has completed, and its schedd was not told yet when the run began.
-
-    The history will have it. Until then the run would seem to begin with its match.
-    """
-    executing = moment(ad, "JobCurrentStartExecutingDate")
-    is_new = executing < moment(ad, "JobCurrentStartDate")
-    return whole(ad, "JobStatus") == classads.COMPLETED and is_new
 
 
 def _is_reported(ad: Ad, memory_mib: float | None) -> bool:
