@@ -492,13 +492,13 @@ def explained_job(reader: Reader, text: str) -> Document:
             return replace(found, scope=f"{routed}: {found.scope}")
     known_at = view.completions_at or view.taken_at if view is not None else 0.0
     lines = [
-        f"job {shown} is unknown: at the newest look it was neither idle, running nor held, and it was not done in "
+        f"job {shown} is unknown: in the newest poll it was neither idle, running nor held, and it was not done in "
         f"the last 7 days, as far as done jobs are known: up to {formatting.iso(known_at)}, {ago(known_at)} ago. "
-        "It may be too new, removed, or in a queue that is not looked at"
+        "It may be too new, removed, or in a queue that is not polled"
     ]
     if all(kind.gpu_milli for kind in views.types):
         lines.append(
-            "jobs that ask for no GPU are not looked at: no drone type without GPUs is configured"
+            "jobs that request no GPU are ignored: no drone type without GPUs is configured"
         )
     if cut := [
         names.short_id(c.id) for c in classes if "..." in c.job_ids or "\u2026" in c.job_ids

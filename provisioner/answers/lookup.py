@@ -97,7 +97,7 @@ def find_class(reader: Reader, classes: Sequence[JobClass], any_id: str) -> JobC
     names = ClassNames(None, (*(each.job for each in past), *classes))
     if len(any_id) < SHORTEST_CLASS_ID or not found:
         known = [names.short_id(job.id) for job in classes]
-        raise unknown("job class", any_id, known, " in the newest look or on record")
+        raise unknown("job class", any_id, known, " in the newest poll or on record")
     if len(found) > 1:
         some = sorted(found)[:MAX_NAMED]
         raise VerbError(

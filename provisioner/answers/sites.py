@@ -354,7 +354,7 @@ SITE_COLUMNS = (
         head="VIEW",
         fact="age of view",
     ),
-    text("fault", "Kind of fault of the newest look; empty: it succeeded.", "reading.fault.kind"),
+    text("fault", "Kind of fault of the newest poll; empty: it succeeded.", "reading.fault.kind"),
     words("note", "Problems.", site_note, least=16, fact="note"),
 )
 
