@@ -280,7 +280,7 @@ REASON_EXAMPLES: tuple[reasons.Reason, ...] = (
 
 
 REMEDIES = {
-    "bad-request": "tell the user; the sentence contains the remedy.",
+    "bad-request": "inform the user; the sentence contains the remedy.",
     "planner-failed": "report it, with the output of `provisioner snapshot`.",
     "site-disabled": "`provisioner sites enable`, or `enabled: true` in its file.",
     "nothing-fits": "change the job, or add a drone type.",
@@ -295,7 +295,7 @@ REMEDIES = {
     "backing-off": "look at the fault; after a repair `provisioner sites reset`.",
     "starts-unmatched": "compare the job with the slot of such a drone (`condor_q -better-analyze`), then "
     "`provisioner sites reset`.",
-    "exclusive-only": "tell the user of the [faults](../explanation/sharing.md#faults-on-shared-gpus); after a repair "
+    "exclusive-only": "report the [faults](../explanation/sharing.md#faults-on-shared-gpus); then "
     "`provisioner sites reset user:NAME`.",
     "credential-unusable": "renew it; the next tick uses it.",
     "negotiator-silent": "repair the negotiator.",

@@ -28,7 +28,7 @@ TEXTS = (
     "provisioner/**/*.y*ml",
 )
 """Files that people read, beside the string literals of the product."""
-EXCEPTIONS = {"docs": 76, "adapters": 1}
+EXCEPTIONS = {"docs": 5, "adapters": 1}
 """Phrases in a folder that STYLE.md replaces. The numbers only go down; HTCondor says "our session id"."""
 
 
