@@ -155,6 +155,17 @@ def test_requirement_files_have_hashes_and_no_address_of_a_registry() -> None:
             assert pinned.setdefault(name + version.partition(" ")[2], version) == version
 
 
+def test_the_constraints_are_the_locked_versions() -> None:
+    locked = [
+        line.removesuffix("\\").strip()
+        for name in ("dev", "build")
+        for line in (ROOT / f"requirements/{name}.txt").read_text().splitlines()
+        if "==" in line and not line.startswith(" ")
+    ]
+    constraints = (ROOT / "constraints.txt").read_text().splitlines()[1:]
+    assert sorted(constraints) == sorted({*locked})
+
+
 def test_hooks_of_a_commit_have_the_versions_of_the_linters() -> None:
     locked = (ROOT / "requirements/dev.txt").read_text()
     repositories = read_yaml(".pre-commit-config.yaml")["repos"]
