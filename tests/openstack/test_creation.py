@@ -188,8 +188,8 @@ def test_user_data_are_a_script_of_plain_ascii_without_a_visible_secret() -> Non
 def test_user_data_leave_room_for_a_setup_script() -> None:
     """Nova takes 65,535 bytes in base64."""
     size = len(base64.b64encode(creation.user_data(ORDER, config(), b"")))
-    assert size < creation.MAX_USER_DATA - 5_000
-    creation.user_data(ORDER, config(), secrets.token_bytes(4_000))
+    assert size < creation.MAX_USER_DATA - 4_800
+    creation.user_data(ORDER, config(), secrets.token_bytes(3_500))
     with pytest.raises(UnfitError, match=r"user data are \d+ bytes and may be 65535"):
         creation.user_data(ORDER, config(), secrets.token_bytes(40_000))
 

@@ -91,7 +91,7 @@ async def test_jobs_that_still_wait_are_added_and_told(tmp_path: Path) -> None:
     assert waiting[0].wants == WANTS and len(found) == 6
     assert notes == [
         "jobs that were removed or held, priorities and GPU models asked for are not on record",
-        "4 jobs that waited at the last look are added as if submitted with the oldest of their class, with the median"
+        "4 jobs that waited at the last poll are added as if submitted with the oldest of their class, with the median"
         " run time of jobs like them",
-        "4 jobs that ran at the last look are missing: they have no run time yet",
+        "4 jobs that ran at the last poll are missing: they have no run time yet",
     ]
