@@ -128,11 +128,12 @@ class LabController:
     run_options: Sequence[str] = ()
     around: Sequence[str] = ()
     """Words before its command, and before the operator's."""
+    program: Sequence[str] = (sys.executable, "-m", "provisioner.cli")
     process: subprocess.Popen[bytes] | None = None
 
     @property
     def command(self) -> Sequence[str]:
-        return (*self.around, sys.executable, "-m", "provisioner.cli")
+        return (*self.around, *self.program)
 
     @property
     def config(self) -> Path:

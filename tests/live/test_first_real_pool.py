@@ -10,7 +10,9 @@ import json
 import os
 import re
 import secrets
+import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -88,6 +90,13 @@ def answer(pool: Pool, program: Path) -> str:
 
 @pytest.mark.matrix
 def test_the_guide_ends_with_jobs_done(condor: Condor, monkeypatch: pytest.MonkeyPatch) -> None:
+    follow_the_guide(condor, monkeypatch, (sys.executable, "-m", "provisioner.cli"))
+
+
+def follow_the_guide(
+    condor: Condor, monkeypatch: pytest.MonkeyPatch, program: Sequence[str], set_up: str = "true"
+) -> None:
+    """Follow it with a program that a script of root's makes available, in a namespace of its own."""
     with (
         lab_directory("guide") as place,
         host_of_accounts(place) as host,
@@ -96,6 +105,7 @@ def test_the_guide_ends_with_jobs_done(condor: Condor, monkeypatch: pytest.Monke
         gpus = FakeGpus.build(place / "gpus")
         for name, value in gpus.env.items():
             monkeypatch.setenv(name, value if name != "PATH" else f"{value}:{os.environ['PATH']}")
+        host.run(set_up)
         host.add(user := "guide")
         # To begin with, the account may use `sudo`; the rule of the guide is all that stays.
         host.run(f"echo '{user} ALL=(ALL) NOPASSWD: ALL' >/etc/sudoers.d/setup")
@@ -105,7 +115,11 @@ def test_the_guide_ends_with_jobs_done(condor: Condor, monkeypatch: pytest.Monke
         host.run("rm /etc/sudoers.d/setup")
         mark = f"SECRET-OF-CONTROLLER-{secrets.token_hex(4)}"
         controller = LabController(
-            pool, directory, name=own("here"), around=[*host.words(user), f"MARK={mark}"]
+            pool,
+            directory,
+            name=own("here"),
+            around=[*host.words(user), f"MARK={mark}"],
+            program=program,
         )
         for name, text in token_and_key(pool).items():
             controller.secret(name, text)
@@ -113,7 +127,7 @@ def test_the_guide_ends_with_jobs_done(condor: Condor, monkeypatch: pytest.Monke
         try:
             init = block("provisioner init").replace("pool.example.org:9618", pool.collector)
             values = f"--set controller={controller.name} --set condor_prefix={pool.condor.prefix}"
-            provisioner = f'provisioner() {{ {sys.executable} -m provisioner.cli "$@"; }}'
+            provisioner = f'provisioner() {{ {shlex.join(program)} "$@"; }}'
             for command in (
                 f"{init.strip()} {values}",
                 block("provisioner check").partition("#")[0],
