@@ -2,7 +2,7 @@
 
 A reason is one class: its base is the category, its name makes the stable ``kind`` of records and
 JSON, ``sentence`` or ``describe`` says it to people, and a docstring says what the sentence does not.
-``docs/explanation/loop.md`` describes the categories. A new class also goes into one of the unions
+``docs/explanation/loop.md`` lists the categories. A new class also goes into one of the unions
 at the end, which tell pydantic how to read it. The reasons for which a drone that has a job may leave
 are also listed in :mod:`provisioner.planner.validation`.
 """
