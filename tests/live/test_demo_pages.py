@@ -93,7 +93,7 @@ def pool(live_pool: LivePool) -> LivePool:
     host = live_pool.host
     host.start_all()
     host.until(lambda: [each.state for each in host.reader.drones()] == [DroneState.BUSY] * 3, 120)
-    host.until(lambda: "no free place" in str(host.get(f"/api/v1/jobs/{live_pool.waiting}")), 120)
+    host.until(lambda: "no free capacity" in str(host.get(f"/api/v1/jobs/{live_pool.waiting}")), 120)
     return live_pool
 
 
@@ -172,7 +172,7 @@ def test_the_page_renews_itself_across_restarts_without_being_loaded_again(
             )
 
             assert host.stop("serve") == 0
-            expect(page.locator("#age")).to_contain_text("cannot be reached")
+            expect(page.locator("#age")).to_contain_text("does not answer")
             submit()
             host.until(lambda: len(host.reader.drones(states=[DroneState.BUSY])) == 6, 120)
             host.start("serve")

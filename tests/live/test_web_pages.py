@@ -117,7 +117,7 @@ def test_the_page_renews_itself_and_survives_a_restart_of_the_service(
             service.tell("step")
             page.get_by_text("somebody else").first.wait_for()
             port = service.port
-        page.get_by_text("The service cannot be reached").wait_for()
+        page.get_by_text("The service does not answer").wait_for()
         with serving(reader("third"), port):
             page.get_by_text("theory/kim").first.wait_for()
             page.get_by_text("as of tick 3").wait_for()
