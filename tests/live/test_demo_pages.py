@@ -93,7 +93,9 @@ def pool(live_pool: LivePool) -> LivePool:
     host = live_pool.host
     host.start_all()
     host.until(lambda: [each.state for each in host.reader.drones()] == [DroneState.BUSY] * 3, 120)
-    host.until(lambda: "no free capacity" in str(host.get(f"/api/v1/jobs/{live_pool.waiting}")), 120)
+    host.until(
+        lambda: "no free capacity" in str(host.get(f"/api/v1/jobs/{live_pool.waiting}")), 120
+    )
     return live_pool
 
 
