@@ -319,7 +319,7 @@ REMEDIES = {
     "all-vanished": "wait for the next polls of the site.",
     "awaiting-negotiation": "wait a minute.",
 }
-"""What an operator does about a job that waits for a reason."""
+"""Remedies of an operator for the reasons of waiting jobs."""
 
 
 def reasons_page() -> str:

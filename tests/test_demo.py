@@ -32,7 +32,7 @@ def test_the_demo_runs_what_fits_and_says_why_the_rest_does_not(played: Played) 
     assert re.search(r"^huge +6 +0 +6 .*no drone type fits", played.out, re.MULTILINE)
     assert "no process is left" in played.out
     name = r"\S+: 1 GPU, 36 GiB VRAM \([0-9a-f]{4,15}\)"
-    assert re.search(rf"requested +10 jobs of class {name} wait", played.out), (
+    assert re.search(rf"requested +starting \d drones: 10 jobs of class {name} wait", played.out), (
         "by what it asks for, not by its whole id"
     )
 
@@ -113,6 +113,6 @@ def test_the_screen_fits_a_small_terminal_and_says_why() -> None:
     shown = " ".join(" ".join(lines).split())
     assert "local/a100 busy 5s" in shown
     assert "no drone type fits" in shown
-    assert "GiB" in shown.partition("nearest is local/a100 with 40")[2]
+    assert "GiB" in shown.partition("the nearest, local/a100, has 40")[2]
     _, _, words = shown.partition(" failed ")
     assert words == why.describe()

@@ -141,7 +141,7 @@ WORDS = 60_000
 WORDS_FOR_OPERATORS = 26_000
 WORDS_OF_A_HOW_TO = 1_200
 WORDS_OF_THE_GENERATED_REFERENCE = 15_300
-"""What a reader has to look through: a page that grows makes another one shorter. Lower them when pages shrink."""
+"""Limits of the documents: a page that grows makes another one shorter. Lower them when pages shrink."""
 
 
 def word_count(pages: Iterable[Path]) -> int:

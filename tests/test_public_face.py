@@ -1,4 +1,4 @@
-"""What outsiders and their programs read of the project agrees with pyproject.toml."""
+"""Citation, metadata, requirements and forms of the project agree with pyproject.toml."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Annotated
 
 from provisioner import formatting
-from provisioner.accounting.entries import SECONDS_A_DAY
+from provisioner.accounting.entries import SECONDS_A_DAY, Outcome
 from provisioner.accounting.reports import (
     GPU_HOUR,
     RATE_DAYS,
@@ -165,7 +165,7 @@ def report_document(report: AccountingReport, scope: str = "") -> Document:
         REPORT_SCHEMA,
         REPORT_FACTS,
         report,
-        {"items": listing} | {"budgets": budgets},
+        {"items": listing, "budgets": budgets},
         main="items",
         scope=scope,
     )
@@ -288,7 +288,7 @@ def statement(reader: Reader, query: StatementQuery) -> Document:
     sums = [each for each in reader.ledger_sums(*days) if each.site == query.owner]
     sites = views.policy.sites if views else {}
     if not sums and query.owner not in sites:
-        raise unknown("site", query.owner, [*sites], code=Exit.USAGE)
+        raise unknown("site", query.owner, [*sites])
     policy = AccountingPolicy(weight=views.policy.accounting.weight if views else "")
     types = views.types if views else ()
     made = accounting_report(sums, ("vo",), types, policy, days, reader.ledger_open_day())
@@ -298,7 +298,7 @@ def statement(reader: Reader, query: StatementQuery) -> Document:
     ):
         if each.labels.get("site") == query.owner:
             waits[each.labels["grace"]] += sum(value for _, value in each.points)
-    preempted = sum(each.runs for each in sums if each.account == "preempted")
+    preempted = sum(each.runs for each in sums if each.account == Outcome.PREEMPTED)
     made_statement = OwnerStatement(query.owner, made, preempted, waits["within"], waits["over"])
     return statement_document(made_statement)
 

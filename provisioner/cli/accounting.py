@@ -13,6 +13,7 @@ from typing import Annotated, Any
 from urllib.parse import urlencode
 
 from provisioner.accounting.accelerator import accelerator_message
+from provisioner.accounting.entries import SECONDS_A_DAY
 from provisioner.accounting.verification import (
     AuditorRecord,
     Finding,
@@ -92,7 +93,11 @@ def verify(
     silent = list[int]()
     if records is not None:
         runs = reader.ledger_runs(*days)
-        theirs = list(_read_records(records, prefix, days, _context(cert, ca)))
+        context = _context(cert, ca)
+        try:
+            theirs = list(_read_records(records, prefix, days, context))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise VerbError(f"--records {records}: {type(error).__name__}: {error}") from error
         differences = list(compare(runs, theirs))
         silent = days_without_records(differences, runs)
         found += differences
@@ -107,9 +112,12 @@ def verify(
 
 
 def _context(cert: Path | None, ca: Path | None) -> ssl.SSLContext:
-    context = ssl.create_default_context(cafile=ca)
-    if cert is not None:
-        context.load_cert_chain(cert)
+    try:
+        context = ssl.create_default_context(cafile=ca)
+        if cert is not None:
+            context.load_cert_chain(cert)
+    except OSError as error:
+        raise VerbError(f"--cert {cert}, --ca {ca}: {error}") from error
     return context
 
 
@@ -117,7 +125,7 @@ def _read_records(
     source: str, prefix: str, days: tuple[int, int], context: ssl.SSLContext
 ) -> Iterator[AuditorRecord]:
     """Yield the records of a server, or a file, that end on the days."""
-    first, end = (datetime.fromtimestamp(day * 86400, UTC) for day in days)
+    first, end = (datetime.fromtimestamp(day * SECONDS_A_DAY, UTC) for day in days)
     if not source.startswith(("http://", "https://")):
         yield from _parsed(Path(source).read_text(encoding="utf-8"), prefix, first, end)
         return
@@ -134,18 +142,15 @@ def _read_records(
 
 def _parsed(text: str, prefix: str, first: datetime, end: datetime) -> Iterator[AuditorRecord]:
     """Yield the records of a JSON array, or of lines, that end in a period."""
-    try:
-        found: list[Any] = (
-            json.loads(text)
-            if text.lstrip().startswith("[")
-            else [json.loads(line) for line in text.splitlines() if line.strip()]
-        )
-        for each in found:
-            stop = datetime.fromisoformat(str(each["stop_time"]).replace("Z", "+00:00"))
-            if first <= stop < end and str(each["record_id"]).startswith(f"{prefix}-"):
-                yield parse_record(each, prefix, int(stop.timestamp()))
-    except (ValueError, KeyError, TypeError) as error:
-        raise VerbError(f"no records of AUDITOR: {type(error).__name__}: {error}") from error
+    found: list[Any] = (
+        json.loads(text)
+        if text.lstrip().startswith("[")
+        else [json.loads(line) for line in text.splitlines() if line.strip()]
+    )
+    for each in found:
+        stop = datetime.fromisoformat(str(each["stop_time"]).replace("Z", "+00:00"))
+        if first <= stop < end and str(each["record_id"]).startswith(f"{prefix}-"):
+            yield parse_record(each, prefix, int(stop.timestamp()))
 
 
 def _write_metrics(path: Path, found: list[LedgerFinding]) -> None:

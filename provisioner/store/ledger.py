@@ -36,6 +36,8 @@ DETAIL_S = 40 * 86400.0
 LEDGER_KEEP_S = 5 * 365 * 86400.0
 DRONES_AT_ONCE = 200
 _OPEN, _MARKED = "ledger_open", "ledger_marked"
+_AMOUNT_COLUMNS = ("runs", "held", "used", "used_of", "energy_j", "energy_of", "cpu_s")
+"""Columns of :data:`~provisioner.accounting.entries.Amounts`."""
 _NEAR_S = 60.0
 """A run that ended so long before its drone was asked to leave ended for that reason."""
 
@@ -354,10 +356,9 @@ def _amounts(
 def _add_to_days(
     sql: sqlite3.Connection, changes: Mapping[tuple[int, int, str], Sequence[int]]
 ) -> None:
-    names = ("runs", "held", "used", "used_of", "energy_j", "energy_of", "cpu_s")
-    sums = ", ".join(f"{name} = {name} + excluded.{name}" for name in names)
+    sums = ", ".join(f"{name} = {name} + excluded.{name}" for name in _AMOUNT_COLUMNS)
     sql.executemany(
-        f"INSERT INTO ledger_days VALUES (?, ?, ?, {', '.join('?' * len(names))})"
+        f"INSERT INTO ledger_days VALUES (?, ?, ?, {', '.join('?' * len(_AMOUNT_COLUMNS))})"
         f" ON CONFLICT DO UPDATE SET {sums}",
         [(*key, *amounts) for key, amounts in changes.items() if any(amounts)],
     )
@@ -365,8 +366,7 @@ def _add_to_days(
 
 def read_sums(sql: sqlite3.Connection, first: int, end: int) -> list[LedgerSum]:
     """Return the sums of the days from ``first`` up to ``end``."""
-    names = ("runs", "held", "used", "used_of", "energy_j", "energy_of", "cpu_s")
-    sums = ", ".join(f"sum({name}) AS {name}" for name in names)
+    sums = ", ".join(f"sum({name}) AS {name}" for name in _AMOUNT_COLUMNS)
     kinds = f"SELECT kind, account, {sums} FROM ledger_days WHERE day >= ? AND day < ?"
     columns = ", ".join(LedgerSum._fields)
     query = f"SELECT {columns} FROM ({kinds} GROUP BY kind, account) JOIN ledger_kinds USING (kind)"

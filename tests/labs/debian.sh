@@ -138,3 +138,22 @@ apt() {
         "$@" >>"$work/log" 2>&1 ||
         { tail -n 30 "$work/log" >&2; fail "apt-get $1 failed: is a mirror with Debian $suite within reach?"; }
 }
+
+# published NAME-VERSION TITLE MIB PACKAGE==VERSION...: packages of PyPI in a virtual environment; prints its directory.
+# They come from where this host's pip gets its packages.
+published() {
+    cache=$(cache_directory)
+    prefix=$cache/$1
+    title=$2 size=$3
+    shift 3
+    done_already() { [ -d "$prefix" ]; }
+    if done_already; then echo "$prefix"; exit 0; fi
+    need python3
+    begin_build "$cache" "${prefix##*/}"
+    say "installing $title (about $size MB, once)"
+    python3 -m venv "$work/environment" >&2
+    "$work/environment/bin/python" -m pip --disable-pip-version-check -q install "$@" >"$work/log" 2>&1 ||
+        { tail -n 20 "$work/log" >&2; fail "pip could not install $title"; }
+    mv -T "$work/environment" "$prefix"
+    echo "$prefix"
+}

@@ -56,10 +56,10 @@ class LivePool:
         busy, done = self.drone(DroneState.BUSY), self.drone(DroneState.DONE)
         return {
             "/": "classes that can never start",
-            "/why": "what comes next?",
+            "/why": "what happens next?",
             f"/why?q={self.waiting}": f"Job {self.waiting} waits",
             f"/why?q={busy}": "runs jobs",
-            "/owner": "Drones that give way now",
+            "/owner": "Drones that leave for the owner",
             "/use": "GPU-hours of drones in the last 7 days",
             "/use?since=1d&by=user": "Lowest use",
             "/waste": "GPU-hours by site",
