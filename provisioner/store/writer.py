@@ -456,6 +456,13 @@ class SqlStore(store.Store):
             raise store.StoreError(f"store {self.path} is not open")
         return self._sql
 
+    def _prove_holder(self, sql: sqlite3.Connection) -> None:
+        """Raise :class:`StoreHeldError` unless this controller holds the store, in the transaction of ``sql``."""
+        row = sql.execute("SELECT value FROM meta WHERE key = ?", (lock.HOLDER,)).fetchone()
+        if row is None or row[0] != self._claim:
+            holder = lock.read_claim(row[0])[1] if row is not None else None
+            raise lock.taken_over(self.path, holder)
+
     @contextmanager
     def _transaction(self, *, claims: bool = False) -> Iterator[sqlite3.Connection]:
         """Yield the connection in a transaction: all or nothing, and durable at its end.
@@ -468,11 +475,8 @@ class SqlStore(store.Store):
         try:
             sql.execute("BEGIN IMMEDIATE")
             try:
-                row = sql.execute("SELECT value FROM meta WHERE key = ?", (lock.HOLDER,)).fetchone()
-                if not claims and (row is None or row[0] != self._claim):
-                    raise lock.taken_over(
-                        self.path, lock.read_claim(row[0])[1] if row is not None else None
-                    )
+                if not claims:
+                    self._prove_holder(sql)
                 yield sql
                 sql.execute("COMMIT")
             except BaseException:
