@@ -25,11 +25,13 @@ from provisioner.settings import (
     DroneType as DroneType,
     GpuBudget as GpuBudget,
     Headroom as Headroom,
+    InferenceServer as InferenceServer,
     LowUseAction as LowUseAction,
     LowUsePolicy as LowUsePolicy,
     MigLayout as MigLayout,
     Policy as Policy,
     Reserve as Reserve,
+    Service as Service,
     Sharing as Sharing,
     SitePolicy as SitePolicy,
 )
@@ -112,6 +114,9 @@ class JobClass:
     """Virtual organisation; empty: none, or unknown."""
     vo_member: str = ""
     """Member of the VO (a FQAN, or issuer and subject of a token); empty unless the overlay is configured to tell."""
+
+    inference: tuple[str, ...] = ()
+    """Models, each with its version, that its jobs announce to call (`+WantsInference`)."""
 
     @property
     def waits_since(self) -> float:
@@ -349,6 +354,75 @@ class OverlayView:
         )
         silent_s = self.taken_at - (self.negotiated_at or fresh_since)
         return silent_s if silent_s > NEGOTIATION_TIMEOUT_S else 0.0
+
+
+@frozen
+class ModelUse:
+    """Work of the servers of a service on one model, summed since the service has been watched."""
+
+    model: str
+    """Name and version."""
+    requests: int = 0
+    queue_s: float = 0.0
+    """Time that requests waited in servers."""
+    compute_s: float = 0.0
+    """Time in which servers worked on them."""
+
+
+@frozen
+class ServiceView:
+    """Demand for one inference service, as its balancer and its servers measure it."""
+
+    name: str
+    requests: int = 0
+    """Requests that came to the balancer, refused ones included, summed since the service has been watched."""
+    refused: int = 0
+    """Part of ``requests`` that no server took."""
+    requested_at: float = 0.0
+    """Time of the newest request; 0: none is known."""
+    requests_per_s: float = 0.0
+    """Requests that come per second now."""
+    in_flight: int = 0
+    """Requests in servers."""
+    queued: int = 0
+    """Requests that wait at the balancer."""
+    request_s: float = 0.0
+    """Time that one server works on one request, as a part of a batch; 0: not measured."""
+    by_vo: Mapping[str, int] = factory(dict)
+    """Requests by VO; empty where the service has no tokens."""
+    models: tuple[ModelUse, ...] = ()
+
+
+@final
+@frozen
+class ServicesView:
+    """One look at all servers and their balancer. Servers are slots, and their requests the jobs of these."""
+
+    taken_at: float
+    services: tuple[ServiceView, ...] = ()
+    slots: tuple[Slot, ...] = ()
+    """Servers that answered: ``checking`` until it is ready, ``draining`` once it is withdrawn."""
+    notices: tuple[str, ...] = ()
+    """Problems that an operator should look at, a line each."""
+
+
+@frozen
+class ServiceState:
+    """Memory of the planner about one service, from tick to tick."""
+
+    name: str
+    wanted: int = 0
+    """Servers that are kept or started now."""
+    needed: int = 0
+    """Servers that the demand of this tick needs."""
+    peaks: tuple[tuple[float, int], ...] = ()
+    """Times and values of earlier ``needed`` that are still held, each larger than all later ones."""
+    announced: int = 0
+    """Running jobs that announce its models."""
+    request_s: float = 0.0
+    """Newest measured time of one server for one request; 0: never measured."""
+    job_requests_per_s: float = 0.0
+    """Learned requests per second of one running job that announces it; 0: never measured."""
 
 
 class RemoteState(StrEnum):
@@ -726,6 +800,14 @@ class PolledOverlay:
     fault: Fault | None = None
 
 
+@frozen
+class PolledServices:
+    """Result of one look at the inference services, or the fault."""
+
+    view: ServicesView | None = None
+    fault: Fault | None = None
+
+
 CREDENTIAL_WARNING_S = 7 * 86400.0
 """A credential that expires within this time is worth a warning."""
 
@@ -819,6 +901,9 @@ class Snapshot:
     """Users of credentials (``used_by``) that have another one, or one that can be used again, since the last tick."""
     orphans: Mapping[DroneId, float] = factory(dict)
     """Listed drones without any record, each with the time since which ``orphan_grace_s`` counts."""
+    services: PolledServices = PolledServices()
+    service_states: Mapping[str, ServiceState] = factory(dict)
+    """By service, as the plan before left them."""
     twins: Mapping[str, str] = factory(dict)
     """Other living controllers of this name, by their records, each with its newest drone or its process."""
 
@@ -914,6 +999,7 @@ class Plan:
     breakers: tuple[Breaker, ...] = ()
     requests_done: tuple[int, ...] = ()
     patience: tuple[OwnerClaimBackoff, ...] = ()
+    services: tuple[ServiceState, ...] = ()
 
     @property
     def leaves(self) -> tuple[Drain | Stop, ...]:

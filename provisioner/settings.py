@@ -54,6 +54,28 @@ class Benchmark:
     """Average of the benchmark over the resources behind the CE, for `ApelScaling`. Default: unknown."""
 
 
+@frozen
+class InferenceServer:
+    """Inference server that each drone of a type runs in place of a node of the pool."""
+
+    service: str = setting(pattern=r"^[a-z0-9][a-z0-9-]{0,31}$", example="cms")
+    """Name of the service that it belongs to, an entry of `services` in the controller file."""
+    models: tuple[str, ...] = setting(example=["deepmet:3"])
+    """Models that it loads, each with its version."""
+    command: str = setting(example='exec tritonserver --http-port="$SERVICE_HTTP_PORT"')
+    """Shell command that runs the server in the foreground, with the variables of `docs/reference/drone.md`."""
+    container: str = setting(default="", example="/cvmfs/unpacked.cern.ch/tritonserver:25.08")
+    """Image that Apptainer runs the command in. Default: none."""
+    first_port: int = setting(default=20000, ge=1024, le=65000)
+    """First of the ports of servers of the type. Each drone has three of them: HTTP, gRPC and metrics."""
+    ports: int = setting(default=900, ge=3, le=30000)
+    """Number of these ports."""
+    ready: str = setting(default="/v2/health/ready", pattern=r"^/[A-Za-z0-9/._-]{1,127}$")
+    """Path that answers with 200 when the server is ready."""
+    metrics: str = setting(default="/metrics", pattern=r"^/[A-Za-z0-9/._-]{1,127}$")
+    """Path of its metrics, at the third port."""
+
+
 _PER_CORE = re.compile(r"hepspec|hepscore|hs\d", re.IGNORECASE)
 """Beginnings of the names of benchmarks that pilots know as `HEPSPEC_PER_CORE`."""
 
@@ -123,6 +145,8 @@ class DroneType:
     """Name of the site in the grid."""
     dcgm_jobs: str = ""
     """Directory of dcgm-exporter's job mapping on the nodes."""
+    server: InferenceServer | None = None
+    """Inference server of its drones, which take no jobs then."""
     kept_cpus: int = 0
     """CPUs of the drone that each of its free GPUs keeps for its next job (blocking)."""
     kept_memory_mib: int = 0
@@ -330,6 +354,34 @@ class AccountingPolicy:
 
 
 @frozen
+class Service:
+    """Inference service: equal servers, in drones of the types that name it, behind one balancer."""
+
+    name: str = setting(pattern=r"^[a-z0-9][a-z0-9-]{0,31}$", example="cms")
+    """Name of the service."""
+    at_least: int = setting(default=0, ge=0, le=10_000)
+    """Fewest servers, also without demand."""
+    at_most: int = setting(default=8, ge=1, le=10_000)
+    """Most servers."""
+    idle_s: float = setting(default=300.0, example="5min")
+    """Longest time that a server is kept without demand. It leaves earlier if its models load quickly."""
+    unready_s: float = 60.0
+    """A server that is not ready for this long is replaced."""
+    load: float = setting(default=0.8, gt=0, le=1)
+    """Part of the time in which the servers work, that is aimed at."""
+    requests_per_s: float = setting(default=20.0, gt=0, le=1e6)
+    """Requests per second that one server answers, until that is measured."""
+    job_requests_per_s: float = setting(default=1.0, gt=0, le=1e6)
+    """Requests per second of one running job that announces the service, until that is measured."""
+    concurrency: int = setting(default=8, ge=1, le=10_000)
+    """Most requests that the balancer gives one server at a time. The others wait at the balancer."""
+    http_port: int = setting(default=8000, ge=1, le=65535)
+    """Port of the balancer for HTTP."""
+    grpc_port: int = setting(default=8001, ge=1, le=65535)
+    """Port of the balancer for gRPC, which jobs get as `SONIC_LOCAL_BALANCER_PORT`."""
+
+
+@frozen
 class Policy:
     """The policy for all sites together."""
 
@@ -372,8 +424,11 @@ class Policy:
     waiting_cost: float = setting(default=1.0, ge=0, le=1e6, example=0.3)
     """GPU-seconds that one second of one job's waiting is worth. The larger, the more drones are started for
     short jobs, and the longer idle ones are kept; 0: a drone for each waiting job."""
+    services_share: float = setting(default=0.5, ge=0, le=1)
+    """Largest part of the GPUs of all drones that servers of services may have while jobs wait for GPUs."""
     sites: Mapping[str, SitePolicy] = factory(dict)
     headroom: tuple[Headroom, ...] = ()
+    services: tuple[Service, ...] = ()
     waiting_cost_by_group: Mapping[str, float] = factory(dict)
     """The same for the jobs of accounting groups, by name; it holds for the groups within as well."""
     low_use: LowUsePolicy = LowUsePolicy()

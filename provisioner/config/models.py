@@ -209,7 +209,7 @@ class AccountingSection(ConfigSection):
         return as_settings(AccountingPolicy, self, budgets=budgets)
 
 
-@settings_of(Policy, "interval_s", "waiting_cost")
+@settings_of(Policy, "interval_s", "services_share")
 class _PolicySettings(ConfigSection):
     pass
 

@@ -331,6 +331,7 @@ class Controller:
             credentials=self._poller.credentials.known,
             renewed=self._poller.credentials.renewed,
             orphans=dict(self._orphans.since),
+            service_states=self.store.committed.services,
             twins=twins,
         )
 

@@ -212,6 +212,8 @@ class CommittedState:
     """Back-off of owners' claims by site, as the newest plan recorded it."""
     reserved: Mapping[str, reasons.NodeReserved] = factory(dict)
     """Reservations by site, likewise."""
+    services: Mapping[str, model.ServiceState] = factory(dict)
+    """States of inference services by name, likewise."""
     waiting_since: Mapping[str, float] = factory(dict)
     """By job class with idle jobs: time since which the record has seen some. Their own times may be made up."""
     recorded_at: float = 0.0
@@ -229,6 +231,7 @@ class CommittedState:
             recorded_drift_s=snapshot.drift_s,
             patience=patience_of(plan),
             reserved=reserved_of(plan),
+            services=services_of(plan),
             waiting_since=waiting_since(snapshot.overlay),
         )
 
@@ -263,6 +266,11 @@ def reserved_of(plan: Plan) -> Mapping[str, reasons.NodeReserved]:
     """Return the reservations that ``plan`` leaves for the next tick, by site."""
     found = (each.reason for each in plan.refusals)
     return {each.site: each for each in found if isinstance(each, reasons.NodeReserved)}
+
+
+def services_of(plan: Plan) -> Mapping[str, model.ServiceState]:
+    """Return the states of inference services that ``plan`` leaves for the next tick, by name."""
+    return {each.name: each for each in plan.services}
 
 
 def waiting_since(overlay: PolledOverlay | None) -> Mapping[str, float]:

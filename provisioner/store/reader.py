@@ -34,7 +34,15 @@ from provisioner.model import (
     Plan,
     Snapshot,
 )
-from provisioner.store import ledger, patience_of, reserved_of, series, tables, view_log
+from provisioner.store import (
+    ledger,
+    patience_of,
+    reserved_of,
+    series,
+    services_of,
+    tables,
+    view_log,
+)
 from provisioner.store.file import BUSY_TIMEOUT_S, MIGRATIONS, SHADOW, schema_version, unusable
 from provisioner.store.lock import HOLDER, holder_of, is_alive, read_claim
 from provisioner.store.measures import DroneCount, MetricKey
@@ -458,6 +466,7 @@ class Reader:
                 breakers=tables.read_breakers(sql),
                 patience=patience_of(newest),
                 reserved=reserved_of(newest),
+                service_states=services_of(newest),
                 requests=tables.waiting_requests(sql),
                 **view_log.read_parts(sql),
             )

@@ -418,6 +418,7 @@ class SqlStore(store.Store):
                 breakers=tables.read_breakers(sql),
                 patience=store.patience_of(newest),
                 reserved=store.reserved_of(newest),
+                services=store.services_of(newest),
                 waiting_since=store.waiting_since(views.overlay if views is not None else None),
                 recorded_at=float(meta["at"]),
                 recorded_drift_s=float(meta.get("drift_s", 0.0)),
