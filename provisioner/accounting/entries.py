@@ -126,7 +126,7 @@ def entries(life: DroneLife, runs: Sequence[Run], open_day: int) -> DroneEntries
     start = life.began + life.settled_s
     if start > life.end:  # its clock was set back after days had settled
         _add_rest(made, life, open_day, life.milli * (life.end - start), life.end)
-        return made
+        start = life.end
     order = sorted(runs, key=lambda run: (run.begun, run.job_id))
     for begin, end, active in _segments(life, order, start):
         day = max(begin // SECONDS_A_DAY, open_day)

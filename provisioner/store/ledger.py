@@ -107,7 +107,7 @@ def book_due(
         )
     ]
     if due:
-        _book(sql, due, midnight, open_day, types)
+        _book(sql, due, midnight, open_day, types, now - keep_s + SECONDS_A_DAY)
         return True
     settles = max(1, min(SETTLES_DAYS, int(keep_s // SECONDS_A_DAY) - 1))
     tables.write_meta(sql, **{_OPEN: str(max(open_day, today - settles))})
@@ -128,11 +128,12 @@ def _book(
     midnight: int,
     open_day: int,
     types: Mapping[TypeKey, DroneType],
+    since: float,
 ) -> None:
     marks = ", ".join("?" * len(due))
     of_due = f"WHERE drone_id IN ({marks})"
     kinds = _Kinds(sql)
-    facts = _RecordedFacts(sql, due, open_day)
+    facts = _RecordedFacts(sql, due, open_day, since)
     drone_rows = set[DroneRow]()
     run_rows = set[RunRow]()
     for drone in tables.DRONES.select(sql, f"WHERE id IN ({marks})", due):
@@ -186,21 +187,34 @@ class _Kinds(dict[LedgerKind, int]):
         return int(number)
 
 
-class _RecordedFacts:
-    """Runs, states and settled entries of drones that are due."""
+_NOT_SETTLED = """NOT EXISTS (
+    SELECT 1 FROM ledger_runs AS booked WHERE booked.drone_id = completed_jobs.drone_id
+        AND booked.ended_at = CAST(completed_jobs.ended_at + 0.5 AS INTEGER)
+        AND booked.job_id = completed_jobs.job_id AND booked.day < ? AND booked.runs > 0)"""
+"""Condition for runs whose last part, which counts the run, is on no settled day."""
 
-    def __init__(self, sql: sqlite3.Connection, due: Sequence[str], open_day: int) -> None:
+
+class _RecordedFacts:
+    """Runs, states and settled entries of drones that are due.
+
+    Of runs that ended on settled days there are those since ``since`` that were not booked there.
+    """
+
+    def __init__(
+        self, sql: sqlite3.Connection, due: Sequence[str], open_day: int, since: float
+    ) -> None:
         of_due = f"WHERE drone_id IN ({', '.join('?' * len(due))})"
         self.runs = defaultdict[str, list[tuple[CompletedJob, int | None]]](list)
-        ended = (*due, float(open_day * SECONDS_A_DAY))
+        where = f"{of_due} AND ended_at >= ? AND (ended_at >= ? OR {_NOT_SETTLED})"
+        open_at = float(open_day * SECONDS_A_DAY)
+        ended = (*due, min(since, open_at), open_at, open_day)
         held = {
             (job_id, ended_at): milli
             for job_id, ended_at, milli in sql.execute(
-                f"SELECT job_id, ended_at, held_milli FROM completed_jobs {of_due} AND ended_at >= ?",
-                ended,
+                f"SELECT job_id, ended_at, held_milli FROM completed_jobs {where}", ended
             )
         }
-        for run in tables.COMPLETED_JOBS.select(sql, f"{of_due} AND ended_at >= ?", ended):
+        for run in tables.COMPLETED_JOBS.select(sql, where, ended):
             self.runs[run.drone_id or ""].append((run, held[run.job_id, run.ended_at]))
         self.states = defaultdict[str, list[tuple[float, str]]](list)
         for drone_id, at, state in sql.execute(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import calendar
 import random
 import sqlite3
 from dataclasses import dataclass, field, replace
@@ -16,6 +17,8 @@ from provisioner.reasons import JobsWaiting
 from provisioner.serialization import to_json
 from provisioner.store import ledger, tables
 from provisioner.store.file import connect, migrate
+from provisioner.store.reader import Reader
+from provisioner.store.writer import SqlStore
 from tests.store.story import KEEP_S, drone, record, starts, store_at
 
 S = m.DroneState
@@ -109,7 +112,9 @@ class Months:
                 used_milli=self.dice.choice([None, 100, 900]),
                 energy_j=self.dice.choice([None, 123_457]),
             )
-            self.late.append((ended + self.dice.choice([60, 600, 3 * SECONDS_A_DAY]), run))
+            self.late.append(
+                (ended + self.dice.choice([60, 600, 3 * SECONDS_A_DAY, 12 * SECONDS_A_DAY]), run)
+            )
         if self.dice.random() < 0.3:
             at = self.now + self.dice.uniform(HOUR, SECONDS_A_DAY)
             if self.dice.random() < 0.5:
@@ -241,3 +246,82 @@ async def test_the_store_books_when_it_prunes_and_keeps_drones_until_then(file: 
         ("idle", 0, 1_840_000),
         ("life", 0, 4_900_000),
     ]
+
+
+async def book_all(store: SqlStore, now: float) -> None:
+    while await store.prune(now):
+        pass
+
+
+@pytest.mark.parametrize("reported_after_days", [0, 20])
+async def test_a_run_over_the_end_of_a_month_is_in_both_unless_it_arrives_after_the_first_has_settled(
+    file: Path, reported_after_days: int
+) -> None:
+    december = float(calendar.timegm((2026, 12, 1, 0, 0, 0)))
+    first = int(december // SECONDS_A_DAY)
+    began, ended = december - 4 * HOUR, december + 30 * SECONDS_A_DAY
+    one = drone(1, S.IDLE, at=began, started_at=began, joined_at=began)
+    run = m.CompletedJob(
+        "s#1.0", december + 2 * HOUR, began, 5 * HOUR, 1000, 1, 100, vo="cms", drone_id=one.id
+    )
+    run = replace(run, used_milli=500, energy_j=5000)
+    keep_s = 60.0 * SECONDS_A_DAY
+    async with SqlStore(file, "kit", keep_s, 3, threaded=False) as store:
+        await record(store, starts(1, one))
+        await book_all(store, began + HOUR)
+        for day in range(1, 31):
+            if day == 1 + reported_after_days:
+                await store.record_completed([run])
+            await book_all(store, december + day * SECONDS_A_DAY + 2 * HOUR)
+            if day == 1:
+                early = Reader(file).ledger_sums(first - 30, first)
+        done = replace(one, state=S.DONE, since=ended, ended_at=ended)
+        await store.record_results(
+            1, (m.StateChange(done, S.IDLE, JobsWaiting("c", "c", 1, 0, 1)),), ()
+        )
+        await book_all(store, ended + 2 * SECONDS_A_DAY)
+    found = Reader(file)
+    november, after = found.ledger_sums(first - 30, first), found.ledger_sums(first, first + 31)
+    assert not found.ledger_findings(first - 30, first + 31)
+    of_run = [
+        sum(getattr(each, name) for each in month if each.account == Outcome.COMPLETED)
+        for month in (november, after)
+        for name in ("runs", "held", "used", "energy_j")
+    ]
+    hour = 3_600_000
+    [whole] = found.ledger_runs(first, first + 31)
+    assert (whole.seconds, whole.held, whole.used) == (5 * HOUR, 5 * hour, 2.5 * hour)
+    assert not found.ledger_runs(first - 30, first), "its job ended in December"
+    if reported_after_days:
+        assert november == early, "it had settled"
+        assert of_run == [0, 0, 0, 0, 1, 5 * hour, 2.5 * hour, 5000]
+    else:
+        assert of_run == [0, 3 * hour, 1.5 * hour, 3000, 1, 2 * hour, hour, 2000]
+        parts = found.ledger_runs(first - 30, first, parts=True)
+        assert [each.held for each in parts] == [3 * hour], "for the accelerator file"
+    lives = [
+        sum(each.held for each in month if each.account == Account.LIFE)
+        for month in (november, after)
+    ]
+    assert lives == [4 * hour, 30 * 24 * hour]
+
+
+async def test_use_that_was_not_measured_is_no_zero(file: Path) -> None:
+    """Runs of older drones and on slices of MIG have no use; the mean is that of the others."""
+    one = drone(1, S.IDLE, at=100.0, started_at=100.0, joined_at=100.0)
+    run = m.CompletedJob("s#1.0", 2000.0, 100.0, 1000.0, 1000, 1, 100, vo="cms", drone_id=one.id)
+    runs = [
+        replace(run, used_milli=400, energy_j=90_000),
+        replace(run, job_id="s#2.0", ended_at=4000.0),
+        replace(run, job_id="s#3.0", ended_at=6000.0, used_milli=0, energy_j=None),
+    ]
+    async with SqlStore(file, "kit", 60.0 * SECONDS_A_DAY, 3, threaded=False) as store:
+        await record(store, starts(1, one))
+        await book_all(store, 100.0)
+        await store.record_completed(runs)
+        await book_all(store, SECONDS_A_DAY + 2 * HOUR)
+    [sums] = [each for each in Reader(file).ledger_sums(0, 1) if each.account == Outcome.COMPLETED]
+    assert (sums.runs, sums.held) == (3, 3_000_000)
+    assert (sums.used, sums.used_of) == (400_000, 2_000_000)
+    assert (sums.energy_j, sums.energy_of) == (90_000, 1_000_000)
+    assert [each.used for each in Reader(file).ledger_runs(0, 1)] == [400_000, None, 0]
