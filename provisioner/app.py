@@ -228,6 +228,7 @@ def _credential_troubles(settings: Settings) -> list[str]:
 def _credential_sources(settings: Settings) -> Mapping[str, CredentialSource]:
     options = {"overlay": settings.overlay.options, "web": settings.web}
     options |= {f"site:{site.name}": site.options for site in settings.sites}
+    options |= {f"service:{each.settings.name}": each for each in settings.services}
     return {user: partial(credentials_of, each) for user, each in options.items()}
 
 

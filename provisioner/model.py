@@ -663,6 +663,8 @@ class Drone:
     job_filter: JobFilter = TAKES_ALL
     drain_mode: DrainMode = DrainMode.PEACEFUL
     """Mode of the last drain order; a repeated order uses the same."""
+    service: str = ""
+    """Service that its server belongs to, as of its order; empty: it takes jobs."""
     drain_refusal: str = ""
     """Reason why the overlay did not carry out the last drain or undrain; empty once its slot drains."""
 
@@ -834,7 +836,7 @@ class Credential:
     fingerprint: str = ""
     """Beginning of the SHA-256 of its content: another one is a renewed credential."""
     used_by: str = ""
-    """``overlay``, ``site:<name>`` or ``web``."""
+    """``overlay``, ``site:<name>``, ``service:<name>`` or ``web``."""
 
     def is_dead(self, now: float) -> bool:
         """Return whether it cannot be used at ``now``, in seconds since the epoch."""

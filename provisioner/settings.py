@@ -62,9 +62,13 @@ class InferenceServer:
     """Name of the service that it belongs to, an entry of `services` in the controller file."""
     models: tuple[str, ...] = setting(example=["deepmet:3"])
     """Models that it loads, each with its version."""
-    command: str = setting(example='exec tritonserver --http-port="$SERVICE_HTTP_PORT"')
-    """Shell command that runs the server in the foreground, with the variables of `docs/reference/drone.md`."""
-    container: str = setting(default="", example="/cvmfs/unpacked.cern.ch/tritonserver:25.08")
+    command: str = setting(default="", example='exec tritonserver --http-port="$SERVICE_HTTP_PORT"')
+    """Shell command that runs the server in the foreground. Default: what the container runs by itself."""
+    container: str = setting(
+        default="",
+        pattern=r"^([A-Za-z0-9/][A-Za-z0-9/._:@+=-]{0,1023})?$",
+        example="/cvmfs/unpacked.cern.ch/tritonserver:25.08",
+    )
     """Image that Apptainer runs the command in. Default: none."""
     first_port: int = setting(default=20000, ge=1024, le=65000)
     """First of the ports of servers of the type. Each drone has three of them: HTTP, gRPC and metrics."""
@@ -155,6 +159,11 @@ class DroneType:
     @property
     def key(self) -> TypeKey:
         return TypeKey(f"{self.site}/{self.name}")
+
+    @property
+    def service(self) -> str:
+        """Return the service that servers of its drones belong to; empty: they take jobs."""
+        return self.server.service if self.server is not None else ""
 
     @property
     def scope(self) -> Scope:

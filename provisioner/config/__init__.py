@@ -7,7 +7,13 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from provisioner.config.models import StoreSection, WebSection, placing_options
+from provisioner.config.models import (
+    BalancerSection,
+    ServiceSection,
+    StoreSection,
+    WebSection,
+    placing_options,
+)
 from provisioner.formatting import count
 from provisioner.model import DroneType, Policy, SitePolicy
 from provisioner.values import factory, frozen
@@ -42,6 +48,9 @@ class Settings:
     sites: tuple[SiteConfig, ...]
     policy: Policy
     web: WebSection = factory(WebSection)
+    services: tuple[ServiceSection, ...] = ()
+    """With their secrets, which ``policy.services`` has not."""
+    balancer: BalancerSection | None = None
     warnings: tuple[Problem, ...] = ()
     """Settings that are valid but probably not intended; for the log and for ``check``."""
 
@@ -96,8 +105,9 @@ def changes(old: Settings, new: Settings, live_by_site: Mapping[str, int]) -> Co
     after = {site.name: site for site in new.sites}
     removed = [name for name in before if name not in after]
     kept = [(before[name], site) for name, site in after.items() if name in before]
-    policy_fields = [field.name for field in fields(Policy) if field.name != "sites"]
+    policy_fields = [f.name for f in fields(Policy) if f.name not in ("sites", "services")]
     notes = [*_notes("policy.", old.policy, new.policy, policy_fields)]
+    notes += _notes("", old, new, ["services", "balancer"])
     notes += [f"site {name}: added" for name in after if name not in before]
     notes += [f"site {name}: removed" for name in removed]
     notes += [note for was, now in kept for note in _site_notes(was, now)]

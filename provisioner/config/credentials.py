@@ -36,11 +36,20 @@ def credentials_of(options: BaseModel) -> Iterator[Credential]:
     yield from own
     told = {each.name for each in own}
     for name, value in options:
-        if isinstance(value, Secret) and name not in told:
-            yield secret_credential(name, value)
-        elif isinstance(value, BaseModel) and not isinstance(value, Secret):
-            for each in credentials_of(value):
-                yield replace(each, name=f"{name}.{each.name}")
+        if name not in told:
+            yield from _credentials_in(name, value)
+
+
+def _credentials_in(name: str, value: object) -> Iterator[Credential]:
+    """Yield the credentials in one option: a secret, a section, or a mapping of secrets."""
+    if isinstance(value, Secret):
+        yield secret_credential(name, value)
+    elif isinstance(value, BaseModel):
+        for each in credentials_of(value):
+            yield replace(each, name=f"{name}.{each.name}")
+    elif isinstance(value, Mapping):
+        for key, each in value.items():
+            yield from _credentials_in(f"{name}.{key}", each)
 
 
 def secret_credential(name: str, secret: Secret, *, is_jwt: bool = False) -> Credential:

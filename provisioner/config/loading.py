@@ -180,6 +180,8 @@ class _ConfigReader:
         overlay = self.options(document, ("overlay",), overlay_adapter, path)
         if model is not None:
             _check_credentials(document, ("web",), model.web)
+            for n, service in enumerate(model.services):
+                _check_credentials(document, ("services", n), service)
         sites = [self.site(found, read(found)) for found in _site_files(path, document)]
         _check_distinct_names([site.document for site in sites])
         _check_distinct_places(sites)
@@ -193,6 +195,7 @@ class _ConfigReader:
         read_models = [site.model for site in sites if site.model]
         if len(read_models) == len(sites):
             _check_headroom(document, model, read_models)
+            _check_services(document, model, sites)
         for site in sites:
             if site.model is not None:
                 most = model.policy.settings.max_gpu_milli
@@ -207,9 +210,13 @@ class _ConfigReader:
             overlay=OverlayConfig(adapter=model.overlay.adapter, options=overlay),
             sites=configs,
             policy=replace(
-                model.policy.settings, sites={site.name: site.policy for site in configs}
+                model.policy.settings,
+                sites={site.name: site.policy for site in configs},
+                services=tuple(each.settings for each in model.services),
             ),
             web=model.web,
+            services=model.services,
+            balancer=model.balancer,
             warnings=tuple(self.warnings()),
         )
 
@@ -426,7 +433,8 @@ def _check_accounts(
     """
     if isinstance(overlay, SupportsOneUser) and not overlay.runs_jobs_of_others():
         return
-    known = [overlay, controller.web, *(site.options for site in sites if site.options is not None)]
+    known = [overlay, controller.web, *controller.services]
+    known += [site.options for site in sites if site.options is not None]
     secrets = [path for options in known for path in secret_files(options)]
     for site in sites:
         if (
@@ -506,6 +514,37 @@ def _check_headroom(
                 document.complain_at(
                     (*at, "types", m), f"unknown drone type `{name}`: {where} {known}"
                 )
+
+
+def _check_services(
+    document: YamlDocument, controller: ControllerFile, sites: Sequence[_ReadSite]
+) -> None:
+    """Refuse types with a server of an unknown service, and warn of a service that no type has a server of."""
+    names = [each.settings.name for each in controller.services]
+    known = f"there are {', '.join(f'`{name}`' for name in sorted(names))}"
+    served = set()
+    for site in sites:
+        for name, shape in site.model.shapes.items() if site.model else ():
+            if shape.server is None:
+                continue
+            served.add(shape.server.service)
+            if shape.server.service not in names:
+                remedy = known if names else "add it to `services` in the controller file"
+                site.document.complain_at(
+                    ("types", name, "server", "service"),
+                    f"unknown service `{shape.server.service}`: {remedy}",
+                )
+    for n, service in enumerate(names):
+        if service not in served:
+            problem = f"no drone type has a server of service `{service}`"
+            document.warn(
+                ("services", n, "name"),
+                f"{problem}: add `server: {{service: {service}, ...}}` to a type, or remove it",
+            )
+    if controller.balancer and not names:
+        document.warn(
+            ("balancer",), "`balancer` has no effect without `services`: add them, or remove it"
+        )
 
 
 def _check_site(document: YamlDocument, site: SiteFile) -> None:

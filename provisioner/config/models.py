@@ -31,6 +31,7 @@ from provisioner.config.units import (
     ConfigPath,
     Name,
     PositiveDuration,
+    Secret,
 )
 from provisioner.durations import format_duration
 from provisioner.model import (
@@ -42,10 +43,12 @@ from provisioner.model import (
     DroneType,
     GpuBudget,
     Headroom,
+    InferenceServer,
     LowUsePolicy,
     MigLayout,
     Policy,
     Reserve,
+    Service,
     Sharing,
     SitePolicy,
 )
@@ -473,6 +476,58 @@ class WebSection(ConfigSection):
     """Issuers of bearer tokens, which are accepted at all addresses and sockets."""
 
 
+@settings_of(Service, "name", "grpc_port")
+class _ServiceSettings(ConfigSection):
+    pass
+
+
+class ServiceSection(_ServiceSettings):
+    """An inference service: equal servers in drones of the types that name it, behind one balancer."""
+
+    tokens: dict[Name, Secret] = Field({}, examples=[{"cms": {"file": "/etc/provisioner/cms"}}])
+    """Token of each VO that may call it. Default: the balancer asks for none."""
+    key: Secret | None = Field(None, examples=[{"file": "/etc/provisioner/servers.key"}])
+    """Secret that the balancer sends to servers, so that nobody calls them directly. Default: none."""
+
+    @property
+    def settings(self) -> Service:
+        """Return what the planner reads."""
+        return as_settings(Service, self)
+
+    @section_check
+    def _agrees(self) -> Self:
+        service = self.settings
+        if service.at_least > service.at_most:
+            raise mistake_at(
+                "at_least",
+                f"is more than `at_most` ({service.at_most}): write at most `{service.at_most}`",
+            )
+        if service.http_port == service.grpc_port:
+            raise mistake_at("grpc_port", "is also `http_port`: write another port")
+        return self
+
+
+def _ports_differ(services: tuple[ServiceSection, ...]) -> tuple[ServiceSection, ...]:
+    taken: dict[int, str] = {}
+    for n, each in enumerate(services):
+        service = each.settings
+        for port in (service.http_port, service.grpc_port):
+            if port in taken:
+                problem = f"port {port} of the balancer is also of service `{taken[port]}`"
+                raise mistake_at(n, f"{problem}: write another `http_port` or `grpc_port`")
+            taken[port] = service.name
+    return services
+
+
+class BalancerSection(ConfigSection):
+    """The haproxy in front of the services, which the controller keeps in step through its run-time API."""
+
+    socket: ConfigPath = Field(examples=["/run/haproxy/admin.sock"])
+    """Unix socket of the run-time API, with `level admin`."""
+    host: str = Field(pattern=r"^[A-Za-z0-9.:-]{1,253}$", examples=["balancer.example.org"])
+    """Name or address under which jobs reach it."""
+
+
 def _short_name(name: str) -> str:
     if len(name) > _MAX_CONTROLLER_NAME:
         raise ValueError(
@@ -494,6 +549,14 @@ class ControllerFile(ConfigSection):
     """Site files: paths or patterns (`*`, `**`), from this file's directory."""
     policy: PolicySection = Field(PolicySection(), examples=[{"interval": "15s"}])
     """The policy for all sites together."""
+    services: Annotated[
+        tuple[ServiceSection, ...], AfterValidator(_names_differ), AfterValidator(_ports_differ)
+    ] = Field((), examples=[[{"name": "cms", "at_most": 4}]])
+    """Inference services for jobs. Default: none."""
+    balancer: BalancerSection | None = Field(
+        None, examples=[{"socket": "/run/haproxy/admin.sock", "host": "balancer.example.org"}]
+    )
+    """The balancer of all services. Default: none; then clients have to find the servers themselves."""
     web: WebSection = Field(WebSection(), examples=[{"listen": "127.0.0.1:8618"}])
     """The web service."""
 
@@ -632,6 +695,33 @@ class BenchmarkSection(ConfigSection):
     """A result of a benchmark, for pilots and accounting."""
 
 
+_VERSIONED_MODEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,127}:[A-Za-z0-9._-]{1,32}")
+
+
+@settings_of(InferenceServer, "service", "metrics")
+class ServerSection(ConfigSection):
+    """The inference server that each drone of the type runs in place of a node of the pool."""
+
+    @section_check
+    def _can_run(self) -> Self:
+        server = as_settings(InferenceServer, self)
+        if not server.models:
+            raise mistake_at("models", "no model: write at least one, such as `deepmet:3`")
+        for each in server.models:
+            if not _VERSIONED_MODEL.fullmatch(each):
+                raise mistake_at(
+                    "models",
+                    f"`{each[:80]}` is not a model with its version: write `name:version`, such as `deepmet:3`",
+                )
+        if not (server.command or server.container):
+            raise mistake_at("command", "nothing to run: write `command`, `container` or both")
+        last = server.first_port + server.ports - 1
+        if last > 65535:
+            least = 65536 - server.first_port
+            raise mistake_at("ports", f"the last port would be {last}: write at most `{least}`")
+        return self
+
+
 @settings_of(DroneType, "gpu_milli", "max_drones")
 class _TypeSettings(ConfigSection):
     pass
@@ -654,10 +744,19 @@ class TypeSection(_TypeSettings):
     )
     """Peak speed of each GPU by precision, in TFLOPS: the slot's attribute `GpuSpeed`."""
 
+    server: ServerSection | None = Field(
+        None,
+        examples=[{"service": "cms", "models": ["deepmet:3"], "command": "exec tritonserver"}],
+    )
+    """Inference server that each drone of the type runs; it takes no jobs then. Default: none."""
+
     def shape(self, site: str, name: str) -> DroneType:
         """Return the drone type without what follows from its site: the margin, and the reserve of free GPUs."""
         benchmark = tuple(as_settings(Benchmark, each) for each in self.benchmark)
-        return as_settings(DroneType, self, site=site, name=name, benchmark=benchmark)
+        server = as_settings(InferenceServer, self.server) if self.server else None
+        return as_settings(
+            DroneType, self, site=site, name=name, benchmark=benchmark, server=server
+        )
 
     @section_check
     def _can_exist(self) -> Self:
@@ -671,6 +770,10 @@ class TypeSection(_TypeSettings):
         for key, size_mib in (("memory", shape.memory_mib), ("disk", shape.disk_mib)):
             if size_mib == 0:
                 raise mistake_at(key, f"must be more than 0: write `{key}: 20 GiB`")
+        if shape.server and (shape.sharing is not Sharing.EXCLUSIVE or shape.shares > 1):
+            key = "shares" if shape.shares > 1 else "sharing"
+            problem = "only jobs share the GPU of one drone, and a server takes no jobs"
+            raise mistake_at(key, f"{problem}: remove it; for a part of a GPU write `gpus: 0.25`")
         if shape.sharing is not Sharing.EXCLUSIVE or shape.shares > 1:
             _check_shares(shape)
         _check_vram_pool(shape)

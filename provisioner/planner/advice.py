@@ -258,8 +258,8 @@ class WhatIf:
 
 
 def _places(context: PlanningContext) -> Iterator[DroneSlots]:
-    """Yield a new drone of each type, and the slots with room in the pool."""
-    for kind in context.types.values():
+    """Yield a new drone of each type for jobs, and the slots with room in the pool."""
+    for kind in filter(lambda each: each.server is None, context.types.values()):
         shape = SlotShape(resources_of_type(kind), drone_end_at(context, kind), on_the_way=True)
         yield DroneSlots(kind, shape, 1)
     for stock in Supply.of(context).slots.values():

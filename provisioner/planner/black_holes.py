@@ -229,5 +229,5 @@ def _is_free(context: PlanningContext, drone: Drone) -> bool:
     """Return True if a drone has no job, and may be asked to leave."""
     slot = context.slots.get(drone.id)
     working = drone.jobs or (slot is not None and slot.jobs)
-    stays = not drone.is_leaving and drone.state in _TAKES_NO_JOB_YET
+    stays = not drone.is_leaving and not drone.service and drone.state in _TAKES_NO_JOB_YET
     return stays and not working and context.can_act_on(drone)

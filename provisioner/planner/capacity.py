@@ -604,7 +604,7 @@ def _slot_shape(
 ) -> SlotShape | None:
     """Return the free slots of one drone; None if it is no supply."""
     kind = context.types.get(drone.type)
-    if kind is None or drone.is_leaving or drone.notice_at:
+    if kind is None or drone.service or drone.is_leaving or drone.notice_at:
         return None
     slot = context.slots.get(drone.id)
     late = drone.id in context.late

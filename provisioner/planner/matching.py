@@ -66,6 +66,8 @@ def limit_by_reserve(most: int, each: Resources, free: Resources, kept: Resource
 
 def unmet_requirement(job: JobClass, kind: DroneType) -> UnmetRequirement | None:
     """Return the first requirement of a job that one empty drone of the type does not meet, or None."""
+    if kind.server is not None:
+        return UnmetRequirement("server", "a slot for jobs", f"a server of {kind.server.service}")
     return (
         _unmet_gpus(job, kind)
         or _unmet_abilities(job, kind)
@@ -262,6 +264,7 @@ def count_jobs_in_type(job: JobClass, kind: DroneType) -> int:
 
 # Order of the dimensions: the later the first failure, the nearer the type.
 _DIMENSION_ORDER = (
+    "server",
     "gpus",
     "vram",
     "capability",

@@ -255,7 +255,7 @@ class Retirement:
         drones = (
             d
             for d in context.unsettled
-            if d.waits_at_site and not d.is_leaving and d.type in context.types
+            if d.waits_at_site and not d.is_leaving and not d.service and d.type in context.types
         )
         waiting = [d for d in drones if not d.jobs and not d.started_at and d.id not in self.asked]
         left = self._uncovered_types(set(map(_kind_of, waiting))) if waiting else {}
@@ -428,8 +428,9 @@ def left_pool(retirement: Retirement, drone: Drone) -> bool:
 
 
 def type_removed(retirement: Retirement, drone: Drone) -> bool:
-    """Let go of a drone whose type is no longer configured."""
-    if drone.type in retirement.context.types or drone.is_leaving:
+    """Let go of a drone whose type is no longer configured, or has another service now."""
+    kind = retirement.context.types.get(drone.type)
+    if drone.is_leaving or (kind is not None and kind.service == drone.service):
         return False
     retirement.drain_or_stop(
         drone, reasons.TypeRemoved(drone.type), _final_state(drone), DrainMode.PEACEFUL
@@ -669,6 +670,7 @@ def _settle_orphans(retirement: Retirement, request: OperatorRequest, site: str)
                 now,
                 at,
                 kind.gpu_milli,
+                service=kind.service,
             )
             started_at = at if runs else 0.0
             after = replace(

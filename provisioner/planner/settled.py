@@ -32,7 +32,7 @@ def is_full(seen: SeenDrone, kind: DroneType | None) -> bool:
     """Return True if a drone is busy and full, and its site and the pool list it as before."""
     drone, slot, remote = seen
     missed = drone.missing_at or drone.unslotted_at
-    if slot is None or remote is None or kind is None or drone.idle_at or missed:
+    if slot is None or remote is None or kind is None or drone.idle_at or missed or drone.service:
         return False
     free = slot.free_gpu_milli if kind.gpu_milli else slot.free_cpus
     is_busy = drone.state is DroneState.BUSY and slot.state is model.SlotState.BUSY

@@ -17,8 +17,20 @@ from adapters.embedded.overlay import EmbeddedOverlayConfig as QueueConfig
 from adapters.local.config import LocalSiteConfig as HostConfig
 from provisioner import loader
 from provisioner.config import ConfigError, OverlayConfig, check, load, models
+from provisioner.config.accounts import secret_files
+from provisioner.config.credentials import credentials_of
 from provisioner.loader import AdapterBrokenError
-from provisioner.model import DroneType, Headroom, MigLayout, Policy, Reserve, Sharing, SitePolicy
+from provisioner.model import (
+    DroneType,
+    Headroom,
+    InferenceServer,
+    MigLayout,
+    Policy,
+    Reserve,
+    Service,
+    Sharing,
+    SitePolicy,
+)
 
 CONTROLLER = """\
 controller: kit
@@ -247,6 +259,49 @@ def test_what_is_valid_but_hardly_meant_is_a_warning(
     assert not [each for each in named.warnings if "placeholder" in str(each)]
 
 
+SERVICES = """services:
+  - {name: cms, at_most: 4, tokens: {cms: {file: cms.token}}, key: {env: NO_SUCH_KEY}}
+  - {name: atlas, http_port: 9000, grpc_port: 9001}
+balancer: {socket: run/admin.sock, host: balancer}
+"""
+SERVER = """
+    server: {service: cms, models: ["deepmet:3"], command: exec tritonserver, first_port: 30000}
+"""
+
+
+def test_services_and_their_servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_SUCH_KEY", raising=False)
+    (tmp_path / "cms.token").write_text("secret")
+    exclusive = SITE.replace("    sharing: time-sliced\n    shares: 2\n", "")
+    served = exclusive.replace("options:", f"{SERVER.strip(chr(10))}\noptions:").replace(
+        "cpus: 8}", "cpus: 8, same_account: true}"
+    )
+    file = written(tmp_path, controller=CONTROLLER + SERVICES, big=served)
+    settings = load(file)
+    cms, atlas = settings.policy.services
+    assert cms == Service("cms", at_most=4)
+    assert (atlas.http_port, atlas.grpc_port) == (9000, 9001)
+    server = settings.types[0].server
+    assert server == InferenceServer("cms", ("deepmet:3",), "exec tritonserver", first_port=30000)
+    assert settings.types[0].service == "cms"
+    assert settings.balancer and settings.balancer.socket == tmp_path / "run/admin.sock"
+    names = [each.name for each in credentials_of(settings.services[0])]
+    assert names == ["tokens.cms", "key"]
+    assert list(secret_files(settings.services[0])) == [tmp_path / "cms.token"]
+    assert [str(each).removeprefix(f"{tmp_path}/") for each in settings.warnings] == [
+        "provisioner.yaml:18:68: warning: `key`: secret environment variable NO_SUCH_KEY is empty or not set",
+        "provisioner.yaml:19:12: warning: no drone type has a server of service `atlas`: "
+        "add `server: {service: atlas, ...}` to a type, or remove it",
+    ]
+
+
+def test_a_balancer_without_services_is_a_warning(tmp_path: Path) -> None:
+    alone = SITE.replace("cpus: 8}", "cpus: 8, same_account: true}")
+    file = written(tmp_path, controller=CONTROLLER + SERVICES.splitlines()[-1], big=alone)
+    (warning,) = load(file).warnings
+    assert warning.line == 17 and "`balancer` has no effect without `services`" in str(warning)
+
+
 MIG_SITE = """site: big
 adapter: local
 mig: [{nodes: [n1], gpu_model: A100-40, layout: LAYOUT}, {nodes: [n2], gpu_model: A100-40, layout: [3g.20gb, 3g.20gb]}]
@@ -404,6 +459,8 @@ def test_of_thousands_of_unknown_keys_the_first_hundred_are_reported(tmp_path: P
         (models.BlockingSection, Reserve, set()),
         (models.MigSection, MigLayout, set()),
         (models.TypeSection, DroneType, set()),
+        (models.ServerSection, InferenceServer, set()),
+        (models.ServiceSection, Service, {"tokens", "key"}),
     ],
 )
 def test_each_key_has_a_field_of_the_same_name(

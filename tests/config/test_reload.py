@@ -9,7 +9,7 @@ import pytest
 from pydantic import BaseModel, Field
 
 from provisioner.config import ConfigChange, OverlayConfig, Settings, SiteConfig, changes
-from provisioner.config.models import StoreSection
+from provisioner.config.models import ServiceSection, StoreSection
 from provisioner.model import DroneType, Policy, SitePolicy
 
 
@@ -49,6 +49,12 @@ def test_policy_and_limits_change_in_place() -> None:
             "site a.max_drones: 10 -> 20",
         )
     )
+
+
+def test_services_change_in_place() -> None:
+    cms = ServiceSection.model_validate({"name": "cms"})
+    change = changes(settings(), settings(services=(cms,)), {})
+    assert change == ConfigChange(notes=(f"services: () -> {(cms,)}",))
 
 
 def test_sites_come_and_empty_ones_go() -> None:
