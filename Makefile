@@ -24,7 +24,7 @@ unexport PYTHONDONTWRITEBYTECODE
 P ?= planner
 .PHONY: help venv dev demo test tested test-matrix test-quick unit check compiled t watch lint format types contracts condor slurm openstack pyslurm bench \
         bench-deciding bench-gpu bench-hostile bench-worlds mutants docs reference pictures check-docs build clean kubernetes mps prometheus tardis auditor \
-        jupyterhub chromium apache sudo packages test-packages release audit
+        jupyterhub chromium apache haproxy triton sudo packages test-packages release audit
 
 help:  ## this list
 	@echo "GPU drone provisioner: starts pilot jobs for GPU jobs that wait in an HTCondor pool"; echo
@@ -40,7 +40,7 @@ demo: venv  ## 40 GPU jobs on this host: drones start, run them and leave (no ro
 # Side by side: the programs are mostly waited for. Types are checked beside the live tests, which leave a fifth of
 # two cores; a mistake in them ends the run in the end.
 test: dev  ## everything: linters, types, contracts, all tests with real daemons; ends with the twenty slowest
-	@$(MAKE) --no-print-directory --output-sync=target -j 3 openstack condor mps prometheus tardis auditor chromium apache sudo slurm compiled lint contracts
+	@$(MAKE) --no-print-directory --output-sync=target -j 3 openstack condor mps prometheus tardis auditor chromium apache haproxy triton sudo slurm compiled lint contracts
 	@$(MAKE) --no-print-directory -j 2 types tested
 
 tested: dev  ## the tests of `make test` alone
@@ -130,6 +130,13 @@ jupyterhub:  ## fetch JupyterHub for the tests of notebooks
 
 apache:  ## fetch Apache for the tests of the web service behind it
 	@tests/labs/get-apache.sh --optional bookworm
+
+haproxy:  ## fetch HAProxy for the tests of inference services
+	@tests/labs/get-haproxy.sh --optional bookworm
+
+# From PyPI.
+triton:  ## fetch the Triton inference server for the tests of inference services
+	@tests/labs/get-triton.sh --optional
 
 # For tests with two accounts on this host, which need root.
 sudo:  ## install sudo for the tests with two accounts (as root)

@@ -1,0 +1,1 @@
+"""Inference services: their servers, and the balancer in front of them."""
