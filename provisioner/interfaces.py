@@ -168,6 +168,18 @@ class SupportsOtherDrones(Protocol):
 
 
 @runtime_checkable
+class SupportsPastRuns(Protocol):
+    """An overlay that can list runs from before those of its polls. Optional."""
+
+    async def past_runs(self, since: float) -> tuple[Sequence[model.CompletedJob], Sequence[str]]:
+        """Return the runs in drones of this controller that ended after ``since``, and what is missing.
+
+        It may take minutes, during which polls are answered. The four errors as in ``poll``.
+        """
+        ...
+
+
+@runtime_checkable
 class SupportsRenderBlocking(Protocol):
     """A site adapter that can print the site's side of blocking (``provisioner render blocking``). Optional.
 

@@ -57,6 +57,7 @@ EVENT_SENTENCES = {
     "orphan.adopted": "{drone} was put on record: {why}",
     "orphan.found": "{drones} drones are not on record: {ids}",
     "orphan.stop_ordered": "{drone} at {site} is not on record and is stopped: {why}",
+    "past_runs.recovered": "{runs} runs of the last {hours} hours were read from histories, after an outage",
     "plan.accepted": "all parts of the plan are valid again",
     "plan.rejected": "parts of a plan were refused: {faults}; not carried out: {left_out}",
     "request.recorded": "{by} requested {kind} of {of}: {reason}",

@@ -28,6 +28,7 @@ from provisioner.controller.journal import (
 )
 from provisioner.controller.low_use import LowUseWatch
 from provisioner.controller.orphans import OrphanWatch
+from provisioner.controller.past_runs import PastRuns
 from provisioner.controller.periodic import (
     GarbageCollection,
     PeriodicWork,
@@ -182,6 +183,7 @@ class Controller:
     _periodic: Sequence[PeriodicWork] = field(init=False)
     """Work between two ticks, in this order."""
     _dead_slots: DeadSlots = field(init=False)
+    _past_runs: PastRuns = field(init=False)
 
     def __post_init__(self) -> None:
         self._compute = ComputeThread(self.threaded)
@@ -192,11 +194,13 @@ class Controller:
         self._reports = Reports(self.event)
         self._doubts = ViewDoubts(self.store, self.clock)
         self._serials = Serials(self.name, self.store, self.event)
+        self._past_runs = PastRuns(self.store, self.clock, self.event)
         self._periodic = (
             self._clock_watch,
             Pruning(self.store, self.clock),
             self.measures,
             self.recorder,
+            self._past_runs,
             LowUseWatch(self.store, self.clock, self.event),
             # it sets thresholds of the whole process, which belongs to the controller in the service alone
             *([GarbageCollection(self.clock)] if self.threaded else ()),
@@ -207,6 +211,7 @@ class Controller:
     async def __aenter__(self) -> Self:
         await self._clock_watch.settle(start=True)
         await self.recorder.begin(self.policy.waiting_cost)
+        self._past_runs.begin()
         await self._group.__aenter__()
         self._set_poll_targets()
         return self
@@ -220,6 +225,7 @@ class Controller:
         """
         self._poller.close()
         self._dead_slots.close()
+        self._past_runs.close()
         try:
             if error is None:
                 await self.recorder.keep()

@@ -63,6 +63,13 @@ async def test_what_is_done_is_told_as_the_queue_has_it(
         assert told(view, done) == [one] and told(view, stays) == [two], (
             "told the same in each look"
         )
+        runs, notices = await overlay.past_runs(begun)
+        assert ({run.job_id: run for run in runs}, notices) == (
+            {run.job_id: run for run in view.completions or ()},
+            (),
+        ), "the same, from before the window of polls as well"
+        [newest] = told(view, later)
+        assert await overlay.past_runs(newest.ended_at) == ((newest,), ())
     async with overlay_on(pool, "reader") as overlay:
         anew = await overlay.poll([A100])
         assert anew.completions == view.completions, "and to one that may do nothing but READ"

@@ -17,7 +17,7 @@ from typing import Self
 
 from adapters.htcondor.overlay import accounting
 from adapters.htcondor.overlay.drain import COLLECTOR_ADS, Drainer, DrainOrders, read_every_s
-from adapters.htcondor.overlay.history import HistoryPoller
+from adapters.htcondor.overlay.history import HISTORY_READER, PAST_TIMEOUT_S, HistoryPoller
 from adapters.htcondor.overlay.pool import PolledPool
 from adapters.htcondor.overlay.schedds import asked
 from adapters.htcondor.overlay.settings import HTCondorConfig
@@ -184,6 +184,18 @@ class HTCondorOverlay:
             "drones", deadline_s=self._config.deadline
         )
         return found
+
+    async def past_runs(self, since: float) -> tuple[Sequence[model.CompletedJob], Sequence[str]]:
+        """Read the schedds' histories back to ``since``, in a process of its own."""
+        env = self._connected().directory.env
+        child = WorkerProcess(HISTORY_READER, self._config, self._controller, env=env)
+        try:
+            found: tuple[Sequence[model.CompletedJob], Sequence[str]] = await child.call(
+                "past", since, deadline_s=PAST_TIMEOUT_S
+            )
+            return found
+        finally:
+            await child.close()
 
     def _count_readers(self, there: Collection[DroneId]) -> None:
         """Count the drones ``there`` and those to come: a thousand that start at once would ask as often as one."""

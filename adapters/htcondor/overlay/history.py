@@ -7,7 +7,7 @@ that. So they are read by a worker process of their own, at most once a minute.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import field, replace
 
 from adapters.htcondor import classad2, classads
@@ -40,6 +40,7 @@ from provisioner.values import define, frozen
 from provisioner.worker_process import WorkerProcess
 
 HISTORY_LIMIT = 5000  # jobs asked for in one question to one schedd
+PAST_LIMIT = 100_000  # the same, of runs from before the polls
 _LATE_S = 300.0  # a job may enter the history so long after its end
 
 HISTORY_PROJECTION = attribute_names(
@@ -130,6 +131,39 @@ class HistoryReader:
         succeeded = frozenset(job.job_id for job, _, success in found if success)
         return HistoryView(tuple(jobs), tuple(notices), failures, succeeded=succeeded)
 
+    def past(self, since: float) -> tuple[Sequence[CompletedJob], Sequence[str]]:
+        """Return the runs in this controller's drones that ended after ``since``, and what is missing."""
+        self._collector.read_clock()
+        found = dict[tuple[str, int], CompletedJob]()
+        notices = list[str]()
+        for queue in queues_of(self._collector.schedds(), self._config.schedds):
+            name = printable(queue.name, 80)
+            ahead_s = self._collector.skew_s + queue.ahead_s
+            begin = since + ahead_s
+            wanted = constraint(self._config.constraint, self._controller, begin, gpus_only=False)
+            wanted = f"{wanted} && {ran_in_drones(self._controller)}"
+            projection = sorted({*HISTORY_PROJECTION, *self._config.affiliation.attributes})
+            try:
+                with self._collector.errors.translated(f"schedd {name}"):
+                    left = queue.schedd.history(wanted, projection, PAST_LIMIT, stop("", begin))
+                    stays = queue.schedd.query(wanted, projection=projection, limit=PAST_LIMIT)
+            except (UnavailableError, AuthError) as error:
+                notices.append(f"past runs are unknown: {error}")
+                continue
+            if max(len(left), len(stays)) >= PAST_LIMIT:
+                notices.append(f"schedd {name}: only the newest {PAST_LIMIT} past runs are known")
+            for ad in (*left, *stays):
+                run = ended_run(
+                    ad,
+                    queue.name,
+                    self._controller,
+                    self._config.affiliation,
+                    lambda theirs, ahead_s=ahead_s: theirs - ahead_s,  # type: ignore[misc]
+                )
+                if run is not None:
+                    found.setdefault((run.job_id, round(run.ended_at)), run)
+        return tuple(found.values()), tuple(notices)
+
     def _read(self, queue: ScheddQueue, known: _ScheddHistory, now: float, gpus_only: bool) -> bool:
         """Add the runs that ended since the last question. Return True if there were more than the limit."""
         config = self._config
@@ -176,9 +210,14 @@ def constraint(operators: str, controller: str, since: float, gpus_only: bool) -
     stopped = f"member(JobStatus, {{{REMOVED},{HELD}}}) && member(LastJobStatus, {{2,6,7}})"
     stopped += f" && EnteredCurrentStatus >= {int(since)}"
     left = f"(LastVacateTime ?: 0) >= {int(since)} && member(JobStatus, {{1,2,6,7}})"
-    name = classad2.quote(f"@{controller}-")
-    ours = f"(regexp({name}, LastRemoteHost) is true || regexp({name}, RemoteHost) is true)"
+    ours = ran_in_drones(controller)
     return f"({done} || ({stopped} || {left}) && {ours}) && {RUNS_IN_SLOTS}{gpus} && ({operators})"
+
+
+def ran_in_drones(controller: str) -> str:
+    """Return the constraint for jobs whose last run was in a drone of this controller."""
+    name = classad2.quote(f"@{controller}-")
+    return f"(regexp({name}, LastRemoteHost) is true || regexp({name}, RemoteHost) is true)"
 
 
 def stop(newest: str, read_at: float) -> str:
@@ -286,6 +325,8 @@ HISTORY_RETRY_S = 300.0  # longest pause after a failure
 # a failure that took time is not repeated at once: the schedds would be busy with it
 HISTORY_RETRY_FACTOR = 30.0
 HISTORY_TIMEOUT_S = 10.0
+PAST_TIMEOUT_S = 600.0
+HISTORY_READER = "adapters.htcondor.overlay.history:HistoryReader"
 
 
 class HistoryPoller:
@@ -294,9 +335,7 @@ class HistoryPoller:
     def __init__(self, config: HTCondorConfig, controller: str, directory: ClientDirectory) -> None:
         # a log of its own: why something failed is read out of it
         env = directory.env | {"_CONDOR_TOOL_LOG": str(directory.path / "history.log")}
-        self._child = WorkerProcess(
-            "adapters.htcondor.overlay.history:HistoryReader", config, controller, env=env
-        )
+        self._child = WorkerProcess(HISTORY_READER, config, controller, env=env)
         self._deadline_s = min(HISTORY_TIMEOUT_S, config.deadline)
         self._again_at = 0.0
         self._view = HistoryView(None)
