@@ -43,6 +43,14 @@ from provisioner.interfaces import (
 )
 from provisioner.keys import site_of, type_name
 from provisioner.model import OverlayView, SiteView
+from provisioner.services.addresses import service_environment
+from provisioner.services.balancer_config import (
+    KEYS,
+    BalancedService,
+    balancer_config,
+    hashed_tokens,
+    tokens_file,
+)
 from provisioner.store import StoreError
 from provisioner.store.reader import Reader
 
@@ -432,6 +440,8 @@ def accounting(
     Examples:
       provisioner render accounting --to accounting
     """
+    from provisioner import config
+
     settings = config.load(opt.config_path(opt.Where(config=path)))
     overlay = loader.overlay_adapter(settings.overlay.adapter)(
         settings.overlay.options, settings.controller
@@ -442,6 +452,87 @@ def accounting(
     for name, text in overlay.render_accounting(settings.types).items():
         (to / name).write_text(text, encoding="utf-8")
         out.note(f"written: {to / name}")
+
+
+@render_app.command("balancer")
+def balancer(
+    path: opt.ConfigPath = None,
+    to: Annotated[
+        Path | None, opt.option("DIRECTORY", "Write it there, with hashes of tokens, and keys.")
+    ] = None,
+    address_of: Annotated[
+        str | None, opt.option("NAME", "Print what gives jobs the address of this service instead.")
+    ] = None,
+) -> None:
+    """Print the configuration of haproxy for the inference services.
+
+    The printed configuration reads its other files from /etc/haproxy. With --to they are written as well, for root
+    alone: install all on the balancer's host. Do so again after a change of `services` or of a secret.
+
+    Jobs in drones get the address. For other nodes of a pool, --address-of prints the configuration of HTCondor.
+
+    \b
+    Examples:
+      provisioner render balancer
+      provisioner render balancer --to /etc/haproxy
+      provisioner render balancer --address-of cms > 60-inference.conf
+    """
+    from provisioner import config
+
+    settings = config.load(opt.config_path(opt.Where(config=path)))
+    if not settings.services or settings.balancer is None:
+        raise UnmetError(
+            "no `services`, or no `balancer` in front of them, so there is nothing to render",
+            "write both in the controller file:",
+            "  services: [{name: cms, at_most: 4}]",
+            "  balancer: {socket: /run/haproxy/admin.sock, host: balancer.example.org}",
+        )
+    if address_of is not None:
+        sys.stdout.write(_address_of(settings, settings.balancer.host, address_of))
+        return
+    services = [
+        BalancedService(each.settings, bool(each.tokens), each.key is not None)
+        for each in settings.services
+    ]
+    directory = to.absolute() if to else Path("/etc/haproxy")
+    text = balancer_config(services, settings.balancer.socket, directory)
+    if to is None:
+        sys.stdout.write(text)
+        return
+    files = {"haproxy.cfg": text, **_balancer_secrets(settings)}
+    to.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        (to / name).unlink(missing_ok=True)
+        (to / name).touch(mode=0o600)
+        (to / name).write_text(content, encoding="utf-8")
+        out.note(f"written: {to / name}")
+
+
+def _address_of(settings: config.Settings, host: str, name: str) -> str:
+    """Return the configuration of HTCondor that gives jobs the address of a service."""
+    services = {each.settings.name: each.settings for each in settings.services}
+    if name not in services:
+        raise unknown("service", name, list(services), "")
+    words = service_environment(services[name], host).items()
+    return f'STARTER_JOB_ENVIRONMENT = "{" ".join(f"{key}={value}" for key, value in words)}"\n'
+
+
+def _balancer_secrets(settings: config.Settings) -> Mapping[str, str]:
+    """Return the texts of the files with hashes of tokens, and with keys."""
+    from provisioner.config.units import SecretUnreadableError
+
+    with reported(SecretUnreadableError):
+        secrets = {
+            tokens_file(each.settings.name): hashed_tokens(
+                {vo: one.read() for vo, one in each.tokens.items()}
+            )
+            for each in settings.services
+            if each.tokens
+        }
+        keys = [
+            f"{each.settings.name} {each.key.read()}\n" for each in settings.services if each.key
+        ]
+    return {**secrets, KEYS: "".join(keys)} if keys else secrets
 
 
 @render_app.command("grafana")

@@ -7,12 +7,12 @@ take is refused at once, so that clients use what they have themselves. HAProxy 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 from provisioner.settings import Service
-from provisioner.values import factory, frozen
+from provisioner.values import frozen
 
 PROTOCOLS: Final = ("http", "grpc")
 KEY_HEADERS: Final = {
@@ -23,6 +23,7 @@ KEY_HEADERS: Final = {
 SLOTS_PER_SERVER = 2
 """Servers that are being drained have a place beside their successors."""
 KEYS = "services.keys"
+"""File with the keys of all services."""
 HTTP_CALLS = (
     "/v2(/health/(live|ready)|/models/[^/]+(/versions/[^/]+)?(/(ready|config|stats|infer|generate|generate_stream))?"
     "|/repository/index)?"
@@ -80,36 +81,32 @@ backend {name}-vos
 
 @frozen
 class BalancedService:
-    """A service with its secrets, as the balancer needs them."""
+    """A service, and the secrets that it has."""
 
     service: Service
-    tokens: Mapping[str, str] = factory(dict)
-    """Tokens by VO. Empty: the balancer asks for none."""
-    key: str = ""
-    """Secret that its servers ask for; empty: none."""
+    has_tokens: bool = False
+    """Clients need the token of a VO."""
+    has_key: bool = False
+    """Servers ask the balancer for a key."""
 
 
-def balancer_files(
-    services: tuple[BalancedService, ...], socket: Path, directory: Path
-) -> Mapping[str, str]:
-    """Return the texts of all files by name. They are to be in ``directory``, readable by haproxy alone."""
-    files = {"haproxy.cfg": "".join(_config(services, socket, directory))}
-    for each in services:
-        if each.tokens:
-            files[_tokens_file(each.service.name)] = "".join(
-                f"{hashlib.sha256(token.encode()).hexdigest()} {vo}\n"
-                for vo, token in sorted(each.tokens.items())
-            )
-    if keys := "".join(f"{each.service.name} {each.key}\n" for each in services if each.key):
-        files[KEYS] = keys
-    return files
-
-
-def _tokens_file(service: str) -> str:
+def tokens_file(service: str) -> str:
+    """Return the name of the file with the hashes of a service's tokens."""
     return f"{service}.tokens"
 
 
-def _config(services: tuple[BalancedService, ...], socket: Path, directory: Path) -> Iterator[str]:
+def hashed_tokens(tokens: Mapping[str, str]) -> str:
+    """Return the lines of that file for the tokens of VOs."""
+    hashes = {vo: hashlib.sha256(token.encode()).hexdigest() for vo, token in tokens.items()}
+    return "".join(f"{each} {vo}\n" for vo, each in sorted(hashes.items()))
+
+
+def balancer_config(services: Sequence[BalancedService], socket: Path, directory: Path) -> str:
+    """Return haproxy's configuration. The other files are to be in ``directory``, readable by root alone."""
+    return "".join(_config(services, socket, directory))
+
+
+def _config(services: Sequence[BalancedService], socket: Path, directory: Path) -> Iterator[str]:
     yield GLOBAL_SECTION.format(socket=socket, directory=directory)
     for each in services:
         service = each.service
@@ -121,20 +118,20 @@ def _config(services: tuple[BalancedService, ...], socket: Path, directory: Path
                 bind=" proto h2" if protocol == "grpc" else "",
                 rules="\n".join(f"    {rule}" for rule in _rules(each, protocol, directory)),
                 refusal=_refusal(protocol, 503, f"no server of {service.name} is ready"),
-                key=_key(service.name, protocol, directory) if each.key else "",
+                key=_key(service.name, protocol, directory) if each.has_key else "",
                 slots=SLOTS_PER_SERVER * service.at_most,
                 concurrency=service.concurrency,
                 server=" proto h2" if protocol == "grpc" else "",
             )
-        if each.tokens:
+        if each.has_tokens:
             yield VO_SECTION.format(name=service.name)
 
 
 def _rules(each: BalancedService, protocol: str, directory: Path) -> Iterator[str]:
     """Yield who is refused, and for what: the others are counted by VO."""
     name = each.service.name
-    if each.tokens:
-        tokens = directory / _tokens_file(name)
+    if each.has_tokens:
+        tokens = directory / tokens_file(name)
         yield f"http-request set-var(txn.vo) http_auth_bearer,sha2(256),hex,lower,map({tokens})"
         refusal = _refusal(protocol, 401, f"no valid token for {name}")
         yield f"http-request {refusal} unless {{ var(txn.vo) -m found }}"
@@ -144,7 +141,7 @@ def _rules(each: BalancedService, protocol: str, directory: Path) -> Iterator[st
     calls = HTTP_CALLS if protocol == "http" else GRPC_CALLS
     refusal = _refusal(protocol, 403, "not a call of clients")
     yield f"http-request {refusal} unless {{ path_reg ^({calls})/?$ }}"
-    if each.tokens:
+    if each.has_tokens:
         yield f"http-request track-sc0 var(txn.vo) table {name}-vos"
 
 

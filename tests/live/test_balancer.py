@@ -13,7 +13,13 @@ import pytest
 
 from provisioner.interfaces import UnavailableError
 from provisioner.model import DroneId
-from provisioner.services.balancer_config import BalancedService, balancer_files
+from provisioner.services.balancer_config import (
+    KEYS,
+    BalancedService,
+    balancer_config,
+    hashed_tokens,
+    tokens_file,
+)
 from provisioner.services.haproxy import BalancedServer, BalancerView, Haproxy
 from provisioner.settings import Service
 from tests.labs.haproxy import HaproxyPrograms, LabHaproxy, running_haproxy
@@ -60,19 +66,25 @@ class Balanced:
 
 
 @contextmanager
-def balanced(directory: Path, tokens: dict[str, str] = TOKENS) -> Iterator[Balanced]:
+def balanced(directory: Path) -> Iterator[Balanced]:
     programs, tritons = HaproxyPrograms.fetched(), TritonPrograms.fetched()
     ports = {protocol: free_port() for protocol in PROTOCOLS}
     service = Service(
         name="cms", at_most=4, http_port=ports["http"], grpc_port=ports["grpc"], concurrency=4
     )
     socket = directory / "admin.sock"
-    files = balancer_files((BalancedService(service, tokens, KEY),), socket, directory)
+    files = {
+        "haproxy.cfg": balancer_config(
+            [BalancedService(service, has_tokens=True, has_key=True)], socket, directory
+        ),
+        tokens_file("cms"): hashed_tokens(TOKENS),
+        KEYS: f"cms {KEY}\n",
+    }
     for name, text in files.items():
         (directory / name).write_text(text)
     assert "WARNING" not in programs.checked(directory / "haproxy.cfg")
     with running_haproxy(programs, directory, socket) as haproxy:
-        yield Balanced(tritons, haproxy, ports, Haproxy(socket, {"cms": bool(tokens)}))
+        yield Balanced(tritons, haproxy, ports, Haproxy(socket, {"cms": True}))
 
 
 @pytest.fixture(scope="module")
